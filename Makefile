@@ -50,9 +50,8 @@ test: $(READY) ## Run the tests of every push, on real parts: minutes
 	$(PYTEST) -m "not slow"
 
 .PHONY: test-all
-test-all: $(READY) ## Run every test that this machine can run; tests/README.md says what only this proves
-	@$(BIN)/python -m ground build
-	$(PYTEST)
+test-all: test ## Run every test that this machine can run: the quick ones, then the slow ones
+	$(PYTEST) -m slow
 
 .PHONY: kind
 kind: $(READY) # test an installation in a cluster that kind makes: needs Docker

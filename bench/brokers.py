@@ -21,10 +21,10 @@ from ground.instance import temporary
 from ground.poll import eventually
 from ground.report import Missing
 from ground.rocketmq import RocketMQ
-from rota.brokers.port import Membership, Progress
-from rota.brokers.rocketmq.admin import Cluster
+from rota.brokers.port import BrokerOffsets, Membership
+from rota.brokers.rocketmq.admin import AdminClient
 from rota.brokers.rocketmq.consumer import RocketMQConsumer
-from rota.brokers.rocketmq.routing import Client, Site
+from rota.brokers.rocketmq.routing import ConnectionConfig, RoutingClient
 from rota.brokers.rocketmq.wire import requests
 from rota.brokers.rocketmq.wire.messages import decode
 from rota.model import Queue
@@ -56,7 +56,7 @@ def _pulls() -> Iterator[Row]:
         rocketmq.up()
         rocketmq.create_topic(TOPIC, QUEUES)
         _done(peers.lite_pull(rocketmq, TOPIC, MESSAGES, fill=True))
-        walls, works, bodies = asyncio.run(_passes(Site([rocketmq.name_server])))
+        walls, works, bodies = asyncio.run(_passes(ConnectionConfig([rocketmq.name_server])))
         java = _done(peers.lite_pull(rocketmq, TOPIC, MESSAGES, passes=WARM_UPS + PASSES, batch=BATCH))
         passes = java.lines("pass")[WARM_UPS:]
     ours, theirs = _per(walls), _per(line["seconds"] for line in passes)
@@ -100,10 +100,10 @@ def _what(what: str, *samples: Sample) -> str:
     return f"{what}: {' / '.join(f'{PER / it.median:,.0f}' for it in samples)} messages a second"
 
 
-async def _passes(site: Site) -> tuple[list[float], list[float], list[bytes]]:
+async def _passes(site: ConnectionConfig) -> tuple[list[float], list[float], list[bytes]]:
     """Read all several times; return seconds by the clock and of the processor, and some bodies of pulls."""
     member = Membership(group="bench", client_id="bench", subscriptions=[Subscription(topic=TOPIC)])
-    consumer, cluster = RocketMQConsumer(site, member), Cluster(site)
+    consumer, cluster = RocketMQConsumer(site, member), AdminClient(site)
     await consumer.join()
     queues = await cluster.queues(TOPIC)
     last = {queue: await consumer.last(queue) for queue in queues}
@@ -132,9 +132,9 @@ async def _read(consumer: RocketMQConsumer, queue: Queue, last: int) -> int:
     return got
 
 
-async def _body(site: Site, queue: Queue) -> bytes:
+async def _body(site: ConnectionConfig, queue: Queue) -> bytes:
     """Return a pull's body as it came."""
-    client = Client(site, serve=lambda _: None)
+    client = RoutingClient(site, serve=lambda _: None)
     everything = requests.subscription(Subscription(topic=TOPIC), 0)
     ask = requests.pull("bench", queue, 0, everything, most=BATCH, most_bytes=2**18, wait=0)
     await client.address(queue.broker)
@@ -152,16 +152,16 @@ def _stats() -> Iterator[Row]:
         rocketmq = RocketMQ(instance, brokers=2, settings={"waitTimeMillsInSendQueue": 10_000})
         rocketmq.up()
         rocketmq.create_topic(TOPIC, GROUP_QUEUES)
-        asyncio.run(_commit(Site([rocketmq.name_server])))
+        asyncio.run(_commit(ConnectionConfig([rocketmq.name_server])))
         told = [_child(rocketmq.name_server) for _ in range(CHILDREN)]
     most = max(megabytes for _, megabytes in told)
     what = f"progress of 1,000 groups, 100 queues each, from two brokers, all of it kept: {most:.0f} MB resident"
     yield Row(what, Sample([seconds for seconds, _ in told]), target="≤ 15 s, ≤ 200 MB")
 
 
-async def _commit(site: Site) -> None:
+async def _commit(site: ConnectionConfig) -> None:
     """Send some messages, make the groups, and commit an offset for each of them and each queue."""
-    cluster, client = Cluster(site), Client(site, serve=lambda _: None)
+    cluster, client = AdminClient(site), RoutingClient(site, serve=lambda _: None)
     queues, brokers = await cluster.queues(TOPIC), await cluster.brokers()
     await client.route(TOPIC)
     await _bounded(partial(cluster.send, TOPIC, b"x" * 1024, queue=queue) for queue in queues * EACH)
@@ -199,7 +199,7 @@ def _child(name_server: str) -> tuple[float, float]:
 
 
 async def _read_progress(name_server: str) -> float:
-    cluster = Cluster(Site([name_server]))
+    cluster = AdminClient(ConnectionConfig([name_server]))
     began = time.perf_counter()
     each = [_of_broker(cluster, broker) for broker in await cluster.brokers()]
     found = [progress for told in await asyncio.gather(*each) for progress in told]
@@ -212,7 +212,7 @@ async def _read_progress(name_server: str) -> float:
     return seconds
 
 
-async def _of_broker(cluster: Cluster, broker: str) -> list[dict[Queue, Progress]]:
+async def _of_broker(cluster: AdminClient, broker: str) -> list[dict[Queue, BrokerOffsets]]:
     return await _bounded((partial(cluster.progress, group, broker) for group in _groups()), SIDE_BY_SIDE)
 
 

@@ -16,7 +16,7 @@ from aiohttp import web
 from ground.api import Api, Object
 from kube.members import CONTROL_PORT, GroupKey, reported
 from rota.sidecar.member.member import Member, Step
-from rota.sidecar.member.queue_lifecycle import Act, Event
+from rota.sidecar.member.queue_lifecycle import LeaseAction, LeaseEvent
 
 LABEL = "rota.dev/group"
 _ON_LOOPBACK = b"lo\0"
@@ -36,7 +36,11 @@ class _One:
 
     def carry(self, step: Step, now: float) -> None:
         for command in step.commands:
-            answer = {Act.PLACE: Event.PLACED, Act.STOP: Event.EMPTY, Act.UNLOCK: Event.UNLOCKED}.get(command.act)
+            answer = {
+                LeaseAction.PLACE: LeaseEvent.PLACED,
+                LeaseAction.STOP: LeaseEvent.EMPTY,
+                LeaseAction.UNLOCK: LeaseEvent.UNLOCKED,
+            }.get(command.act)
             if answer:
                 self.carry(self.member.happened(answer, command.queue, command.life, now), now)
         self.changed.set()

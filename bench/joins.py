@@ -28,8 +28,8 @@ from ground.report import say
 from kube.members import a_pod, running_status
 from rota.http_server import AdmissionLimit, Limits, listen
 from rota.kube.client.objects import REPORT_PORT, Pod
-from rota.kube.members.report_client import Reports
-from rota.kube.members.report_watchers import Listeners, WatcherEvents
+from rota.kube.members.report_client import ReportClient
+from rota.kube.members.report_watchers import ReportWatchers, WatcherEvents
 from rota.kube.state.group import Group
 from rota.reports import FullReport
 
@@ -120,11 +120,11 @@ async def _cost() -> tuple[float, float]:
     )
     assert members.stdout  # noqa: S101 - it was asked for
     await members.stdout.readline()
-    reports, limit, before = Reports(), AdmissionLimit(GROUPS), _mebibytes()
+    reports, limit, before = ReportClient(), AdmissionLimit(GROUPS), _mebibytes()
     listeners = []
     for number in range(GROUPS):
         group = _group(f"orders-{number}")
-        listeners.append(Listeners(group, reports, WatcherEvents(lambda: None, lambda: None), limit))
+        listeners.append(ReportWatchers(group, reports, WatcherEvents(lambda: None, lambda: None), limit))
         listeners[-1].listen()
     await asyncio.sleep(10.0)  # until all of them are held
     began = time.process_time()

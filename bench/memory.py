@@ -20,8 +20,8 @@ from ground.memory_limit import MemoryLimit
 from ground.report import Missing
 from ground.rocketmq import RocketMQ
 from rota.brokers.errors import BrokerError
-from rota.brokers.rocketmq.admin import PRODUCER, Cluster
-from rota.brokers.rocketmq.routing import Site
+from rota.brokers.rocketmq.admin import PRODUCER, AdminClient
+from rota.brokers.rocketmq.routing import ConnectionConfig
 from rota.brokers.rocketmq.wire import requests
 from rota.model import Queue
 
@@ -89,7 +89,7 @@ def memory_limit(name: str, limit_bytes: int) -> MemoryLimit:
 
 async def _attack(rocketmq: RocketMQ, queues: list[Queue], body: bytes) -> int:
     """Send for a while, 64 of them and 64 good messages a second at most; return how many the broker took."""
-    cluster = Cluster(Site([rocketmq.name_server]))
+    cluster = AdminClient(ConnectionConfig([rocketmq.name_server]))
     good = zlib.compress(b"good")
     until, taken = time.monotonic() + RUN_SECONDS, 0
     while time.monotonic() < until:
@@ -101,7 +101,7 @@ async def _attack(rocketmq: RocketMQ, queues: list[Queue], body: bytes) -> int:
     return taken
 
 
-async def _is_taken(cluster: Cluster, queue: Queue, body: bytes) -> bool:
+async def _is_taken(cluster: AdminClient, queue: Queue, body: bytes) -> bool:
     """Send a packed message; a broker that is busy does not take it."""
     born = int(time.time() * 1000)
     request = requests.send(PRODUCER, queue.topic, body, {}, broker=queue.broker, queue=queue.id, born=born)

@@ -8,7 +8,7 @@ from functools import partial
 from bench.measure import Row, Sample, timed
 from rota.documents import Assignment, read_assignment, write_assignment
 from rota.model import Queue
-from rota.planner import Heard, Pod, Snapshot, View, plan
+from rota.planner import DecodedReport, Pod, QueueView, Snapshot, plan
 from rota.ranges import to_ranges
 from rota.reports import Report
 from rota.spec import group_spec, policy_spec
@@ -60,7 +60,12 @@ def _settled(members: int) -> tuple[Snapshot, Assignment]:
     queues = tuple(Queue("orders", f"broker-{broker}", number) for broker in range(10) for number in range(members))
     pods = tuple(_pod(f"orders-7d9f-{number:05d}", 0) for number in range(members))
     start = Snapshot(
-        group="shop/orders", spec=SPEC, policy=POLICY, fresh=True, pods=pods, views={"orders": View(queues, 1000.0)}
+        group="shop/orders",
+        spec=SPEC,
+        policy=POLICY,
+        fresh=True,
+        pods=pods,
+        views={"orders": QueueView(queues, 1000.0)},
     )
     document = plan(start, NOW).document
     if document is None:
@@ -72,4 +77,4 @@ def _settled(members: int) -> tuple[Snapshot, Assignment]:
 def _pod(name: str, generation: int, held: tuple[Queue, ...] = ()) -> Pod:
     uid = f"uid-{name}"
     report = Report(member=name, uid=uid, generation=generation, held=to_ranges(held), reads=2, incarnation="1")
-    return Pod(name=name, uid=uid, ready=True, steady=1000.0, age=1000.0, heard=Heard(report))
+    return Pod(name=name, uid=uid, ready=True, steady=1000.0, age=1000.0, heard=DecodedReport(report))

@@ -181,8 +181,8 @@ class Line:
 
 
 HEAD = (
-    "| what happens | Rota: pause, s | twice | lost | overlap, s | right after | "
-    "Java: pause, s | twice | lost | overlap, s | right after |\n"
+    "| event | Rota: pause, s | duplicates | lost | two owners, s | settled after | "
+    "Java: pause, s | duplicates | lost | two owners, s | settled after |\n"
     "|---|---|---|---|---|---|---|---|---|---|---|"
 )
 

@@ -27,8 +27,8 @@ from ground.poll import answers, eventually, soon
 from ground.report import say
 from ground.rocketmq import RocketMQ
 from kube.members import a_pod
-from rota.brokers.rocketmq.admin import Cluster
-from rota.brokers.rocketmq.routing import Site
+from rota.brokers.rocketmq.admin import AdminClient
+from rota.brokers.rocketmq.routing import ConnectionConfig
 
 GROUPS, MEMBERS, QUEUES = int(os.environ.get("SCALE", "1000")), 10, 100
 NODES = 10
@@ -88,7 +88,7 @@ class Scale:
         await define(self.api)
         say(f"making {GROUPS} topics of {QUEUES} queues.")
         broker = self.rocketmq.brokers[0].name
-        client = Cluster(Site((self.rocketmq.name_server,)))
+        client = AdminClient(ConnectionConfig((self.rocketmq.name_server,)))
         await all_of(partial(client.create_topic, name, broker, QUEUES) for name in self.groups)
         await client.close()
         say(f"making {GROUPS} groups and {GROUPS * MEMBERS} pods.")

@@ -27,19 +27,19 @@ from ground.report import say
 from ground.rocketmq import RocketMQ
 from kube.live_page import LIVE, MANY, Served, a_detail, a_member
 from kube.members import a_pod
-from rota.brokers.port import Ends, Progress
-from rota.brokers.rocketmq.admin import Cluster
-from rota.brokers.rocketmq.routing import Client, Site
+from rota.brokers.port import BrokerOffsets, OffsetRange
+from rota.brokers.rocketmq.admin import AdminClient
+from rota.brokers.rocketmq.routing import ConnectionConfig, RoutingClient
 from rota.brokers.rocketmq.wire import requests
 from rota.http_server import listen
-from rota.kube.brokers.lag.lag_poller import DEAD_EVERY, Lags
-from rota.kube.brokers.route_watcher import Interest, Views
+from rota.kube.brokers.lag.lag_poller import DEAD_EVERY, LagPoller
+from rota.kube.brokers.route_watcher import RouteWatcher, TopicInterest
 from rota.kube.client.objects import ConfigMap, Custom, Metadata, Pod, record_of
 from rota.kube.http.operator_probes import metrics
-from rota.kube.reconcile.reconciler import Done
+from rota.kube.reconcile.reconciler import ReconcileResult
 from rota.kube.state.group import Group
-from rota.kube.telemetry.group_gauges import Fact
-from rota.kube.telemetry.operator_metrics import Measures
+from rota.kube.telemetry.group_gauges import GroupFacts
+from rota.kube.telemetry.operator_metrics import OperatorMetrics
 from rota.model import RETRY, Queue
 from rota.planner import plan
 from rota.ranges import to_ranges
@@ -63,7 +63,7 @@ class Looks(NamedTuple):
     requests: list[int]
 
 
-class _Asked(Cluster):
+class _Asked(AdminClient):
     """A cluster that counts what it is asked, and knows since when."""
 
     requests, began = 0, 0.0
@@ -72,12 +72,12 @@ class _Asked(Cluster):
         self.requests += 1
         self.began = self.began or time.perf_counter()
 
-    async def progress(self, group: str, broker: str, topics: Collection[str] = ()) -> dict[Queue, Progress]:
+    async def progress(self, group: str, broker: str, topics: Collection[str] = ()) -> dict[Queue, BrokerOffsets]:
         """Return how far a group is."""
         self._count()
         return await super().progress(group, broker, topics)
 
-    async def ends(self, topic: str, broker: str) -> dict[Queue, Ends]:
+    async def ends(self, topic: str, broker: str) -> dict[Queue, OffsetRange]:
         """Return where a topic's queues begin and end."""
         self._count()
         return await super().ends(topic, broker)
@@ -136,13 +136,13 @@ class _Watching:
         self.broker = rocketmq.brokers[0].name
         self.names = [f"group-{number:04}" for number in range(GROUPS)]
         self.groups: dict[Key, Group] = {}
-        self.measures = Measures(lambda: True, version="0.1.0")
+        self.measures = OperatorMetrics(lambda: True, version="0.1.0")
 
     async def rows(self) -> list[Row]:
         """Return what was measured."""
-        site = Site((self.rocketmq.name_server,))
-        self.cluster, self.client = _Asked(site), Client(site, serve=lambda _: None)
-        self.views = Views(self.cluster, lambda _: None)
+        site = ConnectionConfig((self.rocketmq.name_server,))
+        self.cluster, self.client = _Asked(site), RoutingClient(site, serve=lambda _: None)
+        self.views = RouteWatcher(self.cluster, lambda _: None)
         found = []
         async with _ticking() as self.ticking:
             async for row in self._measured():
@@ -178,7 +178,7 @@ class _Watching:
         await all_of(partial(self._send, queue) for queue in wanted)
         await self._commit(range(FULL - 1))
         for name in self.names:
-            self.views.want(("shop", name), Interest(name, (name,), broadcasting=False))
+            self.views.want(("shop", name), TopicInterest(name, (name,), broadcasting=False))
         await all_of(partial(self.views.look, key) for key in self.views.interests)
         self.groups = {key: _planned(*key, self.views, self.measures) for key in self.views.interests}
 
@@ -199,7 +199,7 @@ class _Watching:
         """Look several times, from the first time on, which asks for most."""
         found = Looks([], [], [], [])
         looked = asyncio.Event()
-        self.lags = Lags(self.cluster, self.views, self._worked, lambda _: looked.set())
+        self.lags = LagPoller(self.cluster, self.views, self._worked, lambda _: looked.set())
         self.lags.seconds = 1.0
         await self.ticking.take()
         running = asyncio.create_task(self.lags.run())
@@ -239,11 +239,11 @@ class _Watching:
         """Return all groups."""
         return list(self.groups)
 
-    def fact(self, key: Key) -> Fact:
+    def fact(self, key: Key) -> GroupFacts:
         """Return what is known of a group."""
         group, now = self.groups[key], asyncio.get_running_loop().time()
         broker = self.views.of(key, now, group.names(now))
-        return Fact(group, self.measures.tallies[key], broker, self.lags.of(key))
+        return GroupFacts(group, self.measures.tallies[key], broker, self.lags.of(key))
 
     async def _scraped(self, size: str) -> AsyncIterator[Row]:
         seconds, silent, text = [], [], b""
@@ -294,7 +294,7 @@ def _told(found: Looks) -> str:
     )
 
 
-def _planned(namespace: str, name: str, views: Views, measures: Measures) -> Group:
+def _planned(namespace: str, name: str, views: RouteWatcher, measures: OperatorMetrics) -> Group:
     """Return a group at rest, of members that obey what the planner has decided."""
     group, key = Group(namespace, name), (namespace, name)
     spec = {"broker": {"rocketmq": {"nameServers": ["rmq:9876"]}}, "subscriptions": [{"topic": name}]}
@@ -311,7 +311,7 @@ def _planned(namespace: str, name: str, views: Views, measures: Measures) -> Gro
         for holder, queues in group.record.shares.items():
             report = Report(member=holder.name, uid=holder.uid, generation=version, held=to_ranges(queues))
             group.pods[holder.name].hear(report, 1000.0, 1000.0)
-        measures.take(Done(group, found, 0.001, {}), 1000.0)
+        measures.take(ReconcileResult(group, found, 0.001, {}), 1000.0)
     return group
 
 

@@ -8,7 +8,7 @@ from hypothesis.strategies import DrawFn
 
 from rota.documents import Assignment, Release, Share
 from rota.model import Holder, Queue, Roster
-from rota.planner import Heard, Pod, Snapshot, View
+from rota.planner import DecodedReport, Pod, QueueView, Snapshot
 from rota.ranges import to_ranges
 from rota.reports import Report
 from rota.spec import GroupSpec, PolicySpec, group_spec, policy_spec
@@ -54,9 +54,11 @@ def a_policy(**changed: Any) -> PolicySpec:
     return policy_spec({"spec": {"strategy": "Sticky", **changed}})
 
 
-def a_view(queues: int = 6, topic: str = "orders", steady: float = LONG, brokers: tuple[str, ...] = ("a",)) -> View:
+def a_view(
+    queues: int = 6, topic: str = "orders", steady: float = LONG, brokers: tuple[str, ...] = ("a",)
+) -> QueueView:
     """Return what a broker tells of a topic."""
-    return View(tuple(Queue(topic, broker, number) for broker in brokers for number in range(queues)), steady)
+    return QueueView(tuple(Queue(topic, broker, number) for broker in brokers for number in range(queues)), steady)
 
 
 def a_report(name: str = "m1", generation: int = 1, held: Iterable[Queue] = (), **changed: Any) -> Report:
@@ -73,7 +75,7 @@ def a_report(name: str = "m1", generation: int = 1, held: Iterable[Queue] = (), 
 
 def a_pod(name: str = "m1", report: Report | None = None, **changed: Any) -> Pod:
     """Return a pod that has long been ready and is heard."""
-    heard = Heard(report) if report else None
+    heard = DecodedReport(report) if report else None
     fields: dict[str, Any] = {
         "uid": f"uid-{name}",
         "client_id": f"10.0.0.1@{name}",

@@ -9,19 +9,19 @@ from typing import Any
 
 import msgspec
 
-from rota.brokers.port import Client
-from rota.kube.brokers.lag.lag_history import History, Judged, Seen
+from rota.brokers.port import OnlineConsumer
+from rota.kube.brokers.lag.lag_history import LagHistory, QueueLag, QueueSample
 from rota.kube.brokers.lag.lag_merge import FROM_THE_OLDEST
-from rota.kube.brokers.lag.lag_poller import Lag
+from rota.kube.brokers.lag.lag_poller import GroupLag
 from rota.kube.client.objects import SETTINGS, ConfigMap, Custom, Metadata, Owner, Pod, record_of
 from rota.kube.http import presenters, schema
-from rota.kube.state.broker_state import AtBroker
+from rota.kube.state.broker_state import BrokerState
 from rota.kube.state.group import Group
 from rota.kube.state.pod_state import client_id
-from rota.kube.telemetry.group_gauges import Fact
-from rota.kube.telemetry.rebalances import Tally
+from rota.kube.telemetry.group_gauges import GroupFacts
+from rota.kube.telemetry.rebalances import RebalanceTracker
 from rota.model import RETRY, Queue
-from rota.planner import View, plan, why
+from rota.planner import QueueView, plan, reason_for_no_change
 from rota.ranges import to_ranges
 from rota.reports import Report
 
@@ -36,16 +36,18 @@ class ConsumerFleet:
 
     def __init__(self, name: str, queues: int, began: float, **subscription: str) -> None:
         self.name, self.now, self._version = name, began, 0
-        self.group, self.tally = Group("shop", name), Tally()
+        self.group, self.tally = Group("shop", name), RebalanceTracker()
         spec = {**BODY, "subscriptions": [{"topic": name, **subscription}]}
         policy = Custom(Metadata("steady", namespace="shop"), {"strategy": "Sticky"})
         self.group.wants(Custom(Metadata(name, uid="1", namespace="shop"), spec), policy)
         self.group.fresh = True
         self.queues = [Queue(name, "broker-a", number) for number in range(queues)]
         retries = Queue(RETRY + name, "broker-a", 0)
-        self.broker = AtBroker({name: View(tuple(self.queues), 1000.0), retries.topic: View((retries,), 1000.0)}, ())
-        self.lag, self._retries = Lag({}), retries
-        self.clients: dict[str, Client] = {}
+        self.broker = BrokerState(
+            {name: QueueView(tuple(self.queues), 1000.0), retries.topic: QueueView((retries,), 1000.0)}, ()
+        )
+        self.lag, self._retries = GroupLag({}), retries
+        self.clients: dict[str, OnlineConsumer] = {}
         self._troubles: dict[str, dict[str, str]] = {}
 
     def join(self, *numbers: int) -> None:
@@ -58,7 +60,7 @@ class ConsumerFleet:
     def meets(self, client: str, address: str, language: str, version: str) -> None:
         """Have a consumer come that is not Rota's."""
         self.broker = replace(self.broker, foreigners=(client,))
-        self.clients[client] = Client(client, address, language, version)
+        self.clients[client] = OnlineConsumer(client, address, language, version)
         for _ in range(8):
             self._step()
 
@@ -74,7 +76,7 @@ class ConsumerFleet:
         }
         pod = msgspec.convert(body, Pod)
         self.group.pods.see(pod, self.now - 1000.0)
-        self.clients[client_id(pod)] = Client(client_id(pod), f"{address}:41000", "PYTHON", "V5_3_3")
+        self.clients[client_id(pod)] = OnlineConsumer(client_id(pod), f"{address}:41000", "PYTHON", "V5_3_3")
 
     def _says(self, name: str) -> None:
         document, known = self.group.record.document, self.group.pods[name]
@@ -115,26 +117,26 @@ class ConsumerFleet:
 
     def looked_at(self, behind: dict[int, tuple[int, int]]) -> None:
         """Look at offsets as often as is remembered; `behind`: by id, the lag and the messages that come in a look."""
-        history, retries = History(), History()
+        history, retries = LagHistory(), LagHistory()
         for look in range(LOOKS):
             seen = {it.id: self._seen(look, *behind.get(it.id, (0, 40))) for it in self.queues}
             history.see(EVERY * look, seen, frozenset(seen))
-            retries.see(EVERY * look, {0: Seen(0, 0, 0)}, frozenset({0}))
+            retries.see(EVERY * look, {0: QueueSample(0, 0, 0)}, frozenset({0}))
         begins = self.group.wish.spec.start_from if self.group.wish.spec else FROM_THE_OLDEST
-        judged: dict[Queue, Judged] = {queue: history.judged(begins)[queue.id] for queue in self.queues}
+        judged: dict[Queue, QueueLag] = {queue: history.judged(begins)[queue.id] for queue in self.queues}
         judged[self._retries] = retries.judged(FROM_THE_OLDEST)[0]
-        self.lag = Lag(judged, 2, datetime.now(UTC).timestamp())
+        self.lag = GroupLag(judged, 2, datetime.now(UTC).timestamp())
 
     @staticmethod
-    def _seen(look: int, lag: int, come: int) -> Seen:
+    def _seen(look: int, lag: int, come: int) -> QueueSample:
         """Return a look at a queue that is so far behind at the last one, and was not at all at the first."""
         last = 500 + come * look
-        return Seen(0, last, last - lag * look // (LOOKS - 1))
+        return QueueSample(0, last, last - lag * look // (LOOKS - 1))
 
     @property
-    def fact(self) -> Fact:
+    def fact(self) -> GroupFacts:
         """What the operator knows of it."""
-        return Fact(self.group, self.tally, self.broker, self.lag)
+        return GroupFacts(self.group, self.tally, self.broker, self.lag)
 
     def detail(self) -> schema.Detail:
         """Return all about it, as the operator answers."""
@@ -142,7 +144,7 @@ class ConsumerFleet:
 
     def why(self, *queues: Queue) -> schema.Reasons:
         """Say why queues have their owners, as the operator answers."""
-        found = why(self.group.snapshot(self.now, self.broker, {}), self.now, queues)
+        found = reason_for_no_change(self.group.snapshot(self.now, self.broker, {}), self.now, queues)
         said = presenters.summary(self.fact)
         reasons = [schema.Reason(*it.queue, it.owner, it.told) for it in found]
         return schema.Reasons(said.strategy, said.generation, reasons, said.last_rebalance)

@@ -1,1 +1,1 @@
-"""Rota: one brain for fleets of message-queue consumers on Kubernetes."""
+"""Rota: a Kubernetes operator that assigns message queues to the pods of a consumer group."""

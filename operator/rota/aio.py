@@ -1,4 +1,4 @@
-"""Waiting, as it is to be done by a process that may stand still, and by tasks that may be cancelled."""
+"""Asyncio helpers: timers, rate limits, shielded writes and supervised tasks."""
 
 import asyncio
 import logging
@@ -8,8 +8,8 @@ from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 FIRST_RESTART_SECONDS = 0.5
 LONGEST_RESTART_SECONDS = 30.0
-STEADY_SECONDS = 60.0  # a task that has run for so long after a failure has recovered
-GENTLY = 16  # items that are worked on in one turn of the loop
+STEADY_SECONDS = 60.0  # a restarted task that has run this long has recovered
+ITEMS_PER_TURN = 16  # items that are processed in one turn of the event loop
 
 Given = TypeVarTuple("Given")
 T = TypeVar("T")
@@ -17,19 +17,19 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-def call_after_all(when: float, do: Callable[[Unpack[Given]], object], *given: *Given) -> asyncio.TimerHandle:
-    """Call at a time, once everything that has come by then was read; just after `cancel` it may be called, too.
+def call_after_all(when: float, do: Callable[[Unpack[Given]], object], *args: *Given) -> asyncio.TimerHandle:
+    """Call at a time, after all input that has arrived by then was read; may still call just after `cancel`.
 
-    Who was stopped for a while wakes up to find that a time is over before it has looked at what came meanwhile: the
-    answer that was in time lies unread.
+    A process that was stopped for a while wakes up past the deadline, with a response that arrived in time still
+    unread.
     """
     loop = asyncio.get_running_loop()
-    # The first turn of the loop after the timer's looks at what has come; the second one calls.
-    return loop.call_at(when, loop.call_soon, loop.call_soon, do, *given)
+    # The turn after the timer's reads pending input; the callback runs in the turn after that.
+    return loop.call_at(when, loop.call_soon, loop.call_soon, do, *args)
 
 
 class RateLimitedCall:
-    """Calls a function at once when asked to, but at most once in some seconds; what is asked meanwhile is one call."""
+    """Calls a function when requested, at most once per interval; requests during the interval become one call."""
 
     def __init__(self, call: Callable[[], object], seconds: float) -> None:
         self._call, self._seconds = call, seconds
@@ -37,7 +37,7 @@ class RateLimitedCall:
         self._timer: asyncio.TimerHandle | None = None
 
     def request(self) -> None:
-        """Call the function as soon as that is allowed."""
+        """Call the function as soon as the interval allows it."""
         if self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_at(max(loop.time(), self._earliest), self._run)
@@ -48,8 +48,8 @@ class RateLimitedCall:
         self._call()
 
 
-async def to_the_end(work: Coroutine[None, None, T]) -> T:
-    """Wait for what writes, also when cancelled: else it would go on unseen, past what comes after it."""
+async def shield_until_done(work: Coroutine[None, None, T]) -> T:
+    """Wait for a write to end, also when cancelled: otherwise it would go on unobserved, past the following steps."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
@@ -59,18 +59,18 @@ async def to_the_end(work: Coroutine[None, None, T]) -> T:
 
 
 async def call_for_at_most(seconds: float, call: Callable[[], object]) -> None:
-    """Make a call that blocks, in a thread, and wait for it so long; one that hangs does not keep the process alive."""
+    """Run a blocking call in a thread and wait up to `seconds`; a call that hangs does not keep the process alive."""
     thread = Thread(target=call, name="call", daemon=True)
     thread.start()
     await asyncio.to_thread(thread.join, seconds)
 
 
-async def gently(many: Iterable[T]) -> AsyncIterator[T]:
-    """Yield one after the other, and let others on now and then: work on all of them takes a while."""
-    for number, it in enumerate(many):
-        if not number % GENTLY:
+async def yield_periodically(many: Iterable[T]) -> AsyncIterator[T]:
+    """Yield the items, and let other tasks of the event loop run before every GENTLY items."""
+    for number, item in enumerate(many):
+        if not number % ITEMS_PER_TURN:
             await asyncio.sleep(0)
-        yield it
+        yield item
 
 
 async def supervise(
@@ -78,7 +78,7 @@ async def supervise(
     work: Callable[[], Coroutine[Any, Any, object]],
     report: Callable[[str, Exception | None], None] = lambda *_: None,
 ) -> None:
-    """Run `work` until it returns; when it fails, restart it, at first soon, then less and less often.
+    """Run `work` until it returns; when it fails, restart it after a pause that doubles up to LONGEST_RESTART_SECONDS.
 
     `report` is called with the name and the error of each failure, and with None once the task has run for
     STEADY_SECONDS or has returned.

@@ -1,4 +1,4 @@
-"""The limits of the container that this process runs in."""
+"""The memory limit of the container that this process runs in."""
 
 from contextlib import suppress
 from math import inf

@@ -1,6 +1,6 @@
-"""What a member's deliveries came to, as it answers in pages at `/v1/report/deliveries`.
+"""Delivery counters of a member, as its sidecar returns them in pages at `/v1/report/deliveries`.
 
-All counters grow from the start of the sidecar's process, so the operator takes differences, however often it asks.
+All counters grow from the start of the sidecar's process, so the operator takes differences, however often it polls.
 """
 
 import math
@@ -10,7 +10,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta, Struct
 
-BUCKET_GROWTH = 1.1  # each bucket of handling times ends this much above the one before
+BUCKET_GROWTH = 1.1  # ratio of a bucket's end to the end of the bucket below
 LAST_BUCKET = 200  # ends after 52 h
 SHORTEST_SECONDS = 0.001  # the end of bucket 0
 
@@ -22,22 +22,22 @@ MAX_OUTCOMES = 32
 
 
 class DeliveryOutcome(StrEnum):
-    """What came of one attempt to deliver a message."""
+    """The outcome of one attempt to deliver a message."""
 
     DONE = "done"
     REDIRECTED = "3xx"
     CLIENT_ERROR = "4xx"
     NOT_FOUND = "404"
-    REJECTED = "422"  # the app wants it among the dead letters
+    REJECTED = "422"  # the app sends the message to the dead-letter topic
     SERVER_ERROR = "5xx"
-    OTHER = "other"  # another status; or an outcome that only the sidecar's version knows
-    NACK = "nack"  # the app that pulls said no
+    OTHER = "other"  # another status, or an outcome that only the sidecar's version knows
+    NACK = "nack"  # the pulling app refused the message
     TIMEOUT = "timeout"
     BROKEN = "broken"  # the connection ended without a valid response
     REFUSED = "refused"  # there was no connection
 
 
-# The app was not reached: no attempt is counted, and AppNotListening and AppPathNotFound report it.
+# The app was not reached: no attempt is counted; AppNotListening and AppPathNotFound report this.
 APP_MISSING = frozenset({DeliveryOutcome.REFUSED, DeliveryOutcome.NOT_FOUND})
 
 _OF_STATUS = {404: DeliveryOutcome.NOT_FOUND, 422: DeliveryOutcome.REJECTED}
@@ -51,14 +51,14 @@ _KNOWN_OUTCOMES = frozenset(map(str, DeliveryOutcome))
 
 
 class AppAnswer(NamedTuple):
-    """What the app did with a delivery."""
+    """The app's response to a delivery."""
 
     outcome: DeliveryOutcome
     status: int = 0  # of its HTTP response, if there was one
 
 
 def answer_of_status(status: int) -> AppAnswer:
-    """Return what an HTTP status means for a delivery."""
+    """Return the meaning of an HTTP status for a delivery."""
     outcome = _OF_STATUS.get(status) or _OF_STATUS_CLASS.get(status // 100, DeliveryOutcome.OTHER)
     return AppAnswer(outcome, status)
 
@@ -82,28 +82,28 @@ Word = Annotated[str, Meta(max_length=32)]
 
 
 class QueueCounts(Struct, frozen=True, rename="camel", omit_defaults=True, gc=False):
-    """What the deliveries of one queue's messages came to."""
+    """The delivery counters of one queue."""
 
     topic: Name
     broker: Name
     id: Annotated[int, Meta(ge=0, le=2**31)]
-    first_attempts: Count = 0  # messages whose first attempt ended
+    first_attempts: Count = 0  # messages with a finished first attempt
     done: Count = 0  # attempts that the app finished
     failures: Annotated[dict[Word, Count], Meta(max_length=MAX_OUTCOMES)] = {}  # attempts by outcome
-    active_seconds: Seconds = 0.0  # for which the two below were measured
-    in_flight_seconds: Seconds = 0.0  # sum over messages of the time at the app; by `active_seconds`: the mean number
+    active_seconds: Seconds = 0.0  # for which the two fields below were measured
+    in_flight_seconds: Seconds = 0.0  # sum of messages' times at the app; by `active_seconds`: their mean number
     backlog_seconds: Seconds = 0.0  # for which fetched messages waited for their delivery
 
 
 class HandlingTimes(Struct, frozen=True, rename="camel"):
-    """How long deliveries of one topic took, by bucket: bucket 7 ends at `bucket_end(7)`."""
+    """Numbers of deliveries of one topic by handling time: bucket 7 ends at `bucket_end(7)`."""
 
     topic: Name
     buckets: Annotated[dict[Annotated[int, Meta(ge=0, le=LAST_BUCKET)], Count], Meta(max_length=LAST_BUCKET + 1)]
 
 
 class LastFailure(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """The last attempt that failed."""
+    """The most recent attempt that failed."""
 
     outcome: Word
     age: Seconds
@@ -111,34 +111,34 @@ class LastFailure(Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 class FailingMessage(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """A message that failed several times, or whose delivery has been open for long."""
+    """A message that failed several times, or that the app has had for long."""
 
-    topic: Name  # that it was sent to
-    queue_topic: Name  # where it is now: a topic of retries, once it was sent back
+    topic: Name  # the topic that the message was sent to
+    queue_topic: Name  # the topic that holds it now: a retry topic, once it was sent back
     broker: Name
     id: Annotated[int, Meta(ge=0, le=2**31)]
     offset: Annotated[int, Meta(ge=0, le=2**63 - 1)]
     attempts: Annotated[int, Meta(ge=0, le=2**31)]
-    age: Seconds  # since it failed; since it was given to the app, if there is no outcome
-    outcome: Word = ""  # empty: the app has it still
+    age: Seconds  # since the last failure; without an outcome, since the app was given the message
+    outcome: Word = ""  # empty: the app still has the message
     status: Annotated[int, Meta(ge=0, le=999)] = 0
 
 
 class DeliveriesPage(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """A page of queues and of topics; what is not of a queue or topic stands on the first one."""
+    """A page of counters by queue and topic; only the first page has the fields that belong to neither."""
 
-    incarnation: Word  # of the sidecar's process: counters of another one begin at 0
+    incarnation: Word  # of the sidecar's process; the counters of a new process start at 0
     age: Seconds  # since counting began
     queues: Annotated[list[QueueCounts], Meta(max_length=MAX_QUEUES_IN_PAGE)] = []
     times: Annotated[list[HandlingTimes], Meta(max_length=MAX_TOPICS_IN_PAGE)] = []
-    delayed: Count = 0  # an estimate: messages sent back whose broker still delays their next attempt
+    delayed: Count = 0  # an estimate: messages sent back that the broker holds until their next attempt
     last_failure: LastFailure | None = None
     failing: Annotated[list[FailingMessage], Meta(max_length=MAX_FAILING)] = []
-    next: Count | None = None  # where the next page begins, if there is one
+    next: Count | None = None  # start of the next page; None: this page is the last
 
 
 def read_deliveries(text: bytes | str) -> DeliveriesPage | None:
-    """Read a page; None if it is none."""
+    """Decode a page; return None if the text is not a valid page."""
     try:
         return msgspec.json.decode(text, type=DeliveriesPage)
     except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
@@ -146,7 +146,7 @@ def read_deliveries(text: bytes | str) -> DeliveriesPage | None:
 
 
 def known_outcome(name: str) -> DeliveryOutcome:
-    """Return the outcome of that name; OTHER for one that only a later version knows."""
+    """Return the outcome of that name; OTHER for an outcome that only a later version knows."""
     return DeliveryOutcome(name) if name in _KNOWN_OUTCOMES else DeliveryOutcome.OTHER
 
 
@@ -158,14 +158,14 @@ def describe_outcome(name: str, status: int) -> str:
 
 
 def describe_message(message: FailingMessage) -> str:
-    """Return a sentence about a message that fails or hangs; it has no key or body, which may be secret."""
+    """Return a sentence about a message that fails or hangs, without its key and body, which may be secret."""
     place = f"{message.queue_topic}/{message.broker}/{message.id}, offset {message.offset}"
     origin = "" if message.topic == message.queue_topic else f" (sent to {message.topic})"
     if message.outcome:
-        told = f"failed {message.attempts} times, at last {describe_outcome(message.outcome, message.status)}"
+        problem = f"failed {message.attempts} times, at last {describe_outcome(message.outcome, message.status)}"
     else:
-        told = f"has been at the app for {message.age:.0f} s, in attempt {message.attempts}"
-    return f"{place}{origin}: {told}"
+        problem = f"has been at the app for {message.age:.0f} s, in attempt {message.attempts}"
+    return f"{place}{origin}: {problem}"
 
 
 _WITHOUT_STATUS = {

@@ -1,4 +1,4 @@
-"""Sums up what members report of their deliveries, and judges whether most of them fail."""
+"""Sums up the deliveries that a group's members report, and detects that most of them fail."""
 
 import math
 from collections import deque
@@ -18,19 +18,19 @@ from rota.deliveries import (
 from rota.model import Queue, Reason, Verdict
 
 WINDOW_SECONDS = 300.0
-INTERVAL_SECONDS = 15.0  # of which the window consists
-FEWEST_ATTEMPTS = 10  # in the window, to say anything about the app
-FAILING_SHARE = 0.5  # from which on the app is failing
-WORKING_SHARE = 0.25  # below which it works again
-REPEAT_SECONDS = 60.0  # between two sentences with other figures: each is a write to the API server
-RESUME_SECONDS = 120.0  # for which an operator that begins to lead keeps the problem that is published
+INTERVAL_SECONDS = 15.0  # length of the intervals that make up the window
+FEWEST_ATTEMPTS = 10  # in the window; with fewer, the app is not judged
+FAILING_SHARE = 0.5  # of failed attempts, from which on the app counts as failing
+WORKING_SHARE = 0.25  # below which a failing app counts as working again
+REPEAT_SECONDS = 60.0  # between two sentences with different figures: each is a write to the API server
+RESUME_SECONDS = 120.0  # for which a new leader keeps the published problem
 BYTES_PER_QUEUE = 800  # memory of a queue's last counters and of its totals
-BYTES_PER_FAILURE = 200  # of each outcome among them
+BYTES_PER_FAILURE = 200  # of each failure outcome in them
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class MemberDeliveries:
-    """What one member reports: all its pages together."""
+    """The deliveries that one member reports, from all its pages."""
 
     incarnation: str
     age: float
@@ -38,11 +38,11 @@ class MemberDeliveries:
     last_failure: LastFailure | None
     failing: tuple[FailingMessage, ...]
     queues: dict[Queue, QueueCounts] = field(default_factory=dict)
-    bytes_kept: int = 0  # memory that they take, with the totals made of them
+    bytes_kept: int = 0  # memory of these counters and of the totals made of them
 
     @classmethod
     def of(cls, page: DeliveriesPage) -> Self:
-        """Begin with the first page, which has what is not of one queue."""
+        """Start with the first page, which has the fields that belong to no queue."""
         deliveries = cls(page.incarnation, page.age, page.delayed, page.last_failure, tuple(page.failing))
         deliveries.add(page)
         return deliveries
@@ -55,7 +55,7 @@ class MemberDeliveries:
 
 @dataclass(slots=True)
 class DeliveryTotals:
-    """What deliveries came to in some time."""
+    """Delivery counts over some time."""
 
     first_attempts: int = 0
     done: int = 0
@@ -65,9 +65,9 @@ class DeliveryTotals:
     backlog_seconds: float = 0.0
 
     @classmethod
-    def between(cls, before: QueueCounts | None, now: QueueCounts) -> Self:
-        """Return what was counted since `before`; a counter that went back, as a hostile pod may send, adds nothing."""
-        start = before or _NOTHING
+    def between(cls, previous: QueueCounts | None, now: QueueCounts) -> Self:
+        """Return the counts since `previous`; a counter that decreased, as a hostile pod may send, adds nothing."""
+        start = previous or _NOTHING
         totals = cls(
             max(0, now.first_attempts - start.first_attempts),
             max(0, now.done - start.done),
@@ -85,19 +85,19 @@ class DeliveryTotals:
         if number:
             self.failures[outcome] = self.failures.get(outcome, 0) + number
 
-    def add(self, other: "DeliveryTotals") -> None:
-        """Add those of another time or queue."""
-        self.first_attempts += other.first_attempts
-        self.done += other.done
-        self.active_seconds += other.active_seconds
-        self.in_flight_seconds += other.in_flight_seconds
-        self.backlog_seconds += other.backlog_seconds
-        for outcome, number in other.failures.items():
+    def add(self, totals: "DeliveryTotals") -> None:
+        """Add the counts of another time or queue."""
+        self.first_attempts += totals.first_attempts
+        self.done += totals.done
+        self.active_seconds += totals.active_seconds
+        self.in_flight_seconds += totals.in_flight_seconds
+        self.backlog_seconds += totals.backlog_seconds
+        for outcome, number in totals.failures.items():
             self.fail(outcome, number)
 
     @property
     def failed(self) -> int:
-        """How many attempts failed that reached the app."""
+        """How many of the failed attempts reached the app."""
         return sum(number for outcome, number in self.failures.items() if outcome not in APP_MISSING)
 
 
@@ -124,29 +124,29 @@ class _Interval:
 
 
 class GroupDeliveries:
-    """The deliveries of one group, since this operator began to lead.
+    """The deliveries of one group, since this operator became the leader.
 
-    The counters of a process that is younger than the window count in full. What an older process counted before it is
-    read for the first time is not known to be recent, and only serves to take differences.
+    The counters of a process that is younger than the window count in full. What an older process counted before its
+    first page was read may be older than the window, and only serves to take differences.
     """
 
     def __init__(self, published: str = "") -> None:
-        """`published`: the problem that the group's status shows; it stays until enough was read to judge anew."""
+        """`published`: the problem in the group's status; it stays until enough attempts were read to judge again."""
         self.totals: dict[tuple[Queue, str], DeliveryTotals] = {}  # by queue and the pod's revision
         self.by_topic: dict[str, DeliveryTotals] = {}
         self.problem = Verdict(Reason.DELIVERIES_FAILING, published) if published else None
         self._members: dict[str, MemberDeliveries] = {}  # by the pod's uid
-        self._revisions: dict[str, str] = {}  # likewise
+        self._revisions: dict[str, str] = {}  # by the pod's uid
         self._intervals: deque[_Interval] = deque()
-        self._last_failure: tuple[float, LastFailure] | None = None  # and when that was
-        self._worded_at = -math.inf  # when the problem got its sentence
+        self._last_failure: tuple[float, LastFailure] | None = None  # with its time
+        self._worded_at = -math.inf  # when the problem's sentence was written
         self._resumed_until: float | None = None
 
     def take(self, uid: str, revision: str, deliveries: MemberDeliveries, topics: Container[str], now: float) -> None:
-        """Add what a member counted since it was read last; queues of other than the group's `topics` do not count."""
-        before = self._members.get(uid)
-        is_same_process = before is not None and before.incarnation == deliveries.incarnation
-        bases = before.queues if before and is_same_process else {}
+        """Add a member's counts since its previous report; queues of topics that are not in `topics` do not count."""
+        previous = self._members.get(uid)
+        is_same_process = previous is not None and previous.incarnation == deliveries.incarnation
+        bases = previous.queues if previous and is_same_process else {}
         self._members[uid], self._revisions[uid] = deliveries, revision
         if not is_same_process and deliveries.age > WINDOW_SECONDS:
             return
@@ -174,56 +174,56 @@ class GroupDeliveries:
         ended = self._members.keys() - uids
         for uid in ended:
             del self._members[uid], self._revisions[uid]
-        # A pod may name other queues each time: totals are kept of those that a member's last report names.
-        if ended or len(self.totals) > sum(len(it.queues) for it in self._members.values()):
-            named = {(queue, self._revisions[uid]) for uid, it in self._members.items() for queue in it.queues}
+        # A pod may name other queues each time: only totals of queues in a member's last report are kept.
+        if ended or len(self.totals) > sum(len(member.queues) for member in self._members.values()):
+            named = {(queue, self._revisions[uid]) for uid, member in self._members.items() for queue in member.queues}
             self.totals = {key: totals for key, totals in self.totals.items() if key in named}
         for topic in self.by_topic.keys() - topics:
             del self.by_topic[topic]
 
     def recent(self, now: float) -> Attempts:
-        """Return the attempts of the last minutes."""
-        intervals = [it for it in [*self._intervals] if it.begun > now - WINDOW_SECONDS]  # a copy, for other threads
-        return Attempts(sum(it.number for it in intervals), sum(it.failed for it in intervals))
+        """Return the attempts within the window."""
+        intervals = [part for part in [*self._intervals] if part.begun > now - WINDOW_SECONDS]  # a copy for threads
+        return Attempts(sum(part.number for part in intervals), sum(part.failed for part in intervals))
 
     @property
     def delayed(self) -> int | None:
         """How many messages brokers delay until their next attempt, by members' estimates; None: no member was read."""
         members = [*self._members.values()]  # a copy, for other threads
-        return sum(it.delayed for it in members) if members else None
+        return sum(member.delayed for member in members) if members else None
 
     def failing_of(self, uid: str) -> tuple[FailingMessage, ...]:
-        """Return the messages that one member names."""
+        """Return the failing messages that a member reports."""
         member = self._members.get(uid)
         return member.failing if member else ()
 
     def judge(self, now: float) -> bool:
-        """Judge anew whether most deliveries fail; return whether the problem or its sentence changed."""
+        """Decide again whether most deliveries fail; return whether the problem or its sentence changed."""
         if self._resumed_until is None:
             self._resumed_until = now + RESUME_SECONDS
-        before, attempts = self.problem, self.recent(now)
+        previous, attempts = self.problem, self.recent(now)
         if not self._is_failing(attempts, now):
             self.problem = None
-        elif attempts.number >= FEWEST_ATTEMPTS and (before is None or now >= self._worded_at + REPEAT_SECONDS):
+        elif attempts.number >= FEWEST_ATTEMPTS and (previous is None or now >= self._worded_at + REPEAT_SECONDS):
             self.problem, self._worded_at = Verdict(Reason.DELIVERIES_FAILING, self._sentence(attempts)), now
-        return self.problem != before
+        return self.problem != previous
 
     def _is_failing(self, attempts: Attempts, now: float) -> bool:
         if attempts.number >= FEWEST_ATTEMPTS:
             return attempts.failed_share >= (WORKING_SHARE if self.problem else FAILING_SHARE)
         if self.problem is None:
             return False
-        # Few attempts prove nothing while messages wait for the next one, or while this operator has just begun.
+        # Few attempts prove nothing while messages wait for their next attempt, or after a change of the leader.
         has_succeeded = attempts.number > 0 and not attempts.failed
         return now < (self._resumed_until or 0.0) or (bool(self.delayed) and not has_succeeded)
 
     def _sentence(self, attempts: Attempts) -> str:
         share, minutes = int(100 * attempts.failed_share), WINDOW_SECONDS / 60
-        told = f"{share} % of {attempts.number:,} deliveries in the last {minutes:g} min failed"
+        sentence = f"{share} % of {attempts.number:,} deliveries in the last {minutes:g} min failed"
         if self._last_failure is None:
-            return told
+            return sentence
         _, last = self._last_failure
-        return f"{told}, the last {describe_outcome(last.outcome, last.status)}"
+        return f"{sentence}, the last {describe_outcome(last.outcome, last.status)}"
 
 
 def _when(failure: tuple[float, LastFailure]) -> float:

@@ -1,4 +1,4 @@
-"""The assignment document: who owns which queue, as the operator writes it and members read it."""
+"""The assignment document: which member owns which queue. The operator writes it to a ConfigMap, members read it."""
 
 import gzip
 import hashlib
@@ -18,41 +18,43 @@ from rota.ranges import MOST_IDS, Ranged, from_ranges, to_ranges, unnested
 
 T = TypeVar("T")
 
-SCHEMA = 2  # the highest that is read; written where shares name incarnations, else schema 1 is
+SCHEMA = 2  # the highest that is read; it is written if shares name incarnations, else schema 1
 PLAIN, PACKED = "assignment.json", "assignment.json.gz"
 PLAIN_BYTES = 256 * 1024
-MOST_BYTES = 1000 * 1000  # a ConfigMap holds 1 MiB with everything in it; group.json stands beside us
-LARGEST = 48 * 2**20  # bytes unpacked: as many queues as can be take 32 MiB while all are under way between long names
-MOST_PARTS = 10 * MOST_IDS  # objects, lists, fields: a queue under way has 9, and each takes memory
+MAX_PACKED_BYTES = 1000 * 1000  # a ConfigMap holds 1 MiB in all, and group.json is in the same one
+MAX_UNPACKED_BYTES = (
+    48 * 2**20
+)  # bytes unpacked: 32 MiB are used if all possible queues are being released and names are long
+MAX_PARTS = 10 * MOST_IDS  # objects, lists, fields: a queue being released has 9, and each takes memory
 MOST_SPENT, MOST_MEMBERS = 50_000, 20_000  # entries of an assignment
-MOST_EXTRA = 64 * 1024  # bytes of fields that we do not know: they are carried along, whatever they are
-LATEST = 2**53  # the highest generation that is read: so far JSON's numbers are whole
-DEEPEST = 50  # fields of later versions nest no deeper, so that what was read can be written again
+MAX_UNKNOWN_FIELD_BYTES = 64 * 1024  # bytes of unknown fields, which are written back unchanged
+MAX_GENERATION = 2**53  # the highest generation that is read: up to here JSON numbers are exact integers
+MAX_NESTING = 50  # nesting limit of fields of later versions, so that they can be written again
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a document gives one member: whose pod it is, which process of it, and its queues."""
+    """The part of a document for one member: its pod's uid, its queues, and the process that may consume them."""
 
     uid: str
     queues: tuple[Queue, ...] = ()
-    incarnation: int = 0  # of the sidecar that may consume them; 0: whichever runs
+    incarnation: int = 0  # of the sidecar process that may consume them; 0: any
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """A queue that was taken from its holder and is granted to nobody yet."""
+    """A queue that was revoked from its holder and is not granted to another member yet."""
 
     holder: Holder
     to: str | None
     since: int
     at: str
-    incarnation: int = 0  # of the holder; 0: whichever runs
+    incarnation: int = 0  # of the holder's process; 0: any
 
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """The record of who owns what: one atomic statement for a whole group."""
+    """The owners of all queues of a group; it is replaced only as a whole."""
 
     group: str
     generation: int
@@ -64,59 +66,59 @@ class Assignment:
     forced: Mapping[Queue, int] = field(default_factory=dict)
     spent: tuple[tuple[str, int], ...] = ()
     barrier: int = 0
-    begun: Mapping[str, str] = field(default_factory=dict)  # by topic: when somebody was first given a queue of it
-    incarnations_since: int = 0  # the generation from which on each share with queues names an incarnation; 0: none
-    extra: Mapping[str, Any] = field(default_factory=dict)  # fields of later versions, kept as they came
+    begun: Mapping[str, str] = field(default_factory=dict)  # by topic: when a member was first given a queue of it
+    incarnations_since: int = 0  # the first generation in which each share with queues names an incarnation; 0: none
+    extra: Mapping[str, Any] = field(default_factory=dict)  # fields of later versions, unchanged
 
     @property
     def schema(self) -> int:
-        """The schema that it is written in: only schema 2 has incarnations."""
+        """The schema that the document is written in: only schema 2 has incarnations."""
         return 2 if self.incarnations_since else 1
 
     @cached_property
     def releases_by_holder(self) -> Mapping[Holder, Sequence[Queue]]:
-        """The queues that each member gives up."""
-        found: dict[Holder, list[Queue]] = {}
+        """The queues that each member has to release."""
+        releases: dict[Holder, list[Queue]] = {}
         for queue, release in self.releasing.items():
-            found.setdefault(release.holder, []).append(queue)
-        return found
+            releases.setdefault(release.holder, []).append(queue)
+        return releases
 
     @property
     def begun_at(self) -> dict[str, float]:
-        """Since when each topic is worked, in seconds since 1970."""
+        """When a queue of each topic was first assigned, in seconds since 1970."""
         return {topic: msgspec.convert(at, datetime).timestamp() for topic, at in self.begun.items()}
 
 
-def write_assignment(assignment: Assignment, room: int = MOST_BYTES) -> dict[str, str | bytes]:
-    """Return the ConfigMap entry for it: plain JSON, or gzip where that is long; equal values give equal texts."""
+def write_assignment(assignment: Assignment, room: int = MAX_PACKED_BYTES) -> dict[str, str | bytes]:
+    """Return the assignment's ConfigMap entry: plain JSON, or gzip if that is long; equal values give equal texts."""
     body = _body(assignment)
     text = _canonical(body | {"sum": _sum(body)})
-    many = sum(len(share.queues) for share in assignment.members.values())
-    many += len(assignment.releasing) + len(assignment.everyone or ())
-    if len(text) <= PLAIN_BYTES and many <= MOST_IDS:
+    queues = sum(len(share.queues) for share in assignment.members.values())
+    queues += len(assignment.releasing) + len(assignment.everyone or ())
+    if len(text) <= PLAIN_BYTES and queues <= MOST_IDS:
         return {PLAIN: text.decode()}
     packed = gzip.compress(text, mtime=0)
-    for has, most, what in (
+    for size, limit, template in (
         (len(packed), room, "takes {} bytes, but a ConfigMap has room for {}"),
-        (len(text), LARGEST, "takes {} bytes unpacked, but nobody unpacks more than {}"),
-        (many, MOST_IDS, "names {} queues, but nobody reads more than {}"),
+        (len(text), MAX_UNPACKED_BYTES, "takes {} bytes unpacked, but nobody unpacks more than {}"),
+        (queues, MOST_IDS, "names {} queues, but nobody reads more than {}"),
     ):
-        if has > most:
-            told = f"The assignment of {assignment.group} {what.format(has, most)}"
-            raise TooLarge(f"{told}; split the group or give its topics fewer queues")
+        if size > limit:
+            subject = f"The assignment of {assignment.group} {template.format(size, limit)}"
+            raise AssignmentTooLargeError(f"{subject}; split the group or give its topics fewer queues")
     return {PACKED: packed}
 
 
-class TooLarge(ValueError):  # noqa: N818 - it says what the document is
-    """A document does not fit into a ConfigMap."""
+class AssignmentTooLargeError(ValueError):
+    """The assignment exceeds the room in its ConfigMap, or a limit of its readers."""
 
 
-class TooNew(ValueError):  # noqa: N818 - it says what the document is
-    """A document is of a later schema than we know: it is whole, and not ours to touch."""
+class UnsupportedSchemaError(ValueError):
+    """The document has a later schema: it is intact, and this version must not change it."""
 
 
 def read_assignment(text: str | bytes) -> Assignment:
-    """Read what `write_assignment` wrote; what is torn, changed or of another schema is refused whole."""
+    """Read a document of `write_assignment`; raise ValueError if it is damaged, TooNew if its schema is later."""
     try:
         plain = _plain(text)
         fields = msgspec.json.decode(plain, type=dict[str, msgspec.Raw])
@@ -126,83 +128,83 @@ def read_assignment(text: str | bytes) -> Assignment:
     if not matches:
         raise ValueError("The assignment was changed or torn: its sum does not match")
     if type(schema := msgspec.json.decode(fields.get("schema", b"null"))) is not int or not 1 <= schema <= SCHEMA:
-        raise TooNew(f"The assignment has schema {schema!r}; this version reads schemas 1 and {SCHEMA}")
+        raise UnsupportedSchemaError(f"The assignment has schema {schema!r}; this version reads schemas 1 and {SCHEMA}")
     extra = {name: value for name, value in fields.items() if name not in _KNOWN}
-    if (size := sum(len(bytes(value)) for value in extra.values())) > MOST_EXTRA:
-        raise TooNew(f"The assignment has {size} bytes of fields that this version does not know")
+    if (size := sum(len(bytes(value)) for value in extra.values())) > MAX_UNKNOWN_FIELD_BYTES:
+        raise UnsupportedSchemaError(f"The assignment has {size} bytes of fields that this version does not know")
     try:
         return _assignment(msgspec.json.decode(plain, type=_Document), extra, schema)
-    except (ValueError, RecursionError) as error:  # msgspec's errors are the former, too
+    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         raise ValueError(f"The assignment cannot be read: {error}") from None
 
 
 def _plain(text: str | bytes) -> bytes:
-    """Return the text itself, unpacked if it is gzip; more than a document can be is not unpacked to the end."""
+    """Return the text, decompressed if it is gzip; raise ValueError as soon as it exceeds the limits of a document."""
     if isinstance(text, str):
         return text.encode()
     if text[:2] != b"\x1f\x8b":
         return text
     stream = zlib.decompressobj(wbits=31)
-    plain = stream.decompress(text, LARGEST)
-    if not stream.eof or sum(plain.count(it) for it in b"{[:") > MOST_PARTS:
+    plain = stream.decompress(text, MAX_UNPACKED_BYTES)
+    if not stream.eof or sum(plain.count(opening) for opening in b"{[:") > MAX_PARTS:
         raise ValueError
     return plain
 
 
 def _matches(plain: bytes, fields: Mapping[str, msgspec.Raw]) -> bool:
-    """Whether the sum is that of the rest, however that is spelled; a long one must be spelled as we do.
+    """Whether the checksum matches the other fields. A short text may have any spelling, a long one only the canonical.
 
-    For who takes it apart without knowing what it is pays 30 times its text: so much do empty lists take.
+    Parsing JSON of unknown structure takes up to 30 times the size of its text, as with empty lists.
     """
     if len(plain) <= PLAIN_BYTES:
         body = json.loads(plain)
-        told = body.pop("sum", None)
-        return bool(told == _sum(body))
-    told = msgspec.json.decode(fields["sum"], type=str) if "sum" in fields else ""
-    here = f'"sum":"{told}"'.encode()
-    rest = plain.replace(here + b",", b"", 1) if here + b"," in plain else plain.replace(b"," + here, b"", 1)
-    return told == hashlib.sha256(rest).hexdigest()
+        checksum = body.pop("sum", None)
+        return bool(checksum == _sum(body))
+    checksum = msgspec.json.decode(fields["sum"], type=str) if "sum" in fields else ""
+    entry = f'"sum":"{checksum}"'.encode()
+    body_text = plain.replace(entry + b",", b"", 1) if entry + b"," in plain else plain.replace(b"," + entry, b"", 1)
+    return checksum == hashlib.sha256(body_text).hexdigest()
 
 
-def _body(it: Assignment) -> dict[str, Any]:
-    shares = {name: _share_body(share) for name, share in it.members.items()}
-    everyone = {} if it.everyone is None else {"everyone": to_ranges(it.everyone)}
-    begun = {"begun": dict(it.begun)} if it.begun else {}
-    since = {"incarnationsSince": it.incarnations_since} if it.incarnations_since else {}
+def _body(assignment: Assignment) -> dict[str, Any]:
+    shares = {name: _share_body(share) for name, share in assignment.members.items()}
+    everyone = {} if assignment.everyone is None else {"everyone": to_ranges(assignment.everyone)}
+    begun = {"begun": dict(assignment.begun)} if assignment.begun else {}
+    since = {"incarnationsSince": assignment.incarnations_since} if assignment.incarnations_since else {}
     return {
-        **it.extra,
+        **assignment.extra,
         **everyone,
         **begun,
         **since,
-        "schema": it.schema,
-        "group": it.group,
-        "generation": it.generation,
-        "issuedAt": it.issued_at,
-        "strategy": it.strategy,
+        "schema": assignment.schema,
+        "group": assignment.group,
+        "generation": assignment.generation,
+        "issuedAt": assignment.issued_at,
+        "strategy": assignment.strategy,
         "members": shares,
-        "releasing": _by_queue(it.releasing, _release_body),
-        "forced": _by_queue(it.forced, int),
-        "spent": [list(entry) for entry in it.spent],
-        "barrier": it.barrier,
+        "releasing": _by_queue(assignment.releasing, _release_body),
+        "forced": _by_queue(assignment.forced, int),
+        "spent": [list(entry) for entry in assignment.spent],
+        "barrier": assignment.barrier,
     }
 
 
-def _share_body(it: Share) -> dict[str, Any]:
-    return {"uid": it.uid, "queues": to_ranges(it.queues), **_incarnation_body(it)}
+def _share_body(share: Share) -> dict[str, Any]:
+    return {"uid": share.uid, "queues": to_ranges(share.queues), **_incarnation_body(share)}
 
 
-def _release_body(it: Release) -> dict[str, Any]:
-    to = {} if it.to is None else {"to": it.to}
-    holder = {"from": it.holder.name, "uid": it.holder.uid, **_incarnation_body(it)}
-    return {**holder, **to, "since": it.since, "at": it.at}
+def _release_body(release: Release) -> dict[str, Any]:
+    to = {} if release.to is None else {"to": release.to}
+    holder = {"from": release.holder.name, "uid": release.holder.uid, **_incarnation_body(release)}
+    return {**holder, **to, "since": release.since, "at": release.at}
 
 
-def _incarnation_body(it: Share | Release) -> dict[str, int]:
-    return {"incarnation": it.incarnation} if it.incarnation else {}
+def _incarnation_body(entry: Share | Release) -> dict[str, int]:
+    return {"incarnation": entry.incarnation} if entry.incarnation else {}
 
 
 Whole = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-Generation = Annotated[int, Meta(ge=0, le=LATEST)]
+Generation = Annotated[int, Meta(ge=0, le=MAX_GENERATION)]
 Nested = dict[str, dict[str, dict[str, T]]]
 
 
@@ -222,7 +224,7 @@ class _Release(Struct, rename={"holder": "from"}):
 
 
 class _Document(Struct, rename="camel"):
-    """The shape of a body; only what has it is taken apart."""
+    """The fields of a document and their limits; only a text of this shape is decoded further."""
 
     group: str
     generation: Generation
@@ -242,11 +244,11 @@ def _assignment(shape: _Document, extra: Mapping[str, msgspec.Raw], schema: int)
     if (schema == 1) != (shape.incarnations_since == 0):
         raise ValueError(f"its schema is {schema}, but incarnationsSince is {shape.incarnations_since}")
     releasing = {
-        queue: Release(Holder(it.holder, it.uid), it.to, it.since, it.at, it.incarnation)
-        for queue, it in unnested(shape.releasing)
+        queue: Release(Holder(release.holder, release.uid), release.to, release.since, release.at, release.incarnation)
+        for queue, release in unnested(shape.releasing)
     }
-    for at in {shape.issued_at, *(it.at for it in releasing.values()), *(at for at, _ in shape.spent)}:
-        msgspec.convert(at, datetime)  # times stay as they were written
+    for at in {shape.issued_at, *(release.at for release in releasing.values()), *(at for at, _ in shape.spent)}:
+        msgspec.convert(at, datetime)  # only checked: times stay as they were written
     for at in shape.begun.values():
         msgspec.convert(at, Annotated[datetime, Meta(tz=True)])
     return Assignment(
@@ -262,18 +264,18 @@ def _assignment(shape: _Document, extra: Mapping[str, msgspec.Raw], schema: int)
         barrier=shape.barrier,
         begun=shape.begun,
         incarnations_since=shape.incarnations_since,
-        extra={name: _shallow(msgspec.json.decode(value), DEEPEST) for name, value in extra.items()},
+        extra={name: _shallow(msgspec.json.decode(value), MAX_NESTING) for name, value in extra.items()},
     )
 
 
 def _shares(members: Mapping[str, _Share], taken: set[Queue]) -> dict[str, Share]:
-    """Read who owns what; two owners cannot be written down."""
+    """Read the members' shares; raise ValueError if a queue has two owners, or an owner while it is being released."""
     shares: dict[str, Share] = {}
     for name, share in members.items():
         queues = from_ranges(share.queues)
         if not taken.isdisjoint(queues):
-            twice = next(queue for queue in queues if queue in taken)
-            raise ValueError(f"queue {twice} is given to {name} and to somebody else, or is still being released")
+            duplicate = next(queue for queue in queues if queue in taken)
+            raise ValueError(f"queue {duplicate} is given to {name} and to somebody else, or is still being released")
         taken.update(queues)
         if len(taken) > MOST_IDS:
             raise ValueError(f"it names more than {MOST_IDS} queues")
@@ -284,9 +286,9 @@ def _shares(members: Mapping[str, _Share], taken: set[Queue]) -> dict[str, Share
 def _shallow(value: Any, deepest: int) -> Any:
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     if not deepest:
-        raise ValueError(f"a field of it is nested more than {DEEPEST} deep")
-    for it in inner:
-        _shallow(it, deepest - 1)
+        raise ValueError(f"a field of it is nested more than {MAX_NESTING} deep")
+    for item in inner:
+        _shallow(item, deepest - 1)
     return value
 
 

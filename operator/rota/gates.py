@@ -1,7 +1,7 @@
-"""The checks that can hold a rebalance back: a literal chain, each of which says why, and when to ask again.
+"""Gates: the checks that can hold a rebalance back. Each returns its reason, and when to check again.
 
-They hold back revokes only. A queue that is released, ended or lost is always granted: a gate that kept one from
-being worked would do harm and save nothing.
+They hold back revokes only. A queue is always granted once its holder has released it, has ended or is lost: a gate
+would only leave it without a consumer.
 """
 
 from collections.abc import Callable
@@ -12,8 +12,8 @@ from rota.model import Reason
 from rota.sentences import listed
 
 
-class Held(NamedTuple):
-    """That and why a rebalance is held back; `seconds`: time alone may lift it after so long."""
+class Hold(NamedTuple):
+    """Why a rebalance is held back; `seconds`: it may be allowed after that time even if nothing else changes."""
 
     reason: Reason
     message: str
@@ -21,89 +21,89 @@ class Held(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """What the gates look at."""
+class GateFacts:
+    """The input of the gates."""
 
-    wanted: int  # queues that would be taken from one member for another
-    followed: bool = True  # there is a policy that can be followed
+    wanted: int  # queues that the rebalance would move from one member to another
+    followed: bool = True  # the policy is valid
     paused: bool = False
-    unseen: tuple[str, ...] = ()  # what there is no view of
+    unseen: tuple[str, ...] = ()  # topics with unknown queues
     debounce: float = 0.0
     written: float = float("inf")  # seconds since the last document
-    moving: tuple[str, ...] = ()  # members that come or go at this moment
-    patience: float = 0.0  # how long until the first of them is no longer waited for
-    releasing: int = 0  # queues under way
-    release_time: float = 0.0  # how long they may still take before others need not wait for them
-    budget: int | None = None  # moves left
-    budget_back: float | None = 0.0  # seconds until there are more; None: it never has any
+    moving: tuple[str, ...] = ()  # members that are joining or leaving
+    patience: float = 0.0  # seconds until the first of them is no longer waited for
+    releasing: int = 0  # queues that are being released
+    release_time: float = 0.0  # seconds after which other queues need not wait for them
+    budget: int | None = None  # moves left; None: no limit
+    budget_back: float | None = 0.0  # seconds until the budget allows more moves; None: it never does
 
 
-def no_policy(facts: Facts) -> Held | None:
-    """Nobody can say what the policy wants, or how much of it at a time."""
+def no_policy(facts: GateFacts) -> Hold | None:
+    """Hold if the policy is invalid: neither the desired owners nor the limits of moves are known."""
     if not facts.followed:
-        return Held(Reason.INVALID_POLICY, "The policy cannot be followed; who owns what stays as it is until it can")
+        return Hold(Reason.INVALID_POLICY, "The policy cannot be followed; who owns what stays as it is until it can")
     return None
 
 
-def nothing_would_change(facts: Facts) -> Held | None:
-    """Every queue is where it shall be."""
+def nothing_would_change(facts: GateFacts) -> Hold | None:
+    """Hold if every queue is with the member that the policy gives it to."""
     if not facts.wanted:
-        return Held(Reason.NOTHING_WOULD_CHANGE, "Every queue is where the policy wants it")
+        return Hold(Reason.NOTHING_WOULD_CHANGE, "Every queue is where the policy wants it")
     return None
 
 
-def paused(facts: Facts) -> Held | None:
-    """The policy is paused: who owns what is frozen."""
+def paused(facts: GateFacts) -> Hold | None:
+    """Hold if the policy is paused: ownership is frozen."""
     if facts.paused:
-        return Held(Reason.PAUSED, f"The policy is paused; {_moves(facts.wanted)} when it no longer is")
+        return Hold(Reason.PAUSED, f"The policy is paused; {_moves(facts.wanted)} when it no longer is")
     return None
 
 
-def no_view(facts: Facts) -> Held | None:
-    """Something could not be seen, and what is not seen changes nothing."""
+def no_view(facts: GateFacts) -> Hold | None:
+    """Hold while queues of a topic are unknown: missing metadata must not change ownership."""
     if facts.unseen:
-        return Held(Reason.NO_VIEW, f"There is no view of {listed(facts.unseen)}; nothing moves until there is")
+        return Hold(Reason.NO_VIEW, f"There is no view of {listed(facts.unseen)}; nothing moves until there is")
     return None
 
 
-def debounce(facts: Facts) -> Held | None:
-    """The last document is too young."""
-    left = facts.debounce - facts.written
-    if left > 0:
-        return Held(Reason.DEBOUNCE, f"The last document was just written; {_moves(facts.wanted)} after it", left)
+def debounce(facts: GateFacts) -> Hold | None:
+    """Hold for the policy's debounce time after each document."""
+    remaining = facts.debounce - facts.written
+    if remaining > 0:
+        return Hold(Reason.DEBOUNCE, f"The last document was just written; {_moves(facts.wanted)} after it", remaining)
     return None
 
 
-def members_still_joining(facts: Facts) -> Held | None:
-    """Members come or go, so this would be undone at once: of a rollout's two steps only one needs to move anything."""
+def members_still_joining(facts: GateFacts) -> Hold | None:
+    """Hold while members join or leave: otherwise each of a rollout's two steps would move queues."""
     if facts.moving and facts.patience > 0:
-        told = f"Waiting for {listed(facts.moving)} to come or go; {_moves(facts.wanted)} then"
-        return Held(Reason.MEMBERS_STILL_JOINING, told, facts.patience)
+        message = f"Waiting for {listed(facts.moving)} to come or go; {_moves(facts.wanted)} then"
+        return Hold(Reason.MEMBERS_STILL_JOINING, message, facts.patience)
     return None
 
 
-def handover_in_flight(facts: Facts) -> Held | None:
-    """Queues are changing hands; others wait for them, but not for ever."""
+def handover_in_flight(facts: GateFacts) -> Hold | None:
+    """Hold while other queues are being released, for at most `release_time`."""
     if facts.releasing and facts.release_time > 0:
-        told = f"{_queues(facts.releasing)} still being released; {_moves(facts.wanted)} then"
-        return Held(Reason.HANDOVER_IN_FLIGHT, told, facts.release_time)
+        message = f"{_queues(facts.releasing)} still being released; {_moves(facts.wanted)} then"
+        return Hold(Reason.HANDOVER_IN_FLIGHT, message, facts.release_time)
     return None
 
 
-def budget_spent(facts: Facts) -> Held | None:
-    """The policy's budget of moves is used up for now."""
+def budget_spent(facts: GateFacts) -> Hold | None:
+    """Hold while the policy's budget of moves is used up."""
     if facts.budget is not None and facts.budget <= 0:
         if facts.budget_back is None:
-            told = f"budget.maxMoves is 0; {_moves(facts.wanted)} once it is more"
-            return Held(Reason.BUDGET_SPENT, told)
-        told = f"The budget is spent; {_moves(facts.wanted)} as it comes back"
-        return Held(Reason.BUDGET_SPENT, told, facts.budget_back)
+            message = f"budget.maxMoves is 0; {_moves(facts.wanted)} once it is more"
+            return Hold(Reason.BUDGET_SPENT, message)
+        message = f"The budget is spent; {_moves(facts.wanted)} as it comes back"
+        return Hold(Reason.BUDGET_SPENT, message, facts.budget_back)
     return None
 
 
-Gate = Callable[[Facts], Held | None]
+Gate = Callable[[GateFacts], Hold | None]
 
-# In the order in which people should hear of them: first what they did themselves, then what passes.
+# In the order in which users should see them: first the causes that they set, then the temporary ones.
 CHAIN: tuple[Gate, ...] = (
     no_policy,
     nothing_would_change,
@@ -116,9 +116,9 @@ CHAIN: tuple[Gate, ...] = (
 )
 
 
-def held(facts: Facts) -> Held | None:
-    """Return the first gate that holds, or None: go ahead."""
-    return next((found for gate in CHAIN if (found := gate(facts))), None)
+def first_hold(facts: GateFacts) -> Hold | None:
+    """Return the first gate that holds, or None if the rebalance may go ahead."""
+    return next((result for gate in CHAIN if (result := gate(facts))), None)
 
 
 def _moves(count: int) -> str:

@@ -65,12 +65,12 @@ from rota.model import Holder, Queue
 from rota.reports import Report
 from rota.spec import Handover
 
-GIVEN_UP = 120.0  # seconds: longer than the slowest kubelet and a usual drain
-KUBELET = 90.0  # seconds: the slowest kubelet
+LOST_READY_SECONDS = 120.0  # seconds: longer than the slowest kubelet and a usual drain
+SLOWEST_KUBELET_SECONDS = 90.0  # seconds: the slowest kubelet
 
 
 class State(StrEnum):
-    """What the record says of a queue."""
+    """The state of a queue in the stored assignment."""
 
     FREE = "Free"
     OWNED = "Owned"
@@ -78,26 +78,26 @@ class State(StrEnum):
 
 
 class Proof(StrEnum):
-    """What is known of the holder."""
+    """The evidence that a queue's holder no longer consumes it."""
 
-    NONE = "None"  # it may be working the queue; of a free queue: somebody may, the record was lost
+    NONE = "None"  # the holder may consume the queue; of a free queue: a pod may, since the stored assignment was lost
     RELEASED = "Released"
     ENDED = "Ended"
     LOST = "Lost"
 
 
-class Want(StrEnum):
-    """What shall become of the queue."""
+class DesiredOwner(StrEnum):
+    """The desired change of a queue's owner."""
 
-    STAY = "Stay"  # its holder shall own it
-    MOVE = "Move"  # another member shall
-    # Nobody shall: it left the route or the subscription, the group is paused, the strategy gives it to nobody, or
-    # it is a foreigner's share.
+    STAY = "Stay"  # its holder keeps it
+    MOVE = "Move"  # another member gets it
+    # No member gets it: the queue left the route or the subscription, the group is paused, the strategy assigns it to
+    # no member, or it is the share of an unmanaged consumer.
     LEAVE = "Leave"
 
 
 class Act(StrEnum):
-    """What the next document says of the queue."""
+    """The change that the next document makes to a queue."""
 
     KEEP = "Keep"
     REVOKE = "Revoke"
@@ -108,44 +108,44 @@ class Act(StrEnum):
     DROP = "Drop"
 
 
-# A missing row cannot come about: a free queue that nobody shall own is no question, and nobody stays the owner of a
-# queue that is proved to be no longer his, unless it was released and comes back to him, or his process has ended and
-# its successor takes it up. A free queue is "Released"
-# once nobody can be working it; until then, after the record was lost, it is as unproved, or lost, as the pods that
-# may. A holder that is only lost is never forgotten: who grants the queue again must know whom it may still be with.
-# And where nobody is there to take a queue over, nothing is wanted of it: it stays with its holder, seen or not.
-TABLE: dict[tuple[State, Proof, Want], Act] = {
-    (State.FREE, Proof.NONE, Want.MOVE): Act.WAIT,
-    (State.FREE, Proof.RELEASED, Want.MOVE): Act.GRANT,
-    (State.FREE, Proof.LOST, Want.MOVE): Act.FORCE,
-    (State.OWNED, Proof.NONE, Want.STAY): Act.KEEP,
-    (State.OWNED, Proof.NONE, Want.MOVE): Act.REVOKE,
-    (State.OWNED, Proof.NONE, Want.LEAVE): Act.REVOKE,
-    (State.OWNED, Proof.RELEASED, Want.MOVE): Act.GRANT,
-    (State.OWNED, Proof.RELEASED, Want.LEAVE): Act.DROP,
-    (State.OWNED, Proof.ENDED, Want.STAY): Act.GRANT,
-    (State.OWNED, Proof.ENDED, Want.MOVE): Act.GRANT,
-    (State.OWNED, Proof.ENDED, Want.LEAVE): Act.DROP,
-    (State.OWNED, Proof.LOST, Want.MOVE): Act.FORCE,
-    (State.OWNED, Proof.LOST, Want.LEAVE): Act.REVOKE,
-    (State.RELEASING, Proof.NONE, Want.STAY): Act.RETURN,
-    (State.RELEASING, Proof.NONE, Want.MOVE): Act.WAIT,
-    (State.RELEASING, Proof.NONE, Want.LEAVE): Act.WAIT,
-    (State.RELEASING, Proof.RELEASED, Want.STAY): Act.RETURN,
-    (State.RELEASING, Proof.RELEASED, Want.MOVE): Act.GRANT,
-    (State.RELEASING, Proof.RELEASED, Want.LEAVE): Act.DROP,
-    (State.RELEASING, Proof.ENDED, Want.STAY): Act.GRANT,
-    (State.RELEASING, Proof.ENDED, Want.MOVE): Act.GRANT,
-    (State.RELEASING, Proof.ENDED, Want.LEAVE): Act.DROP,
-    (State.RELEASING, Proof.LOST, Want.STAY): Act.RETURN,
-    (State.RELEASING, Proof.LOST, Want.MOVE): Act.FORCE,
-    (State.RELEASING, Proof.LOST, Want.LEAVE): Act.WAIT,
+# A missing row cannot occur. A free queue that no member is to own needs no decision. A holder that provably no longer
+# has a queue does not stay its owner, unless the queue was released and returns to it, or its process has ended and the
+# pod's next process takes the queue. A free queue counts as "Released" once no pod can be consuming it. Until then,
+# after the stored assignment was lost, its proof is that of the pods that may consume it: None or Lost. A queue of a
+# lost holder is not dropped: a later grant must know which pod may still consume it. And if no member can take a queue
+# over, no change is desired: it stays with its holder, whether or not the holder can be reached.
+TABLE: dict[tuple[State, Proof, DesiredOwner], Act] = {
+    (State.FREE, Proof.NONE, DesiredOwner.MOVE): Act.WAIT,
+    (State.FREE, Proof.RELEASED, DesiredOwner.MOVE): Act.GRANT,
+    (State.FREE, Proof.LOST, DesiredOwner.MOVE): Act.FORCE,
+    (State.OWNED, Proof.NONE, DesiredOwner.STAY): Act.KEEP,
+    (State.OWNED, Proof.NONE, DesiredOwner.MOVE): Act.REVOKE,
+    (State.OWNED, Proof.NONE, DesiredOwner.LEAVE): Act.REVOKE,
+    (State.OWNED, Proof.RELEASED, DesiredOwner.MOVE): Act.GRANT,
+    (State.OWNED, Proof.RELEASED, DesiredOwner.LEAVE): Act.DROP,
+    (State.OWNED, Proof.ENDED, DesiredOwner.STAY): Act.GRANT,
+    (State.OWNED, Proof.ENDED, DesiredOwner.MOVE): Act.GRANT,
+    (State.OWNED, Proof.ENDED, DesiredOwner.LEAVE): Act.DROP,
+    (State.OWNED, Proof.LOST, DesiredOwner.MOVE): Act.FORCE,
+    (State.OWNED, Proof.LOST, DesiredOwner.LEAVE): Act.REVOKE,
+    (State.RELEASING, Proof.NONE, DesiredOwner.STAY): Act.RETURN,
+    (State.RELEASING, Proof.NONE, DesiredOwner.MOVE): Act.WAIT,
+    (State.RELEASING, Proof.NONE, DesiredOwner.LEAVE): Act.WAIT,
+    (State.RELEASING, Proof.RELEASED, DesiredOwner.STAY): Act.RETURN,
+    (State.RELEASING, Proof.RELEASED, DesiredOwner.MOVE): Act.GRANT,
+    (State.RELEASING, Proof.RELEASED, DesiredOwner.LEAVE): Act.DROP,
+    (State.RELEASING, Proof.ENDED, DesiredOwner.STAY): Act.GRANT,
+    (State.RELEASING, Proof.ENDED, DesiredOwner.MOVE): Act.GRANT,
+    (State.RELEASING, Proof.ENDED, DesiredOwner.LEAVE): Act.DROP,
+    (State.RELEASING, Proof.LOST, DesiredOwner.STAY): Act.RETURN,
+    (State.RELEASING, Proof.LOST, DesiredOwner.MOVE): Act.FORCE,
+    (State.RELEASING, Proof.LOST, DesiredOwner.LEAVE): Act.WAIT,
 }
 
 NEXT: dict[Act, State | None] = {
     Act.KEEP: State.OWNED,
     Act.REVOKE: State.RELEASING,
-    Act.WAIT: None,  # as it was
+    Act.WAIT: None,  # the state stays as it was
     Act.RETURN: State.OWNED,
     Act.GRANT: State.OWNED,
     Act.FORCE: State.OWNED,
@@ -154,27 +154,27 @@ NEXT: dict[Act, State | None] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What is known of a holder now."""
+class HolderEvidence:
+    """The evidence about a holder at this time."""
 
     ended: bool = False  # by an event or a consistent read
     terminating: bool = False
     ready: bool = True
     report: Report | None = None
-    working: AbstractSet[Queue] = frozenset()  # what the report says it may still deliver from or commit for
+    working: AbstractSet[Queue] = frozenset()  # queues that it may still deliver from or commit for, by its report
     unheard: float = 0.0  # seconds since its report was last read
-    leaving: float = 0.0  # seconds since it was first seen terminating, and so asked to give up everything
+    leaving: float = 0.0  # seconds since it was first seen terminating, which asks it to release everything
 
-    def lost(self, rules: Handover, asked: float = 0.0) -> bool:
-        """Whether waiting for it costs more than the risk; `asked`: how long ago it was asked to give something up.
+    def lost(self, rules: Handover, since_revoke: float = 0.0) -> bool:
+        """Whether waiting for it costs more than the risk; `since_revoke`: seconds since a queue was revoked from it.
 
-        A member that is Ready obeys, though we do not hear it: it is lost only after it had time to see that it must.
+        A Ready member obeys, though the operator cannot reach it: it is lost only once it had time to read the revoke.
         """
         silent = self.unheard >= rules.lost_after and not self.ready
-        return silent or min(max(asked, self.leaving), self.unheard) >= given_up(rules)
+        return silent or min(max(since_revoke, self.leaving), self.unheard) >= lost_after_seconds(rules)
 
     def obeys(self, holder: Holder, generation: int) -> bool:
-        """Whether its own report, not a namesake's, says that it obeys this generation."""
+        """Whether a report of this pod, not of another with the same name, confirms this generation or a later one."""
         report = self.report
         return (
             report is not None
@@ -183,52 +183,54 @@ class Seen:
         )
 
 
-class Taken(NamedTuple):
-    """That a queue was taken from its holder: by which generation, and how many seconds ago."""
+class Revocation(NamedTuple):
+    """A queue's revocation from its holder: the generation, and how many seconds ago."""
 
     since: int
     ago: float
 
 
-def given_up(rules: Handover) -> float:
-    """Return how long nobody is overruled who is Ready, but not heard: it may have to drain for longer than usual."""
-    return max(GIVEN_UP, KUBELET + rules.drain_timeout)
+def lost_after_seconds(rules: Handover) -> float:
+    """Return how long a Ready member that cannot be reached keeps its queues: its drain may take longer than usual."""
+    return max(LOST_READY_SECONDS, SLOWEST_KUBELET_SECONDS + rules.drain_timeout)
 
 
-def proof(queue: Queue, holder: Holder, taken: Taken | None, seen: Seen, rules: Handover) -> Proof:
-    """Say what is known about a holder that shall give up a queue.
+def proof(
+    queue: Queue, holder: Holder, revocation: Revocation | None, evidence: HolderEvidence, rules: Handover
+) -> Proof:
+    """Return the evidence that a holder no longer consumes a queue.
 
-    While it was not taken from him, that he does not work it proves nothing: he may take it up any moment.
+    Before the revoke, a holder that does not consume the queue proves nothing: it may start at any moment.
     """
-    if seen.ended:
+    if evidence.ended:
         return Proof.ENDED
-    if taken and seen.obeys(holder, taken.since) and queue not in seen.working:
+    if revocation and evidence.obeys(holder, revocation.since) and queue not in evidence.working:
         return Proof.RELEASED
-    if seen.terminating and seen.obeys(holder, 0) and seen.report and seen.report.drained:
+    if evidence.terminating and evidence.obeys(holder, 0) and evidence.report and evidence.report.drained:
         return Proof.RELEASED
-    if seen.lost(rules, taken.ago if taken else 0.0):
+    if evidence.lost(rules, revocation.ago if revocation else 0.0):
         return Proof.LOST
     return Proof.NONE
 
 
-def act(state: State, known: Proof, want: Want, *, held_back: bool = False, immediate: bool = False) -> Act:
-    """Return what the next document says of a queue; `held_back` is a gate's word and stops revokes only."""
-    chosen = TABLE[state, known, want]
+def act(state: State, evidence: Proof, want: DesiredOwner, *, held_back: bool = False, immediate: bool = False) -> Act:
+    """Return what the next document does with a queue; `held_back` is a gate's decision and stops revokes only."""
+    chosen = TABLE[state, evidence, want]
     if chosen is Act.REVOKE and held_back:
         return Act.KEEP
     if chosen is Act.REVOKE and immediate:
-        return Act.GRANT if want is Want.MOVE else Act.DROP
+        return Act.GRANT if want is DesiredOwner.MOVE else Act.DROP
     return chosen
 
 
-def picture() -> str:
-    """Draw the table as a Mermaid state diagram, for docs/handover.md."""
+def mermaid_diagram() -> str:
+    """Return the table as a Mermaid state diagram, for docs/handover.md."""
     arrows: dict[tuple[State, State, Act], list[str]] = {}
-    for (state, known, want), chosen in TABLE.items():
-        after = NEXT[chosen] or state
-        cause = want.value if known is Proof.NONE else f"{want.value}, {known.value}"
-        arrows.setdefault((state, after, chosen), []).append(cause)
+    for (state, evidence, want), chosen in TABLE.items():
+        end = NEXT[chosen] or state
+        cause = want.value if evidence is Proof.NONE else f"{want.value}, {evidence.value}"
+        arrows.setdefault((state, end, chosen), []).append(cause)
     lines = [
-        f"    {state} --> {after}: {chosen} ({'; '.join(causes)})" for (state, after, chosen), causes in arrows.items()
+        f"    {state} --> {end}: {chosen} ({'; '.join(causes)})" for (state, end, chosen), causes in arrows.items()
     ]
     return "\n".join(["stateDiagram-v2", "    [*] --> Free", *lines]) + "\n"

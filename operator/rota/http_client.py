@@ -1,4 +1,4 @@
-"""How HTTP clients treat answers of servers that may be hostile: redirects, compression and long bodies."""
+"""HTTP client helpers for servers that may be hostile: redirects, compression and limits of bodies."""
 
 import math
 import os
@@ -23,20 +23,20 @@ class TooLongError(ValueError):
 
 
 def is_redirect(status: int) -> bool:
-    """Whether an answer sends the client to another address."""
+    """Whether a response sends the client to another address."""
     return HTTPStatus.MULTIPLE_CHOICES <= status < HTTPStatus.BAD_REQUEST
 
 
 def is_compressed(response: ClientResponse) -> bool:
-    """Whether the body is packed, although the client asked for one that is not."""
+    """Whether the body is compressed, although the client asked for an uncompressed one."""
     return response.headers.get("Content-Encoding", "identity").strip().lower() != "identity"
 
 
 def describe_failure(error: Exception) -> str:
-    """Return why a request got no answer, as the system says it."""
+    """Return why a request got no response, with the system's text for an error where it has one."""
     if isinstance(error, TimeoutError):
         return "it did not respond in time"
-    if isinstance(error, ClientResponseError):  # its text has the URL, and perhaps a proxy's password
+    if isinstance(error, ClientResponseError):  # its text has the URL, which may contain a proxy's password
         prefix = "the proxy refused with " if isinstance(error, ClientHttpProxyError) else ""
         return f"{prefix}{error.status} {error.message}".strip()
     if isinstance(error, ClientProxyConnectionError):
@@ -49,13 +49,13 @@ def describe_failure(error: Exception) -> str:
 
 
 def _of_ssl(error: Any) -> str:
-    """Return what is wrong with a certificate; the error's numbers are not the system's."""
+    """Return the reason of a TLS error; its number is not one of the system's."""
     cause = getattr(error, "os_error", None) or getattr(error, "certificate_error", error)
     return getattr(cause, "verify_message", None) or getattr(cause, "reason", None) or type(cause).__name__
 
 
 def _of_system(error: OSError) -> str:
-    """Return the system's words for an error, which asyncio hides behind addresses."""
+    """Return the system's text for an error; asyncio's own text starts with addresses."""
     return os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
 
 
@@ -65,9 +65,9 @@ async def read_body(
     large_bytes: float = math.inf,
     large_at_once: AbstractAsyncContextManager[object] | None = None,
 ) -> bytes:
-    """Return the body, unpacked if the session unpacks; raise TooLongError as soon as it exceeds the limit.
+    """Return the body, decompressed if the session does that; raise TooLongError as soon as it exceeds the limit.
 
-    What exceeds `large_bytes` is read on while holding `large_at_once`, such as a semaphore.
+    Beyond `large_bytes`, reading goes on only while holding `large_at_once`, such as a semaphore.
     """
     body = bytearray()
     await _read_until(response, body, large_bytes, limit_bytes)
@@ -78,7 +78,7 @@ async def read_body(
 
 
 async def _read_until(response: ClientResponse, body: bytearray, pause_bytes: float, limit_bytes: float) -> None:
-    """Read on until the end, or until the body exceeds `pause_bytes`."""
+    """Read until the end, or until the body exceeds `pause_bytes`."""
     async for chunk in response.content.iter_any():
         body += chunk
         if len(body) > limit_bytes:

@@ -1,10 +1,10 @@
-"""How far a group is behind on a queue, and what its history says of that: the same for operator and pipeline.
+"""Lag, delay and lag state of one queue, computed alike by operator and pipeline.
 
-**What is not known is no number.** A group that never was at a queue is not behind by all that lies there if it is to
-begin at the end; an offset above the end is of a topic that was made anew, or of two brokers' answers that do not go
-together; what was deleted before it was read is nobody's lag any more.
+**Unknown is not a number.** A group that has committed nothing has no lag if it is to start at the end, however many
+messages the queue holds. An offset above the end belongs to a recreated topic, or to two broker responses that do not
+match. A message that was deleted before it was read no longer counts as lag.
 
-**Trends, not thresholds.** A queue is judged by how offsets moved over the last looks, so that nothing has to be set.
+**Trends, not thresholds.** A queue is judged by how its offsets moved over the last samples; no setting is needed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,102 +15,102 @@ from typing import NamedTuple
 from rota.model import Queue
 from rota.spec import StartFrom
 
-LOOKED_LONG = 120.0  # seconds
+MIN_HISTORY_SECONDS = 120.0  # seconds of samples, from which on their length is a lower bound of the delay
 
 
-class Look(NamedTuple):
-    """What was seen of a queue at one time; the group's offset is asked for before the end, so that it is not above."""
+class OffsetSample(NamedTuple):
+    """One sample of a queue. The committed offset is read before the end, so that it is not above the end."""
 
     at: float
     first: int
     last: int  # the offset that the next message will have
-    committed: int | None  # None: the group never was there
+    committed: int | None  # None: the group has committed nothing
     worked: bool = True  # whether some member had the queue
 
-    def behind(self, begins: StartFrom) -> int | None:
-        """Return how many messages the group is behind; None where nobody knows."""
-        there = self.last - self.first
-        if there < 0:  # no queue ends before it begins: a broker that says so says nothing
+    def behind(self, start_from: StartFrom) -> int | None:
+        """Return by how many messages the group is behind; None if that is unknown."""
+        stored = self.last - self.first
+        if stored < 0:  # the end is before the beginning: the broker's response is inconsistent
             return None
-        if self.committed is None:  # what is empty has nothing to be behind, wherever it is to begin
-            return {"Latest": 0, "Earliest": there}.get(begins.position, None if there else 0)
+        if self.committed is None:  # an empty queue has no lag, wherever the group is to start
+            return {"Latest": 0, "Earliest": stored}.get(start_from.position, None if stored else 0)
         if self.committed > self.last:
             return None
         return self.last - max(self.committed, self.first)
 
 
 class Judgement(StrEnum):
-    """What a queue's history says."""
+    """The lag state of a queue, as its history shows it."""
 
     KEEPING_UP = "KeepingUp"
-    SLOW = "Slow"  # it is worked, and falls behind
-    STALLED = "Stalled"  # somebody has it, and nothing is worked
-    STOPPED = "Stopped"  # nobody has it, nothing is worked, and something is left
-    REWOUND = "Rewound"  # its offset went back, and is not yet where it was
+    SLOW = "Slow"  # a member consumes it, and the lag grows
+    STALLED = "Stalled"  # a member owns it, and the offset does not move
+    STOPPED = "Stopped"  # no member owns it, the offset does not move, and messages remain
+    REWOUND = "Rewound"  # its offset went back, and has not reached its previous value
 
 
-def judge(looks: Sequence[Look], begins: StartFrom) -> Judgement | None:
-    """Judge by looks in the order of their times; None where too few of them say anything, or the last one does not."""
-    known = [(look, lag) for look in looks if (lag := look.behind(begins)) is not None]
-    if len(known) < 2 or known[-1][0] is not looks[-1]:  # noqa: PLR2004 - a movement has two ends
+def judge(samples: Sequence[OffsetSample], start_from: StartFrom) -> Judgement | None:
+    """Return the lag state from samples in order of time; None if fewer than two have a lag, or the last has none."""
+    measured = [(sample, lag) for sample in samples if (lag := sample.behind(start_from)) is not None]
+    if len(measured) < 2 or measured[-1][0] is not samples[-1]:  # noqa: PLR2004 - a movement has two ends
         return None
-    behind = [lag for _, lag in known]
-    offsets = [look.committed for look, _ in known if look.committed is not None]
+    behind = [lag for _, lag in measured]
+    offsets = [sample.committed for sample, _ in measured if sample.committed is not None]
     if _rewound(offsets):
         return Judgement.REWOUND
-    worked = any(look.worked for look, _ in known)
-    if 0 in behind:  # where nobody ever was and nobody is, nobody keeps up either
+    worked = any(sample.worked for sample, _ in measured)
+    if 0 in behind:  # a queue without a committed offset and without an owner has no lag state
         return Judgement.KEEPING_UP if offsets or worked else None
     if len({*offsets}) <= 1:
         return Judgement.STALLED if worked else Judgement.STOPPED
     return Judgement.SLOW if _grows(behind) else Judgement.KEEPING_UP
 
 
-def delay(looks: Sequence[Look], begins: StartFrom) -> float | None:
-    """Return for how many seconds the oldest message that is left has waited; None where that is not known.
+def delay(samples: Sequence[OffsetSample], start_from: StartFrom) -> float | None:
+    """Return for how many seconds the oldest unread message has waited; None if that is unknown.
 
-    It came after the last look at which the end was not above the group's present offset, and before the next one:
-    between the two, messages are taken to have come evenly. What was there at the first look has waited for at least
-    as long as we have looked; who has only begun to look does not know. Ends never fall: where one did, the topic was
-    made anew, and what was seen before is another one's.
+    The message arrived between the last sample that ends at or below the group's offset and the next sample; arrivals
+    between the two are taken to be even. A message in the first sample has waited at least since then: that time is
+    returned if it is LOOKED_LONG or more. Ends never fall: a lower end shows that the topic was recreated, and earlier
+    samples are ignored.
     """
-    looks = looks[_anew(looks) :]
-    if not looks or (behind := looks[-1].behind(begins)) is None:
+    samples = samples[_first_after_recreation(samples) :]
+    if not samples or (behind := samples[-1].behind(start_from)) is None:
         return None
-    now = looks[-1]
+    now = samples[-1]
     if not behind or now.committed is None:
         return None if behind else 0.0
-    next_one = max(now.committed, now.first)
-    for earlier, later in reversed([*pairwise(looks)]):
-        if earlier.last <= next_one < later.last:
-            part = (next_one - earlier.last + 1) / (later.last - earlier.last)
+    next_offset = max(now.committed, now.first)
+    for earlier, later in reversed([*pairwise(samples)]):
+        if earlier.last <= next_offset < later.last:
+            part = (next_offset - earlier.last + 1) / (later.last - earlier.last)
             return now.at - (earlier.at + part * (later.at - earlier.at))
-    looked = now.at - looks[0].at
-    return looked if next_one < looks[0].last and looked >= LOOKED_LONG else None
+    covered = now.at - samples[0].at
+    return covered if next_offset < samples[0].last and covered >= MIN_HISTORY_SECONDS else None
 
 
-def slowest(members: Sequence[Mapping[Queue, int | None] | None]) -> dict[Queue, int]:
-    """Return where the last of those is who all work every queue; only of queues of which each of them tells it."""
-    known = [it for it in members if it is not None]
-    if not known or len(known) < len(members):
+def lowest_offsets(members: Sequence[Mapping[Queue, int | None] | None]) -> dict[Queue, int]:
+    """Return each queue's lowest offset over the members of a broadcasting group, if all of them report that queue."""
+    reported = [member for member in members if member is not None]
+    if not reported or len(reported) < len(members):
         return {}
-    first, *others = known
-    told = {queue: [offset, *(it.get(queue) for it in others)] for queue, offset in first.items()}
+    first, *more = reported
+    offsets = {queue: [offset, *(member.get(queue) for member in more)] for queue, offset in first.items()}
     return {
-        queue: min(it for it in each if it is not None) for queue, each in told.items() if each and None not in each
+        queue: min(at for at in each if at is not None) for queue, each in offsets.items() if each and None not in each
     }
 
 
-def _anew(looks: Sequence[Look]) -> int:
-    """Return the place of the first look at the topic that there is now."""
-    return max((place for place in range(1, len(looks)) if looks[place].last < looks[place - 1].last), default=0)
+def _first_after_recreation(samples: Sequence[OffsetSample]) -> int:
+    """Return the index of the first sample of the present topic, which may have been recreated."""
+    return max((index for index in range(1, len(samples)) if samples[index].last < samples[index - 1].last), default=0)
 
 
 def _rewound(offsets: Sequence[int]) -> bool:
-    """Whether the last offset lies below an earlier one: it went back, and has not come so far again."""
+    """Whether the last offset lies below an earlier one."""
     return bool(offsets) and offsets[-1] < max(offsets)
 
 
 def _grows(behind: Sequence[int]) -> bool:
-    """Whether it got more behind, and at no time less."""
-    return behind[-1] > behind[0] and all(one <= other for one, other in pairwise(behind))
+    """Whether the lag grew, and never shrank."""
+    return behind[-1] > behind[0] and all(earlier <= later for earlier, later in pairwise(behind))

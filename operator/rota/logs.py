@@ -1,4 +1,4 @@
-"""Logs on standard error: one line for each record, as JSON or as text, with the fields that it is about."""
+"""Logs on standard error: one line for each record, as JSON or as text, with structured fields."""
 
 import logging
 import sys
@@ -14,12 +14,12 @@ Format = Literal["json", "text"]
 LEVELS: tuple[str, ...] = get_args(Level)
 FORMATS: tuple[str, ...] = get_args(Format)
 
-# What a record may be about, besides its message: given as `extra` to a logger's methods.
+# The structured fields of a record: given as `extra` to a logger's methods.
 FIELDS = ("namespace", "group", "generation", "member", "reason", "seconds")
 
 
 class _Formatter(logging.Formatter):
-    """Both formats; `always` has the fields of every record."""
+    """Base of both formats; `always` contains fields that every record gets."""
 
     def __init__(self, always: Mapping[str, object]) -> None:
         super().__init__()
@@ -46,13 +46,13 @@ class _TextFormatter(_Formatter):
 
 
 def begin(level: str = "info", style: str = "json", always: Mapping[str, object] = MappingProxyType({})) -> None:
-    """Write logs to standard error from now on; of other libraries only warnings and errors.
+    """Write logs to standard error from now on; other libraries log warnings and errors only.
 
-    `always`: fields of every record, such as those that name the process.
+    `always`: fields of every record, such as the name of the process.
     """
-    for what, value, known in (("level", level, LEVELS), ("format", style, FORMATS)):
-        if value not in known:
-            raise ValueError(f"There is no log {what} {value!r}; choose among {', '.join(known)}")
+    for setting, value, choices in (("level", level, LEVELS), ("format", style, FORMATS)):
+        if value not in choices:
+            raise ValueError(f"There is no log {setting} {value!r}; choose among {', '.join(choices)}")
     formatter = _JsonFormatter(always) if style == "json" else _TextFormatter(always)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)

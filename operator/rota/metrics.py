@@ -1,7 +1,7 @@
 """The metrics of a process: prometheus-client counts and renders them, in Prometheus' text format or in OpenMetrics.
 
-Gauges that are looked up at each scrape, of every group and queue, are written as text here: 180,000 samples take
-0.3 s this way, and 2.5 s as prometheus-client's metric families.
+Gauges of every group and queue are computed at each scrape and written as text here: 180,000 samples take 0.3 s this
+way, and 2.5 s as prometheus-client's metric families.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,7 +21,7 @@ from prometheus_client import (
 )
 from prometheus_client.openmetrics import exposition as openmetrics
 
-Labels = tuple[str, ...]  # values, in the order of the metric's own
+Labels = tuple[str, ...]  # values, in the order of the metric's label names
 Kind = Literal["counter", "gauge", "histogram"]
 
 BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -29,7 +29,7 @@ _END = "# EOF\n"
 
 
 class Format(Enum):
-    """In which format metrics are rendered; the value is its content type."""
+    """The format in which metrics are rendered; the value is its content type."""
 
     TEXT = exposition.CONTENT_TYPE_PLAIN_0_0_4
     OPENMETRICS = openmetrics.CONTENT_TYPE_LATEST
@@ -43,7 +43,7 @@ class Format(Enum):
 
 @dataclass(frozen=True)
 class Metric:
-    """What a metric is called, and what it says."""
+    """The name, help text, label names and kind of a metric."""
 
     name: str
     help: str
@@ -53,15 +53,15 @@ class Metric:
 
 @dataclass(frozen=True)
 class LookedUp:
-    """A metric whose samples are looked up at each scrape, so that none is stale."""
+    """A metric with samples that are computed at each scrape, so that none is stale."""
 
     metric: Metric
     look: Callable[[], Mapping[Labels, float]]
 
     def lines(self, style: Format) -> Iterator[str]:
-        """Yield its lines."""
+        """Yield the metric's lines."""
         metric = self.metric
-        is_short = style is Format.OPENMETRICS and metric.kind == "counter"  # only its samples are called `_total`
+        is_short = style is Format.OPENMETRICS and metric.kind == "counter"  # only a counter's samples end in `_total`
         name = metric.name.removesuffix("_total") if is_short else metric.name
         yield f"# HELP {name} {metric.help}"
         yield f"# TYPE {name} {metric.kind}"
@@ -77,7 +77,6 @@ class Metrics:
     """The metrics of one process, and those of Python and of the process itself."""
 
     def __init__(self) -> None:
-        """Declare nothing yet."""
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.declared: list[Metric] = []
         self._registry = CollectorRegistry()
@@ -86,38 +85,37 @@ class Metrics:
         self._looked_up: list[LookedUp] = []
 
     def counter(self, name: str, text: str, labels: Labels = ()) -> Counter:
-        """Declare something that only grows."""
+        """Declare a counter and return it."""
         self.declared.append(Metric(name, text, labels, "counter"))
         return Counter(name, text, labels, registry=self._registry)
 
     def histogram(self, name: str, text: str, labels: Labels = (), bounds: Iterable[float] = BOUNDS) -> Histogram:
-        """Declare how often something took how long."""
+        """Declare a histogram and return it."""
         self.declared.append(Metric(name, text, labels, "histogram"))
         return Histogram(name, text, labels, buckets=tuple(bounds), registry=self._registry)
 
     def look_up(self, metric: Metric, look: Callable[[], Mapping[Labels, float]]) -> None:
-        """Declare what is looked up at each scrape."""
+        """Declare a metric; `look` returns its samples at each scrape."""
         self.declared.append(metric)
         self._looked_up.append(LookedUp(metric, look))
 
     def render(self, style: Format, looked_up: Iterable[LookedUp] = ()) -> bytes:
-        """Render all metrics, and some more that are looked up."""
+        """Render all declared metrics, and further ones that are looked up."""
         encode = openmetrics.generate_latest if style is Format.OPENMETRICS else exposition.generate_latest
         counted = encode(self._registry).decode().removesuffix(_END)
-        lines = [line for each in (*self._looked_up, *looked_up) for line in each.lines(style)]
+        lines = [line for metric in (*self._looked_up, *looked_up) for line in metric.lines(style)]
         end = _END if style is Format.OPENMETRICS else ""
         return (counted + "\n".join([*lines, end])).encode()
 
 
 class GroupCounter:
-    """A counter with some series for each group: so many that they are written as text, too."""
+    """A counter with several series for each group; they are so many that they are written as text, too."""
 
     def __init__(self) -> None:
-        """Count nothing yet."""
         self._by_group: dict[Labels, dict[Labels, float]] = {}
 
     def add(self, group: Labels, *labels: str, by: float = 1) -> None:
-        """Count; adding 0 creates the series."""
+        """Add to a series; adding 0 creates it."""
         series = self._by_group.setdefault(group, {})
         series[labels] = series.get(labels, 0) + by
 
@@ -126,7 +124,7 @@ class GroupCounter:
         self._by_group.pop(group, None)
 
     def look(self) -> dict[Labels, float]:
-        """Return all series; copies are walked through, since a scrape is rendered in a thread."""
+        """Return all series; this iterates over copies, since a scrape is rendered in a thread."""
         groups = [(group, [*series.items()]) for group, series in [*self._by_group.items()]]
         return {(*group, *labels): value for group, series in groups for labels, value in series}
 
@@ -138,7 +136,7 @@ def _number(value: float) -> str:
 
 
 def _escaped(labels: Labels) -> Iterable[str]:
-    """Escape what has to be; hardly ever anything, which is seen sooner of all of them together."""
+    """Escape label values; as hardly any needs it, all of them are searched together first."""
     every = "".join(labels)
     if '"' in every or "\\" in every or "\n" in every:
         return [text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") for text in labels]

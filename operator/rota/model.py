@@ -1,7 +1,7 @@
-"""The nouns: Queue, Holder, Roster; frozen, sorted, without I/O.
+"""The core's values: Queue, Holder, Reason, Roster; frozen, sorted, without I/O.
 
-Two orders hold everywhere, the reference client's: queues by topic, broker and id; names by UTF-16 code units, as Java
-compares strings (it differs from code points only beyond U+FFFF).
+Two sort orders apply everywhere, both the reference client's: queues by topic, broker and id; names by UTF-16 code
+units, as Java compares strings (this differs from code points only beyond U+FFFF).
 """
 
 import re
@@ -29,48 +29,48 @@ class Queue(NamedTuple):
     id: int
 
     def __str__(self) -> str:
-        """Spell it as in messages to people."""
+        """Spell the queue as in messages to users."""
         return f"{self.topic}/{self.broker}/{self.id}"
 
 
 def queue_of(text: str) -> Queue:
-    """Read a queue as people spell it; a topic has no slash, a broker may have one."""
-    found = _QUEUE.fullmatch(text)
-    if not found:
-        told = f"The queue {plain(text, 100)!r} cannot be read"
-        raise ValueError(f"{told}: write it as TOPIC/BROKER/ID, orders/broker-a/3")
-    return Queue(found[1], found[2], int(found[3]))
+    """Parse a queue as users spell it; a topic has no slash, a broker may have one."""
+    match = _QUEUE.fullmatch(text)
+    if not match:
+        problem = f"The queue {plain(text, 100)!r} cannot be read"
+        raise ValueError(f"{problem}: write it as TOPIC/BROKER/ID, orders/broker-a/3")
+    return Queue(match[1], match[2], int(match[3]))
 
 
-# Who owns what at present; a Mapping does not take a Queue where a tuple is promised, hence both.
+# The present owners; both types are needed, since a Mapping is invariant in its keys (a Queue is also a tuple).
 Present = Mapping[Queue, str] | Mapping[tuple[str, str, int], str]
 
 
 class Holder(NamedTuple):
-    """A member as an owner: its name, and the uid of its pod, for a pod made anew under an old name is another."""
+    """A member as an owner: its name and its pod's uid, which differs if the pod was recreated under the same name."""
 
     name: str
     uid: str
 
 
 class Use(Flag):
-    """How a reason is used. As a reported problem, a reason makes the group Degraded unless it is HARMLESS."""
+    """The uses of a reason. As a reported problem, a reason makes the group Degraded unless it is HARMLESS."""
 
     OTHER = 0
-    CAUSE = auto()  # a rebalance's, with a series of its own in the metrics
-    GATE = auto()  # of what holds a rebalance back; likewise
+    CAUSE = auto()  # of a rebalance, with a series of its own in the metrics
+    GATE = auto()  # holds a rebalance back; also with a series of its own
     HARMLESS = auto()  # a problem that leaves the group as it is
     NOT_READY = auto()  # a problem with which the group is not Ready
     STALLS = auto()  # a problem that only a user can fix; when it lasts, the group is Stalled
 
 
 class Reason(StrEnum):
-    """Why something is so: the one catalogue that conditions, Events, metric labels and logs are worded from."""
+    """The one catalogue of reasons, used by conditions, Events, metric labels and logs."""
 
     use: Use
 
     def __new__(cls, value: str, use: Use = Use.OTHER) -> Self:
-        """Make a reason of this name."""
+        """Create a reason with this name and use."""
         reason = str.__new__(cls, value)
         reason._value_ = value
         reason.use = use
@@ -95,7 +95,7 @@ class Reason(StrEnum):
     GROUP_RESUMED = "GroupResumed", Use.CAUSE
     RECORD_LOST = "RecordLost"
     LOAD_SHIFTED = "LoadShifted", Use.CAUSE
-    # What holds a rebalance back.
+    # Why a rebalance is held back.
     NOTHING_WOULD_CHANGE = "NothingWouldChange"
     PAUSED = "Paused", Use.GATE
     NO_VIEW = "NoView", Use.GATE
@@ -104,7 +104,7 @@ class Reason(StrEnum):
     HANDOVER_IN_FLIGHT = "HandoverInFlight", Use.GATE
     BUDGET_SPENT = "BudgetSpent", Use.GATE
     SETTINGS_NOT_OBEYED = "SettingsNotObeyed"
-    # What is wrong.
+    # Problems that the operator finds.
     INVALID_SPEC = "InvalidSpec", Use.STALLS
     INVALID_POLICY = "InvalidPolicy", Use.GATE | Use.STALLS
     MISSING_POLICY = "MissingPolicy", Use.STALLS
@@ -132,7 +132,7 @@ class Reason(StrEnum):
     QUEUES_FORCED = "QueuesForced"
     DOCUMENT_TOO_LARGE = "DocumentTooLarge", Use.NOT_READY | Use.STALLS
     RECORD_TOO_NEW = "RecordTooNew", Use.NOT_READY | Use.STALLS
-    # What members say is wrong, besides.
+    # Problems that members report.
     MESSAGE_NOT_TAKEN_BACK = "MessageNotTakenBack"
     QUEUES_NOT_TAKEN_UP = "QueuesNotTakenUp"
     QUEUES_NOT_READ = "QueuesNotRead"
@@ -145,7 +145,7 @@ class Reason(StrEnum):
     APP_NOT_LISTENING = "AppNotListening"
     PULL_NOT_ANSWERED = "PullNotAnswered"
     DELIVERIES_FAILING = "DeliveriesFailing"
-    # What is well.
+    # No problem.
     SETTLED = "Settled"
 
 
@@ -153,7 +153,7 @@ _BY_NAME = {str(reason): reason for reason in Reason}
 
 
 def reason_named(name: object) -> Reason | None:
-    """Return the reason of this name; None if this version has none, as a later sidecar's may be."""
+    """Return the reason of this name; None if this version does not know it, as a later sidecar may report one."""
     return _BY_NAME.get(str(name))
 
 
@@ -163,14 +163,14 @@ def reasons(use: Use) -> list[Reason]:
 
 
 class Verdict(NamedTuple):
-    """What was found, for people and for machines."""
+    """A finding: its reason for programs, and its message for users."""
 
     reason: Reason
     message: str
 
 
 class Run(NamedTuple):
-    """The neighbouring queues of one topic on one broker: `queues[start:stop]`."""
+    """Adjacent queues of one topic on one broker: `queues[start:stop]`."""
 
     topic: str
     broker: str
@@ -179,32 +179,32 @@ class Run(NamedTuple):
 
 
 class Poke(NamedTuple):
-    """What a pod's annotation `rota.dev/generation` says: the generation, and how often the pod was poked for it."""
+    """The value of a pod's annotation `rota.dev/generation`: the generation, and how often the pod was poked for it."""
 
     generation: int = 0
     times: int = 0
 
     def __str__(self) -> str:
-        """Spell it as the annotation does."""
+        """Spell the value as the annotation does."""
         return f"{self.generation}-{self.times}"
 
 
 def plain(text: str, most: int = 300) -> str:
-    """Return a stranger's text as a part of a sentence: one line, not too long, and the same each time it is told."""
+    """Return untrusted text as part of a sentence: one line, limited in length, without memory addresses."""
     line = re.sub(r"\b0x[0-9a-f]+\b", "0x…", " ".join(text.split())).encode(errors="replace").decode()
     return line if len(line) <= most else line[:most] + "…"
 
 
 def java_order(name: str) -> bytes:
-    """Return the key under which names sort as in the reference client."""
+    """Return the key by which names sort as in the reference client."""
     return name.encode("utf-16-be", "surrogatepass")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Roster:
-    """A strategy's input: sorted queues, sorted member names, and who owns what at present.
+    """A strategy's input: sorted queues, sorted member names, and the present owners.
 
-    `owners[q]` is the index of the one member that owns `queues[q]`, or -1: two owners cannot be written down.
+    `owners[q]` is the index of the one member that owns `queues[q]`, or -1: the format cannot express two owners.
     """
 
     queues: tuple[Queue, ...]
@@ -219,14 +219,14 @@ class Roster:
         members: Iterable[str],
         current: Present | None = None,
     ) -> "Roster":
-        """Sort and check; present owners that are gone, and queues that are gone, do not count."""
+        """Sort and check the input; present owners that are no longer members, and removed queues, are ignored."""
         sorted_members = _sorted_members(members)
         sorted_queues = _sorted_queues(queues)
         return cls(sorted_queues, sorted_members, _owners(sorted_queues, sorted_members, current), _runs(sorted_queues))
 
     @property
     def topics(self) -> list[tuple[int, int]]:
-        """Return where each topic begins and ends among the queues."""
+        """Return the start and stop of each topic in `queues`."""
         bounds: list[tuple[int, int]] = []
         for index, run in enumerate(self.runs):
             if index and self.runs[index - 1].topic == run.topic:
@@ -252,29 +252,29 @@ def _sorted_queues(queues: Iterable[tuple[str, str, int]]) -> tuple[Queue, ...]:
     plain = all(name.isascii() for name in {queue.topic for queue in listed} | {queue.broker for queue in listed})
     listed.sort(key=None if plain else lambda queue: (java_order(queue.topic), java_order(queue.broker), queue.id))
     if len(set(listed)) != len(listed):
-        twice = next(queue for queue, after in pairwise(listed) if queue == after)
-        raise ValueError(f"Queue {twice} is listed twice; list each queue once")
+        duplicate = next(queue for queue, following in pairwise(listed) if queue == following)
+        raise ValueError(f"Queue {duplicate} is listed twice; list each queue once")
     return tuple(listed)
 
 
-def _queue(given: object) -> Queue:
-    if not isinstance(given, tuple | list) or len(given) != len(Queue._fields):
-        raise ValueError(f"Queue {given!r} cannot be meant: give (topic, broker, id)")
-    return Queue._make(given)
+def _queue(value: object) -> Queue:
+    if not isinstance(value, tuple | list) or len(value) != len(Queue._fields):
+        raise ValueError(f"Queue {value!r} cannot be meant: give (topic, broker, id)")
+    return Queue._make(value)
 
 
 def _sorted_members(members: Iterable[str]) -> tuple[str, ...]:
     listed = [members] if isinstance(members, str) else list(members or ())
     for name in listed:
         if not isinstance(name, str):
-            raise ValueError(f"A member is named {name!r}, which is no name; give a text")  # noqa: TRY004 - as above
+            raise ValueError(f"A member is named {name!r}, which is no name; give a text")  # noqa: TRY004 - bad input
     listed.sort(key=java_order)
     if not listed:
         raise ValueError("There is nobody to assign to: give at least one member")
     if not all(listed):
         raise ValueError("A member's name is empty; name every member")
-    for name, after in pairwise(listed):
-        if name == after:
+    for name, following in pairwise(listed):
+        if name == following:
             raise ValueError(f"Member {name} is listed twice; list each member once")
     return tuple(listed)
 
@@ -287,7 +287,7 @@ def _owners(queues: Sequence[Queue], members: Sequence[str], current: Present | 
 
 
 def _runs(queues: Sequence[Queue]) -> tuple[Run, ...]:
-    """Find the runs by jumping: walking 100,000 queues one by one costs more than sorting them."""
+    """Find the runs by binary search: visiting 100,000 queues one by one costs more than sorting them."""
     runs: list[Run] = []
     start = 0
     while start < len(queues):

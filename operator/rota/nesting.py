@@ -1,4 +1,4 @@
-"""JSON that is nested too deeply for a decoder: Kubernetes stores objects with thousands of levels."""
+"""Removes JSON that is nested too deeply for a decoder: Kubernetes stores objects with thousands of levels."""
 
 import re
 
@@ -6,17 +6,17 @@ _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{}]', re.DOTALL)
 
 
 def without_deep_values(text: bytes, levels: int) -> bytes:
-    """Return the same JSON with `null` in place of each object and list that lies deeper than that many levels."""
-    kept: list[bytes] = []
+    """Return the same JSON with `null` in place of each object and list that is nested deeper than `levels`."""
+    parts: list[bytes] = []
     depth = start = 0
     for token in _TOKEN.finditer(text):
         match text[token.start() : token.start() + 1]:
             case b"{" | b"[":
                 depth += 1
                 if depth == levels + 1:
-                    kept += [text[start : token.start()], b"null"]
+                    parts += [text[start : token.start()], b"null"]
             case b"}" | b"]":
                 if depth == levels + 1:
                     start = token.end()
                 depth -= 1
-    return b"".join([*kept, text[start:]]) if depth <= levels else b"".join(kept)
+    return b"".join([*parts, text[start:]]) if depth <= levels else b"".join(parts)

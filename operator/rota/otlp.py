@@ -1,4 +1,4 @@
-"""How operator and sidecar send spans by OpenTelemetry's SDK, an extra: import this only where traces are wanted."""
+"""Export of spans by OpenTelemetry's SDK, which is an extra: import this module only if traces are configured."""
 
 import os
 from http import HTTPStatus
@@ -29,7 +29,7 @@ def http_exporter(url: str) -> SpanExporter:
 
 
 def nanoseconds(at: float) -> int:
-    """Return a time in nanoseconds; a double holds some 200 of them."""
+    """Convert seconds since 1970 to nanoseconds, rounded to microseconds: a double resolves no more."""
     return max(round(at * 1e6), 0) * 1000
 
 

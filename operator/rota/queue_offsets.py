@@ -1,4 +1,4 @@
-"""Where a member is with its queues, as it answers in pages at `/v1/report/queues`."""
+"""A member's offsets in its queues, as its sidecar returns them in pages at `/v1/report/queues`."""
 
 from typing import Annotated, NamedTuple
 
@@ -11,8 +11,8 @@ from rota.ranges import MOST_IDS
 _Offset = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
-class _Place(Struct):
-    """Where a member is with a queue; it is somebody else's word, so it must fit into a column of offsets."""
+class _QueueEntry(Struct):
+    """A member's offsets in one queue; this input is untrusted, so each must fit into a column of offsets."""
 
     topic: str
     broker: str
@@ -22,43 +22,43 @@ class _Place(Struct):
     given: _Offset | None = None
 
 
-class _Places(Struct):
-    queues: Annotated[list[_Place], Meta(max_length=MOST_IDS)] = []
+class _QueuePage(Struct):
+    queues: Annotated[list[_QueueEntry], Meta(max_length=MOST_IDS)] = []
     next: int | None = None
     incarnation: Annotated[str, Meta(max_length=64)] = ""
 
 
 class QueueOffsets(dict[Queue, int | None]):
-    """Where a member is with queues; unlike a plain dict it can be referred to weakly."""
+    """A member's committed offsets by queue; unlike a plain dict, it can have weak references."""
 
 
-class Offsets(NamedTuple):
-    """One page; `next` is where the next page begins, if there is one."""
+class OffsetsPage(NamedTuple):
+    """One page; `next` is the start of the next page, or None on the last page."""
 
     offsets: QueueOffsets
     next: int | None = None
 
 
-def read_offsets(text: bytes | str) -> Offsets:
-    """Read a page, or a report of an earlier version; of what cannot be read nothing is known."""
+def read_offsets(text: bytes | str) -> OffsetsPage:
+    """Read a page, or a report of an earlier version; return no offsets if it cannot be read."""
     try:
-        found = msgspec.json.decode(text, type=_Places)
+        page = msgspec.json.decode(text, type=_QueuePage)
     except (ValueError, RecursionError):
-        return Offsets(QueueOffsets())
-    offsets = QueueOffsets((Queue(it.topic, it.broker, it.id), it.committed) for it in found.queues)
-    return Offsets(offsets, found.next)
+        return OffsetsPage(QueueOffsets())
+    offsets = QueueOffsets((Queue(entry.topic, entry.broker, entry.id), entry.committed) for entry in page.queues)
+    return OffsetsPage(offsets, page.next)
 
 
 class QueueProgress(NamedTuple):
-    """How far a member is with a queue; None: it is not known, or the sidecar is of a version that does not say."""
+    """A member's progress in a queue; None: unknown, or not reported by the sidecar's version."""
 
-    start: int | None  # the offset at which it began to read
+    start: int | None  # the offset at which the member began to read
     given: int | None  # the highest offset that the app was given
     committed: int | None
 
 
 class ProgressPage(NamedTuple):
-    """The progress of some queues at one process; `next` is where the next page begins, if there is one."""
+    """The progress of one process in some queues; `next` is the start of the next page, or None on the last page."""
 
     incarnation: str
     queues: dict[Queue, QueueProgress]
@@ -68,8 +68,11 @@ class ProgressPage(NamedTuple):
 def read_progress(text: bytes | str) -> ProgressPage | None:
     """Read the progress in a page; None if it cannot be read."""
     try:
-        page = msgspec.json.decode(text, type=_Places)
+        page = msgspec.json.decode(text, type=_QueuePage)
     except (ValueError, RecursionError):
         return None
-    queues = {Queue(it.topic, it.broker, it.id): QueueProgress(it.start, it.given, it.committed) for it in page.queues}
+    queues = {
+        Queue(entry.topic, entry.broker, entry.id): QueueProgress(entry.start, entry.given, entry.committed)
+        for entry in page.queues
+    }
     return ProgressPage(page.incarnation, queues, page.next)

@@ -1,4 +1,4 @@
-"""Queues as they are written: as ranges, by topic and broker: `{"orders": {"broker-a": "0-3,7"}}`."""
+"""Compact notation of queues: ranges of ids by topic and broker, such as `{"orders": {"broker-a": "0-3,7"}}`."""
 
 import re
 from bisect import bisect_right
@@ -15,24 +15,24 @@ Ranged = dict[str, dict[str, str]]
 
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 _ID = re.compile(r"0|[1-9]\d{0,8}", re.ASCII)
-MOST_PLACES = 20_000  # pairs of topic and broker of one group: each takes memory, however few queues are there
-MOST_IDS = 2**17  # queues that one document, or report, can name: a short text can, and all are spelled out
+MOST_PLACES = 20_000  # pairs of topic and broker of one group: each takes memory, however few queues it has
+MOST_IDS = 2**17  # queues in one document or report: a short text can name that many, and all are expanded
 
 
 class RangedQueues(AbstractSet[Queue]):
-    """A set of queues that keeps ranges: a short text can name 131,072 queues, which take 20 MiB one by one."""
+    """A set of queues that is stored as ranges: a short text can name 131,072 queues, or 20 MiB as single queues."""
 
     def __init__(self, *several: Mapping[str, Mapping[str, str]]) -> None:
-        """Read the queues that the ranges name together."""
+        """Parse one or more mappings of ranges; the set contains the queues of all of them."""
         spans: dict[tuple[str, str], list[tuple[int, int]]] = {}
         for ranged in several:
             for topic, brokers in ranged.items():
                 for broker, ids in brokers.items():
                     spans.setdefault((topic, broker), []).extend(_spans(ids))
-        self._spans = {place: _merged(found) for place, found in spans.items()}
+        self._spans = {place: _merged(parts) for place, parts in spans.items()}
 
     @classmethod
-    def _from_iterable(cls, queues: Iterable[Queue]) -> frozenset[Queue]:  # type: ignore[override]  # of differences
+    def _from_iterable(cls, queues: Iterable[Queue]) -> frozenset[Queue]:  # type: ignore[override]  # for differences
         return frozenset(queues)
 
     def __contains__(self, queue: object) -> bool:
@@ -64,18 +64,18 @@ def to_ranges(queues: Iterable[Queue]) -> Ranged:
 
 
 def _ranges(ids: list[int]) -> Iterable[str]:
-    start = before = ids[0]
+    start = last = ids[0]
     for number in [*ids[1:], None]:
-        if number is not None and number == before + 1:
-            before = number
+        if number is not None and number == last + 1:
+            last = number
             continue
-        yield str(start) if start == before else f"{start}-{before}"
+        yield str(start) if start == last else f"{start}-{last}"
         if number is not None:
-            start = before = number
+            start = last = number
 
 
 def from_ranges(ranged: Mapping[str, Mapping[str, str]]) -> list[Queue]:
-    """Read queues that are written as ranges; what cannot be read is a sentence."""
+    """Parse queues that are written as ranges; raise ValueError with a sentence if they are invalid."""
     queues: list[Queue] = []
     for topic, brokers in ranged.items():
         for broker, ids in brokers.items():
@@ -86,12 +86,12 @@ def from_ranges(ranged: Mapping[str, Mapping[str, str]]) -> list[Queue]:
 
 
 def ids_of(ranges: str) -> list[int]:
-    """Read `0-3,7` as 0, 1, 2, 3, 7."""
+    """Parse `0-3,7` as 0, 1, 2, 3, 7."""
     return [number for first, last in _spans(ranges) for number in range(first, last + 1)]
 
 
 def check(*several: Ranged) -> None:
-    """Read queues without spelling them out, as far as there can be so many; what cannot be read is a sentence."""
+    """Raise ValueError if ranges are invalid or name more than MOST_IDS queues; the queues are not expanded."""
     room = MOST_IDS
     for ids in (ids for ranged in several for brokers in ranged.values() for ids in brokers.values()):
         room -= sum(last - first + 1 for first, last in _spans(ids))
@@ -105,12 +105,12 @@ def places_in(*several: Ranged) -> int:
 
 
 def _spans(ranges: str) -> list[tuple[int, int]]:
-    """Read `0-3,7` as 0 to 3, 7 to 7."""
+    """Parse `0-3,7` as 0 to 3, 7 to 7."""
     spans: list[tuple[int, int]] = []
     room = MOST_IDS
     for part in ranges.split(","):
-        found = _RANGE.fullmatch(part.strip())
-        first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, -1)
+        match = _RANGE.fullmatch(part.strip())
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
         room -= last - first + 1
         if last < first or room < 0:
             raise ValueError(f"Queue ids {_shown(ranges)} cannot be read: write them as 0-3,7")
@@ -140,7 +140,7 @@ def _shown(ranges: str) -> str:
 
 
 def unnested(nested: Mapping[str, Mapping[str, Mapping[str, T]]]) -> Iterator[tuple[Queue, T]]:
-    """Yield what is told of each queue, written as topic, broker, id."""
+    """Yield each queue with its entry from a mapping by topic, broker and id."""
     for topic, brokers in nested.items():
         for broker, ids in brokers.items():
             for number, entry in ids.items():

@@ -1,7 +1,7 @@
-"""The journal's records, one line of JSON each: how they are made, and how they are read; docs/journal.md has it all.
+"""The records of the journal, one line of JSON each: writing and reading. docs/journal.md describes all fields.
 
-Fields are added without a new `SCHEMA`; where one changes its meaning, it grows. A line that a crash cut off is never
-read as a record: the brace that closes it is its last character.
+New fields do not change `SCHEMA`; a new meaning of a field does. A line that a crash cut off is never read as a record:
+the brace that closes a record is its last character.
 """
 
 from datetime import datetime
@@ -18,12 +18,12 @@ Ranges = dict[str, dict[str, str]]  # ids such as 0-3,7 by topic and broker
 
 
 def journal_record(kind: str, group: str, at: str, **facts: object) -> dict[str, object]:
-    """Return one fact for the journal: a line of JSON that the pipeline reads back."""
+    """Return a record of the journal, to be written as a line of JSON that the pipeline reads back."""
     return {"schema": SCHEMA, "kind": kind, "group": group, "at": at, **facts}
 
 
 class Record(Struct, frozen=True, kw_only=True, tag_field="kind"):
-    """What every record has, besides its kind."""
+    """The fields of every record, apart from its kind."""
 
     schema: int
     at: Time
@@ -36,21 +36,21 @@ class Fact(Record, frozen=True, kw_only=True):
 
 
 class Present(Struct, frozen=True):
-    """A pod of a group, and how it stands."""
+    """A pod of a group, with its member state."""
 
     uid: str
     standing: str
 
 
 class Membership(Fact, frozen=True, kw_only=True, tag="membership"):
-    """Who was there when a document was written."""
+    """The pods of a group at the time when a document was written."""
 
     generation: Count
     members: dict[str, Present]
 
 
 class Plan(Fact, frozen=True, kw_only=True, tag="plan"):
-    """Why a document was written."""
+    """The reason why a document was written."""
 
     generation: Count
     strategy: str
@@ -68,7 +68,7 @@ class Handover(
     tag="handover",
     rename={"holder": "from", "holder_uid": "fromUid", "to_uid": "toUid"},
 ):
-    """What a document did to some queues."""
+    """The change that a document made to some queues."""
 
     generation: Count
     act: str
@@ -82,7 +82,7 @@ class Handover(
 
 
 class Obeyed(Fact, frozen=True, kw_only=True, tag="obeyed"):
-    """A member was first heard to obey the document that gives it some queues."""
+    """A member reported for the first time that it obeys the document that gives it some queues."""
 
     generation: Count
     member: str
@@ -91,7 +91,7 @@ class Obeyed(Fact, frozen=True, kw_only=True, tag="obeyed"):
 
 
 class Rebalance(Fact, frozen=True, kw_only=True, tag="rebalance"):
-    """A rebalance is over."""
+    """A rebalance ended."""
 
     generation: Count
     reason: str
@@ -103,7 +103,7 @@ class Rebalance(Fact, frozen=True, kw_only=True, tag="rebalance"):
 
 
 class Owner(Struct, frozen=True):
-    """A pod of a group, how it stands, and what it owns."""
+    """A pod of a group, with its member state and the queues that it owns."""
 
     uid: str
     standing: str
@@ -112,7 +112,7 @@ class Owner(Struct, frozen=True):
 
 
 class Releasing(Struct, frozen=True, rename={"holder": "from", "holder_uid": "fromUid"}):
-    """Queues that were taken from their holder, and given to nobody yet."""
+    """Queues that were revoked from their holder, and are not granted to another member yet."""
 
     holder: str
     holder_uid: str
@@ -121,7 +121,7 @@ class Releasing(Struct, frozen=True, rename={"holder": "from", "holder_uid": "fr
 
 
 class Owners(Fact, frozen=True, kw_only=True, tag="owners", rename="camel"):
-    """Who owns what, and by which rules: where reading can begin."""
+    """The owners of all queues, and the rules that applied: the journal can be read from here on."""
 
     generation: Count
     model: str
@@ -135,7 +135,7 @@ class Owners(Fact, frozen=True, kw_only=True, tag="owners", rename="camel"):
 
 
 class Columns(Struct, frozen=True):
-    """The queues of a topic on a broker, each at the same place in every list."""
+    """The queues of a topic on a broker; each queue has the same index in every list."""
 
     ids: list[Count]
     first: list[int]
@@ -143,20 +143,20 @@ class Columns(Struct, frozen=True):
     committed: list[int | None]
 
     def __post_init__(self) -> None:
-        """Refuse lists that cannot be laid side by side."""
+        """Refuse lists of different lengths."""
         if len({len(self.ids), len(self.first), len(self.last), len(self.committed)}) > 1:
             raise ValueError("ids, first, last and committed are not of one length")
 
 
 class Offsets(Fact, frozen=True, kw_only=True, tag="offsets"):
-    """How far a group was with its queues."""
+    """The offsets of a group in its queues at one time."""
 
     topics: dict[str, dict[str, Columns]]
     verdicts: dict[str, Count]
 
 
 class Verdict(Fact, frozen=True, kw_only=True, tag="verdict"):
-    """A condition of a group turned."""
+    """A condition of a group changed."""
 
     condition: str
     status: str
@@ -171,7 +171,7 @@ class Redelivered(
     tag="redelivered",
     rename={"holder": "from", "holder_uid": "fromUid", "to_uid": "toUid"},
 ):
-    """Messages came again, for another process reads their queues."""
+    """Messages were delivered again, since another process reads their queues."""
 
     cause: str
     messages: Count
@@ -184,7 +184,7 @@ class Redelivered(
 
 
 class Gap(Record, frozen=True, kw_only=True, tag="gap"):
-    """So many records of one writer are missing, between two times."""
+    """The number of missing records of one writer between two times."""
 
     writer: str
     since: Time
@@ -219,10 +219,10 @@ _head = msgspec.json.Decoder(_Head)
 
 
 def read(line: bytes) -> AnyRecord:
-    """Read a line of the journal; what is no record, or one of a later version, is a sentence."""
+    """Read a line of the journal; raise ValueError with a sentence if it is no record, or one of a later version."""
     try:
         record = _decoder.decode(line)
-    except (ValueError, RecursionError) as error:  # msgspec's errors are such too
+    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         raise ValueError(_why(line, error)) from None
     if record.schema > SCHEMA:
         raise ValueError(_too_new(record.schema))
@@ -230,7 +230,7 @@ def read(line: bytes) -> AnyRecord:
 
 
 def _why(line: bytes, error: Exception) -> str:
-    """Say why a line cannot be read: who reads a journal goes on after each of these, but not for the same reason."""
+    """Return why a line cannot be read; a reader skips the line in any case, but the causes differ."""
     try:
         head = _head.decode(line)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Member reports: what a sidecar says of itself, as the operator reads it."""
+"""Member reports: the state that a sidecar reports, as the operator reads it."""
 
 from typing import Literal, get_args
 
@@ -23,7 +23,7 @@ MOST_UNCOMMITTED = 400  # entries in a report: less than their limit, however lo
 
 
 class ReportTooLargeError(ValueError):
-    """A part of a report exceeds its limit; the member that says it is not silent, though."""
+    """A part of a report exceeds its limit; its member does not count as unreachable, though."""
 
 
 # Why a member is not reading a queue; empty while it is reading.
@@ -37,14 +37,14 @@ QueueState = Literal["", "starting", "full", "paused", "failing", "stuck", "drai
 _QUEUE_STATES = frozenset(get_args(QueueState))
 
 
-class Worked(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """How far a member is with a queue, and what keeps it from reading."""
+class QueueStatus(Struct, frozen=True, rename="camel", omit_defaults=True):
+    """A member's progress in a queue, and the reason why it does not read it."""
 
     topic: str
     broker: str
     id: int
     committed: int | None  # None: it is not known yet
-    pulled: int  # where it asks next
+    pulled: int  # offset of the next pull
     buffered: int
     locked: bool
     state: QueueState = ""
@@ -54,7 +54,7 @@ class Worked(Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 class Uncommitted(Struct, frozen=True, omit_defaults=True):
-    """A queue that a member gives up, or gave up lately, and whose last messages at the app are not committed."""
+    """A queue that a member releases, or released lately, without having committed the last messages at the app."""
 
     topic: str
     broker: str
@@ -64,7 +64,7 @@ class Uncommitted(Struct, frozen=True, omit_defaults=True):
 
 
 class Report(Struct, frozen=True, kw_only=True, weakref=True):
-    """What a member says of itself: one consistent cut, so that what it does not name it does not work."""
+    """A member's state in one consistent cut: the member consumes no queue that the report does not name."""
 
     member: str
     uid: str
@@ -75,42 +75,42 @@ class Report(Struct, frozen=True, kw_only=True, weakref=True):
     final: bool = False
     held: dict[str, dict[str, str]] = {}
     releasing: dict[str, dict[str, str]] = {}
-    brokers: dict[str, bool] = {}  # which it can reach
-    troubles: dict[str, str] = {}  # what keeps it from working: reasons, and a sentence for each
-    started: float = 0.0  # when its process started, in seconds since 1970 by its node's clock; 0: it does not say
+    brokers: dict[str, bool] = {}  # whether the member can reach each broker
+    troubles: dict[str, str] = {}  # problems of the member: reasons, and a sentence for each
+    started: float = 0.0  # start of the process, in seconds since 1970 by its node's clock; 0: not reported
     settings: str = ""  # `settings_digest` of the group.json in force; members of earlier versions may not say
-    # How often brokers said that consumers of the group came or went; None: members of earlier versions do not say.
+    # How often brokers notified the member of joining or leaving consumers; None: not reported by earlier versions.
     consumers_changed: int | None = msgspec.field(name="consumersChanged", default=None)
-    states: dict[str, int] = {}  # how many of its queues it is not reading now, by state; `revision` ignores them
+    states: dict[str, int] = {}  # how many queues the member is not reading now, by state; `revision` ignores them
     uncommitted: list[Uncommitted] = []  # `revision` ignores them; final for a queue that the member has released
-    incarnation: str = ""  # of the sidecar's process: another one after a restart, and a number; see `process`
+    incarnation: str = ""  # of the sidecar's process: changes with a restart; usually a number, see `process`
 
     @property
     def working(self) -> frozenset[Queue]:
-        """Every queue that it may still deliver from or commit for; costs a walk over all of them, so ask once."""
+        """Every queue that the member may still deliver from or commit for; each access walks over all of them."""
         return frozenset([*from_ranges(self.held), *from_ranges(self.releasing)])
 
     @property
     def process(self) -> int:
-        """The number of its process, 1 for its pod's first; 0: it has none. Earlier versions report a random text."""
+        """The number of the process, 1 for its pod's first; 0: it has none. Earlier versions report a random text."""
         is_number = self.reads >= SCHEMA and self.incarnation.isdecimal() and len(self.incarnation) <= LONGEST_NUMBER
         return int(self.incarnation) if is_number else 0
 
     @property
     def drained(self) -> bool:
-        """Whether it has given up everything for good."""
+        """Whether the member has released everything for good."""
         return self.final and self.state == "drained"
 
 
 class FullReport(Report, frozen=True, kw_only=True):
-    """A report with what the operator does not need for its plans; `revision` does not grow with that."""
+    """A report with fields that the operator does not need for its plans; `revision` does not grow with them."""
 
     inflight: int = 0
-    stuck: dict[str, dict[str, str]] = {}  # queues that it holds and could not take up yet
+    stuck: dict[str, dict[str, str]] = {}  # queues that the member holds and could not start yet
 
 
 class _ReportParts(Struct, omit_defaults=True):
-    """A report with its parts as they stand in the text; the rest is small, or not read."""
+    """A report with its fields as raw JSON; other fields are not read."""
 
     member: msgspec.Raw = msgspec.Raw(b"")
     uid: msgspec.Raw = msgspec.Raw(b"")
@@ -134,7 +134,7 @@ class _ReportParts(Struct, omit_defaults=True):
 def _with_checked_parts(text: bytes | str) -> bytes | str:
     """Return a report whose parts are within their limits, or raise ValueError; decoding takes 20 times their memory.
 
-    A large report is returned with each key once: of keys that stand in the text twice, only the last was checked.
+    A large report is returned with each key once: of duplicate keys, only the last one was checked.
     """
     if len(text) <= UNCHECKED_BYTES:
         return text
@@ -147,23 +147,23 @@ def _with_checked_parts(text: bytes | str) -> bytes | str:
 
 
 def _with_known_states(report: Report) -> Report:
-    """Return the report with states of queues that there are: a pod may send thousands of others."""
+    """Return the report without unknown states of queues: a hostile pod may send thousands of them."""
     if report.states.keys() <= _QUEUE_STATES:
         return report
-    known = {state: number for state, number in report.states.items() if state in _QUEUE_STATES}
-    return msgspec.structs.replace(report, states=known)
+    states = {state: number for state, number in report.states.items() if state in _QUEUE_STATES}
+    return msgspec.structs.replace(report, states=states)
 
 
 def read_report(text: bytes | str) -> Report:
-    """Read a report; what is none is a sentence, and fields of later versions are passed over."""
+    """Read a report; raise ValueError with a sentence if it is invalid. Fields of later versions are ignored."""
     try:
         report = _with_known_states(msgspec.json.decode(_with_checked_parts(text), type=Report))
         check(report.held, report.releasing)
     except ReportTooLargeError as error:
         raise ReportTooLargeError(f"The report cannot be read: {error}") from None
-    except (ValueError, RecursionError) as error:  # msgspec's errors are such too
+    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         raise ValueError(f"The report cannot be read: {error}") from None
     if (places := places_in(report.held, report.releasing)) > MOST_PLACES:
-        told = f"The report names {places:,} pairs of topic and broker"
-        raise ReportTooLargeError(f"{told}; {MOST_PLACES:,} are the most")
+        problem = f"The report names {places:,} pairs of topic and broker"
+        raise ReportTooLargeError(f"{problem}; {MOST_PLACES:,} are the most")
     return report

@@ -9,6 +9,6 @@ def count(number: int, noun: str) -> str:
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:
-    """Return the first names, and how many others there are."""
-    others = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + others
+    """Return the first names, and how many more follow."""
+    suffix = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + suffix

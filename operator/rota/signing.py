@@ -27,11 +27,11 @@ def group_key(operator_key: bytes, group_uid: str) -> bytes:
 
 
 class Request(NamedTuple):
-    """What the signature of a request covers."""
+    """The parts of a request that its signature covers."""
 
     method: str
     target: str  # the path with its query
-    pod_uid: str  # of the member that it is for: a copy is invalid at any other pod
+    pod_uid: str  # of the member that receives it: a copy is invalid at any other pod
     body: bytes = b""
 
 
@@ -79,5 +79,5 @@ def _hmac(key: bytes, *parts: bytes) -> bytes:
 
 def _matches(signatures: Iterable[str], expected: Sequence[str]) -> bool:
     """Compare in constant time; text that is not ASCII is no signature."""
-    found = [signature.strip() for signature in signatures if signature.isascii()]
-    return any(hmac.compare_digest(one, other) for one in found for other in expected)
+    candidates = [signature.strip() for signature in signatures if signature.isascii()]
+    return any(hmac.compare_digest(candidate, valid) for candidate in candidates for valid in expected)

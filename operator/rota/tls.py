@@ -25,13 +25,13 @@ class KeyPair(NamedTuple):
 
 
 def certificate_digest(pair: KeyPair) -> str:
-    """Return the SHA-256 of the certificate itself, in hexadecimal; without those of its authorities behind it."""
-    found = _CERTIFICATE.search(pair.certificate)
-    return hashlib.sha256(ssl.PEM_cert_to_DER_cert(found[0])).hexdigest() if found else ""
+    """Return the SHA-256 of the certificate itself, in hexadecimal; its authorities' certificates do not count."""
+    match = _CERTIFICATE.search(pair.certificate)
+    return hashlib.sha256(ssl.PEM_cert_to_DER_cert(match[0])).hexdigest() if match else ""
 
 
 def mounted_version(folder: Path) -> Path:
-    """Return where the files of a mounted Secret lie that were written together: the kubelet swaps a link to them."""
+    """Return the folder with one consistent version of a mounted Secret's files: the kubelet swaps a link to it."""
     link = folder / "..data"
     return link.resolve() if link.is_symlink() else folder
 
@@ -43,7 +43,7 @@ def read_key_pair(folder: Path) -> KeyPair:
 
 
 def trusting(authorities: str) -> ssl.SSLContext:
-    """Return a context that trusts these certificates in PEM and no others; raise ValueError if there are none.
+    """Return a context that trusts only these certificates in PEM; raise ValueError if the text has none.
 
     Text around them is ignored, as OpenSSL does with files.
     """
@@ -59,7 +59,7 @@ def trusting(authorities: str) -> ssl.SSLContext:
 
 
 def load_key_pair(context: ssl.SSLContext, pair: KeyPair) -> None:
-    """Have a context present this certificate; raise ValueError if it cannot be used, or its key is encrypted."""
+    """Load a certificate into a context; raise ValueError if it cannot be used, or its key is encrypted."""
     with _as_file(pair.certificate) as certificate, _as_file(pair.key) as key:
         try:
             context.load_cert_chain(certificate, key, lambda: "")  # without a password OpenSSL asks at the terminal

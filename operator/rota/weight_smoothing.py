@@ -1,33 +1,33 @@
-"""What queues weigh for a policy that spreads weight: which measurement stands, without the noise in it."""
+"""Noise filter for queue weights: a new measurement counts only if some member's load differs clearly by it."""
 
 from collections.abc import Mapping
 from math import sqrt
 
 from rota.model import Queue
 
-# What is measured twice may differ by so much of a queue's weight, and by so much of what members carry on average:
-# more than a noise of 10 % makes, also where the strategy has given all that looked heavy to one member.
+# Two measurements of a member's load may differ by NOISE of the root of its queues' squared weights, and by LEAST of
+# the mean load: more than a noise of 10 % causes, also where one member was given all queues that looked heavy.
 NOISE, LEAST = 0.3, 0.12
 
 Weights = Mapping[Queue, float]
 
 
-def settled(before: Weights, now: Weights, owners: Mapping[Queue, str]) -> Weights:
-    """Return what was measured before, unless somebody carries clearly more or less by what is measured now.
+def filter_noise(previous: Weights, current: Weights, owners: Mapping[Queue, str]) -> Weights:
+    """Return the previous weights, unless the current ones show a member's load as clearly changed.
 
-    Rates never are the same twice, and a strategy that evens out what differs by little would move queues for ever.
-    The more queues somebody has, the more their noise cancels out: it grows as the root of the sum of squares does. But
-    not wholly: who was given queues for what was noise in their weights carries something else by the next measurement.
+    Measured rates always vary, and a strategy that evens out small differences would move queues for ever. The noise of
+    a member's queues partly cancels out: it grows with the root of the sum of their squared weights. But not wholly: a
+    member that was given queues because of noise in their weights carries another load by the next measurement.
     """
-    total, formerly = sum(now.values()), sum(before.values())
-    if before.keys() != now.keys() or not formerly:
-        return now
+    total, formerly = sum(current.values()), sum(previous.values())
+    if previous.keys() != current.keys() or not formerly:
+        return current
     change: dict[str, float] = {}
     squares: dict[str, float] = {}
-    for queue, weight in now.items():  # shares are compared: that there is more of everything moves nothing
+    for queue, weight in current.items():  # only shares are compared: an equal growth of all weights moves nothing
         owner = owners.get(queue, "")
-        change[owner] = change.get(owner, 0.0) + weight - before[queue] * total / formerly
+        change[owner] = change.get(owner, 0.0) + weight - previous[queue] * total / formerly
         squares[owner] = squares.get(owner, 0.0) + weight * weight
     mean = total / (len(change.keys() - {""}) or 1)
-    clearly = any(abs(it) > max(NOISE * sqrt(squares[owner]), LEAST * mean) for owner, it in change.items())
-    return now if clearly else before
+    clearly = any(abs(delta) > max(NOISE * sqrt(squares[owner]), LEAST * mean) for owner, delta in change.items())
+    return current if clearly else previous

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from ground.poll import PATIENCE_SECONDS
-from rota.brokers.rocketmq.wire.codes import Answer, Request
+from rota.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
 from rota.brokers.rocketmq.wire.frames import Decoder, Frame, encode
 
 Say = Callable[[Frame], bytes | None]
@@ -78,7 +78,7 @@ async def until(true: Callable[[], bool]) -> None:
 
 
 def an_answer(
-    frame: Frame, body: object = b"", code: int = Answer.SUCCESS, remark: str = "", **fields: object
+    frame: Frame, body: object = b"", code: int = ResponseCode.SUCCESS, remark: str = "", **fields: object
 ) -> bytes:
     """Write an answer to a frame; a body that is no bytes is written as JSON."""
     text = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -88,7 +88,7 @@ def an_answer(
 
 def a_broker(frame: Frame) -> bytes:
     """Answer as a broker where all is well, and every offset 7."""
-    if frame.code == Request.GET_SUBSCRIPTIONGROUP_CONFIG:
+    if frame.code == RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG:
         return an_answer(frame, {"groupName": "shop"})
     return an_answer(frame, offset=7)
 
@@ -108,15 +108,15 @@ class Names:
 
     def __call__(self, frame: Frame) -> bytes:
         """Answer as a name server."""
-        if frame.code == Request.GET_BROKER_CLUSTER_INFO:
+        if frame.code == RequestCode.GET_BROKER_CLUSTER_INFO:
             return an_answer(frame, {"brokerAddrTable": {it["brokerName"]: it for it in self._data(self.brokers)}})
-        if frame.code != Request.GET_ROUTEINFO_BY_TOPIC:
-            return an_answer(frame, code=Answer.REQUEST_CODE_NOT_SUPPORTED)
+        if frame.code != RequestCode.GET_ROUTEINFO_BY_TOPIC:
+            return an_answer(frame, code=ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
         there = {
             name: number for name, number in self.topics.get(frame.fields["topic"], {}).items() if name in self.brokers
         }
         if not there:
-            return an_answer(frame, code=Answer.TOPIC_NOT_EXIST)
+            return an_answer(frame, code=ResponseCode.TOPIC_NOT_EXIST)
         queues = [{"brokerName": name, "readQueueNums": number} for name, number in there.items()] * self.times
         replicas = {name: self.brokers[name] for name in there}
         return an_answer(frame, {"brokerDatas": self._data(replicas), "queueDatas": queues})

@@ -7,11 +7,11 @@ import pytest
 
 from ground.poll import PATIENCE_SECONDS
 from ground.rocketmq import RocketMQ
-from rota.brokers.errors import Refused, Unknown
-from rota.brokers.port import Membership, Working
-from rota.brokers.rocketmq.admin import Cluster
+from rota.brokers.errors import NotFoundError, RejectedError
+from rota.brokers.port import ConsumedQueue, Membership
+from rota.brokers.rocketmq.admin import AdminClient
 from rota.brokers.rocketmq.consumer import RocketMQConsumer
-from rota.brokers.rocketmq.routing import Site
+from rota.brokers.rocketmq.routing import ConnectionConfig
 from rota.model import Queue
 from rota.spec import Subscription
 
@@ -20,41 +20,41 @@ QUEUES = tuple(Queue(TOPIC, BROKER, number) for number in range(3))
 
 
 @pytest.fixture
-async def cluster(rocketmq: RocketMQ) -> AsyncIterator[Cluster]:
-    opened = Cluster(Site([rocketmq.name_server]))
+async def cluster(rocketmq: RocketMQ) -> AsyncIterator[AdminClient]:
+    opened = AdminClient(ConnectionConfig([rocketmq.name_server]))
     await opened.create_topic(TOPIC, BROKER, len(QUEUES))
     yield opened
     await opened.close()
 
 
 @pytest.fixture
-async def member(rocketmq: RocketMQ, cluster: Cluster) -> AsyncIterator[RocketMQConsumer]:
+async def member(rocketmq: RocketMQ, cluster: AdminClient) -> AsyncIterator[RocketMQConsumer]:
     assert await cluster.queues(TOPIC) == QUEUES
     wanted = Membership(
         group=GROUP,
         client_id=CLIENT,
         subscriptions=[Subscription(topic=TOPIC, expression="red || blue")],
-        queues=lambda: {QUEUES[1]: Working(committed=7, buffered=2, bytes=3 * 2**20, locked=True)},
+        queues=lambda: {QUEUES[1]: ConsumedQueue(committed=7, buffered=2, bytes=3 * 2**20, locked=True)},
     )
-    joined = RocketMQConsumer(Site([rocketmq.name_server]), wanted)
+    joined = RocketMQConsumer(ConnectionConfig([rocketmq.name_server]), wanted)
     await joined.join()
     yield joined
     await joined.leave()
 
 
-async def test_topic_can_be_created_changed_and_read(cluster: Cluster) -> None:
+async def test_topic_can_be_created_changed_and_read(cluster: AdminClient) -> None:
     await cluster.create_topic("grows", BROKER, 2)
     assert len(await cluster.queues("grows")) == 2
     await cluster.create_topic("grows", BROKER, 5, perm=2)
     assert (await cluster.topic("grows", BROKER)).read_queue_nums == 5
     assert await cluster.queues("grows") == (), "it may be written only"
-    with pytest.raises(Unknown, match="GET_TOPIC_CONFIG of nope at broker-0"):
+    with pytest.raises(NotFoundError, match="GET_TOPIC_CONFIG of nope at broker-0"):
         await cluster.topic("nope", BROKER)
-    with pytest.raises(Refused):
+    with pytest.raises(RejectedError):
         await cluster.create_topic("not a name", BROKER, 1)
 
 
-async def test_settings_of_a_group_that_an_update_does_not_name_are_kept(cluster: Cluster) -> None:
+async def test_settings_of_a_group_that_an_update_does_not_name_are_kept(cluster: AdminClient) -> None:
     await cluster.update_group("careful", BROKER, retryMaxTimes=3)
     await cluster.update_group("careful", BROKER, consumeEnable=False)
     assert await cluster.settings("careful", BROKER) == (False, True, 1, 3)
@@ -63,7 +63,7 @@ async def test_settings_of_a_group_that_an_update_does_not_name_are_kept(cluster
     assert told["retryMaxTimes"] == 3
 
 
-async def test_settings_update_of_a_group_keeps_its_attributes(cluster: Cluster) -> None:
+async def test_settings_update_of_a_group_keeps_its_attributes(cluster: AdminClient) -> None:
     await cluster.update_group("marked", BROKER, attributes={"+priority.factor": "5"})
     before = (await cluster.group("marked", BROKER))["attributes"]
     assert before
@@ -73,7 +73,7 @@ async def test_settings_update_of_a_group_keeps_its_attributes(cluster: Cluster)
 
 
 @pytest.mark.usefixtures("member")
-async def test_member_running_info_is_returned_by_its_broker(cluster: Cluster) -> None:
+async def test_member_running_info_is_returned_by_its_broker(cluster: AdminClient) -> None:
     told = await cluster.running_info(GROUP, CLIENT, BROKER)
     ((key, queue),) = told["mqTable"].items()
     assert key == '{"topic":"administered","brokerName":"broker-0","queueId":1}'
@@ -89,9 +89,9 @@ async def test_member_running_info_is_returned_by_its_broker(cluster: Cluster) -
 
 
 @pytest.mark.usefixtures("member")
-async def test_member_ids_are_listed_once_each(rocketmq: RocketMQ, cluster: Cluster) -> None:
+async def test_member_ids_are_listed_once_each(rocketmq: RocketMQ, cluster: AdminClient) -> None:
     wanted = Membership(group=GROUP, client_id=CLIENT, subscriptions=[Subscription(topic=TOPIC)])
-    again = RocketMQConsumer(Site([rocketmq.name_server]), wanted)
+    again = RocketMQConsumer(ConnectionConfig([rocketmq.name_server]), wanted)
     await again.join()
     assert await cluster.client_ids(GROUP, BROKER) == (CLIENT,)
     assert [it.id for it in await cluster.clients(GROUP, BROKER)] == [CLIENT, CLIENT]
@@ -100,7 +100,7 @@ async def test_member_ids_are_listed_once_each(rocketmq: RocketMQ, cluster: Clus
 
 
 @pytest.mark.usefixtures("member")
-async def test_broker_side_assignment_is_returned_for_pull_and_pop_mode(cluster: Cluster) -> None:
+async def test_broker_side_assignment_is_returned_for_pull_and_pop_mode(cluster: AdminClient) -> None:
     assert await cluster.assignment(TOPIC, GROUP, CLIENT, BROKER) == QUEUES
     assert await cluster.assignment(TOPIC, GROUP, CLIENT, BROKER, "No such strategy") is None
     await cluster.consume_mode(TOPIC, GROUP, BROKER, "POP")
@@ -109,19 +109,19 @@ async def test_broker_side_assignment_is_returned_for_pull_and_pop_mode(cluster:
     assert await cluster.assignment(TOPIC, GROUP, CLIENT, BROKER) == QUEUES
 
 
-async def test_broker_settings_are_returned(cluster: Cluster) -> None:
+async def test_broker_settings_are_returned(cluster: AdminClient) -> None:
     told = await cluster.broker_settings(BROKER)
     assert told["brokerName"] == BROKER
     assert told["enablePropertyFilter"] == "false"
 
 
 async def test_offset_reset_is_pushed_to_a_member_if_the_broker_is_configured_so(
-    rocketmq: RocketMQ, cluster: Cluster
+    rocketmq: RocketMQ, cluster: AdminClient
 ) -> None:
     heard: asyncio.Queue[Mapping[Queue, int]] = asyncio.Queue()
     subscribed = [Subscription(topic=TOPIC)]
     wanted = Membership(group="pushed", client_id=CLIENT, subscriptions=subscribed, on_reset=heard.put_nowait)
-    listening = RocketMQConsumer(Site([rocketmq.name_server]), wanted)
+    listening = RocketMQConsumer(ConnectionConfig([rocketmq.name_server]), wanted)
     await cluster.update_broker(BROKER, useServerSideResetOffset=False)
     try:
         await listening.join()

@@ -10,15 +10,15 @@ import pytest
 from brokers.scripted import Names, Say, Server, a_broker, a_server, an_answer, silent, until
 from fuzz.corpus import a_message
 from ground.poll import PATIENCE_SECONDS, soon
-from rota.brokers.errors import BrokerError, Garbled, Refused, Unknown, Unreachable
+from rota.brokers.errors import BrokerError, MalformedResponseError, NotFoundError, RejectedError, UnreachableError
 from rota.brokers.port import Membership
 from rota.brokers.rocketmq import heartbeat, remembered
 from rota.brokers.rocketmq import routing as clients
-from rota.brokers.rocketmq.admin import Cluster
+from rota.brokers.rocketmq.admin import AdminClient
 from rota.brokers.rocketmq.consumer import RocketMQConsumer
-from rota.brokers.rocketmq.routing import Client, Site
+from rota.brokers.rocketmq.routing import ConnectionConfig, RoutingClient
 from rota.brokers.rocketmq.transport.connection_pool import Connections
-from rota.brokers.rocketmq.wire.codes import Answer, Request
+from rota.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
 from rota.brokers.rocketmq.wire.frames import Frame, encode
 from rota.model import Queue
 from rota.spec import Subscription
@@ -43,20 +43,20 @@ class BrokerNetwork:
         self.names.topics["orders"][name] = 1
         return self.brokers[name]
 
-    def cluster(self, *name_servers: Server) -> Cluster:
-        made = Cluster(Site([it.address for it in name_servers]))
+    def cluster(self, *name_servers: Server) -> AdminClient:
+        made = AdminClient(ConnectionConfig([it.address for it in name_servers]))
         self._stack.push_async_callback(made.close)
         return made
 
-    def client(self, *name_servers: Server) -> Client:
-        made = Client(Site([it.address for it in name_servers]), serve=lambda _: None)
+    def client(self, *name_servers: Server) -> RoutingClient:
+        made = RoutingClient(ConnectionConfig([it.address for it in name_servers]), serve=lambda _: None)
         self._stack.callback(made.close)
         return made
 
     def member(self, *name_servers: Server, sql: str = "", **more: Any) -> RocketMQConsumer:
         wanted = Subscription(topic="orders", expression=sql or "*", type="SQL92" if sql else "Tag")
         known = Membership(group="shop", client_id="one", subscriptions=[wanted], **more)
-        made = RocketMQConsumer(Site([it.address for it in name_servers]), known)
+        made = RocketMQConsumer(ConnectionConfig([it.address for it in name_servers]), known)
         self._stack.push_async_callback(made.leave)
         return made
 
@@ -70,7 +70,7 @@ async def world() -> AsyncIterator[BrokerNetwork]:
 @pytest.fixture
 def endless_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no call end by its own time-out: a caller that waits for a silent server waits until the test fails."""
-    for call in (Connections.ask, Client.ask, Client.get):
+    for call in (Connections.ask, RoutingClient.ask, RoutingClient.get):
         monkeypatch.setattr(call, "__defaults__", (3600.0,))
 
 
@@ -98,13 +98,13 @@ async def test_name_server_that_lists_only_some_brokers_does_not_make_a_topic_un
     cluster = world.cluster(server)
     assert await cluster.queues("orders") == (B,)
     b = world.names.brokers.pop("b")
-    with pytest.raises(Unreachable, match="No name server knows all brokers yet"):
+    with pytest.raises(UnreachableError, match="No name server knows all brokers yet"):
         await cluster.queues("orders")
     assert await cluster._client.address("b") == b[0]
     world.names.brokers["b"] = b
     assert await cluster.queues("orders") == (B,)
     world.names.topics.clear()
-    with pytest.raises(Unknown, match="There is no topic orders"):
+    with pytest.raises(NotFoundError, match="There is no topic orders"):
         await cluster.queues("orders")
 
 
@@ -122,12 +122,12 @@ async def test_name_server_that_knows_less_than_another_is_not_believed_by_a_new
     await world.broker("a")
     left, right = Names({"a": {0: "127.0.0.1:1"}}), Names({"b": {0: "127.0.0.1:2"}})
     servers = [await world.start(it) for it in (left, right)]
-    with pytest.raises(Unreachable, match="No name server knows all brokers yet"):
+    with pytest.raises(UnreachableError, match="No name server knows all brokers yet"):
         await world.cluster(*servers).queues("nowhere")
     right.brokers |= left.brokers
-    with pytest.raises(Unknown):
+    with pytest.raises(NotFoundError):
         await world.cluster(*servers).queues("nowhere")
-    with pytest.raises(Unreachable):
+    with pytest.raises(UnreachableError):
         await world.cluster(await world.start(Names({}))).queues("nowhere")
 
 
@@ -138,13 +138,13 @@ async def test_name_server_that_supports_no_request_is_not_preferred(world: Brok
     for _ in range(3):
         assert await cluster.queues("orders") == (A,)
     assert len(other.heard) == 1
-    with pytest.raises(Unreachable, match=r"No name server answers: .*code 3"):
+    with pytest.raises(UnreachableError, match=r"No name server answers: .*code 3"):
         await world.cluster(other).queues("orders")
 
 
 async def test_name_server_that_denies_permission_is_reported_with_its_remark(world: BrokerNetwork) -> None:
-    guarded = await world.start(lambda it: an_answer(it, code=Answer.NO_PERMISSION, remark="who are\nyou"))
-    with pytest.raises(Refused, match="who are you"):
+    guarded = await world.start(lambda it: an_answer(it, code=ResponseCode.NO_PERMISSION, remark="who are\nyou"))
+    with pytest.raises(RejectedError, match="who are you"):
         await world.cluster(guarded).queues("orders")
 
 
@@ -163,7 +163,7 @@ async def test_name_server_that_is_silent_does_not_block_the_next_one(world: Bro
 async def test_route_with_more_queues_than_possible_is_malformed(world: BrokerNetwork, number: int) -> None:
     await world.broker("a")
     world.names.topics["orders"]["a"] = number
-    with pytest.raises(Garbled, match="are the most"):
+    with pytest.raises(MalformedResponseError, match="are the most"):
         await world.cluster(await world.start(world.names)).queues("orders")
 
 
@@ -178,7 +178,7 @@ async def test_route_with_very_many_brokers_is_malformed(world: BrokerNetwork) -
     names = [f"broker-{number}" for number in range(1025)]
     world.names.brokers |= {name: {0: "127.0.0.1:1"} for name in names}
     world.names.topics["orders"] = dict.fromkeys(names, 1)
-    with pytest.raises(Garbled, match=r"^The route of orders names 1,025 brokers; 1,024 are the most$"):
+    with pytest.raises(MalformedResponseError, match=r"^The route of orders names 1,025 brokers; 1,024 are the most$"):
         await world.cluster(await world.start(world.names)).queue_counts("orders")
 
 
@@ -187,7 +187,7 @@ async def test_route_that_names_a_broker_twice_is_malformed(
 ) -> None:
     await world.broker("a")
     world.names.times = 2
-    with pytest.raises(Garbled, match=r"^The route of orders names the broker a twice$"):
+    with pytest.raises(MalformedResponseError, match=r"^The route of orders names the broker a twice$"):
         await world.cluster(await world.start(world.names)).queues("orders")
 
 
@@ -198,7 +198,7 @@ async def test_broker_master_missing_from_the_name_server_is_still_used(world: B
     held: list[Frame] = []
 
     def say(frame: Frame) -> bytes:
-        if frame.code == Request.PULL_MESSAGE:
+        if frame.code == RequestCode.PULL_MESSAGE:
             held.append(frame)
             return b""
         return a_broker(frame)
@@ -214,7 +214,9 @@ async def test_broker_master_missing_from_the_name_server_is_still_used(world: B
     await member.commit(A, 1)
     assert not pulling.done()
     assert master.connections == 1
-    master.writers[0].write(an_answer(held[0], code=Answer.PULL_NOT_FOUND, nextBeginOffset=0, minOffset=0, maxOffset=0))
+    master.writers[0].write(
+        an_answer(held[0], code=ResponseCode.PULL_NOT_FOUND, nextBeginOffset=0, minOffset=0, maxOffset=0)
+    )
     assert (await pulling).next == 0
 
 
@@ -227,7 +229,7 @@ async def test_broker_master_that_is_down_is_looked_up_until_it_is_back(
     world.names.topics["orders"]["a"] = 1
     cluster = world.cluster(await world.start(world.names))
     await cluster.queues("orders")
-    with pytest.raises(Unreachable, match="has no replica 0 at present"):
+    with pytest.raises(UnreachableError, match="has no replica 0 at present"):
         await cluster.settings("shop", "a")
     await world.broker("a")
     assert (await cluster.settings("shop", "a")).enabled
@@ -239,7 +241,7 @@ async def test_broker_removed_for_good_is_forgotten(world: BrokerNetwork, monkey
     b = await world.broker("b")
     client = world.client(await world.start(world.names))
     await client.refresh(["orders"])
-    await client.ask("b", Frame(code=Request.GET_BROKER_CONFIG))
+    await client.ask("b", Frame(code=RequestCode.GET_BROKER_CONFIG))
     kept, topics = world.names.brokers, world.names.topics
     world.names.brokers, world.names.topics = {}, {}
     await client.brokers()  # nobody at all: it has just started
@@ -277,11 +279,11 @@ async def test_request_that_must_run_once_is_not_repeated_at_a_moved_broker(
     cluster = world.cluster(await world.start(world.names))
     await cluster.queues("orders")
     new = await world.broker("a")
-    with pytest.raises(Unreachable, match="the other side closed it"):
-        await cluster._client.ask("a", Frame(code=Request.SEND_MESSAGE_V2))
-    assert (old.codes(), new.codes()) == ([Request.SEND_MESSAGE_V2], [])
-    await cluster._client.ask("a", Frame(code=Request.SEND_MESSAGE_V2))
-    assert new.codes() == [Request.SEND_MESSAGE_V2]
+    with pytest.raises(UnreachableError, match="the other side closed it"):
+        await cluster._client.ask("a", Frame(code=RequestCode.SEND_MESSAGE_V2))
+    assert (old.codes(), new.codes()) == ([RequestCode.SEND_MESSAGE_V2], [])
+    await cluster._client.ask("a", Frame(code=RequestCode.SEND_MESSAGE_V2))
+    assert new.codes() == [RequestCode.SEND_MESSAGE_V2]
 
 
 async def test_request_that_is_idempotent_is_repeated_at_a_moved_broker(
@@ -304,8 +306,8 @@ async def test_request_that_fails_does_not_wait_long_for_silent_name_servers(wor
     await client.route("orders")
     speaks[0] = False
     async with asyncio.timeout(PATIENCE_SECONDS):
-        with pytest.raises(Unreachable, match=r"did not answer within 0\.2 s"):
-            await client.ask("a", Frame(code=Request.GET_BROKER_CONFIG), 0.2)
+        with pytest.raises(UnreachableError, match=r"did not answer within 0\.2 s"):
+            await client.ask("a", Frame(code=RequestCode.GET_BROKER_CONFIG), 0.2)
 
 
 @pytest.mark.parametrize(
@@ -322,24 +324,24 @@ async def test_response_with_an_unreadable_offset_table_is_malformed(world: Brok
     await world.broker("a", lambda it: an_answer(it, table.replace(b"%b", row.replace(b"N", beyond))))
     cluster = world.cluster(await world.start(world.names))
     for call in (cluster.progress("shop", "a"), cluster.ends("orders", "a"), cluster.reset("shop", "orders", "a")):
-        with pytest.raises(Garbled):
+        with pytest.raises(MalformedResponseError):
             await call
 
 
 async def test_topic_without_readable_queues_is_sent_nothing(world: BrokerNetwork) -> None:
     await world.broker("a")
     world.names.topics["orders"]["a"] = 0
-    with pytest.raises(Refused, match="no queue that can be read"):
+    with pytest.raises(RejectedError, match="no queue that can be read"):
         await world.cluster(await world.start(world.names)).send("orders", b"body")
 
 
 async def test_broker_error_is_not_taken_for_a_group_without_members(world: BrokerNetwork) -> None:
     said = ["no consumer for this group, shop"]
-    await world.broker("a", lambda it: an_answer(it, code=Answer.SYSTEM_ERROR, remark=said[0]))
+    await world.broker("a", lambda it: an_answer(it, code=ResponseCode.SYSTEM_ERROR, remark=said[0]))
     cluster = world.cluster(await world.start(world.names))
     assert await cluster.client_ids("shop", "a") == ()
     said[0] = "java.lang.OutOfMemoryError:\n\tat X"
-    with pytest.raises(Refused, match=r"java\.lang\.OutOfMemoryError: at X"):
+    with pytest.raises(RejectedError, match=r"java\.lang\.OutOfMemoryError: at X"):
         await cluster.client_ids("shop", "a")
 
 
@@ -354,16 +356,16 @@ async def test_lock_release_is_sent_to_brokers_concurrently(world: BrokerNetwork
     b = await world.broker("b")
     cluster = world.cluster(await world.start(world.names))
     unlocking = asyncio.create_task(cluster.unlock("shop", "one", [A, B]))
-    await until(lambda: b.codes() == [Request.UNLOCK_BATCH_MQ])
+    await until(lambda: b.codes() == [RequestCode.UNLOCK_BATCH_MQ])
     assert not unlocking.done()
-    with pytest.raises(Unreachable, match="did not answer"):
+    with pytest.raises(UnreachableError, match="did not answer"):
         await unlocking
 
 
 async def test_filter_rejected_by_one_broker_is_reported_though_another_is_silent(world: BrokerNetwork) -> None:
     await world.broker("a", silent)
-    await world.broker("b", lambda it: an_answer(it, code=Answer.SUBSCRIPTION_PARSE_FAILED, remark="no SQL92"))
-    with pytest.raises(Refused, match="no SQL92"):
+    await world.broker("b", lambda it: an_answer(it, code=ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark="no SQL92"))
+    with pytest.raises(RejectedError, match="no SQL92"):
         await world.member(await world.start(world.names), sql="a > 1").check()
 
 
@@ -379,7 +381,7 @@ async def test_pull_response_that_is_malformed_keeps_the_connection(world: Broke
     a = await world.broker("a", lambda it: pulled(it, bodies.pop(0)))
     member = world.member(await world.start(world.names))
     await member._client.refresh(["orders"])
-    with pytest.raises(Garbled, match="What was pulled from"):
+    with pytest.raises(MalformedResponseError, match="What was pulled from"):
         await member.pull(A, 0)
     assert [it.body for it in (await member.pull(A, 0)).messages] == [b"body"]
     assert a.connections == 1
@@ -388,7 +390,7 @@ async def test_pull_response_that_is_malformed_keeps_the_connection(world: Broke
 async def test_offset_0_of_a_deleted_topic_is_not_believed(
     world: BrokerNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    zero: Say = lambda it: an_answer(it, code=Answer.QUERY_NOT_FOUND if it.code == 14 else 0, offset=0)  # noqa: E731
+    zero: Say = lambda it: an_answer(it, code=ResponseCode.QUERY_NOT_FOUND if it.code == 14 else 0, offset=0)  # noqa: E731
     await world.broker("a", zero)
     names = await world.start(world.names)
     member = world.member(names)
@@ -399,7 +401,7 @@ async def test_offset_0_of_a_deleted_topic_is_not_believed(
     monkeypatch.setattr(clients, "DOUBT_SECONDS", 0.0)
     world.names.topics.clear()
     for call in (member.last(A), member.first(A), member.at(A, 1.0), member.committed(A)):
-        with pytest.raises(Unknown):
+        with pytest.raises(NotFoundError):
             await call
 
 
@@ -423,7 +425,7 @@ async def test_offset_0_is_believed_unless_a_name_server_contradicts(
 
 
 def beats(server: Server, connection: int = 0) -> int:
-    return server.codes(connection).count(Request.HEART_BEAT)
+    return server.codes(connection).count(RequestCode.HEART_BEAT)
 
 
 async def used(member: RocketMQConsumer, queue: Queue) -> None:
@@ -456,7 +458,7 @@ async def test_heartbeat_to_other_brokers_continues_while_one_flaps(
 async def test_heartbeat_is_sent_on_each_new_connection_though_another_broker_is_silent(world: BrokerNetwork) -> None:
     speaks = [True]
     a = await world.broker("a")
-    b = await world.broker("b", lambda it: a_broker(it) if speaks[0] or it.code != Request.HEART_BEAT else b"")
+    b = await world.broker("b", lambda it: a_broker(it) if speaks[0] or it.code != RequestCode.HEART_BEAT else b"")
     member = world.member(await world.start(world.names))
     await member.join()
     assert (beats(a), beats(b)) == (1, 1)
@@ -472,7 +474,7 @@ async def test_heartbeat_is_sent_on_each_new_connection_though_another_broker_is
 async def test_heartbeat_that_is_rejected_is_sent_again(world: BrokerNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat, "AGAIN_SECONDS", 0.01)
     a = await world.broker(
-        "a", lambda it: a_broker(it) if it.code != Request.HEART_BEAT or beats(a) > 2 else an_answer(it, code=2)
+        "a", lambda it: a_broker(it) if it.code != RequestCode.HEART_BEAT or beats(a) > 2 else an_answer(it, code=2)
     )
     member = world.member(await world.start(world.names))
     await member.join()
@@ -510,7 +512,7 @@ async def test_member_that_leaves_while_it_joins_is_unregistered(world: BrokerNe
     asked = asyncio.Event()
 
     def say(frame: Frame) -> bytes:
-        if frame.code == Request.GET_SUBSCRIPTIONGROUP_CONFIG:
+        if frame.code == RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG:
             asked.set()
             return b""
         return a_broker(frame)
@@ -520,21 +522,21 @@ async def test_member_that_leaves_while_it_joins_is_unregistered(world: BrokerNe
     joining = asyncio.create_task(member.join())
     await asked.wait()
     await member.leave()
-    with pytest.raises(Unreachable, match="one has left shop"):
+    with pytest.raises(UnreachableError, match="one has left shop"):
         await joining
-    assert Request.UNREGISTER_CLIENT in a.codes()
+    assert RequestCode.UNREGISTER_CLIENT in a.codes()
     await until(lambda: a.ended == [1])
     assert a.connections == 1
     assert not [it for it in asyncio.all_tasks() if "presence" in str(it.get_coro())]
 
 
 async def test_member_leave_cancelled_at_a_silent_broker_closes_its_connections(world: BrokerNetwork) -> None:
-    a = await world.broker("a", lambda it: b"" if it.code == Request.UNREGISTER_CLIENT else a_broker(it))
+    a = await world.broker("a", lambda it: b"" if it.code == RequestCode.UNREGISTER_CLIENT else a_broker(it))
     for _ in range(2):
         member = world.member(await world.start(world.names))
         await member.join()
         leaving = asyncio.create_task(member.leave())
-        await until(lambda: a.codes(a.connections)[-1:] == [Request.UNREGISTER_CLIENT])
+        await until(lambda: a.codes(a.connections)[-1:] == [RequestCode.UNREGISTER_CLIENT])
         leaving.cancel()
         with pytest.raises(asyncio.CancelledError):
             await leaving
@@ -566,9 +568,9 @@ async def test_member_join_does_not_take_longer_with_more_silent_brokers(world: 
 # What brokers ask.
 
 
-@pytest.mark.parametrize("code", [Request.GET_CONSUMER_STATUS_FROM_CLIENT, Request.GET_CONSUMER_RUNNING_INFO])
-async def test_request_from_a_broker_about_another_group_is_rejected(world: BrokerNetwork, code: Request) -> None:
-    name = "consumerGroup" if code == Request.GET_CONSUMER_RUNNING_INFO else "group"
+@pytest.mark.parametrize("code", [RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, RequestCode.GET_CONSUMER_RUNNING_INFO])
+async def test_request_from_a_broker_about_another_group_is_rejected(world: BrokerNetwork, code: RequestCode) -> None:
+    name = "consumerGroup" if code == RequestCode.GET_CONSUMER_RUNNING_INFO else "group"
 
     def say(frame: Frame) -> bytes:
         if frame.answers:
@@ -583,7 +585,10 @@ async def test_request_from_a_broker_about_another_group_is_rejected(world: Brok
     await member._client.refresh(["orders"])
     await member.commit(A, 1)
     await until(lambda: len(a.heard) == 3)
-    assert {it.opaque: it.code for it in a.heard if it.answers} == {0: Answer.SUCCESS, 1: Answer.SYSTEM_ERROR}
+    assert {it.opaque: it.code for it in a.heard if it.answers} == {
+        0: ResponseCode.SUCCESS,
+        1: ResponseCode.SYSTEM_ERROR,
+    }
 
 
 async def test_offset_reset_of_another_group_is_ignored(world: BrokerNetwork) -> None:
@@ -591,7 +596,7 @@ async def test_offset_reset_of_another_group_is_ignored(world: BrokerNetwork) ->
 
     def say(frame: Frame) -> bytes:
         pushes = [
-            encode(Frame(code=Request.RESET_CONSUMER_CLIENT_OFFSET, flag=2, fields={"group": group}, body=table))
+            encode(Frame(code=RequestCode.RESET_CONSUMER_CLIENT_OFFSET, flag=2, fields={"group": group}, body=table))
             for group in ("x", "shop")
         ]
         return b"".join(pushes) + a_broker(frame)

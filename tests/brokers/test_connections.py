@@ -12,27 +12,27 @@ import pytest
 
 from brokers.scripted import Say, a_server, silent, until
 from ground.poll import soon
-from rota.brokers.errors import Unreachable
+from rota.brokers.errors import UnreachableError
 from rota.brokers.rocketmq.transport import connection as one
 from rota.brokers.rocketmq.transport import connection_pool as many
 from rota.brokers.rocketmq.transport.connection_pool import Connections
-from rota.brokers.rocketmq.wire.codes import Answer, Request
+from rota.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
 from rota.brokers.rocketmq.wire.frames import Decoder, Frame, encode
 
 
 @pytest.fixture
 async def connections() -> AsyncIterator[Connections]:
-    opened = Connections(lambda asked: asked.reply(Answer.SUCCESS, b"ours"))
+    opened = Connections(lambda asked: asked.reply(ResponseCode.SUCCESS, b"ours"))
     yield opened
     opened.close()
 
 
 def a_request(name: str = "1") -> Frame:
-    return Frame(code=Request.GET_MAX_OFFSET, fields={"name": name})
+    return Frame(code=RequestCode.GET_MAX_OFFSET, fields={"name": name})
 
 
 def good(frame: Frame) -> bytes:
-    return encode(frame.reply(Answer.SUCCESS, frame.fields.get("name", "").encode()))
+    return encode(frame.reply(ResponseCode.SUCCESS, frame.fields.get("name", "").encode()))
 
 
 async def test_response_order_may_differ_from_the_request_order(connections: Connections) -> None:
@@ -54,7 +54,7 @@ async def test_request_from_the_broker_is_not_taken_for_a_response_of_the_same_n
     def say(frame: Frame) -> bytes:
         if frame.answers:
             return b""
-        asked = Frame(code=Request.GET_CONSUMER_RUNNING_INFO, opaque=frame.opaque)
+        asked = Frame(code=RequestCode.GET_CONSUMER_RUNNING_INFO, opaque=frame.opaque)
         return encode(asked) + encode(asked.unanswered()) + good(frame)
 
     async with a_server(say) as server:
@@ -93,7 +93,7 @@ async def test_request_timeout_fails_only_that_request_and_keeps_the_connection(
         return b"".join(good(it) for it in [*held, frame])
 
     async with a_server(say) as server:
-        with pytest.raises(Unreachable, match=r"did not answer within 0\.05 s"):
+        with pytest.raises(UnreachableError, match=r"did not answer within 0\.05 s"):
             await connections.ask(server.address, a_request("slow"), 0.05)
         assert (await connections.ask(server.address, a_request("quick"))).body == b"quick"
         assert server.connections == 1
@@ -110,14 +110,14 @@ async def test_frame_that_is_malformed_closes_the_connection_and_fails_pending_r
     async with a_server(lambda frame: said if frame.fields["name"] == "last" else b"") as server:
         asked = [connections.ask(server.address, a_request(name)) for name in ("first", "last")]
         for found in await asyncio.gather(*asked, return_exceptions=True):
-            assert isinstance(found, Unreachable)
+            assert isinstance(found, UnreachableError)
             assert "closed the connection: A frame" in str(found)
 
 
 async def test_connection_that_breaks_fails_the_pending_request_and_is_reopened(connections: Connections) -> None:
     async with a_server(lambda frame: None if frame.fields["name"] == "bad" else good(frame)) as server:
         await connections.ask(server.address, a_request("good"))
-        with pytest.raises(Unreachable, match="closed the connection"):
+        with pytest.raises(UnreachableError, match="closed the connection"):
             await connections.ask(server.address, a_request("bad"), 60)
         assert (await connections.ask(server.address, a_request("good"))).body == b"good"
         assert server.connections == 2
@@ -125,36 +125,36 @@ async def test_connection_that_breaks_fails_the_pending_request_and_is_reopened(
 
 async def test_connection_is_replaced_after_go_away_and_the_request_repeated(connections: Connections) -> None:
     def say(frame: Frame) -> bytes:
-        away = encode(frame.reply(Answer.GO_AWAY, remark="closing"))
+        away = encode(frame.reply(ResponseCode.GO_AWAY, remark="closing"))
         return away if len(server.heard) == 1 else good(frame)
 
     async with a_server(say) as server:
-        assert (await connections.ask(server.address, a_request())).code == Answer.SUCCESS
+        assert (await connections.ask(server.address, a_request())).code == ResponseCode.SUCCESS
         assert server.connections == 2
 
 
 async def test_connection_to_a_silent_address_delays_no_other(connections: Connections) -> None:
     async with a_server(lambda _: b"") as still, a_server(good) as quick:
         slow = asyncio.create_task(connections.ask(still.address, a_request(), 60))
-        assert (await connections.ask(quick.address, a_request())).code == Answer.SUCCESS
+        assert (await connections.ask(quick.address, a_request())).code == ResponseCode.SUCCESS
         assert not slow.done()
         connections.close()
-        with pytest.raises(Unreachable):
+        with pytest.raises(UnreachableError):
             await slow
 
 
 async def test_connection_that_is_refused_is_not_retried_at_once(connections: Connections) -> None:
     async with a_server(good) as server:
         address = server.address
-    with pytest.raises(Unreachable, match="cannot be reached"):
+    with pytest.raises(UnreachableError, match="cannot be reached"):
         await connections.ask(address, a_request())
-    with pytest.raises(Unreachable, match=r"cannot be reached.*; it is tried again soon"):
+    with pytest.raises(UnreachableError, match=r"cannot be reached.*; it is tried again soon"):
         await connections.ask(address, a_request())
 
 
 @pytest.mark.parametrize("address", ["nowhere", "127.0.0.1:port", ":", "127.0.0.1:99999", "no.such.host.invalid:1"])
 async def test_connection_error_names_the_invalid_address(connections: Connections, address: str) -> None:
-    with pytest.raises(Unreachable) as said:
+    with pytest.raises(UnreachableError) as said:
         await connections.ask(address, a_request())
     assert address in str(said.value)
 
@@ -174,9 +174,9 @@ async def test_connection_opened_while_all_are_closed_does_not_stay(connections:
         opening = asyncio.create_task(connections.ask(server.address, a_request()))
         await asyncio.sleep(0)
         connections.close()
-        with pytest.raises(Unreachable, match="went out of use"):
+        with pytest.raises(UnreachableError, match="went out of use"):
             await opening
-        with pytest.raises(Unreachable, match="this client was closed"):
+        with pytest.raises(UnreachableError, match="this client was closed"):
             await connections.ask(server.address, a_request())
 
 
@@ -223,7 +223,7 @@ async def test_frame_of_random_bytes_closes_the_connection_or_times_out(connecti
     chance = Random(f"{seed}/bytes")
     async with a_server(lambda _: chance.randbytes(chance.randint(1, 100))) as server:
         for _ in range(3):
-            with pytest.raises(Unreachable):
+            with pytest.raises(UnreachableError):
                 await connections.ask(server.address, a_request(), 0.05)
 
 
@@ -252,13 +252,13 @@ async def test_connection_that_yields_no_more_responses_is_replaced(
 
     async with a_server(spoilt) as server:
         await connections.ask(server.address, a_request())
-        with pytest.raises(Unreachable, match="did not answer"):
+        with pytest.raises(UnreachableError, match="did not answer"):
             await connections.ask(server.address, a_request("spoil"), 0.02)
 
         async def answered() -> bool:
             try:
                 return bool(await connections.ask(server.address, a_request(), 0.02))
-            except Unreachable:
+            except UnreachableError:
                 return False
 
         assert await soon(answered)
@@ -272,7 +272,7 @@ async def test_connection_is_kept_when_only_some_requests_are_unanswered(
 
     async with a_server(lambda frame: b"" if frame.fields["name"] == "slow" else good(frame)) as server:
         for _ in range(3):
-            with pytest.raises(Unreachable, match="did not answer"):
+            with pytest.raises(UnreachableError, match="did not answer"):
                 await connections.ask(server.address, a_request("slow"), 0.06)
             await connections.ask(server.address, a_request("quick"))
         assert server.connections == 1
@@ -283,9 +283,9 @@ async def test_connection_closed_before_any_response_is_not_reopened_at_once(
 ) -> None:
     monkeypatch.setattr(many, "FIRST_PAUSE", 60.0)
     async with a_server(lambda _: None) as server:
-        with pytest.raises(Unreachable, match="the other side closed it"):
+        with pytest.raises(UnreachableError, match="the other side closed it"):
             await connections.ask(server.address, a_request())
-        with pytest.raises(Unreachable, match="closed it; it is tried again soon"):
+        with pytest.raises(UnreachableError, match="closed it; it is tried again soon"):
             await connections.ask(server.address, a_request())
         assert server.connections == 1
 
@@ -297,7 +297,7 @@ async def test_connection_after_go_away_still_gets_pending_responses(connections
         if frame.fields["name"] == "held":
             held.append(frame)
             return b""
-        return good(frame) if server.connections > 1 else encode(frame.reply(Answer.GO_AWAY))
+        return good(frame) if server.connections > 1 else encode(frame.reply(ResponseCode.GO_AWAY))
 
     async with a_server(say) as server:
         waiting = asyncio.create_task(connections.ask(server.address, a_request("held"), 60))
@@ -313,13 +313,13 @@ async def test_connection_close_includes_those_after_go_away(connections: Connec
     def say(frame: Frame) -> bytes:
         if frame.fields["name"] == "held":
             return b""
-        return good(frame) if server.connections > 1 else encode(frame.reply(Answer.GO_AWAY))
+        return good(frame) if server.connections > 1 else encode(frame.reply(ResponseCode.GO_AWAY))
 
     async with a_server(say) as server:
         waiting = asyncio.create_task(connections.ask(server.address, a_request("held"), 60))
         await connections.ask(server.address, a_request("new"))
         connections.close()
-        with pytest.raises(Unreachable):
+        with pytest.raises(UnreachableError):
             await waiting
         await until(lambda: sorted(server.ended) == [1, 2])
 
@@ -331,14 +331,14 @@ async def test_request_handler_error_is_returned_and_keeps_the_connection() -> N
     def say(frame: Frame) -> bytes:
         if frame.answers:
             return b""
-        asked = Frame(code=Request.GET_CONSUMER_RUNNING_INFO, opaque=5)
+        asked = Frame(code=RequestCode.GET_CONSUMER_RUNNING_INFO, opaque=5)
         return encode(asked) + encode(asked.unanswered()) + good(frame)
 
     failing = Connections(fail)
     async with a_server(say) as server:
         assert (await failing.ask(server.address, a_request("mine"))).body == b"mine"
         await until(lambda: len(server.heard) > 1)
-        assert [(it.code, it.opaque) for it in server.heard if it.answers] == [(Answer.SYSTEM_ERROR, 5)]
+        assert [(it.code, it.opaque) for it in server.heard if it.answers] == [(ResponseCode.SYSTEM_ERROR, 5)]
         assert (await failing.ask(server.address, a_request("again"))).body == b"again"
         assert server.connections == 1
     failing.close()
@@ -346,7 +346,7 @@ async def test_request_handler_error_is_returned_and_keeps_the_connection() -> N
 
 async def test_connection_stops_reading_requests_of_a_peer_that_reads_no_responses() -> None:
     number, reading = 20_000, asyncio.Event()
-    asked = encode(Frame(code=Request.GET_CONSUMER_RUNNING_INFO, opaque=5)) * 100
+    asked = encode(Frame(code=RequestCode.GET_CONSUMER_RUNNING_INFO, opaque=5)) * 100
     answers: list[Frame] = []
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -356,12 +356,12 @@ async def test_connection_stops_reading_requests_of_a_peer_that_reads_no_respons
             writer.write(asked)
         await reading.wait()
         while data := await reader.read(65536):
-            answers.extend(it for it in decoder.feed(data) if it.code == Answer.SUCCESS)
+            answers.extend(it for it in decoder.feed(data) if it.code == ResponseCode.SUCCESS)
         writer.close()
 
     server = await asyncio.start_server(talk, "127.0.0.1", 0, limit=1024)
     host, port = server.sockets[0].getsockname()
-    generous = Connections(lambda asked: asked.reply(Answer.SUCCESS, bytes(10_000)))
+    generous = Connections(lambda asked: asked.reply(ResponseCode.SUCCESS, bytes(10_000)))
     asking = asyncio.create_task(generous.ask(f"{host}:{port}", a_request(), 60))
 
     def transport() -> asyncio.Transport | None:
@@ -375,7 +375,7 @@ async def test_connection_stops_reading_requests_of_a_peer_that_reads_no_respons
     await until(lambda: len(answers) >= number)
     generous.close()
     server.close()
-    with pytest.raises(Unreachable):
+    with pytest.raises(UnreachableError):
         await asking
 
 

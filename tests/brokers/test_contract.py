@@ -13,13 +13,22 @@ import pytest
 
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
-from rota.brokers.errors import BrokerError, Refused, SwitchedOff, Unknown, Unreachable
-from rota.brokers.memory import BROKER, NAME_SERVER, Memory, MemoryConsumer
+from rota.brokers.errors import BrokerError, ConsumptionDisabledError, NotFoundError, RejectedError, UnreachableError
+from rota.brokers.memory import BROKER, NAME_SERVER, MemoryCluster, MemoryConsumer
 from rota.brokers.message import MESSAGE_OVERHEAD_BYTES, Message
-from rota.brokers.port import LATER, NEVER, Consumer, Membership, Moved, Progress, Pulled, Settings
-from rota.brokers.rocketmq.admin import PRODUCER, Cluster
+from rota.brokers.port import (
+    LATER,
+    NEVER,
+    BrokerGroupSettings,
+    BrokerOffsets,
+    Consumer,
+    Membership,
+    PullRedirect,
+    PullResult,
+)
+from rota.brokers.rocketmq.admin import PRODUCER, AdminClient
 from rota.brokers.rocketmq.consumer import RocketMQConsumer
-from rota.brokers.rocketmq.routing import Site
+from rota.brokers.rocketmq.routing import ConnectionConfig
 from rota.brokers.rocketmq.wire import requests
 from rota.model import Queue
 from rota.spec import StartFrom, Subscription
@@ -35,7 +44,7 @@ _numbers = count(1)
 class ContractCluster:
     """A cluster with one broker, and the members that a test has there; names are new for every test."""
 
-    cluster: Cluster | Memory
+    cluster: AdminClient | MemoryCluster
     new: Callable[[Membership], Consumer]
     enable: Callable[[str, int], Awaitable[None]]
     delete: Callable[[str], Awaitable[None]]
@@ -59,7 +68,7 @@ class ContractCluster:
         async def ask() -> Sequence[Queue]:
             try:
                 return await self.cluster.queues(topic)
-            except Unknown:
+            except NotFoundError:
                 return ()
 
         return await soon(ask)
@@ -111,12 +120,12 @@ def broker(request: pytest.FixtureRequest) -> RocketMQ | None:
 
 @pytest.fixture
 async def world(broker: RocketMQ | None) -> AsyncIterator[ContractCluster]:
-    made = real(broker) if broker else in_memory(Memory())
+    made = real(broker) if broker else in_memory(MemoryCluster())
     yield made
     await made.leave()
 
 
-def in_memory(memory: Memory) -> ContractCluster:
+def in_memory(memory: MemoryCluster) -> ContractCluster:
     async def enable(group: str, enabled: int) -> None:
         await memory.update_group(group, BROKER, enabled=bool(enabled))
 
@@ -131,8 +140,8 @@ def in_memory(memory: Memory) -> ContractCluster:
 
 
 def real(rocketmq: RocketMQ) -> ContractCluster:
-    site = Site([rocketmq.name_server])
-    cluster = Cluster(site)
+    site = ConnectionConfig([rocketmq.name_server])
+    cluster = AdminClient(site)
 
     async def enable(group: str, enabled: int) -> None:
         await cluster.update_group(group, "broker-0", consumeEnable=bool(enabled))
@@ -150,11 +159,11 @@ def real(rocketmq: RocketMQ) -> ContractCluster:
     )
 
 
-def bodies(found: Pulled) -> list[str]:
+def bodies(found: PullResult) -> list[str]:
     return [message.body.decode() for message in found.messages]
 
 
-async def woken(member: Consumer, queue: Queue, offset: int, by: Callable[[], Awaitable[None]]) -> Pulled:
+async def woken(member: Consumer, queue: Queue, offset: int, by: Callable[[], Awaitable[None]]) -> PullResult:
     """Return what comes of a pull that is held when something happens; half of its time must do."""
     pulling = asyncio.create_task(member.pull(queue, offset, wait=LONG))
     async with asyncio.timeout(LONG / 2):
@@ -197,7 +206,7 @@ async def test_topic_lists_its_queues(world: ContractCluster) -> None:
 
 async def test_topic_that_does_not_exist_is_not_found(world: ContractCluster) -> None:
     await all_fail(
-        Unknown,
+        NotFoundError,
         world.cluster.queues("nowhere"),
         world.cluster.ends("nowhere", world.broker),
         world.cluster.send("nowhere", b"body"),
@@ -211,7 +220,7 @@ async def test_message_sent_to_a_queue_is_pulled_from_it(world: ContractCluster)
     await world.send(queue, "second")
     found = await member.pull(queue, 0, wait=0)
     assert bodies(found) == ["first", "second"]
-    assert found._replace(messages=()) == Pulled((), 2, 0, 2)
+    assert found._replace(messages=()) == PullResult((), 2, 0, 2)
     message = found.messages[0]
     assert (message.queue, message.offset, message.attempt, message.damage) == (queue, 0, 0, "")
     assert (message.topic, message.tag, message.keys) == (queue.topic, "t", "k l")
@@ -234,8 +243,8 @@ async def test_message_to_a_queue_that_does_not_exist_is_not_sent(
 ) -> None:
     [queue] = await world.topic()
     missing = gone(queue)
-    await all_fail(Unknown, world.cluster.send(missing.topic, b"body", queue=missing))
-    await all_fail(Unknown, world.cluster.queues("nowhere"))  # no broker has made it of that
+    await all_fail(NotFoundError, world.cluster.send(missing.topic, b"body", queue=missing))
+    await all_fail(NotFoundError, world.cluster.queues("nowhere"))  # no broker has made it of that
 
 
 async def test_message_to_a_queue_of_another_topic_is_rejected(world: ContractCluster) -> None:
@@ -256,7 +265,7 @@ async def test_message_properties_with_separator_characters_are_rejected(
 async def test_broker_that_is_unknown_is_unreachable(world: ContractCluster) -> None:
     [queue] = await world.topic()
     await all_fail(
-        Unreachable,
+        UnreachableError,
         world.cluster.ends(queue.topic, "no-broker"),
         world.cluster.clients(world.group, "no-broker"),
         world.cluster.settings(world.group, "no-broker"),
@@ -265,7 +274,7 @@ async def test_broker_that_is_unknown_is_unreachable(world: ContractCluster) -> 
 
 async def test_message_without_a_body_is_rejected(world: ContractCluster) -> None:
     [queue] = await world.topic()
-    await all_fail(Refused, world.cluster.send(queue.topic, b"", queue=queue))
+    await all_fail(RejectedError, world.cluster.send(queue.topic, b"", queue=queue))
 
 
 async def test_pull_returns_as_many_messages_as_requested_up_to_32(world: ContractCluster) -> None:
@@ -333,19 +342,19 @@ async def test_compression_beyond_the_limit_leaves_the_body_compressed_and_says_
 async def test_pull_at_the_end_returns_nothing(world: ContractCluster) -> None:
     [queue] = await world.topic()
     member = await world.joined(queue.topic)
-    assert await member.pull(queue, 0, wait=0) == Pulled((), 0, 0, 0)
+    assert await member.pull(queue, 0, wait=0) == PullResult((), 0, 0, 0)
     await world.send(queue, "one")
-    assert await member.pull(queue, 1, wait=0) == Pulled((), 1, 0, 1)
-    assert await member.pull(queue, 1, wait=0.1) == Pulled((), 1, 0, 1)
+    assert await member.pull(queue, 1, wait=0) == PullResult((), 1, 0, 1)
+    assert await member.pull(queue, 1, wait=0.1) == PullResult((), 1, 0, 1)
 
 
 async def test_pull_outside_of_a_queue_returns_where_the_queue_starts_or_ends(world: ContractCluster) -> None:
     [queue] = await world.topic()
     member = await world.joined(queue.topic)
-    assert await member.pull(queue, 5, wait=LONG) == Pulled((), 0, 0, 0, Moved.OUTSIDE)
+    assert await member.pull(queue, 5, wait=LONG) == PullResult((), 0, 0, 0, PullRedirect.OUTSIDE)
     await world.send(queue, "one", "two")
-    assert await member.pull(queue, 3, wait=LONG) == Pulled((), 2, 0, 2, Moved.OUTSIDE)
-    assert await member.pull(queue, -1, wait=LONG) == Pulled((), 0, 0, 2, Moved.OUTSIDE)
+    assert await member.pull(queue, 3, wait=LONG) == PullResult((), 2, 0, 2, PullRedirect.OUTSIDE)
+    assert await member.pull(queue, -1, wait=LONG) == PullResult((), 0, 0, 2, PullRedirect.OUTSIDE)
 
 
 async def test_pull_held_by_the_broker_is_woken_by_a_message(world: ContractCluster) -> None:
@@ -358,7 +367,7 @@ async def test_pull_held_by_the_broker_is_woken_by_a_message(world: ContractClus
 async def test_pull_held_by_the_broker_fails_when_its_connection_is_closed(world: ContractCluster) -> None:
     [queue] = await world.topic()
     member = await world.joined(queue.topic)
-    await all_fail(Unreachable, woken(member, queue, 0, member.leave))
+    await all_fail(UnreachableError, woken(member, queue, 0, member.leave))
 
 
 async def test_filter_by_tags_pulls_only_subscribed_tags(world: ContractCluster) -> None:
@@ -368,7 +377,7 @@ async def test_filter_by_tags_pulls_only_subscribed_tags(world: ContractCluster)
         await world.send(queue, f"of {tag}", TAGS=tag)
     found = await member.pull(queue, 0, wait=LONG)
     assert (bodies(found), found.next) == (["of a", "of b"], 5)
-    assert await member.pull(queue, 4, wait=LONG) == Pulled((), 5, 0, 5)  # at once: something was passed over
+    assert await member.pull(queue, 4, wait=LONG) == PullResult((), 5, 0, 5)  # at once: something was passed over
 
 
 async def test_filter_by_tags_keeps_a_held_pull_waiting_for_a_matching_message(world: ContractCluster) -> None:
@@ -391,7 +400,7 @@ async def test_filter_by_tags_leaves_out_another_tag_of_the_same_hash(world: Con
     [queue] = await world.topic()
     member = await world.joined(queue.topic, tags="Aa")
     found = await woken(member, queue, 0, lambda: world.send(queue, "twin", TAGS="BB"))
-    assert found == Pulled((), 1, 0, 1)
+    assert found == PullResult((), 1, 0, 1)
 
 
 @pytest.mark.parametrize("gone", [no_queue, no_topic])
@@ -400,7 +409,7 @@ async def test_queue_that_does_not_exist_is_not_found(world: ContractCluster, go
     member = await world.joined(queue.topic, "nowhere")
     missing = gone(queue)
     await all_fail(
-        Unknown,
+        NotFoundError,
         member.pull(missing, 0, wait=LONG),
         member.committed(missing),
         member.first(missing),
@@ -418,11 +427,11 @@ async def test_topic_that_was_deleted_is_not_found(world: ContractCluster) -> No
     async def all_is_unknown() -> bool:
         asked = (member.last(queue), member.first(queue), member.at(queue, 1.0), member.committed(queue))
         told = await asyncio.gather(*asked, return_exceptions=True)
-        return all(isinstance(it, Unknown) for it in told)
+        return all(isinstance(it, NotFoundError) for it in told)
 
     await soon(all_is_unknown)
-    await all_fail(Unknown, world.cluster.send(queue.topic, b"body", queue=queue), member.pull(queue, 0, wait=0))
-    await all_fail(Unknown, world.cluster.queues(queue.topic))
+    await all_fail(NotFoundError, world.cluster.send(queue.topic, b"body", queue=queue), member.pull(queue, 0, wait=0))
+    await all_fail(NotFoundError, world.cluster.queues(queue.topic))
 
 
 # Offsets.
@@ -480,7 +489,7 @@ async def test_offset_commit_sent_with_a_pull_overwrites_the_reset_that_it_retur
     await world.send(queue, "one", "two", "three")
     await member.commit(queue, 1)
     assert await world.cluster.reset(world.group, queue.topic, world.broker) == {queue: 3}
-    assert await member.pull(queue, 2, wait=LONG, commit=2) == Pulled((), 3, 0, 3, Moved.RESET)
+    assert await member.pull(queue, 2, wait=LONG, commit=2) == PullResult((), 3, 0, 3, PullRedirect.RESET)
     assert await member.committed(queue) == 2  # who is told has to commit anew
 
 
@@ -492,9 +501,9 @@ async def test_offset_that_is_negative_is_not_committed(world: ContractCluster) 
 
 async def test_offset_commit_needs_an_existing_group_and_topic(world: ContractCluster) -> None:
     [queue] = await world.topic()
-    await all_fail(Unknown, world.member(queue.topic).commit(queue, 1))
+    await all_fail(NotFoundError, world.member(queue.topic).commit(queue, 1))
     member = await world.joined(queue.topic)
-    await all_fail(Unknown, member.commit(no_topic(queue), 1))
+    await all_fail(NotFoundError, member.commit(no_topic(queue), 1))
     await member.commit(no_queue(queue), 1)  # it may have left the topic while it was worked on
 
 
@@ -528,12 +537,12 @@ async def test_offset_progress_of_a_group_is_returned_per_queue(world: ContractC
     assert await world.cluster.progress(world.group, world.broker) == {}
     member = await world.joined(queue.topic)
     await world.send(queue, "one", "two", "three")
-    nowhere = Progress(last=0, committed=0, pulled=0)
+    nowhere = BrokerOffsets(last=0, committed=0, pulled=0)
     found = await world.cluster.progress(world.group, world.broker, asked)
     assert found == {queue: nowhere._replace(last=3), other: nowhere}
     two = (await member.pull(queue, 0, most=2, wait=0)).messages[1]
     await member.commit(queue, 2)
-    known = {queue: Progress(3, 2, 2, two.stored / 1000), other: nowhere}
+    known = {queue: BrokerOffsets(3, 2, 2, two.stored / 1000), other: nowhere}
     assert await world.cluster.progress(world.group, world.broker, asked) == known
     assert await world.cluster.progress(world.group, world.broker) == known
     await member.leave()
@@ -558,12 +567,14 @@ async def test_offset_reset_is_returned_by_the_next_pull(world: ContractCluster)
     assert await world.cluster.reset(world.group, queue.topic, world.broker) == {queue: 3, other: 0}
     await member.commit(queue, 2)  # of what was fetched before: void
     assert await member.committed(queue) == 3
-    assert await member.pull(queue, 2, wait=LONG) == Pulled((), 3, 0, 3, Moved.RESET)
+    assert await member.pull(queue, 2, wait=LONG) == PullResult((), 3, 0, 3, PullRedirect.RESET)
     assert await member.committed(queue) == 3
-    assert await member.pull(queue, 3, wait=0) == Pulled((), 3, 0, 3)
+    assert await member.pull(queue, 3, wait=0) == PullResult((), 3, 0, 3)
     await member.commit(queue, 2)
     assert await member.committed(queue) == 2
-    assert await member.pull(other, 0, wait=0) == Pulled((), 0, 0, 0, Moved.RESET)  # each queue has its own mark
+    assert await member.pull(other, 0, wait=0) == PullResult(
+        (), 0, 0, 0, PullRedirect.RESET
+    )  # each queue has its own mark
 
 
 async def test_offset_reset_to_a_time_needs_no_online_member(world: ContractCluster) -> None:
@@ -573,14 +584,14 @@ async def test_offset_reset_to_a_time_needs_no_online_member(world: ContractClus
     await member.commit(queue, 2)
     await member.leave()
     assert await world.cluster.reset(world.group, queue.topic, world.broker, seconds=1.0) == {queue: 0}
-    assert await world.member(queue.topic).pull(queue, 2, wait=0) == Pulled((), 0, 0, 2, Moved.RESET)
+    assert await world.member(queue.topic).pull(queue, 2, wait=0) == PullResult((), 0, 0, 2, PullRedirect.RESET)
 
 
 async def test_offset_reset_needs_an_existing_group_and_topic(world: ContractCluster) -> None:
     [queue] = await world.topic()
-    await all_fail(Unknown, world.cluster.reset(world.group, queue.topic, world.broker))
+    await all_fail(NotFoundError, world.cluster.reset(world.group, queue.topic, world.broker))
     await world.joined(queue.topic)
-    await all_fail(Unknown, world.cluster.reset(world.group, "nowhere", world.broker))
+    await all_fail(NotFoundError, world.cluster.reset(world.group, "nowhere", world.broker))
 
 
 # Members.
@@ -630,7 +641,7 @@ async def test_settings_of_a_consumer_are_those_of_the_consumer_that_is_asked(wo
     assert await settings("two") == ConsumerSettings((Subscription(queue.topic),), "Broadcasting", "Latest")
     start = StartFrom(position="Timestamp")
     assert await settings("one") == one._replace(start="Timestamp")
-    with pytest.raises(Refused):
+    with pytest.raises(RejectedError):
         await settings("three")
 
 
@@ -666,13 +677,13 @@ async def test_member_joins_only_once(world: ContractCluster) -> None:
 
 async def test_member_that_failed_to_join_may_try_again(world: ContractCluster) -> None:
     member = world.member(f"topic-{world.number}")
-    await all_fail(Unknown, member.join())
+    await all_fail(NotFoundError, member.join())
     await world.topic()
 
     async def joined() -> bool:
         try:
             await member.join()
-        except Unknown:
+        except NotFoundError:
             return False
         return True
 
@@ -687,16 +698,16 @@ async def test_member_that_has_left_cannot_reach_the_broker(world: ContractClust
     [message] = (await member.pull(queue, 0, wait=0)).messages
     await member.leave()
     await all_fail(
-        Unreachable,
+        UnreachableError,
         *(member.check(), member.pull(queue, 0), member.committed(queue), member.commit(queue, 1)),
         *(member.first(queue), member.last(queue), member.at(queue, 1.0), member.reach(queue.broker)),
-        *(member.lock([queue]), member.unlock([queue]), member.give_back(message)),
+        *(member.lock([queue]), member.unlock([queue]), member.send_back(message)),
     )
 
 
 async def test_member_cannot_join_for_a_topic_that_does_not_exist(world: ContractCluster) -> None:
     member = world.member("nowhere")
-    await all_fail(Unknown, member.check(), member.join())
+    await all_fail(NotFoundError, member.check(), member.join())
 
 
 async def test_pull_of_a_topic_without_subscription_is_rejected(world: ContractCluster) -> None:
@@ -709,7 +720,7 @@ async def test_filter_by_sql92_is_rejected(world: ContractCluster) -> None:
     [queue] = await world.topic()
     filtered = Subscription(topic=queue.topic, expression="a > 1", type="SQL92")
     member = world.known(Membership(group=world.group, client_id="one", subscriptions=[filtered]))
-    await all_fail(Refused, member.check(), member.pull(queue, 0, wait=0))
+    await all_fail(RejectedError, member.check(), member.pull(queue, 0, wait=0))
     await world.member(queue.topic, tags="a || b").check()
 
 
@@ -717,10 +728,10 @@ async def test_pull_fails_while_consumption_of_the_group_is_disabled(world: Cont
     [queue] = await world.topic()
     member = await world.joined(queue.topic)
     await world.send(queue, "one")
-    assert await world.cluster.settings(world.group, world.broker) == Settings()
+    assert await world.cluster.settings(world.group, world.broker) == BrokerGroupSettings()
     await world.enable(world.group, 0)
-    assert await world.cluster.settings(world.group, world.broker) == Settings(enabled=False)
-    await all_fail(SwitchedOff, member.pull(queue, 0, wait=LONG))
+    assert await world.cluster.settings(world.group, world.broker) == BrokerGroupSettings(enabled=False)
+    await all_fail(ConsumptionDisabledError, member.pull(queue, 0, wait=LONG))
     await member.commit(queue, 0)
     assert await member.committed(queue) == 0
     await world.enable(world.group, 1)
@@ -770,7 +781,8 @@ async def test_lock_release_reaches_available_brokers_though_others_are_unreacha
     one, two = (world.member(queue.topic, name=name) for name in ("one", "two"))
     await one.lock([queue])
     await all_fail(
-        Unreachable, world.cluster.unlock(world.group, "one", [queue._replace(broker="a-broker-that-is-away"), queue])
+        UnreachableError,
+        world.cluster.unlock(world.group, "one", [queue._replace(broker="a-broker-that-is-away"), queue]),
     )
     assert await two.lock([queue]) == {queue}
     await world.cluster.unlock(world.group, "one", [])
@@ -785,12 +797,12 @@ async def test_retry_returns_a_message_with_one_more_attempt(world: ContractClus
     await world.send(queue, "again", TAGS="t")
     first = (await member.pull(queue, 0, wait=0)).messages[0]
     [retry] = await world.queues(f"%RETRY%{world.group}")
-    await member.give_back(first, level=A_SECOND)
+    await member.send_back(first, level=A_SECOND)
     second = (await member.pull(retry, 0, wait=LONG)).messages[0]
     assert (second.queue, second.offset, second.attempt, second.topic) == (retry, 0, 1, queue.topic)
     assert (second.body, second.tag, second.id, second.born) == (b"again", "t", first.id, first.born)
     assert second.stored > first.stored
-    await member.give_back(second, level=A_SECOND)
+    await member.send_back(second, level=A_SECOND)
     third = (await member.pull(retry, 1, wait=LONG)).messages[0]
     assert (third.attempt, third.topic, third.id) == (2, queue.topic, first.id)
     assert third.properties["ORIGIN_MESSAGE_ID"] == second.properties["ORIGIN_MESSAGE_ID"]
@@ -807,7 +819,7 @@ async def test_dead_letter_is_created_from_a_message_that_is_never_to_be_retried
     [queue] = await world.topic()
     member = await world.joined(queue.topic)
     await world.send(queue, "never")
-    await member.give_back((await member.pull(queue, 0, wait=0)).messages[0], level=NEVER)
+    await member.send_back((await member.pull(queue, 0, wait=0)).messages[0], level=NEVER)
     [dead] = await dead_letters(world)
     assert (dead.body, dead.properties["RETRY_TOPIC"], dead.properties["DELAY"]) == (b"never", queue.topic, "0")
     assert dead.attempt == 1
@@ -819,7 +831,7 @@ async def test_dead_letter_is_created_when_no_attempts_are_left(world: ContractC
     member = await world.joined(queue.topic)
     await world.send(queue, "tried")
     tried = (await member.pull(queue, 0, wait=0)).messages[0]
-    await member.give_back(tried, level=LATER, attempts=attempts)
+    await member.send_back(tried, level=LATER, attempts=attempts)
     assert [dead.id for dead in await dead_letters(world)] == [tried.id]
 
 
@@ -837,7 +849,7 @@ class Clock:
 
 async def test_lock_at_the_in_memory_broker_expires_after_a_minute() -> None:
     clock = Clock()
-    world = in_memory(Memory(clock=clock))
+    world = in_memory(MemoryCluster(clock=clock))
     queues = await world.topic(2)
     one, two = world.member(queues[0].topic, name="one"), world.member(queues[0].topic, name="two")
     await one.lock(queues)
@@ -851,14 +863,14 @@ async def test_lock_at_the_in_memory_broker_expires_after_a_minute() -> None:
 @pytest.mark.parametrize(("level", "delays"), [(LATER, [10, 30, 60]), (2, [5, 5, 5]), (18, [7200, 7200, 7200])])
 async def test_retry_at_the_in_memory_broker_is_delayed_by_its_clock(level: int, delays: list[int]) -> None:
     clock = Clock()
-    world = in_memory(Memory(clock=clock))
+    world = in_memory(MemoryCluster(clock=clock))
     [queue] = await world.topic()
     member = await world.joined(queue.topic)
     await world.send(queue, "again")
     message = (await member.pull(queue, 0)).messages[0]
     retry = Queue(f"%RETRY%{world.group}", BROKER, 0)
     for offset, delay in enumerate(delays):
-        await member.give_back(message, level=level)
+        await member.send_back(message, level=level)
         clock.now += delay - 0.001
         assert (await member.pull(retry, offset, wait=0)).messages == ()
         clock.now += 0.001
@@ -868,7 +880,7 @@ async def test_retry_at_the_in_memory_broker_is_delayed_by_its_clock(level: int,
 
 @pytest.mark.parametrize("name", [BROKER, NAME_SERVER])
 async def test_broker_or_name_server_in_memory_is_unreachable_while_down(name: str) -> None:
-    memory = Memory()
+    memory = MemoryCluster()
     world = in_memory(memory)
     [queue] = await world.topic()
     told: list[str] = []
@@ -877,7 +889,7 @@ async def test_broker_or_name_server_in_memory_is_unreachable_while_down(name: s
     memory.down(name)
     operator = memory.queues(queue.topic) if name == NAME_SERVER else memory.clients(world.group, name)
     late = world.member(queue.topic, name="late")
-    await all_fail(Unreachable, operator, late.join() if name == NAME_SERVER else member.commit(queue, 1))
+    await all_fail(UnreachableError, operator, late.join() if name == NAME_SERVER else member.commit(queue, 1))
     memory.up(name)
     await member.commit(queue, 1)
     assert (await memory.queues(queue.topic), await ids(world)) == ((queue,), ["one"])
@@ -885,7 +897,7 @@ async def test_broker_or_name_server_in_memory_is_unreachable_while_down(name: s
 
 
 async def test_pull_held_by_the_in_memory_broker_fails_when_it_goes_down() -> None:
-    memory = Memory()
+    memory = MemoryCluster()
     world = in_memory(memory)
     [queue] = await world.topic()
     member = await world.joined(queue.topic)
@@ -893,11 +905,11 @@ async def test_pull_held_by_the_in_memory_broker_fails_when_it_goes_down() -> No
     async def down() -> None:
         memory.down(BROKER)
 
-    await all_fail(Unreachable, woken(member, queue, 0, down))
+    await all_fail(UnreachableError, woken(member, queue, 0, down))
 
 
 async def test_lock_at_the_in_memory_broker_is_lost_by_a_restart() -> None:
-    memory = Memory()
+    memory = MemoryCluster()
     world = in_memory(memory)
     [queue] = await world.topic()
     one, two = world.member(queue.topic, name="one"), world.member(queue.topic, name="two")
@@ -910,31 +922,31 @@ async def test_lock_at_the_in_memory_broker_is_lost_by_a_restart() -> None:
 
 
 async def test_broker_in_memory_that_creates_no_groups_knows_only_created_groups() -> None:
-    memory = Memory()
+    memory = MemoryCluster()
     memory.makes_groups = False
     world = in_memory(memory)
     [queue] = await world.topic()
     member = world.member(queue.topic)
-    await all_fail(Unknown, member.join(), member.pull(queue, 0, wait=0), memory.settings(world.group, BROKER))
+    await all_fail(NotFoundError, member.join(), member.pull(queue, 0, wait=0), memory.settings(world.group, BROKER))
     await memory.update_group(world.group, BROKER, attempts=3)
     await member.join()
     assert (await memory.settings(world.group, BROKER)).attempts == 3
 
 
 async def test_queue_at_the_in_memory_broker_may_start_at_a_later_offset() -> None:
-    memory = Memory()
+    memory = MemoryCluster()
     world = in_memory(memory)
     [queue] = await world.topic()
     member = await world.joined(queue.topic)
     await world.send(queue, "old", "new")
     memory.firsts[queue] = 1
     assert (await member.first(queue), await member.at(queue, 0.0), await member.last(queue)) == (1, 1, 2)
-    assert await member.pull(queue, 0) == Pulled((), 1, 1, 2, Moved.OUTSIDE)
+    assert await member.pull(queue, 0) == PullResult((), 1, 1, 2, PullRedirect.OUTSIDE)
     assert bodies(await member.pull(queue, 1)) == ["new"]
 
 
 async def test_member_is_registered_at_an_in_memory_broker_that_gains_its_topic() -> None:
-    memory = Memory(("a", "b"))
+    memory = MemoryCluster(("a", "b"))
     world = in_memory(memory)
     await memory.create_topic("orders", "a", 1)
     await world.joined("orders")

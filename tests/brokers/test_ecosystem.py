@@ -12,10 +12,10 @@ from ground.fixtures import skip_what_is_missing
 from ground.peers import Peer, producer, push_consumer
 from ground.poll import eventually, soon
 from ground.rocketmq import RocketMQ
-from rota.brokers.port import Membership, Working
-from rota.brokers.rocketmq.admin import Cluster
+from rota.brokers.port import ConsumedQueue, Membership
+from rota.brokers.rocketmq.admin import AdminClient
 from rota.brokers.rocketmq.consumer import RocketMQConsumer
-from rota.brokers.rocketmq.routing import Site
+from rota.brokers.rocketmq.routing import ConnectionConfig
 from rota.model import Queue
 from rota.spec import StartFrom, Subscription
 from rota.spec.consumer_settings import ConsumerSettings
@@ -27,7 +27,7 @@ TOPIC, GROUP, CLIENT, BROKER = "mixed", "mixers", "10.0.0.1@python-1#abc", "brok
 class Sharing:
     """A member that finds its share as the reference does: by itself, of all it sees, whenever others come or go."""
 
-    def __init__(self, rocketmq: RocketMQ, cluster: Cluster) -> None:
+    def __init__(self, rocketmq: RocketMQ, cluster: AdminClient) -> None:
         self._cluster = cluster
         self._changed = asyncio.Event()
         self.numbers: list[int] = []
@@ -37,9 +37,9 @@ class Sharing:
             client_id=CLIENT,
             subscriptions=[Subscription(topic=TOPIC)],
             on_members=self._changed.set,
-            queues=lambda: {queue: Working(committed=offset) for queue, offset in self.offsets.items()},
+            queues=lambda: {queue: ConsumedQueue(committed=offset) for queue, offset in self.offsets.items()},
         )
-        self.member = RocketMQConsumer(Site([rocketmq.name_server]), wanted)
+        self.member = RocketMQConsumer(ConnectionConfig([rocketmq.name_server]), wanted)
 
     async def run(self) -> None:
         """Take over and give up queues, and pull from those in between."""
@@ -86,8 +86,8 @@ def java_member(rocketmq: RocketMQ) -> Iterator[Peer]:
 
 
 @pytest.fixture
-async def cluster(rocketmq: RocketMQ) -> AsyncIterator[Cluster]:
-    opened = Cluster(Site([rocketmq.name_server]))
+async def cluster(rocketmq: RocketMQ) -> AsyncIterator[AdminClient]:
+    opened = AdminClient(ConnectionConfig([rocketmq.name_server]))
     yield opened
     await opened.close()
 
@@ -98,7 +98,7 @@ def queues_of(peer: Peer) -> list[int]:
 
 
 async def test_member_in_python_shares_a_group_with_a_java_consumer(
-    rocketmq: RocketMQ, java_member: Peer, cluster: Cluster
+    rocketmq: RocketMQ, java_member: Peer, cluster: AdminClient
 ) -> None:
     eventually(lambda: queues_of(java_member) == [0, 1, 2, 3, 4])
     ours = Sharing(rocketmq, cluster)
@@ -133,7 +133,7 @@ async def test_member_in_python_shares_a_group_with_a_java_consumer(
 
 
 async def test_heartbeat_reports_the_same_settings_as_a_java_consumer_does(
-    rocketmq: RocketMQ, cluster: Cluster, java_member: Peer
+    rocketmq: RocketMQ, cluster: AdminClient, java_member: Peer
 ) -> None:
     assert java_member.program
     rocketmq.create_topic("filtered", 1)
@@ -148,7 +148,7 @@ async def test_heartbeat_reports_the_same_settings_as_a_java_consumer_does(
     finally:
         java_consumer.stop()
     member = RocketMQConsumer(
-        Site([rocketmq.name_server]), Membership(group="filters", client_id=CLIENT, subscriptions=[wanted])
+        ConnectionConfig([rocketmq.name_server]), Membership(group="filters", client_id=CLIENT, subscriptions=[wanted])
     )
     await member.join()
     try:
@@ -171,7 +171,7 @@ async def test_heartbeat_reports_where_the_group_starts(
         subscriptions=[Subscription("filtered")],
         start_from=lambda: StartFrom(position=position),
     )
-    member = RocketMQConsumer(Site([rocketmq.name_server]), wanted)
+    member = RocketMQConsumer(ConnectionConfig([rocketmq.name_server]), wanted)
     await member.join()
     try:
         assert f"ConsumeFromWhere: {told}" in await connections(rocketmq, "starters")
@@ -179,7 +179,7 @@ async def test_heartbeat_reports_where_the_group_starts(
         await member.leave()
 
 
-async def online(cluster: Cluster, group: str) -> list[str]:
+async def online(cluster: AdminClient, group: str) -> list[str]:
     return [it.id for it in await cluster.clients(group, BROKER)]
 
 
@@ -191,7 +191,7 @@ async def connections(rocketmq: RocketMQ, group: str) -> list[str]:
 
 
 async def test_compression_by_a_java_producer_is_decompressed(
-    rocketmq: RocketMQ, cluster: Cluster, java_member: Peer
+    rocketmq: RocketMQ, cluster: AdminClient, java_member: Peer
 ) -> None:
     assert java_member.program
     rocketmq.create_topic("packed", 1)
@@ -200,7 +200,7 @@ async def test_compression_by_a_java_producer_is_decompressed(
     wanted = Membership(
         group="unpackers", client_id=CLIENT, subscriptions=[Subscription(topic="packed", expression="odd")]
     )
-    member = RocketMQConsumer(Site([rocketmq.name_server]), wanted)
+    member = RocketMQConsumer(ConnectionConfig([rocketmq.name_server]), wanted)
     (queue,) = await cluster.queues("packed")
     found = await member.pull(queue, 0)
     assert [(it.body, it.tag, it.keys, it.damage) for it in found.messages] == [

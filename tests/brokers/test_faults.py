@@ -11,11 +11,11 @@ import pytest
 from ground.instance import temporary
 from ground.poll import PATIENCE_SECONDS, soon
 from ground.rocketmq import RocketMQ
-from rota.brokers.errors import Unknown, Unreachable
+from rota.brokers.errors import NotFoundError, UnreachableError
 from rota.brokers.port import Membership
-from rota.brokers.rocketmq.admin import Cluster
+from rota.brokers.rocketmq.admin import AdminClient
 from rota.brokers.rocketmq.consumer import RocketMQConsumer
-from rota.brokers.rocketmq.routing import Site
+from rota.brokers.rocketmq.routing import ConnectionConfig
 from rota.model import Queue
 from rota.spec import Subscription
 
@@ -35,8 +35,8 @@ def pair() -> Iterator[RocketMQ]:
 
 
 @pytest.fixture
-async def cluster(pair: RocketMQ) -> AsyncIterator[Cluster]:
-    opened = Cluster(Site([pair.name_server]))
+async def cluster(pair: RocketMQ) -> AsyncIterator[AdminClient]:
+    opened = AdminClient(ConnectionConfig([pair.name_server]))
     for broker in await opened.brokers():
         for group in (GROUP, KEEPERS):
             await opened.update_group(group, broker)
@@ -47,7 +47,7 @@ async def cluster(pair: RocketMQ) -> AsyncIterator[Cluster]:
 @asynccontextmanager
 async def a_member(*name_servers: str, group: str = GROUP) -> AsyncIterator[RocketMQConsumer]:
     wanted = Membership(group=group, client_id=CLIENT, subscriptions=[Subscription(topic=TOPIC)])
-    member = RocketMQConsumer(Site(name_servers), wanted)
+    member = RocketMQConsumer(ConnectionConfig(name_servers), wanted)
     try:
         await member.join()
         yield member
@@ -59,12 +59,12 @@ T = TypeVar("T")
 
 
 async def eventually(call: Callable[[], Awaitable[T]], seconds: float = PATIENCE_SECONDS) -> T:
-    """Ask until it is answered; until then nothing but `Unreachable` may come of it."""
+    """Ask until it is answered; until then nothing but `UnreachableError` may come of it."""
     async with asyncio.timeout(seconds):
         while True:
             try:
                 return await call()
-            except Unreachable:
+            except UnreachableError:
                 await asyncio.sleep(0.1)
 
 
@@ -75,7 +75,7 @@ def a_free_port(address: str) -> int:
 
 
 async def test_broker_failure_fails_held_pulls_and_the_broker_is_found_at_its_new_address(
-    pair: RocketMQ, cluster: Cluster
+    pair: RocketMQ, cluster: AdminClient
 ) -> None:
     async with a_member(pair.name_server, group=KEEPERS) as member:
         end = await member.last(Q[0])
@@ -83,9 +83,9 @@ async def test_broker_failure_fails_held_pulls_and_the_broker_is_found_at_its_ne
         held = asyncio.create_task(member.pull(Q[0], end, wait=60))
         await member.commit(Q[0], 3)  # on the same connection, so the pull is there before it
         pair.kill_broker(0)
-        with pytest.raises(Unreachable, match="closed the connection"):
+        with pytest.raises(UnreachableError, match="closed the connection"):
             await asyncio.wait_for(held, PATIENCE_SECONDS)
-        with pytest.raises(Unreachable):  # and never: there is no offset
+        with pytest.raises(UnreachableError):  # and never: there is no offset
             await member.committed(Q[0])
         assert await member.last(Q[1]) == 0, "the other one goes on"
         await asyncio.to_thread(pair.start_broker, 0, a_free_port(pair.address))
@@ -98,7 +98,9 @@ async def test_broker_failure_fails_held_pulls_and_the_broker_is_found_at_its_ne
 
 
 @pytest.mark.slow("a broker that freezes during a pull")
-async def test_broker_that_freezes_during_a_pull_continues_at_the_same_offset(pair: RocketMQ, cluster: Cluster) -> None:
+async def test_broker_that_freezes_during_a_pull_continues_at_the_same_offset(
+    pair: RocketMQ, cluster: AdminClient
+) -> None:
     async with a_member(pair.name_server) as member:
         end = await member.last(Q[0])
         await member.commit(Q[0], end)
@@ -107,7 +109,7 @@ async def test_broker_that_freezes_during_a_pull_continues_at_the_same_offset(pa
         before = await cluster.clients(GROUP, "broker-0")
         pair.stop_broker(0)
         try:
-            with pytest.raises(Unreachable, match="did not answer within 11 s"):
+            with pytest.raises(UnreachableError, match="did not answer within 11 s"):
                 await pulling
         finally:
             pair.continue_broker(0)
@@ -124,7 +126,7 @@ async def test_broker_that_freezes_during_a_pull_continues_at_the_same_offset(pa
 
 
 async def test_broker_that_is_frozen_delays_no_other_and_keeps_its_connections(
-    pair: RocketMQ, cluster: Cluster
+    pair: RocketMQ, cluster: AdminClient
 ) -> None:
     async with a_member(pair.name_server) as member:
         first = await member.first(Q[0])
@@ -134,7 +136,7 @@ async def test_broker_that_is_frozen_delays_no_other_and_keeps_its_connections(
             frozen = asyncio.create_task(member.committed(Q[0]))
             assert await member.last(Q[1]) == 0
             assert not frozen.done()
-            with pytest.raises(Unreachable, match="did not answer within 3 s"):
+            with pytest.raises(UnreachableError, match="did not answer within 3 s"):
                 await frozen
         finally:
             pair.continue_broker(0)
@@ -144,12 +146,12 @@ async def test_broker_that_is_frozen_delays_no_other_and_keeps_its_connections(
 
 @pytest.mark.slow("a real name server that is down, then empty")
 async def test_name_server_outage_keeps_known_routes_and_an_empty_one_is_not_believed(
-    pair: RocketMQ, cluster: Cluster
+    pair: RocketMQ, cluster: AdminClient
 ) -> None:
     async with a_member(pair.name_server) as member:
         end = await member.last(Q[0])
         pair.stop_name_server()
-        with pytest.raises(Unreachable, match="No name server answers"):
+        with pytest.raises(UnreachableError, match="No name server answers"):
             await cluster.queues(TOPIC)
         assert (await member.pull(Q[0], end, wait=0)).messages == ()
         await member.commit(Q[0], end)
@@ -157,7 +159,7 @@ async def test_name_server_outage_keeps_known_routes_and_an_empty_one_is_not_bel
         await asyncio.to_thread(pair.start_name_server)
         found = await eventually(lambda: cluster.queues(TOPIC))  # it begins empty; that is never taken for no topic
         assert {queue.topic for queue in found} == {TOPIC}
-        with pytest.raises(Unknown, match="There is no topic nope"):
+        with pytest.raises(NotFoundError, match="There is no topic nope"):
             await eventually(lambda: cluster.queues("nope"))  # when it knows both brokers
         await asyncio.to_thread(pair.up)  # until both brokers are known again
 
@@ -188,7 +190,7 @@ async def test_name_server_that_is_down_silent_or_another_service_is_skipped(pai
 
 
 async def test_member_join_fails_for_a_group_that_the_broker_does_not_know(pair: RocketMQ) -> None:
-    with pytest.raises(Unknown, match="nobody"):
+    with pytest.raises(NotFoundError, match="nobody"):
         async with a_member(pair.name_server, group="nobody"):
             pass
     async with a_member(pair.name_server) as member:

@@ -10,16 +10,16 @@ from brokers.guarded import RIGHT, SETTINGS
 from ground.instance import temporary
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
-from rota.brokers.errors import Refused
+from rota.brokers.errors import RejectedError
 from rota.brokers.port import Membership
-from rota.brokers.rocketmq.admin import Cluster
+from rota.brokers.rocketmq.admin import AdminClient
 from rota.brokers.rocketmq.consumer import RocketMQConsumer
-from rota.brokers.rocketmq.routing import Site
-from rota.brokers.rocketmq.transport.responses import good
+from rota.brokers.rocketmq.routing import ConnectionConfig
+from rota.brokers.rocketmq.transport.responses import require_success
 from rota.brokers.rocketmq.wire.frames import Frame
 from rota.brokers.rocketmq.wire.signing import Credentials
 from rota.model import Queue
-from rota.sidecar.consume.start_offset import beginning
+from rota.sidecar.consume.start_offset import find_start_offset
 from rota.spec import StartFrom, Subscription
 
 BROKER, TOPIC, GROUP = "broker-0", "orders", "shop"
@@ -46,16 +46,16 @@ def strict() -> Iterator[RocketMQ]:
 
 
 @pytest.fixture
-async def cluster(strict: RocketMQ) -> AsyncIterator[Cluster]:
-    opened = Cluster(Site([strict.name_server], credentials=lambda: RIGHT))
+async def cluster(strict: RocketMQ) -> AsyncIterator[AdminClient]:
+    opened = AdminClient(ConnectionConfig([strict.name_server], credentials=lambda: RIGHT))
     await opened.create_topic(TOPIC, BROKER, 1)
     yield opened
     await opened.close()
 
 
-async def administer(cluster: Cluster, code: int, body: dict[str, Any], **fields: str) -> None:
+async def administer(cluster: AdminClient, code: int, body: dict[str, Any], **fields: str) -> None:
     request = Frame(code=code, fields=fields, body=msgspec.json.encode(body))
-    good(f"The request {code}", await cluster._client.ask(BROKER, request))
+    require_success(f"The request {code}", await cluster._client.ask(BROKER, request))
 
 
 def rights(*resources: str) -> dict[str, Any]:
@@ -66,11 +66,11 @@ def rights(*resources: str) -> dict[str, Any]:
 
 def a_member(strict: RocketMQ, credentials: Credentials) -> RocketMQConsumer:
     wanted = Membership(group=GROUP, client_id="10.0.0.1@orders-1#1", subscriptions=[Subscription(TOPIC)])
-    return RocketMQConsumer(Site([strict.name_server], credentials=lambda: credentials), wanted)
+    return RocketMQConsumer(ConnectionConfig([strict.name_server], credentials=lambda: credentials), wanted)
 
 
 async def test_offset_that_the_broker_refuses_to_tell_is_never_taken_for_no_offset(
-    strict: RocketMQ, cluster: Cluster
+    strict: RocketMQ, cluster: AdminClient
 ) -> None:
     await administer(cluster, CREATE_USER, {"username": "shopkeeper", "password": "12345678"}, username="shopkeeper")
     await administer(cluster, CREATE_RIGHTS, rights(f"Topic:{TOPIC}"), subject="User:shopkeeper")
@@ -85,14 +85,14 @@ async def test_offset_that_the_broker_refuses_to_tell_is_never_taken_for_no_offs
 
     await soon(at_the_end)  # where startFrom would begin may be asked, only the group's offset not
     for position in ("Latest", "Earliest", "Timestamp"):
-        with pytest.raises(Refused, match="has no permission"):
-            await beginning(QUEUE, member, member, StartFrom(position=position))
+        with pytest.raises(RejectedError, match="has no permission"):
+            await find_start_offset(QUEUE, member, member, StartFrom(position=position))
     await administer(cluster, UPDATE_RIGHTS, rights(f"Topic:{TOPIC}", f"Group:{GROUP}"), subject="User:shopkeeper")
 
     async def permitted() -> bool:
         try:
-            return await beginning(QUEUE, member, member, StartFrom()) == 1
-        except Refused:
+            return await find_start_offset(QUEUE, member, member, StartFrom()) == 1
+        except RejectedError:
             return False
 
     await soon(permitted)

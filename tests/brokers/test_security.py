@@ -9,9 +9,9 @@ from brokers.guarded import RIGHT, SETTINGS
 from ground.instance import temporary
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
-from rota.brokers.errors import Refused, SwitchedOff, Unreachable
-from rota.brokers.rocketmq.admin import Cluster
-from rota.brokers.rocketmq.routing import Site
+from rota.brokers.errors import ConsumptionDisabledError, RejectedError, UnreachableError
+from rota.brokers.rocketmq.admin import AdminClient
+from rota.brokers.rocketmq.routing import ConnectionConfig
 from rota.brokers.rocketmq.wire.signing import Credentials
 
 BROKER, TOPIC = "broker-0", "orders"
@@ -28,8 +28,8 @@ def guarded() -> Iterator[RocketMQ]:
 
 
 @pytest.fixture
-async def cluster(guarded: RocketMQ) -> AsyncIterator[Cluster]:
-    opened = Cluster(Site([guarded.name_server], credentials=lambda: RIGHT))
+async def cluster(guarded: RocketMQ) -> AsyncIterator[AdminClient]:
+    opened = AdminClient(ConnectionConfig([guarded.name_server], credentials=lambda: RIGHT))
     await opened.create_topic(TOPIC, BROKER, 2)
     yield opened
     await opened.close()
@@ -43,14 +43,14 @@ async def cluster(guarded: RocketMQ) -> AsyncIterator[Cluster]:
 async def test_credentials_that_are_missing_or_wrong_are_rejected_with_the_reason(
     guarded: RocketMQ, credentials: Callable[[], Credentials] | None, told: str
 ) -> None:
-    stranger = Cluster(Site([guarded.name_server], credentials=credentials))
-    with pytest.raises(Refused, match=told) as refused:
+    stranger = AdminClient(ConnectionConfig([guarded.name_server], credentials=credentials))
+    with pytest.raises(RejectedError, match=told) as refused:
         await stranger.clients("shop", BROKER)
-    assert not isinstance(refused.value, SwitchedOff)
+    assert not isinstance(refused.value, ConsumptionDisabledError)
     await stranger.close()
 
 
-async def test_signature_is_accepted_on_requests_with_and_without_a_body(cluster: Cluster) -> None:
+async def test_signature_is_accepted_on_requests_with_and_without_a_body(cluster: AdminClient) -> None:
     assert await cluster.clients("shop", BROKER) == ()
     await cluster.send(TOPIC, "grün".encode(), {"KEYS": "ü"})
 
@@ -60,21 +60,23 @@ async def test_signature_is_accepted_on_requests_with_and_without_a_body(cluster
     await soon(is_there)
 
 
-async def test_tls_works_for_name_server_and_broker_requests(guarded: RocketMQ, cluster: Cluster) -> None:
+async def test_tls_works_for_name_server_and_broker_requests(guarded: RocketMQ, cluster: AdminClient) -> None:
     trusting = ssl.create_default_context()
     trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
-    secret = Cluster(Site([guarded.name_server], tls=lambda: trusting, credentials=lambda: RIGHT))
+    secret = AdminClient(ConnectionConfig([guarded.name_server], tls=lambda: trusting, credentials=lambda: RIGHT))
     assert await secret.queues(TOPIC) == await cluster.queues(TOPIC)
     await secret.send(TOPIC, b"hidden")
     await secret.close()
 
 
 async def test_tls_certificate_that_is_not_trusted_is_rejected(guarded: RocketMQ) -> None:
-    careful = Cluster(Site([guarded.name_server], tls=ssl.create_default_context, credentials=lambda: RIGHT))
-    with pytest.raises(Unreachable, match="certificate"):
+    careful = AdminClient(
+        ConnectionConfig([guarded.name_server], tls=ssl.create_default_context, credentials=lambda: RIGHT)
+    )
+    with pytest.raises(UnreachableError, match="certificate"):
         await careful.queues(TOPIC)
     await careful.close()
 
 
 def test_credentials_stay_out_of_logs() -> None:
-    assert RIGHT.secret_key not in f"{RIGHT!r} {Site(['a:1'], credentials=lambda: RIGHT)!r}"
+    assert RIGHT.secret_key not in f"{RIGHT!r} {ConnectionConfig(['a:1'], credentials=lambda: RIGHT)!r}"

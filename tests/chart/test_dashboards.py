@@ -16,7 +16,7 @@ from ground.fixtures import skip_what_is_missing
 from ground.prometheus import promtool
 from kube.panels import expressions
 from rota.kube.telemetry import operator_metrics
-from rota.sidecar.status.sidecar_metrics import Measures
+from rota.sidecar.status.sidecar_metrics import SidecarMetrics
 
 BOARDS = sorted((CHART / "dashboards").glob("*.json"))
 FILE = CHART / "rules" / "rota.yaml"
@@ -37,11 +37,13 @@ def known_metrics() -> dict[str, frozenset[str]]:
 
 
 def of_the_operator() -> dict[str, frozenset[str]]:
-    return {metric.name: frozenset(metric.labels) for metric in operator_metrics.Measures().metrics}
+    return {metric.name: frozenset(metric.labels) for metric in operator_metrics.OperatorMetrics().metrics}
 
 
 def of_the_sidecar() -> dict[str, frozenset[str]]:
-    return {metric.name: frozenset({*metric.labels, "group"}) for metric in Measures().metrics}  # of the PodMonitor
+    return {
+        metric.name: frozenset({*metric.labels, "group"}) for metric in SidecarMetrics().metrics
+    }  # of the PodMonitor
 
 
 def recorded() -> dict[str, frozenset[str]]:

@@ -12,8 +12,8 @@ from threading import Event, Thread
 from typing import Any, NamedTuple
 
 from rota.brokers.errors import BrokerError
-from rota.brokers.rocketmq.admin import Cluster
-from rota.brokers.rocketmq.routing import Site
+from rota.brokers.rocketmq.admin import AdminClient
+from rota.brokers.rocketmq.routing import ConnectionConfig
 from rota.model import RETRY, Queue
 from sidecar.checker import Commit, Delivery, Fact, Sent
 
@@ -25,7 +25,7 @@ class Traffic:
     """Numbered messages to all queues of a topic in turns, and where the group is with them meanwhile."""
 
     def __init__(self, name_server: str, group: str, topic: str, queues: int) -> None:
-        self._site, self._group = Site([name_server]), group
+        self._site, self._group = ConnectionConfig([name_server]), group
         self._queues = [Queue(topic, "broker-0", number) for number in range(queues)]
         self._numbers = count()
         self.sent: list[Sent] = []
@@ -44,7 +44,7 @@ class Traffic:
             thread.join()
 
     async def _flow(self, over: Event) -> None:
-        cluster = Cluster(self._site)
+        cluster = AdminClient(self._site)
         look = asyncio.create_task(self._look(cluster))
         begun = time.monotonic()
         for turn in count():
@@ -57,7 +57,7 @@ class Traffic:
             await look
         await cluster.close()
 
-    async def _send(self, cluster: Cluster, queue: Queue) -> None:
+    async def _send(self, cluster: AdminClient, queue: Queue) -> None:
         number, at, acked = next(self._numbers), time.monotonic(), True
         try:
             await cluster.send(queue.topic, b"%d %s" % (number, b"x" * 100), queue=queue)
@@ -65,7 +65,7 @@ class Traffic:
             acked = False
         self.sent.append(Sent(number, queue, at, acked))
 
-    async def _look(self, cluster: Cluster) -> None:
+    async def _look(self, cluster: AdminClient) -> None:
         topics = [self._queues[0].topic, RETRY + self._group]
         while True:
             with suppress(BrokerError):

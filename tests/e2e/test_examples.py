@@ -21,8 +21,8 @@ from ground.ours import at_rest
 from ground.poll import eventually
 from ground.rocketmq import RocketMQ
 from kube.pages import ROOT
-from rota.brokers.rocketmq.admin import Cluster
-from rota.brokers.rocketmq.routing import Site
+from rota.brokers.rocketmq.admin import AdminClient
+from rota.brokers.rocketmq.routing import ConnectionConfig
 from rota.brokers.rocketmq.wire.signing import Credentials
 from rota.model import Queue
 
@@ -72,9 +72,9 @@ class Examples:
         """Wait until so many members consume, and nothing changes."""
         eventually(lambda: at_rest(json.loads(self.kubectl("get", "cg", group, "-o", "json")), members), SECONDS)
 
-    def send(self, topic: str, sent: Iterable[Message], site: Site | None = None) -> None:
+    def send(self, topic: str, sent: Iterable[Message], site: ConnectionConfig | None = None) -> None:
         """Send, one after another."""
-        asyncio.run(_send(site or Site([self.broker.name_server]), topic, sent))
+        asyncio.run(_send(site or ConnectionConfig([self.broker.name_server]), topic, sent))
 
     def printed(self, selector: str, test: str) -> dict[str, list[str]]:
         """Return the bodies of a test's messages that each pod's app has printed, each at the end of a line."""
@@ -90,16 +90,16 @@ class Examples:
         return self.printed(selector, test)
 
 
-async def _send(site: Site, topic: str, sent: Iterable[Message]) -> None:
-    cluster = Cluster(site)
+async def _send(site: ConnectionConfig, topic: str, sent: Iterable[Message]) -> None:
+    cluster = AdminClient(site)
     for message in sent:
         queue = Queue(topic, "broker-0", message.queue)
         await cluster.send(topic, message.body.encode(), message.properties, queue)
     await cluster.close()
 
 
-async def _create_topic(site: Site, topic: str) -> None:
-    cluster = Cluster(site)
+async def _create_topic(site: ConnectionConfig, topic: str) -> None:
+    cluster = AdminClient(site)
     await cluster.create_topic(topic, "broker-0", QUEUES)
     await cluster.close()
 
@@ -194,7 +194,7 @@ def test_example_secured_group_with_pods_of_the_fleet_consumes_by_credentials_an
         for number in range(2):
             examples.installed.serve(PLACE, f"rmq-namesrv-{number}", f"{node.address}:{port}")
         trusting = ssl.create_default_context(cafile=str(authority.own.certificate))
-        site = Site([broker.name_server], lambda: trusting, lambda: CREDENTIALS)
+        site = ConnectionConfig([broker.name_server], lambda: trusting, lambda: CREDENTIALS)
         asyncio.run(_create_topic(site, "payments"))
         examples.kubectl("create", "secret", "generic", "rmq-ca", f"--from-file=ca.crt={authority.own.certificate}")
         examples.apply(with_pods("secured.yaml", {}))

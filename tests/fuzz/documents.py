@@ -15,15 +15,15 @@ from fuzz.target import Target, mutated
 from rota import records
 from rota.deliveries import describe_message, read_deliveries
 from rota.delivery_totals import GroupDeliveries, MemberDeliveries
-from rota.documents import Assignment, Release, Share, TooLarge, read_assignment, write_assignment
-from rota.kube.workload.reverse_patch import noted, undone
+from rota.documents import Assignment, AssignmentTooLargeError, Release, Share, read_assignment, write_assignment
+from rota.kube.workload.reverse_patch import apply_patch, make_patch
 from rota.model import Holder, Queue
 from rota.queue_offsets import read_offsets, read_progress
 from rota.ranges import MOST_IDS
 from rota.reports import read_report
 from rota.spec import GroupSpec, PolicySpec, group_spec, policy_spec
 from rota.spec.resolved import (
-    Settings,
+    GroupSettings,
     read_drain_timeout,
     read_group_name,
     read_settings,
@@ -112,7 +112,7 @@ JOURNAL = [
 ]
 _TEMPLATE: dict[str, Any] = {"spec": {"containers": [{"name": "app", "image": "app:1"}], "grace": 30}}
 _RAISED: dict[str, Any] = {"spec": {"containers": [{"name": "app", "image": "app:2"}], "grace": 60}}
-NOTES = [noted(_RAISED, _TEMPLATE).encode(), noted(_TEMPLATE, {"spec": {}}).encode()]
+NOTES = [make_patch(_RAISED, _TEMPLATE).encode(), make_patch(_TEMPLATE, {"spec": {}}).encode()]
 
 
 def check_assignment(data: bytes) -> None:
@@ -121,7 +121,7 @@ def check_assignment(data: bytes) -> None:
         assignment = read_assignment(data)
     except ValueError:
         return
-    with suppress(TooLarge):
+    with suppress(AssignmentTooLargeError):
         (text,) = write_assignment(assignment).values()
         assert read_assignment(text) == assignment, "it is not read as it was written"
 
@@ -150,7 +150,7 @@ def check_settings(data: bytes) -> None:
     assert 0 < read_drain_timeout(text) < float("inf"), "no drain timeout"
     assert isinstance(read_group_name(text), str)
     with suppress(ValueError):
-        assert isinstance(read_settings(data), Settings)
+        assert isinstance(read_settings(data), GroupSettings)
 
 
 def check_spec(data: bytes) -> None:
@@ -171,7 +171,7 @@ def check_journal(data: bytes) -> None:
 
 def check_note(data: bytes) -> None:
     """Undo what the note on a pod template says, whatever it says."""
-    assert isinstance(undone(_RAISED, data.decode(errors="replace")), dict)
+    assert isinstance(apply_patch(_RAISED, data.decode(errors="replace")), dict)
 
 
 def _with_right_sum(chance: Random) -> bytes:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from fuzz.target import Target, mutated
-from rota.sidecar.delivery.http_post import Broken, Post
+from rota.sidecar.delivery.http_post import BadResponseError, HttpPoster
 
 ANSWERS = [
     b"HTTP/1.1 204 No Content\r\nDate: Fri, 27 Nov 2026 08:00:00 GMT\r\n\r\n",
@@ -31,10 +31,10 @@ async def _status(pieces: Sequence[bytes]) -> int | None:
         writer.close()
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    app = Post("127.0.0.1", server.sockets[0].getsockname()[1])
+    app = HttpPoster("127.0.0.1", server.sockets[0].getsockname()[1])
     try:
         return await app.post("/", b"", b"", TIMEOUT_SECONDS, lambda: True)
-    except Broken:
+    except BadResponseError:
         return None
     finally:
         app.close()

@@ -11,8 +11,8 @@ from fuzz.target import Target, mutated
 from rota.brokers.message import MEBIBYTE, MESSAGE_OVERHEAD_BYTES, Message
 from rota.brokers.port import ADMIT_ALL
 from rota.brokers.rocketmq.wire import fastjson, payloads
-from rota.brokers.rocketmq.wire.frames import Decoder, Frame, Malformed
-from rota.brokers.rocketmq.wire.messages import prefix
+from rota.brokers.rocketmq.wire.frames import Decoder, Frame, MalformedFrameError
+from rota.brokers.rocketmq.wire.messages import decode_admitted
 
 ADMITTED_BYTES = 16 * MEBIBYTE  # of one input's messages
 MOST_PROPERTIES_BYTES = 7 * 2**20  # memory of 65,535 bytes of properties of a batch, and as many of a message in it
@@ -39,7 +39,7 @@ def check_frames(data: bytes) -> None:
 def _decoded(pieces: Sequence[bytes]) -> list[Frame] | None:
     decoder = Decoder()
     frames: list[Frame] = []
-    with suppress(Malformed):
+    with suppress(MalformedFrameError):
         for piece in pieces:
             frames += decoder.feed(piece)
         assert all(isinstance(value, str) for frame in frames for value in frame.fields.values())
@@ -50,7 +50,7 @@ def _decoded(pieces: Sequence[bytes]) -> list[Frame] | None:
 def check_bodies(data: bytes) -> None:
     """Read a body as every type, and its keys as queues."""
     for body_type in BODY_TYPES:
-        with suppress(Malformed):
+        with suppress(MalformedFrameError):
             body = fastjson.read(data, body_type)
             assert isinstance(body, body_type), f"{type(body)} is no {body_type}"
             for key in getattr(body, "offset_table", {}):
@@ -75,8 +75,8 @@ class Limited:
 
 def check_messages(data: bytes) -> None:
     """Decode messages within a limit of memory."""
-    with suppress(Malformed):
-        messages, _ = prefix(data, "broker-a", 0, Limited())
+    with suppress(MalformedFrameError):
+        messages, _ = decode_admitted(data, "broker-a", 0, Limited())
         assert sum(message.memory_bytes for message in messages) <= ADMITTED_BYTES, "more than was admitted"
         for message in messages:
             assert _is_complete(message), f"no message: {str(message)[:200]}"

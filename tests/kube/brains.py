@@ -9,21 +9,21 @@ from typing import Any, Self, TypeVar
 from ground.poll import soon
 from kube.members import KEY
 from logins import log_in
-from rota.brokers.memory import Memory
+from rota.brokers.memory import MemoryCluster
 from rota.brokers.port import Brokers
-from rota.brokers.rocketmq.admin import Cluster
-from rota.brokers.rocketmq.routing import Site
+from rota.brokers.rocketmq.admin import AdminClient
+from rota.brokers.rocketmq.routing import ConnectionConfig
 from rota.kube import informers
-from rota.kube.brokers.registry import Places
-from rota.kube.client.api import Api, ApiError, Params, Unanswered
+from rota.kube.brokers.registry import BrokerRegistry
+from rota.kube.client.api import Api, ApiError, NoResponseError, Params
 from rota.kube.client.login.session import Login
-from rota.kube.http.read_model import Sight
-from rota.kube.members.report_client import Reports
-from rota.kube.reconcile.controller import Brain
-from rota.kube.reconcile.reconciler import Done
-from rota.kube.telemetry.operator_metrics import Measures
-from rota.kube.telemetry.trace_export import Exporter
-from rota.kube.workload.deployments import Fleets
+from rota.kube.http.read_model import ReadModel
+from rota.kube.members.report_client import ReportClient
+from rota.kube.reconcile.controller import Controller
+from rota.kube.reconcile.reconciler import ReconcileResult
+from rota.kube.telemetry.operator_metrics import OperatorMetrics
+from rota.kube.telemetry.trace_export import TraceExporter
+from rota.kube.workload.deployments import Deployments
 
 T = TypeVar("T")
 
@@ -84,7 +84,7 @@ class Counting(Api):
         self._moment()
         if write in self.lost:
             self.lost.remove(write)
-            raise Unanswered(f"The answer to {write} got lost")
+            raise NoResponseError(f"The answer to {write} got lost")
         return found
 
 
@@ -95,40 +95,40 @@ class Operator:
         self,
         kubeconfig: Path,
         namespace: str,
-        memory: Memory,
+        memory: MemoryCluster,
         ends_at: int = 0,
         also: Collection[str] = (),
         *,
-        traces: Exporter | None = None,
+        traces: TraceExporter | None = None,
     ) -> None:
         self._kubeconfig, self._namespaces, self._memory = kubeconfig, [namespace, *also], memory
-        self._traces = traces or Exporter(None)
+        self._traces = traces or TraceExporter(None)
         self._left = ends_at
-        self.sites: list[Site] = []  # that it has connected to, in that order
+        self.sites: list[ConnectionConfig] = []  # that it has connected to, in that order
         self.dead = False
         self._running: list[asyncio.Task[None]] = []
-        self.done: list[Done] = []
+        self.done: list[ReconcileResult] = []
 
     async def __aenter__(self) -> Self:
         self.login = await log_in(self._kubeconfig)
         self.api = Counting(self.login, self._moment)
-        self.reports = Reports(lambda _: (KEY,))
-        self.places = Places(self.api, self._connect)
-        self.brain = Brain(self.api, self.reports, self.places, Fleets(self.api))
+        self.reports = ReportClient(lambda _: (KEY,))
+        self.places = BrokerRegistry(self.api, self._connect)
+        self.brain = Controller(self.api, self.reports, self.places, Deployments(self.api))
         self.brain.done = self._round
-        self.measures = Measures(lambda: self.brain.leads, trace_of=self._traces.trace_of)
+        self.measures = OperatorMetrics(lambda: self.brain.leads, trace_of=self._traces.trace_of)
         clock = asyncio.get_running_loop().time
-        self.sight = Sight(self.brain, self.places, self.measures, "a test's", "0", clock, asyncio.Lock())
+        self.sight = ReadModel(self.brain, self.places, self.measures, "a test's", "0", clock, asyncio.Lock())
         self.places.worked = self.sight.worked
         served = (self.api, self.brain, self._namespaces)
-        following = [*informers.our_kinds(*served), *informers.followers(*served)]
+        following = [*informers.custom_informers(*served), *informers.object_informers(*served)]
         self._running = [asyncio.create_task(work) for work in (self.places.run(), *(it.run() for it in following))]
         for it in following:
             await it.listed.wait()
         self.brain.lead(leads=True)
         return self
 
-    def _round(self, done: Done) -> None:
+    def _round(self, done: ReconcileResult) -> None:
         self.done.append(done)
         self._traces.take((done.group.namespace, done.group.name), self.sight.take(done))
 
@@ -140,10 +140,10 @@ class Operator:
 
         await soon(looked)
 
-    def _connect(self, site: Site) -> Brokers:
+    def _connect(self, site: ConnectionConfig) -> Brokers:
         """Return the brokers in memory, whatever they are called; those on this machine are real, or not there."""
         self.sites.append(site)
-        return Cluster(site) if site.name_servers[0].startswith("127.") else self._memory
+        return AdminClient(site) if site.name_servers[0].startswith("127.") else self._memory
 
     def _moment(self) -> None:
         self._left -= 1

@@ -14,7 +14,7 @@ from ground.poll import soon
 from kube.brains import Operator
 from kube.members import GroupMembers, a_node
 from kube.world import GROUP, OperatedNamespace, a_group
-from rota.brokers.memory import BROKER, Memory
+from rota.brokers.memory import BROKER, MemoryCluster
 from rota.kube.policies import policy_status
 from rota.kube.policies.policy_status import PolicyStatuses
 
@@ -51,14 +51,14 @@ async def node(api: Api) -> AsyncIterator[None]:
 
 
 @pytest.fixture
-async def memory() -> Memory:
-    found = Memory()
+async def memory() -> MemoryCluster:
+    found = MemoryCluster()
     await found.create_topic("orders", BROKER, 8)
     return found
 
 
 @pytest.fixture
-async def operator(control_plane: Cluster, namespace: str, memory: Memory) -> AsyncIterator[Operator]:
+async def operator(control_plane: Cluster, namespace: str, memory: MemoryCluster) -> AsyncIterator[Operator]:
     async with Operator(control_plane.kubeconfig, namespace, memory) as leading:
         yield leading
 

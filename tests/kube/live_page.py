@@ -131,7 +131,7 @@ class Served(Fleets):
 
     def __init__(self, address: str, port: int) -> None:
         super().__init__()
-        self.hub = events.Hub()
+        self.hub = events.Broadcaster()
         self.url = f"http://{address}:{port}/"
         self.fails: list[Callable[[], Awaitable[object]]] = []  # what becomes of the next questions about a group
         self._address, self._port = address, port
@@ -144,7 +144,7 @@ class Served(Fleets):
                 await self.fails.pop(0)()
             return await handler(request)
 
-        self.hub = events.Hub()
+        self.hub = events.Broadcaster()
         app = web.Application(middlewares=[perhaps])
         app.add_routes(site.routes(self, self.hub))
         app.on_shutdown.append(self.hub.close)

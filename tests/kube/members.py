@@ -23,9 +23,9 @@ from ground.handlers import cancel_at_cleanup
 from ground.poll import soon
 from rota.http_server import Limits, listen
 from rota.model import Queue
-from rota.reports import Worked
+from rota.reports import QueueStatus
 from rota.sidecar.member.member import Member, Step
-from rota.sidecar.member.queue_lifecycle import Act, Command, Event
+from rota.sidecar.member.queue_lifecycle import Command, LeaseAction, LeaseEvent
 from rota.sidecar.status.self_report import QueuesPage
 from rota.signing import NONCE, SIGNATURE_HEADER, Request, is_request_signed, sign_report
 from rota.spec.resolved import settings_digest
@@ -120,9 +120,9 @@ async def reported(
     return web.Response(body=msgspec.json.encode(WholeReport(**said, queues=worked(offsets))))
 
 
-def worked(offsets: Mapping[Queue, int]) -> list[Worked]:
+def worked(offsets: Mapping[Queue, int]) -> list[QueueStatus]:
     """Return what a member says of its queues."""
-    return [Worked(*queue, committed, committed, 0, locked=False) for queue, committed in offsets.items()]
+    return [QueueStatus(*queue, committed, committed, 0, locked=False) for queue, committed in offsets.items()]
 
 
 class GroupKey:
@@ -271,30 +271,30 @@ class One:
         loop = asyncio.get_running_loop()
         for command in step.commands:
             match command.act:
-                case Act.FETCH:
+                case LeaseAction.FETCH:
                     self.fleet.fetches(self.name, command.queue)
-                case Act.PLACE:
-                    loop.call_soon(self._answer, command, Event.PLACED)
-                case Act.LOCK:
-                    loop.call_soon(self._answer, command, Event.LOCKED, self._now)
-                case Act.STOP:
+                case LeaseAction.PLACE:
+                    loop.call_soon(self._answer, command, LeaseEvent.PLACED)
+                case LeaseAction.LOCK:
+                    loop.call_soon(self._answer, command, LeaseEvent.LOCKED, self._now)
+                case LeaseAction.STOP:
                     self._stopping.append(command)
-                    loop.call_later(self.takes, self._answer, command, Event.EMPTY)
-                case Act.CUT:
-                    loop.call_soon(self._answer, command, Event.EMPTY)
-                case Act.UNLOCK:
-                    loop.call_soon(self._answer, command, Event.UNLOCKED)
+                    loop.call_later(self.takes, self._answer, command, LeaseEvent.EMPTY)
+                case LeaseAction.CUT:
+                    loop.call_soon(self._answer, command, LeaseEvent.EMPTY)
+                case LeaseAction.UNLOCK:
+                    loop.call_soon(self._answer, command, LeaseEvent.UNLOCKED)
         self._changed.set()
 
     def finish(self) -> None:
         """End what is open in queues that were taken away."""
         for command in self._stopping:
-            self._answer(command, Event.EMPTY)
+            self._answer(command, LeaseEvent.EMPTY)
 
-    def _answer(self, command: Command, event: Event, sent: float | None = None) -> None:
+    def _answer(self, command: Command, event: LeaseEvent, sent: float | None = None) -> None:
         if self.frozen:
             return
-        if event is Event.EMPTY:
+        if event is LeaseEvent.EMPTY:
             self.fleet.stopped(self.name, command.queue)
         self.carry(self.member.happened(event, command.queue, command.life, self._now, sent))
 

@@ -15,8 +15,8 @@ from ground.local import LocalNode
 from ground.ours import at_rest
 from ground.poll import PATIENCE_SECONDS, soon
 from ground.rocketmq import RocketMQ
-from rota.brokers.rocketmq.admin import Cluster
-from rota.brokers.rocketmq.routing import Site
+from rota.brokers.rocketmq.admin import AdminClient
+from rota.brokers.rocketmq.routing import ConnectionConfig
 from rota.model import Queue
 from rota.ranges import from_ranges
 
@@ -46,7 +46,7 @@ async def again_and_again(send: Callable[[], Awaitable[None]]) -> AsyncIterator[
 class TemplateGroup:
     """A group whose pods Rota runs, and what it is sent."""
 
-    def __init__(self, api: Api, namespace: str, brokers: Cluster, topic: str, log: Path) -> None:
+    def __init__(self, api: Api, namespace: str, brokers: AdminClient, topic: str, log: Path) -> None:
         self.api, self.namespace, self.brokers, self._topic, self._log = api, namespace, brokers, topic, log
         self.where = f"/apis/rota.dev/v1alpha1/namespaces/{namespace}"
         self.path = f"{self.where}/consumergroups/{GROUP}"
@@ -173,7 +173,7 @@ async def a_shop(
 ) -> AsyncIterator[TemplateGroup]:
     """Make the topic, the policy and the group; take the group away in the end, and its pods with it."""
     rocketmq.create_topic(topic, QUEUES)
-    brokers = Cluster(Site([rocketmq.name_server]))
+    brokers = AdminClient(ConnectionConfig([rocketmq.name_server]))
     shop = TemplateGroup(api, namespace, brokers, topic, folder / "deliveries.jsonl")
     await api.create(f"{shop.where}/rebalancepolicies", _made("RebalancePolicy", "sticky", strategy="Sticky"))
     group = {

@@ -8,7 +8,7 @@ import pytest
 
 from ground.poll import soon
 from kube.world import GROUP, OperatedNamespace, a_group, billing, goes_on, is_gone, two_members
-from rota.brokers.memory import BROKER, Memory
+from rota.brokers.memory import BROKER, MemoryCluster
 from rota.kube.reconcile import planning
 from rota.model import Roster
 
@@ -111,7 +111,7 @@ async def test_custom_strategy_decides_which_member_owns_which_queue(
 
 
 async def test_reconcile_of_one_group_does_not_rewrite_the_assignment_of_another(
-    world: OperatedNamespace, memory: Memory
+    world: OperatedNamespace, memory: MemoryCluster
 ) -> None:
     await memory.create_topic("bills", BROKER, 6)
     async with billing(world) as other:
@@ -126,7 +126,7 @@ async def test_reconcile_of_one_group_does_not_rewrite_the_assignment_of_another
 
 
 async def test_custom_strategy_that_hangs_stops_only_its_own_group(
-    world: OperatedNamespace, memory: Memory, monkeypatch: pytest.MonkeyPatch
+    world: OperatedNamespace, memory: MemoryCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     freed = threading.Event()
 

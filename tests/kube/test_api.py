@@ -18,7 +18,7 @@ from logins import an_api
 from rota.documents import PLAIN
 from rota.kube import informers
 from rota.kube.client import api as ours
-from rota.kube.client.informer import Follower
+from rota.kube.client.informer import Informer
 from rota.kube.client.objects import ConfigMap, Custom, Pod
 from rota.kube.client.paths import GROUPS
 from rota.kube.http import operator_probes
@@ -39,7 +39,7 @@ async def test_watch_detects_a_stalled_api_server_and_still_delivers_later_chang
     assert server
     seen: set[str] = set()
     async with an_api(control_plane.kubeconfig) as client:
-        told = Follower(
+        told = Informer(
             client,
             "pods",
             namespace,
@@ -69,7 +69,7 @@ async def test_watch_events_that_were_lost_are_recovered_by_a_relist(
     monkeypatch.setattr(informers, "RESYNC_SECONDS", 0.2)
     seen: dict[str, str] = {}
     async with an_api(control_plane.kubeconfig) as client:
-        groups = Follower(
+        groups = Informer(
             client,
             GROUPS,
             namespace,
@@ -100,7 +100,7 @@ async def test_watch_whose_events_were_lost_reports_a_deletion_with_the_version_
     record = {"metadata": {"name": "orders-rota"}, "data": {"assignment.json": "{}"}}
     await api.create(where, record)
     async with an_api(control_plane.kubeconfig) as client:
-        records = Follower(client, "configmaps", namespace, ConfigMap, seen=lambda _: None, gone=gone.append)
+        records = Informer(client, "configmaps", namespace, ConfigMap, seen=lambda _: None, gone=gone.append)
         await records.relist()
         written = await api.patch(f"{where}/orders-rota", {"data": {"assignment.json": "{}\n"}})
         await api.delete(f"{where}/orders-rota")
@@ -114,9 +114,9 @@ async def test_health_endpoint_fails_once_a_watch_is_silent_for_too_long(
 ) -> None:
     address = instance.address()
     async with an_api(control_plane.kubeconfig) as client, aiohttp.ClientSession() as session:
-        pods = Follower(client, "pods", "", Pod, seen=lambda _: None, gone=lambda _: None)
+        pods = Informer(client, "pods", "", Pod, seen=lambda _: None, gone=lambda _: None)
         port = instance.port("a page of ours", 18080)
-        serving = await operator_probes.Page([pods], lambda: True).serve(address, port)
+        serving = await operator_probes.ProbeServer([pods], lambda: True).serve(address, port)
 
         async def asked(what: str) -> tuple[int, str]:
             async with session.get(f"http://{address}:{port}/{what}") as answer:
@@ -151,7 +151,7 @@ async def test_api_client_lists_a_collection_in_pages_of_a_limited_size(
         monkeypatch.setattr(ours, "MAX_PAGE_BYTES", 50_000)
         assert [it.metadata.name for it in (await client.list(path, ConfigMap, labelled))[0]] == names
         monkeypatch.setattr(ours, "MAX_OBJECT_BYTES", 50_000)
-        with pytest.raises(ours.Unanswered, match="is too long"):
+        with pytest.raises(ours.NoResponseError, match="is too long"):
             await client.list(path, ConfigMap, labelled)
 
 

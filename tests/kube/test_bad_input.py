@@ -21,7 +21,7 @@ from kube.brains import Operator
 from kube.members import GroupMembers, One, a_pod
 from kube.world import GROUP, OperatedNamespace, a_group, billing, goes_on, is_gone, two_members
 from rota import planner
-from rota.brokers.memory import BROKER, NAME_SERVER, Memory
+from rota.brokers.memory import BROKER, NAME_SERVER, MemoryCluster
 from rota.documents import PACKED, PLAIN, Share, read_assignment, write_assignment
 from rota.kube.brokers import registry, route_watcher
 from rota.kube.client.objects import Custom, Metadata
@@ -53,8 +53,8 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def memory() -> Memory:
-    found = Memory((BROKER, OTHER))
+async def memory() -> MemoryCluster:
+    found = MemoryCluster((BROKER, OTHER))
     await found.create_topic("orders", BROKER, 8)
     await found.create_topic("bills", OTHER, 6)
     return found
@@ -163,7 +163,7 @@ async def test_policy_change_of_strategy_moves_queues_and_is_the_rebalance_reaso
     [(NAME_SERVER, ("BrokerUnreachable", "NoView"), "cannot be reached"), (BROKER, ("NoView",), "not tell of")],
 )
 async def test_broker_failure_moves_only_the_queues_of_terminated_members(
-    world: OperatedNamespace, memory: Memory, away: str, kinds: tuple[str, ...], sentence: str
+    world: OperatedNamespace, memory: MemoryCluster, away: str, kinds: tuple[str, ...], sentence: str
 ) -> None:
     await follows(world, "Sticky")
     before = await two_members(world)
@@ -183,7 +183,9 @@ async def test_broker_failure_moves_only_the_queues_of_terminated_members(
     await world.until(3, 3, 2)
 
 
-async def test_broker_failure_affects_only_groups_of_that_broker(world: OperatedNamespace, memory: Memory) -> None:
+async def test_broker_failure_affects_only_groups_of_that_broker(
+    world: OperatedNamespace, memory: MemoryCluster
+) -> None:
     await two_members(world)
     async with billing(world) as other:
         memory.down(BROKER)
@@ -209,7 +211,7 @@ async def test_broker_failure_of_the_name_server_is_reported_and_moves_no_queue(
 
 
 async def test_topic_deletion_takes_no_queue_away_but_recreation_with_fewer_queues_does(
-    world: OperatedNamespace, memory: Memory, monkeypatch: pytest.MonkeyPatch
+    world: OperatedNamespace, memory: MemoryCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for room in (planner, situation):  # not to be patient does not help who has no view at all
         monkeypatch.setattr(room, "SHRINK_PATIENCE", 0.0)
@@ -336,7 +338,7 @@ async def test_poke_skips_a_pod_that_no_longer_exists(world: OperatedNamespace) 
     await two_members(world)
     group = world.operator.brain.groups[world.namespace, GROUP]
     pokes = {"orders-gone": Poke(1, 9), "orders-a": Poke(1, 9)}
-    assert await apply.mark(world.operator.api, group, pokes, settled=False) == 1
+    assert await apply.annotate_pods(world.operator.api, group, pokes, settled=False) == 1
 
 
 async def test_api_path_of_a_forged_member_in_another_namespace_is_neither_read_nor_kept(
@@ -434,7 +436,7 @@ async def test_assignment_keeps_its_owners_when_the_group_is_recreated_over_runn
 
 @pytest.mark.timeout(400)
 async def test_namespace_deletion_completes_and_another_namespace_is_still_served(
-    control_plane: Cluster, api: Api, namespace: str, memory: Memory, addresses: Callable[[], str]
+    control_plane: Cluster, api: Api, namespace: str, memory: MemoryCluster, addresses: Callable[[], str]
 ) -> None:
     made = await api.create("/api/v1/namespaces", {"metadata": {"generateName": "rota-doomed-"}})
     doomed = made["metadata"]["name"]

@@ -13,7 +13,7 @@ from ground.poll import soon
 from kube.brains import Operator
 from kube.members import NODE
 from kube.world import GROUP, OperatedNamespace, a_group
-from rota.brokers.memory import BROKER, Memory
+from rota.brokers.memory import BROKER, MemoryCluster
 from rota.cli import main
 from rota.kube.client.objects import DELETION_COST, GROUP_LABEL
 
@@ -240,7 +240,7 @@ async def test_stateful_set_pod_replaced_under_its_name_is_a_new_member_with_the
 
 
 async def test_stateful_set_pod_replaced_while_no_operator_leads_is_a_new_member(
-    shop: OperatedNamespace, control_plane: Cluster, memory: Memory
+    shop: OperatedNamespace, control_plane: Cluster, memory: MemoryCluster
 ) -> None:
     before = shop.fleet.as_value()
     await soon(shop.at_rest)

@@ -10,8 +10,8 @@ from ground.cluster import Cluster
 from ground.poll import soon
 from kube.brains import Operator
 from kube.world import GROUP, OperatedNamespace, two_members
-from rota.brokers.memory import Memory
-from rota.kube.client.api import ApiError, Unanswered
+from rota.brokers.memory import MemoryCluster
+from rota.kube.client.api import ApiError, NoResponseError
 
 pytestmark = pytest.mark.usefixtures("crds", "node")
 
@@ -20,7 +20,7 @@ FAILING_SHARE = 0.1  # of all requests
 
 @pytest.mark.timeout(600)
 async def test_crash_of_the_operator_at_any_write_is_recovered_by_the_next_operator(
-    world: OperatedNamespace, control_plane: Cluster, memory: Memory
+    world: OperatedNamespace, control_plane: Cluster, memory: MemoryCluster
 ) -> None:
     await world.fleet.add("orders-a", "orders-b")
     await world.until(4, 4)
@@ -56,7 +56,7 @@ async def test_api_client_sporadic_failures_do_not_stop_a_rebalance(world: Opera
     """
     asked: Counter[str] = Counter()
     faults = [
-        Unanswered("The API server did not answer"),
+        NoResponseError("The API server did not answer"),
         ApiError(403, "Forbidden", "not today"),
         ApiError(409, "Conflict", "somebody was quicker"),
         ApiError(429, "TooManyRequests", "later"),

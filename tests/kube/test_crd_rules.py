@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ground.api import Api, ApiError, Object
-from rota.spec import Mistake, group_spec, policy_spec
+from rota.spec import InvalidSpecError, group_spec, policy_spec
 
 pytestmark = pytest.mark.usefixtures("crds")
 
@@ -62,7 +62,7 @@ def parsed(body: Object) -> str:
     """Return what the parser says of an object."""
     try:
         (group_spec if body["kind"] == "ConsumerGroup" else policy_spec)(body)
-    except Mistake as mistake:
+    except InvalidSpecError as mistake:
         return str(mistake)
     return ""
 

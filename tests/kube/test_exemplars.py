@@ -15,9 +15,9 @@ from ground.prometheus import Prometheus
 from kube.brains import Operator
 from kube.world import OperatedNamespace, two_members
 from otlp_receiver import Receiver, a_receiver
-from rota.brokers.memory import Memory
+from rota.brokers.memory import MemoryCluster
 from rota.kube.http.operator_probes import metrics
-from rota.kube.telemetry.trace_export import Exporter, open_recorder
+from rota.kube.telemetry.trace_export import TraceExporter, open_recorder
 
 pytestmark = pytest.mark.usefixtures("crds", "node")
 
@@ -33,11 +33,11 @@ async def received(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Receiver]:
 
 @pytest.fixture
 async def operator(
-    control_plane: Cluster, namespace: str, memory: Memory, received: Receiver
+    control_plane: Cluster, namespace: str, memory: MemoryCluster, received: Receiver
 ) -> AsyncIterator[Operator]:
     """Run an operator that sends traces to the receiver."""
     assert received.got.empty()
-    traces = Exporter(open_recorder(os.environ, "a-test", "0"))
+    traces = TraceExporter(open_recorder(os.environ, "a-test", "0"))
     async with Operator(control_plane.kubeconfig, namespace, memory, traces=traces) as leading:
         yield leading
     await traces.close()

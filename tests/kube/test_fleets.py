@@ -10,7 +10,7 @@ from ground.cluster import Cluster
 from ground.ours import conditions, made
 from ground.poll import soon
 from kube.brains import Late, Operator
-from rota.brokers.memory import BROKER, Memory
+from rota.brokers.memory import BROKER, MemoryCluster
 
 pytestmark = pytest.mark.usefixtures("crds", "operator")
 
@@ -19,7 +19,7 @@ TEMPLATE = {"spec": {"containers": [{"name": "app", "image": "app"}]}}
 
 @pytest.fixture
 async def operator(control_plane: Cluster, namespace: str) -> AsyncIterator[Operator]:
-    memory = Memory()
+    memory = MemoryCluster()
     await memory.create_topic("orders", BROKER, 4)
     async with Operator(control_plane.kubeconfig, namespace, memory) as leading:
         yield leading

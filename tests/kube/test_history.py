@@ -11,11 +11,11 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that everybody g
 
 from kube.scraped import scraped
 from kube.world import OperatedNamespace, two_members
-from rota.kube.http.events import Hub
-from rota.kube.observers import Outlets
+from rota.kube.http.events import Broadcaster
+from rota.kube.observers import Observers
 from rota.kube.telemetry.journal.journal_writer import Journal
-from rota.kube.telemetry.trace_export import Exporter
-from rota.pipeline.common.spark_session import session
+from rota.kube.telemetry.trace_export import TraceExporter
+from rota.pipeline.common.spark_session import create_session
 from rota.pipeline.history.audit import intervals, violations
 from rota.pipeline.history.rollup import rollup
 from rota.pipeline.ingest.facts import Facts, facts
@@ -34,7 +34,7 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    made = session("rota-tests", SMALL)
+    made = create_session("rota-tests", SMALL)
     yield made
     made.stop()
 
@@ -43,8 +43,8 @@ def spark() -> Iterator[SparkSession]:
 async def kept(world: OperatedNamespace, tmp_path: Path) -> AsyncIterator[Journal]:
     """Have the world's operator keep a journal."""
     operator = world.operator
-    journal, traces = Journal(str(tmp_path), "a-test", "1Gi"), Exporter(None)
-    outlets = Outlets(journal, operator.sight, Hub(), traces)
+    journal, traces = Journal(str(tmp_path), "a-test", "1Gi"), TraceExporter(None)
+    outlets = Observers(journal, operator.sight, Broadcaster(), traces)
 
     def done(done_: object) -> None:
         operator.done.append(done_)  # type: ignore[arg-type]

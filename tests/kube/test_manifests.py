@@ -14,7 +14,7 @@ from ground.poll import soon
 from rota.cli import main
 from rota.kube.client.objects import Custom
 from rota.kube.workload.deployment_manifest import deployment
-from rota.kube.workload.injection import injected, uninjected
+from rota.kube.workload.injection import inject, remove_sidecar
 from rota.kube.workload.sidecar_container import SidecarSpec
 from rota.spec import GroupSpec, group_spec
 
@@ -82,17 +82,17 @@ def test_injection_output_is_accepted_by_the_api_server_without_a_warning(
 async def test_injection_is_reversible_after_api_server_defaulting(api: Api, namespace: str) -> None:
     plain = await api.create(where(namespace), DEPLOYMENT, **STRICT)
     spec = DEPLOYMENT["spec"]
-    body = DEPLOYMENT | {"spec": {**spec, "template": injected(spec["template"], "orders", ALL)}}
+    body = DEPLOYMENT | {"spec": {**spec, "template": inject(spec["template"], "orders", ALL)}}
     made = await api.create(where(namespace), body, **STRICT)
-    assert uninjected(made["spec"]["template"]) == plain["spec"]["template"]
-    assert injected(made["spec"]["template"], "orders", ALL)["spec"].keys() == made["spec"]["template"]["spec"].keys()
+    assert remove_sidecar(made["spec"]["template"]) == plain["spec"]["template"]
+    assert inject(made["spec"]["template"], "orders", ALL)["spec"].keys() == made["spec"]["template"]["spec"].keys()
 
 
 # Pods.
 
 
 def a_pod(**security: Any) -> Object:
-    made = injected({"spec": {"containers": [an_app(securityContext=security)]}}, "orders", ALL)
+    made = inject({"spec": {"containers": [an_app(securityContext=security)]}}, "orders", ALL)
     return {"apiVersion": "v1", "kind": "Pod", **made, "metadata": made["metadata"] | {"name": "shop"}}
 
 

@@ -9,7 +9,7 @@ from ground.api import Object
 from ground.poll import soon
 from kube.members import NODE
 from kube.world import GROUP, OperatedNamespace, a_group, two_members
-from rota.brokers.memory import BROKER, Memory, MemoryConsumer
+from rota.brokers.memory import BROKER, MemoryCluster, MemoryConsumer
 from rota.brokers.port import Membership
 from rota.kube.brokers import route_watcher
 from rota.model import Queue
@@ -102,7 +102,7 @@ def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("looks_often")
 async def test_unmanaged_consumer_in_the_group_leaves_members_only_their_share(
-    memory: Memory, world: OperatedNamespace
+    memory: MemoryCluster, world: OperatedNamespace
 ) -> None:
     await two_members(world)
     theirs = await joins(memory, "10.0.0.1@77")
@@ -116,7 +116,7 @@ async def test_unmanaged_consumer_in_the_group_leaves_members_only_their_share(
 
 @pytest.mark.usefixtures("looks_often")
 async def test_condition_consumption_disabled_is_set_and_no_queue_moves(
-    memory: Memory, world: OperatedNamespace
+    memory: MemoryCluster, world: OperatedNamespace
 ) -> None:
     before = await two_members(world)
     await memory.update_group(GROUP, BROKER, enabled=False)
@@ -135,7 +135,7 @@ async def test_condition_consumption_disabled_is_set_and_no_queue_moves(
 
 @pytest.mark.usefixtures("looks_often")
 async def test_condition_duplicate_client_ids_is_set_and_no_queue_moves(
-    memory: Memory, world: OperatedNamespace, monkeypatch: pytest.MonkeyPatch
+    memory: MemoryCluster, world: OperatedNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(route_watcher, "DEAD_SECONDS", 0.5)  # a broker in memory tells of no addresses: it may be one
     before = await two_members(world)
@@ -152,7 +152,7 @@ async def test_condition_duplicate_client_ids_is_set_and_no_queue_moves(
     assert world.fleet.as_value().items() >= before.items()
 
 
-async def joins(memory: Memory, client_id: str) -> MemoryConsumer:
+async def joins(memory: MemoryCluster, client_id: str) -> MemoryConsumer:
     """Let somebody join the group at the broker; that makes the group's retry topic, one more queue."""
     wanted = Membership(group=GROUP, client_id=client_id, subscriptions=[Subscription(topic="orders")])
     consumer = MemoryConsumer(memory, wanted)

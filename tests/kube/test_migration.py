@@ -29,7 +29,7 @@ from kube.operators import an_operator
 from kube.pages import ROOT, Shell, a_shell, blocks, typed
 from kube.shop import a_template, again_and_again
 from rota.brokers.rocketmq import admin
-from rota.brokers.rocketmq.routing import Site
+from rota.brokers.rocketmq.routing import ConnectionConfig
 from rota.ranges import from_ranges
 
 pytestmark = [pytest.mark.usefixtures("crds"), pytest.mark.timeout(600)]
@@ -55,7 +55,7 @@ class Came(NamedTuple):
 class Move:
     """Both fleets, what they are sent, and what comes to whom."""
 
-    def __init__(self, api: Api, namespace: str, brokers: admin.Cluster, folder: Path) -> None:
+    def __init__(self, api: Api, namespace: str, brokers: admin.AdminClient, folder: Path) -> None:
         self.api, self.namespace, self._brokers, self._folder = api, namespace, brokers, folder
         self.ours, self.theirs, self.sent = 0, 0, 0
         self.twice: list[int] = []  # how many messages came again, at each change
@@ -219,7 +219,7 @@ async def move(
     (tmp_path / "orders.yaml").write_text(manifest(rocketmq, local_node, tmp_path))
     fleet = java_fleet(rocketmq, local_node, tmp_path)
     await api.create(f"/apis/apps/v1/namespaces/{namespace}/deployments", fleet)
-    brokers = admin.Cluster(Site([rocketmq.name_server]))
+    brokers = admin.AdminClient(ConnectionConfig([rocketmq.name_server]))
     found = Move(api, namespace, brokers, tmp_path)
     found.theirs = fleet["spec"]["replicas"]
     async with found.load():

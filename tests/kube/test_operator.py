@@ -26,7 +26,7 @@ from kube.operators import an_operator
 from rota.kube import informers
 from rota.kube.client import kopf_watch
 from rota.kube.client.login.session import Login
-from rota.kube.reconcile.controller import Brain
+from rota.kube.reconcile.controller import Controller
 from rota.kube.reconcile.event_handlers import EventHandlers
 
 pytestmark = pytest.mark.usefixtures("crds", "node")
@@ -227,7 +227,7 @@ async def test_watch_of_deep_objects_tells_so_although_tasks_of_the_operator_fai
         began.set()
 
     monkeypatch.setattr(kopf, "spawn_tasks", spawn_tasks)
-    stop, brain = asyncio.Event(), object.__new__(Brain)
+    stop, brain = asyncio.Event(), object.__new__(Controller)
     brain.events = object.__new__(EventHandlers)
     login = object.__new__(Login)
     code = await informers.run_kopf(login, brain, (), lambda _: None, stop=stop, on_started=start_others)
@@ -279,7 +279,7 @@ async def test_watch_failure_ends_the_operator_with_an_error(
         raise OSError("404 page not found")  # as kopf does once the kinds are deleted
 
     monkeypatch.setattr(kopf, "spawn_tasks", ended)
-    stop, brain = asyncio.Event(), object.__new__(Brain)
+    stop, brain = asyncio.Event(), object.__new__(Controller)
     brain.events = object.__new__(EventHandlers)
     assert await informers.run_kopf(object.__new__(Login), brain, (), lambda _: None, stop=stop) == 1
     assert stop.is_set()

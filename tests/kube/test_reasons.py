@@ -11,8 +11,8 @@ from ground.api import Object
 from kube.scraped import scraped
 from kube.world import GROUP, OperatedNamespace, two_members
 from rota import documents, planner
-from rota.brokers.errors import Refused
-from rota.brokers.memory import BROKER, Memory, MemoryConsumer
+from rota.brokers.errors import RejectedError
+from rota.brokers.memory import BROKER, MemoryCluster, MemoryConsumer
 from rota.brokers.port import Membership
 from rota.documents import PLAIN, _sum, write_assignment
 from rota.kube.brokers import route_watcher
@@ -29,14 +29,14 @@ Step = Callable[[OperatedNamespace], Awaitable[None]]
 Place = Callable[[OperatedNamespace, str], Awaitable[bool]]
 
 
-class Refusing(Memory):
+class Refusing(MemoryCluster):
     """A cluster that may say no."""
 
     refuses = ""
 
     async def queues(self, topic: str) -> tuple[Queue, ...]:
         if self.refuses:
-            raise Refused(self.refuses)
+            raise RejectedError(self.refuses)
         return await super().queues(topic)
 
 
@@ -402,7 +402,7 @@ async def test_condition_assignment_too_large_is_reported_and_no_queue_moves(
 
 
 async def test_unmanaged_consumer_with_another_filter_is_reported_until_it_leaves(
-    world: OperatedNamespace, memory: Memory, monkeypatch: pytest.MonkeyPatch
+    world: OperatedNamespace, memory: MemoryCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(route_watcher, "ONLINE_SECONDS", (0.2, 0.2))
     await begins(world)

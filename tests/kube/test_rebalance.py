@@ -10,7 +10,7 @@ from ground.poll import soon
 from kube.brains import Late
 from kube.members import One, a_pod
 from kube.world import GROUP, OperatedNamespace, a_group, is_gone
-from rota.brokers.memory import BROKER, Memory, MemoryConsumer
+from rota.brokers.memory import BROKER, MemoryCluster, MemoryConsumer
 from rota.brokers.port import Membership
 from rota.kube.client.objects import GROUP_LABEL
 from rota.spec import Subscription
@@ -147,7 +147,7 @@ async def test_forced_grant_of_the_queues_of_a_hung_member_is_reported(world: Op
     await hung.end()
 
 
-async def test_queue_added_to_a_topic_gets_an_owner(world: OperatedNamespace, memory: Memory) -> None:
+async def test_queue_added_to_a_topic_gets_an_owner(world: OperatedNamespace, memory: MemoryCluster) -> None:
     await world.fleet.add("orders-a", "orders-b")
     await world.until(4, 4)
     await memory.create_topic("orders", BROKER, 12)
@@ -234,7 +234,9 @@ async def test_config_map_of_the_same_name_from_another_owner_is_left_alone(worl
     assert (await world.api.get(f"{theirs}/{GROUP}-rota"))["data"] == {"mine": "1"}
 
 
-async def test_lock_of_a_terminated_member_is_released_in_its_name(world: OperatedNamespace, memory: Memory) -> None:
+async def test_lock_of_a_terminated_member_is_released_in_its_name(
+    world: OperatedNamespace, memory: MemoryCluster
+) -> None:
     await world.api.patch(world.path, {"spec": {"ordering": "Orderly"}})
     await world.fleet.add("orders-a", "orders-b")
     await world.until(4, 4)

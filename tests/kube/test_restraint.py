@@ -12,7 +12,7 @@ from kube.brains import Late, Operator
 from kube.members import NODE
 from kube.world import GROUP, OperatedNamespace, a_group, billing, goes_on, two_members
 from rota import planner
-from rota.brokers.memory import BROKER, Memory
+from rota.brokers.memory import BROKER, MemoryCluster
 from rota.kube.brokers import route_watcher
 from rota.kube.members import report_client
 from rota.kube.reconcile import observe
@@ -30,7 +30,7 @@ HERE = {
 }
 
 
-class Asked(Memory):
+class Asked(MemoryCluster):
     """A cluster that knows what it was asked for, leaves out some brokers, and is silent about some topics."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from kube.scraped import scraped, series
 from kube.world import OperatedNamespace, a_group, billing, two_members
-from rota.brokers.memory import BROKER, Memory
+from rota.brokers.memory import BROKER, MemoryCluster
 from rota.kube.brokers.lag import lag_poller
 from rota.kube.http.schema import Detail
 from rota.kube.members import report_poller, rounds
@@ -29,12 +29,14 @@ def shown(world: OperatedNamespace) -> Detail:
     return found
 
 
-async def sends(memory: Memory, queue: int, count: int) -> None:
+async def sends(memory: MemoryCluster, queue: int, count: int) -> None:
     for _ in range(count):
         await memory.send("orders", b"it", queue=Queue("orders", BROKER, queue))
 
 
-async def test_lag_is_reported_by_queue_by_topic_and_in_the_status(world: OperatedNamespace, memory: Memory) -> None:
+async def test_lag_is_reported_by_queue_by_topic_and_in_the_status(
+    world: OperatedNamespace, memory: MemoryCluster
+) -> None:
     await two_members(world)
     await sends(memory, 0, 120)
     await sends(memory, 1, 3)
@@ -56,7 +58,7 @@ async def test_lag_is_reported_by_queue_by_topic_and_in_the_status(world: Operat
     await world.soon(written)
 
 
-async def test_broadcasting_lag_is_that_of_the_slowest_member(world: OperatedNamespace, memory: Memory) -> None:
+async def test_broadcasting_lag_is_that_of_the_slowest_member(world: OperatedNamespace, memory: MemoryCluster) -> None:
     queues = [Queue("orders", BROKER, number) for number in range(8)]
     world.fleet.everyone = True
     await world.api.delete(world.path)  # the model of a group never changes
@@ -103,7 +105,7 @@ async def test_metrics_and_api_show_a_rebalance_with_its_reason(world: OperatedN
     assert await scraped(world, "rota_imbalance_ratio", by="queues") == [pytest.approx(3 / (8 / 3))]
 
 
-async def test_metrics_of_a_deleted_group_are_removed(world: OperatedNamespace, memory: Memory) -> None:
+async def test_metrics_of_a_deleted_group_are_removed(world: OperatedNamespace, memory: MemoryCluster) -> None:
     await memory.create_topic("bills", BROKER, 6)
     await two_members(world)
     async with billing(world) as other:

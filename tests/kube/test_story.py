@@ -15,7 +15,7 @@ from ground.poll import soon
 from kube.brains import Operator
 from kube.members import GroupMembers, a_pod
 from kube.world import GROUP, OperatedNamespace
-from rota.brokers.memory import Memory
+from rota.brokers.memory import MemoryCluster
 
 pytestmark = pytest.mark.usefixtures("crds", "node")
 
@@ -166,7 +166,7 @@ async def test_event_order_in_kubectl_describe_is_chronological(world: OperatedN
 
 
 async def test_event_is_recorded_once_for_a_lasting_problem_and_for_each_rebalance(
-    world: OperatedNamespace, control_plane: Cluster, memory: Memory
+    world: OperatedNamespace, control_plane: Cluster, memory: MemoryCluster
 ) -> None:
     await world.api.create(pods(world), a_pod("stranger", GROUP, sidecar=False))
     await world.condition("NoSidecar")

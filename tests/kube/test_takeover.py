@@ -6,7 +6,7 @@ from ground.cluster import Cluster
 from ground.poll import soon
 from kube.brains import Late, Operator
 from kube.world import GROUP, OperatedNamespace, two_members
-from rota.brokers.memory import Memory
+from rota.brokers.memory import MemoryCluster
 
 pytestmark = pytest.mark.usefixtures("crds", "node")
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("crds", "node")
     ],
 )
 async def test_conflict_rejects_a_late_assignment_of_a_deposed_leader_and_keeps_the_newer(
-    world: OperatedNamespace, control_plane: Cluster, memory: Memory, method: str
+    world: OperatedNamespace, control_plane: Cluster, memory: MemoryCluster, method: str
 ) -> None:
     await two_members(world)
     records = f"/api/v1/namespaces/{world.namespace}/configmaps"

@@ -8,7 +8,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from rota.kube.state.rebalance import Rebalance
-from rota.kube.telemetry.rebalances import Handover, News, Past
+from rota.kube.telemetry.rebalances import CompletedRebalance, QueueHandover, RebalanceChange
 from rota.kube.telemetry.span_export import SpanRecorder
 from rota.kube.telemetry.traces import trace
 from rota.model import Holder, Queue
@@ -20,13 +20,13 @@ A, B = Holder("a", "uid-a"), Holder("b", "uid-b")
 RESOURCE = {"service.name": "rota-operator", "service.version": "1.2.3", "service.instance.id": "rota-0"}
 
 
-def handover(number: int = 0, before: Holder | None = A, *, forced: bool = False, **at: float) -> Handover:
+def handover(number: int = 0, before: Holder | None = A, *, forced: bool = False, **at: float) -> QueueHandover:
     """Return a handover of a queue."""
     times: dict[str, Any] = {"revoked": 100.1, "granted": 100.4, "obeyed": 100.9, **at}
-    return Handover(Queue("orders", "broker-a", number), before, B, **times, forced=forced)
+    return QueueHandover(Queue("orders", "broker-a", number), before, B, **times, forced=forced)
 
 
-def news(*handovers: Handover, handed: int | None = None, **told: Any) -> News:
+def news(*handovers: QueueHandover, handed: int | None = None, **told: Any) -> RebalanceChange:
     """Return what is new of a group of which a rebalance is over."""
     given: dict[str, Any] = {
         "reason": "MemberJoined",
@@ -37,10 +37,10 @@ def news(*handovers: Handover, handed: int | None = None, **told: Any) -> News:
         "seconds": 1.0,
     }
     last = Rebalance(**given | told)
-    return News(past=Past(last, handovers, len(handovers) if handed is None else handed))
+    return RebalanceChange(past=CompletedRebalance(last, handovers, len(handovers) if handed is None else handed))
 
 
-def encoded(*told: News) -> list[ResourceSpans]:
+def encoded(*told: RebalanceChange) -> list[ResourceSpans]:
     """Return the spans of rebalances as they are sent."""
     exporter = InMemorySpanExporter()
     recorder = SpanRecorder(SimpleSpanProcessor(exporter), RESOURCE)

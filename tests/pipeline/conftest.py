@@ -7,7 +7,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from rota.cli.commands.pipeline import progress
-from rota.pipeline.common.spark_session import SETTINGS, session
+from rota.pipeline.common.spark_session import SETTINGS, create_session
 
 SMALL = {
     "spark.master": "local[2]",
@@ -36,6 +36,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Return the session that all tests share; stop it at the end, or its JVM outlives them."""
     warehouse: Path = tmp_path_factory.mktemp("warehouse")
     SETTINGS.update({**SMALL, **INTERPRETED})  # commands take this session, and would set it up anew
-    made = session("rota-tests", {"spark.sql.warehouse.dir": str(warehouse)})
+    made = create_session("rota-tests", {"spark.sql.warehouse.dir": str(warehouse)})
     yield made
     made.stop()

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 from rota.pipeline.common.schemas import JOURNAL
 from rota.pipeline.ingest.facts import of_kind
-from rota.pipeline.ingest.lines import judged
+from rota.pipeline.ingest.lines import judge_lines
 from rota.ranges import from_ranges
 from rota.records import journal_record, read
 
@@ -125,7 +125,7 @@ def ranges(it: Any) -> Iterator[dict[str, dict[str, str]]]:
 def tried(spark: SparkSession) -> DataFrame:
     made = spark.createDataFrame([(number, line) for number, line in enumerate(all_lines)], "number int, line binary")
     with_text = made.select("number", F.col("line").cast("string").alias("line"))
-    return with_text.transform(judged).persist()
+    return with_text.transform(judge_lines).persist()
 
 
 all_lines = [*dict.fromkeys(lines())]
@@ -184,7 +184,7 @@ def test_ingest_rejects_oversized_integers_and_impossible_years(
 ) -> None:
     line = OFFSETS.replace(old, new, 1)
     read(line)
-    row = spark.createDataFrame([(line.decode(),)], "line string").transform(judged).first()
+    row = spark.createDataFrame([(line.decode(),)], "line string").transform(judge_lines).first()
     assert row
     assert (row.kind, row.reason) == (None, f"The record cannot be kept: {why}")
 
@@ -199,7 +199,7 @@ def test_ingest_rejects_unreadable_queue_ranges(spark: SparkSession) -> None:
     ]
     for line in lines:
         read(line)
-    rows = spark.createDataFrame([(it.decode(),) for it in lines], "line string").transform(judged).collect()
+    rows = spark.createDataFrame([(it.decode(),) for it in lines], "line string").transform(judge_lines).collect()
     assert [row.reason for row in rows] == [
         None,
         "Queue ids 'nonsense' cannot be read: write them as 0-3,7",
@@ -209,5 +209,5 @@ def test_ingest_rejects_unreadable_queue_ranges(spark: SparkSession) -> None:
 
 def test_ingest_bypasses_the_official_reader_for_plain_offsets_only(spark: SparkSession) -> None:
     """Or twenty million would take as long again."""
-    made = spark.createDataFrame([(it.decode(),) for it in EXAMPLES], "line string").transform(judged)
+    made = spark.createDataFrame([(it.decode(),) for it in EXAMPLES], "line string").transform(judge_lines)
     assert [row.kind for row in made.where(F.col("text").isNull()).collect()] == ["offsets"]

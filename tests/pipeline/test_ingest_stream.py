@@ -88,13 +88,13 @@ def test_ingest_killed_during_a_batch_writes_it_once(
     journal, lake = tmp_path / "journal", tmp_path / "lake"
     wrote(journal, "08-a.jsonl", verdict(1), "{torn\n")
 
-    put = streaming._put
+    put = streaming._write_table
 
     def killed(*args: object) -> None:
         put(*args)  # type: ignore[arg-type]
         raise OSError("killed")
 
-    monkeypatch.setattr(streaming, "_put", killed)
+    monkeypatch.setattr(streaming, "_write_table", killed)
     with pytest.raises(Exception, match="killed"):
         stream(spark, str(journal), str(lake), settle=NOBODY_WRITES)
     monkeypatch.undo()
@@ -189,5 +189,5 @@ def test_ingest_reports_missing_journal_missing_delta_and_a_concurrent_ingest(
     wrote(journal, "08-a.jsonl", verdict(1))
     with pytest.raises(ValueError, match=r"^Delta is not on Spark's class path; give spark-submit --packages "):
         stream(spark, str(journal), str(lake), form="delta")
-    with streaming._alone(lake), pytest.raises(ValueError, match=r"^Another `rota pipeline ingest` is writing "):
+    with streaming._locked(lake), pytest.raises(ValueError, match=r"^Another `rota pipeline ingest` is writing "):
         stream(spark, str(journal), str(lake))

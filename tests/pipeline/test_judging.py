@@ -9,9 +9,9 @@ import pytest
 from pyspark.sql import Row, SparkSession
 
 from pipeline.frames import frames
-from rota.kube.brokers.lag.lag_history import History, Seen
-from rota.lag import Judgement, Look, delay, judge
-from rota.pipeline.history.lag_states import WINDOW, looks
+from rota.kube.brokers.lag.lag_history import LagHistory, QueueSample
+from rota.lag import Judgement, OffsetSample, delay, judge
+from rota.pipeline.history.lag_states import WINDOW, offset_samples
 from rota.records import journal_record
 from rota.spec import StartFrom
 
@@ -48,18 +48,18 @@ def offsets(seconds: float) -> Line:
     return journal_record("offsets", "shop/orders", at(seconds), topics=topics, verdicts=dict(seen(seconds)))
 
 
-HISTORIES: dict[str, History] = {}
+HISTORIES: dict[str, LagHistory] = {}
 
 
 def seen(until: float) -> Counter[str]:
     """Count what the operator says, who looks each 15 s."""
     found: Counter[str] = Counter()
     for topic, begins in (("orders", LATEST), (RETRIES, EARLIEST)):
-        history = HISTORIES.setdefault(topic, History())
+        history = HISTORIES.setdefault(topic, LagHistory())
         for seconds in (until - 45, until - 30, until - 15, until):
             rows = {number: place(max(seconds, 0)) for (of, number), place in QUEUES.items() if of == topic}
             worked = frozenset(rows) - ({2} if seconds >= 3600 else set())
-            history.see(seconds, {number: Seen(*row) for number, row in rows.items()}, worked)
+            history.see(seconds, {number: QueueSample(*row) for number, row in rows.items()}, worked)
         found.update(str(it.verdict) for it in history.judged(begins).values() if it.verdict)
     return found
 
@@ -118,16 +118,16 @@ def told() -> list[Line]:
 @pytest.fixture(scope="module")
 def judged(spark: SparkSession, told: list[Line]) -> list[Row]:
     facts = frames(spark, [owners(0), *DROP, owners(3601, "2"), *told])
-    return looks(facts).orderBy("at").collect()
+    return offset_samples(facts).orderBy("at").collect()
 
 
-def own(minute: int) -> list[tuple[list[Look], StartFrom]]:
+def own(minute: int) -> list[tuple[list[OffsetSample], StartFrom]]:
     """Return each queue's looks until a minute, as `rota.lag` takes them."""
     found = []
     for (topic, number), place in QUEUES.items():
         times = [60.0 * past for past in range(minute + 1)]
         free = (topic, number) == ("orders", 2)
-        made = [Look(time, *place(time), worked=not (free and time >= 3600)) for time in times]
+        made = [OffsetSample(time, *place(time), worked=not (free and time >= 3600)) for time in times]
         found.append((made, EARLIEST if topic == RETRIES else LATEST))
     return found
 

@@ -17,8 +17,8 @@ import pytest
 from ground.poll import eventually
 from pipeline.small_spark import LONGEST, SMALL
 from rota.pipeline.common.paths import HOUR_LETTERS
-from rota.pipeline.synthetic.histories import invented
-from rota.pipeline.synthetic.journaling_replay import Chronicle, Line
+from rota.pipeline.synthetic.histories import generate_history
+from rota.pipeline.synthetic.journaling_replay import JournalingReplay, Line
 
 
 def hours() -> dict[str, list[bytes]]:
@@ -28,7 +28,7 @@ def hours() -> dict[str, list[bytes]]:
     def keep(line: Line) -> None:
         found[str(line["at"])[:HOUR_LETTERS]].append(msgspec.json.encode(line) + b"\n")
 
-    Chronicle(invented(1, 7, 2.5), keep).run()
+    JournalingReplay(generate_history(1, 7, 2.5), keep).run()
     return found
 
 

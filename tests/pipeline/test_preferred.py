@@ -8,10 +8,10 @@ from pyspark.sql import SparkSession
 from rota.pipeline.common.schemas import RECORDED, RESULTS
 from rota.pipeline.recommend.cost_weights import Weights
 from rota.pipeline.recommend.ranking import costs
-from rota.pipeline.replay.group_history import Story
+from rota.pipeline.replay.group_history import GroupHistory
 from rota.pipeline.replay.replay import Replay
-from rota.pipeline.replay.replay_metrics import Figures
-from rota.pipeline.synthetic.histories import KINDS, invented
+from rota.pipeline.replay.replay_metrics import ReplayMetrics
+from rota.pipeline.synthetic.histories import KINDS, generate_history
 from rota.spec import PolicySpec, policy_spec
 
 SEEDS, GROUPS, HOURS = (1, 2, 3), 2, 24
@@ -22,8 +22,8 @@ POLICIES = {
 }
 
 
-def a_row(it: Story, name: str, policy: PolicySpec | None) -> dict[str, Any]:
-    figures = Figures(it)
+def a_row(it: GroupHistory, name: str, policy: PolicySpec | None) -> dict[str, Any]:
+    figures = ReplayMetrics(it)
     replay = Replay(it, policy, figures)
     replay.run()
     told = {"group": it.group, "policy": name, "strategy": replay.policy.strategy, "problem": figures.problem}
@@ -40,7 +40,7 @@ def test_recommend_ranks_sticky_first_for_rollouts_and_balanced_for_skewed_load(
     rows = []
     for seed in seeds:
         for number in range(GROUPS):
-            it = invented(number, seed, HOURS, kind=KINDS[kind])
+            it = generate_history(number, seed, HOURS, kind=KINDS[kind])
             for name, policy in {RECORDED: None, **POLICIES}.items():
                 rows.append(a_row(it, name, policy) | {"group": f"{it.group}-{seed}"})
     told = costs(

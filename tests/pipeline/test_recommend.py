@@ -14,13 +14,13 @@ from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
 from pipeline.judged import POLICIES, a_result, content, results, rolled, skewed
 from rota.pipeline.common.schemas import COSTS
 from rota.pipeline.recommend.cost_weights import MEASURES, Weights, read
-from rota.pipeline.recommend.policy_manifests import check, command, manifest, manifests, where
-from rota.pipeline.recommend.ranking import CHOSEN, EACH, PARTS, chosen, costs, fleet
+from rota.pipeline.recommend.policy_manifests import check, command, manifest, manifests, parse_group_name
+from rota.pipeline.recommend.ranking import CHOSEN, EACH, PARTS, costs, recommend_policies, sum_over_groups
 from rota.pipeline.report.report_data import (
     MOST_PROBLEMS,
     Findings,
+    HistoryScope,
     Leading,
-    Looked,
     best_for_all,
     by_policy,
     leading,
@@ -36,13 +36,13 @@ OTHERS = ("imbalance", "lag_mean", "lag_peak")
 
 def choice(spark: SparkSession, rows: list[Row], weights: Weights | None = None, **given: Any) -> DataFrame:
     of_them = results(spark, rows)
-    return chosen(costs(of_them, weights or Weights()), of_them, **given)
+    return recommend_policies(costs(of_them, weights or Weights()), of_them, **given)
 
 
 def priced(groups: int = 0, **costs_by_policy: float) -> Findings:
     """Return what was found of so many groups, and what all of them cost under each policy, the cheapest first."""
     rows = [Row(policy=EACH if name == "each" else name, usable=1, cost=it) for name, it in costs_by_policy.items()]
-    return Findings(looked=Looked(groups=groups), fleet=rows)
+    return Findings(looked=HistoryScope(groups=groups), fleet=rows)
 
 
 def gaining(groups: dict[str, tuple[float, float]]) -> Findings:
@@ -237,12 +237,14 @@ def test_recommend_fleet_cost_sums_groups_and_keeps_groups_that_cannot_switch(sp
     ]
     of_them = results(spark, rows)
     told = costs(of_them, Weights())
-    made = fleet(told, of_them, chosen(told, of_them)).select("policy", "cost", "moves", "usable", "unusable")
+    made = sum_over_groups(told, of_them, recommend_policies(told, of_them)).select(
+        "policy", "cost", "moves", "usable", "unusable"
+    )
     kind = "policy string, cost double, moves double, usable long, unusable long"
     expected = [(EACH, 30.0, 30.0, 2, 0), ("steady", 100.0, 100.0, 2, 0), ("even", 120.0, 120.0, 1, 1)]
     expected.append(("recorded", 150.0, 150.0, 2, 0))
     assertDataFrameEqual(made, spark.createDataFrame(expected, kind), checkRowOrder=True)
-    best = best_for_all(Findings(looked=Looked(), fleet=made.collect()))
+    best = best_for_all(Findings(looked=HistoryScope(), fleet=made.collect()))
     assert best is not None
     assert best["policy"] == "steady"
 
@@ -394,7 +396,7 @@ def test_manifest_files_of_policies_no_longer_recommended_are_removed(spark: Spa
     "group", ["orders", "shop/", "/orders", "Shop/orders", "shop/a b", "shop/a'b", "-n/x", "a/b/c"]
 )
 def test_manifest_commands_never_contain_an_invalid_group_name(group: str) -> None:
-    assert where(group) is None
+    assert parse_group_name(group) is None
     assert command(group, "steady") is None
 
 

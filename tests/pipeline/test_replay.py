@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from rota import records
 from rota.documents import Assignment, Share
 from rota.model import Queue
-from rota.pipeline.replay.group_history import STEP, Change, Presence, Story, spec_of, story
+from rota.pipeline.replay.group_history import STEP, Change, GroupHistory, MemberPresence, build_history, spec_of
 from rota.pipeline.replay.replay import DRAIN, OBEY, Replay
-from rota.pipeline.replay.replay_metrics import Figures
-from rota.pipeline.replay.traffic import Fluid
-from rota.pipeline.synthetic.histories import invented
-from rota.pipeline.synthetic.journaling_replay import Chronicle
+from rota.pipeline.replay.replay_metrics import ReplayMetrics
+from rota.pipeline.replay.traffic import TrafficModel
+from rota.pipeline.synthetic.histories import generate_history
+from rota.pipeline.synthetic.journaling_replay import JournalingReplay
 from rota.planner import Plan
 from rota.ranges import from_ranges
 from rota.records import Fact
@@ -33,12 +33,14 @@ def a_policy(strategy: str = "Sticky", **changed: Any) -> PolicySpec:
     return policy_spec({"spec": {"strategy": strategy, **changed}})
 
 
-def there(*names: str, **standings: str) -> dict[str, Presence]:
+def there(*names: str, **standings: str) -> dict[str, MemberPresence]:
     """Return pods by name, each Ready unless said."""
-    return {name: Presence(f"uid-{name}", standings.get(name, "Ready")) for name in (*names, *standings)}
+    return {name: MemberPresence(f"uid-{name}", standings.get(name, "Ready")) for name in (*names, *standings)}
 
 
-def a_story(*changes: tuple[float, Mapping[str, Presence]], rates: float | Iterable[float] = 1.0, **more: Any) -> Story:
+def a_story(
+    *changes: tuple[float, Mapping[str, MemberPresence]], rates: float | Iterable[float] = 1.0, **more: Any
+) -> GroupHistory:
     """Return a story of some hours; it begins with a and b, who have four queues each; times are seconds."""
     policy = more.pop("policy", a_policy())
     queues = more.pop("queues", QUEUES)
@@ -60,11 +62,11 @@ def a_story(*changes: tuple[float, Mapping[str, Presence]], rates: float | Itera
         "lag": np.zeros(len(queues)),
         "capacity": 100.0,
     }
-    return Story(**(fields | more))
+    return GroupHistory(**(fields | more))
 
 
-def played(it: Story, policy: PolicySpec | None = None) -> dict[str, Any]:
-    figures = Figures(it)
+def played(it: GroupHistory, policy: PolicySpec | None = None) -> dict[str, Any]:
+    figures = ReplayMetrics(it)
     Replay(it, policy, figures).run()
     return figures.row()
 
@@ -131,9 +133,9 @@ def noisy(hours: int, seed: int = 7) -> NDArray[np.float64]:
     return np.array([9, 9, 1, 1, 1, 1, 1, 1]) * chance.uniform(0.9, 1.1, (hours * 12, len(QUEUES)))
 
 
-def moved(it: Story) -> list[int]:
+def moved(it: GroupHistory) -> list[int]:
     """Return how many queues Balanced had moved, every ten minutes."""
-    figures = Figures(it)
+    figures = ReplayMetrics(it)
     Replay(it, a_policy("Balanced"), figures).run()
     return [point["moves"] for point in figures.series]
 
@@ -161,13 +163,13 @@ def test_replay_does_not_plan_again_while_weights_are_unchanged() -> None:
             asked.append(self.now)
             super().told(decided, before)
 
-    Counted(it, a_policy("Balanced"), Figures(it)).run()
+    Counted(it, a_policy("Balanced"), ReplayMetrics(it)).run()
     assert asked[-1] < BEGINS + HOUR
     assert len(asked) < 12
 
 
 def test_replay_weight_of_a_new_queue_is_unknown_until_a_whole_step_is_measured() -> None:
-    fluid = Fluid(np.array([[1.0, 0.0], [2.0, 4.0], [3.0, 6.0]]), np.zeros(2), 0.0, 9.0)
+    fluid = TrafficModel(np.array([[1.0, 0.0], [2.0, 4.0], [3.0, 6.0]]), np.zeros(2), 0.0, 9.0)
     fluid.keep(np.array([True, False]))
     assert np.isnan(fluid.measured(0.0)).all()
     fluid.flow(STEP / 2, np.array([0, -1]), 1)
@@ -191,7 +193,7 @@ def test_replay_with_a_budget_splits_moves_into_several_rebalances() -> None:
 
 def test_replay_reports_a_custom_strategy_that_is_not_installed() -> None:
     policy = a_policy("Custom", options={"custom": {"name": "nobody-wrote-it"}})
-    figures = Figures(a_story())
+    figures = ReplayMetrics(a_story())
     Replay(a_story(), policy, figures).run()
     assert figures.problem
     assert "nobody-wrote-it" in figures.problem
@@ -213,7 +215,7 @@ def test_replay_assigns_added_queues_and_forgets_removed_ones_without_moves() ->
 
 
 def test_replay_series_has_a_point_every_ten_minutes() -> None:
-    figures = Figures(a_story((600.0, there("a", "b", "c"))))
+    figures = ReplayMetrics(a_story((600.0, there("a", "b", "c"))))
     Replay(figures.story, None, figures).run()
     assert [(it["at"].timestamp() - BEGINS) / 600 for it in figures.series] == [*range(12)]
     assert [it["moves"] for it in figures.series][:3] == [0, 0, 2]
@@ -231,26 +233,26 @@ def test_replay_series_has_a_point_every_ten_minutes() -> None:
 def test_replay_traffic_model_consumes_up_to_the_members_capacity(
     capacity: float, workers: list[int], left: list[float]
 ) -> None:
-    fluid = Fluid(np.ones((2, 2)), np.zeros(2), 0.0, capacity)
+    fluid = TrafficModel(np.ones((2, 2)), np.zeros(2), 0.0, capacity)
     fluid.flow(STEP, np.array(workers), 2)
     assert fluid.lag.tolist() == pytest.approx(left)
     assert fluid.peak == pytest.approx(sum(left))
 
 
-def journal(it: Story) -> list[Fact]:
+def journal(it: GroupHistory) -> list[Fact]:
     """Return what the operator would have written, read back."""
     lines: list[bytes] = []
-    Chronicle(it, lambda line: lines.append(msgspec.json.encode(line))).run()
+    JournalingReplay(it, lambda line: lines.append(msgspec.json.encode(line))).run()
     found = [it for it in map(records.read, lines) if isinstance(it, Fact)]
     return sorted(found, key=lambda it: it.at)
 
 
 @pytest.mark.parametrize("number", range(1, 13))
 def test_replay_of_a_written_journal_repeats_its_moves_forced_grants_and_pauses(number: int) -> None:
-    it = invented(number, 7, 6)
-    figures = Figures(it)
+    it = generate_history(number, 7, 6)
+    figures = ReplayMetrics(it)
     Replay(it, None, figures).run()
-    again = story(it.group, journal(it), it.ends)
+    again = build_history(it.group, journal(it), it.ends)
     row, told = played(again), figures.row()
     assert row["moves"] == told["moves"]
     assert row["forced"] == told["forced"]
@@ -259,8 +261,8 @@ def test_replay_of_a_written_journal_repeats_its_moves_forced_grants_and_pauses(
 
 
 def test_replay_writes_every_counted_move_to_the_journal() -> None:
-    it = invented(1, 7, 6)
-    figures = Figures(it)
+    it = generate_history(1, 7, 6)
+    figures = ReplayMetrics(it)
     Replay(it, None, figures).run()
     facts = journal(it)
     moved = [fact for fact in facts if isinstance(fact, records.Rebalance)]
@@ -276,25 +278,27 @@ def test_replay_writes_every_counted_move_to_the_journal() -> None:
 
 
 def test_replay_synthetic_group_is_reproducible_from_its_number_and_seed() -> None:
-    assert msgspec.json.encode(journal(invented(3, 7, 2))) == msgspec.json.encode(journal(invented(3, 7, 2)))
-    assert invented(3, 7, 2).arrivals.tolist() != invented(3, 8, 2).arrivals.tolist()
+    assert msgspec.json.encode(journal(generate_history(3, 7, 2))) == msgspec.json.encode(
+        journal(generate_history(3, 7, 2))
+    )
+    assert generate_history(3, 7, 2).arrivals.tolist() != generate_history(3, 8, 2).arrivals.tolist()
 
 
 def test_replay_of_an_unusable_history_fails_with_a_sentence() -> None:
-    facts = journal(invented(3, 7, 1))
+    facts = journal(generate_history(3, 7, 1))
     without = [it for it in facts if not isinstance(it, records.Owners)]
     with pytest.raises(ValueError, match=r"^Group shop/orders has no owners record, with which a replay could begin$"):
-        story("shop/orders", without)
+        build_history("shop/orders", without)
     whole = next(it for it in facts if isinstance(it, records.Owners))
     with pytest.raises(ValueError, match=r"^Group shop/orders is Broadcasting: nobody owns its queues$"):
-        story("shop/orders", [msgspec.structs.replace(whole, model="Broadcasting")])
+        build_history("shop/orders", [msgspec.structs.replace(whole, model="Broadcasting")])
     with pytest.raises(ValueError, match=r"^The policy that group .* had cannot be followed: spec.strategy"):
-        story("shop/orders", [msgspec.structs.replace(whole, rules={"strategy": "OfTomorrow"})])
+        build_history("shop/orders", [msgspec.structs.replace(whole, rules={"strategy": "OfTomorrow"})])
 
 
 def test_replay_arrival_rates_continue_over_a_recreated_topic() -> None:
     """Its ends begin at 0 once more, and so do committed offsets; both grow by one a second all the while."""
-    whole, *_ = (it for it in journal(invented(3, 7, 1)) if isinstance(it, records.Owners))
+    whole, *_ = (it for it in journal(generate_history(3, 7, 1)) if isinstance(it, records.Owners))
     member = next(iter(whole.members.values()))
     owner = msgspec.structs.replace(member, queues={"orders": {"a": "0"}})
     told: list[Fact] = [msgspec.structs.replace(whole, members={"m": owner}, releasing=[], unowned={})]
@@ -303,5 +307,5 @@ def test_replay_arrival_rates_continue_over_a_recreated_topic() -> None:
         columns = records.Columns(ids=[0], first=[0], last=[end], committed=[end])
         at = whole.at + timedelta(minutes=minute)
         told.append(records.Offsets(schema=1, group=whole.group, at=at, topics={"orders": {"a": columns}}, verdicts={}))
-    rates = story(whole.group, told).arrivals[:, 0]
+    rates = build_history(whole.group, told).arrivals[:, 0]
     assert rates[[0, 4, 7, 11]].tolist() == pytest.approx([1.0] * 4)

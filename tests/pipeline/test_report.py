@@ -17,10 +17,10 @@ from ground.instance import Instance
 from pipeline.judged import POLICIES, a_result, content, results, rolled, series, skewed
 from rota.pipeline.common.schemas import RESULTS, SERIES
 from rota.pipeline.recommend.cost_weights import Weights
-from rota.pipeline.recommend.ranking import chosen, costs
-from rota.pipeline.report.formatting import figure, less, percent, span
+from rota.pipeline.recommend.ranking import costs, recommend_policies
+from rota.pipeline.report.formatting import format_value, percent, relative_change, span
 from rota.pipeline.report.html import report
-from rota.pipeline.report.outputs import REPORT, advise
+from rota.pipeline.report.outputs import REPORT, write_recommendation
 from rota.pipeline.report.plots import Line, Segment, bar, lines, number
 from rota.pipeline.report.report_data import MOST_SHOWN, STEPS, findings, problems, thinned
 from rota.spec import policy_spec
@@ -44,7 +44,7 @@ RING = {"policy": "ring", "strategy": "ConsistentHash", "imbalance": 2.6, "lag_p
 
 def written(of_them: DataFrame, over_time: DataFrame, **given: Any) -> str:
     told = costs(of_them, Weights())
-    use = chosen(told, of_them)
+    use = recommend_policies(told, of_them)
     usual: dict[str, Any] = {"policies": POLICIES, "weights": Weights()}
     return report(findings(results=of_them, series=over_time, costs=told, chosen=use, **(usual | given)), NOON)
 
@@ -57,7 +57,7 @@ def a_report(spark: SparkSession, rows: list[Row], **given: Any) -> str:
 def folder(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with all that is written about a fleet."""
     made = tmp_path_factory.mktemp("advice")
-    advise(results(spark, FLEET), series(spark, FLEET), POLICIES, made, NOON)
+    write_recommendation(results(spark, FLEET), series(spark, FLEET), POLICIES, made, NOON)
     return made
 
 
@@ -107,7 +107,9 @@ def test_recommend_writes_tables_policies_and_report_to_one_folder(folder: Path,
 
 def test_recommend_rejects_a_simulated_policy_that_is_in_no_file(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="Policy even was simulated, but is in none of the files"):
-        advise(results(spark, rolled()), series(spark, rolled()), {"steady": POLICIES["steady"]}, tmp_path, NOON)
+        write_recommendation(
+            results(spark, rolled()), series(spark, rolled()), {"steady": POLICIES["steady"]}, tmp_path, NOON
+        )
 
 
 async def test_recommend_report_shows_the_answer_first_with_what_it_saves(browser: Browser, folder: Path) -> None:
@@ -361,9 +363,17 @@ def test_recommend_report_formats_numbers_durations_and_percentages() -> None:
     )
     spans = [span(it) for it in (None, 0, 1.5, 59.9, 60, 525, 12_000, 356_400)]
     assert spans == ["unknown", "0 s", "1.5 s", "59.9 s", "1 min", "8 min 45 s", "3 h 20 min", "4 d 3 h"]
-    figures = [figure(it) for it in (None, 1_234_567.8, 0.123456, 7, True, "shop/orders")]
+    figures = [format_value(it) for it in (None, 1_234_567.8, 0.123456, 7, True, "shop/orders")]
     assert figures == ["unknown", "1.23 M", "0.12", "7", True, "shop/orders"]
-    told = [percent(0), percent(0.004), percent(0.5), less(100, 50), less(100, 150), less(0, 0), less(None, 1)]
+    told = [
+        percent(0),
+        percent(0.004),
+        percent(0.5),
+        relative_change(100, 50),
+        relative_change(100, 150),
+        relative_change(0, 0),
+        relative_change(None, 1),
+    ]
     assert " | ".join(told).replace("\N{NO-BREAK SPACE}", " ") == (
         "0 % | less than 1 % | 50 % | 50 % less | 50 % more | as much | unknown"
     )

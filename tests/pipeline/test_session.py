@@ -9,7 +9,7 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
-from rota.pipeline.common.spark_session import SETTINGS, fit
+from rota.pipeline.common.spark_session import SETTINGS, fit_partitions
 
 PARTITIONS, MANY = "spark.sql.shuffle.partitions", os.cpu_count() or 1
 
@@ -45,5 +45,5 @@ def test_spark_shuffle_partitions_shrink_for_small_input_unless_set_by_the_user(
 
 def fitted(spark: SparkSession, before: str, folder: Path) -> str | None:
     spark.conf.set(PARTITIONS, before)
-    fit(spark, folder)
+    fit_partitions(spark, folder)
     return spark.conf.get(PARTITIONS)

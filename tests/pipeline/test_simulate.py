@@ -13,13 +13,13 @@ from rota.pipeline.common.schemas import RESULTS, SERIES
 from rota.pipeline.ingest.facts import Facts, facts
 from rota.pipeline.recommend.cost_weights import Weights
 from rota.pipeline.recommend.ranking import costs
-from rota.pipeline.replay.job import HEAVY, Simulation, simulated, spread
+from rota.pipeline.replay.job import HEAVY, Simulation, pair_policies, simulated
 from rota.pipeline.replay.replay import Replay
-from rota.pipeline.replay.replay_metrics import Figures
+from rota.pipeline.replay.replay_metrics import ReplayMetrics
 from rota.pipeline.report.formatting import unusable
 from rota.pipeline.report.report_data import by_policy, problems
 from rota.pipeline.synthetic.generate import generated
-from rota.pipeline.synthetic.histories import invented
+from rota.pipeline.synthetic.histories import generate_history
 from rota.spec import policy_spec
 
 GROUPS, HOURS, SEED = 4, 2, 7
@@ -84,7 +84,7 @@ def test_simulate_replays_every_group_under_every_policy_and_the_recorded_ones(s
     assert simulation.results.schema.simpleString() == RESULTS.simpleString()
     assert simulation.series.schema.simpleString() == SERIES.simpleString()
     rows = simulation.results.collect()
-    names = {invented(number, SEED, HOURS).group for number in range(GROUPS)}
+    names = {generate_history(number, SEED, HOURS).group for number in range(GROUPS)}
     assert {(row["group"], row["policy"]) for row in rows} == {
         (group, policy) for group in names for policy in PROBLEMS
     }
@@ -113,8 +113,8 @@ def test_simulate_reports_an_unusable_policy_with_its_reason_and_without_metrics
 def test_simulate_of_recorded_policies_equals_a_direct_replay(simulation: Simulation) -> None:
     played = {row["group"]: row for row in simulation.results.where("policy = 'recorded'").collect()}
     for number in range(GROUPS):
-        it = invented(number, SEED, HOURS)
-        figures = Figures(it)
+        it = generate_history(number, SEED, HOURS)
+        figures = ReplayMetrics(it)
         Replay(it, None, figures).run()
         row = played[it.group]
         assert (row["moves"], row["forced"]) == (figures.moves, figures.forced)
@@ -131,7 +131,7 @@ def test_simulate_reports_a_group_without_owners_record_and_replays_the_others(
     spark: SparkSession, journal: Path, tmp_path: Path
 ) -> None:
     [path, *_] = sorted(journal.glob("date=*/*.jsonl"))
-    lost = invented(1, SEED, HOURS).group
+    lost = generate_history(1, SEED, HOURS).group
     lines = [line for line in path.read_bytes().splitlines() if not _is_whole(line, lost)]
     kept = tmp_path / "date=2025-11-21" / "00-a.jsonl"
     kept.parent.mkdir()
@@ -160,7 +160,7 @@ def test_spark_partitions_of_large_groups_come_first_and_are_several(spark: Spar
     told = [(f"shop/group-{number}", HEAVY + 1 if number % 10 == 9 else 1) for number in range(100)]
     groups = spark.createDataFrame(told, "group string, size long")
     tried = spark.createDataFrame([("a",), ("b",)], "policy string")
-    rows = spread(groups, tried).withColumn("part", F.spark_partition_id()).collect()
+    rows = pair_policies(groups, tried).withColumn("part", F.spark_partition_id()).collect()
     heavy, light = ({row["part"] for row in rows if (row["size"] > HEAVY) is long} for long in (True, False))
     assert len(rows) == 200
     assert max(heavy) < min(light)

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
-from rota.pipeline.replay.group_history import in_order
+from rota.pipeline.replay.group_history import sort_facts
 from rota.records import SCHEMA, Membership, Offsets
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -19,7 +19,7 @@ def look(seconds: float) -> Offsets:
 
 
 def order(*facts: Membership | Offsets) -> list[tuple[float, int]]:
-    return [((it.at - NOON).total_seconds(), getattr(it, "generation", 0)) for it in in_order(facts)]
+    return [((it.at - NOON).total_seconds(), getattr(it, "generation", 0)) for it in sort_facts(facts)]
 
 
 def test_replay_order_follows_generations_when_a_leaders_clock_is_behind() -> None:

@@ -14,9 +14,9 @@ from rota.model import Queue
 from rota.pipeline.common.schemas import INTERVALS, VIOLATIONS
 from rota.pipeline.history.audit import intervals, violations
 from rota.pipeline.ingest.facts import Facts
-from rota.pipeline.synthetic.histories import invented
-from rota.pipeline.synthetic.journaling_replay import Chronicle
-from rota.planner import beginning, plan
+from rota.pipeline.synthetic.histories import generate_history
+from rota.pipeline.synthetic.journaling_replay import JournalingReplay
+from rota.planner import owners_record, plan
 from rota.records import journal_record
 
 
@@ -167,8 +167,8 @@ def test_timeline_of_the_planners_journal_records_has_no_violations_and_its_owne
     assert snapshot.spec
     planned = plan(snapshot, NOW)
     assert planned.document
-    lines: list[Any] = [beginning(snapshot, planned, document, snapshot.spec, NOW - 1), *planned.records]
-    lines.append(beginning(snapshot, planned, planned.document, snapshot.spec, NOW + 1))
+    lines: list[Any] = [owners_record(snapshot, planned, document, snapshot.spec, NOW - 1), *planned.records]
+    lines.append(owners_record(snapshot, planned, planned.document, snapshot.spec, NOW + 1))
     facts = frames(spark, lines)
     assert [it for it in violations(facts).collect() if it["kind"] != "Unowned"] == []
     held = {it["queue"]: it["member"] for it in intervals(facts).filter("until is null").collect()}
@@ -185,5 +185,5 @@ def invented_facts(spark: SparkSession) -> Facts:
     """Return two hours of three groups as the real planner shares them."""
     lines: list[Any] = []
     for number in range(3):
-        Chronicle(invented(number, 7, 2.0), lines.append).run()
+        JournalingReplay(generate_history(number, 7, 2.0), lines.append).run()
     return frames(spark, lines)

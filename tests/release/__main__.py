@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ground.report import Missing
 from release import before, boms, charts, images, packages, plugin, versions
-from release.work import ROOT, Failed, LeftOut, Mistake, Work, begun, sha256
+from release.work import ROOT, Failed, InvalidSpecError, LeftOut, Work, begun, sha256
 
 CHECKS: dict[str, Callable[[Work], str]] = {
     "versions": versions.agree,
@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
                 print("This cannot be released.", file=sys.stderr)
                 return 1
             _deliver(work, asked.into)
-    except (Mistake, Missing) as mistake:
+    except (InvalidSpecError, Missing) as mistake:
         print(f"release: {mistake}.", file=sys.stderr)
         return 2
     return 0
@@ -69,12 +69,12 @@ def _may_be_replaced(into: Path) -> None:
     if not into.exists():
         return
     if not into.is_dir():
-        raise Mistake(f"{into} is no folder; name another with --into")
+        raise InvalidSpecError(f"{into} is no folder; name another with --into")
     sums = into / SUMS
     ours = {line.split()[1] for line in sums.read_text().splitlines()} | {SUMS} if sums.is_file() else set()
     strange = sorted({path.name for path in into.iterdir()} - ours)
     if strange:
-        raise Mistake(
+        raise InvalidSpecError(
             f"{into} holds {strange[0]}, which no release made; move it away, or name another folder with --into"
         )
     shutil.rmtree(into)

@@ -23,7 +23,7 @@ class LeftOut(Exception):  # noqa: N818 - it is what happened
     """A check cannot be made on this machine; the text says why."""
 
 
-class Mistake(Exception):  # noqa: N818 - it is whose it is
+class InvalidSpecError(Exception):
     """The user asked for what cannot be."""
 
 
@@ -79,7 +79,7 @@ def uv() -> str:
     """Return the uv of this environment, or that on PATH."""
     found = shutil.which("uv", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
     if not found:
-        raise Mistake("uv is not there; `make release-check` brings it")
+        raise InvalidSpecError("uv is not there; `make release-check` brings it")
     return found
 
 
@@ -89,7 +89,7 @@ def begun(scratch: Path) -> tuple[Work, str]:
         changed = git("status", "--porcelain", "--untracked-files=all").strip().splitlines()
         epoch, commit = git("log", "-1", "--format=%ct %h").split()
     except (Failed, FileNotFoundError):
-        raise Mistake(f"{ROOT} is no checkout of Git with a commit; a release is made from one") from None
+        raise InvalidSpecError(f"{ROOT} is no checkout of Git with a commit; a release is made from one") from None
     copies = scratch / "one", scratch / "another" / "place"
     copies[0].mkdir()
     _copy_changed(copies[0]) if changed else _copy_commit(copies[0])

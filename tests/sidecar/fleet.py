@@ -17,10 +17,10 @@ from aiohttp import ClientSession
 from builders import a_spec
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
-from rota.brokers.errors import BrokerError, Unknown, Unreachable
-from rota.brokers.port import Ends, Progress
-from rota.brokers.rocketmq.admin import Cluster
-from rota.brokers.rocketmq.routing import Site
+from rota.brokers.errors import BrokerError, NotFoundError, UnreachableError
+from rota.brokers.port import BrokerOffsets, OffsetRange
+from rota.brokers.rocketmq.admin import AdminClient
+from rota.brokers.rocketmq.routing import ConnectionConfig
 from rota.documents import Assignment, Release, Share, write_assignment
 from rota.model import RETRY, Holder, Queue
 from rota.spec.resolved import write_settings
@@ -48,10 +48,10 @@ sys.exit(main())
 class SidecarFleet:
     """One group and its pods; `a_fleet` makes one."""
 
-    def __init__(self, rocketmq: RocketMQ, site: Site, session: ClientSession, folder: Path) -> None:
+    def __init__(self, rocketmq: RocketMQ, site: ConnectionConfig, session: ClientSession, folder: Path) -> None:
         """Make nothing yet."""
         self.rocketmq, self.site, self.session, self.folder = rocketmq, site, session, folder
-        self.cluster = Cluster(site)
+        self.cluster = AdminClient(site)
         self.topic, self.group = (f"{it}-{secrets.token_hex(3)}" for it in ("orders", "shop"))
         self.retry = Queue(RETRY + self.group, BROKER, 0)
         self.queues: list[Queue] = []
@@ -75,7 +75,7 @@ class SidecarFleet:
         """Wait until the topic's queues can be asked for."""
 
         async def so() -> bool:
-            with suppress(Unknown):
+            with suppress(NotFoundError):
                 self.queues = [*await self.cluster.queues(self.topic)]
             return len(self.queues) == many
 
@@ -306,7 +306,7 @@ class SidecarFleet:
 
     async def sample(self) -> Mapping[Queue, int]:
         """Ask the broker where the group is."""
-        found: dict[Queue, Progress] = {}
+        found: dict[Queue, BrokerOffsets] = {}
         for broker in {queue.broker for queue in self.queues}:
             found |= await self.cluster.progress(self.group, broker, [self.topic, self.retry.topic])
         self.commits += [Commit(now(), queue, it.committed) for queue, it in found.items()]
@@ -315,17 +315,17 @@ class SidecarFleet:
     async def all_committed(self) -> None:
         """Wait until the group is at the end of the topic's queues."""
         missing: dict[Queue, tuple[int | None, int]] = {}  # the committed offset and the queue's end
-        error: Unreachable | None = None
+        error: UnreachableError | None = None
 
         async def so() -> bool:
             nonlocal error
-            ends: dict[Queue, Ends] = {}
+            ends: dict[Queue, OffsetRange] = {}
             missing.clear()
             try:
                 committed = await self.sample()
                 for broker in {queue.broker for queue in self.queues}:
                     ends |= await self.cluster.ends(self.topic, broker)
-            except Unreachable as unreachable:  # it may only just come back
+            except UnreachableError as unreachable:  # it may only just come back
                 error = unreachable
                 return False
             for queue, it in ends.items():
@@ -353,7 +353,7 @@ class SidecarFleet:
             while (found := await reader.pull(queue, offset, wait=0)).messages:
                 self.dead |= {int(it.body.split()[0]) for it in found.messages}
                 offset = found.next
-        except Unknown:
+        except NotFoundError:
             pass
         finally:
             await reader.leave()
@@ -388,20 +388,20 @@ async def _has_group(fleet: SidecarFleet, broker: str) -> bool:
     """Make the group at a broker; one that has only just started may take its time."""
     try:
         await fleet.cluster.update_group(fleet.group, broker)
-    except Unreachable:
+    except UnreachableError:
         return False
     return True
 
 
 @asynccontextmanager
 async def a_fleet(
-    rocketmq: RocketMQ, folder: Path, *, queues: int = 4, site: Site | None = None, **settings: Any
+    rocketmq: RocketMQ, folder: Path, *, queues: int = 4, site: ConnectionConfig | None = None, **settings: Any
 ) -> AsyncIterator[SidecarFleet]:
     """Make a topic and a group of its own; what is set of `delivery.push` may be named `push`."""
     push = {"port": APP_PORT, **settings.pop("push", {})}
     delivery = {**settings.pop("delivery", {}), "push": push}
     async with ClientSession() as session:
-        fleet = SidecarFleet(rocketmq, site or Site([rocketmq.name_server]), session, folder)
+        fleet = SidecarFleet(rocketmq, site or ConnectionConfig([rocketmq.name_server]), session, folder)
         fleet.settings = {"delivery": delivery, **settings}
         try:
             brokers = await fleet.cluster.brokers()

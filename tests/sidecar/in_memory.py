@@ -12,15 +12,15 @@ from aiohttp import ClientSession, web
 from builders import a_spec
 from ground.handlers import cancel_at_cleanup
 from ground.poll import soon
-from rota.brokers.memory import BROKER, Memory, MemoryConsumer
+from rota.brokers.memory import BROKER, MemoryCluster, MemoryConsumer
 from rota.brokers.port import Consumer, Membership
 from rota.documents import PLAIN, Assignment, Share, write_assignment
 from rota.model import RETRY, Queue
-from rota.sidecar.agent import Sidecar
+from rota.sidecar.agent import Agent
 from rota.sidecar.delivery.push import Push
 from rota.sidecar.status.control_api import Control
 from rota.sidecar.status.http_api import Page
-from rota.sidecar.storage.environment import Who
+from rota.sidecar.storage.environment import PodIdentity
 from rota.spec.resolved import write_settings
 from sidecar.whole_report import WholeReport, whole_report
 
@@ -102,14 +102,16 @@ def port_of(runner: web.AppRunner) -> int:
 class MemoryMember:
     """A member; `a_member` makes one."""
 
-    def __init__(self, folder: Path, memory: Memory, session: ClientSession, name: str = NAME) -> None:
+    def __init__(self, folder: Path, memory: MemoryCluster, session: ClientSession, name: str = NAME) -> None:
         self.folder, self.memory, self._session = folder, memory, session
         self.app = App(well)
         self.settings: dict[str, Any] = {"startFrom": {"position": "Earliest"}}
         self.port = 0  # of the app
         self.generation, self.drain_timeout = 0, 30.0
-        self.who = Who(name, "ns", f"uid-{name}", documents=str(folder / "documents"), state=str(folder / "state"))
-        self.connect: Callable[[Memory, Membership], Consumer] = MemoryConsumer
+        self.who = PodIdentity(
+            name, "ns", f"uid-{name}", documents=str(folder / "documents"), state=str(folder / "state")
+        )
+        self.connect: Callable[[MemoryCluster, Membership], Consumer] = MemoryConsumer
         for it in (self.who.documents, self.who.state):
             Path(it).mkdir(parents=True)
 
@@ -118,7 +120,7 @@ class MemoryMember:
     async def start(self) -> None:
         """Start a sidecar with the folders that are there."""
         self.ending = asyncio.Event()
-        self.sidecar = Sidecar(
+        self.sidecar = Agent(
             self.who, lambda _, it: self.connect(self.memory, it), lambda shell: Push(shell, "127.0.0.1")
         )
         self._page = await Page(self.sidecar, Control(self.sidecar)).serve("127.0.0.1", 0)
@@ -236,7 +238,7 @@ class Clock:
         return self.now
 
 
-async def turn(memory: Memory, clock: Clock, seconds: float) -> None:
+async def turn(memory: MemoryCluster, clock: Clock, seconds: float) -> None:
     """Let time pass at the cluster, and what was delayed until then come."""
     clock.now += seconds
     await memory.reach(BROKER)
@@ -244,10 +246,10 @@ async def turn(memory: Memory, clock: Clock, seconds: float) -> None:
 
 @asynccontextmanager
 async def a_member(
-    folder: Path, memory: Memory | None = None, name: str = NAME, **settings: Any
+    folder: Path, memory: MemoryCluster | None = None, name: str = NAME, **settings: Any
 ) -> AsyncIterator[MemoryMember]:
     """Start a member that has no documents yet, at a cluster with a topic of four queues; end it if it was not."""
-    memory = memory or Memory()
+    memory = memory or MemoryCluster()
     await memory.create_topic(TOPIC, BROKER, 4)
     async with ClientSession() as session:
         member = MemoryMember(folder / name, memory, session, name)

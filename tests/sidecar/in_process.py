@@ -16,14 +16,14 @@ from aiohttp import ClientResponse, ClientSession
 from builders import a_spec
 from ground.instance import Instance
 from ground.poll import soon
-from rota.brokers.memory import BROKER, Memory, MemoryConsumer
+from rota.brokers.memory import BROKER, MemoryCluster, MemoryConsumer
 from rota.brokers.message import Message
 from rota.documents import Assignment, Share, write_assignment
 from rota.model import RETRY, Queue
 from rota.sidecar.delivery import pull
 from rota.sidecar.main import work
 from rota.sidecar.status import http_api
-from rota.sidecar.storage.environment import Who
+from rota.sidecar.storage.environment import PodIdentity
 from rota.spec.resolved import write_settings
 from sidecar.whole_report import WholeReport, whole_report
 
@@ -53,12 +53,12 @@ class ProcessMember:
         """Start nothing yet."""
         self.address, self.session = address, session
         self.clock, self.ending = Clock(), asyncio.Event()
-        self.memory = Memory(clock=self.clock)
+        self.memory = MemoryCluster(clock=self.clock)
         self.queues: tuple[Queue, ...] = ()
         self.generation = 0
         self.settings: dict[str, Any] = {"startFrom": {"position": "Earliest"}, "delivery": UNHURRIED}
         self.drain_timeout = 0.1  # so that a test need not answer for every message
-        self.who = Who(
+        self.who = PodIdentity(
             "a",
             "ns",
             "u",

@@ -11,7 +11,7 @@ import pytest
 
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
-from rota.brokers.errors import Unknown
+from rota.brokers.errors import NotFoundError
 from rota.brokers.port import Membership
 from rota.brokers.rocketmq.consumer import RocketMQConsumer
 from rota.spec import Subscription
@@ -76,11 +76,11 @@ async def test_start_from_does_not_apply_to_the_retry_topic_which_begins_at_its_
         )
         await member.join()  # nothing is committed: as of a member that was killed
         pulled = await member.pull(fleet.queues[0], 0)
-        await member.give_back(pulled.messages[0], level=1)
+        await member.send_back(pulled.messages[0], level=1)
         await member.leave()
 
         async def is_there() -> bool:
-            with suppress(Unknown):
+            with suppress(NotFoundError):
                 ends = await fleet.cluster.ends(fleet.retry.topic, "broker-0")
                 return sum(it.last for it in ends.values()) == 1
             return False

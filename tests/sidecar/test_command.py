@@ -18,8 +18,8 @@ import yaml
 from ground.poll import answers, soon
 from ground.rocketmq import RocketMQ
 from rota.brokers.errors import BrokerError
-from rota.brokers.rocketmq.admin import Cluster
-from rota.brokers.rocketmq.routing import Site
+from rota.brokers.rocketmq.admin import AdminClient
+from rota.brokers.rocketmq.routing import ConnectionConfig
 from sidecar.in_memory import App, Event, port_of, well
 
 ROOT = Path(__file__).parents[2]
@@ -251,7 +251,7 @@ async def test_cli_sidecar_finds_a_broker_by_name_server_and_consumes_topics_cre
     rocketmq.create_topic(topics[0], 2)
     manifest = GROUP.replace("topic: orders", f"topic: {topics[0]}").replace("topic: bills", f"topic: {topics[1]}")
     manifest = manifest.replace("shop", f"shop-{secrets.token_hex(3)}") + "  startFrom: {position: Earliest}\n"
-    cluster = Cluster(Site([rocketmq.name_server]))
+    cluster = AdminClient(ConnectionConfig([rocketmq.name_server]))
     async with a_command(tmp_path, manifest, "--broker", rocketmq.name_server) as command:
         for queue in await cluster.queues(topics[0]):
             await cluster.send(topics[0], f"order {queue.id}".encode(), queue=queue)
@@ -265,7 +265,7 @@ async def test_cli_sidecar_finds_a_broker_by_name_server_and_consumes_topics_cre
     await cluster.close()
 
 
-async def sent(cluster: Cluster, topic: str, body: bytes) -> bool:
+async def sent(cluster: AdminClient, topic: str, body: bytes) -> bool:
     """Send, once the name server knows the topic."""
     try:
         await cluster.send(topic, body)

@@ -12,22 +12,22 @@ import pytest
 from aiohttp import web
 
 from ground.poll import soon
-from rota.brokers.errors import Refused, Unknown
-from rota.brokers.memory import BROKER, Memory, MemoryConsumer
+from rota.brokers.errors import NotFoundError, RejectedError
+from rota.brokers.memory import BROKER, MemoryCluster, MemoryConsumer
 from rota.brokers.message import Message
-from rota.brokers.port import Pulled
+from rota.brokers.port import PullResult
 from rota.documents import Share
 from rota.model import Queue, Reason
 from rota.sidecar import agent, config_follower
 from rota.sidecar.consume import broker_session, filter_counts
 from rota.sidecar.delivery import http_post, push, settlement
 from rota.sidecar.member import queue_lifecycle
-from rota.sidecar.member.queue_lifecycle import State
+from rota.sidecar.member.queue_lifecycle import LeaseState
 from rota.sidecar.member.window import Commit, Window
-from rota.sidecar.status.problems import Health
-from rota.sidecar.storage.local_offsets import Local
-from rota.sidecar.storage.offset_files import Offsets
-from rota.sidecar.storage.state_store import Notes
+from rota.sidecar.status.problems import Problems
+from rota.sidecar.storage.local_offsets import LocalOffsetStore
+from rota.sidecar.storage.offset_files import OffsetFiles
+from rota.sidecar.storage.state_store import StateStore
 from rota.spec.resolved import settings_digest
 from sidecar.in_memory import DEAD, GROUP, TOPIC, Event, Gate, MemoryMember, a_member, port_of
 
@@ -68,8 +68,8 @@ async def committed(member: MemoryMember, offset: int) -> None:
 class Refusing(MemoryConsumer):
     """One whose broker takes nothing back."""
 
-    async def give_back(self, *_: Any, **__: Any) -> None:
-        raise Refused("its properties are too large")
+    async def send_back(self, *_: Any, **__: Any) -> None:
+        raise RejectedError("its properties are too large")
 
 
 async def wrong(_: Event) -> int:
@@ -81,7 +81,7 @@ async def wrong(_: Event) -> int:
 
 @pytest.mark.parametrize("forced", [True, False], ids=["one that stood still is overruled", "an Immediate group"])
 async def test_offset_is_not_put_back_by_a_member_that_lost_the_queue(tmp_path: Path, forced: bool) -> None:  # noqa: FBT001
-    memory, gate = Memory(), Gate()
+    memory, gate = MemoryCluster(), Gate()
     async with a_member(tmp_path, memory) as one, a_member(tmp_path, memory, "b") as other:
         await busy_with_the_first_of_ten(one, gate)
         told: dict[str, Any] = {"forced": {FIRST: 5}} if forced else {}
@@ -111,10 +111,10 @@ async def test_offset_of_finished_messages_is_committed_with_the_next_pull(
 async def test_offset_reset_overwritten_by_a_pull_is_restored_by_the_next_pull(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    memory, gate, taken = Memory(), Gate(), list[int | None]()
+    memory, gate, taken = MemoryCluster(), Gate(), list[int | None]()
 
     class Unlucky(MemoryConsumer):
-        async def pull(self, queue: Queue, offset: int, **more: Any) -> Pulled:
+        async def pull(self, queue: Queue, offset: int, **more: Any) -> PullResult:
             commit = more.get("commit")
             if commit == 1 and 1 not in taken:
                 await memory.reset(GROUP, TOPIC, BROKER)
@@ -142,7 +142,7 @@ async def test_offset_sent_with_a_slow_pull_does_not_undo_the_commit_at_queue_re
     class Overtaken(MemoryConsumer):
         """As a broker is that is slow to look for messages, and stores what came along after that."""
 
-        async def pull(self, queue: Queue, offset: int, *, commit: int | None = None, **more: Any) -> Pulled:
+        async def pull(self, queue: Queue, offset: int, *, commit: int | None = None, **more: Any) -> PullResult:
             found = await super().pull(queue, offset, **more)
             if commit:
                 under_way.set()
@@ -180,7 +180,7 @@ async def test_offset_committed_with_pulls_and_by_the_timer_never_goes_back(
     to_commit = Window.to_commit
 
     class Ordered(MemoryConsumer):
-        async def pull(self, queue: Queue, offset: int, *, commit: int | None = None, **more: Any) -> Pulled:
+        async def pull(self, queue: Queue, offset: int, *, commit: int | None = None, **more: Any) -> PullResult:
             if commit:
                 await asyncio.sleep(0.05)  # meanwhile the timer wants to commit, and waits for the answer
                 stored.append(commit)
@@ -249,7 +249,7 @@ async def test_orderly_delivery_that_ends_after_its_lock_expired_counts_as_finis
         life = member.sidecar.member.lives[FIRST]
 
         async def begins_anew() -> bool:
-            return life.state is State.STARTING
+            return life.state is LeaseState.STARTING
 
         await soon(begins_anew)
         monkeypatch.setattr(queue_lifecycle, "TRUST", 30.0)
@@ -263,15 +263,15 @@ async def test_orderly_delivery_that_ends_after_its_lock_expired_counts_as_finis
 async def test_push_awaiting_a_connection_is_sent_unless_the_queue_left_during_a_stall(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, still: bool
 ) -> None:
-    connected, asked, gate = http_post.Post._connected, asyncio.Event(), Gate()
+    connected, asked, gate = http_post.HttpPoster._connected, asyncio.Event(), Gate()
 
-    async def late(self: http_post.Post, until: float) -> Any:
+    async def late(self: http_post.HttpPoster, until: float) -> Any:
         asked.set()
         await gate.opens.wait()
         return await connected(self, until)
 
     async with a_member(tmp_path) as member:
-        monkeypatch.setattr(http_post.Post, "_connected", late)
+        monkeypatch.setattr(http_post.HttpPoster, "_connected", late)
         monkeypatch.setattr(agent, "STOOD_STILL", 0.5)
         await member.send("1", queue=0)
         await member.obeys([FIRST])
@@ -296,9 +296,9 @@ async def test_retry_of_a_timed_out_push_is_sent_unless_the_queue_left_during_a_
     gate, sent_back = Gate(), list[int]()
 
     class Noting(MemoryConsumer):
-        async def give_back(self, message: Message, **more: Any) -> None:
+        async def send_back(self, message: Message, **more: Any) -> None:
             sent_back.append(message.offset)
-            await super().give_back(message, **more)
+            await super().send_back(message, **more)
 
     monkeypatch.setattr(agent, "STOOD_STILL", 0.5)
     async with a_member(tmp_path, delivery={"push": {"timeout": "1s"}}) as member:
@@ -318,24 +318,24 @@ async def test_retry_of_a_timed_out_push_is_sent_unless_the_queue_left_during_a_
 async def test_disk_writes_never_overlap_though_a_waiting_commit_is_cancelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keep, inside, most = Offsets.keep, [0], [0]
+    keep, inside, most = OffsetFiles.keep, [0], [0]
 
-    def slowly(self: Offsets, offsets: Any) -> None:
+    def slowly(self: OffsetFiles, offsets: Any) -> None:
         inside[0] += 1
         most[0] = max(most[0], inside[0])
         time.sleep(0.1)
         keep(self, offsets)
         inside[0] -= 1
 
-    monkeypatch.setattr(Offsets, "keep", slowly)
-    local = Local(Offsets(tmp_path, GROUP))
+    monkeypatch.setattr(OffsetFiles, "keep", slowly)
+    local = LocalOffsetStore(OffsetFiles(tmp_path, GROUP))
     first = asyncio.create_task(local.commit(FIRST, 1))
     while not inside[0]:  # noqa: ASYNC110 - a thread tells
         await asyncio.sleep(0.005)
     first.cancel()
     await local.commit(SECOND, 5)
     assert most == [1]
-    assert Offsets(tmp_path, GROUP).load(TOPIC) == {FIRST: 1, SECOND: 5}
+    assert OffsetFiles(tmp_path, GROUP).load(TOPIC) == {FIRST: 1, SECOND: 5}
 
 
 # Documents.
@@ -395,7 +395,7 @@ async def test_topic_assigned_under_unreadable_settings_is_consumed_once_they_ar
 async def test_member_that_has_left_does_not_rejoin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     close = push.Push.close
 
-    def full(_: Notes) -> None:
+    def full(_: StateStore) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     async def slowly(self: push.Push) -> None:
@@ -404,7 +404,7 @@ async def test_member_that_has_left_does_not_rejoin(tmp_path: Path, monkeypatch:
 
     async with a_member(tmp_path) as member:
         await member.obeys([FIRST])
-        monkeypatch.setattr(Notes, "need_room", full)
+        monkeypatch.setattr(StateStore, "need_room", full)
         monkeypatch.setattr(push.Push, "close", slowly)
         member.show([SECOND])
         await member.until(lambda it: "StateNotWritten" in it.troubles)
@@ -416,20 +416,20 @@ async def test_disk_full_problem_stays_until_the_start_of_the_process_is_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk may have room for a generation, but not for this note."""
-    start, troubles = Notes.start, list[str]()
-    report_trouble = Health.trouble
+    start, troubles = StateStore.start, list[str]()
+    report_trouble = Problems.trouble
 
-    def full(_: Notes) -> int:
+    def full(_: StateStore) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    def noting(self: Health, reason: Reason, message: str) -> None:
+    def noting(self: Problems, reason: Reason, message: str) -> None:
         if reason is Reason.STATE_NOT_WRITTEN:
             troubles.append(message)
         report_trouble(self, reason, message)
 
     monkeypatch.setattr(config_follower, "RETRY_SECONDS", 0.05)
-    monkeypatch.setattr(Notes, "start", full)
-    monkeypatch.setattr(Health, "trouble", noting)
+    monkeypatch.setattr(StateStore, "start", full)
+    monkeypatch.setattr(Problems, "trouble", noting)
     async with a_member(tmp_path) as member:
         member.show([FIRST])
         await member.until(lambda it: "StateNotWritten" in it.troubles)
@@ -439,7 +439,7 @@ async def test_disk_full_problem_stays_until_the_start_of_the_process_is_noted(
 
         await soon(has_tried_again)
         assert all("the start of its process cannot be noted" in message for message in troubles)
-        monkeypatch.setattr(Notes, "start", start)
+        monkeypatch.setattr(StateStore, "start", start)
         await member.obeys([FIRST])
         assert (await member.report()).troubles == {}
 
@@ -452,7 +452,7 @@ async def test_topic_that_does_not_exist_is_reported_as_unknown_and_not_as_an_un
 ) -> None:
     class Absent(MemoryConsumer):
         async def check(self) -> None:
-            raise Unknown("There is no topic orders")
+            raise NotFoundError("There is no topic orders")
 
     async with a_member(tmp_path) as member:
         member.connect = Absent

@@ -20,7 +20,7 @@ from aiohttp import web
 from ground.memory_limit import MemoryLimit, peak_bytes
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
-from rota.brokers.rocketmq.admin import PRODUCER, Cluster
+from rota.brokers.rocketmq.admin import PRODUCER, AdminClient
 from rota.brokers.rocketmq.wire import requests
 from rota.model import Queue
 from sidecar.fleet import SidecarFleet, a_fleet
@@ -117,7 +117,7 @@ def a_good_one(number: int) -> Sent:
     return a_message(zlib.compress(body), body, ZLIB)
 
 
-async def send(cluster: Cluster, queues: Sequence[Queue], messages: Iterable[Sent]) -> None:
+async def send(cluster: AdminClient, queues: Sequence[Queue], messages: Iterable[Sent]) -> None:
     """Send pairs of an attack and a good message: in each queue every good message lies behind an attack."""
     for number, message in enumerate(messages):
         queue = queues[number // 2 % len(queues)]

@@ -15,7 +15,7 @@ import pytest
 from aiohttp import ClientSession
 
 from ground.poll import PATIENCE_SECONDS, soon
-from rota.brokers.memory import BROKER, NAME_SERVER, Memory
+from rota.brokers.memory import BROKER, NAME_SERVER, MemoryCluster
 from rota.deliveries import DeliveriesPage, read_deliveries
 from rota.metrics import Format
 from rota.model import Queue
@@ -312,7 +312,7 @@ async def test_drain_final_remains_in_force_after_a_restart_of_the_sidecar(tmp_p
 
 
 async def test_readiness_requires_that_the_member_has_joined_its_group(tmp_path: Path) -> None:
-    memory = Memory()
+    memory = MemoryCluster()
     async with a_member(tmp_path, memory) as member:
         assert await member.ask("/readyz") == (503, "the member has not joined its group\n")
         memory.down(NAME_SERVER)
@@ -330,7 +330,7 @@ async def test_readiness_fails_while_no_broker_of_the_members_queues_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(problems, "UNREACHABLE", 0.2)
-    memory = Memory((BROKER, "other"))
+    memory = MemoryCluster((BROKER, "other"))
     await memory.create_topic(TOPIC, "other", 1)
     async with a_member(tmp_path, memory) as member:
         await member.obeys([FIRST, Queue(TOPIC, "other", 0)])
@@ -352,7 +352,7 @@ async def test_broker_no_longer_read_from_is_reported_unreachable_until_it_answe
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(problems, "UNREACHABLE", 0.2)
-    memory = Memory((BROKER, "other"))
+    memory = MemoryCluster((BROKER, "other"))
     await memory.create_topic(TOPIC, "other", 1)
     async with a_member(tmp_path, memory) as member:
         other = Queue(TOPIC, "other", 0)

@@ -12,7 +12,7 @@ from ground.instance import temporary
 from ground.keys import Authority, Pair
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
-from rota.brokers.rocketmq.routing import Site
+from rota.brokers.rocketmq.routing import ConnectionConfig
 from sidecar.fleet import SidecarFleet, a_fleet
 from sidecar.pods import Pod
 
@@ -58,7 +58,7 @@ async def test_credentials_and_ca_that_are_wrong_are_reported_until_the_secrets_
     guarded: RocketMQ, authority: Authority, tmp_path: Path
 ) -> None:
     trusting = ssl.create_default_context(cafile=str(authority.own.certificate))
-    site = Site([guarded.name_server], lambda: trusting, lambda: RIGHT)
+    site = ConnectionConfig([guarded.name_server], lambda: trusting, lambda: RIGHT)
     broker = {"rocketmq": {"nameServers": [guarded.name_server], **SECURED}}
     secrets = tmp_path / "secrets"
     secrets.mkdir()
@@ -93,7 +93,7 @@ async def test_tls_client_certificate_that_is_missing_or_foreign_is_reported_unt
     own = authority.issue("tests", "tests")
     trusting = ssl.create_default_context(cafile=str(authority.own.certificate))
     trusting.load_cert_chain(own.certificate, own.key)
-    site = Site([mutual.name_server], lambda: trusting)
+    site = ConnectionConfig([mutual.name_server], lambda: trusting)
     tls = {"enabled": True, "caSecret": {"name": "ca"}, "clientSecret": {"name": "client"}}
     secrets = tmp_path / "secrets"
     secrets.mkdir()

@@ -13,9 +13,9 @@ import pytest
 
 from builders import a_spec
 from ground.poll import PATIENCE_SECONDS, soon
-from rota.brokers.errors import Refused, Unreachable
-from rota.brokers.memory import BROKER, Memory, MemoryConsumer
-from rota.brokers.port import Consumer, Membership, Pulled
+from rota.brokers.errors import RejectedError, UnreachableError
+from rota.brokers.memory import BROKER, MemoryCluster, MemoryConsumer
+from rota.brokers.port import Consumer, Membership, PullResult
 from rota.documents import Share
 from rota.model import RETRY, Queue, Reason
 from rota.queue_offsets import QueueProgress, read_offsets, read_progress
@@ -23,9 +23,9 @@ from rota.reports import Report, read_report
 from rota.sidecar import agent, config_follower, effects
 from rota.sidecar.consume import broker_session
 from rota.sidecar.delivery import push, settlement
-from rota.sidecar.storage.mounted_config import Files, Volume
-from rota.sidecar.storage.offset_files import Offsets
-from rota.sidecar.storage.state_store import Notes
+from rota.sidecar.storage.mounted_config import MountedConfig, MountedFiles
+from rota.sidecar.storage.offset_files import OffsetFiles
+from rota.sidecar.storage.state_store import StateStore
 from rota.spec import Subscription
 from rota.spec.resolved import write_settings
 from sidecar.in_memory import DEAD, GROUP, RETRIES, TOPIC, Clock, Gate, MemoryMember, a_member, turn
@@ -228,7 +228,7 @@ async def test_settings_that_cannot_be_read_are_reported_and_the_previous_ones_s
 async def test_credentials_that_cannot_be_read_are_reported_and_read_again(tmp_path: Path) -> None:
     mounted = False
 
-    def connect(memory: Memory, membership: Membership) -> Consumer:
+    def connect(memory: MemoryCluster, membership: Membership) -> Consumer:
         if not mounted:
             raise ValueError("The credentials cannot be read; mend the Secret")
         return MemoryConsumer(memory, membership)
@@ -257,7 +257,7 @@ async def test_credentials_that_cannot_be_read_are_reported_and_read_again(tmp_p
 # Its disk, and its clock.
 
 
-def full(_: Notes, **__: object) -> None:
+def full(_: StateStore, **__: object) -> None:
     """Keep nothing, as a disk without room does."""
     raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -268,7 +268,7 @@ async def test_disk_full_keeps_a_new_generation_from_being_applied_or_reported(
     async with a_member(tmp_path) as member:
         await member.send("1", queue=0)
         with monkeypatch.context() as patched:
-            patched.setattr(Notes, "keep", full)
+            patched.setattr(StateStore, "keep", full)
             member.show([FIRST])
             report = await member.until(lambda it: "StateNotWritten" in it.troubles)
             assert (report.generation, report.working, report.queues) == (0, frozenset(), [])
@@ -276,7 +276,7 @@ async def test_disk_full_keeps_a_new_generation_from_being_applied_or_reported(
         await member.until(lambda it: it.generation == 1 and it.working == {FIRST})
         await member.did("1")
         with monkeypatch.context() as patched:
-            patched.setattr(Notes, "keep", full)
+            patched.setattr(StateStore, "keep", full)
             for _ in range(2):
                 member.show([SECOND])
             report = await member.until(lambda it: "StateNotWritten" in it.troubles)
@@ -301,7 +301,7 @@ async def test_drain_final_that_cannot_be_stored_does_not_prevent_termination(
 ) -> None:
     async with a_member(tmp_path) as member:
         await member.obeys([FIRST])
-        monkeypatch.setattr(Notes, "keep", full)
+        monkeypatch.setattr(StateStore, "keep", full)
         final = asyncio.create_task(member.ask("/v1/drain", "POST", json.dumps({"uid": "uid-a"})))
         report = await member.until(lambda it: "StateNotWritten" in it.troubles)
         assert "so the final drain waits: [Errno 28] No space left" in report.troubles["StateNotWritten"]
@@ -313,14 +313,14 @@ async def test_drain_final_that_cannot_be_stored_does_not_prevent_termination(
 async def test_document_that_fails_to_be_read_once_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, failures = Volume.read, [None]
+    read, failures = MountedConfig.read, [None]
 
-    def fails_once(volume: Volume) -> Files | None:
+    def fails_once(volume: MountedConfig) -> MountedFiles | None:
         return failures.pop() if failures else read(volume)
 
     async with a_member(tmp_path) as member:
         await member.obeys([FIRST])
-        monkeypatch.setattr(Volume, "read", fails_once)
+        monkeypatch.setattr(MountedConfig, "read", fails_once)
         await member.obeys([SECOND])
         assert not failures
 
@@ -329,9 +329,9 @@ async def test_broker_rejection_is_reported_until_the_rejected_request_succeeds(
     refusals = ["The key is unknown (code 16)"]
 
     class Moody(MemoryConsumer):
-        async def pull(self, queue: Queue, offset: int, **more: Any) -> Pulled:
+        async def pull(self, queue: Queue, offset: int, **more: Any) -> PullResult:
             if refusals and queue == SECOND:
-                raise Refused(refusals[0])
+                raise RejectedError(refusals[0])
             return await super().pull(queue, offset, **more)
 
     async with a_member(tmp_path) as member:
@@ -398,7 +398,7 @@ async def test_sidecar_that_stalled_rereads_its_document_before_delivering_or_co
 
 
 async def test_broadcasting_member_reads_every_queue_and_resumes_at_its_own_offsets(tmp_path: Path) -> None:
-    memory, told = Memory(), {"messageModel": "Broadcasting"}
+    memory, told = MemoryCluster(), {"messageModel": "Broadcasting"}
     async with a_member(tmp_path, memory, **told) as one, a_member(tmp_path, memory, "b", **told) as other:
         for member in (one, other):
             await member.obeys(QUEUES)
@@ -450,7 +450,7 @@ async def _is_status(status: int) -> int:
 async def test_start_from_applies_only_to_a_queue_without_a_committed_offset(
     tmp_path: Path, start: dict[str, Any], committed: int | None, old: list[str]
 ) -> None:
-    memory = Memory(clock=(clock := Clock()))
+    memory = MemoryCluster(clock=(clock := Clock()))
     async with a_member(tmp_path, memory, startFrom=start) as member:
         for body in texts(0, 4):
             await member.send(body, queue=0)
@@ -481,7 +481,7 @@ async def test_start_from_offset_is_committed_at_once_so_the_next_owner_misses_n
 async def test_start_from_latest_misses_nothing_of_a_queue_added_to_a_consumed_topic(
     tmp_path: Path,
 ) -> None:
-    memory, begun = Memory(clock=(clock := Clock())), {TOPIC: "2025-11-21T08:00:05Z"}
+    memory, begun = MemoryCluster(clock=(clock := Clock())), {TOPIC: "2025-11-21T08:00:05Z"}
     async with a_member(tmp_path, memory, startFrom={"position": "Latest"}) as member:
         await member.send("old", queue=0)
         await member.obeys([FIRST], begun=begun)
@@ -516,7 +516,7 @@ async def turn_of_the_millisecond() -> None:
 
 
 async def test_retry_topic_is_read_from_its_first_offset_whatever_start_from_says(tmp_path: Path) -> None:
-    memory = Memory(clock=(clock := Clock()))
+    memory = MemoryCluster(clock=(clock := Clock()))
     async with a_member(tmp_path, memory, startFrom={"position": "Latest"}) as member:
         member.app.answer = lambda it: _is_status(500 if it.attempt == 1 else 204)
         await member.obeys([FIRST])
@@ -547,7 +547,7 @@ async def test_report_is_a_new_revision_when_a_broker_says_that_consumers_came_o
 
 
 async def test_start_from_applies_to_the_retry_topic_of_another_group(tmp_path: Path) -> None:
-    memory, others = Memory(), Queue(f"{RETRY}others", BROKER, 0)
+    memory, others = MemoryCluster(), Queue(f"{RETRY}others", BROKER, 0)
     memory.make(others.topic, BROKER, 1)
     await memory.send(others.topic, b"old", queue=others)
     wanted = [{"topic": TOPIC}, {"topic": others.topic}]
@@ -595,7 +595,7 @@ async def test_offset_read_error_is_never_taken_for_no_offset(
     async def silent(*_: object) -> None:
         nonlocal asked
         asked += 1
-        raise Unreachable("It does not answer")
+        raise UnreachableError("It does not answer")
 
     def unreadable(*_: object) -> None:
         nonlocal asked
@@ -606,11 +606,11 @@ async def test_offset_read_error_is_never_taken_for_no_offset(
         if model == "Clustering":
             member.memory.offsets[GROUP][FIRST] = 1
         else:
-            Offsets(Path(member.who.state), GROUP).keep({FIRST: 1})
+            OffsetFiles(Path(member.who.state), GROUP).keep({FIRST: 1})
         await member.send(*texts(0, 3), queue=0)
         with monkeypatch.context() as patched:
             patched.setattr(MemoryConsumer, "committed", silent)
-            patched.setattr(Offsets, "load", unreadable)
+            patched.setattr(OffsetFiles, "load", unreadable)
             member.show([FIRST])
             await member.until(lambda it: it.working == {FIRST} and asked > 0)
             assert member.sidecar.member.lives[FIRST].state in {"Starting", "Stuck"}
@@ -730,13 +730,13 @@ async def test_retry_at_an_unreachable_broker_delivers_the_message_again_locally
     monkeypatch.setattr(settlement, "NOT_TAKEN_PAUSE", 0.02)
 
     async def refuse(*_: object, **__: object) -> None:
-        raise Unreachable("It does not answer")
+        raise UnreachableError("It does not answer")
 
     async with a_member(tmp_path) as member:
         member.app.answer = lambda _: _is_status(500 if len(member.app.heard) < 3 else 204)
         await member.obeys([FIRST])
         with monkeypatch.context() as patched:
-            patched.setattr(MemoryConsumer, "give_back", refuse)
+            patched.setattr(MemoryConsumer, "send_back", refuse)
             await member.send("1", queue=0)
             await member.did("1")
         assert [it.attempt for it in member.app.heard] == [1, 1, 1]

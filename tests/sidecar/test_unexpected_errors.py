@@ -8,14 +8,14 @@ import pytest
 
 from ground.poll import soon
 from rota import aio
-from rota.brokers.errors import SwitchedOff, Unknown
+from rota.brokers.errors import ConsumptionDisabledError, NotFoundError
 from rota.brokers.memory import BROKER, MemoryConsumer
-from rota.brokers.port import Pulled
+from rota.brokers.port import PullResult
 from rota.model import Queue
 from rota.sidecar import agent
 from rota.sidecar.consume import queue_reader, start_offset
 from rota.sidecar.member import queue_lifecycle
-from rota.sidecar.member.queue_lifecycle import State
+from rota.sidecar.member.queue_lifecycle import LeaseState
 from sidecar.in_memory import TOPIC, Gate, MemoryMember, a_member
 
 FIRST, SECOND = (Queue(TOPIC, BROKER, number) for number in range(2))
@@ -35,7 +35,7 @@ class Faulty(MemoryConsumer):
     commit_error: Exception | None = None
     lock_error: Exception | None = None
 
-    async def pull(self, queue: Queue, offset: int, **more: Any) -> Pulled:
+    async def pull(self, queue: Queue, offset: int, **more: Any) -> PullResult:
         if queue == FIRST and self.pull_error:
             raise self.pull_error
         if queue == FIRST and more.get("commit") is not None and self.commit_error:
@@ -133,7 +133,7 @@ async def test_offset_commit_that_is_never_answered_delays_no_other_queue(tmp_pa
                 await answers.wait()
             await super().commit(queue, offset)
 
-        async def pull(self, queue: Queue, offset: int, **more: Any) -> Pulled:
+        async def pull(self, queue: Queue, offset: int, **more: Any) -> PullResult:
             return await super().pull(queue, offset, **more | {"commit": None})
 
     async with a_member(tmp_path) as member:
@@ -229,17 +229,17 @@ async def test_unexpected_error_in_a_start_offset_is_answered_and_tried_again(
         raise KeyError("injected")
 
     async with a_member(tmp_path) as member:
-        monkeypatch.setattr(queue_reader, "beginning", broken)
+        monkeypatch.setattr(queue_reader, "find_start_offset", broken)
         await member.send("1", queue=0)
         member.show([FIRST])
         await member.until(lambda it: "QueuesNotTakenUp" in it.troubles)
-        monkeypatch.setattr(queue_reader, "beginning", start_offset.beginning)
+        monkeypatch.setattr(queue_reader, "find_start_offset", start_offset.find_start_offset)
         await member.did("1")
 
 
 @pytest.mark.parametrize(
     ("owner", "method", "name"),
-    [(agent.Sidecar, "_awake", "beat"), (queue_reader.Reading, "commit_soon", "commits")],
+    [(agent.Agent, "_awake", "beat"), (queue_reader.QueueReader, "commit_soon", "commits")],
     ids=["beat", "commits"],
 )
 async def test_supervision_reports_and_restarts_a_failed_task(
@@ -265,7 +265,7 @@ async def test_idle_pull_is_sent_again(tmp_path: Path, monkeypatch: pytest.Monke
     pulls = list[int]()
 
     class Lost(MemoryConsumer):
-        async def pull(self, queue: Queue, offset: int, **more: Any) -> Pulled:
+        async def pull(self, queue: Queue, offset: int, **more: Any) -> PullResult:
             pulls.append(offset)
             if len(pulls) == 1:
                 await asyncio.Event().wait()
@@ -276,7 +276,7 @@ async def test_idle_pull_is_sent_again(tmp_path: Path, monkeypatch: pytest.Monke
         member.connect = Lost
         await member.send("1", queue=0)
         await member.obeys([FIRST])
-        assert member.sidecar.member.lives[FIRST].state is State.RUNNING
+        assert member.sidecar.member.lives[FIRST].state is LeaseState.RUNNING
         await member.did("1")
         assert await counted(member, 'pulls_total{outcome="idle"}') == 1
 
@@ -289,12 +289,12 @@ async def test_report_says_which_queues_are_not_read_and_why(tmp_path: Path, mon
         await member.until(lambda it: not it.states and all(queue.pull_age is not None for queue in it.queues))
         revision = (await member.report()).revision
         await member.send("1", queue=1)
-        consumer.pull_error = Unknown("no such queue")
+        consumer.pull_error = NotFoundError("no such queue")
         member.sidecar.readings[FIRST]._pull_anew()
         report = await member.until(lambda it: it.states == {"failing": 1, "full": 1})
         assert [queue.state for queue in report.queues] == ["failing", "full"]
         assert report.revision == revision
-        consumer.pull_error = SwitchedOff("consumption is disabled")
+        consumer.pull_error = ConsumptionDisabledError("consumption is disabled")
         monkeypatch.setattr(queue_reader, "UNREAD_SECONDS", 0.0)
         await member.until(lambda it: it.states == {"paused": 1, "full": 1} and "QueuesNotRead" not in it.troubles)
         member.show([FIRST])

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from rota import handover, planner
-from rota.handover import Act, Proof, Seen, State, Want
+from rota.handover import Act, DesiredOwner, HolderEvidence, Proof, State
 from rota.planner import moves, record
 from rota.planner import situation as situations
 from rota.planner.members import standings
-from rota.planner.snapshot import Heard
+from rota.planner.snapshot import DecodedReport
 from rota.reports import Report
 from rota.sidecar.member import member, queue_lifecycle
 from simulation import fleet, server
@@ -22,32 +22,32 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 def grant_without_acknowledgement(patch: pytest.MonkeyPatch) -> None:
     """A queue is granted while its holder has said nothing yet."""
-    patch.setitem(handover.TABLE, (State.RELEASING, Proof.NONE, Want.MOVE), Act.GRANT)
+    patch.setitem(handover.TABLE, (State.RELEASING, Proof.NONE, DesiredOwner.MOVE), Act.GRANT)
 
 
 def revoke_skipped(patch: pytest.MonkeyPatch) -> None:
     """A queue moves in one step, though the group is Cooperative."""
-    patch.setitem(handover.TABLE, (State.OWNED, Proof.NONE, Want.MOVE), Act.GRANT)
+    patch.setitem(handover.TABLE, (State.OWNED, Proof.NONE, DesiredOwner.MOVE), Act.GRANT)
 
 
 def draining_counts_as_released(patch: pytest.MonkeyPatch) -> None:
     """What a report lists under `releasing` is not looked at."""
-    patch.setattr(Heard, "working", Heard.held)
+    patch.setattr(DecodedReport, "working", DecodedReport.held)
 
 
 def idle_counts_as_released(patch: pytest.MonkeyPatch) -> None:
     """That a member does not work a queue is proof, though it may not have seen yet that it should."""
     right = handover.proof
 
-    def wrong(queue: Any, holder: Any, taken: Any, seen: Seen, rules: Any) -> Proof:
-        return right(queue, holder, taken or handover.Taken(0, 0.0), seen, rules)
+    def wrong(queue: Any, holder: Any, taken: Any, seen: HolderEvidence, rules: Any) -> Proof:
+        return right(queue, holder, taken or handover.Revocation(0, 0.0), seen, rules)
 
     patch.setattr(moves, "proof", wrong)
 
 
 def any_generation_acknowledges(patch: pytest.MonkeyPatch) -> None:
     """A report proves a release, whichever generation its member obeys."""
-    patch.setattr(Seen, "obeys", lambda seen, _holder, _generation: seen.report is not None)
+    patch.setattr(HolderEvidence, "obeys", lambda seen, _holder, _generation: seen.report is not None)
 
 
 def unfinished_drain_is_enough(patch: pytest.MonkeyPatch) -> None:
@@ -59,9 +59,9 @@ def absence_is_an_end(patch: pytest.MonkeyPatch) -> None:
     """A pod that is not seen is taken for ended."""
     right = situations.Situation.seen
 
-    def wrong(it: situations.Situation, holder: Any, incarnation: int = 0) -> Seen:
+    def wrong(it: situations.Situation, holder: Any, incarnation: int = 0) -> HolderEvidence:
         pod = it.pods.get(holder.name)
-        return right(it, holder, incarnation) if pod and pod.uid == holder.uid else Seen(ended=True)
+        return right(it, holder, incarnation) if pod and pod.uid == holder.uid else HolderEvidence(ended=True)
 
     patch.setattr(situations.Situation, "seen", wrong)
     patch.setattr(standings, "awaits_namesake", lambda *_: False)
@@ -75,7 +75,7 @@ def a_crash_is_an_end(patch: pytest.MonkeyPatch) -> None:
 
 def lost_at_once(patch: pytest.MonkeyPatch) -> None:
     """Who cannot be heard for a moment is overruled."""
-    patch.setattr(Seen, "lost", lambda seen, _after, _asked=0.0: seen.unheard > 0)
+    patch.setattr(HolderEvidence, "lost", lambda seen, _after, _asked=0.0: seen.unheard > 0)
 
 
 def conflicts_ignored(patch: pytest.MonkeyPatch) -> None:
@@ -91,7 +91,7 @@ def conflicts_ignored(patch: pytest.MonkeyPatch) -> None:
 def barrier_ignored(patch: pytest.MonkeyPatch) -> None:
     """After the record was lost, what nobody is known to work is granted at once."""
     patch.setattr(record, "past_barrier", lambda *_: Proof.RELEASED)
-    patch.setattr(situations.Situation, "strays", {})
+    patch.setattr(situations.Situation, "unrecorded_drains", {})
 
 
 def recovery_below_what_was_seen(patch: pytest.MonkeyPatch) -> None:
@@ -143,9 +143,13 @@ def final_drain_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 def released_before_empty(patch: pytest.MonkeyPatch) -> None:
     """A member says that it has released what it still delivers from."""
-    for state in (queue_lifecycle.State.RUNNING, queue_lifecycle.State.STARTING, queue_lifecycle.State.STUCK):
-        row = (queue_lifecycle.State.RELEASED, (queue_lifecycle.Act.STOP,))
-        patch.setitem(queue_lifecycle.TABLE, (state, queue_lifecycle.Event.TAKEN), row)
+    for state in (
+        queue_lifecycle.LeaseState.RUNNING,
+        queue_lifecycle.LeaseState.STARTING,
+        queue_lifecycle.LeaseState.STUCK,
+    ):
+        row = (queue_lifecycle.LeaseState.RELEASED, (queue_lifecycle.LeaseAction.STOP,))
+        patch.setitem(queue_lifecycle.TABLE, (state, queue_lifecycle.LeaseEvent.TAKEN), row)
 
 
 def namesakes_are_one(patch: pytest.MonkeyPatch) -> None:
@@ -164,7 +168,7 @@ def namesakes_are_one(patch: pytest.MonkeyPatch) -> None:
 
 def orphans_wait_for_gates(patch: pytest.MonkeyPatch) -> None:
     """A queue whose holder has ended is not granted."""
-    patch.setitem(handover.TABLE, (State.OWNED, Proof.ENDED, Want.MOVE), Act.KEEP)
+    patch.setitem(handover.TABLE, (State.OWNED, Proof.ENDED, DesiredOwner.MOVE), Act.KEEP)
 
 
 def never_satisfied(patch: pytest.MonkeyPatch) -> None:
@@ -174,7 +178,7 @@ def never_satisfied(patch: pytest.MonkeyPatch) -> None:
 
 def looks_all_the_time(patch: pytest.MonkeyPatch) -> None:
     """It is worth looking again at once, always."""
-    patch.setattr(planner.pokes, "next_due", lambda *_: 0.0)
+    patch.setattr(planner.pokes, "seconds_until_next_poke", lambda *_: 0.0)
 
 
 def locks_are_trusted_for_ever(patch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rota.model import Poke, Queue
 from rota.reports import Report
 from rota.sidecar.member.member import Member, Step
-from rota.sidecar.member.queue_lifecycle import Act, Command, Event
+from rota.sidecar.member.queue_lifecycle import Command, LeaseAction, LeaseEvent
 from simulation.clock import Clock, Process, Work
 from simulation.server import PodObject
 
@@ -98,43 +98,46 @@ class Sidecar(Process):
     def _begin(self, command: Command) -> None:
         queue = command.queue
         match command.act:
-            case Act.LOCK:
+            case LeaseAction.LOCK:
                 self.after(self._soon(), lambda: self._lock(command, self.clock.now))
-            case Act.PLACE:
-                self.after(self._soon(), lambda: self._answer(command, Event.PLACED if self._lucky() else Event.FAILED))
-            case Act.FETCH:
+            case LeaseAction.PLACE:
+                self.after(
+                    self._soon(),
+                    lambda: self._answer(command, LeaseEvent.PLACED if self._lucky() else LeaseEvent.FAILED),
+                )
+            case LeaseAction.FETCH:
                 self._fetches[queue] = self._fetches.get(queue, 0) + 1
                 self.world.judge.fetches(self, queue)
                 if self.reader_chance.random() < READERS_THAT_FAIL:
                     self.after(self.reader_chance.uniform(0.01, 120.0), lambda: self._reader_fails(command))
-            case Act.STOP:
+            case LeaseAction.STOP:
                 self.after(self._open_for(), lambda: self._emptied(command, self._fetches.get(queue, 0)))
-            case Act.CUT:
+            case LeaseAction.CUT:
                 self.after(self._soon(), lambda: self._emptied(command, self._fetches.get(queue, 0)))
-            case Act.UNLOCK:
+            case LeaseAction.UNLOCK:
                 self.after(self._soon(), lambda: self._unlock(command))
 
     def _reader_fails(self, command: Command) -> None:
         if not self.world.calm:
-            self._answer(command, Event.READER_FAILED)
+            self._answer(command, LeaseEvent.READER_FAILED)
 
     def _lock(self, command: Command, sent: float) -> None:
         given = self.world.broker.lock(command.queue, self.name) if self._lucky() else None
-        event = Event.FAILED if given is None else Event.LOCKED if given else Event.REFUSED
+        event = LeaseEvent.FAILED if given is None else LeaseEvent.LOCKED if given else LeaseEvent.REFUSED
         self.after(self._soon(), lambda: self._answer(command, event, sent))
 
     def _unlock(self, command: Command) -> None:
         self.world.broker.unlock(command.queue, self.name)
-        self._answer(command, Event.UNLOCKED)
+        self._answer(command, LeaseEvent.UNLOCKED)
 
     def _emptied(self, command: Command, fetches: int) -> None:
         """Say that the last delivery has ended; if it has been given back meanwhile, it has not."""
         life = self.member.lives.get(command.queue)
         if fetches == self._fetches.get(command.queue, 0) and life and life.number == command.life:
             self.world.judge.ended(self, command.queue)
-        self._answer(command, Event.EMPTY)
+        self._answer(command, LeaseEvent.EMPTY)
 
-    def _answer(self, command: Command, event: Event, sent: float | None = None) -> None:
+    def _answer(self, command: Command, event: LeaseEvent, sent: float | None = None) -> None:
         self._carry(self.member.happened(event, command.queue, command.life, self.clock.now, sent))
 
     def _wait_for_tick(self) -> None:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from rota.kube.brokers.registry import Places
+from rota.kube.brokers.registry import BrokerRegistry
 from rota.kube.client.api import Api
 from rota.kube.client.objects import DOCUMENTS, GROUP_LABEL, Custom, Key, Metadata, Pod, record_of
 from rota.kube.client.pod_status import SIDECAR
-from rota.kube.members.report_client import Reports
-from rota.kube.reconcile.controller import Brain
-from rota.kube.reconcile.reconciler import Done
-from rota.kube.workload.deployments import Fleets
+from rota.kube.members.report_client import ReportClient
+from rota.kube.reconcile.controller import Controller
+from rota.kube.reconcile.reconciler import ReconcileResult
+from rota.kube.workload.deployments import Deployments
 from rota.model import Queue
 from simulation.clock import Process
 from simulation.server import PodObject, Stored
@@ -50,10 +50,10 @@ class Operator(Process):
         self.wake()
         self._follow_lease()
 
-    def _controller(self) -> Brain:
-        api, reports = cast("Api", Server(self)), cast("Reports", Members(self))
+    def _controller(self) -> Controller:
+        api, reports = cast("Api", Server(self)), cast("ReportClient", Members(self))
         with self.loop.running():
-            brain = Brain(api, reports, cast("Places", Brokers(self)), Fleets(api))
+            brain = Controller(api, reports, cast("BrokerRegistry", Brokers(self)), Deployments(api))
             brain.done = self._planned
             brain.time = lambda: self.time
             brain.adopt(GroupOfTheWorld(self))
@@ -70,7 +70,7 @@ class Operator(Process):
         with self.loop.running():
             self.brain.wake(self.key)
 
-    def _planned(self, _: Done) -> None:
+    def _planned(self, _: ReconcileResult) -> None:
         self.world.judge.planned()
 
     def _follow_lease(self) -> None:

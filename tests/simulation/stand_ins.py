@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from rota.kube.brokers.lag.lag_poller import Lag
-from rota.kube.client.api import ApiError, Params, Unanswered
+from rota.kube.brokers.lag.lag_poller import GroupLag
+from rota.kube.client.api import ApiError, NoResponseError, Params
 from rota.kube.client.objects import (
     GROUP_LABEL,
     SETTINGS,
@@ -16,12 +16,12 @@ from rota.kube.client.objects import (
     Owner,
     poke_of,
 )
-from rota.kube.members.report_client import Answer, Endpoint
-from rota.kube.state.broker_state import AtBroker
+from rota.kube.members.report_client import Endpoint, MemberResponse
+from rota.kube.state.broker_state import BrokerState
 from rota.kube.state.group import Group
-from rota.kube.state.resolved_spec import Wish
+from rota.kube.state.resolved_spec import ResolvedSpec
 from rota.model import Holder
-from rota.planner import View
+from rota.planner import QueueView
 from rota.reports import Report
 from simulation.server import Conflict, Stored, Unreachable
 
@@ -61,12 +61,12 @@ class GroupOfTheWorld(Group):
         self.body = body
 
     @property
-    def wish(self) -> Wish:
+    def wish(self) -> ResolvedSpec:
         world = self._world
-        return Wish(None if world.bad_spec else world.spec, None if world.bad_policy else world.policy)
+        return ResolvedSpec(None if world.bad_spec else world.spec, None if world.bad_policy else world.policy)
 
     @wish.setter
-    def wish(self, _: Wish) -> None:
+    def wish(self, _: ResolvedSpec) -> None:
         pass
 
     @property
@@ -88,15 +88,15 @@ class Brokers:
         await asyncio.sleep(self._operator.chance.uniform(0.0, 0.02))
         self._operator.read_routes()
 
-    def of(self, _: Group, now: float) -> AtBroker:
+    def of(self, _: Group, now: float) -> BrokerState:
         views = {
-            topic: None if queues is None else View(queues, now - since)
+            topic: None if queues is None else QueueView(queues, now - since)
             for topic, (queues, since) in self._operator.views.items()
         }
-        return AtBroker(views, self._operator.world.broker.foreigners)
+        return BrokerState(views, self._operator.world.broker.foreigners)
 
-    def lag(self, _: tuple[str, str]) -> Lag:
-        return Lag({})  # nobody asks how far a group is behind
+    def lag(self, _: tuple[str, str]) -> GroupLag:
+        return GroupLag({})  # nobody asks how far a group is behind
 
     async def unlock(self, _: Group, __: str, ___: object) -> None:
         pass  # locks run out by themselves
@@ -115,10 +115,10 @@ class Members:
         pod = self._operator.world.kubelets.get(name)
         return pod.sidecar.report() if pod and pod.sidecar and pod.uid == uid else None
 
-    async def read(self, member: Endpoint) -> Answer:
+    async def read(self, member: Endpoint) -> MemberResponse:
         """Read a report: it is cut at one moment, and known at a later one."""
         asked = asyncio.get_running_loop().time()
-        return Answer(await self._read(member.address, member.uid), asked)
+        return MemberResponse(await self._read(member.address, member.uid), asked)
 
     async def _read(self, name: str, uid: str) -> Report | None:
         chance = self._operator.chance
@@ -127,20 +127,20 @@ class Members:
         await asyncio.sleep(chance.uniform(0.001, 0.03) if report else 2.0)
         return report
 
-    async def last_words(self, member: Endpoint) -> Answer | None:
+    async def last_words(self, member: Endpoint) -> MemberResponse | None:
         """Read a report, or hear silence; nothing where no process is at an address, or another pod's."""
         name, uid = member.address, member.uid
         asked, pod = asyncio.get_running_loop().time(), self._operator.world.kubelets.get(name)
         if not (pod and pod.sidecar and pod.uid == uid):
             await asyncio.sleep(self._operator.chance.uniform(0.001, 0.02))
             return None
-        return Answer(await self._read(name, uid), asked)
+        return MemberResponse(await self._read(name, uid), asked)
 
-    async def next(self, member: Endpoint, after: int, seconds: int = 10) -> Answer:
+    async def next(self, member: Endpoint, after: int, seconds: int = 10) -> MemberResponse:
         """Hold a poll until there is something new, or for ten seconds: no member reports notices of brokers."""
         until = asyncio.get_running_loop().time() + seconds
         report = await self._next(member.address, member.uid, after)
-        return Answer(report, min(until, asyncio.get_running_loop().time()))
+        return MemberResponse(report, min(until, asyncio.get_running_loop().time()))
 
     async def _next(self, name: str, uid: str, after: int) -> Report | None:
         changed = self._operator.polls.setdefault(name, asyncio.Event())
@@ -228,7 +228,7 @@ class Server:
         except Conflict:
             raise ApiError(409, "Conflict", "The ConfigMap is another one") from None
         except Unreachable:
-            raise Unanswered("The answer got lost") from None
+            raise NoResponseError("The answer got lost") from None
         written = as_config_map(self._operator.key, cast("Stored", self._world.api.record))
         await self._point()
         return written
@@ -239,7 +239,7 @@ class Server:
 
     def _is_up(self) -> None:
         if self._world.api.down:
-            raise Unanswered("The API server does not answer")
+            raise NoResponseError("The API server does not answer")
 
     async def _point(self) -> None:
         """Be where an operator may crash: one that does never comes back from here."""

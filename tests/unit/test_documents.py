@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 
 from rota import reports
 from rota.documents import (
-    LATEST,
+    MAX_GENERATION,
     PACKED,
     PLAIN,
     PLAIN_BYTES,
     Assignment,
+    AssignmentTooLargeError,
     Release,
     Share,
-    TooLarge,
-    TooNew,
+    UnsupportedSchemaError,
     read_assignment,
     write_assignment,
 )
@@ -251,23 +251,24 @@ def test_assignment_with_two_owners_of_a_queue_is_rejected(change: dict[str, obj
 
 def test_report_with_a_generation_above_the_maximum_is_rejected() -> None:
     told = '{"member": "m1", "uid": "u", "generation": %d}'
-    assert read_report(told % LATEST).generation == LATEST
+    assert read_report(told % MAX_GENERATION).generation == MAX_GENERATION
     with pytest.raises(ValueError, match=r"^The report cannot be read: "):
-        read_report(told % (LATEST + 1))
+        read_report(told % (MAX_GENERATION + 1))
 
 
 def test_assignment_that_decompresses_beyond_the_limit_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     packed = gzip.compress(b" " * 1000 + plain(Assignment(group="g", generation=1, issued_at=NOW)).encode())
     assert read_assignment(packed).group == "g"
-    monkeypatch.setattr(sys.modules[read_assignment.__module__], "LARGEST", 1000)
+    monkeypatch.setattr(sys.modules[read_assignment.__module__], "MAX_UNPACKED_BYTES", 1000)
     with pytest.raises(ValueError, match=r"^The assignment is torn"):
         read_assignment(packed)
 
 
 def test_assignment_that_decompresses_beyond_the_limit_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules[read_assignment.__module__], "LARGEST", PLAIN_BYTES)
+    monkeypatch.setattr(sys.modules[read_assignment.__module__], "MAX_UNPACKED_BYTES", PLAIN_BYTES)
     with pytest.raises(
-        TooLarge, match=r"^The assignment of shop/orders takes \d+ bytes unpacked, but .*; split the group"
+        AssignmentTooLargeError,
+        match=r"^The assignment of shop/orders takes \d+ bytes unpacked, but .*; split the group",
     ):
         write_assignment(long(3000))
 
@@ -276,10 +277,10 @@ def test_assignment_with_too_many_queues_is_not_written_however_short_its_text()
     queues = tuple(Queue("t", "b", number) for number in range(2**17 + 1))
     many = Assignment(group="shop/orders", generation=1, issued_at=NOW, members={"m1": Share("u", queues)})
     with pytest.raises(
-        TooLarge, match=r"^The assignment of shop/orders names 131073 queues, but nobody reads more than"
+        AssignmentTooLargeError, match=r"^The assignment of shop/orders names 131073 queues, but nobody reads more than"
     ):
         write_assignment(many)
-    with pytest.raises(TooLarge, match="names 131073 queues"):
+    with pytest.raises(AssignmentTooLargeError, match="names 131073 queues"):
         write_assignment(replace(many, members={}, everyone=queues))
     most = replace(many, members={"m1": Share("u", queues[:-1])})
     assert read_assignment(plain(most)) == most
@@ -317,9 +318,9 @@ def test_assignment_that_decompresses_to_millions_of_lists_is_rejected_in_bounde
 
 def test_assignment_with_the_maximum_of_queues_in_handover_and_longest_names_round_trips() -> None:
     holder = Holder("m" * 63, "01234567-89ab-cdef-0123-456789abcdef")
-    release = Release(holder, "n" * 63, LATEST, NOW)
+    release = Release(holder, "n" * 63, MAX_GENERATION, NOW)
     queues = [Queue(f"t{number // 1000}", "b", number % 1000) for number in range(MOST_IDS)]
-    many = Assignment(group="g", generation=LATEST, issued_at=NOW, releasing=dict.fromkeys(queues, release))
+    many = Assignment(group="g", generation=MAX_GENERATION, issued_at=NOW, releasing=dict.fromkeys(queues, release))
     assert read_assignment(write_assignment(many)[PACKED]) == many
 
 
@@ -332,7 +333,9 @@ def test_assignment_that_decompresses_to_too_many_elements_is_rejected() -> None
 
 def test_assignment_fields_of_later_versions_are_kept_up_to_a_size() -> None:
     assert read_assignment(signed({"later": "x" * 60_000})).extra == {"later": "x" * 60_000}
-    with pytest.raises(TooNew, match=r"^The assignment has 70002 bytes of fields that this version does not know$"):
+    with pytest.raises(
+        UnsupportedSchemaError, match=r"^The assignment has 70002 bytes of fields that this version does not know$"
+    ):
         read_assignment(signed({"later": "x" * 70_000}))
 
 

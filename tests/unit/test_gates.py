@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rota.gates import Facts, Held, held
+from rota.gates import GateFacts, Hold, first_hold
 from rota.model import Reason
 
 
@@ -43,8 +43,8 @@ from rota.model import Reason
 def test_gate_returns_reason_message_and_requeue_time(
     facts: dict[str, Any], reason: Reason, told: str, seconds: float | None
 ) -> None:
-    found = held(Facts(**{"wanted": 2} | facts))
-    assert found == Held(reason, told, seconds)
+    found = first_hold(GateFacts(**{"wanted": 2} | facts))
+    assert found == Hold(reason, told, seconds)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_gate_returns_reason_message_and_requeue_time(
     ids=str,
 )
 def test_gate_whose_condition_is_past_or_absent_holds_no_move(facts: dict[str, Any]) -> None:
-    assert held(Facts(wanted=1, **facts)) is None
+    assert first_hold(GateFacts(wanted=1, **facts)) is None
 
 
 def test_gate_precedence_runs_from_no_change_and_pause_to_debounce() -> None:
@@ -91,7 +91,7 @@ def test_gate_precedence_runs_from_no_change_and_pause_to_debounce() -> None:
         ("budget", None),
         ("debounce", 0.0),
     ):
-        found = held(Facts(**everything))
+        found = first_hold(GateFacts(**everything))
         told.append(found and found.reason)
         everything[fact] = passed
     assert told == [
@@ -103,17 +103,17 @@ def test_gate_precedence_runs_from_no_change_and_pause_to_debounce() -> None:
         Reason.BUDGET_SPENT,
         Reason.DEBOUNCE,
     ]
-    assert held(Facts(**everything)) is None
+    assert first_hold(GateFacts(**everything)) is None
 
 
 def test_budget_of_zero_moves_has_no_requeue_time() -> None:
-    assert held(Facts(wanted=2, budget=0, budget_back=None)) == Held(
+    assert first_hold(GateFacts(wanted=2, budget=0, budget_back=None)) == Hold(
         Reason.BUDGET_SPENT, "budget.maxMoves is 0; 2 queues will move once it is more"
     )
 
 
 def test_budget_spent_is_requeued_when_it_refills_even_at_once() -> None:
-    assert held(Facts(wanted=1, budget=0)) == Held(
+    assert first_hold(GateFacts(wanted=1, budget=0)) == Hold(
         Reason.BUDGET_SPENT, "The budget is spent; 1 queue will move as it comes back", 0.0
     )
 
@@ -126,12 +126,12 @@ def test_budget_spent_is_requeued_when_it_refills_even_at_once() -> None:
     ],
 )
 def test_gate_message_truncates_long_name_lists(names: tuple[str, ...], told: str) -> None:
-    found = held(Facts(wanted=1, unseen=names))
+    found = first_hold(GateFacts(wanted=1, unseen=names))
     assert found
     assert found.message.startswith(told)
 
 
 def test_gate_message_uses_singular_for_one_queue() -> None:
-    found = held(Facts(wanted=1, releasing=1, release_time=9.0))
+    found = first_hold(GateFacts(wanted=1, releasing=1, release_time=9.0))
     assert found
     assert found.message == "1 queue is still being released; 1 queue will move then"

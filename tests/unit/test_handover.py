@@ -7,7 +7,20 @@ from typing import Any
 import pytest
 
 from rota import handover
-from rota.handover import GIVEN_UP, NEXT, TABLE, Act, Proof, Seen, State, Taken, Want, act, picture, proof
+from rota.handover import (
+    LOST_READY_SECONDS,
+    NEXT,
+    TABLE,
+    Act,
+    DesiredOwner,
+    HolderEvidence,
+    Proof,
+    Revocation,
+    State,
+    act,
+    mermaid_diagram,
+    proof,
+)
 from rota.model import Holder, Queue
 from rota.reports import Report, read_report
 from rota.spec import Handover, Seconds
@@ -25,8 +38,8 @@ def a_report(**changed: object) -> Report:
 
 def known(since: int | None = SINCE, report: Report | None = None, ago: float = 1.0, **seen: Any) -> Proof:
     working = report.working if report else frozenset()
-    taken = None if since is None else Taken(since, ago)
-    return proof(Q, M1, taken, Seen(report=report, working=working, **seen), RULES)
+    taken = None if since is None else Revocation(since, ago)
+    return proof(Q, M1, taken, HolderEvidence(report=report, working=working, **seen), RULES)
 
 
 def test_queue_release_is_proven_by_a_current_report_without_the_queue() -> None:
@@ -71,12 +84,12 @@ def test_member_is_lost_when_unreachable_and_unready_or_unreachable_for_long() -
     assert known(ready=False, unheard=10) is Proof.LOST
     assert known(ready=False, unheard=9.9) is Proof.NONE
     assert known(ready=True, unheard=10) is Proof.NONE
-    assert known(ready=True, unheard=GIVEN_UP, ago=GIVEN_UP) is Proof.LOST
+    assert known(ready=True, unheard=LOST_READY_SECONDS, ago=LOST_READY_SECONDS) is Proof.LOST
 
 
 def test_member_that_is_ready_is_not_lost_before_it_had_time_to_see_its_revocation() -> None:
-    assert known(ready=True, unheard=10 * GIVEN_UP, ago=GIVEN_UP - 1) is Proof.NONE
-    assert known(since=None, ready=True, unheard=10 * GIVEN_UP) is Proof.NONE
+    assert known(ready=True, unheard=10 * LOST_READY_SECONDS, ago=LOST_READY_SECONDS - 1) is Proof.NONE
+    assert known(since=None, ready=True, unheard=10 * LOST_READY_SECONDS) is Proof.NONE
     assert known(since=None, ready=False, unheard=10) is Proof.LOST
 
 
@@ -88,14 +101,14 @@ def test_member_that_is_ready_is_lost_after_two_minutes_unreachable() -> None:
 
 def test_drain_timeout_extends_the_time_until_a_member_is_lost() -> None:
     patient = Handover(drain_timeout=Seconds(600))
-    assert not Seen(unheard=689.0).lost(patient, 689.0)
-    assert Seen(unheard=690.0).lost(patient, 690.0)
+    assert not HolderEvidence(unheard=689.0).lost(patient, 689.0)
+    assert HolderEvidence(unheard=690.0).lost(patient, 690.0)
 
 
 def test_handover_with_missing_evidence_about_the_holder_proves_nothing() -> None:
-    assert proof(Q, M1, Taken(SINCE, 0.0), Seen(), HASTY) is Proof.NONE
-    assert proof(Q, M1, None, Seen(ready=False), HASTY) is Proof.NONE
-    assert proof(Q, M1, None, Seen(unheard=60.0), HASTY) is Proof.NONE
+    assert proof(Q, M1, Revocation(SINCE, 0.0), HolderEvidence(), HASTY) is Proof.NONE
+    assert proof(Q, M1, None, HolderEvidence(ready=False), HASTY) is Proof.NONE
+    assert proof(Q, M1, None, HolderEvidence(unheard=60.0), HASTY) is Proof.NONE
 
 
 def test_drain_final_report_proves_release_at_any_generation_from_its_own_uid() -> None:
@@ -107,7 +120,9 @@ def test_drain_final_report_proves_release_at_any_generation_from_its_own_uid() 
 
 def test_handover_grants_to_another_member_only_with_proof() -> None:
     granted = [
-        (state, word) for (state, word, want), chosen in TABLE.items() if want is Want.MOVE and chosen is Act.GRANT
+        (state, word)
+        for (state, word, want), chosen in TABLE.items()
+        if want is DesiredOwner.MOVE and chosen is Act.GRANT
     ]
     assert all(word in {Proof.RELEASED, Proof.ENDED} for _, word in granted)
     forced = [word for (_, word, _), chosen in TABLE.items() if chosen is Act.FORCE]
@@ -123,8 +138,8 @@ def test_gate_holds_back_revocations_and_nothing_else() -> None:
 def test_handover_immediate_mode_grants_or_drops_without_revoking() -> None:
     for state, word, want in TABLE:
         assert act(state, word, want, immediate=True) is not Act.REVOKE
-    assert act(State.OWNED, Proof.NONE, Want.MOVE, immediate=True) is Act.GRANT
-    assert act(State.OWNED, Proof.NONE, Want.LEAVE, immediate=True) is Act.DROP
+    assert act(State.OWNED, Proof.NONE, DesiredOwner.MOVE, immediate=True) is Act.GRANT
+    assert act(State.OWNED, Proof.NONE, DesiredOwner.LEAVE, immediate=True) is Act.DROP
 
 
 def test_handover_immediate_mode_changes_only_revocations() -> None:
@@ -134,30 +149,32 @@ def test_handover_immediate_mode_changes_only_revocations() -> None:
 
 
 def test_handover_progresses_from_every_state_once_there_is_proof() -> None:
-    for state, want in product((State.OWNED, State.RELEASING), (Want.MOVE, Want.LEAVE)):
+    for state, want in product((State.OWNED, State.RELEASING), (DesiredOwner.MOVE, DesiredOwner.LEAVE)):
         for word in (Proof.RELEASED, Proof.ENDED):
             assert NEXT[TABLE[state, word, want]] in {State.OWNED, State.FREE}
-    assert {TABLE[state, Proof.LOST, Want.MOVE] for state in (State.OWNED, State.RELEASING)} == {Act.FORCE}
+    assert {TABLE[state, Proof.LOST, DesiredOwner.MOVE] for state in (State.OWNED, State.RELEASING)} == {Act.FORCE}
 
 
 def test_handover_never_forgets_a_holder_that_is_only_lost() -> None:
-    kept = {NEXT[TABLE[state, Proof.LOST, Want.LEAVE]] or state for state in (State.OWNED, State.RELEASING)}
+    kept = {NEXT[TABLE[state, Proof.LOST, DesiredOwner.LEAVE]] or state for state in (State.OWNED, State.RELEASING)}
     assert kept == {State.RELEASING}
 
 
 def test_handover_table_has_no_row_for_impossible_cases() -> None:
     gone = (Proof.RELEASED, Proof.LOST)  # an ended process has a successor in its pod
-    assert set(product(State, Proof, Want)) - set(TABLE) == {
-        *product([State.FREE], Proof, [Want.STAY, Want.LEAVE]),  # nobody holds it, nothing is wanted of it
-        *product([State.FREE], [Proof.ENDED], Want),
-        *product([State.OWNED], gone, [Want.STAY]),  # it gave the queue up, or is lost
+    assert set(product(State, Proof, DesiredOwner)) - set(TABLE) == {
+        *product(
+            [State.FREE], Proof, [DesiredOwner.STAY, DesiredOwner.LEAVE]
+        ),  # nobody holds it, nothing is wanted of it
+        *product([State.FREE], [Proof.ENDED], DesiredOwner),
+        *product([State.OWNED], gone, [DesiredOwner.STAY]),  # it gave the queue up, or is lost
     }
 
 
 def test_docs_handover_page_has_the_theory_and_diagram_of_the_table() -> None:
     page = (Path(__file__).parents[2] / "docs" / "handover.md").read_text()
     assert str(handover.__doc__).partition("\n\n")[2] in page
-    assert f"```mermaid\n{picture()}```" in page
+    assert f"```mermaid\n{mermaid_diagram()}```" in page
 
 
 def test_report_is_parsed_and_unknown_fields_are_ignored() -> None:
@@ -182,5 +199,5 @@ def test_report_that_is_invalid_is_rejected_with_a_sentence(text: str) -> None:
 def test_member_ready_but_silent_is_lost_two_minutes_after_revocation_or_termination(
     asked: float, leaving: float, unheard: float, *, lost: bool
 ) -> None:
-    seen = Seen(ready=True, unheard=unheard, leaving=leaving, terminating=leaving > 0)
+    seen = HolderEvidence(ready=True, unheard=unheard, leaving=leaving, terminating=leaving > 0)
     assert seen.lost(RULES, asked) is lost

@@ -6,34 +6,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rota.lag import Judgement, Look, delay, judge, slowest
+from rota.lag import Judgement, OffsetSample, delay, judge, lowest_offsets
 from rota.model import Queue
 from rota.spec import StartFrom
 
 LATEST, EARLIEST, TIMED = (StartFrom(position=it) for it in ("Latest", "Earliest", "Timestamp"))
 
 
-def looks(*seen: tuple[int | None, int], worked: bool = True) -> list[Look]:
+def looks(*seen: tuple[int | None, int], worked: bool = True) -> list[OffsetSample]:
     """Return looks 15 s apart, each with the group's offset and the end."""
-    return [Look(15.0 * place, 0, last, committed, worked) for place, (committed, last) in enumerate(seen)]
+    return [OffsetSample(15.0 * place, 0, last, committed, worked) for place, (committed, last) in enumerate(seen)]
 
 
 @pytest.mark.parametrize(
     ("look", "begins", "behind"),
     [
-        pytest.param(Look(0, 0, 100, 40), LATEST, 60, id="behind"),
-        pytest.param(Look(0, 0, 100, 100), LATEST, 0, id="at the end"),
-        pytest.param(Look(0, 50, 100, 40), LATEST, 50, id="what was deleted is nobody's lag"),
-        pytest.param(Look(0, 100, 100, 40), LATEST, 0, id="all of it was deleted"),
-        pytest.param(Look(0, 0, 100, 101), LATEST, None, id="an offset above the end"),
-        pytest.param(Look(0, 0, 100, None), LATEST, 0, id="it will begin at the end"),
-        pytest.param(Look(0, 30, 100, None), EARLIEST, 70, id="it will begin at the oldest"),
-        pytest.param(Look(0, 0, 100, None), TIMED, None, id="it will begin somewhere"),
-        pytest.param(Look(0, 0, 0, 0), LATEST, 0, id="an empty queue"),
+        pytest.param(OffsetSample(0, 0, 100, 40), LATEST, 60, id="behind"),
+        pytest.param(OffsetSample(0, 0, 100, 100), LATEST, 0, id="at the end"),
+        pytest.param(OffsetSample(0, 50, 100, 40), LATEST, 50, id="what was deleted is nobody's lag"),
+        pytest.param(OffsetSample(0, 100, 100, 40), LATEST, 0, id="all of it was deleted"),
+        pytest.param(OffsetSample(0, 0, 100, 101), LATEST, None, id="an offset above the end"),
+        pytest.param(OffsetSample(0, 0, 100, None), LATEST, 0, id="it will begin at the end"),
+        pytest.param(OffsetSample(0, 30, 100, None), EARLIEST, 70, id="it will begin at the oldest"),
+        pytest.param(OffsetSample(0, 0, 100, None), TIMED, None, id="it will begin somewhere"),
+        pytest.param(OffsetSample(0, 0, 0, 0), LATEST, 0, id="an empty queue"),
     ],
 )
 def test_lag_of_one_sample_follows_from_offsets_and_start_from(
-    look: Look, begins: StartFrom, behind: int | None
+    look: OffsetSample, begins: StartFrom, behind: int | None
 ) -> None:
     assert look.behind(begins) == behind
 
@@ -60,11 +60,13 @@ def test_lag_of_one_sample_follows_from_offsets_and_start_from(
         pytest.param(looks((60, 60), (10, 60)), Judgement.REWOUND, id="went back from the end"),
         pytest.param(looks((10, 20)), None, id="one look says nothing"),
         pytest.param(looks((30, 20), (31, 20), (10, 20)), None, id="of looks that say nothing one is left"),
-        pytest.param([Look(at, 0, 20, 10) for at in (0.0, 15.0)], Judgement.STALLED, id="somebody has it, unless said"),
+        pytest.param(
+            [OffsetSample(at, 0, 20, 10) for at in (0.0, 15.0)], Judgement.STALLED, id="somebody has it, unless said"
+        ),
         pytest.param([], None, id="no look"),
     ],
 )
-def test_verdict_follows_from_the_samples(seen: Sequence[Look], judgement: Judgement | None) -> None:
+def test_verdict_follows_from_the_samples(seen: Sequence[OffsetSample], judgement: Judgement | None) -> None:
     assert judge(seen, LATEST) == judgement
 
 
@@ -89,14 +91,16 @@ def test_verdict_without_committed_offset_depends_on_start_from() -> None:
         pytest.param(looks(*[(19, 20)] * 9), 120.0, id="the last of those that were there"),
         pytest.param(looks(*[(10, 20)] * 9, (20, 21)), 0.0, id="the first that was not there yet"),
         pytest.param(looks((5, 10)), None, id="one look tells no time"),
-        pytest.param([Look(at, 0, 20, 5) for at in (1000.0, 1119.9)], None, id="not quite long enough"),
-        pytest.param([Look(at, 0, 20, 5) for at in (1000.0, 1120.5)], 120.5, id="by a clock that began earlier"),
+        pytest.param([OffsetSample(at, 0, 20, 5) for at in (1000.0, 1119.9)], None, id="not quite long enough"),
+        pytest.param(
+            [OffsetSample(at, 0, 20, 5) for at in (1000.0, 1120.5)], 120.5, id="by a clock that began earlier"
+        ),
         pytest.param(looks((30, 10)), None, id="an offset above the end"),
         pytest.param(looks((None, 10)), 0.0, id="it will begin at the end"),
         pytest.param([], None, id="no look"),
     ],
 )
-def test_delay_is_the_age_of_the_oldest_unconsumed_message(seen: Sequence[Look], seconds: float | None) -> None:
+def test_delay_is_the_age_of_the_oldest_unconsumed_message(seen: Sequence[OffsetSample], seconds: float | None) -> None:
     assert delay(seen, LATEST) == (None if seconds is None else pytest.approx(seconds))
 
 
@@ -112,20 +116,20 @@ def test_verdict_names_are_those_of_metrics_and_pages() -> None:
 offsets = st.integers(0, 50)
 histories = st.lists(st.tuples(st.none() | offsets, offsets, offsets, st.booleans()), max_size=10).map(
     lambda seen: [
-        Look(15.0 * place, min(first, last), last, committed, worked)
+        OffsetSample(15.0 * place, min(first, last), last, committed, worked)
         for place, (committed, first, last, worked) in enumerate(seen)
     ]
 )
 
 
 @given(histories, st.sampled_from([LATEST, EARLIEST, TIMED]))
-def test_lag_and_delay_are_never_negative(seen: list[Look], begins: StartFrom) -> None:
+def test_lag_and_delay_are_never_negative(seen: list[OffsetSample], begins: StartFrom) -> None:
     assert all((look.behind(begins) or 0) >= 0 for look in seen)
     assert (delay(seen, begins) or 0) >= 0
 
 
 @given(histories, st.integers(1, 1000))
-def test_verdict_is_independent_of_absolute_offsets(seen: list[Look], by: int) -> None:
+def test_verdict_is_independent_of_absolute_offsets(seen: list[OffsetSample], by: int) -> None:
     moved = [
         it._replace(
             first=it.first + by, last=it.last + by, committed=None if it.committed is None else it.committed + by
@@ -136,7 +140,7 @@ def test_verdict_is_independent_of_absolute_offsets(seen: list[Look], by: int) -
 
 
 @given(histories)
-def test_verdict_after_reaching_the_end_is_keeping_up_or_rewound(seen: list[Look]) -> None:
+def test_verdict_after_reaching_the_end_is_keeping_up_or_rewound(seen: list[OffsetSample]) -> None:
     judgement = judge(seen, LATEST)
     if judgement and 0 in [look.behind(LATEST) for look in seen]:
         assert judgement in {Judgement.KEEPING_UP, Judgement.REWOUND}
@@ -163,25 +167,25 @@ ONE, OTHER = Queue("orders", "a", 0), Queue("orders", "a", 1)
 def test_broadcasting_offset_is_that_of_the_slowest_member_if_all_report(
     members: list[dict[Queue, int | None] | None], told: dict[Queue, int]
 ) -> None:
-    assert slowest(members) == told
+    assert lowest_offsets(members) == told
 
 
 @pytest.mark.parametrize("begins", [LATEST, EARLIEST, TIMED])
 @pytest.mark.parametrize("committed", [None, 2, 5, 7])
 def test_lag_of_a_queue_that_ends_before_its_start_is_unknown(begins: StartFrom, committed: int | None) -> None:
-    look = Look(0, 9, 5, committed)
+    look = OffsetSample(0, 9, 5, committed)
     assert look.behind(begins) is None
     assert judge([look, look], begins) is None
     assert delay([look, look], begins) is None
 
 
 def test_lag_of_an_empty_queue_is_0_for_start_from_timestamp() -> None:
-    assert Look(0, 5, 5, None).behind(TIMED) == 0
+    assert OffsetSample(0, 5, 5, None).behind(TIMED) == 0
 
 
 def test_delay_ignores_samples_before_the_topic_was_recreated() -> None:
-    old = [Look(15.0 * place, 0, 1000, 1000) for place in range(80)]
-    new = [Look(1200.0 + 15 * place, 0, 3, 1) for place in range(9)]
+    old = [OffsetSample(15.0 * place, 0, 1000, 1000) for place in range(80)]
+    new = [OffsetSample(1200.0 + 15 * place, 0, 3, 1) for place in range(9)]
     assert delay([*old, *new[:1]], LATEST) is None
     assert delay([*old, *new], LATEST) == 120.0
     grown = [new[0], new[1]._replace(last=4), new[2]._replace(last=4, committed=3)]

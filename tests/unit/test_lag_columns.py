@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rota.lag import Judgement, Look, delay, judge
+from rota.lag import Judgement, OffsetSample, delay, judge
 from rota.lag_columns import (
     BEGINS,
     NEVER,
     NO_LAG,
-    NOBODY_KNOWS,
+    START_UNKNOWN,
     UNKNOWN,
     VERDICTS,
-    Looks,
+    OffsetColumns,
     Window,
     behind,
     delays,
@@ -26,7 +26,7 @@ from rota.spec import StartFrom
 POSITIONS = [StartFrom(position="Latest"), StartFrom(position="Earliest"), StartFrom(position="Timestamp")]
 offsets = st.integers(0, 7)
 looks = st.builds(
-    Look,
+    OffsetSample,
     st.just(0.0),
     offsets,
     offsets,
@@ -40,32 +40,34 @@ queues = st.lists(
 )
 
 
-def timed(waited: Sequence[tuple[float, Look]]) -> list[Look]:
+def timed(waited: Sequence[tuple[float, OffsetSample]]) -> list[OffsetSample]:
     times = np.cumsum([wait for wait, _ in waited])
     return [look._replace(at=float(at)) for at, (_, look) in zip(times, waited, strict=True)]
 
 
-def columns(of: Sequence[tuple[Sequence[Look], StartFrom]], order: Sequence[int]) -> tuple[Looks, list[int]]:
+def columns(
+    of: Sequence[tuple[Sequence[OffsetSample], StartFrom]], order: Sequence[int]
+) -> tuple[OffsetColumns, list[int]]:
     """Lay looks of all queues into columns, in an order that keeps each queue's own; and where the last ones are."""
     rows = [(number, place) for number, (seen, _) in enumerate(of) for place in range(len(seen))]
     rows = [row for _, row in sorted(zip(order, rows, strict=False), key=lambda it: (it[1][1], it[0]))]
     at = {row: index for index, row in enumerate(rows)}
     seen = [of[number][0][place] for number, place in rows]
-    return Looks(
+    return OffsetColumns(
         np.array([it.at for it in seen], np.float64),
         np.array([it.first for it in seen], np.int64),
         np.array([it.last for it in seen], np.int64),
         np.array([NEVER if it.committed is None else it.committed for it in seen], np.int64),
         np.array([it.worked for it in seen], np.bool_),
         np.array([at.get((number, place - 1), -1) for number, place in rows], np.intp),
-        np.array([BEGINS.get(of[number][1].position, NOBODY_KNOWS) for number, _ in rows], np.int8),
+        np.array([BEGINS.get(of[number][1].position, START_UNKNOWN) for number, _ in rows], np.int8),
     ), [at[number, len(it) - 1] for number, (it, _) in enumerate(of)]
 
 
 @settings(max_examples=60)
 @given(queues, st.permutations(range(54)), st.sampled_from([Window(99), Window(3, 300.0, 155.0), Window(2)]))
 def test_lag_columns_agree_with_the_samples_of_each_queue(
-    told: Sequence[tuple[Sequence[tuple[float, Look]], StartFrom]], order: Sequence[int], window: Window
+    told: Sequence[tuple[Sequence[tuple[float, OffsetSample]], StartFrom]], order: Sequence[int], window: Window
 ) -> None:
     of = [(timed(waited), begins) for waited, begins in told]
     it, ends = columns(of, order)

@@ -16,7 +16,7 @@ from rota.handover import Proof, State
 from rota.lag import Judgement
 from rota.model import Queue
 from rota.planner import plan
-from rota.planner.members.standings import Standing
+from rota.planner.members.standings import MemberState
 from rota.planner.status.causes import MOVING
 from rota.records import KINDS, Record, journal_record, read
 
@@ -172,4 +172,4 @@ def test_journal_page_names_the_schema_that_is_written() -> None:
 
 
 def test_journal_page_lists_every_enum_value_of_records() -> None:
-    assert [word for word in [*MOVING, *Proof, *State, *Standing, *Judgement] if f"`{word}`" not in PAGE] == []
+    assert [word for word in [*MOVING, *Proof, *State, *MemberState, *Judgement] if f"`{word}`" not in PAGE] == []

@@ -14,11 +14,11 @@ from rota.redelivery import (
     KEPT_SECONDS,
     URGENT_SECONDS,
     Cause,
-    Given,
-    GivenOffsets,
+    DeliveryTracker,
     Reader,
     Redelivered,
-    Rules,
+    RedeliveryRules,
+    UncommittedDelivery,
     overlap,
 )
 from rota.reports import Report, Uncommitted
@@ -38,7 +38,7 @@ def ended(reader: Reader) -> bool:
 
 
 def read(
-    given: GivenOffsets,
+    given: DeliveryTracker,
     reader: Reader,
     *progress: int | None,
     queue: Queue = Q,
@@ -47,7 +47,7 @@ def read(
     most: int = 100,
 ) -> list[tuple[int, Cause, bool]]:
     """Take a page with start, given and committed of one queue; return what came again."""
-    rules = Rules(frozenset(forced), has_ended)
+    rules = RedeliveryRules(frozenset(forced), has_ended)
     redelivered = given.take_page(reader, {queue: QueueProgress(*progress)}, rules, 0.0, most=most)
     assert all((it.queue, it.after) == (queue, reader) for it in redelivered)
     return [(it.messages, it.cause, it.is_estimate) for it in redelivered]
@@ -80,11 +80,11 @@ def not_committed(offset: int, start: int = 0, queue: Queue = Q) -> Uncommitted:
 def test_offset_overlap_of_what_the_app_was_given_and_the_next_readers_start(
     offset: int, committed: int | None, *, is_last: bool, start: int, messages: int
 ) -> None:
-    assert overlap(Given(OLD, 0, offset, committed, 0.0, is_last), start) == messages
+    assert overlap(UncommittedDelivery(OLD, 0, offset, committed, 0.0, is_last), start) == messages
 
 
 def test_crash_of_a_member_counts_what_it_had_given_and_not_committed() -> None:
-    given = GivenOffsets()
+    given = DeliveryTracker()
     assert read(given, OLD, 0, 9, 5) == []
     assert given.messages == 5
     assert read(given, NEW, 5, 5, 5, has_ended=ended) == [(5, Cause.CRASH, True)]
@@ -94,7 +94,7 @@ def test_crash_of_a_member_counts_what_it_had_given_and_not_committed() -> None:
 
 
 def test_crash_is_not_counted_while_the_reader_before_may_still_release_the_queue() -> None:
-    given = GivenOffsets()
+    given = DeliveryTracker()
     read(given, OLD, 0, 9, 5)
     assert read(given, NEW, 5, 9, 5) == []
     assert given.by_queue[Q].reader == OLD
@@ -102,7 +102,7 @@ def test_crash_is_not_counted_while_the_reader_before_may_still_release_the_queu
 
 
 def test_crash_of_a_process_in_the_same_pod_counts_when_the_next_process_begins() -> None:
-    given = GivenOffsets()
+    given = DeliveryTracker()
     read(given, OLD, 0, 9, 5)
     assert read(given, RESTARTED, None, None, None) == [], "it has not begun"
     assert read(given, RESTARTED, 5, None, 5) == [(5, Cause.CRASH, True)]
@@ -110,7 +110,7 @@ def test_crash_of_a_process_in_the_same_pod_counts_when_the_next_process_begins(
 
 
 def test_crash_with_everything_committed_counts_nothing() -> None:
-    given = GivenOffsets()
+    given = DeliveryTracker()
     read(given, OLD, 0, 9, 5)
     read(given, OLD, 0, 9, 10)
     assert given.by_queue == {}
@@ -118,13 +118,13 @@ def test_crash_with_everything_committed_counts_nothing() -> None:
 
 
 def test_forced_grant_counts_what_the_former_owner_had_given() -> None:
-    given = GivenOffsets()
+    given = DeliveryTracker()
     read(given, OLD, 0, 9, 5)
     assert read(given, NEW, 5, 6, 5, forced=[Q]) == [(5, Cause.FORCED, True)]
 
 
 def test_forced_grant_counts_although_the_former_owner_obeys_first() -> None:
-    given = GivenOffsets()
+    given = DeliveryTracker()
     read(given, OLD, 0, 9, 5)
     forced = a_document(members={"m2": [Q]}, forced={Q: 5})
     given.take_report(a_report([Q]), a_report(), forced, 1.0)
@@ -134,7 +134,7 @@ def test_forced_grant_counts_although_the_former_owner_obeys_first() -> None:
 
 
 def test_handover_with_everything_committed_counts_nothing() -> None:
-    given = GivenOffsets()
+    given = DeliveryTracker()
     read(given, OLD, 0, 9, 5)
     given.take_report(a_report([Q]), a_report(), TO_BE_TAKEN, 1.0)
     assert given.by_queue == {}
@@ -142,7 +142,7 @@ def test_handover_with_everything_committed_counts_nothing() -> None:
 
 
 def test_handover_whose_drain_timed_out_counts_what_was_not_committed() -> None:
-    given, draining = GivenOffsets(), a_report(releasing=[Q], uncommitted=[not_committed(12)])
+    given, draining = DeliveryTracker(), a_report(releasing=[Q], uncommitted=[not_committed(12)])
     given.take_report(a_report([Q]), draining, TO_BE_TAKEN, 1.0)
     assert given.to_be_taken_over(running, 1.0) == set()
     given.take_report(draining, a_report(uncommitted=[not_committed(12)]), TO_BE_TAKEN, 2.0)
@@ -152,14 +152,14 @@ def test_handover_whose_drain_timed_out_counts_what_was_not_committed() -> None:
 
 
 def test_handover_back_to_the_same_member_counts_what_was_not_committed() -> None:
-    given = GivenOffsets()
+    given = DeliveryTracker()
     given.take_report(a_report([Q]), a_report(uncommitted=[not_committed(12)]), TO_BE_TAKEN, 1.0)
     assert read(given, OLD, 10, None, 10) == [(3, Cause.HANDOVER, False)]
 
 
 def test_handover_after_which_the_member_ends_counts_its_last_report() -> None:
     """It had committed more when it ended: what its page said is out of date."""
-    given = GivenOffsets()
+    given = DeliveryTracker()
     read(given, OLD, 0, 9, 5)
     draining = a_report(releasing=[Q], uncommitted=[not_committed(9)])
     given.take_report(a_report([Q]), draining, TO_BE_TAKEN, 1.0)
@@ -168,7 +168,7 @@ def test_handover_after_which_the_member_ends_counts_its_last_report() -> None:
 
 
 def test_handover_ignores_reports_about_queues_that_the_member_does_not_own() -> None:
-    given = GivenOffsets()
+    given = DeliveryTracker()
     another = a_document(members={"m2": [Q]})
     given.take_report(a_report([Q]), a_report(uncommitted=[not_committed(12)]), another, 1.0)
     given.take_report(a_report([R]), a_report(uncommitted=[not_committed(12)]), TO_BE_TAKEN, 1.0)
@@ -177,14 +177,14 @@ def test_handover_ignores_reports_about_queues_that_the_member_does_not_own() ->
 
 
 def test_handover_is_not_what_a_report_of_another_process_says() -> None:
-    given = GivenOffsets()
+    given = DeliveryTracker()
     read(given, OLD, 0, 9, 5)
     given.take_report(a_report([Q]), a_report(incarnation="three"), TO_BE_TAKEN, 1.0)
     assert given.by_queue[Q].reader == OLD
 
 
 def test_sidecar_of_an_earlier_version_that_does_not_say_where_it_began_counts_nothing() -> None:
-    given = GivenOffsets()
+    given = DeliveryTracker()
     read(given, OLD, 0, 9, 5)
     assert read(given, NEW, None, None, 7, has_ended=ended) == []
     assert given.by_queue == {}
@@ -194,7 +194,7 @@ def test_sidecar_of_an_earlier_version_that_does_not_say_where_it_began_counts_n
 
 
 def test_offset_of_no_more_queues_than_allowed_is_kept() -> None:
-    given = GivenOffsets()
+    given = DeliveryTracker()
     read(given, OLD, 0, 9, 5, most=1)
     read(given, OLD, 0, 9, 5, queue=R, most=1)
     assert [*given.by_queue] == [Q]
@@ -204,7 +204,7 @@ def test_offset_of_no_more_queues_than_allowed_is_kept() -> None:
 
 def test_offset_of_no_more_queues_than_the_groups_limit_is_kept_from_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redelivery, "MAX_QUEUES_OF_GROUP", 1)
-    given = GivenOffsets()
+    given = DeliveryTracker()
     read(given, OLD, 0, 9, 5, queue=R)
     given.take_report(a_report([Q, R]), a_report([R], uncommitted=[not_committed(12)]), TO_BE_TAKEN, 1.0)
     assert [*given.by_queue] == [R]
@@ -214,7 +214,7 @@ def test_offset_of_no_more_queues_than_the_groups_limit_is_kept_from_reports(mon
 
 
 def test_offset_of_a_queue_that_nobody_takes_over_is_forgotten() -> None:
-    given = GivenOffsets()
+    given = DeliveryTracker()
     read(given, OLD, 0, 9, 5)
     assert given.to_be_taken_over(running, KEPT_SECONDS + 1) == set()
     assert given.to_be_taken_over(ended, URGENT_SECONDS) == {Q}
@@ -225,15 +225,15 @@ def test_offset_of_a_queue_that_nobody_takes_over_is_forgotten() -> None:
 
 
 def test_leader_election_makes_the_new_leader_count_from_what_it_reads_itself() -> None:
-    given = GivenOffsets()
+    given = DeliveryTracker()
     read(given, OLD, 0, 9, 5)
     given.clear()
     assert read(given, NEW, 5, 9, 5, has_ended=ended) == []
 
 
 def test_handover_names_both_readers() -> None:
-    given = GivenOffsets()
+    given = DeliveryTracker()
     given.take_report(a_report([Q]), a_report(uncommitted=[not_committed(12)]), TO_BE_TAKEN, 1.0)
-    rules = Rules(frozenset(), running)
+    rules = RedeliveryRules(frozenset(), running)
     redelivered = given.take_page(NEW, {Q: QueueProgress(10, None, 10)}, rules, 3.0, most=1)
     assert redelivered == [Redelivered(Q, 3, Cause.HANDOVER, OLD, NEW, is_estimate=False)]

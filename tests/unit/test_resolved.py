@@ -7,7 +7,7 @@ import pytest
 
 from builders import a_spec
 from rota.spec import Buffer, Seconds
-from rota.spec.resolved import Settings, read_drain_timeout, read_group_name, read_settings, write_settings
+from rota.spec.resolved import GroupSettings, read_drain_timeout, read_group_name, read_settings, write_settings
 
 MADE = "2026-11-21T08:00:00Z"
 
@@ -17,7 +17,7 @@ def told(created: str | None = MADE, timeout: float = 30.0, **changed: Any) -> d
     return found
 
 
-def read(changed: Any) -> Settings:
+def read(changed: Any) -> GroupSettings:
     return read_settings(json.dumps(changed))
 
 

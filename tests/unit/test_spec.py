@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rota.spec import Mistake, PolicySpec, group_spec, policy_spec
+from rota.spec import InvalidSpecError, PolicySpec, group_spec, policy_spec
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 LEAST: dict[str, Any] = {"broker": {"rocketmq": {"nameServers": ["ns:9876"]}}, "subscriptions": [{"topic": "orders"}]}
@@ -101,7 +101,7 @@ def test_spec_of_every_documented_example_is_valid() -> None:
 def test_spec_of_a_group_with_a_mistake_is_rejected_with_a_sentence_naming_the_field(
     changed: dict[str, Any], sentence: str
 ) -> None:
-    with pytest.raises(Mistake, match=f"^{sentence}"):
+    with pytest.raises(InvalidSpecError, match=f"^{sentence}"):
         group_spec(a_group(**changed))
 
 
@@ -167,20 +167,20 @@ def test_spec_of_a_group_with_a_mistake_is_rejected_with_a_sentence_naming_the_f
 def test_spec_of_a_policy_with_a_mistake_is_rejected_with_a_sentence_naming_the_field(
     spec: dict[str, Any], sentence: str
 ) -> None:
-    with pytest.raises(Mistake, match=f"^{sentence}"):
+    with pytest.raises(InvalidSpecError, match=f"^{sentence}"):
         policy_spec({"spec": spec})
 
 
 def test_spec_group_name_at_the_broker_defaults_to_the_objects_name() -> None:
     body = a_group(subscriptions=[{"topic": "%RETRY%shop"}])
     assert group_spec(body).subscriptions[0].topic == "%RETRY%shop"  # another group's
-    with pytest.raises(Mistake, match=r"%RETRY%shop is the group's own"):
+    with pytest.raises(InvalidSpecError, match=r"%RETRY%shop is the group's own"):
         group_spec(body | {"metadata": {"name": "shop"}})
 
 
 @pytest.mark.parametrize("spec", [[], 0, "", False, "Sticky"])
 def test_spec_that_is_no_object_is_rejected(spec: object) -> None:
-    with pytest.raises(Mistake, match=r"^spec: expected object"):
+    with pytest.raises(InvalidSpecError, match=r"^spec: expected object"):
         policy_spec({"spec": spec})
 
 
@@ -188,5 +188,5 @@ def test_spec_with_endless_nesting_is_rejected_with_a_sentence() -> None:
     deep: Any = []
     for _ in range(100_000):
         deep = [deep]
-    with pytest.raises(Mistake, match=r"^spec"):
+    with pytest.raises(InvalidSpecError, match=r"^spec"):
         policy_spec({"spec": {"triggers": {"resync": deep}}})

@@ -6,13 +6,13 @@ import asyncio
 import os
 import sys
 
-from rota.brokers.rocketmq.admin import Cluster
-from rota.brokers.rocketmq.routing import Site
+from rota.brokers.rocketmq.admin import AdminClient
+from rota.brokers.rocketmq.routing import ConnectionConfig
 
 
 async def main() -> None:
     """Send, one after the other; any queue will do."""
-    brokers = Cluster(Site([os.environ["ROTA_NAME_SERVER"]]))
+    brokers = AdminClient(ConnectionConfig([os.environ["ROTA_NAME_SERVER"]]))
     for number in range(100):
         await brokers.send("orders", f"order {number}".encode())
     await brokers.close()

@@ -1,4 +1,4 @@
-"""Brokers behind one port: `port.py` says what an adapter must do; RocketMQ and a twin in memory are the adapters.
+"""Broker port and its adapters: `port.py` defines the interface; RocketMQ and an in-memory cluster implement it.
 
-May know the core. Knows neither Kubernetes nor the pod.
+May import the core. Does not depend on Kubernetes or the pod.
 """

@@ -1,29 +1,29 @@
-"""What a broker can answer instead of a result; adapters raise these errors and no others."""
+"""Errors of the broker port: adapters raise these when a request has no result, and no others."""
 
 
 class BrokerError(Exception):
-    """Something that a broker or a name server did not do; a sentence for people."""
+    """A request to a broker or a name server failed; the message is a sentence for users."""
 
 
-class Unreachable(BrokerError):  # noqa: N818 - it says what is so
-    """It could not be asked, or did not answer: nothing is known, and that nothing is known means nothing."""
+class UnreachableError(BrokerError):
+    """The request was not sent or not answered: the caller must not conclude anything about the broker's state."""
 
 
-class Garbled(Unreachable):
-    """It answered, but what it said cannot be read."""
+class MalformedResponseError(UnreachableError):
+    """The broker answered, but its response cannot be parsed."""
 
 
-class Unknown(BrokerError):  # noqa: N818 - as above
-    """There is no such topic, queue or group, by a positive answer."""
+class NotFoundError(BrokerError):
+    """The topic, queue or group does not exist, according to an explicit answer."""
 
 
-class Refused(BrokerError):  # noqa: N818 - as above
-    """It was asked, and said no."""
+class RejectedError(BrokerError):
+    """The broker answered and rejected the request."""
 
     def __init__(self, message: str, code: int | None = None) -> None:
         super().__init__(message)
         self.code = code
 
 
-class SwitchedOff(Refused):
-    """Consumption is switched off at the broker, for the group or the topic."""
+class ConsumptionDisabledError(RejectedError):
+    """Consumption is disabled at the broker, for the group or the topic."""

@@ -1,4 +1,4 @@
-"""A message, and how much memory it takes."""
+"""Message of a queue, with an estimate of the memory that it takes."""
 
 from collections.abc import Mapping
 
@@ -7,28 +7,28 @@ import msgspec
 from rota.model import RETRY, Queue
 
 MEBIBYTE = 1 << 20
-MESSAGE_OVERHEAD_BYTES = 1536  # memory that a message takes besides its body: measured, with ordinary properties
-ORDINARY_PROPERTIES = 8  # they are in the overhead
-ORDINARY_TEXT_BYTES = 512  # the same: of their names and values
-PROPERTY_BYTES = 176  # memory of each further property besides its text: up to 161 were measured
-LARGEST_PROPERTIES_BYTES = 6 * MEBIBYTE  # memory of those of a batch and of a message in it, 64 KiB of each
-WIDEST_CHARACTER_BYTES = 4  # one character outside the BMP widens all others of its text
-LONGEST_ESCAPE = 6  # bytes of JSON or of a header for one character, such as \u0003
-TIMES_ENCODED = 2  # a tag, keys or a topic have a field of their own besides
+MESSAGE_OVERHEAD_BYTES = 1536  # memory of a message without its body: measured with ordinary properties
+ORDINARY_PROPERTIES = 8  # number of properties that the overhead includes
+ORDINARY_TEXT_BYTES = 512  # bytes of property names and values that the overhead includes
+PROPERTY_BYTES = 176  # memory of each further property without its text; up to 161 bytes were measured
+LARGEST_PROPERTIES_BYTES = 6 * MEBIBYTE  # memory of the properties of a batch and of one of its messages: 64 KiB each
+WIDEST_CHARACTER_BYTES = 4  # one character outside the BMP widens every character of its text to 4 bytes
+LONGEST_ESCAPE = 6  # bytes of one escaped character in JSON or in a header, such as \u0003
+TIMES_ENCODED = 2  # tag, keys and topic are encoded as properties, and again in fields of their own
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
-    """A message as it lies in a queue."""
+    """A message as it is stored in a queue."""
 
-    queue: Queue  # where it lies; for one that is tried again the group's retry topic
+    queue: Queue  # a redelivered message is stored in the group's retry topic
     offset: int
     body: bytes
     properties: Mapping[str, str]
-    attempt: int = 0  # how often it was tried before
-    born: int = 0  # milliseconds since 1970, by its producer
-    stored: int = 0  # the same, by the broker
-    place: int = 0  # where the broker keeps it: how it is named when it is given back
-    damage: str = ""  # why its body is not what was sent, if that is so
+    attempt: int = 0  # number of earlier delivery attempts
+    born: int = 0  # milliseconds since 1970, set by the producer
+    stored: int = 0  # milliseconds since 1970, set by the broker
+    place: int = 0  # position in the broker's store; identifies the message when it is sent back
+    damage: str = ""  # why the body is not the producer's original; empty if it is
     properties_bytes: int = 0  # memory of its properties beyond ordinary ones: see `properties_bytes_of`
 
     @property
@@ -43,7 +43,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def encoded_bytes(self) -> int:
-        """What the message adds to a request or an answer, at most: its body, and properties beyond ordinary ones."""
+        """The most bytes that the message adds to a request or response: body, and properties beyond ordinary ones."""
         if not self.properties_bytes:
             return len(self.body)
         characters = sum(len(name) + len(value) for name, value in self.properties.items())
@@ -51,31 +51,31 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def topic(self) -> str:
-        """The topic that it was sent to."""
+        """The topic that the producer sent it to; for a redelivered message not the retry topic."""
         return (self.queue.topic.startswith(RETRY) and self.properties.get("RETRY_TOPIC")) or self.queue.topic
 
     @property
     def tag(self) -> str:
-        """Its tag."""
+        """The tag that the producer set; empty if none."""
         return self.properties.get("TAGS", "")
 
     @property
     def keys(self) -> str:
-        """Its keys, separated by blanks."""
+        """The keys that the producer set, separated by blanks; empty if none."""
         return self.properties.get("KEYS", "")
 
     @property
     def id(self) -> str:
-        """What is unique about it, however often it is tried."""
+        """The producer's unique id, the same in every delivery attempt; without one, queue and offset."""
         return self.properties.get("UNIQ_KEY") or f"{self.queue}@{self.offset}"
 
 
 def text_bytes(text: str) -> int:
-    """Return the memory of a text's characters, at most."""
+    """Return an upper bound of the memory of a text's characters."""
     return len(text) if text.isascii() else WIDEST_CHARACTER_BYTES * len(text)
 
 
 def properties_bytes_of(number: int, text_bytes: int) -> int:
-    """Return the memory of so many properties with so much text, beyond what is in MESSAGE_OVERHEAD_BYTES."""
+    """Return the memory of properties beyond the ordinary ones that MESSAGE_OVERHEAD_BYTES includes."""
     further = max(0, number - ORDINARY_PROPERTIES)
     return further * PROPERTY_BYTES + max(0, text_bytes - ORDINARY_TEXT_BYTES)

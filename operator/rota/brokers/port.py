@@ -1,4 +1,4 @@
-"""The port through which operator and sidecar see a broker: routes, members, offsets, locks, messages."""
+"""Broker port: the interface of operator and sidecar to brokers. Routes, members, offsets, locks, messages."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,42 +10,42 @@ from rota.model import RETRY, Queue
 from rota.spec import Buffer, StartFrom, Subscription
 from rota.spec.consumer_settings import ConsumerSettings
 
-LATER, NEVER = 0, -1  # levels of a message that is given back: later the more often it was tried; to the dead letters
+LATER, NEVER = 0, -1  # delay levels of a message sent back: the delay grows with attempts; dead-letter it
 
 
-class Moved(StrEnum):
-    """Why messages are not to be had where they were asked for."""
+class PullRedirect(StrEnum):
+    """Why a pull returns no messages at the offset that was requested."""
 
-    OUTSIDE = "Outside"  # the queue begins later, or ends sooner
-    RESET = "Reset"  # somebody set the group's offset
+    OUTSIDE = "Outside"  # the offset is before the queue's first message or after its end
+    RESET = "Reset"  # the group's offset was reset at the broker
 
 
-class Pulled(NamedTuple):
-    """What came of asking a queue for messages."""
+class PullResult(NamedTuple):
+    """The result of a pull."""
 
     messages: tuple[Message, ...]
-    next: int  # where to ask next
+    next: int  # the offset of the next pull
     first: int  # the offset of the queue's oldest message
-    last: int  # the offset that its next message will have
-    moved: Moved | None = None  # after a RESET whatever was fetched of the queue before is worth nothing
+    last: int  # the offset that the queue's next message will have
+    moved: PullRedirect | None = None  # RESET invalidates all messages fetched from the queue before
 
 
 class Admission(Protocol):
-    """The memory that one pull may take: the consumer asks before it keeps a message.
+    """Memory limit of one pull: the consumer requests admission of a message before it keeps the message.
 
-    All messages of one pull are asked for in one turn of the event loop, in the order of their offsets.
+    Admission of all messages of one pull is requested in one turn of the event loop, in the order of their offsets.
     """
 
     @property
     def largest_body_bytes(self) -> int:
-        """The size up to which a packed body is unpacked; a larger one stays packed, with the reason as its damage."""
+        """The largest unpacked size; a body that exceeds it stays packed, with the reason as the message's damage."""
 
     def admit(self, memory_bytes: int) -> bool:
-        """Whether a message that takes so much memory is kept; after a refusal the pull keeps no other one."""
+        """Return whether the pull keeps a message of this size; after a refusal it keeps no further message."""
 
 
 class AdmitAll:
-    """Admits every message: for pulls whose memory is not limited."""
+    """Admits every message, for pulls without a memory limit."""
 
     largest_body_bytes = Buffer().mebibytes_per_message * MEBIBYTE
 
@@ -57,8 +57,8 @@ class AdmitAll:
 ADMIT_ALL = AdmitAll()
 
 
-class Client(NamedTuple):
-    """A consumer that a broker sees in a group, once for each of its connections."""
+class OnlineConsumer(NamedTuple):
+    """An online consumer of a group as a broker lists it, once for each of its connections."""
 
     id: str
     address: str
@@ -66,24 +66,24 @@ class Client(NamedTuple):
     version: str = ""
 
 
-class Progress(NamedTuple):
-    """How far a group is with a queue, as its broker tells it."""
+class BrokerOffsets(NamedTuple):
+    """A group's offsets in a queue, as the broker reports them."""
 
     last: int
-    committed: int  # 0 also where it never committed anything
+    committed: int  # 0 also if the group never committed
     pulled: int
-    consumed_until: float = 0.0  # seconds since 1970: when the last message that it consumed was stored; 0: not known
+    consumed_until: float = 0.0  # store time of the last consumed message, seconds since 1970; 0: unknown
 
 
-class Ends(NamedTuple):
-    """Where a queue begins and ends."""
+class OffsetRange(NamedTuple):
+    """The first and last offset of a queue."""
 
     first: int
     last: int
     updated: float = 0.0  # seconds since 1970
 
 
-class Settings(NamedTuple):
+class BrokerGroupSettings(NamedTuple):
     """A group's settings at a broker."""
 
     enabled: bool = True
@@ -93,66 +93,66 @@ class Settings(NamedTuple):
 
 
 def queues_of(topic: str, counts: Mapping[str, int]) -> tuple[Queue, ...]:
-    """Return the queues of a topic, sorted, by how many each broker has."""
+    """Return a topic's queues, sorted, from the number of its queues on each broker."""
     return tuple(Queue(topic, broker, number) for broker in sorted(counts) for number in range(counts[broker]))
 
 
 class Brokers(Protocol):
-    """The brokers of one cluster, as an operator sees them.
+    """The brokers of one cluster, as the operator uses them.
 
-    Whatever is asked either answers, or raises a `BrokerError`; nothing that was not said is made up.
+    Every request returns the answer of a broker or raises a `BrokerError`; no value is guessed.
     """
 
     async def queues(self, topic: str) -> tuple[Queue, ...]:
-        """Return the queues of a topic that can be read; `Unknown` if there is no such topic."""
+        """Return the readable queues of a topic; raise `NotFoundError` if the topic does not exist."""
 
     async def queue_counts(self, topic: str) -> Mapping[str, int]:
-        """Return how many queues of a topic each broker has, whose ids are 0, 1, …; that takes little memory."""
+        """Return the number of a topic's queues on each broker, with ids 0, 1, …; takes less memory."""
 
     async def brokers(self) -> tuple[str, ...]:
         """Return the names of all brokers."""
 
     def addresses(self, brokers: Collection[str]) -> frozenset[str]:
-        """Return the known addresses of these brokers; clients with a common address use the same broker."""
+        """Return the known addresses of these brokers; two clients that share an address use the same broker."""
 
-    async def clients(self, group: str, broker: str) -> tuple[Client, ...]:
-        """Return who is online in a group."""
+    async def clients(self, group: str, broker: str) -> tuple[OnlineConsumer, ...]:
+        """Return the consumers of a group that are online at a broker."""
 
     async def consumer_settings(self, group: str, client_id: str, broker: str) -> ConsumerSettings:
-        """Return what a consumer that is online at this broker says of its own settings."""
+        """Return the settings that a consumer online at this broker reports of itself."""
 
-    async def settings(self, group: str, broker: str) -> Settings:
-        """Return a group's settings; `Unknown` if there is no such group, where the broker does not make it by that."""
+    async def settings(self, group: str, broker: str) -> BrokerGroupSettings:
+        """Return a group's settings; raise `NotFoundError` if it does not exist and the broker does not create it."""
 
-    async def progress(self, group: str, broker: str, topics: Collection[str] = ()) -> dict[Queue, Progress]:
-        """Return how far a group is with the queues of a broker."""
+    async def progress(self, group: str, broker: str, topics: Collection[str] = ()) -> dict[Queue, BrokerOffsets]:
+        """Return a group's offsets in the queues of a broker."""
 
     async def committed(self, group: str, queue: Queue) -> int | None:
-        """Return where a group is with a queue, or None where it never was; `progress` cannot tell 0 from that."""
+        """Return a group's committed offset, or None if it never committed; `progress` reports 0 in both cases."""
 
     async def at(self, queue: Queue, seconds: float) -> int:
-        """Return the offset of the first message that was stored at a time or later."""
+        """Return the offset of the first message that was stored at this time or later."""
 
-    async def ends(self, topic: str, broker: str) -> dict[Queue, Ends]:
-        """Return where a topic's queues begin and end."""
+    async def ends(self, topic: str, broker: str) -> dict[Queue, OffsetRange]:
+        """Return the first and last offsets of a topic's queues."""
 
     async def unlock(self, group: str, client_id: str, queues: Collection[Queue]) -> None:
-        """Give locks back in the name of a member that has ended."""
+        """Release queue locks on behalf of a member that has ended."""
 
     async def send(
         self, topic: str, body: bytes, properties: Mapping[str, str] | None = None, queue: Queue | None = None
     ) -> None:
-        """Send a message, to one queue or to any."""
+        """Send a message to the given queue, or to any queue of the topic."""
 
     async def close(self) -> None:
         """Close all connections."""
 
 
-class Working(NamedTuple):
-    """What a member tells of a queue to who asks it by the broker; times are seconds since 1970."""
+class ConsumedQueue(NamedTuple):
+    """A queue's state that a member reports when a tool requests it via the broker; times: seconds since 1970."""
 
     committed: int = 0
-    first: int = 0  # of what is buffered
+    first: int = 0  # of the buffered messages
     last: int = 0
     buffered: int = 0
     bytes: int = 0
@@ -162,51 +162,51 @@ class Working(NamedTuple):
     delivered_at: float = 0.0
 
 
-def _let_it_be(_: Mapping[Queue, int]) -> None:
+def _ignore_reset(_: Mapping[Queue, int]) -> None:
     pass
 
 
 @dataclass(frozen=True, kw_only=True)
 class Membership:
-    """Who wants to consume what, and what it wants to hear of."""
+    """A member of a group: its identity, subscriptions, settings, and callbacks for events."""
 
     group: str
     client_id: str
     subscriptions: Sequence[Subscription]
     broadcasting: bool = False
     orderly: bool = False
-    pushed: bool = True  # messages are brought to it; else it asks for them
+    pushed: bool = True  # messages are pushed to the app; if False, the app polls for them
     start_from: Callable[[], StartFrom] = field(default=StartFrom)  # may change while the member is online
-    queues: Callable[[], Mapping[Queue, Working]] = field(default=dict)
-    on_members: Callable[[], None] = field(default=lambda: None)  # others have come or gone
-    on_reset: Callable[[Mapping[Queue, int]], None] = field(default=_let_it_be)  # somebody set the group's offsets
+    queues: Callable[[], Mapping[Queue, ConsumedQueue]] = field(default=dict)
+    on_members: Callable[[], None] = field(default=lambda: None)  # other members have joined or left
+    on_reset: Callable[[Mapping[Queue, int]], None] = field(default=_ignore_reset)  # the group's offsets were reset
 
     @property
     def topics(self) -> dict[str, Subscription]:
-        """What is subscribed to by topic, and what comes of itself: the group's retry topic."""
+        """Subscriptions by topic; unless broadcasting, with the implicit one to the group's retry topic."""
         retry = [] if self.broadcasting else [Subscription(topic=RETRY + self.group)]
-        return {it.topic: it for it in [*self.subscriptions, *retry]}
+        return {subscription.topic: subscription for subscription in [*self.subscriptions, *retry]}
 
 
 class Consumer(Protocol):
-    """One member's place in a group at the brokers.
+    """One member of a group at the brokers.
 
-    To read from a queue that there is not is `Unknown`, whatever a broker makes of it, and so is to join a group that
-    there is not. Commits, locks and their return go to the broker as they are: a queue may be given back after it left
-    the route. A lost connection fails what waits on it at once as `Unreachable`; the next call connects again.
+    Reading from a queue or joining a group that does not exist raises `NotFoundError`, whatever the broker answers.
+    Commits, locks and unlocks are sent without that check: a member may release a queue after it left the route.
+    When a connection breaks, its pending calls fail at once with `UnreachableError`; the next call reconnects.
     """
 
     async def check(self) -> None:
-        """Ask the brokers whether they take the subscriptions; `Refused` says what they do not take."""
+        """Ask the brokers whether they accept the subscriptions; raise `RejectedError` with the reason if not."""
 
     async def join(self) -> None:
-        """Become known to the brokers, and stay so; once, unless it fails."""
+        """Register with the brokers and stay registered; callable once, and again only after a failure."""
 
     async def leave(self) -> None:
-        """Tell the brokers that the member goes, and close all connections; whatever is asked then is `Unreachable`."""
+        """Unregister from the brokers and close all connections; later calls raise `UnreachableError`."""
 
     async def reach(self, broker: str) -> None:
-        """Ask a broker something that changes nothing: whatever it answers, it is reached."""
+        """Send a broker a request without effect; return on any answer, since that shows it is reachable."""
 
     async def pull(
         self,
@@ -217,19 +217,19 @@ class Consumer(Protocol):
         wait: float = 15.0,
         commit: int | None = None,
         admission: Admission = ADMIT_ALL,
-    ) -> Pulled:
-        """Ask for messages from an offset on; where there are none, the broker waits for some.
+    ) -> PullResult:
+        """Request messages from an offset on; if the queue has none yet, the broker waits for `wait` seconds.
 
-        What is to be committed is so before it waits, and surely so when it is answered. Until then nobody knows, and
-        what is committed later may be undone by it. At the first message that is not admitted the result ends: that
-        message's offset is where to ask next.
+        The broker stores the offset `commit` before it waits. Only its answer confirms that: until then the commit may
+        still be applied, and overwrite a later commit. The result ends before the first message that is not admitted;
+        the offset of that message is the result's `next`.
         """
 
     async def committed(self, queue: Queue) -> int | None:
-        """Return where the group is, or None where it never was."""
+        """Return the group's committed offset, or None if it never committed."""
 
     async def commit(self, queue: Queue, offset: int) -> None:
-        """Say where the group is: everything below this offset is done."""
+        """Commit an offset for the group: all messages below it are done."""
 
     async def first(self, queue: Queue) -> int:
         """Return the offset of a queue's oldest message."""
@@ -238,13 +238,13 @@ class Consumer(Protocol):
         """Return the offset that a queue's next message will have."""
 
     async def at(self, queue: Queue, seconds: float) -> int:
-        """Return the offset of the first message that was stored at a time or later."""
+        """Return the offset of the first message that was stored at this time or later."""
 
     async def lock(self, queues: Collection[Queue]) -> frozenset[Queue]:
-        """Ask for queues of one broker to be locked; return those that are."""
+        """Request locks on queues of one broker; return the queues that were locked."""
 
     async def unlock(self, queues: Collection[Queue]) -> None:
-        """Give locks on queues of one broker back."""
+        """Release locks on queues of one broker."""
 
-    async def give_back(self, message: Message, *, level: int = LATER, attempts: int = 16) -> None:
-        """Have a message tried again later, or never."""
+    async def send_back(self, message: Message, *, level: int = LATER, attempts: int = 16) -> None:
+        """Send a message back for redelivery after a delay, or to the dead-letter topic."""

@@ -1,4 +1,4 @@
-"""The `rota` command line (also `kubectl rota`): each command imports the package it needs, and only that."""
+"""Command line `rota` (also `kubectl rota`): each command imports only the package that it needs."""
 
 # ruff: noqa: PLC0415 - imports inside commands keep each one quick and small
 
@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from rota.cli.commands.pipeline.commands import pipeline
-from rota.cli.console.errors import Plain, plainly
+from rota.cli.console.errors import CommandGroup, plainly
 from rota.cli.console.output import show, table
 from rota.cli.options import (
     LOGIN,
@@ -25,7 +25,7 @@ from rota.cli.options import (
 )
 
 
-@click.group(cls=Plain, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="rota-operator", prog_name="rota")
 def main() -> None:
     """Manage fleets of message-queue consumers by rebalance policy."""
@@ -39,12 +39,12 @@ main.add_command(pipeline)
 @click.option("--diff", is_flag=True, help="Print what moves instead of who owns what.")
 @OUTPUT
 @plainly
-def plan(*, diff: bool, output: str, **given: Any) -> None:
+def plan(*, diff: bool, output: str, **options: Any) -> None:
     """Show who would own which queue, without a cluster."""
     from rota.cli.commands import plan
     from rota.cli.console import inputs as reading
 
-    outlook = plan.outlook(reading.world(given))
+    outlook = plan.outlook(reading.world(options))
     show(outlook, output, lambda: plan.tables(outlook, diff=diff))
 
 
@@ -55,7 +55,7 @@ def plan(*, diff: bool, output: str, **given: Any) -> None:
 @click.argument("queue", required=False)
 @OUTPUT
 @plainly
-def explain(*, group: str | None, queue: str | None, **given: Any) -> None:
+def explain(*, group: str | None, queue: str | None, **options: Any) -> None:
     """Say why QUEUE (TOPIC/BROKER/ID) has its owner.
 
     Of a live GROUP without a QUEUE: an example for each member, and what the last rebalance did. With -f, on files
@@ -63,16 +63,16 @@ def explain(*, group: str | None, queue: str | None, **given: Any) -> None:
     """
     files = ["filename", "policy", "members", "queues", "name_server", "rooms", "foreign", "current"]
     live = ["operator", "operator_namespace", "lease", "watch", "namespace", *LOGIN_NAMES]
-    output, is_watched = given.pop("output"), given.pop("watch")
-    target, scope = target_of(given)
-    if given["filename"] is None:
+    output, is_watched = options.pop("output"), options.pop("watch")
+    target, scope = target_of(options)
+    if options["filename"] is None:
         _refuse(files, "describes a group on files: give -f, too, or leave it out")
         if group is None:
             raise ValueError("Nothing is named to explain; give a GROUP, or -f with a file")
         from rota.cli.client import watch
         from rota.cli.commands import status
 
-        watch.tell(status.why(group, queue, scope), target, output=output, watch=is_watched)
+        watch.print_response(status.why(group, queue, scope), target, output=output, watch=is_watched)
         return
     _refuse(live, "is for a live group: leave -f or it out")
     if queue is not None:
@@ -80,17 +80,17 @@ def explain(*, group: str | None, queue: str | None, **given: Any) -> None:
     from rota.cli.commands import explain
     from rota.cli.console import inputs as reads
 
-    told = explain.reasons(reads.world(given), group)
-    show(told, output, lambda: explain.sentences(told))
+    explanation = explain.reasons(reads.world(options), group)
+    show(explanation, output, lambda: explain.sentences(explanation))
 
 
-def _refuse(names: Collection[str], why: str) -> None:
-    """Refuse options that were typed and would say nothing."""
+def _refuse(names: Collection[str], reason: str) -> None:
+    """Raise ValueError for options that were typed but would have no effect."""
     context = click.get_current_context()
     for parameter in context.command.params:
         is_typed = context.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
         if parameter.name in names and is_typed:
-            raise ValueError(f"{parameter.opts[-1]} {why}")
+            raise ValueError(f"{parameter.opts[-1]} {reason}")
 
 
 @main.command()
@@ -99,26 +99,26 @@ def _refuse(names: Collection[str], why: str) -> None:
 @click.option("-A", "--all-namespaces", "everywhere", is_flag=True, help="Groups of all namespaces.")
 @WIDE_OUTPUT
 @plainly
-def status(*, group: str | None, everywhere: bool, output: str, **given: Any) -> None:
+def status(*, group: str | None, everywhere: bool, output: str, **options: Any) -> None:
     """Say how the groups of a namespace fare, or all about one GROUP."""
     from rota.cli.client import watch
     from rota.cli.commands import status
 
-    target, scope = target_of(given)
+    target, scope = target_of(options)
     question = status.status(group, scope, everywhere=everywhere, wide=output == "wide")
-    watch.tell(question, target, output=output, **given)
+    watch.print_response(question, target, output=output, **options)
 
 
 @main.command()
 @click.option("--port", type=click.IntRange(1, 65535), default=8080, show_default=True, help="The port on 127.0.0.1.")
 @on_cluster
 @plainly
-def page(*, port: int, **given: Any) -> None:
+def page(*, port: int, **options: Any) -> None:
     """Serve the operator's page on this machine, with what your rights let you see."""
     from rota.cli.client.watch import Target
     from rota.cli.commands import page
 
-    page.serve(Target(None, login=login_of(given), **given), port)
+    page.serve(Target(None, login=login_of(options), **options), port)
 
 
 @main.command()
@@ -126,13 +126,13 @@ def page(*, port: int, **given: Any) -> None:
 @click.argument("group")
 @WIDE_OUTPUT
 @plainly
-def members(*, group: str, output: str, **given: Any) -> None:
+def members(*, group: str, output: str, **options: Any) -> None:
     """Say who works for GROUP, and what keeps them from it; `-o wide` adds what their queues wait for."""
     from rota.cli.client import watch
     from rota.cli.commands import status
 
-    target, scope = target_of(given)
-    watch.tell(status.members(group, scope, wide=output == "wide"), target, output=output, **given)
+    target, scope = target_of(options)
+    watch.print_response(status.members(group, scope, wide=output == "wide"), target, output=output, **options)
 
 
 @main.command()
@@ -142,13 +142,13 @@ def members(*, group: str, output: str, **given: Any) -> None:
 @click.option("--top", type=click.IntRange(min=1), help="Only the first so many queues, of each kind of topic.")
 @OUTPUT
 @plainly
-def lag(*, group: str, by: str, top: int | None, **given: Any) -> None:
+def lag(*, group: str, by: str, top: int | None, **options: Any) -> None:
     """Say how far GROUP is behind on each queue."""
     from rota.cli.client import watch
     from rota.cli.commands import status
 
-    target, scope = target_of(given)
-    watch.tell(status.lag(group, scope, by, top), target, **given)
+    target, scope = target_of(options)
+    watch.print_response(status.lag(group, scope, by, top), target, **options)
 
 
 @main.command()
@@ -158,12 +158,12 @@ def strategies(output: str) -> None:
     """List the strategies that a policy can choose."""
     from rota.strategies import REFERENCE_NAMES, STRATEGIES
 
-    theirs = {ours: reference for reference, ours in REFERENCE_NAMES.items()}
-    known = [
-        {"strategy": name, "reference": theirs.get(name, ""), "does": str(strategy.__doc__).partition("\n")[0]}
+    reference_names = {ours: reference for reference, ours in REFERENCE_NAMES.items()}
+    rows = [
+        {"strategy": name, "reference": reference_names.get(name, ""), "does": str(strategy.__doc__).partition("\n")[0]}
         for name, strategy in STRATEGIES.items()
     ]
-    show(known, output, lambda: table(known))
+    show(rows, output, lambda: table(rows))
 
 
 @main.command()
@@ -189,14 +189,14 @@ def completion(shell: str) -> None:
 @click.option("--ca-secret", default="", help="The Secret that the group's tls.caSecret names.")
 @click.option("--client-secret", default="", help="The Secret that the group's tls.clientSecret names.")
 @plainly
-def inject(**given: Any) -> None:
+def inject(**options: Any) -> None:
     """Put the group's label and the sidecar into manifests.
 
     They are printed: Deployments, StatefulSets, DaemonSets and Pods are changed; all else is printed as it came.
     """
     from rota.cli.commands import inject
 
-    inject.run(given)
+    inject.run(options)
 
 
 @main.command()
@@ -287,7 +287,7 @@ def inject(**given: Any) -> None:
 @LOGIN[1]
 @log_options
 @plainly
-def operator(*, namespaces: tuple[str, ...], log_level: str, log_format: str, **given: Any) -> None:
+def operator(*, namespaces: tuple[str, ...], log_level: str, log_format: str, **values: Any) -> None:
     """Run the operator, in a pod or against a kubeconfig."""
     import sys
 
@@ -297,8 +297,10 @@ def operator(*, namespaces: tuple[str, ...], log_level: str, log_format: str, **
 
     logs.begin(log_level, log_format)
     named = options.namespaces(namespaces)
-    login = LoginOptions(kubeconfig=given.pop("kubeconfig"), context=given.pop("context"))
-    chosen = options.Options(namespaces=named, login=login, **{key: it for key, it in given.items() if it is not None})
+    login = LoginOptions(kubeconfig=values.pop("kubeconfig"), context=values.pop("context"))
+    chosen = options.Options(
+        namespaces=named, login=login, **{key: value for key, value in values.items() if value is not None}
+    )
     sys.exit(operator.process(chosen))
 
 
@@ -320,7 +322,7 @@ def operator(*, namespaces: tuple[str, ...], log_level: str, log_format: str, **
 )
 @log_options
 @plainly
-def sidecar(*, log_level: str, log_format: str, **given: Any) -> None:
+def sidecar(*, log_level: str, log_format: str, **options: Any) -> None:
     """Run one member without a cluster, until Ctrl-C.
 
     It works every queue of its group's topics. At a real broker nobody shares them with it: give it a group in which
@@ -330,4 +332,4 @@ def sidecar(*, log_level: str, log_format: str, **given: Any) -> None:
     from rota.cli.commands import sidecar
 
     logs.begin(log_level, log_format)
-    sidecar.run(given)
+    sidecar.run(options)

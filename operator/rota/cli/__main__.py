@@ -1,4 +1,4 @@
-"""`python -m rota.cli`."""
+"""Entry point of `python -m rota.cli`."""
 
 from rota.cli import main
 

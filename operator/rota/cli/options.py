@@ -1,4 +1,4 @@
-"""The options that several commands of `rota` share, and what they are turned into."""
+"""Options that several `rota` commands share, and their conversion into values."""
 
 # ruff: noqa: PLC0415 - imports inside functions keep each command quick and small
 
@@ -36,7 +36,7 @@ LOGIN_NAMES = ("kubeconfig", "context", "impersonate", "impersonate_groups")
 
 
 def log_options(command: Command) -> Command:
-    """Add the options of a command that runs on and logs."""
+    """Add the logging options of a long-running command."""
     return _with(
         command,
         click.option(
@@ -101,7 +101,7 @@ def on_files(command: Command, *, required: bool = True) -> Command:
 
 
 def on_operator(command: Command) -> Command:
-    """Add the options that name a group and the operator; `rota.cli.client.watch` takes the latter."""
+    """Add the options that name a group and the operator; `rota.cli.client.watch` uses the operator's."""
     return _with(
         command,
         click.option("-n", "--namespace", help="The group's; by default that of the kubeconfig's context."),
@@ -114,25 +114,25 @@ def on_operator(command: Command) -> Command:
 
 
 def on_cluster(command: Command) -> Command:
-    """Add the options that name an operator in a cluster, and the user who asks it."""
+    """Add the options that name an operator in a cluster and the user's account."""
     return _with(command, *IN_CLUSTER, *LOGIN, *IMPERSONATION)
 
 
-def login_of(given: dict[str, Any]) -> "LoginOptions":
-    """Take the options that name an account."""
+def login_of(options: dict[str, Any]) -> "LoginOptions":
+    """Remove the options of the user's account from `options`, and return them as LoginOptions."""
     from rota.kube.client.login.kubeconfig import LoginOptions
 
-    return LoginOptions(prefers_kubeconfig=True, **{name: given.pop(name) for name in LOGIN_NAMES if name in given})
+    return LoginOptions(prefers_kubeconfig=True, **{name: options.pop(name) for name in LOGIN_NAMES if name in options})
 
 
-def target_of(given: dict[str, Any]) -> "tuple[Target, Scope]":
-    """Take the options that name an operator and a namespace."""
+def target_of(options: dict[str, Any]) -> "tuple[Target, Scope]":
+    """Remove the options of the operator and the namespace, and return them as values."""
     from rota.cli.client.names import Scope
     from rota.cli.client.watch import Target
 
-    login = login_of(given)
+    login = login_of(options)
     names = ("operator", "operator_namespace", "lease")
-    return Target(**{name: given.pop(name) for name in names}, login=login), Scope(given.pop("namespace"), login)
+    return Target(**{name: options.pop(name) for name in names}, login=login), Scope(options.pop("namespace"), login)
 
 
 def _with(command: Command, *options: Callable[[Command], Command]) -> Command:

@@ -16,7 +16,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
 
 from rota.http_server.limited_site import READ_BUFFER_BYTES, LimitedSite
-from rota.http_server.responses import BUSY, SharedResponse, pass_on, release_connection, send
+from rota.http_server.responses import BUSY, SharedResponse, pass_through, release_connection, send
 
 __all__ = [
     "AdmissionLimit",
@@ -24,7 +24,7 @@ __all__ = [
     "Limits",
     "SharedResponse",
     "listen",
-    "pass_on",
+    "pass_through",
     "release_connection",
     "send",
 ]
@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 class Limits(NamedTuple):
-    """What clients of one server may use."""
+    """Limits of one server on its connections and request heads."""
 
     connections: int = MAX_CONNECTIONS  # at most half of the process's file descriptors
     keepalive_seconds: float = KEEPALIVE_SECONDS
@@ -164,7 +164,7 @@ def _reason(error: OSError) -> str:
 
 
 async def _bind(address: str, port: int) -> list[socket.socket]:
-    """Return listening sockets, one for each address that the name resolves to."""
+    """Return listening sockets, one for each address that the host name resolves to."""
     kind, flags = socket.SOCK_STREAM, socket.AI_PASSIVE
     resolved = await asyncio.get_running_loop().getaddrinfo(address or None, port, type=kind, flags=flags)
     sockets: list[socket.socket] = []
@@ -197,9 +197,9 @@ async def _track_busy(request: web.Request, handler: Handler) -> web.StreamRespo
 
 @web.middleware
 async def _reject_web_pages(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """At a loopback address, reject what the page of another site asks for in a browser on this machine.
+    """On loopback addresses, reject requests that another site's page sends from a browser on this machine.
 
-    The browser sends that site's Origin; or, if the site's name was made to resolve to here, its name as the Host.
+    The browser sends that site's Origin; or, if the site's name resolves to a loopback address, its name as the Host.
     """
     local = request.transport and request.transport.get_extra_info("sockname")
     if local and ipaddress.ip_address(local[0]).is_loopback:
@@ -227,6 +227,6 @@ async def _reject_unreadable_body(request: web.Request, handler: Handler) -> web
 
 
 def _is_our_error(record: logging.LogRecord) -> bool:
-    """Whether the server is to blame: clients that send nonsense must not fill the log."""
+    """Return whether the server caused the error: clients that send invalid requests must not fill the log."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, HttpProcessingError | web.RequestPayloadError)

@@ -15,7 +15,7 @@ from rota.aio import supervise
 
 READ_BUFFER_BYTES = 16 * 1024
 ACCEPT_RETRY_SECONDS = 1.0  # after the system had no file descriptor left
-LOG_INTERVAL_SECONDS = 60.0  # between two warnings: clients decide how often there is a reason for one
+LOG_INTERVAL_SECONDS = 60.0  # minimum between two warnings, since clients can trigger them at any rate
 HANDSHAKE_SECONDS = 10.0
 MAX_HANDSHAKES = 128  # of TLS, in progress; each takes 256 KiB
 
@@ -23,7 +23,7 @@ _log = logging.getLogger("rota.http_server")
 
 
 class _BoundSockets:
-    """What aiohttp's runner expects of a server: its sockets, and a way to close them."""
+    """The interface that aiohttp's runner requires of a server: its sockets, and a way to close them."""
 
     def __init__(self, sockets: Sequence[socket.socket]) -> None:
         self.sockets = sockets
@@ -147,13 +147,13 @@ async def _readable(bound: socket.socket) -> None:
 
 
 class _Handshakes:
-    """TLS handshakes in progress. A client that is silent must not keep others from connecting."""
+    """TLS handshakes in progress, limited so that silent clients do not keep others from connecting."""
 
     def __init__(self) -> None:
         self._tasks: dict[asyncio.Task[None], None] = {}  # the oldest first
 
     def start(self, handshake: Coroutine[None, None, None]) -> None:
-        """Begin a handshake; if there are too many, give up the oldest."""
+        """Start a handshake; if too many are in progress, cancel the oldest."""
         if len(self._tasks) >= MAX_HANDSHAKES:
             oldest = next(iter(self._tasks))
             del self._tasks[oldest]
@@ -163,7 +163,7 @@ class _Handshakes:
         task.add_done_callback(self._finish)
 
     def cancel(self) -> None:
-        """Give up all handshakes."""
+        """Cancel all handshakes."""
         for task in self._tasks:
             task.cancel()
 

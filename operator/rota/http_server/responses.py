@@ -45,7 +45,7 @@ class SharedResponse:
     async def respond(self, request: web.Request) -> web.StreamResponse:
         """Handle a request."""
         is_packed = _accepts_gzip(request)
-        # To the end, also if this client disconnects: else the next one would render beside it.
+        # Finish rendering even if this client disconnects: else the next request would render concurrently.
         version = await asyncio.shield(asyncio.ensure_future(self._refresh(is_packed=is_packed)))
         requests = self._sending.setdefault(version, [])
         requests.append(request)
@@ -96,12 +96,12 @@ async def send(request: web.Request, headers: Mapping[str, str], body: bytes) ->
     return await _send(request, headers, body)
 
 
-async def pass_on(
+async def pass_through(
     request: web.Request, answer: aiohttp.ClientResponse, header_names: Iterable[str]
 ) -> web.StreamResponse:
-    """Answer with what another server answers, part by part as it comes.
+    """Forward another server's response, part by part as it arrives.
 
-    If either connection fails after the head was sent, close the client's and raise the error.
+    If either connection fails after the head was sent, close the client's connection and raise the error.
     """
     headers = {name: answer.headers[name] for name in header_names if name in answer.headers}
     response = web.StreamResponse(status=answer.status, headers=headers)

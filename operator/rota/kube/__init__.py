@@ -1,4 +1,4 @@
-"""The operator, and the only package that knows kopf and Kubernetes. Read `operator.py` first.
+"""The operator process, and the only package that uses kopf and the Kubernetes API. Read `operator.py` first.
 
-Packages stand on those before them: client, state, brokers and workload, members, reconcile, telemetry, http.
+Each package imports only from earlier ones: client, state, brokers and workload, members, reconcile, telemetry, http.
 """

@@ -1,4 +1,4 @@
-"""Where it goes what the operator did and saw: metrics, journal, traces, and whoever looks at the page."""
+"""Publishes what the operator did and observed to metrics, journal, traces, and users of the page."""
 
 import asyncio
 import logging
@@ -6,14 +6,14 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from rota.kube.client.objects import Key
-from rota.kube.http.events import Hub
-from rota.kube.http.read_model import Sight
-from rota.kube.reconcile.reconciler import Done
+from rota.kube.http.events import Broadcaster
+from rota.kube.http.read_model import ReadModel
+from rota.kube.reconcile.reconciler import ReconcileResult
 from rota.kube.telemetry.journal.journal_writer import Journal
-from rota.kube.telemetry.journal.lag_records import Offsets
-from rota.kube.telemetry.journal.recorder import Notes, redelivered
+from rota.kube.telemetry.journal.lag_records import OffsetRecorder
+from rota.kube.telemetry.journal.recorder import JournalRecorder, redelivered
 from rota.kube.telemetry.retries import RetryTracker
-from rota.kube.telemetry.trace_export import Exporter
+from rota.kube.telemetry.trace_export import TraceExporter
 from rota.logs import of_group
 from rota.model import RETRY
 from rota.redelivery import Cause, Redelivered
@@ -21,27 +21,26 @@ from rota.redelivery import Cause, Redelivered
 _log = logging.getLogger(__name__)
 
 
-class Outlets:
-    """All of them."""
+class Observers:
+    """Metrics, journal, traces and page events of all groups."""
 
-    def __init__(self, journal: Journal, sight: Sight, hub: Hub, traces: Exporter) -> None:
-        """Tell nothing yet."""
+    def __init__(self, journal: Journal, sight: ReadModel, hub: Broadcaster, traces: TraceExporter) -> None:
         self._journal, self._sight, self._hub, self._traces = journal, sight, hub, traces
-        self._offsets, self._notes = Offsets(sight.places.lag), Notes()
+        self._offsets, self._notes = OffsetRecorder(sight.places.lag), JournalRecorder()
         self._retries = RetryTracker()
         self._writing: set[asyncio.Task[None]] = set()
 
-    def done(self, done: Done) -> None:
-        """Tell what a round of a group did."""
-        key, brain = (done.group.namespace, done.group.name), self._sight.brain
-        news = self._sight.take(done)
-        notes = self._notes.of(done, news, brain.time(), lambda: brain.snapshot(done.group))
-        self._journal.write([*done.plan.records, *notes])
-        self._traces.take(key, news)
+    def done(self, result: ReconcileResult) -> None:
+        """Publish the result of a group's reconcile."""
+        key, brain = (result.group.namespace, result.group.name), self._sight.brain
+        changes = self._sight.take(result)
+        journal_records = self._notes.of(result, changes, brain.time(), lambda: brain.snapshot(result.group))
+        self._journal.write([*result.plan.records, *journal_records])
+        self._traces.take(key, changes)
         self._hub.tell(key)
 
     def looked(self, groups: Collection[Key]) -> None:
-        """Tell how far groups are behind, at which brokers have just been asked."""
+        """Journal and publish the lag of groups after their brokers were polled."""
         if self._sight.brain.leads:
             task = asyncio.get_running_loop().create_task(self._note(list(groups)), name="offsets")
             self._writing.add(task)
@@ -49,7 +48,7 @@ class Outlets:
         self._hub.tell(*groups)
 
     async def _note(self, groups: Collection[Key]) -> None:
-        """Have offsets written down; those of a thousand groups are put together aside."""
+        """Journal the offsets that are due; a thread builds the records, as there may be a thousand groups."""
         records = await asyncio.to_thread(self._offsets.due, groups, self._sight.now())
         self._journal.write(records)
         for record in records:
@@ -62,25 +61,25 @@ class Outlets:
             self._sight.measures.count_redelivered((namespace, name), Cause.RETRY, messages)
 
     def redelivered(self, key: Key, entries: Sequence[Redelivered]) -> None:
-        """Tell what came again with queues that a member has taken over."""
+        """Count, journal and log messages that were delivered again after a member took over their queues."""
         self._sight.measures.take_redelivered(key, entries)
         records = [*redelivered("/".join(key), self._sight.brain.time(), entries)]
         self._journal.write(records)
-        for it in records:
-            fields = of_group(*key, member=it["to"], reason=it["cause"])
-            _log.info("%d messages came again with queues of %s", it["messages"], it["from"], extra=fields)
+        for record in records:
+            fields = of_group(*key, member=record["to"], reason=record["cause"])
+            _log.info("%d messages came again with queues of %s", record["messages"], record["from"], extra=fields)
 
     def heard(self, key: Key) -> None:
-        """Tell that something was seen of a group; of one that is gone nothing is counted any more."""
+        """Publish that a group changed; drop the counters of a deleted group."""
         group = self._sight.brain.group(key)
         if group is None or group.body is None:
-            self._sight.measures.forget(lambda other: other != key)
-            self._notes.forget(lambda other: other != "/".join(key))
-            self._retries.forget(lambda other: other != "/".join(key))
+            self._sight.measures.forget(lambda known_group: known_group != key)
+            self._notes.forget(lambda known_group: known_group != "/".join(key))
+            self._retries.forget(lambda known_group: known_group != "/".join(key))
         self._hub.tell(key)
 
     def led(self, *, leads: bool) -> None:
-        """Tell that this operator leads now, or does not: then others count."""
+        """Publish a change of leadership; an operator that lost it drops its counters, as the new leader counts."""
         if not leads:
             self._sight.measures.forget(lambda _: False)
             self._notes.forget(lambda _: False)

@@ -1,4 +1,4 @@
-"""The operator as a whole: what is watched, who leads, what is told; from its start to its end."""
+"""Composition root of the operator: creates, connects and runs all components until the process is stopped."""
 
 import asyncio
 import gc
@@ -14,47 +14,53 @@ from typing import Any
 
 from rota.aio import supervise
 from rota.brokers.rocketmq.transport.address_policy import AddressPolicy, read_networks
-from rota.kube.brokers.registry import Places
+from rota.kube.brokers.registry import BrokerRegistry
 from rota.kube.client.api import Api
-from rota.kube.client.informer import Follower
+from rota.kube.client.informer import Informer
 from rota.kube.client.leader_election import KUBERNETES, PAGE_AUTH, POD_UID, Leader
 from rota.kube.client.login.accounts import find_account
 from rota.kube.client.login.session import Login
 from rota.kube.http.access.access import is_by_token
 from rota.kube.http.access.page_security import OPEN, PageSecurity, cluster_users
-from rota.kube.http.events import Hub
+from rota.kube.http.events import Broadcaster
 from rota.kube.http.leader_relay import LeaderPage, LeaderRelay, announce, leader_page
-from rota.kube.http.operator_probes import Page, ages, metrics
-from rota.kube.http.read_model import Sight
+from rota.kube.http.operator_probes import ProbeServer, ages, metrics
+from rota.kube.http.read_model import ReadModel
 from rota.kube.http.site import routes
-from rota.kube.informers import NESTED_TOO_DEEPLY, followers, our_kinds, run_kopf, watch_own_kinds, watchable_namespaces
+from rota.kube.informers import (
+    NESTED_TOO_DEEPLY,
+    custom_informers,
+    object_informers,
+    run_kopf,
+    watch_own_kinds,
+    watchable_namespaces,
+)
 from rota.kube.members.delivery_poller import poll_deliveries
 from rota.kube.members.progress_poller import ProgressPoller
-from rota.kube.members.report_client import Reports
+from rota.kube.members.report_client import ReportClient
 from rota.kube.members.report_poller import poll_reports
-from rota.kube.observers import Outlets
+from rota.kube.observers import Observers
 from rota.kube.options import VERSION, Options, check
 from rota.kube.policies.policy_status import PolicyStatuses
-from rota.kube.reconcile.controller import Brain
+from rota.kube.reconcile.controller import Controller
 from rota.kube.state.group import Group
 from rota.kube.state.queue_quota import QueueQuota
 from rota.kube.state.stored_assignment import RecordLimits
 from rota.kube.telemetry.journal.journal_writer import Journal
-from rota.kube.telemetry.operator_metrics import Measures
-from rota.kube.telemetry.trace_export import Exporter, open_recorder
-from rota.kube.workload.deployments import Fleets
+from rota.kube.telemetry.operator_metrics import OperatorMetrics
+from rota.kube.telemetry.trace_export import TraceExporter, open_recorder
+from rota.kube.workload.deployments import Deployments
 from rota.kube.workload.member_keys import MemberKeys
 
-# When Python looks for garbage. A look at all that is kept of a thousand groups takes 0.3 s, in which nothing else is
-# done, and by Python's own thresholds it comes every few seconds; by these it is rare, and other looks take ≤ 20 ms.
+# Thresholds of garbage collection. A full collection with a thousand groups blocks the event loop for 0.3 s, and with
+# Python's defaults it runs every few seconds; with these it is rare, and smaller collections take ≤ 20 ms.
 COLLECTED = (5_000, 10, 100)
-
 
 _log = logging.getLogger(__name__)
 
 
 def process(options: Options) -> int:
-    """Run as a process of its own; return the exit code."""
+    """Run the operator as this process; return the exit code."""
     check(options)
     gc.set_threshold(*COLLECTED)
     code = asyncio.run(operate(options))
@@ -68,26 +74,26 @@ async def operate(options: Options, stop: asyncio.Event | None = None, *, has_ko
     """Run until stopped, by `stop` or by a signal; return the exit code, or NESTED_TOO_DEEPLY."""
     code = 0
     async with AsyncExitStack() as open_:
-        login, api, lease_api = await _log_in(open_, options)  # signals end the process until it is done
-        stop = stop or _heed(asyncio.Event())
-        places, hub = _places(open_, api, options), Hub()
+        login, api, lease_api = await _log_in(open_, options)  # until it returns, a signal ends the process
+        stop = stop or _stop_on_signals(asyncio.Event())
+        places, hub = _broker_registry(open_, api, options), Broadcaster()
         identity = options.identity or f"{socket.gethostname()}-{os.getpid()}"
         journal = open_.enter_context(closing(Journal(options.journal, identity, options.journal_limit)))
         traces = _traces(open_, identity)
-        # No group's Secret has a name with this end, whatever the group is called.
+        # The names of groups' Secrets end otherwise, so no group can claim this name.
         keys = MemberKeys(api, options.own_namespace, f"{options.lease}-operator-key")
-        brain, reports = _brain(open_, api, places, keys, options)
-        followed: list[Follower[Any]] = []
-        measures = _measures(brain, followed, journal, traces, options)
-        sight = Sight(brain, places, measures, identity, VERSION, _now, asyncio.Lock())
-        outlets = Outlets(journal, sight, hub, traces)
+        brain, reports = _controller(open_, api, places, keys, options)
+        informers: list[Informer[Any]] = []
+        measures = _measures(brain, informers, journal, traces, options)
+        sight = ReadModel(brain, places, measures, identity, VERSION, _now, asyncio.Lock())
+        outlets = Observers(journal, sight, hub, traces)
         brain.done, places.worked, places.looked = outlets.done, sight.worked, outlets.looked
-        kinds = _kinds(api, brain, outlets, options)
-        followed += [it for before, ours in kinds for it in [*before, *ours]]
+        namespaces = _kinds(api, brain, outlets, options)
+        informers += [informer for objects, customs in namespaces for informer in [*objects, *customs]]
         security = await _security(open_, login, options)
-        leader = _leader(lease_api, identity, _leads(brain, outlets), options, security)
-        page = Page(
-            followed,
+        leader = _leader(lease_api, identity, _leadership_handler(brain, outlets), options, security)
+        page = ProbeServer(
+            informers,
             lambda: leader.leading,
             [metrics(measures, sight), *routes(sight, hub)],
             is_rejected=lambda: bool(login.problem),
@@ -95,12 +101,12 @@ async def operate(options: Options, stop: asyncio.Event | None = None, *, has_ko
         await _serve(open_, page, leader, security, options)
         open_.push_async_callback(hub.close)
         async with asyncio.TaskGroup() as tasks:
-            here: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+            kopf_namespaces: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
             running = [
-                *(tasks.create_task(it.run(), name="follow") for before, _ in kinds for it in before),
-                *(tasks.create_task(watch_own_kinds(*it, here), name="look after") for it in kinds),
+                *(tasks.create_task(it.run(), name="follow") for objects, _ in namespaces for it in objects),
+                *(tasks.create_task(watch_own_kinds(*pair, kopf_namespaces), name="look after") for pair in namespaces),
                 tasks.create_task(places.run(), name="secrets"),
-                tasks.create_task(poll_reports(_led(brain), reports, brain.wake), name="report poller"),
+                tasks.create_task(poll_reports(_led_groups(brain), reports, brain.wake), name="report poller"),
                 tasks.create_task(_poll_progress(brain, reports, outlets), name="progress poller"),
                 tasks.create_task(_poll_deliveries(brain, reports), name="delivery poller"),
                 tasks.create_task(_write_policy_statuses(api, brain), name="policy statuses"),
@@ -108,18 +114,23 @@ async def operate(options: Options, stop: asyncio.Event | None = None, *, has_ko
 
             async def watch() -> None:
                 nonlocal code
-                if has_kopf:  # it handles the signals until `_heed` does
+                if has_kopf:  # it handles the signals until `_stop_on_signals` does
                     code = await run_kopf(
-                        login, brain, here.result(), outlets.heard, stop=stop, on_started=lambda: _heed(stop)
+                        login,
+                        brain,
+                        kopf_namespaces.result(),
+                        outlets.heard,
+                        stop=stop,
+                        on_started=lambda: _stop_on_signals(stop),
                     )
 
             async def begin() -> None:
-                here.set_result(await watchable_namespaces(followed, has_kopf=has_kopf))
+                kopf_namespaces.set_result(await watchable_namespaces(informers, has_kopf=has_kopf))
                 await keys.load()
                 async with asyncio.TaskGroup() as inner:
                     inner.create_task(watch(), name="kopf")
                     inner.create_task(leader.run(), name="leader")
-                    inner.create_task(keys.run(lambda: brain.leads, _wake_all(brain)), name="keys")
+                    inner.create_task(keys.run(lambda: brain.leads, _enqueue_all(brain)), name="keys")
 
             running.append(tasks.create_task(begin(), name="begin"))
             await stop.wait()
@@ -129,7 +140,7 @@ async def operate(options: Options, stop: asyncio.Event | None = None, *, has_ko
 
 
 async def _log_in(open_: AsyncExitStack, options: Options) -> tuple[Login, Api, Api]:
-    """Return the login, connections, and connections for the Lease alone, which must not wait for other requests."""
+    """Return the login, connections, and separate ones for the Lease: its renewal must not wait for other requests."""
     login = await open_.enter_async_context(await Login.create(find_account(options.login)))
     await login.verify()
     return login, await open_.enter_async_context(Api(login)), await open_.enter_async_context(Api(login))
@@ -143,7 +154,9 @@ async def _security(open_: AsyncExitStack, login: Login, options: Options) -> Pa
     return await open_.enter_async_context(cluster_users(login, list(dict.fromkeys(names)), folder))
 
 
-async def _serve(open_: AsyncExitStack, page: Page, leader: Leader, security: PageSecurity, options: Options) -> None:
+async def _serve(
+    open_: AsyncExitStack, page: ProbeServer, leader: Leader, security: PageSecurity, options: Options
+) -> None:
     has_tls = security.tls is not None
 
     def find_leader() -> LeaderPage | None:
@@ -156,18 +169,21 @@ async def _serve(open_: AsyncExitStack, page: Page, leader: Leader, security: Pa
 
 
 def _kinds(
-    api: Api, brain: Brain, outlets: Outlets, options: Options
-) -> list[tuple[list[Follower[Any]], list[Follower[Any]]]]:
-    """Return, for each namespace that is watched, what is followed first, and then groups and policies."""
-    heard, fleets = outlets.heard, options.fleets
+    api: Api, brain: Controller, outlets: Observers, options: Options
+) -> list[tuple[list[Informer[Any]], list[Informer[Any]]]]:
+    """Return, for each watched namespace, the informers of its objects, and those of its policies and groups."""
+    notify, fleets = outlets.heard, options.fleets
     return [
-        (followers(api, brain, [it], heard, fleets=fleets), our_kinds(api, brain, [it], heard))
-        for it in options.namespaces or [""]
+        (
+            object_informers(api, brain, [namespace], notify, fleets=fleets),
+            custom_informers(api, brain, [namespace], notify),
+        )
+        for namespace in options.namespaces or [""]
     ]
 
 
-def _traces(open_: AsyncExitStack, identity: str) -> Exporter:
-    traces = Exporter(open_recorder(os.environ, identity, VERSION))
+def _traces(open_: AsyncExitStack, identity: str) -> TraceExporter:
+    traces = TraceExporter(open_recorder(os.environ, identity, VERSION))
     open_.push_async_callback(traces.close)
     return traces
 
@@ -175,35 +191,35 @@ def _traces(open_: AsyncExitStack, identity: str) -> Exporter:
 def _leader(api: Api, identity: str, leads: Callable[[bool], None], options: Options, security: PageSecurity) -> Leader:
     def annotations() -> dict[str, str]:
         page = announce(options.address, options.port, security.certificate_digest())
-        known = {POD_UID: options.pod_uid, PAGE_AUTH: options.page_auth.removeprefix("None"), **page}
-        return {name: value for name, value in known.items() if value}
+        values = {POD_UID: options.pod_uid, PAGE_AUTH: options.page_auth.removeprefix("None"), **page}
+        return {name: value for name, value in values.items() if value}
 
     return Leader(api, options.own_namespace, identity, leads, options.lease, annotations=annotations)
 
 
-def _brain(
-    open_: AsyncExitStack, api: Api, places: Places, keys: MemberKeys, options: Options
-) -> tuple[Brain, Reports]:
-    reports = Reports(keys.of)
+def _controller(
+    open_: AsyncExitStack, api: Api, places: BrokerRegistry, keys: MemberKeys, options: Options
+) -> tuple[Controller, ReportClient]:
+    reports = ReportClient(keys.of)
     open_.push_async_callback(reports.close)
-    fleets = Fleets(api, options.image, enabled=options.fleets, keys=keys)
-    brain = Brain(api, reports, places, fleets)
+    fleets = Deployments(api, options.image, enabled=options.fleets, keys=keys)
+    brain = Controller(api, reports, places, fleets)
     brain.events.record_limits = RecordLimits(options.max_queues, options.document_schema)
     open_.push_async_callback(brain.close)
     return brain, reports
 
 
-def _places(open_: AsyncExitStack, api: Api, options: Options) -> Places:
+def _broker_registry(open_: AsyncExitStack, api: Api, options: Options) -> BrokerRegistry:
     networks = read_networks(options.broker_networks)
     policy = AddressPolicy(networks, _api_server_endpoints()) if networks else None
     is_pod = "KUBERNETES_SERVICE_HOST" in os.environ
-    places = Places(api, quota=QueueQuota(total=options.max_queues), address_policy=policy, is_pod=is_pod)
+    places = BrokerRegistry(api, quota=QueueQuota(total=options.max_queues), address_policy=policy, is_pod=is_pod)
     open_.push_async_callback(places.close)
     return places
 
 
 def _api_server_endpoints() -> list[tuple[str, int]]:
-    """Return the addresses of the API server's Service; some clusters give a host name in the environment."""
+    """Return the addresses of the API server's Service; in some clusters the environment has a host name."""
     host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     if not host or not port.isdecimal():
         return []
@@ -214,11 +230,11 @@ def _api_server_endpoints() -> list[tuple[str, int]]:
 
 
 def _measures(
-    brain: Brain, followed: Sequence[Follower[Any]], journal: Journal, traces: Exporter, options: Options
-) -> Measures:
-    return Measures(
+    brain: Controller, informers: Sequence[Informer[Any]], journal: Journal, traces: TraceExporter, options: Options
+) -> OperatorMetrics:
+    return OperatorMetrics(
         lambda: brain.leads,
-        lambda: ages(followed),
+        lambda: ages(informers),
         lambda: journal.lost,
         version=VERSION,
         queues=options.queue_metrics,
@@ -230,24 +246,24 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _led(brain: Brain) -> Callable[[], Mapping[tuple[str, str], Group]]:
+def _led_groups(brain: Controller) -> Callable[[], Mapping[tuple[str, str], Group]]:
     return lambda: brain.groups if brain.leads else {}
 
 
-async def _poll_progress(brain: Brain, reports: Reports, outlets: Outlets) -> None:
-    await supervise("progress poller", ProgressPoller(_led(brain), reports, outlets.redelivered).run)
+async def _poll_progress(brain: Controller, reports: ReportClient, outlets: Observers) -> None:
+    await supervise("progress poller", ProgressPoller(_led_groups(brain), reports, outlets.redelivered).run)
 
 
-async def _poll_deliveries(brain: Brain, reports: Reports) -> None:
-    await supervise("delivery poller", partial(poll_deliveries, _led(brain), reports, brain.wake))
+async def _poll_deliveries(brain: Controller, reports: ReportClient) -> None:
+    await supervise("delivery poller", partial(poll_deliveries, _led_groups(brain), reports, brain.wake))
 
 
-async def _write_policy_statuses(api: Api, brain: Brain) -> None:
+async def _write_policy_statuses(api: Api, brain: Controller) -> None:
     statuses = PolicyStatuses(api, lambda: brain.events.policies, brain.events.policy_users, lambda: brain.leads)
     await supervise("policy statuses", statuses.run)
 
 
-def _wake_all(brain: Brain) -> Callable[[], None]:
+def _enqueue_all(brain: Controller) -> Callable[[], None]:
     def wake() -> None:
         for key in brain.groups:
             brain.wake(key)
@@ -255,7 +271,7 @@ def _wake_all(brain: Brain) -> Callable[[], None]:
     return wake
 
 
-def _leads(brain: Brain, outlets: Outlets) -> Callable[[bool], None]:
+def _leadership_handler(brain: Controller, outlets: Observers) -> Callable[[bool], None]:
     def led(leads: bool) -> None:  # noqa: FBT001 - a value
         brain.lead(leads=leads)
         outlets.led(leads=leads)
@@ -263,8 +279,8 @@ def _leads(brain: Brain, outlets: Outlets) -> Callable[[bool], None]:
     return led
 
 
-def _heed(stop: asyncio.Event) -> asyncio.Event:
-    """Have the signals that end a process set it."""
+def _stop_on_signals(stop: asyncio.Event) -> asyncio.Event:
+    """Set the event on SIGTERM and SIGINT; return it."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)

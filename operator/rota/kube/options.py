@@ -1,4 +1,4 @@
-"""What an operator is started with, and what is wrong with that."""
+"""Options of the operator process, and their validation."""
 
 import re
 from collections.abc import Sequence
@@ -19,31 +19,31 @@ VERSION = version("rota-operator")
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What an operator is started with."""
+    """Options of the operator process."""
 
-    namespaces: Sequence[str] = ()  # that it looks after; none: all
-    own_namespace: str = "default"  # where its Lease is
-    lease: str = "rota"  # and what it is called: operators who share it take turns
+    namespaces: Sequence[str] = ()  # to manage; empty: all
+    own_namespace: str = "default"  # of its Lease
+    lease: str = "rota"  # name of its Lease; operators with the same Lease elect one leader
     identity: str = ""
-    pod_uid: str = ""  # of the pod that it runs in, whose name is its identity; outside a pod empty
-    address: str = "127.0.0.1"  # where it answers
+    pod_uid: str = ""  # of the operator's pod, which `identity` names; empty outside a pod
+    address: str = "127.0.0.1"  # to listen on
     port: int = PORT
     probe_port: int = PROBE_PORT
-    page_auth: str = "None"  # who may read it: everybody, or with "Kubernetes" users of the cluster
-    page_tls: str = ""  # the folder of its certificate, where users of the cluster read it
+    page_auth: str = "None"  # "None": everyone may read the page; "Kubernetes": users of the cluster
+    page_tls: str = ""  # directory of the page's certificate, for page_auth "Kubernetes"
     journal: str = ""
-    journal_limit: str = LIMIT  # how much its folder may hold
-    queue_metrics: bool = True  # whether each queue has series of its own
-    broker_networks: Sequence[str] = ()  # that name servers and brokers are in; none: they are not checked
+    journal_limit: str = LIMIT  # maximum size of the journal's directory
+    queue_metrics: bool = True  # whether each queue has its own series
+    broker_networks: Sequence[str] = ()  # allowed for name servers and brokers; empty: no check
     max_queues: int = MAX_QUEUES  # of all groups together
-    document_schema: int = SCHEMA  # the highest in which assignments are written
-    fleets: bool = True  # whether it manages the Deployments of groups with a template
+    document_schema: int = SCHEMA  # the highest schema version in which assignments are written
+    fleets: bool = True  # whether the operator manages the Deployments of groups with a template
     image: str = ""  # of sidecars
-    login: LoginOptions = field(default_factory=LoginOptions)  # with which account it asks the API server
+    login: LoginOptions = field(default_factory=LoginOptions)  # account for the API server
 
 
 def namespaces(texts: Sequence[str]) -> list[str]:
-    """Read names, each alone or several with commas between them."""
+    """Parse texts that hold one or several comma-separated names. Raise ValueError for an invalid name."""
     names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
     for name in names:
         if not is_dns_label(name):
@@ -52,16 +52,16 @@ def namespaces(texts: Sequence[str]) -> list[str]:
 
 
 def check(options: Options) -> None:
-    """Refuse names that nothing can have: what uses them would only fail, again and again."""
+    """Raise ValueError for invalid options; otherwise each use of them would fail at run time."""
     if not is_dns_label(options.own_namespace):
-        told = f"--own-namespace {plain(options.own_namespace, 100)!r} is no name"
-        raise ValueError(f"{told}; give one that kubectl get namespaces shows")
+        mistake = f"--own-namespace {plain(options.own_namespace, 100)!r} is no name"
+        raise ValueError(f"{mistake}; give one that kubectl get namespaces shows")
     if not is_dns_subdomain(options.lease):
-        told = f"--lease {plain(options.lease, 100)!r} is no name"
-        raise ValueError(f"{told} that an object can have; give lower-case letters, digits and -, such as rota")
+        mistake = f"--lease {plain(options.lease, 100)!r} is no name"
+        raise ValueError(f"{mistake} that an object can have; give lower-case letters, digits and -, such as rota")
     if options.identity and not re.fullmatch(r"[A-Za-z0-9][-A-Za-z0-9_.]{,239}", options.identity):
-        told = f"--identity {plain(options.identity, 100)!r} is no name"
-        raise ValueError(f"{told}; files of the journal have it, too: give 240 letters, digits, -, _ and . at most")
+        mistake = f"--identity {plain(options.identity, 100)!r} is no name"
+        raise ValueError(f"{mistake}; files of the journal have it, too: give 240 letters, digits, -, _ and . at most")
     if options.page_tls and options.page_auth == "None":
         raise ValueError("--page-tls is for --page-auth Kubernetes; give both or none of them")
     read_networks(options.broker_networks)

@@ -1,4 +1,4 @@
-"""The only package that knows Spark: history becomes rollups, simulations and recommendations.
+"""Spark pipeline: makes rollups, simulations and recommendations of journals. No other package imports Spark.
 
-Packages stand on those before them: common, ingest, history, replay, recommend, report and synthetic.
+A package imports only those before it in this list: common, ingest, history, replay, recommend, report, synthetic.
 """

@@ -1,4 +1,4 @@
-"""Why each queue of a living group has the owner that it has."""
+"""Explanations of queue ownership in a live group."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -6,119 +6,135 @@ from typing import NamedTuple
 import numpy as np
 
 from rota.model import NOBODY, Holder, Queue, Roster
-from rota.planner.moves import aim_of, measured
+from rota.planner.moves import compute_desired, measured
 from rota.planner.situation import Situation
 from rota.planner.status.problems import describe_unmanaged
-from rota.planner.target import options, told_apart
+from rota.planner.target import distinct_client_ids, options
 from rota.spec import PolicySpec
 from rota.strategies import explain_all
 
 
-class Why(NamedTuple):
-    """Who owns a queue, and why; None: nobody."""
+class Explanation(NamedTuple):
+    """The owner of a queue (None: no owner) and the sentence that explains it."""
 
     queue: Queue
     owner: str | None
     told: str
 
 
-def whys(it: Situation, asked: Sequence[Queue]) -> list[Why]:
-    """Say it of these queues; of none: of one queue of each member."""
-    everyone = it.document.everyone
-    queues, there = list(asked) or _examples(it), _there(it)
-    unknown = next((queue for queue in queues if queue not in there), None)
+def explain_queues(situation: Situation, requested: Sequence[Queue]) -> list[Explanation]:
+    """Explain these queues, or one queue of each member if none is requested; an unknown queue is a ValueError."""
+    everyone = situation.document.everyone
+    queues, explainable = list(requested) or _examples(situation), _explainable_queues(situation)
+    unknown = next((queue for queue in queues if queue not in explainable), None)
     if unknown:
-        raise ValueError(f"There is no queue {unknown} among the group's {len(there)}")
+        raise ValueError(f"There is no queue {unknown} among the group's {len(explainable)}")
     if everyone is not None:
-        return [Why(queue, None, f"{queue} is read by every member: the group is Broadcasting") for queue in queues]
-    wanted = set(it.queues)
-    reasons = _reasons(it, [queue for queue in queues if queue in it.owned and queue in wanted])
-    return [_why(it, queue, reasons.get(queue, "")) for queue in queues]
+        return [
+            Explanation(queue, None, f"{queue} is read by every member: the group is Broadcasting") for queue in queues
+        ]
+    group_queues = set(situation.queues)
+    reasons = _reasons(situation, [queue for queue in queues if queue in situation.owned and queue in group_queues])
+    return [_why(situation, queue, reasons.get(queue, "")) for queue in queues]
 
 
-def _there(it: Situation) -> set[Queue]:
-    """Return the queues that can be asked for: those to be worked, and those on record that are not any more."""
-    views = it.snapshot.views.values() if it.snapshot.must_release_all else ()
-    seen = {queue for view in views if view for queue in view.queues}
-    return {*it.queues, *it.owned, *it.document.releasing, *(it.document.everyone or ())} | seen
+def _explainable_queues(situation: Situation) -> set[Queue]:
+    """Return the queues that can be explained: current ones, and former ones that are still on record."""
+    views = situation.snapshot.views.values() if situation.snapshot.must_release_all else ()
+    routed = {queue for view in views if view for queue in view.queues}
+    return {
+        *situation.queues,
+        *situation.owned,
+        *situation.document.releasing,
+        *(situation.document.everyone or ()),
+    } | routed
 
 
-def _why(it: Situation, queue: Queue, reason: str) -> Why:
-    owner, release = it.owned.get(queue), it.document.releasing.get(queue)
+def _why(situation: Situation, queue: Queue, reason: str) -> Explanation:
+    owner, release = situation.owned.get(queue), situation.document.releasing.get(queue)
     if release:
-        to = f"{release.to} is to have it next" if release.to else "nobody is to have it"
-        return Why(queue, None, f"{queue} is on its way: {release.holder.name} releases it, {to}")
+        successor = f"{release.to} is to have it next" if release.to else "nobody is to have it"
+        return Explanation(queue, None, f"{queue} is on its way: {release.holder.name} releases it, {successor}")
     if owner is None:
-        return Why(queue, None, f"{queue} has no owner{_without(it)}")
-    return Why(queue, owner.name, reason or f"{queue} is still with {owner.name}: {_still(it, queue, owner)}")
+        return Explanation(queue, None, f"{queue} has no owner{_without(situation)}")
+    return Explanation(
+        queue, owner.name, reason or f"{queue} is still with {owner.name}: {_reason_to_stay(situation, queue, owner)}"
+    )
 
 
-def _without(it: Situation) -> str:
-    if it.snapshot.must_release_all:
-        return f": {_why_nothing(it)}"
-    return f" of ours: {describe_unmanaged(it.snapshot.foreigners)}" if it.snapshot.foreigners else ""
+def _without(situation: Situation) -> str:
+    if situation.snapshot.must_release_all:
+        return f": {_why_nothing(situation)}"
+    return f" of ours: {describe_unmanaged(situation.snapshot.foreigners)}" if situation.snapshot.foreigners else ""
 
 
-def _why_nothing(it: Situation) -> str:
-    return "an older ConsumerGroup has the same consumer group" if it.snapshot.is_duplicate else "the group is paused"
+def _why_nothing(situation: Situation) -> str:
+    return (
+        "an older ConsumerGroup has the same consumer group"
+        if situation.snapshot.is_duplicate
+        else "the group is paused"
+    )
 
 
-def _still(it: Situation, queue: Queue, owner: Holder) -> str:
-    """Say what keeps a queue where it is, if no strategy does."""
-    if it.snapshot.spec is None:
+def _reason_to_stay(situation: Situation, queue: Queue, owner: Holder) -> str:
+    """Return why a queue has not moved, if not because of the strategy."""
+    if situation.snapshot.spec is None:
         return "the group cannot be understood, so what is assigned stays"
-    if it.snapshot.must_release_all:
-        return f"{_why_nothing(it)}, and it is to be given up"
-    if queue not in it.queues:
+    if situation.snapshot.must_release_all:
+        return f"{_why_nothing(situation)}, and it is to be given up"
+    if queue not in situation.queues:
         return "it is not the group's any more, and is to be given up"
-    if not it.counted:
+    if not situation.counted:
         return "nobody is there to take it over"
-    pod = it.pods.get(owner.name)
-    mine = pod is not None and pod.holder == owner
-    return f"that member is {it.standings[owner.name] if mine else 'not there'}, and has not given it up yet"
+    pod = situation.pods.get(owner.name)
+    is_owner = pod is not None and pod.holder == owner
+    return f"that member is {situation.standings[owner.name] if is_owner else 'not there'}, and has not given it up yet"
 
 
-def _examples(it: Situation) -> list[Queue]:
-    """Return the first queue of each member; where every member has all of them, the first."""
-    if it.document.everyone is not None:
-        return [*it.document.everyone[:1]]
-    found: dict[Holder, Queue] = {}
-    for queue, holder in sorted(it.owned.items()):
-        if queue in it.queues:
-            found.setdefault(holder, queue)
-    return list(found.values())
+def _examples(situation: Situation) -> list[Queue]:
+    """Return the first queue of each member; only the first queue in a Broadcasting group."""
+    if situation.document.everyone is not None:
+        return [*situation.document.everyone[:1]]
+    examples: dict[Holder, Queue] = {}
+    for queue, holder in sorted(situation.owned.items()):
+        if queue in situation.queues:
+            examples.setdefault(holder, queue)
+    return list(examples.values())
 
 
-def _reasons(it: Situation, queues: Sequence[Queue]) -> dict[Queue, str]:
-    """Let the strategy say it, beside what it answers now."""
-    aim = aim_of(it)
-    if aim.roster is None or not queues:
+def _reasons(situation: Situation, queues: Sequence[Queue]) -> dict[Queue, str]:
+    """Return the strategy's explanations of the present owners, compared with the owners it would choose now."""
+    desired = compute_desired(situation)
+    if desired.roster is None or not queues:
         return {}
-    unled = "the policy cannot be followed, so what is assigned stays" if it.snapshot.policy is None else ""
-    kept = aim.problem.message if aim.problem else unled if not it.snapshot.foreigners else ""
-    if kept:
-        return {queue: f"{queue} stays with {it.owned[queue].name}: {kept}" for queue in queues}
-    names, known = [*aim.roster.members], dict[str, str]()
-    roster, policy = aim.roster, it.policy
-    foreigners = it.snapshot.foreigners or ()
+    no_policy = "the policy cannot be followed, so what is assigned stays" if situation.snapshot.policy is None else ""
+    obstacle = desired.problem.message if desired.problem else no_policy if not situation.snapshot.foreigners else ""
+    if obstacle:
+        return {queue: f"{queue} stays with {situation.owned[queue].name}: {obstacle}" for queue in queues}
+    names, names_by_client = [*desired.roster.members], dict[str, str]()
+    roster, policy = desired.roster, situation.policy
+    foreigners = situation.snapshot.foreigners or ()
     if foreigners:
-        ids = {name: it.pods[name].client_id or name for name in it.counted}
-        known = {client: name for name, client in ids.items()}
-        current = {queue: ids[holder.name] for queue, holder in it.owned.items() if holder.name in ids}
-        roster, policy = Roster.of(it.queues, [*known, *told_apart(foreigners)], current), PolicySpec()
-        names = [known.get(client, client) for client in roster.members]
-    places = {name: place for place, name in enumerate(names)}
-    owned = [it.owned.get(queue) for queue in roster.queues]
-    owners = np.array([places.get(holder.name, NOBODY) if holder else NOBODY for holder in owned], np.int32)
-    present = {queue: holder.name for queue, holder in it.owned.items()}
-    asked = [queue for queue in queues if it.owned[queue].name in places]
-    chosen = options(policy, roster, measured(it))
-    told = explain_all(policy.strategy, roster, owners, asked, chosen, present=present)
-    return dict(zip(asked, [_by_name(it, known) for it in told], strict=True))
+        ids = {name: situation.pods[name].client_id or name for name in situation.counted}
+        names_by_client = {client: name for name, client in ids.items()}
+        current = {queue: ids[holder.name] for queue, holder in situation.owned.items() if holder.name in ids}
+        roster, policy = (
+            Roster.of(situation.queues, [*names_by_client, *distinct_client_ids(foreigners)], current),
+            PolicySpec(),
+        )
+        names = [names_by_client.get(client, client) for client in roster.members]
+    indexes = {name: index for index, name in enumerate(names)}
+    queue_owners = [situation.owned.get(queue) for queue in roster.queues]
+    owners = np.array([indexes.get(holder.name, NOBODY) if holder else NOBODY for holder in queue_owners], np.int32)
+    owner_names = {queue: holder.name for queue, holder in situation.owned.items()}
+    explained = [queue for queue in queues if situation.owned[queue].name in indexes]
+    strategy_options = options(policy, roster, measured(situation))
+    sentences = explain_all(policy.strategy, roster, owners, explained, strategy_options, present=owner_names)
+    return dict(zip(explained, [_by_name(sentence, names_by_client) for sentence in sentences], strict=True))
 
 
-def _by_name(told: str, known: Mapping[str, str]) -> str:
-    """Name members as people know them where a sentence has their client ids; one may begin as another one does."""
-    for client in sorted(known, key=len, reverse=True):
-        told = told.replace(client, known[client])
-    return told
+def _by_name(sentence: str, names_by_client: Mapping[str, str]) -> str:
+    """Replace client ids by member names, longest id first: an id may be a prefix of another one."""
+    for client in sorted(names_by_client, key=len, reverse=True):
+        sentence = sentence.replace(client, names_by_client[client])
+    return sentence

@@ -1,4 +1,4 @@
-"""The next document: what is wanted of each queue, what is known of its holder, and what the handover makes of it."""
+"""Draft of the next document: desired owner, proof about the holder, and resulting act for each queue."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,95 +9,97 @@ import numpy as np
 
 from rota import gates
 from rota.documents import Assignment, Release, Share
-from rota.handover import Act, Proof, State, Taken, Want, act, proof
+from rota.handover import Act, DesiredOwner, Proof, Revocation, State, act, proof
 from rota.model import NOBODY, Holder, Queue, Reason, Roster, Verdict
 from rota.planner import record
 from rota.planner.members import incarnations
 from rota.planner.situation import Situation
-from rota.planner.target import Measured, beside_foreigners, target
+from rota.planner.target import Measured, share_with_unmanaged, target
 from rota.strategies import STRATEGIES
 from rota.strategies.arrays import Owners, nobody, present
 from rota.timestamps import format_time
 
-RELEASE_MARGIN = 5.0  # seconds over the drain's own time: to be shown the document, and to be heard
-
-# Strategies that say nothing about places, and move much when members come and go.
-RESTLESS = ("Averagely", "AveragelyByCircle")
+RELEASE_MARGIN = 5.0  # seconds beyond drainTimeout: until the pod sees the document, and its report is read
+CHURNING_STRATEGIES = ("Averagely", "AveragelyByCircle")  # no placement rules; many moves when members come and go
 
 
 class Decision(NamedTuple):
-    """What happens to one queue, and why."""
+    """The act on one queue, and the reasons for it."""
 
     queue: Queue
     state: State
     known: Proof
-    want: Want
+    want: DesiredOwner
     holder: Holder | None
     to: Holder | None
-    voluntary: bool = False  # the holder could keep it, only the policy wants it otherwise: what gates hold back
+    voluntary: bool = False  # only the policy moves it, the holder could keep it: gates hold back such moves
     act: Act = Act.WAIT
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What the next document changes."""
+    """The changes of the next document."""
 
-    decisions: Sequence[Decision] = ()  # only on queues that do not simply stay with their owner
-    held: gates.Held | None = None
+    decisions: Sequence[Decision] = ()  # queues that simply stay with their owner have none
+    held: gates.Hold | None = None
     problem: Verdict | None = None
     strategy: str = ""
 
     def of(self, *acts: Act) -> list[Decision]:
-        """Return the decisions for these acts."""
+        """Return the decisions with these acts."""
         return [decision for decision in self.decisions if decision.act in acts]
 
 
-class Aim(NamedTuple):
-    """Who shall own what, by which strategy, and what was wrong with it."""
+class DesiredOwners(NamedTuple):
+    """The desired owners, the strategy that chose them, and that strategy's problem."""
 
     strategy: str
-    roster: Roster | None = None  # None: nobody is there, or nothing to work; then nothing is wanted
+    roster: Roster | None = None  # None: without members or queues, no owner is desired
     owners: Owners = nobody(0)
     problem: Verdict | None = None
 
 
-def decide(it: Situation) -> Draft:
+def decide(situation: Situation) -> Draft:
     """Decide on every queue that does not simply stay with its owner."""
-    aim = aim_of(it)
-    found = [_question(it, queue, to) for queue, to in _open(it, aim).items()]
-    movable = [one for one in found if one.voluntary]
-    # A terminating pod is shown no document any more: it is asked to drain, and until then it goes on.
-    draining = {one.queue for one in movable if one.holder and it.seen(one.holder).terminating}
-    voluntary = [one for one in movable if one.queue not in draining]
-    facts = _facts(it, found, len(voluntary))
-    held = gates.held(facts)
+    desired = compute_desired(situation)
+    classified = [_classify_queue(situation, queue, to) for queue, to in _undecided_queues(situation, desired).items()]
+    moves = [decision for decision in classified if decision.voluntary]
+    # A terminating pod sees no new document: it is asked to drain, and keeps its queues until it has drained.
+    draining = {decision.queue for decision in moves if decision.holder and situation.seen(decision.holder).terminating}
+    voluntary = [decision for decision in moves if decision.queue not in draining]
+    facts = _facts(situation, classified, len(voluntary))
+    held = gates.first_hold(facts)
     allowed = 0 if held else len(voluntary) if facts.budget is None else facts.budget
-    kept = {one.queue for one in _emptiest_takers_first(it, voluntary)[allowed:]}
-    if kept and not held:
-        told = f"The budget lets {allowed} of {len(voluntary)} queue{'s' * (len(voluntary) != 1)} move now"
-        held = gates.Held(Reason.BUDGET_SPENT, told, facts.budget_back)
-    kept |= draining
-    immediate = it.policy.handover.mode == "Immediate"
+    fixed = {decision.queue for decision in _emptiest_takers_first(situation, voluntary)[allowed:]}
+    if fixed and not held:
+        message = f"The budget lets {allowed} of {len(voluntary)} queue{'s' * (len(voluntary) != 1)} move now"
+        held = gates.Hold(Reason.BUDGET_SPENT, message, facts.budget_back)
+    fixed |= draining
+    at_once = situation.policy.handover.mode == "Immediate"
     decisions = [
-        one._replace(act=act(one.state, one.known, one.want, held_back=one.queue in kept, immediate=immediate))
-        for one in found
+        decision._replace(
+            act=act(decision.state, decision.known, decision.want, held_back=decision.queue in fixed, immediate=at_once)
+        )
+        for decision in classified
     ]
-    return Draft(decisions, held, aim.problem, aim.strategy)
+    return Draft(decisions, held, desired.problem, desired.strategy)
 
 
-def document_of(it: Situation, draft: Draft) -> Assignment:
-    """Write the draft as the document that follows the present one."""
-    before, generation, at = it.document, it.document.generation + 1, format_time(it.now)
-    owned, releasing = dict(it.owned), dict(before.releasing)
-    # Who takes over a forced queue, however much later, must know that the one it was forced from may still work it.
-    forced = {queue: since for queue, since in before.forced.items() if not it.overcome(queue, since)}
+def document_of(situation: Situation, draft: Draft) -> Assignment:
+    """Return the document that follows the present one, with the draft's changes."""
+    current, generation, at = situation.document, situation.document.generation + 1, format_time(situation.now)
+    owned, releasing = dict(situation.owned), dict(current.releasing)
+    # Keep forced queues on record: a later owner must know that the former holder may still consume the queue.
+    forced = {
+        queue: since for queue, since in current.forced.items() if not situation.forced_grant_resolved(queue, since)
+    }
     for queue, _, _, _, holder, to, _, chosen in draft.decisions:
-        wish = to.name if to else None
+        next_owner = to.name if to else None
         if chosen is Act.REVOKE and holder:
             del owned[queue]
-            releasing[queue] = Release(holder, wish, generation, at, it.incarnation(*holder))
+            releasing[queue] = Release(holder, next_owner, generation, at, situation.incarnation(*holder))
         elif chosen is Act.WAIT and queue in releasing:
-            releasing[queue] = replace(releasing[queue], to=wish)
+            releasing[queue] = replace(releasing[queue], to=next_owner)
         elif chosen in {Act.RETURN, Act.GRANT, Act.FORCE} and to:
             releasing.pop(queue, None)
             owned[queue] = to
@@ -107,228 +109,234 @@ def document_of(it: Situation, draft: Draft) -> Assignment:
         if chosen is Act.FORCE:
             forced[queue] = generation
     return replace(
-        before,
+        current,
         generation=generation,
         issued_at=at,
         strategy=draft.strategy,
-        members=_shares(it, record.entries(before, it.snapshot, it.counted), owned),
-        releasing=releasing if it.incarnations_since else _without_incarnations(releasing),
+        members=_shares(situation, record.entries(current, situation.snapshot, situation.counted), owned),
+        releasing=releasing if situation.incarnations_since else _without_incarnations(releasing),
         forced=forced,
-        spent=_spent(it, draft),
-        # Also while nobody shall own it, a queue that is still drained is only remembered by the barrier.
-        barrier=before.barrier if it.strays or it.free_proof is not Proof.RELEASED else 0,
-        begun=_begun(it, draft, at),
-        incarnations_since=it.incarnations_since,
+        spent=_spent(situation, draft),
+        # Only the barrier records a queue that a pod still drains, also if the queue gets no owner.
+        barrier=current.barrier if situation.unrecorded_drains or situation.free_proof is not Proof.RELEASED else 0,
+        begun=_begun(situation, draft, at),
+        incarnations_since=situation.incarnations_since,
     )
 
 
-def _begun(it: Situation, draft: Draft, at: str) -> dict[str, str]:
-    """Say since when each topic is worked: what comes from then on is the group's, whoever takes it up and when."""
-    begun, spec = it.document.begun, it.snapshot.spec
-    wanted = {subscription.topic for subscription in spec.subscriptions} if spec else begun.keys()
-    if new := wanted - begun.keys():
-        new &= it.on_record.keys() | {one.queue.topic for one in draft.of(Act.GRANT, Act.FORCE)}
-    return {topic: begun.get(topic, at) for topic in sorted(new | (wanted & begun.keys()))}
+def _begun(situation: Situation, draft: Draft, at: str) -> dict[str, str]:
+    """Return since when each topic is consumed: all later messages are the group's, whenever a member reads them."""
+    begun, spec = situation.document.begun, situation.snapshot.spec
+    subscribed = {subscription.topic for subscription in spec.subscriptions} if spec else begun.keys()
+    if new := subscribed - begun.keys():
+        new &= situation.on_record.keys() | {decision.queue.topic for decision in draft.of(Act.GRANT, Act.FORCE)}
+    return {topic: begun.get(topic, at) for topic in sorted(new | (subscribed & begun.keys()))}
 
 
 def voluntary_moves(draft: Draft) -> int:
-    """Return how many queues were taken from a member that could have kept them: what a budget counts."""
-    return sum(one.voluntary and one.act is not Act.KEEP for one in draft.decisions)
+    """Return how many queues the draft takes from members that could keep them: a budget counts these moves."""
+    return sum(decision.voluntary and decision.act is not Act.KEEP for decision in draft.decisions)
 
 
-def aim_of(it: Situation) -> Aim:
-    """Say who shall own each queue. Where nobody is there to take one over, nothing is wanted of it."""
-    chosen = it.policy.strategy
-    if not it.counted or not it.queues:
-        return Aim(chosen)
+def compute_desired(situation: Situation) -> DesiredOwners:
+    """Return the desired owner of each queue; without members or queues, no owner is desired."""
+    chosen = situation.policy.strategy
+    if not situation.counted or not situation.queues:
+        return DesiredOwners(chosen)
     roster = None
     try:
-        roster = Roster.of(it.queues, it.counted, _preferred(it))
-        if it.snapshot.foreigners:
-            ids = {name: it.pods[name].client_id or name for name in it.counted}
-            return Aim("Averagely", roster, beside_foreigners(roster, it.snapshot.foreigners, ids))
-        if it.snapshot.policy is None:
-            return Aim(it.document.strategy, roster, _as_it_is(it, roster))
-        if it.motion and chosen in RESTLESS and it.owned:
-            # In the middle of a rollout only what must move does: so each queue moves once, and once more after it.
-            return Aim(it.document.strategy, roster, _as_it_is(it, roster, free=True))
-        return Aim(chosen, roster, target(it.policy, roster, measured(it)))
+        roster = Roster.of(situation.queues, situation.counted, _preferred(situation))
+        if situation.snapshot.foreigners:
+            ids = {name: situation.pods[name].client_id or name for name in situation.counted}
+            return DesiredOwners("Averagely", roster, share_with_unmanaged(roster, situation.snapshot.foreigners, ids))
+        if situation.snapshot.policy is None:
+            return DesiredOwners(situation.document.strategy, roster, _keep_present_owners(situation, roster))
+        if situation.motion and chosen in CHURNING_STRATEGIES and situation.owned:
+            # During a rollout move only queues that must move: each moves once now, and once more at the end.
+            return DesiredOwners(
+                situation.document.strategy, roster, _keep_present_owners(situation, roster, free=True)
+            )
+        return DesiredOwners(chosen, roster, target(situation.policy, roster, measured(situation)))
     except ValueError as error:
-        told = Verdict(Reason.STRATEGY_FAILED, f"{error}; until then every queue stays where it is")
-        owners = nobody(0) if roster is None else _as_it_is(it, roster)
-        return Aim(it.document.strategy, roster, owners, told)
+        problem = Verdict(Reason.STRATEGY_FAILED, f"{error}; until then every queue stays where it is")
+        owners = nobody(0) if roster is None else _keep_present_owners(situation, roster)
+        return DesiredOwners(situation.document.strategy, roster, owners, problem)
 
 
-def foreign_queues(it: Situation) -> frozenset[Queue]:
-    """Return the foreigners' share: what they work while they are there, for they compute it as we do."""
-    if not it.snapshot.foreigners:
+def foreign_queues(situation: Situation) -> frozenset[Queue]:
+    """Return the share of unmanaged consumers, which compute it as the operator does."""
+    if not situation.snapshot.foreigners:
         return frozenset()
-    if not it.counted:
-        return frozenset(it.queues)
-    aim = aim_of(it)
-    if aim.problem or aim.roster is None:
+    if not situation.counted:
+        return frozenset(situation.queues)
+    desired = compute_desired(situation)
+    if desired.problem or desired.roster is None:
         return frozenset()
-    return frozenset(aim.roster.queues[index] for index in np.flatnonzero(aim.owners == NOBODY).tolist())
+    return frozenset(desired.roster.queues[index] for index in np.flatnonzero(desired.owners == NOBODY).tolist())
 
 
-def _as_it_is(it: Situation, roster: Roster, *, free: bool = False) -> Owners:
-    """Let everybody keep what he has; what somebody left, and what is `free` if it shall, goes to who owns least."""
+def _keep_present_owners(situation: Situation, roster: Roster, *, free: bool = False) -> Owners:
+    """Keep present owners; the least loaded members get queues that a member left, with `free` also unowned ones."""
     owners = STRATEGIES["Sticky"](roster).copy()
-    mine = present(roster)
-    owners[mine != NOBODY] = mine[mine != NOBODY]
-    for index in np.flatnonzero(mine == NOBODY).tolist() if not free else ():
+    present_owners = present(roster)
+    owners[present_owners != NOBODY] = present_owners[present_owners != NOBODY]
+    for index in np.flatnonzero(present_owners == NOBODY).tolist() if not free else ():
         queue = roster.queues[index]
-        if queue not in it.owned and queue not in it.document.releasing:
+        if queue not in situation.owned and queue not in situation.document.releasing:
             owners[index] = NOBODY
     return owners
 
 
-def measured(it: Situation) -> Measured:
-    """Return what is known of queues and members besides their names."""
-    rooms = {name: room for name in it.counted if (room := it.pods[name].room)}
-    return Measured(rooms, it.snapshot.queue_weights, it.snapshot.member_weights)
+def measured(situation: Situation) -> Measured:
+    """Return the rooms and weights for the strategy."""
+    rooms = {name: room for name in situation.counted if (room := situation.pods[name].room)}
+    return Measured(rooms, situation.snapshot.queue_weights, situation.snapshot.member_weights)
 
 
-def _preferred(it: Situation) -> dict[Queue, str]:
-    """Say who owns each queue as a strategy shall see it: one that is under way is already where it goes."""
-    counted = {it.pods[name].holder for name in it.counted}
-    found = {queue: holder.name for queue, holder in it.owned.items() if holder in counted}
-    for queue, release in it.document.releasing.items():
-        if release.to and it.counts(release.to):
-            found[queue] = release.to
+def _preferred(situation: Situation) -> dict[Queue, str]:
+    """Return present owners as the strategy sees them: a queue in transition already belongs to its next owner."""
+    counted = {situation.pods[name].holder for name in situation.counted}
+    preferred = {queue: holder.name for queue, holder in situation.owned.items() if holder in counted}
+    for queue, release in situation.document.releasing.items():
+        if release.to and situation.counts(release.to):
+            preferred[queue] = release.to
         elif release.holder in counted:
-            found[queue] = release.holder.name
-    return found
+            preferred[queue] = release.holder.name
+    return preferred
 
 
-def _open(it: Situation, aim: Aim) -> dict[Queue, Holder | None]:
-    """Return the queues of which something must be decided, and who shall own them; the many that stay cost nothing."""
-    known = (it.owned, it.document.releasing)
-    if aim.roster is None:
-        still = frozenset(it.queues)
-        return {queue: None for queues in known for queue in queues if queue not in still}
-    queues, mine = aim.roster.queues, present(aim.roster)
-    members: list[Holder | None] = [it.pods[name].holder for name in aim.roster.members]
-    members.append(None)  # an owner of -1 finds the last one
-    differing = np.flatnonzero((aim.owners != mine) | (mine == NOBODY)).tolist()
-    found = {queues[index]: members[aim.owners[index]] for index in differing}
-    if pending := [*it.document.releasing, *_of_restarted(it)]:
-        places = {queue: index for index, queue in enumerate(queues)}
-        found |= {queue: members[aim.owners[places[queue]]] for queue in pending if queue in places}
-    return {queue: to for queue, to in found.items() if to or any(queue in some for some in known)} | _outside(it, mine)
+def _undecided_queues(situation: Situation, desired: DesiredOwners) -> dict[Queue, Holder | None]:
+    """Return the queues that need a decision, and their desired owners; array operations skip the many that stay."""
+    recorded = (situation.owned, situation.document.releasing)
+    if desired.roster is None:
+        group_queues = frozenset(situation.queues)
+        return {queue: None for queues in recorded for queue in queues if queue not in group_queues}
+    queues, present_owners = desired.roster.queues, present(desired.roster)
+    members: list[Holder | None] = [situation.pods[name].holder for name in desired.roster.members]
+    members.append(None)  # at index -1: no owner
+    differing = np.flatnonzero((desired.owners != present_owners) | (present_owners == NOBODY)).tolist()
+    undecided = {queues[index]: members[desired.owners[index]] for index in differing}
+    if pending := [*situation.document.releasing, *_of_restarted(situation)]:
+        indexes = {queue: index for index, queue in enumerate(queues)}
+        undecided |= {queue: members[desired.owners[indexes[queue]]] for queue in pending if queue in indexes}
+    return {
+        queue: to for queue, to in undecided.items() if to or any(queue in mapping for mapping in recorded)
+    } | _unsubscribed_queues(situation, present_owners)
 
 
-def _of_restarted(it: Situation) -> list[Queue]:
-    """Return the queues of members whose next process may take them up."""
-    document = it.document
-    names = [name for name in it.counted if incarnations.has_restarted(document, it.pods[name])]
-    lost = [name for name in names if not incarnations.inherits(document, it.pods[name])]
+def _of_restarted(situation: Situation) -> list[Queue]:
+    """Return the queues of counted members that restarted, unless the present process already inherited them."""
+    document = situation.document
+    names = [name for name in situation.counted if incarnations.has_restarted(document, situation.pods[name])]
+    lost = [name for name in names if not incarnations.inherits(document, situation.pods[name])]
     return [queue for name in lost for queue in document.members[name].queues]
 
 
-def _outside(it: Situation, mine: Owners) -> dict[Queue, None]:
-    """Return the queues on record that shall not be worked any more."""
-    if not it.document.releasing and len(it.owned) == np.count_nonzero(mine != NOBODY):
+def _unsubscribed_queues(situation: Situation, present_owners: Owners) -> dict[Queue, None]:
+    """Return the queues on record that the group no longer consumes."""
+    if not situation.document.releasing and len(situation.owned) == np.count_nonzero(present_owners != NOBODY):
         return {}
-    wanted = set(it.queues)
+    active = set(situation.queues)
     return dict.fromkeys(
-        queue for queues in (it.owned, it.document.releasing) for queue in queues if queue not in wanted
+        queue for queues in (situation.owned, situation.document.releasing) for queue in queues if queue not in active
     )
 
 
-def _question(it: Situation, queue: Queue, to: Holder | None) -> Decision:
-    """Say what is wanted of a queue and what is known of its holder."""
-    release, owner = it.document.releasing.get(queue), it.owned.get(queue)
+def _classify_queue(situation: Situation, queue: Queue, to: Holder | None) -> Decision:
+    """Return a queue's state, the proof about its holder and the desired change, with no act yet."""
+    release, owner = situation.document.releasing.get(queue), situation.owned.get(queue)
     if release:
-        if it.snapshot.foreigners is None and release.to is None:
-            to = None  # it may be on its way to a foreigner, who takes it up once we are out of sight of it
-        taken = Taken(release.since, record.ago(release.at, it.now))
-        seen = it.seen(release.holder, release.incarnation)
-        known = proof(queue, release.holder, taken, seen, it.policy.handover)
-        return Decision(queue, State.RELEASING, known, _want(release.holder, to), release.holder, to)
+        if situation.snapshot.foreigners is None and release.to is None:
+            to = None  # an unmanaged consumer may take it up once it no longer sees our member
+        revocation = Revocation(release.since, record.seconds_since(release.at, situation.now))
+        evidence = situation.seen(release.holder, release.incarnation)
+        proven = proof(queue, release.holder, revocation, evidence, situation.policy.handover)
+        return Decision(queue, State.RELEASING, proven, _want(release.holder, to), release.holder, to)
     if owner:
-        known = proof(queue, owner, None, it.seen_of_owner(owner), it.policy.handover)
+        proven = proof(queue, owner, None, situation.seen_of_owner(owner), situation.policy.handover)
         want = _want(owner, to)
-        voluntary = known is Proof.NONE and (want is Want.MOVE or (want is Want.LEAVE and queue in it.freely_left))
-        return Decision(queue, State.OWNED, known, want, owner, to, voluntary)
-    return Decision(queue, State.FREE, it.free(queue), Want.MOVE, None, to)
+        voluntary = proven is Proof.NONE and (
+            want is DesiredOwner.MOVE or (want is DesiredOwner.LEAVE and queue in situation.releasable_queues)
+        )
+        return Decision(queue, State.OWNED, proven, want, owner, to, voluntary)
+    return Decision(queue, State.FREE, situation.free(queue), DesiredOwner.MOVE, None, to)
 
 
-def _want(holder: Holder, to: Holder | None) -> Want:
-    return Want.LEAVE if to is None else Want.STAY if to == holder else Want.MOVE
+def _want(holder: Holder, to: Holder | None) -> DesiredOwner:
+    return DesiredOwner.LEAVE if to is None else DesiredOwner.STAY if to == holder else DesiredOwner.MOVE
 
 
-def _facts(it: Situation, found: Sequence[Decision], wanted: int) -> gates.Facts:
+def _facts(situation: Situation, decisions: Sequence[Decision], moves: int) -> gates.GateFacts:
     under_way = [
-        it.document.releasing[one.queue]
-        for one in found
-        if one.state is State.RELEASING and one.known is Proof.NONE and one.want is not Want.STAY
+        situation.document.releasing[decision.queue]
+        for decision in decisions
+        if decision.state is State.RELEASING and decision.known is Proof.NONE and decision.want is not DesiredOwner.STAY
     ]
-    youngest = min((record.ago(release.at, it.now) for release in under_way), default=0.0)
-    written = record.ago(it.document.issued_at, it.now)
-    left, back = _budget(it)
-    return gates.Facts(
-        wanted=wanted,
-        paused=it.policy.paused,
-        followed=it.snapshot.policy is not None,
-        unseen=tuple(it.unseen),
-        debounce=it.policy.triggers.debounce,
-        written=written if written >= 0 else float("inf"),  # told by a clock that was ahead of ours
-        moving=tuple(it.motion),
-        patience=min(it.motion.values(), default=0.0),
+    youngest = min((record.seconds_since(release.at, situation.now) for release in under_way), default=0.0)
+    age = record.seconds_since(situation.document.issued_at, situation.now)
+    moves_left, seconds_until_more = _budget(situation)
+    return gates.GateFacts(
+        wanted=moves,
+        paused=situation.policy.paused,
+        followed=situation.snapshot.policy is not None,
+        unseen=tuple(situation.unseen),
+        debounce=situation.policy.triggers.debounce,
+        written=age if age >= 0 else float("inf"),  # written by a clock ahead of ours
+        moving=tuple(situation.motion),
+        patience=min(situation.motion.values(), default=0.0),
         releasing=len(under_way),
-        release_time=it.policy.handover.drain_timeout + RELEASE_MARGIN - max(youngest, 0.0),
-        budget=left,
-        budget_back=back,
+        release_time=situation.policy.handover.drain_timeout + RELEASE_MARGIN - max(youngest, 0.0),
+        budget=moves_left,
+        budget_back=seconds_until_more,
     )
 
 
-def _budget(it: Situation) -> tuple[int | None, float | None]:
-    """Return how many moves are left in the budget's window, and in how many seconds there are more."""
-    budget = it.policy.budget
+def _budget(situation: Situation) -> tuple[int | None, float | None]:
+    """Return the moves left in the budget's window, and the seconds until it allows more; None: no limit, or never."""
+    budget = situation.policy.budget
     if budget is None:
         return None, 0.0
     if not budget.max_moves:
         return 0, None
-    inside = _window(it)
-    back = [budget.per - record.ago(at, it.now) for at, _ in inside]
-    return max(budget.max_moves - sum(count for _, count in inside), 0), min(back, default=float(budget.per))
+    spent = _window(situation)
+    waits = [budget.per - record.seconds_since(at, situation.now) for at, _ in spent]
+    return max(budget.max_moves - sum(count for _, count in spent), 0), min(waits, default=float(budget.per))
 
 
-def _window(it: Situation) -> list[tuple[str, int]]:
-    """Return what counts of the moves on record; what lies ahead was told by a clock that was wrong, and counts now."""
-    per = it.policy.budget.per if it.policy.budget else 0.0
-    counting = [(at, count) for at, count in it.document.spent if record.ago(at, it.now) < per]
-    return [(min(at, format_time(it.now)), count) for at, count in counting]
+def _window(situation: Situation) -> list[tuple[str, int]]:
+    """Return the moves on record that count in the budget; a future time, from a wrong clock, counts as now."""
+    per = situation.policy.budget.per if situation.policy.budget else 0.0
+    counting = [(at, count) for at, count in situation.document.spent if record.seconds_since(at, situation.now) < per]
+    return [(min(at, format_time(situation.now)), count) for at, count in counting]
 
 
-def _spent(it: Situation, draft: Draft) -> tuple[tuple[str, int], ...]:
-    if it.snapshot.policy is None:  # whether it has a budget is not known
-        return it.document.spent
-    moved = voluntary_moves(draft) if it.policy.budget else 0
-    return (*_window(it), *([(format_time(it.now), moved)] if moved else []))
+def _spent(situation: Situation, draft: Draft) -> tuple[tuple[str, int], ...]:
+    if situation.snapshot.policy is None:  # its budget is not known
+        return situation.document.spent
+    moved = voluntary_moves(draft) if situation.policy.budget else 0
+    return (*_window(situation), *([(format_time(situation.now), moved)] if moved else []))
 
 
-def _emptiest_takers_first(it: Situation, voluntary: Sequence[Decision]) -> list[Decision]:
-    """If only some may move, those come first that feed the members who own least."""
+def _emptiest_takers_first(situation: Situation, voluntary: Sequence[Decision]) -> list[Decision]:
+    """Sort moves by how few queues the next owner has: a budget may allow only the first ones."""
     if not voluntary:
         return []
-    owns = Counter(holder.name for holder in it.owned.values())
-    return sorted(voluntary, key=lambda one: (owns[one.to.name] if one.to else 0, one.queue))
+    counts = Counter(holder.name for holder in situation.owned.values())
+    return sorted(voluntary, key=lambda decision: (counts[decision.to.name] if decision.to else 0, decision.queue))
 
 
 def _without_incarnations(releasing: Mapping[Queue, Release]) -> dict[Queue, Release]:
     return {queue: replace(release, incarnation=0) for queue, release in releasing.items()}
 
 
-def _shares(it: Situation, entries: Mapping[str, str], owned: Mapping[Queue, Holder]) -> dict[str, Share]:
-    """Give everybody his entry; who has ended keeps his only while nobody is there to take his queues over."""
+def _shares(situation: Situation, entries: Mapping[str, str], owned: Mapping[Queue, Holder]) -> dict[str, Share]:
+    """Return the shares of all entries; an ended member keeps its share only until a member can take its queues."""
     queues: dict[str, list[Queue]] = {name: [] for name in entries}
     uids = dict(entries)
     for queue, holder in owned.items():
         queues.setdefault(holder.name, []).append(queue)
         uids[holder.name] = holder.uid
     return {
-        name: Share(uids[name], tuple(sorted(share)), it.incarnation(name, uids[name]))
+        name: Share(uids[name], tuple(sorted(share)), situation.incarnation(name, uids[name]))
         for name, share in queues.items()
     }

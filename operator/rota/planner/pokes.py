@@ -1,4 +1,4 @@
-"""Whom to wake, and how often: the kubelet shows a changed document late unless the pod's annotation changes too."""
+"""Pokes of pods: the kubelet shows a changed document late unless an annotation of the pod changes too."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,8 +12,10 @@ from rota.planner.snapshot import Pod
 SLOWEST = 30.0  # seconds between two pokes of a pod that does not obey
 
 
-def behind(pods: Sequence[Pod], document: Assignment, gone: frozenset[str], settings: str = "") -> list[Pod]:
-    """Return the pods that the document tells something which they do not show yet; `settings` is their digest."""
+def pods_behind(
+    pods: Sequence[Pod], document: Assignment, deleted_uids: frozenset[str], settings: str = ""
+) -> list[Pod]:
+    """Return the pods that have yet to apply a change of the document or of the settings (given as digest)."""
     owed: dict[Holder, int] = {}
     for release in document.releasing.values():
         owed[release.holder] = max(owed.get(release.holder, 0), release.since)
@@ -21,7 +23,7 @@ def behind(pods: Sequence[Pod], document: Assignment, gone: frozenset[str], sett
         pod
         for pod in pods
         if not pod.ended
-        and pod.uid not in gone
+        and pod.uid not in deleted_uids
         and pod.generation < document.generation
         and (pod.started or pod.ready)
         and (
@@ -32,9 +34,9 @@ def behind(pods: Sequence[Pod], document: Assignment, gone: frozenset[str], sett
     ]
 
 
-def only_for_settings(pods: Sequence[Pod], document: Assignment, gone: frozenset[str]) -> frozenset[str]:
+def only_for_settings(pods: Sequence[Pod], document: Assignment, deleted_uids: frozenset[str]) -> frozenset[str]:
     """Return the names of the pods that lag behind in settings only: their pokes are not urgent."""
-    urgent = {pod.name for pod in behind(pods, document, gone)}
+    urgent = {pod.name for pod in pods_behind(pods, document, deleted_uids)}
     return frozenset(pod.name for pod in pods if pod.name not in urgent)
 
 
@@ -43,23 +45,23 @@ def has_other_settings(pod: Pod, settings: str) -> bool:
     return bool(settings and pod.settings and pod.settings != settings)
 
 
-def due(pods: Sequence[Pod], document: Assignment) -> dict[str, Poke]:
-    """Return the pokes that are due now; a terminating pod is shown no document any more."""
-    found = {}
+def due_pokes(pods: Sequence[Pod], document: Assignment) -> dict[str, Poke]:
+    """Return the pokes that are due now; a terminating pod sees no new document, so it gets none."""
+    pokes = {}
     for pod in pods:
         if pod.terminating:
             continue
         if pod.poke.generation < document.generation:
-            found[pod.name] = Poke(document.generation, 1)
+            pokes[pod.name] = Poke(document.generation, 1)
         elif pod.poked >= _pause(pod.poke):
-            found[pod.name] = Poke(document.generation, pod.poke.times + 1)
-    return found
+            pokes[pod.name] = Poke(document.generation, pod.poke.times + 1)
+    return pokes
 
 
-def next_due(pods: Sequence[Pod], poked: Mapping[str, Poke]) -> float:
-    """Return the seconds until the next poke is due, if there is one."""
-    left = [_pause(poked[pod.name]) if pod.name in poked else _pause(pod.poke) - pod.poked for pod in pods]
-    return min((seconds for seconds in left if seconds > 0), default=math.inf)
+def seconds_until_next_poke(pods: Sequence[Pod], new_pokes: Mapping[str, Poke]) -> float:
+    """Return the seconds until the next poke is due; infinity without one."""
+    remaining = [_pause(new_pokes[pod.name]) if pod.name in new_pokes else _pause(pod.poke) - pod.poked for pod in pods]
+    return min((seconds for seconds in remaining if seconds > 0), default=math.inf)
 
 
 def _pause(poke: Poke) -> float:
@@ -75,5 +77,5 @@ def _given(pod: Pod, document: Assignment) -> frozenset[Queue]:
 
 
 def _owed_after_restart(pod: Pod, document: Assignment) -> int:
-    """Return the generation without which the end of the process before proves nothing."""
+    """Return the generation that a restarted pod must obey to prove the end of its earlier process; otherwise 0."""
     return document.incarnations_since if incarnations.has_restarted(document, pod) else 0

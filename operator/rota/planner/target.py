@@ -1,4 +1,4 @@
-"""What the policy wants: who shall own what."""
+"""Desired owners of queues: the policy's strategy, applied to a roster."""
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
@@ -15,7 +15,7 @@ from rota.strategies.arrays import Owners
 
 
 class Measured(NamedTuple):
-    """What is known of queues and members besides their names."""
+    """Rooms and weights of queues and members."""
 
     member_rooms: Mapping[str, str] = {}
     queue_weights: Mapping[Queue, float] | None = {}  # None: could not be measured now
@@ -23,68 +23,68 @@ class Measured(NamedTuple):
 
 
 def target(policy: PolicySpec, roster: Roster, measured: Measured = Measured()) -> Owners:  # noqa: B008 - a value
-    """Return the owners that the policy's strategy wants; what it cannot work with is a sentence."""
+    """Return the owners that the policy's strategy wants; input that it cannot use is a ValueError."""
     return prepared(policy.strategy, options(policy, roster, measured))(roster)
 
 
-def beside_foreigners(roster: Roster, foreigners: Collection[str], client_ids: Mapping[str, str]) -> Owners:
-    """Return our own members' share while consumers that are not Rota's are in the group.
+def share_with_unmanaged(roster: Roster, foreigners: Collection[str], client_ids: Mapping[str, str]) -> Owners:
+    """Return the share of our members while unmanaged consumers are in the group.
 
-    Those compute Averagely over all client ids in their order, each alone; only if we do the same, with the ids under
-    which our members are known at the broker, is no queue read twice.
+    Each unmanaged consumer computes Averagely by itself, over all client ids in order. Only if the operator does the
+    same, with the client ids of our members at the broker, is no queue read twice.
     """
     ours = {client_ids.get(name, name): index for index, name in enumerate(roster.members)}
-    everybody = Roster.of(roster.queues, [*ours, *told_apart(foreigners)])
-    back = [ours.get(client, NOBODY) for client in everybody.members]
-    return np.array(back, dtype=np.int32)[prepared("Averagely")(everybody)]
+    all_clients = Roster.of(roster.queues, [*ours, *distinct_client_ids(foreigners)])
+    own_indexes = [ours.get(client, NOBODY) for client in all_clients.members]
+    return np.array(own_indexes, dtype=np.int32)[prepared("Averagely")(all_clients)]
 
 
-def told_apart(ids: Collection[str]) -> Iterator[str]:
-    """Yield ids as a roster can have them: those that brokers tell of twice are counted twice by the reference.
+def distinct_client_ids(ids: Collection[str]) -> Iterator[str]:
+    """Yield client ids as distinct roster members: the reference client counts an id twice if brokers list it twice.
 
-    There a share goes to the first of an id's places, and what would be a later one's is nobody's; so here a later one
-    gets a name right behind the first, that nobody has.
+    There, the first position of an id gets a share, and the shares of later positions have no owner. So a later
+    position gets a name here that sorts right behind the first one, and that no consumer has.
     """
-    times = Counter[str]()
+    occurrences = Counter[str]()
     for client in ids:
-        yield client + "\0" * times[client]
-        times[client] += 1
+        yield client + "\0" * occurrences[client]
+        occurrences[client] += 1
 
 
 def options(policy: PolicySpec, roster: Roster, measured: Measured) -> dict[str, Any]:
-    """Say a policy's options as the strategy takes them: with this roster's members and queues."""
-    given = policy.options
+    """Return a policy's options as the strategy takes them: with this roster's members and queues."""
+    configured = policy.options
     match policy.strategy:
-        case "ByConfig" if given.by_config:
-            chosen: dict[str, Any] = {"members": _configured(given.by_config.members, roster)}
-        case "ByMachineRoom" if given.by_machine_room:
-            chosen = {"rooms": given.by_machine_room.rooms}
-        case "MachineRoomNearby" if given.machine_room_nearby:
-            rooms = _rooms(given.machine_room_nearby.brokers)
+        case "ByConfig" if configured.by_config:
+            chosen: dict[str, Any] = {"members": _configured(configured.by_config.members, roster)}
+        case "ByMachineRoom" if configured.by_machine_room:
+            chosen = {"rooms": configured.by_machine_room.rooms}
+        case "MachineRoomNearby" if configured.machine_room_nearby:
+            rooms = _rooms(configured.machine_room_nearby.brokers)
             chosen = {
-                "inner": given.machine_room_nearby.inner,
+                "inner": configured.machine_room_nearby.inner,
                 "queueRooms": rooms,
                 "memberRooms": measured.member_rooms,
             }
-        case "ConsistentHash" if given.consistent_hash:
-            chosen = {"virtualNodes": given.consistent_hash.virtual_nodes}
+        case "ConsistentHash" if configured.consistent_hash:
+            chosen = {"virtualNodes": configured.consistent_hash.virtual_nodes}
         case "Balanced":
             chosen = {
                 "queueWeights": measured.queue_weights or {},
                 "memberWeights": measured.member_weights,
-                "queueRooms": _rooms(given.balanced.brokers if given.balanced else ()),
+                "queueRooms": _rooms(configured.balanced.brokers if configured.balanced else ()),
                 "memberRooms": measured.member_rooms,
                 "maxMoves": _most_moves(policy, roster, measured),
             }
-        case "Custom" if given.custom:
-            chosen = {"name": given.custom.name, "options": given.custom.options}
+        case "Custom" if configured.custom:
+            chosen = {"name": configured.custom.name, "options": configured.custom.options}
         case _:
             chosen = {}
     return chosen
 
 
 def _most_moves(policy: PolicySpec, roster: Roster, measured: Measured) -> int | None:
-    """While the weights cannot be measured nothing is evened out by guesses: only idle members are fed."""
+    """Return the limit of moves; while weights cannot be measured, only idle members get queues."""
     budget = policy.budget.max_moves if policy.budget else None
     if measured.queue_weights is not None:
         return budget
@@ -97,19 +97,19 @@ def _rooms(brokers: Collection[BrokerRoom]) -> dict[str, str]:
 
 
 def _configured(members: Collection[ConfiguredMember], roster: Roster) -> dict[str, list[Queue]]:
-    """Say which of the queues that there are each member shall have: a range may be far wider."""
-    there = {(run.topic, run.broker): roster.queues[run.start : run.stop] for run in roster.runs}
+    """Return the existing queues configured for each member; a configured range may be far wider."""
+    by_run = {(run.topic, run.broker): roster.queues[run.start : run.stop] for run in roster.runs}
     return {
         roster.members[entry.index]: [
-            queue for some in entry.queues for queue in _named(some, there.get((some.topic, some.broker), ()))
+            queue for block in entry.queues for queue in _named(block, by_run.get((block.topic, block.broker), ()))
         ]
         for entry in members
         if entry.index < len(roster.members)
     }
 
 
-def _named(some: QueueRange, there: Sequence[Queue]) -> Iterator[Queue]:
-    """Yield those of neighbouring queues, sorted by id, that a range names."""
-    for first, last in spans(some.ids):
-        start = bisect_left(there, first, key=lambda queue: queue.id)
-        yield from there[start : bisect_right(there, last, key=lambda queue: queue.id)]
+def _named(block: QueueRange, queues: Sequence[Queue]) -> Iterator[Queue]:
+    """Yield the queues in a range; `queues` are neighbours, sorted by id."""
+    for first, last in spans(block.ids):
+        start = bisect_left(queues, first, key=lambda queue: queue.id)
+        yield from queues[start : bisect_right(queues, last, key=lambda queue: queue.id)]

@@ -1,4 +1,4 @@
-"""The sidecar that runs in every consumer pod: it obeys its assignment, delivers messages and loses none.
+"""Sidecar of every consumer pod: follows the pod's assignment, delivers messages and loses none.
 
-Each package may import those before it: member, storage and status, consume, delivery. `agent.py` connects them.
+Each package may import the packages before it: member, storage and status, consume, delivery. `agent.py` connects them.
 """

@@ -1,4 +1,4 @@
-"""`python -m rota.sidecar`: what the sidecar's container runs."""
+"""Entry point of the sidecar's container: `python -m rota.sidecar`."""
 
 import asyncio
 import os
@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Mapping
 
-# Before the imports, which take half a second: a container's first process hears no signal for which it has no handler.
+# Set before the imports, which take half a second: the kernel drops signals to process 1 that have no handler.
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 
 from rota import logs  # noqa: E402
@@ -14,19 +14,19 @@ from rota.sidecar.main import serve  # noqa: E402
 
 
 def begin_logs(variables: Mapping[str, str]) -> None:
-    """Log as ROTA_LOG_LEVEL and ROTA_LOG_FORMAT say; each record names the pod."""
+    """Configure logging by ROTA_LOG_LEVEL and ROTA_LOG_FORMAT; each log record names the pod."""
     pod = {"namespace": variables.get("POD_NAMESPACE"), "member": variables.get("POD_NAME")}
-    named = {field: value for field, value in pod.items() if value}
-    logs.begin(variables.get("ROTA_LOG_LEVEL") or "info", variables.get("ROTA_LOG_FORMAT") or "json", named)
+    fields = {field: value for field, value in pod.items() if value}
+    logs.begin(variables.get("ROTA_LOG_LEVEL") or "info", variables.get("ROTA_LOG_FORMAT") or "json", fields)
 
 
 def main() -> int:
-    """Run to an exit code: 2 for what the pod's maker must mend, in one sentence."""
+    """Run the sidecar; return 2, and print one sentence, for an error in the pod's configuration."""
     try:
         begin_logs(os.environ)
         asyncio.run(serve(os.environ))
     except ValueError as error:
-        print(f"rota sidecar: {error}", file=sys.stderr)  # noqa: T201 - people read it
+        print(f"rota sidecar: {error}", file=sys.stderr)  # noqa: T201 - for a user who reads the container's output
         return 2
     return 0
 

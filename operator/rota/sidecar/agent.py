@@ -1,4 +1,4 @@
-"""The agent: connects what is mounted, the member's decisions, the queues' readers and the app."""
+"""Agent of one member: connects the mounted configuration, the member's decisions, the queue readers and the app."""
 
 import asyncio
 import logging
@@ -15,85 +15,85 @@ from rota.container import memory_limit
 from rota.model import Queue, Reason
 from rota.sidecar.config_follower import ConfigFollower
 from rota.sidecar.consume.broker_probes import Probes
-from rota.sidecar.consume.broker_session import Connect, Sources
+from rota.sidecar.consume.broker_session import BrokerSession, Connect
 from rota.sidecar.consume.filter_counts import FilterCounts
-from rota.sidecar.consume.queue_reader import Reading
-from rota.sidecar.effects import Steps
+from rota.sidecar.consume.queue_reader import QueueReader
+from rota.sidecar.effects import EffectRunner
 from rota.sidecar.member.member import Member
 from rota.sidecar.member.memory_budget import MemoryBudget
-from rota.sidecar.member.queue_lifecycle import Command, Event
+from rota.sidecar.member.queue_lifecycle import Command, LeaseEvent
 from rota.sidecar.member_status import MemberStatus
 from rota.sidecar.status.delivery_spans import DeliverySpans, open_otlp_sender
-from rota.sidecar.status.problems import Health
+from rota.sidecar.status.problems import Problems
 from rota.sidecar.status.sidecar_metrics import topic_label
-from rota.sidecar.storage.environment import Who
-from rota.sidecar.storage.state_store import Notes
-from rota.spec.resolved import Settings, settings_digest
+from rota.sidecar.storage.environment import PodIdentity
+from rota.sidecar.storage.state_store import StateStore
+from rota.spec.resolved import GroupSettings, settings_digest
 
 COMMIT_SECONDS = 5.0
 BEAT_SECONDS = 0.5
-STOOD_STILL = 5.0  # a loop that was away for so long looks at its document before it goes on
-FOR_MESSAGES = 0.25  # of the container's memory: what is at the app lies there twice more, and Python wants some
+STOOD_STILL = 5.0  # seconds: after a longer stall of the event loop, the assignment is read before anything else
+FOR_MESSAGES = 0.25  # share of the container's memory: messages at the app have two more copies; Python needs some
 
-# Why a member drains; it takes its queues up again when no reason is left. A drain for the pod's end is never undone.
+# Reasons for a drain. The member resumes its queues once no reason is left; END, the pod's end, is never removed.
 SETTINGS, END = "its settings are others", "it ends"
 
 _log = logging.getLogger(__name__)
 
 
 class App(Protocol):
-    """How messages reach the app."""
+    """Delivers messages to the app, by Push or Pull."""
 
-    def offer(self, reading: Reading) -> None:
-        """Deliver from a queue."""
+    def offer(self, reading: QueueReader) -> None:
+        """Deliver messages from a queue."""
 
     def wake(self) -> None:
-        """Look for what to deliver."""
+        """Apply the current settings, and start possible deliveries."""
 
-    def cut(self, reading: Reading) -> None:
-        """End a queue's open deliveries now."""
+    def cut(self, reading: QueueReader) -> None:
+        """Abort a queue's open deliveries now."""
 
     def queues_changed(self) -> None:
-        """Hear that the report has changed: other queues may be held."""
+        """Handle a changed report: the member may hold other queues."""
 
     async def close(self) -> None:
-        """Let go of what is held."""
+        """Close connections and ports."""
 
 
-class Sidecar:
-    """One member with everything around it."""
+class Agent:
+    """Runs one member: its configuration, broker session, queue readers, status and deliveries."""
 
-    def __init__(self, who: Who, connect: Connect, app: Callable[["Sidecar"], App]) -> None:
-        """Do nothing until `run`."""
-        self.uid = who.uid
-        self.readings: dict[Queue, Reading] = {}
-        self.health = Health()
+    def __init__(self, pod: PodIdentity, connect: Connect, app: Callable[["Agent"], App]) -> None:
+        """Create all parts; `run` starts them."""
+        self.uid = pod.uid
+        self.readings: dict[Queue, QueueReader] = {}
+        self.health = Problems()
         self.filter_counts = FilterCounts()
-        notes = Notes(Path(who.state))
-        self._config = ConfigFollower(who, notes, self.health, self._look)
-        remembered = notes.load(who.uid)
-        self.member = Member(who.pod, who.uid, obeyed=remembered.obeyed, final=remembered.final)
+        notes = StateStore(Path(pod.state))
+        self._config = ConfigFollower(pod, notes, self.health, self._look)
+        remembered = notes.load(pod.uid)
+        self.member = Member(pod.pod, pod.uid, obeyed=remembered.obeyed, final=remembered.final)
         self._config.count_start(self.member)
-        self._sources, self._probes = Sources(who, connect, self), Probes(self)
-        self._steps = Steps(notes, self.health, self.member.report, self._obey, self._tell_soon)
+        self._sources, self._probes = BrokerSession(pod, connect, self), Probes(self)
+        self._steps = EffectRunner(notes, self.health, self.member.report, self._obey, self._tell_soon)
         self.status = MemberStatus(self.member, self._steps, self.health, self._sources, self.readings, now=self.now)
         self.measures, self.delivery_counts = self.status.measures, self.status.delivery_counts
-        self._delivery_spans = DeliverySpans(partial(open_otlp_sender, resource=_describe(who)))
-        self._said = self._steps.told  # as news
+        self._delivery_spans = DeliverySpans(partial(open_otlp_sender, resource=_describe(pod)))
+        self._said = self._steps.told  # the report that was last passed on
         self._telling = False
         self._clock: asyncio.TimerHandle | None = None
         self._alive = self._awoke = self.now()
         self.memory_budget = MemoryBudget(memory_limit() * FOR_MESSAGES, self.readings.values)
         self._drains: set[str] = {END} if remembered.final else set()
-        self.ends = asyncio.Event()  # set once a drain has begun that lasts until the pod ends
+        self.ends = asyncio.Event()  # set once a drain for the pod's end has started
         self._why: str | None = None
         self._tasks: set[asyncio.Task[object]] = set()
         self._app = app(self)
 
-    # Its life.
+    # Lifecycle.
 
     async def run(self, ending: asyncio.Event) -> None:
-        """Work until told to end, then drain and leave."""
+        """Run until `ending` is set, then drain and leave the group."""
         tasks = {
             "configuration": self._config.run,
             "beat": self._beat,
@@ -106,14 +106,14 @@ class Sidecar:
         self._steps.end()
         await self.drain()
         self._config.close()
-        for task in list(self._tasks):  # before it leaves: one of them may be about to join anew
+        for task in list(self._tasks):  # before leaving: a task may be about to rejoin
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(self._leave(), self._delivery_spans.close())
         await self._app.close()
 
     def start(self, work: Coroutine[None, None, object]) -> None:
-        """Do something beside all else; what goes wrong there is told."""
+        """Run a coroutine as a task; log its failure."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -129,7 +129,7 @@ class Sidecar:
             self.member.reaches(self._probes.reached(self.now()))
             self.status.sample_deliveries()
             self.health.stuck(self.member.stuck)
-            self.health.unread([it.queue for it in self.readings.values() if it.is_unread(self._awoke)])
+            self.health.unread([reading.queue for reading in self.readings.values() if reading.is_unread(self._awoke)])
             if self._sources.settings:
                 filtered = self.filter_counts.problem(self.settings.subscriptions, self.now())
                 self.health.trouble(Reason.NOTHING_MATCHES, filtered)
@@ -137,17 +137,17 @@ class Sidecar:
             await asyncio.sleep(BEAT_SECONDS)
 
     def _awake(self) -> None:
-        """Look at the document before anything else, if the loop stood still."""
-        before, self._alive = self._alive, self.now()
-        if self._alive - before > STOOD_STILL:
-            _log.warning("The sidecar stood still for %.1f s; it reads its document again", self._alive - before)
+        """After a stall of the event loop, read the assignment before anything else."""
+        last_alive, self._alive = self._alive, self.now()
+        if self._alive - last_alive > STOOD_STILL:
+            _log.warning("The sidecar stood still for %.1f s; it reads its document again", self._alive - last_alive)
             self._awoke = self._alive
             self.member.stood_still()
-            self.member.asked(self.now())  # the kubelet may have stood still, too: its volume is an old one
+            self.member.asked(self.now())  # postpone a resume: the kubelet may have stalled, too
             try:
                 self._look()
             except Exception:
-                self._config.retry()  # until the document is read, nothing is delivered or committed
+                self._config.retry()  # nothing is delivered or committed until a read succeeds
                 raise
 
     async def _commit(self) -> None:
@@ -162,15 +162,15 @@ class Sidecar:
         self._probes.forget()
         await self._sources.leave()
 
-    # Documents and settings.
+    # Assignment and settings.
 
     def _look(self) -> None:
         files = self._config.read()
         settings = self._config.settings(files)
         if self._sources.now is None and not (settings and self._joined(settings)):
-            return  # nothing can be worked, so nothing is obeyed
+            return  # without a broker session no queue can be consumed, so no assignment is obeyed
         if not self._config.check_disk():
-            self.member.read(None, self.now())  # who stood still goes on with what is obeyed
+            self.member.read(None, self.now())  # after a stall, continue with the obeyed assignment
             return
         self._config.count_start(self.member)
         if not self.member.incarnation:
@@ -181,7 +181,7 @@ class Sidecar:
         if step.why and step.why != self._why:
             _log.warning("%s", step.why)
         self._why = step.why
-        if settings is None or step.why:  # settings belong to the document beside them
+        if settings is None or step.why:  # settings are valid only with the assignment in the same ConfigMap
             self._steps.take(step)
             self._back()
             return
@@ -192,7 +192,7 @@ class Sidecar:
         self._steps.take(step)
         if swaps and SETTINGS not in self._drains:
             self._drains.add(SETTINGS)
-            self._steps.take(self.member.drain(False, self.now()))  # noqa: FBT003 - not for good
+            self._steps.take(self.member.drain(False, self.now()))  # noqa: FBT003 - not final
             self.start(self._swap())
         self._back()
         self._limit()
@@ -202,8 +202,8 @@ class Sidecar:
         if self._delivery_spans.take_endpoint(endpoint):
             self.start(self._delivery_spans.switch())
 
-    def _joined(self, settings: Settings) -> bool:
-        """Join for the first time, or anew; False if that cannot be, because of what is mounted."""
+    def _joined(self, settings: GroupSettings) -> bool:
+        """Create the broker session; return False, and report the problem, if a Secret is missing or invalid."""
         try:
             self._sources.take(settings)
         except ValueError as error:
@@ -214,34 +214,34 @@ class Sidecar:
         return True
 
     async def _swap(self) -> None:
-        """Join anew, with other settings, between giving everything back and taking it up again."""
+        """Rejoin with changed settings: release every queue, leave the group, then read the configuration again."""
         await self.drained()
         await self._leave()
         self._look()
 
-    # What the member decides.
+    # The member's decisions.
 
-    def answer(self, event: Event, queue: Queue, life: int, sent: float | None = None) -> None:
-        """Take an answer to a command."""
+    def answer(self, event: LeaseEvent, queue: Queue, life: int, sent: float | None = None) -> None:
+        """Pass the answer to a command on to the member."""
         self._steps.take(self.member.happened(event, queue, life, self.now(), sent))
 
     def _obey(self, command: Command) -> None:
         self._reading(command.queue).obey(command)
 
-    def _reading(self, queue: Queue) -> Reading:
+    def _reading(self, queue: Queue) -> QueueReader:
         if queue not in self.readings:
-            assert self._sources.now  # noqa: S101 - no document is obeyed before
-            self.readings[queue] = Reading(queue, self._sources.now, self)
+            assert self._sources.now  # noqa: S101 - no assignment is obeyed before the session exists
+            self.readings[queue] = QueueReader(queue, self._sources.now, self)
         return self.readings[queue]
 
     def _tell_soon(self) -> None:
-        """Say what has changed, once for all that changes in this turn of the loop."""
+        """Schedule `_tell`, once for all changes in this turn of the event loop."""
         if not self._telling:
             self._telling = True
             asyncio.get_running_loop().call_soon(self._tell)
 
     def _tell(self) -> None:
-        """Say what has changed, and see to what follows from it."""
+        """Drop released readers and publish the current report; postponed while a step waits for the disk."""
         self._telling = False
         if self._steps.waiting:
             return
@@ -257,7 +257,7 @@ class Sidecar:
             self._app.queues_changed()
             for reading in self.readings.values():
                 self._app.offer(reading)
-        self.status.notify()  # in any case: drains go on, though what cannot be noted is not told
+        self.status.notify()  # always: a drain at the pod's end goes on, though its report cannot be stored
         if self._clock:
             self._clock.cancel()
         due = self.member.next_look()
@@ -265,12 +265,12 @@ class Sidecar:
         self._clock = None if wait is None else asyncio.get_running_loop().call_later(wait, self._tick)
 
     def _tick(self) -> None:
-        if self.member.is_waiting:  # nothing is resumed by an old document
+        if self.member.is_waiting:  # do not resume by an outdated assignment
             self._look()
         self._steps.take(self.member.tick(self.now()))
 
     def _limit(self) -> None:
-        """Divide a topic's room by the queues of it that are worked here, and the memory by all of them."""
+        """Divide each topic's buffer among its queues at this member, and the memory budget among all queues."""
         if self._sources.now:
             self.memory_budget.divide(self.settings.delivery.buffer, self.readings)
             for reading in self.readings.values():
@@ -280,7 +280,7 @@ class Sidecar:
     # Drains.
 
     async def drain(self, *, final: bool = False) -> None:
-        """Give everything up, and return when that is done: the pod ends, or the member is drained for good."""
+        """Release every queue, and return when that is done: the pod ends, or (`final`) the member drains for good."""
         self._drains.add(END)
         self.ends.set()
         self._steps.hold()
@@ -288,7 +288,7 @@ class Sidecar:
         await self.drained()
 
     async def drained(self) -> None:
-        """Wait until everything is given up."""
+        """Wait until every queue is released."""
         while self._steps.waiting or self.member.state != "drained":
             await self.status.changed()
 
@@ -296,65 +296,65 @@ class Sidecar:
         if not self._drains:
             self._steps.take(self.member.back(self.now()))
 
-    # What readings and the app ask and tell.
+    # Interface for readers, deliveries and the control API.
 
     def now(self) -> float:
-        """Return the time on a clock that neither stops nor jumps."""
+        """Return the seconds of a clock that never stops and never jumps."""
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
     @property
-    def settings(self) -> Settings:
-        """The settings that are in force."""
-        assert self._sources.settings  # noqa: S101 - nothing is delivered before
+    def settings(self) -> GroupSettings:
+        """The settings in force."""
+        assert self._sources.settings  # noqa: S101 - set before the first delivery
         return self._sources.settings
 
     def report_asked(self) -> None:
-        """Note that the operator has asked for the report."""
+        """Note that the operator has requested the report."""
         self.member.asked(self.now())
 
     @property
     def generation(self) -> int:
-        """The generation that is obeyed."""
+        """The generation of the obeyed assignment."""
         return self.member.obeyed
 
-    def reading(self, queue: Queue) -> Reading | None:
-        """Return who reads a queue."""
+    def reading(self, queue: Queue) -> QueueReader | None:
+        """Return the reader of a queue; None without one."""
         return self.readings.get(queue)
 
     def consumers_changed(self) -> None:
-        """Hear from a broker that consumers of the group came or went."""
+        """Report that consumers of the group joined or left."""
         self.status.consumers_changed()
 
-    def offer(self, reading: Reading) -> None:
-        """Deliver from a queue."""
+    def offer(self, reading: QueueReader) -> None:
+        """Deliver messages from a queue."""
         self._app.offer(reading)
 
     def delivery_ended(self, messages: Sequence[Message], outcome: str, seconds: float) -> None:
-        """Count messages of one topic whose delivery has ended, and send the spans of those that are traced."""
+        """Count messages of one topic whose delivery has ended, and send spans of the traced ones."""
         if not messages:
             return
         topics = self.settings.topics
         self.measures.ended(messages, outcome, topics)
-        if self._delivery_spans.are_sent:  # else each delivery would look up its topic twice
+        if self._delivery_spans.are_sent:  # otherwise skip a second look-up of the topic
             topic, group = topic_label(messages[0], topics), self.settings.group
             self._delivery_spans.record(messages, topic=topic, group=group, outcome=outcome, seconds=seconds)
 
-    def cut(self, reading: Reading) -> None:
-        """End a queue's open deliveries."""
+    def cut(self, reading: QueueReader) -> None:
+        """Abort a queue's open deliveries."""
         self._app.cut(reading)
 
     def may_deliver(self, queue: Queue) -> bool:
-        """Whether a delivery may begin now."""
+        """Whether a delivery of this queue may start now."""
         self._sure()
         return self.member.may_deliver(queue, self.now(), self.settings.delivery.push.timeout)
 
     def may_send(self, queue: Queue, since: float) -> bool:
-        """Whether a delivery that began then may go out now, also if we stood still since."""
+        """Whether a delivery started at `since` may be sent; after a later stall only if its queue may deliver now."""
         self._sure()
         return self._awoke < since or self.may_deliver(queue)
 
     def may_commit(self, queue: Queue) -> bool:
-        """Whether an offset may be committed now."""
+        """Whether an offset of this queue may be committed now."""
         self._sure()
         return self.member.may_commit(queue)
 
@@ -363,12 +363,12 @@ class Sidecar:
             self._awake()
 
 
-def _describe(who: Who) -> dict[str, str]:
-    """Return the attributes by which spans name this process."""
+def _describe(pod: PodIdentity) -> dict[str, str]:
+    """Return the resource attributes that identify this process in spans."""
     return {
         "service.name": "rota-sidecar",
         "service.version": version("rota-operator"),
-        "service.instance.id": who.uid,
-        "k8s.namespace.name": who.namespace,
-        "k8s.pod.name": who.pod,
+        "service.instance.id": pod.uid,
+        "k8s.namespace.name": pod.namespace,
+        "k8s.pod.name": pod.pod,
     }

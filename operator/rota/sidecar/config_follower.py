@@ -1,4 +1,4 @@
-"""The mounted ConfigMap, watched and read; what cannot be read is reported as a problem and retried."""
+"""Follower of the mounted ConfigMap: watches and reads it; a failed read is reported as a problem and retried."""
 
 import asyncio
 import time
@@ -8,21 +8,25 @@ from pathlib import Path
 
 from rota.model import Reason
 from rota.sidecar.member.member import Member
-from rota.sidecar.status.problems import Health
-from rota.sidecar.storage.environment import Who
-from rota.sidecar.storage.mounted_config import Files, Volume
-from rota.sidecar.storage.state_store import Notes
-from rota.spec.resolved import Settings, read_settings
+from rota.sidecar.status.problems import Problems
+from rota.sidecar.storage.environment import PodIdentity
+from rota.sidecar.storage.mounted_config import MountedConfig, MountedFiles
+from rota.sidecar.storage.state_store import StateStore
+from rota.spec.resolved import GroupSettings, read_settings
 
-RETRY_SECONDS = 2.0  # after a read, or a check of the disk, that failed
+RETRY_SECONDS = 2.0  # seconds after a failed read or disk check
 
 
 class ConfigFollower:
     """Reads assignment and settings, and calls back whenever they may have changed."""
 
-    def __init__(self, who: Who, notes: Notes, health: Health, changed: Callable[[], None]) -> None:
-        """Read nothing yet."""
-        self._volume, self._notes, self._health, self._changed = Volume(Path(who.documents)), notes, health, changed
+    def __init__(self, pod: PodIdentity, notes: StateStore, health: Problems, changed: Callable[[], None]) -> None:
+        self._volume, self._notes, self._health, self._changed = (
+            MountedConfig(Path(pod.documents)),
+            notes,
+            health,
+            changed,
+        )
         self._retry: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
@@ -36,15 +40,15 @@ class ConfigFollower:
         if self._retry:
             self._retry.cancel()
 
-    def read(self) -> Files:
-        """Return the files of one generation; without contents, and with a retry, if they cannot be read now."""
+    def read(self) -> MountedFiles:
+        """Return the files of one generation; if they cannot be read now, return empty ones and schedule a retry."""
         files = self._volume.read()
-        if files is None:  # no event tells when that is over
+        if files is None:  # no inotify event follows when the files become readable
             self.retry()
-        return files or Files()
+        return files or MountedFiles()
 
-    def settings(self, files: Files) -> Settings | None:
-        """Return the settings in the files, None without valid ones."""
+    def settings(self, files: MountedFiles) -> GroupSettings | None:
+        """Return the settings in the files; None if they are missing, or invalid and thus reported as a problem."""
         try:
             settings = None if files.settings is None else read_settings(files.settings)
         except ValueError as error:
@@ -54,7 +58,7 @@ class ConfigFollower:
         return settings
 
     def check_disk(self) -> bool:
-        """Check that the generation of a new assignment could be stored; report it as a problem and retry if not."""
+        """Return whether a new generation could be stored; if not, report the problem and schedule a retry."""
         try:
             self._notes.need_room()
         except OSError as error:
@@ -63,7 +67,7 @@ class ConfigFollower:
         return True
 
     def count_start(self, member: Member) -> None:
-        """Give the member the number of its process, once that is on the disk; without one, report it as a problem."""
+        """Store the number of this process and give it to the member; report a failed write as a problem."""
         if not member.incarnation:
             try:
                 member.count(self._notes.start(), time.time())
@@ -74,7 +78,7 @@ class ConfigFollower:
         self._health.trouble(Reason.STATE_NOT_WRITTEN, "")
 
     def retry(self, reason: Reason | None = None, message: str = "") -> None:
-        """Call back again soon; report the reason as a problem if there is one."""
+        """Call back after RETRY_SECONDS; report `reason`, if given, as a problem."""
         if reason:
             self._health.trouble(reason, message)
         self.close()

@@ -1,7 +1,7 @@
-"""What the member decides, carried out in its order.
+"""Executor of the member's steps, in order.
 
-What must be remembered is on the disk before anything else of a step is done or told. While it cannot be put there,
-the step waits, every later one behind it, and the report stays as it was: after a restart nobody would know of it.
+The state that a step must remember is on the disk before its commands run and before a report shows the step. While
+the disk fails, this step and all later ones wait, and the report stays as it was: a restart would forget the step.
 """
 
 import asyncio
@@ -12,24 +12,24 @@ from rota.model import Reason
 from rota.reports import Report
 from rota.sidecar.member.member import Step
 from rota.sidecar.member.queue_lifecycle import Command
-from rota.sidecar.status.problems import Health
-from rota.sidecar.storage.state_store import Notes
+from rota.sidecar.status.problems import Problems
+from rota.sidecar.storage.state_store import StateStore
 
-KEEP_AGAIN = 1.0  # before the disk is tried again
+KEEP_AGAIN = 1.0  # seconds before a failed write is retried
 
 
-class Steps:
-    """Steps that wait for the disk, and what is told of those that do not any more."""
+class EffectRunner:
+    """Queue of steps that wait for the disk, and the report that may be published meanwhile."""
 
     def __init__(
         self,
-        notes: Notes,
-        health: Health,
+        notes: StateStore,
+        health: Problems,
         report: Callable[[], Report],
         obey: Callable[[Command], None],
         done: Callable[[], None],
     ) -> None:
-        """Have commands obeyed, and say when nothing waits."""
+        """`obey` starts a command; `done` is called when no step waits any more."""
         self._notes, self._health, self._report, self._obey, self._done = notes, health, report, obey, done
         self._waiting: deque[Step] = deque()
         self._again: asyncio.TimerHandle | None = None
@@ -38,28 +38,28 @@ class Steps:
 
     @property
     def told(self) -> Report:
-        """What may be told: what is so, or, while a step waits for the disk, what was so before it was decided."""
+        """The report to publish: the current one or, while a step waits for the disk, the one from before that step."""
         if not (self._waiting or self._untold):
             self._told = self._report()
         return self._told
 
     def hold(self) -> None:
-        """Before anything is decided that must be remembered: this is what is told while that waits."""
+        """Fix the report to publish while the next step waits; call this before a decision that must be stored."""
         self._told = self.told
 
     @property
     def waiting(self) -> bool:
-        """Whether the disk holds something up."""
+        """Whether a step waits for the disk."""
         return bool(self._waiting)
 
     def take(self, step: Step) -> None:
-        """Carry a step out once those before it were."""
+        """Execute a step after all earlier ones."""
         self._waiting.append(step)
         if self._again is None:
             self._go_on()
 
     def end(self) -> None:
-        """Wait for no disk any more: everything is given up, and what could not be noted is told to nobody."""
+        """Stop waiting for the disk: the member drains now, and a step that could not be stored is never reported."""
         self._ends = True
 
     def _go_on(self) -> None:
@@ -70,9 +70,9 @@ class Steps:
                 self._keep(step)
             except OSError as error:
                 self._has_failed = True
-                told = "the final drain waits" if step.remember is None else f"generation {step.remember} is not obeyed"
+                text = "the final drain waits" if step.remember is None else f"generation {step.remember} is not obeyed"
                 self._health.trouble(
-                    Reason.STATE_NOT_WRITTEN, f"The member's state cannot be written, so {told}: {error}"
+                    Reason.STATE_NOT_WRITTEN, f"The member's state cannot be written, so {text}: {error}"
                 )
                 if not self._ends:
                     self._again = asyncio.get_running_loop().call_later(KEEP_AGAIN, self._go_on)
@@ -86,6 +86,6 @@ class Steps:
     def _keep(self, step: Step) -> None:
         if step.remember is not None or step.remember_final:
             self._notes.keep(obeyed=step.remember, final=step.remember_final)
-            if self._has_failed:  # there may be another reason for that problem
+            if self._has_failed:  # clear only this class's own report of the problem
                 self._has_failed = False
                 self._health.trouble(Reason.STATE_NOT_WRITTEN, "")

@@ -1,4 +1,4 @@
-"""A sidecar from its start to its end: what it is made of, the signals it heeds, and how it leaves."""
+"""Lifecycle of a sidecar process: creates its parts, handles signals and shuts down."""
 
 import asyncio
 import logging
@@ -12,55 +12,59 @@ from rota.aio import supervise
 from rota.brokers.port import Consumer, Membership
 from rota.brokers.rocketmq.consumer import RocketMQConsumer
 from rota.sidecar import prestop
-from rota.sidecar.agent import Sidecar
+from rota.sidecar.agent import Agent
 from rota.sidecar.consume.broker_session import Connect
 from rota.sidecar.delivery import pull
-from rota.sidecar.delivery.switch import Modes
+from rota.sidecar.delivery.switch import DeliverySwitch
 from rota.sidecar.status.control_api import Control, KeyFiles
 from rota.sidecar.status.http_api import PORT, Page
-from rota.sidecar.storage.environment import Who
-from rota.sidecar.storage.secret_files import Access
-from rota.spec.resolved import Settings
+from rota.sidecar.storage.environment import PodIdentity
+from rota.sidecar.storage.secret_files import SecretFiles
+from rota.spec.resolved import GroupSettings
 
 _log = logging.getLogger(__name__)
 
 
 async def serve(variables: Mapping[str, str]) -> None:
-    """Be the sidecar of the pod that the variables tell of, until SIGTERM."""
-    who = Who.read(variables)
+    """Run the sidecar of the pod that the environment variables describe, until SIGTERM or SIGINT."""
+    pod = PodIdentity.read(variables)
     ending = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ending.set)
-    access = Access(who)
+    access = SecretFiles(pod)
     renewing = asyncio.create_task(supervise("Secrets", access.renew))
     try:
-        await work(who, to_rocketmq(access), ending)
+        await work(pod, to_rocketmq(access), ending)
     finally:
         renewing.cancel()
 
 
-async def work(who: Who, connect: Connect, ending: asyncio.Event, port: int = PORT, pull_port: int = pull.PORT) -> None:
-    """Work as a member until told to end.
+async def work(
+    pod: PodIdentity, connect: Connect, ending: asyncio.Event, port: int = PORT, pull_port: int = pull.PORT
+) -> None:
+    """Run as a member of the group until `ending` is set.
 
-    The Pull port is opened where the app asks for messages, the control port where the pod mounts a key.
+    The Pull port is opened if the delivery mode is Pull, the control port if the pod mounts a key.
     """
-    sidecar = Sidecar(
-        who, connect, lambda shell: Modes(shell, who.local, pull_port, shares_node_network=who.shares_node_network)
+    sidecar = Agent(
+        pod,
+        connect,
+        lambda shell: DeliverySwitch(shell, pod.local, pull_port, shares_node_network=pod.shares_node_network),
     )
-    control = Control(sidecar, KeyFiles(who.key) if who.key else None)
+    control = Control(sidecar, KeyFiles(pod.key) if pod.key else None)
     async with AsyncExitStack() as serving:
-        page = await Page(sidecar, control).serve(who.address, port)
+        page = await Page(sidecar, control).serve(pod.address, port)
         serving.push_async_callback(page.cleanup)
         if control.is_signed:
-            serving.push_async_callback((await control.serve(who.address)).cleanup)
-        if who.run:
-            await serving.enter_async_context(await _listen_for_hook(sidecar, who.run))
-        _log.info("The sidecar of %s/%s answers at %s, port %d", who.namespace, who.pod, who.address, port)
+            serving.push_async_callback((await control.serve(pod.address)).cleanup)
+        if pod.run:
+            await serving.enter_async_context(await _listen_for_hook(sidecar, pod.run))
+        _log.info("The sidecar of %s/%s answers at %s, port %d", pod.namespace, pod.pod, pod.address, port)
         await sidecar.run(ending)
 
 
-async def _listen_for_hook(sidecar: Sidecar, folder: str) -> asyncio.Server:
-    """Drain when the pod's preStop hook connects."""
+async def _listen_for_hook(sidecar: Agent, folder: str) -> asyncio.Server:
+    """Start a drain when the pod's preStop hook connects; answer it once the drain has started."""
 
     async def begin(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if not sidecar.ends.is_set():
@@ -75,22 +79,22 @@ async def _listen_for_hook(sidecar: Sidecar, folder: str) -> asyncio.Server:
 
 
 def _bound_in(folder: str) -> socket.socket:
-    """Bind the hook's socket, by its relative name: a socket's path has at most 107 characters."""
-    bound = socket.socket(socket.AF_UNIX)
+    """Bind the hook's socket by its relative name: the path of a Unix socket has at most 107 characters."""
+    listener = socket.socket(socket.AF_UNIX)
     try:
         with chdir(folder):
-            Path(prestop.SOCKET).unlink(missing_ok=True)  # of a container that was started before in this pod
-            bound.bind(prestop.SOCKET)
+            Path(prestop.SOCKET).unlink(missing_ok=True)  # left by an earlier container of this pod
+            listener.bind(prestop.SOCKET)
     except OSError as error:
-        bound.close()
+        listener.close()
         raise ValueError(f"No socket can be bound in {folder}: {error.strerror}; mount an emptyDir there") from None
-    return bound
+    return listener
 
 
-def to_rocketmq(access: Access) -> Connect:
-    """Return what makes a consumer, let in by what is mounted; what cannot be read there is a sentence."""
+def to_rocketmq(access: SecretFiles) -> Connect:
+    """Return a function that creates consumers with the mounted credentials; ValueError if they cannot be read."""
 
-    def connect(settings: Settings, membership: Membership) -> Consumer:
+    def connect(settings: GroupSettings, membership: Membership) -> Consumer:
         return RocketMQConsumer(access.site(settings.broker.rocketmq), membership)
 
     return connect

@@ -1,4 +1,4 @@
-"""What a member answers about itself: its report, queues, deliveries, readiness and metrics."""
+"""Status of a member: its report, queues, deliveries, readiness and metrics."""
 
 import asyncio
 import secrets
@@ -11,16 +11,16 @@ from rota.deliveries import DeliveriesPage
 from rota.metrics import Format
 from rota.model import Queue
 from rota.reports import FullReport
-from rota.sidecar.consume.broker_session import Sources
-from rota.sidecar.consume.queue_reader import Reading
-from rota.sidecar.effects import Steps
+from rota.sidecar.consume.broker_session import BrokerSession
+from rota.sidecar.consume.queue_reader import QueueReader
+from rota.sidecar.effects import EffectRunner
 from rota.sidecar.member.member import Member
 from rota.sidecar.status.delivery_counts import DeliveryCounts
-from rota.sidecar.status.problems import Health
+from rota.sidecar.status.problems import Problems
 from rota.sidecar.status.self_report import QueuesPage, ReleasedQueues, full_report, queues_page
-from rota.sidecar.status.sidecar_metrics import Measures
+from rota.sidecar.status.sidecar_metrics import SidecarMetrics
 
-NOTICE_SECONDS = 1.0  # in which several notices of brokers count as one
+NOTICE_SECONDS = 1.0  # within this time, several notices from brokers count as one
 
 
 class MemberStatus:
@@ -29,35 +29,34 @@ class MemberStatus:
     def __init__(
         self,
         member: Member,
-        steps: Steps,
-        health: Health,
-        sources: Sources,
-        readings: Mapping[Queue, Reading],
+        steps: EffectRunner,
+        health: Problems,
+        sources: BrokerSession,
+        readings: Mapping[Queue, QueueReader],
         *,
         now: Callable[[], float],
     ) -> None:
-        """Start without settings."""
         self._now = now
         self._member, self._steps, self._health = member, steps, health
         self._sources, self._readings = sources, readings
-        self._random = secrets.token_hex(8)  # of a process that could not note its number
+        self._random = secrets.token_hex(8)  # replaces the process number while that cannot be stored
         self.released = ReleasedQueues()
-        self._settings = ""  # the digest of those in force
+        self._settings = ""  # digest of the settings in force
         self._settings_changes = 0
         self._consumers_changed = 0
         self._notices = RateLimitedCall(self._count_notice, NOTICE_SECONDS)
-        self.measures = Measures()
+        self.measures = SidecarMetrics()
         self.delivery_counts = DeliveryCounts(now())
         self._changed = asyncio.Event()
 
     def settings_in_force(self, digest: str) -> None:
-        """Report these settings from now on."""
+        """Report this digest of the settings in force from now on."""
         if digest != self._settings:
             self._settings, self._settings_changes = digest, self._settings_changes + 1
             self.notify()
 
     def consumers_changed(self) -> None:
-        """Report that consumers of the group came or went; the first notice at once, others once a second."""
+        """Report that consumers of the group joined or left: the first notice at once, later ones once a second."""
         self._notices.request()
 
     def _count_notice(self) -> None:
@@ -74,7 +73,7 @@ class MemberStatus:
         return self._steps.told.revision + changes
 
     def notify(self) -> None:
-        """Wake everybody that waits for a change."""
+        """Wake all tasks that wait for a change."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -83,7 +82,7 @@ class MemberStatus:
         await self._changed.wait()
 
     def report(self) -> FullReport:
-        """Return what the member says of itself now."""
+        """Return the member's current report."""
         report = full_report(self._steps.told, self._health, self._member, self._readings, self.released)
         return msgspec.structs.replace(
             report,
@@ -94,25 +93,25 @@ class MemberStatus:
         )
 
     def queues(self, start: int) -> QueuesPage:
-        """Return one page of the progress of its queues, from index `start`."""
+        """Return one page of the progress of the member's queues, from index `start`."""
         page = queues_page(start, self._member, self._readings, self._now())
         return msgspec.structs.replace(page, incarnation=self._incarnation)
 
     def deliveries(self, start: int) -> DeliveriesPage:
-        """Return one page of what deliveries came to, from index `start`."""
+        """Return one page of delivery counts by queue, from index `start`."""
         return self.delivery_counts.page(start, self._incarnation, self._readings, self._now())
 
     def sample_deliveries(self) -> None:
-        """Measure what is at the app, and what waits for it."""
+        """Sample how many messages are at the app, and for which queues messages wait."""
         self.delivery_counts.sample(self._readings, self._now())
 
     async def news(self, after: int) -> None:
-        """Wait until the report has another revision."""
+        """Wait until the report's revision differs from `after`."""
         while self._revision == after:
             await self.changed()
 
     def unready(self) -> str:
-        """Return why the pod is not ready; empty if it is."""
+        """Return why the pod is not ready; empty if it is ready."""
         if self._member.final:
             return "the member was drained for good"
         source = self._sources.now
@@ -126,7 +125,7 @@ class MemberStatus:
         return ""
 
     def metrics(self, style: Format) -> bytes:
-        """Render what is counted."""
+        """Render the sidecar's metrics."""
         windows = [reading.window for reading in self._readings.values()]
         return self.measures.text(
             style,

@@ -1,7 +1,7 @@
-"""`python -m rota.sidecar.prestop`: the hook that the kubelet runs in the sidecar's container when the pod ends.
+"""preStop hook of the sidecar's container: the kubelet runs `python -m rota.sidecar.prestop` when the pod ends.
 
-It tells the sidecar to drain, over a Unix socket in a volume that no other container mounts: what the kubelet itself
-sends can carry no secret. It imports little, for messages wait until it has run.
+The hook starts the drain over a Unix socket in a volume that no other container mounts, because an HTTP hook of the
+kubelet cannot carry a secret. It imports little: the messages of the pod's queues wait until it has run.
 """
 
 import os
@@ -14,10 +14,10 @@ ANSWER_SECONDS = 5.0
 
 
 def main() -> int:
-    """Have the drain begin; how long it takes is up to the hooks of the app's containers."""
+    """Start the drain and return 0, or 1 if that fails; the hooks of the app's containers wait for the drain's end."""
     folder = os.environ.get("ROTA_RUN") or FOLDER
     try:
-        os.chdir(folder)  # a socket's path has at most 107 characters, so it is named from here
+        os.chdir(folder)  # a Unix socket's path has at most 107 characters: use a relative one
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(ANSWER_SECONDS)
             connection.connect(SOCKET)

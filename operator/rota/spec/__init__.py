@@ -1,6 +1,6 @@
-"""A custom resource's body, parsed once; a mistake is a sentence with the field's path.
+"""The specs of Rota's custom resources, parsed and validated; a mistake is a sentence with the field's path.
 
-The CRDs refuse most of this at `kubectl apply` already; here it is refused for files, and whatever came by other ways.
+The CRDs reject most mistakes at `kubectl apply` already; this also covers files, and objects that no CRD has checked.
 """
 
 import re
@@ -17,7 +17,7 @@ from rota.spec.rules import MOST_MOVES, in_group, in_policy
 
 T = TypeVar("T", bound=Struct)
 
-MOST = 2**31 - 1  # of anything that Kubernetes or a broker counts
+MOST = 2**31 - 1  # the largest number that Kubernetes and brokers accept
 
 Topic = Annotated[str, Meta(min_length=1, max_length=127, pattern=r"^[%|a-zA-Z0-9_-]+\Z")]
 Word = Annotated[str, Meta(min_length=1)]
@@ -32,75 +32,75 @@ Part = Annotated[int, Meta(ge=0, le=MOST)] | Annotated[str, Meta(pattern=r"^(100
 
 
 class Seconds(float):
-    """A duration, written as people write it: 500ms, 30s, 1m."""
+    """A duration, as users write it: 500ms, 30s, 1m."""
 
     UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}  # noqa: RUF012 - a constant
 
     @classmethod
     def parse(cls, text: object) -> "Seconds":
-        """Read a duration; anything else is a sentence."""
-        found = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)(ms|s|m|h)", text) if isinstance(text, str) else None
-        if not found or not float(found[1]):
+        """Parse a duration; raise ValueError with a sentence if the text is none."""
+        match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)(ms|s|m|h)", text) if isinstance(text, str) else None
+        if not match or not float(match[1]):
             raise ValueError(f"Expected a duration such as 500ms, 30s or 1m, got {text!r}")
-        return cls(float(found[1]) * cls.UNITS[found[2]])
+        return cls(float(match[1]) * cls.UNITS[match[2]])
 
     def __str__(self) -> str:
-        """Write it so that it can be read back."""
+        """Spell the duration so that `parse` reads it back."""
         return f"{self:.6f}".rstrip("0").rstrip(".") + "s"
 
 
-class Mistake(ValueError):  # noqa: N818 - it is the user's word for it
-    """What somebody wrote cannot be meant; the text is one sentence that names the field."""
+class InvalidSpecError(ValueError):
+    """A user's spec is invalid; the text is one sentence that names the field."""
 
 
-class _Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """One block of a spec: unknown fields are mistakes, names are camelCase outside."""
+class _SpecBlock(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """One block of a spec: unknown fields are mistakes, and field names are camelCase in YAML."""
 
 
-class Reference(_Part, frozen=True):
+class Reference(_SpecBlock, frozen=True):
     """A named object in the same namespace."""
 
     name: ObjectName
 
 
-class Tls(_Part, frozen=True):
-    """How the connection to the broker is secured."""
+class Tls(_SpecBlock, frozen=True):
+    """TLS of the connection to the broker."""
 
     enabled: bool = False
     ca_secret: Reference | None = None
     client_secret: Reference | None = None
 
 
-class RocketMQ(_Part, frozen=True, rename="camel"):
-    """Where the broker answers."""
+class RocketMQ(_SpecBlock, frozen=True, rename="camel"):
+    """How to reach a RocketMQ cluster."""
 
     name_servers: Annotated[list[Word], Meta(min_length=1)]
     credentials_secret: Reference | None = None
     tls: Tls = Tls()
 
 
-class Broker(_Part, frozen=True):
-    """Which broker a group works with."""
+class Broker(_SpecBlock, frozen=True):
+    """The broker of a group."""
 
     rocketmq: RocketMQ
 
 
-class Subscription(_Part, frozen=True):
-    """A topic, and which of its messages."""
+class Subscription(_SpecBlock, frozen=True):
+    """A topic, and a filter of its messages."""
 
     topic: Topic
     expression: Word = "*"
     type: Literal["Tag", "SQL92"] = "Tag"
 
 
-class StartFrom(_Part, frozen=True):
-    """Where a queue begins that nobody of the group has read yet."""
+class StartFrom(_SpecBlock, frozen=True):
+    """Where a queue without a committed offset of the group starts."""
 
     position: Literal["Latest", "Earliest", "Timestamp"] = "Latest"
     timestamp: datetime | None = None
 
 
-class Push(_Part, frozen=True):
+class Push(_SpecBlock, frozen=True):
     """How the sidecar posts messages to the app."""
 
     port: Port = 8080
@@ -110,19 +110,19 @@ class Push(_Part, frozen=True):
     max_batch: Count = 1
 
 
-class Pull(_Part, frozen=True):
+class Pull(_SpecBlock, frozen=True):
     """How the app asks the sidecar for messages."""
 
     visibility_timeout: Seconds = Seconds(30)
 
 
-class Retry(_Part, frozen=True):
+class Retry(_SpecBlock, frozen=True):
     """How often a message is tried before it goes to the dead-letter topic; -1: for ever."""
 
     max_attempts: Annotated[int, Meta(ge=-1, le=MOST)] | None = None
 
 
-class Buffer(_Part, frozen=True):
+class Buffer(_SpecBlock, frozen=True):
     """How much a member reads ahead."""
 
     messages_per_queue: Count = 1000
@@ -132,13 +132,13 @@ class Buffer(_Part, frozen=True):
     mebibytes_per_message: Mebibytes = 4  # a compressed body that is larger is delivered compressed
 
 
-class Traces(_Part, frozen=True):
+class Traces(_SpecBlock, frozen=True):
     """Where spans of deliveries are sent."""
 
     endpoint: Annotated[str, Meta(max_length=2048)]
 
 
-class Delivery(_Part, frozen=True):
+class Delivery(_SpecBlock, frozen=True):
     """How messages reach the app."""
 
     mode: Literal["Push", "Pull"] = "Push"
@@ -149,22 +149,22 @@ class Delivery(_Part, frozen=True):
     traces: Traces | None = None
 
 
-class Rollout(_Part, frozen=True):
-    """How fast a fleet is replaced."""
+class Rollout(_SpecBlock, frozen=True):
+    """How fast the pods of a fleet are replaced."""
 
     max_surge: Part = 1
     max_unavailable: Part = 0
 
 
-class Sidecar(_Part, frozen=True):
+class Sidecar(_SpecBlock, frozen=True):
     """The sidecar's container."""
 
     resources: dict[str, Any] = {}
     auto_upgrade: bool = False
 
 
-class GroupSpec(_Part, frozen=True):
-    """What a ConsumerGroup asks for."""
+class GroupSpec(_SpecBlock, frozen=True):
+    """The spec of a ConsumerGroup."""
 
     broker: Broker
     subscriptions: Annotated[list[Subscription], Meta(min_length=1)]
@@ -187,12 +187,12 @@ class GroupSpec(_Part, frozen=True):
 
     @property
     def max_attempts(self) -> int:
-        """How often a message is tried; Orderly groups never skip one unless told to."""
-        given = self.delivery.retry.max_attempts
-        return given if given is not None else (-1 if self.orderly else 16)
+        """How often a message is tried; Orderly groups never skip a message unless the user sets a limit."""
+        limit = self.delivery.retry.max_attempts
+        return limit if limit is not None else (-1 if self.orderly else 16)
 
 
-class QueueRange(_Part, frozen=True):
+class QueueRange(_SpecBlock, frozen=True):
     """Some queues of one topic on one broker."""
 
     topic: Topic
@@ -200,33 +200,33 @@ class QueueRange(_Part, frozen=True):
     ids: Ranges
 
 
-class ConfiguredMember(_Part, frozen=True):
+class ConfiguredMember(_SpecBlock, frozen=True):
     """The queues of the member with this index among the sorted names (pod names change with every rollout)."""
 
     index: Annotated[int, Meta(ge=0)]
     queues: list[QueueRange]
 
 
-class BrokerRoom(_Part, frozen=True):
-    """The room a broker stands in."""
+class BrokerRoom(_SpecBlock, frozen=True):
+    """The machine room of a broker."""
 
     broker: Word
     room: Word
 
 
-class ByConfig(_Part, frozen=True):
+class ByConfig(_SpecBlock, frozen=True):
     """Options of the strategy ByConfig."""
 
     members: Annotated[list[ConfiguredMember], Meta(min_length=1)]
 
 
-class ByMachineRoom(_Part, frozen=True):
+class ByMachineRoom(_SpecBlock, frozen=True):
     """Options of the strategy ByMachineRoom."""
 
     rooms: Annotated[list[Word], Meta(min_length=1)]
 
 
-class MachineRoomNearby(_Part, frozen=True):
+class MachineRoomNearby(_SpecBlock, frozen=True):
     """Options of the strategy MachineRoomNearby."""
 
     room_label: Word
@@ -234,28 +234,28 @@ class MachineRoomNearby(_Part, frozen=True):
     inner: Literal["Averagely", "AveragelyByCircle", "ConsistentHash", "Sticky"] = "Averagely"
 
 
-class ConsistentHash(_Part, frozen=True):
+class ConsistentHash(_SpecBlock, frozen=True):
     """Options of the strategy ConsistentHash."""
 
     virtual_nodes: Annotated[int, Meta(ge=1, le=1000)] = 10
 
 
-class Balanced(_Part, frozen=True):
+class Balanced(_SpecBlock, frozen=True):
     """Options of the strategy Balanced."""
 
     room_label: Word | None = None
     brokers: list[BrokerRoom] = []
 
 
-class Custom(_Part, frozen=True):
+class Custom(_SpecBlock, frozen=True):
     """Options of the strategy Custom."""
 
     name: Word
     options: dict[str, Any] = {}
 
 
-class Options(_Part, frozen=True):
-    """One block a strategy that has options."""
+class Options(_SpecBlock, frozen=True):
+    """One block for each strategy that has options."""
 
     by_config: ByConfig | None = None
     by_machine_room: ByMachineRoom | None = None
@@ -265,24 +265,24 @@ class Options(_Part, frozen=True):
     custom: Custom | None = None
 
 
-class Handover(_Part, frozen=True):
-    """How queues move."""
+class Handover(_SpecBlock, frozen=True):
+    """How queues move from one member to another."""
 
     mode: Literal["Cooperative", "Immediate"] = "Cooperative"
     drain_timeout: Seconds = Seconds(30)
     lost_after: Seconds = Seconds(10)
 
 
-class Triggers(_Part, frozen=True):
-    """When a group is looked at again."""
+class Triggers(_SpecBlock, frozen=True):
+    """When a group is reconciled again."""
 
     debounce: Seconds = Seconds(0.5)
     resync: Seconds = Seconds(20)
     unready_grace: Seconds = Seconds(10)
 
 
-class Budget(_Part, frozen=True):
-    """How many queues may move in a stretch of time."""
+class Budget(_SpecBlock, frozen=True):
+    """How many queues may move in a period."""
 
     max_moves: Annotated[int, Meta(ge=0, le=MOST_MOVES)]
     per: Seconds = Seconds(60)
@@ -301,7 +301,7 @@ StrategyName = Literal[
 ]
 
 
-class PolicySpec(_Part, frozen=True):
+class PolicySpec(_SpecBlock, frozen=True):
     """The user's rules for a group's rebalances; the defaults are those of a group without a policy."""
 
     strategy: StrategyName = "Averagely"
@@ -313,55 +313,55 @@ class PolicySpec(_Part, frozen=True):
 
 
 def group_spec(body: Mapping[str, Any]) -> GroupSpec:
-    """Parse a ConsumerGroup's `spec`."""
+    """Parse a ConsumerGroup's `spec`; raise InvalidSpecError if it is invalid."""
     spec = _parse(body, GroupSpec)
     metadata = body.get("metadata")
     name = metadata.get("name") if isinstance(metadata, Mapping) else None
     for mistake in in_group(spec, spec.group or name):
-        raise Mistake(mistake)
+        raise InvalidSpecError(mistake)
     return spec
 
 
 def policy_spec(body: Mapping[str, Any]) -> PolicySpec:
-    """Parse a RebalancePolicy's `spec`."""
+    """Parse a RebalancePolicy's `spec`; raise InvalidSpecError if it is invalid."""
     spec = _parse(body, PolicySpec)
     own = spec.strategy[0].lower() + spec.strategy[1:]
     blocks = msgspec.structs.fields(Options)
-    given = {block.encode_name for block in blocks if getattr(spec.options, block.name) is not None}
-    for block in sorted(given - {own}):
-        raise Mistake(f"spec.options.{block} does not belong to strategy {spec.strategy}; remove it")
-    if own in _NEEDED and own not in given:
-        raise Mistake(f"spec.options.{own} is missing: strategy {spec.strategy} cannot work without it")
+    present = {block.encode_name for block in blocks if getattr(spec.options, block.name) is not None}
+    for block in sorted(present - {own}):
+        raise InvalidSpecError(f"spec.options.{block} does not belong to strategy {spec.strategy}; remove it")
+    if own in _NEEDED and own not in present:
+        raise InvalidSpecError(f"spec.options.{own} is missing: strategy {spec.strategy} cannot work without it")
     for mistake in in_policy(spec):
-        raise Mistake(mistake)
+        raise InvalidSpecError(mistake)
     return spec
 
 
 def policy_body(policy: PolicySpec) -> dict[str, Any]:
     """Write a policy as a RebalancePolicy's `spec`, without defaults; `policy_spec` reads it back."""
-    told: dict[str, Any] = msgspec.to_builtins(policy, enc_hook=Seconds.__str__)
-    usual: dict[str, Any] = msgspec.to_builtins(PolicySpec(), enc_hook=Seconds.__str__)
-    chosen = {name: _chosen(value) for name, value in told.items() if value != usual[name]}
+    fields: dict[str, Any] = msgspec.to_builtins(policy, enc_hook=Seconds.__str__)
+    defaults: dict[str, Any] = msgspec.to_builtins(PolicySpec(), enc_hook=Seconds.__str__)
+    chosen = {name: _chosen(value) for name, value in fields.items() if value != defaults[name]}
     return {"strategy": policy.strategy, **chosen}
 
 
 def _chosen(value: Any) -> Any:
-    return {name: _chosen(it) for name, it in value.items() if it is not None} if isinstance(value, dict) else value
+    return {key: _chosen(item) for key, item in value.items() if item is not None} if isinstance(value, dict) else value
 
 
 _NEEDED = {"byConfig", "byMachineRoom", "machineRoomNearby", "custom"}
 
 
 def _parse(body: Mapping[str, Any], kind: type[T]) -> T:
-    given = body.get("spec")
+    spec = body.get("spec")
     try:
-        return msgspec.convert({} if given is None else given, kind, dec_hook=_duration)
+        return msgspec.convert({} if spec is None else spec, kind, dec_hook=_duration)
     except msgspec.ValidationError as error:
-        raise Mistake(plain(_sentence(str(error), kind))) from None
+        raise InvalidSpecError(plain(_sentence(str(error), kind))) from None
     except UnicodeEncodeError as error:
-        raise Mistake(f"spec has a text that is no Unicode: {plain(ascii(error.object), 40)}") from None
+        raise InvalidSpecError(f"spec has a text that is no Unicode: {plain(ascii(error.object), 40)}") from None
     except RecursionError:
-        raise Mistake("spec is nested too deeply to be read") from None
+        raise InvalidSpecError("spec is nested too deeply to be read") from None
 
 
 def _duration(kind: type[Any], value: object) -> object:
@@ -370,10 +370,10 @@ def _duration(kind: type[Any], value: object) -> object:
     raise NotImplementedError
 
 
-def _sentence(told: str, kind: type[Struct]) -> str:
-    """Say msgspec's message with the path first: what people look for is the field."""
-    message, _, path = told.partition(" - at ")
-    key, _, where = path.strip("`").rpartition("$")  # "key in $.template": it is no value that is wrong
+def _sentence(error: str, kind: type[Struct]) -> str:
+    """Return msgspec's message with the path first: users look for the field."""
+    message, _, path = error.partition(" - at ")
+    key, _, where = path.strip("`").rpartition("$")  # "key in $.template": a key is wrong, not a value
     if repr(SUBDOMAIN_PATTERN) in message:  # as msgspec quotes it
         return f"spec{where} is not the name of a Kubernetes object; write {NAMING_RULE}"
     choices = f"; choose one of {', '.join(_choices(kind, where))}" if message.startswith("Invalid enum") else ""
@@ -381,9 +381,9 @@ def _sentence(told: str, kind: type[Struct]) -> str:
 
 
 def _choices(kind: Any, path: str) -> tuple[str, ...]:
-    """Return what the field at a path can be."""
+    """Return the permitted values of the field at a path."""
     for name in re.findall(r"[a-z]\w*", path, re.IGNORECASE):
         kind = next(field.type for field in msgspec.structs.fields(kind) if field.encode_name == name)
-        while get_origin(kind) not in {None, Literal}:  # a list of it, it or None
+        while get_origin(kind) not in {None, Literal}:  # the items of a list, or the type of an optional field
             kind = get_args(kind)[0]
     return get_args(kind)

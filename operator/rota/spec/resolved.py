@@ -1,4 +1,4 @@
-"""`group.json`: a group's settings as its sidecars need them, every default filled in; equal settings have one text."""
+"""`group.json`: a group's settings for its sidecars, with every default filled in; equal settings have one text."""
 
 import hashlib
 import json
@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from rota.model import plain
 from rota.spec import Broker, Delivery, GroupSpec, Seconds, StartFrom, Subscription
 
-BEFORE_IT_WAS_MADE = timedelta(minutes=30)  # is where a group begins that names no time
+BEFORE_IT_WAS_MADE = timedelta(minutes=30)  # before its creation: the start of a group that names no time
 SCHEMA = 1
 DEFAULT_DRAIN_SECONDS = 30.0
 LONGEST_SECONDS = 3.6e9  # of a duration: 999,999 hours
@@ -19,8 +19,8 @@ LONGEST_SECONDS = 3.6e9  # of a duration: 999,999 hours
 _TOLD = ("broker", "subscriptions", "message_model", "ordering", "start_from", "delivery", "paused")
 
 
-class Settings(Struct, frozen=True, kw_only=True, rename="camel"):
-    """What a sidecar reads."""
+class GroupSettings(Struct, frozen=True, kw_only=True, rename="camel"):
+    """The settings of a group, as a sidecar reads them."""
 
     group: str  # its name at the broker
     broker: Broker
@@ -39,30 +39,30 @@ class Settings(Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def topics(self) -> frozenset[str]:
-        """The topics that are subscribed to."""
+        """The subscribed topics."""
         return frozenset([subscription.topic for subscription in self.subscriptions])
 
     @property
     def orderly(self) -> bool:
-        """Whether queues are worked one message after another, under the broker's lock."""
+        """Whether a queue's messages are delivered one after another, under the broker's lock."""
         return self.ordering == "Orderly" and not self.broadcasting
 
     @property
     def traces_endpoint(self) -> str:
-        """The receiver of spans of deliveries, or "" if none are made."""
+        """The receiver of spans of deliveries, or "" if the group has none."""
         return self.delivery.traces.endpoint if self.delivery.traces else ""
 
     @property
     def max_attempts(self) -> int:
         """How often a message is tried; -1: for ever."""
-        given = self.delivery.retry.max_attempts
-        return -1 if given is None else given
+        limit = self.delivery.retry.max_attempts
+        return -1 if limit is None else limit
 
 
 def write_settings(name: str, spec: GroupSpec, drain_timeout: float, created: str | None) -> str:
-    """Write a group's settings; durations are numbers of seconds, and what has a default is what it is."""
-    told = {field: getattr(spec, field) for field in _TOLD}
-    body: dict[str, Any] = msgspec.to_builtins(told, enc_hook=float, order="deterministic")
+    """Return the text of a group's settings; durations are numbers of seconds, and defaults are written out."""
+    fields = {field: getattr(spec, field) for field in _TOLD}
+    body: dict[str, Any] = msgspec.to_builtins(fields, enc_hook=float, order="deterministic")
     body = {_camel(field): value for field, value in body.items()}
     body["delivery"]["retry"]["maxAttempts"] = spec.max_attempts
     start = body["startFrom"]
@@ -80,15 +80,15 @@ def settings_digest(text: str | bytes) -> str:
     return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()[:16]
 
 
-def read_settings(text: str | bytes) -> Settings:
-    """Read what `write_settings` wrote; fields of a later operator are passed over, all else is a sentence."""
+def read_settings(text: str | bytes) -> GroupSettings:
+    """Read a text of `write_settings`; ignore fields of a later operator, and raise ValueError for anything else."""
     try:
         body = msgspec.json.decode(text)
         schema = body.get("schema") if isinstance(body, dict) else None
         if schema == SCHEMA:
-            return msgspec.convert(_known(body, Settings), Settings, dec_hook=_seconds)
+            return msgspec.convert(_known(body, GroupSettings), GroupSettings, dec_hook=_seconds)
         why = f"its schema is {schema}, and {SCHEMA} is read"
-    except (ValueError, RecursionError) as error:  # msgspec's errors are such too
+    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         why = plain(str(error))
     raise ValueError(f"The settings in group.json cannot be read: {why}")
 
@@ -110,7 +110,7 @@ def read_group_name(text: str) -> str:
 
 
 def read_drain_timeout(text: str) -> float:
-    """Return the stored drain timeout, which holds while the policy cannot be read; the default if there is none."""
+    """Return the stored drain timeout, which applies while the policy is unreadable; the default if none is stored."""
     try:
         return msgspec.json.decode(text, type=_DrainTimeout).drain_timeout
     except (ValueError, RecursionError):
@@ -118,16 +118,16 @@ def read_drain_timeout(text: str) -> float:
 
 
 def _known(value: Any, kind: Any) -> Any:
-    """Leave out fields that this version does not know; a spec's own blocks refuse them."""
-    kind = getattr(kind, "__origin__", kind) if hasattr(kind, "__metadata__") else kind  # what is annotated
+    """Remove fields that this version does not know, as the blocks of a spec reject them."""
+    kind = getattr(kind, "__origin__", kind) if hasattr(kind, "__metadata__") else kind  # the type inside Annotated
     kinds = [kind, *get_args(kind)]
     if isinstance(value, list):
-        return [_known(it, kinds[-1]) for it in value]
-    struct = next((it for it in kinds if isinstance(it, type) and issubclass(it, Struct)), None)
+        return [_known(item, kinds[-1]) for item in value]
+    struct = next((item for item in kinds if isinstance(item, type) and issubclass(item, Struct)), None)
     if struct is None or not isinstance(value, dict):
         return value
     fields = {field.encode_name: field.type for field in msgspec.structs.fields(struct)}
-    return {name: _known(it, fields[name]) for name, it in value.items() if name in fields}
+    return {name: _known(item, fields[name]) for name, item in value.items() if name in fields}
 
 
 def _seconds(kind: type[Any], value: object) -> object:
@@ -137,5 +137,5 @@ def _seconds(kind: type[Any], value: object) -> object:
 
 
 def _camel(field: str) -> str:
-    first, *others = field.split("_")
-    return first + "".join(map(str.capitalize, others))
+    first, *more = field.split("_")
+    return first + "".join(map(str.capitalize, more))

@@ -1,4 +1,4 @@
-"""What a type cannot say of a spec: each mistake is a sentence that names the field."""
+"""Validation rules of specs beyond field types: each mistake is a sentence that names the field."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rota.spec import GroupSpec, Options, PolicySpec
 
-MOST_MOVES = 1_000_000  # in a budget: as many as there can be queues
-MOST_IDS = 1_000_000  # queues of a topic on one broker; a higher id is a slip of the pen
+MOST_MOVES = 1_000_000  # in a budget: the largest possible number of queues
+MOST_IDS = 1_000_000  # queues of a topic on one broker; a higher id is taken for a typing error
 ORDERLY_TIMEOUT = 30.0  # a delivery must end while the broker's queue lock, 60 s old at most, is still trusted
 
 # The base URL of an OTLP receiver: no credentials, query or fragment.
@@ -45,7 +45,7 @@ def _group_rules(spec: "GroupSpec") -> Sequence[tuple[bool, str]]:
             "spec.subscriptions names a topic twice; join the two expressions with ||",
         ),
         (
-            all(it.type != "Tag" or it.expression.replace("|", " ").strip() for it in spec.subscriptions),
+            all(entry.type != "Tag" or entry.expression.replace("|", " ").strip() for entry in spec.subscriptions),
             "spec.subscriptions has an expression without a tag; write * for all messages",
         ),
         (
@@ -84,9 +84,9 @@ def _group_rules(spec: "GroupSpec") -> Sequence[tuple[bool, str]]:
 
 
 def _too_short(spec: "PolicySpec") -> Iterator[str]:
-    """Yield the durations in which nobody could even take notice: reports and looks come no faster."""
+    """Yield the mistakes of durations that are too short to have an effect: reports and samples are not as frequent."""
     handover, triggers = spec.handover, spec.triggers
-    given = [
+    durations = [
         ("handover.drainTimeout", handover.drain_timeout, 0.1),
         ("handover.lostAfter", handover.lost_after, 1.0),
         ("triggers.debounce", triggers.debounce, 0.01),
@@ -94,39 +94,39 @@ def _too_short(spec: "PolicySpec") -> Iterator[str]:
         ("triggers.unreadyGrace", triggers.unready_grace, 0.1),
         *([("budget.per", spec.budget.per, 1.0)] if spec.budget else []),
     ]
-    for path, seconds, least in given:
+    for path, seconds, least in durations:
         if seconds < least:
             yield f"spec.{path} must be at least {f'{least:g}s' if least >= 1 else f'{least * 1000:g}ms'}"
 
 
 def _configured_twice(options: "Options") -> Iterator[str]:
-    """Yield what is wrong with ByConfig's queues, whether or not there is a member for each index."""
+    """Yield the mistakes in ByConfig's queues, whether or not a member exists for each index."""
     members = options.by_config.members if options.by_config else []
     if len({entry.index for entry in members}) < len(members):
         yield "spec.options.byConfig.members names an index twice; list its queues together"
     taken: list[tuple[str, str, int, int, int, int]] = []
     for at, entry in enumerate(members):
-        for place, some in enumerate(entry.queues):
-            for first, last in spans(some.ids):
+        for place, queues in enumerate(entry.queues):
+            for first, last in spans(queues.ids):
                 if not first <= last < MOST_IDS:
                     path = _ids_of(at, place)
-                    yield f"{path} {some.ids!r} cannot be read: write it as 0-3,7, below {MOST_IDS}"
-                taken.append((some.topic, some.broker, first, last, at, place))
+                    yield f"{path} {queues.ids!r} cannot be read: write it as 0-3,7, below {MOST_IDS}"
+                taken.append((queues.topic, queues.broker, first, last, at, place))
     yield from _taken_twice(sorted(taken))
 
 
 def _taken_twice(taken: Sequence[tuple[str, str, int, int, int, int]]) -> Iterator[str]:
-    """Yield the first queue of each span that an earlier one has too; sorted, only the farthest of those can."""
+    """Yield the first queue of each span that an earlier span has, too; sorted, only the farthest-reaching span can."""
     reach = ("", "", -1, -1, 0, 0)
-    for it in taken:
-        topic, broker, first, last, *here = it
+    for span in taken:
+        topic, broker, first, last, *place = span
         if (topic, broker) == reach[:2] and first <= reach[3]:
-            one, other = sorted([here, [*reach[4:]]])
-            told = f"{_ids_of(*other)} names queue {topic}/{broker}/{first}, which {_ids_of(*one)} names too"
-            yield f"{told}; leave it to one"
-            reach = it if last > reach[3] else reach
+            earlier, later = sorted([place, [*reach[4:]]])
+            problem = f"{_ids_of(*later)} names queue {topic}/{broker}/{first}, which {_ids_of(*earlier)} names too"
+            yield f"{problem}; leave it to one"
+            reach = span if last > reach[3] else reach
         else:
-            reach = it
+            reach = span
 
 
 def _ids_of(at: int, place: int) -> str:
@@ -145,5 +145,5 @@ def _in_two_rooms(options: "Options") -> Iterator[str]:
         rooms: dict[str, str] = {}
         for at, entry in enumerate(chosen.brokers if chosen else ()):
             if rooms.setdefault(entry.broker, entry.room) != entry.room:
-                told = f"broker {entry.broker} is in room {rooms[entry.broker]} already; leave it in one"
-                yield f"spec.options.{block}.brokers[{at}]: {told}"
+                problem = f"broker {entry.broker} is in room {rooms[entry.broker]} already; leave it in one"
+                yield f"spec.options.{block}.brokers[{at}]: {problem}"

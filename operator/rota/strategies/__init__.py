@@ -1,8 +1,8 @@
-"""The strategy library: who shall own which queue, and why.
+"""The strategy library: which member is to own which queue, and why.
 
-A strategy is a total, deterministic function from a roster to owners. There are two ways in:
-`STRATEGIES[name](roster, **options)` answers an int32 array over `roster.queues` (-1: nobody); `allocate(...)` takes
-and gives plain names and tuples. `explain(...)` says in a sentence why a queue's owner is its owner.
+A strategy is a total, deterministic function from a roster to owners. It has two entry points:
+`STRATEGIES[name](roster, **options)` returns an int32 array over `roster.queues` (-1: no owner); `allocate(...)` takes
+and returns plain names and tuples. `explain(...)` returns a sentence with the reason for a queue's owner.
 """
 
 import inspect
@@ -75,18 +75,18 @@ REFERENCE_NAMES = {
 
 
 def named(name: object) -> str:
-    """Return the strategy's name as policies spell it; the reference client's names are understood too."""
-    known = REFERENCE_NAMES.get(name, name) if isinstance(name, str) else ""
-    if known not in STRATEGIES:
+    """Return the strategy's name as policies spell it; the reference client's names are accepted, too."""
+    own_name = REFERENCE_NAMES.get(name, name) if isinstance(name, str) else ""
+    if own_name not in STRATEGIES:
         raise ValueError(f"There is no strategy {name!r}: choose one of {', '.join(STRATEGIES)}")
-    return known
+    return own_name
 
 
 def prepared(name: str, options: Mapping[str, Any] | None = None) -> Strategy:
-    """Return a function of the roster alone: the strategy with its options, which are checked by name."""
+    """Return the strategy with its options, as a function of the roster alone; raise ValueError for wrong options."""
     strategy = STRATEGIES[named(name)]
     chosen = dict(given.mapping("The options", options))
-    if strategy is nearby:  # what is wrong with the options inside is known before there is a roster
+    if strategy is nearby:  # check the inner strategy's options here, before a roster exists
         inner = chosen.pop("inner", "Averagely")
         chosen["inner"] = inner if callable(inner) else prepared(inner, chosen.pop("innerOptions", None))
     parameters = list(inspect.signature(strategy).parameters.values())[1:]
@@ -135,7 +135,7 @@ def explain(
     queue: tuple[str, str, int],
     options: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return the sentence that says why a queue's owner is its owner; `owners` is what the strategy answered.
+    """Return a sentence with the reason for a queue's owner; `owners` is the result of the strategy.
 
     >>> roster = Roster.of([("orders", "broker-a", n) for n in range(3)], ["m1", "m2"])
     >>> explain("Averagely", roster, averagely(roster), ("orders", "broker-a", 2))
@@ -153,30 +153,30 @@ def explain_all(
     *,
     present: Mapping[Queue, str] | None = None,
 ) -> list[str]:
-    """Return that sentence for each of these queues; the strategy runs once more, so that no reason is made up.
+    """Return that sentence for each of these queues; the strategy runs again, so that the reasons are its own.
 
-    `present` names the owners of queues as the roster was told them, those that are gone among them.
+    `present` has the owners that the roster was made from, including owners that are no longer members.
     """
     places = {queue: number for number, queue in enumerate(roster.queues)}
-    wanted = [Queue(*queue) for queue in queues]
-    for queue in wanted:
+    chosen = [Queue(*queue) for queue in queues]
+    for queue in chosen:
         if queue not in places:
             raise ValueError(f"There is no queue {queue} among these {len(places)}")
-    asked = [places[queue] for queue in wanted]
+    indices = [places[queue] for queue in chosen]
     if named(strategy) == "ByConfig" and options and isinstance(options.get("members"), Mapping):
-        options = {**options, "members": {it: list(queues) for it, queues in options["members"].items()}}
+        options = {**options, "members": {member: list(queues) for member, queues in options["members"].items()}}
     answer = prepared(strategy, options)(roster)
-    reasons = _reasons(strategy, roster, answer, asked, options)
+    reasons = _reasons(strategy, roster, answer, indices, options)
     return [
         f"{what_happens(roster, owners, number)}: {_of_the_gone(reason, (present or {}).get(roster.queues[number]))}"
         if owners[number] == answer[number]
         else f"{what_happens(roster, owners, number)}, which is not what {strategy} answers"
-        for number, reason in zip(asked, reasons, strict=True)
+        for number, reason in zip(indices, reasons, strict=True)
     ]
 
 
 def _of_the_gone(reason: str, owner: str | None) -> str:
-    """Say whose a queue was: strategies know no owner but members."""
+    """Name a queue's previous owner that is no longer a member: strategies know only members."""
     return reason.replace(NOBODY_OWNED_IT, f"its owner {owner} is not there", 1) if owner else reason
 
 
@@ -195,7 +195,7 @@ def _no_reason(_roster: Roster, _owners: Owners, queues: Sequence[int]) -> Itera
 
 
 def _one_list_for_all(roster: Roster, options: Mapping[str, Any]) -> dict[str, list[Queue]]:
-    """Answer as the reference's CONFIG does: the same list to everybody, which is no assignment and no owners array."""
+    """Return one list for all members, as the reference's CONFIG does; that is no assignment, so it has no owners."""
     if set(options) != {"queues"}:
         raise ValueError("Strategy ByConfig takes either the option queues (one list for all) or members, not both")
     listed = given.queues("Option queues", options["queues"])

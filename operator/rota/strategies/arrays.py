@@ -12,25 +12,25 @@ Indices = NDArray[np.int64]
 
 
 def whole(option: object) -> bool:
-    """Whether an option is a whole number from 0 up (True is none)."""
+    """Whether an option is a whole number from 0 up (True does not count as one)."""
     return isinstance(option, int) and not isinstance(option, bool) and option >= 0
 
 
 def nobody(count: int) -> Owners:
-    """Return owners for queues that nobody owns."""
+    """Return an array for `count` queues without owners."""
     return np.full(count, NOBODY, dtype=np.int32)
 
 
 def present(roster: Roster) -> Owners:
-    """Return the present owners as an array that cannot be written to: it is a view."""
-    found: Owners = np.frombuffer(roster.owners, dtype=np.int32)
-    found.flags.writeable = False
-    return found
+    """Return the present owners as a read-only view."""
+    owners: Owners = np.frombuffer(roster.owners, dtype=np.int32)
+    owners.flags.writeable = False
+    return owners
 
 
 def blocks(queues: int, members: int) -> Indices:
-    """Cut queues into contiguous blocks, one a member; the first ones get one more."""
-    members = max(min(queues, members), 1)  # the others get nothing
+    """Divide queues into contiguous blocks, one for each member; the first blocks have one queue more."""
+    members = max(min(queues, members), 1)  # further members get nothing
     share, more = divmod(queues, members)
     sizes = np.full(members, share)
     sizes[:more] += 1
@@ -38,14 +38,14 @@ def blocks(queues: int, members: int) -> Indices:
 
 
 def circle(queues: int, members: int) -> Indices:
-    """Deal queues out one by one, around and around."""
+    """Deal queues out one by one, to each member in turn."""
     return np.arange(queues) % members
 
 
-def by_topic(roster: Roster, one: Callable[[int, int], Indices]) -> Owners:
-    """Assign each topic by itself, as the reference does: `one(queues, members)`."""
+def by_topic(roster: Roster, divide: Callable[[int, int], Indices]) -> Owners:
+    """Assign each topic separately, as the reference does; `divide(queues, members)` returns indices of members."""
     sizes = [stop - start for start, stop in roster.topics]
-    shares = {size: one(size, len(roster.members)) for size in set(sizes)}  # topics of one size are shared alike
+    shares = {size: divide(size, len(roster.members)) for size in set(sizes)}  # topics of one size have one result
     return np.concatenate([shares[size] for size in sizes]).astype(np.int32)
 
 
@@ -56,7 +56,7 @@ def of_runs(runs: Iterable[Run]) -> Indices:
 
 
 def ranks(groups: Indices) -> Indices:
-    """Return for each element how many equal ones come before it."""
+    """Return for each element how many equal elements precede it."""
     order = np.argsort(groups, kind="stable")
     arranged = groups[order]
     first = np.searchsorted(arranged, arranged)

@@ -1,6 +1,6 @@
-"""Averagely and AveragelyByCircle: each topic by itself, as evenly as counts allow.
+"""Averagely and AveragelyByCircle: each topic separately, as evenly as counts allow.
 
-The reference's AVG and AVG_BY_CIRCLE.
+They correspond to the reference's AVG and AVG_BY_CIRCLE.
 """
 
 from bisect import bisect_right
@@ -23,7 +23,7 @@ def averagely_by_circle(roster: Roster) -> Owners:
 
 
 def why_averagely(roster: Roster, owners: Owners, queues: Sequence[int]) -> Iterator[str]:
-    """Name the owner's block."""
+    """Yield the owner's block of the queue's topic."""
     topics = roster.topics
     for queue in queues:
         start, stop = topics[bisect_right(topics, queue, key=lambda topic: topic[1])]
@@ -34,7 +34,7 @@ def why_averagely(roster: Roster, owners: Owners, queues: Sequence[int]) -> Iter
 
 
 def why_averagely_by_circle(roster: Roster, owners: Owners, queues: Sequence[int]) -> Iterator[str]:
-    """Name the queue's place in the circle."""
+    """Yield the queue's place in the circle."""
     topics = roster.topics
     for queue in queues:
         start, stop = topics[bisect_right(topics, queue, key=lambda topic: topic[1])]

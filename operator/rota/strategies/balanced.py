@@ -1,19 +1,18 @@
-"""Balanced: spreads weight, not counts, over members of unequal capacity, near where the queues are, with few moves.
+"""Balanced: spreads weight, not counts, over members of unequal capacity, in the queues' machine rooms, with few moves.
 
-What a queue weighs (messages a second) and what a member can carry come from measurement, and measurements lie:
-what is no number, negative or absurd is replaced before it is used, so a lie costs a bounded number of moves.
+Weights of queues (messages a second) and capacities of members are measured, and a measurement may be wrong. A value
+that is no number, negative or absurd is replaced before use, so a wrong value costs a bounded number of moves.
 
-How good an assignment is, is one number, its cost: the sum over members of carried² / capacity, which is least when
-all are equally full, plus a fine for every queue whose owner is in another room. The decision is greedy, in three
-steps:
+The cost of an assignment is the sum over members of carried² / capacity, which is least when all members are equally
+full, plus a penalty for every queue whose owner is in another room. The decision is greedy, in three steps:
 
-1. queues that nobody owns go, heaviest first, to a member of their room that is not yet full, then to where they add
-   least cost (this is no move: nobody loses them);
+1. queues without an owner go, heaviest first, to a member of their room that is not yet full, otherwise to the member
+   where they add least cost (this is no move: no member loses them);
 2. a member without any queue takes one from the fullest member that has two;
-3. single queues move wherever that lowers the cost, until none does. A member's last queue stays.
+3. single queues move wherever that lowers the cost, until no move does. A member's last queue stays.
 
-Steps 2 and 3 end when `maxMoves` queues have been taken from somebody. The cost falls with every move of step 3, by
-more than rounding, so it ends, and a second run on the result finds nothing to do.
+Steps 2 and 3 end when `maxMoves` queues have been taken from members. Every move of step 3 lowers the cost by more
+than rounding, so the step ends, and a second run on the result changes nothing.
 
 Reasons are read off the same scales (`rota.strategies.scales`) after the same decision, so they cannot differ from it.
 """
@@ -32,9 +31,9 @@ from rota.strategies.arrays import Owners, whole
 from rota.strategies.scales import Scales, Step
 from rota.strategies.words import NOBODY_OWNED_IT
 
-ABSURD = 1000.0  # no queue counts for more than so many ordinary ones
-TINY, HUGE = 1e-15, 1e15  # whatever is measured in: beyond these, sums of squares are no numbers any more
-COUNTS = 0.001  # queues that weigh nothing are spread too: each counts for this share of an ordinary one
+ABSURD = 1000.0  # no queue counts for more than this many ordinary ones
+TINY, HUGE = 1e-15, 1e15  # in any unit: beyond these, sums of squares exceed the range of floats
+COUNTS = 0.001  # queues that weigh nothing are spread, too: each counts for this share of an ordinary one
 PRECISION = 2**40  # steps to a mean weight
 
 
@@ -55,11 +54,11 @@ def balanced(
     return np.array(scales.owners, dtype=np.int32)
 
 
-def trusted(measured: Sequence[float | None], least: float = 0.0) -> list[float]:
-    """Replace what cannot be true: no number, negative, or far from the ordinary. All unknown means all equal."""
-    known = [_bounded(it) if _can_be(it) else None for it in measured]
-    ordinary = median([it for it in known if it] or [1.0])
-    return [ordinary if it is None else max(min(it, ordinary * ABSURD), ordinary * least) for it in known]
+def sanitize(measured: Sequence[float | None], least: float = 0.0) -> list[float]:
+    """Replace impossible values: no number, negative, or far from the median. If all are unknown, all are equal."""
+    plausible = [_bounded(value) if _can_be(value) else None for value in measured]
+    ordinary = median([value for value in plausible if value] or [1.0])
+    return [ordinary if value is None else max(min(value, ordinary * ABSURD), ordinary * least) for value in plausible]
 
 
 def _can_be(measured: float | None) -> TypeGuard[float]:
@@ -81,10 +80,13 @@ def why_balanced(
     memberRooms: Mapping[str, str] | None = None,
     maxMoves: int | None = None,
 ) -> Iterator[str]:
-    """Say what the scales showed when the queue found its owner, or why it stays, and which weights were replaced."""
+    """Yield the loads that gave a queue to its owner, or why it stays, and which measurements were replaced."""
     scales = _scales(roster, queueWeights, memberWeights, queueRooms, memberRooms)
     scales.decide(roster.owners, maxMoves)
-    reasons, doubts = _Reasons(roster, scales, maxMoves), _Doubts(roster, queueWeights or {}, memberWeights or {})
+    reasons, doubts = (
+        _Reasons(roster, scales, maxMoves),
+        _ReplacedMeasurements(roster, queueWeights or {}, memberWeights or {}),
+    )
     for queue in queues:
         reason, members = reasons.of(queue)
         yield "; ".join([reason, *doubts.about(queue, members)])
@@ -108,18 +110,18 @@ def _scales(
 
 
 def _trusted_capacities(roster: Roster, measured: Mapping[str, float]) -> list[float]:
-    return trusted([measured.get(member) for member in roster.members], least=1 / ABSURD)
+    return sanitize([measured.get(member) for member in roster.members], least=1 / ABSURD)
 
 
 def _believed(roster: Roster, measured: Mapping[Queue, float]) -> list[float]:
-    """Return what queues weigh; a retry queue nothing, whatever was measured."""
-    return trusted([0.0 if _retry(queue) else measured.get(queue) for queue in roster.queues])
+    """Return the weights of queues after replacement; a retry queue weighs nothing, even if it was measured."""
+    return sanitize([0.0 if _retry(queue) else measured.get(queue) for queue in roster.queues])
 
 
 def _weights(roster: Roster, measured: Mapping[Queue, float]) -> list[int]:
-    """Return whole numbers, so that sums are exact in any order and a second run sees what the first one saw.
+    """Return weights as whole numbers, so that sums are exact in any order and a second run has the same input.
 
-    A retry queue counts for next to nothing: it must not make the spread of the others uneven.
+    A retry queue counts for next to nothing: it must not make the spread of the other queues uneven.
     """
     weights = _believed(roster, measured)
     unit = sum(weights) / len(weights) / PRECISION or 1.0
@@ -135,7 +137,7 @@ def _retry(queue: Queue) -> bool:
 
 
 class _Reasons:
-    """What the scales say about a queue, in words; with it, the members it speaks of."""
+    """Returns the reason for a queue's owner as text, with the members that it mentions."""
 
     def __init__(self, roster: Roster, scales: Scales, most: int | None) -> None:
         self._roster, self._scales, self._most = roster, scales, most
@@ -143,7 +145,7 @@ class _Reasons:
         self._alike = len(weights) <= 1 and len(set(scales.capacities)) == 1
 
     def of(self, queue: int) -> tuple[str, list[int]]:
-        """Return the reason for a queue's owner."""
+        """Return the reason for a queue's owner, and the members that it mentions."""
         was, now = self._roster.owners[queue], self._scales.owners[queue]
         if was == now:
             return self._why_it_stays(queue, now)
@@ -163,38 +165,38 @@ class _Reasons:
             return f"{self._away(owner, queue)}{place} ({load}) could best take it, evenness and rooms considered", [
                 owner
             ]
-        name, other = self._roster.members[giver], self._load(giver, giver_carried)
-        told = {
-            Step.IDLE: f"{place} was idle, and {name} ({other}) was the fullest that could spare one",
-            Step.EVEN: f"with {place} ({load}) the fleet is more even than with {name} ({other})",
-            Step.HOMEWARD: f"{place} ({load}) could take it home from {name} ({other})",
+        name, giver_load = self._roster.members[giver], self._load(giver, giver_carried)
+        reasons = {
+            Step.IDLE: f"{place} was idle, and {name} ({giver_load}) was the fullest that could spare one",
+            Step.EVEN: f"with {place} ({load}) the fleet is more even than with {name} ({giver_load})",
+            Step.HOMEWARD: f"{place} ({load}) could take it home from {name} ({giver_load})",
         }
-        return told[step], [owner, giver]
+        return reasons[step], [owner, giver]
 
     def _why_it_stays(self, queue: int, owner: int) -> tuple[str, list[int]]:
-        others, name = self._scales.candidates(but=owner), self._roster.members[owner]
-        if not others:
+        candidates, name = self._scales.candidates(but=owner), self._roster.members[owner]
+        if not candidates:
             return "there is no other member", [owner]
         if self._scales.counts[owner] == 1:
             return f"it is the only queue of {name}, and nobody's last queue is taken", [owner]
-        taker, reason = self._why_nobody_takes_it(queue, others)
+        taker, reason = self._why_nobody_takes_it(queue, candidates)
         loads = f"{name} has {self._load(owner)}, {self._roster.members[taker]} {self._load(taker)}"
         return f"{reason} ({loads})", [owner, taker]
 
-    def _why_nobody_takes_it(self, queue: int, others: Sequence[int]) -> tuple[int, str]:
-        """Return who would come first among the emptiest of each room, and what speaks against it."""
+    def _why_nobody_takes_it(self, queue: int, candidates: Sequence[int]) -> tuple[int, str]:
+        """Return the best candidate among the emptiest members of each room, and the reason against it."""
         scales = self._scales
-        change, least = min((scales.change(queue, other), other) for other in others)
-        change_of_evenness, evenest = min((scales.change_of_evenness(queue, other), other) for other in others)
-        for other in others:
-            if scales.improves(scales.change(queue, other), queue, other):
-                told = f"but maxMoves {self._most} allows no more moves"
-                return other, f"it would be better with {self._emptiest(other)}, {told}"
+        change, least = min((scales.change(queue, member), member) for member in candidates)
+        change_of_evenness, evenest = min((scales.change_of_evenness(queue, member), member) for member in candidates)
+        for member in candidates:
+            if scales.improves(scales.change(queue, member), queue, member):
+                obstacle = f"but maxMoves {self._most} allows no more moves"
+                return member, f"it would be better with {self._emptiest(member)}, {obstacle}"
         if scales.lowers(change, queue):
             return least, f"{self._emptiest(least)}, is too nearly as full for a move"
         if scales.lowers(change_of_evenness, queue):
-            told = f"but not by enough to leave room {scales.queue_rooms[queue]}"
-            return evenest, f"the fleet would be more even with {self._emptiest(evenest)}, {told}"
+            obstacle = f"but not by enough to leave room {scales.queue_rooms[queue]}"
+            return evenest, f"the fleet would be more even with {self._emptiest(evenest)}, {obstacle}"
         return least, f"moving it to {self._emptiest(least)}, would not make the fleet more even"
 
     def _emptiest(self, member: int) -> str:
@@ -214,15 +216,15 @@ class _Reasons:
         return f"its room {home} {'was full' if home in self._scales.member_rooms else 'has no member'}, and "
 
     def _load(self, member: int, carried: int | None = None) -> str:
-        """Say what a member carries: how many queues, if all count alike; retry queues then do not show."""
+        """Describe a member's load: a number of queues if all queues count alike; retry queues are then left out."""
         carries = self._scales.carried[member] if carried is None else carried
         if self._alike:
             return count(round(carries / max(self._scales.weights)), "queue")
         return f"{carries / self._scales.capacities[member] / self._scales.mean:.0%} of its share"
 
 
-class _Doubts:
-    """Which measurements were not used as they were measured."""
+class _ReplacedMeasurements:
+    """The measurements that were replaced."""
 
     def __init__(
         self, roster: Roster, queue_weights: Mapping[Queue, float], member_weights: Mapping[str, float]
@@ -233,25 +235,25 @@ class _Doubts:
         self._known = [queue for queue in roster.queues if _can_be(queue_weights.get(queue)) and not _retry(queue)]
 
     def about(self, queue: int, members: Sequence[int]) -> Iterator[str]:
-        """Yield a remark for each measurement behind a reason that was replaced."""
-        it = self._roster.queues[queue]
-        if _retry(it):
+        """Yield a remark for each replaced measurement that a reason depends on."""
+        roster_queue = self._roster.queues[queue]
+        if _retry(roster_queue):
             yield "a retry queue counts for next to nothing"
         elif not self._known:
             yield "no weights are known, so queues are counted"
         else:
-            yield from _doubt("its weight", self._weights.get(it), self._used_weights[queue])
+            yield from _doubt("its weight", self._weights.get(roster_queue), self._used_weights[queue])
         if self._capacities:
             for member in members:
                 name = self._roster.members[member]
                 yield from _doubt(f"the capacity of {name}", self._capacities.get(name), self._used_capacities[member])
 
 
-def _doubt(what: str, measured: float | None, used: float) -> Iterator[str]:
+def _doubt(subject: str, measured: float | None, used: float) -> Iterator[str]:
     if measured is None:
-        yield f"{what} is unknown and counts as {used:g}"
+        yield f"{subject} is unknown and counts as {used:g}"
     elif measured != used:
-        yield f"{what} cannot be {_shown(measured)} and counts as {used:g}"
+        yield f"{subject} cannot be {_shown(measured)} and counts as {used:g}"
 
 
 def _shown(number: float) -> str:

@@ -1,6 +1,6 @@
 """ByConfig: queues named per member.
 
-The reference's CONFIG gives one list to everybody, which is no assignment; `allocate` alone still answers so.
+The reference's CONFIG gives one list to all members, which is no assignment; only `allocate` still returns such a list.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from rota.strategies.arrays import Owners, nobody
 def by_config(roster: Roster, *, members: Mapping[str, Iterable[tuple[str, str, int]]]) -> Owners:
     """Give each member the queues named for it; queues named for no member are nobody's.
 
-    Members and queues that are not there do not count; a queue named for two members is a mistake.
+    Unknown members and queues are ignored; a queue named for two members is a mistake.
     """
     places = {name: index for index, name in enumerate(roster.members)}
     where = {queue: index for index, queue in enumerate(roster.queues)}
@@ -33,7 +33,7 @@ def by_config(roster: Roster, *, members: Mapping[str, Iterable[tuple[str, str, 
 def why_by_config(
     roster: Roster, owners: Owners, queues: Sequence[int], *, members: Mapping[str, Iterable[tuple[str, str, int]]]
 ) -> Iterator[str]:
-    """Say for whom the policy names the queue."""
+    """Yield the member for which the policy names the queue."""
     named = {Queue(*queue): member for member, listed in members.items() for queue in listed}
     for queue in queues:
         member = named.get(roster.queues[queue])

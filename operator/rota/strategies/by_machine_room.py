@@ -11,22 +11,22 @@ from rota.strategies.arrays import Indices, Owners, blocks, nobody, of_runs
 def by_machine_room(roster: Roster, *, rooms: Collection[str] = ()) -> Owners:
     """Give each member a block of the queues in these rooms; what is left over goes from the tail, one each.
 
-    As in the reference the members' own rooms do not count, and queues outside the rooms are nobody's.
+    As in the reference, the members' own rooms do not count, and queues outside the rooms have no owner.
     """
-    given: object = rooms
-    if isinstance(given, str) or not isinstance(given, Collection) or not all(isinstance(room, str) for room in given):
+    value: object = rooms
+    if isinstance(value, str) or not isinstance(value, Collection) or not all(isinstance(room, str) for room in value):
         raise ValueError("Option rooms must be a list of room names")
-    wanted = set(rooms)
+    chosen = set(rooms)
     owners = nobody(len(roster.queues))
-    for kept in _by_topic([run for run in roster.runs if room_of(run.broker) in wanted]):
-        owners[kept] = _tailed(len(kept), len(roster.members))
+    for indices in _by_topic([run for run in roster.runs if room_of(run.broker) in chosen]):
+        owners[indices] = _tailed(len(indices), len(roster.members))
     return owners
 
 
 def why_by_machine_room(
     roster: Roster, owners: Owners, queues: Sequence[int], *, rooms: Collection[str] = ()
 ) -> Iterator[str]:
-    """Name the broker's room, and the owner's place among the members."""
+    """Yield the broker's room, and the owner's place among the members."""
     for queue in queues:
         broker, owner = roster.queues[queue].broker, owners[queue]
         room = room_of(broker)
@@ -40,7 +40,7 @@ def why_by_machine_room(
 
 
 def room_of(broker: str) -> str | None:
-    """Return the room in a broker's name; Java's split drops empty parts at the end, and so `room@` names no room."""
+    """Return the room in a broker's name; Java's split drops empty parts at the end, so `room@` names no room."""
     parts = broker.split("@")
     while parts and not parts[-1]:
         parts.pop()

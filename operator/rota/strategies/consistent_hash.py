@@ -1,6 +1,6 @@
-"""ConsistentHash: members stand on a ring at many places, a queue belongs to the next one.
+"""ConsistentHash: members have many places on a ring, and a queue belongs to the member with the next place.
 
-The reference's CONSISTENT_HASH.
+This is the reference's CONSISTENT_HASH.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,23 +12,23 @@ from rota.model import Roster
 from rota.strategies.arrays import Indices, Owners, nobody, whole
 
 Hash = Callable[[str], int]
-MOST_NODES = 1000  # a member; more makes it no evener that one could see, only slower
+MOST_NODES = 1000  # for each member; more places are slower, and no more even to any visible degree
 
 
 def ring_position(key: str) -> int:
-    """Return the reference's place of a key on the ring: the first four bytes of its MD5."""
+    """Return the position of a key on the reference's ring: the first four bytes of its MD5."""
     return int(_places([key], ring_position)[0])
 
 
 def consistent_hash(roster: Roster, *, virtualNodes: int = 10, hash: Hash = ring_position) -> Owners:  # noqa: A002
     """Give each queue to the first member at or after its place on the ring.
 
-    Few queues move when a member comes or goes; how even it is, is left to chance.
+    Few queues move when a member joins or leaves; the spread is only as even as the hashes happen to be.
     """
     if not whole(virtualNodes):
         raise ValueError(f"Option virtualNodes must be a whole number from 0 up, not {virtualNodes!r}")
     if not callable(hash):
-        raise ValueError(f"Option hash must be a function from text to number, not {hash!r}")  # noqa: TRY004 - a user's mistake
+        raise ValueError(f"Option hash must be a function from text to number, not {hash!r}")  # noqa: TRY004
     if virtualNodes > MOST_NODES:
         raise ValueError(f"Option virtualNodes may be at most {MOST_NODES}, not {virtualNodes}")
     if virtualNodes == 0:
@@ -37,7 +37,7 @@ def consistent_hash(roster: Roster, *, virtualNodes: int = 10, hash: Hash = ring
     nodes = _places([member + replica for member in roster.members for replica in replicas], hash)
     order = np.argsort(nodes, kind="stable")
     nodes = nodes[order]
-    last = np.append(nodes[1:] != nodes[:-1], True)  # where two nodes meet, the later one has overwritten
+    last = np.append(nodes[1:] != nodes[:-1], True)  # of places at the same position, the last one counts
     nodes, owners = nodes[last], (order[last] // virtualNodes).astype(np.int32)
     owned: Owners = owners[np.searchsorted(nodes, _places(_keys(roster), hash)) % len(nodes)]
     return owned
@@ -46,7 +46,7 @@ def consistent_hash(roster: Roster, *, virtualNodes: int = 10, hash: Hash = ring
 def why_consistent_hash(
     roster: Roster, owners: Owners, queues: Sequence[int], *, virtualNodes: int = 10, **_hash: Hash
 ) -> Iterator[str]:
-    """Say whose place follows on the ring."""
+    """Yield the member with the next place on the ring."""
     places = len(roster.members) * virtualNodes
     for queue in queues:
         if not places:
@@ -62,7 +62,7 @@ def _places(keys: Sequence[str], hash: Hash) -> Indices:  # noqa: A002
             return np.fromiter(map(hash, keys), dtype=np.int64)
         except (TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"Option hash must answer whole numbers of at most 63 bits: {error}") from error
-    # The reference's: all sums are joined first and cut once, which takes two thirds of the time.
+    # The reference's hash: all sums are joined first and cut once, which takes two thirds of the time.
     sums = b"".join([md5(key.encode("utf-8", "replace"), usedforsecurity=False).digest() for key in keys])
     return np.frombuffer(sums, ">u4")[::4].astype(np.int64)
 

@@ -1,4 +1,4 @@
-"""Custom: a strategy of the user's own, found by entry point in an installed package; its answer is checked."""
+"""Custom: a strategy of the user's own, found by entry point in an installed package; its result is checked."""
 
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,64 +18,66 @@ Strategy = Callable[..., Owners]
 
 def custom(roster: Roster, *, name: str, options: Mapping[str, Any] | None = None) -> Owners:
     """Call the strategy registered under `name` and take its answer if it is one."""
-    found = load(name)
-    answer = _guarded(f"Custom strategy {name}", "failed", lambda: found(lent(roster), **(options or {})))
+    strategy = load(name)
+    answer = _call_user_code(
+        f"Custom strategy {name}", "failed", lambda: strategy(copy_for_user_code(roster), **(options or {}))
+    )
     return checked(name, answer, roster)
 
 
-def lent(roster: Roster) -> Roster:
-    """Return a roster for a stranger: what it writes into the present owners is not ours."""
+def copy_for_user_code(roster: Roster) -> Roster:
+    """Return a copy of the roster for user code, which may write into the array of present owners."""
     return replace(roster, owners=array("i", roster.owners))
 
 
 def why_custom(_roster: Roster, _owners: Owners, queues: Sequence[int], *, name: str, **_options: Any) -> Iterator[str]:
-    """Say who knows why."""
+    """Yield that the custom strategy gives no reason."""
     for _ in queues:
         yield f"the custom strategy {name} answers so and gives no reason"
 
 
 def load(name: object) -> Strategy:
-    """Find a strategy by its entry point."""
-    found = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
-    if not isinstance(name, str) or name not in found:
-        known = ", ".join(sorted(found)) or "none"
-        raise ValueError(f"There is no custom strategy {name}: no installed package offers it (offered: {known})")
-    loaded: Strategy = _guarded(f"Custom strategy {name}", "cannot be loaded", found[name].load)
+    """Load a strategy by its entry point; raise ValueError if no package offers it."""
+    offered = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+    if not isinstance(name, str) or name not in offered:
+        known_names = ", ".join(sorted(offered)) or "none"
+        raise ValueError(f"There is no custom strategy {name}: no installed package offers it (offered: {known_names})")
+    loaded: Strategy = _call_user_code(f"Custom strategy {name}", "cannot be loaded", offered[name].load)
     return loaded
 
 
 def checked(name: str, answer: object, roster: Roster) -> Owners:
-    """Refuse what is no owners array over the roster."""
+    """Return the result of a custom strategy as owners; raise ValueError if it is no owners array over the roster."""
     return owners_array(f"Custom strategy {name}", answer, roster)
 
 
-def owners_array(whose: str, answer: object, roster: Roster) -> Owners:
-    """Return an answer as owners: two owners cannot be written in one, but strangers can."""
-    wanted = f"must answer one member index for each of {len(roster.queues)} queues"
-    owners = _guarded(whose, wanted, lambda: np.asarray(answer))
+def owners_array(subject: str, answer: object, roster: Roster) -> Owners:
+    """Return a result as owners. An array cannot give a queue two owners, but it may name unknown members."""
+    requirement = f"must answer one member index for each of {len(roster.queues)} queues"
+    owners = _call_user_code(subject, requirement, lambda: np.asarray(answer))
     if owners.shape != (len(roster.queues),) or owners.dtype.kind not in "iu":
-        raise ValueError(f"{whose} {wanted}")
+        raise ValueError(f"{subject} {requirement}")
     wrong = (owners < NOBODY) | (owners >= len(roster.members))
     if wrong.any():
         queue = int(np.flatnonzero(wrong)[0])
-        told = f"member number {owners[queue]}, but members are numbered 0 to {len(roster.members) - 1}"
-        raise ValueError(f"{whose} gives queue {roster.queues[queue]} to {told} (nobody is -1)")
-    found: Owners = owners.astype(np.int32)
-    return found
+        problem = f"member number {owners[queue]}, but members are numbered 0 to {len(roster.members) - 1}"
+        raise ValueError(f"{subject} gives queue {roster.queues[queue]} to {problem} (nobody is -1)")
+    result: Owners = owners.astype(np.int32)
+    return result
 
 
-def _guarded(whose: str, what: str, call: Callable[[], Any]) -> Any:
-    """Call a stranger's code: whatever it throws, the assignment stays and the user hears why."""
+def _call_user_code(subject: str, failure: str, call: Callable[[], Any]) -> Any:
+    """Call user code: any exception becomes a ValueError, so that the assignment stays and the user sees the cause."""
     try:
         return call()
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # sys.exit() in it must not end us
-        raise ValueError(f"{whose} {what}: {_told(error)}") from error
+    except BaseException as error:  # sys.exit() in user code must not end this process
+        raise ValueError(f"{subject} {failure}: {_error_text(error)}") from error
 
 
-def _told(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     try:
         return plain(f"{type(error).__name__}: {error}")
-    except Exception:  # noqa: BLE001 - its own text may throw too
+    except Exception:  # noqa: BLE001 - the exception's own text may raise, too
         return type(error).__name__

@@ -22,7 +22,7 @@ def machine_room_nearby(
 ) -> Owners:
     """Let `inner` assign each room's queues to the room's members; a room without members is shared by all.
 
-    Each such room is assigned by itself, so low names get one more of each.
+    Each such room is assigned separately, so the members with the lowest names get one queue more of each.
     """
     by_room = _runs_by_room(roster, given.texts("Option queueRooms", queueRooms))
     at_home = _members_by_room(roster, given.texts("Option memberRooms", memberRooms))
@@ -30,8 +30,8 @@ def machine_room_nearby(
     owners = nobody(len(roster.queues))
     for room, runs in by_room.items():
         members = at_home.get(room, everybody)
-        back = np.array([*members, NOBODY])  # an owner of -1 finds the last one, which is -1
-        part = _part(roster, runs, members)
+        back = np.array([*members, NOBODY])  # an owner of -1 selects the last entry, which is -1
+        part = _restrict(roster, runs, members)
         owners[of_runs(runs)] = back[owners_array("The strategy inside MachineRoomNearby", inner(part), part)]
     return owners
 
@@ -45,22 +45,24 @@ def why_machine_room_nearby(
     queueRooms: Mapping[str, str],
     memberRooms: Mapping[str, str],
 ) -> Iterator[str]:
-    """Name the room and who is in it; `inner` says the rest."""
+    """Yield the queue's room and its members, then the reason from `inner`."""
     at_home = _members_by_room(roster, memberRooms)
     everybody = list(range(len(roster.members)))
     reasons: dict[int, str] = {}
     for room, runs in _runs_by_room(roster, queueRooms).items():
         members, inside = at_home.get(room, everybody), of_runs(runs)
-        asked = np.flatnonzero(np.isin(inside, queues))
-        found = inner(_part(roster, runs, members), _places(roster, members)[owners[inside]], asked.tolist())
+        indices = np.flatnonzero(np.isin(inside, queues))
+        inner_reasons = inner(
+            _restrict(roster, runs, members), _places(roster, members)[owners[inside]], indices.tolist()
+        )
         shared = f"has {len(members)} of {len(everybody)} members" if room in at_home else "has no member"
-        for queue, reason in zip(inside[asked].tolist(), found, strict=True):
+        for queue, reason in zip(inside[indices].tolist(), inner_reasons, strict=True):
             reasons[queue] = f"its room {room} {shared}; among {'them' if room in at_home else 'all'} {reason}"
     yield from (reasons[queue] for queue in queues)
 
 
 def nearest_first(home: str, rooms: Mapping[str, str], queue: Queue) -> tuple[bool, bytes]:
-    """Return the key under which the reference lists a member's queues: its own room's, then room by room."""
+    """Return the key by which the reference sorts a member's queues: its own room first, then room by room."""
     room = rooms[queue.broker]
     return room != home, java_order(room)
 
@@ -87,8 +89,8 @@ def _members_by_room(roster: Roster, rooms: Mapping[str, str]) -> dict[str, list
     return members
 
 
-def _part(roster: Roster, runs: Sequence[Run], members: Sequence[int]) -> Roster:
-    """Cut a roster down to some runs and members; what is sorted stays sorted, so nothing is sorted anew."""
+def _restrict(roster: Roster, runs: Sequence[Run], members: Sequence[int]) -> Roster:
+    """Restrict a roster to some runs and members; sorted input stays sorted, so nothing is sorted again."""
     cut: list[Run] = []
     for run in runs:
         start = cut[-1].stop if cut else 0
@@ -102,7 +104,7 @@ def _part(roster: Roster, runs: Sequence[Run], members: Sequence[int]) -> Roster
 
 
 def _places(roster: Roster, members: Sequence[int]) -> Owners:
-    """Return each member's index among these, -1 for who is not among them (an owner of -1 finds the last entry)."""
+    """Return each member's index among `members`, -1 for other members; an owner of -1 selects the last entry."""
     places = nobody(len(roster.members) + 1)
     places[list(members)] = np.arange(len(members))
     return places

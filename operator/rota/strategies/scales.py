@@ -1,4 +1,4 @@
-"""The scales of Balanced: who carries what while it is being decided, and how each queue came to its owner."""
+"""The scales of Balanced: members' loads while owners are decided, and the step that gave each queue its owner."""
 
 import heapq
 import sys
@@ -9,27 +9,27 @@ from typing import NamedTuple
 
 from rota.model import NOBODY
 
-CLEARLY = 0.02  # two members differ if their fullness does by this share of the mean
+CLEARLY = 0.02  # two members differ if their fullness differs by this share of the mean
 NEAR = 0.10  # a queue stays in its room while that costs at most this share of the mean fullness
-NOISE = 1e-9  # floating point errs by less than this share
+NOISE = 1e-9  # rounding errors are below this share
 
 Room = str | None
 Weighed = tuple[float, int]  # a queue's weight, or what moving it changes, and its index: sorts as needed
 
 
 class Step(Enum):
-    """What gave a queue to its owner."""
+    """The step that gave a queue to its owner."""
 
-    HOME = auto()  # nobody owned it, and the emptiest of its room had room
-    EMPTIEST = auto()  # nobody owned it, and the emptiest of all took it
-    CHEAPEST = auto()  # nobody owned it, and it added least cost here
+    HOME = auto()  # it had no owner, and the emptiest member of its room had capacity left
+    EMPTIEST = auto()  # it had no owner, and the emptiest member of all took it
+    CHEAPEST = auto()  # it had no owner, and added least cost here
     IDLE = auto()  # its taker owned nothing
     EVEN = auto()  # the fleet became more even
-    HOMEWARD = auto()  # it came back to its room
+    HOMEWARD = auto()  # it returned to its room
 
 
-class Deed(NamedTuple):
-    """The step that gave a queue to its owner, from whom, and what both carried just before."""
+class Placement(NamedTuple):
+    """The step that gave a queue to its owner, the previous owner, and the loads of both just before."""
 
     step: Step
     giver: int
@@ -38,7 +38,7 @@ class Deed(NamedTuple):
 
 
 class Scales:
-    """Who carries what, while it is being decided."""
+    """The loads of all members, while owners are decided."""
 
     def __init__(
         self, weights: list[int], capacities: list[float], queue_rooms: list[Room], member_rooms: list[Room]
@@ -49,35 +49,35 @@ class Scales:
         self.mean = sum(weights) / sum(capacities)
         self.carried = [0] * len(capacities)
         self.counts = [0] * len(capacities)
-        self.deeds: dict[int, Deed] = {}
+        self.deeds: dict[int, Placement] = {}
         self._held: list[dict[Room, list[Weighed]]] = [{} for _ in capacities]
         self._clearly, self._fine = self.mean * CLEARLY, 2 * self.mean * NEAR
-        self._emptiest: dict[Room, list[tuple[float, float, int]]] = {}  # a heap a room, with stale entries
+        self._emptiest: dict[Room, list[tuple[float, float, int]]] = {}  # a heap for each room, with stale entries
         for member in range(len(capacities)):
             self._note(member)
 
     def decide(self, current: Sequence[int], most: int | None) -> None:
-        """Take the three steps from the present owners; at most so many queues are taken from anybody."""
+        """Take the three steps from the present owners; at most `most` queues are taken from members."""
         self._put(current)
         self._level(self._feed_the_idle(sys.maxsize if most is None else most))
 
     def fullness(self, member: int) -> float:
-        """Return what a member carries for its capacity."""
+        """Return a member's load in proportion to its capacity."""
         return self.carried[member] / self.capacities[member]
 
     def candidates(self, but: int = NOBODY) -> list[int]:
         """Return the emptiest member of each room."""
-        found = []
+        emptiest = []
         for heap in self._emptiest.values():
-            aside = None
+            excluded = None
             while heap and (self._stale(heap[0]) or heap[0][2] == but):
                 popped = heapq.heappop(heap)
-                aside = popped if popped[2] == but and not self._stale(popped) else aside
+                excluded = popped if popped[2] == but and not self._stale(popped) else excluded
             if heap:
-                found.append(heap[0][2])
-            if aside:
-                heapq.heappush(heap, aside)
-        return found
+                emptiest.append(heap[0][2])
+            if excluded:
+                heapq.heappush(heap, excluded)
+        return emptiest
 
     def change(self, queue: int, taker: int) -> float:
         """Return by how much the cost changes if the taker gets the queue from its owner."""
@@ -85,7 +85,7 @@ class Scales:
         return self.change_of_evenness(queue, taker) + self._fine * self.weights[queue] * stranger
 
     def change_of_evenness(self, queue: int, taker: int) -> float:
-        """Return the same without the fines for other rooms."""
+        """Return the same change without the penalties for other rooms."""
         giver, weight = self.owners[queue], self.weights[queue]
         slope = 1 / self.capacities[giver] + 1 / self.capacities[taker]
         return weight * weight * slope - 2 * weight * (self.fullness(giver) - self.fullness(taker))
@@ -93,13 +93,13 @@ class Scales:
     def lowers(self, change: float, queue: int) -> bool:
         """Whether moving a queue from its owner lowers the cost, and not just by rounding.
 
-        The terms of a change that is near zero are none greater than about weight times the owner's fullness; against
-        that the noise is measured. Two placements of equal cost would otherwise be exchanged for ever.
+        If a change is near zero, its terms are at most about weight times the owner's fullness; noise is measured
+        against that. Otherwise two placements of equal cost would alternate for ever.
         """
         return change < -NOISE * self.weights[queue] * (self.fullness(self.owners[queue]) + self.mean)
 
     def improves(self, change: float, queue: int, taker: int) -> bool:
-        """Whether the move is worth it besides: the two differ clearly, or the queue comes back to its room."""
+        """Whether the move is also worth it: the members differ clearly, or the queue returns to its room."""
         if not self.lowers(change, queue):
             return False
         giver = self.owners[queue]
@@ -108,11 +108,11 @@ class Scales:
 
     def strange(self, member: int, queue: int) -> int:
         """Return 1 if the member is in another room than the queue."""
-        here, home = self.member_rooms[member], self.queue_rooms[queue]
-        return int(here is not None and home is not None and here != home)
+        room, home = self.member_rooms[member], self.queue_rooms[queue]
+        return int(room is not None and home is not None and room != home)
 
     def _put(self, current: Sequence[int]) -> None:
-        """Take over the present owners, then give away what nobody owns, heaviest first."""
+        """Apply the present owners, then assign the queues without an owner, heaviest first."""
         for queue, owner in enumerate(current):
             if owner != NOBODY:
                 self._give(queue, owner)
@@ -126,7 +126,7 @@ class Scales:
             self._give(queue, cheapest)
 
     def _stays_home(self, queue: int) -> bool:
-        """Give a queue to a member of its own room, if one has room for it or nothing yet."""
+        """Give a queue to a member of its own room that has capacity left or no queue; return whether one was found."""
         home = self.queue_rooms[queue]
         member = next((member for member in self.candidates() if self.member_rooms[member] == home), None)
         if home is None or member is None:
@@ -139,7 +139,7 @@ class Scales:
         return fits
 
     def _feed_the_idle(self, moves: int) -> int:
-        """Give each idle member a queue of one that has two; return how many moves are left."""
+        """Give each idle member a queue of a member that has two; return how many moves remain."""
         givers = [(-self.fullness(member), member) for member, count in enumerate(self.counts) if count > 1]
         heapq.heapify(givers)
         for idle in [member for member, count in enumerate(self.counts) if count == 0]:
@@ -153,7 +153,7 @@ class Scales:
         return moves
 
     def _level(self, moves: int) -> None:
-        """Move single queues while that lowers the cost, from the fullest member down, round after round."""
+        """Move single queues while that lowers the cost, from the fullest member down, in repeated passes."""
         moved = True
         while moved and moves:
             moved = False
@@ -170,8 +170,8 @@ class Scales:
                     heapq.heappush(givers, (-self.fullness(giver), giver))
 
     def _improvements(self, giver: int) -> Iterator[tuple[float, int, int]]:
-        """Yield what lowers the cost: (change, queue, taker)."""
-        if self.counts[giver] < 2:  # noqa: PLR2004 - the last one stays
+        """Yield the moves that lower the cost: (change, queue, taker)."""
+        if self.counts[giver] < 2:  # noqa: PLR2004 - a member's last queue stays
             return
         for taker in self.candidates(but=giver):
             for change, queue in self._worth_moving(giver, taker):
@@ -179,7 +179,7 @@ class Scales:
                     yield change, queue, taker
 
     def _worth_moving(self, giver: int, taker: int) -> Iterator[Weighed]:
-        """Yield (change of cost, queue) for the queues that weigh nearest to what is best, room by room."""
+        """Yield (change of cost, queue) for the queues of each room with weights nearest to the optimum."""
         slope = 1 / self.capacities[giver] + 1 / self.capacities[taker]
         gap = self.fullness(giver) - self.fullness(taker)
         for held in self._held[giver].values():
@@ -196,7 +196,7 @@ class Scales:
 
     def _deed(self, step: Step, queue: int, taker: int) -> None:
         giver = self.owners[queue]
-        self.deeds[queue] = Deed(step, giver, self.carried[giver] if giver != NOBODY else 0, self.carried[taker])
+        self.deeds[queue] = Placement(step, giver, self.carried[giver] if giver != NOBODY else 0, self.carried[taker])
 
     def _move(self, step: Step, queue: int, taker: int) -> None:
         self._deed(step, queue, taker)

@@ -1,4 +1,4 @@
-"""Words that the strategies' reasons share."""
+"""Phrases that the strategies' reasons share."""
 
 from rota.model import NOBODY, Roster
 from rota.strategies.arrays import Owners
@@ -7,9 +7,9 @@ NOBODY_OWNED_IT = "nobody owned it"
 
 
 def what_happens(roster: Roster, owners: Owners, queue: int) -> str:
-    """Say what becomes of a queue, without saying why."""
+    """Describe a queue's change of owner, without the reason."""
     was, now = roster.owners[queue], int(owners[queue])
-    before, after = ("nobody" if member == NOBODY else roster.members[member] for member in (was, now))
+    giver, taker = ("nobody" if member == NOBODY else roster.members[member] for member in (was, now))
     if was != now:
-        return f"{roster.queues[queue]} goes {'' if was == NOBODY else f'from {before} '}to {after}"
-    return f"{roster.queues[queue]} {'belongs to' if now == NOBODY else 'stays with'} {after}"
+        return f"{roster.queues[queue]} goes {'' if was == NOBODY else f'from {giver} '}to {taker}"
+    return f"{roster.queues[queue]} {'belongs to' if now == NOBODY else 'stays with'} {taker}"

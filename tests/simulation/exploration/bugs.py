@@ -6,7 +6,7 @@ import pytest
 
 from rota import planner
 from rota.documents import Assignment
-from rota.handover import Seen
+from rota.handover import HolderEvidence
 from rota.model import Queue
 from rota.planner import Pod, moves
 from rota.planner.members import incarnations
@@ -14,7 +14,7 @@ from rota.planner.moves import Draft
 from rota.planner.situation import Situation
 from rota.sidecar.member import queue_lifecycle
 from rota.sidecar.member.member import Member, Step
-from rota.sidecar.member.queue_lifecycle import Event, State
+from rota.sidecar.member.queue_lifecycle import LeaseEvent, LeaseState
 from simulation.exploration import operators
 from simulation.exploration.processes import Process, Processes
 
@@ -23,7 +23,7 @@ def answers_of_an_earlier_life_accepted(patch: pytest.MonkeyPatch) -> None:
     """A member takes any answer about a queue for one about its present life."""
     right = Member.happened
 
-    def wrong(it: Member, event: Event, queue: Queue, life: int, *times: float) -> Step:
+    def wrong(it: Member, event: LeaseEvent, queue: Queue, life: int, *times: float) -> Step:
         present = it.lives.get(queue)
         return right(it, event, queue, present.number if present else life, *times)
 
@@ -32,7 +32,7 @@ def answers_of_an_earlier_life_accepted(patch: pytest.MonkeyPatch) -> None:
 
 def failed_reader_counts_as_released(patch: pytest.MonkeyPatch) -> None:
     """A queue whose reader fails is released at once, though deliveries of it are open."""
-    patch.setitem(queue_lifecycle.TABLE, (State.RUNNING, Event.READER_FAILED), (State.RELEASED, ()))
+    patch.setitem(queue_lifecycle.TABLE, (LeaseState.RUNNING, LeaseEvent.READER_FAILED), (LeaseState.RELEASED, ()))
 
 
 def conflicts_ignored(patch: pytest.MonkeyPatch) -> None:
@@ -79,9 +79,9 @@ def share_without_incarnation(patch: pytest.MonkeyPatch) -> None:
 
 def incarnations_proved_by_any_generation(patch: pytest.MonkeyPatch) -> None:
     """The end of a process proves something though its pod has obeyed no document that names incarnations."""
-    right = incarnations.seen
+    right = incarnations.evidence_of
 
-    def wrong(document: Assignment, pod: Pod, incarnation: int) -> Seen:
+    def wrong(document: Assignment, pod: Pod, incarnation: int) -> HolderEvidence:
         return right(replace(document, incarnations_since=min(document.incarnations_since, 1)), pod, incarnation)
 
-    patch.setattr(incarnations, "seen", wrong)
+    patch.setattr(incarnations, "evidence_of", wrong)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from rota.sidecar.member.member import RESUME_SECONDS
-from rota.sidecar.member.queue_lifecycle import State
+from rota.sidecar.member.queue_lifecycle import LeaseState
 from simulation.exploration import pods
 from simulation.exploration.documents import Document
 from simulation.exploration.setting import Setting
@@ -54,7 +54,7 @@ def _of_a_pod(setting: Setting, world: ExploredState, place: Place, facts: Facts
 
 def _of_a_reader(setting: Setting, world: ExploredState, place: Place) -> Iterator[Turn]:
     lives = place.process.member.lives.values() if place.process and not place.hung else ()
-    for queue in [life.queue for life in lives if life.state is State.RUNNING]:
+    for queue in [life.queue for life in lives if life.state is LeaseState.RUNNING]:
         for spent in setting.spend(world, "reader"):
             text = f"{place.name}'s reader of {queue.id} fails"
             yield Turn("reader", text, pods.stepped(setting, spent, place, "reader fails", queue))

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from builders import GROUP, LONG, NOW
-from rota.planner import Plan, Pod, Snapshot, View, plan
+from rota.planner import Plan, Pod, QueueView, Snapshot, plan
 from simulation.exploration import laws, pods
 from simulation.exploration.setting import Setting
 from simulation.exploration.world import ExploredState, Facts, Place, Turn, Write, accepted, age, named, put
@@ -124,7 +124,7 @@ def _snapshot(setting: Setting, world: ExploredState, gone: frozenset[str]) -> S
         fresh=world.asking == frozenset(),
         pods=tuple(_pod(place, place.seen, world.now) for place in world.places if place.seen),
         gone=gone,
-        views={"orders": View(world.route, LONG)},
+        views={"orders": QueueView(world.route, LONG)},
         max_schema=world.schema,
     )
 

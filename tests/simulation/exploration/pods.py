@@ -4,13 +4,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from rota.model import Queue
-from rota.sidecar.member.queue_lifecycle import Act, Command, Event, State
+from rota.sidecar.member.queue_lifecycle import Command, LeaseAction, LeaseEvent, LeaseState
 from simulation.exploration.processes import Process
 from simulation.exploration.setting import Setting
 from simulation.exploration.world import ExploredState, Facts, Place, Turn, put
 
-GOOD = {Act.LOCK: Event.LOCKED, Act.PLACE: Event.PLACED, Act.STOP: Event.EMPTY, Act.UNLOCK: Event.UNLOCKED}
-BAD = {Act.LOCK: (Event.REFUSED, Event.FAILED), Act.PLACE: (Event.FAILED,)}
+GOOD = {
+    LeaseAction.LOCK: LeaseEvent.LOCKED,
+    LeaseAction.PLACE: LeaseEvent.PLACED,
+    LeaseAction.STOP: LeaseEvent.EMPTY,
+    LeaseAction.UNLOCK: LeaseEvent.UNLOCKED,
+}
+BAD = {LeaseAction.LOCK: (LeaseEvent.REFUSED, LeaseEvent.FAILED), LeaseAction.PLACE: (LeaseEvent.FAILED,)}
 LOCKS = 2  # unanswered ones; more of them change nothing
 
 
@@ -114,7 +119,7 @@ def _works(setting: Setting, world: ExploredState, place: Place, process: Proces
 
 
 def _answers(setting: Setting, world: ExploredState, place: Place, queue: Queue, command: Command) -> Iterator[Turn]:
-    def turn(kind: str, event: Event, before: ExploredState) -> Turn:
+    def turn(kind: str, event: LeaseEvent, before: ExploredState) -> Turn:
         text = f"{place.name} is told {event.value} for {command.act} {queue.id} of life {command.life}"
         return Turn(kind, text, stepped(setting, before, place, "answer", event, queue))
 
@@ -126,8 +131,8 @@ def _answers(setting: Setting, world: ExploredState, place: Place, queue: Queue,
 
 def _clock(setting: Setting, world: ExploredState, place: Place, process: Process) -> Iterator[Turn]:
     due, lives = process.member.next_look(), process.member.lives.values()
-    locks = [it for commands in process.waiting.values() for it, _ in commands if it.act is Act.LOCK]
-    needed = any(life.state is State.STUCK or life.early for life in lives)
+    locks = [it for commands in process.waiting.values() for it, _ in commands if it.act is LeaseAction.LOCK]
+    needed = any(life.state is LeaseState.STUCK or life.early for life in lives)
     if due is not None and len(locks) <= LOCKS and (needed or setting.configuration.late):
         ticked = stepped(setting, world, place, "tick", due)
         yield Turn("tick" if needed else "late", f"{place.name} does what is due", ticked)

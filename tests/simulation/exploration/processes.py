@@ -9,10 +9,10 @@ from typing import Any
 
 from builders import LONG
 from rota.model import Queue
-from rota.planner import Heard
+from rota.planner import DecodedReport
 from rota.reports import Report
 from rota.sidecar.member.member import Member, Step
-from rota.sidecar.member.queue_lifecycle import Act, Command, Event, Life, State
+from rota.sidecar.member.queue_lifecycle import Command, LeaseAction, LeaseEvent, LeaseState, QueueLease
 from simulation.exploration.documents import Document, Numbering
 from simulation.judge import Broken
 
@@ -21,7 +21,7 @@ class Told:
     """A report that was read; what it says apart from the generation is its body."""
 
     def __init__(self, report: Report, bodies: Numbering) -> None:
-        self.heard, self.number = Heard(report), report.generation
+        self.heard, self.number = DecodedReport(report), report.generation
         draining = self.heard.working - self.heard.held
         self.incarnation = report.process
         said = (report.uid, self.heard.held, draining, report.state, report.final, self.incarnation)
@@ -63,9 +63,9 @@ class Process:
     def carry(self, step: Step) -> None:
         """Take up what a step commands; Fetch begins at once, Cut is answered by what answers Stop."""
         for command in step.commands:
-            if command.act is Act.FETCH:
+            if command.act is LeaseAction.FETCH:
                 self.worked |= {(command.queue, command.life)}
-            elif command.act is not Act.CUT:
+            elif command.act is not LeaseAction.CUT:
                 self.waiting[command.queue] = (*self.waiting.get(command.queue, ()), (command, self.now))
 
     def answered(self, queue: Queue) -> None:
@@ -73,7 +73,7 @@ class Process:
         (command, _), *left = self.waiting.pop(queue)
         if left:
             self.waiting[queue] = tuple(left)
-        if command.act is Act.STOP:
+        if command.act is LeaseAction.STOP:
             self.worked = frozenset(it for it in self.worked if it[0] != queue or it[1] > command.life)
 
     def objection(self) -> str:
@@ -84,7 +84,7 @@ class Process:
         is_its_own = share is not None and (share.incarnation in {0, member.incarnation} or member._resumed)
         given = set(share.queues) if share and is_given and is_its_own else set()
         for queue, life in member.lives.items():
-            if life.state is not State.DRAINING and queue not in given:
+            if life.state is not LeaseState.DRAINING and queue not in given:
                 return f"{member.name} works {queue}, which the document that it obeys does not give it"
         for queue, _ in self.worked:
             if queue not in member.lives:
@@ -115,11 +115,11 @@ class Process:
         )
 
 
-def _shown(life: Life, now: float) -> tuple[Any, ...]:
+def _shown(life: QueueLease, now: float) -> tuple[Any, ...]:
     """Return what matters of a life; without locks it is no matter when things are due, as it may be any time."""
     times: tuple[Any, ...] = ()
     if life.orderly:
-        due = life.late if life.state is State.DRAINING else life.retry if life.state is State.STUCK else now
+        due = life.late if life.state is LeaseState.DRAINING else life.retry if life.state is LeaseState.STUCK else now
         ages = (life.locked, life.asked if life.locked is not None else None, due, life.not_before or None)
         times = tuple(None if at is None else max(at - now, -LONG) for at in ages)
     return (life.state, life.back, life.again, life.wary, life.early, life.late is None, *times)
@@ -195,7 +195,7 @@ def _tell(process: Process, action: tuple[Any, ...]) -> Step:
             process.answered(queue)
             return member.happened(event, queue, command.life, process.now, sent)
         case "reader fails", queue:
-            return member.happened(Event.READER_FAILED, queue, member.lives[queue].number, process.now)
+            return member.happened(LeaseEvent.READER_FAILED, queue, member.lives[queue].number, process.now)
         case "tick", at:
             process.now = at
             return member.tick(at)
@@ -207,5 +207,5 @@ def _tell(process: Process, action: tuple[Any, ...]) -> Step:
 
 def _place(process: Process) -> None:
     """Tell at once where to start."""
-    while found := [queue for queue, commands in process.waiting.items() if commands[0][0].act is Act.PLACE]:
-        process.carry(_tell(process, ("answer", Event.PLACED, found[0])))
+    while found := [queue for queue, commands in process.waiting.items() if commands[0][0].act is LeaseAction.PLACE]:
+        process.carry(_tell(process, ("answer", LeaseEvent.PLACED, found[0])))

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from builders import a_roster
 from rota.cli import main
-from rota.planner import beside_foreigners
+from rota.planner import share_with_unmanaged
 from rota.ranges import ids_of
 
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
@@ -160,7 +160,7 @@ def test_plan_diff_shows_an_unmanaged_consumer_as_new_owner(tmp_path: Path) -> N
 
 def test_unmanaged_consumer_shares_follow_client_ids_not_pod_names() -> None:
     roster = a_roster(4, 1)
-    owners = beside_foreigners(roster, ["10.0.0.9@1"], {"m0": "10.0.0.5@m0#0123abcd"})
+    owners = share_with_unmanaged(roster, ["10.0.0.9@1"], {"m0": "10.0.0.5@m0#0123abcd"})
     assert list(owners) == [0, 0, -1, -1]
 
 

@@ -11,8 +11,8 @@ from builders import BEGUN, LONG, NOW, a_document, a_pod, a_policy, a_report, a_
 from rota.documents import Assignment, Release, Share, read_assignment, write_assignment
 from rota.handover import Proof
 from rota.model import Holder, Poke, Queue, Reason, Roster, Use, Verdict
-from rota.planner import Event, Measured, Plan, Pod, Snapshot, beside_foreigners, plan, pokes, record, target
-from rota.planner.members.standings import Standing, in_motion, standings
+from rota.planner import Event, Measured, Plan, Pod, Snapshot, plan, pokes, record, share_with_unmanaged, target
+from rota.planner.members.standings import MemberState, classify_members, in_motion
 from rota.planner.target import options
 from rota.spec import Handover, PolicySpec
 from rota.timestamps import format_time
@@ -82,16 +82,16 @@ def test_member_state_depends_on_whether_the_pod_owns_queues(
     ):
         document = a_document(everyone=everyone)
         document = replace(document, members={"m1": share} if share else {})
-        found = standings([pod], gone, a_policy(), document)
+        found = classify_members([pod], gone, a_policy(), document)
         assert {name: str(standing) for name, standing in found.items()} == {"m1": expected}
 
 
 def test_member_recreated_by_name_is_joining_until_the_old_pod_ended() -> None:
     anew = a_pod("m1", a_report("m1", 0, uid="new"), uid="new")
-    assert standings([anew], frozenset(), a_policy(), DOCUMENT) == {"m1": Standing.JOINING}
-    assert standings([anew], frozenset({"uid-m1"}), a_policy(), DOCUMENT) == {"m1": Standing.READY}
+    assert classify_members([anew], frozenset(), a_policy(), DOCUMENT) == {"m1": MemberState.JOINING}
+    assert classify_members([anew], frozenset({"uid-m1"}), a_policy(), DOCUMENT) == {"m1": MemberState.READY}
     unready = replace(anew, ready=False)
-    assert standings([unready], frozenset({"uid-m1"}), a_policy(), DOCUMENT) == {"m1": Standing.JOINING}
+    assert classify_members([unready], frozenset({"uid-m1"}), a_policy(), DOCUMENT) == {"m1": MemberState.JOINING}
 
 
 def reaching(name: str, *, reaches: bool, **changed: Any) -> Pod:
@@ -114,15 +114,18 @@ def test_member_is_cut_off_only_from_brokers_that_other_members_reach(
     others: tuple[Pod, ...], seconds: float, expected: str
 ) -> None:
     cut = reaching("m2", reaches=False, cut_off={"b": 1.0, "a": seconds})
-    found = standings([*others, cut], frozenset(), a_policy(), DOCUMENT)
+    found = classify_members([*others, cut], frozenset(), a_policy(), DOCUMENT)
     assert str(found["m2"]) == expected
     leaving = replace(cut, terminating=True)
-    assert standings([*others, leaving], frozenset(), a_policy(), DOCUMENT)["m2"] is Standing.LEAVING
+    assert classify_members([*others, leaving], frozenset(), a_policy(), DOCUMENT)["m2"] is MemberState.LEAVING
 
 
 def test_member_without_queues_counts_as_cut_off_at_once() -> None:
     new = reaching("m4", reaches=False, cut_off={"a": 0.0})
-    assert standings([reaching("m1", reaches=True), new], frozenset(), a_policy(), DOCUMENT)["m4"] is Standing.CUT_OFF
+    assert (
+        classify_members([reaching("m1", reaches=True), new], frozenset(), a_policy(), DOCUMENT)["m4"]
+        is MemberState.CUT_OFF
+    )
 
 
 def test_member_cut_off_counts_as_ready_while_every_member_is_cut_off() -> None:
@@ -131,56 +134,56 @@ def test_member_cut_off_counts_as_ready_while_every_member_is_cut_off() -> None:
     unheard = a_pod("m3", a_report("m3", 5, brokers={"a": True, "b": True}), ready=False, unheard=5.0)
     silent = a_pod("m4", a_report("m4", 5))
     for others in ((), (unheard,), (silent,)):
-        found = standings([one, other, *others], frozenset(), a_policy(), DOCUMENT)
-        assert (found["m1"], found["m2"]) == (Standing.READY, Standing.READY)
+        found = classify_members([one, other, *others], frozenset(), a_policy(), DOCUMENT)
+        assert (found["m1"], found["m2"]) == (MemberState.READY, MemberState.READY)
     whole = a_pod("m4", a_report("m4", 5, brokers={"a": True, "b": True}))
-    found = standings([one, other, whole], frozenset(), a_policy(), DOCUMENT)
-    assert [*found.values()] == [Standing.CUT_OFF, Standing.CUT_OFF, Standing.READY]
+    found = classify_members([one, other, whole], frozenset(), a_policy(), DOCUMENT)
+    assert [*found.values()] == [MemberState.CUT_OFF, MemberState.CUT_OFF, MemberState.READY]
 
 
 def test_member_is_cut_off_if_other_members_together_reach_its_brokers() -> None:
     """Members speak only of the brokers whose queues they work: no single one may know all that are missed."""
     cut = a_pod("m2", a_report("m2", 5, brokers={"a": False, "b": False, "c": True}), cut_off={"a": LONG, "b": LONG})
     knows_a, knows_b = (a_pod(name, a_report(name, 5, brokers={it: True})) for name, it in (("m1", "a"), ("m3", "b")))
-    found = standings([knows_a, cut, knows_b], frozenset(), a_policy(), DOCUMENT)
-    assert found == {"m1": Standing.READY, "m2": Standing.CUT_OFF, "m3": Standing.READY}
+    found = classify_members([knows_a, cut, knows_b], frozenset(), a_policy(), DOCUMENT)
+    assert found == {"m1": MemberState.READY, "m2": MemberState.CUT_OFF, "m3": MemberState.READY}
     elsewhere = a_pod("m4", a_report("m4", 5, brokers={"d": False}), cut_off={"d": LONG})
     witness = a_pod("m5", a_report("m5", 5, brokers={"d": True}))
-    found = standings([knows_a, cut, knows_b, elsewhere, witness], frozenset(), a_policy(), DOCUMENT)
-    assert [name for name, it in found.items() if it is Standing.CUT_OFF] == ["m2", "m4"]
+    found = classify_members([knows_a, cut, knows_b, elsewhere, witness], frozenset(), a_policy(), DOCUMENT)
+    assert [name for name, it in found.items() if it is MemberState.CUT_OFF] == ["m2", "m4"]
 
 
-@pytest.mark.parametrize(("reaches", "expected"), [(False, Standing.CUT_OFF), (True, Standing.OUT)])
+@pytest.mark.parametrize(("reaches", "expected"), [(False, MemberState.CUT_OFF), (True, MemberState.OUT)])
 def test_member_unready_for_long_is_cut_off_or_out_by_its_reach_of_the_broker(
     reaches: bool,  # noqa: FBT001 - a case
-    expected: Standing,
+    expected: MemberState,
 ) -> None:
     cut_off = {} if reaches else {"a": 1.0}
     unready = reaching("m2", reaches=reaches, cut_off=cut_off, ready=False, steady=10.0)
-    found = standings([reaching("m1", reaches=True), unready], frozenset(), a_policy(), DOCUMENT)
+    found = classify_members([reaching("m1", reaches=True), unready], frozenset(), a_policy(), DOCUMENT)
     assert found["m2"] is expected
 
 
 @pytest.mark.parametrize(
     ("standing", "changed", "seconds"),
     [
-        (Standing.JOINING, {"age": 0.5}, 19.5),
-        (Standing.JOINING, {"age": 19.5}, 0.5),
-        (Standing.JOINING, {"age": 20.0}, None),
-        (Standing.JOINING, {"age": 20.5}, None),
-        (Standing.LEAVING, {"leaving": 1.0}, 44.0),
-        (Standing.LEAVING, {"leaving": 45.5}, None),
-        (Standing.LEAVING, {"leaving": 20.0, "ready": False, "unheard": 10.0}, None),
-        (Standing.LEAVING, {"leaving": 20.0, "ready": False, "unheard": 9.5}, 25.0),
-        (Standing.LEAVING, {"leaving": 20.0, "unheard": 10.0}, 25.0),
-        (Standing.READY, {"age": 5.0, "steady": 0.125}, 0.375),
-        (Standing.READY, {"age": 5.0, "steady": 0.75}, None),
-        (Standing.READY, {"age": 20.0, "steady": 0.125}, None),
-        (Standing.OUT, {"age": 5.0, "steady": 0.125}, None),
+        (MemberState.JOINING, {"age": 0.5}, 19.5),
+        (MemberState.JOINING, {"age": 19.5}, 0.5),
+        (MemberState.JOINING, {"age": 20.0}, None),
+        (MemberState.JOINING, {"age": 20.5}, None),
+        (MemberState.LEAVING, {"leaving": 1.0}, 44.0),
+        (MemberState.LEAVING, {"leaving": 45.5}, None),
+        (MemberState.LEAVING, {"leaving": 20.0, "ready": False, "unheard": 10.0}, None),
+        (MemberState.LEAVING, {"leaving": 20.0, "ready": False, "unheard": 9.5}, 25.0),
+        (MemberState.LEAVING, {"leaving": 20.0, "unheard": 10.0}, 25.0),
+        (MemberState.READY, {"age": 5.0, "steady": 0.125}, 0.375),
+        (MemberState.READY, {"age": 5.0, "steady": 0.75}, None),
+        (MemberState.READY, {"age": 20.0, "steady": 0.125}, None),
+        (MemberState.OUT, {"age": 5.0, "steady": 0.125}, None),
     ],
 )
 def test_membership_change_is_waited_for_only_a_limited_time(
-    standing: Standing, changed: dict[str, Any], seconds: float | None
+    standing: MemberState, changed: dict[str, Any], seconds: float | None
 ) -> None:
     policy = a_policy(triggers={"debounce": "500ms"}, handover={"drainTimeout": "30s"})
     found = in_motion([a_pod("m1", **changed)], {"m1": standing}, policy)
@@ -190,14 +193,14 @@ def test_membership_change_is_waited_for_only_a_limited_time(
 def test_member_facts_not_yet_observed_count_neither_for_nor_against_the_pod() -> None:
     new = Pod(name="m1", uid="uid-m1")
     for pod, standing, seconds in (
-        (new, Standing.JOINING, 20.0),
-        (replace(new, heard=JOINER.heard), Standing.JOINING, 20.0),
-        (replace(new, terminating=True), Standing.LEAVING, 45.0),
-        (replace(new, ready=True, heard=JOINER.heard), Standing.READY, 0.5),
+        (new, MemberState.JOINING, 20.0),
+        (replace(new, heard=JOINER.heard), MemberState.JOINING, 20.0),
+        (replace(new, terminating=True), MemberState.LEAVING, 45.0),
+        (replace(new, ready=True, heard=JOINER.heard), MemberState.READY, 0.5),
     ):
-        found = standings([pod], frozenset(), a_policy(), a_document())
+        found = classify_members([pod], frozenset(), a_policy(), a_document())
         assert (found, in_motion([pod], found, a_policy())) == ({"m1": standing}, {"m1": seconds})
-    assert pokes.next_due([replace(new, poke=Poke(5, 1))], {}) == 1.0
+    assert pokes.seconds_until_next_poke([replace(new, poke=Poke(5, 1))], {}) == 1.0
     assert (new.generation, new.client_id, str(new.poke)) == (0, "", "0-0")
     unknown = Snapshot(group="shop/orders", spec=a_spec())
     assert plan(unknown, NOW).reread
@@ -211,9 +214,9 @@ def test_member_facts_not_yet_observed_count_neither_for_nor_against_the_pod() -
 
 def test_assignment_timestamps_are_formatted_and_parsed() -> None:
     assert format_time(NOW) == "2025-11-21T08:00:00.000Z"
-    assert record.ago("2025-11-21T07:59:58.500Z", NOW) == 1.5
-    assert record.ago("2025-11-21T08:00:01Z", NOW) == -1.0
-    assert record.ago("yesterday", NOW) == 0.0
+    assert record.seconds_since("2025-11-21T07:59:58.500Z", NOW) == 1.5
+    assert record.seconds_since("2025-11-21T08:00:01Z", NOW) == -1.0
+    assert record.seconds_since("yesterday", NOW) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -424,7 +427,7 @@ def test_poke_considers_a_pod_behind_until_it_reports_its_queues(
     *,
     expected: bool,
 ) -> None:
-    found = pokes.behind([a_pod("m1", **changed)], DOCUMENT, frozenset(gone))
+    found = pokes.pods_behind([a_pod("m1", **changed)], DOCUMENT, frozenset(gone))
     assert bool(found) is expected
 
 
@@ -432,15 +435,15 @@ def test_poke_considers_a_pod_behind_while_it_owes_a_release_or_the_barrier() ->
     shown = [a_pod("m1", a_report("m1", 4, Q[:3]))]
     early, late = (Release(M1, None, since, format_time(NOW)) for since in (3, 5))
     owing = replace(DOCUMENT, releasing={Q[3]: early, Q[4]: late, Q[5]: early})
-    assert pokes.behind(shown, owing, frozenset()) == shown
-    assert pokes.behind(shown, replace(DOCUMENT, releasing={Q[3]: early}), frozenset()) == []
-    assert pokes.behind(shown, replace(owing, releasing={Q[4]: replace(late, holder=M2)}), frozenset()) == []
-    assert pokes.behind(shown, replace(DOCUMENT, barrier=5), frozenset()) == shown
-    assert pokes.behind(shown, replace(DOCUMENT, barrier=4), frozenset()) == []
+    assert pokes.pods_behind(shown, owing, frozenset()) == shown
+    assert pokes.pods_behind(shown, replace(DOCUMENT, releasing={Q[3]: early}), frozenset()) == []
+    assert pokes.pods_behind(shown, replace(owing, releasing={Q[4]: replace(late, holder=M2)}), frozenset()) == []
+    assert pokes.pods_behind(shown, replace(DOCUMENT, barrier=5), frozenset()) == shown
+    assert pokes.pods_behind(shown, replace(DOCUMENT, barrier=4), frozenset()) == []
     everything = [a_pod("m1", a_report("m1", 4, Q[:6]))]
     broadcast = replace(DOCUMENT, members={"m1": Share("uid-m1")}, everyone=tuple(Q[:6]))
-    assert pokes.behind(everything, broadcast, frozenset()) == []
-    assert pokes.behind(shown, broadcast, frozenset()) == shown
+    assert pokes.pods_behind(everything, broadcast, frozenset()) == []
+    assert pokes.pods_behind(shown, broadcast, frozenset()) == shown
 
 
 @pytest.mark.parametrize(
@@ -460,19 +463,19 @@ def test_poke_interval_doubles_up_to_thirty_seconds(
     poke: Poke, poked: float, due: Poke | None, next_due: float
 ) -> None:
     pods = [a_pod("m1", poke=poke, poked=poked)]
-    found = pokes.due(pods, DOCUMENT)
+    found = pokes.due_pokes(pods, DOCUMENT)
     assert found == ({"m1": due} if due else {})
-    assert pokes.next_due(pods, found) == next_due
-    assert pokes.due([a_pod("m0", terminating=True), *pods], DOCUMENT) == found
+    assert pokes.seconds_until_next_poke(pods, found) == next_due
+    assert pokes.due_pokes([a_pod("m0", terminating=True), *pods], DOCUMENT) == found
 
 
 def test_poke_next_due_ignores_terminating_pods_and_takes_the_soonest() -> None:
-    assert pokes.next_due([], {}) == math.inf
+    assert pokes.seconds_until_next_poke([], {}) == math.inf
     overdue = a_pod("m1", terminating=True, poke=Poke(5, 1), poked=2.0)
-    assert pokes.next_due([overdue], {}) == math.inf, "it is not poked any more"
+    assert pokes.seconds_until_next_poke([overdue], {}) == math.inf, "it is not poked any more"
     at_once = a_pod("m1", terminating=True, poke=Poke(5, 1), poked=1.0)
     sooner, later = a_pod("m2", poke=Poke(5, 2), poked=0.5), a_pod("m3", poke=Poke(5, 4), poked=0.5)
-    assert pokes.next_due([at_once, later, sooner], {}) == 1.5
+    assert pokes.seconds_until_next_poke([at_once, later, sooner], {}) == 1.5
 
 
 # What the policy wants.
@@ -552,14 +555,14 @@ def test_balanced_without_measured_weights_allows_at_most_one_move(
 
 
 def test_unmanaged_consumer_presence_shares_queues_averagely_by_client_id() -> None:
-    found = beside_foreigners(ROSTER, ["10.0.0.2@old"], {"m1": "10.0.0.3@m1", "m2": "10.0.0.1@m2"})
+    found = share_with_unmanaged(ROSTER, ["10.0.0.2@old"], {"m1": "10.0.0.3@m1", "m2": "10.0.0.1@m2"})
     assert (found.tolist(), str(found.dtype)) == ([1, 1, -1, 0], "int32")
-    assert beside_foreigners(ROSTER, ["m11"], {}).tolist() == [0, 0, -1, 1]
+    assert share_with_unmanaged(ROSTER, ["m11"], {}).tolist() == [0, 0, -1, 1]
 
 
 def test_unmanaged_consumer_duplicates_of_a_client_id_are_each_counted() -> None:
-    assert beside_foreigners(ROSTER, ["m0", "m0"], {}).tolist() == [-1, -1, 0, 1], "of four: the second has none"
-    assert beside_foreigners(ROSTER, ["m11", "m11"], {}).tolist() == [0, -1, -1, 1]
+    assert share_with_unmanaged(ROSTER, ["m0", "m0"], {}).tolist() == [-1, -1, 0, 1], "of four: the second has none"
+    assert share_with_unmanaged(ROSTER, ["m11", "m11"], {}).tolist() == [0, -1, -1, 1]
 
 
 # Who gives what to whom.

@@ -21,7 +21,7 @@ from builders import (
 from rota.documents import Assignment, read_assignment
 from rota.model import Holder, Poke, Queue, Reason, Verdict
 from rota.planner import Plan, Pod, Snapshot, plan
-from rota.planner.record import BELIEVED
+from rota.planner.record import MAX_PLAUSIBLE_GENERATION
 from rota.spec.resolved import settings_digest
 from rota.timestamps import format_time
 
@@ -649,9 +649,9 @@ def test_retry_topic_of_another_group_can_be_consumed() -> None:
 
 
 def test_generation_at_the_highest_valid_value_is_believed() -> None:
-    found = plan(settled(status={"generation": BELIEVED}), NOW)
+    found = plan(settled(status={"generation": MAX_PLAUSIBLE_GENERATION}), NOW)
     assert found.document is not None
-    assert found.document.generation == BELIEVED + 1
+    assert found.document.generation == MAX_PLAUSIBLE_GENERATION + 1
 
 
 def test_condition_keeps_its_transition_time_until_its_status_changes() -> None:

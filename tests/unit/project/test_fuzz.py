@@ -9,8 +9,8 @@ from fuzz.corpus import BODIES, FRAMES, MESSAGES
 from fuzz.run import CHECKS, TARGETS, choose, failure
 from rota import records
 from rota.brokers.rocketmq.wire import fastjson
-from rota.brokers.rocketmq.wire.frames import Decoder, Malformed
-from rota.brokers.rocketmq.wire.messages import prefix
+from rota.brokers.rocketmq.wire.frames import Decoder, MalformedFrameError
+from rota.brokers.rocketmq.wire.messages import decode_admitted
 from rota.deliveries import read_deliveries
 from rota.documents import read_assignment
 from rota.reports import read_report
@@ -26,7 +26,7 @@ def test_fuzz_finds_no_failure(first: int) -> None:
 def test_fuzz_samples_of_rocketmq_can_be_read() -> None:
     assert all(list(Decoder().feed(data)) for data in FRAMES)
     assert all(isinstance(fastjson.read(data, object), dict) for data in BODIES)
-    damages = {message.damage for data in MESSAGES for message in prefix(data, "broker-a")[0]}
+    damages = {message.damage for data in MESSAGES for message in decode_admitted(data, "broker-a")[0]}
     assert damages == {
         "",
         "it has more than 4 MiB unpacked, the most that delivery.buffer.mebibytesPerMessage allows",
@@ -62,6 +62,6 @@ def test_fuzz_prints_the_command_that_tries_a_failure_again() -> None:
 
 def test_fuzz_counts_an_exception_that_a_check_lets_out_as_a_failure() -> None:
     def refuse(_: bytes) -> None:
-        raise Malformed("it is")
+        raise MalformedFrameError("it is")
 
     assert all("Malformed" in (failure(seed, dict.fromkeys(CHECKS, refuse)) or "") for seed in range(5))

@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from rota.kube.telemetry.group_gauges import OF_GROUP
-from rota.kube.telemetry.operator_metrics import Measures as OfOperator
+from rota.kube.telemetry.operator_metrics import OperatorMetrics as OfOperator
 from rota.metrics import Metric
 from rota.model import Reason, Use, reasons
-from rota.sidecar.status.sidecar_metrics import Measures as OfSidecar
+from rota.sidecar.status.sidecar_metrics import SidecarMetrics as OfSidecar
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "metrics.md"

@@ -14,7 +14,7 @@ from builders import a_roster
 from rota.model import Queue, Roster, plain
 from rota.strategies import STRATEGIES, allocate, explain, prepared
 from rota.strategies.arrays import ranks
-from rota.strategies.balanced import trusted
+from rota.strategies.balanced import sanitize
 from rota.strategies.by_machine_room import room_of
 from rota.strategies.consistent_hash import ring_position
 from rota.strategies.custom import checked
@@ -343,7 +343,7 @@ def test_balanced_counts_a_member_as_remote_only_if_both_rooms_are_known() -> No
 
 
 def test_balanced_replaces_invalid_weights_and_capacities() -> None:
-    assert trusted([1.0, 1.0, -0.5]) == [1.0, 1.0, 1.0]
+    assert sanitize([1.0, 1.0, -0.5]) == [1.0, 1.0, 1.0]
     roster = a_roster(4, 2)
     tiny = STRATEGIES["Balanced"](roster, memberWeights={"m0": 1e-9, "m1": 2000.0})
     assert np.bincount(tiny, minlength=2).tolist() == [1, 3], "nobody is so weak as to get nothing"

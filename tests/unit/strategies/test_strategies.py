@@ -14,7 +14,7 @@ from rota.model import Queue, Roster
 from rota.strategies import allocate, explain, explain_all, named, prepared
 from rota.strategies.arrays import present
 from rota.strategies.averagely import averagely
-from rota.strategies.balanced import trusted
+from rota.strategies.balanced import sanitize
 from rota.strategies.custom import checked
 
 ORDERS = [("orders", "broker-a", number) for number in range(8)]
@@ -289,10 +289,10 @@ def test_custom_strategy_result_that_is_valid_is_accepted() -> None:
 
 
 def test_weight_that_is_implausible_is_replaced_by_a_typical_one() -> None:
-    assert trusted([1.0, 3.0, None, float("nan"), -5.0, float("inf")]) == [1.0, 3.0, 2.0, 2.0, 2.0, 2.0]
-    assert trusted([1.0, 1.0, 1e12]) == [1.0, 1.0, 1000.0]
-    assert trusted([0.0, 0.0], least=0.5) == [0.5, 0.5]
-    assert trusted([None, None]) == [1.0, 1.0]
+    assert sanitize([1.0, 3.0, None, float("nan"), -5.0, float("inf")]) == [1.0, 3.0, 2.0, 2.0, 2.0, 2.0]
+    assert sanitize([1.0, 1.0, 1e12]) == [1.0, 1.0, 1000.0]
+    assert sanitize([0.0, 0.0], least=0.5) == [0.5, 0.5]
+    assert sanitize([None, None]) == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("weight", [1e308, 10**400, 5e-324, 0.0])

@@ -1,10 +1,10 @@
-"""A cluster in memory: for an app developer's laptop, and for tests of what stands on the port.
+"""In-memory RocketMQ cluster for an app developer's laptop, and for tests of code that uses the broker port.
 
-It does what RocketMQ's brokers do by default, as far as the port shows it: one contract is tested on both. Its
-clock serves locks, delays and the times of messages: who turns it by hand need not wait. Pulls wait by the loop's.
+It behaves like RocketMQ's brokers with default settings, as far as the port exposes that: the same contract tests run
+on both. Locks, delays and message times use its own clock, which tests advance by hand. Pulls wait by the event loop's.
 """
 
-from rota.brokers.memory.cluster import BROKER, NAME_SERVER, Memory
+from rota.brokers.memory.cluster import BROKER, NAME_SERVER, MemoryCluster
 from rota.brokers.memory.consumer import MemoryConsumer
 
-__all__ = ["BROKER", "NAME_SERVER", "Memory", "MemoryConsumer"]
+__all__ = ["BROKER", "NAME_SERVER", "MemoryCluster", "MemoryConsumer"]

@@ -1,4 +1,4 @@
-"""Apache RocketMQ by its remoting protocol, in asyncio: what a consumer and its operator need of it.
+"""Apache RocketMQ client for asyncio (remoting protocol), limited to the requests of consumers and their operator.
 
-Packages stand on those before them: wire, transport; the modules here are the two sides of the port.
+Layers: `wire`, then `transport`, which uses it; the modules here implement `Consumer` and `Brokers` on both.
 """

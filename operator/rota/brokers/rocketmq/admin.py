@@ -1,4 +1,4 @@
-"""A RocketMQ cluster as an operator sees it: `Brokers`, and what administrators do."""
+"""RocketMQ admin client: the operator's `Brokers` interface, and administrative requests for tools and tests."""
 
 import time
 from collections.abc import Collection, Mapping
@@ -7,27 +7,35 @@ from itertools import groupby
 from secrets import choice
 from typing import Any
 
-from rota.brokers.errors import Garbled, Refused, Unknown
-from rota.brokers.port import Client as Online
-from rota.brokers.port import Ends, Progress, Settings
-from rota.brokers.rocketmq.routing import Client, Site
-from rota.brokers.rocketmq.transport.responses import body, by_queue, good, number, reason, refusal, side_by_side
+from rota.brokers.errors import MalformedResponseError, NotFoundError, RejectedError
+from rota.brokers.port import BrokerGroupSettings, BrokerOffsets, OffsetRange
+from rota.brokers.port import OnlineConsumer as Online
+from rota.brokers.rocketmq.routing import ConnectionConfig, RoutingClient
+from rota.brokers.rocketmq.transport.responses import (
+    body,
+    by_queue,
+    error_of,
+    gather_results,
+    number,
+    reason,
+    require_success,
+)
 from rota.brokers.rocketmq.wire import payloads, requests
-from rota.brokers.rocketmq.wire.codes import STORED, Answer
+from rota.brokers.rocketmq.wire.codes import STORED, ResponseCode
 from rota.model import Queue
 from rota.spec import Subscription
 from rota.spec.consumer_settings import ConsumerSettings, Model, Start
 
 PRODUCER = "rota"
-NOBODY = "no consumer for this group"  # how a broker says so; its code is that of all failures
+NOBODY = "no consumer for this group"  # remark of a broker's answer; the code is the generic SYSTEM_ERROR
 FIRST_IN_ORDER, LAST_IN_ORDER, AHEAD = 194, 611, 217 - 510  # 433 // 2 + 1 = 217 is V5_1_0
-MOST_ONLINE = 20_000  # consumers of a group at a broker: all that Rota manages in one, and as many others
-RELAYED_SECONDS = 12.0  # a broker waits 10 s for a consumer's answer
-MAX_SUBSCRIPTION_TEXT = 16 * 1024  # characters of a consumer's topics and filters
-STATS_SECONDS = 10.0  # a broker works for this; who asks another one meanwhile does not wait
+MOST_ONLINE = 20_000  # consumers of a group at a broker: Rota's limit of members, plus as many unmanaged ones
+RELAYED_SECONDS = 12.0  # the broker itself waits 10 s for the consumer's answer
+MAX_SUBSCRIPTION_TEXT = 16 * 1024  # characters of all topics and filters of a consumer
+STATS_SECONDS = 10.0  # a slow request: the broker computes statistics; requests to other brokers do not wait
 
 _MODELS: Mapping[str, Model] = {"CLUSTERING": "Clustering", "BROADCASTING": "Broadcasting"}
-# The last three are deprecated; the Java client takes each for CONSUME_FROM_LAST_OFFSET.
+# The last three are deprecated; the Java client treats them as CONSUME_FROM_LAST_OFFSET.
 _STARTS: Mapping[str, Start] = {
     "CONSUME_FROM_LAST_OFFSET": "Latest",
     "CONSUME_FROM_FIRST_OFFSET": "Earliest",
@@ -38,25 +46,24 @@ _STARTS: Mapping[str, Start] = {
 }
 
 
-class Cluster:
-    """A cluster, by connections of its own; no broker takes it for a member of a group."""
+class AdminClient:
+    """Client of one cluster, connected on the first request; it joins no group, so brokers list it as no member."""
 
-    def __init__(self, site: Site) -> None:
-        """Connect when something is asked."""
-        self._client = Client(site, serve=lambda _: None)
+    def __init__(self, site: ConnectionConfig) -> None:
+        self._client = RoutingClient(site, serve=lambda _: None)
 
     async def close(self) -> None:
         """Close all connections."""
         self._client.close()
 
-    # What there is.
+    # Queries.
 
     async def queues(self, topic: str) -> tuple[Queue, ...]:
-        """Return the queues of a topic that can be read."""
+        """Return the readable queues of a topic."""
         return (await self._client.route(topic)).queues()
 
     async def queue_counts(self, topic: str) -> Mapping[str, int]:
-        """Return how many queues of a topic each broker has."""
+        """Return the number of a topic's queues on each broker."""
         return (await self._client.route(topic)).queue_counts
 
     async def brokers(self) -> tuple[str, ...]:
@@ -68,91 +75,100 @@ class Cluster:
         return self._client.addresses(brokers)
 
     async def clients(self, group: str, broker: str) -> tuple[Online, ...]:
-        """Return who is online in a group."""
+        """Return the consumers of a group that are online at a broker; too many raise `MalformedResponseError`."""
         try:
             answer = await self._client.get(broker, requests.connections(group))
-        except Refused as refused:
-            if refused.code == Answer.CONSUMER_NOT_ONLINE:
+        except RejectedError as refused:
+            if refused.code == ResponseCode.CONSUMER_NOT_ONLINE:
                 return ()
             raise
-        found = body(answer, payloads.ConsumerConnection).connection_set
-        if len(found) > MOST_ONLINE:
-            raise Garbled(f"{broker} names {len(found):,} consumers of {group}; {MOST_ONLINE:,} are the most")
-        return tuple(Online(peer.client_id, peer.client_addr, peer.language, spelled(peer.version)) for peer in found)
+        peers = body(answer, payloads.ConsumerConnection).connection_set
+        if len(peers) > MOST_ONLINE:
+            raise MalformedResponseError(
+                f"{broker} names {len(peers):,} consumers of {group}; {MOST_ONLINE:,} are the most"
+            )
+        return tuple(
+            Online(peer.client_id, peer.client_addr, peer.language, version_name(peer.version)) for peer in peers
+        )
 
     async def consumer_settings(self, group: str, client_id: str, broker: str) -> ConsumerSettings:
-        """Return what a consumer says of its own settings, asked by its broker, which waits 10 s for it."""
+        """Return a consumer's own settings; its broker relays the request and waits 10 s for the answer."""
         answer = await self._client.get(broker, requests.running_info(group, client_id), RELAYED_SECONDS)
         info = body(answer, payloads.ConsumerInfo)
         if sum(map(_text_length, info.subscription_set)) > MAX_SUBSCRIPTION_TEXT:
-            raise Garbled(f"The subscriptions of {client_id[:100]} take over {MAX_SUBSCRIPTION_TEXT:,} characters")
-        subscriptions = [_subscription(it) for it in info.subscription_set]
+            raise MalformedResponseError(
+                f"The subscriptions of {client_id[:100]} take over {MAX_SUBSCRIPTION_TEXT:,} characters"
+            )
+        subscriptions = [_subscription(subscribed) for subscribed in info.subscription_set]
         model = _MODELS.get(info.properties.get("messageModel", ""), "")
         start = _STARTS.get(info.properties.get("consumeFromWhere", ""), "")
-        return ConsumerSettings(tuple(sorted(subscriptions, key=lambda it: it.topic)), model, start)
+        return ConsumerSettings(tuple(sorted(subscriptions, key=lambda item: item.topic)), model, start)
 
     async def client_ids(self, group: str, broker: str) -> tuple[str, ...]:
-        """Return what a member that decides by itself asks: the ids of who is online, each once."""
+        """Return the distinct client ids online in a group, as members of RocketMQ's own rebalancing request them."""
         answer = await self._client.ask(broker, requests.client_ids(group))
-        if answer.code == Answer.SYSTEM_ERROR and NOBODY in answer.remark:
+        if answer.code == ResponseCode.SYSTEM_ERROR and NOBODY in answer.remark:
             return ()
-        found = body(good(f"The members of {group} at {broker}", answer), payloads.ClientIds).consumer_id_list
-        return tuple(dict.fromkeys(found))
+        client_ids = body(
+            require_success(f"The members of {group} at {broker}", answer), payloads.ClientIds
+        ).consumer_id_list
+        return tuple(dict.fromkeys(client_ids))
 
-    async def settings(self, group: str, broker: str) -> Settings:
+    async def settings(self, group: str, broker: str) -> BrokerGroupSettings:
         """Return a group's settings."""
-        found = body(await self._client.get(broker, requests.group_config(group)), payloads.GroupConfig)
-        return Settings(
-            found.consume_enable, found.consume_broadcast_enable, found.retry_queue_nums, found.retry_max_times
+        config = body(await self._client.get(broker, requests.group_config(group)), payloads.GroupConfig)
+        return BrokerGroupSettings(
+            config.consume_enable, config.consume_broadcast_enable, config.retry_queue_nums, config.retry_max_times
         )
 
-    async def progress(self, group: str, broker: str, topics: Collection[str] = ()) -> dict[Queue, Progress]:
-        """Return how far a group is with the queues of a broker."""
+    async def progress(self, group: str, broker: str, topics: Collection[str] = ()) -> dict[Queue, BrokerOffsets]:
+        """Return a group's offsets in the queues of a broker."""
         answer = await self._client.get(broker, requests.consume_stats(group, topics), STATS_SECONDS)
-        found = by_queue(body(answer, payloads.ConsumeStats).offset_table)
+        stats = by_queue(body(answer, payloads.ConsumeStats).offset_table)
         return {
-            queue: Progress(it.broker_offset, it.consumer_offset, it.pull_offset, it.last_timestamp / 1000)
-            for queue, it in found.items()
+            queue: BrokerOffsets(row.broker_offset, row.consumer_offset, row.pull_offset, row.last_timestamp / 1000)
+            for queue, row in stats.items()
         }
 
     async def committed(self, group: str, queue: Queue) -> int | None:
-        """Return where a group is with a queue, or None where it never was."""
+        """Return a group's committed offset in a queue, or None if it never committed."""
         answer = await self._client.ask(queue.broker, requests.committed(group, queue))
-        if answer.code == Answer.QUERY_NOT_FOUND:
+        if answer.code == ResponseCode.QUERY_NOT_FOUND:
             return None
-        return number(good(f"The offset of {queue}", answer), "offset")
+        return number(require_success(f"The offset of {queue}", answer), "offset")
 
     async def at(self, queue: Queue, seconds: float) -> int:
-        """Return the offset of the first message that was stored at a time or later."""
+        """Return the offset of the first message that was stored at this time or later."""
         return number(await self._client.get(queue.broker, requests.at(queue, round(seconds * 1000))), "offset")
 
-    async def ends(self, topic: str, broker: str) -> dict[Queue, Ends]:
-        """Return where a topic's queues begin and end."""
+    async def ends(self, topic: str, broker: str) -> dict[Queue, OffsetRange]:
+        """Return the first and last offsets of a topic's queues."""
         answer = await self._client.get(broker, requests.topic_stats(topic), STATS_SECONDS)
-        found = by_queue(body(answer, payloads.TopicStats).offset_table)
+        rows = by_queue(body(answer, payloads.TopicStats).offset_table)
         return {
-            queue: Ends(it.min_offset, it.max_offset, it.last_update_timestamp / 1000) for queue, it in found.items()
+            queue: OffsetRange(row.min_offset, row.max_offset, row.last_update_timestamp / 1000)
+            for queue, row in rows.items()
         }
 
     async def send(
         self, topic: str, body: bytes, properties: Mapping[str, str] | None = None, queue: Queue | None = None
     ) -> None:
-        """Send a message, to one queue or to any."""
+        """Send a message to the given queue, or to any queue of the topic."""
         queue = await self._place(topic, queue)
         born = int(time.time() * 1000)
         request = requests.send(PRODUCER, topic, body, properties or {}, broker=queue.broker, queue=queue.id, born=born)
         answer = await self._client.ask(queue.broker, request)
-        if answer.code == Answer.INVALID_PARAMETER:
-            raise Unknown(f"There is no queue {queue}: {reason(answer)}")
+        if answer.code == ResponseCode.INVALID_PARAMETER:
+            raise NotFoundError(f"There is no queue {queue}: {reason(answer)}")
         if answer.code not in STORED:
-            raise refusal(f"Sending to {queue}", answer)
+            raise error_of(f"Sending to {queue}", answer)
 
     async def _place(self, topic: str, queue: Queue | None) -> Queue:
-        """Return where a message goes; to a topic that is not there, or a broker would make it."""
+        """Return the queue to send to; raise `NotFoundError` for a missing topic, which a broker would create."""
         if queue is None:
             queues = await self.queues(topic)
             if not queues:
-                raise Refused(f"The topic {topic} has no queue that can be read, so nothing is sent to it")
+                raise RejectedError(f"The topic {topic} has no queue that can be read, so nothing is sent to it")
             return choice(queues)
         if queue.topic != topic:
             raise ValueError(f"{queue} is no queue of {topic}")
@@ -160,59 +176,59 @@ class Cluster:
         await self._client.doubt(queue)
         return queue
 
-    # What administrators do.
+    # Administration.
 
     async def unlock(self, group: str, client_id: str, queues: Collection[Queue]) -> None:
-        """Give locks back in the name of a member that has ended."""
+        """Release queue locks on behalf of a member that has ended; try every broker before raising an error."""
         by_broker = groupby(sorted(queues, key=_broker), key=_broker)
-        told = [(broker, requests.unlock(group, client_id, mine)) for broker, mine in by_broker]
-        _, failed = await side_by_side(self._client.get(*it) for it in told)
+        calls = [(broker, requests.unlock(group, client_id, locked)) for broker, locked in by_broker]
+        _, failed = await gather_results(self._client.get(*call) for call in calls)
         if failed:
             raise failed[0]
 
     async def create_topic(self, topic: str, broker: str, queues: int, *, perm: int = 6) -> None:
-        """Make a topic on a broker, or change it there."""
+        """Create a topic on a broker, or update it there."""
         await self._client.get(broker, requests.create_topic(topic, queues, perm=perm))
 
     async def topic(self, topic: str, broker: str) -> payloads.TopicConfig:
-        """Return how a topic is made on a broker."""
+        """Return a topic's configuration on a broker."""
         return body(await self._client.get(broker, requests.topic_config(topic)), payloads.TopicConfig)
 
     async def update_group(self, group: str, broker: str, **changed: Any) -> None:
-        """Make a group on a broker, or change what is named of it; names are the protocol's.
+        """Create a group on a broker, or update the named settings; names are the protocol's.
 
-        Attributes stay as they are: they are written as changes, "+name" or "-name", not as they are read.
+        Attributes are left out, so they do not change: the protocol writes them as changes, "+name" or "-name".
         """
-        before: dict[str, Any] = {}
-        with suppress(Unknown):
-            before = {**await self.group(group, broker)}
-        before.pop("attributes", None)
-        await self._client.get(broker, requests.update_group({**before, "groupName": group, **changed}))
+        current: dict[str, Any] = {}
+        with suppress(NotFoundError):
+            current = {**await self.group(group, broker)}
+        current.pop("attributes", None)
+        await self._client.get(broker, requests.update_group({**current, "groupName": group, **changed}))
 
     async def group(self, group: str, broker: str) -> Mapping[str, Any]:
-        """Return all that a broker keeps of a group's settings."""
+        """Return all settings of a group at a broker, by the protocol's names."""
         return body(await self._client.get(broker, requests.group_config(group)), dict[str, Any])
 
     async def reset(self, group: str, topic: str, broker: str, *, seconds: float | None = None) -> dict[Queue, int]:
-        """Set a group's offsets to a time, or to the end; return them."""
+        """Reset a group's offsets to a time, or to the end; return the new offsets."""
         when = -1 if seconds is None else round(seconds * 1000)
         answer = await self._client.get(broker, requests.reset(group, topic, when))
         return by_queue(body(answer, payloads.Reset).offset_table)
 
     async def consume_mode(self, topic: str, group: str, broker: str, mode: str, share: int = 0) -> None:
-        """Say whether a group's members PULL a topic's queues or POP from them."""
+        """Set whether a group's members PULL a topic's queues or POP from them."""
         await self._client.get(broker, requests.request_mode(topic, group, mode, share))
 
     async def assignment(
         self, topic: str, group: str, client_id: str, broker: str, strategy: str = "AVG"
     ) -> tuple[Queue, ...] | None:
-        """Return which queues a broker would give to a member; None: it says nothing, so keep what you have."""
+        """Return the queues that a broker would assign to a member; None: no answer, so the member keeps its queues."""
         answer = await self._client.get(broker, requests.assignment(topic, group, client_id, strategy))
-        found = body(answer, payloads.Assignments).message_queue_assignments
-        return None if found is None else tuple(sorted(it.message_queue.queue for it in found))
+        assigned = body(answer, payloads.Assignments).message_queue_assignments
+        return None if assigned is None else tuple(sorted(item.message_queue.queue for item in assigned))
 
     async def running_info(self, group: str, client_id: str, broker: str) -> Mapping[str, Any]:
-        """Return what a member tells of itself, asked by its broker."""
+        """Return the running info of a member; its broker relays the request."""
         answer = await self._client.get(broker, requests.running_info(group, client_id), STATS_SECONDS)
         return body(answer, dict[str, Any])
 
@@ -223,7 +239,7 @@ class Cluster:
         return {name.strip(): value.strip() for name, separator, value in pairs if separator}
 
     async def update_broker(self, broker: str, **changed: object) -> None:
-        """Change some of a broker's own settings; names are the broker's."""
+        """Update settings of a broker; names are the broker's."""
         await self._client.get(broker, requests.update_broker_config(changed))
 
 
@@ -240,10 +256,10 @@ def _broker(queue: Queue) -> str:
     return queue.broker
 
 
-def spelled(version: int) -> str:
-    """Return a client's version as RocketMQ names it; the wire has its place in their list, MQVersion.
+def version_name(version: int) -> str:
+    """Return the name of a client's version; on the wire it is an index in RocketMQ's list, MQVersion.
 
-    From 194 on they stand there one after the other, each with a snapshot before it; 611 is the last: V5_9_9.
+    From index 194 on the list is in order, each version preceded by its snapshot; the last index is 611, V5_9_9.
     """
     if not FIRST_IN_ORDER <= version <= LAST_IN_ORDER:
         return str(version)

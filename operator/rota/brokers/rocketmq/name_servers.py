@@ -1,56 +1,55 @@
-"""Name servers: all ought to tell the same, and each may be gone, slow, just started, or something else altogether."""
+"""Name server client with failover: any server may be down, slow, just started, or no name server at all."""
 
 import asyncio
 from collections.abc import Collection, Sequence
 
-from rota.brokers.errors import BrokerError, Refused, Unknown, Unreachable
+from rota.brokers.errors import BrokerError, NotFoundError, RejectedError, UnreachableError
 from rota.brokers.rocketmq.remembered import Addresses, checked
 from rota.brokers.rocketmq.transport.connection_pool import Connections
-from rota.brokers.rocketmq.transport.responses import body, good, refusal, side_by_side
+from rota.brokers.rocketmq.transport.responses import body, error_of, gather_results, require_success
 from rota.brokers.rocketmq.wire import payloads, requests
-from rota.brokers.rocketmq.wire.codes import Answer
+from rota.brokers.rocketmq.wire.codes import ResponseCode
 from rota.brokers.rocketmq.wire.frames import Frame
 
-NEXT_SECONDS = 1.0  # a name server that says nothing for so long is not waited for alone
+NEXT_SECONDS = 1.0  # without an answer for so long, also ask the next name server
 
-_TOLD = frozenset({Answer.SUCCESS, Answer.TOPIC_NOT_EXIST})
-_NO_NAME_SERVER = frozenset({Answer.SYSTEM_ERROR, Answer.REQUEST_CODE_NOT_SUPPORTED})  # or one that is not ready
+_TOLD = frozenset({ResponseCode.SUCCESS, ResponseCode.TOPIC_NOT_EXIST})
+_NO_NAME_SERVER = frozenset({ResponseCode.SYSTEM_ERROR, ResponseCode.REQUEST_CODE_NOT_SUPPORTED})  # or it is not ready
 
 
 class NameServers:
-    """Asks name servers."""
+    """The name servers of one cluster, which should all give the same answers; the last that answered is preferred."""
 
     def __init__(self, connections: Connections, addresses: Sequence[str]) -> None:
-        """Ask the first one first, until another one answers."""
         if not addresses:
             raise ValueError("There is no name server; name at least one")
         self._connections = connections
-        self.addresses = list(addresses)  # who answered last is the first
+        self.addresses = list(addresses)  # the last server that answered comes first
 
     async def brokers(self) -> Addresses:
         """Return all brokers."""
         return _brokers(await self._ask(requests.cluster()))
 
-    async def route(self, topic: str, known: Collection[str]) -> payloads.TopicRoute:
-        """Return where a topic is; `known` are the brokers that may have it."""
+    async def route(self, topic: str, brokers: Collection[str]) -> payloads.TopicRoute:
+        """Return the route of a topic, which `brokers` may have; raise `NotFoundError` if it surely does not exist."""
         answer = await self._ask(requests.route(topic))
-        if answer.code == Answer.TOPIC_NOT_EXIST:
-            answer = await self._elsewhere(topic, known)
-        return body(good(f"The route of {topic}", answer), payloads.TopicRoute)
+        if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+            answer = await self._elsewhere(topic, brokers)
+        return body(require_success(f"The route of {topic}", answer), payloads.TopicRoute)
 
     async def _ask(self, request: Frame) -> Frame:
-        """Ask the one that answered last, and the others in turn if it does not, or not soon."""
-        left, failed = [*self.addresses], list[BrokerError]()
-        asked: dict[asyncio.Task[Frame], str] = {}
+        """Return the first answer: of the preferred server, or of the next ones if it fails or NEXT_SECONDS pass."""
+        untried, failed = [*self.addresses], list[BrokerError]()
+        pending: dict[asyncio.Task[Frame], str] = {}
         try:
-            while left or asked:
-                if left:
-                    address = left.pop(0)
-                    asked[asyncio.create_task(self._told(address, request))] = address
-                patience = NEXT_SECONDS if left else None
-                done, _ = await asyncio.wait(asked, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+            while untried or pending:
+                if untried:
+                    address = untried.pop(0)
+                    pending[asyncio.create_task(self._told(address, request))] = address
+                timeout = NEXT_SECONDS if untried else None
+                done, _ = await asyncio.wait(pending, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
-                    address = asked.pop(task)
+                    address = pending.pop(task)
                     try:
                         answer = task.result()
                     except BrokerError as error:
@@ -59,48 +58,50 @@ class NameServers:
                         self._prefer(address)
                         return answer
         finally:
-            for task in asked:
+            for task in pending:
                 task.cancel()
-            await asyncio.gather(*asked, return_exceptions=True)
+            await asyncio.gather(*pending, return_exceptions=True)
         raise _failure(failed)
 
     async def _told(self, address: str, request: Frame) -> Frame:
         answer = await self._connections.ask(address, request)
         if answer.code not in _TOLD:
-            raise refusal(f"The name server {address}", answer)
+            raise error_of(f"The name server {address}", answer)
         return answer
 
     def _prefer(self, address: str) -> None:
         self.addresses.remove(address)
         self.addresses.insert(0, address)
 
-    async def _elsewhere(self, topic: str, known: Collection[str]) -> Frame:
-        """Ask all of them for a topic that one does not know.
+    async def _elsewhere(self, topic: str, brokers: Collection[str]) -> Frame:
+        """Ask all name servers for a topic that one of them does not know.
 
-        That there is none is believed if one of them says so that knows every broker that anybody knows. One that has
-        just started knows none, then some, and their topics with them.
+        Raise `NotFoundError` only if a server without the topic lists every broker that `brokers` or any server has. A
+        server that has just started lists no brokers at first, then some, and their topics along with them.
         """
-        found, _ = await side_by_side(self._all_and(address, topic) for address in self.addresses)
-        everybody = {*known}.union(*(listed for listed, _ in found))
-        for _, answer in found:
-            if answer.code == Answer.SUCCESS:
+        answers, _ = await gather_results(self._all_and(address, topic) for address in self.addresses)
+        all_brokers = {*brokers}.union(*(listed for listed, _ in answers))
+        for _, answer in answers:
+            if answer.code == ResponseCode.SUCCESS:
                 return answer
-        if everybody and any(listed >= everybody for listed, _ in found):
-            raise Unknown(f"There is no topic {topic}")
-        raise Unreachable(f"No name server knows all brokers yet, so none can tell whether there is a topic {topic}")
+        if all_brokers and any(listed >= all_brokers for listed, _ in answers):
+            raise NotFoundError(f"There is no topic {topic}")
+        raise UnreachableError(
+            f"No name server knows all brokers yet, so none can tell whether there is a topic {topic}"
+        )
 
     async def _all_and(self, address: str, topic: str) -> tuple[set[str], Frame]:
-        """Ask one name server for all brokers, and only then for a topic: who registers in between brings it."""
+        """Ask one name server for its brokers, then for a topic: a broker that registers in between adds the topic."""
         listed = _brokers(await self._told(address, requests.cluster()))
         return {*listed}, await self._told(address, requests.route(topic))
 
 
 def _brokers(answer: Frame) -> Addresses:
-    found = body(good("The list of brokers", answer), payloads.ClusterInfo).broker_addr_table
-    return checked({name: broker.broker_addrs for name, broker in found.items()})
+    brokers = body(require_success("The list of brokers", answer), payloads.ClusterInfo).broker_addr_table
+    return checked({name: broker.broker_addrs for name, broker in brokers.items()})
 
 
 def _failure(failed: Sequence[BrokerError]) -> BrokerError:
-    """Return what it means that none answered; one that lets us not in did."""
-    said = (it for it in failed if isinstance(it, Refused) and it.code not in _NO_NAME_SERVER)
-    return next(said, Unreachable(f"No name server answers: {'; '.join(map(str, failed))}"))
+    """Return the error if no name server gave a usable answer: a rejection, such as denied access, comes first."""
+    refusals = (error for error in failed if isinstance(error, RejectedError) and error.code not in _NO_NAME_SERVER)
+    return next(refusals, UnreachableError(f"No name server answers: {'; '.join(map(str, failed))}"))

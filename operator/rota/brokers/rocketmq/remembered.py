@@ -1,93 +1,97 @@
-"""What name servers said, as far as a client remembers it: where brokers are, and the routes of topics.
+"""Client-side cache of name server answers: addresses of brokers, and routes of topics.
 
-A name server may say something else each time, so both have limits. Forgetting costs little: a broker that is asked is
-looked up again, and so is a route.
+A name server may return different names each time, so both caches are limited. Eviction costs little: the client
+looks up a broker or route again when it needs it.
 """
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import inf
 
-from rota.brokers.errors import Garbled
+from rota.brokers.errors import MalformedResponseError
 from rota.brokers.port import queues_of
 from rota.model import Queue
 
-FORGET_SECONDS = 300.0  # after that a broker that no name server lists is gone for good
-MOST_QUEUES = 2**18  # of a topic; a route is short, however many it names
-MOST_REPLICAS = 4096  # of all brokers; four for each of the most brokers that a group may have
+FORGET_SECONDS = 300.0  # a replica that no name server lists for so long is evicted
+MOST_QUEUES = 2**18  # of a topic; a short route can declare any number of queues
+MOST_REPLICAS = 4096  # of all brokers: four for each, with the most brokers that a group may have
 MOST_REPLICAS_OF_BROKER = 64
-MOST_PLACES = 2**15  # pairs of topic and broker
-LONGEST_NAME = 255  # of a broker
-LONGEST_ADDRESS = 300  # a host's name has up to 253 characters
+MOST_PLACES = 2**15  # pairs of topic and broker in all routes
+LONGEST_NAME = 255  # characters of a broker's name
+LONGEST_ADDRESS = 300  # characters; a host name has up to 253
 
-Addresses = dict[str, dict[int, str]]  # of brokers, by name and id
+Addresses = dict[str, dict[int, str]]  # addresses of replicas by broker name and broker id
 
 
-def checked(found: Addresses) -> Addresses:
-    """Return the addresses that a name server lists, or raise Garbled if any broker has more than is possible."""
-    for name, replicas in found.items():
+def checked(addresses: Addresses) -> Addresses:
+    """Return the addresses that a name server lists; raise Garbled if a broker exceeds the limits."""
+    for name, replicas in addresses.items():
         check_name(name)
         if len(replicas) > MOST_REPLICAS_OF_BROKER:
-            raise Garbled(f"A broker has {len(replicas):,} replicas; {MOST_REPLICAS_OF_BROKER} are the most")
+            raise MalformedResponseError(
+                f"A broker has {len(replicas):,} replicas; {MOST_REPLICAS_OF_BROKER} are the most"
+            )
         if any(len(address) > LONGEST_ADDRESS for address in replicas.values()):
-            raise Garbled(f"A broker's address is longer than {LONGEST_ADDRESS} characters")
-    return found
+            raise MalformedResponseError(f"A broker's address is longer than {LONGEST_ADDRESS} characters")
+    return addresses
 
 
 def check_name(broker: str) -> None:
-    """Raise Garbled if a broker's name is longer than any."""
+    """Raise Garbled if a broker's name exceeds the limit."""
     if len(broker) > LONGEST_NAME:
-        raise Garbled(f"A broker's name is longer than {LONGEST_NAME} characters")
+        raise MalformedResponseError(f"A broker's name is longer than {LONGEST_NAME} characters")
 
 
 @dataclass(frozen=True)
 class Route:
-    """Where a topic is: its brokers, and how many queues can be read at each of those that have some."""
+    """The route of a topic: its brokers, and the number of readable queues on each broker that has any."""
 
     topic: str
     queue_counts: Mapping[str, int]
     brokers: frozenset[str]
 
     def __contains__(self, queue: Queue) -> bool:
-        """Whether there is this queue of the topic."""
+        """Return whether the topic has this queue."""
         return 0 <= queue.id < self.queue_counts.get(queue.broker, 0)
 
     def queues(self) -> tuple[Queue, ...]:
-        """Return all queues; raise Garbled if there are more than any topic has."""
-        if (most := sum(self.queue_counts.values())) > MOST_QUEUES:
-            raise Garbled(f"The route of {self.topic} names {most:,} queues; {MOST_QUEUES:,} are the most")
+        """Return all queues; raise Garbled if they are more than MOST_QUEUES."""
+        if (count := sum(self.queue_counts.values())) > MOST_QUEUES:
+            raise MalformedResponseError(
+                f"The route of {self.topic} names {count:,} queues; {MOST_QUEUES:,} are the most"
+            )
         return queues_of(self.topic, self.queue_counts)
 
 
-class RememberedRoutes:
-    """The last route of each topic, and when it was last asked for; those that were not asked for longest go first."""
+class RouteCache:
+    """The last route of each topic and the time of its last request. The least recently requested is evicted first."""
 
     def __init__(self) -> None:
-        self._asked: dict[str, float] = {}  # in the order of time
+        self._asked: dict[str, float] = {}  # by topic, the oldest request first
         self._routes: dict[str, Route] = {}
         self._places = 0
 
     def get(self, topic: str) -> Route | None:
-        """Return a topic's route."""
+        """Return the cached route of a topic."""
         return self._routes.get(topic)
 
     def asked_at(self, topic: str) -> float:
-        """Return when a topic's route was last asked for."""
+        """Return when a topic's route was last requested; -inf if never, or if it was evicted."""
         return self._asked.get(topic, -inf)
 
     @property
     def brokers(self) -> set[str]:
-        """The brokers of all routes."""
+        """The brokers of all cached routes."""
         return {broker for route in self._routes.values() for broker in route.brokers}
 
     def note_asked(self, topic: str, now: float) -> None:
-        """Note that a topic's route is asked for."""
+        """Record that a topic's route is requested now."""
         self._asked.pop(topic, None)
         self._asked[topic] = now
         self._trim()
 
     def learn(self, route: Route) -> None:
-        """Remember a route in place of the one before, unless its topic was forgotten while it was asked for."""
+        """Replace the cached route of a topic, unless the topic was evicted during the request."""
         self.forget(route.topic)
         if route.topic not in self._asked:
             return
@@ -96,34 +100,34 @@ class RememberedRoutes:
         self._trim()
 
     def forget(self, topic: str) -> None:
-        """Remember no route of a topic."""
+        """Remove the cached route of a topic."""
         route = self._routes.pop(topic, None)
         self._places -= len(route.brokers) if route else 0
 
     def _trim(self) -> None:
-        """Forget topics until no more is remembered than allowed, but not the last one."""
+        """Evict topics until the cache is within its limit, but keep the most recent one."""
         while self._places + len(self._asked) > MOST_PLACES and len(self._asked) > 1:
             oldest = next(iter(self._asked))
             del self._asked[oldest]
             self.forget(oldest)
 
 
-class RememberedBrokers:
-    """The last known address of each replica, also of those that name servers do not list any more."""
+class BrokerCache:
+    """The last known address of each replica, also of replicas that name servers no longer list."""
 
     def __init__(self) -> None:
-        self.addresses: Addresses = {}  # the brokers that were listed last come last
-        self._missed: dict[tuple[str, int], float] = {}  # replicas that name servers list no more, and since when
+        self.addresses: Addresses = {}  # the most recently listed brokers come last
+        self._missed: dict[tuple[str, int], float] = {}  # by name and id: since when no server lists it
 
-    def learn(self, found: Addresses) -> None:
-        """Remember replicas where they are now; one that is not listed is still where it was."""
-        for name, replicas in found.items():
-            before = self.addresses.pop(name, {})
-            kept = {number: address for number, address in before.items() if number not in replicas}
-            self.addresses[name] = dict([*kept.items(), *replicas.items()][-MOST_REPLICAS_OF_BROKER:])
+    def learn(self, listed: Addresses) -> None:
+        """Update the addresses of listed replicas; an unlisted replica keeps its last address."""
+        for name, replicas in listed.items():
+            previous = self.addresses.pop(name, {})
+            unlisted = {number: address for number, address in previous.items() if number not in replicas}
+            self.addresses[name] = dict([*unlisted.items(), *replicas.items()][-MOST_REPLICAS_OF_BROKER:])
 
     def trim(self, routed: Collection[str]) -> None:
-        """Forget brokers until no more is remembered than allowed: the oldest first, and of those `routed` last."""
+        """Evict brokers until the cache is within its limit: the oldest first, brokers in `routed` last."""
         excess = self._size - MOST_REPLICAS
         for name in sorted(self.addresses, key=routed.__contains__):
             if excess <= 0:
@@ -132,7 +136,7 @@ class RememberedBrokers:
 
     @property
     def is_full(self) -> bool:
-        """Whether more is remembered than allowed."""
+        """Whether the cache exceeds its limit."""
         return self._size > MOST_REPLICAS
 
     @property
@@ -140,12 +144,12 @@ class RememberedBrokers:
         return sum(map(_weight, self.addresses.values()))
 
     def forget_missing(self, listed: Addresses, now: float) -> None:
-        """Forget replicas that name servers have not listed for long; `listed`: those that one lists now."""
-        before, self._missed = self._missed, {}
+        """Evict replicas that name servers have not listed for FORGET_SECONDS; `listed`: the current answer of one."""
+        previous, self._missed = self._missed, {}
         for name, number in [(name, number) for name, replicas in self.addresses.items() for number in replicas]:
             if number in listed.get(name, {}):
                 continue
-            since = before.get((name, number), now)
+            since = previous.get((name, number), now)
             if now - since < FORGET_SECONDS:
                 self._missed[name, number] = since
                 continue
@@ -153,8 +157,8 @@ class RememberedBrokers:
             if not self.addresses[name]:
                 del self.addresses[name]
 
-    def believe_all(self) -> None:
-        """Take all replicas for listed: no name server could be asked."""
+    def mark_all_listed(self) -> None:
+        """Treat all replicas as listed, because no name server answered."""
         self._missed.clear()
 
 

@@ -1,4 +1,4 @@
-"""Requests to the operator: at its address or through the API server's proxy, once or repeatedly.
+"""Client of the operator: requests at its address or through the API server, once or repeatedly.
 
-May know `console`. Knows no command.
+May use `console`. Knows no command.
 """

@@ -1,4 +1,4 @@
-"""Connections to a port of a pod through the API server, as `kubectl port-forward` makes them."""
+"""Port forwarding to a pod through the API server, as `kubectl port-forward` does."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,12 +7,12 @@ from http import HTTPStatus
 
 import aiohttp
 
-from rota.kube.client.api import Api, ApiError, Unanswered
+from rota.kube.client.api import Api, ApiError, NoResponseError
 from rota.kube.client.paths import port_forward_path
 from rota.model import plain
 
 LOOPBACK = "127.0.0.1"
-PROTOCOL = "v4.channel.k8s.io"  # each message begins with its channel; the first one on each channel names the port
+PROTOCOL = "v4.channel.k8s.io"  # each message starts with its channel; the first one on each channel names the port
 DATA_CHANNEL = 0
 ERROR_CHANNEL = 1
 PART_BYTES = 32 * 1024
@@ -22,14 +22,14 @@ class PortForward:
     """Forwards connections from a port of this machine to a port of a pod."""
 
     def __init__(self, api: Api, namespace: str, pod: str, port: int) -> None:
-        self.problem: Exception | str = ""  # why the last connection could not be forwarded
+        self.problem: Exception | str = ""  # the reason why the last connection could not be forwarded
         self.local_port = 0
         self._api = api
         self._path = port_forward_path(namespace, pod)
         self._port = port
 
     async def forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Forward one connection until one side closes it."""
+        """Forward one connection until one side closes it; a failure is stored in `problem`."""
         self.problem = ""
         try:
             async with self._api.websocket(self._path, {"ports": str(self._port)}, PROTOCOL) as websocket:
@@ -39,7 +39,7 @@ class PortForward:
                 finally:
                     sending.cancel()
                     await asyncio.wait([sending])
-        except (ApiError, Unanswered) as error:
+        except (ApiError, NoResponseError) as error:
             self.problem = error
         except ConnectionError:  # the client has disconnected
             pass
@@ -49,13 +49,13 @@ class PortForward:
                 await writer.wait_closed()
 
     async def _receive(self, websocket: aiohttp.ClientWebSocketResponse, writer: asyncio.StreamWriter) -> None:
-        begun: set[int] = set()
+        started_channels: set[int] = set()
         async for message in websocket:
             if message.type is not aiohttp.WSMsgType.BINARY or not message.data:
                 break
             channel, content = message.data[0], message.data[1:]
-            if channel not in begun:
-                begun.add(channel)
+            if channel not in started_channels:
+                started_channels.add(channel)
                 content = content[2:]
             if channel == DATA_CHANNEL:
                 writer.write(content)

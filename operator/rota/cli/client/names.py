@@ -1,4 +1,4 @@
-"""How groups are named on the command line, and in which namespace a bare name is."""
+"""Names of groups on the command line, and the namespace of a name without one."""
 
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ DEFAULT = "default"
 
 @dataclass(frozen=True)
 class Scope:
-    """The namespace that a command is about: the one that was given, or else the one that kubectl would use."""
+    """The namespace of a command: the one from --namespace, or else the one that kubectl would use."""
 
     given: str | None = None
     login: LoginOptions = field(default_factory=LoginOptions)
@@ -23,23 +23,23 @@ class Scope:
         if self.given is None:
             return self._default()
         if not is_dns_label(self.given):
-            told = f"--namespace {plain(self.given, 100)!r} is no name"
-            raise ValueError(f"{told}; give one that kubectl get namespaces shows")
+            problem = f"--namespace {plain(self.given, 100)!r} is no name"
+            raise ValueError(f"{problem}; give one that kubectl get namespaces shows")
         return self.given
 
     def group(self, text: str) -> tuple[str, str]:
-        """Read the name of a group, NAME or NAMESPACE/NAME; return its namespace and its name."""
+        """Parse the name of a group, NAME or NAMESPACE/NAME; return its namespace and its name."""
         within, slash, name = text.rpartition("/")
         if not is_dns_subdomain(name) or (slash and not is_dns_label(within)):
-            known = "kubectl get consumergroups -A shows them"
-            raise ValueError(f"GROUP {plain(text, 100)!r} is no name; write NAME or NAMESPACE/NAME, {known}")
+            hint = "kubectl get consumergroups -A shows them"
+            raise ValueError(f"GROUP {plain(text, 100)!r} is no name; write NAME or NAMESPACE/NAME, {hint}")
         if slash and self.given not in {None, within}:
-            told = f"GROUP {text} is in another namespace than --namespace {self.given}"
-            raise ValueError(f"{told}; leave one of them out")
+            problem = f"GROUP {text} is in another namespace than --namespace {self.given}"
+            raise ValueError(f"{problem}; leave one of them out")
         return within or self.namespace, name
 
     def _default(self) -> str:
-        """Return the pod's own namespace, or that of the kubeconfig's context. The login reports what is wrong."""
+        """Return the pod's own namespace, or that of the kubeconfig's context; the login reports errors later."""
         namespace = ""
         with suppress(OSError, LoginError, UnicodeDecodeError):
             if self.login.uses_pod_account:

@@ -1,4 +1,4 @@
-"""Requests to a pod over a forwarded port, in the user's name."""
+"""HTTP requests to a pod over a forwarded port, with the user's credentials."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -10,19 +10,19 @@ import aiohttp
 from yarl import URL
 
 from rota.cli.client.forward import LOOPBACK, PortForward, forward_port, why_not_forwarded
-from rota.cli.client.requests import MOST, NoAnswer
+from rota.cli.client.requests import MOST, InvalidResponseError
 from rota.http_client import describe_failure, read_body
 from rota.kube.client.api import Api
 from rota.kube.client.login.session import Login
 
 PORT = 8080
 CONNECT_SECONDS = 10.0
-SILENT_SECONDS = 60.0  # events of the page come at least every 15 s
+SILENT_SECONDS = 60.0  # the page receives events at least every 15 s
 OTHERWISE = "or give --operator with its address"
 
 
 class PodSessions:
-    """A connection to the pod that leads; it is replaced when another pod does."""
+    """A connection to the leading pod; it is replaced when another pod leads."""
 
     def __init__(self, api: Api, login: Login, namespace: str) -> None:
         self._api = api
@@ -32,10 +32,10 @@ class PodSessions:
         self._forward: PortForward | None = None
         self._session: aiohttp.ClientSession | None = None
         self._pod = ""
-        self._connecting = asyncio.Lock()  # requests of `rota page` come at the same time
+        self._connecting = asyncio.Lock()  # requests of `rota page` arrive concurrently
 
     async def __aenter__(self) -> Self:
-        """Connect when something is asked."""
+        """Return without connecting; the first request connects."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -43,7 +43,7 @@ class PodSessions:
         await self._connection.aclose()
 
     async def read(self, pod: str, path: str, params: Mapping[str, str]) -> tuple[int, bytes]:
-        """Return the status and body of an answer to a user of the cluster."""
+        """Send an authenticated request, and return the status and body of the response."""
         async with self.get(pod, str(URL.build(path=path, query=params))) as response:
             return response.status, await read_body(response, MOST)
 
@@ -56,7 +56,7 @@ class PodSessions:
         *,
         is_secure: bool = True,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a request; `is_secure`: over TLS and with the user's credentials."""
+        """Send a request; if `is_secure`, over TLS and with the user's credentials."""
         async with self._connecting:
             forward, session = await self._connect(pod)
         url = URL(f"{'https' if is_secure else 'http'}://{LOOPBACK}:{forward.local_port}{path_and_query}", encoded=True)
@@ -66,7 +66,7 @@ class PodSessions:
                 yield response
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, RuntimeError) as error:  # or it was closed
             problem = forward.problem or describe_failure(error)
-            raise NoAnswer(f"{why_not_forwarded(problem, self._namespace, pod)}, {OTHERWISE}") from None
+            raise InvalidResponseError(f"{why_not_forwarded(problem, self._namespace, pod)}, {OTHERWISE}") from None
 
     async def _connect(self, pod: str) -> tuple[PortForward, aiohttp.ClientSession]:
         if self._forward is None or self._session is None or self._pod != pod:

@@ -1,7 +1,7 @@
-"""Requests to the operator through the cluster: its Lease names the pod that leads, and the API server connects to it.
+"""Client of the operator through the cluster: the Lease names the leading pod, and the API server connects to that pod.
 
-An operator that serves users of the cluster is asked through a forwarded port: the API server's proxy would remove the
-user's credentials from the request.
+If the operator authenticates users of the cluster, requests use a forwarded port: the API server's proxy would remove
+the user's credentials from the request.
 """
 
 import logging
@@ -14,9 +14,9 @@ from typing import NamedTuple
 import msgspec
 
 from rota.cli.client.pod_sessions import OTHERWISE, PORT, PodSessions
-from rota.cli.client.requests import MOST, Ask, NoAnswer
+from rota.cli.client.requests import MOST, Ask, InvalidResponseError
 from rota.cli.console.formatting import ago
-from rota.kube.client.api import Api, ApiError, Unanswered
+from rota.kube.client.api import Api, ApiError, NoResponseError
 from rota.kube.client.leader_election import KUBERNETES, PAGE_AUTH, Lease, LeaseSpec
 from rota.kube.client.login.accounts import find_account
 from rota.kube.client.login.kubeconfig import LoginError, LoginOptions
@@ -25,12 +25,12 @@ from rota.kube.client.paths import object_path, proxy_path
 from rota.spec.names import is_dns_label, is_dns_subdomain
 from rota.timestamps import parse_time
 
-logging.getLogger("rota").addHandler(logging.NullHandler())  # what fails is one sentence, without lines of a log
+logging.getLogger("rota").addHandler(logging.NullHandler())  # failures are printed as one sentence, without log lines
 ANONYMOUS = "system:anonymous"  # the user of requests without credentials
 
 
 class _Status(msgspec.Struct):
-    """How the API server itself says no, and no pod behind it."""
+    """An error response of the API server itself, not of the pod behind it."""
 
     kind: str
     api_version: str = msgspec.field(name="apiVersion")
@@ -38,29 +38,29 @@ class _Status(msgspec.Struct):
 
 
 @asynccontextmanager
-async def through(namespace: str, lease: str, options: LoginOptions) -> AsyncIterator[Ask]:
-    """Yield a way to ask the operator that leads; each request reads the Lease again."""
+async def connect_through_cluster(namespace: str, lease: str, options: LoginOptions) -> AsyncIterator[Ask]:
+    """Yield a function that sends requests to the leading operator; each request reads the Lease again."""
     check_names(namespace, lease)
     async with await log_in(options) as login, Api(login) as api, PodSessions(api, login, namespace) as sessions:
 
-        async def ask(asked: str, params: Mapping[str, str]) -> tuple[int, bytes]:
+        async def ask(request_path: str, params: Mapping[str, str]) -> tuple[int, bytes]:
             try:
                 leader = await find_leader(api, namespace, lease)
                 if leader.authenticates:
-                    return await sessions.read(leader.pod, asked, params)
-                path = proxy_path(namespace, leader.pod, PORT, asked)
+                    return await sessions.read(leader.pod, request_path, params)
+                path = proxy_path(namespace, leader.pod, PORT, request_path)
                 status, body = await api.read_through_proxy(path, params, MOST)
-            except Unanswered as error:
-                raise NoAnswer(f"{error}; look at the kubeconfig and its cluster, {OTHERWISE}") from None
-            if status != HTTPStatus.OK and (refusal := _of_the_server(body)):
-                raise NoAnswer(_refused(status, refusal, namespace, lease, leader))
+            except NoResponseError as error:
+                raise InvalidResponseError(f"{error}; look at the kubeconfig and its cluster, {OTHERWISE}") from None
+            if status != HTTPStatus.OK and (refusal := _api_server_error(body)):
+                raise InvalidResponseError(_refused(status, refusal, namespace, lease, leader))
             return status, body
 
         yield ask
 
 
 def check_names(namespace: str, lease: str) -> None:
-    """Raise ValueError unless both can be names."""
+    """Raise ValueError unless both are valid Kubernetes names."""
     for option, name, is_valid in (
         ("--operator-namespace", namespace, is_dns_label),
         ("--lease", lease, is_dns_subdomain),
@@ -71,12 +71,12 @@ def check_names(namespace: str, lease: str) -> None:
             )
 
 
-class Leading(NamedTuple):
-    """The pod that leads."""
+class LeaderAddress(NamedTuple):
+    """The leading pod of the operator."""
 
     pod: str
     lease: LeaseSpec
-    authenticates: bool  # whether it wants to know its users
+    authenticates: bool  # whether it authenticates its users
 
 
 async def log_in(options: LoginOptions) -> Login:
@@ -84,30 +84,32 @@ async def log_in(options: LoginOptions) -> Login:
     try:
         return await Login.create(find_account(options), may_use_terminal=True)
     except LoginError as error:
-        raise NoAnswer(f"{error}, {OTHERWISE}") from None
+        raise InvalidResponseError(f"{error}, {OTHERWISE}") from None
 
 
-async def find_leader(api: Api, namespace: str, name: str) -> Leading:
-    """Return the pod that holds the Lease."""
+async def find_leader(api: Api, namespace: str, name: str) -> LeaderAddress:
+    """Return the pod that holds the Lease; raise NoAnswer if there is no Lease, or no pod holds it."""
     try:
         lease = await api.get(object_path("leases", namespace, name), Lease)
     except ApiError as error:
-        raise NoAnswer(_without_lease(error, namespace, name)) from None
+        raise InvalidResponseError(_without_lease(error, namespace, name)) from None
     holder = _holder_of(lease.spec, namespace, name)
-    return Leading(holder, lease.spec, lease.metadata.annotations.get(PAGE_AUTH) == KUBERNETES)
+    return LeaderAddress(holder, lease.spec, lease.metadata.annotations.get(PAGE_AUTH) == KUBERNETES)
 
 
-def _holder_of(found: LeaseSpec, namespace: str, lease: str) -> str:
-    if not found.holder_identity:
-        renewed = f", which was last renewed {ago(found.renew_time)}" if found.renew_time else ""
-        told = f"Nobody leads: no one holds the Lease {lease} in namespace {namespace}{renewed}"
-        raise NoAnswer(f"{told}; see whether the operator runs. Until then conditions of groups stay as they are")
-    if not is_dns_subdomain(found.holder_identity):
-        raise NoAnswer(
-            f"The Lease {lease} in namespace {namespace} is held by {found.holder_identity!r}, which is no pod; "
+def _holder_of(spec: LeaseSpec, namespace: str, lease: str) -> str:
+    if not spec.holder_identity:
+        renewed = f", which was last renewed {ago(spec.renew_time)}" if spec.renew_time else ""
+        message = f"Nobody leads: no one holds the Lease {lease} in namespace {namespace}{renewed}"
+        raise InvalidResponseError(
+            f"{message}; see whether the operator runs. Until then conditions of groups stay as they are"
+        )
+    if not is_dns_subdomain(spec.holder_identity):
+        raise InvalidResponseError(
+            f"The Lease {lease} in namespace {namespace} is held by {spec.holder_identity!r}, which is no pod; "
             "give --operator with its address"
         )
-    return found.holder_identity
+    return spec.holder_identity
 
 
 def _without_lease(error: ApiError, namespace: str, lease: str) -> str:
@@ -131,35 +133,35 @@ def _unauthorized() -> str:
     return f"The API server rejects the credentials of the kubeconfig; log in again, {OTHERWISE}"
 
 
-def _refused(status: int, message: str, namespace: str, lease: str, leader: Leading) -> str:
-    """Say why the pod that leads cannot be asked."""
-    pod, found = leader.pod, leader.lease
+def _refused(status: int, message: str, namespace: str, lease: str, leader: LeaderAddress) -> str:
+    """Return the sentence that explains why the request to the leading pod failed."""
+    pod, spec = leader.pod, leader.lease
     if status == HTTPStatus.UNAUTHORIZED:
         return _unauthorized()
     if status == HTTPStatus.FORBIDDEN:
         right = f"ask for the right to get pods/proxy in namespace {namespace}"
         return f"You may not ask pod {pod}, which leads; {right}, {OTHERWISE}"
-    overdue = _overdue_seconds(found)
+    overdue = _overdue_seconds(spec)
     if overdue > 0:
-        renewed = f", last renewed {ago(found.renew_time)}" if found.renew_time else ""
+        renewed = f", last renewed {ago(spec.renew_time)}" if spec.renew_time else ""
         late = f"{pod} should have renewed the Lease {lease} {overdue:.0f} s ago{renewed}, and cannot be reached"
         return f"Nobody leads: {late}; see whether the operator's pods run in namespace {namespace}"
     if status == HTTPStatus.NOT_FOUND:
-        gone = f"{pod} holds the Lease {lease}, and is no pod in namespace {namespace}"
-        return f"The operator cannot be asked: {gone}; wait until another one leads, {OTHERWISE}"
+        missing = f"{pod} holds the Lease {lease}, and is no pod in namespace {namespace}"
+        return f"The operator cannot be asked: {missing}; wait until another one leads, {OTHERWISE}"
     return f"The API server cannot reach pod {pod} in namespace {namespace}: {message}; try again, {OTHERWISE}"
 
 
 def _overdue_seconds(lease: LeaseSpec) -> float:
-    """Return for how long the Lease should have been renewed, by this machine's clock."""
+    """Return by how many seconds the renewal of the Lease is overdue, by this machine's clock."""
     renewed = parse_time(lease.renew_time)
     return 0.0 if renewed is None else time.time() - renewed - (lease.lease_duration_seconds or 0)
 
 
-def _of_the_server(body: bytes) -> str:
-    """Return what the API server itself says, or nothing where a pod answers."""
+def _api_server_error(body: bytes) -> str:
+    """Return the error message of the API server itself; empty if the response comes from a pod."""
     try:
-        told = msgspec.json.decode(body, type=_Status)
+        status = msgspec.json.decode(body, type=_Status)
     except (msgspec.DecodeError, RecursionError):
         return ""
-    return told.message or "it gives no reason" if told.kind == "Status" else ""
+    return status.message or "it gives no reason" if status.kind == "Status" else ""

@@ -1,4 +1,4 @@
-"""One request to the operator, whichever way it goes: its answer as a value, its refusal as a sentence."""
+"""Requests to the operator over any connection: decoded responses, and refusals as one sentence."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
@@ -8,32 +8,32 @@ import msgspec
 
 T = TypeVar("T")
 Ask = Callable[[str, Mapping[str, str]], Awaitable[tuple[int, bytes]]]  # a path and its query -> status and body
-MOST = 64 << 20  # bytes of an answer, unpacked: a group of 100,000 queues has some 30 MB
+MOST = 64 << 20  # bytes of a decompressed response: a group of 100,000 queues has about 30 MB
 
 
-class NoAnswer(ValueError):  # noqa: N818 - it is what happened
-    """The operator could not be asked, or its answer is none; who watches may ask again."""
+class InvalidResponseError(ValueError):
+    """Raised if the operator gives no valid response; `--watch` tries again."""
 
 
 class _Refusal(msgspec.Struct):
-    """How the operator says no."""
+    """An error response of the operator."""
 
     error: str
 
 
 async def answer(ask: Ask, path: str, params: Mapping[str, str], kind: type[T]) -> T:
-    """Ask, and return the value; what the operator refuses is its own sentence."""
+    """Send a request and return the decoded response; raise NoAnswer with the operator's own error message."""
     status, body = await ask(path, params)
     if status == HTTPStatus.OK:
         return _read(body, kind)
-    raise NoAnswer(_read(body, _Refusal, f"it says {status}").error)
+    raise InvalidResponseError(_read(body, _Refusal, f"it says {status}").error)
 
 
-def _read(body: bytes, kind: type[T], why: str = "") -> T:
+def _read(body: bytes, kind: type[T], reason: str = "") -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, RecursionError) as error:
-        told = why or str(error)
-        raise NoAnswer(
-            f"Who answers there is something else ({told}); is it Rota's operator of this version?"
+        detail = reason or str(error)
+        raise InvalidResponseError(
+            f"Who answers there is something else ({detail}); is it Rota's operator of this version?"
         ) from None

@@ -1,4 +1,4 @@
-"""The commands of `rota`: each module is imported when its command runs, and only then.
+"""The commands of `rota`: each module is imported only when its command runs.
 
-May know `client`, `console` and the package that its command uses.
+May use `client`, `console` and the package that its command needs.
 """

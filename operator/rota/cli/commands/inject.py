@@ -1,6 +1,6 @@
-"""`rota inject`: the sidecar put into manifests; what it does not concern comes out to the byte as it came in."""
+"""`rota inject`: adds the sidecar to manifests; documents without changes are printed byte for byte."""
 
-# ruff: noqa: T201 - this is where we speak
+# ruff: noqa: T201 - this module prints
 
 import re
 import sys
@@ -10,37 +10,37 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from rota.cli.console.inputs import UNREADABLE, spelled, text_of
+from rota.cli.console.inputs import UNREADABLE, display_name, text_of
 from rota.kube.client.objects import GROUP_LABEL
-from rota.kube.workload.injection import injected, uninjected
+from rota.kube.workload.injection import inject, remove_sidecar
 from rota.kube.workload.sidecar_container import IMAGE, SidecarSpec, newest_image
-from rota.spec import Mistake, Seconds
+from rota.spec import InvalidSpecError, Seconds
 from rota.spec.names import is_dns_subdomain
 
 WORKLOADS = {"Deployment": "apps/v1", "StatefulSet": "apps/v1", "DaemonSet": "apps/v1", "Pod": "v1"}
-MOST_NAMED = 5  # of what stays as it is
-LINE_WIDTH = 1_000_000  # of YAML: no line is wrapped
+MOST_NAMED = 5  # names of unchanged objects in the message
+LINE_WIDTH = 1_000_000  # of YAML output: no line is wrapped
 
-_LEAD = re.compile(r"(?:[ \t]*(?:#[^\n]*)?\n|---[ \t]*(?:#[^\n]*)?\n)*")  # comments before it, and its beginning
+_LEAD = re.compile(r"(?:[ \t]*(?:#[^\n]*)?\n|---[ \t]*(?:#[^\n]*)?\n)*")  # comments before a document, and its `---`
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as kubectl reads it: there is no time in it, 12:30 is no number, and = is a text."""
+    """Loads YAML as kubectl does: without times, and with 12:30 and = as strings."""
 
 
 class _Dumper(yaml.SafeDumper):
-    """YAML as people write it: scripts line by line, and nothing by reference."""
+    """Dumps YAML as people write it: scripts as literal blocks, and no aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """Write all of it."""
-        return data is data  # noqa: PLR0124 - whatever it is
+        """Return True, so that repeated values are written in full."""
+        return data is data  # noqa: PLR0124 - always True
 
 
 def _prepare() -> None:
     kind = "tag:yaml.org,2002:{}".format
-    others = {kind("timestamp"), kind("int"), kind("float"), kind("value")}
-    known = yaml.SafeLoader.yaml_implicit_resolvers.items()
-    _Loader.yaml_implicit_resolvers = {first: [it for it in them if it[0] not in others] for first, them in known}
+    tags = {kind("timestamp"), kind("int"), kind("float"), kind("value")}
+    items = yaml.SafeLoader.yaml_implicit_resolvers.items()
+    _Loader.yaml_implicit_resolvers = {first: [pair for pair in pairs if pair[0] not in tags] for first, pairs in items}
     whole = re.compile(r"[-+]?(0b[01_]+|0[0-7_]+|0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)\Z")
     fraction = re.compile(
         r"[-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9_]+)([eE][-+][0-9]+)?\Z|[-+]?\.(inf|Inf|INF)\Z|\.(nan|NaN|NAN)\Z"
@@ -51,34 +51,34 @@ def _prepare() -> None:
 
 
 def _written(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    """Write a text so that kubectl reads it as one: to it y is true, and 1e3 and 089 are numbers."""
-    taken = re.fullmatch(r"[yYnN]|[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|0o[0-7]+", text)
-    style = "|" if "\n" in text else "'" if taken else None
+    """Represent a string so that kubectl reads it as one: for kubectl y is true, and 1e3 and 089 are numbers."""
+    is_ambiguous = re.fullmatch(r"[yYnN]|[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|0o[0-7]+", text)
+    style = "|" if "\n" in text else "'" if is_ambiguous else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
 _prepare()
 
 
-class Asked(NamedTuple):
-    """What shall be done with each pod template."""
+class InjectRequest(NamedTuple):
+    """The change to make in each pod template."""
 
     group: str
     sidecar: SidecarSpec
     uninject: bool = False
 
 
-def run(given: Mapping[str, Any]) -> None:
-    """Read manifests, print them with the sidecar in them, and say what was none of its business."""
-    text, stayed = rewritten(text_of(given["filename"]), spelled(given["filename"]), asked(given))
+def run(options: Mapping[str, Any]) -> None:
+    """Print the manifests with the sidecar in them, and list unchanged objects on standard error."""
+    text, unchanged = rewritten(text_of(options["filename"]), display_name(options["filename"]), read_request(options))
     print(text, end="")
-    if stayed:
-        more = f" and {len(stayed) - MOST_NAMED} more" if len(stayed) > MOST_NAMED else ""
-        print(f"rota: left as they are: {', '.join(stayed[:MOST_NAMED])}{more}", file=sys.stderr)
+    if unchanged:
+        more = f" and {len(unchanged) - MOST_NAMED} more" if len(unchanged) > MOST_NAMED else ""
+        print(f"rota: left as they are: {', '.join(unchanged[:MOST_NAMED])}{more}", file=sys.stderr)
 
 
-def asked(given: Mapping[str, Any]) -> Asked:
-    """Read the options."""
+def read_request(given: Mapping[str, Any]) -> InjectRequest:
+    """Return the request from the command's options; raise ValueError for an invalid option."""
     if len(given["group"]) > 63 or not is_dns_subdomain(given["group"]):  # noqa: PLR2004 - a label's value
         raise ValueError(f"--group {given['group']!r} is no name of a ConsumerGroup; give its metadata.name")
     for option in ("credentials_secret", "ca_secret", "client_secret"):
@@ -98,31 +98,31 @@ def asked(given: Mapping[str, Any]) -> Asked:
         ca_secret=given["ca_secret"],
         client_secret=given["client_secret"],
     )
-    return Asked(given["group"], sidecar, given["uninject"])
+    return InjectRequest(given["group"], sidecar, given["uninject"])
 
 
-def rewritten(text: str, where: str, asked: Asked) -> tuple[str, list[str]]:
-    """Return manifests with the sidecar put in or taken out, and the names of those that it does not concern."""
+def rewritten(text: str, where: str, request: InjectRequest) -> tuple[str, list[str]]:
+    """Return the manifests with the sidecar added or removed, and the names of the objects that stay as they are."""
     pieces: list[str] = []
-    stayed: list[str] = []
+    unchanged: list[str] = []
     concerned = False
     for piece, document in _documents(text, where):
-        changed = _through(document, asked)
-        for was, now in zip(_objects(document), _objects(changed), strict=True):
-            concerned = concerned or _is_workload(was)
-            if was == now and (asked.uninject or not _is_workload(was)):
-                stayed.append(_named(was))
-        pieces.append(piece if changed == document else _lead(piece, first=not pieces) + _dumped(changed))
+        changed = _inject_document(document, request)
+        for previous, updated in zip(_objects(document), _objects(changed), strict=True):
+            concerned = concerned or _is_workload(previous)
+            if previous == updated and (request.uninject or not _is_workload(previous)):
+                unchanged.append(_named(previous))
+        pieces.append(piece if changed == document else _leading_text(piece, first=not pieces) + _dumped(changed))
     if not concerned:
         kinds = ", ".join(WORKLOADS)
         raise ValueError(f"{where} holds none of {kinds}; give it one, or let Rota run the pods by spec.template")
-    return "".join(pieces), stayed
+    return "".join(pieces), unchanged
 
 
 def _documents(text: str, where: str) -> Iterator[tuple[str, Any]]:
-    """Yield each document as it is written and as a value."""
+    """Yield each document as text and as a value."""
     try:
-        begun = [it.start_mark for it in yaml.parse(text, _Loader) if isinstance(it, yaml.DocumentStartEvent)]
+        starts = [event.start_mark for event in yaml.parse(text, _Loader) if isinstance(event, yaml.DocumentStartEvent)]
         values = list(yaml.load_all(text, _Loader))
     except RecursionError:
         raise ValueError(f"{where} is nested too deeply to be read; remove levels from it") from None
@@ -130,15 +130,15 @@ def _documents(text: str, where: str) -> Iterator[tuple[str, Any]]:
         mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
         line = f", line {mark.line + 1}" if mark else ""
         raise ValueError(f"{where} is no YAML{line}; give Kubernetes manifests") from None
-    cuts = [0, *(mark.index for mark in begun[1:] if mark), len(text)]
+    cuts = [0, *(mark.index for mark in starts[1:] if mark), len(text)]
     for (start, end), value in zip(pairwise(cuts), values, strict=bool(values)):
         yield text[start:end], value
 
 
-def _lead(piece: str, *, first: bool) -> str:
-    """Return what is written before a document: its comments, and what parts it from the one before."""
-    found = _LEAD.match(piece)
-    lead = found[0] if found else ""
+def _leading_text(piece: str, *, first: bool) -> str:
+    """Return the text before a document: its comments, and the separator from the previous document."""
+    match = _LEAD.match(piece)
+    lead = match[0] if match else ""
     return lead if first or "---" in lead else f"---\n{lead}"
 
 
@@ -147,7 +147,7 @@ def _dumped(document: Any) -> str:
 
 
 def _objects(document: Any) -> Iterator[dict[Any, Any]]:
-    """Yield the objects of a document: itself, or those of a List."""
+    """Yield the objects of a document: the document itself, or the items of a List."""
     if isinstance(document, dict):
         items = document.get("items")
         if document.get("kind") == "List" and isinstance(items, list):
@@ -157,36 +157,36 @@ def _objects(document: Any) -> Iterator[dict[Any, Any]]:
             yield document
 
 
-def _through(document: Any, asked: Asked) -> Any:
-    """Return a document with the sidecar put in or taken out wherever there are pods in it."""
+def _inject_document(document: Any, request: InjectRequest) -> Any:
+    """Return a document with the sidecar added to or removed from all its pod templates."""
     if not isinstance(document, dict):
         return document
     if document.get("kind") == "List" and isinstance(document.get("items"), list):
-        return {**document, "items": [_through(item, asked) for item in document["items"]]}
+        return {**document, "items": [_inject_document(item, request) for item in document["items"]]}
     if not _is_workload(document):
         return document
     try:
-        return _changed(document, asked)
-    except Mistake as mistake:
-        told = str(mistake).removeprefix("spec.template.") if document["kind"] == "Pod" else str(mistake)
-        raise ValueError(f"{_named(document)}: {told}") from None
+        return _changed(document, request)
+    except InvalidSpecError as mistake:
+        message = str(mistake).removeprefix("spec.template.") if document["kind"] == "Pod" else str(mistake)
+        raise ValueError(f"{_named(document)}: {message}") from None
 
 
-def _changed(document: dict[Any, Any], asked: Asked) -> dict[Any, Any]:
+def _changed(document: dict[Any, Any], request: InjectRequest) -> dict[Any, Any]:
     if document["kind"] == "Pod":
-        return _pods(document, asked)
+        return _inject_template(document, request)
     spec = document.get("spec")
     if not isinstance(spec, dict) or not isinstance(spec.get("template"), dict):
-        raise Mistake("spec.template is missing; it says what the pods are")
-    return {**document, "spec": {**spec, "template": _pods(spec["template"], asked)}}
+        raise InvalidSpecError("spec.template is missing; it says what the pods are")
+    return {**document, "spec": {**spec, "template": _inject_template(spec["template"], request)}}
 
 
-def _pods(template: dict[Any, Any], asked: Asked) -> dict[Any, Any]:
-    if not asked.uninject:
-        return injected(template, asked.group, asked.sidecar)
-    taken_out = uninjected(template)
+def _inject_template(template: dict[Any, Any], request: InjectRequest) -> dict[Any, Any]:
+    if not request.uninject:
+        return inject(template, request.group, request.sidecar)
+    without_sidecar = remove_sidecar(template)
     labels = (template.get("metadata") or {}).get("labels") or {}
-    return taken_out if labels.get(GROUP_LABEL) == asked.group else template
+    return without_sidecar if labels.get(GROUP_LABEL) == request.group else template
 
 
 def _is_workload(document: dict[Any, Any]) -> bool:

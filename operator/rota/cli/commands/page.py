@@ -1,4 +1,4 @@
-"""`rota page`: serves the operator's web page on this machine, in the user's name."""
+"""`rota page`: serves the operator's web page on this machine, with the user's credentials."""
 
 import asyncio
 import sys
@@ -10,11 +10,11 @@ from aiohttp import hdrs, web
 
 from rota.cli.client.pod_sessions import PodSessions
 from rota.cli.client.proxy import check_names, find_leader, log_in
-from rota.cli.client.requests import NoAnswer
+from rota.cli.client.requests import InvalidResponseError
 from rota.cli.client.watch import Target
 from rota.cli.console.formatting import say
-from rota.http_server import listen, pass_on
-from rota.kube.client.api import Api, Unanswered
+from rota.http_server import listen, pass_through
+from rota.kube.client.api import Api, NoResponseError
 
 ADDRESS = "127.0.0.1"
 FORWARDED_REQUEST_HEADERS = (hdrs.ACCEPT, hdrs.IF_NONE_MATCH)
@@ -29,7 +29,7 @@ FORWARDED_RESPONSE_HEADERS = (
 
 
 class _Relay(NamedTuple):
-    """Passes requests of a browser on to the operator that leads."""
+    """Forwards requests of a browser to the leading operator."""
 
     api: Api
     sessions: PodSessions
@@ -41,21 +41,21 @@ class _Relay(NamedTuple):
             leader = await find_leader(self.api, self.target.operator_namespace, self.target.lease)
             path = request.rel_url.raw_path_qs
             async with self.sessions.get(leader.pod, path, sent, is_secure=leader.authenticates) as answer:
-                return await pass_on(request, answer, FORWARDED_RESPONSE_HEADERS)
-        except (NoAnswer, Unanswered) as error:
-            if request.transport is None or request.transport.is_closing():  # a part of the answer was sent already
+                return await pass_through(request, answer, FORWARDED_RESPONSE_HEADERS)
+        except (InvalidResponseError, NoResponseError) as error:
+            if request.transport is None or request.transport.is_closing():  # a part of the response was already sent
                 raise ConnectionResetError from None
             body = msgspec.json.encode({"error": str(error)})
             return web.Response(status=HTTPStatus.BAD_GATEWAY, body=body, content_type="application/json")
 
 
 def serve(target: Target, port: int) -> None:
-    """Serve until Ctrl-C."""
+    """Serve the page until Ctrl-C."""
     asyncio.run(serve_until_cancelled(target, port))
 
 
 async def serve_until_cancelled(target: Target, port: int) -> None:
-    """Serve on a port of loopback."""
+    """Serve the page on a loopback port until the task is cancelled."""
     check_names(target.operator_namespace, target.lease)
     async with (
         await log_in(target.login) as login,
@@ -64,8 +64,8 @@ async def serve_until_cancelled(target: Target, port: int) -> None:
     ):
         try:
             await find_leader(api, target.operator_namespace, target.lease)
-        except Unanswered as error:
-            raise NoAnswer(f"{error}; look at the kubeconfig and its cluster") from None
+        except NoResponseError as error:
+            raise InvalidResponseError(f"{error}; look at the kubeconfig and its cluster") from None
         app = web.Application()
         app.add_routes([web.get("/{path:.*}", _Relay(api, sessions, target).respond, allow_head=False)])
         runner = await listen(app, ADDRESS, port, "; give another --port")

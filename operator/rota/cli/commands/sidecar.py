@@ -1,4 +1,4 @@
-"""`rota sidecar`: one member without Kubernetes, for an app developer's laptop."""
+"""`rota sidecar`: runs one member without Kubernetes, for app developers."""
 
 import asyncio
 import os
@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import click
 from msgspec.structs import replace
 
-from rota.brokers.errors import BrokerError, Unknown
-from rota.brokers.memory import BROKER, Memory, MemoryConsumer
+from rota.brokers.errors import BrokerError, NotFoundError
+from rota.brokers.memory import BROKER, MemoryCluster, MemoryConsumer
 from rota.brokers.port import Brokers
-from rota.brokers.rocketmq.admin import Cluster
+from rota.brokers.rocketmq.admin import AdminClient
 from rota.brokers.rocketmq.wire.addresses import split_address
 from rota.cli.console import inputs as reading
 from rota.documents import Assignment, Share, write_assignment
@@ -26,58 +26,60 @@ from rota.model import RETRY, Queue
 from rota.sidecar.consume.broker_session import Connect
 from rota.sidecar.delivery import pull
 from rota.sidecar.main import to_rocketmq, work
-from rota.sidecar.storage.environment import Who
-from rota.sidecar.storage.secret_files import Access
+from rota.sidecar.storage.environment import PodIdentity
+from rota.sidecar.storage.secret_files import SecretFiles
 from rota.spec import GroupSpec, StartFrom
 from rota.spec.resolved import write_settings
 from rota.timestamps import format_time
 
-LOOK_AGAIN = 5.0  # for queues that are new
+LOOK_AGAIN = 5.0  # seconds between two checks for new queues
 MEMORY, QUEUES = "memory", 4
 MODE = 0o700
 
 
-class Place(NamedTuple):
-    """Where messages come from."""
+class MessageSource(NamedTuple):
+    """The source of the messages."""
 
     brokers: Brokers
     connect: Connect
-    memory: Memory | None = None
+    memory: MemoryCluster | None = None
 
 
-def run(given: Mapping[str, Any]) -> None:
-    """Be a member until Ctrl-C; a second one does not wait for what is at the app."""
-    name, group, policy = reading.resources(given["filename"], given["policy"])
+def run(flags: Mapping[str, Any]) -> None:
+    """Run a member until Ctrl-C; a second Ctrl-C does not wait for open deliveries."""
+    name, group, policy = reading.resources(flags["filename"], flags["policy"])
     group = replace(group, group=group.group or name)
     if not group.group:
-        raise ValueError(f"The ConsumerGroup in {reading.spelled(given['filename'])} has no metadata.name; give it one")
+        raise ValueError(
+            f"The ConsumerGroup in {reading.display_name(flags['filename'])} has no metadata.name; give it one"
+        )
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="rota-")))
-        who = _who(folder, given)
-        asyncio.run(_run(who, _changed(group, given), policy.handover.drain_timeout, given))
+        who = _who(folder, flags)
+        asyncio.run(_run(who, _changed(group, flags), policy.handover.drain_timeout, flags))
 
 
-def _who(folder: Path, given: Mapping[str, Any]) -> Who:
+def _who(folder: Path, options: Mapping[str, Any]) -> PodIdentity:
     for part in ("documents", "state"):
         (folder / part).mkdir(mode=MODE)
-    return Who(
+    return PodIdentity(
         pod=f"local-{os.getpid()}",
         namespace="local",
         uid=os.urandom(16).hex(),
         documents=str(folder / "documents"),
         state=str(folder / "state"),
-        credentials=given["credentials"],
-        authorities=given["authorities"],
-        client=given["client"],
+        credentials=options["credentials"],
+        authorities=options["authorities"],
+        client=options["client"],
     )
 
 
-def _changed(group: GroupSpec, given: Mapping[str, Any]) -> GroupSpec:
-    """Return the group as it is here: at another broker, perhaps with the app at another port."""
-    broker, delivery = given["broker"], group.delivery
-    if given["app_port"] and delivery.mode == "Push":
-        group = replace(group, delivery=replace(delivery, push=replace(delivery.push, port=given["app_port"])))
-    if broker == MEMORY:  # which is empty: whatever is in it was sent to us
+def _changed(group: GroupSpec, options: Mapping[str, Any]) -> GroupSpec:
+    """Return the group with the broker, and perhaps the app's port, replaced by the options."""
+    broker, delivery = options["broker"], group.delivery
+    if options["app_port"] and delivery.mode == "Push":
+        group = replace(group, delivery=replace(delivery, push=replace(delivery.push, port=options["app_port"])))
+    if broker == MEMORY:  # it starts empty: every message in it is meant for this member
         return replace(group, start_from=StartFrom(position="Earliest"))
     if split_address(broker) is None:
         raise ValueError(
@@ -87,20 +89,20 @@ def _changed(group: GroupSpec, given: Mapping[str, Any]) -> GroupSpec:
     return replace(group, broker=replace(group.broker, rocketmq=rocketmq))
 
 
-async def _run(who: Who, group: GroupSpec, drain_timeout: float, given: Mapping[str, Any]) -> None:
-    place = await _memory(group) if given["broker"] == MEMORY else _real(who, group)
+async def _run(who: PodIdentity, group: GroupSpec, drain_timeout: float, options: Mapping[str, Any]) -> None:
+    place = await _memory(group) if options["broker"] == MEMORY else _real(who, group)
     documents = _Documents(Path(who.documents), who, group)
     documents.settings(drain_timeout)
-    beside = [documents.follow(place.brokers)]
+    background = [documents.follow(place.brokers)]
     if place.memory:
-        beside.append(_send(place.memory))
+        background.append(_send(place.memory))
         click.echo(f"Lines `TOPIC BODY` are sent, to {_listed(group)}; Ctrl-C ends.", err=True)
     ending = asyncio.Event()
     _end_by_signal(ending)
-    tasks = [asyncio.create_task(it) for it in beside]
+    tasks = [asyncio.create_task(coroutine) for coroutine in background]
     try:
-        asked = given["app_port"] if given["app_port"] and group.delivery.mode == "Pull" else pull.PORT
-        await work(who, place.connect, ending, given["port"], asked)
+        pull_port = options["app_port"] if options["app_port"] and group.delivery.mode == "Pull" else pull.PORT
+        await work(who, place.connect, ending, options["port"], pull_port)
     finally:
         for task in tasks:
             task.cancel()
@@ -121,25 +123,25 @@ def _end_by_signal(ending: asyncio.Event) -> None:
 
 
 def _listed(group: GroupSpec) -> str:
-    return ", ".join(it.topic for it in group.subscriptions)
+    return ", ".join(subscription.topic for subscription in group.subscriptions)
 
 
-async def _memory(group: GroupSpec) -> Place:
-    memory = Memory()
+async def _memory(group: GroupSpec) -> MessageSource:
+    memory = MemoryCluster()
     for subscription in group.subscriptions:
         await memory.create_topic(subscription.topic, BROKER, QUEUES)
-    return Place(memory, lambda _, membership: MemoryConsumer(memory, membership), memory)
+    return MessageSource(memory, lambda _, membership: MemoryConsumer(memory, membership), memory)
 
 
-def _real(who: Who, group: GroupSpec) -> Place:
-    access = Access(who)
-    return Place(Cluster(access.site(group.broker.rocketmq)), to_rocketmq(access))
+def _real(who: PodIdentity, group: GroupSpec) -> MessageSource:
+    access = SecretFiles(who)
+    return MessageSource(AdminClient(access.site(group.broker.rocketmq)), to_rocketmq(access))
 
 
 class _Documents:
-    """What an operator would write for the one member that there is."""
+    """Writes the settings and assignments that an operator would write for the single member."""
 
-    def __init__(self, folder: Path, who: Who, group: GroupSpec) -> None:
+    def __init__(self, folder: Path, who: PodIdentity, group: GroupSpec) -> None:
         self._folder, self._who, self._group = folder, who, group
         self._generation = 0
         self._told = ""
@@ -150,30 +152,30 @@ class _Documents:
         self._write("group.json", write_settings("", self._group, drain_timeout, created))
 
     async def follow(self, brokers: Brokers) -> None:
-        """Give the member every queue, also those that come later."""
-        before: list[Queue] | None = None
+        """Assign every queue to the member, including queues that are created later."""
+        assigned: list[Queue] | None = None
         while True:
-            found = await self._queues(brokers)
-            if found is not None and found != before:
-                before = found
-                self._give(tuple(found))
+            queues = await self._queues(brokers)
+            if queues is not None and queues != assigned:
+                assigned = queues
+                self._give(tuple(queues))
             await asyncio.sleep(LOOK_AGAIN)
 
     async def _queues(self, brokers: Brokers) -> list[Queue] | None:
-        """Return the queues that there are; None if that is not known."""
-        found: list[Queue] = []
+        """Return the existing queues; None if a broker gives an error."""
+        queues: list[Queue] = []
         missing = []
         retries = [] if self._group.message_model == "Broadcasting" else [f"{RETRY}{self._group.group}"]
-        for topic in [*(it.topic for it in self._group.subscriptions), *retries]:
+        for topic in [*(subscription.topic for subscription in self._group.subscriptions), *retries]:
             try:
-                found += await brokers.queues(topic)
-            except Unknown:  # the retry topic comes with the first member
+                queues += await brokers.queues(topic)
+            except NotFoundError:  # the first member creates the retry topic
                 missing += [topic] if topic not in retries else []
             except BrokerError as error:
                 self._tell(str(error))
                 return None
         self._tell(f"There is no topic {', '.join(missing)} yet" if missing else "")
-        return sorted(found)
+        return sorted(queues)
 
     def _tell(self, sentence: str) -> None:
         if sentence and sentence != self._told:
@@ -190,21 +192,18 @@ class _Documents:
             members={self._who.pod: Share(self._who.uid, () if broadcasting else queues)},
             everyone=queues if broadcasting else None,
         )
-        for name, text in write_assignment(assignment).items():
-            self._write(name, text)
+        for name, content in write_assignment(assignment).items():
+            self._write(name, content)
 
-    def _write(self, name: str, text: str | bytes) -> None:
-        """Write it whole beside its place, and rename it."""
+    def _write(self, name: str, content: str | bytes) -> None:
+        """Write a file completely under another name, then rename it."""
         new = self._folder / f"{name}.new"
-        new.write_bytes(text.encode() if isinstance(text, str) else text)
+        new.write_bytes(content.encode() if isinstance(content, str) else content)
         new.rename(self._folder / name)
 
 
-# Lines on standard input.
-
-
-async def _send(memory: Memory) -> None:
-    """Send each line; what cannot be sent is a sentence."""
+async def _send(memory: MemoryCluster) -> None:
+    """Send each line of standard input to its topic; print an error for a line that cannot be sent."""
     lines: asyncio.Queue[bytes] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     Thread(target=_read, args=(lambda line: loop.call_soon_threadsafe(lines.put_nowait, line),), daemon=True).start()
@@ -217,15 +216,15 @@ async def _send(memory: Memory) -> None:
             click.echo(f"{error}; write TOPIC BODY", err=True)
 
 
-def _read(take: Callable[[bytes], object]) -> None:
-    """Read to the end, in a thread of its own: not every file can be waited for.
+def _read(on_line: Callable[[bytes], object]) -> None:
+    """Read standard input to the end, in a thread of its own: asyncio cannot wait for every kind of file.
 
-    By the descriptor, since a thread that is stopped in the midst of Python's own reader stops the interpreter's end.
+    By the descriptor: a thread that is stopped within Python's buffered reader blocks the interpreter's exit.
     """
-    rest = b""
-    with suppress(OSError, ValueError, AttributeError, RuntimeError):  # there is none, or nobody listens any more
+    incomplete = b""
+    with suppress(OSError, ValueError, AttributeError, RuntimeError):  # no standard input, or the event loop is closed
         while data := os.read(sys.stdin.fileno(), 65536):
-            *lines, rest = (rest + data).split(b"\n")
+            *lines, incomplete = (incomplete + data).split(b"\n")
             for line in lines:
-                take(line)
-        take(rest)
+                on_line(line)
+        on_line(incomplete)

@@ -1,4 +1,4 @@
-"""What commands read and print: manifests, tables, figures, errors.
+"""Input and output of commands: manifests, tables, figures, errors.
 
 Knows neither a cluster nor a command.
 """

@@ -1,4 +1,4 @@
-"""How a command ends: a mistake is one sentence and exit code 2, never a traceback."""
+"""Error handling of commands: a user's mistake prints one sentence and exits with code 2, without a traceback."""
 
 import os
 import sys
@@ -11,20 +11,20 @@ import click
 
 from rota.cli.console.output import clean
 
-LONGEST = 2000  # characters of a sentence: what was given may be quoted in it
+LONGEST = 2000  # characters of a sentence, which may quote the user's input
 
 
-class Plain(click.Group):
-    """Commands whose mistakes are told in one sentence, also those that click finds."""
+class CommandGroup(click.Group):
+    """A command group that reports mistakes in one sentence, including those that click detects."""
 
     def main(self, *arguments: Any, **settings: Any) -> NoReturn:
-        """Run a command, and end with its exit code."""
+        """Run a command, and exit with its exit code."""
         try:
             code = super().main(*arguments, **{**settings, "standalone_mode": False})
         except click.exceptions.NoArgsIsHelpError as error:
             error.show()
             code = error.exit_code
-        except click.Abort:  # Ctrl-C before the command began
+        except click.Abort:  # Ctrl-C before the command started
             code = 130
         except click.ClickException as error:
             context = getattr(error, "ctx", None)
@@ -34,18 +34,18 @@ class Plain(click.Group):
 
 
 def plainly(command: Callable[..., None]) -> Callable[..., None]:
-    """Say a user's mistake in one sentence and end with exit code 2."""
+    """Decorate a command so that a user's mistake prints one sentence and exits with code 2."""
 
     @wraps(command)
     def run(**arguments: Any) -> None:
         try:
             _with_output(command, arguments)
-        except KeyboardInterrupt:  # whoever pressed it knows
+        except KeyboardInterrupt:  # no message: the user pressed Ctrl-C
             sys.exit(130)
-        except BrokenPipeError:  # whoever read us has seen enough
-            _let_go()
+        except BrokenPipeError:  # the reader has closed the pipe
+            _close_output()
         except OSError as error:
-            _let_go()
+            _close_output()
             _complain(f"The output cannot be written: {error.strerror or error}")
         except RecursionError:
             _complain("What was given is nested too deep")
@@ -53,28 +53,28 @@ def plainly(command: Callable[..., None]) -> Callable[..., None]:
             _complain(str(error))
         except ModuleNotFoundError as error:
             extra = "sidecar" if error.name in {"aiohttp", "lz4", "zstandard"} else "operator"
-            wanted = f"pip install 'rota-operator[{extra}]'"
-            _complain(f"{error.name} is not installed, which this command needs: {wanted}")
+            install_hint = f"pip install 'rota-operator[{extra}]'"
+            _complain(f"{error.name} is not installed, which this command needs: {install_hint}")
 
     return run
 
 
 def _with_output(command: Callable[..., None], arguments: dict[str, Any]) -> None:
-    if sys.stdout is None:  # Python's way to say that it was closed before we began
+    if sys.stdout is None:  # Python sets None if it was closed at the start
         raise ValueError("The output cannot be written: standard output is closed")
     command(**arguments)
-    sys.stdout.flush()  # what cannot be written is noticed here, not after our last word
+    sys.stdout.flush()  # raise write errors here, not when the interpreter exits
 
 
-def _let_go() -> None:
-    """Write what is left to nowhere, or Python complains of it as it ends."""
+def _close_output() -> None:
+    """Redirect standard output to /dev/null, or Python would print an error when it flushes at exit."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(sentence: str) -> NoReturn:
-    told = clean(sentence)
+    line = clean(sentence)
     if sys.stderr is not None:
         with suppress(OSError):
-            print(f"rota: {told if len(told) <= LONGEST else told[:LONGEST] + '…'}", file=sys.stderr)  # noqa: T201 - this is where we speak
+            print(f"rota: {line if len(line) <= LONGEST else line[:LONGEST] + '…'}", file=sys.stderr)  # noqa: T201
     sys.exit(2)

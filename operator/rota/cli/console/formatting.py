@@ -1,6 +1,6 @@
-"""Figures, times and strangers' texts as people read them."""
+"""Formats figures, times and untrusted texts for people."""
 
-# ruff: noqa: T201 - this is where we speak
+# ruff: noqa: T201 - this module prints
 
 import math
 import sys
@@ -8,20 +8,20 @@ from datetime import UTC, datetime
 
 from rota.cli.console.output import GAP, clean, table
 
-MOST = 2**63  # what is not below it, or is below 0, counts nothing
-LONGEST = 1e10  # seconds: nothing takes 300 years
+MOST = 2**63  # numbers outside 0..MOST are invalid
+LONGEST = 1e10  # seconds: longer durations are invalid
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 
 def say(text: str) -> None:
-    """Print a line."""
+    """Print a line without terminal control characters."""
     print(clean(text))
 
 
-def rows(them: list[dict[str, str]]) -> None:
-    """Print a table, or where the terminal has no room for its columns, line by line what would stand in them."""
-    cleaned = [{name: clean(value) for name, value in row.items()} for row in them]
+def rows(records: list[dict[str, str]]) -> None:
+    """Print a table or, if the terminal is too narrow for it, one line for each cell."""
+    cleaned = [{name: clean(value) for name, value in row.items()} for row in records]
     if cleaned and _room() < sum(len(name) + GAP for name in cleaned[0]):
         for row in cleaned:
             print("\n".join(["", *(f"{name.upper()}: {value}" for name, value in row.items() if value)]))
@@ -39,38 +39,38 @@ def _room() -> float:
 
 
 def number(value: int | None, *, estimate: bool = False) -> str:
-    """Return a number that may not be known, or only about."""
+    """Return a number, with ~ for an estimate; None is unknown."""
     if value is None or not 0 <= value < MOST:
         return "unknown"
     return f"~{value}" if estimate else f"{value}"
 
 
 def rate(value: float | None) -> str:
-    """Return how many a second, which may not be known."""
+    """Return a rate per second; None is unknown."""
     return "unknown" if value is None or not 0 <= value < MOST else f"{value:.1f}/s"
 
 
 def unknown(text: str | None) -> str:
-    """Return a text that may not be known."""
+    """Return the text, or "unknown" if it is empty."""
     return text or "unknown"
 
 
 def duration(seconds: float | None) -> str:
-    """Return how long something takes, by its two largest units: 0.4s, 3s, 2m10s, 1h5m, 2d4h."""
-    if seconds is None or not seconds <= LONGEST:  # nor what is no number
+    """Return a duration in its two largest units: 0.4s, 3s, 2m10s, 1h5m, 2d4h."""
+    if seconds is None or not seconds <= LONGEST:  # also rejects NaN
         return "unknown"
     whole = round(max(seconds, 0))
     if 0 < seconds < 1:
         return f"{seconds:.1f}s"
     for unit, below, names in ((_DAY, _HOUR, "dh"), (_HOUR, _MINUTE, "hm"), (_MINUTE, 1, "ms")):
         if whole >= unit:
-            large, rest = divmod(whole, unit)
-            return f"{large}{names[0]}" + (f"{rest // below}{names[1]}" if rest // below else "")
+            large, remainder = divmod(whole, unit)
+            return f"{large}{names[0]}" + (f"{remainder // below}{names[1]}" if remainder // below else "")
     return f"{whole}s"
 
 
 def ago(at: str, now: datetime | None = None) -> str:
-    """Return how long ago a time is; what is no time, as it stands."""
+    """Return how long ago a time is; a text that is no time is returned as it is."""
     try:
         then = datetime.fromisoformat(at)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What commands on files are given: manifests, queues, members, rooms, present owners."""
+"""Inputs of commands on files: manifests, queues, members, rooms, and present owners."""
 
 import re
 import sys
@@ -13,16 +13,16 @@ from msgspec import Struct
 
 from rota.model import Queue, Roster, plain
 from rota.ranges import MOST_IDS, Ranged, from_ranges, unnested
-from rota.spec import GroupSpec, Mistake, PolicySpec, group_spec, policy_spec
+from rota.spec import GroupSpec, InvalidSpecError, PolicySpec, group_spec, policy_spec
 
 T = TypeVar("T")
 
-MOST_MEMBERS = 99_999  # more is a slip of the pen
+MOST_MEMBERS = 99_999  # more is a typing error
 UNREADABLE = (yaml.YAMLError, ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError)
 
 
-class World(NamedTuple):
-    """A group without a cluster; beside foreigners its policy's strategy does not count."""
+class GroupInputs(NamedTuple):
+    """A group without a cluster; if it has unmanaged consumers, the policy's strategy does not apply."""
 
     group: GroupSpec
     policy: PolicySpec
@@ -30,52 +30,52 @@ class World(NamedTuple):
     foreigners: list[str]
     rooms: dict[str, str]
     present: dict[Queue, str]
-    online: list[str]  # client ids that brokers tell of, if they were asked
+    online: list[str]  # client ids of connected consumers, if brokers were asked
 
 
-def world(given: Mapping[str, Any]) -> World:
-    """Read the options that `rota.cli.on_files` adds."""
-    name, group, policy = resources(given["filename"], given["policy"])
+def world(options: Mapping[str, Any]) -> GroupInputs:
+    """Read the options that `rota.cli.options.on_files` adds."""
+    name, group, policy = resources(options["filename"], options["policy"])
     if group.message_model == "Broadcasting":
         raise ValueError("The group is Broadcasting: every member reads every queue, so nobody owns one")
     topics = [subscription.topic for subscription in group.subscriptions]
-    members = _members(given["members"])
-    present = _present(given["current"], members)
-    queues, online = _there(given["queues"], given["name_server"], group.group or name, topics)
+    members = _members(options["members"])
+    present = _present(options["current"], members)
+    queues, online = _queues_and_consumers(options["queues"], options["name_server"], group.group or name, topics)
     roster = Roster.of(queues, members, present)
-    foreigners = [name.strip() for name in given["foreign"].split(",") if name.strip()]
-    if twice := [name for name, times in Counter(foreigners).items() if times > 1]:
-        raise ValueError(f"--foreign lists {twice[0]} twice; list each consumer once")
-    return World(group, policy, roster, foreigners, _rooms(given["rooms"], roster), present, online)
+    foreigners = [name.strip() for name in options["foreign"].split(",") if name.strip()]
+    if duplicates := [name for name, times in Counter(foreigners).items() if times > 1]:
+        raise ValueError(f"--foreign lists {duplicates[0]} twice; list each consumer once")
+    return GroupInputs(group, policy, roster, foreigners, _rooms(options["rooms"], roster), present, online)
 
 
-def _there(
+def _queues_and_consumers(
     queues: tuple[str, ...], name_server: str | None, group: str, topics: list[str]
 ) -> tuple[Iterable[tuple[str, str, int]], list[str]]:
-    """Return which queues there are, as they are given or as brokers tell, and who works them by the latter."""
+    """Return the queues from --queues or the brokers and, from the brokers, the client ids of consumers."""
     if bool(queues) == bool(name_server):
         raise ValueError("Give either --queues, such as orders=broker-a:8, or --name-server, which knows them")
     if name_server is None:
         return _queues(queues, topics), []
-    from rota.cli.console import broker_snapshot  # noqa: PLC0415 - who gives queues needs no client
+    from rota.cli.console import broker_snapshot  # noqa: PLC0415 - --queues needs no broker client
 
     return broker_snapshot.ask(name_server, group, topics)
 
 
-def spelled(filename: str) -> str:
-    """Name what was read in a sentence."""
+def display_name(filename: str) -> str:
+    """Return the name of an input file for messages."""
     return "Standard input" if filename == "-" else filename
 
 
 class Document(NamedTuple):
-    """One of a file's documents that is a mapping, and where its parts stand."""
+    """One YAML document that is a mapping, with the positions of its fields."""
 
     filename: str
     body: dict[Any, Any]
     node: yaml.Node
 
     def at(self, field: str = "") -> str:
-        """Say where a field such as spec.options.byConfig stands, or as much of it as is there."""
+        """Return the place of a field such as spec.options.byConfig, or of its nearest existing parent."""
         node, line = self.node, self.node.start_mark.line
         for name in re.findall(r"\w+", field):
             parts = node.value if isinstance(node, yaml.MappingNode) else []
@@ -84,25 +84,25 @@ class Document(NamedTuple):
             named = [(key, value) for key, value in parts if key.value == name]
             if not named:
                 break
-            key, node = named[-1]  # of one that is given twice, the last counts
+            key, node = named[-1]  # of duplicate keys, the last one counts
             line = key.start_mark.line
-        return f"{spelled(self.filename)}, line {line + 1}"
+        return f"{display_name(self.filename)}, line {line + 1}"
 
     def parsed(self, parse: Callable[[Mapping[str, Any]], T]) -> T:
-        """Parse it; a mistake in it is a sentence that says where."""
+        """Parse the document; raise ValueError with the place of the mistake."""
         try:
             return parse(self.body)
-        except Mistake as mistake:
-            told, name = str(mistake), name_of(self.body)
-        unknown = re.search(r"unknown field (\w+)$", told)
-        field = re.match(r"[\w.\[\]]*", told)
+        except InvalidSpecError as mistake:
+            message, name = str(mistake), name_of(self.body)
+        unknown = re.search(r"unknown field (\w+)$", message)
+        field = re.match(r"[\w.\[\]]*", message)
         path = (field[0] if field else "") + (f".{unknown[1]}" if unknown else "")
-        raise ValueError(f"{self.at(path)}: {self.body['kind']}{f' {name}' if name else ''}: {told}")
+        raise ValueError(f"{self.at(path)}: {self.body['kind']}{f' {name}' if name else ''}: {message}")
 
 
-def documents(filename: str, wanted: str) -> list[Document]:
-    """Read the mappings of a file with some documents."""
-    found: list[Document] = []
+def documents(filename: str, content: str) -> list[Document]:
+    """Return the mappings among the documents of a file; `content` says in errors what the file should contain."""
+    mappings: list[Document] = []
     text = text_of(filename)
     try:
         loader = yaml.SafeLoader(text)
@@ -110,92 +110,92 @@ def documents(filename: str, wanted: str) -> list[Document]:
             node = loader.get_node()
             body = loader.construct_document(node) if node else None
             if node and isinstance(body, dict):
-                found.append(Document(filename, body, node))
+                mappings.append(Document(filename, body, node))
     except RecursionError:  # kubectl prints such objects: Kubernetes stores thousands of levels
-        raise ValueError(f"{spelled(filename)} is nested too deeply to be read; remove levels from it") from None
-    except UNREADABLE as error:  # its constructors throw whatever Python does at a date or a tag that cannot be
+        raise ValueError(f"{display_name(filename)} is nested too deeply to be read; remove levels from it") from None
+    except UNREADABLE as error:  # its constructors let any Python error of an invalid date or tag through
         mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
         line = f", line {mark.line + 1}" if mark else ""
-        raise ValueError(f"{spelled(filename)} is no YAML{line}; give a file with {wanted}") from None
-    return found
+        raise ValueError(f"{display_name(filename)} is no YAML{line}; give a file with {content}") from None
+    return mappings
 
 
 def text_of(filename: str) -> str:
-    """Read a file, or standard input; what cannot be read is a sentence."""
+    """Return the text of a file or of standard input; raise ValueError if it cannot be read."""
     if not filename:
         raise ValueError("The name of a file is empty; give one, or - for standard input")
-    if filename == "-" and sys.stdin is None:  # Python's way to say that it was closed before we began
+    if filename == "-" and sys.stdin is None:  # Python sets None if it was closed at the start
         raise ValueError("Standard input cannot be read: it is closed")
     try:
         return sys.stdin.read() if filename == "-" else Path(filename).read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise ValueError(f"{spelled(filename)} is no text in UTF-8; give YAML or JSON") from None
+        raise ValueError(f"{display_name(filename)} is no text in UTF-8; give YAML or JSON") from None
     except OSError as error:
-        raise ValueError(f"{spelled(filename)} cannot be read: {error.strerror}") from None
+        raise ValueError(f"{display_name(filename)} cannot be read: {error.strerror}") from None
 
 
 def resources(filename: str, chosen: str | None) -> tuple[str, GroupSpec, PolicySpec]:
-    """Return the group, its name first, and the chosen policy, or else the group's; without one, the defaults."""
-    read, where = documents(filename, "a ConsumerGroup"), spelled(filename)
-    groups = [it for it in read if it.body.get("kind") == "ConsumerGroup"]
+    """Return the group's name, the group, and the chosen or referenced policy; without one, the default policy."""
+    read, where = documents(filename, "a ConsumerGroup"), display_name(filename)
+    groups = [document for document in read if document.body.get("kind") == "ConsumerGroup"]
     if len(groups) != 1:
         raise ValueError(f"{where} holds {len(groups)} ConsumerGroups; give it exactly one")
     group, name = groups[0].parsed(group_spec), str(name_of(groups[0].body) or "")
-    wanted = chosen if chosen is not None else (group.policy_ref and group.policy_ref.name)
-    if wanted is None:
+    named = chosen if chosen is not None else (group.policy_ref and group.policy_ref.name)
+    if named is None:
         return name, group, PolicySpec()
-    policies = [it for it in read if it.body.get("kind") == "RebalancePolicy" and name_of(it.body) == wanted]
+    policies = [each for each in read if each.body.get("kind") == "RebalancePolicy" and name_of(each.body) == named]
     if len(policies) != 1:
-        asks = "--policy" if chosen is not None else "spec.policyRef"
+        origin = "--policy" if chosen is not None else "spec.policyRef"
         raise ValueError(
-            f"{where} holds {len(policies)} RebalancePolicies named {wanted}, which {asks} asks for; give it one"
+            f"{where} holds {len(policies)} RebalancePolicies named {named}, which {origin} asks for; give it one"
         )
     return name, group, policies[0].parsed(policy_spec)
 
 
 def name_of(body: Mapping[Any, Any]) -> Any:
-    """Return the name in a manifest, if it has one."""
+    """Return the name in a manifest; None if it has none."""
     metadata = body.get("metadata")
     return metadata.get("name") if isinstance(metadata, dict) else None
 
 
-def _queues(given: tuple[str, ...], topics: list[str]) -> Iterator[tuple[str, str, int]]:
-    for topic_text in given:
+def _queues(options: tuple[str, ...], topics: list[str]) -> Iterator[tuple[str, str, int]]:
+    for topic_text in options:
         topic, _, brokers = topic_text.partition("=")
         if topic not in topics:
             raise ValueError(
                 f"--queues names topic {topic!r}, which the group does not subscribe to: {', '.join(topics)}"
             )
         for part in brokers.split(","):
-            found = re.fullmatch(r"([^:]+):0*(\d+)", part.strip(), re.ASCII)
-            if not found:
+            match = re.fullmatch(r"([^:]+):0*(\d+)", part.strip(), re.ASCII)
+            if not match:
                 raise ValueError(f"--queues {topic_text!r} cannot be read: write it as {topic}=broker-a:8,broker-b:8")
-            if len(found[2]) > len(str(MOST_IDS)) or int(found[2]) > MOST_IDS:
-                told = f"--queues gives {topic} {plain(found[2], 30)} queues on {plain(found[1], 100)}"
-                raise ValueError(f"{told}; a group can have {MOST_IDS} at most")
-            yield from ((topic, found[1], number) for number in range(int(found[2])))
+            if len(match[2]) > len(str(MOST_IDS)) or int(match[2]) > MOST_IDS:
+                problem = f"--queues gives {topic} {plain(match[2], 30)} queues on {plain(match[1], 100)}"
+                raise ValueError(f"{problem}; a group can have {MOST_IDS} at most")
+            yield from ((topic, match[1], number) for number in range(int(match[2])))
 
 
-def _members(given: str) -> list[str]:
-    given = given.strip()
-    if not re.fullmatch(r"[-+]?[0-9]*[.]?[0-9]+", given):
-        return [name.strip() for name in given.split(",")]
-    if not re.fullmatch(r"0*[1-9][0-9]*", given):
-        raise ValueError(f"--members {given} cannot be meant: give a whole number from 1 up, or names: a,b")
-    number = given.lstrip("0")
+def _members(text: str) -> list[str]:
+    text = text.strip()
+    if not re.fullmatch(r"[-+]?[0-9]*[.]?[0-9]+", text):
+        return [name.strip() for name in text.split(",")]
+    if not re.fullmatch(r"0*[1-9][0-9]*", text):
+        raise ValueError(f"--members {text} cannot be meant: give a whole number from 1 up, or names: a,b")
+    number = text.lstrip("0")
     if len(number) > len(str(MOST_MEMBERS)):
-        raise ValueError(f"--members {given} is more than {MOST_MEMBERS}")
-    return [f"m{index}" for index in range(int(number))]  # the same names however many there are
+        raise ValueError(f"--members {text} is more than {MOST_MEMBERS}")
+    return [f"m{index}" for index in range(int(number))]  # the same names for any number of members
 
 
-def _rooms(given: str, roster: Roster) -> dict[str, str]:
-    parts = [part.partition("=") for part in given.split(",") if part.strip()]
+def _rooms(text: str, roster: Roster) -> dict[str, str]:
+    parts = [part.partition("=") for part in text.split(",") if part.strip()]
     pairs = [(name.strip(), room.strip()) for name, _, room in parts]
     if any(not name or not room for name, room in pairs):
-        raise ValueError(f"--rooms {given!r} cannot be read: write it as m0=east,m1=west")
+        raise ValueError(f"--rooms {text!r} cannot be read: write it as m0=east,m1=west")
     rooms = dict(pairs)
     if len(rooms) < len(pairs):
-        raise ValueError(f"--rooms {given!r} names a member twice; give each member one room")
+        raise ValueError(f"--rooms {text!r} names a member twice; give each member one room")
     for name in sorted(rooms.keys() - set(roster.members)):
         raise ValueError(f"--rooms names {name}, which is none of the {len(roster.members)} members; remove it")
     return rooms
@@ -212,7 +212,7 @@ class _Release(Struct, rename={"holder": "from"}):
 
 
 class _Present(Struct):
-    """What is asked of a document, or of what we print: a share there is either plain ranges, or beside a pod's uid."""
+    """Fields that are read from an assignment or a printed plan: a share is ranges, perhaps with a pod's uid."""
 
     members: dict[str, dict[str, Any]]
     releasing: dict[str, dict[str, dict[str, _Release]]] | None = None
@@ -224,21 +224,21 @@ class _Present(Struct):
 
 
 def _ranged(share: dict[str, Any]) -> Ranged:
-    if isinstance(share.get("uid"), str):  # else it is a topic of that name
+    if isinstance(share.get("uid"), str):  # otherwise a topic has the name `uid`
         return msgspec.convert(share, _Share).queues
     return msgspec.convert(share, Ranged)
 
 
 def _present(path: Path | None, members: Collection[str]) -> dict[Queue, str]:
-    """Read the present owners; what a document lists as under way counts where it goes, as it does for the operator."""
+    """Return the present owners; a queue in transition counts for its next owner, as for the operator."""
     owners: dict[Queue, str] = {}
     if path is None:
         return owners
     text = text_of(str(path))
     try:
-        told = msgspec.json.decode(text, type=_Present)
-        shares = told.shares
-        for queue, release in unnested(told.releasing or {}):
+        document = msgspec.json.decode(text, type=_Present)
+        shares = document.shares
+        for queue, release in unnested(document.releasing or {}):
             owner = release.to if release.to and release.to in members else release.holder
             shares.setdefault(owner, []).append(queue)
     except (msgspec.MsgspecError, RecursionError):

@@ -1,6 +1,6 @@
-"""What commands print: values for programs, tables for people."""
+"""Output of commands: JSON and YAML for programs, tables for people."""
 
-# ruff: noqa: PLC0415, T201 - rich is for tables only; this is where we speak
+# ruff: noqa: PLC0415, T201 - rich is for tables only; this module prints
 
 import json
 import re
@@ -19,19 +19,19 @@ _unseen = re.compile(r"[^ -~\n]")
 
 
 def show(value: Any, output: str, people: Callable[[], None]) -> None:
-    """Print a value as it was asked for; `people` prints it for those."""
+    """Print a value in the output format; `people` prints it as text."""
     if output == "json":
         print(_unseen.sub(_escaped, json.dumps(value, indent=2, ensure_ascii=False)))
     elif output == "yaml":
-        told = yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
-        harmless = all(letter.isprintable() for letter in told.replace("\n", ""))
-        print(told if harmless else yaml.safe_dump(value, sort_keys=False), end="")
+        text = yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
+        is_printable = all(letter.isprintable() for letter in text.replace("\n", ""))
+        print(text if is_printable else yaml.safe_dump(value, sort_keys=False), end="")
     else:
         people()
 
 
 def clean(text: str) -> str:
-    """Return a text in one line, without what a terminal would obey: a client id is any stranger's."""
+    """Return a text in one line without terminal control characters, which a client id may contain."""
     return _harmless(" ".join(text.split()))
 
 
@@ -39,14 +39,14 @@ def _harmless(text: str) -> str:
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 
-def _escaped(found: re.Match[str]) -> str:
-    """Return a letter as JSON may spell it, where a terminal would obey it; of JSON only texts have such ones."""
-    letter = found[0]
-    return letter if letter.isprintable() else json.dumps(letter)[1:-1] if letter > "\x7f" else f"\\u{ord(letter):04x}"
+def _escaped(match: re.Match[str]) -> str:
+    """Return the JSON escape of an unprintable character; in JSON such characters occur only in strings."""
+    char = match[0]
+    return char if char.isprintable() else json.dumps(char)[1:-1] if char > "\x7f" else f"\\u{ord(char):04x}"
 
 
 def table(rows: list[dict[str, Any]]) -> None:
-    """Print rows in columns, as kubectl does: without lines, and nothing is cut."""
+    """Print rows in columns, as kubectl does: without borders, and without truncation."""
     if not rows:
         return
     cells = [[_harmless(str(value)) for value in row.values()] for row in rows]
@@ -62,7 +62,7 @@ def _aligned(lines: list[list[str]]) -> Iterator[str]:
 
 
 def _folded(header: list[str], cells: list[list[str]]) -> list[str]:
-    """Return the lines of a table that is as wide as the terminal; wider cells continue on the next line."""
+    """Return the lines of a table as wide as the terminal; long cells continue on the next line."""
     from rich.console import Console
     from rich.table import Column, Table
     from rich.text import Text
@@ -72,12 +72,12 @@ def _folded(header: list[str], cells: list[list[str]]) -> list[str]:
     for row in cells:
         shown.add_row(*map(Text, row))
     console = Console()
-    with console.capture() as captured:  # rich would end the program itself where nobody reads
+    with console.capture() as captured:  # rich would exit the program if the pipe is closed
         console.print(shown)
     return captured.get().splitlines()
 
 
 def move(roster: "Roster", queue: "Queue", was: int, now: int) -> dict[str, Any]:
-    """Say what becomes of a queue in values."""
-    before, after = (roster.members[owner] if owner >= 0 else None for owner in (was, now))
-    return {"topic": queue.topic, "broker": queue.broker, "id": queue.id, "from": before, "to": after}
+    """Return the previous and the next owner of a queue as plain values."""
+    previous_owner, next_owner = (roster.members[owner] if owner >= 0 else None for owner in (was, now))
+    return {"topic": queue.topic, "broker": queue.broker, "id": queue.id, "from": previous_owner, "to": next_owner}

@@ -1,4 +1,4 @@
-"""The brokers of groups: how each is reached, the routes of their topics, and their lag.
+"""Access to the brokers of groups: connections, topic routes, online consumers, and lag.
 
-May know `client` (Secrets hold credentials) and `state`. Knows nothing of members' sidecars or Deployments.
+May import `client` (Secrets hold credentials) and `state`; must not depend on sidecars or Deployments.
 """

@@ -1,35 +1,35 @@
 """Asks unmanaged consumers, through their brokers, for their own settings: new ones at once, all of them once a minute.
 
-A broker's own table of a group's subscriptions does not say this: it has only what the last heartbeat brought.
+A broker's subscription table of a group is no substitute: it holds only the content of the last heartbeat.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping
 
-from rota.aio import gently
+from rota.aio import yield_periodically
 from rota.brokers.errors import BrokerError
 from rota.brokers.port import Brokers
-from rota.kube.brokers.route_watcher import Views
+from rota.kube.brokers.route_watcher import RouteWatcher
 from rota.kube.client.objects import Key
 from rota.logs import of_group
 from rota.spec.consumer_settings import ConsumerSettings
 
 REFRESH_SECONDS = 60.0
 MAX_CONSUMERS = 20  # of a group; others are not asked
-MAX_BROKERS = 2  # that are asked about one consumer: it is connected to all of them
-CONCURRENT_REQUESTS = 16  # to one cluster; a consumer that does not answer keeps one for 10 s
+MAX_BROKERS = 2  # asked about one consumer, which is connected to all of them
+CONCURRENT_REQUESTS = 16  # to one cluster; a silent consumer occupies one for 10 s
 
 _log = logging.getLogger(__name__)
 
 
 class ConsumerPoller:
-    """The settings of the unmanaged consumers at one cluster of brokers."""
+    """Polls the settings of the unmanaged consumers at one broker cluster."""
 
     def __init__(
         self,
         brokers: Brokers,
-        views: Views,
+        views: RouteWatcher,
         unmanaged: Callable[[Key], Collection[str]],
         on_change: Callable[[Key], None],
     ) -> None:
@@ -37,11 +37,11 @@ class ConsumerPoller:
         self._brokers, self._views = brokers, views
         self._unmanaged, self._on_change = unmanaged, on_change
         self._settings: dict[Key, dict[str, ConsumerSettings | None]] = {}  # None: the consumer gave no answer
-        self._pending: dict[Key, dict[str, None]] = {}  # client ids that are asked next, of groups that are being asked
+        self._pending: dict[Key, dict[str, None]] = {}  # client ids to ask next, of groups that are being asked
         self._requests = asyncio.Semaphore(CONCURRENT_REQUESTS)
 
     def of(self, key: Key) -> Mapping[str, ConsumerSettings]:
-        """Return the settings of a group's unmanaged consumers by client id, of those that answered."""
+        """Return the settings of a group's unmanaged consumers by client id, without consumers that did not answer."""
         if not self._settings.get(key):
             return {}
         unmanaged = {*self._unmanaged(key)}
@@ -54,26 +54,26 @@ class ConsumerPoller:
     async def run(self) -> None:
         """Ask all unmanaged consumers periodically: a consumer may change its subscriptions while it runs.
 
-        A group whose consumers have not all been asked by the next round does not delay the others.
+        If some consumers of a group are still unasked when the next pass starts, the other groups do not wait for them.
         """
         async with asyncio.TaskGroup() as tasks:
             while True:
                 await asyncio.sleep(REFRESH_SECONDS)
                 interests = self._views.interests
-                self._settings = {key: known for key, known in self._settings.items() if key in interests}
-                async for key in gently([*interests]):
+                self._settings = {key: settings for key, settings in self._settings.items() if key in interests}
+                async for key in yield_periodically([*interests]):
                     tasks.create_task(self.ask(key, again=True))
 
     async def ask(self, key: Key, *, again: bool = False) -> None:
         """Ask a group's unmanaged consumers that were not asked yet; with `again`, all of them.
 
-        They are asked one after another, so a group whose consumers do not answer delays no other group. If this group
-        is being asked already, those consumers are added to the ones that are asked next.
+        They are asked one after another, so a group with silent consumers delays no other group. If the group is being
+        asked already, they are added to its pending consumers.
         """
         unmanaged = sorted(self._unmanaged(key))[:MAX_CONSUMERS]
         self._forget_consumers(key, unmanaged)
-        known = self._settings.get(key, {})
-        to_ask = {client_id: None for client_id in unmanaged if again or client_id not in known}
+        known_settings = self._settings.get(key, {})
+        to_ask = {client_id: None for client_id in unmanaged if again or client_id not in known_settings}
         if key in self._pending:
             self._pending[key] |= to_ask
         elif to_ask:
@@ -85,11 +85,11 @@ class ConsumerPoller:
 
     def _forget_consumers(self, key: Key, unmanaged: Collection[str]) -> None:
         """Forget the settings of consumers that are not in the group any more."""
-        known = self._settings.get(key, {})
-        left = [client_id for client_id in known if client_id not in unmanaged]
-        for client_id in left:
-            del known[client_id]
-        if left:
+        known_settings = self._settings.get(key, {})
+        departed = [client_id for client_id in known_settings if client_id not in unmanaged]
+        for client_id in departed:
+            del known_settings[client_id]
+        if departed:
             self._on_change(key)
 
     async def _ask_pending(self, key: Key) -> None:
@@ -100,10 +100,10 @@ class ConsumerPoller:
             pending.pop(client_id)
             if client_id not in self._unmanaged(key):
                 continue
-            known = self._settings.setdefault(key, {})
-            is_news = settings != known.get(client_id)
-            known[client_id] = settings
-            if is_news:
+            known_settings = self._settings.setdefault(key, {})
+            has_changed = settings != known_settings.get(client_id)
+            known_settings[client_id] = settings
+            if has_changed:
                 self._on_change(key)
 
     async def _ask_consumer(self, key: Key, client_id: str) -> ConsumerSettings | None:

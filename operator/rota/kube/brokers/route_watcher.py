@@ -1,6 +1,6 @@
-"""What brokers tell of groups: routes every few seconds, once for all groups of a topic; who is online, group by group.
+"""Polls brokers for topic routes (once for all groups of a topic), and for the online consumers of each group.
 
-Nothing is concluded from silence: a topic without an answer has no view, and then the planner changes nothing.
+A missing response proves nothing: the topic has no view then, and the planner changes nothing.
 """
 
 import asyncio
@@ -11,91 +11,90 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from rota.brokers.errors import BrokerError, Refused, Unknown, Unreachable
-from rota.brokers.port import Brokers, Client, Settings, queues_of
+from rota.brokers.errors import BrokerError, NotFoundError, RejectedError, UnreachableError
+from rota.brokers.port import BrokerGroupSettings, Brokers, OnlineConsumer, queues_of
 from rota.kube.client.objects import Key
-from rota.kube.state.broker_state import AtBroker
+from rota.kube.state.broker_state import BrokerState
 from rota.kube.state.queue_quota import QueueQuota
 from rota.logs import of_group
 from rota.model import RETRY, Queue, Reason, Verdict
-from rota.planner import View
+from rota.planner import QueueView
 from rota.spec import StartFrom
 
 ROUTES_SECONDS = 5.0
-ONLINE_SECONDS, ONLINE_GROUPS = (5.0, 20.0), 50  # between two looks, at least and at most; groups a second in between
-RETRIES_EVERY = 4  # looks at the routes
+ONLINE_SECONDS, ONLINE_GROUPS = (5.0, 20.0), 50  # shortest and longest pause of polls; groups polled a second
+RETRIES_EVERY = 4  # polls of routes; only each fourth includes retry topics
 AT_ONCE = 16  # requests under way to one cluster
-DEAD_SECONDS = 120.0  # for which brokers keep a connection of which they hear nothing any more
-
+DEAD_SECONDS = 120.0  # for which brokers keep a silent connection
 
 _log = logging.getLogger(__name__)
 
 
-class Interest(NamedTuple):
-    """What a group wants to know."""
+class TopicInterest(NamedTuple):
+    """What a group needs to know from its brokers."""
 
     group: str  # at the broker
     topics: tuple[str, ...]
     broadcasting: bool
     begins: StartFrom = StartFrom()
-    weighed: bool = False  # whether it matters how much comes to each queue
+    weighed: bool = False  # whether each queue's incoming rate is needed
 
 
 @dataclass
 class _Topic:
-    """What was last told of a topic, and since when it is that."""
+    """The last reported route of a topic, and since when it is unchanged."""
 
     name: str
     counts: Mapping[str, int] | None = None  # of queues, by broker
     since: float = 0.0
     why: BrokerError | None = None
-    brokers: frozenset[str] = field(init=False)  # once: each look at lag asks for them, of every topic
+    brokers: frozenset[str] = field(init=False)  # computed once: each lag sample reads it for every topic
 
     def __post_init__(self) -> None:
         self.brokers = frozenset(self.counts or ())
 
     @cached_property
     def queues(self) -> tuple[Queue, ...] | None:
-        """All queues; asked for only where the group's quota allows for them."""
+        """All queues; computed only for groups within the queue quota, as there may be very many."""
         return None if self.counts is None else queues_of(self.name, self.counts)
 
 
 @dataclass(frozen=True)
-class _Online:
-    """Who was last seen in a group, and what is wrong with it."""
+class _OnlineConsumers:
+    """The consumers last seen in a group, and its problems."""
 
-    ids: tuple[str, ...] | None = None  # as often as one broker has them
-    clients: Mapping[str, Client] = field(default_factory=dict)  # by id
-    settings: Mapping[str, Settings] = field(default_factory=dict)  # by broker
+    ids: tuple[str, ...] | None = None  # each as often as one broker lists it
+    clients: Mapping[str, OnlineConsumer] = field(default_factory=dict)  # by id
+    settings: Mapping[str, BrokerGroupSettings] = field(default_factory=dict)  # by broker
     problems: tuple[Verdict, ...] = ()
-    twice: Mapping[str, "_Twice"] = field(default_factory=dict)  # ids that one broker has more than once
+    twice: Mapping[str, "_DuplicateId"] = field(default_factory=dict)  # ids that one broker lists more than once
 
 
-class _Twice(NamedTuple):
-    """Since when an id is worn twice, and whether at one address: then it may be one, and its old connection."""
+class _DuplicateId(NamedTuple):
+    """Since when an id is listed twice, and whether at one address: it may be one consumer and its old connection."""
 
     since: float
     alike: bool
 
 
-class Views:
-    """What one cluster of brokers tells."""
+class RouteWatcher:
+    """The routes and online consumers that one broker cluster reports."""
 
-    def __init__(self, brokers: Brokers, news: Callable[[Key], None], quota: QueueQuota | None = None) -> None:
-        """Ask nothing before `run`; `news` is told of each group of which something is told anew."""
+    def __init__(self, brokers: Brokers, on_change: Callable[[Key], None], quota: QueueQuota | None = None) -> None:
+        """Ask nothing before `run`; `on_change` is called for a group when its routes or consumers change."""
         self._brokers = brokers
-        self._news = news
+        self._news = on_change
         self._quota = quota or QueueQuota()
-        self._interests: dict[Key, Interest] = {}
-        self._within_quota: dict[Key, Interest] = {}
+        self._interests: dict[Key, TopicInterest] = {}
+        self._within_quota: dict[Key, TopicInterest] = {}
         self._topics: dict[str, _Topic] = {}
-        self._groups_of_topic: Counter[str] = Counter()  # how many groups want each topic
-        self._online: dict[Key, _Online] = {}
+        self._groups_of_topic: Counter[str] = Counter()  # how many groups consume each topic
+        self._online: dict[Key, _OnlineConsumers] = {}
         self._room = asyncio.Semaphore(AT_ONCE)
         self._looks = 0
 
     @property
-    def interests(self) -> Mapping[Key, Interest]:
+    def interests(self) -> Mapping[Key, TopicInterest]:
         """The interests of the groups that are within the queue quota."""
         return self._within_quota
 
@@ -108,17 +107,17 @@ class Views:
         counts = self._topics[topic].counts if topic in self._topics else None
         return counts.get(broker, 0) if counts else 0
 
-    def where(self, interest: Interest) -> frozenset[str]:
+    def where(self, interest: TopicInterest) -> frozenset[str]:
         """Return the brokers of a group's topics."""
         return frozenset().union(*map(self.where_is, topics_of(interest)))
 
     @property
     def idle(self) -> bool:
-        """Whether no group wants to know anything any more."""
+        """Whether no group is interested any more."""
         return not self._interests
 
-    def want(self, key: Key, interest: Interest | None) -> None:
-        """Set what a group wants to know from now on; None ends its interest."""
+    def want(self, key: Key, interest: TopicInterest | None) -> None:
+        """Set a group's interest; None ends it."""
         previous = self._interests.get(key)
         if previous == interest:
             return
@@ -145,7 +144,7 @@ class Views:
             self._within_quota[key] = interest
 
     def _forget_topics(self, topics: Collection[str]) -> None:
-        """Drop the routes of topics that no group wants any more."""
+        """Drop the routes of topics that no group consumes any more."""
         self._groups_of_topic.subtract(topics)
         for topic in topics:
             if not self._groups_of_topic[topic]:
@@ -153,13 +152,13 @@ class Views:
                 self._topics.pop(topic, None)
 
     async def run(self) -> None:
-        """Ask for ever."""
+        """Poll routes and online consumers until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._again(lambda: ROUTES_SECONDS, self._look_at_routes))
             tasks.create_task(self._again(self.online_pause, self._look_who_is_there))
 
     def online_pause(self) -> float:
-        """Return when to look again who is there: soon, for foreigners that come read beside us; many groups cost."""
+        """Return the pause between polls of consumers: short, to notice unmanaged ones; longer for many groups."""
         soonest, latest = ONLINE_SECONDS
         return min(max(soonest, len(self._interests) / ONLINE_GROUPS), latest)
 
@@ -168,167 +167,169 @@ class Views:
             await asyncio.sleep(pause())
             try:
                 await look()
-            except Exception:  # noqa: BLE001 - of one look; who ends here sees nothing any more
+            except Exception:  # noqa: BLE001 - one failed poll must not end the polling
                 _log.exception("What brokers tell was not understood")
 
     async def look(self, key: Key) -> None:
-        """Ask everything about one group now."""
+        """Poll routes and online consumers of one group now."""
         if interest := self._interests.get(key):
             await asyncio.gather(*(self._ask(topic) for topic in topics_of(interest)))
             await self._ask_online(key, interest)
 
     async def look_who_is_there(self, key: Key) -> None:
-        """Ask now who is online in one group."""
+        """Poll the online consumers of one group now."""
         interest = self._interests.get(key)
         if interest and await self._ask_online(key, interest):
             self._news(key)
 
     async def _look_at_routes(self) -> None:
-        """Ask for every topic; for retries, one topic a group, only now and then: they come once, and stay."""
+        """Poll all topics; retry topics, one a group, more rarely, because a retry topic stays once it exists."""
         self._looks += 1
         retries = not self._looks % RETRIES_EVERY
-        wanted = {topic for it in self._interests.values() for topic in (topics_of(it) if retries else it.topics)}
-        await asyncio.gather(*map(self._ask, wanted))
+        topics = {topic for it in self._interests.values() for topic in (topics_of(it) if retries else it.topics)}
+        await asyncio.gather(*map(self._ask, topics))
         self._retry_claims()
 
     def _retry_claims(self) -> None:
-        """Claim again for groups that were rejected: others may have released queues since."""
+        """Claim queues again for rejected groups, because another group may have released some."""
         for key in [key for key in self._interests if self._quota.rejection(key)]:
             self._claim_queues(key)
             if not self._quota.rejection(key):
                 self._news(key)
 
     async def _look_who_is_there(self) -> None:
-        asked = list(self._interests.items())
-        found = await asyncio.gather(*(self._ask_online(key, interest) for key, interest in asked))
-        for (key, _), new in zip(asked, found, strict=True):
-            if new:
+        interests = list(self._interests.items())
+        changes = await asyncio.gather(*(self._ask_online(key, interest) for key, interest in interests))
+        for (key, _), has_changed in zip(interests, changes, strict=True):
+            if has_changed:
                 self._news(key)
 
     async def _ask(self, topic: str) -> None:
-        """Ask for a topic's queues; if something else is told than before, tell all whom it concerns."""
-        before = self._topics.setdefault(topic, _Topic(topic))
+        """Ask for a topic's queues; if they have changed, claim them and report all groups of the topic."""
+        previous = self._topics.setdefault(topic, _Topic(topic))
         counts: Mapping[str, int] | None = None
-        why: BrokerError | None = None
+        failure: BrokerError | None = None
         async with self._room:
             try:
                 counts = await self._brokers.queue_counts(topic)
             except BrokerError as error:
-                why = error
-        if (counts, type(why)) == (before.counts, type(before.why)) and before.since:
+                failure = error
+        if (counts, type(failure)) == (previous.counts, type(previous.why)) and previous.since:
             return
-        if topic not in self._topics:  # nobody wants to know any more
+        if topic not in self._topics:  # no group consumes it any more
             return
-        self._topics[topic] = _Topic(topic, counts, asyncio.get_running_loop().time(), why)
+        self._topics[topic] = _Topic(topic, counts, asyncio.get_running_loop().time(), failure)
         for key in [key for key, interest in self._interests.items() if topic in topics_of(interest)]:
             self._claim_queues(key)
             self._news(key)
 
-    async def _ask_online(self, key: Key, interest: Interest) -> bool:
-        """Ask every broker of a group's topics who is online; return whether it is not as before."""
+    async def _ask_online(self, key: Key, interest: TopicInterest) -> bool:
+        """Ask every broker of a group's topics for online consumers; return whether they have changed."""
         topics = () if self._quota.rejection(key) else interest.topics
         brokers = sorted({broker for topic in topics for broker in self.where_is(topic)})
         try:
-            told = await asyncio.gather(*(self._of_one_broker(interest, broker) for broker in brokers))
-            twice = self._online.get(key, _Online()).twice
-            now = _online(told, twice, asyncio.get_running_loop().time()) if brokers else _Online()
+            responses = await asyncio.gather(*(self._of_one_broker(interest, broker) for broker in brokers))
+            twice = self._online.get(key, _OnlineConsumers()).twice
+            current = _online(responses, twice, asyncio.get_running_loop().time()) if brokers else _OnlineConsumers()
         except BrokerError as error:
             _log.info("The broker refused or did not answer: %s", error, extra=of_group(*key))
-            refused = isinstance(error, Refused)
-            now = _Online(problems=(Verdict(Reason.BROKER_REFUSES, str(error)),) if refused else ())
-        if self._interests.get(key) != interest:  # it went, or wants to know something else by now
+            refused = isinstance(error, RejectedError)
+            current = _OnlineConsumers(problems=(Verdict(Reason.BROKER_REFUSES, str(error)),) if refused else ())
+        if self._interests.get(key) != interest:  # the group was deleted or changed meanwhile
             return False
-        before, self._online[key] = self._online.get(key), now
-        return before != now
+        previous, self._online[key] = self._online.get(key), current
+        return previous != current
 
-    async def _of_one_broker(self, interest: Interest, broker: str) -> "_OneBroker":
+    async def _of_one_broker(self, interest: TopicInterest, broker: str) -> "_BrokerResponse":
         async with self._room:
-            there = await self._brokers.clients(interest.group, broker)
+            clients = await self._brokers.clients(interest.group, broker)
         try:
             async with self._room:
-                return _OneBroker(broker, there, await self._brokers.settings(interest.group, broker))
-        except Unknown:
-            return _OneBroker(broker, there, None)  # nobody has joined at this one yet
+                return _BrokerResponse(broker, clients, await self._brokers.settings(interest.group, broker))
+        except NotFoundError:
+            return _BrokerResponse(broker, clients, None)  # no consumer has joined at this broker yet
 
-    def settings(self, key: Key) -> Mapping[str, Settings]:
-        """Return a group's settings as they were last seen, by broker."""
-        return self._online.get(key, _Online()).settings
+    def settings(self, key: Key) -> Mapping[str, BrokerGroupSettings]:
+        """Return a group's settings as last seen, by broker."""
+        return self._online.get(key, _OnlineConsumers()).settings
 
     def is_accepted(self, key: Key) -> bool | None:
-        """Whether the brokers of a group's topics let it in, and told who is in it; None: they did not answer."""
-        online = self._online.get(key, _Online())
+        """Whether the brokers of a group's topics accept it and list its consumers; None: they did not answer."""
+        online = self._online.get(key, _OnlineConsumers())
         is_refused = any(problem.reason is Reason.BROKER_REFUSES for problem in online.problems)
         return True if online.ids is not None else False if is_refused else None
 
-    def clients(self, key: Key) -> Mapping[str, Client]:
-        """Return who was last seen in a group, by id."""
-        return self._online.get(key, _Online()).clients
+    def clients(self, key: Key) -> Mapping[str, OnlineConsumer]:
+        """Return the consumers last seen in a group, by client id."""
+        return self._online.get(key, _OnlineConsumers()).clients
 
-    def of(self, key: Key, now: float, ours: Collection[str]) -> AtBroker:
-        """Return what is known of a group; `ours`: how its own pods' client ids end."""
+    def of(self, key: Key, now: float, suffixes: Collection[str]) -> BrokerState:
+        """Return a group's state at its brokers; `suffixes` are those of its members' client ids."""
         interest = self._interests.get(key)
         if interest is None:
-            return AtBroker()
-        views: dict[str, View | None] = {}
+            return BrokerState()
+        views: dict[str, QueueView | None] = {}
         rejection = self._quota.rejection(key)
         problems = [rejection] if rejection else []
         for topic in topics_of(interest):
-            it = self._topics.get(topic) or _Topic(topic)
-            views[topic] = None if rejection or it.queues is None else View(it.queues, now - it.since)
-            if isinstance(it.why, Unknown) and topic in interest.topics:
-                problems.append(Verdict(Reason.UNKNOWN_TOPIC, f"{it.why}; create it, or mend spec.subscriptions"))
-            elif isinstance(it.why, Unreachable) and topic in interest.topics:
-                problems.append(Verdict(Reason.BROKER_UNREACHABLE, str(it.why)))
-            elif isinstance(it.why, Refused):
-                problems.append(Verdict(Reason.BROKER_REFUSES, str(it.why)))
-        online = self._online.get(key, _Online())
-        foreigners = None if online.ids is None else tuple(it for it in online.ids if it.partition("@")[2] not in ours)
-        problems += [*online.problems, *_worn_twice(online, now, ours)]
-        return AtBroker(views, () if interest.broadcasting else foreigners, tuple(problems))
+            route = self._topics.get(topic) or _Topic(topic)
+            views[topic] = None if rejection or route.queues is None else QueueView(route.queues, now - route.since)
+            if isinstance(route.why, NotFoundError) and topic in interest.topics:
+                problems.append(Verdict(Reason.UNKNOWN_TOPIC, f"{route.why}; create it, or mend spec.subscriptions"))
+            elif isinstance(route.why, UnreachableError) and topic in interest.topics:
+                problems.append(Verdict(Reason.BROKER_UNREACHABLE, str(route.why)))
+            elif isinstance(route.why, RejectedError):
+                problems.append(Verdict(Reason.BROKER_REFUSES, str(route.why)))
+        online = self._online.get(key, _OnlineConsumers())
+        unmanaged = (
+            None if online.ids is None else tuple(name for name in online.ids if name.partition("@")[2] not in suffixes)
+        )
+        problems += [*online.problems, *_duplicate_id_problems(online, now, suffixes)]
+        return BrokerState(views, () if interest.broadcasting else unmanaged, tuple(problems))
 
 
-class _OneBroker(NamedTuple):
-    """What one broker tells of a group."""
+class _BrokerResponse(NamedTuple):
+    """One broker's response about a group."""
 
     broker: str
-    there: tuple[Client, ...]
-    settings: Settings | None
+    there: tuple[OnlineConsumer, ...]
+    settings: BrokerGroupSettings | None
 
 
-def _online(told: Collection[_OneBroker], twice: Mapping[str, _Twice], now: float) -> _Online:
-    """Put together what brokers tell; `twice`: the ids that one of them had twice before."""
+def _online(responses: Collection[_BrokerResponse], twice: Mapping[str, _DuplicateId], now: float) -> _OnlineConsumers:
+    """Merge the responses of a group's brokers; `twice`: the ids that a broker listed twice at the last poll."""
     problems: list[Verdict] = []
-    settings = {it.broker: it.settings for it in told if it.settings}
-    off = [broker for broker, it in settings.items() if not it.enabled]
-    if off:
-        told_so = f"The group is switched off at {', '.join(off)}; consumeEnable switches it on"
-        problems.append(Verdict(Reason.SWITCHED_OFF, told_so))
-    worn: dict[str, _Twice] = {}
-    times = Counter[str]()
-    for _, there, _ in told:
-        here = Counter(it.id for it in there)
-        times |= here  # each consumer is online at every broker
-        for name in (name for name, many in here.items() if many > 1):
-            since, alike = worn.get(name) or _Twice(twice[name].since if name in twice else now, alike=True)
-            hosts = {it.address.rpartition(":")[0] for it in there if it.id == name}
-            worn[name] = _Twice(since, alike and len(hosts) == 1)
-    clients = {it.id: it for _, there, _ in told for it in there}
-    return _Online(tuple(sorted(times.elements())), clients, settings, tuple(problems), worn)
+    settings = {response.broker: response.settings for response in responses if response.settings}
+    disabled = [broker for broker, setting in settings.items() if not setting.enabled]
+    if disabled:
+        message = f"The group is switched off at {', '.join(disabled)}; consumeEnable switches it on"
+        problems.append(Verdict(Reason.SWITCHED_OFF, message))
+    duplicates: dict[str, _DuplicateId] = {}
+    occurrences = Counter[str]()
+    for _, listed, _ in responses:
+        counts = Counter(client.id for client in listed)
+        occurrences |= counts  # each consumer is online at every broker
+        for name in (name for name, count in counts.items() if count > 1):
+            since, alike = duplicates.get(name) or _DuplicateId(twice[name].since if name in twice else now, alike=True)
+            hosts = {client.address.rpartition(":")[0] for client in listed if client.id == name}
+            duplicates[name] = _DuplicateId(since, alike and len(hosts) == 1)
+    clients = {client.id: client for _, listed, _ in responses for client in listed}
+    return _OnlineConsumers(tuple(sorted(occurrences.elements())), clients, settings, tuple(problems), duplicates)
 
 
-def _worn_twice(online: _Online, now: float, ours: Collection[str]) -> list[Verdict]:
-    """Tell of ids that several wear; of a member of ours whose old connection the broker still holds there is one."""
+def _duplicate_id_problems(online: _OnlineConsumers, now: float, suffixes: Collection[str]) -> list[Verdict]:
+    """Report client ids of several consumers; not a member's while a broker may still hold its old connection."""
     several = sorted(
-        name
-        for name, (since, alike) in online.twice.items()
-        if not alike or name.partition("@")[2] not in ours or now - since > DEAD_SECONDS
+        client_id
+        for client_id, (since, alike) in online.twice.items()
+        if not alike or client_id.partition("@")[2] not in suffixes or now - since > DEAD_SECONDS
     )
     if not several:
         return []
-    said = f"Several consumers call themselves {', '.join(several[:3])}; of queues that are theirs some stay unread"
-    return [Verdict(Reason.DUPLICATE_CLIENT_IDS, said)]
+    message = f"Several consumers call themselves {', '.join(several[:3])}; of queues that are theirs some stay unread"
+    return [Verdict(Reason.DUPLICATE_CLIENT_IDS, message)]
 
 
-def topics_of(interest: Interest) -> tuple[str, ...]:
-    """Return what the members read: what is subscribed to, and what is to be tried again."""
+def topics_of(interest: TopicInterest) -> tuple[str, ...]:
+    """Return the topics that members consume: the subscribed ones, and the retry topic unless Broadcasting."""
     return interest.topics if interest.broadcasting else (*interest.topics, RETRY + interest.group)

@@ -1,4 +1,4 @@
-"""The API server: requests, objects and their paths, informers, the Lease, what kopf watches.
+"""Client of the API server: requests, objects and their paths, informers, leader election, kopf's watches.
 
-May know kopf and the Kubernetes API. Knows nothing of groups, brokers or members.
+May use kopf and the Kubernetes API; must not depend on groups, brokers or members.
 """

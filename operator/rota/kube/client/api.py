@@ -1,7 +1,6 @@
-"""The API server over HTTP: paths as the server spells them, bodies as plain values, answers as the type asked for.
+"""HTTP client of the API server: takes paths and bodies of plain values, returns objects of the requested type.
 
-An answer of the server that is an error raises `ApiError`; no answer at all raises `Unanswered`, after which nothing is
-known: a write may have happened or not.
+An error response raises `ApiError`. No response raises `NoResponseError`: then a write may have taken effect, or not.
 """
 
 import asyncio
@@ -25,14 +24,14 @@ from rota.nesting import without_deep_values
 T = TypeVar("T")
 Params = Mapping[str, str]
 
-MANAGER: Final = "rota"  # whose fields they are in a server-side apply
+MANAGER: Final = "rota"  # field manager of server-side apply
 MAX_OBJECTS = 500  # in one response to a list
 MAX_PAGE_BYTES = 4 * 2**20  # of one response; if a page is larger, a smaller one is requested
-WATCH_SECONDS = 300  # a watch ends after so long, and is begun anew
-QUIET_SECONDS = 90.0  # the server sends a bookmark every minute: who is silent for longer is gone
+WATCH_SECONDS = 300  # after which the server ends a watch, and it is reopened
+QUIET_SECONDS = 90.0  # the server sends a bookmark every minute; after a longer silence the connection is dead
 
-AT_ONCE = 50  # requests under way: more only wait at the server, and everybody else with them
-LONGEST_WAIT = 10.0  # seconds, whatever a busy server asks for
+AT_ONCE = 50  # requests under way: more would only queue at the server, and delay its other clients
+LONGEST_WAIT = 10.0  # seconds, even if a busy server asks for more
 _REQUEST = aiohttp.ClientTimeout(total=30, sock_connect=5)
 _WATCH = aiohttp.ClientTimeout(total=None, connect=15, sock_connect=5, sock_read=QUIET_SECONDS)
 MAX_OBJECT_BYTES = 2**24  # etcd stores 1.5 MiB, and `<` takes six bytes in JSON
@@ -40,48 +39,47 @@ DEEPEST = 100  # levels of an object; what lies deeper is read as null if the de
 
 
 class ApiError(Exception):
-    """The server refused; `status` is the HTTP code and `reason` the word that the API has for it."""
+    """The server refused; `status` is the HTTP code, and `reason` the API's word for it."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
-        """Keep what the server said."""
         super().__init__(message or f"The API server answered {status}")
         self.status, self.reason = status, reason
 
     @property
     def unknown(self) -> bool:
-        """Whether there is no such thing."""
+        """Whether the object or resource does not exist."""
         return self.status == HTTPStatus.NOT_FOUND
 
     @property
     def forbidden(self) -> bool:
-        """Whether there are no rights to it: they go with their namespace."""
+        """Whether the operator lacks the rights, also because a deleted namespace took them with it."""
         return self.status == HTTPStatus.FORBIDDEN
 
     @property
     def conflict(self) -> bool:
-        """Whether somebody else has written meanwhile, or an object of that name is there already."""
+        """Whether another client has written meanwhile, or an object of that name exists already."""
         return self.status == HTTPStatus.CONFLICT
 
     @property
     def expired(self) -> bool:
-        """Whether a list or watch cannot go on from where it was."""
+        """Whether a list or watch cannot resume from its version."""
         return self.status == HTTPStatus.GONE
 
 
-class Stale(Exception):  # noqa: N818 - it is what happened
-    """An object has been written since it was read: nothing that was decided from it counts."""
+class ConflictError(Exception):
+    """An object has been written since it was read, so decisions based on it are invalid."""
 
 
-class Unanswered(Exception):  # noqa: N818 - it is what happened
+class NoResponseError(Exception):
     """The server did not answer."""
 
 
-class _TooLong(Unanswered):
+class _TooLongError(NoResponseError):
     """The response is longer than its limit."""
 
 
 class _Status(msgspec.Struct):
-    """How the server says no."""
+    """An error response of the server."""
 
     code: int = 0
     reason: str = ""
@@ -102,7 +100,7 @@ class _Versioned(msgspec.Struct):
     metadata: _Metadata
 
 
-class _News(msgspec.Struct):
+class _WatchEvent(msgspec.Struct):
     type: str
     object: msgspec.Raw
 
@@ -118,14 +116,13 @@ class Api:
     """Connections to one API server."""
 
     def __init__(self, login: Login) -> None:
-        """Connect when something is asked."""
         self._server = login.server
         # A line of a watch may have twice the size of the buffer.
         self._connections = login.connect(timeout=_REQUEST, read_bufsize=MAX_OBJECT_BYTES // 2)
         self._room = asyncio.Semaphore(AT_ONCE)
 
     async def __aenter__(self) -> Self:
-        """Do nothing yet."""
+        """Return self; connections are opened by the first requests."""
         return self
 
     async def __aexit__(
@@ -139,9 +136,9 @@ class Api:
         return _read(await self._ask("GET", path, params=params), kind)
 
     async def read_through_proxy(self, path: str, params: Params, limit_bytes: int) -> tuple[int, bytes]:
-        """Return the status and body that a pod answers through the API server's proxy.
+        """Return the status and body of a pod's response through the API server's proxy.
 
-        The pod is trusted less than the server, so its answer is bounded.
+        The pod is trusted less than the server, so the size of its response is limited.
         """
         return await self._answer("GET", path, None, params=params, limit_bytes=limit_bytes)
 
@@ -157,20 +154,20 @@ class Api:
         except aiohttp.WSServerHandshakeError as error:
             raise ApiError(error.status, "", f"The API server answered {error.status} to {path}") from error
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            raise Unanswered(f"The API server did not answer {path}: {describe_failure(error)}") from error
+            raise NoResponseError(f"The API server did not answer {path}: {describe_failure(error)}") from error
 
     async def pages(self, path: str, kind: type[T], params: Params | None = None) -> AsyncGenerator[Page[T]]:
-        """Read a collection page by page, as it is now.
+        """Read the current objects of a collection, page by page.
 
         Tenants can fill objects up to 1.5 MiB, so the bytes of a page are limited, too.
         """
         count, start = MAX_OBJECTS, ""
         while True:
-            asked = {**(params or {}), "limit": str(count), **({"continue": start} if start else {})}
+            query = {**(params or {}), "limit": str(count), **({"continue": start} if start else {})}
             try:
                 limit_bytes = MAX_PAGE_BYTES if count > 1 else MAX_OBJECT_BYTES
-                text = await self._ask("GET", path, params=asked, limit_bytes=limit_bytes)
-            except _TooLong:
+                text = await self._ask("GET", path, params=query, limit_bytes=limit_bytes)
+            except _TooLongError:
                 if count == 1:
                     raise
                 count = max(1, count // 4)
@@ -183,19 +180,19 @@ class Api:
             count = min(MAX_OBJECTS, max(1, len(page.items) * MAX_PAGE_BYTES // (2 * len(text))))
 
     async def list(self, path: str, kind: type[T], params: Params | None = None) -> tuple[list[T], str]:
-        """Read a collection as it is now; return its objects and the version it has."""
-        found: list[T] = []
+        """Read a collection; return its objects and its version."""
+        objects: list[T] = []
         version = ""
         async for page in self.pages(path, kind, params):
-            found += page.objects
+            objects += page.objects
             version = page.version
-        return found, version
+        return objects, version
 
     async def watch(
         self, path: str, kind: type[T], version: str, params: Params | None = None
     ) -> AsyncGenerator[tuple[str, T | None, str]]:
-        """Yield what happens after a version: ADDED, MODIFIED, DELETED or BOOKMARK, the object, and its version."""
-        asked = {
+        """Yield events after a version: ADDED, MODIFIED, DELETED or BOOKMARK, the object, and its version."""
+        query = {
             **(params or {}),
             "watch": "true",
             "allowWatchBookmarks": "true",
@@ -204,54 +201,54 @@ class Api:
         }
         try:
             options: dict[str, Any] = {"timeout": _WATCH, "allow_redirects": False}
-            async with self._connections.session.get(self._server + path, params=asked, **options) as answer:
-                _check_not_redirected("GET", path, answer)
-                if answer.status != HTTPStatus.OK:
-                    raise _refusal(answer.status, await answer.read())
-                async for line in answer.content:
-                    news = _read(line, _News)
-                    if news.type == "ERROR":
-                        raise _refusal(0, bytes(news.object))
-                    at = _read(news.object, _Versioned).metadata.resource_version
-                    yield news.type, None if news.type == "BOOKMARK" else _read(news.object, kind), at
-        except HttpProcessingError as error:  # the same event would come again
+            async with self._connections.session.get(self._server + path, params=query, **options) as response:
+                _check_not_redirected("GET", path, response)
+                if response.status != HTTPStatus.OK:
+                    raise _error_of(response.status, await response.read())
+                async for line in response.content:
+                    event = _read(line, _WatchEvent)
+                    if event.type == "ERROR":
+                        raise _error_of(0, bytes(event.object))
+                    event_version = _read(event.object, _Versioned).metadata.resource_version
+                    yield event.type, None if event.type == "BOOKMARK" else _read(event.object, kind), event_version
+        except HttpProcessingError as error:  # resuming would bring the same event again
             raise ApiError(HTTPStatus.GONE, "Expired", f"An event is too long: {error}") from None
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            raise Unanswered(f"The watch of {path} broke: {describe_failure(error)}") from None
+            raise NoResponseError(f"The watch of {path} broke: {describe_failure(error)}") from None
 
     async def create(self, path: str, body: Mapping[str, Any], kind: type[T], params: Params | None = None) -> T:
         """Post an object to its collection."""
         return _read(await self._ask("POST", path, body, params=params), kind)
 
     async def replace(self, path: str, body: Mapping[str, Any], kind: type[T]) -> T:
-        """Replace an object whole; the version in the body is the one it must still have."""
+        """Replace an object; it must still have the version in the body."""
         return _read(await self._ask("PUT", path, body), kind)
 
     async def merge(self, path: str, body: Mapping[str, Any], kind: type[T]) -> T:
-        """Change some fields of an object."""
+        """Change the fields of an object that the body holds."""
         return _read(await self._ask("PATCH", path, body, content="application/merge-patch+json"), kind)
 
     async def apply(self, path: str, body: Mapping[str, Any], kind: type[T]) -> T:
-        """State an object as we want it: fields that others state stay theirs."""
+        """Apply an object server-side; fields of other managers are kept unless the body sets them."""
         params = {"fieldManager": MANAGER, "force": "true"}
         return _read(await self._ask("PATCH", path, body, params=params, content="application/apply-patch+yaml"), kind)
 
     async def delete(self, path: str, uid: str) -> None:
-        """Delete just this object, not one that was made anew under its name."""
+        """Delete the object with this uid; an object that was recreated under its name stays."""
         await self._ask("DELETE", path, {"preconditions": {"uid": uid}})
 
     async def _once(
-        self, method: str, path: str, *, limit_bytes: float, **sent: Any
+        self, method: str, path: str, *, limit_bytes: float, **options: Any
     ) -> tuple[aiohttp.ClientResponse, bytes]:
         """Send one request. A redirect is not followed: the request carries credentials for this server alone."""
         async with self._connections.session.request(
-            method, self._server + path, allow_redirects=False, **sent
+            method, self._server + path, allow_redirects=False, **options
         ) as response:
             _check_not_redirected(method, path, response)
             try:
                 return response, await read_body(response, limit_bytes)
             except TooLongError as error:
-                raise _TooLong(f"What is answered to {method} {path} is too long: {error}") from error
+                raise _TooLongError(f"What is answered to {method} {path} is too long: {error}") from error
 
     async def _ask(
         self,
@@ -263,10 +260,10 @@ class Api:
         content: str = "application/json",
         limit_bytes: float = math.inf,
     ) -> bytes:
-        status, told = await self._answer(method, path, body, params=params, content=content, limit_bytes=limit_bytes)
+        status, text = await self._answer(method, path, body, params=params, content=content, limit_bytes=limit_bytes)
         if status >= HTTPStatus.BAD_REQUEST:
-            raise _refusal(status, told)
-        return told
+            raise _error_of(status, text)
+        return text
 
     async def _answer(
         self,
@@ -283,25 +280,25 @@ class Api:
         try:
             async with self._room:
                 sent: dict[str, Any] = {"data": data, "params": params, "headers": headers, "limit_bytes": limit_bytes}
-                answer, told = await self._once(method, path, **sent)
-                if answer.status == HTTPStatus.TOO_MANY_REQUESTS:  # once: who waits longer looks at everything anew
-                    await asyncio.sleep(_wait(answer))
-                    answer, told = await self._once(method, path, **sent)
+                response, text = await self._once(method, path, **sent)
+                if response.status == HTTPStatus.TOO_MANY_REQUESTS:  # retry once: later, the request may be outdated
+                    await asyncio.sleep(_wait(response))
+                    response, text = await self._once(method, path, **sent)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            raise Unanswered(f"The API server did not answer {method} {path}: {describe_failure(error)}") from None
-        return answer.status, told
+            raise NoResponseError(f"The API server did not answer {method} {path}: {describe_failure(error)}") from None
+        return response.status, text
 
 
 def _check_not_redirected(method: str, path: str, response: aiohttp.ClientResponse) -> None:
     if is_redirect(response.status):
         location = plain(response.headers.get("Location", "nowhere"), 100)
-        raise Unanswered(f"{method} {path} was answered by a redirect to {location}, which is not followed")
+        raise NoResponseError(f"{method} {path} was answered by a redirect to {location}, which is not followed")
 
 
-def _wait(answer: aiohttp.ClientResponse) -> float:
-    """Return the seconds that a busy server asks for."""
-    told = answer.headers.get("Retry-After", "")
-    return min(float(told), LONGEST_WAIT) if told.isdecimal() else 1.0
+def _wait(response: aiohttp.ClientResponse) -> float:
+    """Return for how many seconds a busy server asks to wait."""
+    seconds = response.headers.get("Retry-After", "")
+    return min(float(seconds), LONGEST_WAIT) if seconds.isdecimal() else 1.0
 
 
 def _read(text: bytes | msgspec.Raw, kind: type[T]) -> T:
@@ -312,13 +309,13 @@ def _read(text: bytes | msgspec.Raw, kind: type[T]) -> T:
             return msgspec.json.decode(text, type=kind)
         except RecursionError:
             return msgspec.json.decode(without_deep_values(bytes(text), DEEPEST), type=kind)
-    except msgspec.DecodeError as error:  # a proxy in between, or an object that is none
-        raise Unanswered(f"What the API server answered is no {kind.__name__}: {error}") from None
+    except msgspec.DecodeError as error:  # from a proxy in between, or of a malformed object
+        raise NoResponseError(f"What the API server answered is no {kind.__name__}: {error}") from None
 
 
-def _refusal(status: int, text: bytes) -> ApiError:
+def _error_of(status: int, text: bytes) -> ApiError:
     try:
-        told = msgspec.json.decode(text, type=_Status)
+        refusal = msgspec.json.decode(text, type=_Status)
     except (msgspec.DecodeError, RecursionError):
-        told = _Status(message=text[:200].decode(errors="replace"))
-    return ApiError(told.code or status, told.reason, told.message)
+        refusal = _Status(message=text[:200].decode(errors="replace"))
+    return ApiError(refusal.code or status, refusal.reason, refusal.message)

@@ -1,6 +1,6 @@
-"""Objects as they are now: listed page by page, then watched; whatever breaks, it goes on or begins anew.
+"""List-watch informer: lists a collection page by page, then watches it; after an error it resumes or lists again.
 
-What is not in a list has ended, for a list is a consistent read: so a deletion is known even if nobody was told of it.
+A list is a consistent read, so a known object that is missing in it was deleted, even if no event reported that.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 
 from msgspec.structs import replace
 
-from rota.kube.client.api import Api, ApiError, Params, Unanswered
+from rota.kube.client.api import Api, ApiError, NoResponseError, Params
 from rota.kube.client.objects import Metadata
 from rota.kube.client.paths import collection_path
 
@@ -20,19 +20,19 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
 _log = logging.getLogger(__name__)
 
 
-class Named(Protocol):
+class HasMetadata(Protocol):
     """An object with metadata."""
 
     @property
     def metadata(self) -> Metadata:
-        """Who it is."""
+        """Its name, uid and version."""
 
 
-T = TypeVar("T", bound=Named)
+T = TypeVar("T", bound=HasMetadata)
 
 
-class Follower(Generic[T]):
-    """One list and watch; `seen` and `gone` are told of what is there and of what is not any more."""
+class Informer(Generic[T]):
+    """Lists and watches one collection; calls `seen` for each object that exists, and `gone` for each deleted one."""
 
     def __init__(
         self,
@@ -43,29 +43,26 @@ class Follower(Generic[T]):
         *,
         seen: Callable[[T], None],
         gone: Callable[[T], None],
-        kept: Callable[[T], T] = lambda it: it,
+        kept: Callable[[T], T] = lambda item: item,
         params: Params | None = None,
     ) -> None:
-        """Do nothing before `run`; an empty namespace stands for all of them.
-
-        `kept` returns what `gone` is told of an object that is missing in a list: the follower keeps that of each.
-        """
+        """`kept` returns the part of an object that is cached: `gone` gets it if the object is missing in a list."""
         self.resource = resource
-        self.namespace = namespace
+        self.namespace = namespace  # empty: all
         self.path = collection_path(resource, namespace)
         self._api, self._kind, self._params = api, kind, params
         self._seen, self._gone, self._kept = seen, gone, kept
         self._known: dict[tuple[str, str], T] = {}
-        self._version = ""  # from which a watch goes on; none: everything is listed first
-        self.refused = False  # it is not ours to see
-        self.listed = asyncio.Event()  # all that was there when we began has been told
-        self.heard = asyncio.get_running_loop().time()  # when the server last said something
+        self._version = ""  # at which a watch resumes; empty: list first
+        self.refused = False  # whether the operator may not list it
+        self.listed = asyncio.Event()  # set when all objects of the first list have been handled
+        self.heard = asyncio.get_running_loop().time()  # time of the server's last message
 
     async def run(self) -> None:
-        """Follow for ever."""
+        """List and watch until cancelled."""
         pause = FIRST_PAUSE
         while True:
-            before, failed = self.heard, True
+            heard_before, failed = self.heard, True
             try:
                 self._version = self._version or await self.relist()
                 await self._watch()
@@ -74,81 +71,81 @@ class Follower(Generic[T]):
                 if not error.expired:
                     _log.warning("%s cannot be followed: %s", self.path, error)
                 self._version = ""
-            except Unanswered as error:
+            except NoResponseError as error:
                 _log.info("%s", error)
-            except Exception:  # noqa: BLE001 - without this watch the operator would see nothing any more
+            except Exception:  # noqa: BLE001 - if it ended here, the operator would see no more events
                 _log.exception("%s cannot be followed; it is listed again", self.path)
                 self._version = ""
-            pause = FIRST_PAUSE if self.heard > before else min(2 * pause, LONGEST_PAUSE)
-            if failed or self.heard == before:
+            pause = FIRST_PAUSE if self.heard > heard_before else min(2 * pause, LONGEST_PAUSE)
+            if failed or self.heard == heard_before:
                 await asyncio.sleep(pause)
 
     async def relist(self) -> str:
-        """Read everything anew; return the version to go on from."""
-        here: set[tuple[str, str]] = set()
+        """List the collection and report deletions; return the version from which to watch."""
+        listed_keys: set[tuple[str, str]] = set()
         version = ""
         try:
             async with aclosing(self._api.pages(self.path, self._kind, self._params)) as pages:
                 async for page in pages:
                     self._word()
                     version = page.version
-                    for it in page.objects:
-                        here.add(it.metadata.key)
-                        self._learn(it)
+                    for item in page.objects:
+                        listed_keys.add(item.metadata.key)
+                        self._learn(item)
         except ApiError as error:
-            self.refused = self.refused or error.forbidden  # other errors say nothing of rights
+            self.refused = self.refused or error.forbidden  # other errors do not concern rights
             raise
         self.refused = False
-        for key, known in list(self._known.items()):
-            if key not in here:
-                self._lose(_as_of(known, version))
+        for key, cached in list(self._known.items()):
+            if key not in listed_keys:
+                self._lose(_as_of(cached, version))
         self.listed.set()
         return version
 
     async def _watch(self) -> None:
-        async with aclosing(self._api.watch(self.path, self._kind, self._version, self._params)) as told:
-            async for what, it, at in told:
+        async with aclosing(self._api.watch(self.path, self._kind, self._version, self._params)) as events:
+            async for event_type, item, version in events:
                 self._word()
-                self._version = at
-                if it is None:
+                self._version = version
+                if item is None:
                     continue
-                if what == "DELETED":
-                    self._lose(it)
+                if event_type == "DELETED":
+                    self._lose(item)
                 else:
-                    self._learn(it)
+                    self._learn(item)
 
-    def _learn(self, it: T) -> None:
-        known = self._known.get(it.metadata.key)
-        if known and known.metadata.uid != it.metadata.uid:
-            self._lose(known)
-        self._known[it.metadata.key] = self._kept(it)
-        self._tell(self._seen, it)
+    def _learn(self, item: T) -> None:
+        cached = self._known.get(item.metadata.key)
+        if cached and cached.metadata.uid != item.metadata.uid:
+            self._lose(cached)
+        self._known[item.metadata.key] = self._kept(item)
+        self._tell(self._seen, item)
 
-    def _lose(self, it: T) -> None:
-        self._known.pop(it.metadata.key, None)
-        self._tell(self._gone, it)
+    def _lose(self, item: T) -> None:
+        self._known.pop(item.metadata.key, None)
+        self._tell(self._gone, item)
 
-    def _tell(self, handler: Callable[[T], None], it: T) -> None:
-        """Call a handler; one object that it fails for keeps no other from being seen."""
+    def _tell(self, handler: Callable[[T], None], item: T) -> None:
+        """Call a handler; if it fails for one object, the others are still handled."""
         try:
-            handler(it)
-        except Exception:  # noqa: BLE001 - of one object
-            _log.exception("%s: %s/%s cannot be handled", self.path, *it.metadata.key)
+            handler(item)
+        except Exception:  # noqa: BLE001 - concerns one object
+            _log.exception("%s: %s/%s cannot be handled", self.path, *item.metadata.key)
 
     def _word(self) -> None:
         self.heard = asyncio.get_running_loop().time()
 
 
-def _as_of(it: T, version: str) -> T:
-    """Return an object that a list does not have any more, with the version of that list.
+def _as_of(item: T, version: str) -> T:
+    """Return an object that is missing in a list, with the version of that list.
 
-    Events may have been missed: then it was written after it was last seen, perhaps by this operator.
+    Events may have been missed, so the object may have been written since it was cached, perhaps by this operator.
     """
-    deleted: Any = it
-    return cast("T", replace(deleted, metadata=replace(it.metadata, resource_version=version)))
+    deleted: Any = item
+    return cast("T", replace(deleted, metadata=replace(item.metadata, resource_version=version)))
 
 
-def counted(following: Sequence[Follower[Any]]) -> list[Follower[Any]]:
-    """Leave out namespaces that are gone, or not ours any more, as long as there are others."""
-    refused = {it.namespace for it in following if it.refused}
-    return [it for it in following if it.namespace not in refused] or [*following]
+def without_refused_namespaces(informers: Sequence[Informer[Any]]) -> list[Informer[Any]]:
+    """Leave out namespaces that are deleted or forbidden, unless all are."""
+    refused = {informer.namespace for informer in informers if informer.refused}
+    return [informer for informer in informers if informer.namespace not in refused] or [*informers]

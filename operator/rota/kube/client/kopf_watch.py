@@ -1,6 +1,6 @@
-"""What kopf runs: it watches groups and policies and hands on what it sees; it writes nothing.
+"""kopf's handlers and settings: kopf watches groups and policies and passes events on; it writes nothing.
 
-Only `on.event`: no finalizer keeps an object, no annotation is left on one, no log line becomes an Event.
+Only `on.event` is used: no finalizer delays a deletion, no annotation is added, no log line becomes an Event.
 """
 
 import asyncio
@@ -20,8 +20,6 @@ from rota.kube.client.objects import Custom
 from rota.kube.client.paths import GROUPS, POLICIES
 
 VERSION = "rota.dev/v1alpha1"
-
-
 REOPEN_SECONDS = 10.0  # between two sessions: kopf asks for one after each 401
 END_SECONDS = 20.0  # for all tasks of kopf to end
 RECANCEL_SECONDS = 1.0
@@ -32,12 +30,12 @@ _KOPF_FOLDER = f"{Path(kopf.__file__).parent}{os.sep}"
 
 
 def registry(login: Login, groups: tuple[Told, Told], policies: tuple[Told, Told]) -> kopf.OperatorRegistry:
-    """Return handlers that pass on groups and policies that change or are deleted; kopf asks with this login."""
-    found = kopf.OperatorRegistry()
-    kopf.on.login(registry=found)(_session_opener(login))
-    for kind, (seen, gone) in ((GROUPS, groups), (POLICIES, policies)):
-        kopf.on.event(VERSION, kind, registry=found, id=kind)(_handler(seen, gone))
-    return found
+    """Return kopf's handlers, which pass on changed and deleted groups and policies; kopf connects by this login."""
+    handlers = kopf.OperatorRegistry()
+    kopf.on.login(registry=handlers)(_session_opener(login))
+    for resource, (on_upsert, on_delete) in ((GROUPS, groups), (POLICIES, policies)):
+        kopf.on.event(VERSION, resource, registry=handlers, id=resource)(_handler(on_upsert, on_delete))
+    return handlers
 
 
 def _session_opener(login: Login) -> Callable[..., Any]:
@@ -54,10 +52,10 @@ def _session_opener(login: Login) -> Callable[..., Any]:
     return open_session
 
 
-def _handler(seen: Told, gone: Told) -> Callable[..., Any]:
+def _handler(on_upsert: Told, on_delete: Told) -> Callable[..., Any]:
     async def told(event: Mapping[str, Any], **_: Any) -> None:
-        it = msgspec.convert(dict(event["object"]), Custom)
-        (gone if event["type"] == "DELETED" else seen)(it)
+        custom = msgspec.convert(dict(event["object"]), Custom)
+        (on_delete if event["type"] == "DELETED" else on_upsert)(custom)
 
     return told
 
@@ -65,8 +63,8 @@ def _handler(seen: Told, gone: Told) -> Callable[..., Any]:
 async def run_tasks(root_tasks: Collection[Task]) -> None:
     """Wait until one of kopf's root tasks ends, end all tasks of kopf, and raise the error of the first one, if any.
 
-    `kopf.run_tasks` takes every task that began after it for its own: it would wait 5 s for the operator's tasks,
-    cancel them, and raise the error of one that had failed. And it may wait for ever (see `_end_tasks`).
+    `kopf.run_tasks` takes every task that started after it for its own: it would wait 5 s for the operator's tasks,
+    cancel them, and raise the error of a failed one. It may also wait for ever (see `_end_tasks`).
     """
     try:
         done, _ = await asyncio.wait(root_tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -101,26 +99,26 @@ def _is_kopfs(task: Task) -> bool:
 
 
 def settings() -> kopf.OperatorSettings:
-    """Return how kopf shall run: quick to notice that a watch is dead, silent in the cluster, quick to end."""
-    found = kopf.OperatorSettings()
-    found.peering.standalone = True  # who leads is our own business
-    found.posting.enabled = False
-    found.scanning.disabled = True
-    found.watching.server_timeout = 300
-    found.watching.client_timeout = 330
-    found.watching.connect_timeout = 10
-    found.watching.inactivity_timeout = 70
-    found.watching.reconnect_backoff = 0.5
-    found.networking.request_timeout = 30
-    found.networking.connect_timeout = 5
-    found.networking.enforce_retry_after = True
+    """Return kopf's settings: detect a dead watch soon, write nothing to the cluster, end quickly."""
+    kopf_settings = kopf.OperatorSettings()
+    kopf_settings.peering.standalone = True  # leaders are elected by `leader_election`
+    kopf_settings.posting.enabled = False
+    kopf_settings.scanning.disabled = True
+    kopf_settings.watching.server_timeout = 300
+    kopf_settings.watching.client_timeout = 330
+    kopf_settings.watching.connect_timeout = 10
+    kopf_settings.watching.inactivity_timeout = 70
+    kopf_settings.watching.reconnect_backoff = 0.5
+    kopf_settings.networking.request_timeout = 30
+    kopf_settings.networking.connect_timeout = 5
+    kopf_settings.networking.enforce_retry_after = True
     # kopf keeps a worker for each object until no event of it has come for idle_timeout: at most worker_limit /
     # idle_timeout objects pass in a second.
-    found.queueing.worker_limit = 500
-    found.queueing.idle_timeout = 0.05
-    found.queueing.error_delays = [1, 2, 4, 8, 15, 30]
-    found.background.cancellation_polling = 5
-    found.process.ultimate_exiting_timeout = 25
-    found.persistence.finalizer = "rota.dev/none"  # there is none; but were there one, it would be ours
-    found.persistence.consistency_timeout = 0
-    return found
+    kopf_settings.queueing.worker_limit = 500
+    kopf_settings.queueing.idle_timeout = 0.05
+    kopf_settings.queueing.error_delays = [1, 2, 4, 8, 15, 30]
+    kopf_settings.background.cancellation_polling = 5
+    kopf_settings.process.ultimate_exiting_timeout = 25
+    kopf_settings.persistence.finalizer = "rota.dev/none"  # no handler sets one; if one did, it would have Rota's name
+    kopf_settings.persistence.consistency_timeout = 0
+    return kopf_settings

@@ -1,4 +1,4 @@
-"""Who leads: whoever holds the Lease. It only saves work: what two leaders write is refused by objects' versions."""
+"""Leader election by a Lease. It only saves work: resource versions reject conflicting writes of two leaders."""
 
 import asyncio
 import logging
@@ -9,21 +9,21 @@ from typing import Any
 
 import msgspec
 
-from rota.kube.client.api import Api, ApiError, Unanswered
+from rota.kube.client.api import Api, ApiError, NoResponseError
 from rota.kube.client.objects import Metadata
 from rota.kube.client.paths import collection_path, object_path
 from rota.spec.names import is_dns_subdomain
 from rota.timestamps import format_time
 
-SAID = 60.0  # seconds between two complaints of the same trouble
-# An annotation with the uid of the holder's pod: where no such pod exists any more, the Lease is free. An operator
-# outside a pod sets none, and others wait until its Lease expires.
+SAID = 60.0  # seconds between two log lines about the same problem
+# An annotation with the uid of the holder's pod: if that pod does not exist any more, the Lease is free. An operator
+# outside a pod sets none, and other candidates wait until its Lease expires.
 POD_UID = "rota.dev/pod-uid"
 PAGE_AUTH = "rota.dev/page-auth"  # an annotation with the holder's --page-auth, if it authenticates its users
 KUBERNETES = "Kubernetes"  # its value for users of the cluster
 CHECK_HOLDER_SECONDS = 3.0  # check the holder's pod once the Lease has not been renewed for this long
-LIVES, RENEW_UNTIL = 15, 10.0  # seconds: of the Lease; to renew it in
-RENEW, LOOK = 2.0, 0.5  # seconds between two renewals; between two looks of those who wait for its end
+LIVES, RENEW_UNTIL = 15, 10.0  # seconds: duration of the Lease; limit after which an unrenewed leader steps down
+RENEW, LOOK = 2.0, 0.5  # seconds between renewals by the leader; between reads by the other candidates
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class PodMetadata(msgspec.Struct, frozen=True):
 
 
 class Leader:
-    """One candidate; `leads` is told of every change."""
+    """One candidate of the election; `leads` is called at each change of its leadership."""
 
     def __init__(
         self,
@@ -66,24 +66,24 @@ class Leader:
     ) -> None:
         """Take part in the election only after `run`; in a pod, `me` is its name.
 
-        `annotations` returns those of the Lease while it is ours; it is called at each renewal.
+        `annotations` is called at each renewal, and returns the annotations that the leader sets on the Lease.
         """
         self._api, self._me, self._leads, self._annotations = api, me, leads, annotations
         self._namespace = namespace
         self._collection = collection_path("leases", namespace)
         self._path = object_path("leases", namespace, name)
         self._name = name
-        self._seen: tuple[str | None, str | None] = (None, None)  # holder and time, as they last changed
-        self._changed = 0.0  # and when we saw that: clocks of machines differ
-        self._free = math.inf  # when nobody will hold it, if it is not renewed
-        self._until = 0.0  # we lead until then, unless it is renewed
-        self._refused = False  # whether the last look was: to look again at once helps nobody
+        self._seen: tuple[str | None, str | None] = (None, None)  # holder and renew time
+        self._changed = 0.0  # when these last changed, by this machine's clock: clocks differ
+        self._free = math.inf  # when another holder's Lease expires unless renewed
+        self._until = 0.0  # end of this candidate's leadership unless renewed
+        self._refused = False  # whether the last request was refused: then an early retry is useless
         self._said, self._said_at = "", -math.inf
         self.leading = False
-        self._others: Mapping[str, str] = {}  # the annotations of the Lease, while another candidate holds it
+        self._others: Mapping[str, str] = {}  # annotations of the Lease while another candidate holds it
 
     async def run(self) -> None:
-        """Seek to lead, and lead, for ever; who is stopped gives the Lease back."""
+        """Compete for the Lease and renew it until cancelled, then release it."""
         try:
             while True:
                 await self._look()
@@ -107,7 +107,7 @@ class Leader:
         try:
             async with asyncio.timeout(RENEW_UNTIL / 2):
                 held = await self._take()
-        except (ApiError, Unanswered, TimeoutError) as error:
+        except (ApiError, NoResponseError, TimeoutError) as error:
             self._refused = isinstance(error, ApiError)
             self._complain(str(error) or "the API server is slow")
             if self.leading and self._now > self._until:
@@ -119,13 +119,13 @@ class Leader:
         self._lead(leads=held)
 
     def _complain(self, why: str) -> None:
-        """Say what is wrong; where it stays so, now and then."""
+        """Log a problem; if it persists, only once in a while."""
         if why != self._said or self._now - self._said_at >= SAID:
             self._said, self._said_at = why, self._now
             _log.warning("The Lease %s could not be renewed: %s", self._path, why)
 
     async def _take(self) -> bool:
-        """Renew our Lease, or take one that nobody holds; return whether it is ours."""
+        """Renew the own Lease, or acquire a free one; return whether this candidate holds it."""
         lease = await self._read()
         if lease is None:
             return await self._write(None, LeaseSpec())
@@ -184,7 +184,7 @@ class Leader:
                 body["metadata"]["resourceVersion"] = lease.metadata.resource_version
                 await self._api.replace(self._path, body, Lease)
         except ApiError as error:
-            if error.conflict:  # somebody else was quicker
+            if error.conflict:  # another candidate was quicker
                 return False
             raise
         return True
@@ -196,14 +196,14 @@ class Leader:
             self._leads(leads)
 
     async def _give_back(self) -> None:
-        """Let another one lead at once."""
+        """Release the Lease, so that another candidate can lead at once."""
         try:
-            async with asyncio.timeout(RENEW_UNTIL):  # who has much to do when it ends is slow
+            async with asyncio.timeout(RENEW_UNTIL):  # much other work at shutdown may slow this down
                 lease = await self._read()
                 if lease and lease.spec.holder_identity == self._me:
                     at = format_time(time.time(), "microseconds")
                     spec = {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": at}
                     metadata = {"name": self._name, "resourceVersion": lease.metadata.resource_version}
                     await self._api.replace(self._path, {"metadata": metadata, "spec": spec}, Lease)
-        except (ApiError, Unanswered, TimeoutError) as error:
+        except (ApiError, NoResponseError, TimeoutError) as error:
             _log.info("The Lease was not given back: %s", error)

@@ -1,4 +1,4 @@
-"""Kubernetes' objects, as much of them as is used: what is not named here is never kept."""
+"""Types of Kubernetes objects, with the fields that the operator uses; no other field is kept in memory."""
 
 import re
 from collections.abc import Container, Mapping
@@ -14,11 +14,11 @@ from rota.model import Poke
 
 GROUP_LABEL = "rota.dev/group"
 POKE = "rota.dev/generation"
-KEY_MARK = "rota.dev/key"  # which key a pod should have: a change of it lets the kubelet look at what is mounted
-WISH = "rota.dev/wish"  # on a Deployment: what its pods were asked to be, the sidecar's version aside
+KEY_MARK = "rota.dev/key"  # fingerprint of a pod's key; a change makes the kubelet refresh mounted volumes
+WISH = "rota.dev/wish"  # on a Deployment: digest of the desired template and sidecar, without the sidecar's version
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
-DOCUMENTS = "/etc/rota"  # where it has the group's record
-KEY = "/etc/rota-key"  # where it has the group's key
+DOCUMENTS = "/etc/rota"  # where the sidecar mounts the group's assignment
+KEY = "/etc/rota-key"  # where the sidecar mounts the group's key
 REPORT_PORT = 9911  # of probes and metrics; of reports and drains, too, if it has no control port
 CONTROL_PORT = 9913
 CONTROL = "rota-control"  # the name of the control port in a pod's spec
@@ -28,11 +28,11 @@ MAX_DEPLOYMENT_BYTES = 2 * MAX_SPEC_BYTES  # of a Deployment's spec: a group's t
 MAX_LABELS = 100  # of an object that are kept
 Key = tuple[str, str]  # of an object: its namespace and name
 
-_RECORD = "-rota"  # ends the record's name
+_RECORD = "-rota"  # suffix of the name of an assignment's ConfigMap
 
 
 def record_of(group: str) -> str:
-    """Return the name of a group's record."""
+    """Return the name of the ConfigMap with a group's assignment."""
     return group + _RECORD
 
 
@@ -49,7 +49,7 @@ class Owner(Struct, frozen=True, rename="camel"):
 
 
 class Metadata(Struct, frozen=True, rename="camel"):
-    """What every object has."""
+    """Metadata of any object."""
 
     name: str
     uid: str = ""
@@ -69,16 +69,16 @@ class Metadata(Struct, frozen=True, rename="camel"):
 
     @property
     def version(self) -> int:
-        """Its version as a number, which only grows: what is seen by several ways comes in any order."""
+        """The resource version as a number, which only grows: it orders states that arrive from several watches."""
         return int(self.resource_version) if self.resource_version.isdecimal() else 0
 
     @property
     def group(self) -> tuple[str, str]:
-        """The group whose label it carries."""
+        """The namespace and name of the group in its label."""
         return self.namespace, self.labels.get(GROUP_LABEL, "")
 
     def owned_by(self, uid: str) -> bool:
-        """Whether an object of that uid made it."""
+        """Whether the object with this uid controls it."""
         return any(owner.controller and owner.uid == uid for owner in self.owner_references)
 
 
@@ -144,16 +144,16 @@ _ANNOTATIONS_OF_PODS = frozenset({POKE, KEY_MARK, DELETION_COST})
 
 def _sidecar_only(spec: _PodSpec) -> _PodSpec:
     """Return the part of a pod's spec that concerns the sidecar and its ConfigMap."""
-    init_containers = [_used_of(it) for it in spec.init_containers if it.name == SIDECAR]
-    containers = [_used_of(it) for it in spec.containers if it.name == SIDECAR]
-    mounted = {mount.name for it in [*init_containers, *containers] for mount in it.volume_mounts}
-    volumes = [it for it in spec.volumes if it.name in mounted]
+    init_containers = [_used_of(container) for container in spec.init_containers if container.name == SIDECAR]
+    containers = [_used_of(container) for container in spec.containers if container.name == SIDECAR]
+    mounted = {mount.name for container in [*init_containers, *containers] for mount in container.volume_mounts}
+    volumes = [volume for volume in spec.volumes if volume.name in mounted]
     return replace(spec, init_containers=init_containers, containers=containers, volumes=volumes)
 
 
 def _used_of(sidecar: _Container) -> _Container:
-    mounts = [it for it in sidecar.volume_mounts if it.mount_path in {DOCUMENTS, KEY}]
-    return replace(sidecar, volume_mounts=mounts, ports=[it for it in sidecar.ports if it.name == CONTROL])
+    mounts = [mount for mount in sidecar.volume_mounts if mount.mount_path in {DOCUMENTS, KEY}]
+    return replace(sidecar, volume_mounts=mounts, ports=[port for port in sidecar.ports if port.name == CONTROL])
 
 
 class Pod(Struct, frozen=True):
@@ -164,7 +164,7 @@ class Pod(Struct, frozen=True):
     status: PodStatus = PodStatus()
 
     def __post_init__(self) -> None:
-        """Drop what is not used."""
+        """Drop unused fields, to save memory."""
         force_setattr(self, "metadata", _without_unused(self.metadata, _ANNOTATIONS_OF_PODS))
         force_setattr(self, "spec", _sidecar_only(self.spec))
         force_setattr(self, "status", status_of_sidecar(self.status))
@@ -175,26 +175,26 @@ class Pod(Struct, frozen=True):
 
     @property
     def control_port(self) -> int:
-        """Where its sidecar takes requests for reports and drains.
+        """The port at which the sidecar takes requests for reports and drains.
 
         With hostNetwork, a port in the spec does not count: a tenant could name any port of the node.
         """
-        named = [port.container_port for it in self._sidecars for port in it.ports if port.name == CONTROL]
+        named = [port.container_port for sidecar in self._sidecars for port in sidecar.ports if port.name == CONTROL]
         if named and not self.spec.host_network:
             return named[0]
         return CONTROL_PORT if self.has_key else REPORT_PORT
 
     @property
     def has_key(self) -> bool:
-        """Whether its sidecar mounts the group's key: then what is not signed with it proves nothing."""
-        return any(mount.mount_path == KEY for it in self._sidecars for mount in it.volume_mounts)
+        """Whether the sidecar mounts the group's key: then a report that is not signed with it proves nothing."""
+        return any(mount.mount_path == KEY for sidecar in self._sidecars for mount in sidecar.volume_mounts)
 
     @property
     def works_for(self) -> str:
-        """The group whose record its sidecar reads, whatever its label says; none, if it carries no sidecar."""
-        mounts = [mount for it in self._sidecars for mount in it.volume_mounts]
+        """The group of the assignment that the sidecar mounts; the label may differ. Empty without a sidecar."""
+        mounts = [mount for sidecar in self._sidecars for mount in sidecar.volume_mounts]
         shown = {mount.name for mount in mounts if mount.mount_path == DOCUMENTS}
-        records = [it.config_map.name for it in self.spec.volumes if it.name in shown]
+        records = [volume.config_map.name for volume in self.spec.volumes if volume.name in shown]
         return next((name.removesuffix(_RECORD) for name in records if name.endswith(_RECORD)), "")
 
     @property
@@ -204,38 +204,38 @@ class Pod(Struct, frozen=True):
 
     @property
     def started(self) -> bool:
-        """Whether its sidecar has ever run; what happens to it later does not take that back."""
-        return any(it.has_run for it in self.status.of_sidecar)
+        """Whether the sidecar has ever run, even if it has stopped since."""
+        return any(container.has_run for container in self.status.of_sidecar)
 
     @property
     def ready(self) -> bool:
-        """Whether Kubernetes finds it ready."""
-        return any(it.type == "Ready" and it.status == "True" for it in self.status.conditions)
+        """Whether the pod's condition Ready is true."""
+        return any(condition.type == "Ready" and condition.status == "True" for condition in self.status.conditions)
 
     @property
     def obstacle(self) -> str:
-        """What keeps its containers from running; empty if nothing does."""
+        """Why its containers cannot run; empty if nothing prevents them."""
         return self.status.obstacle
 
     @property
     def terminating(self) -> bool:
-        """Whether it was told to go."""
+        """Whether its deletion was requested."""
         return self.metadata.deletion_timestamp is not None
 
     @property
     def ended(self) -> bool:
-        """Whether all of it has stopped for good."""
+        """Whether all its containers have stopped for good."""
         return self.status.phase in {"Succeeded", "Failed"}
 
     @property
     def stopped(self) -> bool:
-        """Whether its sidecar has, and is not started again."""
-        terminated = any(it.state.terminated is not None for it in self.status.of_sidecar)
+        """Whether its sidecar has stopped for good."""
+        terminated = any(container.state.terminated is not None for container in self.status.of_sidecar)
         return self.ended or (self.terminating and terminated)
 
     @property
     def may_run(self) -> bool:
-        """Whether its sidecar has begun, and nothing shows that it is over."""
+        """Whether its sidecar has started, and nothing shows that it has stopped."""
         return self.started and not self.stopped
 
     @property
@@ -254,30 +254,30 @@ class Pod(Struct, frozen=True):
 
     @property
     def poke(self) -> Poke:
-        """What it was last poked with."""
+        """The last poke that was written to its annotations."""
         return poke_of(self.metadata.annotations)
 
     @property
     def cost(self) -> str:
-        """What Kubernetes is told that its end costs."""
+        """Its pod deletion cost."""
         return self.metadata.annotations.get(DELETION_COST, "0")
 
 
 def poke_of(annotations: Mapping[str, str]) -> Poke:
-    """Return what a pod's annotations say of its last poke; what somebody else wrote there counts as nothing."""
-    found = re.fullmatch(r"(\d{1,16})-(\d{1,9})", annotations.get(POKE, ""), re.ASCII)
-    return Poke(int(found[1]), int(found[2])) if found else Poke()
+    """Return the last poke in a pod's annotations; an invalid value counts as no poke."""
+    match = re.fullmatch(r"(\d{1,16})-(\d{1,9})", annotations.get(POKE, ""), re.ASCII)
+    return Poke(int(match[1]), int(match[2])) if match else Poke()
 
 
 class ConfigMap(Struct, frozen=True, rename="camel", weakref=True):
-    """The record of who owns what, or an object of its name that is not ours."""
+    """The stored assignment of a group, or an object of that name that Rota did not create."""
 
     metadata: Metadata
     data: dict[str, str] = {}
     binary_data: dict[str, bytes] = {}
 
     def __post_init__(self) -> None:
-        """Drop what is not used."""
+        """Drop unused fields, to save memory."""
         force_setattr(self, "metadata", _without_unused(self.metadata, ()))
         force_setattr(self, "data", {key: self.data[key] for key in (PLAIN, SETTINGS) if key in self.data})
         packed = self.binary_data.get(PACKED)
@@ -285,18 +285,18 @@ class ConfigMap(Struct, frozen=True, rename="camel", weakref=True):
 
     @property
     def bytes_kept(self) -> int:
-        """How much memory its contents take."""
+        """The size of its contents in memory."""
         return sum(map(len, self.data.values())) + sum(map(len, self.binary_data.values()))
 
 
 class Deployment(Struct, frozen=True):
-    """A fleet that Rota runs; `spec` is its JSON, which takes a tenth of the memory of the objects it stands for."""
+    """A Deployment that Rota manages; `spec` is its JSON, which takes a tenth of the memory of the decoded objects."""
 
     metadata: Metadata
     spec: msgspec.Raw = msgspec.Raw(b"null")
 
     def __post_init__(self) -> None:
-        """Drop what is not used; without the copy, `spec` would keep the whole response it was read from."""
+        """Drop unused fields; without the copy, `spec` would keep the whole response in memory."""
         force_setattr(self, "metadata", _without_unused(self.metadata, {WISH}))
         force_setattr(
             self, "spec", self.spec.copy() if len(bytes(self.spec)) <= MAX_DEPLOYMENT_BYTES else msgspec.Raw(b"")
@@ -309,7 +309,7 @@ class Deployment(Struct, frozen=True):
 
 
 class Custom(Struct, frozen=True):
-    """A ConsumerGroup or a RebalancePolicy; what is in it is read by `rota.spec`."""
+    """A ConsumerGroup or a RebalancePolicy; `rota.spec` parses its spec."""
 
     metadata: Metadata
     spec: Any = None
@@ -317,21 +317,21 @@ class Custom(Struct, frozen=True):
     too_large_bytes: int = 0  # of a spec that was not kept
 
     def __post_init__(self) -> None:
-        """Drop what is not used."""
+        """Drop unused fields, to save memory."""
         force_setattr(self, "metadata", _without_unused(self.metadata, ()))
         if (size := len(msgspec.json.encode(self.spec))) > MAX_SPEC_BYTES:
             force_setattr(self, "spec", None)
             force_setattr(self, "too_large_bytes", size)
 
-    def has_spec_of(self, other: "Custom | None") -> bool:
+    def has_spec_of(self, previous: "Custom | None") -> bool:
         """Whether another version of the same object differs in metadata and status at most."""
-        if other is None or other.metadata.uid != self.metadata.uid:
+        if previous is None or previous.metadata.uid != self.metadata.uid:
             return False
-        return (other.spec, other.too_large_bytes) == (self.spec, self.too_large_bytes)
+        return (previous.spec, previous.too_large_bytes) == (self.spec, self.too_large_bytes)
 
     @property
     def policy(self) -> str:
-        """The name of the policy that a group refers to, whatever is written there."""
+        """The name of the policy that a group refers to; empty if the reference is missing or malformed."""
         reference = self.spec.get("policyRef") if isinstance(self.spec, dict) else None
         name = reference.get("name") if isinstance(reference, dict) else None
         return name if isinstance(name, str) else ""

@@ -1,7 +1,7 @@
 """Paths of the Kubernetes API. No other module builds one.
 
-Names reach the operator from objects that tenants write. A name such as `../../other/secrets/admin` must not lead to
-another object, so each segment is checked as what it stands for before it becomes part of a path.
+Names come from objects that tenants write. A name such as `../../other/secrets/admin` must not lead to another object,
+so each segment is checked, as a namespace, name or port, before it becomes part of a path.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""The status of a pod, as far as it concerns the sidecar."""
+"""Pod status, reduced to the fields that concern the sidecar."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,9 +10,9 @@ from rota.model import plain
 from rota.timestamps import parse_time
 
 SIDECAR = "rota-sidecar"  # its container's name
-MAX_OBSTACLE = 200  # characters of what keeps a pod from running
+MAX_OBSTACLE = 200  # characters
 
-_NORMAL_WAITING_REASONS = {"", "ContainerCreating", "PodInitializing"}  # what each container waits for when it starts
+_NORMAL_WAITING_REASONS = {"", "ContainerCreating", "PodInitializing"}  # of any container that starts
 
 
 class _Waiting(Struct, frozen=True):
@@ -66,7 +66,7 @@ class _Condition(Struct, frozen=True):
 
 
 class PodStatus(Struct, frozen=True, rename="camel"):
-    """What the kubelet says of a pod."""
+    """The status that the kubelet reports of a pod."""
 
     phase: str = ""
     pod_ip: str = field(default="", name="podIP")
@@ -77,13 +77,13 @@ class PodStatus(Struct, frozen=True, rename="camel"):
 
     @property
     def of_sidecar(self) -> list[_ContainerStatus]:
-        """The status of the sidecar's container, wherever it stands."""
+        """The status of the sidecar's container, in either list of containers."""
         return [it for it in (*self.init_container_statuses, *self.container_statuses) if it.name == SIDECAR]
 
     @property
     def process_ended(self) -> float:
         """When a process of the sidecar ended last, in seconds since 1970 by its node's clock; 0: none has."""
-        ends = [state.terminated for it in self.of_sidecar for state in (it.state, it.last_state)]
+        ends = [state.terminated for container in self.of_sidecar for state in (container.state, container.last_state)]
         times = [parse_time(end.finished_at) for end in ends if end]
         return max((at for at in times if at is not None), default=0.0)
 
@@ -92,7 +92,7 @@ def status_of_sidecar(status: PodStatus) -> PodStatus:
     """Return the part of the status that is used."""
     return replace(
         status,
-        conditions=[replace(it, message="") for it in status.conditions if it.type == "Ready"],
+        conditions=[replace(condition, message="") for condition in status.conditions if condition.type == "Ready"],
         init_container_statuses=[it for it in status.init_container_statuses if it.name == SIDECAR],
         container_statuses=[it for it in status.container_statuses if it.name == SIDECAR],
         obstacle=_obstacle(status),
@@ -101,5 +101,5 @@ def status_of_sidecar(status: PodStatus) -> PodStatus:
 
 def _obstacle(status: PodStatus) -> str:
     containers = [*status.init_container_statuses, *status.container_statuses]
-    obstacles = [*(it.obstacle for it in status.conditions), *(it.obstacle for it in containers)]
+    obstacles = [*(source.obstacle for source in status.conditions), *(source.obstacle for source in containers)]
     return status.obstacle or next(filter(None, obstacles), "")

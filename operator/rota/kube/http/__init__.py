@@ -1,4 +1,4 @@
-"""What the operator answers over HTTP: the page, its JSON and events, metrics and probes; read-only.
+"""The operator's HTTP server, read-only: the page, its JSON and events, metrics and probes.
 
-May know all packages of kube but `operator.py`, which starts it.
+May import all packages of kube except `operator.py`, which starts the server.
 """

@@ -1,4 +1,4 @@
-"""Server-sent events of the page: each stream is woken when a group that it shows has changed."""
+"""Broadcasts changes of groups to the page's streams of server-sent events."""
 
 import asyncio
 from collections.abc import Iterator
@@ -8,11 +8,11 @@ from aiohttp import web
 
 from rota.kube.client.objects import Key
 
-MAX_STREAMS = 64  # of events; a further one ends the oldest, whose page connects again
+MAX_STREAMS = 64  # a further stream ends the oldest one; the page of that one reconnects
 
 
 class Listener:
-    """A stream of events about all groups, or about one."""
+    """One stream's subscription to changes, of all groups or of one group."""
 
     def __init__(self, only: Key | None) -> None:
         self.ended = False
@@ -21,8 +21,8 @@ class Listener:
         self._awake = asyncio.Event()
 
     def tell(self, groups: tuple[Key, ...]) -> None:
-        """Note what changed; of no group: the operator itself."""
-        mine = [it for it in groups if self._only in {None, it}]
+        """Record changed groups and wake the stream; an empty tuple means that the operator itself changed."""
+        mine = [group for group in groups if self._only in {None, group}]
         if mine or not groups:
             self._news.update(mine)
             self._awake.set()
@@ -33,29 +33,28 @@ class Listener:
         self._awake.set()
 
     async def news(self) -> list[Key]:
-        """Wait until something changed, and return of which groups."""
+        """Wait for a change; return the groups that changed since the last call."""
         await self._awake.wait()
         self._awake.clear()
-        news, self._news = sorted(self._news), set()
-        return news
+        changed, self._news = sorted(self._news), set()
+        return changed
 
 
-class Hub:
-    """Who is told what changed."""
+class Broadcaster:
+    """Broadcasts changes of groups to all open streams."""
 
     def __init__(self) -> None:
-        """Know nobody."""
         self._listeners: dict[Listener, None] = {}  # the oldest first
         self.closed = False
 
     def tell(self, *groups: Key) -> None:
-        """Say that these groups changed; without any, that the operator did (whether it leads)."""
+        """Publish that these groups changed; without groups, that the operator itself did, such as its leadership."""
         for listener in self._listeners:
             listener.tell(groups)
 
     @contextmanager
     def listening(self, only: Key | None = None) -> Iterator[Listener]:
-        """Publish changes to one more stream from now on, in place of the oldest if there are too many."""
+        """Subscribe a stream until the context ends. At MAX_STREAMS, the oldest stream ends."""
         if len(self._listeners) >= MAX_STREAMS:
             oldest = next(iter(self._listeners))
             del self._listeners[oldest]
@@ -68,6 +67,6 @@ class Hub:
             self._listeners.pop(listener, None)
 
     async def close(self, _: web.Application | None = None) -> None:
-        """Let everybody go; for `on_shutdown` of an application."""
+        """End all streams; for `on_shutdown` of an application."""
         self.closed = True
         self.tell()

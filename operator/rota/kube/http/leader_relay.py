@@ -1,8 +1,8 @@
-"""A replica that stands by passes requests about groups on to the leader, which alone knows lag and members.
+"""Relays requests about groups from a standby replica to the leader, which alone has lag and members' reports.
 
-The Lease tells where the leader's page is and which certificate it serves. The request goes on with the user's own
-credentials, so the leader decides what the user may read. Where that is not possible, the replica answers by itself:
-the leader cannot be reached, or the user has logged in with a client certificate, which cannot be passed on.
+The Lease has the address of the leader's page and the digest of its certificate. The request is forwarded with the
+user's own credentials, so the leader checks the user's rights. The replica responds by itself if the leader is
+unreachable, or if the user has logged in with a client certificate, which cannot be forwarded.
 """
 
 import asyncio
@@ -17,19 +17,19 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 from yarl import URL
 
-from rota.http_server import AdmissionLimit, pass_on, release_connection
+from rota.http_server import AdmissionLimit, pass_through, release_connection
 
-PAGE_URL = "rota.dev/page-url"  # an annotation of the Lease: where its holder serves the page
-PAGE_CERTIFICATE = "rota.dev/page-certificate"  # and the SHA-256 of the certificate there; none without TLS
-RELAYED: Final = "Rota-Relayed"  # a header of requests that were passed on: they are not passed on again
+PAGE_URL = "rota.dev/page-url"  # annotation of the Lease: the URL of its holder's page
+PAGE_CERTIFICATE = "rota.dev/page-certificate"  # annotation: SHA-256 of the certificate there; absent without TLS
+RELAYED: Final = "Rota-Relayed"  # header of relayed requests, which are not relayed again
 CONNECT_SECONDS = 2.0
-HEAD_SECONDS = 5.0  # for the leader to begin its answer
-RETRY_SECONDS = 5.0  # after a failure, in which this replica answers by itself
-SILENT_SECONDS = 35.0  # events come at least every 15 s
-MAX_RELAYED = 64  # requests at once; further ones are answered here
-BUFFER_BYTES = 64 * 1024  # of an answer whose client reads slowly
+HEAD_SECONDS = 5.0  # deadline for the head of the leader's response
+RETRY_SECONDS = 5.0  # after a failure, during which this replica responds by itself
+SILENT_SECONDS = 35.0  # streams have an event or a comment at least every 15 s
+MAX_RELAYED = 64  # concurrent requests; this replica responds to further ones
+BUFFER_BYTES = 64 * 1024  # of a response whose client reads slowly
 PATH = "/v1/"
-TYPES = {"application/json", "text/event-stream"}  # of answers that are passed on
+TYPES = {"application/json", "text/event-stream"}  # of responses that are relayed
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _REQUEST_HEADERS = (
@@ -54,26 +54,26 @@ _RESPONSE_HEADERS = (
 
 
 class LeaderPage(NamedTuple):
-    """Where the leader's page is."""
+    """The address of the leader's page."""
 
     url: URL
     certificate: str  # its SHA-256 in hexadecimal; empty without TLS
 
 
 def announce(address: str, port: int, certificate: str) -> dict[str, str]:
-    """Return the annotations that tell where this process serves the page; none if that is no single address."""
-    found = _address(address)
-    if found is None or found.is_unspecified:
+    """Return the Lease's annotations for this process's page; empty if `address` is not one specific IP address."""
+    ip_address = _address(address)
+    if ip_address is None or ip_address.is_unspecified:
         return {}
     url = URL.build(scheme="https" if certificate else "http", host=address, port=port)
     return {PAGE_URL: str(url)} | ({PAGE_CERTIFICATE: certificate} if certificate else {})
 
 
 def leader_page(annotations: Mapping[str, str], own_address: str, *, has_tls: bool) -> LeaderPage | None:
-    """Return where the page of the Lease's holder is; None if the Lease does not tell, or it is no page like ours.
+    """Return the address of the page of the Lease's holder; None if it is missing, invalid, or not to be trusted.
 
-    A page like ours has TLS if ours has it, so tokens are sent nowhere else. Its address is a loopback address only if
-    ours is: of another machine's loopback address nothing can be said.
+    The leader's page must use TLS exactly if this replica's page does, so that tokens are never sent without it. It may
+    have a loopback address only if this replica's page has one: the leader may run on another machine.
     """
     certificate = annotations.get(PAGE_CERTIFICATE, "")
     try:
@@ -92,16 +92,16 @@ def leader_page(annotations: Mapping[str, str], own_address: str, *, has_tls: bo
 
 
 class LeaderRelay:
-    """Passes requests on; a context manager, which closes its connections."""
+    """Relays requests to the leader; a context manager, which closes its connections."""
 
     def __init__(
         self, find_leader: Callable[[], LeaderPage | None], can_be_passed_on: Callable[[web.Request], bool]
     ) -> None:
-        """`find_leader` returns None while this replica leads; `can_be_passed_on`: with its user's credentials."""
+        """`find_leader` returns None while this replica leads; `can_be_passed_on` checks a request's credentials."""
         self._find_leader = find_leader
         self._can_be_passed_on = can_be_passed_on
         self._admission = AdmissionLimit(MAX_RELAYED)
-        self._failed: tuple[LeaderPage | None, float] = None, 0.0  # the leader that did not answer, and until when
+        self._failed: tuple[LeaderPage | None, float] = None, 0.0  # the leader that did not respond, and when to retry
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS, sock_read=SILENT_SECONDS),
             trust_env=False,
@@ -112,7 +112,7 @@ class LeaderRelay:
         )
 
     async def __aenter__(self) -> Self:
-        """Connect when there is a request."""
+        """Return itself; connections are opened on demand."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -121,16 +121,16 @@ class LeaderRelay:
 
     @web.middleware
     async def pass_on(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Have the leader answer a request about groups; answer it here if that is not possible."""
+        """Relay a request about groups to the leader; handle it here if that is not possible."""
         leader = self._leader_for(request)
         with self._admission.admit() as admitted:
-            answer = await self._ask(request, leader) if leader and admitted else None
-            if answer is not None:
-                return await self._pass_on(request, answer)
+            response = await self._ask(request, leader) if leader and admitted else None
+            if response is not None:
+                return await self._pass_on(request, response)
         return await handler(request)
 
     def _leader_for(self, request: web.Request) -> LeaderPage | None:
-        """Return the leader, if a request is for it."""
+        """Return the leader if a request is to be relayed; otherwise None."""
         is_about_groups = request.method == hdrs.METH_GET and request.path.startswith(PATH)
         if not is_about_groups or RELAYED in request.headers or not self._can_be_passed_on(request):
             return None
@@ -138,40 +138,40 @@ class LeaderRelay:
         return None if leader == failed and asyncio.get_running_loop().time() < until else leader
 
     async def _ask(self, request: web.Request, leader: LeaderPage) -> aiohttp.ClientResponse | None:
-        """Return the beginning of the leader's answer; None if it gives none that can be passed on."""
-        sent = [(name, it) for name in _REQUEST_HEADERS for it in request.headers.getall(name, ())]
-        sent.append((RELAYED, "1"))
+        """Return the head of the leader's response; None if the leader fails, or its response cannot be relayed."""
+        headers = [(name, value) for name in _REQUEST_HEADERS for value in request.headers.getall(name, ())]
+        headers.append((RELAYED, "1"))
         url = leader.url.join(URL(request.rel_url.raw_path_qs, encoded=True))
         trust = _pinned(leader.certificate) if leader.certificate else True
         try:
             async with asyncio.timeout(HEAD_SECONDS):
-                answer = await self._session.get(url, headers=sent, ssl=trust, allow_redirects=False)
+                response = await self._session.get(url, headers=headers, ssl=trust, allow_redirects=False)
         except (aiohttp.ClientError, TimeoutError, OSError):
             self._failed = leader, asyncio.get_running_loop().time() + RETRY_SECONDS
             return None
-        if answer.content_type not in TYPES:
-            answer.close()
+        if response.content_type not in TYPES:
+            response.close()
             return None
-        return answer
+        return response
 
-    async def _pass_on(self, request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
-        async with answer:
+    async def _pass_on(self, request: web.Request, response: aiohttp.ClientResponse) -> web.StreamResponse:
+        async with response:
             release_connection(request)
             try:
-                return await pass_on(request, answer, _RESPONSE_HEADERS)
+                return await pass_through(request, response, _RESPONSE_HEADERS)
             except (aiohttp.ClientError, TimeoutError, OSError):  # the client's connection was closed
                 raise ConnectionResetError from None
 
 
 @lru_cache(maxsize=4)
 def _pinned(certificate: str) -> aiohttp.Fingerprint:
-    """Return the check of a certificate: the same object each time, by which aiohttp finds an open connection."""
+    """Return the pin of a certificate. It is cached: aiohttp reuses a connection only for the same object."""
     return aiohttp.Fingerprint(bytes.fromhex(certificate))
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        found = ipaddress.ip_address(text)
+        ip_address = ipaddress.ip_address(text)
     except ValueError:
         return None
-    return getattr(found, "ipv4_mapped", None) or found
+    return getattr(ip_address, "ipv4_mapped", None) or ip_address

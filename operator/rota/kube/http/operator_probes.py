@@ -1,4 +1,4 @@
-"""What the operator answers over HTTP: whether it lives, whether it sees, and its metrics."""
+"""Liveness and readiness probes of the operator, and the route of its metrics."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -10,28 +10,28 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from rota.http_server import SharedResponse, listen
-from rota.kube.client.informer import Follower, counted
+from rota.kube.client.informer import Informer, without_refused_namespaces
 from rota.kube.http.access.page_security import OPEN, PageSecurity, Tls
-from rota.kube.telemetry.operator_metrics import Known, Measures
+from rota.kube.telemetry.operator_metrics import GroupSource, OperatorMetrics
 from rota.metrics import Format
 
 PORT = 8080
 PROBE_PORT = 8081  # for the kubelet; it has its own connection limit, so clients of PORT cannot block probes
-DEAF_SECONDS = 180.0  # a watch that is silent for so long hears nothing any more: the server sends bookmarks
+DEAF_SECONDS = 180.0  # a watch without events for so long is broken: the API server sends bookmarks more often
 
 
-def ages(following: Sequence[Follower[Any]]) -> Mapping[str, float]:
-    """Return for how long nothing was heard of each kind; where namespaces are watched one by one: of the stillest."""
-    now, found = asyncio.get_running_loop().time(), dict[str, float]()
-    for it in following:
-        found[it.resource] = max(found.get(it.resource, 0.0), now - it.heard)
-    return found
+def ages(following: Sequence[Informer[Any]]) -> Mapping[str, float]:
+    """Return the seconds since the last watch event of each kind; with one watch per namespace, the longest of them."""
+    now, silences = asyncio.get_running_loop().time(), dict[str, float]()
+    for watch in following:
+        silences[watch.resource] = max(silences.get(watch.resource, 0.0), now - watch.heard)
+    return silences
 
 
-def metrics(measures: Measures, known: Known) -> web.RouteDef:
-    """Return the route that Prometheus asks."""
+def metrics(measures: OperatorMetrics, groups: GroupSource) -> web.RouteDef:
+    """Return the route that Prometheus scrapes."""
     responses = {
-        style: SharedResponse(partial(measures.text, known, style), {"content-type": style.value}) for style in Format
+        style: SharedResponse(partial(measures.text, groups, style), {"content-type": style.value}) for style in Format
     }
 
     async def respond(request: web.Request) -> web.StreamResponse:
@@ -40,21 +40,21 @@ def metrics(measures: Measures, known: Known) -> web.RouteDef:
     return web.get("/metrics", respond)
 
 
-class Page:
-    """`/healthz` fails when a watch fell silent, so that the kubelet starts us anew; `/readyz` until all is listed.
+class ProbeServer:
+    """Serves the probes: `/healthz` fails when a watch is silent for too long, and the kubelet restarts the operator.
 
-    `/readyz` also fails while the API server rejects the operator's credentials.
+    `/readyz` fails until all watched kinds are listed, and while the API server rejects the operator's credentials.
     """
 
     def __init__(
         self,
-        following: Sequence[Follower[Any]],
+        following: Sequence[Informer[Any]],
         leads: Callable[[], bool],
         more: Sequence[web.RouteDef] = (),
         *,
         is_rejected: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Answer nothing yet; `more` is served on the main port only."""
+        """`more` are further routes, served on the main port only."""
         self._following, self._leads, self._more = following, leads, more
         self._is_rejected = is_rejected
 
@@ -66,9 +66,9 @@ class Page:
         security: PageSecurity = OPEN,
         inner: Sequence[Middleware] = (),
     ) -> AsyncExitStack:
-        """Answer from now on, until what is returned is closed; probes on their own port need no login.
+        """Serve until the returned stack is closed; probes on their own port need no login.
 
-        `inner` are middlewares of the main port for requests that are not rejected.
+        `inner` are middlewares of the main port, for requests that passed all checks.
         """
         async with AsyncExitStack() as serving:
             app = self._app(security)
@@ -85,7 +85,7 @@ class Page:
 
     async def _health(self, _: web.Request) -> web.Response:
         now = asyncio.get_running_loop().time()
-        deaf = [it.path for it in counted(self._following) if now - it.heard > DEAF_SECONDS]
+        deaf = [watch.path for watch in without_refused_namespaces(self._following) if now - watch.heard > DEAF_SECONDS]
         if deaf:
             return web.Response(status=503, text=f"nothing was heard for {DEAF_SECONDS:.0f} s of {', '.join(deaf)}\n")
         return web.Response(text="leads\n" if self._leads() else "stands by\n")
@@ -93,7 +93,7 @@ class Page:
     async def _readiness(self, _: web.Request) -> web.Response:
         if self._is_rejected():
             return web.Response(status=503, text="the API server rejects the credentials; see the log\n")
-        waiting = [it.path for it in counted(self._following) if not it.listed.is_set()]
+        waiting = [watch.path for watch in without_refused_namespaces(self._following) if not watch.listed.is_set()]
         if waiting:
             return web.Response(status=503, text=f"not listed yet: {', '.join(waiting)}\n")
         return web.Response(text="ready\n")

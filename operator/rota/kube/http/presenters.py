@@ -1,11 +1,11 @@
-"""What is known of groups, put into the values that page and command line show."""
+"""Converts the state of groups to the values that the page and the command line show."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from rota.brokers.port import Client, Settings
+from rota.brokers.port import BrokerGroupSettings, OnlineConsumer
 from rota.deliveries import describe_message
 from rota.documents import Assignment
 from rota.kube.brokers.lag import lag_totals
@@ -13,26 +13,26 @@ from rota.kube.brokers.lag.lag_history import NOTHING
 from rota.kube.http import schema
 from rota.kube.state import rebalance
 from rota.kube.state.pod_state import client_id
-from rota.kube.telemetry.group_gauges import Fact
+from rota.kube.telemetry.group_gauges import GroupFacts
 from rota.model import RETRY, Holder, Queue
 from rota.spec.consumer_settings import ConsumerSettings, settings_of
 from rota.spec.resolved import read_settings, settings_digest
 from rota.timestamps import format_time
 
 
-def summary(it: Fact) -> schema.Summary:
-    """Return a group in a line."""
-    return _summary(it, lag_totals.of_group(it.group, it.broker, it.lag))
+def summary(fact: GroupFacts) -> schema.Summary:
+    """Return the summary of a group: its row in the list."""
+    return _summary(fact, lag_totals.of_group(fact.group, fact.broker, fact.lag))
 
 
-def _summary(it: Fact, topics: Mapping[str, lag_totals.TopicLag]) -> schema.Summary:
-    status = it.status or it.group.written
-    conditions = {found["type"]: found for found in status.get("conditions") or ()}
+def _summary(fact: GroupFacts, topics: Mapping[str, lag_totals.TopicLag]) -> schema.Summary:
+    status = fact.status or fact.group.written
+    conditions = {condition["type"]: condition for condition in status.get("conditions") or ()}
     ready = conditions.get("Ready", {})
-    document = it.group.record.document
+    document = fact.group.record.document
     return schema.Summary(
-        namespace=it.group.namespace,
-        name=it.group.name,
+        namespace=fact.group.namespace,
+        name=fact.group.name,
         ready=ready.get("status") == "True",
         reason=ready.get("reason", ""),
         message=ready.get("message", ""),
@@ -45,136 +45,139 @@ def _summary(it: Fact, topics: Mapping[str, lag_totals.TopicLag]) -> schema.Summ
         strategy=_strategy(document),
         lag=lag_totals.total(topics, "Subscribed"),
         retrying=lag_totals.total(topics, "Retry"),
-        dead=it.lag.dead,
+        dead=fact.lag.dead,
         delay=lag_totals.delay(topics),
         estimate=any(topic.estimate for topic in topics.values()),
-        verdicts=dict(lag_totals.verdicts(topics, it.lag)),
-        delayed=it.group.deliveries.delayed,
-        last_rebalance=next(iter(it.tally.rebalances), None) or _told(status.get("lastRebalance")),
+        verdicts=dict(lag_totals.verdicts(topics, fact.lag)),
+        delayed=fact.group.deliveries.delayed,
+        last_rebalance=next(iter(fact.tally.rebalances), None) or _rebalance_from_status(status.get("lastRebalance")),
     )
 
 
 def _strategy(document: Assignment | None) -> str:
-    """Return what queues are shared by; where every member has all of them, there is nothing to share."""
+    """Return the strategy of an assignment; `-` for a Broadcasting group, where every member has all queues."""
     if document is None:
         return ""
     return "-" if document.everyone is not None else document.strategy
 
 
 def detail(
-    operator: schema.Operator, it: Fact, clients: Mapping[str, Client], settings: Mapping[str, Settings] | None = None
+    operator: schema.Operator,
+    fact: GroupFacts,
+    clients: Mapping[str, OnlineConsumer],
+    settings: Mapping[str, BrokerGroupSettings] | None = None,
 ) -> schema.Detail:
-    """Return all that is known of a group."""
-    topics = lag_totals.of_group(it.group, it.broker, it.lag)
-    conditions = (it.status or it.group.written).get("conditions") or ()
+    """Return all details of a group."""
+    topics = lag_totals.of_group(fact.group, fact.broker, fact.lag)
+    conditions = (fact.status or fact.group.written).get("conditions") or ()
     return schema.Detail(
         operator=operator,
-        summary=_summary(it, topics),
-        at_broker=it.group.at_broker,
-        conditions=[_condition(found) for found in conditions],
-        members=[*_members(it, clients), *_foreigners(it, clients)],
+        summary=_summary(fact, topics),
+        at_broker=fact.group.at_broker,
+        conditions=[_condition(condition) for condition in conditions],
+        members=[*_members(fact, clients), *_unmanaged_consumers(fact, clients)],
         topics=[
-            schema.Topic(name, found.kind, len(found.queues), found.lag, found.delay, found.estimate)
-            for name, found in topics.items()
+            schema.Topic(name, topic.kind, len(topic.queues), topic.lag, topic.delay, topic.estimate)
+            for name, topic in topics.items()
         ],
-        queues=_queues(it, topics),
-        rebalances=list(it.tally.rebalances),
-        looked_at=None if it.lag.at is None else format_time(it.lag.at),
+        queues=_queues(fact, topics),
+        rebalances=list(fact.tally.rebalances),
+        looked_at=None if fact.lag.at is None else format_time(fact.lag.at),
         settings=[
-            schema.Settings(broker, found.enabled, found.attempts, found.retry_queues)
-            for broker, found in sorted((settings or {}).items())
+            schema.Settings(broker, at_broker.enabled, at_broker.attempts, at_broker.retry_queues)
+            for broker, at_broker in sorted((settings or {}).items())
         ],
     )
 
 
-def _told(last: Mapping[str, Any] | None) -> rebalance.Rebalance | None:
-    """Return a rebalance of which only the status tells."""
+def _rebalance_from_status(last: Mapping[str, Any] | None) -> rebalance.Rebalance | None:
+    """Return the last rebalance as the group's status has it, for a process without its history."""
     if not last:
         return None
     return rebalance.Rebalance(last["reason"], "", last["at"], 0, last.get("moved", 0), seconds=last.get("seconds"))
 
 
-def _condition(it: Mapping[str, Any]) -> schema.Condition:
-    since = it.get("lastTransitionTime", "")
-    return schema.Condition(it["type"], it["status"], it["reason"], it.get("message", ""), since)
+def _condition(raw: Mapping[str, Any]) -> schema.Condition:
+    since = raw.get("lastTransitionTime", "")
+    return schema.Condition(raw["type"], raw["status"], raw["reason"], raw.get("message", ""), since)
 
 
-def _members(it: Fact, clients: Mapping[str, Client]) -> list[schema.Member]:
-    shares = it.group.record.shares
-    document = it.group.record.document
+def _members(fact: GroupFacts, clients: Mapping[str, OnlineConsumer]) -> list[schema.Member]:
+    shares = fact.group.record.shares
+    document = fact.group.record.document
     everyone = document.everyone if document else None
-    stored = it.group.record.settings
+    stored = fact.group.record.settings
     in_force, digest = _stored_settings(stored), settings_digest(stored)
-    found = []
-    for name, known in sorted(it.group.pods.items()):
-        pod = known.pod
+    members = []
+    for name, pod_state in sorted(fact.group.pods.items()):
+        pod = pod_state.pod
         holder = Holder(name, pod.metadata.uid)
-        mine = everyone if everyone is not None and holder in shares else shares.get(holder, ())
+        queues = everyone if everyone is not None and holder in shares else shares.get(holder, ())
         client = clients.get(client_id(pod))
-        rates = [it.lag.queues.get(queue, NOTHING).worked for queue in mine]  # brokers do not know everyone's
-        found.append(
+        rates = [fact.lag.queues.get(queue, NOTHING).worked for queue in queues]  # none if Broadcasting
+        members.append(
             schema.Member(
                 name=name,
                 client_id=client_id(pod),
                 origin="Rota",
-                state=str(it.tally.plan.standings.get(name, "Ready" if pod.ready else "Joining")),
+                state=str(fact.tally.plan.standings.get(name, "Ready" if pod.ready else "Joining")),
                 address=pod.status.pod_ip or "",
                 version=client.version if client else "",
                 language=client.language if client else "",
-                queues=len(mine),
-                generation=known.heard.report.generation if known.heard else None,
+                queues=len(queues),
+                generation=pod_state.heard.report.generation if pod_state.heard else None,
                 rate=None if None in rates else sum(rate for rate in rates if rate is not None),
-                troubles=[*known.heard.report.troubles.values()] if known.heard else [],
-                queue_states=known.heard.report.states if known.heard else {},
-                failing=[describe_message(message) for message in it.group.deliveries.failing_of(pod.metadata.uid)],
-                **_settings(in_force if known.heard and known.heard.report.settings == digest else None),
+                troubles=[*pod_state.heard.report.troubles.values()] if pod_state.heard else [],
+                queue_states=pod_state.heard.report.states if pod_state.heard else {},
+                failing=[describe_message(message) for message in fact.group.deliveries.failing_of(pod.metadata.uid)],
+                **_settings(in_force if pod_state.heard and pod_state.heard.report.settings == digest else None),
             )
         )
-    return found
+    return members
 
 
 def _stored_settings(text: str) -> ConsumerSettings | None:
     try:
         return settings_of(read_settings(text))
-    except ValueError:  # there are none yet, or a later operator wrote them
+    except ValueError:  # not written yet, or written by a later version of the operator
         return None
 
 
 def _settings(settings: ConsumerSettings | None) -> dict[str, Any]:
-    """Return the fields of a member that show its settings."""
+    """Return the fields of a member for its settings; none if the settings are not known."""
     if settings is None:
         return {}
-    shown = [it for it in settings.subscriptions if not it.topic.startswith(RETRY)]
-    subscriptions = [schema.Subscription(it.topic, it.expression, it.type) for it in shown]
+    shown = [entry for entry in settings.subscriptions if not entry.topic.startswith(RETRY)]
+    subscriptions = [schema.Subscription(entry.topic, entry.expression, entry.type) for entry in shown]
     return {"subscriptions": subscriptions, "model": settings.model, "start": settings.start}
 
 
-def _foreigners(it: Fact, clients: Mapping[str, Client]) -> list[schema.Member]:
-    found = []
-    for name in dict.fromkeys(it.broker.foreigners or ()):  # ids that several wear are told of by a verdict
-        client = clients.get(name) or Client(name, "")
+def _unmanaged_consumers(fact: GroupFacts, clients: Mapping[str, OnlineConsumer]) -> list[schema.Member]:
+    members = []
+    for name in dict.fromkeys(fact.broker.foreigners or ()):  # once each: a verdict reports duplicate ids
+        client = clients.get(name) or OnlineConsumer(name, "")
         member = schema.Member(name, name, "Foreign", "Foreign", client.address, client.version, client.language)
-        found.append(msgspec.structs.replace(member, **_settings(it.broker.unmanaged.get(name))))
-    return found
+        members.append(msgspec.structs.replace(member, **_settings(fact.broker.unmanaged.get(name))))
+    return members
 
 
-def _queues(it: Fact, topics: Mapping[str, lag_totals.TopicLag]) -> list[schema.Queue]:
-    document = it.group.record.document
-    owners = it.group.record.owners
+def _queues(fact: GroupFacts, topics: Mapping[str, lag_totals.TopicLag]) -> list[schema.Queue]:
+    document = fact.group.record.document
+    owners = fact.group.record.owners
     releasing = document.releasing if document else {}
     forced = document.forced if document else {}
     everyone = frozenset(document.everyone or ()) if document else frozenset()
-    states: dict[Queue, schema.State] = dict.fromkeys(it.tally.plan.foreign, "Foreign")
+    states: dict[Queue, schema.State] = dict.fromkeys(fact.tally.plan.foreign, "Foreign")
     states |= dict.fromkeys(everyone, "Everyone")
     states |= dict.fromkeys(owners, "Owned")
     states |= dict.fromkeys(releasing, "Releasing")
-    retries = RETRY + it.group.at_broker
-    seen = {queue for topic in topics.values() for queue in topic.queues}
-    found = []
-    for queue in sorted(seen | states.keys()):
-        release, judged = releasing.get(queue), it.lag.queues.get(queue, NOTHING)
+    retries = RETRY + fact.group.at_broker
+    routed = {queue for topic in topics.values() for queue in topic.queues}
+    queues = []
+    for queue in sorted(routed | states.keys()):
+        release, judged = releasing.get(queue), fact.lag.queues.get(queue, NOTHING)
         topic = topics.get(queue.topic)
-        found.append(
+        queues.append(
             schema.Queue(
                 topic=queue.topic,
                 broker=queue.broker,
@@ -193,4 +196,4 @@ def _queues(it: Fact, topics: Mapping[str, lag_totals.TopicLag]) -> list[schema.
                 estimate=bool(topic and topic.estimate),
             )
         )
-    return found
+    return queues

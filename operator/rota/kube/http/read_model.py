@@ -1,57 +1,57 @@
-"""What the operator knows now, for whoever asks: the page, the command line, Prometheus."""
+"""Read model of the operator's state, for the page, the command line and Prometheus."""
 
 import asyncio
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from rota.aio import gently
-from rota.kube.brokers.registry import Places
+from rota.aio import yield_periodically
+from rota.kube.brokers.registry import BrokerRegistry
 from rota.kube.client.objects import Key
 from rota.kube.http import presenters, schema
 from rota.kube.http.access.access import Reads
-from rota.kube.reconcile.controller import Brain
-from rota.kube.reconcile.reconciler import Done
+from rota.kube.reconcile.controller import Controller
+from rota.kube.reconcile.reconciler import ReconcileResult
 from rota.kube.state.group import Group
-from rota.kube.telemetry.group_gauges import Fact
-from rota.kube.telemetry.operator_metrics import Measures
-from rota.kube.telemetry.rebalances import News, Tally
+from rota.kube.telemetry.group_gauges import GroupFacts
+from rota.kube.telemetry.operator_metrics import OperatorMetrics
+from rota.kube.telemetry.rebalances import RebalanceChange, RebalanceTracker
 from rota.model import Queue, queue_of
-from rota.planner import why
-from rota.planner.record import ago
+from rota.planner import reason_for_no_change
+from rota.planner.record import seconds_since
 
 
-class Sight(NamedTuple):
-    """Everything that is known of groups, put together when it is asked for."""
+class ReadModel(NamedTuple):
+    """Assembles the state of groups on demand, from the controller, the brokers' data and the metrics."""
 
-    brain: Brain
-    places: Places
-    measures: Measures
+    brain: Controller
+    places: BrokerRegistry
+    measures: OperatorMetrics
     identity: str
     version: str
-    now: Callable[[], float]  # the loop's
+    now: Callable[[], float]  # the event loop's clock
     one_at_a_time: asyncio.Lock
 
     def keys(self) -> list[Key]:
-        """Return all groups."""
+        """Return the keys of all groups."""
         return [key for key, group in self.brain.groups.items() if group.body]
 
-    def fact(self, key: Key) -> Fact | None:
-        """Return what is known of a group."""
+    def fact(self, key: Key) -> GroupFacts | None:
+        """Return the present state of a group; None if it does not exist."""
         group = self.brain.group(key)
         if group is None or group.body is None:
             return None
-        tally, now = self.measures.tallies.get(key) or Tally(), self.now()
+        tally, now = self.measures.tallies.get(key) or RebalanceTracker(), self.now()
         broker, lag = self.places.of(group, now), self.places.lag(key)
-        return Fact(group, tally.seen(now), broker, lag, self._under_way(group), group.pods.given.messages)
+        return GroupFacts(group, tally.seen(now), broker, lag, self._under_way(group), group.pods.given.messages)
 
     def _under_way(self, group: Group) -> float:
-        """Return for how long the oldest handover on record has been under way: we may not have seen it begin."""
+        """Return the age of the oldest handover in the stored assignment; it may have begun under an earlier leader."""
         document = group.record.document
-        begun = [it.at for it in document.releasing.values() if it.to] if document else []
-        return max((ago(at, self.brain.time()) for at in begun), default=0.0)
+        begun = [release.at for release in document.releasing.values() if release.to] if document else []
+        return max((seconds_since(at, self.brain.time()) for at in begun), default=0.0)
 
     def worked(self, key: Key) -> Collection[Queue]:
-        """Return the queues of a group that somebody works; beside consumers that are not ours, all that there are."""
+        """Return the queues that have a consumer; if the group has unmanaged consumers, all its queues."""
         group = self.brain.group(key)
         if group is None:
             return ()
@@ -65,47 +65,49 @@ class Sight(NamedTuple):
             for queue in queues
         ]
 
-    def take(self, done: Done) -> News:
-        """Count what a round of a group did, and return it."""
+    def take(self, done: ReconcileResult) -> RebalanceChange:
+        """Count the result of a group's reconcile in the metrics; return what changed in its rebalances."""
         return self.measures.take(done, self.now())
 
     @property
     def operator(self) -> schema.Operator:
-        """Say who answers."""
+        """This operator, as responses name it."""
         return schema.Operator(self.identity, self.version, self.brain.leads)
 
     async def groups(self, reads: Reads | None = None) -> schema.Groups:
-        """Return every group in a line; with `reads`, those of the namespaces for which it returns True.
+        """Return a summary of every group; with `reads`, of groups in namespaces for which it returns True.
 
-        A thousand groups take a while, in which other tasks have their turns.
+        A thousand groups take a while, so other tasks run in between.
         """
         lines: list[schema.Summary] = []
-        async for key in gently(sorted(self.keys())):
+        async for key in yield_periodically(sorted(self.keys())):
             is_readable = reads is None or await reads(key[0])
             if is_readable and (fact := self.fact(key)):
                 lines.append(presenters.summary(fact))
         return schema.Groups(self.operator, lines)
 
     def knows(self, namespace: str, name: str) -> bool:
-        """Whether there is such a group."""
+        """Whether the group exists."""
         group = self.brain.group((namespace, name))
         return group is not None and group.body is not None
 
     def group(self, namespace: str, name: str) -> schema.Detail | None:
-        """Return everything about a group."""
+        """Return all details of a group; None if it does not exist."""
         key = (namespace, name)
         fact = self.fact(key)
-        told = (self.places.clients(key), self.places.settings(key))
-        return presenters.detail(self.operator, fact, *told) if fact else None
+        broker_data = (self.places.clients(key), self.places.settings(key))
+        return presenters.detail(self.operator, fact, *broker_data) if fact else None
 
     async def why(self, namespace: str, name: str, queue: str | None) -> schema.Reasons | None:
-        """Say why queues have their owners; that takes a while for many, so aside, and for one who asks at a time."""
+        """Explain why queues have their owners, in a thread and for one request at a time: many queues take long."""
         fact = self.fact((namespace, name))
         if fact is None:
             return None
-        asked = [] if queue is None else [queue_of(queue)]
+        queues = [] if queue is None else [queue_of(queue)]
         async with self.one_at_a_time:
-            found = await asyncio.to_thread(why, self.brain.snapshot(fact.group), self.brain.time(), asked)
-        said = presenters.summary(fact)
-        reasons = [schema.Reason(*it.queue, it.owner, it.told) for it in found]
-        return schema.Reasons(said.strategy, said.generation, reasons, said.last_rebalance)
+            explanations = await asyncio.to_thread(
+                reason_for_no_change, self.brain.snapshot(fact.group), self.brain.time(), queues
+            )
+        summary = presenters.summary(fact)
+        reasons = [schema.Reason(*entry.queue, entry.owner, entry.told) for entry in explanations]
+        return schema.Reasons(summary.strategy, summary.generation, reasons, summary.last_rebalance)

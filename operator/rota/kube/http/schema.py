@@ -1,4 +1,4 @@
-"""What the operator shows of its groups, as values: the page, the command line and other programs read it as JSON."""
+"""Schema of the JSON API: the values that the page, the command line and other programs read."""
 
 from typing import Literal
 
@@ -7,41 +7,41 @@ from msgspec import Struct
 from rota.kube.state.rebalance import Rebalance
 from rota.model import TopicKind
 
-# Foreign: a consumer that is not Rota's works it; Everyone: each member does, the group is Broadcasting.
+# Foreign: an unmanaged consumer owns it; Everyone: each member reads it, the group is Broadcasting.
 State = Literal["Owned", "Releasing", "Free", "Foreign", "Everyone"]
 
 
 class Operator(Struct, frozen=True, rename="camel"):
-    """Who answers."""
+    """The operator that responds."""
 
     identity: str
     version: str
-    leads: bool  # one that stands by knows who owns what, but asks no broker and no member
+    leads: bool  # a standby replica knows the owners, but polls no broker and no member
 
 
 class Summary(Struct, frozen=True, rename="camel"):
-    """A group in a line; None: not known."""
+    """A group's row in the list; None: not known."""
 
     namespace: str
     name: str
     ready: bool
-    reason: str  # and why it is ready, or is not
+    reason: str  # of condition Ready
     message: str
-    moving: bool  # whether a handover is under way
+    moving: bool  # whether a handover is in progress
     members: int
     queues: int
     idle: int
     unowned: int
     generation: int
     strategy: str
-    lag: int | None = None  # of what is subscribed to
-    retrying: int | None = None  # the same, of the group's retry topic
-    dead: int | None = None  # messages that lie in the dead-letter topic
+    lag: int | None = None  # of the subscribed topics
+    retrying: int | None = None  # lag of the group's retry topic
+    dead: int | None = None  # messages in the dead-letter topic
     delay: float | None = None
-    estimate: bool = False  # whether a filter passes over some of what is counted
+    estimate: bool = False  # whether the lag includes messages that a filter may skip
     verdicts: dict[str, int] = {}  # queues by `rota.lag.Judgement`
     last_rebalance: Rebalance | None = None
-    delayed: int | None = None  # an estimate: messages that failed, which brokers delay until their next attempt
+    delayed: int | None = None  # an estimate: failed messages that brokers delay until their next attempt
 
 
 class Groups(Struct, frozen=True, rename="camel"):
@@ -52,7 +52,7 @@ class Groups(Struct, frozen=True, rename="camel"):
 
 
 class Condition(Struct, frozen=True, rename="camel"):
-    """A condition as it stands in the group's status."""
+    """A condition of the group's status."""
 
     type: str
     status: str
@@ -62,7 +62,7 @@ class Condition(Struct, frozen=True, rename="camel"):
 
 
 class Subscription(Struct, frozen=True, rename="camel"):
-    """A topic that a member reads, and which of its messages."""
+    """A topic that a member reads, with the filter for its messages."""
 
     topic: str
     expression: str
@@ -70,22 +70,22 @@ class Subscription(Struct, frozen=True, rename="camel"):
 
 
 class Member(Struct, frozen=True, rename="camel"):
-    """Somebody who works for the group."""
+    """A consumer of the group: one of Rota's members, or an unmanaged consumer."""
 
-    name: str  # of the pod; of a foreign one, its client id
+    name: str  # of the pod; for an unmanaged consumer, its client id
     client_id: str
     origin: Literal["Rota", "Foreign"]
-    state: str  # its `Standing`; Foreign: one that is not Rota's
+    state: str  # its `MemberState`; Foreign: an unmanaged consumer
     address: str = ""
-    version: str = ""  # of its client, as its broker knows it
+    version: str = ""  # of its client, as the broker has it
     language: str = ""
-    queues: int | None = None  # how many it owns; None: nobody can know
-    generation: int | None = None  # which it obeys; None: it was not heard
-    rate: float | None = None  # messages a second that it works
-    troubles: list[str] = []  # what keeps it from working, in its own words
-    queue_states: dict[str, int] = {}  # how many of its queues it is not reading now, by state: full, paused, stuck …
-    failing: list[str] = []  # a sentence for each message that hangs, or failed several times
-    subscriptions: list[Subscription] = []  # without the retry topic; none: not known
+    queues: int | None = None  # number of owned queues; None: not known for an unmanaged consumer
+    generation: int | None = None  # the generation it obeys; None: no report yet
+    rate: float | None = None  # messages consumed per second
+    troubles: list[str] = []  # its own messages about problems that keep it from consuming
+    queue_states: dict[str, int] = {}  # number of queues it does not read now, by state: full, paused, stuck …
+    failing: list[str] = []  # one sentence per message that hangs or has failed several times
+    subscriptions: list[Subscription] = []  # without the retry topic; empty: not known
     model: str = ""  # Clustering or Broadcasting; empty: not known
     start: str = ""  # Latest, Earliest or Timestamp; empty: not known
 
@@ -109,9 +109,9 @@ class Queue(Struct, frozen=True, rename="camel"):
     id: int
     kind: TopicKind
     state: State
-    owner: str | None = None  # who works it; while it is released, the one who still does
-    to: str | None = None  # who is to have it next
-    forced: bool = False  # taken from one who was not heard, and who may still work it
+    owner: str | None = None  # the member that consumes it, also while that member releases it
+    to: str | None = None  # the next owner
+    forced: bool = False  # revoked from an unreachable member, which may still consume it
     first: int | None = None
     last: int | None = None
     committed: int | None = None
@@ -122,11 +122,11 @@ class Queue(Struct, frozen=True, rename="camel"):
 
 
 class Settings(Struct, frozen=True, rename="camel"):
-    """What a broker has for the group: mqadmin sets it, and Rota only shows it."""
+    """A broker's subscription settings for the group: set by mqadmin, and only shown by Rota."""
 
     broker: str
-    enabled: bool  # whether it gives the group messages at all
-    retries: int  # for clients that leave the number to it; sidecars go by delivery.retry.maxAttempts
+    enabled: bool  # whether the broker lets the group consume
+    retries: int  # for clients that do not set it; sidecars use delivery.retry.maxAttempts
     retry_queues: int
 
 
@@ -135,14 +135,14 @@ class Detail(Struct, frozen=True, rename="camel"):
 
     operator: Operator
     summary: Summary
-    at_broker: str  # what brokers call the group
+    at_broker: str  # the group's name at brokers
     conditions: list[Condition]
     members: list[Member]
     topics: list[Topic]
     queues: list[Queue]  # sorted by topic, broker and id
     rebalances: list[Rebalance]  # newest first
-    looked_at: str | None = None  # when brokers last told how far the group is
-    settings: list[Settings] = []  # of each broker that knows the group
+    looked_at: str | None = None  # time of the last sample of the group's lag
+    settings: list[Settings] = []  # one entry per broker that knows the group
 
 
 class Reason(Struct, frozen=True, rename="camel"):

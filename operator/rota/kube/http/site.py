@@ -1,4 +1,4 @@
-"""The web page that shows groups, the JSON that it is drawn from, and word of what has changed; all of it read-only."""
+"""HTTP routes of the web page: its files, the JSON API behind it, and the stream of changes; all read-only."""
 
 import asyncio
 import hashlib
@@ -16,14 +16,14 @@ from rota.kube.client.objects import Key
 from rota.kube.http import schema
 from rota.kube.http.access.access import GroupReader, Reads, check_reads, reader_of
 from rota.kube.http.access.reviews import ReviewError
-from rota.kube.http.events import Hub, Listener
+from rota.kube.http.events import Broadcaster, Listener
 from rota.model import plain
 
-GAP = 0.2  # seconds between two events on a connection: whatever changes meanwhile comes together
-KEEP_ALIVE = 15.0  # a connection on which nothing is said for longer may be closed on the way
-PATIENCE = 60.0  # for somebody who reads nothing of what is said
-MAX_DETAILS = 16  # responses about one group that are being sent at once
-TICK = 1.0  # how soon it is seen that a silent listener has gone
+GAP = 0.2  # seconds between two events on a connection: changes in between are sent as one event
+KEEP_ALIVE = 15.0  # seconds; proxies may close a connection that is silent for longer
+PATIENCE = 60.0  # seconds until the connection of a client that does not read is aborted
+MAX_DETAILS = 16  # concurrent responses about one group
+TICK = 1.0  # seconds between two checks whether the client has disconnected
 
 WEB = Path(__file__).parent / "web"
 TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css", ".js": "text/javascript"}
@@ -34,28 +34,28 @@ _SAFE = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
 }
-_FILE = {**_SAFE, "cache-control": "no-cache"}  # kept, and asked for anew: another version may answer tomorrow
+_FILE = {**_SAFE, "cache-control": "no-cache"}  # cached, but revalidated: a later version may differ
 _ANSWER = {**_SAFE, "cache-control": "no-store"}
 _JSON = {**_ANSWER, "content-type": "application/json"}
 
 
-class Showing(Protocol):
-    """Where the answers come from."""
+class GroupViews(Protocol):
+    """The data behind the responses."""
 
     async def groups(self, reads: Reads | None = None) -> schema.Groups:
-        """Return every group in a line; with `reads`, those of the namespaces for which it returns True."""
+        """Return a summary of every group; with `reads`, of groups in namespaces for which it returns True."""
 
     def knows(self, namespace: str, name: str) -> bool:
-        """Whether there is such a group."""
+        """Whether the group exists."""
 
     def group(self, namespace: str, name: str) -> schema.Detail | None:
-        """Return everything about a group; None if there is none."""
+        """Return all details of a group; None if it does not exist."""
 
     async def why(self, namespace: str, name: str, queue: str | None) -> schema.Reasons | None:
-        """Say why queues have their owners; None if there is no such group, ValueError if no such queue."""
+        """Explain why queues have their owners; None if the group does not exist, ValueError if the queue does not."""
 
 
-def routes(showing: Showing, hub: Hub) -> list[web.RouteDef]:
+def routes(showing: GroupViews, hub: Broadcaster) -> list[web.RouteDef]:
     """Return the routes of the page."""
     site = _Site(showing, hub)
     return [
@@ -65,30 +65,30 @@ def routes(showing: Showing, hub: Hub) -> list[web.RouteDef]:
         web.get("/v1/groups/{namespace}/{name}", site.group),
         web.get("/v1/groups/{namespace}/{name}/why", site.why),
         web.get("/v1/events", site.events, allow_head=False),
-        web.route("*", "/v1{rest:(/.*)?}", site.nothing),  # after all others: programs read each refusal alike
+        web.route("*", "/v1{rest:(/.*)?}", site.nothing),  # after all other routes, so that every refusal is JSON
     ]
 
 
 class _Site:
-    def __init__(self, showing: Showing, hub: Hub) -> None:
+    def __init__(self, showing: GroupViews, hub: Broadcaster) -> None:
         self._showing, self._hub = showing, hub
-        self._files = {path.name: path.read_bytes() for path in WEB.iterdir()}  # nothing else can be asked for
+        self._files = {path.name: path.read_bytes() for path in WEB.iterdir()}  # no other file is served
         self._details = AdmissionLimit(MAX_DETAILS)
         self._all_groups = SharedResponse(self._render_groups, _JSON)
 
-    async def page(self, asked: web.Request) -> web.StreamResponse:
-        return self._file(asked, "index.html")
+    async def page(self, request: web.Request) -> web.StreamResponse:
+        return self._file(request, "index.html")
 
-    async def file(self, asked: web.Request) -> web.StreamResponse:
-        return self._file(asked, asked.match_info["file"])
+    async def file(self, request: web.Request) -> web.StreamResponse:
+        return self._file(request, request.match_info["file"])
 
-    def _file(self, asked: web.Request, name: str) -> web.StreamResponse:
+    def _file(self, request: web.Request, name: str) -> web.StreamResponse:
         content = self._files.get(name)
         if content is None:
             return _refusal(404, "There is no such file")
-        tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'  # files in images may all be of the same date
+        tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'  # an image's files may share one date
         headers = {**_FILE, "etag": tag, "content-type": TYPES[Path(name).suffix]}
-        if tag in asked.headers.get("if-none-match", ""):
+        if tag in request.headers.get("if-none-match", ""):
             return web.Response(status=304, headers=headers)
         return web.Response(body=content, headers=headers)
 
@@ -109,7 +109,7 @@ class _Site:
     async def _group(self, request: web.Request) -> web.StreamResponse:
         namespace, name = await _readable(request)
         detail = self._showing.group(namespace, name)
-        return await _answer(request, detail) if detail else _unknown(namespace, name)
+        return await _answer(request, detail) if detail else _group_not_found(namespace, name)
 
     async def why(self, request: web.Request) -> web.StreamResponse:
         with self._details.admit() as admitted:
@@ -121,71 +121,71 @@ class _Site:
             reasons = await self._showing.why(namespace, name, request.query.get("queue"))
         except ValueError as error:
             return _refusal(400, str(error))
-        return await _answer(request, reasons) if reasons else _unknown(namespace, name)
+        return await _answer(request, reasons) if reasons else _group_not_found(namespace, name)
 
-    async def events(self, asked: web.Request) -> web.StreamResponse:
-        only = asked.query.get("group")
+    async def events(self, request: web.Request) -> web.StreamResponse:
+        only = request.query.get("group")
         namespace, _, name = (only or "").partition("/")
         if only is not None and (not (namespace and name) or "/" in name):
             return _refusal(400, f"group is NAMESPACE/NAME, not {plain(only, 100)!r}")
         if only is not None:
-            await check_reads(asked, namespace)
+            await check_reads(request, namespace)
         if only is not None and not self._showing.knows(namespace, name):
-            return _unknown(namespace, name)
+            return _group_not_found(namespace, name)
         if self._hub.closed:
             return _refusal(503, "This operator is ending; ask again")
         stream = web.StreamResponse(headers={**_ANSWER, "content-type": "text/event-stream"})
         with self._hub.listening((namespace, name) if only else None) as listener, suppress(ConnectionError):
-            await stream.prepare(asked)
+            await stream.prepare(request)
             with suppress(ReviewError):  # the stream ends, and its client connects again
-                await self._follow(asked, stream, listener)
+                await self._follow(request, stream, listener)
         return stream
 
-    async def nothing(self, asked: web.Request) -> web.StreamResponse:
-        if asked.method != "GET":
-            return _refusal(405, f"{plain(asked.method, 20)} is not answered here; GET is", {"allow": "GET"})
-        return _refusal(404, f"There is nothing at {plain(asked.path, 100)}; see docs/page.md")
+    async def nothing(self, request: web.Request) -> web.StreamResponse:
+        if request.method != "GET":
+            return _refusal(405, f"{plain(request.method, 20)} is not answered here; GET is", {"allow": "GET"})
+        return _refusal(404, f"There is nothing at {plain(request.path, 100)}; see docs/page.md")
 
-    async def _follow(self, asked: web.Request, stream: web.StreamResponse, listener: Listener) -> None:
-        """Say what changes, until nobody is there to hear it."""
+    async def _follow(self, request: web.Request, stream: web.StreamResponse, listener: Listener) -> None:
+        """Write events to the stream until the client disconnects, or the stream or the operator ends."""
         loop = asyncio.get_running_loop()
-        word, said = b": here\n\n", loop.time()
-        while not (self._hub.closed or listener.ended) and asked.transport and not asked.transport.is_closing():
-            if word or loop.time() - said >= KEEP_ALIVE:
-                if not await _written(stream, word or b": still here\n\n"):
-                    asked.transport.abort()
+        event, written_at = b": here\n\n", loop.time()
+        while not (self._hub.closed or listener.ended) and request.transport and not request.transport.is_closing():
+            if event or loop.time() - written_at >= KEEP_ALIVE:
+                if not await _write_event(stream, event or b": still here\n\n"):
+                    request.transport.abort()
                     return
-                said = loop.time()
-            if word:
+                written_at = loop.time()
+            if event:
                 await asyncio.sleep(GAP)
-            word = await _word(listener, reader_of(asked))
+            event = await _next_event(listener, reader_of(request))
 
 
-async def _written(stream: web.StreamResponse, word: bytes) -> bool:
+async def _write_event(stream: web.StreamResponse, event: bytes) -> bool:
     try:
         async with asyncio.timeout(PATIENCE):
-            await stream.write(word)
+            await stream.write(event)
     except TimeoutError:
         return False
     return True
 
 
-async def _word(listener: Listener, reader: GroupReader) -> bytes:
-    """Return what is to be said now, if anything is."""
+async def _next_event(listener: Listener, reader: GroupReader) -> bytes:
+    """Return the next event; empty if nothing changed for the reader within TICK."""
     try:
         async with asyncio.timeout(TICK):
-            news = await listener.news()
+            changed = await listener.news()
     except TimeoutError:
         return b""
-    names = [f"{namespace}/{name}" for namespace, name in news if await reader.reads(namespace)]
-    if news and not names:
+    names = [f"{namespace}/{name}" for namespace, name in changed if await reader.reads(namespace)]
+    if changed and not names:
         return b""
-    told = msgspec.json.encode({"groups": names})
-    return b"event: changed\ndata: %s\n\n" % told
+    data = msgspec.json.encode({"groups": names})
+    return b"event: changed\ndata: %s\n\n" % data
 
 
 async def _readable(request: web.Request) -> Key:
-    """Return the group that is requested; refuse users who may not read it."""
+    """Return the key of the requested group; refuse the request if its user may not read it."""
     namespace, name = request.match_info["namespace"], request.match_info["name"]
     await check_reads(request, namespace)
     return namespace, name
@@ -199,7 +199,7 @@ def _too_many() -> web.Response:
     return _refusal(503, f"{MAX_DETAILS} responses about groups are being sent; ask again")
 
 
-def _unknown(namespace: str, name: str) -> web.Response:
+def _group_not_found(namespace: str, name: str) -> web.Response:
     return _refusal(404, f"There is no group {plain(f'{namespace}/{name}')}, or it is not looked after")
 
 

@@ -1,4 +1,4 @@
-"""The members' sidecars over HTTP: their reports, their drains, and the nodes that they run on.
+"""HTTP client of the members' sidecars: reports, deliveries and drains; also the topology of their nodes.
 
-May know `client`, `state` and what is below. Decides nothing.
+May import `client`, `state` and the packages below them. Makes no decisions.
 """

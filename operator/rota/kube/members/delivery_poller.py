@@ -1,20 +1,20 @@
-"""Reads what every member's deliveries came to, by turns and slowly: it decides nothing about queues."""
+"""Polls every member's delivery counters periodically, and slowly: no decision about queues depends on them."""
 
 import asyncio
 from collections.abc import Callable, Iterable
 from functools import partial
 
 from rota.kube.client.objects import Key, Pod
-from rota.kube.members.report_client import Endpoint, Reports
+from rota.kube.members.report_client import Endpoint, ReportClient
 from rota.kube.members.rounds import Groups, Rounds, Turn, count_pods, read_by_turns, running_members
 from rota.kube.state.group import Group
 
 ROUNDS = Rounds(members_per_step=50, shortest=15)
-REVISION_LABELS = ("pod-template-hash", "controller-revision-hash")  # of Deployments, and of StatefulSets
+REVISION_LABELS = ("pod-template-hash", "controller-revision-hash")  # of Deployments; of StatefulSets
 
 
-async def poll_deliveries(groups: Groups, reports: Reports, on_change: Callable[[Key], None]) -> None:
-    """Read the deliveries of all members for ever; `on_change` is called for a group whose problem changed."""
+async def poll_deliveries(groups: Groups, reports: ReportClient, on_change: Callable[[Key], None]) -> None:
+    """Poll the deliveries of all members forever; call `on_change` for each group whose delivery problem changed."""
 
     def due(step: int) -> Iterable[Turn]:
         current, now = groups(), asyncio.get_running_loop().time()
@@ -30,23 +30,23 @@ async def poll_deliveries(groups: Groups, reports: Reports, on_change: Callable[
 
 
 def _forget_ended(group: Group) -> None:
-    running = {known.pod.metadata.uid for known in group.pods.values() if not known.pod.ended}
+    running = {member.pod.metadata.uid for member in group.pods.values() if not member.pod.ended}
     group.deliveries.forget(running, group.topics)
 
 
-async def _read(reports: Reports, turn: Turn) -> None:
+async def _read(reports: ReportClient, turn: Turn) -> None:
     group, group_deliveries = turn.group, turn.group.deliveries
-    known = group.pods.get(turn.name)
-    if known is None or known.pod.metadata.uid != turn.uid:
+    member = group.pods.get(turn.name)
+    if member is None or member.pod.metadata.uid != turn.uid:
         return
-    deliveries = await reports.read_deliveries(Endpoint.of(known.pod, group.uid))
-    is_current = group.pods.get(turn.name) is known and group.deliveries is group_deliveries
+    deliveries = await reports.read_deliveries(Endpoint.of(member.pod, group.uid))
+    is_current = group.pods.get(turn.name) is member and group.deliveries is group_deliveries
     if deliveries and is_current:
         now = asyncio.get_running_loop().time()
-        group_deliveries.take(turn.uid, _revision_of(known.pod), deliveries, group.topics, now)
+        group_deliveries.take(turn.uid, _revision_of(member.pod), deliveries, group.topics, now)
 
 
 def _revision_of(pod: Pod) -> str:
-    """Return which version of its template a pod was made from; empty for a pod without a controller."""
+    """Return the revision of the pod template that a pod was created from; empty for a pod without a controller."""
     labels = pod.metadata.labels
     return next((labels[name] for name in REVISION_LABELS if name in labels), "")

@@ -1,7 +1,7 @@
-"""Reads every member's report by turns: of a member of which nothing is awaited, only this shows that it is silent.
+"""Polls every member's report periodically. Between handovers nothing else detects a silent member.
 
-The members of a small fleet are read every five seconds, so a member's silence is known, and `lostAfter` has run, by
-the time its node is given up. Those of a large one are read once a minute, for each read opens a connection.
+A small fleet is polled every five seconds: by the time Kubernetes gives up a node, the silence of its members is known
+and `lostAfter` has passed. A large fleet is polled once a minute, because each read opens a connection.
 """
 
 import asyncio
@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from rota.kube.client.objects import Key
-from rota.kube.members.report_client import Endpoint, Reports
+from rota.kube.members.report_client import Endpoint, ReportClient
 from rota.kube.members.rounds import Groups, Rounds, Turn, count_pods, read_by_turns, running_members
 from rota.model import Queue
 
 ROUNDS = Rounds(members_per_step=10, shortest=5, longest=60)
 
 
-async def poll_reports(groups: Groups, reports: Reports, on_change: Callable[[Key], None]) -> None:
-    """Read the reports of all members for ever; `on_change` is called for a group of which one has changed."""
+async def poll_reports(groups: Groups, reports: ReportClient, on_change: Callable[[Key], None]) -> None:
+    """Poll the reports of all members forever; call `on_change` for each group with a changed report."""
 
     def due(step: int) -> Iterable[Turn]:
         current = groups()
@@ -29,22 +29,22 @@ async def poll_reports(groups: Groups, reports: Reports, on_change: Callable[[Ke
 
 
 def _is_awaited(turn: Turn) -> bool:
-    """Whether a long poll reads the member's report; in a Broadcasting group its offsets are read all the same."""
+    """Whether a long poll reads the report already; Broadcasting members are polled anyway, for their offsets."""
     return turn.name in turn.group.awaited and not turn.group.record.broadcasting
 
 
-async def _read(reports: Reports, on_change: Callable[[Key], None], turn: Turn) -> None:
-    known = turn.group.pods.get(turn.name)
-    if known is None or known.pod.metadata.uid != turn.uid:
+async def _read(reports: ReportClient, on_change: Callable[[Key], None], turn: Turn) -> None:
+    pod_state = turn.group.pods.get(turn.name)
+    if pod_state is None or pod_state.pod.metadata.uid != turn.uid:
         return
-    member = Endpoint.of(known.pod, turn.group.uid)
+    member = Endpoint.of(pod_state.pod, turn.group.uid)
     offsets: Mapping[Queue, int | None] | None = None
     if turn.group.record.broadcasting:
-        answer, offsets = await reports.read_with_offsets(member)
+        response, offsets = await reports.read_with_offsets(member)
     else:
-        answer = await reports.read(member)
-    if turn.group.pods.get(turn.name) is not known:
+        response = await reports.read(member)
+    if turn.group.pods.get(turn.name) is not pod_state:
         return
-    known.offsets = offsets
-    if known.hear(answer.report, asyncio.get_running_loop().time(), answer.asked, answer.doubt):
+    pod_state.offsets = offsets
+    if pod_state.hear(response.report, asyncio.get_running_loop().time(), response.asked, response.doubt):
         on_change(turn.key)

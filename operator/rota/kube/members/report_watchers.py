@@ -1,7 +1,8 @@
-"""Watches members' reports by long polls: of those from which something is awaited, and of one for brokers' notices.
+"""Watches members' reports by long polls: all awaited members, or else one member for brokers' notices.
 
-A broker notifies every member when a consumer of its group comes or goes. One standing long poll per group carries
-that to the operator, so that it asks the brokers for the group's consumers at once and not with the next periodic poll.
+The planner names the awaited members: their reports could change the next plan. A broker notifies every member when a
+consumer of its group joins or leaves; one standing long poll per group passes that on, and the operator then asks the
+brokers for the group's consumers at once, before the next periodic poll.
 """
 
 import asyncio
@@ -11,25 +12,27 @@ from typing import NamedTuple
 
 from rota.aio import supervise
 from rota.http_server import AdmissionLimit
-from rota.kube.members.report_client import STANDING_WAIT_SECONDS, WAIT_SECONDS, Endpoint, Reports
+from rota.kube.members.report_client import STANDING_WAIT_SECONDS, WAIT_SECONDS, Endpoint, ReportClient
 from rota.kube.state.group import Group
 
-UNHEARD_SECONDS = 1.0  # before a member that could not be heard is asked again
+UNHEARD_SECONDS = 1.0  # before a member that did not respond is polled again
 MAX_STANDING_POLLS = 1000  # of all groups; beyond that, unmanaged consumers are found by the periodic poll alone
 
 
 class WatcherEvents(NamedTuple):
-    """What a group's watchers call."""
+    """The callbacks of a group's watchers."""
 
-    news: Callable[[], None]  # a member reports something else
-    consumers_changed: Callable[[], None]  # a member reports that consumers of the group came or went
+    news: Callable[[], None]  # a member's report changed, or the member became silent
+    consumers_changed: Callable[[], None]  # a member reports that consumers of the group joined or left
 
 
-class Listeners:
-    """Those who listen to the members of one group."""
+class ReportWatchers:
+    """The long polls of one group's members."""
 
-    def __init__(self, group: Group, reports: Reports, events: WatcherEvents, standing_polls: AdmissionLimit) -> None:
-        """Listen to nobody yet; `standing_polls` limits the standing polls of all groups together."""
+    def __init__(
+        self, group: Group, reports: ReportClient, events: WatcherEvents, standing_polls: AdmissionLimit
+    ) -> None:
+        """Start no poll yet; `standing_polls` limits the standing polls of all groups together."""
         self._group, self._reports, self._events = group, reports, events
         self._standing_polls = standing_polls
         self._standing: str | None = None  # the member that is polled for brokers' notices
@@ -37,8 +40,8 @@ class Listeners:
         self._by_pod: dict[str, asyncio.Task[None]] = {}
 
     def listen(self) -> None:
-        """Listen to everybody of whom something is awaited; if there is nobody, to one member for brokers' notices."""
-        for name in sorted(self._group.awaited):  # a set has an order of its own in each process
+        """Poll every awaited member; if no member is awaited, keep a standing poll of one for brokers' notices."""
+        for name in sorted(self._group.awaited):  # the order of a set differs between processes
             if name not in self._by_pod or self._by_pod[name].done():
                 listener = _start(name, partial(self._listen, name, WAIT_SECONDS, partial(self._is_awaited, name)))
                 self._by_pod[name] = listener
@@ -46,14 +49,14 @@ class Listeners:
         self._keep_standing_poll()
 
     def interrupt(self, name: str) -> None:
-        """End a poll that it is right to leave unanswered: it would hide that nobody answers."""
+        """Cancel a member's polls: a member may hold a long poll to its end, which hides that it has become silent."""
         if listener := self._by_pod.pop(name, None):
             listener.cancel()
         if name == self._standing:
             self._end_standing_poll()
 
     def rest(self) -> None:
-        """Listen to nobody any more."""
+        """Cancel all polls of the group."""
         self._end_standing_poll()
         for name in list(self._by_pod):
             self.interrupt(name)
@@ -67,23 +70,23 @@ class Listeners:
             self._standing_poll = _start(standing, partial(self._listen_for_notices, standing))
 
     def _end_standing_poll(self) -> None:
-        """End the standing poll; that of an awaited member ends sooner, so that its silence is noticed sooner."""
+        """Cancel the standing poll; an awaited member gets a shorter poll instead, which detects its silence sooner."""
         if self._standing_poll:
             self._standing_poll.cancel()
         self._standing = self._standing_poll = None
 
     def _choose_standing(self) -> str | None:
-        """Return the member that carries brokers' notices: the same one for as long as it can."""
-        if self._group.awaited or self._group.record.broadcasting:  # brokers do not notify members of the latter
+        """Return the member that reports brokers' notices; keep the present one as long as it can."""
+        if self._group.awaited or self._group.record.broadcasting:  # brokers do not notify Broadcasting members
             return None
         pods = self._group.pods
-        before = pods.get(self._standing) if self._standing else None
-        if before and before.can_report_notices:
+        current = pods.get(self._standing) if self._standing else None
+        if current and current.can_report_notices:
             return self._standing
-        return min((name for name, known in pods.items() if known.can_report_notices), default=None)
+        return min((name for name, pod in pods.items() if pod.can_report_notices), default=None)
 
     def _forget(self, name: str, listener: "asyncio.Task[None]") -> None:
-        """Forget a listener that has ended, unless another one has taken its place."""
+        """Forget a finished poll, unless a newer poll has replaced it."""
         if self._by_pod.get(name) is listener:
             del self._by_pod[name]
 
@@ -99,25 +102,25 @@ class Listeners:
                 await self._listen(name, STANDING_WAIT_SECONDS, partial(self._is_standing, name))
 
     async def _listen(self, name: str, seconds: int, is_wanted: Callable[[], bool]) -> None:
-        after: int | None = None
+        revision: int | None = None
         loop = asyncio.get_running_loop()
-        while is_wanted() and (known := self._group.pods.get(name)):
-            member = Endpoint.of(known.pod, self._group.uid)
+        while is_wanted() and (pod_state := self._group.pods.get(name)):
+            member = Endpoint.of(pod_state.pod, self._group.uid)
             started = loop.time()
-            if after is None:
-                report, asked, doubt = await self._reports.read(member)
+            if revision is None:
+                report, asked_at, doubt = await self._reports.read(member)
             else:
-                report, asked, doubt = await self._reports.next(member, after, seconds)
-            has_news = report is not None and report.revision != after
-            after = report.revision if report else None
-            known = self._group.pods.get(name)
-            if known and known.pod.metadata.uid == member.uid:
-                if known.hear(report, loop.time(), asked, doubt):
+                report, asked_at, doubt = await self._reports.next(member, revision, seconds)
+            has_changed = report is not None and report.revision != revision
+            revision = report.revision if report else None
+            pod_state = self._group.pods.get(name)
+            if pod_state and pod_state.pod.metadata.uid == member.uid:
+                if pod_state.hear(report, loop.time(), asked_at, doubt):
                     self._events.news()
-                if known.take_notice():
+                if pod_state.take_notice():
                     self._events.consumers_changed()
-            # A member at which too many wait already answers a long poll at once.
-            if report is None or (not has_news and loop.time() - started < UNHEARD_SECONDS):
+            # A member that already holds too many long polls responds at once: wait before the next one.
+            if report is None or (not has_changed and loop.time() - started < UNHEARD_SECONDS):
                 await asyncio.sleep(UNHEARD_SECONDS)
 
 

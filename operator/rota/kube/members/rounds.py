@@ -1,4 +1,4 @@
-"""Reads members by turns: some in each step, each member once a round; a member that is slow delays no other one."""
+"""Schedules periodic polls: each step reads some members, each round all of them; a slow member delays no other."""
 
 import asyncio
 import math
@@ -16,7 +16,7 @@ Groups = Callable[[], Mapping[Key, Group]]
 
 
 class Turn(NamedTuple):
-    """A member that is read now."""
+    """A member to be read in this step."""
 
     key: Key
     group: Group
@@ -27,37 +27,37 @@ class Turn(NamedTuple):
 class Rounds(NamedTuple):
     """How often members are read."""
 
-    members_per_step: int  # about so many, as long as a round is neither too short nor too long
-    shortest: int  # steps of a round
+    members_per_step: int  # approximately, within the limits of a round's length
+    shortest: int  # least number of steps in a round
     longest: int = sys.maxsize
 
     def steps(self, members: int) -> int:
-        """Return in how many steps so many members are read once."""
+        """Return the number of steps in a round over this many members."""
         return min(max(self.shortest, math.ceil(members / self.members_per_step)), self.longest)
 
     def due(self, turns: Iterable[Turn], members: int, step: int) -> Iterator[Turn]:
-        """Yield those of some turns that fall into this step of a round over so many members."""
+        """Yield the turns that fall into this step of a round over this many members."""
         steps = self.steps(members)
         return (turn for turn in turns if hash(turn.uid) % steps == step % steps)
 
 
 def running_members(groups: Mapping[Key, Group]) -> Iterator[Turn]:
-    """Yield the members whose sidecar has started, and whose pod has not ended."""
+    """Yield the members whose sidecar has started and whose pod has not ended."""
     for key, group in groups.items():
-        for name, known in group.pods.items():
-            if known.pod.started and not known.pod.ended:
-                yield Turn(key, group, name, known.pod.metadata.uid)
+        for name, pod_state in group.pods.items():
+            if pod_state.pod.started and not pod_state.pod.ended:
+                yield Turn(key, group, name, pod_state.pod.metadata.uid)
 
 
 def count_pods(groups: Mapping[Key, Group]) -> int:
-    """Return how many pods all groups have."""
+    """Return the number of pods in all groups."""
     return sum(len(group.pods) for group in groups.values())
 
 
 async def read_by_turns(
     due: Callable[[int], Iterable[Turn]], read: Callable[[Turn], Coroutine[Any, Any, None]]
 ) -> None:
-    """Read for ever the members that are `due` in each step; one whose last read still goes on is passed over."""
+    """In each step, forever, read the members that are `due`; skip a member whose previous read still runs."""
     reading: set[str] = set()
 
     async def read_member(turn: Turn) -> None:

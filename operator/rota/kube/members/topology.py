@@ -1,50 +1,49 @@
-"""Rooms: where pods are, by a label of their own or of their node; nodes are read one by one, when a policy asks."""
+"""Rooms of pods, from a label of the pod or of its node; nodes are read when a group's policy needs them."""
 
 import asyncio
 import logging
 
-from rota.kube.client.api import Api, ApiError, Unanswered
+from rota.kube.client.api import Api, ApiError, NoResponseError
 from rota.kube.client.objects import Object
 from rota.kube.client.paths import object_path
 from rota.kube.state.group import Group
 
-NODE_SECONDS = 300.0  # for which a node's labels are believed
+NODE_SECONDS = 300.0  # for which a node's labels are cached
 
 _log = logging.getLogger(__name__)
 
 
-class Rooms:
-    """The nodes' labels, as far as somebody asks for them."""
+class Topology:
+    """Caches the labels of nodes, and finds the rooms of pods by them."""
 
     def __init__(self, api: Api) -> None:
-        """Know no node yet."""
         self._api = api
-        self._nodes: dict[str, tuple[float, dict[str, str]]] = {}  # since when, and the labels
+        self._nodes: dict[str, tuple[float, dict[str, str]]] = {}  # time of the read, and the labels
 
     async def learn(self, group: Group) -> None:
-        """Read the nodes of a group's pods, if its policy asks for their rooms and they are not known."""
+        """If the group's policy uses rooms, read the nodes of its pods that are not cached."""
         label, now = _label(group), asyncio.get_running_loop().time()
         if label:
-            self._nodes = {name: it for name, it in self._nodes.items() if now < it[0] + NODE_SECONDS}
-            pods = [known.pod for known in group.pods.values() if label not in known.pod.metadata.labels]
+            self._nodes = {name: node for name, node in self._nodes.items() if now < node[0] + NODE_SECONDS}
+            pods = [state.pod for state in group.pods.values() if label not in state.pod.metadata.labels]
             unknown = {pod.spec.node_name for pod in pods} - self._nodes.keys() - {""}
             await asyncio.gather(*(self._ask(name, now) for name in sorted(unknown)))
 
     async def _ask(self, name: str, now: float) -> None:
         try:
             self._nodes[name] = now, (await self._api.get(object_path("nodes", "", name), Object)).metadata.labels
-        except (ApiError, Unanswered) as error:
+        except (ApiError, NoResponseError) as error:
             _log.warning("The rooms of pods on node %s are not known: %s", name, error)
 
     def of(self, group: Group) -> dict[str, str]:
-        """Return each pod's room: its own label's value, or else its node's."""
+        """Return each pod's room: the value of its own label, otherwise of its node's; omit pods without either."""
         label = _label(group)
-        found: dict[str, str] = {}
-        for name, known in group.pods.items() if label else ():
-            _, node = self._nodes.get(known.pod.spec.node_name, (0.0, {}))
-            if room := known.pod.metadata.labels.get(label) or node.get(label):
-                found[name] = room
-        return found
+        rooms: dict[str, str] = {}
+        for name, state in group.pods.items() if label else ():
+            _, node = self._nodes.get(state.pod.spec.node_name, (0.0, {}))
+            if room := state.pod.metadata.labels.get(label) or node.get(label):
+                rooms[name] = room
+        return rooms
 
 
 def _label(group: Group) -> str:

@@ -1,7 +1,7 @@
 """The status of each RebalancePolicy: whether it is accepted, and which groups use it.
 
-The leader compares all policies with what their status should be, and writes those that differ: at most once in ten
-seconds each. A status write changes neither uid nor spec of a policy, so no group is reconciled because of it.
+The leader computes the status of all policies, and writes each changed one at most once in ten seconds. A status
+write changes neither uid nor spec of a policy, so no group is reconciled because of it.
 """
 
 import asyncio
@@ -10,24 +10,24 @@ from collections.abc import Callable, Mapping, Sequence
 from time import time
 from typing import Any
 
-from rota.aio import gently
-from rota.kube.client.api import Api, ApiError, Unanswered
+from rota.aio import yield_periodically
+from rota.kube.client.api import Api, ApiError, NoResponseError
 from rota.kube.client.objects import Custom, Key
 from rota.kube.client.paths import POLICIES, object_path
 from rota.kube.state.resolved_spec import policy_of
 from rota.model import plain
-from rota.spec import Mistake
+from rota.spec import InvalidSpecError
 from rota.timestamps import format_time
 
 WRITE_SECONDS = 10.0
 MAX_NAMES = 20  # of groups in a status
-MAX_MESSAGE = 1000  # characters: a sentence may repeat what a tenant wrote
+MAX_MESSAGE = 1000  # characters; a message may quote a tenant's text
 
 _log = logging.getLogger(__name__)
 
 
 def policy_status(policy: Custom, groups: Sequence[str], now: float) -> dict[str, Any]:
-    """Return the status of a policy that is used by groups of those names."""
+    """Return the status of a policy; `groups` are the names of the groups that use it."""
     mistake = _find_mistake(policy)
     reason = "InvalidPolicy" if mistake else "Accepted"
     message = mistake or "The policy can be used"
@@ -44,7 +44,7 @@ def policy_status(policy: Custom, groups: Sequence[str], now: float) -> dict[str
                 "observedGeneration": policy.metadata.generation,
                 "lastTransitionTime": _since(policy.status, kind, status) or format_time(now, "seconds"),
             }
-            # Stalled is what kstatus reads: only a user can fix a policy that is not accepted.
+            # kstatus reads Stalled: only a user can fix a policy that is not accepted.
             for kind, status in (("Accepted", str(not mistake)), ("Stalled", str(bool(mistake))))
         ],
     }
@@ -54,13 +54,13 @@ def _find_mistake(policy: Custom) -> str:
     """Return the message of the first mistake in a policy; empty if it has none."""
     try:
         policy_of(policy)
-    except Mistake as mistake:
+    except InvalidSpecError as mistake:
         return plain(str(mistake), MAX_MESSAGE)
     return ""
 
 
 def _since(status: Mapping[str, Any], kind: str, value: str) -> str | None:
-    """Return since when the published condition has had this status."""
+    """Return since when the published condition has this status; None if it has another one."""
     conditions = status.get("conditions")
     for condition in conditions if isinstance(conditions, list) else ():
         if isinstance(condition, dict) and (condition.get("type"), condition.get("status")) == (kind, value):
@@ -79,21 +79,21 @@ class PolicyStatuses:
         users: Callable[[], Mapping[Key, Sequence[str]]],
         leads: Callable[[], bool],
     ) -> None:
-        """`users`: the names of the groups that use each policy."""
+        """`users` returns the names of the groups that use each policy."""
         self._api, self._policies, self._users, self._leads = api, policies, users, leads
         self._is_failing = False
 
     async def run(self) -> None:
-        """Write what is due, for ever."""
+        """Write due statuses periodically while this operator leads."""
         while True:
             await asyncio.sleep(WRITE_SECONDS)
             if self._leads():
                 await self.write_due()
 
     async def write_due(self) -> None:
-        """Write each status that is not as it should be. After a failure the others wait for the next time."""
+        """Write each status that differs from the published one. After a failure, the rest wait for the next run."""
         users = self._users()
-        async for key, policy in gently(list(self._policies().items())):
+        async for key, policy in yield_periodically(list(self._policies().items())):
             status = policy_status(policy, users.get(key, ()), time())
             if status != policy.status and not await self._write(policy, status):
                 break
@@ -105,8 +105,8 @@ class PolicyStatuses:
         body = {"apiVersion": "rota.dev/v1alpha1", "kind": "RebalancePolicy", "metadata": metadata, "status": status}
         try:
             await self._api.apply(object_path(POLICIES, namespace, name, "status"), body, Custom)
-        except (ApiError, Unanswered) as error:
-            if isinstance(error, ApiError) and (error.conflict or error.unknown):  # changed or deleted: the watch tells
+        except (ApiError, NoResponseError) as error:
+            if isinstance(error, ApiError) and (error.conflict or error.unknown):  # the watch reports it
                 return True
             if not self._is_failing:
                 _log.warning("The status of RebalancePolicy %s/%s could not be written: %s", namespace, name, error)

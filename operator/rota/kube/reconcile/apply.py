@@ -1,6 +1,6 @@
 """Writes to the API server that follow a stored assignment: annotations of pods, the status, Events.
 
-Each write names the version or the uid that it was decided for, so the API server rejects one that is out of date.
+Each write names the version or the uid that it was decided for, so the API server rejects an outdated write.
 """
 
 import asyncio
@@ -12,14 +12,8 @@ from typing import Any
 
 import msgspec
 
-from rota.kube.client.api import MANAGER, Api, ApiError, Unanswered
-from rota.kube.client.objects import (
-    DELETION_COST,
-    POKE,
-    Custom,
-    Object,
-    Pod,
-)
+from rota.kube.client.api import MANAGER, Api, ApiError, NoResponseError
+from rota.kube.client.objects import DELETION_COST, POKE, Custom, Object, Pod
 from rota.kube.client.paths import GROUPS, collection_path, object_path
 from rota.kube.state.group import Group
 from rota.logs import of_group
@@ -27,26 +21,30 @@ from rota.model import Holder, Poke
 from rota.planner import Event
 from rota.timestamps import format_time
 
-AT_ONCE = 20  # pokes of one group under way
+AT_ONCE = 20  # concurrent annotation writes of one group
 
 _log = logging.getLogger(__name__)
 
 
-async def mark(api: Api, group: Group, pokes: Mapping[str, Poke], *, settled: bool) -> int:
-    """Change pods' annotations; return how many writes that took.
+async def annotate_pods(api: Api, group: Group, pokes: Mapping[str, Poke], *, settled: bool) -> int:
+    """Annotate pods with pokes and deletion costs; return the number of successful writes.
 
     A changed annotation makes the kubelet sync the mounted ConfigMap. Deletion costs make a shrinking Deployment end
-    members with the fewest queues first; they are written along with pokes, alone only when nothing else is due.
+    members with the fewest queues first; they are written along with pokes, and alone only if the group is settled.
     """
     room, shares = asyncio.Semaphore(AT_ONCE), group.record.shares
 
     def cost(pod: Pod) -> str:
         return str(len(shares.get(Holder(pod.metadata.name, pod.metadata.uid), ())))
 
-    wrong = [name for name, it in group.pods.items() if it.counts and it.pod.cost != cost(it.pod)] if settled else []
+    wrong = (
+        [name for name, state in group.pods.items() if state.counts and state.pod.cost != cost(state.pod)]
+        if settled
+        else []
+    )
 
     async def one(name: str) -> bool:
-        if name not in group.pods:  # it ended while the document was written
+        if name not in group.pods:  # it ended while the assignment was written
             return False
         pod = group.pods[name].pod
         poke = {POKE: str(pokes[name])} if name in pokes else {}
@@ -54,8 +52,8 @@ async def mark(api: Api, group: Group, pokes: Mapping[str, Poke], *, settled: bo
         try:
             async with room:
                 await api.merge(object_path("pods", group.namespace, name), body, Object)
-        except (ApiError, Unanswered) as error:
-            if not (isinstance(error, ApiError) and (error.unknown or error.conflict)):  # it ended: the watch tells
+        except (ApiError, NoResponseError) as error:
+            if not (isinstance(error, ApiError) and (error.unknown or error.conflict)):  # ended: the watch reports it
                 _log.warning(
                     "A pod could not be annotated: %s", error, extra=of_group(group.namespace, group.name, member=name)
                 )
@@ -66,7 +64,7 @@ async def mark(api: Api, group: Group, pokes: Mapping[str, Poke], *, settled: bo
 
 
 async def write_status(api: Api, group: Group, status: Mapping[str, Any]) -> Custom | None:
-    """State the group's status as we see it; what is not in it any more goes. None: it was not taken."""
+    """Apply the group's status, removing fields that it lacks. Return None if the write failed."""
     body = {
         "apiVersion": "rota.dev/v1alpha1",
         "kind": "ConsumerGroup",
@@ -74,26 +72,26 @@ async def write_status(api: Api, group: Group, status: Mapping[str, Any]) -> Cus
             "name": group.name,
             "namespace": group.namespace,
             "uid": group.uid,
-            "resourceVersion": group.version,  # what a deposed leader tells comes too late
+            "resourceVersion": group.version,  # rejects the outdated status of a deposed leader
         },
         "status": status,
     }
     try:
         return await api.apply(object_path(GROUPS, group.namespace, group.name, "status"), body, Custom)
-    except (ApiError, Unanswered) as error:
+    except (ApiError, NoResponseError) as error:
         _log.warning("The status could not be written: %s", error, extra=of_group(group.namespace, group.name))
         return None
 
 
-async def tell(api: Api, group: Group, event: Event) -> None:
+async def record_event(api: Api, group: Group, event: Event) -> None:
     """Create an Event about the group, or count an equal one; a failure is logged and changes nothing else."""
     try:
         await _post_or_count(api, group.namespace, _event(group, event))
-    except (ApiError, Unanswered) as error:
+    except (ApiError, NoResponseError) as error:
         _log.info("An Event could not be created: %s", error, extra=of_group(group.namespace, group.name))
 
 
-class _Told(msgspec.Struct):
+class _EventCount(msgspec.Struct):
     count: int | None = None
 
 
@@ -104,13 +102,13 @@ async def _post_or_count(api: Api, namespace: str, body: Mapping[str, Any]) -> N
         if not error.conflict:
             raise
         event = object_path("events", namespace, body["metadata"]["name"])
-        count = (await api.get(event, _Told)).count or 1
+        count = (await api.get(event, _EventCount)).count or 1
         await api.merge(event, {"count": count + 1, "lastTimestamp": body["lastTimestamp"]}, msgspec.Raw)
 
 
 def _event(group: Group, event: Event) -> dict[str, Any]:
     """Return an Event whose name is a digest of its text, so that a repeated Event is counted and not created again."""
-    assert group.body is not None  # noqa: S101 - as above
+    assert group.body is not None  # noqa: S101 - only existing groups have Events
     metadata, now = group.body.metadata, format_time(time.time(), "seconds")
     mark = hashlib.sha256(f"{metadata.uid} {event.reason} {event.message}".encode()).hexdigest()[:16]
     return {

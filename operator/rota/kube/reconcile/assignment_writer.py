@@ -1,6 +1,7 @@
-"""A group's document on its way to the API server: an answer that gets lost does not say whether it was taken.
+"""Writer of a group's assignment to its ConfigMap; it also resolves writes without a response.
 
-Only the record says that. So it is asked for, and the plan whose document it turns out to be is followed up then.
+If a response is lost, only the ConfigMap shows whether the document was stored. The operator reads it again, and then
+follows up the plan with the stored document.
 """
 
 from collections import deque
@@ -8,73 +9,67 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from rota.kube.client.api import Api, ApiError, Stale, Unanswered
-from rota.kube.client.objects import (
-    GROUP_LABEL,
-    SETTINGS,
-    ConfigMap,
-    record_of,
-)
+from rota.kube.client.api import Api, ApiError, ConflictError, NoResponseError
+from rota.kube.client.objects import GROUP_LABEL, SETTINGS, ConfigMap, record_of
 from rota.kube.client.paths import collection_path, object_path
 from rota.kube.state.group import Group
 from rota.kube.workload.deployment_manifest import OURS, owner
 from rota.planner import Plan
 
-REFUSED = frozenset({400, 403, 413, 422})  # by a shape, a right, a quota, a webhook: it is people's to mend
-MOST_UNANSWERED = 5  # that are remembered: the record is asked for after each, and rules out all others
+REFUSED = frozenset({400, 403, 413, 422})  # rejected by schema, RBAC, quota or webhook: a user must fix it
+MOST_UNANSWERED = 5  # plans to remember: the ConfigMap is read after each, and confirms one at most
 
 
-class Sent(NamedTuple):
-    """A plan whose document is written, and the seconds that it took to make."""
+class PendingPlan(NamedTuple):
+    """A plan with a document to write, and the seconds that planning took."""
 
     plan: Plan
     seconds: float
 
 
-class Writing:
-    """The writes of one group's document."""
+class AssignmentWriter:
+    """Writes one group's document."""
 
     def __init__(self, api: Api, group: Group) -> None:
-        """Write nothing yet."""
         self._api, self._group = api, group
-        self._unanswered: deque[Sent] = deque(maxlen=MOST_UNANSWERED)
+        self._unanswered: deque[PendingPlan] = deque(maxlen=MOST_UNANSWERED)
 
-    async def write(self, sent: Sent) -> None:
-        """Write a plan's document."""
+    async def write(self, sent: PendingPlan) -> None:
+        """Write a plan's document. If it may have been stored without a response, remember the plan, and raise."""
         try:
             self._group.keep(await write_document(self._api, self._group, sent.plan))
-        except (ApiError, Unanswered, Stale) as error:
-            # A conflict may be with itself: requests are repeated where a connection breaks.
+        except (ApiError, NoResponseError, ConflictError) as error:
+            # A conflict may come from this very write: a request is repeated when its connection breaks.
             if not (isinstance(error, ApiError) and error.status in REFUSED):
-                self._unanswered.append(Sent(replace(sent.plan, data={}), sent.seconds))
+                self._unanswered.append(PendingPlan(replace(sent.plan, data={}), sent.seconds))
                 self._group.outdated = True
             raise
         self._unanswered.clear()
 
-    def taken(self) -> Sent | None:
-        """Return what was taken though nobody said so, once."""
+    def taken(self) -> PendingPlan | None:
+        """Return the remembered plan with the stored document, once; None if no such plan exists."""
         document = self._group.record.document
-        found = next((it for it in self._unanswered if it.plan.document == document), None)
-        if found:
+        confirmed = next((sent for sent in self._unanswered if sent.plan.document == document), None)
+        if confirmed:
             self._unanswered.clear()
-        return found
+        return confirmed
 
     def forget(self) -> None:
-        """Forget what was sent: whoever led meanwhile has told of the record as it is."""
+        """Forget remembered plans: the leader in between has followed up the assignment as it is stored."""
         self._unanswered.clear()
 
 
-async def write_document(api: Api, group: Group, found: Plan) -> ConfigMap:
-    """Write the document, unless the record is not the one that was read."""
-    assert group.body is not None  # noqa: S101 - nobody plans for a group that is not there
-    body = record(group, found.data)
+async def write_document(api: Api, group: Group, plan: Plan) -> ConfigMap:
+    """Write the document. Raise Stale if the ConfigMap is not in the version that was read."""
+    assert group.body is not None  # noqa: S101 - only existing groups are planned
+    body = record(group, plan.data)
     try:
         if group.record.version:
             return await api.replace(object_path("configmaps", group.namespace, record_of(group.name)), body, ConfigMap)
         return await api.create(collection_path("configmaps", group.namespace), body, ConfigMap)
     except ApiError as error:
         if error.conflict or error.unknown:
-            raise Stale(str(error)) from None
+            raise ConflictError(str(error)) from None
         raise
 
 
@@ -93,6 +88,6 @@ def record(group: Group, data: Mapping[str, str | bytes]) -> dict[str, Any]:
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": metadata,
-        "data": {SETTINGS: group.wanted_settings} | {key: it for key, it in data.items() if isinstance(it, str)},
-        "binaryData": {key: it for key, it in data.items() if isinstance(it, bytes)},  # encoded as base64
+        "data": {SETTINGS: group.wanted_settings} | {key: text for key, text in data.items() if isinstance(text, str)},
+        "binaryData": {key: packed for key, packed in data.items() if isinstance(packed, bytes)},  # encoded as base64
     }

@@ -1,42 +1,47 @@
-"""Handlers of watch events: they update the state of the groups concerned, and queue those."""
+"""Handlers of watch events: they update the state of the groups concerned, and enqueue these groups."""
 
 import asyncio
 from collections.abc import Callable, Mapping
 
-from rota.kube.brokers.registry import Places
+from rota.kube.brokers.registry import BrokerRegistry
 from rota.kube.client.objects import ConfigMap, Custom, Deployment, Key, Pod, record_of
 from rota.kube.reconcile.reconciler import Reconciler
 from rota.kube.reconcile.work_queue import QueuedGroup, WorkQueue
 from rota.kube.state.group import Group
 from rota.kube.state.stored_assignment import RecordLimits
-from rota.kube.workload.deployments import Fleets
+from rota.kube.workload.deployments import Deployments
 
 
 class EventHandlers:
     """Handles added, changed and deleted groups, policies, pods, ConfigMaps and Deployments."""
 
     def __init__(
-        self, queue: WorkQueue, reconciler: Reconciler, places: Places, fleets: Fleets, adopt: Callable[[Group], None]
+        self,
+        queue: WorkQueue,
+        reconciler: Reconciler,
+        places: BrokerRegistry,
+        fleets: Deployments,
+        adopt: Callable[[Group], None],
     ) -> None:
         """`adopt`: adds a group to the queue."""
         self._queue, self._reconciler, self._places, self._fleets = queue, reconciler, places, fleets
         self._adopt = adopt
         self.record_limits = RecordLimits()
         self._policies: dict[Key, Custom] = {}
-        self._labels: dict[str, str] = {}  # by pods' uids
+        self._labels: dict[str, str] = {}  # last seen group label, by pod uid
 
     def group_seen(self, body: Custom) -> None:
         """Handle an added or changed ConsumerGroup."""
         key = body.metadata.key
         task = self._task(key)
-        before = task.group.body
-        if before and body.metadata.version < before.metadata.version:
+        previous = task.group.body
+        if previous and body.metadata.version < previous.metadata.version:
             return
-        if before and before.metadata.uid != body.metadata.uid:
-            self.group_gone(before)
+        if previous and previous.metadata.uid != body.metadata.uid:
+            self.group_gone(previous)
             task = self._task(key)
         self.wants(task.group, body)
-        if before is None or before.metadata.generation != body.metadata.generation:
+        if previous is None or previous.metadata.generation != body.metadata.generation:
             self._queue.wake(key)
 
     def group_gone(self, body: Custom) -> None:
@@ -51,30 +56,30 @@ class EventHandlers:
 
     def policy_seen(self, body: Custom) -> None:
         """Handle an added or changed RebalancePolicy."""
-        known = self._policies.get(body.metadata.key)
-        if known and known.metadata.version >= body.metadata.version:
+        previous = self._policies.get(body.metadata.key)
+        if previous and previous.metadata.version >= body.metadata.version:
             return
         self._policies[body.metadata.key] = body
-        if not body.has_spec_of(known):  # else its status was written
+        if not body.has_spec_of(previous):  # else only its metadata or status changed
             self._policy_changed(body)
 
     def policy_gone(self, body: Custom) -> None:
-        """Handle a deleted RebalancePolicy; one that was created again has another uid."""
-        known = self._policies.get(body.metadata.key)
-        if known and known.metadata.uid == body.metadata.uid:
+        """Handle a deleted RebalancePolicy; a recreated one has another uid and stays."""
+        current = self._policies.get(body.metadata.key)
+        if current and current.metadata.uid == body.metadata.uid:
             del self._policies[body.metadata.key]
             self._policy_changed(body)
 
     def _policy_changed(self, body: Custom) -> None:
         for key, task in list(self._queue.tasks.items()):
-            wanted = task.group.body and task.group.body.policy
-            if task.group.body and (key[0], wanted) == body.metadata.key:
+            policy_name = task.group.body and task.group.body.policy
+            if task.group.body and (key[0], policy_name) == body.metadata.key:
                 self.wants(task.group, task.group.body)
                 self._queue.wake(key)
 
     @property
     def policies(self) -> Mapping[Key, Custom]:
-        """Every RebalancePolicy, as it was seen last."""
+        """All RebalancePolicies, as last seen."""
         return self._policies
 
     def policy_users(self) -> dict[Key, list[str]]:
@@ -94,16 +99,16 @@ class EventHandlers:
         """Handle an added or changed pod."""
         for key in self._concerned(pod):
             task = self._task(key)
-            known = task.group.pods.get(pod.metadata.name)
-            before = known.pod if known else None
+            state = task.group.pods.get(pod.metadata.name)
+            previous = state.pod if state else None
             task.group.pods.see(pod, self._now)
-            if before is None or before.telling != pod.telling:
-                if before and before.ready and not pod.ready:
+            if previous is None or previous.telling != pod.telling:
+                if previous and previous.ready and not pod.ready:
                     task.listeners.interrupt(pod.metadata.name)
                 self._hurry(key)
 
     def pod_gone(self, pod: Pod) -> None:
-        """Handle a pod that is not watched any more: it is deleted, or has lost its label."""
+        """Handle a pod that left the watch: it was deleted, or lost its label."""
         for key in self._concerned(pod):
             task = self._task(key)
             task.group.miss(pod)
@@ -112,45 +117,45 @@ class EventHandlers:
         self._labels.pop(pod.metadata.uid, None)
 
     def _concerned(self, pod: Pod) -> list[Key]:
-        """Return the groups that the pod's label names and named before, and the one that its sidecar works for."""
-        before = self._labels.get(pod.metadata.uid, "")
+        """Return the groups of the pod's label, of its previous label, and of the assignment its sidecar mounts."""
+        previous = self._labels.get(pod.metadata.uid, "")
         self._labels[pod.metadata.uid] = pod.labelled
-        names = dict.fromkeys((pod.labelled, before, pod.works_for))
+        names = dict.fromkeys((pod.labelled, previous, pod.works_for))
         keys = [(pod.metadata.namespace, name) for name in names if name]
         return [key for key in keys if key[1] == pod.labelled or key in self._queue.tasks]
 
-    def record_seen(self, found: ConfigMap) -> None:
+    def record_seen(self, config_map: ConfigMap) -> None:
         """Handle an added or changed assignment, the operator's own writes included."""
-        key = found.metadata.group
-        if found.metadata.name == record_of(key[1]):
-            group = self._task(key).group  # which may be seen later
-            before = group.record
-            group.keep(found)
-            if group.record is not before:
+        key = config_map.metadata.group
+        if config_map.metadata.name == record_of(key[1]):
+            group = self._task(key).group  # its ConsumerGroup may arrive later
+            previous = group.record
+            group.keep(config_map)
+            if group.record is not previous:
                 self._queue.wake(key)
 
-    def record_gone(self, found: ConfigMap) -> None:
+    def record_gone(self, config_map: ConfigMap) -> None:
         """Handle a deleted assignment."""
-        task = self._queue.tasks.get(found.metadata.group)
-        if not task or found.metadata.name != record_of(task.group.name):
+        task = self._queue.tasks.get(config_map.metadata.group)
+        if not task or config_map.metadata.name != record_of(task.group.name):
             return
-        if found.metadata.version >= task.group.record.number:  # else it was made anew meanwhile
+        if config_map.metadata.version >= task.group.record.number:  # else it was recreated meanwhile
             task.group.keep(None)
-            self._queue.wake(found.metadata.group)
-            self._forget_nobodys(found.metadata.group)
+            self._queue.wake(config_map.metadata.group)
+            self._forget_nobodys(config_map.metadata.group)
 
-    def deployment_seen(self, found: Deployment) -> None:
-        """Handle an added or changed Deployment of a group; what somebody changed by hand is changed back."""
-        if self._fleets.seen(found):
-            self._queue.wake(found.metadata.group)
+    def deployment_seen(self, deployment: Deployment) -> None:
+        """Handle an added or changed Deployment of a group; the reconcile reverts manual changes."""
+        if self._fleets.seen(deployment):
+            self._queue.wake(deployment.metadata.group)
 
-    def deployment_gone(self, found: Deployment) -> None:
+    def deployment_gone(self, deployment: Deployment) -> None:
         """Handle a deleted Deployment of a group."""
-        self._fleets.gone(found)
-        self._queue.wake(found.metadata.group)
+        self._fleets.gone(deployment)
+        self._queue.wake(deployment.metadata.group)
 
     def _forget_nobodys(self, key: Key) -> None:
-        """Remove a group that does not exist and has no pods."""
+        """Remove a group that has neither a ConsumerGroup nor pods."""
         group = self._queue.tasks[key].group
         if group.body is None and not (group.pods or group.pods.strangers):
             del self._queue.tasks[key]

@@ -1,4 +1,4 @@
-"""Limits of all groups together: how many are observed at the same time, and how many pokes for settings are sent.
+"""Limits for all groups together: concurrent observations, and pokes for settings a second.
 
 A group in the middle of a handover is observed first.
 """
@@ -11,17 +11,16 @@ from contextlib import asynccontextmanager
 from rota.kube.state.group import Group
 
 
-class Turns:
-    """Room for so many at once; the others wait, first come, first served, but for who is not at rest."""
+class PriorityLimiter:
+    """Semaphore with a queue: groups wait first come, first served, but a group in a handover goes first."""
 
     def __init__(self, most: int) -> None:
-        """All of it is free."""
         self._free = most
         self._waiting: OrderedDict[Group, asyncio.Future[None]] = OrderedDict()
 
     @asynccontextmanager
     async def of(self, group: Group) -> AsyncIterator[None]:
-        """Wait for a group's turn, and take it."""
+        """Wait for a free slot, and hold it for the group."""
         if self._free:
             self._free -= 1
         else:
@@ -32,7 +31,7 @@ class Turns:
                 await turn
             except asyncio.CancelledError:
                 self._waiting.pop(group, None)
-                if not turn.cancelled():  # it had come already
+                if not turn.cancelled():  # the slot was granted already
                     self._next()
                 raise
         try:
@@ -41,7 +40,7 @@ class Turns:
             self._next()
 
     def hurry(self, group: Group) -> None:
-        """Let a group that waits go first."""
+        """Move a waiting group to the front."""
         if group in self._waiting:
             self._waiting.move_to_end(group, last=False)
 
@@ -55,16 +54,16 @@ class Turns:
 
 
 class TokenBucket:
-    """Allows so many actions a second, and up to `burst` at once after a pause."""
+    """Allows `per_second` actions a second, and up to `burst` at once after a pause."""
 
     def __init__(self, per_second: float, burst: int) -> None:
         self._per_second, self._burst = per_second, burst
         self._tokens, self._filled_at = float(burst), 0.0
 
-    def take(self, wanted: int, now: float) -> int:
-        """Return how many of the wanted actions are allowed now."""
+    def take(self, requested: int, now: float) -> int:
+        """Return how many of the requested actions are allowed now."""
         self._tokens = min(self._burst, self._tokens + (now - self._filled_at) * self._per_second)
         self._filled_at = now
-        allowed = min(wanted, int(self._tokens))
+        allowed = min(requested, int(self._tokens))
         self._tokens -= allowed
         return allowed

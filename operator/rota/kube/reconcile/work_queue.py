@@ -1,4 +1,4 @@
-"""The work queue: a group that changed, or whose time has come, is reconciled soon, in a task of its own.
+"""Work queue: a group that has changed, or is due, is reconciled soon, in a task of its own.
 
 A change during a reconcile causes one more. No group waits for another.
 """
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from rota.kube.client.api import ApiError, Stale, Unanswered
+from rota.kube.client.api import ApiError, ConflictError, NoResponseError
 from rota.kube.client.objects import Key
 from rota.kube.reconcile.reconciler import GroupTask
 from rota.kube.reconcile.status_publisher import PAUSES
 from rota.logs import of_group
 
-SETTLE_SECONDS = 0.02  # to reconcile once after changes that come together
+SETTLE_SECONDS = 0.02  # so that changes in quick succession cause one reconcile
 
 _log = logging.getLogger(__name__)
 
@@ -44,14 +44,14 @@ class WorkQueue:
     """Runs reconciles while this operator leads, and what they start."""
 
     def __init__(self, reconcile: Callable[[GroupTask], Awaitable[float]]) -> None:
-        """`reconcile` returns after how many seconds it is to be called again."""
+        """`reconcile` returns the seconds until its next call for the group."""
         self._reconcile = reconcile
         self.tasks: dict[Key, QueuedGroup] = {}
         self.leads = False
         self._running: set[asyncio.Task[None]] = set()
 
     def wake(self, key: Key, seconds: float = SETTLE_SECONDS) -> None:
-        """Reconcile a group soon; however often it is woken until then, it is reconciled once."""
+        """Reconcile a group soon; all calls until then cause one reconcile."""
         task = self.tasks.get(key)
         if task is None or not self.leads or task.group.body is None or seconds == inf:
             return
@@ -70,20 +70,20 @@ class WorkQueue:
         self.start(self._run(key, task), f"group {task.group.spelled}")
 
     async def _run(self, key: Key, task: QueuedGroup) -> None:
-        again, failures = PAUSES[min(task.failures, len(PAUSES) - 1)], task.failures
+        delay, failures = PAUSES[min(task.failures, len(PAUSES) - 1)], task.failures
         task.failures += 1
         try:
-            again = await self._reconcile(task)
+            delay = await self._reconcile(task)
             task.failures = 0
-        except Stale:
-            again = again if failures else 0.0
-        except (ApiError, Unanswered) as error:
-            _log.warning("A reconcile failed, and is repeated: %s", error, extra=of_group(*key, seconds=again))
-        except Exception:  # noqa: BLE001 - of one group; the others go on
-            _log.exception("A reconcile failed, and is repeated", extra=of_group(*key, seconds=again))
+        except ConflictError:
+            delay = delay if failures else 0.0
+        except (ApiError, NoResponseError) as error:
+            _log.warning("A reconcile failed, and is repeated: %s", error, extra=of_group(*key, seconds=delay))
+        except Exception:  # noqa: BLE001 - affects one group; the others continue
+            _log.exception("A reconcile failed, and is repeated", extra=of_group(*key, seconds=delay))
         finally:
             task.running = False
-        self.wake(key, min(again, task.woken))
+        self.wake(key, min(delay, task.woken))
 
     def start(self, work: Coroutine[Any, Any, None], name: str = "") -> "asyncio.Task[None]":
         """Run a coroutine until it ends or the queue is closed."""

@@ -1,4 +1,4 @@
-"""What the operator knows of each group between reconciles: its spec, pods, stored assignment and limits.
+"""State of each group that the operator keeps between reconciles: its spec, pods, stored assignment and limits.
 
-Values and pure functions over them; requests nothing. May know the objects of `client`.
+Values and pure functions over them; sends no requests. May import the object types of `client`.
 """

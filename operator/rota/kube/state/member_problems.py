@@ -1,9 +1,9 @@
-"""What is wrong with a group's pods: those without a sidecar, and members whose reports are ignored."""
+"""Problems of a group's pods: pods without a sidecar, and members whose reports are ignored."""
 
 from collections.abc import Collection, Mapping, Sequence
 
 from rota.kube.client.objects import Pod
-from rota.kube.state.pod_state import GroupPods, Known
+from rota.kube.state.pod_state import GroupPods, PodState
 from rota.model import Reason, Verdict
 
 _NAMED = 3  # pods in one sentence
@@ -21,24 +21,25 @@ _OF_DOUBT = {
 
 
 def member_problems(pods: GroupPods, key_problems: Sequence[Verdict] = ()) -> list[Verdict]:
-    """Return what is wrong, worst first; `key_problems`: with the Secret that members mount."""
-    found = [_too_many_members(len(pods) + len(pods.surplus), pods.limit)] if pods.surplus else []
-    found += key_problems
+    """Return the problems, worst first; `key_problems` concern the Secret that members mount."""
+    problems = [_too_many_members(len(pods) + len(pods.surplus), pods.limit)] if pods.surplus else []
+    problems += key_problems
     if pods.strangers:
-        some = _some(pods.strangers)
-        message = f"{len(pods.strangers)} pods carry the group's label but no sidecar of it, such as {some}"
-        found.append(Verdict(Reason.NO_SIDECAR, f"{message}; use rota inject"))
+        examples = _first_names(pods.strangers)
+        message = f"{len(pods.strangers)} pods carry the group's label but no sidecar of it, such as {examples}"
+        problems.append(Verdict(Reason.NO_SIDECAR, f"{message}; use rota inject"))
     for reason, message in _OF_DOUBT.items():
-        names = [name for name, known in pods.items() if known.doubt is reason]
+        names = [name for name, state in pods.items() if state.doubt is reason]
         if names:
-            found.append(Verdict(reason, message.format(f"{len(names)} members, such as {_some(names)},")))
-    unsigned = [name for name, known in pods.items() if not (known.has_key or known.pod.ended)]
+            problems.append(Verdict(reason, message.format(f"{len(names)} members, such as {_first_names(names)},")))
+    unsigned = [name for name, state in pods.items() if not (state.has_key or state.pod.ended)]
     if unsigned:
-        message = f"{len(unsigned)} members, such as {_some(unsigned)}, do not mount the group's key, so any client can"
-        found.append(
+        examples = _first_names(unsigned)
+        message = f"{len(unsigned)} members, such as {examples}, do not mount the group's key, so any client can"
+        problems.append(
             Verdict(Reason.UNSIGNED_MEMBERS, f"{message} drain them; change the template, or run rota inject again")
         )
-    return found
+    return problems
 
 
 def _too_many_members(pods: int, limit: int) -> Verdict:
@@ -46,10 +47,10 @@ def _too_many_members(pods: int, limit: int) -> Verdict:
     return Verdict(Reason.TOO_MANY_MEMBERS, f"{message}, and no queue is moved while it has more: scale the group down")
 
 
-def unauthenticated(pods: Mapping[str, Known]) -> list[Pod]:
-    """Return the pods of members that do not sign with the group's key, although they mount it."""
-    return [known.pod for known in pods.values() if known.doubt is Reason.MEMBER_NOT_AUTHENTICATED]
+def unauthenticated_pods(pods: Mapping[str, PodState]) -> list[Pod]:
+    """Return the pods of members that mount the group's key, but do not sign their reports with it."""
+    return [state.pod for state in pods.values() if state.doubt is Reason.MEMBER_NOT_AUTHENTICATED]
 
 
-def _some(names: Collection[str]) -> str:
+def _first_names(names: Collection[str]) -> str:
     return ", ".join(sorted(names)[:_NAMED])

@@ -1,4 +1,4 @@
-"""How many queues and brokers a group may have: a hostile name server can claim any number of them."""
+"""Limits on the queues and brokers of groups: a malicious name server could report any number of them."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,7 +8,7 @@ from rota.ranges import MOST_IDS, MOST_PLACES
 
 MAX_QUEUES_OF_GROUP = MOST_IDS  # an assignment carries no more
 MAX_BROKERS_OF_GROUP = 1000  # the operator connects to each
-MAX_QUEUES = 300_000  # of all groups together, unless the operator is told otherwise: a queue takes about 1 KiB
+MAX_QUEUES = 300_000  # default for all groups together (--max-queues): a queue takes about 1 KiB
 
 
 class QueueQuota:
@@ -42,11 +42,11 @@ class QueueQuota:
         if queues > self._per_group:
             message = f"{self._what} {queues:,} queues; a group may have {self._per_group:,}: name fewer topics"
             return Verdict(Reason.TOO_MANY_QUEUES, message)
-        others = self._claimed - self._claims.get(key, 0)
-        if others + queues > self._total:
+        taken = self._claimed - self._claims.get(key, 0)
+        if taken + queues > self._total:
             message = (
                 f"{self._what} {queues:,} queues, and all groups of this operator may have {self._total:,} together,"
-                f" of which {others:,} are taken: delete groups, or raise --max-queues and the operator's memory"
+                f" of which {taken:,} are taken: delete groups, or raise --max-queues and the operator's memory"
             )
             return Verdict(Reason.TOO_MANY_QUEUES, message)
         return None

@@ -1,4 +1,4 @@
-"""One rebalance of a group, as metrics, the page and traces know it."""
+"""Rebalance of a group, as shown in metrics, traces and on the web page."""
 
 from msgspec import Struct
 
@@ -12,10 +12,10 @@ class Rebalance(Struct, frozen=True, rename="camel"):
     generation: int  # of its first document
     moved: int = 0
     forced: int = 0
-    seconds: float | None = None  # from its first document until everybody obeyed
-    longest: float | None = None  # the longest that one queue took from its revoke until its next owner obeyed
+    seconds: float | None = None  # from its first document until every member obeyed
+    longest: float | None = None  # of the slowest queue: from its revoke until its next owner obeyed
 
     @property
     def outcome(self) -> str:
-        """Whether everybody was heard."""
+        """`Forced` if a queue was taken from a member that did not respond, else `Settled`."""
         return "Forced" if self.forced else "Settled"

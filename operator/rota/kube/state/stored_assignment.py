@@ -1,4 +1,4 @@
-"""A group's assignment as it stands in the ConfigMap `<group>-rota`, and what is wrong with it."""
+"""Stored assignment of a group: the ConfigMap `<group>-rota`, parsed, and its problems."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -6,19 +6,19 @@ from functools import cached_property
 from itertools import chain
 from operator import itemgetter
 
-from rota.documents import PACKED, PLAIN, SCHEMA, Assignment, TooNew, read_assignment
+from rota.documents import PACKED, PLAIN, SCHEMA, Assignment, UnsupportedSchemaError, read_assignment
 from rota.kube.client.objects import GROUP_LABEL, SETTINGS, ConfigMap
 from rota.kube.state.queue_quota import MAX_QUEUES, QueueQuota
 from rota.kube.state.retention_budget import RetentionBudget
 from rota.model import Holder, Queue, Reason, Verdict
 
-MAX_EARLY_BYTES = 32 * 2**20  # of assignments whose groups are not seen yet: at the start these come first
+MAX_EARLY_BYTES = 32 * 2**20  # of assignments that arrive before their groups, as happens at startup
 MAX_SETTINGS_BYTES = 64 * 1024  # longer ones were not written by an operator, and are replaced
 
 
 @dataclass(frozen=True)
-class Record:
-    """The ConfigMap, read once for each version of it."""
+class StoredAssignment:
+    """The ConfigMap, parsed once for each version of it."""
 
     version: str = ""
     number: int = 0
@@ -30,14 +30,14 @@ class Record:
 
     @cached_property
     def brokers(self) -> dict[str, set[str]]:
-        """On which brokers it has queues of each topic; what is on its way out is not counted."""
-        found: dict[str, set[str]] = {}
+        """The brokers of each topic's queues; a queue that is released without a next owner is not counted."""
+        brokers: dict[str, set[str]] = {}
         if self.document:
             shares = [share.queues for share in self.document.members.values()]
             moving = [queue for queue, release in self.document.releasing.items() if release.to]
             for queue in chain(*shares, moving, self.document.everyone or ()):
-                found.setdefault(queue.topic, set()).add(queue.broker)
-        return found
+                brokers.setdefault(queue.topic, set()).add(queue.broker)
+        return brokers
 
     @property
     def shares(self) -> dict[Holder, tuple[Queue, ...]]:
@@ -57,7 +57,7 @@ class Record:
 
     @property
     def holders(self) -> set[Holder]:
-        """Every pod that it names: members, and those that still hold a queue that moves to another member."""
+        """Every pod that it names: members, and pods that still hold a queue to be released."""
         releasing = self.document.releasing.values() if self.document else ()
         return {*self.shares, *(release.holder for release in releasing)}
 
@@ -71,7 +71,7 @@ class Record:
 
     @property
     def queue_counts(self) -> list[dict[str, int]]:
-        """How many queues it names, by broker, for each topic."""
+        """Numbers of queues that it names, by broker; one mapping for each topic."""
         if self.document is None:
             return []
         shares = [share.queues for share in self.document.members.values()]
@@ -83,50 +83,54 @@ class Record:
 
 
 class RecordLimits:
-    """Limits of assignments: who may edit a ConfigMap can write one that names 131,072 queues."""
+    """Limits of assignments: a user with access to ConfigMaps can name 131,072 queues in one."""
 
     def __init__(self, max_queues: int = MAX_QUEUES, max_schema: int = SCHEMA) -> None:
-        """`max_queues`: that the assignments of all groups may name together; `max_schema`: that is written."""
+        """`max_queues`: limit for the assignments of all groups together; `max_schema`: newest schema to write."""
         self.max_schema = max_schema
         self._quota = QueueQuota(total=max_queues, what="The assignment names")
         self._early = RetentionBudget(MAX_EARLY_BYTES)
 
-    def may_keep(self, found: ConfigMap) -> bool:
-        """Whether there is room for an assignment whose group is not seen yet."""
-        return self._early.admit(found.metadata.namespace, found, found.bytes_kept)
+    def may_keep(self, config_map: ConfigMap) -> bool:
+        """Whether an assignment that arrives before its group fits into the memory budget."""
+        return self._early.admit(config_map.metadata.namespace, config_map, config_map.bytes_kept)
 
-    def read(self, found: ConfigMap, group: str, uid: str) -> Record:
-        """Read the assignment of the group with that name and uid, unless it names too many queues."""
-        record, key = read_record(found, group, uid), (found.metadata.namespace, group)
+    def read(self, config_map: ConfigMap, group: str, uid: str) -> StoredAssignment:
+        """Parse the assignment of the group with that name and uid; reject it if it names too many queues."""
+        record, key = read_record(config_map, group, uid), (config_map.metadata.namespace, group)
         self._quota.claim(key, record.queue_counts)
         rejection = self._quota.rejection(key)
-        return Record(ours=False, problems=(rejection,)) if rejection else record
+        return StoredAssignment(ours=False, problems=(rejection,)) if rejection else record
 
     def forget(self, key: tuple[str, str]) -> None:
-        """Know that a group has no assignment any more."""
+        """Release the quota of a group that has no assignment any more."""
         self._quota.release(key)
 
 
-def read_record(found: ConfigMap, group: str, uid: str) -> Record:
-    """Read the record of the group with that name and uid."""
-    version, number = found.metadata.resource_version, found.metadata.version
-    if not _belongs_to(found, group, uid):
-        told = f"The ConfigMap {found.metadata.name} is somebody else's; delete it or rename the group"
-        return Record(version, number, ours=False, problems=(Verdict(Reason.NAME_TAKEN, told),))
-    text: str | bytes = found.data.get(PLAIN) or found.binary_data.get(PACKED) or ""
-    settings = found.data.get(SETTINGS, "")
-    beside = settings if len(settings) <= MAX_SETTINGS_BYTES else ""
-    if found.metadata.labels.get(GROUP_LABEL) != group:  # so it is not watched
-        return Record(version, number, damage=f"The label {GROUP_LABEL} of the assignment is gone", settings=beside)
+def read_record(config_map: ConfigMap, group: str, uid: str) -> StoredAssignment:
+    """Parse the assignment of the group with that name and uid."""
+    version, number = config_map.metadata.resource_version, config_map.metadata.version
+    if not _belongs_to(config_map, group, uid):
+        message = f"The ConfigMap {config_map.metadata.name} is somebody else's; delete it or rename the group"
+        return StoredAssignment(version, number, ours=False, problems=(Verdict(Reason.NAME_TAKEN, message),))
+    text: str | bytes = config_map.data.get(PLAIN) or config_map.binary_data.get(PACKED) or ""
+    settings = config_map.data.get(SETTINGS, "")
+    usable = settings if len(settings) <= MAX_SETTINGS_BYTES else ""
+    if config_map.metadata.labels.get(GROUP_LABEL) != group:  # which the watch selects by
+        return StoredAssignment(
+            version, number, damage=f"The label {GROUP_LABEL} of the assignment is gone", settings=usable
+        )
     try:
-        return Record(version, number, read_assignment(text), settings=beside)
-    except TooNew as error:
-        return Record(version, number, settings=beside, problems=(Verdict(Reason.RECORD_TOO_NEW, str(error)),))
+        return StoredAssignment(version, number, read_assignment(text), settings=usable)
+    except UnsupportedSchemaError as error:
+        return StoredAssignment(
+            version, number, settings=usable, problems=(Verdict(Reason.RECORD_TOO_NEW, str(error)),)
+        )
     except ValueError as error:
-        return Record(version, number, damage=str(error), settings=beside)
+        return StoredAssignment(version, number, damage=str(error), settings=usable)
 
 
-def _belongs_to(found: ConfigMap, group: str, uid: str) -> bool:
-    """Whether it is the group's; one with its label and without an owner was put there by hand, in place of it."""
-    labelled = found.metadata.labels.get(GROUP_LABEL) == group
-    return found.metadata.owned_by(uid) or (labelled and not found.metadata.owner_references)
+def _belongs_to(config_map: ConfigMap, group: str, uid: str) -> bool:
+    """Whether a ConfigMap is the group's: owned by it, or labelled without any owner, as one restored by hand."""
+    labelled = config_map.metadata.labels.get(GROUP_LABEL) == group
+    return config_map.metadata.owned_by(uid) or (labelled and not config_map.metadata.owner_references)

@@ -1,4 +1,4 @@
-"""What the operator exports of its reconciles: metrics, traces, and the journal.
+"""Telemetry of the operator's reconciles: metrics, traces, and the journal.
 
-May know what `reconcile` returns; nothing in `reconcile` waits for an export.
+May import the result types of `reconcile`; nothing in `reconcile` waits for an export.
 """

@@ -1,4 +1,4 @@
-"""The metrics of a group's deliveries, by topic; queues and messages have no labels, for there are too many."""
+"""Metrics of a group's deliveries, by topic; queues and messages are no labels, because they are too many."""
 
 from collections.abc import Callable, Iterator
 
@@ -24,7 +24,7 @@ def _total(field: str) -> DeliveryLook:
 
 
 def _topics(deliveries: GroupDeliveries) -> list[tuple[str, DeliveryTotals]]:
-    """Return a copy: a scrape is rendered in a thread, while members are read."""
+    """Return a copy: a thread renders the scrape while the event loop reads members' deliveries."""
     return [*deliveries.by_topic.items()]
 
 

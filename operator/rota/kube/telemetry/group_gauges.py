@@ -1,4 +1,4 @@
-"""What is looked up of each group at a scrape: gauges, and counters that something else counts."""
+"""Per-group metrics that are computed at each scrape: gauges, and counters whose totals other modules keep."""
 
 from collections import Counter as Tallied
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -7,12 +7,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from rota.kube.brokers.lag import lag_totals
-from rota.kube.brokers.lag.lag_poller import Lag
+from rota.kube.brokers.lag.lag_poller import GroupLag
 from rota.kube.client.objects import Key
-from rota.kube.state.broker_state import AtBroker
+from rota.kube.state.broker_state import BrokerState
 from rota.kube.state.group import Group
 from rota.kube.telemetry.delivery_metrics import DELIVERY_METRICS, DeliveryLook
-from rota.kube.telemetry.rebalances import Tally
+from rota.kube.telemetry.rebalances import RebalanceTracker
 from rota.lag import Judgement
 from rota.metrics import Labels, LookedUp, Metric
 from rota.model import Queue
@@ -20,28 +20,28 @@ from rota.model import Queue
 OF_GROUP = ("namespace", "group")
 
 
-class Fact(NamedTuple):
-    """One group as it is now."""
+class GroupFacts(NamedTuple):
+    """The present state of one group."""
 
     group: Group
-    tally: Tally
-    broker: AtBroker
-    lag: Lag
-    under_way: float = 0.0  # seconds since the oldest handover on record was begun, whoever led then
-    uncommitted: int = 0  # messages that apps were given and whose offsets are not committed
+    tally: RebalanceTracker
+    broker: BrokerState
+    lag: GroupLag
+    under_way: float = 0.0  # seconds since the oldest handover in the stored assignment began, under any leader
+    uncommitted: int = 0  # messages that apps have received and members have not committed yet
 
     @property
     def status(self) -> Mapping[str, Any]:
-        """What the last plan said."""
+        """The group's status as of the last plan."""
         return self.tally.plan.status
 
 
 @dataclass(frozen=True)
 class _Scrape:
-    """A group, and what several metrics need of it."""
+    """A group at one scrape, with values that several metrics share."""
 
     labels: Labels
-    fact: Fact
+    fact: GroupFacts
     topics: Mapping[str, lag_totals.TopicLag]
     owners: Mapping[Queue, str]
     now: float
@@ -50,8 +50,8 @@ class _Scrape:
 Look = Callable[[_Scrape], Iterator[tuple[Labels, float | None]]]
 
 
-def group_gauges(facts: Sequence[tuple[Key, Fact]], now: float, *, queues: bool) -> Iterator[LookedUp]:
-    """Yield the metrics of some groups; `queues`: also those of each queue."""
+def group_gauges(facts: Sequence[tuple[Key, GroupFacts]], now: float, *, queues: bool) -> Iterator[LookedUp]:
+    """Yield the metrics of these groups; with `queues`, also the metric that has one series per queue."""
     scraped = [
         _Scrape(key, fact, lag_totals.of_group(fact.group, fact.broker, fact.lag), fact.group.record.owners, now)
         for key, fact in facts
@@ -59,108 +59,108 @@ def group_gauges(facts: Sequence[tuple[Key, Fact]], now: float, *, queues: bool)
     for name, text, labels, read in GAUGES:
         if queues or name != "rota_queue_lag":
             metric = Metric(name, text, (*OF_GROUP, *labels), "counter" if name.endswith("_total") else "gauge")
-            yield LookedUp(metric, partial(_looked_up, scraped, read))
+            yield LookedUp(metric, partial(_collect, scraped, read))
 
 
-def _looked_up(scraped: Sequence[_Scrape], read: Look) -> dict[Labels, float]:
-    return {(*it.labels, *labels): value for it in scraped for labels, value in read(it) if value is not None}
+def _collect(scraped: Sequence[_Scrape], read: Look) -> dict[Labels, float]:
+    return {(*group.labels, *labels): value for group in scraped for labels, value in read(group) if value is not None}
 
 
 def _status(field: str) -> Look:
-    def read(it: _Scrape) -> Iterator[tuple[Labels, float | None]]:
-        yield (), it.fact.status.get(field)
+    def read(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
+        yield (), scrape.fact.status.get(field)
 
     return read
 
 
-def _tallied(read: Callable[[Tally], float]) -> Look:
-    def found(it: _Scrape) -> Iterator[tuple[Labels, float | None]]:
-        yield (), read(it.fact.tally)
+def _tallied(read: Callable[[RebalanceTracker], float]) -> Look:
+    def sample(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
+        yield (), read(scrape.fact.tally)
 
-    return found
-
-
-def _oldest(it: _Scrape) -> Iterator[tuple[Labels, float | None]]:
-    yield (), max(it.fact.tally.oldest(it.now), it.fact.under_way)
+    return sample
 
 
-def _members(it: _Scrape) -> Iterator[tuple[Labels, float | None]]:
-    if it.fact.status:  # else nothing was decided yet
-        found = Tallied({"Ready": 0})
-        found.update(map(str, it.fact.tally.plan.standings.values()))
-        yield from (((state,), count) for state, count in found.items())
-    if it.fact.broker.foreigners is not None:
-        yield ("Foreign",), len(it.fact.broker.foreigners)
+def _oldest(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
+    yield (), max(scrape.fact.tally.oldest(scrape.now), scrape.fact.under_way)
 
 
-def _releasing(it: _Scrape) -> Iterator[tuple[Labels, float | None]]:
-    document = it.fact.group.record.document
+def _members(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
+    if scrape.fact.status:  # empty before the group's first plan
+        members = Tallied({"Ready": 0})
+        members.update(map(str, scrape.fact.tally.plan.standings.values()))
+        yield from (((state,), count) for state, count in members.items())
+    if scrape.fact.broker.foreigners is not None:
+        yield ("Foreign",), len(scrape.fact.broker.foreigners)
+
+
+def _releasing(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
+    document = scrape.fact.group.record.document
     yield (), len(document.releasing) if document else 0
 
 
-def _uncommitted(it: _Scrape) -> Iterator[tuple[Labels, float | None]]:
-    yield (), it.fact.uncommitted
+def _uncommitted(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
+    yield (), scrape.fact.uncommitted
 
 
-def _imbalance(it: _Scrape) -> Iterator[tuple[Labels, float | None]]:
-    """The most that one member has, over what each would have if all had the same."""
-    counted = [name for name, standing in it.fact.tally.plan.standings.items() if standing in {"Ready", "Unready"}]
-    shares, rates = dict.fromkeys(counted, 0.0), dict.fromkeys(counted, 0.0)
+def _imbalance(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
+    """Yield the load of the most loaded member divided by the mean load, in queues and in message rate."""
+    members = [name for name, standing in scrape.fact.tally.plan.standings.items() if standing in {"Ready", "Unready"}]
+    shares, rates = dict.fromkeys(members, 0.0), dict.fromkeys(members, 0.0)
     measured = True
-    for queue, owner in it.owners.items():
+    for queue, owner in scrape.owners.items():
         if owner in shares:
-            judged = it.fact.lag.queues.get(queue)
+            judged = scrape.fact.lag.queues.get(queue)
             measured &= judged is not None and judged.rate is not None
             shares[owner] += 1
             rates[owner] += (judged.rate or 0.0) if judged else 0.0
-    for by, found in (("queues", shares), ("rate", rates if measured else {})):
-        whole = sum(found.values())
-        yield (by,), max(found.values()) * len(found) / whole if whole else None
+    for measure, loads in (("queues", shares), ("rate", rates if measured else {})):
+        total = sum(loads.values())
+        yield (measure,), max(loads.values()) * len(loads) / total if total else None
 
 
-def _queue_lags(it: _Scrape) -> Iterator[tuple[Labels, float | None]]:
-    for topic in it.topics.values():
+def _queue_lags(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
+    for topic in scrape.topics.values():
         for queue in topic.queues:
-            if judged := it.fact.lag.queues.get(queue):
-                yield (queue.topic, queue.broker, str(queue.id), it.owners.get(queue, "")), judged.lag
+            if judged := scrape.fact.lag.queues.get(queue):
+                yield (queue.topic, queue.broker, str(queue.id), scrape.owners.get(queue, "")), judged.lag
 
 
 def _topic(field: str) -> Look:
-    def read(it: _Scrape) -> Iterator[tuple[Labels, float | None]]:
-        for topic, lag in it.topics.items():
+    def read(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
+        for topic, lag in scrape.topics.items():
             yield (topic,), getattr(lag, field)
 
     return read
 
 
-def _verdicts(it: _Scrape) -> Iterator[tuple[Labels, float | None]]:
-    known = lag_totals.verdicts(it.topics, it.fact.lag)
-    yield from (((str(verdict),), known[verdict]) for verdict in Judgement if known)
+def _verdicts(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
+    counts = lag_totals.verdicts(scrape.topics, scrape.fact.lag)
+    yield from (((str(verdict),), counts[verdict]) for verdict in Judgement if counts)
 
 
-def _dead(it: _Scrape) -> Iterator[tuple[Labels, float | None]]:
-    yield (), it.fact.lag.dead
+def _dead(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
+    yield (), scrape.fact.lag.dead
 
 
 def _of_deliveries(read: DeliveryLook) -> Look:
-    def found(it: _Scrape) -> Iterator[tuple[Labels, float | None]]:
-        yield from read(it.fact.group.deliveries, it.now)
+    def sample(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
+        yield from read(scrape.fact.group.deliveries, scrape.now)
 
-    return found
-
-
-def _lag_age(it: _Scrape) -> Iterator[tuple[Labels, float | None]]:
-    yield (), None if it.fact.lag.asked is None else it.now - it.fact.lag.asked
+    return sample
 
 
-def _conditions(it: _Scrape) -> Iterator[tuple[Labels, float | None]]:
-    for condition in it.fact.status.get("conditions") or ():
+def _lag_age(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
+    yield (), None if scrape.fact.lag.asked is None else scrape.now - scrape.fact.lag.asked
+
+
+def _conditions(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
+    for condition in scrape.fact.status.get("conditions") or ():
         if condition["type"] in {"Ready", "Progressing", "Degraded"}:
             yield (condition["type"],), float(condition["status"] == "True")
 
 
-def _problems(it: _Scrape) -> Iterator[tuple[Labels, float | None]]:
-    yield from (((str(verdict.reason),), 1) for verdict in it.fact.tally.plan.problems)
+def _problems(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
+    yield from (((str(verdict.reason),), 1) for verdict in scrape.fact.tally.plan.problems)
 
 
 GAUGES: tuple[tuple[str, str, Labels, Look], ...] = (
@@ -180,13 +180,13 @@ GAUGES: tuple[tuple[str, str, Labels, Look], ...] = (
         "rota_queue_unowned_seconds_total",
         "Queue-seconds for which nobody worked a queue.",
         (),
-        _tallied(lambda it: it.unowned),
+        _tallied(lambda tally: tally.unowned),
     ),
     (
         "rota_queue_contested_seconds_total",
         "Queue-seconds for which two members may have worked a queue, after a forced grant.",
         (),
-        _tallied(lambda it: it.contested),
+        _tallied(lambda tally: tally.contested),
     ),
     (
         "rota_uncommitted_messages",
@@ -232,7 +232,7 @@ GAUGES: tuple[tuple[str, str, Labels, Look], ...] = (
         (),
         _lag_age,
     ),
-    *((name, told, labels, _of_deliveries(read)) for name, told, labels, read in DELIVERY_METRICS),
+    *((name, text, labels, _of_deliveries(read)) for name, text, labels, read in DELIVERY_METRICS),
     ("rota_group_condition", "Whether a condition holds: 1 or 0.", ("condition",), _conditions),
     ("rota_group_problem", "1 for everything that is wrong now, by its reason.", ("reason",), _problems),
 )

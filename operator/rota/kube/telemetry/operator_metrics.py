@@ -1,15 +1,15 @@
-"""The operator's metrics: what it counts; what is looked up at each scrape is in `group_gauges`."""
+"""The operator's counters and histograms; `group_gauges` has the metrics that are computed at each scrape."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from rota.aio import gently
+from rota.aio import yield_periodically
 from rota.kube.client.objects import Key
-from rota.kube.reconcile.reconciler import Done
+from rota.kube.reconcile.reconciler import ReconcileResult
 from rota.kube.state.rebalance import Rebalance
-from rota.kube.telemetry.group_gauges import OF_GROUP, Fact, group_gauges
-from rota.kube.telemetry.rebalances import News, Tally
+from rota.kube.telemetry.group_gauges import OF_GROUP, GroupFacts, group_gauges
+from rota.kube.telemetry.rebalances import RebalanceChange, RebalanceTracker
 from rota.metrics import Format, GroupCounter, Labels, Metric, Metrics
 from rota.model import Holder, Reason, Use, reasons
 from rota.redelivery import Cause, Redelivered
@@ -17,17 +17,17 @@ from rota.redelivery import Cause, Redelivered
 LONG = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
-class Known(Protocol):
-    """Whom to ask about groups."""
+class GroupSource(Protocol):
+    """Gives the state of groups to a scrape."""
 
-    def fact(self, key: Key) -> Fact | None:
-        """Return what is known of a group now."""
+    def fact(self, key: Key) -> GroupFacts | None:
+        """Return the present state of a group; None if the group does not exist."""
 
     def keys(self) -> list[Key]:
-        """Return all groups."""
+        """Return the keys of all groups."""
 
 
-class Measures:
+class OperatorMetrics:
     """The operator's metrics."""
 
     def __init__(
@@ -40,16 +40,16 @@ class Measures:
         queues: bool = True,
         trace_of: Callable[[Key, Rebalance], str] = lambda *_: "",
     ) -> None:
-        """Count nothing yet.
+        """Declare all metrics.
 
-        `ages`: seconds since each kind was seen; `lost`: records missing from the journal; `trace_of`: the id of a
-        rebalance's trace, empty if it has none.
+        `ages` returns the seconds since the last watch event of each kind, `lost` the number of records missing from
+        the journal, and `trace_of` the trace id of a rebalance, empty if it has no trace.
         """
-        self.tallies: dict[Key, Tally] = {}
+        self.tallies: dict[Key, RebalanceTracker] = {}
         self._leads, self._ages, self._trace_of = leads, ages, trace_of
         self._queues = queues
         self._heard: dict[Labels, float] = {}
-        self._begun: set[Key] = set()  # groups that have series
+        self._begun: set[Key] = set()  # groups whose series exist
         self._metrics = metrics = Metrics()
         self._rebalances = self._group_counter(
             "rota_rebalances_total",
@@ -101,50 +101,50 @@ class Measures:
 
     @property
     def metrics(self) -> list[Metric]:
-        """Every metric there is."""
-        return [*self._metrics.declared, *(it.metric for it in group_gauges((), 0.0, queues=self._queues))]
+        """Every metric, with its help text and labels."""
+        return [*self._metrics.declared, *(gauge.metric for gauge in group_gauges((), 0.0, queues=self._queues))]
 
-    # What happens.
+    # Counting.
 
-    def take(self, done: Done, now: float) -> News:
-        """Count what a round of a group did, and return it."""
+    def take(self, done: ReconcileResult, now: float) -> RebalanceChange:
+        """Count the result of a group's reconcile; return what changed in its rebalances."""
         key = (done.group.namespace, done.group.name)
         self._plan_seconds.observe(done.seconds)
         for kind, count in done.writes.items():
             self._writes.labels(kind).inc(count)
-        tally = self.tallies.setdefault(key, Tally())
+        tally = self.tallies.setdefault(key, RebalanceTracker())
         self._begin(key)
         obeyed = {
-            Holder(name, known.pod.metadata.uid): known.heard.report.generation
-            for name, known in done.group.pods.items()
-            if known.heard
+            Holder(name, member.pod.metadata.uid): member.heard.report.generation
+            for name, member in done.group.pods.items()
+            if member.heard
         }
-        news = tally.take(done.plan, done.group.record.document, obeyed, now)
-        self._moved.add(key, by=news.moved)
-        for handover in news.handovers:
+        change = tally.take(done.plan, done.group.record.document, obeyed, now)
+        self._moved.add(key, by=change.moved)
+        for handover in change.handovers:
             if handover.before:
                 self._handover_seconds.labels(*key).observe(handover.seconds)
-        if news.held:
-            self._held.add(key, str(news.held))
-        if ended := news.ended:
+        if change.held:
+            self._held.add(key, str(change.held))
+        if ended := change.ended:
             trace = self._trace_of(key, ended)
             self._rebalances.add(key, ended.reason, ended.outcome)
             exemplar = {"trace_id": trace} if trace else None
             self._rebalance_seconds.labels(*key).observe(ended.seconds or 0.0, exemplar)
-        return news
+        return change
 
     def take_redelivered(self, key: Key, redelivered: Sequence[Redelivered]) -> None:
-        """Count what came again with queues that were taken over."""
+        """Count the messages that were redelivered because queues changed owners."""
         for entry in redelivered:
             self.count_redelivered(key, entry.cause, entry.messages)
 
     def count_redelivered(self, key: Key, cause: Cause, messages: int) -> None:
-        """Count messages of a group that came again."""
+        """Count redelivered messages of a group."""
         self._begin(key)
         self._redelivered.add(key, cause, by=messages)
 
     def _begin(self, key: Key) -> None:
-        """Create a group's series with 0: `increase()` misses the first 1 of a series that did not exist."""
+        """Create a group's series with 0: `increase()` misses the first increment of a series that starts at 1."""
         if key in self._begun:
             return
         self._begun.add(key)
@@ -159,29 +159,29 @@ class Measures:
         for histogram in (self._rebalance_seconds, self._handover_seconds):
             histogram.labels(*key)
 
-    def forget(self, known: Callable[[Key], bool]) -> None:
-        """Forget groups that do not exist any more, or that another operator reports."""
-        self.tallies = {key: it for key, it in self.tallies.items() if known(key)}
-        for key in [key for key in self._begun if not known(key)]:
+    def forget(self, is_known: Callable[[Key], bool]) -> None:
+        """Drop the series of groups that were deleted, or that another operator reports."""
+        self.tallies = {key: tally for key, tally in self.tallies.items() if is_known(key)}
+        for key in [key for key in self._begun if not is_known(key)]:
             self._begun.remove(key)
             for histogram in (self._rebalance_seconds, self._handover_seconds):
                 histogram.remove(*key)
             for counter in (self._rebalances, self._moved, self._held, self._redelivered):
                 counter.forget(key)
 
-    # What is so.
+    # Rendering.
 
-    async def text(self, known: Known, style: Format = Format.TEXT) -> bytes:
-        """Render everything; a hundred thousand queues take a while, so gently, and then not on the loop."""
+    async def text(self, groups: GroupSource, style: Format = Format.TEXT) -> bytes:
+        """Render all metrics. 100,000 queues take a while: groups are collected in slices, and rendered in a thread."""
         self._heard = {(kind,): age for kind, age in self._ages().items()}
         if not self._leads():
             self.forget(lambda _: False)
             return self._metrics.render(style)
-        there = {*known.keys()}
-        self.forget(there.__contains__)
+        keys = {*groups.keys()}
+        self.forget(keys.__contains__)
         now = asyncio.get_running_loop().time()
-        facts = [(key, fact) async for key in gently(sorted(there)) if (fact := known.fact(key))]
+        facts = [(key, fact) async for key in yield_periodically(sorted(keys)) if (fact := groups.fact(key))]
         return await asyncio.to_thread(self._render, facts, now, style)
 
-    def _render(self, facts: Sequence[tuple[Key, Fact]], now: float, style: Format) -> bytes:
+    def _render(self, facts: Sequence[tuple[Key, GroupFacts]], now: float, style: Format) -> bytes:
         return self._metrics.render(style, group_gauges(facts, now, queues=self._queues))

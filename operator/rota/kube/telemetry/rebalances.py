@@ -1,7 +1,7 @@
-"""What became of one group's rebalances: followed from plan to plan, for metrics, the page and traces.
+"""Tracks the rebalances and handovers of one group from plan to plan, for metrics, the page and traces.
 
-A queue's handover begins when it is taken from its holder, and is over when its next owner says that it obeys the
-document that grants it. What was under way when we began to look is not counted: nobody knows since when.
+A queue's handover starts when the queue is revoked from its holder, and completes when the next owner reports that it
+obeys the document that grants it. Handovers in progress at the first plan are not counted: their start is not known.
 """
 
 from collections import deque
@@ -16,12 +16,12 @@ from rota.model import Holder, Queue, Reason
 from rota.planner import Plan
 from rota.planner.record import holders, owners
 
-KEPT = 20  # rebalances
-SLOWEST = 200  # handovers that are kept of one rebalance
+KEPT = 20  # rebalances kept for each group
+SLOWEST = 200  # handovers kept for one rebalance
 
 
-class Handover(NamedTuple):
-    """A queue that has changed hands; times are seconds on the loop's clock."""
+class QueueHandover(NamedTuple):
+    """A completed handover of a queue; times are seconds on the event loop's clock."""
 
     queue: Queue
     before: Holder | None
@@ -34,146 +34,154 @@ class Handover(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """The time from the revoke until the next owner obeyed the grant."""
         return self.obeyed - self.revoked
 
 
-class Past(NamedTuple):
-    """A rebalance that has ended, also one that began before we looked: what a trace tells of it."""
+class CompletedRebalance(NamedTuple):
+    """A completed rebalance and its handovers, for a trace; it may have begun before the first plan seen here."""
 
     rebalance: Rebalance
-    slowest: tuple[Handover, ...]  # the forced ones, and those that took longest
-    handed: int  # how many there were
+    slowest: tuple[QueueHandover, ...]  # at most SLOWEST: forced handovers first, then the longest
+    handed: int  # number of all its handovers
 
 
-class News(NamedTuple):
-    """What is to be counted."""
+class RebalanceChange(NamedTuple):
+    """What one plan changed, for the metrics and the journal."""
 
     moved: int = 0
-    handovers: tuple[Handover, ...] = ()
+    handovers: tuple[QueueHandover, ...] = ()
     ended: Rebalance | None = None
-    held: Reason | None = None  # what holds back queues since just now
-    past: Past | None = None
+    held: Reason | None = None  # the reason of a gate that began to hold queues with this plan
+    past: CompletedRebalance | None = None
 
 
 @dataclass
-class _Open:
-    """A queue that is under way."""
+class _OpenRebalance:
+    """A handover in progress."""
 
     before: Holder | None
     revoked: float
     after: Holder | None = None
-    generation: int = 0  # that grants it
+    generation: int = 0  # of the document that grants the queue
     granted: float = 0.0
     forced: bool = False
 
 
 @dataclass
-class Tally:
-    """What is known of one group's past; `take` follows what is."""
+class RebalanceTracker:
+    """The history of one group: recent rebalances, handovers in progress, and totals; `take` updates it."""
 
     plan: Plan = field(default_factory=Plan)
     rebalances: deque[Rebalance] = field(default_factory=lambda: deque(maxlen=KEPT))  # newest first
     unowned: float = 0.0  # queue-seconds
     contested: float = 0.0
     _document: Assignment | None = None
-    _open: dict[Queue, _Open] = field(default_factory=dict)
-    _began: bool = False  # whether we saw this rebalance begin
-    _longest: float = 0.0  # of its handovers
-    _slowest: list[Handover] = field(default_factory=list)  # of the same
+    _open: dict[Queue, _OpenRebalance] = field(default_factory=dict)
+    _began: bool = False  # whether the present rebalance began under observation
+    _longest: float = 0.0  # seconds of its longest handover
+    _slowest: list[QueueHandover] = field(default_factory=list)  # of the present rebalance
     _handed: int = 0
     _at: float | None = None
 
-    def take(self, plan: Plan, document: Assignment | None, obeyed: Mapping[Holder, int], now: float) -> News:
-        """Go on from a plan, the document that stands after it, and the generations that members say they obey."""
+    def take(
+        self, plan: Plan, document: Assignment | None, obeyed: Mapping[Holder, int], now: float
+    ) -> RebalanceChange:
+        """Update the history with a plan, the stored document after it, and the generation that each member obeys."""
         begun = self._at is not None
         self.wait(now)
-        before, self.plan = self.plan, replace(plan, document=None, data={}, records=())
+        previous, self.plan = self.plan, replace(plan, document=None, data={}, records=())
         moved, forced = self._follow(document, now) if document else (0, 0)
-        over = tuple(self._over(obeyed, now))
-        self._longest = max([self._longest, *(it.seconds for it in over if it.before)])
+        completed = tuple(self._over(obeyed, now))
+        self._longest = max([self._longest, *(handover.seconds for handover in completed if handover.before)])
         held = plan.held.reason if plan.held else None
-        news = held if begun and held != (before.held.reason if before.held else None) else None
-        past = self._rebalance(plan, forced, over)
+        newly_held = held if begun and held != (previous.held.reason if previous.held else None) else None
+        past = self._rebalance(plan, forced, completed)
         ended = past.rebalance if past and self._began else None
-        return News(moved, over, ended, None if news is Reason.NOTHING_WOULD_CHANGE else news, past)
+        return RebalanceChange(
+            moved, completed, ended, None if newly_held is Reason.NOTHING_WOULD_CHANGE else newly_held, past
+        )
 
     def wait(self, now: float) -> None:
-        """Let time pass: what nobody works, and what two may work, lasts on."""
+        """Add the time since the last call to the queue-seconds of unowned and of contested queues."""
         seconds, self._at = now - (now if self._at is None else self._at), now
         self.unowned += seconds * self.plan.status.get("unownedQueues", 0)
         self.contested += seconds * (len(self._document.forced) if self._document else 0)
 
-    def seen(self, now: float) -> "Tally":
-        """Return it as it is now, for who reads it while it goes on."""
+    def seen(self, now: float) -> "RebalanceTracker":
+        """Return a copy with its totals updated to `now`: readers use it while the original changes."""
         self.wait(now)
         return replace(self, rebalances=self.rebalances.copy(), _open=dict(self._open))
 
     def oldest(self, now: float) -> float:
-        """Return for how long the handover has been under way that began first."""
-        return max((now - it.revoked for it in self._open.values() if it.before), default=0.0)
+        """Return the age of the oldest handover in progress, in seconds; 0 without one."""
+        return max((now - entry.revoked for entry in self._open.values() if entry.before), default=0.0)
 
-    def _follow(self, document: Assignment, now: float) -> tuple[int, int]:
-        """Note what a document changes; return how many queues it gives to others than had them, and by force."""
-        last, self._document = self._document, document
-        if last is None or last.generation == document.generation:
+    def _follow(self, new: Assignment, now: float) -> tuple[int, int]:
+        """Open and grant handovers for a new document; return how many queues change owner, and how many by force."""
+        last, self._document = self._document, new
+        if last is None or last.generation == new.generation:
             return 0, 0
-        if document.generation != last.generation + 1:  # a record or a group made anew, or others wrote meanwhile
+        if new.generation != last.generation + 1:  # recreated, or written by another operator meanwhile
             self._open.clear()
-            if document.generation < last.generation:
+            if new.generation < last.generation:
                 self.rebalances.clear()
             return 0, 0
-        owned, was = owners(document), holders(last)
-        for queue, release in document.releasing.items():
+        owned, previous = owners(new), holders(last)
+        for queue, release in new.releasing.items():
             if queue not in last.releasing:
-                self._open[queue] = _Open(release.holder, now)
-        given = {queue: owner for queue, owner in owned.items() if was.get(queue) != owner}
-        forced = {queue for queue in given if document.forced.get(queue) == document.generation}
-        for queue, owner in given.items():
-            if queue in self._open or queue not in last.releasing:  # else it was under way before we looked
-                it = self._open.setdefault(queue, _Open(was.get(queue), now))
-                it.after, it.generation, it.granted, it.forced = owner, document.generation, now, queue in forced
-        # What went back to whom had it is not under way any more, and neither is what nobody shall have.
+                self._open[queue] = _OpenRebalance(release.holder, now)
+        granted = {queue: owner for queue, owner in owned.items() if previous.get(queue) != owner}
+        forced = {queue for queue in granted if new.forced.get(queue) == new.generation}
+        for queue, owner in granted.items():
+            if queue in self._open or queue not in last.releasing:  # otherwise its start is not known
+                entry = self._open.setdefault(queue, _OpenRebalance(previous.get(queue), now))
+                entry.after, entry.generation, entry.granted, entry.forced = owner, new.generation, now, queue in forced
+        # Drop cancelled handovers: the queue went back to its holder, or the group does not own it any more.
         self._open = {
-            queue: it for queue, it in self._open.items() if queue in (owned if it.after else document.releasing)
+            queue: entry for queue, entry in self._open.items() if queue in (owned if entry.after else new.releasing)
         }
-        return len(given.keys() & was.keys()), len(forced)
+        return len(granted.keys() & previous.keys()), len(forced)
 
-    def _over(self, obeyed: Mapping[Holder, int], now: float) -> Iterable[Handover]:
-        """Yield the handovers that are over: a member has said that it obeys what grants it the queue."""
-        for queue, it in list(self._open.items()):
-            if it.after and obeyed.get(it.after, 0) >= it.generation:
+    def _over(self, obeyed: Mapping[Holder, int], now: float) -> Iterable[QueueHandover]:
+        """Yield and remove completed handovers: the next owner obeys the document that grants it the queue."""
+        for queue, entry in list(self._open.items()):
+            if entry.after and obeyed.get(entry.after, 0) >= entry.generation:
                 del self._open[queue]
-                yield Handover(queue, it.before, it.after, it.revoked, it.granted, now, it.forced, it.generation)
+                yield QueueHandover(
+                    queue, entry.before, entry.after, entry.revoked, entry.granted, now, entry.forced, entry.generation
+                )
 
-    def _rebalance(self, plan: Plan, forced: int, over: tuple[Handover, ...]) -> Past | None:
-        """Carry the group's last rebalance on; return it if it has just ended."""
-        told = plan.status.get("lastRebalance")
-        if not told:
+    def _rebalance(self, plan: Plan, forced: int, finished: tuple[QueueHandover, ...]) -> CompletedRebalance | None:
+        """Update the group's last rebalance from the status; return it if this plan completed it."""
+        status = plan.status.get("lastRebalance")
+        if not status:
             return None
         last = self.rebalances[0] if self.rebalances else None
-        if last is None or last.at != told["at"]:
+        if last is None or last.at != status["at"]:
             self._longest, self._slowest, self._handed = 0.0, [], 0
-            began = [it for it in plan.records if it.get("kind") == "plan" and it.get("at") == told["at"]]
-            why: Mapping[str, Any] = began[0] if began else {}  # of another document it says nothing of this one
-            self._began = bool(why)
-            generation = why.get("generation", plan.status.get("generation", 0))
-            last = Rebalance(told["reason"], str(why.get("message", "")), told["at"], generation)
+            records = [line for line in plan.records if line.get("kind") == "plan" and line.get("at") == status["at"]]
+            plan_record: Mapping[str, Any] = records[0] if records else {}  # empty if that plan was not seen
+            self._began = bool(plan_record)
+            generation = plan_record.get("generation", plan.status.get("generation", 0))
+            last = Rebalance(status["reason"], str(plan_record.get("message", "")), status["at"], generation)
             self.rebalances.appendleft(last)
-            if "seconds" in told and not why:  # it was over before we looked
-                self.rebalances[0] = _now(last, told, 0, None)
+            if "seconds" in status and not plan_record:  # it completed before the first plan seen here
+                self.rebalances[0] = _updated_rebalance(last, status, 0, None)
                 return None
-        if over:
-            self._handed += len(over)
-            self._slowest = nlargest(SLOWEST, [*self._slowest, *over], key=lambda it: (it.forced, it.seconds))
-        ended = last.seconds is None and "seconds" in told
+        if finished:
+            self._handed += len(finished)
+            self._slowest = nlargest(SLOWEST, [*self._slowest, *finished], key=lambda move: (move.forced, move.seconds))
+        ended = last.seconds is None and "seconds" in status
         longest = (round(self._longest, 3) or None) if ended else last.longest  # None: no queue changed hands
-        self.rebalances[0] = _now(last, told, last.forced + forced, longest)
+        self.rebalances[0] = _updated_rebalance(last, status, last.forced + forced, longest)
         if not ended:
             return None
-        past, self._slowest = Past(self.rebalances[0], tuple(self._slowest), self._handed), []
+        past, self._slowest = CompletedRebalance(self.rebalances[0], tuple(self._slowest), self._handed), []
         return past
 
 
-def _now(it: Rebalance, told: Mapping[str, Any], forced: int, longest: float | None) -> Rebalance:
-    return Rebalance(it.reason, it.message, it.at, it.generation, told["moved"], forced, told.get("seconds"), longest)
+def _updated_rebalance(last: Rebalance, status: Mapping[str, Any], forced: int, longest: float | None) -> Rebalance:
+    return Rebalance(
+        last.reason, last.message, last.at, last.generation, status["moved"], forced, status.get("seconds"), longest
+    )

@@ -1,4 +1,4 @@
-"""Sends traces by OpenTelemetry's SDK, which reads OpenTelemetry's variables. Only imported where traces are wanted."""
+"""Sends traces by OpenTelemetry's SDK, which reads OpenTelemetry's variables. Imported only if traces are exported."""
 
 from collections.abc import Mapping
 from hashlib import blake2b
@@ -19,10 +19,10 @@ GRPC = "opentelemetry.exporter.otlp.proto.grpc.trace_exporter"
 
 
 class SpanRecorder:
-    """Makes spans of traces and hands them to a processor."""
+    """Converts traces to spans and passes them to a span processor."""
 
     def __init__(self, processor: SpanProcessor, attributes: Mapping[str, str]) -> None:
-        """Take what the operator says of itself; OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME override it."""
+        """`attributes` describe the operator; OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME override them."""
         resource = Resource.create(dict(attributes)).merge(OTELResourceDetector().detect())
         self.instance = str(resource.attributes["service.instance.id"])
         self._ids = _Ids()
@@ -31,12 +31,12 @@ class SpanRecorder:
         self._tracer = self._provider.get_tracer("rota", attributes["service.version"])
 
     def record(self, trace: Trace) -> None:
-        """Make the spans of a trace."""
+        """Pass the spans of a trace to the processor."""
         self._ids.begin(trace_id((trace.namespace, trace.group), trace.past.rebalance.at, self.instance))
         self._record(spans(trace), Context())
 
     def close(self) -> None:
-        """Send what waits; blocks."""
+        """Send the queued spans; blocks."""
         self._provider.shutdown()
 
     def _record(self, node: SpanNode, context: Context) -> None:
@@ -50,7 +50,7 @@ class SpanRecorder:
 
 
 def grpc_exporter(variable: str, endpoint: str) -> SpanExporter:
-    """Return an exporter for gRPC, whose package no extra brings. Raise ValueError if it is not installed."""
+    """Return an exporter for gRPC. No extra installs its package; raise ValueError if it is missing."""
     try:
         module = import_module(GRPC)
     except ImportError:
@@ -63,13 +63,13 @@ def grpc_exporter(variable: str, endpoint: str) -> SpanExporter:
 
 
 class _Ids(IdGenerator):
-    """Ids that follow from what a span is: what is sent twice is one trace."""
+    """Generates ids from the trace id and a counter, so that a trace that is sent twice stays one trace."""
 
     def __init__(self) -> None:
         self._trace, self._count = "", 0
 
     def begin(self, trace: str) -> None:
-        """Give the next spans ids of a trace."""
+        """Generate ids for the spans of this trace from now on."""
         self._trace, self._count = trace, 0
 
     def generate_trace_id(self) -> int:

@@ -1,4 +1,4 @@
 """The Deployments of groups with a template, the injected sidecar, and the Secrets with members' keys.
 
-May know `client` and `state`. Knows nothing of brokers.
+May import `client` and `state`, and nothing about brokers.
 """

@@ -1,16 +1,12 @@
-"""The Deployment of a group that has a template: values in, values out."""
+"""Manifest of the Deployment of a group that has a template; pure functions."""
 
 import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from rota.kube.client.objects import (
-    GROUP_LABEL,
-    WISH,
-    Custom,
-)
-from rota.kube.workload.injection import annotations_of, grace_period, part_of, uninjected, with_sidecar
+from rota.kube.client.objects import GROUP_LABEL, WISH, Custom
+from rota.kube.workload.injection import annotations_of, grace_period, part_of, remove_sidecar, with_sidecar
 from rota.kube.workload.sidecar_container import Object, SidecarPart, SidecarSpec, new_part
 from rota.spec import GroupSpec
 
@@ -20,21 +16,18 @@ OURS: Final = {"app.kubernetes.io/managed-by": "rota"}
 _WISH_SUFFIX = "-2"
 
 
-def deployment(
-    body: Custom, spec: GroupSpec, sidecar: SidecarSpec, standing: Mapping[str, Any] | None = None
-) -> Object:
+def deployment(body: Custom, spec: GroupSpec, sidecar: SidecarSpec, current: Mapping[str, Any] | None = None) -> Object:
     """Return the Deployment of a group that has a template, as a body for a server-side apply.
 
-    `standing` is the Deployment as it is. Unless the group wants upgrades by themselves, its sidecar is left as an
-    earlier version of the operator made it, to the last field, while the user wants nothing else: no fleet
-    is rolled because the operator is a new one.
+    `current` is the existing Deployment. Without autoUpgrade, its sidecar stays in every field as an earlier version
+    of the operator made it, until the user changes template or sidecar settings: a new operator must not roll pods.
     """
     name = body.metadata.name
-    template = uninjected(spec.template or {})
-    wish = _wish(template, sidecar)
-    part, mark = new_part(template, name, sidecar), wish + _WISH_SUFFIX
-    if standing and not spec.sidecar.auto_upgrade and (existing := _part_as_wished(standing, wish)):
-        part, mark = existing, annotations_of(standing)[WISH]
+    template = remove_sidecar(spec.template or {})
+    digest = _wish(template, sidecar)
+    part, mark = new_part(template, name, sidecar), digest + _WISH_SUFFIX
+    if current and not spec.sidecar.auto_upgrade and (existing := _part_as_wished(current, digest)):
+        part, mark = existing, annotations_of(current)[WISH]
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -60,24 +53,24 @@ def deployment(
     }
 
 
-def _part_as_wished(standing: Mapping[str, Any], wish: str) -> SidecarPart | None:
-    """Return what was put in already, by this version or an earlier one, if the user wants nothing else."""
-    if annotations_of(standing).get(WISH, "").removesuffix(_WISH_SUFFIX) != wish:
+def _part_as_wished(current: Mapping[str, Any], digest: str) -> SidecarPart | None:
+    """Return the sidecar that this or an earlier version injected; None if the user wants something else now."""
+    if annotations_of(current).get(WISH, "").removesuffix(_WISH_SUFFIX) != digest:
         return None
-    return part_of(standing["spec"]["template"])
+    return part_of(current["spec"]["template"])
 
 
 def owner(body: Custom) -> Object:
-    """Return the reference by which what we make goes away with its group."""
-    who = {"apiVersion": "rota.dev/v1alpha1", "kind": "ConsumerGroup"}
-    named = {"name": body.metadata.name, "uid": body.metadata.uid}
-    return {**who, **named, "controller": True, "blockOwnerDeletion": False}
+    """Return the owner reference by which an object is deleted along with its group."""
+    kind = {"apiVersion": "rota.dev/v1alpha1", "kind": "ConsumerGroup"}
+    identity = {"name": body.metadata.name, "uid": body.metadata.uid}
+    return {**kind, **identity, "controller": True, "blockOwnerDeletion": False}
 
 
 def _wish(template: Object, sidecar: SidecarSpec) -> str:
-    """Return a digest of what the user wants the pods to be; only the sidecar's version is not their wish."""
+    """Return a digest of all that the user can specify about the pods, so without the sidecar's version."""
     secrets = [sidecar.credentials_secret, sidecar.ca_secret]
-    if sidecar.client_secret:  # only then: a new version of Rota must not roll fleets that do not use it
+    if sidecar.client_secret:  # only if set: a new version of Rota must not roll pods that do not use it
         secrets.append(sidecar.client_secret)
-    wanted = [template, dict(sidecar.resources), secrets, grace_period(template["spec"], sidecar.drain_timeout)]
-    return hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()[:16]
+    parts = [template, dict(sidecar.resources), secrets, grace_period(template["spec"], sidecar.drain_timeout)]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,9 +1,9 @@
-"""The keys with which the operator and its members authenticate each other: its own key, and a Secret for each group.
+"""Keys by which the operator and the members authenticate each other: its own key, and a Secret for each group.
 
-The operator's key lies in a Secret beside its Lease. A group's key is derived from it and from the group's uid, so the
-operator writes the group's Secret and never has to read it. To change the key, remove `current` from the operator's
-Secret: the leader makes another one, and the one before it holds for ten minutes more, in which the kubelets renew what
-is mounted.
+The operator's key is in a Secret next to its Lease. A group's key is derived from it and from the group's uid, so the
+operator writes the group's Secret and never has to read it. To rotate the key, remove `current` from the operator's
+Secret: the leader creates a new key, and the previous key stays valid for ten minutes, in which the kubelets update
+mounted Secrets.
 """
 
 import asyncio
@@ -18,31 +18,31 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from rota.kube.client.api import Api, ApiError, Unanswered
+from rota.kube.client.api import Api, ApiError, NoResponseError
 from rota.kube.client.objects import GROUP_LABEL, KEY_MARK, Metadata, Object, Pod, key_secret_of
 from rota.kube.client.paths import collection_path, object_path
 from rota.kube.state.group import Group
-from rota.kube.state.member_problems import unauthenticated
+from rota.kube.state.member_problems import unauthenticated_pods
 from rota.kube.workload.deployment_manifest import OURS, owner
 from rota.model import Reason, Verdict, plain
 from rota.signing import KEY_BYTES, fingerprint, group_key
 from rota.timestamps import format_time, parse_time
 
 PREVIOUS_HOLDS_SECONDS = 600.0
-LOOK_SECONDS = 15.0  # between two looks at the operator's Secret
+LOOK_SECONDS = 15.0  # between reads of the operator's Secret
 RETRY_SECONDS = 2.0  # until it was read for the first time
-LOAD_TRIES = 5  # before the operator begins to lead without it
-REWRITE_SECONDS = 60.0  # before a group's Secret is written again, which somebody may have deleted
+LOAD_TRIES = 5  # before the operator may lead without its key
+REWRITE_SECONDS = 60.0  # until a group's Secret is written again, in case it was deleted
 
 _log = logging.getLogger(__name__)
 
 
 class OperatorKeys(NamedTuple):
-    """The operator's key, and the one before it while that holds."""
+    """The operator's key, and the previous one while it is valid."""
 
     current: bytes
     previous: bytes = b""
-    changed: int = 0  # when the current one was made, in seconds since 1970
+    changed: int = 0  # creation time of the current key, in seconds since 1970
 
     def of_group(self, uid: str) -> tuple[bytes, ...]:
         """Return the keys of a group, the current one first."""
@@ -56,14 +56,14 @@ class _Secret(msgspec.Struct):
 
 @dataclass
 class _Written:
-    """What was last written to a group's Secret."""
+    """The content last written to a group's Secret."""
 
     keys: tuple[bytes, ...]
     at: float
 
 
 class MemberKeys:
-    """All keys."""
+    """Loads and rotates the operator's key, and writes the groups' Secrets."""
 
     def __init__(self, api: Api, namespace: str, name: str) -> None:
         """`namespace` and `name` are those of the operator's Secret."""
@@ -79,9 +79,9 @@ class MemberKeys:
     # The operator's Secret.
 
     async def load(self) -> None:
-        """Read the operator's key, or make it, if that succeeds soon.
+        """Read or create the operator's key; give up after a few tries.
 
-        An operator without it can lead: members that sign are not believed then, but none of them is lost.
+        An operator without the key can lead: it ignores reports of members that sign, but counts no member as lost.
         """
         for _ in range(LOAD_TRIES):
             if await self._look(may_write=False):
@@ -89,18 +89,18 @@ class MemberKeys:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def run(self, leads: Callable[[], bool], changed: Callable[[], None]) -> NoReturn:
-        """Look for another key, for ever; only the leader changes it. `changed` is called when other keys hold."""
+        """Read the keys periodically, and call `changed` when the valid keys change; only the leader rotates them."""
         while True:
             await asyncio.sleep(LOOK_SECONDS if self._keys else RETRY_SECONDS)
-            before = self._keys
-            if await self._look(may_write=leads()) and self._keys != before:
+            previous = self._keys
+            if await self._look(may_write=leads()) and self._keys != previous:
                 _log.info("The operator's keys have changed; the leader writes the groups' Secrets")
                 changed()
 
     async def _look(self, *, may_write: bool) -> bool:
         try:
             keys = await self._renew(may_write=may_write)
-        except (ApiError, Unanswered) as error:
+        except (ApiError, NoResponseError) as error:
             place = f"{self._namespace}/{self._name}"
             _log.warning("The Secret %s with the operator's key cannot be read or written: %s", place, error)
             return False
@@ -110,16 +110,16 @@ class MemberKeys:
         return True
 
     async def _renew(self, *, may_write: bool) -> OperatorKeys | None:
-        """Return the keys that hold, None if that is not known; whoever finds no key makes one."""
-        found = await self._read()
-        data = found.data if found else {}
-        keys = renewed_keys(data, self._keys, int(datetime.now(UTC).timestamp()))
+        """Return the valid keys, creating a missing one; None if another operator has written the Secret meanwhile."""
+        secret = await self._read()
+        data = secret.data if secret else {}
+        keys = valid_keys(data, self._keys, int(datetime.now(UTC).timestamp()))
         if not may_write and _key(data.get("current", "")):
             return keys
-        if not may_write and self._keys:  # the leader makes the one that is missing
+        if not may_write and self._keys:  # the leader creates the missing key
             return self._keys
         renewed = _data_of(keys)
-        return keys if data == renewed or await self._write(found, renewed) else None
+        return keys if data == renewed or await self._write(secret, renewed) else None
 
     async def _read(self) -> _Secret | None:
         try:
@@ -129,18 +129,18 @@ class MemberKeys:
                 return None
             raise
 
-    async def _write(self, found: _Secret | None, data: dict[str, str]) -> bool:
-        """Write the operator's Secret, unless somebody else has written it meanwhile."""
+    async def _write(self, secret: _Secret | None, data: dict[str, str]) -> bool:
+        """Write the operator's Secret; return False if another operator has written it meanwhile."""
         metadata: dict[str, Any] = {"name": self._name, "labels": {**OURS}}
         body = {"apiVersion": "v1", "kind": "Secret", "type": "Opaque", "metadata": metadata, "data": data}
         try:
-            if found is None:
+            if secret is None:
                 await self._api.create(collection_path("secrets", self._namespace), body, msgspec.Raw)
             else:
                 metadata |= {
-                    "resourceVersion": found.metadata.resource_version,
-                    "labels": found.metadata.labels,
-                    "annotations": found.metadata.annotations,
+                    "resourceVersion": secret.metadata.resource_version,
+                    "labels": secret.metadata.labels,
+                    "annotations": secret.metadata.annotations,
                 }
                 await self._api.replace(object_path("secrets", self._namespace, self._name), body, msgspec.Raw)
         except ApiError as error:
@@ -152,26 +152,28 @@ class MemberKeys:
     # The groups' Secrets.
 
     async def keep(self, group: Group) -> int:
-        """Have a group's members get the keys that hold now; return how many writes that took."""
+        """Give the valid keys to a group's members; return the number of writes."""
         writes, keys = await self.keep_secret(group), self.of(group.uid)
         if group.body is None or not keys:
             return writes
-        return writes + sum(await asyncio.gather(*(self._mark(pod, keys[0]) for pod in unauthenticated(group.pods))))
+        return writes + sum(
+            await asyncio.gather(*(self._mark(pod, keys[0]) for pod in unauthenticated_pods(group.pods)))
+        )
 
     async def _mark(self, pod: Pod, key: bytes) -> int:
-        """Change a pod's annotation, so that its kubelet looks at the Secret at once; once for each key."""
+        """Annotate a pod, once for each key, so that its kubelet reads the Secret at once; return the requests sent."""
         mark = fingerprint(key)
         if pod.metadata.annotations.get(KEY_MARK) == mark:
             return 0
         body = {"metadata": {"uid": pod.metadata.uid, "annotations": {KEY_MARK: mark}}}
         try:
             await self._api.merge(object_path("pods", *pod.metadata.key), body, Object)
-        except (ApiError, Unanswered) as error:
+        except (ApiError, NoResponseError) as error:
             _log.info("Could not annotate pod %s with its key's fingerprint: %s", pod.metadata.name, error)
         return 1
 
     async def keep_secret(self, group: Group) -> int:
-        """Write a group's Secret if other keys hold than were written there, or now and then if that is in doubt."""
+        """Write a group's Secret if the valid keys have changed, and periodically while it may be missing."""
         keys = self.of(group.uid)
         if group.body is None or not keys:
             return 0
@@ -179,14 +181,14 @@ class MemberKeys:
         is_due = (
             written is None
             or written.keys != keys
-            or (now - written.at >= REWRITE_SECONDS and (group.key_problems or unauthenticated(group.pods)))
+            or (now - written.at >= REWRITE_SECONDS and (group.key_problems or unauthenticated_pods(group.pods)))
         )
         if not is_due:
             return 0
         self._written[group] = _Written(keys, now)
         try:
             await self._write_group_secret(group, keys)
-        except (ApiError, Unanswered) as error:
+        except (ApiError, NoResponseError) as error:
             name, reason = key_secret_of(group.name), plain(str(error))
             message = f"The API server rejected the Secret {name}: {reason}"
             group.key_problems = (Verdict(Reason.WRITE_REFUSED, message),)
@@ -195,7 +197,7 @@ class MemberKeys:
         return 1
 
     async def _write_group_secret(self, group: Group, keys: tuple[bytes, ...]) -> None:
-        """Replace or create it. A patch would answer with what was there, which is not for the operator to read."""
+        """Replace or create the Secret. The response to a patch would show the old content, which must stay unread."""
         body = group_secret(group, keys)
         try:
             path = object_path("secrets", group.namespace, key_secret_of(group.name))
@@ -206,14 +208,14 @@ class MemberKeys:
             await self._api.create(collection_path("secrets", group.namespace), body, msgspec.Raw)
 
 
-def renewed_keys(data: dict[str, str], known: OperatorKeys | None, now: int) -> OperatorKeys:
-    """Return the keys that hold: those in the Secret, or a new one if somebody has removed the current one there.
+def valid_keys(data: dict[str, str], loaded: OperatorKeys | None, now: int) -> OperatorKeys:
+    """Return the valid keys: the keys in the Secret, or a new one if a user has removed the current one there.
 
-    The key before it stays valid for a while: that of `known`, or else the copy in the Secret, after a restart.
+    The previous key stays valid for a while: that of `loaded`, or else the copy in the Secret, after a restart.
     """
     current, previous = _key(data.get("current", "")), _key(data.get("previous", ""))
     if not current:
-        last = known.current if known else _key(data.get("last", ""))
+        last = loaded.current if loaded else _key(data.get("last", ""))
         return OperatorKeys(secrets.token_bytes(KEY_BYTES), last, now)
     changed = _time(data.get("changed", ""))
     return OperatorKeys(current, previous if now - changed < PREVIOUS_HOLDS_SECONDS else b"", changed)
@@ -221,7 +223,7 @@ def renewed_keys(data: dict[str, str], known: OperatorKeys | None, now: int) -> 
 
 def group_secret(group: Group, keys: tuple[bytes, ...]) -> dict[str, Any]:
     """Return the Secret that a group's members mount."""
-    assert group.body is not None  # noqa: S101 - nobody keeps the keys of a group that is not there
+    assert group.body is not None  # noqa: S101 - only existing groups have keys
     names = ("current", "previous")
     return {
         "apiVersion": "v1",
@@ -256,7 +258,7 @@ def _decoded(text: str) -> bytes:
 
 
 def _key(text: str) -> bytes:
-    """Return a key; what somebody wrote there that is none counts as removed."""
+    """Return the decoded key; an invalid one counts as removed."""
     key = _decoded(text)
     return key if len(key) == KEY_BYTES else b""
 

@@ -1,6 +1,6 @@
-"""Where two values differ, as a note by which the one becomes the other again.
+"""Reverse patch: a note of the differences between two values, which restores the original.
 
-What somebody has changed since the note was made stays as it is.
+A part that a user has changed since the note was made stays as it is.
 """
 
 from collections.abc import Iterator
@@ -10,59 +10,59 @@ import msgspec
 from msgspec import Meta
 
 _Path = Annotated[list[str | int], Meta(min_length=1)]
-_Perhaps = Annotated[list[Any], Meta(max_length=1)]  # a list of one, or nothing
-_Entry = tuple[_Path, _Perhaps, _Perhaps]  # where, what is there, what was there
+_Perhaps = Annotated[list[Any], Meta(max_length=1)]  # a list of one value; empty if it is absent
+_Entry = tuple[_Path, _Perhaps, _Perhaps]  # path, patched value, original value
 
 
-def noted(found: Any, was: Any) -> str:
-    """Return what is needed to get back from one value to the other; nothing, if they are equal."""
-    entries = [*_unlike(found, was, ())]
+def make_patch(patched: Any, original: Any) -> str:
+    """Return the note that turns `patched` back into `original`; empty if they are equal."""
+    entries = [*_differences(patched, original, ())]
     return msgspec.json.encode(entries).decode() if entries else ""
 
 
-def undone(found: Any, note: str) -> Any:
-    """Return the value that was noted; a note that cannot be decoded changes nothing."""
+def apply_patch(current: Any, note: str) -> Any:
+    """Return the original value; a note that cannot be decoded changes nothing."""
     try:
         entries = msgspec.json.decode(note, type=list[_Entry]) if note else []
     except (msgspec.DecodeError, RecursionError):
-        return found
-    for path, there, was in entries:
-        found = _restored(found, path, there, was)
-    return found
+        return current
+    for path, patched, original in entries:
+        current = _restored(current, path, patched, original)
+    return current
 
 
-def _unlike(found: Any, was: Any, path: tuple[str | int, ...]) -> Iterator[_Entry]:
-    """Yield where two values differ, as deep down as can be said."""
-    for key in _keys(found, was):
-        there, before = _at(found, key), _at(was, key)
-        if there and before and _keys(there[0], before[0]):
-            yield from _unlike(there[0], before[0], (*path, key))
-        elif there != before:
-            yield [*path, key], there, before
+def _differences(patched: Any, original: Any, path: tuple[str | int, ...]) -> Iterator[_Entry]:
+    """Yield the differences of two values, as deep down as their structures agree."""
+    for key in _keys(patched, original):
+        new, old = _value_at(patched, key), _value_at(original, key)
+        if new and old and _keys(new[0], old[0]):
+            yield from _differences(new[0], old[0], (*path, key))
+        elif new != old:
+            yield [*path, key], new, old
 
 
-def _keys(found: Any, was: Any) -> list[Any]:
-    """Return by which keys two values are compared: of mappings, or of lists of one length."""
-    if isinstance(found, dict) and isinstance(was, dict):
-        return list(dict.fromkeys([*found, *was]))
-    if isinstance(found, list) and isinstance(was, list) and len(found) == len(was):
-        return list(range(len(was)))
+def _keys(patched: Any, original: Any) -> list[Any]:
+    """Return the keys by which two values are compared: of mappings, or of lists of the same length."""
+    if isinstance(patched, dict) and isinstance(original, dict):
+        return list(dict.fromkeys([*patched, *original]))
+    if isinstance(patched, list) and isinstance(original, list) and len(patched) == len(original):
+        return list(range(len(original)))
     return []
 
 
-def _at(found: Any, key: Any) -> list[Any]:
-    """Return what is there, as a list of one, or nothing."""
-    there = key in found if isinstance(found, dict) else isinstance(found, list) and key in range(len(found))
-    return [found[key]] if there else []
+def _value_at(value: Any, key: Any) -> list[Any]:
+    """Return the value at a key as a list of one; empty if it is absent."""
+    is_present = key in value if isinstance(value, dict) else isinstance(value, list) and key in range(len(value))
+    return [value[key]] if is_present else []
 
 
-def _restored(found: Any, path: list[Any], there: list[Any], was: list[Any]) -> Any:
-    key, *rest = path
-    present = _at(found, key)
-    now = was if present == there else present
-    if rest:
-        now = [_restored(it, rest, there, was) for it in present]
-    if isinstance(found, dict):
-        kept = {name: it for name, it in found.items() if now or name != key}  # in their order
-        return {**kept, key: now[0]} if now else kept
-    return [*found[:key], *now, *found[key + 1 :]] if present else found
+def _restored(current: Any, path: list[Any], patched: list[Any], original: list[Any]) -> Any:
+    key, *deeper = path
+    present = _value_at(current, key)
+    restored = original if present == patched else present
+    if deeper:
+        restored = [_restored(value, deeper, patched, original) for value in present]
+    if isinstance(current, dict):
+        items = {name: value for name, value in current.items() if restored or name != key}  # keeps the order
+        return {**items, key: restored[0]} if restored else items
+    return [*current[:key], *restored, *current[key + 1 :]] if present else current

@@ -1,4 +1,4 @@
-"""The sidecar as this version adds it to pods: its container, its volumes and where they are mounted."""
+"""Sidecar as this version injects it into pods: its container, volumes and mounts."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,13 +13,13 @@ Object = dict[str, Any]  # of JSON
 
 IMAGE: Final = "ghcr.io/rota-dev/rota-sidecar"
 STATE: Final = "/var/lib/rota"
-RUN: Final = "/run/rota"  # where the socket is for the sidecar's hook
+RUN: Final = "/run/rota"  # directory of the socket for the sidecar's preStop hook
 STATE_LIMIT: Final = (
     "256Mi"  # the kubelet evicts a pod above it; the sidecar stops writing at limited_files.QUOTA_BYTES, below it
 )
-_TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105 - where it lies, not what it is
+_TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105 - a path, not a secret
 _RESOURCES = {"requests": {"cpu": "20m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}}
-_SECURITY = {  # the container's own, because a pod's may say less
+_SECURITY = {  # of the container, because the pod's may be weaker
     "runAsNonRoot": True,
     "runAsUser": 65532,
     "runAsGroup": 65532,
@@ -43,24 +43,24 @@ VOLUME_NAMES: Final = {
 
 
 def newest_image() -> str:
-    """Return the image of the sidecar that is of this version."""
+    """Return the sidecar image of this version."""
     return f"{IMAGE}:{version('rota-operator')}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SidecarSpec:
-    """What the sidecar of a group's pods shall be."""
+    """Settings of the sidecar of a group's pods."""
 
     image: str
     drain_timeout: float = 30.0
-    resources: Mapping[str, Any] = field(default_factory=dict)  # none: ours
+    resources: Mapping[str, Any] = field(default_factory=dict)  # empty: the defaults
     credentials_secret: str = ""
     ca_secret: str = ""
     client_secret: str = ""
 
     @classmethod
     def of(cls, spec: GroupSpec, image: str, drain_timeout: float) -> Self:
-        """Return what a group asks for."""
+        """Return the settings that a group's spec asks for."""
         rocketmq = spec.broker.rocketmq
         return cls(
             image=image,
@@ -77,38 +77,38 @@ def _name(secret: Reference | None) -> str:
 
 
 class SidecarPart(NamedTuple):
-    """What is put in: the sidecar, and the volumes that nobody but it has."""
+    """The injected part of a pod template: the sidecar, and the volumes that only the sidecar mounts."""
 
     container: Object
     volumes: list[Object]
 
 
 class _Volume(NamedTuple):
-    """A volume of ours, and where the sidecar has it."""
+    """A volume of the sidecar, and its mount path."""
 
     name: str
     path: str
     source: Object
-    told: str = ""  # the variable that says where
+    told: str = ""  # the environment variable with the path
 
 
 def new_part(template: Object, group: str, sidecar: SidecarSpec) -> SidecarPart:
-    """Return the sidecar as this version makes it."""
+    """Return the sidecar as this version injects it."""
     volumes = [*_volumes(group, sidecar)]
-    mounts: list[Object] = [{"name": it.name, "mountPath": it.path, "readOnly": True} for it in volumes]
-    kept = _state_of_app(template["spec"])
+    mounts: list[Object] = [{"name": volume.name, "mountPath": volume.path, "readOnly": True} for volume in volumes]
+    app_mount = _state_of_app(template["spec"])
     state = _Volume("rota-state", STATE, {"emptyDir": {"sizeLimit": STATE_LIMIT}}, "ROTA_STATE")
     run = _Volume("rota-run", RUN, {"emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}, "ROTA_RUN")
-    mounts.append(kept or {"name": state.name, "mountPath": state.path})
+    mounts.append(app_mount or {"name": state.name, "mountPath": state.path})
     mounts.append({"name": run.name, "mountPath": run.path})
-    told = {it.told: it.path for it in [*volumes, state, run] if it.told}
-    made = [*volumes, *([] if kept else [state]), run]
-    return SidecarPart(_container(sidecar, told, mounts), [{"name": it.name, **it.source} for it in made])
+    paths = {volume.told: volume.path for volume in [*volumes, state, run] if volume.told}
+    added = [*volumes, *([] if app_mount else [state]), run]
+    return SidecarPart(_container(sidecar, paths, mounts), [{"name": volume.name, **volume.source} for volume in added])
 
 
 def _volumes(group: str, sidecar: SidecarSpec) -> Iterator[_Volume]:
-    """Yield what the sidecar only reads."""
-    documents = {"configMap": {"name": record_of(group), "optional": True}}  # pods may come before the first one
+    """Yield the volumes that the sidecar only reads."""
+    documents = {"configMap": {"name": record_of(group), "optional": True}}  # pods may start before the first one
     yield _Volume("rota-documents", DOCUMENTS, documents, "ROTA_DOCUMENTS")
     yield _Volume("rota-key", KEY, {"secret": {"secretName": key_secret_of(group), "optional": True}}, "ROTA_KEY")
     if sidecar.credentials_secret:
@@ -119,20 +119,20 @@ def _volumes(group: str, sidecar: SidecarSpec) -> Iterator[_Volume]:
     if sidecar.client_secret:
         source = {"secret": {"secretName": sidecar.client_secret}}
         yield _Volume("rota-client", "/etc/rota-client", source, "ROTA_CLIENT")
-    yield _Volume("rota-no-token", _TOKEN, {"emptyDir": {}})  # covers the pod's, for this container only
+    yield _Volume("rota-no-token", _TOKEN, {"emptyDir": {}})  # hides the pod's token from this container
 
 
 def _state_of_app(spec: Object) -> Object | None:
-    """Return how the app mounts a volume where the sidecar's state lies: then that is where it lies."""
+    """Return the mount of a volume that the app provides at STATE: the sidecar then keeps its state on it."""
     for container in [*spec["containers"], *(spec.get("initContainers") or [])]:
         for mount in container.get("volumeMounts") or []:
             if mount["mountPath"].rstrip("/") == STATE:
-                where = {key: mount[key] for key in ("name", "subPath", "subPathExpr") if key in mount}
-                return {**where, "mountPath": STATE}
+                source = {key: mount[key] for key in ("name", "subPath", "subPathExpr") if key in mount}
+                return {**source, "mountPath": STATE}
     return None
 
 
-def _container(sidecar: SidecarSpec, told: Mapping[str, str], mounts: list[Object]) -> Object:
+def _container(sidecar: SidecarSpec, paths: Mapping[str, str], mounts: list[Object]) -> Object:
     fields = {
         "POD_NAME": "metadata.name",
         "POD_NAMESPACE": "metadata.namespace",
@@ -147,7 +147,7 @@ def _container(sidecar: SidecarSpec, told: Mapping[str, str], mounts: list[Objec
         "restartPolicy": "Always",  # this makes it a sidecar: it starts before the app and ends after it
         "env": [
             *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
-            *({"name": name, "value": path} for name, path in told.items()),
+            *({"name": name, "value": path} for name, path in paths.items()),
         ],
         "ports": [
             {"name": "rota-report", "containerPort": REPORT_PORT},
@@ -155,7 +155,7 @@ def _container(sidecar: SidecarSpec, told: Mapping[str, str], mounts: list[Objec
         ],
         "lifecycle": {"preStop": {"exec": {"command": ["python", "-m", "rota.sidecar.prestop"]}}},
         "startupProbe": _probe("/healthz", period=1, timeout=2, failures=60),
-        "readinessProbe": _probe("/readyz", period=1, timeout=1, failures=2),  # who hangs is not Ready within 4 s
+        "readinessProbe": _probe("/readyz", period=1, timeout=1, failures=2),  # a hanging one loses Ready within 4 s
         "livenessProbe": _probe("/healthz", period=10, timeout=5, failures=6),
         "resources": dict(sidecar.resources) or _RESOURCES,
         "securityContext": _SECURITY,
@@ -164,6 +164,6 @@ def _container(sidecar: SidecarSpec, told: Mapping[str, str], mounts: list[Objec
 
 
 def _probe(path: str, *, period: int, timeout: int, failures: int) -> Object:
-    """Return a probe of the pod's own address: without a host the kubelet asks there."""
+    """Return an HTTP probe; it names no host, so the kubelet requests the pod's own address."""
     timing = {"periodSeconds": period, "timeoutSeconds": timeout, "failureThreshold": failures}
     return {"httpGet": {"path": path, "port": REPORT_PORT}, **timing}

@@ -1,4 +1,4 @@
-"""What a pod template must have for the sidecar to be put in; all else is the API server's to judge."""
+"""Check that the sidecar can be injected into a pod template; the API server validates everything else."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from rota.model import plain
-from rota.spec import Mistake
+from rota.spec import InvalidSpecError
 
 
 class _Named(Struct):
@@ -51,11 +51,11 @@ class _Template(Struct):
 
 
 def check_template(template: Mapping[str, Any]) -> None:
-    """Raise a `Mistake` that names the field for a template that the sidecar cannot be put into."""
+    """Raise a InvalidSpecError that names the field if the sidecar cannot be injected into a template."""
     try:
         msgspec.convert(template, _Template)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at ")
         where = path.strip("`").rpartition("$")[2]
-        told = f"spec.template{where}: {message[0].lower()}{message[1:]}".replace("`", "")
-        raise Mistake(plain(told)) from None
+        text = f"spec.template{where}: {message[0].lower()}{message[1:]}".replace("`", "")
+        raise InvalidSpecError(plain(text)) from None

@@ -1,4 +1,4 @@
-"""What all stages share: the Spark session, the schemas of tables, the paths of their files, and names.
+"""Shared by all stages of the pipeline: Spark session, schemas of tables, paths of files, checks of names.
 
-Knows no stage.
+Imports no stage.
 """

@@ -1,10 +1,10 @@
-"""Names from files that become names of Kubernetes objects and of files."""
+"""Check of names in input files that become names of Kubernetes objects and of manifest files."""
 
 from rota.spec.names import is_dns_subdomain
 
-_LONGEST = 240  # with .yaml it is still the name of a file
+_LONGEST = 240  # characters; with .yaml it still fits into the name of a file
 
 
 def is_manifest_name(name: str) -> bool:
-    """Whether an object can have this name, and the file of its manifest, too."""
+    """Return whether a Kubernetes object and the file of its manifest can have this name."""
     return len(name) <= _LONGEST and is_dns_subdomain(name)

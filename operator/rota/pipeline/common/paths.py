@@ -1,13 +1,13 @@
-"""Where the journal's lines and a lake's tables lie: how their folders and files are called, for the pipeline.
+"""Paths of the journal's files and of a lake's tables, and checks of the folders that a user names.
 
-It needs no Spark, so that a source that is none is told of before Spark begins.
+Imports no Spark, so that a wrong folder is rejected before Spark starts.
 """
 
 import re
 from datetime import date
 from pathlib import Path
 
-KINDS = (  # of the journal's records; a lake has a folder for each
+KINDS = (  # kinds of journal records; a lake has a folder for each kind
     "membership",
     "plan",
     "handover",
@@ -25,17 +25,17 @@ ANY_DAY, DAYS, HOURS = "date=*", "date=????-??-??", "??-*.jsonl"
 FILE = re.compile(r"date=(\d{4}-\d\d-\d\d)/(([01]\d|2[0-3])-.+\.jsonl)", re.ASCII)
 EXAMPLE = "date=2026-11-21/08-NAME.jsonl"
 HOUR_LETTERS = len("2026-11-21T08")
-ADVICE = "# `rota pipeline recommend` recommends policy "  # so our manifests begin; what begins otherwise is somebody's
+ADVICE = "# `rota pipeline recommend` recommends policy "  # first line of our manifests; others are users' files
 
 
 def file_of(hour: str, writer: str) -> str:
-    """Return the file of an hour, 2026-11-21T08, under the journal's folder."""
+    """Return the path of an hour's file (2026-11-21T08), relative to the journal's folder."""
     day, _, number = hour.partition("T")
     return f"date={day}/{number}-{writer}.jsonl"
 
 
 def day_of(name: str) -> date | None:
-    """Return the day that a folder is for, if any."""
+    """Return the day of a partition folder; None if the name has no valid day."""
     try:
         return date.fromisoformat(name.removeprefix("date="))
     except ValueError:
@@ -43,22 +43,22 @@ def day_of(name: str) -> date | None:
 
 
 def days_since(folder: Path, since: date) -> list[str]:
-    """Return the names of a journal's folders from a day on."""
+    """Return the names of a journal's folders for the day `since` and later days."""
     return [path.name for path in folder.glob(DAYS) if (day_of(path.name) or date.min) >= since]
 
 
 def is_lake(folder: Path) -> bool:
-    """Say whether tables lie in a folder."""
+    """Return whether a folder holds tables of a lake."""
     return any((folder / table).is_dir() for table in FOLDERS)
 
 
 def is_journal(folder: Path) -> bool:
-    """Say whether hours of a journal lie in a folder."""
+    """Return whether a folder holds hourly files of a journal."""
     return any(folder.glob(f"{DAYS}/{HOURS}"))
 
 
 def check_source(source: str) -> None:
-    """Refuse what is neither a journal nor a lake."""
+    """Raise ValueError if the folder is neither a journal nor a lake."""
     folder = Path(source)
     if not folder.is_dir():
         raise ValueError(f"{source} is no folder; give a journal's, or a lake that `rota pipeline ingest` wrote")
@@ -67,7 +67,7 @@ def check_source(source: str) -> None:
 
 
 def check_ingest(journal: Path, lake: Path, form: str) -> None:
-    """Refuse what is no journal, and a lake that cannot be gone on with."""
+    """Raise ValueError if the journal has no files, or the lake cannot be continued in this format."""
     if not is_journal(journal):
         raise ValueError(f"{journal} holds no journal: no file such as {EXAMPLE}")
     tables = [table for table in FOLDERS if (lake / table).is_dir()]

@@ -1,4 +1,4 @@
-"""The shape of every table: of the journal's records, and of what is made of them."""
+"""Spark schemas of all tables: the journal's records, and the tables derived from them."""
 
 from pyspark.sql.types import (
     ArrayType,
@@ -23,7 +23,7 @@ def _by_name(kind: DataType) -> MapType:
 
 
 def _struct(**fields: DataType) -> StructType:
-    """Return a struct; names that Python keeps for itself end in an underscore here."""
+    """Return a struct; a trailing underscore, needed for Python keywords, is removed from field names."""
     return StructType([StructField(name.removesuffix("_"), kind) for name, kind in fields.items()])
 
 
@@ -38,7 +38,7 @@ _PRESENT = _struct(uid=_TEXT, standing=_TEXT, room=_TEXT)
 _OWNER = _struct(uid=_TEXT, standing=_TEXT, queues=RANGES, room=_TEXT)
 _RELEASING = _struct(from_=_TEXT, fromUid=_TEXT, to=_TEXT, queues=RANGES)
 
-# The journal, by kind: what a record has under its own names, and the day that it is filed under.
+# Journal records by kind: their fields under the same names, and `date`, the UTC day of `at`.
 JOURNAL: dict[str, StructType] = {
     "membership": _fact(generation=_COUNT, members=_by_name(_PRESENT)),
     "plan": _fact(
@@ -97,10 +97,10 @@ JOURNAL: dict[str, StructType] = {
     "gap": _struct(at=_TIME, writer=_TEXT, since=_TIME, missing=_COUNT, date=DateType()),
 }
 
-# Lines that are no records, and why.
+# Rejected lines of the journal; `date` is the day of the file.
 QUARANTINE = _struct(file=_TEXT, line=_TEXT, reason=_TEXT, date=DateType())
 
-# Who held which queue when.
+# Ownership of queues over time.
 INTERVALS = _struct(
     group=_TEXT,
     topic=_TEXT,
@@ -109,14 +109,14 @@ INTERVALS = _struct(
     member=_TEXT,
     uid=_TEXT,
     since=_TIME,
-    until=_TIME,  # null: it does
-    generation=_COUNT,  # that gave it the queue
+    until=_TIME,  # null: it still owns the queue
+    generation=_COUNT,  # of the assignment that granted the queue
     forced=BooleanType(),
-    obeyed=_TIME,  # when it was heard to know of it; null: not told
-    seconds=_NUMBER,  # from the revoke until then; null: it was nobody's before
+    obeyed=_TIME,  # when it reported to follow that assignment; null: not recorded
+    seconds=_NUMBER,  # from the revocation until `obeyed`; null: unknown, or the queue had no owner before
 )
 
-# What should not be in that.
+# Violations of exclusive ownership, and periods without an owner or without information.
 VIOLATIONS = _struct(
     group=_TEXT,
     topic=_TEXT,
@@ -129,7 +129,7 @@ VIOLATIONS = _struct(
     why=_TEXT,
 )
 
-# A group's hour.
+# Metrics of one group in one hour.
 ROLLUP = _struct(
     group=_TEXT,
     hour=_TIME,
@@ -156,9 +156,9 @@ ROLLUP = _struct(
     complete=BooleanType(),
 )
 
-RECORDED = "recorded"  # the policy that was really used, among those that are tried
+RECORDED = "recorded"  # name of the policy in force, beside the candidate policies
 
-# What a policy would have come to in a group.
+# Result of replaying a group under a policy.
 RESULTS = _struct(
     group=_TEXT,
     policy=_TEXT,
@@ -168,22 +168,22 @@ RESULTS = _struct(
     rebalances=_COUNT,
     moves=_COUNT,
     forced=_COUNT,
-    pause_seconds=_NUMBER,  # queue-seconds in which nobody delivered
-    pause_p99=_NUMBER,  # of one queue's pause
-    imbalance=_NUMBER,  # by rate, the most over the mean; over all of the time
+    pause_seconds=_NUMBER,  # queue-seconds without delivery
+    pause_p99=_NUMBER,  # of a single queue's pause
+    imbalance=_NUMBER,  # highest message rate of a member over the mean, for the whole period
     imbalance_max=_NUMBER,
     idle_member_hours=_NUMBER,
     unowned_queue_seconds=_NUMBER,
     duplicates=_NUMBER,  # expected
     lag_mean=_NUMBER,
     lag_peak=_NUMBER,
-    problem=_TEXT,  # why the policy cannot be used for the group
+    problem=_TEXT,  # why the policy cannot be used for the group; null: none
 )
 
-# The same over time, for plots.
+# Progress of a replay over time, for plots.
 SERIES = _struct(group=_TEXT, policy=_TEXT, at=_TIME, lag=_NUMBER, imbalance=_NUMBER, moves=_COUNT)
 
-# What it would have cost, part by part.
+# Cost of a policy for a group, with its components.
 COSTS = _struct(
     group=_TEXT,
     policy=_TEXT,

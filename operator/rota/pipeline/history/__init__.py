@@ -1,4 +1,4 @@
-"""What happened, from tables: the order of assignments, owners, lag states, rollups, and an audit.
+"""History of groups, computed from the tables: order of assignments, owners, lag states, hourly metrics, audit.
 
-May know `common` and `ingest`.
+Imports only `common` and `ingest`.
 """

@@ -1,11 +1,12 @@
-"""A group's documents in their order, as the journal tells of them, and where that order is broken.
+"""Order of a group's assignments in the journal, and the breaks in it.
 
-A group *lives* from its first document, generation 1, until it is deleted; within a life documents are ordered by
-generation, whatever the clocks of those who wrote them said. What a document changed is told only of the queues that it
-changed; so after a *break*, when a document is missing, nothing is known of a queue until it is told of again. An
-`owners` record is a *whole*: who owns what then is known, and what it does not name is nobody's.
+A *life* of a group lasts from its first assignment, generation 1, until the group is deleted. Within a life assignments
+are ordered by generation, regardless of the writers' clocks. An assignment is recorded only by the queues that it
+changes; so after a *break*, where an assignment is missing, a queue's owner is unknown until the next record about that
+queue. An `owners` record is a *whole*: it lists the owners of all queues; a queue that it does not list has no owner.
 
-Between two of these (an *epoch*) a queue is with whom its last record in it says, until the epoch ends.
+An *epoch* begins with a life, a break or a whole, and lasts until the next of them; within it the last record about a
+queue determines the queue's owner. A *stretch* begins with a life or a break, and may span several wholes.
 """
 
 from pyspark.sql import Column, DataFrame, Window
@@ -13,10 +14,10 @@ from pyspark.sql import functions as F
 
 from rota.pipeline.ingest.facts import Facts
 
-CLOCKS_DIFFER = 60.0  # seconds, of two hosts: a lower generation so soon after a higher one is of the same life
+CLOCKS_DIFFER = 60.0  # seconds between two hosts' clocks; a lower generation within that time is of the same life
 
 SHARING = ("Ready", "Unready")
-# Records of one generation in their order.
+# Steps: the order of records within a generation.
 _MEMBERSHIP, _PLAN, _DOUBT, _ACT, _WHOLE, _END = range(6)
 
 _SHAPE = {
@@ -25,8 +26,8 @@ _SHAPE = {
     "generation": "bigint",
     "step": "int",
     "reason": "string",
-    "members": "bigint",  # who share, by the plan
-    "queues": "bigint",  # that they share
+    "members": "bigint",  # that share the queues, by the plan
+    "queues": "bigint",  # that are shared, by the plan
     "act": "string",
     "proof": "string",
     "state": "string",
@@ -36,24 +37,24 @@ _SHAPE = {
     "toUid": "string",
     "ranges": "map<string,map<string,string>>",
     "owned": "array<struct<member:string,uid:string,phase:string,queues:map<string,map<string,string>>>>",
-    "sharing": "array<string>",  # their uids
+    "sharing": "array<string>",  # uids of the members that share the queues
     "model": "string",
     "mode": "string",
 }
 
 
 def ordered(facts: Facts) -> DataFrame:
-    """Return a group's records in order: what each tells, and between which breaks and wholes it stands."""
-    told = _records(facts).transform(_with_life)
-    if not facts.gap.isEmpty():  # asked at once: whether nothing is missing Spark would learn after it read all thrice
-        told = _with_doubts(told, facts.gap)
-    return told.transform(_with_breaks).transform(_with_epochs)
+    """Return all groups' records with their life, epoch and stretch, and with the breaks and wholes around them."""
+    records = _records(facts).transform(_with_life)
+    if not facts.gap.isEmpty():  # checked now: a lazy plan would read all records three times
+        records = _with_gap_markers(records, facts.gap)
+    return records.transform(_with_breaks).transform(_with_epochs)
 
 
 def _shaped(df: DataFrame, step: int, **columns: Column) -> DataFrame:
-    """Return records in the one shape that all kinds have here."""
-    known = {name: F.col(name) for name in ("group", "at", "generation")} | columns | {"step": F.lit(step)}
-    return df.select(*(known.get(name, F.lit(None)).cast(kind).alias(name) for name, kind in _SHAPE.items()))
+    """Return records with the common columns (_SHAPE); columns that a kind lacks are null."""
+    values = {name: F.col(name) for name in ("group", "at", "generation")} | columns | {"step": F.lit(step)}
+    return df.select(*(values.get(name, F.lit(None)).cast(kind).alias(name) for name, kind in _SHAPE.items()))
 
 
 def _records(facts: Facts) -> DataFrame:
@@ -73,19 +74,19 @@ def _records(facts: Facts) -> DataFrame:
             mode=F.coalesce(F.get_json_object("rules", "$.handover.mode"), F.lit("Cooperative")),
         ),
     ]
-    first, *others = frames
-    for frame in others:
-        first = first.unionByName(frame)
-    return first
+    result, *more_frames = frames
+    for frame in more_frames:
+        result = result.unionByName(frame)
+    return result
 
 
 def _sharing(members: Column) -> Column:
-    there = F.filter(F.map_values(members), lambda it: it["standing"].isin(*SHARING))
-    return F.transform(there, lambda it: it["uid"])
+    present = F.filter(F.map_values(members), lambda member: member["standing"].isin(*SHARING))
+    return F.transform(present, lambda member: member["uid"])
 
 
 def _owned() -> Column:
-    """Return what a whole says of all queues: owned by a member, on the way from one, or nobody's."""
+    """Return the queues of an `owners` record by phase: owned by a member, being released by one, or unowned."""
 
     def part(member: Column, uid: Column, phase: str, queues: Column) -> Column:
         names = (member.alias("member"), uid.alias("uid"), F.lit(phase).alias("phase"), queues.alias("queues"))
@@ -93,35 +94,35 @@ def _owned() -> Column:
 
     nobody = F.lit(None).cast("string")
     members = F.transform(
-        F.map_entries("members"), lambda it: part(it["key"], it["value"]["uid"], "Owned", it["value"]["queues"])
+        F.map_entries("members"), lambda pair: part(pair["key"], pair["value"]["uid"], "Owned", pair["value"]["queues"])
     )
-    releasing = F.transform("releasing", lambda it: part(it["from"], it["fromUid"], "Releasing", it["queues"]))
+    releasing = F.transform("releasing", lambda item: part(item["from"], item["fromUid"], "Releasing", item["queues"]))
     return F.concat(members, releasing, F.array(part(nobody, nobody, "Nobody", F.col("unowned"))))
 
 
 def _with_life(df: DataFrame) -> DataFrame:
-    """Number the lives of groups that were deleted and made anew."""
+    """Number the lives of groups that were deleted and recreated."""
     by_time = Window.partitionBy("group").orderBy("at", "generation", "step")
-    before = F.lag("generation").over(by_time)
+    previous = F.lag("generation").over(by_time)
     waited = F.col("at").cast("double") - F.lag("at").over(by_time).cast("double")
-    # A document's first record tells its members: if that is of generation 1 again, the group is another one.
-    anew = (F.col("generation") == 1) & ((before > 1) | (before.isNotNull() & (F.col("step") == _MEMBERSHIP)))
-    fallen = (F.col("generation") < before) & (waited > CLOCKS_DIFFER)
+    # `membership` is an assignment's first record: another one of generation 1 shows that the group was recreated.
+    anew = (F.col("generation") == 1) & ((previous > 1) | (previous.isNotNull() & (F.col("step") == _MEMBERSHIP)))
+    fallen = (F.col("generation") < previous) & (waited > CLOCKS_DIFFER)
     begins = F.coalesce(anew | fallen, F.expr("false"))
     so_far = by_time.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     return df.withColumn("_begins", begins.cast("int")).withColumn("life", F.sum("_begins").over(so_far))
 
 
-def _with_doubts(df: DataFrame, gaps: DataFrame) -> DataFrame:
-    """Add a row where records are missing that no generation shows: within a document's, or after the last one.
+def _with_gap_markers(df: DataFrame, gaps: DataFrame) -> DataFrame:
+    """Add a row where records are missing without a missing generation: within an assignment, or after the last one.
 
-    Of a group that had no document meanwhile nothing is missing that could tell of its queues.
+    A gap in which a group had no assignment cannot hide a record about its queues.
     """
     gaps = gaps.select(F.col("since").alias("_since"), F.col("at").alias("_told"))
     plans = df.filter(F.col("step") == _PLAN)
-    # A clock may have gone back meanwhile.
+    # `at` is before `since` if the clock was set back in between.
     inside = F.col("at").between(F.least("_since", "_told"), F.greatest("_since", "_told"))
-    torn = plans.join(F.broadcast(gaps), inside, how="left_semi").select(
+    incomplete = plans.join(F.broadcast(gaps), inside, how="left_semi").select(
         "group", "at", "generation", "life", F.lit(_DOUBT).alias("step")
     )
     last = df.groupBy("group").agg(
@@ -131,18 +132,18 @@ def _with_doubts(df: DataFrame, gaps: DataFrame) -> DataFrame:
     )
     silent = (F.col("_last") <= F.col("_told")) & (F.col("_first") <= F.col("_told"))
     ends = last.join(F.broadcast(gaps), silent, how="inner").groupBy("group", "_last", "_document")
-    after = ends.agg(F.min("_since").alias("_since")).select(
+    open_ends = ends.agg(F.min("_since").alias("_since")).select(
         "group",
         F.greatest("_last", "_since").alias("at"),
         F.col("_document.generation").alias("generation"),
         F.col("_document.life").alias("life"),
         F.lit(_END).alias("step"),
     )
-    return df.unionByName(torn, allowMissingColumns=True).unionByName(after, allowMissingColumns=True)
+    return df.unionByName(incomplete, allowMissingColumns=True).unionByName(open_ends, allowMissingColumns=True)
 
 
 def _with_breaks(df: DataFrame) -> DataFrame:
-    """Find where a document is missing; what was so then is known until the record before that."""
+    """Mark breaks, where an assignment is missing; the state is known up to the last record before the break."""
     order = Window.partitionBy("group").orderBy("life", "generation", "step", "at")
     up_to = order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     earlier = order.rowsBetween(Window.unboundedPreceding, -1)
@@ -155,7 +156,7 @@ def _with_breaks(df: DataFrame) -> DataFrame:
     anew = (step == _PLAN) & (F.col("generation") == 1) & ~F.col("_before.life").eqNullSafe(F.col("life"))
     torn = (F.col("_before").isNotNull() & ~follows & ~anew & (step != _MEMBERSHIP)) | doubt
     return (
-        df.withColumn("at", F.max("at").over(up_to))  # two clocks differ; time does not go back
+        df.withColumn("at", F.max("at").over(up_to))  # clocks differ between hosts; keep time monotonic
         .withColumn("_before", F.last(evidence, ignorenulls=True).over(earlier))
         .withColumns({"anew": anew, "torn": F.coalesce(torn, F.expr("false")), "whole": step == _WHOLE})
         .withColumn("starts", F.when(F.col("torn") & ~doubt, F.col("_before.at")).otherwise(F.col("at")))
@@ -163,10 +164,10 @@ def _with_breaks(df: DataFrame) -> DataFrame:
 
 
 def _with_epochs(df: DataFrame) -> DataFrame:
-    """Number epochs, and say of each record where its own ends and what was known when."""
+    """Number epochs and stretches; add to each record the end of its epoch, and whether all owners are known there."""
     order = Window.partitionBy("group").orderBy("life", "generation", "step", "at")
     up_to = order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    # What comes next is what came last, looked at from the end: a frame up to the last row is made anew for each row.
+    # Look ahead by reverse order: Spark recomputes a frame that extends to the last row for every row.
     backwards = [F.desc(name) for name in ("life", "generation", "step", "at")]
     later = Window.partitionBy("group").orderBy(*backwards).rowsBetween(Window.unboundedPreceding, -1)
     border = F.col("anew") | F.col("torn") | F.col("whole")
@@ -201,24 +202,24 @@ def _with_epochs(df: DataFrame) -> DataFrame:
     )
 
 
-def periods(told: DataFrame) -> DataFrame:
-    """Return how many members shared how many queues when, document by document; `until` null: it is so yet."""
-    plans = told.filter(F.col("step").isin(_PLAN, _WHOLE))
+def periods(records: DataFrame) -> DataFrame:
+    """Return the numbers of members and queues over time, by assignment; `until` is null for the current one."""
+    plans = records.filter(F.col("step").isin(_PLAN, _WHOLE))
     order = Window.partitionBy("group").orderBy("life", "generation", "step", "at")
     return plans.select(
         "group",
         F.col("at").alias("since"),
         F.lead("at").over(order).alias("until"),
         F.coalesce("members", F.size("sharing")).alias("members"),
-        F.coalesce("queues", F.lit(1)).alias("queues"),  # a whole does not say it; it names each
+        F.coalesce("queues", F.lit(1)).alias("queues"),  # a whole has no number: 1 stands for any
     )
 
 
-def acts(told: DataFrame) -> DataFrame:
-    """Return only what handovers tell."""
-    return told.filter(F.col("step") == _ACT)
+def handover_records(records: DataFrame) -> DataFrame:
+    """Return only the `handover` records."""
+    return records.filter(F.col("step") == _ACT)
 
 
-def wholes(told: DataFrame) -> DataFrame:
-    """Return only what `owners` records tell."""
-    return told.filter(F.col("step") == _WHOLE)
+def owners_records(records: DataFrame) -> DataFrame:
+    """Return only the `owners` records."""
+    return records.filter(F.col("step") == _WHOLE)

@@ -1,6 +1,6 @@
-"""What the journal tells of each queue, record by record: whose it was then, and whose before by that.
+"""Ownership of each queue, record by record: its owner from then on, and the previous owner that the record names.
 
-Every step is a window over one queue's records, so that a group of ten thousand queues is ten thousand small windows.
+Every step is a window over one queue's records, so a group of ten thousand queues has ten thousand small windows.
 """
 
 from functools import reduce
@@ -9,12 +9,12 @@ from typing import NamedTuple
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from rota.pipeline.history.ordering import acts, ordered, wholes
+from rota.pipeline.history.ordering import handover_records, ordered, owners_records
 from rota.pipeline.history.ranges import by_queue
 from rota.pipeline.ingest.facts import Facts
 
 QUEUE = ("group", "topic", "broker", "queue")
-OF_QUEUE = ("sum", *QUEUE)  # a number first, by which rows are sorted much sooner than by names
+OF_QUEUE = ("sum", *QUEUE)  # a hash first: Spark sorts by it much faster than by names
 NOBODY = "Nobody"
 _GIVEN = ("Grant", "Force")
 ORDER = ("life", "generation", "step", "at", "uid")
@@ -38,40 +38,40 @@ _KEPT = (
 )
 
 
-class Account(NamedTuple):
-    """What the journal tells, in order, and what that says of each queue; and of which hours it tells."""
+class OwnershipAccount(NamedTuple):
+    """The journal's records in order (`told`), the ownership of queues (`held`), the hours with records (`seen`)."""
 
     told: DataFrame
     held: DataFrame
     seen: DataFrame
 
 
-def account(facts: Facts) -> Account:
-    """Put it together, and keep it: all that is asked of a history looks at it more than once."""
-    told = ordered(facts).persist()
-    return Account(told, holdings(told).persist(), _seen(facts).persist())
+def build_account(facts: Facts) -> OwnershipAccount:
+    """Build the account of all groups, and persist its tables: every consumer reads them more than once."""
+    records = ordered(facts).persist()
+    return OwnershipAccount(records, holdings(records).persist(), _seen(facts).persist())
 
 
 def _seen(facts: Facts) -> DataFrame:
-    """Return each group's hours that have any record of it, and when they last told how it was."""
+    """Return the hours with records of each group, and the time of the last record in it that describes its state."""
     kinds = (facts.plan, facts.obeyed, facts.owners, facts.offsets, facts.verdict)
-    telling: list[DataFrame] = [it.select("group", "at", F.col("at").alias("told")) for it in kinds]
-    rest = (facts.membership, facts.handover, facts.rebalance, facts.redelivered)
-    others: list[DataFrame] = [it.select("group", "at") for it in rest]
-    every = reduce(lambda some, more: some.unionByName(more, allowMissingColumns=True), [*telling, *others])
-    return every.groupBy("group", F.date_trunc("hour", "at").alias("hour")).agg(F.max("told").alias("told"))
+    stateful: list[DataFrame] = [frame.select("group", "at", F.col("at").alias("told")) for frame in kinds]
+    other_kinds = (facts.membership, facts.handover, facts.rebalance, facts.redelivered)
+    stateless: list[DataFrame] = [frame.select("group", "at") for frame in other_kinds]
+    rows = reduce(lambda union, frame: union.unionByName(frame, allowMissingColumns=True), [*stateful, *stateless])
+    return rows.groupBy("group", F.date_trunc("hour", "at").alias("hour")).agg(F.max("told").alias("told"))
 
 
-def horizon(seen: DataFrame) -> DataFrame:
-    """Return when each group was last told of."""
-    return seen.groupBy("group").agg(F.max("told").alias("horizon")).filter(F.col("horizon").isNotNull())
+def horizon(hours: DataFrame) -> DataFrame:
+    """Return the time of each group's last record that describes its state."""
+    return hours.groupBy("group").agg(F.max("told").alias("horizon")).filter(F.col("horizon").isNotNull())
 
 
-def holdings(told: DataFrame) -> DataFrame:
-    """Return a row for each queue and record about it: who holds it from then on, `until` when.
+def holdings(records: DataFrame) -> DataFrame:
+    """Return a row for each queue and record about it: its owner from `at` until `until`; null: still.
 
-    `phase`: Owned, Releasing (taken from its holder, granted to nobody yet) or Nobody. `odds`: the record says of the
-    time before it what is not so by those before it. `until` null: it is so yet.
+    `phase` is Owned, Releasing (revoked, and not granted yet) or Nobody. `odds` is true if the record names a previous
+    owner that contradicts the earlier records.
     """
     of_queue = Window.partitionBy(*OF_QUEUE).orderBy(*ORDER)
     earlier = Window.partitionBy(*OF_QUEUE, "stretch").orderBy(*ORDER).rowsBetween(Window.unboundedPreceding, -1)
@@ -79,28 +79,30 @@ def holdings(told: DataFrame) -> DataFrame:
     next_one = F.lead(F.struct("at", "epoch", "stretch", "whole", "odds", "act", "member", "state")).over(of_queue)
     past = F.lag(F.struct("epoch", "stretch", "wholes", "whole", "uid", "member", "phase")).over(of_queue)
     return (
-        _of_acts(told)
-        .unionByName(_of_wholes(told))
+        _expand_handovers(records)
+        .unionByName(_expand_owners(records))
         .withColumn("sum", F.xxhash64(*QUEUE))
         .withColumns({"before": past, "revoked": F.last(revoked, ignorenulls=True).over(earlier)})
-        .withColumn("odds", _odds())
+        .withColumn("odds", _contradictions())
         .withColumn("next", next_one)
-        .withColumn("last", ~F.col("next.epoch").eqNullSafe(F.col("epoch")))  # of its epoch
-        .withColumns({"ends": F.when(F.col("last"), F.col("epoch_ends")).otherwise(F.col("next.at")), "cut": _cut()})
+        .withColumn("last", ~F.col("next.epoch").eqNullSafe(F.col("epoch")))  # in its epoch
+        .withColumns(
+            {"ends": F.when(F.col("last"), F.col("epoch_ends")).otherwise(F.col("next.at")), "cut": _certain_until()}
+        )
         .withColumn("until", F.coalesce("cut", "ends"))
     )
 
 
-def _of_acts(told: DataFrame) -> DataFrame:
+def _expand_handovers(records: DataFrame) -> DataFrame:
     act = F.col("act")
-    given, dropped = act.isin(*_GIVEN), act == "Drop"
+    granted, dropped = act.isin(*_GIVEN), act == "Drop"
     stays = act == "Return"
 
     def holder(to: str, from_: str) -> Column:
         back = F.when(stays, F.coalesce(to, from_)).otherwise(F.col(from_))
-        return F.when(dropped, None).when(given, F.col(to)).otherwise(back)
+        return F.when(dropped, None).when(granted, F.col(to)).otherwise(back)
 
-    parts = acts(told).select(
+    parts = handover_records(records).select(
         *_KEPT,
         "act",
         "proof",
@@ -115,9 +117,9 @@ def _of_acts(told: DataFrame) -> DataFrame:
     return by_queue(parts, "ranges")
 
 
-def _of_wholes(told: DataFrame) -> DataFrame:
-    """Of a whole each line is an act of its own: what it says of the past is what it says of now."""
-    lines = wholes(told).select(*_KEPT, F.explode("owned").alias("it"))
+def _expand_owners(records: DataFrame) -> DataFrame:
+    """Expand `owners` records to one row per queue; such a row names its owner as the previous owner, too."""
+    lines = owners_records(records).select(*_KEPT, F.explode("owned").alias("it"))
     parts = lines.select(
         *_KEPT,
         F.lit(None).cast("string").alias("act"),
@@ -133,21 +135,21 @@ def _of_wholes(told: DataFrame) -> DataFrame:
     return by_queue(parts, "ranges")
 
 
-def _odds() -> Column:
-    """Whether a record says that a queue was another's before than was told; if nothing was, nothing is at odds."""
-    known = F.col("before.stretch").eqNullSafe(F.col("stretch"))
-    named = F.col("wholes") - F.col("whole").cast("int")  # wholes so far in which it could have been
-    left_out = ~(known & (F.col("before.wholes") >= named))
+def _contradictions() -> Column:
+    """Return whether a record contradicts earlier ones about a queue's previous owner; false if there were none."""
+    continuous = F.col("before.stretch").eqNullSafe(F.col("stretch"))
+    named = F.col("wholes") - F.col("whole").cast("int")  # earlier wholes; they list the queue if it had an owner
+    left_out = ~(continuous & (F.col("before.wholes") >= named))
     holder = F.when(~left_out, F.col("before.uid"))
-    return (known | F.col("heard")) & ~holder.eqNullSafe(F.col("said_uid"))
+    return (continuous | F.col("heard")) & ~holder.eqNullSafe(F.col("said_uid"))
 
 
-def _cut() -> Column:
-    """Return until when it was surely so, if the next record says otherwise: until a document could change it."""
+def _certain_until() -> Column:
+    """Return when the owner becomes uncertain if the next record contradicts this one: at the next plan, if any."""
     named = (F.col("next.epoch") == F.col("epoch") + 1) & F.col("next.whole")
     missing = F.col("last") & F.col("ends_whole") & ~F.col("ends_torn") & ~F.coalesce(named, F.expr("false"))
     follows = (~F.col("last") | named) & (F.col("next.stretch") == F.col("stretch"))
-    odd = follows & F.col("next.odds") & ~F.col("next.act").eqNullSafe("Grant")  # that one is not unknown, but wrong
-    odd &= ~(F.col("next.whole") & ~F.col("last"))  # nor is what one whole says twice
+    odd = follows & F.col("next.odds") & ~F.col("next.act").eqNullSafe("Grant")  # a grant counts as TwoOwners instead
+    odd &= ~(F.col("next.whole") & ~F.col("last"))  # and so do two entries of one whole
     ends = F.when(missing & F.col("uid").isNotNull(), F.col("epoch_ends")).when(odd, F.col("next.at"))
     return F.when(ends.isNotNull(), F.least(ends, "next_plan"))

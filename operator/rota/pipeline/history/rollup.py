@@ -1,6 +1,6 @@
-"""A group's hours in figures: a row for each hour that has any record of it; docs/pipeline.md has every definition.
+"""Hourly metrics of groups: a row for each group and hour with any record; docs/pipeline.md defines every column.
 
-What lasts longer than an hour is split where hours begin; what lasts yet ends with the group's last record.
+A period is split at full hours; one that has not ended is cut at the group's last record.
 """
 
 from pyspark.sql import Column, DataFrame, Window
@@ -8,13 +8,13 @@ from pyspark.sql import functions as F
 
 from rota.lag import Judgement
 from rota.pipeline.common.schemas import ROLLUP
-from rota.pipeline.history.audit import intervals, unowned
-from rota.pipeline.history.lag_states import looks
-from rota.pipeline.history.ownership import Account, account, horizon
+from rota.pipeline.history.audit import intervals, unowned_by_assignment
+from rota.pipeline.history.lag_states import offset_samples
+from rota.pipeline.history.ownership import OwnershipAccount, build_account, horizon
 from rota.pipeline.history.ranges import by_queue, count, seconds
 from rota.pipeline.ingest.facts import Facts
 
-ACCURACY = 10_000  # of percentiles: their place is right to one in so many
+ACCURACY = 10_000  # of approximate percentiles: the error of the rank is one in this number
 _KEY = ["group", "hour"]
 _HEARD = ("Ready", "Unready", "Ended")
 _COUNTS = ("moved_queues", "forced_queues", "handovers", "returned", "taken_over")
@@ -22,25 +22,25 @@ _LASTING = ("unowned_queue_seconds", "contested_queue_seconds")
 
 
 def rollup(facts: Facts) -> DataFrame:
-    """Return the figures of each group's hours."""
-    it = account(facts)
+    """Return the metrics of each group and hour (schemas.ROLLUP)."""
+    history = build_account(facts)
     parts = [
         _rebalances(facts.rebalance),
         _moves(facts.handover),
-        _handovers(intervals(facts, it)),
-        _lasting(unowned(it), "unowned_queue_seconds"),
-        _lasting(contested(facts, it), "contested_queue_seconds"),
-        _shares(it),
-        _lags(looks(facts, it)),
+        _handovers(intervals(facts, history)),
+        _sum_durations(unowned_by_assignment(history), "unowned_queue_seconds"),
+        _sum_durations(contested(facts, history), "contested_queue_seconds"),
+        _shares(history),
+        _lags(offset_samples(facts, history)),
         _redelivered(facts.redelivered),
-        _broken(facts, it).withColumn("broken", F.expr("true")),
+        _incomplete_hours(facts, history).withColumn("broken", F.expr("true")),
     ]
-    whole = it.seen.select(*_KEY)
+    result = history.seen.select(*_KEY)
     for part in parts:
-        whole = whole.join(part, _KEY, how="left")
-    nothing = {name: F.coalesce(name, F.lit(0)) for name in (*_COUNTS, *_LASTING, "minutes_seen")}
+        result = result.join(part, _KEY, how="left")
+    defaults = {name: F.coalesce(name, F.lit(0)) for name in (*_COUNTS, *_LASTING, "minutes_seen")}
     return (
-        whole.withColumns(nothing)
+        result.withColumns(defaults)
         .withColumn("redelivered", F.col("returned") + F.col("taken_over"))
         .withColumn("rebalances", F.coalesce("rebalances", F.create_map().cast("map<string,bigint>")))
         .withColumn("verdict_minutes", F.coalesce("verdict_minutes", F.create_map().cast("map<string,double>")))
@@ -54,7 +54,7 @@ def _hour(at: str = "at") -> Column:
 
 
 def _split(df: DataFrame) -> DataFrame:
-    """Split what lasts from `since` until `until` where hours begin."""
+    """Split periods from `since` until `until` at full hours."""
     last = F.date_trunc("hour", F.col("until") - F.expr("interval 1 microsecond"))
     hours = F.sequence(F.date_trunc("hour", F.col("since")), last, F.expr("interval 1 hour"))
     lasting = df.filter(F.col("since") < F.col("until")).withColumn("hour", F.explode(hours))
@@ -67,7 +67,7 @@ def _split(df: DataFrame) -> DataFrame:
 
 
 def _percentiles(of: Column | str, name: str) -> list[Column]:
-    both = F.percentile_approx(of, [0.5, 0.99], ACCURACY)  # Spark sees that it is the same, and counts once
+    both = F.percentile_approx(of, [0.5, 0.99], ACCURACY)  # Spark computes the common expression once
     return [
         F.get(both, F.lit(place)).cast("double").alias(f"{name}_{title}") for place, title in enumerate(("p50", "p99"))
     ]
@@ -83,11 +83,11 @@ def _rebalances(rebalances: DataFrame) -> DataFrame:
 
 
 def _moves(handovers: DataFrame) -> DataFrame:
-    """Count queues as `rota_queues_moved_total` does: those that were given to another than had them."""
-    given = handovers.filter(F.col("act").isin("Grant", "Force")).withColumn("many", count(F.col("queues")))
-    another = F.col("from").isNotNull() & ~F.struct("from", "fromUid").eqNullSafe(F.struct("to", "toUid"))
-    return given.groupBy("group", _hour()).agg(
-        F.sum(F.when(another, F.col("many")).otherwise(0)).alias("moved_queues"),
+    """Count queues that were granted to another member than their previous owner, as `rota_queues_moved_total` does."""
+    granted = handovers.filter(F.col("act").isin("Grant", "Force")).withColumn("many", count(F.col("queues")))
+    moved = F.col("from").isNotNull() & ~F.struct("from", "fromUid").eqNullSafe(F.struct("to", "toUid"))
+    return granted.groupBy("group", _hour()).agg(
+        F.sum(F.when(moved, F.col("many")).otherwise(0)).alias("moved_queues"),
         F.sum(F.when(F.col("act") == "Force", F.col("many")).otherwise(0)).alias("forced_queues"),
     )
 
@@ -99,15 +99,15 @@ def _handovers(held: DataFrame) -> DataFrame:
     )
 
 
-def _lasting(spans: DataFrame, name: str) -> DataFrame:
+def _sum_durations(spans: DataFrame, name: str) -> DataFrame:
     return spans.transform(_split).groupBy(*_KEY).agg(F.sum(seconds("since", "until")).alias(name))
 
 
-def contested(facts: Facts, it: Account) -> DataFrame:
-    """Return how long each forced queue may have been worked by two.
+def contested(facts: Facts, history: OwnershipAccount) -> DataFrame:
+    """Return the periods in which two members may have consumed a forced queue.
 
-    The operator counts until the document that it writes when the former holder is known to be past it. Which one that
-    is no record says: it is taken to be the first later one by which that pod is gone, or is heard.
+    The operator ends such a period with the assignment that it writes once the previous owner has certainly stopped. No
+    record names that assignment: it is taken to be the first later one in which that pod is absent, ended or reporting.
     """
     forced = by_queue(
         facts.handover.filter(F.col("act") == "Force").select("group", "at", "generation", "fromUid", "queues")
@@ -118,89 +118,92 @@ def contested(facts: Facts, it: Account) -> DataFrame:
         F.col("generation").alias("seen"),
         F.map_values("members").alias("pods"),
     )
-    # Of a queue that was nobody's it is not known whose word is missing.
-    silent = F.exists("pods", lambda it: (it["uid"] == F.col("fromUid")) & ~it["standing"].isin(*_HEARD))
+    # Without a previous owner no record names the unreachable member: any later assignment ends the period.
+    silent = F.exists("pods", lambda pod: (pod["uid"] == F.col("fromUid")) & ~pod["standing"].isin(*_HEARD))
     past = F.col("fromUid").isNull() | ~silent
-    after = (F.col("later") >= F.col("at")) & (F.col("seen") > F.col("generation")) & past
+    settled = (F.col("later") >= F.col("at")) & (F.col("seen") > F.col("generation")) & past
     queue = ["group", "topic", "broker", "queue", "at", "fromUid"]
-    ends = forced.join(present, "group", how="inner").filter(after).groupBy(*queue).agg(F.min("later").alias("over"))
+    ends = forced.join(present, "group", how="inner").filter(settled).groupBy(*queue).agg(F.min("later").alias("over"))
     over = ends.withColumn("fromUid", F.coalesce("fromUid", F.lit("")))
     return (
         forced.withColumn("fromUid", F.coalesce("fromUid", F.lit("")))
         .join(over, queue, how="left")
-        .join(horizon(it.seen), "group", how="inner")
+        .join(horizon(history.seen), "group", how="inner")
         .select("group", F.col("at").alias("since"), F.coalesce("over", "horizon").alias("until"))
     )
 
 
-def _shares(it: Account) -> DataFrame:
-    """Weigh by time how uneven the queues lay with the members that shared them, and how many of them had none."""
+def _shares(history: OwnershipAccount) -> DataFrame:
+    """Return the time-weighted imbalance of queues among sharing members, and the hours of members without a queue."""
     order = Window.partitionBy("group").orderBy("life", "generation", "step", "at")
-    known = F.when(F.col("ends_torn"), F.col("epoch_ends"))
+    known_until = F.when(F.col("ends_torn"), F.col("epoch_ends"))
     spans = (
-        it.told.filter(F.col("sharing").isNotNull())
+        history.told.filter(F.col("sharing").isNotNull())
         .withColumn("next", F.lead("at").over(order))
         .filter(F.col("sure") & ~F.col("model").eqNullSafe("Broadcasting"))
-        .join(horizon(it.seen), "group", how="inner")
-        .withColumn("until", F.least(F.coalesce("next", "horizon"), known))
+        .join(horizon(history.seen), "group", how="inner")
+        .withColumn("until", F.least(F.coalesce("next", "horizon"), known_until))
     )
-    mine = it.held.filter(F.col("phase") == "Owned")
-    begun = mine.select("group", "uid", "at", F.lit(1).alias("more"))
-    ended = mine.filter(F.col("until").isNotNull())
+    owned_spans = history.held.filter(F.col("phase") == "Owned")
+    begun = owned_spans.select("group", "uid", "at", F.lit(1).alias("more"))
+    ended = owned_spans.filter(F.col("until").isNotNull())
     ended = ended.select("group", "uid", F.col("until").alias("at"), F.lit(-1).alias("more"))
-    asked = spans.select("group", F.explode("sharing").alias("uid"), "at", F.lit(0).alias("more"), "until")
-    steps = asked.unionByName(begun.unionByName(ended), allowMissingColumns=True)
+    points = spans.select("group", F.explode("sharing").alias("uid"), "at", F.lit(0).alias("more"), "until")
+    steps = points.unionByName(begun.unionByName(ended), allowMissingColumns=True)
     so_far = Window.partitionBy("group", "uid").orderBy("at").rangeBetween(Window.unboundedPreceding, Window.currentRow)
     owned = steps.withColumn("queues", F.sum("more").over(so_far)).filter(F.col("until") > F.col("at"))
-    each = owned.groupBy("group", F.col("at").alias("since"), "until").agg(
+    per_period = owned.groupBy("group", F.col("at").alias("since"), "until").agg(
         F.max("queues").alias("most"),
         F.sum("queues").alias("all"),
         F.count("*").alias("members"),
         F.sum((F.col("queues") == 0).cast("int")).alias("idle"),
     )
     ratio = F.when(F.col("all") > 0, F.col("most") * F.col("members") / F.col("all"))
-    lasts = seconds("since", "until")
-    weighed = F.sum(F.when(ratio.isNotNull(), lasts))
-    idle = F.sum(F.col("idle") * lasts) / 3600
+    duration = seconds("since", "until")
+    weight = F.sum(F.when(ratio.isNotNull(), duration))
+    idle = F.sum(F.col("idle") * duration) / 3600
     return (
-        each.transform(_split)
+        per_period.transform(_split)
         .groupBy(*_KEY)
-        .agg((F.sum(ratio * lasts) / weighed).alias("imbalance"), idle.alias("idle_member_hours"))
+        .agg((F.sum(ratio * duration) / weight).alias("imbalance"), idle.alias("idle_member_hours"))
     )
 
 
-def _lags(seen: DataFrame) -> DataFrame:
-    minutes = [F.lit(str(it)) for it in Judgement], [F.sum(F.col(str(it)) * F.col("seconds")) / 60 for it in Judgement]
+def _lags(samples: DataFrame) -> DataFrame:
+    minutes = (
+        [F.lit(str(state)) for state in Judgement],
+        [F.sum(F.col(str(state)) * F.col("seconds")) / 60 for state in Judgement],
+    )
     pairs = [column for pair in zip(*minutes, strict=True) for column in pair]
-    return seen.groupBy(*_KEY).agg(
+    return samples.groupBy(*_KEY).agg(
         *_percentiles("lag", "lag"),
         F.max("lag").alias("lag_max"),
         *_percentiles("delay", "delay"),
-        F.map_filter(F.create_map(*pairs), lambda _, it: it > 0).alias("verdict_minutes"),
+        F.map_filter(F.create_map(*pairs), lambda _, minutes: minutes > 0).alias("verdict_minutes"),
         (F.sum("seconds") / 60).alias("minutes_seen"),
         F.sum(F.col("back") + F.col("retries")).alias("returned"),
     )
 
 
 def _redelivered(taken_over: DataFrame) -> DataFrame:
-    """Count what came again because another process read its queue."""
+    """Count messages that were redelivered because another process took over their queue."""
     return taken_over.groupBy("group", _hour()).agg(F.sum("messages").alias("taken_over"))
 
 
-def _broken(facts: Facts, it: Account) -> DataFrame:
-    """Return the hours of which something is missing: of a group, or of whom nobody knows."""
-    torn = it.told.filter("torn").join(horizon(it.seen), "group", how="inner")
+def _incomplete_hours(facts: Facts, history: OwnershipAccount) -> DataFrame:
+    """Return the hours with missing records: breaks of a group, and gaps, which affect every group."""
+    torn = history.told.filter("torn").join(horizon(history.seen), "group", how="inner")
     spans = torn.select(
         "group", F.col("starts").alias("since"), F.coalesce("next_whole", F.greatest("horizon", "at")).alias("until")
     )
-    of_groups = _touched(spans).select(*_KEY)
-    of_all = _touched(facts.gap.select("since", F.col("at").alias("until"))).select("hour").distinct()
-    missed = it.seen.join(F.broadcast(of_all), "hour", how="left_semi").select(*_KEY)
+    of_groups = _hours_touched(spans).select(*_KEY)
+    of_all = _hours_touched(facts.gap.select("since", F.col("at").alias("until"))).select("hour").distinct()
+    missed = history.seen.join(F.broadcast(of_all), "hour", how="left_semi").select(*_KEY)
     return of_groups.unionByName(missed).distinct()
 
 
-def _touched(spans: DataFrame) -> DataFrame:
-    """Give each hour a row that something lasts into, if only for a moment."""
+def _hours_touched(spans: DataFrame) -> DataFrame:
+    """Expand periods to one row for each hour that they touch."""
     first, last = (F.date_trunc("hour", F.col(name)) for name in ("since", "until"))
     hours = F.sequence(first, F.greatest(first, last), F.expr("interval 1 hour"))
     return spans.withColumn("hour", F.explode(hours))

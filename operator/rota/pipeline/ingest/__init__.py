@@ -1,4 +1,4 @@
-"""From the journal's lines to tables: which files are taken, which lines are valid, once each.
+"""Reading the journal into tables: selects files, validates lines, removes duplicates.
 
-May know `common`.
+Imports only `common`.
 """

@@ -1,13 +1,13 @@
-"""Which of the journal's hours a lake takes, and when: Spark reads a file once, and the journal's grow for an hour.
+"""Inbox of a lake: selects the journal's complete hours for the stream.
 
-So a stream never looks at the journal itself, but at an inbox in the lake. A file whose hour is over is linked into it,
-whole, and is replaced there by an empty one when its lines are in the lake: that is how it is known that it was taken.
-A link takes no room, and keeps a file that the journal removes meanwhile. Killed at any moment, the inbox tells what to
-do: what is not empty goes through the stream, which knows by its checkpoint whether it had it.
+Spark reads a file once, but a file of the journal grows for an hour. So the stream reads a folder in the lake. When a
+file's hour is over, the inbox links the file into that folder; when its lines are in the lake, the inbox replaces the
+link by an empty file, which marks it as ingested. A link takes no space, and keeps a file that the journal removes.
+After a crash files that are not empty go through the stream again; its checkpoint knows those that it has read.
 
-A name in it is `EVENT.SIZE.HOUR-<identity>.jsonl`. A file that grew after it was taken (clocks jump) has another size,
-and is taken again: what was known of it is told apart line by line. EVENT is the hour itself, unless that is so old
-that its copies are forgotten; then it is the newest one taken, and the stream puts the lines aside.
+Names are `EVENT.SIZE.HOUR-<identity>.jsonl`. A file that grew after it was linked (clocks jump) has another size and is
+linked again; the stream drops the lines it has seen. EVENT is the file's hour, unless the stream has already forgotten
+the lines of that hour: then EVENT is the newest hour that was linked, and the stream sends the lines to the quarantine.
 """
 
 import os
@@ -21,12 +21,12 @@ from typing import NamedTuple
 from rota.pipeline.common.paths import ANY_DAY, FILE
 
 HOUR = timedelta(hours=1)
-LAST = datetime.max.replace(tzinfo=UTC) - HOUR  # of clocks that jumped; to Python there is no later end
-CHUNK = 512 * 2**20  # bytes of lines in one batch, at most, unless one file has more
+LAST = datetime.max.replace(tzinfo=UTC) - HOUR  # files of clocks that jumped: Python cannot represent a later end
+CHUNK = 512 * 2**20  # maximal bytes of files in one batch, unless a single file is larger
 
 
 class Hour(NamedTuple):
-    """A file of the journal."""
+    """A file of the journal, with one writer's records of one hour."""
 
     hour: str  # 2026-11-21T08
     name: str  # 2026-11-21T08-<identity>.jsonl
@@ -35,72 +35,72 @@ class Hour(NamedTuple):
 
     @property
     def key(self) -> str:
-        """What it is known by when it was taken."""
+        """The part of its name in the inbox by which a linked file is recognized."""
         return f"{self.size}.{self.name}"
 
 
 class Inbox:
-    """The folder that the stream reads."""
+    """The folder of links that the stream reads."""
 
     def __init__(self, folder: Path, journal: Path, lateness: timedelta) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._journal, self._lateness = folder, journal, lateness
 
     def finish(self) -> None:
-        """Note that whatever is there was taken."""
+        """Mark all pending files as ingested."""
         for path in self._waiting():
             empty = self._folder / f".{path.name}"  # hidden from Spark
             empty.touch()
-            empty.replace(path)  # never truncate: it is the journal's own file by another name
+            empty.replace(path)  # never truncate: a link is the journal's own file
 
     def waits(self) -> bool:
-        """Say whether something is there that was perhaps not taken."""
+        """Return whether files are pending; the stream may have ingested them just before a crash."""
         return any(True for _ in self._waiting())
 
     def _waiting(self) -> Iterator[Path]:
         return (path for path in self._folder.glob("[!.]*") if path.stat().st_size)
 
     def fill(self, now: datetime, settle: timedelta | None) -> bool:
-        """Take in the oldest hours that are over, as many as make a batch; say whether there were any.
+        """Link the oldest complete files, up to one batch; return whether files are pending.
 
-        An hour is over when its file has not grown for `settle` after its end; without it, everything is.
+        A file is complete if it has not grown for `settle` after the end of its hour. With None every file is.
         """
         names = [path.name.partition(".") for path in self._folder.glob("[!.]*")]
-        taken, newest, room = {key for _, _, key in names}, max((event for event, _, _ in names), default=""), CHUNK
-        for it in sorted(_over(self._journal, now, settle)):
-            if it.key not in taken and it.size:
-                room -= it.size
-                if room < 0 and room + it.size < CHUNK:
+        linked, newest, room = {key for _, _, key in names}, max((event for event, _, _ in names), default=""), CHUNK
+        for file in sorted(_complete_files(self._journal, now, settle)):
+            if file.key not in linked and file.size:
+                room -= file.size
+                if room < 0 and room + file.size < CHUNK:
                     break
-                self._take(it, it.hour if self._is_known(it.hour, newest) else newest)
+                self._take(file, file.hour if self._is_known(file.hour, newest) else newest)
         return self.waits()
 
     def _is_known(self, hour: str, newest: str) -> bool:
-        """Say whether the stream still remembers an hour's lines."""
+        """Return whether the stream still remembers an hour's lines, and so can detect their copies."""
         return not newest or _began(hour) > _began(newest) - self._lateness
 
-    def _take(self, it: Hour, event: str) -> None:
-        into, part = self._folder / f"{event}.{it.key}", self._folder / ".part"
-        part.unlink(missing_ok=True)
-        with suppress(FileNotFoundError):  # the journal has made room
+    def _take(self, file: Hour, event: str) -> None:
+        target, partial = self._folder / f"{event}.{file.key}", self._folder / ".part"
+        partial.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):  # the journal has removed an old file
             try:
-                os.link(it.path, part)
+                os.link(file.path, partial)
             except FileNotFoundError:
                 raise
-            except OSError:  # another disk, or not ours to link
-                shutil.copyfile(it.path, part)
-            part.replace(into)
+            except OSError:  # another file system, or no permission to link
+                shutil.copyfile(file.path, partial)
+            partial.replace(target)
 
 
-def _over(journal: Path, now: datetime, settle: timedelta | None) -> Iterator[Hour]:
+def _complete_files(journal: Path, now: datetime, settle: timedelta | None) -> Iterator[Hour]:
     for path in journal.glob(f"{ANY_DAY}/*.jsonl"):
-        found = FILE.fullmatch(f"{path.parent.name}/{path.name}")
-        if found:
-            with suppress(FileNotFoundError, ValueError):  # the journal has made room; no such day
-                told, hour = path.stat(), f"{found[1]}T{found[3]}"
-                changed = max(datetime.fromtimestamp(told.st_mtime, UTC), min(_began(hour), LAST) + HOUR)
+        match = FILE.fullmatch(f"{path.parent.name}/{path.name}")
+        if match:
+            with suppress(FileNotFoundError, ValueError):  # the journal has removed the file; no valid day
+                stat, hour = path.stat(), f"{match[1]}T{match[3]}"
+                changed = max(datetime.fromtimestamp(stat.st_mtime, UTC), min(_began(hour), LAST) + HOUR)
                 if settle is None or changed <= now - settle:
-                    yield Hour(hour, f"{found[1]}T{found[2]}", path, told.st_size)
+                    yield Hour(hour, f"{match[1]}T{match[2]}", path, stat.st_size)
 
 
 def _began(hour: str) -> datetime:

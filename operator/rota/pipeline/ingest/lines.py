@@ -1,15 +1,14 @@
-"""Which lines are records: told by Spark where a line is plainly one, and by the official reader where it is not.
+"""Validator of the journal's lines: Spark itself accepts plain `offsets` lines, `rota.records.read` judges all others.
 
-A journal is nearly all `offsets`, and to read one of them by `rota.records.read` costs as much again as Spark's own
-parser. But that parser is lenient: it takes a number for a string, and what comes after the last brace for nothing.
-So what looks just as the operator writes it, and has in every place what belongs there, is taken as it is; with the
-least doubt a line goes to `rota.records.read`, and so does every other kind. Both agree, therefore, by construction:
-`plain` says yes only to what the reader would take (tests/pipeline/test_ingest_judge.py holds the two together).
+Nearly all lines are `offsets`, and `rota.records.read` costs as much again as Spark's own parser. But that parser is
+lenient: it accepts a number for a string, and ignores text after the last brace. So a line is *plain* only if it looks
+exactly as the operator writes it and every value has the right type; `rota.records.read` judges every other line. So
+both agree: only lines that the reader accepts are plain (tests/pipeline/test_ingest_judge.py compares the two).
 
-There are three exceptions, which the reader takes. JSON's integers have no end, but Spark's have: a record with one
-beyond 64 bits (a queue's id: 32 bits) is refused here; no broker counts so far. So is one that tells of a year in which
-there is no Rota: a clock was wrong, and what lasted from 1970 until today would be split into half a million hours. And
-so is one whose queues cannot be read, or are more than there can be.
+Three kinds of records are rejected here, although the reader accepts them: records with an integer beyond 64 bits (a
+queue's id: 32 bits), since Spark's integers are limited and no broker counts that far; records with a year in which
+Rota did not exist, since a clock was wrong, and a period from 1970 until today would be split into half a million
+hours; and records whose ranges of queues cannot be parsed, or name more queues than possible.
 """
 
 import re
@@ -34,53 +33,54 @@ STRICT = {"allowSingleQuotes": "false", "allowNonNumericNumbers": "false", "colu
 _CORRUPT = StructField("_corrupt", StringType())
 _REST = StructType([JOURNAL["offsets"]["topics"], JOURNAL["offsets"]["verdicts"], _CORRUPT])
 
-# How the operator begins and ends a line, and the time in it. The end has no place for anything after the last brace.
+# How the operator writes a line's start, time and end. The pattern of the end allows no text after the last brace.
 _START = f'{{"schema":{SCHEMA},"kind":"offsets","group":"'
 _TIME = r"^20[2-9]\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z\z"
 _END = r'^,"topics":\{.*\},"verdicts":\{(?:"[A-Za-z]+":\d{1,18},?){0,20}\}\}\z'
-_ONCE = ['"schema"', '"kind"', '"group"', '"at"']  # what stands before the topics must not stand behind them, too
+_ONCE = ['"schema"', '"kind"', '"group"', '"at"']  # keys before the topics; a copy of one after them is rejected
 _LAST = '"verdicts"'
-_QUOTED = 15  # parts, when the line is cut at its first quotation marks: the group is the 10th, the time the 14th
+_QUOTED = 15  # parts of a line that is split at its first quotation marks: the 10th is the group, the 14th the time
 
 _ANSWER = StructType(
     [StructField("kind", StringType()), StructField("line", StringType()), StructField("reason", StringType())]
 )
 _ARROW = pa.struct([("kind", pa.string()), ("line", pa.string()), ("reason", pa.string())])
-_LONG = re.compile(rb"\d{19}")  # no shorter number is beyond 64 bits
+_LONG = re.compile(rb"\d{19}")  # digits of the shortest number beyond 64 bits
 _MOST, _MOST_ID = 2**63 - 1, 2**31 - 1
 _YEARS = range(2020, 2100)
 _encode = msgspec.json.Encoder().encode
 
 
-def judged(lines: DataFrame) -> DataFrame:
-    """Say of each `line` which `kind` of record it is, or for what `reason` it is none.
+def judge_lines(lines: DataFrame) -> DataFrame:
+    """Add to each `line` the `kind` of its record, or the `reason` why it is rejected.
 
-    Of plain offsets `group`, `at`, `topics` and `verdicts` are read already; of other records `text` is what the
-    reader has understood, written anew: without what it passes over, so that Spark's parser can add nothing to it.
+    For plain offsets `group`, `at`, `topics` and `verdicts` are parsed already. For other records `text` is the record
+    as the reader understood it, encoded again: it lacks fields that the reader ignores, so Spark's parser cannot see
+    them either.
     """
-    said = F.col("said")
+    answer = F.col("said")
     return (
         lines.transform(_with_parts)
         .withColumn("plain", F.coalesce(_plain(), F.lit(False)))  # noqa: FBT003 - a value, not a switch
         .withColumn("said", _asked(F.when(~F.col("plain"), F.col("line"))))
         .select(
             *lines.columns,
-            F.when(F.col("plain"), F.lit("offsets")).otherwise(said["kind"]).alias("kind"),
-            said["reason"].alias("reason"),
-            said["line"].alias("text"),
+            F.when(F.col("plain"), F.lit("offsets")).otherwise(answer["kind"]).alias("kind"),
+            answer["reason"].alias("reason"),
+            answer["line"].alias("text"),
             *[F.when(F.col("plain"), F.col(name)).alias(name) for name in ("group", "at", "topics", "verdicts")],
         )
     )
 
 
 def _with_parts(lines: DataFrame) -> DataFrame:
-    """Add what a line has if it is plain; where it is not, they mean nothing."""
-    begins = F.when(F.col("line").startswith(_START), F.split("line", '"', _QUOTED))
-    parts = lines.withColumn("parts", begins)
-    behind = F.get("parts", F.lit(_QUOTED - 1))
-    ends = parts.withColumn("behind", F.when(behind.rlike(_END), behind))
-    rest = F.from_json(F.concat(F.lit("{"), F.substr("behind", F.lit(2))), _REST, STRICT)
-    return ends.withColumn("rest", rest).select(
+    """Add the fields of plain lines; for other lines the new columns have no meaning."""
+    parts_if_plain = F.when(F.col("line").startswith(_START), F.split("line", '"', _QUOTED))
+    split = lines.withColumn("parts", parts_if_plain)
+    tail = F.get("parts", F.lit(_QUOTED - 1))
+    with_tail = split.withColumn("behind", F.when(tail.rlike(_END), tail))
+    remainder = F.from_json(F.concat(F.lit("{"), F.substr("behind", F.lit(2))), _REST, STRICT)
+    return with_tail.withColumn("rest", remainder).select(
         *lines.columns,
         "parts",
         "behind",
@@ -91,47 +91,47 @@ def _with_parts(lines: DataFrame) -> DataFrame:
 
 
 def _plain() -> Column:
-    """Say whether a line is beyond doubt an `offsets` that the reader takes."""
-    line, behind = F.col("line"), F.col("behind")
+    """Return whether a line is certainly an `offsets` record that the reader accepts."""
+    line, tail = F.col("line"), F.col("behind")
     clean = F.is_valid_utf8(line) & ~line.contains("\\") & ~F.col("group").rlike(r"[\x00-\x1f]")
     spelled = F.array_join(F.slice("parts", 11, 3), '"') == ',"at":'
     dated = F.get("parts", F.lit(13)).rlike(_TIME) & F.col("at").isNotNull()
-    again = reduce(or_, [behind.contains(it) for it in _ONCE])
-    before, after = (F.substring_index(behind, _LAST, end) for end in (1, -1))
-    closed = F.concat(before, F.lit(_LAST), after) == behind  # by its last brace; were there two, by an earlier one
+    repeated = reduce(or_, [tail.contains(key) for key in _ONCE])
+    head, end_part = (F.substring_index(tail, _LAST, end) for end in (1, -1))
+    closed = F.concat(head, F.lit(_LAST), end_part) == tail  # false if the key occurs twice
     whole = F.col("_corrupt").isNull() & F.forall(F.map_values("topics"), _brokers)
     counted = F.forall(F.map_values("verdicts"), _counts)
-    return clean & spelled & dated & ~again & closed & whole & counted
+    return clean & spelled & dated & ~repeated & closed & whole & counted
 
 
 def _brokers(topic: Column) -> Column:
     return F.forall(F.map_values(topic), _columns)
 
 
-def _columns(it: Column) -> Column:
-    """Say whether columns can be laid side by side, with a number wherever there must be one."""
-    size = F.size(it["ids"])
-    alike = (size == F.size(it["first"])) & (size == F.size(it["last"])) & (size == F.size(it["committed"]))
-    numbers = F.forall(it["ids"], _counts) & F.forall(it["first"], _is_there) & F.forall(it["last"], _is_there)
+def _columns(lists: Column) -> Column:
+    """Return whether columns have the same length, and a number wherever one is required."""
+    size = F.size(lists["ids"])
+    alike = (size == F.size(lists["first"])) & (size == F.size(lists["last"])) & (size == F.size(lists["committed"]))
+    numbers = F.forall(lists["ids"], _counts) & F.forall(lists["first"], _is_there) & F.forall(lists["last"], _is_there)
     return alike & numbers
 
 
-def _counts(it: Column) -> Column:
-    return it >= 0
+def _counts(number: Column) -> Column:
+    return number >= 0
 
 
-def _is_there(it: Column) -> Column:
-    return it.isNotNull()
+def _is_there(value: Column) -> Column:
+    return value.isNotNull()
 
 
 def _ask(lines: pa.Array) -> pa.Array:
-    """Ask the official reader about lines; where there is none, nobody asks."""
+    """Judge lines with `rota.records.read`; null lines stay null."""
     if lines.null_count == len(lines):
         return pa.nulls(len(lines), _ARROW)
-    return pa.array([None if it is None else _answer(it) for it in lines.cast(pa.binary()).to_pylist()], _ARROW)
+    return pa.array([None if line is None else _answer(line) for line in lines.cast(pa.binary()).to_pylist()], _ARROW)
 
 
-# No function of Spark's own, for the reader's word is the law. (The stubs want a type, of which Spark itself warns.)
+# A UDF, since only `rota.records.read` decides. (Spark's stubs require a type argument that Spark itself warns about.)
 _asked = arrow_udf(_ask, _ANSWER)  # type: ignore[call-overload]
 
 
@@ -146,7 +146,7 @@ def _answer(line: bytes) -> dict[str, str]:
 
 
 def _check(record: AnyRecord, text: bytes) -> None:
-    """Refuse integers that have no place in Spark's, and times that cannot be."""
+    """Raise ValueError for integers that do not fit into Spark's, impossible times, and unreadable ranges of queues."""
     for at in (getattr(record, name) for name in ("at", "began", "since") if hasattr(record, name)):
         if at.year not in _YEARS:
             raise ValueError(f"The record cannot be kept: it tells of the year {at.year}, so its clock was wrong")
@@ -161,18 +161,18 @@ def _check(record: AnyRecord, text: bytes) -> None:
 
 
 def _ranges(record: AnyRecord) -> Iterator[Ranges]:
-    """Yield what a record says in ranges such as 0-3,7; the reader takes any text."""
+    """Yield a record's ranges of queues such as 0-3,7; the reader accepts any text in them."""
     if isinstance(record, Handover | Obeyed | Redelivered):
         yield record.queues
     if isinstance(record, Owners):
         yield record.unowned
-        yield from (it.queues for it in record.members.values())
-        yield from (it.queues for it in record.releasing)
+        yield from (member.queues for member in record.members.values())
+        yield from (handover.queues for handover in record.releasing)
 
 
-def _integers(it: Any) -> Iterator[int]:
-    if isinstance(it, dict | list):
-        for inner in it.values() if isinstance(it, dict) else it:
+def _integers(value: Any) -> Iterator[int]:
+    if isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
             yield from _integers(inner)
-    elif isinstance(it, int):
-        yield it
+    elif isinstance(value, int):
+        yield value

@@ -1,14 +1,14 @@
-"""The journal into a lake: Structured Streaming over hours that are over, each line once, whatever is killed.
+"""Structured Streaming job from the journal to a lake: ingests complete hours, each line once, also after a crash.
 
-**Once.** A batch is what the checkpoint says, again after a crash. Its rows go to `KIND/date=…/batch=N`, by overwriting
-just those folders: written twice, they are there once. (Delta keeps the batch's number itself.) One query writes all
-kinds, for they come from the same lines, which are read and judged once.
+**Exactly once.** The checkpoint defines the content of a batch, also when it runs again after a crash. Its rows go to
+`KIND/date=…/batch=N` by overwriting just those folders, so a second write changes nothing. (Delta stores the batch's
+number itself.) One query writes all kinds, since their lines are read and judged together, once.
 
-**Identical lines** are told apart as long as the watermark remembers them. Its time is that of the hour's end, since
-copies of a line lie in files of one hour, and even a torn line has one. What comes later than that would be dropped
-without a word; so such files are marked in the inbox, and their lines go to the quarantine instead.
+**Identical lines** are dropped as long as the watermark remembers them. The event time is the end of the file's hour,
+since copies of a line are in files of the same hour, and even a torn line has one. Spark would silently drop lines that
+are older than the watermark; so the inbox marks such files, and their lines go to the quarantine.
 
-Whoever reads the lake meanwhile may see a batch in some tables and not yet in others.
+A reader of the lake may meanwhile see a batch in some tables and not yet in others.
 """
 
 import fcntl
@@ -25,15 +25,15 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from rota.pipeline.common.paths import check_ingest
 from rota.pipeline.ingest.facts import TABLES, of_kind, refused
 from rota.pipeline.ingest.inbox import Inbox
-from rota.pipeline.ingest.lines import judged
+from rota.pipeline.ingest.lines import judge_lines
 
 SETTLE, LATENESS = timedelta(minutes=5), timedelta(hours=2)
 STREAMING = {
-    "spark.sql.session.timeZone": "UTC",  # a new session forgets it where the context was not ours
-    "spark.sql.shuffle.partitions": "8",  # fixed by the first batch; each has its own store of what was seen
-    "spark.sql.streaming.noDataMicroBatches.enabled": "false",  # what need not be remembered is forgotten a batch later
+    "spark.sql.session.timeZone": "UTC",  # a new session lacks it if another program created the context
+    "spark.sql.shuffle.partitions": "8",  # fixed by the first batch; each partition has a state store
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",  # expired state is removed one batch later
     "spark.sql.streaming.stateStore.providerClass": (
-        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"  # beside the heap, not in it
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"  # off the JVM heap
     ),
 }
 LATE = "The file came so long after later hours that its lines can no longer be told from copies; make the lake anew"
@@ -51,30 +51,30 @@ def stream(
     form: str = "parquet",
     watch: Callable[[Counts], bool] | None = None,
 ) -> Counts:
-    """Bring a lake up to date with a journal; return how many rows each of its tables got.
+    """Bring a lake up to date with a journal; return the number of new rows by table.
 
-    An hour is taken when its file has not grown for `settle` after its end; with None, whatever is there, once nobody
-    writes it any more. `watch` is told what there was, waits a while, and says whether to go on with hours to come.
+    Files are ingested once they have not grown for `settle` after their hour; with None all are, as no operator writes
+    them any more. `watch` gets the new rows by table, waits, and returns whether to continue with later hours.
     """
-    journal, place = Path(source), Path(lake)
-    check_ingest(journal, place, form)
+    journal, lake_folder = Path(source), Path(lake)
+    check_ingest(journal, lake_folder, form)
     if form == "delta" and not _has_delta(spark):
         raise ValueError(
             "Delta is not on Spark's class path; give spark-submit --packages io.delta:delta-spark, or leave --format"
         )
-    own = spark.newSession()
+    stream_session = spark.newSession()
     for key, value in STREAMING.items():
-        own.conf.set(key, value)
+        stream_session.conf.set(key, value)
     total: Counts = {}
-    with _alone(place):
-        inbox = Inbox(place / "_inbox", journal, lateness)
+    with _locked(lake_folder):
+        inbox = Inbox(lake_folder / "_inbox", journal, lateness)
         while True:
             counts: Counts = {}
-            waits = inbox.waits()  # what a killed one has left
-            while waits or inbox.fill(datetime.now(UTC), settle):
-                _drain(own, place, lateness, form, counts)
+            pending = inbox.waits()  # files that a killed run has left
+            while pending or inbox.fill(datetime.now(UTC), settle):
+                _ingest_pending(stream_session, lake_folder, lateness, form, counts)
                 inbox.finish()
-                waits = False
+                pending = False
             total = {kind: total.get(kind, 0) + counts.get(kind, 0) for kind in TABLES}
             if watch is None or not watch(counts):
                 return total
@@ -83,14 +83,14 @@ def stream(
 def _has_delta(spark: SparkSession) -> bool:
     try:
         spark.read.format("delta").load("/nowhere")
-    except Exception as error:  # noqa: BLE001 - of Java's own kind where it is missing, of Spark's where it is not
+    except Exception as error:  # noqa: BLE001 - a Java exception without Delta, a Spark exception with it
         return "DATA_SOURCE_NOT_FOUND" not in str(error)
     return True
 
 
 @contextmanager
-def _alone(lake: Path) -> Iterator[None]:
-    """Keep others from the lake; the system lets them in again when we end, however that is."""
+def _locked(lake: Path) -> Iterator[None]:
+    """Lock the lake against other writers; the kernel releases the lock when this process ends, even by a crash."""
     lake.mkdir(parents=True, exist_ok=True)
     with (lake / "_lock").open("w") as lock:
         try:
@@ -100,32 +100,32 @@ def _alone(lake: Path) -> Iterator[None]:
         yield
 
 
-def _drain(spark: SparkSession, lake: Path, lateness: timedelta, form: str, counts: Counts) -> None:
-    """Have everything in the inbox read and written."""
-    reader = spark.readStream.option("lineSep", "\n").option("maxFileAge", "36500d")  # hours may come in any order
+def _ingest_pending(spark: SparkSession, lake: Path, lateness: timedelta, form: str, counts: Counts) -> None:
+    """Ingest all pending files of the inbox."""
+    reader = spark.readStream.option("lineSep", "\n").option("maxFileAge", "36500d")  # in any order of hours
     lines = reader.text(str(lake / "_inbox")).transform(_with_place)
     new = lines.withWatermark("hour", f"{int(lateness.total_seconds())} seconds")
 
-    wrong: list[Exception] = []
+    errors: list[Exception] = []
 
     def write(batch: DataFrame, number: int) -> None:
         try:
             _write(batch, number, lake, form, counts)
         except Exception as error:
-            wrong.append(error)
+            errors.append(error)
             raise
 
-    asked = (
-        new.dropDuplicatesWithinWatermark(["sum", "other"])  # 96 bits of a line, for the line itself
+    writer = (
+        new.dropDuplicatesWithinWatermark(["sum", "other"])  # a 96-bit hash instead of the line
         .writeStream.foreachBatch(write)
         .option("checkpointLocation", str(lake / "_checkpoint"))
         .trigger(availableNow=True)
     )
     try:
-        _run(asked)
-    except Exception as error:  # noqa: BLE001 - Java's are of all kinds, and none is ours
-        if wrong:  # of which Spark says no more than that it was
-            raise wrong[0] from None
+        _run(writer)
+    except Exception as error:  # noqa: BLE001 - Java's exceptions share no useful base class
+        if errors:  # Spark's own error does not say what failed in `write`
+            raise errors[0] from None
         raise ValueError(
             f"{lake} cannot be gone on with: {_reason(error)}; if its _checkpoint is damaged, or was made where the "
             f"lake had another path, have the lake where it was, or make it anew"
@@ -133,13 +133,13 @@ def _drain(spark: SparkSession, lake: Path, lateness: timedelta, form: str, coun
 
 
 def _reason(error: Exception) -> str:
-    """Return what is wrong, without Spark's codes and the names of its queries."""
+    """Return the first line of an error, without Spark's codes and query names."""
     first = str(error).partition("\n")[0].rpartition("terminated with exception: ")[2]
     return re.sub(r"\[[A-Z_.]+\] | SQLSTATE: \w+", "", first)
 
 
-def _run(asked: DataStreamWriter) -> None:
-    query = asked.start()
+def _run(writer: DataStreamWriter) -> None:
+    query = writer.start()
     try:
         query.awaitTermination()
     finally:
@@ -147,7 +147,7 @@ def _run(asked: DataStreamWriter) -> None:
 
 
 def _with_place(values: DataFrame) -> DataFrame:
-    """Say where in the journal a line stood, and whether it came too late."""
+    """Add the file and hour of each line, whether it is late, and its hash."""
     name = F.try_url_decode(F.replace(F.col("_metadata.file_name"), F.lit("+"), F.lit("%2B")))
     hour = F.regexp_extract(name, r"^(\S{13})\.", 1)
     file = F.regexp_extract(name, r"^\S{13}\.\d+\.(.*)$", 1)
@@ -163,30 +163,30 @@ def _with_place(values: DataFrame) -> DataFrame:
 
 
 def _write(batch: DataFrame, number: int, lake: Path, form: str, counts: Counts) -> None:
-    """Write a batch's rows, so that a second time changes nothing."""
-    lines = batch.select("line", "file", "date", "late").transform(judged).transform(_without_late).persist()
+    """Write a batch's rows idempotently, and add their number to `counts`."""
+    lines = batch.select("line", "file", "date", "late").transform(judge_lines).transform(_without_late).persist()
     try:
-        found = F.coalesce("kind", F.lit("quarantine")).alias("kind")
-        for kind, count in lines.groupBy(found).count().collect():  # at most one row for each kind
+        table_name = F.coalesce("kind", F.lit("quarantine")).alias("kind")
+        for kind, count in lines.groupBy(table_name).count().collect():  # at most one row per kind
             table = lines.transform(refused) if kind == "quarantine" else lines.transform(of_kind, kind)
-            _put(table, lake / kind, number, form)
+            _write_table(table, lake / kind, number, form)
             counts[kind] = counts.get(kind, 0) + count
     finally:
         lines.unpersist()
 
 
 def _without_late(lines: DataFrame) -> DataFrame:
-    """Refuse what came too late to be told from copies."""
+    """Reject late lines: the stream can no longer tell whether they are copies."""
     late = F.col("late")
     kind, reason = F.when(~late, F.col("kind")), F.when(late, F.lit(LATE)).otherwise(F.col("reason"))
-    line = F.when(reason.isNotNull(), F.col("line"))  # whoever keeps these rows a while need not keep that, too
+    line = F.when(reason.isNotNull(), F.col("line"))  # only rejected lines need it: these rows are persisted
     return lines.withColumns({"kind": kind, "reason": reason, "line": line}).drop("late")
 
 
-def _put(table: DataFrame, folder: Path, number: int, form: str) -> None:
+def _write_table(table: DataFrame, folder: Path, number: int, form: str) -> None:
     if form == "delta":
-        again = {"txnAppId": f"rota-{folder.name}", "txnVersion": str(number)}
-        table.write.format("delta").mode("append").options(**again).partitionBy("date").save(str(folder))
+        transaction = {"txnAppId": f"rota-{folder.name}", "txnVersion": str(number)}
+        table.write.format("delta").mode("append").options(**transaction).partitionBy("date").save(str(folder))
         return
     numbered = table.withColumn("batch", F.lit(number))
     writer = numbered.write.mode("overwrite").option("partitionOverwriteMode", "dynamic")

@@ -1,4 +1,1 @@
-"""Which policy is best for each group: costs, a ranking, the reasons, and manifests.
-
-May know `replay` and what is below it.
-"""
+"""Recommended policy of each group: costs, ranking, manifests. May import `replay` and what `replay` may import."""

@@ -1,6 +1,6 @@
-"""What the trouble that a policy makes is said to cost: one number for each measure, with the reason for each default.
+"""Weights of the cost function: points for one unit of each measure, with the reason for each default.
 
-The unit is a point: the trouble of one queue that moves once. All the others are compared with that.
+One point is the cost of one move of one queue; all other measures are compared with that.
 """
 
 from typing import Annotated, NamedTuple
@@ -11,17 +11,17 @@ from msgspec import Meta, Struct
 
 from rota.model import plain
 
-LEAST_GAIN = 0.05  # below that, a simple model's figures are no reason to touch what works
-LAG_UNIT = 1000  # messages; a group that is less behind than that keeps up
+LEAST_GAIN = 0.05  # fraction of the cost: a smaller gain is within the model's error, so no change is recommended
+LAG_UNIT = 1000  # messages; a group with less lag keeps up
 
-MOST = 1e12  # above it is a slip of the pen
+MOST = 1e12  # a higher weight is a typing error
 
 
 class Measure(NamedTuple):
-    """What a weight multiplies, and why its default is what it is."""
+    """Title and unit of a measure, and the reason for its default weight."""
 
     title: str
-    unit: str  # what there is so much of, on a day
+    unit: str  # counted per day
     why: str
 
 
@@ -69,7 +69,7 @@ Weight = Annotated[float, Meta(ge=0)]
 
 
 class Weights(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Points for one of each measure; `MEASURES` has their units and why these are the defaults."""
+    """Points for one unit of each measure; `MEASURES` has the units and the reasons for the defaults."""
 
     moves: Weight = 1.0
     pause: Weight = 0.2
@@ -81,30 +81,30 @@ class Weights(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def of(self, measure: str) -> float:
         """Return the weight of a measure."""
-        found: float = getattr(self, measure)
-        return found
+        weight: float = getattr(self, measure)
+        return weight
 
 
 def read(text: str, where: str = "--weights") -> Weights:
-    """Read weights from YAML; those that are not named keep their defaults. A mistake is one sentence."""
+    """Return weights from YAML, with defaults for missing ones; raise ValueError with one sentence for a mistake."""
     try:
-        told = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError):  # its constructors throw more than its parser
+        parsed = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError):  # constructors of values raise more than the parser
         raise ValueError(f"{where} is no YAML; write lines such as moves: 1") from None
-    given = {} if told is None else told
-    if not isinstance(given, dict):
-        raise ValueError(f"{where} names no weights; write lines such as moves: 1")  # noqa: TRY004 - it is the user's
-    for name, value in given.items():
+    entries = {} if parsed is None else parsed
+    if not isinstance(entries, dict):
+        raise ValueError(f"{where} names no weights; write lines such as moves: 1")  # noqa: TRY004 - a user's mistake
+    for name, value in entries.items():
         _check(name, value, where)
-    found = msgspec.convert(given, Weights)
-    if not any(msgspec.structs.astuple(found)):
+    weights = msgspec.convert(entries, Weights)
+    if not any(msgspec.structs.astuple(weights)):
         raise ValueError(f"{where} makes every weight 0, so that no policy costs anything; leave one above 0")
-    return found
+    return weights
 
 
 def _check(name: object, value: object, where: str) -> None:
     if name not in MEASURES:
         raise ValueError(f"{where} names {plain(str(name), 60)!r}, which is no weight; choose of {', '.join(MEASURES)}")
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 <= value < MOST:  # type: ignore[operator]
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 <= value < MOST:  # type: ignore[operator]
         raise ValueError(f"{where}: {name} is {plain(str(value), 60)}; give a number from 0 up")

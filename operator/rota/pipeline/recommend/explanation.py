@@ -1,4 +1,4 @@
-"""Why a group shall change its policy, or not: a sentence for people, made where the rows are."""
+"""Explanation of each recommendation: a sentence for users, computed as a Spark column."""
 
 from collections.abc import Callable
 
@@ -7,12 +7,12 @@ from pyspark.sql import functions as F
 
 from rota.pipeline.recommend.cost_weights import MEASURES
 
-MOST_PARTS = 3  # that a sentence bears
-WORSE = 0.1  # of what is saved: a drawback of that size is told, too
+MOST_PARTS = 3  # savings named in a sentence
+WORSE = 0.1  # fraction of the saved cost: a larger drawback is named, too
 
 
-def evidence(least: float) -> Column:
-    """Say which parts differ most between the structs `now` and `then`; looks at `gain` and `change` besides."""
+def explanation(least: float) -> Column:
+    """Return the reason to change (the largest differences of `now` and `then`) or to stay; reads `gain`, `change`."""
     name, gain = F.col("then.policy"), _number(F.col("gain") * 100)
     no_name, unknown = F.col("then.policy").isNull(), F.col("now.cost").isNull()
     why = F.coalesce(F.left(F.col("now.problem"), F.lit(300)), F.lit("it was not simulated"))
@@ -36,11 +36,11 @@ def evidence(least: float) -> Column:
 
 def _differences() -> Column:
     parts = F.array(*(_part(measure) for measure in MEASURES))
-    largest = F.array_sort(parts, lambda one, other: F.sign(other["saved"] - one["saved"]).cast("int"))
-    saved = F.slice(F.filter(largest, lambda it: it["saved"] > 0), 1, MOST_PARTS)
+    largest = F.array_sort(parts, lambda left, right: F.sign(right["saved"] - left["saved"]).cast("int"))
+    saved = F.slice(F.filter(largest, lambda part: part["saved"] > 0), 1, MOST_PARTS)
     total = F.col("now.cost") - F.col("then.cost")
-    lost = F.slice(F.filter(F.reverse(largest), lambda it: it["saved"] < -WORSE * total), 1, 1)
-    words = F.concat_ws("; ", F.transform(saved, lambda it: it["words"]))
+    lost = F.slice(F.filter(F.reverse(largest), lambda part: part["saved"] < -WORSE * total), 1, 1)
+    words = F.concat_ws("; ", F.transform(saved, lambda part: part["words"]))
     but = F.when(F.size(lost) > 0, F.concat(F.lit("; but "), lost[0]["words"])).otherwise("")
     return F.concat(F.upper(F.left(words, F.lit(1))), F.substr(words, F.lit(2)), but, F.lit("."))
 
@@ -52,25 +52,25 @@ def _part(measure: str) -> Column:
     return F.struct(F.coalesce(saved, F.lit(0.0)).alias("saved"), words.alias("words"))
 
 
-def _words(column: str, before: str, after: str = "") -> Callable[[str], Column]:
-    """Say a measure; what stands before it is said the first time only."""
+def _words(column: str, prefix: str, suffix: str = "") -> Callable[[str], Column]:
+    """Return a function that writes a measure of `now.` or `then.`; only `then.`, written first, gets the affixes."""
 
     def say(when: str) -> Column:
-        first = F.lit(before if when == "then." else "")
-        return F.concat(first, _number(F.col(f"{when}{column}")), F.lit(after if when == "then." else ""))
+        first = F.lit(prefix if when == "then." else "")
+        return F.concat(first, _number(F.col(f"{when}{column}")), F.lit(suffix if when == "then." else ""))
 
     return say
 
 
 def _load(when: str) -> Column:
-    before = "the busiest member has " if when == "then." else ""
-    return F.concat(F.lit(before), _number(F.col(f"{when}imbalance") + 1), F.lit(" times the mean load" * bool(before)))
+    prefix = "the busiest member has " if when == "then." else ""
+    return F.concat(F.lit(prefix), _number(F.col(f"{when}imbalance") + 1), F.lit(" times the mean load" * bool(prefix)))
 
 
 def _lag(when: str) -> Column:
-    before = "a mean lag of " if when == "then." else ""
+    prefix = "a mean lag of " if when == "then." else ""
     mean, peak = (_number(F.col(f"{when}{name}")) for name in ("lag_mean", "lag_peak"))
-    return F.concat(F.lit(before), mean, F.lit(" (highest "), peak, F.lit(")"))
+    return F.concat(F.lit(prefix), mean, F.lit(" (highest "), peak, F.lit(")"))
 
 
 _WORDS: dict[str, Callable[[str], Column]] = {
@@ -85,9 +85,9 @@ _WORDS: dict[str, Callable[[str], Column]] = {
 
 
 def _number(value: Column) -> Column:
-    """Write a number with as many digits as people read."""
-    small, some = F.abs(value) < 10, F.abs(value) < 100  # noqa: PLR2004 - three digits count
-    short = F.when(small, F.format_number(value, 2)).when(some, F.format_number(value, 1))
+    """Write a number with three significant digits."""
+    small, medium = F.abs(value) < 10, F.abs(value) < 100  # noqa: PLR2004 - three digits count
+    short = F.when(small, F.format_number(value, 2)).when(medium, F.format_number(value, 1))
     written = F.when(value == F.floor(value), F.format_number(value, 0)).otherwise(
         F.coalesce(short, F.format_number(value, 0))
     )

@@ -1,4 +1,4 @@
-"""What is to be applied: a RebalancePolicy for each policy that is recommended, and who shall name it."""
+"""Manifests to apply: a RebalancePolicy for each recommended policy, with the commands for the groups that use it."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -18,21 +18,21 @@ from rota.spec import PolicySpec, policy_body
 from rota.spec.names import is_dns_label
 
 
-class Where(NamedTuple):
+class GroupName(NamedTuple):
     """A group's namespace and name."""
 
     namespace: str
     name: str
 
 
-def where(group: str) -> Where | None:
-    """Return where a group is; nothing, if Kubernetes has no such names: they come from files."""
+def parse_group_name(group: str) -> GroupName | None:
+    """Return a group's namespace and name; None if they are no valid Kubernetes names, as they come from files."""
     namespace, _, name = group.partition("/")
-    return Where(namespace, name) if is_dns_label(namespace) and is_manifest_name(name) else None
+    return GroupName(namespace, name) if is_dns_label(namespace) and is_manifest_name(name) else None
 
 
 def check(policies: Mapping[str, PolicySpec]) -> None:
-    """Refuse names of policies that could not be applied or told apart."""
+    """Raise ValueError for a policy's name that Kubernetes would reject, or that is reserved."""
     if RECORDED in policies:
         raise ValueError(f"A policy is named {RECORDED}, which stands for what was really used; give it another name")
     for name in policies:
@@ -41,30 +41,30 @@ def check(policies: Mapping[str, PolicySpec]) -> None:
 
 
 def manifest(name: str, policy: PolicySpec, namespace: str | None = None) -> str:
-    """Return a RebalancePolicy in YAML; `rota.spec` and the CRD take it."""
+    """Return a RebalancePolicy in YAML, valid for `rota.spec` and the CRD."""
     metadata = {"name": name} | ({"namespace": namespace} if namespace else {})
     head = {"apiVersion": "rota.dev/v1alpha1", "kind": "RebalancePolicy", "metadata": metadata}
     return yaml.safe_dump(head | {"spec": policy_body(policy)}, sort_keys=False, allow_unicode=True)
 
 
 def command(group: str, policy: str) -> str | None:
-    """Return what to type for a group; nothing in it needs more quotes, for Kubernetes allows no such names."""
-    if not (at := where(group)):
+    """Return the kubectl command for a group, None without valid names; these need no quotes in a shell."""
+    if not (location := parse_group_name(group)):
         return None
     patch = json.dumps({"spec": {"policyRef": {"name": policy}}}, separators=(",", ":"))
-    return f"kubectl patch consumergroup -n {at.namespace} {at.name} --type merge -p '{patch}'"
+    return f"kubectl patch consumergroup -n {location.namespace} {location.name} --type merge -p '{patch}'"
 
 
 def manifests(chosen: DataFrame, policies: Mapping[str, PolicySpec], folder: Path) -> list[Path]:
-    """Write `<folder>/<policy>.yaml` for each policy that is recommended, and return which were.
+    """Write `<folder>/<policy>.yaml` for each recommended policy; return the paths of these files.
 
-    Rows come one partition at a time: however many groups there are, they are never all in this process.
+    Rows arrive one partition at a time, so the driver never holds all groups.
     """
     check(policies)
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.yaml"):
         if old.stem in policies or old.read_bytes().startswith(ADVICE.encode()):
-            old.unlink()  # else it would still be recommended, though perhaps it was not even tried this time
+            old.unlink()  # a manifest of an earlier run, which this run may not recommend
     changing = chosen.filter("change").filter(F.col("use").isin(*policies)).select("use", "group")
     counts = {
         str(row["use"]): int(row["groups"])
@@ -82,20 +82,20 @@ def _lines(name: str, policy: PolicySpec, groups: Iterator[str], many: int) -> I
     yield f"{ADVICE}{name} for {many:,} group{'s' * (many != 1)}.\n"
     yield f"# First look at what is new:  kubectl diff -f {name}.yaml; kubectl apply -f {name}.yaml\n"
     yield "# Then, group by group, what stands below each policy.\n"
-    for namespace, some in groupby(groups, key=_namespace):
+    for namespace, named in groupby(groups, key=_namespace):
         if namespace is None:
             yield "---\n"
-            yield from (f"# {_comment(group)}: no group of Kubernetes has this name\n" for group in some)
+            yield from (f"# {_comment(group)}: no group of Kubernetes has this name\n" for group in named)
         else:
             yield f"---\n{manifest(name, policy, namespace)}"
-            yield from (f"# {command(group, name)}\n" for group in some)
+            yield from (f"# {command(group, name)}\n" for group in named)
 
 
 def _namespace(group: str) -> str | None:
-    at = where(group)
-    return at.namespace if at else None
+    location = parse_group_name(group)
+    return location.namespace if location else None
 
 
 def _comment(text: str) -> str:
-    """Return a text that cannot leave its comment."""
+    """Return a text with unprintable characters replaced, also line breaks, so that it cannot end its comment."""
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in plain(text))

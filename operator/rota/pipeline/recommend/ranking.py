@@ -1,7 +1,8 @@
-"""What each policy costs a group, which one is the best for it, and which one would be the best for all.
+"""Cost and ranking of policies: the cost of each policy for a group, and the best policy for each group and for all.
 
-The cost is a sum: of each measure what there is of it on a day, times its weight. Days, so that histories of different
-lengths compare. What is unknown of one policy counts for none in that group: else the unknown would be the cheapest.
+The cost is the sum of each measure per day, times its weight. Values per day make histories of different lengths
+comparable. A measure that is unknown for one policy of a group is ignored for all policies of that group: otherwise the
+policy with the unknown value would look cheapest.
 """
 
 from functools import reduce
@@ -13,21 +14,21 @@ from pyspark.sql.types import BooleanType, DoubleType, StringType, StructField, 
 
 from rota.pipeline.common.schemas import RECORDED
 from rota.pipeline.recommend.cost_weights import LAG_UNIT, LEAST_GAIN, MEASURES, Weights
-from rota.pipeline.recommend.explanation import evidence
+from rota.pipeline.recommend.explanation import explanation
 
-EACH = "each its own"  # every group the policy that is recommended for it; has blanks, so that no policy is called so
-DIGITS = 9  # sums that differ by less are the same
+EACH = "each its own"  # each group with its recommended policy; the blanks prevent a clash with a policy's name
+DIGITS = 9  # decimal places in comparisons of sums
 
 PARTS = [f"cost_{name}" for name in MEASURES]
 
-# What a group shall do.
+# The recommendation for each group.
 CHOSEN = StructType(
     [
         StructField("group", StringType()),
-        StructField("strategy", StringType()),  # of what is used now
-        StructField("use", StringType()),  # `recorded`: stay
+        StructField("strategy", StringType()),  # used now
+        StructField("use", StringType()),  # policy to use; `recorded`: no change
         StructField("change", BooleanType()),
-        StructField("best", StringType()),  # which may not be better enough for a change
+        StructField("best", StringType()),  # cheapest policy; its gain may be too small for a change
         StructField("cost_now", DoubleType()),
         StructField("cost_then", DoubleType()),
         StructField("gain", DoubleType()),  # 0.3: it would cost 30 % less
@@ -40,7 +41,7 @@ _SO_FAR = (Window.unboundedPreceding, Window.currentRow)
 
 
 def per_day(results: DataFrame) -> DataFrame:
-    """Return what a policy comes to on a day of each group, measure by measure; null: not known."""
+    """Return each measure per day, for each group and policy; null: unknown."""
     measured = {
         "moves": _a_day("moves"),
         "pause": _a_day("pause_seconds"),
@@ -69,17 +70,17 @@ def _doublings(name: str) -> Column:
 
 
 def _known(measure: Column) -> Column:
-    """Take what is no number for unknown (to Spark, NaN is more than everything)."""
+    """Return a measure with at least 0, null for NaN and infinity (Spark orders NaN above all numbers)."""
     number = measure.cast("double")
     return F.when(F.abs(number) < float("inf"), F.greatest(number, F.lit(0.0)))
 
 
 def costs(results: DataFrame, weights: Weights) -> DataFrame:
-    """Return COSTS: what each policy costs each group on a day, the best first; one with a problem has no rank."""
+    """Return COSTS: each policy's cost per day and its rank in each group; a policy with a problem has neither."""
     group = Window.partitionBy("group").rowsBetween(*_EVERY)
     usable = F.col("problem").isNull()
-    blind = {name: F.max(usable & F.col(name).isNull()).over(group) for name in MEASURES}
-    parts = {f"cost_{name}": F.when(usable & ~blind[name], F.col(name) * weights.of(name)) for name in MEASURES}
+    is_unknown = {name: F.max(usable & F.col(name).isNull()).over(group) for name in MEASURES}
+    parts = {f"cost_{name}": F.when(usable & ~is_unknown[name], F.col(name) * weights.of(name)) for name in MEASURES}
     cost = F.when(usable, reduce(add, (F.coalesce(F.col(part), F.lit(0.0)) for part in PARTS)))
     return (
         per_day(results)
@@ -91,7 +92,7 @@ def costs(results: DataFrame, weights: Weights) -> DataFrame:
 
 
 def _rank() -> Column:
-    """Order a group's policies. Among equals: no change, then few moves, then the name: always the same."""
+    """Rank a group's policies by cost. Ties go to the policy in use, then to fewer moves, then to the name."""
     best_first = Window.partitionBy("group").orderBy(
         F.col("cost").isNull(),
         F.round("cost", DIGITS),
@@ -103,26 +104,26 @@ def _rank() -> Column:
     return F.when(F.col("cost").isNotNull(), place).cast("int")
 
 
-def told(costs: DataFrame, results: DataFrame) -> DataFrame:
-    """Return costs beside what they are made of: what `chosen` and `fleet` look at."""
+def costs_with_measures(costs: DataFrame, results: DataFrame) -> DataFrame:
+    """Return costs joined with the measures per day, for `chosen` and `fleet`."""
     return costs.join(per_day(results), on=["group", "policy"], how="inner")
 
 
-def chosen(costs: DataFrame, results: DataFrame, least: float = LEAST_GAIN) -> DataFrame:
-    """Return CHOSEN: for each group what to use. Only what is better by `least` is worth a change."""
+def recommend_policies(costs: DataFrame, results: DataFrame, least: float = LEAST_GAIN) -> DataFrame:
+    """Return CHOSEN: the recommendation for each group; a change needs a gain of at least `least`."""
     row = F.struct("policy", "strategy", "problem", "cost", *PARTS, *MEASURES, "lag_mean", "lag_peak")
     gain = F.try_divide(F.col("now.cost") - F.col("then.cost"), F.col("now.cost"))
-    known = F.col("now.cost").isNotNull()
+    has_cost_now = F.col("now.cost").isNotNull()
     better = F.col("then.policy") != RECORDED
-    change = known & better & (F.round("gain", DIGITS) >= least)
+    change = has_cost_now & better & (F.round("gain", DIGITS) >= least)
     return (
-        told(costs, results)
+        costs_with_measures(costs, results)
         .groupBy("group")
         .agg(
             F.max(F.when(F.col("policy") == RECORDED, row)).alias("now"),
             F.max(F.when(F.col("rank") == 1, row)).alias("then"),
         )
-        .withColumn("gain", F.coalesce(gain, F.when(known, F.lit(0.0))))
+        .withColumn("gain", F.coalesce(gain, F.when(has_cost_now, F.lit(0.0))))
         .withColumn("change", F.coalesce(change, F.lit(False)))  # noqa: FBT003 - F.lit takes no name
         .select(
             "group",
@@ -132,19 +133,18 @@ def chosen(costs: DataFrame, results: DataFrame, least: float = LEAST_GAIN) -> D
             F.col("then.policy").alias("best"),
             F.col("now.cost").alias("cost_now"),
             F.when(F.col("change"), F.col("then.cost")).otherwise(F.col("now.cost")).alias("cost_then"),
-            F.when(F.col("change") | ~known, F.col("gain")).otherwise(0.0).alias("gain"),
-            evidence(least).alias("evidence"),
+            F.when(F.col("change") | ~has_cost_now, F.col("gain")).otherwise(0.0).alias("gain"),
+            explanation(least).alias("evidence"),
         )
     )
 
 
-def fleet(costs: DataFrame, results: DataFrame, chosen: DataFrame) -> DataFrame:
-    """Return the sum over all groups for each policy, and for the choice of EACH group; the cheapest first.
+def sum_over_groups(costs: DataFrame, results: DataFrame, chosen: DataFrame) -> DataFrame:
+    """Return the sums over all groups for each policy, and for EACH (each group's own choice); the cheapest first.
 
-    Where a policy cannot be used, the group is thought to stay with what it has. Groups of which it is not known what
-    they cost now are left out, of all sums.
+    A group that cannot use a policy counts with its present one. Groups without a present cost are in no sum.
     """
-    every = told(costs, results).select(
+    every = costs_with_measures(costs, results).select(
         "group", "policy", F.struct("strategy", "cost", *PARTS, *MEASURES, "lag_mean").alias("it")
     )
     judged = every.filter((F.col("policy") == RECORDED) & F.col("it.cost").isNotNull())
@@ -153,10 +153,10 @@ def fleet(costs: DataFrame, results: DataFrame, chosen: DataFrame) -> DataFrame:
     of_all = now.crossJoin(policies).withColumn("source", F.col("policy"))
     own = now.join(chosen.select("group", F.lit(EACH).alias("policy"), F.col("use").alias("source")), "group", "inner")
     pairs = of_all.unionByName(own)
-    given = every.withColumnRenamed("policy", "source")
+    by_source = every.withColumnRenamed("policy", "source")
     usable = F.col("it.cost").isNotNull()
     return (
-        pairs.join(given, on=["group", "source"], how="left")
+        pairs.join(by_source, on=["group", "source"], how="left")
         .withColumn("usable", F.coalesce(usable, F.lit(False)))  # noqa: FBT003 - F.lit takes no name
         .withColumn("it", F.when(F.col("usable"), F.col("it")).otherwise(F.col("now")))
         .groupBy("policy")
@@ -168,9 +168,7 @@ def fleet(costs: DataFrame, results: DataFrame, chosen: DataFrame) -> DataFrame:
 def _sums() -> list[Column]:
     added = ["cost", *PARTS, "moves", "pause", "duplicates", "idle", "unowned", "lag_mean"]
     return [
-        F.array_sort(F.collect_set(F.when(F.col("usable"), F.col("it.strategy")))).alias(
-            "strategies"
-        ),  # there are nine
+        F.array_sort(F.collect_set(F.when(F.col("usable"), F.col("it.strategy")))).alias("strategies"),  # at most nine
         F.count_if(F.col("usable")).alias("usable"),
         F.count_if(~F.col("usable")).alias("unusable"),
         *(F.sum(F.col(f"it.{name}")).alias(name) for name in added),

@@ -1,4 +1,1 @@
-"""What other policies would have done: the history of each group is replayed by the real planner.
-
-May know `common`, `ingest` and `history`.
-"""
+"""Replay of each group's history with the real planner. May import `common`, `ingest` and `history`."""

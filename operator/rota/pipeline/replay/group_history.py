@@ -1,6 +1,6 @@
-"""What happened to one group: who was there and which queues, when; how much came to each; who owned what at first.
+"""History of one group: pods, queues and policy over time, arrivals of each queue, and the first assignment.
 
-Made of the journal's records, or invented by the generator; `rota.pipeline.replay.replay` replays it under any policy.
+Built from journal records or by the synthetic generator; `rota.pipeline.replay.replay` replays it under any policy.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,15 +21,15 @@ from rota.records import Fact, Handover, Membership, Offsets, Owners
 from rota.spec import GroupSpec, PolicySpec, group_spec, policy_spec
 from rota.timestamps import format_time
 
-STEP = 300.0  # seconds: between two of these, what comes to a queue comes evenly
-LONGEST = 366 * 86400.0  # seconds of a story; all of its steps are in memory
-HEADROOM = 1.1  # that a member can work more than it ever was seen to
+STEP = 300.0  # seconds; within a step the arrival rate of a queue is constant
+LONGEST = 366 * 86400.0  # seconds of a history; all of its steps are in memory
+HEADROOM = 1.1  # capacity of a member over its highest measured rate
 
 Rates = NDArray[np.float64]
 
 
-class Presence(NamedTuple):
-    """A pod that is there, and how it stands."""
+class MemberPresence(NamedTuple):
+    """A pod that exists, with its member state and machine room."""
 
     uid: str
     standing: str
@@ -38,102 +38,102 @@ class Presence(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """From this time on these members were there, and these queues; `policy` was in force."""
+    """The pods, queues and policy of a group from a time on."""
 
     at: float
-    members: Mapping[str, Presence]
+    members: Mapping[str, MemberPresence]
     queues: frozenset[Queue]
     policy: PolicySpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Story:
-    """All of it."""
+class GroupHistory:
+    """The whole history of a group."""
 
     group: str
     spec: GroupSpec
     begins: float
     ends: float
     document: Assignment
-    changes: tuple[Change, ...]  # the first is how it begins
-    queues: tuple[Queue, ...]  # all that there ever were, sorted
+    changes: tuple[Change, ...]  # the first is the state at the start
+    queues: tuple[Queue, ...]  # all queues that ever existed, sorted
     arrivals: Rates  # messages a second, by step and queue
-    lag: Rates  # by queue, at the beginning
-    capacity: float  # messages a second that one member can work
+    lag: Rates  # by queue, at the start
+    capacity: float  # messages a second that one member can consume
 
     @property
     def steps(self) -> int:
-        """How many there are."""
+        """The number of steps."""
         return len(self.arrivals)
 
 
-def in_order(facts: Iterable[Fact]) -> list[Fact]:
-    """Sort a group's records by time, and documents by their numbers, as two leaders' clocks may differ.
+def sort_facts(facts: Iterable[Fact]) -> list[Fact]:
+    """Sort a group's records by time; records of documents by generation, as the clocks of two leaders may differ.
 
-    A document is written after the one before it, whatever its clock says; one with a much lower number is of a group
-    that was made anew. What is whole comes after what it sums up.
+    A record's time is raised to that of the previous generation if its clock was behind. Generations start again when a
+    group is recreated. An `owners` record comes after the other records of its generation, which it sums up.
     """
-    by_time = sorted(facts, key=lambda it: (it.at, _generation(it), isinstance(it, Owners)))
-    documents = [it for it in by_time if _generation(it)]
-    lives = list(accumulate(map(_is_another, [None, *documents], documents), initial=0))[1:]
+    by_time = sorted(facts, key=lambda fact: (fact.at, _generation(fact), isinstance(fact, Owners)))
+    documents = [fact for fact in by_time if _generation(fact)]
+    lives = list(accumulate(map(_was_recreated, [None, *documents], documents), initial=0))[1:]
     numbered = sorted(zip(lives, documents, strict=True), key=_place)
-    told, at = [it for it in by_time if not _generation(it)], datetime.min.replace(tzinfo=UTC)
-    for _, it in numbered:
-        at = max(at, it.at)
-        told.append(it if it.at == at else replaced(it, at=at))
-    return sorted(told, key=lambda it: it.at)
+    ordered, at = [fact for fact in by_time if not _generation(fact)], datetime.min.replace(tzinfo=UTC)
+    for _, fact in numbered:
+        at = max(at, fact.at)
+        ordered.append(fact if fact.at == at else replaced(fact, at=at))
+    return sorted(ordered, key=lambda fact: fact.at)
 
 
-def _place(numbered: tuple[int, Fact]) -> tuple[int, int, bool]:
-    life, it = numbered
-    return life, _generation(it), isinstance(it, Owners)
+def _place(entry: tuple[int, Fact]) -> tuple[int, int, bool]:
+    life, fact = entry
+    return life, _generation(fact), isinstance(fact, Owners)
 
 
-def _generation(it: Fact) -> int:
-    return getattr(it, "generation", 0)
+def _generation(fact: Fact) -> int:
+    return getattr(fact, "generation", 0)
 
 
-def _is_another(before: Fact | None, it: Fact) -> bool:
-    """Say whether a document is of a group that was made anew since."""
-    if before is None or _generation(it) >= _generation(before):
+def _was_recreated(previous: Fact | None, document: Fact) -> bool:
+    """Whether the group was recreated between two records: the generation is 1 again, or lower and much later."""
+    if previous is None or _generation(document) >= _generation(previous):
         return False
-    return _generation(it) == 1 or (it.at - before.at).total_seconds() > CLOCKS_DIFFER
+    return _generation(document) == 1 or (document.at - previous.at).total_seconds() > CLOCKS_DIFFER
 
 
-def story(group: str, facts: Sequence[Fact], ends: float | None = None) -> Story:
-    """Put a group's records together, in order; a history that nobody can replay is a sentence."""
-    whole = next((it for it in facts if isinstance(it, Owners)), None)
-    if whole is None:
+def build_history(group: str, facts: Sequence[Fact], ends: float | None = None) -> GroupHistory:
+    """Return the history of a group from its records in order; raise ValueError if it cannot be replayed."""
+    first_owners = next((fact for fact in facts if isinstance(fact, Owners)), None)
+    if first_owners is None:
         raise ValueError(f"Group {group} has no owners record, with which a replay could begin")
-    if whole.model == "Broadcasting":
+    if first_owners.model == "Broadcasting":
         raise ValueError(f"Group {group} is Broadcasting: nobody owns its queues")
-    begins = whole.at.timestamp()
-    later = [it for it in facts if it.at.timestamp() >= begins]
+    begins = first_owners.at.timestamp()
+    later = [fact for fact in facts if fact.at.timestamp() >= begins]
     last = later[-1].at.timestamp() if ends is None else ends
-    changes = tuple(_changes(whole, later))
-    queues = tuple(sorted(frozenset().union(*(it.queues for it in changes))))
+    changes = tuple(_changes(first_owners, later))
+    queues = tuple(sorted(frozenset().union(*(change.queues for change in changes))))
     if not queues:
         raise ValueError(f"Group {group} has no queues")
     if last - begins > LONGEST:
         days = (last - begins) / 86400
         raise ValueError(f"Group {group} was recorded for {days:.0f} days; a replay is of 366 at most")
-    arrivals, worked, lag = _flows([it for it in later if isinstance(it, Offsets)], queues, begins, last)
-    return Story(
+    arrivals, consumed, lag = _flows([fact for fact in later if isinstance(fact, Offsets)], queues, begins, last)
+    return GroupHistory(
         group=group,
-        spec=spec_of(group, queues, whole.ordering),
+        spec=spec_of(group, queues, first_owners.ordering),
         begins=begins,
         ends=last,
-        document=_document(whole),
+        document=_document(first_owners),
         changes=changes,
         queues=queues,
         arrivals=arrivals,
         lag=lag,
-        capacity=_capacity(later, queues, worked, begins),
+        capacity=_capacity(later, queues, consumed, begins),
     )
 
 
 def spec_of(group: str, queues: Iterable[Queue], ordering: str) -> GroupSpec:
-    """Return what the planner has to know of a group; where its brokers are it need not."""
+    """Return the group's spec as the planner needs it; the broker's address is a placeholder."""
     topics = sorted({queue.topic for queue in queues if not queue.topic.startswith(RETRY)})
     return group_spec(
         {
@@ -147,129 +147,131 @@ def spec_of(group: str, queues: Iterable[Queue], ordering: str) -> GroupSpec:
     )
 
 
-def _document(it: Owners) -> Assignment:
-    at = format_time(it.at.timestamp())
-    releasing = {
-        queue: Release(Holder(some.holder, some.holder_uid), some.to, it.generation, at)
-        for some in it.releasing
-        for queue in from_ranges(some.queues)
+def _document(fact: Owners) -> Assignment:
+    at = format_time(fact.at.timestamp())
+    drains = {
+        queue: Release(Holder(revoked.holder, revoked.holder_uid), revoked.to, fact.generation, at)
+        for revoked in fact.releasing
+        for queue in from_ranges(revoked.queues)
     }
-    shares = {name: Share(own.uid, tuple(sorted(from_ranges(own.queues)))) for name, own in it.members.items()}
-    kept = {name: share for name, share in shares.items() if share.queues or it.members[name].standing != "Ended"}
-    strategy = str(it.rules.get("strategy", ""))
+    shares = {name: Share(pod.uid, tuple(sorted(from_ranges(pod.queues)))) for name, pod in fact.members.items()}
+    members = {name: share for name, share in shares.items() if share.queues or fact.members[name].standing != "Ended"}
+    strategy = str(fact.rules.get("strategy", ""))
     return Assignment(
-        group=it.group, generation=it.generation, issued_at=at, strategy=strategy, members=kept, releasing=releasing
+        group=fact.group, generation=fact.generation, issued_at=at, strategy=strategy, members=members, releasing=drains
     )
 
 
-def _changes(whole: Owners, facts: Iterable[Fact]) -> Iterator[Change]:
-    """Yield what changed, at the times at which it was told."""
-    now = _beginning(whole)
-    yield now
-    for it in facts:
-        match it:
+def _changes(first_owners: Owners, facts: Iterable[Fact]) -> Iterator[Change]:
+    """Yield the state at the start, then each different state, at the time of the record that has it."""
+    present = _beginning(first_owners)
+    yield present
+    for fact in facts:
+        match fact:
             case Membership():
-                rooms = {name: there.room for name, there in now.members.items()}
-                members = {name: Presence(pod.uid, pod.standing, rooms.get(name)) for name, pod in it.members.items()}
-                after = replace(now, members=members)
+                rooms = {name: presence.room for name, presence in present.members.items()}
+                members = {
+                    name: MemberPresence(pod.uid, pod.standing, rooms.get(name)) for name, pod in fact.members.items()
+                }
+                changed = replace(present, members=members)
             case Owners():
-                after = _beginning(it)
+                changed = _beginning(fact)
             case Handover():
-                after = replace(now, queues=_routes(now.queues, it))
+                changed = replace(present, queues=_routes(present.queues, fact))
             case _:
                 continue
-        after = replace(after, at=it.at.timestamp())
-        if (after.members, after.queues, after.policy) != (now.members, now.queues, now.policy):
-            yield after
-        now = after
+        changed = replace(changed, at=fact.at.timestamp())
+        if (changed.members, changed.queues, changed.policy) != (present.members, present.queues, present.policy):
+            yield changed
+        present = changed
 
 
-def _beginning(it: Owners) -> Change:
-    given = [own.queues for own in it.members.values()] + [some.queues for some in it.releasing] + [it.unowned]
-    members = {name: Presence(own.uid, own.standing, own.room) for name, own in it.members.items()}
-    queues = frozenset(queue for ranges in given for queue in from_ranges(ranges))
-    return Change(it.at.timestamp(), members, queues, rules_of(it.group, it.rules))
+def _beginning(fact: Owners) -> Change:
+    named = [pod.queues for pod in fact.members.values()] + [part.queues for part in fact.releasing] + [fact.unowned]
+    members = {name: MemberPresence(pod.uid, pod.standing, pod.room) for name, pod in fact.members.items()}
+    queues = frozenset(queue for ranges in named for queue in from_ranges(ranges))
+    return Change(fact.at.timestamp(), members, queues, rules_of(fact.group, fact.rules))
 
 
 def rules_of(group: str, rules: Mapping[str, Any]) -> PolicySpec:
-    """Return the policy that was in force; one of a later version than ours is a sentence."""
+    """Return the policy that was in force; raise ValueError if this version cannot read it."""
     try:
         return policy_spec({"spec": rules or {}})
     except ValueError as error:
         raise ValueError(f"The policy that group {group} had cannot be followed: {error}") from None
 
 
-def _routes(queues: frozenset[Queue], it: Handover) -> frozenset[Queue]:
-    """Say which queues there are after a handover: one that was nobody's is new, one that nobody shall have left."""
-    named = from_ranges(it.queues)
-    if it.act in {"Grant", "Force"}:
+def _routes(queues: frozenset[Queue], handover: Handover) -> frozenset[Queue]:
+    """Return the queues that exist after a handover: a grant adds them, a drop or a revoke to no owner removes them."""
+    named = from_ranges(handover.queues)
+    if handover.act in {"Grant", "Force"}:
         return queues.union(named)
-    leaves = it.act == "Drop" or (it.act == "Revoke" and it.to is None)
-    return queues.difference(named) if leaves else queues
+    is_removed = handover.act == "Drop" or (handover.act == "Revoke" and handover.to is None)
+    return queues.difference(named) if is_removed else queues
 
 
-def _flows(looks: Sequence[Offsets], queues: Sequence[Queue], begins: float, ends: float) -> tuple[Rates, Rates, Rates]:
-    """Return by step and queue what came and what was worked, a second, and the lag at first.
+def _flows(samples: Sequence[Offsets], queues: Sequence[Queue], start: float, end: float) -> tuple[Rates, Rates, Rates]:
+    """Return arrivals and consumption in messages a second, by step and queue, and the lag at the start.
 
-    Offsets that go back, or that a hole in the records hides, are no flow; what came meanwhile came evenly.
+    Offsets that go back count as no flow. Between two samples, also across a gap in the records, rates are constant.
     """
     places = {queue: index for index, queue in enumerate(queues)}
-    steps = max(1, int(np.ceil((ends - begins) / STEP)))
-    edges: Rates = begins + STEP * np.arange(steps + 1, dtype=np.float64)
-    last, done = _read(looks, places)
-    times = np.array([it.at.timestamp() for it in looks])
+    steps = max(1, int(np.ceil((end - start) / STEP)))
+    edges: Rates = start + STEP * np.arange(steps + 1, dtype=np.float64)
+    last, committed = _read(samples, places)
+    times = np.array([sample.at.timestamp() for sample in samples])
     lag = np.zeros(len(queues))
-    if len(looks):
-        lag = np.nan_to_num(np.maximum(last[0] - done[0], 0.0))
-    return _rates(times, last, edges, _came), _rates(times, done, edges, np.maximum.accumulate), lag
+    if len(samples):
+        lag = np.nan_to_num(np.maximum(last[0] - committed[0], 0.0))
+    return _rates(times, last, edges, _cumulative_arrivals), _rates(times, committed, edges, np.maximum.accumulate), lag
 
 
-def _read(looks: Sequence[Offsets], places: Mapping[Queue, int]) -> tuple[Rates, Rates]:
-    last = np.full((len(looks), len(places)), np.nan)
-    done = last.copy()
-    for row, look in enumerate(looks):
-        for topic, brokers in look.topics.items():
+def _read(samples: Sequence[Offsets], places: Mapping[Queue, int]) -> tuple[Rates, Rates]:
+    last = np.full((len(samples), len(places)), np.nan)
+    committed = last.copy()
+    for row, sample in enumerate(samples):
+        for topic, brokers in sample.topics.items():
             for broker, columns in brokers.items():
-                found = [places.get(Queue(topic, broker, number), -1) for number in columns.ids]
-                kept = [index for index, place in enumerate(found) if place >= 0]
-                at = [found[index] for index in kept]
-                last[row, at] = [columns.last[index] for index in kept]
-                committed = [columns.committed[index] for index in kept]
-                done[row, at] = [np.nan if offset is None else offset for offset in committed]
-    return last, done
+                all_places = [places.get(Queue(topic, broker, number), -1) for number in columns.ids]
+                indexes = [index for index, place in enumerate(all_places) if place >= 0]
+                queue_places = [all_places[index] for index in indexes]
+                last[row, queue_places] = [columns.last[index] for index in indexes]
+                offsets = [columns.committed[index] for index in indexes]
+                committed[row, queue_places] = [np.nan if offset is None else offset for offset in offsets]
+    return last, committed
 
 
-def _came(ends: Rates) -> Rates:
-    """Return how much has come by each look; an end that falls is of a topic that was made anew."""
-    came: Rates = np.cumsum(np.maximum(np.diff(ends, prepend=ends[0]), 0.0))
-    return came
+def _cumulative_arrivals(ends: Rates) -> Rates:
+    """Return the cumulative arrivals at each sample; an end offset that falls belongs to a recreated topic."""
+    arrived: Rates = np.cumsum(np.maximum(np.diff(ends, prepend=ends[0]), 0.0))
+    return arrived
 
 
 def _rates(times: Rates, offsets: Rates, edges: Rates, so_far: Callable[[Rates], Rates]) -> Rates:
-    """Return how fast offsets grew between edges; what is worked again after they went back is not counted twice."""
+    """Return the growth of offsets a second between edges; `so_far` makes a queue's offsets monotonic first."""
     rates = np.zeros((len(edges) - 1, offsets.shape[1]))
-    if len(times) < 2:  # noqa: PLR2004 - growth has two ends
+    if len(times) < 2:  # noqa: PLR2004 - a rate needs two samples
         return rates
     for column in range(offsets.shape[1]):
-        known = ~np.isnan(offsets[:, column])
-        if known.sum() > 1:
-            at_edges = np.interp(edges, times[known], so_far(offsets[known, column]))
+        is_known = ~np.isnan(offsets[:, column])
+        if is_known.sum() > 1:
+            at_edges = np.interp(edges, times[is_known], so_far(offsets[is_known, column]))
             rates[:, column] = np.diff(at_edges) / np.diff(edges)
     return rates
 
 
-def _capacity(facts: Sequence[Fact], queues: Sequence[Queue], worked: Rates, begins: float) -> float:
-    """Return what a member can work: a bit more than the most that one was seen to.
-
-    Where queues change hands within a step nobody knows whose work it was, so such steps are left out.
-    """
+def _capacity(facts: Sequence[Fact], queues: Sequence[Queue], consumed: Rates, begins: float) -> float:
+    """Return a member's capacity: the highest rate of any member in steps without a handover, times HEADROOM."""
     places = {queue: index for index, queue in enumerate(queues)}
-    moving = {int((it.at.timestamp() - begins) / STEP) for it in facts if isinstance(it, Handover)}
+    # A queue's consumption in a step with a handover has no single owner.
+    moving = {int((fact.at.timestamp() - begins) / STEP) for fact in facts if isinstance(fact, Handover)}
     most = 0.0
-    for whole in (it for it in facts if isinstance(it, Owners)):
-        step = int((whole.at.timestamp() - begins) / STEP)
-        quiet = [it for it in (step, step + 1) if it < len(worked) and it not in moving]
-        owned = ([places[it] for it in from_ranges(own.queues) if it in places] for own in whole.members.values())
-        loads = [float(worked[it, own].sum()) for own in owned if own for it in quiet]
+    for record in (fact for fact in facts if isinstance(fact, Owners)):
+        first = int((record.at.timestamp() - begins) / STEP)
+        quiet = [step for step in (first, first + 1) if step < len(consumed) and step not in moving]
+        owned = (
+            [places[queue] for queue in from_ranges(pod.queues) if queue in places] for pod in record.members.values()
+        )
+        loads = [float(consumed[step, columns].sum()) for columns in owned if columns for step in quiet]
         most = max([most, *loads])
     return most * HEADROOM or float("inf")

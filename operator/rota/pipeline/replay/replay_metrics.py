@@ -1,4 +1,4 @@
-"""What a replay comes to: moves, pauses, idle time, duplicates, imbalance, lag."""
+"""Metrics of a replay: moves, pauses, idle time, duplicates, imbalance, lag."""
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -8,32 +8,31 @@ import numpy as np
 
 from rota.documents import Assignment
 from rota.model import RETRY, Holder, Queue, Reason
-from rota.pipeline.replay.group_history import STEP, Story
-from rota.pipeline.replay.simulated_members import Body
-from rota.pipeline.replay.traffic import Fluid
+from rota.pipeline.replay.group_history import STEP, GroupHistory
+from rota.pipeline.replay.simulated_members import SimulatedMember
+from rota.pipeline.replay.traffic import TrafficModel
 from rota.planner import Plan
 from rota.planner.record import holders
 from rota.weight_smoothing import Weights
 
-IN_FLIGHT = 1.0  # seconds of a queue's messages that a member has begun and not committed
+IN_FLIGHT = 1.0  # seconds of a queue's arrivals that a member has started and not committed
 POINT = 2 * STEP  # seconds between two points of a plot
 
-NEGLECTED = 0.01  # of the time: a queue that is somebody's for less is as good as nobody's
-FIELDS = {"queueRooms": "machineRoomNearby.brokers"}  # of a policy, by the strategies' options
+NEGLECTED = 0.01  # fraction of the time: a queue with an owner for less counts as having none
+FIELDS = {"queueRooms": "machineRoomNearby.brokers"}  # a policy's fields by the option of a strategy
 
 Row = dict[str, Any]
 
 
-class Figures:
-    """Counted while it is played."""
+class ReplayMetrics:
+    """Metrics that accumulate while a replay runs; the replay reports each event and each span of time."""
 
-    def __init__(self, story: Story) -> None:
-        """Nothing has happened yet."""
+    def __init__(self, story: GroupHistory) -> None:
         self.story = story
-        self.fluid = Fluid(story.arrivals, story.lag, story.begins, story.capacity)
+        self.fluid = TrafficModel(story.arrivals, story.lag, story.begins, story.capacity)
         self.moves = self.forced = self.rebalances = 0
         self.duplicates = self.unowned = self.idle = 0.0
-        self.problem: str | None = None  # why the policy cannot be followed here
+        self.problem: str | None = None  # why the policy cannot be used for this group
         self.series: list[Row] = []
         count = len(story.queues)
         self._places = {queue: index for index, queue in enumerate(story.queues)}
@@ -44,51 +43,51 @@ class Figures:
         self._weighed = np.flatnonzero(self._there)
         self._measured: Weights | None = None
         self._measured_at = -1
-        self._stopped = np.full(count, np.nan)  # since when nobody works a queue
+        self._stopped = np.full(count, np.nan)  # start of each queue's present pause; NaN: no pause
         self._pauses: list[float] = []
         self._numbers: dict[Holder, int] = {}
         self._document: Assignment | None = None
         self._holders: Mapping[Queue, Holder] = holders(story.document)
         self._members = 0
         self._sharing: list[int] = []
-        self._wanted = np.zeros(count)  # seconds in which a queue was there, and members to share it
-        self._owned = np.zeros(count)  # and those of them in which it was somebody's
+        self._wanted = np.zeros(count)  # seconds in which a queue existed and members could own it
+        self._owned = np.zeros(count)  # seconds of `_wanted` in which the queue had an owner
         self._status: Mapping[str, Any] = {}
         self._imbalance = self._imbalanced = self._imbalance_max = 0.0
 
     @property
     def now(self) -> float:
-        """The time."""
+        """The present virtual time."""
         return self.fluid.now
 
-    # What happens.
+    # Events.
 
-    def born(self, body: Body) -> None:
-        """Know of a member."""
+    def born(self, body: SimulatedMember) -> None:
+        """Add a member."""
         self._numbers[body.holder] = body.number
         self._members = max(self._members, body.number + 1)
 
-    def works(self, body: Body) -> None:
-        """Have a member work what it holds, and nothing else."""
-        held = np.zeros(len(self._workers), dtype=bool)
-        held[self._at(body.held)] = True
-        mine = self._workers == body.number
-        if np.array_equal(held, mine):
+    def works(self, body: SimulatedMember) -> None:
+        """Let a member consume exactly the queues that it holds; count pauses that end and duplicates."""
+        is_held = np.zeros(len(self._workers), dtype=bool)
+        is_held[self._at(body.held)] = True
+        is_consumed = self._workers == body.number
+        if np.array_equal(is_held, is_consumed):
             return
-        self._stop(mine & ~held)
-        taken = held & ~mine
-        both = taken & (self._workers >= 0)  # nobody waited for the one that has it: what he has begun comes again
-        self._double(both)
-        waited = taken & ~np.isnan(self._stopped)
-        self._pauses += (self.now - self._stopped[waited]).tolist()
-        self._stopped[taken] = np.nan
-        self._workers[taken] = body.number
+        self._stop(is_consumed & ~is_held)
+        is_new = is_held & ~is_consumed
+        is_taken_over = is_new & (self._workers >= 0)  # without a drain, messages in flight come again
+        self._double(is_taken_over)
+        is_resumed = is_new & ~np.isnan(self._stopped)
+        self._pauses += (self.now - self._stopped[is_resumed]).tolist()
+        self._stopped[is_new] = np.nan
+        self._workers[is_new] = body.number
 
     def _at(self, queues: Iterable[Queue]) -> list[int]:
         return [self._places[queue] for queue in queues if queue in self._places]
 
-    def stops(self, body: Body, *, suddenly: bool = False) -> None:
-        """Have a member work nothing any more; what it had begun comes again if it could not finish."""
+    def stops(self, body: SimulatedMember, *, suddenly: bool = False) -> None:
+        """Let a member stop consuming; if it stops suddenly, its messages in flight count as duplicates."""
         mine = self._workers == body.number
         if suddenly:
             self._double(mine)
@@ -102,7 +101,7 @@ class Figures:
         self.duplicates += float(self.fluid.rates(self.now)[which].sum()) * IN_FLIGHT
 
     def routes(self, queues: frozenset[Queue]) -> None:
-        """Know which queues there are; what waits in others is nobody's any more."""
+        """Set the queues that exist; pauses and lag of all other queues are dropped."""
         self._there[:] = False
         self._there[[self._places[queue] for queue in queues]] = True
         self._stopped[~self._there] = np.nan
@@ -113,11 +112,13 @@ class Figures:
         self._measured_at = -1
 
     def decided(self, plan: Plan, document: Assignment, owned: Mapping[Queue, Holder]) -> None:
-        """Count what a plan changes; `owned`: who owns what by the document that now stands."""
-        last, told = self._status.get("lastRebalance"), plan.status.get("lastRebalance")
-        if told and (not last or last["at"] != told["at"]):
+        """Count the changes of a plan; `owned`: the owners by the document in force after it."""
+        last, rebalance = self._status.get("lastRebalance"), plan.status.get("lastRebalance")
+        if rebalance and (not last or last["at"] != rebalance["at"]):
             self.rebalances += 1
-        failed = (_unusable(it.message) for it in plan.problems if it.reason is Reason.STRATEGY_FAILED)
+        failed = (
+            _policy_error(problem.message) for problem in plan.problems if problem.reason is Reason.STRATEGY_FAILED
+        )
         self.problem = self.problem or next(failed, None)
         self._status = plan.status
         self._sharing = [
@@ -126,23 +127,25 @@ class Figures:
             if plan.standings.get(holder.name) in {"Ready", "Unready"} and _is_in(document, holder)
         ]
         if plan.document:
-            was = self._holders
-            self.moves += sum(queue in was and was[queue] != holder for queue, holder in owned.items())
+            previous = self._holders
+            self.moves += sum(queue in previous and previous[queue] != holder for queue, holder in owned.items())
             self.forced += sum(generation == document.generation for generation in document.forced.values())
         if document is not self._document:
             self._follow(document, owned)
 
     def _follow(self, document: Assignment, owned: Mapping[Queue, Holder]) -> None:
-        """Know who owns what, and who may work it."""
+        """Store the owner and the holder of each queue by a new document."""
         self._document = document
         self._holders = {queue: release.holder for queue, release in document.releasing.items()} | {**owned}
         self._owners[:] = -1
-        self._owners[[self._places[queue] for queue in owned]] = [self._numbers.get(it, -1) for it in owned.values()]
+        self._owners[[self._places[queue] for queue in owned]] = [
+            self._numbers.get(holder, -1) for holder in owned.values()
+        ]
 
-    # Time passes.
+    # Passing of time.
 
     def wait(self, until: float) -> None:
-        """Let it pass, step by step, for what comes changes with each; points of a plot are where some of them end."""
+        """Advance to `until`, step by step because rates change with each step; add points to the plot's series."""
         while self.now < until:
             point = self.story.begins + POINT * len(self.series)
             if self.now >= point:
@@ -157,11 +160,11 @@ class Figures:
         if self._sharing:
             self._wanted += seconds * self._there
             self._owned += seconds * (self._there & (self._owners >= 0))
-        found = self._unevenness()
-        if found is not None:
-            self._imbalance += found * seconds
+        unevenness = self._unevenness()
+        if unevenness is not None:
+            self._imbalance += unevenness * seconds
             self._imbalanced += seconds
-            self._imbalance_max = max(self._imbalance_max, found)
+            self._imbalance_max = max(self._imbalance_max, unevenness)
         self.fluid.flow(until, self._workers, self._members)
 
     def _point(self) -> None:
@@ -170,29 +173,29 @@ class Figures:
         self.series.append({"at": at, "lag": lag, "imbalance": self._unevenness(), "moves": self.moves})
 
     def _unevenness(self) -> float | None:
-        """Return what the most loaded member has over the mean, by the rate of what it owns; 1 is even."""
+        """Return the busiest member's load (the arrivals of its queues) over the mean: 1 is even, None unknown."""
         if not self._sharing:
             return None
         rates = self.fluid.rates(self.now)
-        whole = float(rates[self._owners >= 0].sum())
-        if not whole:
+        total = float(rates[self._owners >= 0].sum())
+        if not total:
             return None
         loads = np.bincount(self._owners + 1, weights=rates, minlength=self._members + 1)[1:]
-        return float(loads.max()) * len(self._sharing) / whole
+        return float(loads.max()) * len(self._sharing) / total
 
     def measured(self) -> Weights | None:
-        """Say what came to each queue over the last hour, if that is known of all; of retry queues nobody asks."""
+        """Return each queue's mean rate over the last hour without retry queues; None unless all rates are known."""
         step = self.fluid.step(self.now)
-        if step != self._measured_at:  # within a step there is nothing new
+        if step != self._measured_at:  # rates do not change within a step
             rates = self.fluid.measured(self.now)[self._weighed]
-            known = len(rates) > 0 and not np.isnan(rates).any()
+            is_complete = len(rates) > 0 and not np.isnan(rates).any()
             queues = map(self.story.queues.__getitem__, self._weighed.tolist())
-            self._measured = dict(zip(queues, rates.tolist(), strict=True)) if known else None
+            self._measured = dict(zip(queues, rates.tolist(), strict=True)) if is_complete else None
             self._measured_at = step
         return self._measured
 
     def neglected(self) -> str | None:
-        """Say which queue was nobody's practically all the time."""
+        """Return a sentence about a queue that had no owner for nearly all of the time; None if no queue had that."""
         [places] = np.nonzero((self._wanted >= STEP) & (self._owned < NEGLECTED * self._wanted))
         if not len(places):
             return None
@@ -200,9 +203,9 @@ class Figures:
         return f"Queue {queue} would be nobody's nearly all the time: the policy gives it to no member that is there"
 
     def row(self) -> Row:
-        """Return what it came to."""
-        open_ = self._there & ~np.isnan(self._stopped)
-        pauses = [*self._pauses, *(self.now - self._stopped[open_]).tolist()]
+        """Return the totals as a row of the results."""
+        is_paused = self._there & ~np.isnan(self._stopped)
+        pauses = [*self._pauses, *(self.now - self._stopped[is_paused]).tolist()]
         seconds = self.now - self.story.begins
         return {
             "hours": seconds / 3600,
@@ -222,11 +225,11 @@ class Figures:
         }
 
 
-def _unusable(told: str) -> str:
-    """Say why a strategy failed to who knows policies only: their fields, not a strategy's own options."""
+def _policy_error(message: str) -> str:
+    """Return a strategy's error for authors of policies: names of policy fields replace a strategy's own options."""
     for option, field in FIELDS.items():
-        told = told.replace(f" {option}", f" spec.options.{field}")
-    return told.partition("; until then ")[0]
+        message = message.replace(f" {option}", f" spec.options.{field}")
+    return message.partition("; until then ")[0]
 
 
 def _is_in(document: Assignment, holder: Holder) -> bool:

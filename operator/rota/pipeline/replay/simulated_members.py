@@ -1,85 +1,85 @@
-"""A pod of a replay: it stands as the story says, and obeys as members do."""
+"""Simulated pod of a replay: its member state comes from the history, and it obeys documents as a real member does."""
 
 from dataclasses import dataclass, field
 
 from rota.model import Holder, Poke, Queue
-from rota.planner import Heard, Pod
+from rota.planner import DecodedReport, Pod
 from rota.ranges import to_ranges
 from rota.reports import Report
 
-LONG = 1e9  # seconds: for ever
+LONG = 1e9  # seconds: longer than any history
 
-ELSEWHERE = "a broker"  # that others reach, and one that is cut off does not
+ELSEWHERE = "a broker"  # a broker that every member reaches, except one in state CutOff
 AWAY = {"Ended", "Lost"}
 
 
 @dataclass(frozen=True)
-class _Known(Heard):
-    """A report whose queues need not be spelled out of ranges: we know them."""
+class _SimulatedReport(DecodedReport):
+    """A report with its sets of queues, so that the planner need not parse them from ranges."""
 
     held: frozenset[Queue] = field(kw_only=True)
     working: frozenset[Queue] = field(kw_only=True)
 
 
 @dataclass
-class Body:
-    """What is imagined of a pod."""
+class SimulatedMember:
+    """State of a simulated pod and its sidecar."""
 
     name: str
     uid: str
-    number: int  # the place of what it works in arrays
+    number: int  # its number in the arrays of the metrics
     standing: str
     room: str | None
     born: float
-    since: float  # when it came to stand so
+    since: float  # time since when it has had its member state
     generation: int = 0
     held: tuple[Queue, ...] = ()
     draining: tuple[Queue, ...] = ()
-    drained: bool = False  # for good
+    drained: bool = False  # it has sent its final report
     poke: Poke = field(default_factory=Poke)
     poked: float = 0.0
-    _heard: Heard | None = None
-    _ranges: dict[str, dict[str, str]] = field(default_factory=dict)  # what it holds, as reports have it
+    _heard: DecodedReport | None = None
+    _ranges: dict[str, dict[str, str]] = field(default_factory=dict)  # `held` as ranges, for reports
 
     @property
     def holder(self) -> Holder:
-        """It as an owner."""
+        """The pod as an owner."""
         return Holder(self.name, self.uid)
 
     @property
     def obeys(self) -> bool:
-        """Whether it is shown documents, and follows them."""
+        """Whether the pod reads documents and obeys them."""
         return self.standing not in {*AWAY, "Leaving"} and not self.drained
 
     @property
     def works(self) -> bool:
-        """Whether it delivers."""
+        """Whether the pod delivers messages."""
         return self.obeys and self.standing != "Joining"
 
     def stand(self, standing: str, room: str | None, now: float) -> None:
-        """Stand in another way from now on."""
+        """Set member state and machine room from now on."""
         self.room = room
         if standing != self.standing:
             self.standing, self.since = standing, now
             self._heard = None
 
     def obey(self, generation: int, queues: tuple[Queue, ...]) -> tuple[Queue, ...]:
-        """Hold these queues; return those that it no longer does and has to finish."""
+        """Hold these queues; return the queues that it held before and now has to drain."""
         self.generation, self._heard, self.draining = generation, None, ()
         if queues != self.held:
-            kept = set(queues)
-            self.draining = tuple(queue for queue in self.held if queue not in kept)
+            still_held = set(queues)
+            self.draining = tuple(queue for queue in self.held if queue not in still_held)
             self.held, self._ranges = queues, to_ranges(queues)
         return self.draining
 
     def finish(self, *, for_good: bool = False) -> None:
-        """Have finished what it had begun."""
+        """End the drain of revoked queues, or of all queues if `for_good`."""
         self.draining, self._heard = (), None
         if for_good:
             self.held, self._ranges, self.drained = (), {}, True
 
     def seen(self, now: float) -> Pod:
-        """Show it as the planner sees pods."""
+        """Return the pod as input of the planner."""
         standing = self.standing
         ready = standing in {"Ready", "CutOff"}
         return Pod(
@@ -101,9 +101,9 @@ class Body:
             poked=now - self.poked,
         )
 
-    def _report(self) -> Heard:
+    def _report(self) -> DecodedReport:
         if self._heard is None:
-            told = Report(
+            report = Report(
                 member=self.name,
                 uid=self.uid,
                 generation=self.generation,
@@ -113,5 +113,7 @@ class Body:
                 releasing=to_ranges(self.draining),
                 brokers={ELSEWHERE: self.standing != "CutOff"},
             )
-            self._heard = _Known(told, held=frozenset(self.held), working=frozenset((*self.held, *self.draining)))
+            self._heard = _SimulatedReport(
+                report, held=frozenset(self.held), working=frozenset((*self.held, *self.draining))
+            )
         return self._heard

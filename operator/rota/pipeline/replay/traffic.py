@@ -1,7 +1,7 @@
-"""Messages as a fluid: what comes to queues, what members work of it, what is left.
+"""Fluid traffic model of one group: arrivals, consumption and lag of its queues.
 
-A member works what comes to its queues, and what waits there, up to its capacity, and gives each queue of it the same
-part of what it wants. A queue that nobody works fills. That is all; there are no messages, batches or time-outs.
+A member consumes the arrivals and lag of its queues, up to its capacity; beyond that, each queue gets the same fraction
+of its demand. The lag of a queue without a consumer grows. The model has no messages, batches or timeouts.
 """
 
 import numpy as np
@@ -10,47 +10,47 @@ from numpy.typing import NDArray
 from rota.pipeline.replay.group_history import STEP, Rates
 
 Places = NDArray[np.intp]
-ROUNDING = 1e-6  # of a step: times since 1970 are no more exact than that
-BACK = 12  # steps over which a rate is measured, as the operator does: an hour
+ROUNDING = 1e-6  # steps: floats of seconds since 1970 are no more exact than that
+BACK = 12  # steps over which a rate is measured: one hour, as in the operator
 
 
-class Fluid:
+class TrafficModel:
     """The queues of one group."""
 
     def __init__(self, arrivals: Rates, lag: Rates, begins: float, capacity: float) -> None:
-        """Begin with what waits in each queue; `capacity`: messages a second that one member can work."""
+        """Start with the given lag of each queue; `capacity`: messages a second that one member can consume."""
         self._arrivals, self._begins, self._capacity = arrivals, begins, capacity
         self.lag = lag.astype(float)
         self.now = begins
         self.peak = float(lag.sum())
-        self.waited = 0.0  # messages times seconds
-        self._there = np.ones(arrivals.shape[1])  # 1 for each queue that there is
-        self._since = np.zeros(arrivals.shape[1], dtype=np.intp)  # the first step that is known of it
+        self.waited = 0.0  # integral of the lag over time: messages times seconds
+        self._there = np.ones(arrivals.shape[1])  # 1 for each queue that exists
+        self._since = np.zeros(arrivals.shape[1], dtype=np.intp)  # the first full step of each queue
         self._before = np.cumsum(np.vstack([np.zeros_like(arrivals[:1]), arrivals]), axis=0)
 
     def step(self, at: float) -> int:
-        """Return the number of the step that a time lies in."""
+        """Return the number of the step that contains a time; times outside the history get the nearest step."""
         return min(max(int((at - self._begins) / STEP + ROUNDING), 0), len(self._arrivals) - 1)
 
     @property
     def edge(self) -> float:
-        """When the present step ends; the last one does not."""
+        """The end of the present step; infinite for the last step."""
         edge = self._begins + STEP * (self.step(self.now) + 1)
         return edge if edge > self.now else float("inf")
 
     def rates(self, at: float) -> Rates:
-        """Return what comes to each queue at a time."""
+        """Return the arrivals of each queue at a time, in messages a second."""
         rates: Rates = self._arrivals[self.step(at)] * self._there
         return rates
 
-    def keep(self, there: NDArray[np.bool_]) -> None:
-        """Have only these queues from now on; what waits in others is nobody's any more."""
-        self._since[there & (self._there == 0)] = int(np.ceil((self.now - self._begins) / STEP))
-        self._there = there.astype(float)
+    def keep(self, present: NDArray[np.bool_]) -> None:
+        """Set the queues that exist from now on; the lag of all other queues is dropped."""
+        self._since[present & (self._there == 0)] = int(np.ceil((self.now - self._begins) / STEP))
+        self._there = present.astype(float)
         self.lag *= self._there
 
     def measured(self, at: float) -> Rates:
-        """Return what came to each queue over the last hour, or since it came; NaN before a whole step is known."""
+        """Return each queue's mean rate over the last hour, or since the queue was added; NaN before its first step."""
         until = self.step(at)
         since = np.maximum(self._since, until - BACK)
         came = self._before[until] - self._before[since, np.arange(len(since))]
@@ -58,21 +58,21 @@ class Fluid:
         return rates
 
     def flow(self, until: float, workers: Places, members: int) -> None:
-        """Let time pass; `workers`: by queue the number of the member that works it, or -1."""
+        """Advance to `until`; `workers`: by queue the number of the member that consumes it, or -1."""
         while self.now < until:
             end = min(until, self.edge)
             self._within(end - self.now, self.rates(self.now), workers, members)
             self.now = end
 
     def _within(self, seconds: float, rates: Rates, workers: Places, members: int) -> None:
-        before = float(self.lag.sum())
-        wanted = self.lag + rates * seconds
-        places = np.where(workers < 0, members, workers)  # the last place is nobody's, who works nothing
-        of_each = np.bincount(places, weights=wanted, minlength=members + 1)
-        room = np.full(members + 1, self._capacity * seconds)
-        room[members] = 0.0
-        part = np.minimum(1.0, np.divide(room, of_each, out=np.ones_like(room), where=of_each > 0))
-        self.lag = wanted * (1.0 - part[places])
-        after = float(self.lag.sum())
-        self.peak = max(self.peak, after)
-        self.waited += seconds * (before + after) / 2
+        lag_at_start = float(self.lag.sum())
+        demand = self.lag + rates * seconds
+        places = np.where(workers < 0, members, workers)  # the last index collects queues without a consumer
+        of_each = np.bincount(places, weights=demand, minlength=members + 1)
+        capacity = np.full(members + 1, self._capacity * seconds)
+        capacity[members] = 0.0
+        share = np.minimum(1.0, np.divide(capacity, of_each, out=np.ones_like(capacity), where=of_each > 0))
+        self.lag = demand * (1.0 - share[places])
+        lag_at_end = float(self.lag.sum())
+        self.peak = max(self.peak, lag_at_end)
+        self.waited += seconds * (lag_at_start + lag_at_end) / 2

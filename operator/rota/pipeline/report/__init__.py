@@ -1,4 +1,1 @@
-"""The recommendation for people: one HTML file with its data, cards and plots.
-
-May know `recommend` and what is below it.
-"""
+"""HTML report of a recommendation: data, cards, plots. May import `recommend` and what `recommend` may import."""

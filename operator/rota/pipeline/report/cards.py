@@ -1,4 +1,4 @@
-"""One group in the report: what to do, why, how it would have been over time, and what to type."""
+"""A group's card in the report: recommendation, reason, plots over time, and the command to apply it."""
 
 from collections.abc import Iterator
 from html import escape
@@ -13,7 +13,7 @@ from rota.pipeline.report.plots import Line, lines, number, safe
 from rota.pipeline.report.report_data import Findings
 from rota.spec import PolicySpec
 
-MOST_LETTERS = 4000  # of a manifest: ByConfig's may be long
+MOST_LETTERS = 4000  # shown of a manifest: ByConfig's may be long
 
 _PLOTS = (
     ("Lag, messages", "lag", 0.0, False),
@@ -22,12 +22,12 @@ _PLOTS = (
 )
 
 
-def card(found: Findings, place: int, row: Row) -> str:
-    """Return a group's part of the report."""
+def card(data: Findings, place: int, row: Row) -> str:
+    """Return a group's card as HTML."""
     group, use = row["group"], row["use"]
-    now, then = found.figures.get((group, RECORDED)), found.figures.get((group, use))
+    now, then = data.figures.get((group, RECORDED)), data.figures.get((group, use))
     strategy = f" ({safe(then['strategy'])})" if then else ""
-    plots = "".join(_plots(found, group, use))
+    plots = "".join(_plots(data, group, use))
     figures = _figures(now, then) if now and then else ""
     typed = command(group, use)
     do = f"<pre>{safe_lines(typed)}</pre>" if typed else '<p class="none">No group of Kubernetes has this name.</p>'
@@ -40,16 +40,16 @@ def card(found: Findings, place: int, row: Row) -> str:
     )
 
 
-def _plots(found: Findings, group: str, use: str) -> Iterator[str]:
-    drawn = found.lines.get(group, {})
+def _plots(data: Findings, group: str, use: str) -> Iterator[str]:
+    drawn = data.lines.get(group, {})
     names = ((RECORDED, "now", "now"), (use, f"with {use}", "then"))
     for title, column, least, steps in _PLOTS:
-        of_it = [
+        plotted = [
             Line(name, style, [(row["at"], row[column]) for row in drawn[policy]])
             for policy, name, style in names
             if policy in drawn
         ]
-        plot = lines(f"{group}, {title}", of_it, least=least, steps=steps)
+        plot = lines(f"{group}, {title}", plotted, least=least, steps=steps)
         yield f"<figure><figcaption>{title}</figcaption>{plot}</figure>"
 
 
@@ -58,10 +58,10 @@ def _figures(now: Row, then: Row) -> str:
         f'<tr><th scope="row">{title}</th><td class="number">{_say(name, now)}</td>'
         f'<td class="number">{_say(name, then)}</td><td class="number">{number(now[cost])}</td>'
         f'<td class="number">{number(then[cost])}</td></tr>'
-        for name, title, cost in ((name, it.title, f"cost_{name}") for name, it in MEASURES.items())
+        for name, title, cost in ((name, measure.title, f"cost_{name}") for name, measure in MEASURES.items())
     )
     heads = ("A day", "Now", "Then", "Points now", "Points then")
-    head = "".join(f'<th scope="col"{" class=number" * bool(at)}>{it}</th>' for at, it in enumerate(heads))
+    head = "".join(f'<th scope="col"{" class=number" * bool(at)}>{title}</th>' for at, title in enumerate(heads))
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
 
 
@@ -78,7 +78,7 @@ def _say(name: str, row: Row) -> str:
 
 
 def manifest_of(name: str, policy: PolicySpec) -> str:
-    """Return a policy as it can be applied, behind its name."""
+    """Return a policy's manifest as HTML, folded below the policy's name."""
     text = manifest(name, policy)
     cut = "" if len(text) <= MOST_LETTERS else f"\n# The rest is in policies/{name}.yaml."
     return (
@@ -88,6 +88,6 @@ def manifest_of(name: str, policy: PolicySpec) -> str:
 
 
 def safe_lines(text: str) -> str:
-    """Return a text of some lines as HTML shows it."""
-    shown = "".join(it if it.isprintable() or it == "\n" else "\N{REPLACEMENT CHARACTER}" for it in text)
+    """Escape a text for HTML; line breaks stay, other unprintable characters are replaced."""
+    shown = "".join(char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in text)
     return escape(shown, quote=True)

@@ -1,4 +1,4 @@
-"""Figures in words, for managers."""
+"""Numbers, durations and comparisons as text for the report."""
 
 from collections.abc import Callable
 
@@ -7,25 +7,25 @@ from pyspark.sql import Row
 from rota.pipeline.common.schemas import RECORDED
 from rota.pipeline.report.plots import number
 
-ENOUGH = 0.01  # of a measure: a smaller change is not worth a word
+ENOUGH = 0.01  # fraction of a measure: smaller changes are not mentioned
 
 _UNITS = ((86400, 3600, ("d", "h")), (3600, 60, ("h", "min")), (60, 1, ("min", "s")))
 
 
-def count(many: int, what: str) -> str:
+def count(many: int, noun: str) -> str:
     """Return a number with its noun."""
-    return f"{many:,} {what}" if many == 1 else f"{many:,} {what}s"
+    return f"{many:,} {noun}" if many == 1 else f"{many:,} {noun}s"
 
 
-def figure(value: object) -> object:
-    """Round a number for a table in a terminal; what is no number stays as it is."""
+def format_value(value: object) -> object:
+    """Format a number for a table in a terminal; return any other value unchanged."""
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
         return value
     return number(value).replace("\N{NO-BREAK SPACE}", " ")
 
 
 def unusable(row: Row, of: int) -> str:
-    """Say where a policy cannot be used, and why; or that a group cannot be played at all."""
+    """Return where a policy is unusable (RECORDED: where no cost is known) and why; `of`: the number of all groups."""
     many, example = row["groups"], row["example"]
     where = f"group {example}" if many == 1 else f"{many:,} of {count(of, 'group')}, such as {example}"
     if row["policy"] == RECORDED:
@@ -34,30 +34,30 @@ def unusable(row: Row, of: int) -> str:
 
 
 def span(seconds: float | None) -> str:
-    """Return a time as people say it: 40 s, 8 min 45 s, 3 h 20 min, 4 d 3 h."""
+    """Return a duration in its two largest units: 40 s, 8 min 45 s, 3 h 20 min, 4 d 3 h."""
     if seconds is None:
         return "unknown"
     if seconds < 60:  # noqa: PLR2004 - a minute
         return f"{number(seconds)} s"
     whole = max(round(seconds), 60)
-    unit, below, names = next(it for it in _UNITS if whole >= it[0])
-    large, rest = divmod(whole, unit)
-    return f"{large:,} {names[0]}" + (f" {rest // below} {names[1]}" if rest // below else "")
+    unit, below, names = next(entry for entry in _UNITS if whole >= entry[0])
+    large, remainder = divmod(whole, unit)
+    return f"{large:,} {names[0]}" + (f" {remainder // below} {names[1]}" if remainder // below else "")
 
 
 def percent(part: float) -> str:
-    """Return a share; what is not nothing is not 0 %."""
+    """Return a fraction in percent; a small one is "less than 1%", never 0 %."""
     text = "less than 1%" if 0 < abs(part) < ENOUGH else f"{part:.0%}"
     return text.replace("%", "\N{NO-BREAK SPACE}%")
 
 
 def played_for(hours: float) -> str:
-    """Say of how long a time figures are, where counts are told by the day."""
+    """Return a sentence with the length of the histories, for a page with counts per day."""
     return f"Played were up to {span(hours * 3600)} of each group; what is counted is told per day"
 
 
-def less(now: float | None, then: float | None) -> str:
-    """Say how a cost changes."""
+def relative_change(now: float | None, then: float | None) -> str:
+    """Return the relative change of a cost, such as "20% less"."""
     if now is None or then is None:
         return "unknown"
     if not now or abs(then - now) < ENOUGH / 2 * now:
@@ -65,9 +65,9 @@ def less(now: float | None, then: float | None) -> str:
     return f"{percent(abs(now - then) / now)}\N{NO-BREAK SPACE}{'less' if then < now else 'more'}"
 
 
-def changes(now: Row, then: Row) -> tuple[list[str], list[str]]:
-    """Return what gets better and what gets worse, each as a part of a sentence."""
-    told: dict[str, Callable[[float, float], str]] = {
+def improvements_and_drawbacks(now: Row, then: Row) -> tuple[list[str], list[str]]:
+    """Return the improvements and the drawbacks of a change, each as a phrase."""
+    phrases: dict[str, Callable[[float, float], str]] = {
         "moves": lambda a, b: f"{number(b)} moves of queues instead of {number(a)}",
         "pause": lambda a, b: f"queues stand still for {span(b)} in all instead of {span(a)}",
         "duplicates": lambda a, b: f"{number(b)} messages expected twice instead of {number(a)}",
@@ -80,9 +80,9 @@ def changes(now: Row, then: Row) -> tuple[list[str], list[str]]:
     }
     better: list[str] = []
     worse: list[str] = []
-    for name, say in told.items():
-        before, after = now[name], then[name]
-        if before is None or after is None or abs(after - before) <= ENOUGH * max(before, after):
+    for name, phrase in phrases.items():
+        old, new = now[name], then[name]
+        if old is None or new is None or abs(new - old) <= ENOUGH * max(old, new):
             continue
-        (better if after < before else worse).append(say(before, after))
+        (better if new < old else worse).append(phrase(old, new))
     return better, worse

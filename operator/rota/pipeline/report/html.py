@@ -1,4 +1,4 @@
-"""The report: one file of HTML that needs nothing but a browser, and no script; the answer first, then why."""
+"""HTML report of a recommendation: one file, no scripts, no external resources; the answer first, then the reasons."""
 
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import version
@@ -10,13 +10,20 @@ from rota.pipeline.common.schemas import RECORDED
 from rota.pipeline.recommend.cost_weights import MEASURES
 from rota.pipeline.recommend.ranking import EACH
 from rota.pipeline.report.cards import card, manifest_of
-from rota.pipeline.report.formatting import changes, count, less, percent, played_for, span
+from rota.pipeline.report.formatting import (
+    count,
+    improvements_and_drawbacks,
+    percent,
+    played_for,
+    relative_change,
+    span,
+)
 from rota.pipeline.report.plots import Segment, bar, clock, number, safe
-from rota.pipeline.report.report_data import LISTED, Findings, best_for_all, leading, now_of
+from rota.pipeline.report.report_data import LISTED, Findings, best_for_all, leading, sums_of
 
-MOST_POLICIES = 50  # rows of a table; more than that nobody compares
+MOST_POLICIES = 50  # rows of a table; more are not comparable at a glance
 
-# Nothing is loaded from anywhere, and nothing runs, whatever a name says.
+# The browser loads nothing and runs nothing, even if a group's or a policy's name contains HTML.
 RULES = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 ICON = (
@@ -46,10 +53,10 @@ UNKNOWN = (
 )
 
 
-def report(found: Findings, now: float) -> str:
-    """Return the report as a whole; `now`, in seconds since 1970, is when it is made."""
+def report(data: Findings, now: float) -> str:
+    """Return the whole report; `now`: the time of the report in seconds since 1970."""
     style = (files("rota.pipeline.report") / "report.css").read_text(encoding="utf-8")
-    sections = "".join(_sections(found))
+    sections = "".join(_sections(data))
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -72,20 +79,20 @@ def report(found: Findings, now: float) -> str:
 """
 
 
-def _sections(found: Findings) -> Iterator[str]:
-    yield f'<p class="lede">{_looked(found)}</p>'
-    if not found.looked.groups:
+def _sections(data: Findings) -> Iterator[str]:
+    yield f'<p class="lede">{_looked(data)}</p>'
+    if not data.looked.groups:
         yield '<p class="notice">There is nothing to recommend: no group was simulated.</p>'
         return
-    yield _section("answer", "The answer", [*_answer(found), *_tiles(found), *_cannot(found)])
-    yield _section("policies", "If all groups used one policy", _policies(found))
-    yield _section("groups", "What each group should do", _groups(found))
-    if found.gaining:
-        many = len(found.gaining)
-        title = "The group that gains" if found.looked.changing == 1 else f"The {many} groups that gain most"
-        yield _section("gains", title, [_lines_key(), *(card(found, *it) for it in enumerate(found.gaining, 1))])
-        yield _section("apply", "What to apply", _apply(found))
-    yield _section("weights", "What the cost is made of", _weights(found))
+    yield _section("answer", "The answer", [*_answer(data), *_tiles(data), *_cannot(data)])
+    yield _section("policies", "If all groups used one policy", _policies(data))
+    yield _section("groups", "What each group should do", _groups(data))
+    if data.gaining:
+        many = len(data.gaining)
+        title = "The group that gains" if data.looked.changing == 1 else f"The {many} groups that gain most"
+        yield _section("gains", title, [_lines_key(), *(card(data, *ranked) for ranked in enumerate(data.gaining, 1))])
+        yield _section("apply", "What to apply", _apply(data))
+    yield _section("weights", "What the cost is made of", _weights(data))
     yield _section("unknown", "What these figures do not know", [_list(UNKNOWN)])
 
 
@@ -98,34 +105,42 @@ def _list(texts: Iterable[str]) -> str:
     return f'<ul class="known">{"".join(f"<li>{text}</li>" for text in texts)}</ul>'
 
 
-def _looked(found: Findings) -> str:
-    it = found.looked
-    tried = [safe(name) for name in found.policies][:MOST_POLICIES]
-    when = f", from {clock(it.since)} to {clock(it.until)} UTC" if it.since is not None and it.until is not None else ""
+def _looked(data: Findings) -> str:
+    looked = data.looked
+    tried = [safe(name) for name in data.policies][:MOST_POLICIES]
+    when = (
+        f", from {clock(looked.since)} to {clock(looked.until)} UTC"
+        if looked.since is not None and looked.until is not None
+        else ""
+    )
     names = ", ".join(tried) if tried else "no other policy"
-    days = f"{number(it.hours / 24)} days of groups" if it.hours >= 48 else f"{number(it.hours)} hours"  # noqa: PLR2004
+    days = (
+        f"{number(looked.hours / 24)} days of groups"
+        if looked.hours >= 48  # noqa: PLR2004
+        else f"{number(looked.hours)} hours"
+    )
     return (
-        f"{count(it.groups, 'group')}{when}: {days} with {count(it.changes, 'change')} of members or queues were "
-        f"played again, under what was used then and under {names}. {played_for(it.longest)}."
+        f"{count(looked.groups, 'group')}{when}: {days} with {count(looked.changes, 'change')} of members or queues "
+        f"were played again, under what was used then and under {names}. {played_for(looked.longest)}."
     )
 
 
 # The answer.
 
 
-def _answer(found: Findings) -> Iterator[str]:
-    now, each, best = now_of(found), now_of(found, EACH), best_for_all(found)
+def _answer(data: Findings) -> Iterator[str]:
+    now, each, best = sums_of(data), sums_of(data, EACH), best_for_all(data)
     if now is None or each is None:
         yield '<p class="notice">Nobody can say what the groups cost now, so that there is nothing to compare with.</p>'
         return
-    changing, judged = found.looked.changing, found.looked.groups - found.looked.unjudged
+    changing, judged = data.looked.changing, data.looked.groups - data.looked.unjudged
     if not changing:
         yield (
             f'<p class="answer">Leave everything as it is: no group would gain '
-            f"{percent(found.least)} or more by another policy.</p>"
+            f"{percent(data.least)} or more by another policy.</p>"
         )
     else:
-        words, first = less(now["cost"], each["cost"]), leading(found)
+        words, first = relative_change(now["cost"], each["cost"]), leading(data)
         of_that = f"; of that {percent(first.share)} is group {safe(first.group)}" if first else ""
         yield (
             f'<p class="answer"><strong>{changing:,} of {count(judged, "group")}</strong> would gain by another '
@@ -140,29 +155,29 @@ def _answer(found: Findings) -> Iterator[str]:
         )
         yield (
             f'<p class="answer">If it shall be one policy for all: <strong>{safe(best["policy"])}</strong>, '
-            f"{less(now['cost'], best['cost'])} than now{stay}.</p>"
+            f"{relative_change(now['cost'], best['cost'])} than now{stay}.</p>"
         )
-    elif found.policies and now["cost"]:
-        yield f"<p>No single policy would be better for all of them by {percent(found.least)} or more.</p>"
-    better, worse = changes(now, each) if changing else ([], [])
+    elif data.policies and now["cost"]:
+        yield f"<p>No single policy would be better for all of them by {percent(data.least)} or more.</p>"
+    better, worse = improvements_and_drawbacks(now, each) if changing else ([], [])
     if better:
         yield f"<p>On a day, for all groups together, that would be: {'; '.join(better)}.</p>"
     if worse:
         yield f"<p>It has a price: {'; '.join(worse)}.</p>"
 
 
-def _tiles(found: Findings) -> Iterator[str]:
-    now, each = now_of(found), now_of(found, EACH)
-    if now is None or each is None or not found.looked.changing:
+def _tiles(data: Findings) -> Iterator[str]:
+    now, each = sums_of(data), sums_of(data, EACH)
+    if now is None or each is None or not data.looked.changing:
         return
     tiles = [("Cost a day", number, "cost"), ("Moves a day", number, "moves"), ("Pauses a day", span, "pause")]
     tiles += [("Duplicates a day", number, "duplicates"), ("Busiest to mean load", _times, "imbalance")]
     tiles += [("Mean lag", number, "lag_mean")]
-    told = "".join(
+    items = "".join(
         f'<div><dt>{title}</dt><dd class="much">{say(each[name])}</dd><dd class="was">now {say(now[name])}</dd></div>'
         for title, say, name in tiles
     )
-    yield f'<dl class="tiles">{told}</dl>'
+    yield f'<dl class="tiles">{items}</dl>'
 
 
 def _times(imbalance: float | None) -> str:
@@ -173,18 +188,18 @@ def _load(imbalance: float | None) -> str:
     return "unknown" if imbalance is None else number(1 + imbalance)
 
 
-def _cannot(found: Findings) -> Iterator[str]:
-    if found.looked.unjudged:
+def _cannot(data: Findings) -> Iterator[str]:
+    if data.looked.unjudged:
         yield (
-            f'<p class="notice">{count(found.looked.unjudged, "group")} could not be judged, because nobody can say '
+            f'<p class="notice">{count(data.looked.unjudged, "group")} could not be judged, because nobody can say '
             "what is used there costs; the sums are without.</p>"
         )
-    if found.problems:
+    if data.problems:
         yield "<p>Some policies cannot be used everywhere:</p>"
         yield _list(
             f"<strong>{_called(row['policy'])}</strong> in {count(row['groups'], 'group')}, such as "
             f"{safe(row['example'])}: {'' if row['policy'] == RECORDED else 'unusable: '}{safe(row['problem'])}"
-            for row in found.problems
+            for row in data.problems
         )
 
 
@@ -210,22 +225,22 @@ _FLEET: list[tuple[str, str, Callable[[float | None], str]]] = [
 ]
 
 
-def _policies(found: Findings) -> Iterator[str]:
-    rows = [row for row in found.fleet if row["usable"]][:MOST_POLICIES]
+def _policies(data: Findings) -> Iterator[str]:
+    rows = [row for row in data.fleet if row["usable"]][:MOST_POLICIES]
     if not rows:
         yield '<p class="none">There is nothing to compare.</p>'
         return
-    now, most = now_of(found), max(row["cost"] for row in rows)
+    now, most = sums_of(data), max(row["cost"] for row in rows)
     keys = "".join(
         f'<li><svg viewBox="0 0 10 10" aria-hidden="true"><rect class="{name}" width="10" height="10"/></svg>'
-        f"{it.title}</li>"
-        for name, it in MEASURES.items()
+        f"{measure.title}</li>"
+        for name, measure in MEASURES.items()
     )
     yield "<p>On a day, for all groups together; the cheapest first. The bars show what each cost is made of:</p>"
     yield f'<ul class="key" aria-label="Colours of the bars">{keys}</ul>'
     head = [("Policy", "name"), ("Cost", "cost"), *((title, "number") for title, _, _ in _FLEET)]
     yield _table("Policies, the cheapest first", head, (_policy(row, now, most) for row in rows))
-    left_out = [safe(row["policy"]) for row in found.fleet if not row["usable"]][:MOST_POLICIES]
+    left_out = [safe(row["policy"]) for row in data.fleet if not row["usable"]][:MOST_POLICIES]
     if left_out:
         yield f"<p>Left out, for no group can use {'it' if len(left_out) == 1 else 'them'}: {', '.join(left_out)}.</p>"
 
@@ -236,10 +251,10 @@ def _called(policy: str) -> str:
 
 def _policy(row: Row, now: Row | None, most: float) -> str:
     name = row["policy"]
-    strategies = ", ".join(safe(it) for it in row["strategies"])
+    strategies = ", ".join(safe(strategy) for strategy in row["strategies"])
     notes = [strategies] + ([f"{count(row['unusable'], 'group')} cannot use it"] if row["unusable"] else [])
-    change = "" if now is None or name == RECORDED else f", {less(now['cost'], row['cost'])}"
-    segments = [Segment(it.title, part, row[f"cost_{part}"] or 0.0) for part, it in MEASURES.items()]
+    change = "" if now is None or name == RECORDED else f", {relative_change(now['cost'], row['cost'])}"
+    segments = [Segment(measure.title, part, row[f"cost_{part}"] or 0.0) for part, measure in MEASURES.items()]
     cells = "".join(f'<td class="number">{say(row[part])}</td>' for _, part, say in _FLEET)
     return (
         f"<tr{' class=own' if name in {EACH, RECORDED} else ''}>"
@@ -248,7 +263,7 @@ def _policy(row: Row, now: Row | None, most: float) -> str:
     )
 
 
-def _groups(found: Findings) -> Iterator[str]:
+def _groups(data: Findings) -> Iterator[str]:
     head = [
         ("Group", "name"),
         ("What to do", "do"),
@@ -257,13 +272,13 @@ def _groups(found: Findings) -> Iterator[str]:
         ("Gain", "number"),
         ("Why", "why"),
     ]
-    rows = (_group(row, place if place <= len(found.gaining) else None) for place, row in enumerate(found.groups, 1))
+    rows = (_group(row, place if place <= len(data.gaining) else None) for place, row in enumerate(data.groups, 1))
     yield _table("Groups, those that save most first; costs are points a day", head, rows)
-    if (rest := found.looked.groups - len(found.groups)) > 0:
-        more = max(found.looked.changing - LISTED, 0)
+    if (remaining := data.looked.groups - len(data.groups)) > 0:
+        more = max(data.looked.changing - LISTED, 0)
         yield (
-            f"<p>And {count(rest, 'more group')}, {more:,} of which would gain. The folder chosen/ beside this file "
-            "has them all, and policies/ what to type for each that gains.</p>"
+            f"<p>And {count(remaining, 'more group')}, {more:,} of which would gain. The folder chosen/ beside this "
+            "file has them all, and policies/ what to type for each that gains.</p>"
         )
 
 
@@ -280,36 +295,36 @@ def _group(row: Row, place: int | None) -> str:
 
 
 def _lines_key() -> str:
-    told = "".join(
+    items = "".join(
         f'<li><svg class="swatch" viewBox="0 0 28 12" aria-hidden="true"><path class="line {style}" d="M1 6H27"/></svg>'
         f"{text}</li>"
         for style, text in (("now", "what is used now"), ("then", "what is recommended"))
     )
-    return f'<ul class="key" aria-label="Lines">{told}</ul>'
+    return f'<ul class="key" aria-label="Lines">{items}</ul>'
 
 
-# What to do with it.
+# How to apply it.
 
 
-def _apply(found: Findings) -> Iterator[str]:
+def _apply(data: Findings) -> Iterator[str]:
     yield (
         "<p>These files are in the folder policies/ beside this report, once for each namespace, with the commands "
         "for its groups. The operator takes up a change by itself; nothing is restarted.</p>"
     )
-    for name in sorted({row["use"] for row in found.gaining} & found.policies.keys()):
-        yield manifest_of(name, found.policies[name])
+    for name in sorted({row["use"] for row in data.gaining} & data.policies.keys()):
+        yield manifest_of(name, data.policies[name])
 
 
-def _weights(found: Findings) -> Iterator[str]:
+def _weights(data: Findings) -> Iterator[str]:
     yield (
-        f"<p>A cost is a sum of points on a day. A change is recommended from a gain of {percent(found.least)} on, and "
+        f"<p>A cost is a sum of points on a day. A change is recommended from a gain of {percent(data.least)} on, and "
         "among equals the one that changes nothing. What is unknown of one policy counts for none in that group.</p>"
     )
     rows = (
-        f'<tr><th scope="row">{it.title}</th>'
-        f'<td class="number">{found.weights.of(name):g}</td><td>for each {it.unit}</td>'
-        f'<td class="why">{it.why}</td></tr>'
-        for name, it in MEASURES.items()
+        f'<tr><th scope="row">{measure.title}</th>'
+        f'<td class="number">{data.weights.of(name):g}</td><td>for each {measure.unit}</td>'
+        f'<td class="why">{measure.why}</td></tr>'
+        for name, measure in MEASURES.items()
     )
     yield _table(
         "Weights", [("Measure", ""), ("Points", "number"), ("What they are for", ""), ("Why this default", "why")], rows

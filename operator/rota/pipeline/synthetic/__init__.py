@@ -1,4 +1,4 @@
-"""Invented fleets: histories of groups, and the journal that operators would have written of them.
+"""Synthetic fleets: generated histories of groups, and the journal that operators would have written for them.
 
-May know `replay` and what is below it.
+Imports `replay` and the packages that `replay` may import.
 """

@@ -1,4 +1,4 @@
-"""A journal of invented groups, written as operators write theirs; several tasks side by side, each its own files."""
+"""Generator of a synthetic journal in the operator's format; Spark tasks run in parallel and write separate files."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -12,17 +12,17 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField, StructType
 
 from rota.pipeline.common.paths import HOUR_LETTERS, file_of
-from rota.pipeline.synthetic.histories import invented
-from rota.pipeline.synthetic.journaling_replay import Chronicle, Line
+from rota.pipeline.synthetic.histories import generate_history
+from rota.pipeline.synthetic.journaling_replay import JournalingReplay, Line
 
-A_TASK = 50  # groups
+A_TASK = 50  # groups per Spark task
 _COUNTS = StructType([StructField("groups", LongType()), StructField("records", LongType())])
 
 _encoder = msgspec.json.Encoder()
 
 
 def generated(spark: SparkSession, groups: int, hours: float, seed: int, to: Path, *, largest: int = 0) -> DataFrame:
-    """Write the journal; return how many groups and records it has. It must be a folder that holds none yet."""
+    """Write the journal, and return its numbers of groups and records; raise ValueError if the folder is not empty."""
     if to.exists() and any(to.iterdir()):
         raise ValueError(f"{to} is not empty; give a folder that is, or is not there yet")
     tasks = -(-groups // A_TASK)
@@ -34,12 +34,12 @@ def generated(spark: SparkSession, groups: int, hours: float, seed: int, to: Pat
 def _write(
     batches: Iterator[pa.RecordBatch], *, seed: int, hours: float, to: Path, largest: int
 ) -> Iterator[pa.RecordBatch]:
-    """Write the records of some groups; a file has its name only when it is whole, so a task may be tried again."""
+    """Write a task's groups. Files get their final names only when they are complete, so Spark may retry the task."""
     numbers = [number for batch in batches for number in batch.column("id").to_pylist()]
     records, parts = 0, set()
     for number in numbers:
         hourly: defaultdict[str, list[bytes]] = defaultdict(list)
-        Chronicle(invented(number, seed, hours, largest=largest), partial(_keep, hourly)).run()
+        JournalingReplay(generate_history(number, seed, hours, largest=largest), partial(_keep, hourly)).run()
         for hour, lines in hourly.items():
             path = _path(to, hour, numbers[0])
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""Invented stories: groups as fleets have them, with rolling updates, autoscaling, crashes, zones that are lost.
+"""Generator of synthetic group histories: rolling updates, autoscaling, crashes, zone outages.
 
-Everything follows from a seed and the group's number, so that one group can be made anew without the others.
+A history depends only on the seed and the group's number, so any group can be regenerated alone.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -11,7 +11,7 @@ import numpy as np
 
 from rota.documents import Assignment, Share
 from rota.model import Queue, Roster
-from rota.pipeline.replay.group_history import STEP, Change, Presence, Rates, Story, spec_of
+from rota.pipeline.replay.group_history import STEP, Change, GroupHistory, MemberPresence, Rates, spec_of
 from rota.planner import target
 from rota.spec import PolicySpec, policy_spec
 from rota.timestamps import format_time
@@ -34,47 +34,47 @@ POLICIES: tuple[PolicySpec, ...] = tuple(
 
 @dataclass
 class Fleet:
-    """Pods as they come and go."""
+    """Simulated pods of a group; `changes` records the membership at each time of change."""
 
     rng: np.random.Generator
     group: str
-    members: dict[str, Presence] = field(default_factory=dict)
-    changes: list[tuple[float, Mapping[str, Presence]]] = field(default_factory=list)
+    members: dict[str, MemberPresence] = field(default_factory=dict)
+    changes: list[tuple[float, Mapping[str, MemberPresence]]] = field(default_factory=list)
 
     def start(self, count: int) -> list[str]:
-        """Have so many more pods, each in some zone."""
+        """Start pods in random zones; return their names."""
         names = []
         for _ in range(count):
             token = self.rng.bytes(6).hex()
             name = f"{self.group.partition('/')[2]}-{token[:5]}"
-            self.members[name] = Presence(token, "Ready", str(self.rng.choice(ZONES)))
+            self.members[name] = MemberPresence(token, "Ready", str(self.rng.choice(ZONES)))
             names.append(name)
         return names
 
     def stand(self, name: str, standing: str) -> None:
-        """Have a pod stand in another way."""
+        """Set the member state of a pod, if the pod exists."""
         if name in self.members:
             self.members[name] = self.members[name]._replace(standing=standing)
 
     def end(self, name: str) -> None:
-        """Have a pod gone."""
+        """Remove a pod."""
         self.members.pop(name, None)
 
     def told(self, at: float) -> None:
-        """Have that seen at a time."""
+        """Record the present members as a change at a time."""
         self.changes.append((at, dict(self.members)))
 
     def leave(self, name: str, at: float) -> float:
-        """Have a pod go in order; return when it is gone."""
+        """Terminate a pod gracefully; return the time when it has ended."""
         self.stand(name, "Leaving")
         self.told(at)
         self.end(name)
-        gone = at + float(self.rng.uniform(1.0, 4.0))
-        self.told(gone)
-        return gone
+        ended = at + float(self.rng.uniform(1.0, 4.0))
+        self.told(ended)
+        return ended
 
     def replace_all(self, at: float) -> float:
-        """Roll the fleet: one new pod, then one old one less; return when it is done."""
+        """Replace every pod in turn, starting a new one before ending an old one; return the time of completion."""
         for name in list(self.members):
             at += float(self.rng.uniform(8.0, 40.0))
             self.start(1)
@@ -83,7 +83,7 @@ class Fleet:
         return at
 
     def any(self) -> str:
-        """Pick one."""
+        """Return the name of a random pod."""
         return str(self.rng.choice(sorted(self.members)))
 
 
@@ -91,27 +91,27 @@ Scenario = Callable[[Fleet, float, float], None]
 
 
 def rolling(fleet: Fleet, begins: float, ends: float) -> None:
-    """Roll out several times a day."""
+    """Roll out about six times a day."""
     for at in _times(fleet.rng, begins, ends, 6):
         if not fleet.changes or fleet.changes[-1][0] < at:
             fleet.replace_all(at)
 
 
 def autoscaled(fleet: Fleet, begins: float, ends: float) -> None:
-    """Follow the time of day with the number of pods."""
+    """Scale the number of pods with the time of day."""
     least, most = max(1, len(fleet.members) // 2), len(fleet.members) * 2
     for at in np.arange(begins + 1800, ends - 60, 1800.0).tolist():
-        wanted = round(least + (most - least) * _daylight(at))
-        if wanted > len(fleet.members):
-            fleet.start(wanted - len(fleet.members))
+        count = round(least + (most - least) * _daylight(at))
+        if count > len(fleet.members):
+            fleet.start(count - len(fleet.members))
             fleet.told(at)
-        gone = at
-        while wanted < len(fleet.members):
-            gone = fleet.leave(fleet.any(), gone)
+        ended = at
+        while count < len(fleet.members):
+            ended = fleet.leave(fleet.any(), ended)
 
 
 def crashing(fleet: Fleet, begins: float, ends: float) -> None:
-    """Lose a pod now and then, and have another one some time later."""
+    """Crash a pod about ten times a day; its replacement starts 5 to 120 seconds later."""
     for at in _times(fleet.rng, begins, ends - 300, 10):
         if fleet.changes and fleet.changes[-1][0] >= at:
             continue
@@ -122,10 +122,10 @@ def crashing(fleet: Fleet, begins: float, ends: float) -> None:
 
 
 def zone_lost(fleet: Fleet, begins: float, ends: float) -> None:
-    """Lose all pods of a zone at once, unheard first; others take their places."""
+    """Lose all pods of a zone at once: first unreachable, then deleted, and later replaced."""
     for at in _times(fleet.rng, begins, ends - 3600, 1):
         zone = str(fleet.rng.choice(ZONES))
-        lost = [name for name, it in fleet.members.items() if it.room == zone]
+        lost = [name for name, member in fleet.members.items() if member.room == zone]
         if not lost or len(lost) == len(fleet.members):
             continue
         for name in lost:
@@ -139,16 +139,16 @@ def zone_lost(fleet: Fleet, begins: float, ends: float) -> None:
 
 
 def quiet(fleet: Fleet, begins: float, ends: float) -> None:
-    """Roll out once, as most do."""
+    """Roll out about once a day."""
     for at in _times(fleet.rng, begins, ends, 1):
         fleet.replace_all(at)
 
 
 def steady(_fleet: Fleet, _begins: float, _ends: float) -> None:
-    """Have nobody come or go."""
+    """Keep the initial pods."""
 
 
-SCENARIOS: tuple[tuple[Scenario, float], ...] = (  # and how often each is met
+SCENARIOS: tuple[tuple[Scenario, float], ...] = (  # with their probabilities
     (quiet, 0.5),
     (rolling, 0.2),
     (autoscaled, 0.15),
@@ -158,18 +158,20 @@ SCENARIOS: tuple[tuple[Scenario, float], ...] = (  # and how often each is met
 
 
 class Kind(NamedTuple):
-    """What a group's history is about, where that is not left to chance."""
+    """Fixed parameters of a history that are otherwise random."""
 
     scenario: Scenario
-    skew: float  # how much more comes to some queues than to others
+    skew: float  # sigma of the lognormal distribution of the queues' message rates
     queues: int
 
 
 KINDS = {"rolled": Kind(rolling, 0.0, 32), "skewed": Kind(steady, 1.0, 32)}
 
 
-def invented(number: int, seed: int, hours: float, *, largest: int = 0, kind: Kind | None = None) -> Story:
-    """Return the story of a group; that of number 0 has `largest` queues, if that is any."""
+def generate_history(
+    number: int, seed: int, hours: float, *, largest: int = 0, kind: Kind | None = None
+) -> GroupHistory:
+    """Return the history of a group; group 0 has `largest` queues, unless that is 0."""
     rng = np.random.default_rng((seed, number))
     name = f"group-{number:05d}"
     group = f"team-{number % 97}/{name}"
@@ -178,7 +180,7 @@ def invented(number: int, seed: int, hours: float, *, largest: int = 0, kind: Ki
     queues = tuple(Queue(name, f"broker-{'ab'[index % 2]}", index // 2) for index in range(count))
     queues = tuple(sorted(queues))
     fleet = Fleet(rng, group)
-    fleet.start(int(np.clip(rng.integers(2, 9), 2, max(2, count))) if count < 1000 else 40)  # noqa: PLR2004 - a big one
+    fleet.start(int(np.clip(rng.integers(2, 9), 2, max(2, count))) if count < 1000 else 40)  # noqa: PLR2004 - large
     fleet.told(BEGINS)
     chances = [chance for _, chance in SCENARIOS]
     scenario, _ = SCENARIOS[int(rng.choice(len(SCENARIOS), p=chances))]
@@ -191,8 +193,8 @@ def invented(number: int, seed: int, hours: float, *, largest: int = 0, kind: Ki
     return story_of(fleet, queues, policy, arrivals)
 
 
-def story_of(fleet: Fleet, queues: tuple[Queue, ...], policy: PolicySpec, arrivals: Rates) -> Story:
-    """Make a story of a fleet: it begins settled, and its members can work half as much again as comes at most."""
+def story_of(fleet: Fleet, queues: tuple[Queue, ...], policy: PolicySpec, arrivals: Rates) -> GroupHistory:
+    """Return the history of a fleet. It starts settled; a member's capacity is 1.5 times what it needs at peak."""
     group, first = fleet.group, fleet.changes[0][1]
     ends = BEGINS + len(arrivals) * STEP
     roster = Roster.of(queues, sorted(first))
@@ -204,25 +206,25 @@ def story_of(fleet: Fleet, queues: tuple[Queue, ...], policy: PolicySpec, arriva
         strategy=policy.strategy,
         members={name: Share(first[name].uid, tuple(sorted(share))) for name, share in shares.items()},
     )
-    known = frozenset(queues)
-    changes = [Change(at, members, known, policy) for at, members in sorted(fleet.changes, key=lambda it: it[0])]
-    most = max(float(arrivals.sum(axis=1).max()) / len(first), float(arrivals.max()))
-    return Story(
+    routes = frozenset(queues)
+    changes = [Change(at, members, routes, policy) for at, members in sorted(fleet.changes, key=lambda pair: pair[0])]
+    peak = max(float(arrivals.sum(axis=1).max()) / len(first), float(arrivals.max()))
+    return GroupHistory(
         group=group,
         spec=spec_of(group, queues, "Concurrent"),
         begins=BEGINS,
         ends=ends,
         document=document,
-        changes=tuple(it for it in changes if it.at < ends),
+        changes=tuple(change for change in changes if change.at < ends),
         queues=queues,
         arrivals=arrivals,
         lag=np.zeros(len(queues)),
-        capacity=1.5 * most,
+        capacity=1.5 * peak,
     )
 
 
 def _arrivals(rng: np.random.Generator, count: int, hours: float, skew: float) -> Rates:
-    """Return what comes to each queue: some much more than others, more by day, and never quite evenly."""
+    """Return the message rates by step and queue: skewed between queues, higher by day, with 10 % noise."""
     steps = max(1, int(np.ceil(hours * 3600 / STEP)))
     of_each = rng.lognormal(1.0, skew, count)
     by_day = 0.4 + np.array([_daylight(BEGINS + step * STEP) for step in range(steps)])
@@ -232,11 +234,11 @@ def _arrivals(rng: np.random.Generator, count: int, hours: float, skew: float) -
 
 
 def _daylight(at: float) -> float:
-    """Return 0 in the depth of the night, 1 at noon."""
+    """Return 0 at midnight, 1 at noon."""
     return float((1 - np.cos(2 * np.pi * (at % DAY) / DAY)) / 2)
 
 
 def _times(rng: np.random.Generator, begins: float, ends: float, a_day: int) -> Iterator[float]:
-    """Yield some times, so many a day."""
+    """Yield random times in order, `a_day` of them per day on average."""
     count = rng.poisson(a_day * (ends - begins) / DAY) if ends > begins else 0
     yield from np.sort(rng.uniform(begins + 60, max(ends - 60, begins + 61), count)).tolist()

@@ -1,4 +1,4 @@
-"""A replay that keeps a journal, as the operator would."""
+"""Replay of a history that writes the journal an operator would write."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -9,11 +9,11 @@ import numpy as np
 
 from rota.documents import Assignment
 from rota.model import Holder, Queue
-from rota.pipeline.replay.group_history import Story
+from rota.pipeline.replay.group_history import GroupHistory
 from rota.pipeline.replay.replay import Replay
-from rota.pipeline.replay.replay_metrics import Figures
-from rota.pipeline.replay.simulated_members import Body
-from rota.planner import Plan, beginning
+from rota.pipeline.replay.replay_metrics import ReplayMetrics
+from rota.pipeline.replay.simulated_members import SimulatedMember
+from rota.planner import Plan, owners_record
 from rota.planner.record import holders
 from rota.ranges import to_ranges
 from rota.records import journal_record
@@ -24,28 +24,27 @@ HOUR, MINUTE, MOMENT = 3600.0, 60.0, 0.001
 Line = Mapping[str, Any]
 
 
-class Chronicle(Replay):
-    """A story as it happened, under the policies that were in force; `write` takes every record."""
+class JournalingReplay(Replay):
+    """Replays a history under the policies in force; `write` gets each record. All queues' ends start at `offset`."""
 
-    def __init__(self, story: Story, write: Callable[[Line], None], offset: int = 1_000_000) -> None:
-        """Begin with queues that hold some messages already."""
-        super().__init__(story, None, Figures(story))
+    def __init__(self, story: GroupHistory, write: Callable[[Line], None], offset: int = 1_000_000) -> None:
+        super().__init__(story, None, ReplayMetrics(story))
         self._write = write
         self._last: Plan | None = None
-        self._given: dict[Queue, tuple[Holder, int]] = {}  # to whom, by which document, and not obeyed yet
-        self._began = (0, 0)  # the present rebalance's first generation, and how many were forced in it
+        self._given: dict[Queue, tuple[Holder, int]] = {}  # grants not obeyed yet: owner, generation
+        self._began = (0, 0)  # of the current rebalance: first generation, number of forced queues
         self._columns = [
-            (topic, broker, [queue.id for queue in some])
-            for (topic, broker), some in groupby(story.queues, key=lambda queue: (queue.topic, queue.broker))
+            (topic, broker, [queue.id for queue in queues])
+            for (topic, broker), queues in groupby(story.queues, key=lambda queue: (queue.topic, queue.broker))
         ]
         self._last_offsets = np.full(len(story.queues), float(offset))
         self._looked = story.begins
 
     def run(self) -> None:
-        """Play it to its end, with a look a minute and everything an hour."""
+        """Replay to the end of the history; write `offsets` every minute, and `owners` every hour."""
         begins, ends = self.story.begins, self.story.ends
         for minute in range(int((ends - begins) // MINUTE) + 1):
-            # The last one a moment earlier: at the end itself another hour may begin, of which nothing is told.
+            # The last sample is taken just before the end, where a new hour may start that has no other records.
             self.at(min(begins + minute * MINUTE, ends - MOMENT), self._look_at_queues)
         hour = begins - begins % HOUR + HOUR
         while hour < ends:
@@ -54,7 +53,7 @@ class Chronicle(Replay):
         super().run()
 
     def told(self, decided: Plan, before: Assignment) -> None:
-        """Write down what a plan has to tell, and what it says of the rebalance before."""
+        """Write the records of a plan, and of a rebalance that it completes."""
         for line in decided.records:
             self._write(line)
         if decided.document:
@@ -64,45 +63,45 @@ class Chronicle(Replay):
             self._whole()
         self._ended(decided)
 
-    def _follow(self, before: Assignment, after: Assignment) -> None:
-        was = holders(before)
+    def _follow(self, old: Assignment, new: Assignment) -> None:
+        previous = holders(old)
         for queue, holder in self.owned.items():
-            if was.get(queue) != holder:
-                self._given[queue] = (holder, after.generation)
+            if previous.get(queue) != holder:
+                self._given[queue] = (holder, new.generation)
 
     def _ended(self, decided: Plan) -> None:
-        """Say what a rebalance came to that is over."""
-        told, at = decided.status.get("lastRebalance"), format_time(self.now)
-        if told is None:
+        """Write the `rebalance` record if the plan's status reports a completed rebalance."""
+        last, at = decided.status.get("lastRebalance"), format_time(self.now)
+        if last is None:
             return
         generation, forced = self._began
-        if told["at"] == at and decided.document:
+        if last["at"] == at and decided.document:
             generation, forced = decided.document.generation, 0
         if decided.document:
-            forced += sum(it == decided.document.generation for it in decided.document.forced.values())
+            forced += sum(since == decided.document.generation for since in decided.document.forced.values())
         self._began = (generation, forced)
-        if "seconds" in told and generation:
-            facts = {"reason": told["reason"], "began": told["at"], "moved": told["moved"], "seconds": told["seconds"]}
+        if "seconds" in last and generation:
+            facts = {"reason": last["reason"], "began": last["at"], "moved": last["moved"], "seconds": last["seconds"]}
             facts |= {"outcome": "Forced" if forced else "Settled", "forced": forced}
             self._write(journal_record("rebalance", self.story.group, at, generation=generation, **facts))
             self._began = (0, 0)
 
-    def obeyed(self, body: Body) -> None:
-        """Write down that a member works what it was given."""
-        mine: defaultdict[int, list[Queue]] = defaultdict(list)
-        it = body.holder
-        given = [(queue, since) for queue, (holder, since) in self._given.items() if holder == it]
-        for queue, generation in given:
+    def obeyed(self, body: SimulatedMember) -> None:
+        """Write `obeyed` records for the grants that a member now follows."""
+        by_generation: defaultdict[int, list[Queue]] = defaultdict(list)
+        member = body.holder
+        pending = [(queue, since) for queue, (holder, since) in self._given.items() if holder == member]
+        for queue, generation in pending:
             if generation <= body.generation:
                 del self._given[queue]
-                mine[generation].append(queue)
-        for generation, queues in sorted(mine.items()):
+                by_generation[generation].append(queue)
+        for generation, queues in sorted(by_generation.items()):
             facts = {"generation": generation, "member": body.name, "uid": body.uid, "queues": to_ranges(queues)}
             self._write(journal_record("obeyed", self.story.group, format_time(self.now), **facts))
 
     def _whole(self) -> None:
         if self._last:
-            self._write(beginning(self.snapshot(), self._last, self.document, self.story.spec, self.now))
+            self._write(owners_record(self.snapshot(), self._last, self.document, self.story.spec, self.now))
 
     def _look_at_queues(self) -> None:
         fluid = self.figures.fluid
@@ -114,8 +113,8 @@ class Chronicle(Replay):
         topics: dict[str, dict[str, Any]] = {}
         place = 0
         for topic, broker, ids in self._columns:
-            here = slice(place, place + len(ids))
+            rows = slice(place, place + len(ids))
             place += len(ids)
-            columns = {"ids": ids, "first": [0] * len(ids), "last": last[here], "committed": committed[here]}
+            columns = {"ids": ids, "first": [0] * len(ids), "last": last[rows], "committed": committed[rows]}
             topics.setdefault(topic, {})[broker] = columns
         self._write(journal_record("offsets", self.story.group, format_time(self.now), topics=topics, verdicts={}))

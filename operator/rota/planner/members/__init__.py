@@ -1,1 +1,1 @@
-"""Members as the planner sees them: who counts, and which process of a pod owns queues."""
+"""Members as the planner sees them: which pods count, and which process of a pod owns queues."""

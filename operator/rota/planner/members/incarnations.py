@@ -1,26 +1,22 @@
-"""Processes of one pod: which of them owns queues, and when one is known to have ended.
-
-See *Restarts* in `rota.handover`.
-"""
+"""Processes of a pod's sidecar: which one owns queues, and which have ended; see *Restarts* in `rota.handover`."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from rota.documents import Assignment, Share
-from rota.handover import Seen
+from rota.handover import HolderEvidence
 from rota.model import Holder, Queue
 from rota.planner.snapshot import Pod, Snapshot
 
-FRESH_SECONDS = 20.0  # for which news of a process prove something; see RESUME_SECONDS of the member
-READS = 2  # the schema of documents in which shares name incarnations
-# How long a member that restarted must have served before it gets queues again; the next pause after each restart.
-PAUSES = (1.0, 10.0, 60.0, 300.0)
+FRESH_SECONDS = 20.0  # age up to which a report proves something about a process; see the member's RESUME_SECONDS
+READS = 2  # the document schema in which shares name incarnations
+PAUSES = (1.0, 10.0, 60.0, 300.0)  # seconds to serve before a member gets queues again, by number of restarts
 
 
-def since(snapshot: Snapshot, document: Assignment) -> int:
-    """Return from which generation on shares name incarnations in the document that follows; 0: they do not.
+def incarnations_since(snapshot: Snapshot, document: Assignment) -> int:
+    """Return from which generation on shares name incarnations, for the next document; 0: they do not.
 
-    They begin when every member is heard and reads such documents, and end as soon as one does not.
+    Shares begin to name them when every member has reported and can read them, and stop if a member cannot.
     """
     pods = [pod for pod in snapshot.pods if pod.started and not pod.ended and pod.uid not in snapshot.gone]
     readers = [pod for pod in pods if pod.report and pod.report.reads >= READS]
@@ -28,21 +24,21 @@ def since(snapshot: Snapshot, document: Assignment) -> int:
         return 0
     if document.incarnations_since:
         return document.incarnations_since
-    known = {pod.holder for pod in readers if pod.incarnation}
+    identified = {pod.holder for pod in readers if pod.incarnation}
     holders = {Holder(name, share.uid) for name, share in document.members.items() if share.queues}
     holders |= {release.holder for release in document.releasing.values()}
     ended = snapshot.gone | {pod.uid for pod in snapshot.pods if pod.ended}
-    are_heard = len(known) == len(pods) and all(holder in known or holder.uid in ended for holder in holders)
+    are_heard = len(identified) == len(pods) and all(holder in identified or holder.uid in ended for holder in holders)
     return document.generation + 1 if are_heard and pods else 0
 
 
 def inherits(document: Assignment, pod: Pod) -> bool:
-    """Whether its process works queues that the document gives to an earlier one, after nobody was heard for long."""
+    """Whether the process consumes queues of an earlier one, as it does if it is not polled for a long time."""
     return pod.heard is not None and any(queue in pod.heard.working for queue in _of_earlier_ones(document, pod))
 
 
 def _share_of(document: Assignment, pod: Pod) -> Share:
-    """Return what the document gives this very pod; an empty share if it gives it nothing."""
+    """Return the pod's share in the document; an empty one if it has none, or a namesake has it."""
     share = document.members.get(pod.name)
     return share if share is not None and share.uid == pod.uid else Share(pod.uid)
 
@@ -54,8 +50,8 @@ def _of_earlier_ones(document: Assignment, pod: Pod) -> Collection[Queue]:
     return [*share.queues, *queues] if 0 < share.incarnation < pod.incarnation else queues
 
 
-def seen(document: Assignment, pod: Pod, incarnation: int) -> Seen:
-    """Return what is known of that process of a pod; 0: of whichever runs."""
+def evidence_of(document: Assignment, pod: Pod, incarnation: int) -> HolderEvidence:
+    """Return the evidence about this process of a pod; 0: about the process that runs."""
     if not (incarnation and pod.incarnation):
         return pod.seen
     has_obeyed = pod.generation >= document.incarnations_since > 0
@@ -71,26 +67,26 @@ def seen(document: Assignment, pod: Pod, incarnation: int) -> Seen:
 
 
 def has_no_number(document: Assignment, pod: Pod) -> bool:
-    """Whether its process could not note its start: then no document can give queues to it alone."""
+    """Whether the process could not store its number: then no document can give queues to it alone."""
     is_numbered = pod.report is None or pod.report.reads < READS or bool(pod.incarnation)
     return bool(document.incarnations_since) and not is_numbered
 
 
 def is_waited_for(document: Assignment, pod: Pod) -> bool:
-    """Whether queues are given to an earlier process of the pod whose end is not proved yet."""
+    """Whether the document gives queues to an earlier process of the pod, and its end is not proved yet."""
     if not has_restarted(document, pod):
         return False
-    return not (inherits(document, pod) or seen(document, pod, document.members[pod.name].incarnation).ended)
+    return not (inherits(document, pod) or evidence_of(document, pod, document.members[pod.name].incarnation).ended)
 
 
 def has_restarted(document: Assignment, pod: Pod) -> bool:
-    """Whether the document gives queues to an earlier process than the one that was heard."""
+    """Whether the document gives queues to an earlier process than the last heard one."""
     share = _share_of(document, pod)
     return bool(share.queues) and 0 < share.incarnation < pod.incarnation
 
 
 def shown_queues(document: Assignment, pod: Pod) -> Collection[Queue]:
-    """Return which queues the pod's process works once it obeys the document."""
+    """Return the queues that the pod's process consumes once it obeys the document."""
     share = document.members.get(pod.name)
     if share is None or share.uid != pod.uid:
         return ()
@@ -101,9 +97,9 @@ def shown_queues(document: Assignment, pod: Pod) -> Collection[Queue]:
 
 
 def stopped(pods: Sequence[Pod], document: Assignment) -> Collection[str]:
-    """Return the members whose process has ended; none if more than half have: it would be too much for the others.
+    """Return the members with an ended process; none if these are more than half: too many for the others.
 
-    The whole fleet may have been restarted. Then each process that is back goes on with its pod's queues.
+    The whole fleet may have been restarted. Then each new process goes on with its pod's queues.
     """
     if not document.incarnations_since:
         return ()
@@ -112,10 +108,9 @@ def stopped(pods: Sequence[Pod], document: Assignment) -> Collection[str]:
 
 
 def pausing(pods: Sequence[Pod], document: Assignment) -> Collection[str]:
-    """Return the members whose process restarted and has not served for long enough to get queues.
+    """Return the members that restarted and have not served for long enough to get queues.
 
-    A member that is back for the first time before its queues went to others keeps them, and so does one whose present
-    process was given queues.
+    After a first restart, a member keeps its remaining queues; after later ones, only queues of its present process.
     """
     if not document.incarnations_since:
         return ()

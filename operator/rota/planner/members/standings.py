@@ -1,4 +1,4 @@
-"""Who counts: which pods share the queues, and in what state each one is."""
+"""Member states: which pods share the queues, and the state of each pod."""
 
 from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
@@ -8,126 +8,117 @@ from rota.planner.members import incarnations
 from rota.planner.snapshot import Pod
 from rota.spec import PolicySpec
 
-JOINING_PATIENCE = 20.0  # seconds: a pod that takes longer to become ready is not worth waiting for
+JOINING_PATIENCE = 20.0  # seconds: a pod that needs longer to become ready is not waited for
 
 
-class Standing(StrEnum):
-    """How a pod stands as a member."""
+class MemberState(StrEnum):
+    """State of a pod as a member."""
 
-    JOINING = "Joining"  # never counted yet: not ready, or not heard
+    JOINING = "Joining"  # has not counted yet: not ready, or not heard
     READY = "Ready"  # counts
     UNREADY = "Unready"  # counts, within its grace
-    OUT = "Out"  # unready beyond its grace, and heard: it gives its queues up
+    OUT = "Out"  # unready beyond its grace, but heard: it gives up its queues
     RESTARTING = "Restarting"  # its sidecar's process has ended, or the next one has not served for long enough
-    CUT_OFF = "CutOff"  # others reach a broker that it does not
+    CUT_OFF = "CutOff"  # other members reach a broker that it does not reach
     LOST = "Lost"  # not ready and not heard
     LEAVING = "Leaving"
     ENDED = "Ended"
 
     @property
     def counts(self) -> bool:
-        """Whether it shares the queues."""
-        return self in {Standing.READY, Standing.UNREADY}
+        """Whether a member in this state shares the queues."""
+        return self in {MemberState.READY, MemberState.UNREADY}
 
 
-def standings(
-    pods: Sequence[Pod],
-    gone: frozenset[str],
-    policy: PolicySpec,
-    document: Assignment,
-    *,
-    is_orderly: bool = False,
-) -> dict[str, Standing]:
-    """Return each pod's standing, by name."""
-    found = {
-        pod.name: Standing.JOINING
-        if awaits_namesake(document, pod, gone) or incarnations.has_no_number(document, pod)
-        else _standing(pod, gone, policy, works(document, pod))
+def classify_members(
+    pods: Sequence[Pod], deleted: frozenset[str], policy: PolicySpec, document: Assignment, *, is_orderly: bool = False
+) -> dict[str, MemberState]:
+    """Return the state of each pod, by name."""
+    states = {
+        pod.name: MemberState.JOINING
+        if awaits_namesake(document, pod, deleted) or incarnations.has_no_number(document, pod)
+        else _member_state(pod, deleted, policy, owns_queues(document, pod))
         for pod in pods
     }
-    for name in _cut_off(pods, found, policy, document):
-        found[name] = Standing.CUT_OFF
-    # In Orderly groups, brokers keep locks for the pod: its next process has its queues sooner than any other member.
-    restarting = () if is_orderly else _restarting([pod for pod in pods if found[pod.name].counts], document)
-    return found | dict.fromkeys(restarting, Standing.RESTARTING)
+    for name in _cut_off(pods, states, policy, document):
+        states[name] = MemberState.CUT_OFF
+    # In Orderly groups, brokers keep locks for the pod: its next process gets the queues sooner than another member.
+    restarting = () if is_orderly else _restarting([pod for pod in pods if states[pod.name].counts], document)
+    return states | dict.fromkeys(restarting, MemberState.RESTARTING)
 
 
 def _restarting(pods: Sequence[Pod], document: Assignment) -> Collection[str]:
-    """Return those of the members that count which have no queues while their process restarts.
+    """Return the counted members that get no queues because their process restarts.
 
-    Of those that are back and in their pause some have queues all the same, if no other member can.
+    If that were all members, the pause after a restart is waived; if all have stopped, each keeps its queues.
     """
     stopped, pausing = incarnations.stopped(pods, document), incarnations.pausing(pods, document)
     candidates = [{*stopped, *pausing}, {*stopped}]
     return next((names for names in candidates if len(names) < len(pods)), ())
 
 
-def works(document: Assignment, pod: Pod) -> bool:
-    """Whether the record gives this very pod something to do."""
+def owns_queues(document: Assignment, pod: Pod) -> bool:
+    """Whether the document gives queues to this pod, not to a namesake."""
     share = document.members.get(pod.name)
     return share is not None and share.uid == pod.uid and bool(share.queues or document.everyone)
 
 
-def awaits_namesake(document: Assignment, pod: Pod, gone: frozenset[str]) -> bool:
-    """Whether an earlier pod of its name, or process of it, is on record and not known to have ended.
-
-    A name has one entry in a document.
-    """
+def awaits_namesake(document: Assignment, pod: Pod, deleted: frozenset[str]) -> bool:
+    """Whether the name's only entry belongs to an earlier pod or process that is not known to have ended."""
     share = document.members.get(pod.name)
     if share is not None and share.uid == pod.uid:
         return incarnations.is_waited_for(document, pod)
-    return share is not None and share.uid not in gone
+    return share is not None and share.uid not in deleted
 
 
-def in_motion(pods: Sequence[Pod], found: Mapping[str, Standing], policy: PolicySpec) -> dict[str, float]:
-    """Return who comes or goes at this moment, and for how long it is worth waiting for it.
+def in_motion(pods: Sequence[Pod], states: Mapping[str, MemberState], policy: PolicySpec) -> dict[str, float]:
+    """Return the members that come or go at this moment, and for how many seconds to wait for each.
 
-    One that has just become ready is waited for too: others of its rollout are a moment behind it. One that leaves and
-    is lost, on a node that is gone, is not: nobody knows when it will have ended.
+    Newly ready pods are included: a rollout brings more. Leaving pods on a failed node (lost) are not: no known end.
     """
     debounce, drain = policy.triggers.debounce, policy.handover.drain_timeout
-    left: dict[str, float] = {}
+    seconds_left: dict[str, float] = {}
     for pod in pods:
-        match found[pod.name]:
-            case Standing.JOINING:
-                left[pod.name] = JOINING_PATIENCE - pod.age
-            case Standing.LEAVING if not pod.seen.lost(policy.handover):
-                left[pod.name] = drain + 15 - pod.leaving
-            case Standing.READY if pod.age < JOINING_PATIENCE:
-                left[pod.name] = debounce - pod.steady
-    return {name: seconds for name, seconds in left.items() if seconds > 0}
+        match states[pod.name]:
+            case MemberState.JOINING:
+                seconds_left[pod.name] = JOINING_PATIENCE - pod.age
+            case MemberState.LEAVING if not pod.seen.lost(policy.handover):
+                seconds_left[pod.name] = drain + 15 - pod.leaving
+            case MemberState.READY if pod.age < JOINING_PATIENCE:
+                seconds_left[pod.name] = debounce - pod.steady
+    return {name: seconds for name, seconds in seconds_left.items() if seconds > 0}
 
 
-def _standing(pod: Pod, gone: frozenset[str], policy: PolicySpec, working: bool) -> Standing:  # noqa: FBT001
-    if pod.ended or pod.uid in gone:
-        return Standing.ENDED
+def _member_state(pod: Pod, deleted: frozenset[str], policy: PolicySpec, working: bool) -> MemberState:  # noqa: FBT001
+    if pod.ended or pod.uid in deleted:
+        return MemberState.ENDED
     if pod.terminating or (pod.report and pod.report.final):
-        return Standing.LEAVING
+        return MemberState.LEAVING
     if pod.seen.lost(policy.handover):
-        return Standing.LOST if working else Standing.JOINING
+        return MemberState.LOST if working else MemberState.JOINING
     if pod.ready and (pod.heard or working):
-        return Standing.READY
-    if not working:  # who has nothing to do is not worth its grace: it comes in by becoming ready
-        return Standing.JOINING
-    return Standing.UNREADY if pod.steady < policy.triggers.unready_grace else Standing.OUT
+        return MemberState.READY
+    if not working:  # without queues it needs no grace: it joins once it is ready
+        return MemberState.JOINING
+    return MemberState.UNREADY if pod.steady < policy.triggers.unready_grace else MemberState.OUT
 
 
 def _cut_off(
-    pods: Sequence[Pod], found: Mapping[str, Standing], policy: PolicySpec, document: Assignment
+    pods: Sequence[Pod], states: Mapping[str, MemberState], policy: PolicySpec, document: Assignment
 ) -> Collection[str]:
-    """Return who does not reach what others do, for longer than its grace, if the others reach all that is missed.
+    """Return the members that miss a broker for longer than their grace, if the others reach all missed brokers.
 
-    Who has nothing to do has no grace, nor has who is out already: that it reaches no broker is why it is not ready.
+    A member without queues has no grace, nor has a member that is out: the missed broker is why it is not ready.
     """
-    witnesses = {pod.name: pod.reaches for pod in pods if found[pod.name] is Standing.READY and pod.reaches}
+    witnesses = {pod.name: pod.reaches for pod in pods if states[pod.name] is MemberState.READY and pod.reaches}
     reached = frozenset().union(*witnesses.values())
     missed: dict[str, set[str]] = {}
     for pod in pods:
-        stands = found[pod.name]
-        if stands.counts or stands is Standing.OUT:
-            grace = policy.triggers.unready_grace if stands.counts and works(document, pod) else 0.0
-            missed[pod.name] = {it for it, seconds in pod.cut_off.items() if it in reached and seconds >= grace}
+        state = states[pod.name]
+        if state.counts or state is MemberState.OUT:
+            grace = policy.triggers.unready_grace if state.counts and owns_queues(document, pod) else 0.0
+            missed[pod.name] = {broker for broker, time in pod.cut_off.items() if broker in reached and time >= grace}
     cut_off = {name for name, brokers in missed.items() if brokers}
-    theirs = set().union(*missed.values())
-    left = frozenset().union(*(brokers for name, brokers in witnesses.items() if name not in cut_off))
-    return cut_off if theirs <= left else ()
+    all_missed = set().union(*missed.values())
+    reachable = frozenset().union(*(brokers for name, brokers in witnesses.items() if name not in cut_off))
+    return cut_off if all_missed <= reachable else ()

@@ -1,1 +1,1 @@
-"""What a plan reports: the group's status and conditions, Events, and journal records."""
+"""Output of a plan for users: the group's status and conditions, Events, and journal records."""

@@ -1,4 +1,4 @@
-"""The Kubernetes Events of a group: few, each for a change that the status before does not show."""
+"""The Kubernetes Events of a group: only for changes that the previous status does not show."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,20 +14,20 @@ from rota.sentences import count, listed
 SWIFT_SECONDS = 2.0  # a rebalance that is over so soon is one Event, not two
 
 
-def events(it: Situation, draft: Draft, status_now: Mapping[str, Any], found: Sequence[Verdict]) -> list[Event]:
+def events(situation: Situation, draft: Draft, status: Mapping[str, Any], verdicts: Sequence[Verdict]) -> list[Event]:
     """Return the Events of a rebalance that begins or ends, of forced queues and of new problems."""
-    return [*_of_rebalance(it, draft, status_now), *_of_forced(draft), *_of_problems(it, found)]
+    return [*_of_rebalance(situation, draft, status), *_of_forced(draft), *_of_problems(situation, verdicts)]
 
 
-def _of_rebalance(it: Situation, draft: Draft, status_now: Mapping[str, Any]) -> list[Event]:
-    last, before = status_now.get("lastRebalance"), it.snapshot.status.get("lastRebalance")
+def _of_rebalance(situation: Situation, draft: Draft, status: Mapping[str, Any]) -> list[Event]:
+    last, previous = status.get("lastRebalance"), situation.snapshot.status.get("lastRebalance")
     events = []
-    if draft.of(*causes.MOVING) and last and (not before or last["at"] != before["at"]):
-        why = causes.cause(it, draft)
+    if draft.of(*causes.MOVING) and last and (not previous or last["at"] != previous["at"]):
+        cause = causes.cause(situation, draft)
         moving = len(draft.of(Act.REVOKE, Act.GRANT, Act.FORCE))
         change = "changes" if moving == 1 else "change"
-        events.append(Event(why.reason, f"{why.message}; {count(moving, 'queue')} {change} hands"))
-    is_over = last and before and "seconds" in last and "seconds" not in before
+        events.append(Event(cause.reason, f"{cause.message}; {count(moving, 'queue')} {change} hands"))
+    is_over = last and previous and "seconds" in last and "seconds" not in previous
     if last and is_over and last["seconds"] >= SWIFT_SECONDS:
         message = f"{last['reason']}: {count(last['moved'], 'queue')} moved in {last['seconds']:g} s"
         events.append(Event(Reason.SETTLED, message))
@@ -43,10 +43,10 @@ def _of_forced(draft: Draft) -> list[Event]:
     return [Event(Reason.QUEUES_FORCED, message, warning=True)]
 
 
-def _of_problems(it: Situation, found: Sequence[Verdict]) -> list[Event]:
-    first_of_each = {verdict.reason: verdict for verdict in reversed(found)}
+def _of_problems(situation: Situation, verdicts: Sequence[Verdict]) -> list[Event]:
+    first_of_each = {verdict.reason: verdict for verdict in reversed(verdicts)}
     return [
         Event(*verdict, warning=Use.HARMLESS not in verdict.reason.use)
         for verdict in first_of_each.values()
-        if not conditions.holds(it.snapshot.status, verdict.reason)
+        if not conditions.holds(situation.snapshot.status, verdict.reason)
     ]

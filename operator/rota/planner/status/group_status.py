@@ -13,7 +13,7 @@ from rota.timestamps import format_time
 
 
 def status(
-    it: Situation,
+    situation: Situation,
     draft: Draft,
     document: Assignment,
     *,
@@ -23,31 +23,31 @@ def status(
     unowned: int,
 ) -> dict[str, Any]:
     """Return the group's status; equal snapshots give equal ones, so that it is written only when something changed."""
-    snapshot = it.snapshot
+    snapshot = situation.snapshot
     fields = {
         "observedGeneration": snapshot.observed,
         "conditions": conditions,
         "replicas": sum(not pod.ended for pod in snapshot.pods),
         "selector": f"rota.dev/group={snapshot.group.partition('/')[2]}",
-        "members": len(it.counted),
-        "queues": len(it.queues),
+        "members": len(situation.counted),
+        "queues": len(situation.queues),
         # Never lower than before: it shows that the stored assignment was lost, also while there is none.
-        "generation": max(document.generation, record.believed(snapshot.status.get("generation"))),
+        "generation": max(document.generation, record.plausible_generation(snapshot.status.get("generation"))),
         "strategy": document.strategy or None,
         "lag": snapshot.lag,
-        "lastRebalance": _last_rebalance(it, draft, settled=not moving),
+        "lastRebalance": _last_rebalance(situation, draft, settled=not moving),
         "idleMembers": idle,
         "unownedQueues": unowned,
     }
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def idle_members(it: Situation, document: Assignment) -> int:
+def idle_members(situation: Situation, document: Assignment) -> int:
     """Return how many members own no queue; in Broadcasting groups none."""
     if document.everyone is not None:
         return 0
-    owners = set((record.owners(document) if document is not it.document else it.owned).values())
-    return sum(it.pods[name].holder not in owners for name in it.counted)
+    owners = set((record.owners(document) if document is not situation.document else situation.owned).values())
+    return sum(situation.pods[name].holder not in owners for name in situation.counted)
 
 
 def count_in_transition(assignment: Assignment, waiting_members: int) -> int:
@@ -55,14 +55,14 @@ def count_in_transition(assignment: Assignment, waiting_members: int) -> int:
     return sum(release.to is not None for release in assignment.releasing.values()) + waiting_members
 
 
-def _last_rebalance(it: Situation, draft: Draft, *, settled: bool) -> dict[str, Any] | None:
+def _last_rebalance(situation: Situation, draft: Draft, *, settled: bool) -> dict[str, Any] | None:
     """Return the last rebalance: a document begins it; when every member obeys, it is over and has its `seconds`."""
-    last: dict[str, Any] | None = it.snapshot.status.get("lastRebalance")
+    last: dict[str, Any] | None = situation.snapshot.status.get("lastRebalance")
     moved = len(draft.of(Act.GRANT, Act.FORCE))
     if draft.of(*causes.MOVING):
         if last and "seconds" not in last:
             return {**last, "moved": last["moved"] + moved}
-        return {"reason": str(causes.cause(it, draft).reason), "at": format_time(it.now), "moved": moved}
+        return {"reason": str(causes.cause(situation, draft).reason), "at": format_time(situation.now), "moved": moved}
     if last and "seconds" not in last and settled:
-        return {**last, "seconds": round(max(record.ago(last["at"], it.now), 0.0), 3)}
+        return {**last, "seconds": round(max(record.seconds_since(last["at"], situation.now), 0.0), 3)}
     return last

@@ -1,4 +1,4 @@
-"""What the journal keeps of a plan: members, decisions and verdicts."""
+"""Journal records of a plan: members, decisions and verdicts."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -19,11 +19,13 @@ from rota.spec import GroupSpec, policy_body
 from rota.timestamps import format_time
 
 
-def records(it: Situation, draft: Draft, document: Assignment) -> list[dict[str, object]]:
-    """Return the journal's lines about a document that is written now."""
-    group, at, generation = it.snapshot.group, format_time(it.now), document.generation
-    why = causes.cause(it, draft)
-    members = {pod.name: {"uid": pod.uid, "standing": str(it.standings[pod.name])} for pod in it.snapshot.pods}
+def records(situation: Situation, draft: Draft, document: Assignment) -> list[dict[str, object]]:
+    """Return the journal records about a document that is written now."""
+    group, at, generation = situation.snapshot.group, format_time(situation.now), document.generation
+    cause = causes.cause(situation, draft)
+    members = {
+        pod.name: {"uid": pod.uid, "standing": str(situation.standings[pod.name])} for pod in situation.snapshot.pods
+    }
     return [
         journal_record("membership", group, at, generation=generation, members=members),
         journal_record(
@@ -32,10 +34,10 @@ def records(it: Situation, draft: Draft, document: Assignment) -> list[dict[str,
             at,
             generation=generation,
             strategy=document.strategy,
-            reason=str(why.reason),
-            message=why.message,
-            members=len(it.counted),
-            queues=len(it.queues),
+            reason=str(cause.reason),
+            message=cause.message,
+            members=len(situation.counted),
+            queues=len(situation.queues),
             held=str(draft.held.reason) if draft.held else None,
         ),
         *(
@@ -44,55 +46,58 @@ def records(it: Situation, draft: Draft, document: Assignment) -> list[dict[str,
                 group,
                 at,
                 generation=generation,
-                act=str(some[0].act),
-                proof=str(some[0].known),
-                state=str(some[0].state),
-                **_party("from", some[0].holder),
-                **_party("to", some[0].to),
-                queues=to_ranges(one.queue for one in some),
+                act=str(similar[0].act),
+                proof=str(similar[0].known),
+                state=str(similar[0].state),
+                **_party("from", similar[0].holder),
+                **_party("to", similar[0].to),
+                queues=to_ranges(decision.queue for decision in similar),
             )
-            for some in _alike(draft.of(*causes.MOVING))
+            for similar in _alike(draft.of(*causes.MOVING))
         ),
     ]
 
 
-def verdict_records(it: Situation, status_now: Mapping[str, Any]) -> list[dict[str, object]]:
-    """Return the journal's lines about conditions whose state or reason is not what it was."""
-    published = it.snapshot.status.get("conditions") or []
-    before = {one["type"]: (one.get("status"), one.get("reason")) for one in published}
+def verdict_records(situation: Situation, status_now: Mapping[str, Any]) -> list[dict[str, object]]:
+    """Return the journal records about conditions with a new status or reason."""
+    published = situation.snapshot.status.get("conditions") or []
+    previous = {condition["type"]: (condition.get("status"), condition.get("reason")) for condition in published}
     return [
         journal_record(
             "verdict",
-            it.snapshot.group,
-            format_time(it.now),
-            condition=one["type"],
-            status=one["status"],
-            reason=one["reason"],
-            message=one["message"],
+            situation.snapshot.group,
+            format_time(situation.now),
+            condition=condition["type"],
+            status=condition["status"],
+            reason=condition["reason"],
+            message=condition["message"],
         )
-        for one in status_now["conditions"]
-        if one["type"] not in conditions.DERIVED and before.get(one["type"]) != (one["status"], one["reason"])
+        for condition in status_now["conditions"]
+        if condition["type"] not in conditions.DERIVED
+        and previous.get(condition["type"]) != (condition["status"], condition["reason"])
     ]
 
 
-def _party(what: str, holder: Holder | None) -> dict[str, str]:
-    return {what: holder.name, f"{what}Uid": holder.uid} if holder else {}
+def _party(role: str, holder: Holder | None) -> dict[str, str]:
+    return {role: holder.name, f"{role}Uid": holder.uid} if holder else {}
 
 
 def _alike(decisions: Iterable[Decision]) -> list[list[Decision]]:
-    """Put together what differs only in the queue."""
+    """Group decisions that differ only in the queue."""
 
-    def kind(one: Decision) -> tuple[str, str, State, Holder, Holder]:
+    def kind(decision: Decision) -> tuple[str, str, State, Holder, Holder]:
         nobody = Holder("", "")
-        return one.act, one.known, one.state, one.holder or nobody, one.to or nobody
+        return decision.act, decision.known, decision.state, decision.holder or nobody, decision.to or nobody
 
-    return [list(some) for _, some in groupby(sorted(decisions, key=kind), key=kind)]
+    return [list(similar) for _, similar in groupby(sorted(decisions, key=kind), key=kind)]
 
 
-def beginning(snapshot: Snapshot, plan: Plan, document: Assignment, spec: GroupSpec, now: float) -> dict[str, object]:
-    """Return the journal's line about a document that stands: what is whose, on its way, or nobody's."""
-    given = {*owners(document), *document.releasing, *(document.everyone or ()), *plan.foreign}
-    there = {queue for view in snapshot.views.values() if view for queue in view.queues}
+def owners_record(
+    snapshot: Snapshot, plan: Plan, document: Assignment, spec: GroupSpec, now: float
+) -> dict[str, object]:
+    """Return the journal record about a stored document: queues by owner, in transition, and unowned."""
+    assigned = {*owners(document), *document.releasing, *(document.everyone or ()), *plan.foreign}
+    routed = {queue for view in snapshot.views.values() if view for queue in view.queues}
     return journal_record(
         "owners",
         snapshot.group,
@@ -106,32 +111,32 @@ def beginning(snapshot: Snapshot, plan: Plan, document: Assignment, spec: GroupS
         members=_members(snapshot, plan, document),
         releasing=[
             {"from": holder.name, "fromUid": holder.uid, "to": to, "queues": to_ranges(queues)}
-            for (holder, to), queues in _ways(document).items()
+            for (holder, to), queues in _transfers(document).items()
         ],
-        unowned=to_ranges(there - given),
+        unowned=to_ranges(routed - assigned),
     )
 
 
 def _members(snapshot: Snapshot, plan: Plan, document: Assignment) -> dict[str, dict[str, object]]:
-    """Say of every pod how it stands and what it owns; one that is gone may be on record yet."""
-    found: dict[str, dict[str, object]] = {}
+    """Return state and queues of every pod, also of deleted pods that are still on record."""
+    members: dict[str, dict[str, object]] = {}
     pods = {pod.name: pod for pod in snapshot.pods}
     for name in sorted({*pods, *document.members}):
         pod, share = pods.get(name), document.members.get(name)
         uid = share.uid if share else pod.uid if pod else ""
-        there = pod is not None and pod.uid == uid
-        found[name] = {
+        is_present = pod is not None and pod.uid == uid
+        members[name] = {
             "uid": uid,
-            "standing": str(plan.standings.get(name, "Ended")) if there else "Ended",
+            "standing": str(plan.standings.get(name, "Ended")) if is_present else "Ended",
             "queues": to_ranges((share or Share(uid)).queues),
-            **({"room": pod.room} if pod and there and pod.room else {}),
+            **({"room": pod.room} if pod and is_present and pod.room else {}),
         }
-    return found
+    return members
 
 
-def _ways(document: Assignment) -> Mapping[tuple[Holder, str | None], list[Queue]]:
-    """Put together what is on one way."""
-    found: defaultdict[tuple[Holder, str | None], list[Queue]] = defaultdict(list)
+def _transfers(document: Assignment) -> Mapping[tuple[Holder, str | None], list[Queue]]:
+    """Group queues in transition by holder and next owner."""
+    transfers: defaultdict[tuple[Holder, str | None], list[Queue]] = defaultdict(list)
     for queue, release in document.releasing.items():
-        found[release.holder, release.to].append(queue)
-    return found
+        transfers[release.holder, release.to].append(queue)
+    return transfers

@@ -1,63 +1,66 @@
-"""What is wrong with a group: each problem with its reason and a sentence."""
+"""Problems of a group, each with its reason and a sentence."""
 
 from collections.abc import Container, Sequence
 
 from rota.model import Reason, Verdict, reason_named
 from rota.planner import record
-from rota.planner.members.standings import Standing
+from rota.planner.members.standings import MemberState
 from rota.planner.moves import Draft
 from rota.planner.pokes import has_other_settings
 from rota.planner.situation import Situation
 from rota.sentences import count, listed
 
-# In addition to drainTimeout: a kubelet updates a mounted ConfigMap within this time even without a poke.
-SETTINGS_PATIENCE_SECONDS = 90.0
+SETTINGS_PATIENCE_SECONDS = 90.0  # beyond drainTimeout: a kubelet updates a ConfigMap in this time without a poke
 FIRST_MEMBER_SECONDS = 60.0  # a new group reports NoMembers only after this time
 
 
-def problems(it: Situation, draft: Draft, unowned: int) -> list[Verdict]:
-    """Return everything that is wrong, the worst first."""
-    found = [*it.snapshot.problems, *([draft.problem] if draft.problem else [])]
-    found += _of_members(it, {verdict.reason for verdict in found})
-    if it.unseen:
-        message = f"The broker does not tell of {listed(it.unseen)}; what was assigned stays"
-        found.append(Verdict(Reason.NO_VIEW, message))
-    if it.queues and not it.counted and not start_seconds_left(it):
-        found.append(Verdict(Reason.NO_MEMBERS, _no_members(it)))
-    elif unowned and it.counted:
-        found.append(Verdict(Reason.QUEUES_UNOWNED, f"{count(unowned, 'queue')} that nobody works"))
-    if it.snapshot.foreigners:
-        found.append(Verdict(Reason.FOREIGN_MEMBERS, describe_unmanaged(it.snapshot.foreigners)))
-    return found
+def problems(situation: Situation, draft: Draft, unowned: int) -> list[Verdict]:
+    """Return all problems, the worst first."""
+    verdicts = [*situation.snapshot.problems, *([draft.problem] if draft.problem else [])]
+    verdicts += _of_members(situation, {verdict.reason for verdict in verdicts})
+    if situation.unseen:
+        message = f"The broker does not tell of {listed(situation.unseen)}; what was assigned stays"
+        verdicts.append(Verdict(Reason.NO_VIEW, message))
+    if situation.queues and not situation.counted and not start_seconds_left(situation):
+        verdicts.append(Verdict(Reason.NO_MEMBERS, _no_members(situation)))
+    elif unowned and situation.counted:
+        verdicts.append(Verdict(Reason.QUEUES_UNOWNED, f"{count(unowned, 'queue')} that nobody works"))
+    if situation.snapshot.foreigners:
+        verdicts.append(Verdict(Reason.FOREIGN_MEMBERS, describe_unmanaged(situation.snapshot.foreigners)))
+    return verdicts
 
 
 def describe_unmanaged(ids: Sequence[str]) -> str:
     """Return the sentence about unmanaged consumers."""
-    who = "1 consumer that is not Rota's is" if len(ids) == 1 else f"{len(ids)} consumers that are not Rota's are"
-    return f"{who} in the group: {listed(ids)}; queues are shared as they do it"
+    subject = "1 consumer that is not Rota's is" if len(ids) == 1 else f"{len(ids)} consumers that are not Rota's are"
+    return f"{subject} in the group: {listed(ids)}; queues are shared as they do it"
 
 
-def idle_problem(it: Situation, idle: int) -> Verdict:
+def idle_problem(situation: Situation, idle: int) -> Verdict:
     """Return the problem of members without a queue."""
-    are = "is" if idle == 1 else "are"
-    message = f"{len(it.counted)} members share {count(len(it.queues), 'queue')}: {idle} of them {are} idle"
-    return Verdict(Reason.IDLE_MEMBERS, message)
+    verb = "is" if idle == 1 else "are"
+    text = f"{len(situation.counted)} members share {count(len(situation.queues), 'queue')}: {idle} of them {verb} idle"
+    return Verdict(Reason.IDLE_MEMBERS, text)
 
 
-def start_seconds_left(it: Situation) -> float:
-    """Return for how many seconds more a new group may be without a member; its pods need that to start."""
-    if it.document.begun or it.snapshot.foreigners:  # a queue was assigned before, or unmanaged consumers have all
+def start_seconds_left(situation: Situation) -> float:
+    """Return for how many seconds more a new group may be without a member, while its pods start."""
+    if situation.document.begun or situation.snapshot.foreigners:  # not new, or unmanaged consumers own all queues
         return 0.0
-    conditions = it.snapshot.status.get("conditions") or []
+    conditions = situation.snapshot.status.get("conditions") or []
     ready = next((condition for condition in conditions if condition["type"] == "Ready"), None)
-    waited = record.ago(ready["lastTransitionTime"], it.now) if ready and ready["status"] == "False" else 0.0
+    waited = (
+        record.seconds_since(ready["lastTransitionTime"], situation.now)
+        if ready and ready["status"] == "False"
+        else 0.0
+    )
     return max(0.0, FIRST_MEMBER_SECONDS - waited)
 
 
-def members_with_old_settings(it: Situation, settings: str, age: float) -> tuple[list[str], list[str]]:
-    """Return the names of members that do not use these settings yet: as late ones, or, while these are new, second."""
-    members = [it.pods[name] for name in it.counted if has_other_settings(it.pods[name], settings)]
-    patience = it.policy.handover.drain_timeout + SETTINGS_PATIENCE_SECONDS
+def members_with_old_settings(situation: Situation, settings: str, age: float) -> tuple[list[str], list[str]]:
+    """Return the names of members that do not use these settings yet: the late ones, and those still in time."""
+    members = [situation.pods[name] for name in situation.counted if has_other_settings(situation.pods[name], settings)]
+    patience = situation.policy.handover.drain_timeout + SETTINGS_PATIENCE_SECONDS
     names = [pod.name for pod in members]
     return (names, []) if age > patience else ([], names)
 
@@ -70,42 +73,43 @@ def late_members_problem(late: Sequence[str]) -> list[Verdict]:
     return [Verdict(Reason.SETTINGS_NOT_OBEYED, message)]
 
 
-def describe_obstacles(it: Situation) -> str:
-    """Return what keeps pods from running, by the first pod that reports something; empty if none does."""
-    stuck = [pod for pod in it.snapshot.pods if pod.obstacle and not pod.ended]
+def describe_obstacles(situation: Situation) -> str:
+    """Return why pods do not run, according to the first pod with an obstacle; empty if none has one."""
+    stuck = [pod for pod in situation.snapshot.pods if pod.obstacle and not pod.ended]
     if not stuck:
         return ""
     names = [pod.name for pod in stuck if pod.obstacle == stuck[0].obstacle]
     return f": {listed(names)} {'does' if len(names) == 1 else 'do'} not run: {stuck[0].obstacle}"
 
 
-def _no_members(it: Situation) -> str:
+def _no_members(situation: Situation) -> str:
     """Return the sentence about a group without members; pods that cannot work keep their queues."""
-    queues = count(len(it.queues), "queue")
-    if it.snapshot.foreigners:
+    queues = count(len(situation.queues), "queue")
+    if situation.snapshot.foreigners:
         return f"Only foreigners are there to work {queues}"
-    unable = [pod for pod in it.snapshot.pods if it.standings[pod.name] in {Standing.OUT, Standing.CUT_OFF}]
-    if not unable:
-        obstacles = describe_obstacles(it)
+    down = [
+        pod
+        for pod in situation.snapshot.pods
+        if situation.standings[pod.name] in {MemberState.OUT, MemberState.CUT_OFF}
+    ]
+    if not down:
+        obstacles = describe_obstacles(situation)
         return f"No member can work {queues}{obstacles}" if obstacles else f"Nobody is there to work {queues}"
-    names = listed([pod.name for pod in unable])
-    reports = [pod.report.brokers for pod in unable if pod.report]
+    names = listed([pod.name for pod in down])
+    reports = [pod.report.brokers for pod in down if pod.report]
     missed = sorted({broker for brokers in reports for broker, reached in brokers.items() if not reached})
-    are = "is" if len(unable) == 1 else "are"
-    why = f"{names} cannot reach {listed(missed)}" if missed else f"{names} {are} not ready"
-    return f"No member can work {queues}: {why}; what was assigned stays"
+    verb = "is" if len(down) == 1 else "are"
+    explanation = f"{names} cannot reach {listed(missed)}" if missed else f"{names} {verb} not ready"
+    return f"No member can work {queues}: {explanation}; what was assigned stays"
 
 
-def _of_members(it: Situation, known: Container[Reason]) -> list[Verdict]:
-    """Return the problems that members report, except those that the operator has found itself.
-
-    A sidecar of a later version may report a problem that this operator does not know.
-    """
+def _of_members(situation: Situation, found_reasons: Container[Reason]) -> list[Verdict]:
+    """Return members' problems that the operator has not found itself; a later sidecar may report unknown ones."""
     reported: dict[Reason, list[tuple[str, str]]] = {}
-    for pod in it.snapshot.pods:
+    for pod in situation.snapshot.pods:
         for name, sentence in (pod.report.troubles if pod.report and not pod.ended else {}).items():
             reason = reason_named(name) or Reason.MEMBER_PROBLEM
-            if reason not in known:
+            if reason not in found_reasons:
                 reported.setdefault(reason, []).append((pod.name, sentence))
     return [
         Verdict(reason, f"{listed([name for name, _ in members])}: {members[0][1]}")

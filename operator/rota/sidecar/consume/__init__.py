@@ -1,4 +1,4 @@
-"""The broker's side of the sidecar: a session, and a reader for each queue with its window of messages.
+"""Broker side of the sidecar: the session with the brokers, and for each queue a reader with a window of messages.
 
-May know `member`, `storage` and `status`. Knows nothing of how messages reach the app.
+May import `member`, `storage` and `status`. Does not depend on how messages reach the app.
 """

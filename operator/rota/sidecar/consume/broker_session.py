@@ -1,4 +1,4 @@
-"""Where a member's messages come from: joined as the settings say, and joined anew where they say otherwise."""
+"""Session of a member with the brokers: joins the group by the settings, and rejoins when a change requires it."""
 
 import asyncio
 import logging
@@ -11,55 +11,54 @@ from typing import Protocol
 import msgspec
 
 from rota.aio import supervise
-from rota.brokers.errors import BrokerError, Refused, Unknown
-from rota.brokers.port import Consumer, Membership, Working
+from rota.brokers.errors import BrokerError, NotFoundError, RejectedError
+from rota.brokers.port import ConsumedQueue, Consumer, Membership
 from rota.model import Queue, Reason
-from rota.sidecar.consume.queue_reader import Reading
+from rota.sidecar.consume.queue_reader import QueueReader
 from rota.sidecar.consume.source import Source
 from rota.sidecar.member.member import Member
-from rota.sidecar.status.problems import Health
-from rota.sidecar.storage.environment import Who
-from rota.sidecar.storage.local_offsets import Local
-from rota.sidecar.storage.offset_files import Offsets
+from rota.sidecar.status.problems import Problems
+from rota.sidecar.storage.environment import PodIdentity
+from rota.sidecar.storage.local_offsets import LocalOffsetStore
+from rota.sidecar.storage.offset_files import OffsetFiles
 from rota.spec import StartFrom
-from rota.spec.resolved import Settings
+from rota.spec.resolved import GroupSettings
 
-JOIN_AGAIN = 2.0
+JOIN_AGAIN = 2.0  # seconds before a failed join is retried
 
 _log = logging.getLogger(__name__)
 
-Connect = Callable[[Settings, Membership], Consumer]
+Connect = Callable[[GroupSettings, Membership], Consumer]
 
 
-class Shell(Protocol):
-    """Whose sources they are."""
+class SessionHost(Protocol):
+    """The member, as the session needs it."""
 
     member: Member
-    readings: dict[Queue, Reading]
-    health: Health
+    readings: dict[Queue, QueueReader]
+    health: Problems
 
     def start(self, work: Coroutine[None, None, object]) -> None:
-        """Do something beside all else."""
+        """Run a coroutine as a task."""
 
     def now(self) -> float:
-        """Return the time on a clock that never stops and never jumps."""
+        """Return the seconds of a clock that never stops and never jumps."""
 
     def consumers_changed(self) -> None:
-        """Hear from a broker that consumers of the group came or went."""
+        """Handle a broker's notice that consumers of the group joined or left."""
 
 
-class Sources:
-    """One source at a time; what has no underscore is there to be read."""
+class BrokerSession:
+    """The member's session, at most one at a time; public attributes are read-only for callers."""
 
-    def __init__(self, who: Who, connect: Connect, shell: Shell) -> None:
-        """Join nothing yet."""
+    def __init__(self, pod: PodIdentity, connect: Connect, shell: SessionHost) -> None:
         self.now: Source | None = None
-        self.settings: Settings | None = None  # the last that were taken, also between leaving and joining anew
-        self._who, self._connect, self._shell = who, connect, shell
+        self.settings: GroupSettings | None = None  # the last accepted ones, kept between leaving and rejoining
+        self._who, self._connect, self._shell = pod, connect, shell
         self._leaving: Source | None = None
 
-    def take(self, settings: Settings) -> bool:
-        """Take settings, and join if that was not done yet; False where one must leave first, and take them then."""
+    def take(self, settings: GroupSettings) -> bool:
+        """Accept settings, and join if needed; False if they require that the caller leaves and calls this again."""
         if self.now is None:
             self.now = self._join(settings)
             become_known = partial(self._become_known, self.now)
@@ -70,13 +69,13 @@ class Sources:
         return True
 
     async def leave(self) -> None:
-        """Be known no more."""
+        """Leave the group."""
         self._leaving = self.now
         if self.now:
-            await self.now.consumer.leave()  # to the end: who joins meanwhile, by the same name, would be gone with it
+            await self.now.consumer.leave()  # wait: a new session with this client ID would be removed, too
             self.now = None
 
-    def _join(self, settings: Settings) -> Source:
+    def _join(self, settings: GroupSettings) -> Source:
         membership = Membership(
             group=settings.group,
             client_id=self._who.client_id,
@@ -92,7 +91,7 @@ class Sources:
         consumer = self._connect(settings, membership)
         if not settings.broadcasting:
             return Source(settings, consumer, consumer, self._begun)
-        local = Local(Offsets(Path(self._who.state), settings.group))
+        local = LocalOffsetStore(OffsetFiles(Path(self._who.state), settings.group))
         return Source(settings, consumer, local, local.begun)
 
     async def _begun(self, topic: str) -> float | None:
@@ -114,21 +113,21 @@ class Sources:
                 return
 
     def _report(self, problem: Reason | None, message: str = "") -> None:
-        """Report what keeps the member from joining, and nothing else."""
+        """Report the problem that keeps the member from joining, and clear the other ones; None clears all."""
         for reason in (Reason.BROKER_REFUSES, Reason.BROKER_UNREACHABLE, Reason.UNKNOWN_TOPIC):
             self._shell.health.trouble(reason, message if reason is problem else "")
 
-    # What brokers ask and tell.
+    # Callbacks of the consumer.
 
     def _start_from(self) -> StartFrom:
         return self.settings.start_from if self.settings else StartFrom()
 
-    def _working(self) -> dict[Queue, Working]:
+    def _working(self) -> dict[Queue, ConsumedQueue]:
         return {queue: self._told(queue, reading) for queue, reading in self._shell.readings.items()}
 
-    def _told(self, queue: Queue, reading: Reading) -> Working:
+    def _told(self, queue: Queue, reading: QueueReader) -> ConsumedQueue:
         window, life = reading.window, self._shell.member.lives.get(queue)
-        return Working(
+        return ConsumedQueue(
             committed=window.committed or 0,
             first=window.committable,
             last=window.last or 0,
@@ -141,11 +140,11 @@ class Sources:
         )
 
     def _since_1970(self, at: float) -> float:
-        """Read the clock that never jumps as brokers do; 0 stays what it is: never."""
+        """Convert a time of the shell's clock to Unix time; 0 means never, and stays 0."""
         return at and time.time() - (self._shell.now() - at)
 
     def _reset(self, offsets: Mapping[Queue, int]) -> None:
-        """Go on where somebody set the group's offsets."""
+        """Continue at the offsets that a user set for the group."""
         for queue, offset in offsets.items():
             if reading := self._shell.readings.get(queue):
                 reading.reset(offset)
@@ -153,12 +152,12 @@ class Sources:
 
 
 def _reason_of(error: BrokerError) -> Reason:
-    if isinstance(error, Unknown):
+    if isinstance(error, NotFoundError):
         return Reason.UNKNOWN_TOPIC
-    return Reason.BROKER_REFUSES if isinstance(error, Refused) else Reason.BROKER_UNREACHABLE
+    return Reason.BROKER_REFUSES if isinstance(error, RejectedError) else Reason.BROKER_UNREACHABLE
 
 
-def _fixed(settings: Settings) -> bytes:
-    """Return what cannot change under a source that is in use."""
-    told = (settings.group, settings.broker, settings.subscriptions, settings.message_model, settings.ordering)
-    return msgspec.json.encode([*told, settings.delivery.mode], enc_hook=float)
+def _fixed(settings: GroupSettings) -> bytes:
+    """Return, encoded, the settings that can change only by a rejoin."""
+    fields = (settings.group, settings.broker, settings.subscriptions, settings.message_model, settings.ordering)
+    return msgspec.json.encode([*fields, settings.delivery.mode], enc_hook=float)

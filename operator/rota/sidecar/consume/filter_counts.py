@@ -1,4 +1,4 @@
-"""Counts the messages that a subscription's expression passes over, to report one that lets nothing through."""
+"""Counter of the messages that a subscription's expression filters out, to report expressions that match nothing."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,49 +6,49 @@ from dataclasses import dataclass
 from rota.model import plain
 from rota.spec import Subscription
 
-QUIET_SECONDS = 180.0  # an expression is reported after so long without a match
-FEWEST_MESSAGES = 50  # and no sooner than after so many messages
+QUIET_SECONDS = 180.0  # an expression is reported after this long without a match
+FEWEST_MESSAGES = 50  # and after at least this many messages
 
 
 @dataclass(slots=True)
 class _Topic:
-    since: float  # when counting began, or the last message matched
+    since: float  # start of counting, or time of the last match
     expression: str = ""
     passed_over: int = 0
     problem: str = ""
 
 
 class FilterCounts:
-    """What was passed over in each topic since a message of it matched last."""
+    """Counts the messages that were filtered out in each topic since its last match."""
 
     def __init__(self) -> None:
         self._topics: dict[str, _Topic] = {}
 
     def count(self, topic: str, *, passed_over: int, matched: int, now: float) -> None:
-        """Note what a pull brought."""
-        counted = self._topics.get(topic)
-        if counted is None or matched:
-            counted = self._topics[topic] = _Topic(now, counted.expression if counted else "")
+        """Count the messages of one pull."""
+        counts = self._topics.get(topic)
+        if counts is None or matched:
+            counts = self._topics[topic] = _Topic(now, counts.expression if counts else "")
         if not matched:
-            counted.passed_over += passed_over
+            counts.passed_over += passed_over
 
     def problem(self, subscriptions: Iterable[Subscription], now: float) -> str:
-        """Return a sentence about the first topic whose expression lets nothing through; empty if there is none."""
+        """Return a sentence about the first topic whose expression matches nothing; empty without such a topic."""
         for subscription in subscriptions:
-            counted = self._topics.get(subscription.topic)
-            if counted and counted.expression not in {"", subscription.expression}:  # it was changed
-                counted = self._topics[subscription.topic] = _Topic(now)
-            if counted:
-                counted.expression = subscription.expression
-            if counted and subscription.expression not in {"", "*"}:
-                counted.problem = counted.problem or _problem(subscription, counted, now)
-                if counted.problem:
-                    return counted.problem
+            counts = self._topics.get(subscription.topic)
+            if counts and counts.expression not in {"", subscription.expression}:  # the expression was changed
+                counts = self._topics[subscription.topic] = _Topic(now)
+            if counts:
+                counts.expression = subscription.expression
+            if counts and subscription.expression not in {"", "*"}:
+                counts.problem = counts.problem or _problem(subscription, counts, now)
+                if counts.problem:
+                    return counts.problem
         return ""
 
 
-def _problem(subscription: Subscription, counted: _Topic, now: float) -> str:
-    if counted.passed_over < FEWEST_MESSAGES or now - counted.since < QUIET_SECONDS:
+def _problem(subscription: Subscription, counts: _Topic, now: float) -> str:
+    if counts.passed_over < FEWEST_MESSAGES or now - counts.since < QUIET_SECONDS:
         return ""
-    told = f"None of the last {counted.passed_over} messages of {subscription.topic} matches the expression"
-    return f"{told} {plain(subscription.expression, 100)!r}; look which tags and properties its producers set"
+    problem = f"None of the last {counts.passed_over} messages of {subscription.topic} matches the expression"
+    return f"{problem} {plain(subscription.expression, 100)!r}; look which tags and properties its producers set"

@@ -1,43 +1,42 @@
-"""Commits the offsets of one queue: by themselves, or carried by a pull; one commit at a time."""
+"""Committer of one queue's offsets: by separate requests or carried by a pull; one commit at a time."""
 
 import asyncio
 import logging
 from collections.abc import Callable
 
-from rota.aio import to_the_end
-from rota.brokers.errors import BrokerError, Unreachable
-from rota.brokers.port import Pulled
+from rota.aio import shield_until_done
+from rota.brokers.errors import BrokerError, UnreachableError
+from rota.brokers.port import PullResult
 from rota.model import Queue
-from rota.sidecar.consume.source import ReaderShell, Source
+from rota.sidecar.consume.source import ReaderHost, Source
 from rota.sidecar.consume.start_offset import commit_offset
 from rota.sidecar.member.memory_budget import PullAdmission
 from rota.sidecar.member.window import Commit, Window
 
-PULL_AND_COMMIT_SECONDS = 20.0  # that a pull which carries a commit is waited for: it may have to wait for memory
-PULL_SECONDS = 15.0  # that a broker holds a pull for which there is nothing
+PULL_AND_COMMIT_SECONDS = 20.0  # limit for a pull that carries a commit: the pull may have to wait for memory
+PULL_SECONDS = 15.0  # long polling: how long a broker holds a pull while it has no message
 
 _log = logging.getLogger(__name__)
 
 
 class OffsetCommitter:
-    """Commits what is finished in a window; hold `in_progress` to keep commits away."""
+    """Commits the finished offset of a window; a caller that holds `in_progress` keeps commits away."""
 
     def __init__(
-        self, queue: Queue, source: Source, window: Window, shell: ReaderShell, jumped: Callable[[], None]
+        self, queue: Queue, source: Source, window: Window, shell: ReaderHost, jumped: Callable[[], None]
     ) -> None:
-        """Commit nothing yet; `jumped` is called when the window continues where another consumer got to."""
+        """`jumped` is called when the window moves on to a higher offset that another consumer has committed."""
         self.in_progress = asyncio.Lock()
-        self.in_doubt = (
-            False  # another consumer may have had the queue: it is about to be released, or its broker was away
-        )
+        # Whether another consumer may have had the queue: a release has started, or the broker was unavailable.
+        self.in_doubt = False
         self._queue, self._source, self._window, self._shell, self._jumped = queue, source, window, shell, jumped
 
     async def commit(self) -> bool:
-        """Commit what is finished, if it may be; return whether the broker has all of it."""
+        """Commit the finished offset, if that is allowed; return whether the broker has it."""
         async with self.in_progress:
             try:
                 return await self._commit_finished()
-            except Exception as error:  # noqa: BLE001 - of one queue: it is counted, logged, and tried again
+            except Exception as error:  # noqa: BLE001 - one queue's failure is counted, logged and retried
                 log_failure("Committing", self._queue, error)
                 self._shell.measures.commits.labels("failed").inc()
                 return False
@@ -57,10 +56,10 @@ class OffsetCommitter:
         return True
 
     async def _send(self, offset: int) -> None:
-        """Commit; while nothing is pulled, this tells whether the broker can be reached."""
+        """Commit; while the window is stopped, a failure also counts as a broker that cannot be reached."""
         try:
             await commit_offset(self._source.store, self._queue, offset)
-        except Unreachable:
+        except UnreachableError:
             if self._window.stopped:
                 self._shell.health.missed(self._queue.broker, self._shell.now())
             raise
@@ -68,36 +67,38 @@ class OffsetCommitter:
             self._shell.health.reached(self._queue.broker)
 
     async def _is_passed(self, commit: Commit) -> bool:
-        """Return whether other consumers got further meanwhile; committing would have their messages come again."""
-        there = await self._source.store.committed(self._queue)
-        passed = there is not None and self._window.passed(commit, there)
+        """Return whether others committed a higher offset, and move the window there: a commit would repeat theirs."""
+        stored_offset = await self._source.store.committed(self._queue)
+        passed = stored_offset is not None and self._window.passed(commit, stored_offset)
         if passed:
             self._jumped()
         return passed
 
-    async def pull(self, offset: int, admission: PullAdmission) -> Pulled:
-        """Pull, and commit with the same request what is finished: so a crash repeats little more than was in flight.
+    async def pull(self, offset: int, admission: PullAdmission) -> PullResult:
+        """Pull, and commit the finished offset with the same request: a crash repeats little more than was in flight.
 
         The broker may store the carried offset after a commit that was sent later. Therefore later commits wait for
         this pull's answer. The pull is sent without long polling and is not cancelled, so that the answer comes soon.
-        If the group was reset meanwhile, the broker discards the offset and says so: the next pull carries the reset.
+        If the group was reset meanwhile, the broker discards the offset; the next pull's response reports the reset.
         """
         consumer = self._source.consumer
         if self._source.store is consumer and not self.in_progress.locked():
             async with self.in_progress:
-                # Chosen with the lock held: while this pull waits for it, another commit may store a higher offset.
+                # Choose the offset with the lock held: while this pull waits, another commit may store a higher one.
                 commit = self._window.to_commit() if self._may_carry() else None
                 if commit:
-                    return await to_the_end(self._pull_with(commit, offset, admission))
+                    return await shield_until_done(self._pull_with(commit, offset, admission))
         return await consumer.pull(self._queue, offset, wait=PULL_SECONDS, admission=admission)
 
-    async def _pull_with(self, commit: Commit, offset: int, admission: PullAdmission) -> Pulled:
+    async def _pull_with(self, commit: Commit, offset: int, admission: PullAdmission) -> PullResult:
         consumer = self._source.consumer
         try:
             async with asyncio.timeout(PULL_AND_COMMIT_SECONDS):
                 pulled = await consumer.pull(self._queue, offset, wait=0.0, commit=commit.offset, admission=admission)
         except TimeoutError:
-            raise Unreachable(f"{self._queue.broker} did not answer within {PULL_AND_COMMIT_SECONDS:g} s") from None
+            raise UnreachableError(
+                f"{self._queue.broker} did not answer within {PULL_AND_COMMIT_SECONDS:g} s"
+            ) from None
         self._shell.measures.commits.labels("done").inc()
         self._window.answered(commit)
         return pulled
@@ -106,7 +107,7 @@ class OffsetCommitter:
         return not self.in_doubt and self._shell.may_commit(self._queue)
 
     def report_uncommitted(self) -> None:
-        """Count the messages that are finished, and come again because their offset could not be committed."""
+        """Count finished messages that are delivered again because their offset could not be committed."""
         number = self._window.uncommitted
         self._shell.measures.uncommitted.inc(number)
         _log.warning(
@@ -117,9 +118,9 @@ class OffsetCommitter:
         )
 
 
-def log_failure(what: str, queue: Queue, error: Exception) -> None:
-    """Log a failure on one line; add the traceback of an error that is neither the broker's, a disk's nor a value's."""
+def log_failure(action: str, queue: Queue, error: Exception) -> None:
+    """Log a failure on one line; errors other than BrokerError, OSError and ValueError with their traceback."""
     is_expected = isinstance(error, BrokerError | OSError | ValueError)
     _log.warning(
-        "%s failed for %s: %s", what, queue, str(error) or repr(error), exc_info=None if is_expected else error
+        "%s failed for %s: %s", action, queue, str(error) or repr(error), exc_info=None if is_expected else error
     )

@@ -1,7 +1,7 @@
-"""Outcomes of pulls: how each is counted, and how long a queue waits after one that failed."""
+"""Outcomes of pulls: their metric labels, and the pause after a failed pull."""
 
-from rota.brokers.errors import SwitchedOff, Unknown, Unreachable
-from rota.brokers.port import Pulled
+from rota.brokers.errors import ConsumptionDisabledError, NotFoundError, UnreachableError
+from rota.brokers.port import PullResult
 from rota.sidecar.member.memory_budget import PullAdmission
 
 FIRST_PAUSE = 0.1
@@ -10,14 +10,14 @@ SWITCHED_OFF_PAUSE = 3.0
 
 
 def next_pause(error: Exception, pause: float) -> float:
-    """Return for how many seconds a queue waits after a failed pull; `pause` is how long it waited last."""
-    if isinstance(error, SwitchedOff):
+    """Return for how many seconds a queue waits after a failed pull; `pause` is its previous wait, or 0."""
+    if isinstance(error, ConsumptionDisabledError):
         return SWITCHED_OFF_PAUSE
     return min(max(FIRST_PAUSE, 2 * pause), LONGEST_PAUSE)
 
 
-def result_of(pulled: Pulled, admission: PullAdmission) -> str:
-    """Return the label by which an answered pull is counted."""
+def result_of(pulled: PullResult, admission: PullAdmission) -> str:
+    """Return the metric label of an answered pull."""
     if pulled.moved:
         return "moved"
     if pulled.messages:
@@ -26,6 +26,6 @@ def result_of(pulled: Pulled, admission: PullAdmission) -> str:
 
 
 def failure_of(error: Exception) -> str:
-    """Return the label by which a failed pull is counted."""
-    kinds = ((SwitchedOff, "switched_off"), (Unreachable, "unreachable"), (Unknown, "unknown"))
+    """Return the metric label of a failed pull."""
+    kinds = ((ConsumptionDisabledError, "switched_off"), (UnreachableError, "unreachable"), (NotFoundError, "unknown"))
     return next((name for kind, name in kinds if isinstance(error, kind)), "refused")

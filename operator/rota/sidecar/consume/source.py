@@ -1,4 +1,4 @@
-"""What a queue's reader is given: where messages come from, and the member that it is a part of."""
+"""Dependencies of a queue's reader: its session with the brokers, and the interface of its member."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -8,40 +8,39 @@ from typing import Protocol
 from rota.brokers.port import Consumer
 from rota.model import Queue
 from rota.sidecar.consume.filter_counts import FilterCounts
-from rota.sidecar.consume.start_offset import Store
+from rota.sidecar.consume.start_offset import OffsetStore
 from rota.sidecar.member.memory_budget import MemoryBudget
-from rota.sidecar.member.queue_lifecycle import Event
-from rota.sidecar.status.problems import Health
-from rota.sidecar.status.sidecar_metrics import Measures
-from rota.spec.resolved import Settings
+from rota.sidecar.member.queue_lifecycle import LeaseEvent
+from rota.sidecar.status.problems import Problems
+from rota.sidecar.status.sidecar_metrics import SidecarMetrics
+from rota.spec.resolved import GroupSettings
 
 
 @dataclass(slots=True)
 class Source:
-    """Where messages come from, as the settings say; ready once the member is known there."""
+    """One session with the brokers, as the settings describe it; `ready` is set once the member has joined."""
 
-    settings: Settings
+    settings: GroupSettings
     consumer: Consumer
-    store: Store
-    begun: Callable[
-        [str], Awaitable[float | None]
-    ]  # when the group began to consume a topic, according to the offset store
+    store: OffsetStore
+    # When the group started to consume a topic, according to the offset store.
+    begun: Callable[[str], Awaitable[float | None]]
     ready: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class ReaderShell(Protocol):
-    """What reading and committing report to the member, and ask of it."""
+class ReaderHost(Protocol):
+    """The member, as reading and committing need it."""
 
-    health: Health
-    measures: Measures
+    health: Problems
+    measures: SidecarMetrics
     filter_counts: FilterCounts
     memory_budget: MemoryBudget
 
-    def answer(self, event: Event, queue: Queue, life: int, sent: float | None = None) -> None:
-        """Take an answer to a command."""
+    def answer(self, event: LeaseEvent, queue: Queue, life: int, sent: float | None = None) -> None:
+        """Pass the answer to a command on to the member."""
 
     def may_commit(self, queue: Queue) -> bool:
-        """Whether an offset may be committed."""
+        """Whether an offset of this queue may be committed now."""
 
     def now(self) -> float:
-        """Return the time on a clock that never stops and never jumps."""
+        """Return the seconds of a clock that never stops and never jumps."""

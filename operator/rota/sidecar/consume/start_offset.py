@@ -1,67 +1,67 @@
-"""Where a queue begins that was just taken up: where the group is, and where it never was, as its settings say."""
+"""Start offset of a newly assigned queue: the committed one or, without one, by the settings' `startFrom`."""
 
 import asyncio
 from typing import Protocol
 
-from rota.aio import to_the_end
-from rota.brokers.errors import Unreachable
+from rota.aio import shield_until_done
+from rota.brokers.errors import UnreachableError
 from rota.brokers.port import Consumer
 from rota.model import Queue
 from rota.spec import StartFrom
 
-FROM_THE_OLDEST = StartFrom(position="Earliest")  # of the group's retry topic: what lies there was given to this group
-COMMIT_SECONDS = 8.0  # that a commit is waited for; its call and a connection for it end sooner
+FROM_THE_OLDEST = StartFrom(position="Earliest")  # for the group's retry topic: all its messages are this group's
+COMMIT_SECONDS = 8.0  # limit for a commit; its request, with a new connection, times out sooner
 _TRIES = 5
 
 
-class Store(Protocol):
-    """Where offsets are kept: at the broker, or, in Broadcasting, on a disk of the member's own."""
+class OffsetStore(Protocol):
+    """Offset store: the broker or, in Broadcasting, the member's own disk."""
 
     async def committed(self, queue: Queue) -> int | None:
-        """Return where the group is, or None where it never was."""
+        """Return the committed offset; None if the group has never committed one."""
 
     async def commit(self, queue: Queue, offset: int) -> None:
-        """Say where the group is."""
+        """Store the group's offset."""
 
 
-async def beginning(
-    queue: Queue, consumer: Consumer, store: Store, wanted: StartFrom, begun: float | None = None
+async def find_start_offset(
+    queue: Queue, consumer: Consumer, store: OffsetStore, start_from: StartFrom, begun: float | None = None
 ) -> int:
-    """Return where to begin, and be sure that the store has it; `begun`: since when the topic is worked.
+    """Return the start offset once the store has it; `begun` is when the group started to consume the topic.
 
-    What cannot be asked is an error, never an answer: "no offset" must be said by who keeps them.
+    A failed request raises its error: only a positive answer of the store means that no offset exists.
     """
-    found = await store.committed(queue)
-    if found is not None:
-        return found
-    return await to_the_end(_noted(queue, store, await _first(queue, consumer, wanted, begun)))
+    committed = await store.committed(queue)
+    if committed is not None:
+        return committed
+    return await shield_until_done(_store_first(queue, store, await _first(queue, consumer, start_from, begun)))
 
 
-async def _first(queue: Queue, consumer: Consumer, wanted: StartFrom, begun: float | None) -> int:
-    """Look where to begin; with `Latest` at what came since the topic is worked, for a queue may be younger than that.
+async def _first(queue: Queue, consumer: Consumer, start_from: StartFrom, begun: float | None) -> int:
+    """Find the first offset; with `Latest` that of the first message since the group started to consume the topic.
 
-    The end, as it is now, would leave out what a new queue got before somebody was given it.
+    The queue may be younger than that: its current end would skip messages that it got before it was assigned.
     """
-    if wanted.position == "Earliest":
+    if start_from.position == "Earliest":
         return await consumer.first(queue)
-    if wanted.position == "Timestamp" and wanted.timestamp:
-        return await consumer.at(queue, wanted.timestamp.timestamp())
+    if start_from.position == "Timestamp" and start_from.timestamp:
+        return await consumer.at(queue, start_from.timestamp.timestamp())
     return await (consumer.last(queue) if begun is None else consumer.at(queue, begun))
 
 
-async def _noted(queue: Queue, store: Store, start: int) -> int:
-    """Put the first offset of a queue into the store, and look: brokers lose one of two that come at once.
+async def _store_first(queue: Queue, store: OffsetStore, start: int) -> int:
+    """Store the first offset of a queue, and verify it: brokers lose one of two commits that arrive together.
 
-    It must be there: `Latest`, looked up by the next member, would be later, and what came between would be lost.
+    Without a stored offset the next member would look up `Latest` later, and skip the messages in between.
     """
     for _ in range(_TRIES):
         await commit_offset(store, queue, start)
-        if (found := await store.committed(queue)) is not None:  # not ours, if somebody has just set it
-            return found
-    raise Unreachable(f"The broker does not keep the first offset of {queue}, though it says so")
+        if (committed := await store.committed(queue)) is not None:  # a user may have just set it
+            return committed
+    raise UnreachableError(f"The broker does not keep the first offset of {queue}, though it says so")
 
 
-async def commit_offset(store: Store, queue: Queue, offset: int) -> None:
-    """Commit, and wait no longer than COMMIT_SECONDS: a release must not wait for ever."""
+async def commit_offset(store: OffsetStore, queue: Queue, offset: int) -> None:
+    """Commit; TimeoutError after COMMIT_SECONDS, for a release must not wait for ever."""
     async with asyncio.timeout(COMMIT_SECONDS):
         await store.commit(queue, offset)

@@ -1,4 +1,4 @@
-"""The app's side of the sidecar: messages are pushed or pulled, acknowledged, retried or dead-lettered.
+"""App side of the sidecar: messages are pushed or pulled, acknowledged, retried or dead-lettered.
 
-May know `consume` and what is below it.
+May import `consume` and the packages below it.
 """

@@ -1,4 +1,4 @@
-"""Which queues are held, told to the app as server-sent events: all of them first, then what changes."""
+"""Server-sent events about the queues that the pod holds: first all of them, then each change."""
 
 import asyncio
 from collections.abc import Iterator
@@ -11,31 +11,30 @@ from rota.model import Queue
 from rota.ranges import from_ranges, to_ranges
 from rota.reports import Report
 
-KEEP_ALIVE = 15.0  # a connection on which nothing is said for longer may be closed on the way
+KEEP_ALIVE = 15.0  # seconds between comments: a proxy may close a connection that is silent for longer
 
 _HEADERS = {"content-type": "text/event-stream", "cache-control": "no-store"}
 
 
 class Assignments:
-    """What is held, and who hears of it."""
+    """The held queues, and the streams that publish them."""
 
     def __init__(self) -> None:
-        """Hold nothing."""
         self._held: frozenset[Queue] = frozenset()
         self._generation = 0
         self._changed = asyncio.Event()
         self._closed = False
 
     def told(self, report: Report) -> frozenset[Queue]:
-        """Take what the member says of itself; return what it held until now."""
-        held, before = frozenset(from_ranges(report.held)), self._held
+        """Take the member's report; return the queues that it no longer holds."""
+        held, previous = frozenset(from_ranges(report.held)), self._held
         self._held, self._generation = held, report.generation
-        if held != before:
+        if held != previous:
             self._wake()
-        return before - held
+        return previous - held
 
     def close(self) -> None:
-        """Let everybody go."""
+        """End all streams."""
         self._closed = True
         self._wake()
 
@@ -43,11 +42,11 @@ class Assignments:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def follow(self, asked: web.Request) -> web.StreamResponse:
-        """Tell what is held until nobody listens; who reads slowly hears only of what is so in the end."""
+    async def follow(self, request: web.Request) -> web.StreamResponse:
+        """Stream the held queues until the client disconnects; a slow client skips intermediate states."""
         stream, held, changed = web.StreamResponse(headers=_HEADERS), self._held, self._changed
         with suppress(ConnectionError):
-            await stream.prepare(asked)
+            await stream.prepare(request)
             await stream.write(self._event("assigned", held))
             while not self._closed:
                 try:
@@ -56,16 +55,16 @@ class Assignments:
                 except TimeoutError:
                     await stream.write(b": still here\n\n")
                     continue
-                before, held, changed = held, self._held, self._changed
-                await stream.write(b"".join(self._news(before, held)))
+                previous, held, changed = held, self._held, self._changed
+                await stream.write(b"".join(self._news(previous, held)))
         return stream
 
-    def _news(self, before: frozenset[Queue], held: frozenset[Queue]) -> Iterator[bytes]:
-        if revoked := before - held:
+    def _news(self, previous: frozenset[Queue], held: frozenset[Queue]) -> Iterator[bytes]:
+        if revoked := previous - held:
             yield self._event("revoked", revoked)
-        if assigned := held - before:
+        if assigned := held - previous:
             yield self._event("assigned", assigned)
 
     def _event(self, name: str, queues: frozenset[Queue]) -> bytes:
-        told = msgspec.json.encode({"queues": to_ranges(queues), "generation": self._generation})
-        return b"event: %s\ndata: %s\n\n" % (name.encode(), told)
+        content = msgspec.json.encode({"queues": to_ranges(queues), "generation": self._generation})
+        return b"event: %s\ndata: %s\n\n" % (name.encode(), content)

@@ -1,4 +1,4 @@
-"""Messages as CloudEvents 1.0 over HTTP: one in binary mode, several as a JSON batch."""
+"""Encoder of messages as CloudEvents 1.0 over HTTP: one in binary mode, several as a JSON batch."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -11,32 +11,32 @@ import msgspec
 from rota.brokers.message import Message
 
 BATCH = b"content-type: application/cloudevents-batch+json\r\n"
-LONGEST_CACHED = 256  # characters of a value: producers choose tags, and the cache stays as long as the process
+LONGEST_CACHED = 256  # characters of a value: producers choose tags, and the cache lives as long as the process
 
 _TRACES = ("traceparent", "tracestate")  # properties, and headers, of W3C's trace context
-# What a header's value may hold as it is: printable ASCII but blank, quote and percent sign.
+# Unescaped characters in header values: printable ASCII except space, quote and percent sign.
 _PLAIN = "".join(map(chr, range(0x21, 0x7F))).translate({ord('"'): None, ord("%"): None})
-_PRINTABLE = f'{_PLAIN} "%'  # in trace context these mean themselves: nobody decodes it
-_OFTEN = {"specversion", "source", "type", "rocketmqtopic", "rocketmqbroker", "rocketmqtag"}  # the same again and again
+_PRINTABLE = f'{_PLAIN} "%'  # trace context is not percent-decoded, so these stay unescaped
+_OFTEN = {"specversion", "source", "type", "rocketmqtopic", "rocketmqbroker", "rocketmqtag"}  # values repeat
 _LONG = ("rocketmqoffset", "rotageneration")  # they outgrow CloudEvents' Integer, which has 32 bits
 
 
 def binary(message: Message, attempt: int, generation: int) -> bytes:
-    """Return the headers of one message, each with its end of line; its body is the request's."""
+    """Return the header lines of one message; its body is the request's body."""
     lines = [f"ce-{name}: {_value(name, value)}\r\n" for name, value in _attributes(message, attempt, generation)]
     lines += [f"{name}: {quote(value, safe=_PRINTABLE, errors='replace')}\r\n" for name, value in _traces(message)]
     return "".join([*lines, "content-type: application/octet-stream\r\n"]).encode()
 
 
 def batch(messages: Iterable[tuple[Message, int]], generation: int) -> bytes:
-    """Return the body of a request with several messages, each with its attempt."""
+    """Return the request body for several messages, each with the number of its attempt."""
     events = []
     for message, attempt in messages:
         event: dict[str, str | int | bytes] = dict(_attributes(message, attempt, generation))
         event |= {name: str(event[name]) for name in _LONG}
         event |= dict(_traces(message))
         event["datacontenttype"] = "application/octet-stream"
-        event["data_base64"] = message.body  # the encoder writes bytes as base64, without a copy in between
+        event["data_base64"] = message.body  # the encoder writes bytes as base64, without an intermediate copy
         events.append(event)
     return msgspec.json.encode(events)
 
@@ -47,7 +47,7 @@ def _attributes(message: Message, attempt: int, generation: int) -> Iterator[tup
     yield "id", message.id
     yield "source", _source(topic)
     yield "type", "dev.rota.rocketmq.message"
-    with suppress(ValueError, OverflowError, OSError):  # a producer's clock may say anything
+    with suppress(ValueError, OverflowError, OSError):  # a producer may send any timestamp
         yield "time", datetime.fromtimestamp(message.born / 1000, UTC).isoformat(timespec="milliseconds")
     yield "rocketmqtopic", topic
     yield "rocketmqbroker", queue.broker
@@ -65,7 +65,7 @@ def _attributes(message: Message, attempt: int, generation: int) -> Iterator[tup
 
 @lru_cache(256)
 def _source(topic: str) -> str:
-    """Return a URI reference: names of topics may contain % and |, which have to be escaped there."""
+    """Return the topic as a URI reference: topic names may contain % and |, which must be escaped."""
     return f"/rocketmq/{quote(topic, safe='', errors='replace')}"
 
 

@@ -1,16 +1,16 @@
-"""Pull: the app asks for messages, and says what became of each.
+"""Pull delivery: the app requests messages, and acknowledges or rejects each of them.
 
 | the app | the message |
 |---|---|
 | acknowledges it | is done |
-| says no, or nothing for visibilityTimeout | is tried again, by the retry topic; after its last attempt it is dead |
-| is gone before it is answered | goes back at once, and no attempt is counted |
+| rejects it, or exceeds visibilityTimeout | is retried through the retry topic; after its last attempt: a dead letter |
+| disconnects before the response is written | goes back at once, and no attempt is counted |
 
-Each time that a message is handed out it has another id, and no other sidecar's: what is said of it too late, or to
-another process, is said of an id that nobody knows, and changes nothing.
+Each hand-out of a message gets a new ID, unique among all sidecars. So an ack or nack that comes too late, or reaches
+another process, names an unknown ID and changes nothing.
 
-Nothing is made for a message alone, neither task nor timer. What is open lies in the order in which it was handed out,
-so whatever is overdue lies in front.
+No task or timer is created for a single message. Open messages are kept in the order in which they were handed out, so
+overdue messages come first.
 """
 
 import asyncio
@@ -28,36 +28,35 @@ from rota.brokers.message import MEBIBYTE, Message
 from rota.deliveries import AppAnswer, DeliveryOutcome
 from rota.http_server import BodyReader, Limits, listen
 from rota.model import Queue, Reason
-from rota.sidecar.consume.queue_reader import Reading
+from rota.sidecar.consume.queue_reader import QueueReader
 from rota.sidecar.delivery import settlement
-from rota.sidecar.delivery.asker import Asker
+from rota.sidecar.delivery.asker import AppPoll
 from rota.sidecar.delivery.assignment_events import Assignments
-from rota.sidecar.delivery.scheduler import Shelf, Taken
-from rota.sidecar.delivery.settlement import Endings
+from rota.sidecar.delivery.scheduler import Batch, DeliveryScheduler
+from rota.sidecar.delivery.settlement import Settlement
 from rota.sidecar.member.window import Delivery
-from rota.sidecar.status.control_api import Reports, duration
-from rota.sidecar.status.problems import Health
-from rota.sidecar.status.sidecar_metrics import Measures, topic_label
+from rota.sidecar.status.control_api import ReportSource, duration
+from rota.sidecar.status.problems import Problems
+from rota.sidecar.status.sidecar_metrics import SidecarMetrics, topic_label
 
 PORT = 9912
-MOST = 1000  # messages in an answer
-LARGEST = 8 * MEBIBYTE  # an answer; its last message may go beyond it
-SIDE_BY_SIDE = 32  # messages on their way back to their brokers, of those that end together
-WRITE_BYTES = 256 * 1024  # of an answer at once: what the transport cannot send yet, it copies
-LEAST_SWEEP = 0.05  # between two looks for what is overdue
-STOOD_STILL = 0.5  # that late a look is only where the whole process was
-OPEN_AGAIN = 2.0  # where the port cannot be listened at
-MAX_IDS_BYTES = MEBIBYTE  # of acks or nacks in one request: of 1,000 messages they take 30 KiB
+MOST = 1000  # messages in a response
+LARGEST = 8 * MEBIBYTE  # bytes of a response; its last message may exceed this
+SIDE_BY_SIDE = 32  # of messages that end together, so many are sent back to their brokers concurrently
+WRITE_BYTES = 256 * 1024  # of a response at a time: the transport copies all bytes that it cannot send yet
+LEAST_SWEEP = 0.05  # seconds between two sweeps for overdue messages
+STOOD_STILL = 0.5  # seconds: a sweep is later than this only after a stall of the process
+OPEN_AGAIN = 2.0  # seconds before a port that cannot be bound is tried again
+MAX_IDS_BYTES = MEBIBYTE  # of acks or nacks in one request: those of 1,000 messages take 30 KiB
 MAX_IDS_BODIES = 64  # being read at the same time
-KEPT = 3600.0  # seconds that a connection of the app is kept for: it may work at a message for long, and ack it then
-
+KEPT = 3600.0  # seconds for an idle connection of the app, which may process a message for long before its ack
 
 _NUMBER = re.compile(r"[0-9]{1,4}", re.ASCII)
 _BY_OUTCOME = {"later": DeliveryOutcome.NACK, "expired": DeliveryOutcome.TIMEOUT}
 
 
 class Handed(msgspec.Struct, omit_defaults=True):
-    """A message as the app gets it."""
+    """A message as the app receives it."""
 
     id: str
     topic: str
@@ -69,65 +68,64 @@ class Handed(msgspec.Struct, omit_defaults=True):
     keys: str
     properties: Mapping[str, str]
     body: bytes = msgspec.field(name="bodyBase64")
-    damage: str = ""  # why the body is not what was sent, if that is so
+    damage: str = ""  # why the body differs from the producer's, if it does
 
     @classmethod
-    def of(cls, name: str, it: Message, attempt: int) -> Self:
-        """Return a message under a name of its own."""
-        properties = dict(it.properties)  # of one of a batch they are a view, which cannot be written
-        where, told = (it.topic, it.queue.broker, it.queue.id, it.offset), (it.tag, it.keys, properties, it.body)
-        return cls(name, *where, attempt, *told, it.damage)
+    def of(cls, handout_id: str, msg: Message, attempt: int) -> Self:
+        """Return a message with the ID of this hand-out."""
+        properties = dict(msg.properties)  # a message of a batch has a view, which cannot be encoded
+        place, data = (msg.topic, msg.queue.broker, msg.queue.id, msg.offset), (msg.tag, msg.keys, properties, msg.body)
+        return cls(handout_id, *place, attempt, *data, msg.damage)
 
 
 class Ids(msgspec.Struct):
-    """What the app says yes or no to."""
+    """The hand-outs that the app acknowledges or rejects."""
 
     ids: list[str]
 
 
 class Open(NamedTuple):
-    """A message that the app has, and since when."""
+    """A message at the app, and since when."""
 
-    taken: Taken
+    taken: Batch
     message: Message
     since: float
 
     @property
     def here(self) -> bool:
-        """Whether it is still the app's: a queue that was cut took its messages back."""
+        """Whether the app still has it: a queue that is cut takes its messages back."""
         return self.message.offset in self.taken.delivery.left
 
 
-class Shell(settlement.DeliveringShell, Protocol):
-    """What is asked, and told, of the member."""
+class PullHost(settlement.DeliveryHost, Protocol):
+    """The member, as Pull delivery needs it."""
 
-    health: Health
-    measures: Measures
+    health: Problems
+    measures: SidecarMetrics
 
     def may_deliver(self, queue: Queue) -> bool:
-        """Whether a delivery may begin."""
+        """Whether a delivery of this queue may start now."""
 
     def may_send(self, queue: Queue, since: float) -> bool:
-        """Whether what was handed out then may be sent back; not if its queue was reassigned during a stall."""
+        """Whether a message of that time may be sent back; not if its queue was reassigned during a stall."""
 
     @property
-    def status(self) -> Reports:
-        """What the member says of itself."""
+    def status(self) -> ReportSource:
+        """The member's reports."""
 
     def start(self, work: Coroutine[None, None, object]) -> None:
-        """Do something beside all else."""
+        """Run a coroutine as a task."""
 
 
 class Pull:
-    """Delivers to who asks."""
+    """Hands messages out to apps that request them."""
 
-    def __init__(self, shell: Shell, host: str, port: int = PORT) -> None:
-        """Answer nothing yet."""
+    def __init__(self, shell: PullHost, host: str, port: int = PORT) -> None:
         self._shell, self._host, self._port = shell, host, port
-        self._shelf, self._endings = Shelf(shell.may_deliver), Endings(shell)
+        self._shelf, self._endings = DeliveryScheduler(shell.may_deliver), Settlement(shell)
         self._assignments = Assignments()
-        self._asking: dict[Asker, None] = {}  # whoever came first first
-        self._open: dict[str, Open] = {}  # by id, in the order of `since`
+        self._asking: dict[AppPoll, None] = {}  # requests that wait, in the order of their arrival
+        self._open: dict[str, Open] = {}  # by ID, in the order of `since`
         self._ids_body = BodyReader(MAX_IDS_BYTES, MAX_IDS_BODIES)
         self._patience = 0.0  # seconds for which a message may be open
         self._names = (f"{name}-{number}" for name in [secrets.token_hex(6)] for number in count(1))
@@ -136,7 +134,7 @@ class Pull:
         self._runner: web.AppRunner | None = None
 
     async def serve(self) -> None:
-        """Answer from now on; while that cannot be, say why, and try again."""
+        """Open the port; while it cannot be bound, report the problem and retry."""
         while not self._closed:
             app = web.Application()
             app.add_routes(
@@ -159,7 +157,7 @@ class Pull:
             await self.close()
 
     async def close(self) -> None:
-        """Answer whoever waits, with nothing, and no one any more."""
+        """End the waiting requests, and close the port."""
         self._closed = True
         self._shell.health.trouble(Reason.PULL_NOT_ANSWERED, "")
         for asker in self._asking:
@@ -170,10 +168,10 @@ class Pull:
         if self._runner:
             await self._runner.cleanup()
 
-    # What can be handed out.
+    # Handing out.
 
-    def offer(self, reading: Reading) -> None:
-        """Hand out from a queue: it has something, or is allowed again."""
+    def offer(self, reading: QueueReader) -> None:
+        """Hand out from a queue: it has messages, or may deliver again."""
         if not reading.window.stopped:
             self._shelf.offer(reading.queue, reading.window)
             if self._asking and not self._woken:
@@ -181,65 +179,67 @@ class Pull:
                 asyncio.get_running_loop().call_soon(self._fill)
 
     def wake(self) -> None:
-        """Go by the settings as they are now."""
-        before, self._patience = self._patience, self._shell.settings.delivery.pull.visibility_timeout
-        if self._patience != before:
+        """Apply the current settings."""
+        previous, self._patience = self._patience, self._shell.settings.delivery.pull.visibility_timeout
+        if self._patience != previous:
             self._sweep()
 
     def queues_changed(self) -> None:
-        """Tell the app which queues it has, and look, and tell, no more of those that it has not."""
+        """Publish the held queues to the app, and hand out no more from released ones."""
         for queue in self._assignments.told(self._shell.status.report()):
             self._shelf.withdraw(queue)
         self._endings.look()
 
-    def cut(self, reading: Reading) -> None:
-        """Take a queue's open messages back now."""
-        taken = [Taken(reading.queue, reading.window, delivery) for delivery in [*reading.window.open]]
-        some = [Open(it, message, it.delivery.since) for it in taken for message in it.delivery.messages]
-        some = [it for it in some if it.here]
-        self._back(some)
-        self._ended(some, "cut")
+    def cut(self, reading: QueueReader) -> None:
+        """Take a queue's open messages back from the app now."""
+        taken = [Batch(reading.queue, reading.window, delivery) for delivery in [*reading.window.open]]
+        entries = [Open(batch, message, batch.delivery.since) for batch in taken for message in batch.delivery.messages]
+        entries = [entry for entry in entries if entry.here]
+        self._back(entries)
+        self._ended(entries, "cut")
 
     def _fill(self) -> None:
-        """Serve those who wait, as long as there is something."""
+        """Serve waiting requests while messages are available."""
         self._woken = False
         for asker in [*self._asking]:
             if asker.there:
-                taken = self._take(asker.most)
-                if not taken:
+                batches = self._take(asker.most)
+                if not batches:
                     return
-                asker.serve(taken)
+                asker.serve(batches)
 
-    def _take(self, room: int) -> list[Taken]:
-        """Take so many messages, or fewer if they are large, of one queue after another."""
-        taken: list[Taken] = []
+    def _take(self, room: int) -> list[Batch]:
+        """Take up to `room` messages, or fewer if they are large, from one queue after another."""
+        batches: list[Batch] = []
         now, size = self._shell.now(), 0
-        while room > 0 and size < LARGEST and (it := self._shelf.take(now, partial(self._most, room, LARGEST - size))):
-            it.window.note_given(it.delivery)
-            taken.append(it)
-            room -= len(it.delivery.messages)
-            size += sum([message.encoded_bytes for message in it.delivery.messages])
-        return taken
+        while (
+            room > 0 and size < LARGEST and (batch := self._shelf.take(now, partial(self._most, room, LARGEST - size)))
+        ):
+            batch.window.note_given(batch.delivery)
+            batches.append(batch)
+            room -= len(batch.delivery.messages)
+            size += sum([message.encoded_bytes for message in batch.delivery.messages])
+        return batches
 
     def _most(self, room: int, size: int, queue: Queue) -> int:
-        """Return how many messages of a queue fit into what is left of an answer; one at least."""
+        """Return how many messages of a queue fit into the remaining response; at least one."""
         reading = self._shell.reading(queue)
         return reading.window.fit(room, size) if reading else room
 
-    # What the app asks.
+    # Requests for messages.
 
-    async def _messages(self, asked: web.Request) -> web.StreamResponse:
-        most, wait = asked.query.get("max", "32"), duration(asked.query.get("wait", "10s"))
+    async def _messages(self, request: web.Request) -> web.StreamResponse:
+        most, wait = request.query.get("max", "32"), duration(request.query.get("wait", "10s"))
         if not _NUMBER.fullmatch(most) or not 1 <= int(most) <= MOST or wait is None:
-            told = f"max is a number from 1 to {MOST}, wait a duration such as 10s"
-            return web.Response(status=400, text=f"{told}\n")
-        asker = Asker(asked, int(most))
+            expected = f"max is a number from 1 to {MOST}, wait a duration such as 10s"
+            return web.Response(status=400, text=f"{expected}\n")
+        asker = AppPoll(request, int(most))
         self._asking[asker] = None
         answer = web.StreamResponse()
         try:
             self._fill()
             await asker.wait(wait)
-            await self._write(answer, asked, self._hand_out(asker.taken))
+            await self._write(answer, request, self._hand_out(asker.taken))
         except (ConnectionError, TimeoutError):
             self._return(asker.taken)
         except BaseException:
@@ -249,127 +249,127 @@ class Pull:
             del self._asking[asker]
         return answer
 
-    async def _write(self, answer: web.StreamResponse, asked: web.Request, body: bytes) -> None:
-        """Write an answer as fast as the app reads it; close the connection of one that does not in time."""
+    async def _write(self, answer: web.StreamResponse, request: web.Request, body: bytes) -> None:
+        """Write a response as fast as the app reads it; after visibilityTimeout abort the connection."""
         answer.content_type = "application/json"
         answer.content_length = len(body)
         parts = memoryview(body)
         try:
             async with asyncio.timeout(self._patience or None):
-                await answer.prepare(asked)
+                await answer.prepare(request)
                 for start in range(0, len(body), WRITE_BYTES):
                     await answer.write(parts[start : start + WRITE_BYTES])
                 await answer.write_eof()
-        except TimeoutError:  # its messages are the app's no more, so their copies go
-            if asked.transport:
-                asked.transport.abort()
+        except TimeoutError:  # the messages have expired, so free their copies
+            if request.transport:
+                request.transport.abort()
             raise
-        if asked.transport is None:  # the end of a connection is no error to aiohttp
+        if request.transport is None:  # aiohttp does not raise an error when a connection ends
             raise ConnectionResetError
 
-    def _hand_out(self, taken: Iterable[Taken]) -> bytes:
-        """Return an answer's body; what is in it is open from now on."""
+    def _hand_out(self, batches: Iterable[Batch]) -> bytes:
+        """Return a response's body; its messages are open from now on."""
         now, handed = self._shell.now(), []
-        for it in taken:
-            for message in it.delivery.messages:
-                name, attempt = next(self._names), self._endings.attempt(it, message)
-                self._open[name] = Open(it, message, now)
-                handed.append(Handed.of(name, message, attempt))
+        for batch in batches:
+            for message in batch.delivery.messages:
+                handout_id, attempt = next(self._names), self._endings.attempt(batch, message)
+                self._open[handout_id] = Open(batch, message, now)
+                handed.append(Handed.of(handout_id, message, attempt))
         if handed:
             self._sweep_at(now + self._patience)
-        if again := sum([it.attempt > 1 for it in handed]):
-            self._shell.measures.redelivered.inc(again)
+        if redelivered := sum([message.attempt > 1 for message in handed]):
+            self._shell.measures.redelivered.inc(redelivered)
         return msgspec.json.encode({"messages": handed})
 
-    def _return(self, taken: Iterable[Taken]) -> None:
-        """Take back what did not get to the app."""
-        some = [Open(it, message, it.delivery.since) for it in taken for message in it.delivery.messages]
-        self._back(some)
-        self._changed(some)
+    def _return(self, taken: Iterable[Batch]) -> None:
+        """Take back messages that did not reach the app."""
+        entries = [Open(batch, message, batch.delivery.since) for batch in taken for message in batch.delivery.messages]
+        self._back(entries)
+        self._changed(entries)
 
-    # What the app says.
+    # Acks and nacks.
 
-    async def _told(self, do: Callable[[list[Open]], None], asked: web.Request) -> web.Response:
+    async def _told(self, handle: Callable[[list[Open]], None], request: web.Request) -> web.Response:
         try:
-            ids = msgspec.json.decode(await self._ids_body.read(asked), type=Ids).ids
+            ids = msgspec.json.decode(await self._ids_body.read(request), type=Ids).ids
         except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
-            told = f'The body is to be {{"ids": [...]}}, with ids of messages: {error}'
-            return web.Response(status=400, text=f"{told}\n")
-        some, unknown = [], []
-        for name in ids:
-            it = self._open.pop(name, None)
-            if it and it.here:
-                some.append(it)
+            problem = f'The body is to be {{"ids": [...]}}, with ids of messages: {error}'
+            return web.Response(status=400, text=f"{problem}\n")
+        entries, unknown = [], []
+        for handout_id in ids:
+            entry = self._open.pop(handout_id, None)
+            if entry and entry.here:
+                entries.append(entry)
             else:
-                unknown.append(name)
-        do(some)
+                unknown.append(handout_id)
+        handle(entries)
         return web.Response(body=msgspec.json.encode({"unknown": unknown}), content_type="application/json")
 
-    def _ack(self, some: Sequence[Open]) -> None:
-        self._count_answers(some, DeliveryOutcome.DONE)
-        for it in some:
-            self._endings.finish(it.taken, it.message)
-        self._ended(some, "done")
+    def _ack(self, entries: Sequence[Open]) -> None:
+        self._count_answers(entries, DeliveryOutcome.DONE)
+        for entry in entries:
+            self._endings.finish(entry.taken, entry.message)
+        self._ended(entries, "done")
 
-    def _later(self, outcome: str, some: Sequence[Open]) -> None:
-        """Have messages tried again, at another time; the app need not wait until the broker has them.
+    def _later(self, outcome: str, entries: Sequence[Open]) -> None:
+        """Send messages back for another attempt, in a task: the app does not wait for the broker.
 
-        Those whose queue was reassigned while the process stood still are not sent back: the next owner has them.
+        Messages whose queue was reassigned during a stall are not sent back: the queue's next owner has them.
         """
         reassigned: list[Open] = []
         returnable: list[Open] = []
-        for it in some:
-            (returnable if self._shell.may_send(it.taken.queue, it.since) else reassigned).append(it)
+        for entry in entries:
+            (returnable if self._shell.may_send(entry.taken.queue, entry.since) else reassigned).append(entry)
         self._back(reassigned)
         self._ended(reassigned, "cut")
-        some = returnable
-        self._count_answers(some, _BY_OUTCOME[outcome])
-        if some:
-            self._ended([it for it in some if not self._endings.spent(it.taken, it.message)], outcome)
-            self._ended([it for it in some if self._endings.spent(it.taken, it.message)], "dead")
-            self._shell.start(self._give_back(some))
+        entries = returnable
+        self._count_answers(entries, _BY_OUTCOME[outcome])
+        if entries:
+            self._ended([entry for entry in entries if not self._endings.spent(entry.taken, entry.message)], outcome)
+            self._ended([entry for entry in entries if self._endings.spent(entry.taken, entry.message)], "dead")
+            self._shell.start(self._give_back(entries))
 
-    def _count_answers(self, answered: Sequence[Open], outcome: DeliveryOutcome) -> None:
-        """Count what the app said of each message, while its attempt is known."""
+    def _count_answers(self, entries: Sequence[Open], outcome: DeliveryOutcome) -> None:
+        """Count the app's answer to each message, while the number of its attempt is known."""
         now, counts, topics = self._shell.now(), self._shell.delivery_counts, self._shell.settings.topics
-        for it in answered:
-            attempt = self._endings.attempt(it.taken, it.message)
-            counts.count(it.taken.queue, [(it.message, attempt)], AppAnswer(outcome), now)
-            counts.count_time(topic_label(it.message, topics), now - it.since)
+        for entry in entries:
+            attempt = self._endings.attempt(entry.taken, entry.message)
+            counts.count(entry.taken.queue, [(entry.message, attempt)], AppAnswer(outcome), now)
+            counts.count_time(topic_label(entry.message, topics), now - entry.since)
 
-    async def _give_back(self, some: Sequence[Open]) -> None:
-        for first in range(0, len(some), SIDE_BY_SIDE):
-            few = [it for it in some[first : first + SIDE_BY_SIDE] if it.here]
-            await asyncio.gather(*(self._endings.later(it.taken, it.message) for it in few))
-            self._changed(few)
+    async def _give_back(self, entries: Sequence[Open]) -> None:
+        for first in range(0, len(entries), SIDE_BY_SIDE):
+            group = [entry for entry in entries[first : first + SIDE_BY_SIDE] if entry.here]
+            await asyncio.gather(*(self._endings.later(entry.taken, entry.message) for entry in group))
+            self._changed(group)
 
-    def _back(self, some: Iterable[Open]) -> None:
-        for it in some:
-            self._endings.back(it.taken, [it.message])
-        self._open = {name: it for name, it in self._open.items() if it.here}  # the others' bodies would stay
+    def _back(self, entries: Iterable[Open]) -> None:
+        for entry in entries:
+            self._endings.back(entry.taken, [entry.message])
+        self._open = {name: entry for name, entry in self._open.items() if entry.here}  # frees the other bodies
 
-    def _ended(self, some: Iterable[Open], outcome: str) -> None:
-        """Count what has ended; what was handed out together counts together."""
-        together: dict[tuple[Delivery, str], list[Open]] = {}
-        for it in some:
-            together.setdefault((it.taken.delivery, it.message.topic), []).append(it)
+    def _ended(self, entries: Iterable[Open], outcome: str) -> None:
+        """Count ended messages; messages of one delivery and topic count together."""
+        by_delivery: dict[tuple[Delivery, str], list[Open]] = {}
+        for entry in entries:
+            by_delivery.setdefault((entry.taken.delivery, entry.message.topic), []).append(entry)
         now = self._shell.now()
-        for group in together.values():
-            messages = [it.message for it in group]
+        for group in by_delivery.values():
+            messages = [entry.message for entry in group]
             self._shell.measures.answered(now - group[0].since, messages)
             self._shell.delivery_ended(messages, outcome, now - group[0].since)
-        self._changed(some)
+        self._changed(entries)
 
-    def _changed(self, some: Iterable[Open]) -> None:
-        """Have those look who wait for room, for the end of a drain, or for what came back."""
+    def _changed(self, entries: Iterable[Open]) -> None:
+        """Wake the readers that wait for room or for the end of a drain, and offer returned messages again."""
         now = self._shell.now()
-        for queue in dict.fromkeys([it.taken.queue for it in some]):
+        for queue in dict.fromkeys([entry.taken.queue for entry in entries]):
             if reading := self._shell.reading(queue):
                 reading.delivered_at = now
                 reading.changed()
                 self.offer(reading)
 
-    # What the app says nothing of.
+    # Messages without an answer.
 
     def _sweep_at(self, when: float) -> None:
         if self._sweeper is None and not self._closed:
@@ -378,7 +378,7 @@ class Pull:
             self._sweeper = asyncio.get_running_loop().call_later(due - now, self._sweep_due, due)
 
     def _sweep_due(self, due: float) -> None:
-        """Sweep; but a process that stood still first reads what the app said meanwhile."""
+        """Sweep; after a stall of the process, first read the acks that arrived meanwhile."""
         now = self._shell.now()
         if now - due < STOOD_STILL:
             self._sweep()
@@ -386,15 +386,15 @@ class Pull:
             self._sweeper = asyncio.get_running_loop().call_later(LEAST_SWEEP, self._sweep_due, now + LEAST_SWEEP)
 
     def _sweep(self) -> None:
-        """Have what is overdue tried again, and look again when the next will be."""
+        """Send overdue messages back, and schedule the sweep for the next one."""
         if self._sweeper:
             self._sweeper.cancel()
             self._sweeper = None
         latest = self._shell.now() - self._patience
-        overdue = list(takewhile(lambda it: it[1].since <= latest, self._open.items()))
+        overdue = list(takewhile(lambda item: item[1].since <= latest, self._open.items()))
         for name, _ in overdue:
             del self._open[name]
-        self._later("expired", [it for _, it in overdue if it.here])
-        for it in self._open.values():
-            self._sweep_at(it.since + self._patience)
+        self._later("expired", [entry for _, entry in overdue if entry.here])
+        for entry in self._open.values():
+            self._sweep_at(entry.since + self._patience)
             break

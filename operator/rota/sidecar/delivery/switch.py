@@ -1,9 +1,9 @@
-"""Push or Pull, as the settings say: one at a time, and another one only after a drain."""
+"""Switch between Push and Pull delivery, as the settings say; the mode changes only after a drain."""
 
 from typing import Protocol
 
 from rota.model import Reason
-from rota.sidecar.consume.queue_reader import Reading
+from rota.sidecar.consume.queue_reader import QueueReader
 from rota.sidecar.delivery import pull, push
 from rota.sidecar.delivery.pull import Pull
 from rota.sidecar.delivery.push import Push
@@ -13,15 +13,17 @@ _NODE_NETWORK = (
 )
 
 
-class Shell(push.Shell, pull.Shell, Protocol):
-    """What either asks, and tells, of the member."""
+class SwitchHost(push.PushHost, pull.PullHost, Protocol):
+    """The member, as either mode needs it."""
 
 
-class Modes:
-    """How messages reach the app."""
+class DeliverySwitch:
+    """Delivers messages by the mode in force."""
 
-    def __init__(self, shell: Shell, host: str, port: int = pull.PORT, *, shares_node_network: bool = False) -> None:
-        """`host` is where messages are posted, or requested; with `shares_node_network` the Pull port is not opened."""
+    def __init__(
+        self, shell: SwitchHost, host: str, port: int = pull.PORT, *, shares_node_network: bool = False
+    ) -> None:
+        """`host` is the app's address, and the Pull port's; with `shares_node_network` that port is not opened."""
         self._shell = shell
         self._host = host
         self._port = port
@@ -30,15 +32,15 @@ class Modes:
         self._app: Push | Pull | None = None
 
     def wake(self) -> None:
-        """Go by the settings as they are now."""
+        """Apply the current settings."""
         self._choose().wake()
 
-    def offer(self, reading: Reading) -> None:
-        """Deliver from a queue."""
+    def offer(self, reading: QueueReader) -> None:
+        """Deliver messages from a queue."""
         self._choose().offer(reading)
 
     def _choose(self) -> Push | Pull:
-        """Return the one that the settings name; nothing is open when they name the other."""
+        """Return the mode that the settings name; when the mode changes, no delivery is open."""
         mode = self._shell.settings.delivery.mode
         if self._app is None or self._mode != mode:
             if self._app:
@@ -56,17 +58,17 @@ class Modes:
             self._shell.start(pulling.serve())
         return pulling
 
-    def cut(self, reading: Reading) -> None:
-        """End a queue's open deliveries now."""
+    def cut(self, reading: QueueReader) -> None:
+        """Abort a queue's open deliveries now."""
         if self._app:
             self._app.cut(reading)
 
     def queues_changed(self) -> None:
-        """Hear that other queues may be held."""
+        """Handle a changed report: the member may hold other queues."""
         if self._app:
             self._app.queues_changed()
 
     async def close(self) -> None:
-        """Let go of what is held."""
+        """Close connections and ports."""
         if self._app:
             await self._app.close()

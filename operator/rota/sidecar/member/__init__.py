@@ -1,4 +1,4 @@
-"""The member as pure state machines: which queues it holds, how each is released, how much memory they share.
+"""Pure state machines of one member: the queues that it holds, how each is released, and how they share memory.
 
-Knows values of `rota.documents` only; no I/O and no clock.
+Uses only values of `rota.documents`; no I/O and no clock.
 """

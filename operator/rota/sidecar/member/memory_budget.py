@@ -1,16 +1,16 @@
-"""The member's memory budget: one limit for the messages of all its queues, applied before a pull keeps a message.
+"""Memory budget of a member: one limit for the messages of all its queues, applied before a pull keeps a message.
 
-Each queue has a share of the budget, and a common part is kept back: what one largest message takes.
+Each queue has a share of the budget, and a common part of the size of one largest message is reserved.
 
-- A queue counts with its share, or with what it holds if that is more; all queues together count no more than the
-  budget. So a message within its queue's share never waits for messages of other queues.
+- A queue counts with its share, or with the memory that it holds if that is more; all queues together count no more
+  than the budget. So a message within its queue's share never waits for messages of other queues.
 - A queue that holds nothing takes one message beyond its share, if the common part has room for that. If not, the queue
   waits in a line, which is served first come, first served. So large messages that an app never finishes delay other
   large messages, and nothing else.
-- A message that is too large for the common part waits until enough of the budget is free; messages behind it wait
-  too, so that it is not overtaken for ever. A member that holds nothing takes one message of any size.
+- A message that is too large for the common part waits until enough of the budget is free; messages behind it wait too,
+  so that it is not overtaken forever. A member that holds nothing takes one message of any size.
 - While shares have just become smaller, because the member has more queues, queues may hold more than the budget leaves
-  to the others. Messages within shares then wait in the same line.
+  to the other queues. Messages within shares then wait in the same line.
 """
 
 from collections import Counter
@@ -71,7 +71,7 @@ class MemoryBudget:
             memory.limits = Limits.of(buffer, topics[queue.topic], self._share_bytes)
 
     def share_bytes(self, queues: int, largest_body_bytes: int) -> float:
-        """Return each queue's part of the budget, less what one largest message takes: that is for any queue."""
+        """Return each queue's part of the budget, without the common part for one largest message of any queue."""
         largest_bytes = largest_body_bytes + LARGEST_PROPERTIES_BYTES + MESSAGE_OVERHEAD_BYTES
         common_bytes = min(largest_bytes, self.limit_bytes / 2)
         return (self.limit_bytes - common_bytes) / max(1, queues)
@@ -84,7 +84,7 @@ class MemoryBudget:
         """Whether a queue may take a message beyond its share now, without a place in the line."""
         if not self.used_bytes:
             return True
-        if any(not self.is_within_share(it.queue, it.memory_bytes) for it in self._line):
+        if any(not self.is_within_share(waiting.queue, waiting.memory_bytes) for waiting in self._line):
             return False
         if self._is_too_large(queue, memory_bytes):
             return memory_bytes <= self.free_bytes
@@ -98,14 +98,14 @@ class MemoryBudget:
 
     def _fits_common_part(self, queue: QueueMemory, memory_bytes: int) -> bool:
         """Whether the budget covers a message beyond its queue's share, and all shares of the other queues."""
-        others = {*self._queues(), *self._pending} - {queue}
-        claimed_bytes = sum(max(self._held_bytes(other), self._guaranteed_bytes(other)) for other in others)
+        peers = {*self._queues(), *self._pending} - {queue}
+        claimed_bytes = sum(max(self._held_bytes(peer), self._guaranteed_bytes(peer)) for peer in peers)
         return claimed_bytes + self._held_bytes(queue) + memory_bytes <= self.limit_bytes
 
     def _is_too_large(self, queue: QueueMemory, memory_bytes: int) -> bool:
         """Whether the common part has no room for a message, even if no other queue exceeds its share."""
-        others = {*self._queues()} - {queue}
-        return sum(map(self._guaranteed_bytes, others)) + memory_bytes > self.limit_bytes
+        peers = {*self._queues()} - {queue}
+        return sum(map(self._guaranteed_bytes, peers)) + memory_bytes > self.limit_bytes
 
     def _promised_bytes(self) -> int:
         """Return the memory for which messages within shares must wait: see `grant`."""
@@ -144,15 +144,15 @@ class MemoryBudget:
             del self._pending[queue]
 
     def release(self, queue: QueueMemory, memory_bytes: int) -> None:
-        """Count that memory no more: a window has the messages, or they were dropped."""
+        """Stop counting memory as pending: a window has the messages, or they were dropped."""
         self.add_pending(queue, -memory_bytes)
         self.grant()
 
     def grant(self) -> None:
-        """Grant reservations as far as memory is free; call this whenever some became so.
+        """Grant reservations as far as memory is free; call this whenever memory becomes free.
 
-        Of messages beyond their queue's share the first in the line has the common part, and the others wait for it.
-        Messages within shares do not, unless that first one is too large for the common part.
+        Among messages beyond their queue's share, the first in the line gets the common part, and the others wait for
+        it. Messages within shares do not wait for it, unless that first message is too large for the common part.
         """
         if not self._line:
             return
@@ -186,26 +186,26 @@ class MemoryBudget:
 class PullAdmission:
     """Decides which messages one pull keeps; open from before the pull until the queue's window has its messages.
 
-    Whatever it admits after that, for a pull that was given up, is not counted: those messages are dropped.
+    If the pull was given up, messages that are admitted after closing are not counted: they are dropped.
     """
 
     def __init__(self, budget: MemoryBudget, queue: QueueMemory, reservation: Reservation | None = None) -> None:
-        self.refused_bytes = 0  # the memory of the first message that was not admitted
+        self.refused_bytes = 0  # memory of the first message that was not admitted
         self._budget = budget
         self._queue = queue
         self._reservation = reservation
         self._admitted_bytes = 0
         self._reserved_bytes: int | None = None  # for the pull's first message
-        self._free_bytes: float | None = None  # of the budget, when the first message within the queue's share came
+        self._free_bytes: float | None = None  # of the budget, when the first message within the queue's share arrived
         self._open = True
 
     @property
     def largest_body_bytes(self) -> int:
-        """The size up to which a packed body is unpacked, as the settings in force say."""
+        """The size up to which a compressed body is decompressed, from the settings in force."""
         return self._queue.limits.body
 
     def admit(self, memory_bytes: int) -> bool:
-        """Whether a message that takes so much memory is kept; counted until the admission is closed."""
+        """Return whether a message that takes this much memory is kept; counted until the admission is closed."""
         if not self._open:
             return True
         if not (self._fits_queue(memory_bytes) and self._fits_member(memory_bytes)):
@@ -237,7 +237,7 @@ class PullAdmission:
         return True
 
     def _take_reserved(self) -> int:
-        """Return the memory that was reserved for this pull, which is pending no more."""
+        """Return the memory that was reserved for this pull, and stop counting it as pending."""
         reservation = self._reservation
         if reservation is None or not reservation.granted:
             return 0

@@ -1,15 +1,17 @@
-"""What one queue has fetched and not finished: handed out in order, finished in any order, committed from below.
+"""Window of one queue: fetched and unfinished messages, delivered in order, finished in any order, committed in order.
 
-**Nothing unfinished is passed.** What is committed is the lowest unfinished offset or, with none, where is asked next,
-past what filters and compaction left out. It goes back only by `reset`. A start that the broker does not have is
-committed first: `Latest`, looked up by the next member, would be later, and what came between would be lost.
+**No unfinished message is skipped.** The committed offset is the lowest unfinished offset or, if every message is
+finished, the next offset to fetch, which lies behind messages that filters and compaction left out. It goes back only
+by `reset`. A start offset that the broker does not have is committed first: the next member would look up a later
+`Latest`, and messages in between would be lost.
 
-**Stopped, it forgets what it did not hand out**, and asks there again when resumed. An answer that comes late, for a
-place that is not the next any more, would leave a hole, and is passed over, unless the broker says, once, `RESET`.
+**A stopped window discards messages that it did not hand out**, and fetches from there again when it is resumed. A late
+answer for an offset that is no longer the next one would leave a hole; it is ignored, unless the broker says, once,
+`RESET`.
 
-**A reset ends no delivery.** What is open goes on at the app: beside it an Orderly queue begins nothing, and the window
-is not `empty`. But its end finishes nothing, and the answer to a commit that was under way counts for nothing. Hence
-one window serves for as long as a member has the queue, however often its start is found anew.
+**A reset ends no delivery.** Open deliveries go on at the app: until they end, an Orderly queue starts no other, and
+the window is not `empty`. But their end finishes no message of the window, and the answer to a commit that was under
+way is ignored. So one window serves for as long as a member has the queue, however often its start is looked up again.
 """
 
 from collections import deque
@@ -20,7 +22,7 @@ from math import inf
 from typing import NamedTuple, Self
 
 from rota.brokers.message import MEBIBYTE, MESSAGE_OVERHEAD_BYTES, Message
-from rota.brokers.port import Moved, Pulled
+from rota.brokers.port import PullRedirect, PullResult
 from rota.spec import Buffer
 
 AT_ONCE = float("-inf")
@@ -28,18 +30,18 @@ AT_ONCE = float("-inf")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much of a queue may be fetched and not finished; the last pull may bring more messages than that."""
+    """Limits for the fetched and unfinished messages of a queue; the last pull may bring more messages than that."""
 
     messages: int = 1000
-    bytes: int = 100 * MEBIBYTE  # of memory; a window without messages takes a larger one all the same
-    span: int = 2000  # from the first unfinished offset to the last, which a crash may repeat; Orderly has none
-    body: int = 4 * MEBIBYTE  # bytes of a packed body; a larger one stays packed
+    bytes: int = 100 * MEBIBYTE  # of memory; an empty window takes a larger message all the same
+    span: int = 2000  # from the first unfinished offset to the last: a crash may repeat these; not for Orderly
+    body: int = 4 * MEBIBYTE  # bytes of a compressed body; a larger one stays compressed
 
     @classmethod
     def of(cls, buffer: Buffer, queues: int, most: float = inf) -> Self:
-        """Return those of one among so many queues of a topic; as in the reference, a topic's replace a queue's.
+        """Return the limits of one of `queues` queues of a topic; as in the reference, the topic's take precedence.
 
-        `most` is what there is of the process's memory for one queue, in bytes.
+        `most` is the share of the process's memory for one queue, in bytes.
         """
         messages = buffer.messages_per_topic and max(1, buffer.messages_per_topic // queues)
         mebibytes = buffer.mebibytes_per_topic and max(1, buffer.mebibytes_per_topic // queues)
@@ -49,71 +51,71 @@ class Limits:
 
 
 class Commit(NamedTuple):
-    """What shall be committed; it is brought back once the broker has answered."""
+    """An offset to commit; the caller passes it to `answered` once the broker has answered."""
 
     offset: int
-    resets: int  # how many there were before it
+    resets: int  # number of resets before it
 
 
 @dataclass(slots=True, eq=False)
 class Delivery:
-    """Messages that were handed out together; open until each of them is done or back."""
+    """Messages that were handed out together; open until each of them is finished or returned."""
 
     since: float
-    resets: int  # how many there were before it
-    left: dict[int, Message]  # by offset, those that are neither done nor back; the others' memory is free
+    resets: int  # number of resets before it
+    left: dict[int, Message]  # by offset, neither finished nor returned; the memory of the others is free
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The messages that are neither done nor back."""
+        """The messages that are neither finished nor returned."""
         return tuple(self.left.values())
 
 
 @dataclass(slots=True, eq=False, repr=False, kw_only=True)
 class Window:
-    """One queue's messages between fetching and committing; what has no underscore is there to be read."""
+    """The messages of one queue between fetching and committing; other modules may read the public fields."""
 
-    next: int  # where to ask next; at first the start
+    next: int  # the next offset to fetch; at first the start offset
     orderly: bool = False
-    committed: int | None = None  # what the broker is known to have
+    committed: int | None = None  # the offset that the broker is known to have
     start: int | None = field(default=None, init=False)  # the offset at which this member began to read the queue
-    given: int | None = field(default=None, init=False)  # the highest offset that the app was given
+    given: int | None = field(default=None, init=False)  # the highest offset that was sent to the app
     stopped: bool = field(default=False, init=False)
-    bytes: int = field(default=0, init=False)  # of what is not finished, beyond each message's overhead
-    in_flight: int = field(default=0, init=False)  # messages of open deliveries, those from before a reset too
+    bytes: int = field(default=0, init=False)  # of unfinished messages, without each message's overhead
+    in_flight: int = field(default=0, init=False)  # messages of open deliveries, also of those from before a reset
     open: dict[Delivery, None] = field(default_factory=dict, init=False)
-    tried: dict[int, int] = field(default_factory=dict, init=False)  # offsets, and attempts nobody else counts
+    tried: dict[int, int] = field(default_factory=dict, init=False)  # by offset: attempts beyond the broker's count
     _resets: int = field(default=0, init=False)
     _orphaned_bytes: int = field(default=0, init=False)  # memory of open deliveries from before a reset
     _waiting: deque[Message] = field(default_factory=deque, init=False)  # not handed out yet
-    _again: list[tuple[float, int, Message]] = field(default_factory=list, init=False)  # came back; a heap
-    _not_before: float = field(default=AT_ONCE, init=False)  # of an Orderly queue
+    _again: list[tuple[float, int, Message]] = field(default_factory=list, init=False)  # returned messages; a heap
+    _not_before: float = field(default=AT_ONCE, init=False)  # for an Orderly queue
     _taken: deque[int] = field(default_factory=deque, init=False)  # handed out, from the first unfinished offset on
-    _done: set[int] = field(default_factory=set, init=False)  # those of them that are finished
+    _done: set[int] = field(default_factory=set, init=False)  # the finished ones among them
 
     def reset(self, start: int, committed: int | None = None) -> None:
-        """Forget everything but what is open, and begin there."""
+        """Discard everything except open deliveries, and continue at `start`."""
         self.start = self.start if self.placed else start
         self.next, self.committed, self.bytes, self._not_before = start, committed, 0, AT_ONCE
         for delivery in self.open:
             if delivery.resets == self._resets:
                 self._orphaned_bytes += sum(message.memory_bytes for message in delivery.left.values())
         self._resets += 1
-        for forgotten in (self._waiting, self._again, self._taken, self._done, self.tried):
-            forgotten.clear()
+        for collection in (self._waiting, self._again, self._taken, self._done, self.tried):
+            collection.clear()
 
     def rewind(self, start: int) -> None:
-        """Begin at an offset that somebody set: what is delivered again from there on, no rebalance repeats."""
+        """Continue at an offset that a user or the broker set; what this repeats is not counted against rebalances."""
         self.reset(start)
         self.given = None
 
     @property
     def placed(self) -> bool:
-        """Whether it is known where it begins."""
+        """Whether the start offset is known."""
         return self._resets > 0
 
     def stop(self) -> None:
-        """Hand out nothing more, and forget what was not handed out."""
+        """Stop handing out messages, and discard messages that were not handed out."""
         self.stopped = True
         if self._waiting:
             self.next = self._waiting[0].offset
@@ -121,19 +123,19 @@ class Window:
             self._waiting.clear()
 
     def resume(self) -> None:
-        """Go on where it was stopped."""
+        """Continue after `stop`."""
         self.stopped = False
 
-    def put(self, asked: int, pulled: Pulled) -> None:
-        """Take what came of asking there."""
-        if pulled.moved is Moved.RESET:
+    def put(self, requested_offset: int, pulled: PullResult) -> None:
+        """Add the messages of a pull that asked for offset `asked`; an answer for another offset is ignored."""
+        if pulled.moved is PullRedirect.RESET:
             self.rewind(pulled.next)
-        elif asked != self.next or self.stopped:
+        elif requested_offset != self.next or self.stopped:
             return
         elif pulled.moved and pulled.next >= self.next:
-            self.next = pulled.next  # what was fetched before is kept: the broker has it no more
+            self.next = pulled.next  # keep fetched messages: the broker no longer has them
         elif pulled.moved:
-            self.rewind(min(pulled.next, self.committable))  # it lost its end; what is not finished is fetched anew
+            self.rewind(min(pulled.next, self.committable))  # the broker lost the end: fetch unfinished messages again
         else:
             for message in pulled.messages:
                 if message.offset >= self.next:
@@ -143,7 +145,7 @@ class Window:
             self.next = max(self.next, pulled.next)
 
     def take(self, most: int, now: float) -> Delivery | None:
-        """Begin a delivery, if one may begin; what came back goes first, each alone: of several one may be to blame."""
+        """Start a delivery, if one may start; returned messages go first, each alone, as one may fail a batch."""
         if self.stopped or now < self._not_before or (self.orderly and self.open):
             return None
         messages: list[Message] = []
@@ -160,13 +162,13 @@ class Window:
         return delivery
 
     def note_given(self, delivery: Delivery) -> None:
-        """Note that a delivery is being sent to the app. One that finds no app listening never is."""
+        """Record that a delivery is being sent to the app; not called for a delivery that finds no listening app."""
         if delivery.resets == self._resets and delivery.left:
             last = max(delivery.left)
             self.given = last if self.given is None else max(self.given, last)
 
     def fit(self, most: int, size: int) -> int:
-        """Return how many of the next messages have that size together, encoded; one at least."""
+        """Return how many of the next messages fit into `size` encoded bytes; at least 1."""
         number = 0
         for message in islice(self._waiting, most):
             size -= message.encoded_bytes
@@ -176,16 +178,16 @@ class Window:
         return max(1, number)
 
     def attempt(self, message: Message) -> int:
-        """Return the number of a message's attempt, from 1: the broker counts some, and the window others."""
+        """Return the number of a message's attempt, from 1: the sum of the broker's count and the window's."""
         return 1 + message.attempt + self.tried.get(message.offset, 0)
 
     def tries(self, delivery: Delivery, message: Message) -> None:
-        """Count an attempt of which the broker does not hear; a reset has forgotten what was handed out before it."""
+        """Count an attempt that the broker does not count; ignored for a delivery from before a reset."""
         if delivery.resets == self._resets:
             self.tried[message.offset] = self.tried.get(message.offset, 0) + 1
 
     def done(self, delivery: Delivery, message: Message) -> None:
-        """Finish a message: it was worked, or the broker has it for later or among the dead letters."""
+        """Finish a message: the app consumed it, or the broker has it for a retry or as a dead letter."""
         if self._ends(delivery, message):
             self.bytes -= message.variable_bytes
             self.tried.pop(message.offset, None)
@@ -194,10 +196,10 @@ class Window:
                 self._done.remove(self._taken.popleft())
 
     def back(self, delivery: Delivery, message: Message, until: float = AT_ONCE) -> None:
-        """Take a message back, unfinished, to hand it out again from then on; an Orderly queue waits as a whole.
+        """Return a message, unfinished, to be handed out again from `until` on; an Orderly queue waits as a whole.
 
-        Of those that do not wait the lowest goes first, however often each came back: what is done behind one that is
-        not cannot be committed, and would come again at the queue's next owner.
+        Of the messages that do not wait, the lowest offset goes first, however often each one was returned: messages
+        finished behind an unfinished one cannot be committed, and would come again at the queue's next owner.
         """
         if self._ends(delivery, message):
             if self.orderly:
@@ -205,7 +207,7 @@ class Window:
             heappush(self._again, (until, message.offset, message))
 
     def _ends(self, delivery: Delivery, message: Message) -> bool:
-        """Note that a message is no longer in flight; say whether that is news, and of what is fetched now."""
+        """Mark a message as no longer in flight; return whether it was, in a delivery since the last reset."""
         if message.offset not in delivery.left:
             return False
         del delivery.left[message.offset]
@@ -218,23 +220,23 @@ class Window:
         return False
 
     def to_commit(self) -> Commit | None:
-        """Return what the broker does not have yet; one is answered before the next, lest they overtake each other."""
+        """Return the offset to commit, or None; wait for each answer, so that no commit overtakes another."""
         return Commit(self.committable, self._resets) if self.committable != self.committed else None
 
     def answered(self, commit: Commit) -> None:
-        """Note that the broker has it, unless it is known to have more."""
+        """Record that the broker has a committed offset, unless it is known to have a higher one."""
         if commit.resets == self._resets and commit.offset > (-1 if self.committed is None else self.committed):
             self.committed = commit.offset
 
-    def passed(self, commit: Commit, there: int) -> bool:
-        """Go on where the group is, if that is further than what was to be committed: others have worked the queue."""
-        if commit.resets != self._resets or there <= commit.offset:
+    def passed(self, commit: Commit, group_offset: int) -> bool:
+        """Continue at the group's offset and return True if it is above the commit: others have consumed the queue."""
+        if commit.resets != self._resets or group_offset <= commit.offset:
             return False
-        self.reset(there, there)
+        self.reset(group_offset, group_offset)
         return True
 
     def full(self, limits: Limits) -> str | None:
-        """Say why no more is to be fetched now, if so."""
+        """Return why no more may be fetched now; None if fetching may continue."""
         if self.buffered >= limits.messages:
             return f"{self.buffered} messages are not finished; the limit is {limits.messages}"
         unfinished = self.bytes + MESSAGE_OVERHEAD_BYTES * self.buffered
@@ -247,7 +249,7 @@ class Window:
 
     @property
     def memory_bytes(self) -> int:
-        """The memory of what is not finished, and of open deliveries from before a reset."""
+        """The memory of unfinished messages, and of open deliveries from before a reset."""
         return self.bytes + MESSAGE_OVERHEAD_BYTES * self.buffered + self._orphaned_bytes
 
     @property
@@ -257,25 +259,25 @@ class Window:
 
     @property
     def committable(self) -> int:
-        """The first offset that is not finished; everything below it is."""
+        """The first unfinished offset; every lower offset is finished."""
         return self._taken[0] if self._taken else self._waiting[0].offset if self._waiting else self.next
 
     @property
     def uncommitted(self) -> int:
-        """How many offsets are finished and not known to be committed; 0 if the broker's offset is not known."""
+        """The number of finished offsets that are not known to be committed; 0 if the broker's offset is unknown."""
         return 0 if self.committed is None else max(0, self.committable - self.committed)
 
     @property
     def would_repeat(self) -> bool:
-        """Whether the app was given messages that come again if another reader begins at the committed offset."""
+        """Whether the app would get messages again if another reader starts at the committed offset."""
         return self.given is not None and (self.committed is None or self.given >= self.committed)
 
     @property
     def buffered(self) -> int:
-        """How many messages are not finished."""
+        """The number of unfinished messages."""
         return len(self._waiting) + len(self._taken) - len(self._done)
 
     @property
     def last(self) -> int | None:
-        """The last offset that was fetched, while anything is not finished."""
+        """The last fetched offset; None if no message is unfinished."""
         return self._waiting[-1].offset if self._waiting else self._taken[-1] if self._taken else None

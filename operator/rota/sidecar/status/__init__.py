@@ -1,4 +1,4 @@
-"""What the sidecar says of itself: reports, probes, metrics, and the problems that a user must solve.
+"""Status of the sidecar: reports, probes, metrics, and the problems that a user must solve.
 
-May know `member`; knows neither brokers nor the app.
+May use `member`; knows neither brokers nor the app.
 """

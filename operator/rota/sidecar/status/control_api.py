@@ -1,7 +1,7 @@
-"""What only the operator asks of a member: its report and its pages, and its final drain.
+"""HTTP API that only the operator uses: the member's report, the report's pages, and the final drain.
 
-A member whose pod mounts a key answers on a port of its own, and only requests that are signed with that key; its
-reports are signed, too. One without a key answers unsigned requests on the port of probes: its pod was made by hand.
+A member whose pod mounts a key answers on a separate port, and only requests that are signed with that key; it also
+signs its reports. A member without a key, in a pod that no operator made, answers unsigned requests on the probe port.
 """
 
 import asyncio
@@ -36,36 +36,36 @@ MAX_DRAIN_BODIES = 16  # being read at the same time
 _NUMBER = re.compile(r"\d{0,18}", re.ASCII)  # or empty
 
 
-class Reports(Protocol):
-    """What the member says of itself."""
+class ReportSource(Protocol):
+    """The member's reports and progress pages."""
 
     def report(self) -> FullReport:
-        """Return what the member says of itself now."""
+        """Return the member's report as it is now."""
 
     def queues(self, start: int) -> QueuesPage:
-        """Return how far it is with its queues, from that one on."""
+        """Return the page of the queues' progress that starts at index `start`."""
 
     def deliveries(self, start: int) -> DeliveriesPage:
-        """Return what deliveries of its queues came to, from that one on."""
+        """Return the page of delivery counts that starts at index `start`."""
 
     async def news(self, after: int) -> None:
-        """Wait until its report has another revision."""
+        """Wait until the report's revision differs from `after`."""
 
 
-class Shell(Protocol):
-    """The member that is asked."""
+class ControlHost(Protocol):
+    """The member that the control port serves."""
 
     uid: str
 
     @property
-    def status(self) -> Reports:
-        """What it says of itself."""
+    def status(self) -> ReportSource:
+        """The member's reports and progress pages."""
 
     def report_asked(self) -> None:
-        """Note that the operator has asked for the report."""
+        """Record that the operator has requested the report."""
 
     async def drain(self, *, final: bool = False) -> None:
-        """Give everything up, and return when that is done."""
+        """Release all queues, and return when that is done."""
 
 
 class KeyFiles:
@@ -75,7 +75,7 @@ class KeyFiles:
         self._folder = Path(folder)
 
     def read(self) -> list[bytes]:
-        """Return the keys as they are mounted now, the current one first; none while the Secret does not exist."""
+        """Return the mounted keys, the current one first; an empty list while the Secret does not exist."""
         keys: list[bytes] = []
         for name in ("current", "previous"):
             with suppress(OSError):
@@ -86,8 +86,8 @@ class KeyFiles:
 class Control:
     """The routes of the control port."""
 
-    def __init__(self, shell: Shell, keys: KeyFiles | None = None) -> None:
-        """`keys`: with which requests and reports are signed; without it, they are not."""
+    def __init__(self, shell: ControlHost, keys: KeyFiles | None = None) -> None:
+        """Serve `shell`; `keys` verify requests and sign reports, and without them nothing is signed."""
         self._shell = shell
         self._keys = keys
         self._draining: asyncio.Task[None] | None = None
@@ -97,12 +97,12 @@ class Control:
 
     @property
     def is_signed(self) -> bool:
-        """Whether only signed requests are answered, on a port of their own."""
+        """Whether only signed requests are answered, on a separate port."""
         return self._keys is not None
 
     @property
     def routes(self) -> list[web.RouteDef]:
-        """The routes, for whichever port they are answered on."""
+        """The routes, for the control port or the probe port."""
         return [
             web.get("/v1/report", self._report),
             web.get("/v1/report/queues", partial(self._page, self._queues)),
@@ -111,7 +111,7 @@ class Control:
         ]
 
     async def serve(self, address: str, port: int = PORT) -> web.AppRunner:
-        """Answer on the control port from now on, until the runner is cleaned up."""
+        """Serve the control port until the returned runner is cleaned up."""
         app = web.Application()
         app.add_routes(self.routes)
         return await listen(app, address, port, limits=LIMITS)
@@ -143,7 +143,7 @@ class Control:
         return msgspec.json.encode(self._shell.status.deliveries(start))
 
     async def _drain(self, request: web.Request) -> web.Response:
-        """Drain for good. The signature covers the pod's uid; a request that is not signed names it in its body."""
+        """Drain permanently. The signature covers the pod's uid; an unsigned request must name it in its body."""
         if not self._authenticate(request) and await self._named_uid(request) != self._shell.uid:
             return web.Response(status=403, text="a final drain names the uid of the pod\n")
         if self._draining is None or self._draining.done():
@@ -151,7 +151,7 @@ class Control:
         with self._waiting_drains.admit() as may_wait:
             if not may_wait:
                 release_connection(request)
-            await asyncio.shield(self._draining)  # to the end, also if the client does not wait for it
+            await asyncio.shield(self._draining)  # the drain completes even if the client disconnects
         return web.Response(text="drained for good\n")
 
     async def _named_uid(self, request: web.Request) -> object:
@@ -159,13 +159,13 @@ class Control:
         try:
             command = msgspec.json.decode(body)
         except (ValueError, RecursionError):
-            return body.decode(errors="replace").strip()  # by hand, without JSON around it
+            return body.decode(errors="replace").strip()  # sent manually, without JSON
         return command.get("uid") if isinstance(command, dict) else None
 
     def _authenticate(self, request: web.Request) -> Sequence[bytes]:
-        """Return the keys that hold, none for a member without keys; raise the error for a request that is not signed.
+        """Return the valid keys, none for a member without keys; raise HTTPUnauthorized for an unsigned request.
 
-        No body is read for that: commands to a member with a key have none.
+        The body is not read for that: commands to a member with a key have none.
         """
         if self._keys is None:
             return ()
@@ -184,18 +184,18 @@ def _signed(request: web.Request, response: web.Response, keys: Sequence[bytes])
     return response
 
 
-def encode_report(shell: Shell) -> bytes:
-    """Return the report as it is now."""
+def encode_report(shell: ControlHost) -> bytes:
+    """Return the encoded current report."""
     return msgspec.json.encode(shell.status.report())
 
 
-def report_response(shell: Shell) -> web.Response:
-    """Answer with the report as it is now."""
+def report_response(shell: ControlHost) -> web.Response:
+    """Return a response with the current report."""
     return web.Response(body=encode_report(shell), content_type="application/json")
 
 
 def duration(text: str) -> float | None:
-    """Read how long to wait, 0s included; None if it is no duration."""
+    """Return the seconds that a client asks to wait, at most LONGEST_WAIT; None if the text is no duration."""
     with suppress(ValueError):
         return 0.0 if text in {"0", "0s"} else min(float(Seconds.parse(text)), LONGEST_WAIT)
     return None

@@ -1,4 +1,4 @@
-"""Counts deliveries by queue and outcome, and names messages that fail again and again, or hang."""
+"""Counts deliveries by queue and outcome, and lists messages that fail repeatedly or hang."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,22 +24,22 @@ from rota.delivery_totals import DeliveryTotals
 from rota.model import Queue, plain
 from rota.sidecar.member.window import Window
 
-QUEUES_IN_PAGE = 200  # with the topics and messages, less than 256 KiB however long the names are
+QUEUES_IN_PAGE = 200  # with topics and messages less than 256 KiB, for names of any length
 TOPICS_IN_PAGE = 10
 MESSAGES_IN_PAGE = 10
-FAILED_ATTEMPTS = 3  # from which on a message is named
-FAILED_SECONDS = 900.0  # since its last failure, for which it is named
-MAX_FAILED_MESSAGES = 100  # that are remembered
-HANGING_SECONDS = 30.0  # at the app, from which on a message is named
-LONGEST_SAMPLE_SECONDS = 5.0  # a longer time between two samples was a stall, and is not counted
+FAILED_ATTEMPTS = 3  # a message with at least this many attempts is listed
+FAILED_SECONDS = 900.0  # for which a message is listed after its last failure
+MAX_FAILED_MESSAGES = 100  # maximum number that is kept
+HANGING_SECONDS = 30.0  # at the app, after which a message is listed
+LONGEST_SAMPLE_SECONDS = 5.0  # a longer interval between samples was a stall, and is not counted
 DUE_STEP_SECONDS = 10.0
-LONGEST_TEXT = 200  # characters of a topic or id that a producer chose
-# How long a broker delays the next attempt, by the attempts before; these are RocketMQ's own settings.
+LONGEST_TEXT = 200  # characters of a topic or id, which a producer may have chosen
+# Delay of the next attempt at the broker, by the number of earlier attempts: RocketMQ's defaults.
 RETRY_DELAYS_SECONDS = (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 
 
-class QueueReader(Protocol):
-    """The reader of a queue, as these counts need it."""
+class CountedReader(Protocol):
+    """The properties of a queue's reader that are counted."""
 
     window: Window
 
@@ -54,18 +54,18 @@ class _FailedMessage(NamedTuple):
 
 
 class DeliveryCounts:
-    """What the deliveries of this process came to."""
+    """Counts of the deliveries of this process."""
 
     def __init__(self, now: float) -> None:
         self._started = self._sampled = now
         self._queues: dict[Queue, DeliveryTotals] = {}  # never shrinks, so pages keep their places
         self._times: dict[str, dict[int, int]] = {}  # number of deliveries by topic and bucket
-        self._failed: dict[str, _FailedMessage] = {}  # by the message's id, the last failure last
-        self._last_failure: tuple[AppAnswer, float] | None = None  # and when
-        self._due: dict[int, int] = {}  # number of messages sent back, by the time of their next attempt
+        self._failed: dict[str, _FailedMessage] = {}  # by message id, the latest failure last
+        self._last_failure: tuple[AppAnswer, float] | None = None  # the answer and its time
+        self._due: dict[int, int] = {}  # number of returned messages, by the time of their next attempt
 
     def count(self, queue: Queue, attempts: Sequence[tuple[Message, int]], answer: AppAnswer, now: float) -> None:
-        """Count the end of a delivery; `attempts` are its messages, each with the number of this attempt."""
+        """Count the end of a delivery; `attempts` pairs each message with the number of this attempt."""
         counts = self._queues.setdefault(queue, DeliveryTotals())
         outcome, messages = answer.outcome, len(attempts)
         if outcome is DeliveryOutcome.DONE:
@@ -94,20 +94,20 @@ class DeliveryCounts:
             del self._failed[next(iter(self._failed))]
 
     def count_time(self, topic: str, seconds: float) -> None:
-        """Count how long the app had a delivery."""
+        """Count how long a delivery was at the app."""
         buckets, bucket = self._times.setdefault(topic, {}), bucket_of(seconds)
         buckets[bucket] = buckets.get(bucket, 0) + 1
 
     def count_returned(self, attempts_before: int, now: float) -> None:
-        """Count a message that was sent back to its broker for another attempt."""
+        """Count a message that was returned to its broker for another attempt."""
         delay = RETRY_DELAYS_SECONDS[min(attempts_before, len(RETRY_DELAYS_SECONDS) - 1)]
         due = math.ceil((now + delay) / DUE_STEP_SECONDS)
         if due not in self._due:
-            self._count_delayed(now)  # nobody may ask for it: so forget here those that are due
+            self._count_delayed(now)  # remove due entries here, as no report may ever be requested
         self._due[due] = self._due.get(due, 0) + 1
 
-    def sample(self, readers: Mapping[Queue, QueueReader], now: float) -> None:
-        """Measure how many messages are at the app, and of which queues messages wait."""
+    def sample(self, readers: Mapping[Queue, CountedReader], now: float) -> None:
+        """Add the time since the last sample, weighted by messages at the app, and by waiting messages."""
         seconds, self._sampled = now - self._sampled, now
         if seconds > LONGEST_SAMPLE_SECONDS:
             return
@@ -121,8 +121,8 @@ class DeliveryCounts:
             counts.in_flight_seconds += seconds * window.in_flight
             counts.backlog_seconds += seconds * (buffered > window.in_flight)
 
-    def page(self, start: int, incarnation: str, readers: Mapping[Queue, QueueReader], now: float) -> DeliveriesPage:
-        """Return the page that begins with that queue."""
+    def page(self, start: int, incarnation: str, readers: Mapping[Queue, CountedReader], now: float) -> DeliveriesPage:
+        """Return the page that starts at queue index `start`; the first page also lists failing messages."""
         first_topic, stop = start // QUEUES_IN_PAGE * TOPICS_IN_PAGE, start + QUEUES_IN_PAGE
         last_topic = first_topic + TOPICS_IN_PAGE
         page = DeliveriesPage(
@@ -152,8 +152,8 @@ class DeliveryCounts:
             del self._due[due]
         return sum(self._due.values())
 
-    def _name_failing(self, readers: Mapping[Queue, QueueReader], now: float) -> list[FailingMessage]:
-        """Return the messages with the most attempts: those that hang, and those that failed lately."""
+    def _name_failing(self, readers: Mapping[Queue, CountedReader], now: float) -> list[FailingMessage]:
+        """Return the messages with the most attempts: hanging ones first, then those that failed recently."""
         for name in [name for name, message in self._failed.items() if message.at < now - FAILED_SECONDS]:
             del self._failed[name]
         failed = (_as_message(message, now) for message in self._failed.values())
@@ -174,7 +174,7 @@ def _as_message(message: _FailedMessage, now: float) -> FailingMessage:
     return FailingMessage(*place, message.attempts, age, answer.outcome, answer.status)
 
 
-def _name_hanging(readers: Mapping[Queue, QueueReader], now: float) -> Iterator[FailingMessage]:
+def _name_hanging(readers: Mapping[Queue, CountedReader], now: float) -> Iterator[FailingMessage]:
     for queue, reader in readers.items():
         for delivery in reader.window.open:
             if delivery.since <= now - HANGING_SECONDS:
@@ -185,10 +185,10 @@ def _name_hanging(readers: Mapping[Queue, QueueReader], now: float) -> Iterator[
 
 
 def _topic_of(message: Message) -> str:
-    """Return the topic that a message was sent to; in a queue of retries, its producer may have written any text."""
+    """Return the topic that a message was sent to, shortened: in a retry queue, its producer may have set any text."""
     return plain(message.topic, LONGEST_TEXT)
 
 
 def _id_of(message: Message) -> str:
-    """Return what stays the same of a message over all its attempts."""
+    """Return the id of a message, which stays the same over all its attempts."""
     return message.id[:LONGEST_TEXT]

@@ -1,7 +1,7 @@
-"""Spans of deliveries: what happened at the app to messages whose producers are traced.
+"""OpenTelemetry spans of deliveries: how the app handled messages whose producers are traced.
 
-A group asks for them by `spec.delivery.traces`. A message's span is a child of the producer's span, which its property
-`traceparent` names; a message without one, or of a trace that is not sampled, has no span.
+A group enables them by `spec.delivery.traces`. A message's span is a child of the producer's span, which the message
+property `traceparent` names; a message without one, or of a trace that is not sampled, has no span.
 """
 
 import asyncio
@@ -16,18 +16,18 @@ from rota.aio import call_for_at_most
 from rota.brokers.message import Message
 from rota.model import plain
 
-CLOSE_SECONDS = 2.0  # for spans that wait to be sent when the receiver changes or the sidecar ends
+CLOSE_SECONDS = 2.0  # for sending queued spans when the receiver changes or the sidecar ends
 
-NOT_SENT = "away"  # the outcome of a delivery for which there was no connection to the app
-LONGEST_ID = 100  # characters of a message's id: a producer may have chosen one of 32 KB, and spans wait to be sent
+NOT_SENT = "away"  # the outcome of a delivery without a connection to the app
+LONGEST_ID = 100  # characters of a message's id: a producer may choose 32 KB, and spans wait in memory
 
-# W3C's trace context: version, trace id, id of the parent span, flags, and what later versions add. Version ff and ids
-# of zeros are invalid.
+# W3C trace context: version, trace id, id of the parent span, flags, and the fields of later versions. Version ff and
+# ids of zeros are invalid.
 _TRACE_PARENT = re.compile(r"((?!ff)[0-9a-f]{2})-((?!0{32})[0-9a-f]{32})-((?!0{16})[0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _SAMPLED = 0x01
 _STATE_MEMBER = r"[a-z0-9][a-z0-9_\-*/@]{0,255}=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
 _TRACE_STATE = re.compile(rf"{_STATE_MEMBER}(?:,{_STATE_MEMBER}){{0,31}}")
-_LONGEST_STATE = 512  # characters, which W3C asks to keep at least
+_LONGEST_STATE = 512  # characters, the minimum that W3C requires to keep
 
 _log = logging.getLogger(__name__)
 
@@ -41,46 +41,46 @@ class TraceParent(NamedTuple):
 
     @property
     def is_sampled(self) -> bool:
-        """Whether the producer's span is sent to a receiver."""
+        """Whether the producer's span is recorded."""
         return bool(self.flags & _SAMPLED)
 
 
 class DeliverySpan(NamedTuple):
-    """One delivery of one message."""
+    """The span of one delivery of one message."""
 
     parent: TraceParent
     trace_state: str
     name: str
-    start: float  # the time of day
+    start: float  # seconds since 1970
     end: float
     attributes: Mapping[str, str]
-    error: str  # the outcome, if it is not done
+    error: str  # the outcome, unless the message is done
 
 
 class SpanSender(Protocol):
-    """Makes spans and sends them in a thread of its own."""
+    """Creates spans and sends them in a thread of its own."""
 
     def send(self, span: DeliverySpan) -> None:
-        """Take a span; it is sent later."""
+        """Queue a span; it is sent later."""
 
     def close(self) -> None:
-        """Send what waits; blocks."""
+        """Send queued spans; blocks."""
 
 
 def trace_parent(message: Message) -> TraceParent | None:
     """Return the producer's span; None if the message names none."""
     text = message.properties.get("traceparent")
-    found = _TRACE_PARENT.fullmatch(text) if text else None
-    if not found:
+    match = _TRACE_PARENT.fullmatch(text) if text else None
+    if not match:
         return None
-    version, trace_id, span_id, flags, more = found.groups()
+    version, trace_id, span_id, flags, more = match.groups()
     if version == "00" and more:
         return None
     return TraceParent(trace_id, span_id, int(flags, 16))
 
 
 def trace_state(message: Message) -> str:
-    """Return the property `tracestate`; empty if it is not what W3C defines, or too long to be kept."""
+    """Return the property `tracestate`; empty if it violates W3C's syntax, or is too long to be kept."""
     text = message.properties.get("tracestate", "")
     return text if len(text) <= _LONGEST_STATE and _TRACE_STATE.fullmatch(text) else ""
 
@@ -90,7 +90,7 @@ def delivery_span(
 ) -> DeliverySpan | None:
     """Return the span of a message that was at the app; None if it belongs to no sampled trace.
 
-    Attributes are those of OpenTelemetry's conventions for messaging.
+    Attributes follow OpenTelemetry's conventions for messaging.
     """
     parent = trace_parent(message)
     if not parent or not parent.is_sampled:
@@ -105,7 +105,7 @@ def delivery_span(
         "messaging.message.id": plain(message.id, LONGEST_ID),
         "rota.outcome": outcome,
     }
-    if message.queue.topic == topic:  # a message that is tried again lies in a queue of the group's retry topic
+    if message.queue.topic == topic:  # a retried message is in a queue of the group's retry topic
         attributes["messaging.destination.partition.id"] = f"{message.queue.broker}/{message.queue.id}"
     if error:
         attributes["error.type"] = error
@@ -113,22 +113,21 @@ def delivery_span(
 
 
 class DeliverySpans:
-    """Sends the spans of one member's deliveries to the receiver that the group's settings name."""
+    """Sends the spans of one member's deliveries to the receiver in the group's settings, once `switch` is called."""
 
     def __init__(self, open_sender: Callable[[str], SpanSender | None]) -> None:
-        """Send nothing before `switch`."""
         self._open_sender = open_sender
         self._endpoint = ""
         self._sender: SpanSender | None = None
         self._switching = asyncio.Lock()
 
     def take_endpoint(self, endpoint: str) -> bool:
-        """Take the receiver of the settings in force, "" for none; return whether `switch` must be called."""
+        """Set the receiver of the settings in force, "" for none; return whether `switch` must be called."""
         changed, self._endpoint = endpoint != self._endpoint, endpoint
         return changed
 
     async def switch(self) -> None:
-        """Send to the receiver of the settings. In a thread: the SDK takes a moment to import, and to close."""
+        """Connect to the receiver of the settings. Runs in a thread: importing and closing the SDK takes a moment."""
         async with self._switching:
             await self._close()
             if endpoint := self._endpoint:
@@ -136,11 +135,11 @@ class DeliverySpans:
 
     @property
     def are_sent(self) -> bool:
-        """Whether there is somebody to send spans to."""
+        """Whether a sender is open."""
         return self._sender is not None
 
     def record(self, messages: Sequence[Message], *, topic: str, group: str, outcome: str, seconds: float) -> None:
-        """Make the spans of messages that were at the app for so long."""
+        """Send the spans of messages that were at the app for `seconds`."""
         if self._sender is None or outcome == NOT_SENT:
             return
         end = time.time()
@@ -150,7 +149,7 @@ class DeliverySpans:
                 self._sender.send(span)
 
     async def close(self) -> None:
-        """Send what waits, but not for long."""
+        """Send queued spans, for at most CLOSE_SECONDS."""
         self._endpoint = ""
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_SECONDS):
@@ -163,7 +162,7 @@ class DeliverySpans:
 
 
 def open_otlp_sender(endpoint: str, resource: Mapping[str, str]) -> SpanSender | None:
-    """Return what sends spans to an OTLP receiver; None, and a warning in the log, if that is not possible."""
+    """Return a sender to an OTLP receiver; None, and a warning in the log, if that is not possible."""
     try:
         from rota.sidecar.status.otlp_sender import OtlpSender  # noqa: PLC0415 - 15 MB, and an extra
     except ImportError:

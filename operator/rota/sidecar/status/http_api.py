@@ -1,4 +1,4 @@
-"""What a sidecar answers everybody on the pod's address: probes, metrics, and whether it has drained."""
+"""Unauthenticated HTTP API on the pod's address: probes, metrics, and whether the member has drained."""
 
 import asyncio
 from typing import Protocol
@@ -7,52 +7,51 @@ from aiohttp import web
 
 from rota.http_server import SharedResponse, listen
 from rota.metrics import Format
-from rota.sidecar.status.control_api import LIMITS, Control, Reports, encode_report
-from rota.sidecar.status.control_api import Shell as Controlled
+from rota.sidecar.status.control_api import LIMITS, Control, ReportSource, encode_report
+from rota.sidecar.status.control_api import ControlHost as Controlled
 from rota.sidecar.status.waiting_hooks import WaitingHooks
 
 PORT = 9911
-# How long the hooks of app containers wait for the sidecar's hook, which runs at the same time. If no drain begins,
+# How long preStop hooks of app containers wait for the sidecar's hook, which runs at the same time. If no drain starts,
 # only the app's container is being stopped. A node on which many pods end at once needs seconds to run that hook.
 DRAIN_BEGINS_SECONDS = 10.0
 
 
-class Status(Reports, Protocol):
-    """What everybody may ask of the member."""
+class Status(ReportSource, Protocol):
+    """The part of the member's status that needs no authentication."""
 
     def unready(self) -> str:
-        """Say why the member cannot work, if so."""
+        """Return why the member cannot consume; empty if it can."""
 
     def metrics(self, style: Format) -> bytes:
-        """Render what is counted."""
+        """Render all metrics."""
 
 
-class Shell(Controlled, Protocol):
-    """What is answered from."""
+class ApiHost(Controlled, Protocol):
+    """The member that this API serves."""
 
     @property
     def status(self) -> Status:
-        """What the member says of itself."""
+        """The member's reports, probes and metrics."""
 
     @property
     def ends(self) -> asyncio.Event:
-        """Set once a drain has begun that lasts until the pod ends."""
+        """An event that is set once a drain has started that lasts until the pod ends."""
 
     async def drained(self) -> None:
-        """Wait until everything is given up."""
+        """Wait until all queues are released."""
 
 
 class Page:
-    """The routes; those of the control port are among them for a member without a key."""
+    """The routes; for a member without a key, including those of the control port."""
 
-    def __init__(self, shell: Shell, control: Control) -> None:
-        """Answer nothing yet."""
+    def __init__(self, shell: ApiHost, control: Control) -> None:
         self._shell = shell
         self._control = control
         self._waiting_hooks = WaitingHooks()
 
     async def serve(self, address: str, port: int = PORT) -> web.AppRunner:
-        """Answer from now on, until the runner is cleaned up."""
+        """Serve until the returned runner is cleaned up."""
         app = web.Application()
         app.add_routes(
             [
@@ -62,7 +61,7 @@ class Page:
                 web.get("/readyz", self._readiness),
             ]
         )
-        # An operator of the previous version knows no control port: it must not see silence here.
+        # An operator of the previous version does not know the control port: it must get a response here.
         report = web.get("/v1/report", SharedResponse(self._report, {"content-type": "application/json"}).respond)
         app.add_routes([report] if self._control.is_signed else self._control.routes)
         return await listen(app, address, port, limits=LIMITS)
@@ -71,7 +70,7 @@ class Page:
         return encode_report(self._shell)
 
     async def _drained(self, request: web.Request) -> web.Response:
-        """Let the hook of an app's container wait for the drain, if one begins."""
+        """Let the hook of an app container wait for the drain, if one starts."""
         with self._waiting_hooks.protect(request):
             try:
                 async with asyncio.timeout(DRAIN_BEGINS_SECONDS):
@@ -89,5 +88,5 @@ class Page:
         return web.Response(text="lives\n")
 
     async def _readiness(self, _: web.Request) -> web.Response:
-        why = self._shell.status.unready()
-        return web.Response(status=503 if why else 200, text=f"{why or 'ready'}\n")
+        reason = self._shell.status.unready()
+        return web.Response(status=503 if reason else 200, text=f"{reason or 'ready'}\n")

@@ -1,4 +1,4 @@
-"""What a sidecar counts."""
+"""Prometheus metrics of a sidecar."""
 
 import time
 from collections.abc import Collection, Sequence
@@ -9,11 +9,10 @@ from rota.metrics import Format, Metric, Metrics
 from rota.sidecar.status.delivery_spans import trace_parent
 
 
-class Measures:
-    """The metrics of one sidecar."""
+class SidecarMetrics:
+    """Metrics of one sidecar."""
 
     def __init__(self) -> None:
-        """Start from nothing."""
         self._metrics = metrics = Metrics()
         self._messages = metrics.counter(
             "rota_sidecar_messages_total", "Messages by what came of them.", ("topic", "outcome")
@@ -36,8 +35,8 @@ class Measures:
         self.paused = metrics.counter(
             "rota_sidecar_paused_seconds_total", "Time for which the app was away or answered 404 to what is pushed."
         )
-        self._messages_of = cache(self._messages.labels)  # which takes longer than counting
-        self._inflight = self._buffered = self._generation = 0  # as they are while all of it is rendered
+        self._messages_of = cache(self._messages.labels)  # looking up labels takes longer than counting
+        self._inflight = self._buffered = self._generation = 0  # set while the metrics are rendered
         metrics.look_up(Metric("rota_sidecar_inflight", "Messages that are at the app."), lambda: {(): self._inflight})
         metrics.look_up(
             Metric("rota_sidecar_buffered", "Messages that were fetched and are not finished."),
@@ -49,16 +48,16 @@ class Measures:
 
     @property
     def metrics(self) -> list[Metric]:
-        """Every metric there is."""
+        """All metrics of the sidecar."""
         return self._metrics.declared
 
     def answered(self, seconds: float, messages: Sequence[Message] = ()) -> None:
-        """Note how long a delivery was at the app; the first of its messages that is traced is the example."""
+        """Record how long a delivery was at the app; the first traced message is the exemplar."""
         trace = next(filter(None, map(trace_of, messages)), "")
         self._delivery_seconds.observe(seconds, {"trace_id": trace} if trace else None)
 
     def ended(self, messages: Sequence[Message], outcome: str, topics: Collection[str]) -> None:
-        """Count messages of one topic by what came of them."""
+        """Count messages of one topic by outcome."""
         if messages:
             topic = topic_label(messages[0], topics)
             self._messages_of(topic, outcome).inc(len(messages))
@@ -68,22 +67,22 @@ class Measures:
                 self._end_to_end_seconds.observe(max(0.0, now - message.born / 1000))
 
     def text(self, style: Format, *, inflight: int, buffered: int, generation: int) -> bytes:
-        """Render all of it, with what is so at this moment."""
+        """Render all metrics, with the present values of the gauges."""
         self._inflight, self._buffered, self._generation = inflight, buffered, generation
         return self._metrics.render(style)
 
 
 def trace_of(message: Message) -> str:
-    """Return the id of the trace that a message belongs to, by its property `traceparent`; empty if it has none."""
+    """Return the id of a message's trace, from its property `traceparent`; empty if it has none."""
     parent = trace_parent(message)
     return parent.trace_id if parent else ""
 
 
 def topic_label(message: Message, topics: Collection[str]) -> str:
-    """Return the topic that a message counts for, when the group subscribes to `topics`.
+    """Return the topic by which a message is counted, for a group that subscribes to `topics`.
 
-    The topic of a message in a retry queue is a property that its producer may have written: unless the group
-    subscribes to that topic, the queue's own one counts, so that there are only so many labels.
+    The topic of a message in a retry queue is a property that its producer may have written. If the group does not
+    subscribe to that topic, the message counts for the queue's own topic, so that the number of labels is bounded.
     """
     topic = message.topic
     return topic if topic in topics else message.queue.topic

@@ -1,4 +1,4 @@
-"""The waiting requests of preStop hooks: which of them keep their connection while other clients need one."""
+"""Limits how many waiting requests of preStop hooks keep their connection while other clients need one."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from aiohttp import web
 
 from rota.http_server import release_connection
 
-MAX_PROTECTED_HOOKS = 64  # of 128 connections; the others are for probes, metrics and requests that do not wait
+MAX_PROTECTED_HOOKS = 64  # of 128 connections; the remaining ones are for probes, metrics and requests that do not wait
 
 
 class WaitingHooks:
@@ -17,8 +17,8 @@ class WaitingHooks:
     The kubelet sends the hooks of all containers of a pod from one address, which a sidecar cannot know: it depends on
     the cluster's network. An attacker needs 64 addresses, or the kubelet's own one, to leave the hooks without
     protection. Requests of one address keep the order in which they arrived: if a later request displaced an earlier
-    one, an attacker could wait for the drain and then displace the hooks. A request without protection goes on waiting,
-    until its connection is needed.
+    one, an attacker could wait for the drain and then displace the hooks. An unprotected request goes on waiting, until
+    another client needs its connection.
     """
 
     def __init__(self, limit: int = MAX_PROTECTED_HOOKS) -> None:
@@ -27,7 +27,7 @@ class WaitingHooks:
 
     @contextmanager
     def protect(self, request: web.Request) -> Iterator[None]:
-        """Protect a request's connection while it waits, or another one's no longer."""
+        """Protect the connection of a waiting request; beyond the limit, one request loses its protection."""
         self._protected.append(request)
         if len(self._protected) > self._limit:
             excess = self._newest_of_busiest_address(request)
@@ -36,11 +36,11 @@ class WaitingHooks:
         try:
             yield
         finally:
-            with suppress(ValueError):  # protected no longer
+            with suppress(ValueError):  # it lost its protection
                 self._protected.remove(request)
 
     def _newest_of_busiest_address(self, newcomer: web.Request) -> web.Request:
-        """Return the newcomer, unless another address has more requests even without the one that it would lose."""
+        """Return the newcomer, unless another address has more requests even after losing one."""
         requests = Counter(request.remote for request in self._protected)
         busiest, count = requests.most_common(1)[0]
         if count <= requests[newcomer.remote]:

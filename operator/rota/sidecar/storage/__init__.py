@@ -1,4 +1,4 @@
-"""What the sidecar reads from mounts and variables, and what it keeps on its disk.
+"""Storage of the sidecar: mounted files, environment variables, and the state on its disk.
 
-May know `member`; no network.
+May use `member`; no network.
 """

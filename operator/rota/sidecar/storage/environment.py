@@ -1,4 +1,4 @@
-"""What a sidecar is told by its pod's variables."""
+"""Settings of a sidecar from the environment variables of its container."""
 
 from collections.abc import Mapping
 from typing import NamedTuple, Self
@@ -6,44 +6,44 @@ from typing import NamedTuple, Self
 _NEEDED = {"POD_NAME": "metadata.name", "POD_NAMESPACE": "metadata.namespace", "POD_UID": "metadata.uid"}
 
 
-class Who(NamedTuple):
-    """Who the member is, and where things lie."""
+class PodIdentity(NamedTuple):
+    """Identity of the member, its addresses, and its folders."""
 
     pod: str
     namespace: str
     uid: str
-    address: str = "127.0.0.1"  # of the pod: reports, probes, drains
+    address: str = "127.0.0.1"  # of the pod, for reports, probes and drains
     node_address: str = ""  # of the pod's node, if it is known
-    local: str = "127.0.0.1"  # where the app is: it is posted to here, and asks here
+    local: str = "127.0.0.1"  # of the app, for pushes and for the pull port
     documents: str = "/etc/rota"
     state: str = "/var/lib/rota"
     credentials: str = ""
     authorities: str = ""
-    client: str = ""  # the folder of the certificate that brokers ask for
-    key: str = ""  # the folder of the key that the operator signs with; none: it need not sign
-    run: str = ""  # the folder of the socket for the preStop hook; none: there is no hook
+    client: str = ""  # folder of the certificate that brokers require
+    key: str = ""  # folder of the key with which the operator signs; empty: requests are unsigned
+    run: str = ""  # folder of the socket for the preStop hook; empty: no hook
 
     @classmethod
-    def read(cls, given: Mapping[str, str]) -> Self:
-        """Read the variables; what is missing is a sentence."""
+    def read(cls, environment: Mapping[str, str]) -> Self:
+        """Read the variables; raise ValueError if a required one is missing."""
         for name, field in _NEEDED.items():
-            if not given.get(name):
+            if not environment.get(name):
                 raise ValueError(f"The variable {name} is not set; give the container the pod's {field} in it")
         default = cls("", "", "")
         return cls(
-            pod=given["POD_NAME"],
-            namespace=given["POD_NAMESPACE"],
-            uid=given["POD_UID"],
-            address=given.get("POD_IP") or default.address,
-            node_address=given.get("HOST_IP", ""),
-            local=given.get("ROTA_LOCAL") or default.local,
-            documents=given.get("ROTA_DOCUMENTS") or default.documents,
-            state=given.get("ROTA_STATE") or default.state,
-            credentials=given.get("ROTA_CREDENTIALS", ""),
-            authorities=given.get("ROTA_CA", ""),
-            client=given.get("ROTA_CLIENT", ""),
-            key=given.get("ROTA_KEY", ""),
-            run=given.get("ROTA_RUN", ""),
+            pod=environment["POD_NAME"],
+            namespace=environment["POD_NAMESPACE"],
+            uid=environment["POD_UID"],
+            address=environment.get("POD_IP") or default.address,
+            node_address=environment.get("HOST_IP", ""),
+            local=environment.get("ROTA_LOCAL") or default.local,
+            documents=environment.get("ROTA_DOCUMENTS") or default.documents,
+            state=environment.get("ROTA_STATE") or default.state,
+            credentials=environment.get("ROTA_CREDENTIALS", ""),
+            authorities=environment.get("ROTA_CA", ""),
+            client=environment.get("ROTA_CLIENT", ""),
+            key=environment.get("ROTA_KEY", ""),
+            run=environment.get("ROTA_RUN", ""),
         )
 
     @property
@@ -53,5 +53,5 @@ class Who(NamedTuple):
 
     @property
     def client_id(self) -> str:
-        """By which brokers know the member."""
+        """The client id of the member at the brokers."""
         return f"{self.address}@{self.pod}#{self.uid[:8]}"

@@ -1,4 +1,4 @@
-"""Files of the sidecar's state: written whole and renamed, and together no larger than their volume."""
+"""Writes the sidecar's state files atomically, and keeps their total size within a quota."""
 
 import errno
 import os
@@ -7,11 +7,11 @@ from pathlib import Path
 
 import msgspec
 
-QUOTA_BYTES = 240 * 2**20  # of all files: the volume that is put into pods has 256 MiB
+QUOTA_BYTES = 240 * 2**20  # of all files: the volume of injected pods has 256 MiB
 
 
 def check_quota(root: Path, size: int) -> None:
-    """Raise an OSError if our files would exceed the quota: a pod whose volume exceeds its limit is evicted."""
+    """Raise OSError if the files would exceed the quota: a pod whose volume exceeds its limit is evicted."""
     used = 0
     for file in [*root.glob("*.json"), *root.glob("*/*.json"), *root.glob("*/*.json.torn")]:
         with suppress(FileNotFoundError):  # another thread has replaced it
@@ -21,7 +21,7 @@ def check_quota(root: Path, size: int) -> None:
 
 
 def write_file(root: Path, path: Path, body: msgspec.Struct) -> None:
-    """Replace a file; after an OSError the previous one is still in its place."""
+    """Replace a file atomically; after an OSError the previous file is still in place."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f"{path.name}.new")
     text = msgspec.json.encode(body)

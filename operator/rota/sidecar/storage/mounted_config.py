@@ -1,9 +1,9 @@
-"""The mounted folder of documents: read as one generation, and watched.
+"""Watches and reads a mounted ConfigMap, always files of one generation.
 
-The kubelet writes each generation into a folder of its own, `..2026_11_22_03_43_24.1`, swaps the link `..data` by a
-rename, and then removes the generation before. So the link is followed once, and what it leads to is held open:
-whatever is read from there is of one generation, however often the link is swapped meanwhile. What is missing there
-may have been removed under the reader's eyes; so it counts only if the link still leads there afterwards.
+The kubelet writes each generation into a folder of its own, `..2026_11_22_03_43_24.1`, swaps the symlink `..data` by a
+rename, and then removes the previous generation. So the reader follows the symlink once and keeps the target folder
+open: all files come from one generation, however often the symlink is swapped meanwhile. A file that is missing there
+may have been removed during the read; so the read counts only if the symlink still points to that folder afterwards.
 """
 
 import asyncio
@@ -22,96 +22,96 @@ from rota.documents import PACKED, PLAIN
 
 SETTINGS = "group.json"
 DATA = "..data"
-TRIES = 100  # the kubelet swaps once in seconds; who swaps without end is not waited for
+TRIES = 100  # the kubelet's swaps are seconds apart: give up on a folder that is swapped without end
 
 _IN_CLOSE_WRITE, _IN_MOVED_FROM, _IN_MOVED_TO, _IN_DELETE = 0x8, 0x40, 0x80, 0x200
 _IN_MOVE_SELF, _IN_ONLYDIR = 0x800, 0x1000000
-# No IN_CREATE: a file that was just made is empty still, and links are swapped by renames. No IN_DELETE_SELF: that a
-# watch ended with its folder is told unasked.
+# No IN_CREATE: a new file is still empty, and symlinks are swapped by renames. No IN_DELETE_SELF: inotify always
+# reports that a watch ended with its folder.
 _CHANGES = _IN_CLOSE_WRITE | _IN_MOVED_FROM | _IN_MOVED_TO | _IN_DELETE | _IN_MOVE_SELF | _IN_ONLYDIR
-_EVENT = struct.Struct("iIII")  # watch, what, cookie, length of the name that follows
-_LOST = -1  # the watch of the event that says that events were lost
+_EVENT = struct.Struct("iIII")  # watch, mask, cookie, length of the name that follows
+_LOST = -1  # watch number of the overflow event: events were lost
 _NAMES = {b"", *map(os.fsencode, (DATA, SETTINGS, PLAIN, PACKED))}  # an event without a name is about the folder itself
 
 _log = logging.getLogger(__name__)
 
 
-class Files(NamedTuple):
-    """What lies in the folder, of one generation; an assignment may be packed."""
+class MountedFiles(NamedTuple):
+    """The files of one generation; the assignment may be compressed."""
 
     settings: bytes | None = None
     assignment: bytes | None = None
 
 
-class Volume:
-    """A folder of documents, a mounted ConfigMap or a plain one; it need not be there, and may be made anew."""
+class MountedConfig:
+    """A folder with settings and assignment, a mounted ConfigMap or plain; it may be missing, or recreated."""
 
     def __init__(self, folder: Path, *, alone: float = 1.0, besides: float = 10.0) -> None:
-        """Look every `alone` seconds where inotify cannot be had, and every `besides` where it can."""
+        """Poll every `besides` seconds where inotify works, and every `alone` seconds where it does not."""
         self._folder, self._alone, self._besides = folder, alone, besides
         self._told = ""
 
-    def read(self) -> Files | None:
-        """Return the files, both of one generation; None if there is no folder, or nothing can be read from it now."""
-        files, why = None, ""
+    def read(self) -> MountedFiles | None:
+        """Return both files of one generation; None if the folder is missing or cannot be read now."""
+        files, reason = None, ""
         try:
             for _ in range(TRIES):
                 if (files := self._read()) is not None:
                     break
             else:
-                why = f"{DATA} leads nowhere, or is swapped too often"
+                reason = f"{DATA} leads nowhere, or is swapped too often"
         except OSError as error:
-            why = "" if isinstance(error, FileNotFoundError) else str(error)
-        if why and why != self._told:
-            _log.warning("The documents in %s cannot be read: %s", self._folder, why)
-        self._told = why
+            reason = "" if isinstance(error, FileNotFoundError) else str(error)
+        if reason and reason != self._told:
+            _log.warning("The documents in %s cannot be read: %s", self._folder, reason)
+        self._told = reason
         return files
 
-    def _read(self) -> Files | None:
-        """Read from what is there at this moment; None if it has gone meanwhile."""
-        place = self._place()
+    def _read(self) -> MountedFiles | None:
+        """Read from the current generation; None if it was removed during the read."""
+        folder_path = self._place()
         try:
-            found = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            folder = os.open(folder_path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
-            if place == self._folder:
+            if folder_path == self._folder:
                 raise
             return None
         try:
-            files = Files(_content(found, SETTINGS), _content(found, PLAIN) or _content(found, PACKED))
-            return files if self._leads_to(found) else None
+            files = MountedFiles(_content(folder, SETTINGS), _content(folder, PLAIN) or _content(folder, PACKED))
+            return files if self._leads_to(folder) else None
         finally:
-            os.close(found)
+            os.close(folder)
 
     def _place(self) -> Path:
-        """Return where the files are: behind the link, and only where there is none in the folder itself."""
+        """Return the path of the files: the symlink's target, or the folder itself if it has no symlink."""
         link = self._folder / DATA
         return link if os.path.lexists(link) else self._folder
 
-    def _leads_to(self, found: int) -> bool:
+    def _leads_to(self, folder: int) -> bool:
         with suppress(FileNotFoundError):
-            return os.path.samestat(os.fstat(found), self._place().stat())
+            return os.path.samestat(os.fstat(folder), self._place().stat())
         return False
 
     async def changes(self) -> AsyncGenerator[None, None]:
-        """Yield at the start and whenever the folder has changed; what changes until the next turn is one change.
+        """Yield at the start and whenever the folder has changed; changes until the next iteration count as one.
 
-        Nothing rests on inotify alone: some mounts do not tell, and a folder may be swapped by its parents.
+        Polling backs inotify up: some mounts report no events, and a parent folder may be replaced.
         """
-        ears, seen = _Ears(self._folder), None
+        watcher, last_state = _InotifyWatch(self._folder), None
         try:
             while True:
-                hears = ears.listen()  # before the look, so that nothing falls in between
-                heard = ears.heard()
-                looked = self._look()
-                if heard or looked != seen:
-                    seen = looked
+                has_inotify = watcher.listen()  # before the folder is compared, so that no change is missed
+                was_notified = watcher.heard()
+                state = self._look()
+                if was_notified or state != last_state:
+                    last_state = state
                     yield
-                await ears.wait(self._besides if hears else self._alone)
+                await watcher.wait(self._besides if has_inotify else self._alone)
         finally:
-            ears.close()
+            watcher.close()
 
     def _look(self) -> tuple[object, ...]:
-        """Return what changes with the folder."""
+        """Return a value that changes whenever the folder changes."""
         link = None
         with suppress(OSError):
             link = (self._folder / DATA).readlink()
@@ -132,22 +132,22 @@ def _content(folder: int, name: str) -> bytes | None:
 
 def _identity(path: Path) -> tuple[int, int] | None:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _shape(path: Path) -> tuple[int, ...] | None:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-class _Ears:
-    """What inotify tells of one folder, as far as it can be had."""
+class _InotifyWatch:
+    """An inotify watch of one folder, if inotify is available."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -157,7 +157,7 @@ class _Ears:
         self._told = False
 
     def listen(self) -> bool:
-        """Listen to the folder that has this name now, be it another one than before; say if that is possible."""
+        """Watch the folder that now has this path, also after it was replaced; return whether that is possible."""
         try:
             if self._file < 0:
                 self._file = _call("inotify_init1", os.O_NONBLOCK | os.O_CLOEXEC)
@@ -169,38 +169,38 @@ class _Ears:
                 self._told = True
             watch = -1
         if self._watch not in (watch, -1):
-            with suppress(OSError):  # it ended with its folder
+            with suppress(OSError):  # the watch ended with its folder
                 _call("inotify_rm_watch", self._file, self._watch)
         self._watch = watch
         return watch >= 0
 
     def heard(self) -> bool:
-        """Say whether the folder told of a change since this was last asked."""
-        heard = self._woken.is_set()
+        """Return whether the folder has reported a change since the last call."""
+        was_notified = self._woken.is_set()
         self._woken.clear()
-        return heard
+        return was_notified
 
     async def wait(self, seconds: float) -> None:
-        """Wait for a change, but no longer than this."""
+        """Wait for a change, for at most this many seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._woken.wait()
 
     def close(self) -> None:
-        """Hear no more."""
+        """Stop watching."""
         if self._file >= 0:
             self._loop.remove_reader(self._file)
             os.close(self._file)
             self._file = -1
 
     def _hear(self) -> None:
-        told, at = os.read(self._file, 65536), 0
-        while at < len(told):
-            watch, _, _, length = _EVENT.unpack_from(told, at)
-            at += _EVENT.size
-            if watch in (self._watch, _LOST) and told[at : at + length].rstrip(b"\0") in _NAMES:
+        events, position = os.read(self._file, 65536), 0
+        while position < len(events):
+            watch, _, _, length = _EVENT.unpack_from(events, position)
+            position += _EVENT.size
+            if watch in (self._watch, _LOST) and events[position : position + length].rstrip(b"\0") in _NAMES:
                 self._woken.set()
-            at += length
+            position += length
 
 
 @cache
@@ -209,11 +209,11 @@ def _libc() -> ctypes.CDLL:
 
 
 def _call(name: str, *arguments: int | bytes) -> int:
-    """Call what Python does not bring; an OSError also where the system has no such thing."""
+    """Call a libc function that Python does not wrap; raise OSError if it fails or does not exist."""
     function = getattr(_libc(), name, None)
     if function is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    answer = int(function(*arguments))
-    if answer < 0:
+    result = int(function(*arguments))
+    if result < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return answer
+    return result

@@ -1,4 +1,4 @@
-"""The offsets of a Broadcasting group on the member's own disk: a file for each topic."""
+"""Offset files of a Broadcasting group on the member's own disk, one for each topic."""
 
 import logging
 import time
@@ -19,18 +19,18 @@ _log = logging.getLogger(__name__)
 class _Places(msgspec.Struct):
     group: str
     topic: str
-    offsets: dict[str, dict[str, Whole]]  # by broker and id
+    offsets: dict[str, dict[str, Whole]]  # by broker and queue id
     begun: Annotated[float, msgspec.Meta(ge=0, le=2**40)] | None = None  # seconds since 1970
 
 
-class Offsets:
-    """How far this member is with the queues of a Broadcasting group, and since when, a file for each topic.
+class OffsetFiles:
+    """Stores this member's offsets of a Broadcasting group, and each topic's first load time, in one file per topic.
 
-    The folder is this member's alone. It waits for the disk, so call it in a thread, one call at a time.
+    Only this member uses the folder. Disk access blocks, so call the methods in a thread, one call at a time.
     """
 
     def __init__(self, folder: Path, group: str) -> None:
-        """Read nothing yet; groups and topics have names as the spec allows them, without slashes and dots."""
+        """Reads nothing yet; names of groups and topics contain no slashes or dots, as the spec requires."""
         self._root = folder
         self._folder = folder / group
         self._group = group
@@ -38,21 +38,21 @@ class Offsets:
         self._begun: dict[str, float] = {}
 
     def load(self, topic: str) -> dict[Queue, int]:
-        """Return what was kept of a topic; a torn file is set aside and told, an unreadable one an OSError.
+        """Return the stored offsets of a topic; rename and log a torn file, raise OSError for an unreadable one.
 
-        For who cannot read does not know that there is no offset.
+        An unreadable file must not look like a missing one: that would mean that the topic has no offsets.
         """
         self._kept[topic] = self._read(topic)
         return dict(self._kept[topic])
 
     def begun(self, topic: str) -> float:
-        """Return when a loaded topic was first loaded, in seconds since 1970; kept with the first offset."""
+        """Return when a loaded topic was first loaded, in seconds since 1970; stored with the first offset."""
         return self._begun[topic]
 
     def keep(self, offsets: Mapping[Queue, int]) -> None:
-        """Put offsets on the disk, forward or back; queues that are not named stay.
+        """Write offsets to the disk, also lower ones; other queues keep theirs.
 
-        What can be written is, also where another topic's file cannot; then an OSError is raised.
+        If the file of one topic cannot be written, the other topics are still written, and then an OSError is raised.
         """
         failed: list[OSError] = []
         for topic in sorted({queue.topic for queue in offsets}):
@@ -64,15 +64,15 @@ class Offsets:
             raise failed[0]
 
     def _keep(self, topic: str, offsets: Mapping[Queue, int]) -> None:
-        before = self._kept[topic] if topic in self._kept else self.load(topic)
-        after = {**before, **offsets}
-        if after == before:
+        stored = self._kept[topic] if topic in self._kept else self.load(topic)
+        updated = {**stored, **offsets}
+        if updated == stored:
             return
         nested: dict[str, dict[str, int]] = {}
-        for queue, offset in sorted(after.items()):
+        for queue, offset in sorted(updated.items()):
             nested.setdefault(queue.broker, {})[str(queue.id)] = offset
         write_file(self._root, self._path(topic), _Places(self._group, topic, nested, self._begun[topic]))
-        self._kept[topic] = after
+        self._kept[topic] = updated
 
     def _path(self, topic: str) -> Path:
         return self._folder / f"{topic}.json"

@@ -1,8 +1,8 @@
-"""What lets a member in at its brokers, as it is mounted. Secrets are renewed, so the files are read again and again.
+"""Credentials and TLS files for the brokers, from mounted Secrets; read periodically, since Secrets are renewed.
 
-The next request is signed with the credentials of that time; the next connection trusts the authorities of that time
-and no others, and presents the client certificate of that time. A file that cannot be read leaves what was read
-before: a Secret that is about to be replaced must not end a consumer.
+The next request is signed with the credentials last read; the next connection trusts only the authorities last read,
+and presents the client certificate last read. If a file cannot be read, its previous content stays in use: a Secret
+that is about to be replaced must not end a consumer.
 """
 
 import asyncio
@@ -11,9 +11,9 @@ import ssl
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from rota.brokers.rocketmq.routing import Site
+from rota.brokers.rocketmq.routing import ConnectionConfig
 from rota.brokers.rocketmq.wire.signing import Credentials
-from rota.sidecar.storage.environment import Who
+from rota.sidecar.storage.environment import PodIdentity
 from rota.spec import RocketMQ
 from rota.tls import KeyPair, load_key_pair, mounted_version, read_key_pair, trusting
 
@@ -23,39 +23,38 @@ _log = logging.getLogger(__name__)
 
 
 class _TlsFiles(NamedTuple):
-    """The contents of the mounted files that a TLS context is made from."""
+    """The contents of the mounted files from which a TLS context is created."""
 
     authority: str | None
     client: KeyPair | None
 
 
-class Access:
-    """The mounted Secrets of one pod."""
+class SecretFiles:
+    """The mounted Secrets of one pod; files are read when `site` is called."""
 
-    def __init__(self, who: Who) -> None:
-        """Read nothing yet."""
+    def __init__(self, who: PodIdentity) -> None:
         self._folder, self._authorities, self._client = who.credentials, who.authorities, who.client
         self._credentials: Credentials | None = None
-        self._tls_files: _TlsFiles | None = None  # those that `_tls` was made from
+        self._tls_files: _TlsFiles | None = None  # the files from which `_tls` was created
         self._tls: ssl.SSLContext | None = None
         self._told = ""
 
-    def site(self, rocketmq: RocketMQ) -> Site:
-        """Return where brokers are, and what lets one in there; what cannot be read is a sentence."""
+    def site(self, rocketmq: RocketMQ) -> ConnectionConfig:
+        """Return the connection settings of the brokers; raise ValueError if a file cannot be read."""
         self._credentials = _credentials(self._folder) if self._folder else None
         self._tls_files = None
         self._tls = None
         if rocketmq.tls.enabled:
             self._renew_tls()
         tls = self._current_tls if rocketmq.tls.enabled else None
-        return Site(rocketmq.name_servers, tls, self._now if self._folder else None)
+        return ConnectionConfig(rocketmq.name_servers, tls, self._now if self._folder else None)
 
     def _current_tls(self) -> ssl.SSLContext:
         assert self._tls  # noqa: S101 - set before the site was returned
         return self._tls
 
     def _renew_tls(self) -> None:
-        """Trust the mounted authority, or the image's if none is mounted; a new context forgets a replaced one."""
+        """Load the mounted authority, or the image's if none is mounted; a new context drops a replaced authority."""
         authority = _read_authority(self._authorities) if self._authorities else None
         client = _read_client(self._client) if self._client else None
         files = _TlsFiles(authority, client)
@@ -72,13 +71,13 @@ class Access:
         return self._credentials
 
     async def renew(self) -> NoReturn:
-        """Read it again, for ever."""
+        """Read the files periodically, forever."""
         while True:
             await asyncio.sleep(LOOK_AGAIN)
             self.look()
 
     def look(self) -> None:
-        """Read again what was read before; a Secret that cannot be read does not keep the other from being renewed."""
+        """Read all files in use again; a Secret that cannot be read does not keep the other from being renewed."""
         problems = []
         for is_used, renew in ((self._credentials, self._renew_credentials), (self._tls, self._renew_tls)):
             try:
@@ -86,10 +85,10 @@ class Access:
                     renew()
             except ValueError as error:
                 problems.append(str(error))
-        told = "; ".join(problems)
-        if told and told != self._told:
-            _log.warning("%s; until then it goes on with what was there before", told)
-        self._told = told
+        message = "; ".join(problems)
+        if message and message != self._told:
+            _log.warning("%s; until then it goes on with what was there before", message)
+        self._told = message
 
     def _renew_credentials(self) -> None:
         self._credentials = _credentials(self._folder)

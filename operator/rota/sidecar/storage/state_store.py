@@ -1,7 +1,7 @@
-"""What a member must not forget when its container restarts: what it obeyed, and how often it was started.
+"""State that a member keeps over container restarts: the generation that it obeyed, and how often it was started.
 
-Every file is written whole beside its place, brought to the disk and renamed: at any time, after any end, it is the
-one before or the new one. Writing is synchronous and raises OSError; then the one before is still in its place.
+A file is written completely under another name, flushed to the disk and renamed: after a crash at any time it is either
+the previous or the new file. Writing is synchronous and raises OSError; then the previous file is still in place.
 """
 
 import logging
@@ -14,83 +14,82 @@ import msgspec
 from rota.documents import Whole
 from rota.sidecar.storage.limited_files import write_file
 
-_LARGEST = 4096  # bytes of a note, a block of most disks
+_LARGEST = 4096  # bytes of a state file, a block of most disks
 
 _log = logging.getLogger(__name__)
 
 
-class Remembered(NamedTuple):
-    """What a member starts from: the generation it obeyed last, and whether it drained for good."""
+class SavedState(NamedTuple):
+    """The state with which a member starts: the last obeyed generation, and whether it drained permanently."""
 
     obeyed: int = 0
     final: bool = False
-    incarnation: int = 0  # of the process that wrote it; 0: none yet, or one of an earlier version
+    incarnation: int = 0  # of the process that wrote it; 0: none yet, or a process of an earlier version
 
 
-class _Note(msgspec.Struct):
+class _StoredState(msgspec.Struct):
     uid: str
     obeyed: Whole
     final: bool
     incarnation: Whole = 0
 
 
-class Notes:
-    """What one pod's member obeyed, on the pod's emptyDir."""
+class StateStore:
+    """The state of one pod's member, on the pod's emptyDir."""
 
     def __init__(self, folder: Path) -> None:
-        """Read nothing yet."""
         self._path = folder / "obeyed.json"
         self._uid: str | None = None
-        self._kept = Remembered()
+        self._kept = SavedState()
 
-    def load(self, uid: str) -> Remembered:
-        """Return what this pod's member kept; what cannot be read, or is another pod's, is as nothing, and is told."""
+    def load(self, uid: str) -> SavedState:
+        """Return this pod's stored state; an unreadable state, or another pod's, is logged and counts as empty."""
         self._uid, self._kept = uid, self._read(uid)
         return self._kept
 
     def start(self) -> int:
-        """Put the number of this process on the disk, and return it: each process of a pod has a higher one.
+        """Write the incarnation of this process to the disk and return it: each process of a pod has a higher one.
 
-        On an OSError the process has no number, and must not consume: the next one would have the same.
+        After an OSError the process has no incarnation and must not consume: the next process would have the same.
         """
         if self._uid is None:
             raise RuntimeError("Notes are a pod's: load them before a process is counted")
-        started = self._kept._replace(incarnation=self._kept.incarnation + 1)
-        write_file(self._path.parent, self._path, _Note(self._uid, *started))
-        self._kept = started
-        return started.incarnation
+        state = self._kept._replace(incarnation=self._kept.incarnation + 1)
+        write_file(self._path.parent, self._path, _StoredState(self._uid, *state))
+        self._kept = state
+        return state.incarnation
 
     def need_room(self) -> None:
-        """Raise the OSError that `keep` would most likely raise; so that nothing is decided that cannot be noted."""
+        """Raise the OSError that `keep` would probably raise, so that no decision is made that cannot be stored."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        tried = self._path.with_name(f"{self._path.name}.tried")
+        probe_file = self._path.with_name(f"{self._path.name}.tried")
         try:
-            tried.write_bytes(bytes(_LARGEST))
+            probe_file.write_bytes(bytes(_LARGEST))
         finally:
-            tried.unlink(missing_ok=True)
+            probe_file.unlink(missing_ok=True)
 
     def keep(self, *, obeyed: int | None = None, final: bool = False) -> None:
-        """Put it on the disk before this returns; neither ever goes back.
+        """Write the state to the disk before returning; neither value ever goes back.
 
-        On an OSError the caller must not obey: after a restart nobody would know of it.
+        After an OSError the caller must not obey: after a restart the generation would be lost.
         """
         if self._uid is None:
             raise RuntimeError("Notes are a pod's: load them before they are kept")
-        before = self._kept
-        kept = Remembered(max(before.obeyed, obeyed or 0), before.final or final, before.incarnation)
-        if kept != self._kept:
-            write_file(self._path.parent, self._path, _Note(self._uid, *kept))
-            self._kept = kept
+        previous = self._kept
+        state = SavedState(max(previous.obeyed, obeyed or 0), previous.final or final, previous.incarnation)
+        if state != self._kept:
+            write_file(self._path.parent, self._path, _StoredState(self._uid, *state))
+            self._kept = state
 
-    def _read(self, uid: str) -> Remembered:
+    def _read(self, uid: str) -> SavedState:
         try:
-            note = msgspec.json.decode(self._path.read_bytes(), type=_Note)
+            note = msgspec.json.decode(self._path.read_bytes(), type=_StoredState)
         except FileNotFoundError:
-            return Remembered()
+            return SavedState()
         except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
             _log.warning("%s cannot be read, so nothing was obeyed yet: %s", self._path, error)
-            return Remembered(incarnation=int(time.time()))  # above whatever was counted
+            return SavedState(incarnation=int(time.time()))  # above any earlier incarnation
         if note.uid != uid:
             _log.warning("%s is of pod %s, not of %s, so nothing was obeyed yet", self._path, note.uid, uid)
-            return Remembered()
-        return Remembered(note.obeyed, note.final, note.incarnation)
+            return SavedState()
+        return SavedState(note.obeyed, note.final, note.incarnation)

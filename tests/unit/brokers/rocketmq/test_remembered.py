@@ -6,23 +6,23 @@ from itertools import count
 import pytest
 
 from brokers.scripted import Names, Replicas, Server, a_broker, a_server, an_answer, until
-from rota.brokers.errors import BrokerError, Garbled
+from rota.brokers.errors import BrokerError, MalformedResponseError
 from rota.brokers.port import Membership
-from rota.brokers.rocketmq.admin import MOST_ONLINE, Cluster
-from rota.brokers.rocketmq.heartbeat import Presence
+from rota.brokers.rocketmq.admin import MOST_ONLINE, AdminClient
+from rota.brokers.rocketmq.heartbeat import Heartbeat
 from rota.brokers.rocketmq.remembered import (
     LONGEST_ADDRESS,
     LONGEST_NAME,
     MOST_PLACES,
     MOST_REPLICAS,
     MOST_REPLICAS_OF_BROKER,
-    RememberedBrokers,
-    RememberedRoutes,
+    BrokerCache,
     Route,
+    RouteCache,
 )
-from rota.brokers.rocketmq.routing import Client, Site
+from rota.brokers.rocketmq.routing import ConnectionConfig, RoutingClient
 from rota.brokers.rocketmq.transport.responses import LONGEST_REASON
-from rota.brokers.rocketmq.wire.codes import Answer, Request
+from rota.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
 from rota.brokers.rocketmq.wire.frames import Frame
 from rota.model import Queue
 
@@ -53,20 +53,20 @@ async def broker() -> AsyncIterator[Server]:
 
 
 @pytest.fixture
-async def client(broker: Server) -> AsyncIterator[Client]:
+async def client(broker: Server) -> AsyncIterator[RoutingClient]:
     """Return a client of that name server."""
     async with a_server(OtherNames(broker.address)) as server:
-        made = Client(Site([server.address]), serve=lambda _: None)
+        made = RoutingClient(ConnectionConfig([server.address]), serve=lambda _: None)
         yield made
         made.close()
 
 
-def remembered_replicas(client: Client) -> int:
+def remembered_replicas(client: RoutingClient) -> int:
     return sum(map(len, client._addresses.values()))
 
 
 async def test_name_server_with_other_brokers_in_each_list_does_not_fill_the_memory(
-    client: Client, broker: Server
+    client: RoutingClient, broker: Server
 ) -> None:
     await client.route("orders")
     for _ in range(ANSWERS):
@@ -74,15 +74,15 @@ async def test_name_server_with_other_brokers_in_each_list_does_not_fill_the_mem
         assert remembered_replicas(client) <= MOST_REPLICAS
         assert len(client._brokers._missed) <= MOST_REPLICAS
     assert client.addresses(["real"]) == {broker.address}, "a route names it"
-    assert (await client.ask("real", Frame(code=Request.GET_BROKER_CONFIG))).fields == {"offset": "7"}
+    assert (await client.ask("real", Frame(code=RequestCode.GET_BROKER_CONFIG))).fields == {"offset": "7"}
 
 
 async def test_name_server_with_other_brokers_in_each_route_does_not_fill_the_memory(
-    client: Client, broker: Server
+    client: RoutingClient, broker: Server
 ) -> None:
     for number in range(ANSWERS):
         await client.route("orders")
-        await client.ask("real", Frame(code=Request.GET_BROKER_CONFIG))
+        await client.ask("real", Frame(code=RequestCode.GET_BROKER_CONFIG))
         await client.route(f"topic-{number}")
         assert remembered_replicas(client) <= MOST_REPLICAS
         assert len(client.hosts) <= MOST_REPLICAS
@@ -90,7 +90,7 @@ async def test_name_server_with_other_brokers_in_each_route_does_not_fill_the_me
     assert len(client.connections._places) == 2
 
 
-async def test_route_memory_does_not_grow_with_topics_that_are_asked_for_once(client: Client) -> None:
+async def test_route_memory_does_not_grow_with_topics_that_are_asked_for_once(client: RoutingClient) -> None:
     topics = MOST_PLACES // BROKERS + 10
     for number in range(topics):
         await client.route(f"topic-{number}")
@@ -100,7 +100,7 @@ async def test_route_memory_does_not_grow_with_topics_that_are_asked_for_once(cl
 
 
 async def test_broker_that_no_route_names_is_forgotten_first_and_the_oldest_of_them_before_others() -> None:
-    known = RememberedBrokers()
+    known = BrokerCache()
     known.learn({"routed": {0: NOWHERE}, "old": {0: NOWHERE}, "seen-again": {0: NOWHERE}})
     known.learn({f"broker-{number}": {0: NOWHERE} for number in range(MOST_REPLICAS - 2)})
     known.learn({"seen-again": {1: NOWHERE}})
@@ -115,7 +115,7 @@ async def test_broker_that_no_route_names_is_forgotten_first_and_the_oldest_of_t
 
 
 def test_broker_with_other_replicas_in_each_answer_keeps_the_newest() -> None:
-    known = RememberedBrokers()
+    known = BrokerCache()
     for number in range(1000):
         known.forget_missing({"a": {number: NOWHERE}}, 0.0)
         known.learn({"a": {number: NOWHERE, number + 1: NOWHERE}})
@@ -124,7 +124,7 @@ def test_broker_with_other_replicas_in_each_answer_keeps_the_newest() -> None:
 
 
 def test_route_memory_forgets_what_was_asked_for_longest_ago() -> None:
-    routes = RememberedRoutes()
+    routes = RouteCache()
     brokers = frozenset(map(str, range(MOST_PLACES // 4)))  # three routes fit
     for number, topic in enumerate("abcab"):
         routes.note_asked(topic, number)
@@ -155,9 +155,9 @@ async def test_route_and_broker_list_with_more_of_a_broker_than_possible_are_mal
     replicas: Replicas, told: str
 ) -> None:
     async with a_server(Names(replicas, {"orders": dict.fromkeys(replicas, 1)})) as server:
-        client = Client(Site([server.address]), serve=lambda _: None)
+        client = RoutingClient(ConnectionConfig([server.address]), serve=lambda _: None)
         for asked in (client.route("orders"), client.brokers()):
-            with pytest.raises(Garbled, match=f"^{told}$"):
+            with pytest.raises(MalformedResponseError, match=f"^{told}$"):
                 await asked
         client.close()
 
@@ -170,10 +170,10 @@ async def test_response_that_is_an_error_keeps_little_of_what_it_says(say: str) 
     def answer(frame: Frame) -> bytes:
         if say == "fields":
             return an_answer(frame, other=long)
-        return an_answer(frame, code=Answer.NO_PERMISSION, remark=long)
+        return an_answer(frame, code=ResponseCode.NO_PERMISSION, remark=long)
 
     async with a_server(answer) as broker, a_server(Names({"a": {0: broker.address}})) as names:
-        cluster = Cluster(Site([names.address]))
+        cluster = AdminClient(ConnectionConfig([names.address]))
         with pytest.raises(BrokerError, match="very long very long") as said:
             await cluster.committed("shop", Queue("orders", "a", 0))
         assert len(str(said.value)) < LONGEST_REASON + 100
@@ -187,16 +187,16 @@ async def test_response_with_very_many_consumers_is_malformed() -> None:
         a_server(lambda frame: an_answer(frame, peers)) as broker,
         a_server(Names({"a": {0: broker.address}})) as names,
     ):
-        cluster = Cluster(Site([names.address]))
-        with pytest.raises(Garbled, match=r"^a names 20,001 consumers of shop; 20,000 are the most$"):
+        cluster = AdminClient(ConnectionConfig([names.address]))
+        with pytest.raises(MalformedResponseError, match=r"^a names 20,001 consumers of shop; 20,000 are the most$"):
             await cluster.clients("shop", "a")
         await cluster.close()
 
 
 async def test_heartbeat_to_addresses_that_change_keeps_no_finished_tasks(broker: Server) -> None:
     async with a_server(Names({"a": {0: broker.address}}, {"orders": {"a": 1}})) as server:
-        client = Client(Site([server.address]), serve=lambda _: None)
-        presence = Presence(client, Membership(group="shop", client_id="one", subscriptions=[]), [])
+        client = RoutingClient(ConnectionConfig([server.address]), serve=lambda _: None)
+        presence = Heartbeat(client, Membership(group="shop", client_id="one", subscriptions=[]), [])
         for number in range(20):
             presence._greet(f"127.0.0.1:{number}", 0.0)
             await until(lambda: all(task.done() for task in presence._greetings.values()))

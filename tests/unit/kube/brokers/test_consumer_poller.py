@@ -5,12 +5,12 @@ import asyncio
 import pytest
 
 from ground.poll import soon
-from rota.brokers.errors import Refused
-from rota.brokers.memory import BROKER, Memory, MemoryConsumer
+from rota.brokers.errors import RejectedError
+from rota.brokers.memory import BROKER, MemoryCluster, MemoryConsumer
 from rota.brokers.port import Membership
 from rota.kube.brokers import consumer_poller
 from rota.kube.brokers.consumer_poller import MAX_CONSUMERS, ConsumerPoller
-from rota.kube.brokers.route_watcher import Interest, Views
+from rota.kube.brokers.route_watcher import RouteWatcher, TopicInterest
 from rota.spec import Subscription
 from rota.spec.consumer_settings import ConsumerSettings
 
@@ -18,7 +18,7 @@ KEY, OTHER = ("shop", "orders"), ("shop", "bills")
 JAVA = "10.0.0.9@java"
 
 
-class Cluster(Memory):
+class Cluster(MemoryCluster):
     """A cluster that counts what is asked, and whose consumers may refuse to answer."""
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Cluster(Memory):
     async def consumer_settings(self, group: str, client_id: str, broker: str) -> ConsumerSettings:
         self.asked.append(client_id)
         if client_id in self.silent:
-            raise Refused("It does not answer")
+            raise RejectedError("It does not answer")
         if client_id in self.withheld:
             await self.withheld[client_id].wait()
         return await super().consumer_settings(group, client_id, broker)
@@ -52,8 +52,8 @@ class Poll:
     """A poller of one group, of which every consumer is unmanaged, and the changes that it told."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self.views = Views(cluster, lambda _: None)
-        self.views.want(KEY, Interest("orders", ("orders",), broadcasting=False))
+        self.views = RouteWatcher(cluster, lambda _: None)
+        self.views.want(KEY, TopicInterest("orders", ("orders",), broadcasting=False))
         self.news: list[tuple[str, str]] = []
         self.poller = ConsumerPoller(cluster, self.views, self.views.clients, self.news.append)
 
@@ -151,7 +151,7 @@ async def test_unmanaged_consumer_of_a_second_group_is_asked_in_the_next_round_w
     poll = Poll(cluster)
     await cluster.join(JAVA)
     cluster.withheld = {JAVA: asyncio.Event()}
-    poll.views.want(OTHER, Interest("bills", ("orders",), broadcasting=False))
+    poll.views.want(OTHER, TopicInterest("bills", ("orders",), broadcasting=False))
     subscriptions = [Subscription("orders", "paid")]
     php = MemoryConsumer(cluster, Membership(group="bills", client_id="10.0.0.9@php", subscriptions=subscriptions))
     await php.join()

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from rota import aio
-from rota.brokers.memory import BROKER, Memory
+from rota.brokers.memory import BROKER, MemoryCluster
 from rota.brokers.port import Brokers
-from rota.brokers.rocketmq.routing import Site
+from rota.brokers.rocketmq.routing import ConnectionConfig
 from rota.documents import Assignment
 from rota.kube.brokers.consumer_poller import ConsumerPoller
-from rota.kube.brokers.lag.lag_poller import Lags
-from rota.kube.brokers.registry import Places
-from rota.kube.brokers.route_watcher import Views
+from rota.kube.brokers.lag.lag_poller import LagPoller
+from rota.kube.brokers.registry import BrokerRegistry
+from rota.kube.brokers.route_watcher import RouteWatcher
 from rota.kube.client.objects import Custom, Metadata
-from rota.kube.state.broker_state import AtBroker
+from rota.kube.state.broker_state import BrokerState
 from rota.kube.state.group import Group
 from rota.model import Reason
 
@@ -27,14 +27,14 @@ NOBODY: Any = None  # the API server is not asked
 class Clusters:
     """Clusters of brokers by the first name server that a group names."""
 
-    def __init__(self, clusters: Mapping[str, Memory]) -> None:
+    def __init__(self, clusters: Mapping[str, MemoryCluster]) -> None:
         self.clusters = clusters
-        self.places = Places(NOBODY, self.connect)
+        self.places = BrokerRegistry(NOBODY, self.connect)
         self.places.lead(leads=True)
         self.news: list[tuple[str, str]] = []
         self.places.news = self.news.append
 
-    def connect(self, site: Site) -> Brokers:
+    def connect(self, site: ConnectionConfig) -> Brokers:
         return self.clusters[site.name_servers[0]]
 
     def group(self, name: str, created: str, *name_servers: str) -> Group:
@@ -50,21 +50,21 @@ class Clusters:
         self.places.want(group)
         return group
 
-    async def seen(self, group: Group) -> AtBroker:
+    async def seen(self, group: Group) -> BrokerState:
         await self.places.look(group)
         return self.of(group)
 
-    def of(self, group: Group) -> AtBroker:
+    def of(self, group: Group) -> BrokerState:
         return self.places.of(group, 0.0)
 
 
-def reasons(found: AtBroker) -> list[Reason]:
+def reasons(found: BrokerState) -> list[Reason]:
     return [problem.reason for problem in found.problems]
 
 
 @pytest.fixture
 async def clusters() -> AsyncIterator[Clusters]:
-    made = Clusters({"ours:9876": Memory(), "evil:9876": Memory()})
+    made = Clusters({"ours:9876": MemoryCluster(), "evil:9876": MemoryCluster()})
     for memory in made.clusters.values():
         await memory.create_topic("orders", BROKER, 4)
     yield made
@@ -114,7 +114,7 @@ async def test_duplicate_consumer_group_waits_for_an_older_one_only_before_its_f
 async def test_supervision_restarts_what_asks_the_brokers(
     clusters: Clusters, monkeypatch: pytest.MonkeyPatch, task: str
 ) -> None:
-    owner: Any = {"route watcher": Views, "lag poller": Lags, "consumer poller": ConsumerPoller}[task]
+    owner: Any = {"route watcher": RouteWatcher, "lag poller": LagPoller, "consumer poller": ConsumerPoller}[task]
     right, starts, restarted = owner.run, list[object](), asyncio.Event()
 
     async def fails_at_first(asker: Any) -> None:

@@ -4,17 +4,17 @@ import asyncio
 
 import pytest
 
-from rota.brokers.memory import BROKER, Memory
-from rota.brokers.port import Client
-from rota.kube.brokers.route_watcher import DEAD_SECONDS, Interest, Views
+from rota.brokers.memory import BROKER, MemoryCluster
+from rota.brokers.port import OnlineConsumer
+from rota.kube.brokers.route_watcher import DEAD_SECONDS, RouteWatcher, TopicInterest
 from rota.kube.state.queue_quota import QueueQuota
 from rota.model import Queue, Reason
 
 KEY = ("shop", "orders")
-ORDERS = Interest("orders", ("orders",), broadcasting=False)
+ORDERS = TopicInterest("orders", ("orders",), broadcasting=False)
 
 
-class Late(Memory):
+class Late(MemoryCluster):
     """A cluster that answers when it may."""
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Late(Memory):
         await self._wait("queues")
         return await super().queues(topic)
 
-    async def clients(self, group: str, broker: str) -> tuple[Client, ...]:
+    async def clients(self, group: str, broker: str) -> tuple[OnlineConsumer, ...]:
         await self._wait("clients")
         return await super().clients(group, broker)
 
@@ -36,11 +36,11 @@ class Late(Memory):
             await self.may.wait()
 
 
-async def looked_too_late(what: str) -> Views:
+async def looked_too_late(what: str) -> RouteWatcher:
     """Forget a group while something is being asked for it."""
     memory = Late()
     await memory.create_topic("orders", BROKER, 2)
-    views = Views(memory, lambda _: None)
+    views = RouteWatcher(memory, lambda _: None)
     views.want(KEY, ORDERS)
     memory.slow = what
     looking = asyncio.create_task(views.look(KEY))
@@ -64,12 +64,12 @@ async def test_connection_list_fetched_for_a_deleted_group_is_not_kept() -> None
 
 
 async def test_queue_quota_hides_the_queues_of_a_group_that_exceeds_it_and_ends_questions_about_them() -> None:
-    memory = Memory()
+    memory = MemoryCluster()
     await memory.create_topic("orders", BROKER, 3)
     await memory.create_topic("bills", BROKER, 2)
     heard: list[tuple[str, str]] = []
-    views = Views(memory, heard.append, QueueQuota(per_group=4, total=100))
-    views.want(KEY, Interest("orders", ("orders", "bills"), broadcasting=False))
+    views = RouteWatcher(memory, heard.append, QueueQuota(per_group=4, total=100))
+    views.want(KEY, TopicInterest("orders", ("orders", "bills"), broadcasting=False))
     await views.look(KEY)
     found = views.of(KEY, 0.0, ())
     assert [problem.reason for problem in found.problems] == [Reason.TOO_MANY_QUEUES]
@@ -86,11 +86,11 @@ async def test_queue_quota_hides_the_queues_of_a_group_that_exceeds_it_and_ends_
 
 
 async def test_queue_quota_is_claimed_again_by_a_rejected_group_once_another_one_is_deleted() -> None:
-    memory = Memory()
+    memory = MemoryCluster()
     await memory.create_topic("orders", BROKER, 3)
     heard: list[tuple[str, str]] = []
     quota = QueueQuota(per_group=4, total=4)
-    views = Views(memory, heard.append, quota)
+    views = RouteWatcher(memory, heard.append, quota)
     other = ("shop", "other")
     for key in (other, KEY):
         views.want(key, ORDERS)
@@ -104,10 +104,10 @@ async def test_queue_quota_is_claimed_again_by_a_rejected_group_once_another_one
 
 
 async def test_retry_topic_of_another_group_must_exist_but_the_groups_own_need_not() -> None:
-    memory = Memory()
+    memory = MemoryCluster()
     others = "%RETRY%others"
-    views = Views(memory, lambda _: None)
-    views.want(KEY, Interest("orders", (others,), broadcasting=False))
+    views = RouteWatcher(memory, lambda _: None)
+    views.want(KEY, TopicInterest("orders", (others,), broadcasting=False))
     await views.look(KEY)
     (problem,) = views.of(KEY, 0.0, ()).problems
     assert problem.reason is Reason.UNKNOWN_TOPIC
@@ -118,9 +118,9 @@ async def test_retry_topic_of_another_group_must_exist_but_the_groups_own_need_n
 
 
 async def test_route_and_connections_fetched_in_time_are_kept() -> None:
-    memory = Memory()
+    memory = MemoryCluster()
     await memory.create_topic("orders", BROKER, 2)
-    views = Views(memory, lambda _: None)
+    views = RouteWatcher(memory, lambda _: None)
     views.want(KEY, ORDERS)
     await views.look(KEY)
     assert views.where_is("orders") == {BROKER}
@@ -129,18 +129,18 @@ async def test_route_and_connections_fetched_in_time_are_kept() -> None:
 
 @pytest.mark.parametrize(("groups", "seconds"), [(0, 5.0), (250, 5.0), (500, 10.0), (1000, 20.0), (5000, 20.0)])
 def test_connection_poll_interval_is_shorter_for_few_groups(groups: int, seconds: float) -> None:
-    views = Views(Memory(), lambda _: None)
+    views = RouteWatcher(MemoryCluster(), lambda _: None)
     for number in range(groups):
         views.want(("shop", f"orders-{number}"), ORDERS)
     assert views.online_pause() == seconds
 
 
-class Worn(Memory):
+class Worn(MemoryCluster):
     """A cluster whose broker tells of connections as it is told to."""
 
-    connections: tuple[Client, ...] = ()
+    connections: tuple[OnlineConsumer, ...] = ()
 
-    async def clients(self, group: str, broker: str) -> tuple[Client, ...]:
+    async def clients(self, group: str, broker: str) -> tuple[OnlineConsumer, ...]:
         assert (group, broker) == ("orders", BROKER)
         return self.connections
 
@@ -148,17 +148,17 @@ class Worn(Memory):
 OURS, FOREIGN = "10.0.0.1@orders-a#12345678", "10.0.0.9@old"
 
 
-async def worn(*connections: tuple[str, str]) -> tuple[Worn, Views]:
+async def worn(*connections: tuple[str, str]) -> tuple[Worn, RouteWatcher]:
     memory = Worn()
     await memory.create_topic("orders", BROKER, 2)
-    views = Views(memory, lambda _: None)
+    views = RouteWatcher(memory, lambda _: None)
     views.want(KEY, ORDERS)
-    memory.connections = tuple(Client(*it) for it in connections)
+    memory.connections = tuple(OnlineConsumer(*it) for it in connections)
     await views.look(KEY)
     return memory, views
 
 
-def duplicates(views: Views, after: float = 0.0) -> list[Reason]:
+def duplicates(views: RouteWatcher, after: float = 0.0) -> list[Reason]:
     now = asyncio.get_running_loop().time() + after
     return [it.reason for it in views.of(KEY, now, {"orders-a#12345678"}).problems]
 

@@ -15,9 +15,9 @@ import rota
 from builders import a_report
 from ground.poll import PATIENCE_SECONDS
 from logins import a_kubeconfig, an_api
-from rota.kube.client.api import Unanswered
+from rota.kube.client.api import NoResponseError
 from rota.kube.members import report_client
-from rota.kube.members.report_client import Endpoint, Reports
+from rota.kube.members.report_client import Endpoint, ReportClient
 from rota.model import Reason
 
 HOST = "127.0.0.1"
@@ -62,8 +62,8 @@ async def recording(handler: Handler | None = None) -> AsyncIterator[Recorder]:
 
 
 @pytest.fixture
-async def client() -> AsyncIterator[Reports]:
-    created = Reports()
+async def client() -> AsyncIterator[ReportClient]:
+    created = ReportClient()
     yield created
     await created.close()
 
@@ -78,7 +78,7 @@ def redirect_to(port: int, status: int, path: str) -> Handler:
 
 
 @pytest.mark.parametrize("status", REDIRECTS)
-async def test_http_client_for_reports_follows_no_redirect_to_another_member(client: Reports, status: int) -> None:
+async def test_http_client_for_reports_follows_no_redirect_to_another_member(client: ReportClient, status: int) -> None:
     async with recording() as victim, recording(redirect_to(victim.port, status, "/v1/drain")) as attacker:
         asked = Endpoint(UID, HOST, attacker.port)
         assert (await client.read(asked)).report is None
@@ -91,7 +91,7 @@ async def test_http_client_for_reports_follows_no_redirect_to_another_member(cli
 
 
 async def test_http_client_neither_requests_nor_decompresses_a_compressed_report(
-    client: Reports,
+    client: ReportClient,
 ) -> None:
     packed = gzip.compress(msgspec.json.encode(a_report("m1", 7)))
 
@@ -105,7 +105,7 @@ async def test_http_client_neither_requests_nor_decompresses_a_compressed_report
 
 
 async def test_http_client_stops_reading_a_report_that_is_too_long(
-    client: Reports, monkeypatch: pytest.MonkeyPatch
+    client: ReportClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent = 0
 
@@ -146,7 +146,7 @@ async def test_http_client_reads_only_few_large_reports_at_the_same_time(monkeyp
         being_read.discard(id(request))
         return response
 
-    client = Reports()
+    client = ReportClient()
     async with recording(answer_large) as member:
         asked = Endpoint(UID, HOST, member.port)
         await asyncio.gather(*(client.read(asked) for _ in range(4)))
@@ -159,15 +159,15 @@ async def test_http_client_for_the_api_server_follows_no_redirect(status: int, t
     async with recording() as victim, recording(redirect_to(victim.port, status, "/api/v1/pods")) as server:
         async with an_api(a_kubeconfig(tmp_path / "config", f"http://{HOST}:{server.port}")) as api:
             with pytest.raises(
-                Unanswered, match=r"GET /api/v1/pods was answered by a redirect to .*, which is not followed"
+                NoResponseError, match=r"GET /api/v1/pods was answered by a redirect to .*, which is not followed"
             ):
                 await api.list("/api/v1/pods", msgspec.Raw)
-            with pytest.raises(Unanswered, match="POST /api/v1/pods was answered by a redirect"):
+            with pytest.raises(NoResponseError, match="POST /api/v1/pods was answered by a redirect"):
                 await api.create("/api/v1/pods", {}, msgspec.Raw)
-            with pytest.raises(Unanswered, match="was answered by a redirect"):
+            with pytest.raises(NoResponseError, match="was answered by a redirect"):
                 await api.read_through_proxy("/api/v1/pods/p/proxy/v1/groups", {}, 100)
             async with aclosing(api.watch("/api/v1/pods", msgspec.Raw, "0")) as events:
-                with pytest.raises(Unanswered, match="was answered by a redirect"):
+                with pytest.raises(NoResponseError, match="was answered by a redirect"):
                     await anext(events)
         assert len(server.requests) == 4
         assert victim.requests == []
@@ -181,7 +181,7 @@ async def test_http_client_limits_the_decompressed_size_of_a_proxied_response(tm
         recording(answer_with_a_bomb) as server,
         an_api(a_kubeconfig(tmp_path / "config", f"http://{HOST}:{server.port}")) as api,
     ):
-        with pytest.raises(Unanswered, match="is too long"):
+        with pytest.raises(NoResponseError, match="is too long"):
             await api.read_through_proxy("/api/v1/pods/p/proxy/v1/groups", {}, 2**20)
 
 

@@ -7,24 +7,24 @@ import msgspec
 import pytest
 
 from builders import NOW, a_document, a_view
-from rota.brokers.port import Client
+from rota.brokers.port import OnlineConsumer
 from rota.deliveries import DeliveriesPage, FailingMessage
 from rota.delivery_totals import MemberDeliveries
 from rota.documents import Assignment, write_assignment
-from rota.kube.brokers.lag.lag_history import Judged
-from rota.kube.brokers.lag.lag_poller import Lag
+from rota.kube.brokers.lag.lag_history import QueueLag
+from rota.kube.brokers.lag.lag_poller import GroupLag
 from rota.kube.client.objects import ConfigMap, Custom, Metadata, Owner, Pod
 from rota.kube.http import presenters, schema
 from rota.kube.state import rebalance
-from rota.kube.state.broker_state import AtBroker
+from rota.kube.state.broker_state import BrokerState
 from rota.kube.state.group import Group
-from rota.kube.telemetry.group_gauges import Fact
-from rota.kube.telemetry.operator_metrics import Measures
-from rota.kube.telemetry.rebalances import Tally
+from rota.kube.telemetry.group_gauges import GroupFacts
+from rota.kube.telemetry.operator_metrics import OperatorMetrics
+from rota.kube.telemetry.rebalances import RebalanceTracker
 from rota.lag import Judgement
 from rota.model import Queue
 from rota.planner import Plan
-from rota.planner.members.standings import Standing
+from rota.planner.members.standings import MemberState
 from rota.ranges import to_ranges
 from rota.reports import Report
 from rota.spec import Subscription as CoreSubscription
@@ -70,18 +70,18 @@ def a_group(document: Assignment | None = None, status: dict[str, Any] | None = 
     return found
 
 
-def a_fact(group: Group, lags: dict[Queue, Judged] | None = None, **known: Any) -> Fact:
+def a_fact(group: Group, lags: dict[Queue, QueueLag] | None = None, **known: Any) -> GroupFacts:
     """Return what is known of a group whose topic has six queues."""
-    broker = AtBroker({"orders": a_view(6)}, known.pop("foreigners", ()))
+    broker = BrokerState({"orders": a_view(6)}, known.pop("foreigners", ()))
     dead, at = known.pop("dead", None), known.pop("at", None)
-    return Fact(group, Tally(plan=Plan(**known)), broker, Lag(lags or {}, dead, at))
+    return GroupFacts(group, RebalanceTracker(plan=Plan(**known)), broker, GroupLag(lags or {}, dead, at))
 
 
-def lagging(*lags: int | None, **given: Any) -> dict[Queue, Judged]:
+def lagging(*lags: int | None, **given: Any) -> dict[Queue, QueueLag]:
     found = {}
     for queue, lag in zip(Q, lags, strict=False):
         told: dict[str, Any] = {"first": 0, "last": 9, "lag": lag, "verdict": Judgement.KEEPING_UP, "worked": 2.0}
-        found[queue] = Judged(**told | {"committed": None if lag is None else 9 - lag, "delay": lag} | given)
+        found[queue] = QueueLag(**told | {"committed": None if lag is None else 9 - lag, "delay": lag} | given)
     return found
 
 
@@ -102,7 +102,7 @@ def test_api_group_without_a_plan_has_no_invented_figures() -> None:
 def test_api_shows_a_group_without_topics_or_valid_spec() -> None:
     group = Group("shop", "orders")
     group.wants(Custom(Metadata("orders", uid="1", namespace="shop"), {"subscriptions": 5}), None)
-    found = presenters.detail(LEADS, Fact(group, Tally(), AtBroker(), Lag({})), {})
+    found = presenters.detail(LEADS, GroupFacts(group, RebalanceTracker(), BrokerState(), GroupLag({})), {})
     assert (found.at_broker, found.topics, found.queues) == ("orders", [], [])
 
 
@@ -229,7 +229,7 @@ def test_api_takes_the_group_name_at_brokers_from_stored_settings() -> None:
 def test_api_shows_retry_topics_of_other_groups_as_subscribed() -> None:
     others = Queue("%RETRY%others", "a", 0)
     group = a_group(a_document(members={"m1": [others]}), subscriptions=[{"topic": others.topic}])
-    fact = a_fact(group)._replace(broker=AtBroker({others.topic: a_view(1, others.topic)}, ()))
+    fact = a_fact(group)._replace(broker=BrokerState({others.topic: a_view(1, others.topic)}, ()))
     found = presenters.detail(LEADS, fact, {})
     assert [it.kind for it in found.queues] == [found.topics[0].kind] == ["Subscribed"]
 
@@ -237,7 +237,7 @@ def test_api_shows_retry_topics_of_other_groups_as_subscribed() -> None:
 def test_api_shows_stored_queues_missing_at_brokers_with_their_kind() -> None:
     retried = Queue(RETRY, "a", 0)
     document = a_document(members={"m1": [*Q[:6], retried]}, taken={Queue("old", "a", 0): ("m1", None)})
-    fact = a_fact(a_group(document))._replace(broker=AtBroker({"orders": None}))
+    fact = a_fact(a_group(document))._replace(broker=BrokerState({"orders": None}))
     found = presenters.detail(LEADS, fact, {})
     assert [(it.topic, it.id, it.kind) for it in found.queues] == [
         (RETRY, 0, "Retry"),
@@ -273,13 +273,13 @@ def test_broadcasting_group_shows_a_dash_as_strategy() -> None:
 
 async def test_broadcasting_queues_are_not_counted_as_unowned_in_metrics() -> None:
     class Known:
-        def fact(self, _: tuple[str, str]) -> Fact:
+        def fact(self, _: tuple[str, str]) -> GroupFacts:
             return a_fact(everyones(), status={"unownedQueues": 0, "queues": 5})
 
         def keys(self) -> list[tuple[str, str]]:
             return [("shop", "orders")]
 
-    text = (await Measures(lambda: True).text(Known())).decode()
+    text = (await OperatorMetrics(lambda: True).text(Known())).decode()
     labels = '{namespace="shop",group="orders"}'
     assert f"rota_unowned_queues{labels} 0\n" in text
     assert f"rota_queue_unowned_seconds_total{labels} 0\n" in text
@@ -297,8 +297,8 @@ def test_api_shows_generation_rate_and_problems_of_a_member() -> None:
     group.pods["m1"].hear(
         a_report("m1", troubles={"AppNotListening": "its app does not listen"}, states={"full": 2}), 1.0, 1.0
     )
-    clients = {"10.0.0.1@m1#uid-m1": Client("10.0.0.1@m1#uid-m1", "10.0.0.1:5", "PYTHON", "V5_1_4")}
-    fact = a_fact(group, lagging(*[1] * 6), standings={"m1": Standing.READY})
+    clients = {"10.0.0.1@m1#uid-m1": OnlineConsumer("10.0.0.1@m1#uid-m1", "10.0.0.1:5", "PYTHON", "V5_1_4")}
+    fact = a_fact(group, lagging(*[1] * 6), standings={"m1": MemberState.READY})
     (found,) = presenters.detail(LEADS, fact, clients).members
     assert found == schema.Member(
         "m1",
@@ -353,7 +353,7 @@ def test_api_shows_no_queues_for_a_recreated_pod_of_the_same_name() -> None:
 def test_api_lists_unmanaged_consumers_last_with_their_broker_data() -> None:
     group = a_group(owning())
     group.pods.see(a_pod("m1"), now=0.0)
-    clients = {"10.0.0.9@1": Client("10.0.0.9@1", "10.0.0.9:41", "JAVA", "V4_9_4")}
+    clients = {"10.0.0.9@1": OnlineConsumer("10.0.0.9@1", "10.0.0.9:41", "JAVA", "V4_9_4")}
     fact = a_fact(group, foreigners=("10.0.0.9@1", "10.0.0.8@2"))
     ours, java, unknown = presenters.detail(LEADS, fact, clients).members
     assert (ours.origin, java.origin, unknown.origin) == ("Rota", "Foreign", "Foreign")
@@ -388,7 +388,7 @@ def test_api_lists_no_unmanaged_consumers_while_they_are_unknown() -> None:
 
 def test_api_of_a_standby_operator_shows_owners_without_lag() -> None:
     standby = schema.Operator("rota-1", "0.1.0", leads=False)
-    fact = Fact(a_group(owning(), STATUS), Tally(), AtBroker(), Lag({}))
+    fact = GroupFacts(a_group(owning(), STATUS), RebalanceTracker(), BrokerState(), GroupLag({}))
     found = presenters.detail(standby, fact, {})
     assert not found.operator.leads
     assert [queue.owner for queue in found.queues] == ["m1"] * 3 + ["m2"] * 3

@@ -10,15 +10,15 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from rota.aio import GENTLY
+from rota.aio import ITEMS_PER_TURN
 from rota.kube import operator, options
-from rota.kube.brokers.registry import Places
+from rota.kube.brokers.registry import BrokerRegistry
 from rota.kube.client.objects import Custom, Metadata
 from rota.kube.http import events, schema, site
 from rota.kube.http.access.access import Reads
-from rota.kube.http.read_model import Sight
-from rota.kube.reconcile.controller import Brain
-from rota.kube.telemetry.operator_metrics import Measures
+from rota.kube.http.read_model import ReadModel
+from rota.kube.reconcile.controller import Controller
+from rota.kube.telemetry.operator_metrics import OperatorMetrics
 
 LEADS = schema.Operator("rota-0", "0.1.0", leads=True)
 NOBODY: Any = None  # who is not asked here
@@ -26,7 +26,7 @@ NOBODY: Any = None  # who is not asked here
 
 def test_api_event_stream_beyond_the_limit_ends_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "MAX_STREAMS", 2)
-    hub = events.Hub()
+    hub = events.Broadcaster()
     with ExitStack() as open_:
         first, second, third = [open_.enter_context(hub.listening()) for _ in range(3)]
         assert (first.ended, second.ended, third.ended) == (True, False, False)
@@ -37,12 +37,12 @@ def test_api_event_stream_beyond_the_limit_ends_the_oldest(monkeypatch: pytest.M
 
 
 async def test_api_list_of_many_groups_yields_to_other_tasks() -> None:
-    brain = Brain(NOBODY, NOBODY, Places(NOBODY), NOBODY)
-    names = [f"g{number}" for number in range(10 * GENTLY)]
+    brain = Controller(NOBODY, NOBODY, BrokerRegistry(NOBODY), NOBODY)
+    names = [f"g{number}" for number in range(10 * ITEMS_PER_TURN)]
     for name in names:
         brain.events.group_seen(Custom(Metadata(name, uid=name, namespace="shop", generation=1), {}))
     clock = asyncio.get_running_loop().time
-    sight = Sight(brain, Places(NOBODY), Measures(), "rota-0", "0", clock, asyncio.Lock())
+    sight = ReadModel(brain, BrokerRegistry(NOBODY), OperatorMetrics(), "rota-0", "0", clock, asyncio.Lock())
     turns = 0
 
     async def others() -> None:
@@ -93,7 +93,7 @@ async def test_api_concurrent_requests_share_the_next_list_of_groups() -> None:
         return await handler(request)
 
     app = web.Application(middlewares=[counted])
-    app.add_routes(site.routes(slow, events.Hub()))
+    app.add_routes(site.routes(slow, events.Broadcaster()))
     async with TestClient(TestServer(app)) as client:
 
         async def asks() -> Any:
@@ -117,7 +117,7 @@ async def test_api_details_beyond_the_limit_are_rejected(monkeypatch: pytest.Mon
     monkeypatch.setattr(site, "MAX_DETAILS", 1)
     slow = Slow()
     app = web.Application()
-    app.add_routes(site.routes(slow, events.Hub()))
+    app.add_routes(site.routes(slow, events.Broadcaster()))
     async with TestClient(TestServer(app)) as client:
         first = asyncio.create_task(client.get("/v1/groups/shop/orders/why"))
         await slow.begun.wait()
@@ -142,7 +142,7 @@ async def test_api_details_beyond_the_limit_are_rejected(monkeypatch: pytest.Mon
 )
 async def test_api_error_is_json_with_a_sentence(method: str, path: str, status: int, sentence: str) -> None:
     app = web.Application()
-    app.add_routes(site.routes(Slow(), events.Hub()))
+    app.add_routes(site.routes(Slow(), events.Broadcaster()))
     async with TestClient(TestServer(app)) as client, client.request(method, path) as answer:
         assert (answer.status, answer.content_type) == (status, "application/json")
         assert answer.headers.get("allow") == ("GET" if status == 405 else None)
@@ -150,10 +150,10 @@ async def test_api_error_is_json_with_a_sentence(method: str, path: str, status:
 
 
 async def test_api_explain_rejects_an_empty_queue() -> None:
-    brain = Brain(NOBODY, NOBODY, Places(NOBODY), NOBODY)
+    brain = Controller(NOBODY, NOBODY, BrokerRegistry(NOBODY), NOBODY)
     brain.events.group_seen(Custom(Metadata("orders", uid="1", namespace="shop", generation=1), {}))
     clock = asyncio.get_running_loop().time
-    sight = Sight(brain, Places(NOBODY), Measures(), "rota-0", "0", clock, asyncio.Lock())
+    sight = ReadModel(brain, BrokerRegistry(NOBODY), OperatorMetrics(), "rota-0", "0", clock, asyncio.Lock())
     assert (sight.knows("shop", "orders"), sight.knows("shop", "other")) == (True, False)
     with pytest.raises(ValueError, match="The queue '' cannot be read"):
         await sight.why("shop", "orders", "")

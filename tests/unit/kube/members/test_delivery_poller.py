@@ -12,7 +12,7 @@ from rota.delivery_totals import GroupDeliveries, MemberDeliveries
 from rota.kube.client.objects import Custom, Metadata, Pod
 from rota.kube.members import rounds
 from rota.kube.members.delivery_poller import ROUNDS, poll_deliveries
-from rota.kube.members.report_client import Endpoint, Reports
+from rota.kube.members.report_client import Endpoint, ReportClient
 from rota.kube.state.group import Group
 from rota.model import Queue, Reason
 
@@ -24,7 +24,7 @@ class OverError(Exception):
     """So many rounds are over."""
 
 
-class Members(Reports):
+class Members(ReportClient):
     """Members that report what is put there."""
 
     def __init__(self) -> None:

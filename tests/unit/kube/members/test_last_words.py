@@ -9,20 +9,20 @@ from aiohttp import web
 
 from builders import a_report
 from rota.kube.members import report_client
-from rota.kube.members.report_client import Answer, Endpoint, Reports
+from rota.kube.members.report_client import Endpoint, MemberResponse, ReportClient
 from rota.model import Reason
 
 WHERE, CLOSED = "127.0.0.1", 9  # nothing listens at that port
 
 
 @pytest.fixture
-async def asker() -> AsyncIterator[Reports]:
-    found = Reports()
+async def asker() -> AsyncIterator[ReportClient]:
+    found = ReportClient()
     yield found
     await found.close()
 
 
-async def heard(asker: Reports, text: bytes, status: int = 200, *, signs: bool = False) -> Answer | None:
+async def heard(asker: ReportClient, text: bytes, status: int = 200, *, signs: bool = False) -> MemberResponse | None:
     """Ask a server that answers so in place of a member that signs, or does not."""
 
     async def answer(_: web.Request) -> web.Response:
@@ -38,7 +38,7 @@ async def heard(asker: Reports, text: bytes, status: int = 200, *, signs: bool =
     return found
 
 
-async def test_report_of_a_deleted_pod_is_read(asker: Reports) -> None:
+async def test_report_of_a_deleted_pod_is_read(asker: ReportClient) -> None:
     report = a_report("m1", 7)
     found = await heard(asker, msgspec.json.encode(report))
     assert found
@@ -46,7 +46,7 @@ async def test_report_of_a_deleted_pod_is_read(asker: Reports) -> None:
 
 
 async def test_report_of_a_deleted_pod_is_none_if_another_server_answers_or_none_listens(
-    asker: Reports,
+    asker: ReportClient,
 ) -> None:
     other = msgspec.json.encode(a_report("m2", 7))
     assert await heard(asker, other) is None
@@ -58,7 +58,7 @@ async def test_report_of_a_deleted_pod_is_none_if_another_server_answers_or_none
     ("signs", "wanted"), [(True, Reason.MEMBER_NOT_AUTHENTICATED), (False, Reason.REPORT_TOO_LARGE)]
 )
 async def test_report_that_is_too_long_to_be_verified_proves_no_member_with_a_key(
-    asker: Reports,
+    asker: ReportClient,
     signs: bool,  # noqa: FBT001 - a case
     wanted: Reason,
 ) -> None:
@@ -69,7 +69,7 @@ async def test_report_that_is_too_long_to_be_verified_proves_no_member_with_a_ke
 
 
 async def test_report_timeout_of_a_deleted_pod_does_not_prove_that_it_terminated(
-    asker: Reports, monkeypatch: pytest.MonkeyPatch
+    asker: ReportClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     over = asyncio.Event()
 

@@ -12,10 +12,10 @@ from rota.documents import Assignment
 from rota.kube.client.objects import Key, Pod
 from rota.kube.members import progress_poller, rounds
 from rota.kube.members.progress_poller import PAGES_AT_ONCE, ProgressPoller
-from rota.kube.members.report_client import Endpoint, Reports
+from rota.kube.members.report_client import Endpoint, ReportClient
 from rota.kube.members.rounds import Rounds
 from rota.kube.state.group import Group
-from rota.kube.state.stored_assignment import Record
+from rota.kube.state.stored_assignment import StoredAssignment
 from rota.model import Queue
 from rota.queue_offsets import ProgressPage, QueueProgress
 from rota.ranges import to_ranges
@@ -30,7 +30,7 @@ class OverError(Exception):
     """So many rounds are over."""
 
 
-class Members(Reports):
+class Members(ReportClient):
     """Members that say what is put there."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ def say(group: Group, name: str, *held: Queue, incarnation: str = "one", **chang
 
 def assign(group: Group, **shares: list[Queue]) -> None:
     document: Assignment = a_document(members=shares)
-    group.record = Record(document=document)
+    group.record = StoredAssignment(document=document)
 
 
 def a_page(
@@ -123,7 +123,7 @@ async def test_report_page_is_not_read_of_members_that_were_not_heard_or_have_en
 async def test_report_page_is_not_read_in_a_broadcasting_group(members: Members) -> None:
     group = a_group("m1")
     say(group, "m1")
-    group.record = Record(document=a_document(members={"m1": ()}, everyone=(Q, R)))
+    group.record = StoredAssignment(document=a_document(members={"m1": ()}, everyone=(Q, R)))
     await poll(members, group, 5)
     assert not members.asked
 
@@ -135,7 +135,7 @@ async def test_broadcasting_model_forgets_what_was_read(members: Members) -> Non
     members.pages["uid-m1"] = a_page({Q: (0, 9, 5)})
     await poll(members, group, 5)
     assert group.pods.given.by_queue
-    group.record = Record(document=a_document(members={"m1": ()}, everyone=(Q, R)))
+    group.record = StoredAssignment(document=a_document(members={"m1": ()}, everyone=(Q, R)))
     await poll(members, group, 1)
     assert group.pods.given.by_queue == {}
 

@@ -14,11 +14,11 @@ from aiohttp import web
 from rota.deliveries import DeliveriesPage, QueueCounts
 from rota.delivery_totals import BYTES_PER_QUEUE
 from rota.kube.client.objects import Pod
-from rota.kube.members.report_client import BYTES_PER_ENTRY, BYTES_PER_OFFSET, LARGEST_PAGE, Endpoint, Reports
+from rota.kube.members.report_client import BYTES_PER_ENTRY, BYTES_PER_OFFSET, LARGEST_PAGE, Endpoint, ReportClient
 from rota.kube.state.retention_budget import RetentionBudget
 from rota.model import Queue, Reason
 from rota.ranges import MOST_IDS, MOST_PLACES, to_ranges
-from rota.reports import MOST_UNCOMMITTED, FullReport, QueueState, Uncommitted, Worked, read_report
+from rota.reports import MOST_UNCOMMITTED, FullReport, QueueState, QueueStatus, Uncommitted, read_report
 from rota.sidecar.status.control_api import Control, KeyFiles
 from rota.sidecar.status.delivery_counts import QUEUES_IN_PAGE
 from rota.sidecar.status.self_report import QUEUES_IN_A_PAGE, QueuesPage
@@ -55,7 +55,7 @@ class Member:
     def queues(self, start: int) -> QueuesPage:
         self.pages.append(start)
         stop = start + QUEUES_IN_A_PAGE
-        worked = [Worked("orders", "broker-a", it, it, it, 0, locked=False) for it in self.offsets[start:stop]]
+        worked = [QueueStatus("orders", "broker-a", it, it, it, 0, locked=False) for it in self.offsets[start:stop]]
         if self.following is not None:
             return QueuesPage(worked, self.following)
         return QueuesPage(worked, stop if stop < len(self.offsets) else None)
@@ -85,9 +85,9 @@ async def serving(member: Member, folder: Path | None) -> AsyncIterator[int]:
 
 
 @asynccontextmanager
-async def asking(*keys: bytes, budget: RetentionBudget | None = None) -> AsyncIterator[Reports]:
+async def asking(*keys: bytes, budget: RetentionBudget | None = None) -> AsyncIterator[ReportClient]:
     """Ask as an operator does that has these keys for the group."""
-    reports = Reports(lambda uid: keys if uid == GROUP_UID else (), budget)
+    reports = ReportClient(lambda uid: keys if uid == GROUP_UID else (), budget)
     yield reports
     await reports.close()
 
@@ -352,7 +352,7 @@ def test_report_page_is_small_however_long_names_are() -> None:
     state: QueueState = "draining"
     numbers = 2**31, 2**63 - 1, 2**63 - 1, 2**31
     worked = [
-        Worked(
+        QueueStatus(
             "t" * 127,
             "b" * 255,
             *numbers,

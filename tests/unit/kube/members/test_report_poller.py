@@ -9,10 +9,10 @@ import pytest
 from builders import a_document
 from rota.kube.client.objects import Pod
 from rota.kube.members import rounds
-from rota.kube.members.report_client import Answer, Endpoint, Reports
+from rota.kube.members.report_client import Endpoint, MemberResponse, ReportClient
 from rota.kube.members.report_poller import ROUNDS, poll_reports
 from rota.kube.state.group import Group
-from rota.kube.state.stored_assignment import Record
+from rota.kube.state.stored_assignment import StoredAssignment
 from rota.model import Queue
 from rota.reports import Report
 
@@ -23,7 +23,7 @@ class OverError(Exception):
     """So many rounds are over."""
 
 
-class Members(Reports):
+class Members(ReportClient):
     """Members that say what is put there, and what happens while one is asked."""
 
     def __init__(self) -> None:
@@ -33,13 +33,13 @@ class Members(Reports):
         self.meanwhile: Callable[[], None] = lambda: None
         self.offsets: dict[str, dict[Queue, int | None]] = {}
 
-    async def read(self, member: Endpoint) -> Answer:
+    async def read(self, member: Endpoint) -> MemberResponse:
         self.asked[member.uid] += 1
         self.addresses.add(member.address)
         self.meanwhile()
-        return Answer(self.say.get(member.uid), 1.0)
+        return MemberResponse(self.say.get(member.uid), 1.0)
 
-    async def read_with_offsets(self, member: Endpoint) -> tuple[Answer, dict[Queue, int | None] | None]:
+    async def read_with_offsets(self, member: Endpoint) -> tuple[MemberResponse, dict[Queue, int | None] | None]:
         return await self.read(member), self.offsets.get(member.uid)
 
 
@@ -182,7 +182,7 @@ FIRST, SECOND = Queue("orders", "a", 0), Queue("orders", "a", 1)
 def everyones(*names: str) -> Group:
     """Return a Broadcasting group: its record has an entry for each of these, and pods are there for them."""
     group = a_group(*names)
-    group.record = Record(document=a_document(members=dict.fromkeys(names, ()), everyone=(FIRST, SECOND)))
+    group.record = StoredAssignment(document=a_document(members=dict.fromkeys(names, ()), everyone=(FIRST, SECOND)))
     return group
 
 

@@ -10,26 +10,26 @@ from builders import a_document
 from rota import aio
 from rota.http_server import AdmissionLimit
 from rota.kube.client.objects import Pod
-from rota.kube.members.report_client import STANDING_WAIT_SECONDS, WAIT_SECONDS, Answer, Endpoint, Reports
-from rota.kube.members.report_watchers import Listeners, WatcherEvents
+from rota.kube.members.report_client import STANDING_WAIT_SECONDS, WAIT_SECONDS, Endpoint, MemberResponse, ReportClient
+from rota.kube.members.report_watchers import ReportWatchers, WatcherEvents
 from rota.kube.state.group import Group
 from rota.reports import Report
 from unit.kube.members.test_report_poller import a_group, a_report
 
 
-class Failing(Reports):
+class Failing(ReportClient):
     """Members of which each is read with an error the first time."""
 
     def __init__(self) -> None:
         self.failed: set[str] = set()
 
-    async def read(self, member: Endpoint) -> Answer:
+    async def read(self, member: Endpoint) -> MemberResponse:
         if member.uid not in self.failed:
             self.failed.add(member.uid)
             raise ZeroDivisionError
-        return Answer(a_report(member.uid.removeprefix("uid-")), 1.0)
+        return MemberResponse(a_report(member.uid.removeprefix("uid-")), 1.0)
 
-    async def next(self, member: Endpoint, after: int, seconds: int = WAIT_SECONDS) -> Answer:
+    async def next(self, member: Endpoint, after: int, seconds: int = WAIT_SECONDS) -> MemberResponse:
         await asyncio.Event().wait()
         raise AssertionError(member, after, seconds)
 
@@ -44,14 +44,14 @@ async def test_report_of_an_awaited_member_is_read_again_after_an_unexpected_err
     monkeypatch.setattr(aio, "FIRST_RESTART_SECONDS", 0.0)
     group, heard = a_group("m1"), asyncio.Event()
     group.awaited = frozenset({"m1"})
-    listeners = Listeners(group, Failing(), WatcherEvents(heard.set, heard.set), AdmissionLimit(0))
+    listeners = ReportWatchers(group, Failing(), WatcherEvents(heard.set, heard.set), AdmissionLimit(0))
     listeners.listen()
     await heard.wait()
     assert reports_of(group) == {"m1": a_report("m1")}
     listeners.rest()
 
 
-class Polled(Reports):
+class Polled(ReportClient):
     """Members whose reports are told by the test; it sees which are polled, and for how long."""
 
     def __init__(self, *names: str) -> None:
@@ -64,10 +64,10 @@ class Polled(Reports):
         report = a_report(uid.removeprefix("uid-"))
         return msgspec.structs.replace(report, revision=notices or 0, consumers_changed=notices)
 
-    async def read(self, member: Endpoint) -> Answer:
-        return Answer(self.report(member.uid), 1.0)
+    async def read(self, member: Endpoint) -> MemberResponse:
+        return MemberResponse(self.report(member.uid), 1.0)
 
-    async def next(self, member: Endpoint, after: int, seconds: int = WAIT_SECONDS) -> Answer:
+    async def next(self, member: Endpoint, after: int, seconds: int = WAIT_SECONDS) -> MemberResponse:
         async with self.changed:
             self.polls.append((member.uid, seconds))
             self.changed.notify_all()
@@ -76,7 +76,7 @@ class Polled(Reports):
             finally:
                 self.polls.remove((member.uid, seconds))
                 self.changed.notify_all()
-        return Answer(self.report(member.uid), 1.0)
+        return MemberResponse(self.report(member.uid), 1.0)
 
     async def notify(self, name: str) -> None:
         async with self.changed:
@@ -105,7 +105,7 @@ class Watch:
             known.see(with_readiness(known.pod, "True"), 1.0)
             known.hear(reports.report(f"uid-{name}"), 1.0, 1.0)
         events = WatcherEvents(lambda: None, self.asked.set)
-        self.listeners = Listeners(self.group, reports, events, limit or AdmissionLimit(10))
+        self.listeners = ReportWatchers(self.group, reports, events, limit or AdmissionLimit(10))
 
     async def rest(self) -> None:
         self.listeners.rest()

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from rota.kube.reconcile.limiter import TokenBucket, Turns
+from rota.kube.reconcile.limiter import PriorityLimiter, TokenBucket
 from rota.kube.state.group import Group
 
 
@@ -25,7 +25,7 @@ async def steps() -> None:
 class Some:
     """Groups that are looked at until they are told to end."""
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: PriorityLimiter) -> None:
         self.turns, self.there = turns, list[str]()
         self.over: dict[str, asyncio.Event] = {}
         self.tasks: dict[str, asyncio.Task[None]] = {}
@@ -52,7 +52,7 @@ class Some:
 
 
 async def test_reconcile_limiter_admits_groups_in_order() -> None:
-    some = Some(Turns(2))
+    some = Some(PriorityLimiter(2))
     await some.come(A, B, C, D)
     assert some.there == ["a", "b"]
     await some.go(B)
@@ -67,7 +67,7 @@ async def test_reconcile_limiter_admits_groups_in_order() -> None:
 
 
 async def test_reconcile_limiter_admits_a_prioritized_group_first() -> None:
-    turns = Turns(1)
+    turns = PriorityLimiter(1)
     some = Some(turns)
     await some.come(A, B, C, D)
     turns.hurry(D)
@@ -78,7 +78,7 @@ async def test_reconcile_limiter_admits_a_prioritized_group_first() -> None:
 
 
 async def test_reconcile_limiter_admits_unsettled_groups_before_settled_ones() -> None:
-    some = Some(Turns(1))
+    some = Some(PriorityLimiter(1))
     await some.come(A, B, WAITS, C)
     await some.go(A)
     assert some.there == ["a", "waits"]
@@ -86,7 +86,7 @@ async def test_reconcile_limiter_admits_unsettled_groups_before_settled_ones() -
 
 
 async def test_reconcile_limiter_skips_a_cancelled_waiter() -> None:
-    turns = Turns(1)
+    turns = PriorityLimiter(1)
     some = Some(turns)
     await some.come(A, B, C)
     await some.give_up(B)
@@ -100,7 +100,7 @@ async def test_reconcile_limiter_skips_a_cancelled_waiter() -> None:
 
 async def test_reconcile_limiter_passes_on_the_slot_of_a_waiter_cancelled_at_its_turn() -> None:
     for first_the_turn in (True, False):
-        some = Some(Turns(1))
+        some = Some(PriorityLimiter(1))
         await some.come(A, B, C)
         if first_the_turn:
             some.over["a"].set()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from builders import a_pod, a_policy, a_report, a_snapshot
-from rota.kube.client.api import Unanswered
+from rota.kube.client.api import NoResponseError
 from rota.kube.reconcile import planning
 from rota.kube.reconcile.planning import Planning
 from rota.model import Roster
@@ -77,7 +77,7 @@ async def test_custom_strategy_that_hangs_is_not_called_again_before_it_returns(
     aside: Planning, points: Points
 ) -> None:
     for _ in range(2 * planning.STRANGERS):  # else those who ask would take all room, and nobody were answered
-        with pytest.raises(Unanswered, match="has not answered"):
+        with pytest.raises(NoResponseError, match="has not answered"):
             await aside.plan(asking("slow"), 0.0)
     points.freed.set()
 
@@ -85,7 +85,7 @@ async def test_custom_strategy_that_hangs_is_not_called_again_before_it_returns(
         while True:
             try:
                 return await aside.plan(asking("slow"), 0.0)
-            except Unanswered:
+            except NoResponseError:
                 await asyncio.sleep(0)
 
     assert owned(await answered()) == 6
@@ -93,7 +93,7 @@ async def test_custom_strategy_that_hangs_is_not_called_again_before_it_returns(
 
 @pytest.mark.usefixtures("points")
 async def test_custom_strategy_that_hangs_does_not_block_another_policy(aside: Planning) -> None:
-    with pytest.raises(Unanswered):
+    with pytest.raises(NoResponseError):
         await aside.plan(asking("slow"), 0.0)
     assert owned(await aside.plan(asking("quick"), 0.0)) == 6
 
@@ -105,7 +105,7 @@ async def test_custom_strategy_is_called_again_for_a_recreated_group(
     before = asyncio.create_task(aside.plan(asking("slow"), 0.0))
     await asyncio.to_thread(points.begun.wait, 60)
     aside.forget(asking("slow").group)
-    with pytest.raises(Unanswered):
+    with pytest.raises(NoResponseError):
         await before
     points.begun.clear()
     after = asyncio.create_task(aside.plan(asking("slow"), 0.0))

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from rota.kube.client.api import Stale, Unanswered
+from rota.kube.client.api import ConflictError, NoResponseError
 from rota.kube.client.objects import Custom, Metadata
 from rota.kube.reconcile.reconciler import GroupTask
 from rota.kube.reconcile.status_publisher import PAUSES
@@ -84,8 +84,8 @@ async def test_reconcile_is_not_planned_without_need(case: str) -> None:
 
 
 async def test_reconcile_that_fails_is_repeated_after_longer_and_longer_pauses() -> None:
-    failures = [Unanswered("no answer"), ValueError("a defect"), Unanswered("no answer")]
-    reconciles = Reconciles(*failures, 20.0, Unanswered("no answer"))
+    failures = [NoResponseError("no answer"), ValueError("a defect"), NoResponseError("no answer")]
+    reconciles = Reconciles(*failures, 20.0, NoResponseError("no answer"))
     queue, task = a_queue(reconciles)
     loop = asyncio.get_running_loop()
     for pause in (*PAUSES[:3], 20.0, PAUSES[0]):
@@ -98,7 +98,7 @@ async def test_reconcile_that_fails_is_repeated_after_longer_and_longer_pauses()
 
 
 async def test_reconcile_of_a_stale_group_is_repeated_at_once_and_then_after_a_pause() -> None:
-    reconciles = Reconciles(Stale(), Stale())
+    reconciles = Reconciles(ConflictError(), ConflictError())
     queue, task = a_queue(reconciles)
     queue.wake(KEY)
     await reconciles.next()

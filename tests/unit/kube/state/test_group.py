@@ -9,7 +9,7 @@ import pytest
 from rota.documents import Assignment, Share, write_assignment
 from rota.kube.client.objects import ConfigMap, Custom, Metadata, Owner, Pod
 from rota.kube.state import pod_state
-from rota.kube.state.broker_state import AtBroker
+from rota.kube.state.broker_state import BrokerState
 from rota.kube.state.group import Group
 from rota.model import Holder, Queue, Reason, Verdict
 from rota.reports import Report, read_report
@@ -85,7 +85,7 @@ def test_member_that_loses_its_label_is_unready_and_tracked_until_its_pod_ends()
     assert not group.pods.gone
     group.pods.read(holder, a_pod(label=None), now=1.0)
     assert group.pods.unseen == {holder}  # nobody else tells what becomes of it
-    (shown,) = group.snapshot(2.0, AtBroker(), {}).pods
+    (shown,) = group.snapshot(2.0, BrokerState(), {}).pods
     assert (shown.ready, shown.ended) == (False, False)
     group.pods.read(holder, None, now=3.0)
     assert (group.pods.gone, group.pods) == ({"a"}, {})
@@ -144,7 +144,7 @@ def test_member_is_cut_off_since_another_member_reaches_the_broker() -> None:
     def heard(name: str, at: float, *, reaches: bool) -> dict[str, Mapping[str, float]]:
         report = Report(member=f"orders-{name}", uid=name, generation=7, brokers={"x": reaches})
         group.pods[f"orders-{name}"].hear(report, at, at)
-        return {it.uid: it.cut_off for it in group.snapshot(at, AtBroker(), {}).pods}
+        return {it.uid: it.cut_off for it in group.snapshot(at, BrokerState(), {}).pods}
 
     heard("a", 1.0, reaches=False)
     assert heard("b", 2.0, reaches=False) == {"a": {"x": 0.0}, "b": {"x": 0.0}}
@@ -258,7 +258,7 @@ def test_membership_of_a_recreated_group_drops_unseen_and_replaced_pods() -> Non
 
 
 def problems_of(group: Group, now: float) -> dict[Reason, str]:
-    return {problem.reason: problem.message for problem in group.snapshot(now, AtBroker(), {}).problems}
+    return {problem.reason: problem.message for problem in group.snapshot(now, BrokerState(), {}).problems}
 
 
 def a_pod(
@@ -299,7 +299,7 @@ def a_report_of(incarnation: int, started: float = STARTED) -> Report:
 
 def heard(group: Group, now: float) -> tuple[float | None, int, float]:
     """Return what the planner is given about the restarts of the one pod."""
-    (shown,) = group.snapshot(now, AtBroker(), {}).pods
+    (shown,) = group.snapshot(now, BrokerState(), {}).pods
     return shown.stopped, shown.restarts, shown.serving
 
 
@@ -357,5 +357,5 @@ def test_restart_of_a_sidecar_of_an_earlier_version_is_not_counted() -> None:
             b'{"member":"orders-a","uid":"a","generation":7,"incarnation":"%s"}' % text.encode(), type=Report
         )
         group.pods["orders-a"].hear(report, 1.0, 1.0)
-    (shown,) = group.snapshot(2.0, AtBroker(), {}).pods
+    (shown,) = group.snapshot(2.0, BrokerState(), {}).pods
     assert (shown.incarnation, shown.restarts, shown.stopped) == (0, 0, None)

@@ -17,7 +17,7 @@ from rota.kube.state.group import Group
 from rota.kube.state.retention_budget import RetentionBudget
 from rota.kube.state.stored_assignment import MAX_EARLY_BYTES, MAX_SETTINGS_BYTES, RecordLimits
 from rota.model import Queue, Reason
-from rota.planner import Heard
+from rota.planner import DecodedReport
 from rota.ranges import MOST_IDS, RangedQueues
 from rota.reports import FullReport
 
@@ -41,8 +41,8 @@ def test_memory_of_a_short_report_that_names_many_queues_is_small() -> None:
         member="a", uid="1", generation=1, held={"orders": {"a": "0-65535"}}, releasing={"orders": {"b": "0-65535"}}
     )
 
-    def parse() -> Heard:
-        heard = Heard(report)
+    def parse() -> DecodedReport:
+        heard = DecodedReport(report)
         assert Queue("orders", "a", 65_535) in heard.held
         assert len(heard.working) == MOST_IDS
         return heard

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from rota.kube.state.status_throttle import Pace
+from rota.kube.state.status_throttle import StatusThrottle
 
 
 def a_status(progressing: str = "False", **told: object) -> dict[str, object]:
@@ -12,7 +12,7 @@ def a_status(progressing: str = "False", **told: object) -> dict[str, object]:
 
 
 def test_status_publishes_condition_changes_at_once_and_figures_once_a_second() -> None:
-    pace, moving = Pace(), a_status("True", members=1)
+    pace, moving = StatusThrottle(), a_status("True", members=1)
     assert pace.tell(moving, {}, now=10.0)
     more = a_status("True", members=2)
     assert not pace.tell(more, moving, now=10.4)
@@ -22,7 +22,7 @@ def test_status_publishes_condition_changes_at_once_and_figures_once_a_second() 
 
 
 def test_status_held_back_is_published_when_due_unless_it_reverted() -> None:
-    pace, written = Pace(), a_status(members=2)
+    pace, written = StatusThrottle(), a_status(members=2)
     assert pace.tell(written, a_status(members=1), now=10.0)
     assert not pace.tell(a_status(members=3), written, now=10.5)
     assert not pace.tell(written, written, now=10.6)
@@ -32,7 +32,7 @@ def test_status_held_back_is_published_when_due_unless_it_reverted() -> None:
 
 
 def test_status_publishes_a_change_of_lag_alone_once_a_minute() -> None:
-    pace, written = Pace(), a_status(lag=10)
+    pace, written = StatusThrottle(), a_status(lag=10)
     told = a_status(lag=20)
     assert pace.tell(told, written, now=0.0)
     pace.taken(told)
@@ -41,7 +41,7 @@ def test_status_publishes_a_change_of_lag_alone_once_a_minute() -> None:
 
 
 def test_status_write_that_failed_is_retried_a_second_later() -> None:
-    pace, wanted = Pace(), a_status("True")
+    pace, wanted = StatusThrottle(), a_status("True")
     assert pace.tell(wanted, a_status(), now=10.0)
     pace.untaken(wanted, now=10.0)
     assert pace.seconds(a_status(), 10.2) == pytest.approx(0.8)
@@ -50,7 +50,7 @@ def test_status_write_that_failed_is_retried_a_second_later() -> None:
 
 
 def test_status_lag_becoming_unknown_or_known_is_published_within_five_seconds() -> None:
-    pace, written = Pace(), a_status(lag=10)
+    pace, written = StatusThrottle(), a_status(lag=10)
     assert pace.tell(a_status(lag=20), written, now=0.0)
     unknown = a_status(lag=None)
     assert not pace.tell(unknown, a_status(lag=20), now=4.9), "but not at each turn"
@@ -61,7 +61,7 @@ def test_status_lag_becoming_unknown_or_known_is_published_within_five_seconds()
 
 
 def test_status_write_in_flight_is_not_repeated_and_counts_as_published() -> None:
-    pace, moving, settled = Pace(), a_status("True"), a_status("False")
+    pace, moving, settled = StatusThrottle(), a_status("True"), a_status("False")
     assert pace.tell(moving, settled, now=10.0)
     assert not pace.tell(moving, settled, now=10.1)
     assert pace.newest(settled) == moving
@@ -74,7 +74,7 @@ def test_status_write_in_flight_is_not_repeated_and_counts_as_published() -> Non
 
 
 def test_status_retries_only_the_newest_of_the_failed_writes() -> None:
-    pace, written, newer = Pace(), a_status(members=1), a_status("True", members=3)
+    pace, written, newer = StatusThrottle(), a_status(members=1), a_status("True", members=3)
     older = a_status("True", members=2)
     assert pace.tell(older, written, now=10.0)
     assert pace.tell(newer, written, now=11.0)

@@ -4,13 +4,13 @@ import asyncio
 
 from rota.deliveries import DeliveriesPage, QueueCounts
 from rota.delivery_totals import GroupDeliveries, MemberDeliveries
-from rota.kube.brokers.lag.lag_poller import Lag
+from rota.kube.brokers.lag.lag_poller import GroupLag
 from rota.kube.client.objects import Custom, Metadata
-from rota.kube.state.broker_state import AtBroker
+from rota.kube.state.broker_state import BrokerState
 from rota.kube.state.group import Group
-from rota.kube.telemetry.group_gauges import Fact
-from rota.kube.telemetry.operator_metrics import Measures
-from rota.kube.telemetry.rebalances import Tally
+from rota.kube.telemetry.group_gauges import GroupFacts
+from rota.kube.telemetry.operator_metrics import OperatorMetrics
+from rota.kube.telemetry.rebalances import RebalanceTracker
 
 LABELS = 'namespace="shop",group="orders"'
 
@@ -23,15 +23,15 @@ class Known:
         self.group.wants(Custom(Metadata("orders", uid="1", namespace="shop")), None)
         self.group.deliveries = deliveries
 
-    def fact(self, _: tuple[str, str]) -> Fact:
-        return Fact(self.group, Tally(), AtBroker(), Lag({}))
+    def fact(self, _: tuple[str, str]) -> GroupFacts:
+        return GroupFacts(self.group, RebalanceTracker(), BrokerState(), GroupLag({}))
 
     def keys(self) -> list[tuple[str, str]]:
         return [("shop", "orders")]
 
 
 async def scrape(deliveries: GroupDeliveries) -> list[str]:
-    text = (await Measures(lambda: True).text(Known(deliveries))).decode()
+    text = (await OperatorMetrics(lambda: True).text(Known(deliveries))).decode()
     return [line for line in text.splitlines() if line.startswith(("rota_deliver", "rota_delayed"))]
 
 

@@ -1,7 +1,7 @@
 """The series of groups: they begin with 0, and end with their group."""
 
-from rota.kube.telemetry.group_gauges import Fact
-from rota.kube.telemetry.operator_metrics import Measures
+from rota.kube.telemetry.group_gauges import GroupFacts
+from rota.kube.telemetry.operator_metrics import OperatorMetrics
 from rota.redelivery import Cause
 
 ORDERS, BILLS = ("shop", "orders"), ("shop", "bills")
@@ -13,7 +13,7 @@ class Groups:
     def __init__(self, *keys: tuple[str, str]) -> None:
         self._keys = keys
 
-    def fact(self, _: tuple[str, str]) -> Fact | None:
+    def fact(self, _: tuple[str, str]) -> GroupFacts | None:
         return None
 
     def keys(self) -> list[tuple[str, str]]:
@@ -21,7 +21,7 @@ class Groups:
 
 
 async def test_metrics_series_of_a_group_begin_with_0_and_are_removed_together() -> None:
-    measures = Measures(lambda: True)
+    measures = OperatorMetrics(lambda: True)
     for key in (ORDERS, BILLS):
         measures.count_redelivered(key, Cause.CRASH, 3)
     lines = (await measures.text(Groups(ORDERS, BILLS))).decode().splitlines()

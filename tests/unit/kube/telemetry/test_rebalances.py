@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from builders import LONG, NOW, a_document, a_pod, a_policy, a_report, a_snapshot, a_spec, a_view
 from rota.documents import Assignment
-from rota.kube.telemetry.rebalances import Handover, News, Tally
+from rota.kube.telemetry.rebalances import QueueHandover, RebalanceChange, RebalanceTracker
 from rota.model import Holder, Queue, Reason, Verdict
 from rota.planner import Plan, Pod, plan
 
@@ -24,13 +24,13 @@ class PlannedGroup:
     """A group in virtual time: it is planned for, and its members obey as soon as they are told to."""
 
     def __init__(self, *members: str, **world: Any) -> None:
-        self.tally, self.at = Tally(), 100.0
+        self.tally, self.at = RebalanceTracker(), 100.0
         self.world: dict[str, Any] = {**world}
         self.document: Assignment | None = None
         self.status: dict[str, Any] = {}
         self.pods: dict[str, Pod] = {}
         self.gone: set[str] = set()
-        self.news: list[News] = []
+        self.news: list[RebalanceChange] = []
         self.last = Plan()
         self.joins(*members)
 
@@ -58,7 +58,7 @@ class PlannedGroup:
             report = a_report(name, self.document.generation, share.queues if share else ())
             self.pods[name] = a_pod(name, report, ready=self.pods[name].ready)
 
-    def plans(self, seconds: float = 1.0) -> News:
+    def plans(self, seconds: float = 1.0) -> RebalanceChange:
         """Let time pass, and look at the group."""
         self.at += seconds
         known = {"document": self.document, "status": self.status, "gone": frozenset(self.gone)}
@@ -69,7 +69,7 @@ class PlannedGroup:
         self.news.append(self.tally.take(self.last, self.document, told, self.at))
         return self.news[-1]
 
-    def settles(self) -> list[News]:
+    def settles(self) -> list[RebalanceChange]:
         """Let everybody obey and look again, until nothing is to be done; return what was news."""
         before = len(self.news)
         self.plans()
@@ -82,7 +82,7 @@ class PlannedGroup:
 
     def leader_changes(self) -> None:
         """Let another operator go on, which remembers nothing."""
-        self.tally = Tally()
+        self.tally = RebalanceTracker()
 
 
 def settled(*members: str, **world: Any) -> PlannedGroup:
@@ -91,11 +91,11 @@ def settled(*members: str, **world: Any) -> PlannedGroup:
     return fleet
 
 
-def moved(news: list[News]) -> int:
+def moved(news: list[RebalanceChange]) -> int:
     return sum(it.moved for it in news)
 
 
-def handovers(news: list[News]) -> list[Handover]:
+def handovers(news: list[RebalanceChange]) -> list[QueueHandover]:
     return [handover for it in news for handover in it.handovers if handover.before]
 
 
@@ -121,10 +121,10 @@ def test_rebalance_to_members_older_than_the_group_counts_no_handover() -> None:
 def test_handover_to_a_new_member_is_counted_when_its_report_confirms() -> None:
     fleet = settled("m1", "m2")
     fleet.joins("m3")
-    assert fleet.plans(10.0) == News(), "taken, and given to nobody yet"
+    assert fleet.plans(10.0) == RebalanceChange(), "taken, and given to nobody yet"
     fleet.obeys("m1", "m2")
-    assert fleet.plans(2.0) == News(moved=2), "given, and not yet obeyed"
-    assert fleet.plans(3.0) == News()
+    assert fleet.plans(2.0) == RebalanceChange(moved=2), "given, and not yet obeyed"
+    assert fleet.plans(3.0) == RebalanceChange()
     fleet.obeys()
     news = fleet.plans(0.5)
     assert [(it.before, it.after) for it in news.handovers] == [
@@ -141,7 +141,7 @@ def test_handover_to_a_new_member_is_counted_when_its_report_confirms() -> None:
     assert (news.ended.moved, news.ended.forced) == (2, 0)
     assert (news.ended.seconds, news.ended.longest) == (5.5, 5.5)
     assert news.ended.generation == 2, "that of its first document"
-    assert fleet.plans() == News(), "it is told once"
+    assert fleet.plans() == RebalanceChange(), "it is told once"
 
 
 def test_handover_is_timed_per_queue_and_the_longest_is_reported() -> None:
@@ -267,7 +267,7 @@ def test_unmanaged_consumer_queues_do_not_count_as_unowned_but_unconsumed_ones_d
     told = Plan(
         status={"unownedQueues": 2}, problems=(Verdict(Reason.FOREIGN_MEMBERS, ""), Verdict(Reason.QUEUES_UNOWNED, ""))
     )
-    tally = Tally()
+    tally = RebalanceTracker()
     for at in (100.0, 110.0):
         tally.take(told, None, {}, at)
     assert tally.unowned == 20.0
@@ -295,7 +295,7 @@ def test_handover_is_not_counted_by_a_leader_that_did_not_see_it_start() -> None
     fleet.joins("m3")
     fleet.plans()
     fleet.leader_changes()
-    assert fleet.plans(5.0) == News()
+    assert fleet.plans(5.0) == RebalanceChange()
     assert fleet.tally.oldest(fleet.at) == 0.0, "nobody knows since when"
     (listed,) = fleet.tally.rebalances
     assert (listed.reason, listed.seconds, listed.message) == ("MemberJoined", None, "")
@@ -320,11 +320,11 @@ def test_rebalance_after_a_leader_change_is_counted_in_full() -> None:
 def test_rebalance_that_ended_before_a_leader_change_is_listed_but_not_counted() -> None:
     fleet = settled("m1", "m2")
     fleet.leader_changes()
-    assert fleet.plans(3600.0) == News()
+    assert fleet.plans(3600.0) == RebalanceChange()
     (listed,) = fleet.tally.rebalances
     assert (listed.reason, listed.moved, listed.forced, listed.seconds) == ("FirstAssignment", 6, 0, 1.0)
     assert (listed.message, listed.longest, listed.generation) == ("", None, 1)
-    assert fleet.plans() == News()
+    assert fleet.plans() == RebalanceChange()
     assert len(fleet.tally.rebalances) == 1
 
 
@@ -435,7 +435,7 @@ def test_gate_that_held_before_a_leader_change_is_not_counted() -> None:
     fleet.joins("m3")
     fleet.plans()
     fleet.leader_changes()
-    assert fleet.plans() == News()
+    assert fleet.plans() == RebalanceChange()
 
 
 def test_handover_age_is_that_of_the_oldest_one() -> None:
@@ -453,12 +453,12 @@ def test_handover_age_is_that_of_the_oldest_one() -> None:
 
 
 def test_rebalance_tracker_counts_nothing_for_a_plan_without_assignment() -> None:
-    tally = Tally()
+    tally = RebalanceTracker()
     found = plan(a_snapshot(spec=None), NOW)
-    assert tally.take(found, None, {}, 1.0) == News()
-    assert tally.take(found, a_document(members={"m1": Q}), {holder("m1"): 5}, 2.0) == News()
+    assert tally.take(found, None, {}, 1.0) == RebalanceChange()
+    assert tally.take(found, a_document(members={"m1": Q}), {holder("m1"): 5}, 2.0) == RebalanceChange()
     assert tally.plan.status == found.status
-    assert tally.take(found, None, {}, 9.0) == News()
+    assert tally.take(found, None, {}, 9.0) == RebalanceChange()
     assert (tally.unowned, tally.contested) == (0.0, 0.0), "nobody knows of a queue"
 
 
@@ -496,7 +496,7 @@ def test_rebalance_under_another_leader_is_listed_before_earlier_ones() -> None:
     fleet.joins("m3")
     fleet.settles()
     fleet.tally = mine
-    assert fleet.plans() == News(), "nothing of it is counted"
+    assert fleet.plans() == RebalanceChange(), "nothing of it is counted"
     first = mine.rebalances[-1]
     assert [(it.reason, it.generation) for it in mine.rebalances] == [("MemberJoined", 3), ("FirstAssignment", 1)]
     assert (first.message, first.seconds, first.moved) == ("A new group", 1.0, 6)

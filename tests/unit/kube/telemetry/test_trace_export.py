@@ -16,8 +16,8 @@ from ground.poll import soon
 from kube.traces import KEY, RESOURCE, attributes, handover, news
 from otlp_receiver import Receiver, a_receiver, decoded, resource_spans
 from rota.kube.telemetry import trace_export
-from rota.kube.telemetry.rebalances import News
-from rota.kube.telemetry.trace_export import Exporter, Recorder, open_recorder
+from rota.kube.telemetry.rebalances import RebalanceChange
+from rota.kube.telemetry.trace_export import Recorder, TraceExporter, open_recorder
 
 ENDPOINT, TRACES_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 HEADERS, PROTOCOL = "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_PROTOCOL"
@@ -52,8 +52,8 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Recorder | None]:
 
 
 @asynccontextmanager
-async def running(told: Recorder | None) -> AsyncIterator[Exporter]:
-    it = Exporter(told)
+async def running(told: Recorder | None) -> AsyncIterator[TraceExporter]:
+    it = TraceExporter(told)
     try:
         yield it
     finally:
@@ -204,7 +204,7 @@ async def test_trace_export_sends_rebalances_together_in_one_request_with_header
     async with running(recorder(**{ENDPOINT: url, HEADERS: headers, **at_close})) as it:
         for name in ("orders", "bills"):
             it.take(("shop", name), news(handover()))
-        it.take(("shop", "quiet"), News(moved=3))
+        it.take(("shop", "quiet"), RebalanceChange(moved=3))
     asked, body = await there.got.get()
     assert asked.path == "/otlp/v1/traces"
     assert (asked.headers["api-key"], asked.headers["authorization"]) == ("a,b", "Basic dTpw==")

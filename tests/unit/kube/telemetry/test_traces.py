@@ -8,12 +8,12 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from kube.traces import AT, BEGUN, RESOURCE, A, B, attributes, encoded, handover, news
 from rota.documents import Assignment, Release, Share
-from rota.kube.telemetry.rebalances import SLOWEST, News, Tally
+from rota.kube.telemetry.rebalances import SLOWEST, RebalanceChange, RebalanceTracker
 from rota.model import Queue
 from rota.planner import Plan
 
 
-def spans(*told: News) -> list[Span]:
+def spans(*told: RebalanceChange) -> list[Span]:
     """Return the spans of rebalances, outer ones first."""
     found = [span for one in encoded(*told) for scope in one.scope_spans for span in scope.spans]
     parents = {span.span_id: span.parent_span_id for span in found}
@@ -144,7 +144,7 @@ QUEUES = tuple(Queue("orders", "broker-a", number) for number in range(SLOWEST +
 
 
 def test_trace_of_many_handovers_has_only_the_slowest() -> None:
-    tally, quick, slow = Tally(), QUEUES[:30], QUEUES[30:]
+    tally, quick, slow = RebalanceTracker(), QUEUES[:30], QUEUES[30:]
     tally.take(Plan(), a_group(1), {}, 99.0)
     assert tally.take(a_plan(), a_group(2, free=QUEUES), {}, 100.0).past is None
     assert tally.take(a_plan(moved=30), a_group(3, quick, slow), {B: 3}, 101.0).past is None
@@ -152,14 +152,14 @@ def test_trace_of_many_handovers_has_only_the_slowest() -> None:
     assert past
     assert {it.queue for it in past.slowest} == {*slow}
     assert {it.seconds for it in past.slowest} == {5.0}
-    root, *others = spans(News(past=past))
+    root, *others = spans(RebalanceChange(past=past))
     told = attributes(root)
     assert (told["rota.handovers"], told["rota.handovers_untold"]) == (SLOWEST + 30, 30)
     assert len(others) == 3 * SLOWEST
 
 
 def test_trace_by_a_new_leader_omits_handovers_it_did_not_see_start() -> None:
-    tally, began, before = Tally(), QUEUES[:3], Plan(status=a_plan().status)
+    tally, began, before = RebalanceTracker(), QUEUES[:3], Plan(status=a_plan().status)
     tally.take(before, a_group(3, free=began), {}, 100.0)
     assert tally.take(before, a_group(4, began), {}, 101.0).past is None
     news = tally.take(Plan(status=a_plan(moved=3, seconds=9.0).status), a_group(4, began), {B: 4}, 102.0)
@@ -170,5 +170,5 @@ def test_trace_by_a_new_leader_omits_handovers_it_did_not_see_start() -> None:
 def test_trace_by_a_new_leader_omits_rebalances_that_ended_before() -> None:
     later = {"kind": "plan", "at": "2026-11-21T08:01:00.000Z", "generation": 5, "message": "c joined"}
     over = Plan(status=a_plan(moved=3, seconds=9.0).status, records=(later,))  # c is in the document, and gets nothing
-    news = Tally().take(over, a_group(5, QUEUES), {B: 4}, 160.0)
+    news = RebalanceTracker().take(over, a_group(5, QUEUES), {B: 4}, 160.0)
     assert (news.ended, news.past) == (None, None)

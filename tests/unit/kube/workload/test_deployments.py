@@ -8,10 +8,10 @@ import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 
-from rota.kube.client.api import Api, ApiError, Stale
+from rota.kube.client.api import Api, ApiError, ConflictError
 from rota.kube.client.objects import MAX_DEPLOYMENT_BYTES, MAX_SPEC_BYTES, Custom, Deployment, Metadata, Owner
 from rota.kube.state.group import Group
-from rota.kube.workload.deployments import Fleets
+from rota.kube.workload.deployments import Deployments
 from rota.model import Reason
 
 SPEC: dict[str, Any] = {
@@ -45,7 +45,7 @@ class ConflictingServer:
 
 async def test_template_is_rejected_by_an_operator_without_rights_to_deployments() -> None:
     server = ConflictingServer()
-    fleets = Fleets(cast("Api", server), enabled=False)
+    fleets = Deployments(cast("Api", server), enabled=False)
     group = Group("shop", "orders")
     group.wants(BODY, None)
     assert await fleets.keep(group) == 0
@@ -60,11 +60,11 @@ async def test_template_is_rejected_by_an_operator_without_rights_to_deployments
 
 async def test_deployment_is_deleted_though_its_template_is_removed_after_a_write_conflict() -> None:
     server = ConflictingServer()
-    fleets = Fleets(cast("Api", server))
+    fleets = Deployments(cast("Api", server))
     fleets.seen(OWNED)
     group = Group("shop", "orders")
     group.wants(BODY, None)
-    with pytest.raises(Stale):
+    with pytest.raises(ConflictError):
         await fleets.keep(group)
     without_template = {name: value for name, value in SPEC.items() if name not in {"template", "replicas"}}
     group.wants(replace(BODY, spec=without_template), None)
@@ -74,7 +74,7 @@ async def test_deployment_is_deleted_though_its_template_is_removed_after_a_writ
 
 @pytest.mark.parametrize("kind", ["group", "deployment"])
 async def test_template_that_is_too_large_is_not_kept_in_memory(kind: str) -> None:
-    fleets, group = Fleets(cast("Api", ConflictingServer())), Group("shop", "orders")
+    fleets, group = Deployments(cast("Api", ConflictingServer())), Group("shop", "orders")
     group.wants(BODY, None)
     if kind == "group":
         image = "a" * MAX_SPEC_BYTES

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from builders import a_spec
 from rota.kube.client.objects import WISH, Custom, Metadata, Pod
 from rota.kube.workload.deployment_manifest import deployment
-from rota.kube.workload.injection import BEFORE, NOTE, injected, uninjected
-from rota.kube.workload.reverse_patch import noted, undone
+from rota.kube.workload.injection import BEFORE, NOTE, inject, remove_sidecar
+from rota.kube.workload.reverse_patch import apply_patch, make_patch
 from rota.kube.workload.sidecar_container import SidecarSpec
-from rota.spec import Mistake
+from rota.spec import InvalidSpecError
 
 Object = dict[str, Any]
 
@@ -53,20 +53,20 @@ def volumes(template: Object) -> Object:
 
 
 def test_injection_labels_pods_with_the_group_and_annotates_the_sidecar_image() -> None:
-    metadata = injected(a_template(), "orders", SIDECAR)["metadata"]
+    metadata = inject(a_template(), "orders", SIDECAR)["metadata"]
     assert metadata["labels"] == {"app": "shop", "rota.dev/group": "orders"}
     assert metadata["annotations"][NOTE] == "rota-sidecar:1"
 
 
 def test_injection_adds_a_native_sidecar_after_the_apps_init_containers() -> None:
-    made = injected(a_template(an_app(), initContainers=[{"name": "migrate"}]), "orders", SIDECAR)
+    made = inject(a_template(an_app(), initContainers=[{"name": "migrate"}]), "orders", SIDECAR)
     assert [it["name"] for it in made["spec"]["initContainers"]] == ["migrate", "rota-sidecar"]
     assert the_sidecar(made)["restartPolicy"] == "Always"
     assert the_sidecar(made)["command"] == ["python", "-m", "rota.sidecar"]
 
 
 def test_injection_sets_pod_identity_and_folders_in_the_environment() -> None:
-    env = {it["name"]: it for it in the_sidecar(injected(a_template(), "orders", SIDECAR))["env"]}
+    env = {it["name"]: it for it in the_sidecar(inject(a_template(), "orders", SIDECAR))["env"]}
     fields = {name: it["valueFrom"]["fieldRef"]["fieldPath"] for name, it in env.items() if "valueFrom" in it}
     assert fields == {
         "POD_NAME": "metadata.name",
@@ -85,13 +85,13 @@ def test_injection_sets_pod_identity_and_folders_in_the_environment() -> None:
 
 
 def test_injection_mounts_the_config_map_whole_and_as_optional() -> None:
-    made = injected(a_template(), "orders", SIDECAR)
+    made = inject(a_template(), "orders", SIDECAR)
     assert volumes(made)[mounts(made)["/etc/rota"]] == {"configMap": {"name": "orders-rota", "optional": True}}
     assert not any("subPath" in it for it in the_sidecar(made)["volumeMounts"])
 
 
 def test_injection_hides_the_service_account_token_from_the_sidecar_only() -> None:
-    made = injected(a_template(an_app()), "orders", SIDECAR)
+    made = inject(a_template(an_app()), "orders", SIDECAR)
     assert volumes(made)[mounts(made)[TOKEN]] == {"emptyDir": {}}
     assert "volumeMounts" not in made["spec"]["containers"][0]
     assert "automountServiceAccountToken" not in made["spec"]
@@ -101,17 +101,17 @@ def test_injection_mounts_secrets_that_the_group_names() -> None:
     tls = {"enabled": True, "caSecret": {"name": "authorities"}, "clientSecret": {"name": "client"}}
     rocketmq = {"nameServers": ["ns:9876"], "credentialsSecret": {"name": "acl"}, "tls": tls}
     asked = SidecarSpec.of(a_spec(broker={"rocketmq": rocketmq}), "rota-sidecar:1", 30.0)
-    made = injected(a_template(), "orders", asked)
+    made = inject(a_template(), "orders", asked)
     assert volumes(made)[mounts(made)["/etc/rota-credentials"]] == {"secret": {"secretName": "acl"}}
     assert volumes(made)[mounts(made)["/etc/rota-ca"]] == {"secret": {"secretName": "authorities"}}
     assert volumes(made)[mounts(made)["/etc/rota-client"]] == {"secret": {"secretName": "client"}}
     assert {"name": "ROTA_CLIENT", "value": "/etc/rota-client"} in the_sidecar(made)["env"]
     others = {"/etc/rota", "/etc/rota-key", TOKEN, "/var/lib/rota", "/run/rota"}
-    assert mounts(injected(a_template(), "orders", SIDECAR)).keys() == others
+    assert mounts(inject(a_template(), "orders", SIDECAR)).keys() == others
 
 
 def test_injection_mounts_the_groups_key_and_the_hooks_socket_into_the_sidecar_alone() -> None:
-    made = injected(a_template(an_app()), "orders", SIDECAR)
+    made = inject(a_template(an_app()), "orders", SIDECAR)
     key = {"secret": {"secretName": "orders-rota-key", "optional": True}}
     assert volumes(made)[mounts(made)["/etc/rota-key"]] == key
     socket = {"emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}
@@ -122,17 +122,17 @@ def test_injection_mounts_the_groups_key_and_the_hooks_socket_into_the_sidecar_a
 
 
 def test_injection_keeps_state_in_an_empty_dir_unless_the_app_mounts_a_volume() -> None:
-    made = injected(a_template(), "orders", SIDECAR)
+    made = inject(a_template(), "orders", SIDECAR)
     assert volumes(made)[mounts(made)["/var/lib/rota"]] == {"emptyDir": {"sizeLimit": "256Mi"}}
     mount = {"name": "data", "mountPath": "/var/lib/rota/", "subPath": "offsets"}
-    made = injected(a_template(an_app(volumeMounts=[mount])), "orders", SIDECAR)
+    made = inject(a_template(an_app(volumeMounts=[mount])), "orders", SIDECAR)
     assert mounts(made)["/var/lib/rota"] == "data"
     assert {"name": "data", "mountPath": "/var/lib/rota", "subPath": "offsets"} in the_sidecar(made)["volumeMounts"]
     assert "rota-state" not in volumes(made)
 
 
 def test_injection_probes_find_a_hanging_sidecar_unready_before_dead() -> None:
-    made = the_sidecar(injected(a_template(), "orders", SIDECAR))
+    made = the_sidecar(inject(a_template(), "orders", SIDECAR))
     probes = [made[name] for name in ("startupProbe", "readinessProbe", "livenessProbe")]
     assert [it["httpGet"] for it in probes] == [{"path": p, "port": 9911} for p in ("/healthz", "/readyz", "/healthz")]
     _, readiness, liveness = ((it["periodSeconds"] + it["timeoutSeconds"]) * it["failureThreshold"] for it in probes)
@@ -145,19 +145,19 @@ def test_injection_probes_find_a_hanging_sidecar_unready_before_dead() -> None:
 
 
 def test_injection_sets_resources_of_the_group_or_small_defaults() -> None:
-    assert the_sidecar(injected(a_template(), "orders", SIDECAR))["resources"] == {
+    assert the_sidecar(inject(a_template(), "orders", SIDECAR))["resources"] == {
         "requests": {"cpu": "20m", "memory": "64Mi"},
         "limits": {"memory": "256Mi"},
     }
     asked = SidecarSpec.of(a_spec(sidecar={"resources": {"limits": {"cpu": 1}}}), "rota-sidecar:1", 30.0)
-    assert the_sidecar(injected(a_template(), "orders", asked))["resources"] == {"limits": {"cpu": 1}}
+    assert the_sidecar(inject(a_template(), "orders", asked))["resources"] == {"limits": {"cpu": 1}}
 
 
 def test_injection_adds_a_drain_hook_unless_the_app_has_a_pre_stop_hook() -> None:
     sleeps = {"preStop": {"sleep": {"seconds": 5}}}
     starts = {"postStart": {"exec": {"command": ["warm-up"]}}}
     apps = [an_app(), {"name": "busy", "lifecycle": sleeps}, {"name": "slow", "lifecycle": starts}]
-    made = injected(a_template(*apps), "orders", SIDECAR)
+    made = inject(a_template(*apps), "orders", SIDECAR)
     assert [it["lifecycle"] for it in made["spec"]["containers"]] == [DRAINED, sleeps, starts | DRAINED]
 
 
@@ -169,12 +169,12 @@ def test_injection_raises_the_grace_period_to_drain_plus_15_seconds_and_never_lo
     given_: int | None, drain: float, made: int | None
 ) -> None:
     template = a_template(**({} if given_ is None else {"terminationGracePeriodSeconds": given_}))
-    found = injected(template, "orders", SidecarSpec(image="rota-sidecar:1", drain_timeout=drain))
+    found = inject(template, "orders", SidecarSpec(image="rota-sidecar:1", drain_timeout=drain))
     assert found["spec"].get("terminationGracePeriodSeconds") == made
 
 
 def test_injection_is_recognized_by_the_operator() -> None:
-    made = injected(a_template(), "orders", SIDECAR)
+    made = inject(a_template(), "orders", SIDECAR)
     assert msgspec.convert({"metadata": {"name": "orders-1"}, "spec": made["spec"]}, Pod).works_for == "orders"
 
 
@@ -232,57 +232,57 @@ SIDECARS = st.builds(
 
 @given(TEMPLATES, SIDECARS)
 def test_injection_is_fully_reverted(template: Object, sidecar: SidecarSpec) -> None:
-    assert uninjected(template) == template
-    assert uninjected(injected(template, "orders", sidecar)) == template
+    assert remove_sidecar(template) == template
+    assert remove_sidecar(inject(template, "orders", sidecar)) == template
 
 
 @given(TEMPLATES, SIDECARS, SIDECARS)
 def test_injection_twice_equals_the_last_one(template: Object, first: SidecarSpec, then: SidecarSpec) -> None:
-    once = injected(template, "orders", then)
-    assert injected(once, "orders", then) == once
-    assert injected(injected(template, "payments", first), "orders", then) == once
+    once = inject(template, "orders", then)
+    assert inject(once, "orders", then) == once
+    assert inject(inject(template, "payments", first), "orders", then) == once
 
 
 @given(TEMPLATES, SIDECARS)
 def test_injection_does_not_modify_its_input(template: Object, sidecar: SidecarSpec) -> None:
     before = json.dumps(template)
-    made = injected(template, "orders", sidecar)
+    made = inject(template, "orders", sidecar)
     kept = json.dumps(made)
-    uninjected(made)
-    injected(made, "payments", sidecar)
+    remove_sidecar(made)
+    inject(made, "payments", sidecar)
     assert (json.dumps(template), json.dumps(made)) == (before, kept)
 
 
 def test_injection_revert_keeps_a_volume_of_the_app_with_the_sidecars_name() -> None:
     mount = {"name": "rota-state", "mountPath": "/var/lib/rota"}
     template = a_template(an_app(volumeMounts=[mount]), volumes=[{"name": "rota-state", "emptyDir": {}}])
-    made = injected(template, "orders", SIDECAR)
+    made = inject(template, "orders", SIDECAR)
     assert mounts(made)["/var/lib/rota"] == "rota-state"
-    assert uninjected(made) == template
+    assert remove_sidecar(made) == template
 
 
 def test_injection_writes_no_revert_note_if_names_suffice() -> None:
     template = a_template(terminationGracePeriodSeconds=60)
-    assert BEFORE not in injected(template, "orders", SIDECAR)["metadata"]["annotations"]
+    assert BEFORE not in inject(template, "orders", SIDECAR)["metadata"]["annotations"]
 
 
 def test_injection_revert_keeps_later_changes() -> None:
-    made = injected(a_template(), "orders", SIDECAR)
+    made = inject(a_template(), "orders", SIDECAR)
     made["spec"]["terminationGracePeriodSeconds"] = 300
     made["spec"]["containers"].insert(0, {"name": "another"})
-    assert uninjected(made)["spec"] == {"containers": [{"name": "another"}, {"name": "app"}]} | {
+    assert remove_sidecar(made)["spec"] == {"containers": [{"name": "another"}, {"name": "app"}]} | {
         "terminationGracePeriodSeconds": 300
     }
 
 
 def test_injection_revert_ignores_defaults_of_the_api_server() -> None:
-    made = injected(a_template(), "orders", SIDECAR)
+    made = inject(a_template(), "orders", SIDECAR)
     hook = made["spec"]["containers"][0]["lifecycle"]["preStop"]["httpGet"]
     hook["scheme"] = "HTTP"
     for it in made["spec"]["volumes"]:
         if "configMap" in it:
             it["configMap"]["defaultMode"] = 420
-    assert uninjected(made) == a_template()
+    assert remove_sidecar(made) == a_template()
 
 
 DEEP_NOTE = '[[["spec"],' + "[" * 100_000
@@ -292,9 +292,9 @@ DEEP_NOTE = '[[["spec"],' + "[" * 100_000
     "note", ["", "?", "[]", "{}", "[1]", "[[[],[],[]]]", '[[["spec","containers",9,"x"],[],[1]]]', DEEP_NOTE]
 )
 def test_injection_revert_with_a_corrupt_note_restores_nothing(note: str) -> None:
-    made = injected(a_template(), "orders", SIDECAR)
+    made = inject(a_template(), "orders", SIDECAR)
     made["metadata"]["annotations"][BEFORE] = note
-    assert uninjected(made) == a_template(terminationGracePeriodSeconds=45)
+    assert remove_sidecar(made) == a_template(terminationGracePeriodSeconds=45)
 
 
 VALUES = st.recursive(
@@ -306,8 +306,8 @@ VALUES = st.recursive(
 
 @given(st.dictionaries(st.sampled_from("abc"), VALUES), st.dictionaries(st.sampled_from("abc"), VALUES))
 def test_injection_revert_note_restores_any_value(found: Object, was: Object) -> None:
-    assert undone(found, noted(found, was)) == was
-    assert noted(was, was) == ""
+    assert apply_patch(found, make_patch(found, was)) == was
+    assert make_patch(was, was) == ""
 
 
 # What cannot be.
@@ -327,8 +327,8 @@ def test_injection_revert_note_restores_any_value(found: Object, was: Object) ->
     ],
 )
 def test_template_that_is_invalid_is_rejected_with_a_sentence_naming_the_field(template: Object, told: str) -> None:
-    with pytest.raises(Mistake) as caught:
-        injected(template, "orders", SIDECAR)
+    with pytest.raises(InvalidSpecError) as caught:
+        inject(template, "orders", SIDECAR)
     assert told in str(caught.value)
     assert "\n" not in str(caught.value)
 

@@ -8,9 +8,9 @@ import pytest
 from rota.kube.client.api import Api, ApiError
 from rota.kube.client.objects import Custom, Metadata, Pod, key_secret_of
 from rota.kube.state.group import Group
-from rota.kube.state.pod_state import Known
-from rota.kube.workload.deployments import Fleets
-from rota.kube.workload.member_keys import PREVIOUS_HOLDS_SECONDS, MemberKeys, OperatorKeys, renewed_keys
+from rota.kube.state.pod_state import PodState
+from rota.kube.workload.deployments import Deployments
+from rota.kube.workload.member_keys import PREVIOUS_HOLDS_SECONDS, MemberKeys, OperatorKeys, valid_keys
 from rota.model import Reason
 from rota.signing import KEY_BYTES, fingerprint, group_key
 
@@ -28,17 +28,17 @@ def encoded(**values: bytes) -> dict[str, str]:
     "data", [{}, {"current": ""}, {"current": "no base64"}, encoded(current=b"short"), {"current": "ÿ"}]
 )
 def test_signature_key_that_was_removed_is_replaced_and_holds_for_ten_minutes_more(data: dict[str, str]) -> None:
-    keys = renewed_keys(data, OperatorKeys(KEY), NOW)
+    keys = valid_keys(data, OperatorKeys(KEY), NOW)
     assert (len(keys.current), keys.previous, keys.changed) == (KEY_BYTES, KEY, NOW)
     assert keys.current != KEY
     stored = encoded(current=keys.current, previous=keys.previous, changed=b"2026-09-21T14:13:20+00:00")
-    assert renewed_keys(stored, keys, NOW + 599) == keys
-    assert renewed_keys(stored, None, NOW + 600) == keys._replace(previous=b"")
+    assert valid_keys(stored, keys, NOW + 599) == keys
+    assert valid_keys(stored, None, NOW + 600) == keys._replace(previous=b"")
     assert PREVIOUS_HOLDS_SECONDS == 600
 
 
 def test_signature_key_is_made_where_there_was_none() -> None:
-    first, second = (renewed_keys({}, None, NOW) for _ in range(2))
+    first, second = (valid_keys({}, None, NOW) for _ in range(2))
     assert first.current != second.current
     assert first.previous == b""
 
@@ -90,13 +90,13 @@ def the_keys(server: Server) -> MemberKeys:
 
 
 def test_signature_key_that_was_removed_before_a_restart_holds_for_ten_minutes_more() -> None:
-    keys = renewed_keys(encoded(last=KEY), None, NOW)
+    keys = valid_keys(encoded(last=KEY), None, NOW)
     assert (keys.previous, keys.changed) == (KEY, NOW)
 
 
 @pytest.mark.parametrize("changed", [b"", b"\xff", b"soon", b"0001-01-01T00:00:00+14:00", b"9999-12-31T23:59:59-12:00"])
 def test_signature_keys_hold_whatever_is_written_beside_them(changed: bytes) -> None:
-    keys = renewed_keys(encoded(current=KEY, previous=PREVIOUS, changed=changed), None, NOW)
+    keys = valid_keys(encoded(current=KEY, previous=PREVIOUS, changed=changed), None, NOW)
     assert keys.current == KEY
     assert keys.changed >= 0
 
@@ -153,7 +153,7 @@ async def test_signature_key_is_written_again_if_members_do_not_sign(monkeypatch
     keys = the_keys(server)
     await keys.load()
     await keys.keep(group)
-    known = Known(Pod(Metadata("orders-a", uid="2", namespace="shop")), 0.0, 0.0, 0.0)
+    known = PodState(Pod(Metadata("orders-a", uid="2", namespace="shop")), 0.0, 0.0, 0.0)
     known.hear(None, 1.0, 1.0, Reason.MEMBER_NOT_AUTHENTICATED)
     group.pods["orders-a"] = known
     assert await keys.keep(group) == 2
@@ -171,8 +171,8 @@ async def test_signature_key_is_given_at_once_only_to_members_that_are_not_authe
     server.secrets[OPERATORS] = {"data": encoded(current=KEY)}
     keys = the_keys(server)
     await keys.load()
-    fleets = Fleets(cast("Api", server), keys=keys)
-    known = group.pods["orders-a"] = Known(Pod(Metadata("orders-a", uid="2", namespace="shop")), 0.0, 0.0, 0.0)
+    fleets = Deployments(cast("Api", server), keys=keys)
+    known = group.pods["orders-a"] = PodState(Pod(Metadata("orders-a", uid="2", namespace="shop")), 0.0, 0.0, 0.0)
     await fleets.give_key(group)
     assert server.writes == [], "a new leader writes no Secret before the assignment that members wait for"
     known.hear(None, 1.0, 1.0, Reason.MEMBER_NOT_AUTHENTICATED)

@@ -7,7 +7,7 @@ import pytest
 
 from builders import NOW, a_document, a_pod, a_report, a_snapshot, a_spec
 from rota.documents import Assignment, Release, Share
-from rota.handover import KUBELET, Proof
+from rota.handover import SLOWEST_KUBELET_SECONDS, Proof
 from rota.kube.members.report_client import STANDING_WAIT_SECONDS
 from rota.model import Holder, Queue, Reason
 from rota.planner import Plan, Pod, Snapshot, plan
@@ -243,4 +243,4 @@ def test_restart_pokes_the_pod_until_its_process_can_prove_the_end_of_the_one_be
 
 
 def test_restart_is_resumed_only_after_every_grant_that_the_operator_may_have_written_is_shown() -> None:
-    assert STANDING_WAIT_SECONDS + FRESH_SECONDS + KUBELET < RESUME_SECONDS
+    assert STANDING_WAIT_SECONDS + FRESH_SECONDS + SLOWEST_KUBELET_SECONDS < RESUME_SECONDS

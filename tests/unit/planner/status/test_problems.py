@@ -7,7 +7,7 @@ from msgspec import structs
 
 from builders import NOW, a_document, a_snapshot, obeying
 from rota.model import Queue, Reason, Verdict
-from rota.planner import Heard, Plan, Pod, plan
+from rota.planner import DecodedReport, Plan, Pod, plan
 
 Q = [Queue("orders", "a", number) for number in range(6)]
 DOCUMENT = a_document(members={"m1": Q[:3], "m2": Q[3:6], "m3": (), "m4": (), "m5": ()})
@@ -20,7 +20,7 @@ def pods(**troubles: dict[str, str]) -> tuple[Pod, ...]:
     for pod in obeying(DOCUMENT):
         assert pod.report is not None
         report = structs.replace(pod.report, troubles=troubles.get(pod.name, {}))
-        found.append(replace(pod, heard=Heard(report)))
+        found.append(replace(pod, heard=DecodedReport(report)))
     return tuple(found)
 
 

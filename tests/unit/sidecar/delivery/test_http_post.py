@@ -12,7 +12,13 @@ from random import Random
 import pytest
 
 from ground.poll import PATIENCE_SECONDS
-from rota.sidecar.delivery.http_post import LONGEST_HEAD, Away, Broken, Forbidden, Post
+from rota.sidecar.delivery.http_post import (
+    LONGEST_HEAD,
+    BadResponseError,
+    ConnectFailedError,
+    HttpPoster,
+    SendForbiddenError,
+)
 
 NO_CONTENT = b"HTTP/1.1 204 No Content\r\n\r\n"
 EMPTY = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
@@ -77,12 +83,12 @@ class Server:
 
 
 @asynccontextmanager
-async def a_server(say: Said | Say, host: str = "127.0.0.1") -> AsyncIterator[tuple[Server, Post]]:
+async def a_server(say: Said | Say, host: str = "127.0.0.1") -> AsyncIterator[tuple[Server, HttpPoster]]:
     """Start one that says this to everybody, or what a function says, and a Post to it."""
     found = Server((lambda _: say) if say is None or isinstance(say, bytes) else say, host=host)
     server = await asyncio.start_server(found.talk, host, 0)
     found.port = server.sockets[0].getsockname()[1]
-    post = Post(host, found.port)
+    post = HttpPoster(host, found.port)
     try:
         yield found, post
     finally:
@@ -93,7 +99,11 @@ async def a_server(say: Said | Say, host: str = "127.0.0.1") -> AsyncIterator[tu
 
 
 async def ask(
-    post: Post, body: bytes = b"hello", seconds: float = 10.0, path: str = "/", may: Callable[[], bool] = lambda: True
+    post: HttpPoster,
+    body: bytes = b"hello",
+    seconds: float = 10.0,
+    path: str = "/",
+    may: Callable[[], bool] = lambda: True,
 ) -> int:
     return await post.post(path, b"ce-id: 1\r\n", body, seconds, may)
 
@@ -127,7 +137,7 @@ async def test_push_request_line_cannot_be_broken_by_the_path(path: str, line: s
 
 async def test_push_that_is_forbidden_after_connecting_sends_nothing_and_disconnects() -> None:
     async with a_server(NO_CONTENT) as (server, post):
-        with pytest.raises(Forbidden):
+        with pytest.raises(SendForbiddenError):
             await ask(post, b"late", may=lambda: False)
         assert await ask(post, b"hello") == 204
         assert [it.body for it in server.heard] == [b"hello"]
@@ -135,8 +145,8 @@ async def test_push_that_is_forbidden_after_connecting_sends_nothing_and_disconn
 
 
 def test_push_request_host_of_an_ipv6_address_is_in_brackets() -> None:
-    assert Post("::1", 8080)._host == b"host: [::1]:8080\r\n"
-    assert Post("localhost", 8080)._host == b"host: localhost:8080\r\n"
+    assert HttpPoster("::1", 8080)._host == b"host: [::1]:8080\r\n"
+    assert HttpPoster("localhost", 8080)._host == b"host: localhost:8080\r\n"
 
 
 # What comes back.
@@ -240,7 +250,7 @@ async def test_push_response_without_a_length_ends_with_its_connection(said: byt
 )
 async def test_push_response_that_is_cut_off_is_an_error(said: bytes) -> None:
     async with a_server(lambda _: iter([said, CLOSES])) as (server, post):
-        with pytest.raises(Broken, match="closed the connection without an answer"):
+        with pytest.raises(BadResponseError, match="closed the connection without an answer"):
             await ask(post)
         assert server.connections == 1
 
@@ -268,7 +278,7 @@ GARBAGE = {
 @pytest.mark.parametrize("name", GARBAGE)
 async def test_push_response_that_is_no_http_is_an_error_and_closes_the_connection(name: str) -> None:
     async with a_server(lambda heard: GARBAGE[name] if heard.connection == 1 else NO_CONTENT) as (server, post):
-        with pytest.raises(Broken, match="no HTTP"):
+        with pytest.raises(BadResponseError, match="no HTTP"):
             await ask(post)
         await server.until(lambda: server.ended == [1])
         assert await ask(post) == 204
@@ -280,7 +290,7 @@ async def test_push_response_of_random_bytes_is_an_error(seed: int) -> None:
     chance = Random(f"{seed}/post")
     async with a_server(lambda _: iter([chance.randbytes(chance.randint(1, 200)), CLOSES])) as (_, post):
         for _ in range(3):
-            with pytest.raises(Broken):
+            with pytest.raises(BadResponseError):
                 await ask(post)
 
 
@@ -330,14 +340,14 @@ async def test_push_on_a_reused_connection_with_a_partial_response_is_not_repeat
 
     async with a_server(say) as (server, post):
         await ask(post)
-        with pytest.raises(Broken):
+        with pytest.raises(BadResponseError):
             await ask(post)
         assert len(server.heard) == 2
 
 
 async def test_push_on_a_new_connection_that_breaks_is_not_repeated() -> None:
     async with a_server(CLOSES) as (server, post):
-        with pytest.raises(Broken):
+        with pytest.raises(BadResponseError):
             await ask(post)
         assert len(server.heard) == 1
 
@@ -346,8 +356,8 @@ async def test_push_to_a_port_without_listener_reports_the_app_as_unreachable() 
     async with a_server(NO_CONTENT) as (_, post):
         await ask(post)
         port = post.port
-    with pytest.raises(Away, match=rf"^Nobody listens at 127\.0\.0\.1, port {port}: "):
-        await ask(Post("127.0.0.1", port))
+    with pytest.raises(ConnectFailedError, match=rf"^Nobody listens at 127\.0\.0\.1, port {port}: "):
+        await ask(HttpPoster("127.0.0.1", port))
 
 
 async def test_push_that_times_out_while_connecting_reports_the_app_as_unreachable() -> None:
@@ -357,8 +367,8 @@ async def test_push_that_times_out_while_connecting_reports_the_app_as_unreachab
         for filling in (first, second):  # who comes after them is kept waiting for ever
             filling.setblocking(False)  # noqa: FBT003 - its name
             filling.connect_ex(deaf.getsockname())
-        with pytest.raises(Away, match="Nobody takes a connection"):
-            await ask(Post(*deaf.getsockname()), seconds=0.1)
+        with pytest.raises(ConnectFailedError, match="Nobody takes a connection"):
+            await ask(HttpPoster(*deaf.getsockname()), seconds=0.1)
 
 
 @pytest.mark.parametrize(
@@ -378,7 +388,7 @@ async def test_push_that_ends_its_connection_is_repeated_once_however_many_conne
     async with a_server(lambda heard: CLOSES if heard.body == b"poison" else NO_CONTENT) as (server, post):
         await asyncio.gather(*(ask(post) for _ in range(4)))
         assert server.connections == 4
-        with pytest.raises(Broken):
+        with pytest.raises(BadResponseError):
             await ask(post, b"poison")
         assert [it.body for it in server.heard].count(b"poison") == 2
 
@@ -405,11 +415,11 @@ async def test_push_timeout_discards_the_unsent_part_of_the_request() -> None:
         writer.close()
 
     server = await asyncio.start_server(talk, "127.0.0.1", 0, limit=1024)
-    post = Post(*server.sockets[0].getsockname())
+    post = HttpPoster(*server.sockets[0].getsockname())
 
     async def ask_until_connected() -> None:
         while True:
-            with suppress(Away):  # a slow machine did not open the connection in that time
+            with suppress(ConnectFailedError):  # a slow machine did not open the connection in that time
                 await ask(post, bytes(50_000_000), seconds=0.05)
 
     with pytest.raises(TimeoutError):
@@ -442,7 +452,7 @@ async def test_push_response_may_arrive_before_the_request_is_complete() -> None
         writer.close()
 
     server = await asyncio.start_server(talk, "127.0.0.1", 0)
-    post = Post(*server.sockets[0].getsockname())
+    post = HttpPoster(*server.sockets[0].getsockname())
     assert await ask(post, bytes(20_000_000)) == 413
     server.close()
 
@@ -462,7 +472,7 @@ async def test_push_response_before_the_request_is_complete_closes_the_connectio
         writer.close()
 
     server = await asyncio.start_server(talk, "127.0.0.1", 0)
-    post = Post(*server.sockets[0].getsockname())
+    post = HttpPoster(*server.sockets[0].getsockname())
     assert await ask(post, bytes(20_000_000)) == 413
     async with asyncio.timeout(PATIENCE_SECONDS):
         await ended.wait()

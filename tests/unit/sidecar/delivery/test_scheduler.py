@@ -5,9 +5,9 @@ from collections.abc import Collection
 import pytest
 
 from rota.brokers.message import Message
-from rota.brokers.port import Pulled
+from rota.brokers.port import PullResult
 from rota.model import Queue
-from rota.sidecar.delivery.scheduler import Shelf, Taken
+from rota.sidecar.delivery.scheduler import Batch, DeliveryScheduler
 from rota.sidecar.member.window import Window
 
 A, B, C, D = (Queue("orders", "broker-a", number) for number in range(4))
@@ -16,15 +16,15 @@ A, B, C, D = (Queue("orders", "broker-a", number) for number in range(4))
 def a_window(queue: Queue, messages: int = 100, *, orderly: bool = False) -> Window:
     """Return one that fetched so many."""
     window = Window(next=0, orderly=orderly)
-    window.put(0, Pulled(tuple(Message(queue, it, b"x", {}) for it in range(messages)), messages, 0, messages))
+    window.put(0, PullResult(tuple(Message(queue, it, b"x", {}) for it in range(messages)), messages, 0, messages))
     return window
 
 
 def a_shelf(
     *queues: Queue, messages: int = 100, orderly: bool = False, allowed: Collection[Queue] | None = None
-) -> Shelf:
+) -> DeliveryScheduler:
     """Return one to which these were offered; all may deliver unless said."""
-    shelf = Shelf(lambda queue: allowed is None or queue in allowed)
+    shelf = DeliveryScheduler(lambda queue: allowed is None or queue in allowed)
     for queue in queues:
         shelf.offer(queue, a_window(queue, messages, orderly=orderly))
     return shelf
@@ -34,7 +34,7 @@ def one(_: Queue) -> int:
     return 1
 
 
-def turns(shelf: Shelf, slots: float = float("inf"), most: int = 1000, every: int = 0) -> list[Queue]:
+def turns(shelf: DeliveryScheduler, slots: float = float("inf"), most: int = 1000, every: int = 0) -> list[Queue]:
     """Take until nothing comes or no slot is free, and let nothing end; return whose turns they were."""
     found: list[Queue] = []
     while len(found) < most and (taken := shelf.take(0.0, one, slots - len(found), every)):
@@ -42,7 +42,7 @@ def turns(shelf: Shelf, slots: float = float("inf"), most: int = 1000, every: in
     return found
 
 
-def finish(taken: Taken) -> None:
+def finish(taken: Batch) -> None:
     for message in taken.delivery.messages:
         taken.window.done(taken.delivery, message)
 
@@ -61,7 +61,7 @@ def test_delivery_skips_an_empty_queue_until_it_is_offered_again() -> None:
     shelf, window = a_shelf(A, B, messages=1), a_window(C, 0)
     shelf.offer(C, window)
     assert turns(shelf) == [A, B]
-    window.put(0, Pulled((Message(C, 0, b"x", {}),), 1, 0, 1))
+    window.put(0, PullResult((Message(C, 0, b"x", {}),), 1, 0, 1))
     assert turns(shelf) == []
     shelf.offer(C, window)
     assert turns(shelf) == [C]
@@ -161,7 +161,7 @@ def test_delivery_permission_is_not_checked_for_a_queue_at_its_share() -> None:
         asked.append(queue)
         return True
 
-    shelf = Shelf(may)
+    shelf = DeliveryScheduler(may)
     shelf.offer(A, a_window(A))
     turns(shelf, 4, every=4)
     before = len(asked)
@@ -186,7 +186,7 @@ def test_delivery_permission_check_may_withdraw_all_queues() -> None:
             shelf.withdraw(queue)
         return False
 
-    shelf = Shelf(may)
+    shelf = DeliveryScheduler(may)
     for queue in (A, B, C):
         shelf.offer(queue, a_window(queue))
     assert shelf.take(0.0, one) is None

@@ -6,15 +6,15 @@ from itertools import count
 from builders import a_spec
 from rota.brokers.errors import BrokerError
 from rota.brokers.message import Message
-from rota.brokers.port import Pulled
+from rota.brokers.port import PullResult
 from rota.model import Queue
-from rota.sidecar.consume.queue_reader import Reading
-from rota.sidecar.delivery.scheduler import Taken
-from rota.sidecar.delivery.settlement import Endings, _not_taken
+from rota.sidecar.consume.queue_reader import QueueReader
+from rota.sidecar.delivery.scheduler import Batch
+from rota.sidecar.delivery.settlement import Settlement, _not_taken
 from rota.sidecar.member.window import Window
 from rota.sidecar.status.delivery_counts import DeliveryCounts
-from rota.sidecar.status.problems import Health
-from rota.spec.resolved import Settings, read_settings, write_settings
+from rota.sidecar.status.problems import Problems
+from rota.spec.resolved import GroupSettings, read_settings, write_settings
 
 Q = Queue("orders", "broker-a", 3)
 
@@ -23,31 +23,31 @@ Q = Queue("orders", "broker-a", 3)
 class AMember:
     """As much of a member as endings ask for; its time goes on with every look."""
 
-    health: Health
-    settings: Settings
+    health: Problems
+    settings: GroupSettings
     delivery_counts: DeliveryCounts = field(default_factory=lambda: DeliveryCounts(0.0))
     clock = count(1)
 
     def now(self) -> float:
         return float(next(self.clock))
 
-    def reading(self, _: Queue) -> Reading | None:
+    def reading(self, _: Queue) -> QueueReader | None:
         return None
 
-    def offer(self, _: Reading) -> None:
+    def offer(self, _: QueueReader) -> None:
         pass
 
 
-def taken(window: Window) -> Taken:
+def taken(window: Window) -> Batch:
     delivery = window.take(1, now=1e9)
     assert delivery
-    return Taken(Q, window, delivery)
+    return Batch(Q, window, delivery)
 
 
 def test_push_repeats_undelivered_messages_from_the_lowest_offset() -> None:
-    member = AMember(Health(), read_settings(write_settings("shop", a_spec(), 30.0, None)))
-    endings, window = Endings(member), Window(next=0, orderly=False, committed=0)
-    window.put(0, Pulled(tuple(Message(Q, it, b"", {}) for it in (0, 1, 2)), 3, 0, 3))
+    member = AMember(Problems(), read_settings(write_settings("shop", a_spec(), 30.0, None)))
+    endings, window = Settlement(member), Window(next=0, orderly=False, committed=0)
+    window.put(0, PullResult(tuple(Message(Q, it, b"", {}) for it in (0, 1, 2)), 3, 0, 3))
     for it in [taken(window) for _ in range(3)]:
         endings.back(it, it.delivery.messages)
     for _ in range(3):

@@ -12,7 +12,7 @@ from rota.model import Queue
 from rota.ranges import from_ranges
 from rota.reports import read_report
 from rota.sidecar.member.member import RESUME_SECONDS, Member, Step
-from rota.sidecar.member.queue_lifecycle import HOLD, Act, Command, Event, State
+from rota.sidecar.member.queue_lifecycle import HOLD, Command, LeaseAction, LeaseEvent, LeaseState
 
 A, B, C = (Queue("orders", "broker-a", number) for number in range(3))
 NAME, UID, GROUP = "m1", "uid-1", "shop/orders"
@@ -29,16 +29,16 @@ def a_member(*queues: Queue, generation: int = 5, **settled: Any) -> Member:
     """Return a member that runs these queues, all since 0."""
     member = Member(NAME, UID, **settled)
     answer(member, member.read(a_document(generation, *queues), 0.0), 0.0)
-    assert states(member) == dict.fromkeys(queues, State.RUNNING)
+    assert states(member) == dict.fromkeys(queues, LeaseState.RUNNING)
     return member
 
 
 GOOD = {
-    Act.LOCK: Event.LOCKED,
-    Act.PLACE: Event.PLACED,
-    Act.STOP: Event.EMPTY,
-    Act.CUT: Event.EMPTY,
-    Act.UNLOCK: Event.UNLOCKED,
+    LeaseAction.LOCK: LeaseEvent.LOCKED,
+    LeaseAction.PLACE: LeaseEvent.PLACED,
+    LeaseAction.STOP: LeaseEvent.EMPTY,
+    LeaseAction.CUT: LeaseEvent.EMPTY,
+    LeaseAction.UNLOCK: LeaseEvent.UNLOCKED,
 }
 
 
@@ -47,16 +47,16 @@ def answer(member: Member, step: Step, now: float) -> list[Command]:
     commands = list(step.commands)
     for command in commands:
         if command.act in GOOD:
-            sent = now if command.act is Act.LOCK else None
+            sent = now if command.act is LeaseAction.LOCK else None
             commands += member.happened(GOOD[command.act], command.queue, command.life, now, sent).commands
     return commands
 
 
-def states(member: Member) -> dict[Queue, State]:
+def states(member: Member) -> dict[Queue, LeaseState]:
     return {queue: life.state for queue, life in member.lives.items()}
 
 
-def acts(step: Step) -> list[tuple[Act, Queue]]:
+def acts(step: Step) -> list[tuple[LeaseAction, Queue]]:
     return [(command.act, command.queue) for command in step.commands]
 
 
@@ -72,18 +72,18 @@ def test_member_starts_the_queues_of_its_first_assignment_and_stores_the_generat
     member = Member(NAME, UID)
     step = member.read(a_document(5, B, A), 0.0)
     assert step.remember == 5
-    assert acts(step) == [(Act.PLACE, A), (Act.PLACE, B)]
+    assert acts(step) == [(LeaseAction.PLACE, A), (LeaseAction.PLACE, B)]
     assert held(member) == [A, B]
     assert member.report().generation == 5
-    assert {command.act for command in answer(member, step, 0.0)} == {Act.PLACE, Act.FETCH}
-    assert set(states(member).values()) == {State.RUNNING}
+    assert {command.act for command in answer(member, step, 0.0)} == {LeaseAction.PLACE, LeaseAction.FETCH}
+    assert set(states(member).values()) == {LeaseState.RUNNING}
 
 
 def test_generation_that_is_higher_stops_queues_before_it_starts_others() -> None:
     member = a_member(A, B)
     step = member.read(a_document(7, B, C), 10.0)
     assert step.remember == 7
-    assert acts(step) == [(Act.STOP, A), (Act.PLACE, C)]
+    assert acts(step) == [(LeaseAction.STOP, A), (LeaseAction.PLACE, C)]
     assert (held(member), releasing(member)) == ([B, C], [A])
 
 
@@ -109,7 +109,7 @@ def test_assignment_that_is_not_applicable_changes_nothing(text: str | bytes | N
     assert (step.remember, step.commands) == (None, ())
     assert step.why == why or why is None
     assert member.report() is before
-    assert states(member) == {A: State.RUNNING}
+    assert states(member) == {A: LeaseState.RUNNING}
 
 
 def test_assignment_that_is_read_again_unchanged_does_nothing() -> None:
@@ -132,7 +132,7 @@ def test_assignment_without_queues_for_the_member_is_applied(text: str) -> None:
     member = a_member(A, B)
     step = member.read(text, 1.0)
     assert step.remember == 6
-    assert acts(step) == [(Act.STOP, A), (Act.STOP, B)]
+    assert acts(step) == [(LeaseAction.STOP, A), (LeaseAction.STOP, B)]
     answer(member, step, 1.0)
     assert (member.report().generation, member.report().working) == (6, frozenset())
 
@@ -143,7 +143,7 @@ def test_restart_of_a_member_applies_the_stored_generation_but_no_lower_one() ->
     assert member.read(a_document(4, A), 0.0).remember is None
     assert member.read(None, 0.0).remember is None
     step = member.read(a_document(5, A), 0.0)
-    assert (step.remember, acts(step)) == (5, [(Act.PLACE, A)])
+    assert (step.remember, acts(step)) == (5, [(LeaseAction.PLACE, A)])
     assert member.read(a_document(5, B), 0.0).why == (
         "The assignment has another text than the generation 5 that is obeyed"
     )
@@ -154,7 +154,7 @@ def test_broadcasting_assigns_every_queue_to_a_listed_member_only() -> None:
     member.read(a_document(1, everyone=(A, B, C)), 0.0)
     assert sorted(member.lives) == [A, B, C]
     step = member.read(a_document(2, uid="uid-2", everyone=(A, B, C)), 0.0)
-    assert {act for act, _ in acts(step)} == {Act.STOP}
+    assert {act for act, _ in acts(step)} == {LeaseAction.STOP}
 
 
 def test_member_keeps_consuming_without_an_assignment() -> None:
@@ -168,10 +168,10 @@ def test_queue_release_waits_for_the_last_commit_and_the_unlock() -> None:
     stop = member.read(a_document(6), 1.0).commands[0]
     assert not member.may_deliver(A, 1.0, 30.0)
     assert member.may_commit(A)
-    unlock = member.happened(Event.EMPTY, A, stop.life, 2.0).commands[0]
-    assert unlock.act is Act.UNLOCK
+    unlock = member.happened(LeaseEvent.EMPTY, A, stop.life, 2.0).commands[0]
+    assert unlock.act is LeaseAction.UNLOCK
     assert (held(member), releasing(member)) == ([], [A])
-    member.happened(Event.UNLOCKED, A, unlock.life, 3.0)
+    member.happened(LeaseEvent.UNLOCKED, A, unlock.life, 3.0)
     assert member.report().working == frozenset()
     assert not member.may_commit(A)
 
@@ -182,24 +182,24 @@ def test_drain_is_cut_after_its_timeout_since_the_assignment_was_applied() -> No
     member.read(a_document(7), 110.0)
     assert member.next_look() == 120.0
     assert member.tick(119.9) == Step()
-    assert acts(member.tick(120.0)) == [(Act.CUT, A)]
+    assert acts(member.tick(120.0)) == [(LeaseAction.CUT, A)]
     assert member.next_look() is None
     assert releasing(member) == [A]
-    member.happened(Event.EMPTY, A, stop.life, 121.0)
+    member.happened(LeaseEvent.EMPTY, A, stop.life, 121.0)
     assert releasing(member) == []
 
 
 def test_drain_is_cancelled_when_the_queue_is_assigned_again() -> None:
     member = a_member(A)
     stop = member.read(a_document(6), 1.0).commands[0]
-    assert acts(member.read(a_document(7, A), 2.0)) == [(Act.FETCH, A)]
-    assert member.happened(Event.EMPTY, A, stop.life, 3.0) == Step()
-    assert states(member) == {A: State.RUNNING}
+    assert acts(member.read(a_document(7, A), 2.0)) == [(LeaseAction.FETCH, A)]
+    assert member.happened(LeaseEvent.EMPTY, A, stop.life, 3.0) == Step()
+    assert states(member) == {A: LeaseState.RUNNING}
     assert member.next_look() is None
     again = member.read(a_document(8), 4.0).commands[0]
-    assert member.happened(Event.EMPTY, A, stop.life, 5.0) == Step()  # of the first drain
+    assert member.happened(LeaseEvent.EMPTY, A, stop.life, 5.0) == Step()  # of the first drain
     assert releasing(member) == [A]
-    member.happened(Event.EMPTY, A, again.life, 6.0)
+    member.happened(LeaseEvent.EMPTY, A, again.life, 6.0)
     assert member.lives == {}
 
 
@@ -209,7 +209,7 @@ def test_drain_that_was_cut_ends_before_the_queue_starts_again() -> None:
     cut = member.tick(31.0).commands[0]
     assert member.read(a_document(7, A), 32.0).commands == ()
     assert releasing(member) == [A]
-    assert acts(member.happened(Event.EMPTY, A, cut.life, 33.0)) == [(Act.PLACE, A)]
+    assert acts(member.happened(LeaseEvent.EMPTY, A, cut.life, 33.0)) == [(LeaseAction.PLACE, A)]
     assert held(member) == [A]
 
 
@@ -219,11 +219,11 @@ def test_queue_lifecycle_ignores_responses_of_an_earlier_number(orderly: bool) -
     old = member.read(a_document(5, A), 0.0).commands[0]
     answer(member, member.read(a_document(6), 1.0), 1.0)
     assert member.lives == {}
-    for event in (Event.LOCKED, Event.PLACED):
+    for event in (LeaseEvent.LOCKED, LeaseEvent.PLACED):
         assert member.happened(event, A, old.life, 2.0, 0.5) == Step()
     member.read(a_document(7, A), 3.0)
     before = states(member)
-    for event in (Event.LOCKED, Event.PLACED, Event.REFUSED, Event.FAILED, Event.EMPTY):
+    for event in (LeaseEvent.LOCKED, LeaseEvent.PLACED, LeaseEvent.REFUSED, LeaseEvent.FAILED, LeaseEvent.EMPTY):
         assert member.happened(event, A, old.life, 4.0, 0.5) == Step()
     assert states(member) == before
 
@@ -231,14 +231,14 @@ def test_queue_lifecycle_ignores_responses_of_an_earlier_number(orderly: bool) -
 def test_member_reports_stuck_queues_as_held_and_retries_them() -> None:
     member = Member(NAME, UID, orderly=True)
     locks = {command.queue: command.life for command in member.read(a_document(5, A, B), 0.0).commands}
-    member.happened(Event.REFUSED, A, locks[A], 0.0)
-    place = member.happened(Event.LOCKED, B, locks[B], 0.0, 0.0).commands[0]
-    member.happened(Event.FAILED, B, place.life, 0.5)
-    assert member.stuck == {A: Event.REFUSED, B: Event.FAILED}
+    member.happened(LeaseEvent.REFUSED, A, locks[A], 0.0)
+    place = member.happened(LeaseEvent.LOCKED, B, locks[B], 0.0, 0.0).commands[0]
+    member.happened(LeaseEvent.FAILED, B, place.life, 0.5)
+    assert member.stuck == {A: LeaseEvent.REFUSED, B: LeaseEvent.FAILED}
     assert held(member) == [A, B]
     assert member.next_look() == 1.0
-    assert acts(member.tick(1.0)) == [(Act.LOCK, A)]
-    assert acts(member.tick(1.5)) == [(Act.LOCK, B)]
+    assert acts(member.tick(1.0)) == [(LeaseAction.LOCK, A)]
+    assert acts(member.tick(1.5)) == [(LeaseAction.LOCK, B)]
     assert member.stuck == {}
 
 
@@ -246,13 +246,13 @@ def test_lock_event_requires_the_time_of_its_request() -> None:
     member = Member(NAME, UID, orderly=True)
     lock = member.read(a_document(5, A), 0.0).commands[0]
     with pytest.raises(ValueError, match="needs the time"):
-        member.happened(Event.LOCKED, A, lock.life, 1.0)
+        member.happened(LeaseEvent.LOCKED, A, lock.life, 1.0)
 
 
 def test_lock_trust_counts_from_sending_the_request() -> None:
     member = a_member(A, orderly=True)
     renewal = member.tick(20.0).commands[0]
-    member.happened(Event.LOCKED, A, renewal.life, 24.0, 21.0)
+    member.happened(LeaseEvent.LOCKED, A, renewal.life, 24.0, 21.0)
     assert member.may_deliver(A, 50.9, 1.0)
     assert not member.may_deliver(A, 51.0, 1.0)
 
@@ -261,18 +261,18 @@ def test_lock_in_use_is_renewed_and_given_up_without_a_response() -> None:
     member = a_member(A, orderly=True)
     assert member.may_deliver(A, 29.9, 30.0)
     assert not member.may_deliver(A, 29.9, 30.1)
-    assert acts(member.tick(20.0)) == [(Act.LOCK, A)]
+    assert acts(member.tick(20.0)) == [(LeaseAction.LOCK, A)]
     assert not member.may_deliver(A, 30.0, 1.0)
-    assert acts(member.tick(30.0)) == [(Act.LOCK, A), (Act.STOP, A), (Act.LOCK, A)]
+    assert acts(member.tick(30.0)) == [(LeaseAction.LOCK, A), (LeaseAction.STOP, A), (LeaseAction.LOCK, A)]
     assert member.next_look() is None
-    assert states(member) == {A: State.LOCKING}
+    assert states(member) == {A: LeaseState.LOCKING}
 
 
 def fetched(member: Member, step: Step) -> float:
     """Return when a member whose broker answers well fetches first."""
     now = 0.0
     for _ in range(100):
-        if any(command.act is Act.FETCH for command in answer(member, step, now)):
+        if any(command.act is LeaseAction.FETCH for command in answer(member, step, now)):
             return now
         now = member.next_look() or now
         step = member.tick(now)
@@ -307,7 +307,7 @@ def test_forced_grant_in_a_missed_generation_restarts_the_queue(
 ) -> None:
     member = a_member(A, B, orderly=orderly)
     step = member.read(a_document(9, A, B, forced={A: 7, B: 5}), 0.0)
-    assert acts(step) == [(Act.STOP, A)]
+    assert acts(step) == [(LeaseAction.STOP, A)]
     assert releasing(member) == [A]
     assert fetched(member, step) == waits
     assert acts(member.read(a_document(10, A, B, forced={A: 7, B: 5}), 61.0)) == []
@@ -323,7 +323,7 @@ def test_forced_grant_during_a_drain_prevents_its_cancellation() -> None:
 def test_drain_releases_every_queue_and_its_end_starts_those_still_assigned() -> None:
     member = a_member(A, B)
     step = member.drain(final=False, now=1.0)
-    assert acts(step) == [(Act.STOP, A), (Act.STOP, B)]
+    assert acts(step) == [(LeaseAction.STOP, A), (LeaseAction.STOP, B)]
     assert not step.remember_final
     assert member.report().state == "draining"
     assert member.drain(final=False, now=2.0) == Step()
@@ -332,7 +332,7 @@ def test_drain_releases_every_queue_and_its_end_starts_those_still_assigned() ->
     assert (member.report().state, member.report().final) == ("drained", False)
     assert member.read(a_document(6, B, C), 4.0).commands == ()
     assert member.report().generation == 6
-    assert acts(member.back(5.0)) == [(Act.PLACE, B), (Act.PLACE, C)]
+    assert acts(member.back(5.0)) == [(LeaseAction.PLACE, B), (LeaseAction.PLACE, C)]
     assert member.report().state == "serving"
     assert member.back(6.0) == Step()
 
@@ -340,10 +340,10 @@ def test_drain_releases_every_queue_and_its_end_starts_those_still_assigned() ->
 def test_drain_that_is_reverted_early_ends_before_a_queue_restarts() -> None:
     member = a_member(A, B)
     stops = {command.queue: command.life for command in member.drain(final=False, now=1.0).commands}
-    member.happened(Event.EMPTY, A, stops[A], 1.5)
-    assert acts(member.back(2.0)) == [(Act.PLACE, A)]
+    member.happened(LeaseEvent.EMPTY, A, stops[A], 1.5)
+    assert acts(member.back(2.0)) == [(LeaseAction.PLACE, A)]
     assert (held(member), releasing(member), member.state) == ([A], [B], "serving")
-    assert acts(member.happened(Event.EMPTY, B, stops[B], 3.0)) == [(Act.PLACE, B)]
+    assert acts(member.happened(LeaseEvent.EMPTY, B, stops[B], 3.0)) == [(LeaseAction.PLACE, B)]
 
 
 def test_drain_delays_a_new_assignment_until_the_app_is_back() -> None:
@@ -352,8 +352,8 @@ def test_drain_delays_a_new_assignment_until_the_app_is_back() -> None:
     member.drain(final=False, now=1.0)
     assert member.read(a_document(7, A), 2.0).commands == ()
     assert member.back(3.0).commands == ()
-    answer(member, Step(commands=(Command(Act.STOP, A, member.lives[A].number),)), 4.0)
-    assert states(member) == {A: State.RUNNING}
+    answer(member, Step(commands=(Command(LeaseAction.STOP, A, member.lives[A].number),)), 4.0)
+    assert states(member) == {A: LeaseState.RUNNING}
 
 
 def test_drain_that_is_final_cannot_be_reverted_even_by_a_restart() -> None:
@@ -400,9 +400,9 @@ def test_report_revision_grows_only_when_its_queues_or_generation_change() -> No
     member = a_member(A, orderly=True)
     before = member.report()
     renewal = member.tick(20.0).commands[0]
-    member.happened(Event.LOCKED, A, renewal.life, 21.0, 20.0)
+    member.happened(LeaseEvent.LOCKED, A, renewal.life, 21.0, 20.0)
     member.read("torn", 22.0)
-    member.happened(Event.PLACED, A, 99, 22.0)
+    member.happened(LeaseEvent.PLACED, A, 99, 22.0)
     assert member.report() is before
     member.read(a_document(6, A), 23.0)
     assert member.report().revision == before.revision + 1
@@ -434,7 +434,7 @@ def test_report_copies_broker_reachability_when_it_is_set() -> None:
 def test_member_keeps_its_queues_when_a_broker_is_unreachable() -> None:
     member = a_member(A)
     member.reaches({"broker-a": False})
-    assert (held(member), states(member)) == ([A], {A: State.RUNNING})
+    assert (held(member), states(member)) == ([A], {A: LeaseState.RUNNING})
     assert member.may_deliver(A, 1.0, 30.0)
     assert member.may_commit(A)
 
@@ -470,12 +470,12 @@ class Walk:
     def carry_out(self, step: Step) -> None:
         self.disk = (self.disk[0] if step.remember is None else step.remember, self.disk[1] or step.remember_final)
         for command in step.commands:
-            if command.act is Act.FETCH:
+            if command.act is LeaseAction.FETCH:
                 assert command.queue in self.given
                 assert not self.drains
                 self.fetching.add(command.queue)
                 self.working[command.queue] = len(self.asked)
-            if command.act is Act.STOP:
+            if command.act is LeaseAction.STOP:
                 self.fetching.discard(command.queue)
             self.asked.append(command)
 
@@ -522,10 +522,10 @@ class Walk:
         event = GOOD.get(command.act)
         if event is None:
             return
-        if fails and command.act in {Act.LOCK, Act.PLACE}:
-            refused = command.act is Act.LOCK and self.chance.random() < 0.5
-            event = Event.REFUSED if refused else Event.FAILED
-        if event is Event.EMPTY and self.working.get(command.queue, number) <= number:
+        if fails and command.act in {LeaseAction.LOCK, LeaseAction.PLACE}:
+            refused = command.act is LeaseAction.LOCK and self.chance.random() < 0.5
+            event = LeaseEvent.REFUSED if refused else LeaseEvent.FAILED
+        if event is LeaseEvent.EMPTY and self.working.get(command.queue, number) <= number:
             self.working.pop(command.queue, None)  # else it is an answer from before it was fetched again
         life, before = self.member.lives.get(command.queue), states(self.member)
         late = life is None or life.number != command.life
@@ -571,11 +571,11 @@ class Walk:
                 self.reply(self.answered)
                 self.answered += 1
             self.it_works_what_it_reports_and_delivers_what_it_was_given()
-            if set(states(self.member).values()) <= {State.RUNNING}:
+            if set(states(self.member).values()) <= {LeaseState.RUNNING}:
                 break
             self.now = max(self.now, self.member.next_look() or 0.0)
             self.carry_out(self.member.tick(self.now))
-        assert states(self.member) == dict.fromkeys([] if self.drains else self.given, State.RUNNING)
+        assert states(self.member) == dict.fromkeys([] if self.drains else self.given, LeaseState.RUNNING)
 
 
 STEPS = {
@@ -624,14 +624,16 @@ def test_restart_consumes_only_what_a_document_gives_to_this_process() -> None:
     report = member.report()
     assert (report.process, report.started, report.reads, report.held) == (MINE, 1763712000.5, 2, {})
     step = member.read(a_document(6, **a_share(MINE, A)), 1.0)
-    assert acts(step) == [(Act.PLACE, A)]
+    assert acts(step) == [(LeaseAction.PLACE, A)]
     step = member.read(a_document(7, **a_share(MINE + 1, A)), 2.0)
-    assert acts(step) == [(Act.STOP, A)], "a document for a later process: this one has no business with the queue"
+    assert acts(step) == [(LeaseAction.STOP, A)], (
+        "a document for a later process: this one has no business with the queue"
+    )
 
 
 def test_restart_consumes_what_a_document_of_schema_1_gives_to_the_pod() -> None:
     member = a_restarted_member()
-    assert acts(member.read(a_document(5, A), 0.0)) == [(Act.PLACE, A)]
+    assert acts(member.read(a_document(5, A), 0.0)) == [(LeaseAction.PLACE, A)]
 
 
 def test_restart_is_resumed_by_the_member_itself_only_where_nobody_asks_for_its_report() -> None:
@@ -645,12 +647,12 @@ def test_restart_is_resumed_by_the_member_itself_only_where_nobody_asks_for_its_
     member.stood_still()
     assert acts(member.tick(due)) == [], "the document may be an old one"
     member.read(a_document(5, **a_share(BEFORE, A)), due)
-    assert acts(member.tick(due)) == [(Act.PLACE, A)]
+    assert acts(member.tick(due)) == [(LeaseAction.PLACE, A)]
     assert member.next_look() is None
     assert from_ranges(member.report().held) == [A]
     step = member.read(a_document(6, **a_share(BEFORE, A, B)), due + 1.0)
-    assert acts(step) == [(Act.PLACE, B)], "the operator does not know of this process yet"
-    assert acts(member.read(a_document(7, **a_share(MINE, B)), due + 2.0)) == [(Act.STOP, A)]
+    assert acts(step) == [(LeaseAction.PLACE, B)], "the operator does not know of this process yet"
+    assert acts(member.read(a_document(7, **a_share(MINE, B)), due + 2.0)) == [(LeaseAction.STOP, A)]
 
 
 def test_restart_of_a_drained_member_resumes_nothing() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rota.brokers.message import LARGEST_PROPERTIES_BYTES, MEBIBYTE, MESSAGE_OVERHEAD_BYTES, Message
-from rota.brokers.port import Pulled
+from rota.brokers.port import PullResult
 from rota.model import Queue
 from rota.sidecar.member.memory_budget import MemoryBudget, PullAdmission, Reservation
 from rota.sidecar.member.window import Limits, Window
@@ -26,7 +26,7 @@ class AQueue:
         start = self.window.next
         bodies = [bytes(it - MESSAGE_OVERHEAD_BYTES) for it in memory_bytes]
         messages = [Message(Queue("t", "b", 0), offset, body, {}) for offset, body in enumerate(bodies, start)]
-        self.window.put(start, Pulled(tuple(messages), start + len(messages), 0, 1000))
+        self.window.put(start, PullResult(tuple(messages), start + len(messages), 0, 1000))
 
     def finish(self) -> None:
         """Deliver one message."""

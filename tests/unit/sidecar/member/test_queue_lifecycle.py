@@ -8,34 +8,56 @@ import pytest
 
 from rota.model import Queue
 from rota.sidecar.member import queue_lifecycle
-from rota.sidecar.member.queue_lifecycle import HOLD, TABLE, Act, Command, Event, Life, State, picture
+from rota.sidecar.member.queue_lifecycle import (
+    HOLD,
+    TABLE,
+    Command,
+    LeaseAction,
+    LeaseEvent,
+    LeaseState,
+    QueueLease,
+    mermaid_diagram,
+)
 
 Q = Queue("orders", "broker-a", 3)
 
-GIVEN, TAKEN, AGAIN, RETRY, LATE = Event.GIVEN, Event.TAKEN, Event.AGAIN, Event.RETRY, Event.LATE
-LOCKED, REFUSED, RENEW, EXPIRED = Event.LOCKED, Event.REFUSED, Event.RENEW, Event.EXPIRED
-PLACED, EARLY, HELD, FAILED = Event.PLACED, Event.EARLY, Event.HELD, Event.FAILED
-READER_FAILED, RESUME = Event.READER_FAILED, Event.RESUME
-EMPTY, UNLOCKED, CONCURRENT, ORDERLY = Event.EMPTY, Event.UNLOCKED, Event.CONCURRENT, Event.ORDERLY
-LOCK, PLACE, FETCH, STOP, CUT, UNLOCK = Act.LOCK, Act.PLACE, Act.FETCH, Act.STOP, Act.CUT, Act.UNLOCK
-WANTED, LOCKING, STARTING, RUNNING = State.WANTED, State.LOCKING, State.STARTING, State.RUNNING
-STUCK, DRAINING, RELEASED = State.STUCK, State.DRAINING, State.RELEASED
+GIVEN, TAKEN, AGAIN, RETRY, LATE = (
+    LeaseEvent.GIVEN,
+    LeaseEvent.TAKEN,
+    LeaseEvent.AGAIN,
+    LeaseEvent.RETRY,
+    LeaseEvent.LATE,
+)
+LOCKED, REFUSED, RENEW, EXPIRED = LeaseEvent.LOCKED, LeaseEvent.REFUSED, LeaseEvent.RENEW, LeaseEvent.EXPIRED
+PLACED, EARLY, HELD, FAILED = LeaseEvent.PLACED, LeaseEvent.EARLY, LeaseEvent.HELD, LeaseEvent.FAILED
+READER_FAILED, RESUME = LeaseEvent.READER_FAILED, LeaseEvent.RESUME
+EMPTY, UNLOCKED, CONCURRENT, ORDERLY = LeaseEvent.EMPTY, LeaseEvent.UNLOCKED, LeaseEvent.CONCURRENT, LeaseEvent.ORDERLY
+LOCK, PLACE, FETCH, STOP, CUT, UNLOCK = (
+    LeaseAction.LOCK,
+    LeaseAction.PLACE,
+    LeaseAction.FETCH,
+    LeaseAction.STOP,
+    LeaseAction.CUT,
+    LeaseAction.UNLOCK,
+)
+WANTED, LOCKING, STARTING, RUNNING = LeaseState.WANTED, LeaseState.LOCKING, LeaseState.STARTING, LeaseState.RUNNING
+STUCK, DRAINING, RELEASED = LeaseState.STUCK, LeaseState.DRAINING, LeaseState.RELEASED
 
 
-def a_life(*events: Event, orderly: bool = False, wary: bool = False) -> Life:
+def a_life(*events: LeaseEvent, orderly: bool = False, wary: bool = False) -> QueueLease:
     """Return a life to which this happened, all of it at 0."""
-    life = Life(queue=Q, orderly=orderly, numbers=count(1), wary=wary)
+    life = QueueLease(queue=Q, orderly=orderly, numbers=count(1), wary=wary)
     for event in events:
         life.happened(event, 0.0)
     return life
 
 
-def acts(commands: list[Command]) -> list[Act]:
+def acts(commands: list[Command]) -> list[LeaseAction]:
     return [command.act for command in commands]
 
 
 # What happened before, what happens, by which rows it goes (its state, what the event means to it), where it ends.
-Story = tuple[tuple[Event, ...], Event, list[tuple[State, Event]], State, list[Act]]
+Story = tuple[tuple[LeaseEvent, ...], LeaseEvent, list[tuple[LeaseState, LeaseEvent]], LeaseState, list[LeaseAction]]
 CONCURRENTLY: list[Story] = [
     ((), GIVEN, [(RELEASED, GIVEN), (WANTED, CONCURRENT)], STARTING, [PLACE]),
     ((GIVEN,), PLACED, [(STARTING, PLACED)], RUNNING, [FETCH]),
@@ -102,7 +124,7 @@ WARILY: list[Story] = [
 ]
 
 
-def told(before: tuple[Event, ...], event: Event) -> str:
+def told(before: tuple[LeaseEvent, ...], event: LeaseEvent) -> str:
     return ", ".join([*before, f"then {event}"])
 
 
@@ -149,26 +171,26 @@ def test_queue_lifecycle_drains_a_revoked_queue_from_every_lasting_state() -> No
 
 
 @pytest.mark.parametrize("end", [RUNNING, RELEASED])
-def test_queue_lifecycle_reaches_running_and_released_from_every_state(end: State) -> None:
+def test_queue_lifecycle_reaches_running_and_released_from_every_state(end: LeaseState) -> None:
     reached, look = {end}, deque([end])
     while look:
         goal = look.popleft()
         new = {state for (state, _), (after, _) in TABLE.items() if after is goal} - reached
         reached |= new
         look += new
-    assert reached == set(State)
+    assert reached == set(LeaseState)
 
 
 @pytest.mark.parametrize("orderly", [False, True])
 @pytest.mark.parametrize("event", [LOCKED, REFUSED, PLACED, FAILED, EMPTY, UNLOCKED, LATE, RETRY, HELD, EXPIRED])
-def test_queue_lifecycle_starts_only_by_an_assignment(event: Event, orderly: bool) -> None:  # noqa: FBT001 - a case
+def test_queue_lifecycle_starts_only_by_an_assignment(event: LeaseEvent, orderly: bool) -> None:  # noqa: FBT001 - a case
     life = a_life(orderly=orderly)
     assert life.happened(event, 0.0) == []
     assert life.state is RELEASED
 
 
 @pytest.mark.parametrize("event", [LOCKED, PLACED, FAILED, UNLOCKED])
-def test_drain_is_not_interrupted_by_a_response_to_an_earlier_request(event: Event) -> None:
+def test_drain_is_not_interrupted_by_a_response_to_an_earlier_request(event: LeaseEvent) -> None:
     for before in ((GIVEN, TAKEN), (GIVEN, LOCKED, TAKEN), (*UP, TAKEN)):
         life = a_life(*before, orderly=True)
         assert life.happened(event, 0.0) == []
@@ -257,7 +279,7 @@ def test_lock_acquired_for_the_first_time_is_used_without_waiting() -> None:
     [(*UP, EXPIRED), (*UP, REFUSED, RETRY), (GIVEN, LOCKED, EXPIRED), (GIVEN, LOCKED, REFUSED, RETRY)],
     ids=["Running, expired", "Running, refused", "Starting, expired", "Starting, refused"],
 )
-def test_lock_that_was_lost_is_held_for_a_minute_and_the_start_offset_read_again(lost: tuple[Event, ...]) -> None:
+def test_lock_that_was_lost_is_held_for_a_minute_and_the_start_offset_read_again(lost: tuple[LeaseEvent, ...]) -> None:
     life = a_life(*lost, orderly=True)
     life.happened(LOCKED, 40.0, sent=39.0)
     assert life.happened(PLACED, 41.0) == []
@@ -362,5 +384,5 @@ def test_queue_lifecycle_retry_pauses_grow_to_30_seconds_and_end_with_a_start() 
 def test_queue_lifecycle_theory_and_diagram_are_in_the_docs() -> None:
     page = (Path(__file__).parents[4] / "docs" / "handover.md").read_text()
     assert str(queue_lifecycle.__doc__).partition("\n\n")[2] in page
-    assert picture() in page
-    assert all(f"{event}" in page.partition("## The member's side")[2] for event in Event)
+    assert mermaid_diagram() in page
+    assert all(f"{event}" in page.partition("## The member's side")[2] for event in LeaseEvent)

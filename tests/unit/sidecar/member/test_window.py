@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rota.brokers.message import MEBIBYTE, MESSAGE_OVERHEAD_BYTES, Message, properties_bytes_of
-from rota.brokers.port import Moved, Pulled
+from rota.brokers.port import PullRedirect, PullResult
 from rota.model import Queue
 from rota.sidecar.member.window import Delivery, Limits, Window
 from rota.spec import Buffer
@@ -26,9 +26,9 @@ def with_properties(offset: int, number: int) -> Message:
     return Message(Q, offset, b"", properties, properties_bytes=properties_bytes_of(number, 5 * number))
 
 
-def a_pull(*offsets: int, then: int | None = None, moved: Moved | None = None) -> Pulled:
+def a_pull(*offsets: int, then: int | None = None, moved: PullRedirect | None = None) -> PullResult:
     following = then if then is not None else max(offsets) + 1
-    return Pulled(tuple(a_message(it) for it in offsets), following, 0, 1000, moved)
+    return PullResult(tuple(a_message(it) for it in offsets), following, 0, 1000, moved)
 
 
 def a_window(*offsets: int, orderly: bool = False, then: int | None = None) -> Window:
@@ -352,7 +352,7 @@ def test_memory_limit_of_a_queue_is_at_most_its_share() -> None:
 def test_window_fits_the_next_messages_up_to_a_total_body_size_but_at_least_one() -> None:
     window = Window(next=0)
     assert window.fit(32, 100) == 1
-    window.put(0, Pulled((a_message(0, 60), a_message(1, 40), a_message(2, 1)), 3, 0, 3))
+    window.put(0, PullResult((a_message(0, 60), a_message(1, 40), a_message(2, 1)), 3, 0, 3))
     assert [window.fit(32, size) for size in (0, 59, 60, 99, 100, 101)] == [1, 1, 1, 1, 2, 3]
     assert [window.fit(most, 101) for most in (1, 2, 3)] == [1, 2, 3]
     taken(window, 1)
@@ -416,14 +416,14 @@ def test_orderly_queue_does_not_wait_for_retries_from_before_a_reset() -> None:
 
 def test_window_reset_can_come_with_a_pull() -> None:
     window = a_window(0, 1)
-    window.put(2, a_pull(then=50, moved=Moved.RESET))
+    window.put(2, a_pull(then=50, moved=PullRedirect.RESET))
     assert (window.buffered, window.next, to_commit(window)) == (0, 50, 50)
 
 
 def test_window_finishes_its_messages_before_it_passes_a_range_deleted_by_the_broker() -> None:
     window = a_window(0, 1)
     delivery = taken(window, 1)
-    window.put(2, a_pull(then=50, moved=Moved.OUTSIDE))
+    window.put(2, a_pull(then=50, moved=PullRedirect.OUTSIDE))
     assert (window.buffered, window.next, window.committable) == (2, 50, 0)
     bring_back(window, delivery, 0)
     finish(window, taken(window, 1))
@@ -435,18 +435,18 @@ def test_window_finishes_its_messages_before_it_passes_a_range_deleted_by_the_br
 def test_window_passes_no_unfinished_message_where_the_queue_lost_its_end(there: int, start: int) -> None:
     window = a_window(*range(50, 100))
     bring_back(window, taken(window, 1), 50)
-    window.put(100, a_pull(then=there, moved=Moved.OUTSIDE))
+    window.put(100, a_pull(then=there, moved=PullRedirect.OUTSIDE))
     assert (window.buffered, window.next, window.committable) == (0, start, start)
 
 
 def test_window_without_messages_passes_a_range_deleted_by_the_broker_at_once() -> None:
     window = a_window()
-    window.put(window.next, a_pull(then=50, moved=Moved.OUTSIDE))
+    window.put(window.next, a_pull(then=50, moved=PullRedirect.OUTSIDE))
     assert (window.next, to_commit(window)) == (50, 50)
 
 
-@pytest.mark.parametrize(("moved", "following"), [(Moved.OUTSIDE, 1), (Moved.RESET, 50)])
-def test_window_that_is_stopped_moves_with_a_reset_only(moved: Moved, following: int) -> None:
+@pytest.mark.parametrize(("moved", "following"), [(PullRedirect.OUTSIDE, 1), (PullRedirect.RESET, 50)])
+def test_window_that_is_stopped_moves_with_a_reset_only(moved: PullRedirect, following: int) -> None:
     window = a_window(0, 1)
     taken(window, 1)
     window.stop()
@@ -457,7 +457,7 @@ def test_window_that_is_stopped_moves_with_a_reset_only(moved: Moved, following:
 def test_window_ignores_an_outside_response_for_another_offset() -> None:
     window = a_window(0, 1)
     window.reset(7)
-    window.put(2, a_pull(then=50, moved=Moved.OUTSIDE))
+    window.put(2, a_pull(then=50, moved=PullRedirect.OUTSIDE))
     assert window.next == 7
 
 
@@ -512,7 +512,7 @@ def test_window_that_is_full_gives_the_reason(limits: Limits, why: str | None) -
     sizes = {10: MEBIBYTE, 11: MEBIBYTE - 7, 30: 7}
     for orderly in (False, True):
         window = Window(next=10, orderly=orderly)
-        window.put(10, Pulled(tuple(a_message(*it) for it in sizes.items()), 99, 0, 99))
+        window.put(10, PullResult(tuple(a_message(*it) for it in sizes.items()), 99, 0, 99))
         assert window.full(limits) == (None if orderly and limits.span < 2000 else why)
         taken(window)  # open or not is all the same
         assert window.full(limits) == (None if orderly and limits.span < 2000 else why)
@@ -585,14 +585,14 @@ class Naive:
         self.next = min(waiting, default=self.next)
         self.where = {offset: where for offset, where in self.where.items() if where != "waiting"}
 
-    def put(self, asked: int, pulled: Pulled) -> None:
-        if pulled.moved is Moved.RESET:
+    def put(self, asked: int, pulled: PullResult) -> None:
+        if pulled.moved is PullRedirect.RESET:
             self.reset(pulled.next)
-        if pulled.moved is Moved.RESET or self.stopped or asked != self.next:
+        if pulled.moved is PullRedirect.RESET or self.stopped or asked != self.next:
             return
-        if pulled.moved is Moved.OUTSIDE and pulled.next >= self.next:
+        if pulled.moved is PullRedirect.OUTSIDE and pulled.next >= self.next:
             self.next = pulled.next
-        elif pulled.moved is Moved.OUTSIDE:
+        elif pulled.moved is PullRedirect.OUTSIDE:
             self.reset(min([pulled.next, *self.unfinished]))
         if pulled.moved:
             return
@@ -652,11 +652,11 @@ class Walk:
 
     def put_moved(self, start: int, which: int) -> None:
         asked = self.asked[-1 - which // 2 % len(self.asked)]
-        self._put(asked, {}, start * 3, moved=list(Moved)[which % 2])
+        self._put(asked, {}, start * 3, moved=list(PullRedirect)[which % 2])
 
-    def _put(self, asked: int, sizes: dict[int, int], then: int, *, moved: Moved | None = None) -> None:
+    def _put(self, asked: int, sizes: dict[int, int], then: int, *, moved: PullRedirect | None = None) -> None:
         self.asked.append(asked)
-        pulled = Pulled(tuple(a_message(*it) for it in sizes.items()), then, 0, 1000, moved)
+        pulled = PullResult(tuple(a_message(*it) for it in sizes.items()), then, 0, 1000, moved)
         if moved:
             self.committed = 0
         self.window.put(asked, pulled)
@@ -764,7 +764,7 @@ def test_offset_commit_covers_all_messages_in_any_order_of_delivery_ends(ends: l
 
 def a_window_with_properties() -> Window:
     window = Window(next=0, committed=0)
-    window.put(0, Pulled(tuple(with_properties(it, 1008) for it in range(4)), 4, 0, 4))
+    window.put(0, PullResult(tuple(with_properties(it, 1008) for it in range(4)), 4, 0, 4))
     return window
 
 
@@ -836,8 +836,8 @@ def test_window_would_repeat_what_the_app_was_given_until_it_is_committed() -> N
     assert window.would_repeat
 
 
-@pytest.mark.parametrize("moved", [Moved.RESET, None])
-def test_window_would_repeat_nothing_after_the_groups_offset_was_set(moved: Moved | None) -> None:
+@pytest.mark.parametrize("moved", [PullRedirect.RESET, None])
+def test_window_would_repeat_nothing_after_the_groups_offset_was_set(moved: PullRedirect | None) -> None:
     window = a_window(0, 1, 2)
     delivery = taken(window)
     window.note_given(delivery)

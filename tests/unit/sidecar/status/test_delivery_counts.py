@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from rota.brokers.message import Message
-from rota.brokers.port import Pulled
+from rota.brokers.port import PullResult
 from rota.deliveries import AppAnswer, DeliveriesPage, DeliveryOutcome, QueueCounts, answer_of_status, bucket_of
 from rota.kube.members.report_client import LARGEST_PAGE
 from rota.model import Queue
@@ -122,7 +122,7 @@ def test_message_names_are_those_with_the_most_attempts_of_a_bounded_number() ->
 
 def fetched(number: int, queue: Queue = Q) -> Window:
     window = Window(next=0, committed=0)
-    window.put(0, Pulled(tuple(a_message(offset, queue) for offset in range(number)), number, 0, number))
+    window.put(0, PullResult(tuple(a_message(offset, queue) for offset in range(number)), number, 0, number))
     return window
 
 

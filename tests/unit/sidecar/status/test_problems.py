@@ -5,15 +5,15 @@ import logging
 import pytest
 
 from rota.model import Reason
-from rota.sidecar.status.problems import UNREACHABLE, Health
+from rota.sidecar.status.problems import UNREACHABLE, Problems
 
 
 def test_health_omits_a_broker_that_was_never_contacted() -> None:
-    assert Health().brokers(0.0) == {}
+    assert Problems().brokers(0.0) == {}
 
 
 def test_health_reports_a_broker_that_answered_as_reachable() -> None:
-    health = Health()
+    health = Problems()
     health.reached("a")
     assert health.brokers(1e9) == {"a": True}
 
@@ -22,7 +22,7 @@ def test_health_reports_a_broker_that_answered_as_reachable() -> None:
 def test_health_reports_a_broker_as_unreachable_after_a_time_without_responses(
     answered_before: bool,  # noqa: FBT001 - a case
 ) -> None:
-    health = Health()
+    health = Problems()
     if answered_before:
         health.reached("a")
     health.missed("a", 10.0)
@@ -32,7 +32,7 @@ def test_health_reports_a_broker_as_unreachable_after_a_time_without_responses(
 
 
 def test_health_reports_a_broker_as_reachable_again_after_one_response() -> None:
-    health = Health()
+    health = Problems()
     health.missed("a", 10.0)
     health.reached("a")
     assert health.brokers(99.0) == {"a": True}
@@ -42,7 +42,7 @@ def test_health_reports_a_broker_as_reachable_again_after_one_response() -> None
 
 
 def test_health_is_tracked_for_each_broker() -> None:
-    health = Health()
+    health = Problems()
     health.reached("a")
     health.missed("b", 0.0)
     health.missed("c", 9.0)
@@ -50,7 +50,7 @@ def test_health_is_tracked_for_each_broker() -> None:
 
 
 def test_health_logs_a_problem_when_it_changes_and_when_it_is_cleared(caplog: pytest.LogCaptureFixture) -> None:
-    health = Health()
+    health = Problems()
     with caplog.at_level(logging.INFO, "rota"):
         for told in ("one", "one", "another", "", ""):
             health.trouble(Reason.APP_NOT_LISTENING, told)
@@ -59,7 +59,7 @@ def test_health_logs_a_problem_when_it_changes_and_when_it_is_cleared(caplog: py
 
 
 def test_health_lists_current_problems() -> None:
-    health = Health()
+    health = Problems()
     health.trouble(Reason.MISSING_SECRET, "something else")
     health.trouble(Reason.APP_NOT_LISTENING, "one")
     health.trouble(Reason.APP_NOT_LISTENING, "another")
@@ -69,7 +69,7 @@ def test_health_lists_current_problems() -> None:
 
 
 def test_health_reports_a_failed_task_until_it_runs_steadily_again() -> None:
-    health = Health()
+    health = Problems()
     health.task_failed("beat", KeyError("a"))
     health.task_failed("commits", ValueError("b"))
     assert health.troubles["InternalError"].startswith("The task beat failed and is restarted: KeyError('a')")

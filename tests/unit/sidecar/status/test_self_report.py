@@ -6,14 +6,14 @@ import pytest
 
 from builders import a_document
 from rota.brokers.message import Message
-from rota.brokers.port import Pulled
+from rota.brokers.port import PullResult
 from rota.documents import write_assignment
 from rota.model import Queue
 from rota.reports import MOST_UNCOMMITTED, FullReport, QueueState, Uncommitted
 from rota.sidecar.member.member import Member
-from rota.sidecar.member.queue_lifecycle import Event
+from rota.sidecar.member.queue_lifecycle import LeaseEvent
 from rota.sidecar.member.window import Window
-from rota.sidecar.status.problems import Health
+from rota.sidecar.status.problems import Problems
 from rota.sidecar.status.self_report import ReleasedQueues, full_report, queues_page
 
 Q, R = Queue("orders", "a", 0), Queue("orders", "a", 1)
@@ -34,7 +34,7 @@ def a_window(queue: Queue, start: int = 5, given: int | None = None) -> Window:
     window.reset(start, start)
     if given is not None:
         window.put(
-            start, Pulled(tuple(Message(queue, it, b"", {}) for it in range(start, given + 1)), given + 1, 0, 99)
+            start, PullResult(tuple(Message(queue, it, b"", {}) for it in range(start, given + 1)), given + 1, 0, 99)
         )
         delivery = window.take(99, 0.0)
         assert delivery
@@ -53,13 +53,13 @@ def obey(member: Member, generation: int, *queues: Queue) -> None:
     step = member.read(text, 0.0)
     assert step.why is None
     for command in step.commands:
-        member.happened(Event.PLACED, command.queue, command.life, 0.0)
+        member.happened(LeaseEvent.PLACED, command.queue, command.life, 0.0)
 
 
 def report_of(
     member: Member, readings: dict[Queue, QueueReading], released: ReleasedQueues | None = None
 ) -> FullReport:
-    return full_report(member.report(), Health(), member, readings, released or ReleasedQueues())
+    return full_report(member.report(), Problems(), member, readings, released or ReleasedQueues())
 
 
 def test_report_page_says_where_reading_began_and_what_the_app_was_given() -> None:

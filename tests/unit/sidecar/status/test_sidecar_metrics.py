@@ -5,7 +5,7 @@ import pytest
 from rota.brokers.message import Message
 from rota.metrics import Format
 from rota.model import Queue
-from rota.sidecar.status.sidecar_metrics import Measures
+from rota.sidecar.status.sidecar_metrics import SidecarMetrics
 
 ORDERS = Queue("orders", "broker-a", 3)
 RETRIES = Queue("%RETRY%shop", "broker-a", 0)
@@ -23,7 +23,7 @@ RETRIES = Queue("%RETRY%shop", "broker-a", 0)
 def test_metrics_count_messages_by_a_topic_of_the_group_or_else_of_the_queue(
     queue: Queue, properties: dict[str, str], topic: str
 ) -> None:
-    measures = Measures()
+    measures = SidecarMetrics()
     measures.ended([Message(queue, 7, b"", properties)], "done", {"orders"})
     text = measures.text(Format.TEXT, inflight=0, buffered=0, generation=0).decode()
     counted = [it for it in text.splitlines() if "messages_total{" in it]

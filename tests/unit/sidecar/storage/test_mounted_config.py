@@ -16,7 +16,7 @@ import pytest
 
 from ground.poll import PATIENCE_SECONDS
 from rota.documents import PACKED, PLAIN
-from rota.sidecar.storage.mounted_config import DATA, SETTINGS, Files, Volume
+from rota.sidecar.storage.mounted_config import DATA, SETTINGS, MountedConfig, MountedFiles
 
 NEVER, AT_ONCE = 3600.0, 0.001
 
@@ -56,8 +56,8 @@ def of(number: int) -> dict[str, bytes]:
     return {SETTINGS: b"%d" % number, PACKED if number % 2 else PLAIN: b"%d" % number}
 
 
-def read_of(number: int) -> Files:
-    return Files(b"%d" % number, b"%d" % number)
+def read_of(number: int) -> MountedFiles:
+    return MountedFiles(b"%d" % number, b"%d" % number)
 
 
 def open_files() -> int:
@@ -70,19 +70,19 @@ def open_files() -> int:
 def test_config_map_folder_that_is_missing_reads_as_none_and_logs_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert Volume(tmp_path / "away").read() is None
+    assert MountedConfig(tmp_path / "away").read() is None
     assert caplog.messages == []
 
 
 def test_config_map_files_that_are_missing_read_as_absent(tmp_path: Path) -> None:
-    volume = Volume(tmp_path)
-    assert volume.read() == Files()
+    volume = MountedConfig(tmp_path)
+    assert volume.read() == MountedFiles()
     swap(tmp_path, {})
-    assert volume.read() == Files()
+    assert volume.read() == MountedFiles()
     swap(tmp_path, {SETTINGS: b"s"})
-    assert volume.read() == Files(b"s")
+    assert volume.read() == MountedFiles(b"s")
     swap(tmp_path, {PACKED: b"\x1f\x8b"})
-    assert volume.read() == Files(None, b"\x1f\x8b")
+    assert volume.read() == MountedFiles(None, b"\x1f\x8b")
 
 
 def test_config_map_reader_accepts_a_plain_folder_and_one_of_links(tmp_path: Path) -> None:
@@ -93,12 +93,12 @@ def test_config_map_reader_accepts_a_plain_folder_and_one_of_links(tmp_path: Pat
     linked.mkdir()
     for name in of(2):
         (linked / name).symlink_to(tmp_path / "elsewhere" / name)
-    assert Volume(tmp_path / "elsewhere").read() == Volume(linked).read() == read_of(2)
+    assert MountedConfig(tmp_path / "elsewhere").read() == MountedConfig(linked).read() == read_of(2)
 
 
 def test_config_map_with_both_assignments_yields_the_uncompressed_one(tmp_path: Path) -> None:
     swap(tmp_path, {PLAIN: b"plain", PACKED: b"packed"})
-    assert Volume(tmp_path).read() == Files(None, b"plain")
+    assert MountedConfig(tmp_path).read() == MountedFiles(None, b"plain")
 
 
 def test_config_map_data_link_takes_precedence_over_files_next_to_it(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_config_map_data_link_takes_precedence_over_files_next_to_it(tmp_path: P
     for name in of(2):
         (tmp_path / name).unlink()
         (tmp_path / name).write_bytes(b"old")
-    assert Volume(tmp_path).read() == read_of(2)
+    assert MountedConfig(tmp_path).read() == read_of(2)
 
 
 def test_config_map_with_a_dangling_data_link_reads_as_none_and_logs_once(
@@ -114,7 +114,7 @@ def test_config_map_with_a_dangling_data_link_reads_as_none_and_logs_once(
 ) -> None:
     (tmp_path / DATA).symlink_to("..2026")
     (tmp_path / SETTINGS).write_bytes(b"beside it")
-    volume = Volume(tmp_path)
+    volume = MountedConfig(tmp_path)
     assert volume.read() is None
     assert volume.read() is None
     assert caplog.messages == [
@@ -129,7 +129,7 @@ def test_config_map_that_is_unreadable_reads_as_none_and_logs_once_until_readabl
     folder = tmp_path / "documents"
     wrong = folder / where
     wrong.parent.mkdir(exist_ok=True)
-    volume = Volume(folder)
+    volume = MountedConfig(folder)
     for _ in range(2):
         if where == SETTINGS:
             wrong.mkdir()
@@ -142,7 +142,7 @@ def test_config_map_that_is_unreadable_reads_as_none_and_logs_once_until_readabl
         else:
             wrong.unlink()
         folder.mkdir(exist_ok=True)
-        assert volume.read() == Files()
+        assert volume.read() == MountedFiles()
         if not where:
             folder.rmdir()
     assert len(caplog.messages) == 2
@@ -158,7 +158,7 @@ def test_config_map_files_are_of_one_generation_however_often_they_are_swapped(t
             swap(tmp_path, of(number))
 
     swapping = threading.Thread(target=swap_all)
-    volume, seen = Volume(tmp_path), set()
+    volume, seen = MountedConfig(tmp_path), set()
     swapping.start()
     while swapping.is_alive():
         files = volume.read()
@@ -180,13 +180,13 @@ def test_config_map_folder_that_comes_and_goes_is_read_completely_or_not_at_all(
             shutil.rmtree(tmp_path / "away")
 
     coming = threading.Thread(target=come_and_go)
-    volume, seen = Volume(folder), set()
+    volume, seen = MountedConfig(folder), set()
     coming.start()
     while coming.is_alive():
         seen.add(volume.read())
     coming.join()
     # Files() is what the folder was before the kubelet first swapped.
-    assert seen <= {None, Files(), *(read_of(number) for number in range(300))}
+    assert seen <= {None, MountedFiles(), *(read_of(number) for number in range(300))}
 
 
 @linux
@@ -196,14 +196,14 @@ def test_config_map_reader_leaves_no_file_open(tmp_path: Path) -> None:
     before = open_files()
     for _ in range(3):
         for folder in (tmp_path, tmp_path / "away", tmp_path / "wrong"):
-            Volume(folder).read()
+            MountedConfig(folder).read()
     assert open_files() == before
 
 
 # Changes
 
 
-class Counted(Volume):
+class Counted(MountedConfig):
     def __init__(self, folder: Path, *, alone: float = NEVER, besides: float = NEVER) -> None:
         super().__init__(folder, alone=alone, besides=besides)
         self._looks: asyncio.Queue[None] = asyncio.Queue()
@@ -223,9 +223,9 @@ def watches() -> int:
 
 
 @asynccontextmanager
-async def told(volume: Volume) -> AsyncGenerator[asyncio.Queue[Files | None], None]:
+async def told(volume: MountedConfig) -> AsyncGenerator[asyncio.Queue[MountedFiles | None], None]:
     """Return what is read after each change that was told; the one at the start is told."""
-    found: asyncio.Queue[Files | None] = asyncio.Queue()
+    found: asyncio.Queue[MountedFiles | None] = asyncio.Queue()
 
     async def follow() -> None:
         async with aclosing(volume.changes()) as changes:
@@ -245,7 +245,7 @@ async def told(volume: Volume) -> AsyncGenerator[asyncio.Queue[Files | None], No
 async def test_config_map_watch_reports_the_start_as_a_change(tmp_path: Path) -> None:
     swap(tmp_path, of(2))
     for folder, files in ((tmp_path / "away", None), (tmp_path, read_of(2))):
-        async with told(Volume(folder, alone=NEVER, besides=NEVER)) as found:
+        async with told(MountedConfig(folder, alone=NEVER, besides=NEVER)) as found:
             assert await found.get() == files
 
 
@@ -253,7 +253,7 @@ async def test_config_map_watch_reports_the_start_as_a_change(tmp_path: Path) ->
 @pytest.mark.parametrize("besides", [NEVER, AT_ONCE])
 async def test_config_map_watch_reports_each_swap_as_one_change(tmp_path: Path, besides: float) -> None:
     swap(tmp_path, of(0))
-    async with told(Volume(tmp_path, alone=NEVER, besides=besides)) as found:
+    async with told(MountedConfig(tmp_path, alone=NEVER, besides=besides)) as found:
         for number in range(0, 20, 2):
             assert await found.get() == read_of(number)
             swap(tmp_path, of(number + 2))
@@ -263,7 +263,7 @@ async def test_config_map_watch_reports_each_swap_as_one_change(tmp_path: Path, 
 @pytest.mark.parametrize("besides", [NEVER, AT_ONCE])
 async def test_config_map_watch_reports_a_burst_of_swaps_as_one_change(tmp_path: Path, besides: float) -> None:
     swap(tmp_path, of(0))
-    async with told(Volume(tmp_path, alone=NEVER, besides=besides)) as found:
+    async with told(MountedConfig(tmp_path, alone=NEVER, besides=besides)) as found:
         assert await found.get() == read_of(0)
         for number in range(100):
             swap(tmp_path, of(number))
@@ -275,7 +275,7 @@ async def test_config_map_watch_reports_a_burst_of_swaps_as_one_change(tmp_path:
 @linux
 async def test_config_map_watch_misses_no_swap_between_iterations(tmp_path: Path) -> None:
     swap(tmp_path, of(0))
-    volume = Volume(tmp_path, alone=NEVER, besides=NEVER)
+    volume = MountedConfig(tmp_path, alone=NEVER, besides=NEVER)
     async with asyncio.timeout(PATIENCE_SECONDS), aclosing(volume.changes()) as changes:
         await anext(changes)
         swap(tmp_path, of(1))  # after the turn, before the next is asked for
@@ -291,7 +291,7 @@ def most_events() -> int:
 async def test_config_map_watch_reports_a_change_that_inotify_lost(tmp_path: Path) -> None:
     swap(tmp_path, of(0))
     (tmp_path / "this").touch()
-    async with told(Volume(tmp_path, alone=NEVER, besides=NEVER)) as found:
+    async with told(MountedConfig(tmp_path, alone=NEVER, besides=NEVER)) as found:
         assert await found.get() == read_of(0)
         for _ in range(most_events() // 4 + 1):
             (tmp_path / "this").rename(tmp_path / "that")
@@ -302,22 +302,22 @@ async def test_config_map_watch_reports_a_change_that_inotify_lost(tmp_path: Pat
 
 @linux
 async def test_config_map_watch_of_a_plain_folder_reports_complete_files_and_deletions(tmp_path: Path) -> None:
-    async with told(Volume(tmp_path, alone=NEVER, besides=NEVER)) as found:
-        assert await found.get() == Files()
+    async with told(MountedConfig(tmp_path, alone=NEVER, besides=NEVER)) as found:
+        assert await found.get() == MountedFiles()
         (tmp_path / SETTINGS).write_bytes(b"s")
-        assert await found.get() == Files(b"s")
+        assert await found.get() == MountedFiles(b"s")
         (tmp_path / "new").write_bytes(b"a")
         (tmp_path / "new").rename(tmp_path / PLAIN)
-        assert await found.get() == Files(b"s", b"a")
+        assert await found.get() == MountedFiles(b"s", b"a")
         (tmp_path / SETTINGS).unlink()
-        assert await found.get() == Files(None, b"a")
+        assert await found.get() == MountedFiles(None, b"a")
 
 
 @linux
 async def test_config_map_watch_ignores_other_files(tmp_path: Path) -> None:
     volume = Counted(tmp_path, besides=AT_ONCE)
     async with told(volume) as found:
-        assert await found.get() == Files()
+        assert await found.get() == MountedFiles()
         (tmp_path / "notes.txt").write_bytes(b"mine")
         await volume.looks_again()
         assert found.empty()
@@ -327,19 +327,19 @@ async def test_config_map_watch_ignores_other_files(tmp_path: Path) -> None:
 async def test_config_map_watch_reports_a_rewrite_with_equal_content(tmp_path: Path) -> None:
     # On an older kernel two writes within 4 ms bear one time.
     (tmp_path / SETTINGS).write_bytes(b"s")
-    async with told(Volume(tmp_path, alone=NEVER, besides=NEVER)) as found:
-        assert await found.get() == Files(b"s")
+    async with told(MountedConfig(tmp_path, alone=NEVER, besides=NEVER)) as found:
+        assert await found.get() == MountedFiles(b"s")
         (tmp_path / SETTINGS).open("ab").close()
-        assert await found.get() == Files(b"s")
+        assert await found.get() == MountedFiles(b"s")
 
 
 @linux
 async def test_config_map_watch_reports_creation_and_deletion_of_an_empty_folder(tmp_path: Path) -> None:
     folder = tmp_path / "documents"
-    async with told(Volume(folder, alone=AT_ONCE, besides=NEVER)) as found:
+    async with told(MountedConfig(folder, alone=AT_ONCE, besides=NEVER)) as found:
         assert await found.get() is None
         folder.mkdir()
-        assert await found.get() == Files()
+        assert await found.get() == MountedFiles()
         folder.rmdir()
         assert await found.get() is None
 
@@ -362,7 +362,7 @@ async def test_config_map_watch_follows_a_folder_that_is_removed_and_recreated(
     moved: bool,  # noqa: FBT001 - a case
 ) -> None:
     folder = tmp_path / "documents"
-    async with told(Volume(folder, alone=AT_ONCE, besides=NEVER)) as found:
+    async with told(MountedConfig(folder, alone=AT_ONCE, besides=NEVER)) as found:
         assert await found.get() is None
         for number in range(0, 6, 2):
             swap(tmp_path / "made", of(number))
@@ -384,10 +384,10 @@ async def test_config_map_watch_follows_a_folder_that_is_removed_and_recreated(
 async def test_config_map_watch_detects_by_polling_changes_that_inotify_cannot_report(tmp_path: Path) -> None:
     folder = tmp_path / "pod" / "documents"
     swap(folder, of(0))
-    async with told(Volume(folder, alone=NEVER, besides=AT_ONCE)) as found:
+    async with told(MountedConfig(folder, alone=NEVER, besides=AT_ONCE)) as found:
         assert await found.get() == read_of(0)
         (folder / DATA / SETTINGS).write_bytes(b"by hand")  # inside the generation's own folder
-        while await found.get() != Files(b"by hand", b"0"):
+        while await found.get() != MountedFiles(b"by hand", b"0"):
             pass
         swap(tmp_path / "other" / "documents", of(2))
         (tmp_path / "pod").rename(tmp_path / "away")
@@ -415,7 +415,7 @@ async def test_config_map_watch_without_inotify_polls_until_it_is_available(
 ) -> None:
     swap(tmp_path, of(0))
     prepare(tmp_path, of(2))
-    volume = Volume(tmp_path, alone=AT_ONCE, besides=NEVER)
+    volume = MountedConfig(tmp_path, alone=AT_ONCE, besides=NEVER)
     async with asyncio.timeout(PATIENCE_SECONDS), aclosing(volume.changes()) as changes:
         with no_more_open_files():
             await anext(changes)
@@ -434,7 +434,7 @@ async def test_config_map_watch_without_inotify_polls_until_it_is_available(
 async def test_config_map_watch_tolerates_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
     folder = tmp_path / "documents"
     folder.touch()
-    async with told(Volume(folder, alone=AT_ONCE, besides=NEVER)) as found:
+    async with told(MountedConfig(folder, alone=AT_ONCE, besides=NEVER)) as found:
         assert await found.get() is None
         folder.unlink()
         swap(tmp_path / "made", of(0))
@@ -446,7 +446,7 @@ async def test_config_map_watch_tolerates_a_file_in_place_of_the_folder(tmp_path
 @linux
 async def test_config_map_watch_supports_two_followers_and_leaves_no_file_open(tmp_path: Path) -> None:
     swap(tmp_path, of(0))
-    volume = Volume(tmp_path, alone=NEVER, besides=NEVER)
+    volume = MountedConfig(tmp_path, alone=NEVER, besides=NEVER)
     before = open_files()
     async with told(volume) as one, told(volume) as other:
         assert await one.get() == await other.get() == read_of(0)

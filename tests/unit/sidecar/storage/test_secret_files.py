@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from ground.keys import Authority
-from rota.sidecar.storage.environment import Who
-from rota.sidecar.storage.secret_files import Access
+from rota.sidecar.storage.environment import PodIdentity
+from rota.sidecar.storage.secret_files import SecretFiles
 from rota.spec import RocketMQ, Tls
 
-WHO = Who("a", "ns", "uid-a")
+WHO = PodIdentity("a", "ns", "uid-a")
 
 
 def mount(folder: Path, time: str, **files: str) -> None:
@@ -25,7 +25,7 @@ def mount(folder: Path, time: str, **files: str) -> None:
     (folder / "..fresh").rename(folder / "..data")
 
 
-def keys(access: Access) -> tuple[str, str]:
+def keys(access: SecretFiles) -> tuple[str, str]:
     site = access.site(RocketMQ(name_servers=["ns:9876"]))
     assert site.credentials
     found = site.credentials()
@@ -33,13 +33,13 @@ def keys(access: Access) -> tuple[str, str]:
 
 
 def test_credentials_and_tls_are_absent_without_secrets() -> None:
-    site = Access(WHO).site(RocketMQ(name_servers=["ns:9876"]))
+    site = SecretFiles(WHO).site(RocketMQ(name_servers=["ns:9876"]))
     assert (site.credentials, site.tls) == (None, None)
 
 
 def test_credentials_are_replaced_after_the_secret_is_renewed(tmp_path: Path) -> None:
     mount(tmp_path, "1", accessKey="rota\n", secretKey="one")
-    access = Access(WHO._replace(credentials=str(tmp_path)))
+    access = SecretFiles(WHO._replace(credentials=str(tmp_path)))
     assert keys(access) == ("rota", "one")
     site = access.site(RocketMQ(name_servers=["ns:9876"]))
     mount(tmp_path, "2", accessKey="rota", secretKey="two")
@@ -51,7 +51,7 @@ def test_credentials_are_replaced_after_the_secret_is_renewed(tmp_path: Path) ->
 def test_credentials_unreadable_at_start_are_rejected_and_later_the_previous_ones_stay(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    access = Access(WHO._replace(credentials=str(tmp_path)))
+    access = SecretFiles(WHO._replace(credentials=str(tmp_path)))
     with pytest.raises(ValueError, match=r"cannot be read: .*; mend the Secret"):
         keys(access)
     mount(tmp_path, "1", accessKey="rota", secretKey="one")
@@ -68,7 +68,7 @@ def test_credentials_unreadable_at_start_are_rejected_and_later_the_previous_one
 def test_tls_trusts_a_new_certificate_authority_and_not_the_replaced_one(tmp_path: Path) -> None:
     one, other = (Authority(tmp_path / "keys", name).own.certificate.read_text() for name in ("one", "other"))
     mount(tmp_path / "ca", "1", **{"ca.crt": one})
-    access = Access(WHO._replace(authorities=str(tmp_path / "ca")))
+    access = SecretFiles(WHO._replace(authorities=str(tmp_path / "ca")))
     tls = access.site(RocketMQ(name_servers=["ns:9876"], tls=Tls(enabled=True))).tls
     assert tls
     first = tls()
@@ -98,16 +98,16 @@ def trusted(tls: ssl.SSLContext) -> list[bytes]:
 @pytest.mark.parametrize("text", ["nonsense", ""])
 def test_tls_certificate_authority_that_is_invalid_is_rejected_with_a_sentence(tmp_path: Path, text: str) -> None:
     mount(tmp_path, "1", **{"ca.crt": text})
-    access = Access(WHO._replace(authorities=str(tmp_path)))
+    access = SecretFiles(WHO._replace(authorities=str(tmp_path)))
     with pytest.raises(ValueError, match=r"There is no certificate in .*/ca.crt: .*; put one there in PEM"):
         access.site(RocketMQ(name_servers=["ns:9876"], tls=Tls(enabled=True)))
 
 
-def present(tmp_path: Path) -> tuple[Access, Authority, Path]:
+def present(tmp_path: Path) -> tuple[SecretFiles, Authority, Path]:
     """Return the access of a member with a client certificate, its authority, and where the Secret is mounted."""
     authority = Authority(tmp_path / "keys", "authority")
     folder = tmp_path / "client"
-    return Access(WHO._replace(client=str(folder))), authority, folder
+    return SecretFiles(WHO._replace(client=str(folder))), authority, folder
 
 
 def mount_pair(folder: Path, time: str, authority: Authority, name: str) -> None:
@@ -153,7 +153,7 @@ def test_tls_client_certificate_is_renewed_although_the_credentials_cannot_be_re
     access, authority, folder = present(tmp_path)
     mount(tmp_path / "acl", "1", accessKey="rota", secretKey="one")
     mount_pair(folder, "1", authority, "one")
-    access = Access(WHO._replace(client=str(folder), credentials=str(tmp_path / "acl")))
+    access = SecretFiles(WHO._replace(client=str(folder), credentials=str(tmp_path / "acl")))
     tls = access.site(RocketMQ(name_servers=["ns:9876"], tls=Tls(enabled=True))).tls
     assert tls
     mount(tmp_path / "acl", "2", accessKey="rota")

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from rota.model import Queue
-from rota.sidecar.storage.offset_files import Offsets
-from rota.sidecar.storage.state_store import Notes, Remembered
+from rota.sidecar.storage.offset_files import OffsetFiles
+from rota.sidecar.storage.state_store import SavedState, StateStore
 
 A, B = Queue("orders", "broker-a", 0), Queue("orders", "broker-b", 11)
 C = Queue("returns", "broker-a", 0)
@@ -30,12 +30,12 @@ def room_for(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def loaded(folder: Path, uid: str = "u1") -> Remembered:
-    return Notes(folder).load(uid)
+def loaded(folder: Path, uid: str = "u1") -> SavedState:
+    return StateStore(folder).load(uid)
 
 
-def kept(folder: Path, obeyed: int, *, final: bool = False) -> Notes:
-    notes = Notes(folder)
+def kept(folder: Path, obeyed: int, *, final: bool = False) -> StateStore:
+    notes = StateStore(folder)
     notes.load("u1")
     notes.keep(obeyed=obeyed, final=final)
     return notes
@@ -45,7 +45,7 @@ def kept(folder: Path, obeyed: int, *, final: bool = False) -> Notes:
 
 
 def test_sidecar_state_of_a_new_pod_is_empty_and_logs_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert loaded(tmp_path) == loaded(tmp_path / "away") == Remembered(0, final=False)
+    assert loaded(tmp_path) == loaded(tmp_path / "away") == SavedState(0, final=False)
     assert caplog.messages == []
     assert list(tmp_path.iterdir()) == []
 
@@ -55,35 +55,35 @@ def test_sidecar_state_is_not_written_beyond_the_quota_of_its_volume(
 ) -> None:
     notes = kept(tmp_path, 1)
     size = (tmp_path / "obeyed.json").stat().st_size
-    offsets = Offsets(tmp_path, "shop")
+    offsets = OffsetFiles(tmp_path, "shop")
     monkeypatch.setattr("rota.sidecar.storage.limited_files.QUOTA_BYTES", 2 * size - 1)
     with pytest.raises(OSError, match="The state would take more than"):
         notes.keep(obeyed=2)
     with pytest.raises(OSError, match="The state would take more than"):
         offsets.keep({A: 1})
-    assert loaded(tmp_path) == Remembered(1, final=False)
+    assert loaded(tmp_path) == SavedState(1, final=False)
     (tmp_path / "of-the-app.db").write_bytes(bytes(10 * size))
     monkeypatch.setattr("rota.sidecar.storage.limited_files.QUOTA_BYTES", 3 * size)
     notes.keep(obeyed=2)
-    assert loaded(tmp_path) == Remembered(2, final=False), "files of the app do not count"
+    assert loaded(tmp_path) == SavedState(2, final=False), "files of the app do not count"
 
 
 def test_sidecar_state_is_read_back_after_a_write(tmp_path: Path) -> None:
     notes = kept(tmp_path / "made" / "at once", 42)
-    assert loaded(tmp_path / "made" / "at once") == Remembered(42, final=False)
+    assert loaded(tmp_path / "made" / "at once") == SavedState(42, final=False)
     notes.keep(final=True)
-    assert loaded(tmp_path / "made" / "at once") == Remembered(42, final=True)
+    assert loaded(tmp_path / "made" / "at once") == SavedState(42, final=True)
     notes.keep(obeyed=2**63 - 1)
-    assert loaded(tmp_path / "made" / "at once") == Remembered(2**63 - 1, final=True)
+    assert loaded(tmp_path / "made" / "at once") == SavedState(2**63 - 1, final=True)
 
 
 def test_sidecar_state_never_goes_back(tmp_path: Path) -> None:
     kept(tmp_path, 42, final=True)
-    notes = Notes(tmp_path)
+    notes = StateStore(tmp_path)
     notes.load("u1")
     notes.keep(obeyed=41, final=False)
     notes.keep()
-    assert loaded(tmp_path) == Remembered(42, final=True)
+    assert loaded(tmp_path) == SavedState(42, final=True)
 
 
 def test_sidecar_state_that_is_stored_already_is_not_written_again(tmp_path: Path) -> None:
@@ -95,17 +95,17 @@ def test_sidecar_state_that_is_stored_already_is_not_written_again(tmp_path: Pat
 
 def test_sidecar_state_of_another_pod_is_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     kept(tmp_path, 42, final=True)
-    assert loaded(tmp_path, "u2") == Remembered()
+    assert loaded(tmp_path, "u2") == SavedState()
     assert caplog.messages == [f"{tmp_path / 'obeyed.json'} is of pod u1, not of u2, so nothing was obeyed yet"]
-    other = Notes(tmp_path)
+    other = StateStore(tmp_path)
     other.load("u2")
     other.keep(obeyed=3)
-    assert loaded(tmp_path, "u2") == Remembered(3)
+    assert loaded(tmp_path, "u2") == SavedState(3)
 
 
 def test_sidecar_state_must_be_loaded_before_it_is_written(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="load them before"):
-        Notes(tmp_path).keep(obeyed=1)
+        StateStore(tmp_path).keep(obeyed=1)
 
 
 @pytest.mark.parametrize(
@@ -140,43 +140,43 @@ def test_sidecar_state_that_is_torn_counts_as_empty_and_is_logged_and_overwritte
 
 def test_restart_has_a_higher_number_than_each_process_before(tmp_path: Path) -> None:
     for number in (1, 2, 3):
-        notes = Notes(tmp_path)
+        notes = StateStore(tmp_path)
         notes.load("u1")
         assert notes.start() == number
         notes.keep(obeyed=40 + number)
-    assert loaded(tmp_path) == Remembered(43, incarnation=3)
-    assert loaded(tmp_path, "u2") == Remembered()
+    assert loaded(tmp_path) == SavedState(43, incarnation=3)
+    assert loaded(tmp_path, "u2") == SavedState()
 
 
 def test_restart_of_a_sidecar_of_an_earlier_version_is_counted_from_one(tmp_path: Path) -> None:
     (tmp_path / "obeyed.json").write_text('{"uid":"u1","obeyed":42,"final":false}')
-    notes = Notes(tmp_path)
+    notes = StateStore(tmp_path)
     notes.load("u1")
     assert notes.start() == 1
-    assert loaded(tmp_path) == Remembered(42, incarnation=1)
+    assert loaded(tmp_path) == SavedState(42, incarnation=1)
 
 
 def test_restart_has_no_number_while_it_cannot_be_written(tmp_path: Path) -> None:
-    notes = Notes(tmp_path)
+    notes = StateStore(tmp_path)
     with pytest.raises(RuntimeError, match="load them before"):
         notes.start()
     notes.load("u1")
     with room_for(0), pytest.raises(OSError, match=r"more than|large|space"):
         notes.start()
-    assert loaded(tmp_path) == Remembered()
+    assert loaded(tmp_path) == SavedState()
     assert notes.start() == 1
 
 
 def test_sidecar_state_fields_of_later_versions_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "obeyed.json").write_text('{"uid":"u1","obeyed":42,"final":true,"more":[1]}')
-    assert loaded(tmp_path) == Remembered(42, final=True)
+    assert loaded(tmp_path) == SavedState(42, final=True)
 
 
 def test_sidecar_state_that_is_unreadable_counts_as_empty_and_cannot_be_written(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "obeyed.json").mkdir()
-    assert loaded(tmp_path)[:2] == Remembered()[:2]
+    assert loaded(tmp_path)[:2] == SavedState()[:2]
     assert "Is a directory" in caplog.messages[0]
     with pytest.raises(IsADirectoryError):
         kept(tmp_path, 42)
@@ -189,10 +189,10 @@ def test_sidecar_state_survives_a_full_disk_and_can_be_written_later(tmp_path: P
     for room in range(size):
         with room_for(room), pytest.raises(OSError, match="File too large"):
             notes.keep(obeyed=43)  # as long as the one before
-        assert loaded(tmp_path) == Remembered(42)
+        assert loaded(tmp_path) == SavedState(42)
         assert [path.name for path in tmp_path.iterdir()] == ["obeyed.json"]
     notes.keep(obeyed=43)
-    assert loaded(tmp_path) == Remembered(43)
+    assert loaded(tmp_path) == SavedState(43)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="it is Linux's")
@@ -201,24 +201,24 @@ def test_sidecar_state_survives_an_error_of_no_space_left_on_the_disk(tmp_path: 
     (tmp_path / "obeyed.json.new").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left on device"):
         notes.keep(obeyed=43)
-    assert loaded(tmp_path) == Remembered(42)
+    assert loaded(tmp_path) == SavedState(42)
     notes.keep(obeyed=43)
-    assert loaded(tmp_path) == Remembered(43)
+    assert loaded(tmp_path) == SavedState(43)
 
 
 def test_sidecar_state_write_replaces_the_temporary_file_of_an_interrupted_one(tmp_path: Path) -> None:
     kept(tmp_path, 42)
     (tmp_path / "obeyed.json.new").write_text('{"uid":"u1","obeyed":43,"fin' + " " * 1000)
     kept(tmp_path, 44)
-    assert loaded(tmp_path) == Remembered(44)
+    assert loaded(tmp_path) == SavedState(44)
     assert [path.name for path in tmp_path.iterdir()] == ["obeyed.json"]
 
 
 KEEPING = """
 import itertools, sys
 from pathlib import Path
-from rota.sidecar.storage.state_store import Notes
-notes = Notes(Path(sys.argv[1]))
+from rota.sidecar.storage.state_store import StateStore
+notes = StateStore(Path(sys.argv[1]))
 for generation in itertools.count(notes.load("u1").obeyed + 1):
     notes.keep(obeyed=generation)
     print(generation, flush=True)
@@ -239,51 +239,51 @@ def test_sidecar_state_that_was_written_survives_a_kill(tmp_path: Path) -> None:
 
 
 def test_offset_files_are_kept_by_group_and_topic(tmp_path: Path) -> None:
-    Offsets(tmp_path, "shop").keep({A: 7, B: 8, C: 9})
-    Offsets(tmp_path, "other").keep({A: 1})
-    again = Offsets(tmp_path, "shop")
+    OffsetFiles(tmp_path, "shop").keep({A: 7, B: 8, C: 9})
+    OffsetFiles(tmp_path, "other").keep({A: 1})
+    again = OffsetFiles(tmp_path, "shop")
     assert again.load("orders") == {A: 7, B: 8}
     assert again.load("returns") == {C: 9}
     assert again.load("unheard-of") == {}
-    assert Offsets(tmp_path, "other").load("orders") == {A: 1}
+    assert OffsetFiles(tmp_path, "other").load("orders") == {A: 1}
     told = json.loads((tmp_path / "shop" / "orders.json").read_text())
     offsets = {"broker-a": {"0": 7}, "broker-b": {"11": 8}}
     assert told == {"group": "shop", "topic": "orders", "begun": again.begun("orders"), "offsets": offsets}
 
 
 def test_offset_file_keeps_the_time_when_consumption_of_its_topic_started(tmp_path: Path) -> None:
-    first, began = Offsets(tmp_path, "shop"), time.time()
+    first, began = OffsetFiles(tmp_path, "shop"), time.time()
     first.load("orders")
     began_at = first.begun("orders")
     assert began <= began_at <= time.time()
     first.keep({A: 7})
-    again = Offsets(tmp_path, "shop")
+    again = OffsetFiles(tmp_path, "shop")
     again.keep({B: 8})
     assert again.begun("orders") == began_at
 
 
 def test_offset_files_support_the_longest_names_and_special_characters(tmp_path: Path) -> None:
     group, topic = "g" * 255, "%RETRY%|" + "t" * 119
-    Offsets(tmp_path, group).keep({Queue(topic, "b", 0): 5})
-    assert Offsets(tmp_path, group).load(topic) == {Queue(topic, "b", 0): 5}
+    OffsetFiles(tmp_path, group).keep({Queue(topic, "b", 0): 5})
+    assert OffsetFiles(tmp_path, group).load(topic) == {Queue(topic, "b", 0): 5}
 
 
 def test_offset_file_keeps_queues_that_are_not_named_and_lets_offsets_go_back(tmp_path: Path) -> None:
-    Offsets(tmp_path, "shop").keep({A: 7, B: 8})
-    Offsets(tmp_path, "shop").keep({A: 2})  # without having loaded it
-    assert Offsets(tmp_path, "shop").load("orders") == {A: 2, B: 8}
+    OffsetFiles(tmp_path, "shop").keep({A: 7, B: 8})
+    OffsetFiles(tmp_path, "shop").keep({A: 2})  # without having loaded it
+    assert OffsetFiles(tmp_path, "shop").load("orders") == {A: 2, B: 8}
 
 
 def test_offset_file_is_returned_as_a_copy(tmp_path: Path) -> None:
-    offsets = Offsets(tmp_path, "shop")
+    offsets = OffsetFiles(tmp_path, "shop")
     offsets.keep({A: 7})
     offsets.load("orders")[A] = 100
     offsets.keep({A: 100})
-    assert Offsets(tmp_path, "shop").load("orders") == {A: 100}
+    assert OffsetFiles(tmp_path, "shop").load("orders") == {A: 100}
 
 
 def test_offset_file_is_not_written_again_for_equal_offsets(tmp_path: Path) -> None:
-    offsets = Offsets(tmp_path, "shop")
+    offsets = OffsetFiles(tmp_path, "shop")
     offsets.keep({A: 7})
     with room_for(0):
         offsets.keep({A: 7})
@@ -313,38 +313,38 @@ def test_offset_file_that_is_torn_is_set_aside_and_logged(
     path = tmp_path / "shop" / "orders.json"
     path.parent.mkdir()
     path.write_text(text)
-    offsets = Offsets(tmp_path, "shop")
+    offsets = OffsetFiles(tmp_path, "shop")
     assert offsets.load("orders") == {}
     (message,) = caplog.messages
     assert message.startswith(f"The offsets of orders cannot be read, and are set aside as {path}.torn: ")
     assert [it.name for it in path.parent.iterdir()] == ["orders.json.torn"]
     assert Path(f"{path}.torn").read_text() == text
     offsets.keep({B: 8})
-    assert Offsets(tmp_path, "shop").load("orders") == {B: 8}
+    assert OffsetFiles(tmp_path, "shop").load("orders") == {B: 8}
 
 
 def test_offset_file_that_is_intact_is_read(tmp_path: Path) -> None:
     (tmp_path / "shop").mkdir()
     (tmp_path / "shop" / "orders.json").write_text(WHOLE)
-    assert Offsets(tmp_path, "shop").load("orders") == {A: 7}
+    assert OffsetFiles(tmp_path, "shop").load("orders") == {A: 7}
 
 
 def test_offset_file_that_is_unreadable_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "shop" / "orders.json").mkdir(parents=True)
-    offsets = Offsets(tmp_path, "shop")
+    offsets = OffsetFiles(tmp_path, "shop")
     with pytest.raises(IsADirectoryError):
         offsets.load("orders")
     with pytest.raises(IsADirectoryError):
         offsets.keep({A: 7, C: 9})
-    assert Offsets(tmp_path, "shop").load("returns") == {C: 9}
+    assert OffsetFiles(tmp_path, "shop").load("returns") == {C: 9}
 
 
 def test_offset_files_survive_a_full_disk(tmp_path: Path) -> None:
-    offsets = Offsets(tmp_path, "shop")
+    offsets = OffsetFiles(tmp_path, "shop")
     offsets.keep({A: 7, C: 9})
     with room_for(10), pytest.raises(OSError, match="File too large"):
         offsets.keep({A: 8, C: 10})
-    assert Offsets(tmp_path, "shop").load("orders") == {A: 7}
+    assert OffsetFiles(tmp_path, "shop").load("orders") == {A: 7}
     assert sorted(it.name for it in (tmp_path / "shop").iterdir()) == ["orders.json", "returns.json"]
     offsets.keep({A: 8, C: 10})
-    assert Offsets(tmp_path, "shop").load("returns") == {C: 10}
+    assert OffsetFiles(tmp_path, "shop").load("returns") == {C: 10}

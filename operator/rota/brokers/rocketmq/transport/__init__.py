@@ -1,4 +1,4 @@
-"""Connections to brokers and name servers: requests in flight, memory for frames, reconnects.
+"""Connections to brokers and name servers: pending requests, memory for frames, reconnects.
 
-May know `wire`. Knows nothing of consumers.
+May import `wire`. Does not depend on consumers.
 """

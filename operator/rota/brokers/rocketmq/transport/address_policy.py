@@ -1,10 +1,10 @@
-"""Which addresses an operator may connect to where tenants name the servers: else they could scan its network."""
+"""Address policy: limits where the operator may connect, so that tenants who name servers cannot scan its network."""
 
 import ipaddress
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-# Of clouds, outside of link-local networks.
+# Metadata servers of clouds whose addresses are not link-local.
 METADATA_SERVERS = {"fd00:ec2::254", "fd20:ce::254", "168.63.129.16", "100.100.100.200", "192.0.0.192"}
 EMBEDDING_NETWORKS = [ipaddress.IPv6Network(text) for text in ("64:ff9b::/96", "::/96")]  # IPv4 in the last 32 bits
 
@@ -13,25 +13,25 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class AddressPolicy(NamedTuple):
-    """Networks that may be connected to, and single endpoints in them that may not, such as the API server."""
+    """Allowed networks, and forbidden endpoints within them, such as the API server."""
 
     networks: Collection[Network]
     forbidden: Collection[tuple[str, int]] = ()
 
     def allows(self, host: str, port: int) -> bool:
-        """Whether an IP address and port may be connected to. Addresses of the host itself never are."""
+        """Return whether the policy allows an IP address and port; it never allows addresses of the host itself."""
         address = _unwrapped(ipaddress.ip_address(host.partition("%")[0]))
         if address.is_loopback or address.is_link_local or address.is_unspecified or address.is_multicast:
             return False
         if address.is_reserved or str(address) in METADATA_SERVERS:
             return False
-        if any(ipaddress.ip_address(other) == address and port == other_port for other, other_port in self.forbidden):
+        if any(ipaddress.ip_address(ip) == address and port == ip_port for ip, ip_port in self.forbidden):
             return False
         return any(address in network for network in self.networks)
 
 
 def _unwrapped(address: Address) -> Address:
-    """Return the IPv4 address that an IPv6 address stands for, if it does."""
+    """Return the IPv4 address that an IPv6 address embeds; any other address unchanged."""
     if isinstance(address, ipaddress.IPv6Address):
         if embedded := address.ipv4_mapped or address.sixtofour:
             return embedded
@@ -41,7 +41,7 @@ def _unwrapped(address: Address) -> Address:
 
 
 def read_networks(texts: Iterable[str]) -> list[Network]:
-    """Read networks, each alone or several with commas between them; raise ValueError with a sentence."""
+    """Parse networks, also comma-separated ones; raise ValueError with a sentence for users."""
     networks: list[Network] = []
     for text in (part.strip() for entry in texts for part in entry.split(",") if part.strip()):
         try:

@@ -1,12 +1,12 @@
-"""The frame budget: one limit for the large incomplete frames that all connections of a process buffer.
+"""Frame budget: one memory limit for the large incomplete frames that all connections of a process buffer.
 
 The operator connects to brokers that tenants run, and any of them may send 16 MiB of a frame and never its end.
 
-- A frame of up to FREE_BYTES needs no room: it takes about as much as its connection does.
-- A larger one needs room for the length that it announces before more of it is read. Its connection is not read while
-  it waits, first come, first served. A frame never needs more than half of the budget, so each gets room some time.
-- A frame that is not complete in time costs its connection, and its client is distrusted for a while: it waits behind
-  clients that are not, and its frames find room in half of the budget only.
+- A frame of up to FREE_BYTES needs no reservation: it takes about as much memory as its connection does.
+- A larger frame must reserve its announced length before more of it is read. Reading from its connection is paused
+  until then, first come, first served. A frame needs at most half of the budget, so each gets room eventually.
+- If a frame is not complete in time, its connection is closed and its client is distrusted for a while: the client
+  waits behind trusted clients, and its frames may use only half of the budget.
 """
 
 import asyncio
@@ -18,10 +18,10 @@ from rota.brokers.rocketmq.wire.frames import LARGEST
 
 FREE_BYTES = 2**16
 BUDGET_BYTES = 4 * LARGEST
-HOLD_SECONDS = 5.0  # from when a frame has room until it is complete
-WAIT_SECONDS = 10.0  # for room; nobody waits longer for an answer
+HOLD_SECONDS = 5.0  # from the grant of a reservation until the frame must be complete
+WAIT_SECONDS = 10.0  # for a reservation; callers wait no longer for an answer
 DISTRUST_SECONDS = 300.0
-MOST_WAITING = 64  # connections; each holds what was read before it was paused: 256 KiB, with TLS twice as much
+MOST_WAITING = 64  # connections; each buffers what it read before the pause: 256 KiB, with TLS twice as much
 
 
 class FrameBudget:
@@ -36,18 +36,18 @@ class FrameBudget:
 
     @property
     def waiting(self) -> int:
-        """How many frames wait for room."""
+        """The number of reservations that wait."""
         return len(self._line)
 
     def enqueue(self, reservation: "Reservation") -> None:
-        """Grant a reservation, or put it in the line; where that is full, reject the last one."""
+        """Grant a reservation, or queue it; if the queue is full, reject its last reservation."""
         self._line.append(reservation)
         self.grant()
         if len(self._line) > MOST_WAITING:
             self._ordered()[-1].reject(f"more than {MOST_WAITING} frames wait for room")
 
     def withdraw(self, reservation: "Reservation") -> None:
-        """Take a reservation out of the line, or its bytes out of the budget; others may be granted now."""
+        """Remove a waiting reservation, or free the bytes of a granted one; then grant others."""
         if reservation in self._line:
             self._line.remove(reservation)
         else:
@@ -55,7 +55,7 @@ class FrameBudget:
         self.grant()
 
     def grant(self) -> None:
-        """Grant reservations in their order as far as there is room; no frame overtakes a larger one."""
+        """Grant reservations in their order until one does not fit; smaller frames do not overtake it."""
         for reservation in self._ordered():
             limit_bytes = self.limit_bytes // 2 if reservation.account.is_distrusted else self.limit_bytes
             if self.used_bytes + reservation.size_bytes > limit_bytes:
@@ -69,7 +69,7 @@ class FrameBudget:
 
 
 class FrameAccount:
-    """One client's part in the budget: all its connections are trusted or distrusted together."""
+    """One client's account in the budget: all its connections are trusted or distrusted together."""
 
     def __init__(self, budget: FrameBudget) -> None:
         self.budget = budget
@@ -77,24 +77,24 @@ class FrameAccount:
 
     @property
     def is_distrusted(self) -> bool:
-        """Whether a frame of this client was not completed in time a while ago."""
+        """Whether this client failed to complete a frame in time within the last DISTRUST_SECONDS."""
         return asyncio.get_running_loop().time() < self._distrusted_until
 
     def distrust(self) -> None:
-        """Let other clients go first for a while."""
+        """Let other clients go first for DISTRUST_SECONDS."""
         self._distrusted_until = asyncio.get_running_loop().time() + DISTRUST_SECONDS
 
     def reserve(
         self, size_bytes: int, on_granted: Callable[[], None], on_rejected: Callable[[str], None]
     ) -> "Reservation":
-        """Ask for room for a frame: `on_granted` is called once there is some, `on_rejected` if it takes too long."""
+        """Reserve memory for a frame: calls `on_granted` when it is available, or `on_rejected` with the reason."""
         reservation = Reservation(self, size_bytes, on_granted, on_rejected)
         self.budget.enqueue(reservation)
         return reservation
 
 
 class Reservation:
-    """The room that one frame has, or waits for; it ends by itself if that takes too long."""
+    """The memory that one frame holds or waits for; it is rejected if either takes too long."""
 
     def __init__(
         self,
@@ -116,24 +116,24 @@ class Reservation:
         return call_after_all(asyncio.get_running_loop().time() + seconds, end)
 
     def start(self) -> None:
-        """Have the room from now on."""
+        """Grant the reservation; the frame must be complete within HOLD_SECONDS."""
         self.granted = True
         self._timer.cancel()
         self._timer = self._call_after(HOLD_SECONDS, self._end_holding)
         self._on_granted()
 
     def release(self) -> None:
-        """Give the room, or the place in the line, back."""
+        """End the reservation: free its bytes, or leave the queue."""
         if not self._ended:
             self._ended = True
             self._timer.cancel()
             self.account.budget.withdraw(self)
 
-    def reject(self, why: str) -> None:
-        """Give the room, or the place in the line, back, and say why."""
+    def reject(self, reason: str) -> None:
+        """End the reservation and call `on_rejected` with the reason."""
         if not self._ended:
             self.release()
-            self._on_rejected(f"a frame of {self.size_bytes:,} bytes was not read to its end: {why}")
+            self._on_rejected(f"a frame of {self.size_bytes:,} bytes was not read to its end: {reason}")
 
     def _end_waiting(self) -> None:
         if not self.granted:

@@ -1,77 +1,92 @@
-"""What answers mean: codes as errors of the port, bodies as values."""
+"""Response decoding: maps answer codes to errors of the broker port, and bodies to values."""
 
 import asyncio
 from collections.abc import Awaitable, Iterable, Mapping
 from typing import TypeVar
 
-from rota.brokers.errors import BrokerError, Garbled, Refused, SwitchedOff, Unknown, Unreachable
+from rota.brokers.errors import (
+    BrokerError,
+    ConsumptionDisabledError,
+    MalformedResponseError,
+    NotFoundError,
+    RejectedError,
+    UnreachableError,
+)
 from rota.brokers.rocketmq.wire import fastjson
-from rota.brokers.rocketmq.wire.codes import Answer
-from rota.brokers.rocketmq.wire.frames import Frame, Malformed
+from rota.brokers.rocketmq.wire.codes import ResponseCode
+from rota.brokers.rocketmq.wire.frames import Frame, MalformedFrameError
 from rota.model import Queue
 
-LONGEST_REASON = 1000  # characters; the remark of a frame may be as long as the frame
+LONGEST_REASON = 1000  # characters; a remark may be as long as a frame
 
 T = TypeVar("T")
 
-_NOTHING_KNOWN = frozenset({Answer.SYSTEM_BUSY, Answer.SERVICE_NOT_AVAILABLE, Answer.FLOW_CONTROL, Answer.GO_AWAY})
-_NOT_THERE = frozenset({Answer.TOPIC_NOT_EXIST, Answer.SUBSCRIPTION_GROUP_NOT_EXIST})
+_NOTHING_KNOWN = frozenset(
+    {ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.FLOW_CONTROL, ResponseCode.GO_AWAY}
+)
+_NOT_THERE = frozenset({ResponseCode.TOPIC_NOT_EXIST, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST})
 
 
 def reason(answer: Frame) -> str:
-    """Return what an answer says of itself, in one line: it goes into sentences, and these into logs and conditions."""
+    """Return an answer's remark as one limited line, for error messages in logs and conditions."""
     return " ".join(answer.remark[:LONGEST_REASON].split()) or "no reason given"
 
 
-def refusal(asked: str, answer: Frame) -> BrokerError:
-    """Return what an answer other than SUCCESS means."""
-    said = f"{asked}: {reason(answer)} (code {answer.code})"
+def error_of(request: str, answer: Frame) -> BrokerError:
+    """Return the error for an answer other than SUCCESS; `request` describes the request for users."""
+    message = f"{request}: {reason(answer)} (code {answer.code})"
     if answer.code in _NOTHING_KNOWN:
-        return Unreachable(said)
+        return UnreachableError(message)
     if answer.code in _NOT_THERE:
-        return Unknown(said)
-    return SwitchedOff(said, answer.code) if "forbiddenType" in answer.fields else Refused(said, answer.code)
+        return NotFoundError(message)
+    return (
+        ConsumptionDisabledError(message, answer.code)
+        if "forbiddenType" in answer.fields
+        else RejectedError(message, answer.code)
+    )
 
 
-def good(asked: str, answer: Frame) -> Frame:
-    """Return an answer if it is SUCCESS."""
-    if answer.code != Answer.SUCCESS:
-        raise refusal(asked, answer)
+def require_success(request: str, answer: Frame) -> Frame:
+    """Return an answer if it is SUCCESS; else raise the error for it."""
+    if answer.code != ResponseCode.SUCCESS:
+        raise error_of(request, answer)
     return answer
 
 
 def body(answer: Frame, kind: type[T]) -> T:
-    """Read an answer's body."""
+    """Parse an answer's body; raise Garbled if it is not of this type."""
     try:
         return fastjson.read(answer.body, kind)
-    except Malformed as error:
-        raise Garbled(f"An answer cannot be read: {error}") from None
+    except MalformedFrameError as error:
+        raise MalformedResponseError(f"An answer cannot be read: {error}") from None
 
 
 def by_queue(table: Mapping[str, T]) -> dict[Queue, T]:
-    """Read the keys of a table in an answer's body."""
+    """Parse the keys of a table in an answer's body, which are queues."""
     try:
         return {fastjson.queue(key): value for key, value in table.items()}
-    except Malformed as error:
-        raise Garbled(f"An answer cannot be read: {error}") from None
+    except MalformedFrameError as error:
+        raise MalformedResponseError(f"An answer cannot be read: {error}") from None
 
 
 def number(answer: Frame, field: str) -> int:
-    """Read a number from an answer."""
+    """Return an integer field of an answer; raise Garbled if it is missing or no number."""
     try:
         return int(answer.fields[field])
     except (KeyError, ValueError):
-        raise Garbled(f"An answer has no number in {field!r}: {dict(answer.fields)!s:.{LONGEST_REASON}}") from None
+        raise MalformedResponseError(
+            f"An answer has no number in {field!r}: {dict(answer.fields)!s:.{LONGEST_REASON}}"
+        ) from None
 
 
-async def side_by_side(asked: Iterable[Awaitable[T]]) -> tuple[list[T], list[BrokerError]]:
-    """Await all; return what came, and what failed: what was said first, and then what is not known."""
-    found = await asyncio.gather(*asked, return_exceptions=True)
+async def gather_results(calls: Iterable[Awaitable[T]]) -> tuple[list[T], list[BrokerError]]:
+    """Await all calls concurrently; return the results and the broker errors, `UnreachableError` ones last."""
+    results = await asyncio.gather(*calls, return_exceptions=True)
     failed: list[BrokerError] = []
-    for it in found:
-        if isinstance(it, BrokerError):
-            failed.append(it)
-        elif isinstance(it, BaseException):
-            raise it
-    failed.sort(key=lambda error: isinstance(error, Unreachable))
-    return [it for it in found if not isinstance(it, BaseException)], failed
+    for result in results:
+        if isinstance(result, BrokerError):
+            failed.append(result)
+        elif isinstance(result, BaseException):
+            raise result
+    failed.sort(key=lambda error: isinstance(error, UnreachableError))
+    return [result for result in results if not isinstance(result, BaseException)], failed

@@ -1,4 +1,4 @@
 """RocketMQ's remoting protocol as bytes and values: frames, requests, messages, signatures.
 
-No I/O. May know the port (`rota.brokers`) only.
+No I/O. May import only the port (`rota.brokers`).
 """

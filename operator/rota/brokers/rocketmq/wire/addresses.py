@@ -7,7 +7,7 @@ _ADDRESS = re.compile(r"(?:\[([^\s\[\];,]+)\]|([^\s\[\];,]+)):([0-9]{1,5})")
 
 
 def split_address(text: str) -> tuple[str, int] | None:
-    """Return host and port of an address; None if the text is none."""
+    """Return host and port of an address, or None if the text is no address."""
     match = _ADDRESS.fullmatch(text)
     if not match or int(match[3]) > _LAST_PORT:
         return None

@@ -1,10 +1,10 @@
-"""What the numbers of the protocol mean: requests, answers, bits, magic."""
+"""Protocol constants: request codes, answer codes, permission bits, the master's broker id."""
 
 from enum import IntEnum
 
 
-class Request(IntEnum):
-    """What a frame asks for; names as the protocol has them."""
+class RequestCode(IntEnum):
+    """Request codes, with the protocol's names."""
 
     PULL_MESSAGE = 11
     QUERY_CONSUMER_OFFSET = 14
@@ -19,7 +19,7 @@ class Request(IntEnum):
     UNREGISTER_CLIENT = 35
     CONSUMER_SEND_MSG_BACK = 36
     GET_CONSUMER_LIST_BY_GROUP = 38
-    NOTIFY_CONSUMER_IDS_CHANGED = 40  # from the broker
+    NOTIFY_CONSUMER_IDS_CHANGED = 40  # sent by the broker
     LOCK_BATCH_MQ = 41
     UNLOCK_BATCH_MQ = 42
     CHECK_CLIENT_CONFIG = 46
@@ -29,10 +29,10 @@ class Request(IntEnum):
     GET_TOPIC_STATS_INFO = 202
     GET_CONSUMER_CONNECTION_LIST = 203
     GET_CONSUME_STATS = 208
-    RESET_CONSUMER_CLIENT_OFFSET = 220  # from the broker
-    GET_CONSUMER_STATUS_FROM_CLIENT = 221  # from the broker
+    RESET_CONSUMER_CLIENT_OFFSET = 220  # sent by the broker
+    GET_CONSUMER_STATUS_FROM_CLIENT = 221  # sent by the broker
     INVOKE_BROKER_TO_RESET_OFFSET = 222
-    GET_CONSUMER_RUNNING_INFO = 307  # both ways
+    GET_CONSUMER_RUNNING_INFO = 307  # sent by clients and by the broker
     SEND_MESSAGE_V2 = 310
     GET_TOPIC_CONFIG = 351
     GET_SUBSCRIPTIONGROUP_CONFIG = 352
@@ -40,14 +40,14 @@ class Request(IntEnum):
     SET_MESSAGE_REQUEST_MODE = 401
 
 
-class Answer(IntEnum):
-    """What a broker or a name server says."""
+class ResponseCode(IntEnum):
+    """Answer codes of brokers and name servers."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1
     SYSTEM_BUSY = 2
     REQUEST_CODE_NOT_SUPPORTED = 3
-    FLUSH_DISK_TIMEOUT = 10  # this and the next two, of a sent message: stored, with a reservation
+    FLUSH_DISK_TIMEOUT = 10  # this and the next two: the message is stored, but flush or replication is unconfirmed
     SLAVE_NOT_AVAILABLE = 11
     FLUSH_SLAVE_TIMEOUT = 12
     MESSAGE_ILLEGAL = 13
@@ -68,12 +68,19 @@ class Answer(IntEnum):
     GO_AWAY = 1500
 
 
-STORED = frozenset({Answer.SUCCESS, Answer.FLUSH_DISK_TIMEOUT, Answer.SLAVE_NOT_AVAILABLE, Answer.FLUSH_SLAVE_TIMEOUT})
+STORED = frozenset(
+    {
+        ResponseCode.SUCCESS,
+        ResponseCode.FLUSH_DISK_TIMEOUT,
+        ResponseCode.SLAVE_NOT_AVAILABLE,
+        ResponseCode.FLUSH_SLAVE_TIMEOUT,
+    }
+)
 
-# What is not the same when it is done twice; so who is not sure whether it was done may not ask again.
+# Requests that are not idempotent: a caller must not retry one that the broker may have executed.
 ONCE = frozenset(
-    {Request.SEND_MESSAGE_V2, Request.CONSUMER_SEND_MSG_BACK, Request.INVOKE_BROKER_TO_RESET_OFFSET},
+    {RequestCode.SEND_MESSAGE_V2, RequestCode.CONSUMER_SEND_MSG_BACK, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET},
 )
 
 MASTER = 0  # the broker id of a master
-READABLE = 4  # the bit of a queue's permissions
+READABLE = 4  # bit in a queue's permissions

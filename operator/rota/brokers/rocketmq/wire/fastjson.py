@@ -1,4 +1,4 @@
-"""JSON as brokers write it: fastjson takes whole objects and bare numbers for keys, which no JSON parser does.
+"""JSON dialect of brokers (fastjson), which allows objects and bare numbers as keys, unlike standard JSON.
 
 {"offsetTable":{{"brokerName":"b","queueId":2,"topic":"t"}:{...}},"brokerAddrs":{0:"127.0.0.1:10911"}}
 """
@@ -9,15 +9,15 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rota.brokers.rocketmq.wire.frames import Malformed
+from rota.brokers.rocketmq.wire.frames import MalformedFrameError
 from rota.model import Queue
 
 T = TypeVar("T")
 
-# Members with proper keys are matched first, as many as there are, so that nothing inside a text is taken for a key.
-# Only a key has a colon behind it; only a queue is written as an object key, and that is flat. Nothing is tried
-# twice, so that hostile bodies cost no more than others: possessive throughout, a text without an end is one up to
-# the end of all, and a number begins at its first digit.
+# Members with standard keys are matched first, greedily, so that nothing inside a string is taken for a key. Only a key
+# is followed by a colon; only a queue is written as an object key, and that object is flat. The pattern never
+# backtracks, so hostile bodies cost no more than others: all quantifiers are possessive, an unterminated string extends
+# to the end of the body, and a number begins at its first digit.
 _TEXT = rb'"(?:[^"\\]|\\.)*+"?'
 _ODD = re.compile(
     rb'(?:%b\s*+:?[^"{}\[\],]*+,?\s*+)++' % _TEXT
@@ -26,14 +26,14 @@ _ODD = re.compile(
     re.DOTALL,
 )
 
-# A queue as brokers write it, with names as they take them. Most bodies have no other odd keys, and this is eight times
-# as quick. No text can look so, for its quotes are escaped.
+# A queue as brokers write it, with the characters that they allow in names. Most bodies have no other non-standard key,
+# and this pattern is eight times as fast. No string can match it, because quotes in strings are escaped.
 _QUEUE = re.compile(rb'\{"brokerName":"([\w.|%-]*+)","queueId":(\d++),"topic":"([\w|%-]*+)"\}(?=:)')
 _AS_TEXT = rb'"{\"brokerName\":\"%b\",\"queueId\":%b,\"topic\":\"%b\"}"'
 
 
 def read(text: bytes, kind: type[T]) -> T:
-    """Read a body into a type; keys that are objects become the texts of these objects, see `queue`."""
+    """Parse a body into a type; keys that are objects become strings, see `queue`. Raise Malformed on failure."""
     try:
         for form in _forms(text):
             try:
@@ -44,19 +44,19 @@ def read(text: bytes, kind: type[T]) -> T:
                 continue
         return msgspec.json.decode(_ODD.sub(_proper, text), type=kind, strict=False)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Malformed(f"A body is not the JSON expected: {error}") from None
+        raise MalformedFrameError(f"A body is not the JSON expected: {error}") from None
 
 
 def _forms(text: bytes) -> Iterator[bytes]:
-    """Yield a body as it came, and as it is if only queues are odd keys in it."""
+    """Yield a body unchanged, then with queue keys rewritten to strings: enough if no other keys are non-standard."""
     yield text
-    yield _QUEUE.sub(lambda found: _AS_TEXT % found.groups(), text)
+    yield _QUEUE.sub(lambda match: _AS_TEXT % match.groups(), text)
 
 
-def _proper(found: "re.Match[bytes]") -> bytes:
-    if found["object"]:
-        return msgspec.json.encode(found["object"].decode())
-    return b'"%b"' % found["number"] if found["number"] else found[0]
+def _proper(match: "re.Match[bytes]") -> bytes:
+    if match["object"]:
+        return msgspec.json.encode(match["object"].decode())
+    return b'"%b"' % match["number"] if match["number"] else match[0]
 
 
 class _Key(msgspec.Struct):
@@ -69,16 +69,16 @@ _read_key = msgspec.json.Decoder(_Key).decode
 
 
 def queue(key: str) -> Queue:
-    """Read a key that is a queue."""
+    """Parse a key that is a queue; raise Malformed if it is none."""
     try:
-        found = _read_key(key)
+        fields = _read_key(key)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise Malformed(f"{key[:100]!r} is no queue: {error}") from None
-    return Queue(found.topic, found.brokerName, found.queueId)
+        raise MalformedFrameError(f"{key[:100]!r} is no queue: {error}") from None
+    return Queue(fields.topic, fields.brokerName, fields.queueId)
 
 
 def table(values: Mapping[Queue, Any]) -> msgspec.Raw:
-    """Write values by queue, with the queues as object keys: from 5.4 on Java does not read them as texts."""
+    """Encode values by queue, with queues as object keys: RocketMQ from 5.4 on does not read string keys."""
     write = msgspec.json.encode
     rows = (write(_Key(*queue)) + b":" + write(value) for queue, value in values.items())
     return msgspec.Raw(b"{" + b",".join(rows) + b"}")

@@ -1,9 +1,9 @@
-"""Remoting frames: from bytes and to bytes, without I/O.
+"""Remoting frames: encoder and decoder without I/O.
 
-    total 4 | serialization 1, length of the header 3 | header | body          (total counts what follows it)
+    total 4 | serialization 1, length of the header 3 | header | body          (total: bytes after it)
 
-Headers come as JSON or in RocketMQ's own binary form, whichever the other side likes; ours are JSON. Whether a frame
-answers one of ours is told by its flag only: a broker numbers what it asks by itself, so its numbers and ours meet.
+Headers are JSON or in RocketMQ's own binary form, as the sender chooses; this client sends JSON. Only the flag tells
+answers from requests of the broker: a broker numbers its own requests, so its numbers and the client's collide.
 """
 
 import struct
@@ -12,10 +12,10 @@ from typing import Final
 
 import msgspec
 
-LARGEST: Final = 16 * 2**20  # bytes; servers refuse larger ones, too
-VERSION: Final = 479  # of 5.3.3: from 401 on a name server writes proper JSON, from 62 on a broker may ask us things
+LARGEST: Final = 16 * 2**20  # bytes; servers reject larger frames, too
+VERSION: Final = 479  # 5.3.3; from 401 on a name server sends standard JSON, from 62 on a broker may send requests
 
-SMALL_PIECE_BYTES = 1024  # smaller pieces are joined at once: a bytes object of one byte takes 34
+SMALL_PIECE_BYTES = 1024  # smaller pieces are joined at once: a bytes object of 1 byte takes 34 bytes
 
 _ANSWER, _ONE_WAY = 1, 2  # bits of the flag
 _JSON, _BINARY = 0, 1
@@ -28,12 +28,12 @@ _HEAD = struct.Struct(">hBhii")  # code, language, version, opaque, flag
 _SHORT, _INT = struct.Struct(">h"), struct.Struct(">i")
 
 
-class Malformed(ValueError):  # noqa: N818 - it says what the bytes are
-    """The other side sent what cannot be read; nothing after it on that connection can."""
+class MalformedFrameError(ValueError):
+    """The peer sent bytes that cannot be parsed; all later bytes of that connection are unreadable, too."""
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True):
-    """One request or answer."""
+    """A request or an answer."""
 
     code: int
     opaque: int = 0
@@ -46,20 +46,20 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def answers(self) -> bool:
-        """Whether it answers one of our requests."""
+        """Whether the frame is an answer to a request of this client."""
         return bool(self.flag & _ANSWER)
 
     @property
     def one_way(self) -> bool:
-        """Whether nobody waits for an answer to it."""
+        """Whether the sender expects no answer."""
         return bool(self.flag & _ONE_WAY)
 
     def reply(self, code: int, body: bytes = b"", remark: str = "") -> "Frame":
-        """Return the answer to it."""
+        """Return an answer to this request."""
         return Frame(code=code, opaque=self.opaque, flag=_ANSWER, body=body, remark=remark)
 
     def unanswered(self) -> "Frame":
-        """Return it as a request that nobody waits for."""
+        """Return this request as a one-way request."""
         return msgspec.structs.replace(self, flag=self.flag | _ONE_WAY)
 
 
@@ -79,7 +79,7 @@ _write_header = msgspec.json.Encoder().encode
 
 
 def encode(frame: Frame) -> bytes:
-    """Write a frame; one that no server takes is a mistake of ours."""
+    """Encode a frame; raise ValueError if it is larger than servers accept."""
     header = _write_header(
         _Header(
             code=frame.code,
@@ -99,15 +99,15 @@ def encode(frame: Frame) -> bytes:
 
 
 class Decoder:
-    """Frames out of bytes that come in pieces."""
+    """Incremental decoder: yields frames from bytes that arrive in pieces."""
 
     def __init__(self) -> None:
-        self._pieces: list[bytes] = []  # joined when there is a frame in them, so that a large one is copied once
-        self._waiting = 0  # their length
-        self._needed = 0  # how long they must be for that; 0: not told yet
+        self._pieces: list[bytes] = []  # joined once they hold a whole frame, so that a large frame is copied once
+        self._waiting = 0  # length of the pieces
+        self._needed = 0  # length at which they hold a whole frame; 0: unknown
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Take in some bytes, and yield the frames that are complete now: also those before one that is `Malformed`."""
+        """Add bytes, yield the complete frames; raise `MalformedFrameError` at a bad one, after those before it."""
         self._waiting += len(data)
         if self._pieces and len(self._pieces[-1]) < SMALL_PIECE_BYTES:
             self._pieces[-1] += data
@@ -127,55 +127,55 @@ class Decoder:
 
     @property
     def inside(self) -> bool:
-        """Whether a frame has begun, and not ended."""
+        """Whether the buffer holds an incomplete frame."""
         return self._waiting > 0
 
     @property
     def announced_bytes(self) -> int:
-        """The length of the frame that has begun; 0 if there is none, or if its length is not known yet."""
+        """The length of the incomplete frame; 0 if none is buffered, or if its length has not arrived yet."""
         return self._needed
 
     @property
     def buffered_bytes(self) -> int:
-        """How much of it has come."""
+        """The number of buffered bytes of the incomplete frame."""
         return self._waiting
 
 
 def _size(data: bytes, at: int) -> int:
-    """Return how long the frame at a place is, or 0 if that is not told yet.
+    """Return the length of the frame at an offset, or 0 if its prefix is incomplete.
 
-    What cannot be is refused as soon as it is told: the rest of it may never come.
+    Raise `MalformedFrameError` for impossible lengths as soon as they arrive: the remaining bytes may never come.
     """
     if len(data) < at + _TOTAL.size:
         return 0
     size: int = _TOTAL.size + _TOTAL.unpack_from(data, at)[0]
     if not _START.size <= size <= LARGEST:
-        raise Malformed(f"A frame says that it has {size:,} bytes; it may have {_START.size} to {LARGEST:,}")
+        raise MalformedFrameError(f"A frame says that it has {size:,} bytes; it may have {_START.size} to {LARGEST:,}")
     if len(data) < at + _START.size:
         return 0
     kind, length = data[at + 4], int.from_bytes(data[at + 5 : at + 8])
     if kind not in {_JSON, _BINARY}:
-        raise Malformed(f"A frame's header is written in a way of number {kind}; known are 0 and 1")
+        raise MalformedFrameError(f"A frame's header is written in a way of number {kind}; known are 0 and 1")
     if _START.size + length > size:
-        raise Malformed(f"A frame of {size:,} bytes says that its header has {length:,}")
+        raise MalformedFrameError(f"A frame of {size:,} bytes says that its header has {length:,}")
     return size
 
 
 def _from_json(header: bytes, body: bytes) -> Frame:
     try:
-        read = _read_header(header)
+        parsed = _read_header(header)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Malformed(f"A frame's header is no JSON of the kind expected: {error}") from None
-    fields = {key: value for key, value in (read.extFields or {}).items() if value is not None}
+        raise MalformedFrameError(f"A frame's header is no JSON of the kind expected: {error}") from None
+    fields = {key: value for key, value in (parsed.extFields or {}).items() if value is not None}
     return Frame(
-        code=read.code,
-        opaque=read.opaque,
-        flag=read.flag,
+        code=parsed.code,
+        opaque=parsed.opaque,
+        flag=parsed.flag,
         fields=fields,
-        remark=read.remark or "",
+        remark=parsed.remark or "",
         body=body,
-        language=read.language,
-        version=read.version,
+        language=parsed.language,
+        version=parsed.version,
     )
 
 
@@ -185,16 +185,16 @@ def _from_binary(header: bytes, body: bytes) -> Frame:
         remark, at = _text(header, _HEAD.size, _INT)
         (length,), at = _INT.unpack_from(header, at), at + _INT.size
         if length < 0 or at + length > len(header):
-            raise Malformed(f"A frame's header has {len(header)} bytes, and its fields {length}")
+            raise MalformedFrameError(f"A frame's header has {len(header)} bytes, and its fields {length}")
         block, at, fields = header[at : at + length], 0, {}
         while at < length:
             key, at = _text(block, at, _SHORT)
             fields[key], at = _text(block, at, _INT)
     except (struct.error, UnicodeDecodeError) as error:
-        raise Malformed(f"A frame's binary header cannot be read: {error}") from None
-    spoken = _LANGUAGES[language] if language < len(_LANGUAGES) else "OTHER"
+        raise MalformedFrameError(f"A frame's binary header cannot be read: {error}") from None
+    name = _LANGUAGES[language] if language < len(_LANGUAGES) else "OTHER"
     return Frame(
-        code=code, opaque=opaque, flag=flag, fields=fields, remark=remark, body=body, language=spoken, version=version
+        code=code, opaque=opaque, flag=flag, fields=fields, remark=remark, body=body, language=name, version=version
     )
 
 
@@ -202,5 +202,7 @@ def _text(data: bytes, at: int, size: struct.Struct) -> tuple[str, int]:
     (length,) = size.unpack_from(data, at)
     start = at + size.size
     if length < 0 or start + length > len(data):
-        raise Malformed(f"A frame's binary header has a text of {length} bytes where {len(data) - start} are left")
+        raise MalformedFrameError(
+            f"A frame's binary header has a text of {length} bytes where {len(data) - start} are left"
+        )
     return data[start : start + length].decode(), start + length

@@ -1,7 +1,7 @@
-"""Messages as a broker stores and sends them: bytes to messages, without I/O.
+"""Message decoder: from the bytes that brokers store and send to messages, without I/O.
 
-A body of a pull is messages back to back, each with its own length. Two layouts differ in how long a topic's name may
-be; addresses have 4 or 16 bytes; bodies may be compressed in four ways; a message may be a batch of several.
+The body of a pull answer is a sequence of messages, each with its own length. Two layouts differ in the maximum length
+of topic names; addresses have 4 or 16 bytes; bodies may be compressed in four ways; a message may be a batch of others.
 """
 
 import struct
@@ -16,7 +16,7 @@ import msgspec
 
 from rota.brokers.message import MEBIBYTE, Message, properties_bytes_of, text_bytes
 from rota.brokers.port import ADMIT_ALL, Admission
-from rota.brokers.rocketmq.wire.frames import Malformed
+from rota.brokers.rocketmq.wire.frames import MalformedFrameError
 from rota.model import Queue
 
 V1, V2 = 0xDAA320A7, 0xDAA320AB
@@ -25,23 +25,23 @@ ZSTD_WINDOW_BYTES: Final = 8 * MEBIBYTE  # the window that RFC 8878 recommends e
 
 _COMPRESSED, _SIX_BORN, _SIX_STORED, _BATCH, _KIND = 0x1, 0x10, 0x20, 0xC0, 0x700
 _FOLDED = _COMPRESSED | _BATCH
-_NAME, _PAIR = "\x01", "\x02"  # what ends a property's name, and its value
+_NAME, _PAIR = "\x01", "\x02"  # separators after a property's name and after its value
 
-# Length, magic, checksum, queue, (a flag), offset, place, system flag, born, (its host), stored, (its host),
-# attempts, (prepared transaction), length of the body; by which of the two hosts have addresses of 16 bytes. What is
-# in brackets is of no use here. No length is signed, so that no damage leads backwards.
+# Length, magic, checksum, queue, (flag), offset, place, system flag, born, (born host), stored, (store host),
+# attempts, (prepared transaction), length of the body; one layout for each combination of 4- and 16-byte hosts. Fields
+# in parentheses are skipped. Lengths are read as unsigned, so that damaged ones cannot lead backwards.
 _HEADS = [struct.Struct(f">3Ii4x2qiq{born + 4}xq{store + 4}xi8xI") for store in (4, 16) for born in (4, 16)]
 _HEAD = _HEADS[0]
-_ITEM = struct.Struct(">I12xI")  # of a batch: length, (magic, checksum, flag), length of the body
+_ITEM = struct.Struct(">I12xI")  # message in a batch: length, (magic, checksum, flag), length of the body
 _SHORT = struct.Struct(">H")
 
 
 class _TooLargeError(Exception):
-    """An unpacked body has more bytes than the limit."""
+    """An unpacked body exceeds the limit."""
 
 
 class _Reader:
-    """The messages of one pull's body that were read so far, as far as they were admitted."""
+    """Reads the body of one pull answer; holds the messages that were read and admitted so far."""
 
     def __init__(self, data: bytes, broker: str, start: int, admission: Admission) -> None:
         self.data = data
@@ -52,7 +52,7 @@ class _Reader:
         self.refused_offset: int | None = None
 
     def keep(self, message: Message) -> None:
-        """Keep an admitted message; pass over one before the offset that was asked for: a pull may enter a batch."""
+        """Keep a message if it is admitted; skip it before the requested offset, which may be in a batch."""
         if message.offset < self.start:
             return
         if self.admission.admit(message.memory_bytes):
@@ -62,17 +62,17 @@ class _Reader:
 
 
 def decode(data: bytes, broker: str) -> list[Message]:
-    """Return all messages in a pull's body; what is no message makes all of it unreadable."""
-    return prefix(data, broker)[0]
+    """Return all messages in a pull answer's body; raise Malformed if any part of it is no message."""
+    return decode_admitted(data, broker)[0]
 
 
-def prefix(
+def decode_admitted(
     data: bytes, broker: str, start: int = 0, admission: Admission = ADMIT_ALL
 ) -> tuple[list[Message], int | None]:
-    """Return the messages from an offset on that are admitted, and the offset of the first that is not.
+    """Return the admitted messages from an offset on, and the offset of the first refused one or None.
 
-    A packed body may be a thousand times larger than what came. Each message is unpacked and admitted before the next
-    one is read, so at most one of them is in memory without being admitted.
+    An unpacked body may be a thousand times larger than the received one. Each message is unpacked and admitted before
+    the next one is read, so at most one message is in memory without being admitted.
     """
     reader = _Reader(data, broker, start, admission)
     at, end = 0, len(data)
@@ -80,12 +80,12 @@ def prefix(
         while at < end and reader.refused_offset is None:
             at = _read(reader, at)
     except (struct.error, IndexError, UnicodeDecodeError) as error:
-        raise Malformed(f"A message at byte {at} of {end} cannot be read: {error}") from None
+        raise MalformedFrameError(f"A message at byte {at} of {end} cannot be read: {error}") from None
     return reader.messages, reader.refused_offset
 
 
 def _read(reader: _Reader, at: int) -> int:
-    """Read the message at a place, and return where the next one begins."""
+    """Read the message at a position in the data; return the position of the next one."""
     data = reader.data
     head = _HEAD
     fields = head.unpack_from(data, at)
@@ -100,12 +100,14 @@ def _read(reader: _Reader, at: int) -> int:
     elif magic == V2:
         (topic_length,), topic_start = _SHORT.unpack_from(data, topic_at), topic_at + 2
     else:
-        raise Malformed(f"A message at byte {at} begins with {magic:#x}, which no layout does")
+        raise MalformedFrameError(f"A message at byte {at} begins with {magic:#x}, which no layout does")
     properties_at = topic_start + topic_length
     (properties_length,) = _SHORT.unpack_from(data, properties_at)
     end: int = properties_at + 2 + properties_length
     if end != at + total or end > len(data):
-        raise Malformed(f"A message at byte {at} says that it has {total} bytes; what is in it has {end - at}")
+        raise MalformedFrameError(
+            f"A message at byte {at} says that it has {total} bytes; what is in it has {end - at}"
+        )
     queue = _queue(data[topic_start:properties_at], reader.broker, number)
     body, damage = data[start:topic_at], ""
     if zlib.crc32(body) & 0x7FFFFFFF != checksum:
@@ -115,14 +117,14 @@ def _read(reader: _Reader, at: int) -> int:
     properties_bytes = properties_bytes_of(len(properties), text_bytes(text))
     message = Message(queue, offset, body, properties, attempt, born, stored, place, damage, properties_bytes)
     if flags & _FOLDED and not damage:
-        _unfold(reader, message, flags, _Common(properties, text_bytes(text)))
+        _unpack_message(reader, message, flags, _Common(properties, text_bytes(text)))
     else:
         reader.keep(message)
     return end
 
 
-def _unfold(reader: _Reader, message: Message, flags: int, common: "_Common") -> None:
-    """Keep the messages in a message that is packed or a batch, up to the first that is not admitted."""
+def _unpack_message(reader: _Reader, message: Message, flags: int, common: "_Common") -> None:
+    """Unpack a compressed message or a batch; keep its messages up to the first that is not admitted."""
     if flags & _COMPRESSED:
         body, damage = unpacked(message.body, (flags & _KIND) >> 8, reader.admission.largest_body_bytes)
         message = msgspec.structs.replace(message, body=body, damage=damage)
@@ -133,7 +135,7 @@ def _unfold(reader: _Reader, message: Message, flags: int, common: "_Common") ->
     if damage:
         reader.keep(msgspec.structs.replace(message, damage=damage))
         return
-    for item in _apart(message, common, reader.start):
+    for item in _split_batch(message, common, reader.start):
         reader.keep(item)
         if reader.refused_offset is not None:
             return
@@ -145,39 +147,39 @@ def _queue(topic: bytes, broker: str, number: int) -> Queue:
 
 
 def read_properties(data: bytes) -> dict[str, str]:
-    """Read properties; the last separator may be missing. What is no UTF-8 is replaced, as Java does."""
+    """Parse properties; the last separator may be missing. Invalid UTF-8 is replaced, as Java does."""
     return _properties(data.decode(errors="replace"))
 
 
 def _properties(text: str) -> dict[str, str]:
-    found = {}
+    properties = {}
     for pair in text.split(_PAIR):
         name, separator, value = pair.partition(_NAME)
         if separator:
-            found[name] = value
-    return found
+            properties[name] = value
+    return properties
 
 
 def write_properties(properties: Mapping[str, str]) -> str:
-    """Write properties; what separates them cannot be in them."""
-    odd = next((name for name, value in properties.items() if {_NAME, _PAIR} & {*name, *value}), None)
-    if odd is not None:
-        raise ValueError(f"The property {odd!r} has a character \\x01 or \\x02 in it, which separate properties")
+    """Encode properties; raise ValueError if one contains a separator."""
+    invalid = next((name for name, value in properties.items() if {_NAME, _PAIR} & {*name, *value}), None)
+    if invalid is not None:
+        raise ValueError(f"The property {invalid!r} has a character \\x01 or \\x02 in it, which separate properties")
     return "".join(f"{name}{_NAME}{value}{_PAIR}" for name, value in properties.items())
 
 
 def _batch_damage(body: bytes) -> str:
-    """Return why a batch cannot be taken apart; the producer made it, so only this message is damaged."""
+    """Return why a batch cannot be split, or "". The producer encoded the batch, so only this message is damaged."""
     try:
         number = sum(1 for _ in islice(_items(body), LARGEST_BATCH + 1))
-    except (struct.error, Malformed) as error:
+    except (struct.error, MalformedFrameError) as error:
         return f"it is a batch that cannot be taken apart: {error}"
     too_many = f"it is a batch that cannot be taken apart: it has more than {LARGEST_BATCH:,} messages"
     return too_many if number > LARGEST_BATCH else ""
 
 
 def _items(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """Yield the places in a batch's body where each message's body begins and ends, and where the message ends."""
+    """Yield for each message of a batch the start and end of its body, and the end of the message."""
     at = 0
     while at < len(data):
         total, length = _ITEM.unpack_from(data, at)
@@ -185,23 +187,23 @@ def _items(data: bytes) -> Iterator[tuple[int, int, int]]:
         (properties_length,) = _SHORT.unpack_from(data, start + length)
         end = start + length + 2 + properties_length
         if end != at + total or end > len(data):
-            raise Malformed(f"a message at byte {at} says it has {total} bytes; what is in it has {end - at}")
+            raise MalformedFrameError(f"a message at byte {at} says it has {total} bytes; what is in it has {end - at}")
         yield start, start + length, end
         at = end
 
 
 class _Common(NamedTuple):
-    """The properties that all messages of a batch share."""
+    """The properties that all messages of a batch share, and the memory of their text."""
 
     properties: dict[str, str]
     text_bytes: int
 
 
-def _apart(batch: Message, common: _Common, first: int) -> Iterator[Message]:
-    """Yield the messages of a batch from an offset on; they have its properties in common, besides their own.
+def _split_batch(batch: Message, common: _Common, first: int) -> Iterator[Message]:
+    """Yield the messages of a batch from an offset on, with their own properties and those of the batch.
 
-    The common properties are in memory once, but for as long as any of the messages is, and each message that is
-    handed out carries them: so they count for each.
+    The batch's properties are in memory once, but as long as any of its messages is. They count for each message,
+    because each one is passed on together with them.
     """
     data = batch.body
     place = batch.attempt, batch.born, batch.stored, batch.place
@@ -216,26 +218,26 @@ def _apart(batch: Message, common: _Common, first: int) -> Iterator[Message]:
         yield Message(batch.queue, offset, data[start:body_end], properties, *place, "", properties_bytes)
 
 
-# Each unpacks into at most one byte more than the limit, which tells a body that is too large from one that is cut off.
+# Each function unpacks at most one byte more than the limit, to distinguish too large bodies from truncated ones.
 
 
 def _zlib(body: bytes, limit: int) -> bytes:
     unpacker = zlib.decompressobj()
-    return _whole(unpacker.decompress(body, limit + 1), limit, unpacker.unused_data, ended=unpacker.eof)
+    return _check_complete(unpacker.decompress(body, limit + 1), limit, unpacker.unused_data, ended=unpacker.eof)
 
 
 def _lz4(body: bytes, limit: int) -> bytes:
-    import lz4.frame  # noqa: PLC0415 - only who meets such a message needs it
+    import lz4.frame  # noqa: PLC0415 - optional: needed only for such messages
 
     unpacker = lz4.frame.LZ4FrameDecompressor()
     unpacked_body = unpacker.decompress(body, max_length=limit + 1)
-    return _whole(unpacked_body, limit, unpacker.unused_data, ended=unpacker.eof)
+    return _check_complete(unpacked_body, limit, unpacker.unused_data, ended=unpacker.eof)
 
 
 def _zstd(body: bytes, limit: int) -> bytes:
     import zstandard  # noqa: PLC0415 - as above
 
-    size = zstandard.frame_content_size(body)  # -1: the frame does not declare it
+    size = zstandard.frame_content_size(body)  # -1: the frame does not declare its size
     if size > limit:
         raise _TooLargeError
     unpacker = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_BYTES)
@@ -245,30 +247,30 @@ def _zstd(body: bytes, limit: int) -> bytes:
         if len(unpacker.stream_reader(body).read(limit + 1)) > limit:
             raise _TooLargeError from None
         raise
-    left = b""
-    if size < 0:  # then `allow_extra_data` has no effect
+    trailing = b""
+    if size < 0:  # `allow_extra_data` has no effect on such frames
         stream = unpacker.decompressobj()
-        stream.decompress(body)  # no more than above: it stops at the end of the first frame
-        left = stream.unused_data
-    return _whole(unpacked_body, limit, left, ended=True)
+        stream.decompress(body)  # needs no more memory than above: stops at the end of the first frame
+        trailing = stream.unused_data
+    return _check_complete(unpacked_body, limit, trailing, ended=True)
 
 
-def _whole(body: bytes, limit: int, left: bytes | None, *, ended: bool) -> bytes:
+def _check_complete(body: bytes, limit: int, trailing: bytes | None, *, ended: bool) -> bytes:
     if len(body) > limit:
         raise _TooLargeError
     if not ended:
         raise ValueError("it is cut off")
-    if left:
-        raise ValueError(f"{len(left)} bytes are left behind its end")
+    if trailing:
+        raise ValueError(f"{len(trailing)} bytes are left behind its end")
     return body
 
 
-ZLIB: Final = 3  # of old producers: 0
+ZLIB: Final = 3  # old producers write 0 for ZLIB
 _UNPACK: dict[int, Callable[[bytes, int], bytes]] = {0: _zlib, 1: _lz4, 2: _zstd, ZLIB: _zlib}
 
 
 def unpacked(body: bytes, kind: int, limit: int) -> tuple[bytes, str]:
-    """Unpack a body into at most `limit` bytes; if that cannot be done it stays as it is, with the reason."""
+    """Unpack a body into at most `limit` bytes. Return it with ""; if that fails, the packed body and the reason."""
     try:
         return _UNPACK[kind](body, limit), ""
     except _TooLargeError:
@@ -277,7 +279,7 @@ def unpacked(body: bytes, kind: int, limit: int) -> tuple[bytes, str]:
         return body, f"it is compressed in a way of number {kind}, which is not known"
     except ImportError as error:
         return body, f"it is compressed, and {error.name} is not installed to unpack it"
-    except Exception as error:  # noqa: BLE001 - each library has its own; a damaged message must not stop a queue
+    except Exception as error:  # noqa: BLE001 - each library raises its own; a damaged message must not stop a queue
         return body, f"it cannot be unpacked: {str(error) or type(error).__name__}"
 
 
@@ -287,8 +289,8 @@ def _too_large(limit: int) -> str:
 
 
 def java_hash(text: str) -> int:
-    """Return Java's hash of a text, by which brokers filter tags: over UTF-16 units, in 32 bits, signed."""
-    found = 0
+    """Return Java's String.hashCode (UTF-16 units, signed 32 bits), by which brokers filter tags."""
+    value = 0
     for (unit,) in struct.iter_unpack("<H", text.encode("utf-16-le")):
-        found = (31 * found + unit) & 0xFFFFFFFF
-    return found - 2**32 if found >= 2**31 else found
+        value = (31 * value + unit) & 0xFFFFFFFF
+    return value - 2**32 if value >= 2**31 else value

@@ -1,4 +1,4 @@
-"""Bodies of requests and answers, with the protocol's own names for their fields."""
+"""Payloads: bodies of requests and answers, with the protocol's field names in snake case."""
 
 from typing import Annotated
 
@@ -6,10 +6,10 @@ import msgspec
 
 from rota.model import Queue
 
-Long = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # what is said of a queue; Java has no longer numbers
+Long = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # a number about a queue, in the range of Java's long
 
 
-# A group's settings, as consumers spell them.
+# A group's settings by Rota's names, in the protocol's spelling.
 MODELS = {"Clustering": "CLUSTERING", "Broadcasting": "BROADCASTING"}
 STARTS = {
     "Latest": "CONSUME_FROM_LAST_OFFSET",
@@ -19,7 +19,7 @@ STARTS = {
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What stands in a body; what is not named here is read over."""
+    """Base of all bodies; fields that a class does not declare are ignored."""
 
 
 class MessageQueue(Body, frozen=True):
@@ -31,16 +31,16 @@ class MessageQueue(Body, frozen=True):
 
     @classmethod
     def of(cls, queue: Queue) -> "MessageQueue":
-        """Write a queue."""
+        """Convert a queue to the protocol's form."""
         return cls(topic=queue.topic, broker_name=queue.broker, queue_id=queue.id)
 
     @property
     def queue(self) -> Queue:
-        """The queue that it names."""
+        """The queue in Rota's form."""
         return Queue(self.topic, self.broker_name, self.queue_id)
 
 
-# What name servers tell.
+# Answers of name servers.
 
 
 class BrokerData(Body, frozen=True):
@@ -52,7 +52,7 @@ class BrokerData(Body, frozen=True):
 
 
 class QueueData(Body, frozen=True):
-    """How many queues of a topic a broker has."""
+    """The number of a topic's queues on a broker."""
 
     broker_name: str
     read_queue_nums: int
@@ -61,7 +61,7 @@ class QueueData(Body, frozen=True):
 
 
 class TopicRoute(Body, frozen=True):
-    """Where a topic is."""
+    """The route of a topic: its brokers, and its queues on each."""
 
     broker_datas: list[BrokerData] = []
     queue_datas: list[QueueData] = []
@@ -69,22 +69,22 @@ class TopicRoute(Body, frozen=True):
 
     @property
     def is_static(self) -> bool:
-        """Whether the topic is a static one, whose queues are mapped to brokers one by one."""
+        """Whether the topic is static: its queues are mapped to brokers one by one."""
         return bytes(self.topic_queue_mapping_by_broker).strip() not in {b"", b"null", b"{}"}
 
 
 class ClusterInfo(Body, frozen=True):
-    """All brokers."""
+    """All brokers of a cluster."""
 
     broker_addr_table: dict[str, BrokerData] = {}
     cluster_addr_table: dict[str, list[str]] = {}
 
 
-# What brokers are told about members, and tell.
+# Membership: bodies sent to brokers, and their answers.
 
 
 class SubscriptionData(Body, frozen=True):
-    """What a group reads of a topic."""
+    """A member's subscription to a topic."""
 
     topic: str
     sub_string: str
@@ -96,7 +96,7 @@ class SubscriptionData(Body, frozen=True):
 
 
 class ConsumerData(Body, frozen=True):
-    """A member's place in a group."""
+    """A member's settings and subscriptions in a group."""
 
     group_name: str
     consume_type: str
@@ -107,7 +107,7 @@ class ConsumerData(Body, frozen=True):
 
 
 class HeartBeat(Body, frozen=True):
-    """A sign of life."""
+    """A heartbeat."""
 
     client_id: str = msgspec.field(name="clientID")
     consumer_data_set: list[ConsumerData]
@@ -117,7 +117,7 @@ class HeartBeat(Body, frozen=True):
 
 
 class CheckClient(Body, frozen=True):
-    """A question: would you take this subscription."""
+    """Request to validate a subscription."""
 
     client_id: str
     group: str
@@ -126,7 +126,7 @@ class CheckClient(Body, frozen=True):
 
 
 class Peer(Body, frozen=True):
-    """A connection of a group's member."""
+    """A connection of a member of a group."""
 
     client_id: str
     client_addr: str = ""
@@ -135,7 +135,7 @@ class Peer(Body, frozen=True):
 
 
 class ConsumerConnection(Body, frozen=True):
-    """Who is online in a group."""
+    """The online consumers of a group."""
 
     connection_set: list[Peer] = []
     consume_type: str | None = None
@@ -173,7 +173,7 @@ class RequestMode(Body, frozen=True):
 
 
 class AssignmentRequest(Body, frozen=True):
-    """A question: which queues would you give me."""
+    """Request for the queues that a broker would assign to a member."""
 
     topic: str
     consumer_group: str
@@ -183,23 +183,23 @@ class AssignmentRequest(Body, frozen=True):
 
 
 class QueueAssignment(Body, frozen=True):
-    """A queue that a broker gives to a member."""
+    """A queue that a broker assigns to a member."""
 
     message_queue: MessageQueue
     mode: str
 
 
 class Assignments(Body, frozen=True):
-    """What a broker gives to a member; None: no answer."""
+    """The queues that a broker assigns to a member; None: no answer."""
 
     message_queue_assignments: list[QueueAssignment] | None = None
 
 
-# Figures.
+# Statistics and configuration.
 
 
 class OffsetWrapper(Body, frozen=True):
-    """How far a group is with a queue."""
+    """A group's offsets in a queue."""
 
     broker_offset: Long
     consumer_offset: Long
@@ -208,14 +208,14 @@ class OffsetWrapper(Body, frozen=True):
 
 
 class ConsumeStats(Body, frozen=True):
-    """How far a group is at a broker."""
+    """A group's offsets at a broker, by queue."""
 
     offset_table: dict[str, OffsetWrapper] = {}
     consume_tps: float = 0.0
 
 
 class TopicOffset(Body, frozen=True):
-    """Where a queue begins and ends."""
+    """The first and last offset of a queue."""
 
     min_offset: Long
     max_offset: Long
@@ -223,19 +223,19 @@ class TopicOffset(Body, frozen=True):
 
 
 class TopicStats(Body, frozen=True):
-    """Where a topic's queues begin and end at a broker."""
+    """The first and last offsets of a topic's queues at a broker."""
 
     offset_table: dict[str, TopicOffset] = {}
 
 
 class Reset(Body, frozen=True):
-    """Where a group shall go on, by queue."""
+    """New offsets of a group after a reset, by queue."""
 
     offset_table: dict[str, Long] = {}
 
 
 class TopicConfig(Body, frozen=True):
-    """A topic at a broker."""
+    """A topic's configuration at a broker."""
 
     topic_name: str
     read_queue_nums: int = 0
@@ -245,7 +245,7 @@ class TopicConfig(Body, frozen=True):
 
 
 class GroupConfig(Body, frozen=True):
-    """A group at a broker; written as a whole, so what is read is kept with what is not known of it."""
+    """A group's configuration at a broker. For updates, which replace all of it, use the unparsed fields."""
 
     group_name: str
     consume_enable: bool = True
@@ -261,11 +261,11 @@ class GroupConfig(Body, frozen=True):
     consume_timeout_minute: int = 15
 
 
-# What a member tells about itself.
+# Answers of a member about itself.
 
 
 class QueueInfo(Body, frozen=True):
-    """A queue at a member."""
+    """A queue's state at a member."""
 
     commit_offset: int = 0
     cached_msg_min_offset: int = 0
@@ -284,7 +284,7 @@ class QueueInfo(Body, frozen=True):
 
 
 class RunningInfo(Body, frozen=True):
-    """What mqadmin and the dashboard show of a member."""
+    """A member's running info, which mqadmin and the dashboard show."""
 
     properties: dict[str, str]
     subscription_set: list[SubscriptionData]
@@ -296,7 +296,7 @@ class RunningInfo(Body, frozen=True):
 
 
 class Subscribed(Body, frozen=True):
-    """A subscription as any client writes it; null fields are absent."""
+    """A subscription as any client writes it; null fields are omitted."""
 
     topic: str
     sub_string: str | None = None
@@ -304,13 +304,13 @@ class Subscribed(Body, frozen=True):
 
 
 class ConsumerInfo(Body, frozen=True):
-    """What is read of another consumer's running info."""
+    """The parts of another consumer's running info that Rota reads."""
 
     properties: dict[str, str] = {}
     subscription_set: list[Subscribed] = []
 
 
 class ConsumerStatus(Body, frozen=True):
-    """Where a member is with its queues."""
+    """A member's offsets, by queue."""
 
     message_queue_table: msgspec.Raw

@@ -1,6 +1,6 @@
-"""What we ask, as frames; what cannot be asked is a mistake of ours and said before it is sent.
+"""Request frames for name servers and brokers; invalid arguments raise ValueError before anything is sent.
 
-Brokers do not check most of what they are asked: a field that is missing reads as 0 or as nothing.
+Brokers do not validate most requests: they read a missing field as 0 or as empty.
 """
 
 from collections.abc import Iterable, Mapping
@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from rota.brokers.rocketmq.wire import payloads
-from rota.brokers.rocketmq.wire.codes import Request
+from rota.brokers.rocketmq.wire.codes import RequestCode
 from rota.brokers.rocketmq.wire.frames import Frame
 from rota.brokers.rocketmq.wire.messages import java_hash, write_properties
 from rota.model import Queue
@@ -17,14 +17,14 @@ from rota.spec import Subscription
 from rota.spec.consumer_settings import tags_of
 
 _COMMIT, _SUSPEND, _SUBSCRIBED = 1, 2, 4  # bits of a pull's system flag
-_NEEDED = {  # what may not be empty, by its names in fields and bodies
+_NEEDED = {  # values that must not be empty, by their names in fields and bodies
     "topic": ("topic", "originTopic", "b"),
     "group": ("group", "consumerGroup", "consumer_group", "group_name", "a"),
     "client id": ("clientID", "clientId", "client_id"),
 }
 
 
-def _frame(code: Request, body: Any = None, /, **fields: object) -> Frame:
+def _frame(code: RequestCode, body: Any = None, /, **fields: object) -> Frame:
     _refuse_empty(code, fields)
     if isinstance(body, payloads.Body):
         _refuse_empty(code, msgspec.structs.asdict(body))
@@ -32,10 +32,10 @@ def _frame(code: Request, body: Any = None, /, **fields: object) -> Frame:
     return Frame(code=code, fields=written, body=b"" if body is None else _bytes(body))
 
 
-def _refuse_empty(code: Request, asked: Mapping[str, object]) -> None:
-    for thing, names in _NEEDED.items():
-        if any(asked.get(name) == "" for name in names):
-            raise ValueError(f"{code.name}: the {thing} is empty")
+def _refuse_empty(code: RequestCode, fields: Mapping[str, object]) -> None:
+    for label, names in _NEEDED.items():
+        if any(fields.get(name) == "" for name in names):
+            raise ValueError(f"{code.name}: the {label} is empty")
 
 
 def _written(value: object) -> str:
@@ -52,29 +52,29 @@ def _of(queue: Queue) -> dict[str, object]:
     return {"topic": queue.topic, "queueId": queue.id, "bname": queue.broker}
 
 
-# Of name servers.
+# Name servers.
 
 
 def route(topic: str) -> Frame:
-    """Ask where a topic is."""
-    return _frame(Request.GET_ROUTEINFO_BY_TOPIC, topic=topic, acceptStandardJsonOnly=True)
+    """Request the route of a topic."""
+    return _frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, topic=topic, acceptStandardJsonOnly=True)
 
 
 def cluster() -> Frame:
-    """Ask for all brokers."""
-    return _frame(Request.GET_BROKER_CLUSTER_INFO)
+    """Request all brokers."""
+    return _frame(RequestCode.GET_BROKER_CLUSTER_INFO)
 
 
 # Membership.
 
 
-def subscription(wanted: Subscription, version: int) -> payloads.SubscriptionData:
-    """Write a subscription; brokers filter by the tags' hashes first."""
-    by_tag = wanted.type == "Tag"
-    tags = tags_of(wanted) if by_tag else []
+def subscription(spec: Subscription, version: int) -> payloads.SubscriptionData:
+    """Return a subscription's payload, with the hashes of its tags, by which brokers filter first."""
+    by_tag = spec.type == "Tag"
+    tags = tags_of(spec) if by_tag else []
     return payloads.SubscriptionData(
-        topic=wanted.topic,
-        sub_string=wanted.expression.strip(),  # to a broker "* " is a tag, and lets nothing through
+        topic=spec.topic,
+        sub_string=spec.expression.strip(),  # a broker takes "* " for a tag, and would deliver nothing
         tags_set=tags,
         code_set=[java_hash(tag) for tag in tags],
         sub_version=version,
@@ -83,66 +83,66 @@ def subscription(wanted: Subscription, version: int) -> payloads.SubscriptionDat
 
 
 def heartbeat(client_id: str, member: payloads.ConsumerData) -> Frame:
-    """Give a sign of life."""
-    _refuse_empty(Request.HEART_BEAT, msgspec.structs.asdict(member))
-    return _frame(Request.HEART_BEAT, payloads.HeartBeat(client_id=client_id, consumer_data_set=[member]))
+    """Send a heartbeat of a member."""
+    _refuse_empty(RequestCode.HEART_BEAT, msgspec.structs.asdict(member))
+    return _frame(RequestCode.HEART_BEAT, payloads.HeartBeat(client_id=client_id, consumer_data_set=[member]))
 
 
 def check_client(client_id: str, group: str, data: payloads.SubscriptionData) -> Frame:
-    """Ask whether a broker would take a subscription."""
+    """Ask a broker to validate a subscription."""
     body = payloads.CheckClient(client_id=client_id, group=group, subscription_data=data)
-    return _frame(Request.CHECK_CLIENT_CONFIG, body)
+    return _frame(RequestCode.CHECK_CLIENT_CONFIG, body)
 
 
 def unregister(client_id: str, group: str) -> Frame:
     """Leave a group."""
-    return _frame(Request.UNREGISTER_CLIENT, clientID=client_id, consumerGroup=group)
+    return _frame(RequestCode.UNREGISTER_CLIENT, clientID=client_id, consumerGroup=group)
 
 
 def client_ids(group: str) -> Frame:
-    """Ask for the ids of a group's members."""
-    return _frame(Request.GET_CONSUMER_LIST_BY_GROUP, consumerGroup=group)
+    """Request the client ids of a group's members."""
+    return _frame(RequestCode.GET_CONSUMER_LIST_BY_GROUP, consumerGroup=group)
 
 
 def connections(group: str) -> Frame:
-    """Ask who is online in a group."""
-    return _frame(Request.GET_CONSUMER_CONNECTION_LIST, consumerGroup=group)
+    """Request the online consumers of a group."""
+    return _frame(RequestCode.GET_CONSUMER_CONNECTION_LIST, consumerGroup=group)
 
 
 def running_info(group: str, client_id: str) -> Frame:
-    """Ask a member, by its broker, how it is."""
-    return _frame(Request.GET_CONSUMER_RUNNING_INFO, consumerGroup=group, clientId=client_id, jstackEnable=False)
+    """Request a member's running info, relayed by its broker."""
+    return _frame(RequestCode.GET_CONSUMER_RUNNING_INFO, consumerGroup=group, clientId=client_id, jstackEnable=False)
 
 
 def assignment(topic: str, group: str, client_id: str, strategy: str, model: str = "CLUSTERING") -> Frame:
-    """Ask which queues a broker would give to a member."""
+    """Request the queues that a broker would assign to a member."""
     body = payloads.AssignmentRequest(
         topic=topic, consumer_group=group, client_id=client_id, strategy_name=strategy, message_model=model
     )
-    return _frame(Request.QUERY_ASSIGNMENT, body)
+    return _frame(RequestCode.QUERY_ASSIGNMENT, body)
 
 
 def request_mode(topic: str, group: str, mode: str, share: int = 0) -> Frame:
-    """Say whether a group's members pull or pop."""
+    """Set whether a group's members pull a topic's queues or pop from them."""
     body = payloads.RequestMode(topic=topic, consumer_group=group, mode=mode, pop_share_queue_num=share)
-    return _frame(Request.SET_MESSAGE_REQUEST_MODE, body)
+    return _frame(RequestCode.SET_MESSAGE_REQUEST_MODE, body)
 
 
 # Locks.
 
 
 def lock(group: str, client_id: str, queues: Iterable[Queue]) -> Frame:
-    """Ask for locks."""
-    return _frame(Request.LOCK_BATCH_MQ, _locks(group, client_id, queues))
+    """Request locks on queues."""
+    return _frame(RequestCode.LOCK_BATCH_MQ, _locks(group, client_id, queues))
 
 
 def unlock(group: str, client_id: str, queues: Iterable[Queue]) -> Frame:
-    """Give locks back."""
-    return _frame(Request.UNLOCK_BATCH_MQ, _locks(group, client_id, queues))
+    """Release locks on queues."""
+    return _frame(RequestCode.UNLOCK_BATCH_MQ, _locks(group, client_id, queues))
 
 
 def one_broker(queues: Iterable[Queue]) -> str:
-    """Return the broker of queues that are locked together."""
+    """Return the common broker of queues; raise ValueError if they are of several brokers, or none."""
     brokers = {queue.broker for queue in queues}
     if len(brokers) != 1:
         raise ValueError(f"Queues of one broker are locked at a time, not of {sorted(brokers)}")
@@ -150,44 +150,44 @@ def one_broker(queues: Iterable[Queue]) -> str:
 
 
 def _locks(group: str, client_id: str, queues: Iterable[Queue]) -> payloads.LockRequest:
-    wanted = [payloads.MessageQueue.of(queue) for queue in queues]
-    return payloads.LockRequest(consumer_group=group, client_id=client_id, mq_set=wanted)
+    mq_set = [payloads.MessageQueue.of(queue) for queue in queues]
+    return payloads.LockRequest(consumer_group=group, client_id=client_id, mq_set=mq_set)
 
 
 # Offsets.
 
 
 def committed(group: str, queue: Queue) -> Frame:
-    """Ask where a group is; without an offset the broker says so, instead of 0."""
-    return _frame(Request.QUERY_CONSUMER_OFFSET, consumerGroup=group, setZeroIfNotFound=False, **_of(queue))
+    """Request a group's committed offset; if it has none, the broker says so instead of answering 0."""
+    return _frame(RequestCode.QUERY_CONSUMER_OFFSET, consumerGroup=group, setZeroIfNotFound=False, **_of(queue))
 
 
 def commit(group: str, queue: Queue, offset: int) -> Frame:
-    """Say where a group is. Brokers take any offset from anybody."""
+    """Commit an offset for a group. Brokers accept any offset from any client."""
     if offset < 0:
         raise ValueError(f"{offset} is no offset to commit for {queue}")
-    return _frame(Request.UPDATE_CONSUMER_OFFSET, consumerGroup=group, commitOffset=offset, **_of(queue))
+    return _frame(RequestCode.UPDATE_CONSUMER_OFFSET, consumerGroup=group, commitOffset=offset, **_of(queue))
 
 
 def last(queue: Queue) -> Frame:
-    """Ask for the offset that the next message will have."""
-    return _frame(Request.GET_MAX_OFFSET, committed=True, **_of(queue))
+    """Request the offset that the next message will have."""
+    return _frame(RequestCode.GET_MAX_OFFSET, committed=True, **_of(queue))
 
 
 def first(queue: Queue) -> Frame:
-    """Ask for the offset of the oldest message."""
-    return _frame(Request.GET_MIN_OFFSET, **_of(queue))
+    """Request the offset of the oldest message."""
+    return _frame(RequestCode.GET_MIN_OFFSET, **_of(queue))
 
 
 def at(queue: Queue, milliseconds: int) -> Frame:
-    """Ask for the offset of the first message of a time or later."""
-    return _frame(Request.SEARCH_OFFSET_BY_TIMESTAMP, timestamp=milliseconds, boundaryType="lower", **_of(queue))
+    """Request the offset of the first message that was stored at this time or later."""
+    return _frame(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, timestamp=milliseconds, boundaryType="lower", **_of(queue))
 
 
 def reset(group: str, topic: str, milliseconds: int, *, queue: int = -1, offset: int | None = None) -> Frame:
-    """Have a broker set a group's offsets: to a time (-1: to the end), or one queue's to an offset."""
+    """Reset a group's offsets at a broker: to a time (-1: to the end), or one queue's to an offset."""
     return _frame(
-        Request.INVOKE_BROKER_TO_RESET_OFFSET,
+        RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
         topic=topic,
         group=group,
         timestamp=milliseconds,
@@ -211,9 +211,9 @@ def pull(
     wait: float,
     commit: int | None = None,
 ) -> Frame:
-    """Ask for messages; where there are none the broker waits for so long. What is to be committed is so at once."""
+    """Request messages; if none are available, the broker waits `wait` seconds. It stores `commit` before it waits."""
     return _frame(
-        Request.PULL_MESSAGE,
+        RequestCode.PULL_MESSAGE,
         consumerGroup=group,
         queueOffset=offset,
         maxMsgNums=most,
@@ -231,7 +231,7 @@ def pull(
 def send(
     group: str, topic: str, body: bytes, properties: Mapping[str, str], *, broker: str, queue: int, born: int
 ) -> Frame:
-    """Send a message; of queue -1 the broker picks one."""
+    """Send a message; for queue -1 the broker chooses the queue."""
     fields = {
         "a": group,
         "b": topic,
@@ -248,15 +248,15 @@ def send(
         "m": False,
         "n": broker,
     }
-    return _frame(Request.SEND_MESSAGE_V2, body, **fields)
+    return _frame(RequestCode.SEND_MESSAGE_V2, body, **fields)
 
 
-def give_back(
+def send_back(
     group: str, topic: str, place: int, *, level: int, attempts: int, identity: str = "", broker: str = ""
 ) -> Frame:
-    """Have a message tried again later by its delay level (0: the longer the more often), or never (-1)."""
+    """Send a message back for redelivery. Delay level 0: grows with the attempts; -1: dead-letter the message."""
     return _frame(
-        Request.CONSUMER_SEND_MSG_BACK,
+        RequestCode.CONSUMER_SEND_MSG_BACK,
         offset=place,
         group=group,
         delayLevel=level,
@@ -268,23 +268,23 @@ def give_back(
     )
 
 
-# Topics, groups, figures.
+# Topics, groups, statistics.
 
 
 def consume_stats(group: str, topics: Iterable[str] = ()) -> Frame:
-    """Ask how far a group is, with all it reads or with these topics."""
-    return _frame(Request.GET_CONSUME_STATS, consumerGroup=group, topicList=";".join(topics) or None)
+    """Request a group's offsets, of all its topics or of these."""
+    return _frame(RequestCode.GET_CONSUME_STATS, consumerGroup=group, topicList=";".join(topics) or None)
 
 
 def topic_stats(topic: str) -> Frame:
-    """Ask where a topic's queues begin and end."""
-    return _frame(Request.GET_TOPIC_STATS_INFO, topic=topic)
+    """Request the first and last offsets of a topic's queues."""
+    return _frame(RequestCode.GET_TOPIC_STATS_INFO, topic=topic)
 
 
 def create_topic(topic: str, queues: int, *, perm: int = 6, write_queues: int | None = None) -> Frame:
-    """Make a topic, or change it."""
+    """Create or update a topic."""
     return _frame(
-        Request.UPDATE_AND_CREATE_TOPIC,
+        RequestCode.UPDATE_AND_CREATE_TOPIC,
         topic=topic,
         defaultTopic="TBW102",
         readQueueNums=queues,
@@ -297,28 +297,28 @@ def create_topic(topic: str, queues: int, *, perm: int = 6, write_queues: int | 
 
 
 def topic_config(topic: str) -> Frame:
-    """Ask how a topic is made."""
-    return _frame(Request.GET_TOPIC_CONFIG, topic=topic)
+    """Request a topic's configuration."""
+    return _frame(RequestCode.GET_TOPIC_CONFIG, topic=topic)
 
 
 def update_group(config: Mapping[str, Any]) -> Frame:
-    """Make a group, or change it; all of it is written, so give what was read, changed."""
-    return _frame(Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, dict(config))
+    """Create or update a group. The broker replaces the whole configuration, so pass the current one with changes."""
+    return _frame(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, dict(config))
 
 
 def group_config(group: str) -> Frame:
-    """Ask how a group is made."""
-    return _frame(Request.GET_SUBSCRIPTIONGROUP_CONFIG, group=group)
+    """Request a group's configuration."""
+    return _frame(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, group=group)
 
 
 def broker_config() -> Frame:
-    """Ask for a broker's settings."""
-    return _frame(Request.GET_BROKER_CONFIG)
+    """Request a broker's settings."""
+    return _frame(RequestCode.GET_BROKER_CONFIG)
 
 
 def update_broker_config(changed: Mapping[str, object]) -> Frame:
-    """Change some of a broker's settings, where it can while it runs."""
+    """Update settings of a broker, as far as it supports that at runtime."""
     lines = [f"{name}={_written(value)}" for name, value in changed.items()]
-    if odd := next((line for line in lines if len(line.splitlines()) > 1 or line.endswith(("\n", "\r"))), None):
-        raise ValueError(f"The setting {odd!r} has a line break in it, which would make it two")
-    return _frame(Request.UPDATE_BROKER_CONFIG, "\n".join(lines).encode())
+    if invalid := next((line for line in lines if len(line.splitlines()) > 1 or line.endswith(("\n", "\r"))), None):
+        raise ValueError(f"The setting {invalid!r} has a line break in it, which would make it two")
+    return _frame(RequestCode.UPDATE_BROKER_CONFIG, "\n".join(lines).encode())

@@ -1,4 +1,4 @@
-"""Signing requests: who asks, and a proof that nobody changed what is asked."""
+"""Request signing: adds the client's access key, and an HMAC that protects the request against changes."""
 
 import base64
 import hashlib
@@ -11,24 +11,24 @@ from rota.brokers.rocketmq.wire.frames import Frame
 
 
 class Credentials(NamedTuple):
-    """What a broker with access control asks for."""
+    """Credentials for brokers with access control."""
 
     access_key: str
     secret_key: str
     security_token: str = ""
 
     def __repr__(self) -> str:
-        """Keep the secret out of logs."""
+        """Return a text without the secrets, for logs."""
         return f"Credentials({self.access_key!r})"
 
 
 def signed(frame: Frame, credentials: Credentials) -> Frame:
     """Return a frame with its signature: over the values of all fields in the order of their names, and the body."""
     fields = {**frame.fields, "AccessKey": credentials.access_key}
-    fields.pop("Signature", None)  # of an earlier time; it does not sign itself
+    fields.pop("Signature", None)  # a previous signature is not part of the signed content
     if credentials.security_token:
         fields["SecurityToken"] = credentials.security_token
     content = "".join(fields[name] for name in sorted(fields)).encode() + frame.body
-    proof = hmac.new(credentials.secret_key.encode(), content, hashlib.sha1).digest()
-    fields["Signature"] = base64.b64encode(proof).decode()
+    digest = hmac.new(credentials.secret_key.encode(), content, hashlib.sha1).digest()
+    fields["Signature"] = base64.b64encode(digest).decode()
     return msgspec.structs.replace(frame, fields=fields)

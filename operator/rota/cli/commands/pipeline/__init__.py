@@ -1,4 +1,4 @@
 """`rota pipeline`: commands that start Spark.
 
-May know `console` and `rota.pipeline`. Knows no cluster.
+May use `console` and `rota.pipeline`. Knows no cluster.
 """

@@ -1,4 +1,4 @@
-"""`rota pipeline`: history into tables, with Spark; each command imports its module only when it is run."""
+"""`rota pipeline`: commands that turn the journal into tables with Spark; each imports its module when it runs."""
 
 # ruff: noqa: PLC0415 - imports inside commands keep each one quick and small
 
@@ -44,20 +44,20 @@ def pipeline() -> None:
 
 
 def with_spark(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command Spark, and whom to tell how far it is; a mistake is one sentence and exit code 2."""
+    """Give a command a Spark session and a progress printer; user errors exit with one sentence and code 2."""
 
     @wraps(command)
     @plainly
-    def run(**given: Any) -> None:
+    def run(**options: Any) -> None:
         from rota.cli.commands.pipeline import output_paths
 
-        name, source = command.__name__, given.get("source", given.get("journal", ""))
+        name, source = command.__name__, options.get("source", options.get("journal", ""))
         with _plain_words():
-            if given.pop("if_any", False) and not output_paths.holds_any(source):
+            if options.pop("if_any", False) and not output_paths.holds_any(source):
                 say(f"{source} holds nothing yet")
                 return
-            output_paths.check(name, given)
-            read = _read(name, given)
+            output_paths.check(name, options)
+            read = _read(name, options)
         with Progress() as progress:
             progress("starting Spark")
             with _session(name) as spark:
@@ -66,22 +66,22 @@ def with_spark(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _read(command: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the files that options name, before Spark begins: who mistyped something is told at once."""
+def _read(command: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the files that options name before Spark starts, so that mistakes are reported at once."""
     from rota.cli.commands.pipeline import recommend, simulate
 
-    read = dict(given)
-    if "policies" in given:
-        read["policies"] = simulate.policies_of(given["policies"])
+    read = dict(options)
+    if "policies" in options:
+        read["policies"] = simulate.policies_of(options["policies"])
     if command == "recommend":
-        read["weights"] = recommend.weights_of(given["weights"])
-        recommend.check_simulation(given["source"], read["policies"], given["days"])
+        read["weights"] = recommend.weights_of(options["weights"])
+        recommend.check_simulation(options["source"], read["policies"], options["days"])
     return read
 
 
 @contextmanager
 def _plain_words() -> Iterator[None]:
-    """Say in a sentence what a user can mend."""
+    """Turn an exception that a user can fix into a ValueError with one sentence."""
     try:
         yield
     except Exception as error:
@@ -95,24 +95,24 @@ def _session(name: str) -> Iterator["SparkSession"]:
     try:
         from pyspark.sql import SparkSession
 
-        from rota.pipeline.common.spark_session import session
+        from rota.pipeline.common.spark_session import create_session
     except ModuleNotFoundError as error:
         raise ValueError(f"{error.name} is not installed, which this command needs: {EXTRA}") from None
     _check_java()
-    theirs = SparkSession.getActiveSession()  # of a program that runs us inside itself
+    existing_session = SparkSession.getActiveSession()  # of a program that embeds this command
     spark = None
     try:
         with _plain_words():
-            spark = session(f"rota-pipeline-{name}")
+            spark = create_session(f"rota-pipeline-{name}")
             yield spark
     finally:
-        if spark is not None and theirs is None:
+        if spark is not None and existing_session is None:
             spark.stop()
 
 
 def _check_java() -> None:
     home = os.environ.get("JAVA_HOME")
-    if shutil.which("java", path=os.path.join(home, "bin") if home else None):  # noqa: PTH118 - which takes texts
+    if shutil.which("java", path=os.path.join(home, "bin") if home else None):  # noqa: PTH118 - which takes strings
         return
     if home:
         raise ValueError(f"Spark needs Java, and JAVA_HOME, {home}, has none: name another, or unset it")
@@ -120,7 +120,7 @@ def _check_java() -> None:
 
 
 def wrote(rows: Mapping[str, int], output: str) -> None:
-    """Say how many rows were written to each table."""
+    """Print how many rows were written to each table."""
     show(dict(rows), output, lambda: table([{"table": name, "rows": count} for name, count in rows.items()]))
 
 
@@ -141,21 +141,21 @@ def wrote(rows: Mapping[str, int], output: str) -> None:
 @OUTPUT
 @with_spark
 def ingest(
-    spark: "SparkSession", progress: Progress, *, journal: str, lake: str, form: str, output: str, **given: Any
+    spark: "SparkSession", progress: Progress, *, journal: str, lake: str, form: str, output: str, **options: Any
 ) -> None:
     """Bring a lake up to date with JOURNAL: each line once, what is no record in its quarantine."""
     from rota.pipeline.ingest.streaming import stream
 
-    def told(counts: dict[str, int]) -> bool:
+    def print_counts(counts: dict[str, int]) -> bool:
         if counts:
             wrote(counts, output)
-            sys.stdout.flush()  # into a pipe, too, it is told now
+            sys.stdout.flush()  # print at once also into a pipe
         time.sleep(WATCH_SECONDS)
         return True
 
     progress(f"taking hours of {journal} into {lake}")
-    after = None if given["everything"] else timedelta(minutes=given["settle"])
-    total = stream(spark, journal, lake, settle=after, form=form, watch=told if given["watch"] else None)
+    settle = None if options["everything"] else timedelta(minutes=options["settle"])
+    total = stream(spark, journal, lake, settle=settle, form=form, watch=print_counts if options["watch"] else None)
     wrote(total, output)
 
 
@@ -175,7 +175,7 @@ def ingest(
 @DAYS
 @IF_ANY
 @with_spark
-def recommend(spark: "SparkSession", progress: Progress, **given: Any) -> None:
+def recommend(spark: "SparkSession", progress: Progress, **options: Any) -> None:
     """Say which policy is best for which group.
 
     SOURCE is a journal or a lake, whose history is then played again under each policy, or the folder that
@@ -183,7 +183,7 @@ def recommend(spark: "SparkSession", progress: Progress, **given: Any) -> None:
     """
     from rota.cli.commands.pipeline import recommend
 
-    recommend.recommend(spark, progress, **given)
+    recommend.recommend(spark, progress, **options)
 
 
 @pipeline.command()
@@ -193,14 +193,14 @@ def recommend(spark: "SparkSession", progress: Progress, **given: Any) -> None:
 @IF_ANY
 @OUTPUT
 @with_spark
-def rollup(spark: "SparkSession", progress: Progress, **given: Any) -> None:
+def rollup(spark: "SparkSession", progress: Progress, **options: Any) -> None:
     """Print each group's hours in figures, from SOURCE: a journal or a lake.
 
     With --days, those days are written anew, and earlier ones that were written before stay.
     """
     from rota.cli.commands.pipeline import rollup
 
-    rollup.rollup(spark, progress, **given)
+    rollup.rollup(spark, progress, **options)
 
 
 @pipeline.command()
@@ -209,14 +209,14 @@ def rollup(spark: "SparkSession", progress: Progress, **given: Any) -> None:
 @DAYS
 @OUTPUT
 @with_spark
-def timeline(spark: "SparkSession", progress: Progress, **given: Any) -> None:
+def timeline(spark: "SparkSession", progress: Progress, **options: Any) -> None:
     """Print what should not be in who held which queue when, from SOURCE: a journal or a lake.
 
     The exit code is 1 if a queue had two owners, or was granted without proof.
     """
     from rota.cli.commands.pipeline import rollup
 
-    rollup.timeline(spark, progress, **given)
+    rollup.timeline(spark, progress, **options)
 
 
 @pipeline.command()
@@ -226,14 +226,14 @@ def timeline(spark: "SparkSession", progress: Progress, **given: Any) -> None:
 @DAYS
 @OUTPUT
 @with_spark
-def simulate(spark: "SparkSession", progress: Progress, **given: Any) -> None:
+def simulate(spark: "SparkSession", progress: Progress, **options: Any) -> None:
     """Play what happened to every group again under other policies, from SOURCE: a journal or a lake.
 
     What was really used is among the results as the policy `recorded`.
     """
     from rota.cli.commands.pipeline import simulate
 
-    simulate.simulate(spark, progress, **given)
+    simulate.simulate(spark, progress, **options)
 
 
 @pipeline.command()
@@ -246,8 +246,8 @@ def simulate(spark: "SparkSession", progress: Progress, **given: Any) -> None:
 @click.option("--to", required=True, help="The folder for the journal; it must be empty.")
 @OUTPUT
 @with_spark
-def generate(spark: "SparkSession", progress: Progress, **given: Any) -> None:
+def generate(spark: "SparkSession", progress: Progress, **options: Any) -> None:
     """Make a journal of invented groups, as the operator would have written it."""
     from rota.cli.commands.pipeline import simulate
 
-    simulate.generate(spark, progress, **given)
+    simulate.generate(spark, progress, **options)

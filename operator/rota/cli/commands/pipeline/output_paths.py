@@ -1,6 +1,6 @@
-"""The folders that the pipeline's commands write: what is in one and not theirs is somebody's, and stays.
+"""Checks of the folders that the pipeline's commands read and write: files of other programs are never replaced.
 
-All of it is looked at before Spark begins, so that a slip of the pen costs nobody a minute.
+All checks run before Spark starts, so that a typing error is reported at once.
 """
 
 import os
@@ -10,33 +10,33 @@ from typing import Any
 
 from rota.pipeline.common import paths
 
-TABLES = {  # the folders that each command writes anew; beside them it writes nothing that could be somebody's
+TABLES = {  # the folders that each command replaces; it overwrites no other files that a user may own
     "rollup": ["."],
     "timeline": ["intervals", "violations"],
     "simulate": ["results", "series"],
     "recommend": ["results", "series", "costs", "chosen"],
 }
-WORDS = {  # the files that it writes anew, and how those begin
+WORDS = {  # the files that each command replaces, and the text with which such files start
     "recommend": {"policies/*.yaml": paths.ADVICE, "report.html": "<!doctype html>"},
 }
-THEIRS = ("part-", "_", ".")  # how all names begin that Spark gives in such a folder
+THEIRS = ("part-", "_", ".")  # prefixes of all names that Spark creates in such a folder
 OF_THE_DISK = {"lost+found"}
 
 
 def holds_any(source: str) -> bool:
-    """Say whether there is anything to read."""
+    """Return whether the source is a lake, a journal or a simulation."""
     return any(holds(Path(source)) for holds in (paths.is_lake, paths.is_journal, is_simulation))
 
 
-def check(command: str, given: Mapping[str, Any]) -> None:
-    """Refuse a source that is none, and a --to that cannot be meant."""
-    to, source = given.get("to", given.get("lake")), given.get("source", given.get("journal"))
+def check(command: str, options: Mapping[str, Any]) -> None:
+    """Raise ValueError for an invalid source, or for a --to that would overwrite or mix up files."""
+    to, source = options.get("to", options.get("lake")), options.get("source", options.get("journal"))
     if command != "ingest" and source and not (command == "recommend" and is_simulation(Path(source))):
         paths.check_source(source)
     if to is not None:
         _check_to(command, to, source)
-    if command == "ingest":  # of a folder that is somebody's nobody shall hear that he should make it anew
-        paths.check_ingest(Path(given["journal"]), Path(given["lake"]), given["form"])
+    if command == "ingest":  # checked last: the message must not advise to recreate a folder of another program
+        paths.check_ingest(Path(options["journal"]), Path(options["lake"]), options["form"])
 
 
 def _check_to(command: str, to: str, source: str | None) -> None:
@@ -54,18 +54,18 @@ def _check_to(command: str, to: str, source: str | None) -> None:
 
 
 def is_simulation(folder: Path) -> bool:
-    """Say whether `rota pipeline simulate` wrote, or began to write, into a folder that is no lake."""
+    """Return whether `rota pipeline simulate` has written, at least partly, into a folder that is no lake."""
     return not (folder / "_lock").exists() and (folder / "results").is_dir()
 
 
 def _check_place(to: str, folder: Path) -> None:
     if not to.strip():
         raise ValueError("--to is empty; name a folder")
-    there = next(it for it in (folder, *folder.parents) if os.path.exists(it))  # noqa: PTH110 - it says no, and throws not
-    if not there.is_dir():
-        raise ValueError(f"--to {to} cannot be a folder, for {there} is a file; name another")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise ValueError(f"--to {to} cannot be written: nobody may write {there} but others; name another folder")
+    parent = next(path for path in (folder, *folder.parents) if os.path.exists(path))  # noqa: PTH110 - it never raises
+    if not parent.is_dir():
+        raise ValueError(f"--to {to} cannot be a folder, for {parent} is a file; name another")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise ValueError(f"--to {to} cannot be written: nobody may write {parent} but others; name another folder")
 
 
 def _check_apart(to: str, folder: Path, source: Path) -> None:
@@ -97,11 +97,11 @@ def _check_files(folder: Path, words: Mapping[str, str]) -> None:
 
 
 def _strange(folder: Path) -> Iterator[str]:
-    """Return what Spark did not put into a folder, nor into one for a day in it."""
+    """Yield names that Spark did not create in a folder or its `date=` folders."""
     if folder.is_file():
         yield folder.name
-    for it in sorted(folder.iterdir()) if folder.is_dir() else []:
-        if it.name.startswith("date=") and it.is_dir():
-            yield from (f"{it.name}/{name}" for name in _strange(it))
-        elif not it.name.startswith(THEIRS) and it.name not in OF_THE_DISK:
-            yield it.name
+    for entry in sorted(folder.iterdir()) if folder.is_dir() else []:
+        if entry.name.startswith("date=") and entry.is_dir():
+            yield from (f"{entry.name}/{name}" for name in _strange(entry))
+        elif not entry.name.startswith(THEIRS) and entry.name not in OF_THE_DISK:
+            yield entry.name

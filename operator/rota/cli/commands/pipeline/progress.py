@@ -1,4 +1,4 @@
-"""What a long command is at, on standard error: at once where a person looks on, else only if it takes long."""
+"""Progress messages on standard error: immediate on a terminal, otherwise only for long commands."""
 
 import sys
 import time
@@ -9,35 +9,35 @@ from typing import Self
 
 from rota.cli.console.output import clean
 
-QUIET = 10.0  # seconds without a word where nobody looks on: a log has no use for more
+QUIET = 10.0  # seconds without messages if standard error is no terminal: short runs need none in a log
 
 
 class Progress:
-    """Says each step when it begins; call it with what comes next."""
+    """Prints each step when it starts; call it with the name of the next step."""
 
     def __init__(self) -> None:
-        """Begin to count the time."""
+        """Start the quiet period."""
         self._speaks = time.monotonic() + QUIET
-        self.waits: Timer | None = None  # until the present step is told, if that is not yet
+        self.waits: Timer | None = None  # until the present step is printed, if it is not yet
 
     def __call__(self, step: str) -> None:
-        """Say what begins now."""
+        """Announce the step that starts now."""
         self._stop()
-        looks_on = sys.stderr is not None and sys.stderr.isatty()
-        wait = 0.0 if looks_on else self._speaks - time.monotonic()
+        is_terminal = sys.stderr is not None and sys.stderr.isatty()
+        wait = 0.0 if is_terminal else self._speaks - time.monotonic()
         if wait <= 0:
             _say(step)
             return
         self.waits = Timer(wait, _say, (step,))
-        self.waits.daemon = True  # whoever ends does not wait for it
+        self.waits.daemon = True  # the process does not wait for it at its end
         self.waits.start()
 
     def __enter__(self) -> Self:
-        """Say nothing yet."""
+        """Print nothing yet."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Say nothing any more."""
+        """Cancel the pending message."""
         self._stop()
 
     def _stop(self) -> None:
@@ -47,5 +47,5 @@ class Progress:
 
 def _say(step: str) -> None:
     if sys.stderr is not None:
-        with suppress(OSError, ValueError):  # nobody reads it, or it was closed
-            print(f"rota: {clean(step)}", file=sys.stderr, flush=True)  # noqa: T201 - this is where we speak
+        with suppress(OSError, ValueError):  # the reader is gone, or the stream is closed
+            print(f"rota: {clean(step)}", file=sys.stderr, flush=True)  # noqa: T201 - this module prints

@@ -1,4 +1,4 @@
-"""`rota pipeline recommend`: what it is given, and what it says."""
+"""`rota pipeline recommend`: its input files and its summary."""
 
 # ruff: noqa: PLC0415 - Spark is imported by the command that needs it
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rota.cli.commands.pipeline.output_paths import is_simulation
 from rota.cli.commands.pipeline.progress import Progress
-from rota.cli.commands.pipeline.simulate import check_tried, lying, played
+from rota.cli.commands.pipeline.simulate import check_simulated, read_simulation, run_simulation
 from rota.cli.console.formatting import say
 from rota.cli.console.inputs import text_of
 from rota.pipeline.recommend.cost_weights import Weights, read
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 
 def weights_of(file: str | None) -> Weights:
-    """Read a file with weights; without one, the defaults."""
+    """Read the cost weights from a file; without a file, return the defaults."""
     return Weights() if file is None else read(text_of(file), file)
 
 
 def check_simulation(source: str, policies: Mapping[str, PolicySpec], days: int | None) -> None:
-    """Refuse what does not go with a simulation, if the source is one."""
+    """If the source is a simulation, raise ValueError for options or policies that do not match it."""
     at = Path(source)
     if is_simulation(at):
         if days:
             raise ValueError(f"--days is for a journal or a lake; {source} was simulated already: give it to simulate")
-        check_tried(at, policies)
+        check_simulated(at, policies)
 
 
 def recommend(
@@ -45,55 +45,58 @@ def recommend(
     policies: Mapping[str, PolicySpec],
     to: str,
     days: int | None,
-    **given: Any,
+    **options: Any,
 ) -> None:
-    """Simulate where that was not done yet, write everything to a folder, and say the answer.
+    """Simulate unless the source is a simulation, write the report and tables to a folder, and print the summary.
 
-    Given besides are what trouble costs, from which gain on in percent a change is worth it, and how many get plots.
+    `options` holds the cost weights, the least gain in percent that justifies a change, and the number of groups with
+    plots.
     """
-    from rota.pipeline.report.outputs import REPORT, advise
+    from rota.pipeline.report.outputs import REPORT, write_recommendation
 
     folder, at = Path(to), Path(source)
     stored = is_simulation(at)
     if stored:
         progress(f"reading {source}")
-        it = lying(spark, at)
+        simulation = read_simulation(spark, at)
     else:
-        it = played(spark, progress, policies, folder, source=source, days=days)
+        simulation = run_simulation(spark, progress, policies, folder, source=source, days=days)
     progress(f"comparing costs, and writing {folder}")
-    how = {"weights": given["weights"], "least": given["least_gain"] / 100, "shown": given["top"]}
-    found = advise(it.results, it.series, policies, folder, time.time(), **how)
+    advice_options = {"weights": options["weights"], "least": options["least_gain"] / 100, "shown": options["top"]}
+    findings = write_recommendation(
+        simulation.results, simulation.series, policies, folder, time.time(), **advice_options
+    )
     if stored and folder.resolve() != at.resolve():
         _forget(folder)
-    _tell(found)
+    _print_result(findings)
     say(f"The report is {folder / REPORT}; what to apply is in {folder / 'policies'}")
 
 
 def _forget(folder: Path) -> None:
-    """Remove a simulation that was made in a folder before: the report there is not about it any more."""
+    """Remove an earlier simulation from a folder: the new report there is not about it."""
     for name in ("results", "series"):
         shutil.rmtree(folder / name, ignore_errors=True)
 
 
-def _tell(found: "Findings") -> None:
+def _print_result(findings: "Findings") -> None:
     from rota.pipeline.recommend.ranking import EACH
-    from rota.pipeline.report.formatting import less, percent, played_for, unusable
-    from rota.pipeline.report.report_data import best_for_all, leading, now_of
+    from rota.pipeline.report.formatting import percent, played_for, relative_change, unusable
+    from rota.pipeline.report.report_data import best_for_all, leading, sums_of
 
-    it, best, now, each = found.looked, best_for_all(found), now_of(found), now_of(found, EACH)
-    judged = it.groups - it.unjudged
+    examined, best, now, each = findings.looked, best_for_all(findings), sums_of(findings), sums_of(findings, EACH)
+    judged = examined.groups - examined.unjudged
     if now is None or each is None:
         say("There is nothing to recommend: nobody can say what the groups cost now")
     else:
-        gain = f", together {less(now['cost'], each['cost'])} cost" if it.changing else ""
-        first = leading(found)
+        gain = f", together {relative_change(now['cost'], each['cost'])} cost" if examined.changing else ""
+        first = leading(findings)
         of_that = f", of that {percent(first.share)} is group {first.group}" if first else ""
-        say(f"{it.changing} of {count(judged, 'group')} would gain by another policy{gain}{of_that}")
-        say(played_for(it.longest))
+        say(f"{examined.changing} of {count(judged, 'group')} would gain by another policy{gain}{of_that}")
+        say(played_for(examined.longest))
     if best is not None and now is not None:
         stay = f"; {count(best['unusable'], 'group')} cannot use it, and would stay" if best["unusable"] else ""
-        say(f"One policy for all: {best['policy']}, {less(now['cost'], best['cost'])} cost than now{stay}")
+        say(f"One policy for all: {best['policy']}, {relative_change(now['cost'], best['cost'])} cost than now{stay}")
     elif now is not None and now["cost"]:
         say("No single policy is better for all of them")
-    for row in found.problems:
-        say(unusable(row, it.groups))
+    for row in findings.problems:
+        say(unusable(row, examined.groups))

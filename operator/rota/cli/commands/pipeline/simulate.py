@@ -1,4 +1,4 @@
-"""`rota pipeline simulate` and `generate`: what was, under other policies, and what might have been."""
+"""`rota pipeline simulate` and `generate`: replay of history under other policies, and synthetic journals."""
 
 # ruff: noqa: PLC0415 - Spark is imported by the command that needs it
 
@@ -11,7 +11,7 @@ import msgspec
 
 from rota.cli.commands.pipeline.progress import Progress
 from rota.cli.console.formatting import say
-from rota.cli.console.inputs import Document, documents, name_of, spelled
+from rota.cli.console.inputs import Document, display_name, documents, name_of
 from rota.cli.console.output import show, table
 from rota.model import plain
 from rota.pipeline.common.names import is_manifest_name
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from rota.pipeline.replay.job import Simulation
 
-TRIED = "results/_policies.json"  # what was simulated; Spark passes over names that begin so
+TRIED = "results/_policies.json"  # the simulated policies; Spark ignores names that start with an underscore
 
 
 def simulate(
@@ -36,30 +36,32 @@ def simulate(
     days: int | None,
     output: str,
 ) -> None:
-    """Simulate, write what came of it, and print a line for each policy."""
+    """Simulate, write the results, and print a line for each policy."""
     from rota.pipeline.report.report_data import by_policy, problems
 
-    results = played(spark, progress, policies, Path(to), source=source, days=days).results
-    lines = [line.asDict() for line in by_policy(results).collect()]  # a line for each policy
-    why = problems(results).collect()
-    of_each = {line["policy"]: [it["problem"] for it in why if it["policy"] == line["policy"]] for line in lines}
-    told = [_rounded(line) | {"unusable": of_each[line["policy"]]} for line in lines]
-    show(told, output, lambda: _tell(lines, why))
+    results = run_simulation(spark, progress, policies, Path(to), source=source, days=days).results
+    lines = [line.asDict() for line in by_policy(results).collect()]
+    problem_rows = problems(results).collect()
+    problems_by_policy = {
+        line["policy"]: [row["problem"] for row in problem_rows if row["policy"] == line["policy"]] for line in lines
+    }
+    rows = [_rounded(line) | {"unusable": problems_by_policy[line["policy"]]} for line in lines]
+    show(rows, output, lambda: _print_results(lines, problem_rows))
 
 
-def _tell(lines: list[dict[str, Any]], why: "list[Row]") -> None:
-    from rota.pipeline.report.formatting import figure, span, unusable
+def _print_results(lines: list[dict[str, Any]], problem_rows: "list[Row]") -> None:
+    from rota.pipeline.report.formatting import format_value, span, unusable
 
     hours = max((line["hours"] or 0.0 for line in lines), default=0.0)
     shown = [{name: value for name, value in line.items() if name != "hours"} for line in lines]
-    table([{name: "-" if value is None else figure(value) for name, value in line.items()} for line in shown])
-    for row in why:
+    table([{name: "-" if value is None else format_value(value) for name, value in line.items()} for line in shown])
+    for row in problem_rows:
         say(unusable(row, int(lines[0]["groups"])))
     sums = f"Figures are sums over up to {span(hours * 3600)} of each group"
     say(f"{sums}; lag_mean is the sum of the groups' means, imbalance their mean")
 
 
-def played(
+def run_simulation(
     spark: "SparkSession",
     progress: Progress,
     policies: Mapping[str, PolicySpec],
@@ -68,25 +70,25 @@ def played(
     source: str,
     days: int | None,
 ) -> "Simulation":
-    """Simulate, write results/ and series/ into a folder, and return them as they lie there."""
-    from rota.pipeline.ingest.facts import opened
-    from rota.pipeline.replay.job import kept, replayed, stories
+    """Simulate, write results/ and series/ into a folder, and return them as read from there."""
+    from rota.pipeline.ingest.facts import open_source
+    from rota.pipeline.replay.job import persist, replayed, stories
 
     progress(f"reading {source}")
-    told = kept(stories(opened(spark, source, days)))
-    many, tried = told.count(), len(policies) + 1
-    progress(f"simulating {count(many, 'group')} \N{MULTIPLICATION SIGN} {tried} policies (recorded is one of them)")
-    made = replayed(told, policies)
-    shutil.rmtree(to / "results", ignore_errors=True)  # last to come and first to go: whoever finds it finds a whole
-    made.series.write.mode("overwrite").parquet(str(to / "series"))
+    histories = persist(stories(open_source(spark, source, days)))
+    groups, tried = histories.count(), len(policies) + 1
+    progress(f"simulating {count(groups, 'group')} \N{MULTIPLICATION SIGN} {tried} policies (recorded is one of them)")
+    simulation = replayed(histories, policies)
+    shutil.rmtree(to / "results", ignore_errors=True)  # written last, removed first: if present, all is complete
+    simulation.series.write.mode("overwrite").parquet(str(to / "series"))
     progress(f"writing {to / 'results'}")
-    made.results.write.mode("overwrite").parquet(str(to / "results"))
+    simulation.results.write.mode("overwrite").parquet(str(to / "results"))
     (to / TRIED).write_bytes(_bodies_of(policies))
-    return lying(spark, to)
+    return read_simulation(spark, to)
 
 
-def check_tried(folder: Path, policies: Mapping[str, PolicySpec]) -> None:
-    """Refuse half a simulation, and policies that are others than were simulated: nobody tried them."""
+def check_simulated(folder: Path, policies: Mapping[str, PolicySpec]) -> None:
+    """Raise ValueError for an incomplete simulation, or policies that differ from the simulated ones."""
     half = ValueError(f"{folder} holds no whole simulation; run `rota pipeline simulate` again")
     if not all((folder / name).exists() for name in ("results/_SUCCESS", "series/_SUCCESS", TRIED)):
         raise half
@@ -94,20 +96,20 @@ def check_tried(folder: Path, policies: Mapping[str, PolicySpec]) -> None:
         tried = msgspec.json.decode((folder / TRIED).read_bytes(), type=dict[str, Any])
     except msgspec.DecodeError:
         raise half from None
-    given = msgspec.json.decode(_bodies_of(policies))
-    for name, body in given.items():
+    requested = msgspec.json.decode(_bodies_of(policies))
+    for name, body in requested.items():
         if body != tried.get(name):
             raise ValueError(f"Policy {name} was not simulated, or is not what it was then; simulate again")
-    for name in sorted(tried.keys() - given.keys()):
+    for name in sorted(tried.keys() - requested.keys()):
         raise ValueError(f"Policy {plain(name, 60)} was simulated, but is in none of the files; give its file, too")
 
 
 def _bodies_of(policies: Mapping[str, PolicySpec]) -> bytes:
-    return msgspec.json.encode({name: policy_body(it) for name, it in policies.items()})
+    return msgspec.json.encode({name: policy_body(policy) for name, policy in policies.items()})
 
 
-def lying(spark: "SparkSession", folder: Path) -> "Simulation":
-    """Return what a simulation wrote into a folder."""
+def read_simulation(spark: "SparkSession", folder: Path) -> "Simulation":
+    """Return the tables that a simulation wrote into a folder."""
     from rota.pipeline.common.schemas import RESULTS, SERIES
     from rota.pipeline.replay.job import Simulation
 
@@ -121,36 +123,36 @@ def _rounded(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: round(value, 3) if isinstance(value, float) else value for name, value in row.items()}
 
 
-def generate(spark: "SparkSession", progress: Progress, *, to: str, output: str, **given: Any) -> None:
-    """Write a journal, and say how large it is."""
+def generate(spark: "SparkSession", progress: Progress, *, to: str, output: str, **options: Any) -> None:
+    """Write a synthetic journal, and print its size."""
     from rota.pipeline.synthetic.generate import generated
 
-    progress(f"inventing {count(given['groups'], 'group')}, and writing {to}")
-    [told] = generated(spark, to=Path(to), **given).collect()
-    made = told.asDict()
-    show(made, output, lambda: table([made]))
+    progress(f"inventing {count(options['groups'], 'group')}, and writing {to}")
+    [row] = generated(spark, to=Path(to), **options).collect()
+    figures = row.asDict()
+    show(figures, output, lambda: table([figures]))
 
 
 def policies_of(files: str) -> dict[str, PolicySpec]:
-    """Read the RebalancePolicies in some files, by name; a mistake is a sentence that says where."""
-    found: dict[str, PolicySpec] = {}
+    """Return the RebalancePolicies of the files by name; a mistake is a ValueError that names its place."""
+    policies: dict[str, PolicySpec] = {}
     places: dict[str, str] = {}
     for file in filter(None, map(str.strip, files.split(","))):
-        for it in _policies(file):
-            name = str(name_of(it.body) or "")
-            _check_name(name, it)
-            if name in found:
-                first, again = places[name], it.at("metadata.name")
-                raise ValueError(f"RebalancePolicy {name} is given twice, {first} and {again}; leave one of them")
-            found[name] = it.parsed(policy_spec)
-            places[name] = it.at("metadata.name")
-    if not found:
+        for document in _policies(file):
+            name = str(name_of(document.body) or "")
+            _check_name(name, document)
+            if name in policies:
+                first, second = places[name], document.at("metadata.name")
+                raise ValueError(f"RebalancePolicy {name} is given twice, {first} and {second}; leave one of them")
+            policies[name] = document.parsed(policy_spec)
+            places[name] = document.at("metadata.name")
+    if not policies:
         raise ValueError("--policies names no file; give one or more, separated by commas")
-    return found
+    return policies
 
 
-def _check_name(name: str, it: Document) -> None:
-    where = it.at("metadata.name")
+def _check_name(name: str, document: Document) -> None:
+    where = document.at("metadata.name")
     if not name:
         raise ValueError(f"{where}: this RebalancePolicy has no name; give it one in metadata.name")
     if name == "recorded":
@@ -160,7 +162,7 @@ def _check_name(name: str, it: Document) -> None:
 
 
 def _policies(file: str) -> list[Document]:
-    found = [it for it in documents(file, "RebalancePolicies") if it.body.get("kind") == "RebalancePolicy"]
-    if not found:
-        raise ValueError(f"{spelled(file)} holds no RebalancePolicy; give a file with one or more")
-    return found
+    policies = [each for each in documents(file, "RebalancePolicies") if each.body.get("kind") == "RebalancePolicy"]
+    if not policies:
+        raise ValueError(f"{display_name(file)} holds no RebalancePolicy; give a file with one or more")
+    return policies

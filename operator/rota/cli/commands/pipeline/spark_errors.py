@@ -1,9 +1,9 @@
-"""What Spark complains of, in one sentence, where a user can mend it; where not, it is a mistake of ours."""
+"""Translates Spark errors that a user can fix into one sentence; any other error is a bug in Rota."""
 
 import re
 from typing import Any
 
-_MENDED = [  # what stands in a complaint, and what is said of it
+_MENDED = [  # a pattern in the error text, and the sentence for the user
     (r"OutOfMemoryError|Java heap space", "Spark has too little memory; give it more by ROTA_SPARK_MEMORY, such as 4g"),
     (r"Encountered error while reading file (?:file:/*)?(?P<it>/[^\n]*?)\.\s",
      "{it} cannot be read: it is damaged, or something else; make again what it is a part of"),
@@ -21,25 +21,25 @@ _MOST_CAUSES = 20
 
 
 def sentence(error: Exception) -> str | None:
-    """Return what is to be mended, or nothing where nobody but we can, or where it is said already."""
+    """Return the sentence for the user; None if only developers can fix the error, or Rota raised it."""
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename} cannot be read or written: {error.strerror}"
     if type(error).__module__.partition(".")[0] not in {"pyspark", "py4j"}:
         return None
-    told = "\n".join(_causes(error))
+    text = "\n".join(_causes(error))
     for pattern, words in _MENDED:
-        if found := re.search(pattern, told):
-            return words.format(**{name: text.strip() for name, text in found.groupdict("").items()})
-    if type(error).__name__ == "AnalysisException":  # what was given does not hold what it should
+        if match := re.search(pattern, text):
+            return words.format(**{name: value.strip() for name, value in match.groupdict("").items()})
+    if type(error).__name__ == "AnalysisException":  # the input lacks what the query needs
         return re.sub(r"^\[[A-Z_.]+\] | SQLSTATE: \w+", "", str(error).partition("\n")[0])
     return None
 
 
 def _causes(error: Exception) -> list[str]:
-    """Return what an error says, and what it comes from in Java."""
-    told = [str(error)]
-    it: Any = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
-    while it is not None and len(told) < _MOST_CAUSES:
-        told.append(str(it.toString()))
-        it = it.getCause()
-    return told
+    """Return the text of an error and of its causes in Java."""
+    texts = [str(error)]
+    cause: Any = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    while cause is not None and len(texts) < _MOST_CAUSES:
+        texts.append(str(cause.toString()))
+        cause = cause.getCause()
+    return texts

@@ -1,4 +1,4 @@
-"""How far groups are behind: offsets are polled, merged, kept as samples, judged and summed.
+"""Lag of groups: offsets are polled, merged, kept as samples, judged and summed.
 
-May know `state`; the judgement itself is `rota.lag` and `rota.lag_columns`.
+May import `state`; the judgement itself is in `rota.lag` and `rota.lag_columns`.
 """

@@ -1,4 +1,4 @@
-"""The login to the API server: accounts, kubeconfigs, login programs, proxies, and sessions that carry credentials.
+"""Login to the API server: accounts, kubeconfigs, exec plugins, proxies, and sessions that carry credentials.
 
-May know the Kubernetes client. Knows no object of the cluster.
+May use the Kubernetes client; must not depend on objects of the cluster.
 """

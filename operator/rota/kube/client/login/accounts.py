@@ -1,7 +1,7 @@
 """The accounts to log in with: the pod's service account, or a user of a kubeconfig.
 
-Each gives credentials that were read just now. The Kubernetes client reads the pod's account, and turns a kubeconfig's
-fields into its configuration; files and inline data of a kubeconfig are read here, so that none is left on the disk.
+Each login reads the credentials again. The Kubernetes client reads the pod's account, and turns a kubeconfig's fields
+into its configuration; files and inline data of a kubeconfig are read here, so that no copy is left on the disk.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from rota.kube.client.login.kubeconfig import (
 from rota.model import plain
 from rota.tls import KeyPair
 
-EXPIRY_MARGIN = timedelta(seconds=120)  # a credential is renewed so long before it expires
+EXPIRY_MARGIN = timedelta(seconds=120)  # how long before its expiry a credential is renewed
 UNLIMITED: Final = 0  # connections
 _LOAD_ERRORS: Final = (config.ConfigException, OSError, ValueError, TypeError, AttributeError, KeyError)
 
@@ -50,21 +50,18 @@ class Credentials:
     server: str
     headers: tuple[Header, ...] = field(repr=False)
     certificate: KeyPair | None = field(repr=False)
-    connection: tuple[object, ...] = field(repr=False)  # what a new one needs new connections for
+    connection: tuple[object, ...] = field(repr=False)  # if any of these values changes, new connections are needed
 
 
 class Account(Protocol):
-    """Something that can log in to one API server."""
+    """An account at one API server."""
 
     async def log_in(self, *, is_forced: bool = False, may_use_terminal: bool = False) -> Credentials:
-        """Return credentials that are valid now; forced: do not reuse those of the last time.
-
-        Raise LoginError if there are none.
-        """
+        """Return valid credentials; do not reuse the last ones if `is_forced`. Raise LoginError without any."""
 
 
 def find_account(options: LoginOptions) -> Account:
-    """Return the account that the options name. Raise LoginError if there is none."""
+    """Return the account that the options name. Raise LoginError if none exists."""
     if options.uses_pod_account:
         return PodAccount(options)
     if not options.names_kubeconfig and not any(map(os.path.exists, options.files)):
@@ -93,8 +90,8 @@ class PodAccount:
 class KubeconfigAccount:
     """A user of a kubeconfig.
 
-    The files are read again for each login, because tokens and certificates in them are renewed by others. The context
-    stays the one of the first login, and so does the server.
+    The files are read again for each login, because other programs renew tokens and certificates in them. The context
+    and the server stay those of the first login.
     """
 
     def __init__(self, options: LoginOptions) -> None:
@@ -105,7 +102,7 @@ class KubeconfigAccount:
         self._printed: tuple[ExecPlugin, ExecCredential] | None = None
 
     async def log_in(self, *, is_forced: bool = False, may_use_terminal: bool = False) -> Credentials:
-        """Read the kubeconfig, and run its exec plugin if the last credential expires soon or is not to be reused."""
+        """Read the kubeconfig, and run its exec plugin if its last credential expires soon or `is_forced` is set."""
         kubeconfig = await asyncio.to_thread(self._read_again)
         cluster, user = kubeconfig.cluster, kubeconfig.user
         if self._server not in {"", cluster.server}:
@@ -132,7 +129,7 @@ class KubeconfigAccount:
         return _credentials(configuration, impersonation, certificate)
 
     def _read_again(self) -> Kubeconfig:
-        """Read the kubeconfig, unless its files are those that were read before."""
+        """Read the kubeconfig, unless its files are unchanged since the last time."""
         files = self._options.files
         stamp = tuple(filter(None, map(_stamp, files)))
         if self._read is None or self._read[0] != stamp:
@@ -210,7 +207,7 @@ def _credentials(
 
 
 def _token_of(user: User) -> str:
-    """Return the user's token; as in kubectl, a file counts before an inline token."""
+    """Return the user's token; as in kubectl, a token file takes precedence over an inline token."""
     if not user.token_file:
         return user.token.strip()
     token = _text_of("", user.token_file, "token").strip()
@@ -228,14 +225,14 @@ def _certificate_of(user: User) -> KeyPair | None:
 
 
 def _text_of(data: str, path: str, name: str) -> str:
-    """Return what a kubeconfig holds inline in base64, or in a file."""
+    """Return the content of a kubeconfig's field: inline in base64, or in a file."""
     try:
         if data:
             return base64.b64decode("".join(data.split()), validate=True).decode(errors="replace")
         return read_regular_file(Path(path)).decode(errors="replace") if path else ""
     except binascii.Error as error:
         raise LoginError(f"The kubeconfig's {name} is not valid base64; correct it") from error
-    except (OSError, ValueError) as error:  # the path may be a secret that is in the wrong field: it is not repeated
+    except (OSError, ValueError) as error:  # not repeated: the path may be a secret in the wrong field
         reason = getattr(error, "strerror", None) or "it has an invalid path"
         raise LoginError(f"The file of the kubeconfig's {name} cannot be read: {reason}; correct it") from error
 
@@ -255,9 +252,9 @@ class _AuthProvider(msgspec.Struct, frozen=True):
 
 
 def _id_token_of(provider: Any) -> str:
-    """Return the id-token of OpenID Connect.
+    """Return the id-token of OpenID Connect, without renewing it.
 
-    It is not renewed here: the Kubernetes client would ask the issuer without verifying its certificate.
+    The Kubernetes client would renew it without verifying the issuer's certificate.
     """
     try:
         provider = msgspec.convert(provider, _AuthProvider)

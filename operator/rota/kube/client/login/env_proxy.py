@@ -1,4 +1,4 @@
-"""Which proxy the environment names for a server, as Go reads it: HTTPS_PROXY, HTTP_PROXY and NO_PROXY."""
+"""Proxy settings of the environment, as Go interprets them: HTTPS_PROXY, HTTP_PROXY and NO_PROXY."""
 
 from collections.abc import Mapping
 from ipaddress import ip_address, ip_network
@@ -8,7 +8,7 @@ from rota.kube.client.login.kubeconfig import check_proxy
 
 
 def proxy_for(server: str, environment: Mapping[str, str]) -> str | None:
-    """Return the proxy for a server's URL; None for loopback and for what NO_PROXY names."""
+    """Return the proxy for a server's URL; None for a loopback address or a server that NO_PROXY names."""
     parts = urlsplit(server)
     host, port = parts.hostname or "", parts.port or {"http": 80, "https": 443}[parts.scheme]
     names = (f"{parts.scheme.upper()}_PROXY", f"{parts.scheme}_proxy")
@@ -30,7 +30,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _matches(entry: str, host: str, port: int) -> bool:
-    """Whether an entry of NO_PROXY names a server: by host, domain, address or network, with a port or without."""
+    """Whether an entry of NO_PROXY names a server: by host, domain, address or network, with or without a port."""
     entry = entry.strip().lower()
     if entry == "*":
         return True

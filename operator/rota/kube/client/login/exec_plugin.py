@@ -1,4 +1,4 @@
-"""Runs a kubeconfig's exec plugin: a credential plugin of client-go, such as those of EKS and GKE."""
+"""Runs the exec plugin of a kubeconfig: a credential plugin of client-go, such as the ones for EKS and GKE."""
 
 import asyncio
 import base64
@@ -125,9 +125,9 @@ def _cluster_info(cluster: Cluster) -> dict[str, Any]:
 
 
 def _kill(process: asyncio.subprocess.Process, *, is_interactive: bool) -> None:
-    """End a plugin and, without a terminal, what it started. Closing its pipes is all that is waited for.
+    """Kill a plugin and, without a terminal, its child processes; then close its pipes without waiting.
 
-    A process that a plugin moved to another session keeps its pipes open; asyncio would wait for it.
+    A process that a plugin moved to another session keeps the pipes open, and asyncio would wait for it.
     """
     with suppress(ProcessLookupError):
         if is_interactive:

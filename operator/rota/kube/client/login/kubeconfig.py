@@ -1,6 +1,6 @@
 """Merges kubeconfigs as kubectl does: the first file that defines an entry wins.
 
-Everything is checked here, so that the Kubernetes client gets a configuration it can use and a user gets a sentence.
+All input is checked here, so that the Kubernetes client gets a usable configuration, and a user a clear message.
 """
 
 import copy
@@ -35,7 +35,7 @@ class LoginError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class LoginOptions:
-    """Which account to use, as kubectl's options name it."""
+    """The account to use, named as by kubectl's options."""
 
     kubeconfig: str | None = None
     context: str | None = None
@@ -139,7 +139,7 @@ class Kubeconfig:
 
 
 class Impersonation(NamedTuple):
-    """The user in whose name requests are made."""
+    """The user that requests impersonate."""
 
     user: str = ""
     groups: Sequence[str] = ()
@@ -147,7 +147,7 @@ class Impersonation(NamedTuple):
     extra: Mapping[str, Sequence[str]] = {}
 
     def headers(self) -> Iterator[tuple[str, str]]:
-        """Yield the headers. Raise LoginError if there is no user, but something else of one."""
+        """Yield the headers. Raise LoginError for groups, a uid or extra fields without a user."""
         if not self.user:
             if self.groups or self.uid or self.extra:
                 raise LoginError("A group, uid or extra field to impersonate needs a user, too; give --as")
@@ -191,7 +191,7 @@ def namespace_of_context(files: Sequence[Path], context: str | None = None) -> s
 
 
 def read_regular_file(path: Path) -> bytes:
-    """Return a file's content. Raise OSError if it is too large, or a pipe, which could block for ever."""
+    """Return a file's content. Raise OSError if it is too large, or not a regular file: a pipe could block for ever."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # noqa: PTH123 - of a descriptor
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file")
@@ -223,7 +223,7 @@ def _read_file(path: Path) -> Mapping[str, Any] | None:
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
         raise LoginError(f"The kubeconfig {name} is not valid YAML; correct it") from error
     content = {} if content is None else content
-    has_lists = isinstance(content, dict) and all(isinstance(content.get(it) or [], list) for it in _SECTIONS)
+    has_lists = isinstance(content, dict) and all(isinstance(content.get(section) or [], list) for section in _SECTIONS)
     if not has_lists:
         raise LoginError(f"The kubeconfig {name} has no lists of clusters, contexts and users; correct it")
     return content

@@ -47,7 +47,7 @@ class Login:
 
     def __init__(self, account: Account, credentials: Credentials) -> None:
         self.server = credentials.server
-        self.problem = ""  # set while the API server rejects the credentials and there are no others
+        self.problem = ""  # set while the API server rejects the latest credentials
         self._account = account
         self._credentials = credentials
         self._pool = _make_pool(credentials)
@@ -85,7 +85,7 @@ class Login:
         return Connections(self, settings)
 
     def open_session(self, **settings: Any) -> aiohttp.ClientSession:
-        """Return a session for requests to the API server. Whoever uses it closes it."""
+        """Return a session for requests to the API server. The caller closes it."""
         configuration: Configuration = self._pool.configuration
         configuration.client_session_kwargs = {
             "trust_env": False,  # aiohttp would read .netrc and the environment before each request, in threads
@@ -117,7 +117,7 @@ class Login:
 
     @property
     def pool(self) -> object:
-        """The connection pool; another one after a new certificate."""
+        """The connection pool; it is replaced after a new certificate."""
         return self._pool
 
     async def verify(self) -> None:
@@ -158,7 +158,7 @@ class Login:
             if (
                 response.status == HTTPStatus.UNAUTHORIZED
                 and await self._renew_rejected(sent)
-                and self._pool is pool  # else this session has the old certificate: the next request has another
+                and self._pool is pool  # else this session has the old certificate; the next request gets the new one
             ):
                 response.close()
                 _sign(request, self._credentials)
@@ -178,7 +178,7 @@ class Login:
             self._renewal = asyncio.create_task(self._renew(is_forced=False), name="login")
 
     async def _renew_rejected(self, rejected: Credentials) -> bool:
-        """Renew credentials that the API server rejected; return whether there are others now."""
+        """Renew credentials that the API server rejected; return whether the login has different ones now."""
         if self._credentials is rejected and (self._forced_renewal is None or self._forced_renewal.done()):
             if self._now < self._force_at:
                 return False
@@ -201,7 +201,7 @@ class Login:
                 if self._failure != str(error):
                     _log.warning("The credentials for the API server cannot be renewed: %s", error)
                 self._failure = str(error)
-            except Exception:  # noqa: BLE001 - whatever it is, the operator goes on with the old credentials
+            except Exception:  # noqa: BLE001 - after any error the operator continues with the old credentials
                 _log.exception("The credentials for the API server cannot be renewed")
                 self._failure = "An unexpected error, which the log has"
             self._renew_at = self._now + (RETRY_SECONDS if self._failure else RENEW_SECONDS)
@@ -210,7 +210,7 @@ class Login:
 
 
 class Connections:
-    """A session that is replaced after the login has a new certificate; requests on the old one end."""
+    """A session that is replaced when the login gets a new certificate; requests on the old session end."""
 
     def __init__(self, login: Login, settings: dict[str, Any]) -> None:
         self._login, self._settings = login, settings

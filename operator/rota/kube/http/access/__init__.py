@@ -1,4 +1,4 @@
-"""Who may read the operator's answers: users as the API server authenticates them, with their rights to ConsumerGroups.
+"""Access control of the page: the API server authenticates users, and their rights to ConsumerGroups apply.
 
-May know the API server's client and `rota.http_server`. Knows no group.
+May import the API server's client and `rota.http_server`. Independent of the state of groups.
 """

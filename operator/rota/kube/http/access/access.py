@@ -1,4 +1,4 @@
-"""Lets users of the cluster read what their rights allow: each request names its user by a token or a certificate."""
+"""Authenticates each request by a token or a client certificate, and checks its user's rights to read groups."""
 
 import ssl
 import time
@@ -23,7 +23,7 @@ from rota.kube.http.access.rights import (
 from rota.model import plain
 from rota.spec.names import is_dns_label
 
-OPEN_PATHS = frozenset({"/healthz", "/readyz"})  # for load balancers; they say nothing about groups
+OPEN_PATHS = frozenset({"/healthz", "/readyz"})  # for load balancers; they contain nothing about groups
 METRICS_PATH = "/metrics"
 MAX_TOKEN_CHARACTERS = 8_000
 MAX_IMPERSONATED_GROUPS = 32
@@ -33,7 +33,7 @@ _SUPPORTED = {"Impersonate-User", "Impersonate-Group"}
 
 
 class Reviews(Protocol):
-    """Says who users are and what they may do."""
+    """Authenticates users and checks their rights."""
 
     async def user_of(self, token: str) -> User | None:
         """Return the user of a token; None if it is not valid."""
@@ -43,7 +43,7 @@ class Reviews(Protocol):
 
 
 class GroupReader(Protocol):
-    """The user of a request, as far as groups are concerned."""
+    """The rights of a request's user to read groups."""
 
     async def reads_all(self) -> bool:
         """Whether the user may read the groups of all namespaces."""
@@ -52,8 +52,8 @@ class GroupReader(Protocol):
         """Whether the user may read the groups of a namespace."""
 
 
-class Anybody:
-    """The reader where no access is checked."""
+class UnrestrictedReader:
+    """The reader for servers without access control: may read every group."""
 
     async def reads_all(self) -> bool:
         """Return True."""
@@ -65,7 +65,7 @@ class Anybody:
 
 
 class ClusterUser:
-    """A user of the cluster."""
+    """A user of the cluster, with the rights that the API server grants."""
 
     def __init__(self, user: User, reviews: Reviews) -> None:
         self._user = user
@@ -77,46 +77,46 @@ class ClusterUser:
 
     async def reads(self, namespace: str) -> bool:
         """Whether the user may read the groups of a namespace."""
-        if not is_dns_label(namespace):  # there is none of that name
+        if not is_dns_label(namespace):  # no namespace has such a name
             return False
         return await self.reads_all() or await self._reviews.allows(self._user, read_groups(namespace))
 
 
-Reads = Callable[[str], Awaitable[bool]]  # whether somebody may read the groups of a namespace
+Reads = Callable[[str], Awaitable[bool]]  # whether a user may read the groups of a namespace
 
 _READER: Final = web.RequestKey("reader", GroupReader)
 _BY_TOKEN: Final = web.RequestKey("by_token", bool)
-_ANYBODY = Anybody()
+_ANYBODY = UnrestrictedReader()
 
 
 def reader_of(request: web.Request) -> GroupReader:
-    """Return the user of a request."""
+    """Return the reader for the user of a request."""
     reader: GroupReader = request.get(_READER, _ANYBODY)
     return reader
 
 
 def is_by_token(request: web.Request) -> bool:
-    """Whether the user of a request has logged in by a token, and not by a certificate."""
+    """Whether the user of a request has logged in by a token, not by a client certificate."""
     by_token: bool = request.get(_BY_TOKEN, False)
     return by_token
 
 
 async def check_reads(request: web.Request, namespace: str) -> None:
-    """Refuse a request by a user who may not read the groups of a namespace."""
+    """Raise HTTPForbidden if the user of a request may not read the groups of a namespace."""
     if not await reader_of(request).reads(namespace):
         sentence = f"You may not {plain(str(read_groups(namespace)), 200)}; ask for that right"
         raise refusal(web.HTTPForbidden, sentence)
 
 
 class PageAccess:
-    """Authenticates each request, and refuses those of nobody."""
+    """Middleware that authenticates each request, and refuses requests without a valid user."""
 
     def __init__(self, reviews: Reviews) -> None:
         self._reviews = reviews
 
     @web.middleware
     async def check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Handle a request in the name of its user."""
+        """Handle a request with the rights of its user."""
         if request.path in OPEN_PATHS:
             return await handler(request)
         try:
@@ -129,16 +129,16 @@ class PageAccess:
             raise refusal(web.HTTPServiceUnavailable, str(error)) from error
 
     async def _effective_user(self, request: web.Request) -> User:
-        """Return the user that the request is made for: its own, or one that this one may impersonate."""
+        """Return the user whose rights apply: the authenticated user, or the impersonated user if that is allowed."""
         user = await self._authenticated_user(request)
-        asked = {name for name in map(str.title, request.headers) if name.startswith(_IMPERSONATE)}
-        if not asked:
+        headers = {name for name in map(str.title, request.headers) if name.startswith(_IMPERSONATE)}
+        if not headers:
             return user
         name = request.headers.get("Impersonate-User", "")
         groups = request.headers.getall("Impersonate-Group", [])
         names = [name, *groups]
-        is_too_much = len(groups) > MAX_IMPERSONATED_GROUPS or any(len(it) > MAX_NAME_CHARACTERS for it in names)
-        if asked - _SUPPORTED or not name or is_too_much or not all(it.isascii() for it in names):
+        is_too_much = len(groups) > MAX_IMPERSONATED_GROUPS or any(len(text) > MAX_NAME_CHARACTERS for text in names)
+        if headers - _SUPPORTED or not name or is_too_much or not all(text.isascii() for text in names):
             sentence = "Impersonation takes one Impersonate-User and up to 32 Impersonate-Group headers, no others"
             raise refusal(web.HTTPBadRequest, sentence)
         for right in impersonate(name, groups):
@@ -163,7 +163,7 @@ class PageAccess:
 def user_of_certificate(certificate: Mapping[str, Any] | None, now: float) -> User | None:
     """Return the user that a verified client certificate names: its common name, with its organizations as groups.
 
-    It was verified when the connection began, and may have expired since.
+    TLS verified it when the connection was opened; it may have expired since.
     """
     if certificate and ssl.cert_time_to_seconds(certificate["notAfter"]) < now:
         return None
@@ -183,6 +183,6 @@ def _forbidden(user: User, right: Right) -> web.HTTPException:
 def refusal(
     kind: type[web.HTTPException], sentence: str, headers: Mapping[str, str] | None = None
 ) -> web.HTTPException:
-    """Return an HTTP error with a sentence, in JSON."""
+    """Return an HTTP error with a sentence as JSON."""
     body = msgspec.json.encode({"error": sentence}).decode()
     return kind(text=body, content_type="application/json", headers={"cache-control": "no-store", **(headers or {})})

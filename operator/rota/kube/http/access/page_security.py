@@ -1,4 +1,4 @@
-"""What protects the page's port: TLS, and a check of each request's user."""
+"""Security of the page's port: TLS, and access control of each request."""
 
 import asyncio
 import ssl
@@ -20,19 +20,19 @@ Tls = Callable[[], ssl.SSLContext]  # returns the context for a new connection
 
 
 class PageSecurity(NamedTuple):
-    """How the port is served."""
+    """TLS context, middlewares and certificate digest of a port."""
 
     tls: Tls | None = None
     middlewares: Sequence[Middleware] = ()
     certificate_digest: Callable[[], str] = str  # the SHA-256 of the certificate, in hexadecimal; "" without TLS
 
 
-OPEN = PageSecurity()  # without TLS, for everybody
+OPEN = PageSecurity()  # no TLS and no access control
 
 
 @asynccontextmanager
 async def cluster_users(login: Login, names: Sequence[str], folder: Path | None) -> AsyncIterator[PageSecurity]:
-    """Serve users of the cluster by TLS, with a certificate for these names or the one in a folder."""
+    """Provide TLS and access control by cluster users; the certificate is in `folder`, or self-signed for `names`."""
     async with Api(login) as api:
         tls = ServerTls(api, names, folder)
         await tls.refresh()

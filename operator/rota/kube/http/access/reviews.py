@@ -1,4 +1,4 @@
-"""Asks the API server which user a token belongs to, and which rights a user has."""
+"""Client of TokenReviews and SubjectAccessReviews: the API server authenticates users and checks their rights."""
 
 import asyncio
 import hashlib
@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rota.kube.client.api import Api, ApiError, Unanswered
+from rota.kube.client.api import Api, ApiError, NoResponseError
 from rota.kube.client.paths import collection_path
 from rota.kube.http.access.rights import ExpiringCache, Right, User, review_of
 from rota.model import plain
@@ -17,10 +17,10 @@ T = TypeVar("T")
 
 CACHE_SECONDS = 30.0
 MAX_USERS = 1_000
-MAX_RIGHTS = 20_000  # a user of one namespace has one for each namespace with groups
-MAX_CONCURRENT = 8  # of each kind, at the API server
-MAX_RUNNING = 256  # with those that wait for their turn
-WAIT_SECONDS = 5.0  # for a turn
+MAX_RIGHTS = 20_000  # listing groups checks one right per namespace for a user without the right to all
+MAX_CONCURRENT = 8  # concurrent reviews of each kind at the API server
+MAX_RUNNING = 256  # including reviews that wait for a slot
+WAIT_SECONDS = 5.0  # for a slot
 BUSY = "Too many users are being checked; try again"
 NO_RIGHTS = (
     "The operator may not create tokenreviews and subjectaccessreviews, so nobody can log in here; "
@@ -29,7 +29,7 @@ NO_RIGHTS = (
 
 
 class ReviewError(Exception):
-    """The API server did not say who a user is, or what the user may do."""
+    """The API server could not authenticate a user or check a right."""
 
 
 class _UserInfo(msgspec.Struct):
@@ -57,9 +57,9 @@ class _AccessReview(msgspec.Struct):
 
 
 class Reviewer:
-    """Reviews tokens and rights. Answers are kept for 30 s, so a user whose rights are revoked reads on for as long.
+    """Reviews tokens and rights. Results are cached for 30 s, so a revoked right remains usable for up to 30 s.
 
-    Keys of what is kept are digests: no token stays in memory, and no key is larger than another.
+    Cache keys are digests: no token stays in memory, and all keys have the same size.
     """
 
     def __init__(self, api: Api) -> None:
@@ -67,12 +67,12 @@ class Reviewer:
         self._users: ExpiringCache[bytes, User] = ExpiringCache(CACHE_SECONDS, MAX_USERS)
         self._rejected: ExpiringCache[bytes, bool] = ExpiringCache(CACHE_SECONDS, MAX_USERS)
         self._rights: ExpiringCache[bytes, bool] = ExpiringCache(CACHE_SECONDS, MAX_RIGHTS)
-        # Clients without a login cause reviews of tokens only: those must not keep reviews of rights waiting.
+        # Separate: unauthenticated clients cause token reviews only, and must not delay reviews of rights.
         self._token_reviews = _SharedReviews()
         self._right_reviews = _SharedReviews()
 
     async def close(self) -> None:
-        """End all reviews."""
+        """Cancel all reviews."""
         await self._token_reviews.close()
         await self._right_reviews.close()
 
@@ -114,7 +114,7 @@ class Reviewer:
     async def _create(self, path: str, body: Mapping[str, Any], kind: type[T]) -> T:
         try:
             return await self._api.create(path, body, kind)
-        except Unanswered as error:
+        except NoResponseError as error:
             raise ReviewError("The API server does not answer, so nobody can log in here; try again") from error
         except ApiError as error:
             if error.status == HTTPStatus.FORBIDDEN:
@@ -123,14 +123,14 @@ class Reviewer:
 
 
 class _SharedReviews:
-    """Reviews in progress. All who need one at the same time share it; it goes on if they disconnect."""
+    """Reviews in progress. Concurrent requests share one review per key; it continues if they disconnect."""
 
     def __init__(self) -> None:
         self._turns = asyncio.Semaphore(MAX_CONCURRENT)
         self._running: dict[bytes, asyncio.Task[Any]] = {}
 
     async def run(self, key: bytes, review: Callable[[], Coroutine[None, None, T]]) -> T:
-        """Return what a review returns."""
+        """Return the result of the review for `key`, starting it unless it is in progress already."""
         task = self._running.get(key)
         if task is None:
             if len(self._running) >= MAX_RUNNING:
@@ -141,7 +141,7 @@ class _SharedReviews:
         return result
 
     async def close(self) -> None:
-        """End all."""
+        """Cancel all reviews and wait until they have ended."""
         tasks = list(self._running.values())
         for task in tasks:
             task.cancel()
@@ -161,7 +161,7 @@ class _SharedReviews:
     def _finish(self, key: bytes, task: asyncio.Task[Any]) -> None:
         self._running.pop(key, None)
         if not task.cancelled():
-            task.exception()  # those who wait for it get it
+            task.exception()  # mark the exception as retrieved: waiting requests get it by themselves
 
 
 def _digest(*values: object) -> bytes:

@@ -1,4 +1,4 @@
-"""Users and the rights that their requests need. Nothing is asked here."""
+"""Users, and the rights that their requests need, as plain values without I/O."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -15,7 +15,7 @@ _SERVICE_ACCOUNT = "system:serviceaccount:"
 
 
 class User(NamedTuple):
-    """A user as the API server knows it."""
+    """A user as the API server identifies it."""
 
     name: str
     groups: tuple[str, ...] = ()
@@ -24,17 +24,17 @@ class User(NamedTuple):
 
 
 class Right(NamedTuple):
-    """A verb on objects of a resource, or on a URL path if there is no resource."""
+    """A verb on objects of a resource, or on a URL path if `path` is set."""
 
     verb: str
     resource: str = ""
     api_group: str = ""
-    namespace: str = ""  # empty: all namespaces, or a resource that has none
+    namespace: str = ""  # empty: all namespaces, or a cluster-scoped resource
     name: str = ""  # empty: all objects
     path: str = ""
 
     def __str__(self) -> str:
-        """Return it as `kubectl auth can-i` takes it."""
+        """Format it like the arguments of `kubectl auth can-i`."""
         if self.path:
             return f"{self.verb} {self.path}"
         resource = f"{self.resource}.{self.api_group}" if self.api_group else self.resource
@@ -52,7 +52,7 @@ def read_groups(namespace: str) -> Right:
 
 
 def impersonate(user: str, groups: Iterable[str]) -> list[Right]:
-    """Return the rights that the API server itself requires for impersonation."""
+    """Return the rights that the API server requires for this impersonation."""
     account = service_account_of(user)
     if account:
         of_user = Right("impersonate", "serviceaccounts", namespace=account[0], name=account[1])
@@ -69,7 +69,7 @@ def service_account_of(user: str) -> tuple[str, str] | None:
 
 
 def impersonated(user: str, groups: Sequence[str]) -> User:
-    """Return the user that a request is made for, with the groups that every user has."""
+    """Return the impersonated user, with the groups that the API server adds to every user."""
     account = service_account_of(user)
     implied = ["system:unauthenticated" if user == ANONYMOUS else AUTHENTICATED]
     if account and not groups:
@@ -84,12 +84,12 @@ def review_of(user: User, right: Right) -> Mapping[str, Any]:
     else:
         of_resource = {"verb": right.verb, "group": right.api_group, "resource": right.resource}
         attributes = {"resourceAttributes": {**of_resource, "namespace": right.namespace, "name": right.name}}
-    who = {"user": user.name, "groups": list(user.groups), "uid": user.uid, "extra": dict(user.extra)}
-    return {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": {**who, **attributes}}
+    subject = {"user": user.name, "groups": list(user.groups), "uid": user.uid, "extra": dict(user.extra)}
+    return {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": {**subject, **attributes}}
 
 
 class ExpiringCache(Generic[K, V]):
-    """Values that are kept for some seconds; the oldest are dropped if there are too many."""
+    """Cache with a time to live; above its limit it drops the oldest entries."""
 
     def __init__(self, seconds: float, limit: int) -> None:
         self._seconds = seconds
@@ -97,12 +97,12 @@ class ExpiringCache(Generic[K, V]):
         self._entries: dict[K, tuple[V, float]] = {}  # the oldest first
 
     def get(self, key: K, now: float) -> V | None:
-        """Return the value, unless it has expired."""
+        """Return the value; None if it is absent or has expired."""
         value, expires = self._entries.get(key, (None, now))
         return value if expires > now else None
 
     def put(self, key: K, value: V, now: float) -> None:
-        """Keep a value."""
+        """Store a value, and drop expired entries."""
         self._entries.pop(key, None)
         self._entries[key] = (value, now + self._seconds)
         while len(self._entries) > self._limit or self._oldest_expires() <= now:
@@ -113,5 +113,5 @@ class ExpiringCache(Generic[K, V]):
         return expires
 
     def __len__(self) -> int:
-        """Return how many are kept."""
+        """Return the number of entries."""
         return len(self._entries)

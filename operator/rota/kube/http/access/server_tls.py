@@ -1,4 +1,4 @@
-"""TLS of the page's port: its certificate, and the authority that signs client certificates of the cluster."""
+"""TLS of the page's port: its certificate, and the CA of the cluster's client certificates."""
 
 import asyncio
 import datetime as dt
@@ -14,12 +14,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from rota.kube.client.api import Api, ApiError, Unanswered
+from rota.kube.client.api import Api, ApiError, NoResponseError
 from rota.kube.client.paths import object_path
 from rota.tls import KeyPair, certificate_digest, load_key_pair, read_key_pair
 
 REFRESH_SECONDS = 60.0
-VALIDITY = dt.timedelta(days=3650)  # the certificate ends with the process
+VALIDITY = dt.timedelta(days=3650)  # ample: each process creates a new certificate
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def self_signed(names: Sequence[str]) -> KeyPair:
 
 
 def server_context(pair: KeyPair, client_authority: str) -> ssl.SSLContext:
-    """Return a TLS context that asks clients for a certificate of that authority, if there is one."""
+    """Return a TLS context; with an authority (CA), it accepts client certificates that this authority signed."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     load_key_pair(context, pair)
@@ -75,7 +75,7 @@ def server_context(pair: KeyPair, client_authority: str) -> ssl.SSLContext:
 
 
 class ServerTls:
-    """The TLS context for new connections, which follows renewed certificates."""
+    """Keeps the TLS context for new connections, and renews it when certificates change."""
 
     def __init__(self, api: Api, names: Sequence[str], folder: Path | None = None) -> None:
         """`folder` holds tls.crt and tls.key; without one the certificate is self-signed."""
@@ -95,13 +95,13 @@ class ServerTls:
         return certificate_digest(self._pair)
 
     async def run(self) -> None:
-        """Follow the certificate and the cluster's authority for ever."""
+        """Reload the certificate and the cluster's CA periodically, forever."""
         while True:
             await asyncio.sleep(REFRESH_SECONDS)
             await self.refresh()
 
     async def refresh(self) -> None:
-        """Read both again; what cannot be read stays as it was."""
+        """Reload the certificate and the CA. If either cannot be read, keep the context and log the problem once."""
         try:
             pair = await asyncio.to_thread(read_page_certificate, self._folder) if self._folder else self._pair
             authority = await self._read_client_authority()
@@ -110,7 +110,7 @@ class ServerTls:
                 self._pair = pair
                 self._client_authority = authority
             self._problem = ""
-        except (ApiError, Unanswered, ValueError, OSError) as error:
+        except (ApiError, NoResponseError, ValueError, OSError) as error:
             if self._problem != str(error):
                 _log.warning("TLS of the page stays as it is: %s", error)
             self._problem = str(error)

@@ -1,4 +1,4 @@
-// One group: its figures, members, map, conditions, rebalances, topics and queues.
+// View of one group: its figures, members, map, conditions, rebalances, topics and queues.
 
 import { at, element, keep, plain, put, rows } from "./dom.js";
 import { ask } from "./events.js";
@@ -9,10 +9,10 @@ import { count, duration, lag, queueName, time, verdicts } from "./words.js";
 const PAGE = 100; // queues in the table at once
 
 let known = null;
-let shown = ""; // the path of the group that is drawn
+let shown = ""; // path of the group on display
 let page = 0;
-let asked = ""; // the queue whose owner is to be explained
-let explained = ""; // and for which generation that was done
+let asked = ""; // the selected queue, which `explain` explains
+let explained = ""; // selected queue and generation of the last explanation
 
 const of = (className, show) => ({ className, show });
 
@@ -63,7 +63,7 @@ const TOPICS = [
   of("number", ({ delay }) => duration(delay)),
 ];
 
-const WITHOUT = { Free: "nobody", Foreign: "a foreigner", Everyone: "every member" }; // who works a queue that has no owner
+const WITHOUT = { Free: "nobody", Foreign: "a foreigner", Everyone: "every member" }; // shown as owner, by state
 
 const QUEUES = [
   of("", queueName),
@@ -86,7 +86,7 @@ function swatch({ name }) {
   };
 }
 
-// A member's name shows its queues: it becomes what the map and the table are filtered by.
+// A member's name is a button: it filters the map and the table of queues by that name.
 function member({ name, origin, version, language, address }) {
   return (cell) => {
     if (!cell.firstElementChild) {
@@ -184,7 +184,7 @@ function turn(pages) {
   draw();
 }
 
-// Says why the chosen queue has its owner, once for each generation; returns whether that was answered, or need not be.
+// Explains the selected queue's owner, once per generation; returns false if the request is to be tried again.
 export async function explain(path, signal) {
   const about = `${asked} ${known?.summary.generation}`;
   if (!asked || about === explained) return true;
@@ -195,7 +195,7 @@ export async function explain(path, signal) {
     if (path === shown) put(at("why"), `${told} (${strategy}, generation ${generation})`);
   } catch (error) {
     const refused = error.status < 500;
-    if (!refused) explained = ""; // it was not heard
+    if (!refused) explained = ""; // the request failed: try it again
     if (path === shown && !signal.aborted) put(at("why"), error.message);
     return refused || signal.aborted;
   }

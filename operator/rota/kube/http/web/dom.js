@@ -1,8 +1,8 @@
-// Drawing: values from outside become text, never markup, and what has not changed is not touched.
+// DOM helpers: external values become text, never markup, and unchanged nodes are not touched.
 
 export const at = (id) => document.getElementById(id);
 
-// Names and messages are anybody's: what turns a line around, or is not seen, is shown as a mark, as in a terminal.
+// Names and messages are untrusted: bidirectional and invisible characters are replaced by a mark, as in a terminal.
 export function plain(told) {
   const text = String(told ?? "");
   if (/^[ -~]*$/.test(text)) return text;
@@ -21,7 +21,7 @@ export function element(tag, text = "", className = "") {
   return made;
 }
 
-// One child an item, in their order; the child of a key stays the same, so that it keeps the focus.
+// Renders one child per item, in order; the child of a key is reused, so that it keeps the focus.
 export function keep(parent, items, key, make, fill) {
   const before = parent.kept ?? new Map();
   const kept = new Map();
@@ -42,7 +42,7 @@ export function keep(parent, items, key, make, fill) {
   parent.kept = kept;
 }
 
-// A table's rows; a column is a function of an item that returns a text, or [text, small print], or a node's filler.
+// Renders a table's rows. A column's `show` returns a text, [text, small print], or a function that fills the cell.
 export function rows(body, items, key, columns) {
   const make = () => {
     const row = element("tr");

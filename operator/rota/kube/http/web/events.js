@@ -1,7 +1,7 @@
-// Asking the operator, and hearing from it what has changed. Paths are relative: a proxy may have put some before them.
+// Requests to the operator, and its stream of changes. Paths are relative: a proxy may serve the page under a prefix.
 
-const SILENT = 40_000; // milliseconds: it says at least every 15 s that it is still there
-const LONGEST = 15_000; // milliseconds that an answer may take
+const SILENT = 40_000; // milliseconds without data; the operator writes at least every 15 s
+const LONGEST = 15_000; // milliseconds for a response
 
 async function answered(path, signal) {
   const answer = await fetch(path, { signal, cache: "no-store" });
@@ -19,7 +19,7 @@ export async function ask(path, signal) {
   }
 }
 
-// Listens until the connection ends, and throws why. EventSource would hide both a refusal and a silence.
+// Reads events until the connection ends; throws the reason. EventSource reports neither a refusal nor silence.
 export async function listen(path, signal, { heard, changed }) {
   const ending = new AbortController();
   const end = () => ending.abort();

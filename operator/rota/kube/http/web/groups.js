@@ -1,4 +1,4 @@
-// The list of groups.
+// View of all groups: the list.
 
 import { at, element, put, rows } from "./dom.js";
 import { count, duration, lag, time, verdicts } from "./words.js";

@@ -1,21 +1,21 @@
-// The map: a cell a queue, topic by topic and broker by broker. Tab reaches one of them, arrow keys the others.
+// The map: one cell per queue, grouped by topic and broker. Tab reaches one cell, arrow keys the others.
 
 import { at, element, keep, plain, put } from "./dom.js";
 import { queue as words, queueName } from "./words.js";
 
-const MANY = 1500; // queues: above, cells are small
+const MANY = 1500; // with more queues than this, cells are small
 const KINDS = { Releasing: " releasing", Free: " free", Foreign: " foreign" };
-const SIGNS = { Free: "", Foreign: "-", Everyone: "*" }; // in the cell of a queue that has no owner
+const SIGNS = { Free: "", Foreign: "-", Everyone: "*" }; // in the cells of queues without an owner
 
-const numbers = new Map(); // of members: one keeps its number and colour as long as it is there
+const numbers = new Map(); // by member, which keeps its number and colour as long as it is listed
 const map = at("map");
 let cells = [];
 let current = null; // the cell that Tab reaches
-let told = null; // the cell that is spoken of below the map
+let told = null; // the cell that the text below the map describes
 
 export const numberOf = (member) => numbers.get(member);
 
-// Neighbouring numbers are far apart in hue, and every second twenty is paler.
+// Neighbouring numbers differ widely in hue; of every forty numbers the second twenty are paler.
 export function colour(number) {
   if (!number) return "var(--none)";
   const [saturation, lightness] = [number % 40 > 20 ? 45 : 75, number % 2 ? 78 : 72];
@@ -69,7 +69,7 @@ function block([name]) {
   return section;
 }
 
-const blank = element("div"); // to be copied, which is quicker
+const blank = element("div"); // template: cloning is faster than creating
 blank.role = "option";
 blank.tabIndex = -1;
 blank.ariaSelected = "false";
@@ -97,7 +97,7 @@ function tell(found) {
   put(at("told"), told ? found.ariaLabel : "");
 }
 
-// The cell above or below: of the next line of cells in that direction, the one that is nearest.
+// The cell above or below: the nearest one in the next line of cells in that direction.
 function beside(from, step) {
   const here = from.getBoundingClientRect();
   let [found, nearest, line] = [from, Infinity, null];

@@ -1,4 +1,4 @@
-// The page: which group the address names, what is known of it, and hearing of its changes.
+// Controller of the page: shows the group in the URL's fragment, or the list, and follows changes.
 
 import * as groups from "./groups.js";
 import * as detail from "./detail.js";
@@ -6,16 +6,16 @@ import { at, plain, put } from "./dom.js";
 import { ask, listen } from "./events.js";
 import { time } from "./words.js";
 
-const GAP = 200; // milliseconds between two questions at least; more where an answer takes longer
-const AGAIN = 2000; // before what failed is tried again
+const GAP = 200; // minimal milliseconds between two requests; more if responses take longer
+const AGAIN = 2000; // milliseconds before a failed request is tried again
 
-let view = {}; // what is shown: a group, or all where there is no name
-let ending = new AbortController(); // of whatever serves this view
+let view = {}; // the view on display: a group, or the list if it has no name
+let ending = new AbortController(); // aborts the requests of this view
 let asking = false;
 let wanted = false;
-let hears = false; // whether the connection stands over which changes are told
-let knows = false; // whether what is shown was true when it was last heard from
-let heard = null; // when that was
+let hears = false; // whether the stream of changes is connected
+let knows = false; // whether the display was current at the last response
+let heard = null; // time of the last response or event
 
 const pause = (milliseconds) => new Promise((done) => setTimeout(done, milliseconds));
 
@@ -45,7 +45,7 @@ function stillThere() {
   heard = Date.now();
 }
 
-// One question at a time; whatever changes meanwhile is one more, and what was not answered is asked again.
+// Loads the view, one request at a time; changes in between cause one more request, and failures a retry.
 async function refresh() {
   wanted = true;
   if (asking) return;
@@ -63,7 +63,7 @@ async function refresh() {
   }
 }
 
-// Returns whether that was answered, or need not be any more.
+// Loads and shows a view once; returns false if the request is to be tried again.
 async function look(asked, signal) {
   let answer;
   try {
@@ -83,7 +83,7 @@ async function look(asked, signal) {
 }
 
 function failed(error) {
-  knows = error.status < 500; // a refusal is an answer, too; a proxy without an operator is none
+  knows = error.status < 500; // 4xx is the operator's response; 5xx may come from a proxy without an operator
   if (knows) {
     stillThere();
     fail(error.message);
@@ -100,7 +100,7 @@ function show(answer) {
   if (view.name) detail.show(answer);
   else groups.show(answer);
   if (!performance.getEntriesByName("shown").length) {
-    requestAnimationFrame(() => setTimeout(() => performance.mark("shown"))); // for who measures the first paint
+    requestAnimationFrame(() => setTimeout(() => performance.mark("shown"))); // tests and bench measure the first paint by it
   }
 }
 
@@ -118,7 +118,7 @@ async function hear(asked, signal) {
         stillThere();
         if (hears) return;
         hears = true;
-        refresh(); // something may have changed before we could hear of it
+        refresh(); // changes before the stream was connected were missed
       },
       changed: refresh,
     };
@@ -134,7 +134,7 @@ async function hear(asked, signal) {
   }
 }
 
-// Shows what the address names, or goes on with it; a page that nobody sees listens to nothing.
+// Starts or restarts the view in the URL's fragment; a hidden page has no connections.
 function begin() {
   ending.abort();
   ending = new AbortController();

@@ -1,14 +1,14 @@
-// How values are said to people. What nobody knows is "unknown", and never 0.
+// Formats values for people. An unknown value is shown as "unknown", never as 0.
 
 const NUMBERS = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
 
 export const count = (value) => (value == null || !(value >= 0) ? "unknown" : NUMBERS.format(value));
 
-// A filter may pass over some of what lies there.
+// The lag of a filtered subscription is an upper bound.
 export const lag = ({ lag: value, estimate }) => (value != null && estimate ? `at most ${count(value)}` : count(value));
 
 export function duration(seconds) {
-  if (seconds == null || !(seconds <= 1e10)) return "unknown"; // nothing takes 300 years
+  if (seconds == null || !(seconds <= 1e10)) return "unknown"; // above 300 years the value is wrong
   if (seconds < 60) return `${NUMBERS.format(seconds)} s`;
   const [hours, minutes] = [Math.floor(seconds / 3600), Math.floor((seconds % 3600) / 60)];
   return hours ? `${count(hours)} h ${minutes} min` : `${minutes} min ${Math.floor(seconds % 60)} s`;

@@ -1,4 +1,4 @@
-"""The journal: records of what was decided and observed, in files that the pipeline reads.
+"""The journal: records of decisions and observations, in files that the pipeline reads.
 
-May know `reconcile` and `brokers`; docs/journal.md publishes the records.
+May import `reconcile` and `brokers`; docs/journal.md documents the records.
 """

@@ -1,6 +1,7 @@
-"""What the journal keeps besides what plans tell: what was obeyed, what rebalances came to, and who owns what.
+"""Makes the journal records that plans do not contain: obeyed grants, ended rebalances, redeliveries, and ownership.
 
-The last is told when an operator begins to tell of a group, once an hour, and after each break in the generations.
+A group's full ownership is recorded when an operator starts to record the group, once an hour, and after each break in
+the generations.
 """
 
 from collections import defaultdict
@@ -8,10 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from rota.documents import Assignment
-from rota.kube.reconcile.reconciler import Done
-from rota.kube.telemetry.rebalances import News, Past
+from rota.kube.reconcile.reconciler import ReconcileResult
+from rota.kube.telemetry.rebalances import CompletedRebalance, RebalanceChange
 from rota.model import Queue
-from rota.planner import Snapshot, beginning
+from rota.planner import Snapshot, owners_record
 from rota.ranges import to_ranges
 from rota.records import journal_record
 from rota.redelivery import Cause, Reader, Redelivered
@@ -21,76 +22,77 @@ Line = Mapping[str, Any]
 HOUR = len("2026-11-21T08")
 
 
-class _Told(NamedTuple):
+class _LastOwnership(NamedTuple):
     hour: str
     generation: int
 
 
-class Notes:
-    """Of which groups it was told who owns what, and when."""
+class JournalRecorder:
+    """Makes the records of groups, and remembers when each group's ownership was last recorded."""
 
     def __init__(self) -> None:
-        """Know of none."""
-        self._told: dict[str, _Told] = {}
+        self._told: dict[str, _LastOwnership] = {}
 
-    def forget(self, known: Callable[[str], bool]) -> None:
-        """Forget groups that are no more, or are somebody else's to tell of."""
-        self._told = {group: it for group, it in self._told.items() if known(group)}
+    def forget(self, is_known: Callable[[str], bool]) -> None:
+        """Forget groups that were deleted, or that another operator records."""
+        self._told = {group: entry for group, entry in self._told.items() if is_known(group)}
 
-    def of(self, done: Done, news: News, now: float, snapshot: Callable[[], Snapshot]) -> Iterator[Line]:
-        """Yield what a round of a group has to tell; `now` is the time of day."""
+    def of(
+        self, done: ReconcileResult, change: RebalanceChange, now: float, snapshot: Callable[[], Snapshot]
+    ) -> Iterator[Line]:
+        """Yield the records of a group's reconcile; `now` is the time of day."""
         group, at = done.group.spelled, format_time(now)
-        yield from _obeyed(group, at, news)
-        if news.past and (told := _rebalance(group, at, news.past)):
-            yield told
+        yield from _obeyed(group, at, change)
+        if change.past and (record := _rebalance(group, at, change.past)):
+            yield record
         document, spec = done.group.record.document, done.group.wish.spec
         if document and spec and self._due(group, at[:HOUR], document):
-            yield beginning(snapshot(), done.plan, document, spec, now)
+            yield owners_record(snapshot(), done.plan, document, spec, now)
 
     def _due(self, group: str, hour: str, document: Assignment) -> bool:
         last = self._told.get(group)
-        self._told[group] = _Told(hour, document.generation)
+        self._told[group] = _LastOwnership(hour, document.generation)
         return last is None or last.hour != hour or _breaks(last.generation, document)
 
 
-def _breaks(before: int, document: Assignment) -> bool:
-    """Whether a document does not follow from the last one by what plans told of it."""
-    if document.generation == before:
+def _breaks(last_generation: int, document: Assignment) -> bool:
+    """Whether plan records do not lead from the last recorded generation to this document."""
+    if document.generation == last_generation:
         return False
-    return document.generation != before + 1 or document.barrier == document.generation
+    return document.generation != last_generation + 1 or document.barrier == document.generation
 
 
-def _obeyed(group: str, at: str, news: News) -> Iterator[Line]:
-    given: defaultdict[tuple[int, str, str], list[Queue]] = defaultdict(list)
-    for it in news.handovers:
-        given[it.generation, it.after.name, it.after.uid].append(it.queue)
-    for (generation, member, uid), queues in sorted(given.items()):
+def _obeyed(group: str, at: str, change: RebalanceChange) -> Iterator[Line]:
+    queues_by_member: defaultdict[tuple[int, str, str], list[Queue]] = defaultdict(list)
+    for handover in change.handovers:
+        queues_by_member[handover.generation, handover.after.name, handover.after.uid].append(handover.queue)
+    for (generation, member, uid), queues in sorted(queues_by_member.items()):
         ranges = to_ranges(queues)
         yield journal_record("obeyed", group, at, generation=generation, member=member, uid=uid, queues=ranges)
 
 
-def _rebalance(group: str, at: str, past: Past) -> Line | None:
-    """Say what a rebalance came to; nothing, if nobody knows when it began."""
-    it = past.rebalance
-    if parse_time(it.at) is None or it.seconds is None:  # None in a status that a user edited
+def _rebalance(group: str, at: str, past: CompletedRebalance) -> Line | None:
+    """Return the record of a completed rebalance; None if its start or duration is not known."""
+    last = past.rebalance
+    if parse_time(last.at) is None or last.seconds is None:  # a user may have edited the status
         return None
-    told = {"reason": it.reason, "outcome": it.outcome, "began": it.at, "moved": it.moved, "forced": it.forced}
-    return journal_record("rebalance", group, at, generation=it.generation, seconds=it.seconds, **told)
+    row = {"reason": last.reason, "outcome": last.outcome, "began": last.at, "moved": last.moved, "forced": last.forced}
+    return journal_record("rebalance", group, at, generation=last.generation, seconds=last.seconds, **row)
 
 
 def redelivered(group: str, now: float, entries: Iterable[Redelivered]) -> Iterator[Line]:
-    """Yield a line for what came again by one cause from one member to another; `now` is the time of day."""
-    alike: defaultdict[tuple[Cause, bool, Reader, Reader], list[Redelivered]] = defaultdict(list)
+    """Yield one record per cause and pair of members for redelivered messages; `now` is the time of day."""
+    by_origin: defaultdict[tuple[Cause, bool, Reader, Reader], list[Redelivered]] = defaultdict(list)
     for entry in entries:
-        alike[entry.cause, entry.is_estimate, entry.before, entry.after].append(entry)
-    for (cause, is_estimate, before, after), some in sorted(alike.items()):
+        by_origin[entry.cause, entry.is_estimate, entry.before, entry.after].append(entry)
+    for (cause, is_estimate, reader, successor), same_origin in sorted(by_origin.items()):
         yield journal_record(
             "redelivered",
             group,
             format_time(now),
             cause=str(cause),
-            messages=sum(entry.messages for entry in some),
+            messages=sum(entry.messages for entry in same_origin),
             estimate=is_estimate,
-            **{"from": before.member, "fromUid": before.uid, "to": after.member, "toUid": after.uid},
-            queues=to_ranges(entry.queue for entry in some),
+            **{"from": reader.member, "fromUid": reader.uid, "to": successor.member, "toUid": successor.uid},
+            queues=to_ranges(entry.queue for entry in same_origin),
         )

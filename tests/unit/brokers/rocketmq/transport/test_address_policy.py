@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from rota.brokers.errors import Unreachable
+from rota.brokers.errors import UnreachableError
 from rota.brokers.rocketmq.transport.address_policy import AddressPolicy, read_networks
 from rota.brokers.rocketmq.transport.connection_pool import Connections
 from rota.brokers.rocketmq.wire import requests
@@ -84,7 +84,7 @@ async def listening() -> AsyncIterator[tuple[int, list[object]]]:
 
 
 async def message(connections: Connections, address: str) -> str:
-    with pytest.raises(Unreachable) as raised:
+    with pytest.raises(UnreachableError) as raised:
         await connections.ask(address, requests.cluster(), 1.0)
     return str(raised.value)
 

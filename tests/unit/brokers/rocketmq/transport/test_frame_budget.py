@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from brokers.scripted import Say, a_server, until
-from rota.brokers.errors import Unreachable
+from rota.brokers.errors import UnreachableError
 from rota.brokers.rocketmq.transport import frame_budget
 from rota.brokers.rocketmq.transport.connection_pool import Connections
 from rota.brokers.rocketmq.transport.frame_budget import (
@@ -18,7 +18,7 @@ from rota.brokers.rocketmq.transport.frame_budget import (
     FrameBudget,
     Reservation,
 )
-from rota.brokers.rocketmq.wire.codes import Answer, Request
+from rota.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
 from rota.brokers.rocketmq.wire.frames import LARGEST, SMALL_PIECE_BYTES, Decoder, Frame, encode
 from rota.kube.brokers.broker_access import BrokerAccess
 from rota.spec import RocketMQ
@@ -30,11 +30,11 @@ LARGE = LARGEST - 1024  # a body
 
 
 def a_request() -> Frame:
-    return Frame(code=Request.GET_BROKER_CLUSTER_INFO)
+    return Frame(code=RequestCode.GET_BROKER_CLUSTER_INFO)
 
 
 def large(frame: Frame) -> bytes:
-    return encode(frame.reply(Answer.SUCCESS, bytes(LARGE)))
+    return encode(frame.reply(ResponseCode.SUCCESS, bytes(LARGE)))
 
 
 def endless(_: Frame) -> bytes:
@@ -43,7 +43,7 @@ def endless(_: Frame) -> bytes:
 
 
 def small(frame: Frame) -> bytes:
-    return encode(frame.reply(Answer.SUCCESS, b"small"))
+    return encode(frame.reply(ResponseCode.SUCCESS, b"small"))
 
 
 class Brokers:
@@ -80,7 +80,7 @@ class Brokers:
         return [room for room in rooms if room and room.granted]
 
     async def fails(self, asked: asyncio.Task[Frame]) -> str:
-        with pytest.raises(Unreachable) as failed:
+        with pytest.raises(UnreachableError) as failed:
             await asked
         return str(failed.value)
 

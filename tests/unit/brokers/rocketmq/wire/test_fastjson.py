@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rota.brokers.rocketmq.wire import fastjson, payloads
-from rota.brokers.rocketmq.wire.frames import Malformed
+from rota.brokers.rocketmq.wire.frames import MalformedFrameError
 from rota.model import Queue
 
 QUEUE = Queue("t", "b", 2)
@@ -180,18 +180,18 @@ HOSTILE = {
 
 @pytest.mark.parametrize("text", BAD.values(), ids=BAD)
 def test_fastjson_rejects_invalid_json_as_malformed(text: bytes) -> None:
-    with pytest.raises(Malformed, match="A body is not the JSON expected: "):
+    with pytest.raises(MalformedFrameError, match="A body is not the JSON expected: "):
         read(text)
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 def test_fastjson_rejects_hostile_input_as_malformed(text: bytes) -> None:
-    with pytest.raises(Malformed, match="A body is not the JSON expected: "):
+    with pytest.raises(MalformedFrameError, match="A body is not the JSON expected: "):
         read(text)
 
 
 def test_fastjson_rejects_a_body_of_another_type_as_malformed() -> None:
-    with pytest.raises(Malformed, match=r"Expected `int`, got `array` - at `\$.offsetTable\[...\]`"):
+    with pytest.raises(MalformedFrameError, match=r"Expected `int`, got `array` - at `\$.offsetTable\[...\]`"):
         fastjson.read(b'{"offsetTable":{{"brokerName":"b","queueId":2,"topic":"t"}:[]}}', payloads.Reset)
 
 
@@ -201,7 +201,7 @@ def test_fastjson_rejects_a_body_of_another_type_as_malformed() -> None:
     ids=["nothing", "a number", "empty", "no id", "no name", "deep"],
 )
 def test_fastjson_rejects_a_key_that_is_no_queue_with_a_short_error(key: str) -> None:
-    with pytest.raises(Malformed, match=" is no queue: ") as found:
+    with pytest.raises(MalformedFrameError, match=" is no queue: ") as found:
         fastjson.queue(key)
     assert len(str(found.value)) < 300
 
@@ -247,7 +247,7 @@ def test_fastjson_reads_string_and_non_string_keys_alike(value: Any, blank: str)
 
 @given(st.text(st.sampled_from('{}[]":,\\ 1-a\n')).map(str.encode))
 def test_fastjson_reads_any_text_or_rejects_it_as_malformed(text: bytes) -> None:
-    with suppress(Malformed):
+    with suppress(MalformedFrameError):
         fastjson.read(text, object)
 
 

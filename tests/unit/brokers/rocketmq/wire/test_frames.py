@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rota.brokers.rocketmq.wire.frames import LARGEST, Decoder, Frame, Malformed, encode
+from rota.brokers.rocketmq.wire.frames import LARGEST, Decoder, Frame, MalformedFrameError, encode
 
 LANGUAGES = [
     *("JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY", "OTHER", "HTTP", "GO", "PHP", "OMS"),
@@ -221,32 +221,32 @@ BAD_BINARY = {
 
 @pytest.mark.parametrize(("data", "told"), BAD_FRAMES.values(), ids=BAD_FRAMES)
 def test_frame_decoder_rejects_invalid_frames_as_early_as_possible(data: bytes, told: str) -> None:
-    with pytest.raises(Malformed, match=told):
+    with pytest.raises(MalformedFrameError, match=told):
         read(data)
 
 
 @pytest.mark.parametrize("header", BAD_JSON.values(), ids=BAD_JSON)
 def test_frame_decoder_rejects_an_invalid_json_header(header: bytes) -> None:
-    with pytest.raises(Malformed, match="A frame's header is no JSON of the kind expected: "):
+    with pytest.raises(MalformedFrameError, match="A frame's header is no JSON of the kind expected: "):
         read(a_frame(header))
 
 
 @pytest.mark.parametrize("header", BAD_BINARY.values(), ids=BAD_BINARY)
 def test_frame_decoder_rejects_an_invalid_binary_header(header: bytes) -> None:
-    with pytest.raises(Malformed, match=r"A frame's (binary )?header "):
+    with pytest.raises(MalformedFrameError, match=r"A frame's (binary )?header "):
         read(a_frame(header, kind=1))
 
 
 def test_frame_decoder_rejects_all_data_after_an_invalid_frame() -> None:
     decoder = Decoder()
     for data in (b"\xff\xff\xff\xff", a_frame(JSON)):
-        with pytest.raises(Malformed):
+        with pytest.raises(MalformedFrameError):
             list(decoder.feed(data))
 
 
 def test_frame_decoder_yields_frames_before_an_invalid_one() -> None:
     found: list[Frame] = []
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedFrameError):
         found.extend(Decoder().feed(a_frame(JSON, b"one") + b"HTTP/1.1 400 Bad Request"))
     assert [frame.body for frame in found] == [b"one"]
 
@@ -286,5 +286,5 @@ def test_frame_round_trips_through_any_split(frames: list[Frame], places: list[i
 
 @given(st.binary(max_size=200), st.sampled_from([b"", b"\x00\x00\x00\x20", b"\x00\x00\x00\x20\x01\x00\x00\x1c"]))
 def test_frame_decoder_yields_frames_or_malformed_for_any_bytes(data: bytes, start: bytes) -> None:
-    with suppress(Malformed):
+    with suppress(MalformedFrameError):
         assert all(isinstance(frame, Frame) for frame in read(start + data))

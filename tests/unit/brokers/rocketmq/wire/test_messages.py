@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from rota.brokers.message import MEBIBYTE, MESSAGE_OVERHEAD_BYTES, Message
 from rota.brokers.rocketmq.wire import messages as messages_module
-from rota.brokers.rocketmq.wire.frames import Malformed
+from rota.brokers.rocketmq.wire.frames import MalformedFrameError
 from rota.brokers.rocketmq.wire.messages import (
     LARGEST_BATCH,
     ZSTD_WINDOW_BYTES,
     decode,
+    decode_admitted,
     java_hash,
-    prefix,
     read_properties,
     unpacked,
     write_properties,
@@ -407,7 +407,7 @@ def a_pack(size: int, offset: int) -> bytes:
 
 def admitted(data: Sequence[bytes], room: Room, start: int = 0) -> tuple[list[int], int | None]:
     """Return the offsets of what is admitted, and of the first message that is not."""
-    messages, refused_offset = prefix(b"".join(data), "broker-a", start, room)
+    messages, refused_offset = decode_admitted(b"".join(data), "broker-a", start, room)
     return [it.offset for it in messages], refused_offset
 
 
@@ -442,7 +442,7 @@ def test_memory_admission_splits_a_batch_and_the_next_pull_resumes_within_it() -
 def test_memory_admission_of_a_batch_over_the_limit_counts_its_compressed_body() -> None:
     packed = zlib.compress(item(bytes(1000)) * 5000)
     room = Room(MEBIBYTE)
-    [message], refused_offset = prefix(written(packed, flags=0x3C1), "broker-a", 0, room)
+    [message], refused_offset = decode_admitted(written(packed, flags=0x3C1), "broker-a", 0, room)
     assert (message.body, message.damage, refused_offset) == (packed, TOO_LARGE, None)
     assert room.asked == [len(packed) + MESSAGE_OVERHEAD_BYTES]
 
@@ -467,7 +467,7 @@ def properties_of(number: int, value: str = "v") -> bytes:
 )
 def test_memory_admission_counts_message_properties(properties: bytes, properties_bytes: int) -> None:
     room = Room(10 * MEBIBYTE)
-    [message], _ = prefix(written(b"x", properties), "broker-a", 0, room)
+    [message], _ = decode_admitted(written(b"x", properties), "broker-a", 0, room)
     assert message.memory_bytes == 1 + properties_bytes + MESSAGE_OVERHEAD_BYTES
     assert room.asked == [message.memory_bytes]
 
@@ -475,7 +475,7 @@ def test_memory_admission_counts_message_properties(properties: bytes, propertie
 def test_memory_admission_counts_own_and_common_properties_in_a_batch() -> None:
     room = Room(10 * MEBIBYTE)
     items = item(b"x", properties_of(2000)) + item(b"y") + item(b"z", properties_of(4))
-    prefix(written(items, properties_of(7), flags=0xC0), "broker-a", 0, room)
+    decode_admitted(written(items, properties_of(7), flags=0xC0), "broker-a", 0, room)
     text_bytes = 5 * 2007 - 512
     properties_bytes = [1999 * 176 + text_bytes, 0, 3 * 176]
     assert room.asked == [1 + it + MESSAGE_OVERHEAD_BYTES for it in properties_bytes]
@@ -503,7 +503,7 @@ def test_batch_read_from_an_inner_offset_parses_no_earlier_properties(monkeypatc
 
     monkeypatch.setattr(messages_module, "_properties", read_and_note)
     batch = written(b"".join(item(b"x", b"N\x01%d\x02" % number) for number in range(5)), b"", flags=0xC0, offset=7)
-    assert [it.offset for it in prefix(batch, "broker-a", 10)[0]] == [10, 11]
+    assert [it.offset for it in decode_admitted(batch, "broker-a", 10)[0]] == [10, 11]
     assert parsed == ["", "N\x013\x02", "N\x014\x02"]
 
 
@@ -518,25 +518,25 @@ def test_memory_admission_without_a_limit_accepts_all_messages() -> None:
 def test_message_truncated_at_any_byte_is_malformed(data: bytes) -> None:
     for at in range(1, len(data)):
         for before in (b"", V1):
-            with pytest.raises(Malformed, match="A message at byte "):
+            with pytest.raises(MalformedFrameError, match="A message at byte "):
                 read(before + data[:at])
 
 
 @pytest.mark.parametrize("magic", [b"\xda\xa3\x20\xa8", b"\xcb\xd4\x31\x94", bytes(4), b"\xff\xff\xff\xff"])
 def test_message_of_an_unknown_layout_is_malformed(magic: bytes) -> None:
-    with pytest.raises(Malformed, match=f"A message at byte 111 begins with 0x0*{magic.hex().lstrip('0')}"):
+    with pytest.raises(MalformedFrameError, match=f"A message at byte 111 begins with 0x0*{magic.hex().lstrip('0')}"):
         read(V1 + V1[:4] + magic + V1[8:])
 
 
 @pytest.mark.parametrize("value", [0, 1, 110, 112, 2**31 - 1, -1, -111, -(2**31)])
 def test_message_of_a_wrong_total_length_is_malformed(value: int) -> None:
-    with pytest.raises(Malformed, match="A message at byte 0 "):
+    with pytest.raises(MalformedFrameError, match="A message at byte 0 "):
         read(struct.pack(">i", value) + V1[4:] + bytes(8))
 
 
 @pytest.mark.parametrize("value", [0, 4, 6, 2**31 - 1, -1, -88, -(2**31)])
 def test_message_of_a_wrong_body_length_is_malformed(value: int) -> None:
-    with pytest.raises(Malformed, match="A message at byte 0 "):
+    with pytest.raises(MalformedFrameError, match="A message at byte 0 "):
         read(V1[:84] + struct.pack(">i", value) + V1[88:])
 
 
@@ -547,12 +547,12 @@ def test_message_of_a_wrong_body_length_is_malformed(value: int) -> None:
 )
 @pytest.mark.parametrize("value", [0, 1, 5, 127, 128, 255])
 def test_message_of_a_wrong_topic_or_properties_length_is_malformed(data: bytes, at: int, value: int) -> None:
-    with pytest.raises(Malformed, match="A message at byte 0 "):
+    with pytest.raises(MalformedFrameError, match="A message at byte 0 "):
         read(data[:at] + bytes([value]) + data[at + 1 :])
 
 
 def test_message_topic_that_is_not_utf_8_is_malformed() -> None:
-    with pytest.raises(Malformed, match="A message at byte 0 of 111 cannot be read: 'utf-8' codec"):
+    with pytest.raises(MalformedFrameError, match="A message at byte 0 of 111 cannot be read: 'utf-8' codec"):
         read(written(topic=b"order\xff"))
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from rota.brokers.rocketmq.admin import spelled
+from rota.brokers.rocketmq.admin import version_name
 from rota.brokers.rocketmq.wire import payloads, requests
-from rota.brokers.rocketmq.wire.codes import Request
+from rota.brokers.rocketmq.wire.codes import RequestCode
 from rota.brokers.rocketmq.wire.frames import Frame
 from rota.brokers.rocketmq.wire.signing import Credentials, signed
 from rota.model import Queue
@@ -39,45 +39,45 @@ def send(group: str = "rota", topic: str = "orders", **properties: str) -> Frame
 
 
 def give_back(group: str = "shop", topic: str = "orders") -> Frame:
-    return requests.give_back(group, topic, 4096, level=0, attempts=16)
+    return requests.send_back(group, topic, 4096, level=0, attempts=16)
 
 
 # One of everything, by what it is asked for.
-EVERYTHING: dict[Request, Frame] = {
-    Request.GET_ROUTEINFO_BY_TOPIC: requests.route("orders"),
-    Request.GET_BROKER_CLUSTER_INFO: requests.cluster(),
-    Request.HEART_BEAT: requests.heartbeat("c1", MEMBER),
-    Request.CHECK_CLIENT_CONFIG: requests.check_client("c1", "shop", ALL),
-    Request.UNREGISTER_CLIENT: requests.unregister("c1", "shop"),
-    Request.GET_CONSUMER_LIST_BY_GROUP: requests.client_ids("shop"),
-    Request.GET_CONSUMER_CONNECTION_LIST: requests.connections("shop"),
-    Request.GET_CONSUMER_RUNNING_INFO: requests.running_info("shop", "c1"),
-    Request.QUERY_ASSIGNMENT: requests.assignment("orders", "shop", "c1", "AVG"),
-    Request.SET_MESSAGE_REQUEST_MODE: requests.request_mode("orders", "shop", "PULL"),
-    Request.LOCK_BATCH_MQ: requests.lock("shop", "c1", [QUEUE]),
-    Request.UNLOCK_BATCH_MQ: requests.unlock("shop", "c1", [QUEUE]),
-    Request.QUERY_CONSUMER_OFFSET: requests.committed("shop", QUEUE),
-    Request.UPDATE_CONSUMER_OFFSET: requests.commit("shop", QUEUE, 12),
-    Request.GET_MAX_OFFSET: requests.last(QUEUE),
-    Request.GET_MIN_OFFSET: requests.first(QUEUE),
-    Request.SEARCH_OFFSET_BY_TIMESTAMP: requests.at(QUEUE, 9),
-    Request.INVOKE_BROKER_TO_RESET_OFFSET: requests.reset("shop", "orders", -1, queue=2, offset=7),
-    Request.PULL_MESSAGE: pull(),
-    Request.SEND_MESSAGE_V2: send(TAGS="red", KEYS="k"),
-    Request.CONSUMER_SEND_MSG_BACK: give_back(),
-    Request.GET_CONSUME_STATS: requests.consume_stats("shop", ["a", "b"]),
-    Request.GET_TOPIC_STATS_INFO: requests.topic_stats("orders"),
-    Request.UPDATE_AND_CREATE_TOPIC: requests.create_topic("orders", 8),
-    Request.GET_TOPIC_CONFIG: requests.topic_config("orders"),
-    Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: requests.update_group({"groupName": "shop"}),
-    Request.GET_SUBSCRIPTIONGROUP_CONFIG: requests.group_config("shop"),
-    Request.GET_BROKER_CONFIG: requests.broker_config(),
+EVERYTHING: dict[RequestCode, Frame] = {
+    RequestCode.GET_ROUTEINFO_BY_TOPIC: requests.route("orders"),
+    RequestCode.GET_BROKER_CLUSTER_INFO: requests.cluster(),
+    RequestCode.HEART_BEAT: requests.heartbeat("c1", MEMBER),
+    RequestCode.CHECK_CLIENT_CONFIG: requests.check_client("c1", "shop", ALL),
+    RequestCode.UNREGISTER_CLIENT: requests.unregister("c1", "shop"),
+    RequestCode.GET_CONSUMER_LIST_BY_GROUP: requests.client_ids("shop"),
+    RequestCode.GET_CONSUMER_CONNECTION_LIST: requests.connections("shop"),
+    RequestCode.GET_CONSUMER_RUNNING_INFO: requests.running_info("shop", "c1"),
+    RequestCode.QUERY_ASSIGNMENT: requests.assignment("orders", "shop", "c1", "AVG"),
+    RequestCode.SET_MESSAGE_REQUEST_MODE: requests.request_mode("orders", "shop", "PULL"),
+    RequestCode.LOCK_BATCH_MQ: requests.lock("shop", "c1", [QUEUE]),
+    RequestCode.UNLOCK_BATCH_MQ: requests.unlock("shop", "c1", [QUEUE]),
+    RequestCode.QUERY_CONSUMER_OFFSET: requests.committed("shop", QUEUE),
+    RequestCode.UPDATE_CONSUMER_OFFSET: requests.commit("shop", QUEUE, 12),
+    RequestCode.GET_MAX_OFFSET: requests.last(QUEUE),
+    RequestCode.GET_MIN_OFFSET: requests.first(QUEUE),
+    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: requests.at(QUEUE, 9),
+    RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: requests.reset("shop", "orders", -1, queue=2, offset=7),
+    RequestCode.PULL_MESSAGE: pull(),
+    RequestCode.SEND_MESSAGE_V2: send(TAGS="red", KEYS="k"),
+    RequestCode.CONSUMER_SEND_MSG_BACK: give_back(),
+    RequestCode.GET_CONSUME_STATS: requests.consume_stats("shop", ["a", "b"]),
+    RequestCode.GET_TOPIC_STATS_INFO: requests.topic_stats("orders"),
+    RequestCode.UPDATE_AND_CREATE_TOPIC: requests.create_topic("orders", 8),
+    RequestCode.GET_TOPIC_CONFIG: requests.topic_config("orders"),
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: requests.update_group({"groupName": "shop"}),
+    RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: requests.group_config("shop"),
+    RequestCode.GET_BROKER_CONFIG: requests.broker_config(),
 }
 EACH = pytest.mark.parametrize(("code", "frame"), EVERYTHING.items(), ids=[code.name for code in EVERYTHING])
 
 
 @EACH
-def test_request_fields_are_strings_in_java_spelling(code: Request, frame: Frame) -> None:
+def test_request_fields_are_strings_in_java_spelling(code: RequestCode, frame: Frame) -> None:
     assert frame.code == code
     assert not frame.answers
     assert all(isinstance(value, str) for value in frame.fields.values())
@@ -85,8 +85,8 @@ def test_request_fields_are_strings_in_java_spelling(code: Request, frame: Frame
 
 
 @EACH
-def test_request_body_is_json_or_a_message(code: Request, frame: Frame) -> None:
-    if frame.body and code is not Request.SEND_MESSAGE_V2:
+def test_request_body_is_json_or_a_message(code: RequestCode, frame: Frame) -> None:
+    if frame.body and code is not RequestCode.SEND_MESSAGE_V2:
         assert isinstance(msgspec.json.decode(frame.body), dict)
 
 
@@ -338,4 +338,4 @@ def test_lock_requires_queues_of_exactly_one_broker(queues: list[Queue]) -> None
     ],
 )
 def test_connection_client_version_is_spelled_as_in_rocketmq(version: int, name: str) -> None:
-    assert spelled(version) == name
+    assert version_name(version) == name

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 import pytest
 
 from ground.poll import soon
-from rota.brokers.errors import Refused
-from rota.brokers.memory import NAME_SERVER, Memory, MemoryConsumer
-from rota.brokers.port import Ends, Membership, Progress
+from rota.brokers.errors import RejectedError
+from rota.brokers.memory import NAME_SERVER, MemoryCluster, MemoryConsumer
+from rota.brokers.port import BrokerOffsets, Membership, OffsetRange
 from rota.kube.brokers.lag import lag_poller
-from rota.kube.brokers.lag.lag_history import NOTHING, Judged
-from rota.kube.brokers.lag.lag_poller import Lag, Lags
-from rota.kube.brokers.route_watcher import Interest, Views
+from rota.kube.brokers.lag.lag_history import NOTHING, QueueLag
+from rota.kube.brokers.lag.lag_poller import GroupLag, LagPoller
+from rota.kube.brokers.route_watcher import RouteWatcher, TopicInterest
 from rota.lag import Judgement
 from rota.model import RETRY, Queue
 from rota.spec import StartFrom, Subscription
@@ -26,7 +26,7 @@ AT_A, AT_B = Queue("orders", A, 0), Queue("orders", B, 0)
 RETRIED = Queue(RETRY + "orders", A, 0)
 
 
-class Slow(Memory):
+class Slow(MemoryCluster):
     """A cluster of which some brokers do not answer for as long as that is wanted, and others change meanwhile."""
 
     def __init__(self, brokers: Collection[str]) -> None:
@@ -47,17 +47,17 @@ class Slow(Memory):
     async def queues(self, topic: str) -> tuple[Queue, ...]:
         return tuple(it for it in await super().queues(topic) if it.broker not in self.forgotten)
 
-    async def progress(self, group: str, broker: str, topics: Collection[str] = ()) -> dict[Queue, Progress]:
+    async def progress(self, group: str, broker: str, topics: Collection[str] = ()) -> dict[Queue, BrokerOffsets]:
         while broker in self.silent:
             await self.freed.wait()
         await asyncio.sleep(self.takes)
         await self.maybe("progress", broker)
         await self.maybe("progress", group)
         if group in self.refused:
-            raise Refused("No permission")
+            raise RejectedError("No permission")
         told = await super().progress(group, broker, topics)
-        told |= dict.fromkeys(self.invent("orders", broker), Progress(9, 5, 5, 0.0))
-        told |= dict.fromkeys(self.invent("other", broker), Progress(9, 5, 5, 0.0))
+        told |= dict.fromkeys(self.invent("orders", broker), BrokerOffsets(9, 5, 5, 0.0))
+        told |= dict.fromkeys(self.invent("other", broker), BrokerOffsets(9, 5, 5, 0.0))
         for queue in self.between:
             await self.send(queue.topic, b"new", queue=queue)
             self.offsets[group][queue] = len(await self.log(queue))
@@ -68,13 +68,13 @@ class Slow(Memory):
         await self.maybe("committed", queue.broker)
         return await super().committed(group, queue)
 
-    async def ends(self, topic: str, broker: str) -> dict[Queue, Ends]:
+    async def ends(self, topic: str, broker: str) -> dict[Queue, OffsetRange]:
         await self.maybe("dead" if topic.startswith(lag_poller.DEAD) else "ends", broker)
         if broker in self.breaks:
             raise OverflowError
         found = await super().ends(topic, broker)
-        found |= {queue: Ends(*it) for queue, it in self.ends_of.items() if queue in found}
-        return found | dict.fromkeys(self.invent(topic, broker), Ends(0, 9))
+        found |= {queue: OffsetRange(*it) for queue, it in self.ends_of.items() if queue in found}
+        return found | dict.fromkeys(self.invent(topic, broker), OffsetRange(0, 9))
 
     def invent(self, topic: str, broker: str) -> list[Queue]:
         return [Queue(topic, broker, 1 + number) for number in range(self.invented)]
@@ -90,8 +90,8 @@ class Cluster:
     """Brokers in memory, a group that reads from them, and what is known of it."""
 
     memory: Slow
-    views: Views
-    lags: Lags
+    views: RouteWatcher
+    lags: LagPoller
     worked: set[Queue] = field(default_factory=set)
     reported: dict[Queue, int] = field(default_factory=dict)
     begun: dict[str, float] = field(default_factory=dict)
@@ -104,13 +104,13 @@ class Cluster:
         self.memory.offsets["orders"][queue] = offset
 
     @property
-    def lag(self) -> Lag:
+    def lag(self) -> GroupLag:
         return self.lags.of(KEY)
 
-    async def tells(self, queue: Queue, lag: int | None) -> Judged:
+    async def tells(self, queue: Queue, lag: int | None) -> QueueLag:
         """Wait until that is told of a queue."""
 
-        async def told() -> Judged | None:
+        async def told() -> QueueLag | None:
             found = self.lag.queues.get(queue)
             return found if found and found.lag == lag else None
 
@@ -118,10 +118,10 @@ class Cluster:
         assert found
         return found
 
-    async def unknown(self, queue: Queue) -> Judged:
+    async def unknown(self, queue: Queue) -> QueueLag:
         """Wait until nothing is told of how far behind a queue is."""
 
-        async def untold() -> Judged | None:
+        async def untold() -> QueueLag | None:
             found = self.lag.queues.get(queue, NOTHING)
             return found if found.lag is None else None
 
@@ -154,13 +154,13 @@ async def a_cluster(*brokers: str, begins: StartFrom = StartFrom()) -> AsyncIter
     memory = Slow(brokers or (A,))
     for broker in brokers or (A,):
         await memory.create_topic("orders", broker, 1)
-    views = Views(memory, lambda _: None)
+    views = RouteWatcher(memory, lambda _: None)
     worked: set[Queue] = set()
     reported: dict[Queue, int] = {}
     begun: dict[str, float] = {}
-    known = Lags(memory, views, lambda _: worked, reported=lambda _: reported, begun=lambda _: begun)
+    known = LagPoller(memory, views, lambda _: worked, reported=lambda _: reported, begun=lambda _: begun)
     known.seconds = 0.01
-    views.want(KEY, Interest("orders", ("orders",), broadcasting=False, begins=begins))
+    views.want(KEY, TopicInterest("orders", ("orders",), broadcasting=False, begins=begins))
     await views.look(KEY)
     running = asyncio.create_task(known.run())
     try:
@@ -354,7 +354,7 @@ async def test_verdict_is_stopped_without_owner_and_stalled_with_one() -> None:
 
 async def test_broadcasting_lag_uses_offsets_reported_by_members_not_brokers() -> None:
     async with a_cluster(A, B) as it:
-        it.views.want(KEY, Interest("orders", ("orders",), broadcasting=True))
+        it.views.want(KEY, TopicInterest("orders", ("orders",), broadcasting=True))
         await it.sends(AT_A, 5)
         await it.sends(AT_B, 4)
         it.commits(AT_A, 1)
@@ -373,12 +373,12 @@ async def test_broadcasting_lag_uses_offsets_reported_by_members_not_brokers() -
 
 async def test_broadcasting_offsets_are_dropped_when_the_group_becomes_clustering() -> None:
     async with a_cluster() as it:
-        it.views.want(KEY, Interest("orders", ("orders",), broadcasting=True))
+        it.views.want(KEY, TopicInterest("orders", ("orders",), broadcasting=True))
         await it.sends(AT_A, 5)
         it.reported[AT_A] = 4
         await it.tells(AT_A, 1)
         it.commits(AT_A, 2)
-        it.views.want(KEY, Interest("orders", ("orders",), broadcasting=False))
+        it.views.want(KEY, TopicInterest("orders", ("orders",), broadcasting=False))
         assert it.lag.queues == {}
         await it.tells(AT_A, 3)
         await it.looks(times=2)
@@ -408,9 +408,9 @@ async def test_lag_grace_for_a_lost_broker_excludes_time_without_route() -> None
     memory = Slow((A, B))
     for broker in (A, B):
         await memory.create_topic("orders", broker, 1)
-    views = Views(memory, lambda _: None)
-    known = Lags(memory, views, lambda _: ())
-    views.want(KEY, Interest("orders", ("orders",), broadcasting=False))
+    views = RouteWatcher(memory, lambda _: None)
+    known = LagPoller(memory, views, lambda _: ())
+    views.want(KEY, TopicInterest("orders", ("orders",), broadcasting=False))
     await views.look(KEY)
     known._note_routes(0.0)
     memory.down(NAME_SERVER)
@@ -448,7 +448,7 @@ async def test_lag_of_another_groups_retries_follows_start_from() -> None:
     async with a_cluster() as it:
         it.memory.make(others.topic, A, 1)
         await it.sends(others, 2)
-        it.views.want(KEY, Interest("orders", (others.topic,), broadcasting=False))
+        it.views.want(KEY, TopicInterest("orders", (others.topic,), broadcasting=False))
         await it.views.look(KEY)
         await it.tells(others, 0)
 
@@ -459,8 +459,8 @@ async def test_lag_of_a_replaced_group_is_not_that_of_its_predecessor() -> None:
         it.commits(AT_A, 1)
         await it.tells(AT_A, 4)
         it.memory.offsets["others"][AT_A] = 3
-        it.views.want(KEY, Interest("others", ("orders",), broadcasting=False))
-        assert it.lag == Lag({})
+        it.views.want(KEY, TopicInterest("others", ("orders",), broadcasting=False))
+        assert it.lag == GroupLag({})
         found = await it.tells(AT_A, 2)
         assert found.verdict is None or found.verdict is Judgement.STOPPED
 
@@ -474,7 +474,7 @@ async def test_lag_samples_are_kept_while_no_route_is_known() -> None:
         await it.views.look(KEY)
 
         async def unknown() -> bool:
-            return it.lag == Lag({})
+            return it.lag == GroupLag({})
 
         await soon(unknown)
         it.memory.up(NAME_SERVER)
@@ -524,12 +524,12 @@ async def test_lag_at_offset_0_of_many_queues_is_known_after_several_polls(monke
         await soon(all_known)
 
 
-class Away(Memory):
+class Away(MemoryCluster):
     """A broker that only its name server knows."""
 
     asked = 0
 
-    async def progress(self, group: str, broker: str, topics: Collection[str] = ()) -> dict[Queue, Progress]:
+    async def progress(self, group: str, broker: str, topics: Collection[str] = ()) -> dict[Queue, BrokerOffsets]:
         self.asked += 1
         self.down(broker)
         return await super().progress(group, broker, topics)
@@ -538,12 +538,12 @@ class Away(Memory):
 async def test_lag_polls_of_an_unreachable_broker_are_bounded() -> None:
     memory = Away((A,))
     await memory.create_topic("orders", A, 1)
-    views = Views(memory, lambda _: None)
+    views = RouteWatcher(memory, lambda _: None)
     for number in range(1000):
-        views.want(("shop", str(number)), Interest(str(number), ("orders",), broadcasting=False))
+        views.want(("shop", str(number)), TopicInterest(str(number), ("orders",), broadcasting=False))
     await views.look(("shop", "0"))
     looked = asyncio.Event()
-    known = Lags(memory, views, lambda _: (), lambda _: looked.set())
+    known = LagPoller(memory, views, lambda _: (), lambda _: looked.set())
     running = asyncio.create_task(known.run())
     await looked.wait()
     running.cancel()
@@ -583,7 +583,7 @@ async def test_broadcasting_lag_is_unknown_while_the_broker_hangs(
 ) -> None:
     monkeypatch.setattr(lag_poller, "ANSWER_SECONDS", 0.05)
     async with a_cluster() as it:
-        it.views.want(KEY, Interest("orders", ("orders",), broadcasting=True))
+        it.views.want(KEY, TopicInterest("orders", ("orders",), broadcasting=True))
         await it.sends(AT_A, 5)
         it.reported[AT_A] = 2
         await it.tells(AT_A, 3)
@@ -597,7 +597,7 @@ async def test_lag_of_other_groups_is_known_when_one_response_is_missing(monkeyp
     async with a_cluster() as it:
         await it.sends(AT_A, 5)
         for name in ("one", "other"):
-            it.views.want(("shop", name), Interest(name, ("orders",), broadcasting=False))
+            it.views.want(("shop", name), TopicInterest(name, ("orders",), broadcasting=False))
             it.memory.offsets[name][AT_A] = 4
         it.commits(AT_A, 4)
         await it.tells(AT_A, 1)
@@ -618,7 +618,7 @@ async def test_lag_of_other_groups_is_known_when_the_broker_rejects_some(
     monkeypatch.setattr(lag_poller, "TOGETHER", 2)
     async with a_cluster() as it:
         for name in ("one", "other", "third"):
-            it.views.want(("shop", name), Interest(name, ("orders",), broadcasting=False))
+            it.views.want(("shop", name), TopicInterest(name, ("orders",), broadcasting=False))
             it.memory.refused.add(name)
         await it.tells(AT_A, 0)
         await it.looks(times=3)
@@ -634,7 +634,7 @@ async def test_lag_polls_limited_in_time_reach_every_group_eventually(
     async with a_cluster() as it:
         keys = [("shop", str(number)) for number in range(6)]
         for key in keys:
-            it.views.want(key, Interest(key[1], ("orders",), broadcasting=False))
+            it.views.want(key, TopicInterest(key[1], ("orders",), broadcasting=False))
         it.memory.takes = 0.03
         told: set[tuple[str, str]] = set()
 
@@ -693,12 +693,12 @@ async def test_lag_of_a_replaced_group_keeps_no_dead_letters_or_offsets() -> Non
         await soon(lambda: _is(it.lag.dead == 3))
         for looks in range(lag_poller.DEAD_EVERY):
             name = f"others{looks}"
-            it.views.want(KEY, Interest(name, ("orders",), broadcasting=False))
+            it.views.want(KEY, TopicInterest(name, ("orders",), broadcasting=False))
             await soon(lambda: _is(AT_A in it.lag.queues))
             found = it.lag
             assert found.dead == 0
             assert (found.queues[AT_A].committed, found.queues[AT_A].lag) == (None, 0)
-            it.views.want(KEY, Interest("orders", ("orders",), broadcasting=False))
+            it.views.want(KEY, TopicInterest("orders", ("orders",), broadcasting=False))
             await soon(lambda: _is(AT_A in it.lag.queues))
             assert it.lag.dead == 3
             assert it.lag.queues[AT_A].committed == 0
@@ -756,9 +756,9 @@ async def test_lag_flows_are_kept_for_weighted_groups_while_the_broker_is_down(
     async with a_cluster() as it:
         await it.tells(AT_A, 0)
         assert it.lag.flows == {}
-        it.views.want(KEY, Interest("orders", ("orders",), broadcasting=False, weighed=True))
+        it.views.want(KEY, TopicInterest("orders", ("orders",), broadcasting=False, weighed=True))
         await soon(lambda: _is(it.lag.flows == {AT_A: None}))
-        monkeypatch.setattr("rota.kube.brokers.lag.lag_history.LOOKED_LONG", 0.0)
+        monkeypatch.setattr("rota.kube.brokers.lag.lag_history.MIN_HISTORY_SECONDS", 0.0)
         await it.sends(AT_A, 5)
         await soon(lambda: _is((it.lag.flows[AT_A] or 0) > 0))
         it.memory.down(A)

@@ -8,33 +8,33 @@ from hypothesis import strategies as st
 
 from builders import a_document, a_spec, a_view
 from rota.documents import Assignment
-from rota.kube.brokers.lag.lag_history import Judged
-from rota.kube.brokers.lag.lag_poller import Lag
-from rota.kube.brokers.lag.lag_totals import TopicLag, by_topic, delay, of_group, told, total, two_digits
+from rota.kube.brokers.lag.lag_history import QueueLag
+from rota.kube.brokers.lag.lag_poller import GroupLag
+from rota.kube.brokers.lag.lag_totals import TopicLag, by_topic, delay, of_group, round_lag, status_lag, total
 from rota.kube.client.objects import Custom, Metadata
-from rota.kube.state.broker_state import AtBroker
+from rota.kube.state.broker_state import BrokerState
 from rota.kube.state.group import Group
-from rota.kube.state.stored_assignment import Record
+from rota.kube.state.stored_assignment import StoredAssignment
 from rota.model import Queue, TopicKind
-from rota.planner import View
+from rota.planner import QueueView
 
 RETRY = "%RETRY%orders"
 
 
-def a_lag(*lags: int | None, topic: str = "orders", waited: float | None = 1.0) -> dict[Queue, Judged]:
+def a_lag(*lags: int | None, topic: str = "orders", waited: float | None = 1.0) -> dict[Queue, QueueLag]:
     """Return how far a group is behind on the queues of a topic, in the order of their ids."""
     return {
-        Queue(topic, "a", number): Judged(lag=lag, delay=None if lag is None else lag * (waited or 0.0))
+        Queue(topic, "a", number): QueueLag(lag=lag, delay=None if lag is None else lag * (waited or 0.0))
         for number, lag in enumerate(lags)
     }
 
 
-def seen(lags: dict[Queue, Judged], spec: Any = None, /, **views: View | None) -> dict[str, TopicLag]:
+def seen(lags: dict[Queue, QueueLag], spec: Any = None, /, **views: QueueView | None) -> dict[str, TopicLag]:
     """Add up lags of the topics orders and %RETRY%orders, which have two queues and none unless said."""
     every = {"orders": a_view(2), RETRY: a_view(0, RETRY)} | {
         name.replace("retry", RETRY): it for name, it in views.items()
     }
-    return by_topic(spec or a_spec(), AtBroker(every), Lag(lags), RETRY, {})
+    return by_topic(spec or a_spec(), BrokerState(every), GroupLag(lags), RETRY, {})
 
 
 def test_lag_total_of_a_topic_sums_its_queues_and_takes_the_longest_delay() -> None:
@@ -48,7 +48,7 @@ def test_lag_total_of_caught_up_queues_is_0() -> None:
 
 
 @pytest.mark.parametrize("lags", [a_lag(3, None), a_lag(3), {}])
-def test_lag_total_of_topic_and_group_is_unknown_if_one_queue_is(lags: dict[Queue, Judged]) -> None:
+def test_lag_total_of_topic_and_group_is_unknown_if_one_queue_is(lags: dict[Queue, QueueLag]) -> None:
     found = seen(lags | a_lag(5, topic="payments"), payments=a_view(1, "payments"))
     assert found["orders"][2:4] == (None, None)
     assert found["payments"][2:4] == (5, 5.0)
@@ -56,7 +56,7 @@ def test_lag_total_of_topic_and_group_is_unknown_if_one_queue_is(lags: dict[Queu
 
 
 def test_lag_total_may_be_known_while_the_delay_is_not() -> None:
-    lags = a_lag(3, 4) | {Queue("orders", "a", 1): Judged(lag=4)}
+    lags = a_lag(3, 4) | {Queue("orders", "a", 1): QueueLag(lag=4)}
     assert seen(lags)["orders"][2:4] == (7, None)
     assert delay(seen(lags)) is None
 
@@ -73,7 +73,7 @@ def test_lag_total_counts_retries_separately() -> None:
 
 
 @pytest.mark.parametrize("view", [None, a_view(0, RETRY)])
-def test_lag_total_omits_a_retry_topic_that_does_not_exist_yet(view: View | None) -> None:
+def test_lag_total_omits_a_retry_topic_that_does_not_exist_yet(view: QueueView | None) -> None:
     found = seen(a_lag(3, 4), retry=view)
     assert [*found] == ["orders"]
     assert total(found, "Retry") is None
@@ -86,14 +86,14 @@ def test_lag_total_is_known_while_that_of_the_retry_topic_is_not() -> None:
 
 
 @pytest.mark.parametrize("view", [None, a_view(0)])
-def test_lag_total_of_a_topic_without_reported_queues_is_unknown(view: View | None) -> None:
+def test_lag_total_of_a_topic_without_reported_queues_is_unknown(view: QueueView | None) -> None:
     found = seen(a_lag(3, 4), orders=view)
     assert found == {"orders": TopicLag("Subscribed", (), None, None, estimate=False)}
     assert (total(found, "Subscribed"), delay(found)) == (None, None)
 
 
 def test_lag_total_of_a_group_without_known_topics_is_unknown() -> None:
-    assert by_topic(a_spec(), AtBroker(), Lag({}), RETRY, {}) == {}
+    assert by_topic(a_spec(), BrokerState(), GroupLag({}), RETRY, {}) == {}
     assert (total({}, "Subscribed"), total({}, "Retry"), delay({})) == (None, None, None)
 
 
@@ -121,15 +121,15 @@ def test_lag_total_of_a_broadcasting_group_is_an_estimate() -> None:
 
 def test_lag_total_counts_another_groups_retry_topic_as_subscribed() -> None:
     others = "%RETRY%others"
-    found = by_topic(a_spec(), AtBroker({others: a_view(1, others)}), Lag(a_lag(3, topic=others)), RETRY, {})
+    found = by_topic(a_spec(), BrokerState({others: a_view(1, others)}), GroupLag(a_lag(3, topic=others)), RETRY, {})
     assert (total(found, "Subscribed"), total(found, "Retry")) == (3, None)
-    assert by_topic(a_spec(), AtBroker({others: a_view(0, others)}), Lag({}), RETRY, {})[others].lag is None
+    assert by_topic(a_spec(), BrokerState({others: a_view(0, others)}), GroupLag({}), RETRY, {})[others].lag is None
 
 
 def test_lag_total_is_unknown_after_the_route_lost_a_broker() -> None:
     payments = a_view(1, "payments")
-    views, lags = AtBroker({"orders": a_view(2), "payments": payments}), a_lag(3, 4) | a_lag(5, topic="payments")
-    found = by_topic(a_spec(), views, Lag(lags, missing=frozenset({"orders"})), RETRY, {})
+    views, lags = BrokerState({"orders": a_view(2), "payments": payments}), a_lag(3, 4) | a_lag(5, topic="payments")
+    found = by_topic(a_spec(), views, GroupLag(lags, missing=frozenset({"orders"})), RETRY, {})
     assert (found["orders"].lag, found["orders"].delay, found["payments"].lag) == (None, None, 5)
     assert found["orders"].queues == a_view(2).queues
 
@@ -148,12 +148,12 @@ def test_lag_total_is_unknown_after_the_route_lost_a_broker() -> None:
 )
 def test_lag_total_is_unknown_while_a_missing_broker_has_assigned_queues(document: Assignment, lag: int | None) -> None:
     group = Group("shop", "orders")
-    group.record = Record(document=document)
-    assert of_group(group, AtBroker({"orders": a_view(2)}), Lag(a_lag(3, 4)))["orders"].lag == lag
+    group.record = StoredAssignment(document=document)
+    assert of_group(group, BrokerState({"orders": a_view(2)}), GroupLag(a_lag(3, 4)))["orders"].lag == lag
 
 
 def test_lag_total_of_a_group_without_valid_spec_is_reported() -> None:
-    found = by_topic(None, AtBroker({"orders": a_view(2)}), Lag(a_lag(3, 4)), RETRY, {})
+    found = by_topic(None, BrokerState({"orders": a_view(2)}), GroupLag(a_lag(3, 4)), RETRY, {})
     assert found["orders"][2:] == (7, 4.0, False)
 
 
@@ -175,15 +175,15 @@ def test_lag_total_of_a_group_without_valid_spec_is_reported() -> None:
     ],
 )
 def test_lag_is_rounded_to_two_digits(lag: int | None, rounded: int | None) -> None:
-    assert two_digits(lag) == rounded
+    assert round_lag(lag) == rounded
 
 
 @given(st.integers(0, 2**63 - 1))
 def test_lag_rounding_is_within_5_percent_and_idempotent(lag: int) -> None:
-    rounded = two_digits(lag)
+    rounded = round_lag(lag)
     assert rounded is not None
     assert abs(rounded - lag) <= lag * 0.05
-    assert two_digits(rounded) == rounded
+    assert round_lag(rounded) == rounded
     assert set(str(rounded)[2:]) <= {"0"}
 
 
@@ -206,12 +206,12 @@ def test_lag_total_is_known_only_if_every_part_is(parts: list[tuple[TopicKind, i
     ("lags", "at", "lag"), [({}, None, 70), (a_lag(1200, 34), 5.0, 1200), (a_lag(3, None), 5.0, None)]
 )
 def test_lag_in_the_status_is_kept_until_brokers_were_polled(
-    lags: dict[Queue, Judged], at: float | None, lag: int | None
+    lags: dict[Queue, QueueLag], at: float | None, lag: int | None
 ) -> None:
     group = Group("shop", "orders")
     group.wants(Custom(Metadata("orders", uid="1", namespace="shop"), {}, {"lag": 70}), None)
-    assert told(group, AtBroker({"orders": a_view(2)}), Lag(lags, at=at)) == lag
+    assert status_lag(group, BrokerState({"orders": a_view(2)}), GroupLag(lags, at=at)) == lag
 
 
 def test_lag_in_the_status_of_a_new_group_is_unknown_before_the_first_poll() -> None:
-    assert told(Group("shop", "orders"), AtBroker(), Lag({})) is None
+    assert status_lag(Group("shop", "orders"), BrokerState(), GroupLag({})) is None

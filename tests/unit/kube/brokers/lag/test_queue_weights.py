@@ -7,49 +7,49 @@ from typing import Any
 import pytest
 
 from builders import NOW, a_document, a_policy, a_snapshot, a_spec, a_view, obeying
-from rota.kube.brokers.lag.lag_poller import Lag
+from rota.kube.brokers.lag.lag_poller import GroupLag
 from rota.kube.brokers.lag.queue_weights import measured, of_group
 from rota.kube.brokers.registry import _interest
-from rota.kube.reconcile.controller import Brain
-from rota.kube.state.broker_state import AtBroker
+from rota.kube.reconcile.controller import Controller
+from rota.kube.state.broker_state import BrokerState
 from rota.kube.state.group import Group
-from rota.kube.state.resolved_spec import Wish
-from rota.kube.state.stored_assignment import Record
+from rota.kube.state.resolved_spec import ResolvedSpec
+from rota.kube.state.stored_assignment import StoredAssignment
 from rota.model import Queue
 from rota.planner import Plan, plan
 
 RETRY = "%RETRY%orders"
 Q = [Queue("orders", "a", number) for number in range(96)]
-ORDERS = AtBroker({"orders": a_view(2), RETRY: a_view(1, RETRY)})
+ORDERS = BrokerState({"orders": a_view(2), RETRY: a_view(1, RETRY)})
 FLOWS: dict[Queue, float | None] = {Q[0]: 3.0, Q[1]: 0.0}
 
 
 def a_group(strategy: str = "Balanced", **members: list[Queue]) -> Group:
     group = Group("shop", "orders")
     group.good = a_spec()
-    group.wish = Wish(a_spec(), a_policy(strategy=strategy))
-    group.record = Record(document=a_document(members=members))
+    group.wish = ResolvedSpec(a_spec(), a_policy(strategy=strategy))
+    group.record = StoredAssignment(document=a_document(members=members))
     return group
 
 
 def test_weight_of_a_queue_is_its_message_rate_and_retry_queues_have_none() -> None:
     assert measured(ORDERS, FLOWS, RETRY) == FLOWS
-    assert of_group(a_group(), ORDERS, Lag({}, flows=FLOWS)) == FLOWS
+    assert of_group(a_group(), ORDERS, GroupLag({}, flows=FLOWS)) == FLOWS
 
 
 @pytest.mark.parametrize("flows", [{}, {Q[0]: 3.0}, {Q[0]: 3.0, Q[1]: None}])
 def test_weight_is_unknown_while_the_rate_of_one_queue_is_unknown(flows: dict[Queue, float | None]) -> None:
     assert measured(ORDERS, flows, RETRY) is None
-    assert of_group(a_group(), ORDERS, Lag({}, flows=flows)) is None
+    assert of_group(a_group(), ORDERS, GroupLag({}, flows=flows)) is None
 
 
 @pytest.mark.parametrize("views", [{}, {"orders": None}])
 def test_weight_is_unknown_without_a_route(views: dict[str, None]) -> None:
-    assert measured(AtBroker(views), FLOWS, RETRY) is None
+    assert measured(BrokerState(views), FLOWS, RETRY) is None
 
 
 def test_weight_is_measured_only_for_policies_that_use_it() -> None:
-    assert of_group(a_group("Sticky"), ORDERS, Lag({}, flows=FLOWS)) == {}
+    assert of_group(a_group("Sticky"), ORDERS, GroupLag({}, flows=FLOWS)) == {}
     assert not _interest(a_group("Sticky"), a_spec()).weighed
     assert _interest(a_group(), a_spec()).weighed
     assert not Group("shop", "orders").weighs_queues
@@ -60,8 +60,8 @@ async def test_weight_is_passed_to_the_planner(
     flows: dict[Queue, float | None], weights: dict[Queue, float] | None
 ) -> None:
     nobody: Any = None
-    places: Any = SimpleNamespace(of=lambda *_: ORDERS, lag=lambda _: Lag({}, flows=flows))
-    brain = Brain(nobody, nobody, places, nobody)
+    places: Any = SimpleNamespace(of=lambda *_: ORDERS, lag=lambda _: GroupLag({}, flows=flows))
+    brain = Controller(nobody, nobody, places, nobody)
     brain._reconciler._gatherer = SimpleNamespace(rooms=SimpleNamespace(of=lambda _: {}))  # type: ignore[assignment]
     assert brain.snapshot(a_group()).queue_weights == weights
     assert brain.snapshot(a_group("Sticky")).queue_weights == {}
@@ -75,13 +75,13 @@ def moves(found: Plan) -> int:
 def test_weight_noise_moves_no_queue(queues: int) -> None:
     """Each rate is another one each time, by up to a tenth; nothing is moved after all was spread once."""
     chance, group = Random(queues), a_group(m1=Q[:queues])
-    view = AtBroker({"orders": a_view(queues)})
+    view = BrokerState({"orders": a_view(queues)})
     document = a_document(members={"m1": Q[:queues], "m2": [], "m3": []}, age=1000.0)
     moved: list[int] = []
     for number in range(100):
         flows: dict[Queue, float | None] = {queue: chance.uniform(90, 110) for queue in Q[:queues]}
-        group.record = Record(document=document)
-        weights = of_group(group, view, Lag({}, flows=flows))
+        group.record = StoredAssignment(document=document)
+        weights = of_group(group, view, GroupLag({}, flows=flows))
         world = a_snapshot(
             policy=group.wish.policy,
             document=document,

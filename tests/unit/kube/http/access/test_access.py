@@ -73,12 +73,12 @@ def users() -> KnownUsers:
 
 
 @pytest.fixture
-def hub() -> events.Hub:
-    return events.Hub()
+def hub() -> events.Broadcaster:
+    return events.Broadcaster()
 
 
 @pytest.fixture
-async def client(users: KnownUsers, hub: events.Hub) -> AsyncIterator[TestClient[web.Request, web.Application]]:
+async def client(users: KnownUsers, hub: events.Broadcaster) -> AsyncIterator[TestClient[web.Request, web.Application]]:
     app = web.Application(middlewares=[PageAccess(users).check])
 
     async def answers(_: web.Request) -> web.Response:
@@ -145,7 +145,7 @@ async def test_metrics_need_the_right_to_their_path(client: TestClient[web.Reque
 
 
 async def test_page_events_name_groups_that_the_user_may_read(
-    client: TestClient[web.Request, web.Application], hub: events.Hub
+    client: TestClient[web.Request, web.Application], hub: events.Broadcaster
 ) -> None:
     async with asyncio.timeout(20), client.get("/v1/events", headers=by("alice")) as stream:
         assert await stream.content.readline() == b": here\n"
@@ -170,7 +170,7 @@ async def test_page_asks_for_no_rights_in_namespaces_that_cannot_exist(
 
 
 async def test_page_events_end_when_rights_cannot_be_checked_any_more(
-    client: TestClient[web.Request, web.Application], users: KnownUsers, hub: events.Hub
+    client: TestClient[web.Request, web.Application], users: KnownUsers, hub: events.Broadcaster
 ) -> None:
     async with asyncio.timeout(20), client.get("/v1/events", headers=by("alice")) as stream:
         assert await stream.content.readline() == b": here\n"

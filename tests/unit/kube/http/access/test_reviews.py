@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rota.kube.client.api import ApiError, Unanswered
+from rota.kube.client.api import ApiError, NoResponseError
 from rota.kube.http.access import reviews
 from rota.kube.http.access.reviews import NO_RIGHTS, Reviewer, ReviewError
 from rota.kube.http.access.rights import READ_METRICS, User, read_groups
@@ -82,7 +82,7 @@ async def test_api_reviews_of_unknown_tokens_delay_no_reviews_of_rights(
 @pytest.mark.parametrize(
     ("problem", "sentence"),
     [
-        (Unanswered("no"), "The API server does not answer, so nobody can log in here; try again"),
+        (NoResponseError("no"), "The API server does not answer, so nobody can log in here; try again"),
         (ApiError(403, "Forbidden", "no"), NO_RIGHTS),
         (ApiError(500, "", "etcd is away"), "The API server checks no user: etcd is away"),
     ],

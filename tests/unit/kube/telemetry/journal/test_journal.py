@@ -19,7 +19,7 @@ import pytest
 from ground.poll import eventually
 from rota import records
 from rota.kube.telemetry.journal import journal_writer as room
-from rota.kube.telemetry.journal.journal_files import Ending, Hours, Unwritten
+from rota.kube.telemetry.journal.journal_files import LineAppender, RotatingFiles, WriteFailedError
 from rota.kube.telemetry.journal.journal_writer import STDOUT, Journal, size
 from rota.records import Gap, journal_record, read
 from sidecar.small_disk import a_small_disk, fill
@@ -169,15 +169,15 @@ def test_journal_truncated_line_never_joins_the_next(tmp_path: Path) -> None:
     whole, before = line(a_fact(1)), line(a_fact(0)) + b"\n"
     for cut in range(len(whole) + 1):
         path.write_bytes(before + whole[:cut])
-        Hours(tmp_path, "a", 2**20).append("2026-11-21T09", line(LATE) + b"\n")
+        RotatingFiles(tmp_path, "a", 2**20).append("2026-11-21T09", line(LATE) + b"\n")
         assert path.read_bytes() == before + whole[:cut] + b"\n" * (cut > 0) + line(LATE) + b"\n"
 
 
 def test_journal_line_cut_off_by_the_system_is_ended_and_rewritten(tmp_path: Path) -> None:
     first, second = line(a_fact(1)) + b"\n", line(a_fact(2)) + b"\n"
     for cut in range(len(second)):
-        hours = Hours(tmp_path, f"a{cut}", 2**20)
-        with no_file_beyond(len(first) + cut), pytest.raises(Unwritten, match="File too large") as stopped:
+        hours = RotatingFiles(tmp_path, f"a{cut}", 2**20)
+        with no_file_beyond(len(first) + cut), pytest.raises(WriteFailedError, match="File too large") as stopped:
             hours.append("2026-11-21T09", first + second)
         assert stopped.value.lines == second
         hours.append("2026-11-21T09", stopped.value.lines)
@@ -190,10 +190,10 @@ def test_journal_stream_continues_on_a_new_line_after_a_cut_off(tmp_path: Path) 
     for cut in range(len(second)):
         path = tmp_path / str(cut)
         with path.open("wb", buffering=0) as file:
-            ending = Ending(file.fileno())
+            ending = LineAppender(file.fileno())
             with no_file_beyond(len(first) + cut):
                 for _ in range(2):
-                    with pytest.raises(Unwritten) as stopped:
+                    with pytest.raises(WriteFailedError) as stopped:
                         ending.append(first + second if not path.stat().st_size else second)
                     assert stopped.value.lines == second
             ending.append(second)
@@ -247,8 +247,8 @@ def test_journal_folder_stays_within_its_limit_across_writers_and_restarts(tmp_p
     hours = [f"2026-11-{day:02}T{hour:02}" for day in range(1, 5) for hour in range(24)]
     for number, hour in enumerate(hours):
         for writer in "ab" if number % 2 else "bc":
-            Hours(tmp_path, writer, limit).append(hour, lines)
-            Hours(tmp_path, writer, limit).append(hour, lines)
+            RotatingFiles(tmp_path, writer, limit).append(hour, lines)
+            RotatingFiles(tmp_path, writer, limit).append(hour, lines)
             assert sum(path.stat().st_size for path in tmp_path.glob("*/*.jsonl")) <= limit
     kept = {f"{path.parent.name[5:]}T{path.name[:2]}" for path in tmp_path.glob("*/??-?.jsonl")}
     assert 20 <= len(kept) <= 26
@@ -258,7 +258,7 @@ def test_journal_folder_stays_within_its_limit_across_writers_and_restarts(tmp_p
 
 
 def test_journal_folder_of_two_concurrent_writers_stays_within_its_limit(tmp_path: Path) -> None:
-    limit, writers = 2**20, [Hours(tmp_path, writer, 2**20) for writer in "ab"]
+    limit, writers = 2**20, [RotatingFiles(tmp_path, writer, 2**20) for writer in "ab"]
     for number in range(400):
         for writer in writers:
             writer.append(f"2026-11-{1 + number // 240:02}T{number // 10 % 24:02}", 999 * b"x" + b"\n")
@@ -266,16 +266,16 @@ def test_journal_folder_of_two_concurrent_writers_stays_within_its_limit(tmp_pat
 
 
 def test_journal_hour_that_fills_the_limit_stops_writing_until_the_next(tmp_path: Path) -> None:
-    hours, lines = Hours(tmp_path, "a", 2**20), 9_999 * b"x" + b"\n"
+    hours, lines = RotatingFiles(tmp_path, "a", 2**20), 9_999 * b"x" + b"\n"
     for _ in range(100):
         hours.append("2026-11-21T09", lines)
-    with pytest.raises(Unwritten, match=r"^this hour alone takes the 1048576 bytes that the journal may hold$"):
+    with pytest.raises(WriteFailedError, match=r"^this hour alone takes the 1048576 bytes that the journal may hold$"):
         hours.append("2026-11-21T09", 5 * lines)
-    with pytest.raises(Unwritten):
-        Hours(tmp_path, "b", 2**20).append("2026-11-21T09", 5 * lines)
+    with pytest.raises(WriteFailedError):
+        RotatingFiles(tmp_path, "b", 2**20).append("2026-11-21T09", 5 * lines)
     hours.append("2026-11-21T09", 3 * lines)
     assert 0.95 * 2**20 < (tmp_path / HOUR).stat().st_size <= 2**20
-    with pytest.raises(Unwritten):
+    with pytest.raises(WriteFailedError):
         hours.append("2026-11-21T09", b"not even a short one\n")
     hours.append("2026-11-21T10", lines)
     assert not (tmp_path / HOUR).exists()
@@ -284,9 +284,9 @@ def test_journal_hour_that_fills_the_limit_stops_writing_until_the_next(tmp_path
 def test_journal_deletes_hours_of_a_fast_clock_only_when_nothing_is_older(tmp_path: Path) -> None:
     lines = 99_999 * b"x" + b"\n"
     for hour in range(12):
-        Hours(tmp_path, "a", 2**20).append(f"2031-01-01T{hour:02}", lines)
+        RotatingFiles(tmp_path, "a", 2**20).append(f"2031-01-01T{hour:02}", lines)
     for number in range(5):
-        Hours(tmp_path, "a", 2**20).append(f"2026-11-21T{number:02}", lines)
+        RotatingFiles(tmp_path, "a", 2**20).append(f"2026-11-21T{number:02}", lines)
     kept = sorted(f"{path.parent.name[5:]}T{path.name[:2]}" for path in tmp_path.glob("*/*"))
     assert kept[0] == "2026-11-21T04"
     assert kept[-1] == "2031-01-01T11"
@@ -367,7 +367,7 @@ def test_journal_on_a_hanging_disk_blocks_no_caller(
     monkeypatch.setattr(room, "CLOSE_SECONDS", 0.01)
     monkeypatch.setattr(room, "MOST_WAITING", 1000)
     over = threading.Event()
-    monkeypatch.setattr(Hours, "append", lambda *_: over.wait())
+    monkeypatch.setattr(RotatingFiles, "append", lambda *_: over.wait())
     journal = Journal(str(tmp_path), "a")
     for number in range(2000):
         journal.write([a_fact(number, message=1000 * "x")])

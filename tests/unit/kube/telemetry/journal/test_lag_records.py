@@ -4,29 +4,29 @@ import msgspec
 import pytest
 
 from rota import records
-from rota.kube.brokers.lag.lag_history import NOTHING, Judged
-from rota.kube.brokers.lag.lag_poller import Lag
-from rota.kube.telemetry.journal.lag_records import EVERY_SECONDS, Offsets
+from rota.kube.brokers.lag.lag_history import NOTHING, QueueLag
+from rota.kube.brokers.lag.lag_poller import GroupLag
+from rota.kube.telemetry.journal.lag_records import EVERY_SECONDS, OffsetRecorder
 from rota.lag import Judgement
 from rota.model import Queue
 
 ORDERS, BILLS = ("shop", "orders"), ("shop", "bills")
 A, B, C, D = (Queue("orders", "broker-a", number) for number in range(4))
 AT = 1_763_712_000.0
-LAG = Lag(
+LAG = GroupLag(
     {
-        B: Judged(0, 9, None, 0, 0.0, Judgement.KEEPING_UP),
-        A: Judged(2, 9, 4, 5, 1.0, Judgement.SLOW),
+        B: QueueLag(0, 9, None, 0, 0.0, Judgement.KEEPING_UP),
+        A: QueueLag(2, 9, 4, 5, 1.0, Judgement.SLOW),
         C: NOTHING,
-        D: Judged(0, 9),
-        Queue("%RETRY%orders", "broker-a", 0): Judged(0, 0, 0, 0, 0.0, Judgement.KEEPING_UP),
+        D: QueueLag(0, 9),
+        Queue("%RETRY%orders", "broker-a", 0): QueueLag(0, 0, 0, 0, 0.0, Judgement.KEEPING_UP),
     },
     at=AT,
 )
 
 
 def test_journal_offsets_record_of_a_lag_sample_can_be_read_back() -> None:
-    [told] = Offsets(lambda _: LAG).due([ORDERS], 0.0)
+    [told] = OffsetRecorder(lambda _: LAG).due([ORDERS], 0.0)
     read = records.read(msgspec.json.encode(told))
     assert isinstance(read, records.Offsets)
     assert (read.group, read.at.timestamp()) == ("shop/orders", AT)
@@ -36,12 +36,12 @@ def test_journal_offsets_record_of_a_lag_sample_can_be_read_back() -> None:
 
 
 def test_journal_offsets_record_is_due_once_a_minute_for_each_group() -> None:
-    offsets = Offsets(lambda _: LAG)
+    offsets = OffsetRecorder(lambda _: LAG)
     assert [it["group"] for it in offsets.due([ORDERS], 0.0)] == ["shop/orders"]
     assert [it["group"] for it in offsets.due([ORDERS, BILLS], 15.0)] == ["shop/bills"]
     assert [it["group"] for it in offsets.due([ORDERS, BILLS], EVERY_SECONDS)] == ["shop/orders"]
 
 
-@pytest.mark.parametrize("lag", [Lag({}), Lag({A: NOTHING}, at=AT), Lag({A: Judged(0, 9)}, at=AT)])
-def test_journal_offsets_record_is_omitted_while_lag_is_unknown(lag: Lag) -> None:
-    assert Offsets(lambda _: lag).due([ORDERS], 0.0) == []
+@pytest.mark.parametrize("lag", [GroupLag({}), GroupLag({A: NOTHING}, at=AT), GroupLag({A: QueueLag(0, 9)}, at=AT)])
+def test_journal_offsets_record_is_omitted_while_lag_is_unknown(lag: GroupLag) -> None:
+    assert OffsetRecorder(lambda _: lag).due([ORDERS], 0.0) == []

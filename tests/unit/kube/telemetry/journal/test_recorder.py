@@ -7,14 +7,14 @@ import msgspec
 
 from builders import LONG, NOW, a_document, a_pod, a_report, a_snapshot, a_view, obeying
 from rota import records
-from rota.kube.reconcile.reconciler import Done
+from rota.kube.reconcile.reconciler import ReconcileResult
 from rota.kube.state.group import Group
 from rota.kube.state.rebalance import Rebalance
-from rota.kube.state.stored_assignment import Record as Kept
-from rota.kube.telemetry.journal.recorder import Notes, redelivered
-from rota.kube.telemetry.rebalances import Handover, News, Past
+from rota.kube.state.stored_assignment import StoredAssignment as Kept
+from rota.kube.telemetry.journal.recorder import JournalRecorder, redelivered
+from rota.kube.telemetry.rebalances import CompletedRebalance, QueueHandover, RebalanceChange
 from rota.model import Holder, Queue
-from rota.planner import Plan, Snapshot, beginning, plan
+from rota.planner import Plan, Snapshot, owners_record, plan
 from rota.redelivery import Cause, Reader, Redelivered
 from rota.spec import Budget, PolicySpec, Seconds, policy_body, policy_spec
 
@@ -35,7 +35,7 @@ def read(told: object) -> Any:
 def whole(snapshot: Snapshot = SNAPSHOT) -> records.Owners:
     assert snapshot.document
     assert snapshot.spec
-    found = read(beginning(snapshot, plan(snapshot, NOW), snapshot.document, snapshot.spec, NOW))
+    found = read(owners_record(snapshot, plan(snapshot, NOW), snapshot.document, snapshot.spec, NOW))
     assert isinstance(found, records.Owners)
     return found
 
@@ -71,27 +71,32 @@ def test_journal_owners_record_lists_a_deleted_pod_of_the_stored_assignment() ->
     assert (whole(snapshot).members["m2"].standing, whole(snapshot).members["m2"].uid) == ("Ended", "uid-m2")
 
 
-def done(generation: int, *, barrier: int = 0) -> Done:
+def done(generation: int, *, barrier: int = 0) -> ReconcileResult:
     namespace, name = SNAPSHOT.group.split("/")
     group = Group(namespace, name)
     group.wish = replace(group.wish, spec=SNAPSHOT.spec, policy=SNAPSHOT.policy)
     group.record = Kept(document=replace(DOCUMENT, generation=generation, barrier=barrier))
-    return Done(group, Plan(standings=dict.fromkeys(("m1", "m2", "m3"), "Ready")), 0.0, {})
+    return ReconcileResult(group, Plan(standings=dict.fromkeys(("m1", "m2", "m3"), "Ready")), 0.0, {})
 
 
-def kinds(notes: Notes, it: Done, now: float = NOW, news: News = News()) -> list[str]:  # noqa: B008 - a value
+def kinds(
+    notes: JournalRecorder,
+    it: ReconcileResult,
+    now: float = NOW,
+    news: RebalanceChange = RebalanceChange(),  # noqa: B008 - a value
+) -> list[str]:
     return [str(line["kind"]) for line in notes.of(it, news, now, lambda: SNAPSHOT)]
 
 
 def test_journal_owners_record_is_written_first_and_then_hourly() -> None:
-    notes = Notes()
+    notes = JournalRecorder()
     assert kinds(notes, done(5)) == ["owners"]
     assert kinds(notes, done(5)) == kinds(notes, done(6)) == []
     assert kinds(notes, done(6), NOW + 3600) == ["owners"]
 
 
 def test_journal_owners_record_is_written_at_a_generation_gap() -> None:
-    notes = Notes()
+    notes = JournalRecorder()
     assert kinds(notes, done(5)) == ["owners"]
     assert kinds(notes, done(7)) == ["owners"]
     assert kinds(notes, done(8, barrier=8)) == ["owners"]
@@ -100,7 +105,7 @@ def test_journal_owners_record_is_written_at_a_generation_gap() -> None:
 
 
 def test_journal_owners_record_is_written_again_by_a_new_leader() -> None:
-    notes = Notes()
+    notes = JournalRecorder()
     assert kinds(notes, done(5)) == ["owners"]
     notes.forget(lambda group: group == SNAPSHOT.group)
     assert kinds(notes, done(5)) == []
@@ -112,19 +117,21 @@ def test_journal_has_no_record_for_a_group_without_valid_spec_or_assignment() ->
     one, other = done(5), done(5)
     one.group.wish = replace(one.group.wish, spec=None)
     other.group.record = Kept()
-    assert kinds(Notes(), one) == kinds(Notes(), other) == []
+    assert kinds(JournalRecorder(), one) == kinds(JournalRecorder(), other) == []
 
 
-OBEYED = News(
+OBEYED = RebalanceChange(
     handovers=tuple(
-        Handover(queue, Holder("m2", "uid-m2"), Holder(name, f"uid-{name}"), 0.0, 1.0, 1.5, forced=False, generation=6)
+        QueueHandover(
+            queue, Holder("m2", "uid-m2"), Holder(name, f"uid-{name}"), 0.0, 1.0, 1.5, forced=False, generation=6
+        )
         for queue, name in zip(Q, ["m1", "m1", "m3"], strict=False)
     )
 )
 
 
 def test_journal_obeyed_handovers_make_a_record_per_member() -> None:
-    told = [read(line) for line in Notes().of(done(6), OBEYED, NOW, lambda: SNAPSHOT)]
+    told = [read(line) for line in JournalRecorder().of(done(6), OBEYED, NOW, lambda: SNAPSHOT)]
     assert [(it.generation, it.member, it.uid, it.queues) for it in told[:2]] == [
         (6, "m1", "uid-m1", {"orders": {"a": "0-1"}}),
         (6, "m3", "uid-m3", {"orders": {"a": "2"}}),
@@ -132,15 +139,17 @@ def test_journal_obeyed_handovers_make_a_record_per_member() -> None:
 
 
 def test_journal_completed_rebalance_makes_a_record() -> None:
-    past = Past(Rebalance("MemberLeft", "m2 left", "2026-11-21T08:59:59.999Z", 6, 4, 1, 0.5), (), 4)
-    [told, _] = [read(line) for line in Notes().of(done(6), News(past=past), NOW, lambda: SNAPSHOT)]
+    past = CompletedRebalance(Rebalance("MemberLeft", "m2 left", "2026-11-21T08:59:59.999Z", 6, 4, 1, 0.5), (), 4)
+    [told, _] = [
+        read(line) for line in JournalRecorder().of(done(6), RebalanceChange(past=past), NOW, lambda: SNAPSHOT)
+    ]
     assert (told.generation, told.reason, told.outcome, told.moved, told.forced, told.seconds) == (
         *(6, "MemberLeft", "Forced"),
         *(4, 1, 0.5),
     )
     for at in ("yesterday", "2026-11-21T08:59:59"):
-        broken = News(past=past._replace(rebalance=Rebalance("MemberLeft", "", at, 6, 4, 0, 0.5)))
-        assert kinds(Notes(), done(6), NOW, broken) == ["owners"]
+        broken = RebalanceChange(past=past._replace(rebalance=Rebalance("MemberLeft", "", at, 6, 4, 0, 0.5)))
+        assert kinds(JournalRecorder(), done(6), NOW, broken) == ["owners"]
 
 
 def test_journal_has_a_record_of_messages_that_came_again_for_each_cause_and_pair_of_members() -> None:
