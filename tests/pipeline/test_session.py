@@ -14,8 +14,8 @@ from rota.pipeline.common.spark_session import SETTINGS, fit_partitions
 PARTITIONS, MANY = "spark.sql.shuffle.partitions", os.cpu_count() or 1
 
 ASKS = """
-from rota.pipeline.common.spark_session import session
-spark = session("asked")
+from rota.pipeline.common.spark_session import create_session
+spark = create_session("asked")
 names = "spark.sql.shuffle.partitions", "spark.sql.session.timeZone", "spark.master"
 print("told:", *map(spark.sparkContext.getConf().get, names[2:]), *map(spark.conf.get, names[:2]))
 """
