@@ -18,14 +18,17 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001 - mkdocs calls by name
-    """Point links that leave the folder, and those to examples, to the repository."""
+    """Point links that leave docs/, and those to examples, to the repository."""
     repository = f"{config.repo_url.rstrip('/')}/blob/main"
+    docs = Path(config.docs_dir).resolve()
+    folder = (docs / page.file.src_uri).parent
 
     def to_repository(link: re.Match[str]) -> str:
-        target = link[1]
-        if target.startswith("../"):
-            return f"]({repository}/{target.removeprefix('../')})"
-        return f"]({repository}/docs/{target})" if target.startswith("examples/") else link[0]
+        path = link[1].partition("#")[0]
+        target = (folder / path).resolve().relative_to(docs.parent).as_posix()
+        if target.startswith("docs/") and not target.startswith("docs/examples/"):
+            return link[0]
+        return f"]({repository}/{target}{link[1].removeprefix(path)})"
 
     return _LINK.sub(to_repository, markdown)
 

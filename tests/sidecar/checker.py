@@ -1,6 +1,6 @@
 """A neutral judge of a fleet: it reads what was sent, delivered and decided, and names every promise that was broken.
 
-It knows nothing of how a sidecar works, only of docs/architecture.md's invariants. What is seen of the two ends of a
+It knows nothing of how a sidecar works, only of docs/handover.md's invariants. What is seen of the two ends of a
 thing is on the safe side: an app notes a delivery's end before it answers, an operator notes a grant before it writes
 it and a release after it read it, and an offset is noted after it was asked for. All times are one machine's
 monotonic clock.

@@ -24,7 +24,7 @@ HOST = "127.0.0.1"
 MEBIBYTE = 2**20
 UID = "uid-m1"
 REDIRECTS = [301, 302, 303, 307, 308]
-ARCHITECTURE = Path(__file__).parents[4] / "docs/architecture.md"
+PAGE = Path(__file__).parents[4] / "docs/decisions/20-http-clients.md"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -185,7 +185,7 @@ async def test_http_client_limits_the_decompressed_size_of_a_proxied_response(tm
             await api.read_through_proxy("/api/v1/pods/p/proxy/v1/groups", {}, 2**20)
 
 
-def test_http_client_modules_each_have_a_row_in_the_architecture_page() -> None:
+def test_http_client_modules_each_have_a_row_in_the_table_of_http_clients() -> None:
     root = Path(rota.__file__).parent
     openers = {
         f"{path.relative_to(root)}"
@@ -195,8 +195,8 @@ def test_http_client_modules_each_have_a_row_in_the_architecture_page() -> None:
             path.read_text(),
         )
     }
-    rows = re.findall(r"^\| `([a-z_/]+\.py)`", ARCHITECTURE.read_text(), re.MULTILINE)
-    assert openers <= {*rows}, "docs/architecture.md, HTTP clients"
+    rows = re.findall(r"^\| `([a-z_/]+\.py)`", PAGE.read_text(), re.MULTILINE)
+    assert openers <= {*rows}, "docs/decisions/20-http-clients.md"
     kube = ("client/api", "members/report_client", "client/kopf_watch")
     assert openers >= {f"kube/{name}.py" for name in kube}
     assert openers >= {"cli/client/http.py", "sidecar/delivery/http_post.py"}
