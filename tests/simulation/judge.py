@@ -52,9 +52,16 @@ class Judge:
         world.api.on_record.append(self.recorded)
 
     def planned(self) -> None:
-        """Count a plan; nothing that happens is a reason to plan all the time."""
+        """Count a plan; nothing that happens is a reason to plan all the time.
+
+        Two operators that both lead are not counted: if they have measured different weights, they revert each other's
+        moves until one of them loses the Lease.
+        """
         self.plans += 1
         now = self.world.clock.now
+        if now < self.world.both_lead_until:
+            self._lately.clear()
+            return
         self._lately.append(now)
         if len(self._lately) == self._lately.maxlen and now - self._lately[0] < RESTLESS:
             raise Broken(f"{len(self._lately)} plans within {RESTLESS:g} s")

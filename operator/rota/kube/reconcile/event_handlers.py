@@ -131,6 +131,7 @@ class EventHandlers:
             group = self._task(key).group  # its ConsumerGroup may arrive later
             previous = group.record
             group.keep(config_map)
+            group.note_reported(config_map)
             if group.record is not previous:
                 self._queue.wake(key)
 
