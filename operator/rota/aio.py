@@ -66,7 +66,7 @@ async def call_for_at_most(seconds: float, call: Callable[[], object]) -> None:
 
 
 async def yield_periodically(many: Iterable[T]) -> AsyncIterator[T]:
-    """Yield the items, and let other tasks of the event loop run before every GENTLY items."""
+    """Yield the items, and let other tasks of the event loop run before every ITEMS_PER_TURN items."""
     for number, item in enumerate(many):
         if not number % ITEMS_PER_TURN:
             await asyncio.sleep(0)

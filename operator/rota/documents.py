@@ -118,7 +118,7 @@ class UnsupportedSchemaError(ValueError):
 
 
 def read_assignment(text: str | bytes) -> Assignment:
-    """Read a document of `write_assignment`; raise ValueError if it is damaged, TooNew if its schema is later."""
+    """Read a document of `write_assignment`; raise ValueError if damaged, UnsupportedSchemaError for a later schema."""
     try:
         plain = _plain(text)
         fields = msgspec.json.decode(plain, type=dict[str, msgspec.Raw])

@@ -71,7 +71,7 @@ def delay(samples: Sequence[OffsetSample], start_from: StartFrom) -> float | Non
 
     The message arrived between the last sample that ends at or below the group's offset and the next sample; arrivals
     between the two are taken to be even. A message in the first sample has waited at least since then: that time is
-    returned if it is LOOKED_LONG or more. Ends never fall: a lower end shows that the topic was recreated, and earlier
+    returned if it is MIN_HISTORY_SECONDS or more. Ends never fall: a lower end shows a recreated topic, and earlier
     samples are ignored.
     """
     samples = samples[_first_after_recreation(samples) :]

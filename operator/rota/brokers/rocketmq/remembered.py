@@ -24,7 +24,7 @@ Addresses = dict[str, dict[int, str]]  # addresses of replicas by broker name an
 
 
 def checked(addresses: Addresses) -> Addresses:
-    """Return the addresses that a name server lists; raise Garbled if a broker exceeds the limits."""
+    """Return the addresses that a name server lists; raise MalformedResponseError if a broker exceeds the limits."""
     for name, replicas in addresses.items():
         check_name(name)
         if len(replicas) > MOST_REPLICAS_OF_BROKER:
@@ -37,7 +37,7 @@ def checked(addresses: Addresses) -> Addresses:
 
 
 def check_name(broker: str) -> None:
-    """Raise Garbled if a broker's name exceeds the limit."""
+    """Raise MalformedResponseError if a broker's name exceeds the limit."""
     if len(broker) > LONGEST_NAME:
         raise MalformedResponseError(f"A broker's name is longer than {LONGEST_NAME} characters")
 
@@ -55,7 +55,7 @@ class Route:
         return 0 <= queue.id < self.queue_counts.get(queue.broker, 0)
 
     def queues(self) -> tuple[Queue, ...]:
-        """Return all queues; raise Garbled if they are more than MOST_QUEUES."""
+        """Return all queues; raise MalformedResponseError if they are more than MOST_QUEUES."""
         if (count := sum(self.queue_counts.values())) > MOST_QUEUES:
             raise MalformedResponseError(
                 f"The route of {self.topic} names {count:,} queues; {MOST_QUEUES:,} are the most"

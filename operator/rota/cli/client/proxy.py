@@ -80,7 +80,7 @@ class LeaderAddress(NamedTuple):
 
 
 async def log_in(options: LoginOptions) -> Login:
-    """Log in to the API server; raise NoAnswer if the account cannot be used."""
+    """Log in to the API server; raise InvalidResponseError if the account cannot be used."""
     try:
         return await Login.create(find_account(options), may_use_terminal=True)
     except LoginError as error:
@@ -88,7 +88,7 @@ async def log_in(options: LoginOptions) -> Login:
 
 
 async def find_leader(api: Api, namespace: str, name: str) -> LeaderAddress:
-    """Return the pod that holds the Lease; raise NoAnswer if there is no Lease, or no pod holds it."""
+    """Return the pod that holds the Lease; raise InvalidResponseError if there is no Lease, or no pod holds it."""
     try:
         lease = await api.get(object_path("leases", namespace, name), Lease)
     except ApiError as error:

@@ -22,7 +22,7 @@ class _Refusal(msgspec.Struct):
 
 
 async def answer(ask: Ask, path: str, params: Mapping[str, str], kind: type[T]) -> T:
-    """Send a request and return the decoded response; raise NoAnswer with the operator's own error message."""
+    """Send a request, return the decoded response; raise InvalidResponseError with the operator's error message."""
     status, body = await ask(path, params)
     if status == HTTPStatus.OK:
         return _read(body, kind)

@@ -62,7 +62,7 @@ class AssignmentWriter:
 
 
 async def write_document(api: Api, group: Group, plan: Plan) -> ConfigMap:
-    """Write the document. Raise Stale if the ConfigMap is not in the version that was read."""
+    """Write the document. Raise ConflictError if the ConfigMap is not in the version that was read."""
     assert group.body is not None  # noqa: S101 - only existing groups are planned
     body = record(group, plan.data)
     try:

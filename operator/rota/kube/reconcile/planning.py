@@ -36,7 +36,7 @@ class Planning:
             request.future.cancel()
 
     async def plan(self, snapshot: Snapshot, now: float) -> Plan:
-        """Return the plan. Raise Unanswered if a custom strategy is too slow; its next call waits until it returns."""
+        """Return the plan. A custom strategy that is too slow raises NoResponseError; its next call waits for it."""
         if snapshot.policy and snapshot.policy.strategy == "Custom":
             return await self._by_a_stranger(snapshot, snapshot.policy, now)
         self.forget(snapshot.group)

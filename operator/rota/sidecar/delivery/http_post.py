@@ -49,7 +49,7 @@ class HttpPoster:
         self._host = f"host: {url_host}:{port}\r\n".encode()
 
     async def post(self, path: str, headers: bytes, body: bytes, seconds: float, may: Callable[[], bool]) -> int:
-        """Return the response's status; raise TimeoutError without one in time, Away, Forbidden or Broken.
+        """Return the response's status; raise TimeoutError without one in time, or an error above.
 
         `may` is called last, right before sending: connecting takes time, in which the process may stall.
         """

@@ -127,7 +127,7 @@ class Window:
         self.stopped = False
 
     def put(self, requested_offset: int, pulled: PullResult) -> None:
-        """Add the messages of a pull that asked for offset `asked`; an answer for another offset is ignored."""
+        """Add the messages of a pull for `requested_offset`; an answer for another offset is ignored."""
         if pulled.moved is PullRedirect.RESET:
             self.rewind(pulled.next)
         elif requested_offset != self.next or self.stopped:

@@ -54,7 +54,7 @@ def require_success(request: str, answer: Frame) -> Frame:
 
 
 def body(answer: Frame, kind: type[T]) -> T:
-    """Parse an answer's body; raise Garbled if it is not of this type."""
+    """Parse an answer's body; raise MalformedResponseError if it is not of this type."""
     try:
         return fastjson.read(answer.body, kind)
     except MalformedFrameError as error:
@@ -70,7 +70,7 @@ def by_queue(table: Mapping[str, T]) -> dict[Queue, T]:
 
 
 def number(answer: Frame, field: str) -> int:
-    """Return an integer field of an answer; raise Garbled if it is missing or no number."""
+    """Return an integer field of an answer; raise MalformedResponseError if it is missing or no number."""
     try:
         return int(answer.fields[field])
     except (KeyError, ValueError):

@@ -33,7 +33,7 @@ _AS_TEXT = rb'"{\"brokerName\":\"%b\",\"queueId\":%b,\"topic\":\"%b\"}"'
 
 
 def read(text: bytes, kind: type[T]) -> T:
-    """Parse a body into a type; keys that are objects become strings, see `queue`. Raise Malformed on failure."""
+    """Parse a body into a type; object keys become strings, see `queue`; failure raises MalformedFrameError."""
     try:
         for form in _forms(text):
             try:
@@ -69,7 +69,7 @@ _read_key = msgspec.json.Decoder(_Key).decode
 
 
 def queue(key: str) -> Queue:
-    """Parse a key that is a queue; raise Malformed if it is none."""
+    """Parse a key that is a queue; raise MalformedFrameError if it is none."""
     try:
         fields = _read_key(key)
     except (msgspec.DecodeError, RecursionError) as error:

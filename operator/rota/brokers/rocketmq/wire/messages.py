@@ -62,7 +62,7 @@ class _Reader:
 
 
 def decode(data: bytes, broker: str) -> list[Message]:
-    """Return all messages in a pull answer's body; raise Malformed if any part of it is no message."""
+    """Return all messages in a pull answer's body; raise MalformedFrameError if any part of it is no message."""
     return decode_admitted(data, broker)[0]
 
 

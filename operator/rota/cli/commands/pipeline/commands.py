@@ -27,7 +27,7 @@ OUTPUT = click.option(
     "-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True
 )
 POLICIES = click.option("--policies", required=True, help="Files with the RebalancePolicies to try: a.yaml,b.yaml.")
-SOURCE = click.argument("source")  # a journal or a lake: `opened` opens it
+SOURCE = click.argument("source")  # a journal or a lake: `open_source` opens it
 IF_ANY = click.option("--if-any", is_flag=True, help="End well where there is nothing to read yet: for a CronJob.")
 DAYS = click.option(
     "--days",

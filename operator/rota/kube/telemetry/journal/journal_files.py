@@ -28,7 +28,7 @@ class LineAppender:
         self.file, self._torn = file, torn
 
     def append(self, lines: bytes) -> None:
-        """Write lines, by one system call if it accepts all bytes; raise Unwritten with the lines that failed."""
+        """Write lines, by one system call if that accepts all bytes; raise WriteFailedError with the failed lines."""
         start = b"\n" * self._torn
         remaining = memoryview(start + lines)
         try:
@@ -59,7 +59,7 @@ class RotatingFiles:
         self._unchecked = 0  # bytes written since the last scan of the folder
 
     def append(self, hour: str, lines: bytes) -> None:
-        """Append lines to the file of an hour, such as 2026-11-21T08; raise Unwritten with the lines that failed."""
+        """Append lines to the file of an hour, such as 2026-11-21T08; raise WriteFailedError with the failed lines."""
         try:
             ending = self._opened(hour)
             self._make_room(len(lines))
