@@ -51,6 +51,7 @@ class Simulation:
         self.judge = Judge(self)
         self.stable_names = self.chance.random() < 0.4
         self.replicas = replicas or self.chance.choice([1, 2, 2, 3, 3, 4, 5])
+        self.surge = 0  # pods beyond `replicas`, while others are replaced
         self._made = 0
         self.kubelets: dict[str, Kubelet] = {}
         self._crash_in = 0
@@ -140,9 +141,10 @@ class Simulation:
 
     def _scale(self) -> None:
         there = [kubelet for kubelet in self.kubelets.values() if self._stands(kubelet)]
-        for kubelet in there[self.replicas :]:
+        target = self.replicas + self.surge
+        for kubelet in there[target:]:
             kubelet.delete()
-        for _ in range(self.replicas - len(there)):
+        for _ in range(target - len(there)):
             self._make()
         self.clock.after(0.5, self._scale)
 
@@ -170,14 +172,14 @@ class Simulation:
         for kubelet in old:
             if not self._stands(kubelet):
                 continue
-            self.replicas += 1
+            self.surge += 1
             yield 1.0
             for _ in range(30):
                 ready = [it for it in self.kubelets.values() if self._stands(it) and it.object and it.object.ready]
-                if len(ready) >= self.replicas:
+                if len(ready) >= self.replicas + self.surge:
                     break
                 yield 0.5
-            self.replicas -= 1
+            self.surge -= 1
             kubelet.delete()
             yield 0.2
 
