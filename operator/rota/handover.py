@@ -1,59 +1,9 @@
-"""How one queue changes hands: revoke, release, grant; a table, and the theory that it rests on.
+"""State machine of one queue's handover: revoke, release, grant.
 
-**Who decides, who obeys.** The operator alone writes the document; its generations grow by writing. A member obeys
-the highest generation it has seen, and works exactly the queues which that document lists under its name and uid. It
-can be behind, it can never be ahead.
-
-**What a queue's record can say.** `Free`: nobody's. `Owned`: granted to one holder (a member's name and uid: a pod
-made anew under an old name is somebody else). `Releasing`: taken from its holder by generation n and granted to
-nobody yet.
-
-**Why two owners cannot happen.** A queue is granted to another only out of `Free` or with proof about its holder:
-
-- *Released*: the holder itself says that it obeys generation n or a later one and neither holds nor drains the queue.
-  No later document lists the queue for it, and a member never steps back a generation, so it cannot take it up again.
-  Or its pod is terminating and its final drain is done: such a process takes no queue again, whatever it reads.
-- *Ended*: the pod with that uid is known to be no more (seen, never guessed from its absence), its process with it.
-  Where a pod was deleted by force, only its API object is gone. As long as its sidecar answers it counts as one that
-  leaves, and is asked to drain. If it is silent, who deleted it has said that its process is no more, and is believed;
-  so it is by an operator that began only after that, and does not know where it could be heard.
-  A single process of a pod has ended, too, once its container is seen terminated, or a later process of the same pod
-  reports: see *Restarts*.
-- *Lost*: nobody has heard it for so long that waiting costs more than the risk: it is not Ready and silent, or it had
-  two minutes (more if it may drain for longer) to see that the queue was taken from it. Only this proof can be wrong,
-  so such a grant is marked forced, and the time both may have worked the queue is counted.
-
-**Restarts.** A sidecar's process has an *incarnation*: a counter on the pod's emptyDir, on the disk before the process
-does anything else. Where all members can read that (schema 2 of the document), each share names the incarnation that
-may consume it, and a process consumes only shares of its own. So once a process has ended, its queues go to other
-members at once, although the pod's volume may still show a document that gives them to the pod: the next process finds
-another incarnation there, and consumes nothing until a document names its own. Three rules keep this safe:
-
-- Documents of schema 1 name no incarnation, and a process that reads one late consumes what it gives. So a process
-  counts as ended only if its pod has obeyed the generation with which incarnations began, or a later one; what was
-  obeyed is on its disk.
-- A process that nobody has asked for a report for 180 s goes on with its predecessor's share: there may be no operator.
-  The operator grants queues of an ended process only on a report that was asked for at most 50 s ago (a long poll of
-  30 s that failed, and 20 s), and the slowest kubelet shows what it writes within 90 s: before the 180 s are over.
-- The process that was heard last has ended if its container finished after the process had started, both by the clock
-  of the node. The clock of a sidecar in a virtual machine of its own may be behind: a process that responds after that
-  end was known has not ended.
-
-If the processes of more than half of the members have ended, as after a restart of the whole fleet, queues stay with
-their pods: those that are back first could not work them all.
-
-Each proof stays true until the document changes: once released, ended or given up, the holder never comes to own the
-queue again without a new document. So a decision that was right when it was made is right when it is written, by
-whichever operator, and the record's resourceVersion keeps two of them from deciding twice.
-
-**Why nobody waits for ever.** Every holder is heard, ended or lost in bounded time, and a queue that is released,
-ended or lost is always granted: gates, pauses and budgets hold back only the first step, the revoke. The exception is a
-member whose responses are unsigned or too large: it keeps its queues, and a condition reports it. A pod that was
-deleted by force and gives no signed response is treated as ended after a few seconds.
-
-A queue that goes back to its present holder before it was granted to another simply returns: one owner throughout.
-Immediate groups take the two steps in one. Broadcasting groups have no owners and use no handover. Orderly groups use
-the same table; the broker's queue lock fences them besides, at the member.
+A queue is granted to another member only if it is free, or with a proof about its present holder: the holder reported its release, its
+pod or process has ended, or it has been silent for so long that it counts as lost. Each proof stays valid until the next
+document, so a decision can be written by any operator. docs/handover.md explains why a queue never has two owners, and
+why none waits forever.
 """
 
 from collections.abc import Set as AbstractSet

@@ -1,27 +1,8 @@
-"""One queue at the member: taken up, worked, given back; a table, and the theory that it rests on.
+"""State machine of one queue at its member: start, consume, drain, release.
 
-**Only what is given is worked.** A life begins with `Given`, and only the document says that. From every state in
-which something could be fetched, `Taken` leads to `Draining`, and from there only `Given` leads back. What a shell
-answers moves a life on, it never begins one: each command carries the number of its life, each answer brings it
-back, and no number is used twice. So an answer that comes late, after the queue was taken, cut or given anew,
-belongs to a number that is no more, and changes nothing.
-
-**What is said to be released is released.** The one way to `Released` is through `Empty`: after `Stop` the last
-delivery has ended and the broker has answered the last commit; only then a lock is given back. No number fetches
-again after its `Stop` (going back to `Running` takes a new one), so nothing can come after its `Empty`.
-
-**The broker's lock** fences Orderly queues. It is trusted for 30 s, counted from sending the request, and asked
-for again after 20 s; the broker keeps it for 60 s. A lock proves little where somebody else may have worked the
-queue: after a forced grant, and where it was refused or trust in it ran out meanwhile, for a restarted broker has
-forgotten its locks. Then it is held for 60 s, longer than any delivery under an older lock. The start is looked up
-again after that, for others may have committed until then.
-
-**Nothing is guessed.** A lock that is refused and a start that cannot be found lead to `Stuck`, and are asked for
-again 1 s later, then 2 s, up to 30 s: a network error never means that there is no offset.
-
-**A reader that fails is restarted.** An unexpected error in the reading of a running queue leads to `Stuck`, too. The
-queue keeps its life number and its window: the retry fetches from the next offset, if the lock is still trusted. If it
-is not, the queue goes to `Wanted` and takes the lock first.
+A lease begins only when the assignment grants the queue, and each of its commands and answers carries the lease's number, so a late
+answer changes nothing. A queue is released only after its last delivery has ended and its last commit was answered.
+Orderly queues are protected by the broker's lock as well. docs/handover.md explains the rules.
 """
 
 from collections.abc import Iterator
