@@ -1,9 +1,9 @@
 """State machine of one queue's handover: revoke, release, grant.
 
-A queue is granted to another member only if it is free, or with a proof about its present holder: the holder reported its release, its
-pod or process has ended, or it has been silent for so long that it counts as lost. Each proof stays valid until the next
-document, so a decision can be written by any operator. docs/handover.md explains why a queue never has two owners, and
-why none waits forever.
+A queue is granted to another member only if it is free, or with a proof about its present holder: the holder reported
+its release, its pod or process has ended, or it has been silent for so long that it counts as lost. Each proof stays
+valid until the next document, so a decision can be written by any operator. docs/handover.md explains why a queue
+never has two owners, and why none waits forever.
 """
 
 from collections.abc import Set as AbstractSet

@@ -66,6 +66,7 @@ async def test_restart_with_an_older_document_takes_no_queues(rocketmq: RocketMQ
         old = fleet.files()
         await fleet.revoke(fleet.queues)
         await fleet.released("a", fleet.queues)
+        await fleet.logged("a", f"A new assignment is obeyed: 0 queues start, {len(fleet.queues)} queues are released")
         fleet.kill("a", "sidecar")
         pod.show(old)
         pod.start_sidecar()

@@ -1,4 +1,4 @@
-"""Publishes what the operator did and observed to metrics, journal, traces, and users of the page."""
+"""Publishes what the operator did and observed to metrics, log, journal, traces, and users of the page."""
 
 import asyncio
 import logging
@@ -9,6 +9,7 @@ from rota.kube.client.objects import Key
 from rota.kube.http.events import Broadcaster
 from rota.kube.http.read_model import ReadModel
 from rota.kube.reconcile.reconciler import ReconcileResult
+from rota.kube.telemetry.change_log import ChangeLog
 from rota.kube.telemetry.journal.journal_writer import Journal
 from rota.kube.telemetry.journal.lag_records import OffsetRecorder
 from rota.kube.telemetry.journal.recorder import JournalRecorder, redelivered
@@ -22,12 +23,12 @@ _log = logging.getLogger(__name__)
 
 
 class Observers:
-    """Metrics, journal, traces and page events of all groups."""
+    """Metrics, log, journal, traces and page events of all groups."""
 
     def __init__(self, journal: Journal, sight: ReadModel, hub: Broadcaster, traces: TraceExporter) -> None:
         self._journal, self._sight, self._hub, self._traces = journal, sight, hub, traces
         self._offsets, self._notes = OffsetRecorder(sight.places.lag), JournalRecorder()
-        self._retries = RetryTracker()
+        self._retries, self._change_log = RetryTracker(), ChangeLog()
         self._writing: set[asyncio.Task[None]] = set()
 
     def done(self, result: ReconcileResult) -> None:
@@ -35,7 +36,9 @@ class Observers:
         key, brain = (result.group.namespace, result.group.name), self._sight.brain
         changes = self._sight.take(result)
         journal_records = self._notes.of(result, changes, brain.time(), lambda: brain.snapshot(result.group))
-        self._journal.write([*result.plan.records, *journal_records])
+        records = [*result.plan.records, *journal_records]
+        self._journal.write(records)
+        self._change_log.write(key, records, result.plan.status.get("lastRebalance", {}).get("at", ""))
         self._traces.take(key, changes)
         self._hub.tell(key)
 
@@ -76,6 +79,7 @@ class Observers:
             self._sight.measures.forget(lambda known_group: known_group != key)
             self._notes.forget(lambda known_group: known_group != "/".join(key))
             self._retries.forget(lambda known_group: known_group != "/".join(key))
+            self._change_log.forget(lambda known_group: known_group != key)
         self._hub.tell(key)
 
     def led(self, *, leads: bool) -> None:
@@ -84,4 +88,5 @@ class Observers:
             self._sight.measures.forget(lambda _: False)
             self._notes.forget(lambda _: False)
             self._retries.forget(lambda _: False)
+            self._change_log.forget(lambda _: False)
         self._hub.tell()

@@ -248,6 +248,7 @@ class Agent:
         report = self._steps.told
         for queue in self.readings.keys() - self.member.lives.keys():
             reading = self.readings.pop(queue)
+            _log.debug("%s is released", queue)
             self._probes.given_up(reading)
             self.status.released.add(queue, reading.window)
             self.memory_budget.grant()

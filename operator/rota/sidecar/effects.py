@@ -5,17 +5,20 @@ the disk fails, this step and all later ones wait, and the report stays as it wa
 """
 
 import asyncio
-from collections import deque
+import logging
+from collections import Counter, deque
 from collections.abc import Callable
 
 from rota.model import Reason
 from rota.reports import Report
 from rota.sidecar.member.member import Step
-from rota.sidecar.member.queue_lifecycle import Command
+from rota.sidecar.member.queue_lifecycle import Command, LeaseAction
 from rota.sidecar.status.problems import Problems
 from rota.sidecar.storage.state_store import StateStore
 
 KEEP_AGAIN = 1.0  # seconds before a failed write is retried
+
+_log = logging.getLogger(__name__)
 
 
 class EffectRunner:
@@ -79,6 +82,7 @@ class EffectRunner:
                     return
                 self._untold = True
             self._waiting.popleft()
+            _log_step(step)
             for command in step.commands:
                 self._obey(command)
         self._done()
@@ -89,3 +93,15 @@ class EffectRunner:
             if self._has_failed:  # clear only this class's own report of the problem
                 self._has_failed = False
                 self._health.trouble(Reason.STATE_NOT_WRITTEN, "")
+
+
+def _log_step(step: Step) -> None:
+    """Log a newly obeyed generation, and the start of the final drain."""
+    actions = Counter(command.act for command in step.commands)
+    stopping = actions[LeaseAction.STOP]
+    if step.remember is not None:
+        starting = actions[LeaseAction.LOCK] + actions[LeaseAction.PLACE]
+        text = "A new assignment is obeyed: %d queues start, %d queues are released"
+        _log.info(text, starting, stopping, extra={"generation": step.remember})
+    elif step.remember_final:
+        _log.info("The final drain starts: %d queues are released", stopping)

@@ -1,8 +1,8 @@
 """State machine of one queue at its member: start, consume, drain, release.
 
-A lease begins only when the assignment grants the queue, and each of its commands and answers carries the lease's number, so a late
-answer changes nothing. A queue is released only after its last delivery has ended and its last commit was answered.
-Orderly queues are protected by the broker's lock as well. docs/handover.md explains the rules.
+A lease begins only when the assignment grants the queue, and each of its commands and answers carries the lease's
+number, so a late answer changes nothing. A queue is released only after its last delivery has ended and its last
+commit was answered. Orderly queues are protected by the broker's lock as well. docs/handover.md explains the rules.
 """
 
 from collections.abc import Iterator
