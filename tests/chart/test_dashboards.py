@@ -168,9 +168,9 @@ def test_dashboard_variables_narrow_from_namespace_to_topic_and_are_used(board: 
 
 
 @each_board
-def test_dashboard_panels_have_a_question_and_a_unit(board: Path) -> None:
+def test_dashboard_panels_have_a_description_and_a_unit(board: Path) -> None:
     shown = panels(board)
-    assert [it["title"] for it in shown if "?" not in it["description"]] == []
+    assert [it["title"] for it in shown if not it["description"].endswith(".")] == []
     assert [it["title"] for it in shown if not it["fieldConfig"]["defaults"].get("unit")] == []
     assert [it["title"] for it in shown if not it["targets"]] == []
     titles = [(it["title"], it["description"]) for it in shown]

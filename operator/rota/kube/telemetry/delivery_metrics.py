@@ -52,13 +52,13 @@ DELIVERY_METRICS: tuple[tuple[str, str, Labels, DeliveryLook], ...] = (
     ),
     (
         "rota_delivery_in_flight_seconds_total",
-        "Time that messages were at the app, summed over messages; its rate is their mean number.",
+        "Seconds that messages spent at the app, summed over messages; its rate is the mean number of messages there.",
         ("topic",),
         _total("in_flight_seconds"),
     ),
     (
         "rota_delivery_active_seconds_total",
-        "Time for which members measured queues, summed over queues.",
+        "Seconds for which members measured queues, summed over queues.",
         ("topic",),
         _total("active_seconds"),
     ),

@@ -53,46 +53,50 @@ class OperatorMetrics:
         self._metrics = metrics = Metrics()
         self._rebalances = self._group_counter(
             "rota_rebalances_total",
-            "Rebalances that are over, by the reason they began for and by outcome: Settled, or Forced where queues"
-            " were taken from a member that was not heard.",
+            "Completed rebalances, by the reason that started them and by outcome: Settled, or Forced if queues were"
+            " taken from a silent member.",
             "reason",
             "outcome",
         )
         self._rebalance_seconds = metrics.histogram(
             "rota_rebalance_duration_seconds",
-            "From the first document of a rebalance until every member obeys the last one.",
+            "Seconds from the first document of a rebalance until every member obeys the last one.",
             OF_GROUP,
             LONG,
         )
         self._handover_seconds = metrics.histogram(
             "rota_handover_duration_seconds",
-            "From a queue's revoke until its next owner obeys the document that grants it.",
+            "Seconds from a queue's revocation until its next owner obeys the document that grants it.",
             OF_GROUP,
             LONG,
         )
-        self._moved = self._group_counter("rota_queues_moved_total", "Queues that were given to another member.")
+        self._moved = self._group_counter("rota_queues_moved_total", "Queues that were granted to another member.")
         self._held = self._group_counter(
-            "rota_gate_held_total", "Times that a gate began to hold queues back, by its reason.", "reason"
+            "rota_gate_held_total", "Times that a gate started to hold a rebalance back, by its reason.", "reason"
         )
         self._redelivered = self._group_counter(
             "rota_redelivered_messages_total",
-            "Messages that came again, by cause: handover (a drain timed out), crash or forced, where another process"
-            " read their queue, and retry, where the app failed. An upper bound where a filter applies, an estimate for"
-            " a member that ended without a word.",
+            "Messages that were delivered again, by cause: handover (a drain timed out), crash or forced if another"
+            " process took over their queue, retry if the app failed. An upper bound if a filter applies, an estimate"
+            " for a member that ended without a report.",
             "cause",
         )
-        self._plan_seconds = metrics.histogram("rota_plan_duration_seconds", "How long making one plan took.")
+        self._plan_seconds = metrics.histogram("rota_plan_duration_seconds", "Seconds that one plan took.")
         self._writes = metrics.counter("rota_apply_writes_total", "Writes to the API server, by kind.", ("kind",))
         metrics.look_up(
             Metric(
-                "rota_watch_age_seconds", "Seconds since the API server last said something about a kind.", ("kind",)
+                "rota_watch_age_seconds",
+                "Seconds since the last message of a kind's watch.",
+                ("kind",),
             ),
             lambda: self._heard,
         )
-        missing = "Records that are missing in the journal, for its disk is full or too slow."
+        missing = "Records missing in the journal because its disk is full or too slow."
         metrics.look_up(Metric("rota_journal_lost_total", missing, kind="counter"), lambda: {(): lost()})
         metrics.look_up(Metric("rota_leader", "Whether this operator leads: 1 or 0."), lambda: {(): float(leads())})
-        metrics.look_up(Metric("rota_build_info", "Always 1; the version.", ("version",)), lambda: {(version,): 1})
+        metrics.look_up(
+            Metric("rota_build_info", "Always 1; the label has the version.", ("version",)), lambda: {(version,): 1}
+        )
 
     def _group_counter(self, name: str, text: str, *labels: str) -> GroupCounter:
         counter = GroupCounter()

@@ -14,36 +14,33 @@ class SidecarMetrics:
 
     def __init__(self) -> None:
         self._metrics = metrics = Metrics()
-        self._messages = metrics.counter(
-            "rota_sidecar_messages_total", "Messages by what came of them.", ("topic", "outcome")
-        )
+        self._messages = metrics.counter("rota_sidecar_messages_total", "Messages by outcome.", ("topic", "outcome"))
         self._delivery_seconds = metrics.histogram(
-            "rota_sidecar_delivery_duration_seconds", "From handing over to the app's answer."
+            "rota_sidecar_delivery_duration_seconds", "Seconds from the delivery to the app's answer."
         )
         self._end_to_end_seconds = metrics.histogram(
-            "rota_sidecar_end_to_end_seconds", "From sending by the producer to done."
+            "rota_sidecar_end_to_end_seconds", "Seconds from the producer's send to the acknowledgement."
         )
-        self.redelivered = metrics.counter(
-            "rota_sidecar_redelivered_total", "Messages that had been handed over before."
-        )
-        self.commits = metrics.counter("rota_sidecar_commits_total", "Offsets that were committed.", ("outcome",))
-        self.pulls = metrics.counter("rota_sidecar_pulls_total", "Pulls by what came of them.", ("outcome",))
+        self.redelivered = metrics.counter("rota_sidecar_redelivered_total", "Messages that had been delivered before.")
+        self.commits = metrics.counter("rota_sidecar_commits_total", "Commits of offsets, by outcome.", ("outcome",))
+        self.pulls = metrics.counter("rota_sidecar_pulls_total", "Pulls by outcome.", ("outcome",))
         self.uncommitted = metrics.counter(
             "rota_sidecar_uncommitted_total",
-            "Offsets finished but not committed when their queue was released: at most so many messages come again.",
+            "Offsets finished but not committed at their queue's release: at most so many messages repeat.",
         )
         self.paused = metrics.counter(
-            "rota_sidecar_paused_seconds_total", "Time for which the app was away or answered 404 to what is pushed."
+            "rota_sidecar_paused_seconds_total",
+            "Seconds for which the app was unreachable or answered pushed messages with 404.",
         )
         self._messages_of = cache(self._messages.labels)  # looking up labels takes longer than counting
         self._inflight = self._buffered = self._generation = 0  # set while the metrics are rendered
-        metrics.look_up(Metric("rota_sidecar_inflight", "Messages that are at the app."), lambda: {(): self._inflight})
+        metrics.look_up(Metric("rota_sidecar_inflight", "Messages at the app now."), lambda: {(): self._inflight})
         metrics.look_up(
-            Metric("rota_sidecar_buffered", "Messages that were fetched and are not finished."),
+            Metric("rota_sidecar_buffered", "Messages that were fetched and are not finished yet."),
             lambda: {(): self._buffered},
         )
         metrics.look_up(
-            Metric("rota_sidecar_generation", "The generation that is obeyed."), lambda: {(): self._generation}
+            Metric("rota_sidecar_generation", "The generation that the member obeys."), lambda: {(): self._generation}
         )
 
     @property
