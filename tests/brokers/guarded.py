@@ -1,5 +1,11 @@
-"""The settings of a broker that wants its clients to log in."""
+"""Brokers that want their clients to log in, or to present a certificate."""
 
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+
+from ground.instance import temporary
+from ground.keys import Authority
+from ground.rocketmq import RocketMQ
 from rota.brokers.rocketmq.wire.signing import Credentials
 
 RIGHT = Credentials("rota", "12345678")
@@ -21,3 +27,24 @@ def settings_of(user: Credentials) -> dict[str, object]:
 
 
 SETTINGS = settings_of(RIGHT)
+
+
+@contextmanager
+def a_tls_broker(
+    authority: Authority, name: str, options: str = "", settings: Mapping[str, object] | None = None
+) -> Iterator[RocketMQ]:
+    """Start a broker whose certificate is signed by this authority."""
+    with temporary(name) as instance:
+        pair = authority.issue(name, "broker", ips=[instance.address()])
+        files = f"-Dtls.server.certPath={pair.certificate} -Dtls.server.keyPath={pair.key}"
+        java = f"JAVA_TOOL_OPTIONS=-Dtls.test.mode.enable=false {files} {options}"
+        brokers = RocketMQ(instance, settings=settings, prefix=("env", java))
+        brokers.up()
+        yield brokers
+        brokers.down()
+
+
+def a_mutual_tls_broker(authority: Authority, name: str) -> AbstractContextManager[RocketMQ]:
+    """Start a broker that asks clients for a certificate of this authority."""
+    trusted = f"-Dtls.server.authClient=true -Dtls.server.trustCertPath={authority.own.certificate}"
+    return a_tls_broker(authority, name, f"-Dtls.server.need.client.auth=require {trusted}")

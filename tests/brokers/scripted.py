@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ class Server:
     connections: int = 0
     ended: list[int] = field(default_factory=list)  # connections, by their numbers
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
+    presented: list[str] = field(default_factory=list)  # the common name in each client certificate
 
     def codes(self, connection: int = 0) -> list[int]:
         """Return what was asked, by any connection or by one."""
@@ -39,6 +41,8 @@ class Server:
         """Say something to every frame; None closes the connection."""
         self.connections += 1
         self.writers.append(writer)
+        if certificate := writer.get_extra_info("peercert"):
+            self.presented.append(dict(certificate["subject"][0])["commonName"])
         number, decoder = self.connections, Decoder()
         try:
             while data := await reader.read(65536):
@@ -57,10 +61,10 @@ class Server:
 
 
 @asynccontextmanager
-async def a_server(say: Say) -> AsyncIterator[Server]:
+async def a_server(say: Say, tls: ssl.SSLContext | None = None) -> AsyncIterator[Server]:
     """Start one, and take it away."""
     found = Server(say)
-    server = await asyncio.start_server(found.talk, "127.0.0.1", 0)
+    server = await asyncio.start_server(found.talk, "127.0.0.1", 0, ssl=tls)
     host, port = server.sockets[0].getsockname()
     found.address = f"{host}:{port}"
     try:

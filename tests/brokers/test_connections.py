@@ -3,14 +3,17 @@
 import asyncio
 import gc
 import socket
+import ssl
 import sys
 from collections.abc import AsyncIterator
 from contextlib import closing, suppress
+from pathlib import Path
 from random import Random
 
 import pytest
 
 from brokers.scripted import Say, a_server, silent, until
+from ground.keys import Authority
 from ground.poll import soon
 from rota.brokers.errors import UnreachableError
 from rota.brokers.rocketmq.transport import connection as one
@@ -131,6 +134,94 @@ async def test_connection_is_replaced_after_go_away_and_the_request_repeated(con
     async with a_server(say) as server:
         assert (await connections.ask(server.address, a_request())).code == ResponseCode.SUCCESS
         assert server.connections == 2
+
+
+class ClientCertificates:
+    """The certificates that a client presents one after the other, and a server that wants one of their authority."""
+
+    def __init__(self, folder: Path) -> None:
+        self.authority = Authority(folder, "authority")
+        self.server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        own = self.authority.issue("server", "server", ips=["127.0.0.1"])
+        self.server.load_cert_chain(own.certificate, own.key)
+        self.server.load_verify_locations(self.authority.own.certificate)
+        self.server.verify_mode = ssl.CERT_REQUIRED
+        self.present("one")
+
+    def present(self, name: str) -> None:
+        """Renew the client's certificate."""
+        pair = self.authority.issue(name, name)
+        self.client = ssl.create_default_context(cafile=str(self.authority.own.certificate))
+        self.client.load_cert_chain(pair.certificate, pair.key)
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> ClientCertificates:
+    return ClientCertificates(tmp_path)
+
+
+async def test_tls_certificate_renewed_is_presented_next_and_the_former_connection_ends_with_its_requests(
+    certificates: ClientCertificates,
+) -> None:
+    pending: list[Frame] = []
+
+    def say(frame: Frame) -> bytes:
+        if frame.fields["name"] == "slow":
+            pending.append(frame)
+            return b""
+        return good(frame)
+
+    connections = Connections(lambda _: None, tls=lambda: certificates.client)
+    async with a_server(say, certificates.server) as server:
+        slow = asyncio.create_task(connections.ask(server.address, a_request("slow"), 60))
+        await until(lambda: bool(pending))
+        certificates.present("two")
+        connections.renew()
+        assert (await connections.ask(server.address, a_request("quick"))).body == b"quick"
+        assert server.presented == ["one", "two"]
+        assert server.ended == [], "a request is pending there"
+        server.writers[0].write(good(pending[0]))
+        assert (await slow).body == b"slow"
+        await until(lambda: server.ended == [1])
+        connections.renew()
+        await until(lambda: server.ended == [1, 2])
+        connections.close()
+
+
+async def test_tls_certificate_renewed_while_a_connection_opens_is_the_one_that_requests_use(
+    certificates: ClientCertificates,
+) -> None:
+    contexts: list[ssl.SSLContext] = []
+
+    def present() -> ssl.SSLContext:
+        contexts.append(context := certificates.client)
+        if len(contexts) == 1:
+            certificates.present("two")
+            asyncio.get_running_loop().call_soon(pool.renew)
+        return context
+
+    pool = Connections(lambda _: None, tls=present)
+    async with a_server(good, certificates.server) as server:
+        assert (await pool.ask(server.address, a_request())).code == ResponseCode.SUCCESS
+        await until(lambda: 1 in server.ended)
+        assert server.presented == ["one", "two"]
+        assert server.by == [2]
+        pool.close()
+
+
+async def test_tls_certificate_renewed_after_a_refused_one_is_tried_at_once(certificates: ClientCertificates) -> None:
+    right = certificates.client
+    certificates.client = ssl.create_default_context()  # it trusts another authority
+    connections = Connections(lambda _: None, tls=lambda: certificates.client)
+    async with a_server(good, certificates.server) as server:
+        with pytest.raises(UnreachableError, match="certificate"):
+            await connections.ask(server.address, a_request())
+        certificates.client = right
+        with pytest.raises(UnreachableError, match="it is tried again soon"):
+            await connections.ask(server.address, a_request())
+        connections.renew()
+        assert (await connections.ask(server.address, a_request())).code == ResponseCode.SUCCESS
+        connections.close()
 
 
 async def test_connection_to_a_silent_address_delays_no_other(connections: Connections) -> None:

@@ -1,18 +1,28 @@
 """A real broker that asks who is there, and speaks TLS."""
 
+import asyncio
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import cast
 
 import pytest
 
-from brokers.guarded import RIGHT, SETTINGS
+from brokers.guarded import RIGHT, SETTINGS, a_mutual_tls_broker
 from ground.instance import temporary
+from ground.keys import Authority
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
+from group_secrets import GroupSecrets, pair_data
 from rota.brokers.errors import ConsumptionDisabledError, RejectedError, UnreachableError
 from rota.brokers.rocketmq.admin import AdminClient
 from rota.brokers.rocketmq.routing import ConnectionConfig
 from rota.brokers.rocketmq.wire.signing import Credentials
+from rota.kube.brokers.registry import BrokerRegistry
+from rota.kube.client.api import Api
+from rota.kube.client.objects import Custom, Metadata
+from rota.kube.state.group import Group
+from rota.model import Reason
 
 BROKER, TOPIC = "broker-0", "orders"
 
@@ -80,3 +90,49 @@ async def test_tls_certificate_that_is_not_trusted_is_rejected(guarded: RocketMQ
 
 def test_credentials_stay_out_of_logs() -> None:
     assert RIGHT.secret_key not in f"{RIGHT!r} {ConnectionConfig(['a:1'], credentials=lambda: RIGHT)!r}"
+
+
+@pytest.mark.slow("a group's certificate is renewed and replaced by a foreign one, at a real broker")
+async def test_tls_certificate_renewed_keeps_the_views_and_a_foreign_one_ends_the_former_connections(
+    tmp_path: Path,
+) -> None:
+    authority, secrets = Authority(tmp_path, "authority"), GroupSecrets()
+    secrets.put("shop", "ca", {"ca.crt": authority.own.certificate.read_text()})
+    with a_mutual_tls_broker(authority, "renewed") as rocketmq:
+        rocketmq.create_topic(TOPIC, 2)
+        places = BrokerRegistry(cast("Api", secrets))
+        places.lead(leads=True)
+        group = a_secured_group(rocketmq.name_server)
+        secrets.put("shop", "client", pair_data(authority.issue("one", "one")))
+        places.want(group)
+
+        async def has_lag() -> bool:
+            await places.look(group)
+            return bool(places.lag(("shop", "orders")).queues)
+
+        await soon(has_lag)
+        secrets.put("shop", "client", pair_data(authority.issue("two", "two")))
+        looking = asyncio.create_task(places.look(group))
+        while not looking.done():
+            await asyncio.sleep(0)
+            assert places.of(group, 0.0).views[TOPIC]
+            assert places.lag(("shop", "orders")).queues
+        assert places.of(group, 0.0).problems == ()
+        foreign = Authority(tmp_path / "other", "stranger").issue("foreign", "foreign")
+        secrets.put("shop", "client", pair_data(foreign))
+
+        async def is_refused() -> bool:
+            await places.look(group)
+            return {problem.reason for problem in places.of(group, 0.0).problems} == {Reason.BROKER_UNREACHABLE}
+
+        await soon(is_refused)
+        await places.close()
+
+
+def a_secured_group(name_server: str) -> Group:
+    tls = {"enabled": True, "caSecret": {"name": "ca"}, "clientSecret": {"name": "client"}}
+    rocketmq = {"nameServers": [name_server], "tls": tls}
+    spec = {"broker": {"rocketmq": rocketmq}, "subscriptions": [{"topic": TOPIC}]}
+    group = Group("shop", "orders")
+    group.wants(Custom(Metadata("orders", uid="1", namespace="shop", generation=1), spec), None)
+    return group

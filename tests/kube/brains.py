@@ -2,7 +2,8 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -16,6 +17,7 @@ from rota.brokers.rocketmq.routing import ConnectionConfig
 from rota.kube import informers
 from rota.kube.brokers.registry import BrokerRegistry
 from rota.kube.client.api import Api, ApiError, NoResponseError, Params
+from rota.kube.client.informer import Informer
 from rota.kube.client.login.session import Login
 from rota.kube.http.read_model import ReadModel
 from rota.kube.members.report_client import ReportClient
@@ -50,8 +52,18 @@ class Counting(Api):
         self.late: dict[str, Late] = {}  # by write
         self.lost: set[str] = set()  # writes that are taken, and whose next answer gets lost
         self.repeated: set[str] = set()  # writes that are sent twice the next time, as where a connection breaks
+        self.silent: set[str] = set()  # paths of collections whose watches lose every event
         self.fault: Callable[[str, str], None] = lambda _method, _path: None  # called before each request; may raise
         self._moment = moment
+
+    async def watch(
+        self, path: str, kind: type[T], version: str, params: Params | None = None
+    ) -> AsyncGenerator[tuple[str, T | None, str]]:
+        """Watch a collection; while it is silent, nothing of what happens is told."""
+        async with aclosing(super().watch(path, kind, version, params)) as events:
+            async for event in events:
+                if path not in self.silent:
+                    yield event
 
     async def _ask(
         self,
@@ -107,6 +119,7 @@ class Operator:
         self.sites: list[ConnectionConfig] = []  # that it has connected to, in that order
         self.dead = False
         self._running: list[asyncio.Task[None]] = []
+        self.following: list[Informer[Any]] = []
         self.done: list[ReconcileResult] = []
 
     async def __aenter__(self) -> Self:
@@ -121,7 +134,7 @@ class Operator:
         self.sight = ReadModel(self.brain, self.places, self.measures, "a test's", "0", clock, asyncio.Lock())
         self.places.worked = self.sight.worked
         served = (self.api, self.brain, self._namespaces)
-        following = [*informers.custom_informers(*served), *informers.object_informers(*served)]
+        self.following = following = [*informers.custom_informers(*served), *informers.object_informers(*served)]
         self._running = [asyncio.create_task(work) for work in (self.places.run(), *(it.run() for it in following))]
         for it in following:
             await it.listed.wait()
@@ -131,6 +144,12 @@ class Operator:
     def _round(self, done: ReconcileResult) -> None:
         self.done.append(done)
         self._traces.take((done.group.namespace, done.group.name), self.sight.take(done))
+
+    async def lists_again(self, path: str) -> None:
+        """List a collection again, as after a watch that cannot be resumed."""
+        for informer in self.following:
+            if informer.path == path:
+                await informer.relist()
 
     async def looks_again(self, rounds: int) -> None:
         """Wait until it has looked at something more than so often."""

@@ -171,6 +171,20 @@ async def test_deployment_write_that_is_slow_keeps_its_condition_and_delays_no_o
         await orders.replicas(3)
 
 
+async def test_deployment_deleted_before_the_watch_reported_it_is_created_again(
+    orders: Orders, operator: Operator
+) -> None:
+    """It was made and deleted while the watch was interrupted, so the list that follows does not show it."""
+    operator.api.silent.add(orders.fleets)
+    await orders.make()
+    await orders.replicas(2)
+    first = await orders.fleet()
+    await orders.api.delete(f"{orders.fleets}/orders", {"propagationPolicy": "Background"})
+    await operator.lists_again(orders.fleets)
+    await orders.replicas(2)
+    assert (await orders.fleet())["metadata"]["uid"] != first["metadata"]["uid"]
+
+
 async def test_template_removed_from_a_group_deletes_its_deployment(orders: Orders) -> None:
     await orders.make()
     await orders.replicas(2)

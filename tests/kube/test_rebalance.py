@@ -154,19 +154,25 @@ async def test_queue_added_to_a_topic_gets_an_owner(world: OperatedNamespace, me
     await world.until(6, 6)
 
 
-@pytest.mark.parametrize("spoiled", ["deleted", "edited", "restored", "unlabelled"])
+@pytest.mark.parametrize("spoiled", ["deleted", "never reported", "edited", "restored", "unlabelled"])
 async def test_assignment_deleted_or_edited_is_rewritten_with_the_same_owners(
     world: OperatedNamespace, spoiled: str
 ) -> None:
+    records = f"/api/v1/namespaces/{world.namespace}/configmaps"
+    record = f"{records}/{GROUP}-rota"
+    if spoiled == "never reported":  # the watch is interrupted before it is written, until it is deleted
+        world.operator.api.silent.add(records)
     await world.fleet.add("orders-a")
     await world.until(8)
-    record = f"/api/v1/namespaces/{world.namespace}/configmaps/{GROUP}-rota"
     old = await world.api.get(record)
     await world.fleet.add("orders-b")
     await world.until(4, 4)
     before, generation = world.fleet.as_value(), world.fleet.documents[-1]["generation"]
     if spoiled == "deleted":
         await world.api.delete(record)
+    elif spoiled == "never reported":
+        await world.api.delete(record)
+        await world.operator.lists_again(records)
     elif spoiled == "edited":
         await world.api.patch(record, {"data": {"assignment.json": "{}"}})
     elif spoiled == "unlabelled":

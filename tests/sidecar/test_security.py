@@ -1,14 +1,12 @@
 """A sidecar at a broker that asks who is there and speaks TLS; what lets it in is renewed while it runs."""
 
 import ssl
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from brokers.guarded import RIGHT, SETTINGS
-from ground.instance import temporary
+from brokers.guarded import RIGHT, SETTINGS, a_mutual_tls_broker, a_tls_broker
 from ground.keys import Authority, Pair
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
@@ -24,21 +22,6 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("keys"), "authority")
 
 
-@contextmanager
-def a_tls_broker(
-    authority: Authority, name: str, options: str = "", settings: Mapping[str, object] | None = None
-) -> Iterator[RocketMQ]:
-    """Start a broker whose certificate is signed by this authority."""
-    with temporary(name) as instance:
-        pair = authority.issue(name, "broker", ips=[instance.address()])
-        files = f"-Dtls.server.certPath={pair.certificate} -Dtls.server.keyPath={pair.key}"
-        java = f"JAVA_TOOL_OPTIONS=-Dtls.test.mode.enable=false {files} {options}"
-        brokers = RocketMQ(instance, settings=settings, prefix=("env", java))
-        brokers.up()
-        yield brokers
-        brokers.down()
-
-
 @pytest.fixture(scope="module")
 def guarded(authority: Authority) -> Iterator[RocketMQ]:
     with a_tls_broker(authority, "secured", settings=SETTINGS) as brokers:
@@ -47,9 +30,7 @@ def guarded(authority: Authority) -> Iterator[RocketMQ]:
 
 @pytest.fixture(scope="module")
 def mutual(authority: Authority) -> Iterator[RocketMQ]:
-    """Start a broker that asks clients for a certificate."""
-    trusted = f"-Dtls.server.authClient=true -Dtls.server.trustCertPath={authority.own.certificate}"
-    with a_tls_broker(authority, "mutual", f"-Dtls.server.need.client.auth=require {trusted}") as brokers:
+    with a_mutual_tls_broker(authority, "mutual") as brokers:
         yield brokers
 
 

@@ -107,7 +107,16 @@ class Operator(Process):
             for name, pod in there.items():
                 self._see(name, pod, pod.version)
             self._keep(self.world.api.record, self.world.api.version)
+            if self.world.api.record is None:
+                self._report_missing_records()
         self.after(self.chance.uniform(20, 40), self.relist)
+
+    def _report_missing_records(self) -> None:
+        """Report the assignment as deleted, if the operator has written one that no watch has reported."""
+        for expected in list(self.brain.events.expected_records()):
+            metadata = msgspec.structs.replace(expected.metadata, resource_version=str(self.world.api.version))
+            with self.loop.running():
+                self.brain.events.record_gone(msgspec.structs.replace(expected, metadata=metadata))
 
     def _see(self, name: str, pod: PodObject | None, version: int) -> None:
         if version <= self._versions.get(name, 0):

@@ -144,6 +144,12 @@ class Brokers(Protocol):
     ) -> None:
         """Send a message to the given queue, or to any queue of the topic."""
 
+    def reconnect(self) -> None:
+        """Use new connections from now on, as certificates or credentials were renewed.
+
+        What is known of the brokers stays. Each present connection ends when its pending requests do.
+        """
+
     async def close(self) -> None:
         """Close all connections."""
 

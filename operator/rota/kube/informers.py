@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import kopf
 
@@ -26,25 +26,42 @@ _LABELLED = {"labelSelector": GROUP_LABEL}
 _log = logging.getLogger(__name__)
 
 
+class _Kind(NamedTuple):
+    """A kind of object to list and watch, and what handles its changes."""
+
+    resource: str
+    type: type[Any]
+    on_upsert: Told
+    on_delete: Told
+    expected: Callable[[], Iterable[Any]] = tuple
+
+
 def object_informers(
     api: Api, brain: Controller, namespaces: Sequence[str], notify: News = lambda _: None, *, fleets: bool = True
 ) -> list[Informer[Any]]:
     """Return informers for the groups' assignments, Deployments and pods, selected by the group label."""
-    kinds: list[tuple[str, type[Any], Told, Told]] = [
-        (
-            "configmaps",
-            ConfigMap,
-            _also_reporting_group(brain.events.record_seen, notify),
-            _also_reporting_group(brain.events.record_gone, notify),
-        ),
-        ("deployments", Deployment, brain.events.deployment_seen, brain.events.deployment_gone),
-        ("pods", Pod, brain.events.pod_seen, brain.events.pod_gone),
+    events = brain.events
+    record_seen = _also_reporting_group(events.record_seen, notify)
+    record_gone = _also_reporting_group(events.record_gone, notify)
+    kinds = [
+        _Kind("configmaps", ConfigMap, record_seen, record_gone, events.expected_records),
+        _Kind("deployments", Deployment, events.deployment_seen, events.deployment_gone, events.expected_deployments),
+        _Kind("pods", Pod, events.pod_seen, events.pod_gone),
     ]
     return [
-        Informer(api, resource, namespace, kind, seen=on_upsert, gone=on_delete, kept=_identity_of, params=_LABELLED)
+        Informer(
+            api,
+            kind.resource,
+            namespace,
+            kind.type,
+            seen=kind.on_upsert,
+            gone=kind.on_delete,
+            expected=kind.expected,
+            params=_LABELLED,
+        )
         for namespace in namespaces or [""]
-        for resource, kind, on_upsert, on_delete in kinds
-        if fleets or kind is not Deployment
+        for kind in kinds
+        if fleets or kind.type is not Deployment
     ]
 
 
@@ -57,15 +74,10 @@ def custom_informers(
         (GROUPS, *_groups(brain, notify)),
     ]
     return [
-        Informer(api, resource, namespace, Custom, seen=on_upsert, gone=on_delete, kept=_identity_of)
+        Informer(api, resource, namespace, Custom, seen=on_upsert, gone=on_delete)
         for namespace in namespaces or [""]
         for resource, on_upsert, on_delete in kinds
     ]
-
-
-def _identity_of(watched: Any) -> Any:
-    """Return the part of an object that its deletion handler needs: a pod's last state, otherwise the metadata."""
-    return watched if isinstance(watched, Pod) else type(watched)(watched.metadata)
 
 
 def _groups(brain: Controller, notify: News) -> tuple[Told, Told]:

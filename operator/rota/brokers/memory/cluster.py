@@ -192,6 +192,9 @@ class MemoryCluster:
         size = properties_bytes_of(len(unique), sum(text_bytes(name) + text_bytes(unique[name]) for name in unique))
         self.store(Message(queue, 0, body, unique, born=int(self.clock() * 1000), properties_bytes=size))
 
+    def reconnect(self) -> None:
+        """Do nothing: the in-memory cluster has no connections."""
+
     async def close(self) -> None:
         """Do nothing: the in-memory cluster has no connections."""
 

@@ -52,6 +52,10 @@ class AdminClient:
     def __init__(self, site: ConnectionConfig) -> None:
         self._client = RoutingClient(site, serve=lambda _: None)
 
+    def reconnect(self) -> None:
+        """Use new connections from now on; present ones end when their pending requests do."""
+        self._client.reconnect()
+
     async def close(self) -> None:
         """Close all connections."""
         self._client.close()

@@ -192,6 +192,10 @@ class RoutingClient:
         """Fetch the routes of topics and all brokers again; a failed request leaves its cached data unchanged."""
         await gather_results([*map(self.route, topics), self.brokers()])
 
+    def reconnect(self) -> None:
+        """Use new connections from now on; present ones end when their pending requests do."""
+        self.connections.renew()
+
     def close(self) -> None:
         """Close all connections."""
         self.connections.close()

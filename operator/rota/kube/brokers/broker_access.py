@@ -1,9 +1,14 @@
-"""Access to a group's brokers: name servers, with credentials and certificates from the group's Secrets."""
+"""Access to a group's brokers: name servers, with credentials and certificates from the group's Secrets.
+
+A renewed Secret is a new access to the same brokers: their clients use it from the next connection and request on.
+"""
 
 import base64
 import logging
+import re
 import ssl
 from collections.abc import Callable, Container
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -18,6 +23,8 @@ from rota.kube.client.paths import object_path
 from rota.spec import RocketMQ
 from rota.tls import KeyPair, load_key_pair, trusting
 
+_SERVICE = re.compile(r"^(?!localhost:)[^.:\[\]]+(?=:)")
+
 _log = logging.getLogger(__name__)
 
 
@@ -30,6 +37,40 @@ class Access(NamedTuple):
 
     mark: tuple[object, ...]
     site: ConnectionConfig
+
+
+class ClusterAccess:
+    """The present access to a broker cluster; the clients that were made with its `config` use a renewed one, too."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    @property
+    def mark(self) -> tuple[object, ...]:
+        """Equal for groups that may share the connections."""
+        return self._access.mark
+
+    @property
+    def config(self) -> ConnectionConfig:
+        """The settings for a client; its certificates and credentials are always the present ones."""
+        site = self._access.site
+        return replace(
+            site, tls=self._present_context if site.tls else None, credentials=self._sign if site.credentials else None
+        )
+
+    def renew(self, access: Access) -> None:
+        """Replace certificates and credentials; name servers, and whether there is TLS or a user, stay."""
+        self._access = access
+
+    def _present_context(self) -> ssl.SSLContext:
+        tls = self._access.site.tls
+        assert tls  # noqa: S101 - an access with another mark has a context
+        return tls()
+
+    def _sign(self) -> Credentials:
+        credentials = self._access.site.credentials
+        assert credentials  # noqa: S101 - as the one before, which comes from the same fields of the group
+        return credentials()
 
 
 class _Secret(msgspec.Struct):
@@ -62,6 +103,13 @@ class BrokerAccess:
             tls = partial(_return, _context(rocketmq, authority, client))  # a replaced certificate has another mark
         signing = credentials and partial(Credentials, *credentials)
         return Access(mark, ConnectionConfig(rocketmq.name_servers, tls, signing, self._address_policy, self._frames))
+
+    async def leads_to(self, mark: tuple[object, ...], namespace: str, rocketmq: RocketMQ) -> bool:
+        """Whether a group's Secrets lead to the access with this mark at present; unusable ones do not."""
+        try:
+            return (await self.read(namespace, rocketmq, {mark})).mark == mark
+        except MissingSecretError:
+            return False
 
     async def _secret(self, namespace: str, name: str, *keys: str) -> list[str]:
         try:
@@ -104,3 +152,10 @@ def _trusting(name: str, authority: str) -> ssl.SSLContext:
 
 def _return(context: ssl.SSLContext) -> ssl.SSLContext:
     return context
+
+
+def qualify_name_servers(namespace: str, rocketmq: RocketMQ) -> RocketMQ:
+    """Qualify name servers without a dot with the group's namespace: members' pods resolve them as Services of it."""
+    return msgspec.structs.replace(
+        rocketmq, name_servers=[_SERVICE.sub(rf"\g<0>.{namespace}", server) for server in rocketmq.name_servers]
+    )

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import re
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +14,16 @@ from rota.brokers.port import BrokerGroupSettings, Brokers, OnlineConsumer
 from rota.brokers.rocketmq.admin import AdminClient
 from rota.brokers.rocketmq.routing import ConnectionConfig
 from rota.brokers.rocketmq.transport.address_policy import AddressPolicy
-from rota.kube.brokers.broker_access import Access, BrokerAccess, MissingSecretError
+from rota.kube.brokers.broker_access import (
+    Access,
+    BrokerAccess,
+    ClusterAccess,
+    MissingSecretError,
+    qualify_name_servers,
+)
 from rota.kube.brokers.consumer_poller import ConsumerPoller
 from rota.kube.brokers.lag.lag_poller import GroupLag, LagPoller
-from rota.kube.brokers.route_watcher import RouteWatcher, TopicInterest
+from rota.kube.brokers.route_watcher import RouteWatcher, TopicInterest, interest_of
 from rota.kube.client.api import Api
 from rota.kube.client.objects import Key
 from rota.kube.state.broker_state import BrokerState
@@ -26,13 +31,11 @@ from rota.kube.state.group import Group
 from rota.kube.state.queue_quota import QueueQuota
 from rota.logs import of_group
 from rota.model import Queue, Reason, Verdict
-from rota.spec import GroupSpec, RocketMQ
+from rota.spec import RocketMQ
 
 SECRETS_SECONDS = 60.0  # interval at which Secrets are read again
 
 _NEWEST = "~"  # sorts after every timestamp
-
-_SERVICE = re.compile(r"^(?!localhost:)[^.:\[\]]+(?=:)")
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +44,7 @@ _log = logging.getLogger(__name__)
 class _BrokerCluster:
     """One broker cluster, reached with one access, and its pollers."""
 
+    access: ClusterAccess
     brokers: Brokers
     views: RouteWatcher
     lags: LagPoller
@@ -55,10 +59,15 @@ class _Binding:
     group: Group
     wanted: TopicInterest
     reached: RocketMQ
-    place: tuple[object, ...] | None = None
+    cluster: _BrokerCluster | None = None
     problems: tuple[Verdict, ...] = ()
     was_looked_at: bool = False  # whether its brokers were asked since this operator leads
     is_accepted: bool = False  # whether they have accepted the group since then
+
+    @property
+    def source(self) -> tuple[str, bytes]:
+        """Where its access comes from: its namespace, and the name servers and Secrets that it names."""
+        return self.group.namespace, msgspec.json.encode(self.reached)
 
     @property
     def creation_order(self) -> tuple[str, str]:
@@ -83,7 +92,7 @@ class BrokerRegistry:
         self._connect, self._is_pod = connect, is_pod
         self._quota = quota or QueueQuota()
         self._access = BrokerAccess(api, address_policy)
-        self._places: dict[tuple[object, ...], _BrokerCluster] = {}
+        self._places: dict[tuple[object, ...], _BrokerCluster] = {}  # by the mark of their access
         self._stays: dict[Key, _Binding] = {}
         self._claims: dict[str, set[Key]] = {}  # the ConsumerGroups that name each consumer group
         self._awake = False  # whether this operator leads; otherwise it asks no broker
@@ -103,10 +112,8 @@ class BrokerRegistry:
         spec, key = group.wish.spec, (group.namespace, group.name)
         if spec is None:
             return
-        rocketmq = (
-            _qualify_name_servers(group.namespace, spec.broker.rocketmq) if self._is_pod else spec.broker.rocketmq
-        )
-        interest, binding = _interest(group, spec), self._stays.get(key)
+        rocketmq = qualify_name_servers(group.namespace, spec.broker.rocketmq) if self._is_pod else spec.broker.rocketmq
+        interest, binding = interest_of(spec, group.name, is_weighed=group.weighs_queues), self._stays.get(key)
         if binding is None:
             binding = self._stays[key] = _Binding(group, interest, rocketmq)
             self._claim(key, binding)
@@ -129,13 +136,12 @@ class BrokerRegistry:
             self._leave(key, binding)
 
     def _leave(self, key: Key, binding: _Binding) -> None:
-        cluster = self._places.get(binding.place) if binding.place else None
-        binding.place = None
+        cluster, binding.cluster = binding.cluster, None
         if cluster is None:
             return
         cluster.views.want(key, None)
         if cluster.views.idle:
-            self._places = {mark: entry for mark, entry in self._places.items() if entry is not cluster}
+            del self._places[cluster.access.mark]
             for task in cluster.running:
                 task.cancel()
             self._background(cluster.brokers.close())
@@ -166,7 +172,7 @@ class BrokerRegistry:
 
     def _addresses(self, binding: _Binding) -> frozenset[str]:
         """Return the addresses of the brokers of a group's topics; these list the group's consumers."""
-        cluster = self._places.get(binding.place) if binding.place else None
+        cluster = binding.cluster
         return cluster.brokers.addresses(cluster.views.where(binding.wanted)) if cluster else frozenset()
 
     def _owns(self, binding: _Binding, rival: _Binding) -> bool:
@@ -242,6 +248,8 @@ class BrokerRegistry:
         problems: tuple[Verdict, ...] = ()
         try:
             access = await self._access.read(key[0], rocketmq, self._places)
+            if binding.cluster and access.mark not in self._places:
+                await self._renew(binding.cluster, access)
         except MissingSecretError as error:
             problems = (Verdict(Reason.MISSING_SECRET, str(error)),)
         if self._stays.get(key) is not binding or binding.reached != rocketmq:  # deleted or moved meanwhile
@@ -259,11 +267,11 @@ class BrokerRegistry:
             self.news(key)
 
     def _enter(self, key: Key, binding: _Binding, access: Access) -> _BrokerCluster:
-        if binding.place != access.mark:
+        if binding.cluster and binding.cluster.access.mark != access.mark:
             self._leave(key, binding)
-        binding.place = access.mark
         if access.mark not in self._places:
-            brokers = self._connect(access.site)
+            cluster_access = ClusterAccess(access)
+            brokers = self._connect(cluster_access.config)
             views = RouteWatcher(brokers, self._on_broker_change, self._quota)
             lags = LagPoller(
                 brokers, views, self.worked, self.looked, self._reported, turned=self.news, begun=self._begun
@@ -272,10 +280,35 @@ class BrokerRegistry:
             consumers = ConsumerPoller(brokers, views, self._unmanaged, self.news)
             tasks = {"route watcher": views.run, "lag poller": lags.run, "consumer poller": consumers.run}
             running = [loop.create_task(supervise(name, work), name=name) for name, work in tasks.items()]
-            self._places[access.mark] = _BrokerCluster(brokers, views, lags, consumers, running)
-        cluster = self._places[access.mark]
+            self._places[access.mark] = _BrokerCluster(cluster_access, brokers, views, lags, consumers, running)
+        cluster = binding.cluster = self._places[access.mark]
         cluster.views.want(key, binding.wanted)
         return cluster
+
+    async def _renew(self, cluster: _BrokerCluster, access: Access) -> None:
+        """Give a cluster a renewed access, so that its views and lag stay, if all of its groups have that access now.
+
+        Otherwise the group has to leave the others: no group may use certificates or credentials of another one.
+        """
+        previous = cluster.access.mark
+        is_shared = await self._is_shared(cluster, access)
+        if is_shared and self._places.get(previous) is cluster and access.mark not in self._places:
+            del self._places[previous]
+            self._places[access.mark] = cluster
+            cluster.access.renew(access)
+            cluster.brokers.reconnect()
+
+    async def _is_shared(self, cluster: _BrokerCluster, access: Access) -> bool:
+        """Whether the Secrets of all groups of a cluster lead to this access; groups that enter meanwhile count."""
+        read: set[tuple[str, bytes]] = set()
+        while unread := [
+            binding for binding in self._stays.values() if binding.cluster is cluster and binding.source not in read
+        ]:
+            source, reached = unread[0].source, unread[0].reached
+            if not await self._access.leads_to(access.mark, source[0], reached):
+                return False
+            read.add(source)
+        return True
 
     async def run(self) -> None:
         """Read the Secrets periodically, so that a changed one takes effect."""
@@ -290,7 +323,7 @@ class BrokerRegistry:
 
     def _place(self, key: Key) -> _BrokerCluster | None:
         binding = self._stays.get(key)
-        return self._places.get(binding.place) if binding and binding.place else None
+        return binding.cluster if binding else None
 
     def of(self, group: Group, now: float) -> BrokerState:
         """Return a group's state at its brokers."""
@@ -365,17 +398,3 @@ class BrokerRegistry:
         self._asking.discard(task)
         if not task.cancelled() and (error := task.exception()):
             _log.warning("Brokers could not be asked: %s", error)
-
-
-def _qualify_name_servers(namespace: str, rocketmq: RocketMQ) -> RocketMQ:
-    """Qualify name servers without a dot with the group's namespace: members' pods resolve them as Services of it."""
-    return msgspec.structs.replace(
-        rocketmq, name_servers=[_SERVICE.sub(rf"\g<0>.{namespace}", server) for server in rocketmq.name_servers]
-    )
-
-
-def _interest(group: Group, spec: GroupSpec) -> TopicInterest:
-    topics = tuple(subscription.topic for subscription in spec.subscriptions)
-    return TopicInterest(
-        spec.group or group.name, topics, spec.message_model == "Broadcasting", spec.start_from, group.weighs_queues
-    )

@@ -19,7 +19,7 @@ from rota.kube.state.queue_quota import QueueQuota
 from rota.logs import of_group
 from rota.model import RETRY, Queue, Reason, Verdict
 from rota.planner import QueueView
-from rota.spec import StartFrom
+from rota.spec import GroupSpec, StartFrom
 
 ROUTES_SECONDS = 5.0
 ONLINE_SECONDS, ONLINE_GROUPS = (5.0, 20.0), 50  # shortest and longest pause of polls; groups polled a second
@@ -328,6 +328,14 @@ def _duplicate_id_problems(online: _OnlineConsumers, now: float, suffixes: Colle
         return []
     message = f"Several consumers call themselves {', '.join(several[:3])}; of queues that are theirs some stay unread"
     return [Verdict(Reason.DUPLICATE_CLIENT_IDS, message)]
+
+
+def interest_of(spec: GroupSpec, name: str, *, is_weighed: bool) -> TopicInterest:
+    """Return what a ConsumerGroup of this name needs to know from its brokers."""
+    topics = tuple(subscription.topic for subscription in spec.subscriptions)
+    return TopicInterest(
+        spec.group or name, topics, spec.message_model == "Broadcasting", spec.start_from, weighed=is_weighed
+    )
 
 
 def topics_of(interest: TopicInterest) -> tuple[str, ...]:

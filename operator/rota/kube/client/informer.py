@@ -1,18 +1,20 @@
 """List-watch informer: lists a collection page by page, then watches it; after an error it resumes or lists again.
 
-A list is a consistent read, so a known object that is missing in it was deleted, even if no event reported that.
+A list is a consistent read, so a known object that is missing in it was deleted, even if no event reported that. The
+objects that the operator itself has written count as known, too: one that was created and deleted while the watch was
+interrupted is in no event and in no list.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from msgspec.structs import replace
 
 from rota.kube.client.api import Api, ApiError, NoResponseError, Params
-from rota.kube.client.objects import Metadata
+from rota.kube.client.objects import Metadata, part_to_cache
 from rota.kube.client.paths import collection_path
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
@@ -43,15 +45,18 @@ class Informer(Generic[T]):
         *,
         seen: Callable[[T], None],
         gone: Callable[[T], None],
-        kept: Callable[[T], T] = lambda item: item,
+        expected: Callable[[], Iterable[T]] = tuple,
         params: Params | None = None,
     ) -> None:
-        """`kept` returns the part of an object that is cached: `gone` gets it if the object is missing in a list."""
+        """`expected` returns the objects that exist as far as the operator knows, its own writes included.
+
+        Only objects that match `params` may be among them: each one that is missing in a list counts as deleted.
+        """
         self.resource = resource
         self.namespace = namespace  # empty: all
         self.path = collection_path(resource, namespace)
         self._api, self._kind, self._params = api, kind, params
-        self._seen, self._gone, self._kept = seen, gone, kept
+        self._seen, self._gone, self._expected = seen, gone, expected
         self._known: dict[tuple[str, str], T] = {}
         self._version = ""  # at which a watch resumes; empty: list first
         self.refused = False  # whether the operator may not list it
@@ -96,11 +101,20 @@ class Informer(Generic[T]):
             self.refused = self.refused or error.forbidden  # other errors do not concern rights
             raise
         self.refused = False
+        self._report_missing(listed_keys, version)
+        self.listed.set()
+        return version
+
+    def _report_missing(self, listed_keys: Container[tuple[str, str]], version: str) -> None:
+        """Report the known and the expected objects that are missing in a list as deleted."""
         for key, cached in list(self._known.items()):
             if key not in listed_keys:
                 self._lose(_as_of(cached, version))
-        self.listed.set()
-        return version
+        for item in list(self._expected()):
+            is_listed = item.metadata.key in listed_keys or self.namespace not in {"", item.metadata.namespace}
+            deleted = _as_of(item, version)
+            if not is_listed and item.metadata.version <= deleted.metadata.version:  # else written after the list
+                self._lose(deleted)
 
     async def _watch(self) -> None:
         async with aclosing(self._api.watch(self.path, self._kind, self._version, self._params)) as events:
@@ -118,7 +132,7 @@ class Informer(Generic[T]):
         cached = self._known.get(item.metadata.key)
         if cached and cached.metadata.uid != item.metadata.uid:
             self._lose(cached)
-        self._known[item.metadata.key] = self._kept(item)
+        self._known[item.metadata.key] = part_to_cache(item)
         self._tell(self._seen, item)
 
     def _lose(self, item: T) -> None:

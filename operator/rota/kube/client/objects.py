@@ -335,3 +335,8 @@ class Custom(Struct, frozen=True):
         reference = self.spec.get("policyRef") if isinstance(self.spec, dict) else None
         name = reference.get("name") if isinstance(reference, dict) else None
         return name if isinstance(name, str) else ""
+
+
+def part_to_cache(watched: Any) -> Any:
+    """Return the part of an object that its deletion handler needs: a pod's last state, otherwise the metadata."""
+    return watched if isinstance(watched, Pod) else type(watched)(watched.metadata)

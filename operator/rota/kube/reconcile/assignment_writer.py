@@ -4,7 +4,6 @@ If a response is lost, only the ConfigMap shows whether the document was stored.
 follows up the plan with the stored document.
 """
 
-import asyncio
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
@@ -38,8 +37,7 @@ class AssignmentWriter:
     async def write(self, sent: PendingPlan) -> None:
         """Write a plan's document. If it may have been stored without a response, remember the plan, and raise."""
         try:
-            stored = await write_document(self._api, self._group, sent.plan)
-            self._group.keep_unreported(stored, asyncio.get_running_loop().time())
+            self._group.keep(await write_document(self._api, self._group, sent.plan))
         except (ApiError, NoResponseError, ConflictError) as error:
             # A conflict may come from this very write: a request is repeated when its connection breaks.
             if not (isinstance(error, ApiError) and error.status in REFUSED):

@@ -1,7 +1,7 @@
 """Handlers of watch events: they update the state of the groups concerned, and enqueue these groups."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from rota.kube.brokers.registry import BrokerRegistry
 from rota.kube.client.objects import ConfigMap, Custom, Deployment, Key, Pod, record_of
@@ -131,7 +131,6 @@ class EventHandlers:
             group = self._task(key).group  # its ConsumerGroup may arrive later
             previous = group.record
             group.keep(config_map)
-            group.note_reported(config_map)
             if group.record is not previous:
                 self._queue.wake(key)
 
@@ -145,6 +144,12 @@ class EventHandlers:
             self._queue.wake(config_map.metadata.group)
             self._forget_nobodys(config_map.metadata.group)
 
+    def expected_records(self) -> Iterator[ConfigMap]:
+        """Return the assignments that exist as far as the groups know, without their contents."""
+        for task in self._queue.tasks.values():
+            if metadata := task.group.record_metadata:
+                yield ConfigMap(metadata)
+
     def deployment_seen(self, deployment: Deployment) -> None:
         """Handle an added or changed Deployment of a group; the reconcile reverts manual changes."""
         if self._fleets.seen(deployment):
@@ -154,6 +159,10 @@ class EventHandlers:
         """Handle a deleted Deployment of a group."""
         self._fleets.gone(deployment)
         self._queue.wake(deployment.metadata.group)
+
+    def expected_deployments(self) -> Collection[Deployment]:
+        """Return the Deployments that exist as far as the operator knows."""
+        return self._fleets.expected
 
     def _forget_nobodys(self, key: Key) -> None:
         """Remove a group that has neither a ConsumerGroup nor pods."""

@@ -43,7 +43,7 @@ class Gatherer:
             await self._ask_for_unseen(group)  # so that no ended member is polled
             await self._in_turn(group)
             group.looked = True
-        if group.needs_read(self._now):
+        if group.outdated or not group.record.ours:
             await self._ask_for_record(group)
         await self._ask_for_unseen(group)
         if group.pods.surplus and group.pods.has_room:
@@ -96,7 +96,7 @@ class Gatherer:
 
     async def _ask_for_record(self, group: Group) -> None:
         path = object_path("configmaps", group.namespace, record_of(group.name))
-        group.keep_unreported(await self._read_object(path, ConfigMap), self._now)
+        group.keep(await self._read_object(path, ConfigMap))
 
     async def _ask_for_unseen(self, group: Group) -> None:
         """Read each pod that no watch reports, to learn whether it still exists."""

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from rota.delivery_totals import GroupDeliveries
-from rota.kube.client.objects import ConfigMap, Custom, Metadata, Pod
+from rota.kube.client.objects import GROUP_LABEL, ConfigMap, Custom, Metadata, Pod, record_of
 from rota.kube.state.broker_state import BrokerState, ClientIds
 from rota.kube.state.member_problems import member_problems
 from rota.kube.state.pod_state import GroupPods
@@ -24,7 +24,7 @@ from rota.spec import GroupSpec, resolved
 from rota.spec.consumer_settings import mismatches
 
 LINGER_SECONDS = 1.0  # until a pod that may have ended is read again
-REREAD_SECONDS = 60.0  # until an assignment that could not be used, or that no watch has reported, is read again
+REREAD_SECONDS = 60.0  # until an assignment that could not be used is read again
 NO_WEIGHTS: Mapping[Queue, float] = {}
 
 
@@ -47,8 +47,6 @@ class Group:
         self._reached: dict[str, float] = {}  # since when at least one member reaches each broker
         self.awaited: frozenset[str] = frozenset()
         self.outdated = False  # the stored assignment may differ from `record` and must be read
-        self._reported_version = 0  # of the stored assignment, by the watch
-        self._written_at = math.inf  # when this operator wrote or read a version that the watch has not reported yet
         self._early: ConfigMap | None = None  # the assignment that arrived before its ConsumerGroup
         self.looked = False  # everything was observed once since this operator began to lead
         self.fresh = False  # and again, after the assignment was found missing or damaged
@@ -111,7 +109,7 @@ class Group:
         """Seconds until objects that no watch reports are read again."""
         if self.pods.missed:
             return LINGER_SECONDS
-        return math.inf if self.record.ours and self._written_at == math.inf else REREAD_SECONDS
+        return math.inf if self.record.ours else REREAD_SECONDS
 
     def keep(self, config_map: ConfigMap | None) -> None:
         """Set the stored assignment (None: it does not exist); a version older than the known one is ignored."""
@@ -126,23 +124,15 @@ class Group:
             self.record, self.fresh = self._record_limits.read(config_map, self.name, self.uid), False
         self.forget_ended()
 
-    def keep_unreported(self, config_map: ConfigMap | None, now: float) -> None:
-        """Set the stored assignment as this operator wrote or read it; the watch may never report that version.
-
-        A list that follows an interrupted watch does not show an assignment that was created and deleted meanwhile.
-        """
-        self.keep(config_map)
-        self._written_at = now if config_map and config_map.metadata.version > self._reported_version else math.inf
-
-    def note_reported(self, config_map: ConfigMap) -> None:
-        """Note the version that the watch reported, so that its deletion will be reported, too."""
-        self._reported_version = config_map.metadata.version
-        if self._reported_version >= self.record.number:
-            self._written_at = math.inf
-
-    def needs_read(self, now: float) -> bool:
-        """Whether the stored assignment must be read: the known one may be wrong."""
-        return self.outdated or not self.record.ours or now - self._written_at >= REREAD_SECONDS
+    @property
+    def record_metadata(self) -> Metadata | None:
+        """Name and version of the ConfigMap that it is read from; None if there is none, or no watch may report it."""
+        if not self.record.version or self.record.damage or not self.record.ours:
+            return None
+        labels = {GROUP_LABEL: self.name}
+        return Metadata(
+            record_of(self.name), namespace=self.namespace, resource_version=self.record.version, labels=labels
+        )
 
     def end(self) -> None:
         """Handle the deletion of the ConsumerGroup."""
@@ -160,7 +150,7 @@ class Group:
         self._record, self.pods.assignment = record, record.document
 
     def _forget_record(self) -> None:
-        self.record, self._written_at = StoredAssignment(), math.inf
+        self.record = StoredAssignment()
         self._record_limits.forget((self.namespace, self.name))
 
     @property

@@ -1,6 +1,7 @@
 """Writer of a group's Secret with its members' key, and of the Deployment of a group that has a template."""
 
 import hashlib
+from collections.abc import Collection
 
 import msgspec
 
@@ -44,9 +45,16 @@ class Deployments:
         return previous is None or previous.metadata.generation != observed.metadata.generation
 
     def gone(self, deleted: Deployment) -> None:
-        """Handle a deleted Deployment."""
-        self._standing.pop(deleted.metadata.key, None)
-        self._stated.pop(deleted.metadata.key, None)
+        """Handle a deleted Deployment, unless another one of its name was created meanwhile."""
+        current = self._standing.get(deleted.metadata.key)
+        if current is None or current.metadata.uid == deleted.metadata.uid:
+            self._standing.pop(deleted.metadata.key, None)
+            self._stated.pop(deleted.metadata.key, None)
+
+    @property
+    def expected(self) -> Collection[Deployment]:
+        """The Deployments that exist as far as this operator has seen or written them."""
+        return self._standing.values()
 
     async def give_key(self, group: Group) -> None:
         """Write the Secret with the key of a group, if a member is not authenticated.

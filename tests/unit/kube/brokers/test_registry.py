@@ -1,14 +1,18 @@
-"""Which of several ConsumerGroups with the same consumer group owns it."""
+"""Which of several ConsumerGroups with the same consumer group owns it, and what a renewed Secret leaves as it is."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from ground.keys import Authority
+from ground.poll import soon
+from group_secrets import GroupSecrets, pair_data
 from rota import aio
-from rota.brokers.memory import BROKER, MemoryCluster
+from rota.brokers.memory import BROKER, NAME_SERVER, MemoryCluster
 from rota.brokers.port import Brokers
 from rota.brokers.rocketmq.routing import ConnectionConfig
 from rota.documents import Assignment
@@ -16,6 +20,7 @@ from rota.kube.brokers.consumer_poller import ConsumerPoller
 from rota.kube.brokers.lag.lag_poller import LagPoller
 from rota.kube.brokers.registry import BrokerRegistry
 from rota.kube.brokers.route_watcher import RouteWatcher
+from rota.kube.client.api import Api
 from rota.kube.client.objects import Custom, Metadata
 from rota.kube.state.broker_state import BrokerState
 from rota.kube.state.group import Group
@@ -129,3 +134,140 @@ async def test_supervision_restarts_what_asks_the_brokers(
     await clusters.seen(clusters.group("orders", "2026-11-27T08:00:00Z", "ours:9876"))
     await restarted.wait()
     assert len(starts) == 2
+
+
+class RenewedCluster(MemoryCluster):
+    """Brokers that note what is seen of the group while connections are replaced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reconnected: list[None] = []
+
+    def reconnect(self) -> None:
+        self.reconnected.append(None)
+
+
+class SecuredGroups:
+    """Groups that reach brokers with a user and a client certificate, each from the Secrets of its namespace."""
+
+    def __init__(self, folder: Path) -> None:
+        self.authority = Authority(folder, "authority")
+        self.secrets, self.memory = GroupSecrets(), RenewedCluster()
+        self.configs: list[ConnectionConfig] = []
+        self.places = BrokerRegistry(cast("Api", self.secrets), self._connect)
+        self.places.lead(leads=True)
+
+    def _connect(self, config: ConnectionConfig) -> Brokers:
+        self.configs.append(config)
+        return self.memory
+
+    def renew(self, namespace: str, name: str) -> None:
+        """Give a namespace the credentials and the certificate of that name."""
+        self.secrets.put(namespace, "acl", {"accessKey": name, "secretKey": "12345678"})
+        self.secrets.put(namespace, "client", pair_data(self.authority.issue(name, name)))
+
+    def group(self, namespace: str) -> Group:
+        """Make the group `orders` of a namespace."""
+        tls = {"enabled": True, "clientSecret": {"name": "client"}}
+        rocketmq = {"nameServers": ["ns:9876"], "credentialsSecret": {"name": "acl"}, "tls": tls}
+        spec = {"group": namespace, "broker": {"rocketmq": rocketmq}, "subscriptions": [{"topic": "orders"}]}
+        group = Group(namespace, "orders")
+        group.wants(Custom(Metadata("orders", uid=namespace, namespace=namespace, generation=1), spec), None)
+        self.places.want(group)
+        return group
+
+    def users(self) -> list[str]:
+        """Return the user of each client of the brokers."""
+        return [config.credentials().access_key for config in self.configs if config.credentials]
+
+    def state(self, group: Group) -> BrokerState:
+        return self.places.of(group, asyncio.get_running_loop().time())
+
+    async def has_lag(self, group: Group) -> bool:
+        return bool(self.places.lag((group.namespace, group.name)).queues)
+
+
+@pytest.fixture
+async def secured(tmp_path: Path) -> AsyncIterator[SecuredGroups]:
+    made = SecuredGroups(tmp_path)
+    await made.memory.create_topic("orders", BROKER, 4)
+    yield made
+    await made.places.close()
+
+
+async def test_tls_certificate_and_credentials_renewed_keep_views_and_lag_of_the_groups_that_use_them(
+    secured: SecuredGroups,
+) -> None:
+    secured.renew("shop", "one")
+    group = secured.group("shop")
+    await secured.places.look(group)
+    await soon(lambda: secured.has_lag(group))
+    lag, (config,) = secured.places.lag(("shop", "orders")), secured.configs
+    assert config.tls
+    first = config.tls()
+    secured.memory.down(NAME_SERVER)  # so nothing can be asked anew
+    secured.renew("shop", "two")
+    looking = asyncio.create_task(secured.places.look(group))
+    while not secured.memory.reconnected:
+        await asyncio.sleep(0)
+        assert secured.state(group).views["orders"]
+    assert secured.places.lag(("shop", "orders")).queues.keys() == lag.queues.keys()
+    assert config.tls() is not first
+    assert secured.users() == ["two"], "the same client signs with them"
+    secured.memory.up(NAME_SERVER)
+    await looking
+    assert secured.state(group).views["orders"]
+    await secured.places.look(group)
+    assert len(secured.memory.reconnected) == 1, "nothing has changed since"
+
+
+async def test_tls_certificate_renewed_by_an_unusable_one_stays_in_use_and_the_problem_is_reported(
+    secured: SecuredGroups,
+) -> None:
+    secured.renew("shop", "one")
+    group = secured.group("shop")
+    await secured.places.look(group)
+    (config,) = secured.configs
+    assert config.tls
+    first = config.tls()
+    secured.secrets.put("shop", "client", {"tls.crt": "nonsense", "tls.key": "nonsense"})
+    await secured.places.look(group)
+    assert reasons(secured.state(group)) == [Reason.MISSING_SECRET]
+    assert secured.state(group).views["orders"]
+    assert (config.tls(), secured.users(), secured.memory.reconnected) == (first, ["one"], [])
+    secured.renew("shop", "two")
+    await secured.places.look(group)
+    assert reasons(secured.state(group)) == []
+    assert (secured.users(), len(secured.memory.reconnected)) == (["two"], 1)
+
+
+async def test_credentials_renewed_in_all_namespaces_that_share_them_keep_their_connections(
+    secured: SecuredGroups,
+) -> None:
+    namespaces = ("bills", "shop")
+    for namespace in namespaces:
+        secured.renew(namespace, "one")
+    groups = [secured.group(namespace) for namespace in namespaces]
+    for group in groups:
+        await secured.places.look(group)
+    for namespace in namespaces:
+        secured.renew(namespace, "two")
+    for group in groups:
+        await secured.places.look(group)
+    assert (secured.users(), len(secured.memory.reconnected)) == (["two"], 1)
+
+
+async def test_credentials_renewed_in_one_namespace_are_not_used_for_groups_of_another(secured: SecuredGroups) -> None:
+    for namespace in ("bills", "shop"):
+        secured.renew(namespace, "one")
+    bills, shop = secured.group("bills"), secured.group("shop")
+    for group in (bills, shop):
+        await secured.places.look(group)
+    assert secured.users() == ["one"]
+    secured.renew("shop", "two")
+    await secured.places.look(shop)
+    assert secured.users() == ["one", "two"]
+    secured.renew("shop", "three")
+    await secured.places.look(shop)
+    assert secured.users() == ["one", "three"]
+    assert all(secured.state(group).views["orders"] for group in (bills, shop))

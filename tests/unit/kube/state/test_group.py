@@ -49,30 +49,6 @@ def test_assignment_of_a_previous_group_of_the_same_name_is_not_owned() -> None:
     assert not group.record.ours
 
 
-def test_assignment_that_was_written_and_never_reported_by_the_watch_is_read_again_after_a_minute() -> None:
-    group = Group("shop", "orders")
-    group.wants(BODY, None)
-    group.keep_unreported(RECORD, 100.0)
-    assert group.seconds_to_next_read == 60.0
-    assert not group.needs_read(159.9)
-    assert group.needs_read(160.0)
-    group.keep_unreported(RECORD, 160.0)
-    assert not group.needs_read(160.0), "it was read just now"
-    assert group.needs_read(220.0), "but its deletion would not be reported"
-    group.keep_unreported(None, 220.0)
-    assert group.record.version == ""
-
-
-def test_assignment_that_the_watch_has_reported_is_not_read_again() -> None:
-    group = Group("shop", "orders")
-    group.wants(BODY, None)
-    group.keep_unreported(RECORD, 100.0)
-    group.note_reported(RECORD)
-    assert not group.needs_read(1000.0)
-    group.keep_unreported(RECORD, 200.0)
-    assert not group.needs_read(1000.0), "reported before it was read"
-
-
 def test_assignment_deleted_before_its_group_appears_is_forgotten() -> None:
     group = Group("shop", "orders")
     group.keep(RECORD)

@@ -92,3 +92,13 @@ async def test_template_that_is_too_large_is_not_kept_in_memory(kind: str) -> No
         ((reason, message),) = group.fleet
         assert reason is Reason.TEMPLATE_REFUSED
         assert message == "The Deployment orders has a spec of more than 262,144 bytes; shorten spec.template"
+
+
+def test_deployment_deleted_after_another_of_its_name_was_created_leaves_that_expected() -> None:
+    fleets = Deployments(cast("Api", ConflictingServer()))
+    recreated = replace(OWNED, metadata=replace(OWNED.metadata, uid="3", resource_version="9"))
+    fleets.seen(recreated)
+    fleets.gone(replace(OWNED, metadata=replace(OWNED.metadata, resource_version="8")))
+    assert [*fleets.expected] == [recreated]
+    fleets.gone(Deployment(replace(recreated.metadata, resource_version="10")))
+    assert [*fleets.expected] == []

@@ -51,13 +51,13 @@ class _AddressState:
         pause = self.pause * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, so that clients do not reconnect together
         self.not_before, self.why = asyncio.get_running_loop().time() + pause, reason
 
-    def leave(self, connection: Connection) -> None:
+    def leave(self, connection: Connection, reason: str) -> None:
         """Send no more requests on a connection; close it when its pending requests are answered."""
         self.left = {old for old in self.left if not old.closed} | {connection}
         self.pause = 0.0
         if self.connection is connection:
             self.connection = None
-        connection.finish("it sends everybody away")
+        connection.finish(reason)
 
     def close(self, reason: str) -> None:
         """Close the current connection and all replaced ones."""
@@ -89,6 +89,7 @@ class Connections:
         self._credentials = credentials
         self._places: dict[str, _AddressState] = {}
         self._closed = False
+        self._renewals = 0
 
     async def ask(self, address: str, request: Frame, seconds: float = CALL_SECONDS) -> Frame:
         """Send a request to an address; if the peer answers GO_AWAY, retry once on a new connection."""
@@ -105,7 +106,7 @@ class Connections:
         connection = await self._open(address, request)
         answer = await connection.ask(request, seconds)
         if answer.code == ResponseCode.GO_AWAY and (place := self._places.get(address)):
-            place.leave(connection)
+            place.leave(connection, "it sends everybody away")
             answer = await (await self._open(address, request)).ask(request, seconds)
         return answer
 
@@ -117,6 +118,17 @@ class Connections:
         """Close the connections to all other addresses: a broker that moved does not return to its old address."""
         for address in self._places.keys() - set(addresses):
             self._places.pop(address).close("the address is not in use any more")
+
+    def renew(self) -> None:
+        """Open new connections for further requests, with the TLS context of then.
+
+        Each present one is closed when its pending requests are answered, or have timed out.
+        """
+        self._renewals += 1
+        for place in self._places.values():
+            place.pause = place.not_before = 0.0  # what was refused may be accepted now
+            if place.connection and not place.connection.closed:
+                place.leave(place.connection, "its certificates or credentials were renewed")
 
     def close(self) -> None:
         """Close all connections, and refuse to open new ones."""
@@ -139,9 +151,7 @@ class Connections:
             if place.not_before > asyncio.get_running_loop().time():
                 raise NotSentError(f"{place.why}; it is tried again soon")
             try:
-                connection = await Connection.open(
-                    address, self._serve, self._tls() if self._tls else None, self._policy, frames=self._frames
-                )
+                connection = await self._connect(address)
             except NotSentError as error:
                 place.fail(str(error))
                 raise
@@ -151,3 +161,13 @@ class Connections:
             place.connection = connection
             self._opened(address, request)
             return connection
+
+    async def _connect(self, address: str) -> Connection:
+        while True:
+            renewals = self._renewals
+            connection = await Connection.open(
+                address, self._serve, self._tls() if self._tls else None, self._policy, frames=self._frames
+            )
+            if renewals == self._renewals:
+                return connection
+            connection.close("certificates or credentials were renewed while it was opened")

@@ -9,7 +9,7 @@ import pytest
 from builders import NOW, a_document, a_policy, a_snapshot, a_spec, a_view, obeying
 from rota.kube.brokers.lag.lag_poller import GroupLag
 from rota.kube.brokers.lag.queue_weights import measured, of_group
-from rota.kube.brokers.registry import _interest
+from rota.kube.brokers.route_watcher import interest_of
 from rota.kube.reconcile.controller import Controller
 from rota.kube.state.broker_state import BrokerState
 from rota.kube.state.group import Group
@@ -50,8 +50,9 @@ def test_weight_is_unknown_without_a_route(views: dict[str, None]) -> None:
 
 def test_weight_is_measured_only_for_policies_that_use_it() -> None:
     assert of_group(a_group("Sticky"), ORDERS, GroupLag({}, flows=FLOWS)) == {}
-    assert not _interest(a_group("Sticky"), a_spec()).weighed
-    assert _interest(a_group(), a_spec()).weighed
+    assert not a_group("Sticky").weighs_queues
+    assert a_group().weighs_queues
+    assert interest_of(a_spec(), "orders", is_weighed=True).weighed
     assert not Group("shop", "orders").weighs_queues
 
 

@@ -1,0 +1,53 @@
+"""What an informer concludes from a list about objects that no watch has reported."""
+
+from collections.abc import AsyncGenerator
+from typing import Any, cast
+
+import pytest
+
+from rota.kube.client.api import Api, Page
+from rota.kube.client.informer import Informer
+from rota.kube.client.objects import Metadata, Object
+
+
+class OneList:
+    """An API server that has one list."""
+
+    def __init__(self, version: int, *listed: Object) -> None:
+        self.page = Page([*listed], str(version))
+
+    async def pages(self, *_: object) -> AsyncGenerator[Page[Any]]:
+        yield self.page
+
+
+def an_object(name: str, version: int, namespace: str = "shop") -> Object:
+    return Object(Metadata(name, uid=name, namespace=namespace, resource_version=str(version)))
+
+
+@pytest.mark.parametrize(
+    ("expected", "reported"),
+    [
+        (an_object("written", 7), {("written", 10)}),
+        (an_object("written", 10), {("written", 10)}),
+        (an_object("written", 11), set[tuple[str, int]]()),
+        (an_object("there", 7), set[tuple[str, int]]()),
+        (an_object("written", 7, "elsewhere"), set[tuple[str, int]]()),
+    ],
+    ids=["before the list", "just before it", "after it", "that is listed", "in another namespace"],
+)
+async def test_watch_list_without_an_object_written_before_it_reports_that_as_deleted(
+    expected: Object, reported: set[tuple[str, int]]
+) -> None:
+    api = cast("Api", OneList(10, an_object("there", 8)))
+    gone: set[tuple[str, int]] = set()
+    informer = Informer(
+        api,
+        "configmaps",
+        "shop",
+        Object,
+        seen=lambda _: None,
+        gone=lambda deleted: gone.add((deleted.metadata.name, deleted.metadata.version)),
+        expected=lambda: [expected],
+    )
+    assert await informer.relist() == "10"
+    assert gone == reported
