@@ -78,7 +78,9 @@ class Agent:
         self._steps = EffectRunner(notes, self.health, self.member.report, self._obey, self._tell_soon)
         self.status = MemberStatus(self.member, self._steps, self.health, self._sources, self.readings, now=self.now)
         self.measures, self.delivery_counts = self.status.measures, self.status.delivery_counts
-        self._delivery_spans = DeliverySpans(partial(open_otlp_sender, resource=_describe(pod)))
+        self._delivery_spans = DeliverySpans(
+            partial(open_otlp_sender, resource=_describe(pod)), partial(self.health.trouble, Reason.TRACES_NOT_SENT)
+        )
         self._said = self._steps.told  # the report that was last passed on
         self._telling = False
         self._clock: asyncio.TimerHandle | None = None
