@@ -16,7 +16,7 @@ from rota.brokers.rocketmq.wire.signing import Credentials
 from rota.kube.client.api import Api, ApiError
 from rota.kube.client.paths import object_path
 from rota.spec import RocketMQ
-from rota.tls import KeyPair, load_key_pair, trusting
+from rota.tls import KeyPair, Validity, certificate_validity, load_key_pair, trusting
 
 _log = logging.getLogger(__name__)
 
@@ -30,6 +30,7 @@ class Access(NamedTuple):
 
     mark: tuple[object, ...]
     site: ConnectionConfig
+    client_validity: Validity | None = None  # of the client certificate
 
 
 class _Secret(msgspec.Struct):
@@ -61,7 +62,8 @@ class BrokerAccess:
         if rocketmq.tls.enabled and mark not in known_marks:
             tls = partial(_return, _context(rocketmq, authority, client))  # a replaced certificate has another mark
         signing = credentials and partial(Credentials, *credentials)
-        return Access(mark, ConnectionConfig(rocketmq.name_servers, tls, signing, self._address_policy, self._frames))
+        site = ConnectionConfig(rocketmq.name_servers, tls, signing, self._address_policy, self._frames)
+        return Access(mark, site, certificate_validity(client) if client else None)
 
     async def _secret(self, namespace: str, name: str, *keys: str) -> list[str]:
         try:

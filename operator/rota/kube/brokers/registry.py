@@ -27,6 +27,7 @@ from rota.kube.state.queue_quota import QueueQuota
 from rota.logs import of_group
 from rota.model import Queue, Reason, Verdict
 from rota.spec import GroupSpec, RocketMQ
+from rota.tls import Validity
 
 SECRETS_SECONDS = 60.0  # interval at which Secrets are read again
 
@@ -46,6 +47,7 @@ class _BrokerCluster:
     lags: LagPoller
     consumers: ConsumerPoller
     running: Sequence[asyncio.Task[None]]
+    client_validity: Validity | None
 
 
 @dataclass
@@ -272,7 +274,7 @@ class BrokerRegistry:
             consumers = ConsumerPoller(brokers, views, self._unmanaged, self.news)
             tasks = {"route watcher": views.run, "lag poller": lags.run, "consumer poller": consumers.run}
             running = [loop.create_task(supervise(name, work), name=name) for name, work in tasks.items()]
-            self._places[access.mark] = _BrokerCluster(brokers, views, lags, consumers, running)
+            self._places[access.mark] = _BrokerCluster(brokers, views, lags, consumers, running, access.client_validity)
         cluster = self._places[access.mark]
         cluster.views.want(key, binding.wanted)
         return cluster
@@ -301,9 +303,11 @@ class BrokerRegistry:
         rivals = [self._stays[rival] for rival in self._rivals(key, binding)]
         state = cluster.views.of(key, now, self._own_names(binding, rivals, now))
         if self._awaits_older(binding, rivals):
-            return BrokerState(dict.fromkeys(state.views), None, (*binding.problems, *state.problems))
+            problems = (*binding.problems, *state.problems)
+            return BrokerState(dict.fromkeys(state.views), None, problems, client_validity=cluster.client_validity)
         problems = (*binding.problems, *self._duplicates(binding, rivals), *state.problems)
-        return BrokerState(state.views, state.foreigners, problems, cluster.consumers.of(key))
+        unmanaged = cluster.consumers.of(key)
+        return BrokerState(state.views, state.foreigners, problems, unmanaged, cluster.client_validity)
 
     def _own_names(self, binding: _Binding, rivals: Sequence[_Binding], now: float) -> Collection[str]:
         """Return the suffixes of the client ids of a group's members."""
