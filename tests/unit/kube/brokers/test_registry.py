@@ -1,12 +1,16 @@
-"""Which of several ConsumerGroups with the same consumer group owns it."""
+"""Which of several ConsumerGroups with the same consumer group owns it; what is known of a group's access."""
 
 import asyncio
+import base64
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from ground.keys import Authority
 from rota import aio
 from rota.brokers.memory import BROKER, MemoryCluster
 from rota.brokers.port import Brokers
@@ -27,9 +31,9 @@ NOBODY: Any = None  # the API server is not asked
 class Clusters:
     """Clusters of brokers by the first name server that a group names."""
 
-    def __init__(self, clusters: Mapping[str, MemoryCluster]) -> None:
+    def __init__(self, clusters: Mapping[str, MemoryCluster], api: Any = NOBODY) -> None:
         self.clusters = clusters
-        self.places = BrokerRegistry(NOBODY, self.connect)
+        self.places = BrokerRegistry(api, self.connect)
         self.places.lead(leads=True)
         self.news: list[tuple[str, str]] = []
         self.places.news = self.news.append
@@ -37,11 +41,11 @@ class Clusters:
     def connect(self, site: ConnectionConfig) -> Brokers:
         return self.clusters[site.name_servers[0]]
 
-    def group(self, name: str, created: str, *name_servers: str) -> Group:
+    def group(self, name: str, created: str, *name_servers: str, **access: Any) -> Group:
         """Make a group that has the consumer group `billing`."""
         spec = {
             "group": "billing",
-            "broker": {"rocketmq": {"nameServers": list(name_servers)}},
+            "broker": {"rocketmq": {"nameServers": list(name_servers), **access}},
             "subscriptions": [{"topic": "orders"}],
         }
         group = Group("shop", name)
@@ -129,3 +133,29 @@ async def test_supervision_restarts_what_asks_the_brokers(
     await clusters.seen(clusters.group("orders", "2026-11-27T08:00:00Z", "ours:9876"))
     await restarted.wait()
     assert len(starts) == 2
+
+
+class ClientSecret:
+    """An API server whose Secrets have one client certificate."""
+
+    def __init__(self, folder: Path) -> None:
+        pair = Authority(folder, "authority").issue("client", "client")
+        texts = {"tls.crt": pair.certificate.read_bytes(), "tls.key": pair.key.read_bytes()}
+        self.data = {name: base64.b64encode(text).decode() for name, text in texts.items()}
+
+    async def get(self, _: str, kind: type[Any]) -> Any:
+        return msgspec.convert({"data": self.data}, kind)
+
+
+async def test_tls_validity_of_a_groups_client_certificate_is_known_while_its_brokers_are_asked(tmp_path: Path) -> None:
+    clusters = Clusters({"ours:9876": MemoryCluster()}, ClientSecret(tmp_path))
+    await clusters.clusters["ours:9876"].create_topic("orders", BROKER, 4)
+    tls = {"enabled": True, "clientSecret": {"name": "client"}}
+    group = clusters.group("orders", "2026-11-27T08:00:00Z", "ours:9876", tls=tls)
+    assert clusters.of(group).client_validity is None
+    validity = (await clusters.seen(group)).client_validity
+    assert validity
+    assert validity.not_before < validity.not_after
+    clusters.places.lead(leads=False)
+    assert clusters.of(group).client_validity is None
+    await clusters.places.close()
