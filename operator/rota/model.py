@@ -137,6 +137,7 @@ class Reason(StrEnum):
     QUEUES_NOT_TAKEN_UP = "QueuesNotTakenUp"
     QUEUES_NOT_READ = "QueuesNotRead"
     NOTHING_MATCHES = "NothingMatches", Use.HARMLESS
+    TRACES_NOT_SENT = "TracesNotSent", Use.HARMLESS
     INTERNAL_ERROR = "InternalError"
     MEMBER_PROBLEM = "MemberProblem"  # a problem that only the sidecar's version knows
     STATE_NOT_WRITTEN = "StateNotWritten"

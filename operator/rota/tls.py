@@ -6,11 +6,19 @@ import re
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import NamedTuple
 
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----[\x00-\x7f]*?-----END CERTIFICATE-----")
+
+# Tags of ASN.1 in a certificate (RFC 5280).
+_VERSION_TAG = 0xA0  # of the optional field before the serial number
+_UTC_TIME_TAG = 0x17  # YYMMDDhhmmssZ
+_GENERALIZED_TIME_TAG = 0x18  # YYYYMMDDhhmmssZ
+_LONG_LENGTH = 0x80  # in a length's first byte: its other bits are the number of bytes that follow
+_FIRST_YEAR_OF_1900S = "50"  # years of two digits from here on are in the twentieth century
 
 
 class KeyPair(NamedTuple):
@@ -22,6 +30,64 @@ class KeyPair(NamedTuple):
     def __repr__(self) -> str:
         """Leave the key out of logs."""
         return "KeyPair(…)"
+
+
+class Validity(NamedTuple):
+    """When a certificate is valid, in seconds since 1970."""
+
+    not_before: float
+    not_after: float
+
+
+class _Element(NamedTuple):
+    """An element of DER: its content is `data[start:end]`."""
+
+    tag: int
+    start: int
+    end: int
+
+
+def certificate_validity(pair: KeyPair) -> Validity | None:
+    """Return when the certificate itself is valid; None if that cannot be read."""
+    match = _CERTIFICATE.search(pair.certificate)
+    try:
+        return _read_validity(ssl.PEM_cert_to_DER_cert(match[0])) if match else None
+    except (ValueError, IndexError):
+        return None
+
+
+def _read_validity(der: bytes) -> Validity:
+    """Read the field `validity` of a certificate in DER; raise ValueError or IndexError if it is malformed.
+
+    `ssl` reads the dates only of certificates that a peer has shown.
+    """
+    field = _element(der, _element(der, _element(der, 0).start).start)  # the first field of tbsCertificate
+    if field.tag == _VERSION_TAG:
+        field = _element(der, field.end)
+    for _ in ("signature", "issuer", "validity"):  # after the serial number
+        field = _element(der, field.end)
+    not_before = _element(der, field.start)
+    not_after = _element(der, not_before.end)
+    return Validity(_read_time(der, not_before), _read_time(der, not_after))
+
+
+def _element(der: bytes, offset: int) -> _Element:
+    tag, length, start = der[offset], der[offset + 1], offset + 2
+    if length >= _LONG_LENGTH:
+        size = length - _LONG_LENGTH
+        length, start = int.from_bytes(der[start : start + size], "big"), start + size
+    if start + length > len(der):
+        raise ValueError("an element ends after the certificate")
+    return _Element(tag, start, start + length)
+
+
+def _read_time(der: bytes, element: _Element) -> float:
+    text = der[element.start : element.end].decode("ascii")
+    if element.tag == _UTC_TIME_TAG:
+        text = ("19" if text >= _FIRST_YEAR_OF_1900S else "20") + text
+    elif element.tag != _GENERALIZED_TIME_TAG:
+        raise ValueError("a time has another type")
+    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp()
 
 
 def certificate_digest(pair: KeyPair) -> str:

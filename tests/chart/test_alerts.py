@@ -22,6 +22,7 @@ RULES: list[Object] = [rule for group in GROUPS for rule in group["rules"]]
 ALERTS = {(rule["alert"], rule["labels"]["severity"]): rule for rule in RULES if "alert" in rule}
 
 ORDERS = {"namespace": "shop", "group": "orders"}
+DAY = 86_400
 FROM_A = 'namespace="shop", group="orders", instance="a"'
 
 
@@ -96,6 +97,15 @@ def members(ready: int, foreign: int = 0, *, length: int = 240) -> dict[str, str
 
 def failing(ratio: str, problem: str) -> dict[str, str]:
     return of_group("delivery_failed_ratio", ratio) | of_group("group_problem", problem, ', reason="DeliveriesFailing"')
+
+
+def certificate(days_left: float, lifetime_days: float, of: str = "group", instance: str = "a") -> dict[str, str]:
+    """Return the times of a client certificate; the rules' clock starts at 0."""
+    labels = f'namespace="shop", group="orders", instance="{instance}"'
+    name = f"rota_{of}_client_certificate_{{}}_timestamp_seconds{{{{{labels}}}}}"
+    expiration = days_left * DAY
+    times = {"expiration": expiration, "not_before": expiration - lifetime_days * DAY}
+    return {name.format(field): f"{time:.0f}x60" for field, time in times.items()}
 
 
 def leader(values: str, pod: str = "rota-1") -> dict[str, str]:
@@ -324,6 +334,23 @@ CASES = [
     ),
     Case("RotaDeliveriesFailing", "for a moment", failing("0.93x2 0.2x60", "1x2 stale"), "5m"),
     Case("RotaDeliveriesFailing", "some fail", of_group("delivery_failed_ratio", "0.4x60"), "10m"),
+    Case(
+        "RotaClientCertificateExpiring",
+        "five of ninety days are left",
+        certificate(5, 90),
+        "10m",
+        (Fires("warning", "4d 23h 50m 0s"),),
+    ),
+    Case(
+        "RotaClientCertificateExpiring",
+        "the certificate of a member has expired, the operator has a new one",
+        certificate(90, 90) | certificate(80, 90, "sidecar") | certificate(0, 90, "sidecar", "b"),
+        "10m",
+        (Fires("warning", "-10m 0s"),),
+    ),
+    Case("RotaClientCertificateExpiring", "cert-manager is about to renew it", certificate(30, 90), "10m"),
+    Case("RotaClientCertificateExpiring", "it is for a day", certificate(0.4, 1), "10m"),
+    Case("RotaClientCertificateExpiring", "it is for ten years", certificate(300, 3650), "10m"),
     Case(
         "RotaIdleMembers",
         "half of them",

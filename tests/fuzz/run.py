@@ -5,9 +5,10 @@ import sys
 from collections.abc import Callable, Mapping
 from random import Random
 
-from fuzz import documents, http, rocketmq, traces
+from fuzz import certificates, documents, http, rocketmq, traces
 
-TARGETS = {target.name: target for target in (*rocketmq.TARGETS, *documents.TARGETS, *http.TARGETS, *traces.TARGETS)}
+_MODULES = (rocketmq, documents, http, traces, certificates)
+TARGETS = {target.name: target for module in _MODULES for target in module.TARGETS}
 MOST_MEMORY_BYTES = 2**27  # more than before: messages may have 16 MiB, an assignment 48, twice while they are decoded
 
 Check = Callable[[bytes], None]

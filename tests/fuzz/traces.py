@@ -28,7 +28,7 @@ def check_trace_context(data: bytes) -> None:
 
 @cache
 def _sender() -> OtlpSender:
-    return OtlpSender("http://nowhere:4318", {"service.version": "0"}, SpanProcessor())
+    return OtlpSender(SpanProcessor(), {"service.version": "0"})
 
 
 TARGETS = (Target("trace_context", check_trace_context, (mutated(CONTEXTS),)),)

@@ -326,6 +326,42 @@ async def test_readiness_requires_that_the_member_has_joined_its_group(tmp_path:
         assert await member.ask("/readyz") == (200, "ready\n")
 
 
+async def test_report_of_a_member_without_a_broker_names_the_client_certificate_that_its_pod_does_not_mount(
+    tmp_path: Path,
+) -> None:
+    memory = MemoryCluster()
+    memory.down(NAME_SERVER)
+    async with a_member(tmp_path, memory) as member:
+        tls = {"enabled": True, "clientSecret": {"name": "client"}}
+        member.settings["broker"] = {"rocketmq": {"nameServers": ["rmq:9876"], "tls": tls}}
+        member.show([FIRST])
+        report = await member.until(lambda it: "BrokerUnreachable" in it.troubles)
+        hint = (
+            "; the pod does not mount Secret client of spec.broker.rocketmq.tls.clientSecret:"
+            " run rota inject again with --client-secret client"
+        )
+        assert report.troubles["BrokerUnreachable"].endswith(hint)
+        await member.end()
+        member.who = member.who._replace(client=str(tmp_path))
+        await member.start()
+        report = await member.until(lambda it: "BrokerUnreachable" in it.troubles)
+        assert hint not in report.troubles["BrokerUnreachable"]
+
+
+async def test_readiness_of_a_member_without_queues_does_not_depend_on_brokers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(problems, "UNREACHABLE", 0.2)
+    memory = MemoryCluster()
+    async with a_member(tmp_path, memory) as member:
+        await member.obeys([FIRST])
+        memory.down(BROKER)
+        await member.until(lambda it: it.brokers.get(BROKER) is False)
+        assert not await member.ready()
+        await member.obeys([])
+        assert (await member.report()).brokers == {BROKER: False}, "it is probed"
+
+
 async def test_readiness_fails_while_no_broker_of_the_members_queues_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

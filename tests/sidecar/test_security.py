@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 
 from brokers.guarded import RIGHT, SETTINGS, a_mutual_tls_broker, a_tls_broker
 from ground.keys import Authority, Pair
@@ -92,6 +93,10 @@ async def test_tls_client_certificate_that_is_missing_or_foreign_is_reported_unt
         assert not fleet.delivered()
         put_pair(secrets, authority.issue("member", "member"))
         await fleet.all_done()
+        certificate = x509.load_pem_x509_certificate(secrets.joinpath("tls.crt").read_bytes())
+        expiration = f"{certificate.not_valid_after_utc.timestamp():.0f}"
+        metrics = await pod.get(fleet.session, "/metrics")
+        assert f"rota_sidecar_client_certificate_expiration_timestamp_seconds {expiration}\n" in metrics
         await fleet.check()
 
 

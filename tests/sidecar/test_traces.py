@@ -9,6 +9,7 @@ from aiohttp.test_utils import TestServer
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from ground.instance import Instance
+from ground.poll import soon
 from kube.traces import attributes
 from otlp_receiver import Receiver, a_receiver, resource_spans
 from sidecar.in_process import UNHURRIED, a_member
@@ -73,3 +74,27 @@ async def test_trace_of_a_pulled_message_ends_with_its_ack_also_after_a_change_o
             _, span = await first_span(receiver)
             assert (span.trace_id.hex(), attributes(span)["messaging.consumer.group.name"]) == (TRACE, "shop")
             assert attributes(span)["rota.outcome"] == "done"
+
+
+async def test_report_names_a_receiver_of_traces_that_cannot_be_reached_until_it_gets_spans(
+    instance: Instance, tmp_path: Path, unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "0.5")
+    endpoint = f"http://127.0.0.1:{unused_tcp_port}"
+    async with a_receiver() as receiver, a_member(instance, tmp_path) as member:
+        member.settings["delivery"] = {**UNHURRIED, "traces": {"endpoint": endpoint}}
+        await member.obeys(member.everything)
+        report = await member.report()
+        while "TracesNotSent" not in report.troubles:  # the sender of spans is opened beside the first deliveries
+            await member.send("a", traceparent=PARENT)
+            await member.ack(*await member.get())
+            report = await member.report()
+        sentence = f"Spans cannot be sent to {endpoint}: Connection refused; "
+        assert report.troubles["TracesNotSent"].startswith(sentence)
+        member.settings["delivery"] = {**UNHURRIED, "traces": {"endpoint": receiver.url}}
+        await member.obeys(member.everything)
+
+        async def is_over() -> bool:
+            return "TracesNotSent" not in (await member.report()).troubles
+
+        await soon(is_over)

@@ -1,14 +1,17 @@
 """TLS contexts from text in memory."""
 
+import datetime as dt
 import os
 import ssl
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives import serialization
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from ground.keys import Authority
-from rota.tls import KeyPair, load_key_pair, read_key_pair, trusting
+from rota.tls import KeyPair, Validity, certificate_validity, load_key_pair, read_key_pair, trusting
 
 
 def a_pair(folder: Path, name: str = "one") -> KeyPair:
@@ -59,3 +62,39 @@ def test_tls_key_pair_of_a_mounted_secret_is_read_from_one_version(tmp_path: Pat
         (tmp_path / name).symlink_to(f"..{1 + (name == 'tls.key')}/{name}")
     (tmp_path / "..data").symlink_to("..1")
     assert read_key_pair(tmp_path) == KeyPair("old", "old")
+
+
+def certificate(not_before: dt.datetime, not_after: dt.datetime) -> str:
+    """Return a certificate in PEM that is valid between two times."""
+    key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([])
+    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), not_before, not_after)
+    return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
+
+
+@pytest.mark.parametrize(
+    "time",
+    [
+        dt.datetime(1951, 2, 3, 4, 5, 6, tzinfo=dt.UTC),
+        dt.datetime(1999, 12, 31, 23, 59, 59, tzinfo=dt.UTC),
+        dt.datetime(2026, 11, 27, 8, 0, 1, tzinfo=dt.UTC),
+        dt.datetime(2049, 12, 31, 23, 59, 59, tzinfo=dt.UTC),
+        dt.datetime(2050, 1, 1, tzinfo=dt.UTC),
+        dt.datetime(9999, 12, 31, 23, 59, 59, tzinfo=dt.UTC),
+    ],
+)
+def test_tls_validity_of_a_certificate_is_read(time: dt.datetime) -> None:
+    text = certificate(dt.datetime(1950, 1, 1, tzinfo=dt.UTC), time)
+    assert certificate_validity(KeyPair(f"subject=one\n{text}", "")) == Validity(-631_152_000.0, time.timestamp())
+
+
+def test_tls_validity_is_that_of_the_certificate_itself_and_not_of_its_authorities(tmp_path: Path) -> None:
+    pair, authorities = a_pair(tmp_path), certificate(dt.datetime(1990, 1, 1), dt.datetime(1991, 1, 1))  # noqa: DTZ001
+    validity = certificate_validity(pair._replace(certificate=pair.certificate + authorities))
+    own = x509.load_pem_x509_certificate(pair.certificate.encode())
+    assert validity == Validity(own.not_valid_before_utc.timestamp(), own.not_valid_after_utc.timestamp())
+
+
+@pytest.mark.parametrize("der", [b"", b"0", b"0\x82", b"0\x03\x30\x01\x00", b"a" * 100, b"0\xff" + b"\xff" * 200])
+def test_tls_validity_of_a_malformed_certificate_is_unknown(der: bytes) -> None:
+    assert certificate_validity(KeyPair(ssl.DER_cert_to_PEM_cert(der), "")) is None
+    assert certificate_validity(KeyPair("nonsense", "")) is None

@@ -29,6 +29,7 @@ from rota.sidecar.status.sidecar_metrics import topic_label
 from rota.sidecar.storage.environment import PodIdentity
 from rota.sidecar.storage.state_store import StateStore
 from rota.spec.resolved import GroupSettings, settings_digest
+from rota.tls import Validity
 
 COMMIT_SECONDS = 5.0
 BEAT_SECONDS = 0.5
@@ -63,8 +64,14 @@ class App(Protocol):
 class Agent:
     """Runs one member: its configuration, broker session, queue readers, status and deliveries."""
 
-    def __init__(self, pod: PodIdentity, connect: Connect, app: Callable[["Agent"], App]) -> None:
-        """Create all parts; `run` starts them."""
+    def __init__(
+        self,
+        pod: PodIdentity,
+        connect: Connect,
+        app: Callable[["Agent"], App],
+        client_validity: Callable[[], Validity | None] = lambda: None,
+    ) -> None:
+        """Create all parts; `run` starts them. `client_validity` returns that of the certificate shown to brokers."""
         self.uid = pod.uid
         self.readings: dict[Queue, QueueReader] = {}
         self.health = Problems()
@@ -76,9 +83,19 @@ class Agent:
         self._config.count_start(self.member)
         self._sources, self._probes = BrokerSession(pod, connect, self), Probes(self)
         self._steps = EffectRunner(notes, self.health, self.member.report, self._obey, self._tell_soon)
-        self.status = MemberStatus(self.member, self._steps, self.health, self._sources, self.readings, now=self.now)
+        self.status = MemberStatus(
+            self.member,
+            self._steps,
+            self.health,
+            self._sources,
+            self.readings,
+            now=self.now,
+            client_validity=client_validity,
+        )
         self.measures, self.delivery_counts = self.status.measures, self.status.delivery_counts
-        self._delivery_spans = DeliverySpans(partial(open_otlp_sender, resource=_describe(pod)))
+        self._delivery_spans = DeliverySpans(
+            partial(open_otlp_sender, resource=_describe(pod)), partial(self.health.trouble, Reason.TRACES_NOT_SENT)
+        )
         self._said = self._steps.told  # the report that was last passed on
         self._telling = False
         self._clock: asyncio.TimerHandle | None = None

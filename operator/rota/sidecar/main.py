@@ -4,7 +4,7 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, chdir, suppress
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from rota.sidecar.status.http_api import PORT, Page
 from rota.sidecar.storage.environment import PodIdentity
 from rota.sidecar.storage.secret_files import SecretFiles
 from rota.spec.resolved import GroupSettings
+from rota.tls import Validity
 
 _log = logging.getLogger(__name__)
 
@@ -34,13 +35,19 @@ async def serve(variables: Mapping[str, str]) -> None:
     access = SecretFiles(pod)
     renewing = asyncio.create_task(supervise("Secrets", access.renew))
     try:
-        await work(pod, to_rocketmq(access), ending)
+        await work(pod, to_rocketmq(access), ending, client_validity=access.client_validity)
     finally:
         renewing.cancel()
 
 
 async def work(
-    pod: PodIdentity, connect: Connect, ending: asyncio.Event, port: int = PORT, pull_port: int = pull.PORT
+    pod: PodIdentity,
+    connect: Connect,
+    ending: asyncio.Event,
+    port: int = PORT,
+    pull_port: int = pull.PORT,
+    *,
+    client_validity: Callable[[], Validity | None] = lambda: None,
 ) -> None:
     """Run as a member of the group until `ending` is set.
 
@@ -50,6 +57,7 @@ async def work(
         pod,
         connect,
         lambda shell: DeliverySwitch(shell, pod.local, pull_port, shares_node_network=pod.shares_node_network),
+        client_validity,
     )
     control = Control(sidecar, KeyFiles(pod.key) if pod.key else None)
     async with AsyncExitStack() as serving:

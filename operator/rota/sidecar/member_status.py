@@ -19,6 +19,7 @@ from rota.sidecar.status.delivery_counts import DeliveryCounts
 from rota.sidecar.status.problems import Problems
 from rota.sidecar.status.self_report import QueuesPage, ReleasedQueues, full_report, queues_page
 from rota.sidecar.status.sidecar_metrics import SidecarMetrics
+from rota.tls import Validity
 
 NOTICE_SECONDS = 1.0  # within this time, several notices from brokers count as one
 
@@ -35,6 +36,7 @@ class MemberStatus:
         readings: Mapping[Queue, QueueReader],
         *,
         now: Callable[[], float],
+        client_validity: Callable[[], Validity | None],
     ) -> None:
         self._now = now
         self._member, self._steps, self._health = member, steps, health
@@ -45,7 +47,7 @@ class MemberStatus:
         self._settings_changes = 0
         self._consumers_changed = 0
         self._notices = RateLimitedCall(self._count_notice, NOTICE_SECONDS)
-        self.measures = SidecarMetrics()
+        self.measures = SidecarMetrics(client_validity)
         self.delivery_counts = DeliveryCounts(now())
         self._changed = asyncio.Event()
 

@@ -21,7 +21,7 @@ from rota.brokers.rocketmq.wire.signing import Credentials
 from rota.kube.client.api import Api, ApiError
 from rota.kube.client.paths import object_path
 from rota.spec import RocketMQ
-from rota.tls import KeyPair, load_key_pair, trusting
+from rota.tls import KeyPair, Validity, certificate_validity, load_key_pair, trusting
 
 _SERVICE = re.compile(r"^(?!localhost:)[^.:\[\]]+(?=:)")
 
@@ -37,6 +37,7 @@ class Access(NamedTuple):
 
     mark: tuple[object, ...]
     site: ConnectionConfig
+    client_validity: Validity | None = None  # of the client certificate
 
 
 class ClusterAccess:
@@ -49,6 +50,11 @@ class ClusterAccess:
     def mark(self) -> tuple[object, ...]:
         """Equal for groups that may share the connections."""
         return self._access.mark
+
+    @property
+    def client_validity(self) -> Validity | None:
+        """The validity of the present client certificate; None without one."""
+        return self._access.client_validity
 
     @property
     def config(self) -> ConnectionConfig:
@@ -102,7 +108,8 @@ class BrokerAccess:
         if rocketmq.tls.enabled and mark not in known_marks:
             tls = partial(_return, _context(rocketmq, authority, client))  # a replaced certificate has another mark
         signing = credentials and partial(Credentials, *credentials)
-        return Access(mark, ConnectionConfig(rocketmq.name_servers, tls, signing, self._address_policy, self._frames))
+        site = ConnectionConfig(rocketmq.name_servers, tls, signing, self._address_policy, self._frames)
+        return Access(mark, site, certificate_validity(client) if client else None)
 
     async def leads_to(self, mark: tuple[object, ...], namespace: str, rocketmq: RocketMQ) -> bool:
         """Whether a group's Secrets lead to the access with this mark at present; unusable ones do not."""

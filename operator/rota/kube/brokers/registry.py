@@ -333,10 +333,12 @@ class BrokerRegistry:
             return BrokerState(problems=binding.problems if binding else ())
         rivals = [self._stays[rival] for rival in self._rivals(key, binding)]
         state = cluster.views.of(key, now, self._own_names(binding, rivals, now))
+        validity = cluster.access.client_validity
         if self._awaits_older(binding, rivals):
-            return BrokerState(dict.fromkeys(state.views), None, (*binding.problems, *state.problems))
+            problems = (*binding.problems, *state.problems)
+            return BrokerState(dict.fromkeys(state.views), None, problems, client_validity=validity)
         problems = (*binding.problems, *self._duplicates(binding, rivals), *state.problems)
-        return BrokerState(state.views, state.foreigners, problems, cluster.consumers.of(key))
+        return BrokerState(state.views, state.foreigners, problems, cluster.consumers.of(key), validity)
 
     def _own_names(self, binding: _Binding, rivals: Sequence[_Binding], now: float) -> Collection[str]:
         """Return the suffixes of the client ids of a group's members."""

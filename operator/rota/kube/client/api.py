@@ -149,7 +149,7 @@ class Api:
         """Open a WebSocket of a subprotocol."""
         url = self._server + path
         try:
-            async with self._connections.session.ws_connect(url, params=params, protocols=[protocol]) as websocket:
+            async with self._connections.websocket(url, params=params, protocols=[protocol]) as websocket:
                 yield websocket
         except aiohttp.WSServerHandshakeError as error:
             raise ApiError(error.status, "", f"The API server answered {error.status} to {path}") from error
@@ -201,7 +201,7 @@ class Api:
         }
         try:
             options: dict[str, Any] = {"timeout": _WATCH, "allow_redirects": False}
-            async with self._connections.session.get(self._server + path, params=query, **options) as response:
+            async with self._connections.request("GET", self._server + path, params=query, **options) as response:
                 _check_not_redirected("GET", path, response)
                 if response.status != HTTPStatus.OK:
                     raise _error_of(response.status, await response.read())
@@ -241,9 +241,7 @@ class Api:
         self, method: str, path: str, *, limit_bytes: float, **options: Any
     ) -> tuple[aiohttp.ClientResponse, bytes]:
         """Send one request. A redirect is not followed: the request carries credentials for this server alone."""
-        async with self._connections.session.request(
-            method, self._server + path, allow_redirects=False, **options
-        ) as response:
+        async with self._connections.request(method, self._server + path, allow_redirects=False, **options) as response:
             _check_not_redirected(method, path, response)
             try:
                 return response, await read_body(response, limit_bytes)

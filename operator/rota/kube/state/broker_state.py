@@ -8,6 +8,7 @@ from rota.kube.state.stored_assignment import StoredAssignment
 from rota.model import Queue, Verdict
 from rota.planner import QueueView
 from rota.spec.consumer_settings import ConsumerSettings
+from rota.tls import Validity
 
 FORGOTTEN_SECONDS = 240.0  # no broker lists an ended member for longer: it detects the end after 120 s
 
@@ -20,6 +21,7 @@ class BrokerState:
     foreigners: tuple[str, ...] | None = None
     problems: tuple[Verdict, ...] = ()
     unmanaged: Mapping[str, ConsumerSettings] = field(default_factory=dict)  # by client id; of consumers that responded
+    client_validity: Validity | None = None  # of the client certificate that the operator presents to the brokers
 
 
 class ClientIds:

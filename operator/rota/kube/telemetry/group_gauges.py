@@ -153,6 +153,13 @@ def _lag_age(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
     yield (), None if scrape.fact.lag.asked is None else scrape.now - scrape.fact.lag.asked
 
 
+def _certificate_time(field: str) -> Look:
+    def read(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
+        yield (), getattr(scrape.fact.broker.client_validity, field, None)
+
+    return read
+
+
 def _conditions(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
     for condition in scrape.fact.status.get("conditions") or ():
         if condition["type"] in {"Ready", "Progressing", "Degraded"}:
@@ -233,6 +240,18 @@ GAUGES: tuple[tuple[str, str, Labels, Look], ...] = (
         _lag_age,
     ),
     *((name, text, labels, _of_deliveries(read)) for name, text, labels, read in DELIVERY_METRICS),
+    (
+        "rota_group_client_certificate_expiration_timestamp_seconds",
+        "When the certificate expires that the operator presents to the group's brokers (tls.clientSecret).",
+        (),
+        _certificate_time("not_after"),
+    ),
+    (
+        "rota_group_client_certificate_not_before_timestamp_seconds",
+        "Since when that certificate is valid.",
+        (),
+        _certificate_time("not_before"),
+    ),
     ("rota_group_condition", "Whether a condition is True: 1 or 0.", ("condition",), _conditions),
     ("rota_group_problem", "1 for each present problem, by its reason.", ("reason",), _problems),
 )

@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 
 from rota.aio import supervise
-from rota.brokers.errors import BrokerError, NotFoundError, RejectedError
+from rota.brokers.errors import BrokerError, NotFoundError, RejectedError, UnreachableError
 from rota.brokers.port import ConsumedQueue, Consumer, Membership
 from rota.model import Queue, Reason
 from rota.sidecar.consume.queue_reader import QueueReader
@@ -105,12 +105,22 @@ class BrokerSession:
             except BrokerError as error:
                 if source is self._leaving:
                     return
-                self._report(_reason_of(error), str(error))
+                self._report(_reason_of(error), f"{error}{self._likely_cause(error, source.settings)}")
                 await asyncio.sleep(JOIN_AGAIN)
             else:
                 self._report(None)
                 source.ready.set()
                 return
+
+    def _likely_cause(self, error: BrokerError, settings: GroupSettings) -> str:
+        """Return the likely cause of a failed join as the end of a sentence: TLS errors do not name it."""
+        tls = settings.broker.rocketmq.tls
+        secret = tls.client_secret if tls.enabled else None
+        if secret is None or self._who.client or not isinstance(error, UnreachableError):
+            return ""
+        name = secret.name
+        field = "spec.broker.rocketmq.tls.clientSecret"
+        return f"; the pod does not mount Secret {name} of {field}: run rota inject again with --client-secret {name}"
 
     def _report(self, problem: Reason | None, message: str = "") -> None:
         """Report the problem that keeps the member from joining, and clear the other ones; None clears all."""

@@ -5,11 +5,11 @@ property `traceparent` names; a message without one, or of a trace that is not s
 """
 
 import asyncio
-import logging
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 from rota.aio import call_for_at_most
@@ -28,8 +28,6 @@ _SAMPLED = 0x01
 _STATE_MEMBER = r"[a-z0-9][a-z0-9_\-*/@]{0,255}=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
 _TRACE_STATE = re.compile(rf"{_STATE_MEMBER}(?:,{_STATE_MEMBER}){{0,31}}")
 _LONGEST_STATE = 512  # characters, the minimum that W3C requires to keep
-
-_log = logging.getLogger(__name__)
 
 
 class TraceParent(NamedTuple):
@@ -70,7 +68,12 @@ class SpanSender(Protocol):
 def trace_parent(message: Message) -> TraceParent | None:
     """Return the producer's span; None if the message names none."""
     text = message.properties.get("traceparent")
-    match = _TRACE_PARENT.fullmatch(text) if text else None
+    return _parse_parent(text) if text else None
+
+
+@lru_cache(maxsize=1)  # of a traced message both the metrics' exemplar and the span need it
+def _parse_parent(text: str) -> TraceParent | None:
+    match = _TRACE_PARENT.fullmatch(text)
     if not match:
         return None
     version, trace_id, span_id, flags, more = match.groups()
@@ -112,13 +115,27 @@ def delivery_span(
     return DeliverySpan(parent, trace_state(message), f"deliver {topic}", start, end, attributes, error)
 
 
-class DeliverySpans:
-    """Sends the spans of one member's deliveries to the receiver in the group's settings, once `switch` is called."""
+class OpenSender(Protocol):
+    """Opens a sender to the receiver at a base URL."""
 
-    def __init__(self, open_sender: Callable[[str], SpanSender | None]) -> None:
-        self._open_sender = open_sender
+    def __call__(self, endpoint: str, on_result: Callable[[str], None]) -> SpanSender:
+        """Return a sender that calls `on_result` after each batch, in any thread: why it was not sent, or "".
+
+        Raise ValueError with a sentence if spans cannot be sent.
+        """
+
+
+class DeliverySpans:
+    """Sends the spans of one member's deliveries to the receiver in the group's settings, once `switch` is called.
+
+    `on_problem` is called with a sentence while spans cannot be sent, and with "" when they are sent again.
+    """
+
+    def __init__(self, open_sender: OpenSender, on_problem: Callable[[str], None]) -> None:
+        self._open_sender, self._on_problem = open_sender, on_problem
         self._endpoint = ""
         self._sender: SpanSender | None = None
+        self._sender_number = 0
         self._switching = asyncio.Lock()
 
     def take_endpoint(self, endpoint: str) -> bool:
@@ -129,9 +146,28 @@ class DeliverySpans:
     async def switch(self) -> None:
         """Connect to the receiver of the settings. Runs in a thread: importing and closing the SDK takes a moment."""
         async with self._switching:
+            self._sender_number += 1
+            self._on_problem("")
             await self._close()
             if endpoint := self._endpoint:
-                self._sender = await asyncio.to_thread(self._open_sender, endpoint)
+                try:
+                    self._sender = await asyncio.to_thread(self._open_sender, endpoint, self._result_callback(endpoint))
+                except ValueError as error:
+                    self._on_problem(f"No spans are sent to {endpoint}: {error}")
+
+    def _result_callback(self, endpoint: str) -> Callable[[str], None]:
+        """Return a function that reports a new sender's results from its thread, until there is another sender."""
+        loop, number = asyncio.get_running_loop(), self._sender_number
+
+        def report(failure: str) -> None:
+            if number == self._sender_number:
+                self._on_problem(_describe_failure(endpoint, failure))
+
+        def on_result(failure: str) -> None:
+            with suppress(RuntimeError):  # the sidecar has ended, and its event loop is closed
+                loop.call_soon_threadsafe(report, failure)
+
+        return on_result
 
     @property
     def are_sent(self) -> bool:
@@ -161,18 +197,22 @@ class DeliverySpans:
             await call_for_at_most(CLOSE_SECONDS, sender.close)
 
 
-def open_otlp_sender(endpoint: str, resource: Mapping[str, str]) -> SpanSender | None:
-    """Return a sender to an OTLP receiver; None, and a warning in the log, if that is not possible."""
+def _describe_failure(endpoint: str, failure: str) -> str:
+    if not failure:
+        return ""
+    return (
+        f"Spans cannot be sent to {endpoint}: {failure}; correct spec.delivery.traces.endpoint, or start the receiver"
+    )
+
+
+def open_otlp_sender(endpoint: str, on_result: Callable[[str], None], *, resource: Mapping[str, str]) -> SpanSender:
+    """Return a sender to an OTLP receiver. Raise ValueError with a sentence if that is not possible."""
     try:
-        from rota.sidecar.status.otlp_sender import OtlpSender  # noqa: PLC0415 - 15 MB, and an extra
+        from rota.sidecar.status import otlp_sender  # noqa: PLC0415 - 15 MB, and an extra
     except ImportError:
-        _log.warning(
-            "spec.delivery.traces is set, and the package that sends traces is not installed: "
-            "pip install 'rota-operator[sidecar,traces]'"
-        )
-        return None
+        package = "rota-operator[sidecar,traces]"
+        raise ValueError(f"the package that sends them is missing; install it: pip install '{package}'") from None
     try:
-        return OtlpSender(endpoint, resource)
+        return otlp_sender.OtlpSender(otlp_sender.processor_to(endpoint, on_result), resource)
     except ValueError as error:
-        _log.warning("No spans are sent to %s: %s; correct OpenTelemetry's variables of the container", endpoint, error)
-        return None
+        raise ValueError(f"{error}; correct OpenTelemetry's variables of the container") from error

@@ -1,6 +1,6 @@
 """Sends spans of deliveries with OpenTelemetry's SDK, which reads OpenTelemetry's environment variables."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
@@ -17,21 +17,25 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from rota.otlp import batches, http_exporter, nanoseconds
+from rota.otlp import ReportingExporter, batches, nanoseconds
 from rota.sidecar.status.delivery_spans import DeliverySpan
 
 MAX_QUEUE = 2048  # queued spans, about 3 kB each
 
 
+def processor_to(endpoint: str, on_result: Callable[[str], None]) -> SpanProcessor:
+    """Return a processor that posts batches to a receiver's base URL. Raise ValueError for invalid variables."""
+    return batches(ReportingExporter(f"{endpoint.rstrip('/')}/v1/traces", on_result), MAX_QUEUE)
+
+
 class OtlpSender:
     """Creates spans and passes them to a processor, which sends them in its thread."""
 
-    def __init__(self, endpoint: str, resource: Mapping[str, str], processor: SpanProcessor | None = None) -> None:
-        """Send to a receiver's base URL; OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME override the resource."""
+    def __init__(self, processor: SpanProcessor, resource: Mapping[str, str]) -> None:
+        """Pass spans to a processor; OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME override the resource."""
         merged_resource = Resource.create(dict(resource)).merge(OTELResourceDetector().detect())
         self._provider = TracerProvider(resource=merged_resource, shutdown_on_exit=False)
-        exporter = processor or batches(http_exporter(f"{endpoint.rstrip('/')}/v1/traces"), MAX_QUEUE)
-        self._provider.add_span_processor(exporter)
+        self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("rota", resource["service.version"])
 
     def send(self, span: DeliverySpan) -> None:

@@ -1,18 +1,21 @@
 """Prometheus metrics of a sidecar."""
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 
 from rota.brokers.message import Message
-from rota.metrics import Format, Metric, Metrics
+from rota.metrics import Format, Labels, Metric, Metrics
 from rota.sidecar.status.delivery_spans import trace_parent
+from rota.tls import Validity
 
 
 class SidecarMetrics:
     """Metrics of one sidecar."""
 
-    def __init__(self) -> None:
+    def __init__(self, client_validity: Callable[[], Validity | None] = lambda: None) -> None:
+        """`client_validity` returns the validity of the client certificate; None without one."""
+        self._client_validity = client_validity
         self._metrics = metrics = Metrics()
         self._messages = metrics.counter("rota_sidecar_messages_total", "Messages by outcome.", ("topic", "outcome"))
         self._delivery_seconds = metrics.histogram(
@@ -42,6 +45,23 @@ class SidecarMetrics:
         metrics.look_up(
             Metric("rota_sidecar_generation", "The generation that the member obeys."), lambda: {(): self._generation}
         )
+        metrics.look_up(
+            Metric(
+                "rota_sidecar_client_certificate_expiration_timestamp_seconds",
+                "When the certificate expires that the sidecar presents to brokers (tls.clientSecret).",
+            ),
+            lambda: self._certificate_time("not_after"),
+        )
+        metrics.look_up(
+            Metric(
+                "rota_sidecar_client_certificate_not_before_timestamp_seconds", "Since when that certificate is valid."
+            ),
+            lambda: self._certificate_time("not_before"),
+        )
+
+    def _certificate_time(self, field: str) -> Mapping[Labels, float]:
+        validity = self._client_validity()
+        return {(): getattr(validity, field)} if validity else {}
 
     @property
     def metrics(self) -> list[Metric]:

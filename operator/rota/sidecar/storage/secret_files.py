@@ -15,7 +15,15 @@ from rota.brokers.rocketmq.routing import ConnectionConfig
 from rota.brokers.rocketmq.wire.signing import Credentials
 from rota.sidecar.storage.environment import PodIdentity
 from rota.spec import RocketMQ
-from rota.tls import KeyPair, load_key_pair, mounted_version, read_key_pair, trusting
+from rota.tls import (
+    KeyPair,
+    Validity,
+    certificate_validity,
+    load_key_pair,
+    mounted_version,
+    read_key_pair,
+    trusting,
+)
 
 LOOK_AGAIN = 10.0
 
@@ -37,6 +45,7 @@ class SecretFiles:
         self._credentials: Credentials | None = None
         self._tls_files: _TlsFiles | None = None  # the files from which `_tls` was created
         self._tls: ssl.SSLContext | None = None
+        self._client_validity: Validity | None = None
         self._told = ""
 
     def site(self, rocketmq: RocketMQ) -> ConnectionConfig:
@@ -44,10 +53,15 @@ class SecretFiles:
         self._credentials = _credentials(self._folder) if self._folder else None
         self._tls_files = None
         self._tls = None
+        self._client_validity = None
         if rocketmq.tls.enabled:
             self._renew_tls()
         tls = self._current_tls if rocketmq.tls.enabled else None
         return ConnectionConfig(rocketmq.name_servers, tls, self._now if self._folder else None)
+
+    def client_validity(self) -> Validity | None:
+        """Return the validity of the certificate that is presented to brokers; None without one."""
+        return self._client_validity
 
     def _current_tls(self) -> ssl.SSLContext:
         assert self._tls  # noqa: S101 - set before the site was returned
@@ -65,6 +79,7 @@ class SecretFiles:
             _present(context, client, self._client)
         self._tls = context
         self._tls_files = files
+        self._client_validity = certificate_validity(client) if client else None
 
     def _now(self) -> Credentials:
         assert self._credentials  # noqa: S101 - read before it was handed out

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+from cryptography import x509
 
 from ground.keys import Authority
 from rota.kube.brokers.broker_access import BrokerAccess, MissingSecretError
@@ -45,6 +46,14 @@ async def test_tls_client_certificate_makes_a_context_and_a_renewed_one_another(
     assert renewed.mark != first.mark
     assert renewed.site.tls
     assert "PRIVATE KEY" not in repr(renewed)
+
+
+async def test_tls_validity_of_the_client_certificate_is_read(tmp_path: Path) -> None:
+    read = await access(Secrets(**a_pair(tmp_path, "one"))).read("shop", MUTUAL, ())
+    certificate = x509.load_pem_x509_certificate((tmp_path / "one.crt").read_bytes())
+    times = certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp()
+    assert read.client_validity == times
+    assert (await access(Secrets()).read("shop", RocketMQ(name_servers=["ns:9876"]), ())).client_validity is None
 
 
 @pytest.mark.parametrize(

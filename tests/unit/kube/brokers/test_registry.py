@@ -1,11 +1,13 @@
-"""Which of several ConsumerGroups with the same consumer group owns it, and what a renewed Secret leaves as it is."""
+"""Which of several ConsumerGroups with the same consumer group owns it, and the access to its brokers."""
 
 import asyncio
+import base64
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from ground.keys import Authority
@@ -32,9 +34,9 @@ NOBODY: Any = None  # the API server is not asked
 class Clusters:
     """Clusters of brokers by the first name server that a group names."""
 
-    def __init__(self, clusters: Mapping[str, MemoryCluster]) -> None:
+    def __init__(self, clusters: Mapping[str, MemoryCluster], api: Any = NOBODY) -> None:
         self.clusters = clusters
-        self.places = BrokerRegistry(NOBODY, self.connect)
+        self.places = BrokerRegistry(api, self.connect)
         self.places.lead(leads=True)
         self.news: list[tuple[str, str]] = []
         self.places.news = self.news.append
@@ -42,11 +44,11 @@ class Clusters:
     def connect(self, site: ConnectionConfig) -> Brokers:
         return self.clusters[site.name_servers[0]]
 
-    def group(self, name: str, created: str, *name_servers: str) -> Group:
+    def group(self, name: str, created: str, *name_servers: str, **access: Any) -> Group:
         """Make a group that has the consumer group `billing`."""
         spec = {
             "group": "billing",
-            "broker": {"rocketmq": {"nameServers": list(name_servers)}},
+            "broker": {"rocketmq": {"nameServers": list(name_servers), **access}},
             "subscriptions": [{"topic": "orders"}],
         }
         group = Group("shop", name)
@@ -271,3 +273,29 @@ async def test_credentials_renewed_in_one_namespace_are_not_used_for_groups_of_a
     await secured.places.look(shop)
     assert secured.users() == ["one", "three"]
     assert all(secured.state(group).views["orders"] for group in (bills, shop))
+
+
+class ClientSecret:
+    """An API server whose Secrets have one client certificate."""
+
+    def __init__(self, folder: Path) -> None:
+        pair = Authority(folder, "authority").issue("client", "client")
+        texts = {"tls.crt": pair.certificate.read_bytes(), "tls.key": pair.key.read_bytes()}
+        self.data = {name: base64.b64encode(text).decode() for name, text in texts.items()}
+
+    async def get(self, _: str, kind: type[Any]) -> Any:
+        return msgspec.convert({"data": self.data}, kind)
+
+
+async def test_tls_validity_of_a_groups_client_certificate_is_known_while_its_brokers_are_asked(tmp_path: Path) -> None:
+    clusters = Clusters({"ours:9876": MemoryCluster()}, ClientSecret(tmp_path))
+    await clusters.clusters["ours:9876"].create_topic("orders", BROKER, 4)
+    tls = {"enabled": True, "clientSecret": {"name": "client"}}
+    group = clusters.group("orders", "2026-11-27T08:00:00Z", "ours:9876", tls=tls)
+    assert clusters.of(group).client_validity is None
+    validity = (await clusters.seen(group)).client_validity
+    assert validity
+    assert validity.not_before < validity.not_after
+    clusters.places.lead(leads=False)
+    assert clusters.of(group).client_validity is None
+    await clusters.places.close()

@@ -3,10 +3,13 @@
 import asyncio
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from threading import Event
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import RawTestServer
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -124,7 +127,7 @@ def test_delivery_span_is_a_child_of_the_producers_span(outcome: str, code: int)
     from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans  # noqa: PLC0415
 
     exporter = InMemorySpanExporter()
-    sender = OtlpSender("http://nowhere:4318", RESOURCE, SimpleSpanProcessor(exporter))
+    sender = OtlpSender(SimpleSpanProcessor(exporter), RESOURCE)
     span = a_span(outcome, tracestate="a=1,b=2")
     assert span
     sender.send(span)
@@ -145,6 +148,7 @@ class KeptSpans:
     def __init__(self) -> None:
         self.spans: list[DeliverySpan] = []
         self.may_close, self.closed = Event(), Event()
+        self.on_result: Callable[[str], None] = lambda _: None
         self.may_close.set()
 
     def send(self, span: DeliverySpan) -> None:
@@ -161,11 +165,18 @@ def senders() -> dict[str, KeptSpans]:
 
 
 @pytest.fixture
-def opener(senders: dict[str, KeptSpans]) -> Callable[[str], SpanSender]:
-    def opened(endpoint: str) -> SpanSender:
-        return senders.setdefault(endpoint, KeptSpans())
+def problems() -> list[str]:
+    return []
 
-    return opened
+
+@pytest.fixture
+def spans(senders: dict[str, KeptSpans], problems: list[str]) -> DeliverySpans:
+    def open_sender(endpoint: str, on_result: Callable[[str], None]) -> SpanSender:
+        sender = senders.setdefault(endpoint, KeptSpans())
+        sender.on_result = on_result
+        return sender
+
+    return DeliverySpans(open_sender, problems.append)
 
 
 def record(spans: DeliverySpans, outcome: str = "done", **properties: str) -> None:
@@ -174,9 +185,8 @@ def record(spans: DeliverySpans, outcome: str = "done", **properties: str) -> No
 
 
 async def test_delivery_spans_go_to_the_receiver_of_the_settings(
-    senders: dict[str, KeptSpans], opener: Callable[[str], SpanSender]
+    senders: dict[str, KeptSpans], spans: DeliverySpans
 ) -> None:
-    spans = DeliverySpans(opener)
     record(spans)
     assert not spans.take_endpoint("")
     for endpoint in ("http://a:1", "http://b:1"):
@@ -195,9 +205,8 @@ async def test_delivery_spans_go_to_the_receiver_of_the_settings(
 
 
 async def test_delivery_spans_are_not_made_while_the_app_is_away(
-    senders: dict[str, KeptSpans], opener: Callable[[str], SpanSender]
+    senders: dict[str, KeptSpans], spans: DeliverySpans
 ) -> None:
-    spans = DeliverySpans(opener)
     assert spans.take_endpoint("http://a:1")
     await spans.switch()
     record(spans, "away")
@@ -207,10 +216,9 @@ async def test_delivery_spans_are_not_made_while_the_app_is_away(
 
 
 async def test_delivery_spans_do_not_wait_for_a_receiver_that_hangs(
-    senders: dict[str, KeptSpans], opener: Callable[[str], SpanSender], monkeypatch: pytest.MonkeyPatch
+    senders: dict[str, KeptSpans], spans: DeliverySpans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delivery_spans, "CLOSE_SECONDS", 0.01)
-    spans = DeliverySpans(opener)
     assert spans.take_endpoint("http://a:1")
     await spans.switch()
     senders["http://a:1"].may_close.clear()
@@ -220,17 +228,105 @@ async def test_delivery_spans_do_not_wait_for_a_receiver_that_hangs(
     await asyncio.to_thread(senders["http://a:1"].closed.wait, 60)
 
 
-def test_delivery_spans_without_the_sdk_are_reported_in_the_log(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def report(sender: KeptSpans, failure: str) -> None:
+    """Report a result in a thread; the event loop handles it before it continues here."""
+    await asyncio.to_thread(sender.on_result, failure)
+
+
+async def test_delivery_spans_report_a_receiver_that_fails_until_it_gets_spans_or_there_is_another(
+    senders: dict[str, KeptSpans], spans: DeliverySpans, problems: list[str]
+) -> None:
+    assert spans.take_endpoint("http://a:1")
+    await spans.switch()
+    await report(senders["http://a:1"], "Connection refused")
+    await report(senders["http://a:1"], "")
+    hint = "correct spec.delivery.traces.endpoint, or start the receiver"
+    assert problems == ["", f"Spans cannot be sent to http://a:1: Connection refused; {hint}", ""]
+    assert spans.take_endpoint("http://b:1")
+    await spans.switch()
+    await report(senders["http://a:1"], "Connection refused")
+    assert problems[3:] == [""], "the failure of an earlier receiver is ignored"
+
+
+def open_real_sender(endpoint: str, on_result: Callable[[str], None]) -> SpanSender:
+    return open_otlp_sender(endpoint, on_result, resource=RESOURCE)
+
+
+async def test_delivery_spans_without_the_sdk_are_reported(
+    monkeypatch: pytest.MonkeyPatch, problems: list[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "rota.sidecar.status.otlp_sender", None)
-    assert open_otlp_sender("http://a:1", RESOURCE) is None
-    assert "pip install 'rota-operator[sidecar,traces]'" in caplog.text
+    monkeypatch.delattr("rota.sidecar.status.otlp_sender", raising=False)
+    spans = DeliverySpans(open_real_sender, problems.append)
+    assert spans.take_endpoint("http://a:1")
+    await spans.switch()
+    install = "the package that sends them is missing; install it: pip install 'rota-operator[sidecar,traces]'"
+    assert problems == ["", f"No spans are sent to http://a:1: {install}"]
 
 
-def test_delivery_spans_with_invalid_variables_are_reported_in_the_log(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_delivery_spans_with_invalid_variables_are_reported(
+    monkeypatch: pytest.MonkeyPatch, problems: list[str]
 ) -> None:
     monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "100000")
-    assert open_otlp_sender("http://a:1", RESOURCE) is None
-    assert "No spans are sent to http://a:1: " in caplog.text
+    spans = DeliverySpans(open_real_sender, problems.append)
+    assert spans.take_endpoint("http://a:1")
+    await spans.switch()
+    assert problems[1].startswith("No spans are sent to http://a:1: ")
+    assert problems[1].endswith("; correct OpenTelemetry's variables of the container")
+
+
+@asynccontextmanager
+async def answering(status: int) -> AsyncIterator[str]:
+    """Run a server that answers each request with a status; yield its URL."""
+
+    async def answer(_: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(status=status, headers={"Location": "http://elsewhere:1/"} if status == 302 else None)
+
+    async with RawTestServer(answer) as server:
+        yield f"http://127.0.0.1:{server.port}"
+
+
+async def result_of_a_batch(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the reported result of one batch."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "0.5")
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
+    results: asyncio.Queue[str] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+
+    def on_result(failure: str) -> None:
+        loop.call_soon_threadsafe(results.put_nowait, failure)
+
+    sender = open_real_sender(endpoint, on_result)
+    span = a_span()
+    assert span
+    sender.send(span)
+    result = await results.get()
+    await asyncio.to_thread(sender.close)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("status", "failure"),
+    [
+        (200, ""),
+        (404, "it answers 404 Not Found"),
+        (503, "it answers 503 Service Unavailable"),
+        (302, "a redirect (302) is not followed; name its target instead"),
+    ],
+)
+async def test_delivery_spans_that_a_receiver_refuses_are_reported_with_its_answer(
+    status: int, failure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with answering(status) as endpoint:
+        assert await result_of_a_batch(endpoint, monkeypatch) == failure
+
+
+async def test_delivery_spans_to_a_receiver_that_cannot_be_reached_are_reported_with_the_systems_reason(
+    unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await result_of_a_batch(f"http://127.0.0.1:{unused_tcp_port}", monkeypatch) == "Connection refused"
+    unknown = await result_of_a_batch("http://no-such-host.invalid:4318", monkeypatch)
+    assert unknown in {"Name or service not known", "Temporary failure in name resolution"}
+    async with answering(200) as endpoint:
+        failure = await result_of_a_batch(endpoint.replace("http", "https"), monkeypatch)
+        assert failure.startswith("it does not speak https, or its certificate is not trusted (")

@@ -5,6 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 
 from ground.keys import Authority
 from rota.sidecar.storage.environment import PodIdentity
@@ -147,6 +148,22 @@ def test_tls_presents_the_client_certificate_and_a_renewed_one(tmp_path: Path) -
     mount(folder, "3", **{"tls.crt": "nonsense", "tls.key": "nonsense"})
     access.look()
     assert presented(tls(), authority) == "two", "what cannot be used leaves what was there before"
+
+
+def test_tls_validity_is_that_of_the_client_certificate_in_use(tmp_path: Path) -> None:
+    access, authority, folder = present(tmp_path)
+    assert access.client_validity() is None
+    mount_pair(folder, "1", authority, "one")
+    access.site(RocketMQ(name_servers=["ns:9876"], tls=Tls(enabled=True)))
+    validity = access.client_validity()
+    assert validity
+    certificate = x509.load_pem_x509_certificate(authority.issue("one", "one").certificate.read_bytes())
+    assert validity.not_after == certificate.not_valid_after_utc.timestamp()
+    mount(folder, "2", **{"tls.crt": "nonsense", "tls.key": "nonsense"})
+    access.look()
+    assert access.client_validity() == validity
+    access.site(RocketMQ(name_servers=["ns:9876"]))
+    assert access.client_validity() is None, "without TLS no certificate is presented"
 
 
 def test_tls_client_certificate_is_renewed_although_the_credentials_cannot_be_read(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ TIMEOUT_SECONDS = 30.0  # without a terminal
 INTERACTIVE_TIMEOUT_SECONDS = 300.0  # a user may have to open a browser
 MAX_OUTPUT_BYTES = 2**20
 API_VERSIONS: Final = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
+_STDOUT: Final = 1
+_STDERR: Final = 2
 CONFIG_EXTENSION: Final = "client.authentication.k8s.io/exec"
 
 
@@ -50,28 +52,70 @@ async def run_exec_plugin(plugin: ExecPlugin, cluster: Cluster, *, may_use_termi
     return _parse_credential(plugin, await _run(plugin, cluster, is_interactive=is_interactive))
 
 
+class _Process(asyncio.SubprocessProtocol):
+    """Collects what a plugin prints, until it has ended and no process has its pipes open any more."""
+
+    def __init__(self, plugin: ExecPlugin) -> None:
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.has_exited = False
+        self._plugin = plugin
+        self._printed = {fd: bytearray() for fd in (_STDOUT, _STDERR)}
+
+    @property
+    def output(self) -> bytes:
+        """The bytes of its standard output."""
+        return bytes(self._printed[_STDOUT])
+
+    @property
+    def last_error_line(self) -> str:
+        """The last line of its standard error; empty if it printed none, or printed it to the terminal."""
+        lines = self._printed[_STDERR].decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else ""
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        """Keep what was printed, up to the limit."""
+        printed = self._printed[fd]
+        printed += data
+        if len(printed) > MAX_OUTPUT_BYTES and not self.ended.done():
+            limit = f"{MAX_OUTPUT_BYTES >> 20} MiB"
+            self.ended.set_exception(LoginError(f"{_name(self._plugin)} printed more than {limit}; run it by hand"))
+
+    def process_exited(self) -> None:
+        """Record that the plugin itself has exited; its child processes may still have the pipes open."""
+        self.has_exited = True
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        """End the wait: the plugin has exited, and its pipes are closed."""
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+
 async def _run(plugin: ExecPlugin, cluster: Cluster, *, is_interactive: bool) -> bytes:
-    process = await _start(plugin, cluster, is_interactive=is_interactive)
+    transport, process = await _start(plugin, cluster, is_interactive=is_interactive)
     timeout = INTERACTIVE_TIMEOUT_SECONDS if is_interactive else TIMEOUT_SECONDS
     try:
         async with asyncio.timeout(timeout):
-            output, errors = await asyncio.gather(_read(plugin, process.stdout), _read(plugin, process.stderr))
-            code = await process.wait()
+            await process.ended
     except TimeoutError as error:
-        raise LoginError(f"{_name(plugin)} did not end within {timeout:g} s; run it by hand") from error
+        problem = f"did not end within {timeout:g} s"
+        if process.has_exited:
+            problem = f"ended, but a process that it started kept its output open for {timeout:g} s"
+        raise LoginError(f"{_name(plugin)} {problem}; run it by hand") from error
     finally:
-        _kill(process, is_interactive=is_interactive)
-    if code:
-        lines = errors.decode(errors="replace").strip().splitlines()
-        reason = f": {plain(lines[-1], 200)}" if lines else ""
+        _kill(transport, is_interactive=is_interactive)
+    if code := transport.get_returncode():
+        reason = f": {plain(process.last_error_line, 200)}" if process.last_error_line else ""
         raise LoginError(f"{_name(plugin)} failed with exit code {code}{reason}; run it by hand")
-    return output
+    return process.output
 
 
-async def _start(plugin: ExecPlugin, cluster: Cluster, *, is_interactive: bool) -> asyncio.subprocess.Process:
+async def _start(
+    plugin: ExecPlugin, cluster: Cluster, *, is_interactive: bool
+) -> tuple[asyncio.SubprocessTransport, _Process]:
     environment = {variable.name: variable.value for variable in plugin.env or []}
     try:
-        return await asyncio.create_subprocess_exec(
+        return await asyncio.get_running_loop().subprocess_exec(
+            lambda: _Process(plugin),
             plugin.command,
             *(plugin.args or []),
             env={**os.environ, **environment, "KUBERNETES_EXEC_INFO": _exec_info(plugin, cluster, is_interactive)},
@@ -86,15 +130,6 @@ async def _start(plugin: ExecPlugin, cluster: Cluster, *, is_interactive: bool) 
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise LoginError(f"{_name(plugin)} cannot be started: {reason}") from error
-
-
-async def _read(plugin: ExecPlugin, stream: asyncio.StreamReader | None) -> bytes:
-    output = bytearray()
-    while stream and (chunk := await stream.read(2**16)):
-        output += chunk
-        if len(output) > MAX_OUTPUT_BYTES:
-            raise LoginError(f"{_name(plugin)} printed more than {MAX_OUTPUT_BYTES >> 20} MiB; run it by hand")
-    return bytes(output)
 
 
 def _exec_info(plugin: ExecPlugin, cluster: Cluster, is_interactive: bool) -> str:  # noqa: FBT001 - a field of it
@@ -124,17 +159,17 @@ def _cluster_info(cluster: Cluster) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value}
 
 
-def _kill(process: asyncio.subprocess.Process, *, is_interactive: bool) -> None:
+def _kill(transport: asyncio.SubprocessTransport, *, is_interactive: bool) -> None:
     """Kill a plugin and, without a terminal, its child processes; then close its pipes without waiting.
 
-    A process that a plugin moved to another session keeps the pipes open, and asyncio would wait for it.
+    A process that a plugin moved to another session keeps the pipes open, and is not waited for.
     """
     with suppress(ProcessLookupError):
         if is_interactive:
-            process.kill()
+            transport.kill()
         else:
-            os.killpg(process.pid, signal.SIGKILL)
-    process._transport.close()  # type: ignore[attr-defined] # noqa: SLF001 - asyncio has no public way
+            os.killpg(transport.get_pid(), signal.SIGKILL)
+    transport.close()
 
 
 def _parse_credential(plugin: ExecPlugin, output: bytes) -> ExecCredential:

@@ -16,6 +16,7 @@ from urllib.parse import SplitResult, quote, urlsplit
 import msgspec
 import yaml
 
+from rota.kube.client.login.bounded_yaml import ExpansionError, load_yaml
 from rota.model import plain
 
 T = TypeVar("T")
@@ -213,14 +214,24 @@ def _read_file(path: Path) -> Mapping[str, Any] | None:
     """Return the content of a file; None if the file does not exist."""
     name = plain(str(path), 300)
     try:
-        content = yaml.safe_load(read_regular_file(path).decode())
+        content = load_yaml(read_regular_file(path).decode())
     except FileNotFoundError:
         return None
     except OSError as error:
         raise LoginError(f"The kubeconfig {name} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise LoginError(f"The kubeconfig {name} is not UTF-8 text; correct it") from error
-    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
+    except ExpansionError as error:
+        raise LoginError(f"The kubeconfig {name} cannot be used: {error}; write the values out") from error
+    except (
+        yaml.YAMLError,
+        ValueError,
+        ArithmeticError,
+        LookupError,
+        AttributeError,
+        TypeError,
+        RecursionError,
+    ) as error:
         raise LoginError(f"The kubeconfig {name} is not valid YAML; correct it") from error
     content = {} if content is None else content
     has_lists = isinstance(content, dict) and all(isinstance(content.get(section) or [], list) for section in _SECTIONS)

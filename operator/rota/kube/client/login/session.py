@@ -7,7 +7,10 @@ renewed at once, and the request is sent again.
 import asyncio
 import logging
 import ssl
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from http import HTTPStatus
 from importlib.metadata import version
 from typing import Any, Final, Self
@@ -91,7 +94,7 @@ class Login:
             "trust_env": False,  # aiohttp would read .netrc and the environment before each request, in threads
             "proxy": configuration.proxy,
             "headers": {"User-Agent": USER_AGENT},
-            "middlewares": (self._authorize,),
+            "middlewares": (partial(self._authorize, self._pool),),
             **settings,
         }
         session: aiohttp.ClientSession = self._pool.open_session()
@@ -125,8 +128,8 @@ class Login:
         timeout = aiohttp.ClientTimeout(total=None, connect=VERIFY_SECONDS, sock_read=VERIFY_SECONDS)
         try:
             async with (
-                self.open_session(timeout=timeout) as session,
-                session.get(f"{self.server}/version", allow_redirects=False) as response,
+                self.connect(timeout=timeout) as connections,
+                connections.request("GET", f"{self.server}/version", allow_redirects=False) as response,
             ):
                 status, location = response.status, response.headers.get("Location", "")
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
@@ -145,8 +148,13 @@ class Login:
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    async def _authorize(self, request: aiohttp.ClientRequest, send: ClientHandlerType) -> aiohttp.ClientResponse:
-        """Add the credentials to a request. After a 401, renew them and send the request once more."""
+    async def _authorize(
+        self, pool: _Pool, request: aiohttp.ClientRequest, send: ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        """Add the credentials to a request of a session of `pool`. After a 401, renew them and send it once more.
+
+        After a new certificate the pool is outdated, and only another session can send the request: see `Connections`.
+        """
         if request.url.origin() != self._origin:  # kopf follows redirects: no other server may get the credentials
             raise aiohttp.ClientConnectionError(f"A redirect to {request.url.origin()} is not followed")
         self._renew_in_background()
@@ -154,12 +162,7 @@ class Login:
         _sign(request, sent)
         response = await send(request)
         try:
-            pool = self._pool
-            if (
-                response.status == HTTPStatus.UNAUTHORIZED
-                and await self._renew_rejected(sent)
-                and self._pool is pool  # else this session has the old certificate; the next request gets the new one
-            ):
+            if response.status == HTTPStatus.UNAUTHORIZED and await self._may_send_again(pool, sent):
                 response.close()
                 _sign(request, self._credentials)
                 response = await send(request)
@@ -168,9 +171,15 @@ class Login:
             raise
         if response.status != HTTPStatus.UNAUTHORIZED:
             self.problem = ""
-        else:
+        elif self._pool is pool:
             self.problem = self._failure or REJECTED
         return response
+
+    async def _may_send_again(self, pool: _Pool, rejected: Credentials) -> bool:
+        if self._pool is not pool:
+            return False
+        is_renewed = await self._renew_rejected(rejected)
+        return is_renewed and self._pool is pool
 
     def _renew_in_background(self) -> None:
         is_idle = self._renewal is None or self._renewal.done()
@@ -210,27 +219,76 @@ class Login:
 
 
 class Connections:
-    """A session that is replaced when the login gets a new certificate; requests on the old session end."""
+    """A session that is replaced when the login gets a new certificate; requests on the old session are completed.
+
+    A request that the API server rejects is sent once more if the login has a new certificate then.
+    """
 
     def __init__(self, login: Login, settings: dict[str, Any]) -> None:
         self._login, self._settings = login, settings
         self._pool = login.pool
         self._session = login.open_session(**settings)
-        self._closing: asyncio.Task[None] | None = None
+        self._open_requests: Counter[aiohttp.ClientSession] = Counter()
 
-    @property
-    def session(self) -> aiohttp.ClientSession:
-        """The session for the next request."""
+    async def __aenter__(self) -> Self:
+        """Return self; connections are opened by the first requests."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close all connections."""
+        await self.close()
+
+    @asynccontextmanager
+    async def request(self, method: str, url: str, **options: Any) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a request, and yield the response."""
+        async with self._use_session() as session, session.request(method, url, **options) as response:
+            if response.status != HTTPStatus.UNAUTHORIZED or not self._has_new_certificate(session):
+                yield response
+                return
+        async with self._use_session() as session, session.request(method, url, **options) as response:
+            yield response
+
+    @asynccontextmanager
+    async def websocket(self, url: str, **options: Any) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+        """Open a WebSocket."""
+        async with AsyncExitStack() as stack:
+            session = await stack.enter_async_context(self._use_session())
+            try:
+                websocket = await stack.enter_async_context(session.ws_connect(url, **options))
+            except aiohttp.WSServerHandshakeError as error:
+                if error.status != HTTPStatus.UNAUTHORIZED or not self._has_new_certificate(session):
+                    raise
+                session = await stack.enter_async_context(self._use_session())
+                websocket = await stack.enter_async_context(session.ws_connect(url, **options))
+            yield websocket
+
+    @asynccontextmanager
+    async def _use_session(self) -> AsyncIterator[aiohttp.ClientSession]:
+        """Yield the session for the next request; an outdated one is closed after its last request."""
         if self._login.pool is not self._pool:
-            self._closing = asyncio.create_task(self._session.close(), name="old session")
+            outdated, self._session = self._session, self._login.open_session(**self._settings)
             self._pool = self._login.pool
-            self._session = self._login.open_session(**self._settings)
-        return self._session
+            await self._close_unused(outdated)
+        session = self._session
+        self._open_requests[session] += 1
+        try:
+            yield session
+        finally:
+            self._open_requests[session] -= 1
+            await self._close_unused(session)
+
+    def _has_new_certificate(self, session: aiohttp.ClientSession) -> bool:
+        return session is not self._session or self._login.pool is not self._pool
+
+    async def _close_unused(self, session: aiohttp.ClientSession) -> None:
+        if session is not self._session and not self._open_requests[session]:
+            del self._open_requests[session]
+            await session.close()
 
     async def close(self) -> None:
         """Close all connections."""
-        if self._closing:
-            await asyncio.wait([self._closing])
+        for session in [*self._open_requests]:
+            await session.close()
         await self._session.close()
 
 

@@ -1,7 +1,10 @@
 """Exec plugins: what they get, what they give, and one sentence for each way in which they fail."""
 
 import json
+import os
+import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +123,27 @@ async def test_login_by_exec_plugin_that_hangs_is_ended_with_what_it_started(
         return not _runs(pid)
 
     await soon(has_ended)
+
+
+@pytest.mark.parametrize("session", ["same session", "another session"])
+async def test_login_by_exec_plugin_whose_child_keeps_its_output_open_is_one_sentence(
+    session: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exec_plugin, "TIMEOUT_SECONDS", 1.0)
+    options = f"start_new_session={session == 'another session'}"
+    text = (
+        "import subprocess, sys;"
+        f"child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], {options});"
+        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid))"
+    )
+    try:
+        with pytest.raises(LoginError) as refused:
+            await run_exec_plugin(python(text), CLUSTER)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    sentence = " of the kubeconfig ended, but a process that it started kept its output open for 1 s; run it by hand"
+    assert str(refused.value) == f"The exec plugin {sys.executable}{sentence}"
 
 
 def _runs(pid: str) -> bool:

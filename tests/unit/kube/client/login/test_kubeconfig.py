@@ -182,6 +182,33 @@ def test_login_with_a_malformed_kubeconfig_is_one_sentence(text: str, sentence: 
     assert str(refused.value).isprintable()
 
 
+def nested(template: str) -> str:
+    """Return a kubeconfig of nine anchors, each of which uses the previous one ten times."""
+    levels = [f"&a{level} " + template.replace("*", ", ".join([f"*a{level - 1}"] * 10)) for level in range(1, 10)]
+    return f"preferences: [&a0 {{key: value}}, {', '.join(levels)}]\n" + CONTEXT + CLUSTER + "users: [{name: u}]"
+
+
+@pytest.mark.parametrize("text", [nested("[*]"), nested("{<<: [*]}"), nested("{a: [*]}"), "preferences: &a [*a]"])
+def test_login_with_a_kubeconfig_whose_aliases_expand_without_bound_is_one_sentence(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config").write_text(text)
+    with pytest.raises(LoginError, match=r"config cannot be used: its aliases expand to more than 4,194,304 values; "):
+        read_kubeconfig([tmp_path / "config"])
+
+
+@pytest.mark.parametrize("number", ["9:" * 100_000 + "9", "9:" * 400 + "9.5"])
+def test_login_with_a_number_in_base_60_that_is_too_long_is_one_sentence(number: str, tmp_path: Path) -> None:
+    (tmp_path / "config").write_text(f"preferences: {number}")
+    with pytest.raises(LoginError, match=r"config is not valid YAML; correct it"):
+        read_kubeconfig([tmp_path / "config"])
+
+
+def test_login_reads_aliases_and_merge_keys(tmp_path: Path) -> None:
+    users = "users: [{name: base, user: &base {token: t, as: joe}}, {name: u, user: {<<: *base, as: jane}}]\n"
+    (tmp_path / "config").write_text(CONTEXT + CLUSTER + users)
+    user = read_kubeconfig([tmp_path / "config"]).user
+    assert (user.token, user.impersonated_user) == ("t", "jane")
+
+
 def test_login_with_a_missing_or_binary_kubeconfig_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(LoginError, match=r"config does not exist; set KUBECONFIG"):
         read_kubeconfig([tmp_path / "config"])

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import ssl
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ import pytest
 from aiohttp import web
 from multidict import CIMultiDictProxy
 
+from ground.keys import Authority
 from logins import a_kubeconfig, an_api, log_in
 from rota.kube.client.api import ApiError
 from rota.kube.client.kopf_watch import _session_opener
@@ -47,10 +49,12 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(handle: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]) -> AsyncIterator[int]:
+async def serving(
+    handle: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]], tls: ssl.SSLContext | None = None
+) -> AsyncIterator[int]:
     runner = web.ServerRunner(web.Server(handle))
     await runner.setup()
-    site = web.TCPSite(runner, HOST, 0)
+    site = web.TCPSite(runner, HOST, 0, ssl_context=tls)
     await site.start()
     try:
         yield runner.addresses[0][1]
@@ -93,6 +97,120 @@ async def test_login_renews_a_token_that_the_server_rejects_and_sends_the_reques
         body = await api.create("/c", {"sent": "twice"}, msgspec.Raw)
     assert msgspec.json.decode(bytes(body)) == {"body": '{"sent":"twice"}'}
     assert server.requests == [("GET", "/a"), ("GET", "/b"), ("POST", "/c"), ("POST", "/c")]
+
+
+class CertificateServer:
+    """An API server that accepts the client certificates of one common name; `held` keeps its watches open."""
+
+    def __init__(self) -> None:
+        self.accepts = ""
+        self.requests: list[tuple[str, str]] = []
+        self.watched = asyncio.Event()
+        self.held = asyncio.Event()
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        assert request.transport
+        certificate = request.transport.get_extra_info("peercert")
+        name = dict(part[0] for part in certificate["subject"])["commonName"]
+        self.requests.append((name, request.path))
+        if name != self.accepts:
+            return web.json_response({"kind": "Status", "reason": "Unauthorized", "code": 401}, status=401)
+        if request.path == "/websocket":
+            websocket = web.WebSocketResponse(protocols=["echo"])
+            await websocket.prepare(request)
+            await websocket.send_str(name)
+            await websocket.close()
+            return websocket
+        if request.path == "/watch":
+            self.watched.set()
+            await self.held.wait()
+        return web.json_response({"body": await request.text()})
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path / "certificates", "authority")
+
+
+@pytest.fixture
+async def certificate_server(authority: Authority) -> AsyncIterator[tuple[CertificateServer, str]]:
+    pair = authority.issue("server", "server", ips=[HOST])
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(authority.own.certificate))
+    tls.verify_mode = ssl.CERT_REQUIRED
+    tls.load_cert_chain(pair.certificate, pair.key)
+    server = CertificateServer()
+    async with serving(server.handle, tls) as port:
+        yield server, f"https://{HOST}:{port}"
+
+
+Rotate = Callable[[str], None]
+
+
+@pytest.fixture(params=["rotated file", "exec plugin"])
+def rotating(request: pytest.FixtureRequest, authority: Authority, tmp_path: Path) -> tuple[dict[str, Any], Rotate]:
+    """Return a kubeconfig's user with a client certificate, and a function that gives it the one of another name."""
+    printed = tmp_path / "printed"
+
+    def rotate(name: str) -> None:
+        pair = authority.issue(name, name)
+        (tmp_path / "tls.crt").write_bytes(pair.certificate.read_bytes())
+        (tmp_path / "tls.key").write_bytes(pair.key.read_bytes())
+        status = {"clientCertificateData": pair.certificate.read_text(), "clientKeyData": pair.key.read_text()}
+        printed.write_text(json.dumps({"apiVersion": VERSION, "kind": "ExecCredential", "status": status}))
+
+    if request.param == "exec plugin":
+        return {"exec": {"apiVersion": VERSION, "command": "cat", "args": [str(printed)]}}, rotate
+    return {"client-certificate": "tls.crt", "client-key": "tls.key"}, rotate
+
+
+async def test_login_repeats_the_first_request_that_is_rejected_after_the_client_certificate_changed(
+    certificate_server: tuple[CertificateServer, str],
+    rotating: tuple[dict[str, Any], Rotate],
+    authority: Authority,
+    tmp_path: Path,
+) -> None:
+    (server, url), (user, rotate) = certificate_server, rotating
+    cluster = {"certificate-authority": str(authority.own.certificate)}
+    rotate("old")
+    server.accepts = "old"
+    async with an_api(a_kubeconfig(tmp_path / "config", url, user, cluster)) as api:
+        watch = asyncio.create_task(api.get("/watch", msgspec.Raw))
+        await server.watched.wait()
+        rotate("new")
+        server.accepts = "new"
+        body = await api.create("/a", {"sent": "twice"}, msgspec.Raw)
+        assert msgspec.json.decode(bytes(body)) == {"body": '{"sent":"twice"}'}
+        assert server.requests == [("old", "/watch"), ("old", "/a"), ("new", "/a")]
+        await asyncio.gather(*(api.get("/b", msgspec.Raw) for _ in range(5)))
+        server.held.set()
+        await watch
+    assert server.requests[3:] == [("new", "/b")] * 5, "the watch on the old connection was not interrupted"
+
+
+async def test_login_repeats_concurrent_requests_and_websockets_that_are_rejected_after_the_certificate_changed(
+    certificate_server: tuple[CertificateServer, str],
+    rotating: tuple[dict[str, Any], Rotate],
+    authority: Authority,
+    tmp_path: Path,
+) -> None:
+    (server, url), (user, rotate) = certificate_server, rotating
+    cluster = {"certificate-authority": str(authority.own.certificate)}
+    rotate("old")
+    async with an_api(a_kubeconfig(tmp_path / "config", url, user, cluster)) as api:
+        rotate("new")
+        server.accepts = "new"
+
+        async def open_websocket() -> str:
+            async with api.websocket("/websocket", {}, "echo") as websocket:
+                return await websocket.receive_str()
+
+        name, *_ = await asyncio.gather(open_websocket(), *(api.get("/a", msgspec.Raw) for _ in range(5)))
+        assert name == "new"
+    async with await log_in(a_kubeconfig(tmp_path / "config", url, user, cluster)) as login:
+        rotate("newest")
+        server.accepts = "newest"
+        await login.verify()
+        assert not login.problem
 
 
 async def test_login_renews_credentials_in_the_background(
