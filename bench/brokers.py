@@ -106,7 +106,7 @@ async def _passes(site: ConnectionConfig) -> tuple[list[float], list[float], lis
     consumer, cluster = RocketMQConsumer(site, member), AdminClient(site)
     await consumer.join()
     queues = await cluster.queues(TOPIC)
-    last = {queue: await consumer.last(queue) for queue in queues}
+    last = {queue: await consumer.max_offset(queue) for queue in queues}
     if sum(last.values()) != MESSAGES:
         raise Missing(f"the broker has {sum(last.values()):,} messages of {MESSAGES:,}")
     walls, works = [], []
@@ -127,18 +127,18 @@ async def _read(consumer: RocketMQConsumer, queue: Queue, last: int) -> int:
     """Read a queue to its end, one pull after the other; return how many messages came."""
     offset = got = 0
     while offset < last:
-        pulled = await consumer.pull(queue, offset, most=BATCH)
-        got, offset = got + len(pulled.messages), pulled.next
+        pulled = await consumer.pull(queue, offset, max_messages=BATCH)
+        got, offset = got + len(pulled.messages), pulled.next_offset
     return got
 
 
 async def _body(site: ConnectionConfig, queue: Queue) -> bytes:
     """Return a pull's body as it came."""
-    client = RoutingClient(site, serve=lambda _: None)
+    client = RoutingClient(site, handle_request=lambda _: None)
     everything = requests.subscription(Subscription(topic=TOPIC), 0)
-    ask = requests.pull("bench", queue, 0, everything, most=BATCH, most_bytes=2**18, wait=0)
-    await client.address(queue.broker)
-    answer = await client.get(queue.broker, ask)
+    ask = requests.pull("bench", queue, 0, everything, max_messages=BATCH, max_bytes=2**18, wait_seconds=0)
+    await client.master_address(queue.broker)
+    answer = await client.call_or_raise(queue.broker, ask)
     client.close()
     return answer.body
 
@@ -161,14 +161,14 @@ def _stats() -> Iterator[Row]:
 
 async def _commit(site: ConnectionConfig) -> None:
     """Send some messages, make the groups, and commit an offset for each of them and each queue."""
-    cluster, client = AdminClient(site), RoutingClient(site, serve=lambda _: None)
-    queues, brokers = await cluster.queues(TOPIC), await cluster.brokers()
-    await client.route(TOPIC)
+    cluster, client = AdminClient(site), RoutingClient(site, handle_request=lambda _: None)
+    queues, brokers = await cluster.queues(TOPIC), await cluster.broker_names()
+    await client.fetch_route(TOPIC)
     await _bounded(partial(cluster.send, TOPIC, b"x" * 1024, queue=queue) for queue in queues * EACH)
     await _bounded(partial(cluster.update_group, group, broker) for group, broker in product(_groups(), brokers))
     # Queue by queue: of a group's first commits that a broker takes side by side, it sometimes loses one.
     wanted = (requests.commit(group, queue, 1 + queue.id % EACH) for queue, group in product(queues, _groups()))
-    await _bounded(partial(client.get, request.fields["bname"], request) for request in wanted)
+    await _bounded(partial(client.call_or_raise, request.fields["bname"], request) for request in wanted)
     client.close()
     await cluster.close()
 
@@ -201,11 +201,11 @@ def _child(name_server: str) -> tuple[float, float]:
 async def _read_progress(name_server: str) -> float:
     cluster = AdminClient(ConnectionConfig([name_server]))
     began = time.perf_counter()
-    each = [_of_broker(cluster, broker) for broker in await cluster.brokers()]
+    each = [_of_broker(cluster, broker) for broker in await cluster.broker_names()]
     found = [progress for told in await asyncio.gather(*each) for progress in told]
     seconds = time.perf_counter() - began
     each_queue = ((queue.id, it) for one in found for queue, it in one.items())
-    whole = sum((it.committed, it.last) == (1 + number % EACH, EACH) for number, it in each_queue)
+    whole = sum((it.committed_offset, it.max_offset) == (1 + number % EACH, EACH) for number, it in each_queue)
     if whole != GROUPS * 2 * GROUP_QUEUES:
         raise ValueError(f"only of {whole:,} queues what was told is what was committed")
     await cluster.close()
@@ -213,7 +213,7 @@ async def _read_progress(name_server: str) -> float:
 
 
 async def _of_broker(cluster: AdminClient, broker: str) -> list[dict[Queue, BrokerOffsets]]:
-    return await _bounded((partial(cluster.progress, group, broker) for group in _groups()), SIDE_BY_SIDE)
+    return await _bounded((partial(cluster.group_offsets, group, broker) for group in _groups()), SIDE_BY_SIDE)
 
 
 def _resident() -> float:

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from ground.api import Api, Object
 from kube.members import CONTROL_PORT, GroupKey, reported
-from rota.sidecar.member.member import Member, Step
+from rota.sidecar.member.member import Effects, Member
 from rota.sidecar.member.queue_lifecycle import LeaseAction, LeaseEvent
 
 LABEL = "rota.dev/group"
@@ -34,15 +34,15 @@ class _One:
         self.poke = ""
         self.changed = asyncio.Event()
 
-    def carry(self, step: Step, now: float) -> None:
+    def carry(self, step: Effects, now: float) -> None:
         for command in step.commands:
             answer = {
-                LeaseAction.PLACE: LeaseEvent.PLACED,
-                LeaseAction.STOP: LeaseEvent.EMPTY,
+                LeaseAction.FIND_START: LeaseEvent.START_FOUND,
+                LeaseAction.STOP: LeaseEvent.DRAINED,
                 LeaseAction.UNLOCK: LeaseEvent.UNLOCKED,
-            }.get(command.act)
+            }.get(command.action)
             if answer:
-                self.carry(self.member.happened(answer, command.queue, command.life, now), now)
+                self.carry(self.member.on_event(answer, command.queue, command.lease_number, now), now)
         self.changed.set()
 
 
@@ -95,7 +95,7 @@ class Crowd:
         return wanted <= self.generations.keys() and all(self._obeys(one) for one in theirs)
 
     def _obeys(self, one: _One) -> bool:
-        return one.member.obeyed > 0 and one.member.state == "serving" and bool(one.member.lives)
+        return one.member.obeyed_generation > 0 and one.member.state == "serving" and bool(one.member.leases)
 
     async def _follow_records(self) -> None:
         async for event in self._api.follow("/api/v1/configmaps", labelSelector=LABEL):
@@ -124,7 +124,7 @@ class Crowd:
             if poke != one.poke and "deletionTimestamp" not in pod["metadata"]:
                 one.poke = poke
                 now = asyncio.get_running_loop().time()
-                one.carry(one.member.read(self._texts.get(one.group), now), now)
+                one.carry(one.member.apply_assignment(self._texts.get(one.group), now), now)
 
     def _asked(self, asked: web.Request) -> _One:
         transport = asked.transport

@@ -25,7 +25,7 @@ from rota.kube.client import kopf_watch
 from rota.kube.client.login.accounts import find_account
 from rota.kube.client.login.kubeconfig import LoginOptions
 from rota.kube.client.login.session import Login
-from rota.kube.client.objects import Custom
+from rota.kube.client.objects import CustomResource
 
 GROUPS = int(os.environ.get("EVENTS_GROUPS", "2000"))
 WRITES = int(os.environ.get("EVENTS_WRITES", "4000"))
@@ -81,11 +81,11 @@ class _Watch:
         self.seen: set[str] = set()
         self.listed = asyncio.Event()
         self.called: dict[tuple[str, str], float] = {}
-        self._settings = kopf_watch.settings()
+        self._settings = kopf_watch.build_settings()
         for name, value in changed.items():
             setattr(self._settings.queueing, name, value)
 
-    def handle(self, group: Custom) -> None:
+    def handle(self, group: CustomResource) -> None:
         """Note an event."""
         self.seen.add(group.metadata.name)
         if len(self.seen) == GROUPS:
@@ -94,7 +94,7 @@ class _Watch:
 
     async def run(self) -> None:
         """Watch until cancelled."""
-        registry = kopf_watch.registry(self._login, (self.handle, self.handle), (_ignore, _ignore))
+        registry = kopf_watch.build_registry(self._login, (self.handle, self.handle), (_ignore, _ignore))
         others = asyncio.all_tasks()
         tasks = await kopf.spawn_tasks(
             registry=registry, identity="bench", settings=self._settings, standalone=True, clusterwide=True
@@ -102,7 +102,7 @@ class _Watch:
         await kopf.run_tasks(tasks, ignored=others)
 
 
-def _ignore(_: Custom) -> None:
+def _ignore(_: CustomResource) -> None:
     """Take no notice."""
 
 

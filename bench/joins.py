@@ -26,7 +26,7 @@ from ground.deliveries import Came, by_queue
 from ground.poll import eventually
 from ground.report import say
 from kube.members import a_pod, running_status
-from rota.http_server import AdmissionLimit, Limits, listen
+from rota.http_server import AdmissionLimit, ServerLimits, listen
 from rota.kube.client.objects import REPORT_PORT, Pod
 from rota.kube.members.report_client import ReportClient
 from rota.kube.members.report_watchers import ReportWatchers, WatcherEvents
@@ -125,14 +125,14 @@ async def _cost() -> tuple[float, float]:
     for number in range(GROUPS):
         group = _group(f"orders-{number}")
         listeners.append(ReportWatchers(group, reports, WatcherEvents(lambda: None, lambda: None), limit))
-        listeners[-1].listen()
+        listeners[-1].update_polls()
     await asyncio.sleep(10.0)  # until all of them are held
     began = time.process_time()
     await asyncio.sleep(MEASURED_SECONDS)
     seconds = time.process_time() - began
     memory = _mebibytes() - before
     for watching in listeners:
-        watching.rest()
+        watching.stop()
     await reports.close()
     members.kill()
     await members.wait()
@@ -144,8 +144,8 @@ def _group(name: str) -> Group:
     body = a_pod("m", name, signs=False)
     body["metadata"] |= {"uid": "uid-m", "namespace": "shop", "resourceVersion": "1"}
     group = Group("shop", name)
-    group.pods.see(msgspec.convert({**body, "status": running_status(ADDRESS, ready=True)}, Pod), 0.0)
-    group.pods["m"].hear(_report(), 1.0, 1.0)
+    group.pods.upsert(msgspec.convert({**body, "status": running_status(ADDRESS, ready=True)}, Pod), 0.0)
+    group.pods["m"].record_report(_report(), 1.0, 1.0)
     return group
 
 
@@ -167,7 +167,7 @@ async def _members() -> None:
 
     app = web.Application()
     app.router.add_get("/v1/report", report)
-    await listen(app, ADDRESS, REPORT_PORT, limits=Limits(4 * GROUPS))
+    await listen(app, ADDRESS, REPORT_PORT, limits=ServerLimits(4 * GROUPS))
     print("listening", flush=True)
     await asyncio.Event().wait()
 

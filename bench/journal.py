@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from bench.measure import Row, Sample
-from rota.kube.telemetry.journal.journal_writer import MOST_WAITING, Fact, Journal
-from rota.records import journal_record, read
+from rota.kube.telemetry.journal.journal_writer import MAX_QUEUED_VALUES, Journal, JournalRecord
+from rota.records import decode_record, journal_record
 
 PER, MEMBERS, HANDOVERS, RUNS = 100_000, 10, 8, 7
 AT = "2026-11-21T09:00:00.000Z"
@@ -35,7 +35,7 @@ def rows() -> Iterator[Row]:
     yield Row("the caller is kept", Sample([it for _, it in ours]), theirs)
 
 
-def _plan(number: int) -> list[Fact]:
+def _plan(number: int) -> list[JournalRecord]:
     """Return the records of a plan for a group of ten members, one of which leaves."""
     names = [f"orders-7d9f8b6c5-{name:05}" for name in range(MEMBERS)]
     members = {name: {"uid": f"0f8e1c5a-93b7-4d2f-8a61-{number:012}", "standing": "Ready"} for name in names}
@@ -54,7 +54,7 @@ def _plan(number: int) -> list[Fact]:
 
 
 def _checked(
-    plans: list[list[Fact]], side: Callable[[list[list[Fact]], Path], float], folder: Path
+    plans: list[list[JournalRecord]], side: Callable[[list[list[JournalRecord]], Path], float], folder: Path
 ) -> tuple[float, float]:
     """Return the seconds until all is written, and those of them that the caller was kept."""
     folder.mkdir()
@@ -63,17 +63,17 @@ def _checked(
     seconds = time.perf_counter() - began
     (path,) = folder.rglob("*.*")
     with path.open("rb") as lines:
-        found = sum(1 for _ in map(read, lines))
+        found = sum(1 for _ in map(decode_record, lines))
     path.unlink()
     if found != PER:
         raise RuntimeError(f"{found:,} records of {PER:,} were written")
     return seconds, kept
 
 
-def _journal(plans: list[list[Fact]], folder: Path) -> float:
+def _journal(plans: list[list[JournalRecord]], folder: Path) -> float:
     journal, kept = Journal(str(folder), "bench"), 0.0
     for facts in plans:
-        while journal._behind > MOST_WAITING // 2:  # noqa: SLF001 - no operator has so much to say
+        while journal._unwritten_values > MAX_QUEUED_VALUES // 2:  # noqa: SLF001 - no operator has so much to say
             time.sleep(0.001)
         began = time.perf_counter()
         journal.write(facts)
@@ -82,7 +82,7 @@ def _journal(plans: list[list[Fact]], folder: Path) -> float:
     return kept
 
 
-def _handler(plans: list[list[Fact]], folder: Path) -> float:
+def _handler(plans: list[list[JournalRecord]], folder: Path) -> float:
     handler = TimedRotatingFileHandler(folder / "peer.jsonl", when="H", utc=True)
     log = logging.getLogger(folder.name)
     log.propagate = False

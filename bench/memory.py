@@ -20,7 +20,7 @@ from ground.memory_limit import MemoryLimit
 from ground.report import Missing
 from ground.rocketmq import RocketMQ
 from rota.brokers.errors import BrokerError
-from rota.brokers.rocketmq.admin import PRODUCER, AdminClient
+from rota.brokers.rocketmq.admin import PRODUCER_GROUP, AdminClient
 from rota.brokers.rocketmq.routing import ConnectionConfig
 from rota.brokers.rocketmq.wire import requests
 from rota.model import Queue
@@ -104,10 +104,10 @@ async def _attack(rocketmq: RocketMQ, queues: list[Queue], body: bytes) -> int:
 async def _is_taken(cluster: AdminClient, queue: Queue, body: bytes) -> bool:
     """Send a packed message; a broker that is busy does not take it."""
     born = int(time.time() * 1000)
-    request = requests.send(PRODUCER, queue.topic, body, {}, broker=queue.broker, queue=queue.id, born=born)
+    request = requests.send(PRODUCER_GROUP, queue.topic, body, {}, broker=queue.broker, queue_id=queue.id, born_ms=born)
     packed = msgspec.structs.replace(request, fields={**request.fields, "f": ZLIB})
     try:
-        await cluster._client.get(queue.broker, packed)  # noqa: SLF001 - producers of ours do not pack
+        await cluster._client.call_or_raise(queue.broker, packed)  # noqa: SLF001 - producers of ours do not pack
     except BrokerError:
         return False
     return True

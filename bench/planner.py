@@ -6,19 +6,19 @@ from dataclasses import replace
 from functools import partial
 
 from bench.measure import Row, Sample, timed
-from rota.documents import Assignment, read_assignment, write_assignment
+from rota.documents import Assignment, decode_assignment, encode_assignment
 from rota.model import Queue
 from rota.planner import DecodedReport, Pod, QueueView, Snapshot, plan
 from rota.ranges import to_ranges
 from rota.reports import Report
-from rota.spec import group_spec, policy_spec
+from rota.spec import parse_group, parse_policy
 
 NOW = 1_763_712_000.0
 LATER = NOW + 60
-SPEC = group_spec(
+SPEC = parse_group(
     {"spec": {"broker": {"rocketmq": {"nameServers": ["rmq:9876"]}}, "subscriptions": [{"topic": "orders"}]}}
 )
-POLICY = policy_spec({"spec": {"strategy": "Sticky"}})
+POLICY = parse_policy({"spec": {"strategy": "Sticky"}})
 SIZES = (100, 300, 1_000, 3_000, 10_000)
 TARGETS = {("plan, settled", 1_000): "≤ 50 ms"}
 
@@ -41,12 +41,12 @@ def rows() -> Iterator[Row]:
 def _samples(members: int) -> Iterator[tuple[str, Sample]]:
     settled, document = _settled(members)
     joined = replace(settled, pods=(*settled.pods, _pod("orders-7d9f-new", 0)))
-    (data,) = write_assignment(document).values()
+    (data,) = encode_assignment(document).values()
     for what, work in (
         ("plan, settled", partial(plan, settled, LATER)),
         ("plan, one joins, its document written", partial(plan, joined, LATER)),
-        ("on top: the document written", partial(write_assignment, document)),
-        ("on top: the document read", partial(read_assignment, data)),
+        ("on top: the document written", partial(encode_assignment, document)),
+        ("on top: the document read", partial(decode_assignment, data)),
     ):
         yield what, timed(work, seconds=1.0)
 
@@ -63,7 +63,7 @@ def _settled(members: int) -> tuple[Snapshot, Assignment]:
         group="shop/orders",
         spec=SPEC,
         policy=POLICY,
-        fresh=True,
+        revalidated=True,
         pods=pods,
         views={"orders": QueueView(queues, 1000.0)},
     )
@@ -77,4 +77,4 @@ def _settled(members: int) -> tuple[Snapshot, Assignment]:
 def _pod(name: str, generation: int, held: tuple[Queue, ...] = ()) -> Pod:
     uid = f"uid-{name}"
     report = Report(member=name, uid=uid, generation=generation, held=to_ranges(held), reads=2, incarnation="1")
-    return Pod(name=name, uid=uid, ready=True, steady=1000.0, age=1000.0, heard=DecodedReport(report))
+    return Pod(name=name, uid=uid, ready=True, stable_for=1000.0, age=1000.0, decoded_report=DecodedReport(report))

@@ -289,7 +289,7 @@ class Scale:
 
     def _whole(self, group: str, members: int) -> bool:
         there = self.crowd.groups[group].values()
-        return len(there) == members and sum(len(one.member.lives) for one in there) == QUEUES
+        return len(there) == members and sum(len(one.member.leases) for one in there) == QUEUES
 
 
 _OURS = r"(POST|PUT|PATCH|APPLY) (configmaps|consumergroups|events|deployments|secrets)/.*|PATCH pods/"

@@ -21,11 +21,11 @@ from ground.instance import Process, temporary
 from ground.poll import eventually
 from ground.report import Missing
 from ground.rocketmq import RocketMQ
-from rota.documents import Assignment, Share, write_assignment
+from rota.documents import Assignment, Share, encode_assignment
 from rota.model import Queue
 from rota.signing import KEY_BYTES
-from rota.spec import group_spec
-from rota.spec.resolved import write_settings
+from rota.spec import parse_group
+from rota.spec.resolved import encode_settings
 
 TOPIC, QUEUES = "bench", 16
 MESSAGES = 300_000
@@ -201,7 +201,7 @@ class BenchMember:
         for folder in ("documents", "state", "key"):
             (self.folder / folder).mkdir(parents=True)
         (self.folder / "key/current").write_bytes(os.urandom(KEY_BYTES))
-        settings = write_settings(group, group_spec({"metadata": {"name": group}, "spec": spec}), 30, None)
+        settings = encode_settings(group, parse_group({"metadata": {"name": group}, "spec": spec}), 30, None)
         (self.folder / "documents/group.json").write_text(settings)
         root = Path(__file__).parent.parent
         app = [sys.executable, "-m", "bench.app", self.address, "8080", *([str(self._log)] if log else [])]
@@ -226,7 +226,7 @@ class BenchMember:
         now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         members = {self.name: Share(f"uid-{self.name}", tuple(queues))}
         document = Assignment(group="bench/bench", generation=generation, issued_at=now, members=members)
-        for name, text in write_assignment(document).items():
+        for name, text in encode_assignment(document).items():
             new = self.folder / f"documents/{name}.new"
             new.write_text(text) if isinstance(text, str) else new.write_bytes(text)
             new.rename(self.folder / "documents" / name)

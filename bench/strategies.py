@@ -10,8 +10,8 @@ from typing import Any
 
 from bench import peers
 from bench.measure import Row, Sample, timed
-from rota.documents import Assignment, Share, write_assignment
-from rota.model import NOBODY, Queue, Roster
+from rota.documents import Assignment, Share, encode_assignment
+from rota.model import NO_OWNER, Queue, Roster
 from rota.strategies import REFERENCE_NAMES, prepared
 
 MEMBERS = [f"orders-7d9f-{number:05d}" for number in range(10_000)]
@@ -107,8 +107,8 @@ def _on_top(roster: Roster) -> Iterator[Row]:
         shares = roster.assignment(prepared(name)(roster).tolist()).items()
         members = {member: Share(uid, tuple(queues)) for uid, (member, queues) in zip(uids, shares, strict=True)}
         document = Assignment(group="orders", generation=1, issued_at="", members=members)
-        (data,) = write_assignment(document).values()
-        written = timed(partial(write_assignment, document))
+        (data,) = encode_assignment(document).values()
+        written = timed(partial(encode_assignment, document))
         yield Row(f"on top: {name}'s document written ({len(data) / 1024:,.0f} KiB), {size}", written)
 
 
@@ -130,7 +130,7 @@ def _beside_kafka(members: int, name: str, assignor: str) -> Iterator[Row]:
 
 def _moved(name: str, roster: Roster) -> int:
     owners = prepared(name)(roster).tolist()
-    return sum(owner not in (before, NOBODY) for before, owner in zip(roster.owners, owners, strict=True))
+    return sum(owner not in (before, NO_OWNER) for before, owner in zip(roster.owners, owners, strict=True))
 
 
 def _as_lists(name: str, roster: Roster) -> Sample:

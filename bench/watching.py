@@ -32,22 +32,22 @@ from rota.brokers.rocketmq.admin import AdminClient
 from rota.brokers.rocketmq.routing import ConnectionConfig, RoutingClient
 from rota.brokers.rocketmq.wire import requests
 from rota.http_server import listen
-from rota.kube.brokers.lag.lag_poller import DEAD_EVERY, LagPoller
+from rota.kube.brokers.lag.lag_poller import DEAD_LETTERS_EVERY_POLLS, LagPoller
 from rota.kube.brokers.route_watcher import RouteWatcher, TopicInterest
-from rota.kube.client.objects import ConfigMap, Custom, Metadata, Pod, record_of
-from rota.kube.http.operator_probes import metrics
+from rota.kube.client.objects import ConfigMap, CustomResource, Metadata, Pod, assignment_name
+from rota.kube.http.operator_probes import metrics_route
 from rota.kube.reconcile.reconciler import ReconcileResult
 from rota.kube.state.group import Group
 from rota.kube.telemetry.group_gauges import GroupFacts
 from rota.kube.telemetry.operator_metrics import OperatorMetrics
-from rota.model import RETRY, Queue
+from rota.model import RETRY_TOPIC_PREFIX, Queue
 from rota.planner import plan
 from rota.ranges import to_ranges
 from rota.reports import Report
 
 GROUPS, QUEUES, MEMBERS = int(os.environ.get("SCALE", "1000")), 100, 10
 FULL = 9  # queues of each topic that have messages, two each; the others are empty
-LOOKS, SCRAPES, LOADS = 2 * DEAD_EVERY, 7, 5
+LOOKS, SCRAPES, LOADS = 2 * DEAD_LETTERS_EVERY_POLLS, 7, 5
 TICK = 0.005  # seconds
 NOW = 1_763_712_000.0
 
@@ -72,20 +72,20 @@ class _Asked(AdminClient):
         self.requests += 1
         self.began = self.began or time.perf_counter()
 
-    async def progress(self, group: str, broker: str, topics: Collection[str] = ()) -> dict[Queue, BrokerOffsets]:
+    async def group_offsets(self, group: str, broker: str, topics: Collection[str] = ()) -> dict[Queue, BrokerOffsets]:
         """Return how far a group is."""
         self._count()
-        return await super().progress(group, broker, topics)
+        return await super().group_offsets(group, broker, topics)
 
-    async def ends(self, topic: str, broker: str) -> dict[Queue, OffsetRange]:
+    async def offset_ranges(self, topic: str, broker: str) -> dict[Queue, OffsetRange]:
         """Return where a topic's queues begin and end."""
         self._count()
-        return await super().ends(topic, broker)
+        return await super().offset_ranges(topic, broker)
 
-    async def committed(self, group: str, queue: Queue) -> int | None:
+    async def committed_offset(self, group: str, queue: Queue) -> int | None:
         """Return where a group is with a queue."""
         self._count()
-        return await super().committed(group, queue)
+        return await super().committed_offset(group, queue)
 
 
 class _Ticking:
@@ -141,7 +141,7 @@ class _Watching:
     async def rows(self) -> list[Row]:
         """Return what was measured."""
         site = ConnectionConfig((self.rocketmq.name_server,))
-        self.cluster, self.client = _Asked(site), RoutingClient(site, serve=lambda _: None)
+        self.cluster, self.client = _Asked(site), RoutingClient(site, handle_request=lambda _: None)
         self.views = RouteWatcher(self.cluster, lambda _: None)
         found = []
         async with _ticking() as self.ticking:
@@ -170,28 +170,28 @@ class _Watching:
         say(f"making {GROUPS} topics of {QUEUES} queues, and as many groups.")
         make = self.cluster.create_topic
         await all_of(partial(make, name, self.broker, QUEUES) for name in self.names)
-        await all_of(partial(make, RETRY + name, self.broker, 1) for name in self.names)
+        await all_of(partial(make, RETRY_TOPIC_PREFIX + name, self.broker, 1) for name in self.names)
         await all_of(partial(self.cluster.update_group, name, self.broker) for name in self.names)
-        await self.client.route(self.names[0])
+        await self.client.fetch_route(self.names[0])
         say("sending messages, and committing.")
         wanted = (Queue(name, self.broker, number) for number in 2 * [*range(FULL)] for name in self.names)
         await all_of(partial(self._send, queue) for queue in wanted)
         await self._commit(range(FULL - 1))
         for name in self.names:
-            self.views.want(("shop", name), TopicInterest(name, (name,), broadcasting=False))
-        await all_of(partial(self.views.look, key) for key in self.views.interests)
+            self.views.set_interest(("shop", name), TopicInterest(name, (name,), broadcasting=False))
+        await all_of(partial(self.views.poll_group, key) for key in self.views.interests)
         self.groups = {key: _planned(*key, self.views, self.measures) for key in self.views.interests}
 
     async def _send(self, queue: Queue) -> None:
-        request = requests.send("bench", queue.topic, b"it", {}, broker=queue.broker, queue=queue.id, born=0)
-        await self.client.get(queue.broker, request)
+        request = requests.send("bench", queue.topic, b"it", {}, broker=queue.broker, queue_id=queue.id, born_ms=0)
+        await self.client.call_or_raise(queue.broker, request)
 
     async def _commit(self, numbers: Iterable[int]) -> None:
         """Commit, queue by queue: of a group's first commits made side by side a broker sometimes loses one."""
         for number in numbers:
             offset = 1 + number % 2 if number < FULL else 0
             wanted = (requests.commit(name, Queue(name, self.broker, number), offset) for name in self.names)
-            await all_of(partial(self.client.get, self.broker, request) for request in wanted)
+            await all_of(partial(self.client.call_or_raise, self.broker, request) for request in wanted)
 
     # Lag.
 
@@ -200,7 +200,7 @@ class _Watching:
         found = Looks([], [], [], [])
         looked = asyncio.Event()
         self.lags = LagPoller(self.cluster, self.views, self._worked, lambda _: looked.set())
-        self.lags.seconds = 1.0
+        self.lags.poll_seconds = 1.0
         await self.ticking.take()
         running = asyncio.create_task(self.lags.run())
         for _ in range(LOOKS):
@@ -218,7 +218,7 @@ class _Watching:
         return found
 
     def _worked(self, key: Key) -> list[Queue]:
-        return [queue for queues in self.groups[key].record.shares.values() for queue in queues]
+        return [queue for queues in self.groups[key].stored_assignment.shares.values() for queue in queues]
 
     def _mqadmin(self) -> Sample:
         """Return what RocketMQ's own tool takes to print how far each group is, less what its start takes."""
@@ -239,18 +239,18 @@ class _Watching:
         """Return all groups."""
         return list(self.groups)
 
-    def fact(self, key: Key) -> GroupFacts:
+    def facts_of(self, key: Key) -> GroupFacts:
         """Return what is known of a group."""
         group, now = self.groups[key], asyncio.get_running_loop().time()
-        broker = self.views.of(key, now, group.names(now))
-        return GroupFacts(group, self.measures.tallies[key], broker, self.lags.of(key))
+        broker = self.views.state_of(key, now, group.client_id_suffixes(now))
+        return GroupFacts(group, self.measures.trackers[key], broker, self.lags.lag_of(key))
 
     async def _scraped(self, size: str) -> AsyncIterator[Row]:
         seconds, silent, text = [], [], b""
         for _ in range(SCRAPES):
             await self.ticking.take()
             began = time.perf_counter()
-            text = await self.measures.text(self)
+            text = await self.measures.render(self)
             seconds.append(time.perf_counter() - began)
             silent.append(await self.ticking.take())
         samples = sum(not line.startswith(b"#") for line in text.splitlines())
@@ -263,7 +263,7 @@ class _Watching:
     async def _prometheus(self) -> tuple[Sample, float, float]:
         """Return what a real Prometheus takes, how many samples it gets, and for how long the loop is kept."""
         app = web.Application()
-        app.add_routes([metrics(self.measures, self)])
+        app.add_routes([metrics_route(self.measures, self)])
         port = self.instance.port("metrics", 8080)
         runner = await listen(app, self.instance.address(), port)
         prometheus = Prometheus(self.instance, [f"{self.instance.address()}:{port}"])
@@ -298,20 +298,25 @@ def _planned(namespace: str, name: str, views: RouteWatcher, measures: OperatorM
     """Return a group at rest, of members that obey what the planner has decided."""
     group, key = Group(namespace, name), (namespace, name)
     spec = {"broker": {"rocketmq": {"nameServers": ["rmq:9876"]}}, "subscriptions": [{"topic": name}]}
-    group.wants(Custom(Metadata(name, uid=name, namespace=namespace), spec), None)
-    group.fresh = True
+    group.set_spec(CustomResource(Metadata(name, uid=name, namespace=namespace), spec), None)
+    group.revalidated = True
     for number in range(MEMBERS):
-        group.pods.see(_pod(namespace, f"{name}-7d9f8b6c5-{number:05}", name), 0.0)
+        group.pods.upsert(_pod(namespace, f"{name}-7d9f8b6c5-{number:05}", name), 0.0)
     for version in range(1, 4):  # granted, obeyed, settled
-        found = plan(group.snapshot(1000.0, views.of(key, 1000.0, group.names(1000.0)), {}), NOW + 60 * version)
+        found = plan(
+            group.snapshot(1000.0, views.state_of(key, 1000.0, group.client_id_suffixes(1000.0)), {}),
+            NOW + 60 * version,
+        )
         if found.document:
-            texts = {part: text for part, text in found.data.items() if isinstance(text, str)}
+            texts = {part: text for part, text in found.config_map_data.items() if isinstance(text, str)}
             labels = {"rota.dev/group": name}
-            group.keep(ConfigMap(Metadata(record_of(name), resource_version=str(version), labels=labels), texts))
-        for holder, queues in group.record.shares.items():
+            group.set_assignment(
+                ConfigMap(Metadata(assignment_name(name), resource_version=str(version), labels=labels), texts)
+            )
+        for holder, queues in group.stored_assignment.shares.items():
             report = Report(member=holder.name, uid=holder.uid, generation=version, held=to_ranges(queues))
-            group.pods[holder.name].hear(report, 1000.0, 1000.0)
-        measures.take(ReconcileResult(group, found, 0.001, {}), 1000.0)
+            group.pods[holder.name].record_report(report, 1000.0, 1000.0)
+        measures.record_reconcile(ReconcileResult(group, found, 0.001, {}), 1000.0)
     return group
 
 

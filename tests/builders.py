@@ -11,7 +11,7 @@ from rota.model import Holder, Queue, Roster
 from rota.planner import DecodedReport, Pod, QueueView, Snapshot
 from rota.ranges import to_ranges
 from rota.reports import Report
-from rota.spec import GroupSpec, PolicySpec, group_spec, policy_spec
+from rota.spec import GroupSpec, PolicySpec, parse_group, parse_policy
 from rota.timestamps import format_time
 
 TOPICS = ("orders", "payments", "%RETRY%shop")
@@ -46,19 +46,19 @@ BEGUN = {"orders": format_time(NOW - 100 * LONG)}  # since when what is on recor
 def a_spec(**changed: Any) -> GroupSpec:
     """Return a group's spec with one topic."""
     broker = {"rocketmq": {"nameServers": ["rmq:9876"]}}
-    return group_spec({"spec": {"broker": broker, "subscriptions": [{"topic": "orders"}], **changed}})
+    return parse_group({"spec": {"broker": broker, "subscriptions": [{"topic": "orders"}], **changed}})
 
 
 def a_policy(**changed: Any) -> PolicySpec:
     """Return a policy: Sticky unless said."""
-    return policy_spec({"spec": {"strategy": "Sticky", **changed}})
+    return parse_policy({"spec": {"strategy": "Sticky", **changed}})
 
 
 def a_view(
-    queues: int = 6, topic: str = "orders", steady: float = LONG, brokers: tuple[str, ...] = ("a",)
+    queues: int = 6, topic: str = "orders", stable_for: float = LONG, brokers: tuple[str, ...] = ("a",)
 ) -> QueueView:
     """Return what a broker tells of a topic."""
-    return QueueView(tuple(Queue(topic, broker, number) for broker in brokers for number in range(queues)), steady)
+    return QueueView(tuple(Queue(topic, broker, number) for broker in brokers for number in range(queues)), stable_for)
 
 
 def a_report(name: str = "m1", generation: int = 1, held: Iterable[Queue] = (), **changed: Any) -> Report:
@@ -80,11 +80,11 @@ def a_pod(name: str = "m1", report: Report | None = None, **changed: Any) -> Pod
         "uid": f"uid-{name}",
         "client_id": f"10.0.0.1@{name}",
         "ready": True,
-        "steady": LONG,
+        "stable_for": LONG,
         "age": LONG,
-        "poked": LONG,
+        "poked_for": LONG,
     } | changed
-    return Pod(name=name, heard=heard, **fields)
+    return Pod(name=name, decoded_report=heard, **fields)
 
 
 def a_document(generation: int = 5, age: float = LONG, **changed: Any) -> Assignment:
@@ -112,7 +112,7 @@ def a_snapshot(**changed: Any) -> Snapshot:
         "spec": a_spec(),
         "policy": a_policy(),
         "views": {"orders": a_view()},
-        "fresh": True,
+        "revalidated": True,
     }
     return Snapshot(**(fields | changed))
 

@@ -11,17 +11,25 @@ import msgspec
 
 from rota.brokers.port import OnlineConsumer
 from rota.kube.brokers.lag.lag_history import LagHistory, QueueLag, QueueSample
-from rota.kube.brokers.lag.lag_merge import FROM_THE_OLDEST
+from rota.kube.brokers.lag.lag_merge import START_EARLIEST
 from rota.kube.brokers.lag.lag_poller import GroupLag
-from rota.kube.client.objects import SETTINGS, ConfigMap, Custom, Metadata, Owner, Pod, record_of
+from rota.kube.client.objects import (
+    SETTINGS_KEY,
+    ConfigMap,
+    CustomResource,
+    Metadata,
+    OwnerReference,
+    Pod,
+    assignment_name,
+)
 from rota.kube.http import presenters, schema
 from rota.kube.state.broker_state import BrokerState
 from rota.kube.state.group import Group
 from rota.kube.state.pod_state import client_id
 from rota.kube.telemetry.group_gauges import GroupFacts
 from rota.kube.telemetry.rebalances import RebalanceTracker
-from rota.model import RETRY, Queue
-from rota.planner import QueueView, plan, reason_for_no_change
+from rota.model import RETRY_TOPIC_PREFIX, Queue
+from rota.planner import QueueView, explain_owners, plan
 from rota.ranges import to_ranges
 from rota.reports import Report
 
@@ -38,11 +46,11 @@ class ConsumerFleet:
         self.name, self.now, self._version = name, began, 0
         self.group, self.tally = Group("shop", name), RebalanceTracker()
         spec = {**BODY, "subscriptions": [{"topic": name, **subscription}]}
-        policy = Custom(Metadata("steady", namespace="shop"), {"strategy": "Sticky"})
-        self.group.wants(Custom(Metadata(name, uid="1", namespace="shop"), spec), policy)
-        self.group.fresh = True
+        policy = CustomResource(Metadata("steady", namespace="shop"), {"strategy": "Sticky"})
+        self.group.set_spec(CustomResource(Metadata(name, uid="1", namespace="shop"), spec), policy)
+        self.group.revalidated = True
         self.queues = [Queue(name, "broker-a", number) for number in range(queues)]
-        retries = Queue(RETRY + name, "broker-a", 0)
+        retries = Queue(RETRY_TOPIC_PREFIX + name, "broker-a", 0)
         self.broker = BrokerState(
             {name: QueueView(tuple(self.queues), 1000.0), retries.topic: QueueView((retries,), 1000.0)}, ()
         )
@@ -59,7 +67,7 @@ class ConsumerFleet:
 
     def meets(self, client: str, address: str, language: str, version: str) -> None:
         """Have a consumer come that is not Rota's."""
-        self.broker = replace(self.broker, foreigners=(client,))
+        self.broker = replace(self.broker, unmanaged_ids=(client,))
         self.clients[client] = OnlineConsumer(client, address, language, version)
         for _ in range(8):
             self._step()
@@ -70,23 +78,23 @@ class ConsumerFleet:
             "metadata": {"name": name, "namespace": "shop", "uid": uid, "labels": labels},
             "spec": {
                 "initContainers": [{"name": "rota-sidecar", "volumeMounts": [mount]}],
-                "volumes": [{"name": "it", "configMap": {"name": record_of(self.name)}}],
+                "volumes": [{"name": "it", "configMap": {"name": assignment_name(self.name)}}],
             },
             "status": {"podIP": address, "conditions": [{"type": "Ready", "status": "True"}]},
         }
         pod = msgspec.convert(body, Pod)
-        self.group.pods.see(pod, self.now - 1000.0)
+        self.group.pods.upsert(pod, self.now - 1000.0)
         self.clients[client_id(pod)] = OnlineConsumer(client_id(pod), f"{address}:41000", "PYTHON", "V5_3_3")
 
     def _says(self, name: str) -> None:
-        document, known = self.group.record.document, self.group.pods[name]
+        document, known = self.group.stored_assignment.document, self.group.pods[name]
         generation = document.generation if document else 0
-        held = {holder.name: queues for holder, queues in self.group.record.shares.items()}.get(name, ())
+        held = {holder.name: queues for holder, queues in self.group.stored_assignment.shares.items()}.get(name, ())
         uid = known.pod.metadata.uid
         told = Report(
             member=name, uid=uid, generation=generation, held=to_ranges(held), troubles=self._troubles.get(name, {})
         )
-        known.hear(told, self.now, self.now)
+        known.record_report(told, self.now, self.now)
 
     def _step(self) -> None:
         """Decide once, and have that obeyed."""
@@ -96,19 +104,19 @@ class ConsumerFleet:
         found = plan(self.group.snapshot(self.now, self.broker, {}), self.now)
         if found.document:
             self._version += 1
-            texts = {part: text for part, text in found.data.items() if isinstance(text, str)}
-            texts |= {SETTINGS: self.group.wanted_settings}
-            labels, owners = {"rota.dev/group": self.name}, [Owner("1", controller=True)]
-            metadata = Metadata(record_of(self.name), "2", "shop", str(self._version), labels=labels)
-            self.group.keep(ConfigMap(msgspec.structs.replace(metadata, owner_references=owners), texts))
+            texts = {part: text for part, text in found.config_map_data.items() if isinstance(text, str)}
+            texts |= {SETTINGS_KEY: self.group.desired_settings}
+            labels, owners = {"rota.dev/group": self.name}, [OwnerReference("1", controller=True)]
+            metadata = Metadata(assignment_name(self.name), "2", "shop", str(self._version), labels=labels)
+            self.group.set_assignment(ConfigMap(msgspec.structs.replace(metadata, owner_references=owners), texts))
         if self.group.body:
             self.group.body = msgspec.structs.replace(self.group.body, status=dict(found.status))
-        heard = {it: self._obeyed(it.name) for it in self.group.record.shares}
-        self.tally.take(found, self.group.record.document, heard, self.now)
+        heard = {it: self._obeyed(it.name) for it in self.group.stored_assignment.shares}
+        self.tally.record_plan(found, self.group.stored_assignment.document, heard, self.now)
 
     def _obeyed(self, name: str) -> int:
         known = self.group.pods.get(name)
-        return known.heard.report.generation if known and known.heard else 0
+        return known.decoded_report.report.generation if known and known.decoded_report else 0
 
     def is_troubled(self, name: str, reason: str, sentence: str) -> None:
         """Have a member say what keeps it from working; that is planned for, too."""
@@ -120,11 +128,11 @@ class ConsumerFleet:
         history, retries = LagHistory(), LagHistory()
         for look in range(LOOKS):
             seen = {it.id: self._seen(look, *behind.get(it.id, (0, 40))) for it in self.queues}
-            history.see(EVERY * look, seen, frozenset(seen))
-            retries.see(EVERY * look, {0: QueueSample(0, 0, 0)}, frozenset({0}))
-        begins = self.group.wish.spec.start_from if self.group.wish.spec else FROM_THE_OLDEST
-        judged: dict[Queue, QueueLag] = {queue: history.judged(begins)[queue.id] for queue in self.queues}
-        judged[self._retries] = retries.judged(FROM_THE_OLDEST)[0]
+            history.add_sample(EVERY * look, seen, frozenset(seen))
+            retries.add_sample(EVERY * look, {0: QueueSample(0, 0, 0)}, frozenset({0}))
+        begins = self.group.resolved_spec.spec.start_from if self.group.resolved_spec.spec else START_EARLIEST
+        judged: dict[Queue, QueueLag] = {queue: history.judge_queues(begins)[queue.id] for queue in self.queues}
+        judged[self._retries] = retries.judge_queues(START_EARLIEST)[0]
         self.lag = GroupLag(judged, 2, datetime.now(UTC).timestamp())
 
     @staticmethod
@@ -140,11 +148,11 @@ class ConsumerFleet:
 
     def detail(self) -> schema.Detail:
         """Return all about it, as the operator answers."""
-        return presenters.detail(LEADS, self.fact, self.clients)
+        return presenters.present_detail(LEADS, self.fact, self.clients)
 
     def why(self, *queues: Queue) -> schema.Reasons:
         """Say why queues have their owners, as the operator answers."""
-        found = reason_for_no_change(self.group.snapshot(self.now, self.broker, {}), self.now, queues)
-        said = presenters.summary(self.fact)
-        reasons = [schema.Reason(*it.queue, it.owner, it.told) for it in found]
+        found = explain_owners(self.group.snapshot(self.now, self.broker, {}), self.now, queues)
+        said = presenters.present_summary(self.fact)
+        reasons = [schema.Reason(*it.queue, it.owner, it.sentence) for it in found]
         return schema.Reasons(said.strategy, said.generation, reasons, said.last_rebalance)

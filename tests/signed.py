@@ -5,20 +5,20 @@ import secrets
 from aiohttp import ClientSession, ClientTimeout
 from yarl import URL
 
-from rota.signing import NONCE, SIGNATURE_HEADER, Request, is_report_signed, sign_request
+from rota.signing import NONCE_PARAMETER, SIGNATURE_HEADER, SignedRequest, is_report_signed, sign_request
 
 PATIENCE = ClientTimeout(90)
 
 
 def signed_headers(key: bytes, method: str, url: URL, uid: str) -> dict[str, str]:
     """Return the headers with which the pod of that uid takes a request."""
-    return {SIGNATURE_HEADER: sign_request([key], Request(method, url.raw_path_qs, uid))}
+    return {SIGNATURE_HEADER: sign_request([key], SignedRequest(method, url.raw_path_qs, uid))}
 
 
 async def signed_report(session: ClientSession, url: str, uid: str, key: bytes) -> str:
     """Return a member's report; fail if it is not signed."""
     nonce = secrets.token_hex(16)
-    asked = URL(url).update_query({NONCE: nonce})
+    asked = URL(url).update_query({NONCE_PARAMETER: nonce})
     async with session.get(asked, headers=signed_headers(key, "GET", asked, uid), timeout=PATIENCE) as response:
         body = await response.read()
         assert response.status == 200, body

@@ -5,7 +5,7 @@ from math import inf
 from pathlib import Path
 
 
-def memory_limit(root: Path = Path("/sys/fs/cgroup")) -> float:
+def memory_limit_bytes(root: Path = Path("/sys/fs/cgroup")) -> float:
     """Return how many bytes the container may use; infinity if nothing limits it."""
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         with suppress(OSError, ValueError):  # "max" is no number

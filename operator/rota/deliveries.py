@@ -12,12 +12,12 @@ from msgspec import Meta, Struct
 
 BUCKET_GROWTH = 1.1  # ratio of a bucket's end to the end of the bucket below
 LAST_BUCKET = 200  # ends after 52 h
-SHORTEST_SECONDS = 0.001  # the end of bucket 0
+FIRST_BUCKET_SECONDS = 0.001  # the end of bucket 0
 
-MAX_NAME = 255  # characters of a topic or broker
+MAX_NAME_CHARS = 255  # characters of a topic or broker
 MAX_QUEUES_IN_PAGE = 500
 MAX_TOPICS_IN_PAGE = 50
-MAX_FAILING = 20
+MAX_FAILING_MESSAGES = 20
 MAX_OUTCOMES = 32
 
 
@@ -38,10 +38,10 @@ class DeliveryOutcome(StrEnum):
 
 
 # The app was not reached: no attempt is counted; AppNotListening and AppPathNotFound report this.
-APP_MISSING = frozenset({DeliveryOutcome.REFUSED, DeliveryOutcome.NOT_FOUND})
+APP_UNREACHED_OUTCOMES = frozenset({DeliveryOutcome.REFUSED, DeliveryOutcome.NOT_FOUND})
 
-_OF_STATUS = {404: DeliveryOutcome.NOT_FOUND, 422: DeliveryOutcome.REJECTED}
-_OF_STATUS_CLASS = {
+_OUTCOME_BY_STATUS = {404: DeliveryOutcome.NOT_FOUND, 422: DeliveryOutcome.REJECTED}
+_OUTCOME_BY_STATUS_CLASS = {
     2: DeliveryOutcome.DONE,
     3: DeliveryOutcome.REDIRECTED,
     4: DeliveryOutcome.CLIENT_ERROR,
@@ -50,34 +50,34 @@ _OF_STATUS_CLASS = {
 _KNOWN_OUTCOMES = frozenset(map(str, DeliveryOutcome))
 
 
-class AppAnswer(NamedTuple):
+class AppResponse(NamedTuple):
     """The app's response to a delivery."""
 
     outcome: DeliveryOutcome
     status: int = 0  # of its HTTP response, if there was one
 
 
-def answer_of_status(status: int) -> AppAnswer:
+def response_of_status(status: int) -> AppResponse:
     """Return the meaning of an HTTP status for a delivery."""
-    outcome = _OF_STATUS.get(status) or _OF_STATUS_CLASS.get(status // 100, DeliveryOutcome.OTHER)
-    return AppAnswer(outcome, status)
+    outcome = _OUTCOME_BY_STATUS.get(status) or _OUTCOME_BY_STATUS_CLASS.get(status // 100, DeliveryOutcome.OTHER)
+    return AppResponse(outcome, status)
 
 
-def bucket_of(seconds: float) -> int:
+def bucket_index(seconds: float) -> int:
     """Return the index of the bucket for a handling time."""
-    if seconds <= SHORTEST_SECONDS:
+    if seconds <= FIRST_BUCKET_SECONDS:
         return 0
-    return min(math.ceil(math.log(seconds / SHORTEST_SECONDS, BUCKET_GROWTH)), LAST_BUCKET)
+    return min(math.ceil(math.log(seconds / FIRST_BUCKET_SECONDS, BUCKET_GROWTH)), LAST_BUCKET)
 
 
 def bucket_end(index: int) -> float:
     """Return the longest handling time in a bucket, in seconds."""
-    return SHORTEST_SECONDS * BUCKET_GROWTH**index
+    return FIRST_BUCKET_SECONDS * BUCKET_GROWTH**index
 
 
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
-Name = Annotated[str, Meta(max_length=MAX_NAME)]
+Name = Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
 Word = Annotated[str, Meta(max_length=32)]
 
 
@@ -133,11 +133,11 @@ class DeliveriesPage(Struct, frozen=True, rename="camel", omit_defaults=True):
     times: Annotated[list[HandlingTimes], Meta(max_length=MAX_TOPICS_IN_PAGE)] = []
     delayed: Count = 0  # an estimate: messages sent back that the broker holds until their next attempt
     last_failure: LastFailure | None = None
-    failing: Annotated[list[FailingMessage], Meta(max_length=MAX_FAILING)] = []
+    failing: Annotated[list[FailingMessage], Meta(max_length=MAX_FAILING_MESSAGES)] = []
     next: Count | None = None  # start of the next page; None: this page is the last
 
 
-def read_deliveries(text: bytes | str) -> DeliveriesPage | None:
+def decode_deliveries(text: bytes | str) -> DeliveriesPage | None:
     """Decode a page; return None if the text is not a valid page."""
     try:
         return msgspec.json.decode(text, type=DeliveriesPage)
@@ -154,7 +154,7 @@ def describe_outcome(name: str, status: int) -> str:
     """Return how an attempt failed, as the end of a sentence."""
     if status:
         return f"with status {status}"
-    return _WITHOUT_STATUS.get(known_outcome(name), "with another error")
+    return _OUTCOME_PHRASES.get(known_outcome(name), "with another error")
 
 
 def describe_message(message: FailingMessage) -> str:
@@ -168,7 +168,7 @@ def describe_message(message: FailingMessage) -> str:
     return f"{place}{origin}: {problem}"
 
 
-_WITHOUT_STATUS = {
+_OUTCOME_PHRASES = {
     DeliveryOutcome.TIMEOUT: "without an answer in time",
     DeliveryOutcome.NACK: "with a nack",
     DeliveryOutcome.BROKEN: "with a broken connection",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
 from rota.deliveries import (
-    APP_MISSING,
+    APP_UNREACHED_OUTCOMES,
     DeliveriesPage,
     FailingMessage,
     LastFailure,
@@ -15,15 +15,15 @@ from rota.deliveries import (
     describe_outcome,
     known_outcome,
 )
-from rota.model import Queue, Reason, Verdict
+from rota.model import Finding, Queue, Reason
 
 WINDOW_SECONDS = 300.0
-INTERVAL_SECONDS = 15.0  # length of the intervals that make up the window
-FEWEST_ATTEMPTS = 10  # in the window; with fewer, the app is not judged
+BUCKET_SECONDS = 15.0  # length of the intervals that make up the window
+MIN_ATTEMPTS = 10  # in the window; with fewer, the app is not judged
 FAILING_SHARE = 0.5  # of failed attempts, from which on the app counts as failing
-WORKING_SHARE = 0.25  # below which a failing app counts as working again
-REPEAT_SECONDS = 60.0  # between two sentences with different figures: each is a write to the API server
-RESUME_SECONDS = 120.0  # for which a new leader keeps the published problem
+RECOVERED_SHARE = 0.25  # below which a failing app counts as working again
+MESSAGE_INTERVAL_SECONDS = 60.0  # between two sentences with different figures: each is a write to the API server
+NEW_LEADER_GRACE_SECONDS = 120.0  # for which a new leader keeps the published problem
 BYTES_PER_QUEUE = 800  # memory of a queue's last counters and of its totals
 BYTES_PER_FAILURE = 200  # of each failure outcome in them
 
@@ -34,14 +34,14 @@ class MemberDeliveries:
 
     incarnation: str
     age: float
-    delayed: int
+    delayed_messages: int
     last_failure: LastFailure | None
-    failing: tuple[FailingMessage, ...]
+    failing_messages: tuple[FailingMessage, ...]
     queues: dict[Queue, QueueCounts] = field(default_factory=dict)
-    bytes_kept: int = 0  # memory of these counters and of the totals made of them
+    memory_bytes: int = 0  # memory of these counters and of the totals made of them
 
     @classmethod
-    def of(cls, page: DeliveriesPage) -> Self:
+    def from_page(cls, page: DeliveriesPage) -> Self:
         """Start with the first page, which has the fields that belong to no queue."""
         deliveries = cls(page.incarnation, page.age, page.delayed, page.last_failure, tuple(page.failing))
         deliveries.add(page)
@@ -50,7 +50,7 @@ class MemberDeliveries:
     def add(self, page: DeliveriesPage) -> None:
         """Add the queues of a page."""
         self.queues |= {Queue(counts.topic, counts.broker, counts.id): counts for counts in page.queues}
-        self.bytes_kept += sum(BYTES_PER_QUEUE + BYTES_PER_FAILURE * len(counts.failures) for counts in page.queues)
+        self.memory_bytes += sum(BYTES_PER_QUEUE + BYTES_PER_FAILURE * len(counts.failures) for counts in page.queues)
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class DeliveryTotals:
     @classmethod
     def between(cls, previous: QueueCounts | None, now: QueueCounts) -> Self:
         """Return the counts since `previous`; a counter that decreased, as a hostile pod may send, adds nothing."""
-        start = previous or _NOTHING
+        start = previous or _ZERO_COUNTS
         totals = cls(
             max(0, now.first_attempts - start.first_attempts),
             max(0, now.done - start.done),
@@ -77,10 +77,10 @@ class DeliveryTotals:
             max(0.0, now.backlog_seconds - start.backlog_seconds),
         )
         for name, number in now.failures.items():
-            totals.fail(known_outcome(name), max(0, number - start.failures.get(name, 0)))
+            totals.add_failures(known_outcome(name), max(0, number - start.failures.get(name, 0)))
         return totals
 
-    def fail(self, outcome: str, number: int) -> None:
+    def add_failures(self, outcome: str, number: int) -> None:
         """Add attempts that failed."""
         if number:
             self.failures[outcome] = self.failures.get(outcome, 0) + number
@@ -93,33 +93,33 @@ class DeliveryTotals:
         self.in_flight_seconds += totals.in_flight_seconds
         self.backlog_seconds += totals.backlog_seconds
         for outcome, number in totals.failures.items():
-            self.fail(outcome, number)
+            self.add_failures(outcome, number)
 
     @property
-    def failed(self) -> int:
+    def failed_attempts(self) -> int:
         """How many of the failed attempts reached the app."""
-        return sum(number for outcome, number in self.failures.items() if outcome not in APP_MISSING)
+        return sum(number for outcome, number in self.failures.items() if outcome not in APP_UNREACHED_OUTCOMES)
 
 
-_NOTHING = QueueCounts("", "", 0)
+_ZERO_COUNTS = QueueCounts("", "", 0)
 
 
 class Attempts(NamedTuple):
     """How many attempts reached the app, and how many of them failed."""
 
-    number: int
+    total: int
     failed: int
 
     @property
     def failed_share(self) -> float:
         """The share that failed."""
-        return self.failed / self.number if self.number else 0.0
+        return self.failed / self.total if self.total else 0.0
 
 
 @dataclass(slots=True)
 class _Interval:
-    begun: float
-    number: int = 0
+    started_at: float
+    total: int = 0
     failed: int = 0
 
 
@@ -130,19 +130,19 @@ class GroupDeliveries:
     first page was read may be older than the window, and only serves to take differences.
     """
 
-    def __init__(self, published: str = "") -> None:
+    def __init__(self, published_message: str = "") -> None:
         """`published`: the problem in the group's status; it stays until enough attempts were read to judge again."""
-        self.totals: dict[tuple[Queue, str], DeliveryTotals] = {}  # by queue and the pod's revision
-        self.by_topic: dict[str, DeliveryTotals] = {}
-        self.problem = Verdict(Reason.DELIVERIES_FAILING, published) if published else None
+        self.totals_by_queue: dict[tuple[Queue, str], DeliveryTotals] = {}  # by queue and the pod's revision
+        self.totals_by_topic: dict[str, DeliveryTotals] = {}
+        self.problem = Finding(Reason.DELIVERIES_FAILING, published_message) if published_message else None
         self._members: dict[str, MemberDeliveries] = {}  # by the pod's uid
         self._revisions: dict[str, str] = {}  # by the pod's uid
         self._intervals: deque[_Interval] = deque()
         self._last_failure: tuple[float, LastFailure] | None = None  # with its time
-        self._worded_at = -math.inf  # when the problem's sentence was written
-        self._resumed_until: float | None = None
+        self._message_written_at = -math.inf  # when the problem's sentence was written
+        self._grace_until: float | None = None
 
-    def take(self, uid: str, revision: str, deliveries: MemberDeliveries, topics: Container[str], now: float) -> None:
+    def record(self, uid: str, revision: str, deliveries: MemberDeliveries, topics: Container[str], now: float) -> None:
         """Add a member's counts since its previous report; queues of topics that are not in `topics` do not count."""
         previous = self._members.get(uid)
         is_same_process = previous is not None and previous.incarnation == deliveries.incarnation
@@ -154,77 +154,84 @@ class GroupDeliveries:
         for queue, counts in deliveries.queues.items():
             if queue.topic in topics:
                 change = DeliveryTotals.between(bases.get(queue), counts)
-                self.totals.setdefault((queue, revision), DeliveryTotals()).add(change)
-                self.by_topic.setdefault(queue.topic, DeliveryTotals()).add(change)
+                self.totals_by_queue.setdefault((queue, revision), DeliveryTotals()).add(change)
+                self.totals_by_topic.setdefault(queue.topic, DeliveryTotals()).add(change)
                 whole.add(change)
-        self._note(Attempts(whole.done + whole.failed, whole.failed), now)
+        self._record_attempts(Attempts(whole.done + whole.failed_attempts, whole.failed_attempts), now)
         if last := deliveries.last_failure:
-            self._last_failure = max(self._last_failure or (now - last.age, last), (now - last.age, last), key=_when)
+            self._last_failure = max(
+                self._last_failure or (now - last.age, last), (now - last.age, last), key=_time_of_failure
+            )
 
-    def _note(self, attempts: Attempts, now: float) -> None:
-        if not self._intervals or self._intervals[-1].begun <= now - INTERVAL_SECONDS:
+    def _record_attempts(self, attempts: Attempts, now: float) -> None:
+        if not self._intervals or self._intervals[-1].started_at <= now - BUCKET_SECONDS:
             self._intervals.append(_Interval(now))
-            while self._intervals[0].begun <= now - WINDOW_SECONDS:
+            while self._intervals[0].started_at <= now - WINDOW_SECONDS:
                 self._intervals.popleft()
-        self._intervals[-1].number += attempts.number
+        self._intervals[-1].total += attempts.total
         self._intervals[-1].failed += attempts.failed
 
-    def forget(self, uids: Collection[str], topics: Collection[str]) -> None:
+    def retain_only(self, uids: Collection[str], topics: Collection[str]) -> None:
         """Forget members, except those with these uids, and topics, except these."""
         ended = self._members.keys() - uids
         for uid in ended:
             del self._members[uid], self._revisions[uid]
         # A pod may name other queues each time: only totals of queues in a member's last report are kept.
-        if ended or len(self.totals) > sum(len(member.queues) for member in self._members.values()):
+        if ended or len(self.totals_by_queue) > sum(len(member.queues) for member in self._members.values()):
             named = {(queue, self._revisions[uid]) for uid, member in self._members.items() for queue in member.queues}
-            self.totals = {key: totals for key, totals in self.totals.items() if key in named}
-        for topic in self.by_topic.keys() - topics:
-            del self.by_topic[topic]
+            self.totals_by_queue = {key: totals for key, totals in self.totals_by_queue.items() if key in named}
+        for topic in self.totals_by_topic.keys() - topics:
+            del self.totals_by_topic[topic]
 
-    def recent(self, now: float) -> Attempts:
+    def recent_attempts(self, now: float) -> Attempts:
         """Return the attempts within the window."""
-        intervals = [part for part in [*self._intervals] if part.begun > now - WINDOW_SECONDS]  # a copy for threads
-        return Attempts(sum(part.number for part in intervals), sum(part.failed for part in intervals))
+        intervals = [
+            part for part in [*self._intervals] if part.started_at > now - WINDOW_SECONDS
+        ]  # a copy for threads
+        return Attempts(sum(part.total for part in intervals), sum(part.failed for part in intervals))
 
     @property
-    def delayed(self) -> int | None:
+    def delayed_messages(self) -> int | None:
         """How many messages brokers delay until their next attempt, by members' estimates; None: no member was read."""
         members = [*self._members.values()]  # a copy, for other threads
-        return sum(member.delayed for member in members) if members else None
+        return sum(member.delayed_messages for member in members) if members else None
 
-    def failing_of(self, uid: str) -> tuple[FailingMessage, ...]:
+    def failing_messages_of(self, uid: str) -> tuple[FailingMessage, ...]:
         """Return the failing messages that a member reports."""
         member = self._members.get(uid)
-        return member.failing if member else ()
+        return member.failing_messages if member else ()
 
-    def judge(self, now: float) -> bool:
+    def update_problem(self, now: float) -> bool:
         """Decide again whether most deliveries fail; return whether the problem or its sentence changed."""
-        if self._resumed_until is None:
-            self._resumed_until = now + RESUME_SECONDS
-        previous, attempts = self.problem, self.recent(now)
+        if self._grace_until is None:
+            self._grace_until = now + NEW_LEADER_GRACE_SECONDS
+        previous, attempts = self.problem, self.recent_attempts(now)
         if not self._is_failing(attempts, now):
             self.problem = None
-        elif attempts.number >= FEWEST_ATTEMPTS and (previous is None or now >= self._worded_at + REPEAT_SECONDS):
-            self.problem, self._worded_at = Verdict(Reason.DELIVERIES_FAILING, self._sentence(attempts)), now
+        elif attempts.total >= MIN_ATTEMPTS and (
+            previous is None or now >= self._message_written_at + MESSAGE_INTERVAL_SECONDS
+        ):
+            self.problem = Finding(Reason.DELIVERIES_FAILING, self._describe_failures(attempts))
+            self._message_written_at = now
         return self.problem != previous
 
     def _is_failing(self, attempts: Attempts, now: float) -> bool:
-        if attempts.number >= FEWEST_ATTEMPTS:
-            return attempts.failed_share >= (WORKING_SHARE if self.problem else FAILING_SHARE)
+        if attempts.total >= MIN_ATTEMPTS:
+            return attempts.failed_share >= (RECOVERED_SHARE if self.problem else FAILING_SHARE)
         if self.problem is None:
             return False
         # Few attempts prove nothing while messages wait for their next attempt, or after a change of the leader.
-        has_succeeded = attempts.number > 0 and not attempts.failed
-        return now < (self._resumed_until or 0.0) or (bool(self.delayed) and not has_succeeded)
+        has_succeeded = attempts.total > 0 and not attempts.failed
+        return now < (self._grace_until or 0.0) or (bool(self.delayed_messages) and not has_succeeded)
 
-    def _sentence(self, attempts: Attempts) -> str:
+    def _describe_failures(self, attempts: Attempts) -> str:
         share, minutes = int(100 * attempts.failed_share), WINDOW_SECONDS / 60
-        sentence = f"{share} % of {attempts.number:,} deliveries in the last {minutes:g} min failed"
+        sentence = f"{share} % of {attempts.total:,} deliveries in the last {minutes:g} min failed"
         if self._last_failure is None:
             return sentence
         _, last = self._last_failure
         return f"{sentence}, the last {describe_outcome(last.outcome, last.status)}"
 
 
-def _when(failure: tuple[float, LastFailure]) -> float:
+def _time_of_failure(failure: tuple[float, LastFailure]) -> float:
     return failure[0]

@@ -14,19 +14,21 @@ import msgspec
 from msgspec import Meta, Struct
 
 from rota.model import Holder, Queue
-from rota.ranges import MOST_IDS, Ranged, from_ranges, to_ranges, unnested
+from rota.ranges import MAX_QUEUES_PER_DOCUMENT, RangesByTopic, from_ranges, iterate_entries, to_ranges
 
 T = TypeVar("T")
 
-SCHEMA = 2  # the highest that is read; it is written if shares name incarnations, else schema 1
-PLAIN, PACKED = "assignment.json", "assignment.json.gz"
-PLAIN_BYTES = 256 * 1024
-MAX_PACKED_BYTES = 1000 * 1000  # a ConfigMap holds 1 MiB in all, and group.json is in the same one
-MAX_UNPACKED_BYTES = (
+ASSIGNMENT_SCHEMA = 2  # the highest that is read; it is written if shares name incarnations, else schema 1
+PLAIN_KEY, GZIP_KEY = "assignment.json", "assignment.json.gz"
+MAX_PLAIN_BYTES = 256 * 1024
+MAX_COMPRESSED_BYTES = 1000 * 1000  # a ConfigMap holds 1 MiB in all, and group.json is in the same one
+MAX_DECOMPRESSED_BYTES = (
     48 * 2**20
 )  # bytes unpacked: 32 MiB are used if all possible queues are being released and names are long
-MAX_PARTS = 10 * MOST_IDS  # objects, lists, fields: a queue being released has 9, and each takes memory
-MOST_SPENT, MOST_MEMBERS = 50_000, 20_000  # entries of an assignment
+MAX_JSON_NODES = (
+    10 * MAX_QUEUES_PER_DOCUMENT
+)  # objects, lists, fields: a queue being released has 9, and each takes memory
+MAX_SPENT_ENTRIES, MAX_MEMBER_ENTRIES = 50_000, 20_000  # entries of an assignment
 MAX_UNKNOWN_FIELD_BYTES = 64 * 1024  # bytes of unknown fields, which are written back unchanged
 MAX_GENERATION = 2**53  # the highest generation that is read: up to here JSON numbers are exact integers
 MAX_NESTING = 50  # nesting limit of fields of later versions, so that they can be written again
@@ -84,29 +86,31 @@ class Assignment:
         return releases
 
     @property
-    def begun_at(self) -> dict[str, float]:
+    def topic_start_seconds(self) -> dict[str, float]:
         """When a queue of each topic was first assigned, in seconds since 1970."""
         return {topic: msgspec.convert(at, datetime).timestamp() for topic, at in self.begun.items()}
 
 
-def write_assignment(assignment: Assignment, room: int = MAX_PACKED_BYTES) -> dict[str, str | bytes]:
+def encode_assignment(
+    assignment: Assignment, max_compressed_bytes: int = MAX_COMPRESSED_BYTES
+) -> dict[str, str | bytes]:
     """Return the assignment's ConfigMap entry: plain JSON, or gzip if that is long; equal values give equal texts."""
-    body = _body(assignment)
-    text = _canonical(body | {"sum": _sum(body)})
+    body = _assignment_body(assignment)
+    text = _canonical_json(body | {"sum": _checksum(body)})
     queues = sum(len(share.queues) for share in assignment.members.values())
     queues += len(assignment.releasing) + len(assignment.everyone or ())
-    if len(text) <= PLAIN_BYTES and queues <= MOST_IDS:
-        return {PLAIN: text.decode()}
+    if len(text) <= MAX_PLAIN_BYTES and queues <= MAX_QUEUES_PER_DOCUMENT:
+        return {PLAIN_KEY: text.decode()}
     packed = gzip.compress(text, mtime=0)
     for size, limit, template in (
-        (len(packed), room, "takes {} bytes, but a ConfigMap has room for {}"),
-        (len(text), MAX_UNPACKED_BYTES, "takes {} bytes unpacked, but nobody unpacks more than {}"),
-        (queues, MOST_IDS, "names {} queues, but nobody reads more than {}"),
+        (len(packed), max_compressed_bytes, "takes {} bytes, but a ConfigMap has room for {}"),
+        (len(text), MAX_DECOMPRESSED_BYTES, "takes {} bytes unpacked, but nobody unpacks more than {}"),
+        (queues, MAX_QUEUES_PER_DOCUMENT, "names {} queues, but nobody reads more than {}"),
     ):
         if size > limit:
             subject = f"The assignment of {assignment.group} {template.format(size, limit)}"
             raise AssignmentTooLargeError(f"{subject}; split the group or give its topics fewer queues")
-    return {PACKED: packed}
+    return {GZIP_KEY: packed}
 
 
 class AssignmentTooLargeError(ValueError):
@@ -117,56 +121,61 @@ class UnsupportedSchemaError(ValueError):
     """The document has a later schema: it is intact, and this version must not change it."""
 
 
-def read_assignment(text: str | bytes) -> Assignment:
+def decode_assignment(text: str | bytes) -> Assignment:
     """Read a document of `write_assignment`; raise ValueError if damaged, UnsupportedSchemaError for a later schema."""
     try:
-        plain = _plain(text)
+        plain = _decompress(text)
         fields = msgspec.json.decode(plain, type=dict[str, msgspec.Raw])
-        matches = _matches(plain, fields)
+        matches = _checksum_matches(plain, fields)
     except (ValueError, TypeError, AttributeError, OSError, EOFError, RecursionError, zlib.error):
         raise ValueError("The assignment is torn: it is no JSON object") from None
     if not matches:
         raise ValueError("The assignment was changed or torn: its sum does not match")
-    if type(schema := msgspec.json.decode(fields.get("schema", b"null"))) is not int or not 1 <= schema <= SCHEMA:
-        raise UnsupportedSchemaError(f"The assignment has schema {schema!r}; this version reads schemas 1 and {SCHEMA}")
-    extra = {name: value for name, value in fields.items() if name not in _KNOWN}
+    if (
+        type(schema := msgspec.json.decode(fields.get("schema", b"null"))) is not int
+        or not 1 <= schema <= ASSIGNMENT_SCHEMA
+    ):
+        raise UnsupportedSchemaError(
+            f"The assignment has schema {schema!r}; this version reads schemas 1 and {ASSIGNMENT_SCHEMA}"
+        )
+    extra = {name: value for name, value in fields.items() if name not in _KNOWN_FIELDS}
     if (size := sum(len(bytes(value)) for value in extra.values())) > MAX_UNKNOWN_FIELD_BYTES:
         raise UnsupportedSchemaError(f"The assignment has {size} bytes of fields that this version does not know")
     try:
-        return _assignment(msgspec.json.decode(plain, type=_Document), extra, schema)
+        return _to_assignment(msgspec.json.decode(plain, type=_Document), extra, schema)
     except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         raise ValueError(f"The assignment cannot be read: {error}") from None
 
 
-def _plain(text: str | bytes) -> bytes:
+def _decompress(text: str | bytes) -> bytes:
     """Return the text, decompressed if it is gzip; raise ValueError as soon as it exceeds the limits of a document."""
     if isinstance(text, str):
         return text.encode()
     if text[:2] != b"\x1f\x8b":
         return text
     stream = zlib.decompressobj(wbits=31)
-    plain = stream.decompress(text, MAX_UNPACKED_BYTES)
-    if not stream.eof or sum(plain.count(opening) for opening in b"{[:") > MAX_PARTS:
+    plain = stream.decompress(text, MAX_DECOMPRESSED_BYTES)
+    if not stream.eof or sum(plain.count(opening) for opening in b"{[:") > MAX_JSON_NODES:
         raise ValueError
     return plain
 
 
-def _matches(plain: bytes, fields: Mapping[str, msgspec.Raw]) -> bool:
+def _checksum_matches(plain: bytes, fields: Mapping[str, msgspec.Raw]) -> bool:
     """Whether the checksum matches the other fields. A short text may have any spelling, a long one only the canonical.
 
     Parsing JSON of unknown structure takes up to 30 times the size of its text, as with empty lists.
     """
-    if len(plain) <= PLAIN_BYTES:
+    if len(plain) <= MAX_PLAIN_BYTES:
         body = json.loads(plain)
         checksum = body.pop("sum", None)
-        return bool(checksum == _sum(body))
+        return bool(checksum == _checksum(body))
     checksum = msgspec.json.decode(fields["sum"], type=str) if "sum" in fields else ""
     entry = f'"sum":"{checksum}"'.encode()
     body_text = plain.replace(entry + b",", b"", 1) if entry + b"," in plain else plain.replace(b"," + entry, b"", 1)
     return checksum == hashlib.sha256(body_text).hexdigest()
 
 
-def _body(assignment: Assignment) -> dict[str, Any]:
+def _assignment_body(assignment: Assignment) -> dict[str, Any]:
     shares = {name: _share_body(share) for name, share in assignment.members.items()}
     everyone = {} if assignment.everyone is None else {"everyone": to_ranges(assignment.everyone)}
     begun = {"begun": dict(assignment.begun)} if assignment.begun else {}
@@ -182,8 +191,8 @@ def _body(assignment: Assignment) -> dict[str, Any]:
         "issuedAt": assignment.issued_at,
         "strategy": assignment.strategy,
         "members": shares,
-        "releasing": _by_queue(assignment.releasing, _release_body),
-        "forced": _by_queue(assignment.forced, int),
+        "releasing": _nest_by_queue(assignment.releasing, _release_body),
+        "forced": _nest_by_queue(assignment.forced, int),
         "spent": [list(entry) for entry in assignment.spent],
         "barrier": assignment.barrier,
     }
@@ -203,24 +212,24 @@ def _incarnation_body(entry: Share | Release) -> dict[str, int]:
     return {"incarnation": entry.incarnation} if entry.incarnation else {}
 
 
-Whole = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+NonNegativeInt = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Generation = Annotated[int, Meta(ge=0, le=MAX_GENERATION)]
-Nested = dict[str, dict[str, dict[str, T]]]
+ByTopicBrokerId = dict[str, dict[str, dict[str, T]]]
 
 
 class _Share(Struct):
     uid: str
-    queues: Ranged
-    incarnation: Whole = 0
+    queues: RangesByTopic
+    incarnation: NonNegativeInt = 0
 
 
 class _Release(Struct, rename={"holder": "from"}):
     holder: str
     uid: str
-    since: Whole
+    since: NonNegativeInt
     at: str
     to: str | None = None
-    incarnation: Whole = 0
+    incarnation: NonNegativeInt = 0
 
 
 class _Document(Struct, rename="camel"):
@@ -230,82 +239,82 @@ class _Document(Struct, rename="camel"):
     generation: Generation
     issued_at: str
     strategy: str
-    members: Annotated[dict[str, _Share], Meta(max_length=MOST_MEMBERS)]
-    releasing: Nested[_Release]
-    forced: Nested[Whole]
-    spent: Annotated[list[tuple[str, Whole]], Meta(max_length=MOST_SPENT)]
-    barrier: Whole
+    members: Annotated[dict[str, _Share], Meta(max_length=MAX_MEMBER_ENTRIES)]
+    releasing: ByTopicBrokerId[_Release]
+    forced: ByTopicBrokerId[NonNegativeInt]
+    spent: Annotated[list[tuple[str, NonNegativeInt]], Meta(max_length=MAX_SPENT_ENTRIES)]
+    barrier: NonNegativeInt
     begun: dict[str, str] = {}
-    everyone: Ranged | None = None
+    everyone: RangesByTopic | None = None
     incarnations_since: Generation = 0
 
 
-def _assignment(shape: _Document, extra: Mapping[str, msgspec.Raw], schema: int) -> Assignment:
-    if (schema == 1) != (shape.incarnations_since == 0):
-        raise ValueError(f"its schema is {schema}, but incarnationsSince is {shape.incarnations_since}")
+def _to_assignment(document: _Document, extra: Mapping[str, msgspec.Raw], schema: int) -> Assignment:
+    if (schema == 1) != (document.incarnations_since == 0):
+        raise ValueError(f"its schema is {schema}, but incarnationsSince is {document.incarnations_since}")
     releasing = {
         queue: Release(Holder(release.holder, release.uid), release.to, release.since, release.at, release.incarnation)
-        for queue, release in unnested(shape.releasing)
+        for queue, release in iterate_entries(document.releasing)
     }
-    for at in {shape.issued_at, *(release.at for release in releasing.values()), *(at for at, _ in shape.spent)}:
+    for at in {document.issued_at, *(release.at for release in releasing.values()), *(at for at, _ in document.spent)}:
         msgspec.convert(at, datetime)  # only checked: times stay as they were written
-    for at in shape.begun.values():
+    for at in document.begun.values():
         msgspec.convert(at, Annotated[datetime, Meta(tz=True)])
     return Assignment(
-        group=shape.group,
-        generation=shape.generation,
-        issued_at=shape.issued_at,
-        strategy=shape.strategy,
-        members=_shares(shape.members, set(releasing)),
-        everyone=None if shape.everyone is None else tuple(sorted(from_ranges(shape.everyone))),
+        group=document.group,
+        generation=document.generation,
+        issued_at=document.issued_at,
+        strategy=document.strategy,
+        members=_decode_shares(document.members, set(releasing)),
+        everyone=None if document.everyone is None else tuple(sorted(from_ranges(document.everyone))),
         releasing=releasing,
-        forced=dict(unnested(shape.forced)),
-        spent=tuple(shape.spent),
-        barrier=shape.barrier,
-        begun=shape.begun,
-        incarnations_since=shape.incarnations_since,
-        extra={name: _shallow(msgspec.json.decode(value), MAX_NESTING) for name, value in extra.items()},
+        forced=dict(iterate_entries(document.forced)),
+        spent=tuple(document.spent),
+        barrier=document.barrier,
+        begun=document.begun,
+        incarnations_since=document.incarnations_since,
+        extra={name: _check_nesting(msgspec.json.decode(value), MAX_NESTING) for name, value in extra.items()},
     )
 
 
-def _shares(members: Mapping[str, _Share], taken: set[Queue]) -> dict[str, Share]:
+def _decode_shares(members: Mapping[str, _Share], claimed: set[Queue]) -> dict[str, Share]:
     """Read the members' shares; raise ValueError if a queue has two owners, or an owner while it is being released."""
     shares: dict[str, Share] = {}
     for name, share in members.items():
         queues = from_ranges(share.queues)
-        if not taken.isdisjoint(queues):
-            duplicate = next(queue for queue in queues if queue in taken)
+        if not claimed.isdisjoint(queues):
+            duplicate = next(queue for queue in queues if queue in claimed)
             raise ValueError(f"queue {duplicate} is given to {name} and to somebody else, or is still being released")
-        taken.update(queues)
-        if len(taken) > MOST_IDS:
-            raise ValueError(f"it names more than {MOST_IDS} queues")
+        claimed.update(queues)
+        if len(claimed) > MAX_QUEUES_PER_DOCUMENT:
+            raise ValueError(f"it names more than {MAX_QUEUES_PER_DOCUMENT} queues")
         shares[name] = Share(share.uid, tuple(sorted(queues)), share.incarnation)
     return shares
 
 
-def _shallow(value: Any, deepest: int) -> Any:
+def _check_nesting(value: Any, levels_left: int) -> Any:
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    if not deepest:
+    if not levels_left:
         raise ValueError(f"a field of it is nested more than {MAX_NESTING} deep")
     for item in inner:
-        _shallow(item, deepest - 1)
+        _check_nesting(item, levels_left - 1)
     return value
 
 
-_KNOWN = {"schema", "group", "generation", "issuedAt", "strategy", "members"}
-_KNOWN |= {"everyone", "releasing", "forced", "spent", "barrier", "begun", "incarnationsSince", "sum"}
+_KNOWN_FIELDS = {"schema", "group", "generation", "issuedAt", "strategy", "members"}
+_KNOWN_FIELDS |= {"everyone", "releasing", "forced", "spent", "barrier", "begun", "incarnationsSince", "sum"}
 
 
-def _by_queue(entries: Mapping[Queue, T], body: Callable[[T], Any]) -> dict[str, dict[str, dict[str, Any]]]:
+def _nest_by_queue(entries: Mapping[Queue, T], encode: Callable[[T], Any]) -> dict[str, dict[str, dict[str, Any]]]:
     nested: dict[str, dict[str, dict[str, Any]]] = {}
     for queue, entry in entries.items():
-        nested.setdefault(queue.topic, {}).setdefault(queue.broker, {})[str(queue.id)] = body(entry)
+        nested.setdefault(queue.topic, {}).setdefault(queue.broker, {})[str(queue.id)] = encode(entry)
     return nested
 
 
-def _canonical(body: Mapping[str, Any]) -> bytes:
+def _canonical_json(body: Mapping[str, Any]) -> bytes:
     return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
-def _sum(body: Mapping[str, Any]) -> str:
-    return hashlib.sha256(_canonical(body)).hexdigest()
+def _checksum(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(_canonical_json(body)).hexdigest()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rota.model import Reason
-from rota.sentences import listed
+from rota.sentences import join_names
 
 
 class Hold(NamedTuple):
@@ -17,37 +17,37 @@ class Hold(NamedTuple):
 
     reason: Reason
     message: str
-    seconds: float | None = None
+    seconds_left: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateFacts:
     """The input of the gates."""
 
-    wanted: int  # queues that the rebalance would move from one member to another
-    followed: bool = True  # the policy is valid
+    moves: int  # queues that the rebalance would move from one member to another
+    is_policy_valid: bool = True  # the policy is valid
     paused: bool = False
-    unseen: tuple[str, ...] = ()  # topics with unknown queues
+    missing_metadata: tuple[str, ...] = ()  # topics with unknown queues
     debounce: float = 0.0
-    written: float = float("inf")  # seconds since the last document
-    moving: tuple[str, ...] = ()  # members that are joining or leaving
-    patience: float = 0.0  # seconds until the first of them is no longer waited for
-    releasing: int = 0  # queues that are being released
-    release_time: float = 0.0  # seconds after which other queues need not wait for them
-    budget: int | None = None  # moves left; None: no limit
-    budget_back: float | None = 0.0  # seconds until the budget allows more moves; None: it never does
+    seconds_since_write: float = float("inf")  # seconds since the last document
+    members_in_transition: tuple[str, ...] = ()  # members that are joining or leaving
+    patience_seconds: float = 0.0  # seconds until the first of them is no longer waited for
+    queues_releasing: int = 0  # queues that are being released
+    release_seconds_left: float = 0.0  # seconds after which other queues need not wait for them
+    moves_left: int | None = None  # moves left; None: no limit
+    budget_refill_seconds: float | None = 0.0  # seconds until the budget allows more moves; None: it never does
 
 
-def no_policy(facts: GateFacts) -> Hold | None:
+def invalid_policy(facts: GateFacts) -> Hold | None:
     """Hold if the policy is invalid: neither the desired owners nor the limits of moves are known."""
-    if not facts.followed:
+    if not facts.is_policy_valid:
         return Hold(Reason.INVALID_POLICY, "The policy cannot be followed; who owns what stays as it is until it can")
     return None
 
 
 def nothing_would_change(facts: GateFacts) -> Hold | None:
     """Hold if every queue is with the member that the policy gives it to."""
-    if not facts.wanted:
+    if not facts.moves:
         return Hold(Reason.NOTHING_WOULD_CHANGE, "Every queue is where the policy wants it")
     return None
 
@@ -55,60 +55,68 @@ def nothing_would_change(facts: GateFacts) -> Hold | None:
 def paused(facts: GateFacts) -> Hold | None:
     """Hold if the policy is paused: ownership is frozen."""
     if facts.paused:
-        return Hold(Reason.PAUSED, f"The policy is paused; {_moves(facts.wanted)} when it no longer is")
+        return Hold(Reason.PAUSED, f"The policy is paused; {_describe_moves(facts.moves)} when it no longer is")
     return None
 
 
-def no_view(facts: GateFacts) -> Hold | None:
+def metadata_missing(facts: GateFacts) -> Hold | None:
     """Hold while queues of a topic are unknown: missing metadata must not change ownership."""
-    if facts.unseen:
-        return Hold(Reason.NO_VIEW, f"There is no view of {listed(facts.unseen)}; nothing moves until there is")
+    if facts.missing_metadata:
+        return Hold(
+            Reason.NO_VIEW, f"There is no view of {join_names(facts.missing_metadata)}; nothing moves until there is"
+        )
     return None
 
 
 def debounce(facts: GateFacts) -> Hold | None:
     """Hold for the policy's debounce time after each document."""
-    remaining = facts.debounce - facts.written
+    remaining = facts.debounce - facts.seconds_since_write
     if remaining > 0:
-        return Hold(Reason.DEBOUNCE, f"The last document was just written; {_moves(facts.wanted)} after it", remaining)
+        return Hold(
+            Reason.DEBOUNCE, f"The last document was just written; {_describe_moves(facts.moves)} after it", remaining
+        )
     return None
 
 
 def members_still_joining(facts: GateFacts) -> Hold | None:
     """Hold while members join or leave: otherwise each of a rollout's two steps would move queues."""
-    if facts.moving and facts.patience > 0:
-        message = f"Waiting for {listed(facts.moving)} to come or go; {_moves(facts.wanted)} then"
-        return Hold(Reason.MEMBERS_STILL_JOINING, message, facts.patience)
+    if facts.members_in_transition and facts.patience_seconds > 0:
+        message = (
+            f"Waiting for {join_names(facts.members_in_transition)} to come or go; {_describe_moves(facts.moves)} then"
+        )
+        return Hold(Reason.MEMBERS_STILL_JOINING, message, facts.patience_seconds)
     return None
 
 
 def handover_in_flight(facts: GateFacts) -> Hold | None:
     """Hold while other queues are being released, for at most `release_time`."""
-    if facts.releasing and facts.release_time > 0:
-        message = f"{_queues(facts.releasing)} still being released; {_moves(facts.wanted)} then"
-        return Hold(Reason.HANDOVER_IN_FLIGHT, message, facts.release_time)
+    if facts.queues_releasing and facts.release_seconds_left > 0:
+        message = (
+            f"{_describe_queues(facts.queues_releasing)} still being released; {_describe_moves(facts.moves)} then"
+        )
+        return Hold(Reason.HANDOVER_IN_FLIGHT, message, facts.release_seconds_left)
     return None
 
 
 def budget_spent(facts: GateFacts) -> Hold | None:
     """Hold while the policy's budget of moves is used up."""
-    if facts.budget is not None and facts.budget <= 0:
-        if facts.budget_back is None:
-            message = f"budget.maxMoves is 0; {_moves(facts.wanted)} once it is more"
+    if facts.moves_left is not None and facts.moves_left <= 0:
+        if facts.budget_refill_seconds is None:
+            message = f"budget.maxMoves is 0; {_describe_moves(facts.moves)} once it is more"
             return Hold(Reason.BUDGET_SPENT, message)
-        message = f"The budget is spent; {_moves(facts.wanted)} as it comes back"
-        return Hold(Reason.BUDGET_SPENT, message, facts.budget_back)
+        message = f"The budget is spent; {_describe_moves(facts.moves)} as it comes back"
+        return Hold(Reason.BUDGET_SPENT, message, facts.budget_refill_seconds)
     return None
 
 
 Gate = Callable[[GateFacts], Hold | None]
 
 # In the order in which users should see them: first the causes that they set, then the temporary ones.
-CHAIN: tuple[Gate, ...] = (
-    no_policy,
+GATES: tuple[Gate, ...] = (
+    invalid_policy,
     nothing_would_change,
     paused,
-    no_view,
+    metadata_missing,
     members_still_joining,
     handover_in_flight,
     budget_spent,
@@ -118,12 +126,12 @@ CHAIN: tuple[Gate, ...] = (
 
 def first_hold(facts: GateFacts) -> Hold | None:
     """Return the first gate that holds, or None if the rebalance may go ahead."""
-    return next((result for gate in CHAIN if (result := gate(facts))), None)
+    return next((result for gate in GATES if (result := gate(facts))), None)
 
 
-def _moves(count: int) -> str:
+def _describe_moves(count: int) -> str:
     return f"{count} queue{'s' * (count != 1)} will move"
 
 
-def _queues(count: int) -> str:
+def _describe_queues(count: int) -> str:
     return "1 queue is" if count == 1 else f"{count} queues are"

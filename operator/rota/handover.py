@@ -15,11 +15,11 @@ from rota.model import Holder, Queue
 from rota.reports import Report
 from rota.spec import Handover
 
-LOST_READY_SECONDS = 120.0  # seconds: longer than the slowest kubelet and a usual drain
-SLOWEST_KUBELET_SECONDS = 90.0  # seconds: the slowest kubelet
+MIN_READY_LOST_SECONDS = 120.0  # seconds: longer than the slowest kubelet and a usual drain
+MAX_KUBELET_SYNC_SECONDS = 90.0  # seconds: the slowest kubelet
 
 
-class State(StrEnum):
+class OwnershipState(StrEnum):
     """The state of a queue in the stored assignment."""
 
     FREE = "Free"
@@ -36,7 +36,7 @@ class Proof(StrEnum):
     LOST = "Lost"
 
 
-class DesiredOwner(StrEnum):
+class DesiredChange(StrEnum):
     """The desired change of a queue's owner."""
 
     STAY = "Stay"  # its holder keeps it
@@ -64,42 +64,42 @@ class Act(StrEnum):
 # after the stored assignment was lost, its proof is that of the pods that may consume it: None or Lost. A queue of a
 # lost holder is not dropped: a later grant must know which pod may still consume it. And if no member can take a queue
 # over, no change is desired: it stays with its holder, whether or not the holder can be reached.
-TABLE: dict[tuple[State, Proof, DesiredOwner], Act] = {
-    (State.FREE, Proof.NONE, DesiredOwner.MOVE): Act.WAIT,
-    (State.FREE, Proof.RELEASED, DesiredOwner.MOVE): Act.GRANT,
-    (State.FREE, Proof.LOST, DesiredOwner.MOVE): Act.FORCE,
-    (State.OWNED, Proof.NONE, DesiredOwner.STAY): Act.KEEP,
-    (State.OWNED, Proof.NONE, DesiredOwner.MOVE): Act.REVOKE,
-    (State.OWNED, Proof.NONE, DesiredOwner.LEAVE): Act.REVOKE,
-    (State.OWNED, Proof.RELEASED, DesiredOwner.MOVE): Act.GRANT,
-    (State.OWNED, Proof.RELEASED, DesiredOwner.LEAVE): Act.DROP,
-    (State.OWNED, Proof.ENDED, DesiredOwner.STAY): Act.GRANT,
-    (State.OWNED, Proof.ENDED, DesiredOwner.MOVE): Act.GRANT,
-    (State.OWNED, Proof.ENDED, DesiredOwner.LEAVE): Act.DROP,
-    (State.OWNED, Proof.LOST, DesiredOwner.MOVE): Act.FORCE,
-    (State.OWNED, Proof.LOST, DesiredOwner.LEAVE): Act.REVOKE,
-    (State.RELEASING, Proof.NONE, DesiredOwner.STAY): Act.RETURN,
-    (State.RELEASING, Proof.NONE, DesiredOwner.MOVE): Act.WAIT,
-    (State.RELEASING, Proof.NONE, DesiredOwner.LEAVE): Act.WAIT,
-    (State.RELEASING, Proof.RELEASED, DesiredOwner.STAY): Act.RETURN,
-    (State.RELEASING, Proof.RELEASED, DesiredOwner.MOVE): Act.GRANT,
-    (State.RELEASING, Proof.RELEASED, DesiredOwner.LEAVE): Act.DROP,
-    (State.RELEASING, Proof.ENDED, DesiredOwner.STAY): Act.GRANT,
-    (State.RELEASING, Proof.ENDED, DesiredOwner.MOVE): Act.GRANT,
-    (State.RELEASING, Proof.ENDED, DesiredOwner.LEAVE): Act.DROP,
-    (State.RELEASING, Proof.LOST, DesiredOwner.STAY): Act.RETURN,
-    (State.RELEASING, Proof.LOST, DesiredOwner.MOVE): Act.FORCE,
-    (State.RELEASING, Proof.LOST, DesiredOwner.LEAVE): Act.WAIT,
+TRANSITIONS: dict[tuple[OwnershipState, Proof, DesiredChange], Act] = {
+    (OwnershipState.FREE, Proof.NONE, DesiredChange.MOVE): Act.WAIT,
+    (OwnershipState.FREE, Proof.RELEASED, DesiredChange.MOVE): Act.GRANT,
+    (OwnershipState.FREE, Proof.LOST, DesiredChange.MOVE): Act.FORCE,
+    (OwnershipState.OWNED, Proof.NONE, DesiredChange.STAY): Act.KEEP,
+    (OwnershipState.OWNED, Proof.NONE, DesiredChange.MOVE): Act.REVOKE,
+    (OwnershipState.OWNED, Proof.NONE, DesiredChange.LEAVE): Act.REVOKE,
+    (OwnershipState.OWNED, Proof.RELEASED, DesiredChange.MOVE): Act.GRANT,
+    (OwnershipState.OWNED, Proof.RELEASED, DesiredChange.LEAVE): Act.DROP,
+    (OwnershipState.OWNED, Proof.ENDED, DesiredChange.STAY): Act.GRANT,
+    (OwnershipState.OWNED, Proof.ENDED, DesiredChange.MOVE): Act.GRANT,
+    (OwnershipState.OWNED, Proof.ENDED, DesiredChange.LEAVE): Act.DROP,
+    (OwnershipState.OWNED, Proof.LOST, DesiredChange.MOVE): Act.FORCE,
+    (OwnershipState.OWNED, Proof.LOST, DesiredChange.LEAVE): Act.REVOKE,
+    (OwnershipState.RELEASING, Proof.NONE, DesiredChange.STAY): Act.RETURN,
+    (OwnershipState.RELEASING, Proof.NONE, DesiredChange.MOVE): Act.WAIT,
+    (OwnershipState.RELEASING, Proof.NONE, DesiredChange.LEAVE): Act.WAIT,
+    (OwnershipState.RELEASING, Proof.RELEASED, DesiredChange.STAY): Act.RETURN,
+    (OwnershipState.RELEASING, Proof.RELEASED, DesiredChange.MOVE): Act.GRANT,
+    (OwnershipState.RELEASING, Proof.RELEASED, DesiredChange.LEAVE): Act.DROP,
+    (OwnershipState.RELEASING, Proof.ENDED, DesiredChange.STAY): Act.GRANT,
+    (OwnershipState.RELEASING, Proof.ENDED, DesiredChange.MOVE): Act.GRANT,
+    (OwnershipState.RELEASING, Proof.ENDED, DesiredChange.LEAVE): Act.DROP,
+    (OwnershipState.RELEASING, Proof.LOST, DesiredChange.STAY): Act.RETURN,
+    (OwnershipState.RELEASING, Proof.LOST, DesiredChange.MOVE): Act.FORCE,
+    (OwnershipState.RELEASING, Proof.LOST, DesiredChange.LEAVE): Act.WAIT,
 }
 
-NEXT: dict[Act, State | None] = {
-    Act.KEEP: State.OWNED,
-    Act.REVOKE: State.RELEASING,
+NEXT_STATE: dict[Act, OwnershipState | None] = {
+    Act.KEEP: OwnershipState.OWNED,
+    Act.REVOKE: OwnershipState.RELEASING,
     Act.WAIT: None,  # the state stays as it was
-    Act.RETURN: State.OWNED,
-    Act.GRANT: State.OWNED,
-    Act.FORCE: State.OWNED,
-    Act.DROP: State.FREE,
+    Act.RETURN: OwnershipState.OWNED,
+    Act.GRANT: OwnershipState.OWNED,
+    Act.FORCE: OwnershipState.OWNED,
+    Act.DROP: OwnershipState.FREE,
 }
 
 
@@ -111,19 +111,21 @@ class HolderEvidence:
     terminating: bool = False
     ready: bool = True
     report: Report | None = None
-    working: AbstractSet[Queue] = frozenset()  # queues that it may still deliver from or commit for, by its report
-    unheard: float = 0.0  # seconds since its report was last read
-    leaving: float = 0.0  # seconds since it was first seen terminating, which asks it to release everything
+    active_queues: AbstractSet[Queue] = (
+        frozenset()
+    )  # queues that it may still deliver from or commit for, by its report
+    unreachable_for: float = 0.0  # seconds since its report was last read
+    terminating_for: float = 0.0  # seconds since it was first seen terminating, which asks it to release everything
 
-    def lost(self, rules: Handover, since_revoke: float = 0.0) -> bool:
+    def is_lost(self, rules: Handover, revoked_for: float = 0.0) -> bool:
         """Whether waiting for it costs more than the risk; `since_revoke`: seconds since a queue was revoked from it.
 
         A Ready member obeys, though the operator cannot reach it: it is lost only once it had time to read the revoke.
         """
-        silent = self.unheard >= rules.lost_after and not self.ready
-        return silent or min(max(since_revoke, self.leaving), self.unheard) >= lost_after_seconds(rules)
+        silent = self.unreachable_for >= rules.lost_after and not self.ready
+        return silent or min(max(revoked_for, self.terminating_for), self.unreachable_for) >= lost_after_seconds(rules)
 
-    def obeys(self, holder: Holder, generation: int) -> bool:
+    def has_obeyed(self, holder: Holder, generation: int) -> bool:
         """Whether a report of this pod, not of another with the same name, confirms this generation or a later one."""
         report = self.report
         return (
@@ -136,16 +138,16 @@ class HolderEvidence:
 class Revocation(NamedTuple):
     """A queue's revocation from its holder: the generation, and how many seconds ago."""
 
-    since: int
-    ago: float
+    generation: int
+    seconds_ago: float
 
 
 def lost_after_seconds(rules: Handover) -> float:
     """Return how long a Ready member that cannot be reached keeps its queues: its drain may take longer than usual."""
-    return max(LOST_READY_SECONDS, SLOWEST_KUBELET_SECONDS + rules.drain_timeout)
+    return max(MIN_READY_LOST_SECONDS, MAX_KUBELET_SYNC_SECONDS + rules.drain_timeout)
 
 
-def proof(
+def find_proof(
     queue: Queue, holder: Holder, revocation: Revocation | None, evidence: HolderEvidence, rules: Handover
 ) -> Proof:
     """Return the evidence that a holder no longer consumes a queue.
@@ -154,30 +156,37 @@ def proof(
     """
     if evidence.ended:
         return Proof.ENDED
-    if revocation and evidence.obeys(holder, revocation.since) and queue not in evidence.working:
+    if revocation and evidence.has_obeyed(holder, revocation.generation) and queue not in evidence.active_queues:
         return Proof.RELEASED
-    if evidence.terminating and evidence.obeys(holder, 0) and evidence.report and evidence.report.drained:
+    if evidence.terminating and evidence.has_obeyed(holder, 0) and evidence.report and evidence.report.is_drained:
         return Proof.RELEASED
-    if evidence.lost(rules, revocation.ago if revocation else 0.0):
+    if evidence.is_lost(rules, revocation.seconds_ago if revocation else 0.0):
         return Proof.LOST
     return Proof.NONE
 
 
-def act(state: State, evidence: Proof, want: DesiredOwner, *, held_back: bool = False, immediate: bool = False) -> Act:
+def choose_act(
+    state: OwnershipState,
+    proof: Proof,
+    desired_change: DesiredChange,
+    *,
+    held_back: bool = False,
+    immediate: bool = False,
+) -> Act:
     """Return what the next document does with a queue; `held_back` is a gate's decision and stops revokes only."""
-    chosen = TABLE[state, evidence, want]
+    chosen = TRANSITIONS[state, proof, desired_change]
     if chosen is Act.REVOKE and held_back:
         return Act.KEEP
     if chosen is Act.REVOKE and immediate:
-        return Act.GRANT if want is DesiredOwner.MOVE else Act.DROP
+        return Act.GRANT if desired_change is DesiredChange.MOVE else Act.DROP
     return chosen
 
 
 def mermaid_diagram() -> str:
     """Return the table as a Mermaid state diagram, for docs/handover.md."""
-    arrows: dict[tuple[State, State, Act], list[str]] = {}
-    for (state, evidence, want), chosen in TABLE.items():
-        end = NEXT[chosen] or state
+    arrows: dict[tuple[OwnershipState, OwnershipState, Act], list[str]] = {}
+    for (state, evidence, want), chosen in TRANSITIONS.items():
+        end = NEXT_STATE[chosen] or state
         cause = want.value if evidence is Proof.NONE else f"{want.value}, {evidence.value}"
         arrows.setdefault((state, end, chosen), []).append(cause)
     lines = [

@@ -15,10 +15,10 @@ from aiohttp import (
     ClientSSLError,
 )
 
-NOT_COMPRESSED: Final = {"Accept-Encoding": "identity"}
+UNCOMPRESSED_HEADERS: Final = {"Accept-Encoding": "identity"}
 
 
-class TooLongError(ValueError):
+class BodyTooLargeError(ValueError):
     """The body exceeds the client's limit."""
 
 
@@ -40,48 +40,48 @@ def describe_failure(error: Exception) -> str:
         prefix = "the proxy refused with " if isinstance(error, ClientHttpProxyError) else ""
         return f"{prefix}{error.status} {error.message}".strip()
     if isinstance(error, ClientProxyConnectionError):
-        return f"the proxy {error.host}:{error.port} does not respond ({_of_system(error.os_error)})"
+        return f"the proxy {error.host}:{error.port} does not respond ({_describe_system_error(error.os_error)})"
     if isinstance(error, ClientSSLError):
-        return f"it does not speak https, or its certificate is not trusted ({_of_ssl(error)})"
+        return f"it does not speak https, or its certificate is not trusted ({_describe_tls_error(error)})"
     if isinstance(error, ClientConnectorError):
-        return _of_system(error.os_error)
+        return _describe_system_error(error.os_error)
     return str(error) or type(error).__name__
 
 
-def _of_ssl(error: Any) -> str:
+def _describe_tls_error(error: Any) -> str:
     """Return the reason of a TLS error; its number is not one of the system's."""
     cause = getattr(error, "os_error", None) or getattr(error, "certificate_error", error)
     return getattr(cause, "verify_message", None) or getattr(cause, "reason", None) or type(cause).__name__
 
 
-def _of_system(error: OSError) -> str:
+def _describe_system_error(error: OSError) -> str:
     """Return the system's text for an error; asyncio's own text starts with addresses."""
     return os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
 
 
 async def read_body(
     response: ClientResponse,
-    limit_bytes: float,
-    large_bytes: float = math.inf,
-    large_at_once: AbstractAsyncContextManager[object] | None = None,
+    max_bytes: float,
+    large_body_bytes: float = math.inf,
+    large_body_slot: AbstractAsyncContextManager[object] | None = None,
 ) -> bytes:
     """Return the body, decompressed if the session does that; raise TooLongError as soon as it exceeds the limit.
 
     Beyond `large_bytes`, reading goes on only while holding `large_at_once`, such as a semaphore.
     """
     body = bytearray()
-    await _read_until(response, body, large_bytes, limit_bytes)
-    if len(body) > large_bytes:
-        async with large_at_once or nullcontext():
-            await _read_until(response, body, limit_bytes, limit_bytes)
+    await _read_until(response, body, large_body_bytes, max_bytes)
+    if len(body) > large_body_bytes:
+        async with large_body_slot or nullcontext():
+            await _read_until(response, body, max_bytes, max_bytes)
     return bytes(body)
 
 
-async def _read_until(response: ClientResponse, body: bytearray, pause_bytes: float, limit_bytes: float) -> None:
+async def _read_until(response: ClientResponse, body: bytearray, pause_bytes: float, max_bytes: float) -> None:
     """Read until the end, or until the body exceeds `pause_bytes`."""
     async for chunk in response.content.iter_any():
         body += chunk
-        if len(body) > limit_bytes:
-            raise TooLongError(f"The answer is longer than {limit_bytes} bytes")
+        if len(body) > max_bytes:
+            raise BodyTooLargeError(f"The answer is longer than {max_bytes} bytes")
         if len(body) > pause_bytes:
             return

@@ -21,25 +21,25 @@ MIN_HISTORY_SECONDS = 120.0  # seconds of samples, from which on their length is
 class OffsetSample(NamedTuple):
     """One sample of a queue. The committed offset is read before the end, so that it is not above the end."""
 
-    at: float
-    first: int
-    last: int  # the offset that the next message will have
-    committed: int | None  # None: the group has committed nothing
-    worked: bool = True  # whether some member had the queue
+    sampled_at: float
+    min_offset: int
+    max_offset: int  # the offset that the next message will have
+    committed_offset: int | None  # None: the group has committed nothing
+    has_owner: bool = True  # whether some member had the queue
 
-    def behind(self, start_from: StartFrom) -> int | None:
+    def lag(self, start_from: StartFrom) -> int | None:
         """Return by how many messages the group is behind; None if that is unknown."""
-        stored = self.last - self.first
+        stored = self.max_offset - self.min_offset
         if stored < 0:  # the end is before the beginning: the broker's response is inconsistent
             return None
-        if self.committed is None:  # an empty queue has no lag, wherever the group is to start
+        if self.committed_offset is None:  # an empty queue has no lag, wherever the group is to start
             return {"Latest": 0, "Earliest": stored}.get(start_from.position, None if stored else 0)
-        if self.committed > self.last:
+        if self.committed_offset > self.max_offset:
             return None
-        return self.last - max(self.committed, self.first)
+        return self.max_offset - max(self.committed_offset, self.min_offset)
 
 
-class Judgement(StrEnum):
+class LagState(StrEnum):
     """The lag state of a queue, as its history shows it."""
 
     KEEPING_UP = "KeepingUp"
@@ -49,24 +49,24 @@ class Judgement(StrEnum):
     REWOUND = "Rewound"  # its offset went back, and has not reached its previous value
 
 
-def judge(samples: Sequence[OffsetSample], start_from: StartFrom) -> Judgement | None:
+def compute_lag_state(samples: Sequence[OffsetSample], start_from: StartFrom) -> LagState | None:
     """Return the lag state from samples in order of time; None if fewer than two have a lag, or the last has none."""
-    measured = [(sample, lag) for sample in samples if (lag := sample.behind(start_from)) is not None]
+    measured = [(sample, lag) for sample in samples if (lag := sample.lag(start_from)) is not None]
     if len(measured) < 2 or measured[-1][0] is not samples[-1]:  # noqa: PLR2004 - a movement has two ends
         return None
     behind = [lag for _, lag in measured]
-    offsets = [sample.committed for sample, _ in measured if sample.committed is not None]
-    if _rewound(offsets):
-        return Judgement.REWOUND
-    worked = any(sample.worked for sample, _ in measured)
+    offsets = [sample.committed_offset for sample, _ in measured if sample.committed_offset is not None]
+    if _is_rewound(offsets):
+        return LagState.REWOUND
+    worked = any(sample.has_owner for sample, _ in measured)
     if 0 in behind:  # a queue without a committed offset and without an owner has no lag state
-        return Judgement.KEEPING_UP if offsets or worked else None
+        return LagState.KEEPING_UP if offsets or worked else None
     if len({*offsets}) <= 1:
-        return Judgement.STALLED if worked else Judgement.STOPPED
-    return Judgement.SLOW if _grows(behind) else Judgement.KEEPING_UP
+        return LagState.STALLED if worked else LagState.STOPPED
+    return LagState.SLOW if _is_growing(behind) else LagState.KEEPING_UP
 
 
-def delay(samples: Sequence[OffsetSample], start_from: StartFrom) -> float | None:
+def compute_delay(samples: Sequence[OffsetSample], start_from: StartFrom) -> float | None:
     """Return for how many seconds the oldest unread message has waited; None if that is unknown.
 
     The message arrived between the last sample that ends at or below the group's offset and the next sample; arrivals
@@ -75,24 +75,24 @@ def delay(samples: Sequence[OffsetSample], start_from: StartFrom) -> float | Non
     samples are ignored.
     """
     samples = samples[_first_after_recreation(samples) :]
-    if not samples or (behind := samples[-1].behind(start_from)) is None:
+    if not samples or (behind := samples[-1].lag(start_from)) is None:
         return None
     now = samples[-1]
-    if not behind or now.committed is None:
+    if not behind or now.committed_offset is None:
         return None if behind else 0.0
-    next_offset = max(now.committed, now.first)
+    next_offset = max(now.committed_offset, now.min_offset)
     for earlier, later in reversed([*pairwise(samples)]):
-        if earlier.last <= next_offset < later.last:
-            part = (next_offset - earlier.last + 1) / (later.last - earlier.last)
-            return now.at - (earlier.at + part * (later.at - earlier.at))
-    covered = now.at - samples[0].at
-    return covered if next_offset < samples[0].last and covered >= MIN_HISTORY_SECONDS else None
+        if earlier.max_offset <= next_offset < later.max_offset:
+            part = (next_offset - earlier.max_offset + 1) / (later.max_offset - earlier.max_offset)
+            return now.sampled_at - (earlier.sampled_at + part * (later.sampled_at - earlier.sampled_at))
+    covered = now.sampled_at - samples[0].sampled_at
+    return covered if next_offset < samples[0].max_offset and covered >= MIN_HISTORY_SECONDS else None
 
 
-def lowest_offsets(members: Sequence[Mapping[Queue, int | None] | None]) -> dict[Queue, int]:
+def lowest_offsets(member_offsets: Sequence[Mapping[Queue, int | None] | None]) -> dict[Queue, int]:
     """Return each queue's lowest offset over the members of a broadcasting group, if all of them report that queue."""
-    reported = [member for member in members if member is not None]
-    if not reported or len(reported) < len(members):
+    reported = [member for member in member_offsets if member is not None]
+    if not reported or len(reported) < len(member_offsets):
         return {}
     first, *more = reported
     offsets = {queue: [offset, *(member.get(queue) for member in more)] for queue, offset in first.items()}
@@ -103,14 +103,17 @@ def lowest_offsets(members: Sequence[Mapping[Queue, int | None] | None]) -> dict
 
 def _first_after_recreation(samples: Sequence[OffsetSample]) -> int:
     """Return the index of the first sample of the present topic, which may have been recreated."""
-    return max((index for index in range(1, len(samples)) if samples[index].last < samples[index - 1].last), default=0)
+    return max(
+        (index for index in range(1, len(samples)) if samples[index].max_offset < samples[index - 1].max_offset),
+        default=0,
+    )
 
 
-def _rewound(offsets: Sequence[int]) -> bool:
+def _is_rewound(offsets: Sequence[int]) -> bool:
     """Whether the last offset lies below an earlier one."""
     return bool(offsets) and offsets[-1] < max(offsets)
 
 
-def _grows(behind: Sequence[int]) -> bool:
+def _is_growing(lags: Sequence[int]) -> bool:
     """Whether the lag grew, and never shrank."""
-    return behind[-1] > behind[0] and all(earlier <= later for earlier, later in pairwise(behind))
+    return lags[-1] > lags[0] and all(earlier <= later for earlier, later in pairwise(lags))

@@ -9,10 +9,10 @@ from typing import Literal, get_args
 
 import msgspec
 
-Level = Literal["debug", "info", "warning", "error"]
-Format = Literal["json", "text"]
-LEVELS: tuple[str, ...] = get_args(Level)
-FORMATS: tuple[str, ...] = get_args(Format)
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["json", "text"]
+LEVELS: tuple[str, ...] = get_args(LogLevel)
+FORMATS: tuple[str, ...] = get_args(LogFormat)
 
 # The structured fields of a record: given as `extra` to a logger's methods.
 FIELDS = ("namespace", "group", "generation", "member", "reason", "seconds")
@@ -21,18 +21,18 @@ FIELDS = ("namespace", "group", "generation", "member", "reason", "seconds")
 class _Formatter(logging.Formatter):
     """Base of both formats; `always` contains fields that every record gets."""
 
-    def __init__(self, always: Mapping[str, object]) -> None:
+    def __init__(self, extra_fields: Mapping[str, object]) -> None:
         super().__init__()
-        self._always = always
+        self._extra_fields = extra_fields
 
-    def fields(self, record: logging.LogRecord) -> dict[str, object]:
-        return {**self._always, **{name: getattr(record, name) for name in FIELDS if hasattr(record, name)}}
+    def fields_of(self, record: logging.LogRecord) -> dict[str, object]:
+        return {**self._extra_fields, **{name: getattr(record, name) for name in FIELDS if hasattr(record, name)}}
 
 
 class _JsonFormatter(_Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {"at": _time(record), "level": record.levelname.lower(), "logger": record.name}
-        line |= {"message": record.getMessage(), **self.fields(record)}
+        line |= {"message": record.getMessage(), **self.fields_of(record)}
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
         return msgspec.json.encode(line).decode()
@@ -40,27 +40,29 @@ class _JsonFormatter(_Formatter):
 
 class _TextFormatter(_Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        fields = "".join(f" {name}={value}" for name, value in self.fields(record).items())
+        fields = "".join(f" {name}={value}" for name, value in self.fields_of(record).items())
         error = f"\n{self.formatException(record.exc_info)}" if record.exc_info else ""
         return f"{_time(record)} {record.levelname:7} {record.name}: {record.getMessage()}{fields}{error}"
 
 
-def begin(level: str = "info", style: str = "json", always: Mapping[str, object] = MappingProxyType({})) -> None:
+def configure(
+    level: str = "info", log_format: str = "json", extra_fields: Mapping[str, object] = MappingProxyType({})
+) -> None:
     """Write logs to standard error from now on; other libraries log warnings and errors only.
 
     `always`: fields of every record, such as the name of the process.
     """
-    for setting, value, choices in (("level", level, LEVELS), ("format", style, FORMATS)):
+    for setting, value, choices in (("level", level, LEVELS), ("format", log_format, FORMATS)):
         if value not in choices:
             raise ValueError(f"There is no log {setting} {value!r}; choose among {', '.join(choices)}")
-    formatter = _JsonFormatter(always) if style == "json" else _TextFormatter(always)
+    formatter = _JsonFormatter(extra_fields) if log_format == "json" else _TextFormatter(extra_fields)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("rota").setLevel(level.upper())
 
 
-def of_group(namespace: str, group: str, **fields: object) -> dict[str, object]:
+def group_fields(namespace: str, group: str, **fields: object) -> dict[str, object]:
     """Return the fields of a record about a group."""
     return {"namespace": namespace, "group": group, **fields}
 

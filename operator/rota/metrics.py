@@ -24,20 +24,20 @@ from prometheus_client.openmetrics import exposition as openmetrics
 Labels = tuple[str, ...]  # values, in the order of the metric's label names
 Kind = Literal["counter", "gauge", "histogram"]
 
-BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+DEFAULT_BUCKET_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _END = "# EOF\n"
 
 
-class Format(Enum):
+class MetricsFormat(Enum):
     """The format in which metrics are rendered; the value is its content type."""
 
     TEXT = exposition.CONTENT_TYPE_PLAIN_0_0_4
     OPENMETRICS = openmetrics.CONTENT_TYPE_LATEST
 
     @classmethod
-    def accepted(cls, accept: str) -> "Format":
+    def from_accept_header(cls, accept_header: str) -> "MetricsFormat":
         """Return the format that a client asks for in its header `Accept`."""
-        _, content_type = exposition.choose_encoder(accept)
+        _, content_type = exposition.choose_encoder(accept_header)
         return cls.OPENMETRICS if content_type.startswith("application/openmetrics-text") else cls.TEXT
 
 
@@ -52,25 +52,27 @@ class Metric:
 
 
 @dataclass(frozen=True)
-class LookedUp:
+class ComputedMetric:
     """A metric with samples that are computed at each scrape, so that none is stale."""
 
     metric: Metric
-    look: Callable[[], Mapping[Labels, float]]
+    compute_samples: Callable[[], Mapping[Labels, float]]
 
-    def lines(self, style: Format) -> Iterator[str]:
+    def render_lines(self, text_format: MetricsFormat) -> Iterator[str]:
         """Yield the metric's lines."""
         metric = self.metric
-        is_short = style is Format.OPENMETRICS and metric.kind == "counter"  # only a counter's samples end in `_total`
+        is_short = (
+            text_format is MetricsFormat.OPENMETRICS and metric.kind == "counter"
+        )  # only a counter's samples end in `_total`
         name = metric.name.removesuffix("_total") if is_short else metric.name
         yield f"# HELP {name} {metric.help}"
         yield f"# TYPE {name} {metric.kind}"
         labels = ",".join(f'{label}="%s"' for label in metric.labels)
         form = f"{metric.name}{{{labels}}} %s" if labels else f"{metric.name} %s"
-        for values, number in self.look().items():
+        for values, number in self.compute_samples().items():
             if len(values) != len(metric.labels):
                 raise ValueError(f"{metric.name}: {values} is longer or shorter than {metric.labels}")
-            yield form % (*_escaped(values), _number(number))
+            yield form % (*_escape_labels(values), _number(number))
 
 
 class Metrics:
@@ -82,29 +84,33 @@ class Metrics:
         self._registry = CollectorRegistry()
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self._registry)
-        self._looked_up: list[LookedUp] = []
+        self._computed_metrics: list[ComputedMetric] = []
 
-    def counter(self, name: str, text: str, labels: Labels = ()) -> Counter:
+    def counter(self, name: str, help_text: str, labels: Labels = ()) -> Counter:
         """Declare a counter and return it."""
-        self.declared.append(Metric(name, text, labels, "counter"))
-        return Counter(name, text, labels, registry=self._registry)
+        self.declared.append(Metric(name, help_text, labels, "counter"))
+        return Counter(name, help_text, labels, registry=self._registry)
 
-    def histogram(self, name: str, text: str, labels: Labels = (), bounds: Iterable[float] = BOUNDS) -> Histogram:
+    def histogram(
+        self, name: str, help_text: str, labels: Labels = (), bounds: Iterable[float] = DEFAULT_BUCKET_SECONDS
+    ) -> Histogram:
         """Declare a histogram and return it."""
-        self.declared.append(Metric(name, text, labels, "histogram"))
-        return Histogram(name, text, labels, buckets=tuple(bounds), registry=self._registry)
+        self.declared.append(Metric(name, help_text, labels, "histogram"))
+        return Histogram(name, help_text, labels, buckets=tuple(bounds), registry=self._registry)
 
-    def look_up(self, metric: Metric, look: Callable[[], Mapping[Labels, float]]) -> None:
+    def add_computed(self, metric: Metric, compute_samples: Callable[[], Mapping[Labels, float]]) -> None:
         """Declare a metric; `look` returns its samples at each scrape."""
         self.declared.append(metric)
-        self._looked_up.append(LookedUp(metric, look))
+        self._computed_metrics.append(ComputedMetric(metric, compute_samples))
 
-    def render(self, style: Format, looked_up: Iterable[LookedUp] = ()) -> bytes:
+    def render(self, text_format: MetricsFormat, computed_metrics: Iterable[ComputedMetric] = ()) -> bytes:
         """Render all declared metrics, and further ones that are looked up."""
-        encode = openmetrics.generate_latest if style is Format.OPENMETRICS else exposition.generate_latest
+        encode = openmetrics.generate_latest if text_format is MetricsFormat.OPENMETRICS else exposition.generate_latest
         counted = encode(self._registry).decode().removesuffix(_END)
-        lines = [line for metric in (*self._looked_up, *looked_up) for line in metric.lines(style)]
-        end = _END if style is Format.OPENMETRICS else ""
+        lines = [
+            line for metric in (*self._computed_metrics, *computed_metrics) for line in metric.render_lines(text_format)
+        ]
+        end = _END if text_format is MetricsFormat.OPENMETRICS else ""
         return (counted + "\n".join([*lines, end])).encode()
 
 
@@ -114,16 +120,16 @@ class GroupCounter:
     def __init__(self) -> None:
         self._by_group: dict[Labels, dict[Labels, float]] = {}
 
-    def add(self, group: Labels, *labels: str, by: float = 1) -> None:
+    def add(self, group: Labels, *labels: str, amount: float = 1) -> None:
         """Add to a series; adding 0 creates it."""
         series = self._by_group.setdefault(group, {})
-        series[labels] = series.get(labels, 0) + by
+        series[labels] = series.get(labels, 0) + amount
 
     def forget(self, group: Labels) -> None:
         """Remove the series of a group."""
         self._by_group.pop(group, None)
 
-    def look(self) -> dict[Labels, float]:
+    def samples(self) -> dict[Labels, float]:
         """Return all series; this iterates over copies, since a scrape is rendered in a thread."""
         groups = [(group, [*series.items()]) for group, series in [*self._by_group.items()]]
         return {(*group, *labels): value for group, series in groups for labels, value in series}
@@ -135,7 +141,7 @@ def _number(value: float) -> str:
     return str(int(value)) if float(value).is_integer() else repr(float(value))
 
 
-def _escaped(labels: Labels) -> Iterable[str]:
+def _escape_labels(labels: Labels) -> Iterable[str]:
     """Escape label values; as hardly any needs it, all of them are searched together first."""
     every = "".join(labels)
     if '"' in every or "\\" in every or "\n" in every:

@@ -15,10 +15,10 @@ from typing import Literal, NamedTuple, Self
 
 TopicKind = Literal["Subscribed", "Retry"]
 
-RETRY = "%RETRY%"
-NOBODY = -1
+RETRY_TOPIC_PREFIX = "%RETRY%"
+NO_OWNER = -1
 
-_QUEUE = re.compile(r"([^/]+)/(.+)/(\d{1,6})", re.ASCII)
+_QUEUE_PATTERN = re.compile(r"([^/]+)/(.+)/(\d{1,6})", re.ASCII)
 
 
 class Queue(NamedTuple):
@@ -33,17 +33,17 @@ class Queue(NamedTuple):
         return f"{self.topic}/{self.broker}/{self.id}"
 
 
-def queue_of(text: str) -> Queue:
+def parse_queue(text: str) -> Queue:
     """Parse a queue as users spell it; a topic has no slash, a broker may have one."""
-    match = _QUEUE.fullmatch(text)
+    match = _QUEUE_PATTERN.fullmatch(text)
     if not match:
-        problem = f"The queue {plain(text, 100)!r} cannot be read"
+        problem = f"The queue {single_line(text, 100)!r} cannot be read"
         raise ValueError(f"{problem}: write it as TOPIC/BROKER/ID, orders/broker-a/3")
     return Queue(match[1], match[2], int(match[3]))
 
 
 # The present owners; both types are needed, since a Mapping is invariant in its keys (a Queue is also a tuple).
-Present = Mapping[Queue, str] | Mapping[tuple[str, str, int], str]
+PresentOwners = Mapping[Queue, str] | Mapping[tuple[str, str, int], str]
 
 
 class Holder(NamedTuple):
@@ -53,7 +53,7 @@ class Holder(NamedTuple):
     uid: str
 
 
-class Use(Flag):
+class ReasonKind(Flag):
     """The uses of a reason. As a reported problem, a reason makes the group Degraded unless it is HARMLESS."""
 
     OTHER = 0
@@ -67,77 +67,77 @@ class Use(Flag):
 class Reason(StrEnum):
     """The one catalogue of reasons, used by conditions, Events, metric labels and logs."""
 
-    use: Use
+    kinds: ReasonKind
 
-    def __new__(cls, value: str, use: Use = Use.OTHER) -> Self:
+    def __new__(cls, value: str, kinds: ReasonKind = ReasonKind.OTHER) -> Self:
         """Create a reason with this name and use."""
         reason = str.__new__(cls, value)
         reason._value_ = value
-        reason.use = use
+        reason.kinds = kinds
         return reason
 
     # Why queues change hands.
-    FIRST_ASSIGNMENT = "FirstAssignment", Use.CAUSE
-    MEMBER_JOINED = "MemberJoined", Use.CAUSE
-    MEMBER_LEFT = "MemberLeft", Use.CAUSE
-    MEMBER_ENDED = "MemberEnded", Use.CAUSE
-    MEMBER_RESTARTED = "MemberRestarted", Use.CAUSE
-    MEMBER_LOST = "MemberLost", Use.CAUSE
-    MEMBER_UNREADY = "MemberUnready", Use.CAUSE
-    BROKER_UNREACHABLE = "BrokerUnreachable", Use.CAUSE
-    QUEUES_ADDED = "QueuesAdded", Use.CAUSE
-    QUEUES_REMOVED = "QueuesRemoved", Use.CAUSE
-    SUBSCRIPTION_CHANGED = "SubscriptionChanged", Use.CAUSE
-    POLICY_CHANGED = "PolicyChanged", Use.CAUSE
+    FIRST_ASSIGNMENT = "FirstAssignment", ReasonKind.CAUSE
+    MEMBER_JOINED = "MemberJoined", ReasonKind.CAUSE
+    MEMBER_LEFT = "MemberLeft", ReasonKind.CAUSE
+    MEMBER_ENDED = "MemberEnded", ReasonKind.CAUSE
+    MEMBER_RESTARTED = "MemberRestarted", ReasonKind.CAUSE
+    MEMBER_LOST = "MemberLost", ReasonKind.CAUSE
+    MEMBER_UNREADY = "MemberUnready", ReasonKind.CAUSE
+    BROKER_UNREACHABLE = "BrokerUnreachable", ReasonKind.CAUSE
+    QUEUES_ADDED = "QueuesAdded", ReasonKind.CAUSE
+    QUEUES_REMOVED = "QueuesRemoved", ReasonKind.CAUSE
+    SUBSCRIPTION_CHANGED = "SubscriptionChanged", ReasonKind.CAUSE
+    POLICY_CHANGED = "PolicyChanged", ReasonKind.CAUSE
     SETTINGS_CHANGED = "SettingsChanged"
-    FOREIGN_MEMBERS = "ForeignMembers", Use.CAUSE | Use.HARMLESS
-    GROUP_PAUSED = "GroupPaused", Use.CAUSE
-    GROUP_RESUMED = "GroupResumed", Use.CAUSE
+    FOREIGN_MEMBERS = "ForeignMembers", ReasonKind.CAUSE | ReasonKind.HARMLESS
+    GROUP_PAUSED = "GroupPaused", ReasonKind.CAUSE
+    GROUP_RESUMED = "GroupResumed", ReasonKind.CAUSE
     RECORD_LOST = "RecordLost"
-    LOAD_SHIFTED = "LoadShifted", Use.CAUSE
+    LOAD_SHIFTED = "LoadShifted", ReasonKind.CAUSE
     # Why a rebalance is held back.
     NOTHING_WOULD_CHANGE = "NothingWouldChange"
-    PAUSED = "Paused", Use.GATE
-    NO_VIEW = "NoView", Use.GATE
-    DEBOUNCE = "Debounce", Use.GATE
-    MEMBERS_STILL_JOINING = "MembersStillJoining", Use.GATE
-    HANDOVER_IN_FLIGHT = "HandoverInFlight", Use.GATE
-    BUDGET_SPENT = "BudgetSpent", Use.GATE
+    PAUSED = "Paused", ReasonKind.GATE
+    NO_VIEW = "NoView", ReasonKind.GATE
+    DEBOUNCE = "Debounce", ReasonKind.GATE
+    MEMBERS_STILL_JOINING = "MembersStillJoining", ReasonKind.GATE
+    HANDOVER_IN_FLIGHT = "HandoverInFlight", ReasonKind.GATE
+    BUDGET_SPENT = "BudgetSpent", ReasonKind.GATE
     SETTINGS_NOT_OBEYED = "SettingsNotObeyed"
     # Problems that the operator finds.
-    INVALID_SPEC = "InvalidSpec", Use.STALLS
-    INVALID_POLICY = "InvalidPolicy", Use.GATE | Use.STALLS
-    MISSING_POLICY = "MissingPolicy", Use.STALLS
-    MISSING_SECRET = "MissingSecret", Use.STALLS
-    UNKNOWN_TOPIC = "UnknownTopic", Use.STALLS
-    BROKER_REFUSES = "BrokerRefuses", Use.STALLS
-    SWITCHED_OFF = "SwitchedOff", Use.NOT_READY | Use.STALLS
+    INVALID_SPEC = "InvalidSpec", ReasonKind.STALLS
+    INVALID_POLICY = "InvalidPolicy", ReasonKind.GATE | ReasonKind.STALLS
+    MISSING_POLICY = "MissingPolicy", ReasonKind.STALLS
+    MISSING_SECRET = "MissingSecret", ReasonKind.STALLS
+    UNKNOWN_TOPIC = "UnknownTopic", ReasonKind.STALLS
+    BROKER_REFUSES = "BrokerRefuses", ReasonKind.STALLS
+    SWITCHED_OFF = "SwitchedOff", ReasonKind.NOT_READY | ReasonKind.STALLS
     DUPLICATE_CLIENT_IDS = "DuplicateClientIds"
     SUBSCRIPTION_MISMATCH = "SubscriptionMismatch"
     NO_SIDECAR = "NoSidecar"
     MEMBER_NOT_AUTHENTICATED = "MemberNotAuthenticated"
     REPORT_TOO_LARGE = "ReportTooLarge"
-    NAME_TAKEN = "NameTaken", Use.STALLS
-    TEMPLATE_REFUSED = "TemplateRefused", Use.STALLS
-    WRITE_REFUSED = "WriteRefused", Use.STALLS
-    CLAIMED_TWICE = "ClaimedTwice", Use.CAUSE | Use.NOT_READY | Use.STALLS
-    TOO_MANY_QUEUES = "TooManyQueues", Use.STALLS
-    TOO_MANY_BROKERS = "TooManyBrokers", Use.STALLS
-    TOO_MANY_MEMBERS = "TooManyMembers", Use.STALLS
-    STRATEGY_FAILED = "StrategyFailed", Use.STALLS
-    NO_MEMBERS = "NoMembers", Use.NOT_READY
-    UNSIGNED_MEMBERS = "UnsignedMembers", Use.HARMLESS
-    IDLE_MEMBERS = "IdleMembers", Use.HARMLESS
-    QUEUES_UNOWNED = "QueuesUnowned", Use.NOT_READY
+    NAME_TAKEN = "NameTaken", ReasonKind.STALLS
+    TEMPLATE_REFUSED = "TemplateRefused", ReasonKind.STALLS
+    WRITE_REFUSED = "WriteRefused", ReasonKind.STALLS
+    CLAIMED_TWICE = "ClaimedTwice", ReasonKind.CAUSE | ReasonKind.NOT_READY | ReasonKind.STALLS
+    TOO_MANY_QUEUES = "TooManyQueues", ReasonKind.STALLS
+    TOO_MANY_BROKERS = "TooManyBrokers", ReasonKind.STALLS
+    TOO_MANY_MEMBERS = "TooManyMembers", ReasonKind.STALLS
+    STRATEGY_FAILED = "StrategyFailed", ReasonKind.STALLS
+    NO_MEMBERS = "NoMembers", ReasonKind.NOT_READY
+    UNSIGNED_MEMBERS = "UnsignedMembers", ReasonKind.HARMLESS
+    IDLE_MEMBERS = "IdleMembers", ReasonKind.HARMLESS
+    QUEUES_UNOWNED = "QueuesUnowned", ReasonKind.NOT_READY
     QUEUES_FORCED = "QueuesForced"
-    DOCUMENT_TOO_LARGE = "DocumentTooLarge", Use.NOT_READY | Use.STALLS
-    RECORD_TOO_NEW = "RecordTooNew", Use.NOT_READY | Use.STALLS
+    DOCUMENT_TOO_LARGE = "DocumentTooLarge", ReasonKind.NOT_READY | ReasonKind.STALLS
+    RECORD_TOO_NEW = "RecordTooNew", ReasonKind.NOT_READY | ReasonKind.STALLS
     # Problems that members report.
     MESSAGE_NOT_TAKEN_BACK = "MessageNotTakenBack"
     QUEUES_NOT_TAKEN_UP = "QueuesNotTakenUp"
     QUEUES_NOT_READ = "QueuesNotRead"
-    NOTHING_MATCHES = "NothingMatches", Use.HARMLESS
-    TRACES_NOT_SENT = "TracesNotSent", Use.HARMLESS
+    NOTHING_MATCHES = "NothingMatches", ReasonKind.HARMLESS
+    TRACES_NOT_SENT = "TracesNotSent", ReasonKind.HARMLESS
     INTERNAL_ERROR = "InternalError"
     MEMBER_PROBLEM = "MemberProblem"  # a problem that only the sidecar's version knows
     STATE_NOT_WRITTEN = "StateNotWritten"
@@ -158,12 +158,12 @@ def reason_named(name: object) -> Reason | None:
     return _BY_NAME.get(str(name))
 
 
-def reasons(use: Use) -> list[Reason]:
+def reasons_of_kind(kind: ReasonKind) -> list[Reason]:
     """Return the reasons with this use."""
-    return [reason for reason in Reason if use in reason.use]
+    return [reason for reason in Reason if kind in reason.kinds]
 
 
-class Verdict(NamedTuple):
+class Finding(NamedTuple):
     """A finding: its reason for programs, and its message for users."""
 
     reason: Reason
@@ -183,20 +183,20 @@ class Poke(NamedTuple):
     """The value of a pod's annotation `rota.dev/generation`: the generation, and how often the pod was poked for it."""
 
     generation: int = 0
-    times: int = 0
+    attempts: int = 0
 
     def __str__(self) -> str:
         """Spell the value as the annotation does."""
-        return f"{self.generation}-{self.times}"
+        return f"{self.generation}-{self.attempts}"
 
 
-def plain(text: str, most: int = 300) -> str:
+def single_line(text: str, max_chars: int = 300) -> str:
     """Return untrusted text as part of a sentence: one line, limited in length, without memory addresses."""
     line = re.sub(r"\b0x[0-9a-f]+\b", "0x…", " ".join(text.split())).encode(errors="replace").decode()
-    return line if len(line) <= most else line[:most] + "…"
+    return line if len(line) <= max_chars else line[:max_chars] + "…"
 
 
-def java_order(name: str) -> bytes:
+def java_sort_key(name: str) -> bytes:
     """Return the key by which names sort as in the reference client."""
     return name.encode("utf-16-be", "surrogatepass")
 
@@ -218,12 +218,14 @@ class Roster:
         cls,
         queues: Iterable[tuple[str, str, int]],
         members: Iterable[str],
-        current: Present | None = None,
+        current: PresentOwners | None = None,
     ) -> "Roster":
         """Sort and check the input; present owners that are no longer members, and removed queues, are ignored."""
         sorted_members = _sorted_members(members)
         sorted_queues = _sorted_queues(queues)
-        return cls(sorted_queues, sorted_members, _owners(sorted_queues, sorted_members, current), _runs(sorted_queues))
+        return cls(
+            sorted_queues, sorted_members, _owner_indexes(sorted_queues, sorted_members, current), _runs(sorted_queues)
+        )
 
     @property
     def topics(self) -> list[tuple[int, int]]:
@@ -247,18 +249,20 @@ class Roster:
 
 
 def _sorted_queues(queues: Iterable[tuple[str, str, int]]) -> tuple[Queue, ...]:
-    listed = [queue if type(queue) is Queue else _queue(queue) for queue in queues or ()]
+    listed = [queue if type(queue) is Queue else _to_queue(queue) for queue in queues or ()]
     if not listed:
         raise ValueError("There is nothing to assign: give at least one queue")
     plain = all(name.isascii() for name in {queue.topic for queue in listed} | {queue.broker for queue in listed})
-    listed.sort(key=None if plain else lambda queue: (java_order(queue.topic), java_order(queue.broker), queue.id))
+    listed.sort(
+        key=None if plain else lambda queue: (java_sort_key(queue.topic), java_sort_key(queue.broker), queue.id)
+    )
     if len(set(listed)) != len(listed):
         duplicate = next(queue for queue, following in pairwise(listed) if queue == following)
         raise ValueError(f"Queue {duplicate} is listed twice; list each queue once")
     return tuple(listed)
 
 
-def _queue(value: object) -> Queue:
+def _to_queue(value: object) -> Queue:
     if not isinstance(value, tuple | list) or len(value) != len(Queue._fields):
         raise ValueError(f"Queue {value!r} cannot be meant: give (topic, broker, id)")
     return Queue._make(value)
@@ -269,7 +273,7 @@ def _sorted_members(members: Iterable[str]) -> tuple[str, ...]:
     for name in listed:
         if not isinstance(name, str):
             raise ValueError(f"A member is named {name!r}, which is no name; give a text")  # noqa: TRY004 - bad input
-    listed.sort(key=java_order)
+    listed.sort(key=java_sort_key)
     if not listed:
         raise ValueError("There is nobody to assign to: give at least one member")
     if not all(listed):
@@ -280,11 +284,11 @@ def _sorted_members(members: Iterable[str]) -> tuple[str, ...]:
     return tuple(listed)
 
 
-def _owners(queues: Sequence[Queue], members: Sequence[str], current: Present | None) -> "array[int]":
+def _owner_indexes(queues: Sequence[Queue], members: Sequence[str], current: PresentOwners | None) -> "array[int]":
     if not current:
-        return array("i", [NOBODY]) * len(queues)
+        return array("i", [NO_OWNER]) * len(queues)
     index = {name: number for number, name in enumerate(members)}
-    return array("i", [index.get(current.get(queue, ""), NOBODY) for queue in queues])
+    return array("i", [index.get(current.get(queue, ""), NO_OWNER) for queue in queues])
 
 
 def _runs(queues: Sequence[Queue]) -> tuple[Run, ...]:

@@ -5,7 +5,7 @@ import re
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{}]', re.DOTALL)
 
 
-def without_deep_values(text: bytes, levels: int) -> bytes:
+def without_deep_values(text: bytes, max_levels: int) -> bytes:
     """Return the same JSON with `null` in place of each object and list that is nested deeper than `levels`."""
     parts: list[bytes] = []
     depth = start = 0
@@ -13,10 +13,10 @@ def without_deep_values(text: bytes, levels: int) -> bytes:
         match text[token.start() : token.start() + 1]:
             case b"{" | b"[":
                 depth += 1
-                if depth == levels + 1:
+                if depth == max_levels + 1:
                     parts += [text[start : token.start()], b"null"]
             case b"}" | b"]":
-                if depth == levels + 1:
+                if depth == max_levels + 1:
                     start = token.end()
                 depth -= 1
-    return b"".join([*parts, text[start:]]) if depth <= levels else b"".join(parts)
+    return b"".join([*parts, text[start:]]) if depth <= max_levels else b"".join(parts)

@@ -12,17 +12,17 @@ from opentelemetry.sdk.environment_variables import OTEL_BSP_MAX_QUEUE_SIZE
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
-from rota.model import plain
+from rota.model import single_line
 
 LONGEST_REASON = 200  # characters of why a request failed
 
 
-def batches(exporter: SpanExporter, max_queue: int) -> SpanProcessor:
+def batch_processor(exporter: SpanExporter, max_queued_spans: int) -> SpanProcessor:
     """Return a processor that sends spans in a thread.
 
     When its queue is full, it drops the oldest span, and logs that. OTEL_BSP_MAX_QUEUE_SIZE overrides `max_queue`.
     """
-    size = None if os.environ.get(OTEL_BSP_MAX_QUEUE_SIZE, "").strip() else max_queue
+    size = None if os.environ.get(OTEL_BSP_MAX_QUEUE_SIZE, "").strip() else max_queued_spans
     return BatchSpanProcessor(exporter, max_queue_size=size)
 
 
@@ -67,7 +67,9 @@ class _Session(requests.Session):
         except requests.RequestException as error:
             self.failure = _describe(error)
             raise
-        self.failure = "" if response.ok else f"it answers {response.status_code} {plain(response.reason or '', 100)}"
+        self.failure = (
+            "" if response.ok else f"it answers {response.status_code} {single_line(response.reason or '', 100)}"
+        )
         return response
 
 
@@ -92,7 +94,7 @@ def _describe(error: requests.RequestException) -> str:
             return f"it does not speak https, or its certificate is not trusted ({reason})"
         if isinstance(cause, OSError) and cause.strerror:
             return cause.strerror
-    return plain(str(error), LONGEST_REASON)
+    return single_line(str(error), LONGEST_REASON)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -102,9 +104,9 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         cause = cause.__cause__ or cause.__context__
 
 
-def nanoseconds(at: float) -> int:
+def to_nanoseconds(seconds: float) -> int:
     """Convert seconds since 1970 to nanoseconds, rounded to microseconds: a double resolves no more."""
-    return max(round(at * 1e6), 0) * 1000
+    return max(round(seconds * 1e6), 0) * 1000
 
 
 def _refuse_redirect(response: requests.Response, **_: Any) -> None:

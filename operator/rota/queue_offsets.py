@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from rota.model import Queue
-from rota.ranges import MOST_IDS
+from rota.ranges import MAX_QUEUES_PER_DOCUMENT
 
 _Offset = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
@@ -23,7 +23,7 @@ class _QueueEntry(Struct):
 
 
 class _QueuePage(Struct):
-    queues: Annotated[list[_QueueEntry], Meta(max_length=MOST_IDS)] = []
+    queues: Annotated[list[_QueueEntry], Meta(max_length=MAX_QUEUES_PER_DOCUMENT)] = []
     next: int | None = None
     incarnation: Annotated[str, Meta(max_length=64)] = ""
 
@@ -36,10 +36,10 @@ class OffsetsPage(NamedTuple):
     """One page; `next` is the start of the next page, or None on the last page."""
 
     offsets: QueueOffsets
-    next: int | None = None
+    next_start: int | None = None
 
 
-def read_offsets(text: bytes | str) -> OffsetsPage:
+def decode_offsets(text: bytes | str) -> OffsetsPage:
     """Read a page, or a report of an earlier version; return no offsets if it cannot be read."""
     try:
         page = msgspec.json.decode(text, type=_QueuePage)
@@ -52,9 +52,9 @@ def read_offsets(text: bytes | str) -> OffsetsPage:
 class QueueProgress(NamedTuple):
     """A member's progress in a queue; None: unknown, or not reported by the sidecar's version."""
 
-    start: int | None  # the offset at which the member began to read
-    given: int | None  # the highest offset that the app was given
-    committed: int | None
+    start_offset: int | None  # the offset at which the member began to read
+    delivered_offset: int | None  # the highest offset that the app was given
+    committed_offset: int | None
 
 
 class ProgressPage(NamedTuple):
@@ -62,10 +62,10 @@ class ProgressPage(NamedTuple):
 
     incarnation: str
     queues: dict[Queue, QueueProgress]
-    next: int | None
+    next_start: int | None
 
 
-def read_progress(text: bytes | str) -> ProgressPage | None:
+def decode_progress(text: bytes | str) -> ProgressPage | None:
     """Read the progress in a page; None if it cannot be read."""
     try:
         page = msgspec.json.decode(text, type=_QueuePage)

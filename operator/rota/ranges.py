@@ -11,25 +11,27 @@ from rota.model import Queue
 
 T = TypeVar("T")
 
-Ranged = dict[str, dict[str, str]]
+RangesByTopic = dict[str, dict[str, str]]
 
-_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
-_ID = re.compile(r"0|[1-9]\d{0,8}", re.ASCII)
-MOST_PLACES = 20_000  # pairs of topic and broker of one group: each takes memory, however few queues it has
-MOST_IDS = 2**17  # queues in one document or report: a short text can name that many, and all are expanded
+_RANGE_PATTERN = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
+_ID_PATTERN = re.compile(r"0|[1-9]\d{0,8}", re.ASCII)
+MAX_TOPIC_BROKER_PAIRS = 20_000  # pairs of topic and broker of one group: each takes memory, however few queues it has
+MAX_QUEUES_PER_DOCUMENT = (
+    2**17
+)  # queues in one document or report: a short text can name that many, and all are expanded
 
 
 class RangedQueues(AbstractSet[Queue]):
     """A set of queues that is stored as ranges: a short text can name 131,072 queues, or 20 MiB as single queues."""
 
-    def __init__(self, *several: Mapping[str, Mapping[str, str]]) -> None:
+    def __init__(self, *mappings: Mapping[str, Mapping[str, str]]) -> None:
         """Parse one or more mappings of ranges; the set contains the queues of all of them."""
         spans: dict[tuple[str, str], list[tuple[int, int]]] = {}
-        for ranged in several:
+        for ranged in mappings:
             for topic, brokers in ranged.items():
                 for broker, ids in brokers.items():
-                    spans.setdefault((topic, broker), []).extend(_spans(ids))
-        self._spans = {place: _merged(parts) for place, parts in spans.items()}
+                    spans.setdefault((topic, broker), []).extend(_parse_spans(ids))
+        self._spans_by_broker = {place: _merge_spans(parts) for place, parts in spans.items()}
 
     @classmethod
     def _from_iterable(cls, queues: Iterable[Queue]) -> frozenset[Queue]:  # type: ignore[override]  # for differences
@@ -38,32 +40,32 @@ class RangedQueues(AbstractSet[Queue]):
     def __contains__(self, queue: object) -> bool:
         if not isinstance(queue, Queue):
             return False
-        spans = self._spans.get((queue.topic, queue.broker), ())
-        at = bisect_right(spans, queue.id, key=_first) - 1
+        spans = self._spans_by_broker.get((queue.topic, queue.broker), ())
+        at = bisect_right(spans, queue.id, key=_first_id) - 1
         return at >= 0 and queue.id <= spans[at][1]
 
     def __iter__(self) -> Iterator[Queue]:
-        for (topic, broker), spans in self._spans.items():
+        for (topic, broker), spans in self._spans_by_broker.items():
             for first, last in spans:
                 for number in range(first, last + 1):
                     yield Queue(topic, broker, number)
 
     def __len__(self) -> int:
-        return sum(last - first + 1 for spans in self._spans.values() for first, last in spans)
+        return sum(last - first + 1 for spans in self._spans_by_broker.values() for first, last in spans)
 
     def __hash__(self) -> int:
         return self._hash()
 
 
-def to_ranges(queues: Iterable[Queue]) -> Ranged:
+def to_ranges(queues: Iterable[Queue]) -> RangesByTopic:
     """Write queues as ranges; `from_ranges` reads them back."""
-    ranged: Ranged = {}
+    ranged: RangesByTopic = {}
     for (topic, broker), run in groupby(sorted(queues), key=lambda queue: (queue.topic, queue.broker)):
-        ranged.setdefault(topic, {})[broker] = ",".join(_ranges([queue.id for queue in run]))
+        ranged.setdefault(topic, {})[broker] = ",".join(_format_ranges([queue.id for queue in run]))
     return ranged
 
 
-def _ranges(ids: list[int]) -> Iterable[str]:
+def _format_ranges(ids: list[int]) -> Iterable[str]:
     start = last = ids[0]
     for number in [*ids[1:], None]:
         if number is not None and number == last + 1:
@@ -79,52 +81,52 @@ def from_ranges(ranged: Mapping[str, Mapping[str, str]]) -> list[Queue]:
     queues: list[Queue] = []
     for topic, brokers in ranged.items():
         for broker, ids in brokers.items():
-            queues += [Queue(topic, broker, number) for number in ids_of(ids)]
-            if len(queues) > MOST_IDS:
-                raise ValueError(f"There are more than {MOST_IDS} queues in one share")
+            queues += [Queue(topic, broker, number) for number in parse_ids(ids)]
+            if len(queues) > MAX_QUEUES_PER_DOCUMENT:
+                raise ValueError(f"There are more than {MAX_QUEUES_PER_DOCUMENT} queues in one share")
     return queues
 
 
-def ids_of(ranges: str) -> list[int]:
+def parse_ids(ranges: str) -> list[int]:
     """Parse `0-3,7` as 0, 1, 2, 3, 7."""
-    return [number for first, last in _spans(ranges) for number in range(first, last + 1)]
+    return [number for first, last in _parse_spans(ranges) for number in range(first, last + 1)]
 
 
-def check(*several: Ranged) -> None:
+def check_ranges(*mappings: RangesByTopic) -> None:
     """Raise ValueError if ranges are invalid or name more than MOST_IDS queues; the queues are not expanded."""
-    room = MOST_IDS
-    for ids in (ids for ranged in several for brokers in ranged.values() for ids in brokers.values()):
-        room -= sum(last - first + 1 for first, last in _spans(ids))
+    room = MAX_QUEUES_PER_DOCUMENT
+    for ids in (ids for ranged in mappings for brokers in ranged.values() for ids in brokers.values()):
+        room -= sum(last - first + 1 for first, last in _parse_spans(ids))
         if room < 0:
-            raise ValueError(f"it names more than {MOST_IDS} queues")
+            raise ValueError(f"it names more than {MAX_QUEUES_PER_DOCUMENT} queues")
 
 
-def places_in(*several: Ranged) -> int:
+def count_topic_broker_pairs(*mappings: RangesByTopic) -> int:
     """Count the pairs of topic and broker; a topic without a broker counts as well."""
-    return sum(max(1, len(brokers)) for ranged in several for brokers in ranged.values())
+    return sum(max(1, len(brokers)) for ranged in mappings for brokers in ranged.values())
 
 
-def _spans(ranges: str) -> list[tuple[int, int]]:
+def _parse_spans(ranges: str) -> list[tuple[int, int]]:
     """Parse `0-3,7` as 0 to 3, 7 to 7."""
     spans: list[tuple[int, int]] = []
-    room = MOST_IDS
+    room = MAX_QUEUES_PER_DOCUMENT
     for part in ranges.split(","):
-        match = _RANGE.fullmatch(part.strip())
+        match = _RANGE_PATTERN.fullmatch(part.strip())
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
         room -= last - first + 1
         if last < first or room < 0:
-            raise ValueError(f"Queue ids {_shown(ranges)} cannot be read: write them as 0-3,7")
+            raise ValueError(f"Queue ids {_shorten(ranges)} cannot be read: write them as 0-3,7")
         spans.append((first, last))
     if any(later[0] <= earlier[1] for earlier, later in pairwise(sorted(spans))):
-        raise ValueError(f"Queue ids {_shown(ranges)} name one id twice")
+        raise ValueError(f"Queue ids {_shorten(ranges)} name one id twice")
     return spans
 
 
-def _first(span: tuple[int, int]) -> int:
+def _first_id(span: tuple[int, int]) -> int:
     return span[0]
 
 
-def _merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def _merge_spans(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return the same ids in ascending spans that do not touch."""
     merged: list[tuple[int, int]] = []
     for first, last in sorted(spans):
@@ -135,15 +137,15 @@ def _merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-def _shown(ranges: str) -> str:
+def _shorten(ranges: str) -> str:
     return repr(f"{ranges[:50]}…" if len(ranges) > 50 else ranges)  # noqa: PLR2004 - a line's worth
 
 
-def unnested(nested: Mapping[str, Mapping[str, Mapping[str, T]]]) -> Iterator[tuple[Queue, T]]:
+def iterate_entries(nested: Mapping[str, Mapping[str, Mapping[str, T]]]) -> Iterator[tuple[Queue, T]]:
     """Yield each queue with its entry from a mapping by topic, broker and id."""
     for topic, brokers in nested.items():
         for broker, ids in brokers.items():
             for number, entry in ids.items():
-                if not _ID.fullmatch(number):
+                if not _ID_PATTERN.fullmatch(number):
                     raise ValueError(f"Queue id {number!r} is no number")
                 yield Queue(topic, broker, int(number)), entry

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-SCHEMA = 1
+RECORD_SCHEMA = 1
 
 Count = Annotated[int, Meta(ge=0)]
 Time = Annotated[datetime, Meta(tz=True)]
@@ -19,7 +19,7 @@ Ranges = dict[str, dict[str, str]]  # ids such as 0-3,7 by topic and broker
 
 def journal_record(kind: str, group: str, at: str, **facts: object) -> dict[str, object]:
     """Return a record of the journal, to be written as a line of JSON that the pipeline reads back."""
-    return {"schema": SCHEMA, "kind": kind, "group": group, "at": at, **facts}
+    return {"schema": RECORD_SCHEMA, "kind": kind, "group": group, "at": at, **facts}
 
 
 class Record(Struct, frozen=True, kw_only=True, tag_field="kind"):
@@ -207,7 +207,7 @@ KINDS: tuple[type[Record], ...] = (
 AnyRecord = Membership | Plan | Handover | Obeyed | Rebalance | Owners | Offsets | Verdict | Redelivered | Gap
 
 _decoder: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
-_NAMES = {kind.__struct_config__.tag for kind in KINDS}
+_KIND_NAMES = {kind.__struct_config__.tag for kind in KINDS}
 
 
 class _Head(Struct):
@@ -218,29 +218,29 @@ class _Head(Struct):
 _head = msgspec.json.Decoder(_Head)
 
 
-def read(line: bytes) -> AnyRecord:
+def decode_record(line: bytes) -> AnyRecord:
     """Read a line of the journal; raise ValueError with a sentence if it is no record, or one of a later version."""
     try:
         record = _decoder.decode(line)
     except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
-        raise ValueError(_why(line, error)) from None
-    if record.schema > SCHEMA:
-        raise ValueError(_too_new(record.schema))
+        raise ValueError(_describe_error(line, error)) from None
+    if record.schema > RECORD_SCHEMA:
+        raise ValueError(_describe_newer_schema(record.schema))
     return record
 
 
-def _why(line: bytes, error: Exception) -> str:
+def _describe_error(line: bytes, error: Exception) -> str:
     """Return why a line cannot be read; a reader skips the line in any case, but the causes differ."""
     try:
         head = _head.decode(line)
     except (ValueError, RecursionError):
         return f"The line is torn, or no record of the journal: {error}"
-    if head.schema > SCHEMA:
-        return _too_new(head.schema)
-    if head.kind not in _NAMES:
+    if head.schema > RECORD_SCHEMA:
+        return _describe_newer_schema(head.schema)
+    if head.kind not in _KIND_NAMES:
         return f"The record is of the kind {head.kind!r}, which this version does not know; pass over it"
     return f"The {head.kind} record cannot be read: {error}"
 
 
-def _too_new(schema: int) -> str:
-    return f"The record has schema {schema}; this version reads {SCHEMA}: read it with a later one"
+def _describe_newer_schema(schema: int) -> str:
+    return f"The record has schema {schema}; this version reads {RECORD_SCHEMA}: read it with a later one"

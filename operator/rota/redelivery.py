@@ -18,14 +18,14 @@ from rota.documents import Assignment
 from rota.model import Holder, Queue
 from rota.queue_offsets import QueueProgress
 from rota.ranges import RangedQueues
-from rota.reports import MOST_UNCOMMITTED, Report
+from rota.reports import MAX_UNCOMMITTED_ENTRIES, Report
 
-KEPT_SECONDS = 3600.0  # a queue that no reader has taken over for so long is forgotten
-URGENT_SECONDS = 60.0  # for which the next reader of a queue is polled more often
-MAX_QUEUES_OF_GROUP = 10_000  # that are remembered
+FORGET_AFTER_SECONDS = 3600.0  # a queue that no reader has taken over for so long is forgotten
+FREQUENT_POLL_SECONDS = 60.0  # for which the next reader of a queue is polled more often
+MAX_TRACKED_QUEUES = 10_000  # that are remembered
 
 
-class Cause(StrEnum):
+class RedeliveryCause(StrEnum):
     """Why messages are delivered again."""
 
     HANDOVER = "handover"  # the previous reader released it, but could not commit everything: its drain timed out
@@ -34,7 +34,7 @@ class Cause(StrEnum):
     RETRY = "retry"  # none of these: a member sent the message back, since its app failed
 
 
-class Reader(NamedTuple):
+class ReaderProcess(NamedTuple):
     """A process that reads queues; its member's pod may have had other processes before."""
 
     member: str
@@ -50,48 +50,54 @@ class Reader(NamedTuple):
 class UncommittedDelivery(NamedTuple):
     """The messages of a queue that a reader had given to its app and not committed, by its last report."""
 
-    reader: Reader
-    start: int | None  # the offset at which the reader began; None: not reported
-    offset: int  # the highest offset that the app was given
-    committed: int | None  # None: unknown
-    at: float  # time of the report, in seconds
+    reader: ReaderProcess
+    start_offset: int | None  # the offset at which the reader began; None: not reported
+    delivered_offset: int  # the highest offset that the app was given
+    committed_offset: int | None  # None: unknown
+    reported_at: float  # time of the report, in seconds
     is_last: bool = False  # the reader releases the queue, so it gives nothing more to its app
-    cause: Cause | None = None  # why another process reads the queue next, if that is already known
+    cause: RedeliveryCause | None = None  # why another process reads the queue next, if that is already known
 
 
-class Redelivered(NamedTuple):
+class Redelivery(NamedTuple):
     """The messages of one queue that were delivered again."""
 
     queue: Queue
     messages: int
-    cause: Cause
-    before: Reader
-    after: Reader
+    cause: RedeliveryCause
+    previous_reader: ReaderProcess
+    next_reader: ReaderProcess
     is_estimate: bool  # the previous reader ended without a final report
 
 
 class RedeliveryRules(NamedTuple):
     """The facts that determine causes: which queues were forced, and which readers have ended."""
 
-    forced: Container[Queue]
-    has_ended: Callable[[Reader], bool]
+    forced_queues: Container[Queue]
+    has_ended: Callable[[ReaderProcess], bool]
 
 
-def overlap(delivered: UncommittedDelivery, start: int) -> int:
+def count_redelivered(delivered: UncommittedDelivery, start_offset: int) -> int:
     """Return how many offsets that the app was given are read again by a reader that begins at `start`."""
-    first = start if delivered.is_last or delivered.committed is None else min(start, delivered.committed)
-    return max(0, delivered.offset + 1 - first)
+    first = (
+        start_offset
+        if delivered.is_last or delivered.committed_offset is None
+        else min(start_offset, delivered.committed_offset)
+    )
+    return max(0, delivered.delivered_offset + 1 - first)
 
 
-def cause_of(queue: Queue, delivered: UncommittedDelivery, reader: Reader, rules: RedeliveryRules) -> Cause | None:
+def find_cause(
+    queue: Queue, delivered: UncommittedDelivery, reader: ReaderProcess, rules: RedeliveryRules
+) -> RedeliveryCause | None:
     """Return why another process reads a queue; None while the previous reader may still report that it released it."""
     if delivered.cause:
         return delivered.cause
     if delivered.reader.uid == reader.uid:
-        return Cause.CRASH
-    if queue in rules.forced:
-        return Cause.FORCED
-    return Cause.CRASH if rules.has_ended(delivered.reader) else None
+        return RedeliveryCause.CRASH
+    if queue in rules.forced_queues:
+        return RedeliveryCause.FORCED
+    return RedeliveryCause.CRASH if rules.has_ended(delivered.reader) else None
 
 
 class DeliveryTracker:
@@ -101,72 +107,92 @@ class DeliveryTracker:
         self.by_queue: dict[Queue, UncommittedDelivery] = {}
 
     @property
-    def messages(self) -> int:
+    def uncommitted_messages(self) -> int:
         """How many messages are delivered again if all readers end now, as far as they reported their offsets."""
-        return sum(overlap(entry, entry.committed) for entry in self.by_queue.values() if entry.committed is not None)
+        return sum(
+            count_redelivered(entry, entry.committed_offset)
+            for entry in self.by_queue.values()
+            if entry.committed_offset is not None
+        )
 
-    def take_page(
-        self, reader: Reader, page: Mapping[Queue, QueueProgress], rules: RedeliveryRules, now: float, *, most: int
-    ) -> list[Redelivered]:
+    def record_page(
+        self,
+        reader: ReaderProcess,
+        page: Mapping[Queue, QueueProgress],
+        rules: RedeliveryRules,
+        now: float,
+        *,
+        max_queues: int,
+    ) -> list[Redelivery]:
         """Store a reader's progress in queues that it owns; return the redeliveries in queues that it has taken over.
 
         `most`: how many queues may be kept, if that is less than the limit.
         """
-        redelivered: list[Redelivered] = []
-        most = min(most, MAX_QUEUES_OF_GROUP)
+        redelivered: list[Redelivery] = []
+        max_queues = min(max_queues, MAX_TRACKED_QUEUES)
         for queue, progress in page.items():
             entry = self.by_queue.get(queue)
             if entry is not None and (entry.cause or entry.reader != reader):
-                if progress.start is None and progress.committed is None:
+                if progress.start_offset is None and progress.committed_offset is None:
                     continue  # the reader has not begun yet
-                cause = cause_of(queue, entry, reader, rules)
+                cause = find_cause(queue, entry, reader, rules)
                 if cause is None:
                     continue
                 # A sidecar of an earlier version does not report where it began: nothing is counted then.
-                messages = 0 if progress.start is None else overlap(entry, progress.start)
+                messages = 0 if progress.start_offset is None else count_redelivered(entry, progress.start_offset)
                 if messages:
-                    redelivered.append(Redelivered(queue, messages, cause, entry.reader, reader, not entry.is_last))
+                    redelivered.append(Redelivery(queue, messages, cause, entry.reader, reader, not entry.is_last))
                 del self.by_queue[queue]
-            self._note(reader, queue, progress, now, has_room=len(self.by_queue) < most)
+            self._track(reader, queue, progress, now, has_room=len(self.by_queue) < max_queues)
         return redelivered
 
-    def _note(self, reader: Reader, queue: Queue, progress: QueueProgress, now: float, *, has_room: bool) -> None:
-        committed = progress.committed
-        if progress.given is None or (committed is not None and committed > progress.given):
+    def _track(
+        self, reader: ReaderProcess, queue: Queue, progress: QueueProgress, now: float, *, has_room: bool
+    ) -> None:
+        committed = progress.committed_offset
+        if progress.delivered_offset is None or (committed is not None and committed > progress.delivered_offset):
             self.by_queue.pop(queue, None)  # a crash would repeat nothing
         elif has_room or queue in self.by_queue:
-            self.by_queue[queue] = UncommittedDelivery(reader, progress.start, progress.given, committed, now)
+            self.by_queue[queue] = UncommittedDelivery(
+                reader, progress.start_offset, progress.delivered_offset, committed, now
+            )
 
-    def take_report(self, old: Report, report: Report, assignment: Assignment | None, now: float) -> None:
+    def record_report(self, previous: Report, report: Report, assignment: Assignment | None, now: float) -> None:
         """Store the final offsets of queues that a member releases, according to its report and the previous one."""
-        if (old.held, old.releasing, old.uncommitted) == (report.held, report.releasing, report.uncommitted):
+        if (previous.held, previous.releasing, previous.uncommitted) == (
+            report.held,
+            report.releasing,
+            report.uncommitted,
+        ):
             return
-        reader = Reader(report.member, report.uid, report.incarnation)
-        last = {Queue(final.topic, final.broker, final.id): final for final in report.uncommitted[:MOST_UNCOMMITTED]}
+        reader = ReaderProcess(report.member, report.uid, report.incarnation)
+        last = {
+            Queue(final.topic, final.broker, final.id): final for final in report.uncommitted[:MAX_UNCOMMITTED_ENTRIES]
+        }
         tracked = {queue for queue, entry in self.by_queue.items() if entry.reader == reader and not entry.cause}
         owned = _owned_by(reader.holder, assignment, tracked | last.keys())
-        had, releasing = RangedQueues(old.held, old.releasing), RangedQueues(report.releasing)
+        had, releasing = RangedQueues(previous.held, previous.releasing), RangedQueues(report.releasing)
         for queue in (tracked | (owned & last.keys() & had)) - RangedQueues(report.held):
             if queue not in owned and assignment is not None and queue in assignment.forced:
-                self.by_queue[queue] = self.by_queue[queue]._replace(cause=Cause.FORCED)
-            elif (final := last.get(queue)) and (queue in tracked or len(self.by_queue) < MAX_QUEUES_OF_GROUP):
-                cause = None if queue in releasing else Cause.HANDOVER
+                self.by_queue[queue] = self.by_queue[queue]._replace(cause=RedeliveryCause.FORCED)
+            elif (final := last.get(queue)) and (queue in tracked or len(self.by_queue) < MAX_TRACKED_QUEUES):
+                cause = None if queue in releasing else RedeliveryCause.HANDOVER
                 self.by_queue[queue] = UncommittedDelivery(
                     reader, final.start, final.given, None, now, is_last=True, cause=cause
                 )
             elif queue in tracked:
                 self.by_queue.pop(queue)  # everything is committed
 
-    def to_be_taken_over(self, has_ended: Callable[[Reader], bool], now: float) -> set[Queue]:
+    def queues_awaiting_reader(self, has_ended: Callable[[ReaderProcess], bool], now: float) -> set[Queue]:
         """Return the queues whose reader ended lately, and whose next reader has not reported where it began.
 
         Queues that no reader has taken over for KEPT_SECONDS are forgotten.
         """
         ended = {reader for reader in {entry.reader for entry in self.by_queue.values()} if has_ended(reader)}
         waiting = {queue: entry for queue, entry in self.by_queue.items() if entry.cause or entry.reader in ended}
-        for queue in [queue for queue, entry in waiting.items() if now - entry.at > KEPT_SECONDS]:
+        for queue in [queue for queue, entry in waiting.items() if now - entry.reported_at > FORGET_AFTER_SECONDS]:
             del self.by_queue[queue], waiting[queue]
-        return {queue for queue, entry in waiting.items() if now - entry.at <= URGENT_SECONDS}
+        return {queue for queue, entry in waiting.items() if now - entry.reported_at <= FREQUENT_POLL_SECONDS}
 
     def clear(self) -> None:
         """Forget everything: this operator became the leader, or the group was replaced."""

@@ -5,21 +5,22 @@ from typing import Literal, get_args
 import msgspec
 from msgspec import Struct
 
-from rota.documents import SCHEMA, Generation, Whole
+from rota.documents import ASSIGNMENT_SCHEMA, Generation, NonNegativeInt
 from rota.model import Queue
-from rota.ranges import MOST_PLACES, check, from_ranges, places_in
+from rota.ranges import MAX_TOPIC_BROKER_PAIRS, check_ranges, count_topic_broker_pairs, from_ranges
 
-UNCHECKED_BYTES = 64 * 1024  # up to this size, the parts of a report are not checked before decoding
-MOST_PART_BYTES = {
+MAX_UNCHECKED_BYTES = 64 * 1024  # up to this size, the parts of a report are not checked before decoding
+MAX_PART_BYTES = {
     "held": 2 * 2**20,
     "releasing": 2 * 2**20,
     "brokers": 2**17,
     "troubles": 2**18,
     "uncommitted": 2**18,
 }
-LONGEST_NUMBER = 12  # digits of a process's number
-MOST_FIELD_BYTES = 4096  # of each other field of a report
-MOST_UNCOMMITTED = 400  # entries in a report: less than their limit, however long the names of topics and brokers are
+MAX_INCARNATION_DIGITS = 12  # digits of a process's number
+MAX_FIELD_BYTES = 4096  # of each other field of a report
+# Entries in a report: less than their limit, however long the names of topics and brokers are.
+MAX_UNCOMMITTED_ENTRIES = 400
 
 
 class ReportTooLargeError(ValueError):
@@ -58,9 +59,9 @@ class Uncommitted(Struct, frozen=True, omit_defaults=True):
 
     topic: str
     broker: str
-    id: Whole
-    given: Whole  # the highest offset that the app was given
-    start: Whole | None = None  # the offset at which the member began to read the queue
+    id: NonNegativeInt
+    given: NonNegativeInt  # the highest offset that the app was given
+    start: NonNegativeInt | None = None  # the offset at which the member began to read the queue
 
 
 class Report(Struct, frozen=True, kw_only=True, weakref=True):
@@ -86,18 +87,22 @@ class Report(Struct, frozen=True, kw_only=True, weakref=True):
     incarnation: str = ""  # of the sidecar's process: changes with a restart; usually a number, see `process`
 
     @property
-    def working(self) -> frozenset[Queue]:
+    def active_queues(self) -> frozenset[Queue]:
         """Every queue that the member may still deliver from or commit for; each access walks over all of them."""
         return frozenset([*from_ranges(self.held), *from_ranges(self.releasing)])
 
     @property
-    def process(self) -> int:
+    def incarnation_number(self) -> int:
         """The number of the process, 1 for its pod's first; 0: it has none. Earlier versions report a random text."""
-        is_number = self.reads >= SCHEMA and self.incarnation.isdecimal() and len(self.incarnation) <= LONGEST_NUMBER
+        is_number = (
+            self.reads >= ASSIGNMENT_SCHEMA
+            and self.incarnation.isdecimal()
+            and len(self.incarnation) <= MAX_INCARNATION_DIGITS
+        )
         return int(self.incarnation) if is_number else 0
 
     @property
-    def drained(self) -> bool:
+    def is_drained(self) -> bool:
         """Whether the member has released everything for good."""
         return self.final and self.state == "drained"
 
@@ -131,22 +136,22 @@ class _ReportParts(Struct, omit_defaults=True):
     incarnation: msgspec.Raw = msgspec.Raw(b"")
 
 
-def _with_checked_parts(text: bytes | str) -> bytes | str:
+def _check_part_sizes(text: bytes | str) -> bytes | str:
     """Return a report whose parts are within their limits, or raise ValueError; decoding takes 20 times their memory.
 
     A large report is returned with each key once: of duplicate keys, only the last one was checked.
     """
-    if len(text) <= UNCHECKED_BYTES:
+    if len(text) <= MAX_UNCHECKED_BYTES:
         return text
     parts = msgspec.json.decode(text, type=_ReportParts)
     for name in parts.__struct_fields__:
-        limit = MOST_PART_BYTES.get(name, MOST_FIELD_BYTES)
+        limit = MAX_PART_BYTES.get(name, MAX_FIELD_BYTES)
         if (size := len(bytes(getattr(parts, name)))) > limit:
             raise ReportTooLargeError(f"{name} takes {size:,} bytes, and {limit:,} are the most")
     return msgspec.json.encode(parts)
 
 
-def _with_known_states(report: Report) -> Report:
+def _drop_unknown_states(report: Report) -> Report:
     """Return the report without unknown states of queues: a hostile pod may send thousands of them."""
     if report.states.keys() <= _QUEUE_STATES:
         return report
@@ -154,16 +159,16 @@ def _with_known_states(report: Report) -> Report:
     return msgspec.structs.replace(report, states=states)
 
 
-def read_report(text: bytes | str) -> Report:
+def decode_report(text: bytes | str) -> Report:
     """Read a report; raise ValueError with a sentence if it is invalid. Fields of later versions are ignored."""
     try:
-        report = _with_known_states(msgspec.json.decode(_with_checked_parts(text), type=Report))
-        check(report.held, report.releasing)
+        report = _drop_unknown_states(msgspec.json.decode(_check_part_sizes(text), type=Report))
+        check_ranges(report.held, report.releasing)
     except ReportTooLargeError as error:
         raise ReportTooLargeError(f"The report cannot be read: {error}") from None
     except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         raise ValueError(f"The report cannot be read: {error}") from None
-    if (places := places_in(report.held, report.releasing)) > MOST_PLACES:
+    if (places := count_topic_broker_pairs(report.held, report.releasing)) > MAX_TOPIC_BROKER_PAIRS:
         problem = f"The report names {places:,} pairs of topic and broker"
-        raise ReportTooLargeError(f"{problem}; {MOST_PLACES:,} are the most")
+        raise ReportTooLargeError(f"{problem}; {MAX_TOPIC_BROKER_PAIRS:,} are the most")
     return report

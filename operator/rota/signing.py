@@ -11,22 +11,22 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 SIGNATURE_HEADER: Final = "Rota-Signature"
-NONCE: Final = "nonce"  # the parameter of a request for a report
+NONCE_PARAMETER: Final = "nonce"  # the parameter of a request for a report
 KEY_BYTES: Final = 32
 NONCE_BYTES: Final = 16
 
-_GROUP = b"rota/group-key/1"
-_FINGERPRINT = b"rota/fingerprint/1"
-_REQUEST = b"rota/request/1"
-_REPORT = b"rota/report/1"
+_GROUP_KEY_PREFIX = b"rota/group-key/1"
+_FINGERPRINT_PREFIX = b"rota/fingerprint/1"
+_REQUEST_PREFIX = b"rota/request/1"
+_REPORT_PREFIX = b"rota/report/1"
 
 
-def group_key(operator_key: bytes, group_uid: str) -> bytes:
+def derive_group_key(operator_key: bytes, group_uid: str) -> bytes:
     """Return the key that the members of a group share with the operator."""
-    return _hmac(operator_key, _GROUP, group_uid.encode())
+    return _hmac(operator_key, _GROUP_KEY_PREFIX, group_uid.encode())
 
 
-class Request(NamedTuple):
+class SignedRequest(NamedTuple):
     """The parts of a request that its signature covers."""
 
     method: str
@@ -37,10 +37,10 @@ class Request(NamedTuple):
 
 def fingerprint(key: bytes) -> str:
     """Return a short identifier from which the key cannot be derived."""
-    return _hmac(key, _FINGERPRINT).hex()[:16]
+    return _hmac(key, _FINGERPRINT_PREFIX).hex()[:16]
 
 
-def sign_request(keys: Iterable[bytes], request: Request) -> str:
+def sign_request(keys: Iterable[bytes], request: SignedRequest) -> str:
     """Return the signature header of a request: a signature with each key, the current one first.
 
     Replaying it to the same pod has no effect: reports are reads, and a final drain is idempotent.
@@ -48,24 +48,24 @@ def sign_request(keys: Iterable[bytes], request: Request) -> str:
     return ",".join(_request_signature(key, request) for key in keys)
 
 
-def is_request_signed(keys: Iterable[bytes], header: str, request: Request) -> bool:
+def is_request_signed(keys: Iterable[bytes], header: str, request: SignedRequest) -> bool:
     """Whether one of the signatures in the header was made with one of these keys."""
-    return _matches(header.split(",", 2)[:2], [_request_signature(key, request) for key in keys])
+    return _any_matches(header.split(",", 2)[:2], [_request_signature(key, request) for key in keys])
 
 
 def sign_report(key: bytes, nonce: str, report: bytes) -> str:
     """Return the signature of a report; the nonce is that of the request which it answers."""
-    return _hmac(key, _REPORT, nonce.encode(), report).hex()
+    return _hmac(key, _REPORT_PREFIX, nonce.encode(), report).hex()
 
 
 def is_report_signed(keys: Sequence[bytes], signature: str, nonce: str, report: bytes) -> bool:
     """Whether the report was signed with one of these keys, as the answer to the request with that nonce."""
-    return _matches([signature], [sign_report(key, nonce, report) for key in keys])
+    return _any_matches([signature], [sign_report(key, nonce, report) for key in keys])
 
 
-def _request_signature(key: bytes, request: Request) -> str:
+def _request_signature(key: bytes, request: SignedRequest) -> str:
     parts = (request.method.encode(), request.target.encode(), request.body, request.pod_uid.encode())
-    return _hmac(key, _REQUEST, *parts).hex()
+    return _hmac(key, _REQUEST_PREFIX, *parts).hex()
 
 
 def _hmac(key: bytes, *parts: bytes) -> bytes:
@@ -77,7 +77,7 @@ def _hmac(key: bytes, *parts: bytes) -> bytes:
     return signed.digest()
 
 
-def _matches(signatures: Iterable[str], expected: Sequence[str]) -> bool:
+def _any_matches(signatures: Iterable[str], expected: Sequence[str]) -> bool:
     """Compare in constant time; text that is not ASCII is no signature."""
     candidates = [signature.strip() for signature in signatures if signature.isascii()]
     return any(hmac.compare_digest(candidate, valid) for candidate in candidates for valid in expected)

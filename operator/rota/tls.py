@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import NamedTuple
 
-_CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----[\x00-\x7f]*?-----END CERTIFICATE-----")
+_CERTIFICATE_PATTERN = re.compile(r"-----BEGIN CERTIFICATE-----[\x00-\x7f]*?-----END CERTIFICATE-----")
 
 # Tags of ASN.1 in a certificate (RFC 5280).
 _VERSION_TAG = 0xA0  # of the optional field before the serial number
@@ -49,7 +49,7 @@ class _Element(NamedTuple):
 
 def certificate_validity(pair: KeyPair) -> Validity | None:
     """Return when the certificate itself is valid; None if that cannot be read."""
-    match = _CERTIFICATE.search(pair.certificate)
+    match = _CERTIFICATE_PATTERN.search(pair.certificate)
     try:
         return _read_validity(ssl.PEM_cert_to_DER_cert(match[0])) if match else None
     except (ValueError, IndexError):
@@ -92,11 +92,11 @@ def _read_time(der: bytes, element: _Element) -> float:
 
 def certificate_digest(pair: KeyPair) -> str:
     """Return the SHA-256 of the certificate itself, in hexadecimal; its authorities' certificates do not count."""
-    match = _CERTIFICATE.search(pair.certificate)
+    match = _CERTIFICATE_PATTERN.search(pair.certificate)
     return hashlib.sha256(ssl.PEM_cert_to_DER_cert(match[0])).hexdigest() if match else ""
 
 
-def mounted_version(folder: Path) -> Path:
+def resolve_mounted_folder(folder: Path) -> Path:
     """Return the folder with one consistent version of a mounted Secret's files: the kubelet swaps a link to it."""
     link = folder / "..data"
     return link.resolve() if link.is_symlink() else folder
@@ -104,16 +104,16 @@ def mounted_version(folder: Path) -> Path:
 
 def read_key_pair(folder: Path) -> KeyPair:
     """Read a mounted Secret of type kubernetes.io/tls; raise OSError or UnicodeDecodeError if it cannot be read."""
-    version = mounted_version(folder)
+    version = resolve_mounted_folder(folder)
     return KeyPair((version / "tls.crt").read_text(), (version / "tls.key").read_text())
 
 
-def trusting(authorities: str) -> ssl.SSLContext:
+def client_context(authorities_pem: str) -> ssl.SSLContext:
     """Return a context that trusts only these certificates in PEM; raise ValueError if the text has none.
 
     Text around them is ignored, as OpenSSL does with files.
     """
-    certificates = "\n".join(_CERTIFICATE.findall(authorities))
+    certificates = "\n".join(_CERTIFICATE_PATTERN.findall(authorities_pem))
     if not certificates:
         raise ValueError("it has no certificate in PEM")
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

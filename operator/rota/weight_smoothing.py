@@ -7,7 +7,7 @@ from rota.model import Queue
 
 # Two measurements of a member's load may differ by NOISE of the root of its queues' squared weights, and by LEAST of
 # the mean load: more than a noise of 10 % causes, also where one member was given all queues that looked heavy.
-NOISE, LEAST = 0.3, 0.12
+NOISE_SHARE, MIN_CHANGE_SHARE = 0.3, 0.12
 
 Weights = Mapping[Queue, float]
 
@@ -29,5 +29,7 @@ def filter_noise(previous: Weights, current: Weights, owners: Mapping[Queue, str
         change[owner] = change.get(owner, 0.0) + weight - previous[queue] * total / formerly
         squares[owner] = squares.get(owner, 0.0) + weight * weight
     mean = total / (len(change.keys() - {""}) or 1)
-    clearly = any(abs(delta) > max(NOISE * sqrt(squares[owner]), LEAST * mean) for owner, delta in change.items())
+    clearly = any(
+        abs(delta) > max(NOISE_SHARE * sqrt(squares[owner]), MIN_CHANGE_SHARE * mean) for owner, delta in change.items()
+    )
     return current if clearly else previous

@@ -34,7 +34,9 @@ async def member(rocketmq: RocketMQ, cluster: AdminClient) -> AsyncIterator[Rock
         group=GROUP,
         client_id=CLIENT,
         subscriptions=[Subscription(topic=TOPIC, expression="red || blue")],
-        queues=lambda: {QUEUES[1]: ConsumedQueue(committed=7, buffered=2, bytes=3 * 2**20, locked=True)},
+        get_queues=lambda: {
+            QUEUES[1]: ConsumedQueue(committed_offset=7, buffered_messages=2, buffered_bytes=3 * 2**20, locked=True)
+        },
     )
     joined = RocketMQConsumer(ConnectionConfig([rocketmq.name_server]), wanted)
     await joined.join()
@@ -46,10 +48,10 @@ async def test_topic_can_be_created_changed_and_read(cluster: AdminClient) -> No
     await cluster.create_topic("grows", BROKER, 2)
     assert len(await cluster.queues("grows")) == 2
     await cluster.create_topic("grows", BROKER, 5, perm=2)
-    assert (await cluster.topic("grows", BROKER)).read_queue_nums == 5
+    assert (await cluster.topic_config("grows", BROKER)).read_queue_nums == 5
     assert await cluster.queues("grows") == (), "it may be written only"
     with pytest.raises(NotFoundError, match="GET_TOPIC_CONFIG of nope at broker-0"):
-        await cluster.topic("nope", BROKER)
+        await cluster.topic_config("nope", BROKER)
     with pytest.raises(RejectedError):
         await cluster.create_topic("not a name", BROKER, 1)
 
@@ -57,18 +59,18 @@ async def test_topic_can_be_created_changed_and_read(cluster: AdminClient) -> No
 async def test_settings_of_a_group_that_an_update_does_not_name_are_kept(cluster: AdminClient) -> None:
     await cluster.update_group("careful", BROKER, retryMaxTimes=3)
     await cluster.update_group("careful", BROKER, consumeEnable=False)
-    assert await cluster.settings("careful", BROKER) == (False, True, 1, 3)
-    told: Mapping[str, object] = await cluster.group("careful", BROKER)
+    assert await cluster.group_settings("careful", BROKER) == (False, True, 1, 3)
+    told: Mapping[str, object] = await cluster.group_config("careful", BROKER)
     assert told["groupName"] == "careful"
     assert told["retryMaxTimes"] == 3
 
 
 async def test_settings_update_of_a_group_keeps_its_attributes(cluster: AdminClient) -> None:
     await cluster.update_group("marked", BROKER, attributes={"+priority.factor": "5"})
-    before = (await cluster.group("marked", BROKER))["attributes"]
+    before = (await cluster.group_config("marked", BROKER))["attributes"]
     assert before
     await cluster.update_group("marked", BROKER, retryMaxTimes=3)
-    told = await cluster.group("marked", BROKER)
+    told = await cluster.group_config("marked", BROKER)
     assert (told["attributes"], told["retryMaxTimes"]) == (before, 3)
 
 
@@ -94,23 +96,23 @@ async def test_member_ids_are_listed_once_each(rocketmq: RocketMQ, cluster: Admi
     again = RocketMQConsumer(ConnectionConfig([rocketmq.name_server]), wanted)
     await again.join()
     assert await cluster.client_ids(GROUP, BROKER) == (CLIENT,)
-    assert [it.id for it in await cluster.clients(GROUP, BROKER)] == [CLIENT, CLIENT]
+    assert [it.client_id for it in await cluster.online_consumers(GROUP, BROKER)] == [CLIENT, CLIENT]
     assert await cluster.client_ids("deserted", BROKER) == ()
     await again.leave()
 
 
 @pytest.mark.usefixtures("member")
 async def test_broker_side_assignment_is_returned_for_pull_and_pop_mode(cluster: AdminClient) -> None:
-    assert await cluster.assignment(TOPIC, GROUP, CLIENT, BROKER) == QUEUES
-    assert await cluster.assignment(TOPIC, GROUP, CLIENT, BROKER, "No such strategy") is None
-    await cluster.consume_mode(TOPIC, GROUP, BROKER, "POP")
-    assert await cluster.assignment(TOPIC, GROUP, CLIENT, BROKER) == (Queue(TOPIC, BROKER, -1),)
-    await cluster.consume_mode(TOPIC, GROUP, BROKER, "PULL")
-    assert await cluster.assignment(TOPIC, GROUP, CLIENT, BROKER) == QUEUES
+    assert await cluster.query_assignment(TOPIC, GROUP, CLIENT, BROKER) == QUEUES
+    assert await cluster.query_assignment(TOPIC, GROUP, CLIENT, BROKER, "No such strategy") is None
+    await cluster.set_consume_mode(TOPIC, GROUP, BROKER, "POP")
+    assert await cluster.query_assignment(TOPIC, GROUP, CLIENT, BROKER) == (Queue(TOPIC, BROKER, -1),)
+    await cluster.set_consume_mode(TOPIC, GROUP, BROKER, "PULL")
+    assert await cluster.query_assignment(TOPIC, GROUP, CLIENT, BROKER) == QUEUES
 
 
 async def test_broker_settings_are_returned(cluster: AdminClient) -> None:
-    told = await cluster.broker_settings(BROKER)
+    told = await cluster.broker_config(BROKER)
     assert told["brokerName"] == BROKER
     assert told["enablePropertyFilter"] == "false"
 
@@ -120,17 +122,17 @@ async def test_offset_reset_is_pushed_to_a_member_if_the_broker_is_configured_so
 ) -> None:
     heard: asyncio.Queue[Mapping[Queue, int]] = asyncio.Queue()
     subscribed = [Subscription(topic=TOPIC)]
-    wanted = Membership(group="pushed", client_id=CLIENT, subscriptions=subscribed, on_reset=heard.put_nowait)
+    wanted = Membership(group="pushed", client_id=CLIENT, subscriptions=subscribed, on_offsets_reset=heard.put_nowait)
     listening = RocketMQConsumer(ConnectionConfig([rocketmq.name_server]), wanted)
-    await cluster.update_broker(BROKER, useServerSideResetOffset=False)
+    await cluster.update_broker_config(BROKER, useServerSideResetOffset=False)
     try:
         await listening.join()
         for queue in QUEUES:  # or it says that there is no such group
             await listening.commit(queue, 0)
         await cluster.send(TOPIC, b"something", queue=QUEUES[0])
-        found = await cluster.reset("pushed", TOPIC, BROKER, seconds=0)
+        found = await cluster.reset_offsets("pushed", TOPIC, BROKER, timestamp=0)
         assert set(found) == set(QUEUES)
         assert await asyncio.wait_for(heard.get(), PATIENCE_SECONDS) == found
     finally:
         await listening.leave()
-        await cluster.update_broker(BROKER, useServerSideResetOffset=True)
+        await cluster.update_broker_config(BROKER, useServerSideResetOffset=True)

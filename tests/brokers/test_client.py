@@ -17,7 +17,7 @@ from rota.brokers.rocketmq import routing as clients
 from rota.brokers.rocketmq.admin import AdminClient
 from rota.brokers.rocketmq.consumer import RocketMQConsumer
 from rota.brokers.rocketmq.routing import ConnectionConfig, RoutingClient
-from rota.brokers.rocketmq.transport.connection_pool import Connections
+from rota.brokers.rocketmq.transport.connection_pool import ConnectionPool
 from rota.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
 from rota.brokers.rocketmq.wire.frames import Frame, encode
 from rota.model import Queue
@@ -49,7 +49,7 @@ class BrokerNetwork:
         return made
 
     def client(self, *name_servers: Server) -> RoutingClient:
-        made = RoutingClient(ConnectionConfig([it.address for it in name_servers]), serve=lambda _: None)
+        made = RoutingClient(ConnectionConfig([it.address for it in name_servers]), handle_request=lambda _: None)
         self._stack.callback(made.close)
         return made
 
@@ -70,7 +70,7 @@ async def world() -> AsyncIterator[BrokerNetwork]:
 @pytest.fixture
 def endless_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no call end by its own time-out: a caller that waits for a silent server waits until the test fails."""
-    for call in (Connections.ask, RoutingClient.ask, RoutingClient.get):
+    for call in (ConnectionPool.call, RoutingClient.call, RoutingClient.call_or_raise):
         monkeypatch.setattr(call, "__defaults__", (3600.0,))
 
 
@@ -100,7 +100,7 @@ async def test_name_server_that_lists_only_some_brokers_does_not_make_a_topic_un
     b = world.names.brokers.pop("b")
     with pytest.raises(UnreachableError, match="No name server knows all brokers yet"):
         await cluster.queues("orders")
-    assert await cluster._client.address("b") == b[0]
+    assert await cluster._client.master_address("b") == b[0]
     world.names.brokers["b"] = b
     assert await cluster.queues("orders") == (B,)
     world.names.topics.clear()
@@ -217,42 +217,42 @@ async def test_broker_master_missing_from_the_name_server_is_still_used(world: B
     master.writers[0].write(
         an_answer(held[0], code=ResponseCode.PULL_NOT_FOUND, nextBeginOffset=0, minOffset=0, maxOffset=0)
     )
-    assert (await pulling).next == 0
+    assert (await pulling).next_offset == 0
 
 
 async def test_broker_master_that_is_down_is_looked_up_until_it_is_back(
     world: BrokerNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clients, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(clients, "LOOKUP_INTERVAL_SECONDS", 0.0)
     slave = await world.start(a_broker)
     world.names.brokers["a"] = {1: slave.address}
     world.names.topics["orders"]["a"] = 1
     cluster = world.cluster(await world.start(world.names))
     await cluster.queues("orders")
     with pytest.raises(UnreachableError, match="has no replica 0 at present"):
-        await cluster.settings("shop", "a")
+        await cluster.group_settings("shop", "a")
     await world.broker("a")
-    assert (await cluster.settings("shop", "a")).enabled
+    assert (await cluster.group_settings("shop", "a")).consume_enabled
 
 
 async def test_broker_removed_for_good_is_forgotten(world: BrokerNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remembered, "FORGET_SECONDS", 0.05)
+    monkeypatch.setattr(remembered, "EVICT_UNLISTED_SECONDS", 0.05)
     await world.broker("a")
     b = await world.broker("b")
     client = world.client(await world.start(world.names))
     await client.refresh(["orders"])
-    await client.ask("b", Frame(code=RequestCode.GET_BROKER_CONFIG))
+    await client.call("b", Frame(code=RequestCode.GET_BROKER_CONFIG))
     kept, topics = world.names.brokers, world.names.topics
     world.names.brokers, world.names.topics = {}, {}
-    await client.brokers()  # nobody at all: it has just started
+    await client.fetch_brokers()  # nobody at all: it has just started
     world.names.brokers, world.names.topics = {"a": kept["a"]}, topics
 
     async def forgotten() -> bool:
         await client.refresh(["orders"])
-        return [*client.hosts] == ["a"]
+        return [*client.topic_broker_addresses] == ["a"]
 
     await client.refresh(["orders"])
-    assert [*client.hosts] == ["a", "b"]
+    assert [*client.topic_broker_addresses] == ["a", "b"]
     await soon(forgotten)
     await until(lambda: b.ended == [1])
 
@@ -260,11 +260,11 @@ async def test_broker_removed_for_good_is_forgotten(world: BrokerNetwork, monkey
 async def test_connection_to_the_old_address_of_a_moved_broker_is_closed(world: BrokerNetwork) -> None:
     old = await world.broker("a")
     cluster = world.cluster(await world.start(world.names))
-    await cluster.settings("shop", "a")
+    await cluster.group_settings("shop", "a")
     new = await world.broker("a")
-    await cluster.brokers()
+    await cluster.broker_names()
     await until(lambda: old.ended == [1])
-    await cluster.settings("shop", "a")
+    await cluster.group_settings("shop", "a")
     assert new.connections == 1
 
 
@@ -274,27 +274,27 @@ async def test_connection_to_the_old_address_of_a_moved_broker_is_closed(world: 
 async def test_request_that_must_run_once_is_not_repeated_at_a_moved_broker(
     world: BrokerNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clients, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(clients, "LOOKUP_INTERVAL_SECONDS", 0.0)
     old = await world.broker("a", lambda _: None)
     cluster = world.cluster(await world.start(world.names))
     await cluster.queues("orders")
     new = await world.broker("a")
     with pytest.raises(UnreachableError, match="the other side closed it"):
-        await cluster._client.ask("a", Frame(code=RequestCode.SEND_MESSAGE_V2))
+        await cluster._client.call("a", Frame(code=RequestCode.SEND_MESSAGE_V2))
     assert (old.codes(), new.codes()) == ([RequestCode.SEND_MESSAGE_V2], [])
-    await cluster._client.ask("a", Frame(code=RequestCode.SEND_MESSAGE_V2))
+    await cluster._client.call("a", Frame(code=RequestCode.SEND_MESSAGE_V2))
     assert new.codes() == [RequestCode.SEND_MESSAGE_V2]
 
 
 async def test_request_that_is_idempotent_is_repeated_at_a_moved_broker(
     world: BrokerNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clients, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(clients, "LOOKUP_INTERVAL_SECONDS", 0.0)
     await world.broker("a", lambda _: None)
     cluster = world.cluster(await world.start(world.names))
     await cluster.queues("orders")
     await world.broker("a")
-    assert (await cluster.settings("shop", "a")).enabled
+    assert (await cluster.group_settings("shop", "a")).consume_enabled
 
 
 @pytest.mark.usefixtures("endless_calls")
@@ -303,11 +303,11 @@ async def test_request_that_fails_does_not_wait_long_for_silent_name_servers(wor
     servers = [await world.start(lambda it: world.names(it) if speaks[0] else b"") for _ in range(4)]
     await world.broker("a", silent)
     client = world.client(*servers)
-    await client.route("orders")
+    await client.fetch_route("orders")
     speaks[0] = False
     async with asyncio.timeout(PATIENCE_SECONDS):
         with pytest.raises(UnreachableError, match=r"did not answer within 0\.2 s"):
-            await client.ask("a", Frame(code=RequestCode.GET_BROKER_CONFIG), 0.2)
+            await client.call("a", Frame(code=RequestCode.GET_BROKER_CONFIG), 0.2)
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,11 @@ async def test_response_with_an_unreadable_offset_table_is_malformed(world: Brok
     row = b'{"brokerOffset":1,"consumerOffset":1,"minOffset":1,"maxOffset":1,"lastTimestamp":N,"lastUpdateTimestamp":N}'
     await world.broker("a", lambda it: an_answer(it, table.replace(b"%b", row.replace(b"N", beyond))))
     cluster = world.cluster(await world.start(world.names))
-    for call in (cluster.progress("shop", "a"), cluster.ends("orders", "a"), cluster.reset("shop", "orders", "a")):
+    for call in (
+        cluster.group_offsets("shop", "a"),
+        cluster.offset_ranges("orders", "a"),
+        cluster.reset_offsets("shop", "orders", "a"),
+    ):
         with pytest.raises(MalformedResponseError):
             await call
 
@@ -366,7 +370,7 @@ async def test_filter_rejected_by_one_broker_is_reported_though_another_is_silen
     await world.broker("a", silent)
     await world.broker("b", lambda it: an_answer(it, code=ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark="no SQL92"))
     with pytest.raises(RejectedError, match="no SQL92"):
-        await world.member(await world.start(world.names), sql="a > 1").check()
+        await world.member(await world.start(world.names), sql="a > 1").check_subscriptions()
 
 
 # Pulls.
@@ -394,13 +398,13 @@ async def test_offset_0_of_a_deleted_topic_is_not_believed(
     await world.broker("a", zero)
     names = await world.start(world.names)
     member = world.member(names)
-    assert (await member.last(A), await member.committed(A)) == (0, None)
+    assert (await member.max_offset(A), await member.committed_offset(A)) == (0, None)
     asked = len(names.heard)
-    assert (await member.last(A), await member.first(A)) == (0, 0)
+    assert (await member.max_offset(A), await member.min_offset(A)) == (0, 0)
     assert len(names.heard) == asked, "the route is young"
-    monkeypatch.setattr(clients, "DOUBT_SECONDS", 0.0)
+    monkeypatch.setattr(clients, "ROUTE_TRUST_SECONDS", 0.0)
     world.names.topics.clear()
-    for call in (member.last(A), member.first(A), member.at(A, 1.0), member.committed(A)):
+    for call in (member.max_offset(A), member.min_offset(A), member.offset_at_time(A, 1.0), member.committed_offset(A)):
         with pytest.raises(NotFoundError):
             await call
 
@@ -408,17 +412,17 @@ async def test_offset_0_of_a_deleted_topic_is_not_believed(
 async def test_offset_0_is_believed_unless_a_name_server_contradicts(
     world: BrokerNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clients, "DOUBT_SECONDS", 0.0)
+    monkeypatch.setattr(clients, "ROUTE_TRUST_SECONDS", 0.0)
     await world.broker("a", lambda it: an_answer(it, offset=0))
     await world.broker("b")
     names = await world.start(world.names)
     member = world.member(names)
-    assert await member.last(A) == 0
+    assert await member.max_offset(A) == 0
     names.say = silent
-    assert await member.last(A) == 0
+    assert await member.max_offset(A) == 0
     names.say = world.names
     world.names.brokers.pop("a")
-    assert await member.last(A) == 0, "who has lost sight of a broker knows nothing of its queues"
+    assert await member.max_offset(A) == 0, "who has lost sight of a broker knows nothing of its queues"
 
 
 # Being there.
@@ -472,7 +476,7 @@ async def test_heartbeat_is_sent_on_each_new_connection_though_another_broker_is
 
 
 async def test_heartbeat_that_is_rejected_is_sent_again(world: BrokerNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeat, "AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(heartbeat, "RETRY_SECONDS", 0.01)
     a = await world.broker(
         "a", lambda it: a_broker(it) if it.code != RequestCode.HEART_BEAT or beats(a) > 2 else an_answer(it, code=2)
     )
@@ -573,7 +577,7 @@ async def test_request_from_a_broker_about_another_group_is_rejected(world: Brok
     name = "consumerGroup" if code == RequestCode.GET_CONSUMER_RUNNING_INFO else "group"
 
     def say(frame: Frame) -> bytes:
-        if frame.answers:
+        if frame.is_response:
             return b""
         asked = [
             encode(Frame(code=code, opaque=number, fields={name: group})) for number, group in enumerate(("shop", "x"))
@@ -585,7 +589,7 @@ async def test_request_from_a_broker_about_another_group_is_rejected(world: Brok
     await member._client.refresh(["orders"])
     await member.commit(A, 1)
     await until(lambda: len(a.heard) == 3)
-    assert {it.opaque: it.code for it in a.heard if it.answers} == {
+    assert {it.opaque: it.code for it in a.heard if it.is_response} == {
         0: ResponseCode.SUCCESS,
         1: ResponseCode.SYSTEM_ERROR,
     }

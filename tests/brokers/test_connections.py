@@ -18,14 +18,14 @@ from ground.poll import soon
 from rota.brokers.errors import UnreachableError
 from rota.brokers.rocketmq.transport import connection as one
 from rota.brokers.rocketmq.transport import connection_pool as many
-from rota.brokers.rocketmq.transport.connection_pool import Connections
+from rota.brokers.rocketmq.transport.connection_pool import ConnectionPool
 from rota.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
 from rota.brokers.rocketmq.wire.frames import Decoder, Frame, encode
 
 
 @pytest.fixture
-async def connections() -> AsyncIterator[Connections]:
-    opened = Connections(lambda asked: asked.reply(ResponseCode.SUCCESS, b"ours"))
+async def connections() -> AsyncIterator[ConnectionPool]:
+    opened = ConnectionPool(lambda asked: asked.reply(ResponseCode.SUCCESS, b"ours"))
     yield opened
     opened.close()
 
@@ -38,7 +38,7 @@ def good(frame: Frame) -> bytes:
     return encode(frame.reply(ResponseCode.SUCCESS, frame.fields.get("name", "").encode()))
 
 
-async def test_response_order_may_differ_from_the_request_order(connections: Connections) -> None:
+async def test_response_order_may_differ_from_the_request_order(connections: ConnectionPool) -> None:
     waiting: list[Frame] = []
 
     def say(frame: Frame) -> bytes:
@@ -46,31 +46,33 @@ async def test_response_order_may_differ_from_the_request_order(connections: Con
         return b"".join(good(it) for it in reversed(waiting)) if len(waiting) == 3 else b""
 
     async with a_server(say) as server:
-        answers = await asyncio.gather(*(connections.ask(server.address, a_request(name)) for name in "123"))
+        answers = await asyncio.gather(*(connections.call(server.address, a_request(name)) for name in "123"))
         assert [answer.body for answer in answers] == [b"1", b"2", b"3"]
         assert server.connections == 1
 
 
 async def test_request_from_the_broker_is_not_taken_for_a_response_of_the_same_number(
-    connections: Connections,
+    connections: ConnectionPool,
 ) -> None:
     def say(frame: Frame) -> bytes:
-        if frame.answers:
+        if frame.is_response:
             return b""
         asked = Frame(code=RequestCode.GET_CONSUMER_RUNNING_INFO, opaque=frame.opaque)
-        return encode(asked) + encode(asked.unanswered()) + good(frame)
+        return encode(asked) + encode(asked.as_one_way()) + good(frame)
 
     async with a_server(say) as server:
-        assert (await connections.ask(server.address, a_request("mine"))).body == b"mine"
+        assert (await connections.call(server.address, a_request("mine"))).body == b"mine"
         await until(lambda: len(server.heard) > 1)
-        assert [it.body for it in server.heard if it.answers] == [b"ours"], "nobody waits for an answer to the other"
+        assert [it.body for it in server.heard if it.is_response] == [b"ours"], (
+            "nobody waits for an answer to the other"
+        )
 
 
-async def test_request_sent_one_way_awaits_no_response(connections: Connections) -> None:
+async def test_request_sent_one_way_awaits_no_response(connections: ConnectionPool) -> None:
     async with a_server(good) as server:
-        await connections.tell(server.address, a_request("told"))
-        assert (await connections.ask(server.address, a_request("asked"))).body == b"asked"
-        assert [it.one_way for it in server.heard] == [True, False]
+        await connections.send_one_way(server.address, a_request("told"))
+        assert (await connections.call(server.address, a_request("asked"))).body == b"asked"
+        assert [it.is_one_way for it in server.heard] == [True, False]
         assert server.connections == 1
 
 
@@ -86,7 +88,7 @@ async def test_connection_attempt_that_is_cancelled_at_any_moment_leaves_no_sock
     gc.collect()  # pytest fails a test that leaves a socket open
 
 
-async def test_request_timeout_fails_only_that_request_and_keeps_the_connection(connections: Connections) -> None:
+async def test_request_timeout_fails_only_that_request_and_keeps_the_connection(connections: ConnectionPool) -> None:
     held: list[Frame] = []
 
     def say(frame: Frame) -> bytes:
@@ -97,8 +99,8 @@ async def test_request_timeout_fails_only_that_request_and_keeps_the_connection(
 
     async with a_server(say) as server:
         with pytest.raises(UnreachableError, match=r"did not answer within 0\.05 s"):
-            await connections.ask(server.address, a_request("slow"), 0.05)
-        assert (await connections.ask(server.address, a_request("quick"))).body == b"quick"
+            await connections.call(server.address, a_request("slow"), 0.05)
+        assert (await connections.call(server.address, a_request("quick"))).body == b"quick"
         assert server.connections == 1
 
 
@@ -108,31 +110,31 @@ async def test_request_timeout_fails_only_that_request_and_keeps_the_connection(
     ids=["HTTP", "oversized", "no JSON"],
 )
 async def test_frame_that_is_malformed_closes_the_connection_and_fails_pending_requests(
-    connections: Connections, said: bytes
+    connections: ConnectionPool, said: bytes
 ) -> None:
     async with a_server(lambda frame: said if frame.fields["name"] == "last" else b"") as server:
-        asked = [connections.ask(server.address, a_request(name)) for name in ("first", "last")]
+        asked = [connections.call(server.address, a_request(name)) for name in ("first", "last")]
         for found in await asyncio.gather(*asked, return_exceptions=True):
             assert isinstance(found, UnreachableError)
             assert "closed the connection: A frame" in str(found)
 
 
-async def test_connection_that_breaks_fails_the_pending_request_and_is_reopened(connections: Connections) -> None:
+async def test_connection_that_breaks_fails_the_pending_request_and_is_reopened(connections: ConnectionPool) -> None:
     async with a_server(lambda frame: None if frame.fields["name"] == "bad" else good(frame)) as server:
-        await connections.ask(server.address, a_request("good"))
+        await connections.call(server.address, a_request("good"))
         with pytest.raises(UnreachableError, match="closed the connection"):
-            await connections.ask(server.address, a_request("bad"), 60)
-        assert (await connections.ask(server.address, a_request("good"))).body == b"good"
+            await connections.call(server.address, a_request("bad"), 60)
+        assert (await connections.call(server.address, a_request("good"))).body == b"good"
         assert server.connections == 2
 
 
-async def test_connection_is_replaced_after_go_away_and_the_request_repeated(connections: Connections) -> None:
+async def test_connection_is_replaced_after_go_away_and_the_request_repeated(connections: ConnectionPool) -> None:
     def say(frame: Frame) -> bytes:
         away = encode(frame.reply(ResponseCode.GO_AWAY, remark="closing"))
         return away if len(server.heard) == 1 else good(frame)
 
     async with a_server(say) as server:
-        assert (await connections.ask(server.address, a_request())).code == ResponseCode.SUCCESS
+        assert (await connections.call(server.address, a_request())).code == ResponseCode.SUCCESS
         assert server.connections == 2
 
 
@@ -171,13 +173,13 @@ async def test_tls_certificate_renewed_is_presented_next_and_the_former_connecti
             return b""
         return good(frame)
 
-    connections = Connections(lambda _: None, tls=lambda: certificates.client)
+    connections = ConnectionPool(lambda _: None, tls=lambda: certificates.client)
     async with a_server(say, certificates.server) as server:
-        slow = asyncio.create_task(connections.ask(server.address, a_request("slow"), 60))
+        slow = asyncio.create_task(connections.call(server.address, a_request("slow"), 60))
         await until(lambda: bool(pending))
         certificates.present("two")
         connections.renew()
-        assert (await connections.ask(server.address, a_request("quick"))).body == b"quick"
+        assert (await connections.call(server.address, a_request("quick"))).body == b"quick"
         assert server.presented == ["one", "two"]
         assert server.ended == [], "a request is pending there"
         server.writers[0].write(good(pending[0]))
@@ -200,9 +202,9 @@ async def test_tls_certificate_renewed_while_a_connection_opens_is_the_one_that_
             asyncio.get_running_loop().call_soon(pool.renew)
         return context
 
-    pool = Connections(lambda _: None, tls=present)
+    pool = ConnectionPool(lambda _: None, tls=present)
     async with a_server(good, certificates.server) as server:
-        assert (await pool.ask(server.address, a_request())).code == ResponseCode.SUCCESS
+        assert (await pool.call(server.address, a_request())).code == ResponseCode.SUCCESS
         await until(lambda: 1 in server.ended)
         assert server.presented == ["one", "two"]
         assert server.by == [2]
@@ -212,72 +214,72 @@ async def test_tls_certificate_renewed_while_a_connection_opens_is_the_one_that_
 async def test_tls_certificate_renewed_after_a_refused_one_is_tried_at_once(certificates: ClientCertificates) -> None:
     right = certificates.client
     certificates.client = ssl.create_default_context()  # it trusts another authority
-    connections = Connections(lambda _: None, tls=lambda: certificates.client)
+    connections = ConnectionPool(lambda _: None, tls=lambda: certificates.client)
     async with a_server(good, certificates.server) as server:
         with pytest.raises(UnreachableError, match="certificate"):
-            await connections.ask(server.address, a_request())
+            await connections.call(server.address, a_request())
         certificates.client = right
         with pytest.raises(UnreachableError, match="it is tried again soon"):
-            await connections.ask(server.address, a_request())
+            await connections.call(server.address, a_request())
         connections.renew()
-        assert (await connections.ask(server.address, a_request())).code == ResponseCode.SUCCESS
+        assert (await connections.call(server.address, a_request())).code == ResponseCode.SUCCESS
         connections.close()
 
 
-async def test_connection_to_a_silent_address_delays_no_other(connections: Connections) -> None:
+async def test_connection_to_a_silent_address_delays_no_other(connections: ConnectionPool) -> None:
     async with a_server(lambda _: b"") as still, a_server(good) as quick:
-        slow = asyncio.create_task(connections.ask(still.address, a_request(), 60))
-        assert (await connections.ask(quick.address, a_request())).code == ResponseCode.SUCCESS
+        slow = asyncio.create_task(connections.call(still.address, a_request(), 60))
+        assert (await connections.call(quick.address, a_request())).code == ResponseCode.SUCCESS
         assert not slow.done()
         connections.close()
         with pytest.raises(UnreachableError):
             await slow
 
 
-async def test_connection_that_is_refused_is_not_retried_at_once(connections: Connections) -> None:
+async def test_connection_that_is_refused_is_not_retried_at_once(connections: ConnectionPool) -> None:
     async with a_server(good) as server:
         address = server.address
     with pytest.raises(UnreachableError, match="cannot be reached"):
-        await connections.ask(address, a_request())
+        await connections.call(address, a_request())
     with pytest.raises(UnreachableError, match=r"cannot be reached.*; it is tried again soon"):
-        await connections.ask(address, a_request())
+        await connections.call(address, a_request())
 
 
 @pytest.mark.parametrize("address", ["nowhere", "127.0.0.1:port", ":", "127.0.0.1:99999", "no.such.host.invalid:1"])
-async def test_connection_error_names_the_invalid_address(connections: Connections, address: str) -> None:
+async def test_connection_error_names_the_invalid_address(connections: ConnectionPool, address: str) -> None:
     with pytest.raises(UnreachableError) as said:
-        await connections.ask(address, a_request())
+        await connections.call(address, a_request())
     assert address in str(said.value)
 
 
-async def test_connection_to_an_address_that_is_not_kept_is_closed(connections: Connections) -> None:
+async def test_connection_to_an_address_that_is_not_kept_is_closed(connections: ConnectionPool) -> None:
     async with a_server(good) as old, a_server(good) as new:
-        await connections.ask(old.address, a_request())
-        await connections.ask(new.address, a_request())
-        connections.keep([new.address])
-        await connections.ask(new.address, a_request())
-        await connections.ask(old.address, a_request())
+        await connections.call(old.address, a_request())
+        await connections.call(new.address, a_request())
+        connections.close_others([new.address])
+        await connections.call(new.address, a_request())
+        await connections.call(old.address, a_request())
         assert (old.connections, new.connections) == (2, 1)
 
 
-async def test_connection_opened_while_all_are_closed_does_not_stay(connections: Connections) -> None:
+async def test_connection_opened_while_all_are_closed_does_not_stay(connections: ConnectionPool) -> None:
     async with a_server(good) as server:
-        opening = asyncio.create_task(connections.ask(server.address, a_request()))
+        opening = asyncio.create_task(connections.call(server.address, a_request()))
         await asyncio.sleep(0)
         connections.close()
         with pytest.raises(UnreachableError, match="went out of use"):
             await opening
         with pytest.raises(UnreachableError, match="this client was closed"):
-            await connections.ask(server.address, a_request())
+            await connections.call(server.address, a_request())
 
 
-async def test_connection_is_shared_by_concurrent_requests(connections: Connections) -> None:
+async def test_connection_is_shared_by_concurrent_requests(connections: ConnectionPool) -> None:
     async with a_server(good) as server:
-        await asyncio.gather(*(connections.ask(server.address, a_request()) for _ in range(50)))
+        await asyncio.gather(*(connections.call(server.address, a_request()) for _ in range(50)))
         assert server.connections == 1
 
 
-async def test_frame_in_pieces_is_reassembled(connections: Connections) -> None:
+async def test_frame_in_pieces_is_reassembled(connections: ConnectionPool) -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         (frame,) = Decoder().feed(await reader.read(65536))
         for byte in good(frame):
@@ -288,34 +290,34 @@ async def test_frame_in_pieces_is_reassembled(connections: Connections) -> None:
 
     server = await asyncio.start_server(talk, "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()
-    assert (await connections.ask(f"{host}:{port}", a_request("whole"))).body == b"whole"
+    assert (await connections.call(f"{host}:{port}", a_request("whole"))).body == b"whole"
     connections.close()
     server.close()
 
 
-async def test_request_numbers_wrap_around_at_the_java_maximum(connections: Connections) -> None:
+async def test_request_numbers_wrap_around_at_the_java_maximum(connections: ConnectionPool) -> None:
     async with a_server(good) as server:
-        await connections.ask(server.address, a_request())
-        connections._places[server.address].connection._number = one.LAST_NUMBER - 1  # type: ignore[union-attr]
+        await connections.call(server.address, a_request())
+        connections._states[server.address].connection._last_opaque = one.MAX_OPAQUE - 1  # type: ignore[union-attr]
         for _ in range(2):
-            await connections.ask(server.address, a_request())
-        assert [it.opaque for it in server.heard] == [1, one.LAST_NUMBER, 1]
+            await connections.call(server.address, a_request())
+        assert [it.opaque for it in server.heard] == [1, one.MAX_OPAQUE, 1]
 
 
-async def test_response_before_malformed_bytes_is_accepted(connections: Connections) -> None:
+async def test_response_before_malformed_bytes_is_accepted(connections: ConnectionPool) -> None:
     async with a_server(lambda frame: good(frame) + b"HTTP/1.1 400 Bad Request") as server:
-        assert (await connections.ask(server.address, a_request("good"))).body == b"good"
-        assert (await connections.ask(server.address, a_request("again"))).body == b"again"
+        assert (await connections.call(server.address, a_request("good"))).body == b"good"
+        assert (await connections.call(server.address, a_request("again"))).body == b"again"
         assert server.connections == 2
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_frame_of_random_bytes_closes_the_connection_or_times_out(connections: Connections, seed: int) -> None:
+async def test_frame_of_random_bytes_closes_the_connection_or_times_out(connections: ConnectionPool, seed: int) -> None:
     chance = Random(f"{seed}/bytes")
     async with a_server(lambda _: chance.randbytes(chance.randint(1, 100))) as server:
         for _ in range(3):
             with pytest.raises(UnreachableError):
-                await connections.ask(server.address, a_request(), 0.05)
+                await connections.call(server.address, a_request(), 0.05)
 
 
 # Silence.
@@ -332,7 +334,7 @@ def a_wrong_length(frame: Frame) -> bytes:
 
 @pytest.mark.parametrize(("say", "limit"), [(silent, "SILENT"), (cut_off, "INSIDE"), (a_wrong_length, "INSIDE")])
 async def test_connection_that_yields_no_more_responses_is_replaced(
-    connections: Connections, monkeypatch: pytest.MonkeyPatch, say: Say, limit: str
+    connections: ConnectionPool, monkeypatch: pytest.MonkeyPatch, say: Say, limit: str
 ) -> None:
     monkeypatch.setattr(one, f"{limit}_SECONDS", 0.1)
 
@@ -342,13 +344,13 @@ async def test_connection_that_yields_no_more_responses_is_replaced(
         return good(frame) if say is not silent or server.by[-1] != 1 or len(server.heard) == 1 else b""
 
     async with a_server(spoilt) as server:
-        await connections.ask(server.address, a_request())
+        await connections.call(server.address, a_request())
         with pytest.raises(UnreachableError, match="did not answer"):
-            await connections.ask(server.address, a_request("spoil"), 0.02)
+            await connections.call(server.address, a_request("spoil"), 0.02)
 
         async def answered() -> bool:
             try:
-                return bool(await connections.ask(server.address, a_request(), 0.02))
+                return bool(await connections.call(server.address, a_request(), 0.02))
             except UnreachableError:
                 return False
 
@@ -357,31 +359,31 @@ async def test_connection_that_yields_no_more_responses_is_replaced(
 
 
 async def test_connection_is_kept_when_only_some_requests_are_unanswered(
-    connections: Connections, monkeypatch: pytest.MonkeyPatch
+    connections: ConnectionPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(one, "SILENT_SECONDS", 0.1)
 
     async with a_server(lambda frame: b"" if frame.fields["name"] == "slow" else good(frame)) as server:
         for _ in range(3):
             with pytest.raises(UnreachableError, match="did not answer"):
-                await connections.ask(server.address, a_request("slow"), 0.06)
-            await connections.ask(server.address, a_request("quick"))
+                await connections.call(server.address, a_request("slow"), 0.06)
+            await connections.call(server.address, a_request("quick"))
         assert server.connections == 1
 
 
 async def test_connection_closed_before_any_response_is_not_reopened_at_once(
-    connections: Connections, monkeypatch: pytest.MonkeyPatch
+    connections: ConnectionPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(many, "FIRST_PAUSE", 60.0)
+    monkeypatch.setattr(many, "MIN_BACKOFF_SECONDS", 60.0)
     async with a_server(lambda _: None) as server:
         with pytest.raises(UnreachableError, match="the other side closed it"):
-            await connections.ask(server.address, a_request())
+            await connections.call(server.address, a_request())
         with pytest.raises(UnreachableError, match="closed it; it is tried again soon"):
-            await connections.ask(server.address, a_request())
+            await connections.call(server.address, a_request())
         assert server.connections == 1
 
 
-async def test_connection_after_go_away_still_gets_pending_responses(connections: Connections) -> None:
+async def test_connection_after_go_away_still_gets_pending_responses(connections: ConnectionPool) -> None:
     held: list[Frame] = []
 
     def say(frame: Frame) -> bytes:
@@ -391,24 +393,24 @@ async def test_connection_after_go_away_still_gets_pending_responses(connections
         return good(frame) if server.connections > 1 else encode(frame.reply(ResponseCode.GO_AWAY))
 
     async with a_server(say) as server:
-        waiting = asyncio.create_task(connections.ask(server.address, a_request("held"), 60))
+        waiting = asyncio.create_task(connections.call(server.address, a_request("held"), 60))
         await until(lambda: bool(held))
-        assert (await connections.ask(server.address, a_request("new"))).body == b"new"
+        assert (await connections.call(server.address, a_request("new"))).body == b"new"
         assert not waiting.done()
         server.writers[0].write(good(held[0]))
         assert (await waiting).body == b"held"
         await until(lambda: server.ended == [1])
 
 
-async def test_connection_close_includes_those_after_go_away(connections: Connections) -> None:
+async def test_connection_close_includes_those_after_go_away(connections: ConnectionPool) -> None:
     def say(frame: Frame) -> bytes:
         if frame.fields["name"] == "held":
             return b""
         return good(frame) if server.connections > 1 else encode(frame.reply(ResponseCode.GO_AWAY))
 
     async with a_server(say) as server:
-        waiting = asyncio.create_task(connections.ask(server.address, a_request("held"), 60))
-        await connections.ask(server.address, a_request("new"))
+        waiting = asyncio.create_task(connections.call(server.address, a_request("held"), 60))
+        await connections.call(server.address, a_request("new"))
         connections.close()
         with pytest.raises(UnreachableError):
             await waiting
@@ -420,17 +422,17 @@ async def test_request_handler_error_is_returned_and_keeps_the_connection() -> N
         raise KeyError("a mistake of the caller's")
 
     def say(frame: Frame) -> bytes:
-        if frame.answers:
+        if frame.is_response:
             return b""
         asked = Frame(code=RequestCode.GET_CONSUMER_RUNNING_INFO, opaque=5)
-        return encode(asked) + encode(asked.unanswered()) + good(frame)
+        return encode(asked) + encode(asked.as_one_way()) + good(frame)
 
-    failing = Connections(fail)
+    failing = ConnectionPool(fail)
     async with a_server(say) as server:
-        assert (await failing.ask(server.address, a_request("mine"))).body == b"mine"
+        assert (await failing.call(server.address, a_request("mine"))).body == b"mine"
         await until(lambda: len(server.heard) > 1)
-        assert [(it.code, it.opaque) for it in server.heard if it.answers] == [(ResponseCode.SYSTEM_ERROR, 5)]
-        assert (await failing.ask(server.address, a_request("again"))).body == b"again"
+        assert [(it.code, it.opaque) for it in server.heard if it.is_response] == [(ResponseCode.SYSTEM_ERROR, 5)]
+        assert (await failing.call(server.address, a_request("again"))).body == b"again"
         assert server.connections == 1
     failing.close()
 
@@ -452,11 +454,11 @@ async def test_connection_stops_reading_requests_of_a_peer_that_reads_no_respons
 
     server = await asyncio.start_server(talk, "127.0.0.1", 0, limit=1024)
     host, port = server.sockets[0].getsockname()
-    generous = Connections(lambda asked: asked.reply(ResponseCode.SUCCESS, bytes(10_000)))
-    asking = asyncio.create_task(generous.ask(f"{host}:{port}", a_request(), 60))
+    generous = ConnectionPool(lambda asked: asked.reply(ResponseCode.SUCCESS, bytes(10_000)))
+    asking = asyncio.create_task(generous.call(f"{host}:{port}", a_request(), 60))
 
     def transport() -> asyncio.Transport | None:
-        place = generous._places.get(f"{host}:{port}")
+        place = generous._states.get(f"{host}:{port}")
         return place.connection._transport if place and place.connection else None
 
     await until(lambda: bool((opened := transport()) and not opened.is_reading()))
@@ -472,7 +474,7 @@ async def test_connection_stops_reading_requests_of_a_peer_that_reads_no_respons
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have one address of their own only")
 async def test_connection_to_a_name_with_a_dead_address_uses_the_other_address(
-    connections: Connections, monkeypatch: pytest.MonkeyPatch
+    connections: ConnectionPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with a_server(good) as server:
         port = int(server.address.rpartition(":")[2])
@@ -488,4 +490,4 @@ async def test_connection_to_a_name_with_a_dead_address_uses_the_other_address(
                 return [(*stream, (address, port)) for address in ("127.0.0.9", "127.0.0.1")]
 
             monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
-            assert (await connections.ask(f"name-server:{port}", a_request("through"))).body == b"through"
+            assert (await connections.call(f"name-server:{port}", a_request("through"))).body == b"through"

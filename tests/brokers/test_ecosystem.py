@@ -36,8 +36,10 @@ class Sharing:
             group=GROUP,
             client_id=CLIENT,
             subscriptions=[Subscription(topic=TOPIC)],
-            on_members=self._changed.set,
-            queues=lambda: {queue: ConsumedQueue(committed=offset) for queue, offset in self.offsets.items()},
+            on_members_changed=self._changed.set,
+            get_queues=lambda: {
+                queue: ConsumedQueue(committed_offset=offset) for queue, offset in self.offsets.items()
+            },
         )
         self.member = RocketMQConsumer(ConnectionConfig([rocketmq.name_server]), wanted)
 
@@ -49,7 +51,7 @@ class Sharing:
             while True:
                 for queue in await self._share():
                     if queue not in pulling:
-                        self.offsets[queue] = await self.member.committed(queue) or 0
+                        self.offsets[queue] = await self.member.committed_offset(queue) or 0
                         pulling[queue] = asyncio.create_task(self._pull(queue))
                 for queue in pulling.keys() - await self._share():
                     pulling.pop(queue).cancel()
@@ -62,16 +64,16 @@ class Sharing:
             await self.member.leave()
 
     async def _share(self) -> set[Queue]:
-        ids = [it.id for it in await self._cluster.clients(GROUP, BROKER)]
+        ids = [it.client_id for it in await self._cluster.online_consumers(GROUP, BROKER)]
         found = allocate("AVG", await self._cluster.queues(TOPIC), ids)
         return {Queue(*queue) for queue in found[CLIENT]}
 
     async def _pull(self, queue: Queue) -> None:
         while True:
-            found = await self.member.pull(queue, self.offsets[queue], wait=1)
+            found = await self.member.pull(queue, self.offsets[queue], wait_seconds=1)
             self.numbers += [int(it.body.split()[0]) for it in found.messages]
-            self.offsets[queue] = found.next
-            await self.member.commit(queue, found.next)
+            self.offsets[queue] = found.next_offset
+            await self.member.commit(queue, found.next_offset)
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +171,7 @@ async def test_heartbeat_reports_where_the_group_starts(
         group="starters",
         client_id=CLIENT,
         subscriptions=[Subscription("filtered")],
-        start_from=lambda: StartFrom(position=position),
+        get_start_from=lambda: StartFrom(position=position),
     )
     member = RocketMQConsumer(ConnectionConfig([rocketmq.name_server]), wanted)
     await member.join()
@@ -180,7 +182,7 @@ async def test_heartbeat_reports_where_the_group_starts(
 
 
 async def online(cluster: AdminClient, group: str) -> list[str]:
-    return [it.id for it in await cluster.clients(group, BROKER)]
+    return [it.client_id for it in await cluster.online_consumers(group, BROKER)]
 
 
 async def connections(rocketmq: RocketMQ, group: str) -> list[str]:
@@ -203,8 +205,8 @@ async def test_compression_by_a_java_producer_is_decompressed(
     member = RocketMQConsumer(ConnectionConfig([rocketmq.name_server]), wanted)
     (queue,) = await cluster.queues("packed")
     found = await member.pull(queue, 0)
-    assert [(it.body, it.tag, it.keys, it.damage) for it in found.messages] == [
+    assert [(it.body, it.tag, it.keys, it.body_error) for it in found.messages] == [
         (b"%d" % number + b" " * 19_999, "odd", str(number), "") for number in (0, 2)
     ]
-    assert found.next == 3
+    assert found.next_offset == 3
     await member.leave()

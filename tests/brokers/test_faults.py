@@ -37,7 +37,7 @@ def pair() -> Iterator[RocketMQ]:
 @pytest.fixture
 async def cluster(pair: RocketMQ) -> AsyncIterator[AdminClient]:
     opened = AdminClient(ConnectionConfig([pair.name_server]))
-    for broker in await opened.brokers():
+    for broker in await opened.broker_names():
         for group in (GROUP, KEEPERS):
             await opened.update_group(group, broker)
     yield opened
@@ -78,22 +78,22 @@ async def test_broker_failure_fails_held_pulls_and_the_broker_is_found_at_its_ne
     pair: RocketMQ, cluster: AdminClient
 ) -> None:
     async with a_member(pair.name_server, group=KEEPERS) as member:
-        end = await member.last(Q[0])
+        end = await member.max_offset(Q[0])
         await member.commit(Q[1], 5)
-        held = asyncio.create_task(member.pull(Q[0], end, wait=60))
+        held = asyncio.create_task(member.pull(Q[0], end, wait_seconds=60))
         await member.commit(Q[0], 3)  # on the same connection, so the pull is there before it
         pair.kill_broker(0)
         with pytest.raises(UnreachableError, match="closed the connection"):
             await asyncio.wait_for(held, PATIENCE_SECONDS)
         with pytest.raises(UnreachableError):  # and never: there is no offset
-            await member.committed(Q[0])
-        assert await member.last(Q[1]) == 0, "the other one goes on"
+            await member.committed_offset(Q[0])
+        assert await member.max_offset(Q[1]) == 0, "the other one goes on"
         await asyncio.to_thread(pair.start_broker, 0, a_free_port(pair.address))
-        assert (await eventually(lambda: member.pull(Q[0], end, wait=0))).next == end
-        online = await soon(lambda: eventually(lambda: cluster.clients(KEEPERS, "broker-0")))
-        assert [it.id for it in online] == [CLIENT], "it is known by its new connection at once"
-        assert await member.committed(Q[1]) == 5
-        stored = await eventually(lambda: member.committed(Q[0]))
+        assert (await eventually(lambda: member.pull(Q[0], end, wait_seconds=0))).next_offset == end
+        online = await soon(lambda: eventually(lambda: cluster.online_consumers(KEEPERS, "broker-0")))
+        assert [it.client_id for it in online] == [CLIENT], "it is known by its new connection at once"
+        assert await member.committed_offset(Q[1]) == 5
+        stored = await eventually(lambda: member.committed_offset(Q[0]))
         assert stored in {None, 3}, "what came last may be lost with the broker, and nothing else may stand there"
 
 
@@ -102,46 +102,46 @@ async def test_broker_that_freezes_during_a_pull_continues_at_the_same_offset(
     pair: RocketMQ, cluster: AdminClient
 ) -> None:
     async with a_member(pair.name_server) as member:
-        end = await member.last(Q[0])
+        end = await member.max_offset(Q[0])
         await member.commit(Q[0], end)
-        pulling = asyncio.create_task(member.pull(Q[0], end, wait=1))
-        await member.first(Q[0])  # on the same connection, so the pull is there before it
-        before = await cluster.clients(GROUP, "broker-0")
+        pulling = asyncio.create_task(member.pull(Q[0], end, wait_seconds=1))
+        await member.min_offset(Q[0])  # on the same connection, so the pull is there before it
+        before = await cluster.online_consumers(GROUP, "broker-0")
         pair.stop_broker(0)
         try:
             with pytest.raises(UnreachableError, match="did not answer within 11 s"):
                 await pulling
         finally:
             pair.continue_broker(0)
-        assert await eventually(lambda: member.committed(Q[0])) == end
+        assert await eventually(lambda: member.committed_offset(Q[0])) == end
         await cluster.send(TOPIC, b"after", queue=Q[0])
 
         async def arrived() -> bool:
-            found = await eventually(lambda: member.pull(Q[0], end, wait=0))
+            found = await eventually(lambda: member.pull(Q[0], end, wait_seconds=0))
             return [it.body for it in found.messages] == [b"after"]
 
         await soon(arrived)
-        assert await cluster.clients(GROUP, "broker-0") == before
-        assert await member.committed(Q[0]) == end
+        assert await cluster.online_consumers(GROUP, "broker-0") == before
+        assert await member.committed_offset(Q[0]) == end
 
 
 async def test_broker_that_is_frozen_delays_no_other_and_keeps_its_connections(
     pair: RocketMQ, cluster: AdminClient
 ) -> None:
     async with a_member(pair.name_server) as member:
-        first = await member.first(Q[0])
-        before = await cluster.clients(GROUP, "broker-0")
+        first = await member.min_offset(Q[0])
+        before = await cluster.online_consumers(GROUP, "broker-0")
         pair.stop_broker(0)
         try:
-            frozen = asyncio.create_task(member.committed(Q[0]))
-            assert await member.last(Q[1]) == 0
+            frozen = asyncio.create_task(member.committed_offset(Q[0]))
+            assert await member.max_offset(Q[1]) == 0
             assert not frozen.done()
             with pytest.raises(UnreachableError, match="did not answer within 3 s"):
                 await frozen
         finally:
             pair.continue_broker(0)
-        assert await eventually(lambda: member.first(Q[0])) == first
-        assert await cluster.clients(GROUP, "broker-0") == before
+        assert await eventually(lambda: member.min_offset(Q[0])) == first
+        assert await cluster.online_consumers(GROUP, "broker-0") == before
 
 
 @pytest.mark.slow("a real name server that is down, then empty")
@@ -149,13 +149,13 @@ async def test_name_server_outage_keeps_known_routes_and_an_empty_one_is_not_bel
     pair: RocketMQ, cluster: AdminClient
 ) -> None:
     async with a_member(pair.name_server) as member:
-        end = await member.last(Q[0])
+        end = await member.max_offset(Q[0])
         pair.stop_name_server()
         with pytest.raises(UnreachableError, match="No name server answers"):
             await cluster.queues(TOPIC)
-        assert (await member.pull(Q[0], end, wait=0)).messages == ()
+        assert (await member.pull(Q[0], end, wait_seconds=0)).messages == ()
         await member.commit(Q[0], end)
-        assert await member.committed(Q[0]) == end, "the next owner of a queue asks for it"
+        assert await member.committed_offset(Q[0]) == end, "the next owner of a queue asks for it"
         await asyncio.to_thread(pair.start_name_server)
         found = await eventually(lambda: cluster.queues(TOPIC))  # it begins empty; that is never taken for no topic
         assert {queue.topic for queue in found} == {TOPIC}
@@ -181,9 +181,9 @@ async def test_name_server_that_is_down_silent_or_another_service_is_skipped(pai
     gone = f"127.0.0.1:{a_free_port('127.0.0.1')}"
     addresses = [gone, *(f"127.0.0.1:{server.sockets[0].getsockname()[1]}" for server in (other, slow))]
     async with a_member(*addresses, pair.name_server) as member:
-        assert await member.last(Q[1]) == 0
+        assert await member.max_offset(Q[1]) == 0
         requests.clear()
-        await member.check()
+        await member.check_subscriptions()
         assert requests == [], "the one that answered is asked first from then on"
     other.close()
     slow.close()
@@ -194,6 +194,6 @@ async def test_member_join_fails_for_a_group_that_the_broker_does_not_know(pair:
         async with a_member(pair.name_server, group="nobody"):
             pass
     async with a_member(pair.name_server) as member:
-        assert await member.committed(Q[1]) is None
+        assert await member.committed_offset(Q[1]) is None
         await member.commit(Q[1], 0)
-        assert await member.committed(Q[1]) == 0
+        assert await member.committed_offset(Q[1]) == 0

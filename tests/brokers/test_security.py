@@ -20,7 +20,7 @@ from rota.brokers.rocketmq.routing import ConnectionConfig
 from rota.brokers.rocketmq.wire.signing import Credentials
 from rota.kube.brokers.registry import BrokerRegistry
 from rota.kube.client.api import Api
-from rota.kube.client.objects import Custom, Metadata
+from rota.kube.client.objects import CustomResource, Metadata
 from rota.kube.state.group import Group
 from rota.model import Reason
 
@@ -55,17 +55,17 @@ async def test_credentials_that_are_missing_or_wrong_are_rejected_with_the_reaso
 ) -> None:
     stranger = AdminClient(ConnectionConfig([guarded.name_server], credentials=credentials))
     with pytest.raises(RejectedError, match=told) as refused:
-        await stranger.clients("shop", BROKER)
+        await stranger.online_consumers("shop", BROKER)
     assert not isinstance(refused.value, ConsumptionDisabledError)
     await stranger.close()
 
 
 async def test_signature_is_accepted_on_requests_with_and_without_a_body(cluster: AdminClient) -> None:
-    assert await cluster.clients("shop", BROKER) == ()
+    assert await cluster.online_consumers("shop", BROKER) == ()
     await cluster.send(TOPIC, "grün".encode(), {"KEYS": "ü"})
 
     async def is_there() -> bool:  # a moment later: brokers take what they have kept into their queues in turn
-        return sum(it.last for it in (await cluster.ends(TOPIC, BROKER)).values()) == 1
+        return sum(it.max_offset for it in (await cluster.offset_ranges(TOPIC, BROKER)).values()) == 1
 
     await soon(is_there)
 
@@ -101,29 +101,29 @@ async def test_tls_certificate_renewed_keeps_the_views_and_a_foreign_one_ends_th
     with a_mutual_tls_broker(authority, "renewed") as rocketmq:
         rocketmq.create_topic(TOPIC, 2)
         places = BrokerRegistry(cast("Api", secrets))
-        places.lead(leads=True)
+        places.set_leading(is_leading=True)
         group = a_secured_group(rocketmq.name_server)
         secrets.put("shop", "client", pair_data(authority.issue("one", "one")))
-        places.want(group)
+        places.update_group(group)
 
         async def has_lag() -> bool:
-            await places.look(group)
-            return bool(places.lag(("shop", "orders")).queues)
+            await places.poll_group(group)
+            return bool(places.lag_of(("shop", "orders")).queues)
 
         await soon(has_lag)
         secrets.put("shop", "client", pair_data(authority.issue("two", "two")))
-        looking = asyncio.create_task(places.look(group))
+        looking = asyncio.create_task(places.poll_group(group))
         while not looking.done():
             await asyncio.sleep(0)
-            assert places.of(group, 0.0).views[TOPIC]
-            assert places.lag(("shop", "orders")).queues
-        assert places.of(group, 0.0).problems == ()
+            assert places.state_of(group, 0.0).views[TOPIC]
+            assert places.lag_of(("shop", "orders")).queues
+        assert places.state_of(group, 0.0).problems == ()
         foreign = Authority(tmp_path / "other", "stranger").issue("foreign", "foreign")
         secrets.put("shop", "client", pair_data(foreign))
 
         async def is_refused() -> bool:
-            await places.look(group)
-            return {problem.reason for problem in places.of(group, 0.0).problems} == {Reason.BROKER_UNREACHABLE}
+            await places.poll_group(group)
+            return {problem.reason for problem in places.state_of(group, 0.0).problems} == {Reason.BROKER_UNREACHABLE}
 
         await soon(is_refused)
         await places.close()
@@ -134,5 +134,5 @@ def a_secured_group(name_server: str) -> Group:
     rocketmq = {"nameServers": [name_server], "tls": tls}
     spec = {"broker": {"rocketmq": rocketmq}, "subscriptions": [{"topic": TOPIC}]}
     group = Group("shop", "orders")
-    group.wants(Custom(Metadata("orders", uid="1", namespace="shop", generation=1), spec), None)
+    group.set_spec(CustomResource(Metadata("orders", uid="1", namespace="shop", generation=1), spec), None)
     return group

@@ -18,7 +18,7 @@ from ground.api import Api, Object
 from ground.cluster import Cluster
 from ground.instance import Instance
 from ground.poll import soon
-from rota.spec import group_spec
+from rota.spec import parse_group
 
 DRY = ("apply", "--server-side", "--force-conflicts", "--dry-run=server", "--warnings-as-errors", "-f", "-")
 
@@ -173,7 +173,7 @@ def test_install_notes_end_with_a_group_that_can_be_applied(
     pasted = textwrap.dedent(rest.partition("EOF\n")[0])
     assert command.split()[-6:] == ["kubectl", "apply", "-n", namespace, "-f", "-"]
     assert control_plane.kubectl("-n", namespace, *DRY, feed=pasted)
-    assert group_spec(yaml.safe_load(pasted)).replicas == 3
+    assert parse_group(yaml.safe_load(pasted)).replicas == 3
     assert "{{" not in notes
 
 

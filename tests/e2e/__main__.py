@@ -17,7 +17,7 @@ from e2e.release import Installed
 from ground.instance import temporary
 from ground.node import RealNode, prepare
 from ground.report import Missing, plainly
-from rota.kube.client.pod_status import SIDECAR
+from rota.kube.client.pod_status import SIDECAR_CONTAINER
 from soaking import soak
 
 MOST = 10  # members; a handover that something happens in the middle of is one to a further member
@@ -46,7 +46,7 @@ def fresh_pod(consumers: Consumers, random: Random) -> str:
     """Choose a pod in which nothing was started again yet: the kubelet would wait ever longer before it does."""
 
     def fresh() -> list[str]:
-        containers = ("app", SIDECAR)
+        containers = ("app", SIDECAR_CONTAINER)
         return [it for it in consumers.pods() if not any(events.restarts(consumers, it, of)[0] for of in containers)]
 
     if not fresh():

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from rota.brokers.errors import BrokerError
 from rota.brokers.rocketmq.admin import AdminClient
 from rota.brokers.rocketmq.routing import ConnectionConfig
-from rota.model import RETRY, Queue
+from rota.model import RETRY_TOPIC_PREFIX, Queue
 from sidecar.checker import Commit, Delivery, Fact, Sent
 
 RATE = 200  # messages a second
@@ -66,11 +66,11 @@ class Traffic:
         self.sent.append(Sent(number, queue, at, acked))
 
     async def _look(self, cluster: AdminClient) -> None:
-        topics = [self._queues[0].topic, RETRY + self._group]
+        topics = [self._queues[0].topic, RETRY_TOPIC_PREFIX + self._group]
         while True:
             with suppress(BrokerError):
-                found = await cluster.progress(self._group, self._queues[0].broker, topics)
-                self.commits += [Commit(time.monotonic(), queue, it.committed) for queue, it in found.items()]
+                found = await cluster.group_offsets(self._group, self._queues[0].broker, topics)
+                self.commits += [Commit(time.monotonic(), queue, it.committed_offset) for queue, it in found.items()]
             await asyncio.sleep(_EVERY)
 
 
@@ -127,7 +127,9 @@ class Notes:
 
     def _delivery(self, member: str, begin: float, message: dict[str, Any]) -> Delivery:
         attempt = message["attempt"]
-        topic = message["topic"] if attempt == 1 or self.orderly else RETRY + self._group  # there it lies then
+        topic = (
+            message["topic"] if attempt == 1 or self.orderly else RETRY_TOPIC_PREFIX + self._group
+        )  # there it lies then
         return Delivery(
             begin=begin,
             end=None,
@@ -158,7 +160,7 @@ def moves(delivered: list[Delivery]) -> Moves:
     """Return what is seen of handovers by those to whom messages come; quiet queues tell nothing."""
     by_queue: dict[Queue, list[Delivery]] = {}
     for it in sorted(delivered, key=lambda it: it.begin):
-        if not it.queue.topic.startswith(RETRY):
+        if not it.queue.topic.startswith(RETRY_TOPIC_PREFIX):
             by_queue.setdefault(it.queue, []).append(it)
     pauses = [
         later.begin - (earlier.end or earlier.begin)

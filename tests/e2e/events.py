@@ -7,7 +7,7 @@ from chart.charts import CHART
 from e2e.consumers import IN_FLIGHT, NAME, Consumers
 from e2e.release import SECONDS, WAIT
 from ground.poll import eventually
-from rota.kube.client.pod_status import SIDECAR
+from rota.kube.client.pod_status import SIDECAR_CONTAINER
 
 RECORD = f"configmap/{NAME}-rota"
 CUT_OFF = 10.0  # seconds
@@ -73,10 +73,10 @@ def sidecar_out_of_memory(consumers: Consumers, pod: str) -> None:
     """
     with consumers.under_load("a sidecar out of memory", twice=IN_FLIGHT) as limits:
         sent = consumers.sent_count()
-        consumers.installed.shop("exec", pod, "-c", SIDECAR, "--", "sh", "-c", FILL, check=False)
+        consumers.installed.shop("exec", pod, "-c", SIDECAR_CONTAINER, "--", "sh", "-c", FILL, check=False)
         limits.twice += consumers.sent_count() - sent
         consumers.note("sidecar", pod)
-        eventually(lambda: restarts(consumers, pod, SIDECAR) == (1, "OOMKilled", True), SECONDS)
+        eventually(lambda: restarts(consumers, pod, SIDECAR_CONTAINER) == (1, "OOMKilled", True), SECONDS)
         consumers.works()
 
 

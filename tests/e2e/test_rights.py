@@ -12,7 +12,7 @@ import yaml
 from e2e.consumers import NAME, Consumers
 from e2e.release import HOME, SECONDS, SHOP, Installed
 from ground.poll import eventually
-from rota.kube.client.pod_status import SIDECAR
+from rota.kube.client.pod_status import SIDECAR_CONTAINER
 
 pytestmark = pytest.mark.node
 
@@ -109,5 +109,5 @@ def test_sidecar_has_no_service_account_token_while_its_app_has_one(installed: I
     def lies(container: str) -> set[str]:
         return {*installed.shop("exec", pod, "-c", container, "--", "ls", TOKEN).split()}
 
-    assert lies(SIDECAR) == set()
+    assert lies(SIDECAR_CONTAINER) == set()
     assert "token" in eventually(lambda: lies("app"), SECONDS)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ground.cluster import NodeCluster
 from ground.instance import TAG
 from ground.programs import program
-from rota.documents import Assignment, read_assignment
+from rota.documents import Assignment, decode_assignment
 from rota.model import Queue
 from sidecar.checker import Fact
 
@@ -97,7 +97,7 @@ def documents(records: Iterable[Seen]) -> Iterator[Assignment]:
     for record in records:
         owner = record.body["metadata"].get("ownerReferences", [{}])[0].get("uid", "")
         try:
-            it = read_assignment(record.body.get("data", {}).get("assignment.json", ""))
+            it = decode_assignment(record.body.get("data", {}).get("assignment.json", ""))
         except ValueError:  # somebody edited it
             continue
         if it.generation > latest.get(owner, 0) and record.event != "DELETED":

@@ -13,21 +13,21 @@ from builders import a_spec
 from fuzz.mutations import mutate
 from fuzz.target import Target, mutated
 from rota import records
-from rota.deliveries import describe_message, read_deliveries
+from rota.deliveries import decode_deliveries, describe_message
 from rota.delivery_totals import GroupDeliveries, MemberDeliveries
-from rota.documents import Assignment, AssignmentTooLargeError, Release, Share, read_assignment, write_assignment
+from rota.documents import Assignment, AssignmentTooLargeError, Release, Share, decode_assignment, encode_assignment
 from rota.kube.workload.reverse_patch import apply_patch, make_patch
 from rota.model import Holder, Queue
-from rota.queue_offsets import read_offsets, read_progress
-from rota.ranges import MOST_IDS
-from rota.reports import read_report
-from rota.spec import GroupSpec, PolicySpec, group_spec, policy_spec
+from rota.queue_offsets import decode_offsets, decode_progress
+from rota.ranges import MAX_QUEUES_PER_DOCUMENT
+from rota.reports import decode_report
+from rota.spec import GroupSpec, PolicySpec, parse_group, parse_policy
 from rota.spec.resolved import (
     GroupSettings,
-    read_drain_timeout,
-    read_group_name,
-    read_settings,
-    write_settings,
+    decode_drain_timeout,
+    decode_group_name,
+    decode_settings,
+    encode_settings,
 )
 
 NOW = "2026-11-21T08:00:00.000Z"
@@ -48,7 +48,7 @@ _ASSIGNMENT = Assignment(
 
 
 def _plain_assignment() -> bytes:
-    (text,) = write_assignment(_ASSIGNMENT).values()
+    (text,) = encode_assignment(_ASSIGNMENT).values()
     return text.encode() if isinstance(text, str) else text
 
 
@@ -72,7 +72,7 @@ DELIVERIES = [
         b'"outcome":"5xx","status":500}],"next":200}'
     ),
 ]
-SETTINGS = [write_settings("orders", a_spec(), 30.0, NOW).encode()]
+SETTINGS = [encode_settings("orders", a_spec(), 30.0, NOW).encode()]
 GROUPS = [
     (
         b'{"metadata":{"name":"orders"},"spec":{"broker":{"rocketmq":{"nameServers":["rmq:9876"],"credentialsSecret":'
@@ -118,39 +118,39 @@ NOTES = [make_patch(_RAISED, _TEMPLATE).encode(), make_patch(_TEMPLATE, {"spec":
 def check_assignment(data: bytes) -> None:
     """Refuse an assignment with a ValueError, or read what can be written and read again."""
     try:
-        assignment = read_assignment(data)
+        assignment = decode_assignment(data)
     except ValueError:
         return
     with suppress(AssignmentTooLargeError):
-        (text,) = write_assignment(assignment).values()
-        assert read_assignment(text) == assignment, "it is not read as it was written"
+        (text,) = encode_assignment(assignment).values()
+        assert decode_assignment(text) == assignment, "it is not read as it was written"
 
 
 def check_report(data: bytes) -> None:
     """Refuse a report with a ValueError, or read one whose queues are few enough to be listed."""
-    read_offsets(data)
-    read_progress(data)
+    decode_offsets(data)
+    decode_progress(data)
     with suppress(ValueError):
-        report = read_report(data)
-        assert len(report.working) <= MOST_IDS, "more queues than a report may name"
+        report = decode_report(data)
+        assert len(report.active_queues) <= MAX_QUEUES_PER_DOCUMENT, "more queues than a report may name"
 
 
 def check_deliveries(data: bytes) -> None:
     """Read no page, or one whose counters can be summed up and whose messages can be described."""
-    if page := read_deliveries(data):
-        deliveries, group = MemberDeliveries.of(page), GroupDeliveries()
-        group.take("uid", "", deliveries, {"orders"}, 0.0)
-        group.judge(0.0)
-        assert all(describe_message(message) for message in deliveries.failing)
+    if page := decode_deliveries(data):
+        deliveries, group = MemberDeliveries.from_page(page), GroupDeliveries()
+        group.record("uid", "", deliveries, {"orders"}, 0.0)
+        group.update_problem(0.0)
+        assert all(describe_message(message) for message in deliveries.failing_messages)
 
 
 def check_settings(data: bytes) -> None:
     """Refuse settings with a ValueError; what is read of them alone has a default."""
     text = data.decode(errors="replace")
-    assert 0 < read_drain_timeout(text) < float("inf"), "no drain timeout"
-    assert isinstance(read_group_name(text), str)
+    assert 0 < decode_drain_timeout(text) < float("inf"), "no drain timeout"
+    assert isinstance(decode_group_name(text), str)
     with suppress(ValueError):
-        assert isinstance(read_settings(data), GroupSettings)
+        assert isinstance(decode_settings(data), GroupSettings)
 
 
 def check_spec(data: bytes) -> None:
@@ -158,15 +158,15 @@ def check_spec(data: bytes) -> None:
     with suppress(ValueError, RecursionError):  # the JSON's own
         body = msgspec.json.decode(data, type=dict[str, Any])
         with suppress(ValueError):
-            assert isinstance(group_spec(body), GroupSpec)
+            assert isinstance(parse_group(body), GroupSpec)
         with suppress(ValueError):
-            assert isinstance(policy_spec(body), PolicySpec)
+            assert isinstance(parse_policy(body), PolicySpec)
 
 
 def check_journal(data: bytes) -> None:
     """Refuse a journal record with a ValueError."""
     with suppress(ValueError):
-        assert isinstance(records.read(data), records.Record)
+        assert isinstance(records.decode_record(data), records.Record)
 
 
 def check_note(data: bytes) -> None:

@@ -22,11 +22,18 @@ BODY_TYPES: tuple[type[Any], ...] = (
         payloads.ClusterInfo,
         payloads.ConsumeStats,
         payloads.TopicStats,
-        payloads.Reset,
-        payloads.Locked,
+        payloads.ResetOffsets,
+        payloads.LockedQueues,
         payloads.ConsumerInfo,
     ),
-    *(payloads.ConsumerConnection, payloads.TopicConfig, payloads.GroupConfig, payloads.Assignments, dict, object),
+    *(
+        payloads.ConsumerConnection,
+        payloads.TopicConfig,
+        payloads.GroupConfig,
+        payloads.AssignmentResponse,
+        dict,
+        object,
+    ),
 )
 
 
@@ -51,16 +58,16 @@ def check_bodies(data: bytes) -> None:
     """Read a body as every type, and its keys as queues."""
     for body_type in BODY_TYPES:
         with suppress(MalformedFrameError):
-            body = fastjson.read(data, body_type)
+            body = fastjson.decode_json(data, body_type)
             assert isinstance(body, body_type), f"{type(body)} is no {body_type}"
             for key in getattr(body, "offset_table", {}):
-                fastjson.queue(key)
+                fastjson.parse_queue(key)
 
 
 class Limited:
     """Admits messages up to a limit."""
 
-    largest_body_bytes = ADMIT_ALL.largest_body_bytes
+    max_body_bytes = ADMIT_ALL.max_body_bytes
 
     def __init__(self) -> None:
         self.free_bytes = ADMITTED_BYTES
@@ -68,7 +75,7 @@ class Limited:
     def admit(self, memory_bytes: int) -> bool:
         """Whether a message fits."""
         overhead_bytes = MESSAGE_OVERHEAD_BYTES + MOST_PROPERTIES_BYTES
-        assert memory_bytes <= self.largest_body_bytes + overhead_bytes, "a body is larger than the limit"
+        assert memory_bytes <= self.max_body_bytes + overhead_bytes, "a body is larger than the limit"
         self.free_bytes -= memory_bytes
         return self.free_bytes >= 0
 
@@ -84,7 +91,7 @@ def check_messages(data: bytes) -> None:
 
 def _is_complete(message: Message) -> bool:
     texts = (message.topic, message.tag, message.id, *message.properties.values())
-    return len(message.body) <= ADMIT_ALL.largest_body_bytes and all(isinstance(text, str) for text in texts)
+    return len(message.body) <= ADMIT_ALL.max_body_bytes and all(isinstance(text, str) for text in texts)
 
 
 # What surrounds a changed header or a changed compressed body is right, so that the parser gets that far.

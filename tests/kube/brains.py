@@ -65,20 +65,22 @@ class Counting(Api):
                 if path not in self.silent:
                     yield event
 
-    async def _ask(
+    async def _request(
         self,
         method: str,
         path: str,
         body: Mapping[str, Any] | None = None,
         *,
         params: Params | None = None,
-        content: str = "application/json",
+        content_type: str = "application/json",
         limit_bytes: float = math.inf,
     ) -> bytes:
         self.fault(method, path)
         if method == "GET":
             self.reads.append(path)
-            return await super()._ask(method, path, body, params=params, content=content, limit_bytes=limit_bytes)
+            return await super()._request(
+                method, path, body, params=params, content_type=content_type, limit_bytes=limit_bytes
+            )
         self._moment()
         write = f"{method} {path}"
         if late := self.late.get(write):
@@ -86,9 +88,9 @@ class Counting(Api):
             await late.arrives.wait()
         if write in self.repeated:
             self.repeated.remove(write)
-            await super()._ask(method, path, body, params=params, content=content)
+            await super()._request(method, path, body, params=params, content_type=content_type)
         try:
-            found = await super()._ask(method, path, body, params=params, content=content)
+            found = await super()._request(method, path, body, params=params, content_type=content_type)
         except ApiError as error:
             self.refused.append((write, error.status))
             raise
@@ -128,22 +130,22 @@ class Operator:
         self.reports = ReportClient(lambda _: (KEY,))
         self.places = BrokerRegistry(self.api, self._connect)
         self.brain = Controller(self.api, self.reports, self.places, Deployments(self.api))
-        self.brain.done = self._round
-        self.measures = OperatorMetrics(lambda: self.brain.leads, trace_of=self._traces.trace_of)
+        self.brain.on_reconciled = self._round
+        self.measures = OperatorMetrics(lambda: self.brain.is_leading, trace_of=self._traces.trace_id_of)
         clock = asyncio.get_running_loop().time
         self.sight = ReadModel(self.brain, self.places, self.measures, "a test's", "0", clock, asyncio.Lock())
-        self.places.worked = self.sight.worked
+        self.places.consumed_queues = self.sight.consumed_queues
         served = (self.api, self.brain, self._namespaces)
         self.following = following = [*informers.custom_informers(*served), *informers.object_informers(*served)]
         self._running = [asyncio.create_task(work) for work in (self.places.run(), *(it.run() for it in following))]
         for it in following:
             await it.listed.wait()
-        self.brain.lead(leads=True)
+        self.brain.set_leading(is_leading=True)
         return self
 
     def _round(self, done: ReconcileResult) -> None:
         self.done.append(done)
-        self._traces.take((done.group.namespace, done.group.name), self.sight.take(done))
+        self._traces.export((done.group.namespace, done.group.name), self.sight.record_reconcile(done))
 
     async def lists_again(self, path: str) -> None:
         """List a collection again, as after a watch that cannot be resumed."""
@@ -171,7 +173,7 @@ class Operator:
             raise Killed
 
     async def __aexit__(self, *_: object) -> None:
-        self.brain.lead(leads=False)
+        self.brain.set_leading(is_leading=False)
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)

@@ -16,7 +16,7 @@ from kube.members import GroupMembers, a_node
 from kube.world import GROUP, OperatedNamespace, a_group
 from rota.brokers.memory import BROKER, MemoryCluster
 from rota.kube.policies import policy_status
-from rota.kube.policies.policy_status import PolicyStatuses
+from rota.kube.policies.policy_status import PolicyStatusWriter
 
 
 @pytest.fixture(scope="session")
@@ -79,12 +79,12 @@ def policies(world: OperatedNamespace) -> str:
 
 
 @pytest.fixture
-async def statuses(world: OperatedNamespace, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[PolicyStatuses]:
+async def statuses(world: OperatedNamespace, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[PolicyStatusWriter]:
     """Have the operator of the world write the status of policies."""
-    monkeypatch.setattr(policy_status, "WRITE_SECONDS", 0.2)
+    monkeypatch.setattr(policy_status, "WRITE_INTERVAL_SECONDS", 0.2)
     operator = world.operator
     events, brain = operator.brain.events, operator.brain
-    found = PolicyStatuses(operator.api, lambda: events.policies, events.policy_users, lambda: brain.leads)
+    found = PolicyStatusWriter(operator.api, lambda: events.policies, events.policy_users, lambda: brain.is_leading)
     running = asyncio.create_task(found.run())
     yield found
     running.cancel()

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from ground.browser import Browser
 from rota.http_server import listen
 from rota.kube.http import events, schema, site
-from rota.kube.http.access.access import Reads
+from rota.kube.http.access.access import MayRead
 from rota.kube.state import rebalance
 
 PICTURES = Path(__file__).parents[2] / "docs" / "images"
@@ -106,18 +106,18 @@ class Fleets:
     def put(self, detail: schema.Detail) -> None:
         self.details[detail.summary.name] = detail
 
-    async def groups(self, _: Reads | None = None) -> schema.Groups:
+    async def list_groups(self, _: MayRead | None = None) -> schema.Groups:
         return schema.Groups(self.operator, [it.summary for it in self.details.values()])
 
-    def knows(self, namespace: str, name: str) -> bool:
+    def has_group(self, namespace: str, name: str) -> bool:
         return namespace == "shop" and name in self.details
 
-    def group(self, namespace: str, name: str) -> schema.Detail | None:
+    def describe_group(self, namespace: str, name: str) -> schema.Detail | None:
         found = self.details.get(name) if namespace == "shop" else None
         return replace(found, operator=self.operator) if found else None
 
-    async def why(self, namespace: str, name: str, queue: str | None) -> schema.Reasons | None:
-        if not (detail := self.group(namespace, name)):
+    async def explain(self, namespace: str, name: str, queue: str | None) -> schema.Reasons | None:
+        if not (detail := self.describe_group(namespace, name)):
             return None
         found = [it for it in detail.queues if f"{it.topic}/{it.broker}/{it.id}" == queue or queue is None]
         if not found:
@@ -146,7 +146,7 @@ class Served(Fleets):
 
         self.hub = events.Broadcaster()
         app = web.Application(middlewares=[perhaps])
-        app.add_routes(site.routes(self, self.hub))
+        app.add_routes(site.page_routes(self, self.hub))
         app.on_shutdown.append(self.hub.close)
         self._runner = await listen(app, self._address, self._port)
 
@@ -156,7 +156,7 @@ class Served(Fleets):
 
     def change(self, detail: schema.Detail) -> None:
         self.put(detail)
-        self.hub.tell(("shop", detail.summary.name))
+        self.hub.publish(("shop", detail.summary.name))
 
 
 LABELS = "[...document.querySelectorAll('.cell')].map(it => it.ariaLabel)"

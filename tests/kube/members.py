@@ -21,13 +21,13 @@ from msgspec.structs import asdict
 from ground.api import Api, ApiError, Object
 from ground.handlers import cancel_at_cleanup
 from ground.poll import soon
-from rota.http_server import Limits, listen
+from rota.http_server import ServerLimits, listen
 from rota.model import Queue
 from rota.reports import QueueStatus
-from rota.sidecar.member.member import Member, Step
+from rota.sidecar.member.member import Effects, Member
 from rota.sidecar.member.queue_lifecycle import Command, LeaseAction, LeaseEvent
 from rota.sidecar.status.self_report import QueuesPage
-from rota.signing import NONCE, SIGNATURE_HEADER, Request, is_request_signed, sign_report
+from rota.signing import NONCE_PARAMETER, SIGNATURE_HEADER, SignedRequest, is_request_signed, sign_report
 from rota.spec.resolved import settings_digest
 from sidecar.whole_report import WholeReport
 
@@ -142,7 +142,7 @@ class GroupKey:
         return self._key
 
     def _signed(self, request: web.Request, uid: str) -> bool:
-        signed = Request(request.method, request.raw_path, uid)
+        signed = SignedRequest(request.method, request.raw_path, uid)
         return is_request_signed([self._key], request.headers.get(SIGNATURE_HEADER, ""), signed)
 
     async def _look(self) -> None:
@@ -156,7 +156,7 @@ class GroupKey:
     def sign(request: web.Request, response: web.Response, key: bytes) -> web.Response:
         """Sign a report."""
         assert isinstance(response.body, bytes)
-        response.headers[SIGNATURE_HEADER] = sign_report(key, request.query[NONCE], response.body)
+        response.headers[SIGNATURE_HEADER] = sign_report(key, request.query[NONCE_PARAMETER], response.body)
         return response
 
 
@@ -198,7 +198,7 @@ class One:
         cancel_at_cleanup(app)
         port = CONTROL_PORT if self.signs else PORT
         self._runner = await listen(
-            app, self.address, port, limits=Limits(shutdown_seconds=0.1)
+            app, self.address, port, limits=ServerLimits(shutdown_seconds=0.1)
         )  # it is gone, whoever waits
         await self.becomes(ready=ready)
 
@@ -253,35 +253,35 @@ class One:
 
     def reaches(self, **brokers: bool) -> None:
         """Say of brokers whether it reaches them."""
-        self.member.reaches(brokers)
+        self.member.set_broker_reachability(brokers)
         self._changed.set()
 
     def look(self) -> None:
         """Read the document."""
         if not self.frozen:
             self._settings = self.fleet.settings
-            self.carry(self.member.read(self.fleet.text, self._now))
+            self.carry(self.member.apply_assignment(self.fleet.text, self._now))
 
     @property
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    def carry(self, step: Step) -> None:
+    def carry(self, step: Effects) -> None:
         """Do what the member says; all of it succeeds."""
         loop = asyncio.get_running_loop()
         for command in step.commands:
-            match command.act:
+            match command.action:
                 case LeaseAction.FETCH:
                     self.fleet.fetches(self.name, command.queue)
-                case LeaseAction.PLACE:
-                    loop.call_soon(self._answer, command, LeaseEvent.PLACED)
+                case LeaseAction.FIND_START:
+                    loop.call_soon(self._answer, command, LeaseEvent.START_FOUND)
                 case LeaseAction.LOCK:
                     loop.call_soon(self._answer, command, LeaseEvent.LOCKED, self._now)
                 case LeaseAction.STOP:
                     self._stopping.append(command)
-                    loop.call_later(self.takes, self._answer, command, LeaseEvent.EMPTY)
-                case LeaseAction.CUT:
-                    loop.call_soon(self._answer, command, LeaseEvent.EMPTY)
+                    loop.call_later(self.takes, self._answer, command, LeaseEvent.DRAINED)
+                case LeaseAction.ABORT:
+                    loop.call_soon(self._answer, command, LeaseEvent.DRAINED)
                 case LeaseAction.UNLOCK:
                     loop.call_soon(self._answer, command, LeaseEvent.UNLOCKED)
         self._changed.set()
@@ -289,14 +289,14 @@ class One:
     def finish(self) -> None:
         """End what is open in queues that were taken away."""
         for command in self._stopping:
-            self._answer(command, LeaseEvent.EMPTY)
+            self._answer(command, LeaseEvent.DRAINED)
 
     def _answer(self, command: Command, event: LeaseEvent, sent: float | None = None) -> None:
         if self.frozen:
             return
-        if event is LeaseEvent.EMPTY:
+        if event is LeaseEvent.DRAINED:
             self.fleet.stopped(self.name, command.queue)
-        self.carry(self.member.happened(event, command.queue, command.life, self._now, sent))
+        self.carry(self.member.on_event(event, command.queue, command.lease_number, self._now, sent))
 
     async def _report(self, asked: web.Request) -> web.Response:
         self.fleet.reads += 1
@@ -321,7 +321,7 @@ class One:
         else:
             assert (await asked.json())["uid"] == self.uid
         self.carry(self.member.drain(final=True, now=self._now))
-        while self._runner and not self.member.report().drained:  # noqa: ASYNC110 - polls clear the event
+        while self._runner and not self.member.report().is_drained:  # noqa: ASYNC110 - polls clear the event
             await asyncio.sleep(0.05)
         return web.Response()
 

@@ -27,6 +27,6 @@ def series(text: str) -> Iterator[Series]:
 
 async def scraped(world: OperatedNamespace, name: str, **labels: str) -> list[float]:
     """Return the values of one metric of the world's group, as they are scraped now."""
-    found = series((await world.operator.measures.text(world.operator.sight)).decode())
+    found = series((await world.operator.measures.render(world.operator.sight)).decode())
     wanted = {"namespace": world.namespace, "group": world.fleet.group, **labels}
     return [it.value for it in found if it.name == name and wanted.items() <= it.labels.items()]

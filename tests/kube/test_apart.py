@@ -134,7 +134,7 @@ async def test_custom_strategy_that_hangs_stops_only_its_own_group(
         freed.wait(120)
         raise ValueError("too late")
 
-    monkeypatch.setattr(planning, "STRANGERS_SECONDS", 0.2)
+    monkeypatch.setattr(planning, "CUSTOM_STRATEGY_SECONDS", 0.2)
     monkeypatch.setattr(sys.modules["rota.strategies.custom"], "entry_points", lambda **_: [_Point(slow)])
     await memory.create_topic("bills", BROKER, 6)
     try:

@@ -15,11 +15,11 @@ from ground.poll import soon
 from kube.members import a_pod
 from kube.world import a_group
 from logins import an_api
-from rota.documents import PLAIN
+from rota.documents import PLAIN_KEY
 from rota.kube import informers
 from rota.kube.client import api as ours
 from rota.kube.client.informer import Informer
-from rota.kube.client.objects import ConfigMap, Custom, Pod
+from rota.kube.client.objects import ConfigMap, CustomResource, Pod
 from rota.kube.client.paths import GROUPS
 from rota.kube.http import operator_probes
 
@@ -31,7 +31,7 @@ async def test_watch_detects_a_stalled_api_server_and_still_delivers_later_chang
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(ours, "_WATCH", aiohttp.ClientTimeout(total=None, sock_connect=1, sock_read=1))
+    monkeypatch.setattr(ours, "_WATCH_TIMEOUT", aiohttp.ClientTimeout(total=None, sock_connect=1, sock_read=1))
     caplog.set_level(logging.INFO, "rota.kube.client.informer")
     if not isinstance(control_plane, ControlPlane):
         pytest.skip("This cluster is not ours to stop")
@@ -44,8 +44,8 @@ async def test_watch_detects_a_stalled_api_server_and_still_delivers_later_chang
             "pods",
             namespace,
             Pod,
-            seen=lambda pod: seen.add(pod.metadata.name),
-            gone=lambda pod: seen.remove(pod.metadata.name),
+            on_upsert=lambda pod: seen.add(pod.metadata.name),
+            on_delete=lambda pod: seen.remove(pod.metadata.name),
         )
         following = asyncio.create_task(told.run())
         await soon(lambda: _is(told.listed.is_set()))
@@ -73,13 +73,13 @@ async def test_watch_events_that_were_lost_are_recovered_by_a_relist(
             client,
             GROUPS,
             namespace,
-            Custom,
-            seen=lambda it: seen.update({it.metadata.name: str(it.spec["subscriptions"])}),
-            gone=lambda it: seen.__delitem__(it.metadata.name),
+            CustomResource,
+            on_upsert=lambda it: seen.update({it.metadata.name: str(it.spec["subscriptions"])}),
+            on_delete=lambda it: seen.__delitem__(it.metadata.name),
         )
         watched: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
         watched.set_result([namespace])
-        following = asyncio.create_task(informers.watch_own_kinds([], [groups], watched))
+        following = asyncio.create_task(informers.watch_custom_resources([], [groups], watched))
         await groups.listed.wait()
         where = f"/apis/rota.dev/v1alpha1/namespaces/{namespace}/consumergroups"
         await api.create(where, a_group("late"))
@@ -100,13 +100,13 @@ async def test_watch_whose_events_were_lost_reports_a_deletion_with_the_version_
     record = {"metadata": {"name": "orders-rota"}, "data": {"assignment.json": "{}"}}
     await api.create(where, record)
     async with an_api(control_plane.kubeconfig) as client:
-        records = Informer(client, "configmaps", namespace, ConfigMap, seen=lambda _: None, gone=gone.append)
+        records = Informer(client, "configmaps", namespace, ConfigMap, on_upsert=lambda _: None, on_delete=gone.append)
         await records.relist()
         written = await api.patch(f"{where}/orders-rota", {"data": {"assignment.json": "{}\n"}})
         await api.delete(f"{where}/orders-rota")
         await records.relist()
     (deleted,) = [it for it in gone if it.metadata.name == "orders-rota"]
-    assert deleted.metadata.version > int(written["metadata"]["resourceVersion"])
+    assert deleted.metadata.version_number > int(written["metadata"]["resourceVersion"])
 
 
 async def test_health_endpoint_fails_once_a_watch_is_silent_for_too_long(
@@ -114,7 +114,7 @@ async def test_health_endpoint_fails_once_a_watch_is_silent_for_too_long(
 ) -> None:
     address = instance.address()
     async with an_api(control_plane.kubeconfig) as client, aiohttp.ClientSession() as session:
-        pods = Informer(client, "pods", "", Pod, seen=lambda _: None, gone=lambda _: None)
+        pods = Informer(client, "pods", "", Pod, on_upsert=lambda _: None, on_delete=lambda _: None)
         port = instance.port("a page of ours", 18080)
         serving = await operator_probes.ProbeServer([pods], lambda: True).serve(address, port)
 
@@ -126,7 +126,7 @@ async def test_health_endpoint_fails_once_a_watch_is_silent_for_too_long(
         assert await asked("healthz") == (200, "leads\n")
         await pods.relist()
         assert await asked("readyz") == (200, "ready\n")
-        monkeypatch.setattr(operator_probes, "DEAF_SECONDS", -1.0)
+        monkeypatch.setattr(operator_probes, "MAX_WATCH_SILENCE_SECONDS", -1.0)
         status, text = await asked("healthz")
         assert (status, "/api/v1/pods" in text) == (503, True)
         await serving.aclose()
@@ -141,12 +141,14 @@ async def test_api_client_lists_a_collection_in_pages_of_a_limited_size(
     names = [f"large-{number:02}" for number in range(20)]
     for name in names:
         size = 100_000 if int(name[-2:]) < 10 else 10
-        await api.create(path, {"metadata": {"name": name, "labels": {"size": "large"}}, "data": {PLAIN: "a" * size}})
+        await api.create(
+            path, {"metadata": {"name": name, "labels": {"size": "large"}}, "data": {PLAIN_KEY: "a" * size}}
+        )
     labelled = {"labelSelector": "size=large"}
     async with an_api(control_plane.kubeconfig) as client:
         pages = [operator_probes.objects async for operator_probes in client.pages(path, ConfigMap, labelled)]
         assert [it.metadata.name for operator_probes in pages for it in operator_probes] == names
-        assert max(sum(it.bytes_kept for it in operator_probes) for operator_probes in pages) <= 250_000
+        assert max(sum(it.size_bytes for it in operator_probes) for operator_probes in pages) <= 250_000
         assert max(map(len, pages)) > 2  # small objects come together again
         monkeypatch.setattr(ours, "MAX_PAGE_BYTES", 50_000)
         assert [it.metadata.name for it in (await client.list(path, ConfigMap, labelled))[0]] == names

@@ -22,9 +22,9 @@ from kube.members import GroupMembers, One, a_pod
 from kube.world import GROUP, OperatedNamespace, a_group, billing, goes_on, is_gone, two_members
 from rota import planner
 from rota.brokers.memory import BROKER, NAME_SERVER, MemoryCluster
-from rota.documents import PACKED, PLAIN, Share, read_assignment, write_assignment
+from rota.documents import GZIP_KEY, PLAIN_KEY, Share, decode_assignment, encode_assignment
 from rota.kube.brokers import registry, route_watcher
-from rota.kube.client.objects import Custom, Metadata
+from rota.kube.client.objects import CustomResource, Metadata
 from rota.kube.reconcile import apply, assignment_writer
 from rota.kube.state.group import Group
 from rota.model import Poke
@@ -47,9 +47,9 @@ def by_config(index: int, ids: str) -> Object:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at brokers and Secrets more often than usual; what comes of it is the same."""
-    monkeypatch.setattr(route_watcher, "ROUTES_SECONDS", 0.5)
-    monkeypatch.setattr(route_watcher, "ONLINE_SECONDS", (0.5, 0.5))
-    monkeypatch.setattr(registry, "SECRETS_SECONDS", 0.5)
+    monkeypatch.setattr(route_watcher, "ROUTE_POLL_SECONDS", 0.5)
+    monkeypatch.setattr(route_watcher, "CONSUMER_POLL_SECONDS", (0.5, 0.5))
+    monkeypatch.setattr(registry, "REREAD_SECRETS_SECONDS", 0.5)
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ async def test_broker_failure_moves_only_the_queues_of_terminated_members(
 ) -> None:
     await follows(world, "Sticky")
     before = await two_members(world)
-    memory.down(away)
+    memory.take_down(away)
     assert sentence in (await world.condition(kinds[0]))["message"]
     await world.fleet.add("orders-c")
     await soon(world.at_rest)
@@ -176,7 +176,7 @@ async def test_broker_failure_moves_only_the_queues_of_terminated_members(
     await world.fleet.members.pop("orders-a").end()
     await world.until(4, 4)
     assert {queue: who for queue, who in world.fleet.as_value().items() if queue in kept} == kept
-    memory.up(away)
+    memory.bring_up(away)
     for kind in kinds:
         await world.well(kind)
     await world.fleet.add("orders-d")
@@ -188,7 +188,7 @@ async def test_broker_failure_affects_only_groups_of_that_broker(
 ) -> None:
     await two_members(world)
     async with billing(world) as other:
-        memory.down(BROKER)
+        memory.take_down(BROKER)
         await world.condition("NoView")
         await goes_on(other)
 
@@ -214,7 +214,7 @@ async def test_topic_deletion_takes_no_queue_away_but_recreation_with_fewer_queu
     world: OperatedNamespace, memory: MemoryCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for room in (planner, situation):  # not to be patient does not help who has no view at all
-        monkeypatch.setattr(room, "SHRINK_PATIENCE", 0.0)
+        monkeypatch.setattr(room, "SHRINK_PATIENCE_SECONDS", 0.0)
     before = await two_members(world)
     await memory.delete_topic("orders")
     assert (await world.condition("UnknownTopic"))["message"].startswith("There is no topic orders; create it")
@@ -303,9 +303,9 @@ async def test_config_map_of_5000_members_is_accepted_by_the_api_server(
     spelled, queues = f"{world.namespace}/many", {"orders": builders.a_view(10_000)}
     found = plan(builders.a_snapshot(group=spelled, pods=ready, views=queues), NOW)
     group = Group(world.namespace, "many")
-    group.body = Custom(Metadata("many", uid="many", namespace=world.namespace))
+    group.body = CustomResource(Metadata("many", uid="many", namespace=world.namespace))
     written = await assignment_writer.write_document(world.operator.api, group, found)
-    document = read_assignment(written.data.get(PLAIN) or written.binary_data[PACKED])
+    document = decode_assignment(written.data.get(PLAIN_KEY) or written.binary_data[GZIP_KEY])
     assert {len(share.queues) for share in document.members.values()} == {2}
     assert [*document.members] == names
 
@@ -338,7 +338,7 @@ async def test_poke_skips_a_pod_that_no_longer_exists(world: OperatedNamespace) 
     await two_members(world)
     group = world.operator.brain.groups[world.namespace, GROUP]
     pokes = {"orders-gone": Poke(1, 9), "orders-a": Poke(1, 9)}
-    assert await apply.annotate_pods(world.operator.api, group, pokes, settled=False) == 1
+    assert await apply.annotate_pods(world.operator.api, group, pokes, is_settled=False) == 1
 
 
 async def test_api_path_of_a_forged_member_in_another_namespace_is_neither_read_nor_kept(
@@ -349,14 +349,14 @@ async def test_api_path_of_a_forged_member_in_another_namespace_is_neither_read_
     async with a_namespace(world.api) as victims:
         victim = await world.api.create(f"/api/v1/namespaces/{victims}/pods", a_pod("victim", "other"))
         path = f"/api/v1/namespaces/{world.namespace}/configmaps/{GROUP}-rota"
-        document = read_assignment((await world.api.get(path))["data"][PLAIN])
+        document = decode_assignment((await world.api.get(path))["data"][PLAIN_KEY])
         shares = {name: Share(share.uid, share.queues[1:]) for name, share in document.members.items()}
         names = [f"../../{victims}/pods/victim", f"%2e%2e/%2e%2e/{victims}/pods/victim"]
         taken = [share.queues[:1] for share in document.members.values()]
         ghosts = {name: Share(victim["metadata"]["uid"], queues) for name, queues in zip(names, taken, strict=True)}
         generation = document.generation + 1
         forged = replace(document, generation=generation, members=shares | ghosts)
-        await world.api.patch(path, {"data": {**write_assignment(forged)}})
+        await world.api.patch(path, {"data": {**encode_assignment(forged)}})
 
         async def is_decided_anew() -> bool:
             return bool(world.fleet.documents and world.fleet.documents[-1]["generation"] > generation)
@@ -423,7 +423,7 @@ async def test_assignment_keeps_its_owners_when_the_group_is_recreated_over_runn
     assert made["metadata"]["uid"] != old["metadata"]["uid"]
 
     async def obeyed() -> bool:
-        return all(one.member.obeyed > generation for one in world.fleet.members.values())
+        return all(one.member.obeyed_generation > generation for one in world.fleet.members.values())
 
     await soon(obeyed)
     await world.well("NameTaken")
@@ -461,4 +461,4 @@ async def test_namespace_deletion_completes_and_another_namespace_is_still_serve
 
 
 async def has_drained(one: One) -> bool:
-    return one.member.report().drained
+    return one.member.report().is_drained

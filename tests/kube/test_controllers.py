@@ -15,7 +15,7 @@ from kube.members import NODE
 from kube.world import GROUP, OperatedNamespace, a_group
 from rota.brokers.memory import BROKER, MemoryCluster
 from rota.cli import main
-from rota.kube.client.objects import DELETION_COST, GROUP_LABEL
+from rota.kube.client.objects import DELETION_COST_ANNOTATION, GROUP_LABEL
 
 pytestmark = pytest.mark.usefixtures("crds", "node")
 
@@ -66,7 +66,7 @@ class Scaled:
 
 @pytest.fixture
 def scaled(api: Api, namespace: str, operator: Operator) -> Scaled:
-    assert operator.brain.leads
+    assert operator.brain.is_leading
     return Scaled(api, namespace)
 
 
@@ -130,7 +130,7 @@ async def test_autoscaling_to_zero_and_back_works_through_the_scale_subresource(
 
 async def costs(world: OperatedNamespace) -> dict[str, str]:
     pods = await world.api.list(f"/api/v1/namespaces/{world.namespace}/pods")
-    return {it["metadata"]["name"]: it["metadata"]["annotations"][DELETION_COST] for it in pods}
+    return {it["metadata"]["name"]: it["metadata"]["annotations"][DELETION_COST_ANNOTATION] for it in pods}
 
 
 async def test_deletion_cost_of_a_pod_is_its_number_of_owned_queues(world: OperatedNamespace) -> None:
@@ -148,7 +148,7 @@ async def test_deletion_cost_that_is_wrong_is_corrected(world: OperatedNamespace
     await world.fleet.add("orders-a", "orders-b")
     await world.until(4, 4)
     where = f"/api/v1/namespaces/{world.namespace}/pods/orders-a"
-    await world.api.patch(where, {"metadata": {"annotations": {DELETION_COST: "9"}}})
+    await world.api.patch(where, {"metadata": {"annotations": {DELETION_COST_ANNOTATION: "9"}}})
 
     async def right() -> bool:
         return await costs(world) == {"orders-a": "4", "orders-b": "4"}

@@ -96,4 +96,4 @@ async def test_assignment_write_with_a_lost_response_or_a_repeat_is_noted_exactl
     assert not unlucky
     noted = [it.plan.document.generation for it in operator.done if it.plan.document]
     assert noted == [*range(1, world.fleet.documents[-1]["generation"] + 1)]
-    assert sum(it.writes["configmap"] for it in operator.done) == len(noted)
+    assert sum(it.write_counts["configmap"] for it in operator.done) == len(noted)

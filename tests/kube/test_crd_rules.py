@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ground.api import Api, ApiError, Object
-from rota.spec import InvalidSpecError, group_spec, policy_spec
+from rota.spec import InvalidSpecError, parse_group, parse_policy
 
 pytestmark = pytest.mark.usefixtures("crds")
 
@@ -61,7 +61,7 @@ async def said(api: Api, body: Object) -> str:
 def parsed(body: Object) -> str:
     """Return what the parser says of an object."""
     try:
-        (group_spec if body["kind"] == "ConsumerGroup" else policy_spec)(body)
+        (parse_group if body["kind"] == "ConsumerGroup" else parse_policy)(body)
     except InvalidSpecError as mistake:
         return str(mistake)
     return ""
@@ -384,7 +384,7 @@ GOOD = [
 async def test_crd_and_parser_accept_and_default_valid_objects_alike(api: Api, body: Object) -> None:
     path = {"ConsumerGroup": GROUPS, "RebalancePolicy": POLICIES}[body["kind"]].format("default")
     filled = await api.create(path, body, dryRun="All", fieldValidation="Strict")
-    parse = group_spec if body["kind"] == "ConsumerGroup" else policy_spec
+    parse = parse_group if body["kind"] == "ConsumerGroup" else parse_policy
     assert filled["spec"] != body.get("spec")
     assert parse(filled) == parse(body)
 

@@ -12,14 +12,14 @@ from ground.api import Api, ApiError, Object
 from ground.cluster import Cluster
 from rota.model import Queue
 from rota.planner import plan
-from rota.spec import group_spec, policy_spec
+from rota.spec import parse_group, parse_policy
 
 pytestmark = pytest.mark.usefixtures("crds")
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
 SHOWN = [body for path in sorted(EXAMPLES.glob("*.yaml")) for body in yaml.safe_load_all(path.read_text())]
-KINDS = {"ConsumerGroup": ("consumergroups", group_spec), "RebalancePolicy": ("rebalancepolicies", policy_spec)}
+KINDS = {"ConsumerGroup": ("consumergroups", parse_group), "RebalancePolicy": ("rebalancepolicies", parse_policy)}
 COLUMNS = ["NAME", "READY", "MEMBERS", "QUEUES", "LAG", "STRATEGY", "LAST-REBALANCE", "AGE"]
 SPEC: Object = {"broker": {"rocketmq": {"nameServers": ["ns:9876"]}}, "subscriptions": [{"topic": "orders"}]}
 NEARBY: Object = {"roomLabel": "zone", "brokers": [{"broker": "b", "room": "east"}]}

@@ -16,7 +16,7 @@ from kube.brains import Operator
 from kube.world import OperatedNamespace, two_members
 from otlp_receiver import Receiver, a_receiver
 from rota.brokers.memory import MemoryCluster
-from rota.kube.http.operator_probes import metrics
+from rota.kube.http.operator_probes import metrics_route
 from rota.kube.telemetry.trace_export import TraceExporter, open_recorder
 
 pytestmark = pytest.mark.usefixtures("crds", "node")
@@ -47,7 +47,7 @@ async def test_metrics_exemplars_in_prometheus_name_traces_that_a_receiver_got(
     world: OperatedNamespace, instance: Instance, received: Receiver
 ) -> None:
     app = web.Application()
-    app.add_routes([metrics(world.operator.measures, world.operator.sight)])
+    app.add_routes([metrics_route(world.operator.measures, world.operator.sight)])
     async with TestServer(app) as server:
         prometheus = Prometheus(instance, [f"127.0.0.1:{server.port}"])
         await asyncio.to_thread(prometheus.up)

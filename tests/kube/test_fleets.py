@@ -104,7 +104,7 @@ async def test_deployment_edited_by_hand_is_restored_and_then_not_written_again(
     await orders.replicas(2)
 
     async def settled() -> bool:
-        return len(operator.done) > 3 and not any(done.writes["deployment"] for done in operator.done[-3:])
+        return len(operator.done) > 3 and not any(done.write_counts["deployment"] for done in operator.done[-3:])
 
     await soon(settled)
 

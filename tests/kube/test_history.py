@@ -17,9 +17,9 @@ from rota.kube.telemetry.journal.journal_writer import Journal
 from rota.kube.telemetry.trace_export import TraceExporter
 from rota.pipeline.common.spark_session import create_session
 from rota.pipeline.history.audit import intervals, violations
-from rota.pipeline.history.rollup import rollup
-from rota.pipeline.ingest.facts import Facts, facts
-from rota.pipeline.replay.job import simulated
+from rota.pipeline.history.rollup import compute_rollup
+from rota.pipeline.ingest.facts import Facts, read_facts
+from rota.pipeline.replay.job import simulate_policies
 
 pytestmark = pytest.mark.usefixtures("crds", "node")
 
@@ -48,9 +48,9 @@ async def kept(world: OperatedNamespace, tmp_path: Path) -> AsyncIterator[Journa
 
     def done(done_: object) -> None:
         operator.done.append(done_)  # type: ignore[arg-type]
-        outlets.done(done_)  # type: ignore[arg-type]
+        outlets.on_reconciled(done_)  # type: ignore[arg-type]
 
-    operator.brain.done, operator.places.looked = done, outlets.looked
+    operator.brain.on_reconciled, operator.places.on_lag_polled = done, outlets.on_lag_polled
     yield journal
     await traces.close()
     journal.close()
@@ -72,7 +72,7 @@ async def test_pipeline_figures_from_the_journal_equal_the_metrics_of_the_operat
 
     async def counted() -> bool:  # which is done after people are told
         return len(await scraped(world, "rota_rebalances_total")) > 0 and not any(
-            it.seconds is None for it in world.operator.measures.tallies[world.namespace, "orders"].rebalances
+            it.seconds is None for it in world.operator.measures.trackers[world.namespace, "orders"].rebalances
         )
 
     await world.soon(counted)
@@ -83,7 +83,7 @@ async def test_pipeline_figures_from_the_journal_equal_the_metrics_of_the_operat
     lasted = await scraped(world, "rota_rebalance_duration_seconds_sum")
     kept.close()
 
-    found = await asyncio.to_thread(made_of, facts(spark, str(tmp_path)))
+    found = await asyncio.to_thread(made_of, read_facts(spark, str(tmp_path)))
     assert [found["moved"]] == moved
     assert [found["handovers"]] == handovers
     assert found["rebalances"] == rebalances
@@ -96,7 +96,7 @@ async def test_pipeline_figures_from_the_journal_equal_the_metrics_of_the_operat
 
 
 def made_of(told: Facts) -> dict[str, Any]:
-    hours = rollup(told)
+    hours = compute_rollup(told)
     sums = hours.select(
         F.sum("moved_queues").alias("moved"),
         F.sum("handovers").alias("handovers"),
@@ -106,7 +106,7 @@ def made_of(told: Facts) -> dict[str, Any]:
     ).collect()[0]
     [lasted] = told.rebalance.agg(F.sum("seconds").alias("it")).collect()
     [handed] = intervals(told).agg(F.sum("seconds").alias("it")).collect()
-    [played] = simulated(told, {}).results.select("moves", "problem").collect()
+    [played] = simulate_policies(told, {}).results.select("moves", "problem").collect()
     assert played["problem"] is None
     return {
         **sums.asDict(),

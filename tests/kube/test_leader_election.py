@@ -12,7 +12,7 @@ from ground.cluster import Cluster
 from logins import an_api
 from rota.kube.client import leader_election
 from rota.kube.client.api import Api
-from rota.kube.client.leader_election import POD_UID, Leader
+from rota.kube.client.leader_election import POD_UID_ANNOTATION, LeaderElector
 
 Start = Callable[..., Any]
 
@@ -27,13 +27,13 @@ async def client(control_plane: Cluster) -> AsyncIterator[Api]:
 async def leading(client: Api, namespace: str, name: str, uid: str = "") -> AsyncIterator[asyncio.Event]:
     """Run a candidate; the event is set once it leads."""
     leads = asyncio.Event()
-    leader = Leader(
+    leader = LeaderElector(
         client,
         namespace,
         name,
         lambda it: leads.set() if it else None,
         "rota",
-        annotations=lambda: {POD_UID: uid} if uid else {},
+        annotations=lambda: {POD_UID_ANNOTATION: uid} if uid else {},
     )
     running = asyncio.create_task(leader.run())
     yield leads
@@ -62,28 +62,28 @@ async def test_leader_election_takes_the_lease_of_a_holder_whose_pod_does_not_ex
 ) -> None:
     if namesake:
         await a_pod(api, namespace)
-    await held_by_an_ended_operator(api, namespace, {POD_UID: "uid-of-a-deleted-pod"})
+    await held_by_an_ended_operator(api, namespace, {POD_UID_ANNOTATION: "uid-of-a-deleted-pod"})
     async with leading(client, namespace, "rota-1", uid="uid-1") as leads:
         await leads.wait()
         lease = await api.get(f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/rota")
         assert lease["spec"]["holderIdentity"] == "rota-1"
-        assert lease["metadata"]["annotations"] == {POD_UID: "uid-1"}
+        assert lease["metadata"]["annotations"] == {POD_UID_ANNOTATION: "uid-1"}
 
 
 @pytest.mark.parametrize("annotated", [True, False], ids=["its pod exists", "it runs outside a pod"])
 async def test_leader_election_waits_for_a_holder_that_may_still_run(
     api: GroundApi, client: Api, namespace: str, monkeypatch: pytest.MonkeyPatch, *, annotated: bool
 ) -> None:
-    looked, right = asyncio.Event(), Leader._holder_has_ended
+    looked, right = asyncio.Event(), LeaderElector._holder_has_ended
 
-    async def counted(leader: Leader, lease: leader_election.Lease) -> bool:
+    async def counted(leader: LeaderElector, lease: leader_election.Lease) -> bool:
         ended = await right(leader, lease)
         looked.set()
         return ended
 
     monkeypatch.setattr(leader_election, "CHECK_HOLDER_SECONDS", 0.0)
-    monkeypatch.setattr(Leader, "_holder_has_ended", counted)
-    annotations = {POD_UID: await a_pod(api, namespace)} if annotated else {}
+    monkeypatch.setattr(LeaderElector, "_holder_has_ended", counted)
+    annotations = {POD_UID_ANNOTATION: await a_pod(api, namespace)} if annotated else {}
     await held_by_an_ended_operator(api, namespace, annotations)
     async with leading(client, namespace, "rota-1", uid="uid-1") as leads:
         await looked.wait()

@@ -12,11 +12,11 @@ from ground.api import Api, ApiError, Object
 from ground.cluster import Cluster
 from ground.poll import soon
 from rota.cli import main
-from rota.kube.client.objects import Custom
-from rota.kube.workload.deployment_manifest import deployment
+from rota.kube.client.objects import CustomResource
+from rota.kube.workload.deployment_manifest import build_manifest
 from rota.kube.workload.injection import inject, remove_sidecar
 from rota.kube.workload.sidecar_container import SidecarSpec
-from rota.spec import GroupSpec, group_spec
+from rota.spec import GroupSpec, parse_group
 
 FLEET = Path(__file__).parents[2] / "docs" / "examples" / "fleet.yaml"
 ALL = SidecarSpec(
@@ -131,17 +131,17 @@ async def test_sidecar_gets_no_token_and_the_app_keeps_its_own(api: Api, strict:
 # The Deployment of a group.
 
 
-async def a_fleet(api: Api, namespace: str) -> tuple[Custom, GroupSpec]:
+async def a_fleet(api: Api, namespace: str) -> tuple[CustomResource, GroupSpec]:
     """Make the group of docs/examples/fleet.yaml, without pods: nothing here runs them."""
     body = yaml.safe_load(FLEET.read_text())
     body["spec"]["replicas"] = 0
     made = await api.create(f"/apis/rota.dev/v1alpha1/namespaces/{namespace}/consumergroups", body)
-    return msgspec.convert(made, Custom), group_spec(made)
+    return msgspec.convert(made, CustomResource), parse_group(made)
 
 
-def the_deployment(group: tuple[Custom, GroupSpec], image: str, standing: Object | None = None) -> Object:
+def the_deployment(group: tuple[CustomResource, GroupSpec], image: str, standing: Object | None = None) -> Object:
     body, spec = group
-    return deployment(body, spec, SidecarSpec.of(spec, image, 30.0), standing)
+    return build_manifest(body, spec, SidecarSpec.from_spec(spec, image, 30.0), standing)
 
 
 async def applied(api: Api, body: Object) -> Object:

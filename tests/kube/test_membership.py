@@ -59,7 +59,7 @@ async def test_rolling_update_moves_each_queue_at_most_twice(world: OperatedName
         await leaving.leave()
 
         async def drained(one: str = leaving.name) -> bool:
-            return world.fleet.members[one].member.report().drained
+            return world.fleet.members[one].member.report().is_drained
 
         await soon(drained)
         await leaving.end()
@@ -88,7 +88,7 @@ async def test_broadcasting_gives_every_queue_to_every_member(world: OperatedNam
     await world.fleet.add("orders-a", "orders-b")
 
     async def all_of_it() -> bool:
-        return [len(one.member.lives) for one in world.fleet.members.values()] == [8, 8]
+        return [len(one.member.leases) for one in world.fleet.members.values()] == [8, 8]
 
     await soon(all_of_it)
     await soon(world.settled)
@@ -97,7 +97,7 @@ async def test_broadcasting_gives_every_queue_to_every_member(world: OperatedNam
 
 @pytest.fixture
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(route_watcher, "ONLINE_SECONDS", (0.2, 0.2))
+    monkeypatch.setattr(route_watcher, "CONSUMER_POLL_SECONDS", (0.2, 0.2))
 
 
 @pytest.mark.usefixtures("looks_often")
@@ -119,15 +119,15 @@ async def test_condition_consumption_disabled_is_set_and_no_queue_moves(
     memory: MemoryCluster, world: OperatedNamespace
 ) -> None:
     before = await two_members(world)
-    await memory.update_group(GROUP, BROKER, enabled=False)
+    await memory.update_group(GROUP, BROKER, consume_enabled=False)
     told = await world.condition("SwitchedOff")
     assert told["message"] == f"The group is switched off at {BROKER}; consumeEnable switches it on"
-    shown = world.operator.sight.group(world.namespace, GROUP)
+    shown = world.operator.sight.describe_group(world.namespace, GROUP)
     assert shown
     assert [(it.broker, it.enabled, it.retries) for it in shown.settings] == [(BROKER, False, 16)]
     assert await is_degraded_by(world, "SwitchedOff")
     assert world.fleet.as_value().items() >= before.items()
-    await memory.update_group(GROUP, BROKER, enabled=True)
+    await memory.update_group(GROUP, BROKER, consume_enabled=True)
     await world.well("SwitchedOff")
     assert (await world.conditions())["Degraded"]["status"] == "False"
     assert world.fleet.as_value().items() >= before.items()
@@ -137,7 +137,9 @@ async def test_condition_consumption_disabled_is_set_and_no_queue_moves(
 async def test_condition_duplicate_client_ids_is_set_and_no_queue_moves(
     memory: MemoryCluster, world: OperatedNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(route_watcher, "DEAD_SECONDS", 0.5)  # a broker in memory tells of no addresses: it may be one
+    monkeypatch.setattr(
+        route_watcher, "SILENT_CONNECTION_SECONDS", 0.5
+    )  # a broker in memory tells of no addresses: it may be one
     before = await two_members(world)
     worn_twice, worn_once = (world.fleet.members[name].client_id for name in ("orders-a", "orders-b"))
     await joins(memory, worn_once)

@@ -154,8 +154,8 @@ class Move:
 
     async def _committed(self, came: Sequence[Came]) -> bool:
         """Whether the group has committed all of this."""
-        progress = await self._brokers.progress(GROUP, BROKER, [TOPIC])
-        committed = {queue.id: it.committed for queue, it in progress.items()}
+        progress = await self._brokers.group_offsets(GROUP, BROKER, [TOPIC])
+        committed = {queue.id: it.committed_offset for queue, it in progress.items()}
         return all(committed.get(it.queue, 0) > it.offset for it in came)
 
     async def _soon(self, ask: Callable[[], Any]) -> None:
@@ -232,7 +232,7 @@ async def test_migration_of_a_java_fleet_and_back_works_as_documented(move: Move
     for it in typed(PAGE):
         await shell.follow(it)
         if scaled := re.search(r"scale (cg|deploy)/\S+ --replicas=(\d+)", it.command):
-            setattr(move, "ours" if scaled[1] == "cg" else "theirs", int(scaled[2]))
+            setattr(move, "is_ours" if scaled[1] == "cg" else "theirs", int(scaled[2]))
         if scaled or it.command.startswith("kubectl apply"):
             await move.settles()
     print(f"{move.sent} messages; at each step came again: {move.twice}")

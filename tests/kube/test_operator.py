@@ -257,7 +257,7 @@ async def test_watch_failure_ends_a_watch_that_is_just_being_opened(monkeypatch:
     watch = aiotasks.create_guarded_task(
         queueing.watcher(
             namespace=None,
-            settings=kopf_watch.settings(),
+            settings=kopf_watch.build_settings(),
             resource=Resource("rota.dev", "v1alpha1", "consumergroups", namespaced=True),
             processor=list_nothing,  # never called
             operator_paused=aiotoggles.ToggleSet(any),

@@ -144,7 +144,7 @@ async def test_page_says_that_the_operator_is_standby(browser: Browser, served: 
     assert words.startswith("The operator rota-0 stands by: ")
     assert words.endswith("so lag is not known.")
     served.operator = LEADS
-    served.hub.tell()
+    served.hub.publish()
     await browser.wait_for("document.querySelector('#standby').hidden")
 
 
@@ -266,7 +266,7 @@ async def test_page_shows_a_handover_live(browser: Browser, served: Served) -> N
 async def test_page_reports_a_deleted_group_and_shows_it_again_when_recreated(browser: Browser, served: Served) -> None:
     await open_group(browser, served.url)
     gone = served.details.pop("orders")
-    served.hub.tell(("shop", "orders"))
+    served.hub.publish(("shop", "orders"))
     await browser.wait_for(has("#error", "There is no group shop/orders"))
     assert await browser.evaluate("document.querySelector('#known').hidden")
     served.change(gone)
@@ -447,7 +447,7 @@ async def test_page_works_below_the_path_prefix_of_a_proxy(
 ) -> None:
     before = "/api/v1/namespaces/rota/services/rota:http/proxy/"
     inside, app = web.Application(), web.Application()
-    inside.add_routes(site.routes(served, served.hub))
+    inside.add_routes(site.page_routes(served, served.hub))
     app.add_subapp(before, inside)
     runner = await listen(app, instance.address(), instance.port("proxy", 8081))
     port = instance.port("proxy", 8081)
@@ -527,12 +527,12 @@ async def test_api_event_stream_coalesces_changes_and_filters_by_group(served: S
     served.put(a_detail("b"))
     async with get(f"{served.url}v1/events") as every, get(f"{served.url}v1/events?group=shop/b") as one:
         for _ in range(100):
-            served.hub.tell(("shop", "a"))
-            served.hub.tell(("shop", "b"), ("shop", "c"))
+            served.hub.publish(("shop", "a"))
+            served.hub.publish(("shop", "b"), ("shop", "c"))
         assert await _next(every) == {"groups": ["shop/a", "shop/b", "shop/c"]}
         assert await _next(one) == {"groups": ["shop/b"]}
-        served.hub.tell()
-        served.hub.tell(("shop", "a"))
+        served.hub.publish()
+        served.hub.publish(("shop", "a"))
         assert await _next(every) == {"groups": ["shop/a"]}
         assert await _next(one) == {"groups": []}, "the operator itself has changed"
 
@@ -546,7 +546,7 @@ async def test_api_event_stream_beyond_the_limit_ends_the_oldest(
         async with get(f"{served.url}v1/events") as newest:
             assert newest.status == 200
             assert await oldest.content.read() == b"\n"
-            served.hub.tell(("shop", "a"))
+            served.hub.publish(("shop", "a"))
             assert await _next(newest) == {"groups": ["shop/a"]}
 
 

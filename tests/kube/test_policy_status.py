@@ -6,7 +6,7 @@ from ground.api import Object
 from ground.ours import conditions, made
 from ground.poll import soon
 from kube.world import OperatedNamespace, two_members
-from rota.kube.policies.policy_status import PolicyStatuses
+from rota.kube.policies.policy_status import PolicyStatusWriter
 
 pytestmark = pytest.mark.usefixtures("crds", "node")
 
@@ -50,7 +50,7 @@ async def test_policy_status_names_what_only_the_operator_rejects(world: Operate
 
 
 async def test_policy_status_write_reconciles_no_group(
-    world: OperatedNamespace, policies: str, statuses: PolicyStatuses
+    world: OperatedNamespace, policies: str, statuses: PolicyStatusWriter
 ) -> None:
     path = f"{policies}/rules"
     await world.api.create(policies, made("RebalancePolicy", "rules", strategy="Sticky", triggers={"resync": "1h"}))

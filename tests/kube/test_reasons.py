@@ -14,7 +14,7 @@ from rota import documents, planner
 from rota.brokers.errors import RejectedError
 from rota.brokers.memory import BROKER, MemoryCluster, MemoryConsumer
 from rota.brokers.port import Membership
-from rota.documents import PLAIN, _sum, write_assignment
+from rota.documents import PLAIN_KEY, _checksum, encode_assignment
 from rota.kube.brokers import route_watcher
 from rota.model import Queue
 from rota.planner import situation
@@ -51,9 +51,9 @@ async def memory() -> Refusing:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at brokers more often than usual, and believe at once that they have fewer queues."""
-    monkeypatch.setattr(route_watcher, "ROUTES_SECONDS", 0.2)
+    monkeypatch.setattr(route_watcher, "ROUTE_POLL_SECONDS", 0.2)
     for room in (planner, situation):
-        monkeypatch.setattr(room, "SHRINK_PATIENCE", 0.0)
+        monkeypatch.setattr(room, "SHRINK_PATIENCE_SECONDS", 0.0)
 
 
 # Where a reason is told.
@@ -105,7 +105,7 @@ async def as_held(world: OperatedNamespace, reason: str) -> bool:
 
 def journal(world: OperatedNamespace) -> list[Object]:
     """Return what the operator has written down of the group, read as a file of it is read."""
-    told = [line for done in world.operator.done for line in done.plan.records]
+    told = [line for done in world.operator.done for line in done.plan.journal_records]
     lines: list[Object] = [msgspec.json.decode(msgspec.json.encode(line)) for line in told]
     return [line for line in lines if line["group"] == f"{world.namespace}/{GROUP}"]
 
@@ -271,11 +271,11 @@ def schema(number: int) -> Step:
     """Let a record be one that another version has written."""
 
     async def step(world: OperatedNamespace) -> None:
-        body = msgspec.json.decode((await world.api.get(record(world)))["data"][PLAIN])
+        body = msgspec.json.decode((await world.api.get(record(world)))["data"][PLAIN_KEY])
         body |= {"schema": number}
         del body["sum"]
-        text = msgspec.json.encode(body | {"sum": _sum(body)}).decode()
-        await world.api.patch(record(world), {"data": {PLAIN: text}})
+        text = msgspec.json.encode(body | {"sum": _checksum(body)}).decode()
+        await world.api.patch(record(world), {"data": {PLAIN_KEY: text}})
 
     return step
 
@@ -377,7 +377,7 @@ async def test_gate_that_holds_queues_is_reported_as_progress_and_in_the_journal
     await follows(world, budget={"maxMoves": 0, "per": "1h"})  # not before: the second member would have no queue
 
     async def known() -> bool:
-        policy = world.operator.brain.groups[world.namespace, GROUP].wish.policy
+        policy = world.operator.brain.groups[world.namespace, GROUP].resolved_spec.policy
         return policy is not None and policy.budget is not None
 
     await world.soon(known)
@@ -391,12 +391,12 @@ async def test_condition_assignment_too_large_is_reported_and_no_queue_moves(
     world: OperatedNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = await two_members(world)
-    monkeypatch.setattr(documents, "PLAIN_BYTES", 0)  # so that each is packed, and each is too long
-    monkeypatch.setattr(planner, "write_assignment", partial(write_assignment, room=1))
+    monkeypatch.setattr(documents, "MAX_PLAIN_BYTES", 0)  # so that each is packed, and each is too long
+    monkeypatch.setattr(planner, "encode_assignment", partial(encode_assignment, max_compressed_bytes=1))
     await told(world, Row("DocumentTooLarge", comes("orders-c"), WRONG))
     assert world.fleet.as_value() == before
-    monkeypatch.setattr(planner, "write_assignment", write_assignment)
-    world.operator.brain.wake((world.namespace, GROUP))
+    monkeypatch.setattr(planner, "encode_assignment", encode_assignment)
+    world.operator.brain.enqueue((world.namespace, GROUP))
     await world.until(3, 3, 2)
     await world.well("DocumentTooLarge")
 
@@ -404,7 +404,7 @@ async def test_condition_assignment_too_large_is_reported_and_no_queue_moves(
 async def test_unmanaged_consumer_with_another_filter_is_reported_until_it_leaves(
     world: OperatedNamespace, memory: MemoryCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(route_watcher, "ONLINE_SECONDS", (0.2, 0.2))
+    monkeypatch.setattr(route_watcher, "CONSUMER_POLL_SECONDS", (0.2, 0.2))
     await begins(world)
     await two_members(world)
     subscriptions = [Subscription("orders", "paid")]

@@ -39,7 +39,7 @@ async def test_failover_of_a_crashed_member_and_drain_of_a_leaving_one_move_thei
     leaving = world.fleet.members["orders-b"]
     await leaving.leave()
     await world.until(8, 0)
-    assert leaving.member.report().drained
+    assert leaving.member.report().is_drained
     await leaving.end()
 
 
@@ -52,7 +52,7 @@ async def test_force_delete_of_a_running_pod_drains_it_before_its_queues_move(
     vanished.takes = 1.0
     await vanished.vanish()
     await world.until(0, 4, 4)  # nobody works beside it what it still drains: the fleet would say so in the end
-    assert vanished.member.report().drained
+    assert vanished.member.report().is_drained
     assert not any(document["forced"] for document in world.fleet.documents)
     world.fleet.members.pop("orders-a")
     await vanished.hush()
@@ -72,10 +72,10 @@ async def test_force_delete_and_recreation_under_the_same_name_wait_for_the_drai
     new = world.fleet.members["orders-a"]
 
     async def works() -> bool:
-        return len(new.member.lives) == 4
+        return len(new.member.leases) == 4
 
     await world.soon(works)
-    assert vanished.member.report().drained
+    assert vanished.member.report().is_drained
     assert not any(document["forced"] for document in world.fleet.documents)
     await vanished.hush()
     await soon(world.settled)
@@ -181,7 +181,7 @@ async def test_assignment_deleted_or_edited_is_rewritten_with_the_same_owners(
         await world.api.patch(record, {"data": old["data"]})
 
     async def written() -> bool:
-        obeyed = {one.member.obeyed for one in world.fleet.members.values()}
+        obeyed = {one.member.obeyed_generation for one in world.fleet.members.values()}
         return bool(min(obeyed) > max(generation, 1_000_000_000))  # no lower than the time
 
     await soon(written)

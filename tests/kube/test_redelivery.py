@@ -18,7 +18,7 @@ from ground.rocketmq import RocketMQ
 from kube.operators import an_operator
 from kube.scraped import series
 from kube.shop import GROUP, QUEUES, TemplateGroup, a_shop
-from rota.model import RETRY
+from rota.model import RETRY_TOPIC_PREFIX
 
 pytestmark = [pytest.mark.usefixtures("crds", "operator"), pytest.mark.timeout(600)]
 
@@ -216,7 +216,7 @@ async def test_handover_counts_only_messages_whose_drain_timed_out(shop: Templat
 def knows_the_retry_topic(journal: Path) -> bool:
     """Whether the operator knows where the retry topic ends now."""
     records = [json.loads(line) for path in journal.glob("*/*.jsonl") for line in whole_lines(path)]
-    return any(RETRY + GROUP in it.get("topics", {}) for it in records)
+    return any(RETRY_TOPIC_PREFIX + GROUP in it.get("topics", {}) for it in records)
 
 
 @pytest.mark.slow("an app of a whole fleet fails once, and its message is retried")

@@ -17,7 +17,7 @@ from rota.kube.brokers import route_watcher
 from rota.kube.members import report_client
 from rota.kube.reconcile import observe
 from rota.kube.state import status_throttle
-from rota.model import RETRY, Poke, Queue
+from rota.model import RETRY_TOPIC_PREFIX, Poke, Queue
 from rota.planner import situation
 
 pytestmark = pytest.mark.usefixtures("crds", "node")
@@ -67,7 +67,7 @@ async def memory() -> Asked:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at brokers more often than usual."""
-    monkeypatch.setattr(route_watcher, "ROUTES_SECONDS", 0.1)
+    monkeypatch.setattr(route_watcher, "ROUTE_POLL_SECONDS", 0.1)
 
 
 # Who is asked.
@@ -85,7 +85,7 @@ async def test_topic_of_three_groups_is_queried_once_per_route_poll(world: Opera
     await world.soon(known)
     memory.asked.clear()
     await memory.looks(8)
-    looks = [topic for topic in memory.asked if not topic.startswith(RETRY)]
+    looks = [topic for topic in memory.asked if not topic.startswith(RETRY_TOPIC_PREFIX)]
     each = [sorted(looks[at : at + 2]) for at in range(0, len(looks), 2)]
     assert each == [["bills", "orders"]] * len(each)
 
@@ -93,7 +93,7 @@ async def test_topic_of_three_groups_is_queried_once_per_route_poll(world: Opera
 async def test_report_polling_runs_only_while_a_change_is_awaited(
     world: OperatedNamespace, memory: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(report_client, "WAIT_SECONDS", 0.1)  # who listened on would ask again within a look
+    monkeypatch.setattr(report_client, "LONG_POLL_SECONDS", 0.1)  # who listened on would ask again within a look
     await two_members(world)
     await world.soon(world.at_rest)
     await memory.looks(2)  # polls that were under way are over
@@ -116,11 +116,11 @@ async def test_poke_is_repeated_to_the_member_that_ignores_it_and_to_no_other(wo
 
     async def poked(times: int) -> dict[str, Poke]:
         found = await world.pokes()
-        return found if found[deaf.name].times >= times else {}
+        return found if found[deaf.name].attempts >= times else {}
 
     again = await soon(partial(poked, 2))
     oftener = await soon(partial(poked, 3))
-    assert oftener[deaf.name].generation == again[deaf.name].generation > deaf.member.obeyed
+    assert oftener[deaf.name].generation == again[deaf.name].generation > deaf.member.obeyed_generation
     assert {**oftener, deaf.name: None} == {**again, deaf.name: None}
     deaf.deaf = False
     deaf.look()
@@ -143,8 +143,8 @@ async def test_route_that_loses_a_broker_removes_its_queues_only_when_that_lasts
     await world.soon(world.at_rest)
     assert world.fleet.as_value() == before
     for room in (planner, situation):
-        monkeypatch.setattr(room, "SHRINK_PATIENCE", 0.0)
-    world.operator.brain.wake((world.namespace, GROUP))
+        monkeypatch.setattr(room, "SHRINK_PATIENCE_SECONDS", 0.0)
+    world.operator.brain.enqueue((world.namespace, GROUP))
     await world.until(4, 4)
     assert {queue.split("/")[1] for queue in world.fleet.as_value()} == {BROKER}
     assert not {"NoView", "UnknownTopic", "BrokerUnreachable"} & {*await world.conditions()}
@@ -156,7 +156,7 @@ async def test_route_that_loses_a_broker_removes_its_queues_only_when_that_lasts
 async def test_broker_failure_holds_up_no_other_group_of_a_new_leader(
     world: OperatedNamespace, control_plane: Cluster, memory: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(observe, "LOOKS_AT_ONCE", 1)
+    monkeypatch.setattr(observe, "MAX_CONCURRENT_POLLS", 1)
     await two_members(world)
     await world.operator.brain.close()
     silent = ["hushed-1", "hushed-2", "hushed-3"]
@@ -171,14 +171,14 @@ async def test_broker_failure_holds_up_no_other_group_of_a_new_leader(
             return bool(memory.silent & {*memory.asked})
 
         async def all_looked() -> bool:
-            return all(group.looked for group in leading.brain.groups.values())
+            return all(group.was_observed for group in leading.brain.groups.values())
 
         await world.soon(begun)  # so one of them has its turn, and the others are before whoever comes now
         async with billing(OperatedNamespace(world.api, world.namespace, world.fleet, leading)) as other:
             await goes_on(other)
             await world.fleet.add("orders-c")
             await world.until(3, 3, 2)
-            waiting = [group.name for group in leading.brain.groups.values() if not group.looked]
+            waiting = [group.name for group in leading.brain.groups.values() if not group.was_observed]
             assert sorted(waiting) == silent
             memory.silent = set()
             memory.speaks.set()
@@ -237,7 +237,7 @@ async def _tells_lag(world: OperatedNamespace) -> bool:
 async def test_restart_of_the_operator_changes_nothing_of_a_settled_group_with_a_deployment(
     fleet: OperatedNamespace, control_plane: Cluster, memory: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(status_throttle, "LAG_EVERY", 0.1)
+    monkeypatch.setattr(status_throttle, "LAG_INTERVAL_SECONDS", 0.1)
     await fleet.soon(partial(all_there, fleet, 2))
     await fleet.soon(fleet.at_rest)
     await fleet.soon(partial(_tells_lag, fleet))
@@ -250,8 +250,8 @@ async def test_restart_of_the_operator_changes_nothing_of_a_settled_group_with_a
 
         for times in (1, 2, 3):
             await fleet.soon(partial(looked, times))
-            another.brain.wake((fleet.namespace, GROUP))
-        assert all(group.looked for group in another.brain.groups.values())
+            another.brain.enqueue((fleet.namespace, GROUP))
+        assert all(group.was_observed for group in another.brain.groups.values())
         assert await versions(fleet) == before
 
 

@@ -19,12 +19,12 @@ pytestmark = pytest.mark.usefixtures("crds", "node")
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look more often than usual."""
-    monkeypatch.setattr(lag_poller, "LAG_SECONDS", 0.1)
+    monkeypatch.setattr(lag_poller, "LAG_POLL_SECONDS", 0.1)
     monkeypatch.setattr(rounds, "STEP_SECONDS", 0.1)
 
 
 def shown(world: OperatedNamespace) -> Detail:
-    found = world.operator.sight.group(world.namespace, world.fleet.group)
+    found = world.operator.sight.describe_group(world.namespace, world.fleet.group)
     assert found
     return found
 
@@ -40,7 +40,7 @@ async def test_lag_is_reported_by_queue_by_topic_and_in_the_status(
     await two_members(world)
     await sends(memory, 0, 120)
     await sends(memory, 1, 3)
-    memory.offsets["orders"] |= {Queue("orders", BROKER, number): 0 for number in range(8)}
+    memory.committed_offsets["orders"] |= {Queue("orders", BROKER, number): 0 for number in range(8)}
 
     async def told() -> bool:
         return await scraped(world, "rota_group_lag", topic="orders") == [123]
@@ -68,7 +68,7 @@ async def test_broadcasting_lag_is_that_of_the_slowest_member(world: OperatedNam
     quick, slow = world.fleet.members.values()
     quick.offsets, slow.offsets = dict.fromkeys(queues, 0) | {queues[0]: 9}, dict.fromkeys(queues, 0) | {queues[0]: 2}
     brain = world.operator.brain
-    hears = asyncio.create_task(report_poller.poll_reports(lambda: brain.groups, world.operator.reports, brain.wake))
+    hears = asyncio.create_task(report_poller.poll_reports(lambda: brain.groups, world.operator.reports, brain.enqueue))
 
     async def told(*lag: float) -> bool:
         return await scraped(world, "rota_group_lag", topic="orders") == [*lag]
@@ -113,7 +113,7 @@ async def test_metrics_of_a_deleted_group_are_removed(world: OperatedNamespace, 
         await world.api.delete(other.path)
 
         async def gone() -> bool:
-            text = await world.operator.measures.text(world.operator.sight)
+            text = await world.operator.measures.render(world.operator.sight)
             return b"billing" not in text
 
         await world.soon(gone)
@@ -126,8 +126,8 @@ async def _is_shown(world: OperatedNamespace) -> bool:
 
 async def test_metrics_of_a_standby_operator_have_no_groups(world: OperatedNamespace) -> None:
     await two_members(world)
-    world.operator.brain.lead(leads=False)
-    text = (await world.operator.measures.text(world.operator.sight)).decode()
+    world.operator.brain.set_leading(is_leading=False)
+    text = (await world.operator.measures.render(world.operator.sight)).decode()
     assert not [it for it in series(text) if "group" in it.labels]
     assert "rota_leader 0" in text.splitlines()
     assert shown(world).operator.leads is False
@@ -136,25 +136,25 @@ async def test_metrics_of_a_standby_operator_have_no_groups(world: OperatedNames
 
 async def test_explain_gives_the_reason_for_the_owner_of_a_queue(world: OperatedNamespace) -> None:
     await two_members(world)
-    found = await world.operator.sight.why(world.namespace, "orders", f"orders/{BROKER}/0")
+    found = await world.operator.sight.explain(world.namespace, "orders", f"orders/{BROKER}/0")
     assert found
     assert [it.owner for it in found.queues] == ["orders-a"]
     assert "orders-a" in found.queues[0].why
-    examples = await world.operator.sight.why(world.namespace, "orders", None)
+    examples = await world.operator.sight.explain(world.namespace, "orders", None)
     assert examples
     assert {it.owner for it in examples.queues} == {"orders-a", "orders-b"}
     with pytest.raises(ValueError, match="TOPIC/BROKER/ID"):
-        await world.operator.sight.why(world.namespace, "orders", "orders-0")
+        await world.operator.sight.explain(world.namespace, "orders", "orders-0")
     with pytest.raises(ValueError, match="no queue orders/memory/9"):
-        await world.operator.sight.why(world.namespace, "orders", f"orders/{BROKER}/9")
-    assert await world.operator.sight.why(world.namespace, "nobody", None) is None
+        await world.operator.sight.explain(world.namespace, "orders", f"orders/{BROKER}/9")
+    assert await world.operator.sight.explain(world.namespace, "nobody", None) is None
 
 
 async def test_condition_reports_a_problem_of_a_member_between_rebalances(world: OperatedNamespace) -> None:
     await two_members(world)
     await world.soon(world.at_rest)
     brain = world.operator.brain
-    hears = asyncio.create_task(report_poller.poll_reports(lambda: brain.groups, world.operator.reports, brain.wake))
+    hears = asyncio.create_task(report_poller.poll_reports(lambda: brain.groups, world.operator.reports, brain.enqueue))
     said = "The app answers 404 to POST /; correct spec.delivery.push.path"
     world.fleet.members["orders-a"].troubles = {"AppPathNotFound": said}
     assert (await world.condition("AppPathNotFound"))["message"] == f"orders-a: {said}"

@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from rota.kube.state.rebalance import Rebalance
 from rota.kube.telemetry.rebalances import CompletedRebalance, QueueHandover, RebalanceChange
 from rota.kube.telemetry.span_export import SpanRecorder
-from rota.kube.telemetry.traces import trace
+from rota.kube.telemetry.traces import build_trace
 from rota.model import Holder, Queue
 
 AT, BEGUN = "2026-11-21T08:00:00.000Z", 1_795_248_000
@@ -22,8 +22,8 @@ RESOURCE = {"service.name": "rota-operator", "service.version": "1.2.3", "servic
 
 def handover(number: int = 0, before: Holder | None = A, *, forced: bool = False, **at: float) -> QueueHandover:
     """Return a handover of a queue."""
-    times: dict[str, Any] = {"revoked": 100.1, "granted": 100.4, "obeyed": 100.9, **at}
-    return QueueHandover(Queue("orders", "broker-a", number), before, B, **times, forced=forced)
+    times: dict[str, Any] = {"revoked_at": 100.1, "granted_at": 100.4, "obeyed_at": 100.9, **at}
+    return QueueHandover(Queue("orders", "broker-a", number), before, B, **times, is_forced=forced)
 
 
 def news(*handovers: QueueHandover, handed: int | None = None, **told: Any) -> RebalanceChange:
@@ -37,7 +37,7 @@ def news(*handovers: QueueHandover, handed: int | None = None, **told: Any) -> R
         "seconds": 1.0,
     }
     last = Rebalance(**given | told)
-    return RebalanceChange(past=CompletedRebalance(last, handovers, len(handovers) if handed is None else handed))
+    return RebalanceChange(completed=CompletedRebalance(last, handovers, len(handovers) if handed is None else handed))
 
 
 def encoded(*told: RebalanceChange) -> list[ResourceSpans]:
@@ -45,7 +45,7 @@ def encoded(*told: RebalanceChange) -> list[ResourceSpans]:
     exporter = InMemorySpanExporter()
     recorder = SpanRecorder(SimpleSpanProcessor(exporter), RESOURCE)
     for it in told:
-        if it.past and (ended := trace(KEY, it.past, CLOCK)):
+        if it.completed and (ended := build_trace(KEY, it.completed, CLOCK)):
             recorder.record(ended)
     return list(encode_spans(exporter.get_finished_spans()).resource_spans)
 

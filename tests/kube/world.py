@@ -9,7 +9,7 @@ from ground.api import Api, ApiError, Object
 from ground.poll import PATIENCE_SECONDS, soon
 from kube.brains import Operator
 from kube.members import GroupMembers
-from rota.kube.client.objects import poke_of
+from rota.kube.client.objects import parse_poke
 from rota.model import Poke
 
 GROUP = "orders"
@@ -68,7 +68,7 @@ class OperatedNamespace:
 
     async def at_rest(self) -> bool:
         """Whether it is settled, and nothing is left that time alone will change in a moment."""
-        again = [done.plan.again for done in self.operator.done if done.group.name == self.fleet.group]
+        again = [done.plan.requeue_after for done in self.operator.done if done.group.name == self.fleet.group]
         return bool(again) and again[-1] > 1 and await self.settled()
 
     async def counts(self, members: int, pods: int | None = None) -> None:
@@ -84,14 +84,14 @@ class OperatedNamespace:
         """Return all that can be known, for people who look for what went wrong."""
         pods = await self.api.list(f"/api/v1/namespaces/{self.namespace}/pods")
         pokes = {pod["metadata"]["name"]: pod["metadata"].get("annotations") for pod in pods}
-        reports = {name: (one.member.state, one.member.obeyed) for name, one in self.fleet.members.items()}
+        reports = {name: (one.member.state, one.member.obeyed_generation) for name, one in self.fleet.members.items()}
         written = self.fleet.documents[-1:]
         return f"{self.fleet.shares=}\n{await self.status()=}\n{written=}\n{pokes=}\n{reports=}"
 
     async def pokes(self) -> dict[str, Poke]:
         """Return how each pod was last poked."""
         pods = await self.api.list(f"/api/v1/namespaces/{self.namespace}/pods")
-        return {it["metadata"]["name"]: poke_of(it["metadata"].get("annotations") or {}) for it in pods}
+        return {it["metadata"]["name"]: parse_poke(it["metadata"].get("annotations") or {}) for it in pods}
 
     async def status(self) -> Object:
         found: Object = (await self.api.get(self.path)).get("status") or {}

@@ -27,7 +27,7 @@ INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.facto
 def nobody_looks_on() -> Iterator[None]:
     """Have no command say how far it is, however slow the machine."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(progress, "QUIET", 1e6)
+        patch.setattr(progress, "QUIET_SECONDS", 1e6)
         yield
 
 

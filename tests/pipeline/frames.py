@@ -8,16 +8,16 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType, TimestampType
 
-from rota.pipeline.common.schemas import JOURNAL, QUARANTINE
+from rota.pipeline.common.schemas import JOURNAL_SCHEMAS, QUARANTINE
 from rota.pipeline.ingest.facts import Facts
 
 
 def frames(spark: SparkSession, lines: Iterable[Mapping[str, Any]]) -> Facts:
     """Return the facts that some lines tell."""
-    rows: dict[str, list[tuple[Any, ...]]] = {kind: [] for kind in JOURNAL}
+    rows: dict[str, list[tuple[Any, ...]]] = {kind: [] for kind in JOURNAL_SCHEMAS}
     for line in lines:
-        rows[str(line["kind"])].append(_row(line, JOURNAL[str(line["kind"])]))
-    told = {kind: spark.createDataFrame(rows[kind], shape) for kind, shape in JOURNAL.items()}
+        rows[str(line["kind"])].append(_row(line, JOURNAL_SCHEMAS[str(line["kind"])]))
+    told = {kind: spark.createDataFrame(rows[kind], shape) for kind, shape in JOURNAL_SCHEMAS.items()}
     return Facts(**told, quarantine=spark.createDataFrame([], QUARANTINE))
 
 

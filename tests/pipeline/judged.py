@@ -8,12 +8,12 @@ from typing import Any
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from rota.pipeline.common.schemas import RESULTS, SERIES
-from rota.spec import policy_spec
+from rota.spec import parse_policy
 
 MIDNIGHT = datetime(2026, 11, 21, tzinfo=UTC)
 POLICIES = {
-    "steady": policy_spec({"spec": {"strategy": "Sticky"}}),
-    "even": policy_spec({"spec": {"strategy": "Balanced", "budget": {"maxMoves": 20, "per": "5m"}}}),
+    "steady": parse_policy({"spec": {"strategy": "Sticky"}}),
+    "even": parse_policy({"spec": {"strategy": "Balanced", "budget": {"maxMoves": 20, "per": "5m"}}}),
 }
 
 

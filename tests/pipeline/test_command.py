@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
 
 from rota.cli import main
-from rota.pipeline.ingest.facts import facts, last
+from rota.pipeline.ingest.facts import first_day, read_facts
 from rota.records import journal_record
 
 DAY = "date=2025-11-21"
@@ -105,8 +105,8 @@ def test_rollup_command_of_the_last_days_rewrites_these_only_and_equals_the_whol
     ok("rollup", source, "--to", folder, "--days", 2)
     assert old.exists()
     assert by_hour(spark, folder) == whole
-    assert facts(spark, str(source)).owners.count() == 6
-    assert facts(spark, str(source), last(str(source), 1)).owners.count() == 2
+    assert read_facts(spark, str(source)).owners.count() == 6
+    assert read_facts(spark, str(source), first_day(str(source), 1)).owners.count() == 2
 
 
 def three_days(journal: Path) -> Path:

@@ -11,8 +11,8 @@ from pyspark.sql import Row, SparkSession
 from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
 
 from rota.cli import main
-from rota.pipeline.common.paths import FOLDERS
-from rota.pipeline.ingest.facts import TABLES, facts
+from rota.pipeline.common.paths import TABLE_FOLDERS
+from rota.pipeline.ingest.facts import TABLE_SCHEMAS, read_facts
 from rota.records import journal_record
 
 
@@ -40,13 +40,13 @@ def test_journal_lines_that_are_identical_count_once_across_files(spark: SparkSe
     told = line("offsets", "08:00:00.000", topics={}, verdicts={})
     a_journal(tmp_path, "08-a.jsonl", told, told, line("offsets", "08:00:05.000", topics={}, verdicts={}))
     a_journal(tmp_path, "08-b.jsonl", told)
-    assert facts(spark, str(tmp_path)).offsets.count() == 2
+    assert read_facts(spark, str(tmp_path)).offsets.count() == 2
 
 
 def test_journal_verdict_that_repeats_the_previous_one_is_not_counted(spark: SparkSession, tmp_path: Path) -> None:
     said = [("True", "A"), ("True", "A"), ("True", "B"), ("False", "B"), ("False", "B"), ("True", "A")]
     a_journal(tmp_path, "08-a.jsonl", *[turn(f"08:00:0{n}.000", *it) for n, it in enumerate(said)])
-    got = facts(spark, str(tmp_path)).verdict.orderBy("at").select("at", "status", "reason").collect()
+    got = read_facts(spark, str(tmp_path)).verdict.orderBy("at").select("at", "status", "reason").collect()
     assert [(row.at.second, row.status, row.reason) for row in got] == [
         (0, "True", "A"),
         (2, "True", "B"),
@@ -58,7 +58,7 @@ def test_journal_verdict_that_repeats_the_previous_one_is_not_counted(spark: Spa
 def test_journal_rebalance_recorded_by_two_leaders_counts_once(spark: SparkSession, tmp_path: Path) -> None:
     first, again, other = ended("08:01:00", "08:00:00"), ended("08:01:02", "08:00:00", 7), ended("08:03:00", "08:02:00")
     a_journal(tmp_path, "08-a.jsonl", again, first, other)
-    got = facts(spark, str(tmp_path)).rebalance.orderBy("at").select("generation", "moved")
+    got = read_facts(spark, str(tmp_path)).rebalance.orderBy("at").select("generation", "moved")
     assertDataFrameEqual(got, [Row(generation=6, moved=4), Row(generation=6, moved=4)])
 
 
@@ -66,7 +66,7 @@ def test_journal_lines_that_are_no_records_are_quarantined_with_a_reason(spark: 
     weather, later = line("weather", "08:00:00"), line("plan", "08:00:00").replace(b'"schema":1', b'"schema":2')
     whole = turn("08:00:00", "True", "A")
     a_journal(tmp_path, "08-a+b c.jsonl", whole, weather, later, b"\xff\n", whole[:30])
-    got = facts(spark, str(tmp_path)).quarantine.orderBy("line").collect()
+    got = read_facts(spark, str(tmp_path)).quarantine.orderBy("line").collect()
     assert {(row.file, row.date) for row in got} == {("date=2026-11-21/08-a+b c.jsonl", date(2026, 11, 21))}
     assert [row.reason.partition(":")[0] for row in got] == [
         "The line is torn, or no record of the journal",
@@ -74,13 +74,13 @@ def test_journal_lines_that_are_no_records_are_quarantined_with_a_reason(spark: 
         "The record has schema 2; this version reads 1",
         "The line is torn, or no record of the journal",
     ]
-    assert facts(spark, str(tmp_path)).verdict.count() == 1
+    assert read_facts(spark, str(tmp_path)).verdict.count() == 1
 
 
 def test_ingest_tables_have_the_documented_schema(spark: SparkSession, tmp_path: Path) -> None:
-    told = facts(spark, a_journal(tmp_path, "08-a.jsonl", turn("08:00:00", "True", "A")))
-    assert set(TABLES) == set(FOLDERS)
-    for kind, schema in TABLES.items():
+    told = read_facts(spark, a_journal(tmp_path, "08-a.jsonl", turn("08:00:00", "True", "A")))
+    assert set(TABLE_SCHEMAS) == set(TABLE_FOLDERS)
+    for kind, schema in TABLE_SCHEMAS.items():
         assertSchemaEqual(getattr(told, kind).schema, schema)
 
 
@@ -89,8 +89,8 @@ def test_journal_with_deleted_hours_or_special_characters_in_its_path_is_read(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     folder = tmp_path / "a[b] {c,d}*"
-    told = facts(spark, a_journal(folder, "08-a.jsonl", turn("08:00:00", "True", "A")))
-    later = facts(spark, a_journal(folder, "11-a.jsonl", turn("11:00:00", "False", "B")))
+    told = read_facts(spark, a_journal(folder, "08-a.jsonl", turn("08:00:00", "True", "A")))
+    later = read_facts(spark, a_journal(folder, "11-a.jsonl", turn("11:00:00", "False", "B")))
     (folder / "date=2026-11-21" / "08-a.jsonl").unlink()
     assert [row.reason for row in later.verdict.collect()] == ["B"]
     assert told.verdict.count() == 0
@@ -109,7 +109,7 @@ def test_journal_folder_that_is_missing_or_holds_no_journal_is_rejected(
     with pytest.raises(
         ValueError, match=rf"^{folder} (is no folder|holds no journal \(date=2026-11-21/08-NAME\.jsonl\))"
     ):
-        facts(spark, str(folder))
+        read_facts(spark, str(folder))
 
 
 def test_ingest_command_prints_the_rows_it_wrote_to_each_table(spark: SparkSession, tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_ingest_command_prints_the_rows_it_wrote_to_each_table(spark: SparkSessi
     )
     assert (ran.exit_code, ran.stderr) == (0, "")
     assert {kind: n for kind, n in msgspec.json.decode(ran.stdout).items() if n} == {"verdict": 1, "quarantine": 1}
-    assert facts(spark, str(tmp_path / "lake")).verdict.count() == 1
+    assert read_facts(spark, str(tmp_path / "lake")).verdict.count() == 1
 
 
 @pytest.mark.usefixtures("spark")

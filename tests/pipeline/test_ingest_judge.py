@@ -12,11 +12,11 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from rota.pipeline.common.schemas import JOURNAL
-from rota.pipeline.ingest.facts import of_kind
+from rota.pipeline.common.schemas import JOURNAL_SCHEMAS
+from rota.pipeline.ingest.facts import records_of_kind
 from rota.pipeline.ingest.lines import judge_lines
 from rota.ranges import from_ranges
-from rota.records import journal_record, read
+from rota.records import decode_record, journal_record
 
 PAGE = (Path(__file__).parents[2] / "docs" / "journal.md").read_text()
 EXAMPLES = [block.encode() for block in re.findall(r"^```json\n(.*?)\n```", PAGE, re.DOTALL | re.MULTILINE)]
@@ -99,7 +99,7 @@ def hit(chance: Random) -> Iterator[bytes]:
 def refusal(line: bytes) -> str | None:
     """Say why a line is none: by the reader, or because what it tells of cannot be."""
     try:
-        record = read(line)
+        record = decode_record(line)
         for queues in ranges(msgspec.to_builtins(record)):
             from_ranges(queues)
     except ValueError as error:
@@ -145,11 +145,11 @@ def test_ingest_quarantines_exactly_the_lines_the_official_reader_rejects(tried:
     assert sum(reason is not None for _, reason in told.values()) > 2000
 
 
-@pytest.mark.parametrize("kind", JOURNAL)
+@pytest.mark.parametrize("kind", JOURNAL_SCHEMAS)
 def test_ingest_rows_equal_the_records_of_the_official_reader(tried: DataFrame, kind: str) -> None:
     rows = tried.where(F.col("kind") == kind).select("number").collect()
-    wanted = [values(read(all_lines[row.number]), kind) for row in rows]
-    got = [row.asDict(recursive=True) for row in tried.transform(of_kind, kind).collect()]
+    wanted = [values(decode_record(all_lines[row.number]), kind) for row in rows]
+    got = [row.asDict(recursive=True) for row in tried.transform(records_of_kind, kind).collect()]
     assert len(got) == len(wanted) > 0
     for mine, theirs in zip(got, wanted, strict=True):
         assert str(mine.pop("date")) == f"{mine['at']:%Y-%m-%d}"
@@ -183,7 +183,7 @@ def test_ingest_rejects_oversized_integers_and_impossible_years(
     spark: SparkSession, old: bytes, new: bytes, why: str
 ) -> None:
     line = OFFSETS.replace(old, new, 1)
-    read(line)
+    decode_record(line)
     row = spark.createDataFrame([(line.decode(),)], "line string").transform(judge_lines).first()
     assert row
     assert (row.kind, row.reason) == (None, f"The record cannot be kept: {why}")
@@ -198,7 +198,7 @@ def test_ingest_rejects_unreadable_queue_ranges(spark: SparkSession) -> None:
         for ids in ("0-3", "nonsense", "0-2147483646")
     ]
     for line in lines:
-        read(line)
+        decode_record(line)
     rows = spark.createDataFrame([(it.decode(),) for it in lines], "line string").transform(judge_lines).collect()
     assert [row.reason for row in rows] == [
         None,

@@ -10,16 +10,16 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from rota.pipeline.ingest import streaming
-from rota.pipeline.ingest.facts import facts, last
+from rota.pipeline.ingest.facts import first_day, read_facts
 from rota.pipeline.ingest.inbox import Inbox
-from rota.pipeline.ingest.streaming import stream
+from rota.pipeline.ingest.streaming import ingest_journal
 
 NOBODY_WRITES = None
 
 
 @pytest.fixture(autouse=True)
 def _one_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(streaming.STREAMING, "spark.sql.shuffle.partitions", "1")
+    monkeypatch.setitem(streaming.STREAM_SETTINGS, "spark.sql.shuffle.partitions", "1")
 
 
 def verdict(number: int, hour: int = 8, group: str = "shop/orders") -> str:
@@ -38,23 +38,23 @@ def wrote(journal: Path, name: str, *lines: str) -> Path:
 
 
 def reasons(spark: SparkSession, lake: Path) -> list[str]:
-    return sorted(row.reason for row in facts(spark, str(lake)).verdict.collect())
+    return sorted(row.reason for row in read_facts(spark, str(lake)).verdict.collect())
 
 
 def test_ingest_does_not_repeat_lines_of_earlier_batches(spark: SparkSession, tmp_path: Path) -> None:
     journal, lake = tmp_path / "journal", tmp_path / "lake"
     wrote(journal, "08-a.jsonl", verdict(1), verdict(1), "{torn\n", verdict(2)[:-1])
     wrote(journal, "08-b.jsonl", verdict(1))
-    first = stream(spark, str(journal), str(lake), settle=NOBODY_WRITES)
+    first = ingest_journal(spark, str(journal), str(lake), settle=NOBODY_WRITES)
     assert {kind: count for kind, count in first.items() if count} == {"verdict": 2, "quarantine": 1}
-    assert not any(stream(spark, str(journal), str(lake), settle=NOBODY_WRITES).values())
+    assert not any(ingest_journal(spark, str(journal), str(lake), settle=NOBODY_WRITES).values())
     wrote(journal, "09-a.jsonl", verdict(3, 9))
     wrote(journal, "08-c.jsonl", verdict(2))  # a copy, in another batch
-    assert stream(spark, str(journal), str(lake), settle=NOBODY_WRITES)["verdict"] == 1
+    assert ingest_journal(spark, str(journal), str(lake), settle=NOBODY_WRITES)["verdict"] == 1
     assert reasons(spark, lake) == ["R1", "R2", "R3"]
-    assert last(str(lake), 1) == date(2026, 11, 21)
-    assert [facts(spark, str(lake), date(2026, 11, day)).verdict.count() for day in (21, 22)] == [3, 0]
-    [bad] = facts(spark, str(lake)).quarantine.collect()
+    assert first_day(str(lake), 1) == date(2026, 11, 21)
+    assert [read_facts(spark, str(lake), date(2026, 11, day)).verdict.count() for day in (21, 22)] == [3, 0]
+    [bad] = read_facts(spark, str(lake)).quarantine.collect()
     assert (bad.file, bad.line, str(bad.date)) == ("date=2026-11-21/08-a.jsonl", "{torn", "2026-11-21")
 
 
@@ -62,24 +62,28 @@ def test_ingest_does_not_repeat_lines_of_earlier_batches(spark: SparkSession, tm
 def test_ingest_reads_a_grown_file_again_and_counts_its_lines_once(spark: SparkSession, tmp_path: Path) -> None:
     journal, lake = tmp_path / "journal", tmp_path / "lake"
     wrote(journal, "08-a.jsonl", verdict(1), verdict(2)[:40])
-    stream(spark, str(journal), str(lake), settle=NOBODY_WRITES)
+    ingest_journal(spark, str(journal), str(lake), settle=NOBODY_WRITES)
     wrote(journal, "08-a.jsonl", "\n", verdict(2))
-    stream(spark, str(journal), str(lake), settle=NOBODY_WRITES)
+    ingest_journal(spark, str(journal), str(lake), settle=NOBODY_WRITES)
     assert reasons(spark, lake) == ["R1", "R2"]
-    assert facts(spark, str(lake)).quarantine.count() == 1
+    assert read_facts(spark, str(lake)).quarantine.count() == 1
 
 
 @pytest.mark.slow("lines that arrive too late")
 def test_ingest_quarantines_lines_that_arrive_too_late(spark: SparkSession, tmp_path: Path) -> None:
     journal, lake = tmp_path / "journal", tmp_path / "lake"
     wrote(journal, "12-a.jsonl", verdict(1, 12))
-    stream(spark, str(journal), str(lake), settle=NOBODY_WRITES)
+    ingest_journal(spark, str(journal), str(lake), settle=NOBODY_WRITES)
     wrote(journal, "11-b.jsonl", verdict(2, 11))
     wrote(journal, "08-b.jsonl", verdict(3))
-    stream(spark, str(journal), str(lake), settle=NOBODY_WRITES)
+    ingest_journal(spark, str(journal), str(lake), settle=NOBODY_WRITES)
     assert reasons(spark, lake) == ["R1", "R2"]
-    [late] = facts(spark, str(lake)).quarantine.collect()
-    assert (late.file, late.line + "\n", late.reason) == ("date=2026-11-21/08-b.jsonl", verdict(3), streaming.LATE)
+    [late] = read_facts(spark, str(lake)).quarantine.collect()
+    assert (late.file, late.line + "\n", late.reason) == (
+        "date=2026-11-21/08-b.jsonl",
+        verdict(3),
+        streaming.LATE_REASON,
+    )
 
 
 def test_ingest_killed_during_a_batch_writes_it_once(
@@ -96,12 +100,12 @@ def test_ingest_killed_during_a_batch_writes_it_once(
 
     monkeypatch.setattr(streaming, "_write_table", killed)
     with pytest.raises(Exception, match="killed"):
-        stream(spark, str(journal), str(lake), settle=NOBODY_WRITES)
+        ingest_journal(spark, str(journal), str(lake), settle=NOBODY_WRITES)
     monkeypatch.undo()
     wrote(journal, "09-a.jsonl", verdict(2, 9))
-    stream(spark, str(journal), str(lake), settle=NOBODY_WRITES)
+    ingest_journal(spark, str(journal), str(lake), settle=NOBODY_WRITES)
     assert reasons(spark, lake) == ["R1", "R2"]
-    assert facts(spark, str(lake)).quarantine.count() == 1
+    assert read_facts(spark, str(lake)).quarantine.count() == 1
 
 
 def test_ingest_killed_before_its_inbox_is_updated_takes_each_line_once(
@@ -109,11 +113,11 @@ def test_ingest_killed_before_its_inbox_is_updated_takes_each_line_once(
 ) -> None:
     journal, lake = tmp_path / "journal", tmp_path / "lake"
     wrote(journal, "08-a.jsonl", verdict(1))
-    monkeypatch.setattr(Inbox, "finish", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(Inbox, "mark_ingested", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        stream(spark, str(journal), str(lake), settle=NOBODY_WRITES)
+        ingest_journal(spark, str(journal), str(lake), settle=NOBODY_WRITES)
     monkeypatch.undo()
-    stream(spark, str(journal), str(lake), settle=NOBODY_WRITES)
+    ingest_journal(spark, str(journal), str(lake), settle=NOBODY_WRITES)
     assert reasons(spark, lake) == ["R1"]
 
 
@@ -126,8 +130,8 @@ def test_ingest_takes_an_hour_that_has_ended_and_stopped_growing_for_minutes(
     os.utime(path, (changed.timestamp(), changed.timestamp()))
     inbox = Inbox(tmp_path / "inbox", tmp_path / "journal", timedelta(hours=2))
     now = changed + timedelta(minutes=minutes_ago)
-    assert inbox.fill(now, timedelta(minutes=5)) is over
-    assert not Inbox(tmp_path / "other", tmp_path / "journal", timedelta(hours=2)).fill(
+    assert inbox.link_complete_files(now, timedelta(minutes=5)) is over
+    assert not Inbox(tmp_path / "other", tmp_path / "journal", timedelta(hours=2)).link_complete_files(
         datetime(2026, 11, 21, 9, 4, tzinfo=UTC), timedelta(minutes=5)
     )
 
@@ -135,10 +139,10 @@ def test_ingest_takes_an_hour_that_has_ended_and_stopped_growing_for_minutes(
 def test_ingest_leaves_the_journal_unchanged_and_takes_a_file_once(tmp_path: Path) -> None:
     path = wrote(tmp_path / "journal", "08-a.jsonl", verdict(1))
     inbox = Inbox(tmp_path / "inbox", tmp_path / "journal", timedelta(hours=2))
-    assert inbox.fill(datetime.now(UTC), None)
-    inbox.finish()
-    assert not inbox.waits()
-    assert not inbox.fill(datetime.now(UTC), None)
+    assert inbox.link_complete_files(datetime.now(UTC), None)
+    inbox.mark_ingested()
+    assert not inbox.has_pending_files()
+    assert not inbox.link_complete_files(datetime.now(UTC), None)
     assert path.read_text() == verdict(1)
 
 
@@ -153,31 +157,31 @@ def test_ingest_watch_continues_with_new_hours(spark: SparkSession, tmp_path: Pa
         wrote(journal, "09-a.jsonl", verdict(2, 9))
         return len(seen) < 2
 
-    stream(spark, str(journal), str(lake), settle=NOBODY_WRITES, watch=watch)
+    ingest_journal(spark, str(journal), str(lake), settle=NOBODY_WRITES, on_ingested=watch)
     assert seen == [{"verdict": 1}, {"verdict": 1}]
 
 
 def test_lake_is_partitioned_by_kind_and_day(spark: SparkSession, tmp_path: Path) -> None:
     journal, lake = tmp_path / "journal", tmp_path / "lake"
     wrote(journal, "08-a.jsonl", verdict(1))
-    stream(spark, str(journal), str(lake), settle=NOBODY_WRITES)
+    ingest_journal(spark, str(journal), str(lake), settle=NOBODY_WRITES)
     [folder] = (lake / "verdict").glob("date=*")
     assert folder.name == "date=2026-11-21"
-    assert facts(spark, str(lake)).offsets.count() == 0
-    assert facts(spark, str(lake)).verdict.select(F.count("at")).first() == (1,)
+    assert read_facts(spark, str(lake)).offsets.count() == 0
+    assert read_facts(spark, str(lake)).verdict.select(F.count("at")).first() == (1,)
 
 
 def test_lake_day_that_was_removed_does_not_return(spark: SparkSession, tmp_path: Path) -> None:
     journal, lake = tmp_path / "journal", tmp_path / "lake"
     wrote(journal, "08-a.jsonl", verdict(1), "{torn\n")
-    stream(spark, str(journal), str(lake), settle=NOBODY_WRITES)
+    ingest_journal(spark, str(journal), str(lake), settle=NOBODY_WRITES)
     for day in lake.glob("*/date=2026-11-21"):
         shutil.rmtree(day)
-    assert not any(stream(spark, str(journal), str(lake), settle=NOBODY_WRITES).values())
+    assert not any(ingest_journal(spark, str(journal), str(lake), settle=NOBODY_WRITES).values())
     wrote(journal, "09-a.jsonl", verdict(1), verdict(3, 9))  # a copy of what was removed, too
-    assert stream(spark, str(journal), str(lake), settle=NOBODY_WRITES)["verdict"] == 1
+    assert ingest_journal(spark, str(journal), str(lake), settle=NOBODY_WRITES)["verdict"] == 1
     assert reasons(spark, lake) == ["R3"]
-    assert facts(spark, str(lake)).quarantine.count() == 0
+    assert read_facts(spark, str(lake)).quarantine.count() == 0
 
 
 def test_ingest_reports_missing_journal_missing_delta_and_a_concurrent_ingest(
@@ -185,9 +189,9 @@ def test_ingest_reports_missing_journal_missing_delta_and_a_concurrent_ingest(
 ) -> None:
     journal, lake = tmp_path / "journal", tmp_path / "lake"
     with pytest.raises(ValueError, match=r"journal holds no journal: no file such as date=2026-11-21/08-NAME\.jsonl$"):
-        stream(spark, str(journal), str(lake))
+        ingest_journal(spark, str(journal), str(lake))
     wrote(journal, "08-a.jsonl", verdict(1))
     with pytest.raises(ValueError, match=r"^Delta is not on Spark's class path; give spark-submit --packages "):
-        stream(spark, str(journal), str(lake), form="delta")
-    with streaming._locked(lake), pytest.raises(ValueError, match=r"^Another `rota pipeline ingest` is writing "):
-        stream(spark, str(journal), str(lake))
+        ingest_journal(spark, str(journal), str(lake), table_format="delta")
+    with streaming._lock_lake(lake), pytest.raises(ValueError, match=r"^Another `rota pipeline ingest` is writing "):
+        ingest_journal(spark, str(journal), str(lake))

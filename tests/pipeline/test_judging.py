@@ -10,8 +10,8 @@ from pyspark.sql import Row, SparkSession
 
 from pipeline.frames import frames
 from rota.kube.brokers.lag.lag_history import LagHistory, QueueSample
-from rota.lag import Judgement, OffsetSample, delay, judge
-from rota.pipeline.history.lag_states import WINDOW, offset_samples
+from rota.lag import LagState, OffsetSample, compute_delay, compute_lag_state
+from rota.pipeline.history.lag_states import SAMPLE_WINDOW, offset_samples
 from rota.records import journal_record
 from rota.spec import StartFrom
 
@@ -59,8 +59,8 @@ def seen(until: float) -> Counter[str]:
         for seconds in (until - 45, until - 30, until - 15, until):
             rows = {number: place(max(seconds, 0)) for (of, number), place in QUEUES.items() if of == topic}
             worked = frozenset(rows) - ({2} if seconds >= 3600 else set())
-            history.see(seconds, {number: QueueSample(*row) for number, row in rows.items()}, worked)
-        found.update(str(it.verdict) for it in history.judged(begins).values() if it.verdict)
+            history.add_sample(seconds, {number: QueueSample(*row) for number, row in rows.items()}, worked)
+        found.update(str(it.lag_state) for it in history.judge_queues(begins).values() if it.lag_state)
     return found
 
 
@@ -127,7 +127,7 @@ def own(minute: int) -> list[tuple[list[OffsetSample], StartFrom]]:
     for (topic, number), place in QUEUES.items():
         times = [60.0 * past for past in range(minute + 1)]
         free = (topic, number) == ("orders", 2)
-        made = [OffsetSample(time, *place(time), worked=not (free and time >= 3600)) for time in times]
+        made = [OffsetSample(time, *place(time), has_owner=not (free and time >= 3600)) for time in times]
         found.append((made, EARLIEST if topic == RETRIES else LATEST))
     return found
 
@@ -139,12 +139,12 @@ def test_lag_state_of_each_sample_equals_the_operators_lag_module(judged: list[R
         counts: Counter[str] = Counter()
         waits, lags = [], []
         for place, (made, begins) in enumerate(own(minute)):
-            inside = [it for it in made if made[-1].at - it.at <= WINDOW.young]
-            counts[str(judge(inside, begins))] += 1
+            inside = [it for it in made if made[-1].sampled_at - it.sampled_at <= SAMPLE_WINDOW.always_within_seconds]
+            counts[str(compute_lag_state(inside, begins))] += 1
             if place < 5:
-                waits.append(delay([it for it in made if made[-1].at - it.at <= 3600], begins))
-                lags.append(made[-1].behind(begins))
-        assert {str(it): row[str(it)] for it in Judgement} == {str(it): counts[str(it)] for it in Judgement}
+                waits.append(compute_delay([it for it in made if made[-1].sampled_at - it.sampled_at <= 3600], begins))
+                lags.append(made[-1].lag(begins))
+        assert {str(it): row[str(it)] for it in LagState} == {str(it): counts[str(it)] for it in LagState}
         assert row["lag"] == sum(it for it in lags if it is not None)
         if None in waits:
             assert row["delay"] is None
@@ -157,7 +157,7 @@ def test_lag_states_equal_the_operators_verdicts_except_after_a_change(judged: l
     differing = [
         minute
         for minute, (row, line) in enumerate(zip(judged, told, strict=True))
-        if any(row[str(it)] != line["verdicts"].get(str(it), 0) for it in Judgement)
+        if any(row[str(it)] != line["verdicts"].get(str(it), 0) for it in LagState)
     ]
     turns = [0, 10, 30, 60]  # the first look; a retry begins, an offset goes back, somebody leaves
     assert all(any(turn <= minute <= turn + 3 for turn in turns) for minute in differing)

@@ -16,17 +16,17 @@ import pytest
 
 from ground.poll import eventually
 from pipeline.small_spark import LONGEST, SMALL
-from rota.pipeline.common.paths import HOUR_LETTERS
+from rota.pipeline.common.paths import HOUR_CHARACTERS
 from rota.pipeline.synthetic.histories import generate_history
-from rota.pipeline.synthetic.journaling_replay import JournalingReplay, Line
+from rota.pipeline.synthetic.journaling_replay import JournalingReplay, JournalLine
 
 
 def hours() -> dict[str, list[bytes]]:
     """Return the lines of three hours of a group's, by hour."""
     found: defaultdict[str, list[bytes]] = defaultdict(list)
 
-    def keep(line: Line) -> None:
-        found[str(line["at"])[:HOUR_LETTERS]].append(msgspec.json.encode(line) + b"\n")
+    def keep(line: JournalLine) -> None:
+        found[str(line["at"])[:HOUR_CHARACTERS]].append(msgspec.json.encode(line) + b"\n")
 
     JournalingReplay(generate_history(1, 7, 2.5), keep).run()
     return found

@@ -5,20 +5,20 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from rota.pipeline.common.schemas import RECORDED, RESULTS
-from rota.pipeline.recommend.cost_weights import Weights
+from rota.pipeline.common.schemas import RECORDED_POLICY, RESULTS
+from rota.pipeline.recommend.cost_weights import CostWeights
 from rota.pipeline.recommend.ranking import costs
 from rota.pipeline.replay.group_history import GroupHistory
 from rota.pipeline.replay.replay import Replay
 from rota.pipeline.replay.replay_metrics import ReplayMetrics
 from rota.pipeline.synthetic.histories import KINDS, generate_history
-from rota.spec import PolicySpec, policy_spec
+from rota.spec import PolicySpec, parse_policy
 
 SEEDS, GROUPS, HOURS = (1, 2, 3), 2, 24
 POLICIES = {
-    "even": policy_spec({"spec": {"strategy": "Averagely"}}),
-    "steady": policy_spec({"spec": {"strategy": "Sticky"}}),
-    "weighed": policy_spec({"spec": {"strategy": "Balanced"}}),
+    "even": parse_policy({"spec": {"strategy": "Averagely"}}),
+    "steady": parse_policy({"spec": {"strategy": "Sticky"}}),
+    "weighed": parse_policy({"spec": {"strategy": "Balanced"}}),
 }
 
 
@@ -27,7 +27,7 @@ def a_row(it: GroupHistory, name: str, policy: PolicySpec | None) -> dict[str, A
     replay = Replay(it, policy, figures)
     replay.run()
     told = {"group": it.group, "policy": name, "strategy": replay.policy.strategy, "problem": figures.problem}
-    return told | figures.row()
+    return told | figures.to_row()
 
 
 @pytest.mark.parametrize(
@@ -41,11 +41,11 @@ def test_recommend_ranks_sticky_first_for_rollouts_and_balanced_for_skewed_load(
     for seed in seeds:
         for number in range(GROUPS):
             it = generate_history(number, seed, HOURS, kind=KINDS[kind])
-            for name, policy in {RECORDED: None, **POLICIES}.items():
+            for name, policy in {RECORDED_POLICY: None, **POLICIES}.items():
                 rows.append(a_row(it, name, policy) | {"group": f"{it.group}-{seed}"})
     told = costs(
-        spark.createDataFrame([tuple(row[name] for name in RESULTS.names) for row in rows], RESULTS), Weights()
+        spark.createDataFrame([tuple(row[name] for name in RESULTS.names) for row in rows], RESULTS), CostWeights()
     )
-    tried = told.where(f"policy != '{RECORDED}'").orderBy("group", "rank").collect()
+    tried = told.where(f"policy != '{RECORDED_POLICY}'").orderBy("group", "rank").collect()
     first = {row["group"]: row["policy"] for row in reversed(tried)}
     assert first == {row["group"]: best for row in rows}

@@ -13,36 +13,51 @@ from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
 
 from pipeline.judged import POLICIES, a_result, content, results, rolled, skewed
 from rota.pipeline.common.schemas import COSTS
-from rota.pipeline.recommend.cost_weights import MEASURES, Weights, read
-from rota.pipeline.recommend.policy_manifests import check, command, manifest, manifests, parse_group_name
-from rota.pipeline.recommend.ranking import CHOSEN, EACH, PARTS, costs, recommend_policies, sum_over_groups
+from rota.pipeline.recommend.cost_weights import MEASURES, CostWeights, parse_weights
+from rota.pipeline.recommend.policy_manifests import (
+    build_manifest,
+    check_policy_names,
+    parse_group_name,
+    patch_command,
+    write_manifests,
+)
+from rota.pipeline.recommend.ranking import (
+    CHOSEN,
+    COST_COLUMNS,
+    OWN_POLICIES,
+    costs,
+    recommend_policies,
+    sum_over_groups,
+)
 from rota.pipeline.report.report_data import (
-    MOST_PROBLEMS,
+    MAX_PROBLEMS,
     Findings,
     HistoryScope,
-    Leading,
+    LeadingGroup,
     best_for_all,
-    by_policy,
-    leading,
-    problems,
+    count_problems,
+    find_leading_group,
+    sum_by_policy,
 )
-from rota.spec import PolicySpec, policy_spec
+from rota.spec import PolicySpec, parse_policy
 
 CRD = Path(__file__).parents[2] / "crds" / "rota.dev_rebalancepolicies.yaml"
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples" / "policies.yaml"
-NOTHING = Weights(**dict.fromkeys(MEASURES, 0.0))
+NOTHING = CostWeights(**dict.fromkeys(MEASURES, 0.0))
 OTHERS = ("imbalance", "lag_mean", "lag_peak")
 
 
-def choice(spark: SparkSession, rows: list[Row], weights: Weights | None = None, **given: Any) -> DataFrame:
+def choice(spark: SparkSession, rows: list[Row], weights: CostWeights | None = None, **given: Any) -> DataFrame:
     of_them = results(spark, rows)
-    return recommend_policies(costs(of_them, weights or Weights()), of_them, **given)
+    return recommend_policies(costs(of_them, weights or CostWeights()), of_them, **given)
 
 
 def priced(groups: int = 0, **costs_by_policy: float) -> Findings:
     """Return what was found of so many groups, and what all of them cost under each policy, the cheapest first."""
-    rows = [Row(policy=EACH if name == "each" else name, usable=1, cost=it) for name, it in costs_by_policy.items()]
-    return Findings(looked=HistoryScope(groups=groups), fleet=rows)
+    rows = [
+        Row(policy=OWN_POLICIES if name == "each" else name, usable=1, cost=it) for name, it in costs_by_policy.items()
+    ]
+    return Findings(scope=HistoryScope(groups=groups), policy_sums=rows)
 
 
 def gaining(groups: dict[str, tuple[float, float]]) -> Findings:
@@ -53,7 +68,7 @@ def gaining(groups: dict[str, tuple[float, float]]) -> Findings:
 
 
 def ranks(spark: SparkSession, rows: list[Row]) -> list[str]:
-    ranked = costs(results(spark, rows), Weights()).filter("rank is not null").orderBy("rank")
+    ranked = costs(results(spark, rows), CostWeights()).filter("rank is not null").orderBy("rank")
     return [row["policy"] for row in ranked.collect()]
 
 
@@ -72,7 +87,7 @@ def test_recommend_cost_is_the_weighted_sum_of_daily_measures(spark: SparkSessio
         lag_mean=1000.0,
         lag_peak=7000.0,
     )
-    ours = Weights(moves=1, pause=0.2, duplicates=0.1, imbalance=100, idle=1, unowned=0.5, lag=20)
+    ours = CostWeights(moves=1, pause=0.2, duplicates=0.1, imbalance=100, idle=1, unowned=0.5, lag=20)
     parts = {"moves": 10.0, "pause": 10.0, "duplicates": 2.0, "imbalance": 50.0, "idle": 3.0, "unowned": 2.0}
     told = {f"cost_{name}": value for name, value in parts.items()} | {"cost_lag": 40.0}  # 1 and 3 doublings
     row = {"group": "shop/orders", "policy": "recorded", "rank": 1, "cost": 117.0, **told}
@@ -86,7 +101,7 @@ def test_recommend_cost_is_the_weighted_sum_of_daily_measures(spark: SparkSessio
 def test_recommend_cost_is_independent_of_the_history_length(spark: SparkSession, group: Any) -> None:
     grows = ("moves", "pause_seconds", "duplicates", "hours")
     longer = [Row(**{**row.asDict(), **{name: row[name] * 7 for name in grows}}) for row in group()]
-    assertDataFrameEqual(costs(results(spark, longer), Weights()), costs(results(spark, group()), Weights()))
+    assertDataFrameEqual(costs(results(spark, longer), CostWeights()), costs(results(spark, group()), CostWeights()))
 
 
 def test_recommend_ranks_sticky_first_for_rollouts_and_balanced_for_skewed_load(spark: SparkSession) -> None:
@@ -103,19 +118,19 @@ def test_recommend_breaks_ties_by_recorded_policy_then_moves_then_name(spark: Sp
 
 def test_recommend_gives_no_rank_or_cost_to_an_unusable_policy(spark: SparkSession) -> None:
     bad = a_result(policy="steady", problem="Custom strategy x is not installed")
-    told = costs(results(spark, [*content()[:1], bad]), Weights()).filter("policy = 'steady'").first()
+    told = costs(results(spark, [*content()[:1], bad]), CostWeights()).filter("policy = 'steady'").first()
     assert told is not None
-    assert [told[name] for name in ("rank", "cost", *PARTS)] == [None] * 9
+    assert [told[name] for name in ("rank", "cost", *COST_COLUMNS)] == [None] * 9
 
 
 def test_recommend_ignores_a_measure_that_is_unknown_for_one_usable_policy(spark: SparkSession) -> None:
     unknown = [None, float("nan"), float("inf")]
     rows = [a_result(f"a/{it}", moves=5, lag_mean=9000.0) for it in unknown]
     rows += [a_result(f"a/{it}", "steady", moves=9, lag_mean=it) for it in unknown]
-    first = costs(results(spark, rows), Weights()).filter("rank = 1").select("policy").collect()
+    first = costs(results(spark, rows), CostWeights()).filter("rank = 1").select("policy").collect()
     assert [row["policy"] for row in first] == ["recorded"] * 3, "else the unknown would be the cheapest"
     broken = [rows[0], Row(**{**rows[3].asDict(), "problem": "It is broken"})]
-    told = costs(results(spark, broken), Weights()).filter("policy = 'recorded'").first()
+    told = costs(results(spark, broken), CostWeights()).filter("policy = 'recorded'").first()
     assert told is not None
     assert told["cost_lag"] > 0, "what cannot be used hides nothing"
 
@@ -158,7 +173,7 @@ def test_recommend_minimum_gain_is_configurable(spark: SparkSession) -> None:
 
 
 def test_recommend_choice_follows_the_weights(spark: SparkSession) -> None:
-    calm = Weights(imbalance=0, lag=0)
+    calm = CostWeights(imbalance=0, lag=0)
     assert choice(spark, skewed(), calm).collect()[0]["use"] == "steady"
 
 
@@ -236,15 +251,15 @@ def test_recommend_fleet_cost_sums_groups_and_keeps_groups_that_cannot_switch(sp
         a_result("a/c", "steady", moves=1000),
     ]
     of_them = results(spark, rows)
-    told = costs(of_them, Weights())
+    told = costs(of_them, CostWeights())
     made = sum_over_groups(told, of_them, recommend_policies(told, of_them)).select(
         "policy", "cost", "moves", "usable", "unusable"
     )
     kind = "policy string, cost double, moves double, usable long, unusable long"
-    expected = [(EACH, 30.0, 30.0, 2, 0), ("steady", 100.0, 100.0, 2, 0), ("even", 120.0, 120.0, 1, 1)]
+    expected = [(OWN_POLICIES, 30.0, 30.0, 2, 0), ("steady", 100.0, 100.0, 2, 0), ("even", 120.0, 120.0, 1, 1)]
     expected.append(("recorded", 150.0, 150.0, 2, 0))
     assertDataFrameEqual(made, spark.createDataFrame(expected, kind), checkRowOrder=True)
-    best = best_for_all(Findings(looked=HistoryScope(), fleet=made.collect()))
+    best = best_for_all(Findings(scope=HistoryScope(), policy_sums=made.collect()))
     assert best is not None
     assert best["policy"] == "steady"
 
@@ -256,11 +271,11 @@ def test_recommend_names_a_policy_for_all_only_with_a_sufficient_gain(cost: floa
 
 def test_recommend_names_a_group_that_makes_most_of_the_gain() -> None:
     groups = {"a/a": (100.0, 20.0)}
-    assert leading(gaining(groups)) is None, "there is no other"
+    assert find_leading_group(gaining(groups)) is None, "there is no other"
     groups["a/b"] = (100.0, 80.0)
-    assert leading(gaining(groups)) == Leading("a/a", 0.8)
+    assert find_leading_group(gaining(groups)) == LeadingGroup("a/a", 0.8)
     groups["a/c"] = (100.0, 40.0)
-    assert leading(gaining(groups)) is None, "it makes no more than half"
+    assert find_leading_group(gaining(groups)) is None, "it makes no more than half"
 
 
 def test_recommend_totals_use_the_recorded_result_where_a_policy_is_unusable(spark: SparkSession) -> None:
@@ -273,27 +288,27 @@ def test_recommend_totals_use_the_recorded_result_where_a_policy_is_unusable(spa
         a_result("a/c", "steady", problem="It is Broadcasting"),
         a_result("a/a", "even", problem="It cannot be used"),
     ]
-    told = by_policy(results(spark, rows)).select("policy", "groups", "problems", "moves", "lag_mean")
+    told = sum_by_policy(results(spark, rows)).select("policy", "groups", "problems", "moves", "lag_mean")
     kind = "policy string, groups long, problems long, moves long, lag_mean double"
     expected = [("even", 1, 1, None, None), ("recorded", 3, 1, 150, 7.0), ("steady", 3, 2, 60, 5.0)]
     assertDataFrameEqual(told, spark.createDataFrame(expected, kind), checkRowOrder=True)
-    of_groups = [(row.policy, row.example) for row in problems(results(spark, rows)).collect()]
+    of_groups = [(row.policy, row.example) for row in count_problems(results(spark, rows)).collect()]
     assert of_groups == [("even", "a/a"), ("recorded", "a/c"), ("steady", "a/b")], "of a/c it is told once"
 
 
 def test_recommend_limits_listed_reasons_per_policy(spark: SparkSession) -> None:
     failed_once = [a_result("a/a", problem="It failed once"), a_result("a/a", "steady", problem="It is not for this")]
-    many = [a_result(f"b/{it}", "even", problem=f"Reason {it}") for it in range(MOST_PROBLEMS + 5)]
-    told = [row.policy for row in problems(results(spark, [*failed_once, *many])).collect()]
-    assert told == ["even"] * MOST_PROBLEMS + ["recorded", "steady"]
+    many = [a_result(f"b/{it}", "even", problem=f"Reason {it}") for it in range(MAX_PROBLEMS + 5)]
+    told = [row.policy for row in count_problems(results(spark, [*failed_once, *many])).collect()]
+    assert told == ["even"] * MAX_PROBLEMS + ["recorded", "steady"]
 
 
 # Weights.
 
 
 def test_recommend_weights_that_are_not_set_keep_their_defaults() -> None:
-    assert read("moves: 3\nlag: 0.5") == Weights(moves=3, lag=0.5)
-    assert read("") == read("{}") == Weights()
+    assert parse_weights("moves: 3\nlag: 0.5") == CostWeights(moves=3, lag=0.5)
+    assert parse_weights("") == parse_weights("{}") == CostWeights()
 
 
 @pytest.mark.parametrize(
@@ -314,12 +329,12 @@ def test_recommend_weights_that_are_not_set_keep_their_defaults() -> None:
 )
 def test_recommend_rejects_an_invalid_weight_with_a_sentence_naming_it(text: str, words: str) -> None:
     with pytest.raises(ValueError, match=re.escape(words)):
-        read(text, "w.yaml")
+        parse_weights(text, "w.yaml")
 
 
 def test_recommend_weights_each_have_a_unit_and_a_reason() -> None:
-    assert set(MEASURES) == set(Weights.__struct_fields__)
-    assert all(it.title and it.unit and it.why.endswith(".") for it in MEASURES.values())
+    assert set(MEASURES) == set(CostWeights.__struct_fields__)
+    assert all(it.title and it.unit and it.reason.endswith(".") for it in MEASURES.values())
 
 
 # What to apply.
@@ -346,14 +361,14 @@ def _problems(value: Any, schema: dict[str, Any], path: str) -> list[str]:
 
 def every_policy() -> dict[str, PolicySpec]:
     bodies = [body for body in yaml.safe_load_all(EXAMPLES.read_text()) if body["kind"] == "RebalancePolicy"]
-    return {body["metadata"]["name"]: policy_spec(body) for body in bodies} | POLICIES
+    return {body["metadata"]["name"]: parse_policy(body) for body in bodies} | POLICIES
 
 
 @pytest.mark.parametrize("name", every_policy())
 def test_manifest_of_a_recommended_policy_equals_the_simulated_one_and_fits_the_crd(name: str) -> None:
     policy = every_policy()[name]
-    body = yaml.safe_load(manifest(name, policy, "shop"))
-    assert policy_spec(body) == policy
+    body = yaml.safe_load(build_manifest(name, policy, "shop"))
+    assert parse_policy(body) == policy
     assert body["metadata"] == {"name": name, "namespace": "shop"}
     schema = yaml.safe_load(CRD.read_text())["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     assert _problems(body["spec"], schema["properties"]["spec"], "spec") == []
@@ -366,7 +381,7 @@ def test_manifest_files_hold_a_policy_per_namespace_and_commands_for_its_groups(
     rows = [*rolled(), *rolled("shop/parcels"), *rolled("pay/refunds"), *rolled(hostile), *skewed(), *content()]
     old = tmp_path / "even.yaml"
     old.write_text("old")
-    written = manifests(choice(spark, rows), POLICIES, tmp_path)
+    written = write_manifests(choice(spark, rows), POLICIES, tmp_path)
     assert [path.name for path in written] == ["even.yaml", "steady.yaml"]
     text = (tmp_path / "steady.yaml").read_text()
     bodies = [body for body in yaml.safe_load_all(text) if body is not None]
@@ -386,9 +401,9 @@ def test_manifest_files_hold_a_policy_per_namespace_and_commands_for_its_groups(
 
 @pytest.mark.slow("files of policies that are not recommended any more")
 def test_manifest_files_of_policies_no_longer_recommended_are_removed(spark: SparkSession, tmp_path: Path) -> None:
-    manifests(choice(spark, rolled()), POLICIES, tmp_path)
+    write_manifests(choice(spark, rolled()), POLICIES, tmp_path)
     (tmp_path / "notes.yaml").write_text("# Policy of the shop, by hand\n")
-    assert manifests(choice(spark, content()), {}, tmp_path) == [], "nor of policies that were tried then only"
+    assert write_manifests(choice(spark, content()), {}, tmp_path) == [], "nor of policies that were tried then only"
     assert [path.name for path in tmp_path.iterdir()] == ["notes.yaml"]
 
 
@@ -397,10 +412,10 @@ def test_manifest_files_of_policies_no_longer_recommended_are_removed(spark: Spa
 )
 def test_manifest_commands_never_contain_an_invalid_group_name(group: str) -> None:
     assert parse_group_name(group) is None
-    assert command(group, "steady") is None
+    assert patch_command(group, "steady") is None
 
 
-@pytest.mark.parametrize("name", ["recorded", "a/b", "../x", "A", "", EACH, "x" * 300])
+@pytest.mark.parametrize("name", ["recorded", "a/b", "../x", "A", "", OWN_POLICIES, "x" * 300])
 def test_recommend_rejects_a_policy_with_an_invalid_name(name: str) -> None:
     with pytest.raises(ValueError, match=r"which stands for what was really used|cannot be a RebalancePolicy's name"):
-        check({name: POLICIES["steady"]})
+        check_policy_names({name: POLICIES["steady"]})

@@ -13,8 +13,15 @@ from numpy.typing import NDArray
 from rota import records
 from rota.documents import Assignment, Share
 from rota.model import Queue
-from rota.pipeline.replay.group_history import STEP, Change, GroupHistory, MemberPresence, build_history, spec_of
-from rota.pipeline.replay.replay import DRAIN, OBEY, Replay
+from rota.pipeline.replay.group_history import (
+    STEP_SECONDS,
+    Change,
+    GroupHistory,
+    MemberPresence,
+    build_history,
+    planner_spec,
+)
+from rota.pipeline.replay.replay import DRAIN_SECONDS, OBEY_SECONDS, Replay
 from rota.pipeline.replay.replay_metrics import ReplayMetrics
 from rota.pipeline.replay.traffic import TrafficModel
 from rota.pipeline.synthetic.histories import generate_history
@@ -22,7 +29,7 @@ from rota.pipeline.synthetic.journaling_replay import JournalingReplay
 from rota.planner import Plan
 from rota.ranges import from_ranges
 from rota.records import Fact
-from rota.spec import PolicySpec, policy_spec
+from rota.spec import PolicySpec, parse_policy
 
 BEGINS = 1_763_712_000.0
 HOUR = 3600.0
@@ -30,7 +37,7 @@ QUEUES = tuple(Queue("orders", "a", number) for number in range(8))
 
 
 def a_policy(strategy: str = "Sticky", **changed: Any) -> PolicySpec:
-    return policy_spec({"spec": {"strategy": strategy, **changed}})
+    return parse_policy({"spec": {"strategy": strategy, **changed}})
 
 
 def there(*names: str, **standings: str) -> dict[str, MemberPresence]:
@@ -50,7 +57,7 @@ def a_story(
     shares = {"a": Share("uid-a", queues[:4]), "b": Share("uid-b", queues[4:])}
     fields: dict[str, Any] = {
         "group": "shop/orders",
-        "spec": spec_of("shop/orders", queues, "Concurrent"),
+        "spec": planner_spec("shop/orders", queues, "Concurrent"),
         "begins": BEGINS,
         "ends": BEGINS + 2 * HOUR,
         "document": Assignment(
@@ -68,7 +75,7 @@ def a_story(
 def played(it: GroupHistory, policy: PolicySpec | None = None) -> dict[str, Any]:
     figures = ReplayMetrics(it)
     Replay(it, policy, figures).run()
-    return figures.row()
+    return figures.to_row()
 
 
 def test_replay_without_changes_moves_no_queue() -> None:
@@ -80,7 +87,7 @@ def test_replay_without_changes_moves_no_queue() -> None:
 def test_replay_of_a_joining_member_moves_its_share_with_a_pause_per_handover() -> None:
     row = played(a_story((600.0, there("a", "b", "c"))))
     assert (row["rebalances"], row["moves"], row["forced"], row["duplicates"]) == (1, 2, 0, 0)
-    assert DRAIN + OBEY <= row["pause_p99"] < 1.0
+    assert DRAIN_SECONDS + OBEY_SECONDS <= row["pause_p99"] < 1.0
     assert row["pause_seconds"] == pytest.approx(2 * row["pause_p99"])
 
 
@@ -159,9 +166,9 @@ def test_replay_does_not_plan_again_while_weights_are_unchanged() -> None:
     asked: list[float] = []
 
     class Counted(Replay):
-        def told(self, decided: Plan, before: Assignment) -> None:
+        def on_planned(self, new_plan: Plan, previous: Assignment) -> None:
             asked.append(self.now)
-            super().told(decided, before)
+            super().on_planned(new_plan, previous)
 
     Counted(it, a_policy("Balanced"), ReplayMetrics(it)).run()
     assert asked[-1] < BEGINS + HOUR
@@ -170,13 +177,13 @@ def test_replay_does_not_plan_again_while_weights_are_unchanged() -> None:
 
 def test_replay_weight_of_a_new_queue_is_unknown_until_a_whole_step_is_measured() -> None:
     fluid = TrafficModel(np.array([[1.0, 0.0], [2.0, 4.0], [3.0, 6.0]]), np.zeros(2), 0.0, 9.0)
-    fluid.keep(np.array([True, False]))
-    assert np.isnan(fluid.measured(0.0)).all()
-    fluid.flow(STEP / 2, np.array([0, -1]), 1)
-    fluid.keep(np.array([True, True]))
-    assert fluid.measured(STEP)[0] == 1.0
-    assert np.isnan(fluid.measured(STEP)[1])
-    assert fluid.measured(2 * STEP).tolist() == [1.5, 4.0]
+    fluid.set_queues(np.array([True, False]))
+    assert np.isnan(fluid.mean_rates(0.0)).all()
+    fluid.advance_to(STEP_SECONDS / 2, np.array([0, -1]), 1)
+    fluid.set_queues(np.array([True, True]))
+    assert fluid.mean_rates(STEP_SECONDS)[0] == 1.0
+    assert np.isnan(fluid.mean_rates(STEP_SECONDS)[1])
+    assert fluid.mean_rates(2 * STEP_SECONDS).tolist() == [1.5, 4.0]
 
 
 def test_replay_of_a_paused_policy_moves_orphaned_queues_only() -> None:
@@ -216,7 +223,7 @@ def test_replay_assigns_added_queues_and_forgets_removed_ones_without_moves() ->
 
 def test_replay_series_has_a_point_every_ten_minutes() -> None:
     figures = ReplayMetrics(a_story((600.0, there("a", "b", "c"))))
-    Replay(figures.story, None, figures).run()
+    Replay(figures.history, None, figures).run()
     assert [(it["at"].timestamp() - BEGINS) / 600 for it in figures.series] == [*range(12)]
     assert [it["moves"] for it in figures.series][:3] == [0, 0, 2]
 
@@ -225,25 +232,25 @@ def test_replay_series_has_a_point_every_ten_minutes() -> None:
     ("capacity", "workers", "left"),
     [
         (100.0, [0, 1], [0, 0]),
-        (0.5, [0, 1], [STEP / 2, STEP / 2]),
-        (1.0, [0, 0], [STEP / 2] * 2),
-        (9.0, [0, -1], [0, STEP]),
+        (0.5, [0, 1], [STEP_SECONDS / 2, STEP_SECONDS / 2]),
+        (1.0, [0, 0], [STEP_SECONDS / 2] * 2),
+        (9.0, [0, -1], [0, STEP_SECONDS]),
     ],
 )
 def test_replay_traffic_model_consumes_up_to_the_members_capacity(
     capacity: float, workers: list[int], left: list[float]
 ) -> None:
     fluid = TrafficModel(np.ones((2, 2)), np.zeros(2), 0.0, capacity)
-    fluid.flow(STEP, np.array(workers), 2)
+    fluid.advance_to(STEP_SECONDS, np.array(workers), 2)
     assert fluid.lag.tolist() == pytest.approx(left)
-    assert fluid.peak == pytest.approx(sum(left))
+    assert fluid.peak_lag == pytest.approx(sum(left))
 
 
 def journal(it: GroupHistory) -> list[Fact]:
     """Return what the operator would have written, read back."""
     lines: list[bytes] = []
     JournalingReplay(it, lambda line: lines.append(msgspec.json.encode(line))).run()
-    found = [it for it in map(records.read, lines) if isinstance(it, Fact)]
+    found = [it for it in map(records.decode_record, lines) if isinstance(it, Fact)]
     return sorted(found, key=lambda it: it.at)
 
 
@@ -253,7 +260,7 @@ def test_replay_of_a_written_journal_repeats_its_moves_forced_grants_and_pauses(
     figures = ReplayMetrics(it)
     Replay(it, None, figures).run()
     again = build_history(it.group, journal(it), it.ends)
-    row, told = played(again), figures.row()
+    row, told = played(again), figures.to_row()
     assert row["moves"] == told["moves"]
     assert row["forced"] == told["forced"]
     assert row["rebalances"] == pytest.approx(told["rebalances"], abs=1)  # when one ends is not told to the moment

@@ -16,14 +16,14 @@ from ground.fixtures import skip_what_is_missing
 from ground.instance import Instance
 from pipeline.judged import POLICIES, a_result, content, results, rolled, series, skewed
 from rota.pipeline.common.schemas import RESULTS, SERIES
-from rota.pipeline.recommend.cost_weights import Weights
+from rota.pipeline.recommend.cost_weights import CostWeights
 from rota.pipeline.recommend.ranking import costs, recommend_policies
-from rota.pipeline.report.formatting import format_value, percent, relative_change, span
-from rota.pipeline.report.html import report
-from rota.pipeline.report.outputs import REPORT, write_recommendation
-from rota.pipeline.report.plots import Line, Segment, bar, lines, number
-from rota.pipeline.report.report_data import MOST_SHOWN, STEPS, findings, problems, thinned
-from rota.spec import policy_spec
+from rota.pipeline.report.formatting import describe_change, format_duration, format_percent, format_value
+from rota.pipeline.report.html import render_report
+from rota.pipeline.report.outputs import REPORT_FILE, write_recommendation
+from rota.pipeline.report.plots import BarSegment, PlotLine, draw_bar, draw_lines, format_number
+from rota.pipeline.report.report_data import MAX_LINE_POINTS, MAX_PLOTS, collect_findings, count_problems, thin_series
+from rota.spec import parse_policy
 
 PICTURES = Path(__file__).parents[2] / "docs" / "images"
 EVIL = '<img src=x onerror="document.title=1"></title><script>document.title=1</script>'
@@ -43,10 +43,12 @@ RING = {"policy": "ring", "strategy": "ConsistentHash", "imbalance": 2.6, "lag_p
 
 
 def written(of_them: DataFrame, over_time: DataFrame, **given: Any) -> str:
-    told = costs(of_them, Weights())
+    told = costs(of_them, CostWeights())
     use = recommend_policies(told, of_them)
-    usual: dict[str, Any] = {"policies": POLICIES, "weights": Weights()}
-    return report(findings(results=of_them, series=over_time, costs=told, chosen=use, **(usual | given)), NOON)
+    usual: dict[str, Any] = {"policies": POLICIES, "weights": CostWeights()}
+    return render_report(
+        collect_findings(results=of_them, series=over_time, costs=told, chosen=use, **(usual | given)), NOON
+    )
 
 
 def a_report(spark: SparkSession, rows: list[Row], **given: Any) -> str:
@@ -94,7 +96,7 @@ async def see(browser: Browser, path: Path, text: str) -> str:
 
 
 def test_recommend_writes_tables_policies_and_report_to_one_folder(folder: Path, spark: SparkSession) -> None:
-    assert sorted(path.name for path in folder.iterdir()) == ["chosen", "costs", "policies", REPORT]
+    assert sorted(path.name for path in folder.iterdir()) == ["chosen", "costs", "policies", REPORT_FILE]
     assert sorted(path.name for path in (folder / "policies").iterdir()) == ["even.yaml", "steady.yaml"]
     told = spark.read.parquet(str(folder / "chosen")).filter("change").orderBy("group").select("group", "use")
     assert [tuple(row) for row in told.collect()] == [
@@ -113,7 +115,7 @@ def test_recommend_rejects_a_simulated_policy_that_is_in_no_file(spark: SparkSes
 
 
 async def test_recommend_report_shows_the_answer_first_with_what_it_saves(browser: Browser, folder: Path) -> None:
-    await browser.open((folder / REPORT).as_uri())
+    await browser.open((folder / REPORT_FILE).as_uri())
     read = (await browser.evaluate("document.body.innerText")).replace("\N{NO-BREAK SPACE}", " ")
     words = [
         "7 groups, from 2026-11-21 00:00 to 2026-11-21 23:45 UTC",
@@ -144,7 +146,7 @@ async def test_recommend_report_shows_a_reason_but_no_metrics_for_an_unusable_po
         "Queue orders/broker-a/0 would be nobody's nearly all the time: the policy gives it to no member that is there"
     )
     rows = [*rolled(), *content(), *(a_result(it, "ring", moves=0, problem=why) for it in ("shop/orders", "shop/mail"))]
-    read = await see(browser, tmp_path / REPORT, a_report(spark, rows))
+    read = await see(browser, tmp_path / REPORT_FILE, a_report(spark, rows))
     assert "ring in 2 groups, such as shop/mail: unusable: A queue would be nobody's nearly all the time" in read
     assert "Left out, for no group can use it: ring." in read
     table = await browser.evaluate("document.querySelector('[aria-labelledby=policies] tbody').innerText")
@@ -154,14 +156,14 @@ async def test_recommend_report_shows_a_reason_but_no_metrics_for_an_unusable_po
 
 def test_recommend_lists_a_reason_once_for_queues_of_different_names(spark: SparkSession) -> None:
     told = [(f"ads/{name}", "nearby", f"Queue {name}/broker-a/0 has no room: give it one") for name in "abc"]
-    [row] = problems(spark.createDataFrame(told, "group string, policy string, problem string")).collect()
+    [row] = count_problems(spark.createDataFrame(told, "group string, policy string, problem string")).collect()
     assert (row.groups, row.example, row.problem) == (3, "ads/a", "A queue has no room: give it one")
 
 
 async def test_recommend_report_sorts_groups_by_savings_and_shows_their_commands(
     browser: Browser, folder: Path
 ) -> None:
-    await browser.open((folder / REPORT).as_uri())
+    await browser.open((folder / REPORT_FILE).as_uri())
     rows = "[...document.querySelectorAll('[aria-labelledby=groups] tbody tr')]"
     read = await browser.evaluate(f"{rows}.map(it => it.innerText)")
     groups = ["shop/parcels", "shop/orders", "pay/refunds", "shop/payments", "pay/audit", "shop/mail", "ads/clicks"]
@@ -178,7 +180,7 @@ async def test_recommend_report_sorts_groups_by_savings_and_shows_their_commands
 
 
 async def test_recommend_report_plots_are_visible_and_have_a_text_alternative(browser: Browser, folder: Path) -> None:
-    await browser.open((folder / REPORT).as_uri())
+    await browser.open((folder / REPORT_FILE).as_uri())
     sizes = await browser.evaluate(
         "[...document.querySelectorAll('svg.plot, svg.bar, path.line')].map(it => {"
         "const {width, height} = it.getBoundingClientRect(); return [it.getAttribute('class'), width, height]})"
@@ -196,7 +198,7 @@ async def test_recommend_report_plots_are_visible_and_have_a_text_alternative(br
 async def test_recommend_report_has_landmarks_headings_and_tables_for_screen_readers(
     browser: Browser, folder: Path
 ) -> None:
-    await browser.open((folder / REPORT).as_uri())
+    await browser.open((folder / REPORT_FILE).as_uri())
     found = await browser.accessible()
     for role, name in (
         ("banner", ""),
@@ -220,7 +222,7 @@ async def test_recommend_report_text_contrast_is_sufficient_in_light_and_dark(
     browser: Browser, folder: Path, scheme: str
 ) -> None:
     await browser.prefer(scheme)
-    await browser.open((folder / REPORT).as_uri())
+    await browser.open((folder / REPORT_FILE).as_uri())
     await browser.evaluate("document.querySelectorAll('details').forEach(it => it.open = true)")
     told = await browser.evaluate(CONTRASTS)
     assert len(told) > 200
@@ -232,7 +234,7 @@ async def test_recommend_report_text_contrast_is_sufficient_in_light_and_dark(
 @pytest.mark.parametrize("width", [320, 400, 1280, 2000])
 async def test_recommend_report_fits_the_window_width(browser: Browser, folder: Path, width: int) -> None:
     await browser.size(width, 900)
-    await browser.open((folder / REPORT).as_uri())
+    await browser.open((folder / REPORT_FILE).as_uri())
     await browser.evaluate("document.querySelectorAll('details').forEach(it => it.open = true)")
     assert await browser.evaluate("document.documentElement.scrollWidth") == width
 
@@ -247,7 +249,9 @@ async def test_recommend_report_escapes_html_in_names(browser: Browser, spark: S
         a_result("shop/mail", problem=EVIL),
         a_result("shop/mail", EVIL, problem=EVIL),
     ]
-    read = await see(browser, tmp_path / REPORT, a_report(spark, rows, policies=POLICIES | {EVIL: POLICIES["even"]}))
+    read = await see(
+        browser, tmp_path / REPORT_FILE, a_report(spark, rows, policies=POLICIES | {EVIL: POLICIES["even"]})
+    )
     assert EVIL in read
     assert "No group of Kubernetes has this name." in await browser.evaluate("document.body.textContent")
     assert await browser.evaluate("document.images.length + document.scripts.length") == 0
@@ -282,7 +286,7 @@ async def test_recommend_report_escapes_html_in_names(browser: Browser, spark: S
 async def test_recommend_report_answers_for_every_kind_of_input(
     browser: Browser, spark: SparkSession, tmp_path: Path, rows: list[Row], words: str
 ) -> None:
-    assert words in await see(browser, tmp_path / REPORT, a_report(spark, rows))
+    assert words in await see(browser, tmp_path / REPORT_FILE, a_report(spark, rows))
 
 
 @pytest.mark.slow("the report of series with gaps")
@@ -292,7 +296,7 @@ async def test_recommend_report_shows_groups_without_points_or_with_gaps(
     rows = [*rolled(), *rolled("shop/parcels")]
     some = series(spark, rows[:3]).withColumn("imbalance", F.lit(None).cast("double"))
     holes = some.withColumn("lag", F.when(F.minute("at") > 0, F.col("lag")))
-    read = await see(browser, tmp_path / REPORT, written(results(spark, rows), holes))
+    read = await see(browser, tmp_path / REPORT_FILE, written(results(spark, rows), holes))
     assert read.count("Nothing is known of it.") == 3 + 1
     assert await browser.evaluate("document.querySelectorAll('svg.plot').length") == 2
 
@@ -316,63 +320,65 @@ def test_recommend_report_of_10000_groups_is_below_2_mb(spark: SparkSession) -> 
     points = points.withColumn("imbalance", 1 + F.rand(8)).withColumn("moves", F.floor(F.rand(9) * 4321))
     text = written(of_them.select(RESULTS.names), points.select(SERIES.names), shown=10_000)
     assert len(text.encode()) < 2_000_000
-    assert text.count("<article") == MOST_SHOWN
+    assert text.count("<article") == MAX_PLOTS
     assert "And 9,800 more groups, 9,800 of which would gain." in text
 
 
 def test_recommend_report_series_is_thinned_but_keeps_its_peak(spark: SparkSession) -> None:
-    made = thinned(series(spark, rolled(), steps=1000))
+    made = thin_series(series(spark, rolled(), steps=1000))
     told = made.groupBy("policy").agg(F.count("*").alias("n"), F.max("lag").alias("lag")).collect()
     highest = {
         row["policy"]: row["lag"]
         for row in series(spark, rolled(), 1000).groupBy("policy").agg(F.max("lag").alias("lag")).collect()
     }
     assert {row["policy"]: row["lag"] for row in told} == highest
-    assert {row["n"] for row in told} == {STEPS}
+    assert {row["n"] for row in told} == {MAX_LINE_POINTS}
 
 
 # Plots and words by themselves.
 
 
 def test_recommend_report_plot_of_one_value_or_none_is_drawn() -> None:
-    assert lines("Lag", []) == '<p class="none">Nothing is known of it.</p>'
-    assert lines("Lag", [Line("now", "now", [(0, None), (1, float("nan"))])]).startswith("<p")
+    assert draw_lines("Lag", []) == '<p class="none">Nothing is known of it.</p>'
+    assert draw_lines("Lag", [PlotLine("now", "now", [(0, None), (1, float("nan"))])]).startswith("<p")
     for value in (0.0, 1.0, 1e-9, 1e15, 12345.6):
-        drawn = lines("Lag", [Line("now", "now", [(NOON, value)])])
+        drawn = draw_lines("Lag", [PlotLine("now", "now", [(NOON, value)])])
         assert re.findall(r"nan|inf", drawn) == []
         assert 2 <= drawn.count("text-anchor='end'") + drawn.count('text-anchor="end"') <= 8
 
 
 def test_recommend_report_plot_ticks_are_round_and_cover_all_values() -> None:
-    drawn = lines("Lag", [Line("now", "now", [(NOON + 600 * at, at * 7.0) for at in range(100)])])
+    drawn = draw_lines("Lag", [PlotLine("now", "now", [(NOON + 600 * at, at * 7.0) for at in range(100)])])
     assert re.findall(r">([\d,.k]+)</text>", drawn) == ["0", "250", "500", "750"]
     assert re.findall(r">(\d\d:\d\d)</text>", drawn) == ["12:00", "18:00", "00:00"]
 
 
 def test_recommend_report_bar_length_is_proportional_to_the_maximum() -> None:
-    drawn = bar("Cost", [Segment("Moves", "moves", 30), Segment("Lag", "lag", 20), Segment("Idle", "idle", 0)], 200)
+    drawn = draw_bar(
+        "Cost", [BarSegment("Moves", "moves", 30), BarSegment("Lag", "lag", 20), BarSegment("Idle", "idle", 0)], 200
+    )
     assert re.findall(r'x="([\d.]+)" width="([\d.]+)"', drawn) == [("0.00", "15.00"), ("15.00", "10.00")]
     assert 'aria-label="Cost: Moves 30, Lag 20"' in drawn
-    assert "nothing" in bar("Cost", [], 0)
+    assert "nothing" in draw_bar("Cost", [], 0)
 
 
 def test_recommend_report_formats_numbers_durations_and_percentages() -> None:
-    told = [number(it) for it in (None, float("nan"), 0, 0.256, 3.4, 12.34, 123.4, 31_000, 1_234_567, -5)]
+    told = [format_number(it) for it in (None, float("nan"), 0, 0.256, 3.4, 12.34, 123.4, 31_000, 1_234_567, -5)]
     assert " | ".join(told).replace("\N{NO-BREAK SPACE}", " ") == (
         "unknown | unknown | 0 | 0.26 | 3.4 | 12.3 | 123 | 31,000 | 1.23 M | -5"
     )
-    spans = [span(it) for it in (None, 0, 1.5, 59.9, 60, 525, 12_000, 356_400)]
+    spans = [format_duration(it) for it in (None, 0, 1.5, 59.9, 60, 525, 12_000, 356_400)]
     assert spans == ["unknown", "0 s", "1.5 s", "59.9 s", "1 min", "8 min 45 s", "3 h 20 min", "4 d 3 h"]
     figures = [format_value(it) for it in (None, 1_234_567.8, 0.123456, 7, True, "shop/orders")]
     assert figures == ["unknown", "1.23 M", "0.12", "7", True, "shop/orders"]
     told = [
-        percent(0),
-        percent(0.004),
-        percent(0.5),
-        relative_change(100, 50),
-        relative_change(100, 150),
-        relative_change(0, 0),
-        relative_change(None, 1),
+        format_percent(0),
+        format_percent(0.004),
+        format_percent(0.5),
+        describe_change(100, 50),
+        describe_change(100, 150),
+        describe_change(0, 0),
+        describe_change(None, 1),
     ]
     assert " | ".join(told).replace("\N{NO-BREAK SPACE}", " ") == (
         "0 % | less than 1 % | 50 % | 50 % less | 50 % more | as much | unknown"
@@ -396,8 +402,8 @@ async def test_recommend_report_screenshot_has_a_plausible_size(
         a_result("shop/reports", "ring", problem="the strategy needs one member"),
         *content("ads/bids"),
     ]
-    policies = POLICIES | {"ring": policy_spec({"spec": {"strategy": "ConsistentHash"}})}
-    await see(browser, tmp_path / REPORT, a_report(spark, rows, policies=policies, shown=3))
+    policies = POLICIES | {"ring": parse_policy({"spec": {"strategy": "ConsistentHash"}})}
+    await see(browser, tmp_path / REPORT_FILE, a_report(spark, rows, policies=policies, shown=3))
     await browser.size(1280, 2150)
     assert await browser.evaluate("document.documentElement.scrollWidth <= innerWidth"), "the picture is cut off"
     for group in ("shop/stock", "pay/fraud", "shop/reports", "ads/bids"):

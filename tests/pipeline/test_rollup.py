@@ -7,7 +7,7 @@ from pyspark.sql import Row, SparkSession
 
 from pipeline.frames import frames
 from pipeline.journal_lines import a_plan, a_whole, an_act, local, told
-from rota.pipeline.history.rollup import rollup
+from rota.pipeline.history.rollup import compute_rollup
 from rota.records import journal_record
 
 Line = dict[str, Any]
@@ -49,7 +49,7 @@ HOUR = [
 
 @pytest.fixture(scope="module")
 def rolled(spark: SparkSession) -> list[Row]:
-    return rollup(frames(spark, HOUR)).orderBy("hour").collect()
+    return compute_rollup(frames(spark, HOUR)).orderBy("hour").collect()
 
 
 def test_rollup_of_an_hour_has_each_expected_metric(rolled: list[Row]) -> None:

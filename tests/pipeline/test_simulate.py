@@ -10,25 +10,25 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from rota.pipeline.common.schemas import RESULTS, SERIES
-from rota.pipeline.ingest.facts import Facts, facts
-from rota.pipeline.recommend.cost_weights import Weights
+from rota.pipeline.ingest.facts import Facts, read_facts
+from rota.pipeline.recommend.cost_weights import CostWeights
 from rota.pipeline.recommend.ranking import costs
-from rota.pipeline.replay.job import HEAVY, Simulation, pair_policies, simulated
+from rota.pipeline.replay.job import HEAVY_REPLAY_SIZE, Simulation, pair_policies, simulate_policies
 from rota.pipeline.replay.replay import Replay
 from rota.pipeline.replay.replay_metrics import ReplayMetrics
-from rota.pipeline.report.formatting import unusable
-from rota.pipeline.report.report_data import by_policy, problems
-from rota.pipeline.synthetic.generate import generated
+from rota.pipeline.report.formatting import describe_problem
+from rota.pipeline.report.report_data import count_problems, sum_by_policy
+from rota.pipeline.synthetic.generate import generate_journal
 from rota.pipeline.synthetic.histories import generate_history
-from rota.spec import policy_spec
+from rota.spec import parse_policy
 
 GROUPS, HOURS, SEED = 4, 2, 7
 POLICIES = {
-    "sticky": policy_spec({"spec": {"strategy": "Sticky"}}),
-    "by-config": policy_spec(
+    "sticky": parse_policy({"spec": {"strategy": "Sticky"}}),
+    "by-config": parse_policy(
         {"spec": {"strategy": "Custom", "options": {"custom": {"name": "nobody-wrote-it"}}}},
     ),
-    "elsewhere": policy_spec(
+    "elsewhere": parse_policy(
         {
             "spec": {
                 "strategy": "MachineRoomNearby",
@@ -38,7 +38,9 @@ POLICIES = {
             }
         }
     ),
-    "for-others": policy_spec({"spec": {"strategy": "ByMachineRoom", "options": {"byMachineRoom": {"rooms": ["up"]}}}}),
+    "for-others": parse_policy(
+        {"spec": {"strategy": "ByMachineRoom", "options": {"byMachineRoom": {"rooms": ["up"]}}}}
+    ),
 }
 PROBLEMS = {
     "recorded": None,
@@ -52,7 +54,7 @@ PROBLEMS = {
 @pytest.fixture(scope="module")
 def journal(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("journal")
-    [told] = generated(spark, GROUPS, HOURS, SEED, folder).collect()
+    [told] = generate_journal(spark, GROUPS, HOURS, SEED, folder).collect()
     assert told["groups"] == GROUPS
     assert told["records"] == sum(len(path.read_bytes().splitlines()) for path in folder.glob("date=*/*.jsonl"))
     return folder
@@ -60,12 +62,12 @@ def journal(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.fixture(scope="module")
 def found(spark: SparkSession, journal: Path) -> Facts:
-    return facts(spark, str(journal))
+    return read_facts(spark, str(journal))
 
 
 @pytest.fixture(scope="module")
 def simulation(found: Facts) -> Simulation:
-    return simulated(found, POLICIES)
+    return simulate_policies(found, POLICIES)
 
 
 def test_generate_writes_the_journal_in_the_operators_layout(journal: Path) -> None:
@@ -77,7 +79,7 @@ def test_generate_writes_the_journal_in_the_operators_layout(journal: Path) -> N
 
 def test_generate_rejects_a_folder_that_is_not_empty(spark: SparkSession, journal: Path) -> None:
     with pytest.raises(ValueError, match=r"is not empty; give a folder that is, or is not there yet$"):
-        generated(spark, 1, 1, 1, journal)
+        generate_journal(spark, 1, 1, 1, journal)
 
 
 def test_simulate_replays_every_group_under_every_policy_and_the_recorded_ones(simulation: Simulation) -> None:
@@ -95,18 +97,20 @@ def test_simulate_replays_every_group_under_every_policy_and_the_recorded_ones(s
 
 @pytest.mark.slow("a simulation of a policy that cannot be used")
 def test_simulate_reports_an_unusable_policy_with_its_reason_and_without_metrics(simulation: Simulation) -> None:
-    rows = {row["policy"]: row for row in by_policy(simulation.results).collect()}
+    rows = {row["policy"]: row for row in sum_by_policy(simulation.results).collect()}
     assert {name: (row["groups"], row["problems"]) for name, row in rows.items()} == {
         name: (GROUPS, GROUPS if problem else 0) for name, problem in PROBLEMS.items()
     }
     assert {name for name, row in rows.items() if row["moves"] is None} == {"by-config", "elsewhere", "for-others"}
     reason = "A queue would be nobody's nearly all the time: the policy gives it to no member that is there"
     assert [
-        (row["problem"], row["groups"]) for row in problems(simulation.results).collect() if row.policy == "for-others"
+        (row["problem"], row["groups"])
+        for row in count_problems(simulation.results).collect()
+        if row.policy == "for-others"
     ] == [(reason, GROUPS)]
-    [row] = [row for row in problems(simulation.results).collect() if row.policy == "for-others"]
-    assert unusable(row, GROUPS) == f"for-others in 4 of 4 groups, such as {row['example']}: unusable: {reason}"
-    ranked = costs(simulation.results, Weights()).where("rank is not null").select("policy").distinct().collect()
+    [row] = [row for row in count_problems(simulation.results).collect() if row.policy == "for-others"]
+    assert describe_problem(row, GROUPS) == f"for-others in 4 of 4 groups, such as {row['example']}: unusable: {reason}"
+    ranked = costs(simulation.results, CostWeights()).where("rank is not null").select("policy").distinct().collect()
     assert {row["policy"] for row in ranked} == {"recorded", "sticky"}
 
 
@@ -136,7 +140,7 @@ def test_simulate_reports_a_group_without_owners_record_and_replays_the_others(
     kept = tmp_path / "date=2025-11-21" / "00-a.jsonl"
     kept.parent.mkdir()
     kept.write_bytes(b"\n".join([*lines, b""]))
-    rows = simulated(facts(spark, str(tmp_path)), {}).results.collect()
+    rows = simulate_policies(read_facts(spark, str(tmp_path)), {}).results.collect()
     problems = {row["group"]: row["problem"] for row in rows}
     assert problems.pop(lost) == f"Group {lost} has no owners record, with which a replay could begin"
     assert {*problems.values()} == {None}
@@ -157,11 +161,13 @@ def test_spark_plan_has_no_single_partition_and_broadcasts_policies_only(simulat
 
 
 def test_spark_partitions_of_large_groups_come_first_and_are_several(spark: SparkSession) -> None:
-    told = [(f"shop/group-{number}", HEAVY + 1 if number % 10 == 9 else 1) for number in range(100)]
+    told = [(f"shop/group-{number}", HEAVY_REPLAY_SIZE + 1 if number % 10 == 9 else 1) for number in range(100)]
     groups = spark.createDataFrame(told, "group string, size long")
     tried = spark.createDataFrame([("a",), ("b",)], "policy string")
     rows = pair_policies(groups, tried).withColumn("part", F.spark_partition_id()).collect()
-    heavy, light = ({row["part"] for row in rows if (row["size"] > HEAVY) is long} for long in (True, False))
+    heavy, light = (
+        {row["part"] for row in rows if (row["size"] > HEAVY_REPLAY_SIZE) is long} for long in (True, False)
+    )
     assert len(rows) == 200
     assert max(heavy) < min(light)
     assert len(heavy) > 5

@@ -3,19 +3,19 @@
 from datetime import UTC, datetime, timedelta
 
 from rota.pipeline.replay.group_history import sort_facts
-from rota.records import SCHEMA, Membership, Offsets
+from rota.records import RECORD_SCHEMA, Membership, Offsets
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
 def document(generation: int, seconds: float) -> Membership:
     at = NOON + timedelta(seconds=seconds)
-    return Membership(schema=SCHEMA, at=at, group="shop/orders", generation=generation, members={})
+    return Membership(schema=RECORD_SCHEMA, at=at, group="shop/orders", generation=generation, members={})
 
 
 def look(seconds: float) -> Offsets:
     at = NOON + timedelta(seconds=seconds)
-    return Offsets(schema=SCHEMA, at=at, group="shop/orders", topics={}, verdicts={})
+    return Offsets(schema=RECORD_SCHEMA, at=at, group="shop/orders", topics={}, verdicts={})
 
 
 def order(*facts: Membership | Offsets) -> list[tuple[float, int]]:

@@ -167,7 +167,7 @@ def test_timeline_of_the_planners_journal_records_has_no_violations_and_its_owne
     assert snapshot.spec
     planned = plan(snapshot, NOW)
     assert planned.document
-    lines: list[Any] = [owners_record(snapshot, planned, document, snapshot.spec, NOW - 1), *planned.records]
+    lines: list[Any] = [owners_record(snapshot, planned, document, snapshot.spec, NOW - 1), *planned.journal_records]
     lines.append(owners_record(snapshot, planned, planned.document, snapshot.spec, NOW + 1))
     facts = frames(spark, lines)
     assert [it for it in violations(facts).collect() if it["kind"] != "Unowned"] == []

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from builders import BROKERS, TOPICS, a_roster, rosters
-from rota.model import NOBODY, RETRY, Roster
+from rota.model import NO_OWNER, RETRY_TOPIC_PREFIX, Roster
 from rota.strategies import STRATEGIES, allocate, explain_all, prepared
 
 QUEUE_ROOMS = {broker: broker.partition("@")[0] for broker in BROKERS}
@@ -38,7 +38,7 @@ def counts(roster: Roster, owners: Any, *, only: str = "") -> list[int]:
 
 def moves(roster: Roster, owners: Any) -> int:
     """Return how many queues are taken from somebody who is there."""
-    return sum(was not in {NOBODY, now} for was, now in zip(roster.owners, owners, strict=True))
+    return sum(was not in {NO_OWNER, now} for was, now in zip(roster.owners, owners, strict=True))
 
 
 @pytest.mark.parametrize("name", sorted(OPTIONS))
@@ -47,9 +47,9 @@ def test_strategy_assigns_every_queue_to_a_known_member_or_none(name: str, roste
     owners = STRATEGIES[name](roster, **OPTIONS[name])
     assert owners.dtype == np.int32
     assert len(owners) == len(roster.queues)
-    assert all(NOBODY <= owner < len(roster.members) for owner in owners)
+    assert all(NO_OWNER <= owner < len(roster.members) for owner in owners)
     if name in COMPLETE:
-        assert NOBODY not in owners
+        assert NO_OWNER not in owners
 
 
 @pytest.mark.parametrize("name", sorted(OPTIONS))
@@ -78,7 +78,7 @@ def test_strategy_explanation_of_every_queue_names_its_owner(name: str, roster: 
     owners = prepared(name, OPTIONS[name])(roster)
     sentences = explain_all(name, roster, owners, roster.queues, OPTIONS[name])
     for queue, was, now, sentence in zip(roster.queues, roster.owners, owners, sentences, strict=True):
-        whose = "nobody" if now == NOBODY else roster.members[now]
+        whose = "nobody" if now == NO_OWNER else roster.members[now]
         happens = rf"(from m\d )?to {whose}" if was != now else f"(stays with|belongs to) {whose}"
         assert re.fullmatch(rf"{re.escape(str(queue))} (goes )?{happens}: \S.*", sentence)
 
@@ -95,7 +95,7 @@ def test_averagely_spreads_each_topic_evenly(name: str, roster: Roster) -> None:
 @given(roster=rosters())
 def test_sticky_spreads_all_topics_evenly_with_and_without_retry_queues(roster: Roster) -> None:
     owners = STRATEGIES["Sticky"](roster)
-    everything, retry = counts(roster, owners), counts(roster, owners, only=RETRY)
+    everything, retry = counts(roster, owners), counts(roster, owners, only=RETRY_TOPIC_PREFIX)
     others = [all_of_them - of_retry for all_of_them, of_retry in zip(everything, retry, strict=True)]
     assert max(everything) - min(everything) <= 1
     assert max(others) - min(others) <= 1
@@ -119,7 +119,7 @@ def test_sticky_adds_no_queue_to_a_member_that_loses_one(roster: Roster) -> None
     owned = counts(roster, owners)
     for member in range(len(roster.members)):
         lost = sum(was == member != now for was, now in zip(roster.owners, owners, strict=True))
-        if lost and not any(queue.topic.startswith(RETRY) for queue in roster.queues):
+        if lost and not any(queue.topic.startswith(RETRY_TOPIC_PREFIX) for queue in roster.queues):
             assert owned[member] == counts(roster, roster.owners)[member] - lost
 
 
@@ -139,7 +139,7 @@ def test_balanced_keeps_its_move_budget_and_leaves_no_member_idle_for_any_weight
 @given(roster=rosters())
 def test_balanced_without_weights_spreads_queue_counts_evenly_despite_retry_queues(roster: Roster) -> None:
     owners = STRATEGIES["Balanced"](roster)
-    everything, retry = counts(roster, owners), counts(roster, owners, only=RETRY)
+    everything, retry = counts(roster, owners), counts(roster, owners, only=RETRY_TOPIC_PREFIX)
     others = [all_of_them - of_retry for all_of_them, of_retry in zip(everything, retry, strict=True)]
     assert max(others) - min(others) <= 1
 
@@ -147,7 +147,7 @@ def test_balanced_without_weights_spreads_queue_counts_evenly_despite_retry_queu
 @given(roster=rosters(), capacity=st.one_of(st.sampled_from([0.7, 1.1, 3.3]), st.floats(0.01, 100)))
 def test_balanced_terminates_when_rounding_makes_equal_placements_look_unequal(roster: Roster, capacity: float) -> None:
     owners = STRATEGIES["Balanced"](roster, memberWeights=dict.fromkeys(roster.members, capacity))
-    everything, retry = counts(roster, owners), counts(roster, owners, only=RETRY)
+    everything, retry = counts(roster, owners), counts(roster, owners, only=RETRY_TOPIC_PREFIX)
     others = [all_of_them - of_retry for all_of_them, of_retry in zip(everything, retry, strict=True)]
     assert max(others) - min(others) <= 1
 

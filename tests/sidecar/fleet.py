@@ -21,9 +21,9 @@ from rota.brokers.errors import BrokerError, NotFoundError, UnreachableError
 from rota.brokers.port import BrokerOffsets, OffsetRange
 from rota.brokers.rocketmq.admin import AdminClient
 from rota.brokers.rocketmq.routing import ConnectionConfig
-from rota.documents import Assignment, Release, Share, write_assignment
-from rota.model import RETRY, Holder, Queue
-from rota.spec.resolved import write_settings
+from rota.documents import Assignment, Release, Share, encode_assignment
+from rota.model import RETRY_TOPIC_PREFIX, Holder, Queue
+from rota.spec.resolved import encode_settings
 from sidecar.checker import Commit, Delivery, Fact, Sent, Story, violations
 from sidecar.pods import APP_PORT, SIDECAR, Pod, now
 from sidecar.whole_report import WholeReport
@@ -34,10 +34,11 @@ PATIENCE = 60.0
 HURRIED = """
 from rota.sidecar import agent
 from rota.sidecar.member import queue_lifecycle
-for name in ("TRUST", "RENEWAL", "ASK_AGAIN", "KEPT", "HOLD", "LONGEST_PAUSE"):
+locks = "LOCK_TRUST_SECONDS", "LOCK_RENEWAL_SECONDS", "LOCK_RETRY_SECONDS", "LOCK_EXPIRY_SECONDS", "LOCK_HOLD_SECONDS"
+for name in (*locks, "MAX_BACKOFF_SECONDS"):
     setattr(queue_lifecycle, name, getattr(queue_lifecycle, name) / 10)
-agent.STOOD_STILL /= 5
-agent.BEAT_SECONDS /= 5
+agent.STALL_SECONDS /= 5
+agent.MONITOR_INTERVAL_SECONDS /= 5
 agent.COMMIT_SECONDS /= 10
 import sys
 from rota.sidecar.__main__ import main
@@ -53,7 +54,7 @@ class SidecarFleet:
         self.rocketmq, self.site, self.session, self.folder = rocketmq, site, session, folder
         self.cluster = AdminClient(site)
         self.topic, self.group = (f"{it}-{secrets.token_hex(3)}" for it in ("orders", "shop"))
-        self.retry = Queue(RETRY + self.group, BROKER, 0)
+        self.retry = Queue(RETRY_TOPIC_PREFIX + self.group, BROKER, 0)
         self.queues: list[Queue] = []
         self.pods: dict[str, Pod] = {}
         self.ended: set[str] = set()
@@ -141,8 +142,8 @@ class SidecarFleet:
             everyone=tuple(self.queues) if broadcasting else None,
         )
         return {
-            "group.json": write_settings(self.group, spec, self.drain_timeout, None),
-            **write_assignment(assignment),
+            "group.json": encode_settings(self.group, spec, self.drain_timeout, None),
+            **encode_assignment(assignment),
         }
 
     def show(self, *, hide: Collection[str] = ()) -> None:
@@ -186,7 +187,7 @@ class SidecarFleet:
 
         async def so() -> bool:
             report = await self.hear(name)
-            return bool(report and report.generation >= self.generation and report.working.isdisjoint(queues))
+            return bool(report and report.generation >= self.generation and report.active_queues.isdisjoint(queues))
 
         await soon(so, PATIENCE)
         self.note("released", name, queues)
@@ -308,9 +309,9 @@ class SidecarFleet:
         """Ask the broker where the group is."""
         found: dict[Queue, BrokerOffsets] = {}
         for broker in {queue.broker for queue in self.queues}:
-            found |= await self.cluster.progress(self.group, broker, [self.topic, self.retry.topic])
-        self.commits += [Commit(now(), queue, it.committed) for queue, it in found.items()]
-        return {queue: it.committed for queue, it in found.items()}
+            found |= await self.cluster.group_offsets(self.group, broker, [self.topic, self.retry.topic])
+        self.commits += [Commit(now(), queue, it.committed_offset) for queue, it in found.items()]
+        return {queue: it.committed_offset for queue, it in found.items()}
 
     async def all_committed(self) -> None:
         """Wait until the group is at the end of the topic's queues."""
@@ -324,13 +325,13 @@ class SidecarFleet:
             try:
                 committed = await self.sample()
                 for broker in {queue.broker for queue in self.queues}:
-                    ends |= await self.cluster.ends(self.topic, broker)
+                    ends |= await self.cluster.offset_ranges(self.topic, broker)
             except UnreachableError as unreachable:  # it may only just come back
                 error = unreachable
                 return False
             for queue, it in ends.items():
-                if committed.get(queue) != it.last:
-                    missing[queue] = committed.get(queue), it.last
+                if committed.get(queue) != it.max_offset:
+                    missing[queue] = committed.get(queue), it.max_offset
             return not missing
 
         try:
@@ -349,10 +350,10 @@ class SidecarFleet:
         wanted = Membership(group="undertaker", client_id="1@1", subscriptions=[Subscription(topic=queue.topic)])
         reader = RocketMQConsumer(self.site, wanted)
         try:
-            offset = await reader.first(queue)
-            while (found := await reader.pull(queue, offset, wait=0)).messages:
+            offset = await reader.min_offset(queue)
+            while (found := await reader.pull(queue, offset, wait_seconds=0)).messages:
                 self.dead |= {int(it.body.split()[0]) for it in found.messages}
-                offset = found.next
+                offset = found.next_offset
         except NotFoundError:
             pass
         finally:
@@ -404,7 +405,7 @@ async def a_fleet(
         fleet = SidecarFleet(rocketmq, site or ConnectionConfig([rocketmq.name_server]), session, folder)
         fleet.settings = {"delivery": delivery, **settings}
         try:
-            brokers = await fleet.cluster.brokers()
+            brokers = await fleet.cluster.broker_names()
             for broker in brokers:
                 await fleet.cluster.create_topic(fleet.topic, broker, queues)
                 await soon(partial(_has_group, fleet, broker), PATIENCE)

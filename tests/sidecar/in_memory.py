@@ -14,18 +14,18 @@ from ground.handlers import cancel_at_cleanup
 from ground.poll import soon
 from rota.brokers.memory import BROKER, MemoryCluster, MemoryConsumer
 from rota.brokers.port import Consumer, Membership
-from rota.documents import PLAIN, Assignment, Share, write_assignment
-from rota.model import RETRY, Queue
+from rota.documents import PLAIN_KEY, Assignment, Share, encode_assignment
+from rota.model import RETRY_TOPIC_PREFIX, Queue
 from rota.sidecar.agent import Agent
-from rota.sidecar.delivery.push import Push
-from rota.sidecar.status.control_api import Control
-from rota.sidecar.status.http_api import Page
+from rota.sidecar.delivery.push import PushDelivery
+from rota.sidecar.status.control_api import ControlApi
+from rota.sidecar.status.http_api import StatusApi
 from rota.sidecar.storage.environment import PodIdentity
-from rota.spec.resolved import write_settings
+from rota.spec.resolved import encode_settings
 from sidecar.whole_report import WholeReport, whole_report
 
 TOPIC, GROUP = "orders", "shop"
-RETRIES = Queue(RETRY + GROUP, BROKER, 0)
+RETRIES = Queue(RETRY_TOPIC_PREFIX + GROUP, BROKER, 0)
 DEAD = Queue("%DLQ%" + GROUP, BROKER, 0)
 NAME, UID = "a", "uid-a"
 
@@ -109,10 +109,10 @@ class MemoryMember:
         self.port = 0  # of the app
         self.generation, self.drain_timeout = 0, 30.0
         self.who = PodIdentity(
-            name, "ns", f"uid-{name}", documents=str(folder / "documents"), state=str(folder / "state")
+            name, "ns", f"uid-{name}", config_folder=str(folder / "documents"), state_folder=str(folder / "state")
         )
         self.connect: Callable[[MemoryCluster, Membership], Consumer] = MemoryConsumer
-        for it in (self.who.documents, self.who.state):
+        for it in (self.who.config_folder, self.who.state_folder):
             Path(it).mkdir(parents=True)
 
     # Its life.
@@ -121,9 +121,9 @@ class MemoryMember:
         """Start a sidecar with the folders that are there."""
         self.ending = asyncio.Event()
         self.sidecar = Agent(
-            self.who, lambda _, it: self.connect(self.memory, it), lambda shell: Push(shell, "127.0.0.1")
+            self.who, lambda _, it: self.connect(self.memory, it), lambda shell: PushDelivery(shell, "127.0.0.1")
         )
-        self._page = await Page(self.sidecar, Control(self.sidecar)).serve("127.0.0.1", 0)
+        self._page = await StatusApi(self.sidecar, ControlApi(self.sidecar)).serve("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{port_of(self._page)}"
         self.running = asyncio.create_task(self.sidecar.run(self.ending))
 
@@ -147,23 +147,23 @@ class MemoryMember:
             "group": "ns/orders",
             "generation": self.generation,
             "issued_at": "2026-11-21T08:00:00.000Z",
-            "members": {self.who.pod: Share(self.who.uid, () if everyone else told)},
+            "members": {self.who.name: Share(self.who.uid, () if everyone else told)},
             "everyone": everyone,
         }
-        return str(write_assignment(Assignment(**(fields | changed)))[PLAIN])
+        return str(encode_assignment(Assignment(**(fields | changed)))[PLAIN_KEY])
 
     def show(self, queues: Iterable[Queue], **changed: Any) -> None:
         """Show it the next generation, as a kubelet does."""
         self.generation += 1
-        settings = write_settings(GROUP, a_spec(**self.spec()), self.drain_timeout, None)
+        settings = encode_settings(GROUP, a_spec(**self.spec()), self.drain_timeout, None)
         self.put(settings, self.assignment(queues, **changed))
 
     def put(self, settings: str | None, assignment: str | None) -> None:
         """Put files there, both at once."""
-        documents = Path(self.who.documents)
+        documents = Path(self.who.config_folder)
         place = documents / f"..{len(list(documents.iterdir()))}"
         place.mkdir()
-        for name, text in (("group.json", settings), (PLAIN, assignment)):
+        for name, text in (("group.json", settings), (PLAIN_KEY, assignment)):
             if text is not None:
                 place.joinpath(name).write_text(text)
         link = documents / "..data_tmp"
@@ -174,7 +174,7 @@ class MemoryMember:
         """Show it the next generation, and wait until it works just these queues, and is known."""
         wanted = frozenset(queues)
         self.show(sorted(wanted), **changed)
-        await soon(lambda: self.so(lambda it: it.generation == self.generation and it.working == wanted))
+        await soon(lambda: self.so(lambda it: it.generation == self.generation and it.active_queues == wanted))
         await soon(self.ready)
         return await self.report()
 
@@ -186,7 +186,7 @@ class MemoryMember:
 
     def begin_drain(self) -> None:
         """Drain as the pod's preStop hook has it."""
-        self.sidecar.start(self.sidecar.drain())
+        self.sidecar.start_task(self.sidecar.drain())
 
     async def report(self) -> WholeReport:
         return await whole_report(self._text)
@@ -226,7 +226,7 @@ class MemoryMember:
         await self.until(lambda _: sorted(self.app.done) == sorted(bodies))
 
     def offset(self, queue: int) -> int | None:
-        return self.memory.offsets[GROUP].get(Queue(TOPIC, BROKER, queue))
+        return self.memory.committed_offsets[GROUP].get(Queue(TOPIC, BROKER, queue))
 
 
 class Clock:
@@ -241,7 +241,7 @@ class Clock:
 async def turn(memory: MemoryCluster, clock: Clock, seconds: float) -> None:
     """Let time pass at the cluster, and what was delayed until then come."""
     clock.now += seconds
-    await memory.reach(BROKER)
+    await memory.check_reachable(BROKER)
 
 
 @asynccontextmanager

@@ -18,17 +18,17 @@ from ground.instance import Instance
 from ground.poll import soon
 from rota.brokers.memory import BROKER, MemoryCluster, MemoryConsumer
 from rota.brokers.message import Message
-from rota.documents import Assignment, Share, write_assignment
-from rota.model import RETRY, Queue
+from rota.documents import Assignment, Share, encode_assignment
+from rota.model import RETRY_TOPIC_PREFIX, Queue
 from rota.sidecar.delivery import pull
-from rota.sidecar.main import work
+from rota.sidecar.main import run_member
 from rota.sidecar.status import http_api
 from rota.sidecar.storage.environment import PodIdentity
-from rota.spec.resolved import write_settings
+from rota.spec.resolved import encode_settings
 from sidecar.whole_report import WholeReport, whole_report
 
 TOPIC, GROUP = "orders", "shop"
-RETRIES = Queue(RETRY + GROUP, BROKER, 0)
+RETRIES = Queue(RETRY_TOPIC_PREFIX + GROUP, BROKER, 0)
 DEAD = Queue("%DLQ%" + GROUP, BROKER, 0)
 UNHURRIED = {"mode": "Pull", "pull": {"visibilityTimeout": "5m"}}
 
@@ -63,13 +63,13 @@ class ProcessMember:
             "ns",
             "u",
             address,
-            local=address,
-            documents=str(folder / "documents"),
-            state=str(folder / "state"),
-            run=str(folder / "run"),
+            app_host=address,
+            config_folder=str(folder / "documents"),
+            state_folder=str(folder / "state"),
+            hook_folder=str(folder / "run"),
         )
         self.app = f"http://{address}:{pull.PORT}"
-        for it in (self.who.documents, self.who.state, self.who.run):
+        for it in (self.who.config_folder, self.who.state_folder, self.who.hook_folder):
             Path(it).mkdir()
 
     @property
@@ -79,15 +79,15 @@ class ProcessMember:
 
     async def run(self) -> None:
         """Work until `ending`."""
-        await work(self.who, lambda _, membership: MemoryConsumer(self.memory, membership), self.ending)
+        await run_member(self.who, lambda _, membership: MemoryConsumer(self.memory, membership), self.ending)
 
     # Its documents, and what it says of itself.
 
     def show(self, queues: Iterable[Queue]) -> None:
         """Show it the next generation, as a kubelet does."""
         self.generation += 1
-        settings = write_settings(GROUP, a_spec(**self.settings), self.drain_timeout, None)
-        shares = {self.who.pod: Share(self.who.uid, tuple(queues))}
+        settings = encode_settings(GROUP, a_spec(**self.settings), self.drain_timeout, None)
+        shares = {self.who.name: Share(self.who.uid, tuple(queues))}
         broadcasting = self.settings.get("messageModel") == "Broadcasting"
         assignment = Assignment(
             group=f"ns/{GROUP}",
@@ -96,9 +96,9 @@ class ProcessMember:
             members=shares,
             everyone=tuple(queues) if broadcasting else None,
         )
-        place, link = Path(self.who.documents, f"..{self.generation}"), Path(self.who.documents, "..data_tmp")
+        place, link = Path(self.who.config_folder, f"..{self.generation}"), Path(self.who.config_folder, "..data_tmp")
         place.mkdir()
-        for name, text in {"group.json": settings, **write_assignment(assignment)}.items():
+        for name, text in {"group.json": settings, **encode_assignment(assignment)}.items():
             place.joinpath(name).write_bytes(text.encode() if isinstance(text, str) else text)
         link.symlink_to(place.name)
         link.rename(link.with_name("..data"))
@@ -113,7 +113,7 @@ class ProcessMember:
                 report = await self.report()
             except OSError:  # it is about to begin
                 return False
-            return report.generation == self.generation and report.working == wanted
+            return report.generation == self.generation and report.active_queues == wanted
 
         await soon(so)
 
@@ -133,7 +133,7 @@ class ProcessMember:
     async def begin_drain(self) -> None:
         """Drain as the pod's preStop hook has it."""
         hook = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "rota.sidecar.prestop", env={**os.environ, "ROTA_RUN": self.who.run}
+            sys.executable, "-m", "rota.sidecar.prestop", env={**os.environ, "ROTA_RUN": self.who.hook_folder}
         )
         assert await hook.wait() == 0
 
@@ -154,13 +154,13 @@ class ProcessMember:
     async def turn(self, seconds: float) -> None:
         """Let time pass at the cluster."""
         self.clock.ahead += seconds
-        await self.memory.reach(BROKER)
+        await self.memory.check_reachable(BROKER)
 
     async def holds(self, queue: Queue) -> Sequence[Message]:
         """Return what lies in a queue, once there is something."""
 
         async def found() -> Sequence[Message]:
-            return await self.memory.log(queue) if queue in await self.memory.queues(queue.topic) else ()
+            return await self.memory.messages_of(queue) if queue in await self.memory.queues(queue.topic) else ()
 
         return await soon(found)
 
@@ -168,7 +168,7 @@ class ProcessMember:
         """Wait until it has committed so far in a queue."""
 
         async def so() -> bool:
-            return self.memory.offsets[GROUP].get(self.queues[number]) == offset
+            return self.memory.committed_offsets[GROUP].get(self.queues[number]) == offset
 
         await soon(so)
 

@@ -22,8 +22,8 @@ from aiohttp import ClientError, ClientSession, ClientTimeout
 from ground.deliveries import whole_lines
 from ground.instance import TAG, Instance
 from ground.poll import soon
-from rota.deliveries import DeliveriesPage, read_deliveries
-from rota.model import RETRY, Queue
+from rota.deliveries import DeliveriesPage, decode_deliveries
+from rota.model import RETRY_TOPIC_PREFIX, Queue
 from rota.sidecar.status.control_api import PORT as CONTROL_PORT
 from rota.signing import KEY_BYTES
 from sidecar.checker import Delivery
@@ -180,7 +180,7 @@ class Pod:
 
     async def first_deliveries(self, session: ClientSession) -> DeliveriesPage:
         """Return the first page about its deliveries."""
-        page = read_deliveries(await self._ask_signed(session, "/v1/report/deliveries"))
+        page = decode_deliveries(await self._ask_signed(session, "/v1/report/deliveries"))
         assert page
         return page
 
@@ -216,7 +216,7 @@ class Pod:
 
     def _delivery(self, told: dict[str, Any], message: dict[str, Any], group: str, orderly: bool) -> Delivery:  # noqa: FBT001
         retried = not orderly and message["attempt"] > 1
-        topic = RETRY + group if retried else message["topic"]
+        topic = RETRY_TOPIC_PREFIX + group if retried else message["topic"]
         return Delivery(
             begin=told["begin"],
             end=None,

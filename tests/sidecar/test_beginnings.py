@@ -76,13 +76,13 @@ async def test_start_from_does_not_apply_to_the_retry_topic_which_begins_at_its_
         )
         await member.join()  # nothing is committed: as of a member that was killed
         pulled = await member.pull(fleet.queues[0], 0)
-        await member.send_back(pulled.messages[0], level=1)
+        await member.send_back(pulled.messages[0], delay_level=1)
         await member.leave()
 
         async def is_there() -> bool:
             with suppress(NotFoundError):
-                ends = await fleet.cluster.ends(fleet.retry.topic, "broker-0")
-                return sum(it.last for it in ends.values()) == 1
+                ends = await fleet.cluster.offset_ranges(fleet.retry.topic, "broker-0")
+                return sum(it.max_offset for it in ends.values()) == 1
             return False
 
         await soon(is_there)
@@ -137,7 +137,7 @@ async def test_filter_by_sql92_unsupported_by_the_broker_is_reported_before_join
             return report.troubles.get("BrokerRefuses", "") if report else ""
 
         assert "SQL92" in await soon(refused)
-        assert not await fleet.cluster.clients(fleet.group, "broker-0")
+        assert not await fleet.cluster.online_consumers(fleet.group, "broker-0")
         assert await pod.terminate() == 0
 
 

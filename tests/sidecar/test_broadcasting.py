@@ -79,8 +79,8 @@ async def all_taken(fleet: SidecarFleet, *pods: Pod) -> None:
 
 async def all_kept(fleet: SidecarFleet, pod: Pod) -> int:
     """Wait until a member's own offsets have everything behind them that its broker stored; return how many."""
-    ends = await fleet.cluster.ends(fleet.topic, BROKER)
-    stored = sum(it.last for it in ends.values())  # a send that failed may be among it, or not
+    ends = await fleet.cluster.offset_ranges(fleet.topic, BROKER)
+    stored = sum(it.max_offset for it in ends.values())  # a send that failed may be among it, or not
     await fleet.until(lambda: kept(fleet, pod) == stored)
     return stored
 

@@ -9,7 +9,7 @@ import pytest
 from ground.instance import temporary
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
-from rota.sidecar.agent import BEAT_SECONDS
+from rota.sidecar.agent import MONITOR_INTERVAL_SECONDS
 from sidecar.fleet import SidecarFleet, a_fleet
 
 LOST = "broker-1"
@@ -48,7 +48,7 @@ async def test_broker_failure_stops_only_the_queues_of_that_broker(two: RocketMQ
         given_up = [queue for queue, name in fleet.owners.items() if name == "a" and queue.broker == LOST]
         await fleet.revoke(given_up)
         await fleet.released("a", given_up)
-        await asyncio.sleep(2 * BEAT_SECONDS)  # it says so anew
+        await asyncio.sleep(2 * MONITOR_INTERVAL_SECONDS)  # it says so anew
         assert await misses(fleet, "a"), "so nobody gives it a queue there again"
         await asyncio.to_thread(two.start_broker, 1)
         await soon(lambda: speaks_of(fleet, "a", {"broker-0"}))

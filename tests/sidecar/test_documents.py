@@ -9,7 +9,7 @@ import pytest
 
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
-from rota.documents import PLAIN, read_assignment, write_assignment
+from rota.documents import PLAIN_KEY, decode_assignment, encode_assignment
 from sidecar.fleet import SidecarFleet, a_fleet
 from sidecar.small_disk import a_small_disk, fill
 
@@ -23,19 +23,19 @@ async def test_document_that_is_torn_old_changed_or_deleted_changes_nothing(rock
         fleet.show()
         before = await fleet.obeys("a")
         good = fleet.files()
-        whole = str(good[PLAIN])
-        nothing = write_assignment(replace(read_assignment(whole), members={}))
+        whole = str(good[PLAIN_KEY])
+        nothing = encode_assignment(replace(decode_assignment(whole), members={}))
         bad = {
             "it is no JSON object": whole[: len(whole) // 2],
             "its sum does not match": whole.replace(f'"generation":{fleet.generation}', '"generation":99'),
-            "has generation 1, but 2 is obeyed": old[PLAIN],
-            "has another text than the generation 2": nothing[PLAIN],
+            "has generation 1, but 2 is obeyed": old[PLAIN_KEY],
+            "has another text than the generation 2": nothing[PLAIN_KEY],
         }
         for told, text in bad.items():
-            pod.show({**good, PLAIN: text})
+            pod.show({**good, PLAIN_KEY: text})
             await fleet.logged("a", told)
             await still_works(fleet, before.held)
-        pod.show({name: text for name, text in good.items() if name != PLAIN})
+        pod.show({name: text for name, text in good.items() if name != PLAIN_KEY})
         await fleet.logged("a", "There is no assignment; generation 2 stays in force")
         await still_works(fleet, before.held)
         pod.show({**good, "group.json": "{"})

@@ -156,7 +156,7 @@ async def test_broker_failure_and_restart_elsewhere_recommits_the_lost_offsets(
         await fleet.send(40)
         await fleet.all_done()  # of those that the broker has said to have: it has only just come back
         assert {*Counter(it.number for it in fleet.delivered()).values()} == {1}
-        ids = {it.id for it in await fleet.cluster.clients(fleet.group, "broker-0")}
+        ids = {it.client_id for it in await fleet.cluster.online_consumers(fleet.group, "broker-0")}
         assert ids == {pod.client_id for pod in fleet.pods.values()}
         await fleet.check()
 

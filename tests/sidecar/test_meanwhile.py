@@ -23,7 +23,7 @@ from rota.sidecar.consume import broker_session, filter_counts
 from rota.sidecar.delivery import http_post, push, settlement
 from rota.sidecar.member import queue_lifecycle
 from rota.sidecar.member.queue_lifecycle import LeaseState
-from rota.sidecar.member.window import Commit, Window
+from rota.sidecar.member.window import Commit, QueueWindow
 from rota.sidecar.status.problems import Problems
 from rota.sidecar.storage.local_offsets import LocalOffsetStore
 from rota.sidecar.storage.offset_files import OffsetFiles
@@ -36,10 +36,10 @@ FIRST, SECOND = (Queue(TOPIC, BROKER, number) for number in range(2))
 
 @pytest.fixture(autouse=True)
 def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(agent, "MONITOR_INTERVAL_SECONDS", 0.05)
     monkeypatch.setattr(agent, "COMMIT_SECONDS", 0.1)
     monkeypatch.setattr(config_follower, "RETRY_SECONDS", 0.02)
-    monkeypatch.setattr(broker_session, "JOIN_AGAIN", 0.02)
+    monkeypatch.setattr(broker_session, "JOIN_RETRY_SECONDS", 0.02)
 
 
 def texts(many: int) -> list[str]:
@@ -55,7 +55,7 @@ async def busy_with_the_first_of_ten(member: MemoryMember, gate: Gate) -> None:
 
 
 def shown_settings(member: MemoryMember) -> bytes:
-    return Path(member.who.documents, "..data", "group.json").read_bytes()
+    return Path(member.who.config_folder, "..data", "group.json").read_bytes()
 
 
 async def committed(member: MemoryMember, offset: int) -> None:
@@ -92,7 +92,7 @@ async def test_offset_is_not_put_back_by_a_member_that_lost_the_queue(tmp_path: 
         one.show([], members={"a": Share("uid-a", ()), "b": Share("uid-b", (FIRST,))}, **told)
         await one.until(lambda it: it.generation == 5 and bool(it.releasing))
         gate.opens.set()
-        await one.until(lambda it: not it.working)
+        await one.until(lambda it: not it.active_queues)
         assert one.offset(0) == 10
 
 
@@ -117,7 +117,7 @@ async def test_offset_reset_overwritten_by_a_pull_is_restored_by_the_next_pull(
         async def pull(self, queue: Queue, offset: int, **more: Any) -> PullResult:
             commit = more.get("commit")
             if commit == 1 and 1 not in taken:
-                await memory.reset(GROUP, TOPIC, BROKER)
+                await memory.reset_offsets(GROUP, TOPIC, BROKER)
             taken.append(commit)
             return await super().pull(queue, offset, **more)
 
@@ -142,11 +142,11 @@ async def test_offset_sent_with_a_slow_pull_does_not_undo_the_commit_at_queue_re
     class Overtaken(MemoryConsumer):
         """As a broker is that is slow to look for messages, and stores what came along after that."""
 
-        async def pull(self, queue: Queue, offset: int, *, commit: int | None = None, **more: Any) -> PullResult:
+        async def pull(self, queue: Queue, offset: int, *, commit_offset: int | None = None, **more: Any) -> PullResult:
             found = await super().pull(queue, offset, **more)
-            if commit:
+            if commit_offset:
                 under_way.set()
-                await asyncio.shield(self._stores(queue, commit))
+                await asyncio.shield(self._stores(queue, commit_offset))
             return found
 
         async def _stores(self, queue: Queue, commit: int) -> None:
@@ -169,7 +169,7 @@ async def test_offset_sent_with_a_slow_pull_does_not_undo_the_commit_at_queue_re
         await member.did("1", "2")
         assert (await member.report()).releasing, "what it commits now may be undone"
         lands.set()
-        await member.until(lambda it: not it.working)
+        await member.until(lambda it: not it.active_queues)
         assert member.offset(0) == 2
 
 
@@ -177,24 +177,24 @@ async def test_offset_committed_with_pulls_and_by_the_timer_never_goes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored: list[int] = []
-    to_commit = Window.to_commit
+    to_commit = QueueWindow.next_commit
 
     class Ordered(MemoryConsumer):
-        async def pull(self, queue: Queue, offset: int, *, commit: int | None = None, **more: Any) -> PullResult:
-            if commit:
+        async def pull(self, queue: Queue, offset: int, *, commit_offset: int | None = None, **more: Any) -> PullResult:
+            if commit_offset:
                 await asyncio.sleep(0.05)  # meanwhile the timer wants to commit, and waits for the answer
-                stored.append(commit)
-            return await super().pull(queue, offset, commit=commit, **more)
+                stored.append(commit_offset)
+            return await super().pull(queue, offset, commit_offset=commit_offset, **more)
 
         async def commit(self, queue: Queue, offset: int) -> None:
             if queue == FIRST:
                 stored.append(offset)
             await super().commit(queue, offset)
 
-    def finish_one_after(window: Window) -> Commit | None:
+    def finish_one_after(window: QueueWindow) -> Commit | None:
         found = to_commit(window)
-        for delivery in [*window.open][:1]:
-            window.done(delivery, next(iter(delivery.left.values())))
+        for delivery in [*window.open_deliveries][:1]:
+            window.finish_message(delivery, next(iter(delivery.unsettled.values())))
         return found
 
     async def all_stored() -> bool:
@@ -207,7 +207,7 @@ async def test_offset_committed_with_pulls_and_by_the_timer_never_goes_back(
         await member.obeys([FIRST])
         await member.send(*texts(10), queue=0)
         await member.until(lambda it: it.inflight == 10)
-        monkeypatch.setattr(Window, "to_commit", finish_one_after)
+        monkeypatch.setattr(QueueWindow, "next_commit", finish_one_after)
         await soon(all_stored)
         monkeypatch.undo()
         member.app.answer.opens.set()
@@ -231,7 +231,7 @@ async def test_queue_release_waits_for_the_first_offset_commit_in_progress(tmp_p
         report = await member.until(lambda it: it.generation == 2)
         assert report.releasing, "its offset would come after the next owner's"
         lands.set()
-        await member.until(lambda it: not it.working)
+        await member.until(lambda it: not it.active_queues)
         assert member.offset(0) == 0
 
 
@@ -239,20 +239,25 @@ async def test_orderly_delivery_that_ends_after_its_lock_expired_counts_as_finis
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate()
-    for name, seconds in (("TRUST", 0.5), ("RENEWAL", 10.0), ("ASK_AGAIN", 10.0), ("HOLD", 0.05)):
+    for name, seconds in (
+        ("LOCK_TRUST_SECONDS", 0.5),
+        ("LOCK_RENEWAL_SECONDS", 10.0),
+        ("LOCK_RETRY_SECONDS", 10.0),
+        ("LOCK_HOLD_SECONDS", 0.05),
+    ):
         monkeypatch.setattr(queue_lifecycle, name, seconds)
     async with a_member(tmp_path, ordering="Orderly") as member:
         member.app.answer = gate
         await member.send("1", "2", queue=0)
         await member.obeys([FIRST])
         await member.until(lambda it: it.inflight == 1)
-        life = member.sidecar.member.lives[FIRST]
+        life = member.sidecar.member.leases[FIRST]
 
         async def begins_anew() -> bool:
             return life.state is LeaseState.STARTING
 
         await soon(begins_anew)
-        monkeypatch.setattr(queue_lifecycle, "TRUST", 30.0)
+        monkeypatch.setattr(queue_lifecycle, "LOCK_TRUST_SECONDS", 30.0)
         await asyncio.sleep(0.3)
         gate.opens.set()
         await committed(member, 2)
@@ -263,7 +268,7 @@ async def test_orderly_delivery_that_ends_after_its_lock_expired_counts_as_finis
 async def test_push_awaiting_a_connection_is_sent_unless_the_queue_left_during_a_stall(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, still: bool
 ) -> None:
-    connected, asked, gate = http_post.HttpPoster._connected, asyncio.Event(), Gate()
+    connected, asked, gate = http_post.HttpPoster._connect, asyncio.Event(), Gate()
 
     async def late(self: http_post.HttpPoster, until: float) -> Any:
         asked.set()
@@ -271,8 +276,8 @@ async def test_push_awaiting_a_connection_is_sent_unless_the_queue_left_during_a
         return await connected(self, until)
 
     async with a_member(tmp_path) as member:
-        monkeypatch.setattr(http_post.HttpPoster, "_connected", late)
-        monkeypatch.setattr(agent, "STOOD_STILL", 0.5)
+        monkeypatch.setattr(http_post.HttpPoster, "_connect", late)
+        monkeypatch.setattr(agent, "STALL_SECONDS", 0.5)
         await member.send("1", queue=0)
         await member.obeys([FIRST])
         await asked.wait()
@@ -281,7 +286,7 @@ async def test_push_awaiting_a_connection_is_sent_unless_the_queue_left_during_a
             time.sleep(1)  # noqa: ASYNC251 - so all of it stands still
         await member.until(lambda it: bool(it.releasing))
         gate.opens.set()
-        await member.until(lambda it: not it.working)
+        await member.until(lambda it: not it.active_queues)
         assert len(member.app.heard) == (0 if still else 1)
         assert await counts(member) == {"cut" if still else "done": 1}
         await member.obeys([FIRST])
@@ -300,7 +305,7 @@ async def test_retry_of_a_timed_out_push_is_sent_unless_the_queue_left_during_a_
             sent_back.append(message.offset)
             await super().send_back(message, **more)
 
-    monkeypatch.setattr(agent, "STOOD_STILL", 0.5)
+    monkeypatch.setattr(agent, "STALL_SECONDS", 0.5)
     async with a_member(tmp_path, delivery={"push": {"timeout": "1s"}}) as member:
         member.app.answer, member.connect = gate, Noting
         await member.send("1", queue=0)
@@ -309,7 +314,7 @@ async def test_retry_of_a_timed_out_push_is_sent_unless_the_queue_left_during_a_
         member.show([])
         if still:
             time.sleep(2)  # noqa: ASYNC251 - the whole process stands still
-        await member.until(lambda it: not it.working)
+        await member.until(lambda it: not it.active_queues)
         assert sent_back == ([] if still else [0])
         assert await counts(member) == {"cut" if still else "later": 1}
         gate.opens.set()
@@ -318,7 +323,7 @@ async def test_retry_of_a_timed_out_push_is_sent_unless_the_queue_left_during_a_
 async def test_disk_writes_never_overlap_though_a_waiting_commit_is_cancelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keep, inside, most = OffsetFiles.keep, [0], [0]
+    keep, inside, most = OffsetFiles.store_offsets, [0], [0]
 
     def slowly(self: OffsetFiles, offsets: Any) -> None:
         inside[0] += 1
@@ -327,7 +332,7 @@ async def test_disk_writes_never_overlap_though_a_waiting_commit_is_cancelled(
         keep(self, offsets)
         inside[0] -= 1
 
-    monkeypatch.setattr(OffsetFiles, "keep", slowly)
+    monkeypatch.setattr(OffsetFiles, "store_offsets", slowly)
     local = LocalOffsetStore(OffsetFiles(tmp_path, GROUP))
     first = asyncio.create_task(local.commit(FIRST, 1))
     while not inside[0]:  # noqa: ASYNC110 - a thread tells
@@ -352,7 +357,7 @@ async def test_drain_timeout_published_with_a_revocation_applies_to_it(tmp_path:
         await asyncio.sleep(0.3)
         assert (await member.report()).releasing
         gate.opens.set()
-        await member.until(lambda it: not it.working)
+        await member.until(lambda it: not it.active_queues)
 
 
 async def test_settings_in_force_are_named_in_the_report_and_change_its_revision(tmp_path: Path) -> None:
@@ -393,19 +398,19 @@ async def test_topic_assigned_under_unreadable_settings_is_consumed_once_they_ar
 
 
 async def test_member_that_has_left_does_not_rejoin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    close = push.Push.close
+    close = push.PushDelivery.close
 
     def full(_: StateStore) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    async def slowly(self: push.Push) -> None:
+    async def slowly(self: push.PushDelivery) -> None:
         await asyncio.sleep(0.2)
         await close(self)
 
     async with a_member(tmp_path) as member:
         await member.obeys([FIRST])
-        monkeypatch.setattr(StateStore, "need_room", full)
-        monkeypatch.setattr(push.Push, "close", slowly)
+        monkeypatch.setattr(StateStore, "check_space", full)
+        monkeypatch.setattr(push.PushDelivery, "close", slowly)
         member.show([SECOND])
         await member.until(lambda it: "StateNotWritten" in it.troubles)
         await member.end()
@@ -416,8 +421,8 @@ async def test_disk_full_problem_stays_until_the_start_of_the_process_is_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk may have room for a generation, but not for this note."""
-    start, troubles = StateStore.start, list[str]()
-    report_trouble = Problems.trouble
+    start, troubles = StateStore.store_incarnation, list[str]()
+    report_trouble = Problems.set_problem
 
     def full(_: StateStore) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -428,8 +433,8 @@ async def test_disk_full_problem_stays_until_the_start_of_the_process_is_noted(
         report_trouble(self, reason, message)
 
     monkeypatch.setattr(config_follower, "RETRY_SECONDS", 0.05)
-    monkeypatch.setattr(StateStore, "start", full)
-    monkeypatch.setattr(Problems, "trouble", noting)
+    monkeypatch.setattr(StateStore, "store_incarnation", full)
+    monkeypatch.setattr(Problems, "set_problem", noting)
     async with a_member(tmp_path) as member:
         member.show([FIRST])
         await member.until(lambda it: "StateNotWritten" in it.troubles)
@@ -439,7 +444,7 @@ async def test_disk_full_problem_stays_until_the_start_of_the_process_is_noted(
 
         await soon(has_tried_again)
         assert all("the start of its process cannot be noted" in message for message in troubles)
-        monkeypatch.setattr(StateStore, "start", start)
+        monkeypatch.setattr(StateStore, "store_incarnation", start)
         await member.obeys([FIRST])
         assert (await member.report()).troubles == {}
 
@@ -451,7 +456,7 @@ async def test_topic_that_does_not_exist_is_reported_as_unknown_and_not_as_an_un
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Absent(MemoryConsumer):
-        async def check(self) -> None:
+        async def check_subscriptions(self) -> None:
             raise NotFoundError("There is no topic orders")
 
     async with a_member(tmp_path) as member:
@@ -459,17 +464,17 @@ async def test_topic_that_does_not_exist_is_reported_as_unknown_and_not_as_an_un
         member.show([])
         report = await member.until(lambda it: bool(it.troubles))
         assert report.troubles == {"UnknownTopic": "There is no topic orders"}
-        monkeypatch.setattr(Absent, "check", MemoryConsumer.check)
+        monkeypatch.setattr(Absent, "check_subscriptions", MemoryConsumer.check_subscriptions)
         await member.until(lambda it: it.troubles == {})
 
 
 async def test_broker_that_was_never_reached_is_reported_unreachable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rota.sidecar.status.problems.UNREACHABLE", 0.1)
+    monkeypatch.setattr("rota.sidecar.status.problems.UNREACHABLE_SECONDS", 0.1)
     async with a_member(tmp_path) as member:
         await member.obeys([])
-        member.memory.down(BROKER)
+        member.memory.take_down(BROKER)
         member.show([FIRST])
         await member.until(lambda it: it.brokers == {BROKER: False})
         assert not await member.ready()
@@ -490,7 +495,7 @@ async def test_dead_letter_of_a_batch_is_counted_once(tmp_path: Path) -> None:
         await member.send(*texts(5), queue=0)
         await member.obeys([FIRST])
         await committed(member, 5)
-        assert len(await member.memory.log(DEAD)) == 1
+        assert len(await member.memory.messages_of(DEAD)) == 1
         assert await counts(member) == {"split": 5, "dead": 1, "done": 4}
     await runner.cleanup()
 
@@ -515,7 +520,7 @@ async def test_retry_rejected_by_the_broker_counts_attempts_locally_and_is_repor
         await seen.wait()  # once it is done, nothing is reported any more
         return 204
 
-    monkeypatch.setattr(settlement, "NOT_TAKEN_PAUSE", 0.02)
+    monkeypatch.setattr(settlement, "SEND_BACK_RETRY_SECONDS", 0.02)
     async with a_member(tmp_path) as member:
         member.connect, member.app.answer = Refusing, third
         await member.send("1", queue=0)
@@ -533,14 +538,14 @@ async def test_retry_rejected_by_the_broker_counts_attempts_locally_and_is_repor
 async def test_retry_rejected_by_the_broker_is_not_reported_after_a_reset_past_the_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(settlement, "NOT_TAKEN_PAUSE", 0.02)
+    monkeypatch.setattr(settlement, "SEND_BACK_RETRY_SECONDS", 0.02)
     async with a_member(tmp_path) as member:
         member.connect, member.app.answer = Refusing, wrong
         await member.send("1", queue=0)
         member.show([FIRST])
         await member.until(lambda it: "MessageNotTakenBack" in it.troubles)
         membership = member.memory.members[GROUP][0]
-        membership.on_reset({FIRST: 1})
+        membership.on_offsets_reset({FIRST: 1})
         await member.until(lambda it: it.troubles == {})
 
 
@@ -554,7 +559,7 @@ async def test_filter_that_lets_nothing_through_is_reported_until_a_message_matc
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(filter_counts, "QUIET_SECONDS", 0.1)
-    monkeypatch.setattr(filter_counts, "FEWEST_MESSAGES", 3)
+    monkeypatch.setattr(filter_counts, "MIN_FILTERED_MESSAGES", 3)
     async with a_member(tmp_path, subscriptions=[{"topic": TOPIC, "expression": "paid"}]) as member:
         await member.obeys([FIRST])
         await member.send(*texts(3), queue=0)

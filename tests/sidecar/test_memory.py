@@ -20,7 +20,7 @@ from aiohttp import web
 from ground.memory_limit import MemoryLimit, peak_bytes
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
-from rota.brokers.rocketmq.admin import PRODUCER, AdminClient
+from rota.brokers.rocketmq.admin import PRODUCER_GROUP, AdminClient
 from rota.brokers.rocketmq.wire import requests
 from rota.model import Queue
 from sidecar.fleet import SidecarFleet, a_fleet
@@ -123,10 +123,10 @@ async def send(cluster: AdminClient, queues: Sequence[Queue], messages: Iterable
         queue = queues[number // 2 % len(queues)]
         born, properties = int(time.time() * 1000), message.properties
         request = requests.send(
-            PRODUCER, queue.topic, message.body, properties, broker=queue.broker, queue=queue.id, born=born
+            PRODUCER_GROUP, queue.topic, message.body, properties, broker=queue.broker, queue_id=queue.id, born_ms=born
         )
         marked = msgspec.structs.replace(request, fields={**request.fields, "f": message.flags})
-        await cluster._client.get(queue.broker, marked)
+        await cluster._client.call_or_raise(queue.broker, marked)
 
 
 @asynccontextmanager

@@ -20,8 +20,8 @@ SMALL = "s" * 1000
 
 @pytest.fixture(autouse=True)
 def _small_container(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent, "memory_limit", lambda: BUDGET_BYTES / agent.FOR_MESSAGES)
-    monkeypatch.setattr(agent, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(agent, "memory_limit_bytes", lambda: BUDGET_BYTES / agent.MESSAGE_MEMORY_SHARE)
+    monkeypatch.setattr(agent, "MONITOR_INTERVAL_SECONDS", 0.05)
 
 
 class Hangs:
@@ -134,7 +134,7 @@ async def test_memory_of_all_queues_together_stays_within_the_budget(tmp_path: P
             await member.send(body, queue=number % 3)
         await member.obeys([FIRST, SECOND, THIRD])
         await member.until(lambda it: it.inflight == 2)
-        held = sum(it.window.memory_bytes for it in member.sidecar.readings.values())
+        held = sum(it.window.memory_bytes for it in member.sidecar.readers.values())
         assert held == 2 * (len(bodies[0]) + MESSAGE_OVERHEAD_BYTES) <= BUDGET_BYTES
         gate.opens.set()
         await member.did(*bodies)
@@ -159,4 +159,4 @@ async def test_memory_limit_per_message_changes_with_the_settings_at_runtime(tmp
         await member.obeys([FIRST])
         member.settings["delivery"] = {"buffer": {"mebibytesPerMessage": 1}}
         await member.obeys([FIRST])
-        assert [it.limits.body for it in member.sidecar.readings.values()] == [2**20]
+        assert [it.limits.max_body_bytes for it in member.sidecar.readers.values()] == [2**20]

@@ -16,13 +16,13 @@ from aiohttp import ClientSession
 
 from ground.poll import PATIENCE_SECONDS, soon
 from rota.brokers.memory import BROKER, NAME_SERVER, MemoryCluster
-from rota.deliveries import DeliveriesPage, read_deliveries
-from rota.metrics import Format
+from rota.deliveries import DeliveriesPage, decode_deliveries
+from rota.metrics import MetricsFormat
 from rota.model import Queue
-from rota.reports import FullReport, read_report
+from rota.reports import FullReport, decode_report
 from rota.sidecar.status import http_api, problems
-from rota.sidecar.status.control_api import Control, KeyFiles
-from rota.sidecar.status.http_api import Page
+from rota.sidecar.status.control_api import ControlApi, KeyFiles
+from rota.sidecar.status.http_api import StatusApi
 from rota.sidecar.status.self_report import QueuesPage
 from sidecar.in_memory import TOPIC, UID, Event, Gate, MemoryMember, a_member, well
 
@@ -35,9 +35,9 @@ async def test_report_of_the_sidecar_is_readable_by_the_operator(tmp_path: Path)
         await member.obeys(queues)
         status, text = await member.ask("/v1/report")
         assert status == 200
-        report = read_report(text)
+        report = decode_report(text)
         assert (report.member, report.uid, report.generation, report.state) == ("a", UID, 1, "serving")
-        assert report.working == frozenset(queues)
+        assert report.active_queues == frozenset(queues)
         await member.send("1", queue=2)
         await member.did("1")
         found = await member.until(lambda it: it.queues[2].pulled == 1 and not it.inflight)
@@ -53,7 +53,7 @@ async def test_report_long_poll_waits_for_another_revision(tmp_path: Path) -> No
         assert json.loads(at_once)["revision"] == known
         assert not asking.done()
         member.show([FIRST])
-        report = read_report((await asking)[1])
+        report = decode_report((await asking)[1])
         assert (report.generation, report.revision > known) == (2, True)
 
 
@@ -63,7 +63,7 @@ async def test_report_long_poll_returns_when_a_problem_occurs(tmp_path: Path) ->
         asking = asyncio.create_task(member.ask(f"/v1/report?after={known}&wait=30s"))
         member.app.answer = missing
         await member.send("1", queue=0)
-        report = read_report((await asking)[1])
+        report = decode_report((await asking)[1])
         assert (report.generation, report.revision > known) == (1, True)
         assert "AppPathNotFound" in report.troubles
 
@@ -146,7 +146,7 @@ async def failing(_: Event) -> int:
 
 
 async def deliveries(member: MemoryMember) -> DeliveriesPage:
-    page = read_deliveries((await member.ask("/v1/report/deliveries"))[1])
+    page = decode_deliveries((await member.ask("/v1/report/deliveries"))[1])
     assert page
     return page
 
@@ -170,12 +170,12 @@ async def test_drain_status_responds_once_all_queues_are_released(tmp_path: Path
         asking = [asyncio.create_task(member.ask("/v1/drained")) for _ in range(2)]
         member.begin_drain()
         report = await member.until(lambda it: it.state == "draining")
-        assert (report.held, report.working, report.final) == ({}, frozenset({FIRST}), False)
+        assert (report.held, report.active_queues, report.final) == ({}, frozenset({FIRST}), False)
         assert not any(it.done() for it in asking)
         goes_on.set()
         assert [await it for it in asking] == [(200, "drained\n")] * 2
         report = await member.report()
-        assert (report.state, report.working, report.inflight) == ("drained", frozenset(), 0)
+        assert (report.state, report.active_queues, report.inflight) == ("drained", frozenset(), 0)
         assert member.offset(0) == len(member.app.done)
         assert await member.ask("/v1/drained") == (200, "drained\n")
 
@@ -239,7 +239,7 @@ async def test_drain_status_responds_when_no_drain_begins_and_begins_none(
         assert await member.ask("/v1/drained") == (200, "no drain has begun\n")
         assert (await member.ask("/v1/drain"))[0] == 405
         report = await member.report()
-        assert (report.state, report.working) == ("serving", frozenset({FIRST}))
+        assert (report.state, report.active_queues) == ("serving", frozenset({FIRST}))
 
 
 async def test_drain_status_waits_for_a_drain_that_a_busy_node_begins_seconds_later(tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ async def test_drain_final_requires_the_uid_of_the_pod(tmp_path: Path, body: str
         await member.obeys([FIRST])
         assert await member.ask("/v1/drain", "POST", body) == (403, "a final drain names the uid of the pod\n")
         report = await member.report()
-        assert (report.state, report.working) == ("serving", frozenset({FIRST}))
+        assert (report.state, report.active_queues) == ("serving", frozenset({FIRST}))
 
 
 async def test_drain_final_remains_in_force_after_a_restart_of_the_sidecar(tmp_path: Path) -> None:
@@ -298,14 +298,14 @@ async def test_drain_final_remains_in_force_after_a_restart_of_the_sidecar(tmp_p
         assert await member.ask("/healthz") == (200, "lives\n")
         member.show([FIRST])
         report = await member.until(lambda it: it.generation == 2)
-        assert (report.final, report.state, report.working) == (True, "drained", frozenset())
+        assert (report.final, report.state, report.active_queues) == (True, "drained", frozenset())
         await member.end()
         await member.start()
         report = await member.until(lambda it: it.generation == 2)
-        assert (report.final, report.state, report.working) == (True, "drained", frozenset())
+        assert (report.final, report.state, report.active_queues) == (True, "drained", frozenset())
         member.show([FIRST])
         report = await member.until(lambda it: it.generation == 3)
-        assert (report.final, report.working) == (True, frozenset())
+        assert (report.final, report.active_queues) == (True, frozenset())
 
 
 # Probes.
@@ -315,13 +315,13 @@ async def test_readiness_requires_that_the_member_has_joined_its_group(tmp_path:
     memory = MemoryCluster()
     async with a_member(tmp_path, memory) as member:
         assert await member.ask("/readyz") == (503, "the member has not joined its group\n")
-        memory.down(NAME_SERVER)
+        memory.take_down(NAME_SERVER)
         member.show([FIRST])
         report = await member.until(lambda it: "BrokerUnreachable" in it.troubles)
         assert report.generation == 1, "it obeys all the same"
         assert await member.ask("/readyz") == (503, "the member is not known to the brokers of shop yet\n")
         assert await member.ask("/healthz") == (200, "lives\n")
-        memory.up(NAME_SERVER)
+        memory.bring_up(NAME_SERVER)
         await member.until(lambda it: not it.troubles)
         assert await member.ask("/readyz") == (200, "ready\n")
 
@@ -330,7 +330,7 @@ async def test_report_of_a_member_without_a_broker_names_the_client_certificate_
     tmp_path: Path,
 ) -> None:
     memory = MemoryCluster()
-    memory.down(NAME_SERVER)
+    memory.take_down(NAME_SERVER)
     async with a_member(tmp_path, memory) as member:
         tls = {"enabled": True, "clientSecret": {"name": "client"}}
         member.settings["broker"] = {"rocketmq": {"nameServers": ["rmq:9876"], "tls": tls}}
@@ -342,7 +342,7 @@ async def test_report_of_a_member_without_a_broker_names_the_client_certificate_
         )
         assert report.troubles["BrokerUnreachable"].endswith(hint)
         await member.end()
-        member.who = member.who._replace(client=str(tmp_path))
+        member.who = member.who._replace(client_folder=str(tmp_path))
         await member.start()
         report = await member.until(lambda it: "BrokerUnreachable" in it.troubles)
         assert hint not in report.troubles["BrokerUnreachable"]
@@ -351,11 +351,11 @@ async def test_report_of_a_member_without_a_broker_names_the_client_certificate_
 async def test_readiness_of_a_member_without_queues_does_not_depend_on_brokers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(problems, "UNREACHABLE", 0.2)
+    monkeypatch.setattr(problems, "UNREACHABLE_SECONDS", 0.2)
     memory = MemoryCluster()
     async with a_member(tmp_path, memory) as member:
         await member.obeys([FIRST])
-        memory.down(BROKER)
+        memory.take_down(BROKER)
         await member.until(lambda it: it.brokers.get(BROKER) is False)
         assert not await member.ready()
         await member.obeys([])
@@ -365,21 +365,21 @@ async def test_readiness_of_a_member_without_queues_does_not_depend_on_brokers(
 async def test_readiness_fails_while_no_broker_of_the_members_queues_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(problems, "UNREACHABLE", 0.2)
+    monkeypatch.setattr(problems, "UNREACHABLE_SECONDS", 0.2)
     memory = MemoryCluster((BROKER, "other"))
     await memory.create_topic(TOPIC, "other", 1)
     async with a_member(tmp_path, memory) as member:
         await member.obeys([FIRST, Queue(TOPIC, "other", 0)])
-        memory.down(BROKER)
+        memory.take_down(BROKER)
         report = await member.until(lambda it: it.brokers.get(BROKER) is False)
         assert report.brokers.get("other", True)
         assert await member.ready(), "one of the two answers"
-        memory.down("other")
+        memory.take_down("other")
         await member.until(lambda it: it.brokers == {BROKER: False, "other": False})
         assert await member.ask("/readyz") == (503, "no answer from memory, other\n")
         assert await member.ask("/healthz") == (200, "lives\n")
         for broker in (BROKER, "other"):
-            memory.up(broker)
+            memory.bring_up(broker)
         await member.until(lambda it: it.brokers == {BROKER: True, "other": True})
         assert await member.ready()
 
@@ -387,22 +387,22 @@ async def test_readiness_fails_while_no_broker_of_the_members_queues_answers(
 async def test_broker_no_longer_read_from_is_reported_unreachable_until_it_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(problems, "UNREACHABLE", 0.2)
+    monkeypatch.setattr(problems, "UNREACHABLE_SECONDS", 0.2)
     memory = MemoryCluster((BROKER, "other"))
     await memory.create_topic(TOPIC, "other", 1)
     async with a_member(tmp_path, memory) as member:
         other = Queue(TOPIC, "other", 0)
         await member.send("1", queue=0)
         await member.obeys([FIRST, other])
-        memory.down("other")
+        memory.take_down("other")
         await member.until(lambda it: it.brokers.get("other") is False)
         await member.send("2", queue=0)
         await member.did("1", "2")
         member.drain_timeout = 0.5
         member.show([FIRST])
-        report = await member.until(lambda it: it.working == {FIRST})
+        report = await member.until(lambda it: it.active_queues == {FIRST})
         assert report.brokers == {BROKER: True, "other": False}, "or it would be given queues there at once"
-        memory.up("other")
+        memory.bring_up("other")
         await member.until(lambda it: it.brokers == {BROKER: True})
 
 
@@ -425,7 +425,7 @@ class LargeMember:
     """A member whose report names queues of many topics."""
 
     uid = UID
-    ends = asyncio.Event()
+    pod_drain_started = asyncio.Event()
 
     def __init__(self, *, changes: bool) -> None:
         self.status, self.changes = self, changes
@@ -435,7 +435,7 @@ class LargeMember:
         held = {name: {BROKER: "0-7"} for name in names}
         self.large = FullReport(member="a", uid=UID, generation=1, revision=1, held=held)
 
-    def report_asked(self) -> None:
+    def on_report_requested(self) -> None:
         pass
 
     def report(self) -> FullReport:
@@ -449,16 +449,16 @@ class LargeMember:
     def deliveries(self, _: int) -> DeliveriesPage:
         return DeliveriesPage("process", 1.0)
 
-    def unready(self) -> str:
+    def why_unready(self) -> str:
         return ""
 
-    def metrics(self, _: Format) -> bytes:
+    def render_metrics(self, _: MetricsFormat) -> bytes:
         return b""
 
-    async def drained(self) -> None:
+    async def wait_drained(self) -> None:
         return
 
-    async def news(self, _: int) -> None:
+    async def wait_for_revision(self, _: int) -> None:
         return
 
     async def drain(self, *, final: bool = False) -> None:
@@ -476,7 +476,7 @@ async def test_report_that_many_clients_do_not_read_takes_a_bounded_number_of_by
 ) -> None:
     """Each client kept a version of its own, if the report had changed since the one before: 300 MB."""
     member = LargeMember(changes=changes)
-    server = await Page(member, Control(member, KeyFiles(str(tmp_path)))).serve("127.0.0.1", 0)
+    server = await StatusApi(member, ControlApi(member, KeyFiles(str(tmp_path)))).serve("127.0.0.1", 0)
     (listening,) = cast("Any", next(iter(server.sites)))._sockets
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)  # or the kernel keeps 4 MB for each client
     host, port = server.addresses[0][:2]
@@ -510,7 +510,7 @@ async def test_http_server_reports_a_port_in_use_with_a_sentence(tmp_path: Path)
         with pytest.raises(
             ValueError, match=rf"^Nothing can be answered at 127\.0\.0\.1, port {port}: Address already"
         ):
-            await Page(member.sidecar, Control(member.sidecar)).serve("127.0.0.1", int(port))
+            await StatusApi(member.sidecar, ControlApi(member.sidecar)).serve("127.0.0.1", int(port))
 
 
 async def test_http_server_survives_malformed_requests_without_logging_errors(

@@ -16,10 +16,10 @@ from ground.instance import Instance
 from ground.poll import soon
 from rota.brokers.memory import BROKER
 from rota.brokers.message import Message
-from rota.deliveries import read_deliveries
+from rota.deliveries import decode_deliveries
 from rota.model import Reason
 from rota.sidecar import agent
-from rota.sidecar.delivery import assignment_events, pull, settlement
+from rota.sidecar.delivery import assignment_events, pull, pull_messages, settlement
 from sidecar.in_process import DEAD, RETRIES, UNHURRIED, Handed, a_member, event
 
 BRISK = {"mode": "Pull", "pull": {"visibilityTimeout": "200ms"}}
@@ -39,8 +39,8 @@ def bodies(messages: list[Handed]) -> list[str]:
 
 
 def test_pull_hands_out_batch_and_damaged_messages_like_any_other() -> None:
-    one = Message(RETRIES, 7, b"x", ChainMap({"A": "1"}, {"B": "2"}), damage="its checksum does not match")
-    told = msgspec.json.decode(msgspec.json.encode(pull.Handed.of("m-1", one, 2)))
+    one = Message(RETRIES, 7, b"x", ChainMap({"A": "1"}, {"B": "2"}), body_error="its checksum does not match")
+    told = msgspec.json.decode(msgspec.json.encode(pull_messages.AppMessage.from_message("m-1", one, 2)))
     assert (told["properties"], told["attempt"], told["damage"]) == (
         {"A": "1", "B": "2"},
         2,
@@ -137,7 +137,9 @@ async def test_pull_disconnect_before_the_response_is_written_returns_the_messag
         assert {it["attempt"] for it in messages} == {1}
         assert await member.ack(*messages) == []
         await member.committed(0, 7)
-        assert not [it for it in gc.get_objects() if type(it) is pull.Open], "bodies would stay for visibilityTimeout"
+        assert not [it for it in gc.get_objects() if type(it) is pull_messages.OpenMessage], (
+            "bodies would stay for visibilityTimeout"
+        )
 
 
 # What is said of it.
@@ -182,7 +184,7 @@ async def test_retry_of_a_nacked_message_ends_as_a_dead_letter_after_the_last_at
         assert await member.counted('messages_total{outcome="later",topic="orders"}') == 1
         assert await member.counted('messages_total{outcome="dead",topic="orders"}') == 1
         assert await member.counted("redelivered_total") == 1
-        page = read_deliveries(await member.ask("/v1/report/deliveries"))
+        page = decode_deliveries(await member.ask("/v1/report/deliveries"))
         assert page
         counted = {(it.topic, it.first_attempts): it.failures for it in page.queues}
         assert counted == {("orders", 1): {"nack": 1}, (RETRIES.topic, 0): {"nack": 1}}
@@ -208,7 +210,7 @@ async def test_pull_visibility_timeout_redelivers_messages_without_ack_or_nack(
 async def test_pull_visibility_timeout_sends_nothing_back_of_a_queue_that_left_during_a_stall(
     instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent, "STOOD_STILL", 0.5)
+    monkeypatch.setattr(agent, "STALL_SECONDS", 0.5)
     async with a_member(instance, tmp_path, delivery=BRISK) as member:
         member.drain_timeout = 60.0
         await member.send("a")
@@ -239,16 +241,16 @@ async def test_pull_visibility_timeout_when_shortened_applies_to_open_messages(
 async def test_retry_at_an_unreachable_broker_hands_the_message_out_again_locally(
     instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(settlement, "NOT_TAKEN_PAUSE", 0.05)
+    monkeypatch.setattr(settlement, "SEND_BACK_RETRY_SECONDS", 0.05)
     async with a_member(instance, tmp_path) as member:
         await member.send("a")
         [first] = await member.get_all(1)
-        member.memory.down(BROKER)
+        member.memory.take_down(BROKER)
         await member.nack(first)
         [second] = await member.get_all(1)
         assert second["attempt"] == 1
         assert second["id"] != first["id"]
-        member.memory.up(BROKER)
+        member.memory.bring_up(BROKER)
         assert await member.ack(second) == []
         await member.committed(0, 1)
 
@@ -262,7 +264,7 @@ async def test_broadcasting_in_pull_mode_has_no_second_attempt(instance: Instanc
         await member.obeys(member.everything)
         await member.fetched(0)
         assert DEAD.topic not in member.memory._topics
-        assert await member.memory.log(RETRIES) == []
+        assert await member.memory.messages_of(RETRIES) == []
 
 
 # Drains.
@@ -350,7 +352,7 @@ async def test_pull_assignments_stream_reports_assigned_and_revoked_queues(insta
 async def test_pull_assignments_stream_sends_keep_alives_while_idle(
     instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(assignment_events, "KEEP_ALIVE", 0.05)
+    monkeypatch.setattr(assignment_events, "KEEP_ALIVE_SECONDS", 0.05)
     async with a_member(instance, tmp_path) as member:
         stream = await member.session.get(f"{member.app}/v1/assignments")
         await event(stream)
@@ -410,7 +412,7 @@ async def test_pull_is_refused_in_a_pod_that_shares_the_nodes_network(instance: 
 async def test_pull_mode_is_switched_at_runtime_and_a_port_in_use_is_reported(
     instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pull, "OPEN_AGAIN", 0.05)
+    monkeypatch.setattr(pull, "BIND_RETRY_SECONDS", 0.05)
     async with a_member(instance, tmp_path, delivery={"mode": "Push", "push": {"port": 1}}) as member:
         await member.send("a")
 

@@ -17,7 +17,7 @@ async def test_push_delivers_every_message_once_also_across_a_restart(rocketmq: 
         await fleet.send(400)
         await fleet.all_done()
         assert await pod.terminate() == 0
-        assert await fleet.cluster.clients(fleet.group, "broker-0") == ()
+        assert await fleet.cluster.online_consumers(fleet.group, "broker-0") == ()
         pod.start_sidecar()
         await fleet.obeys("a")
         late = await fleet.send(40)
@@ -62,8 +62,10 @@ async def test_sidecar_termination_with_a_thousand_messages_in_flight_commits_th
         await fleet.obeys("a", "draining")
         pod.rules()
         assert await pod.terminate() == 0
-        assert await fleet.cluster.clients(fleet.group, "broker-0") != (), "the other one is still there"
-        assert pod.client_id not in {it.id for it in await fleet.cluster.clients(fleet.group, "broker-0")}
+        assert await fleet.cluster.online_consumers(fleet.group, "broker-0") != (), "the other one is still there"
+        assert pod.client_id not in {
+            it.client_id for it in await fleet.cluster.online_consumers(fleet.group, "broker-0")
+        }
         at_its_end = len(fleet.done())
         assert at_its_end > 1000
         assert sum((await fleet.sample()).values()) == at_its_end, "all that was done is committed"
@@ -158,7 +160,7 @@ async def test_offset_reset_by_a_user_is_applied(rocketmq: RocketMQ, tmp_path: P
         await fleet.all_done()
         await fleet.all_committed()
         fleet.note("reset", "a", fleet.queues)
-        await fleet.cluster.reset(fleet.group, fleet.topic, "broker-0", seconds=0)
+        await fleet.cluster.reset_offsets(fleet.group, fleet.topic, "broker-0", timestamp=0)
         await fleet.send(
             4
         )  # a broker tells it when it is asked the next time, and a question that it holds is the last

@@ -17,9 +17,9 @@ from rota.brokers.errors import RejectedError, UnreachableError
 from rota.brokers.memory import BROKER, MemoryCluster, MemoryConsumer
 from rota.brokers.port import Consumer, Membership, PullResult
 from rota.documents import Share
-from rota.model import RETRY, Queue, Reason
-from rota.queue_offsets import QueueProgress, read_offsets, read_progress
-from rota.reports import Report, read_report
+from rota.model import RETRY_TOPIC_PREFIX, Queue, Reason
+from rota.queue_offsets import QueueProgress, decode_offsets, decode_progress
+from rota.reports import Report, decode_report
 from rota.sidecar import agent, config_follower, effects
 from rota.sidecar.consume import broker_session
 from rota.sidecar.delivery import push, settlement
@@ -27,7 +27,7 @@ from rota.sidecar.storage.mounted_config import MountedConfig, MountedFiles
 from rota.sidecar.storage.offset_files import OffsetFiles
 from rota.sidecar.storage.state_store import StateStore
 from rota.spec import Subscription
-from rota.spec.resolved import write_settings
+from rota.spec.resolved import encode_settings
 from sidecar.in_memory import DEAD, GROUP, RETRIES, TOPIC, Clock, Gate, MemoryMember, a_member, turn
 
 FIRST, SECOND, THIRD, FOURTH = QUEUES = [Queue(TOPIC, BROKER, number) for number in range(4)]
@@ -36,12 +36,12 @@ EARLIEST = {"position": "Earliest"}
 
 @pytest.fixture(autouse=True)
 def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(agent, "MONITOR_INTERVAL_SECONDS", 0.05)
     monkeypatch.setattr(agent, "COMMIT_SECONDS", 0.1)
-    monkeypatch.setattr(effects, "KEEP_AGAIN", 0.02)
+    monkeypatch.setattr(effects, "RETRY_SECONDS", 0.02)
     monkeypatch.setattr(config_follower, "RETRY_SECONDS", 0.02)
-    monkeypatch.setattr(broker_session, "JOIN_AGAIN", 0.02)
-    monkeypatch.setattr(push, "IN_PLACE_PAUSE", 0.02)
+    monkeypatch.setattr(broker_session, "JOIN_RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(push, "IN_PLACE_RETRY_SECONDS", 0.02)
 
 
 def texts(first: int, last: int) -> list[str]:
@@ -75,7 +75,7 @@ async def test_assignment_delivers_only_messages_of_assigned_queues(tmp_path: Pa
 async def test_document_that_is_invalid_old_or_missing_changes_nothing(tmp_path: Path) -> None:
     async with a_member(tmp_path) as member:
         await member.obeys([FIRST])
-        settings = write_settings(GROUP, a_spec(**member.spec()), 30.0, None)
+        settings = encode_settings(GROUP, a_spec(**member.spec()), 30.0, None)
         member.generation = 9
         good = member.assignment([SECOND])
         bad = {
@@ -88,16 +88,16 @@ async def test_document_that_is_invalid_old_or_missing_changes_nothing(tmp_path:
         }
         for number, text in enumerate(bad.values()):
             member.put(settings, text)
-            member.sidecar._look()
+            member.sidecar._read_config()
             await member.send(str(number), queue=0)
             await member.did(*texts(0, number + 1))
             report = await member.report()
-            assert (report.generation, report.working, report.troubles) == (1, frozenset({FIRST}), {})
+            assert (report.generation, report.active_queues, report.troubles) == (1, frozenset({FIRST}), {})
         member.put(None, None)
-        member.sidecar._look()
-        assert (await member.report()).working == {FIRST}
+        member.sidecar._read_config()
+        assert (await member.report()).active_queues == {FIRST}
         member.put(settings, good)
-        await member.until(lambda it: it.generation == 9 and it.working == {SECOND})
+        await member.until(lambda it: it.generation == 9 and it.active_queues == {SECOND})
 
 
 async def test_document_with_another_uid_or_pod_name_assigns_no_queues(tmp_path: Path) -> None:
@@ -111,8 +111,8 @@ async def test_document_with_another_uid_or_pod_name_assigns_no_queues(tmp_path:
 async def test_member_without_an_assignment_reports_no_queues(tmp_path: Path) -> None:
     async with a_member(tmp_path) as member:
         report = await member.report()
-        assert (report.generation, report.state, report.working) == (0, "serving", frozenset())
-        settings = write_settings(GROUP, a_spec(**member.spec()), 30.0, None)
+        assert (report.generation, report.state, report.active_queues) == (0, "serving", frozenset())
+        settings = encode_settings(GROUP, a_spec(**member.spec()), 30.0, None)
         member.put(settings, None)
         await soon(member.ready)
         assert (await member.report()).generation == 0
@@ -211,7 +211,7 @@ async def test_settings_that_cannot_be_read_are_reported_and_the_previous_ones_s
     async with a_member(tmp_path) as member:
         member.put("{", member.assignment([FIRST], generation=1))
         report = await member.until(lambda it: "SettingsNotRead" in it.troubles)
-        assert (report.generation, report.working) == (0, frozenset())
+        assert (report.generation, report.active_queues) == (0, frozenset())
         await member.obeys([FIRST])
         member.generation += 1
         member.put('{"schema": 9}', member.assignment([FIRST, SECOND]))
@@ -219,7 +219,7 @@ async def test_settings_that_cannot_be_read_are_reported_and_the_previous_ones_s
         assert report.troubles["SettingsNotRead"] == (
             "The settings in group.json cannot be read: its schema is 9, and 1 is read"
         )
-        await member.until(lambda it: it.working == {FIRST, SECOND})
+        await member.until(lambda it: it.active_queues == {FIRST, SECOND})
         await member.send("1", queue=1)
         await member.did("1")
         assert (await member.obeys([FIRST])).troubles == {}
@@ -239,16 +239,16 @@ async def test_credentials_that_cannot_be_read_are_reported_and_read_again(tmp_p
         member.show([FIRST])
         report = await member.until(lambda it: bool(it.troubles))
         assert report.troubles == {"MissingSecret": "The credentials cannot be read; mend the Secret"}
-        assert (report.generation, report.working) == (0, frozenset())
+        assert (report.generation, report.active_queues) == (0, frozenset())
         mounted = True
         await member.did("1")
         mounted = False
         member.settings["subscriptions"] = [{"topic": TOPIC}, {"topic": "bills"}]
         member.show([FIRST, SECOND])
         report = await member.until(lambda it: "MissingSecret" in it.troubles)
-        assert (report.state, report.working) == ("drained", frozenset())
+        assert (report.state, report.active_queues) == ("drained", frozenset())
         mounted = True
-        report = await member.until(lambda it: it.working == {FIRST, SECOND})
+        report = await member.until(lambda it: it.active_queues == {FIRST, SECOND})
         await member.send("2", queue=1)
         await member.did("1", "2")
         assert (await member.report()).troubles == {}
@@ -268,22 +268,22 @@ async def test_disk_full_keeps_a_new_generation_from_being_applied_or_reported(
     async with a_member(tmp_path) as member:
         await member.send("1", queue=0)
         with monkeypatch.context() as patched:
-            patched.setattr(StateStore, "keep", full)
+            patched.setattr(StateStore, "store_state", full)
             member.show([FIRST])
             report = await member.until(lambda it: "StateNotWritten" in it.troubles)
-            assert (report.generation, report.working, report.queues) == (0, frozenset(), [])
+            assert (report.generation, report.active_queues, report.queues) == (0, frozenset(), [])
             assert "generation 1 is not obeyed: [Errno 28] No space left" in report.troubles["StateNotWritten"]
-        await member.until(lambda it: it.generation == 1 and it.working == {FIRST})
+        await member.until(lambda it: it.generation == 1 and it.active_queues == {FIRST})
         await member.did("1")
         with monkeypatch.context() as patched:
-            patched.setattr(StateStore, "keep", full)
+            patched.setattr(StateStore, "store_state", full)
             for _ in range(2):
                 member.show([SECOND])
             report = await member.until(lambda it: "StateNotWritten" in it.troubles)
             await member.send("2", queue=1)
             draining = asyncio.create_task(member.ask("/v1/drain", "POST", json.dumps({"uid": "uid-a"})))
             report = await member.report()
-            assert (report.generation, report.state, report.final, report.working) == (
+            assert (report.generation, report.state, report.final, report.active_queues) == (
                 1,
                 "serving",
                 False,
@@ -301,7 +301,7 @@ async def test_drain_final_that_cannot_be_stored_does_not_prevent_termination(
 ) -> None:
     async with a_member(tmp_path) as member:
         await member.obeys([FIRST])
-        monkeypatch.setattr(StateStore, "keep", full)
+        monkeypatch.setattr(StateStore, "store_state", full)
         final = asyncio.create_task(member.ask("/v1/drain", "POST", json.dumps({"uid": "uid-a"})))
         report = await member.until(lambda it: "StateNotWritten" in it.troubles)
         assert "so the final drain waits: [Errno 28] No space left" in report.troubles["StateNotWritten"]
@@ -367,9 +367,9 @@ async def test_message_deleted_at_the_broker_is_delivered_if_buffered_and_skippe
         member.app.answer = gate
         await member.send(*texts(0, 4), queue=0)
         await member.obeys([FIRST])
-        await soon(lambda: _is(member.sidecar.readings[FIRST].window.buffered == 4))
+        await soon(lambda: _is(member.sidecar.readers[FIRST].window.unfinished_count == 4))
         await member.send(*texts(4, 10), queue=0)
-        member.memory.firsts[FIRST] = 8
+        member.memory.min_offsets[FIRST] = 8
         gate.opens.set()
         await member.did("0", "1", "2", "3", "8", "9")
         await soon(lambda: _is(member.offset(0) == 10))
@@ -383,15 +383,15 @@ async def test_sidecar_that_stalled_rereads_its_document_before_delivering_or_co
         sidecar, before = member.sidecar, member.sidecar.now
         for ask in (sidecar.may_deliver, sidecar.may_commit):
             member.show([SECOND])  # from here on nothing is awaited, so that nobody hears of it
-            obeyed = sidecar.generation
+            obeyed = sidecar.obeyed_generation
             assert ask(SECOND)
-            assert sidecar.generation == obeyed < member.generation
-            ahead = sidecar.now() - before() + agent.STOOD_STILL + 1
+            assert sidecar.obeyed_generation == obeyed < member.generation
+            ahead = sidecar.now() - before() + agent.STALL_SECONDS + 1
             monkeypatch.setattr(sidecar, "now", lambda ahead=ahead: before() + ahead)
             assert ask(SECOND)
-            assert sidecar.generation == member.generation
+            assert sidecar.obeyed_generation == member.generation
             assert not sidecar.may_deliver(FIRST)
-            await member.until(lambda it: it.working == {SECOND})
+            await member.until(lambda it: it.active_queues == {SECOND})
 
 
 # Broadcasting.
@@ -411,7 +411,7 @@ async def test_broadcasting_member_reads_every_queue_and_resumes_at_its_own_offs
         await one.start()
         await one.did(*texts(0, 30))
         assert [len(it.app.heard) for it in (one, other)] == [30, 30]
-        assert memory.offsets[GROUP] == {}
+        assert memory.committed_offsets[GROUP] == {}
 
 
 async def test_broadcasting_drops_and_counts_a_failed_message(tmp_path: Path) -> None:
@@ -456,7 +456,7 @@ async def test_start_from_applies_only_to_a_queue_without_a_committed_offset(
             await member.send(body, queue=0)
             await turn(memory, clock, 10.0)
         if committed is not None:
-            memory.offsets[GROUP][FIRST] = committed
+            memory.committed_offsets[GROUP][FIRST] = committed
         await member.obeys([FIRST])
         await soon(lambda: _is(member.offset(0) is not None))
         await member.send("new", queue=0)
@@ -547,13 +547,13 @@ async def test_report_is_a_new_revision_when_a_broker_says_that_consumers_came_o
 
 
 async def test_start_from_applies_to_the_retry_topic_of_another_group(tmp_path: Path) -> None:
-    memory, others = MemoryCluster(), Queue(f"{RETRY}others", BROKER, 0)
-    memory.make(others.topic, BROKER, 1)
+    memory, others = MemoryCluster(), Queue(f"{RETRY_TOPIC_PREFIX}others", BROKER, 0)
+    memory.create_queues(others.topic, BROKER, 1)
     await memory.send(others.topic, b"old", queue=others)
     wanted = [{"topic": TOPIC}, {"topic": others.topic}]
     async with a_member(tmp_path, memory, startFrom={"position": "Latest"}, subscriptions=wanted) as member:
         await member.obeys([others])
-        await soon(lambda: _is(memory.offsets[GROUP].get(others) == 1))
+        await soon(lambda: _is(memory.committed_offsets[GROUP].get(others) == 1))
         await memory.send(others.topic, b"new", queue=others)
         await member.did("new")
 
@@ -565,7 +565,7 @@ async def test_report_gives_the_operator_the_offsets_of_a_broadcasting_member(tm
         await member.did("0", "1", "2")
 
         async def told() -> bool:
-            return read_offsets((await member.ask("/v1/report/queues"))[1]) == ({FIRST: 3}, None)
+            return decode_offsets((await member.ask("/v1/report/queues"))[1]) == ({FIRST: 3}, None)
 
         await soon(told)
 
@@ -577,11 +577,11 @@ async def test_report_page_tells_the_operator_where_reading_began_and_what_the_a
         await member.did("0", "1", "2")
 
         async def told() -> bool:
-            page = read_progress((await member.ask("/v1/report/queues"))[1])
-            report = read_report((await member.ask("/v1/report"))[1])
+            page = decode_progress((await member.ask("/v1/report/queues"))[1])
+            report = decode_report((await member.ask("/v1/report"))[1])
             assert page is not None
             assert page.incarnation == report.incarnation != ""
-            return page.queues[FIRST] == QueueProgress(start=0, given=2, committed=3)
+            return page.queues[FIRST] == QueueProgress(start_offset=0, delivered_offset=2, committed_offset=3)
 
         await soon(told)
 
@@ -604,16 +604,16 @@ async def test_offset_read_error_is_never_taken_for_no_offset(
 
     async with a_member(tmp_path, startFrom={"position": "Latest"}, messageModel=model) as member:
         if model == "Clustering":
-            member.memory.offsets[GROUP][FIRST] = 1
+            member.memory.committed_offsets[GROUP][FIRST] = 1
         else:
-            OffsetFiles(Path(member.who.state), GROUP).keep({FIRST: 1})
+            OffsetFiles(Path(member.who.state_folder), GROUP).store_offsets({FIRST: 1})
         await member.send(*texts(0, 3), queue=0)
         with monkeypatch.context() as patched:
-            patched.setattr(MemoryConsumer, "committed", silent)
+            patched.setattr(MemoryConsumer, "committed_offset", silent)
             patched.setattr(OffsetFiles, "load", unreadable)
             member.show([FIRST])
-            await member.until(lambda it: it.working == {FIRST} and asked > 0)
-            assert member.sidecar.member.lives[FIRST].state in {"Starting", "Stuck"}
+            await member.until(lambda it: it.active_queues == {FIRST} and asked > 0)
+            assert member.sidecar.member.leases[FIRST].state in {"Starting", "Stuck"}
         await member.did("1", "2")
 
 
@@ -633,7 +633,7 @@ async def test_orderly_failed_message_is_retried_in_place_and_then_a_dead_letter
         told = [("0", 1), ("1", 1), ("1", 2), ("1", 3), ("2", 1), ("3", 1), ("4", 1)]
         assert [(it.body, it.attempt) for it in member.app.heard] == told
         assert member.app.most == 1
-        assert [it.body for it in await member.memory.log(DEAD)] == [b"1"]
+        assert [it.body for it in await member.memory.messages_of(DEAD)] == [b"1"]
         await member.obeys([])
         assert (member.memory.locks, member.offset(0)) == ({}, 5)
 
@@ -675,10 +675,10 @@ async def test_broker_query_returns_offsets_and_times_of_the_members_queues(tmp_
         await member.send("1", "2", queue=0)
         await member.did("1", "2")
         await member.until(lambda it: it.queues[0].buffered == 0)
-        working = (await joined(member)).queues()
+        working = (await joined(member)).get_queues()
         assert working.keys() == {FIRST, SECOND}
         told = working[FIRST]
-        assert (told.first, told.buffered, told.locked) == (2, 0, True)
+        assert (told.min_buffered_offset, told.buffered_messages, told.locked) == (2, 0, True)
         for at in (told.pulled_at, told.delivered_at, told.locked_at):
             assert began - 1 < at < time.time() + 1
         assert working[SECOND].delivered_at == 0
@@ -689,7 +689,7 @@ async def test_offset_reset_is_applied_at_once(tmp_path: Path) -> None:
         await member.obeys([FIRST])
         await member.send("0", "1", "2", queue=0)
         await member.did("0", "1", "2")
-        (await joined(member)).on_reset({FIRST: 1, FOURTH: 0})
+        (await joined(member)).on_offsets_reset({FIRST: 1, FOURTH: 0})
         await member.did("0", "1", "1", "2", "2")
         await soon(lambda: _is(member.offset(0) == 3))
 
@@ -715,19 +715,19 @@ async def test_push_to_a_slow_app_stops_reading_at_the_buffer_limit(tmp_path: Pa
 async def test_topic_buffer_limit_is_divided_among_the_members_queues(tmp_path: Path) -> None:
     async with a_member(tmp_path, delivery={"buffer": {"messagesPerTopic": 100}}) as member:
         await member.obeys([FIRST])
-        limits = [member.sidecar.readings[FIRST].limits.messages]
+        limits = [member.sidecar.readers[FIRST].limits.max_messages]
         await member.obeys(QUEUES)
-        limits.append(member.sidecar.readings[FIRST].limits.messages)
+        limits.append(member.sidecar.readers[FIRST].limits.max_messages)
         member.settings["delivery"] = {"buffer": {"messagesPerTopic": 20}}
         await member.obeys([FIRST, SECOND])
-        limits.append(member.sidecar.readings[FIRST].limits.messages)
+        limits.append(member.sidecar.readers[FIRST].limits.max_messages)
         assert limits == [100, 25, 10]
 
 
 async def test_retry_at_an_unreachable_broker_delivers_the_message_again_locally(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(settlement, "NOT_TAKEN_PAUSE", 0.02)
+    monkeypatch.setattr(settlement, "SEND_BACK_RETRY_SECONDS", 0.02)
 
     async def refuse(*_: object, **__: object) -> None:
         raise UnreachableError("It does not answer")
@@ -740,4 +740,4 @@ async def test_retry_at_an_unreachable_broker_delivers_the_message_again_locally
             await member.send("1", queue=0)
             await member.did("1")
         assert [it.attempt for it in member.app.heard] == [1, 1, 1]
-        assert await member.memory.log(RETRIES) == []
+        assert await member.memory.messages_of(RETRIES) == []

@@ -23,9 +23,9 @@ FIRST, SECOND = (Queue(TOPIC, BROKER, number) for number in range(2))
 
 @pytest.fixture(autouse=True)
 def _short_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(agent, "MONITOR_INTERVAL_SECONDS", 0.05)
     monkeypatch.setattr(agent, "COMMIT_SECONDS", 0.1)
-    monkeypatch.setattr(aio, "FIRST_RESTART_SECONDS", 0.05)
+    monkeypatch.setattr(aio, "MIN_RESTART_PAUSE_SECONDS", 0.05)
 
 
 class Faulty(MemoryConsumer):
@@ -80,11 +80,11 @@ async def test_unexpected_error_in_a_pull_is_reported_and_the_reader_restarts_wh
         report = await member.until(lambda it: "QueuesNotTakenUp" in it.troubles)
         assert "orders/memory/0: its reader failed" in report.troubles["QueuesNotTakenUp"]
         assert report.held == {TOPIC: {BROKER: "0-1"}}
-        number = member.sidecar.member.lives[FIRST].number
+        number = member.sidecar.member.leases[FIRST].number
         consumer.pull_error = None
         await member.did("1", "2")
         await member.until(lambda it: it.troubles == {})
-        assert member.sidecar.member.lives[FIRST].number == number
+        assert member.sidecar.member.leases[FIRST].number == number
 
 
 async def test_unexpected_error_in_a_pull_keeps_what_is_at_the_app(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ async def test_unexpected_error_in_a_pull_keeps_what_is_at_the_app(tmp_path: Pat
         await member.obeys([FIRST])
         await member.until(lambda it: it.inflight == 1)
         consumer.pull_error = RuntimeError("injected")
-        member.sidecar.readings[FIRST]._pull_anew()
+        member.sidecar.readers[FIRST]._restart_pull()
         await member.until(lambda it: "QueuesNotTakenUp" in it.troubles)
         consumer.pull_error = None
         gate.opens.set()
@@ -167,23 +167,23 @@ async def test_queue_release_ends_though_its_last_commit_fails(
         await member.send("1", queue=0)
         await member.did("1")
         member.show([])
-        await member.until(lambda it: not it.working)
+        await member.until(lambda it: not it.active_queues)
         assert await counted(member, "uncommitted_total") == 1
 
 
 async def test_queue_release_ends_though_a_delivery_does_not_end_when_it_is_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue_reader, "CUT_SECONDS", 0.1)
+    monkeypatch.setattr(queue_reader, "ABORT_TIMEOUT_SECONDS", 0.1)
     gate = Gate()
     async with a_member(tmp_path) as member:
         member.app.answer, member.drain_timeout = gate, 0.1
         await member.send("1", queue=0)
         await member.obeys([FIRST])
         await member.until(lambda it: it.inflight == 1)
-        monkeypatch.setattr(member.sidecar, "cut", lambda _: None)
+        monkeypatch.setattr(member.sidecar, "abort_deliveries", lambda _: None)
         member.show([])
-        await member.until(lambda it: not it.working)
+        await member.until(lambda it: not it.active_queues)
         gate.opens.set()
 
 
@@ -196,15 +196,15 @@ async def test_queue_release_waits_for_all_deliveries_that_were_cut(
         await member.send("1", "2", queue=0)
         await member.obeys([FIRST])
         await member.until(lambda it: it.inflight == 2)
-        reading = member.sidecar.readings[FIRST]
-        monkeypatch.setattr(member.sidecar, "cut", lambda _: None)
+        reading = member.sidecar.readers[FIRST]
+        monkeypatch.setattr(member.sidecar, "abort_deliveries", lambda _: None)
         member.show([])
-        await member.until(lambda _: reading._late)
-        reading.changed()  # as the first of the two does when it ends
+        await member.until(lambda _: reading._is_drain_overdue)
+        reading.on_change()  # as the first of the two does when it ends
         await asyncio.sleep(0)
         gate.opens.set()
-        await member.until(lambda it: not it.working)
-        assert reading.window.empty
+        await member.until(lambda it: not it.active_queues)
+        assert reading.window.is_idle
         assert member.offset(0) == 2
 
 
@@ -212,7 +212,7 @@ async def test_unexpected_error_in_a_lock_request_is_answered_and_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     consumer = faulty(lock_error=RuntimeError("injected"))
-    monkeypatch.setattr(queue_lifecycle, "LONGEST_PAUSE", 1.0)
+    monkeypatch.setattr(queue_lifecycle, "MAX_BACKOFF_SECONDS", 1.0)
     async with a_member(tmp_path, ordering="Orderly") as member:
         member.connect = consumer
         await member.send("1", queue=0)
@@ -239,7 +239,7 @@ async def test_unexpected_error_in_a_start_offset_is_answered_and_tried_again(
 
 @pytest.mark.parametrize(
     ("owner", "method", "name"),
-    [(agent.Agent, "_awake", "beat"), (queue_reader.QueueReader, "commit_soon", "commits")],
+    [(agent.Agent, "_detect_stall", "beat"), (queue_reader.QueueReader, "start_commit", "commits")],
     ids=["beat", "commits"],
 )
 async def test_supervision_reports_and_restarts_a_failed_task(
@@ -248,7 +248,7 @@ async def test_supervision_reports_and_restarts_a_failed_task(
     def broken(*_: Any) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(aio, "STEADY_SECONDS", 0.2)
+    monkeypatch.setattr(aio, "RECOVERED_AFTER_SECONDS", 0.2)
     async with a_member(tmp_path) as member:
         await member.obeys([FIRST])
         with monkeypatch.context() as injected:
@@ -276,7 +276,7 @@ async def test_idle_pull_is_sent_again(tmp_path: Path, monkeypatch: pytest.Monke
         member.connect = Lost
         await member.send("1", queue=0)
         await member.obeys([FIRST])
-        assert member.sidecar.member.lives[FIRST].state is LeaseState.RUNNING
+        assert member.sidecar.member.leases[FIRST].state is LeaseState.RUNNING
         await member.did("1")
         assert await counted(member, 'pulls_total{outcome="idle"}') == 1
 
@@ -290,7 +290,7 @@ async def test_report_says_which_queues_are_not_read_and_why(tmp_path: Path, mon
         revision = (await member.report()).revision
         await member.send("1", queue=1)
         consumer.pull_error = NotFoundError("no such queue")
-        member.sidecar.readings[FIRST]._pull_anew()
+        member.sidecar.readers[FIRST]._restart_pull()
         report = await member.until(lambda it: it.states == {"failing": 1, "full": 1})
         assert [queue.state for queue in report.queues] == ["failing", "full"]
         assert report.revision == revision
@@ -324,11 +324,11 @@ async def test_idle_pull_is_not_given_up_for_time_in_which_the_sidecar_stood_sti
 ) -> None:
     async with a_member(tmp_path) as member:
         await member.obeys([FIRST])
-        reading = member.sidecar.readings[FIRST]
+        reading = member.sidecar.readers[FIRST]
         await member.send("1", queue=0)
         await member.did("1")
         monkeypatch.setattr(queue_reader, "IDLE_SECONDS", 0.0)
-        reading.give_up_idle_pull(member.sidecar.now() + 1)
+        reading.restart_idle_pull(member.sidecar.now() + 1)
         assert await counted(member, 'pulls_total{outcome="idle"}') == 0
-        reading.give_up_idle_pull(0.0)
+        reading.restart_idle_pull(0.0)
         assert await counted(member, 'pulls_total{outcome="idle"}') == 1

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rota import handover, planner
-from rota.handover import Act, DesiredOwner, HolderEvidence, Proof, State
+from rota.handover import Act, DesiredChange, HolderEvidence, OwnershipState, Proof
 from rota.planner import moves, record
 from rota.planner import situation as situations
 from rota.planner.members import standings
@@ -22,60 +22,60 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 def grant_without_acknowledgement(patch: pytest.MonkeyPatch) -> None:
     """A queue is granted while its holder has said nothing yet."""
-    patch.setitem(handover.TABLE, (State.RELEASING, Proof.NONE, DesiredOwner.MOVE), Act.GRANT)
+    patch.setitem(handover.TRANSITIONS, (OwnershipState.RELEASING, Proof.NONE, DesiredChange.MOVE), Act.GRANT)
 
 
 def revoke_skipped(patch: pytest.MonkeyPatch) -> None:
     """A queue moves in one step, though the group is Cooperative."""
-    patch.setitem(handover.TABLE, (State.OWNED, Proof.NONE, DesiredOwner.MOVE), Act.GRANT)
+    patch.setitem(handover.TRANSITIONS, (OwnershipState.OWNED, Proof.NONE, DesiredChange.MOVE), Act.GRANT)
 
 
 def draining_counts_as_released(patch: pytest.MonkeyPatch) -> None:
     """What a report lists under `releasing` is not looked at."""
-    patch.setattr(DecodedReport, "working", DecodedReport.held)
+    patch.setattr(DecodedReport, "active_queues", DecodedReport.held_queues)
 
 
 def idle_counts_as_released(patch: pytest.MonkeyPatch) -> None:
     """That a member does not work a queue is proof, though it may not have seen yet that it should."""
-    right = handover.proof
+    right = handover.find_proof
 
     def wrong(queue: Any, holder: Any, taken: Any, seen: HolderEvidence, rules: Any) -> Proof:
         return right(queue, holder, taken or handover.Revocation(0, 0.0), seen, rules)
 
-    patch.setattr(moves, "proof", wrong)
+    patch.setattr(moves, "find_proof", wrong)
 
 
 def any_generation_acknowledges(patch: pytest.MonkeyPatch) -> None:
     """A report proves a release, whichever generation its member obeys."""
-    patch.setattr(HolderEvidence, "obeys", lambda seen, _holder, _generation: seen.report is not None)
+    patch.setattr(HolderEvidence, "has_obeyed", lambda seen, _holder, _generation: seen.report is not None)
 
 
 def unfinished_drain_is_enough(patch: pytest.MonkeyPatch) -> None:
     """A terminating member has released everything as soon as its drain has begun."""
-    patch.setattr(Report, "drained", property(lambda report: report.final))
+    patch.setattr(Report, "is_drained", property(lambda report: report.final))
 
 
 def absence_is_an_end(patch: pytest.MonkeyPatch) -> None:
     """A pod that is not seen is taken for ended."""
-    right = situations.Situation.seen
+    right = situations.Situation.evidence_of
 
     def wrong(it: situations.Situation, holder: Any, incarnation: int = 0) -> HolderEvidence:
         pod = it.pods.get(holder.name)
         return right(it, holder, incarnation) if pod and pod.uid == holder.uid else HolderEvidence(ended=True)
 
-    patch.setattr(situations.Situation, "seen", wrong)
+    patch.setattr(situations.Situation, "evidence_of", wrong)
     patch.setattr(standings, "awaits_namesake", lambda *_: False)
 
 
 def a_crash_is_an_end(patch: pytest.MonkeyPatch) -> None:
     """A pod that is not ready is taken for ended."""
-    right = planner.Pod.seen.fget  # type: ignore[attr-defined]
-    patch.setattr(planner.Pod, "seen", property(lambda pod: replace(right(pod), ended=pod.ended or not pod.ready)))
+    right = planner.Pod.evidence.fget  # type: ignore[attr-defined]
+    patch.setattr(planner.Pod, "evidence", property(lambda pod: replace(right(pod), ended=pod.ended or not pod.ready)))
 
 
 def lost_at_once(patch: pytest.MonkeyPatch) -> None:
     """Who cannot be heard for a moment is overruled."""
-    patch.setattr(HolderEvidence, "lost", lambda seen, _after, _asked=0.0: seen.unheard > 0)
+    patch.setattr(HolderEvidence, "is_lost", lambda seen, _after, _asked=0.0: seen.unheard > 0)
 
 
 def conflicts_ignored(patch: pytest.MonkeyPatch) -> None:
@@ -90,24 +90,26 @@ def conflicts_ignored(patch: pytest.MonkeyPatch) -> None:
 
 def barrier_ignored(patch: pytest.MonkeyPatch) -> None:
     """After the record was lost, what nobody is known to work is granted at once."""
-    patch.setattr(record, "past_barrier", lambda *_: Proof.RELEASED)
+    patch.setattr(record, "barrier_proof", lambda *_: Proof.RELEASED)
     patch.setattr(situations.Situation, "unrecorded_drains", {})
 
 
 def recovery_below_what_was_seen(patch: pytest.MonkeyPatch) -> None:
     """A lost record starts again at generation 1."""
-    right = record.recovered
-    patch.setattr(record, "recovered", lambda snapshot, now: replace(right(snapshot, now), generation=1, barrier=1))
+    right = record.rebuild_assignment
+    patch.setattr(
+        record, "rebuild_assignment", lambda snapshot, now: replace(right(snapshot, now), generation=1, barrier=1)
+    )
 
 
 def budget_forgotten(patch: pytest.MonkeyPatch) -> None:
     """What was moved is not counted."""
-    patch.setattr(moves, "_spent", lambda *_: ())
+    patch.setattr(moves, "_updated_spent", lambda *_: ())
 
 
 def shrinks_on_a_partial_view(patch: pytest.MonkeyPatch) -> None:
     """A queue that one answer does not name is given up."""
-    patch.setattr(situations, "SHRINK_PATIENCE", 0.0)
+    patch.setattr(situations, "SHRINK_PATIENCE_SECONDS", 0.0)
 
 
 def no_view_is_no_queues(patch: pytest.MonkeyPatch) -> None:
@@ -122,7 +124,7 @@ def no_view_is_no_queues(patch: pytest.MonkeyPatch) -> None:
 
 def lower_generations_obeyed(patch: pytest.MonkeyPatch) -> None:
     """A member obeys whatever document it is shown."""
-    patch.setattr(member.Member, "_objection", lambda *_: None)
+    patch.setattr(member.Member, "_why_rejected", lambda *_: None)
 
 
 def member_forgets(patch: pytest.MonkeyPatch) -> None:
@@ -132,13 +134,13 @@ def member_forgets(patch: pytest.MonkeyPatch) -> None:
 
 def final_drain_forgotten(patch: pytest.MonkeyPatch) -> None:
     """A finally drained member takes up what it is shown."""
-    right = member.Member._given
+    right = member.Member._assigned_queues
 
     def wrong(it: member.Member) -> Any:
-        it._drains = False
+        it._is_draining = False
         return right(it)
 
-    patch.setattr(member.Member, "_given", wrong)
+    patch.setattr(member.Member, "_assigned_queues", wrong)
 
 
 def released_before_empty(patch: pytest.MonkeyPatch) -> None:
@@ -149,31 +151,31 @@ def released_before_empty(patch: pytest.MonkeyPatch) -> None:
         queue_lifecycle.LeaseState.STUCK,
     ):
         row = (queue_lifecycle.LeaseState.RELEASED, (queue_lifecycle.LeaseAction.STOP,))
-        patch.setitem(queue_lifecycle.TABLE, (state, queue_lifecycle.LeaseEvent.TAKEN), row)
+        patch.setitem(queue_lifecycle.TRANSITIONS, (state, queue_lifecycle.LeaseEvent.REVOKED), row)
 
 
 def namesakes_are_one(patch: pytest.MonkeyPatch) -> None:
     """A pod made anew under its name works what the old one was given."""
-    right = member.Member._given
+    right = member.Member._assigned_queues
 
     def wrong(it: member.Member) -> Any:
-        share = it._document.members.get(it.name) if it._document else None
+        share = it._assignment.members.get(it.name) if it._assignment else None
         uid, it.uid = it.uid, share.uid if share else it.uid
         found = right(it)
         it.uid = uid
         return found
 
-    patch.setattr(member.Member, "_given", wrong)
+    patch.setattr(member.Member, "_assigned_queues", wrong)
 
 
 def orphans_wait_for_gates(patch: pytest.MonkeyPatch) -> None:
     """A queue whose holder has ended is not granted."""
-    patch.setitem(handover.TABLE, (State.OWNED, Proof.ENDED, DesiredOwner.MOVE), Act.KEEP)
+    patch.setitem(handover.TRANSITIONS, (OwnershipState.OWNED, Proof.ENDED, DesiredChange.MOVE), Act.KEEP)
 
 
 def never_satisfied(patch: pytest.MonkeyPatch) -> None:
     """A document is written whenever one looks."""
-    patch.setattr(planner, "_differs", lambda *_: True)
+    patch.setattr(planner, "_needs_write", lambda *_: True)
 
 
 def looks_all_the_time(patch: pytest.MonkeyPatch) -> None:
@@ -183,9 +185,9 @@ def looks_all_the_time(patch: pytest.MonkeyPatch) -> None:
 
 def locks_are_trusted_for_ever(patch: pytest.MonkeyPatch) -> None:
     """A member delivers in order under a lock that has run out."""
-    patch.setattr(queue_lifecycle, "TRUST", 1e6)
-    patch.setattr(queue_lifecycle, "KEPT", 2e6)
-    patch.setattr(queue_lifecycle, "HOLD", 0.0)
+    patch.setattr(queue_lifecycle, "LOCK_TRUST_SECONDS", 1e6)
+    patch.setattr(queue_lifecycle, "LOCK_EXPIRY_SECONDS", 2e6)
+    patch.setattr(queue_lifecycle, "LOCK_HOLD_SECONDS", 0.0)
 
 
 # What the simulation finds. `absence_is_an_end` it does not: a leader that begins lists all pods, and only a view older

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from random import Random
 
-from rota.documents import PLAIN
+from rota.documents import PLAIN_KEY
 from simulation.fleet import Kubelet
 from simulation.world import Simulation
 
@@ -155,7 +155,7 @@ def silent_watch(world: Simulation, chance: Random) -> None:
 
 def _by_hand(world: Simulation, text: str | bytes | None) -> None:
     world.by_hand = True
-    world.api.put_record(None if text is None else {PLAIN: text}, world.settings)
+    world.api.put_record(None if text is None else {PLAIN_KEY: text}, world.settings)
     world.by_hand = False
     world.wake()
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rota.model import Poke, Queue
 from rota.reports import Report
-from rota.sidecar.member.member import Member, Step
+from rota.sidecar.member.member import Effects, Member
 from rota.sidecar.member.queue_lifecycle import Command, LeaseAction, LeaseEvent
 from simulation.clock import Clock, Process, Work
 from simulation.server import PodObject
@@ -42,7 +42,7 @@ class Sidecar(Process):
             group=self.world.group,
             orderly=self.world.orderly,
             drain_timeout=self.world.policy.handover.drain_timeout,
-            obeyed=disk.obeyed,
+            obeyed_generation=disk.obeyed,
             final=disk.final,
         )
         self._fetches: dict[Queue, int] = {}
@@ -52,7 +52,7 @@ class Sidecar(Process):
 
     def look(self) -> None:
         """Read the document that the volume shows."""
-        self._carry(self.member.read(self.pod.shown, self.clock.now))
+        self._carry(self.member.apply_assignment(self.pod.shown, self.clock.now))
 
     def freeze(self) -> None:
         """Stand still."""
@@ -62,7 +62,7 @@ class Sidecar(Process):
     def thaw(self) -> None:
         """Go on; after more than 5 s the document comes first."""
         if self.alive and self.frozen and self.clock.now - self._slept > 5:
-            self.member.stood_still()
+            self.member.mark_stalled()
             self.frozen = False
             self.look()
         super().thaw()
@@ -79,17 +79,17 @@ class Sidecar(Process):
 
     def back(self) -> None:
         """Hear that the app is back."""
-        self._carry(self.member.back(self.clock.now))
+        self._carry(self.member.end_drain(self.clock.now))
 
     def report(self) -> Report | None:
         """Answer the operator, if it can be reached."""
         return self.member.report() if self.alive and not self.frozen and not self.pod.cut_off else None
 
-    def _carry(self, step: Step) -> None:
-        if step.remember is not None:
-            self.world.judge.remembered(self, self.pod.disk.obeyed, step.remember)
-            self.pod.disk.obeyed = step.remember
-        self.pod.disk.final |= step.remember_final
+    def _carry(self, step: Effects) -> None:
+        if step.store_generation is not None:
+            self.world.judge.remembered(self, self.pod.disk.obeyed, step.store_generation)
+            self.pod.disk.obeyed = step.store_generation
+        self.pod.disk.final |= step.store_final
         for command in step.commands:
             self._begin(command)
         self._wait_for_tick()
@@ -97,13 +97,13 @@ class Sidecar(Process):
 
     def _begin(self, command: Command) -> None:
         queue = command.queue
-        match command.act:
+        match command.action:
             case LeaseAction.LOCK:
                 self.after(self._soon(), lambda: self._lock(command, self.clock.now))
-            case LeaseAction.PLACE:
+            case LeaseAction.FIND_START:
                 self.after(
                     self._soon(),
-                    lambda: self._answer(command, LeaseEvent.PLACED if self._lucky() else LeaseEvent.FAILED),
+                    lambda: self._answer(command, LeaseEvent.START_FOUND if self._lucky() else LeaseEvent.FAILED),
                 )
             case LeaseAction.FETCH:
                 self._fetches[queue] = self._fetches.get(queue, 0) + 1
@@ -112,7 +112,7 @@ class Sidecar(Process):
                     self.after(self.reader_chance.uniform(0.01, 120.0), lambda: self._reader_fails(command))
             case LeaseAction.STOP:
                 self.after(self._open_for(), lambda: self._emptied(command, self._fetches.get(queue, 0)))
-            case LeaseAction.CUT:
+            case LeaseAction.ABORT:
                 self.after(self._soon(), lambda: self._emptied(command, self._fetches.get(queue, 0)))
             case LeaseAction.UNLOCK:
                 self.after(self._soon(), lambda: self._unlock(command))
@@ -132,23 +132,23 @@ class Sidecar(Process):
 
     def _emptied(self, command: Command, fetches: int) -> None:
         """Say that the last delivery has ended; if it has been given back meanwhile, it has not."""
-        life = self.member.lives.get(command.queue)
-        if fetches == self._fetches.get(command.queue, 0) and life and life.number == command.life:
+        life = self.member.leases.get(command.queue)
+        if fetches == self._fetches.get(command.queue, 0) and life and life.number == command.lease_number:
             self.world.judge.ended(self, command.queue)
-        self._answer(command, LeaseEvent.EMPTY)
+        self._answer(command, LeaseEvent.DRAINED)
 
     def _answer(self, command: Command, event: LeaseEvent, sent: float | None = None) -> None:
-        self._carry(self.member.happened(event, command.queue, command.life, self.clock.now, sent))
+        self._carry(self.member.on_event(event, command.queue, command.lease_number, self.clock.now, sent))
 
     def _wait_for_tick(self) -> None:
-        at = self.member.next_look()
+        at = self.member.next_timer_at()
         if at is not None and (self._tick is None or at < self._tick):
             self._tick = at
             self.after(at - self.clock.now, self._ticked)
 
     def _ticked(self) -> None:
         self._tick = None
-        self._carry(self.member.tick(self.clock.now))
+        self._carry(self.member.run_due_timers(self.clock.now))
 
     def _soon(self) -> float:
         return self.chance.uniform(0.001, 0.05)

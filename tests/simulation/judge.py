@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rota.documents import Assignment, read_assignment
+from rota.documents import Assignment, decode_assignment
 from rota.model import Queue
 from simulation.server import Stored
 
@@ -74,15 +74,17 @@ class Judge:
         """See a process begin to work a queue."""
         share = self._given(sidecar, queue)
         if not share:
-            raise Broken(f"{sidecar.name} fetches {queue}, which generation {sidecar.member.obeyed} does not give it")
+            raise Broken(
+                f"{sidecar.name} fetches {queue}, which generation {sidecar.member.obeyed_generation} does not give it"
+            )
         workers = self.workers.setdefault(queue, [])
         workers[:] = [worker for worker in workers if worker.sidecar is not sidecar]
         for other in workers:
             self._meet(sidecar, other, queue)
-        workers.append(Worker(sidecar, self.world.clock.now, sidecar.member.obeyed))
+        workers.append(Worker(sidecar, self.world.clock.now, sidecar.member.obeyed_generation))
 
     def _given(self, sidecar: "Sidecar", queue: Queue) -> bool:
-        document = self.documents.get(sidecar.member.obeyed)
+        document = self.documents.get(sidecar.member.obeyed_generation)
         if document is None:
             return False
         share = document.members.get(sidecar.pod.name)
@@ -99,7 +101,9 @@ class Judge:
             if both and not other.sidecar.frozen:
                 raise Broken(f"{queue} is delivered in order by {other.sidecar.name} and by {sidecar.name}")
             return
-        if min(other.began_by, sidecar.member.obeyed) < self.forced.get(queue, 0):  # one began before it was forced
+        if min(other.began_by, sidecar.member.obeyed_generation) < self.forced.get(
+            queue, 0
+        ):  # one began before it was forced
             self.contested += 1
             return
         raise Broken(f"{queue} is worked by {other.sidecar.name} (since {other.since:.2f}) and by {sidecar.name}")
@@ -123,7 +127,7 @@ class Judge:
     def recorded(self, stored: Stored | None) -> None:
         """See the record change."""
         try:
-            document = read_assignment(stored.text) if stored else None
+            document = decode_assignment(stored.text) if stored else None
         except ValueError:
             document = None
         if stored is None or document is None:

@@ -11,8 +11,16 @@ import msgspec
 
 from rota.kube.brokers.registry import BrokerRegistry
 from rota.kube.client.api import Api
-from rota.kube.client.objects import DOCUMENTS, GROUP_LABEL, Custom, Key, Metadata, Pod, record_of
-from rota.kube.client.pod_status import SIDECAR
+from rota.kube.client.objects import (
+    ASSIGNMENT_MOUNT_PATH,
+    GROUP_LABEL,
+    CustomResource,
+    Metadata,
+    ObjectKey,
+    Pod,
+    assignment_name,
+)
+from rota.kube.client.pod_status import SIDECAR_CONTAINER
 from rota.kube.members.report_client import ReportClient
 from rota.kube.reconcile.controller import Controller
 from rota.kube.reconcile.reconciler import ReconcileResult
@@ -34,7 +42,7 @@ class Operator(Process):
         super().__init__(world.clock)
         self.world, self.chance = world, Random(f"{world.seed}/{name}")
         namespace, group = world.group.split("/")
-        self.key: Key = (namespace, group)
+        self.key: ObjectKey = (namespace, group)
         self.views: dict[str, tuple[tuple[Queue, ...] | None, float]] = {}
         self.leap = 0.0
         self.polls: dict[str, asyncio.Event] = {}  # set when a member's report has changed
@@ -54,10 +62,10 @@ class Operator(Process):
         api, reports = cast("Api", Server(self)), cast("ReportClient", Members(self))
         with self.loop.running():
             brain = Controller(api, reports, cast("BrokerRegistry", Brokers(self)), Deployments(api))
-            brain.done = self._planned
-            brain.time = lambda: self.time
-            brain.adopt(GroupOfTheWorld(self))
-            brain.events.group_seen(self.body())
+            brain.on_reconciled = self._planned
+            brain.wall_time = lambda: self.time
+            brain.add_group(GroupOfTheWorld(self))
+            brain.events.on_group_upsert(self.body())
         return brain
 
     @property
@@ -68,7 +76,7 @@ class Operator(Process):
     def wake(self) -> None:
         """Reconcile the group soon."""
         with self.loop.running():
-            self.brain.wake(self.key)
+            self.brain.enqueue(self.key)
 
     def _planned(self, _: ReconcileResult) -> None:
         self.world.judge.planned()
@@ -77,12 +85,12 @@ class Operator(Process):
         """Begin or end to lead, and see the status as it is now."""
         leads, api = self.world.leads(self), self.world.api
         is_new = self._group_seen != (api.version, api.status)
-        if is_new or leads != self.brain.leads:
+        if is_new or leads != self.brain.is_leading:
             self._group_seen = (api.version, dict(api.status))
             with self.loop.running():
-                if leads != self.brain.leads:
-                    self.brain.lead(leads=leads)
-                self.brain.events.group_seen(self.body())
+                if leads != self.brain.is_leading:
+                    self.brain.set_leading(is_leading=leads)
+                self.brain.events.on_group_upsert(self.body())
         self.after(0.1, self._follow_lease)
 
     # Watches.
@@ -116,7 +124,7 @@ class Operator(Process):
         for expected in list(self.brain.events.expected_records()):
             metadata = msgspec.structs.replace(expected.metadata, resource_version=str(self.world.api.version))
             with self.loop.running():
-                self.brain.events.record_gone(msgspec.structs.replace(expected, metadata=metadata))
+                self.brain.events.on_assignment_delete(msgspec.structs.replace(expected, metadata=metadata))
 
     def _see(self, name: str, pod: PodObject | None, version: int) -> None:
         if version <= self._versions.get(name, 0):
@@ -125,9 +133,9 @@ class Operator(Process):
         known = self.brain.groups[self.key].pods.get(name)
         with self.loop.running():
             if pod:
-                self.brain.events.pod_seen(self.shown(pod))
+                self.brain.events.on_pod_upsert(self.shown(pod))
             elif known:
-                self.brain.events.pod_gone(known.pod)
+                self.brain.events.on_pod_delete(known.pod)
 
     def _record_changed(self, stored: Stored | None) -> None:
         """Receive a change of the assignment by its watch, later."""
@@ -140,9 +148,9 @@ class Operator(Process):
         before, self._record = self._record, stored
         with self.loop.running():
             if stored:
-                self.brain.events.record_seen(as_config_map(self.key, stored))
+                self.brain.events.on_assignment_upsert(as_config_map(self.key, stored))
             elif before:
-                self.brain.events.record_gone(as_config_map(self.key, replace(before, version=version)))
+                self.brain.events.on_assignment_delete(as_config_map(self.key, replace(before, version=version)))
 
     # Brokers and members.
 
@@ -172,12 +180,12 @@ class Operator(Process):
 
     # Objects as the API server has them.
 
-    def body(self) -> Custom:
+    def body(self) -> CustomResource:
         """Return the ConsumerGroup."""
         namespace, name = self.key
         version = str(self.world.api.version)
         metadata = Metadata(name=name, namespace=namespace, uid=UID, resource_version=version)
-        return Custom(metadata, {}, dict(self.world.api.status))
+        return CustomResource(metadata, {}, dict(self.world.api.status))
 
     def shown(self, pod: PodObject) -> Pod:
         """Return a pod."""
@@ -194,14 +202,16 @@ class Operator(Process):
                 "deletionTimestamp": "2026-11-21T08:00:00Z" if pod.terminating else None,
             },
             "spec": {
-                "initContainers": [{"name": SIDECAR, "volumeMounts": [{"name": "it", "mountPath": DOCUMENTS}]}],
-                "volumes": [{"name": "it", "configMap": {"name": record_of(group)}}],
+                "initContainers": [
+                    {"name": SIDECAR_CONTAINER, "volumeMounts": [{"name": "it", "mountPath": ASSIGNMENT_MOUNT_PATH}]}
+                ],
+                "volumes": [{"name": "it", "configMap": {"name": assignment_name(group)}}],
             },
             "status": {
                 "phase": "Failed" if pod.ended else "Running",
                 "podIP": pod.name,
                 "conditions": [{"type": "Ready", "status": str(pod.ready)}],
-                "initContainerStatuses": [{"name": SIDECAR, **running}],
+                "initContainerStatuses": [{"name": SIDECAR_CONTAINER, **running}],
             },
         }
         return msgspec.convert(body, Pod)

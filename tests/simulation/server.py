@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rota.documents import PACKED, PLAIN
-from rota.model import RETRY, Queue
+from rota.documents import GZIP_KEY, PLAIN_KEY
+from rota.model import RETRY_TOPIC_PREFIX, Queue
 from simulation.clock import Clock
 
 LOCK_LIVES = 60.0
@@ -44,7 +44,7 @@ class Stored:
     @property
     def text(self) -> str | bytes:
         """Return the assignment in it."""
-        return self.data.get(PLAIN) or self.data.get(PACKED) or ""
+        return self.data.get(PLAIN_KEY) or self.data.get(GZIP_KEY) or ""
 
 
 Watcher = Callable[[str, PodObject | None, int], None]
@@ -129,7 +129,7 @@ class Broker:
 
     def told(self, topic: str) -> tuple[Queue, ...] | None:
         """Return what the name server says."""
-        if self.failing or (topic not in self.routes and not topic.startswith(RETRY)):
+        if self.failing or (topic not in self.routes and not topic.startswith(RETRY_TOPIC_PREFIX)):
             return None
         return tuple(queue for queue in self.queues(topic) if queue.broker not in self.hidden)
 

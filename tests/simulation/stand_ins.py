@@ -8,13 +8,13 @@ from rota.kube.brokers.lag.lag_poller import GroupLag
 from rota.kube.client.api import ApiError, NoResponseError, Params
 from rota.kube.client.objects import (
     GROUP_LABEL,
-    SETTINGS,
+    SETTINGS_KEY,
     ConfigMap,
-    Custom,
+    CustomResource,
     Metadata,
-    Object,
-    Owner,
-    poke_of,
+    OwnerReference,
+    PartialObjectMetadata,
+    parse_poke,
 )
 from rota.kube.members.report_client import Endpoint, MemberResponse
 from rota.kube.state.broker_state import BrokerState
@@ -42,11 +42,11 @@ def as_config_map(key: tuple[str, str], stored: Stored) -> ConfigMap:
         uid="uid-of-the-record",
         resource_version=str(stored.version),
         labels={GROUP_LABEL: group},
-        owner_references=[Owner(UID, controller=True)],
+        owner_references=[OwnerReference(UID, controller=True)],
     )
     plain = {key: it for key, it in stored.data.items() if isinstance(it, str)}
     packed = {key: it for key, it in stored.data.items() if isinstance(it, bytes)}
-    return ConfigMap(metadata, plain | {SETTINGS: stored.settings}, packed)
+    return ConfigMap(metadata, plain | {SETTINGS_KEY: stored.settings}, packed)
 
 
 class GroupOfTheWorld(Group):
@@ -56,21 +56,21 @@ class GroupOfTheWorld(Group):
         self._world = operator.world
         super().__init__(*operator.key)
 
-    def wants(self, body: Custom, policy: Custom | None) -> None:
+    def set_spec(self, body: CustomResource, policy: CustomResource | None) -> None:
         assert policy is None
         self.body = body
 
     @property
-    def wish(self) -> ResolvedSpec:
+    def resolved_spec(self) -> ResolvedSpec:
         world = self._world
         return ResolvedSpec(None if world.bad_spec else world.spec, None if world.bad_policy else world.policy)
 
-    @wish.setter
-    def wish(self, _: ResolvedSpec) -> None:
+    @resolved_spec.setter
+    def resolved_spec(self, _: ResolvedSpec) -> None:
         pass
 
     @property
-    def wanted_settings(self) -> str:
+    def desired_settings(self) -> str:
         return self._world.settings
 
 
@@ -79,29 +79,29 @@ class Brokers:
 
     def __init__(self, operator: "Operator") -> None:
         self._operator = operator
-        self.news: Callable[[tuple[str, str]], None] = lambda _: None
+        self.on_change: Callable[[tuple[str, str]], None] = lambda _: None
 
-    def want(self, group: Group) -> None:
+    def update_group(self, group: Group) -> None:
         pass
 
-    async def look(self, _: Group) -> None:
+    async def poll_group(self, _: Group) -> None:
         await asyncio.sleep(self._operator.chance.uniform(0.0, 0.02))
         self._operator.read_routes()
 
-    def of(self, _: Group, now: float) -> BrokerState:
+    def state_of(self, _: Group, now: float) -> BrokerState:
         views = {
             topic: None if queues is None else QueueView(queues, now - since)
             for topic, (queues, since) in self._operator.views.items()
         }
         return BrokerState(views, self._operator.world.broker.foreigners)
 
-    def lag(self, _: tuple[str, str]) -> GroupLag:
+    def lag_of(self, _: tuple[str, str]) -> GroupLag:
         return GroupLag({})  # nobody asks how far a group is behind
 
     async def unlock(self, _: Group, __: str, ___: object) -> None:
         pass  # locks run out by themselves
 
-    def lead(self, *, leads: bool) -> None:
+    def set_leading(self, *, is_leading: bool) -> None:
         pass
 
 
@@ -127,7 +127,7 @@ class Members:
         await asyncio.sleep(chance.uniform(0.001, 0.03) if report else 2.0)
         return report
 
-    async def last_words(self, member: Endpoint) -> MemberResponse | None:
+    async def read_if_present(self, member: Endpoint) -> MemberResponse | None:
         """Read a report, or hear silence; nothing where no process is at an address, or another pod's."""
         name, uid = member.address, member.uid
         asked, pod = asyncio.get_running_loop().time(), self._operator.world.kubelets.get(name)
@@ -136,7 +136,7 @@ class Members:
             return None
         return MemberResponse(await self._read(name, uid), asked)
 
-    async def next(self, member: Endpoint, after: int, seconds: int = 10) -> MemberResponse:
+    async def long_poll(self, member: Endpoint, after: int, seconds: int = 10) -> MemberResponse:
         """Hold a poll until there is something new, or for ten seconds: no member reports notices of brokers."""
         until = asyncio.get_running_loop().time() + seconds
         report = await self._next(member.address, member.uid, after)
@@ -193,7 +193,7 @@ class Server:
     async def replace(self, _: str, body: Mapping[str, Any], _kind: type[T]) -> T:
         return cast("T", await self._write(body, int(body["metadata"]["resourceVersion"])))
 
-    async def merge(self, path: str, body: Mapping[str, Any], _kind: type[T]) -> T:
+    async def merge_patch(self, path: str, body: Mapping[str, Any], _kind: type[T]) -> T:
         await asyncio.sleep(self._operator.chance.uniform(0.0, 0.01))
         name, uid = path.rpartition("/")[2], body["metadata"]["uid"]
         self._is_up()
@@ -206,8 +206,8 @@ class Server:
         if annotations != pod.annotations:  # the server writes nothing if nothing changes
             self._world.api.patch(name, annotations=annotations)
         if name in self._world.kubelets:
-            self._world.kubelets[name].poked(poke_of(annotations))
-        return cast("T", Object(Metadata(name=name)))
+            self._world.kubelets[name].poked(parse_poke(annotations))
+        return cast("T", PartialObjectMetadata(Metadata(name=name)))
 
     async def apply(self, _: str, body: Mapping[str, Any], _kind: type[T]) -> T:
         await asyncio.sleep(self._operator.chance.uniform(0.0, 0.02))
@@ -222,9 +222,9 @@ class Server:
     async def _write(self, body: Mapping[str, Any], based_on: int | None) -> ConfigMap:
         await asyncio.sleep(self._operator.chance.uniform(0.0, 0.05))
         await self._point()
-        data = {key: it for key, it in body["data"].items() if key != SETTINGS} | body["binaryData"]
+        data = {key: it for key, it in body["data"].items() if key != SETTINGS_KEY} | body["binaryData"]
         try:
-            self._world.api.write_record(data, body["data"][SETTINGS], based_on)
+            self._world.api.write_record(data, body["data"][SETTINGS_KEY], based_on)
         except Conflict:
             raise ApiError(409, "Conflict", "The ConfigMap is another one") from None
         except Unreachable:

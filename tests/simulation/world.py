@@ -5,7 +5,7 @@ from random import Random
 from typing import Any
 
 from rota.model import Holder, Queue
-from rota.spec import GroupSpec, PolicySpec, group_spec, policy_spec
+from rota.spec import GroupSpec, PolicySpec, parse_group, parse_policy
 from simulation.clock import Clock, Process, Work
 from simulation.fleet import Kubelet
 from simulation.judge import Judge
@@ -65,7 +65,7 @@ class Simulation:
     @property
     def orderly(self) -> bool:
         """Whether queues are worked under the broker's lock."""
-        return self.spec.orderly and self.spec.message_model != "Broadcasting"
+        return self.spec.is_orderly and self.spec.message_model != "Broadcasting"
 
     @property
     def loose(self) -> bool:
@@ -95,7 +95,7 @@ class Simulation:
         }
         if chance.random() < 0.3:
             spec["budget"] = {"maxMoves": chance.randint(1, 4), "per": "10s"}
-        return policy_spec({"spec": spec})
+        return parse_policy({"spec": spec})
 
     def _spec(self) -> GroupSpec:
         spec: dict[str, Any] = {
@@ -105,7 +105,7 @@ class Simulation:
             "ordering": self.ordering,
             "paused": self.paused,
         }
-        return group_spec({"spec": spec})
+        return parse_group({"spec": spec})
 
     def change(self, **changed: object) -> None:
         """Change the group as its user does."""

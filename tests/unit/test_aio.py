@@ -64,8 +64,8 @@ async def test_supervision_restarts_a_task_that_fails_and_reports_each_failure(p
 
 
 async def test_supervision_reports_that_a_task_runs_steadily_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aio, "STEADY_SECONDS", 0.0)
-    monkeypatch.setattr(aio, "FIRST_RESTART_SECONDS", 0.0)
+    monkeypatch.setattr(aio, "RECOVERED_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr(aio, "MIN_RESTART_PAUSE_SECONDS", 0.0)
     steady, task = asyncio.Event(), Task(failures=1)
     reported = list[Exception | None]()
 

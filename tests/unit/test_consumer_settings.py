@@ -7,7 +7,7 @@ import pytest
 from builders import a_spec
 from rota.model import Reason
 from rota.spec import Subscription
-from rota.spec.consumer_settings import ConsumerSettings, differences, mismatches, settings_of
+from rota.spec.consumer_settings import ConsumerSettings, find_differences, find_mismatches, settings_of
 
 ORDERS, BILLS = Subscription("orders", "paid || open"), Subscription("bills", "price > 3", "SQL92")
 GROUP = ConsumerSettings((ORDERS, BILLS), "Clustering", "Latest")
@@ -19,7 +19,7 @@ GROUP = ConsumerSettings((ORDERS, BILLS), "Clustering", "Latest")
         (GROUP, []),
         (GROUP._replace(subscriptions=(BILLS, Subscription("orders", " open||paid ||open"))), []),
         (GROUP._replace(subscriptions=(*GROUP.subscriptions, Subscription("%RETRY%shop"))), []),
-        (GROUP._replace(model="", start=""), []),  # it does not report them
+        (GROUP._replace(message_model="", start_position=""), []),  # it does not report them
         (GROUP._replace(subscriptions=(ORDERS,)), ["it does not read bills"]),
         (
             GROUP._replace(subscriptions=(*GROUP.subscriptions, Subscription("z"), Subscription("a"))),
@@ -32,7 +32,7 @@ GROUP = ConsumerSettings((ORDERS, BILLS), "Clustering", "Latest")
         ),
         (GROUP._replace(subscriptions=(ORDERS, Subscription("bills"))), ["its filter of bills is *"]),
         (
-            GROUP._replace(model="Broadcasting", start="Earliest"),
+            GROUP._replace(message_model="Broadcasting", start_position="Earliest"),
             ["its message model is Broadcasting", "it starts from Earliest"],
         ),
     ],
@@ -40,16 +40,16 @@ GROUP = ConsumerSettings((ORDERS, BILLS), "Clustering", "Latest")
 def test_unmanaged_consumer_differs_by_topics_filters_model_and_start(
     other: ConsumerSettings, found: list[str]
 ) -> None:
-    assert differences(GROUP, other) == found
+    assert find_differences(GROUP, other) == found
 
 
 def test_unmanaged_consumer_mismatches_are_one_problem_that_names_the_first_three() -> None:
     spec = a_spec(startFrom={"position": "Earliest"})
     same = settings_of(spec)
-    assert mismatches(spec, {}) == mismatches(spec, {"10.0.0.9@1": same}) == []
-    assert mismatches(None, {"10.0.0.9@1": GROUP}) == [], "the spec cannot be understood"
-    others: dict[str, Any] = {f"10.0.0.9@{number}": same._replace(start="Latest") for number in range(5)}
-    (problem,) = mismatches(spec, {**others, "10.0.0.1@same": same})
+    assert find_mismatches(spec, {}) == find_mismatches(spec, {"10.0.0.9@1": same}) == []
+    assert find_mismatches(None, {"10.0.0.9@1": GROUP}) == [], "the spec cannot be understood"
+    others: dict[str, Any] = {f"10.0.0.9@{number}": same._replace(start_position="Latest") for number in range(5)}
+    (problem,) = find_mismatches(spec, {**others, "10.0.0.1@same": same})
     assert problem.reason is Reason.SUBSCRIPTION_MISMATCH
     assert problem.message == (
         "Unmanaged consumers have other settings than the group: 10.0.0.9@0: it starts from Latest; "
@@ -59,5 +59,5 @@ def test_unmanaged_consumer_mismatches_are_one_problem_that_names_the_first_thre
 
 def test_unmanaged_consumer_cannot_make_the_message_long() -> None:
     others = {"@" * 10_000: ConsumerSettings((Subscription("orders", "x" * 10_000), Subscription("y" * 10_000)))}
-    (problem,) = mismatches(a_spec(), others)
+    (problem,) = find_mismatches(a_spec(), others)
     assert len(problem.message) < 500

@@ -4,18 +4,18 @@ import msgspec
 import pytest
 
 from rota.deliveries import (
+    FIRST_BUCKET_SECONDS,
     LAST_BUCKET,
-    SHORTEST_SECONDS,
     DeliveriesPage,
     DeliveryOutcome,
     FailingMessage,
     QueueCounts,
-    answer_of_status,
     bucket_end,
-    bucket_of,
+    bucket_index,
+    decode_deliveries,
     describe_message,
     known_outcome,
-    read_deliveries,
+    response_of_status,
 )
 
 COUNTS = QueueCounts("orders", "broker-a", 3, 5, 2, {"5xx": 3})
@@ -35,7 +35,7 @@ COUNTS = QueueCounts("orders", "broker-a", 3, 5, 2, {"5xx": 3})
     ],
 )
 def test_delivery_outcome_is_the_class_of_the_status_or_one_with_a_meaning(status: int, outcome: str) -> None:
-    assert answer_of_status(status) == (outcome, status)
+    assert response_of_status(status) == (outcome, status)
 
 
 def test_delivery_outcome_of_a_later_version_counts_as_other() -> None:
@@ -45,20 +45,20 @@ def test_delivery_outcome_of_a_later_version_counts_as_other() -> None:
 
 def test_delivery_handling_time_is_in_a_bucket_of_at_most_ten_percent() -> None:
     for hundredth in range(1, 2000):
-        seconds = SHORTEST_SECONDS * 1.009**hundredth
-        index = bucket_of(seconds)
+        seconds = FIRST_BUCKET_SECONDS * 1.009**hundredth
+        index = bucket_index(seconds)
         assert 0 < index <= LAST_BUCKET
         assert bucket_end(index - 1) * 0.999 < seconds < bucket_end(index) * 1.001
         assert bucket_end(index) / bucket_end(index - 1) <= 1.1 + 1e-9
-    assert bucket_of(0.0) == bucket_of(-1.0) == bucket_of(SHORTEST_SECONDS) == 0
-    assert bucket_of(1e9) == LAST_BUCKET
+    assert bucket_index(0.0) == bucket_index(-1.0) == bucket_index(FIRST_BUCKET_SECONDS) == 0
+    assert bucket_index(1e9) == LAST_BUCKET
 
 
 def test_report_page_of_deliveries_survives_encoding_and_unknown_fields() -> None:
     page = DeliveriesPage("process", 12.5, [COUNTS], delayed=4, next=200)
     text = msgspec.json.encode(page)
-    assert read_deliveries(text) == page
-    assert read_deliveries(text[:-1] + b',"later":{"a":1}}') == page
+    assert decode_deliveries(text) == page
+    assert decode_deliveries(text[:-1] + b',"later":{"a":1}}') == page
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_report_page_of_deliveries_survives_encoding_and_unknown_fields() -> Non
     ids=lambda text: text[:50].decode(),
 )
 def test_report_page_of_deliveries_that_is_invalid_or_too_large_is_none(text: bytes) -> None:
-    assert read_deliveries(text) is None
+    assert decode_deliveries(text) is None
 
 
 def test_message_that_fails_or_hangs_is_described_without_its_key() -> None:

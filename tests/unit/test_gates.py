@@ -11,29 +11,29 @@ from rota.model import Reason
 @pytest.mark.parametrize(
     ("facts", "reason", "told", "seconds"),
     [
-        ({"wanted": 0}, Reason.NOTHING_WOULD_CHANGE, "Every queue is where the policy wants it", None),
+        ({"moves": 0}, Reason.NOTHING_WOULD_CHANGE, "Every queue is where the policy wants it", None),
         ({"paused": True}, Reason.PAUSED, "The policy is paused; 2 queues will move when it no longer is", None),
-        ({"unseen": ("a",)}, Reason.NO_VIEW, "There is no view of a; nothing moves until there is", None),
+        ({"missing_metadata": ("a",)}, Reason.NO_VIEW, "There is no view of a; nothing moves until there is", None),
         (
-            {"moving": ("m3",), "patience": 0.4},
+            {"members_in_transition": ("m3",), "patience_seconds": 0.4},
             Reason.MEMBERS_STILL_JOINING,
             "Waiting for m3 to come or go; 2 queues will move then",
             0.4,
         ),
         (
-            {"releasing": 3, "release_time": 0.4},
+            {"queues_releasing": 3, "release_seconds_left": 0.4},
             Reason.HANDOVER_IN_FLIGHT,
             "3 queues are still being released; 2 queues will move then",
             0.4,
         ),
         (
-            {"budget": 0, "budget_back": 60.0},
+            {"moves_left": 0, "budget_refill_seconds": 60.0},
             Reason.BUDGET_SPENT,
             "The budget is spent; 2 queues will move as it comes back",
             60.0,
         ),
         (
-            {"debounce": 0.5, "written": 0.25},
+            {"debounce": 0.5, "seconds_since_write": 0.25},
             Reason.DEBOUNCE,
             "The last document was just written; 2 queues will move after it",
             0.25,
@@ -43,7 +43,7 @@ from rota.model import Reason
 def test_gate_returns_reason_message_and_requeue_time(
     facts: dict[str, Any], reason: Reason, told: str, seconds: float | None
 ) -> None:
-    found = first_hold(GateFacts(**{"wanted": 2} | facts))
+    found = first_hold(GateFacts(**{"moves": 2} | facts))
     assert found == Hold(reason, told, seconds)
 
 
@@ -51,44 +51,44 @@ def test_gate_returns_reason_message_and_requeue_time(
     "facts",
     [
         {},
-        {"written": 0.0},
-        {"debounce": 0.5, "written": 0.5},
-        {"debounce": 0.5, "written": 0.7},
-        {"moving": ("m3",)},
-        {"moving": ("m3",), "patience": -1.0},
-        {"patience": 20.0},
-        {"releasing": 1},
-        {"releasing": 1, "release_time": -1.0},
-        {"release_time": 35.0},
-        {"budget": 1, "budget_back": 60.0},
+        {"seconds_since_write": 0.0},
+        {"debounce": 0.5, "seconds_since_write": 0.5},
+        {"debounce": 0.5, "seconds_since_write": 0.7},
+        {"members_in_transition": ("m3",)},
+        {"members_in_transition": ("m3",), "patience_seconds": -1.0},
+        {"patience_seconds": 20.0},
+        {"queues_releasing": 1},
+        {"queues_releasing": 1, "release_seconds_left": -1.0},
+        {"release_seconds_left": 35.0},
+        {"moves_left": 1, "budget_refill_seconds": 60.0},
     ],
     ids=str,
 )
 def test_gate_whose_condition_is_past_or_absent_holds_no_move(facts: dict[str, Any]) -> None:
-    assert first_hold(GateFacts(wanted=1, **facts)) is None
+    assert first_hold(GateFacts(moves=1, **facts)) is None
 
 
 def test_gate_precedence_runs_from_no_change_and_pause_to_debounce() -> None:
     everything: dict[str, Any] = {
         "debounce": 0.5,
-        "written": 0.0,
-        "budget": 0,
-        "releasing": 1,
-        "release_time": 35.0,
-        "moving": ("m3",),
-        "patience": 20.0,
-        "unseen": ("orders",),
+        "seconds_since_write": 0.0,
+        "moves_left": 0,
+        "queues_releasing": 1,
+        "release_seconds_left": 35.0,
+        "members_in_transition": ("m3",),
+        "patience_seconds": 20.0,
+        "missing_metadata": ("orders",),
         "paused": True,
-        "wanted": 0,
+        "moves": 0,
     }
     told = []
     for fact, passed in (
-        ("wanted", 1),
+        ("moves", 1),
         ("paused", False),
-        ("unseen", ()),
-        ("moving", ()),
-        ("releasing", 0),
-        ("budget", None),
+        ("missing_metadata", ()),
+        ("members_in_transition", ()),
+        ("queues_releasing", 0),
+        ("moves_left", None),
         ("debounce", 0.0),
     ):
         found = first_hold(GateFacts(**everything))
@@ -107,13 +107,13 @@ def test_gate_precedence_runs_from_no_change_and_pause_to_debounce() -> None:
 
 
 def test_budget_of_zero_moves_has_no_requeue_time() -> None:
-    assert first_hold(GateFacts(wanted=2, budget=0, budget_back=None)) == Hold(
+    assert first_hold(GateFacts(moves=2, moves_left=0, budget_refill_seconds=None)) == Hold(
         Reason.BUDGET_SPENT, "budget.maxMoves is 0; 2 queues will move once it is more"
     )
 
 
 def test_budget_spent_is_requeued_when_it_refills_even_at_once() -> None:
-    assert first_hold(GateFacts(wanted=1, budget=0)) == Hold(
+    assert first_hold(GateFacts(moves=1, moves_left=0)) == Hold(
         Reason.BUDGET_SPENT, "The budget is spent; 1 queue will move as it comes back", 0.0
     )
 
@@ -126,12 +126,12 @@ def test_budget_spent_is_requeued_when_it_refills_even_at_once() -> None:
     ],
 )
 def test_gate_message_truncates_long_name_lists(names: tuple[str, ...], told: str) -> None:
-    found = first_hold(GateFacts(wanted=1, unseen=names))
+    found = first_hold(GateFacts(moves=1, missing_metadata=names))
     assert found
     assert found.message.startswith(told)
 
 
 def test_gate_message_uses_singular_for_one_queue() -> None:
-    found = first_hold(GateFacts(wanted=1, releasing=1, release_time=9.0))
+    found = first_hold(GateFacts(moves=1, queues_releasing=1, release_seconds_left=9.0))
     assert found
     assert found.message == "1 queue is still being released; 1 queue will move then"

@@ -16,7 +16,7 @@ from aiohttp import ClientSession, web
 
 from ground.poll import soon
 from rota import aio, http_server
-from rota.http_server import BodyReader, Limits, SharedResponse, responses
+from rota.http_server import BodyReader, ServerLimits, SharedResponse, responses
 from rota.http_server.limited_site import LimitedSite
 
 ASKS = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -58,7 +58,7 @@ def a_port() -> int:
 
 
 @asynccontextmanager
-async def serving(limits: Limits | None = None, body: BodyReader | None = None) -> AsyncIterator[Served]:
+async def serving(limits: ServerLimits | None = None, body: BodyReader | None = None) -> AsyncIterator[Served]:
     async def now(_: web.Request) -> web.Response:
         return web.Response(text="here\n")
 
@@ -96,7 +96,7 @@ def post(path: str, headers: str, body: bytes = b"") -> bytes:
 async def test_http_server_at_its_connection_limit_closes_idle_ones_to_serve_requests(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with serving(Limits(4)) as it, AsyncExitStack() as open_:
+    async with serving(ServerLimits(4)) as it, AsyncExitStack() as open_:
         waits, writer = await it.connected(ASKS.replace(b"/ ", b"/later ", 1))
         open_.callback(writer.close)
         await it.asked.wait()
@@ -114,7 +114,7 @@ async def test_http_server_at_its_connection_limit_closes_idle_ones_to_serve_req
 
 
 async def test_http_server_goes_on_after_an_unexpected_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    right, taken = LimitedSite._take, list[socket.socket]()
+    right, taken = LimitedSite._handle_connection, list[socket.socket]()
 
     async def fails_at_first(site: LimitedSite, connection: socket.socket) -> None:
         taken.append(connection)
@@ -123,15 +123,15 @@ async def test_http_server_goes_on_after_an_unexpected_error(monkeypatch: pytest
             raise ZeroDivisionError
         await right(site, connection)
 
-    monkeypatch.setattr(aio, "FIRST_RESTART_SECONDS", 0.0)
-    monkeypatch.setattr(LimitedSite, "_take", fails_at_first)
+    monkeypatch.setattr(aio, "MIN_RESTART_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(LimitedSite, "_handle_connection", fails_at_first)
     async with serving() as served:
         assert await served.status_line(ASKS) == b""
         assert await served.answers()
 
 
 async def test_http_server_closes_new_connections_while_all_open_ones_await_a_response() -> None:
-    async with serving(Limits(1)) as it:
+    async with serving(ServerLimits(1)) as it:
         waits, writer = await it.connected(ASKS.replace(b"/ ", b"/later ", 1))
         await it.asked.wait()
         more, other = await it.connected()
@@ -144,14 +144,14 @@ async def test_http_server_closes_new_connections_while_all_open_ones_await_a_re
 
 @pytest.mark.parametrize("sends", [b"", b"GET / HT", ASKS])
 async def test_http_server_closes_a_connection_that_stays_idle(sends: bytes) -> None:
-    async with serving(Limits(keepalive_seconds=0.02)) as it:
+    async with serving(ServerLimits(keepalive_seconds=0.02)) as it:
         reader, writer = await it.connected(sends)
         assert (await reader.read()).startswith(b"HTTP/1.1 200" if sends == ASKS else b"")
         writer.close()
 
 
 async def test_http_server_does_not_cut_off_a_slow_response() -> None:
-    async with serving(Limits(keepalive_seconds=0.02)) as it:
+    async with serving(ServerLimits(keepalive_seconds=0.02)) as it:
         waits, writer = await it.connected(ASKS.replace(b"/ ", b"/later ", 1))
         await it.asked.wait()
         silent, other = await it.connected()
@@ -205,7 +205,7 @@ async def test_http_server_rejects_a_body_that_is_too_large_or_compressed(
 
 
 async def test_http_server_answers_408_to_a_body_that_stays_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "BODY_SECONDS", 0.02)
+    monkeypatch.setattr(http_server, "BODY_TIMEOUT_SECONDS", 0.02)
     async with serving() as it:
         assert (await it.status_line(post("/echo", "content-length: 8", b"x"))).startswith(b"HTTP/1.1 408")
 
@@ -257,7 +257,7 @@ async def test_http_server_rejects_more_headers_than_a_client_needs() -> None:
 
 
 async def test_http_server_closes_a_client_that_does_not_read_a_large_response() -> None:
-    async with serving(Limits(1)) as it:
+    async with serving(ServerLimits(1)) as it:
         reader, writer = await it.connected(b"GET /large HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert (await reader.readline()).startswith(b"HTTP/1.1 200")
         assert await it.answers(), "the slow client's connection is closed for another"
@@ -269,7 +269,7 @@ async def test_http_server_closes_a_client_that_does_not_read_a_large_response()
 async def test_http_server_closes_a_client_that_takes_too_long_for_a_large_response(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(responses, "SEND_SECONDS", 0.1)
+    monkeypatch.setattr(responses, "SEND_TIMEOUT_SECONDS", 0.1)
     async with serving() as it:
         reader, writer = await it.connected(b"GET /large HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert (await reader.readline()).startswith(b"HTTP/1.1 200")
@@ -320,7 +320,7 @@ async def test_http_server_compresses_a_shared_response_once_and_only_for_client
                 return await response.read()
 
         async def all_wait() -> bool:
-            return len(app[responses.BUSY]) == 6
+            return len(app[responses.BUSY_CONNECTIONS]) == 6
 
         assert [await ask("") for _ in range(3)] == [b"large"] * 3
         assert compressed == []

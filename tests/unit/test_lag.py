@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rota.lag import Judgement, OffsetSample, delay, judge, lowest_offsets
+from rota.lag import LagState, OffsetSample, compute_delay, compute_lag_state, lowest_offsets
 from rota.model import Queue
 from rota.spec import StartFrom
 
@@ -35,47 +35,47 @@ def looks(*seen: tuple[int | None, int], worked: bool = True) -> list[OffsetSamp
 def test_lag_of_one_sample_follows_from_offsets_and_start_from(
     look: OffsetSample, begins: StartFrom, behind: int | None
 ) -> None:
-    assert look.behind(begins) == behind
+    assert look.lag(begins) == behind
 
 
 @pytest.mark.parametrize(
     ("seen", "judgement"),
     [
-        pytest.param(looks((10, 20), (20, 30), (30, 40)), Judgement.KEEPING_UP, id="behind by the same all the time"),
-        pytest.param(looks((10, 50), (30, 60), (60, 70)), Judgement.KEEPING_UP, id="catching up"),
-        pytest.param(looks((10, 20), (30, 30), (30, 90)), Judgement.KEEPING_UP, id="at the end once"),
-        pytest.param(looks((10, 20), (11, 20), (12, 90), (30, 91)), Judgement.KEEPING_UP, id="up and down"),
-        pytest.param(looks((10, 20), (15, 40), (20, 60)), Judgement.SLOW, id="worked, and more and more behind"),
-        pytest.param(looks((10, 20), (15, 25), (20, 60)), Judgement.SLOW, id="never less"),
-        pytest.param(looks((10, 20), (15, 40), (20, 45)), Judgement.SLOW, id="behind by more, and then by the same"),
-        pytest.param(looks((10, 20), (10, 40), (10, 60)), Judgement.STALLED, id="nothing is worked"),
-        pytest.param(looks((10, 20), (10, 20)), Judgement.STALLED, id="nothing is worked, and nothing comes"),
-        pytest.param(looks((10, 20), (10, 40), worked=False), Judgement.STOPPED, id="nobody has it"),
+        pytest.param(looks((10, 20), (20, 30), (30, 40)), LagState.KEEPING_UP, id="behind by the same all the time"),
+        pytest.param(looks((10, 50), (30, 60), (60, 70)), LagState.KEEPING_UP, id="catching up"),
+        pytest.param(looks((10, 20), (30, 30), (30, 90)), LagState.KEEPING_UP, id="at the end once"),
+        pytest.param(looks((10, 20), (11, 20), (12, 90), (30, 91)), LagState.KEEPING_UP, id="up and down"),
+        pytest.param(looks((10, 20), (15, 40), (20, 60)), LagState.SLOW, id="worked, and more and more behind"),
+        pytest.param(looks((10, 20), (15, 25), (20, 60)), LagState.SLOW, id="never less"),
+        pytest.param(looks((10, 20), (15, 40), (20, 45)), LagState.SLOW, id="behind by more, and then by the same"),
+        pytest.param(looks((10, 20), (10, 40), (10, 60)), LagState.STALLED, id="nothing is worked"),
+        pytest.param(looks((10, 20), (10, 20)), LagState.STALLED, id="nothing is worked, and nothing comes"),
+        pytest.param(looks((10, 20), (10, 40), worked=False), LagState.STOPPED, id="nobody has it"),
         pytest.param(
-            [*looks((10, 20), (10, 40), worked=False), *looks((10, 60))], Judgement.STALLED, id="somebody had it once"
+            [*looks((10, 20), (10, 40), worked=False), *looks((10, 60))], LagState.STALLED, id="somebody had it once"
         ),
-        pytest.param(looks((20, 20), (20, 20), worked=False), Judgement.KEEPING_UP, id="nothing is left"),
-        pytest.param(looks((50, 60), (10, 60), (20, 60)), Judgement.REWOUND, id="went back"),
-        pytest.param(looks((50, 60), (10, 60), (50, 60)), Judgement.KEEPING_UP, id="went back, and is there again"),
-        pytest.param(looks((60, 60), (10, 60)), Judgement.REWOUND, id="went back from the end"),
+        pytest.param(looks((20, 20), (20, 20), worked=False), LagState.KEEPING_UP, id="nothing is left"),
+        pytest.param(looks((50, 60), (10, 60), (20, 60)), LagState.REWOUND, id="went back"),
+        pytest.param(looks((50, 60), (10, 60), (50, 60)), LagState.KEEPING_UP, id="went back, and is there again"),
+        pytest.param(looks((60, 60), (10, 60)), LagState.REWOUND, id="went back from the end"),
         pytest.param(looks((10, 20)), None, id="one look says nothing"),
         pytest.param(looks((30, 20), (31, 20), (10, 20)), None, id="of looks that say nothing one is left"),
         pytest.param(
-            [OffsetSample(at, 0, 20, 10) for at in (0.0, 15.0)], Judgement.STALLED, id="somebody has it, unless said"
+            [OffsetSample(at, 0, 20, 10) for at in (0.0, 15.0)], LagState.STALLED, id="somebody has it, unless said"
         ),
         pytest.param([], None, id="no look"),
     ],
 )
-def test_verdict_follows_from_the_samples(seen: Sequence[OffsetSample], judgement: Judgement | None) -> None:
-    assert judge(seen, LATEST) == judgement
+def test_verdict_follows_from_the_samples(seen: Sequence[OffsetSample], judgement: LagState | None) -> None:
+    assert compute_lag_state(seen, LATEST) == judgement
 
 
 def test_verdict_without_committed_offset_depends_on_start_from() -> None:
     seen = looks((None, 20), (None, 40))
-    assert judge(seen, LATEST) is Judgement.KEEPING_UP
-    assert judge(seen, EARLIEST) is Judgement.STALLED
-    assert judge(looks((None, 20), (None, 40), worked=False), EARLIEST) is Judgement.STOPPED
-    assert judge(seen, TIMED) is None
+    assert compute_lag_state(seen, LATEST) is LagState.KEEPING_UP
+    assert compute_lag_state(seen, EARLIEST) is LagState.STALLED
+    assert compute_lag_state(looks((None, 20), (None, 40), worked=False), EARLIEST) is LagState.STOPPED
+    assert compute_lag_state(seen, TIMED) is None
 
 
 @pytest.mark.parametrize(
@@ -101,16 +101,16 @@ def test_verdict_without_committed_offset_depends_on_start_from() -> None:
     ],
 )
 def test_delay_is_the_age_of_the_oldest_unconsumed_message(seen: Sequence[OffsetSample], seconds: float | None) -> None:
-    assert delay(seen, LATEST) == (None if seconds is None else pytest.approx(seconds))
+    assert compute_delay(seen, LATEST) == (None if seconds is None else pytest.approx(seconds))
 
 
 def test_delay_without_committed_offset_is_unknown_unless_the_queue_is_empty() -> None:
-    assert delay(looks((None, 0), (None, 10)), EARLIEST) is None
-    assert delay(looks((None, 0), (None, 0)), EARLIEST) == 0.0
+    assert compute_delay(looks((None, 0), (None, 10)), EARLIEST) is None
+    assert compute_delay(looks((None, 0), (None, 0)), EARLIEST) == 0.0
 
 
 def test_verdict_names_are_those_of_metrics_and_pages() -> None:
-    assert [*map(str, Judgement)] == ["KeepingUp", "Slow", "Stalled", "Stopped", "Rewound"]
+    assert [*map(str, LagState)] == ["KeepingUp", "Slow", "Stalled", "Stopped", "Rewound"]
 
 
 offsets = st.integers(0, 50)
@@ -124,26 +124,28 @@ histories = st.lists(st.tuples(st.none() | offsets, offsets, offsets, st.boolean
 
 @given(histories, st.sampled_from([LATEST, EARLIEST, TIMED]))
 def test_lag_and_delay_are_never_negative(seen: list[OffsetSample], begins: StartFrom) -> None:
-    assert all((look.behind(begins) or 0) >= 0 for look in seen)
-    assert (delay(seen, begins) or 0) >= 0
+    assert all((look.lag(begins) or 0) >= 0 for look in seen)
+    assert (compute_delay(seen, begins) or 0) >= 0
 
 
 @given(histories, st.integers(1, 1000))
 def test_verdict_is_independent_of_absolute_offsets(seen: list[OffsetSample], by: int) -> None:
     moved = [
         it._replace(
-            first=it.first + by, last=it.last + by, committed=None if it.committed is None else it.committed + by
+            min_offset=it.min_offset + by,
+            max_offset=it.max_offset + by,
+            committed_offset=None if it.committed_offset is None else it.committed_offset + by,
         )
         for it in seen
     ]
-    assert judge(moved, EARLIEST) == judge(seen, EARLIEST)
+    assert compute_lag_state(moved, EARLIEST) == compute_lag_state(seen, EARLIEST)
 
 
 @given(histories)
 def test_verdict_after_reaching_the_end_is_keeping_up_or_rewound(seen: list[OffsetSample]) -> None:
-    judgement = judge(seen, LATEST)
-    if judgement and 0 in [look.behind(LATEST) for look in seen]:
-        assert judgement in {Judgement.KEEPING_UP, Judgement.REWOUND}
+    judgement = compute_lag_state(seen, LATEST)
+    if judgement and 0 in [look.lag(LATEST) for look in seen]:
+        assert judgement in {LagState.KEEPING_UP, LagState.REWOUND}
 
 
 ONE, OTHER = Queue("orders", "a", 0), Queue("orders", "a", 1)
@@ -174,32 +176,32 @@ def test_broadcasting_offset_is_that_of_the_slowest_member_if_all_report(
 @pytest.mark.parametrize("committed", [None, 2, 5, 7])
 def test_lag_of_a_queue_that_ends_before_its_start_is_unknown(begins: StartFrom, committed: int | None) -> None:
     look = OffsetSample(0, 9, 5, committed)
-    assert look.behind(begins) is None
-    assert judge([look, look], begins) is None
-    assert delay([look, look], begins) is None
+    assert look.lag(begins) is None
+    assert compute_lag_state([look, look], begins) is None
+    assert compute_delay([look, look], begins) is None
 
 
 def test_lag_of_an_empty_queue_is_0_for_start_from_timestamp() -> None:
-    assert OffsetSample(0, 5, 5, None).behind(TIMED) == 0
+    assert OffsetSample(0, 5, 5, None).lag(TIMED) == 0
 
 
 def test_delay_ignores_samples_before_the_topic_was_recreated() -> None:
     old = [OffsetSample(15.0 * place, 0, 1000, 1000) for place in range(80)]
     new = [OffsetSample(1200.0 + 15 * place, 0, 3, 1) for place in range(9)]
-    assert delay([*old, *new[:1]], LATEST) is None
-    assert delay([*old, *new], LATEST) == 120.0
-    grown = [new[0], new[1]._replace(last=4), new[2]._replace(last=4, committed=3)]
-    assert delay([*old, *grown], LATEST) == 15.0, "what came since then is known"
+    assert compute_delay([*old, *new[:1]], LATEST) is None
+    assert compute_delay([*old, *new], LATEST) == 120.0
+    grown = [new[0], new[1]._replace(max_offset=4), new[2]._replace(max_offset=4, committed_offset=3)]
+    assert compute_delay([*old, *grown], LATEST) == 15.0, "what came since then is known"
 
 
 def test_verdict_is_unknown_while_the_lag_is_unknown() -> None:
     seen = looks((10, 20), (20, 20), (30, 20))
-    assert judge(seen[:2], LATEST) is Judgement.KEEPING_UP
-    assert judge(seen, LATEST) is None
+    assert compute_lag_state(seen[:2], LATEST) is LagState.KEEPING_UP
+    assert compute_lag_state(seen, LATEST) is None
 
 
 def test_verdict_of_an_uncommitted_queue_without_owner_is_unknown() -> None:
     never = looks((None, 20), (None, 20), worked=False)
-    assert judge(never, LATEST) is None
-    assert judge([*never, *looks((None, 20))], LATEST) is Judgement.KEEPING_UP
-    assert judge([*never, *looks((20, 20), worked=False)], LATEST) is Judgement.KEEPING_UP
+    assert compute_lag_state(never, LATEST) is None
+    assert compute_lag_state([*never, *looks((None, 20))], LATEST) is LagState.KEEPING_UP
+    assert compute_lag_state([*never, *looks((20, 20), worked=False)], LATEST) is LagState.KEEPING_UP

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from rota import logs
-from rota.logs import of_group
-from rota.sidecar.__main__ import begin_logs
+from rota.logs import group_fields
+from rota.sidecar.__main__ import configure_logging
 
 
 @pytest.fixture(autouse=True)
@@ -22,8 +22,8 @@ def _loggers_are_put_back() -> Iterator[None]:
 
 
 def test_log_of_a_group_has_its_fields_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    logs.begin()
-    fields = of_group("shop", "orders", seconds=2.5)
+    logs.configure()
+    fields = group_fields("shop", "orders", seconds=2.5)
     logging.getLogger("rota.kube").warning("A reconcile failed: %s", "timed out", extra=fields)
     line = json.loads(capsys.readouterr().err)
     assert line.pop("at").endswith("Z")
@@ -38,28 +38,28 @@ def test_log_of_a_group_has_its_fields_as_json(capsys: pytest.CaptureFixture[str
 
 
 def test_log_as_text_ends_with_its_fields_and_the_error(capsys: pytest.CaptureFixture[str]) -> None:
-    logs.begin(style="text")
+    logs.configure(log_format="text")
     try:
         int("queue")
     except ValueError:
-        logging.getLogger("rota.kube").exception("A reconcile failed", extra=of_group("shop", "orders"))
+        logging.getLogger("rota.kube").exception("A reconcile failed", extra=group_fields("shop", "orders"))
     line, *error = capsys.readouterr().err.splitlines()
     assert line.partition("Z ")[2] == "ERROR   rota.kube: A reconcile failed namespace=shop group=orders"
     assert error[-1].startswith("ValueError: invalid literal")
 
 
 def test_log_of_a_sidecar_names_its_pod_in_each_line(capsys: pytest.CaptureFixture[str]) -> None:
-    begin_logs({"POD_NAME": "orders-a", "POD_NAMESPACE": "shop", "ROTA_LOG_LEVEL": "debug"})
+    configure_logging({"POD_NAME": "orders-a", "POD_NAMESPACE": "shop", "ROTA_LOG_LEVEL": "debug"})
     logging.getLogger("rota.sidecar").debug("A pull failed")
     line = json.loads(capsys.readouterr().err)
     assert (line["namespace"], line["member"], line["level"]) == ("shop", "orders-a", "debug")
 
 
 def test_log_has_warnings_only_of_other_libraries(capsys: pytest.CaptureFixture[str]) -> None:
-    logs.begin("debug")
+    logs.configure("debug")
     logging.getLogger("aiohttp").info("An access")
     assert capsys.readouterr().err == ""
-    logs.begin("error")
+    logs.configure("error")
     logging.getLogger("rota").warning("A problem")
     assert capsys.readouterr().err == ""
 
@@ -67,4 +67,4 @@ def test_log_has_warnings_only_of_other_libraries(capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(("level", "style"), [("loud", "json"), ("info", "xml")])
 def test_log_option_that_does_not_exist_is_rejected(level: str, style: str) -> None:
     with pytest.raises(ValueError, match="choose among"):
-        logs.begin(level, style)
+        logs.configure(level, style)

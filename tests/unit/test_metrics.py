@@ -8,12 +8,12 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
-from rota.metrics import Format, GroupCounter, Labels, LookedUp, Metric, Metrics
+from rota.metrics import ComputedMetric, GroupCounter, Labels, Metric, Metrics, MetricsFormat
 
 PROMETHEUS = "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
 
 
-def samples(metrics: Metrics, *looked_up: LookedUp) -> dict[tuple[str, Labels], float]:
+def samples(metrics: Metrics, *looked_up: ComputedMetric) -> dict[tuple[str, Labels], float]:
     """Return the samples of ours in the text format; in OpenMetrics there must be the same."""
     text, other = (
         {
@@ -22,20 +22,20 @@ def samples(metrics: Metrics, *looked_up: LookedUp) -> dict[tuple[str, Labels], 
             for it in family.samples
             if it.name.startswith("rota_")
         }
-        for style in (Format.TEXT, Format.OPENMETRICS)
+        for style in (MetricsFormat.TEXT, MetricsFormat.OPENMETRICS)
     )
     assert text == other
     return text
 
 
-def families_of(metrics: Metrics, style: Format, looked_up: Iterable[LookedUp] = ()) -> list[Any]:
+def families_of(metrics: Metrics, style: MetricsFormat, looked_up: Iterable[ComputedMetric] = ()) -> list[Any]:
     """Return what prometheus-client's own parser reads."""
-    read: Any = read_text if style is Format.TEXT else read_openmetrics
+    read: Any = read_text if style is MetricsFormat.TEXT else read_openmetrics
     return list(read(metrics.render(style, looked_up).decode()))
 
 
-def looked_up(metric: Metric, values: dict[Labels, float]) -> LookedUp:
-    return LookedUp(metric, lambda: values)
+def looked_up(metric: Metric, values: dict[Labels, float]) -> ComputedMetric:
+    return ComputedMetric(metric, lambda: values)
 
 
 def test_metrics_counter_and_histogram_are_rendered_in_both_formats() -> None:
@@ -55,19 +55,19 @@ def test_metrics_counter_and_histogram_are_rendered_in_both_formats() -> None:
 def test_metrics_have_no_series_with_the_time_of_their_creation() -> None:
     metrics = Metrics()
     metrics.counter("rota_things_total", "Things.")
-    assert b"_created" not in metrics.render(Format.TEXT) + metrics.render(Format.OPENMETRICS)
+    assert b"_created" not in metrics.render(MetricsFormat.TEXT) + metrics.render(MetricsFormat.OPENMETRICS)
 
 
 def test_metrics_of_python_and_of_the_process_are_rendered() -> None:
     gc.collect()
-    families = {it.name for it in families_of(Metrics(), Format.TEXT)}
+    families = {it.name for it in families_of(Metrics(), MetricsFormat.TEXT)}
     assert {"process_resident_memory_bytes", "process_cpu_seconds", "python_info", "python_gc_collections"} <= families
 
 
 def test_metrics_that_are_looked_up_are_read_at_scrape_time() -> None:
     metrics = Metrics()
     values: dict[Labels, float] = {("a",): 1.0}
-    metrics.look_up(Metric("rota_things", "Things.", ("kind",)), lambda: values)
+    metrics.add_computed(Metric("rota_things", "Things.", ("kind",)), lambda: values)
     assert samples(metrics) == {("rota_things", ("a",)): 1}
     values |= {("a",): -0.25, ("b",): 3.0}
     assert samples(metrics) == {("rota_things", ("a",)): -0.25, ("rota_things", ("b",)): 3}
@@ -76,8 +76,8 @@ def test_metrics_that_are_looked_up_are_read_at_scrape_time() -> None:
 def test_metrics_that_are_looked_up_may_be_counters_or_without_labels() -> None:
     total = looked_up(Metric("rota_lost_total", "What was lost.", kind="counter"), {(): 7.0})
     assert samples(Metrics(), total) == {("rota_lost_total", ()): 7}
-    assert "# TYPE rota_lost counter" in Metrics().render(Format.OPENMETRICS, [total]).decode().splitlines()
-    assert "# TYPE rota_lost_total counter" in Metrics().render(Format.TEXT, [total]).decode().splitlines()
+    assert "# TYPE rota_lost counter" in Metrics().render(MetricsFormat.OPENMETRICS, [total]).decode().splitlines()
+    assert "# TYPE rota_lost_total counter" in Metrics().render(MetricsFormat.TEXT, [total]).decode().splitlines()
 
 
 @pytest.mark.parametrize("text", ["", "plain", 'a"b', "a\\b", "a\nb", '\\"', "\\n", "ü, {le=}", 'x"} 1\nrota_forged 7'])
@@ -93,24 +93,28 @@ def test_metrics_numbers_that_are_looked_up_keep_full_precision(value: float) ->
 
 def test_metrics_reject_labels_beyond_those_declared() -> None:
     with pytest.raises(ValueError, match="longer"):
-        Metrics().render(Format.TEXT, [looked_up(Metric("rota_things", "Things.", ("kind",)), {("a", "b"): 1.0})])
+        Metrics().render(
+            MetricsFormat.TEXT, [looked_up(Metric("rota_things", "Things.", ("kind",)), {("a", "b"): 1.0})]
+        )
 
 
 def test_metrics_exemplar_names_a_trace_in_openmetrics_only() -> None:
     metrics = Metrics()
     metrics.histogram("rota_seconds", "Seconds.", bounds=(1,)).observe(0.5, {"trace_id": "ab" * 16})
-    families = families_of(metrics, Format.OPENMETRICS)
+    families = families_of(metrics, MetricsFormat.OPENMETRICS)
     (family,) = [it for it in families if it.name == "rota_seconds"]
     (exemplar,) = [it.exemplar for it in family.samples if it.exemplar]
     assert (exemplar.labels, exemplar.value) == ({"trace_id": "ab" * 16}, 0.5)
-    assert b"trace_id" not in metrics.render(Format.TEXT)
+    assert b"trace_id" not in metrics.render(MetricsFormat.TEXT)
 
 
 def test_metrics_counter_of_groups_begins_with_0_and_forgets_a_group() -> None:
     metrics, counter = Metrics(), GroupCounter()
-    metrics.look_up(Metric("rota_things_total", "Things.", ("namespace", "group", "kind"), "counter"), counter.look)
-    counter.add(("shop", "orders"), "a", by=0)
-    counter.add(("shop", "bills"), "a", by=2)
+    metrics.add_computed(
+        Metric("rota_things_total", "Things.", ("namespace", "group", "kind"), "counter"), counter.samples
+    )
+    counter.add(("shop", "orders"), "a", amount=0)
+    counter.add(("shop", "bills"), "a", amount=2)
     counter.add(("shop", "bills"), "a")
     orders, bills = (("rota_things_total", ("shop", group, "a")) for group in ("orders", "bills"))
     assert samples(metrics) == {orders: 0, bills: 3}
@@ -121,18 +125,18 @@ def test_metrics_counter_of_groups_begins_with_0_and_forgets_a_group() -> None:
 @pytest.mark.parametrize(
     ("accept", "style"),
     [
-        (PROMETHEUS, Format.OPENMETRICS),
-        ("application/openmetrics-text", Format.OPENMETRICS),
-        ("text/plain;version=0.0.4", Format.TEXT),
-        ("*/*", Format.TEXT),
-        ("text/html", Format.TEXT),
-        ("", Format.TEXT),
+        (PROMETHEUS, MetricsFormat.OPENMETRICS),
+        ("application/openmetrics-text", MetricsFormat.OPENMETRICS),
+        ("text/plain;version=0.0.4", MetricsFormat.TEXT),
+        ("*/*", MetricsFormat.TEXT),
+        ("text/html", MetricsFormat.TEXT),
+        ("", MetricsFormat.TEXT),
     ],
 )
-def test_metrics_format_is_the_one_that_the_client_accepts(accept: str, style: Format) -> None:
-    assert Format.accepted(accept) is style
+def test_metrics_format_is_the_one_that_the_client_accepts(accept: str, style: MetricsFormat) -> None:
+    assert MetricsFormat.from_accept_header(accept) is style
 
 
 def test_metrics_content_types_have_the_versions_of_their_formats() -> None:
-    assert Format.TEXT.value == "text/plain; version=0.0.4; charset=utf-8"
-    assert Format.OPENMETRICS.value == "application/openmetrics-text; version=1.0.0; charset=utf-8"
+    assert MetricsFormat.TEXT.value == "text/plain; version=0.0.4; charset=utf-8"
+    assert MetricsFormat.OPENMETRICS.value == "application/openmetrics-text; version=1.0.0; charset=utf-8"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rota.model import Queue, queue_of
+from rota.model import Queue, parse_queue
 
 
 @pytest.mark.parametrize(
@@ -15,7 +15,7 @@ from rota.model import Queue, queue_of
     ],
 )
 def test_queue_name_is_parsed_as_topic_broker_and_id(text: str, queue: Queue) -> None:
-    assert queue_of(text) == queue
+    assert parse_queue(text) == queue
 
 
 @pytest.mark.parametrize(
@@ -23,10 +23,10 @@ def test_queue_name_is_parsed_as_topic_broker_and_id(text: str, queue: Queue) ->
 )
 def test_queue_name_that_is_invalid_is_rejected_with_a_sentence(text: str) -> None:
     with pytest.raises(ValueError, match="cannot be read: write it as TOPIC/BROKER/ID, orders/broker-a/3") as caught:
-        queue_of(text)
+        parse_queue(text)
     assert str(caught.value).startswith(f"The queue {text!r} ")
 
 
 def test_queue_id_that_is_too_large_is_rejected() -> None:
     with pytest.raises(ValueError, match="cannot be read"):
-        queue_of(f"orders/a/{10**7}")
+        parse_queue(f"orders/a/{10**7}")

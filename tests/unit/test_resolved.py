@@ -7,18 +7,18 @@ import pytest
 
 from builders import a_spec
 from rota.spec import Buffer, Seconds
-from rota.spec.resolved import GroupSettings, read_drain_timeout, read_group_name, read_settings, write_settings
+from rota.spec.resolved import GroupSettings, decode_drain_timeout, decode_group_name, decode_settings, encode_settings
 
 MADE = "2026-11-21T08:00:00Z"
 
 
 def told(created: str | None = MADE, timeout: float = 30.0, **changed: Any) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(write_settings("shop", a_spec(**changed), timeout, created))
+    found: dict[str, Any] = json.loads(encode_settings("shop", a_spec(**changed), timeout, created))
     return found
 
 
 def read(changed: Any) -> GroupSettings:
-    return read_settings(json.dumps(changed))
+    return decode_settings(json.dumps(changed))
 
 
 def test_settings_are_resolved() -> None:
@@ -42,14 +42,14 @@ def test_start_from_timestamp_defaults_to_half_an_hour_before_the_group_was_crea
     "value", ["null", '"30s"', "0", "-5", "NaN", "Infinity", "1e999", "9" * 400, "3.7e9", "[" * 100_000]
 )
 def test_settings_with_an_invalid_drain_timeout_yield_the_default(value: str) -> None:
-    assert read_drain_timeout(f'{{"drainTimeout": {value}}}') == 30.0
+    assert decode_drain_timeout(f'{{"drainTimeout": {value}}}') == 30.0
 
 
 def test_settings_that_are_stored_are_read_field_by_field() -> None:
     settings = json.dumps(told(timeout=7.5))
-    assert (read_drain_timeout(settings), read_group_name(settings)) == (7.5, "shop")
+    assert (decode_drain_timeout(settings), decode_group_name(settings)) == (7.5, "shop")
     for text in ("", "[]", "{}", "[" * 100_000):
-        assert (read_drain_timeout(text), read_group_name(text)) == (30.0, "")
+        assert (decode_drain_timeout(text), decode_group_name(text)) == (30.0, "")
 
 
 def test_settings_name_the_receiver_of_traces_which_earlier_sidecars_pass_over() -> None:
@@ -73,16 +73,16 @@ def test_settings_round_trip() -> None:
         spec.delivery.buffer,
     )
     assert found.delivery.push.timeout == Seconds(1.5)
-    assert (found.max_attempts, found.orderly, found.broadcasting) == (16, False, False)
+    assert (found.max_attempts, found.is_orderly, found.is_broadcasting) == (16, False, False)
     assert found.start_from.timestamp
     assert found.start_from.timestamp.isoformat() == "2026-11-21T07:30:00+00:00"
 
 
 def test_settings_let_orderly_groups_retry_forever_and_make_no_broadcasting_group_orderly() -> None:
     assert read(told(ordering="Orderly")).max_attempts == -1
-    assert read(told(ordering="Orderly")).orderly
+    assert read(told(ordering="Orderly")).is_orderly
     everyone = read(told() | {"ordering": "Orderly", "messageModel": "Broadcasting"})
-    assert (everyone.broadcasting, everyone.orderly) == (True, False)
+    assert (everyone.is_broadcasting, everyone.is_orderly) == (True, False)
 
 
 def test_settings_fields_of_a_later_operator_are_ignored() -> None:
@@ -126,7 +126,7 @@ def test_settings_that_are_invalid_are_rejected_with_a_sentence(changed: Any, wh
 @pytest.mark.parametrize("text", [b"", b"{", b"\xff", b"[" * 100_000])
 def test_settings_that_are_torn_are_rejected_with_a_sentence(text: bytes) -> None:
     with pytest.raises(ValueError, match=r"^The settings in group\.json cannot be read: "):
-        read_settings(text)
+        decode_settings(text)
 
 
 @pytest.mark.parametrize("mebibytes", [0, 1025])

@@ -4,17 +4,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rota.signing import KEY_BYTES, Request, group_key, is_report_signed, is_request_signed, sign_report, sign_request
+from rota.signing import (
+    KEY_BYTES,
+    SignedRequest,
+    derive_group_key,
+    is_report_signed,
+    is_request_signed,
+    sign_report,
+    sign_request,
+)
 
 KEY, PREVIOUS, OTHER = (bytes([number]) * KEY_BYTES for number in range(3))
-REQUEST = Request("POST", "/v1/drain", "uid-a", b"{}")
+REQUEST = SignedRequest("POST", "/v1/drain", "uid-a", b"{}")
 
 
 def test_signature_key_of_a_group_depends_on_the_operators_key_and_the_groups_uid() -> None:
-    keys = {group_key(key, uid) for key in (KEY, OTHER) for uid in ("a", "b")}
+    keys = {derive_group_key(key, uid) for key in (KEY, OTHER) for uid in ("a", "b")}
     assert len(keys) == 4
     assert {len(key) for key in keys} == {KEY_BYTES}
-    assert group_key(KEY, "a") == group_key(KEY, "a")
+    assert derive_group_key(KEY, "a") == derive_group_key(KEY, "a")
 
 
 @pytest.mark.parametrize(
@@ -28,7 +36,7 @@ def test_signature_key_of_a_group_depends_on_the_operators_key_and_the_groups_ui
     ],
     ids=["method", "target", "pod", "body", "boundary between target and body"],
 )
-def test_signature_of_a_request_covers_each_part_of_it(changed: Request) -> None:
+def test_signature_of_a_request_covers_each_part_of_it(changed: SignedRequest) -> None:
     header = sign_request([KEY], REQUEST)
     assert is_request_signed([KEY], header, REQUEST)
     assert not is_request_signed([KEY], header, changed)
@@ -60,7 +68,7 @@ def test_signature_of_a_report_covers_its_body_and_the_nonce() -> None:
 
 @given(st.text(st.characters(codec="ascii")), st.binary())
 def test_signature_of_a_report_is_none_of_a_request(nonce: str, body: bytes) -> None:
-    request = Request("", "", "", body)
+    request = SignedRequest("", "", "", body)
     assert not is_request_signed([KEY], sign_report(KEY, nonce, body), request)
     assert not is_report_signed([KEY], sign_request([KEY], request), nonce, body)
-    assert sign_report(KEY, nonce, body) != group_key(KEY, nonce).hex()
+    assert sign_report(KEY, nonce, body) != derive_group_key(KEY, nonce).hex()

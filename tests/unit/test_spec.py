@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rota.spec import InvalidSpecError, PolicySpec, group_spec, policy_spec
+from rota.spec import InvalidSpecError, PolicySpec, parse_group, parse_policy
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 LEAST: dict[str, Any] = {"broker": {"rocketmq": {"nameServers": ["ns:9876"]}}, "subscriptions": [{"topic": "orders"}]}
@@ -25,7 +25,7 @@ def by_config(*ids: str) -> dict[str, Any]:
 
 
 def test_spec_of_a_group_has_defaults() -> None:
-    spec = group_spec(a_group())
+    spec = parse_group(a_group())
     assert (spec.message_model, spec.ordering, spec.delivery.mode) == ("Clustering", "Concurrent", "Push")
     assert (spec.delivery.push.timeout, spec.delivery.buffer.messages_per_queue) == (30.0, 1000)
     assert spec.subscriptions[0].expression == "*"
@@ -33,18 +33,18 @@ def test_spec_of_a_group_has_defaults() -> None:
 
 
 def test_spec_of_an_orderly_group_retries_forever_by_default() -> None:
-    assert group_spec(a_group(ordering="Orderly")).max_attempts == -1
-    assert group_spec(a_group(ordering="Orderly", delivery={"retry": {"maxAttempts": 3}})).max_attempts == 3
+    assert parse_group(a_group(ordering="Orderly")).max_attempts == -1
+    assert parse_group(a_group(ordering="Orderly", delivery={"retry": {"maxAttempts": 3}})).max_attempts == 3
 
 
 def test_spec_of_a_policy_has_defaults() -> None:
-    spec = policy_spec({})
+    spec = parse_policy({})
     assert spec == PolicySpec()
     assert (spec.strategy, spec.handover.mode, spec.triggers.resync) == ("Averagely", "Cooperative", 20.0)
 
 
 def test_spec_of_every_documented_example_is_valid() -> None:
-    kinds = {"ConsumerGroup": group_spec, "RebalancePolicy": policy_spec}
+    kinds = {"ConsumerGroup": parse_group, "RebalancePolicy": parse_policy}
     documents = [body for path in EXAMPLES.glob("*.yaml") for body in yaml.safe_load_all(path.read_text())]
     assert [kinds[body["kind"]](body) for body in documents if body["kind"] in kinds]
 
@@ -102,7 +102,7 @@ def test_spec_of_a_group_with_a_mistake_is_rejected_with_a_sentence_naming_the_f
     changed: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(InvalidSpecError, match=f"^{sentence}"):
-        group_spec(a_group(**changed))
+        parse_group(a_group(**changed))
 
 
 @pytest.mark.parametrize(
@@ -168,20 +168,20 @@ def test_spec_of_a_policy_with_a_mistake_is_rejected_with_a_sentence_naming_the_
     spec: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(InvalidSpecError, match=f"^{sentence}"):
-        policy_spec({"spec": spec})
+        parse_policy({"spec": spec})
 
 
 def test_spec_group_name_at_the_broker_defaults_to_the_objects_name() -> None:
     body = a_group(subscriptions=[{"topic": "%RETRY%shop"}])
-    assert group_spec(body).subscriptions[0].topic == "%RETRY%shop"  # another group's
+    assert parse_group(body).subscriptions[0].topic == "%RETRY%shop"  # another group's
     with pytest.raises(InvalidSpecError, match=r"%RETRY%shop is the group's own"):
-        group_spec(body | {"metadata": {"name": "shop"}})
+        parse_group(body | {"metadata": {"name": "shop"}})
 
 
 @pytest.mark.parametrize("spec", [[], 0, "", False, "Sticky"])
 def test_spec_that_is_no_object_is_rejected(spec: object) -> None:
     with pytest.raises(InvalidSpecError, match=r"^spec: expected object"):
-        policy_spec({"spec": spec})
+        parse_policy({"spec": spec})
 
 
 def test_spec_with_endless_nesting_is_rejected_with_a_sentence() -> None:
@@ -189,4 +189,4 @@ def test_spec_with_endless_nesting_is_rejected_with_a_sentence() -> None:
     for _ in range(100_000):
         deep = [deep]
     with pytest.raises(InvalidSpecError, match=r"^spec"):
-        policy_spec({"spec": {"triggers": {"resync": deep}}})
+        parse_policy({"spec": {"triggers": {"resync": deep}}})

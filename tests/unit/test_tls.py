@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from ground.keys import Authority
-from rota.tls import KeyPair, Validity, certificate_validity, load_key_pair, read_key_pair, trusting
+from rota.tls import KeyPair, Validity, certificate_validity, client_context, load_key_pair, read_key_pair
 
 
 def a_pair(folder: Path, name: str = "one") -> KeyPair:
@@ -45,7 +45,7 @@ def test_tls_key_that_is_encrypted_is_rejected_without_asking_for_its_password(t
 @pytest.mark.parametrize("text", ["", "nonsense", "-----BEGIN CERTIFICATE-----\nYQ==\n-----END CERTIFICATE-----"])
 def test_tls_authority_that_is_no_certificate_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r"\w"):
-        trusting(text)
+        client_context(text)
 
 
 def test_tls_private_key_stays_out_of_logs(tmp_path: Path) -> None:

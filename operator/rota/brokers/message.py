@@ -4,17 +4,17 @@ from collections.abc import Mapping
 
 import msgspec
 
-from rota.model import RETRY, Queue
+from rota.model import RETRY_TOPIC_PREFIX, Queue
 
 MEBIBYTE = 1 << 20
 MESSAGE_OVERHEAD_BYTES = 1536  # memory of a message without its body: measured with ordinary properties
 ORDINARY_PROPERTIES = 8  # number of properties that the overhead includes
 ORDINARY_TEXT_BYTES = 512  # bytes of property names and values that the overhead includes
 PROPERTY_BYTES = 176  # memory of each further property without its text; up to 161 bytes were measured
-LARGEST_PROPERTIES_BYTES = 6 * MEBIBYTE  # memory of the properties of a batch and of one of its messages: 64 KiB each
-WIDEST_CHARACTER_BYTES = 4  # one character outside the BMP widens every character of its text to 4 bytes
-LONGEST_ESCAPE = 6  # bytes of one escaped character in JSON or in a header, such as \u0003
-TIMES_ENCODED = 2  # tag, keys and topic are encoded as properties, and again in fields of their own
+MAX_PROPERTIES_BYTES = 6 * MEBIBYTE  # memory of the properties of a batch and of one of its messages: 64 KiB each
+MAX_CHARACTER_BYTES = 4  # one character outside the BMP widens every character of its text to 4 bytes
+MAX_ESCAPE_BYTES = 6  # bytes of one escaped character in JSON or in a header, such as \u0003
+ENCODINGS_PER_PROPERTY = 2  # tag, keys and topic are encoded as properties, and again in fields of their own
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
@@ -24,11 +24,11 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     offset: int
     body: bytes
     properties: Mapping[str, str]
-    attempt: int = 0  # number of earlier delivery attempts
-    born: int = 0  # milliseconds since 1970, set by the producer
-    stored: int = 0  # milliseconds since 1970, set by the broker
-    place: int = 0  # position in the broker's store; identifies the message when it is sent back
-    damage: str = ""  # why the body is not the producer's original; empty if it is
+    reconsume_times: int = 0  # number of earlier delivery attempts
+    born_ms: int = 0  # milliseconds since 1970, set by the producer
+    stored_ms: int = 0  # milliseconds since 1970, set by the broker
+    commit_log_offset: int = 0  # position in the broker's store; identifies the message when it is sent back
+    body_error: str = ""  # why the body is not the producer's original; empty if it is
     properties_bytes: int = 0  # memory of its properties beyond ordinary ones: see `properties_bytes_of`
 
     @property
@@ -47,12 +47,14 @@ class Message(msgspec.Struct, frozen=True, gc=False):
         if not self.properties_bytes:
             return len(self.body)
         characters = sum(len(name) + len(value) for name, value in self.properties.items())
-        return len(self.body) + LONGEST_ESCAPE * TIMES_ENCODED * characters
+        return len(self.body) + MAX_ESCAPE_BYTES * ENCODINGS_PER_PROPERTY * characters
 
     @property
     def topic(self) -> str:
         """The topic that the producer sent it to; for a redelivered message not the retry topic."""
-        return (self.queue.topic.startswith(RETRY) and self.properties.get("RETRY_TOPIC")) or self.queue.topic
+        return (
+            self.queue.topic.startswith(RETRY_TOPIC_PREFIX) and self.properties.get("RETRY_TOPIC")
+        ) or self.queue.topic
 
     @property
     def tag(self) -> str:
@@ -72,7 +74,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
 def text_bytes(text: str) -> int:
     """Return an upper bound of the memory of a text's characters."""
-    return len(text) if text.isascii() else WIDEST_CHARACTER_BYTES * len(text)
+    return len(text) if text.isascii() else MAX_CHARACTER_BYTES * len(text)
 
 
 def properties_bytes_of(number: int, text_bytes: int) -> int:

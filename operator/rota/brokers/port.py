@@ -6,17 +6,18 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from rota.brokers.message import MEBIBYTE, Message
-from rota.model import RETRY, Queue
+from rota.model import RETRY_TOPIC_PREFIX, Queue
 from rota.spec import Buffer, StartFrom, Subscription
 from rota.spec.consumer_settings import ConsumerSettings
 
-LATER, NEVER = 0, -1  # delay levels of a message sent back: the delay grows with attempts; dead-letter it
+RETRY_LEVEL = 0
+DEAD_LETTER_LEVEL = -1
 
 
 class PullRedirect(StrEnum):
     """Why a pull returns no messages at the offset that was requested."""
 
-    OUTSIDE = "Outside"  # the offset is before the queue's first message or after its end
+    OUT_OF_RANGE = "Outside"  # the offset is before the queue's first message or after its end
     RESET = "Reset"  # the group's offset was reset at the broker
 
 
@@ -24,10 +25,10 @@ class PullResult(NamedTuple):
     """The result of a pull."""
 
     messages: tuple[Message, ...]
-    next: int  # the offset of the next pull
-    first: int  # the offset of the queue's oldest message
-    last: int  # the offset that the queue's next message will have
-    moved: PullRedirect | None = None  # RESET invalidates all messages fetched from the queue before
+    next_offset: int  # the offset of the next pull
+    min_offset: int  # the offset of the queue's oldest message
+    max_offset: int  # the offset that the queue's next message will have
+    redirect: PullRedirect | None = None  # RESET invalidates all messages fetched from the queue before
 
 
 class Admission(Protocol):
@@ -37,7 +38,7 @@ class Admission(Protocol):
     """
 
     @property
-    def largest_body_bytes(self) -> int:
+    def max_body_bytes(self) -> int:
         """The largest unpacked size; a body that exceeds it stays packed, with the reason as the message's damage."""
 
     def admit(self, memory_bytes: int) -> bool:
@@ -47,7 +48,7 @@ class Admission(Protocol):
 class AdmitAll:
     """Admits every message, for pulls without a memory limit."""
 
-    largest_body_bytes = Buffer().mebibytes_per_message * MEBIBYTE
+    max_body_bytes = Buffer().mebibytes_per_message * MEBIBYTE
 
     def admit(self, memory_bytes: int) -> bool:  # noqa: ARG002 - the port's signature
         """Return True."""
@@ -60,7 +61,7 @@ ADMIT_ALL = AdmitAll()
 class OnlineConsumer(NamedTuple):
     """An online consumer of a group as a broker lists it, once for each of its connections."""
 
-    id: str
+    client_id: str
     address: str
     language: str = ""
     version: str = ""
@@ -69,32 +70,34 @@ class OnlineConsumer(NamedTuple):
 class BrokerOffsets(NamedTuple):
     """A group's offsets in a queue, as the broker reports them."""
 
-    last: int
-    committed: int  # 0 also if the group never committed
-    pulled: int
+    max_offset: int
+    committed_offset: int  # 0 also if the group never committed
+    pulled_offset: int
     consumed_until: float = 0.0  # store time of the last consumed message, seconds since 1970; 0: unknown
 
 
 class OffsetRange(NamedTuple):
     """The first and last offset of a queue."""
 
-    first: int
-    last: int
-    updated: float = 0.0  # seconds since 1970
+    min_offset: int
+    max_offset: int
+    last_stored_at: float = 0.0  # seconds since 1970
 
 
 class BrokerGroupSettings(NamedTuple):
     """A group's settings at a broker."""
 
-    enabled: bool = True
-    broadcast: bool = True
+    consume_enabled: bool = True
+    broadcast_enabled: bool = True
     retry_queues: int = 1
-    attempts: int = 16
+    max_attempts: int = 16
 
 
-def queues_of(topic: str, counts: Mapping[str, int]) -> tuple[Queue, ...]:
+def queues_of(topic: str, queue_counts: Mapping[str, int]) -> tuple[Queue, ...]:
     """Return a topic's queues, sorted, from the number of its queues on each broker."""
-    return tuple(Queue(topic, broker, number) for broker in sorted(counts) for number in range(counts[broker]))
+    return tuple(
+        Queue(topic, broker, number) for broker in sorted(queue_counts) for number in range(queue_counts[broker])
+    )
 
 
 class Brokers(Protocol):
@@ -109,31 +112,31 @@ class Brokers(Protocol):
     async def queue_counts(self, topic: str) -> Mapping[str, int]:
         """Return the number of a topic's queues on each broker, with ids 0, 1, …; takes less memory."""
 
-    async def brokers(self) -> tuple[str, ...]:
+    async def broker_names(self) -> tuple[str, ...]:
         """Return the names of all brokers."""
 
     def addresses(self, brokers: Collection[str]) -> frozenset[str]:
         """Return the known addresses of these brokers; two clients that share an address use the same broker."""
 
-    async def clients(self, group: str, broker: str) -> tuple[OnlineConsumer, ...]:
+    async def online_consumers(self, group: str, broker: str) -> tuple[OnlineConsumer, ...]:
         """Return the consumers of a group that are online at a broker."""
 
     async def consumer_settings(self, group: str, client_id: str, broker: str) -> ConsumerSettings:
         """Return the settings that a consumer online at this broker reports of itself."""
 
-    async def settings(self, group: str, broker: str) -> BrokerGroupSettings:
+    async def group_settings(self, group: str, broker: str) -> BrokerGroupSettings:
         """Return a group's settings; raise `NotFoundError` if it does not exist and the broker does not create it."""
 
-    async def progress(self, group: str, broker: str, topics: Collection[str] = ()) -> dict[Queue, BrokerOffsets]:
+    async def group_offsets(self, group: str, broker: str, topics: Collection[str] = ()) -> dict[Queue, BrokerOffsets]:
         """Return a group's offsets in the queues of a broker."""
 
-    async def committed(self, group: str, queue: Queue) -> int | None:
+    async def committed_offset(self, group: str, queue: Queue) -> int | None:
         """Return a group's committed offset, or None if it never committed; `progress` reports 0 in both cases."""
 
-    async def at(self, queue: Queue, seconds: float) -> int:
+    async def offset_at_time(self, queue: Queue, timestamp: float) -> int:
         """Return the offset of the first message that was stored at this time or later."""
 
-    async def ends(self, topic: str, broker: str) -> dict[Queue, OffsetRange]:
+    async def offset_ranges(self, topic: str, broker: str) -> dict[Queue, OffsetRange]:
         """Return the first and last offsets of a topic's queues."""
 
     async def unlock(self, group: str, client_id: str, queues: Collection[Queue]) -> None:
@@ -157,11 +160,11 @@ class Brokers(Protocol):
 class ConsumedQueue(NamedTuple):
     """A queue's state that a member reports when a tool requests it via the broker; times: seconds since 1970."""
 
-    committed: int = 0
-    first: int = 0  # of the buffered messages
-    last: int = 0
-    buffered: int = 0
-    bytes: int = 0
+    committed_offset: int = 0
+    min_buffered_offset: int = 0  # of the buffered messages
+    max_buffered_offset: int = 0
+    buffered_messages: int = 0
+    buffered_bytes: int = 0
     locked: bool = False
     locked_at: float = 0.0
     pulled_at: float = 0.0
@@ -181,16 +184,18 @@ class Membership:
     subscriptions: Sequence[Subscription]
     broadcasting: bool = False
     orderly: bool = False
-    pushed: bool = True  # messages are pushed to the app; if False, the app polls for them
-    start_from: Callable[[], StartFrom] = field(default=StartFrom)  # may change while the member is online
-    queues: Callable[[], Mapping[Queue, ConsumedQueue]] = field(default=dict)
-    on_members: Callable[[], None] = field(default=lambda: None)  # other members have joined or left
-    on_reset: Callable[[Mapping[Queue, int]], None] = field(default=_ignore_reset)  # the group's offsets were reset
+    is_push: bool = True  # messages are pushed to the app; if False, the app polls for them
+    get_start_from: Callable[[], StartFrom] = field(default=StartFrom)  # may change while the member is online
+    get_queues: Callable[[], Mapping[Queue, ConsumedQueue]] = field(default=dict)
+    on_members_changed: Callable[[], None] = field(default=lambda: None)  # other members have joined or left
+    on_offsets_reset: Callable[[Mapping[Queue, int]], None] = field(
+        default=_ignore_reset
+    )  # the group's offsets were reset
 
     @property
     def topics(self) -> dict[str, Subscription]:
         """Subscriptions by topic; unless broadcasting, with the implicit one to the group's retry topic."""
-        retry = [] if self.broadcasting else [Subscription(topic=RETRY + self.group)]
+        retry = [] if self.broadcasting else [Subscription(topic=RETRY_TOPIC_PREFIX + self.group)]
         return {subscription.topic: subscription for subscription in [*self.subscriptions, *retry]}
 
 
@@ -202,7 +207,7 @@ class Consumer(Protocol):
     When a connection breaks, its pending calls fail at once with `UnreachableError`; the next call reconnects.
     """
 
-    async def check(self) -> None:
+    async def check_subscriptions(self) -> None:
         """Ask the brokers whether they accept the subscriptions; raise `RejectedError` with the reason if not."""
 
     async def join(self) -> None:
@@ -211,7 +216,7 @@ class Consumer(Protocol):
     async def leave(self) -> None:
         """Unregister from the brokers and close all connections; later calls raise `UnreachableError`."""
 
-    async def reach(self, broker: str) -> None:
+    async def ping_broker(self, broker: str) -> None:
         """Send a broker a request without effect; return on any answer, since that shows it is reachable."""
 
     async def pull(
@@ -219,9 +224,9 @@ class Consumer(Protocol):
         queue: Queue,
         offset: int,
         *,
-        most: int = 32,
-        wait: float = 15.0,
-        commit: int | None = None,
+        max_messages: int = 32,
+        wait_seconds: float = 15.0,
+        commit_offset: int | None = None,
         admission: Admission = ADMIT_ALL,
     ) -> PullResult:
         """Request messages from an offset on; if the queue has none yet, the broker waits for `wait` seconds.
@@ -231,19 +236,19 @@ class Consumer(Protocol):
         the offset of that message is the result's `next`.
         """
 
-    async def committed(self, queue: Queue) -> int | None:
+    async def committed_offset(self, queue: Queue) -> int | None:
         """Return the group's committed offset, or None if it never committed."""
 
     async def commit(self, queue: Queue, offset: int) -> None:
         """Commit an offset for the group: all messages below it are done."""
 
-    async def first(self, queue: Queue) -> int:
+    async def min_offset(self, queue: Queue) -> int:
         """Return the offset of a queue's oldest message."""
 
-    async def last(self, queue: Queue) -> int:
+    async def max_offset(self, queue: Queue) -> int:
         """Return the offset that a queue's next message will have."""
 
-    async def at(self, queue: Queue, seconds: float) -> int:
+    async def offset_at_time(self, queue: Queue, timestamp: float) -> int:
         """Return the offset of the first message that was stored at this time or later."""
 
     async def lock(self, queues: Collection[Queue]) -> frozenset[Queue]:
@@ -252,5 +257,5 @@ class Consumer(Protocol):
     async def unlock(self, queues: Collection[Queue]) -> None:
         """Release locks on queues of one broker."""
 
-    async def send_back(self, message: Message, *, level: int = LATER, attempts: int = 16) -> None:
+    async def send_back(self, message: Message, *, delay_level: int = RETRY_LEVEL, max_attempts: int = 16) -> None:
         """Send a message back for redelivery after a delay, or to the dead-letter topic."""

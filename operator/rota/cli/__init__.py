@@ -9,19 +9,19 @@ from typing import Any
 import click
 
 from rota.cli.commands.pipeline.commands import pipeline
-from rota.cli.console.errors import CommandGroup, plainly
-from rota.cli.console.output import show, table
+from rota.cli.console.errors import CommandGroup, report_user_errors
+from rota.cli.console.output import print_table, print_value
 from rota.cli.options import (
-    LOGIN,
     LOGIN_NAMES,
-    OUTPUT,
-    WIDE_OUTPUT,
+    LOGIN_OPTIONS,
+    OUTPUT_OPTION,
+    WIDE_OUTPUT_OPTION,
+    cluster_options,
+    group_file_options,
     log_options,
-    login_of,
-    on_cluster,
-    on_files,
-    on_operator,
-    target_of,
+    operator_options,
+    take_login,
+    take_target,
 )
 
 
@@ -35,26 +35,26 @@ main.add_command(pipeline)
 
 
 @main.command()
-@on_files
+@group_file_options
 @click.option("--diff", is_flag=True, help="Print what moves instead of who owns what.")
-@OUTPUT
-@plainly
+@OUTPUT_OPTION
+@report_user_errors
 def plan(*, diff: bool, output: str, **options: Any) -> None:
     """Show who would own which queue, without a cluster."""
     from rota.cli.commands import plan
     from rota.cli.console import inputs as reading
 
-    outlook = plan.outlook(reading.world(options))
-    show(outlook, output, lambda: plan.tables(outlook, diff=diff))
+    outlook = plan.preview_plan(reading.read_group_inputs(options))
+    print_value(outlook, output, lambda: plan.print_preview(outlook, diff=diff))
 
 
 @main.command()
-@partial(on_files, required=False)
-@on_operator
+@partial(group_file_options, required=False)
+@operator_options
 @click.argument("group", required=False)
 @click.argument("queue", required=False)
-@OUTPUT
-@plainly
+@OUTPUT_OPTION
+@report_user_errors
 def explain(*, group: str | None, queue: str | None, **options: Any) -> None:
     """Say why QUEUE (TOPIC/BROKER/ID) has its owner.
 
@@ -64,27 +64,27 @@ def explain(*, group: str | None, queue: str | None, **options: Any) -> None:
     files = ["filename", "policy", "members", "queues", "name_server", "rooms", "foreign", "current"]
     live = ["operator", "operator_namespace", "lease", "watch", "namespace", *LOGIN_NAMES]
     output, is_watched = options.pop("output"), options.pop("watch")
-    target, scope = target_of(options)
+    target, scope = take_target(options)
     if options["filename"] is None:
-        _refuse(files, "describes a group on files: give -f, too, or leave it out")
+        _reject_options(files, "describes a group on files: give -f, too, or leave it out")
         if group is None:
             raise ValueError("Nothing is named to explain; give a GROUP, or -f with a file")
         from rota.cli.client import watch
         from rota.cli.commands import status
 
-        watch.print_response(status.why(group, queue, scope), target, output=output, watch=is_watched)
+        watch.print_response(status.explain_request(group, queue, scope), target, output=output, watch=is_watched)
         return
-    _refuse(live, "is for a live group: leave -f or it out")
+    _reject_options(live, "is for a live group: leave -f or it out")
     if queue is not None:
         raise ValueError(f"With -f the group is in the file: leave {group!r} out, or -f")
     from rota.cli.commands import explain
     from rota.cli.console import inputs as reads
 
-    explanation = explain.reasons(reads.world(options), group)
-    show(explanation, output, lambda: explain.sentences(explanation))
+    explanation = explain.explain_owners(reads.read_group_inputs(options), group)
+    print_value(explanation, output, lambda: explain.print_reasons(explanation))
 
 
-def _refuse(names: Collection[str], reason: str) -> None:
+def _reject_options(names: Collection[str], reason: str) -> None:
     """Raise ValueError for options that were typed but would have no effect."""
     context = click.get_current_context()
     for parameter in context.command.params:
@@ -94,66 +94,66 @@ def _refuse(names: Collection[str], reason: str) -> None:
 
 
 @main.command()
-@on_operator
+@operator_options
 @click.argument("group", required=False)
 @click.option("-A", "--all-namespaces", "everywhere", is_flag=True, help="Groups of all namespaces.")
-@WIDE_OUTPUT
-@plainly
+@WIDE_OUTPUT_OPTION
+@report_user_errors
 def status(*, group: str | None, everywhere: bool, output: str, **options: Any) -> None:
     """Say how the groups of a namespace fare, or all about one GROUP."""
     from rota.cli.client import watch
     from rota.cli.commands import status
 
-    target, scope = target_of(options)
-    question = status.status(group, scope, everywhere=everywhere, wide=output == "wide")
+    target, scope = take_target(options)
+    question = status.status_request(group, scope, everywhere=everywhere, wide=output == "wide")
     watch.print_response(question, target, output=output, **options)
 
 
 @main.command()
 @click.option("--port", type=click.IntRange(1, 65535), default=8080, show_default=True, help="The port on 127.0.0.1.")
-@on_cluster
-@plainly
+@cluster_options
+@report_user_errors
 def page(*, port: int, **options: Any) -> None:
     """Serve the operator's page on this machine, with what your rights let you see."""
     from rota.cli.client.watch import Target
     from rota.cli.commands import page
 
-    page.serve(Target(None, login=login_of(options), **options), port)
+    page.serve(Target(None, login=take_login(options), **options), port)
 
 
 @main.command()
-@on_operator
+@operator_options
 @click.argument("group")
-@WIDE_OUTPUT
-@plainly
+@WIDE_OUTPUT_OPTION
+@report_user_errors
 def members(*, group: str, output: str, **options: Any) -> None:
     """Say who works for GROUP, and what keeps them from it; `-o wide` adds what their queues wait for."""
     from rota.cli.client import watch
     from rota.cli.commands import status
 
-    target, scope = target_of(options)
-    watch.print_response(status.members(group, scope, wide=output == "wide"), target, output=output, **options)
+    target, scope = take_target(options)
+    watch.print_response(status.members_request(group, scope, wide=output == "wide"), target, output=output, **options)
 
 
 @main.command()
-@on_operator
+@operator_options
 @click.argument("group")
 @click.option("--by", type=click.Choice(["queue", "lag"]), default="queue", show_default=True, help="In which order.")
 @click.option("--top", type=click.IntRange(min=1), help="Only the first so many queues, of each kind of topic.")
-@OUTPUT
-@plainly
+@OUTPUT_OPTION
+@report_user_errors
 def lag(*, group: str, by: str, top: int | None, **options: Any) -> None:
     """Say how far GROUP is behind on each queue."""
     from rota.cli.client import watch
     from rota.cli.commands import status
 
-    target, scope = target_of(options)
-    watch.print_response(status.lag(group, scope, by, top), target, **options)
+    target, scope = take_target(options)
+    watch.print_response(status.lag_request(group, scope, by, top), target, **options)
 
 
 @main.command()
-@OUTPUT
-@plainly
+@OUTPUT_OPTION
+@report_user_errors
 def strategies(output: str) -> None:
     """List the strategies that a policy can choose."""
     from rota.strategies import REFERENCE_NAMES, STRATEGIES
@@ -163,12 +163,12 @@ def strategies(output: str) -> None:
         {"strategy": name, "reference": reference_names.get(name, ""), "does": str(strategy.__doc__).partition("\n")[0]}
         for name, strategy in STRATEGIES.items()
     ]
-    show(rows, output, lambda: table(rows))
+    print_value(rows, output, lambda: print_table(rows))
 
 
 @main.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-@plainly
+@report_user_errors
 def completion(shell: str) -> None:
     """Print what makes SHELL complete commands and options."""
     from click.shell_completion import BashComplete, FishComplete, ZshComplete
@@ -188,7 +188,7 @@ def completion(shell: str) -> None:
 @click.option("--credentials-secret", default="", help="The Secret that the group's credentialsSecret names.")
 @click.option("--ca-secret", default="", help="The Secret that the group's tls.caSecret names.")
 @click.option("--client-secret", default="", help="The Secret that the group's tls.clientSecret names.")
-@plainly
+@report_user_errors
 def inject(**options: Any) -> None:
     """Put the group's label and the sidecar into manifests.
 
@@ -283,10 +283,10 @@ def inject(**options: Any) -> None:
     help="Whether it manages the Deployments of groups with a template.",
 )
 @click.option("--sidecar-image", "image", envvar="ROTA_SIDECAR_IMAGE", default=None, help="Of sidecars in new fleets.")
-@LOGIN[0]
-@LOGIN[1]
+@LOGIN_OPTIONS[0]
+@LOGIN_OPTIONS[1]
 @log_options
-@plainly
+@report_user_errors
 def operator(*, namespaces: tuple[str, ...], log_level: str, log_format: str, **values: Any) -> None:
     """Run the operator, in a pod or against a kubeconfig."""
     import sys
@@ -295,13 +295,13 @@ def operator(*, namespaces: tuple[str, ...], log_level: str, log_format: str, **
     from rota.kube import operator, options
     from rota.kube.client.login.kubeconfig import LoginOptions
 
-    logs.begin(log_level, log_format)
-    named = options.namespaces(namespaces)
+    logs.configure(log_level, log_format)
+    named = options.parse_namespaces(namespaces)
     login = LoginOptions(kubeconfig=values.pop("kubeconfig"), context=values.pop("context"))
     chosen = options.Options(
         namespaces=named, login=login, **{key: value for key, value in values.items() if value is not None}
     )
-    sys.exit(operator.process(chosen))
+    sys.exit(operator.run_process(chosen))
 
 
 @main.command()
@@ -321,7 +321,7 @@ def operator(*, namespaces: tuple[str, ...], log_level: str, log_format: str, **
     "--client-certificate", "client", envvar="ROTA_CLIENT", default="", help="A folder with tls.crt and tls.key."
 )
 @log_options
-@plainly
+@report_user_errors
 def sidecar(*, log_level: str, log_format: str, **options: Any) -> None:
     """Run one member without a cluster, until Ctrl-C.
 
@@ -331,5 +331,5 @@ def sidecar(*, log_level: str, log_format: str, **options: Any) -> None:
     from rota import logs
     from rota.cli.commands import sidecar
 
-    logs.begin(log_level, log_format)
+    logs.configure(log_level, log_format)
     sidecar.run(options)

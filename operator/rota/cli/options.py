@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 Command = Callable[..., None]
 
-OUTPUT = click.option(
+OUTPUT_OPTION = click.option(
     "-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True
 )
 
 
-WIDE_OUTPUT = click.option(
+WIDE_OUTPUT_OPTION = click.option(
     "-o", "--output", type=click.Choice(["table", "wide", "name", "json", "yaml"]), default="table", show_default=True
 )
 
 
-LOGIN = (
+LOGIN_OPTIONS = (
     click.option("--kubeconfig", help="The kubeconfig; by default KUBECONFIG or ~/.kube/config."),
     click.option("--context", help="The context of the kubeconfig; by default the current one."),
 )
@@ -37,7 +37,7 @@ LOGIN_NAMES = ("kubeconfig", "context", "impersonate", "impersonate_groups")
 
 def log_options(command: Command) -> Command:
     """Add the logging options of a long-running command."""
-    return _with(
+    return _add_options(
         command,
         click.option(
             "--log-level",
@@ -58,7 +58,7 @@ def log_options(command: Command) -> Command:
     )
 
 
-IN_CLUSTER = (
+LEASE_OPTIONS = (
     click.option(
         "--operator-namespace",
         envvar="ROTA_OPERATOR_NAMESPACE",
@@ -68,15 +68,15 @@ IN_CLUSTER = (
     ),
     click.option("--lease", envvar="ROTA_LEASE", default="rota", show_default=True, help="What it is called."),
 )
-IMPERSONATION = (
+IMPERSONATION_OPTIONS = (
     click.option("--as", "impersonate", default="", help="Username to impersonate."),
     click.option("--as-group", "impersonate_groups", multiple=True, help="Group to impersonate; repeatable."),
 )
 
 
-def on_files(command: Command, *, required: bool = True) -> Command:
+def group_file_options(command: Command, *, required: bool = True) -> Command:
     """Add the options that describe a group without a cluster; `rota.cli.console.inputs` reads them."""
-    return _with(
+    return _add_options(
         command,
         click.option(
             "-f", "--filename", required=required, help="A ConsumerGroup, and perhaps its RebalancePolicy ('-': stdin)."
@@ -100,42 +100,42 @@ def on_files(command: Command, *, required: bool = True) -> Command:
     )
 
 
-def on_operator(command: Command) -> Command:
+def operator_options(command: Command) -> Command:
     """Add the options that name a group and the operator; `rota.cli.client.watch` uses the operator's."""
-    return _with(
+    return _add_options(
         command,
         click.option("-n", "--namespace", help="The group's; by default that of the kubeconfig's context."),
         click.option("--operator", envvar="ROTA_OPERATOR", help="The operator's address, http://127.0.0.1:8080."),
-        *IN_CLUSTER,
+        *LEASE_OPTIONS,
         click.option("-w", "--watch", is_flag=True, help="Go on with what changes, until Ctrl-C."),
-        *LOGIN,
-        *IMPERSONATION,
+        *LOGIN_OPTIONS,
+        *IMPERSONATION_OPTIONS,
     )
 
 
-def on_cluster(command: Command) -> Command:
+def cluster_options(command: Command) -> Command:
     """Add the options that name an operator in a cluster and the user's account."""
-    return _with(command, *IN_CLUSTER, *LOGIN, *IMPERSONATION)
+    return _add_options(command, *LEASE_OPTIONS, *LOGIN_OPTIONS, *IMPERSONATION_OPTIONS)
 
 
-def login_of(options: dict[str, Any]) -> "LoginOptions":
+def take_login(options: dict[str, Any]) -> "LoginOptions":
     """Remove the options of the user's account from `options`, and return them as LoginOptions."""
     from rota.kube.client.login.kubeconfig import LoginOptions
 
     return LoginOptions(prefers_kubeconfig=True, **{name: options.pop(name) for name in LOGIN_NAMES if name in options})
 
 
-def target_of(options: dict[str, Any]) -> "tuple[Target, Scope]":
+def take_target(options: dict[str, Any]) -> "tuple[Target, Scope]":
     """Remove the options of the operator and the namespace, and return them as values."""
     from rota.cli.client.names import Scope
     from rota.cli.client.watch import Target
 
-    login = login_of(options)
+    login = take_login(options)
     names = ("operator", "operator_namespace", "lease")
     return Target(**{name: options.pop(name) for name in names}, login=login), Scope(options.pop("namespace"), login)
 
 
-def _with(command: Command, *options: Callable[[Command], Command]) -> Command:
+def _add_options(command: Command, *options: Callable[[Command], Command]) -> Command:
     for option in reversed(options):
         command = option(command)
     return command

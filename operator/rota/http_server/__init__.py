@@ -16,39 +16,39 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
 
 from rota.http_server.limited_site import READ_BUFFER_BYTES, LimitedSite
-from rota.http_server.responses import BUSY, SharedResponse, pass_through, release_connection, send
+from rota.http_server.responses import BUSY_CONNECTIONS, SharedResponse, forward_response, release_connection, send_body
 
 __all__ = [
     "AdmissionLimit",
     "BodyReader",
-    "Limits",
+    "ServerLimits",
     "SharedResponse",
+    "forward_response",
     "listen",
-    "pass_through",
     "release_connection",
-    "send",
+    "send_body",
 ]
 
 SHUTDOWN_SECONDS = 1.0  # for responses in progress when the server stops
 DISCARD_SECONDS = 0.2  # an unread body is discarded for this long, so that the client can read the response
 KEEPALIVE_SECONDS = 60.0  # an idle connection is closed after this
-BODY_SECONDS = 2.0  # for a whole body to arrive
+BODY_TIMEOUT_SECONDS = 2.0  # for a whole body to arrive
 MAX_CONNECTIONS = 128
 MAX_HEADERS = 64  # a browser sends 20, and an ingress adds as many
 MAX_HEADER_BYTES = 8190  # of the request line, and of each header: a browser sends all cookies of localhost in one
-BACKLOG = 128
-LOOPBACK = "127.0.0.1"
+LISTEN_BACKLOG = 128
+LOOPBACK_ADDRESS = "127.0.0.1"
 
 _log = logging.getLogger(__name__)
 
 
-class Limits(NamedTuple):
+class ServerLimits(NamedTuple):
     """Limits of one server on its connections and request heads."""
 
-    connections: int = MAX_CONNECTIONS  # at most half of the process's file descriptors
+    max_connections: int = MAX_CONNECTIONS  # at most half of the process's file descriptors
     keepalive_seconds: float = KEEPALIVE_SECONDS
-    headers: int = MAX_HEADERS
-    header_bytes: int = MAX_HEADER_BYTES
+    max_headers: int = MAX_HEADERS
+    max_header_bytes: int = MAX_HEADER_BYTES
     shutdown_seconds: float = SHUTDOWN_SECONDS
 
 
@@ -58,10 +58,10 @@ async def listen(
     port: int,
     hint: str = "",
     *,
-    limits: Limits | None = None,
+    limits: ServerLimits | None = None,
     also_on_loopback: bool = False,
-    tls: Callable[[], ssl.SSLContext] | None = None,
-    inner: Sequence[Middleware] = (),
+    get_tls_context: Callable[[], ssl.SSLContext] | None = None,
+    middlewares: Sequence[Middleware] = (),
 ) -> web.AppRunner:
     """Serve the application until the runner is cleaned up; raise ValueError if the address cannot be bound.
 
@@ -69,10 +69,10 @@ async def listen(
     `tls` returns the context for a new connection; without it connections are not encrypted. `inner` are middlewares
     for requests that the server itself does not reject; those of the application come before.
     """
-    limits = limits or Limits()
+    limits = limits or ServerLimits()
     logging.getLogger("aiohttp.server").addFilter(_is_our_error)
-    app[BUSY] = set()
-    app.middlewares.extend([_track_busy, _reject_web_pages, _reject_unreadable_body, *inner])
+    app[BUSY_CONNECTIONS] = set()
+    app.middlewares.extend([_track_busy, _reject_web_pages, _reject_unreadable_body, *middlewares])
     runner = web.AppRunner(
         app,
         access_log=None,
@@ -82,20 +82,22 @@ async def listen(
         handler_cancellation=True,
         auto_decompress=False,
         read_bufsize=READ_BUFFER_BYTES,
-        max_headers=limits.headers,
-        max_line_size=limits.header_bytes,
-        max_field_size=limits.header_bytes,
+        max_headers=limits.max_headers,
+        max_line_size=limits.max_header_bytes,
+        max_field_size=limits.max_header_bytes,
     )
     await runner.setup()
     try:
         sockets = await _bind(address, port)
         if also_on_loopback and not any(_includes_loopback(bound) for bound in sockets):
             with suppress(OSError):  # another process listens there
-                sockets += await _bind(LOOPBACK, port)
-        await LimitedSite(runner, sockets, app[BUSY], limits.connections, tls).start()
+                sockets += await _bind(LOOPBACK_ADDRESS, port)
+        await LimitedSite(runner, sockets, app[BUSY_CONNECTIONS], limits.max_connections, get_tls_context).start()
     except OSError as error:
         await runner.cleanup()
-        raise ValueError(f"Nothing can be answered at {address}, port {port}: {_reason(error)}{hint}") from None
+        raise ValueError(
+            f"Nothing can be answered at {address}, port {port}: {_describe_bind_error(error)}{hint}"
+        ) from None
     return runner
 
 
@@ -105,24 +107,26 @@ class BodyReader:
     Handlers call it after they have checked whatever the head of the request shows.
     """
 
-    def __init__(self, limit_bytes: int, concurrent: int) -> None:
-        self._limit_bytes = limit_bytes
-        self._concurrent = AdmissionLimit(concurrent)
+    def __init__(self, max_bytes: int, max_concurrent: int) -> None:
+        self._max_bytes = max_bytes
+        self._admission = AdmissionLimit(max_concurrent)
 
     async def read(self, request: web.Request) -> bytes:
         """Return the body; raise the HTTP error to answer with if it is compressed, too large or late."""
         if request.headers.get(hdrs.CONTENT_ENCODING, "identity").strip().lower() != "identity":
             raise web.HTTPUnsupportedMediaType(text="The body is compressed; send it as it is\n")
-        if (request.content_length or 0) > self._limit_bytes:
+        if (request.content_length or 0) > self._max_bytes:
             raise self._too_large(request.content_length)
-        with self._concurrent.admit() as admitted:
+        with self._admission.admit() as admitted:
             if not admitted:
                 raise web.HTTPServiceUnavailable(text="Too many bodies are being read; try again\n")
             try:
-                async with asyncio.timeout(BODY_SECONDS):
+                async with asyncio.timeout(BODY_TIMEOUT_SECONDS):
                     return await self._collect(request)
             except TimeoutError:
-                raise web.HTTPRequestTimeout(text=f"The body did not arrive within {BODY_SECONDS:g} s\n") from None
+                raise web.HTTPRequestTimeout(
+                    text=f"The body did not arrive within {BODY_TIMEOUT_SECONDS:g} s\n"
+                ) from None
 
     async def _collect(self, request: web.Request) -> bytes:
         if request.transport is None:  # aiohttp would raise a RuntimeError
@@ -130,26 +134,26 @@ class BodyReader:
         body = bytearray()
         async for chunk in request.content.iter_any():
             body += chunk
-            if len(body) > self._limit_bytes:
+            if len(body) > self._max_bytes:
                 raise self._too_large(len(body))
         return bytes(body)
 
     def _too_large(self, size: int | None) -> web.HTTPRequestEntityTooLarge:
-        text = f"The body is larger than {self._limit_bytes} bytes\n"
-        return web.HTTPRequestEntityTooLarge(self._limit_bytes, size or 0, text=text)
+        text = f"The body is larger than {self._max_bytes} bytes\n"
+        return web.HTTPRequestEntityTooLarge(self._max_bytes, size or 0, text=text)
 
 
 class AdmissionLimit:
     """Limits how many requests of a kind are handled at once, so that connections and memory remain for others."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
+    def __init__(self, max_requests: int) -> None:
+        self._max_requests = max_requests
         self._admitted = 0
 
     @contextmanager
     def admit(self) -> Iterator[bool]:
         """Yield whether this request is admitted."""
-        admitted = self._admitted < self._limit
+        admitted = self._admitted < self._max_requests
         self._admitted += admitted
         try:
             yield admitted
@@ -157,7 +161,7 @@ class AdmissionLimit:
             self._admitted -= admitted
 
 
-def _reason(error: OSError) -> str:
+def _describe_bind_error(error: OSError) -> str:
     if isinstance(error, socket.gaierror):  # its numbers are not those of errno
         return "that address cannot be resolved"
     return os.strerror(error.errno) if error.errno else str(error)
@@ -170,7 +174,7 @@ async def _bind(address: str, port: int) -> list[socket.socket]:
     sockets: list[socket.socket] = []
     try:
         for family, place in dict.fromkeys((entry[0], entry[4]) for entry in resolved):
-            sockets.append(socket.create_server(place[:2], family=family, backlog=BACKLOG))
+            sockets.append(socket.create_server(place[:2], family=family, backlog=LISTEN_BACKLOG))
     except OSError:
         for bound in sockets:
             bound.close()
@@ -187,7 +191,7 @@ def _includes_loopback(bound: socket.socket) -> bool:
 
 @web.middleware
 async def _track_busy(request: web.Request, handler: Handler) -> web.StreamResponse:
-    busy = request.app[BUSY]
+    busy = request.app[BUSY_CONNECTIONS]
     busy.add(request.protocol)
     try:
         return await handler(request)

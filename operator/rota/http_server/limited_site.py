@@ -43,20 +43,20 @@ class LimitedSite(web.BaseSite):
         self,
         runner: web.AppRunner,
         sockets: Sequence[socket.socket],
-        busy: set[object],
-        connections: int,
-        tls: Callable[[], ssl.SSLContext] | None = None,
+        busy_connections: set[object],
+        max_connections: int,
+        get_tls_context: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
         super().__init__(runner)
         self._server = cast("asyncio.AbstractServer", _BoundSockets(sockets))
         self._sockets = sockets
-        self._busy = busy
-        self._tls = tls
+        self._busy_connections = busy_connections
+        self._get_tls_context = get_tls_context
         self._handshakes = _Handshakes()
         self._tasks: list[asyncio.Task[None]] = []
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         is_unlimited = descriptors == resource.RLIM_INFINITY
-        self._max_connections = connections if is_unlimited else min(connections, descriptors // 2)
+        self._max_connections = max_connections if is_unlimited else min(max_connections, descriptors // 2)
         self._last_warning = -LOG_INTERVAL_SECONDS
 
     @property
@@ -80,7 +80,7 @@ class LimitedSite(web.BaseSite):
 
     async def _accept_from(self, bound: socket.socket) -> None:
         while True:
-            await _readable(bound)
+            await _wait_until_readable(bound)
             try:
                 connection, _ = bound.accept()
             except (BlockingIOError, ConnectionError):  # the client has disconnected
@@ -90,18 +90,18 @@ class LimitedSite(web.BaseSite):
                 await asyncio.sleep(ACCEPT_RETRY_SECONDS)
                 continue
             connection.settimeout(0)
-            await self._take(connection)
+            await self._handle_connection(connection)
 
-    async def _take(self, connection: socket.socket) -> None:
+    async def _handle_connection(self, connection: socket.socket) -> None:
         server = self._runner.server
-        if server is None or not self._make_room(server):
+        if server is None or not self._ensure_capacity(server):
             connection.close()
             await asyncio.sleep(0)  # let other tasks run, however many clients connect
             return
-        if self._tls is None:
+        if self._get_tls_context is None:
             await self._connect(server, connection, None)
         else:
-            self._handshakes.start(self._connect(server, connection, self._tls()))
+            self._handshakes.start(self._connect(server, connection, self._get_tls_context()))
 
     async def _connect(self, server: web.Server, connection: socket.socket, tls: ssl.SSLContext | None) -> None:
         seconds = HANDSHAKE_SECONDS if tls else None
@@ -114,13 +114,13 @@ class LimitedSite(web.BaseSite):
         except OSError:  # the client has disconnected
             connection.close()
 
-    def _make_room(self, server: web.Server) -> bool:
+    def _ensure_capacity(self, server: web.Server) -> bool:
         """Return whether one more connection fits; if need be, after closing the oldest that is not busy."""
         connected = [connection for connection in server.connections if connection.transport]
         if len(connected) < self._max_connections:
             return True
         self._warn(f"The limit of {self._max_connections} connections is reached; idle ones are closed")
-        idle = next((connection for connection in connected if connection not in self._busy), None)
+        idle = next((connection for connection in connected if connection not in self._busy_connections), None)
         if idle is None or idle.transport is None:
             return False
         transport = idle.transport
@@ -135,7 +135,7 @@ class LimitedSite(web.BaseSite):
             _log.warning("%s", message)
 
 
-async def _readable(bound: socket.socket) -> None:
+async def _wait_until_readable(bound: socket.socket) -> None:
     """Wait for a client; asyncio's sock_accept could lose one when it is cancelled."""
     loop = asyncio.get_running_loop()
     event = asyncio.Event()

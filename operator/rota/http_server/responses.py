@@ -10,21 +10,21 @@ from typing import Final
 import aiohttp
 from aiohttp import hdrs, web
 
-SEND_SECONDS = 30.0  # for a client to take a large response
+SEND_TIMEOUT_SECONDS = 30.0  # for a client to take a large response
 COMPRESS_MIN_BYTES = 4096  # a larger response is compressed
-PART_BYTES = 64 * 1024  # of a large response written at once: the transport copies what the socket does not take
+CHUNK_BYTES = 64 * 1024  # of a large response written at once: the transport copies what the socket does not take
 MAX_VERSIONS = 4  # of one response that are being sent at the same time
 
 # The connections on which a request is being handled.
-BUSY: Final = web.AppKey("busy", set[object])
+BUSY_CONNECTIONS: Final = web.AppKey("busy", set[object])
 
 
 @dataclass(eq=False)
-class _Version:
+class _RenderedBody:
     """A response as it was rendered once."""
 
     body: bytes
-    packed: bytes = b""  # the same, compressed; empty until a client accepts that
+    compressed: bytes = b""  # the same, compressed; empty until a client accepts that
 
 
 class SharedResponse:
@@ -38,77 +38,77 @@ class SharedResponse:
         self._render = render
         self._headers = headers
         self._lock = asyncio.Lock()
-        self._version = _Version(b"")
-        self._started = -math.inf
-        self._sending: dict[_Version, list[web.Request]] = {}  # the oldest first
+        self._latest = _RenderedBody(b"")
+        self._render_started_at = -math.inf
+        self._requests_by_body: dict[_RenderedBody, list[web.Request]] = {}  # the oldest first
 
     async def respond(self, request: web.Request) -> web.StreamResponse:
         """Handle a request."""
         is_packed = _accepts_gzip(request)
         # Finish rendering even if this client disconnects: else the next request would render concurrently.
-        version = await asyncio.shield(asyncio.ensure_future(self._refresh(is_packed=is_packed)))
-        requests = self._sending.setdefault(version, [])
+        version = await asyncio.shield(asyncio.ensure_future(self._render_if_stale(with_gzip=is_packed)))
+        requests = self._requests_by_body.setdefault(version, [])
         requests.append(request)
         try:
             if is_packed:
-                return await _send(request, {**self._headers, hdrs.CONTENT_ENCODING: "gzip"}, version.packed)
-            return await _send(request, self._headers, version.body)
+                return await _write_body(request, {**self._headers, hdrs.CONTENT_ENCODING: "gzip"}, version.compressed)
+            return await _write_body(request, self._headers, version.body)
         finally:
             requests.remove(request)
             if not requests:
-                self._sending.pop(version, None)
+                self._requests_by_body.pop(version, None)
 
-    async def _refresh(self, *, is_packed: bool) -> _Version:
+    async def _render_if_stale(self, *, with_gzip: bool) -> _RenderedBody:
         """Render the body, unless that began after the request arrived; compress it once a client accepts that."""
         loop = asyncio.get_running_loop()
         arrived = loop.time()
         async with self._lock:
-            if self._started <= arrived:
+            if self._render_started_at <= arrived:
                 started = loop.time()
                 body = await self._render()
-                if body != self._version.body:
+                if body != self._latest.body:
                     self._close_slowest()
-                    self._version = _Version(body)
-                self._started = started
-            if is_packed and not self._version.packed:
-                self._version.packed = await asyncio.to_thread(gzip.compress, self._version.body, 1)
-            return self._version
+                    self._latest = _RenderedBody(body)
+                self._render_started_at = started
+            if with_gzip and not self._latest.compressed:
+                self._latest.compressed = await asyncio.to_thread(gzip.compress, self._latest.body, 1)
+            return self._latest
 
     def _close_slowest(self) -> None:
         """Close the connections of clients that still read the oldest version, if one more would be too many."""
-        if len(self._sending) >= MAX_VERSIONS:
-            for request in tuple(next(iter(self._sending.values()))):
+        if len(self._requests_by_body) >= MAX_VERSIONS:
+            for request in tuple(next(iter(self._requests_by_body.values()))):
                 if request.transport:
                     request.transport.abort()
 
 
 def release_connection(request: web.Request) -> None:
     """Let the server close this connection if it needs another, although its request is still being handled."""
-    if busy := request.app.get(BUSY):
+    if busy := request.app.get(BUSY_CONNECTIONS):
         busy.discard(request.protocol)
 
 
-async def send(request: web.Request, headers: Mapping[str, str], body: bytes) -> web.StreamResponse:
+async def send_body(request: web.Request, headers: Mapping[str, str], body: bytes) -> web.StreamResponse:
     """Answer with a body of its own, compressed if it is large and the client accepts that."""
     if len(body) > COMPRESS_MIN_BYTES and _accepts_gzip(request):
         body = await asyncio.to_thread(gzip.compress, body, 1)
         headers = {**headers, hdrs.CONTENT_ENCODING: "gzip"}
-    return await _send(request, headers, body)
+    return await _write_body(request, headers, body)
 
 
-async def pass_through(
-    request: web.Request, answer: aiohttp.ClientResponse, header_names: Iterable[str]
+async def forward_response(
+    request: web.Request, upstream: aiohttp.ClientResponse, header_names: Iterable[str]
 ) -> web.StreamResponse:
     """Forward another server's response, part by part as it arrives.
 
     If either connection fails after the head was sent, close the client's connection and raise the error.
     """
-    headers = {name: answer.headers[name] for name in header_names if name in answer.headers}
-    response = web.StreamResponse(status=answer.status, headers=headers)
+    headers = {name: upstream.headers[name] for name in header_names if name in upstream.headers}
+    response = web.StreamResponse(status=upstream.status, headers=headers)
     await response.prepare(request)
     try:
-        async for part in answer.content.iter_any():
-            async with asyncio.timeout(SEND_SECONDS):
+        async for part in upstream.content.iter_any():
+            async with asyncio.timeout(SEND_TIMEOUT_SECONDS):
                 await response.write(part)
         await response.write_eof()
     except Exception:
@@ -118,16 +118,16 @@ async def pass_through(
     return response
 
 
-async def _send(request: web.Request, headers: Mapping[str, str], body: bytes) -> web.StreamResponse:
+async def _write_body(request: web.Request, headers: Mapping[str, str], body: bytes) -> web.StreamResponse:
     response = web.StreamResponse(headers={**headers, hdrs.VARY: hdrs.ACCEPT_ENCODING})
     response.content_length = len(body)
     release_connection(request)
     parts = memoryview(body if request.method != hdrs.METH_HEAD else b"")
     try:
-        async with asyncio.timeout(SEND_SECONDS):
+        async with asyncio.timeout(SEND_TIMEOUT_SECONDS):
             await response.prepare(request)
-            for start in range(0, len(parts), PART_BYTES):
-                await response.write(parts[start : start + PART_BYTES])
+            for start in range(0, len(parts), CHUNK_BYTES):
+                await response.write(parts[start : start + CHUNK_BYTES])
             await response.write_eof()
     except TimeoutError:
         if request.transport:

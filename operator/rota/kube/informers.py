@@ -9,19 +9,19 @@ import kopf
 
 from rota.kube.client import kopf_watch
 from rota.kube.client.api import Api, ApiError, NoResponseError
-from rota.kube.client.informer import Informer, without_refused_namespaces
+from rota.kube.client.informer import Informer, without_forbidden_namespaces
 from rota.kube.client.login.session import Login
-from rota.kube.client.objects import GROUP_LABEL, ConfigMap, Custom, Deployment, Pod
+from rota.kube.client.objects import GROUP_LABEL, ConfigMap, CustomResource, Deployment, Pod
 from rota.kube.client.paths import GROUPS, POLICIES
 from rota.kube.reconcile.controller import Controller
 
 RESYNC_SECONDS = 60.0
 NESTED_TOO_DEEPLY = -1  # what `operate` returns when kopf cannot read a group or policy
-Told = Callable[[Any], None]
-News = Callable[[tuple[str, str]], None]  # called with the key of a group that changed
-LOOK_AGAIN_SECONDS = 0.02  # interval of checks whether the first lists have arrived
-LIST_AGAIN_SECONDS = 2.0  # pause after a failed list
-_LABELLED = {"labelSelector": GROUP_LABEL}
+ObjectHandler = Callable[[Any], None]
+OnGroupChange = Callable[[tuple[str, str]], None]  # called with the key of a group that changed
+SYNC_CHECK_SECONDS = 0.02  # interval of checks whether the first lists have arrived
+RELIST_RETRY_SECONDS = 2.0  # pause after a failed list
+_GROUP_SELECTOR = {"labelSelector": GROUP_LABEL}
 
 _log = logging.getLogger(__name__)
 
@@ -31,22 +31,33 @@ class _Kind(NamedTuple):
 
     resource: str
     type: type[Any]
-    on_upsert: Told
-    on_delete: Told
+    on_upsert: ObjectHandler
+    on_delete: ObjectHandler
     expected: Callable[[], Iterable[Any]] = tuple
 
 
 def object_informers(
-    api: Api, brain: Controller, namespaces: Sequence[str], notify: News = lambda _: None, *, fleets: bool = True
+    api: Api,
+    controller: Controller,
+    namespaces: Sequence[str],
+    notify: OnGroupChange = lambda _: None,
+    *,
+    with_deployments: bool = True,
 ) -> list[Informer[Any]]:
     """Return informers for the groups' assignments, Deployments and pods, selected by the group label."""
-    events = brain.events
-    record_seen = _also_reporting_group(events.record_seen, notify)
-    record_gone = _also_reporting_group(events.record_gone, notify)
+    events = controller.events
+    record_seen = _with_notification(events.on_assignment_upsert, notify)
+    record_gone = _with_notification(events.on_assignment_delete, notify)
     kinds = [
         _Kind("configmaps", ConfigMap, record_seen, record_gone, events.expected_records),
-        _Kind("deployments", Deployment, events.deployment_seen, events.deployment_gone, events.expected_deployments),
-        _Kind("pods", Pod, events.pod_seen, events.pod_gone),
+        _Kind(
+            "deployments",
+            Deployment,
+            events.on_deployment_upsert,
+            events.on_deployment_delete,
+            events.expected_deployments,
+        ),
+        _Kind("pods", Pod, events.on_pod_upsert, events.on_pod_delete),
     ]
     return [
         Informer(
@@ -54,44 +65,44 @@ def object_informers(
             kind.resource,
             namespace,
             kind.type,
-            seen=kind.on_upsert,
-            gone=kind.on_delete,
+            on_upsert=kind.on_upsert,
+            on_delete=kind.on_delete,
             expected=kind.expected,
-            params=_LABELLED,
+            params=_GROUP_SELECTOR,
         )
         for namespace in namespaces or [""]
         for kind in kinds
-        if fleets or kind.type is not Deployment
+        if with_deployments or kind.type is not Deployment
     ]
 
 
 def custom_informers(
-    api: Api, brain: Controller, namespaces: Sequence[str], notify: News = lambda _: None
+    api: Api, controller: Controller, namespaces: Sequence[str], notify: OnGroupChange = lambda _: None
 ) -> list[Informer[Any]]:
     """Return informers for policies and groups, policies first."""
-    kinds: list[tuple[str, Told, Told]] = [
-        (POLICIES, brain.events.policy_seen, brain.events.policy_gone),
-        (GROUPS, *_groups(brain, notify)),
+    kinds: list[tuple[str, ObjectHandler, ObjectHandler]] = [
+        (POLICIES, controller.events.on_policy_upsert, controller.events.on_policy_delete),
+        (GROUPS, *_group_handlers(controller, notify)),
     ]
     return [
-        Informer(api, resource, namespace, Custom, seen=on_upsert, gone=on_delete)
+        Informer(api, resource, namespace, CustomResource, on_upsert=on_upsert, on_delete=on_delete)
         for namespace in namespaces or [""]
         for resource, on_upsert, on_delete in kinds
     ]
 
 
-def _groups(brain: Controller, notify: News) -> tuple[Told, Told]:
-    return _also_reporting_group(brain.events.group_seen, notify), _also_reporting_group(
-        brain.events.group_gone, notify
+def _group_handlers(controller: Controller, notify: OnGroupChange) -> tuple[ObjectHandler, ObjectHandler]:
+    return _with_notification(controller.events.on_group_upsert, notify), _with_notification(
+        controller.events.on_group_delete, notify
     )
 
 
-def _also_reporting_group(handle: Told, notify: News) -> Told:
+def _with_notification(handle: ObjectHandler, notify: OnGroupChange) -> ObjectHandler:
     """Return a handler that also reports the group: on a standby, or after its deletion, no reconcile would."""
 
-    def told(changed: Custom | ConfigMap) -> None:
+    def told(changed: CustomResource | ConfigMap) -> None:
         handle(changed)
-        notify(changed.metadata.key if isinstance(changed, Custom) else changed.metadata.group)
+        notify(changed.metadata.key if isinstance(changed, CustomResource) else changed.metadata.group_key)
 
     return told
 
@@ -100,14 +111,18 @@ async def watchable_namespaces(informers: Sequence[Informer[Any]], *, has_kopf: 
     """Await the first lists; return the namespaces without a refused list, because kopf gives up on a refused kind."""
     while True:
         listed = {informer.namespace for informer in informers}
-        listed -= {informer.namespace for informer in informers if informer.refused or not informer.listed.is_set()}
-        if listed and all(informer.listed.is_set() for informer in without_refused_namespaces(informers)):
+        listed -= {
+            informer.namespace for informer in informers if informer.is_forbidden or not informer.listed.is_set()
+        }
+        if listed and all(informer.listed.is_set() for informer in without_forbidden_namespaces(informers)):
             return sorted(listed) if has_kopf else []
-        await asyncio.sleep(LOOK_AGAIN_SECONDS)
+        await asyncio.sleep(SYNC_CHECK_SECONDS)
 
 
-async def watch_own_kinds(
-    objects: Sequence[Informer[Any]], customs: Sequence[Informer[Any]], kopf_namespaces: "asyncio.Future[list[str]]"
+async def watch_custom_resources(
+    objects: Sequence[Informer[Any]],
+    custom_resources: Sequence[Informer[Any]],
+    kopf_namespaces: "asyncio.Future[list[str]]",
 ) -> None:
     """List policies and groups of a namespace, and keep them current, even if it can be read only later.
 
@@ -116,18 +131,18 @@ async def watch_own_kinds(
     """
     for informer in objects:
         await informer.listed.wait()
-    for informer in customs:
-        while not await _listed(informer):  # noqa: ASYNC110 - the API server may not serve it yet
-            await asyncio.sleep(LIST_AGAIN_SECONDS)
-    if customs[0].namespace in await asyncio.shield(kopf_namespaces):
+    for informer in custom_resources:
+        while not await _try_relist(informer):  # noqa: ASYNC110 - the API server may not serve it yet
+            await asyncio.sleep(RELIST_RETRY_SECONDS)
+    if custom_resources[0].namespace in await asyncio.shield(kopf_namespaces):
         while True:
             await asyncio.sleep(RESYNC_SECONDS)
-            for informer in customs:
-                await _listed(informer)
-    await asyncio.gather(*(informer.run() for informer in customs))
+            for informer in custom_resources:
+                await _try_relist(informer)
+    await asyncio.gather(*(informer.run() for informer in custom_resources))
 
 
-async def _listed(informer: Informer[Any]) -> bool:
+async def _try_relist(informer: Informer[Any]) -> bool:
     try:
         await informer.relist()
     except (ApiError, NoResponseError) as error:
@@ -138,20 +153,24 @@ async def _listed(informer: Informer[Any]) -> bool:
 
 async def run_kopf(
     login: Login,
-    brain: Controller,
+    controller: Controller,
     namespaces: Sequence[str],
-    notify: News,
+    notify: OnGroupChange,
     *,
     stop: asyncio.Event,
     on_started: Callable[[], object] = lambda: None,
 ) -> int:
     """Watch groups and policies until stopped; return the exit code, or NESTED_TOO_DEEPLY."""
-    registry = kopf_watch.registry(login, _groups(brain, notify), (brain.events.policy_seen, brain.events.policy_gone))
+    registry = kopf_watch.build_registry(
+        login,
+        _group_handlers(controller, notify),
+        (controller.events.on_policy_upsert, controller.events.on_policy_delete),
+    )
     try:
         tasks = await kopf.spawn_tasks(
             registry=registry,
             identity="rota",  # unused without peering; kopf's default fails for a user without a name
-            settings=kopf_watch.settings(),
+            settings=kopf_watch.build_settings(),
             standalone=True,
             clusterwide="" in namespaces,
             namespaces=[namespace for namespace in namespaces if namespace],

@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, closing
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,22 +18,27 @@ from rota.brokers.rocketmq.transport.address_policy import AddressPolicy, read_n
 from rota.kube.brokers.registry import BrokerRegistry
 from rota.kube.client.api import Api
 from rota.kube.client.informer import Informer
-from rota.kube.client.leader_election import KUBERNETES, PAGE_AUTH, POD_UID, Leader
+from rota.kube.client.leader_election import (
+    PAGE_AUTH_ANNOTATION,
+    PAGE_AUTH_KUBERNETES,
+    POD_UID_ANNOTATION,
+    LeaderElector,
+)
 from rota.kube.client.login.accounts import find_account
 from rota.kube.client.login.session import Login
 from rota.kube.http.access.access import is_by_token
-from rota.kube.http.access.page_security import OPEN, PageSecurity, cluster_users
+from rota.kube.http.access.page_security import UNRESTRICTED_PAGE, PageSecurity, cluster_users
 from rota.kube.http.events import Broadcaster
-from rota.kube.http.leader_relay import LeaderPage, LeaderRelay, announce, leader_page
-from rota.kube.http.operator_probes import ProbeServer, ages, metrics
+from rota.kube.http.leader_relay import LeaderPage, LeaderRelay, page_annotations, parse_leader_page
+from rota.kube.http.operator_probes import ProbeServer, metrics_route, watch_ages
 from rota.kube.http.read_model import ReadModel
-from rota.kube.http.site import routes
+from rota.kube.http.site import page_routes
 from rota.kube.informers import (
     NESTED_TOO_DEEPLY,
     custom_informers,
     object_informers,
     run_kopf,
-    watch_own_kinds,
+    watch_custom_resources,
     watchable_namespaces,
 )
 from rota.kube.members.delivery_poller import poll_deliveries
@@ -40,12 +46,12 @@ from rota.kube.members.progress_poller import ProgressPoller
 from rota.kube.members.report_client import ReportClient
 from rota.kube.members.report_poller import poll_reports
 from rota.kube.observers import Observers
-from rota.kube.options import VERSION, Options, check
-from rota.kube.policies.policy_status import PolicyStatuses
+from rota.kube.options import VERSION, Options, check_options
+from rota.kube.policies.policy_status import PolicyStatusWriter
 from rota.kube.reconcile.controller import Controller
 from rota.kube.state.group import Group
 from rota.kube.state.queue_quota import QueueQuota
-from rota.kube.state.stored_assignment import RecordLimits
+from rota.kube.state.stored_assignment import AssignmentLimits
 from rota.kube.telemetry.journal.journal_writer import Journal
 from rota.kube.telemetry.operator_metrics import OperatorMetrics
 from rota.kube.telemetry.trace_export import TraceExporter, open_recorder
@@ -54,15 +60,17 @@ from rota.kube.workload.member_keys import MemberKeys
 
 # Thresholds of garbage collection. A full collection with a thousand groups blocks the event loop for 0.3 s, and with
 # Python's defaults it runs every few seconds; with these it is rare, and smaller collections take ≤ 20 ms.
-COLLECTED = (5_000, 10, 100)
+GC_THRESHOLDS = (5_000, 10, 100)
+
+_NamespaceInformers = list[tuple[list[Informer[Any]], list[Informer[Any]]]]  # of objects, and of custom resources
 
 _log = logging.getLogger(__name__)
 
 
-def process(options: Options) -> int:
+def run_process(options: Options) -> int:
     """Run the operator as this process; return the exit code."""
-    check(options)
-    gc.set_threshold(*COLLECTED)
+    check_options(options)
+    gc.set_threshold(*GC_THRESHOLDS)
     code = asyncio.run(operate(options))
     if code == NESTED_TOO_DEEPLY:
         _log.warning("A group or policy is nested too deeply for kopf; the operator starts again and watches by itself")
@@ -70,151 +78,193 @@ def process(options: Options) -> int:
     return code
 
 
+@dataclass(frozen=True)
+class _Parts:
+    """The components that run until the operator is stopped."""
+
+    login: Login
+    api: Api
+    keys: MemberKeys
+    registry: BrokerRegistry
+    controller: Controller
+    reports: ReportClient
+    observers: Observers
+    namespaces: _NamespaceInformers
+    elector: LeaderElector
+
+    @property
+    def informers(self) -> list[Informer[Any]]:
+        """All informers of all watched namespaces."""
+        return [informer for objects, customs in self.namespaces for informer in [*objects, *customs]]
+
+
 async def operate(options: Options, stop: asyncio.Event | None = None, *, has_kopf: bool = True) -> int:
     """Run until stopped, by `stop` or by a signal; return the exit code, or NESTED_TOO_DEEPLY."""
-    code = 0
-    async with AsyncExitStack() as open_:
-        login, api, lease_api = await _log_in(open_, options)  # until it returns, a signal ends the process
+    async with AsyncExitStack() as stack:
+        login, api, lease_api = await _log_in(stack, options)  # until it returns, a signal ends the process
         stop = stop or _stop_on_signals(asyncio.Event())
-        places, hub = _broker_registry(open_, api, options), Broadcaster()
-        identity = options.identity or f"{socket.gethostname()}-{os.getpid()}"
-        journal = open_.enter_context(closing(Journal(options.journal, identity, options.journal_limit)))
-        traces = _traces(open_, identity)
-        # The names of groups' Secrets end otherwise, so no group can claim this name.
-        keys = MemberKeys(api, options.own_namespace, f"{options.lease}-operator-key")
-        brain, reports = _controller(open_, api, places, keys, options)
-        informers: list[Informer[Any]] = []
-        measures = _measures(brain, informers, journal, traces, options)
-        sight = ReadModel(brain, places, measures, identity, VERSION, _now, asyncio.Lock())
-        outlets = Observers(journal, sight, hub, traces)
-        brain.done, places.worked, places.looked = outlets.done, sight.worked, outlets.looked
-        namespaces = _kinds(api, brain, outlets, options)
-        informers += [informer for objects, customs in namespaces for informer in [*objects, *customs]]
-        security = await _security(open_, login, options)
-        leader = _leader(lease_api, identity, _leadership_handler(brain, outlets), options, security)
-        page = ProbeServer(
-            informers,
-            lambda: leader.leading,
-            [metrics(measures, sight), *routes(sight, hub)],
-            is_rejected=lambda: bool(login.problem),
-        )
-        await _serve(open_, page, leader, security, options)
-        open_.push_async_callback(hub.close)
-        async with asyncio.TaskGroup() as tasks:
-            kopf_namespaces: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
-            running = [
-                *(tasks.create_task(it.run(), name="follow") for objects, _ in namespaces for it in objects),
-                *(tasks.create_task(watch_own_kinds(*pair, kopf_namespaces), name="look after") for pair in namespaces),
-                tasks.create_task(places.run(), name="secrets"),
-                tasks.create_task(poll_reports(_led_groups(brain), reports, brain.wake), name="report poller"),
-                tasks.create_task(_poll_progress(brain, reports, outlets), name="progress poller"),
-                tasks.create_task(_poll_deliveries(brain, reports), name="delivery poller"),
-                tasks.create_task(_write_policy_statuses(api, brain), name="policy statuses"),
-            ]
+        parts = await _build(stack, login, api, lease_api, options)
+        return await _run(parts, stop, has_kopf=has_kopf)
 
-            async def watch() -> None:
-                nonlocal code
-                if has_kopf:  # it handles the signals until `_stop_on_signals` does
-                    code = await run_kopf(
-                        login,
-                        brain,
-                        kopf_namespaces.result(),
-                        outlets.heard,
-                        stop=stop,
-                        on_started=lambda: _stop_on_signals(stop),
-                    )
 
-            async def begin() -> None:
-                kopf_namespaces.set_result(await watchable_namespaces(informers, has_kopf=has_kopf))
-                await keys.load()
-                async with asyncio.TaskGroup() as inner:
-                    inner.create_task(watch(), name="kopf")
-                    inner.create_task(leader.run(), name="leader")
-                    inner.create_task(keys.run(lambda: brain.leads, _enqueue_all(brain)), name="keys")
+async def _build(stack: AsyncExitStack, login: Login, api: Api, lease_api: Api, options: Options) -> _Parts:
+    """Create and connect all components, and serve the page and probes."""
+    identity = options.identity or f"{socket.gethostname()}-{os.getpid()}"
+    registry, broadcaster = _build_broker_registry(stack, api, options), Broadcaster()
+    journal = stack.enter_context(closing(Journal(options.journal, identity, options.journal_limit)))
+    trace_exporter = _open_trace_exporter(stack, identity)
+    # The names of groups' Secrets end otherwise, so no group can claim this name.
+    keys = MemberKeys(api, options.own_namespace, f"{options.lease}-operator-key")
+    controller, reports = _build_controller(stack, api, registry, keys, options)
+    informers: list[Informer[Any]] = []
+    operator_metrics = _build_metrics(controller, informers, journal, trace_exporter, options)
+    read_model = ReadModel(controller, registry, operator_metrics, identity, VERSION, _loop_time, asyncio.Lock())
+    observers = Observers(journal, read_model, broadcaster, trace_exporter)
+    controller.on_reconciled = observers.on_reconciled
+    registry.consumed_queues = read_model.consumed_queues
+    registry.on_lag_polled = observers.on_lag_polled
+    namespaces = _build_informers(api, controller, observers, options)
+    security = await _open_page_security(stack, login, options)
+    elector = _build_elector(lease_api, identity, _leadership_handler(controller, observers), options, security)
+    parts = _Parts(login, api, keys, registry, controller, reports, observers, namespaces, elector)
+    informers += parts.informers
+    probe_server = ProbeServer(
+        informers,
+        lambda: elector.is_leading,
+        [metrics_route(operator_metrics, read_model), *page_routes(read_model, broadcaster)],
+        is_login_rejected=lambda: bool(login.problem),
+    )
+    await _serve(stack, probe_server, elector, security, options)
+    stack.push_async_callback(broadcaster.close)
+    return parts
 
-            running.append(tasks.create_task(begin(), name="begin"))
-            await stop.wait()
-            for task in reversed(running):
-                task.cancel()
+
+async def _run(parts: _Parts, stop: asyncio.Event, *, has_kopf: bool) -> int:
+    """Run all long-lived tasks until stopped; return the exit code."""
+    code = 0
+    controller, reports = parts.controller, parts.reports
+    async with asyncio.TaskGroup() as tasks:
+        kopf_namespaces: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+        running = [
+            *(tasks.create_task(it.run(), name="follow") for objects, _ in parts.namespaces for it in objects),
+            *(
+                tasks.create_task(watch_custom_resources(*pair, kopf_namespaces), name="look after")
+                for pair in parts.namespaces
+            ),
+            tasks.create_task(parts.registry.run(), name="secrets"),
+            tasks.create_task(poll_reports(_led_groups(controller), reports, controller.enqueue), name="report poller"),
+            tasks.create_task(_poll_progress(controller, reports, parts.observers), name="progress poller"),
+            tasks.create_task(_poll_deliveries(controller, reports), name="delivery poller"),
+            tasks.create_task(_write_policy_statuses(parts.api, controller), name="policy statuses"),
+        ]
+
+        async def run_kopf_watch() -> None:
+            nonlocal code
+            if has_kopf:  # it handles the signals until `_stop_on_signals` does
+                code = await run_kopf(
+                    parts.login,
+                    controller,
+                    kopf_namespaces.result(),
+                    parts.observers.on_group_changed,
+                    stop=stop,
+                    on_started=lambda: _stop_on_signals(stop),
+                )
+
+        async def start() -> None:
+            kopf_namespaces.set_result(await watchable_namespaces(parts.informers, has_kopf=has_kopf))
+            await parts.keys.load()
+            async with asyncio.TaskGroup() as inner:
+                inner.create_task(run_kopf_watch(), name="kopf")
+                inner.create_task(parts.elector.run(), name="leader")
+                inner.create_task(parts.keys.run(lambda: controller.is_leading, _enqueue_all(controller)), name="keys")
+
+        running.append(tasks.create_task(start(), name="begin"))
+        await stop.wait()
+        for task in reversed(running):
+            task.cancel()
     return code
 
 
-async def _log_in(open_: AsyncExitStack, options: Options) -> tuple[Login, Api, Api]:
+async def _log_in(stack: AsyncExitStack, options: Options) -> tuple[Login, Api, Api]:
     """Return the login, connections, and separate ones for the Lease: its renewal must not wait for other requests."""
-    login = await open_.enter_async_context(await Login.create(find_account(options.login)))
+    login = await stack.enter_async_context(await Login.create(find_account(options.login)))
     await login.verify()
-    return login, await open_.enter_async_context(Api(login)), await open_.enter_async_context(Api(login))
+    return login, await stack.enter_async_context(Api(login)), await stack.enter_async_context(Api(login))
 
 
-async def _security(open_: AsyncExitStack, login: Login, options: Options) -> PageSecurity:
-    if options.page_auth != KUBERNETES:
-        return OPEN
+async def _open_page_security(stack: AsyncExitStack, login: Login, options: Options) -> PageSecurity:
+    if options.page_auth != PAGE_AUTH_KUBERNETES:
+        return UNRESTRICTED_PAGE
     names = ["localhost", "127.0.0.1", options.address, f"{options.lease}.{options.own_namespace}.svc"]
     folder = Path(options.page_tls) if options.page_tls else None
-    return await open_.enter_async_context(cluster_users(login, list(dict.fromkeys(names)), folder))
+    return await stack.enter_async_context(cluster_users(login, list(dict.fromkeys(names)), folder))
 
 
 async def _serve(
-    open_: AsyncExitStack, page: ProbeServer, leader: Leader, security: PageSecurity, options: Options
+    stack: AsyncExitStack, page: ProbeServer, elector: LeaderElector, security: PageSecurity, options: Options
 ) -> None:
     has_tls = security.tls is not None
 
     def find_leader() -> LeaderPage | None:
-        return leader_page(leader.holder_annotations, options.address, has_tls=has_tls)
+        return parse_leader_page(elector.holder_annotations, options.address, has_tls=has_tls)
 
     can_be_passed_on = is_by_token if has_tls else lambda _: True
-    relay = await open_.enter_async_context(LeaderRelay(find_leader, can_be_passed_on))
-    served = page.serve(options.address, options.port, options.probe_port, security, [relay.pass_on])
-    await open_.enter_async_context(await served)
+    relay = await stack.enter_async_context(LeaderRelay(find_leader, can_be_passed_on))
+    served = page.serve(options.address, options.port, options.probe_port, security, [relay.relay])
+    await stack.enter_async_context(await served)
 
 
-def _kinds(
-    api: Api, brain: Controller, outlets: Observers, options: Options
-) -> list[tuple[list[Informer[Any]], list[Informer[Any]]]]:
+def _build_informers(api: Api, controller: Controller, observers: Observers, options: Options) -> _NamespaceInformers:
     """Return, for each watched namespace, the informers of its objects, and those of its policies and groups."""
-    notify, fleets = outlets.heard, options.fleets
+    notify, fleets = observers.on_group_changed, options.fleets
     return [
         (
-            object_informers(api, brain, [namespace], notify, fleets=fleets),
-            custom_informers(api, brain, [namespace], notify),
+            object_informers(api, controller, [namespace], notify, with_deployments=fleets),
+            custom_informers(api, controller, [namespace], notify),
         )
         for namespace in options.namespaces or [""]
     ]
 
 
-def _traces(open_: AsyncExitStack, identity: str) -> TraceExporter:
+def _open_trace_exporter(stack: AsyncExitStack, identity: str) -> TraceExporter:
     traces = TraceExporter(open_recorder(os.environ, identity, VERSION))
-    open_.push_async_callback(traces.close)
+    stack.push_async_callback(traces.close)
     return traces
 
 
-def _leader(api: Api, identity: str, leads: Callable[[bool], None], options: Options, security: PageSecurity) -> Leader:
+def _build_elector(
+    api: Api, identity: str, on_leadership: Callable[[bool], None], options: Options, security: PageSecurity
+) -> LeaderElector:
     def annotations() -> dict[str, str]:
-        page = announce(options.address, options.port, security.certificate_digest())
-        values = {POD_UID: options.pod_uid, PAGE_AUTH: options.page_auth.removeprefix("None"), **page}
+        page = page_annotations(options.address, options.port, security.certificate_digest())
+        values = {
+            POD_UID_ANNOTATION: options.pod_uid,
+            PAGE_AUTH_ANNOTATION: options.page_auth.removeprefix("None"),
+            **page,
+        }
         return {name: value for name, value in values.items() if value}
 
-    return Leader(api, options.own_namespace, identity, leads, options.lease, annotations=annotations)
+    return LeaderElector(api, options.own_namespace, identity, on_leadership, options.lease, annotations=annotations)
 
 
-def _controller(
-    open_: AsyncExitStack, api: Api, places: BrokerRegistry, keys: MemberKeys, options: Options
+def _build_controller(
+    stack: AsyncExitStack, api: Api, registry: BrokerRegistry, keys: MemberKeys, options: Options
 ) -> tuple[Controller, ReportClient]:
-    reports = ReportClient(keys.of)
-    open_.push_async_callback(reports.close)
+    reports = ReportClient(keys.keys_of)
+    stack.push_async_callback(reports.close)
     fleets = Deployments(api, options.image, enabled=options.fleets, keys=keys)
-    brain = Controller(api, reports, places, fleets)
-    brain.events.record_limits = RecordLimits(options.max_queues, options.document_schema)
-    open_.push_async_callback(brain.close)
+    brain = Controller(api, reports, registry, fleets)
+    brain.events.assignment_limits = AssignmentLimits(options.max_queues, options.document_schema)
+    stack.push_async_callback(brain.close)
     return brain, reports
 
 
-def _broker_registry(open_: AsyncExitStack, api: Api, options: Options) -> BrokerRegistry:
+def _build_broker_registry(stack: AsyncExitStack, api: Api, options: Options) -> BrokerRegistry:
     networks = read_networks(options.broker_networks)
     policy = AddressPolicy(networks, _api_server_endpoints()) if networks else None
     is_pod = "KUBERNETES_SERVICE_HOST" in os.environ
-    places = BrokerRegistry(api, quota=QueueQuota(total=options.max_queues), address_policy=policy, is_pod=is_pod)
-    open_.push_async_callback(places.close)
+    places = BrokerRegistry(api, quota=QueueQuota(max_total=options.max_queues), address_policy=policy, is_pod=is_pod)
+    stack.push_async_callback(places.close)
     return places
 
 
@@ -229,52 +279,58 @@ def _api_server_endpoints() -> list[tuple[str, int]]:
         return []
 
 
-def _measures(
-    brain: Controller, informers: Sequence[Informer[Any]], journal: Journal, traces: TraceExporter, options: Options
+def _build_metrics(
+    controller: Controller,
+    informers: Sequence[Informer[Any]],
+    journal: Journal,
+    traces: TraceExporter,
+    options: Options,
 ) -> OperatorMetrics:
     return OperatorMetrics(
-        lambda: brain.leads,
-        lambda: ages(informers),
-        lambda: journal.lost,
+        lambda: controller.is_leading,
+        lambda: watch_ages(informers),
+        lambda: journal.dropped_records,
         version=VERSION,
-        queues=options.queue_metrics,
-        trace_of=traces.trace_of,
+        with_queues=options.queue_metrics,
+        trace_of=traces.trace_id_of,
     )
 
 
-def _now() -> float:
+def _loop_time() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _led_groups(brain: Controller) -> Callable[[], Mapping[tuple[str, str], Group]]:
-    return lambda: brain.groups if brain.leads else {}
+def _led_groups(controller: Controller) -> Callable[[], Mapping[tuple[str, str], Group]]:
+    return lambda: controller.groups if controller.is_leading else {}
 
 
-async def _poll_progress(brain: Controller, reports: ReportClient, outlets: Observers) -> None:
-    await supervise("progress poller", ProgressPoller(_led_groups(brain), reports, outlets.redelivered).run)
+async def _poll_progress(controller: Controller, reports: ReportClient, observers: Observers) -> None:
+    await supervise("progress poller", ProgressPoller(_led_groups(controller), reports, observers.on_redelivered).run)
 
 
-async def _poll_deliveries(brain: Controller, reports: ReportClient) -> None:
-    await supervise("delivery poller", partial(poll_deliveries, _led_groups(brain), reports, brain.wake))
+async def _poll_deliveries(controller: Controller, reports: ReportClient) -> None:
+    await supervise("delivery poller", partial(poll_deliveries, _led_groups(controller), reports, controller.enqueue))
 
 
-async def _write_policy_statuses(api: Api, brain: Controller) -> None:
-    statuses = PolicyStatuses(api, lambda: brain.events.policies, brain.events.policy_users, lambda: brain.leads)
+async def _write_policy_statuses(api: Api, controller: Controller) -> None:
+    statuses = PolicyStatusWriter(
+        api, lambda: controller.events.policies, controller.events.policy_users, lambda: controller.is_leading
+    )
     await supervise("policy statuses", statuses.run)
 
 
-def _enqueue_all(brain: Controller) -> Callable[[], None]:
+def _enqueue_all(controller: Controller) -> Callable[[], None]:
     def wake() -> None:
-        for key in brain.groups:
-            brain.wake(key)
+        for key in controller.groups:
+            controller.enqueue(key)
 
     return wake
 
 
-def _leadership_handler(brain: Controller, outlets: Observers) -> Callable[[bool], None]:
+def _leadership_handler(controller: Controller, observers: Observers) -> Callable[[bool], None]:
     def led(leads: bool) -> None:  # noqa: FBT001 - a value
-        brain.lead(leads=leads)
-        outlets.led(leads=leads)
+        controller.set_leading(is_leading=leads)
+        observers.on_leadership(is_leading=leads)
 
     return led
 

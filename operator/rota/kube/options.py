@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 
 from rota.brokers.rocketmq.transport.address_policy import read_networks
-from rota.documents import SCHEMA
+from rota.documents import ASSIGNMENT_SCHEMA
 from rota.kube.client.login.kubeconfig import LoginOptions
 from rota.kube.http.operator_probes import PORT, PROBE_PORT
 from rota.kube.state.queue_quota import MAX_QUEUES
-from rota.kube.telemetry.journal.journal_writer import LIMIT
-from rota.model import plain
+from rota.kube.telemetry.journal.journal_writer import DEFAULT_LIMIT
+from rota.model import single_line
 from rota.spec.names import is_dns_label, is_dns_subdomain
 
 VERSION = version("rota-operator")
@@ -32,35 +32,37 @@ class Options:
     page_auth: str = "None"  # "None": everyone may read the page; "Kubernetes": users of the cluster
     page_tls: str = ""  # directory of the page's certificate, for page_auth "Kubernetes"
     journal: str = ""
-    journal_limit: str = LIMIT  # maximum size of the journal's directory
+    journal_limit: str = DEFAULT_LIMIT  # maximum size of the journal's directory
     queue_metrics: bool = True  # whether each queue has its own series
     broker_networks: Sequence[str] = ()  # allowed for name servers and brokers; empty: no check
     max_queues: int = MAX_QUEUES  # of all groups together
-    document_schema: int = SCHEMA  # the highest schema version in which assignments are written
+    document_schema: int = ASSIGNMENT_SCHEMA  # the highest schema version in which assignments are written
     fleets: bool = True  # whether the operator manages the Deployments of groups with a template
     image: str = ""  # of sidecars
     login: LoginOptions = field(default_factory=LoginOptions)  # account for the API server
 
 
-def namespaces(texts: Sequence[str]) -> list[str]:
+def parse_namespaces(texts: Sequence[str]) -> list[str]:
     """Parse texts that hold one or several comma-separated names. Raise ValueError for an invalid name."""
     names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
     for name in names:
         if not is_dns_label(name):
-            raise ValueError(f"--namespace {plain(name, 100)!r} is no name; give one that kubectl get namespaces shows")
+            raise ValueError(
+                f"--namespace {single_line(name, 100)!r} is no name; give one that kubectl get namespaces shows"
+            )
     return names
 
 
-def check(options: Options) -> None:
+def check_options(options: Options) -> None:
     """Raise ValueError for invalid options; otherwise each use of them would fail at run time."""
     if not is_dns_label(options.own_namespace):
-        mistake = f"--own-namespace {plain(options.own_namespace, 100)!r} is no name"
+        mistake = f"--own-namespace {single_line(options.own_namespace, 100)!r} is no name"
         raise ValueError(f"{mistake}; give one that kubectl get namespaces shows")
     if not is_dns_subdomain(options.lease):
-        mistake = f"--lease {plain(options.lease, 100)!r} is no name"
+        mistake = f"--lease {single_line(options.lease, 100)!r} is no name"
         raise ValueError(f"{mistake} that an object can have; give lower-case letters, digits and -, such as rota")
     if options.identity and not re.fullmatch(r"[A-Za-z0-9][-A-Za-z0-9_.]{,239}", options.identity):
-        mistake = f"--identity {plain(options.identity, 100)!r} is no name"
+        mistake = f"--identity {single_line(options.identity, 100)!r} is no name"
         raise ValueError(f"{mistake}; files of the journal have it, too: give 240 letters, digits, -, _ and . at most")
     if options.page_tls and options.page_auth == "None":
         raise ValueError("--page-tls is for --page-auth Kubernetes; give both or none of them")

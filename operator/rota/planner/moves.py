@@ -9,17 +9,17 @@ import numpy as np
 
 from rota import gates
 from rota.documents import Assignment, Release, Share
-from rota.handover import Act, DesiredOwner, Proof, Revocation, State, act, proof
-from rota.model import NOBODY, Holder, Queue, Reason, Roster, Verdict
+from rota.handover import Act, DesiredChange, OwnershipState, Proof, Revocation, choose_act, find_proof
+from rota.model import NO_OWNER, Finding, Holder, Queue, Reason, Roster
 from rota.planner import record
 from rota.planner.members import incarnations
 from rota.planner.situation import Situation
-from rota.planner.target import Measured, share_with_unmanaged, target
+from rota.planner.target import Measurements, compute_owners, share_with_unmanaged
 from rota.strategies import STRATEGIES
 from rota.strategies.arrays import Owners, nobody, present
 from rota.timestamps import format_time
 
-RELEASE_MARGIN = 5.0  # seconds beyond drainTimeout: until the pod sees the document, and its report is read
+RELEASE_MARGIN_SECONDS = 5.0  # seconds beyond drainTimeout: until the pod sees the document, and its report is read
 CHURNING_STRATEGIES = ("Averagely", "AveragelyByCircle")  # no placement rules; many moves when members come and go
 
 
@@ -27,12 +27,12 @@ class Decision(NamedTuple):
     """The act on one queue, and the reasons for it."""
 
     queue: Queue
-    state: State
-    known: Proof
-    want: DesiredOwner
+    state: OwnershipState
+    proof: Proof
+    desired_change: DesiredChange
     holder: Holder | None
-    to: Holder | None
-    voluntary: bool = False  # only the policy moves it, the holder could keep it: gates hold back such moves
+    next_owner: Holder | None
+    is_voluntary: bool = False  # only the policy moves it, the holder could keep it: gates hold back such moves
     act: Act = Act.WAIT
 
 
@@ -41,11 +41,11 @@ class Draft:
     """The changes of the next document."""
 
     decisions: Sequence[Decision] = ()  # queues that simply stay with their owner have none
-    held: gates.Hold | None = None
-    problem: Verdict | None = None
+    hold: gates.Hold | None = None
+    problem: Finding | None = None
     strategy: str = ""
 
-    def of(self, *acts: Act) -> list[Decision]:
+    def with_acts(self, *acts: Act) -> list[Decision]:
         """Return the decisions with these acts."""
         return [decision for decision in self.decisions if decision.act in acts]
 
@@ -56,48 +56,56 @@ class DesiredOwners(NamedTuple):
     strategy: str
     roster: Roster | None = None  # None: without members or queues, no owner is desired
     owners: Owners = nobody(0)
-    problem: Verdict | None = None
+    problem: Finding | None = None
 
 
 def decide(situation: Situation) -> Draft:
     """Decide on every queue that does not simply stay with its owner."""
-    desired = compute_desired(situation)
+    desired = compute_desired_owners(situation)
     classified = [_classify_queue(situation, queue, to) for queue, to in _undecided_queues(situation, desired).items()]
-    moves = [decision for decision in classified if decision.voluntary]
+    moves = [decision for decision in classified if decision.is_voluntary]
     # A terminating pod sees no new document: it is asked to drain, and keeps its queues until it has drained.
-    draining = {decision.queue for decision in moves if decision.holder and situation.seen(decision.holder).terminating}
+    draining = {
+        decision.queue for decision in moves if decision.holder and situation.evidence_of(decision.holder).terminating
+    }
     voluntary = [decision for decision in moves if decision.queue not in draining]
-    facts = _facts(situation, classified, len(voluntary))
+    facts = _gate_facts(situation, classified, len(voluntary))
     held = gates.first_hold(facts)
-    allowed = 0 if held else len(voluntary) if facts.budget is None else facts.budget
-    fixed = {decision.queue for decision in _emptiest_takers_first(situation, voluntary)[allowed:]}
+    allowed = 0 if held else len(voluntary) if facts.moves_left is None else facts.moves_left
+    fixed = {decision.queue for decision in _sort_by_owner_load(situation, voluntary)[allowed:]}
     if fixed and not held:
         message = f"The budget lets {allowed} of {len(voluntary)} queue{'s' * (len(voluntary) != 1)} move now"
-        held = gates.Hold(Reason.BUDGET_SPENT, message, facts.budget_back)
+        held = gates.Hold(Reason.BUDGET_SPENT, message, facts.budget_refill_seconds)
     fixed |= draining
     at_once = situation.policy.handover.mode == "Immediate"
     decisions = [
         decision._replace(
-            act=act(decision.state, decision.known, decision.want, held_back=decision.queue in fixed, immediate=at_once)
+            act=choose_act(
+                decision.state,
+                decision.proof,
+                decision.desired_change,
+                held_back=decision.queue in fixed,
+                immediate=at_once,
+            )
         )
         for decision in classified
     ]
     return Draft(decisions, held, desired.problem, desired.strategy)
 
 
-def document_of(situation: Situation, draft: Draft) -> Assignment:
+def next_document(situation: Situation, draft: Draft) -> Assignment:
     """Return the document that follows the present one, with the draft's changes."""
     current, generation, at = situation.document, situation.document.generation + 1, format_time(situation.now)
-    owned, releasing = dict(situation.owned), dict(current.releasing)
+    owned, releasing = dict(situation.owners), dict(current.releasing)
     # Keep forced queues on record: a later owner must know that the former holder may still consume the queue.
     forced = {
-        queue: since for queue, since in current.forced.items() if not situation.forced_grant_resolved(queue, since)
+        queue: since for queue, since in current.forced.items() if not situation.is_forced_grant_resolved(queue, since)
     }
     for queue, _, _, _, holder, to, _, chosen in draft.decisions:
         next_owner = to.name if to else None
         if chosen is Act.REVOKE and holder:
             del owned[queue]
-            releasing[queue] = Release(holder, next_owner, generation, at, situation.incarnation(*holder))
+            releasing[queue] = Release(holder, next_owner, generation, at, situation.incarnation_of(*holder))
         elif chosen is Act.WAIT and queue in releasing:
             releasing[queue] = replace(releasing[queue], to=next_owner)
         elif chosen in {Act.RETURN, Act.GRANT, Act.FORCE} and to:
@@ -113,92 +121,98 @@ def document_of(situation: Situation, draft: Draft) -> Assignment:
         generation=generation,
         issued_at=at,
         strategy=draft.strategy,
-        members=_shares(situation, record.entries(current, situation.snapshot, situation.counted), owned),
+        members=_shares(
+            situation, record.member_entries(current, situation.snapshot, situation.counted_members), owned
+        ),
         releasing=releasing if situation.incarnations_since else _without_incarnations(releasing),
         forced=forced,
-        spent=_spent(situation, draft),
+        spent=_updated_spent(situation, draft),
         # Only the barrier records a queue that a pod still drains, also if the queue gets no owner.
-        barrier=current.barrier if situation.unrecorded_drains or situation.free_proof is not Proof.RELEASED else 0,
-        begun=_begun(situation, draft, at),
+        barrier=current.barrier if situation.unrecorded_drains or situation.unowned_proof is not Proof.RELEASED else 0,
+        begun=_topic_start_times(situation, draft, at),
         incarnations_since=situation.incarnations_since,
     )
 
 
-def _begun(situation: Situation, draft: Draft, at: str) -> dict[str, str]:
+def _topic_start_times(situation: Situation, draft: Draft, at: str) -> dict[str, str]:
     """Return since when each topic is consumed: all later messages are the group's, whenever a member reads them."""
     begun, spec = situation.document.begun, situation.snapshot.spec
     subscribed = {subscription.topic for subscription in spec.subscriptions} if spec else begun.keys()
     if new := subscribed - begun.keys():
-        new &= situation.on_record.keys() | {decision.queue.topic for decision in draft.of(Act.GRANT, Act.FORCE)}
+        new &= situation.recorded_queues.keys() | {
+            decision.queue.topic for decision in draft.with_acts(Act.GRANT, Act.FORCE)
+        }
     return {topic: begun.get(topic, at) for topic in sorted(new | (subscribed & begun.keys()))}
 
 
-def voluntary_moves(draft: Draft) -> int:
+def count_voluntary_moves(draft: Draft) -> int:
     """Return how many queues the draft takes from members that could keep them: a budget counts these moves."""
-    return sum(decision.voluntary and decision.act is not Act.KEEP for decision in draft.decisions)
+    return sum(decision.is_voluntary and decision.act is not Act.KEEP for decision in draft.decisions)
 
 
-def compute_desired(situation: Situation) -> DesiredOwners:
+def compute_desired_owners(situation: Situation) -> DesiredOwners:
     """Return the desired owner of each queue; without members or queues, no owner is desired."""
     chosen = situation.policy.strategy
-    if not situation.counted or not situation.queues:
+    if not situation.counted_members or not situation.queues:
         return DesiredOwners(chosen)
     roster = None
     try:
-        roster = Roster.of(situation.queues, situation.counted, _preferred(situation))
-        if situation.snapshot.foreigners:
-            ids = {name: situation.pods[name].client_id or name for name in situation.counted}
-            return DesiredOwners("Averagely", roster, share_with_unmanaged(roster, situation.snapshot.foreigners, ids))
+        roster = Roster.of(situation.queues, situation.counted_members, _preferred_owners(situation))
+        if situation.snapshot.unmanaged_consumers:
+            ids = {name: situation.pods[name].client_id or name for name in situation.counted_members}
+            return DesiredOwners(
+                "Averagely", roster, share_with_unmanaged(roster, situation.snapshot.unmanaged_consumers, ids)
+            )
         if situation.snapshot.policy is None:
             return DesiredOwners(situation.document.strategy, roster, _keep_present_owners(situation, roster))
-        if situation.motion and chosen in CHURNING_STRATEGIES and situation.owned:
+        if situation.in_transition and chosen in CHURNING_STRATEGIES and situation.owners:
             # During a rollout move only queues that must move: each moves once now, and once more at the end.
             return DesiredOwners(
-                situation.document.strategy, roster, _keep_present_owners(situation, roster, free=True)
+                situation.document.strategy, roster, _keep_present_owners(situation, roster, assign_unowned=True)
             )
-        return DesiredOwners(chosen, roster, target(situation.policy, roster, measured(situation)))
+        return DesiredOwners(chosen, roster, compute_owners(situation.policy, roster, measurements_of(situation)))
     except ValueError as error:
-        problem = Verdict(Reason.STRATEGY_FAILED, f"{error}; until then every queue stays where it is")
+        problem = Finding(Reason.STRATEGY_FAILED, f"{error}; until then every queue stays where it is")
         owners = nobody(0) if roster is None else _keep_present_owners(situation, roster)
         return DesiredOwners(situation.document.strategy, roster, owners, problem)
 
 
-def foreign_queues(situation: Situation) -> frozenset[Queue]:
+def unmanaged_queues(situation: Situation) -> frozenset[Queue]:
     """Return the share of unmanaged consumers, which compute it as the operator does."""
-    if not situation.snapshot.foreigners:
+    if not situation.snapshot.unmanaged_consumers:
         return frozenset()
-    if not situation.counted:
+    if not situation.counted_members:
         return frozenset(situation.queues)
-    desired = compute_desired(situation)
+    desired = compute_desired_owners(situation)
     if desired.problem or desired.roster is None:
         return frozenset()
-    return frozenset(desired.roster.queues[index] for index in np.flatnonzero(desired.owners == NOBODY).tolist())
+    return frozenset(desired.roster.queues[index] for index in np.flatnonzero(desired.owners == NO_OWNER).tolist())
 
 
-def _keep_present_owners(situation: Situation, roster: Roster, *, free: bool = False) -> Owners:
+def _keep_present_owners(situation: Situation, roster: Roster, *, assign_unowned: bool = False) -> Owners:
     """Keep present owners; the least loaded members get queues that a member left, with `free` also unowned ones."""
     owners = STRATEGIES["Sticky"](roster).copy()
     present_owners = present(roster)
-    owners[present_owners != NOBODY] = present_owners[present_owners != NOBODY]
-    for index in np.flatnonzero(present_owners == NOBODY).tolist() if not free else ():
+    owners[present_owners != NO_OWNER] = present_owners[present_owners != NO_OWNER]
+    for index in np.flatnonzero(present_owners == NO_OWNER).tolist() if not assign_unowned else ():
         queue = roster.queues[index]
-        if queue not in situation.owned and queue not in situation.document.releasing:
-            owners[index] = NOBODY
+        if queue not in situation.owners and queue not in situation.document.releasing:
+            owners[index] = NO_OWNER
     return owners
 
 
-def measured(situation: Situation) -> Measured:
+def measurements_of(situation: Situation) -> Measurements:
     """Return the rooms and weights for the strategy."""
-    rooms = {name: room for name in situation.counted if (room := situation.pods[name].room)}
-    return Measured(rooms, situation.snapshot.queue_weights, situation.snapshot.member_weights)
+    rooms = {name: room for name in situation.counted_members if (room := situation.pods[name].room)}
+    return Measurements(rooms, situation.snapshot.queue_weights, situation.snapshot.member_weights)
 
 
-def _preferred(situation: Situation) -> dict[Queue, str]:
+def _preferred_owners(situation: Situation) -> dict[Queue, str]:
     """Return present owners as the strategy sees them: a queue in transition already belongs to its next owner."""
-    counted = {situation.pods[name].holder for name in situation.counted}
-    preferred = {queue: holder.name for queue, holder in situation.owned.items() if holder in counted}
+    counted = {situation.pods[name].holder for name in situation.counted_members}
+    preferred = {queue: holder.name for queue, holder in situation.owners.items() if holder in counted}
     for queue, release in situation.document.releasing.items():
-        if release.to and situation.counts(release.to):
+        if release.to and situation.is_counted(release.to):
             preferred[queue] = release.to
         elif release.holder in counted:
             preferred[queue] = release.holder.name
@@ -207,16 +221,16 @@ def _preferred(situation: Situation) -> dict[Queue, str]:
 
 def _undecided_queues(situation: Situation, desired: DesiredOwners) -> dict[Queue, Holder | None]:
     """Return the queues that need a decision, and their desired owners; array operations skip the many that stay."""
-    recorded = (situation.owned, situation.document.releasing)
+    recorded = (situation.owners, situation.document.releasing)
     if desired.roster is None:
         group_queues = frozenset(situation.queues)
         return {queue: None for queues in recorded for queue in queues if queue not in group_queues}
     queues, present_owners = desired.roster.queues, present(desired.roster)
     members: list[Holder | None] = [situation.pods[name].holder for name in desired.roster.members]
     members.append(None)  # at index -1: no owner
-    differing = np.flatnonzero((desired.owners != present_owners) | (present_owners == NOBODY)).tolist()
+    differing = np.flatnonzero((desired.owners != present_owners) | (present_owners == NO_OWNER)).tolist()
     undecided = {queues[index]: members[desired.owners[index]] for index in differing}
-    if pending := [*situation.document.releasing, *_of_restarted(situation)]:
+    if pending := [*situation.document.releasing, *_queues_of_restarted(situation)]:
         indexes = {queue: index for index, queue in enumerate(queues)}
         undecided |= {queue: members[desired.owners[indexes[queue]]] for queue in pending if queue in indexes}
     return {
@@ -224,105 +238,122 @@ def _undecided_queues(situation: Situation, desired: DesiredOwners) -> dict[Queu
     } | _unsubscribed_queues(situation, present_owners)
 
 
-def _of_restarted(situation: Situation) -> list[Queue]:
+def _queues_of_restarted(situation: Situation) -> list[Queue]:
     """Return the queues of counted members that restarted, unless the present process already inherited them."""
     document = situation.document
-    names = [name for name in situation.counted if incarnations.has_restarted(document, situation.pods[name])]
-    lost = [name for name in names if not incarnations.inherits(document, situation.pods[name])]
+    names = [name for name in situation.counted_members if incarnations.has_restarted(document, situation.pods[name])]
+    lost = [name for name in names if not incarnations.has_inherited(document, situation.pods[name])]
     return [queue for name in lost for queue in document.members[name].queues]
 
 
 def _unsubscribed_queues(situation: Situation, present_owners: Owners) -> dict[Queue, None]:
     """Return the queues on record that the group no longer consumes."""
-    if not situation.document.releasing and len(situation.owned) == np.count_nonzero(present_owners != NOBODY):
+    if not situation.document.releasing and len(situation.owners) == np.count_nonzero(present_owners != NO_OWNER):
         return {}
     active = set(situation.queues)
     return dict.fromkeys(
-        queue for queues in (situation.owned, situation.document.releasing) for queue in queues if queue not in active
+        queue for queues in (situation.owners, situation.document.releasing) for queue in queues if queue not in active
     )
 
 
-def _classify_queue(situation: Situation, queue: Queue, to: Holder | None) -> Decision:
+def _classify_queue(situation: Situation, queue: Queue, next_owner: Holder | None) -> Decision:
     """Return a queue's state, the proof about its holder and the desired change, with no act yet."""
-    release, owner = situation.document.releasing.get(queue), situation.owned.get(queue)
+    release, owner = situation.document.releasing.get(queue), situation.owners.get(queue)
     if release:
-        if situation.snapshot.foreigners is None and release.to is None:
-            to = None  # an unmanaged consumer may take it up once it no longer sees our member
+        if situation.snapshot.unmanaged_consumers is None and release.to is None:
+            next_owner = None  # an unmanaged consumer may take it up once it no longer sees our member
         revocation = Revocation(release.since, record.seconds_since(release.at, situation.now))
-        evidence = situation.seen(release.holder, release.incarnation)
-        proven = proof(queue, release.holder, revocation, evidence, situation.policy.handover)
-        return Decision(queue, State.RELEASING, proven, _want(release.holder, to), release.holder, to)
-    if owner:
-        proven = proof(queue, owner, None, situation.seen_of_owner(owner), situation.policy.handover)
-        want = _want(owner, to)
-        voluntary = proven is Proof.NONE and (
-            want is DesiredOwner.MOVE or (want is DesiredOwner.LEAVE and queue in situation.releasable_queues)
+        evidence = situation.evidence_of(release.holder, release.incarnation)
+        proven = find_proof(queue, release.holder, revocation, evidence, situation.policy.handover)
+        return Decision(
+            queue,
+            OwnershipState.RELEASING,
+            proven,
+            _desired_change(release.holder, next_owner),
+            release.holder,
+            next_owner,
         )
-        return Decision(queue, State.OWNED, proven, want, owner, to, voluntary)
-    return Decision(queue, State.FREE, situation.free(queue), DesiredOwner.MOVE, None, to)
+    if owner:
+        proven = find_proof(queue, owner, None, situation.evidence_of_owner(owner), situation.policy.handover)
+        want = _desired_change(owner, next_owner)
+        voluntary = proven is Proof.NONE and (
+            want is DesiredChange.MOVE or (want is DesiredChange.LEAVE and queue in situation.releasable_queues)
+        )
+        return Decision(queue, OwnershipState.OWNED, proven, want, owner, next_owner, voluntary)
+    return Decision(queue, OwnershipState.FREE, situation.unowned_proof_of(queue), DesiredChange.MOVE, None, next_owner)
 
 
-def _want(holder: Holder, to: Holder | None) -> DesiredOwner:
-    return DesiredOwner.LEAVE if to is None else DesiredOwner.STAY if to == holder else DesiredOwner.MOVE
+def _desired_change(holder: Holder, next_owner: Holder | None) -> DesiredChange:
+    return (
+        DesiredChange.LEAVE
+        if next_owner is None
+        else DesiredChange.STAY
+        if next_owner == holder
+        else DesiredChange.MOVE
+    )
 
 
-def _facts(situation: Situation, decisions: Sequence[Decision], moves: int) -> gates.GateFacts:
+def _gate_facts(situation: Situation, decisions: Sequence[Decision], moves: int) -> gates.GateFacts:
     under_way = [
         situation.document.releasing[decision.queue]
         for decision in decisions
-        if decision.state is State.RELEASING and decision.known is Proof.NONE and decision.want is not DesiredOwner.STAY
+        if decision.state is OwnershipState.RELEASING
+        and decision.proof is Proof.NONE
+        and decision.desired_change is not DesiredChange.STAY
     ]
     youngest = min((record.seconds_since(release.at, situation.now) for release in under_way), default=0.0)
     age = record.seconds_since(situation.document.issued_at, situation.now)
-    moves_left, seconds_until_more = _budget(situation)
+    moves_left, seconds_until_more = _budget_left(situation)
     return gates.GateFacts(
-        wanted=moves,
+        moves=moves,
         paused=situation.policy.paused,
-        followed=situation.snapshot.policy is not None,
-        unseen=tuple(situation.unseen),
+        is_policy_valid=situation.snapshot.policy is not None,
+        missing_metadata=tuple(situation.missing_metadata),
         debounce=situation.policy.triggers.debounce,
-        written=age if age >= 0 else float("inf"),  # written by a clock ahead of ours
-        moving=tuple(situation.motion),
-        patience=min(situation.motion.values(), default=0.0),
-        releasing=len(under_way),
-        release_time=situation.policy.handover.drain_timeout + RELEASE_MARGIN - max(youngest, 0.0),
-        budget=moves_left,
-        budget_back=seconds_until_more,
+        seconds_since_write=age if age >= 0 else float("inf"),  # written by a clock ahead of ours
+        members_in_transition=tuple(situation.in_transition),
+        patience_seconds=min(situation.in_transition.values(), default=0.0),
+        queues_releasing=len(under_way),
+        release_seconds_left=situation.policy.handover.drain_timeout + RELEASE_MARGIN_SECONDS - max(youngest, 0.0),
+        moves_left=moves_left,
+        budget_refill_seconds=seconds_until_more,
     )
 
 
-def _budget(situation: Situation) -> tuple[int | None, float | None]:
+def _budget_left(situation: Situation) -> tuple[int | None, float | None]:
     """Return the moves left in the budget's window, and the seconds until it allows more; None: no limit, or never."""
     budget = situation.policy.budget
     if budget is None:
         return None, 0.0
     if not budget.max_moves:
         return 0, None
-    spent = _window(situation)
+    spent = _moves_in_window(situation)
     waits = [budget.per - record.seconds_since(at, situation.now) for at, _ in spent]
     return max(budget.max_moves - sum(count for _, count in spent), 0), min(waits, default=float(budget.per))
 
 
-def _window(situation: Situation) -> list[tuple[str, int]]:
+def _moves_in_window(situation: Situation) -> list[tuple[str, int]]:
     """Return the moves on record that count in the budget; a future time, from a wrong clock, counts as now."""
     per = situation.policy.budget.per if situation.policy.budget else 0.0
     counting = [(at, count) for at, count in situation.document.spent if record.seconds_since(at, situation.now) < per]
     return [(min(at, format_time(situation.now)), count) for at, count in counting]
 
 
-def _spent(situation: Situation, draft: Draft) -> tuple[tuple[str, int], ...]:
+def _updated_spent(situation: Situation, draft: Draft) -> tuple[tuple[str, int], ...]:
     if situation.snapshot.policy is None:  # its budget is not known
         return situation.document.spent
-    moved = voluntary_moves(draft) if situation.policy.budget else 0
-    return (*_window(situation), *([(format_time(situation.now), moved)] if moved else []))
+    moved = count_voluntary_moves(draft) if situation.policy.budget else 0
+    return (*_moves_in_window(situation), *([(format_time(situation.now), moved)] if moved else []))
 
 
-def _emptiest_takers_first(situation: Situation, voluntary: Sequence[Decision]) -> list[Decision]:
+def _sort_by_owner_load(situation: Situation, voluntary: Sequence[Decision]) -> list[Decision]:
     """Sort moves by how few queues the next owner has: a budget may allow only the first ones."""
     if not voluntary:
         return []
-    counts = Counter(holder.name for holder in situation.owned.values())
-    return sorted(voluntary, key=lambda decision: (counts[decision.to.name] if decision.to else 0, decision.queue))
+    counts = Counter(holder.name for holder in situation.owners.values())
+    return sorted(
+        voluntary, key=lambda decision: (counts[decision.next_owner.name] if decision.next_owner else 0, decision.queue)
+    )
 
 
 def _without_incarnations(releasing: Mapping[Queue, Release]) -> dict[Queue, Release]:
@@ -337,6 +368,6 @@ def _shares(situation: Situation, entries: Mapping[str, str], owned: Mapping[Que
         queues.setdefault(holder.name, []).append(queue)
         uids[holder.name] = holder.uid
     return {
-        name: Share(uids[name], tuple(sorted(share)), situation.incarnation(name, uids[name]))
+        name: Share(uids[name], tuple(sorted(share)), situation.incarnation_of(name, uids[name]))
         for name, share in queues.items()
     }

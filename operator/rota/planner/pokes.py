@@ -9,7 +9,7 @@ from rota.model import Holder, Poke, Queue
 from rota.planner.members import incarnations
 from rota.planner.snapshot import Pod
 
-SLOWEST = 30.0  # seconds between two pokes of a pod that does not obey
+MAX_POKE_INTERVAL_SECONDS = 30.0  # seconds between two pokes of a pod that does not obey
 
 
 def pods_behind(
@@ -27,14 +27,14 @@ def pods_behind(
         and pod.generation < document.generation
         and (pod.started or pod.ready)
         and (
-            pod.generation < max(owed.get(pod.holder, 0), document.barrier, _owed_after_restart(pod, document))
-            or _shows(pod) != _given(pod, document)
+            pod.generation < max(owed.get(pod.holder, 0), document.barrier, _generation_after_restart(pod, document))
+            or _held_queues(pod) != _assigned_queues(pod, document)
             or has_other_settings(pod, settings)
         )
     ]
 
 
-def only_for_settings(pods: Sequence[Pod], document: Assignment, deleted_uids: frozenset[str]) -> frozenset[str]:
+def pods_behind_in_settings(pods: Sequence[Pod], document: Assignment, deleted_uids: frozenset[str]) -> frozenset[str]:
     """Return the names of the pods that lag behind in settings only: their pokes are not urgent."""
     urgent = {pod.name for pod in pods_behind(pods, document, deleted_uids)}
     return frozenset(pod.name for pod in pods if pod.name not in urgent)
@@ -53,29 +53,32 @@ def due_pokes(pods: Sequence[Pod], document: Assignment) -> dict[str, Poke]:
             continue
         if pod.poke.generation < document.generation:
             pokes[pod.name] = Poke(document.generation, 1)
-        elif pod.poked >= _pause(pod.poke):
-            pokes[pod.name] = Poke(document.generation, pod.poke.times + 1)
+        elif pod.poked_for >= _poke_interval(pod.poke):
+            pokes[pod.name] = Poke(document.generation, pod.poke.attempts + 1)
     return pokes
 
 
 def seconds_until_next_poke(pods: Sequence[Pod], new_pokes: Mapping[str, Poke]) -> float:
     """Return the seconds until the next poke is due; infinity without one."""
-    remaining = [_pause(new_pokes[pod.name]) if pod.name in new_pokes else _pause(pod.poke) - pod.poked for pod in pods]
+    remaining = [
+        _poke_interval(new_pokes[pod.name]) if pod.name in new_pokes else _poke_interval(pod.poke) - pod.poked_for
+        for pod in pods
+    ]
     return min((seconds for seconds in remaining if seconds > 0), default=math.inf)
 
 
-def _pause(poke: Poke) -> float:
-    return min(2.0 ** min(poke.times - 1, 10), SLOWEST)
+def _poke_interval(poke: Poke) -> float:
+    return min(2.0 ** min(poke.attempts - 1, 10), MAX_POKE_INTERVAL_SECONDS)
 
 
-def _shows(pod: Pod) -> AbstractSet[Queue]:
-    return pod.heard.held if pod.heard else frozenset()
+def _held_queues(pod: Pod) -> AbstractSet[Queue]:
+    return pod.decoded_report.held_queues if pod.decoded_report else frozenset()
 
 
-def _given(pod: Pod, document: Assignment) -> frozenset[Queue]:
-    return frozenset(incarnations.shown_queues(document, pod))
+def _assigned_queues(pod: Pod, document: Assignment) -> frozenset[Queue]:
+    return frozenset(incarnations.assigned_queues(document, pod))
 
 
-def _owed_after_restart(pod: Pod, document: Assignment) -> int:
+def _generation_after_restart(pod: Pod, document: Assignment) -> int:
     """Return the generation that a restarted pod must obey to prove the end of its earlier process; otherwise 0."""
     return document.incarnations_since if incarnations.has_restarted(document, pod) else 0

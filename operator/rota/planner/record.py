@@ -16,7 +16,7 @@ from rota.planner.snapshot import Pod, Snapshot
 from rota.spec import Handover
 from rota.timestamps import format_time, parse_time
 
-EVERYTHING = 1_000_000  # moves: counted as spent if the budget is not known
+UNKNOWN_SPENT_MOVES = 1_000_000  # moves: counted as spent if the budget is not known
 MAX_PLAUSIBLE_GENERATION = 2**52  # the highest generation accepted as seen: its successors can still be read
 
 
@@ -26,13 +26,13 @@ def seconds_since(at: str, now: float) -> float:
     return 0.0 if seconds is None else now - seconds
 
 
-def damage(snapshot: Snapshot) -> str:
+def find_damage(snapshot: Snapshot) -> str:
     """Return why the record cannot be trusted; empty if it can, or if the group never had one."""
-    document, highest_seen = snapshot.document, newest(snapshot)
+    document, highest_seen = snapshot.document, highest_generation(snapshot)
     if snapshot.damage:
         return snapshot.damage
     if document is None:
-        is_missing = highest_seen or any(_may_work(pod, snapshot) for pod in snapshot.pods)
+        is_missing = highest_seen or any(_may_consume(pod, snapshot) for pod in snapshot.pods)
         return "The assignment is gone, but pods of the group are there" if is_missing else ""
     if document.group != snapshot.group:
         return f"The assignment is that of {document.group}"
@@ -41,7 +41,7 @@ def damage(snapshot: Snapshot) -> str:
     return ""
 
 
-def newest(snapshot: Snapshot) -> int:
+def highest_generation(snapshot: Snapshot) -> int:
     """Return the highest generation in the status, reports and pokes."""
     generations = [number for pod in snapshot.pods if not pod.ended for number in (pod.generation, pod.poke.generation)]
     return max(plausible_generation(number) for number in [snapshot.status.get("generation"), *generations, 0])
@@ -52,20 +52,20 @@ def plausible_generation(generation: object) -> int:
     return generation if isinstance(generation, int) and 0 <= generation <= MAX_PLAUSIBLE_GENERATION else 0
 
 
-def recovered(snapshot: Snapshot, now: float) -> Assignment:
+def rebuild_assignment(snapshot: Snapshot, now: float) -> Assignment:
     """Return the recovery generation; past moves are not known, so the whole budget counts as spent."""
     policy = snapshot.policy
-    spent_moves = policy.budget.max_moves if policy and policy.budget else 0 if policy else EVERYTHING
+    spent_moves = policy.budget.max_moves if policy and policy.budget else 0 if policy else UNKNOWN_SPENT_MOVES
     last_generation = snapshot.document.generation if snapshot.document else 0
-    generation = max(newest(snapshot) + 1, last_generation + 1, int(now))
+    generation = max(highest_generation(snapshot) + 1, last_generation + 1, int(now))
     previous = Assignment(group=snapshot.group, generation=generation - 1, issued_at="")
     since = incarnations.incarnations_since(snapshot, previous)
     shares: dict[str, Share] = {}
     claimed: set[Queue] = set()
     # If two pods hold a queue, the pod with the later generation keeps it.
     for pod in sorted(snapshot.pods, key=lambda pod: (-pod.generation, pod.name)):
-        if not pod.ended and pod.uid not in snapshot.gone:
-            held = (pod.heard.held if pod.heard else frozenset()) - claimed
+        if not pod.ended and pod.uid not in snapshot.deleted_uids:
+            held = (pod.decoded_report.held_queues if pod.decoded_report else frozenset()) - claimed
             claimed |= held
             shares[pod.name] = Share(pod.uid, tuple(sorted(held)), pod.incarnation if since else 0)
     return Assignment(
@@ -89,16 +89,16 @@ def _start_times(snapshot: Snapshot, now: float) -> dict[str, str]:
     return {topic: starts.get(topic, format_time(now)) for topic in sorted({entry.topic for entry in subscriptions})}
 
 
-def past_barrier(document: Assignment, pods: Sequence[Pod], rules: Handover, now: float) -> Proof:
+def barrier_proof(document: Assignment, pods: Sequence[Pod], rules: Handover, now: float) -> Proof:
     """Return the proof, if any, that no pod consumes a queue without an owner on record."""
     since = seconds_since(document.issued_at, now)
     behind = [pod for pod in pods if pod.started and not pod.ended and pod.generation < document.barrier]
     if not behind:
         return Proof.RELEASED
-    return Proof.LOST if all(pod.seen.lost(rules, since) for pod in behind) else Proof.NONE
+    return Proof.LOST if all(pod.evidence.is_lost(rules, since) for pod in behind) else Proof.NONE
 
 
-def owners(document: Assignment) -> dict[Queue, Holder]:
+def owners_of(document: Assignment) -> dict[Queue, Holder]:
     """Return the present owner of each queue."""
     owners_by_queue: dict[Queue, Holder] = {}
     for name, share in document.members.items():
@@ -106,22 +106,28 @@ def owners(document: Assignment) -> dict[Queue, Holder]:
     return owners_by_queue
 
 
-def holders(document: Assignment) -> dict[Queue, Holder]:
+def holders_of(document: Assignment) -> dict[Queue, Holder]:
     """Return the member that may consume each queue: its owner, or the holder from which it was revoked."""
-    return {queue: release.holder for queue, release in document.releasing.items()} | owners(document)
+    return {queue: release.holder for queue, release in document.releasing.items()} | owners_of(document)
 
 
-def entries(document: Assignment, snapshot: Snapshot, counted: Sequence[str]) -> dict[str, str]:
+def member_entries(document: Assignment, snapshot: Snapshot, counted: Sequence[str]) -> dict[str, str]:
     """Return name and uid of all members with an entry: counted members, and former ones until they have ended."""
     pods: Mapping[str, Pod] = {pod.name: pod for pod in snapshot.pods}
     remaining = {
         name: share.uid
         for name, share in document.members.items()
-        if share.uid not in snapshot.gone and not (name in pods and pods[name].ended and pods[name].uid == share.uid)
+        if share.uid not in snapshot.deleted_uids
+        and not (name in pods and pods[name].ended and pods[name].uid == share.uid)
     }
     return remaining | {name: pods[name].uid for name in counted}
 
 
-def _may_work(pod: Pod, snapshot: Snapshot) -> bool:
+def _may_consume(pod: Pod, snapshot: Snapshot) -> bool:
     """Whether a pod may obey a lost document: it runs, and has not reported that it obeys none."""
-    return pod.started and not pod.ended and pod.uid not in snapshot.gone and not (pod.heard and not pod.generation)
+    return (
+        pod.started
+        and not pod.ended
+        and pod.uid not in snapshot.deleted_uids
+        and not (pod.decoded_report and not pod.generation)
+    )

@@ -6,14 +6,14 @@ from functools import cached_property
 
 from rota.documents import Assignment, Share
 from rota.handover import HolderEvidence, Proof
-from rota.model import RETRY, Holder, Queue
+from rota.model import RETRY_TOPIC_PREFIX, Holder, Queue
 from rota.planner import record
 from rota.planner.members import incarnations
-from rota.planner.members.standings import MemberState, in_motion
+from rota.planner.members.standings import MemberState, members_in_transition
 from rota.planner.snapshot import Pod, Snapshot
 from rota.spec import Handover, PolicySpec, Seconds
 
-SHRINK_PATIENCE = 40.0  # seconds; brokers register every 30 s: a new name server knows only some of them
+SHRINK_PATIENCE_SECONDS = 40.0  # seconds; brokers register every 30 s: a new name server knows only some of them
 # Without a policy, the limit for silence is not known: with an infinite one, no member counts as lost too early.
 WITHOUT_POLICY = PolicySpec(handover=Handover(lost_after=Seconds("inf")))
 
@@ -23,7 +23,7 @@ class Situation:
     """The facts that decisions rest on; each is computed once, on first use."""
 
     snapshot: Snapshot
-    standings: Mapping[str, MemberState]
+    member_states: Mapping[str, MemberState]
     document: Assignment
     now: float
 
@@ -38,19 +38,19 @@ class Situation:
         return {pod.name: pod for pod in self.snapshot.pods}
 
     @cached_property
-    def counted(self) -> list[str]:
+    def counted_members(self) -> list[str]:
         """The names of the members that share the queues."""
-        return [pod.name for pod in self.snapshot.pods if self.standings[pod.name].counts]
+        return [pod.name for pod in self.snapshot.pods if self.member_states[pod.name].is_counted]
 
     @cached_property
-    def motion(self) -> dict[str, float]:
+    def in_transition(self) -> dict[str, float]:
         """The members that come or go at this moment, and for how many seconds to wait for each."""
-        return in_motion(self.snapshot.pods, self.standings, self.policy)
+        return members_in_transition(self.snapshot.pods, self.member_states, self.policy)
 
     @cached_property
-    def owned(self) -> dict[Queue, Holder]:
+    def owners(self) -> dict[Queue, Holder]:
         """The owner of each queue."""
-        return record.owners(self.document)
+        return record.owners_of(self.document)
 
     @cached_property
     def queues(self) -> list[Queue]:
@@ -58,24 +58,24 @@ class Situation:
         return [queue for topic in self._topics for queue in self._queues_of(topic)]
 
     @cached_property
-    def unseen(self) -> list[str]:
+    def missing_metadata(self) -> list[str]:
         """Topics (or the group's members) not reported by brokers: no queue may move. A retry topic may be missing."""
         visible = {topic for topic, view in self.snapshot.views.items() if view and view.queues}
-        topics = [f"topic {topic}" for topic in self._topics if topic not in visible and topic != self.retries]
-        return topics + ["the group's members"] * (self.snapshot.foreigners is None)
+        topics = [f"topic {topic}" for topic in self._topics if topic not in visible and topic != self.retry_topic]
+        return topics + ["the group's members"] * (self.snapshot.unmanaged_consumers is None)
 
     @cached_property
-    def on_record(self) -> dict[str, set[Queue]]:
+    def recorded_queues(self) -> dict[str, set[Queue]]:
         """The queues on record, by topic."""
         by_topic: dict[str, set[Queue]] = {}
-        for queue in [*self.owned, *self.document.releasing]:
+        for queue in [*self.owners, *self.document.releasing]:
             by_topic.setdefault(queue.topic, set()).add(queue)
         return by_topic
 
     @cached_property
     def releasable_queues(self) -> frozenset[Queue]:
         """The queues that the policy alone may leave unowned: none while unmanaged consumers have a share."""
-        return frozenset() if self.snapshot.foreigners else frozenset(self.queues)
+        return frozenset() if self.snapshot.unmanaged_consumers else frozenset(self.queues)
 
     @property
     def _topics(self) -> list[str]:
@@ -83,42 +83,42 @@ class Situation:
         if spec is None or self.snapshot.must_release_all:
             return []
         topics = [subscription.topic for subscription in spec.subscriptions]  # may include other groups' retry topics
-        return topics + [topic for topic in self.snapshot.views if topic == self.retries and topic not in topics]
+        return topics + [topic for topic in self.snapshot.views if topic == self.retry_topic and topic not in topics]
 
     @property
-    def retries(self) -> str:
+    def retry_topic(self) -> str:
         """The group's own retry topic; those of other groups may be subscribed to like any topic."""
         spec = self.snapshot.spec
-        return RETRY + ((spec and spec.group) or self.snapshot.group.partition("/")[2])
+        return RETRY_TOPIC_PREFIX + ((spec and spec.group) or self.snapshot.group.partition("/")[2])
 
     def _queues_of(self, topic: str) -> Sequence[Queue]:
         view = self.snapshot.views.get(topic)
-        if view and view.queues and view.steady >= SHRINK_PATIENCE:
+        if view and view.queues and view.stable_for >= SHRINK_PATIENCE_SECONDS:
             return view.queues
-        recorded = self.on_record.get(topic, set())
+        recorded = self.recorded_queues.get(topic, set())
         if view and view.queues:  # drop queues that are being released for good and are not in the route
-            recorded = {queue for queue in recorded if not self._leaves(queue)}
+            recorded = {queue for queue in recorded if not self._is_released_for_good(queue)}
         return sorted(recorded.union(view.queues if view else ()))
 
-    def _leaves(self, queue: Queue) -> bool:
+    def _is_released_for_good(self, queue: Queue) -> bool:
         release = self.document.releasing.get(queue)
         return release is not None and release.to is None
 
-    def seen(self, holder: Holder, incarnation: int = 0) -> HolderEvidence:
+    def evidence_of(self, holder: Holder, incarnation: int = 0) -> HolderEvidence:
         """Return the evidence about a holder's process; absence from the pods does not prove its end."""
-        evidence = self._seen.get((holder, incarnation))
+        evidence = self._evidence_cache.get((holder, incarnation))
         if evidence is None:
-            evidence = self._seen[holder, incarnation] = self._look_at(holder, incarnation)
+            evidence = self._evidence_cache[holder, incarnation] = self._find_evidence(holder, incarnation)
         return evidence
 
     @cached_property
-    def _seen(self) -> dict[tuple[Holder, int], HolderEvidence]:
+    def _evidence_cache(self) -> dict[tuple[Holder, int], HolderEvidence]:
         """Cache of `seen`, which is called for each queue of a holder."""
         return {}
 
-    def _look_at(self, holder: Holder, incarnation: int) -> HolderEvidence:
+    def _find_evidence(self, holder: Holder, incarnation: int) -> HolderEvidence:
         pod = self.pods.get(holder.name)
-        if holder.uid in self.snapshot.gone:
+        if holder.uid in self.snapshot.deleted_uids:
             return HolderEvidence(ended=True)
         return (
             incarnations.evidence_of(self.document, pod, incarnation)
@@ -126,41 +126,41 @@ class Situation:
             else HolderEvidence()
         )
 
-    def seen_of_owner(self, holder: Holder) -> HolderEvidence:
+    def evidence_of_owner(self, holder: Holder) -> HolderEvidence:
         """Return the evidence about the process to which the document gives queues."""
-        return self.seen(holder, self.document.members[holder.name].incarnation)
+        return self.evidence_of(holder, self.document.members[holder.name].incarnation)
 
     @cached_property
     def incarnations_since(self) -> int:
         """The generation from which on shares name incarnations, for the next document."""
         return incarnations.incarnations_since(self.snapshot, self.document)
 
-    def incarnation(self, name: str, uid: str) -> int:
+    def incarnation_of(self, name: str, uid: str) -> int:
         """Return the process of a pod that the next document names; 0: none in particular."""
         pod, share = self.pods.get(name), self.document.members.get(name)
         if not self.incarnations_since:
             return 0
         is_heard = pod is not None and pod.uid == uid and bool(pod.incarnation)
-        if pod and is_heard and (self.counts(name) or incarnations.inherits(self.document, pod)):
+        if pod and is_heard and (self.is_counted(name) or incarnations.has_inherited(self.document, pod)):
             return pod.incarnation
         if share and share.uid == uid and (share.incarnation or not pod):
             return share.incarnation
         return pod.incarnation if pod and pod.uid == uid else 0
 
-    def counts(self, name: str) -> bool:
+    def is_counted(self, name: str) -> bool:
         """Whether the member of this name shares the queues."""
-        return name in self.standings and self.standings[name].counts
+        return name in self.member_states and self.member_states[name].is_counted
 
     @cached_property
-    def free_proof(self) -> Proof:
+    def unowned_proof(self) -> Proof:
         """The proof about queues without an owner on record; consumers that the operator cannot see may read them."""
-        if self.snapshot.foreigners is None or (self.document.barrier and self.snapshot.replaced):
+        if self.snapshot.unmanaged_consumers is None or (self.document.barrier and self.snapshot.replaced_holders):
             return Proof.NONE
-        return record.past_barrier(self.document, self.snapshot.pods, self.policy.handover, self.now)
+        return record.barrier_proof(self.document, self.snapshot.pods, self.policy.handover, self.now)
 
-    def free(self, queue: Queue) -> Proof:
+    def unowned_proof_of(self, queue: Queue) -> Proof:
         """Return the proof about a queue without an owner on record."""
-        return Proof.NONE if self.free_proof is Proof.NONE else self.unrecorded_drains.get(queue, self.free_proof)
+        return Proof.NONE if self.unowned_proof is Proof.NONE else self.unrecorded_drains.get(queue, self.unowned_proof)
 
     @cached_property
     def unrecorded_drains(self) -> dict[Queue, Proof]:
@@ -168,48 +168,58 @@ class Situation:
         if not self.document.barrier:
             return {}
         proofs: dict[Queue, Proof] = {}
-        named = {*self.owned, *self.document.releasing}
+        named = {*self.owners, *self.document.releasing}
         rules, since = self.policy.handover, record.seconds_since(self.document.issued_at, self.now)
         for pod in self.snapshot.pods:
-            if pod.heard and not self.seen(pod.holder).ended:
-                proof = Proof.LOST if pod.seen.lost(rules, since) else Proof.NONE
-                proofs |= {queue: proof for queue in pod.heard.working - named if proofs.get(queue) is not Proof.NONE}
+            if pod.decoded_report and not self.evidence_of(pod.holder).ended:
+                proof = Proof.LOST if pod.evidence.is_lost(rules, since) else Proof.NONE
+                proofs |= {
+                    queue: proof
+                    for queue in pod.decoded_report.active_queues - named
+                    if proofs.get(queue) is not Proof.NONE
+                }
         return proofs
 
-    def forced_grant_resolved(self, queue: Queue, forced: int) -> bool:
+    def is_forced_grant_resolved(self, queue: Queue, generation: int) -> bool:
         """Whether the former holder of a queue that this generation forced can no longer consume it."""
-        if self._oldest < forced:
+        if self._oldest_generation < generation:
             return False
-        return sum(pod.heard is not None and queue in pod.heard.working for pod in self.snapshot.pods) <= 1
+        return (
+            sum(
+                pod.decoded_report is not None and queue in pod.decoded_report.active_queues
+                for pod in self.snapshot.pods
+            )
+            <= 1
+        )
 
-    def without_owner(self, document: Assignment) -> list[Queue]:
+    def unowned_queues(self, document: Assignment) -> list[Queue]:
         """Return the queues that no member consumes: they have no owner, and are not being released.
 
         On record a queue stays with an ended member until another takes it over, and with a member asked to drain.
         """
         if document.everyone is not None:
             return []
-        owned = self.owned if document is self.document else record.owners(document)
-        idle = frozenset[Queue]().union(*(self._not_worked(*share) for share in document.members.items()))
+        owned = self.owners if document is self.document else record.owners_of(document)
+        idle = frozenset[Queue]().union(*(self._unconsumed_queues(*share) for share in document.members.items()))
         releasing = document.releasing
         return [queue for queue in self.queues if (queue not in owned or queue in idle) and queue not in releasing]
 
-    def _not_worked(self, name: str, share: Share) -> Collection[Queue]:
+    def _unconsumed_queues(self, name: str, share: Share) -> Collection[Queue]:
         """Return the queues of a share that the owner does not consume: it has ended, or drains while it stays."""
         holder = Holder(name, share.uid)
-        evidence = self.seen(holder, share.incarnation)
-        if evidence.ended and not (self.counts(name) and self.pods[name].uid == share.uid):
+        evidence = self.evidence_of(holder, share.incarnation)
+        if evidence.ended and not (self.is_counted(name) and self.pods[name].uid == share.uid):
             return share.queues
-        report = evidence.report if evidence.obeys(holder, 0) else None
+        report = evidence.report if evidence.has_obeyed(holder, 0) else None
         is_draining = report and report.state != "serving" and not (report.final or evidence.terminating)
-        return frozenset(share.queues) - evidence.working if is_draining else ()
+        return frozenset(share.queues) - evidence.active_queues if is_draining else ()
 
     @cached_property
-    def _oldest(self) -> int:
+    def _oldest_generation(self) -> int:
         """The oldest generation that a member may still obey."""
-        pods = [pod for pod in self.snapshot.pods if not self.seen(pod.holder).ended]
+        pods = [pod for pod in self.snapshot.pods if not self.evidence_of(pod.holder).ended]
         present = {pod.holder for pod in pods}
         on_record = (Holder(name, share.uid) for name, share in self.document.members.items())
-        if any(holder not in present and not self.seen(holder).ended for holder in on_record):
+        if any(holder not in present and not self.evidence_of(holder).ended for holder in on_record):
             return 0
         return min((pod.generation for pod in pods if pod.started), default=self.document.generation)

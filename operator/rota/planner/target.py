@@ -7,35 +7,35 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rota.model import NOBODY, Queue, Roster
+from rota.model import NO_OWNER, Queue, Roster
 from rota.spec import BrokerRoom, ConfiguredMember, PolicySpec, QueueRange
-from rota.spec.rules import spans
+from rota.spec.rules import parse_spans
 from rota.strategies import prepared
 from rota.strategies.arrays import Owners
 
 
-class Measured(NamedTuple):
+class Measurements(NamedTuple):
     """Rooms and weights of queues and members."""
 
-    member_rooms: Mapping[str, str] = {}
+    rooms_by_member: Mapping[str, str] = {}
     queue_weights: Mapping[Queue, float] | None = {}  # None: could not be measured now
     member_weights: Mapping[str, float] = {}
 
 
-def target(policy: PolicySpec, roster: Roster, measured: Measured = Measured()) -> Owners:  # noqa: B008 - a value
+def compute_owners(policy: PolicySpec, roster: Roster, measurements: Measurements = Measurements()) -> Owners:  # noqa: B008 - a value
     """Return the owners that the policy's strategy wants; input that it cannot use is a ValueError."""
-    return prepared(policy.strategy, options(policy, roster, measured))(roster)
+    return prepared(policy.strategy, resolve_options(policy, roster, measurements))(roster)
 
 
-def share_with_unmanaged(roster: Roster, foreigners: Collection[str], client_ids: Mapping[str, str]) -> Owners:
+def share_with_unmanaged(roster: Roster, unmanaged: Collection[str], client_ids: Mapping[str, str]) -> Owners:
     """Return the share of our members while unmanaged consumers are in the group.
 
     Each unmanaged consumer computes Averagely by itself, over all client ids in order. Only if the operator does the
     same, with the client ids of our members at the broker, is no queue read twice.
     """
     ours = {client_ids.get(name, name): index for index, name in enumerate(roster.members)}
-    all_clients = Roster.of(roster.queues, [*ours, *distinct_client_ids(foreigners)])
-    own_indexes = [ours.get(client, NOBODY) for client in all_clients.members]
+    all_clients = Roster.of(roster.queues, [*ours, *distinct_client_ids(unmanaged)])
+    own_indexes = [ours.get(client, NO_OWNER) for client in all_clients.members]
     return np.array(own_indexes, dtype=np.int32)[prepared("Averagely")(all_clients)]
 
 
@@ -51,30 +51,30 @@ def distinct_client_ids(ids: Collection[str]) -> Iterator[str]:
         occurrences[client] += 1
 
 
-def options(policy: PolicySpec, roster: Roster, measured: Measured) -> dict[str, Any]:
+def resolve_options(policy: PolicySpec, roster: Roster, measurements: Measurements) -> dict[str, Any]:
     """Return a policy's options as the strategy takes them: with this roster's members and queues."""
     configured = policy.options
     match policy.strategy:
         case "ByConfig" if configured.by_config:
-            chosen: dict[str, Any] = {"members": _configured(configured.by_config.members, roster)}
+            chosen: dict[str, Any] = {"members": _configured_queues(configured.by_config.members, roster)}
         case "ByMachineRoom" if configured.by_machine_room:
             chosen = {"rooms": configured.by_machine_room.rooms}
         case "MachineRoomNearby" if configured.machine_room_nearby:
-            rooms = _rooms(configured.machine_room_nearby.brokers)
+            rooms = _rooms_by_broker(configured.machine_room_nearby.brokers)
             chosen = {
                 "inner": configured.machine_room_nearby.inner,
                 "queueRooms": rooms,
-                "memberRooms": measured.member_rooms,
+                "memberRooms": measurements.rooms_by_member,
             }
         case "ConsistentHash" if configured.consistent_hash:
             chosen = {"virtualNodes": configured.consistent_hash.virtual_nodes}
         case "Balanced":
             chosen = {
-                "queueWeights": measured.queue_weights or {},
-                "memberWeights": measured.member_weights,
-                "queueRooms": _rooms(configured.balanced.brokers if configured.balanced else ()),
-                "memberRooms": measured.member_rooms,
-                "maxMoves": _most_moves(policy, roster, measured),
+                "queueWeights": measurements.queue_weights or {},
+                "memberWeights": measurements.member_weights,
+                "queueRooms": _rooms_by_broker(configured.balanced.brokers if configured.balanced else ()),
+                "memberRooms": measurements.rooms_by_member,
+                "maxMoves": _max_moves(policy, roster, measurements),
             }
         case "Custom" if configured.custom:
             chosen = {"name": configured.custom.name, "options": configured.custom.options}
@@ -83,33 +83,35 @@ def options(policy: PolicySpec, roster: Roster, measured: Measured) -> dict[str,
     return chosen
 
 
-def _most_moves(policy: PolicySpec, roster: Roster, measured: Measured) -> int | None:
+def _max_moves(policy: PolicySpec, roster: Roster, measurements: Measurements) -> int | None:
     """Return the limit of moves; while weights cannot be measured, only idle members get queues."""
     budget = policy.budget.max_moves if policy.budget else None
-    if measured.queue_weights is not None:
+    if measurements.queue_weights is not None:
         return budget
-    idle = len(roster.members) - len(set(roster.owners) - {NOBODY})
+    idle = len(roster.members) - len(set(roster.owners) - {NO_OWNER})
     return idle if budget is None else min(idle, budget)
 
 
-def _rooms(brokers: Collection[BrokerRoom]) -> dict[str, str]:
+def _rooms_by_broker(brokers: Collection[BrokerRoom]) -> dict[str, str]:
     return {entry.broker: entry.room for entry in brokers}
 
 
-def _configured(members: Collection[ConfiguredMember], roster: Roster) -> dict[str, list[Queue]]:
+def _configured_queues(members: Collection[ConfiguredMember], roster: Roster) -> dict[str, list[Queue]]:
     """Return the existing queues configured for each member; a configured range may be far wider."""
     by_run = {(run.topic, run.broker): roster.queues[run.start : run.stop] for run in roster.runs}
     return {
         roster.members[entry.index]: [
-            queue for block in entry.queues for queue in _named(block, by_run.get((block.topic, block.broker), ()))
+            queue
+            for block in entry.queues
+            for queue in _queues_in_range(block, by_run.get((block.topic, block.broker), ()))
         ]
         for entry in members
         if entry.index < len(roster.members)
     }
 
 
-def _named(block: QueueRange, queues: Sequence[Queue]) -> Iterator[Queue]:
+def _queues_in_range(block: QueueRange, queues: Sequence[Queue]) -> Iterator[Queue]:
     """Yield the queues in a range; `queues` are neighbours, sorted by id."""
-    for first, last in spans(block.ids):
+    for first, last in parse_spans(block.ids):
         start = bisect_left(queues, first, key=lambda queue: queue.id)
         yield from queues[start : bisect_right(queues, last, key=lambda queue: queue.id)]

@@ -13,17 +13,17 @@ from rota import logs  # noqa: E402
 from rota.sidecar.main import serve  # noqa: E402
 
 
-def begin_logs(variables: Mapping[str, str]) -> None:
+def configure_logging(variables: Mapping[str, str]) -> None:
     """Configure logging by ROTA_LOG_LEVEL and ROTA_LOG_FORMAT; each log record names the pod."""
     pod = {"namespace": variables.get("POD_NAMESPACE"), "member": variables.get("POD_NAME")}
     fields = {field: value for field, value in pod.items() if value}
-    logs.begin(variables.get("ROTA_LOG_LEVEL") or "info", variables.get("ROTA_LOG_FORMAT") or "json", fields)
+    logs.configure(variables.get("ROTA_LOG_LEVEL") or "info", variables.get("ROTA_LOG_FORMAT") or "json", fields)
 
 
 def main() -> int:
     """Run the sidecar; return 2, and print one sentence, for an error in the pod's configuration."""
     try:
-        begin_logs(os.environ)
+        configure_logging(os.environ)
         asyncio.run(serve(os.environ))
     except ValueError as error:
         print(f"rota sidecar: {error}", file=sys.stderr)  # noqa: T201 - for a user who reads the container's output

@@ -11,10 +11,10 @@ from typing import Protocol
 
 from rota.aio import supervise
 from rota.brokers.message import Message
-from rota.container import memory_limit
+from rota.container import memory_limit_bytes
 from rota.model import Queue, Reason
 from rota.sidecar.config_follower import ConfigFollower
-from rota.sidecar.consume.broker_probes import Probes
+from rota.sidecar.consume.broker_probes import BrokerProber
 from rota.sidecar.consume.broker_session import BrokerSession, Connect
 from rota.sidecar.consume.filter_counts import FilterCounts
 from rota.sidecar.consume.queue_reader import QueueReader
@@ -32,29 +32,30 @@ from rota.spec.resolved import GroupSettings, settings_digest
 from rota.tls import Validity
 
 COMMIT_SECONDS = 5.0
-BEAT_SECONDS = 0.5
-STOOD_STILL = 5.0  # seconds: after a longer stall of the event loop, the assignment is read before anything else
-FOR_MESSAGES = 0.25  # share of the container's memory: messages at the app have two more copies; Python needs some
+MONITOR_INTERVAL_SECONDS = 0.5
+STALL_SECONDS = 5.0  # seconds: after a longer stall of the event loop, the assignment is read before anything else
+# Share of the container's memory: messages at the app have two more copies; Python needs some.
+MESSAGE_MEMORY_SHARE = 0.25
 
 # Reasons for a drain. The member resumes its queues once no reason is left; END, the pod's end, is never removed.
-SETTINGS, END = "its settings are others", "it ends"
+SETTINGS_CHANGED, POD_ENDS = "its settings are others", "it ends"
 
 _log = logging.getLogger(__name__)
 
 
-class App(Protocol):
+class AppDelivery(Protocol):
     """Delivers messages to the app, by Push or Pull."""
 
-    def offer(self, reading: QueueReader) -> None:
+    def offer(self, reader: QueueReader) -> None:
         """Deliver messages from a queue."""
 
-    def wake(self) -> None:
+    def apply_settings(self) -> None:
         """Apply the current settings, and start possible deliveries."""
 
-    def cut(self, reading: QueueReader) -> None:
+    def abort_deliveries(self, reader: QueueReader) -> None:
         """Abort a queue's open deliveries now."""
 
-    def queues_changed(self) -> None:
+    def on_queues_changed(self) -> None:
         """Handle a changed report: the member may hold other queues."""
 
     async def close(self) -> None:
@@ -68,251 +69,258 @@ class Agent:
         self,
         pod: PodIdentity,
         connect: Connect,
-        app: Callable[["Agent"], App],
+        create_delivery: Callable[["Agent"], AppDelivery],
         client_validity: Callable[[], Validity | None] = lambda: None,
     ) -> None:
         """Create all parts; `run` starts them. `client_validity` returns that of the certificate shown to brokers."""
         self.uid = pod.uid
-        self.readings: dict[Queue, QueueReader] = {}
-        self.health = Problems()
+        self.readers: dict[Queue, QueueReader] = {}
+        self.problems = Problems()
         self.filter_counts = FilterCounts()
-        notes = StateStore(Path(pod.state))
-        self._config = ConfigFollower(pod, notes, self.health, self._look)
+        notes = StateStore(Path(pod.state_folder))
+        self._config_follower = ConfigFollower(pod, notes, self.problems, self._read_config)
         remembered = notes.load(pod.uid)
-        self.member = Member(pod.pod, pod.uid, obeyed=remembered.obeyed, final=remembered.final)
-        self._config.count_start(self.member)
-        self._sources, self._probes = BrokerSession(pod, connect, self), Probes(self)
-        self._steps = EffectRunner(notes, self.health, self.member.report, self._obey, self._tell_soon)
+        self.member = Member(pod.name, pod.uid, obeyed_generation=remembered.obeyed_generation, final=remembered.final)
+        self._config_follower.start_incarnation(self.member)
+        self._broker_session, self._broker_prober = BrokerSession(pod, connect, self), BrokerProber(self)
+        self._effect_runner = EffectRunner(
+            notes, self.problems, self.member.report, self._run_command, self._schedule_publish
+        )
         self.status = MemberStatus(
             self.member,
-            self._steps,
-            self.health,
-            self._sources,
-            self.readings,
+            self._effect_runner,
+            self.problems,
+            self._broker_session,
+            self.readers,
             now=self.now,
             client_validity=client_validity,
         )
-        self.measures, self.delivery_counts = self.status.measures, self.status.delivery_counts
+        self.metrics, self.delivery_counts = self.status.metrics, self.status.delivery_counts
         self._delivery_spans = DeliverySpans(
-            partial(open_otlp_sender, resource=_describe(pod)), partial(self.health.trouble, Reason.TRACES_NOT_SENT)
+            partial(open_otlp_sender, resource=_resource_attributes(pod)),
+            partial(self.problems.set_problem, Reason.TRACES_NOT_SENT),
         )
-        self._said = self._steps.told  # the report that was last passed on
-        self._telling = False
-        self._clock: asyncio.TimerHandle | None = None
-        self._alive = self._awoke = self.now()
-        self.memory_budget = MemoryBudget(memory_limit() * FOR_MESSAGES, self.readings.values)
-        self._drains: set[str] = {END} if remembered.final else set()
-        self.ends = asyncio.Event()  # set once a drain for the pod's end has started
-        self._why: str | None = None
+        self._last_report = self._effect_runner.published_report  # the report that was last passed on
+        self._is_publish_scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._last_alive_at = self._awake_since = self.now()
+        self.memory_budget = MemoryBudget(memory_limit_bytes() * MESSAGE_MEMORY_SHARE, self.readers.values)
+        self._drain_reasons: set[str] = {POD_ENDS} if remembered.final else set()
+        self.pod_drain_started = asyncio.Event()  # set once a drain for the pod's end has started
+        self._last_rejection: str | None = None
         self._tasks: set[asyncio.Task[object]] = set()
-        self._app = app(self)
+        self._delivery = create_delivery(self)
 
     # Lifecycle.
 
-    async def run(self, ending: asyncio.Event) -> None:
+    async def run(self, stop_requested: asyncio.Event) -> None:
         """Run until `ending` is set, then drain and leave the group."""
         tasks = {
-            "configuration": self._config.run,
-            "beat": self._beat,
-            "commits": self._commit,
-            "broker probes": self._probes.run,
+            "configuration": self._config_follower.run,
+            "beat": self._monitor,
+            "commits": self._commit_periodically,
+            "broker probes": self._broker_prober.run,
         }
         for name, work in tasks.items():
-            self.start(supervise(name, work, self.health.task_failed))
-        await ending.wait()
-        self._steps.end()
+            self.start_task(supervise(name, work, self.problems.report_task))
+        await stop_requested.wait()
+        self._effect_runner.skip_failed_writes()
         await self.drain()
-        self._config.close()
+        self._config_follower.close()
         for task in list(self._tasks):  # before leaving: a task may be about to rejoin
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(self._leave(), self._delivery_spans.close())
-        await self._app.close()
+        await asyncio.gather(self._leave_group(), self._delivery_spans.close())
+        await self._delivery.close()
 
-    def start(self, work: Coroutine[None, None, object]) -> None:
+    def start_task(self, work: Coroutine[None, None, object]) -> None:
         """Run a coroutine as a task; log its failure."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_task_done)
 
-    def _ended(self, task: asyncio.Task[object]) -> None:
+    def _on_task_done(self, task: asyncio.Task[object]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()):
             _log.error("A part of the sidecar failed", exc_info=error)
 
-    async def _beat(self) -> None:
+    async def _monitor(self) -> None:
         while True:
-            self._awake()
-            self.member.reaches(self._probes.reached(self.now()))
+            self._detect_stall()
+            self.member.set_broker_reachability(self._broker_prober.broker_reachability(self.now()))
             self.status.sample_deliveries()
-            self.health.stuck(self.member.stuck)
-            self.health.unread([reading.queue for reading in self.readings.values() if reading.is_unread(self._awoke)])
-            if self._sources.settings:
-                filtered = self.filter_counts.problem(self.settings.subscriptions, self.now())
-                self.health.trouble(Reason.NOTHING_MATCHES, filtered)
-            self._tell()
-            await asyncio.sleep(BEAT_SECONDS)
+            self.problems.report_stuck(self.member.stuck_queues)
+            self.problems.report_unread(
+                [reading.queue for reading in self.readers.values() if reading.is_unread(self._awake_since)]
+            )
+            if self._broker_session.settings:
+                filtered = self.filter_counts.find_problem(self.settings.subscriptions, self.now())
+                self.problems.set_problem(Reason.NOTHING_MATCHES, filtered)
+            self._publish_report()
+            await asyncio.sleep(MONITOR_INTERVAL_SECONDS)
 
-    def _awake(self) -> None:
+    def _detect_stall(self) -> None:
         """After a stall of the event loop, read the assignment before anything else."""
-        last_alive, self._alive = self._alive, self.now()
-        if self._alive - last_alive > STOOD_STILL:
-            _log.warning("The sidecar stood still for %.1f s; it reads its document again", self._alive - last_alive)
-            self._awoke = self._alive
-            self.member.stood_still()
-            self.member.asked(self.now())  # postpone a resume: the kubelet may have stalled, too
+        last_alive, self._last_alive_at = self._last_alive_at, self.now()
+        if self._last_alive_at - last_alive > STALL_SECONDS:
+            _log.warning(
+                "The sidecar stood still for %.1f s; it reads its document again", self._last_alive_at - last_alive
+            )
+            self._awake_since = self._last_alive_at
+            self.member.mark_stalled()
+            self.member.note_report_request(self.now())  # postpone a resume: the kubelet may have stalled, too
             try:
-                self._look()
+                self._read_config()
             except Exception:
-                self._config.retry()  # nothing is delivered or committed until a read succeeds
+                self._config_follower.schedule_retry()  # nothing is delivered or committed until a read succeeds
                 raise
 
-    async def _commit(self) -> None:
+    async def _commit_periodically(self) -> None:
         while True:
             await asyncio.sleep(COMMIT_SECONDS)
-            for reading in self.readings.values():
-                reading.commit_soon()
-                reading.give_up_idle_pull(self._awoke)
+            for reading in self.readers.values():
+                reading.start_commit()
+                reading.restart_idle_pull(self._awake_since)
 
-    async def _leave(self) -> None:
-        await asyncio.gather(*(reading.close() for reading in self.readings.values()))
-        self._probes.forget()
-        await self._sources.leave()
+    async def _leave_group(self) -> None:
+        await asyncio.gather(*(reading.close() for reading in self.readers.values()))
+        self._broker_prober.stop_probes()
+        await self._broker_session.leave()
 
     # Assignment and settings.
 
-    def _look(self) -> None:
-        files = self._config.read()
-        settings = self._config.settings(files)
-        if self._sources.now is None and not (settings and self._joined(settings)):
+    def _read_config(self) -> None:
+        files = self._config_follower.read()
+        settings = self._config_follower.parse_settings(files)
+        if self._broker_session.current is None and not (settings and self._join_group(settings)):
             return  # without a broker session no queue can be consumed, so no assignment is obeyed
-        if not self._config.check_disk():
-            self.member.read(None, self.now())  # after a stall, continue with the obeyed assignment
+        if not self._config_follower.may_store_state():
+            self.member.apply_assignment(None, self.now())  # after a stall, continue with the obeyed assignment
             return
-        self._config.count_start(self.member)
+        self._config_follower.start_incarnation(self.member)
         if not self.member.incarnation:
-            self._config.retry()
-        self.member.orderly = self.settings.orderly
-        self._steps.hold()
-        step = self.member.read(files.assignment, self.now(), settings.drain_timeout if settings else None)
-        if step.why and step.why != self._why:
-            _log.warning("%s", step.why)
-        self._why = step.why
-        if settings is None or step.why:  # settings are valid only with the assignment in the same ConfigMap
-            self._steps.take(step)
-            self._back()
+            self._config_follower.schedule_retry()
+        self.member.orderly = self.settings.is_orderly
+        self._effect_runner.freeze_report()
+        step = self.member.apply_assignment(files.assignment, self.now(), settings.drain_timeout if settings else None)
+        if step.rejection and step.rejection != self._last_rejection:
+            _log.warning("%s", step.rejection)
+        self._last_rejection = step.rejection
+        if settings is None or step.rejection:  # settings are valid only with the assignment in the same ConfigMap
+            self._effect_runner.submit_effects(step)
+            self._end_drain()
             return
-        swaps = not self._sources.take(settings)
+        swaps = not self._broker_session.accept_settings(settings)
         if not swaps:
-            self.status.settings_in_force(settings_digest(files.settings or b""))
+            self.status.set_settings_digest(settings_digest(files.settings or b""))
         self._send_traces_to(settings.traces_endpoint)
-        self._steps.take(step)
-        if swaps and SETTINGS not in self._drains:
-            self._drains.add(SETTINGS)
-            self._steps.take(self.member.drain(False, self.now()))  # noqa: FBT003 - not final
-            self.start(self._swap())
-        self._back()
-        self._limit()
-        self._app.wake()
+        self._effect_runner.submit_effects(step)
+        if swaps and SETTINGS_CHANGED not in self._drain_reasons:
+            self._drain_reasons.add(SETTINGS_CHANGED)
+            self._effect_runner.submit_effects(self.member.drain(False, self.now()))  # noqa: FBT003 - not final
+            self.start_task(self._rejoin_group())
+        self._end_drain()
+        self._divide_memory()
+        self._delivery.apply_settings()
 
     def _send_traces_to(self, endpoint: str) -> None:
-        if self._delivery_spans.take_endpoint(endpoint):
-            self.start(self._delivery_spans.switch())
+        if self._delivery_spans.set_endpoint(endpoint):
+            self.start_task(self._delivery_spans.switch())
 
-    def _joined(self, settings: GroupSettings) -> bool:
+    def _join_group(self, settings: GroupSettings) -> bool:
         """Create the broker session; return False, and report the problem, if a Secret is missing or invalid."""
         try:
-            self._sources.take(settings)
+            self._broker_session.accept_settings(settings)
         except ValueError as error:
-            self._config.retry(Reason.MISSING_SECRET, str(error))
+            self._config_follower.schedule_retry(Reason.MISSING_SECRET, str(error))
             return False
-        self.health.trouble(Reason.MISSING_SECRET, "")
-        self._drains.discard(SETTINGS)
+        self.problems.set_problem(Reason.MISSING_SECRET, "")
+        self._drain_reasons.discard(SETTINGS_CHANGED)
         return True
 
-    async def _swap(self) -> None:
+    async def _rejoin_group(self) -> None:
         """Rejoin with changed settings: release every queue, leave the group, then read the configuration again."""
-        await self.drained()
-        await self._leave()
-        self._look()
+        await self.wait_drained()
+        await self._leave_group()
+        self._read_config()
 
     # The member's decisions.
 
-    def answer(self, event: LeaseEvent, queue: Queue, life: int, sent: float | None = None) -> None:
+    def answer_command(self, event: LeaseEvent, queue: Queue, lease_number: int, sent_at: float | None = None) -> None:
         """Pass the answer to a command on to the member."""
-        self._steps.take(self.member.happened(event, queue, life, self.now(), sent))
+        self._effect_runner.submit_effects(self.member.on_event(event, queue, lease_number, self.now(), sent_at))
 
-    def _obey(self, command: Command) -> None:
-        self._reading(command.queue).obey(command)
+    def _run_command(self, command: Command) -> None:
+        self._get_or_create_reader(command.queue).run_command(command)
 
-    def _reading(self, queue: Queue) -> QueueReader:
-        if queue not in self.readings:
-            assert self._sources.now  # noqa: S101 - no assignment is obeyed before the session exists
-            self.readings[queue] = QueueReader(queue, self._sources.now, self)
-        return self.readings[queue]
+    def _get_or_create_reader(self, queue: Queue) -> QueueReader:
+        if queue not in self.readers:
+            assert self._broker_session.current  # noqa: S101 - no assignment is obeyed before the session exists
+            self.readers[queue] = QueueReader(queue, self._broker_session.current, self)
+        return self.readers[queue]
 
-    def _tell_soon(self) -> None:
+    def _schedule_publish(self) -> None:
         """Schedule `_tell`, once for all changes in this turn of the event loop."""
-        if not self._telling:
-            self._telling = True
-            asyncio.get_running_loop().call_soon(self._tell)
+        if not self._is_publish_scheduled:
+            self._is_publish_scheduled = True
+            asyncio.get_running_loop().call_soon(self._publish_report)
 
-    def _tell(self) -> None:
+    def _publish_report(self) -> None:
         """Drop released readers and publish the current report; postponed while a step waits for the disk."""
-        self._telling = False
-        if self._steps.waiting:
+        self._is_publish_scheduled = False
+        if self._effect_runner.is_waiting:
             return
-        report = self._steps.told
-        for queue in self.readings.keys() - self.member.lives.keys():
-            reading = self.readings.pop(queue)
+        report = self._effect_runner.published_report
+        for queue in self.readers.keys() - self.member.leases.keys():
+            reading = self.readers.pop(queue)
             _log.debug("%s is released", queue)
-            self._probes.given_up(reading)
-            self.status.released.add(queue, reading.window)
-            self.memory_budget.grant()
-        if self._said is not report:
-            self._said = report
-            self._limit()
-            self._app.queues_changed()
-            for reading in self.readings.values():
-                self._app.offer(reading)
+            self._broker_prober.on_released(reading)
+            self.status.released_queues.add(queue, reading.window)
+            self.memory_budget.grant_waiting()
+        if self._last_report is not report:
+            self._last_report = report
+            self._divide_memory()
+            self._delivery.on_queues_changed()
+            for reading in self.readers.values():
+                self._delivery.offer(reading)
         self.status.notify()  # always: a drain at the pod's end goes on, though its report cannot be stored
-        if self._clock:
-            self._clock.cancel()
-        due = self.member.next_look()
+        if self._timer:
+            self._timer.cancel()
+        due = self.member.next_timer_at()
         wait = None if due is None else max(0.0, due - self.now())
-        self._clock = None if wait is None else asyncio.get_running_loop().call_later(wait, self._tick)
+        self._timer = None if wait is None else asyncio.get_running_loop().call_later(wait, self._on_timer)
 
-    def _tick(self) -> None:
-        if self.member.is_waiting:  # do not resume by an outdated assignment
-            self._look()
-        self._steps.take(self.member.tick(self.now()))
+    def _on_timer(self) -> None:
+        if self.member.needs_takeover:  # do not resume by an outdated assignment
+            self._read_config()
+        self._effect_runner.submit_effects(self.member.run_due_timers(self.now()))
 
-    def _limit(self) -> None:
+    def _divide_memory(self) -> None:
         """Divide each topic's buffer among its queues at this member, and the memory budget among all queues."""
-        if self._sources.now:
-            self.memory_budget.divide(self.settings.delivery.buffer, self.readings)
-            for reading in self.readings.values():
+        if self._broker_session.current:
+            self.memory_budget.set_limits(self.settings.delivery.buffer, self.readers)
+            for reading in self.readers.values():
                 reading.wake()
-            self.memory_budget.grant()
+            self.memory_budget.grant_waiting()
 
     # Drains.
 
     async def drain(self, *, final: bool = False) -> None:
         """Release every queue, and return when that is done: the pod ends, or (`final`) the member drains for good."""
-        self._drains.add(END)
-        self.ends.set()
-        self._steps.hold()
-        self._steps.take(self.member.drain(final, self.now()))
-        await self.drained()
+        self._drain_reasons.add(POD_ENDS)
+        self.pod_drain_started.set()
+        self._effect_runner.freeze_report()
+        self._effect_runner.submit_effects(self.member.drain(final, self.now()))
+        await self.wait_drained()
 
-    async def drained(self) -> None:
+    async def wait_drained(self) -> None:
         """Wait until every queue is released."""
-        while self._steps.waiting or self.member.state != "drained":
-            await self.status.changed()
+        while self._effect_runner.is_waiting or self.member.state != "drained":
+            await self.status.wait_for_change()
 
-    def _back(self) -> None:
-        if not self._drains:
-            self._steps.take(self.member.back(self.now()))
+    def _end_drain(self) -> None:
+        if not self._drain_reasons:
+            self._effect_runner.submit_effects(self.member.end_drain(self.now()))
 
     # Interface for readers, deliveries and the control API.
 
@@ -323,70 +331,70 @@ class Agent:
     @property
     def settings(self) -> GroupSettings:
         """The settings in force."""
-        assert self._sources.settings  # noqa: S101 - set before the first delivery
-        return self._sources.settings
+        assert self._broker_session.settings  # noqa: S101 - set before the first delivery
+        return self._broker_session.settings
 
-    def report_asked(self) -> None:
+    def on_report_requested(self) -> None:
         """Note that the operator has requested the report."""
-        self.member.asked(self.now())
+        self.member.note_report_request(self.now())
 
     @property
-    def generation(self) -> int:
+    def obeyed_generation(self) -> int:
         """The generation of the obeyed assignment."""
-        return self.member.obeyed
+        return self.member.obeyed_generation
 
-    def reading(self, queue: Queue) -> QueueReader | None:
+    def reader_of(self, queue: Queue) -> QueueReader | None:
         """Return the reader of a queue; None without one."""
-        return self.readings.get(queue)
+        return self.readers.get(queue)
 
-    def consumers_changed(self) -> None:
+    def on_consumers_changed(self) -> None:
         """Report that consumers of the group joined or left."""
-        self.status.consumers_changed()
+        self.status.on_consumers_changed()
 
-    def offer(self, reading: QueueReader) -> None:
+    def offer(self, reader: QueueReader) -> None:
         """Deliver messages from a queue."""
-        self._app.offer(reading)
+        self._delivery.offer(reader)
 
-    def delivery_ended(self, messages: Sequence[Message], outcome: str, seconds: float) -> None:
+    def on_delivery_ended(self, messages: Sequence[Message], outcome: str, seconds: float) -> None:
         """Count messages of one topic whose delivery has ended, and send spans of the traced ones."""
         if not messages:
             return
         topics = self.settings.topics
-        self.measures.ended(messages, outcome, topics)
+        self.metrics.count_messages(messages, outcome, topics)
         if self._delivery_spans.are_sent:  # otherwise skip a second look-up of the topic
             topic, group = topic_label(messages[0], topics), self.settings.group
             self._delivery_spans.record(messages, topic=topic, group=group, outcome=outcome, seconds=seconds)
 
-    def cut(self, reading: QueueReader) -> None:
+    def abort_deliveries(self, reader: QueueReader) -> None:
         """Abort a queue's open deliveries."""
-        self._app.cut(reading)
+        self._delivery.abort_deliveries(reader)
 
     def may_deliver(self, queue: Queue) -> bool:
         """Whether a delivery of this queue may start now."""
-        self._sure()
+        self._check_stall()
         return self.member.may_deliver(queue, self.now(), self.settings.delivery.push.timeout)
 
-    def may_send(self, queue: Queue, since: float) -> bool:
+    def may_send(self, queue: Queue, started_at: float) -> bool:
         """Whether a delivery started at `since` may be sent; after a later stall only if its queue may deliver now."""
-        self._sure()
-        return self._awoke < since or self.may_deliver(queue)
+        self._check_stall()
+        return self._awake_since < started_at or self.may_deliver(queue)
 
     def may_commit(self, queue: Queue) -> bool:
         """Whether an offset of this queue may be committed now."""
-        self._sure()
+        self._check_stall()
         return self.member.may_commit(queue)
 
-    def _sure(self) -> None:
-        if self.now() - self._alive > STOOD_STILL:
-            self._awake()
+    def _check_stall(self) -> None:
+        if self.now() - self._last_alive_at > STALL_SECONDS:
+            self._detect_stall()
 
 
-def _describe(pod: PodIdentity) -> dict[str, str]:
+def _resource_attributes(pod: PodIdentity) -> dict[str, str]:
     """Return the resource attributes that identify this process in spans."""
     return {
         "service.name": "rota-sidecar",
         "service.version": version("rota-operator"),
         "service.instance.id": pod.uid,
         "k8s.namespace.name": pod.namespace,
-        "k8s.pod.name": pod.pod,
+        "k8s.pod.name": pod.name,
     }

@@ -12,7 +12,7 @@ from rota.sidecar.status.problems import Problems
 from rota.sidecar.storage.environment import PodIdentity
 from rota.sidecar.storage.mounted_config import MountedConfig, MountedFiles
 from rota.sidecar.storage.state_store import StateStore
-from rota.spec.resolved import GroupSettings, read_settings
+from rota.spec.resolved import GroupSettings, decode_settings
 
 RETRY_SECONDS = 2.0  # seconds after a failed read or disk check
 
@@ -20,66 +20,68 @@ RETRY_SECONDS = 2.0  # seconds after a failed read or disk check
 class ConfigFollower:
     """Reads assignment and settings, and calls back whenever they may have changed."""
 
-    def __init__(self, pod: PodIdentity, notes: StateStore, health: Problems, changed: Callable[[], None]) -> None:
-        self._volume, self._notes, self._health, self._changed = (
-            MountedConfig(Path(pod.documents)),
-            notes,
-            health,
-            changed,
-        )
-        self._retry: asyncio.TimerHandle | None = None
+    def __init__(
+        self, pod: PodIdentity, state_store: StateStore, problems: Problems, on_changed: Callable[[], None]
+    ) -> None:
+        self._mounted_config = MountedConfig(Path(pod.config_folder))
+        self._state_store = state_store
+        self._problems = problems
+        self._on_changed = on_changed
+        self._retry_timer: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
         """Call back at the start and after each change."""
-        async with aclosing(self._volume.changes()) as changes:
+        async with aclosing(self._mounted_config.changes()) as changes:
             async for _ in changes:
-                self._changed()
+                self._on_changed()
 
     def close(self) -> None:
         """Cancel the pending retry."""
-        if self._retry:
-            self._retry.cancel()
+        if self._retry_timer:
+            self._retry_timer.cancel()
 
     def read(self) -> MountedFiles:
         """Return the files of one generation; if they cannot be read now, return empty ones and schedule a retry."""
-        files = self._volume.read()
+        files = self._mounted_config.read()
         if files is None:  # no inotify event follows when the files become readable
-            self.retry()
+            self.schedule_retry()
         return files or MountedFiles()
 
-    def settings(self, files: MountedFiles) -> GroupSettings | None:
+    def parse_settings(self, files: MountedFiles) -> GroupSettings | None:
         """Return the settings in the files; None if they are missing, or invalid and thus reported as a problem."""
         try:
-            settings = None if files.settings is None else read_settings(files.settings)
+            settings = None if files.settings is None else decode_settings(files.settings)
         except ValueError as error:
-            self._health.trouble(Reason.SETTINGS_NOT_READ, str(error))
+            self._problems.set_problem(Reason.SETTINGS_NOT_READ, str(error))
             return None
-        self._health.trouble(Reason.SETTINGS_NOT_READ, "")
+        self._problems.set_problem(Reason.SETTINGS_NOT_READ, "")
         return settings
 
-    def check_disk(self) -> bool:
+    def may_store_state(self) -> bool:
         """Return whether a new generation could be stored; if not, report the problem and schedule a retry."""
         try:
-            self._notes.need_room()
+            self._state_store.check_space()
         except OSError as error:
-            self.retry(Reason.STATE_NOT_WRITTEN, f"No other document is obeyed, for that cannot be noted: {error}")
+            self.schedule_retry(
+                Reason.STATE_NOT_WRITTEN, f"No other document is obeyed, for that cannot be noted: {error}"
+            )
             return False
         return True
 
-    def count_start(self, member: Member) -> None:
+    def start_incarnation(self, member: Member) -> None:
         """Store the number of this process and give it to the member; report a failed write as a problem."""
         if not member.incarnation:
             try:
-                member.count(self._notes.start(), time.time())
+                member.set_incarnation(self._state_store.store_incarnation(), time.time())
             except OSError as error:
                 message = f"The member gets no queues, for the start of its process cannot be noted: {error}"
-                self._health.trouble(Reason.STATE_NOT_WRITTEN, message)
+                self._problems.set_problem(Reason.STATE_NOT_WRITTEN, message)
                 return
-        self._health.trouble(Reason.STATE_NOT_WRITTEN, "")
+        self._problems.set_problem(Reason.STATE_NOT_WRITTEN, "")
 
-    def retry(self, reason: Reason | None = None, message: str = "") -> None:
+    def schedule_retry(self, reason: Reason | None = None, message: str = "") -> None:
         """Call back after RETRY_SECONDS; report `reason`, if given, as a problem."""
         if reason:
-            self._health.trouble(reason, message)
+            self._problems.set_problem(reason, message)
         self.close()
-        self._retry = asyncio.get_running_loop().call_later(RETRY_SECONDS, self._changed)
+        self._retry_timer = asyncio.get_running_loop().call_later(RETRY_SECONDS, self._on_changed)

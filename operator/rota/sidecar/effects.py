@@ -11,12 +11,12 @@ from collections.abc import Callable
 
 from rota.model import Reason
 from rota.reports import Report
-from rota.sidecar.member.member import Step
+from rota.sidecar.member.member import Effects
 from rota.sidecar.member.queue_lifecycle import Command, LeaseAction
 from rota.sidecar.status.problems import Problems
 from rota.sidecar.storage.state_store import StateStore
 
-KEEP_AGAIN = 1.0  # seconds before a failed write is retried
+RETRY_SECONDS = 1.0  # seconds before a failed write is retried
 
 _log = logging.getLogger(__name__)
 
@@ -26,82 +26,90 @@ class EffectRunner:
 
     def __init__(
         self,
-        notes: StateStore,
-        health: Problems,
-        report: Callable[[], Report],
-        obey: Callable[[Command], None],
-        done: Callable[[], None],
+        state_store: StateStore,
+        problems: Problems,
+        get_report: Callable[[], Report],
+        run_command: Callable[[Command], None],
+        on_done: Callable[[], None],
     ) -> None:
         """`obey` starts a command; `done` is called when no step waits any more."""
-        self._notes, self._health, self._report, self._obey, self._done = notes, health, report, obey, done
-        self._waiting: deque[Step] = deque()
-        self._again: asyncio.TimerHandle | None = None
-        self._ends = self._untold = self._has_failed = False
-        self._told = report()
+        self._state_store = state_store
+        self._problems = problems
+        self._get_report = get_report
+        self._run_command = run_command
+        self._on_done = on_done
+        self._pending: deque[Effects] = deque()
+        self._retry_timer: asyncio.TimerHandle | None = None
+        self._is_ending = self._has_unstored = self._has_failed = False
+        self._published_report = get_report()
 
     @property
-    def told(self) -> Report:
+    def published_report(self) -> Report:
         """The report to publish: the current one or, while a step waits for the disk, the one from before that step."""
-        if not (self._waiting or self._untold):
-            self._told = self._report()
-        return self._told
+        if not (self._pending or self._has_unstored):
+            self._published_report = self._get_report()
+        return self._published_report
 
-    def hold(self) -> None:
+    def freeze_report(self) -> None:
         """Fix the report to publish while the next step waits; call this before a decision that must be stored."""
-        self._told = self.told
+        self._published_report = self.published_report
 
     @property
-    def waiting(self) -> bool:
+    def is_waiting(self) -> bool:
         """Whether a step waits for the disk."""
-        return bool(self._waiting)
+        return bool(self._pending)
 
-    def take(self, step: Step) -> None:
+    def submit_effects(self, effects: Effects) -> None:
         """Execute a step after all earlier ones."""
-        self._waiting.append(step)
-        if self._again is None:
-            self._go_on()
+        self._pending.append(effects)
+        if self._retry_timer is None:
+            self._run_pending()
 
-    def end(self) -> None:
+    def skip_failed_writes(self) -> None:
         """Stop waiting for the disk: the member drains now, and a step that could not be stored is never reported."""
-        self._ends = True
+        self._is_ending = True
 
-    def _go_on(self) -> None:
-        self._again = None
-        while self._waiting:
-            step = self._waiting[0]
+    def _run_pending(self) -> None:
+        self._retry_timer = None
+        while self._pending:
+            step = self._pending[0]
             try:
-                self._keep(step)
+                self._store_state(step)
             except OSError as error:
                 self._has_failed = True
-                text = "the final drain waits" if step.remember is None else f"generation {step.remember} is not obeyed"
-                self._health.trouble(
+                text = (
+                    "the final drain waits"
+                    if step.store_generation is None
+                    else f"generation {step.store_generation} is not obeyed"
+                )
+                self._problems.set_problem(
                     Reason.STATE_NOT_WRITTEN, f"The member's state cannot be written, so {text}: {error}"
                 )
-                if not self._ends:
-                    self._again = asyncio.get_running_loop().call_later(KEEP_AGAIN, self._go_on)
+                if not self._is_ending:
+                    self._retry_timer = asyncio.get_running_loop().call_later(RETRY_SECONDS, self._run_pending)
                     return
-                self._untold = True
-            self._waiting.popleft()
-            _log_step(step)
+                self._has_unstored = True
+            self._pending.popleft()
+            _log_effects(step)
             for command in step.commands:
-                self._obey(command)
-        self._done()
+                self._run_command(command)
+        self._on_done()
 
-    def _keep(self, step: Step) -> None:
-        if step.remember is not None or step.remember_final:
-            self._notes.keep(obeyed=step.remember, final=step.remember_final)
+    def _store_state(self, effects: Effects) -> None:
+        if effects.store_generation is not None or effects.store_final:
+            self._state_store.store_state(obeyed_generation=effects.store_generation, final=effects.store_final)
             if self._has_failed:  # clear only this class's own report of the problem
                 self._has_failed = False
-                self._health.trouble(Reason.STATE_NOT_WRITTEN, "")
+                self._problems.set_problem(Reason.STATE_NOT_WRITTEN, "")
 
 
-def _log_step(step: Step) -> None:
+def _log_effects(effects: Effects) -> None:
     """Log a newly obeyed generation, and the start of the final drain."""
-    actions = Counter(command.act for command in step.commands)
+    actions = Counter(command.action for command in effects.commands)
     stopping = actions[LeaseAction.STOP]
-    if step.remember is not None:
-        starting = actions[LeaseAction.LOCK] + actions[LeaseAction.PLACE]
+    if effects.store_generation is not None:
+        starting = actions[LeaseAction.LOCK] + actions[LeaseAction.FIND_START]
         text = "A new assignment is obeyed: %d queues start, %d queues are released"
-        _log.info(text, starting, stopping, extra={"generation": step.remember})
-    elif step.remember_final:
+        _log.info(text, starting, stopping, extra={"generation": effects.store_generation})
+    elif effects.store_final:
         _log.info("The final drain starts: %d queues are released", stopping)

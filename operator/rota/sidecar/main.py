@@ -16,8 +16,8 @@ from rota.sidecar.agent import Agent
 from rota.sidecar.consume.broker_session import Connect
 from rota.sidecar.delivery import pull
 from rota.sidecar.delivery.switch import DeliverySwitch
-from rota.sidecar.status.control_api import Control, KeyFiles
-from rota.sidecar.status.http_api import PORT, Page
+from rota.sidecar.status.control_api import ControlApi, KeyFiles
+from rota.sidecar.status.http_api import PORT, StatusApi
 from rota.sidecar.storage.environment import PodIdentity
 from rota.sidecar.storage.secret_files import SecretFiles
 from rota.spec.resolved import GroupSettings
@@ -28,22 +28,22 @@ _log = logging.getLogger(__name__)
 
 async def serve(variables: Mapping[str, str]) -> None:
     """Run the sidecar of the pod that the environment variables describe, until SIGTERM or SIGINT."""
-    pod = PodIdentity.read(variables)
+    pod = PodIdentity.from_environment(variables)
     ending = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ending.set)
     access = SecretFiles(pod)
-    renewing = asyncio.create_task(supervise("Secrets", access.renew))
+    renewing = asyncio.create_task(supervise("Secrets", access.renew_periodically))
     try:
-        await work(pod, to_rocketmq(access), ending, client_validity=access.client_validity)
+        await run_member(pod, rocketmq_connector(access), ending, client_validity=access.client_validity)
     finally:
         renewing.cancel()
 
 
-async def work(
+async def run_member(
     pod: PodIdentity,
     connect: Connect,
-    ending: asyncio.Event,
+    stop_requested: asyncio.Event,
     port: int = PORT,
     pull_port: int = pull.PORT,
     *,
@@ -56,53 +56,53 @@ async def work(
     sidecar = Agent(
         pod,
         connect,
-        lambda shell: DeliverySwitch(shell, pod.local, pull_port, shares_node_network=pod.shares_node_network),
+        lambda shell: DeliverySwitch(shell, pod.app_host, pull_port, shares_node_network=pod.shares_node_network),
         client_validity,
     )
-    control = Control(sidecar, KeyFiles(pod.key) if pod.key else None)
+    control = ControlApi(sidecar, KeyFiles(pod.key_folder) if pod.key_folder else None)
     async with AsyncExitStack() as serving:
-        page = await Page(sidecar, control).serve(pod.address, port)
+        page = await StatusApi(sidecar, control).serve(pod.address, port)
         serving.push_async_callback(page.cleanup)
         if control.is_signed:
             serving.push_async_callback((await control.serve(pod.address)).cleanup)
-        if pod.run:
-            await serving.enter_async_context(await _listen_for_hook(sidecar, pod.run))
-        _log.info("The sidecar of %s/%s answers at %s, port %d", pod.namespace, pod.pod, pod.address, port)
-        await sidecar.run(ending)
+        if pod.hook_folder:
+            await serving.enter_async_context(await _listen_for_hook(sidecar, pod.hook_folder))
+        _log.info("The sidecar of %s/%s answers at %s, port %d", pod.namespace, pod.name, pod.address, port)
+        await sidecar.run(stop_requested)
 
 
-async def _listen_for_hook(sidecar: Agent, folder: str) -> asyncio.Server:
+async def _listen_for_hook(agent: Agent, folder: str) -> asyncio.Server:
     """Start a drain when the pod's preStop hook connects; answer it once the drain has started."""
 
     async def begin(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if not sidecar.ends.is_set():
-            sidecar.start(sidecar.drain())
+        if not agent.pod_drain_started.is_set():
+            agent.start_task(agent.drain())
         with suppress(ConnectionError):
-            await sidecar.ends.wait()
+            await agent.pod_drain_started.wait()
             writer.write(b".")
             await writer.drain()
         writer.close()
 
-    return await asyncio.start_unix_server(begin, sock=_bound_in(folder))
+    return await asyncio.start_unix_server(begin, sock=_bind_hook_socket(folder))
 
 
-def _bound_in(folder: str) -> socket.socket:
+def _bind_hook_socket(folder: str) -> socket.socket:
     """Bind the hook's socket by its relative name: the path of a Unix socket has at most 107 characters."""
     listener = socket.socket(socket.AF_UNIX)
     try:
         with chdir(folder):
-            Path(prestop.SOCKET).unlink(missing_ok=True)  # left by an earlier container of this pod
-            listener.bind(prestop.SOCKET)
+            Path(prestop.SOCKET_NAME).unlink(missing_ok=True)  # left by an earlier container of this pod
+            listener.bind(prestop.SOCKET_NAME)
     except OSError as error:
         listener.close()
         raise ValueError(f"No socket can be bound in {folder}: {error.strerror}; mount an emptyDir there") from None
     return listener
 
 
-def to_rocketmq(access: SecretFiles) -> Connect:
+def rocketmq_connector(secret_files: SecretFiles) -> Connect:
     """Return a function that creates consumers with the mounted credentials; ValueError if they cannot be read."""
 
     def connect(settings: GroupSettings, membership: Membership) -> Consumer:
-        return RocketMQConsumer(access.site(settings.broker.rocketmq), membership)
+        return RocketMQConsumer(secret_files.connection_config(settings.broker.rocketmq), membership)
 
     return connect

@@ -8,7 +8,7 @@ import msgspec
 
 from rota.aio import RateLimitedCall
 from rota.deliveries import DeliveriesPage
-from rota.metrics import Format
+from rota.metrics import MetricsFormat
 from rota.model import Queue
 from rota.reports import FullReport
 from rota.sidecar.consume.broker_session import BrokerSession
@@ -30,108 +30,110 @@ class MemberStatus:
     def __init__(
         self,
         member: Member,
-        steps: EffectRunner,
-        health: Problems,
-        sources: BrokerSession,
-        readings: Mapping[Queue, QueueReader],
+        effect_runner: EffectRunner,
+        problems: Problems,
+        broker_session: BrokerSession,
+        readers: Mapping[Queue, QueueReader],
         *,
         now: Callable[[], float],
         client_validity: Callable[[], Validity | None],
     ) -> None:
         self._now = now
-        self._member, self._steps, self._health = member, steps, health
-        self._sources, self._readings = sources, readings
-        self._random = secrets.token_hex(8)  # replaces the process number while that cannot be stored
-        self.released = ReleasedQueues()
-        self._settings = ""  # digest of the settings in force
+        self._member, self._effect_runner, self._problems = member, effect_runner, problems
+        self._broker_session, self._readers = broker_session, readers
+        self._fallback_incarnation = secrets.token_hex(8)  # replaces the process number while that cannot be stored
+        self.released_queues = ReleasedQueues()
+        self._settings_digest = ""  # digest of the settings in force
         self._settings_changes = 0
-        self._consumers_changed = 0
+        self._consumer_changes = 0
         self._notices = RateLimitedCall(self._count_notice, NOTICE_SECONDS)
-        self.measures = SidecarMetrics(client_validity)
+        self.metrics = SidecarMetrics(client_validity)
         self.delivery_counts = DeliveryCounts(now())
-        self._changed = asyncio.Event()
+        self._change_event = asyncio.Event()
 
-    def settings_in_force(self, digest: str) -> None:
+    def set_settings_digest(self, digest: str) -> None:
         """Report this digest of the settings in force from now on."""
-        if digest != self._settings:
-            self._settings, self._settings_changes = digest, self._settings_changes + 1
+        if digest != self._settings_digest:
+            self._settings_digest, self._settings_changes = digest, self._settings_changes + 1
             self.notify()
 
-    def consumers_changed(self) -> None:
+    def on_consumers_changed(self) -> None:
         """Report that consumers of the group joined or left: the first notice at once, later ones once a second."""
         self._notices.request()
 
     def _count_notice(self) -> None:
-        self._consumers_changed += 1
+        self._consumer_changes += 1
         self.notify()
 
     @property
     def _incarnation(self) -> str:
-        return str(self._member.incarnation or self._random)
+        return str(self._member.incarnation or self._fallback_incarnation)
 
     @property
     def _revision(self) -> int:
-        changes = self._health.changes + self._settings_changes + self._consumers_changed
-        return self._steps.told.revision + changes
+        changes = self._problems.change_count + self._settings_changes + self._consumer_changes
+        return self._effect_runner.published_report.revision + changes
 
     def notify(self) -> None:
         """Wake all tasks that wait for a change."""
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._change_event.set()
+        self._change_event = asyncio.Event()
 
-    async def changed(self) -> None:
+    async def wait_for_change(self) -> None:
         """Wait for the next change."""
-        await self._changed.wait()
+        await self._change_event.wait()
 
     def report(self) -> FullReport:
         """Return the member's current report."""
-        report = full_report(self._steps.told, self._health, self._member, self._readings, self.released)
+        report = full_report(
+            self._effect_runner.published_report, self._problems, self._member, self._readers, self.released_queues
+        )
         return msgspec.structs.replace(
             report,
             revision=self._revision,
             incarnation=self._incarnation,
-            settings=self._settings,
-            consumers_changed=self._consumers_changed,
+            settings=self._settings_digest,
+            consumers_changed=self._consumer_changes,
         )
 
     def queues(self, start: int) -> QueuesPage:
         """Return one page of the progress of the member's queues, from index `start`."""
-        page = queues_page(start, self._member, self._readings, self._now())
+        page = queues_page(start, self._member, self._readers, self._now())
         return msgspec.structs.replace(page, incarnation=self._incarnation)
 
     def deliveries(self, start: int) -> DeliveriesPage:
         """Return one page of delivery counts by queue, from index `start`."""
-        return self.delivery_counts.page(start, self._incarnation, self._readings, self._now())
+        return self.delivery_counts.page(start, self._incarnation, self._readers, self._now())
 
     def sample_deliveries(self) -> None:
         """Sample how many messages are at the app, and for which queues messages wait."""
-        self.delivery_counts.sample(self._readings, self._now())
+        self.delivery_counts.sample(self._readers, self._now())
 
-    async def news(self, after: int) -> None:
+    async def wait_for_revision(self, after: int) -> None:
         """Wait until the report's revision differs from `after`."""
         while self._revision == after:
-            await self.changed()
+            await self.wait_for_change()
 
-    def unready(self) -> str:
+    def why_unready(self) -> str:
         """Return why the pod is not ready; empty if it is ready."""
         if self._member.final:
             return "the member was drained for good"
-        source = self._sources.now
+        source = self._broker_session.current
         if source is None:
             return "the member has not joined its group"
-        if not source.ready.is_set():
+        if not source.joined.is_set():
             return f"the member is not known to the brokers of {source.settings.group} yet"
-        brokers = {queue.broker for queue in self._readings}
-        if brokers and not any(self._steps.told.brokers.get(broker, True) for broker in brokers):
+        brokers = {queue.broker for queue in self._readers}
+        if brokers and not any(self._effect_runner.published_report.brokers.get(broker, True) for broker in brokers):
             return f"no answer from {', '.join(sorted(brokers))}"
         return ""
 
-    def metrics(self, style: Format) -> bytes:
+    def render_metrics(self, style: MetricsFormat) -> bytes:
         """Render the sidecar's metrics."""
-        windows = [reading.window for reading in self._readings.values()]
-        return self.measures.text(
+        windows = [reading.window for reading in self._readers.values()]
+        return self.metrics.render(
             style,
             inflight=sum(window.in_flight for window in windows),
-            buffered=sum(window.buffered for window in windows),
-            generation=self._member.obeyed,
+            buffered=sum(window.unfinished_count for window in windows),
+            generation=self._member.obeyed_generation,
         )

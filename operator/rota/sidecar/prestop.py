@@ -8,25 +8,25 @@ import os
 import socket
 import sys
 
-SOCKET = "prestop.sock"
-FOLDER = "/run/rota"
+SOCKET_NAME = "prestop.sock"
+DEFAULT_FOLDER = "/run/rota"
 ANSWER_SECONDS = 5.0
 
 
 def main() -> int:
     """Start the drain and return 0, or 1 if that fails; the hooks of the app's containers wait for the drain's end."""
-    folder = os.environ.get("ROTA_RUN") or FOLDER
+    folder = os.environ.get("ROTA_RUN") or DEFAULT_FOLDER
     try:
         os.chdir(folder)  # a Unix socket's path has at most 107 characters: use a relative one
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(ANSWER_SECONDS)
-            connection.connect(SOCKET)
+            connection.connect(SOCKET_NAME)
             if connection.recv(1):
                 return 0
             reason = "the sidecar ended meanwhile"
     except OSError as error:
         reason = error.strerror or str(error)
-    sys.stderr.write(f"rota sidecar: cannot start the drain through {folder}/{SOCKET}: {reason}\n")
+    sys.stderr.write(f"rota sidecar: cannot start the drain through {folder}/{SOCKET_NAME}: {reason}\n")
     return 1
 
 

@@ -11,24 +11,24 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 import msgspec
 from msgspec import Meta, Struct
 
-from rota.model import plain
+from rota.model import single_line
 from rota.spec.names import NAMING_RULE, SUBDOMAIN_PATTERN, ObjectName
-from rota.spec.rules import MOST_MOVES, in_group, in_policy
+from rota.spec.rules import MAX_BUDGET_MOVES, group_mistakes, policy_mistakes
 
 T = TypeVar("T", bound=Struct)
 
-MOST = 2**31 - 1  # the largest number that Kubernetes and brokers accept
+MAX_INT32 = 2**31 - 1  # the largest number that Kubernetes and brokers accept
 
 Topic = Annotated[str, Meta(min_length=1, max_length=127, pattern=r"^[%|a-zA-Z0-9_-]+\Z")]
-Word = Annotated[str, Meta(min_length=1)]
+NonEmptyText = Annotated[str, Meta(min_length=1)]
 GroupName = Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[%|a-zA-Z0-9_-]+\Z")]
-Count = Annotated[int, Meta(ge=1, le=MOST)]
+Count = Annotated[int, Meta(ge=1, le=MAX_INT32)]
 Mebibytes = Annotated[int, Meta(ge=1, le=1024)]  # of one message
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Ranges = Annotated[str, Meta(pattern=r"^[0-9]{1,9}(-[0-9]{1,9})?(,[0-9]{1,9}(-[0-9]{1,9})?)*\Z")]
 
 
-Part = Annotated[int, Meta(ge=0, le=MOST)] | Annotated[str, Meta(pattern=r"^(100|[0-9]{1,2})%\Z")]
+CountOrPercent = Annotated[int, Meta(ge=0, le=MAX_INT32)] | Annotated[str, Meta(pattern=r"^(100|[0-9]{1,2})%\Z")]
 
 
 class Seconds(float):
@@ -74,7 +74,7 @@ class Tls(_SpecBlock, frozen=True):
 class RocketMQ(_SpecBlock, frozen=True, rename="camel"):
     """How to reach a RocketMQ cluster."""
 
-    name_servers: Annotated[list[Word], Meta(min_length=1)]
+    name_servers: Annotated[list[NonEmptyText], Meta(min_length=1)]
     credentials_secret: Reference | None = None
     tls: Tls = Tls()
 
@@ -89,7 +89,7 @@ class Subscription(_SpecBlock, frozen=True):
     """A topic, and a filter of its messages."""
 
     topic: Topic
-    expression: Word = "*"
+    expression: NonEmptyText = "*"
     type: Literal["Tag", "SQL92"] = "Tag"
 
 
@@ -119,7 +119,7 @@ class Pull(_SpecBlock, frozen=True):
 class Retry(_SpecBlock, frozen=True):
     """How often a message is tried before it goes to the dead-letter topic; -1: for ever."""
 
-    max_attempts: Annotated[int, Meta(ge=-1, le=MOST)] | None = None
+    max_attempts: Annotated[int, Meta(ge=-1, le=MAX_INT32)] | None = None
 
 
 class Buffer(_SpecBlock, frozen=True):
@@ -152,8 +152,8 @@ class Delivery(_SpecBlock, frozen=True):
 class Rollout(_SpecBlock, frozen=True):
     """How fast the pods of a fleet are replaced."""
 
-    max_surge: Part = 1
-    max_unavailable: Part = 0
+    max_surge: CountOrPercent = 1
+    max_unavailable: CountOrPercent = 0
 
 
 class Sidecar(_SpecBlock, frozen=True):
@@ -173,7 +173,7 @@ class GroupSpec(_SpecBlock, frozen=True):
     ordering: Literal["Concurrent", "Orderly"] = "Concurrent"
     start_from: StartFrom = StartFrom()
     delivery: Delivery = Delivery()
-    replicas: Annotated[int, Meta(ge=0, le=MOST)] | None = None
+    replicas: Annotated[int, Meta(ge=0, le=MAX_INT32)] | None = None
     template: dict[str, Any] | None = None
     rollout: Rollout = Rollout()
     sidecar: Sidecar = Sidecar()
@@ -181,7 +181,7 @@ class GroupSpec(_SpecBlock, frozen=True):
     paused: bool = False
 
     @property
-    def orderly(self) -> bool:
+    def is_orderly(self) -> bool:
         """Whether each queue's messages are delivered one after another."""
         return self.ordering == "Orderly"
 
@@ -189,14 +189,14 @@ class GroupSpec(_SpecBlock, frozen=True):
     def max_attempts(self) -> int:
         """How often a message is tried; Orderly groups never skip a message unless the user sets a limit."""
         limit = self.delivery.retry.max_attempts
-        return limit if limit is not None else (-1 if self.orderly else 16)
+        return limit if limit is not None else (-1 if self.is_orderly else 16)
 
 
 class QueueRange(_SpecBlock, frozen=True):
     """Some queues of one topic on one broker."""
 
     topic: Topic
-    broker: Word
+    broker: NonEmptyText
     ids: Ranges
 
 
@@ -210,8 +210,8 @@ class ConfiguredMember(_SpecBlock, frozen=True):
 class BrokerRoom(_SpecBlock, frozen=True):
     """The machine room of a broker."""
 
-    broker: Word
-    room: Word
+    broker: NonEmptyText
+    room: NonEmptyText
 
 
 class ByConfig(_SpecBlock, frozen=True):
@@ -223,13 +223,13 @@ class ByConfig(_SpecBlock, frozen=True):
 class ByMachineRoom(_SpecBlock, frozen=True):
     """Options of the strategy ByMachineRoom."""
 
-    rooms: Annotated[list[Word], Meta(min_length=1)]
+    rooms: Annotated[list[NonEmptyText], Meta(min_length=1)]
 
 
 class MachineRoomNearby(_SpecBlock, frozen=True):
     """Options of the strategy MachineRoomNearby."""
 
-    room_label: Word
+    room_label: NonEmptyText
     brokers: Annotated[list[BrokerRoom], Meta(min_length=1)]
     inner: Literal["Averagely", "AveragelyByCircle", "ConsistentHash", "Sticky"] = "Averagely"
 
@@ -243,14 +243,14 @@ class ConsistentHash(_SpecBlock, frozen=True):
 class Balanced(_SpecBlock, frozen=True):
     """Options of the strategy Balanced."""
 
-    room_label: Word | None = None
+    room_label: NonEmptyText | None = None
     brokers: list[BrokerRoom] = []
 
 
 class Custom(_SpecBlock, frozen=True):
     """Options of the strategy Custom."""
 
-    name: Word
+    name: NonEmptyText
     options: dict[str, Any] = {}
 
 
@@ -284,7 +284,7 @@ class Triggers(_SpecBlock, frozen=True):
 class Budget(_SpecBlock, frozen=True):
     """How many queues may move in a period."""
 
-    max_moves: Annotated[int, Meta(ge=0, le=MOST_MOVES)]
+    max_moves: Annotated[int, Meta(ge=0, le=MAX_BUDGET_MOVES)]
     per: Seconds = Seconds(60)
 
 
@@ -312,17 +312,17 @@ class PolicySpec(_SpecBlock, frozen=True):
     paused: bool = False
 
 
-def group_spec(body: Mapping[str, Any]) -> GroupSpec:
+def parse_group(body: Mapping[str, Any]) -> GroupSpec:
     """Parse a ConsumerGroup's `spec`; raise InvalidSpecError if it is invalid."""
     spec = _parse(body, GroupSpec)
     metadata = body.get("metadata")
     name = metadata.get("name") if isinstance(metadata, Mapping) else None
-    for mistake in in_group(spec, spec.group or name):
+    for mistake in group_mistakes(spec, spec.group or name):
         raise InvalidSpecError(mistake)
     return spec
 
 
-def policy_spec(body: Mapping[str, Any]) -> PolicySpec:
+def parse_policy(body: Mapping[str, Any]) -> PolicySpec:
     """Parse a RebalancePolicy's `spec`; raise InvalidSpecError if it is invalid."""
     spec = _parse(body, PolicySpec)
     own = spec.strategy[0].lower() + spec.strategy[1:]
@@ -330,9 +330,9 @@ def policy_spec(body: Mapping[str, Any]) -> PolicySpec:
     present = {block.encode_name for block in blocks if getattr(spec.options, block.name) is not None}
     for block in sorted(present - {own}):
         raise InvalidSpecError(f"spec.options.{block} does not belong to strategy {spec.strategy}; remove it")
-    if own in _NEEDED and own not in present:
+    if own in _REQUIRED_OPTIONS and own not in present:
         raise InvalidSpecError(f"spec.options.{own} is missing: strategy {spec.strategy} cannot work without it")
-    for mistake in in_policy(spec):
+    for mistake in policy_mistakes(spec):
         raise InvalidSpecError(mistake)
     return spec
 
@@ -341,36 +341,40 @@ def policy_body(policy: PolicySpec) -> dict[str, Any]:
     """Write a policy as a RebalancePolicy's `spec`, without defaults; `policy_spec` reads it back."""
     fields: dict[str, Any] = msgspec.to_builtins(policy, enc_hook=Seconds.__str__)
     defaults: dict[str, Any] = msgspec.to_builtins(PolicySpec(), enc_hook=Seconds.__str__)
-    chosen = {name: _chosen(value) for name, value in fields.items() if value != defaults[name]}
+    chosen = {name: _without_none(value) for name, value in fields.items() if value != defaults[name]}
     return {"strategy": policy.strategy, **chosen}
 
 
-def _chosen(value: Any) -> Any:
-    return {key: _chosen(item) for key, item in value.items() if item is not None} if isinstance(value, dict) else value
+def _without_none(value: Any) -> Any:
+    return (
+        {key: _without_none(item) for key, item in value.items() if item is not None}
+        if isinstance(value, dict)
+        else value
+    )
 
 
-_NEEDED = {"byConfig", "byMachineRoom", "machineRoomNearby", "custom"}
+_REQUIRED_OPTIONS = {"byConfig", "byMachineRoom", "machineRoomNearby", "custom"}
 
 
 def _parse(body: Mapping[str, Any], kind: type[T]) -> T:
     spec = body.get("spec")
     try:
-        return msgspec.convert({} if spec is None else spec, kind, dec_hook=_duration)
+        return msgspec.convert({} if spec is None else spec, kind, dec_hook=_decode_duration)
     except msgspec.ValidationError as error:
-        raise InvalidSpecError(plain(_sentence(str(error), kind))) from None
+        raise InvalidSpecError(single_line(_describe_error(str(error), kind))) from None
     except UnicodeEncodeError as error:
-        raise InvalidSpecError(f"spec has a text that is no Unicode: {plain(ascii(error.object), 40)}") from None
+        raise InvalidSpecError(f"spec has a text that is no Unicode: {single_line(ascii(error.object), 40)}") from None
     except RecursionError:
         raise InvalidSpecError("spec is nested too deeply to be read") from None
 
 
-def _duration(kind: type[Any], value: object) -> object:
+def _decode_duration(kind: type[Any], value: object) -> object:
     if kind is Seconds:
         return Seconds.parse(value)
     raise NotImplementedError
 
 
-def _sentence(error: str, kind: type[Struct]) -> str:
+def _describe_error(error: str, kind: type[Struct]) -> str:
     """Return msgspec's message with the path first: users look for the field."""
     message, _, path = error.partition(" - at ")
     key, _, where = path.strip("`").rpartition("$")  # "key in $.template": a key is wrong, not a value

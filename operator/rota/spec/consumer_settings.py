@@ -3,28 +3,32 @@
 from collections.abc import Collection, Iterator, Mapping
 from typing import Literal, NamedTuple
 
-from rota.model import RETRY, Reason, Verdict, plain
-from rota.sentences import listed
+from rota.model import RETRY_TOPIC_PREFIX, Finding, Reason, single_line
+from rota.sentences import join_names
 from rota.spec import GroupSpec, Subscription
 from rota.spec.resolved import GroupSettings
 
 Model = Literal["Clustering", "Broadcasting", ""]
 Start = Literal["Latest", "Earliest", "Timestamp", ""]
-MAX_TEXT = 100  # characters of a client id, a filter or topics in a sentence
-MAX_CONSUMERS = 3  # in a sentence; the others are counted
+MAX_TEXT_CHARS = 100  # characters of a client id, a filter or topics in a sentence
+MAX_LISTED_CONSUMERS = 3  # in a sentence; the others are counted
 
 
 class ConsumerSettings(NamedTuple):
     """A consumer's subscriptions, message model and start position; a setting that it does not report is empty."""
 
     subscriptions: tuple[Subscription, ...]
-    model: Model = ""
-    start: Start = ""
+    message_model: Model = ""
+    start_position: Start = ""
 
     @property
     def filters(self) -> dict[str, frozenset[str]]:
         """Return each topic's filter; equal filters accept the same messages. Retry topics are not compared."""
-        return {entry.topic: _filter(entry) for entry in self.subscriptions if not entry.topic.startswith(RETRY)}
+        return {
+            entry.topic: _filter(entry)
+            for entry in self.subscriptions
+            if not entry.topic.startswith(RETRY_TOPIC_PREFIX)
+        }
 
 
 def settings_of(group: GroupSpec | GroupSettings) -> ConsumerSettings:
@@ -45,21 +49,21 @@ def _filter(subscription: Subscription) -> frozenset[str]:
     return frozenset({f"SQL92: {' '.join(subscription.expression.split())}"})
 
 
-def differences(group: ConsumerSettings, consumer: ConsumerSettings) -> list[str]:
+def find_differences(group: ConsumerSettings, consumer: ConsumerSettings) -> list[str]:
     """Return how another consumer's settings differ from the group's; an unknown setting is no difference."""
     result = [*_topic_differences(group.filters, consumer.filters), *_filter_differences(group, consumer)]
-    if consumer.model and consumer.model != group.model:
-        result.append(f"its message model is {consumer.model}")
-    if consumer.start and consumer.start != group.start:
-        result.append(f"it starts from {consumer.start}")
+    if consumer.message_model and consumer.message_model != group.message_model:
+        result.append(f"its message model is {consumer.message_model}")
+    if consumer.start_position and consumer.start_position != group.start_position:
+        result.append(f"it starts from {consumer.start_position}")
     return result
 
 
 def _topic_differences(ours: Collection[str], theirs: Collection[str]) -> Iterator[str]:
     if missing := sorted({*ours}.difference(theirs)):
-        yield f"it does not read {listed(missing)}"
+        yield f"it does not read {join_names(missing)}"
     if added := sorted({*theirs}.difference(ours)):
-        yield f"it also reads {plain(listed(added), MAX_TEXT)}"
+        yield f"it also reads {single_line(join_names(added), MAX_TEXT_CHARS)}"
 
 
 def _filter_differences(group: ConsumerSettings, consumer: ConsumerSettings) -> Iterator[str]:
@@ -67,18 +71,22 @@ def _filter_differences(group: ConsumerSettings, consumer: ConsumerSettings) -> 
     for subscription in consumer.subscriptions:
         topic = subscription.topic
         if topic in ours and ours[topic] != theirs[topic]:
-            yield f"its filter of {topic} is {plain(subscription.expression, MAX_TEXT)}"
+            yield f"its filter of {topic} is {single_line(subscription.expression, MAX_TEXT_CHARS)}"
 
 
-def mismatches(group: GroupSpec | None, unmanaged: Mapping[str, ConsumerSettings]) -> list[Verdict]:
+def find_mismatches(group: GroupSpec | None, unmanaged: Mapping[str, ConsumerSettings]) -> list[Finding]:
     """Return the problem of unmanaged consumers, by client id, whose settings differ from the group's."""
     if group is None:
         return []
-    by_name = {name: differences(settings_of(group), unmanaged[name]) for name in sorted(unmanaged)}
-    sentences = [f"{plain(name, MAX_TEXT)}: {', '.join(different)}" for name, different in by_name.items() if different]
+    by_name = {name: find_differences(settings_of(group), unmanaged[name]) for name in sorted(unmanaged)}
+    sentences = [
+        f"{single_line(name, MAX_TEXT_CHARS)}: {', '.join(different)}"
+        for name, different in by_name.items()
+        if different
+    ]
     if not sentences:
         return []
-    more = len(sentences) - MAX_CONSUMERS
-    message = "; ".join(sentences[:MAX_CONSUMERS]) + (f"; and {more} more" if more > 0 else "")
+    more = len(sentences) - MAX_LISTED_CONSUMERS
+    message = "; ".join(sentences[:MAX_LISTED_CONSUMERS]) + (f"; and {more} more" if more > 0 else "")
     problem = f"Unmanaged consumers have other settings than the group: {message}"
-    return [Verdict(Reason.SUBSCRIPTION_MISMATCH, problem)]
+    return [Finding(Reason.SUBSCRIPTION_MISMATCH, problem)]

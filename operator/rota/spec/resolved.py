@@ -8,15 +8,15 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 from msgspec import Meta, Struct
 
-from rota.model import plain
+from rota.model import single_line
 from rota.spec import Broker, Delivery, GroupSpec, Seconds, StartFrom, Subscription
 
-BEFORE_IT_WAS_MADE = timedelta(minutes=30)  # before its creation: the start of a group that names no time
-SCHEMA = 1
+START_BEFORE_CREATION = timedelta(minutes=30)  # before its creation: the start of a group that names no time
+SETTINGS_SCHEMA = 1
 DEFAULT_DRAIN_SECONDS = 30.0
-LONGEST_SECONDS = 3.6e9  # of a duration: 999,999 hours
+MAX_DURATION_SECONDS = 3.6e9  # of a duration: 999,999 hours
 
-_TOLD = ("broker", "subscriptions", "message_model", "ordering", "start_from", "delivery", "paused")
+_SIDECAR_FIELDS = ("broker", "subscriptions", "message_model", "ordering", "start_from", "delivery", "paused")
 
 
 class GroupSettings(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -33,7 +33,7 @@ class GroupSettings(Struct, frozen=True, kw_only=True, rename="camel"):
     paused: bool = False
 
     @property
-    def broadcasting(self) -> bool:
+    def is_broadcasting(self) -> bool:
         """Whether every member reads every queue, and keeps its own offsets."""
         return self.message_model == "Broadcasting"
 
@@ -43,9 +43,9 @@ class GroupSettings(Struct, frozen=True, kw_only=True, rename="camel"):
         return frozenset([subscription.topic for subscription in self.subscriptions])
 
     @property
-    def orderly(self) -> bool:
+    def is_orderly(self) -> bool:
         """Whether a queue's messages are delivered one after another, under the broker's lock."""
-        return self.ordering == "Orderly" and not self.broadcasting
+        return self.ordering == "Orderly" and not self.is_broadcasting
 
     @property
     def traces_endpoint(self) -> str:
@@ -59,17 +59,19 @@ class GroupSettings(Struct, frozen=True, kw_only=True, rename="camel"):
         return -1 if limit is None else limit
 
 
-def write_settings(name: str, spec: GroupSpec, drain_timeout: float, created: str | None) -> str:
+def encode_settings(name: str, spec: GroupSpec, drain_timeout: float, created_at: str | None) -> str:
     """Return the text of a group's settings; durations are numbers of seconds, and defaults are written out."""
-    fields = {field: getattr(spec, field) for field in _TOLD}
+    fields = {field: getattr(spec, field) for field in _SIDECAR_FIELDS}
     body: dict[str, Any] = msgspec.to_builtins(fields, enc_hook=float, order="deterministic")
     body = {_camel(field): value for field, value in body.items()}
     body["delivery"]["retry"]["maxAttempts"] = spec.max_attempts
     start = body["startFrom"]
-    if created and start["position"] == "Timestamp" and start["timestamp"] is None:
-        start["timestamp"] = (datetime.fromisoformat(created) - BEFORE_IT_WAS_MADE).isoformat().replace("+00:00", "Z")
+    if created_at and start["position"] == "Timestamp" and start["timestamp"] is None:
+        start["timestamp"] = (
+            (datetime.fromisoformat(created_at) - START_BEFORE_CREATION).isoformat().replace("+00:00", "Z")
+        )
     return json.dumps(
-        {"schema": SCHEMA, "group": spec.group or name, "drainTimeout": float(drain_timeout), **body},
+        {"schema": SETTINGS_SCHEMA, "group": spec.group or name, "drainTimeout": float(drain_timeout), **body},
         sort_keys=True,
         separators=(",", ":"),
     )
@@ -80,16 +82,16 @@ def settings_digest(text: str | bytes) -> str:
     return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()[:16]
 
 
-def read_settings(text: str | bytes) -> GroupSettings:
+def decode_settings(text: str | bytes) -> GroupSettings:
     """Read a text of `write_settings`; ignore fields of a later operator, and raise ValueError for anything else."""
     try:
         body = msgspec.json.decode(text)
         schema = body.get("schema") if isinstance(body, dict) else None
-        if schema == SCHEMA:
-            return msgspec.convert(_known(body, GroupSettings), GroupSettings, dec_hook=_seconds)
-        why = f"its schema is {schema}, and {SCHEMA} is read"
+        if schema == SETTINGS_SCHEMA:
+            return msgspec.convert(_drop_unknown_fields(body, GroupSettings), GroupSettings, dec_hook=_decode_seconds)
+        why = f"its schema is {schema}, and {SETTINGS_SCHEMA} is read"
     except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
-        why = plain(str(error))
+        why = single_line(str(error))
     raise ValueError(f"The settings in group.json cannot be read: {why}")
 
 
@@ -98,10 +100,10 @@ class _GroupName(Struct):
 
 
 class _DrainTimeout(Struct, rename="camel"):
-    drain_timeout: Annotated[float, Meta(gt=0, le=LONGEST_SECONDS)]
+    drain_timeout: Annotated[float, Meta(gt=0, le=MAX_DURATION_SECONDS)]
 
 
-def read_group_name(text: str) -> str:
+def decode_group_name(text: str) -> str:
     """Return the group's name at the broker, or "" if the settings do not contain it."""
     try:
         return msgspec.json.decode(text, type=_GroupName).group
@@ -109,7 +111,7 @@ def read_group_name(text: str) -> str:
         return ""
 
 
-def read_drain_timeout(text: str) -> float:
+def decode_drain_timeout(text: str) -> float:
     """Return the stored drain timeout, which applies while the policy is unreadable; the default if none is stored."""
     try:
         return msgspec.json.decode(text, type=_DrainTimeout).drain_timeout
@@ -117,20 +119,20 @@ def read_drain_timeout(text: str) -> float:
         return DEFAULT_DRAIN_SECONDS
 
 
-def _known(value: Any, kind: Any) -> Any:
+def _drop_unknown_fields(value: Any, kind: Any) -> Any:
     """Remove fields that this version does not know, as the blocks of a spec reject them."""
     kind = getattr(kind, "__origin__", kind) if hasattr(kind, "__metadata__") else kind  # the type inside Annotated
     kinds = [kind, *get_args(kind)]
     if isinstance(value, list):
-        return [_known(item, kinds[-1]) for item in value]
+        return [_drop_unknown_fields(item, kinds[-1]) for item in value]
     struct = next((item for item in kinds if isinstance(item, type) and issubclass(item, Struct)), None)
     if struct is None or not isinstance(value, dict):
         return value
     fields = {field.encode_name: field.type for field in msgspec.structs.fields(struct)}
-    return {name: _known(item, fields[name]) for name, item in value.items() if name in fields}
+    return {name: _drop_unknown_fields(item, fields[name]) for name, item in value.items() if name in fields}
 
 
-def _seconds(kind: type[Any], value: object) -> object:
+def _decode_seconds(kind: type[Any], value: object) -> object:
     if kind is Seconds and isinstance(value, int | float) and value > 0:
         return Seconds(value)
     raise ValueError(f"{value!r} is no number of seconds")

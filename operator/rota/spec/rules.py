@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rota.spec import GroupSpec, Options, PolicySpec
 
-MOST_MOVES = 1_000_000  # in a budget: the largest possible number of queues
-MOST_IDS = 1_000_000  # queues of a topic on one broker; a higher id is taken for a typing error
-ORDERLY_TIMEOUT = 30.0  # a delivery must end while the broker's queue lock, 60 s old at most, is still trusted
+MAX_BUDGET_MOVES = 1_000_000  # in a budget: the largest possible number of queues
+MAX_QUEUES_PER_BROKER = 1_000_000  # queues of a topic on one broker; a higher id is taken for a typing error
+# A delivery must end while the broker's queue lock, 60 s old at most, is still trusted.
+MAX_ORDERLY_TIMEOUT_SECONDS = 30.0
 
 # The base URL of an OTLP receiver: no credentials, query or fragment.
-_RECEIVER = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(:[0-9]{1,5})?(/[A-Za-z0-9._~%/-]*)?")
+_RECEIVER_PATTERN = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(:[0-9]{1,5})?(/[A-Za-z0-9._~%/-]*)?")
 
 
-def in_group(spec: "GroupSpec", name: str | None) -> Iterator[str]:
+def group_mistakes(spec: "GroupSpec", name: str | None) -> Iterator[str]:
     """Yield the mistakes in a group that has this name at the broker."""
     yield from (sentence for holds, sentence in _group_rules(spec) if not holds)
     for at, subscription in enumerate(spec.subscriptions):
@@ -24,11 +25,11 @@ def in_group(spec: "GroupSpec", name: str | None) -> Iterator[str]:
             yield f"spec.subscriptions[{at}].topic {subscription.topic} is the group's own: {why}; remove it"
 
 
-def in_policy(spec: "PolicySpec") -> Iterator[str]:
+def policy_mistakes(spec: "PolicySpec") -> Iterator[str]:
     """Yield the mistakes in a policy."""
-    yield from _too_short(spec)
-    yield from _configured_twice(spec.options)
-    yield from _in_two_rooms(spec.options)
+    yield from _duration_mistakes(spec)
+    yield from _by_config_mistakes(spec.options)
+    yield from _room_mistakes(spec.options)
 
 
 def _group_rules(spec: "GroupSpec") -> Sequence[tuple[bool, str]]:
@@ -49,11 +50,11 @@ def _group_rules(spec: "GroupSpec") -> Sequence[tuple[bool, str]]:
             "spec.subscriptions has an expression without a tag; write * for all messages",
         ),
         (
-            not (spec.orderly and spec.delivery.mode == "Pull"),
+            not (spec.is_orderly and spec.delivery.mode == "Pull"),
             "spec.delivery.mode Pull works with ordering Concurrent only; use Push or change spec.ordering",
         ),
         (
-            not spec.orderly or spec.delivery.push.timeout <= ORDERLY_TIMEOUT,
+            not spec.is_orderly or spec.delivery.push.timeout <= MAX_ORDERLY_TIMEOUT_SECONDS,
             "spec.delivery.push.timeout may be at most 30s in an Orderly group, whose queue locks live 60s",
         ),
         (
@@ -65,7 +66,7 @@ def _group_rules(spec: "GroupSpec") -> Sequence[tuple[bool, str]]:
             "spec.startFrom.timestamp has no time zone; write it as 2026-11-21T08:00:00Z",
         ),
         (
-            spec.delivery.traces is None or bool(_RECEIVER.fullmatch(spec.delivery.traces.endpoint)),
+            spec.delivery.traces is None or bool(_RECEIVER_PATTERN.fullmatch(spec.delivery.traces.endpoint)),
             "spec.delivery.traces.endpoint is not the URL of a receiver; write one such as http://collector:4318",
         ),
         (
@@ -83,7 +84,7 @@ def _group_rules(spec: "GroupSpec") -> Sequence[tuple[bool, str]]:
     ]
 
 
-def _too_short(spec: "PolicySpec") -> Iterator[str]:
+def _duration_mistakes(spec: "PolicySpec") -> Iterator[str]:
     """Yield the mistakes of durations that are too short to have an effect: reports and samples are not as frequent."""
     handover, triggers = spec.handover, spec.triggers
     durations = [
@@ -99,7 +100,7 @@ def _too_short(spec: "PolicySpec") -> Iterator[str]:
             yield f"spec.{path} must be at least {f'{least:g}s' if least >= 1 else f'{least * 1000:g}ms'}"
 
 
-def _configured_twice(options: "Options") -> Iterator[str]:
+def _by_config_mistakes(options: "Options") -> Iterator[str]:
     """Yield the mistakes in ByConfig's queues, whether or not a member exists for each index."""
     members = options.by_config.members if options.by_config else []
     if len({entry.index for entry in members}) < len(members):
@@ -107,40 +108,40 @@ def _configured_twice(options: "Options") -> Iterator[str]:
     taken: list[tuple[str, str, int, int, int, int]] = []
     for at, entry in enumerate(members):
         for place, queues in enumerate(entry.queues):
-            for first, last in spans(queues.ids):
-                if not first <= last < MOST_IDS:
-                    path = _ids_of(at, place)
-                    yield f"{path} {queues.ids!r} cannot be read: write it as 0-3,7, below {MOST_IDS}"
+            for first, last in parse_spans(queues.ids):
+                if not first <= last < MAX_QUEUES_PER_BROKER:
+                    path = _ids_path(at, place)
+                    yield f"{path} {queues.ids!r} cannot be read: write it as 0-3,7, below {MAX_QUEUES_PER_BROKER}"
                 taken.append((queues.topic, queues.broker, first, last, at, place))
-    yield from _taken_twice(sorted(taken))
+    yield from _overlap_mistakes(sorted(taken))
 
 
-def _taken_twice(taken: Sequence[tuple[str, str, int, int, int, int]]) -> Iterator[str]:
+def _overlap_mistakes(spans: Sequence[tuple[str, str, int, int, int, int]]) -> Iterator[str]:
     """Yield the first queue of each span that an earlier span has, too; sorted, only the farthest-reaching span can."""
     reach = ("", "", -1, -1, 0, 0)
-    for span in taken:
+    for span in spans:
         topic, broker, first, last, *place = span
         if (topic, broker) == reach[:2] and first <= reach[3]:
             earlier, later = sorted([place, [*reach[4:]]])
-            problem = f"{_ids_of(*later)} names queue {topic}/{broker}/{first}, which {_ids_of(*earlier)} names too"
+            problem = f"{_ids_path(*later)} names queue {topic}/{broker}/{first}, which {_ids_path(*earlier)} names too"
             yield f"{problem}; leave it to one"
             reach = span if last > reach[3] else reach
         else:
             reach = span
 
 
-def _ids_of(at: int, place: int) -> str:
-    return f"spec.options.byConfig.members[{at}].queues[{place}].ids"
+def _ids_path(member_index: int, block_index: int) -> str:
+    return f"spec.options.byConfig.members[{member_index}].queues[{block_index}].ids"
 
 
-def spans(ranges: str) -> Iterator[tuple[int, int]]:
+def parse_spans(ranges: str) -> Iterator[tuple[int, int]]:
     """Yield the first and the last id of each part of a range."""
     for part in ranges.split(","):
         first, _, last = part.partition("-")
         yield int(first), int(last or first)
 
 
-def _in_two_rooms(options: "Options") -> Iterator[str]:
+def _room_mistakes(options: "Options") -> Iterator[str]:
     for block, chosen in (("machineRoomNearby", options.machine_room_nearby), ("balanced", options.balanced)):
         rooms: dict[str, str] = {}
         for at, entry in enumerate(chosen.brokers if chosen else ()):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from rota.model import Present, Queue, Roster
+from rota.model import PresentOwners, Queue, Roster
 from rota.strategies import given
 from rota.strategies.arrays import Owners
 from rota.strategies.averagely import averagely, averagely_by_circle, why_averagely, why_averagely_by_circle
@@ -19,9 +19,9 @@ from rota.strategies.by_config import by_config, why_by_config
 from rota.strategies.by_machine_room import by_machine_room, why_by_machine_room
 from rota.strategies.consistent_hash import consistent_hash, why_consistent_hash
 from rota.strategies.custom import Strategy, custom, why_custom
-from rota.strategies.machine_room_nearby import machine_room_nearby, nearest_first, why_machine_room_nearby
+from rota.strategies.machine_room_nearby import machine_room_nearby, nearby_sort_key, why_machine_room_nearby
 from rota.strategies.sticky import sticky, why_sticky
-from rota.strategies.words import NOBODY_OWNED_IT, what_happens
+from rota.strategies.words import NO_PREVIOUS_OWNER, describe_change
 
 
 def nearby(
@@ -85,7 +85,7 @@ def named(name: object) -> str:
 def prepared(name: str, options: Mapping[str, Any] | None = None) -> Strategy:
     """Return the strategy with its options, as a function of the roster alone; raise ValueError for wrong options."""
     strategy = STRATEGIES[named(name)]
-    chosen = dict(given.mapping("The options", options))
+    chosen = dict(given.check_mapping("The options", options))
     if strategy is nearby:  # check the inner strategy's options here, before a roster exists
         inner = chosen.pop("inner", "Averagely")
         chosen["inner"] = inner if callable(inner) else prepared(inner, chosen.pop("innerOptions", None))
@@ -106,7 +106,7 @@ def allocate(
     members: Iterable[str] | None,
     *,
     options: Mapping[str, Any] | None = None,
-    current: Present | None = None,
+    current: PresentOwners | None = None,
 ) -> dict[str, list[Queue]]:
     """Return every member's queues, in the reference client's order.
 
@@ -114,17 +114,17 @@ def allocate(
     [Queue(topic='orders', broker='broker-a', id=2)]
     """
     roster = Roster.of(
-        given.queues("The list of queues", () if queues is None else queues),
-        given.names("The list of members", () if members is None else members),
-        given.texts("The mapping of present owners", current),
+        given.check_queues("The list of queues", () if queues is None else queues),
+        given.check_names("The list of members", () if members is None else members),
+        given.check_texts("The mapping of present owners", current),
     )
-    chosen = dict(given.mapping("The options", options))
+    chosen = dict(given.check_mapping("The options", options))
     if named(strategy) == "ByConfig" and "queues" in chosen:
         return _one_list_for_all(roster, chosen)
     shares = roster.assignment(prepared(strategy, chosen)(roster).tolist())
     if named(strategy) == "MachineRoomNearby":
         for member, share in shares.items():
-            share.sort(key=partial(nearest_first, chosen["memberRooms"][member], chosen["queueRooms"]))
+            share.sort(key=partial(nearby_sort_key, chosen["memberRooms"][member], chosen["queueRooms"]))
     return shares
 
 
@@ -168,16 +168,16 @@ def explain_all(
     answer = prepared(strategy, options)(roster)
     reasons = _reasons(strategy, roster, answer, indices, options)
     return [
-        f"{what_happens(roster, owners, number)}: {_of_the_gone(reason, (present or {}).get(roster.queues[number]))}"
+        f"{describe_change(roster, owners, number)}: {_of_the_gone(reason, (present or {}).get(roster.queues[number]))}"
         if owners[number] == answer[number]
-        else f"{what_happens(roster, owners, number)}, which is not what {strategy} answers"
+        else f"{describe_change(roster, owners, number)}, which is not what {strategy} answers"
         for number, reason in zip(indices, reasons, strict=True)
     ]
 
 
 def _of_the_gone(reason: str, owner: str | None) -> str:
     """Name a queue's previous owner that is no longer a member: strategies know only members."""
-    return reason.replace(NOBODY_OWNED_IT, f"its owner {owner} is not there", 1) if owner else reason
+    return reason.replace(NO_PREVIOUS_OWNER, f"its owner {owner} is not there", 1) if owner else reason
 
 
 def _reasons(
@@ -198,5 +198,5 @@ def _one_list_for_all(roster: Roster, options: Mapping[str, Any]) -> dict[str, l
     """Return one list for all members, as the reference's CONFIG does; that is no assignment, so it has no owners."""
     if set(options) != {"queues"}:
         raise ValueError("Strategy ByConfig takes either the option queues (one list for all) or members, not both")
-    listed = given.queues("Option queues", options["queues"])
+    listed = given.check_queues("Option queues", options["queues"])
     return {member: list(listed) for member in roster.members}

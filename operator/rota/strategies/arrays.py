@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from rota.model import NOBODY, Roster, Run
+from rota.model import NO_OWNER, Roster, Run
 
 Owners = NDArray[np.int32]
 Indices = NDArray[np.int64]
@@ -18,7 +18,7 @@ def whole(option: object) -> bool:
 
 def nobody(count: int) -> Owners:
     """Return an array for `count` queues without owners."""
-    return np.full(count, NOBODY, dtype=np.int32)
+    return np.full(count, NO_OWNER, dtype=np.int32)
 
 
 def present(roster: Roster) -> Owners:

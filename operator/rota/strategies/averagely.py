@@ -30,7 +30,7 @@ def why_averagely(roster: Roster, owners: Owners, queues: Sequence[int]) -> Iter
         block = start + np.flatnonzero(owners[start:stop] == owners[queue])
         first, last = roster.queues[block[0]], roster.queues[block[-1]]
         ends = f"{first.broker}/{first.id}" + (f" to {last.broker}/{last.id}" if last != first else "")
-        yield f"{_member(roster, owners, queue)}, whose block of {first.topic} is {ends}"
+        yield f"{_describe_member(roster, owners, queue)}, whose block of {first.topic} is {ends}"
 
 
 def why_averagely_by_circle(roster: Roster, owners: Owners, queues: Sequence[int]) -> Iterator[str]:
@@ -39,8 +39,8 @@ def why_averagely_by_circle(roster: Roster, owners: Owners, queues: Sequence[int
     for queue in queues:
         start, stop = topics[bisect_right(topics, queue, key=lambda topic: topic[1])]
         place = f"queue {queue - start + 1} of {stop - start} of {roster.queues[queue].topic}"
-        yield f"{_member(roster, owners, queue)}, and {place} falls to that one when they are dealt around"
+        yield f"{_describe_member(roster, owners, queue)}, and {place} falls to that one when they are dealt around"
 
 
-def _member(roster: Roster, owners: Owners, queue: int) -> str:
+def _describe_member(roster: Roster, owners: Owners, queue: int) -> str:
     return f"{roster.members[owners[queue]]} is member {owners[queue] + 1} of {len(roster.members)}"

@@ -5,7 +5,7 @@ The reference's CONFIG gives one list to all members, which is no assignment; on
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from rota.model import NOBODY, Queue, Roster
+from rota.model import NO_OWNER, Queue, Roster
 from rota.strategies import given
 from rota.strategies.arrays import Owners, nobody
 
@@ -21,8 +21,8 @@ def by_config(roster: Roster, *, members: Mapping[str, Iterable[tuple[str, str, 
     claimed: dict[Queue, str] = {}
     if members is None:
         raise ValueError("Option members must be a mapping of members to their queues, not None")
-    for member, listed in given.mapping("Option members", members).items():
-        for queue in given.queues(f"Option members, for {member},", listed):
+    for member, listed in given.check_mapping("Option members", members).items():
+        for queue in given.check_queues(f"Option members, for {member},", listed):
             if claimed.setdefault(queue, member) != member:
                 raise ValueError(f"Queue {queue} is configured for {claimed[queue]} and for {member}; leave it to one")
             if queue in where and member in places:
@@ -37,7 +37,7 @@ def why_by_config(
     named = {Queue(*queue): member for member, listed in members.items() for queue in listed}
     for queue in queues:
         member = named.get(roster.queues[queue])
-        absent = ", which is not there" if owners[queue] == NOBODY else ""
+        absent = ", which is not there" if owners[queue] == NO_OWNER else ""
         yield (
             f"the policy names it for {member}{absent}" if member else "the policy names it for no member that is there"
         )

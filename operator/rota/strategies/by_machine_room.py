@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
-from rota.model import NOBODY, Roster, Run
+from rota.model import NO_OWNER, Roster, Run
 from rota.strategies.arrays import Indices, Owners, blocks, nobody, of_runs
 
 
@@ -18,8 +18,8 @@ def by_machine_room(roster: Roster, *, rooms: Collection[str] = ()) -> Owners:
         raise ValueError("Option rooms must be a list of room names")
     chosen = set(rooms)
     owners = nobody(len(roster.queues))
-    for indices in _by_topic([run for run in roster.runs if room_of(run.broker) in chosen]):
-        owners[indices] = _tailed(len(indices), len(roster.members))
+    for indices in _indices_by_topic([run for run in roster.runs if room_of(run.broker) in chosen]):
+        owners[indices] = _blocks_with_tail(len(indices), len(roster.members))
     return owners
 
 
@@ -32,7 +32,7 @@ def why_by_machine_room(
         room = room_of(broker)
         if room is None:
             yield f"broker {broker} names no room (as room@broker would)"
-        elif owner == NOBODY:
+        elif owner == NO_OWNER:
             yield f"room {room} is not among the policy's rooms: {', '.join(rooms) or 'none'}"
         else:
             place = f"{roster.members[owner]} is member {owner + 1} of the {len(roster.members)} that share its queues"
@@ -47,13 +47,13 @@ def room_of(broker: str) -> str | None:
     return parts[0] if len(parts) == 2 else None  # noqa: PLR2004 - room and broker
 
 
-def _by_topic(runs: list[Run]) -> list[Indices]:
+def _indices_by_topic(runs: list[Run]) -> list[Indices]:
     topics: dict[str, list[Run]] = {}
     for run in runs:
         topics.setdefault(run.topic, []).append(run)
     return [of_runs(of_topic) for of_topic in topics.values()]
 
 
-def _tailed(queues: int, members: int) -> Indices:
+def _blocks_with_tail(queues: int, members: int) -> Indices:
     even = queues - queues % members
     return np.concatenate([blocks(even, members), np.arange(queues - even)])

@@ -12,12 +12,12 @@ from rota.model import Roster
 from rota.strategies.arrays import Indices, Owners, nobody, whole
 
 Hash = Callable[[str], int]
-MOST_NODES = 1000  # for each member; more places are slower, and no more even to any visible degree
+MAX_VIRTUAL_NODES = 1000  # for each member; more places are slower, and no more even to any visible degree
 
 
 def ring_position(key: str) -> int:
     """Return the position of a key on the reference's ring: the first four bytes of its MD5."""
-    return int(_places([key], ring_position)[0])
+    return int(_ring_positions([key], ring_position)[0])
 
 
 def consistent_hash(roster: Roster, *, virtualNodes: int = 10, hash: Hash = ring_position) -> Owners:  # noqa: A002
@@ -29,17 +29,17 @@ def consistent_hash(roster: Roster, *, virtualNodes: int = 10, hash: Hash = ring
         raise ValueError(f"Option virtualNodes must be a whole number from 0 up, not {virtualNodes!r}")
     if not callable(hash):
         raise ValueError(f"Option hash must be a function from text to number, not {hash!r}")  # noqa: TRY004
-    if virtualNodes > MOST_NODES:
-        raise ValueError(f"Option virtualNodes may be at most {MOST_NODES}, not {virtualNodes}")
+    if virtualNodes > MAX_VIRTUAL_NODES:
+        raise ValueError(f"Option virtualNodes may be at most {MAX_VIRTUAL_NODES}, not {virtualNodes}")
     if virtualNodes == 0:
         return nobody(len(roster.queues))
     replicas = [f"-{number}" for number in range(virtualNodes)]
-    nodes = _places([member + replica for member in roster.members for replica in replicas], hash)
+    nodes = _ring_positions([member + replica for member in roster.members for replica in replicas], hash)
     order = np.argsort(nodes, kind="stable")
     nodes = nodes[order]
     last = np.append(nodes[1:] != nodes[:-1], True)  # of places at the same position, the last one counts
     nodes, owners = nodes[last], (order[last] // virtualNodes).astype(np.int32)
-    owned: Owners = owners[np.searchsorted(nodes, _places(_keys(roster), hash)) % len(nodes)]
+    owned: Owners = owners[np.searchsorted(nodes, _ring_positions(_queue_keys(roster), hash)) % len(nodes)]
     return owned
 
 
@@ -56,7 +56,7 @@ def why_consistent_hash(
             yield f"the next of the {places} places on the ring is {nearest}"
 
 
-def _places(keys: Sequence[str], hash: Hash) -> Indices:  # noqa: A002
+def _ring_positions(keys: Sequence[str], hash: Hash) -> Indices:  # noqa: A002
     if hash is not ring_position:
         try:
             return np.fromiter(map(hash, keys), dtype=np.int64)
@@ -67,7 +67,7 @@ def _places(keys: Sequence[str], hash: Hash) -> Indices:  # noqa: A002
     return np.frombuffer(sums, ">u4")[::4].astype(np.int64)
 
 
-def _keys(roster: Roster) -> list[str]:
+def _queue_keys(roster: Roster) -> list[str]:
     keys: list[str] = []
     for topic, broker, start, stop in roster.runs:
         prefix = f"MessageQueue [topic={topic}, brokerName={broker}, queueId="

@@ -8,21 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from rota.model import NOBODY, Roster, plain
+from rota.model import NO_OWNER, Roster, single_line
 from rota.strategies.arrays import Owners
 
-ENTRY_POINTS = "rota.strategies"
+ENTRY_POINT_GROUP = "rota.strategies"
 
 Strategy = Callable[..., Owners]
 
 
 def custom(roster: Roster, *, name: str, options: Mapping[str, Any] | None = None) -> Owners:
     """Call the strategy registered under `name` and take its answer if it is one."""
-    strategy = load(name)
+    strategy = load_strategy(name)
     answer = _call_user_code(
         f"Custom strategy {name}", "failed", lambda: strategy(copy_for_user_code(roster), **(options or {}))
     )
-    return checked(name, answer, roster)
+    return check_owners(name, answer, roster)
 
 
 def copy_for_user_code(roster: Roster) -> Roster:
@@ -36,9 +36,9 @@ def why_custom(_roster: Roster, _owners: Owners, queues: Sequence[int], *, name:
         yield f"the custom strategy {name} answers so and gives no reason"
 
 
-def load(name: object) -> Strategy:
+def load_strategy(name: object) -> Strategy:
     """Load a strategy by its entry point; raise ValueError if no package offers it."""
-    offered = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+    offered = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
     if not isinstance(name, str) or name not in offered:
         known_names = ", ".join(sorted(offered)) or "none"
         raise ValueError(f"There is no custom strategy {name}: no installed package offers it (offered: {known_names})")
@@ -46,7 +46,7 @@ def load(name: object) -> Strategy:
     return loaded
 
 
-def checked(name: str, answer: object, roster: Roster) -> Owners:
+def check_owners(name: str, answer: object, roster: Roster) -> Owners:
     """Return the result of a custom strategy as owners; raise ValueError if it is no owners array over the roster."""
     return owners_array(f"Custom strategy {name}", answer, roster)
 
@@ -57,7 +57,7 @@ def owners_array(subject: str, answer: object, roster: Roster) -> Owners:
     owners = _call_user_code(subject, requirement, lambda: np.asarray(answer))
     if owners.shape != (len(roster.queues),) or owners.dtype.kind not in "iu":
         raise ValueError(f"{subject} {requirement}")
-    wrong = (owners < NOBODY) | (owners >= len(roster.members))
+    wrong = (owners < NO_OWNER) | (owners >= len(roster.members))
     if wrong.any():
         queue = int(np.flatnonzero(wrong)[0])
         problem = f"member number {owners[queue]}, but members are numbered 0 to {len(roster.members) - 1}"
@@ -78,6 +78,6 @@ def _call_user_code(subject: str, failure: str, call: Callable[[], Any]) -> Any:
 
 def _error_text(error: BaseException) -> str:
     try:
-        return plain(f"{type(error).__name__}: {error}")
+        return single_line(f"{type(error).__name__}: {error}")
     except Exception:  # noqa: BLE001 - the exception's own text may raise, too
         return type(error).__name__

@@ -9,62 +9,62 @@ from typing import Any
 from rota.model import Queue
 
 
-def queues(label: str, value: object) -> list[Queue]:
+def check_queues(label: str, value: object) -> list[Queue]:
     """Return a list of queues, each of them input as (topic, broker, id)."""
-    return [_queue(entry) for entry in _listed(label, value, "queues")]
+    return [_queue(entry) for entry in _check_list(label, value, "queues")]
 
 
-def names(label: str, value: object) -> list[str]:
+def check_names(label: str, value: object) -> list[str]:
     """Return a list of names."""
-    listed = _listed(label, value, "names")
+    listed = _check_list(label, value, "names")
     for name in listed:
         if not isinstance(name, str):
             raise ValueError(f"{label} has {name!r}, which is no name; give texts")
     return listed
 
 
-def mapping(label: str, value: object) -> Mapping[Any, Any]:
+def check_mapping(label: str, value: object) -> Mapping[Any, Any]:
     """Return a mapping; None is an empty one."""
     if value is not None and not isinstance(value, Mapping):
         raise ValueError(f"{label} must be a mapping, not {value!r}")
     return value or {}
 
 
-def texts(label: str, option: object) -> Mapping[Any, str]:
+def check_texts(label: str, option: object) -> Mapping[Any, str]:
     """Return a mapping to texts; a key with None counts as absent."""
-    mapped = mapping(label, option)
+    mapped = check_mapping(label, option)
     for key, value in mapped.items():
         if value is not None and not isinstance(value, str):
-            raise ValueError(f"{label} has {value!r} for {_spelled(key)}, which is no name; give a text")
+            raise ValueError(f"{label} has {value!r} for {_format_key(key)}, which is no name; give a text")
     return mapped
 
 
-def weights(label: str, option: object) -> Mapping[Any, float]:
+def check_weights(label: str, option: object) -> Mapping[Any, float]:
     """Return a mapping to numbers of any size; a key with None counts as absent."""
-    mapped = mapping(label, option)
+    mapped = check_mapping(label, option)
     for key, value in mapped.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, Real)):
-            raise ValueError(f"{label} has {value!r} for {_spelled(key)}, which is no number")
+            raise ValueError(f"{label} has {value!r} for {_format_key(key)}, which is no number")
     return mapped
 
 
-def _listed(label: str, value: object, of: str) -> list[Any]:
+def _check_list(label: str, value: object, noun: str) -> list[Any]:
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise ValueError(f"{label} must be a list of {of}, not {value!r}")
+        raise ValueError(f"{label} must be a list of {noun}, not {value!r}")
     return list(value)
 
 
 def _queue(value: object) -> Queue:
     if isinstance(value, tuple | list) and len(value) == len(Queue._fields):
         topic, broker, number = value
-        if isinstance(topic, str) and isinstance(broker, str) and _id(number):
+        if isinstance(topic, str) and isinstance(broker, str) and _is_queue_id(number):
             return Queue(topic, broker, int(number))
     raise ValueError(f"Queue {value!r} cannot be meant: give (topic, broker, id), with an id from 0 up")
 
 
-def _id(value: object) -> bool:
+def _is_queue_id(value: object) -> bool:
     return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= 0
 
 
-def _spelled(key: object) -> str:
+def _format_key(key: object) -> str:
     return str(Queue._make(key)) if isinstance(key, tuple) and len(key) == len(Queue._fields) else str(key)

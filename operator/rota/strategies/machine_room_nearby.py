@@ -6,7 +6,7 @@ from itertools import chain
 
 import numpy as np
 
-from rota.model import NOBODY, Queue, Roster, Run, java_order
+from rota.model import NO_OWNER, Queue, Roster, Run, java_sort_key
 from rota.strategies import given
 from rota.strategies.arrays import Owners, nobody, of_runs, present
 from rota.strategies.averagely import averagely
@@ -24,13 +24,13 @@ def machine_room_nearby(
 
     Each such room is assigned separately, so the members with the lowest names get one queue more of each.
     """
-    by_room = _runs_by_room(roster, given.texts("Option queueRooms", queueRooms))
-    at_home = _members_by_room(roster, given.texts("Option memberRooms", memberRooms))
+    by_room = _runs_by_room(roster, given.check_texts("Option queueRooms", queueRooms))
+    at_home = _members_by_room(roster, given.check_texts("Option memberRooms", memberRooms))
     everybody = list(range(len(roster.members)))
     owners = nobody(len(roster.queues))
     for room, runs in by_room.items():
         members = at_home.get(room, everybody)
-        back = np.array([*members, NOBODY])  # an owner of -1 selects the last entry, which is -1
+        back = np.array([*members, NO_OWNER])  # an owner of -1 selects the last entry, which is -1
         part = _restrict(roster, runs, members)
         owners[of_runs(runs)] = back[owners_array("The strategy inside MachineRoomNearby", inner(part), part)]
     return owners
@@ -53,7 +53,7 @@ def why_machine_room_nearby(
         members, inside = at_home.get(room, everybody), of_runs(runs)
         indices = np.flatnonzero(np.isin(inside, queues))
         inner_reasons = inner(
-            _restrict(roster, runs, members), _places(roster, members)[owners[inside]], indices.tolist()
+            _restrict(roster, runs, members), _index_map(roster, members)[owners[inside]], indices.tolist()
         )
         shared = f"has {len(members)} of {len(everybody)} members" if room in at_home else "has no member"
         for queue, reason in zip(inside[indices].tolist(), inner_reasons, strict=True):
@@ -61,10 +61,10 @@ def why_machine_room_nearby(
     yield from (reasons[queue] for queue in queues)
 
 
-def nearest_first(home: str, rooms: Mapping[str, str], queue: Queue) -> tuple[bool, bytes]:
+def nearby_sort_key(home: str, rooms: Mapping[str, str], queue: Queue) -> tuple[bool, bytes]:
     """Return the key by which the reference sorts a member's queues: its own room first, then room by room."""
     room = rooms[queue.broker]
-    return room != home, java_order(room)
+    return room != home, java_sort_key(room)
 
 
 def _runs_by_room(roster: Roster, rooms: Mapping[str, str]) -> dict[str, list[Run]]:
@@ -98,12 +98,12 @@ def _restrict(roster: Roster, runs: Sequence[Run], members: Sequence[int]) -> Ro
     return Roster(
         tuple(chain.from_iterable(roster.queues[run.start : run.stop] for run in runs)),
         tuple(roster.members[index] for index in members),
-        array("i", _places(roster, members)[present(roster)[of_runs(runs)]].tobytes()),
+        array("i", _index_map(roster, members)[present(roster)[of_runs(runs)]].tobytes()),
         tuple(cut),
     )
 
 
-def _places(roster: Roster, members: Sequence[int]) -> Owners:
+def _index_map(roster: Roster, members: Sequence[int]) -> Owners:
     """Return each member's index among `members`, -1 for other members; an owner of -1 selects the last entry."""
     places = nobody(len(roster.members) + 1)
     places[list(members)] = np.arange(len(members))

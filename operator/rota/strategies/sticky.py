@@ -17,18 +17,18 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from rota.model import NOBODY, RETRY, Roster
-from rota.sentences import count
+from rota.model import NO_OWNER, RETRY_TOPIC_PREFIX, Roster
+from rota.sentences import pluralize
 from rota.strategies.arrays import Indices, Owners, of_runs, present, ranks
-from rota.strategies.words import NOBODY_OWNED_IT
+from rota.strategies.words import NO_PREVIOUS_OWNER
 
 
 def sticky(roster: Roster) -> Owners:
     """Spread all queues as evenly as can be, moving as few as that allows."""
-    retry = [run for run in roster.runs if run.topic.startswith(RETRY)]
+    retry = [run for run in roster.runs if run.topic.startswith(RETRY_TOPIC_PREFIX)]
     if not retry:
         return _spread(present(roster), np.zeros(len(roster.members), dtype=np.int64))
-    ordinary = [run for run in roster.runs if not run.topic.startswith(RETRY)]
+    ordinary = [run for run in roster.runs if not run.topic.startswith(RETRY_TOPIC_PREFIX)]
     owners = present(roster).copy()
     load = np.zeros(len(roster.members), dtype=np.int64)
     for part in (of_runs(ordinary), of_runs(retry)):
@@ -40,9 +40,9 @@ def sticky(roster: Roster) -> Owners:
 
 def why_sticky(roster: Roster, owners: Owners, queues: Sequence[int]) -> Iterator[str]:
     """Yield how many queues the owner keeps in the even spread."""
-    ordinary = np.array([not queue.topic.startswith(RETRY) for queue in roster.queues])
-    had = _counted(roster, present(roster)[ordinary])
-    keeps = _counted(roster, owners[ordinary & (present(roster) == owners)])
+    ordinary = np.array([not queue.topic.startswith(RETRY_TOPIC_PREFIX) for queue in roster.queues])
+    had = _count_by_member(roster, present(roster)[ordinary])
+    keeps = _count_by_member(roster, owners[ordinary & (present(roster) == owners)])
     even, even_with_retry = _even_share(roster, int(ordinary.sum())), _even_share(roster, len(ordinary))
     even += "" if ordinary.all() else ", retries apart"  # `had` and `keeps` leave retry queues out
     for queue in queues:
@@ -50,18 +50,18 @@ def why_sticky(roster: Roster, owners: Owners, queues: Sequence[int]) -> Iterato
         name = roster.members[now]
         if not ordinary[queue]:
             yield f"retry queues are spread after the others, to members that then own fewest ({even_with_retry})"
-        elif was == NOBODY:
-            yield f"{NOBODY_OWNED_IT}; {name} had {count(had[now], 'queue')} ({even})"
+        elif was == NO_OWNER:
+            yield f"{NO_PREVIOUS_OWNER}; {name} had {pluralize(had[now], 'queue')} ({even})"
         elif was == now:
             number = "all" if keeps[now] == had[now] else keeps[now]
-            yield f"{name} keeps {number} of its {count(had[now], 'queue')} ({even})"
+            yield f"{name} keeps {number} of its {pluralize(had[now], 'queue')} ({even})"
         else:
-            giver = f"{roster.members[was]} had {count(had[was], 'queue')} and keeps {keeps[was]}"
+            giver = f"{roster.members[was]} had {pluralize(had[was], 'queue')} and keeps {keeps[was]}"
             yield f"{giver}, {name} had {had[now]} ({even})"
 
 
-def _counted(roster: Roster, owners: Owners) -> list[int]:
-    return list(map(int, np.bincount(owners[owners != NOBODY], minlength=len(roster.members))))
+def _count_by_member(roster: Roster, owners: Owners) -> list[int]:
+    return list(map(int, np.bincount(owners[owners != NO_OWNER], minlength=len(roster.members))))
 
 
 def _even_share(roster: Roster, queues: int) -> str:
@@ -71,11 +71,11 @@ def _even_share(roster: Roster, queues: int) -> str:
 
 def _spread(current: Owners, load: Indices) -> Owners:
     """Assign these queues on top of a load that is even, so that the sum is even, too."""
-    counts = np.bincount(current[current != NOBODY], minlength=len(load))
+    counts = np.bincount(current[current != NO_OWNER], minlength=len(load))
     quota = _quotas(counts, load, len(current))
     owners = current.copy()
-    _let_go(owners, counts, quota)
-    free = np.flatnonzero(owners == NOBODY)
+    _unassign_excess(owners, counts, quota)
+    free = np.flatnonzero(owners == NO_OWNER)
     owners[free] = _deal(quota - np.minimum(counts, quota))
     return owners
 
@@ -93,13 +93,13 @@ def _quotas(counts: Indices, load: Indices, queues: int) -> Indices:
     return quota
 
 
-def _let_go(owners: Owners, counts: Indices, quota: Indices) -> None:
+def _unassign_excess(owners: Owners, counts: Indices, quota: Indices) -> None:
     """Take from each member its last queues, as many as are above its quota."""
     above = counts > quota
     if above.any():
-        candidates = np.flatnonzero((owners != NOBODY) & above[owners])
+        candidates = np.flatnonzero((owners != NO_OWNER) & above[owners])
         holders = owners[candidates].astype(np.int64)
-        owners[candidates[ranks(holders) >= quota[holders]]] = NOBODY
+        owners[candidates[ranks(holders) >= quota[holders]]] = NO_OWNER
 
 
 def _deal(missing: Indices) -> Owners:

@@ -13,7 +13,7 @@ from rota.planner.members import incarnations
 from rota.planner.moves import Draft
 from rota.planner.situation import Situation
 from rota.sidecar.member import queue_lifecycle
-from rota.sidecar.member.member import Member, Step
+from rota.sidecar.member.member import Effects, Member
 from rota.sidecar.member.queue_lifecycle import LeaseEvent, LeaseState
 from simulation.exploration import operators
 from simulation.exploration.processes import Process, Processes
@@ -21,23 +21,25 @@ from simulation.exploration.processes import Process, Processes
 
 def answers_of_an_earlier_life_accepted(patch: pytest.MonkeyPatch) -> None:
     """A member takes any answer about a queue for one about its present life."""
-    right = Member.happened
+    right = Member.on_event
 
-    def wrong(it: Member, event: LeaseEvent, queue: Queue, life: int, *times: float) -> Step:
-        present = it.lives.get(queue)
+    def wrong(it: Member, event: LeaseEvent, queue: Queue, life: int, *times: float) -> Effects:
+        present = it.leases.get(queue)
         return right(it, event, queue, present.number if present else life, *times)
 
-    patch.setattr(Member, "happened", wrong)
+    patch.setattr(Member, "on_event", wrong)
 
 
 def failed_reader_counts_as_released(patch: pytest.MonkeyPatch) -> None:
     """A queue whose reader fails is released at once, though deliveries of it are open."""
-    patch.setitem(queue_lifecycle.TABLE, (LeaseState.RUNNING, LeaseEvent.READER_FAILED), (LeaseState.RELEASED, ()))
+    patch.setitem(
+        queue_lifecycle.TRANSITIONS, (LeaseState.RUNNING, LeaseEvent.READER_FAILED), (LeaseState.RELEASED, ())
+    )
 
 
 def conflicts_ignored(patch: pytest.MonkeyPatch) -> None:
     """The record is written, whoever has written it meanwhile."""
-    patch.setattr(operators, "accepted", lambda *_: True)
+    patch.setattr(operators, "from_accept_header", lambda *_: True)
 
 
 def member_forgets(patch: pytest.MonkeyPatch) -> None:
@@ -62,19 +64,19 @@ def start_not_counted(patch: pytest.MonkeyPatch) -> None:
 
 def incarnation_not_compared(patch: pytest.MonkeyPatch) -> None:
     """A process consumes what a document gives to an earlier one of its pod."""
-    patch.setattr(Member, "is_waiting", False)
+    patch.setattr(Member, "needs_takeover", False)
 
 
 def share_without_incarnation(patch: pytest.MonkeyPatch) -> None:
     """A document's shares name no incarnation, though it says that they do."""
-    right = moves.document_of
+    right = moves.next_document
 
     def wrong(it: Situation, draft: Draft) -> Assignment:
         document = right(it, draft)
         members = {name: replace(share, incarnation=0) for name, share in document.members.items()}
         return replace(document, members=members)
 
-    patch.setattr(planner, "document_of", wrong)
+    patch.setattr(planner, "next_document", wrong)
 
 
 def incarnations_proved_by_any_generation(patch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from datetime import datetime
 from typing import Any
 
 from builders import NOW
-from rota.documents import Assignment, Share, read_assignment
+from rota.documents import Assignment, Share, decode_assignment
 from rota.model import Holder
 from simulation.judge import Broken
 
@@ -75,7 +75,7 @@ class Documents:
         """Return the one document of this text."""
         found = self._known.get(text)
         if found is None:
-            found = self._known[text] = Document(read_assignment(text), text, self._bodies)
+            found = self._known[text] = Document(decode_assignment(text), text, self._bodies)
             twice = found.owners.keys() & assignment.releasing.keys()
             if twice or assignment != found.assignment:
                 raise Broken(f"Generation {found.number} does not say one thing: {text}")

@@ -45,7 +45,7 @@ def _of_a_pod(setting: Setting, world: ExploredState, place: Place, facts: Facts
         for spent in setting.spend(world, "stale"):
             stale = pods.stepped(setting, spent, place._replace(shown=document), "read", document)
             yield Turn("stale", f"{place.name}'s volume falls back to generation {document.number}", stale)
-    if place.process and not place.hung and not place.process.member._drains:
+    if place.process and not place.hung and not place.process.member._is_draining:
         for spent in setting.spend(world, "app"):
             drained = pods.stepped(setting, spent, place, "drain")
             yield Turn("app", f"the app of {place.name} stops, and the member drains", drained)
@@ -53,7 +53,7 @@ def _of_a_pod(setting: Setting, world: ExploredState, place: Place, facts: Facts
 
 
 def _of_a_reader(setting: Setting, world: ExploredState, place: Place) -> Iterator[Turn]:
-    lives = place.process.member.lives.values() if place.process and not place.hung else ()
+    lives = place.process.member.leases.values() if place.process and not place.hung else ()
     for queue in [life.queue for life in lives if life.state is LeaseState.RUNNING]:
         for spent in setting.spend(world, "reader"):
             text = f"{place.name}'s reader of {queue.id} fails"
@@ -76,7 +76,7 @@ def _older(world: ExploredState, place: Place) -> Iterator[Document]:
     """Return documents that somebody still obeys, and that a node which falls back may show again."""
     if place.process and not place.hung:
         obeyed = {it.process.document for it in world.places if it.process and it.process.document}
-        yield from (it for it in sorted(obeyed, key=_number) if it.number < place.process.member.obeyed)
+        yield from (it for it in sorted(obeyed, key=_number) if it.number < place.process.member.obeyed_generation)
 
 
 def _number(document: Document) -> int:
@@ -108,7 +108,7 @@ def _resumed(setting: Setting, world: ExploredState) -> ExploredState:
                 place = place._replace(shown=world.record)  # noqa: PLW2901 - the place as it is after that
                 world = pods.stepped(setting, world, place, "read", world.record)
                 place = named(world, place.name)  # noqa: PLW2901
-            due = place.process.member._resumes_at() if place.process else None
+            due = place.process.member._resume_at() if place.process else None
             if due is not None:
                 world = pods.stepped(setting, world, place, "tick", due)
     return _anew(world)

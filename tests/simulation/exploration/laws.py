@@ -17,8 +17,10 @@ def objection(world: ExploredState) -> str:
                 if not any(lost[0] == queue and lost[1] in uids for lost in world.overruled):
                     return f"{queue} is worked by {one.name} and by {other.name}, and nobody forced it"
     for place in world.places:
-        if place.process and place.process.member.obeyed < place.highest:
-            return f"{place.name} steps back from generation {place.highest} to {place.process.member.obeyed}"
+        if place.process and place.process.member.obeyed_generation < place.highest:
+            return (
+                f"{place.name} steps back from generation {place.highest} to {place.process.member.obeyed_generation}"
+            )
     return ""
 
 

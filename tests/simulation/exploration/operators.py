@@ -42,13 +42,13 @@ def see(world: ExploredState, place: Place) -> ExploredState:
 def turns(setting: Setting, world: ExploredState) -> Iterator[Turn]:
     """Return what the operator, and one that does not know that it was replaced, can do next."""
     planned = _plan(setting, world)
-    for holder in planned.confirm:
+    for holder in planned.verify_ended:
         place = named(world, holder.name)
         after = see(world, place)
         if place.facts is None or place.facts.uid != holder.uid:
             after = after._replace(gone=after.gone | {holder.uid})
         yield Turn("confirm", f"the operator looks for {holder.uid}", after)
-    for holder in planned.drains:
+    for holder in planned.members_to_drain:
         place = named(world, holder.name)
         if place.process and place.answers and place.process.member.uid == holder.uid:
             drained = pods.stepped(setting, world, place, "drain for good")
@@ -63,12 +63,12 @@ def turns(setting: Setting, world: ExploredState) -> Iterator[Turn]:
 
 def _plans(setting: Setting, world: ExploredState, planned: Plan) -> Iterator[Turn]:
     if planned.document:
-        document = setting.documents.of(planned.document, str(planned.data["assignment.json"]))
+        document = setting.documents.of(planned.document, str(planned.config_map_data["assignment.json"]))
         if wrong := laws.overruling(world, document):
             raise Broken(wrong)
         write = Write(document, world.version if world.record else None)
         yield Turn("plan", f"the operator plans {document}", world._replace(write=write, asking=None))
-    if planned.reread and not world.asking:
+    if planned.refetch and not world.asking:
         yield Turn("reread", "the operator reads everything anew, for the record is missing", _reread(world))
 
 
@@ -121,9 +121,9 @@ def _snapshot(setting: Setting, world: ExploredState, gone: frozenset[str]) -> S
         spec=setting.specs[world.paused],
         policy=setting.policy,
         document=world.record.assignment if world.record else None,
-        fresh=world.asking == frozenset(),
+        revalidated=world.asking == frozenset(),
         pods=tuple(_pod(place, place.seen, world.now) for place in world.places if place.seen),
-        gone=gone,
+        deleted_uids=gone,
         views={"orders": QueueView(world.route, LONG)},
         max_schema=world.schema,
     )
@@ -135,13 +135,13 @@ def _pod(place: Place, seen: Facts, now: float) -> Pod:
         uid=seen.uid,
         started=seen.started,
         ready=seen.ready,
-        steady=LONG,
+        stable_for=LONG,
         age=LONG,
         terminating=seen.terminating,
-        leaving=LONG,
+        terminating_for=LONG,
         ended=seen.ended,
-        stopped=0.0 if place.heard and 0 < place.heard.incarnation <= seen.finished else None,
-        heard=place.heard.heard if place.heard else None,
-        unheard=0.0 if place.silent is None else now - place.silent,
-        poked=LONG,
+        stopped_for=0.0 if place.heard and 0 < place.heard.incarnation <= seen.finished else None,
+        decoded_report=place.heard.heard if place.heard else None,
+        unreachable_for=0.0 if place.silent is None else now - place.silent,
+        poked_for=LONG,
     )

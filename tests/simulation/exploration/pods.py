@@ -11,11 +11,11 @@ from simulation.exploration.world import ExploredState, Facts, Place, Turn, put
 
 GOOD = {
     LeaseAction.LOCK: LeaseEvent.LOCKED,
-    LeaseAction.PLACE: LeaseEvent.PLACED,
-    LeaseAction.STOP: LeaseEvent.EMPTY,
+    LeaseAction.FIND_START: LeaseEvent.START_FOUND,
+    LeaseAction.STOP: LeaseEvent.DRAINED,
     LeaseAction.UNLOCK: LeaseEvent.UNLOCKED,
 }
-BAD = {LeaseAction.LOCK: (LeaseEvent.REFUSED, LeaseEvent.FAILED), LeaseAction.PLACE: (LeaseEvent.FAILED,)}
+BAD = {LeaseAction.LOCK: (LeaseEvent.REFUSED, LeaseEvent.FAILED), LeaseAction.FIND_START: (LeaseEvent.FAILED,)}
 LOCKS = 2  # unanswered ones; more of them change nothing
 
 
@@ -40,10 +40,10 @@ def stepped(setting: Setting, world: ExploredState, place: Place, *action: Any) 
     assert place.process
     process, step = setting.processes.after(place.process, *action)
     generation, final, started = place.disk
-    if step.remember is not None:
-        generation = step.remember
-    highest = max(place.highest, process.member.obeyed)
-    disk = generation, final or step.remember_final, started
+    if step.store_generation is not None:
+        generation = step.store_generation
+    highest = max(place.highest, process.member.obeyed_generation)
+    disk = generation, final or step.store_final, started
     place = place._replace(process=process, disk=disk, highest=highest)
     return put(world, place)
 
@@ -113,26 +113,26 @@ def _works(setting: Setting, world: ExploredState, place: Place, process: Proces
         yield Turn("read", f"{name} reads generation {shown.number}", read)
     for queue, commands in process.waiting.items():
         yield from _answers(setting, world, place, queue, commands[0][0])
-    if process.member._drains and not process.member.final:
+    if process.member._is_draining and not process.member.final:
         yield Turn("back", f"the app of {name} is back", stepped(setting, world, place, "back"))
     yield from _clock(setting, world, place, process)
 
 
 def _answers(setting: Setting, world: ExploredState, place: Place, queue: Queue, command: Command) -> Iterator[Turn]:
     def turn(kind: str, event: LeaseEvent, before: ExploredState) -> Turn:
-        text = f"{place.name} is told {event.value} for {command.act} {queue.id} of life {command.life}"
+        text = f"{place.name} is told {event.value} for {command.action} {queue.id} of life {command.lease_number}"
         return Turn(kind, text, stepped(setting, before, place, "answer", event, queue))
 
-    yield turn("answer", GOOD[command.act], world)
-    for event in BAD.get(command.act, ()):
+    yield turn("answer", GOOD[command.action], world)
+    for event in BAD.get(command.action, ()):
         for spent in setting.spend(world, "fail"):
             yield turn("fail", event, spent)
 
 
 def _clock(setting: Setting, world: ExploredState, place: Place, process: Process) -> Iterator[Turn]:
-    due, lives = process.member.next_look(), process.member.lives.values()
-    locks = [it for commands in process.waiting.values() for it, _ in commands if it.act is LeaseAction.LOCK]
-    needed = any(life.state is LeaseState.STUCK or life.early for life in lives)
+    due, lives = process.member.next_timer_at(), process.member.leases.values()
+    locks = [it for commands in process.waiting.values() for it, _ in commands if it.action is LeaseAction.LOCK]
+    needed = any(life.state is LeaseState.STUCK or life.is_held for life in lives)
     if due is not None and len(locks) <= LOCKS and (needed or setting.configuration.late):
         ticked = stepped(setting, world, place, "tick", due)
         yield Turn("tick" if needed else "late", f"{place.name} does what is due", ticked)

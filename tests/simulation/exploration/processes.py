@@ -11,7 +11,7 @@ from builders import LONG
 from rota.model import Queue
 from rota.planner import DecodedReport
 from rota.reports import Report
-from rota.sidecar.member.member import Member, Step
+from rota.sidecar.member.member import Effects, Member
 from rota.sidecar.member.queue_lifecycle import Command, LeaseAction, LeaseEvent, LeaseState, QueueLease
 from simulation.exploration.documents import Document, Numbering
 from simulation.judge import Broken
@@ -22,9 +22,9 @@ class Told:
 
     def __init__(self, report: Report, bodies: Numbering) -> None:
         self.heard, self.number = DecodedReport(report), report.generation
-        draining = self.heard.working - self.heard.held
-        self.incarnation = report.process
-        said = (report.uid, self.heard.held, draining, report.state, report.final, self.incarnation)
+        draining = self.heard.active_queues - self.heard.held_queues
+        self.incarnation = report.incarnation_number
+        said = (report.uid, self.heard.held_queues, draining, report.state, report.final, self.incarnation)
         self.body = bodies[said]
 
     def __str__(self) -> str:
@@ -46,26 +46,26 @@ class Process:
         self.member, self.document, self.now = member, document, now
         self.waiting: dict[Queue, tuple[tuple[Command, float], ...]] = {}
         self.worked: frozenset[tuple[Queue, int]] = frozenset()
-        self.after: dict[Any, tuple[Process, Step]] = {}
+        self.after: dict[Any, tuple[Process, Effects]] = {}
 
     def twin(self) -> "Process":
         """Copy it as it is, so that both can go on."""
         member = copy(self.member)
-        member._numbers = count(next(self.member._numbers))
-        member.lives = {queue: copy(life) for queue, life in self.member.lives.items()}
-        for life in member.lives.values():
-            life.numbers = member._numbers
-        member._looks = list(self.member._looks)
+        member._lease_numbers = count(next(self.member._lease_numbers))
+        member.leases = {queue: copy(life) for queue, life in self.member.leases.items()}
+        for life in member.leases.values():
+            life.lease_numbers = member._lease_numbers
+        member._timers = list(self.member._timers)
         twin = Process(member, self.document, self.now)
         twin.waiting, twin.worked = dict(self.waiting), self.worked
         return twin
 
-    def carry(self, step: Step) -> None:
+    def carry(self, step: Effects) -> None:
         """Take up what a step commands; Fetch begins at once, Cut is answered by what answers Stop."""
         for command in step.commands:
-            if command.act is LeaseAction.FETCH:
-                self.worked |= {(command.queue, command.life)}
-            elif command.act is not LeaseAction.CUT:
+            if command.action is LeaseAction.FETCH:
+                self.worked |= {(command.queue, command.lease_number)}
+            elif command.action is not LeaseAction.ABORT:
                 self.waiting[command.queue] = (*self.waiting.get(command.queue, ()), (command, self.now))
 
     def answered(self, queue: Queue) -> None:
@@ -73,42 +73,45 @@ class Process:
         (command, _), *left = self.waiting.pop(queue)
         if left:
             self.waiting[queue] = tuple(left)
-        if command.act is LeaseAction.STOP:
-            self.worked = frozenset(it for it in self.worked if it[0] != queue or it[1] > command.life)
+        if command.action is LeaseAction.STOP:
+            self.worked = frozenset(it for it in self.worked if it[0] != queue or it[1] > command.lease_number)
 
     def objection(self) -> str:
         """Say what it works without leave, or does not tell of."""
         member, document = self.member, self.document
         share = document.assignment.members.get(member.name) if document else None
-        is_given = share is not None and share.uid == member.uid and not member._drains
+        is_given = share is not None and share.uid == member.uid and not member._is_draining
         is_its_own = share is not None and (share.incarnation in {0, member.incarnation} or member._resumed)
         given = set(share.queues) if share and is_given and is_its_own else set()
-        for queue, life in member.lives.items():
+        for queue, life in member.leases.items():
             if life.state is not LeaseState.DRAINING and queue not in given:
                 return f"{member.name} works {queue}, which the document that it obeys does not give it"
         for queue, _ in self.worked:
-            if queue not in member.lives:
+            if queue not in member.leases:
                 return f"{member.name} works {queue} and does not report it"
         return ""
 
     def sketch(self) -> tuple[Any, ...]:
         """Return what matters of it apart from generations, and from how its lives are numbered."""
         member, now = self.member, self.now
-        lives, waiting = sorted(member.lives.items()), sorted(self.waiting.items())
+        lives, waiting = sorted(member.leases.items()), sorted(self.waiting.items())
         numbers = {life.number for _, life in lives} | {life for _, life in self.worked}
-        numbers |= {command.life for _, commands in waiting for command, _ in commands}
+        numbers |= {command.lease_number for _, commands in waiting for command, _ in commands}
         rank = {number: place for place, number in enumerate(sorted(numbers))}
         return (
             member.uid,
-            member._drains,
+            member._is_draining,
             member.final,
-            member._looked,
+            member._is_assignment_current,
             member.incarnation,
             member._resumed,
             self.document.part(member.name)[0] if self.document else None,
             tuple((queue, rank[life.number], *_shown(life, now)) for queue, life in lives),
             tuple(
-                (queue, tuple((it.act, rank[it.life], (sent - now) * member.orderly) for it, sent in commands))
+                (
+                    queue,
+                    tuple((it.action, rank[it.lease_number], (sent - now) * member.orderly) for it, sent in commands),
+                )
                 for queue, commands in waiting
             ),
             tuple(sorted((queue, rank[number]) for queue, number in self.worked)),
@@ -119,10 +122,29 @@ def _shown(life: QueueLease, now: float) -> tuple[Any, ...]:
     """Return what matters of a life; without locks it is no matter when things are due, as it may be any time."""
     times: tuple[Any, ...] = ()
     if life.orderly:
-        due = life.late if life.state is LeaseState.DRAINING else life.retry if life.state is LeaseState.STUCK else now
-        ages = (life.locked, life.asked if life.locked is not None else None, due, life.not_before or None)
+        due = (
+            life.drain_deadline
+            if life.state is LeaseState.DRAINING
+            else life.retry_at
+            if life.state is LeaseState.STUCK
+            else now
+        )
+        ages = (
+            life.locked_at,
+            life.lock_requested_at if life.locked_at is not None else None,
+            due,
+            life.deliver_after or None,
+        )
         times = tuple(None if at is None else max(at - now, -LONG) for at in ages)
-    return (life.state, life.back, life.again, life.wary, life.early, life.late is None, *times)
+    return (
+        life.state,
+        life.may_resume,
+        life.is_reassigned,
+        life.needs_lock_hold,
+        life.is_held,
+        life.drain_deadline is None,
+        *times,
+    )
 
 
 class Processes:
@@ -140,13 +162,19 @@ class Processes:
         obeyed, final, incarnation = disk
         timeout = self.drain_timeout
         member = Member(
-            name, uid, group=self.group, orderly=self.orderly, drain_timeout=timeout, obeyed=obeyed, final=final
+            name,
+            uid,
+            group=self.group,
+            orderly=self.orderly,
+            drain_timeout=timeout,
+            obeyed_generation=obeyed,
+            final=final,
         )
         if incarnation:
-            member.count(incarnation, 0.0)
+            member.set_incarnation(incarnation, 0.0)
         return self._one(Process(member))
 
-    def after(self, process: Process, *action: Any) -> tuple[Process, Step]:
+    def after(self, process: Process, *action: Any) -> tuple[Process, Effects]:
         """Return what becomes of a process by what its shell tells its member, and what the member wants done."""
         found = process.after.get(action)
         if found is None:
@@ -162,7 +190,7 @@ class Processes:
 
     def _one(self, process: Process) -> Process:
         sketch = process.sketch()
-        key = (process.member.obeyed, process.document, process.member.name, sketch)
+        key = (process.member.obeyed_generation, process.document, process.member.name, sketch)
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = process
@@ -180,32 +208,34 @@ class Processes:
         return found
 
 
-def _tell(process: Process, action: tuple[Any, ...]) -> Step:
+def _tell(process: Process, action: tuple[Any, ...]) -> Effects:
     member = process.member
     match action:
         case "read" | "wake" as kind, document:
             if kind == "wake":
-                member.stood_still()
-            step = member.read(document.text if document else None, process.now)
-            if step.remember is not None:
+                member.mark_stalled()
+            step = member.apply_assignment(document.text if document else None, process.now)
+            if step.store_generation is not None:
                 process.document = document
             return step
         case "answer", event, queue:
             command, sent = process.waiting[queue][0]
             process.answered(queue)
-            return member.happened(event, queue, command.life, process.now, sent)
+            return member.on_event(event, queue, command.lease_number, process.now, sent)
         case "reader fails", queue:
-            return member.happened(LeaseEvent.READER_FAILED, queue, member.lives[queue].number, process.now)
+            return member.on_event(LeaseEvent.READER_FAILED, queue, member.leases[queue].number, process.now)
         case "tick", at:
             process.now = at
-            return member.tick(at)
+            return member.run_due_timers(at)
         case "drain" | "drain for good" as kind, *_:
             return member.drain(kind == "drain for good", process.now)
         case _:
-            return member.back(process.now)
+            return member.end_drain(process.now)
 
 
 def _place(process: Process) -> None:
     """Tell at once where to start."""
-    while found := [queue for queue, commands in process.waiting.items() if commands[0][0].act is LeaseAction.PLACE]:
-        process.carry(_tell(process, ("answer", LeaseEvent.PLACED, found[0])))
+    while found := [
+        queue for queue, commands in process.waiting.items() if commands[0][0].action is LeaseAction.FIND_START
+    ]:
+        process.carry(_tell(process, ("answer", LeaseEvent.START_FOUND, found[0])))

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from rota.handover import LOST_READY_SECONDS
+from rota.handover import MIN_READY_LOST_SECONDS
 from simulation.exploration import faults, operators, pods
 from simulation.exploration.setting import Setting
 from simulation.exploration.world import LOST_AFTER, ExploredState, Place, Turn, put
 
-JUMPS = (LOST_AFTER + 2, LOST_READY_SECONDS + 1)
+JUMPS = (LOST_AFTER + 2, MIN_READY_LOST_SECONDS + 1)
 
 
 def turns(setting: Setting, world: ExploredState) -> Iterator[Turn]:

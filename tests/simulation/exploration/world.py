@@ -2,13 +2,13 @@
 
 from typing import Any, NamedTuple
 
-from rota.handover import LOST_READY_SECONDS
+from rota.handover import MIN_READY_LOST_SECONDS
 from rota.model import Queue
 from simulation.exploration.documents import Document
 from simulation.exploration.processes import Process, Told
 
 LOST_AFTER = 10.0
-AGES = (LOST_AFTER, LOST_READY_SECONDS)  # an age matters only by which of these it is beyond
+AGES = (LOST_AFTER, MIN_READY_LOST_SECONDS)  # an age matters only by which of these it is beyond
 
 
 def age(since: float | None, now: float) -> int:

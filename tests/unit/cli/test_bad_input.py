@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from logins import a_kubeconfig
 from rota.cli import main
 from rota.cli.client import http
-from rota.cli.console.errors import LONGEST
+from rota.cli.console.errors import MAX_MESSAGE_CHARACTERS
 
 ESCAPES = "\x1b]0;owned\x07\u009b31m\u202egnp"
 A_GROUP = {"namespace": "shop", "name": "orders", "ready": True, "reason": "Settled", "message": "", "moving": False}
@@ -115,7 +115,7 @@ async def test_cli_error_truncates_long_arguments() -> None:
         ["status", "-n", long],
         ["lag", "o", "--by", long],
     ):
-        assert len(await refused(*command, "--operator", "http://127.0.0.1:9")) <= LONGEST + 1
+        assert len(await refused(*command, "--operator", "http://127.0.0.1:9")) <= MAX_MESSAGE_CHARACTERS + 1
     assert len(await refused("explain", "orders", long)) < 300
     assert len(await refused("status", "--operator", long)) < 300
 
@@ -156,7 +156,7 @@ async def test_cli_help_and_version_go_to_standard_output() -> None:
 
 
 async def test_cli_rejects_a_compressed_response_over_the_size_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "MOST", 1 << 20)
+    monkeypatch.setattr(http, "MAX_RESPONSE_BYTES", 1 << 20)
     packed = gzip.compress(b" " * (16 << 20))
     async with saying(packed, headers={"content-encoding": "gzip"}) as url:
         told = await refused("status", "--operator", url)

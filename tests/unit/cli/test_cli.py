@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from builders import a_roster
 from rota.cli import main
 from rota.planner import share_with_unmanaged
-from rota.ranges import ids_of
+from rota.ranges import parse_ids
 
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 GROUP, POLICIES = str(EXAMPLES / "group.yaml"), str(EXAMPLES / "policies.yaml")
@@ -39,7 +39,7 @@ def counts(*arguments: str, feed: str | None = None) -> list[int]:
     """Return how many queues a plan gives each member."""
     planned = rota("plan", *arguments, "-o", "json", feed=feed)
     shares = json.loads(planned.output)["members"].values()
-    return [sum(len(ids_of(ids)) for brokers in share.values() for ids in brokers.values()) for share in shares]
+    return [sum(len(parse_ids(ids)) for brokers in share.values() for ids in brokers.values()) for share in shares]
 
 
 @pytest.mark.parametrize("policy", ["averagely", "circle", "sticky", "balanced"])
@@ -601,6 +601,6 @@ def test_cli_interrupt_exits_130_without_output(monkeypatch: pytest.MonkeyPatch)
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rota.cli.console.inputs.world", interrupt)
+    monkeypatch.setattr("rota.cli.console.inputs.read_group_inputs", interrupt)
     shown = rota("plan", "-f", GROUP, *EIGHT)
     assert (shown.exit_code, shown.output) == (130, "")

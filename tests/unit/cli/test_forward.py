@@ -52,7 +52,7 @@ class Operator:
         app = web.Application()
         app.add_routes([web.get("/v1/groups", self.groups)])
         context = server_context(self_signed(["localhost", "127.0.0.1"]), authority)
-        runner = await listen(app, "127.0.0.1", port, tls=lambda: context)
+        runner = await listen(app, "127.0.0.1", port, get_tls_context=lambda: context)
         yield
         await runner.cleanup()
 

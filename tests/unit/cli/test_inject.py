@@ -8,7 +8,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from rota.cli import main
-from rota.kube.workload.injection import NOTE
+from rota.kube.workload.injection import IMAGE_ANNOTATION
 
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 
@@ -58,7 +58,7 @@ def test_injection_adds_the_sidecar_to_workloads(kind: str) -> None:
 def test_injection_adds_the_sidecar_to_a_pod() -> None:
     ran = inject(f"apiVersion: v1\nkind: Pod\nmetadata: {{name: shop}}\n{POD}", "--image", "sidecar:1")
     assert sidecars(ran.stdout) == ["sidecar:1"]
-    assert yaml.safe_load(ran.stdout)["metadata"]["annotations"][NOTE] == "sidecar:1"
+    assert yaml.safe_load(ran.stdout)["metadata"]["annotations"][IMAGE_ANNOTATION] == "sidecar:1"
 
 
 def test_injection_keeps_other_documents_verbatim_and_names_them() -> None:

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from rota.cli import main
 from rota.cli.commands.pipeline import progress
 from rota.cli.commands.pipeline.progress import Progress
-from rota.cli.commands.pipeline.simulate import policies_of
+from rota.cli.commands.pipeline.simulate import read_policies
 from rota.spec import PolicySpec, policy_body
 
 DAY = "date=2025-11-21"
@@ -185,7 +185,7 @@ def test_pipeline_policy_error_names_file_line_and_field(text: str, told: str, t
     other = STEADY.replace("steady", "other") + f"  {text}\n"
     file = a_file(tmp_path / "p.yaml", f"# Both.\n---\n{STEADY}---\n# The second.\n{other}")
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - which one is the question
-        policies_of(str(file))
+        read_policies(str(file))
     assert told in str(caught.value)
     assert str(file) in str(caught.value)
 
@@ -193,7 +193,7 @@ def test_pipeline_policy_error_names_file_line_and_field(text: str, told: str, t
 def test_pipeline_duplicate_policy_error_names_both_files(tmp_path: Path) -> None:
     one, other = a_file(tmp_path / "a.yaml", STEADY), a_file(tmp_path / "b.yaml", f"---\n{STEADY}")
     with pytest.raises(ValueError, match="steady is given twice") as caught:
-        policies_of(f"{one}, {other}")
+        read_policies(f"{one}, {other}")
     words = f"RebalancePolicy steady is given twice, {one}, line 3 and {other}, line 4; leave one of them"
     assert str(caught.value) == words
 
@@ -220,7 +220,7 @@ class Terminal(StringIO):
 def test_pipeline_progress_is_shown_on_terminals_and_in_slow_runs(
     stderr: StringIO, quiet: float, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "QUIET", quiet)
+    monkeypatch.setattr(progress, "QUIET_SECONDS", quiet)
     monkeypatch.setattr(sys, "stderr", stderr)
     with Progress() as at:
         at("reading lake")
@@ -230,10 +230,10 @@ def test_pipeline_progress_is_shown_on_terminals_and_in_slow_runs(
 
 def test_pipeline_progress_shows_a_slow_step_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     stderr = StringIO()
-    monkeypatch.setattr(progress, "QUIET", 0.01)
+    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.01)
     monkeypatch.setattr(sys, "stderr", stderr)
     with Progress() as at:
         at("reading lake")
-        assert at.waits is not None
-        at.waits.join(60)
+        assert at.pending_timer is not None
+        at.pending_timer.join(60)
         assert stderr.getvalue() == "rota: reading lake\n"

@@ -521,7 +521,7 @@ async def test_cli_connection_refused_is_one_sentence(unused_tcp_port: int) -> N
 
 
 async def test_cli_gives_up_on_an_operator_that_never_responds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "SECONDS", 0.1)
+    monkeypatch.setattr(http, "RESPONSE_TIMEOUT_SECONDS", 0.1)
     over = asyncio.Event()
 
     async def hold(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -669,7 +669,7 @@ class Running:
     def __init__(self, service: Service, *arguments: str, columns: int = 0) -> None:
         self.service = service
         mine, its = os.openpty() if columns else os.pipe()
-        program = "from rota.cli import main; from rota.cli.client import watch; watch.EVERY = 0.05; main()"
+        program = "from rota.cli import main; from rota.cli.client import watch; watch.POLL_SECONDS = 0.05; main()"
         command = [sys.executable, "-c", program, *arguments, "--operator", service.url]
         env = os.environ | {"COLUMNS": str(columns), "LINES": "50", "TERM": "xterm"}
         self.process = subprocess.Popen(
@@ -774,7 +774,7 @@ async def test_cli_lag_on_a_narrow_terminal_prints_a_line_per_cell(operator: Ser
     ],
 )
 def test_cli_duration_has_at_most_two_units(seconds: float | None, said: str) -> None:
-    assert formatting.duration(seconds) == said
+    assert formatting.format_duration(seconds) == said
 
 
 @pytest.mark.parametrize(
@@ -788,7 +788,7 @@ def test_cli_duration_has_at_most_two_units(seconds: float | None, said: str) ->
     ],
 )
 def test_cli_time_is_shown_as_age(at: str, said: str) -> None:
-    assert formatting.ago(at, datetime(2026, 11, 21, 8, 1, 5, tzinfo=UTC)) == said
+    assert formatting.format_age(at, datetime(2026, 11, 21, 8, 1, 5, tzinfo=UTC)) == said
 
 
 def test_cli_live_commands_import_no_kopf_numpy_or_planner() -> None:

@@ -8,12 +8,23 @@ from typing import Any
 import pytest
 
 from builders import BEGUN, LONG, NOW, a_document, a_pod, a_policy, a_report, a_snapshot, a_spec, a_view, obeying
-from rota.documents import Assignment, Release, Share, read_assignment, write_assignment
+from rota.documents import Assignment, Release, Share, decode_assignment, encode_assignment
 from rota.handover import Proof
-from rota.model import Holder, Poke, Queue, Reason, Roster, Use, Verdict
-from rota.planner import Event, Measured, Plan, Pod, Snapshot, plan, pokes, record, share_with_unmanaged, target
-from rota.planner.members.standings import MemberState, classify_members, in_motion
-from rota.planner.target import options
+from rota.model import Finding, Holder, Poke, Queue, Reason, ReasonKind, Roster
+from rota.planner import (
+    Event,
+    Measurements,
+    Plan,
+    Pod,
+    Snapshot,
+    compute_owners,
+    plan,
+    pokes,
+    record,
+    share_with_unmanaged,
+)
+from rota.planner.members.standings import MemberState, classify_members, members_in_transition
+from rota.planner.target import resolve_options
 from rota.spec import Handover, PolicySpec
 from rota.timestamps import format_time
 
@@ -55,11 +66,11 @@ FINAL = {"report": a_report("m1", 5, state="drained", final=True)}
     [
         ({}, "Ready", "Joining"),
         ({"report": a_report("m1", 0)}, "Ready", "Ready"),
-        ({"report": a_report("m1", 5), "ready": False, "steady": 9.9}, "Unready", "Joining"),
-        ({"report": a_report("m1", 5), "ready": False, "steady": 10.0}, "Out", "Joining"),
-        ({"ready": False, "unheard": 9.9}, "Out", "Joining"),
-        ({"ready": False, "unheard": 10.0}, "Lost", "Joining"),
-        ({"ready": True, "unheard": LONG}, "Ready", "Joining"),
+        ({"report": a_report("m1", 5), "ready": False, "stable_for": 9.9}, "Unready", "Joining"),
+        ({"report": a_report("m1", 5), "ready": False, "stable_for": 10.0}, "Out", "Joining"),
+        ({"ready": False, "unreachable_for": 9.9}, "Out", "Joining"),
+        ({"ready": False, "unreachable_for": 10.0}, "Lost", "Joining"),
+        ({"ready": True, "unreachable_for": LONG}, "Ready", "Joining"),
         ({"terminating": True}, "Leaving", "Leaving"),
         (FINAL, "Leaving", "Leaving"),
         ({"terminating": True, "ended": True}, "Ended", "Ended"),
@@ -103,7 +114,7 @@ def reaching(name: str, *, reaches: bool, **changed: Any) -> Pod:
     [
         ((reaching("m1", reaches=True),), 10.0, "CutOff"),
         ((reaching("m1", reaches=True),), 9.9, "Ready"),
-        ((reaching("m1", reaches=True, cut_off={"c": LONG}), reaching("m3", reaches=True)), 10.0, "CutOff"),
+        ((reaching("m1", reaches=True, cut_off_brokers={"c": LONG}), reaching("m3", reaches=True)), 10.0, "CutOff"),
         ((reaching("m1", reaches=False),), LONG, "Ready"),
         ((reaching("m1", reaches=True, terminating=True), a_pod("m4")), LONG, "Ready"),
         ((a_pod("m1"),), LONG, "Ready"),
@@ -113,7 +124,7 @@ def reaching(name: str, *, reaches: bool, **changed: Any) -> Pod:
 def test_member_is_cut_off_only_from_brokers_that_other_members_reach(
     others: tuple[Pod, ...], seconds: float, expected: str
 ) -> None:
-    cut = reaching("m2", reaches=False, cut_off={"b": 1.0, "a": seconds})
+    cut = reaching("m2", reaches=False, cut_off_brokers={"b": 1.0, "a": seconds})
     found = classify_members([*others, cut], frozenset(), a_policy(), DOCUMENT)
     assert str(found["m2"]) == expected
     leaving = replace(cut, terminating=True)
@@ -121,7 +132,7 @@ def test_member_is_cut_off_only_from_brokers_that_other_members_reach(
 
 
 def test_member_without_queues_counts_as_cut_off_at_once() -> None:
-    new = reaching("m4", reaches=False, cut_off={"a": 0.0})
+    new = reaching("m4", reaches=False, cut_off_brokers={"a": 0.0})
     assert (
         classify_members([reaching("m1", reaches=True), new], frozenset(), a_policy(), DOCUMENT)["m4"]
         is MemberState.CUT_OFF
@@ -129,9 +140,9 @@ def test_member_without_queues_counts_as_cut_off_at_once() -> None:
 
 
 def test_member_cut_off_counts_as_ready_while_every_member_is_cut_off() -> None:
-    one = a_pod("m1", a_report("m1", 5, brokers={"a": True, "b": False}), cut_off={"b": LONG})
-    other = a_pod("m2", a_report("m2", 5, brokers={"a": False, "b": True}), cut_off={"a": LONG})
-    unheard = a_pod("m3", a_report("m3", 5, brokers={"a": True, "b": True}), ready=False, unheard=5.0)
+    one = a_pod("m1", a_report("m1", 5, brokers={"a": True, "b": False}), cut_off_brokers={"b": LONG})
+    other = a_pod("m2", a_report("m2", 5, brokers={"a": False, "b": True}), cut_off_brokers={"a": LONG})
+    unheard = a_pod("m3", a_report("m3", 5, brokers={"a": True, "b": True}), ready=False, unreachable_for=5.0)
     silent = a_pod("m4", a_report("m4", 5))
     for others in ((), (unheard,), (silent,)):
         found = classify_members([one, other, *others], frozenset(), a_policy(), DOCUMENT)
@@ -143,11 +154,12 @@ def test_member_cut_off_counts_as_ready_while_every_member_is_cut_off() -> None:
 
 def test_member_is_cut_off_if_other_members_together_reach_its_brokers() -> None:
     """Members speak only of the brokers whose queues they work: no single one may know all that are missed."""
-    cut = a_pod("m2", a_report("m2", 5, brokers={"a": False, "b": False, "c": True}), cut_off={"a": LONG, "b": LONG})
+    report = a_report("m2", 5, brokers={"a": False, "b": False, "c": True})
+    cut = a_pod("m2", report, cut_off_brokers={"a": LONG, "b": LONG})
     knows_a, knows_b = (a_pod(name, a_report(name, 5, brokers={it: True})) for name, it in (("m1", "a"), ("m3", "b")))
     found = classify_members([knows_a, cut, knows_b], frozenset(), a_policy(), DOCUMENT)
     assert found == {"m1": MemberState.READY, "m2": MemberState.CUT_OFF, "m3": MemberState.READY}
-    elsewhere = a_pod("m4", a_report("m4", 5, brokers={"d": False}), cut_off={"d": LONG})
+    elsewhere = a_pod("m4", a_report("m4", 5, brokers={"d": False}), cut_off_brokers={"d": LONG})
     witness = a_pod("m5", a_report("m5", 5, brokers={"d": True}))
     found = classify_members([knows_a, cut, knows_b, elsewhere, witness], frozenset(), a_policy(), DOCUMENT)
     assert [name for name, it in found.items() if it is MemberState.CUT_OFF] == ["m2", "m4"]
@@ -159,7 +171,7 @@ def test_member_unready_for_long_is_cut_off_or_out_by_its_reach_of_the_broker(
     expected: MemberState,
 ) -> None:
     cut_off = {} if reaches else {"a": 1.0}
-    unready = reaching("m2", reaches=reaches, cut_off=cut_off, ready=False, steady=10.0)
+    unready = reaching("m2", reaches=reaches, cut_off_brokers=cut_off, ready=False, stable_for=10.0)
     found = classify_members([reaching("m1", reaches=True), unready], frozenset(), a_policy(), DOCUMENT)
     assert found["m2"] is expected
 
@@ -171,22 +183,22 @@ def test_member_unready_for_long_is_cut_off_or_out_by_its_reach_of_the_broker(
         (MemberState.JOINING, {"age": 19.5}, 0.5),
         (MemberState.JOINING, {"age": 20.0}, None),
         (MemberState.JOINING, {"age": 20.5}, None),
-        (MemberState.LEAVING, {"leaving": 1.0}, 44.0),
-        (MemberState.LEAVING, {"leaving": 45.5}, None),
-        (MemberState.LEAVING, {"leaving": 20.0, "ready": False, "unheard": 10.0}, None),
-        (MemberState.LEAVING, {"leaving": 20.0, "ready": False, "unheard": 9.5}, 25.0),
-        (MemberState.LEAVING, {"leaving": 20.0, "unheard": 10.0}, 25.0),
-        (MemberState.READY, {"age": 5.0, "steady": 0.125}, 0.375),
-        (MemberState.READY, {"age": 5.0, "steady": 0.75}, None),
-        (MemberState.READY, {"age": 20.0, "steady": 0.125}, None),
-        (MemberState.OUT, {"age": 5.0, "steady": 0.125}, None),
+        (MemberState.LEAVING, {"terminating_for": 1.0}, 44.0),
+        (MemberState.LEAVING, {"terminating_for": 45.5}, None),
+        (MemberState.LEAVING, {"terminating_for": 20.0, "ready": False, "unreachable_for": 10.0}, None),
+        (MemberState.LEAVING, {"terminating_for": 20.0, "ready": False, "unreachable_for": 9.5}, 25.0),
+        (MemberState.LEAVING, {"terminating_for": 20.0, "unreachable_for": 10.0}, 25.0),
+        (MemberState.READY, {"age": 5.0, "stable_for": 0.125}, 0.375),
+        (MemberState.READY, {"age": 5.0, "stable_for": 0.75}, None),
+        (MemberState.READY, {"age": 20.0, "stable_for": 0.125}, None),
+        (MemberState.OUT, {"age": 5.0, "stable_for": 0.125}, None),
     ],
 )
 def test_membership_change_is_waited_for_only_a_limited_time(
     standing: MemberState, changed: dict[str, Any], seconds: float | None
 ) -> None:
     policy = a_policy(triggers={"debounce": "500ms"}, handover={"drainTimeout": "30s"})
-    found = in_motion([a_pod("m1", **changed)], {"m1": standing}, policy)
+    found = members_in_transition([a_pod("m1", **changed)], {"m1": standing}, policy)
     assert found == ({} if seconds is None else {"m1": seconds})
 
 
@@ -194,17 +206,17 @@ def test_member_facts_not_yet_observed_count_neither_for_nor_against_the_pod() -
     new = Pod(name="m1", uid="uid-m1")
     for pod, standing, seconds in (
         (new, MemberState.JOINING, 20.0),
-        (replace(new, heard=JOINER.heard), MemberState.JOINING, 20.0),
+        (replace(new, decoded_report=JOINER.decoded_report), MemberState.JOINING, 20.0),
         (replace(new, terminating=True), MemberState.LEAVING, 45.0),
-        (replace(new, ready=True, heard=JOINER.heard), MemberState.READY, 0.5),
+        (replace(new, ready=True, decoded_report=JOINER.decoded_report), MemberState.READY, 0.5),
     ):
         found = classify_members([pod], frozenset(), a_policy(), a_document())
-        assert (found, in_motion([pod], found, a_policy())) == ({"m1": standing}, {"m1": seconds})
+        assert (found, members_in_transition([pod], found, a_policy())) == ({"m1": standing}, {"m1": seconds})
     assert pokes.seconds_until_next_poke([replace(new, poke=Poke(5, 1))], {}) == 1.0
     assert (new.generation, new.client_id, str(new.poke)) == (0, "", "0-0")
     unknown = Snapshot(group="shop/orders", spec=a_spec())
-    assert plan(unknown, NOW).reread
-    first = plan(replace(unknown, fresh=True), NOW)
+    assert plan(unknown, NOW).refetch
+    first = plan(replace(unknown, revalidated=True), NOW)
     assert first.status["observedGeneration"] == 0
     assert conditions(first)["Ready"][:2] == ("False", "NoView")
 
@@ -232,7 +244,7 @@ def test_assignment_timestamps_are_formatted_and_parsed() -> None:
         ({"document": None, "pods": (a_pod("m1", a_report("m1", 0)),)}, ""),
         ({"document": None, "pods": (a_pod("m1", started=False),)}, ""),
         ({"document": None, "pods": (a_pod("m1", ended=True),)}, ""),
-        ({"document": None, "pods": (a_pod("m1"),), "gone": frozenset({"uid-m1"})}, ""),
+        ({"document": None, "pods": (a_pod("m1"),), "deleted_uids": frozenset({"uid-m1"})}, ""),
         ({"document": a_document(group="shop/payments")}, "The assignment is that of shop/payments"),
         ({"status": {"generation": 5}}, ""),
         ({"status": {"generation": 6}}, "The assignment has generation 5, but 6 was seen"),
@@ -242,7 +254,7 @@ def test_assignment_timestamps_are_formatted_and_parsed() -> None:
     ],
 )
 def test_assignment_is_believed_unless_evidence_contradicts_it(changed: dict[str, Any], sentence: str) -> None:
-    found = record.damage(settled(**changed))
+    found = record.find_damage(settled(**changed))
     assert found.startswith(sentence) if sentence else found == ""
 
 
@@ -258,9 +270,9 @@ def test_assignment_is_believed_unless_evidence_contradicts_it(changed: dict[str
 )
 def test_assignment_not_believed_is_refetched_before_it_is_rewritten(wrong: dict[str, Any]) -> None:
     status = {"generation": 0, "lag": 7}
-    found = plan(settled(**{"fresh": False, "status": status, **wrong}), NOW)
-    assert found == Plan(reread=True, status=status, again=1.0)
-    assert not plan(settled(fresh=False), NOW).reread, "a record that can be believed is not read again"
+    found = plan(settled(**{"revalidated": False, "status": status, **wrong}), NOW)
+    assert found == Plan(refetch=True, status=status, requeue_after=1.0)
+    assert not plan(settled(revalidated=False), NOW).refetch, "a record that can be believed is not read again"
 
 
 def test_assignment_rebuilt_names_owners_from_reports_and_counts_budget_as_spent() -> None:
@@ -272,8 +284,8 @@ def test_assignment_rebuilt_names_owners_from_reports_and_counts_budget_as_spent
         a_pod("m5", a_report("m5", 5, Q[5:])),
     )
     policy = a_policy(budget={"maxMoves": 3})
-    lost = settled(document=None, damage="Torn", pods=pods, policy=policy, gone=frozenset({"uid-m5"}))
-    assert record.recovered(lost, NOW) == Assignment(
+    lost = settled(document=None, damage="Torn", pods=pods, policy=policy, deleted_uids=frozenset({"uid-m5"}))
+    assert record.rebuild_assignment(lost, NOW) == Assignment(
         group="shop/orders",
         generation=int(NOW),
         issued_at=format_time(NOW),
@@ -283,16 +295,16 @@ def test_assignment_rebuilt_names_owners_from_reports_and_counts_budget_as_spent
         barrier=int(NOW),
         begun={"orders": format_time(NOW)},
     )
-    bare = record.recovered(replace(lost, policy=None), NOW)
+    bare = record.rebuild_assignment(replace(lost, policy=None), NOW)
     assert bare.strategy == ""
     assert bare.spent[0][1] > 99_999, "more than any budget that the policy may turn out to have"
     assert list(bare.members) == ["m2", "m1", "m3"]
-    assert record.recovered(replace(lost, policy=a_policy()), NOW).spent == ()
+    assert record.rebuild_assignment(replace(lost, policy=a_policy()), NOW).spent == ()
 
 
 def test_assignment_rebuilt_gives_a_tied_queue_to_the_first_member_by_name() -> None:
     pods = (a_pod("m2", a_report("m2", 5, Q[:1])), a_pod("m1", a_report("m1", 5, Q[:1])))
-    found = record.recovered(settled(document=None, pods=pods), NOW)
+    found = record.rebuild_assignment(settled(document=None, pods=pods), NOW)
     assert {name: share.queues for name, share in found.members.items()} == {"m1": (Q[0],), "m2": ()}
 
 
@@ -306,7 +318,7 @@ def test_assignment_rebuilt_gives_a_tied_queue_to_the_first_member_by_name() -> 
     ],
 )
 def test_assignment_rebuilt_has_a_generation_above_all_seen(seen: dict[str, Any], generation: int) -> None:
-    found = record.recovered(settled(damage="Torn", **seen), NOW)
+    found = record.rebuild_assignment(settled(damage="Torn", **seen), NOW)
     assert (found.generation, found.barrier) == (generation, generation)
 
 
@@ -316,10 +328,10 @@ def test_generation_too_high_to_continue_from_is_ignored(
 ) -> None:
     by_hand = (replace(obeying(DOCUMENT)[0], poke=Poke(number, 1)), obeying(DOCUMENT)[1])
     assert plan(settled(pods=by_hand), NOW).document is None
-    lost = record.recovered(settled(damage="Torn", pods=by_hand), NOW)
+    lost = record.rebuild_assignment(settled(damage="Torn", pods=by_hand), NOW)
     assert lost.generation == int(NOW)
-    highest = record.recovered(settled(damage="Torn", status={"generation": 2**52}), NOW)
-    assert read_assignment(write_assignment(highest)["assignment.json"]) == highest
+    highest = record.rebuild_assignment(settled(damage="Torn", status={"generation": 2**52}), NOW)
+    assert decode_assignment(encode_assignment(highest)["assignment.json"]) == highest
 
 
 def test_assignment_lost_emits_a_warning_event_and_a_journal_reason() -> None:
@@ -328,11 +340,11 @@ def test_assignment_lost_emits_a_warning_event_and_a_journal_reason() -> None:
     told = "Torn; written anew from what the members report"
     assert found.events[-1] == Event(Reason.RECORD_LOST, told, warning=True)
     assert len(found.events) == 1
-    assert found.again == 0.0
+    assert found.requeue_after == 0.0
     less = plan(settled(damage="Torn", pods=obeying(DOCUMENT)[:1]), NOW)
     assert [event.reason for event in less.events] == [Reason.QUEUES_UNOWNED, Reason.RECORD_LOST]
-    assert [line["kind"] for line in found.records] == ["membership", "plan", *["verdict"] * 3]
-    assert found.records[1] == {
+    assert [line["kind"] for line in found.journal_records] == ["membership", "plan", *["verdict"] * 3]
+    assert found.journal_records[1] == {
         "schema": 1,
         "kind": "plan",
         "group": "shop/orders",
@@ -345,7 +357,7 @@ def test_assignment_lost_emits_a_warning_event_and_a_journal_reason() -> None:
         "queues": 6,
         "held": None,
     }
-    assert found.records[0] == {
+    assert found.journal_records[0] == {
         "schema": 1,
         "kind": "membership",
         "group": "shop/orders",
@@ -379,27 +391,27 @@ def test_broadcasting_assignment_lost_is_rebuilt_with_every_queue_for_every_memb
         ((a_pod("m1", a_report("m1", 4)),), Proof.NONE),
         ((a_pod("m1", a_report("m1", 4), started=False),), Proof.RELEASED),
         ((a_pod("m1", a_report("m1", 4), ended=True),), Proof.RELEASED),
-        ((a_pod("m1", unheard=10.0, ready=False),), Proof.LOST),
-        ((a_pod("m1", unheard=9.0, ready=False),), Proof.NONE),
-        ((a_pod("m1", unheard=120.0),), Proof.LOST),
-        ((a_pod("m1", unheard=10.0, ready=False), a_pod("m2", a_report("m2", 4))), Proof.NONE),
+        ((a_pod("m1", unreachable_for=10.0, ready=False),), Proof.LOST),
+        ((a_pod("m1", unreachable_for=9.0, ready=False),), Proof.NONE),
+        ((a_pod("m1", unreachable_for=120.0),), Proof.LOST),
+        ((a_pod("m1", unreachable_for=10.0, ready=False), a_pod("m2", a_report("m2", 4))), Proof.NONE),
     ],
 )
 def test_assignment_barrier_frees_unowned_queues_once_no_member_may_consume_them(
     pods: tuple[Pod, ...], expected: Proof
 ) -> None:
     document = a_document(5, barrier=5, age=120.0)
-    assert record.past_barrier(document, pods, Handover(), NOW) is expected
-    assert record.past_barrier(replace(document, barrier=0), pods, Handover(), NOW) is Proof.RELEASED
+    assert record.barrier_proof(document, pods, Handover(), NOW) is expected
+    assert record.barrier_proof(replace(document, barrier=0), pods, Handover(), NOW) is Proof.RELEASED
     just_written = a_document(5, barrier=5, age=0.0)
     heard = expected is not Proof.LOST or not pods[0].ready
-    assert record.past_barrier(just_written, pods, Handover(), NOW) is (expected if heard else Proof.NONE)
+    assert record.barrier_proof(just_written, pods, Handover(), NOW) is (expected if heard else Proof.NONE)
 
 
 def test_assignment_entry_stays_until_its_pod_has_ended() -> None:
     document = a_document(members={"m1": (), "m2": (), "m3": (), "m4": ()})
     pods = (a_pod("m1"), a_pod("m2", ended=True), a_pod("m3", uid="new", ended=True), a_pod("m5"), a_pod("m6"))
-    found = record.entries(document, settled(pods=pods, gone=frozenset({"uid-m4"})), ["m1", "m5"])
+    found = record.member_entries(document, settled(pods=pods, deleted_uids=frozenset({"uid-m4"})), ["m1", "m5"])
     assert found == {"m1": "uid-m1", "m3": "uid-m3", "m5": "uid-m5"}
 
 
@@ -462,7 +474,7 @@ def test_poke_considers_a_pod_behind_while_it_owes_a_release_or_the_barrier() ->
 def test_poke_interval_doubles_up_to_thirty_seconds(
     poke: Poke, poked: float, due: Poke | None, next_due: float
 ) -> None:
-    pods = [a_pod("m1", poke=poke, poked=poked)]
+    pods = [a_pod("m1", poke=poke, poked_for=poked)]
     found = pokes.due_pokes(pods, DOCUMENT)
     assert found == ({"m1": due} if due else {})
     assert pokes.seconds_until_next_poke(pods, found) == next_due
@@ -471,17 +483,17 @@ def test_poke_interval_doubles_up_to_thirty_seconds(
 
 def test_poke_next_due_ignores_terminating_pods_and_takes_the_soonest() -> None:
     assert pokes.seconds_until_next_poke([], {}) == math.inf
-    overdue = a_pod("m1", terminating=True, poke=Poke(5, 1), poked=2.0)
+    overdue = a_pod("m1", terminating=True, poke=Poke(5, 1), poked_for=2.0)
     assert pokes.seconds_until_next_poke([overdue], {}) == math.inf, "it is not poked any more"
-    at_once = a_pod("m1", terminating=True, poke=Poke(5, 1), poked=1.0)
-    sooner, later = a_pod("m2", poke=Poke(5, 2), poked=0.5), a_pod("m3", poke=Poke(5, 4), poked=0.5)
+    at_once = a_pod("m1", terminating=True, poke=Poke(5, 1), poked_for=1.0)
+    sooner, later = a_pod("m2", poke=Poke(5, 2), poked_for=0.5), a_pod("m3", poke=Poke(5, 4), poked_for=0.5)
     assert pokes.seconds_until_next_poke([at_once, later, sooner], {}) == 1.5
 
 
 # What the policy wants.
 
 ROSTER = Roster.of(Q[:4], ["m1", "m2"], {Q[0]: "m1"})
-MEASURED = Measured({"m1": "east"}, {Q[0]: 2.0}, {"m2": 3.0})
+MEASURED = Measurements({"m1": "east"}, {Q[0]: 2.0}, {"m2": 3.0})
 NAMED = [{"topic": "orders", "broker": "a", "ids": "1,3-4"}]
 EAST = [{"broker": "a", "room": "east"}]
 
@@ -522,18 +534,18 @@ def test_policy_options_are_resolved_to_names_of_the_roster(
 ) -> None:
     block = strategy[0].lower() + strategy[1:]
     policy = a_policy(strategy=strategy, options={block: given} if given else {})
-    assert options(policy, ROSTER, MEASURED) == expected
+    assert resolve_options(policy, ROSTER, MEASURED) == expected
 
 
 @pytest.mark.parametrize("strategy", ["ByConfig", "MachineRoomNearby", "Custom"])
 def test_strategy_without_its_required_options_is_rejected_with_a_sentence(strategy: Any) -> None:
     with pytest.raises(ValueError, match=f"^Strategy {strategy} needs the option "):
-        target(PolicySpec(strategy=strategy), ROSTER)
+        compute_owners(PolicySpec(strategy=strategy), ROSTER)
 
 
 @pytest.mark.parametrize("strategy", ["ByMachineRoom", "ConsistentHash", "Balanced"])
 def test_strategy_whose_options_are_optional_runs_without_them(strategy: Any) -> None:
-    assert len(target(PolicySpec(strategy=strategy), ROSTER)) == 4
+    assert len(compute_owners(PolicySpec(strategy=strategy), ROSTER)) == 4
 
 
 @pytest.mark.parametrize(
@@ -550,7 +562,7 @@ def test_balanced_without_measured_weights_allows_at_most_one_move(
     budget: int | None, weights: dict[Queue, float] | None, most: int | None
 ) -> None:
     policy = a_policy(strategy="Balanced", **({} if budget is None else {"budget": {"maxMoves": budget}}))
-    found = options(policy, ROSTER, Measured(queue_weights=weights))
+    found = resolve_options(policy, ROSTER, Measurements(queue_weights=weights))
     assert (found["maxMoves"], found["queueWeights"]) == (most, {})
 
 
@@ -567,7 +579,7 @@ def test_unmanaged_consumer_duplicates_of_a_client_id_are_each_counted() -> None
 
 # Who gives what to whom.
 
-CHANGED_SETTINGS = {"settings": "{}", "wanted_settings": '{"model":"Clustering"}'}  # a new document, whatever else
+CHANGED_SETTINGS = {"settings": "{}", "desired_settings": '{"model":"Clustering"}'}  # a new document, whatever else
 
 
 def test_scale_up_first_assignment_in_full() -> None:
@@ -590,7 +602,7 @@ def test_assignment_records_the_start_time_of_each_topic_and_never_resets_it() -
     alone = a_pod("m1", a_report("m1", 0))
     first = written_by(a_snapshot(pods=(alone,), views={"orders": a_view(4), **retries}))
     assert first.begun == {"orders": format_time(NOW)}
-    left = settled(document=first, pods=(), gone=frozenset({"uid-m1"}), views={"orders": a_view(8), **retries})
+    left = settled(document=first, pods=(), deleted_uids=frozenset({"uid-m1"}), views={"orders": a_view(8), **retries})
     more = {"orders": a_view(8), "payments": a_view(2, "payments"), **retries}
     back = replace(left, pods=(a_pod("m2", a_report("m2", 0)),), spec=BOTH, views=more)
     later = plan(back, NOW + 900).document
@@ -604,7 +616,7 @@ def test_assignment_records_the_start_time_of_each_topic_and_never_resets_it() -
 
 def test_forced_grant_of_a_topics_first_queues_records_its_start_time() -> None:
     document = a_document(6, members={"m1": Q[:3], "m2": ()}, barrier=6, begun={})
-    silent = {"ready": False, "unheard": LONG, "report": a_report("m2", 4)}
+    silent = {"ready": False, "unreachable_for": LONG, "report": a_report("m2", 4)}
     forced = written_by(
         settled(document=document, pods=obeying(document, m1={"report": a_report("m1", 6, Q[:3])}, m2=silent))
     )
@@ -619,18 +631,18 @@ def test_topic_without_a_route_gets_no_start_time() -> None:
 
 @pytest.mark.parametrize("strategy", ["Averagely", "AveragelyByCircle"])
 def test_rolling_update_does_not_rerun_a_strategy_that_moves_many_queues(strategy: str) -> None:
-    arrived = a_pod("m3", a_report("m3", 0), age=4.0, steady=0.1)
+    arrived = a_pod("m3", a_report("m3", 0), age=4.0, stable_for=0.1)
     document = replace(DOCUMENT, strategy=strategy)
     during = settled(
         document=document,
         policy=a_policy(strategy=strategy),
         pods=(obeying(DOCUMENT)[1], arrived),
-        gone=frozenset({"uid-m1"}),
+        deleted_uids=frozenset({"uid-m1"}),
         views={"orders": a_view(8)},
     )
     found = written_by(during)
     assert (owned(found), found.releasing) == ({"m2": [0, 3, 4, 5], "m3": [1, 2, 6, 7]}, {})
-    at_rest = written_by(replace(during, pods=(during.pods[0], replace(arrived, steady=LONG, age=LONG))))
+    at_rest = written_by(replace(during, pods=(during.pods[0], replace(arrived, stable_for=LONG, age=LONG))))
     assert at_rest.releasing
 
 
@@ -649,7 +661,7 @@ def test_budget_is_not_spent_by_queues_of_a_terminating_member() -> None:
     policy = a_policy(budget={"maxMoves": 1})
     document = a_document(members={"m1": Q[:2], "m2": Q[2:6]})
     m1, m2 = obeying(document)
-    pods = (replace(m1, terminating=True, leaving=50.0), m2, JOINER)
+    pods = (replace(m1, terminating=True, terminating_for=50.0), m2, JOINER)
     found = written_by(settled(document=document, policy=policy, pods=pods))
     assert list(found.releasing) == [Q[5]]
 
@@ -668,7 +680,7 @@ def test_budget_feeds_members_that_own_least_first_and_reports_the_gate() -> Non
     found = plan(limited, NOW)
     assert found.document
     assert list(found.document.releasing) == [Q[4]]
-    (line,) = [line for line in found.records if line["kind"] == "plan"]
+    (line,) = [line for line in found.journal_records if line["kind"] == "plan"]
     assert line["held"] == "BudgetSpent"
     assert journal(plan(snapshot, NOW))["held"] is None
 
@@ -693,7 +705,7 @@ def test_budget_refills_as_each_spent_move_leaves_the_window(
     found = plan(settled(document=replace(document, members=entry_for_joiner()), pods=pods, policy=policy), NOW)
     assert len(found.document.releasing if found.document else ()) == left
     if again is not None:
-        assert found.again == pytest.approx(again)
+        assert found.requeue_after == pytest.approx(again)
         assert conditions(found)["Progressing"][1] == "BudgetSpent"
 
 
@@ -706,7 +718,7 @@ def test_budget_counts_only_queues_taken_from_members_that_could_keep_them() -> 
     at = format_time(NOW)
     assert written_by(with_joiner(**budget)).spent == ((at, 2),)
     assert written_by(with_joiner()).spent == ()
-    assert written_by(settled(**budget, pods=obeying(DOCUMENT)[:1], gone=frozenset({"uid-m2"}))).spent == ()
+    assert written_by(settled(**budget, pods=obeying(DOCUMENT)[:1], deleted_uids=frozenset({"uid-m2"}))).spent == ()
     assert written_by(settled(**budget, views={"orders": a_view(4)})).spent == ((at, 1),)
     waiting = a_document(members={"m1": Q[:2], "m2": Q[3:6]}, taken={Q[2]: ("m2", "m1")})
     slow = obeying(waiting, m2={"report": a_report("m2", 4, Q[2:6])})
@@ -730,7 +742,9 @@ def test_handover_to_a_departed_member_returns_queues_to_the_owner_still_consumi
     found = plan(settled(document=document, pods=working), NOW)
     assert found.document
     assert (owned(found.document), found.document.releasing) == ({"m1": [0, 1, 5], "m2": [2, 3, 4]}, {})
-    assert [(line["act"], line["from"], line["to"]) for line in found.records if line["kind"] == "handover"] == [
+    assert [
+        (line["act"], line["from"], line["to"]) for line in found.journal_records if line["kind"] == "handover"
+    ] == [
         ("Return", "m1", "m1"),
         ("Return", "m2", "m2"),
     ]
@@ -748,8 +762,8 @@ def test_handover_in_flight_keeps_its_taker_and_picks_another_if_the_taker_ended
     both = settled(document=document, pods=obeying(document, **slow), **CHANGED_SETTINGS)
     assert {queue: it.to for queue, it in written_by(both).releasing.items()} == {Q[2]: "m4", Q[5]: "m3"}
     m1, m2, m3, _ = both.pods
-    without_taker = (replace(m1, ready=False, steady=LONG), m2, m3)
-    found = written_by(replace(both, pods=without_taker, gone=frozenset({"uid-m4"})))
+    without_taker = (replace(m1, ready=False, stable_for=LONG), m2, m3)
+    found = written_by(replace(both, pods=without_taker, deleted_uids=frozenset({"uid-m4"})))
     assert found.releasing[Q[2]] == Release(M1, "m3", 5, format_time(NOW - LONG))
 
 
@@ -761,15 +775,17 @@ def test_queue_removed_from_the_route_is_released_and_then_dropped() -> None:
     forgotten = plan(settled(document=taken, views=route), NOW)
     assert forgotten.document
     assert forgotten.document.releasing == {}
-    assert [(line["act"], line["from"]) for line in forgotten.records if line["kind"] == "handover"] == [("Drop", "m2")]
+    assert [(line["act"], line["from"]) for line in forgotten.journal_records if line["kind"] == "handover"] == [
+        ("Drop", "m2")
+    ]
     young = replace(taken, issued_at=format_time(NOW - 0.25))
     waits = plan(settled(document=young, views=route), NOW)
     assert waits.document is None
-    assert waits.again == pytest.approx(0.25)
+    assert waits.requeue_after == pytest.approx(0.25)
 
 
 def test_queue_no_longer_wanted_is_dropped_when_its_holder_ended() -> None:
-    gone = {"pods": obeying(DOCUMENT)[:1], "gone": frozenset({"uid-m2"})}
+    gone = {"pods": obeying(DOCUMENT)[:1], "deleted_uids": frozenset({"uid-m2"})}
     assert owned(written_by(settled(**gone, views={"orders": a_view(4)}))) == {"m1": [0, 1, 2, 3]}
     named = [{"index": 0, "queues": [{"topic": "orders", "broker": "a", "ids": "0-2"}]}]
     by_config = a_policy(strategy="ByConfig", options={"byConfig": {"members": named}})
@@ -805,7 +821,7 @@ def test_forced_grant_stays_marked_until_no_other_member_may_consume_the_queue(
     kept: bool,
 ) -> None:
     document = replace(DOCUMENT, generation=6, forced={Q[0]: 5})
-    snapshot = settled(document=document, pods=pods, gone=frozenset(gone), **CHANGED_SETTINGS)
+    snapshot = settled(document=document, pods=pods, deleted_uids=frozenset(gone), **CHANGED_SETTINGS)
     assert written_by(snapshot).forced.get(Q[0]) == (5 if kept else None)
     first = replace(document, forced={Q[0]: 1})
     unknown = settled(document=first, pods=obeying(document)[:1], **CHANGED_SETTINGS)
@@ -819,17 +835,17 @@ def test_member_of_the_same_name_ending_does_not_end_the_owner() -> None:
     assert found.document
     assert owned(found.document) == {"m1": [0, 1, 2], "m2": []}
     assert {it.holder for it in found.document.releasing.values()} == {M2}
-    assert found.confirm == (M2,)
+    assert found.verify_ended == (M2,)
 
 
 def test_assignment_barrier_uses_reported_queues_only_of_members_past_it() -> None:
     document = a_document(members={"m1": Q[:3]}, barrier=5)
     (m1,) = obeying(document)
-    lost = a_pod("m2", a_report("m2", 4, Q[3:5]), ready=False, steady=LONG, unheard=11.0)
+    lost = a_pod("m2", a_report("m2", 4, Q[3:5]), ready=False, stable_for=LONG, unreachable_for=11.0)
     assert written_by(settled(document=document, pods=(m1, lost))).forced == dict.fromkeys(Q[3:6], 6)
     for over, gone in (({"ended": True}, ()), ({}, ("uid-m2",))):
         pods = (m1, a_pod("m2", a_report("m2", 5, Q[3:5]), **over))
-        found = written_by(settled(document=document, pods=pods, gone=frozenset(gone)))
+        found = written_by(settled(document=document, pods=pods, deleted_uids=frozenset(gone)))
         assert owned(found) == {"m1": [0, 1, 2, 3, 4, 5]}
     ordinary = replace(document, barrier=0)
     ahead = a_pod("m2", a_report("m2", 5, Q[3:5]))
@@ -846,7 +862,7 @@ def test_assignment_barrier_falls_once_every_member_is_past_it() -> None:
 
 def test_policy_missing_still_grants_orphans_that_were_in_handover() -> None:
     document = a_document(members={"m1": Q[:3], "m2": Q[3:5]}, taken={Q[5]: ("m3", "m2")})
-    snapshot = settled(document=document, policy=None, gone=frozenset({"uid-m3"}))
+    snapshot = settled(document=document, policy=None, deleted_uids=frozenset({"uid-m3"}))
     assert owned(written_by(snapshot)) == {"m1": [0, 1, 2], "m2": [3, 4, 5]}
     nobody_takes_it = a_document(members={"m1": Q[:3], "m2": Q[3:5]}, taken={Q[5]: ("m3", None)})
     assert owned(written_by(replace(snapshot, document=nobody_takes_it))) == {"m1": [0, 1, 2], "m2": [3, 4, 5]}
@@ -864,7 +880,7 @@ def test_balanced_places_queues_by_the_rooms_of_pods_and_brokers() -> None:
 def test_unmanaged_consumer_presence_identifies_members_by_client_id() -> None:
     ids = {"m1": "z@m1", "m2": ""}
     pods = tuple(a_pod(name, a_report(name, 0), client_id=client) for name, client in ids.items())
-    found = written_by(a_snapshot(pods=pods, foreigners=("10.0.0.1@old",)))
+    found = written_by(a_snapshot(pods=pods, unmanaged_consumers=("10.0.0.1@old",)))
     assert owned(found) == {"m1": [4, 5], "m2": [2, 3]}
 
 
@@ -892,7 +908,7 @@ def in_flight(*ages: float, to: str | None = "m1", **changed: Any) -> Snapshot:
 def test_gate_waits_for_the_youngest_handover_plus_a_margin(ages: tuple[float, ...], again: float) -> None:
     found = plan(in_flight(*ages), NOW)
     assert found.document is None
-    assert found.again == pytest.approx(again)
+    assert found.requeue_after == pytest.approx(again)
 
 
 def test_gate_does_not_wait_for_a_handover_that_is_over_or_cancelled() -> None:
@@ -932,7 +948,7 @@ def test_debounce_delays_assignment_writes_that_move_no_queue(
     ):
         found = plan(snapshot, NOW)
         assert bool(found.document) is writes
-        assert again is None or found.again == pytest.approx(again)
+        assert again is None or found.requeue_after == pytest.approx(again)
 
 
 @pytest.mark.parametrize(("at", "writes"), [(-0.5, False), (0.0, False), (0.5, True), (300.0, True)])
@@ -961,34 +977,34 @@ def only(**changed: Any) -> tuple[Pod, ...]:
     [
         ({}, 20.0),
         ({"policy": a_policy(triggers={"resync": "7s"})}, 7.0),
-        ({"pods": only(ready=False, steady=9.0)}, 1.0),
-        ({"pods": only(ready=False, steady=3.0, unheard=8.0)}, 2.0),
-        ({"pods": only(ready=False, steady=3.0), "policy": a_policy(handover={"lostAfter": "4s"})}, 4.0),
-        ({"pods": only(steady=9.5)}, 20.0),
-        ({"pods": (*obeying(DOCUMENT), a_pod("m0", ended=True, ready=False, steady=9.5))}, 20.0),
-        ({"pods": only(ready=False, steady=20.0), "policy": a_policy(triggers={"unreadyGrace": "30s"})}, 10.0),
-        ({"pods": only(cut_off={"a": 9.0, "b": 3.0})}, 1.0),
+        ({"pods": only(ready=False, stable_for=9.0)}, 1.0),
+        ({"pods": only(ready=False, stable_for=3.0, unreachable_for=8.0)}, 2.0),
+        ({"pods": only(ready=False, stable_for=3.0), "policy": a_policy(handover={"lostAfter": "4s"})}, 4.0),
+        ({"pods": only(stable_for=9.5)}, 20.0),
+        ({"pods": (*obeying(DOCUMENT), a_pod("m0", ended=True, ready=False, stable_for=9.5))}, 20.0),
+        ({"pods": only(ready=False, stable_for=20.0), "policy": a_policy(triggers={"unreadyGrace": "30s"})}, 10.0),
+        ({"pods": only(cut_off_brokers={"a": 9.0, "b": 3.0})}, 1.0),
         ({"pods": (*obeying(DOCUMENT), a_pod("m3", age=17.0))}, 3.0),
-        ({"views": {"orders": a_view(steady=38.0), "%RETRY%orders": None}}, 2.0),
-        ({"views": {"orders": a_view(steady=40.0)}}, 20.0),
-        ({"views": {"orders": a_view(steady=40.5)}}, 20.0),
+        ({"views": {"orders": a_view(stable_for=38.0), "%RETRY%orders": None}}, 2.0),
+        ({"views": {"orders": a_view(stable_for=40.0)}}, 20.0),
+        ({"views": {"orders": a_view(stable_for=40.5)}}, 20.0),
     ],
 )
 def test_reconcile_is_requeued_when_time_alone_may_change_the_plan(changed: dict[str, Any], again: float) -> None:
     found = plan(settled(**changed), NOW)
     assert found.document is None
-    assert found.again == pytest.approx(again)
+    assert found.requeue_after == pytest.approx(again)
 
 
 def test_reconcile_requeue_time_for_a_silent_holder_a_poke_and_a_quiet_broadcast() -> None:
     taken = a_document(members={"m1": Q[:2], "m2": Q[3:6]}, taken={Q[2]: ("m2", "m1")}, age=119.0)
-    silent = obeying(taken, m2={"report": a_report("m2", 4, Q[2:6]), "poke": Poke(5, 9), "poked": 0.0})
-    assert plan(settled(document=taken, pods=silent), NOW).again == pytest.approx(1.0)
-    assert plan(with_joiner(), NOW).again == 1.0, "when the pokes of the document just written come round"
+    silent = obeying(taken, m2={"report": a_report("m2", 4, Q[2:6]), "poke": Poke(5, 9), "poked_for": 0.0})
+    assert plan(settled(document=taken, pods=silent), NOW).requeue_after == pytest.approx(1.0)
+    assert plan(with_joiner(), NOW).requeue_after == 1.0, "when the pokes of the document just written come round"
     everyone = a_document(strategy="", everyone=tuple(Q[:6]), members={"m1": ()})
     pods = (a_pod("m1", a_report("m1", 5, Q[:6])),)
     found = plan(settled(document=everyone, pods=pods, spec=a_spec(messageModel="Broadcasting")), NOW)
-    assert (found.document, found.again) == (None, 20.0)
+    assert (found.document, found.requeue_after) == (None, 20.0)
 
 
 # Everybody works everything.
@@ -1035,7 +1051,7 @@ def test_broadcasting_switch_from_clustering_and_back_in_full() -> None:
 DRAINING = a_report("m2", 5, Q[3:6], draining=[Q[8]])
 DISPUTED = (  # one reaches a broker that another one missed when it was heard last
     *obeying(DOCUMENT, m1={"report": a_report("m1", 5, Q[:2], brokers={"a": True})}),
-    a_pod("m3", a_report("m3", 5, brokers={"a": False}), cut_off={"a": 1.0}),
+    a_pod("m3", a_report("m3", 5, brokers={"a": False}), cut_off_brokers={"a": 1.0}),
 )
 
 
@@ -1043,7 +1059,7 @@ DISPUTED = (  # one reaches a broker that another one missed when it was heard l
     ("changed", "names"),
     [
         ({}, ""),
-        ({"pods": only(unheard=3.0)}, "m1"),
+        ({"pods": only(unreachable_for=3.0)}, "m1"),
         ({"pods": only(report=a_report("m1", 4, Q[:2]))}, "m1"),
         ({"pods": only(report=None)}, "m1"),
         ({"pods": only(report=None), "document": replace(DOCUMENT, barrier=5)}, "m1"),
@@ -1052,7 +1068,7 @@ DISPUTED = (  # one reaches a broker that another one missed when it was heard l
         ({"pods": (*obeying(DOCUMENT), a_pod("m3", ready=False, ended=True))}, ""),
         ({"pods": DISPUTED}, "m1 m3"),
         ({"pods": (*DISPUTED[:-1], replace(DISPUTED[-1], ready=False, ended=True))}, ""),
-        ({"pods": (*obeying(DOCUMENT), a_pod("m3", ready=False, unheard=3.0, ended=True, started=False))}, ""),
+        ({"pods": (*obeying(DOCUMENT), a_pod("m3", ready=False, unreachable_for=3.0, ended=True, started=False))}, ""),
         ({"pods": obeying(DOCUMENT, m2={"report": DRAINING})}, ""),
         ({"pods": obeying(DOCUMENT, m2={"report": DRAINING}), "document": replace(DOCUMENT, barrier=5)}, "m2"),
         ({"pods": obeying(DOCUMENT, m2={"report": a_report("m2", 5, (), draining=Q[2:], state="draining")})}, "m2"),
@@ -1060,7 +1076,7 @@ DISPUTED = (  # one reaches a broker that another one missed when it was heard l
 )
 def test_report_is_awaited_only_if_it_could_change_the_plan(changed: dict[str, Any], names: str) -> None:
     found = plan(settled(**changed), NOW)
-    assert " ".join(sorted(found.awaited)) == names
+    assert " ".join(sorted(found.members_to_poll)) == names
 
 
 def test_status_counts_queues_in_handover_without_a_route() -> None:
@@ -1068,18 +1084,18 @@ def test_status_counts_queues_in_handover_without_a_route() -> None:
 
 
 def test_report_of_a_draining_member_is_awaited() -> None:
-    assert plan(in_flight(1.0), NOW).awaited == {"m2"}
+    assert plan(in_flight(1.0), NOW).members_to_poll == {"m2"}
 
 
 def test_membership_confirms_absent_owners_in_order_unless_known_to_be_deleted() -> None:
     taken = {Q[5]: ("m2", "m1"), Q[6]: ("m0", "m1")}
     document = a_document(members={"m1": Q[:3], "m4": (), "m3": Q[3:5]}, taken=taken)
     pods = (a_pod("m1", a_report("m1", 5, Q[:3])),)
-    found = plan(settled(document=document, pods=pods, gone=frozenset({"uid-m4", "uid-m0"})), NOW)
-    assert found.confirm == (M2, M3)
+    found = plan(settled(document=document, pods=pods, deleted_uids=frozenset({"uid-m4", "uid-m0"})), NOW)
+    assert found.verify_ended == (M2, M3)
     young = a_document(members={"m1": Q[:6], "m4": ()}, age=0.25)
-    unwritten = plan(settled(document=young, pods=obeying(young)[:1], gone=frozenset({"uid-m4"})), NOW)
-    assert (unwritten.document, unwritten.confirm) == (None, ())
+    unwritten = plan(settled(document=young, pods=obeying(young)[:1], deleted_uids=frozenset({"uid-m4"})), NOW)
+    assert (unwritten.document, unwritten.verify_ended) == (None, ())
 
 
 def test_drain_final_is_requested_once_and_only_from_terminating_members() -> None:
@@ -1091,19 +1107,19 @@ def test_drain_final_is_requested_once_and_only_from_terminating_members() -> No
         (final, ()),
         ({"terminating": True, "ended": True}, ()),
     ):
-        assert plan(settled(pods=obeying(DOCUMENT, m2=changed)), NOW).drains == asked
+        assert plan(settled(pods=obeying(DOCUMENT, m2=changed)), NOW).members_to_drain == asked
 
 
 # What people are told.
 
 
 def journal(found: Plan, kind: str = "plan") -> dict[str, Any]:
-    return dict(next(line for line in found.records if line["kind"] == kind))
+    return dict(next(line for line in found.journal_records if line["kind"] == kind))
 
 
 def ended(*names: str) -> dict[str, Any]:
     gone = frozenset(f"uid-{name}" for name in names)
-    return {"pods": tuple(pod for pod in obeying(THREE) if pod.name not in names), "gone": gone}
+    return {"pods": tuple(pod for pod in obeying(THREE) if pod.name not in names), "deleted_uids": gone}
 
 
 def one(name: str, **changed: Any) -> dict[str, Any]:
@@ -1114,11 +1130,12 @@ def two_topics(*topics: str, **views: Any) -> dict[str, Any]:
     return {"spec": a_spec(subscriptions=[{"topic": topic} for topic in topics]), "views": views}
 
 
+SILENT_FOR_10_SECONDS = {"ready": False, "unreachable_for": 10.0}
 THREE = a_document(members={"m1": Q[:2], "m2": Q[2:4], "m3": Q[4:6]})
 NOBODYS = {"document": a_document(2), "pods": (JOINER,)}
 CUT: dict[str, dict[str, Any]] = {
     "m1": {"report": a_report("m1", 5, Q[:2], brokers={"a": True})},
-    "m2": {"report": a_report("m2", 5, Q[2:4], brokers={"a": False}), "cut_off": {"a": 10.0}},
+    "m2": {"report": a_report("m2", 5, Q[2:4], brokers={"a": False}), "cut_off_brokers": {"a": 10.0}},
 }
 DRAINED = a_report("m2", 5, state="drained", final=True)
 PAYMENTS = a_view(1, topic="payments")
@@ -1137,7 +1154,7 @@ WEIGHED = {"document": replace(THREE, strategy="Balanced"), "policy": a_policy(s
         (ended("m3", "m1"), "MemberEnded", "m1, m3 ended"),
         (one("m2", ended=True), "MemberEnded", "m2 ended"),
         (
-            one("m2", uid="new", report=a_report("m2", 0, uid="new")) | {"gone": frozenset({"uid-m2"})},
+            one("m2", uid="new", report=a_report("m2", 0, uid="new")) | {"deleted_uids": frozenset({"uid-m2"})},
             "MemberEnded",
             "m2 ended",
         ),
@@ -1146,9 +1163,9 @@ WEIGHED = {"document": replace(THREE, strategy="Balanced"), "policy": a_policy(s
             "MemberEnded",
             "m2 ended",
         ),
-        (one("m2", ready=False, unheard=10.0), "MemberLost", "m2 is not ready and cannot be heard"),
+        (one("m2", ready=False, unreachable_for=10.0), "MemberLost", "m2 is not ready and cannot be heard"),
         (
-            {"pods": obeying(THREE, m2={"ready": False, "unheard": 10.0}, m3={"ready": False, "unheard": 10.0})},
+            {"pods": obeying(THREE, m2=SILENT_FOR_10_SECONDS, m3=SILENT_FOR_10_SECONDS)},
             "MemberLost",
             "m2, m3 are not ready and cannot be heard",
         ),
@@ -1193,7 +1210,7 @@ WEIGHED = {"document": replace(THREE, strategy="Balanced"), "policy": a_policy(s
         ({"pods": (*obeying(THREE), a_pod("m4", a_report("m4", 0)))}, "MemberJoined", "m4 joined"),
         ({"policy": a_policy(strategy="Balanced")}, "PolicyChanged", "The strategy is now Balanced"),
         (
-            {"foreigners": ("a", "b"), "policy": a_policy()},
+            {"unmanaged_consumers": ("a", "b"), "policy": a_policy()},
             "ForeignMembers",
             "2 consumers that are not Rota's are in the group: a, b; queues are shared as they do it",
         ),
@@ -1210,13 +1227,13 @@ def test_journal_gives_the_reason_why_queues_change_hands(changed: dict[str, Any
     assert (told["reason"], told["message"]) == (reason, message)
 
 
-TORN = Verdict(Reason.INVALID_SPEC, "spec.subscriptions: expected an array")
-UNKNOWN = Verdict(Reason.NO_VIEW, "The broker does not tell of the group's members; what was assigned stays")
-UNSEEN = Verdict(Reason.NO_VIEW, "The broker does not tell of topic payments; what was assigned stays")
+TORN = Finding(Reason.INVALID_SPEC, "spec.subscriptions: expected an array")
+UNKNOWN = Finding(Reason.NO_VIEW, "The broker does not tell of the group's members; what was assigned stays")
+UNSEEN = Finding(Reason.NO_VIEW, "The broker does not tell of topic payments; what was assigned stays")
 UNSEEN_ORDERS = UNSEEN._replace(message=UNSEEN.message.replace("payments", "orders"))
-SWITCHED_OFF = Verdict(Reason.SWITCHED_OFF, "The group is switched off at broker-a")
-UNREACHABLE = Verdict(Reason.BROKER_UNREACHABLE, "broker-a cannot be reached")
-UNKNOWN_TOPIC = Verdict(Reason.UNKNOWN_TOPIC, "There is no topic orders")
+SWITCHED_OFF = Finding(Reason.SWITCHED_OFF, "The group is switched off at broker-a")
+UNREACHABLE = Finding(Reason.BROKER_UNREACHABLE, "broker-a cannot be reached")
+UNKNOWN_TOPIC = Finding(Reason.UNKNOWN_TOPIC, "There is no topic orders")
 BOTH = a_spec(subscriptions=[{"topic": "orders"}, {"topic": "payments"}])
 
 
@@ -1276,24 +1293,24 @@ BOTH = a_spec(subscriptions=[{"topic": "orders"}, {"topic": "payments"}])
             {
                 "document": a_document(members={"m1": (), "m2": ()}),
                 "views": {"orders": None},
-                "problems": (Verdict(Reason.FOREIGN_MEMBERS, "somebody"), UNKNOWN_TOPIC),
+                "problems": (Finding(Reason.FOREIGN_MEMBERS, "somebody"), UNKNOWN_TOPIC),
             },
             ("False", *UNKNOWN_TOPIC),
             ("True", "UnknownTopic", f"{UNKNOWN_TOPIC.message}; {UNSEEN_ORDERS.message}"),
             {
-                "ForeignMembers": Verdict(Reason.FOREIGN_MEMBERS, "somebody"),
+                "ForeignMembers": Finding(Reason.FOREIGN_MEMBERS, "somebody"),
                 "NoView": UNSEEN_ORDERS,
                 "UnknownTopic": UNKNOWN_TOPIC,
             },
         ),
         (
-            {"pods": (), "gone": frozenset({"uid-m1", "uid-m2"})},
+            {"pods": (), "deleted_uids": frozenset({"uid-m1", "uid-m2"})},
             ("False", "NoMembers", "Nobody is there to work 6 queues"),
             ("True", "NoMembers", "Nobody is there to work 6 queues"),
-            {"NoMembers": Verdict(Reason.NO_MEMBERS, "Nobody is there to work 6 queues")},
+            {"NoMembers": Finding(Reason.NO_MEMBERS, "Nobody is there to work 6 queues")},
         ),
         (
-            {"views": {"orders": a_view(8)}, "foreigners": None},
+            {"views": {"orders": a_view(8)}, "unmanaged_consumers": None},
             ("False", "QueuesUnowned", "2 queues that nobody works"),
             (
                 "True",
@@ -1302,14 +1319,14 @@ BOTH = a_spec(subscriptions=[{"topic": "orders"}, {"topic": "payments"}])
             ),
             {
                 "NoView": UNKNOWN,
-                "QueuesUnowned": Verdict(Reason.QUEUES_UNOWNED, "2 queues that nobody works"),
+                "QueuesUnowned": Finding(Reason.QUEUES_UNOWNED, "2 queues that nobody works"),
             },
         ),
         (
             {"document": a_document(members={"m1": Q[:1], "m2": ()}), "views": {"orders": a_view(1)}},
             ("True", "Settled", "1 queue, 2 members"),
             ("False", "Settled", "Nothing is wrong"),
-            {"IdleMembers": Verdict(Reason.IDLE_MEMBERS, "2 members share 1 queue: 1 of them is idle")},
+            {"IdleMembers": Finding(Reason.IDLE_MEMBERS, "2 members share 1 queue: 1 of them is idle")},
         ),
         (
             {"document": a_document(members={"m1": Q[:1], "m2": Q[1:2]}), "views": {"orders": a_view(2)}},
@@ -1320,7 +1337,7 @@ BOTH = a_spec(subscriptions=[{"topic": "orders"}, {"topic": "payments"}])
     ],
 )
 def test_condition_is_published_for_each_problem(
-    changed: dict[str, Any], ready: tuple[str, ...], degraded: tuple[str, ...], others: dict[str, Verdict]
+    changed: dict[str, Any], ready: tuple[str, ...], degraded: tuple[str, ...], others: dict[str, Finding]
 ) -> None:
     found = plan(settled(**changed), NOW)
     told = conditions(found)
@@ -1328,7 +1345,7 @@ def test_condition_is_published_for_each_problem(
     assert told.pop("Ready") == ready
     assert told.pop("Degraded") == degraded
     assert told.pop("Progressing")[:2] in {("False", "Settled"), ("False", "NoView"), ("False", "NoMembers")}
-    at_first = [it for it in others.values() if it.reason is Reason.NO_VIEW or Use.STALLS in it.reason.use]
+    at_first = [it for it in others.values() if it.reason is Reason.NO_VIEW or ReasonKind.STALLS in it.reason.kinds]
     assert told.pop("Reconciling")[0] == str(bool(at_first))
     assert told.pop("Stalled") == ("False", "Settled", "Nothing is wrong")
     assert told == {kind: ("True", *verdict) for kind, verdict in others.items()}
@@ -1378,11 +1395,11 @@ def test_condition_progressing_counts_queues_and_members_in_transition(
         ({"policy": a_policy(paused=True)}, ("False", "Paused")),
         ({"views": {}}, ("False", "NoView")),
         ({"policy": None}, ("False", "InvalidPolicy")),
-        ({"policy": None, "problems": (Verdict(Reason.MISSING_POLICY, ""),)}, ("False", "MissingPolicy")),
+        ({"policy": None, "problems": (Finding(Reason.MISSING_POLICY, ""),)}, ("False", "MissingPolicy")),
         (
             {
                 "pods": (*obeying(DOCUMENT), JOINER, a_pod("m4", age=3.0)),
-                "problems": (Verdict(Reason.MISSING_POLICY, ""),),
+                "problems": (Finding(Reason.MISSING_POLICY, ""),),
             },
             ("True", "MembersStillJoining"),
         ),
@@ -1399,7 +1416,7 @@ def test_condition_progressing_is_true_for_held_moves_unless_frozen(
 
 def test_status_in_full() -> None:
     pods = (*obeying(DOCUMENT), JOINER, a_pod("m0", ended=True, ready=False))
-    found = plan(settled(pods=pods, lag=7, observed=3), NOW)
+    found = plan(settled(pods=pods, lag=7, observed_generation=3), NOW)
     conditions = found.status["conditions"]
     assert found.status == {
         "observedGeneration": 3,
@@ -1423,7 +1440,7 @@ def test_status_in_full() -> None:
         "lastTransitionTime": format_time(NOW),
         "observedGeneration": 3,
     }
-    later = plan(settled(pods=pods, observed=4, status=found.status), NOW + 9).status["conditions"]
+    later = plan(settled(pods=pods, observed_generation=4, status=found.status), NOW + 9).status["conditions"]
     assert [one["lastTransitionTime"] for one in later] == [format_time(NOW)] * 5
     quiet = plan(settled(status={"generation": 5}), NOW).status
     assert quiet.keys() == found.status.keys() - {"lag", "lastRebalance"}
@@ -1438,7 +1455,7 @@ def test_status_in_full() -> None:
 def test_status_last_rebalance_spans_first_assignment_to_last_release() -> None:
     going = {"reason": "MemberJoined", "at": format_time(NOW - 2.124), "moved": 4}
     status = {"lastRebalance": going, "generation": 5}
-    more = plan(settled(pods=obeying(DOCUMENT)[:1], gone=frozenset({"uid-m2"}), status=status), NOW)
+    more = plan(settled(pods=obeying(DOCUMENT)[:1], deleted_uids=frozenset({"uid-m2"}), status=status), NOW)
     assert more.status["lastRebalance"] == {**going, "moved": 7}
     assert [event.reason for event in more.events] == []
     slow = settled(pods=only(report=a_report("m1", 4, Q[:2])), status=status)
@@ -1461,17 +1478,17 @@ def test_status_last_rebalance_spans_first_assignment_to_last_release() -> None:
 def test_reconcile_is_requeued_at_once_if_no_report_is_awaited_after_a_write() -> None:
     first = plan(settled(spec=a_spec(paused=True)), NOW)
     assert first.document is not None
-    assert first.awaited == {"m1", "m2"}
-    assert first.again > 0
+    assert first.members_to_poll == {"m1", "m2"}
+    assert first.requeue_after > 0
     last = plan(settled(spec=a_spec(paused=True), document=first.document, pods=obeying(first.document)), NOW + 1)
     assert last.document is not None
-    assert (last.awaited, last.again) == (frozenset(), 0.0)
+    assert (last.members_to_poll, last.requeue_after) == (frozenset(), 0.0)
 
 
 @pytest.mark.parametrize(("unheard", "told"), [(9.0, "True"), (60.0, "False")])
 def test_condition_progressing_does_not_wait_for_a_lost_member(unheard: float, told: str) -> None:
     document = a_document(6, members={"m1": Q[:6], "m2": ()})
-    lags = a_pod("m2", report=a_report("m2", 5, Q[:2]), ready=False, unheard=unheard, steady=60.0)
+    lags = a_pod("m2", report=a_report("m2", 5, Q[:2]), ready=False, unreachable_for=unheard, stable_for=60.0)
     pods = (obeying(document)[0], lags)
     assert conditions(plan(settled(document=document, pods=pods), NOW))["Progressing"][0] == told
 
@@ -1484,7 +1501,7 @@ def test_handover_immediate_mode_reports_the_number_of_moved_queues() -> None:
 
 
 def test_forced_grant_event_names_the_former_owners_if_known() -> None:
-    lost = {"ready": False, "unheard": 10.0}
+    lost = {"ready": False, "unreachable_for": 10.0}
     both = plan(settled(document=THREE, pods=obeying(THREE, m3=lost, m2=lost)), NOW)
     warning = Event(Reason.QUEUES_FORCED, "4 queues taken from m2, m3 unheard", warning=True)
     assert [event for event in both.events if event.reason is Reason.QUEUES_FORCED] == [warning]
@@ -1496,7 +1513,7 @@ def test_forced_grant_event_names_the_former_owners_if_known() -> None:
     told = next(event.message for event in five.events if event.reason is Reason.QUEUES_FORCED)
     assert told == "5 queues taken from m2, m3, m4 and 2 more unheard"
     document = a_document(members={"m1": Q[:3]}, barrier=5)
-    silent = a_pod("m2", ready=False, steady=LONG, unheard=11.0)
+    silent = a_pod("m2", ready=False, stable_for=LONG, unreachable_for=11.0)
     free = plan(settled(document=document, pods=(*obeying(document), silent)), NOW)
     assert Event(Reason.QUEUES_FORCED, "3 queues taken from a member unheard", warning=True) in free.events
 
@@ -1505,11 +1522,11 @@ def test_journal_in_full() -> None:
     document = a_document(members={"m1": Q[:2], "m2": Q[2:4]}, taken={Q[4]: ("m2", "m1"), Q[5]: ("m0", "m1")})
     pods = obeying(document, m2={"report": a_report("m2", 5, Q[2:4])})
     gone = frozenset({"uid-m0"})
-    found = plan(settled(document=document, pods=(*pods, JOINER), gone=gone, views={"orders": a_view(7)}), NOW)
+    found = plan(settled(document=document, pods=(*pods, JOINER), deleted_uids=gone, views={"orders": a_view(7)}), NOW)
     common = {"schema": 1, "group": "shop/orders", "at": format_time(NOW)}
     in_document = {**common, "generation": 6}
     granted = {"kind": "handover", **in_document, "act": "Grant"}
-    assert list(found.records[:-3]) == [
+    assert list(found.journal_records[:-3]) == [
         {
             "kind": "membership",
             **in_document,
@@ -1529,7 +1546,7 @@ def test_journal_in_full() -> None:
         {**granted, **to("m3"), "proof": "Released", "state": "Free", "queues": ids(6)},
         {**granted, **to("m1"), **of("m2"), "proof": "Released", "state": "Releasing", "queues": ids(4)},
     ]
-    assert found.records[-3] == {
+    assert found.journal_records[-3] == {
         "kind": "verdict",
         **common,
         "condition": "Ready",
@@ -1552,8 +1569,8 @@ def ids(*numbers: int) -> dict[str, dict[str, str]]:
 
 
 def test_journal_merges_handovers_that_differ_only_in_the_queue() -> None:
-    found = plan(settled(pods=obeying(DOCUMENT)[:1], gone=frozenset({"uid-m2"})), NOW)
-    handovers = [line for line in found.records if line["kind"] == "handover"]
+    found = plan(settled(pods=obeying(DOCUMENT)[:1], deleted_uids=frozenset({"uid-m2"})), NOW)
+    handovers = [line for line in found.journal_records if line["kind"] == "handover"]
     assert [(line["from"], line["to"], line["queues"]) for line in handovers] == [
         ("m2", "m1", {"orders": {"a": "3-5"}})
     ]
@@ -1562,8 +1579,9 @@ def test_journal_merges_handovers_that_differ_only_in_the_queue() -> None:
 def test_journal_separates_handovers_by_taker_and_state() -> None:
     document = a_document(members={"m1": [], "m2": Q[1:3], "m3": []}, taken={Q[0]: ("m2", "m1")})
     pods = tuple(pod for pod in obeying(document) if pod.name != "m2")
-    found = plan(settled(document=document, pods=pods, gone=frozenset({"uid-m2"}), views={"orders": a_view(3)}), NOW)
-    handovers = [line for line in found.records if line["kind"] == "handover"]
+    deleted = frozenset({"uid-m2"})
+    found = plan(settled(document=document, pods=pods, deleted_uids=deleted, views={"orders": a_view(3)}), NOW)
+    handovers = [line for line in found.journal_records if line["kind"] == "handover"]
     assert [(line["state"], line["to"], line["queues"]) for line in handovers] == [
         ("Owned", "m1", ids(1)),
         ("Owned", "m3", ids(2)),
@@ -1573,9 +1591,9 @@ def test_journal_separates_handovers_by_taker_and_state() -> None:
 
 def test_journal_omits_conditions_that_did_not_change() -> None:
     first = plan(settled(), NOW)
-    assert [line["condition"] for line in first.records] == ["Ready", "Progressing", "Degraded"]
+    assert [line["condition"] for line in first.journal_records] == ["Ready", "Progressing", "Degraded"]
     paused = plan(settled(status=first.status, policy=a_policy(paused=True), views={}), NOW)
-    assert [(line["condition"], line["status"]) for line in paused.records] == [
+    assert [(line["condition"], line["status"]) for line in paused.journal_records] == [
         ("Degraded", "True"),
         ("NoView", "True"),
     ]
@@ -1587,20 +1605,20 @@ def test_assignment_too_large_changes_only_conditions_and_journal() -> None:
     document = replace(DOCUMENT, members=entry_for_joiner())
     snapshot = with_joiner(document=document, policy=a_policy(paused=True), views={"orders": more})
     found = plan(replace(snapshot, status={"generation": 5}), NOW)
-    assert (found.document, found.data, found.pokes, found.again) == (None, {}, {}, 20.0)
+    assert (found.document, found.config_map_data, found.pokes, found.requeue_after) == (None, {}, {}, 20.0)
     assert conditions(found)["Ready"][:2] == ("False", "DocumentTooLarge")
     assert conditions(found)["Ready"][2].endswith("; what was assigned stays")
     assert conditions(found)["Degraded"][1] == "DocumentTooLarge"
     assert conditions(found)["Progressing"][1] == "Paused"
     assert "lastRebalance" not in found.status
-    assert {line["kind"] for line in found.records} == {"verdict"}
+    assert {line["kind"] for line in found.journal_records} == {"verdict"}
 
 
 def test_event_lists_ended_members_in_order_of_names() -> None:
     """Sets have an order of their own in each process; six of them are rarely in that of their names."""
     document = a_document(members={f"m{number}": (Q[number],) for number in range(6)})
     gone = frozenset(f"uid-m{number}" for number in range(6))
-    found = plan(a_snapshot(document=document, pods=(a_pod("new", a_report("new", 5, ())),), gone=gone), NOW)
+    found = plan(a_snapshot(document=document, pods=(a_pod("new", a_report("new", 5, ())),), deleted_uids=gone), NOW)
     assert found.events[0].message.startswith("m0, m1, m2 and 3 more ended")
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from builders import LONG, NOW, a_document, a_pod, a_policy, a_report, a_snapshot, a_spec, a_view, obeying
-from rota.model import Queue, Reason, Verdict
-from rota.planner import Pod, Snapshot, plan, reason_for_no_change
+from rota.model import Finding, Queue, Reason
+from rota.planner import Pod, Snapshot, explain_owners, plan
 
 Q = [Queue("orders", "a", number) for number in range(8)]
 
@@ -18,7 +18,7 @@ def settled(**changed: Any) -> Snapshot:
 
 
 def told(snapshot: Snapshot, *queues: Queue) -> list[str]:
-    return [it.told for it in reason_for_no_change(snapshot, NOW, queues)]
+    return [it.sentence for it in explain_owners(snapshot, NOW, queues)]
 
 
 ROOMS = {"roomLabel": "topology.kubernetes.io/zone", "brokers": [{"broker": "a", "room": "east"}]}
@@ -43,7 +43,7 @@ def test_explain_gives_the_reason_of_the_strategy_for_a_settled_queue(
 ) -> None:
     it = settled(policy=a_policy(strategy=strategy, options=options))
     it = replace(it, pods=tuple(replace(pod, room="east") for pod in it.pods))
-    (found,) = reason_for_no_change(it, NOW, [Q[0]])
+    (found,) = explain_owners(it, NOW, [Q[0]])
     assert found == (Q[0], "m1", f"orders/a/0 stays with m1: {sentence}")
 
 
@@ -62,12 +62,12 @@ def test_explain_has_a_reason_for_every_queue(strategy: str, options: dict[str, 
     first = plan(a_snapshot(policy=policy, pods=(a_pod("m1", a_report("m1", 0)), a_pod("m2", a_report("m2", 0)))), NOW)
     assert first.document
     it = a_snapshot(policy=policy, document=first.document, pods=obeying(first.document))
-    reasons = reason_for_no_change(it, NOW, Q[:6])
+    reasons = explain_owners(it, NOW, Q[:6])
     owners = {queue: name for name, share in first.document.members.items() for queue in share.queues}
     assert {it.queue: it.owner for it in reasons} == owners
     for found in reasons:
-        assert found.told.startswith(f"{found.queue} stays with {found.owner}: ")
-        assert "not what" not in found.told
+        assert found.sentence.startswith(f"{found.queue} stays with {found.owner}: ")
+        assert "not what" not in found.sentence
 
 
 def test_explain_by_machine_room_names_the_room() -> None:
@@ -81,7 +81,7 @@ def test_explain_by_machine_room_names_the_room() -> None:
 
 
 def test_explain_without_a_queue_picks_one_queue_of_each_member() -> None:
-    assert [(it.queue, it.owner) for it in reason_for_no_change(settled(), NOW)] == [(Q[0], "m1"), (Q[3], "m2")]
+    assert [(it.queue, it.owner) for it in explain_owners(settled(), NOW)] == [(Q[0], "m1"), (Q[3], "m2")]
 
 
 def test_explain_compares_the_owner_with_the_strategy_of_the_policy() -> None:
@@ -100,18 +100,18 @@ def test_explain_applies_the_strategy_to_the_present_members() -> None:
 
 def test_explain_with_unmanaged_consumers_shares_by_client_id_and_shows_names() -> None:
     document = a_document(members={"m1": Q[:2], "m2": Q[2:4]}, strategy="Averagely")
-    it = a_snapshot(document=document, pods=obeying(document), foreigners=("10.0.0.9@old",))
-    mine, ours, other = reason_for_no_change(it, NOW, [Q[0], Q[2], Q[5]])
+    it = a_snapshot(document=document, pods=obeying(document), unmanaged_consumers=("10.0.0.9@old",))
+    mine, ours, other = explain_owners(it, NOW, [Q[0], Q[2], Q[5]])
     assert mine.owner == "m1"
-    assert mine.told == "orders/a/0 stays with m1: m1 is member 1 of 3, whose block of orders is a/0 to a/1"
-    assert (ours.owner, ": m2 is member 2 of 3" in ours.told) == ("m2", True)
+    assert mine.sentence == "orders/a/0 stays with m1: m1 is member 1 of 3, whose block of orders is a/0 to a/1"
+    assert (ours.owner, ": m2 is member 2 of 3" in ours.sentence) == ("m2", True)
     said = "1 consumer that is not Rota's is in the group: 10.0.0.9@old; queues are shared as they do it"
     assert other == (Q[5], None, f"orders/a/5 has no owner of ours: {said}")
 
 
 def test_explain_with_unmanaged_consumers_separates_members_with_a_common_prefix() -> None:
     document = a_document(members={"m1": Q[:2], "m10": Q[2:4]}, strategy="Averagely")
-    it = a_snapshot(document=document, pods=obeying(document), foreigners=("10.0.0.9@old",))
+    it = a_snapshot(document=document, pods=obeying(document), unmanaged_consumers=("10.0.0.9@old",))
     assert ": m10 is member 2 of 3" in told(it, Q[2])[0]
 
 
@@ -127,13 +127,13 @@ def test_explain_sticky_says_that_retry_queues_are_not_counted() -> None:
 
 def test_explain_with_unmanaged_consumers_ignores_a_missing_policy() -> None:
     document = a_document(members={"m1": Q[:2], "m2": Q[2:4]}, strategy="Averagely")
-    it = a_snapshot(document=document, pods=obeying(document), foreigners=("10.0.0.9@old",), policy=None)
+    it = a_snapshot(document=document, pods=obeying(document), unmanaged_consumers=("10.0.0.9@old",), policy=None)
     assert "is member 1 of 3" in told(it, Q[0])[0]
 
 
 def test_explain_names_giver_and_taker_of_a_queue_in_handover() -> None:
     document = a_document(members={"m1": Q[:3], "m2": Q[3:4]}, taken={Q[4]: ("m1", "m2"), Q[5]: ("m2", None)})
-    assert reason_for_no_change(settled(document=document, pods=obeying(document)), NOW, [Q[4], Q[5]]) == [
+    assert explain_owners(settled(document=document, pods=obeying(document)), NOW, [Q[4], Q[5]]) == [
         (Q[4], None, "orders/a/4 is on its way: m1 releases it, m2 is to have it next"),
         (Q[5], None, "orders/a/5 is on its way: m2 releases it, nobody is to have it"),
     ]
@@ -141,14 +141,14 @@ def test_explain_names_giver_and_taker_of_a_queue_in_handover() -> None:
 
 def test_explain_covers_a_queue_leaving_the_group_while_it_is_stored() -> None:
     document = a_document(members={"m1": Q[:3], "m2": Q[3:7]}, taken={Q[7]: ("m2", None)})
-    owned, leaving = reason_for_no_change(settled(document=document, pods=obeying(document)), NOW, [Q[6], Q[7]])
-    assert leaving.told == "orders/a/7 is on its way: m2 releases it, nobody is to have it"
+    owned, leaving = explain_owners(settled(document=document, pods=obeying(document)), NOW, [Q[6], Q[7]])
+    assert leaving.sentence == "orders/a/7 is on its way: m2 releases it, nobody is to have it"
     assert owned == (Q[6], "m2", "orders/a/6 is still with m2: it is not the group's any more, and is to be given up")
 
 
 def test_explain_says_that_a_free_queue_has_no_owner() -> None:
     document = a_document(members={"m1": Q[:3]})
-    assert reason_for_no_change(settled(document=document, pods=obeying(document)), NOW, [Q[3]]) == [
+    assert explain_owners(settled(document=document, pods=obeying(document)), NOW, [Q[3]]) == [
         (Q[3], None, "orders/a/3 has no owner")
     ]
     assert told(a_snapshot(), Q[0]) == ["orders/a/0 has no owner"]
@@ -157,18 +157,18 @@ def test_explain_says_that_a_free_queue_has_no_owner() -> None:
 @pytest.mark.parametrize("queue", [Queue("orders", "a", 6), Queue("orders", "b", 0), Queue("payments", "a", 0)])
 def test_explain_rejects_an_unknown_queue_with_a_sentence(queue: Queue) -> None:
     with pytest.raises(ValueError, match=f"^There is no queue {queue} among the group's 6$"):
-        reason_for_no_change(settled(), NOW, [Q[0], queue])
+        explain_owners(settled(), NOW, [Q[0], queue])
 
 
 def test_explain_rejects_a_queue_of_an_unsubscribed_topic() -> None:
     it = settled(views={"orders": a_view(6), "payments": a_view(1, "payments")})
     with pytest.raises(ValueError, match="There is no queue payments/a/0 among the group's 6"):
-        reason_for_no_change(it, NOW, [Queue("payments", "a", 0)])
+        explain_owners(it, NOW, [Queue("payments", "a", 0)])
 
 
 def test_explain_lists_example_queues_in_queue_order() -> None:
     document = a_document(members={"m1": Q[3:6], "m2": Q[:3]})
-    assert [it.owner for it in reason_for_no_change(settled(document=document, pods=obeying(document)), NOW)] == [
+    assert [it.owner for it in explain_owners(settled(document=document, pods=obeying(document)), NOW)] == [
         "m2",
         "m1",
     ]
@@ -177,7 +177,7 @@ def test_explain_lists_example_queues_in_queue_order() -> None:
 def test_explain_with_unmanaged_consumers_excludes_lost_members_and_needs_no_client_id() -> None:
     document = a_document(members={"m1": Q[:2], "m2": Q[2:4]}, strategy="Averagely")
     (m1, m2) = obeying(document)
-    it = a_snapshot(document=document, pods=(replace(m1, client_id=""), gone(m2)), foreigners=("old",))
+    it = a_snapshot(document=document, pods=(replace(m1, client_id=""), gone(m2)), unmanaged_consumers=("old",))
     assert told(it, Q[0], Q[2]) == [
         "orders/a/0 stays with m1: m1 is member 1 of 2, whose block of orders is a/0 to a/2",
         "orders/a/2 is still with m2: that member is Lost, and has not given it up yet",
@@ -185,7 +185,7 @@ def test_explain_with_unmanaged_consumers_excludes_lost_members_and_needs_no_cli
 
 
 def gone(it: Pod) -> Pod:
-    return replace(it, ready=False, steady=LONG, heard=None, unheard=LONG)
+    return replace(it, ready=False, stable_for=LONG, decoded_report=None, unreachable_for=LONG)
 
 
 def test_explain_keeps_owners_when_no_member_is_left() -> None:
@@ -218,9 +218,9 @@ def test_explain_says_that_the_group_is_paused() -> None:
         "orders/a/3 is on its way: m2 releases it, nobody is to have it",
         "orders/a/4 has no owner: the group is paused",
     ]
-    assert reason_for_no_change(it, NOW) == [], "nobody shall own any"
+    assert explain_owners(it, NOW) == [], "nobody shall own any"
     with pytest.raises(ValueError, match="There is no queue orders/a/7"):
-        reason_for_no_change(it, NOW, [Q[7]])
+        explain_owners(it, NOW, [Q[7]])
     unseen = replace(it, views={"orders": None})
     assert told(unseen, Q[0]) == told(it, Q[0])
 
@@ -229,17 +229,17 @@ def test_explain_broadcasting_says_that_every_member_reads_the_queue() -> None:
     document = a_document(members={"m1": (), "m2": ()}, everyone=tuple(Q[:6]), strategy="")
     it = settled(document=document, pods=obeying(document), spec=a_spec(messageModel="Broadcasting"))
     said = (Q[2], None, "orders/a/2 is read by every member: the group is Broadcasting")
-    assert reason_for_no_change(it, NOW, [Q[2]]) == [said]
-    assert [found.queue for found in reason_for_no_change(it, NOW)] == [Q[0]]
+    assert explain_owners(it, NOW, [Q[2]]) == [said]
+    assert [found.queue for found in explain_owners(it, NOW)] == [Q[0]]
     with pytest.raises(ValueError, match="There is no queue orders/a/7 among the group's 6"):
-        reason_for_no_change(it, NOW, [Q[7]])
-    assert reason_for_no_change(replace(it, views={"orders": a_view(2)}), NOW, [Q[2]]) == [said], (
+        explain_owners(it, NOW, [Q[7]])
+    assert explain_owners(replace(it, views={"orders": a_view(2)}), NOW, [Q[2]]) == [said], (
         "it still is, by the document"
     )
 
 
 def test_explain_without_a_policy_says_that_the_assignment_stays() -> None:
-    missing = (Verdict(Reason.MISSING_POLICY, "There is no RebalancePolicy steady"),)
+    missing = (Finding(Reason.MISSING_POLICY, "There is no RebalancePolicy steady"),)
     assert told(settled(policy=None, problems=missing), Q[0]) == [
         "orders/a/0 stays with m1: the policy cannot be followed, so what is assigned stays"
     ]
@@ -254,14 +254,14 @@ def test_explain_gives_the_error_of_a_failed_strategy() -> None:
 
 def test_explain_with_an_invalid_spec_still_covers_the_stored_assignment() -> None:
     it = settled(spec=None)
-    assert reason_for_no_change(it, NOW) == []
+    assert explain_owners(it, NOW) == []
     assert told(it, Q[0]) == ["orders/a/0 is still with m1: the group cannot be understood, so what is assigned stays"]
 
 
 def test_explain_of_a_recreated_pod_says_that_the_old_owner_is_absent() -> None:
     it = settled()
     (m1, m2) = it.pods
-    anew = replace(it, gone=frozenset({"uid-m1"}), pods=(replace(m1, uid="new"), m2))
+    anew = replace(it, deleted_uids=frozenset({"uid-m1"}), pods=(replace(m1, uid="new"), m2))
     assert told(anew, Q[0]) == [
         "orders/a/0 goes to m1: its owner m1 is not there; m1 had 0 queues (an even share is 3)"
     ]

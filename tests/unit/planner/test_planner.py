@@ -18,8 +18,8 @@ from builders import (
     a_view,
     obeying,
 )
-from rota.documents import Assignment, read_assignment
-from rota.model import Holder, Poke, Queue, Reason, Verdict
+from rota.documents import Assignment, decode_assignment
+from rota.model import Finding, Holder, Poke, Queue, Reason
 from rota.planner import Plan, Pod, Snapshot, plan
 from rota.planner.record import MAX_PLAUSIBLE_GENERATION
 from rota.spec.resolved import settings_digest
@@ -62,13 +62,13 @@ def test_assignment_gives_the_first_members_all_queues_at_once() -> None:
     assert conditions(found)["Progressing"] == ("True", "HandoverInFlight")
     assert [event.reason for event in found.events] == [Reason.FIRST_ASSIGNMENT]
     assert found.document
-    assert read_assignment(found.data["assignment.json"]) == found.document
+    assert decode_assignment(found.config_map_data["assignment.json"]) == found.document
 
 
 def test_reconcile_of_a_settled_group_changes_nothing() -> None:
     found = plan(settled(), NOW)
     assert found.document is None
-    assert (found.pokes, found.drains, found.awaited, found.events) == ({}, (), frozenset(), ())
+    assert (found.pokes, found.members_to_drain, found.members_to_poll, found.events) == ({}, (), frozenset(), ())
     assert {kind: holds for kind, (holds, _) in conditions(found).items()} == {
         "Ready": "True",
         "Progressing": "False",
@@ -78,7 +78,7 @@ def test_reconcile_of_a_settled_group_changes_nothing() -> None:
     }
     again = plan(settled(status=found.status), NOW + 7)
     assert again.status == found.status, "an unchanged status is not written"
-    assert again.records == ()
+    assert again.journal_records == ()
 
 
 def test_scale_up_gives_the_new_member_queues_in_two_steps() -> None:
@@ -92,7 +92,7 @@ def test_scale_up_gives_the_new_member_queues_in_two_steps() -> None:
         5: ("m2", "m3"),
     }
     assert first.pokes == {"m1": Poke(6, 1), "m2": Poke(6, 1)}
-    assert first.awaited == {"m1", "m2"}
+    assert first.members_to_poll == {"m1", "m2"}
     assert first.status["lastRebalance"] == {"reason": "MemberJoined", "at": first.document.issued_at, "moved": 0}
 
     one_obeys = obeying(first.document, m2={"report": a_report("m2", 5, Q[3:6])})
@@ -113,10 +113,10 @@ def test_scale_up_gives_the_new_member_queues_in_two_steps() -> None:
 def test_failover_grants_queues_once_the_pod_ended_not_while_it_is_only_unseen() -> None:
     before = settled()
     unseen = plan(replace(before, pods=before.pods[:1]), NOW)
-    assert [holder.name for holder in unseen.confirm] == ["m2"]
+    assert [holder.name for holder in unseen.verify_ended] == ["m2"]
     assert owned(unseen.document) == {"m1": [0, 1, 2], "m2": []}, "it may still work them"
     assert set(unseen.document.releasing) == set(Q[3:6]) if unseen.document else False
-    ended = plan(replace(before, pods=before.pods[:1], gone=frozenset({"uid-m2"})), NOW)
+    ended = plan(replace(before, pods=before.pods[:1], deleted_uids=frozenset({"uid-m2"})), NOW)
     assert owned(ended.document) == {"m1": [0, 1, 2, 3, 4, 5]}
     assert ended.status["lastRebalance"]["reason"] == "MemberEnded"
     phase = plan(replace(before, pods=(before.pods[0], replace(before.pods[1], ended=True, ready=False))), NOW)
@@ -127,12 +127,12 @@ def test_scale_down_drains_the_terminating_member_and_then_moves_its_queues() ->
     before = settled()
     leaving = replace(before.pods[1], terminating=True)
     first = plan(replace(before, pods=(before.pods[0], leaving)), NOW)
-    assert [holder.name for holder in first.drains] == ["m2"]
+    assert [holder.name for holder in first.members_to_drain] == ["m2"]
     assert first.document is None, "it is shown no document any more, so none is written"
     assert conditions(first)["Progressing"] == ("True", "HandoverInFlight")
     busy = a_pod("m2", a_report("m2", 5, draining=Q[3:6], state="draining", final=True), terminating=True)
     still = plan(replace(before, pods=(before.pods[0], busy)), NOW)
-    assert (still.document, still.drains) == (None, ())
+    assert (still.document, still.members_to_drain) == (None, ())
     drained = a_pod("m2", a_report("m2", 5, state="drained", final=True), terminating=True)
     second = plan(replace(before, pods=(before.pods[0], drained)), NOW + 1)
     assert owned(second.document) == {"m1": [0, 1, 2, 3, 4, 5], "m2": []}, "the entry stays until the pod has ended"
@@ -141,7 +141,7 @@ def test_scale_down_drains_the_terminating_member_and_then_moves_its_queues() ->
 
 def test_forced_grant_moves_and_marks_the_queues_of_a_lost_member() -> None:
     before = settled()
-    silent = replace(before.pods[1], ready=False, steady=12.0, unheard=10.0)
+    silent = replace(before.pods[1], ready=False, stable_for=12.0, unreachable_for=10.0)
     found = plan(replace(before, pods=(before.pods[0], silent)), NOW)
     assert found.document
     assert owned(found.document) == {"m1": [0, 1, 2, 3, 4, 5], "m2": []}
@@ -152,45 +152,45 @@ def test_forced_grant_moves_and_marks_the_queues_of_a_lost_member() -> None:
 
 def test_forced_grant_from_a_silent_ready_member_comes_two_minutes_after_termination() -> None:
     before = settled()
-    leaving = a_pod("m1", before.pods[0].report, terminating=True, unheard=LONG)
-    waits = plan(replace(before, pods=(replace(leaving, leaving=119.0), before.pods[1])), NOW)
+    leaving = a_pod("m1", before.pods[0].report, terminating=True, unreachable_for=LONG)
+    waits = plan(replace(before, pods=(replace(leaving, terminating_for=119.0), before.pods[1])), NOW)
     assert waits.document is None
-    lost = plan(replace(before, pods=(replace(leaving, leaving=120.0), before.pods[1])), NOW).document
+    lost = plan(replace(before, pods=(replace(leaving, terminating_for=120.0), before.pods[1])), NOW).document
     assert lost
     assert lost.forced == dict.fromkeys(Q[:3], 6)
 
 
 def test_readiness_grace_keeps_queues_of_an_unready_member_and_admits_no_idle_one() -> None:
     before = settled()
-    within = plan(replace(before, pods=(before.pods[0], replace(before.pods[1], ready=False, steady=9.0))), NOW)
+    within = plan(replace(before, pods=(before.pods[0], replace(before.pods[1], ready=False, stable_for=9.0))), NOW)
     assert within.document is None
-    assert within.again == pytest.approx(1.0)
-    beyond = plan(replace(before, pods=(before.pods[0], replace(before.pods[1], ready=False, steady=10.0))), NOW)
+    assert within.requeue_after == pytest.approx(1.0)
+    beyond = plan(replace(before, pods=(before.pods[0], replace(before.pods[1], ready=False, stable_for=10.0))), NOW)
     assert beyond.document
     assert set(beyond.document.releasing) == set(Q[3:6])
-    idle = a_pod("m3", a_report("m3", 0), ready=False, steady=1.0)
+    idle = a_pod("m3", a_report("m3", 0), ready=False, stable_for=1.0)
     assert plan(replace(before, pods=(*before.pods, idle)), NOW).document is None
 
 
 def test_assignment_is_kept_when_no_member_can_own_queues() -> None:
     before = settled()
-    unready = tuple(replace(pod, ready=False, steady=60.0) for pod in before.pods)
+    unready = tuple(replace(pod, ready=False, stable_for=60.0) for pod in before.pods)
     found = plan(replace(before, pods=unready), NOW)
     assert found.document is None
     assert conditions(found)["Ready"] == ("False", "NoMembers")
-    gone = plan(replace(before, pods=(), gone=frozenset({"uid-m1", "uid-m2"})), NOW)
+    gone = plan(replace(before, pods=(), deleted_uids=frozenset({"uid-m1", "uid-m2"})), NOW)
     assert gone.document is None
 
 
 def test_queue_additions_apply_at_once_and_removals_after_a_delay() -> None:
     before = settled()
-    more = plan(replace(before, views={"orders": a_view(8, steady=0)}), NOW)
+    more = plan(replace(before, views={"orders": a_view(8, stable_for=0)}), NOW)
     assert owned(more.document) == {"m1": [0, 1, 2, 6], "m2": [3, 4, 5, 7]}
     assert more.status["lastRebalance"]["reason"] == "QueuesAdded"
-    fewer = replace(before, views={"orders": a_view(4, steady=39)})
+    fewer = replace(before, views={"orders": a_view(4, stable_for=39)})
     assert plan(fewer, NOW).document is None
-    assert plan(fewer, NOW).again == pytest.approx(1.0)
-    believed = plan(replace(before, views={"orders": a_view(4, steady=40)}), NOW)
+    assert plan(fewer, NOW).requeue_after == pytest.approx(1.0)
+    believed = plan(replace(before, views={"orders": a_view(4, stable_for=40)}), NOW)
     assert believed.document
     assert {queue: it.to for queue, it in believed.document.releasing.items()} == {Q[2]: "m2", Q[4]: None, Q[5]: None}
 
@@ -204,7 +204,7 @@ def test_route_that_is_unknown_or_empty_moves_no_queue_but_orphans_are_granted(v
     joined = plan(replace(before, pods=(*before.pods, a_pod("m3", a_report("m3", 0)))), NOW)
     assert owned(joined.document) == {"m1": [0, 1, 2], "m2": [3, 4, 5], "m3": []}
     assert conditions(joined)["Progressing"][1] == "NoView"
-    ended = plan(replace(before, pods=before.pods[:1], gone=frozenset({"uid-m2"})), NOW)
+    ended = plan(replace(before, pods=before.pods[:1], deleted_uids=frozenset({"uid-m2"})), NOW)
     assert owned(ended.document) == {"m1": [0, 1, 2, 3, 4, 5]}
 
 
@@ -215,13 +215,13 @@ def test_retry_topic_without_a_route_holds_no_move_back() -> None:
     assert joined.document.releasing
 
 
-DUPLICATE = Verdict(Reason.CLAIMED_TWICE, "The consumer group orders belongs to an older ConsumerGroup")
+DUPLICATE = Finding(Reason.CLAIMED_TWICE, "The consumer group orders belongs to an older ConsumerGroup")
 
 
 def test_duplicate_consumer_group_gets_no_document() -> None:
     pods = tuple(a_pod(name, a_report(name, 0)) for name in ("m1", "m2"))
     found = plan(a_snapshot(pods=pods, problems=(DUPLICATE,)), NOW)
-    assert (found.document, found.pokes, found.drains) == (None, {}, ())
+    assert (found.document, found.pokes, found.members_to_drain) == (None, {}, ())
     assert conditions(found)["Ready"] == ("False", "ClaimedTwice")
     assert conditions(found)["ClaimedTwice"] == ("True", "ClaimedTwice")
 
@@ -259,7 +259,7 @@ def test_pause_of_a_policy_stops_moves_but_still_grants_orphans() -> None:
     assert joined.document
     assert not joined.document.releasing
     assert conditions(joined)["Progressing"] == ("False", "Paused")
-    ended = plan(replace(before, pods=before.pods[:1], gone=frozenset({"uid-m2"})), NOW)
+    ended = plan(replace(before, pods=before.pods[:1], deleted_uids=frozenset({"uid-m2"})), NOW)
     assert owned(ended.document) == {"m1": [0, 1, 2, 3, 4, 5]}
 
 
@@ -304,7 +304,7 @@ def test_budget_limits_moves_and_refills_when_its_window_ends() -> None:
     inside = plan(settled(policy=policy, document=granted.document, pods=obeying(granted.document)), NOW + 59)
     assert inside.document is None
     assert conditions(inside)["Progressing"] == ("True", "BudgetSpent")
-    assert inside.again == pytest.approx(1.0)
+    assert inside.requeue_after == pytest.approx(1.0)
     over = plan(settled(policy=policy, document=granted.document, pods=obeying(granted.document)), NOW + 60)
     assert over.document
     assert list(over.document.releasing) == [Q[5]]
@@ -326,15 +326,15 @@ def test_debounce_holds_moves_back_after_a_recent_assignment() -> None:
     found = plan(settled(document=document, pods=pods), NOW)
     assert found.document is None
     assert conditions(found)["Progressing"][1] == "Debounce"
-    assert found.again == pytest.approx(0.3, abs=0.01)
+    assert found.requeue_after == pytest.approx(0.3, abs=0.01)
     ahead = a_document(members={"m1": Q[:3], "m2": Q[3:6]}, age=-300)
     assert plan(settled(document=ahead, pods=pods), NOW).document, "told by a clock that was wrong"
 
 
 def test_rolling_update_waits_for_the_new_pod_and_moves_each_queue_once() -> None:
     before = settled()
-    starting = a_pod("m3", ready=False, age=3.0, steady=3.0)
-    joined = replace(a_pod("m3", a_report("m3", 0)), age=4.0, steady=0.1)
+    starting = a_pod("m3", ready=False, age=3.0, stable_for=3.0)
+    joined = replace(a_pod("m3", a_report("m3", 0)), age=4.0, stable_for=0.1)
     for pod in (starting, joined):
         found = plan(replace(before, pods=(*before.pods, pod)), NOW)
         assert not found.document or not found.document.releasing
@@ -368,7 +368,7 @@ def test_poke_backs_off_and_stops_once_the_member_reports_its_assignment() -> No
         (Poke(5, 4), 7.9, {}),
         (Poke(5, 9), 30.0, {"m2": Poke(5, 10)}),
     ):
-        pods = obeying(document, m2={"report": old, "poke": poke, "poked": poked})
+        pods = obeying(document, m2={"report": old, "poke": poke, "poked_for": poked})
         assert plan(settled(document=document, pods=pods), NOW).pokes == expected
     shown = obeying(document, m2={"report": a_report("m2", 4, Q[3:6])})
     assert plan(settled(document=document, pods=shown), NOW).pokes == {}
@@ -376,14 +376,14 @@ def test_poke_backs_off_and_stops_once_the_member_reports_its_assignment() -> No
 
 def test_assignment_lost_is_refetched_then_rewritten_above_all_generations_seen() -> None:
     before = settled()
-    lost = replace(before, document=None, fresh=False)
-    assert plan(lost, NOW).reread
-    found = plan(replace(lost, fresh=True), NOW)
+    lost = replace(before, document=None, revalidated=False)
+    assert plan(lost, NOW).refetch
+    found = plan(replace(lost, revalidated=True), NOW)
     assert found.document
     assert found.document.generation == found.document.barrier == int(NOW)
     assert owned(found.document) == {"m1": [0, 1, 2], "m2": [3, 4, 5]}
     assert Reason.RECORD_LOST in [event.reason for event in found.events]
-    later = replace(lost, fresh=True, status={"generation": int(NOW) + 50})
+    later = replace(lost, revalidated=True, status={"generation": int(NOW) + 50})
     recovered = plan(later, NOW).document
     assert recovered
     assert recovered.generation == int(NOW) + 51
@@ -425,7 +425,7 @@ def test_assignment_lost_leaves_free_queues_unowned_until_no_member_may_consume_
 def test_assignment_lost_grants_no_free_queue_while_a_replaced_pod_may_run() -> None:
     document = a_document(members={"m1": Q[:3]}, barrier=5)
     seen = settled(document=document, pods=obeying(document))
-    doubtful = plan(replace(seen, replaced=frozenset({Holder("m1", "old")})), NOW)
+    doubtful = plan(replace(seen, replaced_holders=frozenset({Holder("m1", "old")})), NOW)
     assert doubtful.document is None
     assert doubtful.status["unownedQueues"] == 3
     assert owned(plan(seen, NOW).document) == {"m1": [0, 1, 2, 3, 4, 5]}, "it has ended"
@@ -433,7 +433,7 @@ def test_assignment_lost_grants_no_free_queue_while_a_replaced_pod_may_run() -> 
 
 def drains(name: str, number: int, *, lost: bool = False) -> Pod:
     report = a_report(name, 5, draining=[Q[number]])
-    return a_pod(name, report, ready=not lost, steady=LONG, unheard=11.0 if lost else 0.0)
+    return a_pod(name, report, ready=not lost, stable_for=LONG, unreachable_for=11.0 if lost else 0.0)
 
 
 @pytest.mark.parametrize(
@@ -479,7 +479,7 @@ def test_assignment_barrier_stays_for_an_unrecorded_drain_while_the_group_is_pau
 
 def test_forced_grant_is_not_made_from_an_owner_seen_as_not_started() -> None:
     before = settled()
-    unseen = a_pod("m2", ready=False, steady=LONG, started=False, unheard=LONG)
+    unseen = a_pod("m2", ready=False, stable_for=LONG, started=False, unreachable_for=LONG)
     found = plan(replace(before, pods=(before.pods[0], unseen)), NOW).document
     assert found
     assert set(found.releasing) == set(Q[3:6])
@@ -491,26 +491,26 @@ def test_assignment_lost_waits_for_no_unstarted_pod_and_forces_from_a_lost_one()
     (m1,) = obeying(document)
     pending = a_pod("m2", ready=False, started=False)
     assert owned(plan(settled(document=document, pods=(m1, pending)), NOW).document) == {"m1": [0, 1, 2, 3, 4, 5]}
-    silent = a_pod("m2", ready=False, steady=LONG, unheard=11.0)
+    silent = a_pod("m2", ready=False, stable_for=LONG, unreachable_for=11.0)
     forced = plan(settled(document=document, pods=(m1, silent)), NOW).document
     assert forced
     assert forced.forced == dict.fromkeys(Q[3:6], 6)
     assert forced.barrier == 5
-    drains = a_pod("m2", a_report("m2", 5, draining=[Q[3]]), ready=False, steady=LONG, unheard=11.0)
+    drains = a_pod("m2", a_report("m2", 5, draining=[Q[3]]), ready=False, stable_for=LONG, unreachable_for=11.0)
     taken = plan(settled(document=document, pods=(m1, drains)), NOW).document
     assert taken
     assert taken.forced == {Q[3]: 6}, "it was past the loss when it was last heard: only what it drained is in doubt"
 
 
 def test_unmanaged_consumer_present_limits_members_to_their_share() -> None:
-    before = settled(foreigners=("10.0.0.9@old",))
+    before = settled(unmanaged_consumers=("10.0.0.9@old",))
     found = plan(before, NOW)
     assert found.document
     assert found.document.strategy == "Averagely"
     assert conditions(found)["ForeignMembers"] == ("True", "ForeignMembers")
     assert conditions(found)["Degraded"][0] == "False"
     assert {it.to for it in found.document.releasing.values()} <= {None, "m1", "m2"}
-    unknown = plan(settled(foreigners=None, views={"orders": a_view(8)}), NOW)
+    unknown = plan(settled(unmanaged_consumers=None, views={"orders": a_view(8)}), NOW)
     assert unknown.document is None, "free queues may be a foreigner's"
     assert conditions(unknown)["Degraded"] == ("True", "NoView")
 
@@ -518,19 +518,19 @@ def test_unmanaged_consumer_present_limits_members_to_their_share() -> None:
 def test_unmanaged_consumer_list_unavailable_returns_no_queue_in_release() -> None:
     taken = {Q[2]: ("m1", None), Q[5]: ("m2", None)}
     document = a_document(members={"m1": Q[:2], "m2": Q[3:5]}, taken=taken)
-    released = plan(settled(document=document, pods=obeying(document), foreigners=None), NOW).document
+    released = plan(settled(document=document, pods=obeying(document), unmanaged_consumers=None), NOW).document
     assert owned(released) == {"m1": [0, 1], "m2": [3, 4]}, "nobody is asked to take it, for a foreigner may"
     still_drains = a_pod("m1", a_report("m1", 5, Q[:2], draining=[Q[2]]))
     both = (still_drains, a_pod("m2", a_report("m2", 4, Q[3:6])))
-    waits = plan(settled(document=document, pods=both, foreigners=None), NOW)
+    waits = plan(settled(document=document, pods=both, unmanaged_consumers=None), NOW)
     assert waits.document is None
     assert conditions(waits)["Degraded"] == ("True", "NoView")
-    back = plan(settled(document=document, pods=both, foreigners=()), NOW).document
+    back = plan(settled(document=document, pods=both, unmanaged_consumers=()), NOW).document
     assert owned(back) == {"m1": [0, 1, 2], "m2": [3, 4, 5]}, "seen to be gone, they are asked for nothing any more"
 
 
 def test_status_counts_queues_of_ended_but_not_of_unseen_members_as_unowned() -> None:
-    gone = plan(settled(pods=(), gone=frozenset({"uid-m1", "uid-m2"})), NOW)
+    gone = plan(settled(pods=(), deleted_uids=frozenset({"uid-m1", "uid-m2"})), NOW)
     assert gone.document is None
     assert gone.status["unownedQueues"] == 6
     assert conditions(gone)["Progressing"] == ("False", "NoMembers")
@@ -561,22 +561,22 @@ def test_drain_not_ordered_by_the_operator_counts_released_queues_as_unowned() -
 
 def test_unmanaged_consumer_queues_are_not_counted_as_unowned() -> None:
     document = a_document(members={"m1": Q[:2], "m2": Q[2:4]}, strategy="Averagely")
-    before = settled(document=document, pods=obeying(document), foreigners=("10.0.0.9@old",))
+    before = settled(document=document, pods=obeying(document), unmanaged_consumers=("10.0.0.9@old",))
     found = plan(before, NOW)
     assert found.document is None
-    assert (found.status["unownedQueues"], found.foreign) == (0, frozenset(Q[4:6]))
+    assert (found.status["unownedQueues"], found.unmanaged_queues) == (0, frozenset(Q[4:6]))
     assert conditions(found)["Ready"] == ("True", "Settled")
     assert "QueuesUnowned" not in conditions(found)
-    alone = plan(a_snapshot(document=a_document(), foreigners=("10.0.0.9@old",)), NOW)
-    assert (alone.status["unownedQueues"], alone.foreign) == (0, frozenset(Q[:6]))
+    alone = plan(a_snapshot(document=a_document(), unmanaged_consumers=("10.0.0.9@old",)), NOW)
+    assert (alone.status["unownedQueues"], alone.unmanaged_queues) == (0, frozenset(Q[:6]))
     assert conditions(alone)["Ready"] == ("False", "NoMembers")
     assert alone.problems[0].message == "Only foreigners are there to work 6 queues"
 
 
 def test_unmanaged_consumer_present_still_reports_unowned_queues_of_the_members_share() -> None:
     document = a_document(members={"m1": Q[:2], "m2": Q[2:3]}, strategy="Averagely", barrier=6)
-    found = plan(settled(document=document, pods=obeying(document), foreigners=("10.0.0.9@old",)), NOW)
-    assert (found.status["unownedQueues"], found.foreign) == (1, frozenset(Q[4:6]))
+    found = plan(settled(document=document, pods=obeying(document), unmanaged_consumers=("10.0.0.9@old",)), NOW)
+    assert (found.status["unownedQueues"], found.unmanaged_queues) == (1, frozenset(Q[4:6]))
     assert conditions(found)["Ready"] == ("False", "QueuesUnowned")
 
 
@@ -586,14 +586,14 @@ def test_strategy_failure_moves_nothing_and_grants_queues_of_ended_members() -> 
     found = plan(before, NOW)
     assert found.document is None
     assert conditions(found)["Degraded"] == ("True", "StrategyFailed")
-    ended = plan(replace(before, pods=before.pods[:1], gone=frozenset({"uid-m2"})), NOW)
+    ended = plan(replace(before, pods=before.pods[:1], deleted_uids=frozenset({"uid-m2"})), NOW)
     assert owned(ended.document) == {"m1": [0, 1, 2, 3, 4, 5]}
     assert conditions(ended)["Ready"] == ("False", "QueuesUnowned")
 
 
 def test_queue_in_release_is_dropped_only_if_the_route_shows_its_removal() -> None:
     document = a_document(members={"m1": Q[:3], "m2": Q[3:5]}, taken={Q[5]: ("m2", None)})
-    views = {"orders": a_view(5, steady=0)}
+    views = {"orders": a_view(5, stable_for=0)}
     gone = plan(settled(document=document, pods=obeying(document), views=views), NOW)
     assert owned(gone.document) == {"m1": [0, 1, 2], "m2": [3, 4]}
     assert gone.document is not None
@@ -613,7 +613,7 @@ def test_handover_from_one_member_can_move_and_remove_queues_in_one_assignment()
     assert found.document is not None
     taken = {queue: it.to for queue, it in found.document.releasing.items() if it.holder.name == "m1"}
     assert sorted(map(str, taken.values())) == ["None", "m2", "m2"]
-    told = [line for line in found.records if line["kind"] == "handover"]
+    told = [line for line in found.journal_records if line["kind"] == "handover"]
     assert sorted(str(line.get("to")) for line in told if line["from"] == "m1") == ["None", "m2"]
 
 
@@ -622,10 +622,10 @@ def test_topic_without_a_subscription_is_not_assigned() -> None:
 
 
 def test_unmanaged_consumer_message_distinguishes_one_from_several() -> None:
-    found = plan(settled(foreigners=("10.0.0.9@7",)), NOW)
+    found = plan(settled(unmanaged_consumers=("10.0.0.9@7",)), NOW)
     told = next(one["message"] for one in found.status["conditions"] if one["type"] == "ForeignMembers")
     assert told.startswith("1 consumer that is not Rota's is in the group: 10.0.0.9@7;")
-    both = plan(settled(foreigners=("10.0.0.9@7", "10.0.0.9@8")), NOW)
+    both = plan(settled(unmanaged_consumers=("10.0.0.9@7", "10.0.0.9@8")), NOW)
     told = next(one["message"] for one in both.status["conditions"] if one["type"] == "ForeignMembers")
     assert told.startswith("2 consumers that are not Rota's are in the group: ")
 
@@ -670,13 +670,13 @@ def test_generation_in_the_status_that_is_invalid_is_ignored(generation: object)
 
 
 def test_event_for_two_problems_with_one_reason_has_the_first_message() -> None:
-    wrong = tuple(Verdict(Reason.INVALID_SPEC, told) for told in ("spec.a", "spec.b"))
+    wrong = tuple(Finding(Reason.INVALID_SPEC, told) for told in ("spec.a", "spec.b"))
     found = plan(settled(spec=None, problems=wrong), NOW)
     assert [event.message for event in found.events] == ["spec.a"]
 
 
 def test_spec_that_is_invalid_is_reported_and_changes_no_assignment() -> None:
-    wrong = Verdict(Reason.INVALID_SPEC, "spec.subscriptions: expected an array")
+    wrong = Finding(Reason.INVALID_SPEC, "spec.subscriptions: expected an array")
     found = plan(settled(spec=None, problems=(wrong,)), NOW)
     assert found.document is None
     assert conditions(found)["Ready"] == ("False", "InvalidSpec")
@@ -685,11 +685,11 @@ def test_spec_that_is_invalid_is_reported_and_changes_no_assignment() -> None:
 
 @pytest.mark.parametrize(
     "changed",
-    [{"spec": None}, {"document": None, "problems": (Verdict(Reason.RECORD_TOO_NEW, "schema 2"),)}],
+    [{"spec": None}, {"document": None, "problems": (Finding(Reason.RECORD_TOO_NEW, "schema 2"),)}],
     ids=["not understood", "of a later version"],
 )
 def test_reconcile_of_an_unplannable_group_is_requeued_no_sooner_than_a_second(changed: dict[str, Any]) -> None:
-    assert plan(settled(**changed), NOW).again >= 1
+    assert plan(settled(**changed), NOW).requeue_after >= 1
 
 
 def test_policy_missing_freezes_the_assignment() -> None:
@@ -699,17 +699,17 @@ def test_policy_missing_freezes_the_assignment() -> None:
 
 def test_policy_missing_forces_no_queue_sooner_than_any_policy_would() -> None:
     before = settled(policy=None)
-    silent = a_pod("m2", before.pods[1].report, ready=False, steady=60.0, unheard=60.0)
+    silent = a_pod("m2", before.pods[1].report, ready=False, stable_for=60.0, unreachable_for=60.0)
     found = plan(replace(before, pods=(before.pods[0], silent)), NOW)
     assert found.document is None
     assert conditions(found)["Progressing"] == ("False", "InvalidPolicy")
 
 
 def test_status_figures_are_kept_while_the_assignment_schema_is_too_new() -> None:
-    newer = Verdict(Reason.RECORD_TOO_NEW, "The assignment has schema 2; this version reads schema 1")
+    newer = Finding(Reason.RECORD_TOO_NEW, "The assignment has schema 2; this version reads schema 1")
     before = {"queues": 6, "unownedQueues": 0, "members": 2, "generation": 5}
     status = {**before, "observedGeneration": 1, "conditions": []}
-    found = plan(settled(document=None, problems=(newer,), status=status, observed=2), NOW)
+    found = plan(settled(document=None, problems=(newer,), status=status, observed_generation=2), NOW)
     assert {name: found.status[name] for name in before} == before
     assert found.status["observedGeneration"] == 2
     assert "QueuesUnowned" not in conditions(found)
@@ -725,7 +725,7 @@ def test_queue_listed_twice_by_a_broker_changes_nothing() -> None:
 
 def test_policy_missing_still_shares_with_unmanaged_consumers_and_keeps_spent_budget() -> None:
     spent = ((format_time(NOW - 5), 3),)
-    before = settled(policy=None, foreigners=("10.0.0.1@a",))
+    before = settled(policy=None, unmanaged_consumers=("10.0.0.1@a",))
     found = plan(replace(before, document=replace(before.document or a_document(), spent=spent)), NOW)
     assert found.document
     assert [it.to for it in found.document.releasing.values()] == [None, None]
@@ -738,17 +738,17 @@ def test_generation_in_the_status_is_kept_while_the_spec_is_invalid() -> None:
 
 
 def test_assignment_of_a_later_schema_is_not_touched() -> None:
-    newer = Verdict(Reason.RECORD_TOO_NEW, "The assignment has schema 2; this version reads schema 1")
+    newer = Finding(Reason.RECORD_TOO_NEW, "The assignment has schema 2; this version reads schema 1")
     found = plan(settled(document=None, problems=(newer,)), NOW)
     assert found.document is None
-    assert not found.reread
+    assert not found.refetch
     assert conditions(found)["Ready"] == ("False", "RecordTooNew")
 
 
 def test_assignment_does_not_change_while_the_group_has_too_many_members() -> None:
-    crowded = Verdict(Reason.TOO_MANY_MEMBERS, "10,001 pods carry the group's label")
+    crowded = Finding(Reason.TOO_MANY_MEMBERS, "10,001 pods carry the group's label")
     found = plan(settled(views={"orders": a_view(7)}, problems=(crowded,)), NOW)
-    assert (found.document, [*found.pokes], found.drains) == (None, [], ())
+    assert (found.document, [*found.pokes], found.members_to_drain) == (None, [], ())
     assert conditions(found)["Degraded"] == ("True", "TooManyMembers")
 
 
@@ -762,7 +762,7 @@ def test_assignment_too_large_is_not_written() -> None:
 
 
 def test_settings_change_writes_a_new_generation_with_the_same_owners() -> None:
-    before = settled(settings="{}", wanted_settings='{"model":"Clustering"}')
+    before = settled(settings="{}", desired_settings='{"model":"Clustering"}')
     found = plan(before, NOW)
     assert found.document
     assert found.document.generation == 6
@@ -791,16 +791,18 @@ def test_broadcasting_assigns_every_queue_to_every_member() -> None:
 
 def test_broker_unreachable_from_one_member_moves_its_queues_to_others() -> None:
     before = settled()
-    reach = [replace(pod, heard=None) for pod in before.pods]
+    reach = [replace(pod, decoded_report=None) for pod in before.pods]
     document = before.document
     assert document
     m1 = a_pod("m1", a_report("m1", 5, Q[:3], brokers={"a": True}))
-    cut = a_pod("m2", a_report("m2", 5, Q[3:6], brokers={"a": False}), cut_off={"a": 10.0})
+    cut = a_pod("m2", a_report("m2", 5, Q[3:6], brokers={"a": False}), cut_off_brokers={"a": 10.0})
     found = plan(replace(before, pods=(m1, cut)), NOW)
     assert found.document
     assert set(found.document.releasing) == set(Q[3:6])
     assert found.status["lastRebalance"]["reason"] == "BrokerUnreachable"
-    nobody_reaches = replace(reach[0], heard=cut.heard and replace(cut.heard, report=a_report(brokers={"a": False})))
+    assert cut.decoded_report
+    unreachable = replace(cut.decoded_report, report=a_report(brokers={"a": False}))
+    nobody_reaches = replace(reach[0], decoded_report=unreachable)
     assert plan(replace(before, pods=(nobody_reaches, cut)), NOW).document is None
 
 
@@ -808,10 +810,10 @@ def test_stateful_set_pod_recreated_by_name_waits_until_the_old_one_ended() -> N
     before = settled()
     anew = replace(a_pod("m2", a_report("m2", 0, uid="new")), uid="new")
     waiting = plan(replace(before, pods=(before.pods[0], anew)), NOW)
-    assert [holder.uid for holder in waiting.confirm] == ["uid-m2"]
+    assert [holder.uid for holder in waiting.verify_ended] == ["uid-m2"]
     assert waiting.document
     assert waiting.document.members["m2"].uid == "uid-m2"
-    known = plan(replace(before, pods=(before.pods[0], anew), gone=frozenset({"uid-m2"})), NOW)
+    known = plan(replace(before, pods=(before.pods[0], anew), deleted_uids=frozenset({"uid-m2"})), NOW)
     assert known.document
     assert known.document.members["m2"].uid == "new"
     assert owned(known.document) == {"m1": [0, 1, 2], "m2": [3, 4, 5]}
@@ -826,7 +828,7 @@ def with_settings(changed: dict[str, Any], **of_pods: Any) -> Snapshot:
     document = a_document(generation=6, members={"m1": Q[:3], "m2": Q[3:6]})
     m1 = a_pod("m1", a_report("m1", 5, Q[:3], settings=OLD), **of_pods)
     m2 = a_pod("m2", a_report("m2", 6, Q[3:6], settings=SETTINGS))
-    fields = {"document": document, "pods": (m1, m2), "settings": "new", "wanted_settings": "new"}
+    fields = {"document": document, "pods": (m1, m2), "settings": "new", "desired_settings": "new"}
     return a_snapshot(**fields | changed)
 
 
@@ -834,7 +836,7 @@ def test_settings_are_poked_like_an_assignment_and_group_is_progressing_until_th
     found = plan(with_settings({}), NOW)
     assert found.document is None
     assert found.pokes == {"m1": Poke(6, 1)}
-    assert found.for_settings == {"m1"}
+    assert found.settings_only_pokes == {"m1"}
     assert conditions(found)["Progressing"] == ("True", "SettingsNotObeyed")
     assert messages(found)["Progressing"] == "m1 does not use the group's new settings yet"
     assert conditions(found)["Ready"] == ("True", "Settled")
@@ -842,15 +844,15 @@ def test_settings_are_poked_like_an_assignment_and_group_is_progressing_until_th
 
 
 def test_settings_report_is_awaited_only_of_members_that_were_poked() -> None:
-    assert "m1" not in plan(with_settings({}), NOW).awaited
-    assert "m1" in plan(with_settings({}, poke=Poke(6, 1), poked=0.5), NOW).awaited
+    assert "m1" not in plan(with_settings({}), NOW).members_to_poll
+    assert "m1" in plan(with_settings({}, poke=Poke(6, 1), poked_for=0.5), NOW).members_to_poll
 
 
 def test_settings_and_assignment_changed_together_are_poked_at_once() -> None:
     document = a_document(generation=6, members={"m1": Q[:2], "m2": Q[2:6]})
     found = plan(with_settings({"document": document}), NOW)
     assert "m1" in found.pokes
-    assert "m1" not in found.for_settings
+    assert "m1" not in found.settings_only_pokes
 
 
 def test_settings_not_obeyed_long_after_they_changed_are_a_problem_and_no_progress() -> None:
@@ -863,7 +865,7 @@ def test_settings_not_obeyed_long_after_they_changed_are_a_problem_and_no_progre
 
 
 def test_settings_that_change_now_are_not_late_however_old_those_before_were() -> None:
-    found = plan(with_settings({"wanted_settings": "newest", "settings_age": 1000.0}), NOW)
+    found = plan(with_settings({"desired_settings": "newest", "settings_age": 1000.0}), NOW)
     assert found.document
     assert "SettingsNotObeyed" not in conditions(found)
 
@@ -882,9 +884,9 @@ def test_condition_no_members_gives_a_new_group_the_time_that_pods_need_to_start
     assert conditions(new)["Degraded"] == ("False", "Settled")
     assert "NoMembers" not in conditions(new)
     assert new.events == ()
-    assert new.again == 0, "its own document wakes nobody"
+    assert new.requeue_after == 0, "its own document wakes nobody"
     waiting = a_snapshot(document=new.document, status=new.status)
-    assert plan(waiting, NOW + 59).again <= 1
+    assert plan(waiting, NOW + 59).requeue_after <= 1
     late = plan(waiting, NOW + 60)
     assert conditions(late)["Ready"] == ("False", "NoMembers")
     assert [(event.reason, event.warning) for event in late.events] == [(Reason.NO_MEMBERS, True)]
@@ -892,7 +894,7 @@ def test_condition_no_members_gives_a_new_group_the_time_that_pods_need_to_start
 
 def test_condition_no_members_comes_at_once_in_a_group_that_had_members() -> None:
     document = replace(settled().document or a_document(), begun={"orders": format_time(NOW - 600)})
-    found = plan(settled(document=document, pods=(), gone=frozenset({"uid-m1", "uid-m2"})), NOW)
+    found = plan(settled(document=document, pods=(), deleted_uids=frozenset({"uid-m1", "uid-m2"})), NOW)
     assert conditions(found)["Ready"] == ("False", "NoMembers")
 
 
@@ -930,9 +932,9 @@ def test_condition_for_idle_members_is_published() -> None:
 def test_journal_records_from_and_to_of_each_handover() -> None:
     before = settled()
     found = plan(replace(before, pods=(*before.pods, a_pod("m3", a_report("m3", 0)))), NOW)
-    kinds = [line["kind"] for line in found.records]
+    kinds = [line["kind"] for line in found.journal_records]
     assert kinds[:2] == ["membership", "plan"]
-    handovers = [line for line in found.records if line["kind"] == "handover"]
+    handovers = [line for line in found.journal_records if line["kind"] == "handover"]
     assert [(line["act"], line["from"], line["to"], line["queues"]) for line in handovers] == [
         ("Revoke", "m1", "m3", {"orders": {"a": "2"}}),
         ("Revoke", "m2", "m3", {"orders": {"a": "5"}}),
@@ -941,7 +943,7 @@ def test_journal_records_from_and_to_of_each_handover() -> None:
 
 def told_of(found: Plan) -> tuple[str, str]:
     """Return why the journal says that queues change hands."""
-    (line,) = (line for line in found.records if line["kind"] == "plan")
+    (line,) = (line for line in found.journal_records if line["kind"] == "plan")
     return line["reason"], line["message"]
 
 
@@ -949,17 +951,17 @@ def told_of(found: Plan) -> tuple[str, str]:
 def test_unmanaged_consumer_change_is_the_recorded_reason_of_each_assignment(strategy: str) -> None:
     document = a_document(members={"m1": Q[:3], "m2": Q[3:6]}, strategy=strategy)
     policy, foreigners = a_policy(strategy=strategy), ("10.0.0.9@old",)
-    came = plan(settled(document=document, policy=policy, foreigners=foreigners), NOW)
+    came = plan(settled(document=document, policy=policy, unmanaged_consumers=foreigners), NOW)
     assert came.document is not None
     assert told_of(came)[0] == "ForeignMembers"
     world = {"policy": policy, "status": came.status, "document": came.document, "pods": obeying(came.document)}
-    given = plan(settled(**world, foreigners=foreigners), NOW + 30)
+    given = plan(settled(**world, unmanaged_consumers=foreigners), NOW + 30)
     assert given.document is not None
     assert told_of(given)[0] == "ForeignMembers"
     there = {"policy": policy, "status": given.status, "document": given.document, "pods": obeying(given.document)}
-    unseen = plan(settled(**there, foreigners=None), NOW + 60)
-    assert "any more" not in str(unseen.records), "not seen is not gone"
-    left = plan(settled(**there, foreigners=()), NOW + 60)
+    unseen = plan(settled(**there, unmanaged_consumers=None), NOW + 60)
+    assert "any more" not in str(unseen.journal_records), "not seen is not gone"
+    left = plan(settled(**there, unmanaged_consumers=()), NOW + 60)
     assert left.document is not None
     assert told_of(left) == (
         "ForeignMembers",

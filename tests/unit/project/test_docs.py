@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from kube.pages import ON_A_NODE, blocks, typed
 from rota import strategies
 from rota.cli import main
-from rota.documents import read_assignment, write_assignment
-from rota.model import Queue, Reason, Roster, Use, reasons
+from rota.documents import decode_assignment, encode_assignment
+from rota.model import Queue, Reason, ReasonKind, Roster, reasons_of_kind
 
 ROOT = Path(__file__).parents[3]
 FOLDERS = ("", "docs", "docs/decisions", "bench", "charts/rota")
@@ -211,14 +211,14 @@ def test_docs_conditions_page_lists_every_reason_once_and_no_other() -> None:
 def test_docs_conditions_page_lists_the_reasons_that_stall_a_group() -> None:
     page = (ROOT / "docs" / "conditions.md").read_text()
     (listed,) = re.findall(r"^These stall a group: ([^.]*)\.", page, re.MULTILINE)
-    assert sorted(re.findall(r"`(\w+)`", listed)) == sorted(reasons(Use.STALLS))
+    assert sorted(re.findall(r"`(\w+)`", listed)) == sorted(reasons_of_kind(ReasonKind.STALLS))
 
 
 def test_docs_handover_page_shows_a_valid_assignment_document() -> None:
     shown = re.findall(r"^```json\n(.*?)^```", (ROOT / "docs/handover.md").read_text(), re.MULTILINE | re.DOTALL)
     (found,) = (it for it in shown if '"releasing"' in it)
-    document = read_assignment(found)
-    assert json.loads(write_assignment(document)["assignment.json"]) == json.loads(found)
+    document = decode_assignment(found)
+    assert json.loads(encode_assignment(document)["assignment.json"]) == json.loads(found)
     assert {release.holder.name for release in document.releasing.values()} == {"m1"}
 
 

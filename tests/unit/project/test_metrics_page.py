@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rota.kube.telemetry.group_gauges import OF_GROUP
+from rota.kube.telemetry.group_gauges import GROUP_LABELS
 from rota.kube.telemetry.operator_metrics import OperatorMetrics as OfOperator
 from rota.metrics import Metric
-from rota.model import Reason, Use, reasons
+from rota.model import Reason, ReasonKind, reasons_of_kind
 from rota.sidecar.status.sidecar_metrics import SidecarMetrics as OfSidecar
 
 ROOT = Path(__file__).parents[3]
@@ -27,7 +27,7 @@ def table(metrics: Metrics) -> str:
     """Draw a table of metrics; labels that each of them has are left to the text above it."""
     rows = ["| metric | type | labels | what it tells |", "|---|---|---|---|"]
     for it in metrics:
-        labels = ", ".join(f"`{label}`" for label in it.labels if label not in OF_GROUP)
+        labels = ", ".join(f"`{label}`" for label in it.labels if label not in GROUP_LABELS)
         rows.append(f"| `{it.name}` | {it.kind} | {labels} | {it.help} |")
     return "\n".join(rows) + "\n"
 
@@ -36,8 +36,8 @@ def tables() -> dict[str, str]:
     """Return the page's tables by their headings."""
     operator = OfOperator().metrics
     return {
-        "Of each group": table(it for it in operator if it.labels[:2] == OF_GROUP),
-        "Of the operator": table(it for it in operator if it.labels[:2] != OF_GROUP),
+        "Of each group": table(it for it in operator if it.labels[:2] == GROUP_LABELS),
+        "Of the operator": table(it for it in operator if it.labels[:2] != GROUP_LABELS),
         "Of each member": table(OfSidecar().metrics),
     }
 
@@ -56,7 +56,10 @@ def page() -> str:
 def test_alert_for_a_group_that_is_not_ready_ignores_just_the_harmless_problems() -> None:
     rules = (ROOT / "charts" / "rota" / "rules" / "rota.yaml").read_text()
     (ignored,) = re.findall(r'rota_group_problem\{reason!~"(.*?)"\}', rules)
-    assert set(ignored.split("|")) == {*reasons(Use.HARMLESS), Reason.QUEUES_UNOWNED}  # which has an alert of its own
+    assert set(ignored.split("|")) == {
+        *reasons_of_kind(ReasonKind.HARMLESS),
+        Reason.QUEUES_UNOWNED,
+    }  # which has an alert of its own
 
 
 def test_docs_metrics_tables_match_the_metrics() -> None:

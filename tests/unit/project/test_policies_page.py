@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from kube.pages import a_shell, typed
 from rota.cli import main
 from rota.ranges import from_ranges
-from rota.spec import policy_spec
+from rota.spec import parse_policy
 from rota.strategies import STRATEGIES, allocate
 
 ROOT = Path(__file__).parents[3]
@@ -61,7 +61,7 @@ def test_docs_policies_page_has_a_section_and_example_for_every_strategy() -> No
 @pytest.mark.parametrize("block", blocks("yaml"))
 def test_docs_policies_page_yaml_is_valid(block: str) -> None:
     shown = yaml.safe_load(block)
-    policy_spec(shown if "kind" in shown else {"spec": shown})
+    parse_policy(shown if "kind" in shown else {"spec": shown})
 
 
 def test_docs_policies_page_yaml_equals_the_example_file() -> None:
@@ -98,7 +98,7 @@ def test_docs_policies_page_table_matches_the_planned_moves(strategy: str, tmp_p
 def test_docs_policies_page_defaults_match_the_spec(field: str) -> None:
     row = re.search(rf"^\| `(\w+)\.{field}` \| `(\w+)` \|", PAGE, re.MULTILINE)
     assert row
-    assert policy_spec({"spec": {row[1]: {field: row[2]}}}) == policy_spec({})
+    assert parse_policy({"spec": {row[1]: {field: row[2]}}}) == parse_policy({})
 
 
 def test_docs_policies_page_custom_strategy_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

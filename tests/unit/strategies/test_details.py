@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from builders import a_roster
-from rota.model import Queue, Roster, plain
+from rota.model import Queue, Roster, single_line
 from rota.strategies import STRATEGIES, allocate, explain, prepared
 from rota.strategies.arrays import ranks
-from rota.strategies.balanced import sanitize
+from rota.strategies.balanced import replace_implausible
 from rota.strategies.by_machine_room import room_of
 from rota.strategies.consistent_hash import ring_position
-from rota.strategies.custom import checked
+from rota.strategies.custom import check_owners
 from rota.strategies.scales import Scales
 
 ORDERS = [("orders", "broker-a", number) for number in range(8)]
@@ -91,7 +91,7 @@ def test_custom_strategy_cannot_modify_the_callers_roster(tmp_path: Path, monkey
 
 
 def test_custom_strategy_error_text_is_one_stable_line() -> None:
-    told = plain(f"{object()!r}\nsecond \ud800 line " + 1000 * "x")
+    told = single_line(f"{object()!r}\nsecond \ud800 line " + 1000 * "x")
     assert told.startswith("<object object at 0x…> second ? line xxx")
     assert len(told) == 301
 
@@ -217,7 +217,7 @@ def test_machine_room_nearby_leaves_queues_unowned_if_its_inner_strategy_does() 
 
 def test_custom_strategy_result_that_is_no_array_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"^Custom strategy mine must answer one member index for each of 3 queues"):
-        checked("mine", [[0], [0, 1], [0]], a_roster(3, 2))
+        check_owners("mine", [[0], [0, 1], [0]], a_roster(3, 2))
 
 
 # Sticky.
@@ -258,7 +258,7 @@ def weighed(
 
 def steps(scales: Scales) -> str:
     return " ".join(
-        scales.deeds[queue].step.name if queue in scales.deeds else "-" for queue in range(len(scales.owners))
+        scales.placements[queue].step.name if queue in scales.placements else "-" for queue in range(len(scales.owners))
     )
 
 
@@ -312,12 +312,12 @@ def test_balanced_results_for_small_fleets_match_hand_calculation(
 def test_balanced_moves_a_queue_out_of_its_room_only_above_a_tenth_of_the_mean(east: int, west: int, kept: int) -> None:
     rooms = (["e"] * east + ["w"] * west, ["e", "w"])
     scales = weighed([1] * (east + west), [1.0, 1.0], [0] * east + [1] * west, rooms=rooms)
-    assert scales.counts == [kept, east + west - kept]
+    assert scales.queue_counts == [kept, east + west - kept]
 
 
 def test_balanced_assigns_queues_within_their_room_up_to_a_tenth_over_the_mean() -> None:
     scales = weighed([1] * 20, [1.0, 1.0], rooms=(["e"] * 20, ["e", "w"]))
-    assert scales.counts == [11, 9]
+    assert scales.queue_counts == [11, 9]
     assert steps(scales) == " ".join(["HOME"] * 11 + ["EMPTIEST"] * 9)
 
 
@@ -339,11 +339,11 @@ def test_balanced_results_for_two_rooms_match_hand_calculation(
 
 def test_balanced_counts_a_member_as_remote_only_if_both_rooms_are_known() -> None:
     scales = Scales([1, 1], [1.0, 1.0, 1.0], ["e", None], [None, "e", "w"])
-    assert [scales.strange(member, queue) for queue in (0, 1) for member in (0, 1, 2)] == [0, 0, 1, 0, 0, 0]
+    assert [scales.room_mismatch(member, queue) for queue in (0, 1) for member in (0, 1, 2)] == [0, 0, 1, 0, 0, 0]
 
 
 def test_balanced_replaces_invalid_weights_and_capacities() -> None:
-    assert sanitize([1.0, 1.0, -0.5]) == [1.0, 1.0, 1.0]
+    assert replace_implausible([1.0, 1.0, -0.5]) == [1.0, 1.0, 1.0]
     roster = a_roster(4, 2)
     tiny = STRATEGIES["Balanced"](roster, memberWeights={"m0": 1e-9, "m1": 2000.0})
     assert np.bincount(tiny, minlength=2).tolist() == [1, 3], "nobody is so weak as to get nothing"
@@ -376,7 +376,7 @@ def test_balanced_moves_only_for_a_difference_of_a_fiftieth_of_the_mean(
     fuller: int, emptier: int, counts: list[int]
 ) -> None:
     scales = weighed([1] * (fuller + emptier), [1.0, 1.0], [0] * fuller + [1] * emptier)
-    assert scales.counts == counts
+    assert scales.queue_counts == counts
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -510,9 +510,9 @@ def test_balanced_candidates_include_the_queue_whose_move_gains_most(seed: int) 
     weights = [chance.randint(1, 1000) for _ in range(60)]
     rooms: list[str | None] = [chance.choice(["e", "w"]) for _ in weights]
     scales = Scales(weights, [1.0, 2.0, 1.5], rooms, ["e", "w", "e"])
-    scales._put([chance.randrange(3) for _ in weights])
+    scales._assign_unowned([chance.randrange(3) for _ in weights])
     for giver, taker in permutations(range(3), 2):
         for room in ("e", "w"):
             held = [queue for queue, owner in enumerate(scales.owners) if (owner, rooms[queue]) == (giver, room)]
-            weighed = [it for it in scales._worth_moving(giver, taker) if rooms[it[1]] == room]
-            assert min(weighed)[0] == min(scales.change(queue, taker) for queue in held)
+            weighed = [it for it in scales._candidate_moves(giver, taker) if rooms[it[1]] == room]
+            assert min(weighed)[0] == min(scales.cost_change(queue, taker) for queue in held)

@@ -14,8 +14,8 @@ from rota.model import Queue, Roster
 from rota.strategies import allocate, explain, explain_all, named, prepared
 from rota.strategies.arrays import present
 from rota.strategies.averagely import averagely
-from rota.strategies.balanced import sanitize
-from rota.strategies.custom import checked
+from rota.strategies.balanced import replace_implausible
+from rota.strategies.custom import check_owners
 
 ORDERS = [("orders", "broker-a", number) for number in range(8)]
 NEAR = {"queueRooms": {"broker-a": "x"}, "memberRooms": {"a": "x"}}
@@ -184,7 +184,7 @@ def test_roster_ignores_current_owners_and_queues_that_no_longer_exist() -> None
 @pytest.mark.parametrize("answer", [None, "all of it", [0, 0], [[0], [0], [0]], [0.5, 1.0, 0.0], [0, 1, 2], [0, -2, 1]])
 def test_custom_strategy_result_that_is_invalid_is_rejected(answer: object) -> None:
     with pytest.raises(ValueError, match=r"^Custom strategy mine "):
-        checked("mine", answer, a_roster(3, 2))
+        check_owners("mine", answer, a_roster(3, 2))
 
 
 class Throws:
@@ -211,8 +211,8 @@ def test_custom_strategy_exception_becomes_a_sentence(error: BaseException, monk
 
     kind = type(error).__name__
     with pytest.raises(ValueError, match=rf"^Custom strategy mine must answer one member .* queues: {kind}"):
-        checked("mine", Throws(error), a_roster(3, 2))
-    monkeypatch.setattr(sys.modules[checked.__module__], "load", lambda _name: throw)
+        check_owners("mine", Throws(error), a_roster(3, 2))
+    monkeypatch.setattr(sys.modules[check_owners.__module__], "load_strategy", lambda _name: throw)
     with pytest.raises(ValueError, match=rf"^Custom strategy mine failed: {kind}"):
         allocate("Custom", ORDERS, ["a"], options={"name": "mine"})
 
@@ -223,14 +223,14 @@ def test_custom_strategy_module_that_exits_on_import_becomes_a_sentence(
     (tmp_path / "exits_at_once.py").write_text("raise SystemExit(3)\n")
     point = EntryPoint("mine", "exits_at_once:mine", "rota.strategies")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(sys.modules[checked.__module__], "entry_points", lambda **_: [point])
+    monkeypatch.setattr(sys.modules[check_owners.__module__], "entry_points", lambda **_: [point])
     with pytest.raises(ValueError, match=r"^Custom strategy mine cannot be loaded: SystemExit: 3$"):
         allocate("Custom", ORDERS, ["a"], options={"name": "mine"})
 
 
 def test_custom_strategy_keyboard_interrupt_is_propagated() -> None:
     with pytest.raises(KeyboardInterrupt):
-        checked("mine", Throws(KeyboardInterrupt()), a_roster(3, 2))
+        check_owners("mine", Throws(KeyboardInterrupt()), a_roster(3, 2))
 
 
 def test_explain_accepts_every_input_that_can_be_allocated() -> None:
@@ -285,14 +285,14 @@ def test_roster_takes_a_single_string_as_one_member() -> None:
 
 
 def test_custom_strategy_result_that_is_valid_is_accepted() -> None:
-    assert list(checked("mine", [1, 0, -1], a_roster(3, 2))) == [1, 0, -1]
+    assert list(check_owners("mine", [1, 0, -1], a_roster(3, 2))) == [1, 0, -1]
 
 
 def test_weight_that_is_implausible_is_replaced_by_a_typical_one() -> None:
-    assert sanitize([1.0, 3.0, None, float("nan"), -5.0, float("inf")]) == [1.0, 3.0, 2.0, 2.0, 2.0, 2.0]
-    assert sanitize([1.0, 1.0, 1e12]) == [1.0, 1.0, 1000.0]
-    assert sanitize([0.0, 0.0], least=0.5) == [0.5, 0.5]
-    assert sanitize([None, None]) == [1.0, 1.0]
+    assert replace_implausible([1.0, 3.0, None, float("nan"), -5.0, float("inf")]) == [1.0, 3.0, 2.0, 2.0, 2.0, 2.0]
+    assert replace_implausible([1.0, 1.0, 1e12]) == [1.0, 1.0, 1000.0]
+    assert replace_implausible([0.0, 0.0], min_share=0.5) == [0.5, 0.5]
+    assert replace_implausible([None, None]) == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("weight", [1e308, 10**400, 5e-324, 0.0])

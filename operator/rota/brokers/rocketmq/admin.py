@@ -12,26 +12,26 @@ from rota.brokers.port import BrokerGroupSettings, BrokerOffsets, OffsetRange
 from rota.brokers.port import OnlineConsumer as Online
 from rota.brokers.rocketmq.routing import ConnectionConfig, RoutingClient
 from rota.brokers.rocketmq.transport.responses import (
-    body,
-    by_queue,
+    decode_body,
     error_of,
     gather_results,
-    number,
-    reason,
+    int_field,
+    parse_queue_keys,
+    remark_of,
     require_success,
 )
 from rota.brokers.rocketmq.wire import payloads, requests
-from rota.brokers.rocketmq.wire.codes import STORED, ResponseCode
+from rota.brokers.rocketmq.wire.codes import STORED_CODES, ResponseCode
 from rota.model import Queue
 from rota.spec import Subscription
 from rota.spec.consumer_settings import ConsumerSettings, Model, Start
 
-PRODUCER = "rota"
-NOBODY = "no consumer for this group"  # remark of a broker's answer; the code is the generic SYSTEM_ERROR
-FIRST_IN_ORDER, LAST_IN_ORDER, AHEAD = 194, 611, 217 - 510  # 433 // 2 + 1 = 217 is V5_1_0
-MOST_ONLINE = 20_000  # consumers of a group at a broker: Rota's limit of members, plus as many unmanaged ones
-RELAYED_SECONDS = 12.0  # the broker itself waits 10 s for the consumer's answer
-MAX_SUBSCRIPTION_TEXT = 16 * 1024  # characters of all topics and filters of a consumer
+PRODUCER_GROUP = "rota"
+NO_CONSUMER_REMARK = "no consumer for this group"  # remark of a broker's answer; the code is the generic SYSTEM_ERROR
+MIN_ORDERED_VERSION, MAX_ORDERED_VERSION, VERSION_NUMBER_OFFSET = 194, 611, 217 - 510  # 433 // 2 + 1 = 217 is V5_1_0
+MAX_ONLINE_CONSUMERS = 20_000  # consumers of a group at a broker: Rota's limit of members, plus as many unmanaged ones
+RELAY_TIMEOUT_SECONDS = 12.0  # the broker itself waits 10 s for the consumer's answer
+MAX_SUBSCRIPTION_CHARACTERS = 16 * 1024  # characters of all topics and filters of a consumer
 STATS_SECONDS = 10.0  # a slow request: the broker computes statistics; requests to other brokers do not wait
 
 _MODELS: Mapping[str, Model] = {"CLUSTERING": "Clustering", "BROADCASTING": "Broadcasting"}
@@ -49,8 +49,8 @@ _STARTS: Mapping[str, Start] = {
 class AdminClient:
     """Client of one cluster, connected on the first request; it joins no group, so brokers list it as no member."""
 
-    def __init__(self, site: ConnectionConfig) -> None:
-        self._client = RoutingClient(site, serve=lambda _: None)
+    def __init__(self, config: ConnectionConfig) -> None:
+        self._client = RoutingClient(config, handle_request=lambda _: None)
 
     def reconnect(self) -> None:
         """Use new connections from now on; present ones end when their pending requests do."""
@@ -64,32 +64,32 @@ class AdminClient:
 
     async def queues(self, topic: str) -> tuple[Queue, ...]:
         """Return the readable queues of a topic."""
-        return (await self._client.route(topic)).queues()
+        return (await self._client.fetch_route(topic)).queues()
 
     async def queue_counts(self, topic: str) -> Mapping[str, int]:
         """Return the number of a topic's queues on each broker."""
-        return (await self._client.route(topic)).queue_counts
+        return (await self._client.fetch_route(topic)).queue_counts
 
-    async def brokers(self) -> tuple[str, ...]:
+    async def broker_names(self) -> tuple[str, ...]:
         """Return the names of all brokers."""
-        return tuple(sorted(await self._client.brokers()))
+        return tuple(sorted(await self._client.fetch_brokers()))
 
     def addresses(self, brokers: Collection[str]) -> frozenset[str]:
         """Return the known addresses of these brokers."""
         return self._client.addresses(brokers)
 
-    async def clients(self, group: str, broker: str) -> tuple[Online, ...]:
+    async def online_consumers(self, group: str, broker: str) -> tuple[Online, ...]:
         """Return the consumers of a group that are online at a broker; too many raise `MalformedResponseError`."""
         try:
-            answer = await self._client.get(broker, requests.connections(group))
+            answer = await self._client.call_or_raise(broker, requests.connections(group))
         except RejectedError as refused:
             if refused.code == ResponseCode.CONSUMER_NOT_ONLINE:
                 return ()
             raise
-        peers = body(answer, payloads.ConsumerConnection).connection_set
-        if len(peers) > MOST_ONLINE:
+        peers = decode_body(answer, payloads.ConsumerConnection).connection_set
+        if len(peers) > MAX_ONLINE_CONSUMERS:
             raise MalformedResponseError(
-                f"{broker} names {len(peers):,} consumers of {group}; {MOST_ONLINE:,} are the most"
+                f"{broker} names {len(peers):,} consumers of {group}; {MAX_ONLINE_CONSUMERS:,} are the most"
             )
         return tuple(
             Online(peer.client_id, peer.client_addr, peer.language, version_name(peer.version)) for peer in peers
@@ -97,11 +97,13 @@ class AdminClient:
 
     async def consumer_settings(self, group: str, client_id: str, broker: str) -> ConsumerSettings:
         """Return a consumer's own settings; its broker relays the request and waits 10 s for the answer."""
-        answer = await self._client.get(broker, requests.running_info(group, client_id), RELAYED_SECONDS)
-        info = body(answer, payloads.ConsumerInfo)
-        if sum(map(_text_length, info.subscription_set)) > MAX_SUBSCRIPTION_TEXT:
+        answer = await self._client.call_or_raise(
+            broker, requests.running_info(group, client_id), RELAY_TIMEOUT_SECONDS
+        )
+        info = decode_body(answer, payloads.ConsumerInfo)
+        if sum(map(_text_length, info.subscription_set)) > MAX_SUBSCRIPTION_CHARACTERS:
             raise MalformedResponseError(
-                f"The subscriptions of {client_id[:100]} take over {MAX_SUBSCRIPTION_TEXT:,} characters"
+                f"The subscriptions of {client_id[:100]} take over {MAX_SUBSCRIPTION_CHARACTERS:,} characters"
             )
         subscriptions = [_subscription(subscribed) for subscribed in info.subscription_set]
         model = _MODELS.get(info.properties.get("messageModel", ""), "")
@@ -110,45 +112,50 @@ class AdminClient:
 
     async def client_ids(self, group: str, broker: str) -> tuple[str, ...]:
         """Return the distinct client ids online in a group, as members of RocketMQ's own rebalancing request them."""
-        answer = await self._client.ask(broker, requests.client_ids(group))
-        if answer.code == ResponseCode.SYSTEM_ERROR and NOBODY in answer.remark:
+        answer = await self._client.call(broker, requests.client_ids(group))
+        if answer.code == ResponseCode.SYSTEM_ERROR and NO_CONSUMER_REMARK in answer.remark:
             return ()
-        client_ids = body(
-            require_success(f"The members of {group} at {broker}", answer), payloads.ClientIds
+        client_ids = decode_body(
+            require_success(f"The members of {group} at {broker}", answer), payloads.ClientIdList
         ).consumer_id_list
         return tuple(dict.fromkeys(client_ids))
 
-    async def settings(self, group: str, broker: str) -> BrokerGroupSettings:
+    async def group_settings(self, group: str, broker: str) -> BrokerGroupSettings:
         """Return a group's settings."""
-        config = body(await self._client.get(broker, requests.group_config(group)), payloads.GroupConfig)
+        config = decode_body(
+            await self._client.call_or_raise(broker, requests.group_config(group)), payloads.GroupConfig
+        )
         return BrokerGroupSettings(
             config.consume_enable, config.consume_broadcast_enable, config.retry_queue_nums, config.retry_max_times
         )
 
-    async def progress(self, group: str, broker: str, topics: Collection[str] = ()) -> dict[Queue, BrokerOffsets]:
+    async def group_offsets(self, group: str, broker: str, topics: Collection[str] = ()) -> dict[Queue, BrokerOffsets]:
         """Return a group's offsets in the queues of a broker."""
-        answer = await self._client.get(broker, requests.consume_stats(group, topics), STATS_SECONDS)
-        stats = by_queue(body(answer, payloads.ConsumeStats).offset_table)
+        answer = await self._client.call_or_raise(broker, requests.consume_stats(group, topics), STATS_SECONDS)
+        stats = parse_queue_keys(decode_body(answer, payloads.ConsumeStats).offset_table)
         return {
             queue: BrokerOffsets(row.broker_offset, row.consumer_offset, row.pull_offset, row.last_timestamp / 1000)
             for queue, row in stats.items()
         }
 
-    async def committed(self, group: str, queue: Queue) -> int | None:
+    async def committed_offset(self, group: str, queue: Queue) -> int | None:
         """Return a group's committed offset in a queue, or None if it never committed."""
-        answer = await self._client.ask(queue.broker, requests.committed(group, queue))
+        answer = await self._client.call(queue.broker, requests.committed_offset(group, queue))
         if answer.code == ResponseCode.QUERY_NOT_FOUND:
             return None
-        return number(require_success(f"The offset of {queue}", answer), "offset")
+        return int_field(require_success(f"The offset of {queue}", answer), "offset")
 
-    async def at(self, queue: Queue, seconds: float) -> int:
+    async def offset_at_time(self, queue: Queue, timestamp: float) -> int:
         """Return the offset of the first message that was stored at this time or later."""
-        return number(await self._client.get(queue.broker, requests.at(queue, round(seconds * 1000))), "offset")
+        return int_field(
+            await self._client.call_or_raise(queue.broker, requests.offset_at_time(queue, round(timestamp * 1000))),
+            "offset",
+        )
 
-    async def ends(self, topic: str, broker: str) -> dict[Queue, OffsetRange]:
+    async def offset_ranges(self, topic: str, broker: str) -> dict[Queue, OffsetRange]:
         """Return the first and last offsets of a topic's queues."""
-        answer = await self._client.get(broker, requests.topic_stats(topic), STATS_SECONDS)
-        rows = by_queue(body(answer, payloads.TopicStats).offset_table)
+        answer = await self._client.call_or_raise(broker, requests.topic_stats(topic), STATS_SECONDS)
+        rows = parse_queue_keys(decode_body(answer, payloads.TopicStats).offset_table)
         return {
             queue: OffsetRange(row.min_offset, row.max_offset, row.last_update_timestamp / 1000)
             for queue, row in rows.items()
@@ -158,16 +165,18 @@ class AdminClient:
         self, topic: str, body: bytes, properties: Mapping[str, str] | None = None, queue: Queue | None = None
     ) -> None:
         """Send a message to the given queue, or to any queue of the topic."""
-        queue = await self._place(topic, queue)
+        queue = await self._choose_queue(topic, queue)
         born = int(time.time() * 1000)
-        request = requests.send(PRODUCER, topic, body, properties or {}, broker=queue.broker, queue=queue.id, born=born)
-        answer = await self._client.ask(queue.broker, request)
+        request = requests.send(
+            PRODUCER_GROUP, topic, body, properties or {}, broker=queue.broker, queue_id=queue.id, born_ms=born
+        )
+        answer = await self._client.call(queue.broker, request)
         if answer.code == ResponseCode.INVALID_PARAMETER:
-            raise NotFoundError(f"There is no queue {queue}: {reason(answer)}")
-        if answer.code not in STORED:
+            raise NotFoundError(f"There is no queue {queue}: {remark_of(answer)}")
+        if answer.code not in STORED_CODES:
             raise error_of(f"Sending to {queue}", answer)
 
-    async def _place(self, topic: str, queue: Queue | None) -> Queue:
+    async def _choose_queue(self, topic: str, queue: Queue | None) -> Queue:
         """Return the queue to send to; raise `NotFoundError` for a missing topic, which a broker would create."""
         if queue is None:
             queues = await self.queues(topic)
@@ -176,8 +185,8 @@ class AdminClient:
             return choice(queues)
         if queue.topic != topic:
             raise ValueError(f"{queue} is no queue of {topic}")
-        await self._client.need(queue)
-        await self._client.doubt(queue)
+        await self._client.require_queue(queue)
+        await self._client.recheck_queue(queue)
         return queue
 
     # Administration.
@@ -186,17 +195,17 @@ class AdminClient:
         """Release queue locks on behalf of a member that has ended; try every broker before raising an error."""
         by_broker = groupby(sorted(queues, key=_broker), key=_broker)
         calls = [(broker, requests.unlock(group, client_id, locked)) for broker, locked in by_broker]
-        _, failed = await gather_results(self._client.get(*call) for call in calls)
+        _, failed = await gather_results(self._client.call_or_raise(*call) for call in calls)
         if failed:
             raise failed[0]
 
     async def create_topic(self, topic: str, broker: str, queues: int, *, perm: int = 6) -> None:
         """Create a topic on a broker, or update it there."""
-        await self._client.get(broker, requests.create_topic(topic, queues, perm=perm))
+        await self._client.call_or_raise(broker, requests.create_topic(topic, queues, perm=perm))
 
-    async def topic(self, topic: str, broker: str) -> payloads.TopicConfig:
+    async def topic_config(self, topic: str, broker: str) -> payloads.TopicConfig:
         """Return a topic's configuration on a broker."""
-        return body(await self._client.get(broker, requests.topic_config(topic)), payloads.TopicConfig)
+        return decode_body(await self._client.call_or_raise(broker, requests.topic_config(topic)), payloads.TopicConfig)
 
     async def update_group(self, group: str, broker: str, **changed: Any) -> None:
         """Create a group on a broker, or update the named settings; names are the protocol's.
@@ -205,46 +214,48 @@ class AdminClient:
         """
         current: dict[str, Any] = {}
         with suppress(NotFoundError):
-            current = {**await self.group(group, broker)}
+            current = {**await self.group_config(group, broker)}
         current.pop("attributes", None)
-        await self._client.get(broker, requests.update_group({**current, "groupName": group, **changed}))
+        await self._client.call_or_raise(broker, requests.update_group({**current, "groupName": group, **changed}))
 
-    async def group(self, group: str, broker: str) -> Mapping[str, Any]:
+    async def group_config(self, group: str, broker: str) -> Mapping[str, Any]:
         """Return all settings of a group at a broker, by the protocol's names."""
-        return body(await self._client.get(broker, requests.group_config(group)), dict[str, Any])
+        return decode_body(await self._client.call_or_raise(broker, requests.group_config(group)), dict[str, Any])
 
-    async def reset(self, group: str, topic: str, broker: str, *, seconds: float | None = None) -> dict[Queue, int]:
+    async def reset_offsets(
+        self, group: str, topic: str, broker: str, *, timestamp: float | None = None
+    ) -> dict[Queue, int]:
         """Reset a group's offsets to a time, or to the end; return the new offsets."""
-        when = -1 if seconds is None else round(seconds * 1000)
-        answer = await self._client.get(broker, requests.reset(group, topic, when))
-        return by_queue(body(answer, payloads.Reset).offset_table)
+        when = -1 if timestamp is None else round(timestamp * 1000)
+        answer = await self._client.call_or_raise(broker, requests.reset_offsets(group, topic, when))
+        return parse_queue_keys(decode_body(answer, payloads.ResetOffsets).offset_table)
 
-    async def consume_mode(self, topic: str, group: str, broker: str, mode: str, share: int = 0) -> None:
+    async def set_consume_mode(self, topic: str, group: str, broker: str, mode: str, pop_share: int = 0) -> None:
         """Set whether a group's members PULL a topic's queues or POP from them."""
-        await self._client.get(broker, requests.request_mode(topic, group, mode, share))
+        await self._client.call_or_raise(broker, requests.set_request_mode(topic, group, mode, pop_share))
 
-    async def assignment(
+    async def query_assignment(
         self, topic: str, group: str, client_id: str, broker: str, strategy: str = "AVG"
     ) -> tuple[Queue, ...] | None:
         """Return the queues that a broker would assign to a member; None: no answer, so the member keeps its queues."""
-        answer = await self._client.get(broker, requests.assignment(topic, group, client_id, strategy))
-        assigned = body(answer, payloads.Assignments).message_queue_assignments
+        answer = await self._client.call_or_raise(broker, requests.assignment(topic, group, client_id, strategy))
+        assigned = decode_body(answer, payloads.AssignmentResponse).message_queue_assignments
         return None if assigned is None else tuple(sorted(item.message_queue.queue for item in assigned))
 
     async def running_info(self, group: str, client_id: str, broker: str) -> Mapping[str, Any]:
         """Return the running info of a member; its broker relays the request."""
-        answer = await self._client.get(broker, requests.running_info(group, client_id), STATS_SECONDS)
-        return body(answer, dict[str, Any])
+        answer = await self._client.call_or_raise(broker, requests.running_info(group, client_id), STATS_SECONDS)
+        return decode_body(answer, dict[str, Any])
 
-    async def broker_settings(self, broker: str) -> dict[str, str]:
+    async def broker_config(self, broker: str) -> dict[str, str]:
         """Return a broker's own settings."""
-        text = (await self._client.get(broker, requests.broker_config())).body.decode(errors="replace")
+        text = (await self._client.call_or_raise(broker, requests.broker_config())).body.decode(errors="replace")
         pairs = (line.partition("=") for line in text.splitlines())
         return {name.strip(): value.strip() for name, separator, value in pairs if separator}
 
-    async def update_broker(self, broker: str, **changed: object) -> None:
+    async def update_broker_config(self, broker: str, **changed: object) -> None:
         """Update settings of a broker; names are the broker's."""
-        await self._client.get(broker, requests.update_broker_config(changed))
+        await self._client.call_or_raise(broker, requests.update_broker_config(changed))
 
 
 def _text_length(subscribed: payloads.Subscribed) -> int:
@@ -265,7 +276,7 @@ def version_name(version: int) -> str:
 
     From index 194 on the list is in order, each version preceded by its snapshot; the last index is 611, V5_9_9.
     """
-    if not FIRST_IN_ORDER <= version <= LAST_IN_ORDER:
+    if not MIN_ORDERED_VERSION <= version <= MAX_ORDERED_VERSION:
         return str(version)
-    number = version // 2 + 1 - AHEAD
+    number = version // 2 + 1 - VERSION_NUMBER_OFFSET
     return f"V{'_'.join(str(number))}" + ("_SNAPSHOT" if version % 2 == 0 else "")

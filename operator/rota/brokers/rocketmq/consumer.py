@@ -9,10 +9,17 @@ import msgspec
 
 from rota.brokers.errors import MalformedResponseError, NotFoundError
 from rota.brokers.message import Message
-from rota.brokers.port import ADMIT_ALL, LATER, Admission, ConsumedQueue, Membership, PullRedirect, PullResult
-from rota.brokers.rocketmq.heartbeat import Heartbeat, consumer_data
+from rota.brokers.port import ADMIT_ALL, RETRY_LEVEL, Admission, ConsumedQueue, Membership, PullRedirect, PullResult
+from rota.brokers.rocketmq.heartbeat import HeartbeatSender, consumer_data
 from rota.brokers.rocketmq.routing import ConnectionConfig, RoutingClient
-from rota.brokers.rocketmq.transport.responses import body, error_of, gather_results, number, reason, require_success
+from rota.brokers.rocketmq.transport.responses import (
+    decode_body,
+    error_of,
+    gather_results,
+    int_field,
+    remark_of,
+    require_success,
+)
 from rota.brokers.rocketmq.wire import fastjson, payloads, requests
 from rota.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
 from rota.brokers.rocketmq.wire.frames import Frame, MalformedFrameError
@@ -20,11 +27,11 @@ from rota.brokers.rocketmq.wire.messages import decode_admitted
 from rota.model import Queue
 from rota.spec.consumer_settings import tags_of
 
-PULL_MARGIN = 10.0  # a broker answers a waiting pull at its next 5 s tick, so after the requested wait
-MOST_BYTES = 256 * 1024  # a broker returns no more in one pull, whatever the request says
+PULL_MARGIN_SECONDS = 10.0  # a broker answers a waiting pull at its next 5 s tick, so after the requested wait
+MAX_PULL_BYTES = 256 * 1024  # a broker returns no more in one pull, whatever the request says
 CLIENT_VERSION = "V5_3_3"  # protocol version that tools print for this member
 
-_PULLED = frozenset(
+_PULL_CODES = frozenset(
     {
         ResponseCode.SUCCESS,
         ResponseCode.PULL_NOT_FOUND,
@@ -32,7 +39,7 @@ _PULLED = frozenset(
         ResponseCode.PULL_OFFSET_MOVED,
     }
 )
-_RESET = "OFFSET_RESET"
+_RESET_REMARK = "OFFSET_RESET"
 
 _log = logging.getLogger(__name__)
 
@@ -40,42 +47,46 @@ _log = logging.getLogger(__name__)
 class RocketMQConsumer:
     """A member of a group, with its own connections: brokers list a member as online by its connections."""
 
-    def __init__(self, site: ConnectionConfig, member: Membership) -> None:
-        self._member, self._name_servers = member, site.name_servers
-        self._client = RoutingClient(site, self._serve, self._opened)
-        self._began = int(time.time() * 1000)
-        self._subscriptions = {topic: requests.subscription(sub, self._began) for topic, sub in member.topics.items()}
+    def __init__(self, config: ConnectionConfig, member: Membership) -> None:
+        self._member, self._name_servers = member, config.name_servers
+        self._client = RoutingClient(config, self._handle_request, self._on_connected)
+        self._started_ms = int(time.time() * 1000)
+        self._subscriptions = {
+            topic: requests.subscription(sub, self._started_ms) for topic, sub in member.topics.items()
+        }
         self._tags = {sub.topic: frozenset(tags_of(sub)) for sub in member.topics.values() if sub.type == "Tag"}
-        self._presence = Heartbeat(self._client, member, [*self._subscriptions.values()])
+        self._heartbeat = HeartbeatSender(self._client, member, [*self._subscriptions.values()])
 
     # Membership.
 
-    async def check(self) -> None:
+    async def check_subscriptions(self) -> None:
         """Ask the brokers whether they accept the subscriptions; raise `RejectedError` with the reason if not."""
-        await self._presence.look()
+        await self._heartbeat.fetch_routes()
         checks = [
             requests.check_client(self._member.client_id, self._member.group, data)
             for data in self._subscriptions.values()
             if data.expression_type != "TAG"
         ]
-        _, failed = await gather_results(self._client.get(*call) for call in product(self._client.hosts, checks))
+        _, failed = await gather_results(
+            self._client.call_or_raise(*call) for call in product(self._client.topic_broker_addresses, checks)
+        )
         if failed:
             raise failed[0]
 
     async def join(self) -> None:
         """Register with every broker of the topics and stay registered; retry unreachable brokers later."""
-        await self._presence.join()
+        await self._heartbeat.join()
 
     async def leave(self) -> None:
         """Unregister from the brokers and close all connections."""
-        await self._presence.leave()
+        await self._heartbeat.leave()
 
-    def _opened(self, address: str, request: Frame) -> None:
-        self._presence.opened(address, request)
+    def _on_connected(self, address: str, request: Frame) -> None:
+        self._heartbeat.on_connected(address, request)
 
-    async def reach(self, broker: str) -> None:
+    async def ping_broker(self, broker: str) -> None:
         """Request the group's client ids from a broker; any answer counts."""
-        await self._client.ask(broker, requests.client_ids(self._member.group))
+        await self._client.call(broker, requests.client_ids(self._member.group))
 
     # Messages.
 
@@ -84,9 +95,9 @@ class RocketMQConsumer:
         queue: Queue,
         offset: int,
         *,
-        most: int = 32,
-        wait: float = 15.0,
-        commit: int | None = None,
+        max_messages: int = 32,
+        wait_seconds: float = 15.0,
+        commit_offset: int | None = None,
         admission: Admission = ADMIT_ALL,
     ) -> PullResult:
         """Request messages from an offset on; if the queue has none yet, the broker waits for `wait` seconds."""
@@ -94,17 +105,28 @@ class RocketMQConsumer:
         if data is None:
             raise ValueError(f"{self._member.group} has not subscribed to {queue.topic}")
         request = requests.pull(
-            self._member.group, queue, offset, data, most=most, most_bytes=MOST_BYTES, wait=wait, commit=commit
+            self._member.group,
+            queue,
+            offset,
+            data,
+            max_messages=max_messages,
+            max_bytes=MAX_PULL_BYTES,
+            wait_seconds=wait_seconds,
+            commit_offset=commit_offset,
         )
-        answer = await self._client.ask(queue.broker, request, wait + PULL_MARGIN)
+        answer = await self._client.call(queue.broker, request, wait_seconds + PULL_MARGIN_SECONDS)
         if answer.code == ResponseCode.INVALID_PARAMETER:
-            raise NotFoundError(f"There is no queue {queue}: {reason(answer)}")
-        if answer.code not in _PULLED:
+            raise NotFoundError(f"There is no queue {queue}: {remark_of(answer)}")
+        if answer.code not in _PULL_CODES:
             raise error_of(f"Pulling {queue}", answer)
-        following, first, last = (number(answer, field) for field in ("nextBeginOffset", "minOffset", "maxOffset"))
+        following, first, last = (int_field(answer, field) for field in ("nextBeginOffset", "minOffset", "maxOffset"))
         if answer.code == ResponseCode.PULL_OFFSET_MOVED:
             return PullResult(
-                (), following, first, last, PullRedirect.RESET if answer.remark == _RESET else PullRedirect.OUTSIDE
+                (),
+                following,
+                first,
+                last,
+                PullRedirect.RESET if answer.remark == _RESET_REMARK else PullRedirect.OUT_OF_RANGE,
             )
         try:
             messages, refused_offset = decode_admitted(answer.body, queue.broker, offset, admission)
@@ -114,72 +136,74 @@ class RocketMQConsumer:
             messages = [message for message in messages if message.tag in tags]
         return PullResult(tuple(messages), following if refused_offset is None else refused_offset, first, last)
 
-    async def send_back(self, message: Message, *, level: int = LATER, attempts: int = 16) -> None:
+    async def send_back(self, message: Message, *, delay_level: int = RETRY_LEVEL, max_attempts: int = 16) -> None:
         """Send a message back for redelivery after a delay, or to the dead-letter topic."""
         broker = message.queue.broker
         request = requests.send_back(
             self._member.group,
             message.topic,
-            message.place,
-            level=level,
-            attempts=attempts,
-            identity=message.id,
+            message.commit_log_offset,
+            delay_level=delay_level,
+            max_attempts=max_attempts,
+            message_id=message.id,
             broker=broker,
         )
-        await self._client.get(broker, request)
+        await self._client.call_or_raise(broker, request)
 
     # Offsets and locks.
 
-    async def committed(self, queue: Queue) -> int | None:
+    async def committed_offset(self, queue: Queue) -> int | None:
         """Return the group's committed offset, or None if it never committed."""
-        await self._client.need(queue)
-        answer = await self._client.ask(queue.broker, requests.committed(self._member.group, queue))
+        await self._client.require_queue(queue)
+        answer = await self._client.call(queue.broker, requests.committed_offset(self._member.group, queue))
         never_committed = answer.code == ResponseCode.QUERY_NOT_FOUND
-        offset = 0 if never_committed else number(require_success(f"The offset of {queue}", answer), "offset")
+        offset = 0 if never_committed else int_field(require_success(f"The offset of {queue}", answer), "offset")
         if not offset:  # brokers also answer like this for a deleted queue
-            await self._client.doubt(queue)
+            await self._client.recheck_queue(queue)
         return None if never_committed else offset
 
     async def commit(self, queue: Queue, offset: int) -> None:
         """Commit an offset for the group."""
-        await self._client.get(queue.broker, requests.commit(self._member.group, queue, offset))
+        await self._client.call_or_raise(queue.broker, requests.commit(self._member.group, queue, offset))
 
-    async def first(self, queue: Queue) -> int:
+    async def min_offset(self, queue: Queue) -> int:
         """Return the offset of a queue's oldest message."""
-        return await self._offset(queue, requests.first(queue))
+        return await self._offset(queue, requests.min_offset(queue))
 
-    async def last(self, queue: Queue) -> int:
+    async def max_offset(self, queue: Queue) -> int:
         """Return the offset that a queue's next message will have."""
-        return await self._offset(queue, requests.last(queue))
+        return await self._offset(queue, requests.max_offset(queue))
 
-    async def at(self, queue: Queue, seconds: float) -> int:
+    async def offset_at_time(self, queue: Queue, timestamp: float) -> int:
         """Return the offset of the first message that was stored at this time or later."""
-        return await self._offset(queue, requests.at(queue, round(seconds * 1000)))
+        return await self._offset(queue, requests.offset_at_time(queue, round(timestamp * 1000)))
 
     async def _offset(self, queue: Queue, request: Frame) -> int:
-        await self._client.need(queue)
-        offset = number(await self._client.get(queue.broker, request), "offset")
+        await self._client.require_queue(queue)
+        offset = int_field(await self._client.call_or_raise(queue.broker, request), "offset")
         if not offset:
-            await self._client.doubt(queue)
+            await self._client.recheck_queue(queue)
         return offset
 
     async def lock(self, queues: Collection[Queue]) -> frozenset[Queue]:
         """Request locks on queues of one broker; return the queues that were locked."""
         request = requests.lock(self._member.group, self._member.client_id, queues)
-        locked = body(await self._client.get(requests.one_broker(queues), request), payloads.Locked)
+        locked = decode_body(
+            await self._client.call_or_raise(requests.one_broker(queues), request), payloads.LockedQueues
+        )
         return frozenset(entry.queue for entry in locked.lock_ok_mq_set)
 
     async def unlock(self, queues: Collection[Queue]) -> None:
         """Release locks on queues of one broker."""
         request = requests.unlock(self._member.group, self._member.client_id, queues)
-        await self._client.get(requests.one_broker(queues), request)
+        await self._client.call_or_raise(requests.one_broker(queues), request)
 
     # Requests from brokers.
 
-    def _serve(self, request: Frame) -> Frame | None:
+    def _handle_request(self, request: Frame) -> Frame | None:
         handlers: Mapping[int, Callable[[Frame], Frame | None]] = {
-            RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self._members_changed,
-            RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self._offsets_set,
+            RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self._on_members_changed,
+            RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self._on_offsets_reset,
             RequestCode.GET_CONSUMER_RUNNING_INFO: self._running_info,
             RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self._status,
         }
@@ -190,13 +214,13 @@ class RocketMQConsumer:
             return request.reply(ResponseCode.SYSTEM_ERROR, remark=f"This member is of {self._member.group}")
         return handler(request)
 
-    def _members_changed(self, _: Frame) -> None:
-        self._member.on_members()
+    def _on_members_changed(self, _: Frame) -> None:
+        self._member.on_members_changed()
 
-    def _offsets_set(self, request: Frame) -> None:
+    def _on_offsets_reset(self, request: Frame) -> None:
         try:
-            offsets = fastjson.read(request.body, payloads.Reset).offset_table
-            self._member.on_reset({fastjson.queue(key): offset for key, offset in offsets.items()})
+            offsets = fastjson.decode_json(request.body, payloads.ResetOffsets).offset_table
+            self._member.on_offsets_reset({fastjson.parse_queue(key): offset for key, offset in offsets.items()})
         except MalformedFrameError as error:
             _log.warning("A broker set offsets, but to what cannot be read: %s", error)
 
@@ -209,32 +233,36 @@ class RocketMQConsumer:
                 "consumeFromWhere": data.consume_from_where,
                 "PROP_CONSUME_TYPE": data.consume_type,
                 "PROP_CONSUMEORDERLY": str(self._member.orderly).lower(),
-                "PROP_CONSUMER_START_TIMESTAMP": str(self._began),
+                "PROP_CONSUMER_START_TIMESTAMP": str(self._started_ms),
                 "PROP_CLIENT_VERSION": CLIENT_VERSION,
                 "PROP_NAMESERVER_ADDR": ";".join(self._name_servers),
                 "PROP_THREADPOOL_CORE_SIZE": "1",
             },
             subscription_set=data.subscription_data_set,
-            mq_table=fastjson.table({queue: _info(working) for queue, working in self._member.queues().items()}),
+            mq_table=fastjson.encode_queue_table(
+                {queue: _to_queue_info(working) for queue, working in self._member.get_queues().items()}
+            ),
         )
         return request.reply(ResponseCode.SUCCESS, msgspec.json.encode(info))
 
     def _status(self, request: Frame) -> Frame:
-        offsets = fastjson.table({queue: working.committed for queue, working in self._member.queues().items()})
+        offsets = fastjson.encode_queue_table(
+            {queue: working.committed_offset for queue, working in self._member.get_queues().items()}
+        )
         return request.reply(
             ResponseCode.SUCCESS, msgspec.json.encode(payloads.ConsumerStatus(message_queue_table=offsets))
         )
 
 
-def _info(working: ConsumedQueue) -> payloads.QueueInfo:
+def _to_queue_info(consumed: ConsumedQueue) -> payloads.QueueInfo:
     return payloads.QueueInfo(
-        commit_offset=working.committed,
-        cached_msg_min_offset=working.first,
-        cached_msg_max_offset=working.last,
-        cached_msg_count=working.buffered,
-        cached_msg_size_in_mi_b=working.bytes // 2**20,
-        locked=working.locked,
-        last_lock_timestamp=int(working.locked_at * 1000),
-        last_pull_timestamp=int(working.pulled_at * 1000),
-        last_consume_timestamp=int(working.delivered_at * 1000),
+        commit_offset=consumed.committed_offset,
+        cached_msg_min_offset=consumed.min_buffered_offset,
+        cached_msg_max_offset=consumed.max_buffered_offset,
+        cached_msg_count=consumed.buffered_messages,
+        cached_msg_size_in_mi_b=consumed.buffered_bytes // 2**20,
+        locked=consumed.locked,
+        last_lock_timestamp=int(consumed.locked_at * 1000),
+        last_pull_timestamp=int(consumed.pulled_at * 1000),
+        last_consume_timestamp=int(consumed.delivered_at * 1000),
     )

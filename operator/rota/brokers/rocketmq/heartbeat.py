@@ -13,12 +13,12 @@ from rota.brokers.rocketmq.wire.codes import RequestCode
 from rota.brokers.rocketmq.wire.frames import Frame
 
 HEARTBEAT_SECONDS = 30.0
-AGAIN_SECONDS = 5.0  # until the next heartbeat to a broker that did not accept one
+RETRY_SECONDS = 5.0  # until the next heartbeat to a broker that did not accept one
 
 _log = logging.getLogger(__name__)
 
 
-class Heartbeat:
+class HeartbeatSender:
     """Registration of a member with all brokers of its topics. Its state: new, joined or left."""
 
     def __init__(
@@ -26,8 +26,8 @@ class Heartbeat:
     ) -> None:
         self._client, self._member, self._subscriptions = client, member, subscriptions
         self._joined = self._left = False
-        self._rounds: asyncio.Task[None] | None = None
-        self._greetings: dict[str, asyncio.Task[None]] = {}  # by address: heartbeats between rounds
+        self._periodic_task: asyncio.Task[None] | None = None
+        self._retry_tasks: dict[str, asyncio.Task[None]] = {}  # by address: heartbeats between rounds
 
     async def join(self) -> None:
         """Register with every broker of the topics and stay registered; retry unreachable brokers later."""
@@ -36,15 +36,15 @@ class Heartbeat:
             raise RuntimeError(f"{self._member.client_id} {done} {self._member.group} already; a member joins once")
         self._joined = True
         try:
-            await self.look()
-            await self._beat(self._addresses())
-            await self._make_sure()
-            self._stay()
+            await self.fetch_routes()
+            await self._send_heartbeats(self._replica_addresses())
+            await self._check_group_exists()
+            self._check_not_left()
         except BaseException:
             self._joined = False
             self._cancel()
             raise
-        self._rounds = asyncio.create_task(self._keep_beating())
+        self._periodic_task = asyncio.create_task(self._run_periodically())
 
     async def leave(self) -> None:
         """Unregister from the brokers and close all connections, even if the first fails or is cancelled."""
@@ -55,49 +55,51 @@ class Heartbeat:
             if cancelled := self._cancel():
                 await asyncio.wait(cancelled)
             request = requests.unregister(self._member.client_id, self._member.group)
-            await asyncio.gather(*(self._tell(address, request) for address in self._addresses()))
+            await asyncio.gather(*(self._send_request(address, request) for address in self._replica_addresses()))
         finally:
             self._client.close()
 
-    async def look(self) -> None:
+    async def fetch_routes(self) -> None:
         """Fetch the routes of all topics; missing topics are fetched again later, but raise if none has a broker."""
-        self._stay()
+        self._check_not_left()
         topics = [subscription.topic for subscription in self._subscriptions]
         await self._client.refresh(topics)
-        if not self._client.hosts:
-            await self._client.route(topics[0])  # raises the reason
-        self._stay()
+        if not self._client.topic_broker_addresses:
+            await self._client.fetch_route(topics[0])  # raises the reason
+        self._check_not_left()
 
-    def opened(self, address: str, request: Frame) -> None:
+    def on_connected(self, address: str, request: Frame) -> None:
         """Send a heartbeat on a new connection at once, unless the connection was opened for a heartbeat.
 
         Until the heartbeat arrives, the broker considers the member offline.
         """
         is_joined = self._joined and not self._left
-        if is_joined and request.code != RequestCode.HEART_BEAT and address in self._addresses():
-            self._greet(address, 0)
+        if is_joined and request.code != RequestCode.HEART_BEAT and address in self._replica_addresses():
+            self._start_retries(address, 0)
 
-    def _stay(self) -> None:
+    def _check_not_left(self) -> None:
         if self._left:
             raise UnreachableError(f"{self._member.client_id} has left {self._member.group}")
 
     def _cancel(self) -> list[asyncio.Task[None]]:
         """Cancel all background tasks; return them."""
-        tasks = [*self._greetings.values(), *([self._rounds] if self._rounds else [])]
-        self._rounds, self._greetings = None, {}
+        tasks = [*self._retry_tasks.values(), *([self._periodic_task] if self._periodic_task else [])]
+        self._periodic_task, self._retry_tasks = None, {}
         for task in tasks:
             task.cancel()
         return tasks
 
-    async def _make_sure(self) -> None:
+    async def _check_group_exists(self) -> None:
         """Raise if a broker lacks the group: without automatic creation it accepts heartbeats, but discards them."""
         request = requests.group_config(self._member.group)
-        _, failed = await gather_results(self._client.get(broker, request) for broker in self._client.hosts)
+        _, failed = await gather_results(
+            self._client.call_or_raise(broker, request) for broker in self._client.topic_broker_addresses
+        )
         for error in failed:
             if not isinstance(error, UnreachableError):
                 raise error
 
-    async def _keep_beating(self) -> None:
+    async def _run_periodically(self) -> None:
         """Send heartbeats and refresh routes every HEARTBEAT_SECONDS; a failed round does not prevent the next one."""
         now = asyncio.get_running_loop().time
         due = now()
@@ -105,46 +107,46 @@ class Heartbeat:
             due = max(due + HEARTBEAT_SECONDS, now())
             await asyncio.sleep(due - now())
             try:
-                addresses = self._addresses()
-                await self._beat(addresses)
+                addresses = self._replica_addresses()
+                await self._send_heartbeats(addresses)
                 await self._client.refresh(subscription.topic for subscription in self._subscriptions)
-                await self._beat(self._addresses() - addresses)
+                await self._send_heartbeats(self._replica_addresses() - addresses)
             except Exception:  # noqa: BLE001 - a bug here must not make the member go offline silently
                 _log.exception("A round of %s in %s failed", self._member.client_id, self._member.group)
 
-    async def _beat(self, addresses: Iterable[str]) -> None:
+    async def _send_heartbeats(self, addresses: Iterable[str]) -> None:
         """Send heartbeats concurrently; retry an address that did not accept one after AGAIN_SECONDS."""
         targets = [*addresses]
-        results = await asyncio.gather(*(self._tell(address, self._sign_of_life()) for address in targets))
+        results = await asyncio.gather(*(self._send_request(address, self._heartbeat_request()) for address in targets))
         for address, accepted in zip(targets, results, strict=True):
             if not accepted:
-                self._greet(address, AGAIN_SECONDS)
+                self._start_retries(address, RETRY_SECONDS)
 
-    def _greet(self, address: str, pause: float) -> None:
+    def _start_retries(self, address: str, delay_seconds: float) -> None:
         """Send heartbeats to one address in the background after a pause, until it accepts one."""
-        if previous := self._greetings.get(address):
+        if previous := self._retry_tasks.get(address):
             previous.cancel()
-        self._greetings = {target: task for target, task in self._greetings.items() if not task.done()}
-        self._greetings[address] = asyncio.create_task(self._until_taken(address, pause))
+        self._retry_tasks = {target: task for target, task in self._retry_tasks.items() if not task.done()}
+        self._retry_tasks[address] = asyncio.create_task(self._send_until_accepted(address, delay_seconds))
 
-    async def _until_taken(self, address: str, pause: float) -> None:
+    async def _send_until_accepted(self, address: str, delay_seconds: float) -> None:
         accepted = False
-        while not accepted and address in self._addresses():
-            await asyncio.sleep(pause)
-            accepted, pause = await self._tell(address, self._sign_of_life()), AGAIN_SECONDS
+        while not accepted and address in self._replica_addresses():
+            await asyncio.sleep(delay_seconds)
+            accepted, delay_seconds = await self._send_request(address, self._heartbeat_request()), RETRY_SECONDS
 
-    def _sign_of_life(self) -> Frame:
+    def _heartbeat_request(self) -> Frame:
         return requests.heartbeat(self._member.client_id, consumer_data(self._member, self._subscriptions))
 
-    def _addresses(self) -> set[str]:
+    def _replica_addresses(self) -> set[str]:
         """Return the addresses of all replicas of all brokers of the topics."""
-        return {address for ids in self._client.hosts.values() for address in ids.values()}
+        return {address for ids in self._client.topic_broker_addresses.values() for address in ids.values()}
 
-    async def _tell(self, address: str, request: Frame) -> bool:
+    async def _send_request(self, address: str, request: Frame) -> bool:
         """Send a request to an address; log a failure, and return whether the request succeeded."""
         subject = f"{RequestCode(request.code).name} at {address}"
         try:
-            require_success(subject, await self._client.connections.ask(address, request))
+            require_success(subject, await self._client.connections.call(address, request))
         except BrokerError as error:
             _log.warning("%s failed: %s", subject, error)
             return False
@@ -155,8 +157,8 @@ def consumer_data(member: Membership, subscriptions: Iterable[payloads.Subscript
     """Return a member's settings in the form of heartbeats, which brokers and their tools show."""
     return payloads.ConsumerData(
         group_name=member.group,
-        consume_type="CONSUME_PASSIVELY" if member.pushed else "CONSUME_ACTIVELY",
-        message_model=payloads.MODELS["Broadcasting" if member.broadcasting else "Clustering"],
-        consume_from_where=payloads.STARTS[member.start_from().position],
+        consume_type="CONSUME_PASSIVELY" if member.is_push else "CONSUME_ACTIVELY",
+        message_model=payloads.MESSAGE_MODELS["Broadcasting" if member.broadcasting else "Clustering"],
+        consume_from_where=payloads.START_POSITIONS[member.get_start_from().position],
         subscription_data_set=[*subscriptions],
     )

@@ -4,40 +4,40 @@ import asyncio
 from collections.abc import Collection, Sequence
 
 from rota.brokers.errors import BrokerError, NotFoundError, RejectedError, UnreachableError
-from rota.brokers.rocketmq.remembered import Addresses, checked
-from rota.brokers.rocketmq.transport.connection_pool import Connections
-from rota.brokers.rocketmq.transport.responses import body, error_of, gather_results, require_success
+from rota.brokers.rocketmq.remembered import Addresses, check_addresses
+from rota.brokers.rocketmq.transport.connection_pool import ConnectionPool
+from rota.brokers.rocketmq.transport.responses import decode_body, error_of, gather_results, require_success
 from rota.brokers.rocketmq.wire import payloads, requests
 from rota.brokers.rocketmq.wire.codes import ResponseCode
 from rota.brokers.rocketmq.wire.frames import Frame
 
-NEXT_SECONDS = 1.0  # without an answer for so long, also ask the next name server
+FAILOVER_SECONDS = 1.0  # without an answer for so long, also ask the next name server
 
-_TOLD = frozenset({ResponseCode.SUCCESS, ResponseCode.TOPIC_NOT_EXIST})
-_NO_NAME_SERVER = frozenset({ResponseCode.SYSTEM_ERROR, ResponseCode.REQUEST_CODE_NOT_SUPPORTED})  # or it is not ready
+_USABLE_CODES = frozenset({ResponseCode.SUCCESS, ResponseCode.TOPIC_NOT_EXIST})
+_NOT_READY_CODES = frozenset({ResponseCode.SYSTEM_ERROR, ResponseCode.REQUEST_CODE_NOT_SUPPORTED})  # or it is not ready
 
 
 class NameServers:
     """The name servers of one cluster, which should all give the same answers; the last that answered is preferred."""
 
-    def __init__(self, connections: Connections, addresses: Sequence[str]) -> None:
+    def __init__(self, connections: ConnectionPool, addresses: Sequence[str]) -> None:
         if not addresses:
             raise ValueError("There is no name server; name at least one")
         self._connections = connections
         self.addresses = list(addresses)  # the last server that answered comes first
 
-    async def brokers(self) -> Addresses:
+    async def fetch_brokers(self) -> Addresses:
         """Return all brokers."""
-        return _brokers(await self._ask(requests.cluster()))
+        return _parse_brokers(await self._call_any(requests.cluster_info()))
 
-    async def route(self, topic: str, brokers: Collection[str]) -> payloads.TopicRoute:
+    async def fetch_route(self, topic: str, known_brokers: Collection[str]) -> payloads.TopicRoute:
         """Return the route of a topic, which `brokers` may have; raise `NotFoundError` if it surely does not exist."""
-        answer = await self._ask(requests.route(topic))
+        answer = await self._call_any(requests.route(topic))
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:
-            answer = await self._elsewhere(topic, brokers)
-        return body(require_success(f"The route of {topic}", answer), payloads.TopicRoute)
+            answer = await self._find_topic(topic, known_brokers)
+        return decode_body(require_success(f"The route of {topic}", answer), payloads.TopicRoute)
 
-    async def _ask(self, request: Frame) -> Frame:
+    async def _call_any(self, request: Frame) -> Frame:
         """Return the first answer: of the preferred server, or of the next ones if it fails or NEXT_SECONDS pass."""
         untried, failed = [*self.addresses], list[BrokerError]()
         pending: dict[asyncio.Task[Frame], str] = {}
@@ -45,8 +45,8 @@ class NameServers:
             while untried or pending:
                 if untried:
                     address = untried.pop(0)
-                    pending[asyncio.create_task(self._told(address, request))] = address
-                timeout = NEXT_SECONDS if untried else None
+                    pending[asyncio.create_task(self._call_server(address, request))] = address
+                timeout = FAILOVER_SECONDS if untried else None
                 done, _ = await asyncio.wait(pending, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     address = pending.pop(task)
@@ -61,11 +61,11 @@ class NameServers:
             for task in pending:
                 task.cancel()
             await asyncio.gather(*pending, return_exceptions=True)
-        raise _failure(failed)
+        raise _choose_error(failed)
 
-    async def _told(self, address: str, request: Frame) -> Frame:
-        answer = await self._connections.ask(address, request)
-        if answer.code not in _TOLD:
+    async def _call_server(self, address: str, request: Frame) -> Frame:
+        answer = await self._connections.call(address, request)
+        if answer.code not in _USABLE_CODES:
             raise error_of(f"The name server {address}", answer)
         return answer
 
@@ -73,14 +73,14 @@ class NameServers:
         self.addresses.remove(address)
         self.addresses.insert(0, address)
 
-    async def _elsewhere(self, topic: str, brokers: Collection[str]) -> Frame:
+    async def _find_topic(self, topic: str, known_brokers: Collection[str]) -> Frame:
         """Ask all name servers for a topic that one of them does not know.
 
         Raise `NotFoundError` only if a server without the topic lists every broker that `brokers` or any server has. A
         server that has just started lists no brokers at first, then some, and their topics along with them.
         """
-        answers, _ = await gather_results(self._all_and(address, topic) for address in self.addresses)
-        all_brokers = {*brokers}.union(*(listed for listed, _ in answers))
+        answers, _ = await gather_results(self._fetch_brokers_and_topic(address, topic) for address in self.addresses)
+        all_brokers = {*known_brokers}.union(*(listed for listed, _ in answers))
         for _, answer in answers:
             if answer.code == ResponseCode.SUCCESS:
                 return answer
@@ -90,18 +90,18 @@ class NameServers:
             f"No name server knows all brokers yet, so none can tell whether there is a topic {topic}"
         )
 
-    async def _all_and(self, address: str, topic: str) -> tuple[set[str], Frame]:
+    async def _fetch_brokers_and_topic(self, address: str, topic: str) -> tuple[set[str], Frame]:
         """Ask one name server for its brokers, then for a topic: a broker that registers in between adds the topic."""
-        listed = _brokers(await self._told(address, requests.cluster()))
-        return {*listed}, await self._told(address, requests.route(topic))
+        listed = _parse_brokers(await self._call_server(address, requests.cluster_info()))
+        return {*listed}, await self._call_server(address, requests.route(topic))
 
 
-def _brokers(answer: Frame) -> Addresses:
-    brokers = body(require_success("The list of brokers", answer), payloads.ClusterInfo).broker_addr_table
-    return checked({name: broker.broker_addrs for name, broker in brokers.items()})
+def _parse_brokers(answer: Frame) -> Addresses:
+    brokers = decode_body(require_success("The list of brokers", answer), payloads.ClusterInfo).broker_addr_table
+    return check_addresses({name: broker.broker_addrs for name, broker in brokers.items()})
 
 
-def _failure(failed: Sequence[BrokerError]) -> BrokerError:
+def _choose_error(failed: Sequence[BrokerError]) -> BrokerError:
     """Return the error if no name server gave a usable answer: a rejection, such as denied access, comes first."""
-    refusals = (error for error in failed if isinstance(error, RejectedError) and error.code not in _NO_NAME_SERVER)
+    refusals = (error for error in failed if isinstance(error, RejectedError) and error.code not in _NOT_READY_CODES)
     return next(refusals, UnreachableError(f"No name server answers: {'; '.join(map(str, failed))}"))

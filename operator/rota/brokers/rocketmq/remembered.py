@@ -12,34 +12,32 @@ from rota.brokers.errors import MalformedResponseError
 from rota.brokers.port import queues_of
 from rota.model import Queue
 
-FORGET_SECONDS = 300.0  # a replica that no name server lists for so long is evicted
-MOST_QUEUES = 2**18  # of a topic; a short route can declare any number of queues
-MOST_REPLICAS = 4096  # of all brokers: four for each, with the most brokers that a group may have
-MOST_REPLICAS_OF_BROKER = 64
-MOST_PLACES = 2**15  # pairs of topic and broker in all routes
-LONGEST_NAME = 255  # characters of a broker's name
-LONGEST_ADDRESS = 300  # characters; a host name has up to 253
+EVICT_UNLISTED_SECONDS = 300.0  # a replica that no name server lists for so long is evicted
+MAX_TOPIC_QUEUES = 2**18  # of a topic; a short route can declare any number of queues
+MAX_REPLICAS = 4096  # of all brokers: four for each, with the most brokers that a group may have
+MAX_BROKER_REPLICAS = 64
+MAX_ROUTE_ENTRIES = 2**15  # pairs of topic and broker in all routes
+MAX_NAME_CHARACTERS = 255  # characters of a broker's name
+MAX_ADDRESS_CHARACTERS = 300  # characters; a host name has up to 253
 
 Addresses = dict[str, dict[int, str]]  # addresses of replicas by broker name and broker id
 
 
-def checked(addresses: Addresses) -> Addresses:
+def check_addresses(addresses: Addresses) -> Addresses:
     """Return the addresses that a name server lists; raise MalformedResponseError if a broker exceeds the limits."""
     for name, replicas in addresses.items():
-        check_name(name)
-        if len(replicas) > MOST_REPLICAS_OF_BROKER:
-            raise MalformedResponseError(
-                f"A broker has {len(replicas):,} replicas; {MOST_REPLICAS_OF_BROKER} are the most"
-            )
-        if any(len(address) > LONGEST_ADDRESS for address in replicas.values()):
-            raise MalformedResponseError(f"A broker's address is longer than {LONGEST_ADDRESS} characters")
+        check_broker_name(name)
+        if len(replicas) > MAX_BROKER_REPLICAS:
+            raise MalformedResponseError(f"A broker has {len(replicas):,} replicas; {MAX_BROKER_REPLICAS} are the most")
+        if any(len(address) > MAX_ADDRESS_CHARACTERS for address in replicas.values()):
+            raise MalformedResponseError(f"A broker's address is longer than {MAX_ADDRESS_CHARACTERS} characters")
     return addresses
 
 
-def check_name(broker: str) -> None:
+def check_broker_name(broker: str) -> None:
     """Raise MalformedResponseError if a broker's name exceeds the limit."""
-    if len(broker) > LONGEST_NAME:
-        raise MalformedResponseError(f"A broker's name is longer than {LONGEST_NAME} characters")
+    if len(broker) > MAX_NAME_CHARACTERS:
+        raise MalformedResponseError(f"A broker's name is longer than {MAX_NAME_CHARACTERS} characters")
 
 
 @dataclass(frozen=True)
@@ -56,9 +54,9 @@ class Route:
 
     def queues(self) -> tuple[Queue, ...]:
         """Return all queues; raise MalformedResponseError if they are more than MOST_QUEUES."""
-        if (count := sum(self.queue_counts.values())) > MOST_QUEUES:
+        if (count := sum(self.queue_counts.values())) > MAX_TOPIC_QUEUES:
             raise MalformedResponseError(
-                f"The route of {self.topic} names {count:,} queues; {MOST_QUEUES:,} are the most"
+                f"The route of {self.topic} names {count:,} queues; {MAX_TOPIC_QUEUES:,} are the most"
             )
         return queues_of(self.topic, self.queue_counts)
 
@@ -67,48 +65,48 @@ class RouteCache:
     """The last route of each topic and the time of its last request. The least recently requested is evicted first."""
 
     def __init__(self) -> None:
-        self._asked: dict[str, float] = {}  # by topic, the oldest request first
+        self._requested_at: dict[str, float] = {}  # by topic, the oldest request first
         self._routes: dict[str, Route] = {}
-        self._places = 0
+        self._route_entries = 0
 
     def get(self, topic: str) -> Route | None:
         """Return the cached route of a topic."""
         return self._routes.get(topic)
 
-    def asked_at(self, topic: str) -> float:
+    def requested_at(self, topic: str) -> float:
         """Return when a topic's route was last requested; -inf if never, or if it was evicted."""
-        return self._asked.get(topic, -inf)
+        return self._requested_at.get(topic, -inf)
 
     @property
     def brokers(self) -> set[str]:
         """The brokers of all cached routes."""
         return {broker for route in self._routes.values() for broker in route.brokers}
 
-    def note_asked(self, topic: str, now: float) -> None:
+    def mark_requested(self, topic: str, now: float) -> None:
         """Record that a topic's route is requested now."""
-        self._asked.pop(topic, None)
-        self._asked[topic] = now
+        self._requested_at.pop(topic, None)
+        self._requested_at[topic] = now
         self._trim()
 
     def learn(self, route: Route) -> None:
         """Replace the cached route of a topic, unless the topic was evicted during the request."""
         self.forget(route.topic)
-        if route.topic not in self._asked:
+        if route.topic not in self._requested_at:
             return
         self._routes[route.topic] = route
-        self._places += len(route.brokers)
+        self._route_entries += len(route.brokers)
         self._trim()
 
     def forget(self, topic: str) -> None:
         """Remove the cached route of a topic."""
         route = self._routes.pop(topic, None)
-        self._places -= len(route.brokers) if route else 0
+        self._route_entries -= len(route.brokers) if route else 0
 
     def _trim(self) -> None:
         """Evict topics until the cache is within its limit, but keep the most recent one."""
-        while self._places + len(self._asked) > MOST_PLACES and len(self._asked) > 1:
-            oldest = next(iter(self._asked))
-            del self._asked[oldest]
+        while self._route_entries + len(self._requested_at) > MAX_ROUTE_ENTRIES and len(self._requested_at) > 1:
+            oldest = next(iter(self._requested_at))
+            del self._requested_at[oldest]
             self.forget(oldest)
 
 
@@ -117,18 +115,18 @@ class BrokerCache:
 
     def __init__(self) -> None:
         self.addresses: Addresses = {}  # the most recently listed brokers come last
-        self._missed: dict[tuple[str, int], float] = {}  # by name and id: since when no server lists it
+        self._unlisted_since: dict[tuple[str, int], float] = {}  # by name and id: since when no server lists it
 
     def learn(self, listed: Addresses) -> None:
         """Update the addresses of listed replicas; an unlisted replica keeps its last address."""
         for name, replicas in listed.items():
             previous = self.addresses.pop(name, {})
             unlisted = {number: address for number, address in previous.items() if number not in replicas}
-            self.addresses[name] = dict([*unlisted.items(), *replicas.items()][-MOST_REPLICAS_OF_BROKER:])
+            self.addresses[name] = dict([*unlisted.items(), *replicas.items()][-MAX_BROKER_REPLICAS:])
 
     def trim(self, routed: Collection[str]) -> None:
         """Evict brokers until the cache is within its limit: the oldest first, brokers in `routed` last."""
-        excess = self._size - MOST_REPLICAS
+        excess = self._size - MAX_REPLICAS
         for name in sorted(self.addresses, key=routed.__contains__):
             if excess <= 0:
                 break
@@ -137,7 +135,7 @@ class BrokerCache:
     @property
     def is_full(self) -> bool:
         """Whether the cache exceeds its limit."""
-        return self._size > MOST_REPLICAS
+        return self._size > MAX_REPLICAS
 
     @property
     def _size(self) -> int:
@@ -145,13 +143,13 @@ class BrokerCache:
 
     def forget_missing(self, listed: Addresses, now: float) -> None:
         """Evict replicas that name servers have not listed for FORGET_SECONDS; `listed`: the current answer of one."""
-        previous, self._missed = self._missed, {}
+        previous, self._unlisted_since = self._unlisted_since, {}
         for name, number in [(name, number) for name, replicas in self.addresses.items() for number in replicas]:
             if number in listed.get(name, {}):
                 continue
             since = previous.get((name, number), now)
-            if now - since < FORGET_SECONDS:
-                self._missed[name, number] = since
+            if now - since < EVICT_UNLISTED_SECONDS:
+                self._unlisted_since[name, number] = since
                 continue
             del self.addresses[name][number]
             if not self.addresses[name]:
@@ -159,7 +157,7 @@ class BrokerCache:
 
     def mark_all_listed(self) -> None:
         """Treat all replicas as listed, because no name server answered."""
-        self._missed.clear()
+        self._unlisted_since.clear()
 
 
 def _weight(replicas: Mapping[int, str]) -> int:

@@ -15,23 +15,23 @@ from rota.brokers.rocketmq.remembered import (
     BrokerCache,
     Route,
     RouteCache,
-    check_name,
-    checked,
+    check_addresses,
+    check_broker_name,
 )
 from rota.brokers.rocketmq.transport.address_policy import AddressPolicy
-from rota.brokers.rocketmq.transport.connection import NotSentError, Serve
-from rota.brokers.rocketmq.transport.connection_pool import CALL_SECONDS, Connections, Opened
+from rota.brokers.rocketmq.transport.connection import NotSentError, RequestHandler
+from rota.brokers.rocketmq.transport.connection_pool import CALL_SECONDS, ConnectedCallback, ConnectionPool
 from rota.brokers.rocketmq.transport.frame_budget import FrameBudget
 from rota.brokers.rocketmq.transport.responses import gather_results, require_success
 from rota.brokers.rocketmq.wire import payloads
-from rota.brokers.rocketmq.wire.codes import MASTER, ONCE, READABLE, RequestCode
+from rota.brokers.rocketmq.wire.codes import MASTER_ID, NOT_IDEMPOTENT, READ_PERMISSION, RequestCode
 from rota.brokers.rocketmq.wire.frames import Frame
 from rota.brokers.rocketmq.wire.signing import Credentials
 from rota.model import Queue
 
-LOOK_SECONDS = 1.0  # interval between lookups of all brokers, however many calls fail
-DOUBT_SECONDS = 3.0  # a route younger than this may prove that a queue does not exist
-MOST_BROKERS = 1024  # brokers of one topic
+LOOKUP_INTERVAL_SECONDS = 1.0  # interval between lookups of all brokers, however many calls fail
+ROUTE_TRUST_SECONDS = 3.0  # a route younger than this may prove that a queue does not exist
+MAX_TOPIC_BROKERS = 1024  # brokers of one topic
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class ConnectionConfig:
     name_servers: Sequence[str]
     tls: Callable[[], ssl.SSLContext] | None = None  # called for each connection: CAs may be rotated
     credentials: Callable[[], Credentials] | None = None  # called for each request: they may be rotated
-    policy: AddressPolicy | None = None  # restricts the addresses to connect to; None: all allowed
-    frames: FrameBudget | None = None  # shared limit on large frames of all connections; None: no limit
+    address_policy: AddressPolicy | None = None  # restricts the addresses to connect to; None: all allowed
+    frame_budget: FrameBudget | None = None  # shared limit on large frames of all connections; None: no limit
 
 
 class RoutingClient:
@@ -51,38 +51,43 @@ class RoutingClient:
     Answers of name servers are cached, so a name server that is down or does not list a live broker causes no failure.
     """
 
-    def __init__(self, site: ConnectionConfig, serve: Serve, opened: Opened = lambda _, __: None) -> None:
+    def __init__(
+        self,
+        config: ConnectionConfig,
+        handle_request: RequestHandler,
+        on_connected: ConnectedCallback = lambda _, __: None,
+    ) -> None:
         """Answer requests from brokers with `serve`; call `opened` for every new connection."""
-        self.connections = Connections(
-            serve,
-            tls=site.tls,
-            credentials=site.credentials,
-            policy=site.policy,
-            frames=site.frames,
-            opened=opened,
+        self.connections = ConnectionPool(
+            handle_request,
+            tls=config.tls,
+            credentials=config.credentials,
+            address_policy=config.address_policy,
+            frame_budget=config.frame_budget,
+            on_connected=on_connected,
         )
-        self._names = NameServers(self.connections, site.name_servers)
+        self._name_servers = NameServers(self.connections, config.name_servers)
         self._routes = RouteCache()
         self._brokers = BrokerCache()
-        self._hosts: set[str] = set()  # brokers of the requested topics
-        self._looking, self._doubting = asyncio.Lock(), asyncio.Lock()
-        self._looked = -inf
+        self._topic_brokers: set[str] = set()  # brokers of the requested topics
+        self._lookup_lock, self._recheck_lock = asyncio.Lock(), asyncio.Lock()
+        self._last_lookup_at = -inf
 
     # Name servers.
 
-    async def route(self, topic: str) -> Route:
+    async def fetch_route(self, topic: str) -> Route:
         """Fetch and cache the route of a topic; raise `NotFoundError` if the topic does not exist."""
         cached = self._routes.get(topic)
-        self._routes.note_asked(topic, _now())
+        self._routes.mark_requested(topic, _loop_time())
         try:
-            response = await self._names.route(topic, cached.brokers if cached else self._addresses)
+            response = await self._name_servers.fetch_route(topic, cached.brokers if cached else self._addresses)
         except NotFoundError:
             self._routes.forget(topic)
             raise
-        route = _route(topic, response)
+        route = _parse_route(topic, response)
         self._routes.learn(route)
-        self._hosts |= route.brokers
-        self._learn({broker.broker_name: broker.broker_addrs for broker in response.broker_datas})
+        self._topic_brokers |= route.brokers
+        self._update_addresses({broker.broker_name: broker.broker_addrs for broker in response.broker_datas})
         return route
 
     @property
@@ -90,27 +95,27 @@ class RoutingClient:
         return self._brokers.addresses
 
     @property
-    def hosts(self) -> Addresses:
+    def topic_broker_addresses(self) -> Addresses:
         """Addresses of the brokers of all topics whose routes were requested."""
-        return {name: self._addresses[name] for name in sorted(self._hosts)}
+        return {name: self._addresses[name] for name in sorted(self._topic_brokers)}
 
     def addresses(self, brokers: Collection[str]) -> frozenset[str]:
         """Return the known addresses of these brokers' replicas."""
         return frozenset(address for name in brokers for address in self._addresses.get(name, {}).values())
 
-    async def brokers(self) -> Addresses:
+    async def fetch_brokers(self) -> Addresses:
         """Fetch and return all brokers; evict replicas that have not been listed for FORGET_SECONDS."""
         try:
-            listed = await self._names.brokers()
+            listed = await self._name_servers.fetch_brokers()
         except BrokerError:
             self._brokers.mark_all_listed()
             raise
         if listed:  # an empty list: the name server has just started
-            self._brokers.forget_missing(listed, _now())
-        self._learn(listed)
+            self._brokers.forget_missing(listed, _loop_time())
+        self._update_addresses(listed)
         return listed
 
-    def _learn(self, listed: Addresses) -> None:
+    def _update_addresses(self, listed: Addresses) -> None:
         """Update the addresses of listed replicas; an unlisted replica keeps its last address.
 
         Connections to addresses that no replica has any more are closed: a broker does not return to an old address.
@@ -118,79 +123,79 @@ class RoutingClient:
         self._brokers.learn(listed)
         if self._brokers.is_full:
             self._brokers.trim(self._routes.brokers)
-        self._hosts &= self._addresses.keys()
-        self.connections.keep({*self.addresses(self._addresses), *self._names.addresses})
+        self._topic_brokers &= self._addresses.keys()
+        self.connections.close_others({*self.addresses(self._addresses), *self._name_servers.addresses})
 
-    async def _look(self) -> None:
+    async def _look_up_brokers(self) -> None:
         """Fetch all brokers, at most once in LOOK_SECONDS; concurrent callers wait for the same answer."""
-        async with self._looking:
-            if _now() - self._looked >= LOOK_SECONDS:
+        async with self._lookup_lock:
+            if _loop_time() - self._last_lookup_at >= LOOKUP_INTERVAL_SECONDS:
                 try:
-                    await self.brokers()
+                    await self.fetch_brokers()
                 finally:
-                    self._looked = _now()
+                    self._last_lookup_at = _loop_time()
 
     # Brokers.
 
-    async def address(self, broker: str) -> str:
+    async def master_address(self, broker: str) -> str:
         """Return the address of a broker's master; look up all brokers if it is not cached."""
-        if MASTER not in self._addresses.get(broker, {}):
-            await self._look()
+        if MASTER_ID not in self._addresses.get(broker, {}):
+            await self._look_up_brokers()
         ids = self._addresses.get(broker)
         if not ids:
             raise UnreachableError(f"The name server knows of no broker {broker} at present")
-        if MASTER not in ids:
-            raise UnreachableError(f"The broker {broker} has no replica {MASTER} at present")
-        return ids[MASTER]
+        if MASTER_ID not in ids:
+            raise UnreachableError(f"The broker {broker} has no replica {MASTER_ID} at present")
+        return ids[MASTER_ID]
 
-    async def ask(self, broker: str, request: Frame, seconds: float = CALL_SECONDS) -> Frame:
+    async def call(self, broker: str, request: Frame, seconds: float = CALL_SECONDS) -> Frame:
         """Send a request to a broker's master; return the answer, also one with an error code.
 
         If the master is unreachable, its pod may have moved: look up its address and retry at a new one. Requests in
         ONCE are retried only if the first attempt was not sent.
         """
-        address = await self.address(broker)
+        address = await self.master_address(broker)
         try:
-            return await self.connections.ask(address, request, seconds)
+            return await self.connections.call(address, request, seconds)
         except UnreachableError as error:
             with suppress(BrokerError, TimeoutError):
                 async with asyncio.timeout(min(seconds, CALL_SECONDS)):
-                    await self._look()
-            moved = self._addresses.get(broker, {}).get(MASTER, address)
-            if moved == address or not (isinstance(error, NotSentError) or request.code not in ONCE):
+                    await self._look_up_brokers()
+            moved = self._addresses.get(broker, {}).get(MASTER_ID, address)
+            if moved == address or not (isinstance(error, NotSentError) or request.code not in NOT_IDEMPOTENT):
                 raise
-        return await self.connections.ask(moved, request, seconds)
+        return await self.connections.call(moved, request, seconds)
 
-    async def get(self, broker: str, request: Frame, seconds: float = CALL_SECONDS) -> Frame:
+    async def call_or_raise(self, broker: str, request: Frame, seconds: float = CALL_SECONDS) -> Frame:
         """Send a request to a broker's master; return the answer, or raise unless it is SUCCESS."""
-        return require_success(f"{_spelled(request)} at {broker}", await self.ask(broker, request, seconds))
+        return require_success(f"{_describe_request(request)} at {broker}", await self.call(broker, request, seconds))
 
-    async def need(self, queue: Queue) -> None:
+    async def require_queue(self, queue: Queue) -> None:
         """Raise `NotFoundError` for a queue outside its topic's route: brokers return offsets even for such queues."""
         route = self._routes.get(queue.topic)
         if route is None or queue not in route:
-            route = await self.route(queue.topic)
+            route = await self.fetch_route(queue.topic)
         if queue.broker not in route.brokers:  # broker and queues are temporarily missing from the route
             raise UnreachableError(f"The name server knows of no broker {queue.broker} at present")
         if queue not in route:
             raise NotFoundError(f"There is no queue {queue}")
 
-    async def doubt(self, queue: Queue) -> None:
+    async def recheck_queue(self, queue: Queue) -> None:
         """Recheck a queue with a route not older than DOUBT_SECONDS: the queue may have been deleted meanwhile.
 
         Raise `NotFoundError` only if the route contains the queue's broker. An unreachable name server proves nothing.
         """
-        async with self._doubting:
-            if _now() - self._routes.asked_at(queue.topic) >= DOUBT_SECONDS:
+        async with self._recheck_lock:
+            if _loop_time() - self._routes.requested_at(queue.topic) >= ROUTE_TRUST_SECONDS:
                 with suppress(UnreachableError):
-                    await self.route(queue.topic)
-        route = self._routes.get(queue.topic) or await self.route(queue.topic)
+                    await self.fetch_route(queue.topic)
+        route = self._routes.get(queue.topic) or await self.fetch_route(queue.topic)
         if queue.broker in route.brokers and queue not in route:
             raise NotFoundError(f"There is no queue {queue}")
 
     async def refresh(self, topics: Iterable[str]) -> None:
         """Fetch the routes of topics and all brokers again; a failed request leaves its cached data unchanged."""
-        await gather_results([*map(self.route, topics), self.brokers()])
+        await gather_results([*map(self.fetch_route, topics), self.fetch_brokers()])
 
     def reconnect(self) -> None:
         """Use new connections from now on; present ones end when their pending requests do."""
@@ -201,30 +206,32 @@ class RoutingClient:
         self.connections.close()
 
 
-def _spelled(request: Frame) -> str:
+def _describe_request(request: Frame) -> str:
     """Return a readable name of a request with its topic and group, for error messages."""
     names = (request.fields.get(name) for name in ("topic", "consumerGroup", "group"))
     subject = " ".join(name for name in names if name)
     return " of ".join(filter(None, (RequestCode(request.code).name, subject)))
 
 
-def _route(topic: str, response: payloads.TopicRoute) -> Route:
+def _parse_route(topic: str, response: payloads.TopicRoute) -> Route:
     if response.is_static:
         raise RejectedError(
             f"The topic {topic} is a static one, its queues move between brokers; Rota cannot read those"
         )
-    readable = [data for data in response.queue_datas if data.perm & READABLE and data.read_queue_nums > 0]
-    if (brokers := max(len(readable), len(response.broker_datas))) > MOST_BROKERS:
-        raise MalformedResponseError(f"The route of {topic} names {brokers:,} brokers; {MOST_BROKERS:,} are the most")
-    addresses = checked({broker.broker_name: broker.broker_addrs for broker in response.broker_datas})
+    readable = [data for data in response.queue_datas if data.perm & READ_PERMISSION and data.read_queue_nums > 0]
+    if (brokers := max(len(readable), len(response.broker_datas))) > MAX_TOPIC_BROKERS:
+        raise MalformedResponseError(
+            f"The route of {topic} names {brokers:,} brokers; {MAX_TOPIC_BROKERS:,} are the most"
+        )
+    addresses = check_addresses({broker.broker_name: broker.broker_addrs for broker in response.broker_datas})
     names = Counter(data.broker_name for data in readable)
     for name in names:
-        check_name(name)
+        check_broker_name(name)
     if duplicates := [name for name, times in names.items() if times > 1]:
         raise MalformedResponseError(f"The route of {topic} names the broker {duplicates[0]} twice")
     counts = {data.broker_name: data.read_queue_nums for data in readable}
     return Route(topic, counts, frozenset(addresses))
 
 
-def _now() -> float:
+def _loop_time() -> float:
     return asyncio.get_running_loop().time()

@@ -9,13 +9,13 @@ import aiohttp
 
 from rota.kube.client.api import Api, ApiError, NoResponseError
 from rota.kube.client.paths import port_forward_path
-from rota.model import plain
+from rota.model import single_line
 
-LOOPBACK = "127.0.0.1"
-PROTOCOL = "v4.channel.k8s.io"  # each message starts with its channel; the first one on each channel names the port
+LOOPBACK_ADDRESS = "127.0.0.1"
+SUBPROTOCOL = "v4.channel.k8s.io"  # each message starts with its channel; the first one on each channel names the port
 DATA_CHANNEL = 0
 ERROR_CHANNEL = 1
-PART_BYTES = 32 * 1024
+CHUNK_BYTES = 32 * 1024
 
 
 class PortForward:
@@ -32,10 +32,10 @@ class PortForward:
         """Forward one connection until one side closes it; a failure is stored in `problem`."""
         self.problem = ""
         try:
-            async with self._api.websocket(self._path, {"ports": str(self._port)}, PROTOCOL) as websocket:
-                sending = asyncio.create_task(_send(reader, websocket), name="port-forward")
+            async with self._api.websocket(self._path, {"ports": str(self._port)}, SUBPROTOCOL) as websocket:
+                sending = asyncio.create_task(_forward_to_pod(reader, websocket), name="port-forward")
                 try:
-                    await self._receive(websocket, writer)
+                    await self._forward_from_pod(websocket, writer)
                 finally:
                     sending.cancel()
                     await asyncio.wait([sending])
@@ -48,7 +48,7 @@ class PortForward:
             with suppress(ConnectionError):
                 await writer.wait_closed()
 
-    async def _receive(self, websocket: aiohttp.ClientWebSocketResponse, writer: asyncio.StreamWriter) -> None:
+    async def _forward_from_pod(self, websocket: aiohttp.ClientWebSocketResponse, writer: asyncio.StreamWriter) -> None:
         started_channels: set[int] = set()
         async for message in websocket:
             if message.type is not aiohttp.WSMsgType.BINARY or not message.data:
@@ -61,12 +61,12 @@ class PortForward:
                 writer.write(content)
                 await writer.drain()
             elif channel == ERROR_CHANNEL and content:
-                self.problem = plain(content.decode(errors="replace"), 300)
+                self.problem = single_line(content.decode(errors="replace"), 300)
 
 
-async def _send(reader: asyncio.StreamReader, websocket: aiohttp.ClientWebSocketResponse) -> None:
+async def _forward_to_pod(reader: asyncio.StreamReader, websocket: aiohttp.ClientWebSocketResponse) -> None:
     with suppress(ConnectionError, aiohttp.ClientError):
-        while content := await reader.read(PART_BYTES):
+        while content := await reader.read(CHUNK_BYTES):
             await websocket.send_bytes(bytes([DATA_CHANNEL]) + content)
         await websocket.close()
 
@@ -82,7 +82,7 @@ async def forward_port(api: Api, namespace: str, pod: str, port: int) -> AsyncIt
         connections.add(task)
         task.add_done_callback(connections.discard)
 
-    server = await asyncio.start_server(accept, LOOPBACK, 0)
+    server = await asyncio.start_server(accept, LOOPBACK_ADDRESS, 0)
     forward.local_port = server.sockets[0].getsockname()[1]
     try:
         yield forward
@@ -93,11 +93,11 @@ async def forward_port(api: Api, namespace: str, pod: str, port: int) -> AsyncIt
         await asyncio.gather(*connections, return_exceptions=True)
 
 
-def why_not_forwarded(problem: Exception | str, namespace: str, pod: str) -> str:
+def describe_forward_failure(problem: Exception | str, namespace: str, pod: str) -> str:
     """Return the sentence for a connection that could not be forwarded."""
     if isinstance(problem, ApiError) and problem.status == HTTPStatus.FORBIDDEN:
         right = f"ask for the right to get and create pods/portforward in namespace {namespace}"
         return f"You may not connect to pod {pod}, which leads; {right}"
-    if isinstance(problem, ApiError) and problem.unknown:
+    if isinstance(problem, ApiError) and problem.is_not_found:
         return f"{pod} is no pod in namespace {namespace}; wait until another one leads"
     return f"Pod {pod} in namespace {namespace} cannot be reached: {problem or 'it closed the connection'}; try again"

@@ -6,14 +6,14 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from rota.cli.client.requests import MOST, Ask, InvalidResponseError
-from rota.http_client import TooLongError, describe_failure, is_redirect, read_body
-from rota.model import plain
+from rota.cli.client.requests import MAX_RESPONSE_BYTES, InvalidResponseError, SendRequest
+from rota.http_client import BodyTooLargeError, describe_failure, is_redirect, read_body
+from rota.model import single_line
 
-SECONDS = 10.0  # for one response
+RESPONSE_TIMEOUT_SECONDS = 10.0  # for one response
 
 
-def _address(address: str) -> str:
+def _validate_address(address: str) -> str:
     """Return the address without a trailing slash; raise ValueError if it is invalid."""
     if "@" in address:  # the message must not repeat a password
         raise ValueError("--operator has a name or a password in it, which it takes none of; write http://HOST:PORT")
@@ -23,45 +23,49 @@ def _address(address: str) -> str:
     except ValueError:  # an invalid port
         good = False
     if not good or parts.query or parts.fragment or not address.isprintable() or " " in address:
-        raise ValueError(f"--operator {plain(address, 100)!r} is no address; write it as http://127.0.0.1:8080")
+        raise ValueError(f"--operator {single_line(address, 100)!r} is no address; write it as http://127.0.0.1:8080")
     return address.rstrip("/")
 
 
 @asynccontextmanager
-async def direct(operator: str) -> AsyncIterator[Ask]:
+async def connect_directly(operator: str) -> AsyncIterator[SendRequest]:
     """Yield a function that sends requests to the operator at the user's address."""
-    address = _address(operator)
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=SECONDS)) as session:
+    address = _validate_address(operator)
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=RESPONSE_TIMEOUT_SECONDS)) as session:
 
         async def ask(path: str, params: Mapping[str, str]) -> tuple[int, bytes]:
             try:
                 async with session.get(address + path, params=params, allow_redirects=False) as response:
-                    return response.status, await _whole(response, address)
+                    return response.status, await _read_response(response, address)
             except InvalidResponseError:
                 raise
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
                 hint = "start the operator, or give another --operator"
                 raise InvalidResponseError(
-                    f"The operator does not answer at {address}: {_why(error)}; {hint}"
+                    f"The operator does not answer at {address}: {_describe_error(error)}; {hint}"
                 ) from None
 
         yield ask
 
 
-async def _whole(response: aiohttp.ClientResponse, address: str) -> bytes:
+async def _read_response(response: aiohttp.ClientResponse, address: str) -> bytes:
     """Return the body of a response; it may be compressed, and decompress to far more bytes."""
     if is_redirect(response.status):
-        where = plain(response.headers.get("location", "nowhere"), 100)
+        where = single_line(response.headers.get("location", "nowhere"), 100)
         raise InvalidResponseError(
             f"Who answers at {address} sends on to {where}, which is not followed; give that as --operator"
         )
     try:
-        return await read_body(response, MOST)
-    except TooLongError:
+        return await read_body(response, MAX_RESPONSE_BYTES)
+    except BodyTooLargeError:
         raise InvalidResponseError(
-            f"The answer at {address} is larger than {MOST >> 20} MiB; is it Rota's operator?"
+            f"The answer at {address} is larger than {MAX_RESPONSE_BYTES >> 20} MiB; is it Rota's operator?"
         ) from None
 
 
-def _why(error: Exception) -> str:
-    return f"nothing came for {SECONDS:g} s" if isinstance(error, TimeoutError) else describe_failure(error)
+def _describe_error(error: Exception) -> str:
+    return (
+        f"nothing came for {RESPONSE_TIMEOUT_SECONDS:g} s"
+        if isinstance(error, TimeoutError)
+        else describe_failure(error)
+    )

@@ -9,16 +9,16 @@ from typing import Self
 import aiohttp
 from yarl import URL
 
-from rota.cli.client.forward import LOOPBACK, PortForward, forward_port, why_not_forwarded
-from rota.cli.client.requests import MOST, InvalidResponseError
+from rota.cli.client.forward import LOOPBACK_ADDRESS, PortForward, describe_forward_failure, forward_port
+from rota.cli.client.requests import MAX_RESPONSE_BYTES, InvalidResponseError
 from rota.http_client import describe_failure, read_body
 from rota.kube.client.api import Api
 from rota.kube.client.login.session import Login
 
-PORT = 8080
-CONNECT_SECONDS = 10.0
-SILENT_SECONDS = 60.0  # the page receives events at least every 15 s
-OTHERWISE = "or give --operator with its address"
+OPERATOR_PORT = 8080
+CONNECT_TIMEOUT_SECONDS = 10.0
+READ_TIMEOUT_SECONDS = 60.0  # the page receives events at least every 15 s
+OPERATOR_OPTION_HINT = "or give --operator with its address"
 
 
 class PodSessions:
@@ -28,11 +28,11 @@ class PodSessions:
         self._api = api
         self._login = login
         self._namespace = namespace
-        self._connection = AsyncExitStack()
-        self._forward: PortForward | None = None
+        self._exit_stack = AsyncExitStack()
+        self._port_forward: PortForward | None = None
         self._session: aiohttp.ClientSession | None = None
-        self._pod = ""
-        self._connecting = asyncio.Lock()  # requests of `rota page` arrive concurrently
+        self._connected_pod = ""
+        self._connect_lock = asyncio.Lock()  # requests of `rota page` arrive concurrently
 
     async def __aenter__(self) -> Self:
         """Return without connecting; the first request connects."""
@@ -40,12 +40,12 @@ class PodSessions:
 
     async def __aexit__(self, *_: object) -> None:
         """Close the connection."""
-        await self._connection.aclose()
+        await self._exit_stack.aclose()
 
-    async def read(self, pod: str, path: str, params: Mapping[str, str]) -> tuple[int, bytes]:
+    async def fetch(self, pod: str, path: str, params: Mapping[str, str]) -> tuple[int, bytes]:
         """Send an authenticated request, and return the status and body of the response."""
         async with self.get(pod, str(URL.build(path=path, query=params))) as response:
-            return response.status, await read_body(response, MOST)
+            return response.status, await read_body(response, MAX_RESPONSE_BYTES)
 
     @asynccontextmanager
     async def get(
@@ -57,25 +57,30 @@ class PodSessions:
         is_secure: bool = True,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send a request; if `is_secure`, over TLS and with the user's credentials."""
-        async with self._connecting:
+        async with self._connect_lock:
             forward, session = await self._connect(pod)
-        url = URL(f"{'https' if is_secure else 'http'}://{LOOPBACK}:{forward.local_port}{path_and_query}", encoded=True)
+        url = URL(
+            f"{'https' if is_secure else 'http'}://{LOOPBACK_ADDRESS}:{forward.local_port}{path_and_query}",
+            encoded=True,
+        )
         sent = {**headers, **(self._login.headers if is_secure else {})}
         try:
             async with session.get(url, headers=sent, allow_redirects=False) as response:
                 yield response
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, RuntimeError) as error:  # or it was closed
             problem = forward.problem or describe_failure(error)
-            raise InvalidResponseError(f"{why_not_forwarded(problem, self._namespace, pod)}, {OTHERWISE}") from None
+            raise InvalidResponseError(
+                f"{describe_forward_failure(problem, self._namespace, pod)}, {OPERATOR_OPTION_HINT}"
+            ) from None
 
     async def _connect(self, pod: str) -> tuple[PortForward, aiohttp.ClientSession]:
-        if self._forward is None or self._session is None or self._pod != pod:
-            await self._connection.aclose()
-            connection = forward_port(self._api, self._namespace, pod, PORT)
-            self._forward = await self._connection.enter_async_context(connection)
+        if self._port_forward is None or self._session is None or self._connected_pod != pod:
+            await self._exit_stack.aclose()
+            connection = forward_port(self._api, self._namespace, pod, OPERATOR_PORT)
+            self._port_forward = await self._exit_stack.enter_async_context(connection)
             connector = aiohttp.TCPConnector(ssl=self._login.pod_context())
-            timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS, sock_read=SILENT_SECONDS)
+            timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_TIMEOUT_SECONDS, sock_read=READ_TIMEOUT_SECONDS)
             session = aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False)
-            self._session = await self._connection.enter_async_context(session)
-            self._pod = pod
-        return self._forward, self._session
+            self._session = await self._exit_stack.enter_async_context(session)
+            self._connected_pod = pod
+        return self._port_forward, self._session

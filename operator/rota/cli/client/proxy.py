@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from rota.cli.client.pod_sessions import OTHERWISE, PORT, PodSessions
-from rota.cli.client.requests import MOST, Ask, InvalidResponseError
-from rota.cli.console.formatting import ago
+from rota.cli.client.pod_sessions import OPERATOR_OPTION_HINT, OPERATOR_PORT, PodSessions
+from rota.cli.client.requests import MAX_RESPONSE_BYTES, InvalidResponseError, SendRequest
+from rota.cli.console.formatting import format_age
 from rota.kube.client.api import Api, ApiError, NoResponseError
-from rota.kube.client.leader_election import KUBERNETES, PAGE_AUTH, Lease, LeaseSpec
+from rota.kube.client.leader_election import PAGE_AUTH_ANNOTATION, PAGE_AUTH_KUBERNETES, Lease, LeaseSpec
 from rota.kube.client.login.accounts import find_account
 from rota.kube.client.login.kubeconfig import LoginError, LoginOptions
 from rota.kube.client.login.session import Login
@@ -26,7 +26,7 @@ from rota.spec.names import is_dns_label, is_dns_subdomain
 from rota.timestamps import parse_time
 
 logging.getLogger("rota").addHandler(logging.NullHandler())  # failures are printed as one sentence, without log lines
-ANONYMOUS = "system:anonymous"  # the user of requests without credentials
+ANONYMOUS_USER = "system:anonymous"  # the user of requests without credentials
 
 
 class _Status(msgspec.Struct):
@@ -38,22 +38,26 @@ class _Status(msgspec.Struct):
 
 
 @asynccontextmanager
-async def connect_through_cluster(namespace: str, lease: str, options: LoginOptions) -> AsyncIterator[Ask]:
+async def connect_through_cluster(
+    namespace: str, lease: str, login_options: LoginOptions
+) -> AsyncIterator[SendRequest]:
     """Yield a function that sends requests to the leading operator; each request reads the Lease again."""
     check_names(namespace, lease)
-    async with await log_in(options) as login, Api(login) as api, PodSessions(api, login, namespace) as sessions:
+    async with await log_in(login_options) as login, Api(login) as api, PodSessions(api, login, namespace) as sessions:
 
         async def ask(request_path: str, params: Mapping[str, str]) -> tuple[int, bytes]:
             try:
                 leader = await find_leader(api, namespace, lease)
-                if leader.authenticates:
-                    return await sessions.read(leader.pod, request_path, params)
-                path = proxy_path(namespace, leader.pod, PORT, request_path)
-                status, body = await api.read_through_proxy(path, params, MOST)
+                if leader.authenticates_users:
+                    return await sessions.fetch(leader.pod, request_path, params)
+                path = proxy_path(namespace, leader.pod, OPERATOR_PORT, request_path)
+                status, body = await api.read_through_proxy(path, params, MAX_RESPONSE_BYTES)
             except NoResponseError as error:
-                raise InvalidResponseError(f"{error}; look at the kubeconfig and its cluster, {OTHERWISE}") from None
+                raise InvalidResponseError(
+                    f"{error}; look at the kubeconfig and its cluster, {OPERATOR_OPTION_HINT}"
+                ) from None
             if status != HTTPStatus.OK and (refusal := _api_server_error(body)):
-                raise InvalidResponseError(_refused(status, refusal, namespace, lease, leader))
+                raise InvalidResponseError(_describe_refusal(status, refusal, namespace, lease, leader))
             return status, body
 
         yield ask
@@ -76,15 +80,15 @@ class LeaderAddress(NamedTuple):
 
     pod: str
     lease: LeaseSpec
-    authenticates: bool  # whether it authenticates its users
+    authenticates_users: bool  # whether it authenticates its users
 
 
-async def log_in(options: LoginOptions) -> Login:
+async def log_in(login_options: LoginOptions) -> Login:
     """Log in to the API server; raise InvalidResponseError if the account cannot be used."""
     try:
-        return await Login.create(find_account(options), may_use_terminal=True)
+        return await Login.create(find_account(login_options), may_use_terminal=True)
     except LoginError as error:
-        raise InvalidResponseError(f"{error}, {OTHERWISE}") from None
+        raise InvalidResponseError(f"{error}, {OPERATOR_OPTION_HINT}") from None
 
 
 async def find_leader(api: Api, namespace: str, name: str) -> LeaderAddress:
@@ -92,14 +96,16 @@ async def find_leader(api: Api, namespace: str, name: str) -> LeaderAddress:
     try:
         lease = await api.get(object_path("leases", namespace, name), Lease)
     except ApiError as error:
-        raise InvalidResponseError(_without_lease(error, namespace, name)) from None
-    holder = _holder_of(lease.spec, namespace, name)
-    return LeaderAddress(holder, lease.spec, lease.metadata.annotations.get(PAGE_AUTH) == KUBERNETES)
+        raise InvalidResponseError(_describe_lease_error(error, namespace, name)) from None
+    holder = _leading_pod(lease.spec, namespace, name)
+    return LeaderAddress(
+        holder, lease.spec, lease.metadata.annotations.get(PAGE_AUTH_ANNOTATION) == PAGE_AUTH_KUBERNETES
+    )
 
 
-def _holder_of(spec: LeaseSpec, namespace: str, lease: str) -> str:
+def _leading_pod(spec: LeaseSpec, namespace: str, lease: str) -> str:
     if not spec.holder_identity:
-        renewed = f", which was last renewed {ago(spec.renew_time)}" if spec.renew_time else ""
+        renewed = f", which was last renewed {format_age(spec.renew_time)}" if spec.renew_time else ""
         message = f"Nobody leads: no one holds the Lease {lease} in namespace {namespace}{renewed}"
         raise InvalidResponseError(
             f"{message}; see whether the operator runs. Until then conditions of groups stay as they are"
@@ -112,44 +118,45 @@ def _holder_of(spec: LeaseSpec, namespace: str, lease: str) -> str:
     return spec.holder_identity
 
 
-def _without_lease(error: ApiError, namespace: str, lease: str) -> str:
-    if error.unknown:
+def _describe_lease_error(error: ApiError, namespace: str, lease: str) -> str:
+    if error.is_not_found:
         return (
             f"There is no Lease {lease} in namespace {namespace}; see whether the operator runs, "
-            f"give --operator-namespace or --lease, {OTHERWISE}"
+            f"give --operator-namespace or --lease, {OPERATOR_OPTION_HINT}"
         )
-    if error.status == HTTPStatus.UNAUTHORIZED or ANONYMOUS in str(error):
-        return _unauthorized()
+    if error.status == HTTPStatus.UNAUTHORIZED or ANONYMOUS_USER in str(error):
+        return _describe_rejected_login()
     if error.status == HTTPStatus.FORBIDDEN and "impersonate" in str(error):
-        return f"The API server does not let you impersonate that user: {error}; leave out --as, {OTHERWISE}"
+        return f"The API server does not let you impersonate that user: {error}; leave out --as, {OPERATOR_OPTION_HINT}"
     if error.status == HTTPStatus.FORBIDDEN:
-        return (
-            f"You may not read the Lease {lease} in namespace {namespace}; ask for the right to get leases, {OTHERWISE}"
-        )
-    return f"The Lease {lease} in namespace {namespace} cannot be read: {error}; try again, {OTHERWISE}"
+        remedy = f"ask for the right to get leases, {OPERATOR_OPTION_HINT}"
+        return f"You may not read the Lease {lease} in namespace {namespace}; {remedy}"
+    return f"The Lease {lease} in namespace {namespace} cannot be read: {error}; try again, {OPERATOR_OPTION_HINT}"
 
 
-def _unauthorized() -> str:
-    return f"The API server rejects the credentials of the kubeconfig; log in again, {OTHERWISE}"
+def _describe_rejected_login() -> str:
+    return f"The API server rejects the credentials of the kubeconfig; log in again, {OPERATOR_OPTION_HINT}"
 
 
-def _refused(status: int, message: str, namespace: str, lease: str, leader: LeaderAddress) -> str:
+def _describe_refusal(status: int, message: str, namespace: str, lease: str, leader: LeaderAddress) -> str:
     """Return the sentence that explains why the request to the leading pod failed."""
     pod, spec = leader.pod, leader.lease
     if status == HTTPStatus.UNAUTHORIZED:
-        return _unauthorized()
+        return _describe_rejected_login()
     if status == HTTPStatus.FORBIDDEN:
         right = f"ask for the right to get pods/proxy in namespace {namespace}"
-        return f"You may not ask pod {pod}, which leads; {right}, {OTHERWISE}"
+        return f"You may not ask pod {pod}, which leads; {right}, {OPERATOR_OPTION_HINT}"
     overdue = _overdue_seconds(spec)
     if overdue > 0:
-        renewed = f", last renewed {ago(spec.renew_time)}" if spec.renew_time else ""
+        renewed = f", last renewed {format_age(spec.renew_time)}" if spec.renew_time else ""
         late = f"{pod} should have renewed the Lease {lease} {overdue:.0f} s ago{renewed}, and cannot be reached"
         return f"Nobody leads: {late}; see whether the operator's pods run in namespace {namespace}"
     if status == HTTPStatus.NOT_FOUND:
         missing = f"{pod} holds the Lease {lease}, and is no pod in namespace {namespace}"
-        return f"The operator cannot be asked: {missing}; wait until another one leads, {OTHERWISE}"
-    return f"The API server cannot reach pod {pod} in namespace {namespace}: {message}; try again, {OTHERWISE}"
+        return f"The operator cannot be asked: {missing}; wait until another one leads, {OPERATOR_OPTION_HINT}"
+    return (
+        f"The API server cannot reach pod {pod} in namespace {namespace}: {message}; try again, {OPERATOR_OPTION_HINT}"
+    )
 
 
 def _overdue_seconds(lease: LeaseSpec) -> float:

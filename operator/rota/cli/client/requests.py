@@ -7,33 +7,35 @@ from typing import TypeVar
 import msgspec
 
 T = TypeVar("T")
-Ask = Callable[[str, Mapping[str, str]], Awaitable[tuple[int, bytes]]]  # a path and its query -> status and body
-MOST = 64 << 20  # bytes of a decompressed response: a group of 100,000 queues has about 30 MB
+SendRequest = Callable[
+    [str, Mapping[str, str]], Awaitable[tuple[int, bytes]]
+]  # a path and its query -> status and body
+MAX_RESPONSE_BYTES = 64 << 20  # bytes of a decompressed response: a group of 100,000 queues has about 30 MB
 
 
 class InvalidResponseError(ValueError):
     """Raised if the operator gives no valid response; `--watch` tries again."""
 
 
-class _Refusal(msgspec.Struct):
+class _OperatorError(msgspec.Struct):
     """An error response of the operator."""
 
     error: str
 
 
-async def answer(ask: Ask, path: str, params: Mapping[str, str], kind: type[T]) -> T:
+async def fetch_response(send: SendRequest, path: str, params: Mapping[str, str], response_type: type[T]) -> T:
     """Send a request, return the decoded response; raise InvalidResponseError with the operator's error message."""
-    status, body = await ask(path, params)
+    status, body = await send(path, params)
     if status == HTTPStatus.OK:
-        return _read(body, kind)
-    raise InvalidResponseError(_read(body, _Refusal, f"it says {status}").error)
+        return _decode(body, response_type)
+    raise InvalidResponseError(_decode(body, _OperatorError, f"it says {status}").error)
 
 
-def _read(body: bytes, kind: type[T], reason: str = "") -> T:
+def _decode(body: bytes, response_type: type[T], fallback_reason: str = "") -> T:
     try:
-        return msgspec.json.decode(body, type=kind)
+        return msgspec.json.decode(body, type=response_type)
     except (msgspec.DecodeError, RecursionError) as error:
-        detail = reason or str(error)
+        detail = fallback_reason or str(error)
         raise InvalidResponseError(
             f"Who answers there is something else ({detail}); is it Rota's operator of this version?"
         ) from None

@@ -12,26 +12,26 @@ from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from rota.cli.client.http import direct
-from rota.cli.client.requests import Ask, InvalidResponseError, answer
-from rota.cli.console.formatting import say
-from rota.cli.console.output import clean, show
+from rota.cli.client.http import connect_directly
+from rota.cli.client.requests import InvalidResponseError, SendRequest, fetch_response
+from rota.cli.console.formatting import print_line
+from rota.cli.console.output import print_value, sanitize_line
 from rota.kube.client.login.kubeconfig import LoginOptions
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-EVERY = 2.0  # seconds between two requests
+POLL_SECONDS = 2.0  # seconds between two requests
 
 
 class WatchRequest(NamedTuple, Generic[T]):
     """A request to the operator, and how its response is printed."""
 
     path: str
-    kind: type[T]
-    people: Callable[[T], None]  # prints the response as text for people
+    response_type: type[T]
+    print_text: Callable[[T], None]  # prints the response as text for people
     params: Mapping[str, str] = MappingProxyType({})
-    of_it: Callable[[T], T] = lambda value: value  # selects the requested part of the response
-    names: Callable[[T], Iterable[str]] = lambda _: ()  # names of the objects, as kubectl accepts them
+    select: Callable[[T], T] = lambda value: value  # selects the requested part of the response
+    object_names: Callable[[T], Iterable[str]] = lambda _: ()  # names of the objects, as kubectl accepts them
 
 
 class _TerminalBuffer(io.StringIO):
@@ -50,7 +50,7 @@ class Target(NamedTuple):
     login: LoginOptions
 
 
-def print_response(question: WatchRequest[T], target: Target, *, output: str, watch: bool) -> None:
+def print_response(request: WatchRequest[T], target: Target, *, output: str, watch: bool) -> None:
     """Print the response; with `watch`, print each change of it until Ctrl-C."""
     output = "table" if output == "wide" else output  # the question already selects the columns
 
@@ -58,81 +58,81 @@ def print_response(question: WatchRequest[T], target: Target, *, output: str, wa
         async with _connect(target) as ask:
 
             async def look() -> T:
-                return question.of_it(await answer(ask, question.path, question.params, question.kind))
+                return request.select(await fetch_response(ask, request.path, request.params, request.response_type))
 
             if not watch:
-                _show(question, await look(), output)
-            elif output == "table" and _in_place():
-                await _update_in_place(question, look)
+                _print_formatted(request, await look(), output)
+            elif output == "table" and _can_update_in_place():
+                await _update_in_place(request, look)
             else:
-                await _print_changes(question, look, output)
+                await _print_changes(request, look, output)
 
     asyncio.run(run())
 
 
-def _connect(target: Target) -> AbstractAsyncContextManager[Ask]:
+def _connect(target: Target) -> AbstractAsyncContextManager[SendRequest]:
     """Return a context manager for the connection to the operator."""
     if target.operator is not None:
         if target.login.impersonate or target.login.impersonate_groups:
             raise ValueError("--as needs the API server, and --operator does not ask it; leave one of them out")
-        return direct(target.operator)
+        return connect_directly(target.operator)
     from rota.cli.client import proxy  # noqa: PLC0415 - Kubernetes is imported only if it is needed
 
     return proxy.connect_through_cluster(target.operator_namespace, target.lease, target.login)
 
 
-def _show(question: WatchRequest[T], value: T, output: str) -> None:
+def _print_formatted(request: WatchRequest[T], value: T, output: str) -> None:
     if output == "name":
-        for name in question.names(value):
-            say(name)
+        for name in request.object_names(value):
+            print_line(name)
     else:
-        show(msgspec.to_builtins(value), output, lambda: question.people(value))
+        print_value(msgspec.to_builtins(value), output, lambda: request.print_text(value))
 
 
-async def _print_changes(question: WatchRequest[T], look: Callable[[], Awaitable[T]], output: str) -> None:
+async def _print_changes(request: WatchRequest[T], fetch: Callable[[], Awaitable[T]], output: str) -> None:
     """Print the response again after each change; errors meanwhile go to standard error."""
-    shown, problem = await look(), ""
+    shown, problem = await fetch(), ""
     while True:
-        _show(question, shown, output)
+        _print_formatted(request, shown, output)
         sys.stdout.flush()
-        previous = _still(shown)
-        while _still(shown) == previous:
-            await asyncio.sleep(EVERY)
+        previous = _without_sample_time(shown)
+        while _without_sample_time(shown) == previous:
+            await asyncio.sleep(POLL_SECONDS)
             try:
-                shown, problem = await look(), ""
+                shown, problem = await fetch(), ""
             except InvalidResponseError as error:
                 if problem != str(error):
                     problem = str(error)
-                    print(f"rota: {clean(problem)}", file=sys.stderr)
+                    print(f"rota: {sanitize_line(problem)}", file=sys.stderr)
         if output == "yaml":
             print("---")
 
 
-def _still(value: msgspec.Struct) -> msgspec.Struct:
+def _without_sample_time(value: msgspec.Struct) -> msgspec.Struct:
     """Return the value without fields whose change does not count: when brokers were last asked."""
     return msgspec.structs.replace(value, looked_at=None) if hasattr(value, "looked_at") else value
 
 
-async def _update_in_place(question: WatchRequest[T], look: Callable[[], Awaitable[T]]) -> None:
+async def _update_in_place(request: WatchRequest[T], fetch: Callable[[], Awaitable[T]]) -> None:
     """Update a terminal in place; an error is shown below the last successful response."""
     from rich.live import Live  # noqa: PLC0415 - rich is for tables only
     from rich.text import Text  # noqa: PLC0415
 
-    value, problem = await look(), ""
+    value, problem = await fetch(), ""
     with Live(auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
         while True:
             paper = _TerminalBuffer()
             with redirect_stdout(paper):
-                question.people(value)
+                request.print_text(value)
             live.update(Text.from_ansi(paper.getvalue() + problem), refresh=True)
-            await asyncio.sleep(EVERY)
+            await asyncio.sleep(POLL_SECONDS)
             try:
-                value, problem = await look(), ""
+                value, problem = await fetch(), ""
             except InvalidResponseError as error:
-                problem = f"rota: {clean(str(error))}"
+                problem = f"rota: {sanitize_line(str(error))}"
 
 
-def _in_place() -> bool:
+def _can_update_in_place() -> bool:
     from rich.console import Console  # noqa: PLC0415 - rich is for tables only
 
     return sys.stdout.isatty() and not Console().is_dumb_terminal

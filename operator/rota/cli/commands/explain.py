@@ -7,31 +7,31 @@ from functools import partial
 from typing import Any
 
 from rota.cli.console.inputs import GroupInputs
-from rota.cli.console.output import move
-from rota.model import Queue, Roster, queue_of
-from rota.planner import Measured
-from rota.planner.target import options
+from rota.cli.console.output import describe_move
+from rota.model import Queue, Roster, parse_queue
+from rota.planner import Measurements
+from rota.planner.target import resolve_options
 from rota.spec import PolicySpec
 from rota.strategies import explain_all, prepared
 
 
-def reasons(world: GroupInputs, queue: str | None) -> dict[str, Any]:
+def explain_owners(inputs: GroupInputs, queue: str | None) -> dict[str, Any]:
     """Return the reason for one queue or, without one, for each moving queue; if none moves, an example per member."""
-    policy, roster = world.policy, world.roster
-    if world.foreigners:  # unmanaged consumers compute one assignment over all consumers, so explain that one
+    policy, roster = inputs.policy, inputs.roster
+    if inputs.unmanaged:  # unmanaged consumers compute one assignment over all consumers, so explain that one
         policy = PolicySpec()
-        roster = Roster.of(roster.queues, [*roster.members, *world.foreigners], world.present)
-    result = {"strategy": policy.strategy, "foreigners": world.foreigners}
-    return result | _explained(policy, roster, world, queue)
+        roster = Roster.of(roster.queues, [*roster.members, *inputs.unmanaged], inputs.current_owners)
+    result = {"strategy": policy.strategy, "foreigners": inputs.unmanaged}
+    return result | _collect_reasons(policy, roster, inputs, queue)
 
 
-def _explained(
-    policy: PolicySpec, roster: Roster, world: GroupInputs, queue: str | None
+def _collect_reasons(
+    policy: PolicySpec, roster: Roster, inputs: GroupInputs, queue: str | None
 ) -> dict[str, list[dict[str, Any]]]:
-    chosen = options(policy, roster, Measured(world.rooms))
+    chosen = resolve_options(policy, roster, Measurements(inputs.rooms))
     owners = prepared(policy.strategy, chosen)(roster)
-    explain = partial(explain_all, policy.strategy, roster, owners, options=chosen, present=world.present)
-    queues = [queue_of(queue)] if queue is not None else _moving(roster, owners.tolist())
+    explain = partial(explain_all, policy.strategy, roster, owners, options=chosen, present=inputs.current_owners)
+    queues = [parse_queue(queue)] if queue is not None else _moving_queues(roster, owners.tolist())
     if queues:
         return {"queues": _queue_rows(roster, owners.tolist(), queues, explain(queues))}
     shares = roster.assignment(owners.tolist())
@@ -39,7 +39,7 @@ def _explained(
     return {"members": _member_rows(shares, dict(zip(firsts, explain(firsts.values()), strict=True)), len(owners))}
 
 
-def _moving(roster: Roster, owners: list[int]) -> list[Queue]:
+def _moving_queues(roster: Roster, owners: list[int]) -> list[Queue]:
     """Return the queues whose owner changes; none if no queue had an owner before."""
     if max(roster.owners) < 0:
         return []
@@ -51,7 +51,7 @@ def _queue_rows(roster: Roster, owners: list[int], queues: list[Queue], reasons:
     previous = dict(zip(roster.queues, roster.owners, strict=True))
     planned = dict(zip(roster.queues, owners, strict=True))
     return [
-        {**move(roster, queue, previous[queue], planned[queue]), "why": reason}
+        {**describe_move(roster, queue, previous[queue], planned[queue]), "why": reason}
         for queue, reason in zip(queues, reasons, strict=True)
     ]
 
@@ -68,7 +68,7 @@ def _member_rows(shares: Mapping[str, list[Queue]], examples: Mapping[str, str],
     ]
 
 
-def sentences(result: Mapping[str, Any]) -> None:
+def print_reasons(result: Mapping[str, Any]) -> None:
     """Print the reasons as text."""
     for row in result.get("queues") or result["members"]:
         print(row["why"])

@@ -10,18 +10,20 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from rota.cli.console.inputs import UNREADABLE, display_name, text_of
+from rota.cli.console.inputs import YAML_ERRORS, display_name, read_text
 from rota.kube.client.objects import GROUP_LABEL
 from rota.kube.workload.injection import inject, remove_sidecar
-from rota.kube.workload.sidecar_container import IMAGE, SidecarSpec, newest_image
+from rota.kube.workload.sidecar_container import IMAGE, SidecarSpec, default_image
 from rota.spec import InvalidSpecError, Seconds
 from rota.spec.names import is_dns_subdomain
 
-WORKLOADS = {"Deployment": "apps/v1", "StatefulSet": "apps/v1", "DaemonSet": "apps/v1", "Pod": "v1"}
-MOST_NAMED = 5  # names of unchanged objects in the message
+WORKLOAD_API_VERSIONS = {"Deployment": "apps/v1", "StatefulSet": "apps/v1", "DaemonSet": "apps/v1", "Pod": "v1"}
+MAX_NAMED_OBJECTS = 5  # names of unchanged objects in the message
 LINE_WIDTH = 1_000_000  # of YAML output: no line is wrapped
 
-_LEAD = re.compile(r"(?:[ \t]*(?:#[^\n]*)?\n|---[ \t]*(?:#[^\n]*)?\n)*")  # comments before a document, and its `---`
+_LEADING_COMMENTS = re.compile(
+    r"(?:[ \t]*(?:#[^\n]*)?\n|---[ \t]*(?:#[^\n]*)?\n)*"
+)  # comments before a document, and its `---`
 
 
 class _Loader(yaml.SafeLoader):
@@ -36,7 +38,7 @@ class _Dumper(yaml.SafeDumper):
         return data is data  # noqa: PLR0124 - always True
 
 
-def _prepare() -> None:
+def _configure_yaml() -> None:
     kind = "tag:yaml.org,2002:{}".format
     tags = {kind("timestamp"), kind("int"), kind("float"), kind("value")}
     items = yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -47,17 +49,17 @@ def _prepare() -> None:
     )
     _Loader.add_implicit_resolver(kind("int"), whole, list("-+0123456789"))
     _Loader.add_implicit_resolver(kind("float"), fraction, list("-+0123456789."))
-    _Dumper.add_representer(str, _written)
+    _Dumper.add_representer(str, _represent_string)
 
 
-def _written(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+def _represent_string(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     """Represent a string so that kubectl reads it as one: for kubectl y is true, and 1e3 and 089 are numbers."""
     is_ambiguous = re.fullmatch(r"[yYnN]|[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|0o[0-7]+", text)
     style = "|" if "\n" in text else "'" if is_ambiguous else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
-_prepare()
+_configure_yaml()
 
 
 class InjectRequest(NamedTuple):
@@ -70,66 +72,70 @@ class InjectRequest(NamedTuple):
 
 def run(options: Mapping[str, Any]) -> None:
     """Print the manifests with the sidecar in them, and list unchanged objects on standard error."""
-    text, unchanged = rewritten(text_of(options["filename"]), display_name(options["filename"]), read_request(options))
+    text, unchanged = rewrite_manifests(
+        read_text(options["filename"]), display_name(options["filename"]), read_request(options)
+    )
     print(text, end="")
     if unchanged:
-        more = f" and {len(unchanged) - MOST_NAMED} more" if len(unchanged) > MOST_NAMED else ""
-        print(f"rota: left as they are: {', '.join(unchanged[:MOST_NAMED])}{more}", file=sys.stderr)
+        more = f" and {len(unchanged) - MAX_NAMED_OBJECTS} more" if len(unchanged) > MAX_NAMED_OBJECTS else ""
+        print(f"rota: left as they are: {', '.join(unchanged[:MAX_NAMED_OBJECTS])}{more}", file=sys.stderr)
 
 
-def read_request(given: Mapping[str, Any]) -> InjectRequest:
+def read_request(options: Mapping[str, Any]) -> InjectRequest:
     """Return the request from the command's options; raise ValueError for an invalid option."""
-    if len(given["group"]) > 63 or not is_dns_subdomain(given["group"]):  # noqa: PLR2004 - a label's value
-        raise ValueError(f"--group {given['group']!r} is no name of a ConsumerGroup; give its metadata.name")
+    if len(options["group"]) > 63 or not is_dns_subdomain(options["group"]):  # noqa: PLR2004 - a label's value
+        raise ValueError(f"--group {options['group']!r} is no name of a ConsumerGroup; give its metadata.name")
     for option in ("credentials_secret", "ca_secret", "client_secret"):
-        if given[option] and not is_dns_subdomain(given[option]):
-            raise ValueError(f"--{option.replace('_', '-')} {given[option]!r} is no name of a Secret; give one")
-    image = given["image"] or newest_image()
+        if options[option] and not is_dns_subdomain(options[option]):
+            raise ValueError(f"--{option.replace('_', '-')} {options[option]!r} is no name of a Secret; give one")
+    image = options["image"] or default_image()
     if not re.fullmatch(r"\S+", image):
         raise ValueError(f"--image {image!r} is no image; write it as {IMAGE}:1.0.0")
     try:
-        drain_timeout = Seconds.parse(given["drain_timeout"])
+        drain_timeout = Seconds.parse(options["drain_timeout"])
     except ValueError as error:
         raise ValueError(f"--drain-timeout: {error}") from None
     sidecar = SidecarSpec(
         image=image,
         drain_timeout=drain_timeout,
-        credentials_secret=given["credentials_secret"],
-        ca_secret=given["ca_secret"],
-        client_secret=given["client_secret"],
+        credentials_secret=options["credentials_secret"],
+        ca_secret=options["ca_secret"],
+        client_secret=options["client_secret"],
     )
-    return InjectRequest(given["group"], sidecar, given["uninject"])
+    return InjectRequest(options["group"], sidecar, options["uninject"])
 
 
-def rewritten(text: str, where: str, request: InjectRequest) -> tuple[str, list[str]]:
+def rewrite_manifests(text: str, source_name: str, request: InjectRequest) -> tuple[str, list[str]]:
     """Return the manifests with the sidecar added or removed, and the names of the objects that stay as they are."""
     pieces: list[str] = []
     unchanged: list[str] = []
     concerned = False
-    for piece, document in _documents(text, where):
+    for piece, document in _split_documents(text, source_name):
         changed = _inject_document(document, request)
-        for previous, updated in zip(_objects(document), _objects(changed), strict=True):
+        for previous, updated in zip(_iterate_objects(document), _iterate_objects(changed), strict=True):
             concerned = concerned or _is_workload(previous)
             if previous == updated and (request.uninject or not _is_workload(previous)):
-                unchanged.append(_named(previous))
-        pieces.append(piece if changed == document else _leading_text(piece, first=not pieces) + _dumped(changed))
+                unchanged.append(_describe_object(previous))
+        pieces.append(
+            piece if changed == document else _leading_text(piece, first=not pieces) + _dump_document(changed)
+        )
     if not concerned:
-        kinds = ", ".join(WORKLOADS)
-        raise ValueError(f"{where} holds none of {kinds}; give it one, or let Rota run the pods by spec.template")
+        kinds = ", ".join(WORKLOAD_API_VERSIONS)
+        raise ValueError(f"{source_name} holds none of {kinds}; give it one, or let Rota run the pods by spec.template")
     return "".join(pieces), unchanged
 
 
-def _documents(text: str, where: str) -> Iterator[tuple[str, Any]]:
+def _split_documents(text: str, source_name: str) -> Iterator[tuple[str, Any]]:
     """Yield each document as text and as a value."""
     try:
         starts = [event.start_mark for event in yaml.parse(text, _Loader) if isinstance(event, yaml.DocumentStartEvent)]
         values = list(yaml.load_all(text, _Loader))
     except RecursionError:
-        raise ValueError(f"{where} is nested too deeply to be read; remove levels from it") from None
-    except UNREADABLE as error:
+        raise ValueError(f"{source_name} is nested too deeply to be read; remove levels from it") from None
+    except YAML_ERRORS as error:
         mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
         line = f", line {mark.line + 1}" if mark else ""
-        raise ValueError(f"{where} is no YAML{line}; give Kubernetes manifests") from None
+        raise ValueError(f"{source_name} is no YAML{line}; give Kubernetes manifests") from None
     cuts = [0, *(mark.index for mark in starts[1:] if mark), len(text)]
     for (start, end), value in zip(pairwise(cuts), values, strict=bool(values)):
         yield text[start:end], value
@@ -137,22 +143,22 @@ def _documents(text: str, where: str) -> Iterator[tuple[str, Any]]:
 
 def _leading_text(piece: str, *, first: bool) -> str:
     """Return the text before a document: its comments, and the separator from the previous document."""
-    match = _LEAD.match(piece)
+    match = _LEADING_COMMENTS.match(piece)
     lead = match[0] if match else ""
     return lead if first or "---" in lead else f"---\n{lead}"
 
 
-def _dumped(document: Any) -> str:
+def _dump_document(document: Any) -> str:
     return yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=LINE_WIDTH)
 
 
-def _objects(document: Any) -> Iterator[dict[Any, Any]]:
+def _iterate_objects(document: Any) -> Iterator[dict[Any, Any]]:
     """Yield the objects of a document: the document itself, or the items of a List."""
     if isinstance(document, dict):
         items = document.get("items")
         if document.get("kind") == "List" and isinstance(items, list):
             for item in items:
-                yield from _objects(item)
+                yield from _iterate_objects(item)
         else:
             yield document
 
@@ -166,13 +172,13 @@ def _inject_document(document: Any, request: InjectRequest) -> Any:
     if not _is_workload(document):
         return document
     try:
-        return _changed(document, request)
+        return _inject_workload(document, request)
     except InvalidSpecError as mistake:
         message = str(mistake).removeprefix("spec.template.") if document["kind"] == "Pod" else str(mistake)
-        raise ValueError(f"{_named(document)}: {message}") from None
+        raise ValueError(f"{_describe_object(document)}: {message}") from None
 
 
-def _changed(document: dict[Any, Any], request: InjectRequest) -> dict[Any, Any]:
+def _inject_workload(document: dict[Any, Any], request: InjectRequest) -> dict[Any, Any]:
     if document["kind"] == "Pod":
         return _inject_template(document, request)
     spec = document.get("spec")
@@ -191,10 +197,10 @@ def _inject_template(template: dict[Any, Any], request: InjectRequest) -> dict[A
 
 def _is_workload(document: dict[Any, Any]) -> bool:
     kind = document.get("kind")
-    return isinstance(kind, str) and WORKLOADS.get(kind) == document.get("apiVersion")
+    return isinstance(kind, str) and WORKLOAD_API_VERSIONS.get(kind) == document.get("apiVersion")
 
 
-def _named(document: dict[Any, Any]) -> str:
+def _describe_object(document: dict[Any, Any]) -> str:
     metadata = document.get("metadata")
     name = metadata.get("name") if isinstance(metadata, dict) else None
     return f"{document.get('kind', 'an object without a kind')}{f' {name}' if name else ''}"

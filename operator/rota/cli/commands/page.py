@@ -12,8 +12,8 @@ from rota.cli.client.pod_sessions import PodSessions
 from rota.cli.client.proxy import check_names, find_leader, log_in
 from rota.cli.client.requests import InvalidResponseError
 from rota.cli.client.watch import Target
-from rota.cli.console.formatting import say
-from rota.http_server import listen, pass_through
+from rota.cli.console.formatting import print_line
+from rota.http_server import forward_response, listen
 from rota.kube.client.api import Api, NoResponseError
 
 ADDRESS = "127.0.0.1"
@@ -40,8 +40,8 @@ class _Relay(NamedTuple):
         try:
             leader = await find_leader(self.api, self.target.operator_namespace, self.target.lease)
             path = request.rel_url.raw_path_qs
-            async with self.sessions.get(leader.pod, path, sent, is_secure=leader.authenticates) as answer:
-                return await pass_through(request, answer, FORWARDED_RESPONSE_HEADERS)
+            async with self.sessions.get(leader.pod, path, sent, is_secure=leader.authenticates_users) as answer:
+                return await forward_response(request, answer, FORWARDED_RESPONSE_HEADERS)
         except (InvalidResponseError, NoResponseError) as error:
             if request.transport is None or request.transport.is_closing():  # a part of the response was already sent
                 raise ConnectionResetError from None
@@ -69,7 +69,9 @@ async def serve_until_cancelled(target: Target, port: int) -> None:
         app = web.Application()
         app.add_routes([web.get("/{path:.*}", _Relay(api, sessions, target).respond, allow_head=False)])
         runner = await listen(app, ADDRESS, port, "; give another --port")
-        say(f"The page is at http://{ADDRESS}:{port}/ until Ctrl-C; every process on this machine can read it there")
+        print_line(
+            f"The page is at http://{ADDRESS}:{port}/ until Ctrl-C; every process on this machine can read it there"
+        )
         sys.stdout.flush()
         try:
             await asyncio.Event().wait()

@@ -15,10 +15,10 @@ class BrokerSnapshot(NamedTuple):
     """The queues of existing topics, and the connected consumers."""
 
     queues: list[Queue]
-    online: list[str]  # client ids
+    client_ids: list[str]  # client ids
 
 
-def ask(name_server: str, group: str, topics: list[str]) -> BrokerSnapshot:
+def read_broker_snapshot(name_server: str, group: str, topics: list[str]) -> BrokerSnapshot:
     """Read the group from its brokers; raise ValueError if they do not respond or deny access."""
     servers = [address.strip() for address in re.split("[;,]", name_server)]
     for server in servers:
@@ -26,23 +26,27 @@ def ask(name_server: str, group: str, topics: list[str]) -> BrokerSnapshot:
         if is_ambiguous or split_address(server) is None:
             raise ValueError(f"--name-server {server!r} cannot be read: write it as host:9876")
     try:
-        return asyncio.run(_ask(AdminClient(ConnectionConfig(servers)), group, topics))
+        return asyncio.run(_read_snapshot(AdminClient(ConnectionConfig(servers)), group, topics))
     except BrokerError as error:
         raise ValueError(f"{error} (--name-server {name_server})") from None
 
 
-async def _ask(cluster: AdminClient, group: str, topics: list[str]) -> BrokerSnapshot:
+async def _read_snapshot(admin: AdminClient, group: str, topics: list[str]) -> BrokerSnapshot:
     try:
-        queues = [queue for topic in topics for queue in await _queues(cluster, topic)]
+        queues = [queue for topic in topics for queue in await _topic_queues(admin, topic)]
         brokers = sorted({queue.broker for queue in queues})
-        online = {peer.id for broker in brokers for peer in await cluster.clients(group, broker)} if group else set()
+        online = (
+            {peer.client_id for broker in brokers for peer in await admin.online_consumers(group, broker)}
+            if group
+            else set()
+        )
         return BrokerSnapshot(queues, sorted(online))
     finally:
-        await cluster.close()
+        await admin.close()
 
 
-async def _queues(cluster: AdminClient, topic: str) -> tuple[Queue, ...]:
+async def _topic_queues(admin: AdminClient, topic: str) -> tuple[Queue, ...]:
     try:
-        return await cluster.queues(topic)
+        return await admin.queues(topic)
     except NotFoundError:
         return ()

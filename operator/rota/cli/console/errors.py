@@ -9,9 +9,9 @@ from typing import Any, NoReturn
 
 import click
 
-from rota.cli.console.output import clean
+from rota.cli.console.output import sanitize_line
 
-LONGEST = 2000  # characters of a sentence, which may quote the user's input
+MAX_MESSAGE_CHARACTERS = 2000  # characters of a sentence, which may quote the user's input
 
 
 class CommandGroup(click.Group):
@@ -29,52 +29,54 @@ class CommandGroup(click.Group):
         except click.ClickException as error:
             context = getattr(error, "ctx", None)
             where = f"; see {context.command_path} --help" if context else ""
-            _complain(f"{error.format_message().rstrip('.')}{where}")
+            _exit_with_error(f"{error.format_message().rstrip('.')}{where}")
         sys.exit(code)
 
 
-def plainly(command: Callable[..., None]) -> Callable[..., None]:
+def report_user_errors(command: Callable[..., None]) -> Callable[..., None]:
     """Decorate a command so that a user's mistake prints one sentence and exits with code 2."""
 
     @wraps(command)
     def run(**arguments: Any) -> None:
         try:
-            _with_output(command, arguments)
+            _run_and_flush(command, arguments)
         except KeyboardInterrupt:  # no message: the user pressed Ctrl-C
             sys.exit(130)
         except BrokenPipeError:  # the reader has closed the pipe
-            _close_output()
+            _discard_output()
         except OSError as error:
-            _close_output()
-            _complain(f"The output cannot be written: {error.strerror or error}")
+            _discard_output()
+            _exit_with_error(f"The output cannot be written: {error.strerror or error}")
         except RecursionError:
-            _complain("What was given is nested too deep")
+            _exit_with_error("What was given is nested too deep")
         except ValueError as error:
-            _complain(str(error))
+            _exit_with_error(str(error))
         except ModuleNotFoundError as error:
             extra = "sidecar" if error.name in {"aiohttp", "lz4", "zstandard"} else "operator"
             install_hint = f"pip install 'rota-operator[{extra}]'"
-            _complain(f"{error.name} is not installed, which this command needs: {install_hint}")
+            _exit_with_error(f"{error.name} is not installed, which this command needs: {install_hint}")
 
     return run
 
 
-def _with_output(command: Callable[..., None], arguments: dict[str, Any]) -> None:
+def _run_and_flush(command: Callable[..., None], arguments: dict[str, Any]) -> None:
     if sys.stdout is None:  # Python sets None if it was closed at the start
         raise ValueError("The output cannot be written: standard output is closed")
     command(**arguments)
     sys.stdout.flush()  # raise write errors here, not when the interpreter exits
 
 
-def _close_output() -> None:
+def _discard_output() -> None:
     """Redirect standard output to /dev/null, or Python would print an error when it flushes at exit."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _complain(sentence: str) -> NoReturn:
-    line = clean(sentence)
+def _exit_with_error(sentence: str) -> NoReturn:
+    line = sanitize_line(sentence)
+    if len(line) > MAX_MESSAGE_CHARACTERS:
+        line = f"{line[:MAX_MESSAGE_CHARACTERS]}…"
     if sys.stderr is not None:
         with suppress(OSError):
-            print(f"rota: {line if len(line) <= LONGEST else line[:LONGEST] + '…'}", file=sys.stderr)  # noqa: T201
+            print(f"rota: {line}", file=sys.stderr)  # noqa: T201 - the one place for errors
     sys.exit(2)

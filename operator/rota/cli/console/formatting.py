@@ -6,31 +6,31 @@ import math
 import sys
 from datetime import UTC, datetime
 
-from rota.cli.console.output import GAP, clean, table
+from rota.cli.console.output import COLUMN_GAP_CHARACTERS, print_table, sanitize_line
 
-MOST = 2**63  # numbers outside 0..MOST are invalid
-LONGEST = 1e10  # seconds: longer durations are invalid
+MAX_NUMBER = 2**63  # numbers outside 0..MOST are invalid
+MAX_DURATION_SECONDS = 1e10  # seconds: longer durations are invalid
 
-_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+_MINUTE_SECONDS, _HOUR_SECONDS, _DAY_SECONDS = 60, 3600, 86400
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """Print a line without terminal control characters."""
-    print(clean(text))
+    print(sanitize_line(text))
 
 
-def rows(records: list[dict[str, str]]) -> None:
+def print_rows(records: list[dict[str, str]]) -> None:
     """Print a table or, if the terminal is too narrow for it, one line for each cell."""
-    cleaned = [{name: clean(value) for name, value in row.items()} for row in records]
-    if cleaned and _room() < sum(len(name) + GAP for name in cleaned[0]):
+    cleaned = [{name: sanitize_line(value) for name, value in row.items()} for row in records]
+    if cleaned and _terminal_width() < sum(len(name) + COLUMN_GAP_CHARACTERS for name in cleaned[0]):
         for row in cleaned:
             print("\n".join(["", *(f"{name.upper()}: {value}" for name, value in row.items() if value)]))
         print()
     else:
-        table(cleaned)
+        print_table(cleaned)
 
 
-def _room() -> float:
+def _terminal_width() -> float:
     if not sys.stdout.isatty():
         return math.inf
     from rich.console import Console  # noqa: PLC0415 - rich is for terminals only
@@ -38,42 +38,46 @@ def _room() -> float:
     return Console().width
 
 
-def number(value: int | None, *, estimate: bool = False) -> str:
+def format_number(value: int | None, *, is_estimate: bool = False) -> str:
     """Return a number, with ~ for an estimate; None is unknown."""
-    if value is None or not 0 <= value < MOST:
+    if value is None or not 0 <= value < MAX_NUMBER:
         return "unknown"
-    return f"~{value}" if estimate else f"{value}"
+    return f"~{value}" if is_estimate else f"{value}"
 
 
-def rate(value: float | None) -> str:
+def format_rate(value: float | None) -> str:
     """Return a rate per second; None is unknown."""
-    return "unknown" if value is None or not 0 <= value < MOST else f"{value:.1f}/s"
+    return "unknown" if value is None or not 0 <= value < MAX_NUMBER else f"{value:.1f}/s"
 
 
-def unknown(text: str | None) -> str:
+def or_unknown(text: str | None) -> str:
     """Return the text, or "unknown" if it is empty."""
     return text or "unknown"
 
 
-def duration(seconds: float | None) -> str:
+def format_duration(seconds: float | None) -> str:
     """Return a duration in its two largest units: 0.4s, 3s, 2m10s, 1h5m, 2d4h."""
-    if seconds is None or not seconds <= LONGEST:  # also rejects NaN
+    if seconds is None or not seconds <= MAX_DURATION_SECONDS:  # also rejects NaN
         return "unknown"
     whole = round(max(seconds, 0))
     if 0 < seconds < 1:
         return f"{seconds:.1f}s"
-    for unit, below, names in ((_DAY, _HOUR, "dh"), (_HOUR, _MINUTE, "hm"), (_MINUTE, 1, "ms")):
+    for unit, below, names in (
+        (_DAY_SECONDS, _HOUR_SECONDS, "dh"),
+        (_HOUR_SECONDS, _MINUTE_SECONDS, "hm"),
+        (_MINUTE_SECONDS, 1, "ms"),
+    ):
         if whole >= unit:
             large, remainder = divmod(whole, unit)
             return f"{large}{names[0]}" + (f"{remainder // below}{names[1]}" if remainder // below else "")
     return f"{whole}s"
 
 
-def ago(at: str, now: datetime | None = None) -> str:
+def format_age(at: str, now: datetime | None = None) -> str:
     """Return how long ago a time is; a text that is no time is returned as it is."""
     try:
         then = datetime.fromisoformat(at)
     except ValueError:
-        return unknown(at)
+        return or_unknown(at)
     since = (now or datetime.now(UTC)) - (then if then.tzinfo else then.replace(tzinfo=UTC))
-    return f"{duration(float(int(since.total_seconds())))} ago"
+    return f"{format_duration(float(int(since.total_seconds())))} ago"

@@ -11,14 +11,14 @@ import msgspec
 import yaml
 from msgspec import Struct
 
-from rota.model import Queue, Roster, plain
-from rota.ranges import MOST_IDS, Ranged, from_ranges, unnested
-from rota.spec import GroupSpec, InvalidSpecError, PolicySpec, group_spec, policy_spec
+from rota.model import Queue, Roster, single_line
+from rota.ranges import MAX_QUEUES_PER_DOCUMENT, RangesByTopic, from_ranges, iterate_entries
+from rota.spec import GroupSpec, InvalidSpecError, PolicySpec, parse_group, parse_policy
 
 T = TypeVar("T")
 
-MOST_MEMBERS = 99_999  # more is a typing error
-UNREADABLE = (yaml.YAMLError, ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError)
+MAX_MEMBERS = 99_999  # more is a typing error
+YAML_ERRORS = (yaml.YAMLError, ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError)
 
 
 class GroupInputs(NamedTuple):
@@ -27,39 +27,39 @@ class GroupInputs(NamedTuple):
     group: GroupSpec
     policy: PolicySpec
     roster: Roster
-    foreigners: list[str]
+    unmanaged: list[str]
     rooms: dict[str, str]
-    present: dict[Queue, str]
-    online: list[str]  # client ids of connected consumers, if brokers were asked
+    current_owners: dict[Queue, str]
+    client_ids: list[str]  # client ids of connected consumers, if brokers were asked
 
 
-def world(options: Mapping[str, Any]) -> GroupInputs:
+def read_group_inputs(options: Mapping[str, Any]) -> GroupInputs:
     """Read the options that `rota.cli.options.on_files` adds."""
-    name, group, policy = resources(options["filename"], options["policy"])
+    name, group, policy = load_group_and_policy(options["filename"], options["policy"])
     if group.message_model == "Broadcasting":
         raise ValueError("The group is Broadcasting: every member reads every queue, so nobody owns one")
     topics = [subscription.topic for subscription in group.subscriptions]
-    members = _members(options["members"])
-    present = _present(options["current"], members)
-    queues, online = _queues_and_consumers(options["queues"], options["name_server"], group.group or name, topics)
+    members = _parse_members(options["members"])
+    present = _read_current_owners(options["current"], members)
+    queues, online = _read_queues_and_clients(options["queues"], options["name_server"], group.group or name, topics)
     roster = Roster.of(queues, members, present)
     foreigners = [name.strip() for name in options["foreign"].split(",") if name.strip()]
     if duplicates := [name for name, times in Counter(foreigners).items() if times > 1]:
         raise ValueError(f"--foreign lists {duplicates[0]} twice; list each consumer once")
-    return GroupInputs(group, policy, roster, foreigners, _rooms(options["rooms"], roster), present, online)
+    return GroupInputs(group, policy, roster, foreigners, _parse_rooms(options["rooms"], roster), present, online)
 
 
-def _queues_and_consumers(
+def _read_queues_and_clients(
     queues: tuple[str, ...], name_server: str | None, group: str, topics: list[str]
 ) -> tuple[Iterable[tuple[str, str, int]], list[str]]:
     """Return the queues from --queues or the brokers and, from the brokers, the client ids of consumers."""
     if bool(queues) == bool(name_server):
         raise ValueError("Give either --queues, such as orders=broker-a:8, or --name-server, which knows them")
     if name_server is None:
-        return _queues(queues, topics), []
+        return _parse_queues(queues, topics), []
     from rota.cli.console import broker_snapshot  # noqa: PLC0415 - --queues needs no broker client
 
-    return broker_snapshot.ask(name_server, group, topics)
+    return broker_snapshot.read_broker_snapshot(name_server, group, topics)
 
 
 def display_name(filename: str) -> str:
@@ -67,14 +67,14 @@ def display_name(filename: str) -> str:
     return "Standard input" if filename == "-" else filename
 
 
-class Document(NamedTuple):
+class YamlDocument(NamedTuple):
     """One YAML document that is a mapping, with the positions of its fields."""
 
     filename: str
     body: dict[Any, Any]
     node: yaml.Node
 
-    def at(self, field: str = "") -> str:
+    def position_of(self, field: str = "") -> str:
         """Return the place of a field such as spec.options.byConfig, or of its nearest existing parent."""
         node, line = self.node, self.node.start_mark.line
         for name in re.findall(r"\w+", field):
@@ -88,39 +88,39 @@ class Document(NamedTuple):
             line = key.start_mark.line
         return f"{display_name(self.filename)}, line {line + 1}"
 
-    def parsed(self, parse: Callable[[Mapping[str, Any]], T]) -> T:
+    def parse(self, parser: Callable[[Mapping[str, Any]], T]) -> T:
         """Parse the document; raise ValueError with the place of the mistake."""
         try:
-            return parse(self.body)
+            return parser(self.body)
         except InvalidSpecError as mistake:
-            message, name = str(mistake), name_of(self.body)
+            message, name = str(mistake), manifest_name(self.body)
         unknown = re.search(r"unknown field (\w+)$", message)
         field = re.match(r"[\w.\[\]]*", message)
         path = (field[0] if field else "") + (f".{unknown[1]}" if unknown else "")
-        raise ValueError(f"{self.at(path)}: {self.body['kind']}{f' {name}' if name else ''}: {message}")
+        raise ValueError(f"{self.position_of(path)}: {self.body['kind']}{f' {name}' if name else ''}: {message}")
 
 
-def documents(filename: str, content: str) -> list[Document]:
+def load_documents(filename: str, expected_content: str) -> list[YamlDocument]:
     """Return the mappings among the documents of a file; `content` says in errors what the file should contain."""
-    mappings: list[Document] = []
-    text = text_of(filename)
+    mappings: list[YamlDocument] = []
+    text = read_text(filename)
     try:
         loader = yaml.SafeLoader(text)
         while loader.check_node():
             node = loader.get_node()
             body = loader.construct_document(node) if node else None
             if node and isinstance(body, dict):
-                mappings.append(Document(filename, body, node))
+                mappings.append(YamlDocument(filename, body, node))
     except RecursionError:  # kubectl prints such objects: Kubernetes stores thousands of levels
         raise ValueError(f"{display_name(filename)} is nested too deeply to be read; remove levels from it") from None
-    except UNREADABLE as error:  # its constructors let any Python error of an invalid date or tag through
+    except YAML_ERRORS as error:  # its constructors let any Python error of an invalid date or tag through
         mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
         line = f", line {mark.line + 1}" if mark else ""
-        raise ValueError(f"{display_name(filename)} is no YAML{line}; give a file with {content}") from None
+        raise ValueError(f"{display_name(filename)} is no YAML{line}; give a file with {expected_content}") from None
     return mappings
 
 
-def text_of(filename: str) -> str:
+def read_text(filename: str) -> str:
     """Return the text of a file or of standard input; raise ValueError if it cannot be read."""
     if not filename:
         raise ValueError("The name of a file is empty; give one, or - for standard input")
@@ -134,32 +134,34 @@ def text_of(filename: str) -> str:
         raise ValueError(f"{display_name(filename)} cannot be read: {error.strerror}") from None
 
 
-def resources(filename: str, chosen: str | None) -> tuple[str, GroupSpec, PolicySpec]:
+def load_group_and_policy(filename: str, policy_name: str | None) -> tuple[str, GroupSpec, PolicySpec]:
     """Return the group's name, the group, and the chosen or referenced policy; without one, the default policy."""
-    read, where = documents(filename, "a ConsumerGroup"), display_name(filename)
+    read, where = load_documents(filename, "a ConsumerGroup"), display_name(filename)
     groups = [document for document in read if document.body.get("kind") == "ConsumerGroup"]
     if len(groups) != 1:
         raise ValueError(f"{where} holds {len(groups)} ConsumerGroups; give it exactly one")
-    group, name = groups[0].parsed(group_spec), str(name_of(groups[0].body) or "")
-    named = chosen if chosen is not None else (group.policy_ref and group.policy_ref.name)
+    group, name = groups[0].parse(parse_group), str(manifest_name(groups[0].body) or "")
+    named = policy_name if policy_name is not None else (group.policy_ref and group.policy_ref.name)
     if named is None:
         return name, group, PolicySpec()
-    policies = [each for each in read if each.body.get("kind") == "RebalancePolicy" and name_of(each.body) == named]
+    policies = [
+        each for each in read if each.body.get("kind") == "RebalancePolicy" and manifest_name(each.body) == named
+    ]
     if len(policies) != 1:
-        origin = "--policy" if chosen is not None else "spec.policyRef"
+        origin = "--policy" if policy_name is not None else "spec.policyRef"
         raise ValueError(
             f"{where} holds {len(policies)} RebalancePolicies named {named}, which {origin} asks for; give it one"
         )
-    return name, group, policies[0].parsed(policy_spec)
+    return name, group, policies[0].parse(parse_policy)
 
 
-def name_of(body: Mapping[Any, Any]) -> Any:
+def manifest_name(body: Mapping[Any, Any]) -> Any:
     """Return the name in a manifest; None if it has none."""
     metadata = body.get("metadata")
     return metadata.get("name") if isinstance(metadata, dict) else None
 
 
-def _queues(options: tuple[str, ...], topics: list[str]) -> Iterator[tuple[str, str, int]]:
+def _parse_queues(options: tuple[str, ...], topics: list[str]) -> Iterator[tuple[str, str, int]]:
     for topic_text in options:
         topic, _, brokers = topic_text.partition("=")
         if topic not in topics:
@@ -170,25 +172,25 @@ def _queues(options: tuple[str, ...], topics: list[str]) -> Iterator[tuple[str, 
             match = re.fullmatch(r"([^:]+):0*(\d+)", part.strip(), re.ASCII)
             if not match:
                 raise ValueError(f"--queues {topic_text!r} cannot be read: write it as {topic}=broker-a:8,broker-b:8")
-            if len(match[2]) > len(str(MOST_IDS)) or int(match[2]) > MOST_IDS:
-                problem = f"--queues gives {topic} {plain(match[2], 30)} queues on {plain(match[1], 100)}"
-                raise ValueError(f"{problem}; a group can have {MOST_IDS} at most")
+            if len(match[2]) > len(str(MAX_QUEUES_PER_DOCUMENT)) or int(match[2]) > MAX_QUEUES_PER_DOCUMENT:
+                problem = f"--queues gives {topic} {single_line(match[2], 30)} queues on {single_line(match[1], 100)}"
+                raise ValueError(f"{problem}; a group can have {MAX_QUEUES_PER_DOCUMENT} at most")
             yield from ((topic, match[1], number) for number in range(int(match[2])))
 
 
-def _members(text: str) -> list[str]:
+def _parse_members(text: str) -> list[str]:
     text = text.strip()
     if not re.fullmatch(r"[-+]?[0-9]*[.]?[0-9]+", text):
         return [name.strip() for name in text.split(",")]
     if not re.fullmatch(r"0*[1-9][0-9]*", text):
         raise ValueError(f"--members {text} cannot be meant: give a whole number from 1 up, or names: a,b")
     number = text.lstrip("0")
-    if len(number) > len(str(MOST_MEMBERS)):
-        raise ValueError(f"--members {text} is more than {MOST_MEMBERS}")
+    if len(number) > len(str(MAX_MEMBERS)):
+        raise ValueError(f"--members {text} is more than {MAX_MEMBERS}")
     return [f"m{index}" for index in range(int(number))]  # the same names for any number of members
 
 
-def _rooms(text: str, roster: Roster) -> dict[str, str]:
+def _parse_rooms(text: str, roster: Roster) -> dict[str, str]:
     parts = [part.partition("=") for part in text.split(",") if part.strip()]
     pairs = [(name.strip(), room.strip()) for name, _, room in parts]
     if any(not name or not room for name, room in pairs):
@@ -203,7 +205,7 @@ def _rooms(text: str, roster: Roster) -> dict[str, str]:
 
 class _Share(Struct):
     uid: str
-    queues: Ranged
+    queues: RangesByTopic
 
 
 class _Release(Struct, rename={"holder": "from"}):
@@ -211,7 +213,7 @@ class _Release(Struct, rename={"holder": "from"}):
     to: str | None = None
 
 
-class _Present(Struct):
+class _CurrentAssignment(Struct):
     """Fields that are read from an assignment or a printed plan: a share is ranges, perhaps with a pod's uid."""
 
     members: dict[str, dict[str, Any]]
@@ -220,25 +222,25 @@ class _Present(Struct):
     @property
     def shares(self) -> dict[str, list[Queue]]:
         """The queues of each member."""
-        return {name: from_ranges(_ranged(share)) for name, share in self.members.items()}
+        return {name: from_ranges(_share_ranges(share)) for name, share in self.members.items()}
 
 
-def _ranged(share: dict[str, Any]) -> Ranged:
+def _share_ranges(share: dict[str, Any]) -> RangesByTopic:
     if isinstance(share.get("uid"), str):  # otherwise a topic has the name `uid`
         return msgspec.convert(share, _Share).queues
-    return msgspec.convert(share, Ranged)
+    return msgspec.convert(share, RangesByTopic)
 
 
-def _present(path: Path | None, members: Collection[str]) -> dict[Queue, str]:
+def _read_current_owners(path: Path | None, members: Collection[str]) -> dict[Queue, str]:
     """Return the present owners; a queue in transition counts for its next owner, as for the operator."""
     owners: dict[Queue, str] = {}
     if path is None:
         return owners
-    text = text_of(str(path))
+    text = read_text(str(path))
     try:
-        document = msgspec.json.decode(text, type=_Present)
+        document = msgspec.json.decode(text, type=_CurrentAssignment)
         shares = document.shares
-        for queue, release in unnested(document.releasing or {}):
+        for queue, release in iterate_entries(document.releasing or {}):
             owner = release.to if release.to and release.to in members else release.holder
             shares.setdefault(owner, []).append(queue)
     except (msgspec.MsgspecError, RecursionError):

@@ -13,62 +13,62 @@ import yaml
 if TYPE_CHECKING:
     from rota.model import Queue, Roster
 
-GAP = 3  # spaces between two columns
+COLUMN_GAP_CHARACTERS = 3  # spaces between two columns
 
-_unseen = re.compile(r"[^ -~\n]")
+_MAYBE_UNPRINTABLE = re.compile(r"[^ -~\n]")
 
 
-def show(value: Any, output: str, people: Callable[[], None]) -> None:
+def print_value(value: Any, output_format: str, print_text: Callable[[], None]) -> None:
     """Print a value in the output format; `people` prints it as text."""
-    if output == "json":
-        print(_unseen.sub(_escaped, json.dumps(value, indent=2, ensure_ascii=False)))
-    elif output == "yaml":
+    if output_format == "json":
+        print(_MAYBE_UNPRINTABLE.sub(_json_escape, json.dumps(value, indent=2, ensure_ascii=False)))
+    elif output_format == "yaml":
         text = yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
         is_printable = all(letter.isprintable() for letter in text.replace("\n", ""))
         print(text if is_printable else yaml.safe_dump(value, sort_keys=False), end="")
     else:
-        people()
+        print_text()
 
 
-def clean(text: str) -> str:
+def sanitize_line(text: str) -> str:
     """Return a text in one line without terminal control characters, which a client id may contain."""
-    return _harmless(" ".join(text.split()))
+    return _replace_unprintable(" ".join(text.split()))
 
 
-def _harmless(text: str) -> str:
+def _replace_unprintable(text: str) -> str:
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 
-def _escaped(match: re.Match[str]) -> str:
+def _json_escape(match: re.Match[str]) -> str:
     """Return the JSON escape of an unprintable character; in JSON such characters occur only in strings."""
     char = match[0]
     return char if char.isprintable() else json.dumps(char)[1:-1] if char > "\x7f" else f"\\u{ord(char):04x}"
 
 
-def table(rows: list[dict[str, Any]]) -> None:
+def print_table(rows: list[dict[str, Any]]) -> None:
     """Print rows in columns, as kubectl does: without borders, and without truncation."""
     if not rows:
         return
-    cells = [[_harmless(str(value)) for value in row.values()] for row in rows]
+    cells = [[_replace_unprintable(str(value)) for value in row.values()] for row in rows]
     header = [name.upper() for name in rows[0]]
-    lines = _folded(header, cells) if sys.stdout.isatty() else _aligned([header, *cells])
+    lines = _fold_columns(header, cells) if sys.stdout.isatty() else _align_columns([header, *cells])
     print("\n".join(line.rstrip() for line in lines if line.strip()))
 
 
-def _aligned(lines: list[list[str]]) -> Iterator[str]:
+def _align_columns(lines: list[list[str]]) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
-        yield (" " * GAP).join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        yield (" " * COLUMN_GAP_CHARACTERS).join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
 
 
-def _folded(header: list[str], cells: list[list[str]]) -> list[str]:
+def _fold_columns(header: list[str], cells: list[list[str]]) -> list[str]:
     """Return the lines of a table as wide as the terminal; long cells continue on the next line."""
     from rich.console import Console
     from rich.table import Column, Table
     from rich.text import Text
 
     columns = (Column(name, overflow="fold") for name in header)
-    shown = Table(*columns, box=None, pad_edge=False, padding=(0, GAP, 0, 0))
+    shown = Table(*columns, box=None, pad_edge=False, padding=(0, COLUMN_GAP_CHARACTERS, 0, 0))
     for row in cells:
         shown.add_row(*map(Text, row))
     console = Console()
@@ -77,7 +77,9 @@ def _folded(header: list[str], cells: list[list[str]]) -> list[str]:
     return captured.get().splitlines()
 
 
-def move(roster: "Roster", queue: "Queue", was: int, now: int) -> dict[str, Any]:
+def describe_move(roster: "Roster", queue: "Queue", previous_index: int, next_index: int) -> dict[str, Any]:
     """Return the previous and the next owner of a queue as plain values."""
-    previous_owner, next_owner = (roster.members[owner] if owner >= 0 else None for owner in (was, now))
+    previous_owner, next_owner = (
+        roster.members[owner] if owner >= 0 else None for owner in (previous_index, next_index)
+    )
     return {"topic": queue.topic, "broker": queue.broker, "id": queue.id, "from": previous_owner, "to": next_owner}

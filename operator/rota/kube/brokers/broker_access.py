@@ -21,9 +21,9 @@ from rota.brokers.rocketmq.wire.signing import Credentials
 from rota.kube.client.api import Api, ApiError
 from rota.kube.client.paths import object_path
 from rota.spec import RocketMQ
-from rota.tls import KeyPair, Validity, certificate_validity, load_key_pair, trusting
+from rota.tls import KeyPair, Validity, certificate_validity, client_context, load_key_pair
 
-_SERVICE = re.compile(r"^(?!localhost:)[^.:\[\]]+(?=:)")
+_SHORT_HOST = re.compile(r"^(?!localhost:)[^.:\[\]]+(?=:)")
 
 _log = logging.getLogger(__name__)
 
@@ -32,24 +32,24 @@ class MissingSecretError(Exception):
     """A Secret, or a key in it, does not exist or cannot be used; the message is for the group's condition."""
 
 
-class Access(NamedTuple):
-    """How to connect to a broker cluster; groups with an equal `mark` share the connections."""
+class AccessConfig(NamedTuple):
+    """How to connect to a broker cluster, as a group names it; groups with an equal `cluster_key` share connections."""
 
-    mark: tuple[object, ...]
-    site: ConnectionConfig
+    cluster_key: tuple[object, ...]
+    config: ConnectionConfig
     client_validity: Validity | None = None  # of the client certificate
 
 
 class ClusterAccess:
     """The present access to a broker cluster; the clients that were made with its `config` use a renewed one, too."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: AccessConfig) -> None:
         self._access = access
 
     @property
-    def mark(self) -> tuple[object, ...]:
+    def cluster_key(self) -> tuple[object, ...]:
         """Equal for groups that may share the connections."""
-        return self._access.mark
+        return self._access.cluster_key
 
     @property
     def client_validity(self) -> Validity | None:
@@ -59,22 +59,22 @@ class ClusterAccess:
     @property
     def config(self) -> ConnectionConfig:
         """The settings for a client; its certificates and credentials are always the present ones."""
-        site = self._access.site
+        site = self._access.config
         return replace(
             site, tls=self._present_context if site.tls else None, credentials=self._sign if site.credentials else None
         )
 
-    def renew(self, access: Access) -> None:
+    def renew(self, access: AccessConfig) -> None:
         """Replace certificates and credentials; name servers, and whether there is TLS or a user, stay."""
         self._access = access
 
     def _present_context(self) -> ssl.SSLContext:
-        tls = self._access.site.tls
-        assert tls  # noqa: S101 - an access with another mark has a context
+        tls = self._access.config.tls
+        assert tls  # noqa: S101 - an access with another key has a context
         return tls()
 
     def _sign(self) -> Credentials:
-        credentials = self._access.site.credentials
+        credentials = self._access.config.credentials
         assert credentials  # noqa: S101 - as the one before, which comes from the same fields of the group
         return credentials()
 
@@ -83,42 +83,42 @@ class _Secret(msgspec.Struct):
     data: dict[str, str] = {}
 
 
-class BrokerAccess:
+class BrokerAccessReader:
     """Reads the Secrets that groups name for their brokers."""
 
     def __init__(self, api: Api, address_policy: AddressPolicy | None) -> None:
         self._api = api
         self._address_policy = address_policy
-        self._frames = FrameBudget()  # one budget for all brokers, as tenants choose them
+        self._frame_budget = FrameBudget()  # one budget for all brokers, as tenants choose them
 
-    async def read(self, namespace: str, rocketmq: RocketMQ, known_marks: Container[tuple[object, ...]]) -> Access:
-        """Return the access to brokers, without a TLS context if its mark is known. Raise MissingSecretError."""
+    async def read(self, namespace: str, rocketmq: RocketMQ, known_keys: Container[tuple[object, ...]]) -> AccessConfig:
+        """Return the access to brokers, without a TLS context if its key is known. Raise MissingSecretError."""
         credentials: Credentials | None = None
         authority = ""
         client: KeyPair | None = None
         if rocketmq.credentials_secret:
-            keys = await self._secret(namespace, rocketmq.credentials_secret.name, "accessKey", "secretKey")
+            keys = await self._read_secret(namespace, rocketmq.credentials_secret.name, "accessKey", "secretKey")
             credentials = Credentials(*keys)
         if rocketmq.tls.enabled and rocketmq.tls.ca_secret:
-            (authority,) = await self._secret(namespace, rocketmq.tls.ca_secret.name, "ca.crt")
+            (authority,) = await self._read_secret(namespace, rocketmq.tls.ca_secret.name, "ca.crt")
         if rocketmq.tls.enabled and rocketmq.tls.client_secret:
-            client = KeyPair(*await self._secret(namespace, rocketmq.tls.client_secret.name, "tls.crt", "tls.key"))
-        mark = (tuple(sorted({*rocketmq.name_servers})), credentials, rocketmq.tls.enabled, authority, client)
+            client = KeyPair(*await self._read_secret(namespace, rocketmq.tls.client_secret.name, "tls.crt", "tls.key"))
+        cluster_key = (tuple(sorted({*rocketmq.name_servers})), credentials, rocketmq.tls.enabled, authority, client)
         tls: Callable[[], ssl.SSLContext] | None = None
-        if rocketmq.tls.enabled and mark not in known_marks:
-            tls = partial(_return, _context(rocketmq, authority, client))  # a replaced certificate has another mark
+        if rocketmq.tls.enabled and cluster_key not in known_keys:
+            tls = partial(_return, _tls_context(rocketmq, authority, client))  # a replaced certificate has another key
         signing = credentials and partial(Credentials, *credentials)
-        site = ConnectionConfig(rocketmq.name_servers, tls, signing, self._address_policy, self._frames)
-        return Access(mark, site, certificate_validity(client) if client else None)
+        site = ConnectionConfig(rocketmq.name_servers, tls, signing, self._address_policy, self._frame_budget)
+        return AccessConfig(cluster_key, site, certificate_validity(client) if client else None)
 
-    async def leads_to(self, mark: tuple[object, ...], namespace: str, rocketmq: RocketMQ) -> bool:
-        """Whether a group's Secrets lead to the access with this mark at present; unusable ones do not."""
+    async def leads_to(self, cluster_key: tuple[object, ...], namespace: str, rocketmq: RocketMQ) -> bool:
+        """Whether a group's Secrets lead to the access with this key at present; unusable ones do not."""
         try:
-            return (await self.read(namespace, rocketmq, {mark})).mark == mark
+            return (await self.read(namespace, rocketmq, {cluster_key})).cluster_key == cluster_key
         except MissingSecretError:
             return False
 
-    async def _secret(self, namespace: str, name: str, *keys: str) -> list[str]:
+    async def _read_secret(self, namespace: str, name: str, *keys: str) -> list[str]:
         try:
             secret = await self._api.get(object_path("secrets", namespace, name), _Secret)
         except ApiError as error:
@@ -136,9 +136,11 @@ class BrokerAccess:
             raise MissingSecretError(f"Secret {name} has a value that is no text; write it anew") from None
 
 
-def _context(rocketmq: RocketMQ, authority: str, client: KeyPair | None) -> ssl.SSLContext:
+def _tls_context(rocketmq: RocketMQ, authority: str, client: KeyPair | None) -> ssl.SSLContext:
     context = (
-        _trusting(rocketmq.tls.ca_secret.name, authority) if rocketmq.tls.ca_secret else ssl.create_default_context()
+        _trust_authority(rocketmq.tls.ca_secret.name, authority)
+        if rocketmq.tls.ca_secret
+        else ssl.create_default_context()
     )
     if rocketmq.tls.client_secret and client:
         try:
@@ -150,9 +152,9 @@ def _context(rocketmq: RocketMQ, authority: str, client: KeyPair | None) -> ssl.
     return context
 
 
-def _trusting(name: str, authority: str) -> ssl.SSLContext:
+def _trust_authority(name: str, authority: str) -> ssl.SSLContext:
     try:
-        return trusting(authority)
+        return client_context(authority)
     except ValueError:
         raise MissingSecretError(f"Secret {name} has no certificate under ca.crt; put one there in PEM") from None
 
@@ -164,5 +166,5 @@ def _return(context: ssl.SSLContext) -> ssl.SSLContext:
 def qualify_name_servers(namespace: str, rocketmq: RocketMQ) -> RocketMQ:
     """Qualify name servers without a dot with the group's namespace: members' pods resolve them as Services of it."""
     return msgspec.structs.replace(
-        rocketmq, name_servers=[_SERVICE.sub(rf"\g<0>.{namespace}", server) for server in rocketmq.name_servers]
+        rocketmq, name_servers=[_SHORT_HOST.sub(rf"\g<0>.{namespace}", server) for server in rocketmq.name_servers]
     )

@@ -11,14 +11,14 @@ from rota.aio import yield_periodically
 from rota.brokers.errors import BrokerError
 from rota.brokers.port import Brokers
 from rota.kube.brokers.route_watcher import RouteWatcher
-from rota.kube.client.objects import Key
-from rota.logs import of_group
+from rota.kube.client.objects import ObjectKey
+from rota.logs import group_fields
 from rota.spec.consumer_settings import ConsumerSettings
 
 REFRESH_SECONDS = 60.0
 MAX_CONSUMERS = 20  # of a group; others are not asked
-MAX_BROKERS = 2  # asked about one consumer, which is connected to all of them
-CONCURRENT_REQUESTS = 16  # to one cluster; a silent consumer occupies one for 10 s
+MAX_BROKERS_ASKED = 2  # asked about one consumer, which is connected to all of them
+MAX_CONCURRENT_REQUESTS = 16  # to one cluster; a silent consumer occupies one for 10 s
 
 _log = logging.getLogger(__name__)
 
@@ -29,18 +29,18 @@ class ConsumerPoller:
     def __init__(
         self,
         brokers: Brokers,
-        views: RouteWatcher,
-        unmanaged: Callable[[Key], Collection[str]],
-        on_change: Callable[[Key], None],
+        route_watcher: RouteWatcher,
+        unmanaged: Callable[[ObjectKey], Collection[str]],
+        on_change: Callable[[ObjectKey], None],
     ) -> None:
         """`unmanaged` returns the ids of consumers that are not members; `on_change` is called after a change."""
-        self._brokers, self._views = brokers, views
+        self._brokers, self._route_watcher = brokers, route_watcher
         self._unmanaged, self._on_change = unmanaged, on_change
-        self._settings: dict[Key, dict[str, ConsumerSettings | None]] = {}  # None: the consumer gave no answer
-        self._pending: dict[Key, dict[str, None]] = {}  # client ids to ask next, of groups that are being asked
-        self._requests = asyncio.Semaphore(CONCURRENT_REQUESTS)
+        self._settings: dict[ObjectKey, dict[str, ConsumerSettings | None]] = {}  # None: the consumer gave no answer
+        self._pending: dict[ObjectKey, dict[str, None]] = {}  # client ids to ask next, of groups that are being asked
+        self._slots = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
 
-    def of(self, key: Key) -> Mapping[str, ConsumerSettings]:
+    def settings_of(self, key: ObjectKey) -> Mapping[str, ConsumerSettings]:
         """Return the settings of a group's unmanaged consumers by client id, without consumers that did not answer."""
         if not self._settings.get(key):
             return {}
@@ -59,12 +59,12 @@ class ConsumerPoller:
         async with asyncio.TaskGroup() as tasks:
             while True:
                 await asyncio.sleep(REFRESH_SECONDS)
-                interests = self._views.interests
+                interests = self._route_watcher.interests
                 self._settings = {key: settings for key, settings in self._settings.items() if key in interests}
                 async for key in yield_periodically([*interests]):
-                    tasks.create_task(self.ask(key, again=True))
+                    tasks.create_task(self.poll_group(key, ask_all=True))
 
-    async def ask(self, key: Key, *, again: bool = False) -> None:
+    async def poll_group(self, key: ObjectKey, *, ask_all: bool = False) -> None:
         """Ask a group's unmanaged consumers that were not asked yet; with `again`, all of them.
 
         They are asked one after another, so a group with silent consumers delays no other group. If the group is being
@@ -73,7 +73,7 @@ class ConsumerPoller:
         unmanaged = sorted(self._unmanaged(key))[:MAX_CONSUMERS]
         self._forget_consumers(key, unmanaged)
         known_settings = self._settings.get(key, {})
-        to_ask = {client_id: None for client_id in unmanaged if again or client_id not in known_settings}
+        to_ask = {client_id: None for client_id in unmanaged if ask_all or client_id not in known_settings}
         if key in self._pending:
             self._pending[key] |= to_ask
         elif to_ask:
@@ -83,7 +83,7 @@ class ConsumerPoller:
             finally:
                 del self._pending[key]
 
-    def _forget_consumers(self, key: Key, unmanaged: Collection[str]) -> None:
+    def _forget_consumers(self, key: ObjectKey, unmanaged: Collection[str]) -> None:
         """Forget the settings of consumers that are not in the group any more."""
         known_settings = self._settings.get(key, {})
         departed = [client_id for client_id in known_settings if client_id not in unmanaged]
@@ -92,7 +92,7 @@ class ConsumerPoller:
         if departed:
             self._on_change(key)
 
-    async def _ask_pending(self, key: Key) -> None:
+    async def _ask_pending(self, key: ObjectKey) -> None:
         pending = self._pending[key]
         while pending:
             client_id = next(iter(pending))
@@ -106,15 +106,15 @@ class ConsumerPoller:
             if has_changed:
                 self._on_change(key)
 
-    async def _ask_consumer(self, key: Key, client_id: str) -> ConsumerSettings | None:
+    async def _ask_consumer(self, key: ObjectKey, client_id: str) -> ConsumerSettings | None:
         """Return a consumer's settings from the first broker through which it answers."""
-        interest = self._views.interests.get(key)
+        interest = self._route_watcher.interests.get(key)
         if interest is None:
             return None
-        for broker in sorted(self._views.where(interest))[:MAX_BROKERS]:
+        for broker in sorted(self._route_watcher.brokers_of(interest))[:MAX_BROKERS_ASKED]:
             try:
-                async with self._requests:
-                    return await self._brokers.consumer_settings(interest.group, client_id, broker)
+                async with self._slots:
+                    return await self._brokers.consumer_settings(interest.consumer_group, client_id, broker)
             except BrokerError as error:
-                _log.debug("%s did not report its settings: %s", client_id, error, extra=of_group(*key))
+                _log.debug("%s did not report its settings: %s", client_id, error, extra=group_fields(*key))
         return None

@@ -3,10 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
-
-import msgspec
 
 from rota.aio import supervise
 from rota.brokers.errors import BrokerError
@@ -14,66 +11,36 @@ from rota.brokers.port import BrokerGroupSettings, Brokers, OnlineConsumer
 from rota.brokers.rocketmq.admin import AdminClient
 from rota.brokers.rocketmq.routing import ConnectionConfig
 from rota.brokers.rocketmq.transport.address_policy import AddressPolicy
+from rota.kube.brokers.bindings import (
+    Binding,
+    BrokerCluster,
+    awaits_older,
+    duplicate_problems,
+    owns_consumer_group,
+    share_brokers,
+)
 from rota.kube.brokers.broker_access import (
-    Access,
-    BrokerAccess,
+    AccessConfig,
+    BrokerAccessReader,
     ClusterAccess,
     MissingSecretError,
     qualify_name_servers,
 )
 from rota.kube.brokers.consumer_poller import ConsumerPoller
 from rota.kube.brokers.lag.lag_poller import GroupLag, LagPoller
-from rota.kube.brokers.route_watcher import RouteWatcher, TopicInterest, interest_of
+from rota.kube.brokers.route_watcher import RouteWatcher, interest_of
 from rota.kube.client.api import Api
-from rota.kube.client.objects import Key
+from rota.kube.client.objects import ObjectKey
 from rota.kube.state.broker_state import BrokerState
 from rota.kube.state.group import Group
 from rota.kube.state.queue_quota import QueueQuota
-from rota.logs import of_group
-from rota.model import Queue, Reason, Verdict
+from rota.logs import group_fields
+from rota.model import Finding, Queue, Reason
 from rota.spec import RocketMQ
 
-SECRETS_SECONDS = 60.0  # interval at which Secrets are read again
-
-_NEWEST = "~"  # sorts after every timestamp
+REREAD_SECRETS_SECONDS = 60.0  # interval at which Secrets are read again
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass
-class _BrokerCluster:
-    """One broker cluster, reached with one access, and its pollers."""
-
-    access: ClusterAccess
-    brokers: Brokers
-    views: RouteWatcher
-    lags: LagPoller
-    consumers: ConsumerPoller
-    running: Sequence[asyncio.Task[None]]
-
-
-@dataclass
-class _Binding:
-    """The binding of a group to its broker cluster."""
-
-    group: Group
-    wanted: TopicInterest
-    reached: RocketMQ
-    cluster: _BrokerCluster | None = None
-    problems: tuple[Verdict, ...] = ()
-    was_looked_at: bool = False  # whether its brokers were asked since this operator leads
-    is_accepted: bool = False  # whether they have accepted the group since then
-
-    @property
-    def source(self) -> tuple[str, bytes]:
-        """Where its access comes from: its namespace, and the name servers and Secrets that it names."""
-        return self.group.namespace, msgspec.json.encode(self.reached)
-
-    @property
-    def creation_order(self) -> tuple[str, str]:
-        """Sort key: creation time, then uid; the oldest group first."""
-        metadata = self.group.body.metadata if self.group.body else None
-        return (metadata.creation_timestamp or _NEWEST, metadata.uid) if metadata else (_NEWEST, "")
 
 
 class BrokerRegistry:
@@ -91,221 +58,190 @@ class BrokerRegistry:
         """With `is_pod`, qualify short host names: the operator's pod would resolve them in its own namespace."""
         self._connect, self._is_pod = connect, is_pod
         self._quota = quota or QueueQuota()
-        self._access = BrokerAccess(api, address_policy)
-        self._places: dict[tuple[object, ...], _BrokerCluster] = {}  # by the mark of their access
-        self._stays: dict[Key, _Binding] = {}
-        self._claims: dict[str, set[Key]] = {}  # the ConsumerGroups that name each consumer group
-        self._awake = False  # whether this operator leads; otherwise it asks no broker
-        self._asking: set[asyncio.Task[None]] = set()
-        self.news: Callable[[Key], None] = lambda _: None  # called when a group's state at its brokers changes
-        self.looked: Callable[[Collection[Key]], None] = lambda _: None  # called after a poll of these groups' lag
-        self.worked: Callable[[Key], Collection[Queue]] = lambda _: ()  # returns the queues that have a consumer
+        self._access = BrokerAccessReader(api, address_policy)
+        self._clusters: dict[tuple[object, ...], BrokerCluster] = {}  # by the key of their access
+        self._bindings: dict[ObjectKey, Binding] = {}
+        self._claims: dict[str, set[ObjectKey]] = {}  # the ConsumerGroups that name each consumer group
+        self._is_leading = False  # whether this operator leads; otherwise it asks no broker
+        self._tasks: set[asyncio.Task[None]] = set()
+        # Called when a group's state at its brokers changes.
+        self.on_change: Callable[[ObjectKey], None] = lambda _: None
+        # Called after a poll of these groups' lag.
+        self.on_lag_polled: Callable[[Collection[ObjectKey]], None] = lambda _: None
+        # Returns the queues that have a consumer.
+        self.consumed_queues: Callable[[ObjectKey], Collection[Queue]] = lambda _: ()
 
     async def close(self) -> None:
         """Forget all groups, and wait for requests under way."""
-        for key in list(self._stays):
+        for key in list(self._bindings):
             self.forget(key)
-        await asyncio.gather(*self._asking, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def want(self, group: Group) -> None:
+    def update_group(self, group: Group) -> None:
         """Update a group's brokers and topics from its spec; an invalid spec changes nothing."""
-        spec, key = group.wish.spec, (group.namespace, group.name)
+        spec, key = group.resolved_spec.spec, (group.namespace, group.name)
         if spec is None:
             return
         rocketmq = qualify_name_servers(group.namespace, spec.broker.rocketmq) if self._is_pod else spec.broker.rocketmq
-        interest, binding = interest_of(spec, group.name, is_weighed=group.weighs_queues), self._stays.get(key)
+        interest, binding = interest_of(spec, group.name, is_weighed=group.needs_weights), self._bindings.get(key)
         if binding is None:
-            binding = self._stays[key] = _Binding(group, interest, rocketmq)
+            binding = self._bindings[key] = Binding(group, interest, rocketmq)
             self._claim(key, binding)
             return
-        moved = binding.reached != rocketmq
-        changed = moved or binding.wanted != interest
+        moved = binding.rocketmq != rocketmq
+        changed = moved or binding.interest != interest
         self._unclaim(key, binding)
-        binding.group, binding.wanted, binding.reached = group, interest, rocketmq
+        binding.group, binding.interest, binding.rocketmq = group, interest, rocketmq
         self._claim(key, binding)
         if moved:
-            binding.was_looked_at = binding.is_accepted = False
-            self._leave(key, binding)
-        if changed and self._awake:
-            self._background(self._look(key, binding))
+            binding.was_polled = binding.is_accepted = False
+            self._unbind(key, binding)
+        if changed and self._is_leading:
+            self._start_task(self._refresh_binding(key, binding))
 
-    def forget(self, key: Key) -> None:
+    def forget(self, key: ObjectKey) -> None:
         """Remove a group; its cluster is closed if no other group uses it."""
-        if binding := self._stays.pop(key, None):
+        if binding := self._bindings.pop(key, None):
             self._unclaim(key, binding)
-            self._leave(key, binding)
+            self._unbind(key, binding)
 
-    def _leave(self, key: Key, binding: _Binding) -> None:
+    def _unbind(self, key: ObjectKey, binding: Binding) -> None:
         cluster, binding.cluster = binding.cluster, None
         if cluster is None:
             return
-        cluster.views.want(key, None)
-        if cluster.views.idle:
-            del self._places[cluster.access.mark]
-            for task in cluster.running:
+        cluster.route_watcher.set_interest(key, None)
+        if cluster.route_watcher.is_idle:
+            del self._clusters[cluster.access.cluster_key]
+            for task in cluster.tasks:
                 task.cancel()
-            self._background(cluster.brokers.close())
+            self._start_task(cluster.brokers.close())
 
-    def _claim(self, key: Key, binding: _Binding) -> None:
-        self._claims.setdefault(binding.wanted.group, set()).add(key)
+    def _claim(self, key: ObjectKey, binding: Binding) -> None:
+        self._claims.setdefault(binding.interest.consumer_group, set()).add(key)
         for rival in self._rivals(key, binding):
-            self.news(rival)
+            self.on_change(rival)
 
-    def _unclaim(self, key: Key, binding: _Binding) -> None:
+    def _unclaim(self, key: ObjectKey, binding: Binding) -> None:
         for rival in self._rivals(key, binding):
-            self.news(rival)
-        claims = self._claims[binding.wanted.group]
+            self.on_change(rival)
+        claims = self._claims[binding.interest.consumer_group]
         claims.discard(key)
         if not claims:
-            del self._claims[binding.wanted.group]
+            del self._claims[binding.interest.consumer_group]
 
-    def _rivals(self, key: Key, binding: _Binding) -> list[Key]:
+    def _rivals(self, key: ObjectKey, binding: Binding) -> list[ObjectKey]:
         """Return the other groups that share this one's consumer group at the same brokers."""
-        named = self._claims[binding.wanted.group] - {key}
-        return sorted(rival for rival in named if self._share_brokers(binding, self._stays[rival]))
+        named = self._claims[binding.interest.consumer_group] - {key}
+        return sorted(rival for rival in named if share_brokers(binding, self._bindings[rival]))
 
-    def _share_brokers(self, binding: _Binding, rival: _Binding) -> bool:
-        """Whether two groups name a common name server, or name servers that lead to a common broker."""
-        if not {*binding.reached.name_servers}.isdisjoint(rival.reached.name_servers):
-            return True
-        return not self._addresses(binding).isdisjoint(self._addresses(rival))
-
-    def _addresses(self, binding: _Binding) -> frozenset[str]:
-        """Return the addresses of the brokers of a group's topics; these list the group's consumers."""
-        cluster = binding.cluster
-        return cluster.brokers.addresses(cluster.views.where(binding.wanted)) if cluster else frozenset()
-
-    def _owns(self, binding: _Binding, rival: _Binding) -> bool:
-        """Whether the consumer group of both belongs to the first: it is older, and a broker of both has accepted it.
-
-        Naming the same name server is no proof, nor is a route that lists a broker which was not asked.
-        """
-        is_older = binding.creation_order < rival.creation_order
-        return is_older and binding.is_accepted and not self._addresses(binding).isdisjoint(self._addresses(rival))
-
-    def _awaits_older(self, binding: _Binding, rivals: Sequence[_Binding]) -> bool:
-        """Whether a group without assignment has to wait: an older one may turn out to own its consumer group."""
-        if binding.group.record.document is not None:
-            return False
-        return any(not rival.was_looked_at and rival.creation_order < binding.creation_order for rival in rivals)
-
-    def _duplicates(self, binding: _Binding, rivals: Sequence[_Binding]) -> list[Verdict]:
-        """Return ClaimedTwice if an older group owns this one's consumer group."""
-        owner = next((rival.group for rival in rivals if self._owns(rival, binding)), None)
-        if owner is None:
-            return []
-        # Tenants of this namespace must not learn the names of groups in others.
-        older_group = "An older ConsumerGroup of another namespace"
-        if owner.namespace == binding.group.namespace:
-            older_group = f"The older ConsumerGroup {owner.name}"
-        message = (
-            f"{older_group} manages the consumer group {binding.wanted.group} at the same brokers;"
-            " give this one its own spec.group, or delete one of them"
-        )
-        return [Verdict(Reason.CLAIMED_TWICE, message)]
-
-    def _on_broker_change(self, key: Key) -> None:
+    def _on_broker_change(self, key: ObjectKey) -> None:
         """After a change of a group's state at its brokers: update its claim, report it, ask its new consumers."""
         self._update_claim(key)
-        self.news(key)
-        if cluster := self._place(key):
-            self._background(cluster.consumers.ask(key))
+        self.on_change(key)
+        if cluster := self._cluster_of(key):
+            self._start_task(cluster.consumer_poller.poll_group(key))
 
-    def _update_claim(self, key: Key, *, was_looked_at: bool = False) -> None:
+    def _update_claim(self, key: ObjectKey, *, was_polled: bool = False) -> None:
         """Record whether a group's brokers accept it; if that changed, its rivals are reconciled again."""
-        binding, cluster = self._stays.get(key), self._place(key)
+        binding, cluster = self._bindings.get(key), self._cluster_of(key)
         if binding is None:
             return
-        previous = binding.was_looked_at, binding.is_accepted
-        binding.was_looked_at |= was_looked_at
-        is_accepted = cluster.views.is_accepted(key) if cluster else None
+        previous = binding.was_polled, binding.is_accepted
+        binding.was_polled |= was_polled
+        is_accepted = cluster.route_watcher.is_accepted(key) if cluster else None
         if is_accepted is not None:
             binding.is_accepted = is_accepted
-        if (binding.was_looked_at, binding.is_accepted) != previous:
+        if (binding.was_polled, binding.is_accepted) != previous:
             for rival in self._rivals(key, binding):
-                self.news(rival)
+                self.on_change(rival)
 
-    def lead(self, *, leads: bool) -> None:
+    def set_leading(self, *, is_leading: bool) -> None:
         """Allow requests to brokers while this operator leads; otherwise leave all clusters."""
-        self._awake = leads
-        for key, binding in self._stays.items() if not leads else ():
-            binding.was_looked_at = binding.is_accepted = False
-            self._leave(key, binding)
+        self._is_leading = is_leading
+        for key, binding in self._bindings.items() if not is_leading else ():
+            binding.was_polled = binding.is_accepted = False
+            self._unbind(key, binding)
 
-    async def look(self, group: Group) -> None:
+    async def poll_group(self, group: Group) -> None:
         """Read a group's Secrets, and ask its brokers for routes and consumers, now."""
         key = (group.namespace, group.name)
-        if binding := self._stays.get(key):
-            await self._look(key, binding, tell=False)
+        if binding := self._bindings.get(key):
+            await self._refresh_binding(key, binding, notify=False)
 
-    async def look_who_is_there(self, key: Key) -> None:
+    async def poll_consumers(self, key: ObjectKey) -> None:
         """Ask a group's brokers for its online consumers now."""
-        if cluster := self._place(key):
-            await cluster.views.look_who_is_there(key)
+        if cluster := self._cluster_of(key):
+            await cluster.route_watcher.poll_consumers(key)
 
-    async def _look(self, key: Key, binding: _Binding, *, tell: bool = True) -> None:
-        rocketmq: RocketMQ = binding.reached
-        problems: tuple[Verdict, ...] = ()
+    async def _refresh_binding(self, key: ObjectKey, binding: Binding, *, notify: bool = True) -> None:
+        rocketmq: RocketMQ = binding.rocketmq
+        problems: tuple[Finding, ...] = ()
         try:
-            access = await self._access.read(key[0], rocketmq, self._places)
-            if binding.cluster and access.mark not in self._places:
+            access = await self._access.read(key[0], rocketmq, self._clusters)
+            if binding.cluster and access.cluster_key not in self._clusters:
                 await self._renew(binding.cluster, access)
         except MissingSecretError as error:
-            problems = (Verdict(Reason.MISSING_SECRET, str(error)),)
-        if self._stays.get(key) is not binding or binding.reached != rocketmq:  # deleted or moved meanwhile
+            problems = (Finding(Reason.MISSING_SECRET, str(error)),)
+        if self._bindings.get(key) is not binding or binding.rocketmq != rocketmq:  # deleted or moved meanwhile
             return
-        if not self._awake:  # another operator leads now
+        if not self._is_leading:  # another operator leads now
             return
         binding.problems = problems
         if not problems:
-            cluster = self._enter(key, binding, access)
-            await cluster.views.look(key)
-            self._background(cluster.consumers.ask(key))
-        if self._stays.get(key) is binding:
-            self._update_claim(key, was_looked_at=True)
-        if tell:
-            self.news(key)
+            cluster = self._bind(key, binding, access)
+            await cluster.route_watcher.poll_group(key)
+            self._start_task(cluster.consumer_poller.poll_group(key))
+        if self._bindings.get(key) is binding:
+            self._update_claim(key, was_polled=True)
+        if notify:
+            self.on_change(key)
 
-    def _enter(self, key: Key, binding: _Binding, access: Access) -> _BrokerCluster:
-        if binding.cluster and binding.cluster.access.mark != access.mark:
-            self._leave(key, binding)
-        if access.mark not in self._places:
+    def _bind(self, key: ObjectKey, binding: Binding, access: AccessConfig) -> BrokerCluster:
+        if binding.cluster and binding.cluster.access.cluster_key != access.cluster_key:
+            self._unbind(key, binding)
+        if access.cluster_key not in self._clusters:
             cluster_access = ClusterAccess(access)
             brokers = self._connect(cluster_access.config)
             views = RouteWatcher(brokers, self._on_broker_change, self._quota)
             lags = LagPoller(
-                brokers, views, self.worked, self.looked, self._reported, turned=self.news, begun=self._begun
+                brokers,
+                views,
+                self.consumed_queues,
+                self.on_lag_polled,
+                self._reported_offsets,
+                on_known_change=self.on_change,
+                topic_starts=self._topic_starts,
             )
             loop = asyncio.get_running_loop()
-            consumers = ConsumerPoller(brokers, views, self._unmanaged, self.news)
+            consumers = ConsumerPoller(brokers, views, self._unmanaged_ids, self.on_change)
             tasks = {"route watcher": views.run, "lag poller": lags.run, "consumer poller": consumers.run}
             running = [loop.create_task(supervise(name, work), name=name) for name, work in tasks.items()]
-            self._places[access.mark] = _BrokerCluster(cluster_access, brokers, views, lags, consumers, running)
-        cluster = binding.cluster = self._places[access.mark]
-        cluster.views.want(key, binding.wanted)
+            self._clusters[access.cluster_key] = BrokerCluster(cluster_access, brokers, views, lags, consumers, running)
+        cluster = binding.cluster = self._clusters[access.cluster_key]
+        cluster.route_watcher.set_interest(key, binding.interest)
         return cluster
 
-    async def _renew(self, cluster: _BrokerCluster, access: Access) -> None:
+    async def _renew(self, cluster: BrokerCluster, access: AccessConfig) -> None:
         """Give a cluster a renewed access, so that its views and lag stay, if all of its groups have that access now.
 
         Otherwise the group has to leave the others: no group may use certificates or credentials of another one.
         """
-        previous = cluster.access.mark
+        previous = cluster.access.cluster_key
         is_shared = await self._is_shared(cluster, access)
-        if is_shared and self._places.get(previous) is cluster and access.mark not in self._places:
-            del self._places[previous]
-            self._places[access.mark] = cluster
+        if is_shared and self._clusters.get(previous) is cluster and access.cluster_key not in self._clusters:
+            del self._clusters[previous]
+            self._clusters[access.cluster_key] = cluster
             cluster.access.renew(access)
             cluster.brokers.reconnect()
 
-    async def _is_shared(self, cluster: _BrokerCluster, access: Access) -> bool:
+    async def _is_shared(self, cluster: BrokerCluster, access: AccessConfig) -> bool:
         """Whether the Secrets of all groups of a cluster lead to this access; groups that enter meanwhile count."""
         read: set[tuple[str, bytes]] = set()
         while unread := [
-            binding for binding in self._stays.values() if binding.cluster is cluster and binding.source not in read
+            binding for binding in self._bindings.values() if binding.cluster is cluster and binding.source not in read
         ]:
-            source, reached = unread[0].source, unread[0].reached
-            if not await self._access.leads_to(access.mark, source[0], reached):
+            source, reached = unread[0].source, unread[0].rocketmq
+            if not await self._access.leads_to(access.cluster_key, source[0], reached):
                 return False
             read.add(source)
         return True
@@ -313,90 +249,96 @@ class BrokerRegistry:
     async def run(self) -> None:
         """Read the Secrets periodically, so that a changed one takes effect."""
         while True:
-            await asyncio.sleep(SECRETS_SECONDS)
-            for key, binding in list(self._stays.items()) if self._awake else ():
-                if binding.reached.credentials_secret or binding.reached.tls.enabled or binding.problems:
+            await asyncio.sleep(REREAD_SECRETS_SECONDS)
+            for key, binding in list(self._bindings.items()) if self._is_leading else ():
+                if binding.rocketmq.credentials_secret or binding.rocketmq.tls.enabled or binding.problems:
                     try:
-                        await self._look(key, binding)
+                        await self._refresh_binding(key, binding)
                     except Exception as error:  # noqa: BLE001 - one group's error must not stop the others' refresh
-                        _log.warning("The Secrets for the broker could not be read: %s", error, extra=of_group(*key))
+                        _log.warning(
+                            "The Secrets for the broker could not be read: %s", error, extra=group_fields(*key)
+                        )
 
-    def _place(self, key: Key) -> _BrokerCluster | None:
-        binding = self._stays.get(key)
+    def _cluster_of(self, key: ObjectKey) -> BrokerCluster | None:
+        binding = self._bindings.get(key)
         return binding.cluster if binding else None
 
-    def of(self, group: Group, now: float) -> BrokerState:
+    def state_of(self, group: Group, now: float) -> BrokerState:
         """Return a group's state at its brokers."""
         key = (group.namespace, group.name)
-        binding, cluster = self._stays.get(key), self._place(key)
+        binding, cluster = self._bindings.get(key), self._cluster_of(key)
         if binding is None or cluster is None:
             return BrokerState(problems=binding.problems if binding else ())
-        rivals = [self._stays[rival] for rival in self._rivals(key, binding)]
-        state = cluster.views.of(key, now, self._own_names(binding, rivals, now))
+        rivals = [self._bindings[rival] for rival in self._rivals(key, binding)]
+        state = cluster.route_watcher.state_of(key, now, self._member_suffixes(binding, rivals, now))
         validity = cluster.access.client_validity
-        if self._awaits_older(binding, rivals):
+        if awaits_older(binding, rivals):
             problems = (*binding.problems, *state.problems)
             return BrokerState(dict.fromkeys(state.views), None, problems, client_validity=validity)
-        problems = (*binding.problems, *self._duplicates(binding, rivals), *state.problems)
-        return BrokerState(state.views, state.foreigners, problems, cluster.consumers.of(key), validity)
+        problems = (*binding.problems, *duplicate_problems(binding, rivals), *state.problems)
+        return BrokerState(
+            state.views, state.unmanaged_ids, problems, cluster.consumer_poller.settings_of(key), validity
+        )
 
-    def _own_names(self, binding: _Binding, rivals: Sequence[_Binding], now: float) -> Collection[str]:
+    def _member_suffixes(self, binding: Binding, rivals: Sequence[Binding], now: float) -> Collection[str]:
         """Return the suffixes of the client ids of a group's members."""
         # Members of a duplicate group do not count as unmanaged: they have to leave, and own no queues.
-        duplicates = [rival.group for rival in rivals if self._owns(binding, rival)]
-        return {*binding.group.names(now)}.union(*(duplicate.names(now) for duplicate in duplicates))
+        duplicates = [rival.group for rival in rivals if owns_consumer_group(binding, rival)]
+        return {*binding.group.client_id_suffixes(now)}.union(
+            *(duplicate.client_id_suffixes(now) for duplicate in duplicates)
+        )
 
-    def _unmanaged(self, key: Key) -> Collection[str]:
+    def _unmanaged_ids(self, key: ObjectKey) -> Collection[str]:
         """Return the client ids last seen in a group that do not belong to its members."""
-        binding, clients = self._stays.get(key), self.clients(key)
+        binding, clients = self._bindings.get(key), self.consumers_of(key)
         if binding is None or not clients:
             return ()
-        rivals = [self._stays[rival] for rival in self._rivals(key, binding)]
-        member_suffixes = self._own_names(binding, rivals, asyncio.get_running_loop().time())
+        rivals = [self._bindings[rival] for rival in self._rivals(key, binding)]
+        member_suffixes = self._member_suffixes(binding, rivals, asyncio.get_running_loop().time())
         return [client_id for client_id in clients if client_id.partition("@")[2] not in member_suffixes]
 
-    def lag(self, key: Key) -> GroupLag:
+    def lag_of(self, key: ObjectKey) -> GroupLag:
         """Return a group's lag, as far as its brokers report it."""
-        cluster = self._place(key)
-        return cluster.lags.of(key) if cluster else GroupLag({})
+        cluster = self._cluster_of(key)
+        return cluster.lag_poller.lag_of(key) if cluster else GroupLag({})
 
-    def _reported(self, key: Key) -> Mapping[Queue, int]:
+    def _reported_offsets(self, key: ObjectKey) -> Mapping[Queue, int]:
         """Return the offsets of the slowest member of a Broadcasting group, as its members report them."""
-        binding = self._stays.get(key)
-        return binding.group.reported if binding else {}
+        binding = self._bindings.get(key)
+        return binding.group.reported_offsets if binding else {}
 
-    def _begun(self, key: Key) -> Mapping[str, float]:
+    def _topic_starts(self, key: ObjectKey) -> Mapping[str, float]:
         """Return since when a group consumes each topic."""
-        binding = self._stays.get(key)
-        document = binding.group.record.document if binding else None
-        return document.begun_at if document else {}
+        binding = self._bindings.get(key)
+        document = binding.group.stored_assignment.document if binding else None
+        return document.topic_start_seconds if document else {}
 
-    def clients(self, key: Key) -> Mapping[str, OnlineConsumer]:
+    def consumers_of(self, key: ObjectKey) -> Mapping[str, OnlineConsumer]:
         """Return the consumers last seen in a group at its brokers, by client id."""
-        cluster = self._place(key)
-        return cluster.views.clients(key) if cluster else {}
+        cluster = self._cluster_of(key)
+        return cluster.route_watcher.consumers_of(key) if cluster else {}
 
-    def settings(self, key: Key) -> Mapping[str, BrokerGroupSettings]:
+    def settings_of(self, key: ObjectKey) -> Mapping[str, BrokerGroupSettings]:
         """Return a group's settings at its brokers, by broker."""
-        cluster = self._place(key)
-        return cluster.views.settings(key) if cluster else {}
+        cluster = self._cluster_of(key)
+        return cluster.route_watcher.settings_of(key) if cluster else {}
 
-    async def unlock(self, group: Group, client: str, queues: Collection[Queue]) -> None:
+    async def unlock(self, group: Group, client_id: str, queues: Collection[Queue]) -> None:
         """Release the queue locks of an ended member; if that fails, they expire by themselves."""
         key = (group.namespace, group.name)
-        binding, cluster = self._stays.get(key), self._place(key)
+        binding, cluster = self._bindings.get(key), self._cluster_of(key)
         if binding and cluster:
             try:
-                await cluster.brokers.unlock(binding.wanted.group, client, queues)
+                await cluster.brokers.unlock(binding.interest.consumer_group, client_id, queues)
             except BrokerError as error:
-                _log.info("The locks of %s were not given back: %s", client, error)
+                _log.info("The locks of %s were not given back: %s", client_id, error)
 
-    def _background(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
-        self._asking.add(task)
-        task.add_done_callback(self._asked)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
 
-    def _asked(self, task: "asyncio.Task[None]") -> None:
-        self._asking.discard(task)
+    def _on_task_done(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()):
             _log.warning("Brokers could not be asked: %s", error)

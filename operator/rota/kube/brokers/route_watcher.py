@@ -13,19 +13,20 @@ from typing import Any, NamedTuple
 
 from rota.brokers.errors import BrokerError, NotFoundError, RejectedError, UnreachableError
 from rota.brokers.port import BrokerGroupSettings, Brokers, OnlineConsumer, queues_of
-from rota.kube.client.objects import Key
+from rota.kube.client.objects import ObjectKey
 from rota.kube.state.broker_state import BrokerState
 from rota.kube.state.queue_quota import QueueQuota
-from rota.logs import of_group
-from rota.model import RETRY, Queue, Reason, Verdict
+from rota.logs import group_fields
+from rota.model import RETRY_TOPIC_PREFIX, Finding, Queue, Reason
 from rota.planner import QueueView
 from rota.spec import GroupSpec, StartFrom
 
-ROUTES_SECONDS = 5.0
-ONLINE_SECONDS, ONLINE_GROUPS = (5.0, 20.0), 50  # shortest and longest pause of polls; groups polled a second
-RETRIES_EVERY = 4  # polls of routes; only each fourth includes retry topics
-AT_ONCE = 16  # requests under way to one cluster
-DEAD_SECONDS = 120.0  # for which brokers keep a silent connection
+ROUTE_POLL_SECONDS = 5.0
+CONSUMER_POLL_SECONDS = (5.0, 20.0)
+CONSUMER_POLLS_PER_SECOND = 50
+RETRY_TOPICS_EVERY_POLLS = 4  # polls of routes; only each fourth includes retry topics
+MAX_CONCURRENT_REQUESTS = 16  # requests under way to one cluster
+SILENT_CONNECTION_SECONDS = 120.0  # for which brokers keep a silent connection
 
 _log = logging.getLogger(__name__)
 
@@ -33,30 +34,30 @@ _log = logging.getLogger(__name__)
 class TopicInterest(NamedTuple):
     """What a group needs to know from its brokers."""
 
-    group: str  # at the broker
+    consumer_group: str  # at the broker
     topics: tuple[str, ...]
     broadcasting: bool
-    begins: StartFrom = StartFrom()
-    weighed: bool = False  # whether each queue's incoming rate is needed
+    start_from: StartFrom = StartFrom()
+    needs_weights: bool = False  # whether each queue's incoming rate is needed
 
 
 @dataclass
-class _Topic:
+class _TopicRoute:
     """The last reported route of a topic, and since when it is unchanged."""
 
     name: str
-    counts: Mapping[str, int] | None = None  # of queues, by broker
-    since: float = 0.0
-    why: BrokerError | None = None
+    queue_counts: Mapping[str, int] | None = None  # of queues, by broker
+    unchanged_since: float = 0.0
+    error: BrokerError | None = None
     brokers: frozenset[str] = field(init=False)  # computed once: each lag sample reads it for every topic
 
     def __post_init__(self) -> None:
-        self.brokers = frozenset(self.counts or ())
+        self.brokers = frozenset(self.queue_counts or ())
 
     @cached_property
     def queues(self) -> tuple[Queue, ...] | None:
         """All queues; computed only for groups within the queue quota, as there may be very many."""
-        return None if self.counts is None else queues_of(self.name, self.counts)
+        return None if self.queue_counts is None else queues_of(self.name, self.queue_counts)
 
 
 @dataclass(frozen=True)
@@ -64,59 +65,61 @@ class _OnlineConsumers:
     """The consumers last seen in a group, and its problems."""
 
     ids: tuple[str, ...] | None = None  # each as often as one broker lists it
-    clients: Mapping[str, OnlineConsumer] = field(default_factory=dict)  # by id
+    consumers: Mapping[str, OnlineConsumer] = field(default_factory=dict)  # by id
     settings: Mapping[str, BrokerGroupSettings] = field(default_factory=dict)  # by broker
-    problems: tuple[Verdict, ...] = ()
-    twice: Mapping[str, "_DuplicateId"] = field(default_factory=dict)  # ids that one broker lists more than once
+    problems: tuple[Finding, ...] = ()
+    duplicates: Mapping[str, "_DuplicateId"] = field(default_factory=dict)  # ids that one broker lists more than once
 
 
 class _DuplicateId(NamedTuple):
     """Since when an id is listed twice, and whether at one address: it may be one consumer and its old connection."""
 
     since: float
-    alike: bool
+    same_address: bool
 
 
 class RouteWatcher:
     """The routes and online consumers that one broker cluster reports."""
 
-    def __init__(self, brokers: Brokers, on_change: Callable[[Key], None], quota: QueueQuota | None = None) -> None:
+    def __init__(
+        self, brokers: Brokers, on_change: Callable[[ObjectKey], None], quota: QueueQuota | None = None
+    ) -> None:
         """Ask nothing before `run`; `on_change` is called for a group when its routes or consumers change."""
         self._brokers = brokers
-        self._news = on_change
+        self._on_change = on_change
         self._quota = quota or QueueQuota()
-        self._interests: dict[Key, TopicInterest] = {}
-        self._within_quota: dict[Key, TopicInterest] = {}
-        self._topics: dict[str, _Topic] = {}
+        self._interests: dict[ObjectKey, TopicInterest] = {}
+        self._within_quota: dict[ObjectKey, TopicInterest] = {}
+        self._routes: dict[str, _TopicRoute] = {}
         self._groups_of_topic: Counter[str] = Counter()  # how many groups consume each topic
-        self._online: dict[Key, _OnlineConsumers] = {}
-        self._room = asyncio.Semaphore(AT_ONCE)
-        self._looks = 0
+        self._consumers: dict[ObjectKey, _OnlineConsumers] = {}
+        self._slots = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
+        self._route_polls = 0
 
     @property
-    def interests(self) -> Mapping[Key, TopicInterest]:
+    def interests(self) -> Mapping[ObjectKey, TopicInterest]:
         """The interests of the groups that are within the queue quota."""
         return self._within_quota
 
-    def where_is(self, topic: str) -> frozenset[str]:
+    def brokers_of_topic(self, topic: str) -> frozenset[str]:
         """Return the brokers that a topic was last seen on."""
-        return self._topics[topic].brokers if topic in self._topics else frozenset()
+        return self._routes[topic].brokers if topic in self._routes else frozenset()
 
     def queue_count(self, topic: str, broker: str) -> int:
         """Return how many queues of a topic a broker was last seen to have."""
-        counts = self._topics[topic].counts if topic in self._topics else None
+        counts = self._routes[topic].queue_counts if topic in self._routes else None
         return counts.get(broker, 0) if counts else 0
 
-    def where(self, interest: TopicInterest) -> frozenset[str]:
+    def brokers_of(self, interest: TopicInterest) -> frozenset[str]:
         """Return the brokers of a group's topics."""
-        return frozenset().union(*map(self.where_is, topics_of(interest)))
+        return frozenset().union(*map(self.brokers_of_topic, topics_of(interest)))
 
     @property
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether no group is interested any more."""
         return not self._interests
 
-    def want(self, key: Key, interest: TopicInterest | None) -> None:
+    def set_interest(self, key: ObjectKey, interest: TopicInterest | None) -> None:
         """Set a group's interest; None ends it."""
         previous = self._interests.get(key)
         if previous == interest:
@@ -125,7 +128,7 @@ class RouteWatcher:
             del self._interests[key]
             self._within_quota.pop(key, None)
             self._quota.release(key)
-            self._online.pop(key, None)
+            self._consumers.pop(key, None)
         else:
             self._interests[key] = interest
             self._groups_of_topic.update(topics_of(interest))
@@ -133,11 +136,11 @@ class RouteWatcher:
         if previous is not None:
             self._forget_topics(topics_of(previous))
 
-    def _claim_queues(self, key: Key) -> None:
+    def _claim_queues(self, key: ObjectKey) -> None:
         """Claim a group's queues; a group above the quota is left out of lag polling."""
         interest = self._interests[key]
-        topics = [self._topics[topic] for topic in topics_of(interest) if topic in self._topics]
-        self._quota.claim(key, [topic.counts for topic in topics if topic.counts])
+        topics = [self._routes[topic] for topic in topics_of(interest) if topic in self._routes]
+        self._quota.claim(key, [topic.queue_counts for topic in topics if topic.queue_counts])
         if self._quota.rejection(key):
             self._within_quota.pop(key, None)
         else:
@@ -149,45 +152,47 @@ class RouteWatcher:
         for topic in topics:
             if not self._groups_of_topic[topic]:
                 del self._groups_of_topic[topic]
-                self._topics.pop(topic, None)
+                self._routes.pop(topic, None)
 
     async def run(self) -> None:
         """Poll routes and online consumers until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._again(lambda: ROUTES_SECONDS, self._look_at_routes))
-            tasks.create_task(self._again(self.online_pause, self._look_who_is_there))
+            tasks.create_task(self._poll_periodically(lambda: ROUTE_POLL_SECONDS, self._poll_routes))
+            tasks.create_task(self._poll_periodically(self.consumer_poll_pause, self._poll_all_consumers))
 
-    def online_pause(self) -> float:
+    def consumer_poll_pause(self) -> float:
         """Return the pause between polls of consumers: short, to notice unmanaged ones; longer for many groups."""
-        soonest, latest = ONLINE_SECONDS
-        return min(max(soonest, len(self._interests) / ONLINE_GROUPS), latest)
+        soonest, latest = CONSUMER_POLL_SECONDS
+        return min(max(soonest, len(self._interests) / CONSUMER_POLLS_PER_SECOND), latest)
 
-    async def _again(self, pause: Callable[[], float], look: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def _poll_periodically(
+        self, pause: Callable[[], float], poll: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
         while True:
             await asyncio.sleep(pause())
             try:
-                await look()
+                await poll()
             except Exception:  # noqa: BLE001 - one failed poll must not end the polling
                 _log.exception("What brokers tell was not understood")
 
-    async def look(self, key: Key) -> None:
+    async def poll_group(self, key: ObjectKey) -> None:
         """Poll routes and online consumers of one group now."""
         if interest := self._interests.get(key):
-            await asyncio.gather(*(self._ask(topic) for topic in topics_of(interest)))
-            await self._ask_online(key, interest)
+            await asyncio.gather(*(self._poll_topic(topic) for topic in topics_of(interest)))
+            await self._poll_group_consumers(key, interest)
 
-    async def look_who_is_there(self, key: Key) -> None:
+    async def poll_consumers(self, key: ObjectKey) -> None:
         """Poll the online consumers of one group now."""
         interest = self._interests.get(key)
-        if interest and await self._ask_online(key, interest):
-            self._news(key)
+        if interest and await self._poll_group_consumers(key, interest):
+            self._on_change(key)
 
-    async def _look_at_routes(self) -> None:
+    async def _poll_routes(self) -> None:
         """Poll all topics; retry topics, one a group, more rarely, because a retry topic stays once it exists."""
-        self._looks += 1
-        retries = not self._looks % RETRIES_EVERY
+        self._route_polls += 1
+        retries = not self._route_polls % RETRY_TOPICS_EVERY_POLLS
         topics = {topic for it in self._interests.values() for topic in (topics_of(it) if retries else it.topics)}
-        await asyncio.gather(*map(self._ask, topics))
+        await asyncio.gather(*map(self._poll_topic, topics))
         self._retry_claims()
 
     def _retry_claims(self) -> None:
@@ -195,75 +200,79 @@ class RouteWatcher:
         for key in [key for key in self._interests if self._quota.rejection(key)]:
             self._claim_queues(key)
             if not self._quota.rejection(key):
-                self._news(key)
+                self._on_change(key)
 
-    async def _look_who_is_there(self) -> None:
+    async def _poll_all_consumers(self) -> None:
         interests = list(self._interests.items())
-        changes = await asyncio.gather(*(self._ask_online(key, interest) for key, interest in interests))
+        changes = await asyncio.gather(*(self._poll_group_consumers(key, interest) for key, interest in interests))
         for (key, _), has_changed in zip(interests, changes, strict=True):
             if has_changed:
-                self._news(key)
+                self._on_change(key)
 
-    async def _ask(self, topic: str) -> None:
+    async def _poll_topic(self, topic: str) -> None:
         """Ask for a topic's queues; if they have changed, claim them and report all groups of the topic."""
-        previous = self._topics.setdefault(topic, _Topic(topic))
+        previous = self._routes.setdefault(topic, _TopicRoute(topic))
         counts: Mapping[str, int] | None = None
         failure: BrokerError | None = None
-        async with self._room:
+        async with self._slots:
             try:
                 counts = await self._brokers.queue_counts(topic)
             except BrokerError as error:
                 failure = error
-        if (counts, type(failure)) == (previous.counts, type(previous.why)) and previous.since:
+        if (counts, type(failure)) == (previous.queue_counts, type(previous.error)) and previous.unchanged_since:
             return
-        if topic not in self._topics:  # no group consumes it any more
+        if topic not in self._routes:  # no group consumes it any more
             return
-        self._topics[topic] = _Topic(topic, counts, asyncio.get_running_loop().time(), failure)
+        self._routes[topic] = _TopicRoute(topic, counts, asyncio.get_running_loop().time(), failure)
         for key in [key for key, interest in self._interests.items() if topic in topics_of(interest)]:
             self._claim_queues(key)
-            self._news(key)
+            self._on_change(key)
 
-    async def _ask_online(self, key: Key, interest: TopicInterest) -> bool:
+    async def _poll_group_consumers(self, key: ObjectKey, interest: TopicInterest) -> bool:
         """Ask every broker of a group's topics for online consumers; return whether they have changed."""
         topics = () if self._quota.rejection(key) else interest.topics
-        brokers = sorted({broker for topic in topics for broker in self.where_is(topic)})
+        brokers = sorted({broker for topic in topics for broker in self.brokers_of_topic(topic)})
         try:
-            responses = await asyncio.gather(*(self._of_one_broker(interest, broker) for broker in brokers))
-            twice = self._online.get(key, _OnlineConsumers()).twice
-            current = _online(responses, twice, asyncio.get_running_loop().time()) if brokers else _OnlineConsumers()
+            responses = await asyncio.gather(*(self._read_broker(interest, broker) for broker in brokers))
+            twice = self._consumers.get(key, _OnlineConsumers()).duplicates
+            current = (
+                _merge_consumers(responses, twice, asyncio.get_running_loop().time()) if brokers else _OnlineConsumers()
+            )
         except BrokerError as error:
-            _log.info("The broker refused or did not answer: %s", error, extra=of_group(*key))
+            _log.info("The broker refused or did not answer: %s", error, extra=group_fields(*key))
             refused = isinstance(error, RejectedError)
-            current = _OnlineConsumers(problems=(Verdict(Reason.BROKER_REFUSES, str(error)),) if refused else ())
+            current = _OnlineConsumers(problems=(Finding(Reason.BROKER_REFUSES, str(error)),) if refused else ())
         if self._interests.get(key) != interest:  # the group was deleted or changed meanwhile
             return False
-        previous, self._online[key] = self._online.get(key), current
+        previous, self._consumers[key] = self._consumers.get(key), current
         return previous != current
 
-    async def _of_one_broker(self, interest: TopicInterest, broker: str) -> "_BrokerResponse":
-        async with self._room:
-            clients = await self._brokers.clients(interest.group, broker)
+    async def _read_broker(self, interest: TopicInterest, broker: str) -> "_BrokerResponse":
+        async with self._slots:
+            clients = await self._brokers.online_consumers(interest.consumer_group, broker)
         try:
-            async with self._room:
-                return _BrokerResponse(broker, clients, await self._brokers.settings(interest.group, broker))
+            async with self._slots:
+                return _BrokerResponse(
+                    broker, clients, await self._brokers.group_settings(interest.consumer_group, broker)
+                )
         except NotFoundError:
             return _BrokerResponse(broker, clients, None)  # no consumer has joined at this broker yet
 
-    def settings(self, key: Key) -> Mapping[str, BrokerGroupSettings]:
+    def settings_of(self, key: ObjectKey) -> Mapping[str, BrokerGroupSettings]:
         """Return a group's settings as last seen, by broker."""
-        return self._online.get(key, _OnlineConsumers()).settings
+        return self._consumers.get(key, _OnlineConsumers()).settings
 
-    def is_accepted(self, key: Key) -> bool | None:
+    def is_accepted(self, key: ObjectKey) -> bool | None:
         """Whether the brokers of a group's topics accept it and list its consumers; None: they did not answer."""
-        online = self._online.get(key, _OnlineConsumers())
+        online = self._consumers.get(key, _OnlineConsumers())
         is_refused = any(problem.reason is Reason.BROKER_REFUSES for problem in online.problems)
         return True if online.ids is not None else False if is_refused else None
 
-    def clients(self, key: Key) -> Mapping[str, OnlineConsumer]:
+    def consumers_of(self, key: ObjectKey) -> Mapping[str, OnlineConsumer]:
         """Return the consumers last seen in a group, by client id."""
-        return self._online.get(key, _OnlineConsumers()).clients
+        return self._consumers.get(key, _OnlineConsumers()).consumers
 
-    def of(self, key: Key, now: float, suffixes: Collection[str]) -> BrokerState:
+    def state_of(self, key: ObjectKey, now: float, member_suffixes: Collection[str]) -> BrokerState:
         """Return a group's state at its brokers; `suffixes` are those of its members' client ids."""
         interest = self._interests.get(key)
         if interest is None:
@@ -272,19 +281,23 @@ class RouteWatcher:
         rejection = self._quota.rejection(key)
         problems = [rejection] if rejection else []
         for topic in topics_of(interest):
-            route = self._topics.get(topic) or _Topic(topic)
-            views[topic] = None if rejection or route.queues is None else QueueView(route.queues, now - route.since)
-            if isinstance(route.why, NotFoundError) and topic in interest.topics:
-                problems.append(Verdict(Reason.UNKNOWN_TOPIC, f"{route.why}; create it, or mend spec.subscriptions"))
-            elif isinstance(route.why, UnreachableError) and topic in interest.topics:
-                problems.append(Verdict(Reason.BROKER_UNREACHABLE, str(route.why)))
-            elif isinstance(route.why, RejectedError):
-                problems.append(Verdict(Reason.BROKER_REFUSES, str(route.why)))
-        online = self._online.get(key, _OnlineConsumers())
+            route = self._routes.get(topic) or _TopicRoute(topic)
+            views[topic] = (
+                None if rejection or route.queues is None else QueueView(route.queues, now - route.unchanged_since)
+            )
+            if isinstance(route.error, NotFoundError) and topic in interest.topics:
+                problems.append(Finding(Reason.UNKNOWN_TOPIC, f"{route.error}; create it, or mend spec.subscriptions"))
+            elif isinstance(route.error, UnreachableError) and topic in interest.topics:
+                problems.append(Finding(Reason.BROKER_UNREACHABLE, str(route.error)))
+            elif isinstance(route.error, RejectedError):
+                problems.append(Finding(Reason.BROKER_REFUSES, str(route.error)))
+        online = self._consumers.get(key, _OnlineConsumers())
         unmanaged = (
-            None if online.ids is None else tuple(name for name in online.ids if name.partition("@")[2] not in suffixes)
+            None
+            if online.ids is None
+            else tuple(name for name in online.ids if name.partition("@")[2] not in member_suffixes)
         )
-        problems += [*online.problems, *_duplicate_id_problems(online, now, suffixes)]
+        problems += [*online.problems, *_duplicate_id_problems(online, now, member_suffixes)]
         return BrokerState(views, () if interest.broadcasting else unmanaged, tuple(problems))
 
 
@@ -292,52 +305,58 @@ class _BrokerResponse(NamedTuple):
     """One broker's response about a group."""
 
     broker: str
-    there: tuple[OnlineConsumer, ...]
+    consumers: tuple[OnlineConsumer, ...]
     settings: BrokerGroupSettings | None
 
 
-def _online(responses: Collection[_BrokerResponse], twice: Mapping[str, _DuplicateId], now: float) -> _OnlineConsumers:
+def _merge_consumers(
+    responses: Collection[_BrokerResponse], previous_duplicates: Mapping[str, _DuplicateId], now: float
+) -> _OnlineConsumers:
     """Merge the responses of a group's brokers; `twice`: the ids that a broker listed twice at the last poll."""
-    problems: list[Verdict] = []
+    problems: list[Finding] = []
     settings = {response.broker: response.settings for response in responses if response.settings}
-    disabled = [broker for broker, setting in settings.items() if not setting.enabled]
+    disabled = [broker for broker, setting in settings.items() if not setting.consume_enabled]
     if disabled:
         message = f"The group is switched off at {', '.join(disabled)}; consumeEnable switches it on"
-        problems.append(Verdict(Reason.SWITCHED_OFF, message))
+        problems.append(Finding(Reason.SWITCHED_OFF, message))
     duplicates: dict[str, _DuplicateId] = {}
     occurrences = Counter[str]()
     for _, listed, _ in responses:
-        counts = Counter(client.id for client in listed)
+        counts = Counter(client.client_id for client in listed)
         occurrences |= counts  # each consumer is online at every broker
         for name in (name for name, count in counts.items() if count > 1):
-            since, alike = duplicates.get(name) or _DuplicateId(twice[name].since if name in twice else now, alike=True)
-            hosts = {client.address.rpartition(":")[0] for client in listed if client.id == name}
+            since, alike = duplicates.get(name) or _DuplicateId(
+                previous_duplicates[name].since if name in previous_duplicates else now, same_address=True
+            )
+            hosts = {client.address.rpartition(":")[0] for client in listed if client.client_id == name}
             duplicates[name] = _DuplicateId(since, alike and len(hosts) == 1)
-    clients = {client.id: client for _, listed, _ in responses for client in listed}
+    clients = {client.client_id: client for _, listed, _ in responses for client in listed}
     return _OnlineConsumers(tuple(sorted(occurrences.elements())), clients, settings, tuple(problems), duplicates)
 
 
-def _duplicate_id_problems(online: _OnlineConsumers, now: float, suffixes: Collection[str]) -> list[Verdict]:
+def _duplicate_id_problems(online: _OnlineConsumers, now: float, member_suffixes: Collection[str]) -> list[Finding]:
     """Report client ids of several consumers; not a member's while a broker may still hold its old connection."""
     several = sorted(
         client_id
-        for client_id, (since, alike) in online.twice.items()
-        if not alike or client_id.partition("@")[2] not in suffixes or now - since > DEAD_SECONDS
+        for client_id, (since, alike) in online.duplicates.items()
+        if not alike or client_id.partition("@")[2] not in member_suffixes or now - since > SILENT_CONNECTION_SECONDS
     )
     if not several:
         return []
     message = f"Several consumers call themselves {', '.join(several[:3])}; of queues that are theirs some stay unread"
-    return [Verdict(Reason.DUPLICATE_CLIENT_IDS, message)]
+    return [Finding(Reason.DUPLICATE_CLIENT_IDS, message)]
 
 
 def interest_of(spec: GroupSpec, name: str, *, is_weighed: bool) -> TopicInterest:
     """Return what a ConsumerGroup of this name needs to know from its brokers."""
     topics = tuple(subscription.topic for subscription in spec.subscriptions)
     return TopicInterest(
-        spec.group or name, topics, spec.message_model == "Broadcasting", spec.start_from, weighed=is_weighed
+        spec.group or name, topics, spec.message_model == "Broadcasting", spec.start_from, needs_weights=is_weighed
     )
 
 
 def topics_of(interest: TopicInterest) -> tuple[str, ...]:
     """Return the topics that members consume: the subscribed ones, and the retry topic unless Broadcasting."""
-    return interest.topics if interest.broadcasting else (*interest.topics, RETRY + interest.group)
+    return (
+        interest.topics if interest.broadcasting else (*interest.topics, RETRY_TOPIC_PREFIX + interest.consumer_group)
+    )

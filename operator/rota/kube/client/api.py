@@ -16,26 +16,27 @@ import aiohttp
 import msgspec
 from aiohttp.http_exceptions import HttpProcessingError
 
-from rota.http_client import TooLongError, describe_failure, is_redirect, read_body
+from rota.http_client import BodyTooLargeError, describe_failure, is_redirect, read_body
 from rota.kube.client.login.session import Login
-from rota.model import plain
+from rota.model import single_line
 from rota.nesting import without_deep_values
 
 T = TypeVar("T")
 Params = Mapping[str, str]
 
-MANAGER: Final = "rota"  # field manager of server-side apply
-MAX_OBJECTS = 500  # in one response to a list
+FIELD_MANAGER: Final = "rota"  # field manager of server-side apply
+MAX_PAGE_OBJECTS = 500  # in one response to a list
 MAX_PAGE_BYTES = 4 * 2**20  # of one response; if a page is larger, a smaller one is requested
-WATCH_SECONDS = 300  # after which the server ends a watch, and it is reopened
-QUIET_SECONDS = 90.0  # the server sends a bookmark every minute; after a longer silence the connection is dead
+WATCH_TIMEOUT_SECONDS = 300  # after which the server ends a watch, and it is reopened
+# The server sends a bookmark every minute; after a longer silence the connection is dead.
+MAX_WATCH_SILENCE_SECONDS = 90.0
 
-AT_ONCE = 50  # requests under way: more would only queue at the server, and delay its other clients
-LONGEST_WAIT = 10.0  # seconds, even if a busy server asks for more
-_REQUEST = aiohttp.ClientTimeout(total=30, sock_connect=5)
-_WATCH = aiohttp.ClientTimeout(total=None, connect=15, sock_connect=5, sock_read=QUIET_SECONDS)
+MAX_CONCURRENT_REQUESTS = 50  # requests under way: more would only queue at the server, and delay its other clients
+MAX_RETRY_AFTER_SECONDS = 10.0  # seconds, even if a busy server asks for more
+_REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=30, sock_connect=5)
+_WATCH_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=15, sock_connect=5, sock_read=MAX_WATCH_SILENCE_SECONDS)
 MAX_OBJECT_BYTES = 2**24  # etcd stores 1.5 MiB, and `<` takes six bytes in JSON
-DEEPEST = 100  # levels of an object; what lies deeper is read as null if the decoder cannot read the whole
+MAX_DEPTH_LEVELS = 100  # levels of an object; what lies deeper is read as null if the decoder cannot read the whole
 
 
 class ApiError(Exception):
@@ -46,22 +47,22 @@ class ApiError(Exception):
         self.status, self.reason = status, reason
 
     @property
-    def unknown(self) -> bool:
+    def is_not_found(self) -> bool:
         """Whether the object or resource does not exist."""
         return self.status == HTTPStatus.NOT_FOUND
 
     @property
-    def forbidden(self) -> bool:
+    def is_forbidden(self) -> bool:
         """Whether the operator lacks the rights, also because a deleted namespace took them with it."""
         return self.status == HTTPStatus.FORBIDDEN
 
     @property
-    def conflict(self) -> bool:
+    def is_conflict(self) -> bool:
         """Whether another client has written meanwhile, or an object of that name exists already."""
         return self.status == HTTPStatus.CONFLICT
 
     @property
-    def expired(self) -> bool:
+    def is_expired(self) -> bool:
         """Whether a list or watch cannot resume from its version."""
         return self.status == HTTPStatus.GONE
 
@@ -86,18 +87,18 @@ class _Status(msgspec.Struct):
     message: str = ""
 
 
-class _Metadata(msgspec.Struct, rename="camel"):
+class _ListMetadata(msgspec.Struct, rename="camel"):
     resource_version: str = ""
     next: str = msgspec.field(name="continue", default="")
 
 
-class _Listed(msgspec.Struct):
-    metadata: _Metadata
+class _ObjectList(msgspec.Struct):
+    metadata: _ListMetadata
     items: list[msgspec.Raw] = []
 
 
-class _Versioned(msgspec.Struct):
-    metadata: _Metadata
+class _VersionedObject(msgspec.Struct):
+    metadata: _ListMetadata
 
 
 class _WatchEvent(msgspec.Struct):
@@ -118,8 +119,8 @@ class Api:
     def __init__(self, login: Login) -> None:
         self._server = login.server
         # A line of a watch may have twice the size of the buffer.
-        self._connections = login.connect(timeout=_REQUEST, read_bufsize=MAX_OBJECT_BYTES // 2)
-        self._room = asyncio.Semaphore(AT_ONCE)
+        self._connections = login.connect(timeout=_REQUEST_TIMEOUT, read_bufsize=MAX_OBJECT_BYTES // 2)
+        self._slots = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
 
     async def __aenter__(self) -> Self:
         """Return self; connections are opened by the first requests."""
@@ -133,14 +134,14 @@ class Api:
 
     async def get(self, path: str, kind: type[T], params: Params | None = None) -> T:
         """Read an object."""
-        return _read(await self._ask("GET", path, params=params), kind)
+        return _decode(await self._request("GET", path, params=params), kind)
 
     async def read_through_proxy(self, path: str, params: Params, limit_bytes: int) -> tuple[int, bytes]:
         """Return the status and body of a pod's response through the API server's proxy.
 
         The pod is trusted less than the server, so the size of its response is limited.
         """
-        return await self._answer("GET", path, None, params=params, limit_bytes=limit_bytes)
+        return await self._send("GET", path, None, params=params, limit_bytes=limit_bytes)
 
     @asynccontextmanager
     async def websocket(
@@ -161,23 +162,23 @@ class Api:
 
         Tenants can fill objects up to 1.5 MiB, so the bytes of a page are limited, too.
         """
-        count, start = MAX_OBJECTS, ""
+        count, start = MAX_PAGE_OBJECTS, ""
         while True:
             query = {**(params or {}), "limit": str(count), **({"continue": start} if start else {})}
             try:
                 limit_bytes = MAX_PAGE_BYTES if count > 1 else MAX_OBJECT_BYTES
-                text = await self._ask("GET", path, params=query, limit_bytes=limit_bytes)
+                text = await self._request("GET", path, params=query, limit_bytes=limit_bytes)
             except _TooLongError:
                 if count == 1:
                     raise
                 count = max(1, count // 4)
                 continue
-            page = _read(text, _Listed)
-            yield Page([_read(item, kind) for item in page.items], page.metadata.resource_version)
+            page = _decode(text, _ObjectList)
+            yield Page([_decode(item, kind) for item in page.items], page.metadata.resource_version)
             if not page.metadata.next:
                 return
             start = page.metadata.next
-            count = min(MAX_OBJECTS, max(1, len(page.items) * MAX_PAGE_BYTES // (2 * len(text))))
+            count = min(MAX_PAGE_OBJECTS, max(1, len(page.items) * MAX_PAGE_BYTES // (2 * len(text))))
 
     async def list(self, path: str, kind: type[T], params: Params | None = None) -> tuple[list[T], str]:
         """Read a collection; return its objects and its version."""
@@ -197,20 +198,20 @@ class Api:
             "watch": "true",
             "allowWatchBookmarks": "true",
             "resourceVersion": version,
-            "timeoutSeconds": str(WATCH_SECONDS + random.randrange(60)),  # noqa: S311 - not all at once
+            "timeoutSeconds": str(WATCH_TIMEOUT_SECONDS + random.randrange(60)),  # noqa: S311 - not all at once
         }
         try:
-            options: dict[str, Any] = {"timeout": _WATCH, "allow_redirects": False}
+            options: dict[str, Any] = {"timeout": _WATCH_TIMEOUT, "allow_redirects": False}
             async with self._connections.request("GET", self._server + path, params=query, **options) as response:
                 _check_not_redirected("GET", path, response)
                 if response.status != HTTPStatus.OK:
-                    raise _error_of(response.status, await response.read())
+                    raise _decode_error(response.status, await response.read())
                 async for line in response.content:
-                    event = _read(line, _WatchEvent)
+                    event = _decode(line, _WatchEvent)
                     if event.type == "ERROR":
-                        raise _error_of(0, bytes(event.object))
-                    event_version = _read(event.object, _Versioned).metadata.resource_version
-                    yield event.type, None if event.type == "BOOKMARK" else _read(event.object, kind), event_version
+                        raise _decode_error(0, bytes(event.object))
+                    event_version = _decode(event.object, _VersionedObject).metadata.resource_version
+                    yield event.type, None if event.type == "BOOKMARK" else _decode(event.object, kind), event_version
         except HttpProcessingError as error:  # resuming would bring the same event again
             raise ApiError(HTTPStatus.GONE, "Expired", f"An event is too long: {error}") from None
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
@@ -218,26 +219,28 @@ class Api:
 
     async def create(self, path: str, body: Mapping[str, Any], kind: type[T], params: Params | None = None) -> T:
         """Post an object to its collection."""
-        return _read(await self._ask("POST", path, body, params=params), kind)
+        return _decode(await self._request("POST", path, body, params=params), kind)
 
     async def replace(self, path: str, body: Mapping[str, Any], kind: type[T]) -> T:
         """Replace an object; it must still have the version in the body."""
-        return _read(await self._ask("PUT", path, body), kind)
+        return _decode(await self._request("PUT", path, body), kind)
 
-    async def merge(self, path: str, body: Mapping[str, Any], kind: type[T]) -> T:
+    async def merge_patch(self, path: str, body: Mapping[str, Any], kind: type[T]) -> T:
         """Change the fields of an object that the body holds."""
-        return _read(await self._ask("PATCH", path, body, content="application/merge-patch+json"), kind)
+        return _decode(await self._request("PATCH", path, body, content_type="application/merge-patch+json"), kind)
 
     async def apply(self, path: str, body: Mapping[str, Any], kind: type[T]) -> T:
         """Apply an object server-side; fields of other managers are kept unless the body sets them."""
-        params = {"fieldManager": MANAGER, "force": "true"}
-        return _read(await self._ask("PATCH", path, body, params=params, content="application/apply-patch+yaml"), kind)
+        params = {"fieldManager": FIELD_MANAGER, "force": "true"}
+        return _decode(
+            await self._request("PATCH", path, body, params=params, content_type="application/apply-patch+yaml"), kind
+        )
 
     async def delete(self, path: str, uid: str) -> None:
         """Delete the object with this uid; an object that was recreated under its name stays."""
-        await self._ask("DELETE", path, {"preconditions": {"uid": uid}})
+        await self._request("DELETE", path, {"preconditions": {"uid": uid}})
 
-    async def _once(
+    async def _send_once(
         self, method: str, path: str, *, limit_bytes: float, **options: Any
     ) -> tuple[aiohttp.ClientResponse, bytes]:
         """Send one request. A redirect is not followed: the request carries credentials for this server alone."""
@@ -245,43 +248,45 @@ class Api:
             _check_not_redirected(method, path, response)
             try:
                 return response, await read_body(response, limit_bytes)
-            except TooLongError as error:
+            except BodyTooLargeError as error:
                 raise _TooLongError(f"What is answered to {method} {path} is too long: {error}") from error
 
-    async def _ask(
+    async def _request(
         self,
         method: str,
         path: str,
         body: Mapping[str, Any] | None = None,
         *,
         params: Params | None = None,
-        content: str = "application/json",
+        content_type: str = "application/json",
         limit_bytes: float = math.inf,
     ) -> bytes:
-        status, text = await self._answer(method, path, body, params=params, content=content, limit_bytes=limit_bytes)
+        status, text = await self._send(
+            method, path, body, params=params, content_type=content_type, limit_bytes=limit_bytes
+        )
         if status >= HTTPStatus.BAD_REQUEST:
-            raise _error_of(status, text)
+            raise _decode_error(status, text)
         return text
 
-    async def _answer(
+    async def _send(
         self,
         method: str,
         path: str,
         body: Mapping[str, Any] | None,
         *,
         params: Params | None,
-        content: str = "application/json",
+        content_type: str = "application/json",
         limit_bytes: float = math.inf,
     ) -> tuple[int, bytes]:
         data = None if body is None else msgspec.json.encode(body)
-        headers = {"Content-Type": content}
+        headers = {"Content-Type": content_type}
         try:
-            async with self._room:
+            async with self._slots:
                 sent: dict[str, Any] = {"data": data, "params": params, "headers": headers, "limit_bytes": limit_bytes}
-                response, text = await self._once(method, path, **sent)
+                response, text = await self._send_once(method, path, **sent)
                 if response.status == HTTPStatus.TOO_MANY_REQUESTS:  # retry once: later, the request may be outdated
-                    await asyncio.sleep(_wait(response))
-                    response, text = await self._once(method, path, **sent)
+                    await asyncio.sleep(_retry_after_seconds(response))
+                    response, text = await self._send_once(method, path, **sent)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise NoResponseError(f"The API server did not answer {method} {path}: {describe_failure(error)}") from None
         return response.status, text
@@ -289,29 +294,29 @@ class Api:
 
 def _check_not_redirected(method: str, path: str, response: aiohttp.ClientResponse) -> None:
     if is_redirect(response.status):
-        location = plain(response.headers.get("Location", "nowhere"), 100)
+        location = single_line(response.headers.get("Location", "nowhere"), 100)
         raise NoResponseError(f"{method} {path} was answered by a redirect to {location}, which is not followed")
 
 
-def _wait(response: aiohttp.ClientResponse) -> float:
+def _retry_after_seconds(response: aiohttp.ClientResponse) -> float:
     """Return for how many seconds a busy server asks to wait."""
     seconds = response.headers.get("Retry-After", "")
-    return min(float(seconds), LONGEST_WAIT) if seconds.isdecimal() else 1.0
+    return min(float(seconds), MAX_RETRY_AFTER_SECONDS) if seconds.isdecimal() else 1.0
 
 
-def _read(text: bytes | msgspec.Raw, kind: type[T]) -> T:
+def _decode(text: bytes | msgspec.Raw, kind: type[T]) -> T:
     if kind is msgspec.Raw:
         return cast("T", msgspec.Raw(bytes(text)))
     try:
         try:
             return msgspec.json.decode(text, type=kind)
         except RecursionError:
-            return msgspec.json.decode(without_deep_values(bytes(text), DEEPEST), type=kind)
+            return msgspec.json.decode(without_deep_values(bytes(text), MAX_DEPTH_LEVELS), type=kind)
     except msgspec.DecodeError as error:  # from a proxy in between, or of a malformed object
         raise NoResponseError(f"What the API server answered is no {kind.__name__}: {error}") from None
 
 
-def _error_of(status: int, text: bytes) -> ApiError:
+def _decode_error(status: int, text: bytes) -> ApiError:
     try:
         refusal = msgspec.json.decode(text, type=_Status)
     except (msgspec.DecodeError, RecursionError):

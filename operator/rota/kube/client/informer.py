@@ -17,7 +17,7 @@ from rota.kube.client.api import Api, ApiError, NoResponseError, Params
 from rota.kube.client.objects import Metadata, part_to_cache
 from rota.kube.client.paths import collection_path
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
+MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.2, 10.0
 
 _log = logging.getLogger(__name__)
 
@@ -43,8 +43,8 @@ class Informer(Generic[T]):
         namespace: str,
         kind: type[T],
         *,
-        seen: Callable[[T], None],
-        gone: Callable[[T], None],
+        on_upsert: Callable[[T], None],
+        on_delete: Callable[[T], None],
         expected: Callable[[], Iterable[T]] = tuple,
         params: Params | None = None,
     ) -> None:
@@ -56,33 +56,33 @@ class Informer(Generic[T]):
         self.namespace = namespace  # empty: all
         self.path = collection_path(resource, namespace)
         self._api, self._kind, self._params = api, kind, params
-        self._seen, self._gone, self._expected = seen, gone, expected
-        self._known: dict[tuple[str, str], T] = {}
-        self._version = ""  # at which a watch resumes; empty: list first
-        self.refused = False  # whether the operator may not list it
+        self._on_upsert, self._on_delete, self._expected = on_upsert, on_delete, expected
+        self._cache: dict[tuple[str, str], T] = {}
+        self._resource_version = ""  # at which a watch resumes; empty: list first
+        self.is_forbidden = False  # whether the operator may not list it
         self.listed = asyncio.Event()  # set when all objects of the first list have been handled
-        self.heard = asyncio.get_running_loop().time()  # time of the server's last message
+        self.last_message_at = asyncio.get_running_loop().time()  # time of the server's last message
 
     async def run(self) -> None:
         """List and watch until cancelled."""
-        pause = FIRST_PAUSE
+        pause = MIN_RETRY_SECONDS
         while True:
-            heard_before, failed = self.heard, True
+            heard_before, failed = self.last_message_at, True
             try:
-                self._version = self._version or await self.relist()
+                self._resource_version = self._resource_version or await self.relist()
                 await self._watch()
                 failed = False
             except ApiError as error:
-                if not error.expired:
+                if not error.is_expired:
                     _log.warning("%s cannot be followed: %s", self.path, error)
-                self._version = ""
+                self._resource_version = ""
             except NoResponseError as error:
                 _log.info("%s", error)
             except Exception:  # noqa: BLE001 - if it ended here, the operator would see no more events
                 _log.exception("%s cannot be followed; it is listed again", self.path)
-                self._version = ""
-            pause = FIRST_PAUSE if self.heard > heard_before else min(2 * pause, LONGEST_PAUSE)
-            if failed or self.heard == heard_before:
+                self._resource_version = ""
+            pause = MIN_RETRY_SECONDS if self.last_message_at > heard_before else min(2 * pause, MAX_RETRY_SECONDS)
+            if failed or self.last_message_at == heard_before:
                 await asyncio.sleep(pause)
 
     async def relist(self) -> str:
@@ -92,65 +92,67 @@ class Informer(Generic[T]):
         try:
             async with aclosing(self._api.pages(self.path, self._kind, self._params)) as pages:
                 async for page in pages:
-                    self._word()
+                    self._note_message()
                     version = page.version
                     for item in page.objects:
                         listed_keys.add(item.metadata.key)
-                        self._learn(item)
+                        self._upsert(item)
         except ApiError as error:
-            self.refused = self.refused or error.forbidden  # other errors do not concern rights
+            self.is_forbidden = self.is_forbidden or error.is_forbidden  # other errors do not concern rights
             raise
-        self.refused = False
+        self.is_forbidden = False
         self._report_missing(listed_keys, version)
         self.listed.set()
         return version
 
     def _report_missing(self, listed_keys: Container[tuple[str, str]], version: str) -> None:
         """Report the known and the expected objects that are missing in a list as deleted."""
-        for key, cached in list(self._known.items()):
+        for key, cached in list(self._cache.items()):
             if key not in listed_keys:
-                self._lose(_as_of(cached, version))
+                self._delete(_with_list_version(cached, version))
         for item in list(self._expected()):
             is_listed = item.metadata.key in listed_keys or self.namespace not in {"", item.metadata.namespace}
-            deleted = _as_of(item, version)
-            if not is_listed and item.metadata.version <= deleted.metadata.version:  # else written after the list
-                self._lose(deleted)
+            deleted = _with_list_version(item, version)
+            if (
+                not is_listed and item.metadata.version_number <= deleted.metadata.version_number
+            ):  # else written after the list
+                self._delete(deleted)
 
     async def _watch(self) -> None:
-        async with aclosing(self._api.watch(self.path, self._kind, self._version, self._params)) as events:
+        async with aclosing(self._api.watch(self.path, self._kind, self._resource_version, self._params)) as events:
             async for event_type, item, version in events:
-                self._word()
-                self._version = version
+                self._note_message()
+                self._resource_version = version
                 if item is None:
                     continue
                 if event_type == "DELETED":
-                    self._lose(item)
+                    self._delete(item)
                 else:
-                    self._learn(item)
+                    self._upsert(item)
 
-    def _learn(self, item: T) -> None:
-        cached = self._known.get(item.metadata.key)
+    def _upsert(self, item: T) -> None:
+        cached = self._cache.get(item.metadata.key)
         if cached and cached.metadata.uid != item.metadata.uid:
-            self._lose(cached)
-        self._known[item.metadata.key] = part_to_cache(item)
-        self._tell(self._seen, item)
+            self._delete(cached)
+        self._cache[item.metadata.key] = part_to_cache(item)
+        self._call_handler(self._on_upsert, item)
 
-    def _lose(self, item: T) -> None:
-        self._known.pop(item.metadata.key, None)
-        self._tell(self._gone, item)
+    def _delete(self, item: T) -> None:
+        self._cache.pop(item.metadata.key, None)
+        self._call_handler(self._on_delete, item)
 
-    def _tell(self, handler: Callable[[T], None], item: T) -> None:
+    def _call_handler(self, handler: Callable[[T], None], item: T) -> None:
         """Call a handler; if it fails for one object, the others are still handled."""
         try:
             handler(item)
         except Exception:  # noqa: BLE001 - concerns one object
             _log.exception("%s: %s/%s cannot be handled", self.path, *item.metadata.key)
 
-    def _word(self) -> None:
-        self.heard = asyncio.get_running_loop().time()
+    def _note_message(self) -> None:
+        self.last_message_at = asyncio.get_running_loop().time()
 
 
-def _as_of(item: T, version: str) -> T:
+def _with_list_version(item: T, version: str) -> T:
     """Return an object that is missing in a list, with the version of that list.
 
     Events may have been missed, so the object may have been written since it was cached, perhaps by this operator.
@@ -159,7 +161,7 @@ def _as_of(item: T, version: str) -> T:
     return cast("T", replace(deleted, metadata=replace(item.metadata, resource_version=version)))
 
 
-def without_refused_namespaces(informers: Sequence[Informer[Any]]) -> list[Informer[Any]]:
+def without_forbidden_namespaces(informers: Sequence[Informer[Any]]) -> list[Informer[Any]]:
     """Leave out namespaces that are deleted or forbidden, unless all are."""
-    refused = {informer.namespace for informer in informers if informer.refused}
+    refused = {informer.namespace for informer in informers if informer.is_forbidden}
     return [informer for informer in informers if informer.namespace not in refused] or [*informers]

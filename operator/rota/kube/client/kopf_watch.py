@@ -16,25 +16,27 @@ import kopf
 import msgspec
 
 from rota.kube.client.login.session import Login
-from rota.kube.client.objects import Custom
+from rota.kube.client.objects import CustomResource
 from rota.kube.client.paths import GROUPS, POLICIES
 
-VERSION = "rota.dev/v1alpha1"
+API_VERSION = "rota.dev/v1alpha1"
 REOPEN_SECONDS = 10.0  # between two sessions: kopf asks for one after each 401
-END_SECONDS = 20.0  # for all tasks of kopf to end
+SHUTDOWN_SECONDS = 20.0  # for all tasks of kopf to end
 RECANCEL_SECONDS = 1.0
-Told = Callable[[Custom], None]
+ResourceHandler = Callable[[CustomResource], None]
 Task = asyncio.Task[Any]
 _log = logging.getLogger(__name__)
 _KOPF_FOLDER = f"{Path(kopf.__file__).parent}{os.sep}"
 
 
-def registry(login: Login, groups: tuple[Told, Told], policies: tuple[Told, Told]) -> kopf.OperatorRegistry:
+def build_registry(
+    login: Login, groups: tuple[ResourceHandler, ResourceHandler], policies: tuple[ResourceHandler, ResourceHandler]
+) -> kopf.OperatorRegistry:
     """Return kopf's handlers, which pass on changed and deleted groups and policies; kopf connects by this login."""
     handlers = kopf.OperatorRegistry()
     kopf.on.login(registry=handlers)(_session_opener(login))
     for resource, (on_upsert, on_delete) in ((GROUPS, groups), (POLICIES, policies)):
-        kopf.on.event(VERSION, resource, registry=handlers, id=resource)(_handler(on_upsert, on_delete))
+        kopf.on.event(API_VERSION, resource, registry=handlers, id=resource)(_event_handler(on_upsert, on_delete))
     return handlers
 
 
@@ -52,9 +54,9 @@ def _session_opener(login: Login) -> Callable[..., Any]:
     return open_session
 
 
-def _handler(on_upsert: Told, on_delete: Told) -> Callable[..., Any]:
+def _event_handler(on_upsert: ResourceHandler, on_delete: ResourceHandler) -> Callable[..., Any]:
     async def told(event: Mapping[str, Any], **_: Any) -> None:
-        custom = msgspec.convert(dict(event["object"]), Custom)
+        custom = msgspec.convert(dict(event["object"]), CustomResource)
         (on_delete if event["type"] == "DELETED" else on_upsert)(custom)
 
     return told
@@ -82,8 +84,8 @@ async def _end_tasks(root_tasks: Collection[Task]) -> None:
     waits for a login that kopf does not provide any more. So pause-waiters are cancelled after all other tasks.
     """
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + END_SECONDS
-    while tasks := [task for task in asyncio.all_tasks() if task in root_tasks or _is_kopfs(task)]:
+    deadline = loop.time() + SHUTDOWN_SECONDS
+    while tasks := [task for task in asyncio.all_tasks() if task in root_tasks or _is_kopf_task(task)]:
         if loop.time() > deadline:
             _log.error("Tasks of kopf do not end: %s", ", ".join(sorted(task.get_name() for task in tasks)))
             return
@@ -93,12 +95,12 @@ async def _end_tasks(root_tasks: Collection[Task]) -> None:
         await asyncio.wait(watches or tasks, timeout=RECANCEL_SECONDS)
 
 
-def _is_kopfs(task: Task) -> bool:
+def _is_kopf_task(task: Task) -> bool:
     coroutine = task.get_coro()
     return isinstance(coroutine, CoroutineType) and coroutine.cr_code.co_filename.startswith(_KOPF_FOLDER)
 
 
-def settings() -> kopf.OperatorSettings:
+def build_settings() -> kopf.OperatorSettings:
     """Return kopf's settings: detect a dead watch soon, write nothing to the cluster, end quickly."""
     kopf_settings = kopf.OperatorSettings()
     kopf_settings.peering.standalone = True  # leaders are elected by `leader_election`

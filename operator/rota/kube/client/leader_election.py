@@ -15,15 +15,18 @@ from rota.kube.client.paths import collection_path, object_path
 from rota.spec.names import is_dns_subdomain
 from rota.timestamps import format_time
 
-SAID = 60.0  # seconds between two log lines about the same problem
+REPEAT_LOG_SECONDS = 60.0  # seconds between two log lines about the same problem
 # An annotation with the uid of the holder's pod: if that pod does not exist any more, the Lease is free. An operator
 # outside a pod sets none, and other candidates wait until its Lease expires.
-POD_UID = "rota.dev/pod-uid"
-PAGE_AUTH = "rota.dev/page-auth"  # an annotation with the holder's --page-auth, if it authenticates its users
-KUBERNETES = "Kubernetes"  # its value for users of the cluster
+POD_UID_ANNOTATION = "rota.dev/pod-uid"
+# An annotation with the holder's --page-auth, if it authenticates its users.
+PAGE_AUTH_ANNOTATION = "rota.dev/page-auth"
+PAGE_AUTH_KUBERNETES = "Kubernetes"  # its value for users of the cluster
 CHECK_HOLDER_SECONDS = 3.0  # check the holder's pod once the Lease has not been renewed for this long
-LIVES, RENEW_UNTIL = 15, 10.0  # seconds: duration of the Lease; limit after which an unrenewed leader steps down
-RENEW, LOOK = 2.0, 0.5  # seconds between renewals by the leader; between reads by the other candidates
+LEASE_DURATION_SECONDS = 15
+RENEW_DEADLINE_SECONDS = 10.0
+RENEW_INTERVAL_SECONDS = 2.0
+RETRY_PERIOD_SECONDS = 0.5
 
 _log = logging.getLogger(__name__)
 
@@ -51,15 +54,15 @@ class PodMetadata(msgspec.Struct, frozen=True):
     metadata: Metadata
 
 
-class Leader:
+class LeaderElector:
     """One candidate of the election; `leads` is called at each change of its leadership."""
 
     def __init__(
         self,
         api: Api,
         namespace: str,
-        me: str,
-        leads: Callable[[bool], None],
+        identity: str,
+        on_leadership: Callable[[bool], None],
         name: str,
         *,
         annotations: Callable[[], Mapping[str, str]] = dict,
@@ -68,110 +71,114 @@ class Leader:
 
         `annotations` is called at each renewal, and returns the annotations that the leader sets on the Lease.
         """
-        self._api, self._me, self._leads, self._annotations = api, me, leads, annotations
+        self._api, self._identity, self._on_leadership, self._annotations = api, identity, on_leadership, annotations
         self._namespace = namespace
         self._collection = collection_path("leases", namespace)
         self._path = object_path("leases", namespace, name)
         self._name = name
-        self._seen: tuple[str | None, str | None] = (None, None)  # holder and renew time
-        self._changed = 0.0  # when these last changed, by this machine's clock: clocks differ
-        self._free = math.inf  # when another holder's Lease expires unless renewed
-        self._until = 0.0  # end of this candidate's leadership unless renewed
-        self._refused = False  # whether the last request was refused: then an early retry is useless
-        self._said, self._said_at = "", -math.inf
-        self.leading = False
-        self._others: Mapping[str, str] = {}  # annotations of the Lease while another candidate holds it
+        self._observed_renewal: tuple[str | None, str | None] = (None, None)  # holder and renew time
+        self._observed_at = 0.0  # when these last changed, by this machine's clock: clocks differ
+        self._expires_at = math.inf  # when another holder's Lease expires unless renewed
+        self._leads_until = 0.0  # end of this candidate's leadership unless renewed
+        self._was_refused = False  # whether the last request was refused: then an early retry is useless
+        self._logged_problem, self._logged_at = "", -math.inf
+        self.is_leading = False
+        self._holder_annotations: Mapping[str, str] = {}  # annotations of the Lease while another candidate holds it
 
     async def run(self) -> None:
         """Compete for the Lease and renew it until cancelled, then release it."""
         try:
             while True:
-                await self._look()
-                slow = self.leading or self._refused
-                await asyncio.sleep(RENEW if slow else min(LOOK, max(self._free - self._now, 0.1)))
+                await self._try_acquire()
+                slow = self.is_leading or self._was_refused
+                await asyncio.sleep(
+                    RENEW_INTERVAL_SECONDS
+                    if slow
+                    else min(RETRY_PERIOD_SECONDS, max(self._expires_at - self._now, 0.1))
+                )
         finally:
-            self._lead(leads=False)
-            await self._give_back()
+            self._set_leading(is_leading=False)
+            await self._release()
 
     @property
     def holder_annotations(self) -> Mapping[str, str]:
         """The annotations of the Lease, while another candidate holds it; none once it should have been renewed."""
-        return self._others if self._now < self._free else {}
+        return self._holder_annotations if self._now < self._expires_at else {}
 
     @property
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    async def _look(self) -> None:
+    async def _try_acquire(self) -> None:
         began = self._now
         try:
-            async with asyncio.timeout(RENEW_UNTIL / 2):
-                held = await self._take()
+            async with asyncio.timeout(RENEW_DEADLINE_SECONDS / 2):
+                held = await self._acquire()
         except (ApiError, NoResponseError, TimeoutError) as error:
-            self._refused = isinstance(error, ApiError)
-            self._complain(str(error) or "the API server is slow")
-            if self.leading and self._now > self._until:
-                self._lead(leads=False)
+            self._was_refused = isinstance(error, ApiError)
+            self._log_problem(str(error) or "the API server is slow")
+            if self.is_leading and self._now > self._leads_until:
+                self._set_leading(is_leading=False)
             return
-        self._refused, self._said = False, ""
+        self._was_refused, self._logged_problem = False, ""
         if held:
-            self._until = began + RENEW_UNTIL
-        self._lead(leads=held)
+            self._leads_until = began + RENEW_DEADLINE_SECONDS
+        self._set_leading(is_leading=held)
 
-    def _complain(self, why: str) -> None:
+    def _log_problem(self, problem: str) -> None:
         """Log a problem; if it persists, only once in a while."""
-        if why != self._said or self._now - self._said_at >= SAID:
-            self._said, self._said_at = why, self._now
-            _log.warning("The Lease %s could not be renewed: %s", self._path, why)
+        if problem != self._logged_problem or self._now - self._logged_at >= REPEAT_LOG_SECONDS:
+            self._logged_problem, self._logged_at = problem, self._now
+            _log.warning("The Lease %s could not be renewed: %s", self._path, problem)
 
-    async def _take(self) -> bool:
+    async def _acquire(self) -> bool:
         """Renew the own Lease, or acquire a free one; return whether this candidate holds it."""
-        lease = await self._read()
+        lease = await self._read_lease()
         if lease is None:
-            return await self._write(None, LeaseSpec())
+            return await self._write_lease(None, LeaseSpec())
         spec = lease.spec
-        if spec.holder_identity != self._me:
-            if self._seen != (spec.holder_identity, spec.renew_time):
-                self._seen, self._changed = (spec.holder_identity, spec.renew_time), self._now
-            self._free = self._changed + (spec.lease_duration_seconds or LIVES)
-            if spec.holder_identity and self._now < self._free and not await self._holder_has_ended(lease):
-                self._others = lease.metadata.annotations
+        if spec.holder_identity != self._identity:
+            if self._observed_renewal != (spec.holder_identity, spec.renew_time):
+                self._observed_renewal, self._observed_at = (spec.holder_identity, spec.renew_time), self._now
+            self._expires_at = self._observed_at + (spec.lease_duration_seconds or LEASE_DURATION_SECONDS)
+            if spec.holder_identity and self._now < self._expires_at and not await self._holder_has_ended(lease):
+                self._holder_annotations = lease.metadata.annotations
                 return False
-        self._others = {}
-        self._free = math.inf
-        return await self._write(lease, spec)
+        self._holder_annotations = {}
+        self._expires_at = math.inf
+        return await self._write_lease(lease, spec)
 
     async def _holder_has_ended(self, lease: Lease) -> bool:
         """Whether the holder's pod does not exist any more; False if the API server does not say."""
-        uid, holder = lease.metadata.annotations.get(POD_UID), lease.spec.holder_identity or ""
-        if not uid or not is_dns_subdomain(holder) or self._now - self._changed < CHECK_HOLDER_SECONDS:
+        uid, holder = lease.metadata.annotations.get(POD_UID_ANNOTATION), lease.spec.holder_identity or ""
+        if not uid or not is_dns_subdomain(holder) or self._now - self._observed_at < CHECK_HOLDER_SECONDS:
             return False
         try:
             pod = await self._api.get(object_path("pods", self._namespace, holder), PodMetadata)
         except ApiError as error:
-            has_ended = error.unknown
+            has_ended = error.is_not_found
         else:
             has_ended = pod.metadata.uid != uid
         if has_ended:
             _log.info("The pod %s with uid %s, which holds the Lease, does not exist any more", holder, uid)
         return has_ended
 
-    async def _read(self) -> Lease | None:
+    async def _read_lease(self) -> Lease | None:
         try:
             return await self._api.get(self._path, Lease)
         except ApiError as error:
-            if error.unknown:
+            if error.is_not_found:
                 return None
             raise
 
-    async def _write(self, lease: Lease | None, spec: LeaseSpec) -> bool:
+    async def _write_lease(self, lease: Lease | None, spec: LeaseSpec) -> bool:
         at = format_time(time.time(), "microseconds")
-        ours = spec.holder_identity == self._me
+        ours = spec.holder_identity == self._identity
         body: dict[str, Any] = {
             "metadata": {"name": self._name, "annotations": {**self._annotations()}},
             "spec": {
-                "holderIdentity": self._me,
-                "leaseDurationSeconds": LIVES,
+                "holderIdentity": self._identity,
+                "leaseDurationSeconds": LEASE_DURATION_SECONDS,
                 "renewTime": at,
                 "acquireTime": spec.acquire_time if ours else at,
                 "leaseTransitions": (spec.lease_transitions or 0) + (not ours),
@@ -184,23 +191,23 @@ class Leader:
                 body["metadata"]["resourceVersion"] = lease.metadata.resource_version
                 await self._api.replace(self._path, body, Lease)
         except ApiError as error:
-            if error.conflict:  # another candidate was quicker
+            if error.is_conflict:  # another candidate was quicker
                 return False
             raise
         return True
 
-    def _lead(self, *, leads: bool) -> None:
-        if leads != self.leading:
-            self.leading = leads
-            _log.info("%s %s", self._me, "leads" if leads else "does not lead any more")
-            self._leads(leads)
+    def _set_leading(self, *, is_leading: bool) -> None:
+        if is_leading != self.is_leading:
+            self.is_leading = is_leading
+            _log.info("%s %s", self._identity, "leads" if is_leading else "does not lead any more")
+            self._on_leadership(is_leading)
 
-    async def _give_back(self) -> None:
+    async def _release(self) -> None:
         """Release the Lease, so that another candidate can lead at once."""
         try:
-            async with asyncio.timeout(RENEW_UNTIL):  # much other work at shutdown may slow this down
-                lease = await self._read()
-                if lease and lease.spec.holder_identity == self._me:
+            async with asyncio.timeout(RENEW_DEADLINE_SECONDS):  # much other work at shutdown may slow this down
+                lease = await self._read_lease()
+                if lease and lease.spec.holder_identity == self._identity:
                     at = format_time(time.time(), "microseconds")
                     spec = {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": at}
                     metadata = {"name": self._name, "resourceVersion": lease.metadata.resource_version}

@@ -8,40 +8,42 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
-from rota.documents import PACKED, PLAIN
-from rota.kube.client.pod_status import SIDECAR, PodStatus, status_of_sidecar
+from rota.documents import GZIP_KEY, PLAIN_KEY
+from rota.kube.client.pod_status import SIDECAR_CONTAINER, PodStatus, trim_status
 from rota.model import Poke
 
 GROUP_LABEL = "rota.dev/group"
-POKE = "rota.dev/generation"
-KEY_MARK = "rota.dev/key"  # fingerprint of a pod's key; a change makes the kubelet refresh mounted volumes
-WISH = "rota.dev/wish"  # on a Deployment: digest of the desired template and sidecar, without the sidecar's version
-DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
-DOCUMENTS = "/etc/rota"  # where the sidecar mounts the group's assignment
-KEY = "/etc/rota-key"  # where the sidecar mounts the group's key
+POKE_ANNOTATION = "rota.dev/generation"
+# Fingerprint of a pod's key; a change makes the kubelet refresh mounted volumes.
+KEY_FINGERPRINT_ANNOTATION = "rota.dev/key"
+# On a Deployment: digest of the desired template and sidecar, without the sidecar's version.
+TEMPLATE_DIGEST_ANNOTATION = "rota.dev/wish"
+DELETION_COST_ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
+ASSIGNMENT_MOUNT_PATH = "/etc/rota"  # where the sidecar mounts the group's assignment
+KEY_MOUNT_PATH = "/etc/rota-key"  # where the sidecar mounts the group's key
 REPORT_PORT = 9911  # of probes and metrics; of reports and drains, too, if it has no control port
 CONTROL_PORT = 9913
-CONTROL = "rota-control"  # the name of the control port in a pod's spec
-SETTINGS = "group.json"  # the key of the group's settings in its ConfigMap
+CONTROL_PORT_NAME = "rota-control"  # the name of the control port in a pod's spec
+SETTINGS_KEY = "group.json"  # the key of the group's settings in its ConfigMap
 MAX_SPEC_BYTES = 128 * 1024  # of a group or policy; as Python objects it can take 20 times as much
 MAX_DEPLOYMENT_BYTES = 2 * MAX_SPEC_BYTES  # of a Deployment's spec: a group's template, the sidecar and defaults
 MAX_LABELS = 100  # of an object that are kept
-Key = tuple[str, str]  # of an object: its namespace and name
+ObjectKey = tuple[str, str]  # of an object: its namespace and name
 
-_RECORD = "-rota"  # suffix of the name of an assignment's ConfigMap
+_ASSIGNMENT_SUFFIX = "-rota"  # suffix of the name of an assignment's ConfigMap
 
 
-def record_of(group: str) -> str:
+def assignment_name(group: str) -> str:
     """Return the name of the ConfigMap with a group's assignment."""
-    return group + _RECORD
+    return group + _ASSIGNMENT_SUFFIX
 
 
-def key_secret_of(group: str) -> str:
+def key_secret_name(group: str) -> str:
     """Return the name of the Secret with a group's key."""
-    return f"{record_of(group)}-key"
+    return f"{assignment_name(group)}-key"
 
 
-class Owner(Struct, frozen=True, rename="camel"):
+class OwnerReference(Struct, frozen=True, rename="camel"):
     """An owner reference."""
 
     uid: str
@@ -60,7 +62,7 @@ class Metadata(Struct, frozen=True, rename="camel"):
     creation_timestamp: str | None = None
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
-    owner_references: list[Owner] = []
+    owner_references: list[OwnerReference] = []
 
     @property
     def key(self) -> tuple[str, str]:
@@ -68,21 +70,21 @@ class Metadata(Struct, frozen=True, rename="camel"):
         return self.namespace, self.name
 
     @property
-    def version(self) -> int:
+    def version_number(self) -> int:
         """The resource version as a number, which only grows: it orders states that arrive from several watches."""
         return int(self.resource_version) if self.resource_version.isdecimal() else 0
 
     @property
-    def group(self) -> tuple[str, str]:
+    def group_key(self) -> tuple[str, str]:
         """The namespace and name of the group in its label."""
         return self.namespace, self.labels.get(GROUP_LABEL, "")
 
-    def owned_by(self, uid: str) -> bool:
+    def is_owned_by(self, uid: str) -> bool:
         """Whether the object with this uid controls it."""
         return any(owner.controller and owner.uid == uid for owner in self.owner_references)
 
 
-def _without_unused(metadata: Metadata, annotations: Container[str]) -> Metadata:
+def _trim_metadata(metadata: Metadata, annotations: Container[str]) -> Metadata:
     """Return metadata with these annotations only, and a bounded number of labels and owners.
 
     A tenant can fill an object up to 1.5 MiB, and objects are kept for as long as they exist.
@@ -100,7 +102,7 @@ def _without_unused(metadata: Metadata, annotations: Container[str]) -> Metadata
     )
 
 
-class Object(Struct, frozen=True):
+class PartialObjectMetadata(Struct, frozen=True):
     """An object of which only the metadata matter."""
 
     metadata: Metadata
@@ -122,13 +124,13 @@ class _Container(Struct, frozen=True, rename="camel"):
     ports: list[_Port] = []
 
 
-class _Source(Struct, frozen=True):
+class _ConfigMapSource(Struct, frozen=True):
     name: str = ""
 
 
 class _Volume(Struct, frozen=True, rename="camel"):
     name: str
-    config_map: _Source = _Source()
+    config_map: _ConfigMapSource = _ConfigMapSource()
 
 
 class _PodSpec(Struct, frozen=True, rename="camel"):
@@ -139,21 +141,25 @@ class _PodSpec(Struct, frozen=True, rename="camel"):
     volumes: list[_Volume] = []
 
 
-_ANNOTATIONS_OF_PODS = frozenset({POKE, KEY_MARK, DELETION_COST})
+_POD_ANNOTATIONS = frozenset({POKE_ANNOTATION, KEY_FINGERPRINT_ANNOTATION, DELETION_COST_ANNOTATION})
 
 
-def _sidecar_only(spec: _PodSpec) -> _PodSpec:
+def _trim_pod_spec(spec: _PodSpec) -> _PodSpec:
     """Return the part of a pod's spec that concerns the sidecar and its ConfigMap."""
-    init_containers = [_used_of(container) for container in spec.init_containers if container.name == SIDECAR]
-    containers = [_used_of(container) for container in spec.containers if container.name == SIDECAR]
+    init_containers = [
+        _trim_container(container) for container in spec.init_containers if container.name == SIDECAR_CONTAINER
+    ]
+    containers = [_trim_container(container) for container in spec.containers if container.name == SIDECAR_CONTAINER]
     mounted = {mount.name for container in [*init_containers, *containers] for mount in container.volume_mounts}
     volumes = [volume for volume in spec.volumes if volume.name in mounted]
     return replace(spec, init_containers=init_containers, containers=containers, volumes=volumes)
 
 
-def _used_of(sidecar: _Container) -> _Container:
-    mounts = [mount for mount in sidecar.volume_mounts if mount.mount_path in {DOCUMENTS, KEY}]
-    return replace(sidecar, volume_mounts=mounts, ports=[port for port in sidecar.ports if port.name == CONTROL])
+def _trim_container(sidecar: _Container) -> _Container:
+    mounts = [mount for mount in sidecar.volume_mounts if mount.mount_path in {ASSIGNMENT_MOUNT_PATH, KEY_MOUNT_PATH}]
+    return replace(
+        sidecar, volume_mounts=mounts, ports=[port for port in sidecar.ports if port.name == CONTROL_PORT_NAME]
+    )
 
 
 class Pod(Struct, frozen=True):
@@ -165,12 +171,12 @@ class Pod(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         """Drop unused fields, to save memory."""
-        force_setattr(self, "metadata", _without_unused(self.metadata, _ANNOTATIONS_OF_PODS))
-        force_setattr(self, "spec", _sidecar_only(self.spec))
-        force_setattr(self, "status", status_of_sidecar(self.status))
+        force_setattr(self, "metadata", _trim_metadata(self.metadata, _POD_ANNOTATIONS))
+        force_setattr(self, "spec", _trim_pod_spec(self.spec))
+        force_setattr(self, "status", trim_status(self.status))
 
     @property
-    def _sidecars(self) -> list[_Container]:
+    def _sidecar_containers(self) -> list[_Container]:
         return [*self.spec.init_containers, *self.spec.containers]
 
     @property
@@ -179,7 +185,12 @@ class Pod(Struct, frozen=True):
 
         With hostNetwork, a port in the spec does not count: a tenant could name any port of the node.
         """
-        named = [port.container_port for sidecar in self._sidecars for port in sidecar.ports if port.name == CONTROL]
+        named = [
+            port.container_port
+            for sidecar in self._sidecar_containers
+            for port in sidecar.ports
+            if port.name == CONTROL_PORT_NAME
+        ]
         if named and not self.spec.host_network:
             return named[0]
         return CONTROL_PORT if self.has_key else REPORT_PORT
@@ -187,25 +198,31 @@ class Pod(Struct, frozen=True):
     @property
     def has_key(self) -> bool:
         """Whether the sidecar mounts the group's key: then a report that is not signed with it proves nothing."""
-        return any(mount.mount_path == KEY for sidecar in self._sidecars for mount in sidecar.volume_mounts)
+        return any(
+            mount.mount_path == KEY_MOUNT_PATH
+            for sidecar in self._sidecar_containers
+            for mount in sidecar.volume_mounts
+        )
 
     @property
-    def works_for(self) -> str:
+    def mounted_group(self) -> str:
         """The group of the assignment that the sidecar mounts; the label may differ. Empty without a sidecar."""
-        mounts = [mount for sidecar in self._sidecars for mount in sidecar.volume_mounts]
-        shown = {mount.name for mount in mounts if mount.mount_path == DOCUMENTS}
+        mounts = [mount for sidecar in self._sidecar_containers for mount in sidecar.volume_mounts]
+        shown = {mount.name for mount in mounts if mount.mount_path == ASSIGNMENT_MOUNT_PATH}
         records = [volume.config_map.name for volume in self.spec.volumes if volume.name in shown]
-        return next((name.removesuffix(_RECORD) for name in records if name.endswith(_RECORD)), "")
+        return next(
+            (name.removesuffix(_ASSIGNMENT_SUFFIX) for name in records if name.endswith(_ASSIGNMENT_SUFFIX)), ""
+        )
 
     @property
-    def labelled(self) -> str:
+    def labelled_group(self) -> str:
         """The group that its label names."""
-        return self.metadata.group[1]
+        return self.metadata.group_key[1]
 
     @property
     def started(self) -> bool:
         """Whether the sidecar has ever run, even if it has stopped since."""
-        return any(container.has_run for container in self.status.of_sidecar)
+        return any(container.has_run for container in self.status.sidecar_statuses)
 
     @property
     def ready(self) -> bool:
@@ -230,7 +247,7 @@ class Pod(Struct, frozen=True):
     @property
     def stopped(self) -> bool:
         """Whether its sidecar has stopped for good."""
-        terminated = any(container.state.terminated is not None for container in self.status.of_sidecar)
+        terminated = any(container.state.terminated is not None for container in self.status.sidecar_statuses)
         return self.ended or (self.terminating and terminated)
 
     @property
@@ -239,33 +256,33 @@ class Pod(Struct, frozen=True):
         return self.started and not self.stopped
 
     @property
-    def telling(self) -> tuple[object, ...]:
+    def planning_fields(self) -> tuple[object, ...]:
         """The fields that can change a plan, such as readiness: a pod that differs in others needs no reconcile."""
         state = self.started, self.ready, self.terminating, self.ended, self.obstacle
         return (
             self.metadata.uid,
             *state,
-            self.status.process_ended,
+            self.status.process_ended_at,
             self.poke,
-            self.cost,
+            self.deletion_cost,
             self.status.pod_ip,
-            self.labelled,
+            self.labelled_group,
         )
 
     @property
     def poke(self) -> Poke:
         """The last poke that was written to its annotations."""
-        return poke_of(self.metadata.annotations)
+        return parse_poke(self.metadata.annotations)
 
     @property
-    def cost(self) -> str:
+    def deletion_cost(self) -> str:
         """Its pod deletion cost."""
-        return self.metadata.annotations.get(DELETION_COST, "0")
+        return self.metadata.annotations.get(DELETION_COST_ANNOTATION, "0")
 
 
-def poke_of(annotations: Mapping[str, str]) -> Poke:
+def parse_poke(annotations: Mapping[str, str]) -> Poke:
     """Return the last poke in a pod's annotations; an invalid value counts as no poke."""
-    match = re.fullmatch(r"(\d{1,16})-(\d{1,9})", annotations.get(POKE, ""), re.ASCII)
+    match = re.fullmatch(r"(\d{1,16})-(\d{1,9})", annotations.get(POKE_ANNOTATION, ""), re.ASCII)
     return Poke(int(match[1]), int(match[2])) if match else Poke()
 
 
@@ -278,13 +295,13 @@ class ConfigMap(Struct, frozen=True, rename="camel", weakref=True):
 
     def __post_init__(self) -> None:
         """Drop unused fields, to save memory."""
-        force_setattr(self, "metadata", _without_unused(self.metadata, ()))
-        force_setattr(self, "data", {key: self.data[key] for key in (PLAIN, SETTINGS) if key in self.data})
-        packed = self.binary_data.get(PACKED)
-        force_setattr(self, "binary_data", {} if packed is None else {PACKED: packed})
+        force_setattr(self, "metadata", _trim_metadata(self.metadata, ()))
+        force_setattr(self, "data", {key: self.data[key] for key in (PLAIN_KEY, SETTINGS_KEY) if key in self.data})
+        packed = self.binary_data.get(GZIP_KEY)
+        force_setattr(self, "binary_data", {} if packed is None else {GZIP_KEY: packed})
 
     @property
-    def bytes_kept(self) -> int:
+    def size_bytes(self) -> int:
         """The size of its contents in memory."""
         return sum(map(len, self.data.values())) + sum(map(len, self.binary_data.values()))
 
@@ -297,7 +314,7 @@ class Deployment(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         """Drop unused fields; without the copy, `spec` would keep the whole response in memory."""
-        force_setattr(self, "metadata", _without_unused(self.metadata, {WISH}))
+        force_setattr(self, "metadata", _trim_metadata(self.metadata, {TEMPLATE_DIGEST_ANNOTATION}))
         force_setattr(
             self, "spec", self.spec.copy() if len(bytes(self.spec)) <= MAX_DEPLOYMENT_BYTES else msgspec.Raw(b"")
         )
@@ -308,7 +325,7 @@ class Deployment(Struct, frozen=True):
         return not bytes(self.spec)
 
 
-class Custom(Struct, frozen=True):
+class CustomResource(Struct, frozen=True):
     """A ConsumerGroup or a RebalancePolicy; `rota.spec` parses its spec."""
 
     metadata: Metadata
@@ -318,19 +335,19 @@ class Custom(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         """Drop unused fields, to save memory."""
-        force_setattr(self, "metadata", _without_unused(self.metadata, ()))
+        force_setattr(self, "metadata", _trim_metadata(self.metadata, ()))
         if (size := len(msgspec.json.encode(self.spec))) > MAX_SPEC_BYTES:
             force_setattr(self, "spec", None)
             force_setattr(self, "too_large_bytes", size)
 
-    def has_spec_of(self, previous: "Custom | None") -> bool:
+    def has_same_spec(self, previous: "CustomResource | None") -> bool:
         """Whether another version of the same object differs in metadata and status at most."""
         if previous is None or previous.metadata.uid != self.metadata.uid:
             return False
         return (previous.spec, previous.too_large_bytes) == (self.spec, self.too_large_bytes)
 
     @property
-    def policy(self) -> str:
+    def policy_name(self) -> str:
         """The name of the policy that a group refers to; empty if the reference is missing or malformed."""
         reference = self.spec.get("policyRef") if isinstance(self.spec, dict) else None
         name = reference.get("name") if isinstance(reference, dict) else None

@@ -8,7 +8,7 @@ import re
 from typing import Final
 from urllib.parse import quote
 
-from rota.model import plain
+from rota.model import single_line
 from rota.spec.names import is_dns_label, is_dns_subdomain
 
 GROUPS: Final = "consumergroups"
@@ -29,13 +29,13 @@ _API_OF_RESOURCE = {
     GROUPS: _ROTA,
     POLICIES: _ROTA,
 }
-_HIGHEST_PORT = 65535
+_MAX_PORT = 65535
 _PROXIED_PATH = re.compile(r"(/[A-Za-z0-9][-A-Za-z0-9_.]*)+")
 
 
 def collection_path(resource: str, namespace: str = "") -> str:
     """Return the path of a resource's collection, in one namespace or in all of them."""
-    return _joined(_collection(resource, namespace))
+    return _join_segments(_collection_segments(resource, namespace))
 
 
 def object_path(resource: str, namespace: str, name: str, subresource: str = "") -> str:
@@ -44,40 +44,40 @@ def object_path(resource: str, namespace: str, name: str, subresource: str = "")
     Raise ValueError if Kubernetes would not accept the name.
     """
     if subresource not in {"", "status"}:
-        raise ValueError(f"{plain(subresource, 100)!r} is not a subresource that Rota uses")
-    segments = [*_collection(resource, namespace), _checked_name(name)]
-    return _joined([*segments, subresource] if subresource else segments)
+        raise ValueError(f"{single_line(subresource, 100)!r} is not a subresource that Rota uses")
+    segments = [*_collection_segments(resource, namespace), _checked_name(name)]
+    return _join_segments([*segments, subresource] if subresource else segments)
 
 
 def proxy_path(namespace: str, pod: str, port: int, path: str) -> str:
     """Return the path by which the API server passes a request on to a port of a pod."""
-    if not 0 < port <= _HIGHEST_PORT:
+    if not 0 < port <= _MAX_PORT:
         raise ValueError(f"{port} is not a port")
     if not _PROXIED_PATH.fullmatch(path):
-        raise ValueError(f"{plain(path, 100)!r} is not a path that a pod can be asked for")
-    return _joined([*_collection("pods", namespace), f"{_checked_name(pod)}:{port}", "proxy"]) + path
+        raise ValueError(f"{single_line(path, 100)!r} is not a path that a pod can be asked for")
+    return _join_segments([*_collection_segments("pods", namespace), f"{_checked_name(pod)}:{port}", "proxy"]) + path
 
 
 def port_forward_path(namespace: str, pod: str) -> str:
     """Return the path at which the API server forwards connections to ports of a pod."""
-    return _joined([*_collection("pods", namespace), _checked_name(pod), "portforward"])
+    return _join_segments([*_collection_segments("pods", namespace), _checked_name(pod), "portforward"])
 
 
-def _collection(resource: str, namespace: str) -> list[str]:
+def _collection_segments(resource: str, namespace: str) -> list[str]:
     if resource not in _API_OF_RESOURCE:
-        raise ValueError(f"{plain(resource, 100)!r} is not a resource that Rota uses")
+        raise ValueError(f"{single_line(resource, 100)!r} is not a resource that Rota uses")
     if namespace and not is_dns_label(namespace):
-        raise ValueError(f"{plain(namespace, 100)!r} is not the name of a namespace")
+        raise ValueError(f"{single_line(namespace, 100)!r} is not the name of a namespace")
     within = ["namespaces", namespace] if namespace else []
     return [_API_OF_RESOURCE[resource], *within, resource]
 
 
 def _checked_name(name: str) -> str:
     if not is_dns_subdomain(name):
-        raise ValueError(f"{plain(name, 100)!r} is not the name of a Kubernetes object")
+        raise ValueError(f"{single_line(name, 100)!r} is not the name of a Kubernetes object")
     return name
 
 
-def _joined(segments: list[str]) -> str:
+def _join_segments(segments: list[str]) -> str:
     api, *below = segments
     return "/".join([api, *(quote(segment, safe=":") for segment in below)])

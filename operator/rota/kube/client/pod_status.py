@@ -6,11 +6,11 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from rota.model import plain
+from rota.model import single_line
 from rota.timestamps import parse_time
 
-SIDECAR = "rota-sidecar"  # its container's name
-MAX_OBSTACLE = 200  # characters
+SIDECAR_CONTAINER = "rota-sidecar"  # its container's name
+MAX_OBSTACLE_CHARACTERS = 200  # characters
 
 _NORMAL_WAITING_REASONS = {"", "ContainerCreating", "PodInitializing"}  # of any container that starts
 
@@ -45,7 +45,11 @@ class _ContainerStatus(Struct, frozen=True, rename="camel"):
     def obstacle(self) -> str:
         """Why the container is waiting; empty for the normal reasons of a start."""
         reason = self.state.waiting.reason if self.state.waiting else ""
-        return "" if reason in _NORMAL_WAITING_REASONS else plain(f"{reason} of container {self.name}", MAX_OBSTACLE)
+        return (
+            ""
+            if reason in _NORMAL_WAITING_REASONS
+            else single_line(f"{reason} of container {self.name}", MAX_OBSTACLE_CHARACTERS)
+        )
 
     @property
     def has_run(self) -> bool:
@@ -62,7 +66,7 @@ class _Condition(Struct, frozen=True):
     def obstacle(self) -> str:
         """Why no node was found for the pod."""
         is_unschedulable = self.type == "PodScheduled" and self.status == "False" and self.reason == "Unschedulable"
-        return plain(f"Unschedulable, {self.message}", MAX_OBSTACLE) if is_unschedulable else ""
+        return single_line(f"Unschedulable, {self.message}", MAX_OBSTACLE_CHARACTERS) if is_unschedulable else ""
 
 
 class PodStatus(Struct, frozen=True, rename="camel"):
@@ -76,30 +80,32 @@ class PodStatus(Struct, frozen=True, rename="camel"):
     obstacle: str = ""  # not a field of Kubernetes: computed before conditions and containers are dropped
 
     @property
-    def of_sidecar(self) -> list[_ContainerStatus]:
+    def sidecar_statuses(self) -> list[_ContainerStatus]:
         """The status of the sidecar's container, in either list of containers."""
-        return [it for it in (*self.init_container_statuses, *self.container_statuses) if it.name == SIDECAR]
+        return [it for it in (*self.init_container_statuses, *self.container_statuses) if it.name == SIDECAR_CONTAINER]
 
     @property
-    def process_ended(self) -> float:
+    def process_ended_at(self) -> float:
         """When a process of the sidecar ended last, in seconds since 1970 by its node's clock; 0: none has."""
-        ends = [state.terminated for container in self.of_sidecar for state in (container.state, container.last_state)]
+        ends = [
+            state.terminated for container in self.sidecar_statuses for state in (container.state, container.last_state)
+        ]
         times = [parse_time(end.finished_at) for end in ends if end]
         return max((at for at in times if at is not None), default=0.0)
 
 
-def status_of_sidecar(status: PodStatus) -> PodStatus:
+def trim_status(status: PodStatus) -> PodStatus:
     """Return the part of the status that is used."""
     return replace(
         status,
         conditions=[replace(condition, message="") for condition in status.conditions if condition.type == "Ready"],
-        init_container_statuses=[it for it in status.init_container_statuses if it.name == SIDECAR],
-        container_statuses=[it for it in status.container_statuses if it.name == SIDECAR],
-        obstacle=_obstacle(status),
+        init_container_statuses=[it for it in status.init_container_statuses if it.name == SIDECAR_CONTAINER],
+        container_statuses=[it for it in status.container_statuses if it.name == SIDECAR_CONTAINER],
+        obstacle=_find_obstacle(status),
     )
 
 
-def _obstacle(status: PodStatus) -> str:
+def _find_obstacle(status: PodStatus) -> str:
     containers = [*status.init_container_statuses, *status.container_statuses]
     obstacles = [*(source.obstacle for source in status.conditions), *(source.obstacle for source in containers)]
     return status.obstacle or next(filter(None, obstacles), "")

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from aiohttp import web
 
-from rota.kube.client.objects import Key
+from rota.kube.client.objects import ObjectKey
 
 MAX_STREAMS = 64  # a further stream ends the oldest one; the page of that one reconnects
 
@@ -14,29 +14,29 @@ MAX_STREAMS = 64  # a further stream ends the oldest one; the page of that one r
 class Listener:
     """One stream's subscription to changes, of all groups or of one group."""
 
-    def __init__(self, only: Key | None) -> None:
-        self.ended = False
-        self._only = only
-        self._news: set[Key] = set()
-        self._awake = asyncio.Event()
+    def __init__(self, group: ObjectKey | None) -> None:
+        self.is_ended = False
+        self._group = group
+        self._changed_groups: set[ObjectKey] = set()
+        self._changed = asyncio.Event()
 
-    def tell(self, groups: tuple[Key, ...]) -> None:
+    def notify(self, groups: tuple[ObjectKey, ...]) -> None:
         """Record changed groups and wake the stream; an empty tuple means that the operator itself changed."""
-        mine = [group for group in groups if self._only in {None, group}]
+        mine = [group for group in groups if self._group in {None, group}]
         if mine or not groups:
-            self._news.update(mine)
-            self._awake.set()
+            self._changed_groups.update(mine)
+            self._changed.set()
 
     def end(self) -> None:
         """End the stream."""
-        self.ended = True
-        self._awake.set()
+        self.is_ended = True
+        self._changed.set()
 
-    async def news(self) -> list[Key]:
+    async def wait_for_changes(self) -> list[ObjectKey]:
         """Wait for a change; return the groups that changed since the last call."""
-        await self._awake.wait()
-        self._awake.clear()
-        changed, self._news = sorted(self._news), set()
+        await self._changed.wait()
+        self._changed.clear()
+        changed, self._changed_groups = sorted(self._changed_groups), set()
         return changed
 
 
@@ -45,21 +45,21 @@ class Broadcaster:
 
     def __init__(self) -> None:
         self._listeners: dict[Listener, None] = {}  # the oldest first
-        self.closed = False
+        self.is_closed = False
 
-    def tell(self, *groups: Key) -> None:
+    def publish(self, *groups: ObjectKey) -> None:
         """Publish that these groups changed; without groups, that the operator itself did, such as its leadership."""
         for listener in self._listeners:
-            listener.tell(groups)
+            listener.notify(groups)
 
     @contextmanager
-    def listening(self, only: Key | None = None) -> Iterator[Listener]:
+    def subscribe(self, group: ObjectKey | None = None) -> Iterator[Listener]:
         """Subscribe a stream until the context ends. At MAX_STREAMS, the oldest stream ends."""
         if len(self._listeners) >= MAX_STREAMS:
             oldest = next(iter(self._listeners))
             del self._listeners[oldest]
             oldest.end()
-        listener = Listener(only)
+        listener = Listener(group)
         self._listeners[listener] = None
         try:
             yield listener
@@ -68,5 +68,5 @@ class Broadcaster:
 
     async def close(self, _: web.Application | None = None) -> None:
         """End all streams; for `on_shutdown` of an application."""
-        self.closed = True
-        self.tell()
+        self.is_closed = True
+        self.publish()

@@ -17,19 +17,20 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 from yarl import URL
 
-from rota.http_server import AdmissionLimit, pass_through, release_connection
+from rota.http_server import AdmissionLimit, forward_response, release_connection
 
-PAGE_URL = "rota.dev/page-url"  # annotation of the Lease: the URL of its holder's page
-PAGE_CERTIFICATE = "rota.dev/page-certificate"  # annotation: SHA-256 of the certificate there; absent without TLS
-RELAYED: Final = "Rota-Relayed"  # header of relayed requests, which are not relayed again
+PAGE_URL_ANNOTATION = "rota.dev/page-url"  # annotation of the Lease: the URL of its holder's page
+# Annotation: SHA-256 of the certificate there; absent without TLS.
+PAGE_CERTIFICATE_ANNOTATION = "rota.dev/page-certificate"
+RELAYED_HEADER: Final = "Rota-Relayed"  # header of relayed requests, which are not relayed again
 CONNECT_SECONDS = 2.0
 HEAD_SECONDS = 5.0  # deadline for the head of the leader's response
 RETRY_SECONDS = 5.0  # after a failure, during which this replica responds by itself
-SILENT_SECONDS = 35.0  # streams have an event or a comment at least every 15 s
-MAX_RELAYED = 64  # concurrent requests; this replica responds to further ones
+MAX_SILENCE_SECONDS = 35.0  # streams have an event or a comment at least every 15 s
+MAX_RELAYED_REQUESTS = 64  # concurrent requests; this replica responds to further ones
 BUFFER_BYTES = 64 * 1024  # of a response whose client reads slowly
-PATH = "/v1/"
-TYPES = {"application/json", "text/event-stream"}  # of responses that are relayed
+RELAYED_PATH_PREFIX = "/v1/"
+RELAYED_CONTENT_TYPES = {"application/json", "text/event-stream"}  # of responses that are relayed
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _REQUEST_HEADERS = (
@@ -57,30 +58,30 @@ class LeaderPage(NamedTuple):
     """The address of the leader's page."""
 
     url: URL
-    certificate: str  # its SHA-256 in hexadecimal; empty without TLS
+    certificate_digest: str  # its SHA-256 in hexadecimal; empty without TLS
 
 
-def announce(address: str, port: int, certificate: str) -> dict[str, str]:
+def page_annotations(address: str, port: int, certificate: str) -> dict[str, str]:
     """Return the Lease's annotations for this process's page; empty if `address` is not one specific IP address."""
-    ip_address = _address(address)
+    ip_address = _parse_address(address)
     if ip_address is None or ip_address.is_unspecified:
         return {}
     url = URL.build(scheme="https" if certificate else "http", host=address, port=port)
-    return {PAGE_URL: str(url)} | ({PAGE_CERTIFICATE: certificate} if certificate else {})
+    return {PAGE_URL_ANNOTATION: str(url)} | ({PAGE_CERTIFICATE_ANNOTATION: certificate} if certificate else {})
 
 
-def leader_page(annotations: Mapping[str, str], own_address: str, *, has_tls: bool) -> LeaderPage | None:
+def parse_leader_page(annotations: Mapping[str, str], own_address: str, *, has_tls: bool) -> LeaderPage | None:
     """Return the address of the page of the Lease's holder; None if it is missing, invalid, or not to be trusted.
 
     The leader's page must use TLS exactly if this replica's page does, so that tokens are never sent without it. It may
     have a loopback address only if this replica's page has one: the leader may run on another machine.
     """
-    certificate = annotations.get(PAGE_CERTIFICATE, "")
+    certificate = annotations.get(PAGE_CERTIFICATE_ANNOTATION, "")
     try:
-        url = URL(annotations.get(PAGE_URL, ""))
+        url = URL(annotations.get(PAGE_URL_ANNOTATION, ""))
     except ValueError:
         return None
-    address, own = _address(url.host or ""), _address(own_address)
+    address, own = _parse_address(url.host or ""), _parse_address(own_address)
     if address is None or own is None or address.is_loopback is not own.is_loopback:
         return None
     if address.is_unspecified or address.is_link_local or address.is_multicast:
@@ -94,16 +95,17 @@ def leader_page(annotations: Mapping[str, str], own_address: str, *, has_tls: bo
 class LeaderRelay:
     """Relays requests to the leader; a context manager, which closes its connections."""
 
-    def __init__(
-        self, find_leader: Callable[[], LeaderPage | None], can_be_passed_on: Callable[[web.Request], bool]
-    ) -> None:
+    def __init__(self, find_leader: Callable[[], LeaderPage | None], may_relay: Callable[[web.Request], bool]) -> None:
         """`find_leader` returns None while this replica leads; `can_be_passed_on` checks a request's credentials."""
         self._find_leader = find_leader
-        self._can_be_passed_on = can_be_passed_on
-        self._admission = AdmissionLimit(MAX_RELAYED)
-        self._failed: tuple[LeaderPage | None, float] = None, 0.0  # the leader that did not respond, and when to retry
+        self._may_relay = may_relay
+        self._admission = AdmissionLimit(MAX_RELAYED_REQUESTS)
+        self._failed_leader: tuple[LeaderPage | None, float] = (
+            None,
+            0.0,
+        )  # the leader that did not respond, and when to retry
         self._session = aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS, sock_read=SILENT_SECONDS),
+            timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS, sock_read=MAX_SILENCE_SECONDS),
             trust_env=False,
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -120,56 +122,56 @@ class LeaderRelay:
         await self._session.close()
 
     @web.middleware
-    async def pass_on(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def relay(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Relay a request about groups to the leader; handle it here if that is not possible."""
         leader = self._leader_for(request)
         with self._admission.admit() as admitted:
-            response = await self._ask(request, leader) if leader and admitted else None
+            response = await self._request_leader(request, leader) if leader and admitted else None
             if response is not None:
-                return await self._pass_on(request, response)
+                return await self._relay_response(request, response)
         return await handler(request)
 
     def _leader_for(self, request: web.Request) -> LeaderPage | None:
         """Return the leader if a request is to be relayed; otherwise None."""
-        is_about_groups = request.method == hdrs.METH_GET and request.path.startswith(PATH)
-        if not is_about_groups or RELAYED in request.headers or not self._can_be_passed_on(request):
+        is_about_groups = request.method == hdrs.METH_GET and request.path.startswith(RELAYED_PATH_PREFIX)
+        if not is_about_groups or RELAYED_HEADER in request.headers or not self._may_relay(request):
             return None
-        leader, (failed, until) = self._find_leader(), self._failed
+        leader, (failed, until) = self._find_leader(), self._failed_leader
         return None if leader == failed and asyncio.get_running_loop().time() < until else leader
 
-    async def _ask(self, request: web.Request, leader: LeaderPage) -> aiohttp.ClientResponse | None:
+    async def _request_leader(self, request: web.Request, leader: LeaderPage) -> aiohttp.ClientResponse | None:
         """Return the head of the leader's response; None if the leader fails, or its response cannot be relayed."""
         headers = [(name, value) for name in _REQUEST_HEADERS for value in request.headers.getall(name, ())]
-        headers.append((RELAYED, "1"))
+        headers.append((RELAYED_HEADER, "1"))
         url = leader.url.join(URL(request.rel_url.raw_path_qs, encoded=True))
-        trust = _pinned(leader.certificate) if leader.certificate else True
+        trust = _fingerprint_of(leader.certificate_digest) if leader.certificate_digest else True
         try:
             async with asyncio.timeout(HEAD_SECONDS):
                 response = await self._session.get(url, headers=headers, ssl=trust, allow_redirects=False)
         except (aiohttp.ClientError, TimeoutError, OSError):
-            self._failed = leader, asyncio.get_running_loop().time() + RETRY_SECONDS
+            self._failed_leader = leader, asyncio.get_running_loop().time() + RETRY_SECONDS
             return None
-        if response.content_type not in TYPES:
+        if response.content_type not in RELAYED_CONTENT_TYPES:
             response.close()
             return None
         return response
 
-    async def _pass_on(self, request: web.Request, response: aiohttp.ClientResponse) -> web.StreamResponse:
+    async def _relay_response(self, request: web.Request, response: aiohttp.ClientResponse) -> web.StreamResponse:
         async with response:
             release_connection(request)
             try:
-                return await pass_through(request, response, _RESPONSE_HEADERS)
+                return await forward_response(request, response, _RESPONSE_HEADERS)
             except (aiohttp.ClientError, TimeoutError, OSError):  # the client's connection was closed
                 raise ConnectionResetError from None
 
 
 @lru_cache(maxsize=4)
-def _pinned(certificate: str) -> aiohttp.Fingerprint:
+def _fingerprint_of(certificate: str) -> aiohttp.Fingerprint:
     """Return the pin of a certificate. It is cached: aiohttp reuses a connection only for the same object."""
     return aiohttp.Fingerprint(bytes.fromhex(certificate))
 
 
-def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def _parse_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         ip_address = ipaddress.ip_address(text)
     except ValueError:

@@ -9,30 +9,30 @@ from rota.brokers.port import BrokerGroupSettings, OnlineConsumer
 from rota.deliveries import describe_message
 from rota.documents import Assignment
 from rota.kube.brokers.lag import lag_totals
-from rota.kube.brokers.lag.lag_history import NOTHING
+from rota.kube.brokers.lag.lag_history import UNKNOWN_QUEUE_LAG
 from rota.kube.http import schema
 from rota.kube.state import rebalance
 from rota.kube.state.pod_state import client_id
 from rota.kube.telemetry.group_gauges import GroupFacts
-from rota.model import RETRY, Holder, Queue
+from rota.model import RETRY_TOPIC_PREFIX, Holder, Queue
 from rota.spec.consumer_settings import ConsumerSettings, settings_of
-from rota.spec.resolved import read_settings, settings_digest
+from rota.spec.resolved import decode_settings, settings_digest
 from rota.timestamps import format_time
 
 
-def summary(fact: GroupFacts) -> schema.Summary:
+def present_summary(facts: GroupFacts) -> schema.Summary:
     """Return the summary of a group: its row in the list."""
-    return _summary(fact, lag_totals.of_group(fact.group, fact.broker, fact.lag))
+    return _summary(facts, lag_totals.group_lag_by_topic(facts.group, facts.broker, facts.lag))
 
 
-def _summary(fact: GroupFacts, topics: Mapping[str, lag_totals.TopicLag]) -> schema.Summary:
-    status = fact.status or fact.group.written
+def _summary(facts: GroupFacts, topics: Mapping[str, lag_totals.TopicLag]) -> schema.Summary:
+    status = facts.status or facts.group.published_status
     conditions = {condition["type"]: condition for condition in status.get("conditions") or ()}
     ready = conditions.get("Ready", {})
-    document = fact.group.record.document
+    document = facts.group.stored_assignment.document
     return schema.Summary(
-        namespace=fact.group.namespace,
-        name=fact.group.name,
+        namespace=facts.group.namespace,
+        name=facts.group.name,
         ready=ready.get("status") == "True",
         reason=ready.get("reason", ""),
         message=ready.get("message", ""),
@@ -43,14 +43,15 @@ def _summary(fact: GroupFacts, topics: Mapping[str, lag_totals.TopicLag]) -> sch
         unowned=status.get("unownedQueues", 0),
         generation=document.generation if document else 0,
         strategy=_strategy(document),
-        lag=lag_totals.total(topics, "Subscribed"),
-        retrying=lag_totals.total(topics, "Retry"),
-        dead=fact.lag.dead,
-        delay=lag_totals.delay(topics),
+        lag=lag_totals.total_lag(topics, "Subscribed"),
+        retrying=lag_totals.total_lag(topics, "Retry"),
+        dead=facts.lag.dead_letters,
+        delay=lag_totals.max_delay(topics),
         estimate=any(topic.estimate for topic in topics.values()),
-        verdicts=dict(lag_totals.verdicts(topics, fact.lag)),
-        delayed=fact.group.deliveries.delayed,
-        last_rebalance=next(iter(fact.tally.rebalances), None) or _rebalance_from_status(status.get("lastRebalance")),
+        verdicts=dict(lag_totals.count_lag_states(topics, facts.lag)),
+        delayed=facts.group.deliveries.delayed_messages,
+        last_rebalance=next(iter(facts.tracker.rebalances), None)
+        or _rebalance_from_status(status.get("lastRebalance")),
     )
 
 
@@ -61,30 +62,30 @@ def _strategy(document: Assignment | None) -> str:
     return "-" if document.everyone is not None else document.strategy
 
 
-def detail(
+def present_detail(
     operator: schema.Operator,
-    fact: GroupFacts,
-    clients: Mapping[str, OnlineConsumer],
+    facts: GroupFacts,
+    consumers: Mapping[str, OnlineConsumer],
     settings: Mapping[str, BrokerGroupSettings] | None = None,
 ) -> schema.Detail:
     """Return all details of a group."""
-    topics = lag_totals.of_group(fact.group, fact.broker, fact.lag)
-    conditions = (fact.status or fact.group.written).get("conditions") or ()
+    topics = lag_totals.group_lag_by_topic(facts.group, facts.broker, facts.lag)
+    conditions = (facts.status or facts.group.published_status).get("conditions") or ()
     return schema.Detail(
         operator=operator,
-        summary=_summary(fact, topics),
-        at_broker=fact.group.at_broker,
+        summary=_summary(facts, topics),
+        at_broker=facts.group.consumer_group,
         conditions=[_condition(condition) for condition in conditions],
-        members=[*_members(fact, clients), *_unmanaged_consumers(fact, clients)],
+        members=[*_members(facts, consumers), *_unmanaged_consumers(facts, consumers)],
         topics=[
             schema.Topic(name, topic.kind, len(topic.queues), topic.lag, topic.delay, topic.estimate)
             for name, topic in topics.items()
         ],
-        queues=_queues(fact, topics),
-        rebalances=list(fact.tally.rebalances),
-        looked_at=None if fact.lag.at is None else format_time(fact.lag.at),
+        queues=_queues(facts, topics),
+        rebalances=list(facts.tracker.rebalances),
+        looked_at=None if facts.lag.sampled_at is None else format_time(facts.lag.sampled_at),
         settings=[
-            schema.Settings(broker, at_broker.enabled, at_broker.attempts, at_broker.retry_queues)
+            schema.Settings(broker, at_broker.consume_enabled, at_broker.max_attempts, at_broker.retry_queues)
             for broker, at_broker in sorted((settings or {}).items())
         ],
     )
@@ -102,35 +103,44 @@ def _condition(raw: Mapping[str, Any]) -> schema.Condition:
     return schema.Condition(raw["type"], raw["status"], raw["reason"], raw.get("message", ""), since)
 
 
-def _members(fact: GroupFacts, clients: Mapping[str, OnlineConsumer]) -> list[schema.Member]:
-    shares = fact.group.record.shares
-    document = fact.group.record.document
+def _members(facts: GroupFacts, consumers: Mapping[str, OnlineConsumer]) -> list[schema.Member]:
+    shares = facts.group.stored_assignment.shares
+    document = facts.group.stored_assignment.document
     everyone = document.everyone if document else None
-    stored = fact.group.record.settings
+    stored = facts.group.stored_assignment.settings
     in_force, digest = _stored_settings(stored), settings_digest(stored)
     members = []
-    for name, pod_state in sorted(fact.group.pods.items()):
+    for name, pod_state in sorted(facts.group.pods.items()):
         pod = pod_state.pod
         holder = Holder(name, pod.metadata.uid)
         queues = everyone if everyone is not None and holder in shares else shares.get(holder, ())
-        client = clients.get(client_id(pod))
-        rates = [fact.lag.queues.get(queue, NOTHING).worked for queue in queues]  # none if Broadcasting
+        client = consumers.get(client_id(pod))
+        rates = [
+            facts.lag.queues.get(queue, UNKNOWN_QUEUE_LAG).consumed_rate for queue in queues
+        ]  # none if Broadcasting
         members.append(
             schema.Member(
                 name=name,
                 client_id=client_id(pod),
                 origin="Rota",
-                state=str(fact.tally.plan.standings.get(name, "Ready" if pod.ready else "Joining")),
+                state=str(facts.tracker.last_plan.member_states.get(name, "Ready" if pod.ready else "Joining")),
                 address=pod.status.pod_ip or "",
                 version=client.version if client else "",
                 language=client.language if client else "",
                 queues=len(queues),
-                generation=pod_state.heard.report.generation if pod_state.heard else None,
+                generation=pod_state.decoded_report.report.generation if pod_state.decoded_report else None,
                 rate=None if None in rates else sum(rate for rate in rates if rate is not None),
-                troubles=[*pod_state.heard.report.troubles.values()] if pod_state.heard else [],
-                queue_states=pod_state.heard.report.states if pod_state.heard else {},
-                failing=[describe_message(message) for message in fact.group.deliveries.failing_of(pod.metadata.uid)],
-                **_settings(in_force if pod_state.heard and pod_state.heard.report.settings == digest else None),
+                troubles=[*pod_state.decoded_report.report.troubles.values()] if pod_state.decoded_report else [],
+                queue_states=pod_state.decoded_report.report.states if pod_state.decoded_report else {},
+                failing=[
+                    describe_message(message)
+                    for message in facts.group.deliveries.failing_messages_of(pod.metadata.uid)
+                ],
+                **_settings(
+                    in_force
+                    if pod_state.decoded_report and pod_state.decoded_report.report.settings == digest
+                    else None
+                ),
             )
         )
     return members
@@ -138,7 +148,7 @@ def _members(fact: GroupFacts, clients: Mapping[str, OnlineConsumer]) -> list[sc
 
 def _stored_settings(text: str) -> ConsumerSettings | None:
     try:
-        return settings_of(read_settings(text))
+        return settings_of(decode_settings(text))
     except ValueError:  # not written yet, or written by a later version of the operator
         return None
 
@@ -147,35 +157,35 @@ def _settings(settings: ConsumerSettings | None) -> dict[str, Any]:
     """Return the fields of a member for its settings; none if the settings are not known."""
     if settings is None:
         return {}
-    shown = [entry for entry in settings.subscriptions if not entry.topic.startswith(RETRY)]
+    shown = [entry for entry in settings.subscriptions if not entry.topic.startswith(RETRY_TOPIC_PREFIX)]
     subscriptions = [schema.Subscription(entry.topic, entry.expression, entry.type) for entry in shown]
-    return {"subscriptions": subscriptions, "model": settings.model, "start": settings.start}
+    return {"subscriptions": subscriptions, "model": settings.message_model, "start": settings.start_position}
 
 
-def _unmanaged_consumers(fact: GroupFacts, clients: Mapping[str, OnlineConsumer]) -> list[schema.Member]:
+def _unmanaged_consumers(facts: GroupFacts, consumers: Mapping[str, OnlineConsumer]) -> list[schema.Member]:
     members = []
-    for name in dict.fromkeys(fact.broker.foreigners or ()):  # once each: a verdict reports duplicate ids
-        client = clients.get(name) or OnlineConsumer(name, "")
+    for name in dict.fromkeys(facts.broker.unmanaged_ids or ()):  # once each: a verdict reports duplicate ids
+        client = consumers.get(name) or OnlineConsumer(name, "")
         member = schema.Member(name, name, "Foreign", "Foreign", client.address, client.version, client.language)
-        members.append(msgspec.structs.replace(member, **_settings(fact.broker.unmanaged.get(name))))
+        members.append(msgspec.structs.replace(member, **_settings(facts.broker.unmanaged_settings.get(name))))
     return members
 
 
-def _queues(fact: GroupFacts, topics: Mapping[str, lag_totals.TopicLag]) -> list[schema.Queue]:
-    document = fact.group.record.document
-    owners = fact.group.record.owners
+def _queues(facts: GroupFacts, topics: Mapping[str, lag_totals.TopicLag]) -> list[schema.Queue]:
+    document = facts.group.stored_assignment.document
+    owners = facts.group.stored_assignment.owners
     releasing = document.releasing if document else {}
     forced = document.forced if document else {}
     everyone = frozenset(document.everyone or ()) if document else frozenset()
-    states: dict[Queue, schema.State] = dict.fromkeys(fact.tally.plan.foreign, "Foreign")
+    states: dict[Queue, schema.State] = dict.fromkeys(facts.tracker.last_plan.unmanaged_queues, "Foreign")
     states |= dict.fromkeys(everyone, "Everyone")
     states |= dict.fromkeys(owners, "Owned")
     states |= dict.fromkeys(releasing, "Releasing")
-    retries = RETRY + fact.group.at_broker
+    retries = RETRY_TOPIC_PREFIX + facts.group.consumer_group
     routed = {queue for topic in topics.values() for queue in topic.queues}
     queues = []
     for queue in sorted(routed | states.keys()):
-        release, judged = releasing.get(queue), fact.lag.queues.get(queue, NOTHING)
+        release, judged = releasing.get(queue), facts.lag.queues.get(queue, UNKNOWN_QUEUE_LAG)
         topic = topics.get(queue.topic)
         queues.append(
             schema.Queue(
@@ -187,12 +197,12 @@ def _queues(fact: GroupFacts, topics: Mapping[str, lag_totals.TopicLag]) -> list
                 owner=release.holder.name if release else owners.get(queue),
                 to=release.to if release else None,
                 forced=queue in forced,
-                first=judged.first,
-                last=judged.last,
+                first=judged.min_offset,
+                last=judged.max_offset,
                 committed=judged.committed,
                 lag=judged.lag,
                 delay=judged.delay,
-                verdict=str(judged.verdict) if judged.verdict else None,
+                verdict=str(judged.lag_state) if judged.lag_state else None,
                 estimate=bool(topic and topic.estimate),
             )
         )

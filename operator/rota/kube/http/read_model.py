@@ -6,108 +6,115 @@ from typing import NamedTuple
 
 from rota.aio import yield_periodically
 from rota.kube.brokers.registry import BrokerRegistry
-from rota.kube.client.objects import Key
+from rota.kube.client.objects import ObjectKey
 from rota.kube.http import presenters, schema
-from rota.kube.http.access.access import Reads
+from rota.kube.http.access.access import MayRead
 from rota.kube.reconcile.controller import Controller
 from rota.kube.reconcile.reconciler import ReconcileResult
 from rota.kube.state.group import Group
 from rota.kube.telemetry.group_gauges import GroupFacts
 from rota.kube.telemetry.operator_metrics import OperatorMetrics
 from rota.kube.telemetry.rebalances import RebalanceChange, RebalanceTracker
-from rota.model import Queue, queue_of
-from rota.planner import reason_for_no_change
+from rota.model import Queue, parse_queue
+from rota.planner import explain_owners
 from rota.planner.record import seconds_since
 
 
 class ReadModel(NamedTuple):
     """Assembles the state of groups on demand, from the controller, the brokers' data and the metrics."""
 
-    brain: Controller
-    places: BrokerRegistry
-    measures: OperatorMetrics
+    controller: Controller
+    registry: BrokerRegistry
+    metrics: OperatorMetrics
     identity: str
     version: str
-    now: Callable[[], float]  # the event loop's clock
-    one_at_a_time: asyncio.Lock
+    loop_time: Callable[[], float]  # the event loop's clock
+    explain_lock: asyncio.Lock
 
-    def keys(self) -> list[Key]:
+    def keys(self) -> list[ObjectKey]:
         """Return the keys of all groups."""
-        return [key for key, group in self.brain.groups.items() if group.body]
+        return [key for key, group in self.controller.groups.items() if group.body]
 
-    def fact(self, key: Key) -> GroupFacts | None:
+    def facts_of(self, key: ObjectKey) -> GroupFacts | None:
         """Return the present state of a group; None if it does not exist."""
-        group = self.brain.group(key)
+        group = self.controller.group(key)
         if group is None or group.body is None:
             return None
-        tally, now = self.measures.tallies.get(key) or RebalanceTracker(), self.now()
-        broker, lag = self.places.of(group, now), self.places.lag(key)
-        return GroupFacts(group, tally.seen(now), broker, lag, self._under_way(group), group.pods.given.messages)
+        tally, now = self.metrics.trackers.get(key) or RebalanceTracker(), self.loop_time()
+        broker, lag = self.registry.state_of(group, now), self.registry.lag_of(key)
+        return GroupFacts(
+            group,
+            tally.copy_at(now),
+            broker,
+            lag,
+            self._oldest_handover_seconds(group),
+            group.pods.delivery_tracker.uncommitted_messages,
+        )
 
-    def _under_way(self, group: Group) -> float:
+    def _oldest_handover_seconds(self, group: Group) -> float:
         """Return the age of the oldest handover in the stored assignment; it may have begun under an earlier leader."""
-        document = group.record.document
+        document = group.stored_assignment.document
         begun = [release.at for release in document.releasing.values() if release.to] if document else []
-        return max((seconds_since(at, self.brain.time()) for at in begun), default=0.0)
+        return max((seconds_since(at, self.controller.wall_time()) for at in begun), default=0.0)
 
-    def worked(self, key: Key) -> Collection[Queue]:
+    def consumed_queues(self, key: ObjectKey) -> Collection[Queue]:
         """Return the queues that have a consumer; if the group has unmanaged consumers, all its queues."""
-        group = self.brain.group(key)
+        group = self.controller.group(key)
         if group is None:
             return ()
-        broker = self.places.of(group, self.now())
-        if broker.foreigners:
+        broker = self.registry.state_of(group, self.loop_time())
+        if broker.unmanaged_ids:
             return [queue for view in broker.views.values() if view for queue in view.queues]
         return [
             queue
-            for holder, queues in group.record.shares.items()
+            for holder, queues in group.stored_assignment.shares.items()
             if not group.pods.has_ended(holder)
             for queue in queues
         ]
 
-    def take(self, done: ReconcileResult) -> RebalanceChange:
+    def record_reconcile(self, result: ReconcileResult) -> RebalanceChange:
         """Count the result of a group's reconcile in the metrics; return what changed in its rebalances."""
-        return self.measures.take(done, self.now())
+        return self.metrics.record_reconcile(result, self.loop_time())
 
     @property
     def operator(self) -> schema.Operator:
         """This operator, as responses name it."""
-        return schema.Operator(self.identity, self.version, self.brain.leads)
+        return schema.Operator(self.identity, self.version, self.controller.is_leading)
 
-    async def groups(self, reads: Reads | None = None) -> schema.Groups:
+    async def list_groups(self, may_read: MayRead | None = None) -> schema.Groups:
         """Return a summary of every group; with `reads`, of groups in namespaces for which it returns True.
 
         A thousand groups take a while, so other tasks run in between.
         """
         lines: list[schema.Summary] = []
         async for key in yield_periodically(sorted(self.keys())):
-            is_readable = reads is None or await reads(key[0])
-            if is_readable and (fact := self.fact(key)):
-                lines.append(presenters.summary(fact))
+            is_readable = may_read is None or await may_read(key[0])
+            if is_readable and (fact := self.facts_of(key)):
+                lines.append(presenters.present_summary(fact))
         return schema.Groups(self.operator, lines)
 
-    def knows(self, namespace: str, name: str) -> bool:
+    def has_group(self, namespace: str, name: str) -> bool:
         """Whether the group exists."""
-        group = self.brain.group((namespace, name))
+        group = self.controller.group((namespace, name))
         return group is not None and group.body is not None
 
-    def group(self, namespace: str, name: str) -> schema.Detail | None:
+    def describe_group(self, namespace: str, name: str) -> schema.Detail | None:
         """Return all details of a group; None if it does not exist."""
         key = (namespace, name)
-        fact = self.fact(key)
-        broker_data = (self.places.clients(key), self.places.settings(key))
-        return presenters.detail(self.operator, fact, *broker_data) if fact else None
+        fact = self.facts_of(key)
+        broker_data = (self.registry.consumers_of(key), self.registry.settings_of(key))
+        return presenters.present_detail(self.operator, fact, *broker_data) if fact else None
 
-    async def why(self, namespace: str, name: str, queue: str | None) -> schema.Reasons | None:
+    async def explain(self, namespace: str, name: str, queue: str | None) -> schema.Reasons | None:
         """Explain why queues have their owners, in a thread and for one request at a time: many queues take long."""
-        fact = self.fact((namespace, name))
+        fact = self.facts_of((namespace, name))
         if fact is None:
             return None
-        queues = [] if queue is None else [queue_of(queue)]
-        async with self.one_at_a_time:
+        queues = [] if queue is None else [parse_queue(queue)]
+        async with self.explain_lock:
             explanations = await asyncio.to_thread(
-                reason_for_no_change, self.brain.snapshot(fact.group), self.brain.time(), queues
+                explain_owners, self.controller.snapshot(fact.group), self.controller.wall_time(), queues
             )
-        summary = presenters.summary(fact)
-        reasons = [schema.Reason(*entry.queue, entry.owner, entry.told) for entry in explanations]
+        summary = presenters.present_summary(fact)
+        reasons = [schema.Reason(*entry.queue, entry.owner, entry.sentence) for entry in explanations]
         return schema.Reasons(summary.strategy, summary.generation, reasons, summary.last_rebalance)

@@ -11,53 +11,56 @@ from typing import Any, Protocol
 import msgspec
 from aiohttp import web
 
-from rota.http_server import AdmissionLimit, SharedResponse, send
-from rota.kube.client.objects import Key
+from rota.http_server import AdmissionLimit, SharedResponse, send_body
+from rota.kube.client.objects import ObjectKey
 from rota.kube.http import schema
-from rota.kube.http.access.access import GroupReader, Reads, check_reads, reader_of
+from rota.kube.http.access.access import GroupReader, MayRead, check_may_read, reader_of
 from rota.kube.http.access.reviews import ReviewError
 from rota.kube.http.events import Broadcaster, Listener
-from rota.model import plain
+from rota.model import single_line
 
-GAP = 0.2  # seconds between two events on a connection: changes in between are sent as one event
-KEEP_ALIVE = 15.0  # seconds; proxies may close a connection that is silent for longer
-PATIENCE = 60.0  # seconds until the connection of a client that does not read is aborted
+EVENT_INTERVAL_SECONDS = 0.2  # seconds between two events on a connection: changes in between are sent as one event
+KEEP_ALIVE_SECONDS = 15.0  # seconds; proxies may close a connection that is silent for longer
+WRITE_TIMEOUT_SECONDS = 60.0  # seconds until the connection of a client that does not read is aborted
 MAX_DETAILS = 16  # concurrent responses about one group
-TICK = 1.0  # seconds between two checks whether the client has disconnected
+DISCONNECT_CHECK_SECONDS = 1.0  # seconds between two checks whether the client has disconnected
 
-WEB = Path(__file__).parent / "web"
-TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css", ".js": "text/javascript"}
+WEB_FOLDER = Path(__file__).parent / "web"
+CONTENT_TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css", ".js": "text/javascript"}
 
-_SAFE = {
+_SECURITY_HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
 }
-_FILE = {**_SAFE, "cache-control": "no-cache"}  # cached, but revalidated: a later version may differ
-_ANSWER = {**_SAFE, "cache-control": "no-store"}
-_JSON = {**_ANSWER, "content-type": "application/json"}
+_FILE_HEADERS = {
+    **_SECURITY_HEADERS,
+    "cache-control": "no-cache",
+}  # cached, but revalidated: a later version may differ
+_RESPONSE_HEADERS = {**_SECURITY_HEADERS, "cache-control": "no-store"}
+_JSON_HEADERS = {**_RESPONSE_HEADERS, "content-type": "application/json"}
 
 
 class GroupViews(Protocol):
     """The data behind the responses."""
 
-    async def groups(self, reads: Reads | None = None) -> schema.Groups:
+    async def list_groups(self, may_read: MayRead | None = None) -> schema.Groups:
         """Return a summary of every group; with `reads`, of groups in namespaces for which it returns True."""
 
-    def knows(self, namespace: str, name: str) -> bool:
+    def has_group(self, namespace: str, name: str) -> bool:
         """Whether the group exists."""
 
-    def group(self, namespace: str, name: str) -> schema.Detail | None:
+    def describe_group(self, namespace: str, name: str) -> schema.Detail | None:
         """Return all details of a group; None if it does not exist."""
 
-    async def why(self, namespace: str, name: str, queue: str | None) -> schema.Reasons | None:
+    async def explain(self, namespace: str, name: str, queue: str | None) -> schema.Reasons | None:
         """Explain why queues have their owners; None if the group does not exist, ValueError if the queue does not."""
 
 
-def routes(showing: GroupViews, hub: Broadcaster) -> list[web.RouteDef]:
+def page_routes(views: GroupViews, broadcaster: Broadcaster) -> list[web.RouteDef]:
     """Return the routes of the page."""
-    site = _Site(showing, hub)
+    site = _Site(views, broadcaster)
     return [
         web.get("/", site.page),
         web.get("/web/{file}", site.file),
@@ -65,16 +68,16 @@ def routes(showing: GroupViews, hub: Broadcaster) -> list[web.RouteDef]:
         web.get("/v1/groups/{namespace}/{name}", site.group),
         web.get("/v1/groups/{namespace}/{name}/why", site.why),
         web.get("/v1/events", site.events, allow_head=False),
-        web.route("*", "/v1{rest:(/.*)?}", site.nothing),  # after all other routes, so that every refusal is JSON
+        web.route("*", "/v1{rest:(/.*)?}", site.not_found),  # after all other routes, so that every refusal is JSON
     ]
 
 
 class _Site:
-    def __init__(self, showing: GroupViews, hub: Broadcaster) -> None:
-        self._showing, self._hub = showing, hub
-        self._files = {path.name: path.read_bytes() for path in WEB.iterdir()}  # no other file is served
+    def __init__(self, views: GroupViews, broadcaster: Broadcaster) -> None:
+        self._views, self._broadcaster = views, broadcaster
+        self._files = {path.name: path.read_bytes() for path in WEB_FOLDER.iterdir()}  # no other file is served
         self._details = AdmissionLimit(MAX_DETAILS)
-        self._all_groups = SharedResponse(self._render_groups, _JSON)
+        self._all_groups = SharedResponse(self._render_groups, _JSON_HEADERS)
 
     async def page(self, request: web.Request) -> web.StreamResponse:
         return self._file(request, "index.html")
@@ -85,85 +88,93 @@ class _Site:
     def _file(self, request: web.Request, name: str) -> web.StreamResponse:
         content = self._files.get(name)
         if content is None:
-            return _refusal(404, "There is no such file")
+            return _error_response(404, "There is no such file")
         tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'  # an image's files may share one date
-        headers = {**_FILE, "etag": tag, "content-type": TYPES[Path(name).suffix]}
+        headers = {**_FILE_HEADERS, "etag": tag, "content-type": CONTENT_TYPES[Path(name).suffix]}
         if tag in request.headers.get("if-none-match", ""):
             return web.Response(status=304, headers=headers)
         return web.Response(body=content, headers=headers)
 
     async def groups(self, request: web.Request) -> web.StreamResponse:
         reader = reader_of(request)
-        if await reader.reads_all():
+        if await reader.may_read_all():
             return await self._all_groups.respond(request)
         with self._details.admit() as admitted:
-            return await _answer(request, await self._showing.groups(reader.reads)) if admitted else _too_many()
+            return (
+                await _send_json(request, await self._views.list_groups(reader.may_read)) if admitted else _too_many()
+            )
 
     async def _render_groups(self) -> bytes:
-        return msgspec.json.encode(await self._showing.groups())
+        return msgspec.json.encode(await self._views.list_groups())
 
     async def group(self, request: web.Request) -> web.StreamResponse:
         with self._details.admit() as admitted:
             return await self._group(request) if admitted else _too_many()
 
     async def _group(self, request: web.Request) -> web.StreamResponse:
-        namespace, name = await _readable(request)
-        detail = self._showing.group(namespace, name)
-        return await _answer(request, detail) if detail else _group_not_found(namespace, name)
+        namespace, name = await _authorized_key(request)
+        detail = self._views.describe_group(namespace, name)
+        return await _send_json(request, detail) if detail else _group_not_found(namespace, name)
 
     async def why(self, request: web.Request) -> web.StreamResponse:
         with self._details.admit() as admitted:
             return await self._why(request) if admitted else _too_many()
 
     async def _why(self, request: web.Request) -> web.StreamResponse:
-        namespace, name = await _readable(request)
+        namespace, name = await _authorized_key(request)
         try:
-            reasons = await self._showing.why(namespace, name, request.query.get("queue"))
+            reasons = await self._views.explain(namespace, name, request.query.get("queue"))
         except ValueError as error:
-            return _refusal(400, str(error))
-        return await _answer(request, reasons) if reasons else _group_not_found(namespace, name)
+            return _error_response(400, str(error))
+        return await _send_json(request, reasons) if reasons else _group_not_found(namespace, name)
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         only = request.query.get("group")
         namespace, _, name = (only or "").partition("/")
         if only is not None and (not (namespace and name) or "/" in name):
-            return _refusal(400, f"group is NAMESPACE/NAME, not {plain(only, 100)!r}")
+            return _error_response(400, f"group is NAMESPACE/NAME, not {single_line(only, 100)!r}")
         if only is not None:
-            await check_reads(request, namespace)
-        if only is not None and not self._showing.knows(namespace, name):
+            await check_may_read(request, namespace)
+        if only is not None and not self._views.has_group(namespace, name):
             return _group_not_found(namespace, name)
-        if self._hub.closed:
-            return _refusal(503, "This operator is ending; ask again")
-        stream = web.StreamResponse(headers={**_ANSWER, "content-type": "text/event-stream"})
-        with self._hub.listening((namespace, name) if only else None) as listener, suppress(ConnectionError):
+        if self._broadcaster.is_closed:
+            return _error_response(503, "This operator is ending; ask again")
+        stream = web.StreamResponse(headers={**_RESPONSE_HEADERS, "content-type": "text/event-stream"})
+        with self._broadcaster.subscribe((namespace, name) if only else None) as listener, suppress(ConnectionError):
             await stream.prepare(request)
             with suppress(ReviewError):  # the stream ends, and its client connects again
-                await self._follow(request, stream, listener)
+                await self._stream_events(request, stream, listener)
         return stream
 
-    async def nothing(self, request: web.Request) -> web.StreamResponse:
+    async def not_found(self, request: web.Request) -> web.StreamResponse:
         if request.method != "GET":
-            return _refusal(405, f"{plain(request.method, 20)} is not answered here; GET is", {"allow": "GET"})
-        return _refusal(404, f"There is nothing at {plain(request.path, 100)}; see docs/page.md")
+            return _error_response(
+                405, f"{single_line(request.method, 20)} is not answered here; GET is", {"allow": "GET"}
+            )
+        return _error_response(404, f"There is nothing at {single_line(request.path, 100)}; see docs/page.md")
 
-    async def _follow(self, request: web.Request, stream: web.StreamResponse, listener: Listener) -> None:
+    async def _stream_events(self, request: web.Request, stream: web.StreamResponse, listener: Listener) -> None:
         """Write events to the stream until the client disconnects, or the stream or the operator ends."""
         loop = asyncio.get_running_loop()
         event, written_at = b": here\n\n", loop.time()
-        while not (self._hub.closed or listener.ended) and request.transport and not request.transport.is_closing():
-            if event or loop.time() - written_at >= KEEP_ALIVE:
+        while (
+            not (self._broadcaster.is_closed or listener.is_ended)
+            and request.transport
+            and not request.transport.is_closing()
+        ):
+            if event or loop.time() - written_at >= KEEP_ALIVE_SECONDS:
                 if not await _write_event(stream, event or b": still here\n\n"):
                     request.transport.abort()
                     return
                 written_at = loop.time()
             if event:
-                await asyncio.sleep(GAP)
+                await asyncio.sleep(EVENT_INTERVAL_SECONDS)
             event = await _next_event(listener, reader_of(request))
 
 
 async def _write_event(stream: web.StreamResponse, event: bytes) -> bool:
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WRITE_TIMEOUT_SECONDS):
             await stream.write(event)
     except TimeoutError:
         return False
@@ -173,36 +184,38 @@ async def _write_event(stream: web.StreamResponse, event: bytes) -> bool:
 async def _next_event(listener: Listener, reader: GroupReader) -> bytes:
     """Return the next event; empty if nothing changed for the reader within TICK."""
     try:
-        async with asyncio.timeout(TICK):
-            changed = await listener.news()
+        async with asyncio.timeout(DISCONNECT_CHECK_SECONDS):
+            changed = await listener.wait_for_changes()
     except TimeoutError:
         return b""
-    names = [f"{namespace}/{name}" for namespace, name in changed if await reader.reads(namespace)]
+    names = [f"{namespace}/{name}" for namespace, name in changed if await reader.may_read(namespace)]
     if changed and not names:
         return b""
     data = msgspec.json.encode({"groups": names})
     return b"event: changed\ndata: %s\n\n" % data
 
 
-async def _readable(request: web.Request) -> Key:
+async def _authorized_key(request: web.Request) -> ObjectKey:
     """Return the key of the requested group; refuse the request if its user may not read it."""
     namespace, name = request.match_info["namespace"], request.match_info["name"]
-    await check_reads(request, namespace)
+    await check_may_read(request, namespace)
     return namespace, name
 
 
-async def _answer(request: web.Request, value: Any) -> web.StreamResponse:
-    return await send(request, _JSON, msgspec.json.encode(value))
+async def _send_json(request: web.Request, value: Any) -> web.StreamResponse:
+    return await send_body(request, _JSON_HEADERS, msgspec.json.encode(value))
 
 
 def _too_many() -> web.Response:
-    return _refusal(503, f"{MAX_DETAILS} responses about groups are being sent; ask again")
+    return _error_response(503, f"{MAX_DETAILS} responses about groups are being sent; ask again")
 
 
 def _group_not_found(namespace: str, name: str) -> web.Response:
-    return _refusal(404, f"There is no group {plain(f'{namespace}/{name}')}, or it is not looked after")
+    return _error_response(404, f"There is no group {single_line(f'{namespace}/{name}')}, or it is not looked after")
 
 
-def _refusal(status: int, sentence: str, headers: Mapping[str, str] = MappingProxyType({})) -> web.Response:
+def _error_response(status: int, sentence: str, headers: Mapping[str, str] = MappingProxyType({})) -> web.Response:
     body = msgspec.json.encode({"error": sentence})
-    return web.Response(status=status, body=body, content_type="application/json", headers={**_ANSWER, **headers})
+    return web.Response(
+        status=status, body=body, content_type="application/json", headers={**_RESPONSE_HEADERS, **headers}
+    )

@@ -12,18 +12,18 @@ from typing import NamedTuple
 
 from rota.aio import supervise
 from rota.http_server import AdmissionLimit
-from rota.kube.members.report_client import STANDING_WAIT_SECONDS, WAIT_SECONDS, Endpoint, ReportClient
+from rota.kube.members.report_client import LONG_POLL_SECONDS, STANDING_POLL_SECONDS, Endpoint, ReportClient
 from rota.kube.state.group import Group
 
-UNHEARD_SECONDS = 1.0  # before a member that did not respond is polled again
+RETRY_SECONDS = 1.0  # before a member that did not respond is polled again
 MAX_STANDING_POLLS = 1000  # of all groups; beyond that, unmanaged consumers are found by the periodic poll alone
 
 
 class WatcherEvents(NamedTuple):
     """The callbacks of a group's watchers."""
 
-    news: Callable[[], None]  # a member's report changed, or the member became silent
-    consumers_changed: Callable[[], None]  # a member reports that consumers of the group joined or left
+    on_report_change: Callable[[], None]  # a member's report changed, or the member became silent
+    on_consumers_change: Callable[[], None]  # a member reports that consumers of the group joined or left
 
 
 class ReportWatchers:
@@ -35,94 +35,98 @@ class ReportWatchers:
         """Start no poll yet; `standing_polls` limits the standing polls of all groups together."""
         self._group, self._reports, self._events = group, reports, events
         self._standing_polls = standing_polls
-        self._standing: str | None = None  # the member that is polled for brokers' notices
+        self._standing_member: str | None = None  # the member that is polled for brokers' notices
         self._standing_poll: asyncio.Task[None] | None = None
-        self._by_pod: dict[str, asyncio.Task[None]] = {}
+        self._polls_by_pod: dict[str, asyncio.Task[None]] = {}
 
-    def listen(self) -> None:
+    def update_polls(self) -> None:
         """Poll every awaited member; if no member is awaited, keep a standing poll of one for brokers' notices."""
         for name in sorted(self._group.awaited):  # the order of a set differs between processes
-            if name not in self._by_pod or self._by_pod[name].done():
-                listener = _start(name, partial(self._listen, name, WAIT_SECONDS, partial(self._is_awaited, name)))
-                self._by_pod[name] = listener
+            if name not in self._polls_by_pod or self._polls_by_pod[name].done():
+                listener = _start_poll(
+                    name, partial(self._poll_member, name, LONG_POLL_SECONDS, partial(self._is_awaited, name))
+                )
+                self._polls_by_pod[name] = listener
                 listener.add_done_callback(partial(self._forget, name))
         self._keep_standing_poll()
 
-    def interrupt(self, name: str) -> None:
+    def cancel_polls(self, name: str) -> None:
         """Cancel a member's polls: a member may hold a long poll to its end, which hides that it has become silent."""
-        if listener := self._by_pod.pop(name, None):
+        if listener := self._polls_by_pod.pop(name, None):
             listener.cancel()
-        if name == self._standing:
+        if name == self._standing_member:
             self._end_standing_poll()
 
-    def rest(self) -> None:
+    def stop(self) -> None:
         """Cancel all polls of the group."""
         self._end_standing_poll()
-        for name in list(self._by_pod):
-            self.interrupt(name)
+        for name in list(self._polls_by_pod):
+            self.cancel_polls(name)
 
     def _keep_standing_poll(self) -> None:
-        standing = self._choose_standing()
-        if standing != self._standing:
+        standing = self._choose_standing_member()
+        if standing != self._standing_member:
             self._end_standing_poll()
         if standing and (self._standing_poll is None or self._standing_poll.done()):
-            self._standing = standing
-            self._standing_poll = _start(standing, partial(self._listen_for_notices, standing))
+            self._standing_member = standing
+            self._standing_poll = _start_poll(standing, partial(self._poll_for_notices, standing))
 
     def _end_standing_poll(self) -> None:
         """Cancel the standing poll; an awaited member gets a shorter poll instead, which detects its silence sooner."""
         if self._standing_poll:
             self._standing_poll.cancel()
-        self._standing = self._standing_poll = None
+        self._standing_member = self._standing_poll = None
 
-    def _choose_standing(self) -> str | None:
+    def _choose_standing_member(self) -> str | None:
         """Return the member that reports brokers' notices; keep the present one as long as it can."""
-        if self._group.awaited or self._group.record.broadcasting:  # brokers do not notify Broadcasting members
+        if (
+            self._group.awaited or self._group.stored_assignment.is_broadcasting
+        ):  # brokers do not notify Broadcasting members
             return None
         pods = self._group.pods
-        current = pods.get(self._standing) if self._standing else None
+        current = pods.get(self._standing_member) if self._standing_member else None
         if current and current.can_report_notices:
-            return self._standing
+            return self._standing_member
         return min((name for name, pod in pods.items() if pod.can_report_notices), default=None)
 
     def _forget(self, name: str, listener: "asyncio.Task[None]") -> None:
         """Forget a finished poll, unless a newer poll has replaced it."""
-        if self._by_pod.get(name) is listener:
-            del self._by_pod[name]
+        if self._polls_by_pod.get(name) is listener:
+            del self._polls_by_pod[name]
 
     def _is_awaited(self, name: str) -> bool:
         return name in self._group.awaited
 
     def _is_standing(self, name: str) -> bool:
-        return name == self._standing
+        return name == self._standing_member
 
-    async def _listen_for_notices(self, name: str) -> None:
+    async def _poll_for_notices(self, name: str) -> None:
         with self._standing_polls.admit() as is_admitted:
             if is_admitted:
-                await self._listen(name, STANDING_WAIT_SECONDS, partial(self._is_standing, name))
+                await self._poll_member(name, STANDING_POLL_SECONDS, partial(self._is_standing, name))
 
-    async def _listen(self, name: str, seconds: int, is_wanted: Callable[[], bool]) -> None:
+    async def _poll_member(self, name: str, seconds: int, is_wanted: Callable[[], bool]) -> None:
         revision: int | None = None
         loop = asyncio.get_running_loop()
         while is_wanted() and (pod_state := self._group.pods.get(name)):
-            member = Endpoint.of(pod_state.pod, self._group.uid)
+            member = Endpoint.from_pod(pod_state.pod, self._group.uid)
             started = loop.time()
             if revision is None:
                 report, asked_at, doubt = await self._reports.read(member)
             else:
-                report, asked_at, doubt = await self._reports.next(member, revision, seconds)
+                report, asked_at, doubt = await self._reports.long_poll(member, revision, seconds)
             has_changed = report is not None and report.revision != revision
             revision = report.revision if report else None
             pod_state = self._group.pods.get(name)
             if pod_state and pod_state.pod.metadata.uid == member.uid:
-                if pod_state.hear(report, loop.time(), asked_at, doubt):
-                    self._events.news()
-                if pod_state.take_notice():
-                    self._events.consumers_changed()
+                if pod_state.record_report(report, loop.time(), asked_at, doubt):
+                    self._events.on_report_change()
+                if pod_state.take_new_notices():
+                    self._events.on_consumers_change()
             # A member that already holds too many long polls responds at once: wait before the next one.
-            if report is None or (not has_changed and loop.time() - started < UNHEARD_SECONDS):
-                await asyncio.sleep(UNHEARD_SECONDS)
+            if report is None or (not has_changed and loop.time() - started < RETRY_SECONDS):
+                await asyncio.sleep(RETRY_SECONDS)
 
 
-def _start(name: str, watch: Callable[[], Coroutine[None, None, None]]) -> "asyncio.Task[None]":
+def _start_poll(name: str, watch: Callable[[], Coroutine[None, None, None]]) -> "asyncio.Task[None]":
     return asyncio.get_running_loop().create_task(supervise(f"report watcher of {name}", watch), name=f"hear {name}")

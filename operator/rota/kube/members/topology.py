@@ -4,11 +4,11 @@ import asyncio
 import logging
 
 from rota.kube.client.api import Api, ApiError, NoResponseError
-from rota.kube.client.objects import Object
+from rota.kube.client.objects import PartialObjectMetadata
 from rota.kube.client.paths import object_path
 from rota.kube.state.group import Group
 
-NODE_SECONDS = 300.0  # for which a node's labels are cached
+NODE_CACHE_SECONDS = 300.0  # for which a node's labels are cached
 
 _log = logging.getLogger(__name__)
 
@@ -20,24 +20,27 @@ class Topology:
         self._api = api
         self._nodes: dict[str, tuple[float, dict[str, str]]] = {}  # time of the read, and the labels
 
-    async def learn(self, group: Group) -> None:
+    async def load_nodes(self, group: Group) -> None:
         """If the group's policy uses rooms, read the nodes of its pods that are not cached."""
-        label, now = _label(group), asyncio.get_running_loop().time()
+        label, now = _room_label(group), asyncio.get_running_loop().time()
         if label:
-            self._nodes = {name: node for name, node in self._nodes.items() if now < node[0] + NODE_SECONDS}
+            self._nodes = {name: node for name, node in self._nodes.items() if now < node[0] + NODE_CACHE_SECONDS}
             pods = [state.pod for state in group.pods.values() if label not in state.pod.metadata.labels]
             unknown = {pod.spec.node_name for pod in pods} - self._nodes.keys() - {""}
-            await asyncio.gather(*(self._ask(name, now) for name in sorted(unknown)))
+            await asyncio.gather(*(self._read_node(name, now) for name in sorted(unknown)))
 
-    async def _ask(self, name: str, now: float) -> None:
+    async def _read_node(self, name: str, now: float) -> None:
         try:
-            self._nodes[name] = now, (await self._api.get(object_path("nodes", "", name), Object)).metadata.labels
+            self._nodes[name] = (
+                now,
+                (await self._api.get(object_path("nodes", "", name), PartialObjectMetadata)).metadata.labels,
+            )
         except (ApiError, NoResponseError) as error:
             _log.warning("The rooms of pods on node %s are not known: %s", name, error)
 
-    def of(self, group: Group) -> dict[str, str]:
+    def rooms_of(self, group: Group) -> dict[str, str]:
         """Return each pod's room: the value of its own label, otherwise of its node's; omit pods without either."""
-        label = _label(group)
+        label = _room_label(group)
         rooms: dict[str, str] = {}
         for name, state in group.pods.items() if label else ():
             _, node = self._nodes.get(state.pod.spec.node_name, (0.0, {}))
@@ -46,8 +49,8 @@ class Topology:
         return rooms
 
 
-def _label(group: Group) -> str:
-    policy = group.wish.policy
+def _room_label(group: Group) -> str:
+    policy = group.resolved_spec.policy
     options = policy.options if policy else None
     block = options and (options.machine_room_nearby or options.balanced)
     return (block.room_label if block else None) or ""

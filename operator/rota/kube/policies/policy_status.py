@@ -12,21 +12,21 @@ from typing import Any
 
 from rota.aio import yield_periodically
 from rota.kube.client.api import Api, ApiError, NoResponseError
-from rota.kube.client.objects import Custom, Key
+from rota.kube.client.objects import CustomResource, ObjectKey
 from rota.kube.client.paths import POLICIES, object_path
-from rota.kube.state.resolved_spec import policy_of
-from rota.model import plain
+from rota.kube.state.resolved_spec import policy_of_resource
+from rota.model import single_line
 from rota.spec import InvalidSpecError
 from rota.timestamps import format_time
 
-WRITE_SECONDS = 10.0
+WRITE_INTERVAL_SECONDS = 10.0
 MAX_NAMES = 20  # of groups in a status
-MAX_MESSAGE = 1000  # characters; a message may quote a tenant's text
+MAX_MESSAGE_CHARACTERS = 1000  # characters; a message may quote a tenant's text
 
 _log = logging.getLogger(__name__)
 
 
-def policy_status(policy: Custom, groups: Sequence[str], now: float) -> dict[str, Any]:
+def policy_status(policy: CustomResource, groups: Sequence[str], now: float) -> dict[str, Any]:
     """Return the status of a policy; `groups` are the names of the groups that use it."""
     mistake = _find_mistake(policy)
     reason = "InvalidPolicy" if mistake else "Accepted"
@@ -42,7 +42,7 @@ def policy_status(policy: Custom, groups: Sequence[str], now: float) -> dict[str
                 "reason": reason,
                 "message": message,
                 "observedGeneration": policy.metadata.generation,
-                "lastTransitionTime": _since(policy.status, kind, status) or format_time(now, "seconds"),
+                "lastTransitionTime": _transition_time(policy.status, kind, status) or format_time(now, "seconds"),
             }
             # kstatus reads Stalled: only a user can fix a policy that is not accepted.
             for kind, status in (("Accepted", str(not mistake)), ("Stalled", str(bool(mistake))))
@@ -50,16 +50,16 @@ def policy_status(policy: Custom, groups: Sequence[str], now: float) -> dict[str
     }
 
 
-def _find_mistake(policy: Custom) -> str:
+def _find_mistake(policy: CustomResource) -> str:
     """Return the message of the first mistake in a policy; empty if it has none."""
     try:
-        policy_of(policy)
+        policy_of_resource(policy)
     except InvalidSpecError as mistake:
-        return plain(str(mistake), MAX_MESSAGE)
+        return single_line(str(mistake), MAX_MESSAGE_CHARACTERS)
     return ""
 
 
-def _since(status: Mapping[str, Any], kind: str, value: str) -> str | None:
+def _transition_time(status: Mapping[str, Any], kind: str, value: str) -> str | None:
     """Return since when the published condition has this status; None if it has another one."""
     conditions = status.get("conditions")
     for condition in conditions if isinstance(conditions, list) else ():
@@ -69,25 +69,25 @@ def _since(status: Mapping[str, Any], kind: str, value: str) -> str | None:
     return None
 
 
-class PolicyStatuses:
+class PolicyStatusWriter:
     """Writes the status of policies."""
 
     def __init__(
         self,
         api: Api,
-        policies: Callable[[], Mapping[Key, Custom]],
-        users: Callable[[], Mapping[Key, Sequence[str]]],
-        leads: Callable[[], bool],
+        policies: Callable[[], Mapping[ObjectKey, CustomResource]],
+        users: Callable[[], Mapping[ObjectKey, Sequence[str]]],
+        is_leading: Callable[[], bool],
     ) -> None:
         """`users` returns the names of the groups that use each policy."""
-        self._api, self._policies, self._users, self._leads = api, policies, users, leads
+        self._api, self._policies, self._users, self._is_leading = api, policies, users, is_leading
         self._is_failing = False
 
     async def run(self) -> None:
         """Write due statuses periodically while this operator leads."""
         while True:
-            await asyncio.sleep(WRITE_SECONDS)
-            if self._leads():
+            await asyncio.sleep(WRITE_INTERVAL_SECONDS)
+            if self._is_leading():
                 await self.write_due()
 
     async def write_due(self) -> None:
@@ -98,15 +98,15 @@ class PolicyStatuses:
             if status != policy.status and not await self._write(policy, status):
                 break
 
-    async def _write(self, policy: Custom, status: Mapping[str, Any]) -> bool:
+    async def _write(self, policy: CustomResource, status: Mapping[str, Any]) -> bool:
         namespace, name = policy.metadata.key
         metadata = {"name": name, "namespace": namespace, "uid": policy.metadata.uid}
         metadata["resourceVersion"] = policy.metadata.resource_version
         body = {"apiVersion": "rota.dev/v1alpha1", "kind": "RebalancePolicy", "metadata": metadata, "status": status}
         try:
-            await self._api.apply(object_path(POLICIES, namespace, name, "status"), body, Custom)
+            await self._api.apply(object_path(POLICIES, namespace, name, "status"), body, CustomResource)
         except (ApiError, NoResponseError) as error:
-            if isinstance(error, ApiError) and (error.conflict or error.unknown):  # the watch reports it
+            if isinstance(error, ApiError) and (error.is_conflict or error.is_not_found):  # the watch reports it
                 return True
             if not self._is_failing:
                 _log.warning("The status of RebalancePolicy %s/%s could not be written: %s", namespace, name, error)

@@ -12,34 +12,40 @@ from typing import Any
 
 import msgspec
 
-from rota.kube.client.api import MANAGER, Api, ApiError, NoResponseError
-from rota.kube.client.objects import DELETION_COST, POKE, Custom, Object, Pod
+from rota.kube.client.api import FIELD_MANAGER, Api, ApiError, NoResponseError
+from rota.kube.client.objects import (
+    DELETION_COST_ANNOTATION,
+    POKE_ANNOTATION,
+    CustomResource,
+    PartialObjectMetadata,
+    Pod,
+)
 from rota.kube.client.paths import GROUPS, collection_path, object_path
 from rota.kube.state.group import Group
-from rota.logs import of_group
+from rota.logs import group_fields
 from rota.model import Holder, Poke
 from rota.planner import Event
 from rota.timestamps import format_time
 
-AT_ONCE = 20  # concurrent annotation writes of one group
+MAX_CONCURRENT_ANNOTATIONS = 20  # concurrent annotation writes of one group
 
 _log = logging.getLogger(__name__)
 
 
-async def annotate_pods(api: Api, group: Group, pokes: Mapping[str, Poke], *, settled: bool) -> int:
+async def annotate_pods(api: Api, group: Group, pokes: Mapping[str, Poke], *, is_settled: bool) -> int:
     """Annotate pods with pokes and deletion costs; return the number of successful writes.
 
     A changed annotation makes the kubelet sync the mounted ConfigMap. Deletion costs make a shrinking Deployment end
     members with the fewest queues first; they are written along with pokes, and alone only if the group is settled.
     """
-    room, shares = asyncio.Semaphore(AT_ONCE), group.record.shares
+    room, shares = asyncio.Semaphore(MAX_CONCURRENT_ANNOTATIONS), group.stored_assignment.shares
 
     def cost(pod: Pod) -> str:
         return str(len(shares.get(Holder(pod.metadata.name, pod.metadata.uid), ())))
 
     wrong = (
-        [name for name, state in group.pods.items() if state.counts and state.pod.cost != cost(state.pod)]
-        if settled
+        [name for name, state in group.pods.items() if state.is_counted and state.pod.deletion_cost != cost(state.pod)]
+        if is_settled
         else []
     )
 
@@ -47,15 +53,19 @@ async def annotate_pods(api: Api, group: Group, pokes: Mapping[str, Poke], *, se
         if name not in group.pods:  # it ended while the assignment was written
             return False
         pod = group.pods[name].pod
-        poke = {POKE: str(pokes[name])} if name in pokes else {}
-        body = {"metadata": {"uid": pod.metadata.uid, "annotations": {**poke, DELETION_COST: cost(pod)}}}
+        poke = {POKE_ANNOTATION: str(pokes[name])} if name in pokes else {}
+        body = {"metadata": {"uid": pod.metadata.uid, "annotations": {**poke, DELETION_COST_ANNOTATION: cost(pod)}}}
         try:
             async with room:
-                await api.merge(object_path("pods", group.namespace, name), body, Object)
+                await api.merge_patch(object_path("pods", group.namespace, name), body, PartialObjectMetadata)
         except (ApiError, NoResponseError) as error:
-            if not (isinstance(error, ApiError) and (error.unknown or error.conflict)):  # ended: the watch reports it
+            if not (
+                isinstance(error, ApiError) and (error.is_not_found or error.is_conflict)
+            ):  # ended: the watch reports it
                 _log.warning(
-                    "A pod could not be annotated: %s", error, extra=of_group(group.namespace, group.name, member=name)
+                    "A pod could not be annotated: %s",
+                    error,
+                    extra=group_fields(group.namespace, group.name, member=name),
                 )
             return False
         return True
@@ -63,7 +73,7 @@ async def annotate_pods(api: Api, group: Group, pokes: Mapping[str, Poke], *, se
     return sum(await asyncio.gather(*map(one, dict.fromkeys([*pokes, *wrong]))))
 
 
-async def write_status(api: Api, group: Group, status: Mapping[str, Any]) -> Custom | None:
+async def write_status(api: Api, group: Group, status: Mapping[str, Any]) -> CustomResource | None:
     """Apply the group's status, removing fields that it lacks. Return None if the write failed."""
     body = {
         "apiVersion": "rota.dev/v1alpha1",
@@ -72,23 +82,23 @@ async def write_status(api: Api, group: Group, status: Mapping[str, Any]) -> Cus
             "name": group.name,
             "namespace": group.namespace,
             "uid": group.uid,
-            "resourceVersion": group.version,  # rejects the outdated status of a deposed leader
+            "resourceVersion": group.resource_version,  # rejects the outdated status of a deposed leader
         },
         "status": status,
     }
     try:
-        return await api.apply(object_path(GROUPS, group.namespace, group.name, "status"), body, Custom)
+        return await api.apply(object_path(GROUPS, group.namespace, group.name, "status"), body, CustomResource)
     except (ApiError, NoResponseError) as error:
-        _log.warning("The status could not be written: %s", error, extra=of_group(group.namespace, group.name))
+        _log.warning("The status could not be written: %s", error, extra=group_fields(group.namespace, group.name))
         return None
 
 
 async def record_event(api: Api, group: Group, event: Event) -> None:
     """Create an Event about the group, or count an equal one; a failure is logged and changes nothing else."""
     try:
-        await _post_or_count(api, group.namespace, _event(group, event))
+        await _post_or_count(api, group.namespace, _build_event(group, event))
     except (ApiError, NoResponseError) as error:
-        _log.info("An Event could not be created: %s", error, extra=of_group(group.namespace, group.name))
+        _log.info("An Event could not be created: %s", error, extra=group_fields(group.namespace, group.name))
 
 
 class _EventCount(msgspec.Struct):
@@ -99,14 +109,14 @@ async def _post_or_count(api: Api, namespace: str, body: Mapping[str, Any]) -> N
     try:
         await api.create(collection_path("events", namespace), body, msgspec.Raw)
     except ApiError as error:
-        if not error.conflict:
+        if not error.is_conflict:
             raise
         event = object_path("events", namespace, body["metadata"]["name"])
         count = (await api.get(event, _EventCount)).count or 1
-        await api.merge(event, {"count": count + 1, "lastTimestamp": body["lastTimestamp"]}, msgspec.Raw)
+        await api.merge_patch(event, {"count": count + 1, "lastTimestamp": body["lastTimestamp"]}, msgspec.Raw)
 
 
-def _event(group: Group, event: Event) -> dict[str, Any]:
+def _build_event(group: Group, event: Event) -> dict[str, Any]:
     """Return an Event whose name is a digest of its text, so that a repeated Event is counted and not created again."""
     assert group.body is not None  # noqa: S101 - only existing groups have Events
     metadata, now = group.body.metadata, format_time(time.time(), "seconds")
@@ -123,7 +133,7 @@ def _event(group: Group, event: Event) -> dict[str, Any]:
         "reason": str(event.reason),
         "message": event.message[:1000],
         "type": "Warning" if event.warning else "Normal",
-        "source": {"component": MANAGER},
+        "source": {"component": FIELD_MANAGER},
         "count": 1,
         "firstTimestamp": now,
         "lastTimestamp": now,

@@ -10,21 +10,21 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from rota.kube.client.api import Api, ApiError, ConflictError, NoResponseError
-from rota.kube.client.objects import GROUP_LABEL, SETTINGS, ConfigMap, record_of
+from rota.kube.client.objects import GROUP_LABEL, SETTINGS_KEY, ConfigMap, assignment_name
 from rota.kube.client.paths import collection_path, object_path
 from rota.kube.state.group import Group
-from rota.kube.workload.deployment_manifest import OURS, owner
+from rota.kube.workload.deployment_manifest import MANAGED_BY_LABELS, owner_reference
 from rota.planner import Plan
 
-REFUSED = frozenset({400, 403, 413, 422})  # rejected by schema, RBAC, quota or webhook: a user must fix it
-MOST_UNANSWERED = 5  # plans to remember: the ConfigMap is read after each, and confirms one at most
+REJECTED_STATUSES = frozenset({400, 403, 413, 422})  # rejected by schema, RBAC, quota or webhook: a user must fix it
+MAX_PENDING_PLANS = 5  # plans to remember: the ConfigMap is read after each, and confirms one at most
 
 
 class PendingPlan(NamedTuple):
     """A plan with a document to write, and the seconds that planning took."""
 
     plan: Plan
-    seconds: float
+    planning_seconds: float
 
 
 class AssignmentWriter:
@@ -32,62 +32,65 @@ class AssignmentWriter:
 
     def __init__(self, api: Api, group: Group) -> None:
         self._api, self._group = api, group
-        self._unanswered: deque[PendingPlan] = deque(maxlen=MOST_UNANSWERED)
+        self._pending: deque[PendingPlan] = deque(maxlen=MAX_PENDING_PLANS)
 
-    async def write(self, sent: PendingPlan) -> None:
+    async def write(self, pending: PendingPlan) -> None:
         """Write a plan's document. If it may have been stored without a response, remember the plan, and raise."""
         try:
-            self._group.keep(await write_document(self._api, self._group, sent.plan))
+            self._group.set_assignment(await write_document(self._api, self._group, pending.plan))
         except (ApiError, NoResponseError, ConflictError) as error:
             # A conflict may come from this very write: a request is repeated when its connection breaks.
-            if not (isinstance(error, ApiError) and error.status in REFUSED):
-                self._unanswered.append(PendingPlan(replace(sent.plan, data={}), sent.seconds))
-                self._group.outdated = True
+            if not (isinstance(error, ApiError) and error.status in REJECTED_STATUSES):
+                self._pending.append(PendingPlan(replace(pending.plan, config_map_data={}), pending.planning_seconds))
+                self._group.assignment_outdated = True
             raise
-        self._unanswered.clear()
+        self._pending.clear()
 
-    def taken(self) -> PendingPlan | None:
+    def take_confirmed(self) -> PendingPlan | None:
         """Return the remembered plan with the stored document, once; None if no such plan exists."""
-        document = self._group.record.document
-        confirmed = next((sent for sent in self._unanswered if sent.plan.document == document), None)
+        document = self._group.stored_assignment.document
+        confirmed = next((sent for sent in self._pending if sent.plan.document == document), None)
         if confirmed:
-            self._unanswered.clear()
+            self._pending.clear()
         return confirmed
 
-    def forget(self) -> None:
+    def forget_pending(self) -> None:
         """Forget remembered plans: the leader in between has followed up the assignment as it is stored."""
-        self._unanswered.clear()
+        self._pending.clear()
 
 
 async def write_document(api: Api, group: Group, plan: Plan) -> ConfigMap:
     """Write the document. Raise ConflictError if the ConfigMap is not in the version that was read."""
     assert group.body is not None  # noqa: S101 - only existing groups are planned
-    body = record(group, plan.data)
+    body = build_config_map(group, plan.config_map_data)
     try:
-        if group.record.version:
-            return await api.replace(object_path("configmaps", group.namespace, record_of(group.name)), body, ConfigMap)
+        if group.stored_assignment.resource_version:
+            return await api.replace(
+                object_path("configmaps", group.namespace, assignment_name(group.name)), body, ConfigMap
+            )
         return await api.create(collection_path("configmaps", group.namespace), body, ConfigMap)
     except ApiError as error:
-        if error.conflict or error.unknown:
+        if error.is_conflict or error.is_not_found:
             raise ConflictError(str(error)) from None
         raise
 
 
-def record(group: Group, data: Mapping[str, str | bytes]) -> dict[str, Any]:
+def build_config_map(group: Group, data: Mapping[str, str | bytes]) -> dict[str, Any]:
     """Return the ConfigMap that holds a document."""
     assert group.body is not None  # noqa: S101 - as above
     metadata: dict[str, Any] = {
-        "name": record_of(group.name),
+        "name": assignment_name(group.name),
         "namespace": group.namespace,
-        "labels": {GROUP_LABEL: group.name, **OURS},
-        "ownerReferences": [owner(group.body)],
+        "labels": {GROUP_LABEL: group.name, **MANAGED_BY_LABELS},
+        "ownerReferences": [owner_reference(group.body)],
     }
-    if group.record.version:
-        metadata["resourceVersion"] = group.record.version
+    if group.stored_assignment.resource_version:
+        metadata["resourceVersion"] = group.stored_assignment.resource_version
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": metadata,
-        "data": {SETTINGS: group.wanted_settings} | {key: text for key, text in data.items() if isinstance(text, str)},
+        "data": {SETTINGS_KEY: group.desired_settings}
+        | {key: text for key, text in data.items() if isinstance(text, str)},
         "binaryData": {key: packed for key, packed in data.items() if isinstance(packed, bytes)},  # encoded as base64
     }

@@ -14,43 +14,43 @@ from rota.kube.state.group import Group
 class PriorityLimiter:
     """Semaphore with a queue: groups wait first come, first served, but a group in a handover goes first."""
 
-    def __init__(self, most: int) -> None:
-        self._free = most
+    def __init__(self, slots: int) -> None:
+        self._free_slots = slots
         self._waiting: OrderedDict[Group, asyncio.Future[None]] = OrderedDict()
 
     @asynccontextmanager
-    async def of(self, group: Group) -> AsyncIterator[None]:
+    async def hold_slot(self, group: Group) -> AsyncIterator[None]:
         """Wait for a free slot, and hold it for the group."""
-        if self._free:
-            self._free -= 1
+        if self._free_slots:
+            self._free_slots -= 1
         else:
             turn = self._waiting[group] = asyncio.get_running_loop().create_future()
-            if not group.at_rest:
-                self.hurry(group)
+            if not group.is_at_rest:
+                self.prioritize(group)
             try:
                 await turn
             except asyncio.CancelledError:
                 self._waiting.pop(group, None)
                 if not turn.cancelled():  # the slot was granted already
-                    self._next()
+                    self._release_slot()
                 raise
         try:
             yield
         finally:
-            self._next()
+            self._release_slot()
 
-    def hurry(self, group: Group) -> None:
+    def prioritize(self, group: Group) -> None:
         """Move a waiting group to the front."""
         if group in self._waiting:
             self._waiting.move_to_end(group, last=False)
 
-    def _next(self) -> None:
+    def _release_slot(self) -> None:
         while self._waiting:
             _, turn = self._waiting.popitem(last=False)
             if not turn.done():
                 turn.set_result(None)
                 return
-        self._free += 1
+        self._free_slots += 1
 
 
 class TokenBucket:

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from rota.kube.brokers.registry import BrokerRegistry
 from rota.kube.client.api import Api, ApiError
-from rota.kube.client.objects import GROUP_LABEL, ConfigMap, Pod, record_of
+from rota.kube.client.objects import GROUP_LABEL, ConfigMap, Pod, assignment_name
 from rota.kube.client.paths import collection_path, object_path
 from rota.kube.members.report_client import Endpoint, ReportClient
 from rota.kube.members.topology import Topology
@@ -17,45 +17,45 @@ from rota.spec.names import is_dns_subdomain
 
 T = TypeVar("T")
 
-LOOKS_AT_ONCE = 8  # groups that a new leader polls concurrently: more would only delay each other
-SILENCE_SECONDS = 5.0  # a sidecar under load may take this long to respond
-LOOK_SECONDS = 1.0  # a group with unresponsive brokers or members delays no other for longer
+MAX_CONCURRENT_POLLS = 8  # groups that a new leader polls concurrently: more would only delay each other
+MAX_SILENCE_SECONDS = 5.0  # a sidecar under load may take this long to respond
+POLL_SLOT_SECONDS = 1.0  # a group with unresponsive brokers or members delays no other for longer
 
 
-class Gatherer:
+class GroupStateReader:
     """Reads the state of groups from the API server, the brokers and the members."""
 
-    def __init__(self, api: Api, reports: ReportClient, places: BrokerRegistry) -> None:
-        self._api, self._reports, self._places = api, reports, places
-        self.rooms = Topology(api)
-        self._looks = PriorityLimiter(LOOKS_AT_ONCE)
-        self._draining: set[asyncio.Task[None]] = set()
+    def __init__(self, api: Api, reports: ReportClient, registry: BrokerRegistry) -> None:
+        self._api, self._reports, self._registry = api, reports, registry
+        self.topology = Topology(api)
+        self._poll_limiter = PriorityLimiter(MAX_CONCURRENT_POLLS)
+        self._drain_tasks: set[asyncio.Task[None]] = set()
 
-    def hurry(self, group: Group) -> None:
+    def prioritize(self, group: Group) -> None:
         """Observe a group before others: it has changed, while most others only wait for their first observation."""
-        self._looks.hurry(group)
+        self._poll_limiter.prioritize(group)
 
-    async def catch_up(self, group: Group) -> None:
+    async def refresh_state(self, group: Group) -> None:
         """Read state that no watch reports; after a change of leader, poll brokers and members first."""
-        if not group.looked:
-            if not group.record.version:  # the watch may have reported it before its group
-                await self._ask_for_record(group)
-            await self._ask_for_unseen(group)  # so that no ended member is polled
-            await self._in_turn(group)
-            group.looked = True
-        if group.outdated or not group.record.ours:
-            await self._ask_for_record(group)
-        await self._ask_for_unseen(group)
-        if group.pods.surplus and group.pods.has_room:
+        if not group.was_observed:
+            if not group.stored_assignment.resource_version:  # the watch may have reported it before its group
+                await self._read_assignment(group)
+            await self._read_unwatched_pods(group)  # so that no ended member is polled
+            await self._poll_in_slot(group)
+            group.was_observed = True
+        if group.assignment_outdated or not group.stored_assignment.is_ours:
+            await self._read_assignment(group)
+        await self._read_unwatched_pods(group)
+        if group.pods.surplus and group.pods.has_capacity:
             await self._list_pods(group)
-        await self.rooms.learn(group)
-        group.forget_ended()
+        await self.topology.load_nodes(group)
+        group.forget_deleted_pods()
 
-    async def ask_anew(self, group: Group) -> None:
+    async def reread_state(self, group: Group) -> None:
         """Read assignment, pods, routes and reports again, although they are known."""
-        await self._ask_for_record(group)
+        await self._read_assignment(group)
         await self._list_pods(group)
-        await self._ask_around(group)
+        await self._poll_group(group)
 
     async def _list_pods(self, group: Group) -> None:
         selector = {"labelSelector": f"{GROUP_LABEL}={group.name}"}
@@ -63,82 +63,84 @@ class Gatherer:
         group.pods.surplus.clear()
         uids = {pod.metadata.uid for pod in pods}
         for state in [state for state in group.pods.values() if state.pod.metadata.uid not in uids]:
-            group.miss(state.pod)
+            group.mark_pod_missing(state.pod)
         for pod in pods:
-            group.pods.see(pod, self._now)
+            group.pods.upsert(pod, self._now)
 
     @property
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    async def _in_turn(self, group: Group) -> None:
+    async def _poll_in_slot(self, group: Group) -> None:
         """Poll brokers and members in a free slot; the slot is free again when that ends, or after LOOK_SECONDS."""
-        async with self._looks.of(group):
-            task = asyncio.get_running_loop().create_task(self._ask_around(group))
+        async with self._poll_limiter.hold_slot(group):
+            task = asyncio.get_running_loop().create_task(self._poll_group(group))
             try:
-                await asyncio.wait({task}, timeout=LOOK_SECONDS)
+                await asyncio.wait({task}, timeout=POLL_SLOT_SECONDS)
             except asyncio.CancelledError:
                 task.cancel()
                 raise
         await task
 
-    async def _ask_around(self, group: Group) -> None:
+    async def _poll_group(self, group: Group) -> None:
         """Poll the brokers and every running member."""
-        await self._places.look(group)
+        await self._registry.poll_group(group)
         running = [state for state in group.pods.values() if state.pod.started and not state.pod.ended]
-        await asyncio.gather(*(self._ask_member(group, state) for state in running))
+        await asyncio.gather(*(self._poll_member(group, state) for state in running))
 
-    async def _ask_member(self, group: Group, state: PodState) -> None:
+    async def _poll_member(self, group: Group, state: PodState) -> None:
         uid = state.pod.metadata.uid
-        report, requested_at, doubt = await self._reports.read(Endpoint.of(state.pod, group.uid))
+        report, requested_at, doubt = await self._reports.read(Endpoint.from_pod(state.pod, group.uid))
         if (current := group.pods.get(state.pod.metadata.name)) and current.pod.metadata.uid == uid:
-            current.hear(report, self._now, requested_at, doubt)
+            current.record_report(report, self._now, requested_at, doubt)
 
-    async def _ask_for_record(self, group: Group) -> None:
-        path = object_path("configmaps", group.namespace, record_of(group.name))
-        group.keep(await self._read_object(path, ConfigMap))
+    async def _read_assignment(self, group: Group) -> None:
+        path = object_path("configmaps", group.namespace, assignment_name(group.name))
+        group.set_assignment(await self._read_object(path, ConfigMap))
 
-    async def _ask_for_unseen(self, group: Group) -> None:
+    async def _read_unwatched_pods(self, group: Group) -> None:
         """Read each pod that no watch reports, to learn whether it still exists."""
-        holders = sorted(group.pods.unseen)
+        holders = sorted(group.pods.unwatched)
         requests = [self._read_pod(group.namespace, holder.name) for holder in holders]
         pods = dict(zip(holders, await asyncio.gather(*requests), strict=True))
         deleted = [holder for holder, pod in pods.items() if pod is None or pod.metadata.uid != holder.uid]
         for holder in pods.keys() - deleted:  # before the next await: watch events during it are newer
-            group.pods.read(holder, pods[holder], self._now)
-        responding = await asyncio.gather(*(self._lingers(group, holder) for holder in deleted))
+            group.pods.apply_read(holder, pods[holder], self._now)
+        responding = await asyncio.gather(*(self._still_responds(group, holder) for holder in deleted))
         for holder in (holder for holder, responds in zip(deleted, responding, strict=True) if not responds):
-            group.pods.read(holder, pods[holder], self._now)
-        group.pods.unsure = ()
+            group.pods.apply_read(holder, pods[holder], self._now)
+        group.pods.to_verify = ()
 
-    async def _lingers(self, group: Group, holder: Holder) -> bool:
+    async def _still_responds(self, group: Group, holder: Holder) -> bool:
         """Whether the sidecar of a force-deleted pod still responds; no object shows whether it has ended.
 
         While it responds, its reports are recorded, it is asked to drain, and no other member gets its queues. If it
         is silent for SILENCE_SECONDS, it counts as ended: that is what the user asserts by deleting a pod by force.
         """
-        state = group.pods.in_doubt(holder)
-        member = Endpoint.of(state.pod, group.uid) if state and state.pod.status.pod_ip else None
-        response = await self._reports.last_words(member) if member else None
-        if state is None or member is None or response is None or (response.report and response.report.drained):
+        state = group.pods.find_possibly_running(holder)
+        member = Endpoint.from_pod(state.pod, group.uid) if state and state.pod.status.pod_ip else None
+        response = await self._reports.read_if_present(member) if member else None
+        if state is None or member is None or response is None or (response.report and response.report.is_drained):
             return False
-        if response.report is None and response.doubt is not Reason.REPORT_TOO_LARGE:
-            state.unproved_since = min(state.unproved_since or response.asked, state.unheard_since or response.asked)
-            if self._now - state.unproved_since >= SILENCE_SECONDS:
+        if response.report is None and response.ignored_reason is not Reason.REPORT_TOO_LARGE:
+            state.unauthenticated_since = min(
+                state.unauthenticated_since or response.requested_at, state.unreachable_since or response.requested_at
+            )
+            if self._now - state.unauthenticated_since >= MAX_SILENCE_SECONDS:
                 return False
         else:
-            state.unproved_since = None
-        state.observe_force_deleted(response.report, self._now, response.asked, response.doubt)
-        group.pods.missed.add(holder)
-        if response.doubt is Reason.REPORT_TOO_LARGE or (response.report and not response.report.final):
-            self._drain(member)
+            state.unauthenticated_since = None
+        state.observe_force_deleted(response.report, self._now, response.requested_at, response.ignored_reason)
+        group.pods.missing.add(holder)
+        if response.ignored_reason is Reason.REPORT_TOO_LARGE or (response.report and not response.report.final):
+            self._request_drain(member)
         return True
 
-    def _drain(self, member: Endpoint) -> None:
+    def _request_drain(self, member: Endpoint) -> None:
         """Request the final drain, without waiting: the member responds only when the drain is done."""
         task = asyncio.get_running_loop().create_task(self._reports.drain(member))
-        self._draining.add(task)
-        task.add_done_callback(self._draining.discard)
+        self._drain_tasks.add(task)
+        task.add_done_callback(self._drain_tasks.discard)
 
     async def _read_pod(self, namespace: str, name: str) -> Pod | None:
         """Return the pod, or None if it does not exist.
@@ -152,6 +154,6 @@ class Gatherer:
         try:
             return await self._api.get(path, kind)
         except ApiError as error:
-            if error.unknown:
+            if error.is_not_found:
                 return None
             raise

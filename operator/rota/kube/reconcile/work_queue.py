@@ -11,12 +11,12 @@ from math import inf
 from typing import Any
 
 from rota.kube.client.api import ApiError, ConflictError, NoResponseError
-from rota.kube.client.objects import Key
+from rota.kube.client.objects import ObjectKey
 from rota.kube.reconcile.reconciler import GroupTask
-from rota.kube.reconcile.status_publisher import PAUSES
-from rota.logs import of_group
+from rota.kube.reconcile.status_publisher import RETRY_PAUSES_SECONDS
+from rota.logs import group_fields
 
-SETTLE_SECONDS = 0.02  # so that changes in quick succession cause one reconcile
+COALESCE_SECONDS = 0.02  # so that changes in quick succession cause one reconcile
 
 _log = logging.getLogger(__name__)
 
@@ -25,19 +25,19 @@ _log = logging.getLogger(__name__)
 class QueuedGroup(GroupTask):
     """A group in the queue."""
 
-    again: asyncio.TimerHandle | None = None
-    running: bool = False
-    woken: float = inf  # seconds until the next reconcile, if one was requested while this one runs
+    timer: asyncio.TimerHandle | None = None
+    is_running: bool = False
+    requested_seconds: float = inf  # seconds until the next reconcile, if one was requested while this one runs
     failures: int = 0
 
-    def rest(self) -> None:
+    def stop(self) -> None:
         """Cancel the timer, the report watchers and the publishing of status."""
-        if self.again:
-            self.again.cancel()
-            self.again = None
+        if self.timer:
+            self.timer.cancel()
+            self.timer = None
         self.group.awaited = frozenset()
-        self.listeners.rest()
-        self.telling.rest()
+        self.watchers.stop()
+        self.publisher.stop()
 
 
 class WorkQueue:
@@ -46,31 +46,31 @@ class WorkQueue:
     def __init__(self, reconcile: Callable[[GroupTask], Awaitable[float]]) -> None:
         """`reconcile` returns the seconds until its next call for the group."""
         self._reconcile = reconcile
-        self.tasks: dict[Key, QueuedGroup] = {}
-        self.leads = False
-        self._running: set[asyncio.Task[None]] = set()
+        self.tasks: dict[ObjectKey, QueuedGroup] = {}
+        self.is_leading = False
+        self._running_tasks: set[asyncio.Task[None]] = set()
 
-    def wake(self, key: Key, seconds: float = SETTLE_SECONDS) -> None:
+    def enqueue(self, key: ObjectKey, seconds: float = COALESCE_SECONDS) -> None:
         """Reconcile a group soon; all calls until then cause one reconcile."""
         task = self.tasks.get(key)
-        if task is None or not self.leads or task.group.body is None or seconds == inf:
+        if task is None or not self.is_leading or task.group.body is None or seconds == inf:
             return
-        if task.running:
-            task.woken = min(task.woken, seconds)
+        if task.is_running:
+            task.requested_seconds = min(task.requested_seconds, seconds)
             return
-        loop, seconds = asyncio.get_running_loop(), max(seconds, SETTLE_SECONDS)
-        if task.again:
-            if task.again.when() <= loop.time() + seconds:
+        loop, seconds = asyncio.get_running_loop(), max(seconds, COALESCE_SECONDS)
+        if task.timer:
+            if task.timer.when() <= loop.time() + seconds:
                 return
-            task.again.cancel()
-        task.again = loop.call_later(seconds, self._begin, key, task)
+            task.timer.cancel()
+        task.timer = loop.call_later(seconds, self._start_reconcile, key, task)
 
-    def _begin(self, key: Key, task: QueuedGroup) -> None:
-        task.again, task.running, task.woken = None, True, inf
-        self.start(self._run(key, task), f"group {task.group.spelled}")
+    def _start_reconcile(self, key: ObjectKey, task: QueuedGroup) -> None:
+        task.timer, task.is_running, task.requested_seconds = None, True, inf
+        self.start_task(self._reconcile_group(key, task), f"group {task.group.namespaced_name}")
 
-    async def _run(self, key: Key, task: QueuedGroup) -> None:
-        delay, failures = PAUSES[min(task.failures, len(PAUSES) - 1)], task.failures
+    async def _reconcile_group(self, key: ObjectKey, task: QueuedGroup) -> None:
+        delay, failures = RETRY_PAUSES_SECONDS[min(task.failures, len(RETRY_PAUSES_SECONDS) - 1)], task.failures
         task.failures += 1
         try:
             delay = await self._reconcile(task)
@@ -78,22 +78,22 @@ class WorkQueue:
         except ConflictError:
             delay = delay if failures else 0.0
         except (ApiError, NoResponseError) as error:
-            _log.warning("A reconcile failed, and is repeated: %s", error, extra=of_group(*key, seconds=delay))
+            _log.warning("A reconcile failed, and is repeated: %s", error, extra=group_fields(*key, seconds=delay))
         except Exception:  # noqa: BLE001 - affects one group; the others continue
-            _log.exception("A reconcile failed, and is repeated", extra=of_group(*key, seconds=delay))
+            _log.exception("A reconcile failed, and is repeated", extra=group_fields(*key, seconds=delay))
         finally:
-            task.running = False
-        self.wake(key, min(delay, task.woken))
+            task.is_running = False
+        self.enqueue(key, min(delay, task.requested_seconds))
 
-    def start(self, work: Coroutine[Any, Any, None], name: str = "") -> "asyncio.Task[None]":
+    def start_task(self, work: Coroutine[Any, Any, None], name: str = "") -> "asyncio.Task[None]":
         """Run a coroutine until it ends or the queue is closed."""
         task = asyncio.get_running_loop().create_task(work, name=name or None)
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        self._running_tasks.add(task)
+        task.add_done_callback(self._running_tasks.discard)
         return task
 
     async def close(self) -> None:
         """Cancel everything that runs."""
-        for task in self._running:
+        for task in self._running_tasks:
             task.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
+        await asyncio.gather(*self._running_tasks, return_exceptions=True)

@@ -3,14 +3,14 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from rota.kube.state.pod_state import GroupPods, client_id, name_of
+from rota.kube.state.pod_state import GroupPods, client_id, client_id_suffix
 from rota.kube.state.stored_assignment import StoredAssignment
-from rota.model import Queue, Verdict
+from rota.model import Finding, Queue
 from rota.planner import QueueView
 from rota.spec.consumer_settings import ConsumerSettings
 from rota.tls import Validity
 
-FORGOTTEN_SECONDS = 240.0  # no broker lists an ended member for longer: it detects the end after 120 s
+KEEP_ENDED_SECONDS = 240.0  # no broker lists an ended member for longer: it detects the end after 120 s
 
 
 @dataclass(frozen=True)
@@ -18,9 +18,11 @@ class BrokerState:
     """A group as its brokers report it: views of its topics, unmanaged consumers, and problems."""
 
     views: Mapping[str, QueueView | None] = field(default_factory=dict)
-    foreigners: tuple[str, ...] | None = None
-    problems: tuple[Verdict, ...] = ()
-    unmanaged: Mapping[str, ConsumerSettings] = field(default_factory=dict)  # by client id; of consumers that responded
+    unmanaged_ids: tuple[str, ...] | None = None
+    problems: tuple[Finding, ...] = ()
+    unmanaged_settings: Mapping[str, ConsumerSettings] = field(
+        default_factory=dict
+    )  # by client id; of consumers that responded
     client_validity: Validity | None = None  # of the client certificate that the operator presents to the brokers
 
 
@@ -30,28 +32,30 @@ class ClientIds:
     def __init__(self, pods: GroupPods) -> None:
         self._pods = pods
         self._last_seen: dict[str, float] = {}  # by suffix of the client id
-        self._unlocked: set[str] = set()  # uids of members with released locks
+        self._unlocked_uids: set[str] = set()  # uids of members with released locks
 
-    def suffixes(self, record: StoredAssignment, now: float) -> Collection[str]:
+    def suffixes(self, stored_assignment: StoredAssignment, now: float) -> Collection[str]:
         """Return the suffixes `pod#uid` of all client ids; an ended member's is kept while brokers may list it."""
-        names = {name_of(name, state.pod.metadata.uid) for name, state in self._pods.items()}
-        names |= {name_of(*holder) for holder in record.holders}
+        names = {client_id_suffix(name, state.pod.metadata.uid) for name, state in self._pods.items()}
+        names |= {client_id_suffix(*holder) for holder in stored_assignment.holders}
         last_seen = self._last_seen | dict.fromkeys(names, now)
-        self._last_seen = {name: at for name, at in last_seen.items() if now - at < FORGOTTEN_SECONDS}
+        self._last_seen = {name: at for name, at in last_seen.items() if now - at < KEEP_ENDED_SECONDS}
         return self._last_seen.keys()
 
-    def locks_left(self, record: StoredAssignment) -> list[tuple[str, list[Queue]]]:
+    def locks_to_release(self, stored_assignment: StoredAssignment) -> list[tuple[str, list[Queue]]]:
         """Return the client ids of ended members with locks to release, and their queues; each member only once."""
-        held = {holder: [*queues] for holder, queues in record.shares.items()}
-        for queue, release in record.document.releasing.items() if record.document else ():
+        held = {holder: [*queues] for holder, queues in stored_assignment.shares.items()}
+        for queue, release in stored_assignment.document.releasing.items() if stored_assignment.document else ():
             held.setdefault(release.holder, []).append(queue)
         ended = {state.pod.metadata.uid: client_id(state.pod) for state in self._pods.values() if state.pod.ended}
-        clients = self._pods.client_ids | ended
+        clients = self._pods.deleted_client_ids | ended
         locked = {holder: queues for holder, queues in held.items() if queues and holder.uid in clients}
-        locks = [(clients[holder.uid], queues) for holder, queues in locked.items() if holder.uid not in self._unlocked]
-        self._unlocked |= {holder.uid for holder in locked}
+        locks = [
+            (clients[holder.uid], queues) for holder, queues in locked.items() if holder.uid not in self._unlocked_uids
+        ]
+        self._unlocked_uids |= {holder.uid for holder in locked}
         return locks
 
-    def forget_gone(self, uids: Collection[str]) -> None:
+    def forget_deleted(self, kept_uids: Collection[str]) -> None:
         """Forget which locks were released, except those of pods with these uids."""
-        self._unlocked.intersection_update(uids)
+        self._unlocked_uids.intersection_update(kept_uids)

@@ -4,11 +4,11 @@ from collections.abc import Collection, Mapping, Sequence
 
 from rota.kube.client.objects import Pod
 from rota.kube.state.pod_state import GroupPods, PodState
-from rota.model import Reason, Verdict
+from rota.model import Finding, Reason
 
-_NAMED = 3  # pods in one sentence
+_MAX_NAMES = 3  # pods in one sentence
 
-_OF_DOUBT = {
+_MESSAGE_BY_REASON = {
     Reason.MEMBER_NOT_AUTHENTICATED: (
         "{} are not authenticated by the group's key. They keep their queues. A new pod may not have its key for up to"
         " two minutes; if this lasts, check the group's Secret with the key, and delete the pods"
@@ -20,37 +20,37 @@ _OF_DOUBT = {
 }
 
 
-def member_problems(pods: GroupPods, key_problems: Sequence[Verdict] = ()) -> list[Verdict]:
+def member_problems(pods: GroupPods, key_problems: Sequence[Finding] = ()) -> list[Finding]:
     """Return the problems, worst first; `key_problems` concern the Secret that members mount."""
-    problems = [_too_many_members(len(pods) + len(pods.surplus), pods.limit)] if pods.surplus else []
+    problems = [_too_many_members(len(pods) + len(pods.surplus), pods.max_members)] if pods.surplus else []
     problems += key_problems
-    if pods.strangers:
-        examples = _first_names(pods.strangers)
-        message = f"{len(pods.strangers)} pods carry the group's label but no sidecar of it, such as {examples}"
-        problems.append(Verdict(Reason.NO_SIDECAR, f"{message}; use rota inject"))
-    for reason, message in _OF_DOUBT.items():
-        names = [name for name, state in pods.items() if state.doubt is reason]
+    if pods.without_sidecar:
+        examples = _first_names(pods.without_sidecar)
+        message = f"{len(pods.without_sidecar)} pods carry the group's label but no sidecar of it, such as {examples}"
+        problems.append(Finding(Reason.NO_SIDECAR, f"{message}; use rota inject"))
+    for reason, message in _MESSAGE_BY_REASON.items():
+        names = [name for name, state in pods.items() if state.ignored_reason is reason]
         if names:
-            problems.append(Verdict(reason, message.format(f"{len(names)} members, such as {_first_names(names)},")))
+            problems.append(Finding(reason, message.format(f"{len(names)} members, such as {_first_names(names)},")))
     unsigned = [name for name, state in pods.items() if not (state.has_key or state.pod.ended)]
     if unsigned:
         examples = _first_names(unsigned)
         message = f"{len(unsigned)} members, such as {examples}, do not mount the group's key, so any client can"
         problems.append(
-            Verdict(Reason.UNSIGNED_MEMBERS, f"{message} drain them; change the template, or run rota inject again")
+            Finding(Reason.UNSIGNED_MEMBERS, f"{message} drain them; change the template, or run rota inject again")
         )
     return problems
 
 
-def _too_many_members(pods: int, limit: int) -> Verdict:
+def _too_many_members(pods: int, limit: int) -> Finding:
     message = f"{pods:,} pods carry the group's label; a group may have {limit:,} members"
-    return Verdict(Reason.TOO_MANY_MEMBERS, f"{message}, and no queue is moved while it has more: scale the group down")
+    return Finding(Reason.TOO_MANY_MEMBERS, f"{message}, and no queue is moved while it has more: scale the group down")
 
 
 def unauthenticated_pods(pods: Mapping[str, PodState]) -> list[Pod]:
     """Return the pods of members that mount the group's key, but do not sign their reports with it."""
-    return [state.pod for state in pods.values() if state.doubt is Reason.MEMBER_NOT_AUTHENTICATED]
+    return [state.pod for state in pods.values() if state.ignored_reason is Reason.MEMBER_NOT_AUTHENTICATED]
 
 
 def _first_names(names: Collection[str]) -> str:
-    return ", ".join(sorted(names)[:_NAMED])
+    return ", ".join(sorted(names)[:_MAX_NAMES])

@@ -13,38 +13,38 @@ from rota.model import Holder, Queue, Reason
 from rota.planner import DecodedReport
 from rota.planner import Pod as Seen
 from rota.queue_offsets import ProgressPage
-from rota.redelivery import DeliveryTracker, Reader, Redelivered, RedeliveryRules
+from rota.redelivery import DeliveryTracker, ReaderProcess, Redelivery, RedeliveryRules
 from rota.reports import Report
 
 MAX_MEMBERS = 10_000  # of a group; a pod takes about 10 KiB of memory
-FORGIVEN_SECONDS = 600.0  # older restarts are not counted
+RESTART_WINDOW_SECONDS = 600.0  # older restarts are not counted
 
 
 @dataclass(slots=True)
 class Restarts:
     """Restarts of one pod's sidecar process; times are the event loop's, unless the node's clock is named."""
 
-    heard_since: float = 0.0  # since when the current process responds
+    responding_since: float = 0.0  # since when the current process responds
     stopped_since: float | None = None  # since when that process is known to have ended
     last_end: float = 0.0  # when a process last ended, by the node's clock
     earlier_end: float = 0.0  # `last_end` as known when the current process last responded
-    _times: list[float] = field(default_factory=list)
+    _restart_times: list[float] = field(default_factory=list)
 
-    def hear(self, previous: Report | None, report: Report, now: float) -> None:
+    def record_report(self, previous: Report | None, report: Report, now: float) -> None:
         """Record a report and the one before it.
 
         The process responds, so an end that is known already belongs to an earlier one, even if its clock is behind.
         """
         self.earlier_end, self.stopped_since = self.last_end, None
         if is_later_process(previous, report):
-            self._times.append(now)
-            self.heard_since = now
+            self._restart_times.append(now)
+            self.responding_since = now
 
-    def see(self, report: Report | None, process_ended: float, now: float) -> None:
+    def record_end(self, report: Report | None, process_ended_at: float, now: float) -> None:
         """Record when a process last ended; like the start in the report, this time is by the node's clock."""
-        self.last_end = process_ended
-        is_earlier = process_ended <= self.earlier_end
-        if is_earlier or not (report and 0 < report.started < process_ended):
+        self.last_end = process_ended_at
+        is_earlier = process_ended_at <= self.earlier_end
+        if is_earlier or not (report and 0 < report.started < process_ended_at):
             self.stopped_since = None
         elif self.stopped_since is None:
             self.stopped_since = now
@@ -54,15 +54,15 @@ class Restarts:
         """Whether the process that sent the last report is known to have ended."""
         return self.stopped_since is not None
 
-    def count(self, now: float) -> int:
+    def count_recent(self, now: float) -> int:
         """Return the number of restarts within the last ten minutes."""
-        self._times = [at for at in self._times if now - at < FORGIVEN_SECONDS]
-        return len(self._times)
+        self._restart_times = [at for at in self._restart_times if now - at < RESTART_WINDOW_SECONDS]
+        return len(self._restart_times)
 
 
 def is_later_process(previous: Report | None, report: Report) -> bool:
     """Whether `report` is of a later process; False for earlier sidecar versions, which send no process number."""
-    return previous is not None and 0 < previous.process < report.process
+    return previous is not None and 0 < previous.incarnation_number < report.incarnation_number
 
 
 @dataclass(slots=True)
@@ -71,21 +71,21 @@ class PodState:
 
     pod: Pod
     first_seen: float
-    ready_changed: float
-    poke_changed: float
-    leaving_since: float | None = None
-    heard: DecodedReport | None = None
+    ready_changed_at: float
+    poke_changed_at: float
+    terminating_since: float | None = None
+    decoded_report: DecodedReport | None = None
     offsets: Mapping[Queue, int | None] | None = None  # of a Broadcasting group's member; None: no response
-    unheard_since: float | None = None
-    notices: int | None = None  # its brokers' notices of joined and left consumers that were acted on
-    doubted_since: float | None = None  # since when its responses are ignored
-    doubt: Reason | None = None  # why its last response was ignored; the previous report is kept
-    unproved_since: float | None = None  # of a force-deleted pod: since when no authenticated response came
+    unreachable_since: float | None = None
+    handled_notices: int | None = None  # its brokers' notices of joined and left consumers that were acted on
+    ignored_since: float | None = None  # since when its responses are ignored
+    ignored_reason: Reason | None = None  # why its last response was ignored; the previous report is kept
+    unauthenticated_since: float | None = None  # of a force-deleted pod: since when no authenticated response came
     cut_off_since: dict[str, float] = field(default_factory=dict)
-    strayed: bool = False  # it lost the group's label: it consumes until revoked, but counts no more
+    lost_label: bool = False  # it lost the group's label: it consumes until revoked, but counts no more
     restarts: Restarts = field(default_factory=Restarts)
-    lingers: bool = False  # it was force-deleted: its object is gone, but its sidecar responds
-    next_page: int = 0  # index of the queue from which its progress is read next
+    is_force_deleted: bool = False  # it was force-deleted: its object is gone, but its sidecar responds
+    next_progress_index: int = 0  # index of the queue from which its progress is read next
     on_report: Callable[[Report, Report, float], None] = lambda *_: None  # on each change: previous report, report, now
     has_key: bool = field(init=False)  # whether its sidecar mounts the group's key; a pod's mounts never change
 
@@ -93,42 +93,47 @@ class PodState:
         """Look at the mounts once: each plan reads `has_key` of every pod."""
         self.has_key = self.pod.has_key
 
-    def see(self, pod: Pod, now: float) -> None:
+    def update_pod(self, pod: Pod, now: float) -> None:
         """Record a newer version of the same pod."""
         if pod.ready != self.pod.ready:
-            self.ready_changed = now
+            self.ready_changed_at = now
         if pod.poke != self.pod.poke:
-            self.poke_changed = now
-        if pod.terminating and self.leaving_since is None:
-            self.leaving_since = now
-        self.pod, self.strayed = pod, pod.labelled != pod.works_for
-        self.restarts.see(self.heard.report if self.heard else None, self.pod.status.process_ended, now)
+            self.poke_changed_at = now
+        if pod.terminating and self.terminating_since is None:
+            self.terminating_since = now
+        self.pod, self.lost_label = pod, pod.labelled_group != pod.mounted_group
+        self.restarts.record_end(
+            self.decoded_report.report if self.decoded_report else None, self.pod.status.process_ended_at, now
+        )
 
-    def hear(self, report: Report | None, now: float, requested_at: float, doubt: Reason | None = None) -> bool:
+    def record_report(
+        self, report: Report | None, now: float, requested_at: float, ignored_reason: Reason | None = None
+    ) -> bool:
         """Record a report (None: no response since the request); return whether it may change the plan.
 
         A response that is ignored because of `doubt` releases no queues, but it does not count as silence either.
         """
-        was_doubted, self.doubt = self.doubt, doubt
-        if doubt:
-            self.doubted_since = self.doubted_since or requested_at
-            is_news, self.unheard_since = doubt is not was_doubted or self.unheard_since is not None, None
+        was_doubted, self.ignored_reason = self.ignored_reason, ignored_reason
+        if ignored_reason:
+            self.ignored_since = self.ignored_since or requested_at
+            is_news = ignored_reason is not was_doubted or self.unreachable_since is not None
+            self.unreachable_since = None
             return is_news
         if report is None:
-            is_news, self.unheard_since = self.unheard_since is None, self.unheard_since or requested_at
+            is_news, self.unreachable_since = self.unreachable_since is None, self.unreachable_since or requested_at
             return is_news
-        previous = self.heard.report if self.heard else None
+        previous = self.decoded_report.report if self.decoded_report else None
         if previous and is_later_process(report, previous):
             return False  # a late response of a process that has ended
-        was_silent = self.unheard_since is not None or was_doubted is not None or self.restarts.has_stopped
-        self.restarts.hear(previous, report, now)
-        self.doubted_since = None
+        was_silent = self.unreachable_since is not None or was_doubted is not None or self.restarts.has_stopped
+        self.restarts.record_report(previous, report, now)
+        self.ignored_since = None
         is_news = was_silent or not _is_equivalent(previous, report)
-        self.unheard_since = None
-        if self.notices is None:
-            self.notices = report.consumers_changed
+        self.unreachable_since = None
+        if self.handled_notices is None:
+            self.handled_notices = report.consumers_changed
         if previous != report:
-            self.heard = DecodedReport(report)
+            self.decoded_report = DecodedReport(report)
             if previous is not None:
                 self.on_report(previous, report, now)
         if is_news:
@@ -136,65 +141,66 @@ class PodState:
             self.cut_off_since = {broker: self.cut_off_since.get(broker, now) for broker in cut_off}
         return is_news
 
-    def take_notice(self) -> bool:
+    def take_new_notices(self) -> bool:
         """Return whether its brokers have sent notices of joined or left consumers since the last call."""
-        previous, current = self.notices, self.heard.report.consumers_changed if self.heard else None
-        self.notices = current
+        previous = self.handled_notices
+        current = self.decoded_report.report.consumers_changed if self.decoded_report else None
+        self.handled_notices = current
         return previous is not None and current is not None and previous != current
 
     def observe_force_deleted(
-        self, report: Report | None, now: float, requested_at: float, doubt: Reason | None = None
+        self, report: Report | None, now: float, requested_at: float, ignored_reason: Reason | None = None
     ) -> None:
         """Record the report of a force-deleted pod that still responds; for the planner the pod is terminating."""
-        self.lingers, self.leaving_since = True, self.leaving_since or now
-        self.hear(report, now, requested_at, doubt)
+        self.is_force_deleted, self.terminating_since = True, self.terminating_since or now
+        self.record_report(report, now, requested_at, ignored_reason)
 
     @property
-    def counts(self) -> bool:
+    def is_counted(self) -> bool:
         """Whether a scale-down may still end it: it has the label, and is neither deleted nor ended."""
-        return not (self.strayed or self.lingers or self.pod.terminating or self.pod.ended)
+        return not (self.lost_label or self.is_force_deleted or self.pod.terminating or self.pod.ended)
 
     @property
     def can_report_notices(self) -> bool:
         """Whether the member is Ready, responds, and reports its brokers' notices of joined and left consumers."""
-        if self.heard is None or self.unheard_since is not None or self.doubt is not None:
+        if self.decoded_report is None or self.unreachable_since is not None or self.ignored_reason is not None:
             return False
-        return self.counts and self.pod.ready and self.heard.report.consumers_changed is not None
+        return self.is_counted and self.pod.ready and self.decoded_report.report.consumers_changed is not None
 
     @property
-    def reaches(self) -> frozenset[str]:
+    def reachable_brokers(self) -> frozenset[str]:
         """The brokers that it reports as reachable; none while it is not Ready or does not respond."""
-        sure = self.counts and self.pod.ready and self.heard and self.unheard_since is None
-        brokers = self.heard.report.brokers if sure and self.heard else {}
+        sure = self.is_counted and self.pod.ready and self.decoded_report and self.unreachable_since is None
+        brokers = self.decoded_report.report.brokers if sure and self.decoded_report else {}
         return frozenset(broker for broker, reachable in brokers.items() if reachable)
 
-    def shown(self, now: float, room: str | None, reached: Mapping[str, float]) -> Seen:
+    def to_planner_pod(self, now: float, room: str | None, reached_since: Mapping[str, float]) -> Seen:
         """Return it as input of the planner; `reached`: since when at least one member reaches each broker."""
         pod = self.pod
         return Seen(
             name=pod.metadata.name,
             uid=pod.metadata.uid,
             started=pod.started,
-            ready=pod.ready and not self.strayed,
-            steady=math.inf if self.strayed else now - self.ready_changed,
+            ready=pod.ready and not self.lost_label,
+            stable_for=math.inf if self.lost_label else now - self.ready_changed_at,
             age=now - self.first_seen,
-            terminating=pod.terminating or self.lingers,
-            leaving=0.0 if self.leaving_since is None else now - self.leaving_since,
+            terminating=pod.terminating or self.is_force_deleted,
+            terminating_for=0.0 if self.terminating_since is None else now - self.terminating_since,
             ended=pod.ended,
-            stopped=None if self.restarts.stopped_since is None else now - self.restarts.stopped_since,
-            restarts=self.restarts.count(now),
-            serving=now - max(self.ready_changed, self.restarts.heard_since) if pod.ready else 0.0,
+            stopped_for=None if self.restarts.stopped_since is None else now - self.restarts.stopped_since,
+            restarts=self.restarts.count_recent(now),
+            serving_for=now - max(self.ready_changed_at, self.restarts.responding_since) if pod.ready else 0.0,
             obstacle=pod.obstacle,
             room=room,
             client_id=client_id(pod),
-            heard=self.heard,
-            unheard=0.0 if self.unheard_since is None else now - self.unheard_since,
-            doubted=0.0 if self.doubted_since is None else now - self.doubted_since,
-            cut_off={
-                broker: now - max(since, reached.get(broker, now)) for broker, since in self.cut_off_since.items()
+            decoded_report=self.decoded_report,
+            unreachable_for=0.0 if self.unreachable_since is None else now - self.unreachable_since,
+            rejected_for=0.0 if self.ignored_since is None else now - self.ignored_since,
+            cut_off_brokers={
+                broker: now - max(since, reached_since.get(broker, now)) for broker, since in self.cut_off_since.items()
             },
             poke=pod.poke,
-            poked=now - self.poke_changed,
+            poked_for=now - self.poke_changed_at,
         )
 
 
@@ -203,81 +209,85 @@ class GroupPods(dict[str, PodState]):
 
     def __init__(self, group: str) -> None:
         super().__init__()
-        self._group, self.limit = group, MAX_MEMBERS
+        self._group, self.max_members = group, MAX_MEMBERS
         self.assignment: Assignment | None = None  # its members are kept without the label and above the limit
-        self.strangers: set[str] = set()  # names of pods with the label and without a sidecar of the group
+        self.without_sidecar: set[str] = set()  # names of pods with the label and without a sidecar of the group
         self.surplus: set[str] = set()  # names of pods above the limit: they are not polled and get no queues
-        self.missed: set[Holder] = set()  # left the watch: deleted, or without the label; must be read
+        self.missing: set[Holder] = set()  # left the watch: deleted, or without the label; must be read
         self.replaced: dict[Holder, PodState] = {}  # deleted pods that may still run, though a new pod has the name
-        self.gone: set[str] = set()  # uids of deleted pods
-        self.unsure: tuple[Holder, ...] = ()  # the planner asks whether these pods exist
-        self.client_ids: dict[str, str] = {}  # client ids of deleted pods, by uid
-        self.given = DeliveryTracker()
+        self.deleted_uids: set[str] = set()  # uids of deleted pods
+        self.to_verify: tuple[Holder, ...] = ()  # the planner asks whether these pods exist
+        self.deleted_client_ids: dict[str, str] = {}  # client ids of deleted pods, by uid
+        self.delivery_tracker = DeliveryTracker()
 
-    def restart(self) -> None:
+    def reset_reports(self) -> None:
         """Forget reports and their timers: leadership has changed, or the ConsumerGroup was recreated."""
         for state in chain(self.values(), self.replaced.values()):
-            state.heard, state.offsets, state.unheard_since, state.cut_off_since = None, None, None, {}
-            state.doubt = state.notices = None
-        self.given.clear()
+            state.decoded_report, state.offsets, state.unreachable_since, state.cut_off_since = None, None, None, {}
+            state.ignored_reason = state.handled_notices = None
+        self.delivery_tracker.clear()
 
-    def see(self, pod: Pod, now: float) -> None:
+    def upsert(self, pod: Pod, now: float) -> None:
         """Handle an added or changed pod."""
         name, state = pod.metadata.name, self.get(pod.metadata.name)
-        if state and pod.metadata.version < state.pod.metadata.version:
+        if state and pod.metadata.version_number < state.pod.metadata.version_number:
             return
         if state and state.pod.metadata.uid != pod.metadata.uid:
-            self._replace(state)
+            self._mark_replaced(state)
             state = None
-        if pod.works_for != self._group:
-            (self.strangers.add if pod.labelled == self._group else self.strangers.discard)(name)
+        if pod.mounted_group != self._group:
+            (self.without_sidecar.add if pod.labelled_group == self._group else self.without_sidecar.discard)(name)
             return
-        if state is None and pod.labelled != self._group and not self._is_assigned(pod):
+        if state is None and pod.labelled_group != self._group and not self._is_assigned(pod):
             return
-        if state is None and not (self.has_room or self._is_assigned(pod)):
+        if state is None and not (self.has_capacity or self._is_assigned(pod)):
             self.surplus.add(name)
             return
         self.surplus.discard(name)
         if state is None:
-            state = self[name] = PodState(pod, now, now, now, on_report=self._take_report)
-        state.see(pod, now)
+            state = self[name] = PodState(pod, now, now, now, on_report=self._track_report)
+        state.update_pod(pod, now)
 
     @property
-    def has_room(self) -> bool:
+    def has_capacity(self) -> bool:
         """Whether the group may have another member."""
-        return len(self) < self.limit
+        return len(self) < self.max_members
 
-    def _take_report(self, previous: Report, report: Report, now: float) -> None:
-        self.given.take_report(previous, report, self.assignment, now)
+    def _track_report(self, previous: Report, report: Report, now: float) -> None:
+        self.delivery_tracker.record_report(previous, report, self.assignment, now)
 
-    def take_page(self, name: str, page: ProgressPage, now: float, *, most: int) -> list[Redelivered]:
+    def record_progress(
+        self, name: str, page: ProgressPage, now: float, *, max_tracked_queues: int
+    ) -> list[Redelivery]:
         """Record a member's progress with queues that both its report and the assignment give it.
 
         Return the redeliveries of queues that it has taken over. `most`: limit of the group's queues to remember.
         """
         state, assignment = self.get(name), self.assignment
         share = assignment.members.get(name) if assignment else None
-        if state is None or state.heard is None or assignment is None or share is None:
+        if state is None or state.decoded_report is None or assignment is None or share is None:
             return []
-        uid, heard = state.pod.metadata.uid, state.heard
+        uid, heard = state.pod.metadata.uid, state.decoded_report
         incarnation = heard.report.incarnation
         if share.uid != uid or page.incarnation not in {incarnation, ""}:  # earlier versions send none
             return []
         owned = set(share.queues).intersection(page.queues)
-        progress = {queue: page.queues[queue] for queue in owned if queue in heard.held}
+        progress = {queue: page.queues[queue] for queue in owned if queue in heard.held_queues}
         rules = RedeliveryRules(assignment.forced, lambda reader: not self.may_read(reader))
-        return self.given.take_page(Reader(name, uid, incarnation), progress, rules, now, most=most)
+        return self.delivery_tracker.record_page(
+            ReaderProcess(name, uid, incarnation), progress, rules, now, max_queues=max_tracked_queues
+        )
 
-    def may_read(self, reader: Reader) -> bool:
+    def may_read(self, reader: ReaderProcess) -> bool:
         """Whether a reader's process may still run: its pod exists and has reported no other process."""
         state = self.replaced.get(reader.holder) or self.get(reader.member)
         if state is None or state.pod.metadata.uid != reader.uid or state.pod.ended or state.restarts.has_stopped:
             return False
-        return state.heard is None or state.heard.report.incarnation == reader.incarnation
+        return state.decoded_report is None or state.decoded_report.report.incarnation == reader.incarnation
 
-    def taking_over(self, now: float) -> set[str]:
+    def members_taking_over(self, now: float) -> set[str]:
         """Return the members that took over queues and have not reported their start offsets yet."""
-        queues = self.given.to_be_taken_over(lambda reader: not self.may_read(reader), now)
+        queues = self.delivery_tracker.queues_awaiting_reader(lambda reader: not self.may_read(reader), now)
         members = self.assignment.members if self.assignment and queues else {}
         return {name for name, share in members.items() if not queues.isdisjoint(share.queues)}
 
@@ -285,49 +295,49 @@ class GroupPods(dict[str, PodState]):
         share = self.assignment.members.get(pod.metadata.name) if self.assignment else None
         return share is not None and share.uid == pod.metadata.uid
 
-    def _replace(self, state: PodState) -> None:
+    def _mark_replaced(self, state: PodState) -> None:
         """Handle a pod that a new pod of its name has replaced: it was deleted, by force if it may still run."""
         holder = Holder(state.pod.metadata.name, state.pod.metadata.uid)
         if state.pod.may_run:
             self.replaced[holder] = state
-            self.missed.add(holder)
+            self.missing.add(holder)
             del self[holder.name]
         else:
-            self.lose(state.pod)
+            self.mark_deleted(state.pod)
 
-    def leave(self, pod: Pod, *, read_later: bool) -> None:
+    def mark_missing(self, pod: Pod, *, read_later: bool) -> None:
         """Handle a pod that left the watch; `read_later`: a reconcile will read whether it still exists."""
-        self.strangers.discard(pod.metadata.name)
+        self.without_sidecar.discard(pod.metadata.name)
         self.surplus.discard(pod.metadata.name)
         state = self.get(pod.metadata.name)
         if state is None or state.pod.metadata.uid != pod.metadata.uid:
             return
         state.pod = pod  # its last state
         if pod.stopped:
-            self.lose(pod)
+            self.mark_deleted(pod)
         elif not read_later:
             del self[pod.metadata.name]
         else:
-            self.missed.add(Holder(pod.metadata.name, pod.metadata.uid))
+            self.missing.add(Holder(pod.metadata.name, pod.metadata.uid))
 
     @property
-    def unseen(self) -> set[Holder]:
+    def unwatched(self) -> set[Holder]:
         """Pods that no watch reports, so that each must be read."""
-        strayed = {Holder(name, state.pod.metadata.uid) for name, state in self.items() if state.strayed}
-        return self.missed | strayed | set(self.unsure)
+        strayed = {Holder(name, state.pod.metadata.uid) for name, state in self.items() if state.lost_label}
+        return self.missing | strayed | set(self.to_verify)
 
-    def read(self, holder: Holder, pod: Pod | None, now: float) -> None:
+    def apply_read(self, holder: Holder, pod: Pod | None, now: float) -> None:
         """Handle the result of reading a pod: the pod with that uid, another pod of its name, or None."""
-        self.missed.discard(holder)
+        self.missing.discard(holder)
         if pod and pod.metadata.uid == holder.uid:
-            self.see(pod, now)
+            self.upsert(pod, now)
             return
-        self.gone.add(holder.uid)
+        self.deleted_uids.add(holder.uid)
         state = self.replaced.pop(holder, None) or self.get(holder.name)
         if state and state.pod.metadata.uid == holder.uid:
-            self.lose(state.pod)
+            self.mark_deleted(state.pod)
 
-    def in_doubt(self, holder: Holder) -> PodState | None:
+    def find_possibly_running(self, holder: Holder) -> PodState | None:
         """Return the state of a deleted pod whose sidecar may still run; else None."""
         state = self.replaced.get(holder) or self.get(holder.name)
         may_run = state is not None and state.pod.metadata.uid == holder.uid and state.pod.may_run
@@ -337,39 +347,41 @@ class GroupPods(dict[str, PodState]):
         """Whether a pod has ended; the assignment may still name it, until another member takes its queues."""
         state = self.get(holder.name)
         ended = state is not None and state.pod.metadata.uid == holder.uid and state.pod.ended
-        return ended or holder.uid in self.gone
+        return ended or holder.uid in self.deleted_uids
 
-    def lose(self, pod: Pod) -> None:
+    def mark_deleted(self, pod: Pod) -> None:
         """Handle a pod that does not exist any more."""
         name = pod.metadata.name
-        self.strangers.discard(name)
-        self.gone.add(pod.metadata.uid)
+        self.without_sidecar.discard(name)
+        self.deleted_uids.add(pod.metadata.uid)
         if pod.status.pod_ip:
-            self.client_ids[pod.metadata.uid] = client_id(pod)
+            self.deleted_client_ids[pod.metadata.uid] = client_id(pod)
         state = self.get(name)
         if state and state.pod.metadata.uid == pod.metadata.uid:
             del self[name]
 
-    def forget_missed(self) -> None:
+    def forget_missing(self) -> None:
         """Forget the pods that must be read: the ConsumerGroup was deleted or recreated."""
-        for holder in self.missed:
+        for holder in self.missing:
             state = self.get(holder.name)
             if state and state.pod.metadata.uid == holder.uid:
                 del self[holder.name]
-        self.missed, self.replaced = set(), {}
+        self.missing, self.replaced = set(), {}
 
-    def forget_gone(self, uids: Collection[str]) -> None:
+    def forget_deleted(self, kept_uids: Collection[str]) -> None:
         """Forget deleted pods, except those with these uids."""
-        self.gone.intersection_update(uids)
-        self.client_ids = {uid: client for uid, client in self.client_ids.items() if uid in self.gone}
+        self.deleted_uids.intersection_update(kept_uids)
+        self.deleted_client_ids = {
+            uid: client for uid, client in self.deleted_client_ids.items() if uid in self.deleted_uids
+        }
 
 
 def client_id(pod: Pod) -> str:
     """Return the client id of a pod's sidecar at the brokers."""
-    return f"{pod.status.pod_ip}@{name_of(pod.metadata.name, pod.metadata.uid)}"
+    return f"{pod.status.pod_ip}@{client_id_suffix(pod.metadata.name, pod.metadata.uid)}"
 
 
-def name_of(pod: str, uid: str) -> str:
+def client_id_suffix(pod: str, uid: str) -> str:
     """Return the suffix of the client id, which does not depend on the pod's address."""
     return f"{pod}#{uid[:8]}"
 

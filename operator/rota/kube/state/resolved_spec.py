@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from rota.kube.client.objects import MAX_SPEC_BYTES, Custom
-from rota.model import Reason, Verdict
-from rota.spec import GroupSpec, InvalidSpecError, PolicySpec, group_spec, policy_spec
+from rota.kube.client.objects import MAX_SPEC_BYTES, CustomResource
+from rota.model import Finding, Reason
+from rota.spec import GroupSpec, InvalidSpecError, PolicySpec, parse_group, parse_policy
 
 
 @dataclass(frozen=True)
@@ -14,39 +14,39 @@ class ResolvedSpec:
 
     spec: GroupSpec | None = None
     policy: PolicySpec | None = None
-    problems: tuple[Verdict, ...] = ()
+    problems: tuple[Finding, ...] = ()
 
 
-def resolve_spec(body: Custom, policy: Custom | None) -> ResolvedSpec:
+def resolve_spec(body: CustomResource, policy: CustomResource | None) -> ResolvedSpec:
     """Parse a group and the policy that it names; `policy` is None if it does not exist."""
-    problems: list[Verdict] = []
+    problems: list[Finding] = []
     spec: GroupSpec | None = None
     rules: PolicySpec | None = PolicySpec()
     try:
-        spec = group_spec(_plain(body, "shorten spec.template"))
+        spec = parse_group(_spec_mapping(body, "shorten spec.template"))
     except InvalidSpecError as mistake:
-        problems.append(Verdict(Reason.INVALID_SPEC, str(mistake)))
+        problems.append(Finding(Reason.INVALID_SPEC, str(mistake)))
     policy_name = spec.policy_ref.name if spec and spec.policy_ref else None
     if policy_name and policy is None:
         rules = None
         text = f"There is no RebalancePolicy {policy_name}, which spec.policyRef names"
         text += "; until there is, queues keep their owners, and those without one get none unless their member ended"
-        problems.append(Verdict(Reason.MISSING_POLICY, text))
+        problems.append(Finding(Reason.MISSING_POLICY, text))
     elif policy_name and policy:
         try:
-            rules = policy_of(policy)
+            rules = policy_of_resource(policy)
         except InvalidSpecError as mistake:
             rules = None
-            problems.append(Verdict(Reason.INVALID_POLICY, f"RebalancePolicy {policy_name}: {mistake}"))
+            problems.append(Finding(Reason.INVALID_POLICY, f"RebalancePolicy {policy_name}: {mistake}"))
     return ResolvedSpec(spec, rules, tuple(problems))
 
 
-def policy_of(body: Custom) -> PolicySpec:
+def policy_of_resource(body: CustomResource) -> PolicySpec:
     """Parse a policy. Raise InvalidSpecError if it is invalid."""
-    return policy_spec(_plain(body, "shorten it"))
+    return parse_policy(_spec_mapping(body, "shorten it"))
 
 
-def _plain(body: Custom, advice: str) -> dict[str, Any]:
+def _spec_mapping(body: CustomResource, advice: str) -> dict[str, Any]:
     if body.too_large_bytes:
         raise InvalidSpecError(
             f"spec takes {body.too_large_bytes:,} bytes, and {MAX_SPEC_BYTES:,} are the most: {advice}"

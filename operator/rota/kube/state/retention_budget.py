@@ -2,40 +2,42 @@
 
 import weakref
 
-from rota.container import memory_limit
+from rota.container import memory_limit_bytes
 
 MAX_BYTES = 128 * 2**20  # upper bound, and the budget if the container's memory is unlimited
-_PART_OF_MEMORY = 0.25
+_MEMORY_FRACTION = 0.25
 
 
 class RetentionBudget:
     """Counts the bytes of objects while they exist; one namespace can take at most half of the budget."""
 
-    def __init__(self, total: float | None = None, free: int = 0) -> None:
+    def __init__(self, total_bytes: float | None = None, uncounted_bytes: int = 0) -> None:
         """`total`: bytes, by default a quarter of the container's memory; objects of up to `free` are not counted."""
-        self._free = free
-        self._total = min(MAX_BYTES, memory_limit() * _PART_OF_MEMORY) if total is None else total
-        self._taken: dict[str, int] = {}
+        self._uncounted_bytes = uncounted_bytes
+        self._total_bytes = (
+            min(MAX_BYTES, memory_limit_bytes() * _MEMORY_FRACTION) if total_bytes is None else total_bytes
+        )
+        self._used_by_namespace: dict[str, int] = {}
 
     @property
-    def taken(self) -> int:
+    def used_bytes(self) -> int:
         """Bytes of all counted objects."""
-        return sum(self._taken.values())
+        return sum(self._used_by_namespace.values())
 
-    def admit(self, namespace: str, item: object, size: int) -> bool:
+    def admit(self, namespace: str, item: object, size_bytes: int) -> bool:
         """Return whether an object of `size` bytes may be kept; it is then counted until nothing refers to it."""
-        if size <= self._free:
+        if size_bytes <= self._uncounted_bytes:
             return True
-        taken = self._taken.get(namespace, 0) + size
-        if taken > self._total / 2 or self.taken + size > self._total:
+        taken = self._used_by_namespace.get(namespace, 0) + size_bytes
+        if taken > self._total_bytes / 2 or self.used_bytes + size_bytes > self._total_bytes:
             return False
-        self._taken[namespace] = taken
-        weakref.finalize(item, self._release, namespace, size).atexit = False
+        self._used_by_namespace[namespace] = taken
+        weakref.finalize(item, self._release, namespace, size_bytes).atexit = False
         return True
 
-    def _release(self, namespace: str, size: int) -> None:
-        remaining = self._taken[namespace] - size
+    def _release(self, namespace: str, size_bytes: int) -> None:
+        remaining = self._used_by_namespace[namespace] - size_bytes
         if remaining:
-            self._taken[namespace] = remaining
+            self._used_by_namespace[namespace] = remaining
         else:
-            del self._taken[namespace]
+            del self._used_by_namespace[namespace]

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-FIGURES_EVERY, TURN_EVERY, LAG_EVERY = 1.0, 5.0, 60.0  # seconds
+FIGURES_INTERVAL_SECONDS, LAG_KNOWN_INTERVAL_SECONDS, LAG_INTERVAL_SECONDS = 1.0, 5.0, 60.0  # seconds
 
 Status = Mapping[str, Any]
 
@@ -17,54 +17,54 @@ class StatusThrottle:
     """One group's status: the version being written, and the version waiting."""
 
     def __init__(self) -> None:
-        self._untold: Status | None = None  # the newest status, while it waits to be written
-        self._going: Status | None = None  # the newest status that is being written
-        self._told = -LAG_EVERY
+        self._waiting: Status | None = None  # the newest status, while it waits to be written
+        self._in_flight: Status | None = None  # the newest status that is being written
+        self._last_write_at = -LAG_INTERVAL_SECONDS
 
     def newest(self, written: Status) -> Status:
         """Return the newest status, even if it waits or is being written."""
-        return self._known(written) if self._untold is None else self._untold
+        return self._current(written) if self._waiting is None else self._waiting
 
-    def tell(self, status: Status, written: Status, now: float) -> bool:
+    def offer(self, status: Status, written: Status, now: float) -> bool:
         """Set the newest status; return whether the caller must write it now."""
-        current = self._known(written)
-        self._untold = None if status == current else status
-        if self._untold is None or now < self._told + _minimum_interval(status, current):
+        current = self._current(written)
+        self._waiting = None if status == current else status
+        if self._waiting is None or now < self._last_write_at + _minimum_interval(status, current):
             return False
-        self._untold, self._going, self._told = None, status, now
+        self._waiting, self._in_flight, self._last_write_at = None, status, now
         return True
 
-    def taken(self, status: Status) -> None:
+    def on_written(self, status: Status) -> None:
         """Note that a status was written."""
-        if self._going is status:
-            self._going = None
+        if self._in_flight is status:
+            self._in_flight = None
 
-    def untaken(self, status: Status, now: float) -> None:
+    def on_write_failed(self, status: Status, now: float) -> None:
         """Note that a write failed: the status, or a newer one, waits for a second."""
-        if self._going is status:
-            self._untold, self._going = self._untold or status, None
-            self._told = now + FIGURES_EVERY
+        if self._in_flight is status:
+            self._waiting, self._in_flight = self._waiting or status, None
+            self._last_write_at = now + FIGURES_INTERVAL_SECONDS
 
-    def seconds(self, written: Status, now: float) -> float:
+    def seconds_to_write(self, written: Status, now: float) -> float:
         """Return the seconds until the waiting status must be written; infinite if none waits."""
-        if self._untold is None:
+        if self._waiting is None:
             return math.inf
-        return max(self._told + _minimum_interval(self._untold, self._known(written)) - now, 0.0)
+        return max(self._last_write_at + _minimum_interval(self._waiting, self._current(written)) - now, 0.0)
 
-    def _known(self, written: Status) -> Status:
-        return written if self._going is None else self._going
+    def _current(self, written: Status) -> Status:
+        return written if self._in_flight is None else self._in_flight
 
 
 def _minimum_interval(status: Status, written: Status) -> float:
     """Return the seconds for which the written status may stay in place of a newer one."""
-    if _state(status) != _state(written):
+    if _urgent_fields(status) != _urgent_fields(written):
         return 0.0
     if {**status, "lag": None} != {**written, "lag": None}:
-        return FIGURES_EVERY
+        return FIGURES_INTERVAL_SECONDS
     turned = (status.get("lag") is None) != (written.get("lag") is None)
-    return TURN_EVERY if turned else LAG_EVERY
+    return LAG_KNOWN_INTERVAL_SECONDS if turned else LAG_INTERVAL_SECONDS
 
 
-def _state(status: Status) -> tuple[object, ...]:
+def _urgent_fields(status: Status) -> tuple[object, ...]:
     conditions = status.get("conditions") or []
     return status.get("observedGeneration"), *((item["type"], item["status"], item["reason"]) for item in conditions)

@@ -6,11 +6,11 @@ from functools import cached_property
 from itertools import chain
 from operator import itemgetter
 
-from rota.documents import PACKED, PLAIN, SCHEMA, Assignment, UnsupportedSchemaError, read_assignment
-from rota.kube.client.objects import GROUP_LABEL, SETTINGS, ConfigMap
+from rota.documents import ASSIGNMENT_SCHEMA, GZIP_KEY, PLAIN_KEY, Assignment, UnsupportedSchemaError, decode_assignment
+from rota.kube.client.objects import GROUP_LABEL, SETTINGS_KEY, ConfigMap
 from rota.kube.state.queue_quota import MAX_QUEUES, QueueQuota
 from rota.kube.state.retention_budget import RetentionBudget
-from rota.model import Holder, Queue, Reason, Verdict
+from rota.model import Finding, Holder, Queue, Reason
 
 MAX_EARLY_BYTES = 32 * 2**20  # of assignments that arrive before their groups, as happens at startup
 MAX_SETTINGS_BYTES = 64 * 1024  # longer ones were not written by an operator, and are replaced
@@ -20,16 +20,16 @@ MAX_SETTINGS_BYTES = 64 * 1024  # longer ones were not written by an operator, a
 class StoredAssignment:
     """The ConfigMap, parsed once for each version of it."""
 
-    version: str = ""
-    number: int = 0
+    resource_version: str = ""
+    version_number: int = 0
     document: Assignment | None = None
     damage: str = ""
     settings: str = ""
-    problems: tuple[Verdict, ...] = ()
-    ours: bool = True
+    problems: tuple[Finding, ...] = ()
+    is_ours: bool = True
 
     @cached_property
-    def brokers(self) -> dict[str, set[str]]:
+    def brokers_by_topic(self) -> dict[str, set[str]]:
         """The brokers of each topic's queues; a queue that is released without a next owner is not counted."""
         brokers: dict[str, set[str]] = {}
         if self.document:
@@ -51,7 +51,7 @@ class StoredAssignment:
         return {queue: holder.name for holder, queues in self.shares.items() for queue in queues}
 
     @property
-    def broadcasting(self) -> bool:
+    def is_broadcasting(self) -> bool:
         """Whether every member consumes every queue."""
         return self.document is not None and self.document.everyone is not None
 
@@ -82,49 +82,49 @@ class StoredAssignment:
         return [*counts.values()]
 
 
-class RecordLimits:
+class AssignmentLimits:
     """Limits of assignments: a user with access to ConfigMaps can name 131,072 queues in one."""
 
-    def __init__(self, max_queues: int = MAX_QUEUES, max_schema: int = SCHEMA) -> None:
+    def __init__(self, max_queues: int = MAX_QUEUES, max_schema: int = ASSIGNMENT_SCHEMA) -> None:
         """`max_queues`: limit for the assignments of all groups together; `max_schema`: newest schema to write."""
         self.max_schema = max_schema
-        self._quota = QueueQuota(total=max_queues, what="The assignment names")
-        self._early = RetentionBudget(MAX_EARLY_BYTES)
+        self._quota = QueueQuota(max_total=max_queues, subject="The assignment names")
+        self._early_budget = RetentionBudget(MAX_EARLY_BYTES)
 
     def may_keep(self, config_map: ConfigMap) -> bool:
         """Whether an assignment that arrives before its group fits into the memory budget."""
-        return self._early.admit(config_map.metadata.namespace, config_map, config_map.bytes_kept)
+        return self._early_budget.admit(config_map.metadata.namespace, config_map, config_map.size_bytes)
 
-    def read(self, config_map: ConfigMap, group: str, uid: str) -> StoredAssignment:
+    def parse(self, config_map: ConfigMap, group: str, uid: str) -> StoredAssignment:
         """Parse the assignment of the group with that name and uid; reject it if it names too many queues."""
-        record, key = read_record(config_map, group, uid), (config_map.metadata.namespace, group)
+        record, key = parse_stored_assignment(config_map, group, uid), (config_map.metadata.namespace, group)
         self._quota.claim(key, record.queue_counts)
         rejection = self._quota.rejection(key)
-        return StoredAssignment(ours=False, problems=(rejection,)) if rejection else record
+        return StoredAssignment(is_ours=False, problems=(rejection,)) if rejection else record
 
     def forget(self, key: tuple[str, str]) -> None:
         """Release the quota of a group that has no assignment any more."""
         self._quota.release(key)
 
 
-def read_record(config_map: ConfigMap, group: str, uid: str) -> StoredAssignment:
+def parse_stored_assignment(config_map: ConfigMap, group: str, uid: str) -> StoredAssignment:
     """Parse the assignment of the group with that name and uid."""
-    version, number = config_map.metadata.resource_version, config_map.metadata.version
+    version, number = config_map.metadata.resource_version, config_map.metadata.version_number
     if not _belongs_to(config_map, group, uid):
         message = f"The ConfigMap {config_map.metadata.name} is somebody else's; delete it or rename the group"
-        return StoredAssignment(version, number, ours=False, problems=(Verdict(Reason.NAME_TAKEN, message),))
-    text: str | bytes = config_map.data.get(PLAIN) or config_map.binary_data.get(PACKED) or ""
-    settings = config_map.data.get(SETTINGS, "")
+        return StoredAssignment(version, number, is_ours=False, problems=(Finding(Reason.NAME_TAKEN, message),))
+    text: str | bytes = config_map.data.get(PLAIN_KEY) or config_map.binary_data.get(GZIP_KEY) or ""
+    settings = config_map.data.get(SETTINGS_KEY, "")
     usable = settings if len(settings) <= MAX_SETTINGS_BYTES else ""
     if config_map.metadata.labels.get(GROUP_LABEL) != group:  # which the watch selects by
         return StoredAssignment(
             version, number, damage=f"The label {GROUP_LABEL} of the assignment is gone", settings=usable
         )
     try:
-        return StoredAssignment(version, number, read_assignment(text), settings=usable)
+        return StoredAssignment(version, number, decode_assignment(text), settings=usable)
     except UnsupportedSchemaError as error:
         return StoredAssignment(
-            version, number, settings=usable, problems=(Verdict(Reason.RECORD_TOO_NEW, str(error)),)
+            version, number, settings=usable, problems=(Finding(Reason.RECORD_TOO_NEW, str(error)),)
         )
     except ValueError as error:
         return StoredAssignment(version, number, damage=str(error), settings=usable)
@@ -133,4 +133,4 @@ def read_record(config_map: ConfigMap, group: str, uid: str) -> StoredAssignment
 def _belongs_to(config_map: ConfigMap, group: str, uid: str) -> bool:
     """Whether a ConfigMap is the group's: owned by it, or labelled without any owner, as one restored by hand."""
     labelled = config_map.metadata.labels.get(GROUP_LABEL) == group
-    return config_map.metadata.owned_by(uid) or (labelled and not config_map.metadata.owner_references)
+    return config_map.metadata.is_owned_by(uid) or (labelled and not config_map.metadata.owner_references)

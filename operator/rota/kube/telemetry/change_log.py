@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rota.handover import Act
-from rota.kube.client.objects import Key
-from rota.logs import of_group
+from rota.kube.client.objects import ObjectKey
+from rota.logs import group_fields
 from rota.planner.members.standings import MemberState
 from rota.ranges import RangedQueues
 
-WARNINGS = frozenset({MemberState.LOST, MemberState.CUT_OFF})  # member states that an operator should look into
+WARNING_STATES = frozenset({MemberState.LOST, MemberState.CUT_OFF})  # member states that an operator should look into
 
 _log = logging.getLogger(__name__)
 
@@ -22,59 +22,59 @@ class ChangeLog:
     """Writes the log of all groups, and remembers the members of each."""
 
     def __init__(self) -> None:
-        self._members: dict[Key, Mapping[str, str]] = {}  # member states by pod name
+        self._members: dict[ObjectKey, Mapping[str, str]] = {}  # member states by pod name
 
-    def forget(self, is_known: Callable[[Key], bool]) -> None:
+    def forget_groups(self, is_known: Callable[[ObjectKey], bool]) -> None:
         """Forget groups that were deleted, or that another operator leads."""
         self._members = {key: members for key, members in self._members.items() if is_known(key)}
 
-    def write(self, key: Key, records: Iterable[Mapping[str, Any]], rebalance_began: str) -> None:
+    def write(self, key: ObjectKey, records: Iterable[Mapping[str, Any]], last_rebalance_at: str) -> None:
         """Log what the records say; `rebalance_began` is the time at which the group's last rebalance began."""
         for record in records:
             match record["kind"]:
                 case "plan":
-                    self._assignment_stored(key, record, starts_rebalance=record["at"] == rebalance_began)
+                    self._log_assignment(key, record, starts_rebalance=record["at"] == last_rebalance_at)
                 case "membership":
                     states = {name: pod["standing"] for name, pod in record["members"].items()}
-                    self._members_changed(key, record["generation"], states)
+                    self._log_members(key, record["generation"], states)
                 case "handover":
-                    self._queues_forced(key, record)
+                    self._log_forced_grant(key, record)
                 case "rebalance":
-                    self._rebalance_ended(key, record)
+                    self._log_rebalance_end(key, record)
                 case "verdict":
-                    self._condition_changed(key, record)
+                    self._log_condition(key, record)
 
     @staticmethod
-    def _assignment_stored(key: Key, record: Mapping[str, Any], *, starts_rebalance: bool) -> None:
+    def _log_assignment(key: ObjectKey, record: Mapping[str, Any], *, starts_rebalance: bool) -> None:
         text = "Assignment stored, rebalance started: %s" if starts_rebalance else "Assignment stored: %s"
-        fields = of_group(*key, generation=record["generation"], reason=record["reason"])
+        fields = group_fields(*key, generation=record["generation"], reason=record["reason"])
         _log.info(text, record["message"], extra=fields)
 
-    def _members_changed(self, key: Key, generation: int, states: Mapping[str, str]) -> None:
+    def _log_members(self, key: ObjectKey, generation: int, states: Mapping[str, str]) -> None:
         previous, self._members[key] = self._members.get(key), states
         if previous is None:  # the first record of a leader: the states are not new
             return
         for member in sorted({*previous, *states}):
             state = states.get(member, "Deleted")
             if state != previous.get(member):
-                level = logging.WARNING if state in WARNINGS else logging.INFO
-                fields = of_group(*key, generation=generation, member=member)
+                level = logging.WARNING if state in WARNING_STATES else logging.INFO
+                fields = group_fields(*key, generation=generation, member=member)
                 _log.log(level, "Member is %s, was %s", state, previous.get(member, "unknown"), extra=fields)
 
     @staticmethod
-    def _queues_forced(key: Key, record: Mapping[str, Any]) -> None:
+    def _log_forced_grant(key: ObjectKey, record: Mapping[str, Any]) -> None:
         if record["act"] != Act.FORCE:
             return
-        fields = of_group(*key, generation=record["generation"], member=record.get("from"), reason=record["proof"])
+        fields = group_fields(*key, generation=record["generation"], member=record.get("from"), reason=record["proof"])
         text = "%d queues were granted to %s before the member released them"
         _log.warning(text, len(RangedQueues(record["queues"])), record.get("to"), extra=fields)
 
     @staticmethod
-    def _rebalance_ended(key: Key, record: Mapping[str, Any]) -> None:
-        fields = of_group(*key, generation=record["generation"], reason=record["reason"], seconds=record["seconds"])
+    def _log_rebalance_end(key: ObjectKey, record: Mapping[str, Any]) -> None:
+        fields = group_fields(*key, generation=record["generation"], reason=record["reason"], seconds=record["seconds"])
         _log.info("Rebalance ended (%s): %d queues moved", record["outcome"], record["moved"], extra=fields)
 
     @staticmethod
-    def _condition_changed(key: Key, record: Mapping[str, Any]) -> None:
-        fields = of_group(*key, reason=record["reason"])
+    def _log_condition(key: ObjectKey, record: Mapping[str, Any]) -> None:
+        fields = group_fields(*key, reason=record["reason"])
         _log.info("Condition %s=%s: %s", record["condition"], record["status"], record["message"], extra=fields)

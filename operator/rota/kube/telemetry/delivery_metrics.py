@@ -6,18 +6,18 @@ from rota.deliveries import DeliveryOutcome
 from rota.delivery_totals import DeliveryTotals, GroupDeliveries
 from rota.metrics import Labels
 
-Samples = Iterator[tuple[Labels, float | None]]
-DeliveryLook = Callable[[GroupDeliveries, float], Samples]
+MetricSamples = Iterator[tuple[Labels, float | None]]
+DeliveryReader = Callable[[GroupDeliveries, float], MetricSamples]
 
 
-def _attempts(deliveries: GroupDeliveries, _: float) -> Samples:
+def _attempts(deliveries: GroupDeliveries, _: float) -> MetricSamples:
     for topic, totals in _topics(deliveries):
         yield (topic, DeliveryOutcome.DONE.value), totals.done
         yield from (((topic, str(outcome)), number) for outcome, number in [*totals.failures.items()])
 
 
-def _total(field: str) -> DeliveryLook:
-    def read(deliveries: GroupDeliveries, _: float) -> Samples:
+def _total_field(field: str) -> DeliveryReader:
+    def read(deliveries: GroupDeliveries, _: float) -> MetricSamples:
         yield from (((topic,), getattr(totals, field)) for topic, totals in _topics(deliveries))
 
     return read
@@ -25,19 +25,19 @@ def _total(field: str) -> DeliveryLook:
 
 def _topics(deliveries: GroupDeliveries) -> list[tuple[str, DeliveryTotals]]:
     """Return a copy: a thread renders the scrape while the event loop reads members' deliveries."""
-    return [*deliveries.by_topic.items()]
+    return [*deliveries.totals_by_topic.items()]
 
 
-def _failed_ratio(deliveries: GroupDeliveries, now: float) -> Samples:
-    attempts = deliveries.recent(now)
-    yield (), attempts.failed_share if attempts.number else None
+def _failed_ratio(deliveries: GroupDeliveries, now: float) -> MetricSamples:
+    attempts = deliveries.recent_attempts(now)
+    yield (), attempts.failed_share if attempts.total else None
 
 
-def _delayed(deliveries: GroupDeliveries, _: float) -> Samples:
-    yield (), deliveries.delayed
+def _delayed_messages(deliveries: GroupDeliveries, _: float) -> MetricSamples:
+    yield (), deliveries.delayed_messages
 
 
-DELIVERY_METRICS: tuple[tuple[str, str, Labels, DeliveryLook], ...] = (
+DELIVERY_METRICS: tuple[tuple[str, str, Labels, DeliveryReader], ...] = (
     (
         "rota_deliveries_total",
         "Attempts to deliver a message, by outcome: done, a status or its class, timeout, refused and others.",
@@ -48,25 +48,25 @@ DELIVERY_METRICS: tuple[tuple[str, str, Labels, DeliveryLook], ...] = (
         "rota_delivery_first_attempts_total",
         "Messages whose first attempt ended.",
         ("topic",),
-        _total("first_attempts"),
+        _total_field("first_attempts"),
     ),
     (
         "rota_delivery_in_flight_seconds_total",
         "Seconds that messages spent at the app, summed over messages; its rate is the mean number of messages there.",
         ("topic",),
-        _total("in_flight_seconds"),
+        _total_field("in_flight_seconds"),
     ),
     (
         "rota_delivery_active_seconds_total",
         "Seconds for which members measured queues, summed over queues.",
         ("topic",),
-        _total("active_seconds"),
+        _total_field("active_seconds"),
     ),
     (
         "rota_delivery_backlog_seconds_total",
         "The part of rota_delivery_active_seconds_total in which fetched messages waited for the app.",
         ("topic",),
-        _total("backlog_seconds"),
+        _total_field("backlog_seconds"),
     ),
     (
         "rota_delivery_failed_ratio",
@@ -78,6 +78,6 @@ DELIVERY_METRICS: tuple[tuple[str, str, Labels, DeliveryLook], ...] = (
         "rota_delayed_messages",
         "Messages that failed and that brokers delay until their next attempt, as members estimate it.",
         (),
-        _delayed,
+        _delayed_messages,
     ),
 )

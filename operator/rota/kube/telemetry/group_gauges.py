@@ -8,32 +8,33 @@ from typing import Any, NamedTuple
 
 from rota.kube.brokers.lag import lag_totals
 from rota.kube.brokers.lag.lag_poller import GroupLag
-from rota.kube.client.objects import Key
+from rota.kube.client.objects import ObjectKey
 from rota.kube.state.broker_state import BrokerState
 from rota.kube.state.group import Group
-from rota.kube.telemetry.delivery_metrics import DELIVERY_METRICS, DeliveryLook
+from rota.kube.telemetry.delivery_metrics import DELIVERY_METRICS, DeliveryReader
 from rota.kube.telemetry.rebalances import RebalanceTracker
-from rota.lag import Judgement
-from rota.metrics import Labels, LookedUp, Metric
+from rota.lag import LagState
+from rota.metrics import ComputedMetric, Labels, Metric
 from rota.model import Queue
 
-OF_GROUP = ("namespace", "group")
+GROUP_LABELS = ("namespace", "group")
 
 
 class GroupFacts(NamedTuple):
     """The present state of one group."""
 
     group: Group
-    tally: RebalanceTracker
+    tracker: RebalanceTracker
     broker: BrokerState
     lag: GroupLag
-    under_way: float = 0.0  # seconds since the oldest handover in the stored assignment began, under any leader
-    uncommitted: int = 0  # messages that apps have received and members have not committed yet
+    # Seconds since the oldest handover in the stored assignment began, under any leader.
+    oldest_handover_seconds: float = 0.0
+    uncommitted_messages: int = 0  # messages that apps have received and members have not committed yet
 
     @property
     def status(self) -> Mapping[str, Any]:
         """The group's status as of the last plan."""
-        return self.tally.plan.status
+        return self.tracker.last_plan.status
 
 
 @dataclass(frozen=True)
@@ -41,78 +42,90 @@ class _Scrape:
     """A group at one scrape, with values that several metrics share."""
 
     labels: Labels
-    fact: GroupFacts
+    facts: GroupFacts
     topics: Mapping[str, lag_totals.TopicLag]
     owners: Mapping[Queue, str]
     now: float
 
 
-Look = Callable[[_Scrape], Iterator[tuple[Labels, float | None]]]
+GaugeReader = Callable[[_Scrape], Iterator[tuple[Labels, float | None]]]
 
 
-def group_gauges(facts: Sequence[tuple[Key, GroupFacts]], now: float, *, queues: bool) -> Iterator[LookedUp]:
+def group_gauges(
+    facts: Sequence[tuple[ObjectKey, GroupFacts]], now: float, *, with_queues: bool
+) -> Iterator[ComputedMetric]:
     """Yield the metrics of these groups; with `queues`, also the metric that has one series per queue."""
     scraped = [
-        _Scrape(key, fact, lag_totals.of_group(fact.group, fact.broker, fact.lag), fact.group.record.owners, now)
+        _Scrape(
+            key,
+            fact,
+            lag_totals.group_lag_by_topic(fact.group, fact.broker, fact.lag),
+            fact.group.stored_assignment.owners,
+            now,
+        )
         for key, fact in facts
     ]
     for name, text, labels, read in GAUGES:
-        if queues or name != "rota_queue_lag":
-            metric = Metric(name, text, (*OF_GROUP, *labels), "counter" if name.endswith("_total") else "gauge")
-            yield LookedUp(metric, partial(_collect, scraped, read))
+        if with_queues or name != "rota_queue_lag":
+            metric = Metric(name, text, (*GROUP_LABELS, *labels), "counter" if name.endswith("_total") else "gauge")
+            yield ComputedMetric(metric, partial(_collect, scraped, read))
 
 
-def _collect(scraped: Sequence[_Scrape], read: Look) -> dict[Labels, float]:
+def _collect(scraped: Sequence[_Scrape], read: GaugeReader) -> dict[Labels, float]:
     return {(*group.labels, *labels): value for group in scraped for labels, value in read(group) if value is not None}
 
 
-def _status(field: str) -> Look:
+def _status_field(field: str) -> GaugeReader:
     def read(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
-        yield (), scrape.fact.status.get(field)
+        yield (), scrape.facts.status.get(field)
 
     return read
 
 
-def _tallied(read: Callable[[RebalanceTracker], float]) -> Look:
+def _tracker_total(read: Callable[[RebalanceTracker], float]) -> GaugeReader:
     def sample(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
-        yield (), read(scrape.fact.tally)
+        yield (), read(scrape.facts.tracker)
 
     return sample
 
 
-def _oldest(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
-    yield (), max(scrape.fact.tally.oldest(scrape.now), scrape.fact.under_way)
+def _handover_age(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
+    yield (), max(scrape.facts.tracker.oldest_handover_seconds(scrape.now), scrape.facts.oldest_handover_seconds)
 
 
 def _members(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
-    if scrape.fact.status:  # empty before the group's first plan
+    if scrape.facts.status:  # empty before the group's first plan
         members = Tallied({"Ready": 0})
-        members.update(map(str, scrape.fact.tally.plan.standings.values()))
+        members.update(map(str, scrape.facts.tracker.last_plan.member_states.values()))
         yield from (((state,), count) for state, count in members.items())
-    if scrape.fact.broker.foreigners is not None:
-        yield ("Foreign",), len(scrape.fact.broker.foreigners)
+    if scrape.facts.broker.unmanaged_ids is not None:
+        yield ("Foreign",), len(scrape.facts.broker.unmanaged_ids)
 
 
 def _releasing(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
-    document = scrape.fact.group.record.document
+    document = scrape.facts.group.stored_assignment.document
     yield (), len(document.releasing) if document else 0
 
 
 def _uncommitted(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
-    yield (), scrape.fact.uncommitted
+    yield (), scrape.facts.uncommitted_messages
 
 
-def _imbalance(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
+def _imbalance_ratio(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
     """Yield the load of the most loaded member divided by the mean load, in queues and in message rate."""
-    members = [name for name, standing in scrape.fact.tally.plan.standings.items() if standing in {"Ready", "Unready"}]
+    members = [
+        name
+        for name, standing in scrape.facts.tracker.last_plan.member_states.items()
+        if standing in {"Ready", "Unready"}
+    ]
     shares, rates = dict.fromkeys(members, 0.0), dict.fromkeys(members, 0.0)
     measured = True
     for queue, owner in scrape.owners.items():
         if owner in shares:
-            judged = scrape.fact.lag.queues.get(queue)
-            measured &= judged is not None and judged.rate is not None
+            judged = scrape.facts.lag.queues.get(queue)
+            measured &= judged is not None and judged.incoming_rate is not None
             shares[owner] += 1
-            rates[owner] += (judged.rate or 0.0) if judged else 0.0
+            rates[owner] += (judged.incoming_rate or 0.0) if judged else 0.0
     for measure, loads in (("queues", shares), ("rate", rates if measured else {})):
         total = sum(loads.values())
         yield (measure,), max(loads.values()) * len(loads) / total if total else None
@@ -121,11 +134,11 @@ def _imbalance(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
 def _queue_lags(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
     for topic in scrape.topics.values():
         for queue in topic.queues:
-            if judged := scrape.fact.lag.queues.get(queue):
+            if judged := scrape.facts.lag.queues.get(queue):
                 yield (queue.topic, queue.broker, str(queue.id), scrape.owners.get(queue, "")), judged.lag
 
 
-def _topic(field: str) -> Look:
+def _topic_field(field: str) -> GaugeReader:
     def read(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
         for topic, lag in scrape.topics.items():
             yield (topic,), getattr(lag, field)
@@ -133,67 +146,67 @@ def _topic(field: str) -> Look:
     return read
 
 
-def _verdicts(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
-    counts = lag_totals.verdicts(scrape.topics, scrape.fact.lag)
-    yield from (((str(verdict),), counts[verdict]) for verdict in Judgement if counts)
+def _lag_states(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
+    counts = lag_totals.count_lag_states(scrape.topics, scrape.facts.lag)
+    yield from (((str(verdict),), counts[verdict]) for verdict in LagState if counts)
 
 
-def _dead(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
-    yield (), scrape.fact.lag.dead
+def _dead_letters(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
+    yield (), scrape.facts.lag.dead_letters
 
 
-def _of_deliveries(read: DeliveryLook) -> Look:
+def _of_deliveries(read: DeliveryReader) -> GaugeReader:
     def sample(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
-        yield from read(scrape.fact.group.deliveries, scrape.now)
+        yield from read(scrape.facts.group.deliveries, scrape.now)
 
     return sample
 
 
 def _lag_age(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
-    yield (), None if scrape.fact.lag.asked is None else scrape.now - scrape.fact.lag.asked
+    yield (), None if scrape.facts.lag.requested_at is None else scrape.now - scrape.facts.lag.requested_at
 
 
-def _certificate_time(field: str) -> Look:
+def _certificate_time(field: str) -> GaugeReader:
     def read(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
-        yield (), getattr(scrape.fact.broker.client_validity, field, None)
+        yield (), getattr(scrape.facts.broker.client_validity, field, None)
 
     return read
 
 
 def _conditions(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
-    for condition in scrape.fact.status.get("conditions") or ():
+    for condition in scrape.facts.status.get("conditions") or ():
         if condition["type"] in {"Ready", "Progressing", "Degraded"}:
             yield (condition["type"],), float(condition["status"] == "True")
 
 
 def _problems(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
-    yield from (((str(verdict.reason),), 1) for verdict in scrape.fact.tally.plan.problems)
+    yield from (((str(verdict.reason),), 1) for verdict in scrape.facts.tracker.last_plan.problems)
 
 
-GAUGES: tuple[tuple[str, str, Labels, Look], ...] = (
-    ("rota_generation", "Generation of the group's assignment.", (), _status("generation")),
+GAUGES: tuple[tuple[str, str, Labels, GaugeReader], ...] = (
+    ("rota_generation", "Generation of the group's assignment.", (), _status_field("generation")),
     ("rota_members", "Members by state; Foreign: unmanaged consumers.", ("state",), _members),
-    ("rota_idle_members", "Members that own no queue.", (), _status("idleMembers")),
-    ("rota_queues", "Queues that the group consumes.", (), _status("queues")),
-    ("rota_unowned_queues", "Queues without an owner.", (), _status("unownedQueues")),
+    ("rota_idle_members", "Members that own no queue.", (), _status_field("idleMembers")),
+    ("rota_queues", "Queues that the group consumes.", (), _status_field("queues")),
+    ("rota_unowned_queues", "Queues without an owner.", (), _status_field("unownedQueues")),
     ("rota_releasing_queues", "Queues that were revoked from a member and not granted again yet.", (), _releasing),
     (
         "rota_handover_age_seconds",
         "Age of the oldest handover in progress in seconds; 0 without one.",
         (),
-        _oldest,
+        _handover_age,
     ),
     (
         "rota_queue_unowned_seconds_total",
         "Queue-seconds without an owner.",
         (),
-        _tallied(lambda tally: tally.unowned),
+        _tracker_total(lambda tally: tally.unowned_seconds),
     ),
     (
         "rota_queue_contested_seconds_total",
         "Queue-seconds in which two members may have consumed a queue, after a forced grant.",
         (),
-        _tallied(lambda tally: tally.contested),
+        _tracker_total(lambda tally: tally.contested_seconds),
     ),
     (
         "rota_uncommitted_messages",
@@ -205,7 +218,7 @@ GAUGES: tuple[tuple[str, str, Labels, Look], ...] = (
         "rota_imbalance_ratio",
         "Load of the most loaded member divided by the mean load, in queues or in message rate.",
         ("by",),
-        _imbalance,
+        _imbalance_ratio,
     ),
     (
         "rota_queue_lag",
@@ -217,22 +230,22 @@ GAUGES: tuple[tuple[str, str, Labels, Look], ...] = (
         "rota_group_lag",
         "Lag of the group on a topic, in messages; absent if unknown.",
         ("topic",),
-        _topic("lag"),
+        _topic_field("lag"),
     ),
     (
         "rota_group_lag_estimated",
         "1 if the lag is an upper bound: a filter skips some of the messages, or the group is Broadcasting.",
         ("topic",),
-        _topic("estimate"),
+        _topic_field("estimate"),
     ),
     (
         "rota_group_delay_seconds",
         "Seconds for which the oldest unconsumed message of a topic has waited; absent if unknown.",
         ("topic",),
-        _topic("delay"),
+        _topic_field("delay"),
     ),
-    ("rota_queue_verdict", "Queues by lag state.", ("verdict",), _verdicts),
-    ("rota_dead_letters", "Messages in the group's dead-letter topic.", (), _dead),
+    ("rota_queue_verdict", "Queues by lag state.", ("verdict",), _lag_states),
+    ("rota_dead_letters", "Messages in the group's dead-letter topic.", (), _dead_letters),
     (
         "rota_lag_age_seconds",
         "Seconds since brokers last answered with the group's offsets; if they never did, since the first request.",

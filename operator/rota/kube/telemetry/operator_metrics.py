@@ -5,25 +5,25 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from rota.aio import yield_periodically
-from rota.kube.client.objects import Key
+from rota.kube.client.objects import ObjectKey
 from rota.kube.reconcile.reconciler import ReconcileResult
 from rota.kube.state.rebalance import Rebalance
-from rota.kube.telemetry.group_gauges import OF_GROUP, GroupFacts, group_gauges
+from rota.kube.telemetry.group_gauges import GROUP_LABELS, GroupFacts, group_gauges
 from rota.kube.telemetry.rebalances import RebalanceChange, RebalanceTracker
-from rota.metrics import Format, GroupCounter, Labels, Metric, Metrics
-from rota.model import Holder, Reason, Use, reasons
-from rota.redelivery import Cause, Redelivered
+from rota.metrics import GroupCounter, Labels, Metric, Metrics, MetricsFormat
+from rota.model import Holder, Reason, ReasonKind, reasons_of_kind
+from rota.redelivery import Redelivery, RedeliveryCause
 
-LONG = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+DURATION_BUCKETS_SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
 class GroupSource(Protocol):
     """Gives the state of groups to a scrape."""
 
-    def fact(self, key: Key) -> GroupFacts | None:
+    def facts_of(self, key: ObjectKey) -> GroupFacts | None:
         """Return the present state of a group; None if the group does not exist."""
 
-    def keys(self) -> list[Key]:
+    def keys(self) -> list[ObjectKey]:
         """Return the keys of all groups."""
 
 
@@ -32,24 +32,24 @@ class OperatorMetrics:
 
     def __init__(
         self,
-        leads: Callable[[], bool] = lambda: False,
-        ages: Callable[[], Mapping[str, float]] = dict,
-        lost: Callable[[], int] = lambda: 0,
+        is_leading: Callable[[], bool] = lambda: False,
+        watch_ages: Callable[[], Mapping[str, float]] = dict,
+        dropped_records: Callable[[], int] = lambda: 0,
         *,
         version: str = "",
-        queues: bool = True,
-        trace_of: Callable[[Key, Rebalance], str] = lambda *_: "",
+        with_queues: bool = True,
+        trace_of: Callable[[ObjectKey, Rebalance], str] = lambda *_: "",
     ) -> None:
         """Declare all metrics.
 
         `ages` returns the seconds since the last watch event of each kind, `lost` the number of records missing from
         the journal, and `trace_of` the trace id of a rebalance, empty if it has no trace.
         """
-        self.tallies: dict[Key, RebalanceTracker] = {}
-        self._leads, self._ages, self._trace_of = leads, ages, trace_of
-        self._queues = queues
-        self._heard: dict[Labels, float] = {}
-        self._begun: set[Key] = set()  # groups whose series exist
+        self.trackers: dict[ObjectKey, RebalanceTracker] = {}
+        self._is_leading, self._read_watch_ages, self._trace_of = is_leading, watch_ages, trace_of
+        self._with_queues = with_queues
+        self._watch_ages: dict[Labels, float] = {}
+        self._initialized: set[ObjectKey] = set()  # groups whose series exist
         self._metrics = metrics = Metrics()
         self._rebalances = self._group_counter(
             "rota_rebalances_total",
@@ -61,17 +61,17 @@ class OperatorMetrics:
         self._rebalance_seconds = metrics.histogram(
             "rota_rebalance_duration_seconds",
             "Seconds from the first document of a rebalance until every member obeys the last one.",
-            OF_GROUP,
-            LONG,
+            GROUP_LABELS,
+            DURATION_BUCKETS_SECONDS,
         )
         self._handover_seconds = metrics.histogram(
             "rota_handover_duration_seconds",
             "Seconds from a queue's revocation until its next owner obeys the document that grants it.",
-            OF_GROUP,
-            LONG,
+            GROUP_LABELS,
+            DURATION_BUCKETS_SECONDS,
         )
         self._moved = self._group_counter("rota_queues_moved_total", "Queues that were granted to another member.")
-        self._held = self._group_counter(
+        self._gate_held = self._group_counter(
             "rota_gate_held_total", "Times that a gate started to hold a rebalance back, by its reason.", "reason"
         )
         self._redelivered = self._group_counter(
@@ -83,109 +83,116 @@ class OperatorMetrics:
         )
         self._plan_seconds = metrics.histogram("rota_plan_duration_seconds", "Seconds that one plan took.")
         self._writes = metrics.counter("rota_apply_writes_total", "Writes to the API server, by kind.", ("kind",))
-        metrics.look_up(
+        metrics.add_computed(
             Metric(
                 "rota_watch_age_seconds",
                 "Seconds since the last message of a kind's watch.",
                 ("kind",),
             ),
-            lambda: self._heard,
+            lambda: self._watch_ages,
         )
         missing = "Records missing in the journal because its disk is full or too slow."
-        metrics.look_up(Metric("rota_journal_lost_total", missing, kind="counter"), lambda: {(): lost()})
-        metrics.look_up(Metric("rota_leader", "Whether this operator leads: 1 or 0."), lambda: {(): float(leads())})
-        metrics.look_up(
+        metrics.add_computed(
+            Metric("rota_journal_lost_total", missing, kind="counter"), lambda: {(): dropped_records()}
+        )
+        metrics.add_computed(
+            Metric("rota_leader", "Whether this operator leads: 1 or 0."), lambda: {(): float(is_leading())}
+        )
+        metrics.add_computed(
             Metric("rota_build_info", "Always 1; the label has the version.", ("version",)), lambda: {(version,): 1}
         )
 
     def _group_counter(self, name: str, text: str, *labels: str) -> GroupCounter:
         counter = GroupCounter()
-        self._metrics.look_up(Metric(name, text, (*OF_GROUP, *labels), "counter"), counter.look)
+        self._metrics.add_computed(Metric(name, text, (*GROUP_LABELS, *labels), "counter"), counter.samples)
         return counter
 
     @property
     def metrics(self) -> list[Metric]:
         """Every metric, with its help text and labels."""
-        return [*self._metrics.declared, *(gauge.metric for gauge in group_gauges((), 0.0, queues=self._queues))]
+        return [
+            *self._metrics.declared,
+            *(gauge.metric for gauge in group_gauges((), 0.0, with_queues=self._with_queues)),
+        ]
 
     # Counting.
 
-    def take(self, done: ReconcileResult, now: float) -> RebalanceChange:
+    def record_reconcile(self, result: ReconcileResult, now: float) -> RebalanceChange:
         """Count the result of a group's reconcile; return what changed in its rebalances."""
-        key = (done.group.namespace, done.group.name)
-        self._plan_seconds.observe(done.seconds)
-        for kind, count in done.writes.items():
+        key = (result.group.namespace, result.group.name)
+        self._plan_seconds.observe(result.planning_seconds)
+        for kind, count in result.write_counts.items():
             self._writes.labels(kind).inc(count)
-        tally = self.tallies.setdefault(key, RebalanceTracker())
-        self._begin(key)
+        tally = self.trackers.setdefault(key, RebalanceTracker())
+        self._initialize_series(key)
         obeyed = {
-            Holder(name, member.pod.metadata.uid): member.heard.report.generation
-            for name, member in done.group.pods.items()
-            if member.heard
+            Holder(name, member.pod.metadata.uid): member.decoded_report.report.generation
+            for name, member in result.group.pods.items()
+            if member.decoded_report
         }
-        change = tally.take(done.plan, done.group.record.document, obeyed, now)
-        self._moved.add(key, by=change.moved)
+        change = tally.record_plan(result.plan, result.group.stored_assignment.document, obeyed, now)
+        self._moved.add(key, amount=change.moved_queues)
         for handover in change.handovers:
-            if handover.before:
+            if handover.previous_owner:
                 self._handover_seconds.labels(*key).observe(handover.seconds)
-        if change.held:
-            self._held.add(key, str(change.held))
-        if ended := change.ended:
+        if change.gate_reason:
+            self._gate_held.add(key, str(change.gate_reason))
+        if ended := change.ended_rebalance:
             trace = self._trace_of(key, ended)
             self._rebalances.add(key, ended.reason, ended.outcome)
             exemplar = {"trace_id": trace} if trace else None
             self._rebalance_seconds.labels(*key).observe(ended.seconds or 0.0, exemplar)
         return change
 
-    def take_redelivered(self, key: Key, redelivered: Sequence[Redelivered]) -> None:
+    def record_redelivered(self, key: ObjectKey, redelivered: Sequence[Redelivery]) -> None:
         """Count the messages that were redelivered because queues changed owners."""
         for entry in redelivered:
             self.count_redelivered(key, entry.cause, entry.messages)
 
-    def count_redelivered(self, key: Key, cause: Cause, messages: int) -> None:
+    def count_redelivered(self, key: ObjectKey, cause: RedeliveryCause, messages: int) -> None:
         """Count redelivered messages of a group."""
-        self._begin(key)
-        self._redelivered.add(key, cause, by=messages)
+        self._initialize_series(key)
+        self._redelivered.add(key, cause, amount=messages)
 
-    def _begin(self, key: Key) -> None:
+    def _initialize_series(self, key: ObjectKey) -> None:
         """Create a group's series with 0: `increase()` misses the first increment of a series that starts at 1."""
-        if key in self._begun:
+        if key in self._initialized:
             return
-        self._begun.add(key)
-        self._moved.add(key, by=0)
-        for reason in reasons(Use.CAUSE):
-            self._rebalances.add(key, reason, "Settled", by=0)
-        self._rebalances.add(key, Reason.MEMBER_LOST, "Forced", by=0)
-        for reason in reasons(Use.GATE):
-            self._held.add(key, reason, by=0)
-        for cause in Cause:
-            self._redelivered.add(key, cause, by=0)
+        self._initialized.add(key)
+        self._moved.add(key, amount=0)
+        for reason in reasons_of_kind(ReasonKind.CAUSE):
+            self._rebalances.add(key, reason, "Settled", amount=0)
+        self._rebalances.add(key, Reason.MEMBER_LOST, "Forced", amount=0)
+        for reason in reasons_of_kind(ReasonKind.GATE):
+            self._gate_held.add(key, reason, amount=0)
+        for cause in RedeliveryCause:
+            self._redelivered.add(key, cause, amount=0)
         for histogram in (self._rebalance_seconds, self._handover_seconds):
             histogram.labels(*key)
 
-    def forget(self, is_known: Callable[[Key], bool]) -> None:
+    def forget_groups(self, is_known: Callable[[ObjectKey], bool]) -> None:
         """Drop the series of groups that were deleted, or that another operator reports."""
-        self.tallies = {key: tally for key, tally in self.tallies.items() if is_known(key)}
-        for key in [key for key in self._begun if not is_known(key)]:
-            self._begun.remove(key)
+        self.trackers = {key: tally for key, tally in self.trackers.items() if is_known(key)}
+        for key in [key for key in self._initialized if not is_known(key)]:
+            self._initialized.remove(key)
             for histogram in (self._rebalance_seconds, self._handover_seconds):
                 histogram.remove(*key)
-            for counter in (self._rebalances, self._moved, self._held, self._redelivered):
+            for counter in (self._rebalances, self._moved, self._gate_held, self._redelivered):
                 counter.forget(key)
 
     # Rendering.
 
-    async def text(self, groups: GroupSource, style: Format = Format.TEXT) -> bytes:
+    async def render(self, groups: GroupSource, style: MetricsFormat = MetricsFormat.TEXT) -> bytes:
         """Render all metrics. 100,000 queues take a while: groups are collected in slices, and rendered in a thread."""
-        self._heard = {(kind,): age for kind, age in self._ages().items()}
-        if not self._leads():
-            self.forget(lambda _: False)
+        self._watch_ages = {(kind,): age for kind, age in self._read_watch_ages().items()}
+        if not self._is_leading():
+            self.forget_groups(lambda _: False)
             return self._metrics.render(style)
         keys = {*groups.keys()}
-        self.forget(keys.__contains__)
+        self.forget_groups(keys.__contains__)
         now = asyncio.get_running_loop().time()
-        facts = [(key, fact) async for key in yield_periodically(sorted(keys)) if (fact := groups.fact(key))]
+        facts = [(key, fact) async for key in yield_periodically(sorted(keys)) if (fact := groups.facts_of(key))]
         return await asyncio.to_thread(self._render, facts, now, style)
 
-    def _render(self, facts: Sequence[tuple[Key, GroupFacts]], now: float, style: Format) -> bytes:
-        return self._metrics.render(style, group_gauges(facts, now, queues=self._queues))
+    def _render(self, facts: Sequence[tuple[ObjectKey, GroupFacts]], now: float, style: MetricsFormat) -> bytes:
+        return self._metrics.render(style, group_gauges(facts, now, with_queues=self._with_queues))

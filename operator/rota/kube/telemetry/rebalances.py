@@ -14,155 +14,175 @@ from rota.documents import Assignment
 from rota.kube.state.rebalance import Rebalance
 from rota.model import Holder, Queue, Reason
 from rota.planner import Plan
-from rota.planner.record import holders, owners
+from rota.planner.record import holders_of, owners_of
 
-KEPT = 20  # rebalances kept for each group
-SLOWEST = 200  # handovers kept for one rebalance
+MAX_REBALANCES = 20  # rebalances kept for each group
+MAX_HANDOVERS = 200  # handovers kept for one rebalance
 
 
 class QueueHandover(NamedTuple):
     """A completed handover of a queue; times are seconds on the event loop's clock."""
 
     queue: Queue
-    before: Holder | None
-    after: Holder
-    revoked: float
-    granted: float
-    obeyed: float
-    forced: bool
+    previous_owner: Holder | None
+    next_owner: Holder
+    revoked_at: float
+    granted_at: float
+    obeyed_at: float
+    is_forced: bool
     generation: int = 0  # of the document that granted it
 
     @property
     def seconds(self) -> float:
         """The time from the revoke until the next owner obeyed the grant."""
-        return self.obeyed - self.revoked
+        return self.obeyed_at - self.revoked_at
 
 
 class CompletedRebalance(NamedTuple):
     """A completed rebalance and its handovers, for a trace; it may have begun before the first plan seen here."""
 
     rebalance: Rebalance
-    slowest: tuple[QueueHandover, ...]  # at most SLOWEST: forced handovers first, then the longest
-    handed: int  # number of all its handovers
+    slowest_handovers: tuple[QueueHandover, ...]  # at most SLOWEST: forced handovers first, then the longest
+    handover_count: int  # number of all its handovers
 
 
 class RebalanceChange(NamedTuple):
     """What one plan changed, for the metrics and the journal."""
 
-    moved: int = 0
+    moved_queues: int = 0
     handovers: tuple[QueueHandover, ...] = ()
-    ended: Rebalance | None = None
-    held: Reason | None = None  # the reason of a gate that began to hold queues with this plan
-    past: CompletedRebalance | None = None
+    ended_rebalance: Rebalance | None = None
+    gate_reason: Reason | None = None  # the reason of a gate that began to hold queues with this plan
+    completed: CompletedRebalance | None = None
 
 
 @dataclass
-class _OpenRebalance:
+class _OpenHandover:
     """A handover in progress."""
 
-    before: Holder | None
-    revoked: float
-    after: Holder | None = None
+    previous_owner: Holder | None
+    revoked_at: float
+    next_owner: Holder | None = None
     generation: int = 0  # of the document that grants the queue
-    granted: float = 0.0
-    forced: bool = False
+    granted_at: float = 0.0
+    is_forced: bool = False
 
 
 @dataclass
 class RebalanceTracker:
     """The history of one group: recent rebalances, handovers in progress, and totals; `take` updates it."""
 
-    plan: Plan = field(default_factory=Plan)
-    rebalances: deque[Rebalance] = field(default_factory=lambda: deque(maxlen=KEPT))  # newest first
-    unowned: float = 0.0  # queue-seconds
-    contested: float = 0.0
+    last_plan: Plan = field(default_factory=Plan)
+    rebalances: deque[Rebalance] = field(default_factory=lambda: deque(maxlen=MAX_REBALANCES))  # newest first
+    unowned_seconds: float = 0.0  # queue-seconds
+    contested_seconds: float = 0.0
     _document: Assignment | None = None
-    _open: dict[Queue, _OpenRebalance] = field(default_factory=dict)
-    _began: bool = False  # whether the present rebalance began under observation
-    _longest: float = 0.0  # seconds of its longest handover
+    _open_handovers: dict[Queue, _OpenHandover] = field(default_factory=dict)
+    _saw_start: bool = False  # whether the present rebalance began under observation
+    _longest_seconds: float = 0.0  # seconds of its longest handover
     _slowest: list[QueueHandover] = field(default_factory=list)  # of the present rebalance
-    _handed: int = 0
-    _at: float | None = None
+    _handover_count: int = 0
+    _counted_until: float | None = None
 
-    def take(
-        self, plan: Plan, document: Assignment | None, obeyed: Mapping[Holder, int], now: float
+    def record_plan(
+        self, plan: Plan, document: Assignment | None, obeyed_generations: Mapping[Holder, int], now: float
     ) -> RebalanceChange:
         """Update the history with a plan, the stored document after it, and the generation that each member obeys."""
-        begun = self._at is not None
-        self.wait(now)
-        previous, self.plan = self.plan, replace(plan, document=None, data={}, records=())
-        moved, forced = self._follow(document, now) if document else (0, 0)
-        completed = tuple(self._over(obeyed, now))
-        self._longest = max([self._longest, *(handover.seconds for handover in completed if handover.before)])
-        held = plan.held.reason if plan.held else None
-        newly_held = held if begun and held != (previous.held.reason if previous.held else None) else None
-        past = self._rebalance(plan, forced, completed)
-        ended = past.rebalance if past and self._began else None
+        begun = self._counted_until is not None
+        self.count_seconds(now)
+        previous, self.last_plan = self.last_plan, replace(plan, document=None, config_map_data={}, journal_records=())
+        moved, forced = self._apply_document(document, now) if document else (0, 0)
+        completed = tuple(self._complete_handovers(obeyed_generations, now))
+        self._longest_seconds = max(
+            [self._longest_seconds, *(handover.seconds for handover in completed if handover.previous_owner)]
+        )
+        held = plan.hold.reason if plan.hold else None
+        newly_held = held if begun and held != (previous.hold.reason if previous.hold else None) else None
+        past = self._update_rebalance(plan, forced, completed)
+        ended = past.rebalance if past and self._saw_start else None
         return RebalanceChange(
             moved, completed, ended, None if newly_held is Reason.NOTHING_WOULD_CHANGE else newly_held, past
         )
 
-    def wait(self, now: float) -> None:
+    def count_seconds(self, now: float) -> None:
         """Add the time since the last call to the queue-seconds of unowned and of contested queues."""
-        seconds, self._at = now - (now if self._at is None else self._at), now
-        self.unowned += seconds * self.plan.status.get("unownedQueues", 0)
-        self.contested += seconds * (len(self._document.forced) if self._document else 0)
+        seconds, self._counted_until = now - (now if self._counted_until is None else self._counted_until), now
+        self.unowned_seconds += seconds * self.last_plan.status.get("unownedQueues", 0)
+        self.contested_seconds += seconds * (len(self._document.forced) if self._document else 0)
 
-    def seen(self, now: float) -> "RebalanceTracker":
+    def copy_at(self, now: float) -> "RebalanceTracker":
         """Return a copy with its totals updated to `now`: readers use it while the original changes."""
-        self.wait(now)
-        return replace(self, rebalances=self.rebalances.copy(), _open=dict(self._open))
+        self.count_seconds(now)
+        return replace(self, rebalances=self.rebalances.copy(), _open_handovers=dict(self._open_handovers))
 
-    def oldest(self, now: float) -> float:
+    def oldest_handover_seconds(self, now: float) -> float:
         """Return the age of the oldest handover in progress, in seconds; 0 without one."""
-        return max((now - entry.revoked for entry in self._open.values() if entry.before), default=0.0)
+        return max(
+            (now - entry.revoked_at for entry in self._open_handovers.values() if entry.previous_owner), default=0.0
+        )
 
-    def _follow(self, new: Assignment, now: float) -> tuple[int, int]:
+    def _apply_document(self, new: Assignment, now: float) -> tuple[int, int]:
         """Open and grant handovers for a new document; return how many queues change owner, and how many by force."""
         last, self._document = self._document, new
         if last is None or last.generation == new.generation:
             return 0, 0
         if new.generation != last.generation + 1:  # recreated, or written by another operator meanwhile
-            self._open.clear()
+            self._open_handovers.clear()
             if new.generation < last.generation:
                 self.rebalances.clear()
             return 0, 0
-        owned, previous = owners(new), holders(last)
+        owned, previous = owners_of(new), holders_of(last)
         for queue, release in new.releasing.items():
             if queue not in last.releasing:
-                self._open[queue] = _OpenRebalance(release.holder, now)
+                self._open_handovers[queue] = _OpenHandover(release.holder, now)
         granted = {queue: owner for queue, owner in owned.items() if previous.get(queue) != owner}
         forced = {queue for queue in granted if new.forced.get(queue) == new.generation}
         for queue, owner in granted.items():
-            if queue in self._open or queue not in last.releasing:  # otherwise its start is not known
-                entry = self._open.setdefault(queue, _OpenRebalance(previous.get(queue), now))
-                entry.after, entry.generation, entry.granted, entry.forced = owner, new.generation, now, queue in forced
+            if queue in self._open_handovers or queue not in last.releasing:  # otherwise its start is not known
+                entry = self._open_handovers.setdefault(queue, _OpenHandover(previous.get(queue), now))
+                entry.next_owner = owner
+                entry.generation = new.generation
+                entry.granted_at = now
+                entry.is_forced = queue in forced
         # Drop cancelled handovers: the queue went back to its holder, or the group does not own it any more.
-        self._open = {
-            queue: entry for queue, entry in self._open.items() if queue in (owned if entry.after else new.releasing)
+        self._open_handovers = {
+            queue: entry
+            for queue, entry in self._open_handovers.items()
+            if queue in (owned if entry.next_owner else new.releasing)
         }
         return len(granted.keys() & previous.keys()), len(forced)
 
-    def _over(self, obeyed: Mapping[Holder, int], now: float) -> Iterable[QueueHandover]:
+    def _complete_handovers(self, obeyed_generations: Mapping[Holder, int], now: float) -> Iterable[QueueHandover]:
         """Yield and remove completed handovers: the next owner obeys the document that grants it the queue."""
-        for queue, entry in list(self._open.items()):
-            if entry.after and obeyed.get(entry.after, 0) >= entry.generation:
-                del self._open[queue]
+        for queue, entry in list(self._open_handovers.items()):
+            if entry.next_owner and obeyed_generations.get(entry.next_owner, 0) >= entry.generation:
+                del self._open_handovers[queue]
                 yield QueueHandover(
-                    queue, entry.before, entry.after, entry.revoked, entry.granted, now, entry.forced, entry.generation
+                    queue,
+                    entry.previous_owner,
+                    entry.next_owner,
+                    entry.revoked_at,
+                    entry.granted_at,
+                    now,
+                    entry.is_forced,
+                    entry.generation,
                 )
 
-    def _rebalance(self, plan: Plan, forced: int, finished: tuple[QueueHandover, ...]) -> CompletedRebalance | None:
+    def _update_rebalance(
+        self, plan: Plan, forced: int, finished: tuple[QueueHandover, ...]
+    ) -> CompletedRebalance | None:
         """Update the group's last rebalance from the status; return it if this plan completed it."""
         status = plan.status.get("lastRebalance")
         if not status:
             return None
         last = self.rebalances[0] if self.rebalances else None
         if last is None or last.at != status["at"]:
-            self._longest, self._slowest, self._handed = 0.0, [], 0
-            records = [line for line in plan.records if line.get("kind") == "plan" and line.get("at") == status["at"]]
+            self._longest_seconds, self._slowest, self._handover_count = 0.0, [], 0
+            records = [
+                line for line in plan.journal_records if line.get("kind") == "plan" and line.get("at") == status["at"]
+            ]
             plan_record: Mapping[str, Any] = records[0] if records else {}  # empty if that plan was not seen
-            self._began = bool(plan_record)
+            self._saw_start = bool(plan_record)
             generation = plan_record.get("generation", plan.status.get("generation", 0))
             last = Rebalance(status["reason"], str(plan_record.get("message", "")), status["at"], generation)
             self.rebalances.appendleft(last)
@@ -170,14 +190,16 @@ class RebalanceTracker:
                 self.rebalances[0] = _updated_rebalance(last, status, 0, None)
                 return None
         if finished:
-            self._handed += len(finished)
-            self._slowest = nlargest(SLOWEST, [*self._slowest, *finished], key=lambda move: (move.forced, move.seconds))
+            self._handover_count += len(finished)
+            self._slowest = nlargest(
+                MAX_HANDOVERS, [*self._slowest, *finished], key=lambda move: (move.is_forced, move.seconds)
+            )
         ended = last.seconds is None and "seconds" in status
-        longest = (round(self._longest, 3) or None) if ended else last.longest  # None: no queue changed hands
+        longest = (round(self._longest_seconds, 3) or None) if ended else last.longest  # None: no queue changed hands
         self.rebalances[0] = _updated_rebalance(last, status, last.forced + forced, longest)
         if not ended:
             return None
-        past, self._slowest = CompletedRebalance(self.rebalances[0], tuple(self._slowest), self._handed), []
+        past, self._slowest = CompletedRebalance(self.rebalances[0], tuple(self._slowest), self._handover_count), []
         return past
 
 

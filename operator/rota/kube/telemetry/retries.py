@@ -8,20 +8,20 @@ class RetryTracker:
     """Keeps the end offset of each retry queue, by group, broker and queue id, from the last `offsets` record."""
 
     def __init__(self) -> None:
-        self._ends: dict[str, dict[tuple[str, int], int]] = {}
+        self._last_ends: dict[str, dict[tuple[str, int], int]] = {}
 
-    def take(self, offsets: Mapping[str, Any], retry_topic: str) -> int:
+    def count_new_retries(self, record: Mapping[str, Any], retry_topic: str) -> int:
         """Return how many messages arrived since the group's last `offsets` record; 0 for a queue's first end."""
-        group, brokers = offsets["group"], offsets["topics"].get(retry_topic, {})
+        group, brokers = record["group"], record["topics"].get(retry_topic, {})
         ends = {
             (broker, number): end
             for broker, columns in brokers.items()
             for number, end in zip(columns["ids"], columns["last"], strict=True)
         }
-        last_ends = self._ends.get(group, {})
-        self._ends[group] = last_ends | ends
+        last_ends = self._last_ends.get(group, {})
+        self._last_ends[group] = last_ends | ends
         return sum(max(0, end - last_ends.get(queue, end)) for queue, end in ends.items())
 
-    def forget(self, is_known: Callable[[str], bool]) -> None:
+    def forget_groups(self, is_known: Callable[[str], bool]) -> None:
         """Forget groups that were deleted, or that another operator counts."""
-        self._ends = {group: ends for group, ends in self._ends.items() if is_known(group)}
+        self._last_ends = {group: ends for group, ends in self._last_ends.items() if is_known(group)}

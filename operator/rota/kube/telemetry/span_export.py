@@ -11,11 +11,12 @@ from opentelemetry.sdk.trace.export import SpanExporter
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.trace import Status, StatusCode, set_span_in_context
 
-from rota.kube.telemetry.traces import SpanNode, Trace, spans, trace_id
-from rota.otlp import nanoseconds
+from rota.kube.telemetry.traces import SpanNode, Trace, build_spans, trace_id
+from rota.otlp import to_nanoseconds
 
-MAX_QUEUE = 16_384  # spans, 2.8 kB each; a rebalance has up to 601, so the SDK's 2,048 are three large rebalances
-GRPC = "opentelemetry.exporter.otlp.proto.grpc.trace_exporter"
+# Spans, 2.8 kB each; a rebalance has up to 601, so the SDK's 2,048 are three large rebalances.
+MAX_QUEUED_SPANS = 16_384
+GRPC_MODULE = "opentelemetry.exporter.otlp.proto.grpc.trace_exporter"
 
 
 class SpanRecorder:
@@ -24,35 +25,37 @@ class SpanRecorder:
     def __init__(self, processor: SpanProcessor, attributes: Mapping[str, str]) -> None:
         """`attributes` describe the operator; OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME override them."""
         resource = Resource.create(dict(attributes)).merge(OTELResourceDetector().detect())
-        self.instance = str(resource.attributes["service.instance.id"])
-        self._ids = _Ids()
+        self.instance_id = str(resource.attributes["service.instance.id"])
+        self._ids = _SpanIds()
         self._provider = TracerProvider(resource=resource, id_generator=self._ids, shutdown_on_exit=False)
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("rota", attributes["service.version"])
 
     def record(self, trace: Trace) -> None:
         """Pass the spans of a trace to the processor."""
-        self._ids.begin(trace_id((trace.namespace, trace.group), trace.past.rebalance.at, self.instance))
-        self._record(spans(trace), Context())
+        self._ids.start_trace(trace_id((trace.namespace, trace.group), trace.completed.rebalance.at, self.instance_id))
+        self._record(build_spans(trace), Context())
 
     def close(self) -> None:
         """Send the queued spans; blocks."""
         self._provider.shutdown()
 
     def _record(self, node: SpanNode, context: Context) -> None:
-        span = self._tracer.start_span(node.name, context, attributes=node.values, start_time=nanoseconds(node.start))
-        if node.problem:
-            span.set_status(Status(StatusCode.ERROR, node.problem))
+        span = self._tracer.start_span(
+            node.name, context, attributes=node.attributes, start_time=to_nanoseconds(node.start)
+        )
+        if node.error:
+            span.set_status(Status(StatusCode.ERROR, node.error))
         within = set_span_in_context(span, context)
         for child in node.children:
             self._record(child, within)
-        span.end(nanoseconds(node.end))
+        span.end(to_nanoseconds(node.end))
 
 
 def grpc_exporter(variable: str, endpoint: str) -> SpanExporter:
     """Return an exporter for gRPC. No extra installs its package; raise ValueError if it is missing."""
     try:
-        module = import_module(GRPC)
+        module = import_module(GRPC_MODULE)
     except ImportError:
         raise ValueError(
             f"{variable} is grpc, and its package is not installed: give http/protobuf, or install "
@@ -62,13 +65,13 @@ def grpc_exporter(variable: str, endpoint: str) -> SpanExporter:
     return exporter
 
 
-class _Ids(IdGenerator):
+class _SpanIds(IdGenerator):
     """Generates ids from the trace id and a counter, so that a trace that is sent twice stays one trace."""
 
     def __init__(self) -> None:
         self._trace, self._count = "", 0
 
-    def begin(self, trace: str) -> None:
+    def start_trace(self, trace: str) -> None:
         """Generate ids for the spans of this trace from now on."""
         self._trace, self._count = trace, 0
 

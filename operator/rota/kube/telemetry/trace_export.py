@@ -7,23 +7,23 @@ from collections.abc import Mapping
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
-from rota.aio import call_for_at_most
+from rota.aio import call_in_thread
 from rota.kube.state.rebalance import Rebalance
 from rota.kube.telemetry.rebalances import RebalanceChange
-from rota.kube.telemetry.traces import Trace, trace, trace_id
+from rota.kube.telemetry.traces import Trace, build_trace, trace_id
 
 CLOSE_SECONDS = 3.0  # for sending the last spans when the operator ends
 
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-_TRACES = "OTEL_EXPORTER_OTLP_TRACES_"  # takes precedence over the variables for all signals
-_ALL = "OTEL_EXPORTER_OTLP_"
-_MISSING = "pip install 'rota-operator[traces]'"
+_TRACES_PREFIX = "OTEL_EXPORTER_OTLP_TRACES_"  # takes precedence over the variables for all signals
+_OTLP_PREFIX = "OTEL_EXPORTER_OTLP_"
+_INSTALL_HINT = "pip install 'rota-operator[traces]'"
 
 
-class Recorder(Protocol):
+class TraceRecorder(Protocol):
     """Converts traces to spans; a thread of the SDK sends them."""
 
-    instance: str  # service.instance.id
+    instance_id: str  # service.instance.id
 
     def record(self, trace: Trace) -> None:
         """Queue the spans of a trace for sending."""
@@ -32,7 +32,7 @@ class Recorder(Protocol):
         """Send the queued spans; blocks."""
 
 
-def open_recorder(environment: Mapping[str, str], identity: str, version: str) -> Recorder | None:
+def open_recorder(environment: Mapping[str, str], identity: str, version: str) -> TraceRecorder | None:
     """Return a recorder for the receiver that OpenTelemetry's environment variables name; None if they name none.
 
     Raise ValueError for invalid variables. The SDK itself reads them from the process's environment.
@@ -52,40 +52,45 @@ def open_recorder(environment: Mapping[str, str], identity: str, version: str) -
         from rota import otlp  # noqa: PLC0415 - 15 MB, and an extra
         from rota.kube.telemetry import span_export  # noqa: PLC0415 - needs the same extra
     except ImportError:
-        raise ValueError(f"{name} is set, and the package that sends traces is not installed: {_MISSING}") from None
+        raise ValueError(
+            f"{name} is set, and the package that sends traces is not installed: {_INSTALL_HINT}"
+        ) from None
     if protocol == "grpc":
         exporter = span_export.grpc_exporter(protocol_name, url)
     else:
-        exporter = otlp.http_exporter(url if name.startswith(_TRACES) else _with_path(url))
-    return span_export.SpanRecorder(otlp.batches(exporter, span_export.MAX_QUEUE), attributes)
+        exporter = otlp.http_exporter(url if name.startswith(_TRACES_PREFIX) else _with_path(url))
+    return span_export.SpanRecorder(otlp.batch_processor(exporter, span_export.MAX_QUEUED_SPANS), attributes)
 
 
 class TraceExporter:
     """Exports the traces of completed rebalances; without a recorder it exports nothing."""
 
-    def __init__(self, recorder: Recorder | None) -> None:
+    def __init__(self, recorder: TraceRecorder | None) -> None:
         self._recorder = recorder
 
-    def trace_of(self, key: tuple[str, str], rebalance: Rebalance) -> str:
+    def trace_id_of(self, key: tuple[str, str], rebalance: Rebalance) -> str:
         """Return the trace id of a rebalance; empty if traces are not exported."""
-        return trace_id(key, rebalance.at, self._recorder.instance) if self._recorder else ""
+        return trace_id(key, rebalance.at, self._recorder.instance_id) if self._recorder else ""
 
-    def take(self, key: tuple[str, str], change: RebalanceChange) -> None:
+    def export(self, key: tuple[str, str], change: RebalanceChange) -> None:
         """Export the rebalance of a group that a plan has completed, if any."""
-        if not self._recorder or not change.past:
+        if not self._recorder or not change.completed:
             return
-        if ended := trace(key, change.past, time.time() - asyncio.get_running_loop().time()):
+        if ended := build_trace(key, change.completed, time.time() - asyncio.get_running_loop().time()):
             self._recorder.record(ended)
 
     async def close(self) -> None:
         """Send the queued spans within CLOSE_SECONDS: an unresponsive receiver must not delay the process's end."""
         if self._recorder:
-            await call_for_at_most(CLOSE_SECONDS, self._recorder.close)
+            await call_in_thread(CLOSE_SECONDS, self._recorder.close)
 
 
 def _find_variable(settings: Mapping[str, str], suffix: str) -> tuple[str, str]:
     """Return name and value of a setting's variable: the one for traces, or else the one for all signals."""
-    name = next((prefix + suffix for prefix in (_TRACES, _ALL) if prefix + suffix in settings), _ALL + suffix)
+    name = next(
+        (prefix + suffix for prefix in (_TRACES_PREFIX, _OTLP_PREFIX) if prefix + suffix in settings),
+        _OTLP_PREFIX + suffix,
+    )
     return name, settings.get(name, "")
 
 

@@ -15,9 +15,9 @@ from typing import NamedTuple
 from rota.kube.telemetry.rebalances import CompletedRebalance, QueueHandover
 from rota.timestamps import parse_time
 
-UNHEARD = "taken from a member that was not heard"
+FORCED_MESSAGE = "taken from a member that was not heard"
 
-Values = Mapping[str, str | int | float | bool]
+SpanAttributes = Mapping[str, str | int | float | bool]
 
 
 class Trace(NamedTuple):
@@ -25,9 +25,9 @@ class Trace(NamedTuple):
 
     namespace: str
     group: str
-    begun: float  # the time of day
-    past: CompletedRebalance
-    clock: float  # the time of day at which the event loop's clock, which handovers use, was 0
+    started_at: float  # the time of day
+    completed: CompletedRebalance
+    clock_origin: float  # the time of day at which the event loop's clock, which handovers use, was 0
 
 
 class SpanNode(NamedTuple):
@@ -36,15 +36,15 @@ class SpanNode(NamedTuple):
     name: str
     start: float  # the time of day
     end: float
-    values: Values
-    problem: str = ""  # the description of status Error; empty: no error
+    attributes: SpanAttributes
+    error: str = ""  # the description of status Error; empty: no error
     children: tuple["SpanNode", ...] = ()
 
 
-def trace(key: tuple[str, str], past: CompletedRebalance, clock: float) -> Trace | None:
+def build_trace(key: tuple[str, str], completed: CompletedRebalance, clock_origin: float) -> Trace | None:
     """Return the trace of a group's rebalance; None if the status does not say when it began."""
-    begun = parse_time(past.rebalance.at)
-    return None if begun is None else Trace(*key, begun, past, clock)  # a user may have edited the status
+    begun = parse_time(completed.rebalance.at)
+    return None if begun is None else Trace(*key, begun, completed, clock_origin)  # a user may have edited the status
 
 
 def trace_id(key: tuple[str, str], at: str, instance: str) -> str:
@@ -56,35 +56,46 @@ def trace_id(key: tuple[str, str], at: str, instance: str) -> str:
     return blake2b(f"{namespace}/{group}/{at}/{instance}".encode(), digest_size=16).hexdigest()
 
 
-def spans(trace: Trace) -> SpanNode:
+def build_spans(trace: Trace) -> SpanNode:
     """Return the root span of a rebalance. No child starts before the root, and no span ends before its start."""
-    last, slowest = trace.past.rebalance, trace.past.slowest
+    last, slowest = trace.completed.rebalance, trace.completed.slowest_handovers
     # The planner measures the rebalance's duration; its last handovers are seen to complete a bit later.
-    end = max([trace.begun + (last.seconds or 0.0), *(trace.clock + handover.obeyed for handover in slowest)])
-    children = tuple(_handover(handover, trace.clock, trace.begun) for handover in slowest)
-    return SpanNode("rebalance", trace.begun, end, _of_rebalance(trace), UNHEARD if last.forced else "", children)
+    end = max(
+        [trace.started_at + (last.seconds or 0.0), *(trace.clock_origin + handover.obeyed_at for handover in slowest)]
+    )
+    children = tuple(_handover_span(handover, trace.clock_origin, trace.started_at) for handover in slowest)
+    return SpanNode(
+        "rebalance",
+        trace.started_at,
+        end,
+        _rebalance_attributes(trace),
+        FORCED_MESSAGE if last.forced else "",
+        children,
+    )
 
 
-def _handover(handover: QueueHandover, clock: float, begin: float) -> SpanNode:
-    revoked, granted, obeyed = (max(clock + at, begin) for at in (handover.revoked, handover.granted, handover.obeyed))
-    problem = UNHEARD if handover.forced else ""
+def _handover_span(handover: QueueHandover, clock_origin: float, trace_start: float) -> SpanNode:
+    revoked, granted, obeyed = (
+        max(clock_origin + at, trace_start) for at in (handover.revoked_at, handover.granted_at, handover.obeyed_at)
+    )
+    problem = FORCED_MESSAGE if handover.is_forced else ""
     values: dict[str, str | int | float | bool] = {
         "rota.queue.topic": handover.queue.topic,
         "rota.queue.broker": handover.queue.broker,
         "rota.queue.id": handover.queue.id,
-        "rota.to": handover.after.name,
-        "rota.forced": handover.forced,
+        "rota.to": handover.next_owner.name,
+        "rota.forced": handover.is_forced,
     }
-    children = [SpanNode("obey", granted, max(granted, obeyed), {"rota.member": handover.after.name})]
-    if handover.before:
-        values["rota.from"] = handover.before.name
-        release: Values = {"rota.member": handover.before.name, "rota.forced": handover.forced}
+    children = [SpanNode("obey", granted, max(granted, obeyed), {"rota.member": handover.next_owner.name})]
+    if handover.previous_owner:
+        values["rota.from"] = handover.previous_owner.name
+        release: SpanAttributes = {"rota.member": handover.previous_owner.name, "rota.forced": handover.is_forced}
         children.insert(0, SpanNode("release", revoked, max(revoked, granted), release, problem))
     return SpanNode("handover", revoked, max(revoked, obeyed), values, problem, tuple(children))
 
 
-def _of_rebalance(trace: Trace) -> Values:
-    last = trace.past.rebalance
+def _rebalance_attributes(trace: Trace) -> SpanAttributes:
+    last = trace.completed.rebalance
     values: dict[str, str | int | float | None] = {
         "k8s.namespace.name": trace.namespace,
         "rota.group": trace.group,
@@ -94,7 +105,7 @@ def _of_rebalance(trace: Trace) -> Values:
         "rota.moved": last.moved,
         "rota.forced": last.forced,
         "rota.seconds": last.seconds,
-        "rota.handovers": trace.past.handed,
-        "rota.handovers_untold": trace.past.handed - len(trace.past.slowest),
+        "rota.handovers": trace.completed.handover_count,
+        "rota.handovers_untold": trace.completed.handover_count - len(trace.completed.slowest_handovers),
     }
     return {name: value for name, value in values.items() if value is not None}

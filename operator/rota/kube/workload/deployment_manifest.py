@@ -5,18 +5,20 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from rota.kube.client.objects import GROUP_LABEL, WISH, Custom
-from rota.kube.workload.injection import annotations_of, grace_period, part_of, remove_sidecar, with_sidecar
-from rota.kube.workload.sidecar_container import Object, SidecarPart, SidecarSpec, new_part
+from rota.kube.client.objects import GROUP_LABEL, TEMPLATE_DIGEST_ANNOTATION, CustomResource
+from rota.kube.workload.injection import annotations_of, find_part, grace_period, remove_sidecar, with_sidecar
+from rota.kube.workload.sidecar_container import JsonObject, SidecarPart, SidecarSpec, build_part
 from rota.spec import GroupSpec
 
-OURS: Final = {"app.kubernetes.io/managed-by": "rota"}
+MANAGED_BY_LABELS: Final = {"app.kubernetes.io/managed-by": "rota"}
 # Suffix of the annotation WISH. An operator that is rolled back to an earlier version does not recognise it and
 # replaces the sidecar, which it could not preserve, because it does not know all of its volumes.
-_WISH_SUFFIX = "-2"
+_DIGEST_SUFFIX = "-2"
 
 
-def deployment(body: Custom, spec: GroupSpec, sidecar: SidecarSpec, current: Mapping[str, Any] | None = None) -> Object:
+def build_manifest(
+    body: CustomResource, spec: GroupSpec, sidecar: SidecarSpec, current: Mapping[str, Any] | None = None
+) -> JsonObject:
     """Return the Deployment of a group that has a template, as a body for a server-side apply.
 
     `current` is the existing Deployment. Without autoUpgrade, its sidecar stays in every field as an earlier version
@@ -24,19 +26,19 @@ def deployment(body: Custom, spec: GroupSpec, sidecar: SidecarSpec, current: Map
     """
     name = body.metadata.name
     template = remove_sidecar(spec.template or {})
-    digest = _wish(template, sidecar)
-    part, mark = new_part(template, name, sidecar), digest + _WISH_SUFFIX
-    if current and not spec.sidecar.auto_upgrade and (existing := _part_as_wished(current, digest)):
-        part, mark = existing, annotations_of(current)[WISH]
+    digest = _template_digest(template, sidecar)
+    part, mark = build_part(template, name, sidecar), digest + _DIGEST_SUFFIX
+    if current and not spec.sidecar.auto_upgrade and (existing := _part_if_unchanged(current, digest)):
+        part, mark = existing, annotations_of(current)[TEMPLATE_DIGEST_ANNOTATION]
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
         "metadata": {
             "name": name,
             "namespace": body.metadata.namespace,
-            "labels": {GROUP_LABEL: name, **OURS},
-            "annotations": {WISH: mark},
-            "ownerReferences": [owner(body)],
+            "labels": {GROUP_LABEL: name, **MANAGED_BY_LABELS},
+            "annotations": {TEMPLATE_DIGEST_ANNOTATION: mark},
+            "ownerReferences": [owner_reference(body)],
         },
         "spec": {
             **({} if spec.replicas is None else {"replicas": spec.replicas}),
@@ -53,21 +55,21 @@ def deployment(body: Custom, spec: GroupSpec, sidecar: SidecarSpec, current: Map
     }
 
 
-def _part_as_wished(current: Mapping[str, Any], digest: str) -> SidecarPart | None:
+def _part_if_unchanged(current: Mapping[str, Any], digest: str) -> SidecarPart | None:
     """Return the sidecar that this or an earlier version injected; None if the user wants something else now."""
-    if annotations_of(current).get(WISH, "").removesuffix(_WISH_SUFFIX) != digest:
+    if annotations_of(current).get(TEMPLATE_DIGEST_ANNOTATION, "").removesuffix(_DIGEST_SUFFIX) != digest:
         return None
-    return part_of(current["spec"]["template"])
+    return find_part(current["spec"]["template"])
 
 
-def owner(body: Custom) -> Object:
+def owner_reference(body: CustomResource) -> JsonObject:
     """Return the owner reference by which an object is deleted along with its group."""
     kind = {"apiVersion": "rota.dev/v1alpha1", "kind": "ConsumerGroup"}
     identity = {"name": body.metadata.name, "uid": body.metadata.uid}
     return {**kind, **identity, "controller": True, "blockOwnerDeletion": False}
 
 
-def _wish(template: Object, sidecar: SidecarSpec) -> str:
+def _template_digest(template: JsonObject, sidecar: SidecarSpec) -> str:
     """Return a digest of all that the user can specify about the pods, so without the sidecar's version."""
     secrets = [sidecar.credentials_secret, sidecar.ca_secret]
     if sidecar.client_secret:  # only if set: a new version of Rota must not roll pods that do not use it

@@ -9,62 +9,64 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from rota.kube.client.objects import GROUP_LABEL, REPORT_PORT
-from rota.kube.client.pod_status import SIDECAR
+from rota.kube.client.pod_status import SIDECAR_CONTAINER
 from rota.kube.workload.reverse_patch import apply_patch, make_patch
-from rota.kube.workload.sidecar_container import VOLUME_NAMES, Object, SidecarPart, SidecarSpec, new_part
+from rota.kube.workload.sidecar_container import VOLUME_NAMES, JsonObject, SidecarPart, SidecarSpec, build_part
 from rota.kube.workload.template_check import check_template
 from rota.spec import InvalidSpecError
 
-NOTE: Final = "rota.dev/sidecar"  # the injected image
-BEFORE: Final = "rota.dev/before"  # the changes that are not recognised by name
+IMAGE_ANNOTATION: Final = "rota.dev/sidecar"  # the injected image
+REVERSE_PATCH_ANNOTATION: Final = "rota.dev/before"  # the changes that are not recognised by name
 
 # Paths of the app containers' preStop request, which waits for the drain. That of earlier versions also started it.
-_DRAINED, _DRAIN = "/v1/drained", "/v1/drain"
-_GRACE = 30  # seconds; the default of Kubernetes
-_AFTER_DRAIN = 15  # seconds from the end of a drain to the end of the pod
+_DRAINED_PATH, _DRAIN_PATH = "/v1/drained", "/v1/drain"
+_DEFAULT_GRACE_SECONDS = 30  # seconds; the default of Kubernetes
+_AFTER_DRAIN_SECONDS = 15  # seconds from the end of a drain to the end of the pod
 
 
-def inject(pod_template: Mapping[str, Any], group: str, sidecar: SidecarSpec) -> Object:
+def inject(pod_template: Mapping[str, Any], group: str, sidecar: SidecarSpec) -> JsonObject:
     """Return a pod template with the group's label and the sidecar in it.
 
     A template that has them already is brought up to date. Raise InvalidSpecError for an invalid pod template.
     """
     template = remove_sidecar(pod_template)
-    return with_sidecar(template, group, sidecar.drain_timeout, new_part(template, group, sidecar))
+    return with_sidecar(template, group, sidecar.drain_timeout, build_part(template, group, sidecar))
 
 
-def remove_sidecar(pod_template: Mapping[str, Any]) -> Object:
+def remove_sidecar(pod_template: Mapping[str, Any]) -> JsonObject:
     """Return a pod template as it was before the injection; one without sidecar is returned unchanged."""
     check_template(pod_template)
     template = dict(pod_template)
     if not _is_injected(template):
         return template
-    original: Object = apply_patch(_stripped(template), annotations_of(template).get(BEFORE, ""))
+    original: JsonObject = apply_patch(
+        _strip_sidecar(template), annotations_of(template).get(REVERSE_PATCH_ANNOTATION, "")
+    )
     return original
 
 
 # Injection.
 
 
-def with_sidecar(template: Object, group: str, drain_timeout: float, part: SidecarPart) -> Object:
+def with_sidecar(template: JsonObject, group: str, drain_timeout: float, part: SidecarPart) -> JsonObject:
     """Inject the sidecar, and annotate the changes that removal would not recognise."""
     spec = template["spec"]
-    _refuse_namesakes(spec, part)
+    _reject_name_clashes(spec, part)
     image = str(part.container["image"])
-    injected_template = _marked(template, {GROUP_LABEL: group}, {NOTE: image}) | {
+    injected_template = _with_metadata(template, {GROUP_LABEL: group}, {IMAGE_ANNOTATION: image}) | {
         "spec": {
             **spec,
             "initContainers": [*(spec.get("initContainers") or []), part.container],  # last: the app's do not wait
-            "containers": [_draining(container, _drain_path(part)) for container in spec["containers"]],
+            "containers": [_with_drain_hook(container, _drain_path(part)) for container in spec["containers"]],
             "volumes": [*(spec.get("volumes") or []), *part.volumes],
             **grace_period(spec, drain_timeout),
         },
     }
-    note = make_patch(_stripped(injected_template), template)
-    return _marked(injected_template, {}, {BEFORE: note}) if note else injected_template
+    note = make_patch(_strip_sidecar(injected_template), template)
+    return _with_metadata(injected_template, {}, {REVERSE_PATCH_ANNOTATION: note}) if note else injected_template
 
 
-def _marked(template: Object, labels: Mapping[str, str], annotations: Mapping[str, str]) -> Object:
+def _with_metadata(template: JsonObject, labels: Mapping[str, str], annotations: Mapping[str, str]) -> JsonObject:
     metadata = template.get("metadata") or {}
     marked = {
         **metadata,
@@ -74,13 +76,17 @@ def _marked(template: Object, labels: Mapping[str, str], annotations: Mapping[st
     return {**template, "metadata": marked}
 
 
-def grace_period(spec: Object, drain_timeout: float) -> Object:
+def grace_period(spec: JsonObject, drain_timeout: float) -> JsonObject:
     """Return the field with a longer grace period if a drain would not fit into the current one, else nothing."""
-    current, needed = spec.get("terminationGracePeriodSeconds"), math.ceil(drain_timeout) + _AFTER_DRAIN
-    return {"terminationGracePeriodSeconds": needed} if (_GRACE if current is None else current) < needed else {}
+    current, needed = spec.get("terminationGracePeriodSeconds"), math.ceil(drain_timeout) + _AFTER_DRAIN_SECONDS
+    return (
+        {"terminationGracePeriodSeconds": needed}
+        if (_DEFAULT_GRACE_SECONDS if current is None else current) < needed
+        else {}
+    )
 
 
-def _draining(container: Object, path: str) -> Object:
+def _with_drain_hook(container: JsonObject, path: str) -> JsonObject:
     """Add a preStop hook that waits for the sidecar's drain, unless the app's container has a preStop hook."""
     lifecycle = container.get("lifecycle") or {}
     if lifecycle.get("preStop"):
@@ -90,14 +96,14 @@ def _draining(container: Object, path: str) -> Object:
 
 def _drain_path(part: SidecarPart) -> str:
     """Return the path of the preStop request; a sidecar of earlier versions has no hook, so this starts its drain."""
-    return _DRAINED if part.container.get("lifecycle") else _DRAIN
+    return _DRAINED_PATH if part.container.get("lifecycle") else _DRAIN_PATH
 
 
 # Removal.
 
 
 def _is_injected(template: Mapping[str, Any]) -> bool:
-    return NOTE in annotations_of(template) or _sidecar(template["spec"]) is not None
+    return IMAGE_ANNOTATION in annotations_of(template) or _find_sidecar(template["spec"]) is not None
 
 
 def annotations_of(body: Mapping[str, Any]) -> Mapping[str, str]:
@@ -105,60 +111,70 @@ def annotations_of(body: Mapping[str, Any]) -> Mapping[str, str]:
     return (body.get("metadata") or {}).get("annotations") or {}
 
 
-def _sidecar(spec: Mapping[str, Any]) -> Object | None:
-    return next((container for container in spec.get("initContainers") or [] if container["name"] == SIDECAR), None)
+def _find_sidecar(spec: Mapping[str, Any]) -> JsonObject | None:
+    return next(
+        (container for container in spec.get("initContainers") or [] if container["name"] == SIDECAR_CONTAINER), None
+    )
 
 
-def part_of(template: Mapping[str, Any]) -> SidecarPart | None:
+def find_part(template: Mapping[str, Any]) -> SidecarPart | None:
     """Return the sidecar and the volumes that were injected; None if the template has no sidecar."""
     spec = template["spec"]
-    sidecar, own = _sidecar(spec), _own(spec)
+    sidecar, own = _find_sidecar(spec), _own_volume_names(spec)
     return SidecarPart(sidecar, [volume for volume in spec["volumes"] if volume["name"] in own]) if sidecar else None
 
 
-def _own(spec: Mapping[str, Any]) -> set[str]:
+def _own_volume_names(spec: Mapping[str, Any]) -> set[str]:
     """Return the names of the sidecar's volumes that no other container mounts."""
     containers = [*spec["containers"], *(spec.get("initContainers") or [])]
     mounted = {
         mount["name"]
         for container in containers
-        if container["name"] != SIDECAR
+        if container["name"] != SIDECAR_CONTAINER
         for mount in container.get("volumeMounts") or []
     }
-    of_sidecar = {mount["name"] for mount in (_sidecar(spec) or {}).get("volumeMounts") or []}
+    of_sidecar = {mount["name"] for mount in (_find_sidecar(spec) or {}).get("volumeMounts") or []}
     return (of_sidecar & VOLUME_NAMES) - mounted
 
 
-def _stripped(template: Object) -> Object:
+def _strip_sidecar(template: JsonObject) -> JsonObject:
     """Remove all parts that are recognised by name, and fields that are empty then."""
     metadata, spec = template.get("metadata") or {}, template["spec"]
-    own = _own(spec)
+    own = _own_volume_names(spec)
     labels = {key: text for key, text in (metadata.get("labels") or {}).items() if key != GROUP_LABEL}
-    annotations = {key: text for key, text in annotations_of(template).items() if key not in {NOTE, BEFORE}}
-    init = [container for container in spec.get("initContainers") or [] if container["name"] != SIDECAR]
+    annotations = {
+        key: text
+        for key, text in annotations_of(template).items()
+        if key not in {IMAGE_ANNOTATION, REVERSE_PATCH_ANNOTATION}
+    }
+    init = [container for container in spec.get("initContainers") or [] if container["name"] != SIDECAR_CONTAINER]
     volumes = [volume for volume in spec.get("volumes") or [] if volume["name"] not in own]
-    containers = [_undrained(container) for container in spec["containers"]]
-    bare = _set(spec, initContainers=init, volumes=volumes, containers=containers)
-    return _set(template, metadata=_set(metadata, labels=labels, annotations=annotations), spec=bare)
+    containers = [_without_drain_hook(container) for container in spec["containers"]]
+    bare = _replace_parts(spec, initContainers=init, volumes=volumes, containers=containers)
+    return _replace_parts(
+        template, metadata=_replace_parts(metadata, labels=labels, annotations=annotations), spec=bare
+    )
 
 
-def _undrained(container: Object) -> Object:
+def _without_drain_hook(container: JsonObject) -> JsonObject:
     lifecycle = container.get("lifecycle") or {}
     request = (lifecycle.get("preStop") or {}).get("httpGet") or {}
-    if request.get("path") not in {_DRAIN, _DRAINED} or request.get("port") != REPORT_PORT:
+    if request.get("path") not in {_DRAIN_PATH, _DRAINED_PATH} or request.get("port") != REPORT_PORT:
         return container
-    return _set(container, lifecycle=_set(lifecycle, preStop=None))
+    return _replace_parts(container, lifecycle=_replace_parts(lifecycle, preStop=None))
 
 
-def _set(mapping: Mapping[str, Any], **parts: Any) -> Object:
+def _replace_parts(mapping: Mapping[str, Any], **parts: Any) -> JsonObject:
     """Return a mapping with these parts replaced; empty parts are removed."""
     changed = {**mapping, **parts}
     return {key: part for key, part in changed.items() if part or key not in parts}
 
 
-def _refuse_namesakes(spec: Object, part: SidecarPart) -> None:
-    if any(container["name"] == SIDECAR for container in spec["containers"]):
-        raise InvalidSpecError(f"spec.template.spec.containers has a {SIDECAR}, as the sidecar is called; rename it")
+def _reject_name_clashes(spec: JsonObject, part: SidecarPart) -> None:
+    if any(container["name"] == SIDECAR_CONTAINER for container in spec["containers"]):
+        raise InvalidSpecError(
+            f"spec.template.spec.containers has a {SIDECAR_CONTAINER}, as the sidecar is called; rename it"
+        )
     for name in sorted(
         {volume["name"] for volume in part.volumes} & {volume["name"] for volume in spec.get("volumes") or []}
     ):

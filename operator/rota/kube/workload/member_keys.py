@@ -19,17 +19,24 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from rota.kube.client.api import Api, ApiError, NoResponseError
-from rota.kube.client.objects import GROUP_LABEL, KEY_MARK, Metadata, Object, Pod, key_secret_of
+from rota.kube.client.objects import (
+    GROUP_LABEL,
+    KEY_FINGERPRINT_ANNOTATION,
+    Metadata,
+    PartialObjectMetadata,
+    Pod,
+    key_secret_name,
+)
 from rota.kube.client.paths import collection_path, object_path
 from rota.kube.state.group import Group
 from rota.kube.state.member_problems import unauthenticated_pods
-from rota.kube.workload.deployment_manifest import OURS, owner
-from rota.model import Reason, Verdict, plain
-from rota.signing import KEY_BYTES, fingerprint, group_key
+from rota.kube.workload.deployment_manifest import MANAGED_BY_LABELS, owner_reference
+from rota.model import Finding, Reason, single_line
+from rota.signing import KEY_BYTES, derive_group_key, fingerprint
 from rota.timestamps import format_time, parse_time
 
-PREVIOUS_HOLDS_SECONDS = 600.0
-LOOK_SECONDS = 15.0  # between reads of the operator's Secret
+PREVIOUS_KEY_VALID_SECONDS = 600.0
+REREAD_SECONDS = 15.0  # between reads of the operator's Secret
 RETRY_SECONDS = 2.0  # until it was read for the first time
 LOAD_TRIES = 5  # before the operator may lead without its key
 REWRITE_SECONDS = 60.0  # until a group's Secret is written again, in case it was deleted
@@ -42,11 +49,11 @@ class OperatorKeys(NamedTuple):
 
     current: bytes
     previous: bytes = b""
-    changed: int = 0  # creation time of the current key, in seconds since 1970
+    changed_at: int = 0  # creation time of the current key, in seconds since 1970
 
-    def of_group(self, uid: str) -> tuple[bytes, ...]:
+    def group_keys(self, uid: str) -> tuple[bytes, ...]:
         """Return the keys of a group, the current one first."""
-        return tuple(group_key(key, uid) for key in (self.current, self.previous) if key)
+        return tuple(derive_group_key(key, uid) for key in (self.current, self.previous) if key)
 
 
 class _Secret(msgspec.Struct):
@@ -55,11 +62,11 @@ class _Secret(msgspec.Struct):
 
 
 @dataclass
-class _Written:
+class _WrittenSecret:
     """The content last written to a group's Secret."""
 
     keys: tuple[bytes, ...]
-    at: float
+    written_at: float
 
 
 class MemberKeys:
@@ -70,11 +77,11 @@ class MemberKeys:
         self._api = api
         self._namespace, self._name = namespace, name
         self._keys: OperatorKeys | None = None
-        self._written: WeakKeyDictionary[Group, _Written] = WeakKeyDictionary()
+        self._written: WeakKeyDictionary[Group, _WrittenSecret] = WeakKeyDictionary()
 
-    def of(self, group_uid: str) -> tuple[bytes, ...]:
+    def keys_of(self, group_uid: str) -> tuple[bytes, ...]:
         """Return the keys of the group with that uid, the current one first."""
-        return self._keys.of_group(group_uid) if self._keys else ()
+        return self._keys.group_keys(group_uid) if self._keys else ()
 
     # The operator's Secret.
 
@@ -84,22 +91,22 @@ class MemberKeys:
         An operator without the key can lead: it ignores reports of members that sign, but counts no member as lost.
         """
         for _ in range(LOAD_TRIES):
-            if await self._look(may_write=False):
+            if await self._refresh(may_write=False):
                 return
             await asyncio.sleep(RETRY_SECONDS)
 
-    async def run(self, leads: Callable[[], bool], changed: Callable[[], None]) -> NoReturn:
+    async def run(self, is_leading: Callable[[], bool], on_change: Callable[[], None]) -> NoReturn:
         """Read the keys periodically, and call `changed` when the valid keys change; only the leader rotates them."""
         while True:
-            await asyncio.sleep(LOOK_SECONDS if self._keys else RETRY_SECONDS)
+            await asyncio.sleep(REREAD_SECONDS if self._keys else RETRY_SECONDS)
             previous = self._keys
-            if await self._look(may_write=leads()) and self._keys != previous:
+            if await self._refresh(may_write=is_leading()) and self._keys != previous:
                 _log.info("The operator's keys have changed; the leader writes the groups' Secrets")
-                changed()
+                on_change()
 
-    async def _look(self, *, may_write: bool) -> bool:
+    async def _refresh(self, *, may_write: bool) -> bool:
         try:
-            keys = await self._renew(may_write=may_write)
+            keys = await self._load_or_rotate(may_write=may_write)
         except (ApiError, NoResponseError) as error:
             place = f"{self._namespace}/{self._name}"
             _log.warning("The Secret %s with the operator's key cannot be read or written: %s", place, error)
@@ -109,29 +116,29 @@ class MemberKeys:
         self._keys = keys
         return True
 
-    async def _renew(self, *, may_write: bool) -> OperatorKeys | None:
+    async def _load_or_rotate(self, *, may_write: bool) -> OperatorKeys | None:
         """Return the valid keys, creating a missing one; None if another operator has written the Secret meanwhile."""
-        secret = await self._read()
+        secret = await self._read_secret()
         data = secret.data if secret else {}
         keys = valid_keys(data, self._keys, int(datetime.now(UTC).timestamp()))
-        if not may_write and _key(data.get("current", "")):
+        if not may_write and _decode_key(data.get("current", "")):
             return keys
         if not may_write and self._keys:  # the leader creates the missing key
             return self._keys
-        renewed = _data_of(keys)
-        return keys if data == renewed or await self._write(secret, renewed) else None
+        renewed = _secret_data(keys)
+        return keys if data == renewed or await self._write_secret(secret, renewed) else None
 
-    async def _read(self) -> _Secret | None:
+    async def _read_secret(self) -> _Secret | None:
         try:
             return await self._api.get(object_path("secrets", self._namespace, self._name), _Secret)
         except ApiError as error:
-            if error.unknown:
+            if error.is_not_found:
                 return None
             raise
 
-    async def _write(self, secret: _Secret | None, data: dict[str, str]) -> bool:
+    async def _write_secret(self, secret: _Secret | None, data: dict[str, str]) -> bool:
         """Write the operator's Secret; return False if another operator has written it meanwhile."""
-        metadata: dict[str, Any] = {"name": self._name, "labels": {**OURS}}
+        metadata: dict[str, Any] = {"name": self._name, "labels": {**MANAGED_BY_LABELS}}
         body = {"apiVersion": "v1", "kind": "Secret", "type": "Opaque", "metadata": metadata, "data": data}
         try:
             if secret is None:
@@ -144,54 +151,56 @@ class MemberKeys:
                 }
                 await self._api.replace(object_path("secrets", self._namespace, self._name), body, msgspec.Raw)
         except ApiError as error:
-            if error.conflict:
+            if error.is_conflict:
                 return False
             raise
         return True
 
     # The groups' Secrets.
 
-    async def keep(self, group: Group) -> int:
+    async def sync(self, group: Group) -> int:
         """Give the valid keys to a group's members; return the number of writes."""
-        writes, keys = await self.keep_secret(group), self.of(group.uid)
+        writes, keys = await self.sync_secret(group), self.keys_of(group.uid)
         if group.body is None or not keys:
             return writes
         return writes + sum(
-            await asyncio.gather(*(self._mark(pod, keys[0]) for pod in unauthenticated_pods(group.pods)))
+            await asyncio.gather(*(self._annotate_pod(pod, keys[0]) for pod in unauthenticated_pods(group.pods)))
         )
 
-    async def _mark(self, pod: Pod, key: bytes) -> int:
+    async def _annotate_pod(self, pod: Pod, key: bytes) -> int:
         """Annotate a pod, once for each key, so that its kubelet reads the Secret at once; return the requests sent."""
         mark = fingerprint(key)
-        if pod.metadata.annotations.get(KEY_MARK) == mark:
+        if pod.metadata.annotations.get(KEY_FINGERPRINT_ANNOTATION) == mark:
             return 0
-        body = {"metadata": {"uid": pod.metadata.uid, "annotations": {KEY_MARK: mark}}}
+        body = {"metadata": {"uid": pod.metadata.uid, "annotations": {KEY_FINGERPRINT_ANNOTATION: mark}}}
         try:
-            await self._api.merge(object_path("pods", *pod.metadata.key), body, Object)
+            await self._api.merge_patch(object_path("pods", *pod.metadata.key), body, PartialObjectMetadata)
         except (ApiError, NoResponseError) as error:
             _log.info("Could not annotate pod %s with its key's fingerprint: %s", pod.metadata.name, error)
         return 1
 
-    async def keep_secret(self, group: Group) -> int:
+    async def sync_secret(self, group: Group) -> int:
         """Write a group's Secret if the valid keys have changed, and periodically while it may be missing."""
-        keys = self.of(group.uid)
+        keys = self.keys_of(group.uid)
         if group.body is None or not keys:
             return 0
         written, now = self._written.get(group), asyncio.get_running_loop().time()
         is_due = (
             written is None
             or written.keys != keys
-            or (now - written.at >= REWRITE_SECONDS and (group.key_problems or unauthenticated_pods(group.pods)))
+            or (
+                now - written.written_at >= REWRITE_SECONDS and (group.key_problems or unauthenticated_pods(group.pods))
+            )
         )
         if not is_due:
             return 0
-        self._written[group] = _Written(keys, now)
+        self._written[group] = _WrittenSecret(keys, now)
         try:
             await self._write_group_secret(group, keys)
         except (ApiError, NoResponseError) as error:
-            name, reason = key_secret_of(group.name), plain(str(error))
+            name, reason = key_secret_name(group.name), single_line(str(error))
             message = f"The API server rejected the Secret {name}: {reason}"
-            group.key_problems = (Verdict(Reason.WRITE_REFUSED, message),)
+            group.key_problems = (Finding(Reason.WRITE_REFUSED, message),)
         else:
             group.key_problems = ()
         return 1
@@ -200,10 +209,10 @@ class MemberKeys:
         """Replace or create the Secret. The response to a patch would show the old content, which must stay unread."""
         body = group_secret(group, keys)
         try:
-            path = object_path("secrets", group.namespace, key_secret_of(group.name))
+            path = object_path("secrets", group.namespace, key_secret_name(group.name))
             await self._api.replace(path, body, msgspec.Raw)
         except ApiError as error:
-            if not error.unknown:
+            if not error.is_not_found:
                 raise
             await self._api.create(collection_path("secrets", group.namespace), body, msgspec.Raw)
 
@@ -213,12 +222,12 @@ def valid_keys(data: dict[str, str], loaded: OperatorKeys | None, now: int) -> O
 
     The previous key stays valid for a while: that of `loaded`, or else the copy in the Secret, after a restart.
     """
-    current, previous = _key(data.get("current", "")), _key(data.get("previous", ""))
+    current, previous = _decode_key(data.get("current", "")), _decode_key(data.get("previous", ""))
     if not current:
-        last = loaded.current if loaded else _key(data.get("last", ""))
+        last = loaded.current if loaded else _decode_key(data.get("last", ""))
         return OperatorKeys(secrets.token_bytes(KEY_BYTES), last, now)
-    changed = _time(data.get("changed", ""))
-    return OperatorKeys(current, previous if now - changed < PREVIOUS_HOLDS_SECONDS else b"", changed)
+    changed = _decode_time(data.get("changed", ""))
+    return OperatorKeys(current, previous if now - changed < PREVIOUS_KEY_VALID_SECONDS else b"", changed)
 
 
 def group_secret(group: Group, keys: tuple[bytes, ...]) -> dict[str, Any]:
@@ -230,38 +239,38 @@ def group_secret(group: Group, keys: tuple[bytes, ...]) -> dict[str, Any]:
         "kind": "Secret",
         "type": "Opaque",
         "metadata": {
-            "name": key_secret_of(group.name),
+            "name": key_secret_name(group.name),
             "namespace": group.namespace,
-            "labels": {GROUP_LABEL: group.name, **OURS},
-            "ownerReferences": [owner(group.body)],
+            "labels": {GROUP_LABEL: group.name, **MANAGED_BY_LABELS},
+            "ownerReferences": [owner_reference(group.body)],
         },
-        "data": {name: _encoded(key) for name, key in zip(names, keys, strict=False)},
+        "data": {name: _encode(key) for name, key in zip(names, keys, strict=False)},
     }
 
 
-def _data_of(keys: OperatorKeys) -> dict[str, str]:
-    changed = format_time(keys.changed, "seconds").encode()
-    previous = {"previous": _encoded(keys.previous)} if keys.previous else {}
-    current = _encoded(keys.current)
-    return {"current": current, "last": current, **previous, "changed": _encoded(changed)}
+def _secret_data(keys: OperatorKeys) -> dict[str, str]:
+    changed = format_time(keys.changed_at, "seconds").encode()
+    previous = {"previous": _encode(keys.previous)} if keys.previous else {}
+    current = _encode(keys.current)
+    return {"current": current, "last": current, **previous, "changed": _encode(changed)}
 
 
-def _encoded(value: bytes) -> str:
+def _encode(value: bytes) -> str:
     return base64.b64encode(value).decode()
 
 
-def _decoded(text: str) -> bytes:
+def _decode(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except ValueError:
         return b""
 
 
-def _key(text: str) -> bytes:
+def _decode_key(text: str) -> bytes:
     """Return the decoded key; an invalid one counts as removed."""
-    key = _decoded(text)
+    key = _decode(text)
     return key if len(key) == KEY_BYTES else b""
 
 
-def _time(text: str) -> int:
-    return max(0, int(parse_time(_decoded(text).decode(errors="replace")) or 0))
+def _decode_time(text: str) -> int:
+    return max(0, int(parse_time(_decode(text).decode(errors="replace")) or 0))

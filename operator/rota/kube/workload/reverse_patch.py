@@ -10,8 +10,8 @@ import msgspec
 from msgspec import Meta
 
 _Path = Annotated[list[str | int], Meta(min_length=1)]
-_Perhaps = Annotated[list[Any], Meta(max_length=1)]  # a list of one value; empty if it is absent
-_Entry = tuple[_Path, _Perhaps, _Perhaps]  # path, patched value, original value
+_OptionalValue = Annotated[list[Any], Meta(max_length=1)]  # a list of one value; empty if it is absent
+_Entry = tuple[_Path, _OptionalValue, _OptionalValue]  # path, patched value, original value
 
 
 def make_patch(patched: Any, original: Any) -> str:
@@ -20,14 +20,14 @@ def make_patch(patched: Any, original: Any) -> str:
     return msgspec.json.encode(entries).decode() if entries else ""
 
 
-def apply_patch(current: Any, note: str) -> Any:
+def apply_patch(current: Any, patch: str) -> Any:
     """Return the original value; a note that cannot be decoded changes nothing."""
     try:
-        entries = msgspec.json.decode(note, type=list[_Entry]) if note else []
+        entries = msgspec.json.decode(patch, type=list[_Entry]) if patch else []
     except (msgspec.DecodeError, RecursionError):
         return current
     for path, patched, original in entries:
-        current = _restored(current, path, patched, original)
+        current = _restore(current, path, patched, original)
     return current
 
 
@@ -56,12 +56,12 @@ def _value_at(value: Any, key: Any) -> list[Any]:
     return [value[key]] if is_present else []
 
 
-def _restored(current: Any, path: list[Any], patched: list[Any], original: list[Any]) -> Any:
+def _restore(current: Any, path: list[Any], patched: list[Any], original: list[Any]) -> Any:
     key, *deeper = path
     present = _value_at(current, key)
     restored = original if present == patched else present
     if deeper:
-        restored = [_restored(value, deeper, patched, original) for value in present]
+        restored = [_restore(value, deeper, patched, original) for value in present]
     if isinstance(current, dict):
         items = {name: value for name, value in current.items() if restored or name != key}  # keeps the order
         return {**items, key: restored[0]} if restored else items

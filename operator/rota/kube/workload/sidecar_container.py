@@ -5,21 +5,28 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, Final, NamedTuple, Self
 
-from rota.kube.client.objects import CONTROL, CONTROL_PORT, DOCUMENTS, KEY, REPORT_PORT, key_secret_of, record_of
-from rota.kube.client.pod_status import SIDECAR
+from rota.kube.client.objects import (
+    ASSIGNMENT_MOUNT_PATH,
+    CONTROL_PORT,
+    CONTROL_PORT_NAME,
+    KEY_MOUNT_PATH,
+    REPORT_PORT,
+    assignment_name,
+    key_secret_name,
+)
+from rota.kube.client.pod_status import SIDECAR_CONTAINER
 from rota.spec import GroupSpec, Reference
 
-Object = dict[str, Any]  # of JSON
+JsonObject = dict[str, Any]  # of JSON
 
 IMAGE: Final = "ghcr.io/rota-dev/rota-sidecar"
-STATE: Final = "/var/lib/rota"
-RUN: Final = "/run/rota"  # directory of the socket for the sidecar's preStop hook
-STATE_LIMIT: Final = (
-    "256Mi"  # the kubelet evicts a pod above it; the sidecar stops writing at limited_files.QUOTA_BYTES, below it
-)
-_TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105 - a path, not a secret
-_RESOURCES = {"requests": {"cpu": "20m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}}
-_SECURITY = {  # of the container, because the pod's may be weaker
+STATE_MOUNT_PATH: Final = "/var/lib/rota"
+RUN_MOUNT_PATH: Final = "/run/rota"  # directory of the socket for the sidecar's preStop hook
+# The kubelet evicts a pod above it; the sidecar stops writing at limited_files.QUOTA_BYTES, below it.
+STATE_SIZE_LIMIT: Final = "256Mi"
+_TOKEN_MOUNT_PATH = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105 - a path, not a secret
+_DEFAULT_RESOURCES = {"requests": {"cpu": "20m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}}
+_SECURITY_CONTEXT = {  # of the container, because the pod's may be weaker
     "runAsNonRoot": True,
     "runAsUser": 65532,
     "runAsGroup": 65532,
@@ -42,7 +49,7 @@ VOLUME_NAMES: Final = {
 }
 
 
-def newest_image() -> str:
+def default_image() -> str:
     """Return the sidecar image of this version."""
     return f"{IMAGE}:{version('rota-operator')}"
 
@@ -59,80 +66,86 @@ class SidecarSpec:
     client_secret: str = ""
 
     @classmethod
-    def of(cls, spec: GroupSpec, image: str, drain_timeout: float) -> Self:
+    def from_spec(cls, spec: GroupSpec, image: str, drain_timeout: float) -> Self:
         """Return the settings that a group's spec asks for."""
         rocketmq = spec.broker.rocketmq
         return cls(
             image=image,
             drain_timeout=drain_timeout,
             resources=spec.sidecar.resources,
-            credentials_secret=_name(rocketmq.credentials_secret),
-            ca_secret=_name(rocketmq.tls.ca_secret),
-            client_secret=_name(rocketmq.tls.client_secret),
+            credentials_secret=_secret_name(rocketmq.credentials_secret),
+            ca_secret=_secret_name(rocketmq.tls.ca_secret),
+            client_secret=_secret_name(rocketmq.tls.client_secret),
         )
 
 
-def _name(secret: Reference | None) -> str:
+def _secret_name(secret: Reference | None) -> str:
     return secret.name if secret else ""
 
 
 class SidecarPart(NamedTuple):
     """The injected part of a pod template: the sidecar, and the volumes that only the sidecar mounts."""
 
-    container: Object
-    volumes: list[Object]
+    container: JsonObject
+    volumes: list[JsonObject]
 
 
-class _Volume(NamedTuple):
+class _SidecarVolume(NamedTuple):
     """A volume of the sidecar, and its mount path."""
 
     name: str
-    path: str
-    source: Object
-    told: str = ""  # the environment variable with the path
+    mount_path: str
+    source: JsonObject
+    env_name: str = ""  # the environment variable with the path
 
 
-def new_part(template: Object, group: str, sidecar: SidecarSpec) -> SidecarPart:
+def build_part(template: JsonObject, group: str, sidecar: SidecarSpec) -> SidecarPart:
     """Return the sidecar as this version injects it."""
     volumes = [*_volumes(group, sidecar)]
-    mounts: list[Object] = [{"name": volume.name, "mountPath": volume.path, "readOnly": True} for volume in volumes]
-    app_mount = _state_of_app(template["spec"])
-    state = _Volume("rota-state", STATE, {"emptyDir": {"sizeLimit": STATE_LIMIT}}, "ROTA_STATE")
-    run = _Volume("rota-run", RUN, {"emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}, "ROTA_RUN")
-    mounts.append(app_mount or {"name": state.name, "mountPath": state.path})
-    mounts.append({"name": run.name, "mountPath": run.path})
-    paths = {volume.told: volume.path for volume in [*volumes, state, run] if volume.told}
+    mounts: list[JsonObject] = [
+        {"name": volume.name, "mountPath": volume.mount_path, "readOnly": True} for volume in volumes
+    ]
+    app_mount = _app_state_mount(template["spec"])
+    state = _SidecarVolume("rota-state", STATE_MOUNT_PATH, {"emptyDir": {"sizeLimit": STATE_SIZE_LIMIT}}, "ROTA_STATE")
+    run = _SidecarVolume("rota-run", RUN_MOUNT_PATH, {"emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}, "ROTA_RUN")
+    mounts.append(app_mount or {"name": state.name, "mountPath": state.mount_path})
+    mounts.append({"name": run.name, "mountPath": run.mount_path})
+    paths = {volume.env_name: volume.mount_path for volume in [*volumes, state, run] if volume.env_name}
     added = [*volumes, *([] if app_mount else [state]), run]
     return SidecarPart(_container(sidecar, paths, mounts), [{"name": volume.name, **volume.source} for volume in added])
 
 
-def _volumes(group: str, sidecar: SidecarSpec) -> Iterator[_Volume]:
+def _volumes(group: str, sidecar: SidecarSpec) -> Iterator[_SidecarVolume]:
     """Yield the volumes that the sidecar only reads."""
-    documents = {"configMap": {"name": record_of(group), "optional": True}}  # pods may start before the first one
-    yield _Volume("rota-documents", DOCUMENTS, documents, "ROTA_DOCUMENTS")
-    yield _Volume("rota-key", KEY, {"secret": {"secretName": key_secret_of(group), "optional": True}}, "ROTA_KEY")
+    documents = {"configMap": {"name": assignment_name(group), "optional": True}}  # pods may start before the first one
+    yield _SidecarVolume("rota-documents", ASSIGNMENT_MOUNT_PATH, documents, "ROTA_DOCUMENTS")
+    yield _SidecarVolume(
+        "rota-key", KEY_MOUNT_PATH, {"secret": {"secretName": key_secret_name(group), "optional": True}}, "ROTA_KEY"
+    )
     if sidecar.credentials_secret:
         source = {"secret": {"secretName": sidecar.credentials_secret}}
-        yield _Volume("rota-credentials", "/etc/rota-credentials", source, "ROTA_CREDENTIALS")
+        yield _SidecarVolume("rota-credentials", "/etc/rota-credentials", source, "ROTA_CREDENTIALS")
     if sidecar.ca_secret:
-        yield _Volume("rota-ca", "/etc/rota-ca", {"secret": {"secretName": sidecar.ca_secret}}, "ROTA_CA")
+        yield _SidecarVolume("rota-ca", "/etc/rota-ca", {"secret": {"secretName": sidecar.ca_secret}}, "ROTA_CA")
     if sidecar.client_secret:
         source = {"secret": {"secretName": sidecar.client_secret}}
-        yield _Volume("rota-client", "/etc/rota-client", source, "ROTA_CLIENT")
-    yield _Volume("rota-no-token", _TOKEN, {"emptyDir": {}})  # hides the pod's token from this container
+        yield _SidecarVolume("rota-client", "/etc/rota-client", source, "ROTA_CLIENT")
+    yield _SidecarVolume(
+        "rota-no-token", _TOKEN_MOUNT_PATH, {"emptyDir": {}}
+    )  # hides the pod's token from this container
 
 
-def _state_of_app(spec: Object) -> Object | None:
+def _app_state_mount(spec: JsonObject) -> JsonObject | None:
     """Return the mount of a volume that the app provides at STATE: the sidecar then keeps its state on it."""
     for container in [*spec["containers"], *(spec.get("initContainers") or [])]:
         for mount in container.get("volumeMounts") or []:
-            if mount["mountPath"].rstrip("/") == STATE:
+            if mount["mountPath"].rstrip("/") == STATE_MOUNT_PATH:
                 source = {key: mount[key] for key in ("name", "subPath", "subPathExpr") if key in mount}
-                return {**source, "mountPath": STATE}
+                return {**source, "mountPath": STATE_MOUNT_PATH}
     return None
 
 
-def _container(sidecar: SidecarSpec, paths: Mapping[str, str], mounts: list[Object]) -> Object:
+def _container(sidecar: SidecarSpec, paths: Mapping[str, str], mounts: list[JsonObject]) -> JsonObject:
     fields = {
         "POD_NAME": "metadata.name",
         "POD_NAMESPACE": "metadata.namespace",
@@ -141,7 +154,7 @@ def _container(sidecar: SidecarSpec, paths: Mapping[str, str], mounts: list[Obje
         "HOST_IP": "status.hostIP",
     }
     return {
-        "name": SIDECAR,
+        "name": SIDECAR_CONTAINER,
         "image": sidecar.image,
         "command": ["python", "-m", "rota.sidecar"],
         "restartPolicy": "Always",  # this makes it a sidecar: it starts before the app and ends after it
@@ -151,19 +164,19 @@ def _container(sidecar: SidecarSpec, paths: Mapping[str, str], mounts: list[Obje
         ],
         "ports": [
             {"name": "rota-report", "containerPort": REPORT_PORT},
-            {"name": CONTROL, "containerPort": CONTROL_PORT},
+            {"name": CONTROL_PORT_NAME, "containerPort": CONTROL_PORT},
         ],
         "lifecycle": {"preStop": {"exec": {"command": ["python", "-m", "rota.sidecar.prestop"]}}},
         "startupProbe": _probe("/healthz", period=1, timeout=2, failures=60),
         "readinessProbe": _probe("/readyz", period=1, timeout=1, failures=2),  # a hanging one loses Ready within 4 s
         "livenessProbe": _probe("/healthz", period=10, timeout=5, failures=6),
-        "resources": dict(sidecar.resources) or _RESOURCES,
-        "securityContext": _SECURITY,
+        "resources": dict(sidecar.resources) or _DEFAULT_RESOURCES,
+        "securityContext": _SECURITY_CONTEXT,
         "volumeMounts": mounts,
     }
 
 
-def _probe(path: str, *, period: int, timeout: int, failures: int) -> Object:
+def _probe(path: str, *, period: int, timeout: int, failures: int) -> JsonObject:
     """Return an HTTP probe; it names no host, so the kubelet requests the pod's own address."""
     timing = {"periodSeconds": period, "timeoutSeconds": timeout, "failureThreshold": failures}
     return {"httpGet": {"path": path, "port": REPORT_PORT}, **timing}

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from rota.model import plain
+from rota.model import single_line
 from rota.spec import InvalidSpecError
 
 
@@ -58,4 +58,4 @@ def check_template(template: Mapping[str, Any]) -> None:
         message, _, path = str(error).partition(" - at ")
         where = path.strip("`").rpartition("$")[2]
         text = f"spec.template{where}: {message[0].lower()}{message[1:]}".replace("`", "")
-        raise InvalidSpecError(plain(text)) from None
+        raise InvalidSpecError(single_line(text)) from None

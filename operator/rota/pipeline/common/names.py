@@ -2,9 +2,9 @@
 
 from rota.spec.names import is_dns_subdomain
 
-_LONGEST = 240  # characters; with .yaml it still fits into the name of a file
+_MAX_NAME_CHARACTERS = 240  # characters; with .yaml it still fits into the name of a file
 
 
 def is_manifest_name(name: str) -> bool:
     """Return whether a Kubernetes object and the file of its manifest can have this name."""
-    return len(name) <= _LONGEST and is_dns_subdomain(name)
+    return len(name) <= _MAX_NAME_CHARACTERS and is_dns_subdomain(name)

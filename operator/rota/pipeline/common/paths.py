@@ -7,7 +7,7 @@ import re
 from datetime import date
 from pathlib import Path
 
-KINDS = (  # kinds of journal records; a lake has a folder for each kind
+RECORD_KINDS = (  # kinds of journal records; a lake has a folder for each kind
     "membership",
     "plan",
     "handover",
@@ -19,22 +19,24 @@ KINDS = (  # kinds of journal records; a lake has a folder for each kind
     "redelivered",
     "gap",
 )
-FOLDERS = (*KINDS, "quarantine")
+TABLE_FOLDERS = (*RECORD_KINDS, "quarantine")
 
-ANY_DAY, DAYS, HOURS = "date=*", "date=????-??-??", "??-*.jsonl"
-FILE = re.compile(r"date=(\d{4}-\d\d-\d\d)/(([01]\d|2[0-3])-.+\.jsonl)", re.ASCII)
-EXAMPLE = "date=2026-11-21/08-NAME.jsonl"
-HOUR_LETTERS = len("2026-11-21T08")
-ADVICE = "# `rota pipeline recommend` recommends policy "  # first line of our manifests; others are users' files
+ANY_DATE_GLOB, DAY_GLOB, HOUR_FILE_GLOB = "date=*", "date=????-??-??", "??-*.jsonl"
+HOUR_FILE_PATTERN = re.compile(r"date=(\d{4}-\d\d-\d\d)/(([01]\d|2[0-3])-.+\.jsonl)", re.ASCII)
+EXAMPLE_FILE = "date=2026-11-21/08-NAME.jsonl"
+HOUR_CHARACTERS = len("2026-11-21T08")
+MANIFEST_FIRST_LINE = (
+    "# `rota pipeline recommend` recommends policy "  # first line of our manifests; others are users' files
+)
 
 
-def file_of(hour: str, writer: str) -> str:
+def hour_file(hour: str, writer: str) -> str:
     """Return the path of an hour's file (2026-11-21T08), relative to the journal's folder."""
     day, _, number = hour.partition("T")
     return f"date={day}/{number}-{writer}.jsonl"
 
 
-def day_of(name: str) -> date | None:
+def parse_day(name: str) -> date | None:
     """Return the day of a partition folder; None if the name has no valid day."""
     try:
         return date.fromisoformat(name.removeprefix("date="))
@@ -42,19 +44,19 @@ def day_of(name: str) -> date | None:
         return None
 
 
-def days_since(folder: Path, since: date) -> list[str]:
+def day_folders_since(folder: Path, since: date) -> list[str]:
     """Return the names of a journal's folders for the day `since` and later days."""
-    return [path.name for path in folder.glob(DAYS) if (day_of(path.name) or date.min) >= since]
+    return [path.name for path in folder.glob(DAY_GLOB) if (parse_day(path.name) or date.min) >= since]
 
 
 def is_lake(folder: Path) -> bool:
     """Return whether a folder holds tables of a lake."""
-    return any((folder / table).is_dir() for table in FOLDERS)
+    return any((folder / table).is_dir() for table in TABLE_FOLDERS)
 
 
 def is_journal(folder: Path) -> bool:
     """Return whether a folder holds hourly files of a journal."""
-    return any(folder.glob(f"{DAYS}/{HOURS}"))
+    return any(folder.glob(f"{DAY_GLOB}/{HOUR_FILE_GLOB}"))
 
 
 def check_source(source: str) -> None:
@@ -63,17 +65,17 @@ def check_source(source: str) -> None:
     if not folder.is_dir():
         raise ValueError(f"{source} is no folder; give a journal's, or a lake that `rota pipeline ingest` wrote")
     if not is_lake(folder) and not is_journal(folder):
-        raise ValueError(f"{source} holds no journal ({EXAMPLE}) and no lake that `rota pipeline ingest` wrote")
+        raise ValueError(f"{source} holds no journal ({EXAMPLE_FILE}) and no lake that `rota pipeline ingest` wrote")
 
 
-def check_ingest(journal: Path, lake: Path, form: str) -> None:
+def check_ingest(journal: Path, lake: Path, table_format: str) -> None:
     """Raise ValueError if the journal has no files, or the lake cannot be continued in this format."""
     if not is_journal(journal):
-        raise ValueError(f"{journal} holds no journal: no file such as {EXAMPLE}")
-    tables = [table for table in FOLDERS if (lake / table).is_dir()]
+        raise ValueError(f"{journal} holds no journal: no file such as {EXAMPLE_FILE}")
+    tables = [table for table in TABLE_FOLDERS if (lake / table).is_dir()]
     if tables and not (lake / "_checkpoint" / "metadata").is_file():
         raise ValueError(f"{lake} has tables, but no _checkpoint, which knows what is in them; make the lake anew")
     if (lake / "_checkpoint").is_dir() and not (lake / "_inbox").is_dir():
         raise ValueError(f"{lake} has no _inbox any more, which knows what was taken; make the lake anew")
-    if any((lake / table / "_delta_log").is_dir() != (form == "delta") for table in tables):
+    if any((lake / table / "_delta_log").is_dir() != (table_format == "delta") for table in tables):
         raise ValueError(f"{lake} is a lake of the other format; go on with that, or choose another folder")

@@ -27,21 +27,21 @@ def _struct(**fields: DataType) -> StructType:
     return StructType([StructField(name.removesuffix("_"), kind) for name, kind in fields.items()])
 
 
-def _fact(**fields: DataType) -> StructType:
+def _record_schema(**fields: DataType) -> StructType:
     return _struct(group=_TEXT, at=_TIME, **fields, date=DateType())
 
 
 RANGES = _by_name(_by_name(_TEXT))  # ids such as 0-3,7 by topic and broker
 _OFFSETS = ArrayType(_COUNT)
-COLUMNS = _struct(ids=ArrayType(IntegerType()), first=_OFFSETS, last=_OFFSETS, committed=_OFFSETS)
+OFFSET_COLUMNS = _struct(ids=ArrayType(IntegerType()), first=_OFFSETS, last=_OFFSETS, committed=_OFFSETS)
 _PRESENT = _struct(uid=_TEXT, standing=_TEXT, room=_TEXT)
 _OWNER = _struct(uid=_TEXT, standing=_TEXT, queues=RANGES, room=_TEXT)
 _RELEASING = _struct(from_=_TEXT, fromUid=_TEXT, to=_TEXT, queues=RANGES)
 
 # Journal records by kind: their fields under the same names, and `date`, the UTC day of `at`.
-JOURNAL: dict[str, StructType] = {
-    "membership": _fact(generation=_COUNT, members=_by_name(_PRESENT)),
-    "plan": _fact(
+JOURNAL_SCHEMAS: dict[str, StructType] = {
+    "membership": _record_schema(generation=_COUNT, members=_by_name(_PRESENT)),
+    "plan": _record_schema(
         generation=_COUNT,
         strategy=_TEXT,
         reason=_TEXT,
@@ -50,7 +50,7 @@ JOURNAL: dict[str, StructType] = {
         queues=_COUNT,
         held=_TEXT,
     ),
-    "handover": _fact(
+    "handover": _record_schema(
         generation=_COUNT,
         act=_TEXT,
         proof=_TEXT,
@@ -61,8 +61,8 @@ JOURNAL: dict[str, StructType] = {
         toUid=_TEXT,
         queues=RANGES,
     ),
-    "obeyed": _fact(generation=_COUNT, member=_TEXT, uid=_TEXT, queues=RANGES),
-    "rebalance": _fact(
+    "obeyed": _record_schema(generation=_COUNT, member=_TEXT, uid=_TEXT, queues=RANGES),
+    "rebalance": _record_schema(
         generation=_COUNT,
         reason=_TEXT,
         outcome=_TEXT,
@@ -71,7 +71,7 @@ JOURNAL: dict[str, StructType] = {
         forced=_COUNT,
         seconds=_NUMBER,
     ),
-    "owners": _fact(
+    "owners": _record_schema(
         generation=_COUNT,
         model=_TEXT,
         ordering=_TEXT,
@@ -82,9 +82,9 @@ JOURNAL: dict[str, StructType] = {
         releasing=ArrayType(_RELEASING),
         unowned=RANGES,
     ),
-    "offsets": _fact(topics=_by_name(_by_name(COLUMNS)), verdicts=_by_name(_COUNT)),
-    "verdict": _fact(condition=_TEXT, status=_TEXT, reason=_TEXT, message=_TEXT),
-    "redelivered": _fact(
+    "offsets": _record_schema(topics=_by_name(_by_name(OFFSET_COLUMNS)), verdicts=_by_name(_COUNT)),
+    "verdict": _record_schema(condition=_TEXT, status=_TEXT, reason=_TEXT, message=_TEXT),
+    "redelivered": _record_schema(
         cause=_TEXT,
         messages=_COUNT,
         estimate=BooleanType(),
@@ -156,7 +156,7 @@ ROLLUP = _struct(
     complete=BooleanType(),
 )
 
-RECORDED = "recorded"  # name of the policy in force, beside the candidate policies
+RECORDED_POLICY = "recorded"  # name of the policy in force, beside the candidate policies
 
 # Result of replaying a group under a policy.
 RESULTS = _struct(

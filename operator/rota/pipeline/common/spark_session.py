@@ -9,17 +9,17 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 CORES = os.environ.get("ROTA_SPARK_CORES", "*")  # of this machine, unless spark-submit names a cluster
-_MANY = int(CORES) if CORES.isdigit() else os.cpu_count() or 1
+_CORE_COUNT = int(CORES) if CORES.isdigit() else os.cpu_count() or 1
 
-_PARTITIONS = "spark.sql.shuffle.partitions"
-_EACH = 16 * 2**20  # minimal bytes of source files per partition
+_SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
+_MIN_PARTITION_BYTES = 16 * 2**20  # minimal bytes of source files per partition
 
 SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.driver.memory": os.environ.get("ROTA_SPARK_MEMORY", "2g"),
     # Many, so that one partition fits in memory even with twenty million records; `fit` reduces the number for small
     # sources. For larger sources and clusters: spark-submit --conf spark.sql.shuffle.partitions=2000
-    _PARTITIONS: str(32 * _MANY),
+    _SHUFFLE_PARTITIONS: str(32 * _CORE_COUNT),
     "spark.shuffle.sort.bypassMergeThreshold": "16",  # otherwise each task writes a file per partition
     # Only explicit broadcasts. Spark would decide by a table's size on disk, and run out of memory.
     "spark.sql.autoBroadcastJoinThreshold": "-1",
@@ -42,7 +42,7 @@ def create_session(name: str, settings: dict[str, str] | None = None) -> SparkSe
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # otherwise workers run the first python3 on the path
     builder = SparkSession.builder.appName(name)
     for key, value in (
-        _submitted() if "PYSPARK_GATEWAY_PORT" in os.environ else _local_settings() | (settings or {})
+        _unsubmitted_settings() if "PYSPARK_GATEWAY_PORT" in os.environ else _local_settings() | (settings or {})
     ).items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
@@ -52,10 +52,10 @@ def create_session(name: str, settings: dict[str, str] | None = None) -> SparkSe
 
 def fit_partitions(spark: SparkSession, folder: Path) -> None:
     """Use fewer shuffle partitions for a small source: each costs milliseconds per step; keep a user's setting."""
-    default = int(SETTINGS[_PARTITIONS])
-    if spark.conf.get(_PARTITIONS) == str(default):
+    default = int(SETTINGS[_SHUFFLE_PARTITIONS])
+    if spark.conf.get(_SHUFFLE_PARTITIONS) == str(default):
         size = sum(map(_size, folder.rglob("[!._]*.*")))
-        spark.conf.set(_PARTITIONS, str(min(default, max(4 * _MANY, size // _EACH))))
+        spark.conf.set(_SHUFFLE_PARTITIONS, str(min(default, max(4 * _CORE_COUNT, size // _MIN_PARTITION_BYTES))))
 
 
 def _size(path: Path) -> int:
@@ -65,7 +65,7 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _submitted() -> dict[str, str]:
+def _unsubmitted_settings() -> dict[str, str]:
     """Return our settings without those passed to spark-submit, which ours would override."""
     submitted = SparkContext.getOrCreate().getConf()
     return {key: value for key, value in SETTINGS.items() if not submitted.contains(key)}

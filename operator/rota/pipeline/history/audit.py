@@ -8,31 +8,43 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from rota.pipeline.common.schemas import INTERVALS, VIOLATIONS
-from rota.pipeline.history.ordering import periods
-from rota.pipeline.history.ownership import NOBODY, OF_QUEUE, ORDER, QUEUE, OwnershipAccount, build_account, horizon
-from rota.pipeline.history.ranges import by_queue, seconds
+from rota.pipeline.history.ordering import assignment_periods
+from rota.pipeline.history.ownership import (
+    NOBODY,
+    QUEUE_COLUMNS,
+    QUEUE_PARTITION,
+    RECORD_ORDER,
+    OwnershipAccount,
+    build_account,
+    last_record_times,
+)
+from rota.pipeline.history.ranges import expand_by_queue, seconds_between
 from rota.pipeline.ingest.facts import Facts
 
-SERIOUS = ("TwoOwners", "Unproved")  # errors of the operator; other kinds concern the journal or the group
+OPERATOR_ERRORS = ("TwoOwners", "Unproved")  # errors of the operator; other kinds concern the journal or the group
 
 
-def intervals(facts: Facts, history: OwnershipAccount | None = None) -> DataFrame:
+def intervals(facts: Facts, account: OwnershipAccount | None = None) -> DataFrame:
     """Return the owners of each queue over time, one row per period (schemas.INTERVALS)."""
-    return _intervals((history or build_account(facts)).held, facts.obeyed)
+    return _build_intervals((account or build_account(facts)).holdings, facts.obeyed)
 
 
-def violations(facts: Facts, history: OwnershipAccount | None = None) -> DataFrame:
+def violations(facts: Facts, account: OwnershipAccount | None = None) -> DataFrame:
     """Return violations: two owners, grants without proof, queues without an owner, periods without information."""
-    history = history or build_account(facts)
-    candidates = F.filter(F.array(_two_owners(), _unproved(), _unknown()), lambda violation: violation.isNotNull())
-    of_holdings = history.held.select(*QUEUE, F.explode(candidates).alias("it")).select(*QUEUE, "it.*")
-    return of_holdings.unionByName(_neglected(unowned_by_assignment(history))).select(
+    account = account or build_account(facts)
+    candidates = F.filter(
+        F.array(_find_two_owners(), _find_unproved(), _find_unknown()), lambda violation: violation.isNotNull()
+    )
+    of_holdings = account.holdings.select(*QUEUE_COLUMNS, F.explode(candidates).alias("it")).select(
+        *QUEUE_COLUMNS, "it.*"
+    )
+    return of_holdings.unionByName(_find_unowned(unowned_by_assignment(account))).select(
         *(F.col(field.name).cast(field.dataType) for field in VIOLATIONS)
     )
 
 
-def _intervals(held: DataFrame, obeyed: DataFrame) -> DataFrame:
-    order = Window.partitionBy(*OF_QUEUE).orderBy(*ORDER)
+def _build_intervals(holdings: DataFrame, obeyed: DataFrame) -> DataFrame:
+    order = Window.partitionBy(*QUEUE_PARTITION).orderBy(*RECORD_ORDER)
     same = (
         F.col("before.uid").eqNullSafe(F.col("uid"))
         & F.col("before.stretch").eqNullSafe(F.col("stretch"))
@@ -41,14 +53,14 @@ def _intervals(held: DataFrame, obeyed: DataFrame) -> DataFrame:
     first = F.struct("life", "generation", "step", "at", "act", "began")
     last = F.struct("life", "generation", "step", F.col("at").alias("_at"), "until")
     spans = (
-        held.withColumn("began", _began())
+        holdings.withColumn("began", _handover_start())
         .withColumn("new", (~same).cast("int"))
         .withColumn("number", F.sum("new").over(order.rowsBetween(Window.unboundedPreceding, Window.currentRow)))
         .filter(F.col("uid").isNotNull())
-        .groupBy(*OF_QUEUE, "number", "member", "uid")
+        .groupBy(*QUEUE_PARTITION, "number", "member", "uid")
         .agg(F.min(first).alias("first"), F.max(last).alias("last"))
         .select(
-            *QUEUE,
+            *QUEUE_COLUMNS,
             "member",
             "uid",
             F.col("first.at").alias("since"),
@@ -58,16 +70,16 @@ def _intervals(held: DataFrame, obeyed: DataFrame) -> DataFrame:
             F.when(F.col("first.act").isNotNull(), F.col("first.began")).alias("began"),
         )
     )
-    obeyed_at = by_queue(obeyed.select("group", "generation", "uid", "at", "queues"))
-    obeyed_at = obeyed_at.groupBy(*QUEUE, "generation", "uid").agg(F.min("at").alias("obeyed"))
+    obeyed_at = expand_by_queue(obeyed.select("group", "generation", "uid", "at", "queues"))
+    obeyed_at = obeyed_at.groupBy(*QUEUE_COLUMNS, "generation", "uid").agg(F.min("at").alias("obeyed"))
     return (
-        spans.join(obeyed_at, [*QUEUE, "generation", "uid"], how="left")
-        .withColumn("seconds", seconds("began", "obeyed"))
+        spans.join(obeyed_at, [*QUEUE_COLUMNS, "generation", "uid"], how="left")
+        .withColumn("seconds", seconds_between("began", "obeyed"))
         .select(*(F.col(field.name).cast(field.dataType) for field in INTERVALS))
     )
 
 
-def _began() -> Column:
+def _handover_start() -> Column:
     """Return the start of the handover that ends with a grant; null if it is unknown, or the queue had no owner."""
     state = F.col("state")
     return F.when(state == "Releasing", F.col("revoked")).when(state == "Owned", F.col("at"))
@@ -83,7 +95,7 @@ def _violation(kind: str, *, since: Column, until: Column, members: Column, why:
     )
 
 
-def _two_owners() -> Column:
+def _find_two_owners() -> Column:
     """Find grants of queues that another member owned by all earlier records, and `owners` records with two owners."""
     granted = F.col("odds") & (F.col("act") == "Grant") & F.col("before.member").isNotNull()
     both = F.col("odds") & F.col("whole") & (F.col("before.epoch") == F.col("epoch"))
@@ -95,7 +107,7 @@ def _two_owners() -> Column:
     return F.when(granted | both, violation)
 
 
-def _unproved() -> Column:
+def _find_unproved() -> Column:
     """Find grants without proof that the previous owner released the queue or ended; Immediate groups need no proof."""
     cooperative = F.array_contains("modes", "Cooperative") & ~F.array_contains("modes", "Immediate")
     bare = (F.col("act") == "Grant") & (F.col("proof") == "None")
@@ -105,7 +117,7 @@ def _unproved() -> Column:
     return F.when(bare & ((F.col("state") == "Free") | cooperative), violation)
 
 
-def _unknown() -> Column:
+def _find_unknown() -> Column:
     """Find periods without a known owner: after a break, and before a record that contradicts earlier records."""
     torn = F.col("last") & F.col("ends_torn") & F.col("uid").isNotNull()
     since = F.when(torn, F.col("epoch_ends")).otherwise(F.col("cut"))
@@ -117,48 +129,50 @@ def _unknown() -> Column:
     )
 
 
-def unowned_periods(held: DataFrame) -> DataFrame:
+def unowned_periods(holdings: DataFrame) -> DataFrame:
     """Return the periods in which queues had no owner.
 
     The queue may be deleted: a period counts only if an `owners` record lists it as unowned, or it is granted later.
     """
     granted_later = F.col("next.act").isNotNull() & (F.col("next.state") == "Free") & ~F.col("next.odds")
-    order = Window.partitionBy(*OF_QUEUE).orderBy(*ORDER)
+    order = Window.partitionBy(*QUEUE_PARTITION).orderBy(*RECORD_ORDER)
     new = ~(F.lag("phase").over(order).eqNullSafe(NOBODY) & F.lag("until").over(order).eqNullSafe(F.col("at")))
     last = F.struct("life", "generation", "step", "at", "until")
     return (
-        held.withColumn("new", new.cast("int"))
+        holdings.withColumn("new", new.cast("int"))
         .withColumn("number", F.sum("new").over(order.rowsBetween(Window.unboundedPreceding, Window.currentRow)))
         .filter(F.col("phase") == NOBODY)
-        .groupBy(*OF_QUEUE, "number")
+        .groupBy(*QUEUE_PARTITION, "number")
         .agg(F.min("at").alias("since"), F.max(last).alias("last"), F.max(F.col("whole") | granted_later).alias("sure"))
         .filter("sure")
-        .select(*QUEUE, "since", F.col("last.until").alias("until"))
+        .select(*QUEUE_COLUMNS, "since", F.col("last.until").alias("until"))
     )
 
 
-def unowned_by_assignment(history: OwnershipAccount) -> DataFrame:
+def unowned_by_assignment(account: OwnershipAccount) -> DataFrame:
     """Return the periods in which queues of a plan had no owner: a row per assignment, with its number of members.
 
     A period that has not ended is cut at the group's last record.
     """
-    spans = unowned_periods(history.held).select(*QUEUE, F.col("since").alias("from"), F.col("until").alias("to"))
-    during = periods(history.told).filter(F.col("queues") > 0)
+    spans = unowned_periods(account.holdings).select(
+        *QUEUE_COLUMNS, F.col("since").alias("from"), F.col("until").alias("to")
+    )
+    during = assignment_periods(account.records).filter(F.col("queues") > 0)
     since = F.greatest("from", "since")
     until = F.least(F.coalesce("to", "horizon"), F.coalesce("until", "horizon"))
     return (
         spans.join(during, "group", how="inner")
-        .join(horizon(history.seen), "group", how="inner")
-        .select(*QUEUE, "from", "to", "members", since.alias("since"), until.alias("until"))
+        .join(last_record_times(account.hours), "group", how="inner")
+        .select(*QUEUE_COLUMNS, "from", "to", "members", since.alias("since"), until.alias("until"))
         .filter(F.col("since") < F.col("until"))
     )
 
 
-def _neglected(free: DataFrame) -> DataFrame:
+def _find_unowned(unowned: DataFrame) -> DataFrame:
     """Find queues that had no owner while the group had members."""
-    spans = free.filter(F.col("members") > 0).groupBy(*QUEUE, "from", "to")
+    spans = unowned.filter(F.col("members") > 0).groupBy(*QUEUE_COLUMNS, "from", "to")
     neglected = spans.agg(F.min("since").alias("since"), F.max("until").alias("until"))
     until = F.when(F.col("to").isNull() | (F.col("until") < F.col("to")), F.col("until")).otherwise(F.col("to"))
     no_members, why = F.array().cast("array<string>"), F.lit("Nobody had it, and members were there")
     violation = _violation("Unowned", since=F.col("since"), until=until, members=no_members, why=why)
-    return neglected.select(*QUEUE, violation.alias("it")).select(*QUEUE, "it.*")
+    return neglected.select(*QUEUE_COLUMNS, violation.alias("it")).select(*QUEUE_COLUMNS, "it.*")

@@ -19,20 +19,20 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DoubleType, LongType, StringType, StructField, StructType, TimestampType
 
 from rota import lag_columns
-from rota.lag import Judgement
-from rota.model import RETRY
+from rota.lag import LagState
+from rota.model import RETRY_TOPIC_PREFIX
 from rota.pipeline.history.audit import unowned_periods
 from rota.pipeline.history.ownership import OwnershipAccount, build_account
 from rota.pipeline.ingest.facts import Facts
 
-WINDOW = lag_columns.Window(looks=3, old=300.0, young=155.0)
-STANDS = 120.0  # seconds: the longest time before it that a sample stands for
-_STRETCH = 3 * 3600  # seconds; a group of 10,000 queues has two million samples in it, which must fit in memory
-_HOUR, _CONTEXT = 3600, 300  # seconds before a stretch: with some samples, with all samples
-_THIN = 4  # minutes per sample in the thinned context
+SAMPLE_WINDOW = lag_columns.SampleWindow(max_samples=3, max_age_seconds=300.0, always_within_seconds=155.0)
+MAX_SAMPLE_SECONDS = 120.0  # seconds: the longest time before it that a sample stands for
+_STRETCH_SECONDS = 3 * 3600  # seconds; a group of 10,000 queues has two million samples in it, which must fit in memory
+_HOUR_SECONDS, _FULL_CONTEXT_SECONDS = 3600, 300  # seconds before a stretch: with some samples, with all samples
+_THINNED_CONTEXT_MINUTES = 4  # minutes per sample in the thinned context
 
 # One sample of a group; lag and delay cover subscribed topics, `back` and `retries` all topics.
-LOOKS = StructType(
+SAMPLES_SCHEMA = StructType(
     [
         StructField("group", StringType()),
         StructField("hour", TimestampType()),
@@ -42,45 +42,47 @@ LOOKS = StructType(
         StructField("delay", DoubleType()),  # null: the delay of some queue is unknown
         StructField("back", LongType()),  # messages by which committed offsets went back
         StructField("retries", LongType()),  # messages that arrived in the retry topic
-        *(StructField(str(verdict), LongType()) for verdict in Judgement),  # queues
+        *(StructField(str(verdict), LongType()) for verdict in LagState),  # queues
     ]
 )
 
 
-def offset_samples(facts: Facts, history: OwnershipAccount | None = None) -> DataFrame:
+def offset_samples(facts: Facts, account: OwnershipAccount | None = None) -> DataFrame:
     """Return a row for each sample of a group (LOOKS)."""
     second = F.unix_seconds("at")
-    start = _stretch(second)
-    remaining = start + _STRETCH - second
-    context = (remaining <= _CONTEXT) | ((remaining <= _HOUR) & (F.floor(second / 60) % _THIN == 0))
-    stretches = F.when(context, F.array(start, start + _STRETCH)).otherwise(F.array(start))
+    start = _stretch_start(second)
+    remaining = start + _STRETCH_SECONDS - second
+    context = (remaining <= _FULL_CONTEXT_SECONDS) | (
+        (remaining <= _HOUR_SECONDS) & (F.floor(second / 60) % _THINNED_CONTEXT_MINUTES == 0)
+    )
+    stretches = F.when(context, F.array(start, start + _STRETCH_SECONDS)).otherwise(F.array(start))
     records = facts.offsets.select("group", F.explode(stretches).alias("stretch"), "at", "topics")
-    notes = _notes(facts, history or build_account(facts))
+    notes = _stretch_notes(facts, account or build_account(facts))
     return (
         records.unionByName(notes, allowMissingColumns=True)
         .select("group", "stretch", "at", "topics", "startFrom", "model", "free")
         .repartition("group", "stretch")
         .sortWithinPartitions("group", "stretch", F.col("at").asc_nulls_first())
-        .mapInArrow(_judge_batches, LOOKS)
+        .mapInArrow(_judge_batches, SAMPLES_SCHEMA)
     )
 
 
-def _stretch(second: Column) -> Column:
+def _stretch_start(second: Column) -> Column:
     """Return the start of the stretch that contains a time."""
-    return F.floor(second / _STRETCH) * _STRETCH
+    return F.floor(second / _STRETCH_SECONDS) * _STRETCH_SECONDS
 
 
-def _notes(facts: Facts, history: OwnershipAccount) -> DataFrame:
+def _stretch_notes(facts: Facts, account: OwnershipAccount) -> DataFrame:
     """Return a row per group and stretch with data that samples lack: start position, model, queues without owner."""
-    stretch = _stretch(F.unix_seconds("at")).alias("stretch")
-    stretches = history.seen.select("group", _stretch(F.unix_seconds("hour")).alias("stretch")).distinct()
+    stretch = _stretch_start(F.unix_seconds("at")).alias("stretch")
+    stretches = account.hours.select("group", _stretch_start(F.unix_seconds("hour")).alias("stretch")).distinct()
     rules = facts.owners.groupBy("group", stretch).agg(F.max_by(F.struct("startFrom", "model"), "at").alias("_rules"))
     order = Window.partitionBy("group").orderBy("stretch")
     earlier = F.last("_rules", ignorenulls=True).over(order.rowsBetween(Window.unboundedPreceding, Window.currentRow))
     later = F.first("_rules", ignorenulls=True).over(order.rowsBetween(Window.currentRow, Window.unboundedFollowing))
-    spans = unowned_periods(history.held).groupBy("group", "topic", "broker", "since", "until")
+    spans = unowned_periods(account.holdings).groupBy("group", "topic", "broker", "since", "until")
     free = spans.agg(F.collect_list("queue").alias("ids"))
-    begins, ends = F.col("stretch") - _HOUR, F.col("stretch") + _STRETCH
+    begins, ends = F.col("stretch") - _HOUR_SECONDS, F.col("stretch") + _STRETCH_SECONDS
     overlaps = (F.unix_seconds("since") < ends) & (F.col("until").isNull() | (F.unix_seconds("until") >= begins))
     span = F.struct("topic", "broker", "since", "until", "ids")
     of_stretches = stretches.join(free, "group", how="inner").filter(overlaps).groupBy("group", "stretch")
@@ -96,18 +98,18 @@ def _judge_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch
     """Judge all complete stretches; a batch's last stretch waits for the next batch, which may continue it."""
     waiting: list[pa.RecordBatch] = []
     for batch in batches:
-        begins = np.flatnonzero(_changes(batch))
+        begins = np.flatnonzero(_ends_stretch(batch))
         if len(begins):
             cut = int(begins[-1]) + 1
-            yield from _stretches([*waiting, batch.slice(0, cut)])
+            yield from _judge_stretches([*waiting, batch.slice(0, cut)])
             waiting = []
             batch = batch.slice(cut)  # noqa: PLW2901 - its remaining rows
         waiting.append(batch)
     if waiting:
-        yield from _stretches(waiting)
+        yield from _judge_stretches(waiting)
 
 
-def _changes(rows: pa.RecordBatch | pa.Table) -> NDArray[np.bool_]:
+def _ends_stretch(rows: pa.RecordBatch | pa.Table) -> NDArray[np.bool_]:
     """Return for each row but the last whether another stretch or group starts after it."""
     count = rows.num_rows
     changed = np.zeros(max(count - 1, 0), np.bool_)
@@ -123,9 +125,9 @@ class _Records(NamedTuple):
     """Records by stretch and time; the note of a stretch comes first, and has no samples."""
 
     at: NDArray[np.float64]  # of each record, in seconds; NaN: a note
-    begins: NDArray[np.float64]  # start of the record's stretch, in seconds
-    number: NDArray[np.int64]  # index of the record's stretch
-    of: NDArray[np.int64]  # index of the record of each sample of a queue
+    stretch_start: NDArray[np.float64]  # start of the record's stretch, in seconds
+    stretch: NDArray[np.int64]  # index of the record's stretch
+    record_of_sample: NDArray[np.int64]  # index of the record of each sample of a queue
     topic: NDArray[np.int64]  # of each sample, as an index into `topics`
     broker: NDArray[np.int64]
     queue: NDArray[np.int64]
@@ -133,40 +135,50 @@ class _Records(NamedTuple):
     brokers: list[str]
 
 
-def _stretches(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _judge_stretches(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     table = pa.Table.from_batches(batches).combine_chunks()
     if not table.num_rows:
         return
-    records, offsets = _records(table)
+    records, offsets = _flatten_records(table)
     begins, worked, broadcasting = _apply_notes(table, records)
     previous = _previous_samples(records)
-    samples = lag_columns.OffsetColumns(records.at[records.of], *offsets, worked, previous, begins)
-    lags = lag_columns.behind(samples)
-    to_judge = ((records.at >= records.begins) & ~broadcasting[records.number])[records.of]
-    steady = to_judge & _steady(records, samples, lags)
+    samples = lag_columns.OffsetColumns(records.at[records.record_of_sample], *offsets, worked, previous, begins)
+    lags = lag_columns.compute_lags(samples)
+    to_judge = ((records.at >= records.stretch_start) & ~broadcasting[records.stretch])[records.record_of_sample]
+    steady = to_judge & _surely_keeps_up(records, samples, lags)
     undecided = np.flatnonzero(to_judge & ~steady)
-    verdicts = np.where(steady, lag_columns.VERDICTS.index(Judgement.KEEPING_UP), 0).astype(np.int8)
+    verdicts = np.where(steady, lag_columns.LAG_STATES.index(LagState.KEEPING_UP), 0).astype(np.int8)
     delays = np.where(steady, 0.0, np.nan)
-    verdicts[undecided] = lag_columns.verdicts(samples, lags, undecided, WINDOW)
-    delays[undecided] = lag_columns.delays(samples, lags, undecided, _HOUR)
+    verdicts[undecided] = lag_columns.compute_lag_states(samples, lags, undecided, SAMPLE_WINDOW)
+    delays[undecided] = lag_columns.compute_delays(samples, lags, undecided, _HOUR_SECONDS)
     yield from _aggregate(table, records, samples, lags, (delays, verdicts))
 
 
-def _steady(records: _Records, rows: lag_columns.OffsetColumns, lags: lag_columns.Offsets) -> NDArray[np.bool_]:
+def _surely_keeps_up(
+    records: _Records, samples: lag_columns.OffsetColumns, lags: lag_columns.Offsets
+) -> NDArray[np.bool_]:
     """Return which samples certainly keep up: no lag, a known previous lag, and a stretch without rewound offsets.
 
     Nearly all samples are of this kind, and this test is cheap; the slow path judges the others by all their samples.
     """
-    earlier = np.maximum(rows.before, 0)
-    rewound = (rows.before >= 0) & (rows.committed < rows.committed[earlier])
-    has_rewound = np.bincount(records.number[records.of[rewound]], minlength=int(records.number[-1]) + 1) > 0
-    at_end = (lags == 0) & (rows.committed >= 0)
-    comparable = (rows.before >= 0) & (lags[earlier] != lag_columns.NO_LAG) & (rows.at - rows.at[earlier] <= WINDOW.old)
-    steady: NDArray[np.bool_] = at_end & comparable & ~has_rewound[records.number][records.of]
+    earlier = np.maximum(samples.previous_row, 0)
+    rewound = (samples.previous_row >= 0) & (samples.committed_offset < samples.committed_offset[earlier])
+    has_rewound = (
+        np.bincount(records.stretch[records.record_of_sample[rewound]], minlength=int(records.stretch[-1]) + 1) > 0
+    )
+    at_end = (lags == 0) & (samples.committed_offset >= 0)
+    comparable = (
+        (samples.previous_row >= 0)
+        & (lags[earlier] != lag_columns.NO_LAG)
+        & (samples.sampled_at - samples.sampled_at[earlier] <= SAMPLE_WINDOW.max_age_seconds)
+    )
+    steady: NDArray[np.bool_] = at_end & comparable & ~has_rewound[records.stretch][records.record_of_sample]
     return steady
 
 
-def _records(table: pa.Table) -> tuple[_Records, tuple[lag_columns.Offsets, lag_columns.Offsets, lag_columns.Offsets]]:
+def _flatten_records(
+    table: pa.Table,
+) -> tuple[_Records, tuple[lag_columns.Offsets, lag_columns.Offsets, lag_columns.Offsets]]:
     """Flatten the samples of all records into columns."""
     topics = _single_chunk(table.column("topics"))
     inner = topics.items
@@ -175,15 +187,15 @@ def _records(table: pa.Table) -> tuple[_Records, tuple[lag_columns.Offsets, lag_
     of_topic = np.repeat(np.arange(table.num_rows), np.diff(np.asarray(topics.offsets)))
     brokers_of = np.diff(np.asarray(inner.offsets))
     looks_of = np.diff(np.asarray(lists["ids"].offsets))
-    topic, names = _numbers(topics.keys)
-    broker, places = _numbers(inner.keys)
+    topic, names = _encode_names(topics.keys)
+    broker, places = _encode_names(inner.keys)
     per_broker = np.repeat(np.arange(len(of_topic)), brokers_of)
     per_look = np.repeat(np.arange(len(per_broker)), looks_of)
-    number = np.concatenate([[0], np.cumsum(_changes(table))]).astype(np.int64)
-    committed = pc.fill_null(lists["committed"].values, lag_columns.NEVER)
+    number = np.concatenate([[0], np.cumsum(_ends_stretch(table))]).astype(np.int64)
+    committed = pc.fill_null(lists["committed"].values, lag_columns.NOT_COMMITTED)
     values = {name: np.asarray(lists[name].values) for name in ("ids", "first", "last")}
     records = _Records(
-        _seconds(table.column("at")),
+        _to_seconds(table.column("at")),
         np.asarray(table.column("stretch"), np.float64),
         number,
         of_topic[per_broker][per_look],
@@ -202,55 +214,59 @@ def _single_chunk(column: Any) -> Any:
     return pa.concat_arrays([chunk]) if not chunk.offset else chunk.take(pa.array(np.arange(len(chunk))))
 
 
-def _numbers(names: Any) -> tuple[NDArray[np.int64], list[str]]:
+def _encode_names(names: Any) -> tuple[NDArray[np.int64], list[str]]:
     coded = names.dictionary_encode()
     return np.asarray(coded.indices).astype(np.int64), coded.dictionary.to_pylist()
 
 
-def _seconds(column: Any) -> NDArray[np.float64]:
+def _to_seconds(column: Any) -> NDArray[np.float64]:
     micros = column.cast(pa.int64())
     return np.asarray(pc.divide(micros.cast(pa.float64()), 1e6).to_numpy(), np.float64)
 
 
 def _apply_notes(table: pa.Table, records: _Records) -> tuple[NDArray[np.int8], NDArray[np.bool_], NDArray[np.bool_]]:
     """Return by sample the start position and whether its queue had an owner; by stretch whether it is Broadcasting."""
-    count = int(records.number[-1]) + 1
+    count = int(records.stretch[-1]) + 1
     starts, broadcasting = np.full(count, lag_columns.START_UNKNOWN, np.int8), np.zeros(count, np.bool_)
-    worked = np.ones(len(records.of), np.bool_)
-    bounds = np.searchsorted(records.number[records.of], np.arange(count + 1))
+    worked = np.ones(len(records.record_of_sample), np.bool_)
+    bounds = np.searchsorted(records.stretch[records.record_of_sample], np.arange(count + 1))
     for row in np.flatnonzero(np.isnan(records.at)).tolist():
-        number = int(records.number[row])
-        starts[number] = lag_columns.BEGINS.get(table.column("startFrom")[row].as_py(), lag_columns.START_UNKNOWN)
+        number = int(records.stretch[row])
+        starts[number] = lag_columns.START_CODES.get(table.column("startFrom")[row].as_py(), lag_columns.START_UNKNOWN)
         broadcasting[number] = table.column("model")[row].as_py() == "Broadcasting"
         rows = slice(*bounds[number : number + 2].tolist())
         for span in table.column("free")[row].as_py() or ():
-            worked[rows] &= ~_inside(records, rows, span)
-    retries = np.array([name.startswith(RETRY) for name in records.topics] or [False])
-    begins = np.where(retries[records.topic], lag_columns.EARLIEST, starts[records.number[records.of]]).astype(np.int8)
+            worked[rows] &= ~_is_in_period(records, rows, span)
+    retries = np.array([name.startswith(RETRY_TOPIC_PREFIX) for name in records.topics] or [False])
+    begins = np.where(
+        retries[records.topic], lag_columns.START_EARLIEST, starts[records.stretch[records.record_of_sample]]
+    ).astype(np.int8)
     return begins, worked, broadcasting
 
 
-def _inside(records: _Records, rows: slice, span: dict[str, Any]) -> NDArray[np.bool_]:
+def _is_in_period(records: _Records, sample_slice: slice, period: dict[str, Any]) -> NDArray[np.bool_]:
     """Return which samples in a slice fall into a period in which their queue had no owner."""
-    lookups = (records.topics, span["topic"]), (records.brokers, span["broker"])
+    lookups = (records.topics, period["topic"]), (records.brokers, period["broker"])
     if any(name not in all_names for all_names, name in lookups):
-        return np.zeros(rows.stop - rows.start, np.bool_)
-    at = records.at[records.of[rows]]
-    until = span["until"].timestamp() if span["until"] else np.inf
-    inside: NDArray[np.bool_] = (at >= span["since"].timestamp()) & (at < until)
-    inside &= records.topic[rows] == records.topics.index(span["topic"])
-    inside &= records.broker[rows] == records.brokers.index(span["broker"])
-    return inside & np.isin(records.queue[rows], span["ids"])
+        return np.zeros(sample_slice.stop - sample_slice.start, np.bool_)
+    at = records.at[records.record_of_sample[sample_slice]]
+    until = period["until"].timestamp() if period["until"] else np.inf
+    inside: NDArray[np.bool_] = (at >= period["since"].timestamp()) & (at < until)
+    inside &= records.topic[sample_slice] == records.topics.index(period["topic"])
+    inside &= records.broker[sample_slice] == records.brokers.index(period["broker"])
+    return inside & np.isin(records.queue[sample_slice], period["ids"])
 
 
-def _previous_samples(records: _Records) -> lag_columns.Places:
+def _previous_samples(records: _Records) -> lag_columns.RowIndices:
     """Return the index of the queue's sample in the previous record, or -1; a queue that was absent counts as new."""
-    count = len(records.of)
-    key = (records.number[records.of] * (len(records.topics) + 1) + records.topic) * (len(records.brokers) + 1)
+    count = len(records.record_of_sample)
+    key = (records.stretch[records.record_of_sample] * (len(records.topics) + 1) + records.topic) * (
+        len(records.brokers) + 1
+    )
     key = (key + records.broker) * (int(records.queue.max(initial=0)) + 1) + records.queue
     order = np.argsort(key, kind="stable")
     earlier, later = order[:-1], order[1:]
-    same = (key[earlier] == key[later]) & (records.of[later] == records.of[earlier] + 1)
+    same = (key[earlier] == key[later]) & (records.record_of_sample[later] == records.record_of_sample[earlier] + 1)
     previous = np.full(count, -1, np.intp)
     previous[later[same]] = earlier[same]
     return previous
@@ -265,22 +281,26 @@ def _aggregate(
 ) -> Iterator[pa.RecordBatch]:
     """Aggregate the samples of all queues to one row per record (LOOKS)."""
     count, (delays, verdicts) = table.num_rows, results
-    retries = np.array([name.startswith(RETRY) for name in records.topics] or [False])[records.topic]
+    retries = np.array([name.startswith(RETRY_TOPIC_PREFIX) for name in records.topics] or [False])[records.topic]
     own = ~retries
-    earlier = np.maximum(samples.before, 0)
-    recent = (samples.before >= 0) & (samples.at - samples.at[earlier] <= WINDOW.old)  # older context is thinned out
-    comparable = recent & (samples.committed >= 0) & (samples.committed[earlier] >= 0)
-    back = np.where(comparable, np.maximum(samples.committed[earlier] - samples.committed, 0), 0)
-    arrived = np.where(retries & recent, np.maximum(samples.last - samples.last[earlier], 0), 0)
-    unknown = _counted(records.of[own & (lags == lag_columns.NO_LAG)], count) + (_counted(records.of[own], count) == 0)
+    earlier = np.maximum(samples.previous_row, 0)
+    recent = (samples.previous_row >= 0) & (
+        samples.sampled_at - samples.sampled_at[earlier] <= SAMPLE_WINDOW.max_age_seconds
+    )  # older context is thinned out
+    comparable = recent & (samples.committed_offset >= 0) & (samples.committed_offset[earlier] >= 0)
+    back = np.where(comparable, np.maximum(samples.committed_offset[earlier] - samples.committed_offset, 0), 0)
+    arrived = np.where(retries & recent, np.maximum(samples.max_offset - samples.max_offset[earlier], 0), 0)
+    unknown = _sum_by_record(records.record_of_sample[own & (lags == lag_columns.NO_LAG)], count) + (
+        _sum_by_record(records.record_of_sample[own], count) == 0
+    )
     lag, delay = np.zeros(count, np.int64), np.zeros(count)
-    np.add.at(lag, records.of[own], np.where(lags == lag_columns.NO_LAG, 0, lags)[own])
-    np.maximum.at(delay, records.of[own], np.where(np.isnan(delays), np.inf, delays)[own])
-    rows = np.flatnonzero(records.at >= records.begins)
+    np.add.at(lag, records.record_of_sample[own], np.where(lags == lag_columns.NO_LAG, 0, lags)[own])
+    np.maximum.at(delay, records.record_of_sample[own], np.where(np.isnan(delays), np.inf, delays)[own])
+    rows = np.flatnonzero(records.at >= records.stretch_start)
     step = np.diff(records.at, prepend=np.nan)
-    same = np.diff(records.number, prepend=-1) == 0
+    same = np.diff(records.stretch, prepend=-1) == 0
     at = table.column("at").take(pa.array(rows))
-    seconds = np.where(same & (step <= WINDOW.old), np.minimum(step, STANDS), 0.0)
+    seconds = np.where(same & (step <= SAMPLE_WINDOW.max_age_seconds), np.minimum(step, MAX_SAMPLE_SECONDS), 0.0)
     columns = {
         "group": table.column("group").take(pa.array(rows)),
         "hour": pc.floor_temporal(at, unit="hour"),
@@ -288,16 +308,18 @@ def _aggregate(
         "seconds": pa.array(seconds[rows]),
         "lag": pa.array(lag[rows], mask=unknown[rows] > 0),
         "delay": pa.array(delay[rows], mask=(unknown[rows] > 0) | np.isinf(delay[rows])),
-        "back": pa.array(_counted(records.of, count, back)[rows]),
-        "retries": pa.array(_counted(records.of, count, arrived)[rows]),
+        "back": pa.array(_sum_by_record(records.record_of_sample, count, back)[rows]),
+        "retries": pa.array(_sum_by_record(records.record_of_sample, count, arrived)[rows]),
     }
-    for place, verdict in enumerate(lag_columns.VERDICTS):
+    for place, verdict in enumerate(lag_columns.LAG_STATES):
         if verdict:
-            columns[str(verdict)] = pa.array(_counted(records.of[verdicts == place], count)[rows])
+            columns[str(verdict)] = pa.array(_sum_by_record(records.record_of_sample[verdicts == place], count)[rows])
     yield from pa.table(columns).to_batches()
 
 
-def _counted(of: NDArray[np.int64], size: int, weights: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+def _sum_by_record(
+    record_of_sample: NDArray[np.int64], size: int, weights: NDArray[np.int64] | None = None
+) -> NDArray[np.int64]:
     counts = np.zeros(size, np.int64)
-    np.add.at(counts, of, 1 if weights is None else weights)
+    np.add.at(counts, record_of_sample, 1 if weights is None else weights)
     return counts

@@ -14,13 +14,14 @@ from pyspark.sql import functions as F
 
 from rota.pipeline.ingest.facts import Facts
 
-CLOCKS_DIFFER = 60.0  # seconds between two hosts' clocks; a lower generation within that time is of the same life
+# Seconds between two hosts' clocks; a lower generation within that time is of the same life.
+MAX_CLOCK_SKEW_SECONDS = 60.0
 
-SHARING = ("Ready", "Unready")
+SHARING_STATES = ("Ready", "Unready")
 # Steps: the order of records within a generation.
-_MEMBERSHIP, _PLAN, _DOUBT, _ACT, _WHOLE, _END = range(6)
+_MEMBERSHIP, _PLAN, _GAP, _HANDOVER, _OWNERS, _END = range(6)
 
-_SHAPE = {
+_COLUMN_TYPES = {
     "group": "string",
     "at": "timestamp",
     "generation": "bigint",
@@ -43,32 +44,32 @@ _SHAPE = {
 }
 
 
-def ordered(facts: Facts) -> DataFrame:
+def order_records(facts: Facts) -> DataFrame:
     """Return all groups' records with their life, epoch and stretch, and with the breaks and wholes around them."""
-    records = _records(facts).transform(_with_life)
+    records = _collect_records(facts).transform(_with_life)
     if not facts.gap.isEmpty():  # checked now: a lazy plan would read all records three times
         records = _with_gap_markers(records, facts.gap)
     return records.transform(_with_breaks).transform(_with_epochs)
 
 
-def _shaped(df: DataFrame, step: int, **columns: Column) -> DataFrame:
+def _with_common_columns(df: DataFrame, step: int, **columns: Column) -> DataFrame:
     """Return records with the common columns (_SHAPE); columns that a kind lacks are null."""
     values = {name: F.col(name) for name in ("group", "at", "generation")} | columns | {"step": F.lit(step)}
-    return df.select(*(values.get(name, F.lit(None)).cast(kind).alias(name) for name, kind in _SHAPE.items()))
+    return df.select(*(values.get(name, F.lit(None)).cast(kind).alias(name) for name, kind in _COLUMN_TYPES.items()))
 
 
-def _records(facts: Facts) -> DataFrame:
+def _collect_records(facts: Facts) -> DataFrame:
     acts = {name: F.col(name) for name in ("act", "proof", "state", "from", "fromUid", "to", "toUid")}
     plans = {name: F.col(name) for name in ("reason", "members", "queues")}
-    sharing = _sharing(F.col("members"))
+    sharing = _sharing_uids(F.col("members"))
     frames = [
-        _shaped(facts.membership, _MEMBERSHIP, sharing=sharing),
-        _shaped(facts.plan, _PLAN, **plans),
-        _shaped(facts.handover, _ACT, **acts, ranges=F.col("queues")),
-        _shaped(
+        _with_common_columns(facts.membership, _MEMBERSHIP, sharing=sharing),
+        _with_common_columns(facts.plan, _PLAN, **plans),
+        _with_common_columns(facts.handover, _HANDOVER, **acts, ranges=F.col("queues")),
+        _with_common_columns(
             facts.owners,
-            _WHOLE,
-            owned=_owned(),
+            _OWNERS,
+            owned=_queues_by_phase(),
             sharing=sharing,
             model=F.col("model"),
             mode=F.coalesce(F.get_json_object("rules", "$.handover.mode"), F.lit("Cooperative")),
@@ -80,12 +81,12 @@ def _records(facts: Facts) -> DataFrame:
     return result
 
 
-def _sharing(members: Column) -> Column:
-    present = F.filter(F.map_values(members), lambda member: member["standing"].isin(*SHARING))
+def _sharing_uids(members: Column) -> Column:
+    present = F.filter(F.map_values(members), lambda member: member["standing"].isin(*SHARING_STATES))
     return F.transform(present, lambda member: member["uid"])
 
 
-def _owned() -> Column:
+def _queues_by_phase() -> Column:
     """Return the queues of an `owners` record by phase: owned by a member, being released by one, or unowned."""
 
     def part(member: Column, uid: Column, phase: str, queues: Column) -> Column:
@@ -107,7 +108,7 @@ def _with_life(df: DataFrame) -> DataFrame:
     waited = F.col("at").cast("double") - F.lag("at").over(by_time).cast("double")
     # `membership` is an assignment's first record: another one of generation 1 shows that the group was recreated.
     anew = (F.col("generation") == 1) & ((previous > 1) | (previous.isNotNull() & (F.col("step") == _MEMBERSHIP)))
-    fallen = (F.col("generation") < previous) & (waited > CLOCKS_DIFFER)
+    fallen = (F.col("generation") < previous) & (waited > MAX_CLOCK_SKEW_SECONDS)
     begins = F.coalesce(anew | fallen, F.expr("false"))
     so_far = by_time.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     return df.withColumn("_begins", begins.cast("int")).withColumn("life", F.sum("_begins").over(so_far))
@@ -123,7 +124,7 @@ def _with_gap_markers(df: DataFrame, gaps: DataFrame) -> DataFrame:
     # `at` is before `since` if the clock was set back in between.
     inside = F.col("at").between(F.least("_since", "_told"), F.greatest("_since", "_told"))
     incomplete = plans.join(F.broadcast(gaps), inside, how="left_semi").select(
-        "group", "at", "generation", "life", F.lit(_DOUBT).alias("step")
+        "group", "at", "generation", "life", F.lit(_GAP).alias("step")
     )
     last = df.groupBy("group").agg(
         F.max("at").alias("_last"),
@@ -147,8 +148,8 @@ def _with_breaks(df: DataFrame) -> DataFrame:
     order = Window.partitionBy("group").orderBy("life", "generation", "step", "at")
     up_to = order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     earlier = order.rowsBetween(Window.unboundedPreceding, -1)
-    step, doubt = F.col("step"), F.col("step").isin(_DOUBT, _END)
-    evidence = F.when(step.isin(_PLAN, _ACT, _WHOLE), F.struct("life", "generation", "at"))
+    step, doubt = F.col("step"), F.col("step").isin(_GAP, _END)
+    evidence = F.when(step.isin(_PLAN, _HANDOVER, _OWNERS), F.struct("life", "generation", "at"))
     follows = (F.col("_before.life") == F.col("life")) & F.when(
         step == _PLAN,
         (F.col("generation") == F.col("_before.generation") + 1) & ~F.col("reason").eqNullSafe("RecordLost"),
@@ -158,7 +159,7 @@ def _with_breaks(df: DataFrame) -> DataFrame:
     return (
         df.withColumn("at", F.max("at").over(up_to))  # clocks differ between hosts; keep time monotonic
         .withColumn("_before", F.last(evidence, ignorenulls=True).over(earlier))
-        .withColumns({"anew": anew, "torn": F.coalesce(torn, F.expr("false")), "whole": step == _WHOLE})
+        .withColumns({"anew": anew, "torn": F.coalesce(torn, F.expr("false")), "whole": step == _OWNERS})
         .withColumn("starts", F.when(F.col("torn") & ~doubt, F.col("_before.at")).otherwise(F.col("at")))
     )
 
@@ -202,9 +203,9 @@ def _with_epochs(df: DataFrame) -> DataFrame:
     )
 
 
-def periods(records: DataFrame) -> DataFrame:
+def assignment_periods(records: DataFrame) -> DataFrame:
     """Return the numbers of members and queues over time, by assignment; `until` is null for the current one."""
-    plans = records.filter(F.col("step").isin(_PLAN, _WHOLE))
+    plans = records.filter(F.col("step").isin(_PLAN, _OWNERS))
     order = Window.partitionBy("group").orderBy("life", "generation", "step", "at")
     return plans.select(
         "group",
@@ -217,9 +218,9 @@ def periods(records: DataFrame) -> DataFrame:
 
 def handover_records(records: DataFrame) -> DataFrame:
     """Return only the `handover` records."""
-    return records.filter(F.col("step") == _ACT)
+    return records.filter(F.col("step") == _HANDOVER)
 
 
 def owners_records(records: DataFrame) -> DataFrame:
     """Return only the `owners` records."""
-    return records.filter(F.col("step") == _WHOLE)
+    return records.filter(F.col("step") == _OWNERS)

@@ -9,16 +9,16 @@ from typing import NamedTuple
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from rota.pipeline.history.ordering import handover_records, ordered, owners_records
-from rota.pipeline.history.ranges import by_queue
+from rota.pipeline.history.ordering import handover_records, order_records, owners_records
+from rota.pipeline.history.ranges import expand_by_queue
 from rota.pipeline.ingest.facts import Facts
 
-QUEUE = ("group", "topic", "broker", "queue")
-OF_QUEUE = ("sum", *QUEUE)  # a hash first: Spark sorts by it much faster than by names
+QUEUE_COLUMNS = ("group", "topic", "broker", "queue")
+QUEUE_PARTITION = ("sum", *QUEUE_COLUMNS)  # a hash first: Spark sorts by it much faster than by names
 NOBODY = "Nobody"
-_GIVEN = ("Grant", "Force")
-ORDER = ("life", "generation", "step", "at", "uid")
-_KEPT = (
+_GRANT_ACTS = ("Grant", "Force")
+RECORD_ORDER = ("life", "generation", "step", "at", "uid")
+_KEPT_COLUMNS = (
     "group",
     "at",
     "generation",
@@ -41,18 +41,18 @@ _KEPT = (
 class OwnershipAccount(NamedTuple):
     """The journal's records in order (`told`), the ownership of queues (`held`), the hours with records (`seen`)."""
 
-    told: DataFrame
-    held: DataFrame
-    seen: DataFrame
+    records: DataFrame
+    holdings: DataFrame
+    hours: DataFrame
 
 
 def build_account(facts: Facts) -> OwnershipAccount:
     """Build the account of all groups, and persist its tables: every consumer reads them more than once."""
-    records = ordered(facts).persist()
-    return OwnershipAccount(records, holdings(records).persist(), _seen(facts).persist())
+    records = order_records(facts).persist()
+    return OwnershipAccount(records, compute_holdings(records).persist(), _recorded_hours(facts).persist())
 
 
-def _seen(facts: Facts) -> DataFrame:
+def _recorded_hours(facts: Facts) -> DataFrame:
     """Return the hours with records of each group, and the time of the last record in it that describes its state."""
     kinds = (facts.plan, facts.obeyed, facts.owners, facts.offsets, facts.verdict)
     stateful: list[DataFrame] = [frame.select("group", "at", F.col("at").alias("told")) for frame in kinds]
@@ -62,28 +62,32 @@ def _seen(facts: Facts) -> DataFrame:
     return rows.groupBy("group", F.date_trunc("hour", "at").alias("hour")).agg(F.max("told").alias("told"))
 
 
-def horizon(hours: DataFrame) -> DataFrame:
+def last_record_times(hours: DataFrame) -> DataFrame:
     """Return the time of each group's last record that describes its state."""
     return hours.groupBy("group").agg(F.max("told").alias("horizon")).filter(F.col("horizon").isNotNull())
 
 
-def holdings(records: DataFrame) -> DataFrame:
+def compute_holdings(records: DataFrame) -> DataFrame:
     """Return a row for each queue and record about it: its owner from `at` until `until`; null: still.
 
     `phase` is Owned, Releasing (revoked, and not granted yet) or Nobody. `odds` is true if the record names a previous
     owner that contradicts the earlier records.
     """
-    of_queue = Window.partitionBy(*OF_QUEUE).orderBy(*ORDER)
-    earlier = Window.partitionBy(*OF_QUEUE, "stretch").orderBy(*ORDER).rowsBetween(Window.unboundedPreceding, -1)
+    of_queue = Window.partitionBy(*QUEUE_PARTITION).orderBy(*RECORD_ORDER)
+    earlier = (
+        Window.partitionBy(*QUEUE_PARTITION, "stretch")
+        .orderBy(*RECORD_ORDER)
+        .rowsBetween(Window.unboundedPreceding, -1)
+    )
     revoked = F.when(F.col("act") == "Revoke", F.col("at"))
     next_one = F.lead(F.struct("at", "epoch", "stretch", "whole", "odds", "act", "member", "state")).over(of_queue)
     past = F.lag(F.struct("epoch", "stretch", "wholes", "whole", "uid", "member", "phase")).over(of_queue)
     return (
         _expand_handovers(records)
         .unionByName(_expand_owners(records))
-        .withColumn("sum", F.xxhash64(*QUEUE))
+        .withColumn("sum", F.xxhash64(*QUEUE_COLUMNS))
         .withColumns({"before": past, "revoked": F.last(revoked, ignorenulls=True).over(earlier)})
-        .withColumn("odds", _contradictions())
+        .withColumn("odds", _contradicts_earlier())
         .withColumn("next", next_one)
         .withColumn("last", ~F.col("next.epoch").eqNullSafe(F.col("epoch")))  # in its epoch
         .withColumns(
@@ -95,7 +99,7 @@ def holdings(records: DataFrame) -> DataFrame:
 
 def _expand_handovers(records: DataFrame) -> DataFrame:
     act = F.col("act")
-    granted, dropped = act.isin(*_GIVEN), act == "Drop"
+    granted, dropped = act.isin(*_GRANT_ACTS), act == "Drop"
     stays = act == "Return"
 
     def holder(to: str, from_: str) -> Column:
@@ -103,7 +107,7 @@ def _expand_handovers(records: DataFrame) -> DataFrame:
         return F.when(dropped, None).when(granted, F.col(to)).otherwise(back)
 
     parts = handover_records(records).select(
-        *_KEPT,
+        *_KEPT_COLUMNS,
         "act",
         "proof",
         "state",
@@ -114,14 +118,14 @@ def _expand_handovers(records: DataFrame) -> DataFrame:
         F.when(dropped, NOBODY).when(act == "Revoke", "Releasing").otherwise("Owned").alias("phase"),
         "ranges",
     )
-    return by_queue(parts, "ranges")
+    return expand_by_queue(parts, "ranges")
 
 
 def _expand_owners(records: DataFrame) -> DataFrame:
     """Expand `owners` records to one row per queue; such a row names its owner as the previous owner, too."""
-    lines = owners_records(records).select(*_KEPT, F.explode("owned").alias("it"))
+    lines = owners_records(records).select(*_KEPT_COLUMNS, F.explode("owned").alias("it"))
     parts = lines.select(
-        *_KEPT,
+        *_KEPT_COLUMNS,
         F.lit(None).cast("string").alias("act"),
         F.lit(None).cast("string").alias("proof"),
         F.lit(None).cast("string").alias("state"),
@@ -132,10 +136,10 @@ def _expand_owners(records: DataFrame) -> DataFrame:
         F.col("it.phase").alias("phase"),
         F.col("it.queues").alias("ranges"),
     )
-    return by_queue(parts, "ranges")
+    return expand_by_queue(parts, "ranges")
 
 
-def _contradictions() -> Column:
+def _contradicts_earlier() -> Column:
     """Return whether a record contradicts earlier ones about a queue's previous owner; false if there were none."""
     continuous = F.col("before.stretch").eqNullSafe(F.col("stretch"))
     named = F.col("wholes") - F.col("whole").cast("int")  # earlier wholes; they list the queue if it had an owner

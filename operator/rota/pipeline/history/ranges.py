@@ -4,7 +4,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 
-def ids(ranges: Column) -> Column:
+def parse_ids(ranges: Column) -> Column:
     """Return the ids of a text such as `0-3,7`; null if it cannot be parsed."""
 
     def run(part: Column) -> Column:
@@ -14,20 +14,20 @@ def ids(ranges: Column) -> Column:
     return F.flatten(F.transform(F.split(ranges, ","), run))
 
 
-def count(queues: Column) -> Column:
+def count_queues(queues: Column) -> Column:
     """Return the number of queues in a map of ranges by topic and broker."""
     texts = F.flatten(F.transform(F.map_values(queues), F.map_values))
-    return F.aggregate(texts, F.lit(0).cast("bigint"), lambda so_far, text: so_far + F.size(ids(text)))
+    return F.aggregate(texts, F.lit(0).cast("bigint"), lambda so_far, text: so_far + F.size(parse_ids(text)))
 
 
-def by_queue(df: DataFrame, ranges: str = "queues") -> DataFrame:
+def expand_by_queue(df: DataFrame, ranges: str = "queues") -> DataFrame:
     """Expand ranges to one row per queue: columns `topic`, `broker` and `queue` replace the ranges."""
     remaining = [name for name in df.columns if name != ranges]
     by_topic = df.select(*remaining, F.explode(ranges).alias("topic", "_brokers"))
     by_broker = by_topic.select(*remaining, "topic", F.explode("_brokers").alias("broker", "_ids"))
-    return by_broker.select(*remaining, "topic", "broker", F.explode(ids(F.col("_ids"))).alias("queue"))
+    return by_broker.select(*remaining, "topic", "broker", F.explode(parse_ids(F.col("_ids"))).alias("queue"))
 
 
-def seconds(since: str, until: str) -> Column:
+def seconds_between(since: str, until: str) -> Column:
     """Return the seconds between two time columns."""
     return (F.unix_micros(F.col(until)) - F.unix_micros(F.col(since))) / 1e6

@@ -6,39 +6,39 @@ A period is split at full hours; one that has not ended is cut at the group's la
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from rota.lag import Judgement
+from rota.lag import LagState
 from rota.pipeline.common.schemas import ROLLUP
 from rota.pipeline.history.audit import intervals, unowned_by_assignment
 from rota.pipeline.history.lag_states import offset_samples
-from rota.pipeline.history.ownership import OwnershipAccount, build_account, horizon
-from rota.pipeline.history.ranges import by_queue, count, seconds
+from rota.pipeline.history.ownership import OwnershipAccount, build_account, last_record_times
+from rota.pipeline.history.ranges import count_queues, expand_by_queue, seconds_between
 from rota.pipeline.ingest.facts import Facts
 
-ACCURACY = 10_000  # of approximate percentiles: the error of the rank is one in this number
-_KEY = ["group", "hour"]
-_HEARD = ("Ready", "Unready", "Ended")
-_COUNTS = ("moved_queues", "forced_queues", "handovers", "returned", "taken_over")
-_LASTING = ("unowned_queue_seconds", "contested_queue_seconds")
+PERCENTILE_ACCURACY = 10_000  # of approximate percentiles: the error of the rank is one in this number
+_GROUP_HOUR = ["group", "hour"]
+_REPORTING_STATES = ("Ready", "Unready", "Ended")
+_COUNT_COLUMNS = ("moved_queues", "forced_queues", "handovers", "returned", "taken_over")
+_DURATION_COLUMNS = ("unowned_queue_seconds", "contested_queue_seconds")
 
 
-def rollup(facts: Facts) -> DataFrame:
+def compute_rollup(facts: Facts) -> DataFrame:
     """Return the metrics of each group and hour (schemas.ROLLUP)."""
     history = build_account(facts)
     parts = [
-        _rebalances(facts.rebalance),
-        _moves(facts.handover),
-        _handovers(intervals(facts, history)),
-        _sum_durations(unowned_by_assignment(history), "unowned_queue_seconds"),
-        _sum_durations(contested(facts, history), "contested_queue_seconds"),
-        _shares(history),
-        _lags(offset_samples(facts, history)),
-        _redelivered(facts.redelivered),
+        _rebalance_metrics(facts.rebalance),
+        _move_counts(facts.handover),
+        _handover_metrics(intervals(facts, history)),
+        _sum_seconds(unowned_by_assignment(history), "unowned_queue_seconds"),
+        _sum_seconds(contested_periods(facts, history), "contested_queue_seconds"),
+        _balance_metrics(history),
+        _lag_metrics(offset_samples(facts, history)),
+        _takeover_counts(facts.redelivered),
         _incomplete_hours(facts, history).withColumn("broken", F.expr("true")),
     ]
-    result = history.seen.select(*_KEY)
+    result = history.hours.select(*_GROUP_HOUR)
     for part in parts:
-        result = result.join(part, _KEY, how="left")
-    defaults = {name: F.coalesce(name, F.lit(0)) for name in (*_COUNTS, *_LASTING, "minutes_seen")}
+        result = result.join(part, _GROUP_HOUR, how="left")
+    defaults = {name: F.coalesce(name, F.lit(0)) for name in (*_COUNT_COLUMNS, *_DURATION_COLUMNS, "minutes_seen")}
     return (
         result.withColumns(defaults)
         .withColumn("redelivered", F.col("returned") + F.col("taken_over"))
@@ -53,7 +53,7 @@ def _hour(at: str = "at") -> Column:
     return F.date_trunc("hour", F.col(at)).alias("hour")
 
 
-def _split(df: DataFrame) -> DataFrame:
+def _split_by_hour(df: DataFrame) -> DataFrame:
     """Split periods from `since` until `until` at full hours."""
     last = F.date_trunc("hour", F.col("until") - F.expr("interval 1 microsecond"))
     hours = F.sequence(F.date_trunc("hour", F.col("since")), last, F.expr("interval 1 hour"))
@@ -66,25 +66,27 @@ def _split(df: DataFrame) -> DataFrame:
     )
 
 
-def _percentiles(of: Column | str, name: str) -> list[Column]:
-    both = F.percentile_approx(of, [0.5, 0.99], ACCURACY)  # Spark computes the common expression once
+def _percentiles(values: Column | str, name: str) -> list[Column]:
+    both = F.percentile_approx(values, [0.5, 0.99], PERCENTILE_ACCURACY)  # Spark computes the common expression once
     return [
         F.get(both, F.lit(place)).cast("double").alias(f"{name}_{title}") for place, title in enumerate(("p50", "p99"))
     ]
 
 
-def _rebalances(rebalances: DataFrame) -> DataFrame:
+def _rebalance_metrics(rebalances: DataFrame) -> DataFrame:
     once = rebalances.groupBy("group", "began").agg(F.min(F.struct("at", "reason", "seconds")).alias("it"))
     ended = once.select("group", _hour("it.at"), "it.reason", "it.seconds")
-    counts = ended.groupBy(*_KEY, "reason").agg(F.count("*").alias("times"))
+    counts = ended.groupBy(*_GROUP_HOUR, "reason").agg(F.count("*").alias("times"))
     pairs = F.map_from_entries(F.collect_list(F.struct("reason", "times")))
-    by_reason = counts.groupBy(*_KEY).agg(pairs.alias("rebalances"))
-    return by_reason.join(ended.groupBy(*_KEY).agg(*_percentiles("seconds", "rebalance_seconds")), _KEY, how="inner")
+    by_reason = counts.groupBy(*_GROUP_HOUR).agg(pairs.alias("rebalances"))
+    return by_reason.join(
+        ended.groupBy(*_GROUP_HOUR).agg(*_percentiles("seconds", "rebalance_seconds")), _GROUP_HOUR, how="inner"
+    )
 
 
-def _moves(handovers: DataFrame) -> DataFrame:
+def _move_counts(handovers: DataFrame) -> DataFrame:
     """Count queues that were granted to another member than their previous owner, as `rota_queues_moved_total` does."""
-    granted = handovers.filter(F.col("act").isin("Grant", "Force")).withColumn("many", count(F.col("queues")))
+    granted = handovers.filter(F.col("act").isin("Grant", "Force")).withColumn("many", count_queues(F.col("queues")))
     moved = F.col("from").isNotNull() & ~F.struct("from", "fromUid").eqNullSafe(F.struct("to", "toUid"))
     return granted.groupBy("group", _hour()).agg(
         F.sum(F.when(moved, F.col("many")).otherwise(0)).alias("moved_queues"),
@@ -92,24 +94,26 @@ def _moves(handovers: DataFrame) -> DataFrame:
     )
 
 
-def _handovers(held: DataFrame) -> DataFrame:
+def _handover_metrics(held: DataFrame) -> DataFrame:
     over = held.filter(F.col("seconds").isNotNull())
     return over.groupBy("group", _hour("obeyed")).agg(
         F.count("*").alias("handovers"), *_percentiles("seconds", "handover_seconds")
     )
 
 
-def _sum_durations(spans: DataFrame, name: str) -> DataFrame:
-    return spans.transform(_split).groupBy(*_KEY).agg(F.sum(seconds("since", "until")).alias(name))
+def _sum_seconds(spans: DataFrame, name: str) -> DataFrame:
+    return (
+        spans.transform(_split_by_hour).groupBy(*_GROUP_HOUR).agg(F.sum(seconds_between("since", "until")).alias(name))
+    )
 
 
-def contested(facts: Facts, history: OwnershipAccount) -> DataFrame:
+def contested_periods(facts: Facts, account: OwnershipAccount) -> DataFrame:
     """Return the periods in which two members may have consumed a forced queue.
 
     The operator ends such a period with the assignment that it writes once the previous owner has certainly stopped. No
     record names that assignment: it is taken to be the first later one in which that pod is absent, ended or reporting.
     """
-    forced = by_queue(
+    forced = expand_by_queue(
         facts.handover.filter(F.col("act") == "Force").select("group", "at", "generation", "fromUid", "queues")
     )
     present = facts.membership.select(
@@ -119,7 +123,7 @@ def contested(facts: Facts, history: OwnershipAccount) -> DataFrame:
         F.map_values("members").alias("pods"),
     )
     # Without a previous owner no record names the unreachable member: any later assignment ends the period.
-    silent = F.exists("pods", lambda pod: (pod["uid"] == F.col("fromUid")) & ~pod["standing"].isin(*_HEARD))
+    silent = F.exists("pods", lambda pod: (pod["uid"] == F.col("fromUid")) & ~pod["standing"].isin(*_REPORTING_STATES))
     past = F.col("fromUid").isNull() | ~silent
     settled = (F.col("later") >= F.col("at")) & (F.col("seen") > F.col("generation")) & past
     queue = ["group", "topic", "broker", "queue", "at", "fromUid"]
@@ -128,23 +132,23 @@ def contested(facts: Facts, history: OwnershipAccount) -> DataFrame:
     return (
         forced.withColumn("fromUid", F.coalesce("fromUid", F.lit("")))
         .join(over, queue, how="left")
-        .join(horizon(history.seen), "group", how="inner")
+        .join(last_record_times(account.hours), "group", how="inner")
         .select("group", F.col("at").alias("since"), F.coalesce("over", "horizon").alias("until"))
     )
 
 
-def _shares(history: OwnershipAccount) -> DataFrame:
+def _balance_metrics(account: OwnershipAccount) -> DataFrame:
     """Return the time-weighted imbalance of queues among sharing members, and the hours of members without a queue."""
     order = Window.partitionBy("group").orderBy("life", "generation", "step", "at")
     known_until = F.when(F.col("ends_torn"), F.col("epoch_ends"))
     spans = (
-        history.told.filter(F.col("sharing").isNotNull())
+        account.records.filter(F.col("sharing").isNotNull())
         .withColumn("next", F.lead("at").over(order))
         .filter(F.col("sure") & ~F.col("model").eqNullSafe("Broadcasting"))
-        .join(horizon(history.seen), "group", how="inner")
+        .join(last_record_times(account.hours), "group", how="inner")
         .withColumn("until", F.least(F.coalesce("next", "horizon"), known_until))
     )
-    owned_spans = history.held.filter(F.col("phase") == "Owned")
+    owned_spans = account.holdings.filter(F.col("phase") == "Owned")
     begun = owned_spans.select("group", "uid", "at", F.lit(1).alias("more"))
     ended = owned_spans.filter(F.col("until").isNotNull())
     ended = ended.select("group", "uid", F.col("until").alias("at"), F.lit(-1).alias("more"))
@@ -159,23 +163,23 @@ def _shares(history: OwnershipAccount) -> DataFrame:
         F.sum((F.col("queues") == 0).cast("int")).alias("idle"),
     )
     ratio = F.when(F.col("all") > 0, F.col("most") * F.col("members") / F.col("all"))
-    duration = seconds("since", "until")
+    duration = seconds_between("since", "until")
     weight = F.sum(F.when(ratio.isNotNull(), duration))
     idle = F.sum(F.col("idle") * duration) / 3600
     return (
-        per_period.transform(_split)
-        .groupBy(*_KEY)
+        per_period.transform(_split_by_hour)
+        .groupBy(*_GROUP_HOUR)
         .agg((F.sum(ratio * duration) / weight).alias("imbalance"), idle.alias("idle_member_hours"))
     )
 
 
-def _lags(samples: DataFrame) -> DataFrame:
+def _lag_metrics(samples: DataFrame) -> DataFrame:
     minutes = (
-        [F.lit(str(state)) for state in Judgement],
-        [F.sum(F.col(str(state)) * F.col("seconds")) / 60 for state in Judgement],
+        [F.lit(str(state)) for state in LagState],
+        [F.sum(F.col(str(state)) * F.col("seconds")) / 60 for state in LagState],
     )
     pairs = [column for pair in zip(*minutes, strict=True) for column in pair]
-    return samples.groupBy(*_KEY).agg(
+    return samples.groupBy(*_GROUP_HOUR).agg(
         *_percentiles("lag", "lag"),
         F.max("lag").alias("lag_max"),
         *_percentiles("delay", "delay"),
@@ -185,20 +189,20 @@ def _lags(samples: DataFrame) -> DataFrame:
     )
 
 
-def _redelivered(taken_over: DataFrame) -> DataFrame:
+def _takeover_counts(taken_over: DataFrame) -> DataFrame:
     """Count messages that were redelivered because another process took over their queue."""
     return taken_over.groupBy("group", _hour()).agg(F.sum("messages").alias("taken_over"))
 
 
-def _incomplete_hours(facts: Facts, history: OwnershipAccount) -> DataFrame:
+def _incomplete_hours(facts: Facts, account: OwnershipAccount) -> DataFrame:
     """Return the hours with missing records: breaks of a group, and gaps, which affect every group."""
-    torn = history.told.filter("torn").join(horizon(history.seen), "group", how="inner")
+    torn = account.records.filter("torn").join(last_record_times(account.hours), "group", how="inner")
     spans = torn.select(
         "group", F.col("starts").alias("since"), F.coalesce("next_whole", F.greatest("horizon", "at")).alias("until")
     )
-    of_groups = _hours_touched(spans).select(*_KEY)
+    of_groups = _hours_touched(spans).select(*_GROUP_HOUR)
     of_all = _hours_touched(facts.gap.select("since", F.col("at").alias("until"))).select("hour").distinct()
-    missed = history.seen.join(F.broadcast(of_all), "hour", how="left_semi").select(*_KEY)
+    missed = account.hours.join(F.broadcast(of_all), "hour", how="left_semi").select(*_GROUP_HOUR)
     return of_groups.unionByName(missed).distinct()
 
 

@@ -23,9 +23,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from rota.pipeline.common import paths
-from rota.pipeline.common.schemas import JOURNAL, QUARANTINE
+from rota.pipeline.common.schemas import JOURNAL_SCHEMAS, QUARANTINE
 from rota.pipeline.common.spark_session import fit_partitions
-from rota.pipeline.ingest.lines import STRICT, judge_lines
+from rota.pipeline.ingest.lines import JSON_OPTIONS, judge_lines
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Facts:
     quarantine: DataFrame
 
 
-def facts(spark: SparkSession, source: str, since: date | None = None) -> Facts:
+def read_facts(spark: SparkSession, source: str, since: date | None = None) -> Facts:
     """Return the facts of a journal's folder or of a lake; nothing is read before rows are requested.
 
     A last line that is still being written counts as torn; a later read returns it as a record.
@@ -54,61 +54,63 @@ def facts(spark: SparkSession, source: str, since: date | None = None) -> Facts:
     folder = Path(source)
     fit_partitions(spark, folder)
     if paths.is_lake(folder):
-        lake_tables = {kind: _kept(spark, folder / kind, schema) for kind, schema in TABLES.items()}
-        return _deduplicate({kind: table.transform(_from_day, since) for kind, table in lake_tables.items()})
-    lines = _lines(spark, folder, since)
+        lake_tables = {kind: _read_table(spark, folder / kind, schema) for kind, schema in TABLE_SCHEMAS.items()}
+        return _deduplicate({kind: table.transform(_keep_since, since) for kind, table in lake_tables.items()})
+    lines = _read_lines(spark, folder, since)
     tables = {
-        kind: lines.transform(_may_be_kind, kind).transform(drop_duplicate_lines).transform(records, kind)
-        for kind in JOURNAL
+        kind: lines.transform(_may_be_kind, kind).transform(drop_duplicate_lines).transform(parse_records, kind)
+        for kind in JOURNAL_SCHEMAS
     }
-    return _deduplicate(tables | {"quarantine": lines.transform(judge_lines).transform(refused)})
+    return _deduplicate(tables | {"quarantine": lines.transform(judge_lines).transform(rejected_lines)})
 
 
-def open_source(spark: SparkSession, source: str, days: int | None = None) -> Facts:
+def load_source(spark: SparkSession, source: str, days: int | None = None) -> Facts:
     """Return the facts of a source or its last days; without any raise ValueError: empty tables would look healthy."""
-    since = last(source, days) if days else None
-    result, folder = facts(spark, source, since), Path(source)
-    if any((folder / kind).is_dir() for kind in JOURNAL):
+    since = first_day(source, days) if days else None
+    result, folder = read_facts(spark, source, since), Path(source)
+    if any((folder / kind).is_dir() for kind in JOURNAL_SCHEMAS):
         return result
     if paths.is_lake(folder):
         refusals = result.quarantine
     else:
-        lines = _lines(spark, folder, since).transform(judge_lines)
+        lines = _read_lines(spark, folder, since).transform(judge_lines)
         if lines.where(F.col("kind").isNotNull()).limit(1).count():  # mostly reads only up to the first record
             return result
-        refusals = lines.transform(refused)
+        refusals = lines.transform(rejected_lines)
     first = refusals.select("reason").first()
     example = f"; of one line it is said: {first.reason}" if first else ""
     raise ValueError(f"{source} has no record that this version can read{example}")
 
 
-def last(source: str, days: int) -> date:
+def first_day(source: str, days: int) -> date:
     """Return the first of the source's last days; days in the future come from a wrong clock and are ignored."""
     folder, today = Path(source), datetime.now(UTC).date()
-    parents = (folder, *(folder / kind for kind in paths.KINDS))
-    dates = [paths.day_of(path.name) for parent in parents for path in parent.glob(paths.DAYS)]
+    parents = (folder, *(folder / kind for kind in paths.RECORD_KINDS))
+    dates = [paths.parse_day(path.name) for parent in parents for path in parent.glob(paths.DAY_GLOB)]
     newest = max((day for day in dates if day and day <= today), default=today)
     return newest - min(timedelta(days=days - 1), newest - date.min)
 
 
-TABLES: dict[str, StructType] = JOURNAL | {"quarantine": QUARANTINE}
+TABLE_SCHEMAS: dict[str, StructType] = JOURNAL_SCHEMAS | {"quarantine": QUARANTINE}
 
 
-def _lines(spark: SparkSession, folder: Path, since: date | None) -> DataFrame:
+def _read_lines(spark: SparkSession, folder: Path, since: date | None) -> DataFrame:
     """Return the lines of a journal's files; files that are removed before they are read are skipped."""
-    root = _literal(str(folder.absolute()))
+    root = _escape_glob(str(folder.absolute()))
     reader = spark.read.option("ignoreMissingFiles", "true").option("lineSep", "\n")  # a \r belongs to its line
-    days = [paths.DAYS] if since is None else paths.days_since(folder, since)
-    patterns = [f"{root}/{day}/{paths.HOURS}" for day in days if any(folder.glob(f"{day}/{paths.HOURS}"))]
+    days = [paths.DAY_GLOB] if since is None else paths.day_folders_since(folder, since)
+    patterns = [
+        f"{root}/{day}/{paths.HOUR_FILE_GLOB}" for day in days if any(folder.glob(f"{day}/{paths.HOUR_FILE_GLOB}"))
+    ]
     return reader.schema("value string").text(patterns).transform(_with_file)
 
 
-def _from_day(table: DataFrame, since: date | None) -> DataFrame:
+def _keep_since(table: DataFrame, since: date | None) -> DataFrame:
     """Keep rows of the day `since` and later days; Spark does not read the files of earlier days."""
     return table if since is None else table.where(F.col("date") >= F.lit(since))
 
 
-def _literal(path: str) -> str:
+def _escape_glob(path: str) -> str:
     """Return a path with its glob characters escaped."""
     return "".join(f"\\{character}" if character in "*?[]{}\\" else character for character in path)
 
@@ -134,16 +136,16 @@ def drop_duplicate_lines(lines: DataFrame) -> DataFrame:
     return lines.groupBy("line").agg(F.min("date").alias("date"))
 
 
-def records(lines: DataFrame, kind: str) -> DataFrame:
+def parse_records(lines: DataFrame, kind: str) -> DataFrame:
     """Return the records of a kind among lines."""
-    return lines.transform(judge_lines).transform(of_kind, kind)
+    return lines.transform(judge_lines).transform(records_of_kind, kind)
 
 
-def of_kind(lines: DataFrame, kind: str) -> DataFrame:
+def records_of_kind(lines: DataFrame, kind: str) -> DataFrame:
     """Return the records of a kind among judged lines, with the columns of schemas.JOURNAL."""
-    schema = JOURNAL[kind]
+    schema = JOURNAL_SCHEMAS[kind]
     fields = StructType([field for field in schema if field.name != "date"])
-    parsed = lines.where(F.col("kind") == kind).withColumn("told", F.from_json("text", fields, STRICT))
+    parsed = lines.where(F.col("kind") == kind).withColumn("told", F.from_json("text", fields, JSON_OPTIONS))
     columns = {name: F.col(f"told.{name}") for name in fields.fieldNames()}
     if kind == "offsets":  # plain ones are parsed already
         columns = {name: F.coalesce(F.col(name), column) for name, column in columns.items()}
@@ -151,7 +153,7 @@ def of_kind(lines: DataFrame, kind: str) -> DataFrame:
     return renamed.withColumn("date", F.to_date("at")).select(*schema.fieldNames())
 
 
-def refused(lines: DataFrame) -> DataFrame:
+def rejected_lines(lines: DataFrame) -> DataFrame:
     """Return the rejected lines among judged lines, with the columns of schemas.QUARANTINE."""
     return lines.where(F.col("reason").isNotNull()).select(
         "file",
@@ -161,19 +163,19 @@ def refused(lines: DataFrame) -> DataFrame:
     )
 
 
-def _kept(spark: SparkSession, folder: Path, schema: StructType) -> DataFrame:
+def _read_table(spark: SparkSession, folder: Path, schema: StructType) -> DataFrame:
     """Return a table of a lake; it is empty if nothing was ever written to it."""
     if (folder / "_delta_log").is_dir():
         return spark.read.format("delta").load(str(folder)).select(*schema.fieldNames())
-    if not any(folder.glob(paths.ANY_DAY)):
+    if not any(folder.glob(paths.ANY_DATE_GLOB)):
         return spark.createDataFrame([], schema)
-    _check(folder, schema)
+    _check_columns(folder, schema)
     return spark.read.schema(schema).parquet(str(folder)).select(*schema.fieldNames())
 
 
-def _check(folder: Path, schema: StructType) -> None:
+def _check_columns(folder: Path, schema: StructType) -> None:
     """Raise ValueError if a table lacks a column of its schema: Spark would read that column as nulls."""
-    file = next(folder.glob(f"{paths.ANY_DAY}/**/*.parquet"), None)
+    file = next(folder.glob(f"{paths.ANY_DATE_GLOB}/**/*.parquet"), None)
     if file is None:
         return
     try:
@@ -200,11 +202,11 @@ def _verdict_changes(verdicts: DataFrame) -> DataFrame:
     order = Window.partitionBy("group", "condition").orderBy("at", "status", "reason")
     state, previous = F.struct("status", "reason"), F.lag(F.struct("status", "reason")).over(order)
     changes = verdicts.withColumn("new", ~state.eqNullSafe(previous)).where(F.col("new"))
-    return changes.select(*JOURNAL["verdict"].fieldNames())
+    return changes.select(*JOURNAL_SCHEMAS["verdict"].fieldNames())
 
 
 def _first_endings(rebalances: DataFrame) -> DataFrame:
     """Keep the first record of the end of each rebalance."""
     order = Window.partitionBy("group", "began").orderBy("at", "seconds", "generation")
     first = rebalances.withColumn("place", F.row_number().over(order)).where(F.col("place") == 1)
-    return first.select(*JOURNAL["rebalance"].fieldNames())
+    return first.select(*JOURNAL_SCHEMAS["rebalance"].fieldNames())

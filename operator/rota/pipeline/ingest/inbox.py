@@ -18,14 +18,16 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
-from rota.pipeline.common.paths import ANY_DAY, FILE
+from rota.pipeline.common.paths import ANY_DATE_GLOB, HOUR_FILE_PATTERN
 
 HOUR = timedelta(hours=1)
-LAST = datetime.max.replace(tzinfo=UTC) - HOUR  # files of clocks that jumped: Python cannot represent a later end
-CHUNK = 512 * 2**20  # maximal bytes of files in one batch, unless a single file is larger
+LATEST_HOUR = (
+    datetime.max.replace(tzinfo=UTC) - HOUR
+)  # files of clocks that jumped: Python cannot represent a later end
+MAX_BATCH_BYTES = 512 * 2**20  # maximal bytes of files in one batch, unless a single file is larger
 
 
-class Hour(NamedTuple):
+class HourFile(NamedTuple):
     """A file of the journal, with one writer's records of one hour."""
 
     hour: str  # 2026-11-21T08
@@ -34,7 +36,7 @@ class Hour(NamedTuple):
     size: int
 
     @property
-    def key(self) -> str:
+    def link_key(self) -> str:
         """The part of its name in the inbox by which a linked file is recognized."""
         return f"{self.size}.{self.name}"
 
@@ -46,41 +48,43 @@ class Inbox:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._journal, self._lateness = folder, journal, lateness
 
-    def finish(self) -> None:
+    def mark_ingested(self) -> None:
         """Mark all pending files as ingested."""
-        for path in self._waiting():
+        for path in self._pending_files():
             empty = self._folder / f".{path.name}"  # hidden from Spark
             empty.touch()
             empty.replace(path)  # never truncate: a link is the journal's own file
 
-    def waits(self) -> bool:
+    def has_pending_files(self) -> bool:
         """Return whether files are pending; the stream may have ingested them just before a crash."""
-        return any(True for _ in self._waiting())
+        return any(True for _ in self._pending_files())
 
-    def _waiting(self) -> Iterator[Path]:
+    def _pending_files(self) -> Iterator[Path]:
         return (path for path in self._folder.glob("[!.]*") if path.stat().st_size)
 
-    def fill(self, now: datetime, settle: timedelta | None) -> bool:
+    def link_complete_files(self, now: datetime, settle: timedelta | None) -> bool:
         """Link the oldest complete files, up to one batch; return whether files are pending.
 
         A file is complete if it has not grown for `settle` after the end of its hour. With None every file is.
         """
         names = [path.name.partition(".") for path in self._folder.glob("[!.]*")]
-        linked, newest, room = {key for _, _, key in names}, max((event for event, _, _ in names), default=""), CHUNK
+        linked = {key for _, _, key in names}
+        newest = max((event for event, _, _ in names), default="")
+        room = MAX_BATCH_BYTES
         for file in sorted(_complete_files(self._journal, now, settle)):
-            if file.key not in linked and file.size:
+            if file.link_key not in linked and file.size:
                 room -= file.size
-                if room < 0 and room + file.size < CHUNK:
+                if room < 0 and room + file.size < MAX_BATCH_BYTES:
                     break
-                self._take(file, file.hour if self._is_known(file.hour, newest) else newest)
-        return self.waits()
+                self._link(file, file.hour if self._is_remembered(file.hour, newest) else newest)
+        return self.has_pending_files()
 
-    def _is_known(self, hour: str, newest: str) -> bool:
+    def _is_remembered(self, hour: str, newest: str) -> bool:
         """Return whether the stream still remembers an hour's lines, and so can detect their copies."""
-        return not newest or _began(hour) > _began(newest) - self._lateness
+        return not newest or _hour_start(hour) > _hour_start(newest) - self._lateness
 
-    def _take(self, file: Hour, event: str) -> None:
-        target, partial = self._folder / f"{event}.{file.key}", self._folder / ".part"
+    def _link(self, file: HourFile, event: str) -> None:
+        target, partial = self._folder / f"{event}.{file.link_key}", self._folder / ".part"
         partial.unlink(missing_ok=True)
         with suppress(FileNotFoundError):  # the journal has removed an old file
             try:
@@ -92,16 +96,16 @@ class Inbox:
             partial.replace(target)
 
 
-def _complete_files(journal: Path, now: datetime, settle: timedelta | None) -> Iterator[Hour]:
-    for path in journal.glob(f"{ANY_DAY}/*.jsonl"):
-        match = FILE.fullmatch(f"{path.parent.name}/{path.name}")
+def _complete_files(journal: Path, now: datetime, settle: timedelta | None) -> Iterator[HourFile]:
+    for path in journal.glob(f"{ANY_DATE_GLOB}/*.jsonl"):
+        match = HOUR_FILE_PATTERN.fullmatch(f"{path.parent.name}/{path.name}")
         if match:
             with suppress(FileNotFoundError, ValueError):  # the journal has removed the file; no valid day
                 stat, hour = path.stat(), f"{match[1]}T{match[3]}"
-                changed = max(datetime.fromtimestamp(stat.st_mtime, UTC), min(_began(hour), LAST) + HOUR)
+                changed = max(datetime.fromtimestamp(stat.st_mtime, UTC), min(_hour_start(hour), LATEST_HOUR) + HOUR)
                 if settle is None or changed <= now - settle:
-                    yield Hour(hour, f"{match[1]}T{match[2]}", path, stat.st_size)
+                    yield HourFile(hour, f"{match[1]}T{match[2]}", path, stat.st_size)
 
 
-def _began(hour: str) -> datetime:
+def _hour_start(hour: str) -> datetime:
     return datetime.strptime(hour, "%Y-%m-%dT%H").replace(tzinfo=UTC)

@@ -24,30 +24,34 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.types import StringType, StructField, StructType
 
-from rota.model import plain as legible
-from rota.pipeline.common.schemas import JOURNAL
+from rota.model import single_line as legible
+from rota.pipeline.common.schemas import JOURNAL_SCHEMAS
 from rota.ranges import from_ranges
-from rota.records import SCHEMA, AnyRecord, Handover, Obeyed, Offsets, Owners, Ranges, Redelivered, read
+from rota.records import RECORD_SCHEMA, AnyRecord, Handover, Obeyed, Offsets, Owners, Ranges, Redelivered, decode_record
 
-STRICT = {"allowSingleQuotes": "false", "allowNonNumericNumbers": "false", "columnNameOfCorruptRecord": "_corrupt"}
+JSON_OPTIONS = {
+    "allowSingleQuotes": "false",
+    "allowNonNumericNumbers": "false",
+    "columnNameOfCorruptRecord": "_corrupt",
+}
 _CORRUPT = StructField("_corrupt", StringType())
-_REST = StructType([JOURNAL["offsets"]["topics"], JOURNAL["offsets"]["verdicts"], _CORRUPT])
+_REST_SCHEMA = StructType([JOURNAL_SCHEMAS["offsets"]["topics"], JOURNAL_SCHEMAS["offsets"]["verdicts"], _CORRUPT])
 
 # How the operator writes a line's start, time and end. The pattern of the end allows no text after the last brace.
-_START = f'{{"schema":{SCHEMA},"kind":"offsets","group":"'
+_START = f'{{"schema":{RECORD_SCHEMA},"kind":"offsets","group":"'
 _TIME = r"^20[2-9]\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z\z"
 _END = r'^,"topics":\{.*\},"verdicts":\{(?:"[A-Za-z]+":\d{1,18},?){0,20}\}\}\z'
-_ONCE = ['"schema"', '"kind"', '"group"', '"at"']  # keys before the topics; a copy of one after them is rejected
-_LAST = '"verdicts"'
-_QUOTED = 15  # parts of a line that is split at its first quotation marks: the 10th is the group, the 14th the time
+_UNIQUE_KEYS = ['"schema"', '"kind"', '"group"', '"at"']  # keys before the topics; a copy of one after them is rejected
+_LAST_KEY = '"verdicts"'
+_MAX_PARTS = 15  # parts of a line that is split at its first quotation marks: the 10th is the group, the 14th the time
 
-_ANSWER = StructType(
+_JUDGEMENT_SCHEMA = StructType(
     [StructField("kind", StringType()), StructField("line", StringType()), StructField("reason", StringType())]
 )
-_ARROW = pa.struct([("kind", pa.string()), ("line", pa.string()), ("reason", pa.string())])
-_LONG = re.compile(rb"\d{19}")  # digits of the shortest number beyond 64 bits
-_MOST, _MOST_ID = 2**63 - 1, 2**31 - 1
-_YEARS = range(2020, 2100)
+_JUDGEMENT_ARROW = pa.struct([("kind", pa.string()), ("line", pa.string()), ("reason", pa.string())])
+_LONG_NUMBER = re.compile(rb"\d{19}")  # digits of the shortest number beyond 64 bits
+_MAX_INT64, _MAX_INT32 = 2**63 - 1, 2**31 - 1
+_VALID_YEARS = range(2020, 2100)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -61,8 +65,8 @@ def judge_lines(lines: DataFrame) -> DataFrame:
     answer = F.col("said")
     return (
         lines.transform(_with_parts)
-        .withColumn("plain", F.coalesce(_plain(), F.lit(False)))  # noqa: FBT003 - a value, not a switch
-        .withColumn("said", _asked(F.when(~F.col("plain"), F.col("line"))))
+        .withColumn("plain", F.coalesce(_is_plain(), F.lit(False)))  # noqa: FBT003 - a value, not a switch
+        .withColumn("said", _judge_udf(F.when(~F.col("plain"), F.col("line"))))
         .select(
             *lines.columns,
             F.when(F.col("plain"), F.lit("offsets")).otherwise(answer["kind"]).alias("kind"),
@@ -75,11 +79,11 @@ def judge_lines(lines: DataFrame) -> DataFrame:
 
 def _with_parts(lines: DataFrame) -> DataFrame:
     """Add the fields of plain lines; for other lines the new columns have no meaning."""
-    parts_if_plain = F.when(F.col("line").startswith(_START), F.split("line", '"', _QUOTED))
+    parts_if_plain = F.when(F.col("line").startswith(_START), F.split("line", '"', _MAX_PARTS))
     split = lines.withColumn("parts", parts_if_plain)
-    tail = F.get("parts", F.lit(_QUOTED - 1))
+    tail = F.get("parts", F.lit(_MAX_PARTS - 1))
     with_tail = split.withColumn("behind", F.when(tail.rlike(_END), tail))
-    remainder = F.from_json(F.concat(F.lit("{"), F.substr("behind", F.lit(2))), _REST, STRICT)
+    remainder = F.from_json(F.concat(F.lit("{"), F.substr("behind", F.lit(2))), _REST_SCHEMA, JSON_OPTIONS)
     return with_tail.withColumn("rest", remainder).select(
         *lines.columns,
         "parts",
@@ -90,77 +94,81 @@ def _with_parts(lines: DataFrame) -> DataFrame:
     )
 
 
-def _plain() -> Column:
+def _is_plain() -> Column:
     """Return whether a line is certainly an `offsets` record that the reader accepts."""
     line, tail = F.col("line"), F.col("behind")
     clean = F.is_valid_utf8(line) & ~line.contains("\\") & ~F.col("group").rlike(r"[\x00-\x1f]")
     spelled = F.array_join(F.slice("parts", 11, 3), '"') == ',"at":'
     dated = F.get("parts", F.lit(13)).rlike(_TIME) & F.col("at").isNotNull()
-    repeated = reduce(or_, [tail.contains(key) for key in _ONCE])
-    head, end_part = (F.substring_index(tail, _LAST, end) for end in (1, -1))
-    closed = F.concat(head, F.lit(_LAST), end_part) == tail  # false if the key occurs twice
-    whole = F.col("_corrupt").isNull() & F.forall(F.map_values("topics"), _brokers)
-    counted = F.forall(F.map_values("verdicts"), _counts)
+    repeated = reduce(or_, [tail.contains(key) for key in _UNIQUE_KEYS])
+    head, end_part = (F.substring_index(tail, _LAST_KEY, end) for end in (1, -1))
+    closed = F.concat(head, F.lit(_LAST_KEY), end_part) == tail  # false if the key occurs twice
+    whole = F.col("_corrupt").isNull() & F.forall(F.map_values("topics"), _has_valid_brokers)
+    counted = F.forall(F.map_values("verdicts"), _is_count)
     return clean & spelled & dated & ~repeated & closed & whole & counted
 
 
-def _brokers(topic: Column) -> Column:
-    return F.forall(F.map_values(topic), _columns)
+def _has_valid_brokers(topic: Column) -> Column:
+    return F.forall(F.map_values(topic), _has_valid_columns)
 
 
-def _columns(lists: Column) -> Column:
+def _has_valid_columns(lists: Column) -> Column:
     """Return whether columns have the same length, and a number wherever one is required."""
     size = F.size(lists["ids"])
     alike = (size == F.size(lists["first"])) & (size == F.size(lists["last"])) & (size == F.size(lists["committed"]))
-    numbers = F.forall(lists["ids"], _counts) & F.forall(lists["first"], _is_there) & F.forall(lists["last"], _is_there)
+    numbers = (
+        F.forall(lists["ids"], _is_count) & F.forall(lists["first"], _is_present) & F.forall(lists["last"], _is_present)
+    )
     return alike & numbers
 
 
-def _counts(number: Column) -> Column:
+def _is_count(number: Column) -> Column:
     return number >= 0
 
 
-def _is_there(value: Column) -> Column:
+def _is_present(value: Column) -> Column:
     return value.isNotNull()
 
 
-def _ask(lines: pa.Array) -> pa.Array:
+def _judge_batch(lines: pa.Array) -> pa.Array:
     """Judge lines with `rota.records.read`; null lines stay null."""
     if lines.null_count == len(lines):
-        return pa.nulls(len(lines), _ARROW)
-    return pa.array([None if line is None else _answer(line) for line in lines.cast(pa.binary()).to_pylist()], _ARROW)
+        return pa.nulls(len(lines), _JUDGEMENT_ARROW)
+    return pa.array(
+        [None if line is None else _judge_line(line) for line in lines.cast(pa.binary()).to_pylist()], _JUDGEMENT_ARROW
+    )
 
 
 # A UDF, since only `rota.records.read` decides. (Spark's stubs require a type argument that Spark itself warns about.)
-_asked = arrow_udf(_ask, _ANSWER)  # type: ignore[call-overload]
+_judge_udf = arrow_udf(_judge_batch, _JUDGEMENT_SCHEMA)  # type: ignore[call-overload]
 
 
-def _answer(line: bytes) -> dict[str, str]:
+def _judge_line(line: bytes) -> dict[str, str]:
     try:
-        record = read(line)
+        record = decode_record(line)
         text = _encode(record)
-        _check(record, text)
+        _check_limits(record, text)
     except (ValueError, OverflowError) as error:
         return {"reason": legible(str(error))}
     return {"kind": str(record.__struct_config__.tag), "line": text.decode()}
 
 
-def _check(record: AnyRecord, text: bytes) -> None:
+def _check_limits(record: AnyRecord, text: bytes) -> None:
     """Raise ValueError for integers that do not fit into Spark's, impossible times, and unreadable ranges of queues."""
     for at in (getattr(record, name) for name in ("at", "began", "since") if hasattr(record, name)):
-        if at.year not in _YEARS:
+        if at.year not in _VALID_YEARS:
             raise ValueError(f"The record cannot be kept: it tells of the year {at.year}, so its clock was wrong")
-    for queues in _ranges(record):
+    for queues in _queue_ranges(record):
         from_ranges(queues)
-    if _LONG.search(text) and max(map(abs, _integers(msgspec.to_builtins(record))), default=0) > _MOST:
+    if _LONG_NUMBER.search(text) and max(map(abs, _integers(msgspec.to_builtins(record))), default=0) > _MAX_INT64:
         raise ValueError("The record cannot be kept: it has an integer beyond 64 bits")
     if isinstance(record, Offsets):
         ids = [id_ for brokers in record.topics.values() for columns in brokers.values() for id_ in columns.ids]
-        if max(ids, default=0) > _MOST_ID:
+        if max(ids, default=0) > _MAX_INT32:
             raise ValueError("The record cannot be kept: it has a queue whose id is beyond 32 bits")
 
 
-def _ranges(record: AnyRecord) -> Iterator[Ranges]:
+def _queue_ranges(record: AnyRecord) -> Iterator[Ranges]:
     """Yield a record's ranges of queues such as 0-3,7; the reader accepts any text in them."""
     if isinstance(record, Handover | Obeyed | Redelivered):
         yield record.queues

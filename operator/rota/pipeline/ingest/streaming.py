@@ -23,12 +23,12 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from rota.pipeline.common.paths import check_ingest
-from rota.pipeline.ingest.facts import TABLES, of_kind, refused
+from rota.pipeline.ingest.facts import TABLE_SCHEMAS, records_of_kind, rejected_lines
 from rota.pipeline.ingest.inbox import Inbox
 from rota.pipeline.ingest.lines import judge_lines
 
 SETTLE, LATENESS = timedelta(minutes=5), timedelta(hours=2)
-STREAMING = {
+STREAM_SETTINGS = {
     "spark.sql.session.timeZone": "UTC",  # a new session lacks it if another program created the context
     "spark.sql.shuffle.partitions": "8",  # fixed by the first batch; each partition has a state store
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",  # expired state is removed one batch later
@@ -36,47 +36,49 @@ STREAMING = {
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"  # off the JVM heap
     ),
 }
-LATE = "The file came so long after later hours that its lines can no longer be told from copies; make the lake anew"
+LATE_REASON = (
+    "The file came so long after later hours that its lines can no longer be told from copies; make the lake anew"
+)
 
-Counts = dict[str, int]
+RowCounts = dict[str, int]
 
 
-def stream(
+def ingest_journal(
     spark: SparkSession,
     source: str,
     lake: str,
     *,
     settle: timedelta | None = SETTLE,
     lateness: timedelta = LATENESS,
-    form: str = "parquet",
-    watch: Callable[[Counts], bool] | None = None,
-) -> Counts:
+    table_format: str = "parquet",
+    on_ingested: Callable[[RowCounts], bool] | None = None,
+) -> RowCounts:
     """Bring a lake up to date with a journal; return the number of new rows by table.
 
     Files are ingested once they have not grown for `settle` after their hour; with None all are, as no operator writes
     them any more. `watch` gets the new rows by table, waits, and returns whether to continue with later hours.
     """
     journal, lake_folder = Path(source), Path(lake)
-    check_ingest(journal, lake_folder, form)
-    if form == "delta" and not _has_delta(spark):
+    check_ingest(journal, lake_folder, table_format)
+    if table_format == "delta" and not _has_delta(spark):
         raise ValueError(
             "Delta is not on Spark's class path; give spark-submit --packages io.delta:delta-spark, or leave --format"
         )
     stream_session = spark.newSession()
-    for key, value in STREAMING.items():
+    for key, value in STREAM_SETTINGS.items():
         stream_session.conf.set(key, value)
-    total: Counts = {}
-    with _locked(lake_folder):
+    total: RowCounts = {}
+    with _lock_lake(lake_folder):
         inbox = Inbox(lake_folder / "_inbox", journal, lateness)
         while True:
-            counts: Counts = {}
-            pending = inbox.waits()  # files that a killed run has left
-            while pending or inbox.fill(datetime.now(UTC), settle):
-                _ingest_pending(stream_session, lake_folder, lateness, form, counts)
-                inbox.finish()
+            counts: RowCounts = {}
+            pending = inbox.has_pending_files()  # files that a killed run has left
+            while pending or inbox.link_complete_files(datetime.now(UTC), settle):
+                _ingest_pending(stream_session, lake_folder, lateness, table_format, counts)
+                inbox.mark_ingested()
                 pending = False
-            total = {kind: total.get(kind, 0) + counts.get(kind, 0) for kind in TABLES}
-            if watch is None or not watch(counts):
+            total = {kind: total.get(kind, 0) + counts.get(kind, 0) for kind in TABLE_SCHEMAS}
+            if on_ingested is None or not on_ingested(counts):
                 return total
 
 
@@ -89,7 +91,7 @@ def _has_delta(spark: SparkSession) -> bool:
 
 
 @contextmanager
-def _locked(lake: Path) -> Iterator[None]:
+def _lock_lake(lake: Path) -> Iterator[None]:
     """Lock the lake against other writers; the kernel releases the lock when this process ends, even by a crash."""
     lake.mkdir(parents=True, exist_ok=True)
     with (lake / "_lock").open("w") as lock:
@@ -100,17 +102,17 @@ def _locked(lake: Path) -> Iterator[None]:
         yield
 
 
-def _ingest_pending(spark: SparkSession, lake: Path, lateness: timedelta, form: str, counts: Counts) -> None:
+def _ingest_pending(spark: SparkSession, lake: Path, lateness: timedelta, table_format: str, counts: RowCounts) -> None:
     """Ingest all pending files of the inbox."""
     reader = spark.readStream.option("lineSep", "\n").option("maxFileAge", "36500d")  # in any order of hours
-    lines = reader.text(str(lake / "_inbox")).transform(_with_place)
+    lines = reader.text(str(lake / "_inbox")).transform(_with_file_and_hour)
     new = lines.withWatermark("hour", f"{int(lateness.total_seconds())} seconds")
 
     errors: list[Exception] = []
 
     def write(batch: DataFrame, number: int) -> None:
         try:
-            _write(batch, number, lake, form, counts)
+            _write_batch(batch, number, lake, table_format, counts)
         except Exception as error:
             errors.append(error)
             raise
@@ -127,12 +129,12 @@ def _ingest_pending(spark: SparkSession, lake: Path, lateness: timedelta, form: 
         if errors:  # Spark's own error does not say what failed in `write`
             raise errors[0] from None
         raise ValueError(
-            f"{lake} cannot be gone on with: {_reason(error)}; if its _checkpoint is damaged, or was made where the "
-            f"lake had another path, have the lake where it was, or make it anew"
+            f"The lake {lake} cannot be continued: {_first_error_line(error)}; if its _checkpoint is damaged, or was "
+            "created under another path of the lake, move the lake back, or create it anew"
         ) from None
 
 
-def _reason(error: Exception) -> str:
+def _first_error_line(error: Exception) -> str:
     """Return the first line of an error, without Spark's codes and query names."""
     first = str(error).partition("\n")[0].rpartition("terminated with exception: ")[2]
     return re.sub(r"\[[A-Z_.]+\] | SQLSTATE: \w+", "", first)
@@ -146,7 +148,7 @@ def _run(writer: DataStreamWriter) -> None:
         query.stop()
 
 
-def _with_place(values: DataFrame) -> DataFrame:
+def _with_file_and_hour(values: DataFrame) -> DataFrame:
     """Add the file and hour of each line, whether it is late, and its hash."""
     name = F.try_url_decode(F.replace(F.col("_metadata.file_name"), F.lit("+"), F.lit("%2B")))
     hour = F.regexp_extract(name, r"^(\S{13})\.", 1)
@@ -162,32 +164,32 @@ def _with_place(values: DataFrame) -> DataFrame:
     )
 
 
-def _write(batch: DataFrame, number: int, lake: Path, form: str, counts: Counts) -> None:
+def _write_batch(batch: DataFrame, batch_id: int, lake: Path, table_format: str, counts: RowCounts) -> None:
     """Write a batch's rows idempotently, and add their number to `counts`."""
-    lines = batch.select("line", "file", "date", "late").transform(judge_lines).transform(_without_late).persist()
+    lines = batch.select("line", "file", "date", "late").transform(judge_lines).transform(_reject_late).persist()
     try:
         table_name = F.coalesce("kind", F.lit("quarantine")).alias("kind")
         for kind, count in lines.groupBy(table_name).count().collect():  # at most one row per kind
-            table = lines.transform(refused) if kind == "quarantine" else lines.transform(of_kind, kind)
-            _write_table(table, lake / kind, number, form)
+            table = lines.transform(rejected_lines) if kind == "quarantine" else lines.transform(records_of_kind, kind)
+            _write_table(table, lake / kind, batch_id, table_format)
             counts[kind] = counts.get(kind, 0) + count
     finally:
         lines.unpersist()
 
 
-def _without_late(lines: DataFrame) -> DataFrame:
+def _reject_late(lines: DataFrame) -> DataFrame:
     """Reject late lines: the stream can no longer tell whether they are copies."""
     late = F.col("late")
-    kind, reason = F.when(~late, F.col("kind")), F.when(late, F.lit(LATE)).otherwise(F.col("reason"))
+    kind, reason = F.when(~late, F.col("kind")), F.when(late, F.lit(LATE_REASON)).otherwise(F.col("reason"))
     line = F.when(reason.isNotNull(), F.col("line"))  # only rejected lines need it: these rows are persisted
     return lines.withColumns({"kind": kind, "reason": reason, "line": line}).drop("late")
 
 
-def _write_table(table: DataFrame, folder: Path, number: int, form: str) -> None:
-    if form == "delta":
-        transaction = {"txnAppId": f"rota-{folder.name}", "txnVersion": str(number)}
+def _write_table(table: DataFrame, folder: Path, batch_id: int, table_format: str) -> None:
+    if table_format == "delta":
+        transaction = {"txnAppId": f"rota-{folder.name}", "txnVersion": str(batch_id)}
         table.write.format("delta").mode("append").options(**transaction).partitionBy("date").save(str(folder))
         return
-    numbered = table.withColumn("batch", F.lit(number))
+    numbered = table.withColumn("batch", F.lit(batch_id))
     writer = numbered.write.mode("overwrite").option("partitionOverwriteMode", "dynamic")
     writer.partitionBy("date", "batch").parquet(str(folder))

@@ -9,57 +9,58 @@ import msgspec
 import yaml
 from msgspec import Meta, Struct
 
-from rota.model import plain
+from rota.model import single_line
 
-LEAST_GAIN = 0.05  # fraction of the cost: a smaller gain is within the model's error, so no change is recommended
-LAG_UNIT = 1000  # messages; a group with less lag keeps up
+# Fraction of the cost: a smaller gain is within the model's error, so no change is recommended.
+MIN_GAIN_FRACTION = 0.05
+LAG_UNIT_MESSAGES = 1000  # messages; a group with less lag keeps up
 
-MOST = 1e12  # a higher weight is a typing error
+MAX_WEIGHT = 1e12  # a higher weight is a typing error
 
 
-class Measure(NamedTuple):
+class CostMeasure(NamedTuple):
     """Title and unit of a measure, and the reason for its default weight."""
 
     title: str
     unit: str  # counted per day
-    why: str
+    reason: str
 
 
 MEASURES = {
-    "moves": Measure(
+    "moves": CostMeasure(
         "Moves",
         "queue moved",
         "This is the unit: a queue's new owner starts with empty caches, and its old one finishes or drops work.",
     ),
-    "pause": Measure(
+    "pause": CostMeasure(
         "Pauses",
         "second in which nobody delivered a queue",
         "Five seconds in which a queue stands still are as bad as its move: messages are late, but none is lost.",
     ),
-    "duplicates": Measure(
+    "duplicates": CostMeasure(
         "Duplicates",
         "message expected to be delivered twice",
         "Ten messages worked twice are as bad as a move: apps must bear them, but each is work and a risk.",
     ),
-    "imbalance": Measure(
+    "imbalance": CostMeasure(
         "Imbalance",
         "1.0 by which the busiest member's load exceeds the mean, over the mean",
         "A member with twice the mean load is as bad as 100 moves a day: the group is as slow as that member, "
         "and half of what the others could do is paid for nothing.",
     ),
-    "idle": Measure(
+    "idle": CostMeasure(
         "Idle members",
         "hour of a member without a queue",
         "A pod that does nothing for an hour costs about as much as the trouble of a move.",
     ),
-    "unowned": Measure(
+    "unowned": CostMeasure(
         "Unowned",
         "second in which a queue was nobody's",
         "Worse than a pause: nobody is on the way. It counts besides the pause that it is, too.",
     ),
-    "lag": Measure(
+    "lag": CostMeasure(
         "Lag",
-        f"doubling of the lag beyond {LAG_UNIT:,} messages, half of it by the mean and half by the peak",
+        f"doubling of the lag beyond {LAG_UNIT_MESSAGES:,} messages, half of it by the mean and half by the peak",
         "Doublings, because ten times the lag is not ten times the harm, and groups of all sizes shall compare. "
         "Twice the lag all day is as bad as 20 moves a day.",
     ),
@@ -68,7 +69,7 @@ MEASURES = {
 Weight = Annotated[float, Meta(ge=0)]
 
 
-class Weights(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CostWeights(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Points for one unit of each measure; `MEASURES` has the units and the reasons for the defaults."""
 
     moves: Weight = 1.0
@@ -79,32 +80,34 @@ class Weights(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     unowned: Weight = 0.5
     lag: Weight = 20.0
 
-    def of(self, measure: str) -> float:
+    def weight_of(self, measure: str) -> float:
         """Return the weight of a measure."""
         weight: float = getattr(self, measure)
         return weight
 
 
-def read(text: str, where: str = "--weights") -> Weights:
+def parse_weights(text: str, source_name: str = "--weights") -> CostWeights:
     """Return weights from YAML, with defaults for missing ones; raise ValueError with one sentence for a mistake."""
     try:
         parsed = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError):  # constructors of values raise more than the parser
-        raise ValueError(f"{where} is no YAML; write lines such as moves: 1") from None
+        raise ValueError(f"{source_name} is no YAML; write lines such as moves: 1") from None
     entries = {} if parsed is None else parsed
     if not isinstance(entries, dict):
-        raise ValueError(f"{where} names no weights; write lines such as moves: 1")  # noqa: TRY004 - a user's mistake
+        raise ValueError(f"{source_name} names no weights; write lines such as moves: 1")  # noqa: TRY004 - a user's mistake
     for name, value in entries.items():
-        _check(name, value, where)
-    weights = msgspec.convert(entries, Weights)
+        _check_weight(name, value, source_name)
+    weights = msgspec.convert(entries, CostWeights)
     if not any(msgspec.structs.astuple(weights)):
-        raise ValueError(f"{where} makes every weight 0, so that no policy costs anything; leave one above 0")
+        raise ValueError(f"{source_name} makes every weight 0, so that no policy costs anything; leave one above 0")
     return weights
 
 
-def _check(name: object, value: object, where: str) -> None:
+def _check_weight(name: object, value: object, source_name: str) -> None:
     if name not in MEASURES:
-        raise ValueError(f"{where} names {plain(str(name), 60)!r}, which is no weight; choose of {', '.join(MEASURES)}")
+        raise ValueError(
+            f"{source_name} names {single_line(str(name), 60)!r}, which is no weight; choose of {', '.join(MEASURES)}"
+        )
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 <= value < MOST:  # type: ignore[operator]
-        raise ValueError(f"{where}: {name} is {plain(str(value), 60)}; give a number from 0 up")
+    if not is_number or not 0 <= value < MAX_WEIGHT:  # type: ignore[operator]
+        raise ValueError(f"{source_name}: {name} is {single_line(str(value), 60)}; give a number from 0 up")

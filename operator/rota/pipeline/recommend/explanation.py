@@ -7,13 +7,13 @@ from pyspark.sql import functions as F
 
 from rota.pipeline.recommend.cost_weights import MEASURES
 
-MOST_PARTS = 3  # savings named in a sentence
-WORSE = 0.1  # fraction of the saved cost: a larger drawback is named, too
+MAX_NAMED_SAVINGS = 3  # savings named in a sentence
+MIN_DRAWBACK_FRACTION = 0.1  # fraction of the saved cost: a larger drawback is named, too
 
 
-def explanation(least: float) -> Column:
+def explain_recommendation(min_gain: float) -> Column:
     """Return the reason to change (the largest differences of `now` and `then`) or to stay; reads `gain`, `change`."""
-    name, gain = F.col("then.policy"), _number(F.col("gain") * 100)
+    name, gain = F.col("then.policy"), _write_number(F.col("gain") * 100)
     no_name, unknown = F.col("then.policy").isNull(), F.col("now.cost").isNull()
     why = F.coalesce(F.left(F.col("now.problem"), F.lit(300)), F.lit("it was not simulated"))
     cause = F.concat(F.lit("What is used now has no cost to compare with ("), why, F.lit(")"))
@@ -23,68 +23,70 @@ def explanation(least: float) -> Column:
         name,
         F.lit(", would save "),
         gain,
-        F.lit(f" %, which is below {least * 100:g} %."),
+        F.lit(f" %, which is below {min_gain * 100:g} %."),
     )
     return (
         F.when(unknown & no_name, F.concat(cause, F.lit(", nor has any other policy.")))
         .when(unknown, cheapest)
-        .when(F.col("change"), _differences())
+        .when(F.col("change"), _describe_differences())
         .when(name == F.col("now.policy"), "Stay: nothing that was tried costs less.")
         .otherwise(too_little)
     )
 
 
-def _differences() -> Column:
-    parts = F.array(*(_part(measure) for measure in MEASURES))
+def _describe_differences() -> Column:
+    parts = F.array(*(_compare_measure(measure) for measure in MEASURES))
     largest = F.array_sort(parts, lambda left, right: F.sign(right["saved"] - left["saved"]).cast("int"))
-    saved = F.slice(F.filter(largest, lambda part: part["saved"] > 0), 1, MOST_PARTS)
+    saved = F.slice(F.filter(largest, lambda part: part["saved"] > 0), 1, MAX_NAMED_SAVINGS)
     total = F.col("now.cost") - F.col("then.cost")
-    lost = F.slice(F.filter(F.reverse(largest), lambda part: part["saved"] < -WORSE * total), 1, 1)
+    lost = F.slice(F.filter(F.reverse(largest), lambda part: part["saved"] < -MIN_DRAWBACK_FRACTION * total), 1, 1)
     words = F.concat_ws("; ", F.transform(saved, lambda part: part["words"]))
     but = F.when(F.size(lost) > 0, F.concat(F.lit("; but "), lost[0]["words"])).otherwise("")
     return F.concat(F.upper(F.left(words, F.lit(1))), F.substr(words, F.lit(2)), but, F.lit("."))
 
 
-def _part(measure: str) -> Column:
+def _compare_measure(measure: str) -> Column:
     saved = F.col(f"now.cost_{measure}") - F.col(f"then.cost_{measure}")
-    now, then = (_WORDS[measure](f"{when}.") for when in ("now", "then"))
+    now, then = (_MEASURE_WRITERS[measure](f"{when}.") for when in ("now", "then"))
     words = F.concat(then, F.lit(" instead of "), now)
     return F.struct(F.coalesce(saved, F.lit(0.0)).alias("saved"), words.alias("words"))
 
 
-def _words(column: str, prefix: str, suffix: str = "") -> Callable[[str], Column]:
+def _measure_writer(column: str, prefix: str, suffix: str = "") -> Callable[[str], Column]:
     """Return a function that writes a measure of `now.` or `then.`; only `then.`, written first, gets the affixes."""
 
     def say(when: str) -> Column:
         first = F.lit(prefix if when == "then." else "")
-        return F.concat(first, _number(F.col(f"{when}{column}")), F.lit(suffix if when == "then." else ""))
+        return F.concat(first, _write_number(F.col(f"{when}{column}")), F.lit(suffix if when == "then." else ""))
 
     return say
 
 
-def _load(when: str) -> Column:
+def _write_load(when: str) -> Column:
     prefix = "the busiest member has " if when == "then." else ""
-    return F.concat(F.lit(prefix), _number(F.col(f"{when}imbalance") + 1), F.lit(" times the mean load" * bool(prefix)))
+    return F.concat(
+        F.lit(prefix), _write_number(F.col(f"{when}imbalance") + 1), F.lit(" times the mean load" * bool(prefix))
+    )
 
 
-def _lag(when: str) -> Column:
+def _write_lag(when: str) -> Column:
     prefix = "a mean lag of " if when == "then." else ""
-    mean, peak = (_number(F.col(f"{when}{name}")) for name in ("lag_mean", "lag_peak"))
+    mean, peak = (_write_number(F.col(f"{when}{name}")) for name in ("lag_mean", "lag_peak"))
     return F.concat(F.lit(prefix), mean, F.lit(" (highest "), peak, F.lit(")"))
 
 
-_WORDS: dict[str, Callable[[str], Column]] = {
-    "moves": _words("moves", "", " moves a day"),
-    "pause": _words("pause", "", " s of pauses a day"),
-    "duplicates": _words("duplicates", "", " duplicates a day"),
-    "imbalance": _load,
-    "idle": _words("idle", "", " idle member-hours a day"),
-    "unowned": _words("unowned", "queues nobody's for ", " s a day"),
-    "lag": _lag,
+_MEASURE_WRITERS: dict[str, Callable[[str], Column]] = {
+    "moves": _measure_writer("moves", "", " moves a day"),
+    "pause": _measure_writer("pause", "", " s of pauses a day"),
+    "duplicates": _measure_writer("duplicates", "", " duplicates a day"),
+    "imbalance": _write_load,
+    "idle": _measure_writer("idle", "", " idle member-hours a day"),
+    "unowned": _measure_writer("unowned", "queues nobody's for ", " s a day"),
+    "lag": _write_lag,
 }
 
 
-def _number(value: Column) -> Column:
+def _write_number(value: Column) -> Column:
     """Write a number with three significant digits."""
     small, medium = F.abs(value) < 10, F.abs(value) < 100  # noqa: PLR2004 - three digits count
     short = F.when(small, F.format_number(value, 2)).when(medium, F.format_number(value, 1))

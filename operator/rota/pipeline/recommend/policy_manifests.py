@@ -10,10 +10,10 @@ import yaml
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from rota.model import plain
+from rota.model import single_line
 from rota.pipeline.common.names import is_manifest_name
-from rota.pipeline.common.paths import ADVICE
-from rota.pipeline.common.schemas import RECORDED
+from rota.pipeline.common.paths import MANIFEST_FIRST_LINE
+from rota.pipeline.common.schemas import RECORDED_POLICY
 from rota.spec import PolicySpec, policy_body
 from rota.spec.names import is_dns_label
 
@@ -31,23 +31,25 @@ def parse_group_name(group: str) -> GroupName | None:
     return GroupName(namespace, name) if is_dns_label(namespace) and is_manifest_name(name) else None
 
 
-def check(policies: Mapping[str, PolicySpec]) -> None:
+def check_policy_names(policies: Mapping[str, PolicySpec]) -> None:
     """Raise ValueError for a policy's name that Kubernetes would reject, or that is reserved."""
-    if RECORDED in policies:
-        raise ValueError(f"A policy is named {RECORDED}, which stands for what was really used; give it another name")
+    if RECORDED_POLICY in policies:
+        raise ValueError(
+            f"A policy is named {RECORDED_POLICY}, which stands for what was really used; give it another name"
+        )
     for name in policies:
         if not is_manifest_name(name):
-            raise ValueError(f"{plain(name, 60)!r} cannot be a RebalancePolicy's name; take a-z, 0-9, - and .")
+            raise ValueError(f"{single_line(name, 60)!r} cannot be a RebalancePolicy's name; take a-z, 0-9, - and .")
 
 
-def manifest(name: str, policy: PolicySpec, namespace: str | None = None) -> str:
+def build_manifest(name: str, policy: PolicySpec, namespace: str | None = None) -> str:
     """Return a RebalancePolicy in YAML, valid for `rota.spec` and the CRD."""
     metadata = {"name": name} | ({"namespace": namespace} if namespace else {})
     head = {"apiVersion": "rota.dev/v1alpha1", "kind": "RebalancePolicy", "metadata": metadata}
     return yaml.safe_dump(head | {"spec": policy_body(policy)}, sort_keys=False, allow_unicode=True)
 
 
-def command(group: str, policy: str) -> str | None:
+def patch_command(group: str, policy: str) -> str | None:
     """Return the kubectl command for a group, None without valid names; these need no quotes in a shell."""
     if not (location := parse_group_name(group)):
         return None
@@ -55,15 +57,15 @@ def command(group: str, policy: str) -> str | None:
     return f"kubectl patch consumergroup -n {location.namespace} {location.name} --type merge -p '{patch}'"
 
 
-def manifests(chosen: DataFrame, policies: Mapping[str, PolicySpec], folder: Path) -> list[Path]:
+def write_manifests(chosen: DataFrame, policies: Mapping[str, PolicySpec], folder: Path) -> list[Path]:
     """Write `<folder>/<policy>.yaml` for each recommended policy; return the paths of these files.
 
     Rows arrive one partition at a time, so the driver never holds all groups.
     """
-    check(policies)
+    check_policy_names(policies)
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.yaml"):
-        if old.stem in policies or old.read_bytes().startswith(ADVICE.encode()):
+        if old.stem in policies or old.read_bytes().startswith(MANIFEST_FIRST_LINE.encode()):
             old.unlink()  # a manifest of an earlier run, which this run may not recommend
     changing = chosen.filter("change").filter(F.col("use").isin(*policies)).select("use", "group")
     counts = {
@@ -74,28 +76,28 @@ def manifests(chosen: DataFrame, policies: Mapping[str, PolicySpec], folder: Pat
     for name, rows in groupby(ordered, key=lambda row: str(row["use"])):
         with (folder / f"{name}.yaml").open("w", encoding="utf-8") as file:
             groups = (str(row["group"]) for row in rows)
-            file.writelines(_lines(name, policies[name], groups, counts[name]))
+            file.writelines(_manifest_lines(name, policies[name], groups, counts[name]))
     return [folder / f"{name}.yaml" for name in sorted(counts)]
 
 
-def _lines(name: str, policy: PolicySpec, groups: Iterator[str], many: int) -> Iterator[str]:
-    yield f"{ADVICE}{name} for {many:,} group{'s' * (many != 1)}.\n"
+def _manifest_lines(name: str, policy: PolicySpec, groups: Iterator[str], group_count: int) -> Iterator[str]:
+    yield f"{MANIFEST_FIRST_LINE}{name} for {group_count:,} group{'s' * (group_count != 1)}.\n"
     yield f"# First look at what is new:  kubectl diff -f {name}.yaml; kubectl apply -f {name}.yaml\n"
     yield "# Then, group by group, what stands below each policy.\n"
-    for namespace, named in groupby(groups, key=_namespace):
+    for namespace, named in groupby(groups, key=_group_namespace):
         if namespace is None:
             yield "---\n"
-            yield from (f"# {_comment(group)}: no group of Kubernetes has this name\n" for group in named)
+            yield from (f"# {_printable(group)}: no group of Kubernetes has this name\n" for group in named)
         else:
-            yield f"---\n{manifest(name, policy, namespace)}"
-            yield from (f"# {command(group, name)}\n" for group in named)
+            yield f"---\n{build_manifest(name, policy, namespace)}"
+            yield from (f"# {patch_command(group, name)}\n" for group in named)
 
 
-def _namespace(group: str) -> str | None:
+def _group_namespace(group: str) -> str | None:
     location = parse_group_name(group)
     return location.namespace if location else None
 
 
-def _comment(text: str) -> str:
+def _printable(text: str) -> str:
     """Return a text with unprintable characters replaced, also line breaks, so that it cannot end its comment."""
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in plain(text))
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in single_line(text))

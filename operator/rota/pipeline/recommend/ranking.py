@@ -12,14 +12,14 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, DoubleType, StringType, StructField, StructType
 
-from rota.pipeline.common.schemas import RECORDED
-from rota.pipeline.recommend.cost_weights import LAG_UNIT, LEAST_GAIN, MEASURES, Weights
-from rota.pipeline.recommend.explanation import explanation
+from rota.pipeline.common.schemas import RECORDED_POLICY
+from rota.pipeline.recommend.cost_weights import LAG_UNIT_MESSAGES, MEASURES, MIN_GAIN_FRACTION, CostWeights
+from rota.pipeline.recommend.explanation import explain_recommendation
 
-EACH = "each its own"  # each group with its recommended policy; the blanks prevent a clash with a policy's name
-DIGITS = 9  # decimal places in comparisons of sums
+OWN_POLICIES = "each its own"  # each group with its recommended policy; the blanks prevent a clash with a policy's name
+COST_DECIMALS = 9  # decimal places in comparisons of sums
 
-PARTS = [f"cost_{name}" for name in MEASURES]
+COST_COLUMNS = [f"cost_{name}" for name in MEASURES]
 
 # The recommendation for each group.
 CHOSEN = StructType(
@@ -36,19 +36,19 @@ CHOSEN = StructType(
     ]
 )
 
-_EVERY = (Window.unboundedPreceding, Window.unboundedFollowing)
-_SO_FAR = (Window.unboundedPreceding, Window.currentRow)
+_ALL_ROWS = (Window.unboundedPreceding, Window.unboundedFollowing)
+_ROWS_SO_FAR = (Window.unboundedPreceding, Window.currentRow)
 
 
-def per_day(results: DataFrame) -> DataFrame:
+def measures_per_day(results: DataFrame) -> DataFrame:
     """Return each measure per day, for each group and policy; null: unknown."""
     measured = {
-        "moves": _a_day("moves"),
-        "pause": _a_day("pause_seconds"),
-        "duplicates": _a_day("duplicates"),
+        "moves": _per_day("moves"),
+        "pause": _per_day("pause_seconds"),
+        "duplicates": _per_day("duplicates"),
         "imbalance": F.col("imbalance") - 1,
-        "idle": _a_day("idle_member_hours"),
-        "unowned": _a_day("unowned_queue_seconds"),
+        "idle": _per_day("idle_member_hours"),
+        "unowned": _per_day("unowned_queue_seconds"),
         "lag": (_doublings("lag_mean") + _doublings("lag_peak")) / 2,
     }
     return results.select(
@@ -56,38 +56,40 @@ def per_day(results: DataFrame) -> DataFrame:
         "policy",
         "strategy",
         "problem",
-        *(_known(measure).alias(name) for name, measure in measured.items()),
-        *(_known(F.col(name)).alias(name) for name in ("lag_mean", "lag_peak")),
+        *(_finite_or_null(measure).alias(name) for name, measure in measured.items()),
+        *(_finite_or_null(F.col(name)).alias(name) for name in ("lag_mean", "lag_peak")),
     )
 
 
-def _a_day(name: str) -> Column:
+def _per_day(name: str) -> Column:
     return F.try_divide(F.col(name) * 24, F.col("hours"))
 
 
 def _doublings(name: str) -> Column:
-    return F.log2(1 + F.col(name) / LAG_UNIT)
+    return F.log2(1 + F.col(name) / LAG_UNIT_MESSAGES)
 
 
-def _known(measure: Column) -> Column:
+def _finite_or_null(measure: Column) -> Column:
     """Return a measure with at least 0, null for NaN and infinity (Spark orders NaN above all numbers)."""
     number = measure.cast("double")
     return F.when(F.abs(number) < float("inf"), F.greatest(number, F.lit(0.0)))
 
 
-def costs(results: DataFrame, weights: Weights) -> DataFrame:
+def costs(results: DataFrame, weights: CostWeights) -> DataFrame:
     """Return COSTS: each policy's cost per day and its rank in each group; a policy with a problem has neither."""
-    group = Window.partitionBy("group").rowsBetween(*_EVERY)
+    group = Window.partitionBy("group").rowsBetween(*_ALL_ROWS)
     usable = F.col("problem").isNull()
     is_unknown = {name: F.max(usable & F.col(name).isNull()).over(group) for name in MEASURES}
-    parts = {f"cost_{name}": F.when(usable & ~is_unknown[name], F.col(name) * weights.of(name)) for name in MEASURES}
-    cost = F.when(usable, reduce(add, (F.coalesce(F.col(part), F.lit(0.0)) for part in PARTS)))
+    parts = {
+        f"cost_{name}": F.when(usable & ~is_unknown[name], F.col(name) * weights.weight_of(name)) for name in MEASURES
+    }
+    cost = F.when(usable, reduce(add, (F.coalesce(F.col(part), F.lit(0.0)) for part in COST_COLUMNS)))
     return (
-        per_day(results)
+        measures_per_day(results)
         .withColumns(parts)
         .withColumn("cost", cost)
         .withColumn("rank", _rank())
-        .select("group", "policy", "rank", "cost", *PARTS)
+        .select("group", "policy", "rank", "cost", *COST_COLUMNS)
     )
 
 
@@ -95,32 +97,32 @@ def _rank() -> Column:
     """Rank a group's policies by cost. Ties go to the policy in use, then to fewer moves, then to the name."""
     best_first = Window.partitionBy("group").orderBy(
         F.col("cost").isNull(),
-        F.round("cost", DIGITS),
-        F.col("policy") != RECORDED,
+        F.round("cost", COST_DECIMALS),
+        F.col("policy") != RECORDED_POLICY,
         F.col("moves").asc_nulls_last(),
         "policy",
     )
-    place = F.row_number().over(best_first.rowsBetween(*_SO_FAR))
+    place = F.row_number().over(best_first.rowsBetween(*_ROWS_SO_FAR))
     return F.when(F.col("cost").isNotNull(), place).cast("int")
 
 
 def costs_with_measures(costs: DataFrame, results: DataFrame) -> DataFrame:
     """Return costs joined with the measures per day, for `chosen` and `fleet`."""
-    return costs.join(per_day(results), on=["group", "policy"], how="inner")
+    return costs.join(measures_per_day(results), on=["group", "policy"], how="inner")
 
 
-def recommend_policies(costs: DataFrame, results: DataFrame, least: float = LEAST_GAIN) -> DataFrame:
+def recommend_policies(costs: DataFrame, results: DataFrame, min_gain: float = MIN_GAIN_FRACTION) -> DataFrame:
     """Return CHOSEN: the recommendation for each group; a change needs a gain of at least `least`."""
-    row = F.struct("policy", "strategy", "problem", "cost", *PARTS, *MEASURES, "lag_mean", "lag_peak")
+    row = F.struct("policy", "strategy", "problem", "cost", *COST_COLUMNS, *MEASURES, "lag_mean", "lag_peak")
     gain = F.try_divide(F.col("now.cost") - F.col("then.cost"), F.col("now.cost"))
     has_cost_now = F.col("now.cost").isNotNull()
-    better = F.col("then.policy") != RECORDED
-    change = has_cost_now & better & (F.round("gain", DIGITS) >= least)
+    better = F.col("then.policy") != RECORDED_POLICY
+    change = has_cost_now & better & (F.round("gain", COST_DECIMALS) >= min_gain)
     return (
         costs_with_measures(costs, results)
         .groupBy("group")
         .agg(
-            F.max(F.when(F.col("policy") == RECORDED, row)).alias("now"),
+            F.max(F.when(F.col("policy") == RECORDED_POLICY, row)).alias("now"),
             F.max(F.when(F.col("rank") == 1, row)).alias("then"),
         )
         .withColumn("gain", F.coalesce(gain, F.when(has_cost_now, F.lit(0.0))))
@@ -128,13 +130,13 @@ def recommend_policies(costs: DataFrame, results: DataFrame, least: float = LEAS
         .select(
             "group",
             F.col("now.strategy").alias("strategy"),
-            F.when(F.col("change"), F.col("then.policy")).otherwise(RECORDED).alias("use"),
+            F.when(F.col("change"), F.col("then.policy")).otherwise(RECORDED_POLICY).alias("use"),
             "change",
             F.col("then.policy").alias("best"),
             F.col("now.cost").alias("cost_now"),
             F.when(F.col("change"), F.col("then.cost")).otherwise(F.col("now.cost")).alias("cost_then"),
             F.when(F.col("change") | ~has_cost_now, F.col("gain")).otherwise(0.0).alias("gain"),
-            explanation(least).alias("evidence"),
+            explain_recommendation(min_gain).alias("evidence"),
         )
     )
 
@@ -145,13 +147,15 @@ def sum_over_groups(costs: DataFrame, results: DataFrame, chosen: DataFrame) -> 
     A group that cannot use a policy counts with its present one. Groups without a present cost are in no sum.
     """
     every = costs_with_measures(costs, results).select(
-        "group", "policy", F.struct("strategy", "cost", *PARTS, *MEASURES, "lag_mean").alias("it")
+        "group", "policy", F.struct("strategy", "cost", *COST_COLUMNS, *MEASURES, "lag_mean").alias("it")
     )
-    judged = every.filter((F.col("policy") == RECORDED) & F.col("it.cost").isNotNull())
+    judged = every.filter((F.col("policy") == RECORDED_POLICY) & F.col("it.cost").isNotNull())
     now = judged.select("group", F.col("it").alias("now"))
     policies = F.broadcast(every.select("policy").distinct())
     of_all = now.crossJoin(policies).withColumn("source", F.col("policy"))
-    own = now.join(chosen.select("group", F.lit(EACH).alias("policy"), F.col("use").alias("source")), "group", "inner")
+    own = now.join(
+        chosen.select("group", F.lit(OWN_POLICIES).alias("policy"), F.col("use").alias("source")), "group", "inner"
+    )
     pairs = of_all.unionByName(own)
     by_source = every.withColumnRenamed("policy", "source")
     usable = F.col("it.cost").isNotNull()
@@ -160,13 +164,13 @@ def sum_over_groups(costs: DataFrame, results: DataFrame, chosen: DataFrame) -> 
         .withColumn("usable", F.coalesce(usable, F.lit(False)))  # noqa: FBT003 - F.lit takes no name
         .withColumn("it", F.when(F.col("usable"), F.col("it")).otherwise(F.col("now")))
         .groupBy("policy")
-        .agg(*_sums())
-        .orderBy(F.round("cost", DIGITS), F.col("policy") != RECORDED, "moves", "policy")
+        .agg(*_sum_columns())
+        .orderBy(F.round("cost", COST_DECIMALS), F.col("policy") != RECORDED_POLICY, "moves", "policy")
     )
 
 
-def _sums() -> list[Column]:
-    added = ["cost", *PARTS, "moves", "pause", "duplicates", "idle", "unowned", "lag_mean"]
+def _sum_columns() -> list[Column]:
+    added = ["cost", *COST_COLUMNS, "moves", "pause", "duplicates", "idle", "unowned", "lag_mean"]
     return [
         F.array_sort(F.collect_set(F.when(F.col("usable"), F.col("it.strategy")))).alias("strategies"),  # at most nine
         F.count_if(F.col("usable")).alias("usable"),

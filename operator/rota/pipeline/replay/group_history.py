@@ -14,16 +14,16 @@ from msgspec.structs import replace as replaced
 from numpy.typing import NDArray
 
 from rota.documents import Assignment, Release, Share
-from rota.model import RETRY, Holder, Queue
-from rota.pipeline.history.ordering import CLOCKS_DIFFER
+from rota.model import RETRY_TOPIC_PREFIX, Holder, Queue
+from rota.pipeline.history.ordering import MAX_CLOCK_SKEW_SECONDS
 from rota.ranges import from_ranges
 from rota.records import Fact, Handover, Membership, Offsets, Owners
-from rota.spec import GroupSpec, PolicySpec, group_spec, policy_spec
+from rota.spec import GroupSpec, PolicySpec, parse_group, parse_policy
 from rota.timestamps import format_time
 
-STEP = 300.0  # seconds; within a step the arrival rate of a queue is constant
-LONGEST = 366 * 86400.0  # seconds of a history; all of its steps are in memory
-HEADROOM = 1.1  # capacity of a member over its highest measured rate
+STEP_SECONDS = 300.0  # seconds; within a step the arrival rate of a queue is constant
+MAX_HISTORY_SECONDS = 366 * 86400.0  # seconds of a history; all of its steps are in memory
+CAPACITY_HEADROOM = 1.1  # capacity of a member over its highest measured rate
 
 Rates = NDArray[np.float64]
 
@@ -32,7 +32,7 @@ class MemberPresence(NamedTuple):
     """A pod that exists, with its member state and machine room."""
 
     uid: str
-    standing: str
+    state: str
     room: str | None = None
 
 
@@ -62,7 +62,7 @@ class GroupHistory:
     capacity: float  # messages a second that one member can consume
 
     @property
-    def steps(self) -> int:
+    def step_count(self) -> int:
         """The number of steps."""
         return len(self.arrivals)
 
@@ -76,7 +76,7 @@ def sort_facts(facts: Iterable[Fact]) -> list[Fact]:
     by_time = sorted(facts, key=lambda fact: (fact.at, _generation(fact), isinstance(fact, Owners)))
     documents = [fact for fact in by_time if _generation(fact)]
     lives = list(accumulate(map(_was_recreated, [None, *documents], documents), initial=0))[1:]
-    numbered = sorted(zip(lives, documents, strict=True), key=_place)
+    numbered = sorted(zip(lives, documents, strict=True), key=_generation_order)
     ordered, at = [fact for fact in by_time if not _generation(fact)], datetime.min.replace(tzinfo=UTC)
     for _, fact in numbered:
         at = max(at, fact.at)
@@ -84,7 +84,7 @@ def sort_facts(facts: Iterable[Fact]) -> list[Fact]:
     return sorted(ordered, key=lambda fact: fact.at)
 
 
-def _place(entry: tuple[int, Fact]) -> tuple[int, int, bool]:
+def _generation_order(entry: tuple[int, Fact]) -> tuple[int, int, bool]:
     life, fact = entry
     return life, _generation(fact), isinstance(fact, Owners)
 
@@ -97,7 +97,7 @@ def _was_recreated(previous: Fact | None, document: Fact) -> bool:
     """Whether the group was recreated between two records: the generation is 1 again, or lower and much later."""
     if previous is None or _generation(document) >= _generation(previous):
         return False
-    return _generation(document) == 1 or (document.at - previous.at).total_seconds() > CLOCKS_DIFFER
+    return _generation(document) == 1 or (document.at - previous.at).total_seconds() > MAX_CLOCK_SKEW_SECONDS
 
 
 def build_history(group: str, facts: Sequence[Fact], ends: float | None = None) -> GroupHistory:
@@ -110,32 +110,34 @@ def build_history(group: str, facts: Sequence[Fact], ends: float | None = None) 
     begins = first_owners.at.timestamp()
     later = [fact for fact in facts if fact.at.timestamp() >= begins]
     last = later[-1].at.timestamp() if ends is None else ends
-    changes = tuple(_changes(first_owners, later))
+    changes = tuple(_state_changes(first_owners, later))
     queues = tuple(sorted(frozenset().union(*(change.queues for change in changes))))
     if not queues:
         raise ValueError(f"Group {group} has no queues")
-    if last - begins > LONGEST:
+    if last - begins > MAX_HISTORY_SECONDS:
         days = (last - begins) / 86400
         raise ValueError(f"Group {group} was recorded for {days:.0f} days; a replay is of 366 at most")
-    arrivals, consumed, lag = _flows([fact for fact in later if isinstance(fact, Offsets)], queues, begins, last)
+    arrivals, consumed, lag = _measure_flows(
+        [fact for fact in later if isinstance(fact, Offsets)], queues, begins, last
+    )
     return GroupHistory(
         group=group,
-        spec=spec_of(group, queues, first_owners.ordering),
+        spec=planner_spec(group, queues, first_owners.ordering),
         begins=begins,
         ends=last,
-        document=_document(first_owners),
+        document=_first_assignment(first_owners),
         changes=changes,
         queues=queues,
         arrivals=arrivals,
         lag=lag,
-        capacity=_capacity(later, queues, consumed, begins),
+        capacity=_member_capacity(later, queues, consumed, begins),
     )
 
 
-def spec_of(group: str, queues: Iterable[Queue], ordering: str) -> GroupSpec:
+def planner_spec(group: str, queues: Iterable[Queue], ordering: str) -> GroupSpec:
     """Return the group's spec as the planner needs it; the broker's address is a placeholder."""
-    topics = sorted({queue.topic for queue in queues if not queue.topic.startswith(RETRY)})
-    return group_spec(
+    topics = sorted({queue.topic for queue in queues if not queue.topic.startswith(RETRY_TOPIC_PREFIX)})
+    return parse_group(
         {
             "metadata": {"name": group.partition("/")[2]},
             "spec": {
@@ -147,7 +149,7 @@ def spec_of(group: str, queues: Iterable[Queue], ordering: str) -> GroupSpec:
     )
 
 
-def _document(fact: Owners) -> Assignment:
+def _first_assignment(fact: Owners) -> Assignment:
     at = format_time(fact.at.timestamp())
     drains = {
         queue: Release(Holder(revoked.holder, revoked.holder_uid), revoked.to, fact.generation, at)
@@ -162,9 +164,9 @@ def _document(fact: Owners) -> Assignment:
     )
 
 
-def _changes(first_owners: Owners, facts: Iterable[Fact]) -> Iterator[Change]:
+def _state_changes(first_owners: Owners, facts: Iterable[Fact]) -> Iterator[Change]:
     """Yield the state at the start, then each different state, at the time of the record that has it."""
-    present = _beginning(first_owners)
+    present = _state_from_owners(first_owners)
     yield present
     for fact in facts:
         match fact:
@@ -175,9 +177,9 @@ def _changes(first_owners: Owners, facts: Iterable[Fact]) -> Iterator[Change]:
                 }
                 changed = replace(present, members=members)
             case Owners():
-                changed = _beginning(fact)
+                changed = _state_from_owners(fact)
             case Handover():
-                changed = replace(present, queues=_routes(present.queues, fact))
+                changed = replace(present, queues=_queues_after(present.queues, fact))
             case _:
                 continue
         changed = replace(changed, at=fact.at.timestamp())
@@ -186,22 +188,22 @@ def _changes(first_owners: Owners, facts: Iterable[Fact]) -> Iterator[Change]:
         present = changed
 
 
-def _beginning(fact: Owners) -> Change:
+def _state_from_owners(fact: Owners) -> Change:
     named = [pod.queues for pod in fact.members.values()] + [part.queues for part in fact.releasing] + [fact.unowned]
     members = {name: MemberPresence(pod.uid, pod.standing, pod.room) for name, pod in fact.members.items()}
     queues = frozenset(queue for ranges in named for queue in from_ranges(ranges))
-    return Change(fact.at.timestamp(), members, queues, rules_of(fact.group, fact.rules))
+    return Change(fact.at.timestamp(), members, queues, recorded_policy(fact.group, fact.rules))
 
 
-def rules_of(group: str, rules: Mapping[str, Any]) -> PolicySpec:
+def recorded_policy(group: str, rules: Mapping[str, Any]) -> PolicySpec:
     """Return the policy that was in force; raise ValueError if this version cannot read it."""
     try:
-        return policy_spec({"spec": rules or {}})
+        return parse_policy({"spec": rules or {}})
     except ValueError as error:
         raise ValueError(f"The policy that group {group} had cannot be followed: {error}") from None
 
 
-def _routes(queues: frozenset[Queue], handover: Handover) -> frozenset[Queue]:
+def _queues_after(queues: frozenset[Queue], handover: Handover) -> frozenset[Queue]:
     """Return the queues that exist after a handover: a grant adds them, a drop or a revoke to no owner removes them."""
     named = from_ranges(handover.queues)
     if handover.act in {"Grant", "Force"}:
@@ -210,15 +212,17 @@ def _routes(queues: frozenset[Queue], handover: Handover) -> frozenset[Queue]:
     return queues.difference(named) if is_removed else queues
 
 
-def _flows(samples: Sequence[Offsets], queues: Sequence[Queue], start: float, end: float) -> tuple[Rates, Rates, Rates]:
+def _measure_flows(
+    samples: Sequence[Offsets], queues: Sequence[Queue], start: float, end: float
+) -> tuple[Rates, Rates, Rates]:
     """Return arrivals and consumption in messages a second, by step and queue, and the lag at the start.
 
     Offsets that go back count as no flow. Between two samples, also across a gap in the records, rates are constant.
     """
     places = {queue: index for index, queue in enumerate(queues)}
-    steps = max(1, int(np.ceil((end - start) / STEP)))
-    edges: Rates = start + STEP * np.arange(steps + 1, dtype=np.float64)
-    last, committed = _read(samples, places)
+    steps = max(1, int(np.ceil((end - start) / STEP_SECONDS)))
+    edges: Rates = start + STEP_SECONDS * np.arange(steps + 1, dtype=np.float64)
+    last, committed = _offset_arrays(samples, places)
     times = np.array([sample.at.timestamp() for sample in samples])
     lag = np.zeros(len(queues))
     if len(samples):
@@ -226,13 +230,13 @@ def _flows(samples: Sequence[Offsets], queues: Sequence[Queue], start: float, en
     return _rates(times, last, edges, _cumulative_arrivals), _rates(times, committed, edges, np.maximum.accumulate), lag
 
 
-def _read(samples: Sequence[Offsets], places: Mapping[Queue, int]) -> tuple[Rates, Rates]:
-    last = np.full((len(samples), len(places)), np.nan)
+def _offset_arrays(samples: Sequence[Offsets], index_of_queue: Mapping[Queue, int]) -> tuple[Rates, Rates]:
+    last = np.full((len(samples), len(index_of_queue)), np.nan)
     committed = last.copy()
     for row, sample in enumerate(samples):
         for topic, brokers in sample.topics.items():
             for broker, columns in brokers.items():
-                all_places = [places.get(Queue(topic, broker, number), -1) for number in columns.ids]
+                all_places = [index_of_queue.get(Queue(topic, broker, number), -1) for number in columns.ids]
                 indexes = [index for index, place in enumerate(all_places) if place >= 0]
                 queue_places = [all_places[index] for index in indexes]
                 last[row, queue_places] = [columns.last[index] for index in indexes]
@@ -247,7 +251,7 @@ def _cumulative_arrivals(ends: Rates) -> Rates:
     return arrived
 
 
-def _rates(times: Rates, offsets: Rates, edges: Rates, so_far: Callable[[Rates], Rates]) -> Rates:
+def _rates(times: Rates, offsets: Rates, edges: Rates, make_monotonic: Callable[[Rates], Rates]) -> Rates:
     """Return the growth of offsets a second between edges; `so_far` makes a queue's offsets monotonic first."""
     rates = np.zeros((len(edges) - 1, offsets.shape[1]))
     if len(times) < 2:  # noqa: PLR2004 - a rate needs two samples
@@ -255,23 +259,23 @@ def _rates(times: Rates, offsets: Rates, edges: Rates, so_far: Callable[[Rates],
     for column in range(offsets.shape[1]):
         is_known = ~np.isnan(offsets[:, column])
         if is_known.sum() > 1:
-            at_edges = np.interp(edges, times[is_known], so_far(offsets[is_known, column]))
+            at_edges = np.interp(edges, times[is_known], make_monotonic(offsets[is_known, column]))
             rates[:, column] = np.diff(at_edges) / np.diff(edges)
     return rates
 
 
-def _capacity(facts: Sequence[Fact], queues: Sequence[Queue], consumed: Rates, begins: float) -> float:
+def _member_capacity(facts: Sequence[Fact], queues: Sequence[Queue], consumed: Rates, begins: float) -> float:
     """Return a member's capacity: the highest rate of any member in steps without a handover, times HEADROOM."""
     places = {queue: index for index, queue in enumerate(queues)}
     # A queue's consumption in a step with a handover has no single owner.
-    moving = {int((fact.at.timestamp() - begins) / STEP) for fact in facts if isinstance(fact, Handover)}
+    moving = {int((fact.at.timestamp() - begins) / STEP_SECONDS) for fact in facts if isinstance(fact, Handover)}
     most = 0.0
     for record in (fact for fact in facts if isinstance(fact, Owners)):
-        first = int((record.at.timestamp() - begins) / STEP)
+        first = int((record.at.timestamp() - begins) / STEP_SECONDS)
         quiet = [step for step in (first, first + 1) if step < len(consumed) and step not in moving]
         owned = (
             [places[queue] for queue in from_ranges(pod.queues) if queue in places] for pod in record.members.values()
         )
         loads = [float(consumed[step, columns].sum()) for columns in owned if columns for step in quiet]
         most = max([most, *loads])
-    return most * HEADROOM or float("inf")
+    return most * CAPACITY_HEADROOM or float("inf")

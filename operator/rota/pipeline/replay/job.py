@@ -17,19 +17,20 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, BinaryType, LongType, StringType, StructField, StructType
 
 from rota import records
-from rota.pipeline.common.schemas import RECORDED, RESULTS, SERIES
+from rota.pipeline.common.schemas import RECORDED_POLICY, RESULTS, SERIES
 from rota.pipeline.ingest.facts import Facts
-from rota.pipeline.replay.group_history import STEP, GroupHistory, build_history, sort_facts
+from rota.pipeline.replay.group_history import STEP_SECONDS, GroupHistory, build_history, sort_facts
 from rota.pipeline.replay.replay import Replay
 from rota.pipeline.replay.replay_metrics import ReplayMetrics
 from rota.records import Fact
-from rota.spec import PolicySpec, policy_body, policy_spec
+from rota.spec import PolicySpec, parse_policy, policy_body
 
-PARTS = 8  # partitions for each core: many small ones, so that no core waits long for a slow partition
-HEAVY = 100_000  # queues times changes: a replay of that size takes as long as those of a hundred usual groups
+PARTITIONS_PER_CORE = 8  # partitions for each core: many small ones, so that no core waits long for a slow partition
+# Queues times changes: a replay of that size takes as long as those of a hundred usual groups.
+HEAVY_REPLAY_SIZE = 100_000
 
 _TEXT = StringType()
-_STORIES = StructType(
+_HISTORIES = StructType(
     [
         StructField("group", _TEXT),
         StructField("size", LongType()),
@@ -38,8 +39,8 @@ _STORIES = StructType(
     ],
 )
 _POLICIES = StructType([StructField("policy", _TEXT), StructField("rules", _TEXT)])
-_POINTS = StructType([field for field in SERIES.fields if field.name not in {"group", "policy"}])
-_RUNS = StructType([*RESULTS.fields, StructField("series", ArrayType(_POINTS))])
+_SERIES_POINT = StructType([field for field in SERIES.fields if field.name not in {"group", "policy"}])
+_RUNS = StructType([*RESULTS.fields, StructField("series", ArrayType(_SERIES_POINT))])
 
 
 class Simulation(NamedTuple):
@@ -49,31 +50,31 @@ class Simulation(NamedTuple):
     series: DataFrame
 
 
-def persist(rows: DataFrame) -> DataFrame:
+def persist_on_disk(rows: DataFrame) -> DataFrame:
     """Persist rows, so that they are computed only once; on disk, because memory may be too small for them."""
     return rows.persist(StorageLevel.DISK_ONLY)
 
 
-def simulated(facts: Facts, policies: Mapping[str, PolicySpec]) -> Simulation:
+def simulate_policies(facts: Facts, policies: Mapping[str, PolicySpec]) -> Simulation:
     """Replay every group's history under each policy, and under the policies recorded in the journal."""
-    return replayed(persist(stories(facts)), policies)
+    return replay_histories(persist_on_disk(build_histories(facts)), policies)
 
 
-def replayed(histories: DataFrame, policies: Mapping[str, PolicySpec]) -> Simulation:
+def replay_histories(histories: DataFrame, policies: Mapping[str, PolicySpec]) -> Simulation:
     """Replay persisted histories, as `simulated` does."""
     spark = histories.sparkSession
     rules = [(name, msgspec.json.encode(policy_body(policy)).decode()) for name, policy in policies.items()]
-    policy_rows = spark.createDataFrame([(RECORDED, None), *rules], _POLICIES)
-    runs = persist(pair_policies(histories, policy_rows).mapInArrow(_replay_batches, _RUNS))
+    policy_rows = spark.createDataFrame([(RECORDED_POLICY, None), *rules], _POLICIES)
+    runs = persist_on_disk(pair_policies(histories, policy_rows).mapInArrow(_replay_batches, _RUNS))
     return Simulation(results_of(runs), series_of(runs))
 
 
 def pair_policies(histories: DataFrame, policies: DataFrame) -> DataFrame:
     """Return all pairs of history and policy; Spark starts partitions in order, so the heavy ones come first."""
-    parts = PARTS * histories.sparkSession.sparkContext.defaultParallelism
+    parts = PARTITIONS_PER_CORE * histories.sparkSession.sparkContext.defaultParallelism
     pairs = histories.crossJoin(F.broadcast(policies))
-    heavy = pairs.where(F.col("size") > HEAVY).repartition(parts)  # round robin: spreads the few
-    return heavy.unionByName(pairs.where(F.col("size") <= HEAVY).repartition(parts, "group", "policy"))
+    heavy = pairs.where(F.col("size") > HEAVY_REPLAY_SIZE).repartition(parts)  # round robin: spreads the few
+    return heavy.unionByName(pairs.where(F.col("size") <= HEAVY_REPLAY_SIZE).repartition(parts, "group", "policy"))
 
 
 def results_of(runs: DataFrame) -> DataFrame:
@@ -87,78 +88,79 @@ def series_of(runs: DataFrame) -> DataFrame:
     return points.select("group", "policy", "point.*")
 
 
-def stories(facts: Facts) -> DataFrame:
+def build_histories(facts: Facts) -> DataFrame:
     """Return each group's history, pickled, or the problem that prevents it."""
-    lines = _lines(facts.owners, "owners").unionByName(_lines(facts.membership, "membership"))
-    lines = lines.unionByName(_lines(facts.handover, "handover"))
-    lines = lines.unionByName(_lines(facts.offsets.transform(_one_a_step), "offsets"))
-    return lines.groupBy("group").applyInArrow(_put_together, _STORIES)
+    lines = _to_journal_lines(facts.owners, "owners").unionByName(_to_journal_lines(facts.membership, "membership"))
+    lines = lines.unionByName(_to_journal_lines(facts.handover, "handover"))
+    lines = lines.unionByName(_to_journal_lines(facts.offsets.transform(_last_sample_per_step), "offsets"))
+    return lines.groupBy("group").applyInArrow(_build_history_row, _HISTORIES)
 
 
-def _one_a_step(offsets: DataFrame) -> DataFrame:
+def _last_sample_per_step(offsets: DataFrame) -> DataFrame:
     """Keep the last sample of each step: rates are constant within a step."""
-    step = F.floor(F.unix_timestamp("at") / STEP)
+    step = F.floor(F.unix_timestamp("at") / STEP_SECONDS)
     last = F.max_by(F.struct(*offsets.columns), "at").alias("last")
     return offsets.groupBy("group", step.alias("step")).agg(last).select("last.*")
 
 
-def _lines(table: DataFrame, kind: str) -> DataFrame:
+def _to_journal_lines(table: DataFrame, kind: str) -> DataFrame:
     """Return a table's records as journal lines, for the reader in `rota.records`."""
     fields = [name for name in table.columns if name != "date"]
-    record = F.struct(F.lit(records.SCHEMA).alias("schema"), F.lit(kind).alias("kind"), *fields)
+    record = F.struct(F.lit(records.RECORD_SCHEMA).alias("schema"), F.lit(kind).alias("kind"), *fields)
     options = {"ignoreNullFields": "false", "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSXXX"}
     return table.select("group", F.lit(kind).alias("kind"), F.to_json(record, options).alias("line"))
 
 
-def _put_together(table: pa.Table) -> pa.Table:
+def _build_history_row(table: pa.Table) -> pa.Table:
     """Return the row with a group's history or problem, from its journal lines."""
     group = table.column("group")[0].as_py()
     kinds, lines = table.column("kind").to_pylist(), table.column("line").to_pylist()
     size, pickled, problem = 0, None, None
     try:
-        history = build_history(group, sort_facts(map(_read, kinds, lines)))
+        history = build_history(group, sort_facts(map(_read_fact, kinds, lines)))
         size, pickled = len(history.queues) * len(history.changes), pickle.dumps(history)
     except ValueError as error:
         problem = str(error)
     columns = {"group": [group], "size": [size], "story": [pickled], "problem": [problem]}
-    return pa.table(columns, schema=_arrow(_STORIES))
+    return pa.table(columns, schema=_arrow_schema(_HISTORIES))
 
 
-def _read(kind: str, line: str) -> Fact:
+def _read_fact(kind: str, line: str) -> Fact:
     if kind == "owners":  # our tables store its rules as JSON text
         body = msgspec.json.decode(line)
         line = msgspec.json.encode(body | {"rules": msgspec.json.decode(body["rules"] or "{}")}).decode()
-    fact = records.read(line.encode())
+    fact = records.decode_record(line.encode())
     assert isinstance(fact, Fact)  # noqa: S101 - gap records are in another table
     return fact
 
 
 def _replay_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Replay each history under the policy of its row."""
-    schema = _arrow(_RUNS)
+    schema = _arrow_schema(_RUNS)
     for batch in batches:
         for row in batch.to_pylist():
-            result = dict.fromkeys(schema.names) | _run(row) | {"group": row["group"], "policy": row["policy"]}
+            result = dict.fromkeys(schema.names) | _replay_row(row) | {"group": row["group"], "policy": row["policy"]}
             yield pa.RecordBatch.from_pylist([result], schema=schema)
 
 
-def _run(row: Mapping[str, Any]) -> dict[str, Any]:
+def _replay_row(row: Mapping[str, Any]) -> dict[str, Any]:
     if row["problem"]:
         return {"problem": row["problem"], "series": []}
     history: GroupHistory = pickle.loads(row["story"])  # noqa: S301 - written by our previous step
-    policy = policy_spec({"spec": msgspec.json.decode(row["rules"])}) if row["rules"] else None
+    policy = parse_policy({"spec": msgspec.json.decode(row["rules"])}) if row["rules"] else None
     figures = ReplayMetrics(history)
     replay = Replay(history, policy, figures)
     replay.run()
     return {
-        **figures.row(),
+        **figures.to_row(),
         "strategy": replay.policy.strategy,
-        "problem": figures.problem or (figures.neglected() if policy else None),  # the recorded policy was usable
+        "problem": figures.problem
+        or (figures.find_neglected_queue() if policy else None),  # the recorded policy was usable
         "series": figures.series,
     }
 
 
-def _arrow(schema: StructType) -> pa.Schema:
+def _arrow_schema(schema: StructType) -> pa.Schema:
     from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415 - slow to load, and only workers need it
 
     arrow_schema: pa.Schema = to_arrow_schema(schema, timezone="UTC")

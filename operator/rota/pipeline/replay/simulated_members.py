@@ -7,10 +7,10 @@ from rota.planner import DecodedReport, Pod
 from rota.ranges import to_ranges
 from rota.reports import Report
 
-LONG = 1e9  # seconds: longer than any history
+FOREVER_SECONDS = 1e9  # seconds: longer than any history
 
-ELSEWHERE = "a broker"  # a broker that every member reaches, except one in state CutOff
-AWAY = {"Ended", "Lost"}
+REACHABLE_BROKER = "a broker"  # a broker that every member reaches, except one in state CutOff
+AWAY_STATES = {"Ended", "Lost"}
 
 
 @dataclass(frozen=True)
@@ -27,18 +27,18 @@ class SimulatedMember:
 
     name: str
     uid: str
-    number: int  # its number in the arrays of the metrics
-    standing: str
+    index: int  # its number in the arrays of the metrics
+    state: str
     room: str | None
-    born: float
-    since: float  # time since when it has had its member state
+    created_at: float
+    state_since: float  # time since when it has had its member state
     generation: int = 0
     held: tuple[Queue, ...] = ()
     draining: tuple[Queue, ...] = ()
-    drained: bool = False  # it has sent its final report
+    has_drained: bool = False  # it has sent its final report
     poke: Poke = field(default_factory=Poke)
-    poked: float = 0.0
-    _heard: DecodedReport | None = None
+    poked_at: float = 0.0
+    _cached_report: DecodedReport | None = None
     _ranges: dict[str, dict[str, str]] = field(default_factory=dict)  # `held` as ranges, for reports
 
     @property
@@ -47,73 +47,73 @@ class SimulatedMember:
         return Holder(self.name, self.uid)
 
     @property
-    def obeys(self) -> bool:
+    def may_obey(self) -> bool:
         """Whether the pod reads documents and obeys them."""
-        return self.standing not in {*AWAY, "Leaving"} and not self.drained
+        return self.state not in {*AWAY_STATES, "Leaving"} and not self.has_drained
 
     @property
-    def works(self) -> bool:
+    def may_consume(self) -> bool:
         """Whether the pod delivers messages."""
-        return self.obeys and self.standing != "Joining"
+        return self.may_obey and self.state != "Joining"
 
-    def stand(self, standing: str, room: str | None, now: float) -> None:
+    def set_state(self, state: str, room: str | None, now: float) -> None:
         """Set member state and machine room from now on."""
         self.room = room
-        if standing != self.standing:
-            self.standing, self.since = standing, now
-            self._heard = None
+        if state != self.state:
+            self.state, self.state_since = state, now
+            self._cached_report = None
 
     def obey(self, generation: int, queues: tuple[Queue, ...]) -> tuple[Queue, ...]:
         """Hold these queues; return the queues that it held before and now has to drain."""
-        self.generation, self._heard, self.draining = generation, None, ()
+        self.generation, self._cached_report, self.draining = generation, None, ()
         if queues != self.held:
             still_held = set(queues)
             self.draining = tuple(queue for queue in self.held if queue not in still_held)
             self.held, self._ranges = queues, to_ranges(queues)
         return self.draining
 
-    def finish(self, *, for_good: bool = False) -> None:
+    def finish_drain(self, *, is_final: bool = False) -> None:
         """End the drain of revoked queues, or of all queues if `for_good`."""
-        self.draining, self._heard = (), None
-        if for_good:
-            self.held, self._ranges, self.drained = (), {}, True
+        self.draining, self._cached_report = (), None
+        if is_final:
+            self.held, self._ranges, self.has_drained = (), {}, True
 
-    def seen(self, now: float) -> Pod:
+    def to_pod(self, now: float) -> Pod:
         """Return the pod as input of the planner."""
-        standing = self.standing
+        standing = self.state
         ready = standing in {"Ready", "CutOff"}
         return Pod(
             name=self.name,
             uid=self.uid,
             started=standing != "Joining" or self.generation > 0,
             ready=ready,
-            steady=LONG if standing == "Out" else now - self.since,
-            age=now - self.born,
+            stable_for=FOREVER_SECONDS if standing == "Out" else now - self.state_since,
+            age=now - self.created_at,
             terminating=standing == "Leaving",
-            leaving=now - self.since if standing == "Leaving" else 0.0,
+            terminating_for=now - self.state_since if standing == "Leaving" else 0.0,
             ended=standing == "Ended",
             room=self.room,
             client_id=self.name,
-            heard=self._report() if ready or self.generation else None,
-            unheard=LONG if standing == "Lost" else 0.0,
-            cut_off={ELSEWHERE: LONG} if standing == "CutOff" else {},
+            decoded_report=self._build_report() if ready or self.generation else None,
+            unreachable_for=FOREVER_SECONDS if standing == "Lost" else 0.0,
+            cut_off_brokers={REACHABLE_BROKER: FOREVER_SECONDS} if standing == "CutOff" else {},
             poke=self.poke,
-            poked=now - self.poked,
+            poked_for=now - self.poked_at,
         )
 
-    def _report(self) -> DecodedReport:
-        if self._heard is None:
+    def _build_report(self) -> DecodedReport:
+        if self._cached_report is None:
             report = Report(
                 member=self.name,
                 uid=self.uid,
                 generation=self.generation,
-                state="drained" if self.drained else "serving",
-                final=self.drained,
+                state="drained" if self.has_drained else "serving",
+                final=self.has_drained,
                 held=self._ranges,
                 releasing=to_ranges(self.draining),
-                brokers={ELSEWHERE: self.standing != "CutOff"},
+                brokers={REACHABLE_BROKER: self.state != "CutOff"},
             )
-            self._heard = _SimulatedReport(
+            self._cached_report = _SimulatedReport(
                 report, held=frozenset(self.held), working=frozenset((*self.held, *self.draining))
             )
-        return self._heard
+        return self._cached_report

@@ -7,11 +7,11 @@ of its demand. The lag of a queue without a consumer grows. The model has no mes
 import numpy as np
 from numpy.typing import NDArray
 
-from rota.pipeline.replay.group_history import STEP, Rates
+from rota.pipeline.replay.group_history import STEP_SECONDS, Rates
 
-Places = NDArray[np.intp]
-ROUNDING = 1e-6  # steps: floats of seconds since 1970 are no more exact than that
-BACK = 12  # steps over which a rate is measured: one hour, as in the operator
+Indexes = NDArray[np.intp]
+ROUNDING_STEPS = 1e-6  # steps: floats of seconds since 1970 are no more exact than that
+RATE_STEPS = 12  # steps over which a rate is measured: one hour, as in the operator
 
 
 class TrafficModel:
@@ -22,57 +22,57 @@ class TrafficModel:
         self._arrivals, self._begins, self._capacity = arrivals, begins, capacity
         self.lag = lag.astype(float)
         self.now = begins
-        self.peak = float(lag.sum())
-        self.waited = 0.0  # integral of the lag over time: messages times seconds
-        self._there = np.ones(arrivals.shape[1])  # 1 for each queue that exists
-        self._since = np.zeros(arrivals.shape[1], dtype=np.intp)  # the first full step of each queue
-        self._before = np.cumsum(np.vstack([np.zeros_like(arrivals[:1]), arrivals]), axis=0)
+        self.peak_lag = float(lag.sum())
+        self.lag_seconds = 0.0  # integral of the lag over time: messages times seconds
+        self._exists = np.ones(arrivals.shape[1])  # 1 for each queue that exists
+        self._first_step = np.zeros(arrivals.shape[1], dtype=np.intp)  # the first full step of each queue
+        self._cumulative_arrivals = np.cumsum(np.vstack([np.zeros_like(arrivals[:1]), arrivals]), axis=0)
 
-    def step(self, at: float) -> int:
+    def step_at(self, at: float) -> int:
         """Return the number of the step that contains a time; times outside the history get the nearest step."""
-        return min(max(int((at - self._begins) / STEP + ROUNDING), 0), len(self._arrivals) - 1)
+        return min(max(int((at - self._begins) / STEP_SECONDS + ROUNDING_STEPS), 0), len(self._arrivals) - 1)
 
     @property
-    def edge(self) -> float:
+    def step_end(self) -> float:
         """The end of the present step; infinite for the last step."""
-        edge = self._begins + STEP * (self.step(self.now) + 1)
+        edge = self._begins + STEP_SECONDS * (self.step_at(self.now) + 1)
         return edge if edge > self.now else float("inf")
 
-    def rates(self, at: float) -> Rates:
+    def arrival_rates(self, at: float) -> Rates:
         """Return the arrivals of each queue at a time, in messages a second."""
-        rates: Rates = self._arrivals[self.step(at)] * self._there
+        rates: Rates = self._arrivals[self.step_at(at)] * self._exists
         return rates
 
-    def keep(self, present: NDArray[np.bool_]) -> None:
+    def set_queues(self, present: NDArray[np.bool_]) -> None:
         """Set the queues that exist from now on; the lag of all other queues is dropped."""
-        self._since[present & (self._there == 0)] = int(np.ceil((self.now - self._begins) / STEP))
-        self._there = present.astype(float)
-        self.lag *= self._there
+        self._first_step[present & (self._exists == 0)] = int(np.ceil((self.now - self._begins) / STEP_SECONDS))
+        self._exists = present.astype(float)
+        self.lag *= self._exists
 
-    def measured(self, at: float) -> Rates:
+    def mean_rates(self, at: float) -> Rates:
         """Return each queue's mean rate over the last hour, or since the queue was added; NaN before its first step."""
-        until = self.step(at)
-        since = np.maximum(self._since, until - BACK)
-        came = self._before[until] - self._before[since, np.arange(len(since))]
+        until = self.step_at(at)
+        since = np.maximum(self._first_step, until - RATE_STEPS)
+        came = self._cumulative_arrivals[until] - self._cumulative_arrivals[since, np.arange(len(since))]
         rates: Rates = np.divide(came, until - since, out=np.full(len(since), np.nan), where=until > since)
         return rates
 
-    def flow(self, until: float, workers: Places, members: int) -> None:
+    def advance_to(self, until: float, consumers: Indexes, member_count: int) -> None:
         """Advance to `until`; `workers`: by queue the number of the member that consumes it, or -1."""
         while self.now < until:
-            end = min(until, self.edge)
-            self._within(end - self.now, self.rates(self.now), workers, members)
+            end = min(until, self.step_end)
+            self._advance_in_step(end - self.now, self.arrival_rates(self.now), consumers, member_count)
             self.now = end
 
-    def _within(self, seconds: float, rates: Rates, workers: Places, members: int) -> None:
+    def _advance_in_step(self, seconds: float, rates: Rates, consumers: Indexes, member_count: int) -> None:
         lag_at_start = float(self.lag.sum())
         demand = self.lag + rates * seconds
-        places = np.where(workers < 0, members, workers)  # the last index collects queues without a consumer
-        of_each = np.bincount(places, weights=demand, minlength=members + 1)
-        capacity = np.full(members + 1, self._capacity * seconds)
-        capacity[members] = 0.0
+        places = np.where(consumers < 0, member_count, consumers)  # the last index collects queues without a consumer
+        of_each = np.bincount(places, weights=demand, minlength=member_count + 1)
+        capacity = np.full(member_count + 1, self._capacity * seconds)
+        capacity[member_count] = 0.0
         share = np.minimum(1.0, np.divide(capacity, of_each, out=np.ones_like(capacity), where=of_each > 0))
         self.lag = demand * (1.0 - share[places])
         lag_at_end = float(self.lag.sum())
-        self.peak = max(self.peak, lag_at_end)
-        self.waited += seconds * (lag_at_start + lag_at_end) / 2
+        self.peak_lag = max(self.peak_lag, lag_at_end)
+        self.lag_seconds += seconds * (lag_at_start + lag_at_end) / 2

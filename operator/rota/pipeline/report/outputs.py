@@ -5,16 +5,16 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame
 
-from rota.model import plain
-from rota.pipeline.common.schemas import RECORDED
-from rota.pipeline.recommend.cost_weights import LEAST_GAIN, Weights
-from rota.pipeline.recommend.policy_manifests import check, manifests
+from rota.model import single_line
+from rota.pipeline.common.schemas import RECORDED_POLICY
+from rota.pipeline.recommend.cost_weights import MIN_GAIN_FRACTION, CostWeights
+from rota.pipeline.recommend.policy_manifests import check_policy_names, write_manifests
 from rota.pipeline.recommend.ranking import costs, recommend_policies
-from rota.pipeline.report.html import report
-from rota.pipeline.report.report_data import SHOWN, Findings, findings
+from rota.pipeline.report.html import render_report
+from rota.pipeline.report.report_data import DEFAULT_PLOTS, Findings, collect_findings
 from rota.spec import PolicySpec
 
-REPORT = "report.html"
+REPORT_FILE = "report.html"
 
 
 def write_recommendation(
@@ -24,31 +24,33 @@ def write_recommendation(
     folder: Path,
     now: float,
     *,
-    weights: Weights | None = None,
-    least: float = LEAST_GAIN,
-    shown: int = SHOWN,
+    weights: CostWeights | None = None,
+    min_gain: float = MIN_GAIN_FRACTION,
+    max_plots: int = DEFAULT_PLOTS,
 ) -> Findings:
     """Write `costs/` and `chosen/` (Parquet), `policies/*.yaml` and `report.html`; return the report's data."""
-    check(policies)
-    weights = weights or Weights()
-    simulated = {str(row["policy"]) for row in results.select("policy").distinct().collect()} - {RECORDED}
+    check_policy_names(policies)
+    weights = weights or CostWeights()
+    simulated = {str(row["policy"]) for row in results.select("policy").distinct().collect()} - {RECORDED_POLICY}
     for name in sorted(simulated - policies.keys()):
-        raise ValueError(f"Policy {plain(name, 60)} was simulated, but is in none of the files; give its file, too")
+        raise ValueError(
+            f"Policy {single_line(name, 60)} was simulated, but is in none of the files; give its file, too"
+        )
     spark = results.sparkSession
     costs(results, weights).write.mode("overwrite").parquet(str(folder / "costs"))
     written_costs = spark.read.parquet(str(folder / "costs"))
-    recommend_policies(written_costs, results, least).write.mode("overwrite").parquet(str(folder / "chosen"))
+    recommend_policies(written_costs, results, min_gain).write.mode("overwrite").parquet(str(folder / "chosen"))
     recommendations = spark.read.parquet(str(folder / "chosen"))
-    recommendation = findings(
+    recommendation = collect_findings(
         results=results,
         series=series,
         costs=written_costs,
         chosen=recommendations,
         policies={name: policy for name, policy in policies.items() if name in simulated},
         weights=weights,
-        least=least,
-        shown=shown,
+        min_gain=min_gain,
+        max_plots=max_plots,
     )
-    manifests(recommendations, policies, folder / "policies")
-    (folder / REPORT).write_text(report(recommendation, now), encoding="utf-8")
+    write_manifests(recommendations, policies, folder / "policies")
+    (folder / REPORT_FILE).write_text(render_report(recommendation, now), encoding="utf-8")
     return recommendation

@@ -7,19 +7,19 @@ from typing import NamedTuple
 from pyspark.sql import Column, DataFrame, Row, Window
 from pyspark.sql import functions as F
 
-from rota.pipeline.common.schemas import RECORDED
-from rota.pipeline.recommend.cost_weights import LEAST_GAIN, Weights
-from rota.pipeline.recommend.ranking import DIGITS, EACH, costs_with_measures, sum_over_groups
+from rota.pipeline.common.schemas import RECORDED_POLICY
+from rota.pipeline.recommend.cost_weights import MIN_GAIN_FRACTION, CostWeights
+from rota.pipeline.recommend.ranking import COST_DECIMALS, OWN_POLICIES, costs_with_measures, sum_over_groups
 from rota.spec import PolicySpec
 
-LISTED = 200  # groups in the table
-SHOWN = 20  # groups with plots
-MOST_SHOWN = 100
-STEPS = 120  # points of a line in a plot, which is about 300 pixels wide
-MOST_PROBLEMS = 20  # for each policy
-DOMINATES = 0.5  # fraction of the gain of all groups
+MAX_LISTED_GROUPS = 200  # groups in the table
+DEFAULT_PLOTS = 20  # groups with plots
+MAX_PLOTS = 100
+MAX_LINE_POINTS = 120  # points of a line in a plot, which is about 300 pixels wide
+MAX_PROBLEMS = 20  # for each policy
+DOMINANT_FRACTION = 0.5  # fraction of the gain of all groups
 
-Lines = dict[str, dict[str, list[Row]]]  # SERIES by group and policy, with times in seconds since 1970
+SeriesByGroup = dict[str, dict[str, list[Row]]]  # SERIES by group and policy, with times in seconds since 1970
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,38 +40,38 @@ class HistoryScope:
 class Findings:
     """All data of the report."""
 
-    looked: HistoryScope
-    fleet: list[Row] = field(default_factory=list)  # sums by policy, the cheapest first
+    scope: HistoryScope
+    policy_sums: list[Row] = field(default_factory=list)  # sums by policy, the cheapest first
     groups: list[Row] = field(default_factory=list)  # rows of CHOSEN, the largest savings first
     problems: list[Row] = field(default_factory=list)
-    figures: dict[tuple[str, str], Row] = field(default_factory=dict)  # by group and policy, for groups with plots
-    lines: Lines = field(default_factory=dict)
+    measures: dict[tuple[str, str], Row] = field(default_factory=dict)  # by group and policy, for groups with plots
+    series: SeriesByGroup = field(default_factory=dict)
     policies: Mapping[str, PolicySpec] = field(default_factory=dict)
-    weights: Weights = field(default_factory=Weights)
-    least: float = LEAST_GAIN
-    shown: int = SHOWN
+    weights: CostWeights = field(default_factory=CostWeights)
+    min_gain: float = MIN_GAIN_FRACTION
+    max_plots: int = DEFAULT_PLOTS
 
     @property
-    def gaining(self) -> list[Row]:
+    def plotted_groups(self) -> list[Row]:
         """Return the groups that have plots."""
-        return [row for row in self.groups if row["change"]][: self.shown]
+        return [row for row in self.groups if row["change"]][: self.max_plots]
 
 
-def findings(
+def collect_findings(
     *,
     results: DataFrame,
     series: DataFrame,
     costs: DataFrame,
     chosen: DataFrame,
     policies: Mapping[str, PolicySpec],
-    weights: Weights,
-    least: float = LEAST_GAIN,
-    shown: int = SHOWN,
+    weights: CostWeights,
+    min_gain: float = MIN_GAIN_FRACTION,
+    max_plots: int = DEFAULT_PLOTS,
 ) -> Findings:
     """Collect the data of the report from Spark."""
-    shown = min(shown, MOST_SHOWN)
+    max_plots = min(max_plots, MAX_PLOTS)
     groups = most_gaining(chosen).collect()
-    top = [(row["group"], row["use"]) for row in groups if row["change"]][:shown]
+    top = [(row["group"], row["use"]) for row in groups if row["change"]][:max_plots]
     is_top = F.col("group").isin(*(group for group, _ in top))
     figures = (
         costs_with_measures(costs, results).filter(is_top).filter(_matches_now_or_recommended(top)).collect()
@@ -79,63 +79,65 @@ def findings(
         else []
     )
     thin = (
-        thinned(series.filter(is_top).filter(_matches_now_or_recommended(top))).withColumn("at", F.unix_timestamp("at"))
+        thin_series(series.filter(is_top).filter(_matches_now_or_recommended(top))).withColumn(
+            "at", F.unix_timestamp("at")
+        )
         if top
         else None
     )
     points = thin.orderBy("group", "policy", "at").collect() if thin is not None else []
     return Findings(
-        looked=_looked(results, series, chosen),
-        fleet=sum_over_groups(costs, results, chosen).collect(),
+        scope=_collect_scope(results, series, chosen),
+        policy_sums=sum_over_groups(costs, results, chosen).collect(),
         groups=groups,
-        problems=problems(results).collect(),
-        figures={(row["group"], row["policy"]): row for row in figures},
-        lines=_lines(points),
+        problems=count_problems(results).collect(),
+        measures={(row["group"], row["policy"]): row for row in figures},
+        series=_series_by_group(points),
         policies=policies,
         weights=weights,
-        least=least,
-        shown=shown,
+        min_gain=min_gain,
+        max_plots=max_plots,
     )
 
 
-def most_gaining(chosen: DataFrame, most: int = LISTED) -> DataFrame:
+def most_gaining(chosen: DataFrame, most: int = MAX_LISTED_GROUPS) -> DataFrame:
     """Return the groups with the largest savings in points; in percent, a group with a tiny cost could come first."""
-    saved = F.round(F.col("cost_now") - F.col("cost_then"), DIGITS)
+    saved = F.round(F.col("cost_now") - F.col("cost_then"), COST_DECIMALS)
     return chosen.orderBy(F.col("change").desc(), saved.desc_nulls_last(), "group").limit(most)
 
 
-def problems(results: DataFrame) -> DataFrame:
+def count_problems(results: DataFrame) -> DataFrame:
     """Return the most frequent reasons for which each policy cannot be used, each with its number of groups.
 
     A problem of the group itself, which prevents a replay under any policy, counts only for RECORDED.
     """
     group = Window.partitionBy("group").rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
-    of_now = F.max(F.when(F.col("policy") == RECORDED, F.col("problem"))).over(group)
+    of_now = F.max(F.when(F.col("policy") == RECORDED_POLICY, F.col("problem"))).over(group)
     elsewhere = F.col("of_now").eqNullSafe(F.col("problem"))
     of_policy = Window.partitionBy("policy").orderBy(F.col("groups").desc(), "problem")
     named = F.concat(F.lit("Group "), F.col("group"))  # with names, each group would have its own reason
     return (
         results.withColumn("of_now", of_now)
-        .filter(F.col("problem").isNotNull() & ((F.col("policy") == RECORDED) | ~elsewhere))
+        .filter(F.col("problem").isNotNull() & ((F.col("policy") == RECORDED_POLICY) | ~elsewhere))
         .withColumn("problem", F.replace("problem", named, F.lit("The group")))
         .withColumn("problem", F.regexp_replace("problem", r"\bQueue \S+/\S+/\d+", "A queue"))
         .groupBy("policy", "problem")
         .agg(F.count("*").alias("groups"), F.min("group").alias("example"))
         .withColumn("place", F.row_number().over(of_policy))
-        .filter(F.col("place") <= MOST_PROBLEMS)
+        .filter(F.col("place") <= MAX_PROBLEMS)
         .drop("place")
         .orderBy(F.col("groups").desc(), "policy", "problem")
     )
 
 
-def by_policy(results: DataFrame) -> DataFrame:
+def sum_by_policy(results: DataFrame) -> DataFrame:
     """Return the sums of each policy; a group that cannot use the policy counts with its present one.
 
     A policy that no group can use has null sums: they would be the sums of the present policies.
     """
     summed, averaged = ("moves", "forced", "pause_seconds", "duplicates", "idle_member_hours", "lag_mean"), "imbalance"
     values, usable = F.struct(*summed, averaged), F.col("problem").isNull()
-    now = results.where((F.col("policy") == RECORDED) & usable).select("group", values.alias("now"))
+    now = results.where((F.col("policy") == RECORDED_POLICY) & usable).select("group", values.alias("now"))
     used = F.when(usable & F.col("now").isNotNull(), values).otherwise(F.col("now"))
     sums = [F.sum(f"used.{name}").alias(name) for name in summed] + [F.avg(f"used.{averaged}").alias(averaged)]
     every = results.join(now, "group", how="left").withColumn("used", used)
@@ -145,12 +147,12 @@ def by_policy(results: DataFrame) -> DataFrame:
     return summary.withColumns({name: F.when(has_usable, F.col(name)) for name in (*summed, averaged)})
 
 
-def thinned(series: DataFrame, steps: int = STEPS) -> DataFrame:
+def thin_series(series: DataFrame, max_points: int = MAX_LINE_POINTS) -> DataFrame:
     """Return SERIES with at most `steps` points a line; points that are merged keep the highest lag, to show peaks."""
     group = Window.partitionBy("group").rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
     seconds = F.unix_timestamp("at")
     first, last = F.min(seconds).over(group), F.max(seconds).over(group)
-    step = F.floor((seconds - first) * steps / (last - first + 1))
+    step = F.floor((seconds - first) * max_points / (last - first + 1))
     return (
         series.withColumn("step", step)
         .groupBy("group", "policy", "step")
@@ -167,44 +169,46 @@ def thinned(series: DataFrame, steps: int = STEPS) -> DataFrame:
 def best_for_all(data: Findings) -> Row | None:
     """Return the best single policy for all groups; None if its gain over the present ones is less than `least`."""
     now = sums_of(data)
-    alternatives = [row for row in data.fleet if row["policy"] not in {EACH, RECORDED} and row["usable"]]
+    alternatives = [
+        row for row in data.policy_sums if row["policy"] not in {OWN_POLICIES, RECORDED_POLICY} and row["usable"]
+    ]
     if now is None or not alternatives or not now["cost"]:
         return None
     best: Row = alternatives[0]  # they are sorted by cost
-    return best if round(1 - best["cost"] / now["cost"], DIGITS) >= data.least else None
+    return best if round(1 - best["cost"] / now["cost"], COST_DECIMALS) >= data.min_gain else None
 
 
-class Leading(NamedTuple):
+class LeadingGroup(NamedTuple):
     """A group that gains more than all other groups together, and its fraction of the total gain."""
 
     group: str
-    share: float
+    gain_fraction: float
 
 
-def leading(data: Findings) -> Leading | None:
+def find_leading_group(data: Findings) -> LeadingGroup | None:
     """Return the group that dominates the total gain; None if no group does or it is the only judged group."""
-    now, each, rivals = sums_of(data), sums_of(data, EACH), data.looked.groups - data.looked.unjudged - 1
+    now, each, rivals = sums_of(data), sums_of(data, OWN_POLICIES), data.scope.groups - data.scope.unjudged - 1
     first = data.groups[0] if data.groups else None
     if now is None or each is None or first is None or not first["change"] or not rivals:
         return None
     gain = now["cost"] - each["cost"]
     share = (first["cost_now"] - first["cost_then"]) / gain if gain > 0 else 0.0
-    return Leading(first["group"], min(share, 1.0)) if share > DOMINATES else None
+    return LeadingGroup(first["group"], min(share, 1.0)) if share > DOMINANT_FRACTION else None
 
 
-def sums_of(data: Findings, policy: str = RECORDED) -> Row | None:
+def sums_of(data: Findings, policy: str = RECORDED_POLICY) -> Row | None:
     """Return the sums of a policy, by default of the present policies; None if they are missing."""
-    return next((row for row in data.fleet if row["policy"] == policy), None)
+    return next((row for row in data.policy_sums if row["policy"] == policy), None)
 
 
 def _matches_now_or_recommended(top: list[tuple[str, str]]) -> Column:
     """Match rows of the present policy and of each top group's recommended policy."""
     policy_of_group = F.create_map(*(F.lit(text) for pair in top for text in pair))
-    return (F.col("policy") == RECORDED) | (F.col("policy") == F.try_element_at(policy_of_group, F.col("group")))
+    return (F.col("policy") == RECORDED_POLICY) | (F.col("policy") == F.try_element_at(policy_of_group, F.col("group")))
 
 
-def _looked(results: DataFrame, series: DataFrame, chosen: DataFrame) -> HistoryScope:
-    now = results.filter(F.col("policy") == RECORDED)
+def _collect_scope(results: DataFrame, series: DataFrame, chosen: DataFrame) -> HistoryScope:
+    now = results.filter(F.col("policy") == RECORDED_POLICY)
     sums = now.agg(F.sum("hours").alias("hours"), F.max("hours").alias("longest"), F.sum("changes").alias("changes"))
     by_group = chosen.agg(
         F.count("*").alias("groups"),
@@ -218,8 +222,8 @@ def _looked(results: DataFrame, series: DataFrame, chosen: DataFrame) -> History
     return HistoryScope(**values)
 
 
-def _lines(points: list[Row]) -> Lines:
-    lines: Lines = {}
+def _series_by_group(points: list[Row]) -> SeriesByGroup:
+    lines: SeriesByGroup = {}
     for row in points:
         lines.setdefault(row["group"], {}).setdefault(row["policy"], []).append(row)
     return lines

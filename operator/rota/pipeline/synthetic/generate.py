@@ -11,27 +11,29 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField, StructType
 
-from rota.pipeline.common.paths import HOUR_LETTERS, file_of
+from rota.pipeline.common.paths import HOUR_CHARACTERS, hour_file
 from rota.pipeline.synthetic.histories import generate_history
-from rota.pipeline.synthetic.journaling_replay import JournalingReplay, Line
+from rota.pipeline.synthetic.journaling_replay import JournalingReplay, JournalLine
 
-A_TASK = 50  # groups per Spark task
+GROUPS_PER_TASK = 50  # groups per Spark task
 _COUNTS = StructType([StructField("groups", LongType()), StructField("records", LongType())])
 
 _encoder = msgspec.json.Encoder()
 
 
-def generated(spark: SparkSession, groups: int, hours: float, seed: int, to: Path, *, largest: int = 0) -> DataFrame:
+def generate_journal(
+    spark: SparkSession, groups: int, hours: float, seed: int, to: Path, *, largest: int = 0
+) -> DataFrame:
     """Write the journal, and return its numbers of groups and records; raise ValueError if the folder is not empty."""
     if to.exists() and any(to.iterdir()):
         raise ValueError(f"{to} is not empty; give a folder that is, or is not there yet")
-    tasks = -(-groups // A_TASK)
-    write = partial(_write, seed=seed, hours=hours, to=to.absolute(), largest=largest)
+    tasks = -(-groups // GROUPS_PER_TASK)
+    write = partial(_write_groups, seed=seed, hours=hours, to=to.absolute(), largest=largest)
     counts = spark.range(0, groups, numPartitions=tasks).mapInArrow(write, _COUNTS)
     return counts.agg(F.sum("groups").alias("groups"), F.sum("records").alias("records"))
 
 
-def _write(
+def _write_groups(
     batches: Iterator[pa.RecordBatch], *, seed: int, hours: float, to: Path, largest: int
 ) -> Iterator[pa.RecordBatch]:
     """Write a task's groups. Files get their final names only when they are complete, so Spark may retry the task."""
@@ -39,9 +41,9 @@ def _write(
     records, parts = 0, set()
     for number in numbers:
         hourly: defaultdict[str, list[bytes]] = defaultdict(list)
-        JournalingReplay(generate_history(number, seed, hours, largest=largest), partial(_keep, hourly)).run()
+        JournalingReplay(generate_history(number, seed, hours, largest=largest), partial(_collect_line, hourly)).run()
         for hour, lines in hourly.items():
-            path = _path(to, hour, numbers[0])
+            path = _part_path(to, hour, numbers[0])
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("ab" if path in parts else "wb") as file:
                 file.write(b"\n".join([*lines, b""]))
@@ -52,9 +54,9 @@ def _write(
     yield pa.RecordBatch.from_pydict({"groups": [len(numbers)], "records": [records]})
 
 
-def _keep(hourly: defaultdict[str, list[bytes]], line: Line) -> None:
-    hourly[str(line["at"])[:HOUR_LETTERS]].append(_encoder.encode(line))
+def _collect_line(hourly: defaultdict[str, list[bytes]], line: JournalLine) -> None:
+    hourly[str(line["at"])[:HOUR_CHARACTERS]].append(_encoder.encode(line))
 
 
-def _path(to: Path, hour: str, first: int) -> Path:
-    return (to / file_of(hour, f"generated-{first:06d}")).with_suffix(".part")
+def _part_path(to: Path, hour: str, first: int) -> Path:
+    return (to / hour_file(hour, f"generated-{first:06d}")).with_suffix(".part")

@@ -8,9 +8,15 @@ from rota.handover import HolderEvidence
 from rota.model import Holder, Queue
 from rota.planner.snapshot import Pod, Snapshot
 
-FRESH_SECONDS = 20.0  # age up to which a report proves something about a process; see the member's RESUME_SECONDS
-READS = 2  # the document schema in which shares name incarnations
-PAUSES = (1.0, 10.0, 60.0, 300.0)  # seconds to serve before a member gets queues again, by number of restarts
+# Age up to which a report proves something about a process; see the member's RESUME_SECONDS.
+MAX_REPORT_AGE_SECONDS = 20.0
+INCARNATIONS_SCHEMA = 2  # the document schema in which shares name incarnations
+RESTART_PAUSES_SECONDS = (
+    1.0,
+    10.0,
+    60.0,
+    300.0,
+)  # seconds to serve before a member gets queues again, by number of restarts
 
 
 def incarnations_since(snapshot: Snapshot, document: Assignment) -> int:
@@ -18,23 +24,27 @@ def incarnations_since(snapshot: Snapshot, document: Assignment) -> int:
 
     Shares begin to name them when every member has reported and can read them, and stop if a member cannot.
     """
-    pods = [pod for pod in snapshot.pods if pod.started and not pod.ended and pod.uid not in snapshot.gone]
-    readers = [pod for pod in pods if pod.report and pod.report.reads >= READS]
-    if snapshot.max_schema < READS or any(pod.report and pod.report.reads < READS for pod in pods):
+    pods = [pod for pod in snapshot.pods if pod.started and not pod.ended and pod.uid not in snapshot.deleted_uids]
+    readers = [pod for pod in pods if pod.report and pod.report.reads >= INCARNATIONS_SCHEMA]
+    if snapshot.max_schema < INCARNATIONS_SCHEMA or any(
+        pod.report and pod.report.reads < INCARNATIONS_SCHEMA for pod in pods
+    ):
         return 0
     if document.incarnations_since:
         return document.incarnations_since
     identified = {pod.holder for pod in readers if pod.incarnation}
     holders = {Holder(name, share.uid) for name, share in document.members.items() if share.queues}
     holders |= {release.holder for release in document.releasing.values()}
-    ended = snapshot.gone | {pod.uid for pod in snapshot.pods if pod.ended}
+    ended = snapshot.deleted_uids | {pod.uid for pod in snapshot.pods if pod.ended}
     are_heard = len(identified) == len(pods) and all(holder in identified or holder.uid in ended for holder in holders)
     return document.generation + 1 if are_heard and pods else 0
 
 
-def inherits(document: Assignment, pod: Pod) -> bool:
+def has_inherited(document: Assignment, pod: Pod) -> bool:
     """Whether the process consumes queues of an earlier one, as it does if it is not polled for a long time."""
-    return pod.heard is not None and any(queue in pod.heard.working for queue in _of_earlier_ones(document, pod))
+    return pod.decoded_report is not None and any(
+        queue in pod.decoded_report.active_queues for queue in _queues_of_earlier_processes(document, pod)
+    )
 
 
 def _share_of(document: Assignment, pod: Pod) -> Share:
@@ -43,7 +53,7 @@ def _share_of(document: Assignment, pod: Pod) -> Share:
     return share if share is not None and share.uid == pod.uid else Share(pod.uid)
 
 
-def _of_earlier_ones(document: Assignment, pod: Pod) -> Collection[Queue]:
+def _queues_of_earlier_processes(document: Assignment, pod: Pod) -> Collection[Queue]:
     share = _share_of(document, pod)
     released = document.releases_by_holder.get(pod.holder, ()) if pod.incarnation > 1 else ()
     queues = [queue for queue in released if 0 < document.releasing[queue].incarnation < pod.incarnation]
@@ -53,30 +63,32 @@ def _of_earlier_ones(document: Assignment, pod: Pod) -> Collection[Queue]:
 def evidence_of(document: Assignment, pod: Pod, incarnation: int) -> HolderEvidence:
     """Return the evidence about this process of a pod; 0: about the process that runs."""
     if not (incarnation and pod.incarnation):
-        return pod.seen
+        return pod.evidence
     has_obeyed = pod.generation >= document.incarnations_since > 0
-    is_fresh = max(pod.unheard, pod.doubted) < FRESH_SECONDS
+    is_fresh = max(pod.unreachable_for, pod.rejected_for) < MAX_REPORT_AGE_SECONDS
     if pod.incarnation == incarnation:
-        is_over = has_obeyed and is_fresh and pod.stopped is not None and pod.stopped < FRESH_SECONDS
-        return replace(pod.seen, ended=pod.ended or is_over)
-    if pod.incarnation > incarnation and inherits(document, pod):
-        return pod.seen
+        is_over = has_obeyed and is_fresh and pod.stopped_for is not None and pod.stopped_for < MAX_REPORT_AGE_SECONDS
+        return replace(pod.evidence, ended=pod.ended or is_over)
+    if pod.incarnation > incarnation and has_inherited(document, pod):
+        return pod.evidence
     if pod.incarnation > incarnation and has_obeyed and is_fresh:
-        return replace(pod.seen, ended=True)
-    return replace(pod.seen, report=None, working=frozenset())
+        return replace(pod.evidence, ended=True)
+    return replace(pod.evidence, report=None, active_queues=frozenset())
 
 
-def has_no_number(document: Assignment, pod: Pod) -> bool:
+def lacks_incarnation(document: Assignment, pod: Pod) -> bool:
     """Whether the process could not store its number: then no document can give queues to it alone."""
-    is_numbered = pod.report is None or pod.report.reads < READS or bool(pod.incarnation)
+    is_numbered = pod.report is None or pod.report.reads < INCARNATIONS_SCHEMA or bool(pod.incarnation)
     return bool(document.incarnations_since) and not is_numbered
 
 
-def is_waited_for(document: Assignment, pod: Pod) -> bool:
+def awaits_earlier_process(document: Assignment, pod: Pod) -> bool:
     """Whether the document gives queues to an earlier process of the pod, and its end is not proved yet."""
     if not has_restarted(document, pod):
         return False
-    return not (inherits(document, pod) or evidence_of(document, pod, document.members[pod.name].incarnation).ended)
+    return not (
+        has_inherited(document, pod) or evidence_of(document, pod, document.members[pod.name].incarnation).ended
+    )
 
 
 def has_restarted(document: Assignment, pod: Pod) -> bool:
@@ -85,7 +97,7 @@ def has_restarted(document: Assignment, pod: Pod) -> bool:
     return bool(share.queues) and 0 < share.incarnation < pod.incarnation
 
 
-def shown_queues(document: Assignment, pod: Pod) -> Collection[Queue]:
+def assigned_queues(document: Assignment, pod: Pod) -> Collection[Queue]:
     """Return the queues that the pod's process consumes once it obeys the document."""
     share = document.members.get(pod.name)
     if share is None or share.uid != pod.uid:
@@ -93,39 +105,41 @@ def shown_queues(document: Assignment, pod: Pod) -> Collection[Queue]:
     if document.everyone is not None:
         return document.everyone
     is_for_it = not share.incarnation or not pod.incarnation or share.incarnation == pod.incarnation
-    return share.queues if is_for_it or inherits(document, pod) else ()
+    return share.queues if is_for_it or has_inherited(document, pod) else ()
 
 
-def stopped(pods: Sequence[Pod], document: Assignment) -> Collection[str]:
+def stopped_members(pods: Sequence[Pod], document: Assignment) -> Collection[str]:
     """Return the members with an ended process; none if these are more than half: too many for the others.
 
     The whole fleet may have been restarted. Then each new process goes on with its pod's queues.
     """
     if not document.incarnations_since:
         return ()
-    names = {pod.name for pod in pods if pod.stopped is not None}
+    names = {pod.name for pod in pods if pod.stopped_for is not None}
     return names if 2 * len(names) <= len(pods) else ()
 
 
-def pausing(pods: Sequence[Pod], document: Assignment) -> Collection[str]:
+def pausing_members(pods: Sequence[Pod], document: Assignment) -> Collection[str]:
     """Return the members that restarted and have not served for long enough to get queues.
 
     After a first restart, a member keeps its remaining queues; after later ones, only queues of its present process.
     """
     if not document.incarnations_since:
         return ()
-    return {pod.name for pod in pods if pod.stopped is None and pod.serving < _pause(pod, document)}
+    return {pod.name for pod in pods if pod.stopped_for is None and pod.serving_for < _restart_pause(pod, document)}
 
 
-def _pause(pod: Pod, document: Assignment) -> float:
+def _restart_pause(pod: Pod, document: Assignment) -> float:
     share = _share_of(document, pod)
     has_taken_up = share.incarnation == pod.incarnation
     if not pod.restarts or (share.queues and (pod.restarts == 1 or has_taken_up)):
         return 0.0
-    return PAUSES[min(pod.restarts, len(PAUSES)) - 1]
+    return RESTART_PAUSES_SECONDS[min(pod.restarts, len(RESTART_PAUSES_SECONDS)) - 1]
 
 
-def seconds_left(pod: Pod, document: Assignment) -> float:
+def pause_seconds_left(pod: Pod, document: Assignment) -> float:
     """Return the seconds until a member that restarted may have queues again; 0 also if that is not known."""
-    is_ready = pod.ready and pod.stopped is None
-    return max(_pause(pod, document) - pod.serving, 0.0) if document.incarnations_since and is_ready else 0.0
+    is_ready = pod.ready and pod.stopped_for is None
+    return (
+        max(_restart_pause(pod, document) - pod.serving_for, 0.0) if document.incarnations_since and is_ready else 0.0
+    )

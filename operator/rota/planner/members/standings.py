@@ -8,7 +8,7 @@ from rota.planner.members import incarnations
 from rota.planner.snapshot import Pod
 from rota.spec import PolicySpec
 
-JOINING_PATIENCE = 20.0  # seconds: a pod that needs longer to become ready is not waited for
+JOINING_PATIENCE_SECONDS = 20.0  # seconds: a pod that needs longer to become ready is not waited for
 
 
 class MemberState(StrEnum):
@@ -25,7 +25,7 @@ class MemberState(StrEnum):
     ENDED = "Ended"
 
     @property
-    def counts(self) -> bool:
+    def is_counted(self) -> bool:
         """Whether a member in this state shares the queues."""
         return self in {MemberState.READY, MemberState.UNREADY}
 
@@ -36,14 +36,14 @@ def classify_members(
     """Return the state of each pod, by name."""
     states = {
         pod.name: MemberState.JOINING
-        if awaits_namesake(document, pod, deleted) or incarnations.has_no_number(document, pod)
+        if awaits_namesake(document, pod, deleted) or incarnations.lacks_incarnation(document, pod)
         else _member_state(pod, deleted, policy, owns_queues(document, pod))
         for pod in pods
     }
-    for name in _cut_off(pods, states, policy, document):
+    for name in _cut_off_members(pods, states, policy, document):
         states[name] = MemberState.CUT_OFF
     # In Orderly groups, brokers keep locks for the pod: its next process gets the queues sooner than another member.
-    restarting = () if is_orderly else _restarting([pod for pod in pods if states[pod.name].counts], document)
+    restarting = () if is_orderly else _restarting([pod for pod in pods if states[pod.name].is_counted], document)
     return states | dict.fromkeys(restarting, MemberState.RESTARTING)
 
 
@@ -52,7 +52,7 @@ def _restarting(pods: Sequence[Pod], document: Assignment) -> Collection[str]:
 
     If that were all members, the pause after a restart is waived; if all have stopped, each keeps its queues.
     """
-    stopped, pausing = incarnations.stopped(pods, document), incarnations.pausing(pods, document)
+    stopped, pausing = incarnations.stopped_members(pods, document), incarnations.pausing_members(pods, document)
     candidates = [{*stopped, *pausing}, {*stopped}]
     return next((names for names in candidates if len(names) < len(pods)), ())
 
@@ -67,11 +67,13 @@ def awaits_namesake(document: Assignment, pod: Pod, deleted: frozenset[str]) -> 
     """Whether the name's only entry belongs to an earlier pod or process that is not known to have ended."""
     share = document.members.get(pod.name)
     if share is not None and share.uid == pod.uid:
-        return incarnations.is_waited_for(document, pod)
+        return incarnations.awaits_earlier_process(document, pod)
     return share is not None and share.uid not in deleted
 
 
-def in_motion(pods: Sequence[Pod], states: Mapping[str, MemberState], policy: PolicySpec) -> dict[str, float]:
+def members_in_transition(
+    pods: Sequence[Pod], states: Mapping[str, MemberState], policy: PolicySpec
+) -> dict[str, float]:
     """Return the members that come or go at this moment, and for how many seconds to wait for each.
 
     Newly ready pods are included: a rollout brings more. Leaving pods on a failed node (lost) are not: no known end.
@@ -81,43 +83,49 @@ def in_motion(pods: Sequence[Pod], states: Mapping[str, MemberState], policy: Po
     for pod in pods:
         match states[pod.name]:
             case MemberState.JOINING:
-                seconds_left[pod.name] = JOINING_PATIENCE - pod.age
-            case MemberState.LEAVING if not pod.seen.lost(policy.handover):
-                seconds_left[pod.name] = drain + 15 - pod.leaving
-            case MemberState.READY if pod.age < JOINING_PATIENCE:
-                seconds_left[pod.name] = debounce - pod.steady
+                seconds_left[pod.name] = JOINING_PATIENCE_SECONDS - pod.age
+            case MemberState.LEAVING if not pod.evidence.is_lost(policy.handover):
+                seconds_left[pod.name] = drain + 15 - pod.terminating_for
+            case MemberState.READY if pod.age < JOINING_PATIENCE_SECONDS:
+                seconds_left[pod.name] = debounce - pod.stable_for
     return {name: seconds for name, seconds in seconds_left.items() if seconds > 0}
 
 
-def _member_state(pod: Pod, deleted: frozenset[str], policy: PolicySpec, working: bool) -> MemberState:  # noqa: FBT001
+def _member_state(pod: Pod, deleted: frozenset[str], policy: PolicySpec, has_queues: bool) -> MemberState:  # noqa: FBT001
     if pod.ended or pod.uid in deleted:
         return MemberState.ENDED
     if pod.terminating or (pod.report and pod.report.final):
         return MemberState.LEAVING
-    if pod.seen.lost(policy.handover):
-        return MemberState.LOST if working else MemberState.JOINING
-    if pod.ready and (pod.heard or working):
+    if pod.evidence.is_lost(policy.handover):
+        return MemberState.LOST if has_queues else MemberState.JOINING
+    if pod.ready and (pod.decoded_report or has_queues):
         return MemberState.READY
-    if not working:  # without queues it needs no grace: it joins once it is ready
+    if not has_queues:  # without queues it needs no grace: it joins once it is ready
         return MemberState.JOINING
-    return MemberState.UNREADY if pod.steady < policy.triggers.unready_grace else MemberState.OUT
+    return MemberState.UNREADY if pod.stable_for < policy.triggers.unready_grace else MemberState.OUT
 
 
-def _cut_off(
+def _cut_off_members(
     pods: Sequence[Pod], states: Mapping[str, MemberState], policy: PolicySpec, document: Assignment
 ) -> Collection[str]:
     """Return the members that miss a broker for longer than their grace, if the others reach all missed brokers.
 
     A member without queues has no grace, nor has a member that is out: the missed broker is why it is not ready.
     """
-    witnesses = {pod.name: pod.reaches for pod in pods if states[pod.name] is MemberState.READY and pod.reaches}
+    witnesses = {
+        pod.name: pod.reachable_brokers
+        for pod in pods
+        if states[pod.name] is MemberState.READY and pod.reachable_brokers
+    }
     reached = frozenset().union(*witnesses.values())
     missed: dict[str, set[str]] = {}
     for pod in pods:
         state = states[pod.name]
-        if state.counts or state is MemberState.OUT:
-            grace = policy.triggers.unready_grace if state.counts and owns_queues(document, pod) else 0.0
-            missed[pod.name] = {broker for broker, time in pod.cut_off.items() if broker in reached and time >= grace}
+        if state.is_counted or state is MemberState.OUT:
+            grace = policy.triggers.unready_grace if state.is_counted and owns_queues(document, pod) else 0.0
+            missed[pod.name] = {
+                broker for broker, time in pod.cut_off_brokers.items() if broker in reached and time >= grace
+            }
     cut_off = {name for name, brokers in missed.items() if brokers}
     all_missed = set().union(*missed.values())
     reachable = frozenset().union(*(brokers for name, brokers in witnesses.items() if name not in cut_off))

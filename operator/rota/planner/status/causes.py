@@ -2,17 +2,17 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from rota.handover import Act, State
-from rota.model import Holder, Queue, Reason, Verdict, reason_named
+from rota.handover import Act, OwnershipState
+from rota.model import Finding, Holder, Queue, Reason, reason_named
 from rota.planner.members import incarnations
 from rota.planner.members.standings import MemberState
 from rota.planner.moves import Draft
 from rota.planner.situation import Situation
 from rota.planner.status import conditions
 from rota.planner.status.problems import describe_unmanaged
-from rota.sentences import count, listed
+from rota.sentences import join_names, pluralize
 
-MOVING = (Act.REVOKE, Act.RETURN, Act.GRANT, Act.FORCE, Act.DROP)
+MOVING_ACTS = (Act.REVOKE, Act.RETURN, Act.GRANT, Act.FORCE, Act.DROP)
 _REASON_OF_LEAVER: Mapping[MemberState | None, Reason] = {
     MemberState.ENDED: Reason.MEMBER_ENDED,
     MemberState.RESTARTING: Reason.MEMBER_RESTARTED,
@@ -32,103 +32,109 @@ _SENTENCES = {
 }
 
 
-def cause(situation: Situation, draft: Draft) -> Verdict:
+def rebalance_cause(situation: Situation, draft: Draft) -> Finding:
     """Return why queues change hands now: the first difference between the stored assignment and the snapshot."""
     if situation.snapshot.spec and situation.snapshot.spec.paused:
-        return Verdict(Reason.GROUP_PAUSED, "The group is paused")
+        return Finding(Reason.GROUP_PAUSED, "The group is paused")
     if situation.snapshot.is_duplicate:
-        return Verdict(Reason.CLAIMED_TWICE, "An older ConsumerGroup has the same consumer group")
-    if not situation.owned and not situation.document.releasing:
+        return Finding(Reason.CLAIMED_TWICE, "An older ConsumerGroup has the same consumer group")
+    if not situation.owners and not situation.document.releasing:
         if situation.document.generation > 1 and not situation.document.barrier:
-            return Verdict(Reason.GROUP_RESUMED, "Nobody owned a queue")
-        return Verdict(Reason.FIRST_ASSIGNMENT, "A new group")
+            return Finding(Reason.GROUP_RESUMED, "Nobody owned a queue")
+        return Finding(Reason.FIRST_ASSIGNMENT, "A new group")
     return (
-        _of_leavers(situation)
-        or _of_unmanaged(situation)
-        or _of_queues(situation)
-        or _of_joiners(situation)
-        or _of_rules(situation, draft)
+        _cause_by_leavers(situation)
+        or _cause_by_unmanaged(situation)
+        or _cause_by_queues(situation)
+        or _cause_by_joiners(situation)
+        or _cause_by_rules(situation, draft)
     )
 
 
-def _of_leavers(situation: Situation) -> Verdict | None:
-    holders = {*situation.owned.values(), *(release.holder for release in situation.document.releasing.values())}
-    reasons = {holder: _REASON_OF_LEAVER.get(_standing(situation, holder)) for holder in holders}
-    verdicts = [
-        _of_members(reason, names)
+def _cause_by_leavers(situation: Situation) -> Finding | None:
+    holders = {*situation.owners.values(), *(release.holder for release in situation.document.releasing.values())}
+    reasons = {holder: _REASON_OF_LEAVER.get(_holder_state(situation, holder)) for holder in holders}
+    findings = [
+        _members_cause(reason, names)
         for reason in _REASON_OF_LEAVER.values()
         if (names := sorted(holder.name for holder, holder_reason in reasons.items() if holder_reason is reason))
     ]
-    if not verdicts:
+    if not findings:
         return None
-    return Verdict(verdicts[0].reason, "; ".join(verdict.message for verdict in verdicts))
+    return Finding(findings[0].reason, "; ".join(verdict.message for verdict in findings))
 
 
-def _standing(situation: Situation, holder: Holder) -> MemberState | None:
+def _holder_state(situation: Situation, holder: Holder) -> MemberState | None:
     """Return the standing of a holder; None if its pod is not among the group's pods and is not known to have ended."""
-    if situation.seen(holder).ended:
+    if situation.evidence_of(holder).ended:
         return MemberState.ENDED
     pod = situation.pods.get(holder.name)
     if pod is None or pod.uid != holder.uid:
         return None
-    has_restarted = situation.standings[pod.name].counts and incarnations.has_restarted(situation.document, pod)
-    return MemberState.RESTARTING if has_restarted else situation.standings[pod.name]
+    has_restarted = situation.member_states[pod.name].is_counted and incarnations.has_restarted(situation.document, pod)
+    return MemberState.RESTARTING if has_restarted else situation.member_states[pod.name]
 
 
-def _of_unmanaged(situation: Situation) -> Verdict | None:
+def _cause_by_unmanaged(situation: Situation) -> Finding | None:
     """Return the cause if unmanaged consumers came or went; their unassigned queues would look like new ones."""
-    consumers = situation.snapshot.foreigners
-    if consumers is None or bool(consumers) == conditions.holds(situation.snapshot.status, Reason.FOREIGN_MEMBERS):
+    consumers = situation.snapshot.unmanaged_consumers
+    if consumers is None or bool(consumers) == conditions.has_condition(
+        situation.snapshot.status, Reason.FOREIGN_MEMBERS
+    ):
         return None
     all_left = "No consumer that is not Rota's is in the group any more: the policy shares all queues again"
-    return Verdict(Reason.FOREIGN_MEMBERS, describe_unmanaged(consumers) if consumers else all_left)
+    return Finding(Reason.FOREIGN_MEMBERS, describe_unmanaged(consumers) if consumers else all_left)
 
 
-def _of_queues(situation: Situation) -> Verdict | None:
-    recorded = {queue for topic in situation.on_record.values() for queue in topic}
+def _cause_by_queues(situation: Situation) -> Finding | None:
+    recorded = {queue for topic in situation.recorded_queues.values() for queue in topic}
     group_queues = set(situation.queues)
-    added = set() if situation.snapshot.foreigners else group_queues - recorded
+    added = set() if situation.snapshot.unmanaged_consumers else group_queues - recorded
     removed = recorded - group_queues
-    if added and {queue.topic for queue in added} <= {*situation.on_record, situation.retries}:
-        return Verdict(Reason.QUEUES_ADDED, f"{count(len(added), 'queue')} more: {_some(added)}")
+    if added and {queue.topic for queue in added} <= {*situation.recorded_queues, situation.retry_topic}:
+        return Finding(Reason.QUEUES_ADDED, f"{pluralize(len(added), 'queue')} more: {_join_queues(added)}")
     topics = {queue.topic for queue in group_queues}
     if removed and {queue.topic for queue in removed} <= topics:
-        return Verdict(Reason.QUEUES_REMOVED, f"{count(len(removed), 'queue')} less: {_some(removed)}")
+        return Finding(Reason.QUEUES_REMOVED, f"{pluralize(len(removed), 'queue')} less: {_join_queues(removed)}")
     if added or removed:
-        return Verdict(Reason.SUBSCRIPTION_CHANGED, f"The subscription is now {listed(sorted(topics))}")
+        return Finding(Reason.SUBSCRIPTION_CHANGED, f"The subscription is now {join_names(sorted(topics))}")
     return None
 
 
-def _of_joiners(situation: Situation) -> Verdict | None:
-    owners = set(situation.owned.values())
-    names = [name for name in situation.counted if situation.pods[name].holder not in owners]
-    return _of_members(Reason.MEMBER_JOINED, names) if names else None
+def _cause_by_joiners(situation: Situation) -> Finding | None:
+    owners = set(situation.owners.values())
+    names = [name for name in situation.counted_members if situation.pods[name].holder not in owners]
+    return _members_cause(Reason.MEMBER_JOINED, names) if names else None
 
 
-def _of_rules(situation: Situation, draft: Draft) -> Verdict:
-    moving = [decision for decision in draft.decisions if decision.act in MOVING]
-    if situation.snapshot.foreigners and (moving or draft.strategy != situation.document.strategy):
-        return Verdict(Reason.FOREIGN_MEMBERS, describe_unmanaged(situation.snapshot.foreigners))
+def _cause_by_rules(situation: Situation, draft: Draft) -> Finding:
+    moving = [decision for decision in draft.decisions if decision.act in MOVING_ACTS]
+    if situation.snapshot.unmanaged_consumers and (moving or draft.strategy != situation.document.strategy):
+        return Finding(Reason.FOREIGN_MEMBERS, describe_unmanaged(situation.snapshot.unmanaged_consumers))
     if draft.strategy != situation.document.strategy:
-        return Verdict(Reason.POLICY_CHANGED, f"The strategy is now {draft.strategy}")
+        return Finding(Reason.POLICY_CHANGED, f"The strategy is now {draft.strategy}")
     if moving:
-        begun = _begun(situation) if all(decision.state is State.RELEASING for decision in moving) else None
+        begun = (
+            _ongoing_reason(situation)
+            if all(decision.state is OwnershipState.RELEASING for decision in moving)
+            else None
+        )
         if begun:  # the same rebalance: queues revoked earlier are granted now
-            return Verdict(begun, f"What {begun} began goes on")
-        return Verdict(Reason.LOAD_SHIFTED, "What queues weigh, or who is where, has changed")
-    return Verdict(Reason.SETTINGS_CHANGED, "The group's settings or members changed; no queue moves")
+            return Finding(begun, f"What {begun} began goes on")
+        return Finding(Reason.LOAD_SHIFTED, "What queues weigh, or who is where, has changed")
+    return Finding(Reason.SETTINGS_CHANGED, "The group's settings or members changed; no queue moves")
 
 
-def _begun(situation: Situation) -> Reason | None:
+def _ongoing_reason(situation: Situation) -> Reason | None:
     """Return the reason of the rebalance under way; None without one."""
     last = situation.snapshot.status.get("lastRebalance") or {}
     return reason_named(last.get("reason")) if "seconds" not in last else None
 
 
-def _of_members(reason: Reason, names: Sequence[str]) -> Verdict:
+def _members_cause(reason: Reason, names: Sequence[str]) -> Finding:
     singular, plural = {"is": "is", "has": "has", "its": "its"}, {"is": "are", "has": "have", "its": "their"}
-    return Verdict(reason, _SENTENCES[reason].format(listed(names), **(singular if len(names) == 1 else plural)))
+    return Finding(reason, _SENTENCES[reason].format(join_names(names), **(singular if len(names) == 1 else plural)))
 
 
-def _some(queues: Iterable[Queue]) -> str:
-    return listed([str(queue) for queue in sorted(queues)])
+def _join_queues(queues: Iterable[Queue]) -> str:
+    return join_names([str(queue) for queue in sorted(queues)])

@@ -9,192 +9,202 @@ its presence.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rota.model import Reason, Use, Verdict, reason_named
+from rota.model import Finding, Reason, ReasonKind, reason_named
 from rota.planner import record
 from rota.planner.moves import Draft
 from rota.planner.situation import Situation
 from rota.planner.status import problems
-from rota.sentences import count, listed
+from rota.sentences import join_names, pluralize
 from rota.timestamps import format_time
 
-PAST_PROBLEMS = 10  # conditions of problems that are over; the oldest ones are dropped
+MAX_PAST_PROBLEMS = 10  # conditions of problems that are over; the oldest ones are dropped
 # A problem that only a user can fix makes the group Stalled after this time. Until then the group is Reconciling: what
 # is missing may be created a moment later, by the same commit.
 STALL_SECONDS = 60.0
-DERIVED = {"Reconciling", "Stalled"}  # they repeat what Progressing and the problems' conditions report
+DERIVED_CONDITIONS = {"Reconciling", "Stalled"}  # they repeat what Progressing and the problems' conditions report
 # Not BudgetSpent: the moves that are left may take hours.
-_RECONCILING = {Reason.HANDOVER_IN_FLIGHT, Reason.MEMBERS_STILL_JOINING, Reason.SETTINGS_NOT_OBEYED, Reason.DEBOUNCE}
-_NOTHING_KNOWN = Verdict(Reason.NO_VIEW, "No queue of the group is known yet")
-_WELL = Verdict(Reason.SETTLED, "Nothing is wrong")
+_RECONCILING_REASONS = {
+    Reason.HANDOVER_IN_FLIGHT,
+    Reason.MEMBERS_STILL_JOINING,
+    Reason.SETTINGS_NOT_OBEYED,
+    Reason.DEBOUNCE,
+}
+_NOTHING_KNOWN = Finding(Reason.NO_VIEW, "No queue of the group is known yet")
+_NO_PROBLEM = Finding(Reason.SETTLED, "Nothing is wrong")
 
 
 class Condition(NamedTuple):
     """A condition as it is now, without its times."""
 
     type: str
-    verdict: Verdict
+    finding: Finding
     holds: bool = True
 
 
-def present(status: Mapping[str, Any], kind: str) -> Mapping[str, Any] | None:
+def find_condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any] | None:
     """Return the condition of this type; None if the status has none with status True."""
     conditions: Sequence[Mapping[str, Any]] = status.get("conditions") or ()
     return next((entry for entry in conditions if entry["type"] == kind and entry["status"] == "True"), None)
 
 
-def holds(status: Mapping[str, Any], kind: str) -> bool:
+def has_condition(status: Mapping[str, Any], kind: str) -> bool:
     """Return whether a status has this condition with status True."""
-    return present(status, kind) is not None
+    return find_condition(status, kind) is not None
 
 
-def conditions(
-    situation: Situation, verdicts: Sequence[Verdict], progress: tuple[bool, Verdict], *, whole: bool
+def build_conditions(
+    situation: Situation, findings: Sequence[Finding], progress: tuple[bool, Finding], *, is_complete: bool
 ) -> list[dict[str, Any]]:
     """Return the group's conditions: the fixed ones, present problems by name, then past problems, the latest first.
 
     `whole`: every problem was looked for. Otherwise published problems that were not found may still be there.
     """
     prior = {condition["type"]: condition for condition in situation.snapshot.status.get("conditions") or []}
-    if not whole:
-        verdicts = [*verdicts, *_unchecked_problems(prior.values(), verdicts)]
-    stalled = _stalled(situation, verdicts)
-    first_of_each = {verdict.reason: verdict for verdict in reversed(verdicts)}
+    if not is_complete:
+        findings = [*findings, *_unchecked_problems(prior.values(), findings)]
+    stalled = _stalled(situation, findings)
+    first_of_each = {verdict.reason: verdict for verdict in reversed(findings)}
     current = [
-        _ready(situation, verdicts),
+        _ready(situation, findings),
         _progressing(progress),
-        _degraded(verdicts),
-        _reconciling(situation, verdicts, progress, stalled),
+        _degraded(findings),
+        _reconciling(situation, findings, progress, stalled),
         stalled,
-        *(Condition(str(reason), verdict=verdict) for reason, verdict in sorted(first_of_each.items())),
+        *(Condition(str(reason), finding=verdict) for reason, verdict in sorted(first_of_each.items())),
     ]
-    published = [_publish(condition, prior.get(condition.type, {}), situation) for condition in current]
+    published = [_condition_body(condition, prior.get(condition.type, {}), situation) for condition in current]
     return published + _past_problems(situation, prior.values(), {condition.type for condition in current})
 
 
-def stall_seconds_left(situation: Situation, verdicts: Sequence[Verdict]) -> float:
+def stall_seconds_left(situation: Situation, findings: Sequence[Finding]) -> float:
     """Return after how many seconds a present problem makes the group Stalled; 0 if none does, or it already is."""
-    waits = [STALL_SECONDS - _seconds_of(situation, issue) for issue in verdicts if _is_reconciling_at_first(issue)]
+    waits = [
+        STALL_SECONDS - _seconds_published(situation, issue) for issue in findings if _is_reconciling_at_first(issue)
+    ]
     return min((seconds for seconds in waits if seconds > 0), default=0.0)
 
 
-def progress(
-    situation: Situation, draft: Draft, verdicts: Sequence[Verdict], moving: int, awaiting: Sequence[str] = ()
-) -> tuple[bool, Verdict]:
+def compute_progress(
+    situation: Situation, draft: Draft, findings: Sequence[Finding], moving: int, outdated_members: Sequence[str] = ()
+) -> tuple[bool, Finding]:
     """Return whether queues change hands or are about to, and why or why not; `awaiting`: members with old settings."""
     if moving:
         under_way = "1 queue or member is" if moving == 1 else f"{moving} queues or members are"
-        return True, Verdict(Reason.HANDOVER_IN_FLIGHT, f"{under_way} under way")
-    if without_members := _progress_without_members(situation, verdicts):
+        return True, Finding(Reason.HANDOVER_IN_FLIGHT, f"{under_way} under way")
+    if without_members := _progress_without_members(situation, findings):
         return without_members
-    if draft.held and draft.held.reason is not Reason.NOTHING_WOULD_CHANGE:
-        frozen = draft.held.reason in {Reason.PAUSED, Reason.NO_VIEW, Reason.INVALID_POLICY}
-        frozen |= draft.held.reason is Reason.BUDGET_SPENT and draft.held.seconds is None
+    if draft.hold and draft.hold.reason is not Reason.NOTHING_WOULD_CHANGE:
+        frozen = draft.hold.reason in {Reason.PAUSED, Reason.NO_VIEW, Reason.INVALID_POLICY}
+        frozen |= draft.hold.reason is Reason.BUDGET_SPENT and draft.hold.seconds_left is None
         missing = any(verdict.reason is Reason.MISSING_POLICY for verdict in situation.snapshot.problems)
-        reason = Reason.MISSING_POLICY if missing and frozen else draft.held.reason
-        return not frozen, Verdict(reason, draft.held.message)
-    if awaiting:
-        message = f"{listed(awaiting)} {'does' if len(awaiting) == 1 else 'do'} not use the group's new settings yet"
-        return True, Verdict(Reason.SETTINGS_NOT_OBEYED, message)
-    return False, Verdict(Reason.SETTLED, "Every queue is where the policy wants it")
+        reason = Reason.MISSING_POLICY if missing and frozen else draft.hold.reason
+        return not frozen, Finding(reason, draft.hold.message)
+    if outdated_members:
+        verb = "does" if len(outdated_members) == 1 else "do"
+        message = f"{join_names(outdated_members)} {verb} not use the group's new settings yet"
+        return True, Finding(Reason.SETTINGS_NOT_OBEYED, message)
+    return False, Finding(Reason.SETTLED, "Every queue is where the policy wants it")
 
 
-def _progress_without_members(situation: Situation, verdicts: Sequence[Verdict]) -> tuple[bool, Verdict] | None:
+def _progress_without_members(situation: Situation, findings: Sequence[Finding]) -> tuple[bool, Finding] | None:
     """Return the progress of a group without queues or members; None if it has both."""
     if not situation.queues:
         return False, _NOTHING_KNOWN
     if _is_starting(situation):
-        return True, _no_member_yet(situation)
-    no_members = next((verdict for verdict in verdicts if verdict.reason is Reason.NO_MEMBERS), None)
+        return True, _first_member_awaited(situation)
+    no_members = next((verdict for verdict in findings if verdict.reason is Reason.NO_MEMBERS), None)
     return (False, no_members) if no_members else None
 
 
-def _ready(situation: Situation, verdicts: Sequence[Verdict]) -> Condition:
-    if obstacle := _why_not_ready(situation, verdicts):
+def _ready(situation: Situation, findings: Sequence[Finding]) -> Condition:
+    if obstacle := _why_not_ready(situation, findings):
         return Condition("Ready", obstacle, holds=False)
-    sizes = f"{count(len(situation.queues), 'queue')}, {count(len(situation.counted), 'member')}"
-    return Condition("Ready", Verdict(Reason.SETTLED, sizes))
+    sizes = f"{pluralize(len(situation.queues), 'queue')}, {pluralize(len(situation.counted_members), 'member')}"
+    return Condition("Ready", Finding(Reason.SETTLED, sizes))
 
 
-def _why_not_ready(situation: Situation, verdicts: Sequence[Verdict]) -> Verdict | None:
+def _why_not_ready(situation: Situation, findings: Sequence[Finding]) -> Finding | None:
     if situation.snapshot.spec is None:
-        return next(iter(verdicts), Verdict(Reason.INVALID_SPEC, "The group cannot be understood"))
+        return next(iter(findings), Finding(Reason.INVALID_SPEC, "The group cannot be understood"))
     if situation.snapshot.spec.paused:
-        return Verdict(Reason.GROUP_PAUSED, "spec.paused is set: nobody consumes")
+        return Finding(Reason.GROUP_PAUSED, "spec.paused is set: nobody consumes")
     if _is_starting(situation):
-        return _no_member_yet(situation)
-    stopped = next((verdict for verdict in verdicts if Use.NOT_READY in verdict.reason.use), None)
+        return _first_member_awaited(situation)
+    stopped = next((verdict for verdict in findings if ReasonKind.NOT_READY in verdict.reason.kinds), None)
     if stopped or situation.queues:
         return stopped
-    return next((verdict for verdict in verdicts if Use.HARMLESS not in verdict.reason.use), _NOTHING_KNOWN)
+    return next((verdict for verdict in findings if ReasonKind.HARMLESS not in verdict.reason.kinds), _NOTHING_KNOWN)
 
 
 def _is_starting(situation: Situation) -> bool:
-    return bool(situation.queues) and not situation.counted and problems.start_seconds_left(situation) > 0
+    return bool(situation.queues) and not situation.counted_members and problems.start_seconds_left(situation) > 0
 
 
-def _no_member_yet(situation: Situation) -> Verdict:
+def _first_member_awaited(situation: Situation) -> Finding:
     message = (
-        f"{count(len(situation.queues), 'queue')} wait for the group's first member"
+        f"{pluralize(len(situation.queues), 'queue')} wait for the group's first member"
         f"{problems.describe_obstacles(situation)}"
     )
-    return Verdict(Reason.MEMBERS_STILL_JOINING, message)
+    return Finding(Reason.MEMBERS_STILL_JOINING, message)
 
 
-def _progressing(progress: tuple[bool, Verdict]) -> Condition:
+def _progressing(progress: tuple[bool, Finding]) -> Condition:
     is_progressing, verdict = progress
     return Condition("Progressing", verdict, holds=is_progressing)
 
 
-def _degraded(verdicts: Sequence[Verdict]) -> Condition:
-    harmful = [verdict for verdict in verdicts if Use.HARMLESS not in verdict.reason.use]
+def _degraded(findings: Sequence[Finding]) -> Condition:
+    harmful = [verdict for verdict in findings if ReasonKind.HARMLESS not in verdict.reason.kinds]
     return Condition("Degraded", _summary(harmful), holds=bool(harmful))
 
 
 def _reconciling(
-    situation: Situation, verdicts: Sequence[Verdict], progress: tuple[bool, Verdict], stalled: Condition
+    situation: Situation, findings: Sequence[Finding], progress: tuple[bool, Finding], stalled: Condition
 ) -> Condition:
     if stalled.holds:  # the two exclude each other
-        return Condition("Reconciling", Verdict(Reason.SETTLED, "The group is stalled"), holds=False)
+        return Condition("Reconciling", Finding(Reason.SETTLED, "The group is stalled"), holds=False)
     is_progressing, verdict = progress
-    if is_progressing and verdict.reason in _RECONCILING:
+    if is_progressing and verdict.reason in _RECONCILING_REASONS:
         return Condition("Reconciling", verdict)
     fresh = [
-        issue for issue in verdicts if _is_reconciling_at_first(issue) and _seconds_of(situation, issue) < STALL_SECONDS
+        issue
+        for issue in findings
+        if _is_reconciling_at_first(issue) and _seconds_published(situation, issue) < STALL_SECONDS
     ]
     if fresh:
         return Condition("Reconciling", fresh[0])
-    return Condition("Reconciling", Verdict(Reason.SETTLED, "No change is under way"), holds=False)
+    return Condition("Reconciling", Finding(Reason.SETTLED, "No change is under way"), holds=False)
 
 
-def _is_reconciling_at_first(problem: Verdict) -> bool:
+def _is_reconciling_at_first(problem: Finding) -> bool:
     """Return whether a group with this problem is Reconciling for the first STALL_SECONDS."""
-    return Use.STALLS in problem.reason.use or problem.reason is Reason.NO_VIEW
+    return ReasonKind.STALLS in problem.reason.kinds or problem.reason is Reason.NO_VIEW
 
 
-def _stalled(situation: Situation, verdicts: Sequence[Verdict]) -> Condition:
-    stalling = [verdict for verdict in verdicts if Use.STALLS in verdict.reason.use]
-    lasting = [verdict for verdict in stalling if _seconds_of(situation, verdict) >= STALL_SECONDS]
+def _stalled(situation: Situation, findings: Sequence[Finding]) -> Condition:
+    stalling = [verdict for verdict in findings if ReasonKind.STALLS in verdict.reason.kinds]
+    lasting = [verdict for verdict in stalling if _seconds_published(situation, verdict) >= STALL_SECONDS]
     return Condition("Stalled", _summary(lasting), holds=bool(lasting))
 
 
-def _summary(verdicts: Sequence[Verdict]) -> Verdict:
+def _summary(findings: Sequence[Finding]) -> Finding:
     """Return the first reason with the messages of all."""
-    if not verdicts:
-        return _WELL
-    return Verdict(verdicts[0].reason, "; ".join(verdict.message for verdict in verdicts))
+    if not findings:
+        return _NO_PROBLEM
+    return Finding(findings[0].reason, "; ".join(verdict.message for verdict in findings))
 
 
-def _seconds_of(situation: Situation, verdict: Verdict) -> float:
+def _seconds_published(situation: Situation, finding: Finding) -> float:
     """Return how long the status has named a problem."""
-    condition = present(situation.snapshot.status, verdict.reason)
+    condition = find_condition(situation.snapshot.status, finding.reason)
     return max(0.0, record.seconds_since(condition["lastTransitionTime"], situation.now)) if condition else 0.0
 
 
-def _unchecked_problems(prior: Iterable[Mapping[str, Any]], verdicts: Sequence[Verdict]) -> list[Verdict]:
+def _unchecked_problems(prior: Iterable[Mapping[str, Any]], findings: Sequence[Finding]) -> list[Finding]:
     """Return the published problems that a plan did not look for, which therefore are not over."""
-    current = {str(verdict.reason) for verdict in verdicts}
+    current = {str(verdict.reason) for verdict in findings}
     return [
-        Verdict(reason, condition["message"])
+        Finding(reason, condition["message"])
         for condition in prior
         if condition["status"] == "True"
         and condition["type"] not in current
@@ -209,23 +219,23 @@ def _past_problems(situation: Situation, prior: Iterable[Mapping[str, Any]], cur
         if condition["type"] in current:
             continue
         if condition["status"] == "True":
-            over = Verdict(Reason.SETTLED, f"Resolved. The last message was: {condition['message']}")
-            past.append(_publish(Condition(condition["type"], over, holds=False), condition, situation))
+            over = Finding(Reason.SETTLED, f"Resolved. The last message was: {condition['message']}")
+            past.append(_condition_body(Condition(condition["type"], over, holds=False), condition, situation))
         else:
-            past.append({**condition, "observedGeneration": situation.snapshot.observed})
+            past.append({**condition, "observedGeneration": situation.snapshot.observed_generation})
     past.sort(key=lambda condition: condition["type"])
     past.sort(key=lambda condition: condition["lastTransitionTime"], reverse=True)
-    return past[:PAST_PROBLEMS]
+    return past[:MAX_PAST_PROBLEMS]
 
 
-def _publish(condition: Condition, prior: Mapping[str, Any], situation: Situation) -> dict[str, Any]:
+def _condition_body(condition: Condition, prior: Mapping[str, Any], situation: Situation) -> dict[str, Any]:
     status = str(condition.holds)
     since = prior.get("lastTransitionTime") if prior.get("status") == status else None
     return {
         "type": condition.type,
         "status": status,
-        "reason": str(condition.verdict.reason),
-        "message": condition.verdict.message,
+        "reason": str(condition.finding.reason),
+        "message": condition.finding.message,
         "lastTransitionTime": since or format_time(situation.now),
-        "observedGeneration": situation.snapshot.observed,
+        "observedGeneration": situation.snapshot.observed_generation,
     }

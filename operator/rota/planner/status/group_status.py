@@ -12,7 +12,7 @@ from rota.planner.status import causes
 from rota.timestamps import format_time
 
 
-def status(
+def build_status(
     situation: Situation,
     draft: Draft,
     document: Assignment,
@@ -25,11 +25,11 @@ def status(
     """Return the group's status; equal snapshots give equal ones, so that it is written only when something changed."""
     snapshot = situation.snapshot
     fields = {
-        "observedGeneration": snapshot.observed,
+        "observedGeneration": snapshot.observed_generation,
         "conditions": conditions,
         "replicas": sum(not pod.ended for pod in snapshot.pods),
         "selector": f"rota.dev/group={snapshot.group.partition('/')[2]}",
-        "members": len(situation.counted),
+        "members": len(situation.counted_members),
         "queues": len(situation.queues),
         # Never lower than before: it shows that the stored assignment was lost, also while there is none.
         "generation": max(document.generation, record.plausible_generation(snapshot.status.get("generation"))),
@@ -42,12 +42,12 @@ def status(
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def idle_members(situation: Situation, document: Assignment) -> int:
+def count_idle_members(situation: Situation, document: Assignment) -> int:
     """Return how many members own no queue; in Broadcasting groups none."""
     if document.everyone is not None:
         return 0
-    owners = set((record.owners(document) if document is not situation.document else situation.owned).values())
-    return sum(situation.pods[name].holder not in owners for name in situation.counted)
+    owners = set((record.owners_of(document) if document is not situation.document else situation.owners).values())
+    return sum(situation.pods[name].holder not in owners for name in situation.counted_members)
 
 
 def count_in_transition(assignment: Assignment, waiting_members: int) -> int:
@@ -58,11 +58,15 @@ def count_in_transition(assignment: Assignment, waiting_members: int) -> int:
 def _last_rebalance(situation: Situation, draft: Draft, *, settled: bool) -> dict[str, Any] | None:
     """Return the last rebalance: a document begins it; when every member obeys, it is over and has its `seconds`."""
     last: dict[str, Any] | None = situation.snapshot.status.get("lastRebalance")
-    moved = len(draft.of(Act.GRANT, Act.FORCE))
-    if draft.of(*causes.MOVING):
+    moved = len(draft.with_acts(Act.GRANT, Act.FORCE))
+    if draft.with_acts(*causes.MOVING_ACTS):
         if last and "seconds" not in last:
             return {**last, "moved": last["moved"] + moved}
-        return {"reason": str(causes.cause(situation, draft).reason), "at": format_time(situation.now), "moved": moved}
+        return {
+            "reason": str(causes.rebalance_cause(situation, draft).reason),
+            "at": format_time(situation.now),
+            "moved": moved,
+        }
     if last and "seconds" not in last and settled:
         return {**last, "seconds": round(max(record.seconds_since(last["at"], situation.now), 0.0), 3)}
     return last

@@ -2,50 +2,53 @@
 
 from collections.abc import Container, Sequence
 
-from rota.model import Reason, Verdict, reason_named
+from rota.model import Finding, Reason, reason_named
 from rota.planner import record
 from rota.planner.members.standings import MemberState
 from rota.planner.moves import Draft
 from rota.planner.pokes import has_other_settings
 from rota.planner.situation import Situation
-from rota.sentences import count, listed
+from rota.sentences import join_names, pluralize
 
 SETTINGS_PATIENCE_SECONDS = 90.0  # beyond drainTimeout: a kubelet updates a ConfigMap in this time without a poke
 FIRST_MEMBER_SECONDS = 60.0  # a new group reports NoMembers only after this time
 
 
-def problems(situation: Situation, draft: Draft, unowned: int) -> list[Verdict]:
+def find_problems(situation: Situation, draft: Draft, unowned: int) -> list[Finding]:
     """Return all problems, the worst first."""
-    verdicts = [*situation.snapshot.problems, *([draft.problem] if draft.problem else [])]
-    verdicts += _of_members(situation, {verdict.reason for verdict in verdicts})
-    if situation.unseen:
-        message = f"The broker does not tell of {listed(situation.unseen)}; what was assigned stays"
-        verdicts.append(Verdict(Reason.NO_VIEW, message))
-    if situation.queues and not situation.counted and not start_seconds_left(situation):
-        verdicts.append(Verdict(Reason.NO_MEMBERS, _no_members(situation)))
-    elif unowned and situation.counted:
-        verdicts.append(Verdict(Reason.QUEUES_UNOWNED, f"{count(unowned, 'queue')} that nobody works"))
-    if situation.snapshot.foreigners:
-        verdicts.append(Verdict(Reason.FOREIGN_MEMBERS, describe_unmanaged(situation.snapshot.foreigners)))
-    return verdicts
+    findings = [*situation.snapshot.problems, *([draft.problem] if draft.problem else [])]
+    findings += _member_problems(situation, {verdict.reason for verdict in findings})
+    if situation.missing_metadata:
+        message = f"The broker does not tell of {join_names(situation.missing_metadata)}; what was assigned stays"
+        findings.append(Finding(Reason.NO_VIEW, message))
+    if situation.queues and not situation.counted_members and not start_seconds_left(situation):
+        findings.append(Finding(Reason.NO_MEMBERS, _describe_no_members(situation)))
+    elif unowned and situation.counted_members:
+        findings.append(Finding(Reason.QUEUES_UNOWNED, f"{pluralize(unowned, 'queue')} that nobody works"))
+    if situation.snapshot.unmanaged_consumers:
+        findings.append(Finding(Reason.FOREIGN_MEMBERS, describe_unmanaged(situation.snapshot.unmanaged_consumers)))
+    return findings
 
 
 def describe_unmanaged(ids: Sequence[str]) -> str:
     """Return the sentence about unmanaged consumers."""
     subject = "1 consumer that is not Rota's is" if len(ids) == 1 else f"{len(ids)} consumers that are not Rota's are"
-    return f"{subject} in the group: {listed(ids)}; queues are shared as they do it"
+    return f"{subject} in the group: {join_names(ids)}; queues are shared as they do it"
 
 
-def idle_problem(situation: Situation, idle: int) -> Verdict:
+def idle_problem(situation: Situation, idle: int) -> Finding:
     """Return the problem of members without a queue."""
     verb = "is" if idle == 1 else "are"
-    text = f"{len(situation.counted)} members share {count(len(situation.queues), 'queue')}: {idle} of them {verb} idle"
-    return Verdict(Reason.IDLE_MEMBERS, text)
+    queues = pluralize(len(situation.queues), "queue")
+    text = f"{len(situation.counted_members)} members share {queues}: {idle} of them {verb} idle"
+    return Finding(Reason.IDLE_MEMBERS, text)
 
 
 def start_seconds_left(situation: Situation) -> float:
     """Return for how many seconds more a new group may be without a member, while its pods start."""
-    if situation.document.begun or situation.snapshot.foreigners:  # not new, or unmanaged consumers own all queues
+    if (
+        situation.document.begun or situation.snapshot.unmanaged_consumers
+    ):  # not new, or unmanaged consumers own all queues
         return 0.0
     conditions = situation.snapshot.status.get("conditions") or []
     ready = next((condition for condition in conditions if condition["type"] == "Ready"), None)
@@ -59,18 +62,20 @@ def start_seconds_left(situation: Situation) -> float:
 
 def members_with_old_settings(situation: Situation, settings: str, age: float) -> tuple[list[str], list[str]]:
     """Return the names of members that do not use these settings yet: the late ones, and those still in time."""
-    members = [situation.pods[name] for name in situation.counted if has_other_settings(situation.pods[name], settings)]
+    members = [
+        situation.pods[name] for name in situation.counted_members if has_other_settings(situation.pods[name], settings)
+    ]
     patience = situation.policy.handover.drain_timeout + SETTINGS_PATIENCE_SECONDS
     names = [pod.name for pod in members]
     return (names, []) if age > patience else ([], names)
 
 
-def late_members_problem(late: Sequence[str]) -> list[Verdict]:
+def late_members_problem(late: Sequence[str]) -> list[Finding]:
     """Return the problem of members that still use old settings long after the change."""
     if not late:
         return []
-    message = f"{listed(late)} still {'uses' if len(late) == 1 else 'use'} old settings, long after the change"
-    return [Verdict(Reason.SETTINGS_NOT_OBEYED, message)]
+    message = f"{join_names(late)} still {'uses' if len(late) == 1 else 'use'} old settings, long after the change"
+    return [Finding(Reason.SETTINGS_NOT_OBEYED, message)]
 
 
 def describe_obstacles(situation: Situation) -> str:
@@ -79,31 +84,31 @@ def describe_obstacles(situation: Situation) -> str:
     if not stuck:
         return ""
     names = [pod.name for pod in stuck if pod.obstacle == stuck[0].obstacle]
-    return f": {listed(names)} {'does' if len(names) == 1 else 'do'} not run: {stuck[0].obstacle}"
+    return f": {join_names(names)} {'does' if len(names) == 1 else 'do'} not run: {stuck[0].obstacle}"
 
 
-def _no_members(situation: Situation) -> str:
+def _describe_no_members(situation: Situation) -> str:
     """Return the sentence about a group without members; pods that cannot work keep their queues."""
-    queues = count(len(situation.queues), "queue")
-    if situation.snapshot.foreigners:
+    queues = pluralize(len(situation.queues), "queue")
+    if situation.snapshot.unmanaged_consumers:
         return f"Only foreigners are there to work {queues}"
     down = [
         pod
         for pod in situation.snapshot.pods
-        if situation.standings[pod.name] in {MemberState.OUT, MemberState.CUT_OFF}
+        if situation.member_states[pod.name] in {MemberState.OUT, MemberState.CUT_OFF}
     ]
     if not down:
         obstacles = describe_obstacles(situation)
         return f"No member can work {queues}{obstacles}" if obstacles else f"Nobody is there to work {queues}"
-    names = listed([pod.name for pod in down])
+    names = join_names([pod.name for pod in down])
     reports = [pod.report.brokers for pod in down if pod.report]
     missed = sorted({broker for brokers in reports for broker, reached in brokers.items() if not reached})
     verb = "is" if len(down) == 1 else "are"
-    explanation = f"{names} cannot reach {listed(missed)}" if missed else f"{names} {verb} not ready"
+    explanation = f"{names} cannot reach {join_names(missed)}" if missed else f"{names} {verb} not ready"
     return f"No member can work {queues}: {explanation}; what was assigned stays"
 
 
-def _of_members(situation: Situation, found_reasons: Container[Reason]) -> list[Verdict]:
+def _member_problems(situation: Situation, found_reasons: Container[Reason]) -> list[Finding]:
     """Return members' problems that the operator has not found itself; a later sidecar may report unknown ones."""
     reported: dict[Reason, list[tuple[str, str]]] = {}
     for pod in situation.snapshot.pods:
@@ -112,6 +117,6 @@ def _of_members(situation: Situation, found_reasons: Container[Reason]) -> list[
             if reason not in found_reasons:
                 reported.setdefault(reason, []).append((pod.name, sentence))
     return [
-        Verdict(reason, f"{listed([name for name, _ in members])}: {members[0][1]}")
+        Finding(reason, f"{join_names([name for name, _ in members])}: {members[0][1]}")
         for reason, members in reported.items()
     ]

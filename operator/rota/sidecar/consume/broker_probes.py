@@ -10,7 +10,7 @@ from typing import Protocol
 from rota.brokers.errors import BrokerError, UnreachableError
 from rota.model import Queue
 from rota.sidecar.consume.queue_reader import QueueReader
-from rota.sidecar.consume.source import Source
+from rota.sidecar.consume.source import ConsumerSession
 from rota.sidecar.status.problems import Problems
 
 PROBE_SECONDS = 2.0  # seconds between the last answers and the next probes
@@ -19,44 +19,48 @@ PROBE_SECONDS = 2.0  # seconds between the last answers and the next probes
 class ProbeHost(Protocol):
     """The member, as probes need it."""
 
-    readings: dict[Queue, QueueReader]
-    health: Problems
+    readers: dict[Queue, QueueReader]
+    problems: Problems
 
 
-class Probes:
+class BrokerProber:
     """Probes these brokers, each through the session that last used it."""
 
-    def __init__(self, shell: ProbeHost) -> None:
-        self._shell = shell
-        self._by_broker: dict[str, Source] = {}
+    def __init__(self, host: ProbeHost) -> None:
+        self._host = host
+        self._sessions: dict[str, ConsumerSession] = {}
 
-    def given_up(self, reading: QueueReader) -> None:
+    def on_released(self, reader: QueueReader) -> None:
         """Start probes of a released queue's broker if it did not answer the last request."""
-        if self._shell.health.fails(reading.queue.broker):
-            self._by_broker[reading.queue.broker] = reading.source
+        if self._host.problems.is_failing(reader.queue.broker):
+            self._sessions[reader.queue.broker] = reader.session
 
-    def forget(self) -> None:
+    def stop_probes(self) -> None:
         """Stop all probes: the member leaves the group."""
-        self._by_broker.clear()
+        self._sessions.clear()
 
-    def reached(self, now: float) -> dict[str, bool]:
+    def broker_reachability(self, now: float) -> dict[str, bool]:
         """Return whether each broker that is read from or probed can be reached."""
-        in_use = {queue.broker for queue in self._shell.readings} | self._by_broker.keys()
-        return {broker: reached for broker, reached in self._shell.health.brokers(now).items() if broker in in_use}
+        in_use = {queue.broker for queue in self._host.readers} | self._sessions.keys()
+        return {
+            broker: reached
+            for broker, reached in self._host.problems.broker_reachability(now).items()
+            if broker in in_use
+        }
 
     async def run(self) -> None:
         """Probe all of these brokers every PROBE_SECONDS, for ever."""
         while True:
             await asyncio.sleep(PROBE_SECONDS)
-            await asyncio.gather(*(self._ask(broker, source) for broker, source in self._by_broker.items()))
+            await asyncio.gather(*(self._ask(broker, source) for broker, source in self._sessions.items()))
 
-    async def _ask(self, broker: str, source: Source) -> None:
+    async def _ask(self, broker: str, session: ConsumerSession) -> None:
         try:
-            await source.consumer.reach(broker)
+            await session.consumer.ping_broker(broker)
         except UnreachableError:
             return
         except BrokerError:  # an error response, too, shows that the broker is reachable
             pass
-        if self._by_broker.get(broker) is source:
-            del self._by_broker[broker]
-            self._shell.health.reached(broker)
+        if self._sessions.get(broker) is session:
+            del self._sessions[broker]
+            self._host.problems.record_answer(broker)

@@ -15,7 +15,7 @@ from rota.brokers.errors import BrokerError, NotFoundError, RejectedError, Unrea
 from rota.brokers.port import ConsumedQueue, Consumer, Membership
 from rota.model import Queue, Reason
 from rota.sidecar.consume.queue_reader import QueueReader
-from rota.sidecar.consume.source import Source
+from rota.sidecar.consume.source import ConsumerSession
 from rota.sidecar.member.member import Member
 from rota.sidecar.status.problems import Problems
 from rota.sidecar.storage.environment import PodIdentity
@@ -24,7 +24,7 @@ from rota.sidecar.storage.offset_files import OffsetFiles
 from rota.spec import StartFrom
 from rota.spec.resolved import GroupSettings
 
-JOIN_AGAIN = 2.0  # seconds before a failed join is retried
+JOIN_RETRY_SECONDS = 2.0  # seconds before a failed join is retried
 
 _log = logging.getLogger(__name__)
 
@@ -35,130 +35,130 @@ class SessionHost(Protocol):
     """The member, as the session needs it."""
 
     member: Member
-    readings: dict[Queue, QueueReader]
-    health: Problems
+    readers: dict[Queue, QueueReader]
+    problems: Problems
 
-    def start(self, work: Coroutine[None, None, object]) -> None:
+    def start_task(self, work: Coroutine[None, None, object]) -> None:
         """Run a coroutine as a task."""
 
     def now(self) -> float:
         """Return the seconds of a clock that never stops and never jumps."""
 
-    def consumers_changed(self) -> None:
+    def on_consumers_changed(self) -> None:
         """Handle a broker's notice that consumers of the group joined or left."""
 
 
 class BrokerSession:
     """The member's session, at most one at a time; public attributes are read-only for callers."""
 
-    def __init__(self, pod: PodIdentity, connect: Connect, shell: SessionHost) -> None:
-        self.now: Source | None = None
+    def __init__(self, pod: PodIdentity, connect: Connect, host: SessionHost) -> None:
+        self.current: ConsumerSession | None = None
         self.settings: GroupSettings | None = None  # the last accepted ones, kept between leaving and rejoining
-        self._who, self._connect, self._shell = pod, connect, shell
-        self._leaving: Source | None = None
+        self._pod, self._connect, self._host = pod, connect, host
+        self._leaving_session: ConsumerSession | None = None
 
-    def take(self, settings: GroupSettings) -> bool:
+    def accept_settings(self, settings: GroupSettings) -> bool:
         """Accept settings, and join if needed; False if they require that the caller leaves and calls this again."""
-        if self.now is None:
-            self.now = self._join(settings)
-            become_known = partial(self._become_known, self.now)
-            self._shell.start(supervise("joining", become_known, self._shell.health.task_failed))
-        elif _fixed(self.now.settings) != _fixed(settings):
+        if self.current is None:
+            self.current = self._create_session(settings)
+            become_known = partial(self._join_group, self.current)
+            self._host.start_task(supervise("joining", become_known, self._host.problems.report_task))
+        elif _rejoin_settings(self.current.settings) != _rejoin_settings(settings):
             return False
-        self.now.settings = self.settings = settings
+        self.current.settings = self.settings = settings
         return True
 
     async def leave(self) -> None:
         """Leave the group."""
-        self._leaving = self.now
-        if self.now:
-            await self.now.consumer.leave()  # wait: a new session with this client ID would be removed, too
-            self.now = None
+        self._leaving_session = self.current
+        if self.current:
+            await self.current.consumer.leave()  # wait: a new session with this client ID would be removed, too
+            self.current = None
 
-    def _join(self, settings: GroupSettings) -> Source:
+    def _create_session(self, settings: GroupSettings) -> ConsumerSession:
         membership = Membership(
             group=settings.group,
-            client_id=self._who.client_id,
+            client_id=self._pod.client_id,
             subscriptions=settings.subscriptions,
-            broadcasting=settings.broadcasting,
-            orderly=settings.orderly,
-            pushed=settings.delivery.mode == "Push",
-            start_from=self._start_from,
-            queues=self._working,
-            on_members=self._shell.consumers_changed,
-            on_reset=self._reset,
+            broadcasting=settings.is_broadcasting,
+            orderly=settings.is_orderly,
+            is_push=settings.delivery.mode == "Push",
+            get_start_from=self._start_from,
+            get_queues=self._consumed_queues,
+            on_members_changed=self._host.on_consumers_changed,
+            on_offsets_reset=self._on_offsets_reset,
         )
         consumer = self._connect(settings, membership)
-        if not settings.broadcasting:
-            return Source(settings, consumer, consumer, self._begun)
-        local = LocalOffsetStore(OffsetFiles(Path(self._who.state), settings.group))
-        return Source(settings, consumer, local, local.begun)
+        if not settings.is_broadcasting:
+            return ConsumerSession(settings, consumer, consumer, self._consuming_since)
+        local = LocalOffsetStore(OffsetFiles(Path(self._pod.state_folder), settings.group))
+        return ConsumerSession(settings, consumer, local, local.consuming_since)
 
-    async def _begun(self, topic: str) -> float | None:
-        return self._shell.member.begun(topic)
+    async def _consuming_since(self, topic: str) -> float | None:
+        return self._host.member.consuming_since(topic)
 
-    async def _become_known(self, source: Source) -> None:
-        while self.now is source:
+    async def _join_group(self, session: ConsumerSession) -> None:
+        while self.current is session:
             try:
-                await source.consumer.check()
-                await source.consumer.join()
+                await session.consumer.check_subscriptions()
+                await session.consumer.join()
             except BrokerError as error:
-                if source is self._leaving:
+                if session is self._leaving_session:
                     return
-                self._report(_reason_of(error), f"{error}{self._likely_cause(error, source.settings)}")
-                await asyncio.sleep(JOIN_AGAIN)
+                self._report_join_problem(_reason_of(error), f"{error}{self._likely_cause(error, session.settings)}")
+                await asyncio.sleep(JOIN_RETRY_SECONDS)
             else:
-                self._report(None)
-                source.ready.set()
+                self._report_join_problem(None)
+                session.joined.set()
                 return
 
     def _likely_cause(self, error: BrokerError, settings: GroupSettings) -> str:
         """Return the likely cause of a failed join as the end of a sentence: TLS errors do not name it."""
         tls = settings.broker.rocketmq.tls
         secret = tls.client_secret if tls.enabled else None
-        if secret is None or self._who.client or not isinstance(error, UnreachableError):
+        if secret is None or self._pod.client_folder or not isinstance(error, UnreachableError):
             return ""
         name = secret.name
         field = "spec.broker.rocketmq.tls.clientSecret"
         return f"; the pod does not mount Secret {name} of {field}: run rota inject again with --client-secret {name}"
 
-    def _report(self, problem: Reason | None, message: str = "") -> None:
+    def _report_join_problem(self, problem: Reason | None, message: str = "") -> None:
         """Report the problem that keeps the member from joining, and clear the other ones; None clears all."""
         for reason in (Reason.BROKER_REFUSES, Reason.BROKER_UNREACHABLE, Reason.UNKNOWN_TOPIC):
-            self._shell.health.trouble(reason, message if reason is problem else "")
+            self._host.problems.set_problem(reason, message if reason is problem else "")
 
     # Callbacks of the consumer.
 
     def _start_from(self) -> StartFrom:
         return self.settings.start_from if self.settings else StartFrom()
 
-    def _working(self) -> dict[Queue, ConsumedQueue]:
-        return {queue: self._told(queue, reading) for queue, reading in self._shell.readings.items()}
+    def _consumed_queues(self) -> dict[Queue, ConsumedQueue]:
+        return {queue: self._consumed_queue(queue, reading) for queue, reading in self._host.readers.items()}
 
-    def _told(self, queue: Queue, reading: QueueReader) -> ConsumedQueue:
-        window, life = reading.window, self._shell.member.lives.get(queue)
+    def _consumed_queue(self, queue: Queue, reader: QueueReader) -> ConsumedQueue:
+        window, life = reader.window, self._host.member.leases.get(queue)
         return ConsumedQueue(
-            committed=window.committed or 0,
-            first=window.committable,
-            last=window.last or 0,
-            buffered=window.buffered,
-            bytes=window.bytes,
-            locked=bool(life and life.locked is not None),
-            locked_at=self._since_1970((life and life.locked) or 0.0),
-            pulled_at=self._since_1970(reading.pulled_at),
-            delivered_at=self._since_1970(reading.delivered_at),
+            committed_offset=window.committed_offset or 0,
+            min_buffered_offset=window.committable_offset,
+            max_buffered_offset=window.last_offset or 0,
+            buffered_messages=window.unfinished_count,
+            buffered_bytes=window.unfinished_bytes,
+            locked=bool(life and life.locked_at is not None),
+            locked_at=self._to_unix_time((life and life.locked_at) or 0.0),
+            pulled_at=self._to_unix_time(reader.pulled_at),
+            delivered_at=self._to_unix_time(reader.delivered_at),
         )
 
-    def _since_1970(self, at: float) -> float:
+    def _to_unix_time(self, at: float) -> float:
         """Convert a time of the shell's clock to Unix time; 0 means never, and stays 0."""
-        return at and time.time() - (self._shell.now() - at)
+        return at and time.time() - (self._host.now() - at)
 
-    def _reset(self, offsets: Mapping[Queue, int]) -> None:
+    def _on_offsets_reset(self, offsets: Mapping[Queue, int]) -> None:
         """Continue at the offsets that a user set for the group."""
         for queue, offset in offsets.items():
-            if reading := self._shell.readings.get(queue):
-                reading.reset(offset)
-                self._shell.start(reading.commit())
+            if reading := self._host.readers.get(queue):
+                reading.reset_offset(offset)
+                self._host.start_task(reading.commit())
 
 
 def _reason_of(error: BrokerError) -> Reason:
@@ -167,7 +167,7 @@ def _reason_of(error: BrokerError) -> Reason:
     return Reason.BROKER_REFUSES if isinstance(error, RejectedError) else Reason.BROKER_UNREACHABLE
 
 
-def _fixed(settings: GroupSettings) -> bytes:
+def _rejoin_settings(settings: GroupSettings) -> bytes:
     """Return, encoded, the settings that can change only by a rejoin."""
     fields = (settings.group, settings.broker, settings.subscriptions, settings.message_model, settings.ordering)
     return msgspec.json.encode([*fields, settings.delivery.mode], enc_hook=float)

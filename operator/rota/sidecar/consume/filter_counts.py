@@ -3,18 +3,18 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rota.model import plain
+from rota.model import single_line
 from rota.spec import Subscription
 
 QUIET_SECONDS = 180.0  # an expression is reported after this long without a match
-FEWEST_MESSAGES = 50  # and after at least this many messages
+MIN_FILTERED_MESSAGES = 50  # and after at least this many messages
 
 
 @dataclass(slots=True)
-class _Topic:
-    since: float  # start of counting, or time of the last match
+class _TopicCounts:
+    counted_since: float  # start of counting, or time of the last match
     expression: str = ""
-    passed_over: int = 0
+    filtered: int = 0
     problem: str = ""
 
 
@@ -22,33 +22,33 @@ class FilterCounts:
     """Counts the messages that were filtered out in each topic since its last match."""
 
     def __init__(self) -> None:
-        self._topics: dict[str, _Topic] = {}
+        self._topics: dict[str, _TopicCounts] = {}
 
-    def count(self, topic: str, *, passed_over: int, matched: int, now: float) -> None:
+    def count_pull(self, topic: str, *, filtered: int, matched: int, now: float) -> None:
         """Count the messages of one pull."""
         counts = self._topics.get(topic)
         if counts is None or matched:
-            counts = self._topics[topic] = _Topic(now, counts.expression if counts else "")
+            counts = self._topics[topic] = _TopicCounts(now, counts.expression if counts else "")
         if not matched:
-            counts.passed_over += passed_over
+            counts.filtered += filtered
 
-    def problem(self, subscriptions: Iterable[Subscription], now: float) -> str:
+    def find_problem(self, subscriptions: Iterable[Subscription], now: float) -> str:
         """Return a sentence about the first topic whose expression matches nothing; empty without such a topic."""
         for subscription in subscriptions:
             counts = self._topics.get(subscription.topic)
             if counts and counts.expression not in {"", subscription.expression}:  # the expression was changed
-                counts = self._topics[subscription.topic] = _Topic(now)
+                counts = self._topics[subscription.topic] = _TopicCounts(now)
             if counts:
                 counts.expression = subscription.expression
             if counts and subscription.expression not in {"", "*"}:
-                counts.problem = counts.problem or _problem(subscription, counts, now)
+                counts.problem = counts.problem or _describe_problem(subscription, counts, now)
                 if counts.problem:
                     return counts.problem
         return ""
 
 
-def _problem(subscription: Subscription, counts: _Topic, now: float) -> str:
-    if counts.passed_over < FEWEST_MESSAGES or now - counts.since < QUIET_SECONDS:
+def _describe_problem(subscription: Subscription, counts: _TopicCounts, now: float) -> str:
+    if counts.filtered < MIN_FILTERED_MESSAGES or now - counts.counted_since < QUIET_SECONDS:
         return ""
-    problem = f"None of the last {counts.passed_over} messages of {subscription.topic} matches the expression"
-    return f"{problem} {plain(subscription.expression, 100)!r}; look which tags and properties its producers set"
+    problem = f"None of the last {counts.filtered} messages of {subscription.topic} matches the expression"
+    return f"{problem} {single_line(subscription.expression, 100)!r}; look which tags and properties its producers set"

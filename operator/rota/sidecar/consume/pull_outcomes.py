@@ -4,28 +4,28 @@ from rota.brokers.errors import ConsumptionDisabledError, NotFoundError, Unreach
 from rota.brokers.port import PullResult
 from rota.sidecar.member.memory_budget import PullAdmission
 
-FIRST_PAUSE = 0.1
-LONGEST_PAUSE = 5.0
-SWITCHED_OFF_PAUSE = 3.0
+MIN_BACKOFF_SECONDS = 0.1
+MAX_BACKOFF_SECONDS = 5.0
+DISABLED_PAUSE_SECONDS = 3.0
 
 
-def next_pause(error: Exception, pause: float) -> float:
+def next_backoff(error: Exception, previous_seconds: float) -> float:
     """Return for how many seconds a queue waits after a failed pull; `pause` is its previous wait, or 0."""
     if isinstance(error, ConsumptionDisabledError):
-        return SWITCHED_OFF_PAUSE
-    return min(max(FIRST_PAUSE, 2 * pause), LONGEST_PAUSE)
+        return DISABLED_PAUSE_SECONDS
+    return min(max(MIN_BACKOFF_SECONDS, 2 * previous_seconds), MAX_BACKOFF_SECONDS)
 
 
-def result_of(pulled: PullResult, admission: PullAdmission) -> str:
+def result_label(pulled: PullResult, admission: PullAdmission) -> str:
     """Return the metric label of an answered pull."""
-    if pulled.moved:
+    if pulled.redirect:
         return "moved"
     if pulled.messages:
         return "found"
     return "no_memory" if admission.refused_bytes else "empty"
 
 
-def failure_of(error: Exception) -> str:
+def failure_label(error: Exception) -> str:
     """Return the metric label of a failed pull."""
     kinds = ((ConsumptionDisabledError, "switched_off"), (UnreachableError, "unreachable"), (NotFoundError, "unknown"))
     return next((name for kind, name in kinds if isinstance(error, kind)), "refused")

@@ -17,26 +17,26 @@ from rota.spec.resolved import GroupSettings
 
 
 @dataclass(slots=True)
-class Source:
+class ConsumerSession:
     """One session with the brokers, as the settings describe it; `ready` is set once the member has joined."""
 
     settings: GroupSettings
     consumer: Consumer
-    store: OffsetStore
+    offset_store: OffsetStore
     # When the group started to consume a topic, according to the offset store.
-    begun: Callable[[str], Awaitable[float | None]]
-    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    consuming_since: Callable[[str], Awaitable[float | None]]
+    joined: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class ReaderHost(Protocol):
     """The member, as reading and committing need it."""
 
-    health: Problems
-    measures: SidecarMetrics
+    problems: Problems
+    metrics: SidecarMetrics
     filter_counts: FilterCounts
     memory_budget: MemoryBudget
 
-    def answer(self, event: LeaseEvent, queue: Queue, life: int, sent: float | None = None) -> None:
+    def answer_command(self, event: LeaseEvent, queue: Queue, lease_number: int, sent_at: float | None = None) -> None:
         """Pass the answer to a command on to the member."""
 
     def may_commit(self, queue: Queue) -> bool:

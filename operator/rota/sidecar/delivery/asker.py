@@ -10,28 +10,28 @@ from rota.sidecar.delivery.scheduler import Batch
 class AppPoll:
     """One request for messages, and the deliveries for its response."""
 
-    def __init__(self, request: web.Request, most: int) -> None:
-        self.asked, self.most = request, most
-        self.taken: list[Batch] = []
-        self._served = asyncio.Event()
+    def __init__(self, request: web.Request, max_messages: int) -> None:
+        self.request, self.max_messages = request, max_messages
+        self.batches: list[Batch] = []
+        self._has_ended = asyncio.Event()
 
     @property
-    def there(self) -> bool:
+    def is_waiting(self) -> bool:
         """Whether the client still waits."""
-        transport = self.asked.transport
-        return not self._served.is_set() and transport is not None and not transport.is_closing()
+        transport = self.request.transport
+        return not self._has_ended.is_set() and transport is not None and not transport.is_closing()
 
-    def serve(self, deliveries: list[Batch]) -> None:
+    def end_wait(self, batches: list[Batch]) -> None:
         """End the wait with these deliveries, or without any."""
-        self.taken = deliveries
-        self._served.set()
+        self.batches = batches
+        self._has_ended.set()
 
     async def wait(self, seconds: float) -> None:
         """Wait for deliveries, for at most that many seconds."""
-        if not self._served.is_set():
-            timer = asyncio.get_running_loop().call_later(seconds, self._served.set)
+        if not self._has_ended.is_set():
+            timer = asyncio.get_running_loop().call_later(seconds, self._has_ended.set)
             try:
-                await self._served.wait()
+                await self._has_ended.wait()
             finally:
                 timer.cancel()
-                self._served.set()
+                self._has_ended.set()

@@ -11,60 +11,60 @@ from rota.model import Queue
 from rota.ranges import from_ranges, to_ranges
 from rota.reports import Report
 
-KEEP_ALIVE = 15.0  # seconds between comments: a proxy may close a connection that is silent for longer
+KEEP_ALIVE_SECONDS = 15.0  # seconds between comments: a proxy may close a connection that is silent for longer
 
 _HEADERS = {"content-type": "text/event-stream", "cache-control": "no-store"}
 
 
-class Assignments:
+class AssignmentStream:
     """The held queues, and the streams that publish them."""
 
     def __init__(self) -> None:
         self._held: frozenset[Queue] = frozenset()
         self._generation = 0
-        self._changed = asyncio.Event()
+        self._change_event = asyncio.Event()
         self._closed = False
 
-    def told(self, report: Report) -> frozenset[Queue]:
+    def update_held(self, report: Report) -> frozenset[Queue]:
         """Take the member's report; return the queues that it no longer holds."""
         held, previous = frozenset(from_ranges(report.held)), self._held
         self._held, self._generation = held, report.generation
         if held != previous:
-            self._wake()
+            self._notify_change()
         return previous - held
 
     def close(self) -> None:
         """End all streams."""
         self._closed = True
-        self._wake()
+        self._notify_change()
 
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
+    def _notify_change(self) -> None:
+        self._change_event.set()
+        self._change_event = asyncio.Event()
 
-    async def follow(self, request: web.Request) -> web.StreamResponse:
+    async def stream_changes(self, request: web.Request) -> web.StreamResponse:
         """Stream the held queues until the client disconnects; a slow client skips intermediate states."""
-        stream, held, changed = web.StreamResponse(headers=_HEADERS), self._held, self._changed
+        stream, held, changed = web.StreamResponse(headers=_HEADERS), self._held, self._change_event
         with suppress(ConnectionError):
             await stream.prepare(request)
-            await stream.write(self._event("assigned", held))
+            await stream.write(self._encode_event("assigned", held))
             while not self._closed:
                 try:
-                    async with asyncio.timeout(KEEP_ALIVE):
+                    async with asyncio.timeout(KEEP_ALIVE_SECONDS):
                         await changed.wait()
                 except TimeoutError:
                     await stream.write(b": still here\n\n")
                     continue
-                previous, held, changed = held, self._held, self._changed
-                await stream.write(b"".join(self._news(previous, held)))
+                previous, held, changed = held, self._held, self._change_event
+                await stream.write(b"".join(self._change_events(previous, held)))
         return stream
 
-    def _news(self, previous: frozenset[Queue], held: frozenset[Queue]) -> Iterator[bytes]:
+    def _change_events(self, previous: frozenset[Queue], held: frozenset[Queue]) -> Iterator[bytes]:
         if revoked := previous - held:
-            yield self._event("revoked", revoked)
+            yield self._encode_event("revoked", revoked)
         if assigned := held - previous:
-            yield self._event("assigned", assigned)
+            yield self._encode_event("assigned", assigned)
 
-    def _event(self, name: str, queues: frozenset[Queue]) -> bytes:
+    def _encode_event(self, name: str, queues: frozenset[Queue]) -> bytes:
         content = msgspec.json.encode({"queues": to_ranges(queues), "generation": self._generation})
         return b"event: %s\ndata: %s\n\n" % (name.encode(), content)

@@ -10,31 +10,42 @@ import msgspec
 
 from rota.brokers.message import Message
 
-BATCH = b"content-type: application/cloudevents-batch+json\r\n"
-LONGEST_CACHED = 256  # characters of a value: producers choose tags, and the cache lives as long as the process
+BATCH_HEADERS = b"content-type: application/cloudevents-batch+json\r\n"
+MAX_CACHED_CHARACTERS = 256  # characters of a value: producers choose tags, and the cache lives as long as the process
 
 _TRACES = ("traceparent", "tracestate")  # properties, and headers, of W3C's trace context
 # Unescaped characters in header values: printable ASCII except space, quote and percent sign.
-_PLAIN = "".join(map(chr, range(0x21, 0x7F))).translate({ord('"'): None, ord("%"): None})
-_PRINTABLE = f'{_PLAIN} "%'  # trace context is not percent-decoded, so these stay unescaped
-_OFTEN = {"specversion", "source", "type", "rocketmqtopic", "rocketmqbroker", "rocketmqtag"}  # values repeat
-_LONG = ("rocketmqoffset", "rotageneration")  # they outgrow CloudEvents' Integer, which has 32 bits
+_UNESCAPED = "".join(map(chr, range(0x21, 0x7F))).translate({ord('"'): None, ord("%"): None})
+_PRINTABLE = f'{_UNESCAPED} "%'  # trace context is not percent-decoded, so these stay unescaped
+_CACHED_ATTRIBUTES = {
+    "specversion",
+    "source",
+    "type",
+    "rocketmqtopic",
+    "rocketmqbroker",
+    "rocketmqtag",
+}  # values repeat
+_TEXT_ATTRIBUTES = ("rocketmqoffset", "rotageneration")  # they outgrow CloudEvents' Integer, which has 32 bits
 
 
-def binary(message: Message, attempt: int, generation: int) -> bytes:
+def encode_headers(message: Message, attempt: int, generation: int) -> bytes:
     """Return the header lines of one message; its body is the request's body."""
-    lines = [f"ce-{name}: {_value(name, value)}\r\n" for name, value in _attributes(message, attempt, generation)]
-    lines += [f"{name}: {quote(value, safe=_PRINTABLE, errors='replace')}\r\n" for name, value in _traces(message)]
+    lines = [
+        f"ce-{name}: {_encode_value(name, value)}\r\n" for name, value in _attributes(message, attempt, generation)
+    ]
+    lines += [
+        f"{name}: {quote(value, safe=_PRINTABLE, errors='replace')}\r\n" for name, value in _trace_context(message)
+    ]
     return "".join([*lines, "content-type: application/octet-stream\r\n"]).encode()
 
 
-def batch(messages: Iterable[tuple[Message, int]], generation: int) -> bytes:
+def encode_batch(messages: Iterable[tuple[Message, int]], generation: int) -> bytes:
     """Return the request body for several messages, each with the number of its attempt."""
     events = []
     for message, attempt in messages:
         event: dict[str, str | int | bytes] = dict(_attributes(message, attempt, generation))
-        event |= {name: str(event[name]) for name in _LONG}
-        event |= dict(_traces(message))
+        event |= {name: str(event[name]) for name in _TEXT_ATTRIBUTES}
+        event |= dict(_trace_context(message))
         event["datacontenttype"] = "application/octet-stream"
         event["data_base64"] = message.body  # the encoder writes bytes as base64, without an intermediate copy
         events.append(event)
@@ -48,7 +59,7 @@ def _attributes(message: Message, attempt: int, generation: int) -> Iterator[tup
     yield "source", _source(topic)
     yield "type", "dev.rota.rocketmq.message"
     with suppress(ValueError, OverflowError, OSError):  # a producer may send any timestamp
-        yield "time", datetime.fromtimestamp(message.born / 1000, UTC).isoformat(timespec="milliseconds")
+        yield "time", datetime.fromtimestamp(message.born_ms / 1000, UTC).isoformat(timespec="milliseconds")
     yield "rocketmqtopic", topic
     yield "rocketmqbroker", queue.broker
     yield "rocketmqqueue", queue.id
@@ -57,8 +68,8 @@ def _attributes(message: Message, attempt: int, generation: int) -> Iterator[tup
         yield "rocketmqtag", message.tag
     if message.keys:
         yield "rocketmqkeys", message.keys
-    if message.damage:
-        yield "rocketmqdamage", message.damage
+    if message.body_error:
+        yield "rocketmqdamage", message.body_error
     yield "rotaattempt", attempt
     yield "rotageneration", generation
 
@@ -69,19 +80,19 @@ def _source(topic: str) -> str:
     return f"/rocketmq/{quote(topic, safe='', errors='replace')}"
 
 
-def _traces(message: Message) -> Iterator[tuple[str, str]]:
+def _trace_context(message: Message) -> Iterator[tuple[str, str]]:
     for name in _TRACES:
         if value := message.properties.get(name):
             yield name, value
 
 
-def _value(name: str, value: str | int) -> str:
+def _encode_value(name: str, value: str | int) -> str:
     if isinstance(value, int):
         return str(value)
-    is_cached = name in _OFTEN and len(value) <= LONGEST_CACHED
-    return _quoted(value) if is_cached else _quoted.__wrapped__(value)
+    is_cached = name in _CACHED_ATTRIBUTES and len(value) <= MAX_CACHED_CHARACTERS
+    return _quote_value(value) if is_cached else _quote_value.__wrapped__(value)
 
 
 @lru_cache(4096)
-def _quoted(value: str) -> str:
-    return quote(value, safe=_PLAIN, errors="replace")
+def _quote_value(value: str) -> str:
+    return quote(value, safe=_UNESCAPED, errors="replace")

@@ -16,121 +16,81 @@ overdue messages come first.
 import asyncio
 import re
 import secrets
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from itertools import count, takewhile
-from typing import NamedTuple, Protocol, Self
+from typing import Protocol
 
 import msgspec
 from aiohttp import web
 
-from rota.brokers.message import MEBIBYTE, Message
-from rota.deliveries import AppAnswer, DeliveryOutcome
-from rota.http_server import BodyReader, Limits, listen
+from rota.brokers.message import MEBIBYTE
+from rota.deliveries import AppResponse, DeliveryOutcome
+from rota.http_server import BodyReader, ServerLimits, listen
 from rota.model import Queue, Reason
 from rota.sidecar.consume.queue_reader import QueueReader
 from rota.sidecar.delivery import settlement
 from rota.sidecar.delivery.asker import AppPoll
-from rota.sidecar.delivery.assignment_events import Assignments
+from rota.sidecar.delivery.assignment_events import AssignmentStream
+from rota.sidecar.delivery.pull_messages import AppMessage, MessageIds, OpenMessage
 from rota.sidecar.delivery.scheduler import Batch, DeliveryScheduler
 from rota.sidecar.delivery.settlement import Settlement
-from rota.sidecar.member.window import Delivery
-from rota.sidecar.status.control_api import ReportSource, duration
+from rota.sidecar.member.window import OpenDelivery
+from rota.sidecar.status.control_api import ReportSource, parse_wait
 from rota.sidecar.status.problems import Problems
 from rota.sidecar.status.sidecar_metrics import SidecarMetrics, topic_label
 
 PORT = 9912
-MOST = 1000  # messages in a response
-LARGEST = 8 * MEBIBYTE  # bytes of a response; its last message may exceed this
-SIDE_BY_SIDE = 32  # of messages that end together, so many are sent back to their brokers concurrently
-WRITE_BYTES = 256 * 1024  # of a response at a time: the transport copies all bytes that it cannot send yet
-LEAST_SWEEP = 0.05  # seconds between two sweeps for overdue messages
-STOOD_STILL = 0.5  # seconds: a sweep is later than this only after a stall of the process
-OPEN_AGAIN = 2.0  # seconds before a port that cannot be bound is tried again
+MAX_MESSAGES = 1000  # messages in a response
+MAX_RESPONSE_BYTES = 8 * MEBIBYTE  # bytes of a response; its last message may exceed this
+MAX_CONCURRENT_RETURNS = 32  # of messages that end together, so many are sent back to their brokers concurrently
+WRITE_CHUNK_BYTES = 256 * 1024  # of a response at a time: the transport copies all bytes that it cannot send yet
+MIN_SWEEP_SECONDS = 0.05  # seconds between two sweeps for overdue messages
+STALL_SECONDS = 0.5  # seconds: a sweep is later than this only after a stall of the process
+BIND_RETRY_SECONDS = 2.0  # seconds before a port that cannot be bound is tried again
 MAX_IDS_BYTES = MEBIBYTE  # of acks or nacks in one request: those of 1,000 messages take 30 KiB
 MAX_IDS_BODIES = 64  # being read at the same time
-KEPT = 3600.0  # seconds for an idle connection of the app, which may process a message for long before its ack
+# Seconds for an idle connection of the app, which may process a message for long before its ack.
+KEEP_ALIVE_SECONDS = 3600.0
 
 _NUMBER = re.compile(r"[0-9]{1,4}", re.ASCII)
-_BY_OUTCOME = {"later": DeliveryOutcome.NACK, "expired": DeliveryOutcome.TIMEOUT}
-
-
-class Handed(msgspec.Struct, omit_defaults=True):
-    """A message as the app receives it."""
-
-    id: str
-    topic: str
-    broker: str
-    queue: int
-    offset: int
-    attempt: int
-    tag: str
-    keys: str
-    properties: Mapping[str, str]
-    body: bytes = msgspec.field(name="bodyBase64")
-    damage: str = ""  # why the body differs from the producer's, if it does
-
-    @classmethod
-    def of(cls, handout_id: str, msg: Message, attempt: int) -> Self:
-        """Return a message with the ID of this hand-out."""
-        properties = dict(msg.properties)  # a message of a batch has a view, which cannot be encoded
-        place, data = (msg.topic, msg.queue.broker, msg.queue.id, msg.offset), (msg.tag, msg.keys, properties, msg.body)
-        return cls(handout_id, *place, attempt, *data, msg.damage)
-
-
-class Ids(msgspec.Struct):
-    """The hand-outs that the app acknowledges or rejects."""
-
-    ids: list[str]
-
-
-class Open(NamedTuple):
-    """A message at the app, and since when."""
-
-    taken: Batch
-    message: Message
-    since: float
-
-    @property
-    def here(self) -> bool:
-        """Whether the app still has it: a queue that is cut takes its messages back."""
-        return self.message.offset in self.taken.delivery.left
+_DELIVERY_OUTCOMES = {"later": DeliveryOutcome.NACK, "expired": DeliveryOutcome.TIMEOUT}
 
 
 class PullHost(settlement.DeliveryHost, Protocol):
     """The member, as Pull delivery needs it."""
 
-    health: Problems
-    measures: SidecarMetrics
+    problems: Problems
+    metrics: SidecarMetrics
 
     def may_deliver(self, queue: Queue) -> bool:
         """Whether a delivery of this queue may start now."""
 
-    def may_send(self, queue: Queue, since: float) -> bool:
+    def may_send(self, queue: Queue, started_at: float) -> bool:
         """Whether a message of that time may be sent back; not if its queue was reassigned during a stall."""
 
     @property
     def status(self) -> ReportSource:
         """The member's reports."""
 
-    def start(self, work: Coroutine[None, None, object]) -> None:
+    def start_task(self, work: Coroutine[None, None, object]) -> None:
         """Run a coroutine as a task."""
 
 
-class Pull:
+class PullDelivery:
     """Hands messages out to apps that request them."""
 
-    def __init__(self, shell: PullHost, host: str, port: int = PORT) -> None:
-        self._shell, self._host, self._port = shell, host, port
-        self._shelf, self._endings = DeliveryScheduler(shell.may_deliver), Settlement(shell)
-        self._assignments = Assignments()
-        self._asking: dict[AppPoll, None] = {}  # requests that wait, in the order of their arrival
-        self._open: dict[str, Open] = {}  # by ID, in the order of `since`
+    def __init__(self, host: PullHost, app_host: str, port: int = PORT) -> None:
+        self._host, self._app_host, self._port = host, app_host, port
+        self._scheduler, self._settlement = DeliveryScheduler(host.may_deliver), Settlement(host)
+        self._assignments = AssignmentStream()
+        self._polls: dict[AppPoll, None] = {}  # requests that wait, in the order of their arrival
+        self._open_messages: dict[str, OpenMessage] = {}  # by ID, in the order of `since`
         self._ids_body = BodyReader(MAX_IDS_BYTES, MAX_IDS_BODIES)
-        self._patience = 0.0  # seconds for which a message may be open
-        self._names = (f"{name}-{number}" for name in [secrets.token_hex(6)] for number in count(1))
-        self._sweeper: asyncio.TimerHandle | None = None
-        self._woken = self._closed = False
+        self._visibility_timeout = 0.0  # seconds for which a message may be open
+        self._handout_ids = (f"{name}-{number}" for name in [secrets.token_hex(6)] for number in count(1))
+        self._sweep_timer: asyncio.TimerHandle | None = None
+        self._is_fill_scheduled = self._closed = False
         self._runner: web.AppRunner | None = None
 
     async def serve(self) -> None:
@@ -139,19 +99,21 @@ class Pull:
             app = web.Application()
             app.add_routes(
                 [
-                    web.get("/v1/messages", self._messages, allow_head=False),
-                    web.post("/v1/acks", partial(self._told, self._ack)),
-                    web.post("/v1/nacks", partial(self._told, partial(self._later, "later"))),
-                    web.get("/v1/assignments", self._assignments.follow, allow_head=False),
+                    web.get("/v1/messages", self._handle_poll, allow_head=False),
+                    web.post("/v1/acks", partial(self._handle_ids, self._ack)),
+                    web.post("/v1/nacks", partial(self._handle_ids, partial(self._retry_messages, "later"))),
+                    web.get("/v1/assignments", self._assignments.stream_changes, allow_head=False),
                 ]
             )
             try:
-                self._runner = await listen(app, self._host, self._port, limits=Limits(keepalive_seconds=KEPT))
+                self._runner = await listen(
+                    app, self._app_host, self._port, limits=ServerLimits(keepalive_seconds=KEEP_ALIVE_SECONDS)
+                )
             except ValueError as error:
-                self._shell.health.trouble(Reason.PULL_NOT_ANSWERED, str(error))
-                await asyncio.sleep(OPEN_AGAIN)
+                self._host.problems.set_problem(Reason.PULL_NOT_ANSWERED, str(error))
+                await asyncio.sleep(BIND_RETRY_SECONDS)
                 continue
-            self._shell.health.trouble(Reason.PULL_NOT_ANSWERED, "")
+            self._host.problems.set_problem(Reason.PULL_NOT_ANSWERED, "")
             break
         if self._closed:
             await self.close()
@@ -159,107 +121,118 @@ class Pull:
     async def close(self) -> None:
         """End the waiting requests, and close the port."""
         self._closed = True
-        self._shell.health.trouble(Reason.PULL_NOT_ANSWERED, "")
-        for asker in self._asking:
-            asker.serve(asker.taken)
+        self._host.problems.set_problem(Reason.PULL_NOT_ANSWERED, "")
+        for asker in self._polls:
+            asker.end_wait(asker.batches)
         self._assignments.close()
-        if self._sweeper:
-            self._sweeper.cancel()
+        if self._sweep_timer:
+            self._sweep_timer.cancel()
         if self._runner:
             await self._runner.cleanup()
 
     # Handing out.
 
-    def offer(self, reading: QueueReader) -> None:
+    def offer(self, reader: QueueReader) -> None:
         """Hand out from a queue: it has messages, or may deliver again."""
-        if not reading.window.stopped:
-            self._shelf.offer(reading.queue, reading.window)
-            if self._asking and not self._woken:
-                self._woken = True
-                asyncio.get_running_loop().call_soon(self._fill)
+        if not reader.window.stopped:
+            self._scheduler.offer(reader.queue, reader.window)
+            if self._polls and not self._is_fill_scheduled:
+                self._is_fill_scheduled = True
+                asyncio.get_running_loop().call_soon(self._serve_polls)
 
-    def wake(self) -> None:
+    def apply_settings(self) -> None:
         """Apply the current settings."""
-        previous, self._patience = self._patience, self._shell.settings.delivery.pull.visibility_timeout
-        if self._patience != previous:
+        previous = self._visibility_timeout
+        self._visibility_timeout = self._host.settings.delivery.pull.visibility_timeout
+        if self._visibility_timeout != previous:
             self._sweep()
 
-    def queues_changed(self) -> None:
+    def on_queues_changed(self) -> None:
         """Publish the held queues to the app, and hand out no more from released ones."""
-        for queue in self._assignments.told(self._shell.status.report()):
-            self._shelf.withdraw(queue)
-        self._endings.look()
+        for queue in self._assignments.update_held(self._host.status.report()):
+            self._scheduler.withdraw(queue)
+        self._settlement.clear_solved_problem()
 
-    def cut(self, reading: QueueReader) -> None:
+    def abort_deliveries(self, reader: QueueReader) -> None:
         """Take a queue's open messages back from the app now."""
-        taken = [Batch(reading.queue, reading.window, delivery) for delivery in [*reading.window.open]]
-        entries = [Open(batch, message, batch.delivery.since) for batch in taken for message in batch.delivery.messages]
-        entries = [entry for entry in entries if entry.here]
-        self._back(entries)
-        self._ended(entries, "cut")
+        taken = [Batch(reader.queue, reader.window, delivery) for delivery in [*reader.window.open_deliveries]]
+        entries = [
+            OpenMessage(batch, message, batch.delivery.started_at)
+            for batch in taken
+            for message in batch.delivery.messages
+        ]
+        entries = [entry for entry in entries if entry.is_open]
+        self._return_messages(entries)
+        self._count_ended(entries, "cut")
 
-    def _fill(self) -> None:
+    def _serve_polls(self) -> None:
         """Serve waiting requests while messages are available."""
-        self._woken = False
-        for asker in [*self._asking]:
-            if asker.there:
-                batches = self._take(asker.most)
+        self._is_fill_scheduled = False
+        for asker in [*self._polls]:
+            if asker.is_waiting:
+                batches = self._take_batches(asker.max_messages)
                 if not batches:
                     return
-                asker.serve(batches)
+                asker.end_wait(batches)
 
-    def _take(self, room: int) -> list[Batch]:
+    def _take_batches(self, max_messages: int) -> list[Batch]:
         """Take up to `room` messages, or fewer if they are large, from one queue after another."""
         batches: list[Batch] = []
-        now, size = self._shell.now(), 0
+        now, size = self._host.now(), 0
         while (
-            room > 0 and size < LARGEST and (batch := self._shelf.take(now, partial(self._most, room, LARGEST - size)))
+            max_messages > 0
+            and size < MAX_RESPONSE_BYTES
+            and (
+                batch := self._scheduler.start_next(
+                    now, partial(self._count_fitting, max_messages, MAX_RESPONSE_BYTES - size)
+                )
+            )
         ):
-            batch.window.note_given(batch.delivery)
+            batch.window.mark_sent(batch.delivery)
             batches.append(batch)
-            room -= len(batch.delivery.messages)
+            max_messages -= len(batch.delivery.messages)
             size += sum([message.encoded_bytes for message in batch.delivery.messages])
         return batches
 
-    def _most(self, room: int, size: int, queue: Queue) -> int:
+    def _count_fitting(self, max_messages: int, max_bytes: int, queue: Queue) -> int:
         """Return how many messages of a queue fit into the remaining response; at least one."""
-        reading = self._shell.reading(queue)
-        return reading.window.fit(room, size) if reading else room
+        reading = self._host.reader_of(queue)
+        return reading.window.count_fitting(max_messages, max_bytes) if reading else max_messages
 
     # Requests for messages.
 
-    async def _messages(self, request: web.Request) -> web.StreamResponse:
-        most, wait = request.query.get("max", "32"), duration(request.query.get("wait", "10s"))
-        if not _NUMBER.fullmatch(most) or not 1 <= int(most) <= MOST or wait is None:
-            expected = f"max is a number from 1 to {MOST}, wait a duration such as 10s"
+    async def _handle_poll(self, request: web.Request) -> web.StreamResponse:
+        most, wait = request.query.get("max", "32"), parse_wait(request.query.get("wait", "10s"))
+        if not _NUMBER.fullmatch(most) or not 1 <= int(most) <= MAX_MESSAGES or wait is None:
+            expected = f"max is a number from 1 to {MAX_MESSAGES}, wait a duration such as 10s"
             return web.Response(status=400, text=f"{expected}\n")
         asker = AppPoll(request, int(most))
-        self._asking[asker] = None
+        self._polls[asker] = None
         answer = web.StreamResponse()
         try:
-            self._fill()
+            self._serve_polls()
             await asker.wait(wait)
-            await self._write(answer, request, self._hand_out(asker.taken))
+            await self._write_response(answer, request, self._hand_out(asker.batches))
         except (ConnectionError, TimeoutError):
-            self._return(asker.taken)
+            self._return_batches(asker.batches)
         except BaseException:
-            self._return(asker.taken)
+            self._return_batches(asker.batches)
             raise
         finally:
-            del self._asking[asker]
+            del self._polls[asker]
         return answer
 
-    async def _write(self, answer: web.StreamResponse, request: web.Request, body: bytes) -> None:
+    async def _write_response(self, response: web.StreamResponse, request: web.Request, body: bytes) -> None:
         """Write a response as fast as the app reads it; after visibilityTimeout abort the connection."""
-        answer.content_type = "application/json"
-        answer.content_length = len(body)
+        response.content_type = "application/json"
+        response.content_length = len(body)
         parts = memoryview(body)
         try:
-            async with asyncio.timeout(self._patience or None):
-                await answer.prepare(request)
-                for start in range(0, len(body), WRITE_BYTES):
-                    await answer.write(parts[start : start + WRITE_BYTES])
-                await answer.write_eof()
+            async with asyncio.timeout(self._visibility_timeout or None):
+                await response.prepare(request)
+                for start in range(0, len(body), WRITE_CHUNK_BYTES):
+                    await response.write(parts[start : start + WRITE_CHUNK_BYTES])
+                await response.write_eof()
         except TimeoutError:  # the messages have expired, so free their copies
             if request.transport:
                 request.transport.abort()
@@ -269,132 +242,145 @@ class Pull:
 
     def _hand_out(self, batches: Iterable[Batch]) -> bytes:
         """Return a response's body; its messages are open from now on."""
-        now, handed = self._shell.now(), []
+        now, handed = self._host.now(), []
         for batch in batches:
             for message in batch.delivery.messages:
-                handout_id, attempt = next(self._names), self._endings.attempt(batch, message)
-                self._open[handout_id] = Open(batch, message, now)
-                handed.append(Handed.of(handout_id, message, attempt))
+                handout_id, attempt = next(self._handout_ids), self._settlement.attempt_number(batch, message)
+                self._open_messages[handout_id] = OpenMessage(batch, message, now)
+                handed.append(AppMessage.from_message(handout_id, message, attempt))
         if handed:
-            self._sweep_at(now + self._patience)
+            self._schedule_sweep(now + self._visibility_timeout)
         if redelivered := sum([message.attempt > 1 for message in handed]):
-            self._shell.measures.redelivered.inc(redelivered)
+            self._host.metrics.redelivered.inc(redelivered)
         return msgspec.json.encode({"messages": handed})
 
-    def _return(self, taken: Iterable[Batch]) -> None:
+    def _return_batches(self, batches: Iterable[Batch]) -> None:
         """Take back messages that did not reach the app."""
-        entries = [Open(batch, message, batch.delivery.since) for batch in taken for message in batch.delivery.messages]
-        self._back(entries)
-        self._changed(entries)
+        entries = [
+            OpenMessage(batch, message, batch.delivery.started_at)
+            for batch in batches
+            for message in batch.delivery.messages
+        ]
+        self._return_messages(entries)
+        self._wake_readers(entries)
 
     # Acks and nacks.
 
-    async def _told(self, handle: Callable[[list[Open]], None], request: web.Request) -> web.Response:
+    async def _handle_ids(self, settle: Callable[[list[OpenMessage]], None], request: web.Request) -> web.Response:
         try:
-            ids = msgspec.json.decode(await self._ids_body.read(request), type=Ids).ids
+            ids = msgspec.json.decode(await self._ids_body.read(request), type=MessageIds).ids
         except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
             problem = f'The body is to be {{"ids": [...]}}, with ids of messages: {error}'
             return web.Response(status=400, text=f"{problem}\n")
         entries, unknown = [], []
         for handout_id in ids:
-            entry = self._open.pop(handout_id, None)
-            if entry and entry.here:
+            entry = self._open_messages.pop(handout_id, None)
+            if entry and entry.is_open:
                 entries.append(entry)
             else:
                 unknown.append(handout_id)
-        handle(entries)
+        settle(entries)
         return web.Response(body=msgspec.json.encode({"unknown": unknown}), content_type="application/json")
 
-    def _ack(self, entries: Sequence[Open]) -> None:
+    def _ack(self, entries: Sequence[OpenMessage]) -> None:
         self._count_answers(entries, DeliveryOutcome.DONE)
         for entry in entries:
-            self._endings.finish(entry.taken, entry.message)
-        self._ended(entries, "done")
+            self._settlement.ack(entry.batch, entry.message)
+        self._count_ended(entries, "done")
 
-    def _later(self, outcome: str, entries: Sequence[Open]) -> None:
+    def _retry_messages(self, outcome: str, entries: Sequence[OpenMessage]) -> None:
         """Send messages back for another attempt, in a task: the app does not wait for the broker.
 
         Messages whose queue was reassigned during a stall are not sent back: the queue's next owner has them.
         """
-        reassigned: list[Open] = []
-        returnable: list[Open] = []
+        reassigned: list[OpenMessage] = []
+        returnable: list[OpenMessage] = []
         for entry in entries:
-            (returnable if self._shell.may_send(entry.taken.queue, entry.since) else reassigned).append(entry)
-        self._back(reassigned)
-        self._ended(reassigned, "cut")
+            (returnable if self._host.may_send(entry.batch.queue, entry.handed_out_at) else reassigned).append(entry)
+        self._return_messages(reassigned)
+        self._count_ended(reassigned, "cut")
         entries = returnable
-        self._count_answers(entries, _BY_OUTCOME[outcome])
+        self._count_answers(entries, _DELIVERY_OUTCOMES[outcome])
         if entries:
-            self._ended([entry for entry in entries if not self._endings.spent(entry.taken, entry.message)], outcome)
-            self._ended([entry for entry in entries if self._endings.spent(entry.taken, entry.message)], "dead")
-            self._shell.start(self._give_back(entries))
+            self._count_ended(
+                [entry for entry in entries if not self._settlement.is_last_attempt(entry.batch, entry.message)],
+                outcome,
+            )
+            self._count_ended(
+                [entry for entry in entries if self._settlement.is_last_attempt(entry.batch, entry.message)], "dead"
+            )
+            self._host.start_task(self._send_back(entries))
 
-    def _count_answers(self, entries: Sequence[Open], outcome: DeliveryOutcome) -> None:
+    def _count_answers(self, entries: Sequence[OpenMessage], outcome: DeliveryOutcome) -> None:
         """Count the app's answer to each message, while the number of its attempt is known."""
-        now, counts, topics = self._shell.now(), self._shell.delivery_counts, self._shell.settings.topics
+        now, counts, topics = self._host.now(), self._host.delivery_counts, self._host.settings.topics
         for entry in entries:
-            attempt = self._endings.attempt(entry.taken, entry.message)
-            counts.count(entry.taken.queue, [(entry.message, attempt)], AppAnswer(outcome), now)
-            counts.count_time(topic_label(entry.message, topics), now - entry.since)
+            attempt = self._settlement.attempt_number(entry.batch, entry.message)
+            counts.count(entry.batch.queue, [(entry.message, attempt)], AppResponse(outcome), now)
+            counts.count_time(topic_label(entry.message, topics), now - entry.handed_out_at)
 
-    async def _give_back(self, entries: Sequence[Open]) -> None:
-        for first in range(0, len(entries), SIDE_BY_SIDE):
-            group = [entry for entry in entries[first : first + SIDE_BY_SIDE] if entry.here]
-            await asyncio.gather(*(self._endings.later(entry.taken, entry.message) for entry in group))
-            self._changed(group)
+    async def _send_back(self, entries: Sequence[OpenMessage]) -> None:
+        for first in range(0, len(entries), MAX_CONCURRENT_RETURNS):
+            group = [entry for entry in entries[first : first + MAX_CONCURRENT_RETURNS] if entry.is_open]
+            await asyncio.gather(*(self._settlement.retry(entry.batch, entry.message) for entry in group))
+            self._wake_readers(group)
 
-    def _back(self, entries: Iterable[Open]) -> None:
+    def _return_messages(self, entries: Iterable[OpenMessage]) -> None:
         for entry in entries:
-            self._endings.back(entry.taken, [entry.message])
-        self._open = {name: entry for name, entry in self._open.items() if entry.here}  # frees the other bodies
+            self._settlement.return_messages(entry.batch, [entry.message])
+        self._open_messages = {
+            name: entry for name, entry in self._open_messages.items() if entry.is_open
+        }  # frees the other bodies
 
-    def _ended(self, entries: Iterable[Open], outcome: str) -> None:
+    def _count_ended(self, entries: Iterable[OpenMessage], outcome: str) -> None:
         """Count ended messages; messages of one delivery and topic count together."""
-        by_delivery: dict[tuple[Delivery, str], list[Open]] = {}
+        by_delivery: dict[tuple[OpenDelivery, str], list[OpenMessage]] = {}
         for entry in entries:
-            by_delivery.setdefault((entry.taken.delivery, entry.message.topic), []).append(entry)
-        now = self._shell.now()
+            by_delivery.setdefault((entry.batch.delivery, entry.message.topic), []).append(entry)
+        now = self._host.now()
         for group in by_delivery.values():
             messages = [entry.message for entry in group]
-            self._shell.measures.answered(now - group[0].since, messages)
-            self._shell.delivery_ended(messages, outcome, now - group[0].since)
-        self._changed(entries)
+            self._host.metrics.observe_delivery(now - group[0].handed_out_at, messages)
+            self._host.on_delivery_ended(messages, outcome, now - group[0].handed_out_at)
+        self._wake_readers(entries)
 
-    def _changed(self, entries: Iterable[Open]) -> None:
+    def _wake_readers(self, entries: Iterable[OpenMessage]) -> None:
         """Wake the readers that wait for room or for the end of a drain, and offer returned messages again."""
-        now = self._shell.now()
-        for queue in dict.fromkeys([entry.taken.queue for entry in entries]):
-            if reading := self._shell.reading(queue):
+        now = self._host.now()
+        for queue in dict.fromkeys([entry.batch.queue for entry in entries]):
+            if reading := self._host.reader_of(queue):
                 reading.delivered_at = now
-                reading.changed()
+                reading.on_change()
                 self.offer(reading)
 
     # Messages without an answer.
 
-    def _sweep_at(self, when: float) -> None:
-        if self._sweeper is None and not self._closed:
-            now = self._shell.now()
-            due = max(now + LEAST_SWEEP, when)
-            self._sweeper = asyncio.get_running_loop().call_later(due - now, self._sweep_due, due)
+    def _schedule_sweep(self, when: float) -> None:
+        if self._sweep_timer is None and not self._closed:
+            now = self._host.now()
+            due = max(now + MIN_SWEEP_SECONDS, when)
+            self._sweep_timer = asyncio.get_running_loop().call_later(due - now, self._sweep_due, due)
 
     def _sweep_due(self, due: float) -> None:
         """Sweep; after a stall of the process, first read the acks that arrived meanwhile."""
-        now = self._shell.now()
-        if now - due < STOOD_STILL:
+        now = self._host.now()
+        if now - due < STALL_SECONDS:
             self._sweep()
         else:
-            self._sweeper = asyncio.get_running_loop().call_later(LEAST_SWEEP, self._sweep_due, now + LEAST_SWEEP)
+            self._sweep_timer = asyncio.get_running_loop().call_later(
+                MIN_SWEEP_SECONDS, self._sweep_due, now + MIN_SWEEP_SECONDS
+            )
 
     def _sweep(self) -> None:
         """Send overdue messages back, and schedule the sweep for the next one."""
-        if self._sweeper:
-            self._sweeper.cancel()
-            self._sweeper = None
-        latest = self._shell.now() - self._patience
-        overdue = list(takewhile(lambda item: item[1].since <= latest, self._open.items()))
+        if self._sweep_timer:
+            self._sweep_timer.cancel()
+            self._sweep_timer = None
+        latest = self._host.now() - self._visibility_timeout
+        overdue = list(takewhile(lambda item: item[1].handed_out_at <= latest, self._open_messages.items()))
         for name, _ in overdue:
-            del self._open[name]
-        self._later("expired", [entry for _, entry in overdue if entry.here])
-        for entry in self._open.values():
-            self._sweep_at(entry.since + self._patience)
+            del self._open_messages[name]
+        self._retry_messages("expired", [entry for _, entry in overdue if entry.is_open])
+        for entry in self._open_messages.values():
+            self._schedule_sweep(entry.handed_out_at + self._visibility_timeout)
             break

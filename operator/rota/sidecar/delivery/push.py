@@ -20,290 +20,299 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from rota.brokers.message import MEBIBYTE, Message
-from rota.deliveries import AppAnswer, DeliveryOutcome, answer_of_status
+from rota.deliveries import AppResponse, DeliveryOutcome, response_of_status
 from rota.model import Queue, Reason
 from rota.sidecar.consume.queue_reader import QueueReader
 from rota.sidecar.delivery import cloudevents, settlement
 from rota.sidecar.delivery.http_post import BadResponseError, ConnectFailedError, HttpPoster, SendForbiddenError
 from rota.sidecar.delivery.scheduler import Batch, DeliveryScheduler
-from rota.sidecar.delivery.settlement import NOT_TAKEN_PAUSE, Settlement
+from rota.sidecar.delivery.settlement import SEND_BACK_RETRY_SECONDS, Settlement
 from rota.sidecar.status.problems import Problems
 from rota.sidecar.status.sidecar_metrics import SidecarMetrics, topic_label
 
 # Bytes of a batch, unless one message is larger: many requests are open at once, and each holds its batch twice.
-LARGEST = MEBIBYTE
-IN_PLACE_PAUSE = 1.0  # seconds before an Orderly queue retries its message
-AWAY_PAUSES, LOST_PAUSES = (0.1, 1.0), (1.0, 10.0)  # first and longest pause: no connection; path not found
+MAX_BATCH_BYTES = MEBIBYTE
+IN_PLACE_RETRY_SECONDS = 1.0  # seconds before an Orderly queue retries its message
+AWAY_BACKOFF_SECONDS = (0.1, 1.0)
+NOT_FOUND_BACKOFF_SECONDS = (1.0, 10.0)
 
 _log = logging.getLogger(__name__)
 
 
-class Outcome(StrEnum):
+class PushOutcome(StrEnum):
     """Result of a request for its messages."""
 
     DONE = "done"
-    DEAD = "dead"
+    DEAD_LETTER = "dead"
     SPLIT = "split"  # a batch was rejected: each of its messages is posted alone
-    LATER = "later"
-    LOST = "not_found"
-    AWAY = "away"
-    CUT = "cut"  # the queue was reassigned during a stall: nothing is sent to the app, or back to the broker
+    RETRY = "later"
+    NOT_FOUND = "not_found"
+    APP_AWAY = "away"
+    ABORTED = "cut"  # the queue was reassigned during a stall: nothing is sent to the app, or back to the broker
 
 
-Outcomes = list[tuple[Outcome, list[Message]]]
+Outcomes = list[tuple[PushOutcome, list[Message]]]
 
 
-class _Ended(NamedTuple):
+class _DeliveryResult(NamedTuple):
     """Result of a delivery."""
 
     outcomes: Outcomes
     answered_at: float  # time of the app's answer, or of the failure to get one
 
 
-_BY_ANSWER = {  # any other answer means LATER
-    DeliveryOutcome.DONE: Outcome.DONE,
-    DeliveryOutcome.REJECTED: Outcome.DEAD,
-    DeliveryOutcome.NOT_FOUND: Outcome.LOST,
-    DeliveryOutcome.REFUSED: Outcome.AWAY,
+_OUTCOME_BY_ANSWER = {  # any other answer means LATER
+    DeliveryOutcome.DONE: PushOutcome.DONE,
+    DeliveryOutcome.REJECTED: PushOutcome.DEAD_LETTER,
+    DeliveryOutcome.NOT_FOUND: PushOutcome.NOT_FOUND,
+    DeliveryOutcome.REFUSED: PushOutcome.APP_AWAY,
 }
 
 
 class PushHost(settlement.DeliveryHost, Protocol):
     """The member, as Push delivery needs it."""
 
-    health: Problems
-    measures: SidecarMetrics
+    problems: Problems
+    metrics: SidecarMetrics
 
     @property
-    def generation(self) -> int:
+    def obeyed_generation(self) -> int:
         """The generation of the obeyed assignment."""
 
     def may_deliver(self, queue: Queue) -> bool:
         """Whether a delivery of this queue may start now."""
 
-    def may_send(self, queue: Queue, since: float) -> bool:
+    def may_send(self, queue: Queue, started_at: float) -> bool:
         """Whether a delivery that started at `since` may be sent, to the app or back to the broker.
 
         It may not if its queue was reassigned while the process was stalled.
         """
 
 
-class Push:
+class PushDelivery:
     """Posts messages to the app."""
 
-    def __init__(self, shell: PushHost, host: str) -> None:
+    def __init__(self, host: PushHost, app_host: str) -> None:
         """Deliver to the app at `host`; the settings name its port."""
-        self._shell, self._name = shell, host
-        self._post: HttpPoster | None = None
-        self._shelf = DeliveryScheduler(shell.may_deliver)
-        self._open: dict[Queue, set[asyncio.Task[_Ended]]] = {}
-        self._count = 0
-        self._endings = Settlement(shell)
-        self._in_doubt, self._since, self._pause, self._again = False, 0.0, 0.0, 0.0
-        self._woken = False
+        self._host, self._app_host = host, app_host
+        self._poster: HttpPoster | None = None
+        self._scheduler = DeliveryScheduler(host.may_deliver)
+        self._tasks: dict[Queue, set[asyncio.Task[_DeliveryResult]]] = {}
+        self._open_count = 0
+        self._settlement = Settlement(host)
+        self._is_app_away, self._last_answer_at, self._backoff_seconds, self._retry_at = False, 0.0, 0.0, 0.0
+        self._is_fill_scheduled = False
 
     # Starting deliveries.
 
-    def offer(self, reading: QueueReader) -> None:
+    def offer(self, reader: QueueReader) -> None:
         """Deliver from a queue: it has messages, or may deliver again."""
-        self._shelf.offer(reading.queue, reading.window)
-        self.wake()
+        self._scheduler.offer(reader.queue, reader.window)
+        self.apply_settings()
 
-    def wake(self) -> None:
+    def apply_settings(self) -> None:
         """Start possible deliveries in the next turn of the event loop."""
-        if not self._woken:
-            self._woken = True
-            asyncio.get_running_loop().call_soon(self._fill)
+        if not self._is_fill_scheduled:
+            self._is_fill_scheduled = True
+            asyncio.get_running_loop().call_soon(self._start_deliveries)
 
-    def cut(self, reading: QueueReader) -> None:
+    def abort_deliveries(self, reader: QueueReader) -> None:
         """Abort a queue's open deliveries now."""
-        for task in self._open.get(reading.queue, ()):
+        for task in self._tasks.get(reader.queue, ()):
             task.cancel()
 
-    def _fill(self) -> None:
-        self._woken = False
-        now, concurrency = self._shell.now(), self._shell.settings.delivery.push.concurrency
-        while batch := self._shelf.take(now, self._most, self._free(now), concurrency):
-            self._count += 1
+    def _start_deliveries(self) -> None:
+        self._is_fill_scheduled = False
+        now, concurrency = self._host.now(), self._host.settings.delivery.push.concurrency
+        while batch := self._scheduler.start_next(now, self._max_messages, self._free_slots(now), concurrency):
+            self._open_count += 1
             task = asyncio.get_running_loop().create_task(self._deliver(batch))
-            self._open.setdefault(batch.queue, set()).add(task)
-            task.add_done_callback(partial(self._ended, batch))
-        if self._in_doubt and not self._count and now >= self._again:  # without messages, assume that the app is back
-            self._note(Outcome.DONE)
+            self._tasks.setdefault(batch.queue, set()).add(task)
+            task.add_done_callback(partial(self._on_delivery_ended, batch))
+        if (
+            self._is_app_away and not self._open_count and now >= self._retry_at
+        ):  # without messages, assume that the app is back
+            self._track_app(PushOutcome.DONE)
 
-    def _most(self, queue: Queue) -> int:
-        reading = self._shell.reading(queue)
-        if reading is None or reading.again:
+    def _max_messages(self, queue: Queue) -> int:
+        reading = self._host.reader_of(queue)
+        if reading is None or reading.is_retry:
             return 1
-        return reading.window.fit(self._shell.settings.delivery.push.max_batch, LARGEST)
+        return reading.window.count_fitting(self._host.settings.delivery.push.max_batch, MAX_BATCH_BYTES)
 
-    def _free(self, now: float) -> int:
+    def _free_slots(self, now: float) -> int:
         """Return how many more deliveries may be open."""
-        if self._in_doubt:
-            return int(now >= self._again and not self._count)
-        return self._shell.settings.delivery.push.concurrency - self._count
+        if self._is_app_away:
+            return int(now >= self._retry_at and not self._open_count)
+        return self._host.settings.delivery.push.concurrency - self._open_count
 
     # One delivery.
 
-    async def _deliver(self, batch: Batch) -> _Ended:
-        attempts = [(message, self._endings.attempt(batch, message)) for message in batch.delivery.messages]
-        app_answer = await self._ask(batch, attempts)
-        answered_at = self._shell.now()
-        answer = _BY_ANSWER.get(app_answer.outcome, Outcome.LATER) if app_answer else Outcome.CUT
-        if answer is not Outcome.DONE and not self._shell.may_send(batch.queue, batch.delivery.since):
-            answer = Outcome.CUT  # the queue's next owner has these messages: nothing is sent back
-        if app_answer and answer is not Outcome.CUT:  # a cut does not show the state of the app
-            self._note(answer)
+    async def _deliver(self, batch: Batch) -> _DeliveryResult:
+        attempts = [(message, self._settlement.attempt_number(batch, message)) for message in batch.delivery.messages]
+        app_answer = await self._post_batch(batch, attempts)
+        answered_at = self._host.now()
+        answer = _OUTCOME_BY_ANSWER.get(app_answer.outcome, PushOutcome.RETRY) if app_answer else PushOutcome.ABORTED
+        if answer is not PushOutcome.DONE and not self._host.may_send(batch.queue, batch.delivery.started_at):
+            answer = PushOutcome.ABORTED  # the queue's next owner has these messages: nothing is sent back
+        if app_answer and answer is not PushOutcome.ABORTED:  # a cut does not show the state of the app
+            self._track_app(answer)
             self._count_answer(batch, attempts, app_answer)
         outcomes = self._outcomes(answer, batch)
-        await self._carry_out(answer, batch)
-        return _Ended(outcomes, answered_at)
+        await self._settle_batch(answer, batch)
+        return _DeliveryResult(outcomes, answered_at)
 
-    def _count_answer(self, batch: Batch, attempts: Sequence[tuple[Message, int]], answer: AppAnswer) -> None:
+    def _count_answer(self, batch: Batch, attempts: Sequence[tuple[Message, int]], answer: AppResponse) -> None:
         """Count an answer; not the rejection of a batch, whose messages are posted again one by one."""
         if answer.outcome is DeliveryOutcome.REJECTED and len(attempts) > 1:
             return
-        now, counts = self._shell.now(), self._shell.delivery_counts
+        now, counts = self._host.now(), self._host.delivery_counts
         counts.count(batch.queue, attempts, answer, now)
         if answer.outcome is not DeliveryOutcome.REFUSED:
-            counts.count_time(topic_label(attempts[0][0], self._shell.settings.topics), now - batch.delivery.since)
+            counts.count_time(topic_label(attempts[0][0], self._host.settings.topics), now - batch.delivery.started_at)
 
-    def _outcomes(self, answer: Outcome, batch: Batch) -> Outcomes:
+    def _outcomes(self, answer: PushOutcome, batch: Batch) -> Outcomes:
         """Return the outcome of each message after an answer."""
         messages = [*batch.delivery.messages]
-        if answer is Outcome.DEAD and len(messages) > 1:
-            return [(Outcome.SPLIT, messages)]
-        if answer is not Outcome.LATER or (batch.window.orderly and len(messages) > 1):
+        if answer is PushOutcome.DEAD_LETTER and len(messages) > 1:
+            return [(PushOutcome.SPLIT, messages)]
+        if answer is not PushOutcome.RETRY or (batch.window.orderly and len(messages) > 1):
             return [(answer, messages)]
-        last = {message.offset for message in messages if self._endings.spent(batch, message)}
+        last = {message.offset for message in messages if self._settlement.is_last_attempt(batch, message)}
         spent, retried = (
             [message for message in messages if (message.offset in last) is is_spent] for is_spent in (True, False)
         )
-        return [(Outcome.DEAD, spent), (answer, retried)]
+        return [(PushOutcome.DEAD_LETTER, spent), (answer, retried)]
 
-    def _ended(self, batch: Batch, task: asyncio.Task[_Ended]) -> None:
+    def _on_delivery_ended(self, batch: Batch, task: asyncio.Task[_DeliveryResult]) -> None:
         """Clean up and count a delivery, however it ended; it may have been cancelled, even before it started."""
-        self._count -= 1
-        self._open[batch.queue].discard(task)
-        if not self._open[batch.queue]:
-            del self._open[batch.queue]
+        self._open_count -= 1
+        self._tasks[batch.queue].discard(task)
+        if not self._tasks[batch.queue]:
+            del self._tasks[batch.queue]
         error = None if task.cancelled() else task.exception()
         if error:
             _log.error("A delivery of %s failed", batch.queue, exc_info=error)
         unfinished = batch.delivery.messages
         if unfinished:
-            self._endings.back(batch, unfinished, NOT_TAKEN_PAUSE if error else 0.0)
-        now, went_wrong = self._shell.now(), "cut" if task.cancelled() else "failed" if error else ""
+            self._settlement.return_messages(batch, unfinished, SEND_BACK_RETRY_SECONDS if error else 0.0)
+        now, went_wrong = self._host.now(), "cut" if task.cancelled() else "failed" if error else ""
         outcomes, answered_at = ([(went_wrong, [*unfinished])], now) if went_wrong else task.result()
-        seconds = answered_at - batch.delivery.since
-        self._shell.measures.answered(seconds, [message for _, messages in outcomes for message in messages])
+        seconds = answered_at - batch.delivery.started_at
+        self._host.metrics.observe_delivery(seconds, [message for _, messages in outcomes for message in messages])
         for outcome, messages in outcomes:
-            self._shell.delivery_ended(messages, outcome, seconds)
-        if reading := self._shell.reading(batch.queue):
+            self._host.on_delivery_ended(messages, outcome, seconds)
+        if reading := self._host.reader_of(batch.queue):
             reading.delivered_at = now
-            reading.changed()
+            reading.on_change()
             self.offer(reading)
-        self.wake()
+        self.apply_settings()
 
-    async def _ask(self, batch: Batch, attempts: Sequence[tuple[Message, int]]) -> AppAnswer | None:
+    async def _post_batch(self, batch: Batch, attempts: Sequence[tuple[Message, int]]) -> AppResponse | None:
         """Post a delivery and return the app's answer; None if it may not be sent any more."""
-        push, generation = self._shell.settings.delivery.push, self._shell.generation
+        push, generation = self._host.settings.delivery.push, self._host.obeyed_generation
         if redelivered := sum(attempt > 1 for _, attempt in attempts):
-            self._shell.measures.redelivered.inc(redelivered)
+            self._host.metrics.redelivered.inc(redelivered)
         if push.max_batch > 1 or len(attempts) > 1:
-            headers, body = cloudevents.BATCH, cloudevents.batch(attempts, generation)
+            headers, body = cloudevents.BATCH_HEADERS, cloudevents.encode_batch(attempts, generation)
         else:
             [(message, attempt)] = attempts
-            headers, body = cloudevents.binary(message, attempt, generation), message.body
+            headers, body = cloudevents.encode_headers(message, attempt, generation), message.body
         try:
-            status = await self._app(push.port).post(push.path, headers, body, push.timeout, partial(self._may, batch))
+            status = await self._get_poster(push.port).post(
+                push.path, headers, body, push.timeout, partial(self._may_send, batch)
+            )
         except ConnectFailedError:
-            return AppAnswer(DeliveryOutcome.REFUSED)
+            return AppResponse(DeliveryOutcome.REFUSED)
         except SendForbiddenError:
             return None
         except TimeoutError:
             _log.info("%s: the app did not answer within %g s", batch.queue, push.timeout)
-            return AppAnswer(DeliveryOutcome.TIMEOUT)
+            return AppResponse(DeliveryOutcome.TIMEOUT)
         except BadResponseError as error:
             _log.info("%s: %s", batch.queue, error)
-            return AppAnswer(DeliveryOutcome.BROKEN)
-        return answer_of_status(status)
+            return AppResponse(DeliveryOutcome.BROKEN)
+        return response_of_status(status)
 
-    def _may(self, batch: Batch) -> bool:
+    def _may_send(self, batch: Batch) -> bool:
         """Whether a delivery may be sent now, over a connection that the app has accepted."""
-        may_send = self._shell.may_send(batch.queue, batch.delivery.since)
+        may_send = self._host.may_send(batch.queue, batch.delivery.started_at)
         if may_send:
-            batch.window.note_given(batch.delivery)
+            batch.window.mark_sent(batch.delivery)
         return may_send
 
-    def _app(self, port: int) -> HttpPoster:
-        if self._post is None or self._post.port != port:
+    def _get_poster(self, port: int) -> HttpPoster:
+        if self._poster is None or self._poster.port != port:
             self._close()
-            self._post = HttpPoster(self._name, port)
-        return self._post
+            self._poster = HttpPoster(self._app_host, port)
+        return self._poster
 
-    def _note(self, answer: Outcome) -> None:
+    def _track_app(self, answer: PushOutcome) -> None:
         """Track whether the app is away, and schedule the next try if it is."""
-        pauses = {Outcome.AWAY: AWAY_PAUSES, Outcome.LOST: LOST_PAUSES}.get(answer)
-        now = self._shell.now()
-        self._tell(answer)
-        if self._in_doubt:
-            self._shell.measures.paused.inc(now - self._since)
-        self._since = now
+        pauses = {PushOutcome.APP_AWAY: AWAY_BACKOFF_SECONDS, PushOutcome.NOT_FOUND: NOT_FOUND_BACKOFF_SECONDS}.get(
+            answer
+        )
+        now = self._host.now()
+        self._report_app_problem(answer)
+        if self._is_app_away:
+            self._host.metrics.paused.inc(now - self._last_answer_at)
+        self._last_answer_at = now
         if pauses is None:
-            self._in_doubt, self._pause = False, 0.0
+            self._is_app_away, self._backoff_seconds = False, 0.0
             return
-        if not self._in_doubt:
-            self._in_doubt, self._again = True, 0.0
-        if now >= self._again:  # deliveries that fail together count once
-            self._pause = min(max(pauses[0], 2 * self._pause), pauses[1])
-            self._again = now + self._pause
-            asyncio.get_running_loop().call_later(self._pause, self.wake)
+        if not self._is_app_away:
+            self._is_app_away, self._retry_at = True, 0.0
+        if now >= self._retry_at:  # deliveries that fail together count once
+            self._backoff_seconds = min(max(pauses[0], 2 * self._backoff_seconds), pauses[1])
+            self._retry_at = now + self._backoff_seconds
+            asyncio.get_running_loop().call_later(self._backoff_seconds, self.apply_settings)
 
-    def _tell(self, answer: Outcome) -> None:
+    def _report_app_problem(self, answer: PushOutcome) -> None:
         """Report why the app cannot be reached, or clear that problem."""
-        push, lost, away = self._shell.settings.delivery.push, answer is Outcome.LOST, answer is Outcome.AWAY
+        push = self._host.settings.delivery.push
+        lost = answer is PushOutcome.NOT_FOUND
+        away = answer is PushOutcome.APP_AWAY
         problem = lost and f"The app answers 404 to POST {push.path}; correct spec.delivery.push.path"
-        self._shell.health.trouble(Reason.APP_PATH_NOT_FOUND, problem or "")
+        self._host.problems.set_problem(Reason.APP_PATH_NOT_FOUND, problem or "")
         problem = away and f"Nobody listens at port {push.port}; start the app, or correct spec.delivery.push.port"
-        self._shell.health.trouble(Reason.APP_NOT_LISTENING, problem or "")
+        self._host.problems.set_problem(Reason.APP_NOT_LISTENING, problem or "")
 
-    async def _carry_out(self, answer: Outcome, batch: Batch) -> None:
+    async def _settle_batch(self, answer: PushOutcome, batch: Batch) -> None:
         messages = batch.delivery.messages
         match answer:
-            case Outcome.DONE:
+            case PushOutcome.DONE:
                 for message in messages:
-                    self._endings.finish(batch, message)
-            case Outcome.AWAY | Outcome.LOST | Outcome.CUT:
-                self._endings.back(batch, messages)
-            case Outcome.DEAD if len(messages) > 1:
-                self._endings.back(batch, messages)  # a message that comes back is posted alone
-            case Outcome.DEAD:
-                await self._endings.dead(batch, messages[0])
-            case Outcome.LATER if batch.window.orderly:
-                await self._in_place(batch, messages)
-            case Outcome.LATER:
-                await asyncio.gather(*(self._endings.later(batch, message) for message in messages))
+                    self._settlement.ack(batch, message)
+            case PushOutcome.APP_AWAY | PushOutcome.NOT_FOUND | PushOutcome.ABORTED:
+                self._settlement.return_messages(batch, messages)
+            case PushOutcome.DEAD_LETTER if len(messages) > 1:
+                self._settlement.return_messages(batch, messages)  # a message that comes back is posted alone
+            case PushOutcome.DEAD_LETTER:
+                await self._settlement.dead_letter(batch, messages[0])
+            case PushOutcome.RETRY if batch.window.orderly:
+                await self._retry_in_place(batch, messages)
+            case PushOutcome.RETRY:
+                await asyncio.gather(*(self._settlement.retry(batch, message) for message in messages))
 
-    async def _in_place(self, batch: Batch, messages: tuple[Message, ...]) -> None:
-        last = self._endings.spent(batch, messages[0])
+    async def _retry_in_place(self, batch: Batch, messages: tuple[Message, ...]) -> None:
+        last = self._settlement.is_last_attempt(batch, messages[0])
         for message in messages:
-            batch.window.tries(batch.delivery, message)
+            batch.window.count_attempt(batch.delivery, message)
         if last and len(messages) == 1:
-            await self._endings.dead(batch, messages[0])
+            await self._settlement.dead_letter(batch, messages[0])
         else:
-            self._endings.back(batch, messages, IN_PLACE_PAUSE)
+            self._settlement.return_messages(batch, messages, IN_PLACE_RETRY_SECONDS)
 
-    def queues_changed(self) -> None:
+    def on_queues_changed(self) -> None:
         """Clear the problem of a refused message whose queue was released."""
-        self._endings.look()
+        self._settlement.clear_solved_problem()
 
     async def close(self) -> None:
         """Clear the problems of the app, and close connections."""
         for reason in (Reason.APP_PATH_NOT_FOUND, Reason.APP_NOT_LISTENING):
-            self._shell.health.trouble(reason, "")
+            self._host.problems.set_problem(reason, "")
         self._close()
 
     def _close(self) -> None:
-        if self._post:
-            self._post.close()
+        if self._poster:
+            self._poster.close()

@@ -11,28 +11,28 @@ from math import inf
 from typing import NamedTuple
 
 from rota.model import Queue
-from rota.sidecar.member.window import Delivery, Window
+from rota.sidecar.member.window import OpenDelivery, QueueWindow
 
-KEPT = 4  # one delivery in this many is reserved for queues without an open one
+RESERVED_DIVISOR = 4  # one delivery in this many is reserved for queues without an open one
 
 
 class Batch(NamedTuple):
     """A delivery to send, with its queue and window."""
 
     queue: Queue
-    window: Window
-    delivery: Delivery
+    window: QueueWindow
+    delivery: OpenDelivery
 
 
 class DeliveryScheduler:
     """Queues that may have messages to deliver, in the order of their turns."""
 
-    def __init__(self, may: Callable[[Queue], bool]) -> None:
+    def __init__(self, may_deliver: Callable[[Queue], bool]) -> None:
         """`may` returns whether a delivery of a queue may start now."""
-        self._may = may
-        self._ready: OrderedDict[Queue, Window] = OrderedDict()
+        self._may_deliver = may_deliver
+        self._ready: OrderedDict[Queue, QueueWindow] = OrderedDict()
 
-    def offer(self, queue: Queue, window: Window) -> None:
+    def offer(self, queue: Queue, window: QueueWindow) -> None:
         """Give a queue a turn: messages were fetched, came back or ended, or the queue may deliver again."""
         self._ready[queue] = window  # a queue that was assigned again has another window
 
@@ -40,15 +40,17 @@ class DeliveryScheduler:
         """Give a queue no more turns."""
         self._ready.pop(queue, None)
 
-    def take(self, now: float, most: Callable[[Queue], int], free: float = inf, every: int = 0) -> Batch | None:
+    def start_next(
+        self, now: float, max_messages: Callable[[Queue], int], free_slots: float = inf, total_slots: int = 0
+    ) -> Batch | None:
         """Start the next delivery, with `free` of `every` slots unused; a queue that cannot deliver loses its turn."""
-        for _ in range(len(self._ready) if free > 0 else 0):
+        for _ in range(len(self._ready) if free_slots > 0 else 0):
             if not self._ready:  # `may` can withdraw queues
                 break
             queue, window = self._ready.popitem(last=False)
-            if window.open and free <= every // KEPT:
+            if window.open_deliveries and free_slots <= total_slots // RESERVED_DIVISOR:
                 self._ready[queue] = window
-            elif self._may(queue) and (delivery := window.take(most(queue), now)):
+            elif self._may_deliver(queue) and (delivery := window.start_delivery(max_messages(queue), now)):
                 self._ready[queue] = window
                 return Batch(queue, window, delivery)
         return None

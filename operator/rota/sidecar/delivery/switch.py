@@ -5,10 +5,10 @@ from typing import Protocol
 from rota.model import Reason
 from rota.sidecar.consume.queue_reader import QueueReader
 from rota.sidecar.delivery import pull, push
-from rota.sidecar.delivery.pull import Pull
-from rota.sidecar.delivery.push import Push
+from rota.sidecar.delivery.pull import PullDelivery
+from rota.sidecar.delivery.push import PushDelivery
 
-_NODE_NETWORK = (
+_NODE_NETWORK_MESSAGE = (
     "The pod has hostNetwork, so every process of its node could take its messages; remove that, or use Push"
 )
 
@@ -21,54 +21,55 @@ class DeliverySwitch:
     """Delivers messages by the mode in force."""
 
     def __init__(
-        self, shell: SwitchHost, host: str, port: int = pull.PORT, *, shares_node_network: bool = False
+        self, host: SwitchHost, app_host: str, pull_port: int = pull.PORT, *, shares_node_network: bool = False
     ) -> None:
         """`host` is the app's address, and the Pull port's; with `shares_node_network` that port is not opened."""
-        self._shell = shell
         self._host = host
-        self._port = port
+        self._app_host = app_host
+        self._pull_port = pull_port
         self._shares_node_network = shares_node_network
         self._mode = ""
-        self._app: Push | Pull | None = None
+        self._delivery: PushDelivery | PullDelivery | None = None
 
-    def wake(self) -> None:
+    def apply_settings(self) -> None:
         """Apply the current settings."""
-        self._choose().wake()
+        self._current_delivery().apply_settings()
 
-    def offer(self, reading: QueueReader) -> None:
+    def offer(self, reader: QueueReader) -> None:
         """Deliver messages from a queue."""
-        self._choose().offer(reading)
+        self._current_delivery().offer(reader)
 
-    def _choose(self) -> Push | Pull:
+    def _current_delivery(self) -> PushDelivery | PullDelivery:
         """Return the mode that the settings name; when the mode changes, no delivery is open."""
-        mode = self._shell.settings.delivery.mode
-        if self._app is None or self._mode != mode:
-            if self._app:
-                self._shell.start(self._app.close())
-            self._mode, self._app = mode, self._pull() if mode == "Pull" else Push(self._shell, self._host)
-        return self._app
+        mode = self._host.settings.delivery.mode
+        if self._delivery is None or self._mode != mode:
+            if self._delivery:
+                self._host.start_task(self._delivery.close())
+            self._mode = mode
+            self._delivery = self._create_pull() if mode == "Pull" else PushDelivery(self._host, self._app_host)
+        return self._delivery
 
-    def _pull(self) -> Pull:
-        pulling = Pull(self._shell, self._host, self._port)
-        pulling.queues_changed()
-        pulling.wake()
+    def _create_pull(self) -> PullDelivery:
+        pulling = PullDelivery(self._host, self._app_host, self._pull_port)
+        pulling.on_queues_changed()
+        pulling.apply_settings()
         if self._shares_node_network:
-            self._shell.health.trouble(Reason.PULL_NOT_ANSWERED, _NODE_NETWORK)
+            self._host.problems.set_problem(Reason.PULL_NOT_ANSWERED, _NODE_NETWORK_MESSAGE)
         else:
-            self._shell.start(pulling.serve())
+            self._host.start_task(pulling.serve())
         return pulling
 
-    def cut(self, reading: QueueReader) -> None:
+    def abort_deliveries(self, reader: QueueReader) -> None:
         """Abort a queue's open deliveries now."""
-        if self._app:
-            self._app.cut(reading)
+        if self._delivery:
+            self._delivery.abort_deliveries(reader)
 
-    def queues_changed(self) -> None:
+    def on_queues_changed(self) -> None:
         """Handle a changed report: the member may hold other queues."""
-        if self._app:
-            self._app.queues_changed()
+        if self._delivery:
+            self._delivery.on_queues_changed()
 
     async def close(self) -> None:
         """Close connections and ports."""
-        if self._app:
-            await self._app.close()
+        if self._delivery:
+            await self._delivery.close()

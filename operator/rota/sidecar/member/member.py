@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Literal
 
-from rota.documents import SCHEMA, Assignment, read_assignment
+from rota.documents import ASSIGNMENT_SCHEMA, Assignment, decode_assignment
 from rota.model import Queue
 from rota.ranges import to_ranges
 from rota.reports import Report
@@ -26,13 +26,13 @@ RESUME_SECONDS = 180.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class Effects:
     """The effects that the shell carries out now, in this order."""
 
-    remember: int | None = None  # generation to write to the emptyDir
-    remember_final: bool = False  # also write that the drain is final
+    store_generation: int | None = None  # generation to write to the emptyDir
+    store_final: bool = False  # also write that the drain is final
     commands: tuple[Command, ...] = ()
-    why: str | None = None  # why an assignment was rejected: one sentence, for the log
+    rejection: str | None = None  # why an assignment was rejected: one sentence, for the log
 
 
 class Member:
@@ -52,91 +52,92 @@ class Member:
         group: str | None = None,
         orderly: bool = False,
         drain_timeout: float = 30.0,
-        obeyed: int = 0,
+        obeyed_generation: int = 0,
         final: bool = False,
     ) -> None:
         self.name, self.uid = name, uid
         self.incarnation, self.started = 0, 0.0  # see `count`
-        self._asked: float | None = None  # last request for the report, or the first read of an assignment
+        # Last request for the report, or the first read of an assignment.
+        self._report_requested_at: float | None = None
         self._resumed = False  # it has taken over its predecessor's share
         self.group, self.orderly, self.drain_timeout = group, orderly, drain_timeout
-        self.obeyed, self.final = obeyed, final
+        self.obeyed_generation, self.final = obeyed_generation, final
         self.revision = 0
-        self.lives: dict[Queue, QueueLease] = {}  # every queue that is not released
-        self._brokers: dict[str, bool] = {}
-        self._document: Assignment | None = None
-        self._drains, self._looked = final, True
-        self._numbers = count(1)
-        self._looks: list[tuple[float, Queue]] = []  # a heap; outdated entries are skipped
-        self._moved = False
-        self._head = self._said()
+        self.leases: dict[Queue, QueueLease] = {}  # every queue that is not released
+        self._broker_reachability: dict[str, bool] = {}
+        self._assignment: Assignment | None = None
+        self._is_draining, self._is_assignment_current = final, True
+        self._lease_numbers = count(1)
+        self._timers: list[tuple[float, Queue]] = []  # a heap; outdated entries are skipped
+        self._has_changed = False
+        self._last_summary = self._summary()
         self._report: Report | None = None
 
     @property
     def state(self) -> Literal["serving", "draining", "drained"]:
         """Return the state of the member as a whole."""
-        if not self._drains:
+        if not self._is_draining:
             return "serving"
-        return "draining" if self.lives else "drained"
+        return "draining" if self.leases else "drained"
 
     @property
-    def stuck(self) -> dict[Queue, LeaseEvent]:
+    def stuck_queues(self) -> dict[Queue, LeaseEvent]:
         """Return the queues that the member cannot start, each with its failure: Refused, Failed or ReaderFailed."""
-        stuck_lives = [life for life in self.lives.values() if life.state is LeaseState.STUCK]
-        return {life.queue: life.trouble for life in stuck_lives if life.trouble}
+        stuck_lives = [life for life in self.leases.values() if life.state is LeaseState.STUCK]
+        return {life.queue: life.last_failure for life in stuck_lives if life.last_failure}
 
-    def read(self, text: str | bytes | None, now: float, drain_timeout: float | None = None) -> Step:
+    def apply_assignment(self, text: str | bytes | None, now: float, drain_timeout: float | None = None) -> Effects:
         """Obey a valid, newer assignment and apply the settings' drain timeout; else say why it is rejected."""
-        self._looked = True
-        if self._asked is None:
-            self._asked = now
+        self._is_assignment_current = True
+        if self._report_requested_at is None:
+            self._report_requested_at = now
         if text is None:
-            return Step(why=f"There is no assignment; generation {self.obeyed} stays in force")
+            return Effects(rejection=f"There is no assignment; generation {self.obeyed_generation} stays in force")
         try:
-            document = read_assignment(text)
+            document = decode_assignment(text)
         except ValueError as error:
-            return Step(why=str(error))
-        if document == self._document:
-            return Step()
-        why = self._objection(document)
+            return Effects(rejection=str(error))
+        if document == self._assignment:
+            return Effects()
+        why = self._why_rejected(document)
         if why:
-            return Step(why=why)
+            return Effects(rejection=why)
         self.drain_timeout = self.drain_timeout if drain_timeout is None else drain_timeout
-        return self._obey(document, now)
+        return self._obey_assignment(document, now)
 
-    def _objection(self, document: Assignment) -> str | None:
-        if self.group is not None and document.group != self.group:
-            return f"The assignment is of group {document.group}, this member works for {self.group}"
-        if document.generation < self.obeyed:
-            return f"The assignment has generation {document.generation}, but {self.obeyed} is obeyed"
-        if document.generation == self.obeyed and self._document is not None:
-            return f"The assignment has another text than the generation {self.obeyed} that is obeyed"
+    def _why_rejected(self, assignment: Assignment) -> str | None:
+        if self.group is not None and assignment.group != self.group:
+            return f"The assignment is of group {assignment.group}, this member works for {self.group}"
+        if assignment.generation < self.obeyed_generation:
+            return f"The assignment has generation {assignment.generation}, but {self.obeyed_generation} is obeyed"
+        if assignment.generation == self.obeyed_generation and self._assignment is not None:
+            return f"The assignment has another text than the generation {self.obeyed_generation} that is obeyed"
         return None
 
-    def _obey(self, document: Assignment, now: float) -> Step:
-        previous, self.obeyed = self.obeyed, document.generation
-        self.group, self._document = document.group, document
-        assigned_queues = self._given()
+    def _obey_assignment(self, assignment: Assignment, now: float) -> Effects:
+        previous, self.obeyed_generation = self.obeyed_generation, assignment.generation
+        self.group, self._assignment = assignment.group, assignment
+        assigned_queues = self._assigned_queues()
         commands: list[Command] = []
-        for life in list(self.lives.values()):
-            overruled = document.forced.get(life.queue, 0) > previous  # another member may have consumed it
+        for life in list(self.leases.values()):
+            overruled = assignment.forced.get(life.queue, 0) > previous  # another member may have consumed it
             if overruled or life.queue not in assigned_queues:
-                commands += self._walk(life, LeaseEvent.TAKEN, now)
+                commands += self._apply_event(life, LeaseEvent.REVOKED, now)
             if overruled:
-                life.back, life.wary = False, True
-        commands += self._give(assigned_queues, now)
-        return self._step(commands, remember=self.obeyed)
+                life.may_resume, life.needs_lock_hold = False, True
+        commands += self._assign_queues(assigned_queues, now)
+        return self._build_effects(commands, store_generation=self.obeyed_generation)
 
-    def _given(self) -> Mapping[Queue, None]:
+    def _assigned_queues(self) -> Mapping[Queue, None]:
         """Return the queues that the obeyed assignment gives to this process; none while the member drains."""
-        document = self._document
+        document = self._assignment
         share = document.members.get(self.name) if document else None
-        if self._drains or self.is_waiting or document is None or share is None or share.uid != self.uid:
+        if self._is_draining or self.needs_takeover or document is None or share is None or share.uid != self.uid:
             return {}
         return dict.fromkeys(share.queues if document.everyone is None else document.everyone)
 
     @property
-    def is_waiting(self) -> bool:
+    def needs_takeover(self) -> bool:
         """Whether the assignment names another process of this pod, so queues may be granted to other members."""
         named = self._named_incarnation
         return named not in {0, self.incarnation} and not (self._resumed and named < self.incarnation)
@@ -144,160 +145,173 @@ class Member:
     @property
     def _named_incarnation(self) -> int:
         """Return the incarnation of this pod that the assignment names; 0 if it names none."""
-        share = self._document.members.get(self.name) if self._document else None
+        share = self._assignment.members.get(self.name) if self._assignment else None
         return share.incarnation if share and share.uid == self.uid else 0
 
-    def count(self, incarnation: int, started: float) -> None:
+    def set_incarnation(self, incarnation: int, started: float) -> None:
         """Set the incarnation of this process, which is already on the emptyDir, and its start time."""
-        self.incarnation, self.started, self._moved = incarnation, started, True
-        self._step([])
+        self.incarnation, self.started, self._has_changed = incarnation, started, True
+        self._build_effects([])
 
-    def asked(self, now: float) -> None:
+    def note_report_request(self, now: float) -> None:
         """Record that the operator has requested the report."""
-        self._asked = now
+        self._report_requested_at = now
 
-    def _resumes_at(self) -> float | None:
-        is_successor = self.is_waiting and self._named_incarnation < self.incarnation
-        return self._asked + RESUME_SECONDS if self._asked is not None and is_successor else None
+    def _resume_at(self) -> float | None:
+        is_successor = self.needs_takeover and self._named_incarnation < self.incarnation
+        return (
+            self._report_requested_at + RESUME_SECONDS
+            if self._report_requested_at is not None and is_successor
+            else None
+        )
 
-    def _resume(self, now: float) -> list[Command]:
+    def _take_over_share(self, now: float) -> list[Command]:
         """Take over the predecessor's share: no operator is running that could grant it to other members."""
         self._resumed = True
-        return self._give(self._given(), now)
+        return self._assign_queues(self._assigned_queues(), now)
 
-    def _give(self, queues: Iterable[Queue], now: float) -> list[Command]:
-        forced = self._document.forced if self._document else {}
+    def _assign_queues(self, queues: Iterable[Queue], now: float) -> list[Command]:
+        forced = self._assignment.forced if self._assignment else {}
         commands: list[Command] = []
         for queue in queues:
-            life = self.lives.get(queue) or QueueLease(
+            life = self.leases.get(queue) or QueueLease(
                 queue=queue,
                 orderly=self.orderly,
-                numbers=self._numbers,
-                wary=queue in forced,
+                lease_numbers=self._lease_numbers,
+                needs_lock_hold=queue in forced,
             )
-            commands += self._walk(life, LeaseEvent.GIVEN, now)
+            commands += self._apply_event(life, LeaseEvent.ASSIGNED, now)
         return commands
 
-    def happened(self, event: LeaseEvent, queue: Queue, life: int, now: float, sent: float | None = None) -> Step:
+    def on_event(
+        self, event: LeaseEvent, queue: Queue, lease_number: int, now: float, sent_at: float | None = None
+    ) -> Effects:
         """Apply the shell's answer to a command; an earlier life's is ignored. Locked needs the time of its request."""
-        if event is LeaseEvent.LOCKED and sent is None:
+        if event is LeaseEvent.LOCKED and sent_at is None:
             raise ValueError(f"Locked {queue} needs the time at which its request was sent")
-        current_life = self.lives.get(queue)
-        if current_life is None or current_life.number != life:
-            return Step()
-        return self._step(self._walk(current_life, event, now, sent or 0.0))
+        current_life = self.leases.get(queue)
+        if current_life is None or current_life.number != lease_number:
+            return Effects()
+        return self._build_effects(self._apply_event(current_life, event, now, sent_at or 0.0))
 
-    def next_look(self) -> float | None:
+    def next_timer_at(self) -> float | None:
         """Return when `tick` is due next."""
-        due = [at for at in (self._next_of_lives(), self._resumes_at()) if at is not None]
+        due = [at for at in (self._next_lease_timer(), self._resume_at()) if at is not None]
         return min(due, default=None)
 
-    def _next_of_lives(self) -> float | None:
-        while self._looks:
-            at, queue = self._looks[0]
-            life = self.lives.get(queue)
-            due = life.due() if life else None
+    def _next_lease_timer(self) -> float | None:
+        while self._timers:
+            at, queue = self._timers[0]
+            life = self.leases.get(queue)
+            due = life.next_timer() if life else None
             if due is not None and due[0] == at:
                 return at
-            heapq.heappop(self._looks)
+            heapq.heappop(self._timers)
         return None
 
-    def tick(self, now: float) -> Step:
+    def run_due_timers(self, now: float) -> Effects:
         """Apply all timers that are due; the caller has read the assignment before."""
         commands: list[Command] = []
-        if (resumes := self._resumes_at()) is not None and resumes <= now and self._looked:
-            commands += self._resume(now)
-        while (at := self._next_of_lives()) is not None and at <= now:
-            life = self.lives[heapq.heappop(self._looks)[1]]
-            due = life.due()
+        if (resumes := self._resume_at()) is not None and resumes <= now and self._is_assignment_current:
+            commands += self._take_over_share(now)
+        while (at := self._next_lease_timer()) is not None and at <= now:
+            life = self.leases[heapq.heappop(self._timers)[1]]
+            due = life.next_timer()
             if due is not None:
-                commands += self._walk(life, due[1], now)
-        return self._step(commands)
+                commands += self._apply_event(life, due[1], now)
+        return self._build_effects(commands)
 
-    def drain(self, final: bool, now: float) -> Step:  # noqa: FBT001 - for good or not is all that is asked
+    def drain(self, final: bool, now: float) -> Effects:  # noqa: FBT001 - for good or not is all that is asked
         """Release all queues, until `back` or, if `final`, permanently; a repeated call continues the same drain."""
         for_good = final and not self.final
-        self._drains, self.final = True, self.final or final
+        self._is_draining, self.final = True, self.final or final
         commands: list[Command] = []
-        for life in self.lives.values():
-            commands += self._walk(life, LeaseEvent.TAKEN, now)
-            life.back = False
-        return self._step(commands, remember_final=for_good)
+        for life in self.leases.values():
+            commands += self._apply_event(life, LeaseEvent.REVOKED, now)
+            life.may_resume = False
+        return self._build_effects(commands, store_final=for_good)
 
-    def back(self, now: float) -> Step:
+    def end_drain(self, now: float) -> Effects:
         """Consume again the queues that the assignment still gives to this member; none after a final drain."""
-        if self.final or not self._drains:
-            return Step()
-        self._drains = False
-        return self._step(self._give(self._given(), now))
+        if self.final or not self._is_draining:
+            return Effects()
+        self._is_draining = False
+        return self._build_effects(self._assign_queues(self._assigned_queues(), now))
 
-    def reaches(self, brokers: Mapping[str, bool]) -> None:
+    def set_broker_reachability(self, brokers: Mapping[str, bool]) -> None:
         """Replace the reachability of brokers in the report; brokers that are not named are no longer reported."""
-        if self._brokers != brokers:
-            self._brokers, self._moved = dict(brokers), True
-            self._step([])
+        if self._broker_reachability != brokers:
+            self._broker_reachability, self._has_changed = dict(brokers), True
+            self._build_effects([])
 
-    def stood_still(self) -> None:
+    def mark_stalled(self) -> None:
         """Stop deliveries and commits until the assignment is read again: the event loop stalled for over 5 s."""
-        self._looked = False
+        self._is_assignment_current = False
 
     def may_deliver(self, queue: Queue, now: float, push_timeout: float) -> bool:
         """Whether a delivery of this queue may start now."""
-        life = self.lives.get(queue)
-        return self._looked and life is not None and life.state is LeaseState.RUNNING and life.trusts(now, push_timeout)
+        life = self.leases.get(queue)
+        return (
+            self._is_assignment_current
+            and life is not None
+            and life.state is LeaseState.RUNNING
+            and life.is_lock_trusted(now, push_timeout)
+        )
 
-    def begun(self, topic: str) -> float | None:
+    def consuming_since(self, topic: str) -> float | None:
         """Return since when the group consumes a topic, in seconds since 1970; None if the assignment does not say."""
-        return self._document.begun_at.get(topic) if self._document else None
+        return self._assignment.topic_start_seconds.get(topic) if self._assignment else None
 
     def may_commit(self, queue: Queue) -> bool:
         """Whether an offset of this queue may be committed: until the queue is released."""
-        return self._looked and queue in self.lives
+        return self._is_assignment_current and queue in self.leases
 
     def report(self) -> Report:
         """Return a consistent snapshot of the member; the same value until something changes."""
         if self._report is None:
-            draining = [queue for queue, life in self.lives.items() if life.state is LeaseState.DRAINING]
-            held = [queue for queue, life in self.lives.items() if life.state is not LeaseState.DRAINING]
+            draining = [queue for queue, life in self.leases.items() if life.state is LeaseState.DRAINING]
+            held = [queue for queue, life in self.leases.items() if life.state is not LeaseState.DRAINING]
             self._report = Report(
                 member=self.name,
                 uid=self.uid,
                 incarnation=str(self.incarnation or ""),
                 started=self.started,
-                reads=SCHEMA,
-                generation=self.obeyed,
+                reads=ASSIGNMENT_SCHEMA,
+                generation=self.obeyed_generation,
                 revision=self.revision,
                 state=self.state,
                 final=self.final,
                 held=to_ranges(held),
                 releasing=to_ranges(draining),
-                brokers=self._brokers,
+                brokers=self._broker_reachability,
             )
         return self._report
 
-    def _walk(self, life: QueueLease, event: LeaseEvent, now: float, sent: float = 0.0) -> list[Command]:
-        previous_flags, life.drain_timeout = _shown(life), self.drain_timeout
-        commands = life.happened(event, now, sent)
-        if life.state is LeaseState.RELEASED:
-            self.lives.pop(life.queue, None)
+    def _apply_event(self, lease: QueueLease, event: LeaseEvent, now: float, sent_at: float = 0.0) -> list[Command]:
+        previous_flags, lease.drain_timeout = _reported_flags(lease), self.drain_timeout
+        commands = lease.on_event(event, now, sent_at)
+        if lease.state is LeaseState.RELEASED:
+            self.leases.pop(lease.queue, None)
         else:
-            self.lives[life.queue] = life
-        if (due := life.due()) is not None:
-            heapq.heappush(self._looks, (due[0], life.queue))
-        self._moved |= previous_flags != _shown(life)
+            self.leases[lease.queue] = lease
+        if (due := lease.next_timer()) is not None:
+            heapq.heappush(self._timers, (due[0], lease.queue))
+        self._has_changed |= previous_flags != _reported_flags(lease)
         return commands
 
-    def _said(self) -> tuple[int, str, bool]:
-        return self.obeyed, self.state, self.final
+    def _summary(self) -> tuple[int, str, bool]:
+        return self.obeyed_generation, self.state, self.final
 
-    def _step(self, commands: list[Command], remember: int | None = None, *, remember_final: bool = False) -> Step:
-        if self._moved or self._head != self._said():
-            self._moved, self._head = False, self._said()
+    def _build_effects(
+        self, commands: list[Command], store_generation: int | None = None, *, store_final: bool = False
+    ) -> Effects:
+        if self._has_changed or self._last_summary != self._summary():
+            self._has_changed, self._last_summary = False, self._summary()
             self.revision += 1
             self._report = None
-        return Step(remember=remember, remember_final=remember_final, commands=tuple(commands))
+        return Effects(store_generation=store_generation, store_final=store_final, commands=tuple(commands))
 
 
-def _shown(life: QueueLease) -> tuple[bool, bool]:
+def _reported_flags(lease: QueueLease) -> tuple[bool, bool]:
     """Return the properties of a queue that its member's report shows."""
-    return life.state is LeaseState.RELEASED, life.state is LeaseState.DRAINING
+    return lease.state is LeaseState.RELEASED, lease.state is LeaseState.DRAINING

@@ -19,20 +19,20 @@ from math import inf
 from types import TracebackType
 from typing import Protocol, Self
 
-from rota.brokers.message import LARGEST_PROPERTIES_BYTES, MEBIBYTE, MESSAGE_OVERHEAD_BYTES
+from rota.brokers.message import MAX_PROPERTIES_BYTES, MEBIBYTE, MESSAGE_OVERHEAD_BYTES
 from rota.model import Queue
-from rota.sidecar.member.window import Limits, Window
+from rota.sidecar.member.window import QueueLimits, QueueWindow
 from rota.spec import Buffer
 
 
 class QueueMemory(Protocol):
     """A queue as the budget sees it."""
 
-    window: Window
-    limits: Limits
+    window: QueueWindow
+    limits: QueueLimits
 
 
-class Reservation:
+class MemoryReservation:
     """A queue's place in the line, and the memory that is reserved for it once it is granted."""
 
     def __init__(self, queue: QueueMemory, memory_bytes: int, on_granted: Callable[[], None]) -> None:
@@ -51,7 +51,7 @@ class MemoryBudget:
         self._share_bytes = inf  # of each queue, once the budget is divided
         # Admitted by pulls whose messages are in no window yet, or granted to the line.
         self._pending: Counter[QueueMemory] = Counter()
-        self._line: dict[Reservation, None] = {}
+        self._waiting: dict[MemoryReservation, None] = {}
 
     @property
     def used_bytes(self) -> int:
@@ -63,16 +63,16 @@ class MemoryBudget:
         """The memory for messages within shares that is neither used nor promised to the line."""
         return self.limit_bytes - self.used_bytes - self._promised_bytes()
 
-    def divide(self, buffer: Buffer, queues: Mapping[Queue, QueueMemory]) -> None:
+    def set_limits(self, buffer: Buffer, queues: Mapping[Queue, QueueMemory]) -> None:
         """Set each queue's limits: a topic's are divided among its queues, the budget among all queues."""
         topics = Counter(queue.topic for queue in queues)
         self._share_bytes = self.share_bytes(len(queues), buffer.mebibytes_per_message * MEBIBYTE)
         for queue, memory in queues.items():
-            memory.limits = Limits.of(buffer, topics[queue.topic], self._share_bytes)
+            memory.limits = QueueLimits.for_queue(buffer, topics[queue.topic], self._share_bytes)
 
-    def share_bytes(self, queues: int, largest_body_bytes: int) -> float:
+    def share_bytes(self, queues: int, max_body_bytes: int) -> float:
         """Return each queue's part of the budget, without the common part for one largest message of any queue."""
-        largest_bytes = largest_body_bytes + LARGEST_PROPERTIES_BYTES + MESSAGE_OVERHEAD_BYTES
+        largest_bytes = max_body_bytes + MAX_PROPERTIES_BYTES + MESSAGE_OVERHEAD_BYTES
         common_bytes = min(largest_bytes, self.limit_bytes / 2)
         return (self.limit_bytes - common_bytes) / max(1, queues)
 
@@ -84,7 +84,7 @@ class MemoryBudget:
         """Whether a queue may take a message beyond its share now, without a place in the line."""
         if not self.used_bytes:
             return True
-        if any(not self.is_within_share(waiting.queue, waiting.memory_bytes) for waiting in self._line):
+        if any(not self.is_within_share(waiting.queue, waiting.memory_bytes) for waiting in self._waiting):
             return False
         if self._is_too_large(queue, memory_bytes):
             return memory_bytes <= self.free_bytes
@@ -94,7 +94,7 @@ class MemoryBudget:
         return queue.window.memory_bytes + self._pending[queue]
 
     def _guaranteed_bytes(self, queue: QueueMemory) -> float:
-        return min(queue.limits.bytes, self._share_bytes)
+        return min(queue.limits.max_bytes, self._share_bytes)
 
     def _fits_common_part(self, queue: QueueMemory, memory_bytes: int) -> bool:
         """Whether the budget covers a message beyond its queue's share, and all shares of the other queues."""
@@ -111,7 +111,7 @@ class MemoryBudget:
         """Return the memory for which messages within shares must wait: see `grant`."""
         promised_bytes = 0
         has_common_part_taker = False
-        for waiting in self._line:
+        for waiting in self._waiting:
             is_within_share = self.is_within_share(waiting.queue, waiting.memory_bytes)
             if is_within_share:
                 promised_bytes += waiting.memory_bytes
@@ -121,21 +121,21 @@ class MemoryBudget:
                     promised_bytes += waiting.memory_bytes
         return promised_bytes
 
-    def reserve(self, queue: QueueMemory, memory_bytes: int, on_granted: Callable[[], None]) -> Reservation:
+    def reserve(self, queue: QueueMemory, memory_bytes: int, on_granted: Callable[[], None]) -> MemoryReservation:
         """Put a queue at the end of the line; `on_granted` is called if its memory is not free at once."""
-        reservation = Reservation(queue, memory_bytes, on_granted)
-        self._line[reservation] = None
-        self.grant()
+        reservation = MemoryReservation(queue, memory_bytes, on_granted)
+        self._waiting[reservation] = None
+        self.grant_waiting()
         return reservation
 
-    def cancel(self, reservation: Reservation) -> None:
+    def cancel(self, reservation: MemoryReservation) -> None:
         """Leave the line, or give the granted memory back."""
-        self._line.pop(reservation, None)
+        self._waiting.pop(reservation, None)
         if reservation.granted:
             reservation.granted = False
-            self.release(reservation.queue, reservation.memory_bytes)
+            self.remove_pending(reservation.queue, reservation.memory_bytes)
         else:
-            self.grant()
+            self.grant_waiting()
 
     def add_pending(self, queue: QueueMemory, memory_bytes: int) -> None:
         """Count memory that was admitted and is in no window yet."""
@@ -143,22 +143,22 @@ class MemoryBudget:
         if not self._pending[queue]:
             del self._pending[queue]
 
-    def release(self, queue: QueueMemory, memory_bytes: int) -> None:
+    def remove_pending(self, queue: QueueMemory, memory_bytes: int) -> None:
         """Stop counting memory as pending: a window has the messages, or they were dropped."""
         self.add_pending(queue, -memory_bytes)
-        self.grant()
+        self.grant_waiting()
 
-    def grant(self) -> None:
+    def grant_waiting(self) -> None:
         """Grant reservations as far as memory is free; call this whenever memory becomes free.
 
         Among messages beyond their queue's share, the first in the line gets the common part, and the others wait for
         it. Messages within shares do not wait for it, unless that first message is too large for the common part.
         """
-        if not self._line:
+        if not self._waiting:
             return
         used = self.used_bytes
         is_common_part_awaited = False
-        for waiting in [*self._line]:
+        for waiting in [*self._waiting]:
             queue, memory_bytes = waiting.queue, waiting.memory_bytes
             is_within_share = self.is_within_share(queue, memory_bytes)
             if is_common_part_awaited and not is_within_share:
@@ -176,10 +176,10 @@ class MemoryBudget:
             else:
                 is_common_part_awaited = True
 
-    def _grant(self, reservation: Reservation) -> None:
+    def _grant(self, reservation: MemoryReservation) -> None:
         self.add_pending(reservation.queue, reservation.memory_bytes)
         reservation.granted = True
-        del self._line[reservation]
+        del self._waiting[reservation]
         reservation.on_granted()
 
 
@@ -189,7 +189,7 @@ class PullAdmission:
     If the pull was given up, messages that are admitted after closing are not counted: they are dropped.
     """
 
-    def __init__(self, budget: MemoryBudget, queue: QueueMemory, reservation: Reservation | None = None) -> None:
+    def __init__(self, budget: MemoryBudget, queue: QueueMemory, reservation: MemoryReservation | None = None) -> None:
         self.refused_bytes = 0  # memory of the first message that was not admitted
         self._budget = budget
         self._queue = queue
@@ -200,9 +200,9 @@ class PullAdmission:
         self._open = True
 
     @property
-    def largest_body_bytes(self) -> int:
+    def max_body_bytes(self) -> int:
         """The size up to which a compressed body is decompressed, from the settings in force."""
-        return self._queue.limits.body
+        return self._queue.limits.max_body_bytes
 
     def admit(self, memory_bytes: int) -> bool:
         """Return whether a message that takes this much memory is kept; counted until the admission is closed."""
@@ -217,9 +217,9 @@ class PullAdmission:
 
     def _fits_queue(self, memory_bytes: int) -> bool:
         window = self._queue.window
-        if not (self._admitted_bytes or window.buffered):
+        if not (self._admitted_bytes or window.unfinished_count):
             return True
-        return window.memory_bytes + self._admitted_bytes + memory_bytes <= self._queue.limits.bytes
+        return window.memory_bytes + self._admitted_bytes + memory_bytes <= self._queue.limits.max_bytes
 
     def _fits_member(self, memory_bytes: int) -> bool:
         budget, queue = self._budget, self._queue
@@ -255,4 +255,4 @@ class PullAdmission:
         self._open = False
         if self._reservation:
             self._budget.cancel(self._reservation)
-        self._budget.release(self._queue, self._admitted_bytes)
+        self._budget.remove_pending(self._queue, self._admitted_bytes)

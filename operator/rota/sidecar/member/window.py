@@ -25,259 +25,288 @@ from rota.brokers.message import MEBIBYTE, MESSAGE_OVERHEAD_BYTES, Message
 from rota.brokers.port import PullRedirect, PullResult
 from rota.spec import Buffer
 
-AT_ONCE = float("-inf")
+IMMEDIATELY = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class QueueLimits:
     """Limits for the fetched and unfinished messages of a queue; the last pull may bring more messages than that."""
 
-    messages: int = 1000
-    bytes: int = 100 * MEBIBYTE  # of memory; an empty window takes a larger message all the same
-    span: int = 2000  # from the first unfinished offset to the last: a crash may repeat these; not for Orderly
-    body: int = 4 * MEBIBYTE  # bytes of a compressed body; a larger one stays compressed
+    max_messages: int = 1000
+    max_bytes: int = 100 * MEBIBYTE  # of memory; an empty window takes a larger message all the same
+    # From the first unfinished offset to the last: a crash may repeat these. Orderly queues have no limit.
+    max_offset_span: int = 2000
+    max_body_bytes: int = 4 * MEBIBYTE  # bytes of a compressed body; a larger one stays compressed
 
     @classmethod
-    def of(cls, buffer: Buffer, queues: int, most: float = inf) -> Self:
+    def for_queue(cls, buffer: Buffer, queue_count: int, max_share_bytes: float = inf) -> Self:
         """Return the limits of one of `queues` queues of a topic; as in the reference, the topic's take precedence.
 
         `most` is the share of the process's memory for one queue, in bytes.
         """
-        messages = buffer.messages_per_topic and max(1, buffer.messages_per_topic // queues)
-        mebibytes = buffer.mebibytes_per_topic and max(1, buffer.mebibytes_per_topic // queues)
+        messages = buffer.messages_per_topic and max(1, buffer.messages_per_topic // queue_count)
+        mebibytes = buffer.mebibytes_per_topic and max(1, buffer.mebibytes_per_topic // queue_count)
         room = (mebibytes or buffer.mebibytes_per_queue) * MEBIBYTE
         body = buffer.mebibytes_per_message * MEBIBYTE
-        return cls(messages or buffer.messages_per_queue, int(min(room, most)), body=body)
+        return cls(messages or buffer.messages_per_queue, int(min(room, max_share_bytes)), max_body_bytes=body)
 
 
 class Commit(NamedTuple):
     """An offset to commit; the caller passes it to `answered` once the broker has answered."""
 
     offset: int
-    resets: int  # number of resets before it
+    reset_count: int  # number of resets before it
 
 
 @dataclass(slots=True, eq=False)
-class Delivery:
+class OpenDelivery:
     """Messages that were handed out together; open until each of them is finished or returned."""
 
-    since: float
-    resets: int  # number of resets before it
-    left: dict[int, Message]  # by offset, neither finished nor returned; the memory of the others is free
+    started_at: float
+    reset_count: int  # number of resets before it
+    unsettled: dict[int, Message]  # by offset, neither finished nor returned; the memory of the others is free
 
     @property
     def messages(self) -> tuple[Message, ...]:
         """The messages that are neither finished nor returned."""
-        return tuple(self.left.values())
+        return tuple(self.unsettled.values())
 
 
 @dataclass(slots=True, eq=False, repr=False, kw_only=True)
-class Window:
+class QueueWindow:
     """The messages of one queue between fetching and committing; other modules may read the public fields."""
 
-    next: int  # the next offset to fetch; at first the start offset
+    next_offset: int  # the next offset to fetch; at first the start offset
     orderly: bool = False
-    committed: int | None = None  # the offset that the broker is known to have
-    start: int | None = field(default=None, init=False)  # the offset at which this member began to read the queue
-    given: int | None = field(default=None, init=False)  # the highest offset that was sent to the app
+    committed_offset: int | None = None  # the offset that the broker is known to have
+    start_offset: int | None = field(
+        default=None, init=False
+    )  # the offset at which this member began to read the queue
+    max_sent_offset: int | None = field(default=None, init=False)  # the highest offset that was sent to the app
     stopped: bool = field(default=False, init=False)
-    bytes: int = field(default=0, init=False)  # of unfinished messages, without each message's overhead
+    unfinished_bytes: int = field(default=0, init=False)  # of unfinished messages, without each message's overhead
     in_flight: int = field(default=0, init=False)  # messages of open deliveries, also of those from before a reset
-    open: dict[Delivery, None] = field(default_factory=dict, init=False)
-    tried: dict[int, int] = field(default_factory=dict, init=False)  # by offset: attempts beyond the broker's count
-    _resets: int = field(default=0, init=False)
+    open_deliveries: dict[OpenDelivery, None] = field(default_factory=dict, init=False)
+    extra_attempts: dict[int, int] = field(
+        default_factory=dict, init=False
+    )  # by offset: attempts beyond the broker's count
+    _reset_count: int = field(default=0, init=False)
     _orphaned_bytes: int = field(default=0, init=False)  # memory of open deliveries from before a reset
-    _waiting: deque[Message] = field(default_factory=deque, init=False)  # not handed out yet
-    _again: list[tuple[float, int, Message]] = field(default_factory=list, init=False)  # returned messages; a heap
-    _not_before: float = field(default=AT_ONCE, init=False)  # for an Orderly queue
-    _taken: deque[int] = field(default_factory=deque, init=False)  # handed out, from the first unfinished offset on
-    _done: set[int] = field(default_factory=set, init=False)  # the finished ones among them
+    _undelivered: deque[Message] = field(default_factory=deque, init=False)  # not handed out yet
+    _returned: list[tuple[float, int, Message]] = field(default_factory=list, init=False)  # returned messages; a heap
+    _deliver_after: float = field(default=IMMEDIATELY, init=False)  # for an Orderly queue
+    _handed_out: deque[int] = field(
+        default_factory=deque, init=False
+    )  # handed out, from the first unfinished offset on
+    _finished: set[int] = field(default_factory=set, init=False)  # the finished ones among them
 
     def reset(self, start: int, committed: int | None = None) -> None:
         """Discard everything except open deliveries, and continue at `start`."""
-        self.start = self.start if self.placed else start
-        self.next, self.committed, self.bytes, self._not_before = start, committed, 0, AT_ONCE
-        for delivery in self.open:
-            if delivery.resets == self._resets:
-                self._orphaned_bytes += sum(message.memory_bytes for message in delivery.left.values())
-        self._resets += 1
-        for collection in (self._waiting, self._again, self._taken, self._done, self.tried):
+        self.start_offset = self.start_offset if self.has_start_offset else start
+        self.next_offset = start
+        self.committed_offset = committed
+        self.unfinished_bytes = 0
+        self._deliver_after = IMMEDIATELY
+        for delivery in self.open_deliveries:
+            if delivery.reset_count == self._reset_count:
+                self._orphaned_bytes += sum(message.memory_bytes for message in delivery.unsettled.values())
+        self._reset_count += 1
+        for collection in (self._undelivered, self._returned, self._handed_out, self._finished, self.extra_attempts):
             collection.clear()
 
     def rewind(self, start: int) -> None:
         """Continue at an offset that a user or the broker set; what this repeats is not counted against rebalances."""
         self.reset(start)
-        self.given = None
+        self.max_sent_offset = None
 
     @property
-    def placed(self) -> bool:
+    def has_start_offset(self) -> bool:
         """Whether the start offset is known."""
-        return self._resets > 0
+        return self._reset_count > 0
 
     def stop(self) -> None:
         """Stop handing out messages, and discard messages that were not handed out."""
         self.stopped = True
-        if self._waiting:
-            self.next = self._waiting[0].offset
-            self.bytes -= sum(message.variable_bytes for message in self._waiting)
-            self._waiting.clear()
+        if self._undelivered:
+            self.next_offset = self._undelivered[0].offset
+            self.unfinished_bytes -= sum(message.variable_bytes for message in self._undelivered)
+            self._undelivered.clear()
 
     def resume(self) -> None:
         """Continue after `stop`."""
         self.stopped = False
 
-    def put(self, requested_offset: int, pulled: PullResult) -> None:
+    def add_pull(self, requested_offset: int, pulled: PullResult) -> None:
         """Add the messages of a pull for `requested_offset`; an answer for another offset is ignored."""
-        if pulled.moved is PullRedirect.RESET:
-            self.rewind(pulled.next)
-        elif requested_offset != self.next or self.stopped:
+        if pulled.redirect is PullRedirect.RESET:
+            self.rewind(pulled.next_offset)
+        elif requested_offset != self.next_offset or self.stopped:
             return
-        elif pulled.moved and pulled.next >= self.next:
-            self.next = pulled.next  # keep fetched messages: the broker no longer has them
-        elif pulled.moved:
-            self.rewind(min(pulled.next, self.committable))  # the broker lost the end: fetch unfinished messages again
+        elif pulled.redirect and pulled.next_offset >= self.next_offset:
+            self.next_offset = pulled.next_offset  # keep fetched messages: the broker no longer has them
+        elif pulled.redirect:
+            self.rewind(
+                min(pulled.next_offset, self.committable_offset)
+            )  # the broker lost the end: fetch unfinished messages again
         else:
             for message in pulled.messages:
-                if message.offset >= self.next:
-                    self._waiting.append(message)
-                    self.bytes += message.variable_bytes
-                    self.next = message.offset + 1
-            self.next = max(self.next, pulled.next)
+                if message.offset >= self.next_offset:
+                    self._undelivered.append(message)
+                    self.unfinished_bytes += message.variable_bytes
+                    self.next_offset = message.offset + 1
+            self.next_offset = max(self.next_offset, pulled.next_offset)
 
-    def take(self, most: int, now: float) -> Delivery | None:
+    def start_delivery(self, max_messages: int, now: float) -> OpenDelivery | None:
         """Start a delivery, if one may start; returned messages go first, each alone, as one may fail a batch."""
-        if self.stopped or now < self._not_before or (self.orderly and self.open):
+        if self.stopped or now < self._deliver_after or (self.orderly and self.open_deliveries):
             return None
         messages: list[Message] = []
-        if self._again and self._again[0][0] <= now:
-            messages = [heappop(self._again)[2]]
+        if self._returned and self._returned[0][0] <= now:
+            messages = [heappop(self._returned)[2]]
         else:
-            messages = [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
-            self._taken.extend([message.offset for message in messages])
+            messages = [self._undelivered.popleft() for _ in range(min(max_messages, len(self._undelivered)))]
+            self._handed_out.extend([message.offset for message in messages])
         if not messages:
             return None
-        delivery = Delivery(now, self._resets, {message.offset: message for message in messages})
-        self.open[delivery] = None
+        delivery = OpenDelivery(now, self._reset_count, {message.offset: message for message in messages})
+        self.open_deliveries[delivery] = None
         self.in_flight += len(messages)
         return delivery
 
-    def note_given(self, delivery: Delivery) -> None:
+    def mark_sent(self, delivery: OpenDelivery) -> None:
         """Record that a delivery is being sent to the app; not called for a delivery that finds no listening app."""
-        if delivery.resets == self._resets and delivery.left:
-            last = max(delivery.left)
-            self.given = last if self.given is None else max(self.given, last)
+        if delivery.reset_count == self._reset_count and delivery.unsettled:
+            last = max(delivery.unsettled)
+            self.max_sent_offset = last if self.max_sent_offset is None else max(self.max_sent_offset, last)
 
-    def fit(self, most: int, size: int) -> int:
+    def count_fitting(self, max_messages: int, max_bytes: int) -> int:
         """Return how many of the next messages fit into `size` encoded bytes; at least 1."""
         number = 0
-        for message in islice(self._waiting, most):
-            size -= message.encoded_bytes
-            if size < 0:
+        for message in islice(self._undelivered, max_messages):
+            max_bytes -= message.encoded_bytes
+            if max_bytes < 0:
                 break
             number += 1
         return max(1, number)
 
-    def attempt(self, message: Message) -> int:
+    def attempt_number(self, message: Message) -> int:
         """Return the number of a message's attempt, from 1: the sum of the broker's count and the window's."""
-        return 1 + message.attempt + self.tried.get(message.offset, 0)
+        return 1 + message.reconsume_times + self.extra_attempts.get(message.offset, 0)
 
-    def tries(self, delivery: Delivery, message: Message) -> None:
+    def count_attempt(self, delivery: OpenDelivery, message: Message) -> None:
         """Count an attempt that the broker does not count; ignored for a delivery from before a reset."""
-        if delivery.resets == self._resets:
-            self.tried[message.offset] = self.tried.get(message.offset, 0) + 1
+        if delivery.reset_count == self._reset_count:
+            self.extra_attempts[message.offset] = self.extra_attempts.get(message.offset, 0) + 1
 
-    def done(self, delivery: Delivery, message: Message) -> None:
+    def finish_message(self, delivery: OpenDelivery, message: Message) -> None:
         """Finish a message: the app consumed it, or the broker has it for a retry or as a dead letter."""
-        if self._ends(delivery, message):
-            self.bytes -= message.variable_bytes
-            self.tried.pop(message.offset, None)
-            self._done.add(message.offset)
-            while self._taken and self._taken[0] in self._done:
-                self._done.remove(self._taken.popleft())
+        if self._close_message(delivery, message):
+            self.unfinished_bytes -= message.variable_bytes
+            self.extra_attempts.pop(message.offset, None)
+            self._finished.add(message.offset)
+            while self._handed_out and self._handed_out[0] in self._finished:
+                self._finished.remove(self._handed_out.popleft())
 
-    def back(self, delivery: Delivery, message: Message, until: float = AT_ONCE) -> None:
+    def return_message(self, delivery: OpenDelivery, message: Message, deliver_after: float = IMMEDIATELY) -> None:
         """Return a message, unfinished, to be handed out again from `until` on; an Orderly queue waits as a whole.
 
         Of the messages that do not wait, the lowest offset goes first, however often each one was returned: messages
         finished behind an unfinished one cannot be committed, and would come again at the queue's next owner.
         """
-        if self._ends(delivery, message):
+        if self._close_message(delivery, message):
             if self.orderly:
-                self._not_before, until = max(self._not_before, until), AT_ONCE
-            heappush(self._again, (until, message.offset, message))
+                self._deliver_after, deliver_after = max(self._deliver_after, deliver_after), IMMEDIATELY
+            heappush(self._returned, (deliver_after, message.offset, message))
 
-    def _ends(self, delivery: Delivery, message: Message) -> bool:
+    def _close_message(self, delivery: OpenDelivery, message: Message) -> bool:
         """Mark a message as no longer in flight; return whether it was, in a delivery since the last reset."""
-        if message.offset not in delivery.left:
+        if message.offset not in delivery.unsettled:
             return False
-        del delivery.left[message.offset]
+        del delivery.unsettled[message.offset]
         self.in_flight -= 1
-        if not delivery.left:
-            del self.open[delivery]
-        if delivery.resets == self._resets:
+        if not delivery.unsettled:
+            del self.open_deliveries[delivery]
+        if delivery.reset_count == self._reset_count:
             return True
         self._orphaned_bytes -= message.memory_bytes
         return False
 
-    def to_commit(self) -> Commit | None:
+    def next_commit(self) -> Commit | None:
         """Return the offset to commit, or None; wait for each answer, so that no commit overtakes another."""
-        return Commit(self.committable, self._resets) if self.committable != self.committed else None
+        return (
+            Commit(self.committable_offset, self._reset_count)
+            if self.committable_offset != self.committed_offset
+            else None
+        )
 
-    def answered(self, commit: Commit) -> None:
+    def mark_committed(self, commit: Commit) -> None:
         """Record that the broker has a committed offset, unless it is known to have a higher one."""
-        if commit.resets == self._resets and commit.offset > (-1 if self.committed is None else self.committed):
-            self.committed = commit.offset
+        if commit.reset_count == self._reset_count and commit.offset > (
+            -1 if self.committed_offset is None else self.committed_offset
+        ):
+            self.committed_offset = commit.offset
 
-    def passed(self, commit: Commit, group_offset: int) -> bool:
+    def skip_if_passed(self, commit: Commit, group_offset: int) -> bool:
         """Continue at the group's offset and return True if it is above the commit: others have consumed the queue."""
-        if commit.resets != self._resets or group_offset <= commit.offset:
+        if commit.reset_count != self._reset_count or group_offset <= commit.offset:
             return False
         self.reset(group_offset, group_offset)
         return True
 
-    def full(self, limits: Limits) -> str | None:
+    def why_full(self, limits: QueueLimits) -> str | None:
         """Return why no more may be fetched now; None if fetching may continue."""
-        if self.buffered >= limits.messages:
-            return f"{self.buffered} messages are not finished; the limit is {limits.messages}"
-        unfinished = self.bytes + MESSAGE_OVERHEAD_BYTES * self.buffered
-        if unfinished >= limits.bytes:
-            return f"{unfinished / MEBIBYTE:.1f} MiB are not finished; the limit is {limits.bytes / MEBIBYTE:.1f} MiB"
-        span = 0 if self.orderly or self.last is None else self.last - self.committable
-        if span > limits.span:
-            return f"{self.committable} is not finished and {span} offsets behind the last; the limit is {limits.span}"
+        if self.unfinished_count >= limits.max_messages:
+            return f"{self.unfinished_count} messages are not finished; the limit is {limits.max_messages}"
+        unfinished = self.unfinished_bytes + MESSAGE_OVERHEAD_BYTES * self.unfinished_count
+        if unfinished >= limits.max_bytes:
+            return (
+                f"{unfinished / MEBIBYTE:.1f} MiB are not finished; the limit is {limits.max_bytes / MEBIBYTE:.1f} MiB"
+            )
+        span = 0 if self.orderly or self.last_offset is None else self.last_offset - self.committable_offset
+        if span > limits.max_offset_span:
+            position = f"{self.committable_offset} is not finished and {span} offsets behind the last"
+            return f"{position}; the limit is {limits.max_offset_span}"
         return None
 
     @property
     def memory_bytes(self) -> int:
         """The memory of unfinished messages, and of open deliveries from before a reset."""
-        return self.bytes + MESSAGE_OVERHEAD_BYTES * self.buffered + self._orphaned_bytes
+        return self.unfinished_bytes + MESSAGE_OVERHEAD_BYTES * self.unfinished_count + self._orphaned_bytes
 
     @property
-    def empty(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether no delivery is open."""
-        return not self.open
+        return not self.open_deliveries
 
     @property
-    def committable(self) -> int:
+    def committable_offset(self) -> int:
         """The first unfinished offset; every lower offset is finished."""
-        return self._taken[0] if self._taken else self._waiting[0].offset if self._waiting else self.next
+        return (
+            self._handed_out[0]
+            if self._handed_out
+            else self._undelivered[0].offset
+            if self._undelivered
+            else self.next_offset
+        )
 
     @property
-    def uncommitted(self) -> int:
+    def uncommitted_count(self) -> int:
         """The number of finished offsets that are not known to be committed; 0 if the broker's offset is unknown."""
-        return 0 if self.committed is None else max(0, self.committable - self.committed)
+        return 0 if self.committed_offset is None else max(0, self.committable_offset - self.committed_offset)
 
     @property
     def would_repeat(self) -> bool:
         """Whether the app would get messages again if another reader starts at the committed offset."""
-        return self.given is not None and (self.committed is None or self.given >= self.committed)
+        return self.max_sent_offset is not None and (
+            self.committed_offset is None or self.max_sent_offset >= self.committed_offset
+        )
 
     @property
-    def buffered(self) -> int:
+    def unfinished_count(self) -> int:
         """The number of unfinished messages."""
-        return len(self._waiting) + len(self._taken) - len(self._done)
+        return len(self._undelivered) + len(self._handed_out) - len(self._finished)
 
     @property
-    def last(self) -> int | None:
+    def last_offset(self) -> int | None:
         """The last fetched offset; None if no message is unfinished."""
-        return self._waiting[-1].offset if self._waiting else self._taken[-1] if self._taken else None
+        return self._undelivered[-1].offset if self._undelivered else self._handed_out[-1] if self._handed_out else None

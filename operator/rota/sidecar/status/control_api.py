@@ -16,18 +16,18 @@ import msgspec
 from aiohttp import web
 
 from rota.deliveries import DeliveriesPage
-from rota.http_server import AdmissionLimit, BodyReader, Limits, listen, release_connection
+from rota.http_server import AdmissionLimit, BodyReader, ServerLimits, listen, release_connection
 from rota.reports import FullReport
 from rota.sidecar.status.self_report import QueuesPage
-from rota.signing import KEY_BYTES, NONCE, SIGNATURE_HEADER, Request, is_request_signed, sign_report
+from rota.signing import KEY_BYTES, NONCE_PARAMETER, SIGNATURE_HEADER, SignedRequest, is_request_signed, sign_report
 from rota.spec import Seconds
 
 PORT: Final = 9913
-LONGEST_WAIT = 30.0
+MAX_WAIT_SECONDS = 30.0
 MAX_CONNECTIONS = 128
 MAX_HEADERS = 32
 MAX_HEADER_BYTES = 2048
-LIMITS = Limits(MAX_CONNECTIONS, headers=MAX_HEADERS, header_bytes=MAX_HEADER_BYTES)
+LIMITS = ServerLimits(MAX_CONNECTIONS, max_headers=MAX_HEADERS, max_header_bytes=MAX_HEADER_BYTES)
 MAX_WAITING_REPORTS = 32  # further long polls are answered at once
 MAX_WAITING_DRAINS = 32  # further connections may be closed while they wait
 MAX_DRAIN_BYTES = 1024
@@ -48,7 +48,7 @@ class ReportSource(Protocol):
     def deliveries(self, start: int) -> DeliveriesPage:
         """Return the page of delivery counts that starts at index `start`."""
 
-    async def news(self, after: int) -> None:
+    async def wait_for_revision(self, after: int) -> None:
         """Wait until the report's revision differs from `after`."""
 
 
@@ -61,7 +61,7 @@ class ControlHost(Protocol):
     def status(self) -> ReportSource:
         """The member's reports and progress pages."""
 
-    def report_asked(self) -> None:
+    def on_report_requested(self) -> None:
         """Record that the operator has requested the report."""
 
     async def drain(self, *, final: bool = False) -> None:
@@ -83,14 +83,14 @@ class KeyFiles:
         return [key for key in keys if len(key) == KEY_BYTES]
 
 
-class Control:
+class ControlApi:
     """The routes of the control port."""
 
-    def __init__(self, shell: ControlHost, keys: KeyFiles | None = None) -> None:
+    def __init__(self, host: ControlHost, keys: KeyFiles | None = None) -> None:
         """Serve `shell`; `keys` verify requests and sign reports, and without them nothing is signed."""
-        self._shell = shell
+        self._host = host
         self._keys = keys
-        self._draining: asyncio.Task[None] | None = None
+        self._drain_task: asyncio.Task[None] | None = None
         self._waiting_drains = AdmissionLimit(MAX_WAITING_DRAINS)
         self._waiting_reports = AdmissionLimit(MAX_WAITING_REPORTS)
         self._drain_body = BodyReader(MAX_DRAIN_BYTES, MAX_DRAIN_BODIES)
@@ -105,8 +105,8 @@ class Control:
         """The routes, for the control port or the probe port."""
         return [
             web.get("/v1/report", self._report),
-            web.get("/v1/report/queues", partial(self._page, self._queues)),
-            web.get("/v1/report/deliveries", partial(self._page, self._deliveries)),
+            web.get("/v1/report/queues", partial(self._page, self._encode_queues)),
+            web.get("/v1/report/deliveries", partial(self._page, self._encode_deliveries)),
             web.post("/v1/drain", self._drain),
         ]
 
@@ -118,15 +118,15 @@ class Control:
 
     async def _report(self, request: web.Request) -> web.Response:
         keys = self._authenticate(request)
-        self._shell.report_asked()
-        after, wait = request.query.get("after", ""), duration(request.query.get("wait", "10s"))
+        self._host.on_report_requested()
+        after, wait = request.query.get("after", ""), parse_wait(request.query.get("wait", "10s"))
         if wait is None or not _NUMBER.fullmatch(after):
             return web.Response(status=400, text="after is a revision, wait a duration such as 10s\n")
         with self._waiting_reports.admit() as may_wait, suppress(TimeoutError):
             if after and may_wait:
                 async with asyncio.timeout(wait):
-                    await self._shell.status.news(int(after))
-        return _signed(request, report_response(self._shell), keys)
+                    await self._host.status.wait_for_revision(int(after))
+        return _signed(request, report_response(self._host), keys)
 
     async def _page(self, encode_page: Callable[[int], bytes], request: web.Request) -> web.Response:
         keys = self._authenticate(request)
@@ -136,22 +136,22 @@ class Control:
         page = encode_page(int(start or 0))
         return _signed(request, web.Response(body=page, content_type="application/json"), keys)
 
-    def _queues(self, start: int) -> bytes:
-        return msgspec.json.encode(self._shell.status.queues(start))
+    def _encode_queues(self, start: int) -> bytes:
+        return msgspec.json.encode(self._host.status.queues(start))
 
-    def _deliveries(self, start: int) -> bytes:
-        return msgspec.json.encode(self._shell.status.deliveries(start))
+    def _encode_deliveries(self, start: int) -> bytes:
+        return msgspec.json.encode(self._host.status.deliveries(start))
 
     async def _drain(self, request: web.Request) -> web.Response:
         """Drain permanently. The signature covers the pod's uid; an unsigned request must name it in its body."""
-        if not self._authenticate(request) and await self._named_uid(request) != self._shell.uid:
+        if not self._authenticate(request) and await self._named_uid(request) != self._host.uid:
             return web.Response(status=403, text="a final drain names the uid of the pod\n")
-        if self._draining is None or self._draining.done():
-            self._draining = asyncio.create_task(self._shell.drain(final=True))
+        if self._drain_task is None or self._drain_task.done():
+            self._drain_task = asyncio.create_task(self._host.drain(final=True))
         with self._waiting_drains.admit() as may_wait:
             if not may_wait:
                 release_connection(request)
-            await asyncio.shield(self._draining)  # the drain completes even if the client disconnects
+            await asyncio.shield(self._drain_task)  # the drain completes even if the client disconnects
         return web.Response(text="drained for good\n")
 
     async def _named_uid(self, request: web.Request) -> object:
@@ -171,7 +171,7 @@ class Control:
             return ()
         keys = self._keys.read()
         header = request.headers.get(SIGNATURE_HEADER, "")
-        signed = Request(request.method, request.raw_path, self._shell.uid)
+        signed = SignedRequest(request.method, request.raw_path, self._host.uid)
         if not is_request_signed(keys, header, signed):
             reason = "it is not signed with the key of the pod's group" if keys else "the pod has no key yet"
             raise web.HTTPUnauthorized(text=f"The request is rejected: {reason}\n")
@@ -180,22 +180,22 @@ class Control:
 
 def _signed(request: web.Request, response: web.Response, keys: Sequence[bytes]) -> web.Response:
     if keys and isinstance(response.body, bytes):
-        response.headers[SIGNATURE_HEADER] = sign_report(keys[0], request.query.get(NONCE, ""), response.body)
+        response.headers[SIGNATURE_HEADER] = sign_report(keys[0], request.query.get(NONCE_PARAMETER, ""), response.body)
     return response
 
 
-def encode_report(shell: ControlHost) -> bytes:
+def encode_report(host: ControlHost) -> bytes:
     """Return the encoded current report."""
-    return msgspec.json.encode(shell.status.report())
+    return msgspec.json.encode(host.status.report())
 
 
-def report_response(shell: ControlHost) -> web.Response:
+def report_response(host: ControlHost) -> web.Response:
     """Return a response with the current report."""
-    return web.Response(body=encode_report(shell), content_type="application/json")
+    return web.Response(body=encode_report(host), content_type="application/json")
 
 
-def duration(text: str) -> float | None:
+def parse_wait(text: str) -> float | None:
     """Return the seconds that a client asks to wait, at most LONGEST_WAIT; None if the text is no duration."""
     with suppress(ValueError):
-        return 0.0 if text in {"0", "0s"} else min(float(Seconds.parse(text)), LONGEST_WAIT)
+        return 0.0 if text in {"0", "0s"} else min(float(Seconds.parse(text)), MAX_WAIT_SECONDS)
     return None

@@ -10,30 +10,30 @@ from msgspec.structs import replace
 
 from rota.brokers.message import Message
 from rota.deliveries import (
-    APP_MISSING,
-    AppAnswer,
+    APP_UNREACHED_OUTCOMES,
+    AppResponse,
     DeliveriesPage,
     DeliveryOutcome,
     FailingMessage,
     HandlingTimes,
     LastFailure,
     QueueCounts,
-    bucket_of,
+    bucket_index,
 )
 from rota.delivery_totals import DeliveryTotals
-from rota.model import Queue, plain
-from rota.sidecar.member.window import Window
+from rota.model import Queue, single_line
+from rota.sidecar.member.window import QueueWindow
 
-QUEUES_IN_PAGE = 200  # with topics and messages less than 256 KiB, for names of any length
+DELIVERY_PAGE_QUEUES = 200  # with topics and messages less than 256 KiB, for names of any length
 TOPICS_IN_PAGE = 10
 MESSAGES_IN_PAGE = 10
 FAILED_ATTEMPTS = 3  # a message with at least this many attempts is listed
 FAILED_SECONDS = 900.0  # for which a message is listed after its last failure
 MAX_FAILED_MESSAGES = 100  # maximum number that is kept
 HANGING_SECONDS = 30.0  # at the app, after which a message is listed
-LONGEST_SAMPLE_SECONDS = 5.0  # a longer interval between samples was a stall, and is not counted
+MAX_SAMPLE_SECONDS = 5.0  # a longer interval between samples was a stall, and is not counted
 DUE_STEP_SECONDS = 10.0
-LONGEST_TEXT = 200  # characters of a topic or id, which a producer may have chosen
+MAX_TEXT_CHARACTERS = 200  # characters of a topic or id, which a producer may have chosen
 # Delay of the next attempt at the broker, by the number of earlier attempts: RocketMQ's defaults.
 RETRY_DELAYS_SECONDS = (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 
@@ -41,7 +41,7 @@ RETRY_DELAYS_SECONDS = (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600,
 class CountedReader(Protocol):
     """The properties of a queue's reader that are counted."""
 
-    window: Window
+    window: QueueWindow
 
 
 class _FailedMessage(NamedTuple):
@@ -49,8 +49,8 @@ class _FailedMessage(NamedTuple):
     queue: Queue
     offset: int
     attempts: int
-    answer: AppAnswer
-    at: float
+    answer: AppResponse
+    failed_at: float
 
 
 class DeliveryCounts:
@@ -61,10 +61,10 @@ class DeliveryCounts:
         self._queues: dict[Queue, DeliveryTotals] = {}  # never shrinks, so pages keep their places
         self._times: dict[str, dict[int, int]] = {}  # number of deliveries by topic and bucket
         self._failed: dict[str, _FailedMessage] = {}  # by message id, the latest failure last
-        self._last_failure: tuple[AppAnswer, float] | None = None  # the answer and its time
+        self._last_failure: tuple[AppResponse, float] | None = None  # the answer and its time
         self._due: dict[int, int] = {}  # number of returned messages, by the time of their next attempt
 
-    def count(self, queue: Queue, attempts: Sequence[tuple[Message, int]], answer: AppAnswer, now: float) -> None:
+    def count(self, queue: Queue, attempts: Sequence[tuple[Message, int]], answer: AppResponse, now: float) -> None:
         """Count the end of a delivery; `attempts` pairs each message with the number of this attempt."""
         counts = self._queues.setdefault(queue, DeliveryTotals())
         outcome, messages = answer.outcome, len(attempts)
@@ -72,30 +72,30 @@ class DeliveryCounts:
             counts.done += messages
         else:
             counts.failures[outcome.value] = counts.failures.get(outcome.value, 0) + messages
-        if outcome in APP_MISSING:
+        if outcome in APP_UNREACHED_OUTCOMES:
             return
         counts.first_attempts += sum(attempt == 1 for _, attempt in attempts)
         if outcome in {DeliveryOutcome.DONE, DeliveryOutcome.REJECTED}:
             for message, _ in attempts if self._failed else ():
-                self._failed.pop(_id_of(message), None)
+                self._failed.pop(_short_id(message), None)
         if outcome is not DeliveryOutcome.DONE:
             self._last_failure = answer, now
             self._remember_failures(queue, attempts, answer, now)
 
     def _remember_failures(
-        self, queue: Queue, attempts: Sequence[tuple[Message, int]], answer: AppAnswer, now: float
+        self, queue: Queue, attempts: Sequence[tuple[Message, int]], answer: AppResponse, now: float
     ) -> None:
         for message, attempt in attempts:
             if attempt >= FAILED_ATTEMPTS and answer.outcome is not DeliveryOutcome.REJECTED:
-                name = _id_of(message)
+                name = _short_id(message)
                 self._failed.pop(name, None)
-                self._failed[name] = _FailedMessage(_topic_of(message), queue, message.offset, attempt, answer, now)
+                self._failed[name] = _FailedMessage(_short_topic(message), queue, message.offset, attempt, answer, now)
         while len(self._failed) > MAX_FAILED_MESSAGES:
             del self._failed[next(iter(self._failed))]
 
     def count_time(self, topic: str, seconds: float) -> None:
         """Count how long a delivery was at the app."""
-        buckets, bucket = self._times.setdefault(topic, {}), bucket_of(seconds)
+        buckets, bucket = self._times.setdefault(topic, {}), bucket_index(seconds)
         buckets[bucket] = buckets.get(bucket, 0) + 1
 
     def count_returned(self, attempts_before: int, now: float) -> None:
@@ -109,11 +109,11 @@ class DeliveryCounts:
     def sample(self, readers: Mapping[Queue, CountedReader], now: float) -> None:
         """Add the time since the last sample, weighted by messages at the app, and by waiting messages."""
         seconds, self._sampled = now - self._sampled, now
-        if seconds > LONGEST_SAMPLE_SECONDS:
+        if seconds > MAX_SAMPLE_SECONDS:
             return
         for queue, reader in readers.items():
             window = reader.window
-            buffered = window.buffered
+            buffered = window.unfinished_count
             if not buffered and queue not in self._queues:
                 continue
             counts = self._queues.setdefault(queue, DeliveryTotals())
@@ -123,7 +123,7 @@ class DeliveryCounts:
 
     def page(self, start: int, incarnation: str, readers: Mapping[Queue, CountedReader], now: float) -> DeliveriesPage:
         """Return the page that starts at queue index `start`; the first page also lists failing messages."""
-        first_topic, stop = start // QUEUES_IN_PAGE * TOPICS_IN_PAGE, start + QUEUES_IN_PAGE
+        first_topic, stop = start // DELIVERY_PAGE_QUEUES * TOPICS_IN_PAGE, start + DELIVERY_PAGE_QUEUES
         last_topic = first_topic + TOPICS_IN_PAGE
         page = DeliveriesPage(
             incarnation=incarnation,
@@ -138,7 +138,7 @@ class DeliveryCounts:
             page,
             delayed=self._count_delayed(now),
             last_failure=self._describe_last_failure(now),
-            failing=self._name_failing(readers, now),
+            failing=self._list_failing(readers, now),
         )
 
     def _describe_last_failure(self, now: float) -> LastFailure | None:
@@ -152,12 +152,12 @@ class DeliveryCounts:
             del self._due[due]
         return sum(self._due.values())
 
-    def _name_failing(self, readers: Mapping[Queue, CountedReader], now: float) -> list[FailingMessage]:
+    def _list_failing(self, readers: Mapping[Queue, CountedReader], now: float) -> list[FailingMessage]:
         """Return the messages with the most attempts: hanging ones first, then those that failed recently."""
-        for name in [name for name, message in self._failed.items() if message.at < now - FAILED_SECONDS]:
+        for name in [name for name, message in self._failed.items() if message.failed_at < now - FAILED_SECONDS]:
             del self._failed[name]
         failed = (_as_message(message, now) for message in self._failed.values())
-        named = chain(_name_hanging(readers, now), failed)
+        named = chain(_list_hanging(readers, now), failed)
         return nlargest(MESSAGES_IN_PAGE, named, key=lambda message: (not message.outcome, message.attempts))
 
 
@@ -169,26 +169,26 @@ def _as_counts(queue: Queue, counts: DeliveryTotals) -> QueueCounts:
 
 
 def _as_message(message: _FailedMessage, now: float) -> FailingMessage:
-    age, answer = round(now - message.at, 3), message.answer
+    age, answer = round(now - message.failed_at, 3), message.answer
     place = (message.topic, *message.queue, message.offset)
     return FailingMessage(*place, message.attempts, age, answer.outcome, answer.status)
 
 
-def _name_hanging(readers: Mapping[Queue, CountedReader], now: float) -> Iterator[FailingMessage]:
+def _list_hanging(readers: Mapping[Queue, CountedReader], now: float) -> Iterator[FailingMessage]:
     for queue, reader in readers.items():
-        for delivery in reader.window.open:
-            if delivery.since <= now - HANGING_SECONDS:
+        for delivery in reader.window.open_deliveries:
+            if delivery.started_at <= now - HANGING_SECONDS:
                 for message in delivery.messages:
-                    attempt = reader.window.attempt(message)
-                    age = round(now - delivery.since, 3)
-                    yield FailingMessage(_topic_of(message), *queue, message.offset, attempt, age)
+                    attempt = reader.window.attempt_number(message)
+                    age = round(now - delivery.started_at, 3)
+                    yield FailingMessage(_short_topic(message), *queue, message.offset, attempt, age)
 
 
-def _topic_of(message: Message) -> str:
+def _short_topic(message: Message) -> str:
     """Return the topic that a message was sent to, shortened: in a retry queue, its producer may have set any text."""
-    return plain(message.topic, LONGEST_TEXT)
+    return single_line(message.topic, MAX_TEXT_CHARACTERS)
 
 
-def _id_of(message: Message) -> str:
+def _short_id(message: Message) -> str:
     """Return the id of a message, which stays the same over all its attempts."""
-    return message.id[:LONGEST_TEXT]
+    return message.id[:MAX_TEXT_CHARACTERS]

@@ -12,14 +12,14 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
-from rota.aio import call_for_at_most
+from rota.aio import call_in_thread
 from rota.brokers.message import Message
-from rota.model import plain
+from rota.model import single_line
 
 CLOSE_SECONDS = 2.0  # for sending queued spans when the receiver changes or the sidecar ends
 
-NOT_SENT = "away"  # the outcome of a delivery without a connection to the app
-LONGEST_ID = 100  # characters of a message's id: a producer may choose 32 KB, and spans wait in memory
+NOT_SENT_OUTCOME = "away"  # the outcome of a delivery without a connection to the app
+MAX_ID_CHARACTERS = 100  # characters of a message's id: a producer may choose 32 KB, and spans wait in memory
 
 # W3C trace context: version, trace id, id of the parent span, flags, and the fields of later versions. Version ff and
 # ids of zeros are invalid.
@@ -27,7 +27,7 @@ _TRACE_PARENT = re.compile(r"((?!ff)[0-9a-f]{2})-((?!0{32})[0-9a-f]{32})-((?!0{1
 _SAMPLED = 0x01
 _STATE_MEMBER = r"[a-z0-9][a-z0-9_\-*/@]{0,255}=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
 _TRACE_STATE = re.compile(rf"{_STATE_MEMBER}(?:,{_STATE_MEMBER}){{0,31}}")
-_LONGEST_STATE = 512  # characters, the minimum that W3C requires to keep
+_MAX_STATE_CHARACTERS = 512  # characters, the minimum that W3C requires to keep
 
 
 class TraceParent(NamedTuple):
@@ -85,7 +85,7 @@ def _parse_parent(text: str) -> TraceParent | None:
 def trace_state(message: Message) -> str:
     """Return the property `tracestate`; empty if it violates W3C's syntax, or is too long to be kept."""
     text = message.properties.get("tracestate", "")
-    return text if len(text) <= _LONGEST_STATE and _TRACE_STATE.fullmatch(text) else ""
+    return text if len(text) <= _MAX_STATE_CHARACTERS and _TRACE_STATE.fullmatch(text) else ""
 
 
 def delivery_span(
@@ -105,7 +105,7 @@ def delivery_span(
         "messaging.operation.name": "deliver",
         "messaging.destination.name": topic,
         "messaging.consumer.group.name": group,
-        "messaging.message.id": plain(message.id, LONGEST_ID),
+        "messaging.message.id": single_line(message.id, MAX_ID_CHARACTERS),
         "rota.outcome": outcome,
     }
     if message.queue.topic == topic:  # a retried message is in a queue of the group's retry topic
@@ -138,7 +138,7 @@ class DeliverySpans:
         self._sender_number = 0
         self._switching = asyncio.Lock()
 
-    def take_endpoint(self, endpoint: str) -> bool:
+    def set_endpoint(self, endpoint: str) -> bool:
         """Set the receiver of the settings in force, "" for none; return whether `switch` must be called."""
         changed, self._endpoint = endpoint != self._endpoint, endpoint
         return changed
@@ -176,7 +176,7 @@ class DeliverySpans:
 
     def record(self, messages: Sequence[Message], *, topic: str, group: str, outcome: str, seconds: float) -> None:
         """Send the spans of messages that were at the app for `seconds`."""
-        if self._sender is None or outcome == NOT_SENT:
+        if self._sender is None or outcome == NOT_SENT_OUTCOME:
             return
         end = time.time()
         for message in messages:
@@ -194,7 +194,7 @@ class DeliverySpans:
     async def _close(self) -> None:
         sender, self._sender = self._sender, None
         if sender:
-            await call_for_at_most(CLOSE_SECONDS, sender.close)
+            await call_in_thread(CLOSE_SECONDS, sender.close)
 
 
 def _describe_failure(endpoint: str, failure: str) -> str:

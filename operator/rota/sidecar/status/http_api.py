@@ -6,8 +6,8 @@ from typing import Protocol
 from aiohttp import web
 
 from rota.http_server import SharedResponse, listen
-from rota.metrics import Format
-from rota.sidecar.status.control_api import LIMITS, Control, ReportSource, encode_report
+from rota.metrics import MetricsFormat
+from rota.sidecar.status.control_api import LIMITS, ControlApi, ReportSource, encode_report
 from rota.sidecar.status.control_api import ControlHost as Controlled
 from rota.sidecar.status.waiting_hooks import WaitingHooks
 
@@ -17,13 +17,13 @@ PORT = 9911
 DRAIN_BEGINS_SECONDS = 10.0
 
 
-class Status(ReportSource, Protocol):
+class StatusSource(ReportSource, Protocol):
     """The part of the member's status that needs no authentication."""
 
-    def unready(self) -> str:
+    def why_unready(self) -> str:
         """Return why the member cannot consume; empty if it can."""
 
-    def metrics(self, style: Format) -> bytes:
+    def render_metrics(self, style: MetricsFormat) -> bytes:
         """Render all metrics."""
 
 
@@ -31,22 +31,22 @@ class ApiHost(Controlled, Protocol):
     """The member that this API serves."""
 
     @property
-    def status(self) -> Status:
+    def status(self) -> StatusSource:
         """The member's reports, probes and metrics."""
 
     @property
-    def ends(self) -> asyncio.Event:
+    def pod_drain_started(self) -> asyncio.Event:
         """An event that is set once a drain has started that lasts until the pod ends."""
 
-    async def drained(self) -> None:
+    async def wait_drained(self) -> None:
         """Wait until all queues are released."""
 
 
-class Page:
+class StatusApi:
     """The routes; for a member without a key, including those of the control port."""
 
-    def __init__(self, shell: ApiHost, control: Control) -> None:
-        self._shell = shell
+    def __init__(self, host: ApiHost, control: ControlApi) -> None:
+        self._host = host
         self._control = control
         self._waiting_hooks = WaitingHooks()
 
@@ -67,26 +67,26 @@ class Page:
         return await listen(app, address, port, limits=LIMITS)
 
     async def _report(self) -> bytes:
-        return encode_report(self._shell)
+        return encode_report(self._host)
 
     async def _drained(self, request: web.Request) -> web.Response:
         """Let the hook of an app container wait for the drain, if one starts."""
         with self._waiting_hooks.protect(request):
             try:
                 async with asyncio.timeout(DRAIN_BEGINS_SECONDS):
-                    await self._shell.ends.wait()
+                    await self._host.pod_drain_started.wait()
             except TimeoutError:
                 return web.Response(text="no drain has begun\n")
-            await self._shell.drained()
+            await self._host.wait_drained()
         return web.Response(text="drained\n")
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        style = Format.accepted(request.headers.get("accept", ""))
-        return web.Response(body=self._shell.status.metrics(style), headers={"content-type": style.value})
+        style = MetricsFormat.from_accept_header(request.headers.get("accept", ""))
+        return web.Response(body=self._host.status.render_metrics(style), headers={"content-type": style.value})
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response(text="lives\n")
 
     async def _readiness(self, _: web.Request) -> web.Response:
-        reason = self._shell.status.unready()
+        reason = self._host.status.why_unready()
         return web.Response(status=503 if reason else 200, text=f"{reason or 'ready'}\n")

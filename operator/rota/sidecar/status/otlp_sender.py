@@ -17,7 +17,7 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from rota.otlp import ReportingExporter, batches, nanoseconds
+from rota.otlp import ReportingExporter, batch_processor, to_nanoseconds
 from rota.sidecar.status.delivery_spans import DeliverySpan
 
 MAX_QUEUE = 2048  # queued spans, about 3 kB each
@@ -25,7 +25,7 @@ MAX_QUEUE = 2048  # queued spans, about 3 kB each
 
 def processor_to(endpoint: str, on_result: Callable[[str], None]) -> SpanProcessor:
     """Return a processor that posts batches to a receiver's base URL. Raise ValueError for invalid variables."""
-    return batches(ReportingExporter(f"{endpoint.rstrip('/')}/v1/traces", on_result), MAX_QUEUE)
+    return batch_processor(ReportingExporter(f"{endpoint.rstrip('/')}/v1/traces", on_result), MAX_QUEUE)
 
 
 class OtlpSender:
@@ -53,11 +53,11 @@ class OtlpSender:
             kind=SpanKind.CONSUMER,
             attributes=span.attributes,
             links=[Link(parent)],  # required by the conventions for messaging, also for the parent
-            start_time=nanoseconds(span.start),
+            start_time=to_nanoseconds(span.start),
         )
         if span.error:
             delivery_span.set_status(Status(StatusCode.ERROR, span.error))
-        delivery_span.end(nanoseconds(span.end))
+        delivery_span.end(to_nanoseconds(span.end))
 
     def close(self) -> None:
         """Send queued spans; blocks."""

@@ -9,15 +9,15 @@ from msgspec import Struct
 
 from rota.model import Queue
 from rota.ranges import to_ranges
-from rota.reports import MOST_UNCOMMITTED, FullReport, QueueState, QueueStatus, Report, Uncommitted
+from rota.reports import MAX_UNCOMMITTED_ENTRIES, FullReport, QueueState, QueueStatus, Report, Uncommitted
 from rota.sidecar.member.member import Member
 from rota.sidecar.member.queue_lifecycle import LeaseState
-from rota.sidecar.member.window import Window
+from rota.sidecar.member.window import QueueWindow
 from rota.sidecar.status.problems import Problems
 
-QUEUES_IN_A_PAGE = 400  # less than 256 KiB, for names of any length
+PROGRESS_PAGE_QUEUES = 400  # less than 256 KiB, for names of any length
 
-_BY_TABLE: dict[LeaseState, QueueState] = {
+_STATE_BY_LEASE: dict[LeaseState, QueueState] = {
     LeaseState.WANTED: "starting",
     LeaseState.LOCKING: "starting",
     LeaseState.STARTING: "starting",
@@ -29,7 +29,7 @@ _BY_TABLE: dict[LeaseState, QueueState] = {
 class ReportedReader(Protocol):
     """The properties of a queue's reader that reports need."""
 
-    window: Window
+    window: QueueWindow
     pulled_at: float
     obstacle: QueueState
 
@@ -48,76 +48,77 @@ class ReleasedQueues:
     def __init__(self) -> None:
         self._entries: dict[Queue, Uncommitted] = {}  # the latest last
 
-    def add(self, queue: Queue, window: Window) -> None:
+    def add(self, queue: Queue, window: QueueWindow) -> None:
         """Add a released queue; the oldest entry is removed if there are too many."""
         self._entries.pop(queue, None)
         if entry := _uncommitted(queue, window):
             self._entries[queue] = entry
-        if len(self._entries) > MOST_UNCOMMITTED:
+        if len(self._entries) > MAX_UNCOMMITTED_ENTRIES:
             del self._entries[next(iter(self._entries))]
 
-    def without(self, queues: Mapping[Queue, object]) -> Iterable[Uncommitted]:
+    def entries_except(self, queues: Mapping[Queue, object]) -> Iterable[Uncommitted]:
         """Return the entries of all queues except these, the latest first."""
         return [entry for queue, entry in reversed(self._entries.items()) if queue not in queues]
 
 
 def full_report(
     member_report: Report,
-    health: Problems,
+    problems: Problems,
     member: Member,
-    readings: Mapping[Queue, ReportedReader],
-    released: ReleasedQueues,
+    readers: Mapping[Queue, ReportedReader],
+    released_queues: ReleasedQueues,
 ) -> FullReport:
     """Return the report without its revision; `member_report` covers only state that is on the disk."""
     fields = {name: getattr(member_report, name) for name in Report.__struct_fields__}
-    states = Counter(_state(queue, reading, member) for queue, reading in readings.items())
+    states = Counter(_queue_state(queue, reading, member) for queue, reading in readers.items())
     del states[""]
-    entries = [*_given_up(member, readings), *released.without(readings)]
-    fields |= {"troubles": health.troubles, "states": dict(states), "uncommitted": entries[:MOST_UNCOMMITTED]}
-    inflight = sum(reading.window.in_flight for reading in readings.values())
-    return FullReport(**fields, inflight=inflight, stuck=to_ranges(member.stuck))
+    entries = [*_uncommitted_entries(member, readers), *released_queues.entries_except(readers)]
+    fields |= {"troubles": problems.messages, "states": dict(states), "uncommitted": entries[:MAX_UNCOMMITTED_ENTRIES]}
+    inflight = sum(reading.window.in_flight for reading in readers.values())
+    return FullReport(**fields, inflight=inflight, stuck=to_ranges(member.stuck_queues))
 
 
-def _state(queue: Queue, reading: ReportedReader, member: Member) -> QueueState:
-    life = member.lives.get(queue)
-    return _BY_TABLE.get(life.state, reading.obstacle) if life else ""
+def _queue_state(queue: Queue, reader: ReportedReader, member: Member) -> QueueState:
+    life = member.leases.get(queue)
+    return _STATE_BY_LEASE.get(life.state, reader.obstacle) if life else ""
 
 
-def _given_up(member: Member, readings: Mapping[Queue, ReportedReader]) -> list[Uncommitted]:
+def _uncommitted_entries(member: Member, readers: Mapping[Queue, ReportedReader]) -> list[Uncommitted]:
     """Return uncommitted offsets of queues that are being released, or have just been released."""
     entries: list[Uncommitted] = []
-    for queue, reading in readings.items():
-        life = member.lives.get(queue)
+    for queue, reading in readers.items():
+        life = member.leases.get(queue)
         if (life is None or life.state is LeaseState.DRAINING) and (entry := _uncommitted(queue, reading.window)):
             entries.append(entry)
     return entries
 
 
-def _uncommitted(queue: Queue, window: Window) -> Uncommitted | None:
-    if window.given is None or not window.would_repeat:
+def _uncommitted(queue: Queue, window: QueueWindow) -> Uncommitted | None:
+    if window.max_sent_offset is None or not window.would_repeat:
         return None
-    return Uncommitted(*queue, window.given, window.start)
+    return Uncommitted(*queue, window.max_sent_offset, window.start_offset)
 
 
-def queues_page(start: int, member: Member, readings: Mapping[Queue, ReportedReader], now: float) -> QueuesPage:
+def queues_page(start: int, member: Member, readers: Mapping[Queue, ReportedReader], now: float) -> QueuesPage:
     """Return the progress of the member's queues, from index `start` on, in the order of their assignment."""
-    stop = start + QUEUES_IN_A_PAGE
-    page = islice(readings.items(), start, stop)
-    return QueuesPage([_queue_status(*item, member, now) for item in page], stop if stop < len(readings) else None)
+    stop = start + PROGRESS_PAGE_QUEUES
+    page = islice(readers.items(), start, stop)
+    return QueuesPage([_queue_status(*item, member, now) for item in page], stop if stop < len(readers) else None)
 
 
-def _queue_status(queue: Queue, reading: ReportedReader, member: Member, now: float) -> QueueStatus:
-    window, life = reading.window, member.lives.get(queue)
-    committed, locked = window.committed if window.placed else None, bool(life and life.locked is not None)
-    age = round(now - reading.pulled_at, 3) if reading.pulled_at else None
+def _queue_status(queue: Queue, reader: ReportedReader, member: Member, now: float) -> QueueStatus:
+    window, life = reader.window, member.leases.get(queue)
+    committed = window.committed_offset if window.has_start_offset else None
+    locked = bool(life and life.locked_at is not None)
+    age = round(now - reader.pulled_at, 3) if reader.pulled_at else None
     return QueueStatus(
         *queue,
         committed,
-        window.next,
-        window.buffered,
+        window.next_offset,
+        window.unfinished_count,
         locked,
-        state=_state(queue, reading, member),
+        state=_queue_state(queue, reader, member),
         pull_age=age,
-        start=window.start,
-        given=window.given,
+        start=window.start_offset,
+        given=window.max_sent_offset,
     )

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 
 from rota.brokers.message import Message
-from rota.metrics import Format, Labels, Metric, Metrics
+from rota.metrics import Labels, Metric, Metrics, MetricsFormat
 from rota.sidecar.status.delivery_spans import trace_parent
 from rota.tls import Validity
 
@@ -37,22 +37,22 @@ class SidecarMetrics:
         )
         self._messages_of = cache(self._messages.labels)  # looking up labels takes longer than counting
         self._inflight = self._buffered = self._generation = 0  # set while the metrics are rendered
-        metrics.look_up(Metric("rota_sidecar_inflight", "Messages at the app now."), lambda: {(): self._inflight})
-        metrics.look_up(
+        metrics.add_computed(Metric("rota_sidecar_inflight", "Messages at the app now."), lambda: {(): self._inflight})
+        metrics.add_computed(
             Metric("rota_sidecar_buffered", "Messages that were fetched and are not finished yet."),
             lambda: {(): self._buffered},
         )
-        metrics.look_up(
+        metrics.add_computed(
             Metric("rota_sidecar_generation", "The generation that the member obeys."), lambda: {(): self._generation}
         )
-        metrics.look_up(
+        metrics.add_computed(
             Metric(
                 "rota_sidecar_client_certificate_expiration_timestamp_seconds",
                 "When the certificate expires that the sidecar presents to brokers (tls.clientSecret).",
             ),
             lambda: self._certificate_time("not_after"),
         )
-        metrics.look_up(
+        metrics.add_computed(
             Metric(
                 "rota_sidecar_client_certificate_not_before_timestamp_seconds", "Since when that certificate is valid."
             ),
@@ -68,12 +68,12 @@ class SidecarMetrics:
         """All metrics of the sidecar."""
         return self._metrics.declared
 
-    def answered(self, seconds: float, messages: Sequence[Message] = ()) -> None:
+    def observe_delivery(self, seconds: float, messages: Sequence[Message] = ()) -> None:
         """Record how long a delivery was at the app; the first traced message is the exemplar."""
-        trace = next(filter(None, map(trace_of, messages)), "")
+        trace = next(filter(None, map(trace_id_of, messages)), "")
         self._delivery_seconds.observe(seconds, {"trace_id": trace} if trace else None)
 
-    def ended(self, messages: Sequence[Message], outcome: str, topics: Collection[str]) -> None:
+    def count_messages(self, messages: Sequence[Message], outcome: str, topics: Collection[str]) -> None:
         """Count messages of one topic by outcome."""
         if messages:
             topic = topic_label(messages[0], topics)
@@ -81,15 +81,15 @@ class SidecarMetrics:
         if outcome == "done":
             now = time.time()
             for message in messages:
-                self._end_to_end_seconds.observe(max(0.0, now - message.born / 1000))
+                self._end_to_end_seconds.observe(max(0.0, now - message.born_ms / 1000))
 
-    def text(self, style: Format, *, inflight: int, buffered: int, generation: int) -> bytes:
+    def render(self, style: MetricsFormat, *, inflight: int, buffered: int, generation: int) -> bytes:
         """Render all metrics, with the present values of the gauges."""
         self._inflight, self._buffered, self._generation = inflight, buffered, generation
         return self._metrics.render(style)
 
 
-def trace_of(message: Message) -> str:
+def trace_id_of(message: Message) -> str:
     """Return the id of a message's trace, from its property `traceparent`; empty if it has none."""
     parent = trace_parent(message)
     return parent.trace_id if parent else ""

@@ -3,47 +3,47 @@
 from collections.abc import Mapping
 from typing import NamedTuple, Self
 
-_NEEDED = {"POD_NAME": "metadata.name", "POD_NAMESPACE": "metadata.namespace", "POD_UID": "metadata.uid"}
+_REQUIRED_VARIABLES = {"POD_NAME": "metadata.name", "POD_NAMESPACE": "metadata.namespace", "POD_UID": "metadata.uid"}
 
 
 class PodIdentity(NamedTuple):
     """Identity of the member, its addresses, and its folders."""
 
-    pod: str
+    name: str
     namespace: str
     uid: str
     address: str = "127.0.0.1"  # of the pod, for reports, probes and drains
     node_address: str = ""  # of the pod's node, if it is known
-    local: str = "127.0.0.1"  # of the app, for pushes and for the pull port
-    documents: str = "/etc/rota"
-    state: str = "/var/lib/rota"
-    credentials: str = ""
-    authorities: str = ""
-    client: str = ""  # folder of the certificate that brokers require
-    key: str = ""  # folder of the key with which the operator signs; empty: requests are unsigned
-    run: str = ""  # folder of the socket for the preStop hook; empty: no hook
+    app_host: str = "127.0.0.1"  # of the app, for pushes and for the pull port
+    config_folder: str = "/etc/rota"
+    state_folder: str = "/var/lib/rota"
+    credentials_folder: str = ""
+    ca_folder: str = ""
+    client_folder: str = ""  # folder of the certificate that brokers require
+    key_folder: str = ""  # folder of the key with which the operator signs; empty: requests are unsigned
+    hook_folder: str = ""  # folder of the socket for the preStop hook; empty: no hook
 
     @classmethod
-    def read(cls, environment: Mapping[str, str]) -> Self:
+    def from_environment(cls, environment: Mapping[str, str]) -> Self:
         """Read the variables; raise ValueError if a required one is missing."""
-        for name, field in _NEEDED.items():
+        for name, field in _REQUIRED_VARIABLES.items():
             if not environment.get(name):
                 raise ValueError(f"The variable {name} is not set; give the container the pod's {field} in it")
         default = cls("", "", "")
         return cls(
-            pod=environment["POD_NAME"],
+            name=environment["POD_NAME"],
             namespace=environment["POD_NAMESPACE"],
             uid=environment["POD_UID"],
             address=environment.get("POD_IP") or default.address,
             node_address=environment.get("HOST_IP", ""),
-            local=environment.get("ROTA_LOCAL") or default.local,
-            documents=environment.get("ROTA_DOCUMENTS") or default.documents,
-            state=environment.get("ROTA_STATE") or default.state,
-            credentials=environment.get("ROTA_CREDENTIALS", ""),
-            authorities=environment.get("ROTA_CA", ""),
-            client=environment.get("ROTA_CLIENT", ""),
-            key=environment.get("ROTA_KEY", ""),
-            run=environment.get("ROTA_RUN", ""),
+            app_host=environment.get("ROTA_LOCAL") or default.app_host,
+            config_folder=environment.get("ROTA_DOCUMENTS") or default.config_folder,
+            state_folder=environment.get("ROTA_STATE") or default.state_folder,
+            credentials_folder=environment.get("ROTA_CREDENTIALS", ""),
+            ca_folder=environment.get("ROTA_CA", ""),
+            client_folder=environment.get("ROTA_CLIENT", ""),
+            key_folder=environment.get("ROTA_KEY", ""),
+            hook_folder=environment.get("ROTA_RUN", ""),
         )
 
     @property
@@ -54,4 +54,4 @@ class PodIdentity(NamedTuple):
     @property
     def client_id(self) -> str:
         """The client id of the member at the brokers."""
-        return f"{self.address}@{self.pod}#{self.uid[:8]}"
+        return f"{self.address}@{self.name}#{self.uid[:8]}"

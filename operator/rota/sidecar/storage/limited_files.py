@@ -10,13 +10,13 @@ import msgspec
 QUOTA_BYTES = 240 * 2**20  # of all files: the volume of injected pods has 256 MiB
 
 
-def check_quota(root: Path, size: int) -> None:
+def check_quota(root: Path, added_bytes: int) -> None:
     """Raise OSError if the files would exceed the quota: a pod whose volume exceeds its limit is evicted."""
     used = 0
     for file in [*root.glob("*.json"), *root.glob("*/*.json"), *root.glob("*/*.json.torn")]:
         with suppress(FileNotFoundError):  # another thread has replaced it
             used += file.stat().st_size
-    if used + size > QUOTA_BYTES:
+    if used + added_bytes > QUOTA_BYTES:
         raise OSError(errno.EDQUOT, f"The state would take more than {QUOTA_BYTES // 2**20} MiB", str(root))
 
 

@@ -11,29 +11,29 @@ class LocalOffsetStore:
     """Offsets by queue, loaded per topic on first use; disk access runs in a thread, one call at a time."""
 
     def __init__(self, offsets: OffsetFiles) -> None:
-        self._offsets = offsets
-        self._known: dict[str, dict[Queue, int]] = {}
-        self._one = asyncio.Lock()
+        self._offset_files = offsets
+        self._loaded_topics: dict[str, dict[Queue, int]] = {}
+        self._disk_lock = asyncio.Lock()
 
-    async def committed(self, queue: Queue) -> int | None:
+    async def committed_offset(self, queue: Queue) -> int | None:
         """Return this member's committed offset; None if it has none."""
-        async with self._one:
+        async with self._disk_lock:
             return (await self._of(queue.topic)).get(queue)
 
     async def commit(self, queue: Queue, offset: int) -> None:
         """Write an offset to the disk."""
-        async with self._one:
+        async with self._disk_lock:
             topic_offsets = await self._of(queue.topic)
-            await shield_until_done(asyncio.to_thread(self._offsets.keep, {queue: offset}))
+            await shield_until_done(asyncio.to_thread(self._offset_files.store_offsets, {queue: offset}))
             topic_offsets[queue] = offset
 
-    async def begun(self, topic: str) -> float:
+    async def consuming_since(self, topic: str) -> float:
         """Return since when this member consumes a topic."""
-        async with self._one:
+        async with self._disk_lock:
             await self._of(topic)
-            return self._offsets.begun(topic)
+            return self._offset_files.consuming_since(topic)
 
     async def _of(self, topic: str) -> dict[Queue, int]:
-        if topic not in self._known:
-            self._known[topic] = await asyncio.to_thread(self._offsets.load, topic)
-        return self._known[topic]
+        if topic not in self._loaded_topics:
+            self._loaded_topics[topic] = await asyncio.to_thread(self._offset_files.load, topic)
+        return self._loaded_topics[topic]

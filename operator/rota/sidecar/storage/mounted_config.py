@@ -18,11 +18,11 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from rota.documents import PACKED, PLAIN
+from rota.documents import GZIP_KEY, PLAIN_KEY
 
-SETTINGS = "group.json"
-DATA = "..data"
-TRIES = 100  # the kubelet's swaps are seconds apart: give up on a folder that is swapped without end
+SETTINGS_FILE = "group.json"
+DATA_LINK = "..data"
+MAX_TRIES = 100  # the kubelet's swaps are seconds apart: give up on a folder that is swapped without end
 
 _IN_CLOSE_WRITE, _IN_MOVED_FROM, _IN_MOVED_TO, _IN_DELETE = 0x8, 0x40, 0x80, 0x200
 _IN_MOVE_SELF, _IN_ONLYDIR = 0x800, 0x1000000
@@ -30,8 +30,11 @@ _IN_MOVE_SELF, _IN_ONLYDIR = 0x800, 0x1000000
 # reports that a watch ended with its folder.
 _CHANGES = _IN_CLOSE_WRITE | _IN_MOVED_FROM | _IN_MOVED_TO | _IN_DELETE | _IN_MOVE_SELF | _IN_ONLYDIR
 _EVENT = struct.Struct("iIII")  # watch, mask, cookie, length of the name that follows
-_LOST = -1  # watch number of the overflow event: events were lost
-_NAMES = {b"", *map(os.fsencode, (DATA, SETTINGS, PLAIN, PACKED))}  # an event without a name is about the folder itself
+_OVERFLOW = -1  # watch number of the overflow event: events were lost
+_WATCHED_NAMES = {
+    b"",
+    *map(os.fsencode, (DATA_LINK, SETTINGS_FILE, PLAIN_KEY, GZIP_KEY)),
+}  # an event without a name is about the folder itself
 
 _log = logging.getLogger(__name__)
 
@@ -46,30 +49,30 @@ class MountedFiles(NamedTuple):
 class MountedConfig:
     """A folder with settings and assignment, a mounted ConfigMap or plain; it may be missing, or recreated."""
 
-    def __init__(self, folder: Path, *, alone: float = 1.0, besides: float = 10.0) -> None:
+    def __init__(self, folder: Path, *, poll_seconds: float = 1.0, backup_poll_seconds: float = 10.0) -> None:
         """Poll every `besides` seconds where inotify works, and every `alone` seconds where it does not."""
-        self._folder, self._alone, self._besides = folder, alone, besides
-        self._told = ""
+        self._folder, self._poll_seconds, self._backup_poll_seconds = folder, poll_seconds, backup_poll_seconds
+        self._logged_reason = ""
 
     def read(self) -> MountedFiles | None:
         """Return both files of one generation; None if the folder is missing or cannot be read now."""
         files, reason = None, ""
         try:
-            for _ in range(TRIES):
-                if (files := self._read()) is not None:
+            for _ in range(MAX_TRIES):
+                if (files := self._read_generation()) is not None:
                     break
             else:
-                reason = f"{DATA} leads nowhere, or is swapped too often"
+                reason = f"{DATA_LINK} leads nowhere, or is swapped too often"
         except OSError as error:
             reason = "" if isinstance(error, FileNotFoundError) else str(error)
-        if reason and reason != self._told:
+        if reason and reason != self._logged_reason:
             _log.warning("The documents in %s cannot be read: %s", self._folder, reason)
-        self._told = reason
+        self._logged_reason = reason
         return files
 
-    def _read(self) -> MountedFiles | None:
+    def _read_generation(self) -> MountedFiles | None:
         """Read from the current generation; None if it was removed during the read."""
-        folder_path = self._place()
+        folder_path = self._files_path()
         try:
             folder = os.open(folder_path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -77,19 +80,21 @@ class MountedConfig:
                 raise
             return None
         try:
-            files = MountedFiles(_content(folder, SETTINGS), _content(folder, PLAIN) or _content(folder, PACKED))
-            return files if self._leads_to(folder) else None
+            files = MountedFiles(
+                _read_file(folder, SETTINGS_FILE), _read_file(folder, PLAIN_KEY) or _read_file(folder, GZIP_KEY)
+            )
+            return files if self._is_current(folder) else None
         finally:
             os.close(folder)
 
-    def _place(self) -> Path:
+    def _files_path(self) -> Path:
         """Return the path of the files: the symlink's target, or the folder itself if it has no symlink."""
-        link = self._folder / DATA
+        link = self._folder / DATA_LINK
         return link if os.path.lexists(link) else self._folder
 
-    def _leads_to(self, folder: int) -> bool:
+    def _is_current(self, folder: int) -> bool:
         with suppress(FileNotFoundError):
-            return os.path.samestat(os.fstat(folder), self._place().stat())
+            return os.path.samestat(os.fstat(folder), self._files_path().stat())
         return False
 
     async def changes(self) -> AsyncGenerator[None, None]:
@@ -100,26 +105,30 @@ class MountedConfig:
         watcher, last_state = _InotifyWatch(self._folder), None
         try:
             while True:
-                has_inotify = watcher.listen()  # before the folder is compared, so that no change is missed
-                was_notified = watcher.heard()
-                state = self._look()
+                has_inotify = watcher.add_watch()  # before the folder is compared, so that no change is missed
+                was_notified = watcher.take_notification()
+                state = self._fingerprint()
                 if was_notified or state != last_state:
                     last_state = state
                     yield
-                await watcher.wait(self._besides if has_inotify else self._alone)
+                await watcher.wait(self._backup_poll_seconds if has_inotify else self._poll_seconds)
         finally:
             watcher.close()
 
-    def _look(self) -> tuple[object, ...]:
+    def _fingerprint(self) -> tuple[object, ...]:
         """Return a value that changes whenever the folder changes."""
         link = None
         with suppress(OSError):
-            link = (self._folder / DATA).readlink()
-        place = self._place()
-        return link, _identity(self._folder), *(_shape(place / name) for name in (SETTINGS, PLAIN, PACKED))
+            link = (self._folder / DATA_LINK).readlink()
+        place = self._files_path()
+        return (
+            link,
+            _identity(self._folder),
+            *(_file_version(place / name) for name in (SETTINGS_FILE, PLAIN_KEY, GZIP_KEY)),
+        )
 
 
-def _content(folder: int, name: str) -> bytes | None:
+def _read_file(folder: int, name: str) -> bytes | None:
     def opened(path: str, flags: int) -> int:
         return os.open(path, flags, dir_fd=folder)
 
@@ -138,7 +147,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def _shape(path: Path) -> tuple[int, ...] | None:
+def _file_version(path: Path) -> tuple[int, ...] | None:
     try:
         status = path.stat()
     except OSError:
@@ -152,54 +161,57 @@ class _InotifyWatch:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._loop = asyncio.get_running_loop()
-        self._woken = asyncio.Event()
-        self._file = self._watch = -1
-        self._told = False
+        self._change_event = asyncio.Event()
+        self._descriptor = self._watch = -1
+        self._is_failure_logged = False
 
-    def listen(self) -> bool:
+    def add_watch(self) -> bool:
         """Watch the folder that now has this path, also after it was replaced; return whether that is possible."""
         try:
-            if self._file < 0:
-                self._file = _call("inotify_init1", os.O_NONBLOCK | os.O_CLOEXEC)
-                self._loop.add_reader(self._file, self._hear)
-            watch = _call("inotify_add_watch", self._file, os.fsencode(self._folder), _CHANGES)
+            if self._descriptor < 0:
+                self._descriptor = _call_libc("inotify_init1", os.O_NONBLOCK | os.O_CLOEXEC)
+                self._loop.add_reader(self._descriptor, self._on_events)
+            watch = _call_libc("inotify_add_watch", self._descriptor, os.fsencode(self._folder), _CHANGES)
         except OSError as error:
-            if not (self._told or isinstance(error, FileNotFoundError | NotADirectoryError)):
+            if not (self._is_failure_logged or isinstance(error, FileNotFoundError | NotADirectoryError)):
                 _log.warning("inotify cannot be had for %s (%s); it is looked at instead", self._folder, error)
-                self._told = True
+                self._is_failure_logged = True
             watch = -1
         if self._watch not in (watch, -1):
             with suppress(OSError):  # the watch ended with its folder
-                _call("inotify_rm_watch", self._file, self._watch)
+                _call_libc("inotify_rm_watch", self._descriptor, self._watch)
         self._watch = watch
         return watch >= 0
 
-    def heard(self) -> bool:
+    def take_notification(self) -> bool:
         """Return whether the folder has reported a change since the last call."""
-        was_notified = self._woken.is_set()
-        self._woken.clear()
+        was_notified = self._change_event.is_set()
+        self._change_event.clear()
         return was_notified
 
     async def wait(self, seconds: float) -> None:
         """Wait for a change, for at most this many seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._woken.wait()
+                await self._change_event.wait()
 
     def close(self) -> None:
         """Stop watching."""
-        if self._file >= 0:
-            self._loop.remove_reader(self._file)
-            os.close(self._file)
-            self._file = -1
+        if self._descriptor >= 0:
+            self._loop.remove_reader(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = -1
 
-    def _hear(self) -> None:
-        events, position = os.read(self._file, 65536), 0
+    def _on_events(self) -> None:
+        events, position = os.read(self._descriptor, 65536), 0
         while position < len(events):
             watch, _, _, length = _EVENT.unpack_from(events, position)
             position += _EVENT.size
-            if watch in (self._watch, _LOST) and events[position : position + length].rstrip(b"\0") in _NAMES:
-                self._woken.set()
+            if (
+                watch in (self._watch, _OVERFLOW)
+                and events[position : position + length].rstrip(b"\0") in _WATCHED_NAMES
+            ):
+                self._change_event.set()
             position += length
 
 
@@ -208,7 +220,7 @@ def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def _call(name: str, *arguments: int | bytes) -> int:
+def _call_libc(name: str, *arguments: int | bytes) -> int:
     """Call a libc function that Python does not wrap; raise OSError if it fails or does not exist."""
     function = getattr(_libc(), name, None)
     if function is None:

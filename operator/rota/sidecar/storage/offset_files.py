@@ -8,18 +8,18 @@ from typing import Annotated
 
 import msgspec
 
-from rota.documents import Whole
+from rota.documents import NonNegativeInt
 from rota.model import Queue
-from rota.ranges import unnested
+from rota.ranges import iterate_entries
 from rota.sidecar.storage.limited_files import write_file
 
 _log = logging.getLogger(__name__)
 
 
-class _Places(msgspec.Struct):
+class _StoredOffsets(msgspec.Struct):
     group: str
     topic: str
-    offsets: dict[str, dict[str, Whole]]  # by broker and queue id
+    offsets: dict[str, dict[str, NonNegativeInt]]  # by broker and queue id
     begun: Annotated[float, msgspec.Meta(ge=0, le=2**40)] | None = None  # seconds since 1970
 
 
@@ -34,22 +34,22 @@ class OffsetFiles:
         self._root = folder
         self._folder = folder / group
         self._group = group
-        self._kept: dict[str, dict[Queue, int]] = {}
-        self._begun: dict[str, float] = {}
+        self._stored: dict[str, dict[Queue, int]] = {}
+        self._consuming_since: dict[str, float] = {}
 
     def load(self, topic: str) -> dict[Queue, int]:
         """Return the stored offsets of a topic; rename and log a torn file, raise OSError for an unreadable one.
 
         An unreadable file must not look like a missing one: that would mean that the topic has no offsets.
         """
-        self._kept[topic] = self._read(topic)
-        return dict(self._kept[topic])
+        self._stored[topic] = self._read(topic)
+        return dict(self._stored[topic])
 
-    def begun(self, topic: str) -> float:
+    def consuming_since(self, topic: str) -> float:
         """Return when a loaded topic was first loaded, in seconds since 1970; stored with the first offset."""
-        return self._begun[topic]
+        return self._consuming_since[topic]
 
-    def keep(self, offsets: Mapping[Queue, int]) -> None:
+    def store_offsets(self, offsets: Mapping[Queue, int]) -> None:
         """Write offsets to the disk, also lower ones; other queues keep theirs.
 
         If the file of one topic cannot be written, the other topics are still written, and then an OSError is raised.
@@ -57,31 +57,33 @@ class OffsetFiles:
         failed: list[OSError] = []
         for topic in sorted({queue.topic for queue in offsets}):
             try:
-                self._keep(topic, {queue: offset for queue, offset in offsets.items() if queue.topic == topic})
+                self._store_topic(topic, {queue: offset for queue, offset in offsets.items() if queue.topic == topic})
             except OSError as error:
                 failed.append(error)
         if failed:
             raise failed[0]
 
-    def _keep(self, topic: str, offsets: Mapping[Queue, int]) -> None:
-        stored = self._kept[topic] if topic in self._kept else self.load(topic)
+    def _store_topic(self, topic: str, offsets: Mapping[Queue, int]) -> None:
+        stored = self._stored[topic] if topic in self._stored else self.load(topic)
         updated = {**stored, **offsets}
         if updated == stored:
             return
         nested: dict[str, dict[str, int]] = {}
         for queue, offset in sorted(updated.items()):
             nested.setdefault(queue.broker, {})[str(queue.id)] = offset
-        write_file(self._root, self._path(topic), _Places(self._group, topic, nested, self._begun[topic]))
-        self._kept[topic] = updated
+        write_file(
+            self._root, self._path(topic), _StoredOffsets(self._group, topic, nested, self._consuming_since[topic])
+        )
+        self._stored[topic] = updated
 
     def _path(self, topic: str) -> Path:
         return self._folder / f"{topic}.json"
 
     def _read(self, topic: str) -> dict[Queue, int]:
         path = self._path(topic)
-        self._begun[topic] = time.time()
+        self._consuming_since[topic] = time.time()
         try:
-            return self._understood(topic, path.read_bytes())
+            return self._decode_offsets(topic, path.read_bytes())
         except FileNotFoundError:
             return {}
         except (ValueError, RecursionError) as error:
@@ -90,10 +92,10 @@ class OffsetFiles:
             _log.error("The offsets of %s cannot be read, and are set aside as %s: %s", topic, aside, error)
             return {}
 
-    def _understood(self, topic: str, text: bytes) -> dict[Queue, int]:
-        places = msgspec.json.decode(text, type=_Places)
+    def _decode_offsets(self, topic: str, text: bytes) -> dict[Queue, int]:
+        places = msgspec.json.decode(text, type=_StoredOffsets)
         if (places.group, places.topic) != (self._group, topic):
             raise ValueError(f"they are those of {places.topic} in group {places.group}")
-        offsets = dict(unnested({topic: places.offsets}))
-        self._begun[topic] = places.begun or self._begun[topic]
+        offsets = dict(iterate_entries({topic: places.offsets}))
+        self._consuming_since[topic] = places.begun or self._consuming_since[topic]
         return offsets

@@ -19,13 +19,13 @@ from rota.tls import (
     KeyPair,
     Validity,
     certificate_validity,
+    client_context,
     load_key_pair,
-    mounted_version,
     read_key_pair,
-    trusting,
+    resolve_mounted_folder,
 )
 
-LOOK_AGAIN = 10.0
+RENEW_INTERVAL_SECONDS = 10.0
 
 _log = logging.getLogger(__name__)
 
@@ -40,24 +40,28 @@ class _TlsFiles(NamedTuple):
 class SecretFiles:
     """The mounted Secrets of one pod; files are read when `site` is called."""
 
-    def __init__(self, who: PodIdentity) -> None:
-        self._folder, self._authorities, self._client = who.credentials, who.authorities, who.client
+    def __init__(self, pod: PodIdentity) -> None:
+        self._credentials_folder = pod.credentials_folder
+        self._ca_folder = pod.ca_folder
+        self._client_folder = pod.client_folder
         self._credentials: Credentials | None = None
         self._tls_files: _TlsFiles | None = None  # the files from which `_tls` was created
         self._tls: ssl.SSLContext | None = None
         self._client_validity: Validity | None = None
-        self._told = ""
+        self._logged_problem = ""
 
-    def site(self, rocketmq: RocketMQ) -> ConnectionConfig:
+    def connection_config(self, rocketmq: RocketMQ) -> ConnectionConfig:
         """Return the connection settings of the brokers; raise ValueError if a file cannot be read."""
-        self._credentials = _credentials(self._folder) if self._folder else None
+        self._credentials = _read_credentials(self._credentials_folder) if self._credentials_folder else None
         self._tls_files = None
         self._tls = None
         self._client_validity = None
         if rocketmq.tls.enabled:
             self._renew_tls()
         tls = self._current_tls if rocketmq.tls.enabled else None
-        return ConnectionConfig(rocketmq.name_servers, tls, self._now if self._folder else None)
+        return ConnectionConfig(
+            rocketmq.name_servers, tls, self._current_credentials if self._credentials_folder else None
+        )
 
     def client_validity(self) -> Validity | None:
         """Return the validity of the certificate that is presented to brokers; None without one."""
@@ -69,29 +73,29 @@ class SecretFiles:
 
     def _renew_tls(self) -> None:
         """Load the mounted authority, or the image's if none is mounted; a new context drops a replaced authority."""
-        authority = _read_authority(self._authorities) if self._authorities else None
-        client = _read_client(self._client) if self._client else None
+        authority = _read_authority(self._ca_folder) if self._ca_folder else None
+        client = _read_client(self._client_folder) if self._client_folder else None
         files = _TlsFiles(authority, client)
         if files == self._tls_files:
             return
-        context = ssl.create_default_context() if authority is None else _trusting(authority, self._authorities)
+        context = ssl.create_default_context() if authority is None else _create_context(authority, self._ca_folder)
         if client:
-            _present(context, client, self._client)
+            _load_client(context, client, self._client_folder)
         self._tls = context
         self._tls_files = files
         self._client_validity = certificate_validity(client) if client else None
 
-    def _now(self) -> Credentials:
+    def _current_credentials(self) -> Credentials:
         assert self._credentials  # noqa: S101 - read before it was handed out
         return self._credentials
 
-    async def renew(self) -> NoReturn:
+    async def renew_periodically(self) -> NoReturn:
         """Read the files periodically, forever."""
         while True:
-            await asyncio.sleep(LOOK_AGAIN)
-            self.look()
+            await asyncio.sleep(RENEW_INTERVAL_SECONDS)
+            self.renew_files()
 
-    def look(self) -> None:
+    def renew_files(self) -> None:
         """Read all files in use again; a Secret that cannot be read does not keep the other from being renewed."""
         problems = []
         for is_used, renew in ((self._credentials, self._renew_credentials), (self._tls, self._renew_tls)):
@@ -101,17 +105,17 @@ class SecretFiles:
             except ValueError as error:
                 problems.append(str(error))
         message = "; ".join(problems)
-        if message and message != self._told:
+        if message and message != self._logged_problem:
             _log.warning("%s; until then it goes on with what was there before", message)
-        self._told = message
+        self._logged_problem = message
 
     def _renew_credentials(self) -> None:
-        self._credentials = _credentials(self._folder)
+        self._credentials = _read_credentials(self._credentials_folder)
 
 
-def _credentials(folder: str) -> Credentials:
+def _read_credentials(folder: str) -> Credentials:
     try:
-        version = mounted_version(Path(folder))
+        version = resolve_mounted_folder(Path(folder))
         return Credentials(*((version / name).read_text().strip() for name in ("accessKey", "secretKey")))
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"The credentials in {folder} cannot be read: {error}; mend the Secret") from None
@@ -124,9 +128,9 @@ def _read_authority(folder: str) -> str:
         raise _no_certificate(folder, error) from None
 
 
-def _trusting(authority: str, folder: str) -> ssl.SSLContext:
+def _create_context(authority: str, folder: str) -> ssl.SSLContext:
     try:
-        return trusting(authority)
+        return client_context(authority)
     except ValueError as error:
         raise _no_certificate(folder, error) from None
 
@@ -138,7 +142,7 @@ def _read_client(folder: str) -> KeyPair:
         raise _no_client_certificate(folder, error) from None
 
 
-def _present(context: ssl.SSLContext, client: KeyPair, folder: str) -> None:
+def _load_client(context: ssl.SSLContext, client: KeyPair, folder: str) -> None:
     try:
         load_key_pair(context, client)
     except ValueError as error:

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from rota.documents import Whole
+from rota.documents import NonNegativeInt
 from rota.sidecar.storage.limited_files import write_file
 
-_LARGEST = 4096  # bytes of a state file, a block of most disks
+_MAX_STATE_BYTES = 4096  # bytes of a state file, a block of most disks
 
 _log = logging.getLogger(__name__)
 
@@ -22,16 +22,16 @@ _log = logging.getLogger(__name__)
 class SavedState(NamedTuple):
     """The state with which a member starts: the last obeyed generation, and whether it drained permanently."""
 
-    obeyed: int = 0
+    obeyed_generation: int = 0
     final: bool = False
     incarnation: int = 0  # of the process that wrote it; 0: none yet, or a process of an earlier version
 
 
 class _StoredState(msgspec.Struct):
     uid: str
-    obeyed: Whole
+    obeyed: NonNegativeInt
     final: bool
-    incarnation: Whole = 0
+    incarnation: NonNegativeInt = 0
 
 
 class StateStore:
@@ -40,46 +40,48 @@ class StateStore:
     def __init__(self, folder: Path) -> None:
         self._path = folder / "obeyed.json"
         self._uid: str | None = None
-        self._kept = SavedState()
+        self._saved = SavedState()
 
     def load(self, uid: str) -> SavedState:
         """Return this pod's stored state; an unreadable state, or another pod's, is logged and counts as empty."""
-        self._uid, self._kept = uid, self._read(uid)
-        return self._kept
+        self._uid, self._saved = uid, self._read(uid)
+        return self._saved
 
-    def start(self) -> int:
+    def store_incarnation(self) -> int:
         """Write the incarnation of this process to the disk and return it: each process of a pod has a higher one.
 
         After an OSError the process has no incarnation and must not consume: the next process would have the same.
         """
         if self._uid is None:
             raise RuntimeError("Notes are a pod's: load them before a process is counted")
-        state = self._kept._replace(incarnation=self._kept.incarnation + 1)
+        state = self._saved._replace(incarnation=self._saved.incarnation + 1)
         write_file(self._path.parent, self._path, _StoredState(self._uid, *state))
-        self._kept = state
+        self._saved = state
         return state.incarnation
 
-    def need_room(self) -> None:
+    def check_space(self) -> None:
         """Raise the OSError that `keep` would probably raise, so that no decision is made that cannot be stored."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         probe_file = self._path.with_name(f"{self._path.name}.tried")
         try:
-            probe_file.write_bytes(bytes(_LARGEST))
+            probe_file.write_bytes(bytes(_MAX_STATE_BYTES))
         finally:
             probe_file.unlink(missing_ok=True)
 
-    def keep(self, *, obeyed: int | None = None, final: bool = False) -> None:
+    def store_state(self, *, obeyed_generation: int | None = None, final: bool = False) -> None:
         """Write the state to the disk before returning; neither value ever goes back.
 
         After an OSError the caller must not obey: after a restart the generation would be lost.
         """
         if self._uid is None:
             raise RuntimeError("Notes are a pod's: load them before they are kept")
-        previous = self._kept
-        state = SavedState(max(previous.obeyed, obeyed or 0), previous.final or final, previous.incarnation)
-        if state != self._kept:
+        previous = self._saved
+        state = SavedState(
+            max(previous.obeyed_generation, obeyed_generation or 0), previous.final or final, previous.incarnation
+        )
+        if state != self._saved:
             write_file(self._path.parent, self._path, _StoredState(self._uid, *state))
-            self._kept = state
+            self._saved = state
 
     def _read(self, uid: str) -> SavedState:
         try:

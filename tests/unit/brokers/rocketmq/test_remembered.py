@@ -8,26 +8,26 @@ import pytest
 from brokers.scripted import Names, Replicas, Server, a_broker, a_server, an_answer, until
 from rota.brokers.errors import BrokerError, MalformedResponseError
 from rota.brokers.port import Membership
-from rota.brokers.rocketmq.admin import MOST_ONLINE, AdminClient
-from rota.brokers.rocketmq.heartbeat import Heartbeat
+from rota.brokers.rocketmq.admin import MAX_ONLINE_CONSUMERS, AdminClient
+from rota.brokers.rocketmq.heartbeat import HeartbeatSender
 from rota.brokers.rocketmq.remembered import (
-    LONGEST_ADDRESS,
-    LONGEST_NAME,
-    MOST_PLACES,
-    MOST_REPLICAS,
-    MOST_REPLICAS_OF_BROKER,
+    MAX_ADDRESS_CHARACTERS,
+    MAX_BROKER_REPLICAS,
+    MAX_NAME_CHARACTERS,
+    MAX_REPLICAS,
+    MAX_ROUTE_ENTRIES,
     BrokerCache,
     Route,
     RouteCache,
 )
 from rota.brokers.rocketmq.routing import ConnectionConfig, RoutingClient
-from rota.brokers.rocketmq.transport.responses import LONGEST_REASON
+from rota.brokers.rocketmq.transport.responses import MAX_REASON_CHARACTERS
 from rota.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
 from rota.brokers.rocketmq.wire.frames import Frame
 from rota.model import Queue
 
 BROKERS = 1000  # in each answer
-ANSWERS = 3 * MOST_REPLICAS // BROKERS
+ANSWERS = 3 * MAX_REPLICAS // BROKERS
 NOWHERE = "127.0.0.1:1"
 
 
@@ -56,7 +56,7 @@ async def broker() -> AsyncIterator[Server]:
 async def client(broker: Server) -> AsyncIterator[RoutingClient]:
     """Return a client of that name server."""
     async with a_server(OtherNames(broker.address)) as server:
-        made = RoutingClient(ConnectionConfig([server.address]), serve=lambda _: None)
+        made = RoutingClient(ConnectionConfig([server.address]), handle_request=lambda _: None)
         yield made
         made.close()
 
@@ -68,46 +68,46 @@ def remembered_replicas(client: RoutingClient) -> int:
 async def test_name_server_with_other_brokers_in_each_list_does_not_fill_the_memory(
     client: RoutingClient, broker: Server
 ) -> None:
-    await client.route("orders")
+    await client.fetch_route("orders")
     for _ in range(ANSWERS):
-        await client.brokers()
-        assert remembered_replicas(client) <= MOST_REPLICAS
-        assert len(client._brokers._missed) <= MOST_REPLICAS
+        await client.fetch_brokers()
+        assert remembered_replicas(client) <= MAX_REPLICAS
+        assert len(client._brokers._unlisted_since) <= MAX_REPLICAS
     assert client.addresses(["real"]) == {broker.address}, "a route names it"
-    assert (await client.ask("real", Frame(code=RequestCode.GET_BROKER_CONFIG))).fields == {"offset": "7"}
+    assert (await client.call("real", Frame(code=RequestCode.GET_BROKER_CONFIG))).fields == {"offset": "7"}
 
 
 async def test_name_server_with_other_brokers_in_each_route_does_not_fill_the_memory(
     client: RoutingClient, broker: Server
 ) -> None:
     for number in range(ANSWERS):
-        await client.route("orders")
-        await client.ask("real", Frame(code=RequestCode.GET_BROKER_CONFIG))
-        await client.route(f"topic-{number}")
-        assert remembered_replicas(client) <= MOST_REPLICAS
-        assert len(client.hosts) <= MOST_REPLICAS
+        await client.fetch_route("orders")
+        await client.call("real", Frame(code=RequestCode.GET_BROKER_CONFIG))
+        await client.fetch_route(f"topic-{number}")
+        assert remembered_replicas(client) <= MAX_REPLICAS
+        assert len(client.topic_broker_addresses) <= MAX_REPLICAS
     assert broker.connections == 1, "it was known all the time"
-    assert len(client.connections._places) == 2
+    assert len(client.connections._states) == 2
 
 
 async def test_route_memory_does_not_grow_with_topics_that_are_asked_for_once(client: RoutingClient) -> None:
-    topics = MOST_PLACES // BROKERS + 10
+    topics = MAX_ROUTE_ENTRIES // BROKERS + 10
     for number in range(topics):
-        await client.route(f"topic-{number}")
+        await client.fetch_route(f"topic-{number}")
     assert client._routes.get(f"topic-{topics - 1}")
-    assert len(client._routes.brokers) <= MOST_PLACES
+    assert len(client._routes.brokers) <= MAX_ROUTE_ENTRIES
     assert not client._routes.get("topic-0")
 
 
 async def test_broker_that_no_route_names_is_forgotten_first_and_the_oldest_of_them_before_others() -> None:
     known = BrokerCache()
     known.learn({"routed": {0: NOWHERE}, "old": {0: NOWHERE}, "seen-again": {0: NOWHERE}})
-    known.learn({f"broker-{number}": {0: NOWHERE} for number in range(MOST_REPLICAS - 2)})
+    known.learn({f"broker-{number}": {0: NOWHERE} for number in range(MAX_REPLICAS - 2)})
     known.learn({"seen-again": {1: NOWHERE}})
     assert known.is_full
     known.trim({"routed"})
     assert not known.is_full
-    assert {*known.addresses} >= {"routed", "seen-again", f"broker-{MOST_REPLICAS - 3}"}
+    assert {*known.addresses} >= {"routed", "seen-again", f"broker-{MAX_REPLICAS - 3}"}
     assert {*known.addresses}.isdisjoint({"old", "broker-0"})
     known.learn({"": {}})
     known.trim({*known.addresses} - {"routed"})
@@ -119,25 +119,25 @@ def test_broker_with_other_replicas_in_each_answer_keeps_the_newest() -> None:
     for number in range(1000):
         known.forget_missing({"a": {number: NOWHERE}}, 0.0)
         known.learn({"a": {number: NOWHERE, number + 1: NOWHERE}})
-    assert [*known.addresses["a"]] == [*range(1001 - MOST_REPLICAS_OF_BROKER, 1001)]
-    assert len(known._missed) <= MOST_REPLICAS_OF_BROKER
+    assert [*known.addresses["a"]] == [*range(1001 - MAX_BROKER_REPLICAS, 1001)]
+    assert len(known._unlisted_since) <= MAX_BROKER_REPLICAS
 
 
 def test_route_memory_forgets_what_was_asked_for_longest_ago() -> None:
     routes = RouteCache()
-    brokers = frozenset(map(str, range(MOST_PLACES // 4)))  # three routes fit
+    brokers = frozenset(map(str, range(MAX_ROUTE_ENTRIES // 4)))  # three routes fit
     for number, topic in enumerate("abcab"):
-        routes.note_asked(topic, number)
+        routes.mark_requested(topic, number)
         routes.learn(Route(topic, {}, brokers))
-    routes.note_asked("d", 5.0)
+    routes.mark_requested("d", 5.0)
     routes.learn(Route("d", {}, brokers))
     assert [bool(routes.get(topic)) for topic in "abcd"] == [True, True, False, True]
-    assert (routes.asked_at("a"), routes.asked_at("c")) == (3.0, float("-inf"))
+    assert (routes.requested_at("a"), routes.requested_at("c")) == (3.0, float("-inf"))
     routes.learn(Route("c", {}, brokers))
     assert routes.get("c") is None, "it was forgotten meanwhile, so nothing would forget it again"
     routes.forget("a")
     routes.forget("a")
-    routes.note_asked("e", 6.0)
+    routes.mark_requested("e", 6.0)
     routes.learn(Route("e", {}, brokers))
     assert [bool(routes.get(topic)) for topic in "abcde"] == [False, True, False, True, True]
 
@@ -145,8 +145,8 @@ def test_route_memory_forgets_what_was_asked_for_longest_ago() -> None:
 @pytest.mark.parametrize(
     ("replicas", "told"),
     [
-        ({"a" * (LONGEST_NAME + 1): {0: NOWHERE}}, r"A broker's name is longer than 255 characters"),
-        ({"a": {0: "a" * (LONGEST_ADDRESS + 1)}}, r"A broker's address is longer than 300 characters"),
+        ({"a" * (MAX_NAME_CHARACTERS + 1): {0: NOWHERE}}, r"A broker's name is longer than 255 characters"),
+        ({"a": {0: "a" * (MAX_ADDRESS_CHARACTERS + 1)}}, r"A broker's address is longer than 300 characters"),
         ({"a": dict.fromkeys(range(65), NOWHERE)}, r"A broker has 65 replicas; 64 are the most"),
     ],
     ids=["name", "address", "replicas"],
@@ -155,8 +155,8 @@ async def test_route_and_broker_list_with_more_of_a_broker_than_possible_are_mal
     replicas: Replicas, told: str
 ) -> None:
     async with a_server(Names(replicas, {"orders": dict.fromkeys(replicas, 1)})) as server:
-        client = RoutingClient(ConnectionConfig([server.address]), serve=lambda _: None)
-        for asked in (client.route("orders"), client.brokers()):
+        client = RoutingClient(ConnectionConfig([server.address]), handle_request=lambda _: None)
+        for asked in (client.fetch_route("orders"), client.fetch_brokers()):
             with pytest.raises(MalformedResponseError, match=f"^{told}$"):
                 await asked
         client.close()
@@ -175,13 +175,13 @@ async def test_response_that_is_an_error_keeps_little_of_what_it_says(say: str) 
     async with a_server(answer) as broker, a_server(Names({"a": {0: broker.address}})) as names:
         cluster = AdminClient(ConnectionConfig([names.address]))
         with pytest.raises(BrokerError, match="very long very long") as said:
-            await cluster.committed("shop", Queue("orders", "a", 0))
-        assert len(str(said.value)) < LONGEST_REASON + 100
+            await cluster.committed_offset("shop", Queue("orders", "a", 0))
+        assert len(str(said.value)) < MAX_REASON_CHARACTERS + 100
         await cluster.close()
 
 
 async def test_response_with_very_many_consumers_is_malformed() -> None:
-    peers = {"connectionSet": [{"clientId": str(number)} for number in range(MOST_ONLINE + 1)]}
+    peers = {"connectionSet": [{"clientId": str(number)} for number in range(MAX_ONLINE_CONSUMERS + 1)]}
 
     async with (
         a_server(lambda frame: an_answer(frame, peers)) as broker,
@@ -189,16 +189,16 @@ async def test_response_with_very_many_consumers_is_malformed() -> None:
     ):
         cluster = AdminClient(ConnectionConfig([names.address]))
         with pytest.raises(MalformedResponseError, match=r"^a names 20,001 consumers of shop; 20,000 are the most$"):
-            await cluster.clients("shop", "a")
+            await cluster.online_consumers("shop", "a")
         await cluster.close()
 
 
 async def test_heartbeat_to_addresses_that_change_keeps_no_finished_tasks(broker: Server) -> None:
     async with a_server(Names({"a": {0: broker.address}}, {"orders": {"a": 1}})) as server:
-        client = RoutingClient(ConnectionConfig([server.address]), serve=lambda _: None)
-        presence = Heartbeat(client, Membership(group="shop", client_id="one", subscriptions=[]), [])
+        client = RoutingClient(ConnectionConfig([server.address]), handle_request=lambda _: None)
+        presence = HeartbeatSender(client, Membership(group="shop", client_id="one", subscriptions=[]), [])
         for number in range(20):
-            presence._greet(f"127.0.0.1:{number}", 0.0)
-            await until(lambda: all(task.done() for task in presence._greetings.values()))
-        assert len(presence._greetings) == 1
+            presence._start_retries(f"127.0.0.1:{number}", 0.0)
+            await until(lambda: all(task.done() for task in presence._retry_tasks.values()))
+        assert len(presence._retry_tasks) == 1
         client.close()

@@ -9,7 +9,7 @@ import pytest
 from cryptography import x509
 
 from ground.keys import Authority
-from rota.kube.brokers.broker_access import BrokerAccess, MissingSecretError
+from rota.kube.brokers.broker_access import BrokerAccessReader, MissingSecretError
 from rota.kube.client.api import Api
 from rota.spec import Reference, RocketMQ, Tls
 
@@ -27,8 +27,8 @@ class Secrets:
         return msgspec.convert({"data": self.data}, kind)
 
 
-def access(secrets: Secrets) -> BrokerAccess:
-    return BrokerAccess(cast("Api", secrets), None)
+def access(secrets: Secrets) -> BrokerAccessReader:
+    return BrokerAccessReader(cast("Api", secrets), None)
 
 
 def a_pair(folder: Path, name: str) -> dict[str, str]:
@@ -38,13 +38,13 @@ def a_pair(folder: Path, name: str) -> dict[str, str]:
 
 async def test_tls_client_certificate_makes_a_context_and_a_renewed_one_another(tmp_path: Path) -> None:
     first = await access(Secrets(**a_pair(tmp_path, "one"))).read("shop", MUTUAL, ())
-    assert first.site.tls
-    assert first.site.tls() is not None
-    known = await access(Secrets(**a_pair(tmp_path, "one"))).read("shop", MUTUAL, {first.mark})
-    assert (known.mark, known.site.tls) == (first.mark, None)
-    renewed = await access(Secrets(**a_pair(tmp_path, "two"))).read("shop", MUTUAL, {first.mark})
-    assert renewed.mark != first.mark
-    assert renewed.site.tls
+    assert first.config.tls
+    assert first.config.tls() is not None
+    known = await access(Secrets(**a_pair(tmp_path, "one"))).read("shop", MUTUAL, {first.cluster_key})
+    assert (known.cluster_key, known.config.tls) == (first.cluster_key, None)
+    renewed = await access(Secrets(**a_pair(tmp_path, "two"))).read("shop", MUTUAL, {first.cluster_key})
+    assert renewed.cluster_key != first.cluster_key
+    assert renewed.config.tls
     assert "PRIVATE KEY" not in repr(renewed)
 
 
@@ -74,4 +74,4 @@ async def test_tls_client_certificate_that_cannot_be_used_is_a_sentence(data: di
 
 async def test_tls_client_secret_is_not_read_while_tls_is_off() -> None:
     reached = msgspec.structs.replace(MUTUAL, tls=msgspec.structs.replace(MUTUAL.tls, enabled=False))
-    assert (await access(Secrets()).read("shop", reached, ())).site.tls is None
+    assert (await access(Secrets()).read("shop", reached, ())).config.tls is None

@@ -53,17 +53,17 @@ class Poll:
 
     def __init__(self, cluster: Cluster) -> None:
         self.views = RouteWatcher(cluster, lambda _: None)
-        self.views.want(KEY, TopicInterest("orders", ("orders",), broadcasting=False))
+        self.views.set_interest(KEY, TopicInterest("orders", ("orders",), broadcasting=False))
         self.news: list[tuple[str, str]] = []
-        self.poller = ConsumerPoller(cluster, self.views, self.views.clients, self.news.append)
+        self.poller = ConsumerPoller(cluster, self.views, self.views.consumers_of, self.news.append)
 
     async def ask(self, *, again: bool = False) -> None:
-        await self.views.look(KEY)
-        await self.poller.ask(KEY, again=again)
+        await self.views.poll_group(KEY)
+        await self.poller.poll_group(KEY, ask_all=again)
 
     @property
     def filters(self) -> dict[str, str]:
-        found = self.poller.of(KEY)
+        found = self.poller.settings_of(KEY)
         return {name: settings.subscriptions[-1].expression for name, settings in found.items()}
 
 
@@ -94,9 +94,9 @@ async def test_unmanaged_consumer_that_left_is_not_shown_and_leaves_nothing() ->
     java = await cluster.join(JAVA)
     await poll.ask()
     await java.leave()
-    await poll.views.look(KEY)
+    await poll.views.poll_group(KEY)
     assert poll.filters == {}
-    await poll.poller.ask(KEY)
+    await poll.poller.poll_group(KEY)
     assert poll.news == [KEY, KEY]
     assert poll.poller._settings == {KEY: {}}
 
@@ -130,11 +130,11 @@ async def test_unmanaged_consumer_that_is_silent_delays_no_other_group_and_is_as
     await cluster.join("10.0.0.9@php", "paid")
     answer = asyncio.Event()
     cluster.withheld = {JAVA: answer}
-    await poll.views.look(KEY)
-    first = asyncio.create_task(poll.poller.ask(KEY))
+    await poll.views.poll_group(KEY)
+    first = asyncio.create_task(poll.poller.poll_group(KEY))
     await cluster.until_asked(JAVA)
-    await poll.poller.ask(KEY, again=True)
-    await poll.poller.ask(KEY, again=True)
+    await poll.poller.poll_group(KEY, ask_all=True)
+    await poll.poller.poll_group(KEY, ask_all=True)
     assert cluster.asked == [JAVA], "calls that come meanwhile return, and ask nothing twice"
     answer.set()
     await first
@@ -151,12 +151,12 @@ async def test_unmanaged_consumer_of_a_second_group_is_asked_in_the_next_round_w
     poll = Poll(cluster)
     await cluster.join(JAVA)
     cluster.withheld = {JAVA: asyncio.Event()}
-    poll.views.want(OTHER, TopicInterest("bills", ("orders",), broadcasting=False))
+    poll.views.set_interest(OTHER, TopicInterest("bills", ("orders",), broadcasting=False))
     subscriptions = [Subscription("orders", "paid")]
     php = MemoryConsumer(cluster, Membership(group="bills", client_id="10.0.0.9@php", subscriptions=subscriptions))
     await php.join()
-    await poll.views.look(KEY)
-    await poll.views.look(OTHER)
+    await poll.views.poll_group(KEY)
+    await poll.views.poll_group(OTHER)
     polling = asyncio.create_task(poll.poller.run())
     await cluster.until_asked("10.0.0.9@php", times=3)
     assert cluster.asked.count(JAVA) == 1

@@ -23,7 +23,7 @@ from rota.kube.brokers.lag.lag_poller import LagPoller
 from rota.kube.brokers.registry import BrokerRegistry
 from rota.kube.brokers.route_watcher import RouteWatcher
 from rota.kube.client.api import Api
-from rota.kube.client.objects import Custom, Metadata
+from rota.kube.client.objects import CustomResource, Metadata
 from rota.kube.state.broker_state import BrokerState
 from rota.kube.state.group import Group
 from rota.model import Reason
@@ -37,9 +37,9 @@ class Clusters:
     def __init__(self, clusters: Mapping[str, MemoryCluster], api: Any = NOBODY) -> None:
         self.clusters = clusters
         self.places = BrokerRegistry(api, self.connect)
-        self.places.lead(leads=True)
+        self.places.set_leading(is_leading=True)
         self.news: list[tuple[str, str]] = []
-        self.places.news = self.news.append
+        self.places.on_change = self.news.append
 
     def connect(self, site: ConnectionConfig) -> Brokers:
         return self.clusters[site.name_servers[0]]
@@ -53,16 +53,16 @@ class Clusters:
         }
         group = Group("shop", name)
         metadata = Metadata(name, uid=name, namespace="shop", creation_timestamp=created, generation=1)
-        group.wants(Custom(metadata, spec), None)
-        self.places.want(group)
+        group.set_spec(CustomResource(metadata, spec), None)
+        self.places.update_group(group)
         return group
 
     async def seen(self, group: Group) -> BrokerState:
-        await self.places.look(group)
+        await self.places.poll_group(group)
         return self.of(group)
 
     def of(self, group: Group) -> BrokerState:
-        return self.places.of(group, 0.0)
+        return self.places.state_of(group, 0.0)
 
 
 def reasons(found: BrokerState) -> list[Reason]:
@@ -109,9 +109,9 @@ async def test_duplicate_consumer_group_waits_for_an_older_one_only_before_its_f
     clusters.group("older", "2026-11-27T08:00:00Z", "ours:9876")
     newer = clusters.group("newer", "2026-11-27T08:00:01Z", "ours:9876")
     found = await clusters.seen(newer)
-    assert (found.views["orders"], found.foreigners, reasons(found)) == (None, None, [])
+    assert (found.views["orders"], found.unmanaged_ids, reasons(found)) == (None, None, [])
     document = Assignment(group="shop/newer", generation=1, issued_at="")
-    newer.record = replace(newer.record, document=document)
+    newer.stored_assignment = replace(newer.stored_assignment, document=document)
     found = clusters.of(newer)
     assert found.views["orders"], "what it has goes on until the older one is known to be let in"
     assert reasons(found) == []
@@ -131,7 +131,7 @@ async def test_supervision_restarts_what_asks_the_brokers(
         restarted.set()
         await right(asker)
 
-    monkeypatch.setattr(aio, "FIRST_RESTART_SECONDS", 0.0)
+    monkeypatch.setattr(aio, "MIN_RESTART_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(owner, "run", fails_at_first)
     await clusters.seen(clusters.group("orders", "2026-11-27T08:00:00Z", "ours:9876"))
     await restarted.wait()
@@ -157,7 +157,7 @@ class SecuredGroups:
         self.secrets, self.memory = GroupSecrets(), RenewedCluster()
         self.configs: list[ConnectionConfig] = []
         self.places = BrokerRegistry(cast("Api", self.secrets), self._connect)
-        self.places.lead(leads=True)
+        self.places.set_leading(is_leading=True)
 
     def _connect(self, config: ConnectionConfig) -> Brokers:
         self.configs.append(config)
@@ -174,8 +174,8 @@ class SecuredGroups:
         rocketmq = {"nameServers": ["ns:9876"], "credentialsSecret": {"name": "acl"}, "tls": tls}
         spec = {"group": namespace, "broker": {"rocketmq": rocketmq}, "subscriptions": [{"topic": "orders"}]}
         group = Group(namespace, "orders")
-        group.wants(Custom(Metadata("orders", uid=namespace, namespace=namespace, generation=1), spec), None)
-        self.places.want(group)
+        group.set_spec(CustomResource(Metadata("orders", uid=namespace, namespace=namespace, generation=1), spec), None)
+        self.places.update_group(group)
         return group
 
     def users(self) -> list[str]:
@@ -183,10 +183,10 @@ class SecuredGroups:
         return [config.credentials().access_key for config in self.configs if config.credentials]
 
     def state(self, group: Group) -> BrokerState:
-        return self.places.of(group, asyncio.get_running_loop().time())
+        return self.places.state_of(group, asyncio.get_running_loop().time())
 
     async def has_lag(self, group: Group) -> bool:
-        return bool(self.places.lag((group.namespace, group.name)).queues)
+        return bool(self.places.lag_of((group.namespace, group.name)).queues)
 
 
 @pytest.fixture
@@ -202,24 +202,24 @@ async def test_tls_certificate_and_credentials_renewed_keep_views_and_lag_of_the
 ) -> None:
     secured.renew("shop", "one")
     group = secured.group("shop")
-    await secured.places.look(group)
+    await secured.places.poll_group(group)
     await soon(lambda: secured.has_lag(group))
-    lag, (config,) = secured.places.lag(("shop", "orders")), secured.configs
+    lag, (config,) = secured.places.lag_of(("shop", "orders")), secured.configs
     assert config.tls
     first = config.tls()
-    secured.memory.down(NAME_SERVER)  # so nothing can be asked anew
+    secured.memory.take_down(NAME_SERVER)  # so nothing can be asked anew
     secured.renew("shop", "two")
-    looking = asyncio.create_task(secured.places.look(group))
+    looking = asyncio.create_task(secured.places.poll_group(group))
     while not secured.memory.reconnected:
         await asyncio.sleep(0)
         assert secured.state(group).views["orders"]
-    assert secured.places.lag(("shop", "orders")).queues.keys() == lag.queues.keys()
+    assert secured.places.lag_of(("shop", "orders")).queues.keys() == lag.queues.keys()
     assert config.tls() is not first
     assert secured.users() == ["two"], "the same client signs with them"
-    secured.memory.up(NAME_SERVER)
+    secured.memory.bring_up(NAME_SERVER)
     await looking
     assert secured.state(group).views["orders"]
-    await secured.places.look(group)
+    await secured.places.poll_group(group)
     assert len(secured.memory.reconnected) == 1, "nothing has changed since"
 
 
@@ -228,17 +228,17 @@ async def test_tls_certificate_renewed_by_an_unusable_one_stays_in_use_and_the_p
 ) -> None:
     secured.renew("shop", "one")
     group = secured.group("shop")
-    await secured.places.look(group)
+    await secured.places.poll_group(group)
     (config,) = secured.configs
     assert config.tls
     first = config.tls()
     secured.secrets.put("shop", "client", {"tls.crt": "nonsense", "tls.key": "nonsense"})
-    await secured.places.look(group)
+    await secured.places.poll_group(group)
     assert reasons(secured.state(group)) == [Reason.MISSING_SECRET]
     assert secured.state(group).views["orders"]
     assert (config.tls(), secured.users(), secured.memory.reconnected) == (first, ["one"], [])
     secured.renew("shop", "two")
-    await secured.places.look(group)
+    await secured.places.poll_group(group)
     assert reasons(secured.state(group)) == []
     assert (secured.users(), len(secured.memory.reconnected)) == (["two"], 1)
 
@@ -251,11 +251,11 @@ async def test_credentials_renewed_in_all_namespaces_that_share_them_keep_their_
         secured.renew(namespace, "one")
     groups = [secured.group(namespace) for namespace in namespaces]
     for group in groups:
-        await secured.places.look(group)
+        await secured.places.poll_group(group)
     for namespace in namespaces:
         secured.renew(namespace, "two")
     for group in groups:
-        await secured.places.look(group)
+        await secured.places.poll_group(group)
     assert (secured.users(), len(secured.memory.reconnected)) == (["two"], 1)
 
 
@@ -264,13 +264,13 @@ async def test_credentials_renewed_in_one_namespace_are_not_used_for_groups_of_a
         secured.renew(namespace, "one")
     bills, shop = secured.group("bills"), secured.group("shop")
     for group in (bills, shop):
-        await secured.places.look(group)
+        await secured.places.poll_group(group)
     assert secured.users() == ["one"]
     secured.renew("shop", "two")
-    await secured.places.look(shop)
+    await secured.places.poll_group(shop)
     assert secured.users() == ["one", "two"]
     secured.renew("shop", "three")
-    await secured.places.look(shop)
+    await secured.places.poll_group(shop)
     assert secured.users() == ["one", "three"]
     assert all(secured.state(group).views["orders"] for group in (bills, shop))
 
@@ -296,6 +296,6 @@ async def test_tls_validity_of_a_groups_client_certificate_is_known_while_its_br
     validity = (await clusters.seen(group)).client_validity
     assert validity
     assert validity.not_before < validity.not_after
-    clusters.places.lead(leads=False)
+    clusters.places.set_leading(is_leading=False)
     assert clusters.of(group).client_validity is None
     await clusters.places.close()

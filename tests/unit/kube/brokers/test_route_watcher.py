@@ -6,7 +6,7 @@ import pytest
 
 from rota.brokers.memory import BROKER, MemoryCluster
 from rota.brokers.port import OnlineConsumer
-from rota.kube.brokers.route_watcher import DEAD_SECONDS, RouteWatcher, TopicInterest
+from rota.kube.brokers.route_watcher import SILENT_CONNECTION_SECONDS, RouteWatcher, TopicInterest
 from rota.kube.state.queue_quota import QueueQuota
 from rota.model import Queue, Reason
 
@@ -26,9 +26,9 @@ class Late(MemoryCluster):
         await self._wait("queues")
         return await super().queues(topic)
 
-    async def clients(self, group: str, broker: str) -> tuple[OnlineConsumer, ...]:
+    async def online_consumers(self, group: str, broker: str) -> tuple[OnlineConsumer, ...]:
         await self._wait("clients")
-        return await super().clients(group, broker)
+        return await super().online_consumers(group, broker)
 
     async def _wait(self, what: str) -> None:
         if self.slow == what:
@@ -41,11 +41,11 @@ async def looked_too_late(what: str) -> RouteWatcher:
     memory = Late()
     await memory.create_topic("orders", BROKER, 2)
     views = RouteWatcher(memory, lambda _: None)
-    views.want(KEY, ORDERS)
+    views.set_interest(KEY, ORDERS)
     memory.slow = what
-    looking = asyncio.create_task(views.look(KEY))
+    looking = asyncio.create_task(views.poll_group(KEY))
     await memory.asked.wait()
-    views.want(KEY, None)
+    views.set_interest(KEY, None)
     memory.may.set()
     await looking
     return views
@@ -53,14 +53,14 @@ async def looked_too_late(what: str) -> RouteWatcher:
 
 async def test_route_fetched_for_a_deleted_group_is_not_kept() -> None:
     views = await looked_too_late("queues")
-    assert views.where_is("orders") == frozenset()
-    assert not views._topics
+    assert views.brokers_of_topic("orders") == frozenset()
+    assert not views._routes
 
 
 async def test_connection_list_fetched_for_a_deleted_group_is_not_kept() -> None:
     views = await looked_too_late("clients")
-    assert not views._online
-    assert views.clients(KEY) == {}
+    assert not views._consumers
+    assert views.consumers_of(KEY) == {}
 
 
 async def test_queue_quota_hides_the_queues_of_a_group_that_exceeds_it_and_ends_questions_about_them() -> None:
@@ -68,17 +68,17 @@ async def test_queue_quota_hides_the_queues_of_a_group_that_exceeds_it_and_ends_
     await memory.create_topic("orders", BROKER, 3)
     await memory.create_topic("bills", BROKER, 2)
     heard: list[tuple[str, str]] = []
-    views = RouteWatcher(memory, heard.append, QueueQuota(per_group=4, total=100))
-    views.want(KEY, TopicInterest("orders", ("orders", "bills"), broadcasting=False))
-    await views.look(KEY)
-    found = views.of(KEY, 0.0, ())
+    views = RouteWatcher(memory, heard.append, QueueQuota(max_per_group=4, max_total=100))
+    views.set_interest(KEY, TopicInterest("orders", ("orders", "bills"), broadcasting=False))
+    await views.poll_group(KEY)
+    found = views.state_of(KEY, 0.0, ())
     assert [problem.reason for problem in found.problems] == [Reason.TOO_MANY_QUEUES]
     assert {found.views["orders"], found.views["bills"]} == {None}
     assert KEY not in views.interests
-    assert "queues" not in vars(views._topics["orders"]), "no queue was made"
+    assert "queues" not in vars(views._routes["orders"]), "no queue was made"
     assert views.is_accepted(KEY) is None, "no broker was asked"
-    views.want(KEY, ORDERS)
-    found = views.of(KEY, 0.0, ())
+    views.set_interest(KEY, ORDERS)
+    found = views.state_of(KEY, 0.0, ())
     assert found.problems == ()
     assert found.views["orders"]
     assert len(found.views["orders"].queues) == 3
@@ -89,17 +89,17 @@ async def test_queue_quota_is_claimed_again_by_a_rejected_group_once_another_one
     memory = MemoryCluster()
     await memory.create_topic("orders", BROKER, 3)
     heard: list[tuple[str, str]] = []
-    quota = QueueQuota(per_group=4, total=4)
+    quota = QueueQuota(max_per_group=4, max_total=4)
     views = RouteWatcher(memory, heard.append, quota)
     other = ("shop", "other")
     for key in (other, KEY):
-        views.want(key, ORDERS)
-        await views.look(key)
-    assert [problem.reason for problem in views.of(KEY, 0.0, ()).problems] == [Reason.TOO_MANY_QUEUES]
-    views.want(other, None)
+        views.set_interest(key, ORDERS)
+        await views.poll_group(key)
+    assert [problem.reason for problem in views.state_of(KEY, 0.0, ()).problems] == [Reason.TOO_MANY_QUEUES]
+    views.set_interest(other, None)
     heard.clear()
-    await views._look_at_routes()
-    assert views.of(KEY, 0.0, ()).problems == ()
+    await views._poll_routes()
+    assert views.state_of(KEY, 0.0, ()).problems == ()
     assert heard == [KEY]
 
 
@@ -107,32 +107,32 @@ async def test_retry_topic_of_another_group_must_exist_but_the_groups_own_need_n
     memory = MemoryCluster()
     others = "%RETRY%others"
     views = RouteWatcher(memory, lambda _: None)
-    views.want(KEY, TopicInterest("orders", (others,), broadcasting=False))
-    await views.look(KEY)
-    (problem,) = views.of(KEY, 0.0, ()).problems
+    views.set_interest(KEY, TopicInterest("orders", (others,), broadcasting=False))
+    await views.poll_group(KEY)
+    (problem,) = views.state_of(KEY, 0.0, ()).problems
     assert problem.reason is Reason.UNKNOWN_TOPIC
     assert others in problem.message
     await memory.create_topic(others, BROKER, 1)
-    await views._look_at_routes()
-    assert views.where_is(others) == {BROKER}, "with the first look, not now and then"
+    await views._poll_routes()
+    assert views.brokers_of_topic(others) == {BROKER}, "with the first look, not now and then"
 
 
 async def test_route_and_connections_fetched_in_time_are_kept() -> None:
     memory = MemoryCluster()
     await memory.create_topic("orders", BROKER, 2)
     views = RouteWatcher(memory, lambda _: None)
-    views.want(KEY, ORDERS)
-    await views.look(KEY)
-    assert views.where_is("orders") == {BROKER}
-    assert views.of(KEY, 0.0, ()).foreigners == ()
+    views.set_interest(KEY, ORDERS)
+    await views.poll_group(KEY)
+    assert views.brokers_of_topic("orders") == {BROKER}
+    assert views.state_of(KEY, 0.0, ()).unmanaged_ids == ()
 
 
 @pytest.mark.parametrize(("groups", "seconds"), [(0, 5.0), (250, 5.0), (500, 10.0), (1000, 20.0), (5000, 20.0)])
 def test_connection_poll_interval_is_shorter_for_few_groups(groups: int, seconds: float) -> None:
     views = RouteWatcher(MemoryCluster(), lambda _: None)
     for number in range(groups):
-        views.want(("shop", f"orders-{number}"), ORDERS)
-    assert views.online_pause() == seconds
+        views.set_interest(("shop", f"orders-{number}"), ORDERS)
+    assert views.consumer_poll_pause() == seconds
 
 
 class Worn(MemoryCluster):
@@ -140,7 +140,7 @@ class Worn(MemoryCluster):
 
     connections: tuple[OnlineConsumer, ...] = ()
 
-    async def clients(self, group: str, broker: str) -> tuple[OnlineConsumer, ...]:
+    async def online_consumers(self, group: str, broker: str) -> tuple[OnlineConsumer, ...]:
         assert (group, broker) == ("orders", BROKER)
         return self.connections
 
@@ -152,29 +152,29 @@ async def worn(*connections: tuple[str, str]) -> tuple[Worn, RouteWatcher]:
     memory = Worn()
     await memory.create_topic("orders", BROKER, 2)
     views = RouteWatcher(memory, lambda _: None)
-    views.want(KEY, ORDERS)
+    views.set_interest(KEY, ORDERS)
     memory.connections = tuple(OnlineConsumer(*it) for it in connections)
-    await views.look(KEY)
+    await views.poll_group(KEY)
     return memory, views
 
 
 def duplicates(views: RouteWatcher, after: float = 0.0) -> list[Reason]:
     now = asyncio.get_running_loop().time() + after
-    return [it.reason for it in views.of(KEY, now, {"orders-a#12345678"}).problems]
+    return [it.reason for it in views.state_of(KEY, now, {"orders-a#12345678"}).problems]
 
 
 async def test_connection_still_held_by_the_broker_is_no_duplicate_until_it_expires() -> None:
     memory, views = await worn((OURS, "10.0.0.1:4711"), (OURS, "10.0.0.1:4712"))
     assert duplicates(views) == []
-    assert duplicates(views, DEAD_SECONDS - 1) == []
-    await views.look(KEY)
-    assert duplicates(views, DEAD_SECONDS + 1) == [Reason.DUPLICATE_CLIENT_IDS], "by then it would be gone"
+    assert duplicates(views, SILENT_CONNECTION_SECONDS - 1) == []
+    await views.poll_group(KEY)
+    assert duplicates(views, SILENT_CONNECTION_SECONDS + 1) == [Reason.DUPLICATE_CLIENT_IDS], "by then it would be gone"
     memory.connections = memory.connections[:1]
-    await views.look(KEY)
-    assert duplicates(views, DEAD_SECONDS + 1) == []
+    await views.poll_group(KEY)
+    assert duplicates(views, SILENT_CONNECTION_SECONDS + 1) == []
     memory.connections *= 2
-    await views.look(KEY)
-    assert duplicates(views, DEAD_SECONDS - 1) == [], "it counts anew"
+    await views.poll_group(KEY)
+    assert duplicates(views, SILENT_CONNECTION_SECONDS - 1) == [], "it counts anew"
 
 
 async def test_connection_duplicates_at_two_addresses_or_unmanaged_are_reported_at_once() -> None:
@@ -182,4 +182,4 @@ async def test_connection_duplicates_at_two_addresses_or_unmanaged_are_reported_
     assert duplicates(views) == [Reason.DUPLICATE_CLIENT_IDS]
     _, views = await worn((FOREIGN, "10.0.0.9:4711"), (FOREIGN, "10.0.0.9:4712"))
     assert duplicates(views) == [Reason.DUPLICATE_CLIENT_IDS]
-    assert views.of(KEY, 0.0, ()).foreigners == (FOREIGN, FOREIGN), "as they count themselves"
+    assert views.state_of(KEY, 0.0, ()).unmanaged_ids == (FOREIGN, FOREIGN), "as they count themselves"

@@ -83,8 +83,8 @@ async def test_http_client_for_reports_follows_no_redirect_to_another_member(cli
         asked = Endpoint(UID, HOST, attacker.port)
         assert (await client.read(asked)).report is None
         assert (await client.read_with_offsets(asked))[0].report is None
-        assert (await client.next(asked, 1)).report is None
-        assert await client.last_words(asked) is None
+        assert (await client.long_poll(asked, 1)).report is None
+        assert await client.read_if_present(asked) is None
         await client.drain(asked)
         assert len(attacker.requests) == 5
         assert victim.requests == []
@@ -113,23 +113,23 @@ async def test_http_client_stops_reading_a_report_that_is_too_long(
         nonlocal sent
         response = web.StreamResponse()
         await response.prepare(request)
-        while sent < 64 * report_client.LARGEST:
+        while sent < 64 * report_client.MAX_REPORT_BYTES:
             await response.write(bytes(2**16))
             sent += 2**16
         return response
 
-    monkeypatch.setattr(report_client, "LARGEST", 2**20)
+    monkeypatch.setattr(report_client, "MAX_REPORT_BYTES", 2**20)
     async with recording(answer_without_end) as member:
         asked = Endpoint(UID, HOST, member.port)
         answer = await client.read(asked)
-    assert (answer.report, answer.doubt) == (None, Reason.REPORT_TOO_LARGE), "it is not silent"
-    assert sent < 64 * report_client.LARGEST
+    assert (answer.report, answer.ignored_reason) == (None, Reason.REPORT_TOO_LARGE), "it is not silent"
+    assert sent < 64 * report_client.MAX_REPORT_BYTES
 
 
 async def test_http_client_reads_only_few_large_reports_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report_client, "LARGEST", 64 * MEBIBYTE)
+    monkeypatch.setattr(report_client, "MAX_REPORT_BYTES", 64 * MEBIBYTE)
     monkeypatch.setattr(report_client, "MAX_LARGE_REPORTS", 1)
-    monkeypatch.setattr(report_client, "READ_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(report_client, "RESPONSE_TIMEOUT_SECONDS", PATIENCE_SECONDS)
     being_read: set[int] = set()
     most = 0
 

@@ -7,21 +7,21 @@ import pytest
 
 from rota.kube.client.api import Api, Page
 from rota.kube.client.informer import Informer
-from rota.kube.client.objects import Metadata, Object
+from rota.kube.client.objects import Metadata, PartialObjectMetadata
 
 
 class OneList:
     """An API server that has one list."""
 
-    def __init__(self, version: int, *listed: Object) -> None:
+    def __init__(self, version: int, *listed: PartialObjectMetadata) -> None:
         self.page = Page([*listed], str(version))
 
     async def pages(self, *_: object) -> AsyncGenerator[Page[Any]]:
         yield self.page
 
 
-def an_object(name: str, version: int, namespace: str = "shop") -> Object:
-    return Object(Metadata(name, uid=name, namespace=namespace, resource_version=str(version)))
+def an_object(name: str, version: int, namespace: str = "shop") -> PartialObjectMetadata:
+    return PartialObjectMetadata(Metadata(name, uid=name, namespace=namespace, resource_version=str(version)))
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def an_object(name: str, version: int, namespace: str = "shop") -> Object:
     ids=["before the list", "just before it", "after it", "that is listed", "in another namespace"],
 )
 async def test_watch_list_without_an_object_written_before_it_reports_that_as_deleted(
-    expected: Object, reported: set[tuple[str, int]]
+    expected: PartialObjectMetadata, reported: set[tuple[str, int]]
 ) -> None:
     api = cast("Api", OneList(10, an_object("there", 8)))
     gone: set[tuple[str, int]] = set()
@@ -44,9 +44,9 @@ async def test_watch_list_without_an_object_written_before_it_reports_that_as_de
         api,
         "configmaps",
         "shop",
-        Object,
-        seen=lambda _: None,
-        gone=lambda deleted: gone.add((deleted.metadata.name, deleted.metadata.version)),
+        PartialObjectMetadata,
+        on_upsert=lambda _: None,
+        on_delete=lambda deleted: gone.add((deleted.metadata.name, deleted.metadata.version_number)),
         expected=lambda: [expected],
     )
     assert await informer.relist() == "10"

@@ -6,6 +6,6 @@ FEWEST_A_SECOND = 1000  # objects; kopf passed on 20 a second, and the list of 1
 
 
 def test_watch_passes_on_enough_objects_a_second() -> None:
-    queueing = kopf_watch.settings().queueing
+    queueing = kopf_watch.build_settings().queueing
     assert queueing.worker_limit is not None
     assert queueing.worker_limit / queueing.idle_timeout >= FEWEST_A_SECOND

@@ -8,7 +8,7 @@ import pytest
 from rota.kube import operator, options
 from rota.kube.client import leader_election
 from rota.kube.client.api import ApiError
-from rota.kube.client.leader_election import Leader
+from rota.kube.client.leader_election import LeaderElector
 
 
 class NoSuchNamespace:
@@ -30,10 +30,12 @@ class NoSuchNamespace:
 async def test_leader_election_logs_an_unobtainable_lease_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(leader_election, "RENEW", 0.001)
-    monkeypatch.setattr(leader_election, "LOOK", 1000.0)  # a refusal is no reason for haste, but for the other pace
+    monkeypatch.setattr(leader_election, "RENEW_INTERVAL_SECONDS", 0.001)
+    monkeypatch.setattr(
+        leader_election, "RETRY_PERIOD_SECONDS", 1000.0
+    )  # a refusal is no reason for haste, but for the other pace
     api: Any = NoSuchNamespace(5)
-    running = asyncio.create_task(Leader(api, "nosuch", "rota-0", lambda _: None, "rota").run())
+    running = asyncio.create_task(LeaderElector(api, "nosuch", "rota-0", lambda _: None, "rota").run())
     await api.over.wait()
     running.cancel()
     await asyncio.wait([running])
@@ -61,11 +63,11 @@ async def test_leader_election_logs_an_unobtainable_lease_once(
 )
 def test_leader_election_rejects_invalid_names_at_start(options: options.Options, sentence: str) -> None:
     with pytest.raises(ValueError) as refused:  # noqa: PT011 - what it says is looked at below
-        operator.process(options)
+        operator.run_process(options)
     assert str(refused.value).startswith(sentence)
     assert len(str(refused.value)) < 300
 
 
 def test_leader_election_accepts_names_of_pods_and_machines() -> None:
     for identity in ("", "rota-0", "My_Laptop.local-4711", "x" * 240):
-        options.check(options.Options(identity=identity, own_namespace="rota-system", lease="rota.dev"))
+        options.check_options(options.Options(identity=identity, own_namespace="rota-system", lease="rota.dev"))

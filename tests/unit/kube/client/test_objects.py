@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from rota.kube.client.objects import Pod
-from rota.kube.client.pod_status import MAX_OBSTACLE
+from rota.kube.client.pod_status import MAX_OBSTACLE_CHARACTERS
 
 
 def a_pod(**status: Any) -> Pod:
@@ -44,4 +44,4 @@ def test_readiness_obstacle_of_a_pod_is_in_kubernetes_words(status: dict[str, An
 
 def test_readiness_obstacle_of_a_pod_is_short_whatever_is_written_there() -> None:
     pod = a_pod(conditions=[UNSCHEDULABLE | {"message": "x" * 10_000}])
-    assert len(pod.obstacle) <= MAX_OBSTACLE + 1
+    assert len(pod.obstacle) <= MAX_OBSTACLE_CHARACTERS + 1

@@ -6,7 +6,7 @@ import pytest
 from yarl import URL
 
 import rota
-from rota.kube.client.objects import record_of
+from rota.kube.client.objects import assignment_name
 from rota.kube.client.paths import GROUPS, collection_path, object_path, proxy_path
 
 SERVER = URL("https://api.example:6443")
@@ -57,7 +57,7 @@ MALICIOUS_NAMES = [
         ),
         (object_path("secrets", "n" * 63, "a" * 253), f"/api/v1/namespaces/{'n' * 63}/secrets/{'a' * 253}"),
         (
-            object_path("configmaps", "shop", record_of("g" * 63)),
+            object_path("configmaps", "shop", assignment_name("g" * 63)),
             f"/api/v1/namespaces/shop/configmaps/{'g' * 63}-rota",
         ),
     ],

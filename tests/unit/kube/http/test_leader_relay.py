@@ -14,12 +14,19 @@ from ground.keys import Authority
 from rota.http_server import listen
 from rota.kube.http import leader_relay
 from rota.kube.http.access.server_tls import server_context
-from rota.kube.http.leader_relay import PAGE_CERTIFICATE, PAGE_URL, LeaderPage, LeaderRelay, announce, leader_page
+from rota.kube.http.leader_relay import (
+    PAGE_CERTIFICATE_ANNOTATION,
+    PAGE_URL_ANNOTATION,
+    LeaderPage,
+    LeaderRelay,
+    page_annotations,
+    parse_leader_page,
+)
 from rota.tls import KeyPair, certificate_digest
 
 DIGEST = 64 * "a"
-TLS = {PAGE_URL: "https://10.1.2.3:8080", PAGE_CERTIFICATE: DIGEST}
-OPEN = {PAGE_URL: "http://10.1.2.3:8080"}
+TLS = {PAGE_URL_ANNOTATION: "https://10.1.2.3:8080", PAGE_CERTIFICATE_ANNOTATION: DIGEST}
+OPEN = {PAGE_URL_ANNOTATION: "http://10.1.2.3:8080"}
 POD = "10.1.2.4"
 TOKEN = {"Authorization": "Bearer t"}
 
@@ -29,7 +36,7 @@ TOKEN = {"Authorization": "Bearer t"}
     [
         ("10.1.2.3", DIGEST, TLS),
         ("10.1.2.3", "", OPEN),
-        ("fd00::3", "", {PAGE_URL: "http://[fd00::3]:8080"}),
+        ("fd00::3", "", {PAGE_URL_ANNOTATION: "http://[fd00::3]:8080"}),
         ("0.0.0.0", DIGEST, {}),
         ("::", "", {}),
         ("rota.example", "", {}),
@@ -38,13 +45,13 @@ TOKEN = {"Authorization": "Bearer t"}
 def test_page_of_the_leader_is_announced_by_its_address(
     address: str, certificate: str, annotations: dict[str, str]
 ) -> None:
-    assert announce(address, 8080, certificate) == annotations
+    assert page_annotations(address, 8080, certificate) == annotations
 
 
-@pytest.mark.parametrize("annotations", [TLS, OPEN, {**OPEN, PAGE_URL: "http://[fd00::3]:8080"}])
+@pytest.mark.parametrize("annotations", [TLS, OPEN, {**OPEN, PAGE_URL_ANNOTATION: "http://[fd00::3]:8080"}])
 def test_page_of_the_leader_is_found_by_its_annotations(annotations: dict[str, str]) -> None:
-    found = leader_page(annotations, POD, has_tls=PAGE_CERTIFICATE in annotations)
-    assert found == LeaderPage(URL(annotations[PAGE_URL]), annotations.get(PAGE_CERTIFICATE, ""))
+    found = parse_leader_page(annotations, POD, has_tls=PAGE_CERTIFICATE_ANNOTATION in annotations)
+    assert found == LeaderPage(URL(annotations[PAGE_URL_ANNOTATION]), annotations.get(PAGE_CERTIFICATE_ANNOTATION, ""))
 
 
 @pytest.mark.parametrize(
@@ -52,22 +59,22 @@ def test_page_of_the_leader_is_found_by_its_annotations(annotations: dict[str, s
     [
         {},
         OPEN,
-        {PAGE_URL: TLS[PAGE_URL]},
-        {**TLS, PAGE_CERTIFICATE: "abc"},
-        {**TLS, PAGE_URL: "http://10.1.2.3:8080"},
-        {**TLS, PAGE_URL: "https://evil.example:8080"},
-        {**TLS, PAGE_URL: "https://127.0.0.1:8080"},
-        {**TLS, PAGE_URL: "https://[::1"},
-        {**TLS, PAGE_URL: "https://[::ffff:127.0.0.1]:8080"},
-        {**TLS, PAGE_URL: "https://0.0.0.0:8080"},
-        {**TLS, PAGE_URL: "https://169.254.169.254:8080"},
+        {PAGE_URL_ANNOTATION: TLS[PAGE_URL_ANNOTATION]},
+        {**TLS, PAGE_CERTIFICATE_ANNOTATION: "abc"},
+        {**TLS, PAGE_URL_ANNOTATION: "http://10.1.2.3:8080"},
+        {**TLS, PAGE_URL_ANNOTATION: "https://evil.example:8080"},
+        {**TLS, PAGE_URL_ANNOTATION: "https://127.0.0.1:8080"},
+        {**TLS, PAGE_URL_ANNOTATION: "https://[::1"},
+        {**TLS, PAGE_URL_ANNOTATION: "https://[::ffff:127.0.0.1]:8080"},
+        {**TLS, PAGE_URL_ANNOTATION: "https://0.0.0.0:8080"},
+        {**TLS, PAGE_URL_ANNOTATION: "https://169.254.169.254:8080"},
     ],
 )
 def test_page_with_tls_sends_tokens_to_no_leader_whose_certificate_or_address_is_unknown(
     annotations: dict[str, str],
 ) -> None:
-    assert leader_page(annotations, POD, has_tls=True) is None
-    assert leader_page(TLS, "", has_tls=False) is None
+    assert parse_leader_page(annotations, POD, has_tls=True) is None
+    assert parse_leader_page(TLS, "", has_tls=False) is None
 
 
 @dataclass
@@ -107,7 +114,7 @@ async def leader(tmp_path: Path) -> AsyncIterator[Leader]:
     context = server_context(keys, "")
     app, port = web.Application(), unused_port()
     app.add_routes([web.get("/{path:.*}", leader.answer)])
-    runner = await listen(app, "127.0.0.1", port, tls=lambda: context)
+    runner = await listen(app, "127.0.0.1", port, get_tls_context=lambda: context)
     leader.page = LeaderPage(URL(f"https://127.0.0.1:{port}"), certificate_digest(keys))
     yield leader
     await runner.cleanup()
@@ -119,7 +126,7 @@ async def standby(leader: Leader) -> AsyncIterator[str]:
     async with LeaderRelay(lambda: leader.page, lambda request: "Authorization" in request.headers) as relay:
         app, port = web.Application(), unused_port()
         app.add_routes([web.get("/{path:.*}", own_answer)])
-        runner = await listen(app, "127.0.0.1", port, inner=[relay.pass_on])
+        runner = await listen(app, "127.0.0.1", port, middlewares=[relay.relay])
         yield f"http://127.0.0.1:{port}"
         await runner.cleanup()
 
@@ -208,7 +215,7 @@ async def test_page_of_a_standby_answers_itself_if_the_leader_cannot_be_reached(
     assert leader.page
     for page in (
         None,
-        leader.page._replace(certificate=DIGEST),
+        leader.page._replace(certificate_digest=DIGEST),
         leader.page._replace(url=URL(f"https://127.0.0.1:{unused_port()}")),
     ):
         leader.page = page

@@ -10,10 +10,10 @@ from builders import NOW, a_document, a_view
 from rota.brokers.port import OnlineConsumer
 from rota.deliveries import DeliveriesPage, FailingMessage
 from rota.delivery_totals import MemberDeliveries
-from rota.documents import Assignment, write_assignment
+from rota.documents import Assignment, encode_assignment
 from rota.kube.brokers.lag.lag_history import QueueLag
 from rota.kube.brokers.lag.lag_poller import GroupLag
-from rota.kube.client.objects import ConfigMap, Custom, Metadata, Owner, Pod
+from rota.kube.client.objects import ConfigMap, CustomResource, Metadata, OwnerReference, Pod
 from rota.kube.http import presenters, schema
 from rota.kube.state import rebalance
 from rota.kube.state.broker_state import BrokerState
@@ -21,7 +21,7 @@ from rota.kube.state.group import Group
 from rota.kube.telemetry.group_gauges import GroupFacts
 from rota.kube.telemetry.operator_metrics import OperatorMetrics
 from rota.kube.telemetry.rebalances import RebalanceTracker
-from rota.lag import Judgement
+from rota.lag import LagState
 from rota.model import Queue
 from rota.planner import Plan
 from rota.planner.members.standings import MemberState
@@ -61,26 +61,27 @@ def a_group(document: Assignment | None = None, status: dict[str, Any] | None = 
     found = Group("shop", "orders")
     broker = {"rocketmq": {"nameServers": ["rmq:9876"]}}
     body = {"broker": broker, "subscriptions": [{"topic": "orders"}], **spec}
-    found.wants(Custom(Metadata("orders", uid="1", namespace="shop"), body, status or {}), None)
+    found.set_spec(CustomResource(Metadata("orders", uid="1", namespace="shop"), body, status or {}), None)
     if document:
-        labels, owners = {"rota.dev/group": "orders"}, [Owner("1", controller=True)]
-        texts = {name: text for name, text in write_assignment(document).items() if isinstance(text, str)}
+        labels, owners = {"rota.dev/group": "orders"}, [OwnerReference("1", controller=True)]
+        texts = {name: text for name, text in encode_assignment(document).items() if isinstance(text, str)}
         metadata = Metadata("orders-rota", "2", "shop", "42", labels=labels, owner_references=owners)
-        found.keep(ConfigMap(metadata, data=texts))
+        found.set_assignment(ConfigMap(metadata, data=texts))
     return found
 
 
 def a_fact(group: Group, lags: dict[Queue, QueueLag] | None = None, **known: Any) -> GroupFacts:
     """Return what is known of a group whose topic has six queues."""
-    broker = BrokerState({"orders": a_view(6)}, known.pop("foreigners", ()))
+    broker = BrokerState({"orders": a_view(6)}, known.pop("unmanaged_consumers", ()))
     dead, at = known.pop("dead", None), known.pop("at", None)
-    return GroupFacts(group, RebalanceTracker(plan=Plan(**known)), broker, GroupLag(lags or {}, dead, at))
+    return GroupFacts(group, RebalanceTracker(last_plan=Plan(**known)), broker, GroupLag(lags or {}, dead, at))
 
 
 def lagging(*lags: int | None, **given: Any) -> dict[Queue, QueueLag]:
     found = {}
     for queue, lag in zip(Q, lags, strict=False):
-        told: dict[str, Any] = {"first": 0, "last": 9, "lag": lag, "verdict": Judgement.KEEPING_UP, "worked": 2.0}
+        offsets = {"min_offset": 0, "max_offset": 9, "lag": lag}
+        told: dict[str, Any] = {**offsets, "lag_state": LagState.KEEPING_UP, "consumed_rate": 2.0}
         found[queue] = QueueLag(**told | {"committed": None if lag is None else 9 - lag, "delay": lag} | given)
     return found
 
@@ -93,21 +94,21 @@ def test_api_group_without_a_plan_has_no_invented_figures() -> None:
     fact = a_fact(a_group())
     nothing: dict[str, Any] = dict.fromkeys(("members", "queues", "idle", "unowned", "generation"), 0)
     nothing |= {"ready": False, "moving": False} | dict.fromkeys(("reason", "message", "strategy"), "")
-    assert presenters.summary(fact) == schema.Summary("shop", "orders", **nothing)
-    found = presenters.detail(LEADS, fact, {})
+    assert presenters.present_summary(fact) == schema.Summary("shop", "orders", **nothing)
+    found = presenters.present_detail(LEADS, fact, {})
     assert (found.members, found.conditions, found.rebalances, found.looked_at) == ([], [], [], None)
     assert {(queue.state, queue.owner, queue.lag) for queue in found.queues} == {("Free", None, None)}
 
 
 def test_api_shows_a_group_without_topics_or_valid_spec() -> None:
     group = Group("shop", "orders")
-    group.wants(Custom(Metadata("orders", uid="1", namespace="shop"), {"subscriptions": 5}), None)
-    found = presenters.detail(LEADS, GroupFacts(group, RebalanceTracker(), BrokerState(), GroupLag({})), {})
+    group.set_spec(CustomResource(Metadata("orders", uid="1", namespace="shop"), {"subscriptions": 5}), None)
+    found = presenters.present_detail(LEADS, GroupFacts(group, RebalanceTracker(), BrokerState(), GroupLag({})), {})
     assert (found.at_broker, found.topics, found.queues) == ("orders", [], [])
 
 
 def test_api_shows_the_published_status_before_the_first_plan() -> None:
-    found = presenters.summary(a_fact(a_group(owning(), STATUS)))
+    found = presenters.present_summary(a_fact(a_group(owning(), STATUS)))
     assert (found.ready, found.reason, found.message) == (True, "Settled", "6 queues, 2 members")
     assert (found.members, found.queues, found.idle, found.unowned) == (2, 6, 1, 0)
     assert (found.generation, found.strategy, found.moving) == (5, "Sticky", False)
@@ -117,24 +118,24 @@ def test_api_shows_the_published_status_before_the_first_plan() -> None:
 def test_api_shows_the_status_of_the_latest_plan() -> None:
     now = {**STATUS, "members": 7, "conditions": [{**READY, "status": "False", "reason": "NoMembers"}]}
     fact = a_fact(a_group(owning(), STATUS), status=now)
-    fact.tally.rebalances.appendleft(rebalance.Rebalance("MemberJoined", "m2 joined", "later", 6))
-    found = presenters.summary(fact)
+    fact.tracker.rebalances.appendleft(rebalance.Rebalance("MemberJoined", "m2 joined", "later", 6))
+    found = presenters.present_summary(fact)
     assert (found.members, found.ready, found.reason) == (7, False, "NoMembers")
-    assert found.last_rebalance == fact.tally.rebalances[0]
-    assert presenters.detail(LEADS, fact, {}).rebalances == [*fact.tally.rebalances]
+    assert found.last_rebalance == fact.tracker.rebalances[0]
+    assert presenters.present_detail(LEADS, fact, {}).rebalances == [*fact.tracker.rebalances]
 
 
 @pytest.mark.parametrize(("progressing", "moving"), [("True", True), ("False", False)])
 def test_api_shows_a_handover_under_way_by_plan_or_stored_assignment(progressing: str, moving: bool) -> None:  # noqa: FBT001 - a row of the table
     status = {"conditions": [{"type": "Progressing", "status": progressing, "reason": "x"}]}
-    assert presenters.summary(a_fact(a_group(owning(), status))).moving == moving
+    assert presenters.present_summary(a_fact(a_group(owning(), status))).moving == moving
     taken = a_document(members={"m1": Q[:3]}, taken={Q[3]: ("m1", "m2")})
-    assert presenters.summary(a_fact(a_group(taken, status))).moving
+    assert presenters.present_summary(a_fact(a_group(taken, status))).moving
 
 
 def test_api_shows_conditions_as_in_the_status() -> None:
     bare = {"type": "Degraded", "status": "False", "reason": "Settled"}
-    found = presenters.detail(
+    found = presenters.present_detail(
         LEADS,
         a_fact(a_group(None, {"conditions": [READY | {"lastTransitionTime": "2026-11-21T08:00:00.000Z"}, bare]})),
         {},
@@ -147,7 +148,7 @@ def test_api_shows_conditions_as_in_the_status() -> None:
 
 def test_api_shows_lag_by_queue_topic_and_group() -> None:
     fact = a_fact(a_group(owning()), lagging(1, 2, 3, 0, 0, 0), dead=4, at=NOW)
-    found = presenters.detail(LEADS, fact, {})
+    found = presenters.present_detail(LEADS, fact, {})
     assert found.looked_at == "2025-11-21T08:00:00.000Z"
     assert found.topics == [schema.Topic("orders", "Subscribed", 6, 6, 3)]
     assert (found.summary.lag, found.summary.delay, found.summary.dead, found.summary.retrying) == (6, 3, 4, None)
@@ -158,8 +159,8 @@ def test_api_shows_lag_by_queue_topic_and_group() -> None:
 
 
 def test_api_shows_unknown_lag_as_null_without_a_verdict() -> None:
-    lags = lagging(1, 2, 3, 0, 0) | lagging(None, verdict=None)
-    found = presenters.detail(LEADS, a_fact(a_group(owning()), lags), {})
+    lags = lagging(1, 2, 3, 0, 0) | lagging(None, lag_state=None)
+    found = presenters.present_detail(LEADS, a_fact(a_group(owning()), lags), {})
     assert [queue.lag for queue in found.queues] == [None, 2, 3, 0, 0, None]
     assert [queue.verdict for queue in found.queues][:2] == [None, "KeepingUp"]
     assert (found.summary.lag, found.summary.delay, found.topics[0].lag) == (None, None, None)
@@ -168,7 +169,7 @@ def test_api_shows_unknown_lag_as_null_without_a_verdict() -> None:
 
 def test_api_marks_lag_with_a_filter_as_estimate() -> None:
     group = a_group(owning(), subscriptions=[{"topic": "orders", "expression": "paid"}])
-    found = presenters.detail(LEADS, a_fact(group, lagging(*[1] * 6)), {})
+    found = presenters.present_detail(LEADS, a_fact(group, lagging(*[1] * 6)), {})
     assert found.summary.estimate
     assert found.topics[0].estimate
     assert {queue.estimate for queue in found.queues} == {True}
@@ -178,7 +179,7 @@ def test_api_shows_owner_next_owner_and_forced_grant_of_each_queue() -> None:
     document = a_document(
         members={"m1": Q[:2], "m2": Q[2:3]}, taken={Q[3]: ("m1", "m2"), Q[4]: ("m2", None)}, forced={Q[2]: 4}
     )
-    found = {queue.id: queue for queue in presenters.detail(LEADS, a_fact(a_group(document)), {}).queues}
+    found = {queue.id: queue for queue in presenters.present_detail(LEADS, a_fact(a_group(document)), {}).queues}
     assert {number: (it.state, it.owner, it.to, it.forced) for number, it in found.items()} == {
         0: ("Owned", "m1", None, False),
         1: ("Owned", "m1", None, False),
@@ -191,8 +192,8 @@ def test_api_shows_owner_next_owner_and_forced_grant_of_each_queue() -> None:
 
 def test_api_does_not_show_queues_of_unmanaged_consumers_as_free() -> None:
     group = a_group(a_document(members={"m1": Q[:3]}))
-    fact = a_fact(group, foreign=frozenset({*Q[2:5]}), foreigners=("10.0.0.9@1",))
-    assert [(it.state, it.owner) for it in presenters.detail(LEADS, fact, {}).queues] == [
+    fact = a_fact(group, unmanaged_queues=frozenset({*Q[2:5]}), unmanaged_consumers=("10.0.0.9@1",))
+    assert [(it.state, it.owner) for it in presenters.present_detail(LEADS, fact, {}).queues] == [
         *[("Owned", "m1")] * 3,
         *[("Foreign", None)] * 2,
         ("Free", None),
@@ -203,34 +204,34 @@ def test_api_shows_a_group_with_an_invalid_spec_by_its_last_valid_one() -> None:
     group = a_group(
         owning(), group="shop-orders", subscriptions=[{"topic": "orders", "expression": "paid"}, {"topic": RETRY}]
     )
-    bad = Custom(Metadata("orders", "7", "shop", "1"), {"subscriptions": 5}, {})
+    bad = CustomResource(Metadata("orders", "7", "shop", "1"), {"subscriptions": 5}, {})
     assert group.uid == "1"
-    group.wants(msgspec.structs.replace(bad, metadata=Metadata("orders", uid="1", namespace="shop")), None)
-    assert group.wish.spec is None
-    found = presenters.detail(LEADS, a_fact(group, lagging(*[1] * 6)), {})
+    group.set_spec(msgspec.structs.replace(bad, metadata=Metadata("orders", uid="1", namespace="shop")), None)
+    assert group.resolved_spec.spec is None
+    found = presenters.present_detail(LEADS, a_fact(group, lagging(*[1] * 6)), {})
     assert (found.at_broker, found.topics[0].estimate, found.summary.estimate) == ("shop-orders", True, True)
-    group.wants(Custom(Metadata("orders", uid="2", namespace="shop"), {"subscriptions": 5}, {}), None)
-    other = presenters.detail(LEADS, a_fact(group, lagging(*[1] * 6)), {})
+    group.set_spec(CustomResource(Metadata("orders", uid="2", namespace="shop"), {"subscriptions": 5}, {}), None)
+    other = presenters.present_detail(LEADS, a_fact(group, lagging(*[1] * 6)), {})
     assert (other.at_broker, other.topics[0].estimate) == ("orders", False), "it is another group"
 
 
 def test_api_takes_the_group_name_at_brokers_from_stored_settings() -> None:
     group = a_group()
     settings = '{"group": "shop-orders", "schema": 1}'
-    group.wants(Custom(Metadata("orders", uid="2", namespace="shop"), {"subscriptions": 5}, {}), None)
-    labels, owners = {"rota.dev/group": "orders"}, [Owner("2", controller=True)]
+    group.set_spec(CustomResource(Metadata("orders", uid="2", namespace="shop"), {"subscriptions": 5}, {}), None)
+    labels, owners = {"rota.dev/group": "orders"}, [OwnerReference("2", controller=True)]
     metadata = Metadata("orders-rota", "3", "shop", "43", labels=labels, owner_references=owners)
     for text, told in (("{}", "orders"), (settings, "shop-orders")):
         metadata = msgspec.structs.replace(metadata, resource_version=f"{int(metadata.resource_version) + 1}")
-        group.keep(ConfigMap(metadata, data={"group.json": text}))
-        assert presenters.detail(LEADS, a_fact(group), {}).at_broker == told
+        group.set_assignment(ConfigMap(metadata, data={"group.json": text}))
+        assert presenters.present_detail(LEADS, a_fact(group), {}).at_broker == told
 
 
 def test_api_shows_retry_topics_of_other_groups_as_subscribed() -> None:
     others = Queue("%RETRY%others", "a", 0)
     group = a_group(a_document(members={"m1": [others]}), subscriptions=[{"topic": others.topic}])
     fact = a_fact(group)._replace(broker=BrokerState({others.topic: a_view(1, others.topic)}, ()))
-    found = presenters.detail(LEADS, fact, {})
+    found = presenters.present_detail(LEADS, fact, {})
     assert [it.kind for it in found.queues] == [found.topics[0].kind] == ["Subscribed"]
 
 
@@ -238,7 +239,7 @@ def test_api_shows_stored_queues_missing_at_brokers_with_their_kind() -> None:
     retried = Queue(RETRY, "a", 0)
     document = a_document(members={"m1": [*Q[:6], retried]}, taken={Queue("old", "a", 0): ("m1", None)})
     fact = a_fact(a_group(document))._replace(broker=BrokerState({"orders": None}))
-    found = presenters.detail(LEADS, fact, {})
+    found = presenters.present_detail(LEADS, fact, {})
     assert [(it.topic, it.id, it.kind) for it in found.queues] == [
         (RETRY, 0, "Retry"),
         ("old", 0, "Subscribed"),
@@ -251,35 +252,35 @@ def everyones(**spec: Any) -> Group:
     document = a_document(members={"m1": (), "m2": ()}, everyone=tuple(Q[:5]), strategy="")
     group = a_group(document, messageModel="Broadcasting", **spec)
     for name in ("m1", "m2", "m3"):
-        group.pods.see(a_pod(name), now=0.0)
+        group.pods.upsert(a_pod(name), now=0.0)
     return group
 
 
 def test_broadcasting_queues_belong_to_everyone_once_stored() -> None:
-    found = presenters.detail(LEADS, a_fact(everyones()), {})
+    found = presenters.present_detail(LEADS, a_fact(everyones()), {})
     assert [(it.state, it.owner, it.to) for it in found.queues] == [("Everyone", None, None)] * 5 + [
         ("Free", None, None)
     ]
 
 
 def test_broadcasting_member_with_an_entry_has_every_queue_and_an_unknown_rate() -> None:
-    found = presenters.detail(LEADS, a_fact(everyones()), {})
+    found = presenters.present_detail(LEADS, a_fact(everyones()), {})
     assert {it.name: (it.queues, it.rate) for it in found.members} == {"m1": (5, None), "m2": (5, None), "m3": (0, 0)}
 
 
 def test_broadcasting_group_shows_a_dash_as_strategy() -> None:
-    assert presenters.summary(a_fact(everyones())).strategy == "-"
+    assert presenters.present_summary(a_fact(everyones())).strategy == "-"
 
 
 async def test_broadcasting_queues_are_not_counted_as_unowned_in_metrics() -> None:
     class Known:
-        def fact(self, _: tuple[str, str]) -> GroupFacts:
+        def facts_of(self, _: tuple[str, str]) -> GroupFacts:
             return a_fact(everyones(), status={"unownedQueues": 0, "queues": 5})
 
         def keys(self) -> list[tuple[str, str]]:
             return [("shop", "orders")]
 
-    text = (await OperatorMetrics(lambda: True).text(Known())).decode()
+    text = (await OperatorMetrics(lambda: True).render(Known())).decode()
     labels = '{namespace="shop",group="orders"}'
     assert f"rota_unowned_queues{labels} 0\n" in text
     assert f"rota_queue_unowned_seconds_total{labels} 0\n" in text
@@ -293,13 +294,13 @@ def a_report(name: str, **told: Any) -> Report:
 
 def test_api_shows_generation_rate_and_problems_of_a_member() -> None:
     group = a_group(owning())
-    group.pods.see(a_pod("m1"), now=0.0)
-    group.pods["m1"].hear(
+    group.pods.upsert(a_pod("m1"), now=0.0)
+    group.pods["m1"].record_report(
         a_report("m1", troubles={"AppNotListening": "its app does not listen"}, states={"full": 2}), 1.0, 1.0
     )
     clients = {"10.0.0.1@m1#uid-m1": OnlineConsumer("10.0.0.1@m1#uid-m1", "10.0.0.1:5", "PYTHON", "V5_1_4")}
-    fact = a_fact(group, lagging(*[1] * 6), standings={"m1": MemberState.READY})
-    (found,) = presenters.detail(LEADS, fact, clients).members
+    fact = a_fact(group, lagging(*[1] * 6), member_states={"m1": MemberState.READY})
+    (found,) = presenters.present_detail(LEADS, fact, clients).members
     assert found == schema.Member(
         "m1",
         "10.0.0.1@m1#uid-m1",
@@ -319,12 +320,12 @@ def test_api_shows_generation_rate_and_problems_of_a_member() -> None:
 def test_api_names_failing_messages_of_a_member_and_estimates_delayed_ones() -> None:
     group = a_group(owning())
     for name in ("m1", "m2"):
-        group.pods.see(a_pod(name), now=0.0)
-    assert presenters.summary(a_fact(group)).delayed is None
+        group.pods.upsert(a_pod(name), now=0.0)
+    assert presenters.present_summary(a_fact(group)).delayed is None
     message = FailingMessage("orders", RETRY, "a", 0, 17, 4, 12.0, "5xx", 503)
     page = DeliveriesPage("process", 1.0, delayed=40, failing=[message])
-    group.deliveries.take("uid-m1", "r1", MemberDeliveries.of(page), group.topics, 0.0)
-    found = presenters.detail(LEADS, a_fact(group), {})
+    group.deliveries.record("uid-m1", "r1", MemberDeliveries.from_page(page), group.topics, 0.0)
+    found = presenters.present_detail(LEADS, a_fact(group), {})
     assert found.summary.delayed == 40
     assert {it.name: it.failing for it in found.members} == {
         "m1": [f"{RETRY}/a/0, offset 17 (sent to orders): failed 4 times, at last with status 503"],
@@ -334,9 +335,9 @@ def test_api_names_failing_messages_of_a_member_and_estimates_delayed_ones() -> 
 
 def test_api_shows_unknown_generation_and_client_of_a_silent_member() -> None:
     group = a_group(owning())
-    group.pods.see(a_pod("m2", "False"), now=0.0)
-    group.pods.see(a_pod("m1"), now=0.0)
-    m1, m2 = presenters.detail(LEADS, a_fact(group, lagging(1)), {}).members
+    group.pods.upsert(a_pod("m2", "False"), now=0.0)
+    group.pods.upsert(a_pod("m1"), now=0.0)
+    m1, m2 = presenters.present_detail(LEADS, a_fact(group, lagging(1)), {}).members
     assert (m1.name, m1.state, m2.state) == ("m1", "Ready", "Joining"), "before there is a plan"
     assert (m2.generation, m2.version, m2.language, m2.troubles) == (None, "", "", [])
     assert (m1.queues, m1.rate) == (3, None), "of two of its queues nobody knows how quickly they are worked"
@@ -345,17 +346,19 @@ def test_api_shows_unknown_generation_and_client_of_a_silent_member() -> None:
 def test_api_shows_no_queues_for_a_recreated_pod_of_the_same_name() -> None:
     group = a_group(a_document(members={"m1": Q[:3]}))
     body = a_pod("m1")
-    group.pods.see(msgspec.structs.replace(body, metadata=msgspec.structs.replace(body.metadata, uid="new")), now=0.0)
-    (found,) = presenters.detail(LEADS, a_fact(group), {}).members
+    group.pods.upsert(
+        msgspec.structs.replace(body, metadata=msgspec.structs.replace(body.metadata, uid="new")), now=0.0
+    )
+    (found,) = presenters.present_detail(LEADS, a_fact(group), {}).members
     assert found.queues == 0
 
 
 def test_api_lists_unmanaged_consumers_last_with_their_broker_data() -> None:
     group = a_group(owning())
-    group.pods.see(a_pod("m1"), now=0.0)
+    group.pods.upsert(a_pod("m1"), now=0.0)
     clients = {"10.0.0.9@1": OnlineConsumer("10.0.0.9@1", "10.0.0.9:41", "JAVA", "V4_9_4")}
-    fact = a_fact(group, foreigners=("10.0.0.9@1", "10.0.0.8@2"))
-    ours, java, unknown = presenters.detail(LEADS, fact, clients).members
+    fact = a_fact(group, unmanaged_consumers=("10.0.0.9@1", "10.0.0.8@2"))
+    ours, java, unknown = presenters.present_detail(LEADS, fact, clients).members
     assert (ours.origin, java.origin, unknown.origin) == ("Rota", "Foreign", "Foreign")
     assert java == schema.Member("10.0.0.9@1", "10.0.0.9@1", "Foreign", "Foreign", "10.0.0.9:41", "V4_9_4", "JAVA")
     assert unknown == schema.Member("10.0.0.8@2", "10.0.0.8@2", "Foreign", "Foreign")
@@ -364,16 +367,16 @@ def test_api_lists_unmanaged_consumers_last_with_their_broker_data() -> None:
 
 def test_api_shows_the_settings_of_unmanaged_consumers_and_of_members_that_use_the_stored_ones() -> None:
     group = a_group(owning(), subscriptions=[{"topic": "orders", "expression": "paid"}])
-    group.record = replace(group.record, settings=group.wanted_settings)
-    digests = {"m1": settings_digest(group.record.settings), "m2": "of older ones"}
+    group.stored_assignment = replace(group.stored_assignment, settings=group.desired_settings)
+    digests = {"m1": settings_digest(group.stored_assignment.settings), "m2": "of older ones"}
     for name, digest in digests.items():
-        group.pods.see(a_pod(name), now=0.0)
+        group.pods.upsert(a_pod(name), now=0.0)
         report = Report(member=name, uid=f"uid-{name}", generation=1, settings=digest)
-        group.pods[name].hear(report, 1.0, 1.0)
+        group.pods[name].record_report(report, 1.0, 1.0)
     java = ConsumerSettings((CoreSubscription("orders"), CoreSubscription(RETRY)), "Clustering", "Earliest")
-    fact = a_fact(group, foreigners=("10.0.0.9@1", "10.0.0.8@2"))
-    fact = fact._replace(broker=replace(fact.broker, unmanaged={"10.0.0.9@1": java}))
-    members = presenters.detail(LEADS, fact, {}).members
+    fact = a_fact(group, unmanaged_consumers=("10.0.0.9@1", "10.0.0.8@2"))
+    fact = fact._replace(broker=replace(fact.broker, unmanaged_settings={"10.0.0.9@1": java}))
+    members = presenters.present_detail(LEADS, fact, {}).members
     assert [(it.subscriptions, it.model, it.start) for it in members] == [
         ([schema.Subscription("orders", "paid", "Tag")], "Clustering", "Latest"),
         ([], "", ""),
@@ -383,13 +386,13 @@ def test_api_shows_the_settings_of_unmanaged_consumers_and_of_members_that_use_t
 
 
 def test_api_lists_no_unmanaged_consumers_while_they_are_unknown() -> None:
-    assert presenters.detail(LEADS, a_fact(a_group(), foreigners=None), {}).members == []
+    assert presenters.present_detail(LEADS, a_fact(a_group(), unmanaged_consumers=None), {}).members == []
 
 
 def test_api_of_a_standby_operator_shows_owners_without_lag() -> None:
     standby = schema.Operator("rota-1", "0.1.0", leads=False)
     fact = GroupFacts(a_group(owning(), STATUS), RebalanceTracker(), BrokerState(), GroupLag({}))
-    found = presenters.detail(standby, fact, {})
+    found = presenters.present_detail(standby, fact, {})
     assert not found.operator.leads
     assert [queue.owner for queue in found.queues] == ["m1"] * 3 + ["m2"] * 3
     assert {queue.lag for queue in found.queues} == {None}
@@ -397,11 +400,11 @@ def test_api_of_a_standby_operator_shows_owners_without_lag() -> None:
 
 
 def test_api_shows_the_group_name_at_brokers_from_the_spec() -> None:
-    assert presenters.detail(LEADS, a_fact(a_group(group="shop-orders")), {}).at_broker == "shop-orders"
-    assert presenters.detail(LEADS, a_fact(a_group()), {}).at_broker == "orders"
+    assert presenters.present_detail(LEADS, a_fact(a_group(group="shop-orders")), {}).at_broker == "shop-orders"
+    assert presenters.present_detail(LEADS, a_fact(a_group()), {}).at_broker == "orders"
 
 
 def test_api_detail_round_trips_through_json() -> None:
     group = everyones()
-    found = presenters.detail(LEADS, a_fact(group, lagging(1, None), at=NOW), {})
+    found = presenters.present_detail(LEADS, a_fact(group, lagging(1, None), at=NOW), {})
     assert msgspec.json.decode(msgspec.json.encode(found), type=schema.Detail) == found

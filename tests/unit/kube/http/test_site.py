@@ -13,9 +13,9 @@ from aiohttp.test_utils import TestClient, TestServer
 from rota.aio import ITEMS_PER_TURN
 from rota.kube import operator, options
 from rota.kube.brokers.registry import BrokerRegistry
-from rota.kube.client.objects import Custom, Metadata
+from rota.kube.client.objects import CustomResource, Metadata
 from rota.kube.http import events, schema, site
-from rota.kube.http.access.access import Reads
+from rota.kube.http.access.access import MayRead
 from rota.kube.http.read_model import ReadModel
 from rota.kube.reconcile.controller import Controller
 from rota.kube.telemetry.operator_metrics import OperatorMetrics
@@ -28,19 +28,19 @@ def test_api_event_stream_beyond_the_limit_ends_the_oldest(monkeypatch: pytest.M
     monkeypatch.setattr(events, "MAX_STREAMS", 2)
     hub = events.Broadcaster()
     with ExitStack() as open_:
-        first, second, third = [open_.enter_context(hub.listening()) for _ in range(3)]
-        assert (first.ended, second.ended, third.ended) == (True, False, False)
-        open_.enter_context(hub.listening())
-        assert second.ended
-    with hub.listening() as alone, hub.listening():
-        assert not alone.ended, "closed streams do not count"
+        first, second, third = [open_.enter_context(hub.subscribe()) for _ in range(3)]
+        assert (first.is_ended, second.is_ended, third.is_ended) == (True, False, False)
+        open_.enter_context(hub.subscribe())
+        assert second.is_ended
+    with hub.subscribe() as alone, hub.subscribe():
+        assert not alone.is_ended, "closed streams do not count"
 
 
 async def test_api_list_of_many_groups_yields_to_other_tasks() -> None:
     brain = Controller(NOBODY, NOBODY, BrokerRegistry(NOBODY), NOBODY)
     names = [f"g{number}" for number in range(10 * ITEMS_PER_TURN)]
     for name in names:
-        brain.events.group_seen(Custom(Metadata(name, uid=name, namespace="shop", generation=1), {}))
+        brain.events.on_group_upsert(CustomResource(Metadata(name, uid=name, namespace="shop", generation=1), {}))
     clock = asyncio.get_running_loop().time
     sight = ReadModel(brain, BrokerRegistry(NOBODY), OperatorMetrics(), "rota-0", "0", clock, asyncio.Lock())
     turns = 0
@@ -52,7 +52,7 @@ async def test_api_list_of_many_groups_yields_to_other_tasks() -> None:
             turns += 1
 
     going_on = asyncio.create_task(others())
-    told = await sight.groups()
+    told = await sight.list_groups()
     going_on.cancel()
     assert [it.name for it in told.groups] == sorted(names)
     assert turns >= 9
@@ -64,20 +64,20 @@ class Slow:
     def __init__(self) -> None:
         self.made, self.begun, self.may = 0, asyncio.Event(), asyncio.Semaphore(0)
 
-    async def groups(self, _: Reads | None = None) -> schema.Groups:
+    async def list_groups(self, _: MayRead | None = None) -> schema.Groups:
         self.made += 1
         operator = schema.Operator(f"made {self.made}", "0.1.0", leads=True)
         self.begun.set()
         await self.may.acquire()
         return schema.Groups(operator, [])
 
-    def knows(self, namespace: str, name: str) -> bool:
+    def has_group(self, namespace: str, name: str) -> bool:
         return (namespace, name) == ("shop", "orders")
 
-    def group(self, namespace: str, name: str) -> schema.Detail | None:
+    def describe_group(self, namespace: str, name: str) -> schema.Detail | None:
         raise NotImplementedError
 
-    async def why(self, namespace: str, name: str, queue: str | None) -> schema.Reasons | None:
+    async def explain(self, namespace: str, name: str, queue: str | None) -> schema.Reasons | None:
         assert (namespace, name, queue) == ("shop", "orders", None)
         self.begun.set()
         await self.may.acquire()
@@ -93,7 +93,7 @@ async def test_api_concurrent_requests_share_the_next_list_of_groups() -> None:
         return await handler(request)
 
     app = web.Application(middlewares=[counted])
-    app.add_routes(site.routes(slow, events.Broadcaster()))
+    app.add_routes(site.page_routes(slow, events.Broadcaster()))
     async with TestClient(TestServer(app)) as client:
 
         async def asks() -> Any:
@@ -117,7 +117,7 @@ async def test_api_details_beyond_the_limit_are_rejected(monkeypatch: pytest.Mon
     monkeypatch.setattr(site, "MAX_DETAILS", 1)
     slow = Slow()
     app = web.Application()
-    app.add_routes(site.routes(slow, events.Broadcaster()))
+    app.add_routes(site.page_routes(slow, events.Broadcaster()))
     async with TestClient(TestServer(app)) as client:
         first = asyncio.create_task(client.get("/v1/groups/shop/orders/why"))
         await slow.begun.wait()
@@ -142,7 +142,7 @@ async def test_api_details_beyond_the_limit_are_rejected(monkeypatch: pytest.Mon
 )
 async def test_api_error_is_json_with_a_sentence(method: str, path: str, status: int, sentence: str) -> None:
     app = web.Application()
-    app.add_routes(site.routes(Slow(), events.Broadcaster()))
+    app.add_routes(site.page_routes(Slow(), events.Broadcaster()))
     async with TestClient(TestServer(app)) as client, client.request(method, path) as answer:
         assert (answer.status, answer.content_type) == (status, "application/json")
         assert answer.headers.get("allow") == ("GET" if status == 405 else None)
@@ -151,12 +151,12 @@ async def test_api_error_is_json_with_a_sentence(method: str, path: str, status:
 
 async def test_api_explain_rejects_an_empty_queue() -> None:
     brain = Controller(NOBODY, NOBODY, BrokerRegistry(NOBODY), NOBODY)
-    brain.events.group_seen(Custom(Metadata("orders", uid="1", namespace="shop", generation=1), {}))
+    brain.events.on_group_upsert(CustomResource(Metadata("orders", uid="1", namespace="shop", generation=1), {}))
     clock = asyncio.get_running_loop().time
     sight = ReadModel(brain, BrokerRegistry(NOBODY), OperatorMetrics(), "rota-0", "0", clock, asyncio.Lock())
-    assert (sight.knows("shop", "orders"), sight.knows("shop", "other")) == (True, False)
+    assert (sight.has_group("shop", "orders"), sight.has_group("shop", "other")) == (True, False)
     with pytest.raises(ValueError, match="The queue '' cannot be read"):
-        await sight.why("shop", "orders", "")
+        await sight.explain("shop", "orders", "")
 
 
 @pytest.fixture
@@ -173,5 +173,5 @@ def test_memory_garbage_collector_of_the_operator_runs_less_often(
         return 7
 
     monkeypatch.setattr(operator, "operate", operate)
-    assert operator.process(options.Options()) == 7
+    assert operator.run_process(options.Options()) == 7
     assert gc.get_threshold() > usual

@@ -9,9 +9,9 @@ import pytest
 
 from rota.deliveries import DeliveriesPage, LastFailure, QueueCounts
 from rota.delivery_totals import GroupDeliveries, MemberDeliveries
-from rota.kube.client.objects import Custom, Metadata, Pod
+from rota.kube.client.objects import CustomResource, Metadata, Pod
 from rota.kube.members import rounds
-from rota.kube.members.delivery_poller import ROUNDS, poll_deliveries
+from rota.kube.members.delivery_poller import SCHEDULE, poll_deliveries
 from rota.kube.members.report_client import Endpoint, ReportClient
 from rota.kube.state.group import Group
 from rota.model import Queue, Reason
@@ -34,7 +34,7 @@ class Members(ReportClient):
     async def read_deliveries(self, member: Endpoint) -> MemberDeliveries | None:
         self.asked[member.uid] += 1
         page = self.pages.get(member.uid)
-        return MemberDeliveries.of(page) if page else None
+        return MemberDeliveries.from_page(page) if page else None
 
 
 def a_pod(name: str, phase: str = "Running", *, started: bool = True, labels: Mapping[str, str] | None = None) -> Pod:
@@ -52,9 +52,9 @@ def a_pod(name: str, phase: str = "Running", *, started: bool = True, labels: Ma
 def a_group(*pods: Pod, status: dict[str, Any] | None = None) -> Group:
     group = Group("shop", "orders")
     spec = {"broker": {"rocketmq": {"nameServers": ["rmq:9876"]}}, "subscriptions": [{"topic": "orders"}]}
-    group.wants(Custom(Metadata("orders", uid="1", namespace="shop"), spec, status or {}), None)
+    group.set_spec(CustomResource(Metadata("orders", uid="1", namespace="shop"), spec, status or {}), None)
     for pod in pods:
-        group.pods.see(pod, now=0.0)
+        group.pods.upsert(pod, now=0.0)
     return group
 
 
@@ -76,7 +76,7 @@ async def poll(members: Members, group: Group, number: int = 1) -> list[tuple[st
     def current() -> Mapping[tuple[str, str], Group]:
         nonlocal steps
         steps += 1
-        if steps > number * ROUNDS.steps(len(group.pods)):
+        if steps > number * SCHEDULE.steps(len(group.pods)):
             raise OverError
         return {KEY: group}
 
@@ -87,7 +87,7 @@ async def poll(members: Members, group: Group, number: int = 1) -> list[tuple[st
 
 @pytest.mark.parametrize(("members", "seconds"), [(0, 15), (3, 15), (750, 15), (3000, 60), (10_000, 200)])
 def test_delivery_poll_reads_at_most_fifty_members_a_second(members: int, seconds: int) -> None:
-    assert ROUNDS.steps(members) * rounds.STEP_SECONDS == seconds
+    assert SCHEDULE.steps(members) * rounds.STEP_SECONDS == seconds
 
 
 async def test_delivery_poll_reads_each_running_member_once_a_round(members: Members) -> None:
@@ -112,7 +112,7 @@ async def test_delivery_totals_are_kept_by_the_revision_that_the_pods_label_name
     )
     members.pages = {f"uid-{name}": failing() for name in ("m1", "m2", "m3")}
     await poll(members, group)
-    assert {revision for _, revision in group.deliveries.totals} == {"6d4cf", "web-7", ""}
+    assert {revision for _, revision in group.deliveries.totals_by_queue} == {"6d4cf", "web-7", ""}
 
 
 async def test_delivery_totals_leave_out_queues_of_other_topics_and_have_retries(members: Members) -> None:
@@ -120,7 +120,7 @@ async def test_delivery_totals_leave_out_queues_of_other_topics_and_have_retries
     members.pages["uid-m1"] = failing(queue=Queue("bills", "a", 0))
     members.pages["uid-m2"] = failing(queue=Queue("%RETRY%orders", "a", 0))
     await poll(members, group)
-    assert group.deliveries.by_topic.keys() == {"%RETRY%orders"}
+    assert group.deliveries.totals_by_topic.keys() == {"%RETRY%orders"}
 
 
 @pytest.mark.parametrize("is_deleted", [True, False])
@@ -131,13 +131,13 @@ async def test_delivery_totals_of_a_pod_that_ended_are_forgotten(
     group = a_group(a_pod("m1"))
     members.pages["uid-m1"] = failing()
     await poll(members, group)
-    assert group.deliveries.totals
+    assert group.deliveries.totals_by_queue
     if is_deleted:
         group.pods.clear()
     else:
-        group.pods.see(a_pod("m1", phase="Failed"), now=1.0)
+        group.pods.upsert(a_pod("m1", phase="Failed"), now=1.0)
     await poll(members, group, number=2)
-    assert (group.deliveries.totals, group.deliveries.delayed) == ({}, None)
+    assert (group.deliveries.totals_by_queue, group.deliveries.delayed_messages) == ({}, None)
 
 
 async def test_leader_election_resumes_the_published_condition_of_failing_deliveries(members: Members) -> None:
@@ -145,9 +145,9 @@ async def test_leader_election_resumes_the_published_condition_of_failing_delive
     group = a_group(a_pod("m1"), status={"conditions": [published]})
     await poll(members, group)
     assert group.deliveries.problem == (Reason.DELIVERIES_FAILING, "93 % of 412 deliveries failed")
-    group.begin()
+    group.reset_observations()
     assert group.deliveries.problem
-    group.wants(Custom(Metadata("orders", uid="2", namespace="shop")), None)
+    group.set_spec(CustomResource(Metadata("orders", uid="2", namespace="shop")), None)
     assert group.deliveries.problem is None, "it is another group"
 
 
@@ -175,4 +175,4 @@ async def test_delivery_poll_does_not_count_for_a_leader_that_has_begun_anew(mem
     slow = Slow()
     slow.pages = members.pages
     await poll(slow, group)
-    assert (before.by_topic, group.deliveries.by_topic) == ({}, {})
+    assert (before.totals_by_topic, group.deliveries.totals_by_topic) == ({}, {})

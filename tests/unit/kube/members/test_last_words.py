@@ -33,7 +33,7 @@ async def heard(asker: ReportClient, text: bytes, status: int = 200, *, signs: b
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, WHERE, 0).start()
-    found = await asker.last_words(Endpoint("uid-m1", WHERE, int(runner.addresses[0][1]), signs))
+    found = await asker.read_if_present(Endpoint("uid-m1", WHERE, int(runner.addresses[0][1]), signs))
     await runner.cleanup()
     return found
 
@@ -51,7 +51,7 @@ async def test_report_of_a_deleted_pod_is_none_if_another_server_answers_or_none
     other = msgspec.json.encode(a_report("m2", 7))
     assert await heard(asker, other) is None
     assert await heard(asker, b"Not found", 404) is None
-    assert await asker.last_words(Endpoint("uid-m1", WHERE, CLOSED)) is None, "nothing listens there any more"
+    assert await asker.read_if_present(Endpoint("uid-m1", WHERE, CLOSED)) is None, "nothing listens there any more"
 
 
 @pytest.mark.parametrize(
@@ -63,9 +63,9 @@ async def test_report_that_is_too_long_to_be_verified_proves_no_member_with_a_ke
     wanted: Reason,
 ) -> None:
     """Whoever has the address of a pod that was deleted by force could keep its queues from being assigned."""
-    found = await heard(asker, b" " * (report_client.LARGEST + 1), signs=signs)
+    found = await heard(asker, b" " * (report_client.MAX_REPORT_BYTES + 1), signs=signs)
     assert found
-    assert (found.report, found.doubt) == (None, wanted)
+    assert (found.report, found.ignored_reason) == (None, wanted)
 
 
 async def test_report_timeout_of_a_deleted_pod_does_not_prove_that_it_terminated(
@@ -78,8 +78,8 @@ async def test_report_timeout_of_a_deleted_pod_does_not_prove_that_it_terminated
         writer.close()
 
     server = await asyncio.start_server(silent, WHERE, 0)
-    monkeypatch.setattr(report_client, "READ_SECONDS", 0.05)
-    found = await asker.last_words(Endpoint("uid-m1", WHERE, server.sockets[0].getsockname()[1]))
+    monkeypatch.setattr(report_client, "RESPONSE_TIMEOUT_SECONDS", 0.05)
+    found = await asker.read_if_present(Endpoint("uid-m1", WHERE, server.sockets[0].getsockname()[1]))
     assert found
     assert found.report is None
     over.set()

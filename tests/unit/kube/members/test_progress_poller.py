@@ -9,17 +9,17 @@ import pytest
 
 from builders import a_document
 from rota.documents import Assignment
-from rota.kube.client.objects import Key, Pod
+from rota.kube.client.objects import ObjectKey, Pod
 from rota.kube.members import progress_poller, rounds
-from rota.kube.members.progress_poller import PAGES_AT_ONCE, ProgressPoller
+from rota.kube.members.progress_poller import MAX_PAGES_PER_TURN, ProgressPoller
 from rota.kube.members.report_client import Endpoint, ReportClient
-from rota.kube.members.rounds import Rounds
+from rota.kube.members.rounds import PollSchedule
 from rota.kube.state.group import Group
 from rota.kube.state.stored_assignment import StoredAssignment
 from rota.model import Queue
 from rota.queue_offsets import ProgressPage, QueueProgress
 from rota.ranges import to_ranges
-from rota.redelivery import Cause, Redelivered
+from rota.redelivery import Redelivery, RedeliveryCause
 from rota.reports import Report
 
 KEY = ("shop", "orders")
@@ -65,18 +65,18 @@ def a_pod(name: str, phase: str = "Running") -> Pod:
 def a_group(*names: str) -> Group:
     group = Group("shop", "orders")
     for name in names:
-        group.pods.see(a_pod(name), now=0.0)
+        group.pods.upsert(a_pod(name), now=0.0)
     return group
 
 
 def say(group: Group, name: str, *held: Queue, incarnation: str = "one", **changed: object) -> None:
     report = Report(member=name, uid=f"uid-{name}", generation=5, held=to_ranges(held), incarnation=incarnation)
-    group.pods[name].hear(msgspec.structs.replace(report, **changed), 1.0, 1.0)
+    group.pods[name].record_report(msgspec.structs.replace(report, **changed), 1.0, 1.0)
 
 
 def assign(group: Group, **shares: list[Queue]) -> None:
     document: Assignment = a_document(members=shares)
-    group.record = StoredAssignment(document=document)
+    group.stored_assignment = StoredAssignment(document=document)
 
 
 def a_page(
@@ -85,11 +85,11 @@ def a_page(
     return ProgressPage("one", {queue: QueueProgress(*it) for queue, it in queues.items()}, following)
 
 
-async def poll(members: Members, group: Group, steps: int) -> list[tuple[Key, Redelivered]]:
+async def poll(members: Members, group: Group, steps: int) -> list[tuple[ObjectKey, Redelivery]]:
     """Poll so many times; return what came again."""
-    left, news = steps, list[tuple[Key, Redelivered]]()
+    left, news = steps, list[tuple[ObjectKey, Redelivery]]()
 
-    def groups() -> Mapping[Key, Group]:
+    def groups() -> Mapping[ObjectKey, Group]:
         nonlocal left
         left -= 1
         if left < 0:
@@ -115,7 +115,7 @@ async def test_report_page_is_not_read_of_members_that_were_not_heard_or_have_en
     group = a_group("m1", "m2", "m3")
     say(group, "m1")
     say(group, "m2")
-    group.pods.see(a_pod("m2", "Failed"), now=2.0)
+    group.pods.upsert(a_pod("m2", "Failed"), now=2.0)
     await poll(members, group, 5)
     assert members.asked == Counter([("uid-m1", 0)])
 
@@ -123,7 +123,7 @@ async def test_report_page_is_not_read_of_members_that_were_not_heard_or_have_en
 async def test_report_page_is_not_read_in_a_broadcasting_group(members: Members) -> None:
     group = a_group("m1")
     say(group, "m1")
-    group.record = StoredAssignment(document=a_document(members={"m1": ()}, everyone=(Q, R)))
+    group.stored_assignment = StoredAssignment(document=a_document(members={"m1": ()}, everyone=(Q, R)))
     await poll(members, group, 5)
     assert not members.asked
 
@@ -134,25 +134,25 @@ async def test_broadcasting_model_forgets_what_was_read(members: Members) -> Non
     say(group, "m1", Q)
     members.pages["uid-m1"] = a_page({Q: (0, 9, 5)})
     await poll(members, group, 5)
-    assert group.pods.given.by_queue
-    group.record = StoredAssignment(document=a_document(members={"m1": ()}, everyone=(Q, R)))
+    assert group.pods.delivery_tracker.by_queue
+    group.stored_assignment = StoredAssignment(document=a_document(members={"m1": ()}, everyone=(Q, R)))
     await poll(members, group, 1)
-    assert group.pods.given.by_queue == {}
+    assert group.pods.delivery_tracker.by_queue == {}
 
 
 async def test_failover_to_many_members_reads_some_of_them_in_each_step(
     members: Members, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress_poller, "URGENT_ROUNDS", Rounds(members_per_step=1, shortest=1))
-    monkeypatch.setattr(progress_poller, "ROUNDS", Rounds(members_per_step=1, shortest=10**12))
+    monkeypatch.setattr(progress_poller, "URGENT_SCHEDULE", PollSchedule(members_per_step=1, min_steps=1))
+    monkeypatch.setattr(progress_poller, "SCHEDULE", PollSchedule(members_per_step=1, min_steps=10**12))
     group = a_group("m1", "m2", "m3", "m4")
     names = ["m2", "m3", "m4"]
     queues = [Queue("orders", "a", number) for number in range(len(names))]
     say(group, "m1", *queues)
     assign(group, m1=queues)
     page = a_page(dict.fromkeys(queues, (0, 9, 5)))
-    group.pods.take_page("m1", page, asyncio.get_running_loop().time(), most=10)
-    group.pods.lose(a_pod("m1"))
+    group.pods.record_progress("m1", page, asyncio.get_running_loop().time(), max_tracked_queues=10)
+    group.pods.mark_deleted(a_pod("m1"))
     assign(group, **{name: [queue] for name, queue in zip(names, queues, strict=True)})
     for name, queue in zip(names, queues, strict=True):
         say(group, name, queue)
@@ -171,7 +171,7 @@ async def test_report_pages_beyond_a_limit_are_read_in_the_members_next_turn(mem
 
     members = Endless()
     await poll(members, group, 10)
-    assert members.asked == Counter([("uid-m1", 400 * page) for page in range(2 * PAGES_AT_ONCE)])
+    assert members.asked == Counter([("uid-m1", 400 * page) for page in range(2 * MAX_PAGES_PER_TURN)])
 
 
 async def test_report_page_that_names_itself_as_the_next_is_read_once(members: Members) -> None:
@@ -190,8 +190,8 @@ async def test_crash_is_counted_from_the_last_page_as_soon_as_the_next_owner_beg
     members.pages["uid-m1"] = a_page({Q: (0, 9, 5)})
     members.pages["uid-m2"] = a_page({R: (0, 3, 4)})
     assert await poll(members, group, 5) == []
-    assert group.pods.given.messages == 5
-    group.pods.lose(a_pod("m1"))
+    assert group.pods.delivery_tracker.uncommitted_messages == 5
+    group.pods.mark_deleted(a_pod("m1"))
     assign(group, m2=[Q, R])
     say(group, "m2", Q, R)
     members.pages["uid-m2"] = a_page({Q: (None, None, None), R: (0, 3, 4)})
@@ -200,8 +200,8 @@ async def test_crash_is_counted_from_the_last_page_as_soon_as_the_next_owner_beg
     assert members.asked["uid-m2", 0] == 5, "it is read in every step until it has begun"
     members.pages["uid-m2"] = a_page({Q: (5, None, 5), R: (0, 3, 4)})
     ((key, entry),) = await poll(members, group, 5)
-    assert (key, entry.queue, entry.messages, entry.cause) == (KEY, Q, 5, Cause.CRASH)
-    assert (entry.before.member, entry.after.member) == ("m1", "m2")
+    assert (key, entry.queue, entry.messages, entry.cause) == (KEY, Q, 5, RedeliveryCause.CRASH)
+    assert (entry.previous_reader.member, entry.next_reader.member) == ("m1", "m2")
 
 
 async def test_crash_of_a_sidecars_process_is_counted_when_its_next_one_begins(members: Members) -> None:
@@ -214,7 +214,7 @@ async def test_crash_of_a_sidecars_process_is_counted_when_its_next_one_begins(m
     assert await poll(members, group, 5) == [], "its report is of the process before"
     say(group, "m1", Q, incarnation="two")
     ((_, entry),) = await poll(members, group, 5)
-    assert (entry.messages, entry.cause) == (5, Cause.CRASH)
+    assert (entry.messages, entry.cause) == (5, RedeliveryCause.CRASH)
 
 
 async def test_upgrade_of_the_operator_reads_pages_of_the_previous_version_that_say_only_what_is_committed(
@@ -225,12 +225,12 @@ async def test_upgrade_of_the_operator_reads_pages_of_the_previous_version_that_
     say(group, "m1", Q)
     members.pages["uid-m1"] = a_page({Q: (0, 9, 5)})
     await poll(members, group, 5)
-    group.pods.lose(a_pod("m1"))
+    group.pods.mark_deleted(a_pod("m1"))
     assign(group, m2=[Q])
     say(group, "m2", Q, incarnation="two")
     members.pages["uid-m2"] = a_page({Q: (None, None, 7)})._replace(incarnation="")
     assert await poll(members, group, 5) == []
-    assert group.pods.given.by_queue == {}, "nothing more is awaited of it"
+    assert group.pods.delivery_tracker.by_queue == {}, "nothing more is awaited of it"
 
 
 async def test_report_page_counts_only_for_queues_that_the_member_holds_and_owns(members: Members) -> None:
@@ -238,15 +238,15 @@ async def test_report_page_counts_only_for_queues_that_the_member_holds_and_owns
     members.pages["uid-m1"] = a_page({Q: (0, 9, 5), R: (0, 9, 5)})
     say(group, "m1", Q, R)
     await poll(members, group, 5)
-    assert group.pods.given.by_queue == {}, "there is no assignment"
+    assert group.pods.delivery_tracker.by_queue == {}, "there is no assignment"
     assign(group, m1=[Q], m2=[R])
     await poll(members, group, 5)
-    assert [*group.pods.given.by_queue] == [Q]
+    assert [*group.pods.delivery_tracker.by_queue] == [Q]
     assign(group, m1=[Q, R])
     say(group, "m1", Q)
-    group.pods.given.clear()
+    group.pods.delivery_tracker.clear()
     await poll(members, group, 5)
-    assert [*group.pods.given.by_queue] == [Q]
+    assert [*group.pods.delivery_tracker.by_queue] == [Q]
 
 
 async def test_leader_election_forgets_what_was_read(members: Members) -> None:
@@ -255,18 +255,18 @@ async def test_leader_election_forgets_what_was_read(members: Members) -> None:
     say(group, "m1", Q)
     members.pages["uid-m1"] = a_page({Q: (0, 9, 5)})
     await poll(members, group, 5)
-    assert group.pods.given.by_queue
-    group.begin()
-    assert group.pods.given.by_queue == {}
+    assert group.pods.delivery_tracker.by_queue
+    group.reset_observations()
+    assert group.pods.delivery_tracker.by_queue == {}
 
 
 async def test_offset_of_no_more_queues_than_the_limit_is_kept(
     members: Members, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress_poller, "MAX_QUEUES", 1)
+    monkeypatch.setattr(progress_poller, "MAX_TRACKED_QUEUES", 1)
     group = a_group("m1")
     assign(group, m1=[Q, R])
     say(group, "m1", Q, R)
     members.pages["uid-m1"] = a_page({Q: (0, 9, 5), R: (0, 9, 5)})
     await poll(members, group, 10)
-    assert len(group.pods.given.by_queue) == 1
+    assert len(group.pods.delivery_tracker.by_queue) == 1

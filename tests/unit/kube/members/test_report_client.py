@@ -14,15 +14,15 @@ from aiohttp import web
 from rota.deliveries import DeliveriesPage, QueueCounts
 from rota.delivery_totals import BYTES_PER_QUEUE
 from rota.kube.client.objects import Pod
-from rota.kube.members.report_client import BYTES_PER_ENTRY, BYTES_PER_OFFSET, LARGEST_PAGE, Endpoint, ReportClient
+from rota.kube.members.report_client import BYTES_PER_ENTRY, BYTES_PER_OFFSET, MAX_PAGE_BYTES, Endpoint, ReportClient
 from rota.kube.state.retention_budget import RetentionBudget
 from rota.model import Queue, Reason
-from rota.ranges import MOST_IDS, MOST_PLACES, to_ranges
-from rota.reports import MOST_UNCOMMITTED, FullReport, QueueState, QueueStatus, Uncommitted, read_report
-from rota.sidecar.status.control_api import Control, KeyFiles
-from rota.sidecar.status.delivery_counts import QUEUES_IN_PAGE
-from rota.sidecar.status.self_report import QUEUES_IN_A_PAGE, QueuesPage
-from rota.signing import KEY_BYTES, SIGNATURE_HEADER, Request, sign_request
+from rota.ranges import MAX_QUEUES_PER_DOCUMENT, MAX_TOPIC_BROKER_PAIRS, to_ranges
+from rota.reports import MAX_UNCOMMITTED_ENTRIES, FullReport, QueueState, QueueStatus, Uncommitted, decode_report
+from rota.sidecar.status.control_api import ControlApi, KeyFiles
+from rota.sidecar.status.delivery_counts import DELIVERY_PAGE_QUEUES
+from rota.sidecar.status.self_report import PROGRESS_PAGE_QUEUES, QueuesPage
+from rota.signing import KEY_BYTES, SIGNATURE_HEADER, SignedRequest, sign_request
 
 HOST, UID, GROUP_UID = "127.0.0.1", "uid-a", "uid-of-the-group"
 KEY, OTHER = (bytes([number]) * KEY_BYTES for number in range(2))
@@ -42,7 +42,7 @@ class Member:
     incarnation: str = "process"  # empty: another one on each page
     asked: int = 0  # how often its report was
 
-    def report_asked(self) -> None:
+    def on_report_requested(self) -> None:
         self.asked += 1
 
     @property
@@ -54,7 +54,7 @@ class Member:
 
     def queues(self, start: int) -> QueuesPage:
         self.pages.append(start)
-        stop = start + QUEUES_IN_A_PAGE
+        stop = start + PROGRESS_PAGE_QUEUES
         worked = [QueueStatus("orders", "broker-a", it, it, it, 0, locked=False) for it in self.offsets[start:stop]]
         if self.following is not None:
             return QueuesPage(worked, self.following)
@@ -62,13 +62,13 @@ class Member:
 
     def deliveries(self, start: int) -> DeliveriesPage:
         self.pages.append(start)
-        stop = start + QUEUES_IN_PAGE
+        stop = start + DELIVERY_PAGE_QUEUES
         queues = [QueueCounts("orders", "broker-a", it, done=it) for it in self.offsets[start:stop]]
         following = self.following or (stop if stop < len(self.offsets) else None)
         incarnation, delayed = self.incarnation or str(start), 0 if start else 7
         return DeliveriesPage(incarnation, 1.0, queues, delayed=delayed, next=following)
 
-    async def news(self, after: int) -> None:
+    async def wait_for_revision(self, after: int) -> None:
         while self.revision == after:
             await self.changed.wait()
 
@@ -79,7 +79,7 @@ class Member:
 @asynccontextmanager
 async def serving(member: Member, folder: Path | None) -> AsyncIterator[int]:
     """Serve the control port of a member; without a folder it has no key."""
-    runner = await Control(member, KeyFiles(str(folder)) if folder else None).serve(HOST, 0)
+    runner = await ControlApi(member, KeyFiles(str(folder)) if folder else None).serve(HOST, 0)
     yield int(runner.addresses[0][1])
     await runner.cleanup()
 
@@ -101,18 +101,18 @@ def folder(tmp_path: Path) -> Path:
 async def test_signature_proves_a_report_and_a_drain(folder: Path) -> None:
     member = Member()
     async with serving(member, folder) as port, asking(KEY) as reports:
-        endpoint = Endpoint(UID, HOST, port, signs=True, group_uid=GROUP_UID)
+        endpoint = Endpoint(UID, HOST, port, is_signed=True, group_uid=GROUP_UID)
         answer = await reports.read(endpoint)
         assert answer.report is not None
-        assert (answer.report.uid, answer.doubt) == (UID, None)
-        waiting = asyncio.create_task(reports.next(endpoint, 1))
+        assert (answer.report.uid, answer.ignored_reason) == (UID, None)
+        waiting = asyncio.create_task(reports.long_poll(endpoint, 1))
         member.revision = 2
         member.changed.set()
         found = (await waiting).report
         assert found is not None
         assert found.revision == 2
         assert (await reports.read_with_offsets(endpoint))[0].report is not None
-        assert await reports.last_words(endpoint) is not None
+        assert await reports.read_if_present(endpoint) is not None
         await reports.drain(endpoint)
         assert member.final
 
@@ -120,10 +120,10 @@ async def test_signature_proves_a_report_and_a_drain(folder: Path) -> None:
 async def test_signature_by_another_key_proves_nothing_and_drains_nobody(folder: Path) -> None:
     member = Member()
     async with serving(member, folder) as port, asking(OTHER) as reports:
-        endpoint = Endpoint(UID, HOST, port, signs=True, group_uid=GROUP_UID)
-        for answer in (await reports.read(endpoint), await reports.next(endpoint, 1)):
-            assert (answer.report, answer.doubt) == (None, Reason.MEMBER_NOT_AUTHENTICATED)
-        last = await reports.last_words(endpoint)
+        endpoint = Endpoint(UID, HOST, port, is_signed=True, group_uid=GROUP_UID)
+        for answer in (await reports.read(endpoint), await reports.long_poll(endpoint, 1)):
+            assert (answer.report, answer.ignored_reason) == (None, Reason.MEMBER_NOT_AUTHENTICATED)
+        last = await reports.read_if_present(endpoint)
         assert last is not None, "it is not known to be gone"
         assert last.report is None
         await reports.drain(endpoint)
@@ -132,7 +132,7 @@ async def test_signature_by_another_key_proves_nothing_and_drains_nobody(folder:
 
 async def test_signature_is_accepted_while_one_side_has_the_previous_key(folder: Path) -> None:
     async with serving(Member(), folder) as port, asking(OTHER, KEY) as reports:
-        endpoint = Endpoint(UID, HOST, port, signs=True, group_uid=GROUP_UID)
+        endpoint = Endpoint(UID, HOST, port, is_signed=True, group_uid=GROUP_UID)
         assert (await reports.read(endpoint)).report, "the member has not got the current key yet"
         (folder / "current").write_bytes(OTHER)
         (folder / "previous").write_bytes(KEY)
@@ -141,8 +141,8 @@ async def test_signature_is_accepted_while_one_side_has_the_previous_key(folder:
         assert (await reports.read(endpoint)).report
     async with serving(Member(), folder) as port, asking(KEY) as reports:
         (folder / "previous").write_bytes(KEY)
-        answer = await reports.read(Endpoint(UID, HOST, port, signs=True, group_uid=GROUP_UID))
-        assert answer.doubt is Reason.MEMBER_NOT_AUTHENTICATED, "reports are signed with the current key"
+        answer = await reports.read(Endpoint(UID, HOST, port, is_signed=True, group_uid=GROUP_UID))
+        assert answer.ignored_reason is Reason.MEMBER_NOT_AUTHENTICATED, "reports are signed with the current key"
 
 
 @pytest.mark.parametrize("content", [None, b"", b"short"])
@@ -152,18 +152,18 @@ async def test_signature_is_not_expected_to_match_a_key_that_is_missing(folder: 
         (folder / "current").write_bytes(content)
     member = Member()
     async with serving(member, folder) as port, asking(KEY) as reports, asking() as without_key:
-        endpoint = Endpoint(UID, HOST, port, signs=True, group_uid=GROUP_UID)
-        assert (await reports.read(endpoint)).doubt is Reason.MEMBER_NOT_AUTHENTICATED
+        endpoint = Endpoint(UID, HOST, port, is_signed=True, group_uid=GROUP_UID)
+        assert (await reports.read(endpoint)).ignored_reason is Reason.MEMBER_NOT_AUTHENTICATED
         await reports.drain(endpoint)
-        assert (await without_key.read(endpoint)).doubt is Reason.MEMBER_NOT_AUTHENTICATED
+        assert (await without_key.read(endpoint)).ignored_reason is Reason.MEMBER_NOT_AUTHENTICATED
         await without_key.drain(endpoint)
-        await without_key.drain(endpoint._replace(signs=False))
+        await without_key.drain(endpoint._replace(is_signed=False))
         assert not member.final
 
 
 async def test_signature_is_required_for_each_request_to_the_control_port(folder: Path) -> None:
     member = Member()
-    signed = {SIGNATURE_HEADER: sign_request([KEY], Request("GET", "/v1/report?nonce=1", UID))}
+    signed = {SIGNATURE_HEADER: sign_request([KEY], SignedRequest("GET", "/v1/report?nonce=1", UID))}
     async with serving(member, folder) as port, aiohttp.ClientSession(f"http://{HOST}:{port}") as session:
         for method, path, headers in [
             ("GET", "/v1/report", {}),
@@ -207,7 +207,7 @@ async def test_signature_of_a_report_cannot_be_used_for_another_request(folder: 
             await runner.setup()
             await web.TCPSite(runner, HOST, 0).start()
             answer = await reports.read(
-                Endpoint(UID, HOST, int(runner.addresses[0][1]), signs=True, group_uid=GROUP_UID)
+                Endpoint(UID, HOST, int(runner.addresses[0][1]), is_signed=True, group_uid=GROUP_UID)
             )
             assert bool(answer.report) is is_believed
             await runner.cleanup()
@@ -234,20 +234,21 @@ def a_pod(*, host_network: bool = False, **container: object) -> Pod:
 def test_signature_is_required_by_the_pods_spec_and_not_by_its_answers() -> None:
     ports = [{"name": "rota-report", "containerPort": 9911}, {"name": "rota-control", "containerPort": 9913}]
     mounts = [{"name": "rota-key", "mountPath": "/etc/rota-key"}]
-    signed, unsigned = Endpoint(UID, HOST, 9913, signs=True, group_uid="1"), Endpoint(UID, HOST, 9911, group_uid="1")
-    assert Endpoint.of(a_pod(ports=ports, volumeMounts=mounts), "1") == signed
-    assert Endpoint.of(a_pod(volumeMounts=mounts), "1") == signed, "a manifest made by hand"
-    assert Endpoint.of(a_pod(ports=ports[:1]), "1") == unsigned, "of an earlier version"
-    assert Endpoint.of(a_pod(), "1") == unsigned
+    signed = Endpoint(UID, HOST, 9913, is_signed=True, group_uid="1")
+    unsigned = Endpoint(UID, HOST, 9911, group_uid="1")
+    assert Endpoint.from_pod(a_pod(ports=ports, volumeMounts=mounts), "1") == signed
+    assert Endpoint.from_pod(a_pod(volumeMounts=mounts), "1") == signed, "a manifest made by hand"
+    assert Endpoint.from_pod(a_pod(ports=ports[:1]), "1") == unsigned, "of an earlier version"
+    assert Endpoint.from_pod(a_pod(), "1") == unsigned
 
 
 @pytest.mark.parametrize("number", [22, 2379, 9911, 10250])
 def test_report_of_a_pod_in_the_nodes_network_is_not_requested_at_a_port_of_the_tenants_choice(number: int) -> None:
     ports = [{"name": "rota-control", "containerPort": number}]
     mounts = [{"name": "rota-key", "mountPath": "/etc/rota-key"}]
-    assert Endpoint.of(a_pod(host_network=True, ports=ports, volumeMounts=mounts), "1").port == 9913
-    assert Endpoint.of(a_pod(host_network=True, ports=ports), "1").port == 9911
-    assert Endpoint.of(a_pod(ports=ports, volumeMounts=mounts), "1").port == number, "in a network of its own"
+    assert Endpoint.from_pod(a_pod(host_network=True, ports=ports, volumeMounts=mounts), "1").port == 9913
+    assert Endpoint.from_pod(a_pod(host_network=True, ports=ports), "1").port == 9911
+    assert Endpoint.from_pod(a_pod(ports=ports, volumeMounts=mounts), "1").port == number, "in a network of its own"
 
 
 # Pages about queues.
@@ -256,7 +257,7 @@ def test_report_of_a_pod_in_the_nodes_network_is_not_requested_at_a_port_of_the_
 async def test_report_pages_tell_offsets_of_all_queues(folder: Path) -> None:
     member = Member(offsets=range(1201))
     async with serving(member, folder) as port, asking(KEY) as reports:
-        endpoint = Endpoint(UID, HOST, port, signs=True, group_uid=GROUP_UID)
+        endpoint = Endpoint(UID, HOST, port, is_signed=True, group_uid=GROUP_UID)
         answer, offsets = await reports.read_with_offsets(endpoint)
         assert answer.report
         assert offsets == {Queue("orders", "broker-a", number): number for number in range(1201)}
@@ -269,7 +270,7 @@ async def test_report_pages_tell_offsets_of_all_queues(folder: Path) -> None:
 async def test_report_pages_that_lead_elsewhere_are_not_followed(folder: Path, following: int) -> None:
     member = Member(following=following)
     async with serving(member, folder) as port, asking(KEY) as reports:
-        endpoint = Endpoint(UID, HOST, port, signs=True, group_uid=GROUP_UID)
+        endpoint = Endpoint(UID, HOST, port, is_signed=True, group_uid=GROUP_UID)
         assert (await reports.read_with_offsets(endpoint))[1] is None
     assert member.pages == [0]
 
@@ -278,7 +279,7 @@ async def test_report_pages_that_never_end_are_given_up(folder: Path, monkeypatc
     monkeypatch.setattr("rota.kube.members.report_client.PAGES_SECONDS", 0.2)
     member = Member(offsets=range(10**9))
     async with serving(member, folder) as port, asking(KEY) as reports:
-        endpoint = Endpoint(UID, HOST, port, signs=True, group_uid=GROUP_UID)
+        endpoint = Endpoint(UID, HOST, port, is_signed=True, group_uid=GROUP_UID)
         assert (await reports.read_with_offsets(endpoint))[1] is None
     assert member.pages == list(range(0, 400 * len(member.pages), 400))
 
@@ -286,9 +287,9 @@ async def test_report_pages_that_never_end_are_given_up(folder: Path, monkeypatc
 async def test_report_pages_of_a_member_that_is_not_authenticated_are_not_requested(folder: Path) -> None:
     member = Member()
     async with serving(member, folder) as port, asking(OTHER) as reports:
-        endpoint = Endpoint(UID, HOST, port, signs=True, group_uid=GROUP_UID)
+        endpoint = Endpoint(UID, HOST, port, is_signed=True, group_uid=GROUP_UID)
         answer, offsets = await reports.read_with_offsets(endpoint)
-    assert (answer.doubt, offsets, member.pages) == (Reason.MEMBER_NOT_AUTHENTICATED, None, [])
+    assert (answer.ignored_reason, offsets, member.pages) == (Reason.MEMBER_NOT_AUTHENTICATED, None, [])
 
 
 @asynccontextmanager
@@ -318,13 +319,15 @@ async def test_report_of_an_earlier_version_tells_offsets_itself() -> None:
 
 async def test_report_is_not_kept_beyond_the_memory_for_reports_of_a_namespace() -> None:
     """Forty pods whose reports name 20,000 topics took 280 MB."""
-    report = FullReport(member="a", uid=UID, generation=1, held={f"t{it}": {"a": "0"} for it in range(MOST_PLACES)})
-    size = len(msgspec.json.encode(report)) + BYTES_PER_ENTRY * MOST_PLACES
+    report = FullReport(
+        member="a", uid=UID, generation=1, held={f"t{it}": {"a": "0"} for it in range(MAX_TOPIC_BROKER_PAIRS)}
+    )
+    size = len(msgspec.json.encode(report)) + BYTES_PER_ENTRY * MAX_TOPIC_BROKER_PAIRS
     async with unsigned(lambda: report) as member, asking(budget=RetentionBudget(5 * size)) as reports:
         kept = [(await reports.read(member)).report for _ in range(2)]
         assert None not in kept
         answer = await reports.read(member)
-        assert (answer.report, answer.doubt) == (None, Reason.REPORT_TOO_LARGE)
+        assert (answer.report, answer.ignored_reason) == (None, Reason.REPORT_TOO_LARGE)
         assert (await reports.read(member._replace(namespace="other"))).report, "another namespace has room of its own"
         kept.pop()
         assert (await reports.read(member)).report
@@ -341,11 +344,11 @@ async def test_report_offsets_are_not_kept_beyond_the_memory_for_reports() -> No
 
 
 def test_report_of_as_many_queues_as_a_group_can_have_is_small() -> None:
-    queues = [Queue(f"topic-{number % 4}", "broker-a", number) for number in range(MOST_IDS)]
+    queues = [Queue(f"topic-{number % 4}", "broker-a", number) for number in range(MAX_QUEUES_PER_DOCUMENT)]
     report = FullReport(member="a" * 253, uid="u" * 36, generation=1, held=to_ranges(queues))
     text = msgspec.json.encode(report)
     assert len(text) <= 2 * 2**20
-    assert len(read_report(text).working) == MOST_IDS
+    assert len(decode_report(text).active_queues) == MAX_QUEUES_PER_DOCUMENT
 
 
 def test_report_page_is_small_however_long_names_are() -> None:
@@ -362,26 +365,26 @@ def test_report_page_is_small_however_long_names_are() -> None:
             start=2**63 - 1,
             given=2**63 - 1,
         )
-    ] * QUEUES_IN_A_PAGE
-    assert len(msgspec.json.encode(QueuesPage(worked, 2**17, "i" * 64))) <= LARGEST_PAGE
+    ] * PROGRESS_PAGE_QUEUES
+    assert len(msgspec.json.encode(QueuesPage(worked, 2**17, "i" * 64))) <= MAX_PAGE_BYTES
 
 
 def test_report_of_offsets_that_are_not_committed_is_small_however_long_names_are() -> None:
-    entries = [Uncommitted("t" * 127, "b" * 255, 2**31, 2**63 - 1, 2**63 - 1)] * MOST_UNCOMMITTED
+    entries = [Uncommitted("t" * 127, "b" * 255, 2**31, 2**63 - 1, 2**63 - 1)] * MAX_UNCOMMITTED_ENTRIES
     text = msgspec.json.encode(FullReport(member="a", uid="u", generation=1, uncommitted=entries))
-    assert read_report(text).uncommitted == entries
+    assert decode_report(text).uncommitted == entries
 
 
 async def test_report_page_of_progress_is_read_with_the_groups_key(folder: Path) -> None:
-    member = Member(offsets=range(QUEUES_IN_A_PAGE + 1))
+    member = Member(offsets=range(PROGRESS_PAGE_QUEUES + 1))
     async with serving(member, folder) as port, asking(KEY) as reports:
-        endpoint = Endpoint(UID, HOST, port, signs=True, group_uid=GROUP_UID)
+        endpoint = Endpoint(UID, HOST, port, is_signed=True, group_uid=GROUP_UID)
         first = await reports.read_progress(endpoint, 0)
         assert first is not None
-        assert (len(first.queues), first.next) == (QUEUES_IN_A_PAGE, QUEUES_IN_A_PAGE)
-        last = await reports.read_progress(endpoint, QUEUES_IN_A_PAGE)
+        assert (len(first.queues), first.next_start) == (PROGRESS_PAGE_QUEUES, PROGRESS_PAGE_QUEUES)
+        last = await reports.read_progress(endpoint, PROGRESS_PAGE_QUEUES)
         assert last is not None
-        assert (len(last.queues), last.next) == (1, None)
+        assert (len(last.queues), last.next_start) == (1, None)
     async with serving(member, folder) as port, asking(OTHER) as reports:
         assert await reports.read_progress(endpoint, 0) is None
 
@@ -390,29 +393,29 @@ async def test_report_page_of_progress_is_read_with_the_groups_key(folder: Path)
 
 
 async def test_report_pages_tell_deliveries_of_all_queues(folder: Path) -> None:
-    member = Member(offsets=range(2 * QUEUES_IN_PAGE + 1))
+    member = Member(offsets=range(2 * DELIVERY_PAGE_QUEUES + 1))
     async with serving(member, folder) as port, asking(KEY) as reports:
-        found = await reports.read_deliveries(Endpoint(UID, HOST, port, signs=True, group_uid=GROUP_UID))
+        found = await reports.read_deliveries(Endpoint(UID, HOST, port, is_signed=True, group_uid=GROUP_UID))
     assert found
     assert {queue.id: counts.done for queue, counts in found.queues.items()} == {it: it for it in member.offsets}
-    assert (found.incarnation, found.delayed) == ("process", 7)
-    assert member.pages == [0, QUEUES_IN_PAGE, 2 * QUEUES_IN_PAGE]
+    assert (found.incarnation, found.delayed_messages) == ("process", 7)
+    assert member.pages == [0, DELIVERY_PAGE_QUEUES, 2 * DELIVERY_PAGE_QUEUES]
 
 
 async def test_report_pages_of_deliveries_are_only_for_signed_requests(folder: Path) -> None:
     member = Member()
     async with serving(member, folder) as port, asking(OTHER) as reports:
-        assert await reports.read_deliveries(Endpoint(UID, HOST, port, signs=True, group_uid=GROUP_UID)) is None
+        assert await reports.read_deliveries(Endpoint(UID, HOST, port, is_signed=True, group_uid=GROUP_UID)) is None
     assert member.pages == []
 
 
-@pytest.mark.parametrize(("following", "incarnation"), [(-1, "process"), (QUEUES_IN_PAGE, "process"), (None, "")])
+@pytest.mark.parametrize(("following", "incarnation"), [(-1, "process"), (DELIVERY_PAGE_QUEUES, "process"), (None, "")])
 async def test_report_pages_of_deliveries_that_do_not_fit_together_are_dropped(
     folder: Path, following: int | None, incarnation: str
 ) -> None:
-    member = Member(offsets=range(10 * QUEUES_IN_PAGE), following=following, incarnation=incarnation)
+    member = Member(offsets=range(10 * DELIVERY_PAGE_QUEUES), following=following, incarnation=incarnation)
     async with serving(member, folder) as port, asking(KEY) as reports:
-        assert await reports.read_deliveries(Endpoint(UID, HOST, port, signs=True, group_uid=GROUP_UID)) is None
+        assert await reports.read_deliveries(Endpoint(UID, HOST, port, is_signed=True, group_uid=GROUP_UID)) is None
     assert len(member.pages) <= 2
 
 
@@ -422,17 +425,18 @@ async def test_report_pages_of_deliveries_that_never_end_are_given_up(
     monkeypatch.setattr("rota.kube.members.report_client.MAX_DELIVERIES_BYTES", 500 * BYTES_PER_QUEUE)
     member = Member(offsets=range(10**9))
     async with serving(member, folder) as port, asking(KEY) as reports:
-        assert await reports.read_deliveries(Endpoint(UID, HOST, port, signs=True, group_uid=GROUP_UID)) is None
+        assert await reports.read_deliveries(Endpoint(UID, HOST, port, is_signed=True, group_uid=GROUP_UID)) is None
     assert len(member.pages) == 3
 
 
 async def test_report_pages_of_deliveries_are_not_kept_beyond_the_memory_for_them(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rota.kube.members.report_client.MAX_DELIVERIES_BYTES", 5 * QUEUES_IN_PAGE * BYTES_PER_QUEUE)
-    member = Member(offsets=range(QUEUES_IN_PAGE))
+    limit = 5 * DELIVERY_PAGE_QUEUES * BYTES_PER_QUEUE
+    monkeypatch.setattr("rota.kube.members.report_client.MAX_DELIVERIES_BYTES", limit)
+    member = Member(offsets=range(DELIVERY_PAGE_QUEUES))
     async with serving(member, folder) as port, asking(KEY) as reports:
-        endpoint = Endpoint(UID, HOST, port, signs=True, group_uid=GROUP_UID)
+        endpoint = Endpoint(UID, HOST, port, is_signed=True, group_uid=GROUP_UID)
         kept = [await reports.read_deliveries(endpoint) for _ in range(2)]
         assert None not in kept
         assert await reports.read_deliveries(endpoint) is None
@@ -452,7 +456,7 @@ async def test_restart_of_a_sidecar_is_known_to_an_operator_only_by_signed_reque
     """A restarted process goes on by itself where no operator asks for its report."""
     member = Member()
     async with serving(member, folder) as port:
-        endpoint = Endpoint(UID, HOST, port, signs=True, group_uid=GROUP_UID)
+        endpoint = Endpoint(UID, HOST, port, is_signed=True, group_uid=GROUP_UID)
         async with asking(OTHER) as reports:
             assert (await reports.read(endpoint)).report is None
         assert member.asked == 0

@@ -57,7 +57,7 @@ def a_pod(name: str, group: str = "orders", phase: str = "Running", *, started: 
 def a_group(*names: str, name: str = "orders") -> Group:
     group = Group("shop", name)
     for pod in names:
-        group.pods.see(a_pod(pod, name), now=0.0)
+        group.pods.upsert(a_pod(pod, name), now=0.0)
     return group
 
 
@@ -108,8 +108,8 @@ async def test_report_is_polled_once_per_interval_from_each_member(members: Memb
 async def test_report_poll_skips_members_that_are_awaited_not_started_or_ended(members: Members) -> None:
     group = a_group("m1", "m2")
     group.awaited = frozenset({"m2"})
-    group.pods.see(a_pod("m3", started=False), now=0.0)
-    group.pods.see(a_pod("m4", phase="Failed"), now=0.0)
+    group.pods.upsert(a_pod("m3", started=False), now=0.0)
+    group.pods.upsert(a_pod("m4", phase="Failed"), now=0.0)
     await hear(members, group)
     assert members.asked == {"uid-m1": 1}
     group.awaited = frozenset()
@@ -124,7 +124,7 @@ async def test_report_poll_notifies_only_about_changed_reports(members: Members)
     assert await hear(members, group) == []
     members.say["uid-m1"] = a_report("m1", 2)
     assert await hear(members, group, number=2) == [KEY]
-    heard = group.pods["m1"].heard
+    heard = group.pods["m1"].decoded_report
     assert heard is not None
     assert heard.report.generation == 2
 
@@ -135,11 +135,11 @@ async def test_report_poll_notifies_once_when_a_member_falls_silent_and_when_it_
     await hear(members, group)
     members.say["uid-m1"] = None
     assert await hear(members, group, number=3) == [KEY]
-    assert group.pods["m1"].unheard_since == 1.0, "when it was asked"
-    assert group.pods["m1"].heard is not None, "what it said last is known"
+    assert group.pods["m1"].unreachable_since == 1.0, "when it was asked"
+    assert group.pods["m1"].decoded_report is not None, "what it said last is known"
     members.say["uid-m1"] = a_report("m1")
     assert await hear(members, group, number=2) == [KEY]
-    assert group.pods["m1"].unheard_since is None
+    assert group.pods["m1"].unreachable_since is None
 
 
 async def test_report_poll_notifies_only_the_group_of_the_member(members: Members) -> None:
@@ -163,9 +163,9 @@ async def test_report_of_a_pod_is_not_attributed_to_its_successor(members: Membe
     members.say["uid-m1"] = a_report("m1")
     new = a_pod("m1", started=False)  # so that it is not asked itself
     new = msgspec.structs.replace(new, metadata=msgspec.structs.replace(new.metadata, uid="new"))
-    members.meanwhile = lambda: group.pods.see(new, now=1.0)
+    members.meanwhile = lambda: group.pods.upsert(new, now=1.0)
     assert await hear(members, group, number=1) == []
-    assert group.pods["m1"].heard is None
+    assert group.pods["m1"].decoded_report is None
 
 
 async def test_report_poll_skips_a_pod_deleted_before_its_turn(members: Members) -> None:
@@ -182,7 +182,9 @@ FIRST, SECOND = Queue("orders", "a", 0), Queue("orders", "a", 1)
 def everyones(*names: str) -> Group:
     """Return a Broadcasting group: its record has an entry for each of these, and pods are there for them."""
     group = a_group(*names)
-    group.record = StoredAssignment(document=a_document(members=dict.fromkeys(names, ()), everyone=(FIRST, SECOND)))
+    group.stored_assignment = StoredAssignment(
+        document=a_document(members=dict.fromkeys(names, ()), everyone=(FIRST, SECOND))
+    )
     return group
 
 
@@ -193,12 +195,12 @@ async def test_broadcasting_polls_offsets_of_all_members_including_those_awaited
     group.awaited = frozenset({"m2"})
     members.say = {f"uid-{name}": a_report(name) for name in ("m1", "m2")}
     members.offsets = {"uid-m1": {FIRST: 5, SECOND: 9}, "uid-m2": {FIRST: 7, SECOND: None}}
-    assert group.reported == {}
+    assert group.reported_offsets == {}
     assert await hear(members, group) == [KEY, KEY]
-    assert group.reported == {FIRST: 5}
+    assert group.reported_offsets == {FIRST: 5}
     members.offsets["uid-m2"] = {FIRST: 3, SECOND: 4}
     assert await hear(members, group) == [], "where somebody is wakes nobody"
-    assert group.reported == {FIRST: 3, SECOND: 4}
+    assert group.reported_offsets == {FIRST: 3, SECOND: 4}
 
 
 async def test_broadcasting_slowest_offset_is_unknown_while_a_member_is_unreachable(members: Members) -> None:
@@ -206,20 +208,20 @@ async def test_broadcasting_slowest_offset_is_unknown_while_a_member_is_unreacha
     members.say = {f"uid-{name}": a_report(name) for name in ("m1", "m2")}
     members.offsets = {"uid-m1": {FIRST: 5}, "uid-m2": {FIRST: 7}}
     await hear(members, group)
-    assert group.reported == {FIRST: 5}
+    assert group.reported_offsets == {FIRST: 5}
     del members.say["uid-m2"], members.offsets["uid-m2"]
     await hear(members, group)
-    assert group.reported == {}
-    group.pods.see(a_pod("m2", phase="Failed"), now=0.0)
-    assert group.reported == {FIRST: 5}, "who has ended reads nothing any more"
-    group.pods.see(a_pod("m3", started=False), now=0.0)
-    assert group.reported == {FIRST: 5}, "who has not begun is not behind"
-    group.begin()
-    assert group.reported == {}, "who begins to lead hears everybody anew"
+    assert group.reported_offsets == {}
+    group.pods.upsert(a_pod("m2", phase="Failed"), now=0.0)
+    assert group.reported_offsets == {FIRST: 5}, "who has ended reads nothing any more"
+    group.pods.upsert(a_pod("m3", started=False), now=0.0)
+    assert group.reported_offsets == {FIRST: 5}, "who has not begun is not behind"
+    group.reset_observations()
+    assert group.reported_offsets == {}, "who begins to lead hears everybody anew"
 
 
 async def test_offset_is_not_polled_from_members_of_a_clustering_group(members: Members) -> None:
     group = a_group("m1")
     members.say["uid-m1"], members.offsets["uid-m1"] = a_report("m1"), {FIRST: 5}
     await hear(members, group)
-    assert (group.pods["m1"].offsets, group.reported) == (None, {})
+    assert (group.pods["m1"].offsets, group.reported_offsets) == (None, {})

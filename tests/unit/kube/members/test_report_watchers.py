@@ -10,7 +10,13 @@ from builders import a_document
 from rota import aio
 from rota.http_server import AdmissionLimit
 from rota.kube.client.objects import Pod
-from rota.kube.members.report_client import STANDING_WAIT_SECONDS, WAIT_SECONDS, Endpoint, MemberResponse, ReportClient
+from rota.kube.members.report_client import (
+    LONG_POLL_SECONDS,
+    STANDING_POLL_SECONDS,
+    Endpoint,
+    MemberResponse,
+    ReportClient,
+)
 from rota.kube.members.report_watchers import ReportWatchers, WatcherEvents
 from rota.kube.state.group import Group
 from rota.reports import Report
@@ -29,26 +35,26 @@ class Failing(ReportClient):
             raise ZeroDivisionError
         return MemberResponse(a_report(member.uid.removeprefix("uid-")), 1.0)
 
-    async def next(self, member: Endpoint, after: int, seconds: int = WAIT_SECONDS) -> MemberResponse:
+    async def long_poll(self, member: Endpoint, after: int, seconds: int = LONG_POLL_SECONDS) -> MemberResponse:
         await asyncio.Event().wait()
         raise AssertionError(member, after, seconds)
 
 
 def reports_of(group: Group) -> dict[str, Report | None]:
-    return {name: known.heard.report if known.heard else None for name, known in group.pods.items()}
+    return {name: known.decoded_report.report if known.decoded_report else None for name, known in group.pods.items()}
 
 
 async def test_report_of_an_awaited_member_is_read_again_after_an_unexpected_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(aio, "FIRST_RESTART_SECONDS", 0.0)
+    monkeypatch.setattr(aio, "MIN_RESTART_PAUSE_SECONDS", 0.0)
     group, heard = a_group("m1"), asyncio.Event()
     group.awaited = frozenset({"m1"})
     listeners = ReportWatchers(group, Failing(), WatcherEvents(heard.set, heard.set), AdmissionLimit(0))
-    listeners.listen()
+    listeners.update_polls()
     await heard.wait()
     assert reports_of(group) == {"m1": a_report("m1")}
-    listeners.rest()
+    listeners.stop()
 
 
 class Polled(ReportClient):
@@ -67,7 +73,7 @@ class Polled(ReportClient):
     async def read(self, member: Endpoint) -> MemberResponse:
         return MemberResponse(self.report(member.uid), 1.0)
 
-    async def next(self, member: Endpoint, after: int, seconds: int = WAIT_SECONDS) -> MemberResponse:
+    async def long_poll(self, member: Endpoint, after: int, seconds: int = LONG_POLL_SECONDS) -> MemberResponse:
         async with self.changed:
             self.polls.append((member.uid, seconds))
             self.changed.notify_all()
@@ -102,13 +108,13 @@ class Watch:
         self.group = a_group(*reports.notices)
         self.asked = asyncio.Event()
         for name, known in self.group.pods.items():
-            known.see(with_readiness(known.pod, "True"), 1.0)
-            known.hear(reports.report(f"uid-{name}"), 1.0, 1.0)
+            known.update_pod(with_readiness(known.pod, "True"), 1.0)
+            known.record_report(reports.report(f"uid-{name}"), 1.0, 1.0)
         events = WatcherEvents(lambda: None, self.asked.set)
         self.listeners = ReportWatchers(self.group, reports, events, limit or AdmissionLimit(10))
 
     async def rest(self) -> None:
-        self.listeners.rest()
+        self.listeners.stop()
         await asyncio.sleep(0)
         await asyncio.sleep(0)
 
@@ -116,24 +122,24 @@ class Watch:
 async def test_unmanaged_consumer_notice_is_carried_by_one_standing_poll_of_a_group_at_rest() -> None:
     reports = Polled("m1", "m2")
     watch = Watch(reports)
-    watch.listeners.listen()
-    await reports.polled(m1=STANDING_WAIT_SECONDS)
-    watch.listeners.listen()
+    watch.listeners.update_polls()
+    await reports.polled(m1=STANDING_POLL_SECONDS)
+    watch.listeners.update_polls()
     assert not watch.asked.is_set()
     await reports.notify("m1")
     await watch.asked.wait()
-    await reports.polled(m1=STANDING_WAIT_SECONDS)
+    await reports.polled(m1=STANDING_POLL_SECONDS)
     await watch.rest()
 
 
 async def test_unmanaged_consumer_notice_is_carried_by_awaited_members_while_there_are_some() -> None:
     reports = Polled("m1", "m2")
     watch = Watch(reports)
-    watch.listeners.listen()
-    await reports.polled(m1=STANDING_WAIT_SECONDS)
+    watch.listeners.update_polls()
+    await reports.polled(m1=STANDING_POLL_SECONDS)
     watch.group.awaited = frozenset({"m1", "m2"})
-    watch.listeners.listen()
-    await reports.polled(m1=WAIT_SECONDS, m2=WAIT_SECONDS)
+    watch.listeners.update_polls()
+    await reports.polled(m1=LONG_POLL_SECONDS, m2=LONG_POLL_SECONDS)
     await reports.notify("m2")
     await watch.asked.wait()
     await watch.rest()
@@ -143,8 +149,8 @@ async def test_unmanaged_consumer_notice_that_another_reader_saw_first_is_not_lo
     reports = Polled("m1")
     watch = Watch(reports)
     reports.notices["m1"] = 1
-    watch.group.pods["m1"].hear(reports.report("uid-m1"), 2.0, 2.0)  # as the periodic poll does
-    watch.listeners.listen()
+    watch.group.pods["m1"].record_report(reports.report("uid-m1"), 2.0, 2.0)  # as the periodic poll does
+    watch.listeners.update_polls()
     await watch.asked.wait()
     await watch.rest()
 
@@ -152,13 +158,13 @@ async def test_unmanaged_consumer_notice_that_another_reader_saw_first_is_not_lo
 async def test_unmanaged_consumer_standing_poll_moves_on_when_its_member_is_not_ready() -> None:
     reports = Polled("m1", "m2")
     watch = Watch(reports)
-    watch.listeners.listen()
-    await reports.polled(m1=STANDING_WAIT_SECONDS)
-    watch.listeners.interrupt("m1")
+    watch.listeners.update_polls()
+    await reports.polled(m1=STANDING_POLL_SECONDS)
+    watch.listeners.cancel_polls("m1")
     known = watch.group.pods["m1"]
-    known.see(with_readiness(known.pod, "False"), 2.0)
-    watch.listeners.listen()
-    await reports.polled(m2=STANDING_WAIT_SECONDS)
+    known.update_pod(with_readiness(known.pod, "False"), 2.0)
+    watch.listeners.update_polls()
+    await reports.polled(m2=STANDING_POLL_SECONDS)
     await watch.rest()
 
 
@@ -166,15 +172,15 @@ async def test_unmanaged_consumer_standing_polls_of_all_groups_are_limited() -> 
     limit = AdmissionLimit(1)
     first, second = Polled("m1"), Polled("m1")
     watches = [Watch(first, limit), Watch(second, limit)]
-    watches[0].listeners.listen()
-    await first.polled(m1=STANDING_WAIT_SECONDS)
-    watches[1].listeners.listen()
+    watches[0].listeners.update_polls()
+    await first.polled(m1=STANDING_POLL_SECONDS)
+    watches[1].listeners.update_polls()
     for _ in range(5):
         await asyncio.sleep(0)
     assert second.polls == []
     await watches[0].rest()
-    watches[1].listeners.listen()
-    await second.polled(m1=STANDING_WAIT_SECONDS)
+    watches[1].listeners.update_polls()
+    await second.polled(m1=STANDING_POLL_SECONDS)
     await watches[1].rest()
 
 
@@ -184,9 +190,9 @@ async def test_unmanaged_consumer_standing_poll_is_not_held_at_earlier_sidecars_
     broadcasting = Polled("m1")
     watches = [Watch(earlier), Watch(broadcasting)]
     group = watches[1].group
-    group.record = replace(group.record, document=a_document(everyone=()))
+    group.stored_assignment = replace(group.stored_assignment, document=a_document(everyone=()))
     for watch in watches:
-        watch.listeners.listen()
+        watch.listeners.update_polls()
     for _ in range(5):
         await asyncio.sleep(0)
     assert earlier.polls == broadcasting.polls == []

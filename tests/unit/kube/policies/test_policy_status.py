@@ -4,16 +4,16 @@ from typing import Any
 
 import pytest
 
-from rota.kube.client.objects import Custom, Metadata
+from rota.kube.client.objects import CustomResource, Metadata
 from rota.kube.policies.policy_status import MAX_NAMES, policy_status
 
 NOW = 1_795_248_000.0
 AT = "2026-11-21T08:00:00Z"
 
 
-def a_policy(spec: Any, status: Any = None) -> Custom:
+def a_policy(spec: Any, status: Any = None) -> CustomResource:
     metadata = Metadata(name="steady", namespace="shop", uid="a", resource_version="5", generation=3)
-    return Custom(metadata, spec, status or {})
+    return CustomResource(metadata, spec, status or {})
 
 
 def accepted(status: dict[str, Any]) -> dict[str, Any]:

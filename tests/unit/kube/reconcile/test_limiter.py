@@ -9,7 +9,7 @@ from rota.kube.state.group import Group
 class Resting(Group):
     """A group at rest, unless said."""
 
-    at_rest = True
+    is_at_rest = True
 
 
 A, B, C, D = (Resting("shop", name) for name in "abcd")
@@ -37,7 +37,7 @@ class Some:
         await steps()
 
     async def _look(self, group: Group) -> None:
-        async with self.turns.of(group):
+        async with self.turns.hold_slot(group):
             self.there.append(group.name)
             await self.over[group.name].wait()
 
@@ -70,8 +70,8 @@ async def test_reconcile_limiter_admits_a_prioritized_group_first() -> None:
     turns = PriorityLimiter(1)
     some = Some(turns)
     await some.come(A, B, C, D)
-    turns.hurry(D)
-    turns.hurry(A)  # it has its turn already
+    turns.prioritize(D)
+    turns.prioritize(A)  # it has its turn already
     await some.go(A)
     assert some.there == ["a", "d"]
     await some.give_up(B, C, D)

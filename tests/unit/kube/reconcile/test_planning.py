@@ -10,7 +10,7 @@ import pytest
 from builders import a_pod, a_policy, a_report, a_snapshot
 from rota.kube.client.api import NoResponseError
 from rota.kube.reconcile import planning
-from rota.kube.reconcile.planning import Planning
+from rota.kube.reconcile.planning import PlanRunner
 from rota.model import Roster
 from rota.planner import Plan, Snapshot
 
@@ -50,14 +50,14 @@ class Point:
 def points(monkeypatch: pytest.MonkeyPatch) -> Iterator[Points]:
     found = Points()
     monkeypatch.setattr(sys.modules["rota.strategies.custom"], "entry_points", found)
-    monkeypatch.setattr(planning, "STRANGERS_SECONDS", 0.05)
+    monkeypatch.setattr(planning, "CUSTOM_STRATEGY_SECONDS", 0.05)
     yield found
     found.freed.set()
 
 
 @pytest.fixture
-def aside() -> Iterator[Planning]:
-    made = Planning()
+def aside() -> Iterator[PlanRunner]:
+    made = PlanRunner()
     yield made
     made.close()
 
@@ -74,9 +74,11 @@ def owned(found: Plan) -> int:
 
 
 async def test_custom_strategy_that_hangs_is_not_called_again_before_it_returns(
-    aside: Planning, points: Points
+    aside: PlanRunner, points: Points
 ) -> None:
-    for _ in range(2 * planning.STRANGERS):  # else those who ask would take all room, and nobody were answered
+    for _ in range(
+        2 * planning.MAX_CUSTOM_STRATEGIES
+    ):  # else those who ask would take all room, and nobody were answered
         with pytest.raises(NoResponseError, match="has not answered"):
             await aside.plan(asking("slow"), 0.0)
     points.freed.set()
@@ -92,19 +94,19 @@ async def test_custom_strategy_that_hangs_is_not_called_again_before_it_returns(
 
 
 @pytest.mark.usefixtures("points")
-async def test_custom_strategy_that_hangs_does_not_block_another_policy(aside: Planning) -> None:
+async def test_custom_strategy_that_hangs_does_not_block_another_policy(aside: PlanRunner) -> None:
     with pytest.raises(NoResponseError):
         await aside.plan(asking("slow"), 0.0)
     assert owned(await aside.plan(asking("quick"), 0.0)) == 6
 
 
 async def test_custom_strategy_is_called_again_for_a_recreated_group(
-    aside: Planning, points: Points, monkeypatch: pytest.MonkeyPatch
+    aside: PlanRunner, points: Points, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planning, "STRANGERS_SECONDS", 1.0)  # time enough for it to go meanwhile
+    monkeypatch.setattr(planning, "CUSTOM_STRATEGY_SECONDS", 1.0)  # time enough for it to go meanwhile
     before = asyncio.create_task(aside.plan(asking("slow"), 0.0))
     await asyncio.to_thread(points.begun.wait, 60)
-    aside.forget(asking("slow").group)
+    aside.discard_request(asking("slow").group)
     with pytest.raises(NoResponseError):
         await before
     points.begun.clear()

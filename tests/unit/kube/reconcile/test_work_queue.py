@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 
 from rota.kube.client.api import ConflictError, NoResponseError
-from rota.kube.client.objects import Custom, Metadata
+from rota.kube.client.objects import CustomResource, Metadata
 from rota.kube.reconcile.reconciler import GroupTask
-from rota.kube.reconcile.status_publisher import PAUSES
+from rota.kube.reconcile.status_publisher import RETRY_PAUSES_SECONDS
 from rota.kube.reconcile.work_queue import QueuedGroup, WorkQueue
 from rota.kube.state.group import Group
 
@@ -44,10 +44,10 @@ class Reconciles:
 
 def a_queue(reconciles: Reconciles, *, leads: bool = True) -> tuple[WorkQueue, QueuedGroup]:
     group = Group(*KEY)
-    group.body = Custom(Metadata("orders", uid="1", namespace="shop"))
-    rests = cast("Any", SimpleNamespace(rest=lambda: None))
+    group.body = CustomResource(Metadata("orders", uid="1", namespace="shop"))
+    rests = cast("Any", SimpleNamespace(stop=lambda: None))
     queue, task = WorkQueue(reconciles), QueuedGroup(group, rests, rests, rests)
-    queue.tasks[KEY], queue.leads = task, leads
+    queue.tasks[KEY], queue.is_leading = task, leads
     return queue, task
 
 
@@ -55,19 +55,19 @@ async def test_reconcile_runs_once_for_changes_that_come_together() -> None:
     reconciles = Reconciles()
     queue, task = a_queue(reconciles)
     for seconds in (30.0, 0.0, 5.0):
-        queue.wake(KEY, seconds)
+        queue.enqueue(KEY, seconds)
     await reconciles.next()
-    assert (reconciles.count, task.running, task.again) == (1, False, None)
+    assert (reconciles.count, task.is_running, task.timer) == (1, False, None)
 
 
 async def test_reconcile_during_which_a_group_changes_is_followed_by_one_more() -> None:
     reconciles = Reconciles()
     queue, _ = a_queue(reconciles)
     reconciles.may_end.clear()
-    queue.wake(KEY)
+    queue.enqueue(KEY)
     await reconciles.next()
     for seconds in (5.0, 0.0, 0.0):
-        queue.wake(KEY, seconds)
+        queue.enqueue(KEY, seconds)
     assert reconciles.count == 1
     reconciles.may_end.set()
     await reconciles.next()
@@ -79,8 +79,8 @@ async def test_reconcile_is_not_planned_without_need(case: str) -> None:
     queue, task = a_queue(Reconciles(), leads=case != "another operator leads")
     if case == "it has no object":
         task.group.body = None
-    queue.wake(("shop", "bills") if case == "it is unknown" else KEY, inf if case == "nothing will change" else 0.0)
-    assert task.again is None
+    queue.enqueue(("shop", "bills") if case == "it is unknown" else KEY, inf if case == "nothing will change" else 0.0)
+    assert task.timer is None
 
 
 async def test_reconcile_that_fails_is_repeated_after_longer_and_longer_pauses() -> None:
@@ -88,36 +88,36 @@ async def test_reconcile_that_fails_is_repeated_after_longer_and_longer_pauses()
     reconciles = Reconciles(*failures, 20.0, NoResponseError("no answer"))
     queue, task = a_queue(reconciles)
     loop = asyncio.get_running_loop()
-    for pause in (*PAUSES[:3], 20.0, PAUSES[0]):
+    for pause in (*RETRY_PAUSES_SECONDS[:3], 20.0, RETRY_PAUSES_SECONDS[0]):
         before = loop.time()
-        queue.wake(KEY, 0.0)
+        queue.enqueue(KEY, 0.0)
         await reconciles.begun.wait()
         await reconciles.next()
-        assert task.again
-        assert before + pause <= task.again.when() <= loop.time() + pause
+        assert task.timer
+        assert before + pause <= task.timer.when() <= loop.time() + pause
 
 
 async def test_reconcile_of_a_stale_group_is_repeated_at_once_and_then_after_a_pause() -> None:
     reconciles = Reconciles(ConflictError(), ConflictError())
     queue, task = a_queue(reconciles)
-    queue.wake(KEY)
+    queue.enqueue(KEY)
     await reconciles.next()
     await reconciles.begun.wait()
     before = asyncio.get_running_loop().time()
     await reconciles.next()
     assert (reconciles.count, task.failures) == (2, 2)
-    assert task.again
-    assert task.again.when() >= before + PAUSES[1] - 1e-3
-    task.rest()
-    assert task.again is None
+    assert task.timer
+    assert task.timer.when() >= before + RETRY_PAUSES_SECONDS[1] - 1e-3
+    task.stop()
+    assert task.timer is None
 
 
 async def test_reconcile_is_cancelled_when_the_queue_is_closed() -> None:
     reconciles = Reconciles()
     queue, task = a_queue(reconciles)
     reconciles.may_end.clear()
-    queue.wake(KEY)
+    queue.enqueue(KEY)
     await reconciles.begun.wait()
-    queue.leads = False
+    queue.is_leading = False
     await queue.close()
-    assert (reconciles.count, task.running, task.again) == (1, False, None)
+    assert (reconciles.count, task.is_running, task.timer) == (1, False, None)

@@ -6,24 +6,24 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from rota.documents import Assignment, Share, write_assignment
-from rota.kube.client.objects import ConfigMap, Custom, Metadata, Owner, Pod
+from rota.documents import Assignment, Share, encode_assignment
+from rota.kube.client.objects import ConfigMap, CustomResource, Metadata, OwnerReference, Pod
 from rota.kube.state import pod_state
 from rota.kube.state.broker_state import BrokerState
 from rota.kube.state.group import Group
-from rota.model import Holder, Queue, Reason, Verdict
-from rota.reports import Report, read_report
+from rota.model import Finding, Holder, Queue, Reason
+from rota.reports import Report, decode_report
 
-BODY = Custom(Metadata("orders", uid="1", namespace="shop"))
+BODY = CustomResource(Metadata("orders", uid="1", namespace="shop"))
 DOCUMENT = Assignment(group="shop/orders", generation=7, issued_at="2026-11-21T08:00:00.000Z")
-TEXTS = {name: text for name, text in write_assignment(DOCUMENT).items() if isinstance(text, str)}
+TEXTS = {name: text for name, text in encode_assignment(DOCUMENT).items() if isinstance(text, str)}
 RECORD = ConfigMap(
     Metadata(
         "orders-rota",
         namespace="shop",
         resource_version="42",
         labels={"rota.dev/group": "orders"},
-        owner_references=[Owner("1", controller=True)],
+        owner_references=[OwnerReference("1", controller=True)],
     ),
     data=TEXTS,
 )
@@ -31,120 +31,120 @@ RECORD = ConfigMap(
 
 def test_assignment_seen_before_its_group_is_adopted_when_the_group_appears() -> None:
     group = Group("shop", "orders")
-    group.keep(RECORD)
-    assert group.record.version == "", "whose it is cannot be told"
-    group.wants(BODY, None)
-    assert not group.looked
-    assert group.record.ours
-    assert group.record.document is not None
-    assert group.record.document.generation == 7
+    group.set_assignment(RECORD)
+    assert group.stored_assignment.resource_version == "", "whose it is cannot be told"
+    group.set_spec(BODY, None)
+    assert not group.was_observed
+    assert group.stored_assignment.is_ours
+    assert group.stored_assignment.document is not None
+    assert group.stored_assignment.document.generation == 7
 
 
 def test_assignment_of_a_previous_group_of_the_same_name_is_not_owned() -> None:
     group = Group("shop", "orders")
-    group.wants(BODY, None)
-    group.keep(RECORD)
-    group.wants(Custom(Metadata("orders", uid="2", namespace="shop")), None)
-    group.keep(RECORD)
-    assert not group.record.ours
+    group.set_spec(BODY, None)
+    group.set_assignment(RECORD)
+    group.set_spec(CustomResource(Metadata("orders", uid="2", namespace="shop")), None)
+    group.set_assignment(RECORD)
+    assert not group.stored_assignment.is_ours
 
 
 def test_assignment_deleted_before_its_group_appears_is_forgotten() -> None:
     group = Group("shop", "orders")
-    group.keep(RECORD)
-    group.keep(None)
-    group.wants(BODY, None)
-    assert group.record.version == ""
+    group.set_assignment(RECORD)
+    group.set_assignment(None)
+    group.set_spec(BODY, None)
+    assert group.stored_assignment.resource_version == ""
 
 
 def test_assignment_seen_before_a_group_of_another_uid_is_not_owned() -> None:
     group = Group("shop", "orders")
-    group.keep(RECORD)
-    group.wants(Custom(Metadata("orders", uid="2", namespace="shop")), None)
-    assert not group.record.ours
+    group.set_assignment(RECORD)
+    group.set_spec(CustomResource(Metadata("orders", uid="2", namespace="shop")), None)
+    assert not group.stored_assignment.is_ours
 
 
 def test_reconcile_sees_a_group_at_rest_if_the_assignment_names_exactly_its_pods() -> None:
     """A new leader looks first at those that are not."""
     group = Group("shop", "orders")
-    group.wants(BODY, None)
-    assert not group.at_rest
-    group.keep(RECORD)
-    assert group.at_rest
-    group.pods.see(a_pod(), now=0.0)
-    assert not group.at_rest
+    group.set_spec(BODY, None)
+    assert not group.is_at_rest
+    group.set_assignment(RECORD)
+    assert group.is_at_rest
+    group.pods.upsert(a_pod(), now=0.0)
+    assert not group.is_at_rest
 
 
 def test_member_that_loses_its_label_is_unready_and_tracked_until_its_pod_ends() -> None:
     group = Group("shop", "orders")
-    group.wants(BODY, None)
-    group.pods.see(a_pod(), now=0.0)
-    group.miss(a_pod())
+    group.set_spec(BODY, None)
+    group.pods.upsert(a_pod(), now=0.0)
+    group.mark_pod_missing(a_pod())
     holder = Holder("orders-a", "a")
-    assert group.pods.unseen == {holder}
-    assert not group.pods.gone
-    group.pods.read(holder, a_pod(label=None), now=1.0)
-    assert group.pods.unseen == {holder}  # nobody else tells what becomes of it
+    assert group.pods.unwatched == {holder}
+    assert not group.pods.deleted_uids
+    group.pods.apply_read(holder, a_pod(label=None), now=1.0)
+    assert group.pods.unwatched == {holder}  # nobody else tells what becomes of it
     (shown,) = group.snapshot(2.0, BrokerState(), {}).pods
     assert (shown.ready, shown.ended) == (False, False)
-    group.pods.read(holder, None, now=3.0)
-    assert (group.pods.gone, group.pods) == ({"a"}, {})
+    group.pods.apply_read(holder, None, now=3.0)
+    assert (group.pods.deleted_uids, group.pods) == ({"a"}, {})
 
 
 def test_membership_above_the_limit_keeps_only_names_of_pods_that_own_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pod_state, "MAX_MEMBERS", 1)
     owned = replace(DOCUMENT, members={"orders-c": Share("c", (Queue("orders", "broker", 0),))})
-    texts = {name: text for name, text in write_assignment(owned).items() if isinstance(text, str)}
+    texts = {name: text for name, text in encode_assignment(owned).items() if isinstance(text, str)}
     group = Group("shop", "orders")
-    group.wants(BODY, None)
-    group.keep(msgspec.structs.replace(RECORD, data=texts))
+    group.set_spec(BODY, None)
+    group.set_assignment(msgspec.structs.replace(RECORD, data=texts))
     for name in ("a", "b", "c"):
-        group.pods.see(a_pod(name=name), now=0.0)
+        group.pods.upsert(a_pod(name=name), now=0.0)
     assert ([*group.pods], group.pods.surplus) == (["orders-a", "orders-c"], {"orders-b"})
     assert problems_of(group, 1.0)[Reason.TOO_MANY_MEMBERS].startswith(
         "3 pods carry the group's label; a group may have 1 members"
     )
-    group.key_problems = (Verdict(Reason.WRITE_REFUSED, "The Secret is rejected"),)
+    group.key_problems = (Finding(Reason.WRITE_REFUSED, "The Secret is rejected"),)
     reasons = [*problems_of(group, 1.0)]
     assert reasons.index(Reason.TOO_MANY_MEMBERS) < reasons.index(Reason.WRITE_REFUSED), "the worst is first"
-    group.miss(a_pod(name="b"))
+    group.mark_pod_missing(a_pod(name="b"))
     assert group.pods.surplus == set()
 
 
 def test_member_that_does_not_mount_the_key_is_named_until_its_pod_ends() -> None:
     group = Group("shop", "orders")
-    group.wants(BODY, None)
+    group.set_spec(BODY, None)
     signing = a_pod(name="b")
     mounts = signing.spec.init_containers[0].volume_mounts
     mounts.append(msgspec.structs.replace(mounts[0], mount_path="/etc/rota-key"))
-    group.pods.see(signing, now=0.0)
+    group.pods.upsert(signing, now=0.0)
     assert Reason.UNSIGNED_MEMBERS not in problems_of(group, 1.0)
-    group.pods.see(a_pod(), now=2.0)
+    group.pods.upsert(a_pod(), now=2.0)
     assert problems_of(group, 3.0)[Reason.UNSIGNED_MEMBERS].startswith(
         "1 members, such as orders-a, do not mount the group's key"
     )
-    group.pods.see(a_pod(phase="Failed"), now=4.0)
+    group.pods.upsert(a_pod(phase="Failed"), now=4.0)
     assert Reason.UNSIGNED_MEMBERS not in problems_of(group, 5.0)
 
 
 def test_sidecar_of_another_group_excludes_the_pod_from_the_members() -> None:
     group = Group("shop", "orders")
-    group.pods.see(a_pod(works_for="billing"), now=0.0)
-    assert (group.pods.strangers, group.pods) == ({"orders-a"}, {})
-    group.pods.see(a_pod(works_for="billing", label="billing"), now=0.0)
-    assert not group.pods.strangers
+    group.pods.upsert(a_pod(works_for="billing"), now=0.0)
+    assert (group.pods.without_sidecar, group.pods) == ({"orders-a"}, {})
+    group.pods.upsert(a_pod(works_for="billing", label="billing"), now=0.0)
+    assert not group.pods.without_sidecar
 
 
 def test_member_is_cut_off_since_another_member_reaches_the_broker() -> None:
     group = Group("shop", "orders")
-    group.wants(BODY, None)
+    group.set_spec(BODY, None)
     for name in ("a", "b"):
-        group.pods.see(a_pod(name=name), now=0.0)
+        group.pods.upsert(a_pod(name=name), now=0.0)
 
     def heard(name: str, at: float, *, reaches: bool) -> dict[str, Mapping[str, float]]:
         report = Report(member=f"orders-{name}", uid=name, generation=7, brokers={"x": reaches})
-        group.pods[f"orders-{name}"].hear(report, at, at)
-        return {it.uid: it.cut_off for it in group.snapshot(at, BrokerState(), {}).pods}
+        group.pods[f"orders-{name}"].record_report(report, at, at)
+        return {it.uid: it.cut_off_brokers for it in group.snapshot(at, BrokerState(), {}).pods}
 
     heard("a", 1.0, reaches=False)
     assert heard("b", 2.0, reaches=False) == {"a": {"x": 0.0}, "b": {"x": 0.0}}
@@ -157,104 +157,109 @@ def test_member_is_cut_off_since_another_member_reaches_the_broker() -> None:
 
 def test_report_in_which_only_states_of_queues_differ_is_kept_and_leads_to_no_reconcile() -> None:
     group = Group("shop", "orders")
-    group.pods.see(a_pod(), now=0.0)
+    group.pods.upsert(a_pod(), now=0.0)
     pod, report = group.pods["orders-a"], Report(member="orders-a", uid="a", generation=7)
-    assert pod.hear(report, 1.0, 1.0)
+    assert pod.record_report(report, 1.0, 1.0)
     full = msgspec.structs.replace(report, states={"full": 2})
-    assert not pod.hear(full, 2.0, 2.0)
-    assert pod.heard
-    assert pod.heard.report.states == {"full": 2}
-    assert pod.hear(msgspec.structs.replace(full, revision=1), 3.0, 3.0)
+    assert not pod.record_report(full, 2.0, 2.0)
+    assert pod.decoded_report
+    assert pod.decoded_report.report.states == {"full": 2}
+    assert pod.record_report(msgspec.structs.replace(full, revision=1), 3.0, 3.0)
 
 
 def test_report_in_which_only_notices_of_brokers_differ_leads_to_no_reconcile() -> None:
     group = Group("shop", "orders")
-    group.pods.see(a_pod(), now=0.0)
+    group.pods.upsert(a_pod(), now=0.0)
     pod, report = group.pods["orders-a"], Report(member="orders-a", uid="a", generation=7, consumers_changed=2)
-    assert pod.hear(report, 1.0, 1.0)
-    assert not pod.take_notice(), "what was noticed before it was first read is known from the brokers themselves"
+    assert pod.record_report(report, 1.0, 1.0)
+    assert not pod.take_new_notices(), "what was noticed before it was first read is known from the brokers themselves"
     notified = msgspec.structs.replace(report, revision=1, consumers_changed=3)
-    assert not pod.hear(notified, 2.0, 2.0)
-    assert pod.take_notice()
-    assert not pod.take_notice()
-    assert pod.hear(msgspec.structs.replace(notified, revision=2, generation=8, consumers_changed=4), 3.0, 3.0)
+    assert not pod.record_report(notified, 2.0, 2.0)
+    assert pod.take_new_notices()
+    assert not pod.take_new_notices()
+    assert pod.record_report(msgspec.structs.replace(notified, revision=2, generation=8, consumers_changed=4), 3.0, 3.0)
 
 
 def test_report_of_an_earlier_sidecar_has_no_notices_of_brokers() -> None:
     group = Group("shop", "orders")
-    group.pods.see(a_pod(), now=0.0)
-    pod, report = group.pods["orders-a"], read_report(b'{"member":"orders-a","uid":"a","generation":7}')
+    group.pods.upsert(a_pod(), now=0.0)
+    pod, report = group.pods["orders-a"], decode_report(b'{"member":"orders-a","uid":"a","generation":7}')
     assert report.consumers_changed is None
     for _ in range(2):
-        pod.hear(report, 1.0, 1.0)
-        assert not pod.take_notice()
+        pod.record_report(report, 1.0, 1.0)
+        assert not pod.take_new_notices()
     assert not pod.can_report_notices
 
 
 def test_spec_is_parsed_again_only_when_it_or_its_policy_changes() -> None:
-    group, policy = Group("shop", "orders"), Custom(Metadata("steady", namespace="shop"), {"strategy": "Sticky"})
-    group.wants(BODY, None)
-    assert group.wish.problems, "it has no spec"
+    group = Group("shop", "orders")
+    policy = CustomResource(Metadata("steady", namespace="shop"), {"strategy": "Sticky"})
+    group.set_spec(BODY, None)
+    assert group.resolved_spec.problems, "it has no spec"
     spec = {"broker": {"rocketmq": {"nameServers": ["rmq:9876"]}}, "subscriptions": [{"topic": "orders"}]}
     body = msgspec.structs.replace(BODY, spec=spec | {"policyRef": {"name": "steady"}})
-    group.wants(body, policy)
-    read = group.wish
+    group.set_spec(body, policy)
+    read = group.resolved_spec
     assert read.spec
     assert read.policy
-    group.wants(msgspec.structs.replace(body, status={"lag": 7}), policy)
-    assert group.wish is read
-    group.wants(body, Custom(Metadata("steady", namespace="shop"), {"strategy": "Balanced"}))
-    assert group.weighs_queues
-    group.wants(body, None)
-    assert [it.reason for it in group.wish.problems] == ["MissingPolicy"]
+    group.set_spec(msgspec.structs.replace(body, status={"lag": 7}), policy)
+    assert group.resolved_spec is read
+    group.set_spec(body, CustomResource(Metadata("steady", namespace="shop"), {"strategy": "Balanced"}))
+    assert group.needs_weights
+    group.set_spec(body, None)
+    assert [it.reason for it in group.resolved_spec.problems] == ["MissingPolicy"]
 
 
 def test_member_has_ended_once_its_pod_failed_and_after_its_deletion() -> None:
     group, holder = Group("shop", "orders"), Holder("orders-a", "a")
-    group.wants(BODY, None)
-    group.pods.see(a_pod(), now=0.0)
+    group.set_spec(BODY, None)
+    group.pods.upsert(a_pod(), now=0.0)
     assert not group.pods.has_ended(holder)
     assert not group.pods.has_ended(Holder("orders-a", "another"))
-    group.pods.see(a_pod(phase="Failed"), now=1.0)
+    group.pods.upsert(a_pod(phase="Failed"), now=1.0)
     assert group.pods.has_ended(holder)
-    group.pods.lose(a_pod())
+    group.pods.mark_deleted(a_pod())
     assert group.pods.has_ended(holder)
 
 
 def test_stateful_set_replacement_keeps_tracking_the_old_pod_until_it_ended() -> None:
     """A StatefulSet makes the next one at once, also where the one before was deleted by force."""
     group, old = Group("shop", "orders"), Holder("orders-a", "a")
-    group.wants(BODY, None)
-    group.pods.see(a_pod(started=True), now=0.0)
-    group.pods.see(a_pod(uid="new"), now=1.0)
-    assert group.pods.unseen == {old}
-    assert not group.pods.gone
+    group.set_spec(BODY, None)
+    group.pods.upsert(a_pod(started=True), now=0.0)
+    group.pods.upsert(a_pod(uid="new"), now=1.0)
+    assert group.pods.unwatched == {old}
+    assert not group.pods.deleted_uids
     assert group.pods["orders-a"].pod.metadata.uid == "new"
-    doubted = group.pods.in_doubt(old)
+    doubted = group.pods.find_possibly_running(old)
     assert doubted
     assert doubted.pod.metadata.uid == "a"
-    group.pods.read(old, a_pod(uid="new"), now=2.0)
-    assert (group.pods.unseen, group.pods.gone, group.pods.in_doubt(old)) == (set(), {"a"}, None)
+    group.pods.apply_read(old, a_pod(uid="new"), now=2.0)
+    assert (group.pods.unwatched, group.pods.deleted_uids, group.pods.find_possibly_running(old)) == (
+        set(),
+        {"a"},
+        None,
+    )
     assert group.pods["orders-a"].pod.metadata.uid == "new"
 
 
 def test_stateful_set_replacement_of_an_ended_pod_tracks_no_old_pod() -> None:
     group = Group("shop", "orders")
-    group.wants(BODY, None)
-    group.pods.see(a_pod(started=True, phase="Failed"), now=0.0)
-    group.pods.see(a_pod(uid="new"), now=1.0)
-    assert (group.pods.unseen, group.pods.gone) == (set(), {"a"})
+    group.set_spec(BODY, None)
+    group.pods.upsert(a_pod(started=True, phase="Failed"), now=0.0)
+    group.pods.upsert(a_pod(uid="new"), now=1.0)
+    assert (group.pods.unwatched, group.pods.deleted_uids) == (set(), {"a"})
 
 
 def test_membership_of_a_recreated_group_drops_unseen_and_replaced_pods() -> None:
     group = Group("shop", "orders")
-    group.wants(BODY, None)
-    group.pods.see(a_pod(started=True), now=0.0)
-    group.pods.see(a_pod(name="b", started=True), now=0.0)
-    group.pods.see(a_pod(uid="new", started=True), now=1.0)
-    group.miss(a_pod(name="b", started=True))
-    group.wants(Custom(Metadata("orders", uid="2", namespace="shop")), None)
-    assert (group.pods.unseen, group.pods.replaced, [*group.pods]) == (set(), {}, ["orders-a"])
+    group.set_spec(BODY, None)
+    group.pods.upsert(a_pod(started=True), now=0.0)
+    group.pods.upsert(a_pod(name="b", started=True), now=0.0)
+    group.pods.upsert(a_pod(uid="new", started=True), now=1.0)
+    group.mark_pod_missing(a_pod(name="b", started=True))
+    group.set_spec(CustomResource(Metadata("orders", uid="2", namespace="shop")), None)
+    assert (group.pods.unwatched, group.pods.replaced, [*group.pods]) == (set(), {}, ["orders-a"])
 
 
 def problems_of(group: Group, now: float) -> dict[Reason, str]:
@@ -300,21 +305,21 @@ def a_report_of(incarnation: int, started: float = STARTED) -> Report:
 def heard(group: Group, now: float) -> tuple[float | None, int, float]:
     """Return what the planner is given about the restarts of the one pod."""
     (shown,) = group.snapshot(now, BrokerState(), {}).pods
-    return shown.stopped, shown.restarts, shown.serving
+    return shown.stopped_for, shown.restarts, shown.serving_for
 
 
 def test_restart_is_seen_when_the_container_of_the_reporting_process_has_finished() -> None:
     group = Group("shop", "orders")
-    group.wants(BODY, None)
-    group.pods.see(a_pod(), now=0.0)
-    group.pods["orders-a"].hear(a_report_of(1), 1.0, 1.0)
+    group.set_spec(BODY, None)
+    group.pods.upsert(a_pod(), now=0.0)
+    group.pods["orders-a"].record_report(a_report_of(1), 1.0, 1.0)
     assert heard(group, 5.0)[0] is None
-    group.pods.see(a_restarted_pod(), now=6.0)
+    group.pods.upsert(a_restarted_pod(), now=6.0)
     assert heard(group, 8.0)[0] == 2.0
     later = a_report_of(2, started=STARTED + 8)
-    assert group.pods["orders-a"].hear(later, 9.0, 9.0)
+    assert group.pods["orders-a"].record_report(later, 9.0, 9.0)
     assert heard(group, 10.0) == (None, 1, 1.0)
-    assert not group.pods["orders-a"].hear(a_report_of(1), 11.0, 1.0), "an answer that came late"
+    assert not group.pods["orders-a"].record_report(a_report_of(1), 11.0, 1.0), "an answer that came late"
     assert heard(group, 12.0) == (None, 1, 3.0)
     assert heard(group, 9.0 + 600.0)[1] == 0, "forgiven"
 
@@ -322,40 +327,40 @@ def test_restart_is_seen_when_the_container_of_the_reporting_process_has_finishe
 def test_restart_before_the_reporting_process_started_is_none_of_it() -> None:
     """Also where the pod's status is seen late."""
     group = Group("shop", "orders")
-    group.wants(BODY, None)
-    group.pods.see(a_pod(), now=0.0)
-    group.pods["orders-a"].hear(a_report_of(2, started=STARTED + 8), 1.0, 1.0)
-    group.pods.see(a_restarted_pod(), now=2.0)
+    group.set_spec(BODY, None)
+    group.pods.upsert(a_pod(), now=0.0)
+    group.pods["orders-a"].record_report(a_report_of(2, started=STARTED + 8), 1.0, 1.0)
+    group.pods.upsert(a_restarted_pod(), now=2.0)
     assert heard(group, 3.0)[:2] == (None, 0)
-    group.pods["orders-a"].hear(a_report_of(2, started=0.0), 4.0, 4.0)
+    group.pods["orders-a"].record_report(a_report_of(2, started=0.0), 4.0, 4.0)
     assert heard(group, 5.0)[0] is None, "a process that does not say when it started"
 
 
 def test_restart_is_not_seen_while_the_process_responds_whatever_its_own_clock_says() -> None:
     """In a virtual machine of its own, a sidecar's clock may be behind its node's."""
     group = Group("shop", "orders")
-    group.wants(BODY, None)
-    group.pods.see(a_pod(), now=0.0)
+    group.set_spec(BODY, None)
+    group.pods.upsert(a_pod(), now=0.0)
     known = group.pods["orders-a"]
-    known.hear(a_report_of(2), 1.0, 1.0)
-    group.pods.see(a_restarted_pod(), now=2.0)
+    known.record_report(a_report_of(2), 1.0, 1.0)
+    group.pods.upsert(a_restarted_pod(), now=2.0)
     assert heard(group, 3.0)[0] == 1.0
-    assert known.hear(a_report_of(2), 4.0, 4.0), "that it responds is news"
+    assert known.record_report(a_report_of(2), 4.0, 4.0), "that it responds is news"
     assert heard(group, 5.0)[0] is None
-    group.pods.see(a_restarted_pod(), now=6.0)
+    group.pods.upsert(a_restarted_pod(), now=6.0)
     assert heard(group, 7.0)[0] is None, "it responded after that end was known"
-    group.pods.see(a_restarted_pod("2025-11-27T10:00:09Z"), now=8.0)
+    group.pods.upsert(a_restarted_pod("2025-11-27T10:00:09Z"), now=8.0)
     assert heard(group, 9.0)[0] == 1.0
 
 
 def test_restart_of_a_sidecar_of_an_earlier_version_is_not_counted() -> None:
     group = Group("shop", "orders")
-    group.wants(BODY, None)
-    group.pods.see(a_pod(), now=0.0)
+    group.set_spec(BODY, None)
+    group.pods.upsert(a_pod(), now=0.0)
     for text in ("d1f0", "7712"):
         report = msgspec.json.decode(
             b'{"member":"orders-a","uid":"a","generation":7,"incarnation":"%s"}' % text.encode(), type=Report
         )
-        group.pods["orders-a"].hear(report, 1.0, 1.0)
+        group.pods["orders-a"].record_report(report, 1.0, 1.0)
     (shown,) = group.snapshot(2.0, BrokerState(), {}).pods
-    assert (shown.incarnation, shown.restarts, shown.stopped) == (0, 0, None)
+    assert (shown.incarnation, shown.restarts, shown.stopped_for) == (0, 0, None)

@@ -10,7 +10,7 @@ B = ("shop", "b")
 
 
 def test_queue_quota_rejects_a_group_with_too_many_queues() -> None:
-    quota = QueueQuota(per_group=10, total=100)
+    quota = QueueQuota(max_per_group=10, max_total=100)
     quota.claim(A, [{"x": 6, "y": 4}])
     assert quota.rejection(A) is None
     quota.claim(A, [{"x": 6}, {"y": 4, "z": 1}])
@@ -47,12 +47,12 @@ def test_queue_quota_rejects_a_group_with_too_many_pairs_of_topic_and_broker() -
 
 
 def test_queue_quota_in_total_belongs_to_those_who_came_first() -> None:
-    quota = QueueQuota(per_group=10, total=15)
+    quota = QueueQuota(max_per_group=10, max_total=15)
     quota.claim(A, [{"x": 9}])
     quota.claim(B, [{"x": 7}])
     rejection = quota.rejection(B)
     assert rejection
-    assert "all groups of this operator may have 15 together, of which 9 are taken" in rejection.message
+    assert "all groups of this operator may have 15 together, of which 9 are used" in rejection.message
     quota.claim(A, [{"x": 10}])
     assert quota.rejection(A) is None, "a claim that is repeated does not count twice"
     quota.release(A)
@@ -69,14 +69,14 @@ def test_queue_quota_in_total_belongs_to_those_who_came_first() -> None:
 @pytest.mark.parametrize("too_much", [[{"x": 11}], [{"x": 10}, {"y": 1}], [{f"broker-{n}": 0 for n in range(1001)}]])
 def test_queue_quota_keeps_the_place_of_a_group_whose_next_claim_is_rejected(too_much: list[dict[str, int]]) -> None:
     """A group whose topics grew lost its place to another tenant, although its members went on consuming its queues."""
-    quota = QueueQuota(per_group=10, total=15)
+    quota = QueueQuota(max_per_group=10, max_total=15)
     quota.claim(A, [{"x": 9}])
     quota.claim(A, too_much)
     assert quota.rejection(A)
     quota.claim(B, [{"x": 7}])
     rejection = quota.rejection(B)
     assert rejection, "9 of 15 are still taken"
-    assert "of which 9 are taken" in rejection.message
+    assert "of which 9 are used" in rejection.message
     quota.claim(A, [{"x": 9}])
     assert quota.rejection(A) is None
     quota.claim(A, too_much)

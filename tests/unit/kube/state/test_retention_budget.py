@@ -10,18 +10,18 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from rota.documents import PLAIN, Assignment, Share, write_assignment
-from rota.kube.client.objects import MAX_LABELS, SETTINGS, ConfigMap, Custom, Deployment, Metadata, Pod
-from rota.kube.members.report_client import FREE_BYTES
+from rota.documents import PLAIN_KEY, Assignment, Share, encode_assignment
+from rota.kube.client.objects import MAX_LABELS, SETTINGS_KEY, ConfigMap, CustomResource, Deployment, Metadata, Pod
+from rota.kube.members.report_client import UNCOUNTED_BYTES
 from rota.kube.state.group import Group
 from rota.kube.state.retention_budget import RetentionBudget
-from rota.kube.state.stored_assignment import MAX_EARLY_BYTES, MAX_SETTINGS_BYTES, RecordLimits
+from rota.kube.state.stored_assignment import MAX_EARLY_BYTES, MAX_SETTINGS_BYTES, AssignmentLimits
 from rota.model import Queue, Reason
 from rota.planner import DecodedReport
-from rota.ranges import MOST_IDS, RangedQueues
+from rota.ranges import MAX_QUEUES_PER_DOCUMENT, RangedQueues
 from rota.reports import FullReport
 
-BODY = Custom(Metadata("orders", uid="1", namespace="shop"))
+BODY = CustomResource(Metadata("orders", uid="1", namespace="shop"))
 
 
 def bytes_added(make: Callable[[], object]) -> int:
@@ -43,8 +43,8 @@ def test_memory_of_a_short_report_that_names_many_queues_is_small() -> None:
 
     def parse() -> DecodedReport:
         heard = DecodedReport(report)
-        assert Queue("orders", "a", 65_535) in heard.held
-        assert len(heard.working) == MOST_IDS
+        assert Queue("orders", "a", 65_535) in heard.held_queues
+        assert len(heard.active_queues) == MAX_QUEUES_PER_DOCUMENT
         return heard
 
     assert bytes_added(parse) < 64 * 1024
@@ -102,10 +102,15 @@ def test_memory_of_pods_configmaps_and_deployments_does_not_keep_what_is_not_use
     }
     for kind, body in objects.items():
         text = msgspec.json.encode(body)
-        assert bytes_added(partial(decode_ten, text, kind)) < 10 * FREE_BYTES
+        assert bytes_added(partial(decode_ten, text, kind)) < 10 * UNCOUNTED_BYTES
     pod = msgspec.json.decode(msgspec.json.encode(objects[Pod]), type=Pod)
-    assert (pod.labelled, pod.works_for, pod.poke.generation, pod.control_port) == ("orders", "orders", 7, 9913)
-    assert pod.metadata.owned_by("1")
+    assert (pod.labelled_group, pod.mounted_group, pod.poke.generation, pod.control_port) == (
+        "orders",
+        "orders",
+        7,
+        9913,
+    )
+    assert pod.metadata.is_owned_by("1")
     assert len(pod.metadata.labels) == MAX_LABELS + 1
 
 
@@ -116,18 +121,18 @@ def test_memory_of_a_deployment_does_not_keep_the_response_that_it_was_read_from
         item = msgspec.json.decode(b"[" + items + b"]", type=list[Raw])[0]
         return msgspec.json.decode(item, type=Deployment)
 
-    assert bytes_added(first) < FREE_BYTES
+    assert bytes_added(first) < UNCOUNTED_BYTES
 
 
 def test_memory_of_assignments_whose_groups_are_not_seen_is_limited() -> None:
-    limits, size = RecordLimits(), 1_000_000
+    limits, size = AssignmentLimits(), 1_000_000
     groups = [Group("shop", f"orders-{number}", limits) for number in range(2 * MAX_EARLY_BYTES // size)]
     for group in groups:
         metadata = Metadata(f"{group.name}-rota", namespace="shop", resource_version="1")
-        group.keep(ConfigMap(metadata, data={PLAIN: "a" * size}))
+        group.set_assignment(ConfigMap(metadata, data={PLAIN_KEY: "a" * size}))
     for group in groups:
-        group.wants(BODY, None)
-    known = [group.name for group in groups if group.record.version]
+        group.set_spec(BODY, None)
+    known = [group.name for group in groups if group.stored_assignment.resource_version]
     assert len(known) == MAX_EARLY_BYTES // 2 // size  # half of it for one namespace; others are read later
 
 
@@ -136,36 +141,36 @@ def an_assignment(group: str, queues: int, settings: str = "") -> ConfigMap:
     document = Assignment(
         group=f"shop/{group}", generation=1, issued_at="2026-11-21T08:00:00.000Z", members={"m": Share("1", held)}
     )
-    text = write_assignment(document)[PLAIN]
+    text = encode_assignment(document)[PLAIN_KEY]
     assert isinstance(text, str)
     labels = {"rota.dev/group": group}
     metadata = Metadata(f"{group}-rota", namespace="shop", resource_version="1", labels=labels)
-    return ConfigMap(metadata, data={PLAIN: text, SETTINGS: settings})
+    return ConfigMap(metadata, data={PLAIN_KEY: text, SETTINGS_KEY: settings})
 
 
 def test_memory_of_assignments_is_limited_by_the_number_of_their_queues() -> None:
-    limits = RecordLimits(max_queues=1000)
+    limits = AssignmentLimits(max_queues=1000)
     one, other = (Group("shop", name, limits) for name in ("one", "other"))
     for group in (one, other):
-        group.wants(BODY, None)
-        group.keep(an_assignment(group.name, 600))
-    assert one.record.ours
-    assert (other.record.ours, other.record.document) == (False, None)
-    (problem,) = other.record.problems
+        group.set_spec(BODY, None)
+        group.set_assignment(an_assignment(group.name, 600))
+    assert one.stored_assignment.is_ours
+    assert (other.stored_assignment.is_ours, other.stored_assignment.document) == (False, None)
+    (problem,) = other.stored_assignment.problems
     assert problem.reason is Reason.TOO_MANY_QUEUES
     assert problem.message.startswith("The assignment names 600 queues, and all groups of this operator may have 1,000")
     assert other.seconds_to_next_read == 60.0
-    one.end()
-    other.keep(an_assignment("other", 600))
-    assert other.record.ours
+    one.mark_deleted()
+    other.set_assignment(an_assignment("other", 600))
+    assert other.stored_assignment.is_ours
 
 
 def test_memory_of_settings_in_an_assignment_is_limited() -> None:
     group = Group("shop", "orders")
-    group.wants(BODY, None)
-    group.keep(an_assignment("orders", 1, "a" * (MAX_SETTINGS_BYTES + 1)))
-    assert group.record.document
-    assert group.record.settings == ""
+    group.set_spec(BODY, None)
+    group.set_assignment(an_assignment("orders", 1, "a" * (MAX_SETTINGS_BYTES + 1)))
+    assert group.stored_assignment.document
+    assert group.stored_assignment.settings == ""
 
 
 def test_memory_budget_counts_objects_for_as_long_as_they_exist() -> None:
@@ -173,7 +178,7 @@ def test_memory_budget_counts_objects_for_as_long_as_they_exist() -> None:
     class Kept:
         """Can be referred to weakly."""
 
-    budget = RetentionBudget(1000, free=10)
+    budget = RetentionBudget(1000, uncounted_bytes=10)
     kept = [Kept() for _ in range(5)]
     assert budget.admit("shop", kept[0], 500)
     assert not budget.admit("shop", kept[1], 11), "a namespace has half of it"
@@ -181,5 +186,5 @@ def test_memory_budget_counts_objects_for_as_long_as_they_exist() -> None:
     assert budget.admit("other", kept[2], 400)
     assert not budget.admit("third", kept[3], 101)
     del kept[0]
-    assert budget.taken == 400
+    assert budget.used_bytes == 400
     assert budget.admit("shop", kept[2], 500)

@@ -5,7 +5,7 @@ import asyncio
 from rota.deliveries import DeliveriesPage, QueueCounts
 from rota.delivery_totals import GroupDeliveries, MemberDeliveries
 from rota.kube.brokers.lag.lag_poller import GroupLag
-from rota.kube.client.objects import Custom, Metadata
+from rota.kube.client.objects import CustomResource, Metadata
 from rota.kube.state.broker_state import BrokerState
 from rota.kube.state.group import Group
 from rota.kube.telemetry.group_gauges import GroupFacts
@@ -20,10 +20,10 @@ class Known:
 
     def __init__(self, deliveries: GroupDeliveries) -> None:
         self.group = Group("shop", "orders")
-        self.group.wants(Custom(Metadata("orders", uid="1", namespace="shop")), None)
+        self.group.set_spec(CustomResource(Metadata("orders", uid="1", namespace="shop")), None)
         self.group.deliveries = deliveries
 
-    def fact(self, _: tuple[str, str]) -> GroupFacts:
+    def facts_of(self, _: tuple[str, str]) -> GroupFacts:
         return GroupFacts(self.group, RebalanceTracker(), BrokerState(), GroupLag({}))
 
     def keys(self) -> list[tuple[str, str]]:
@@ -31,7 +31,7 @@ class Known:
 
 
 async def scrape(deliveries: GroupDeliveries) -> list[str]:
-    text = (await OperatorMetrics(lambda: True).text(Known(deliveries))).decode()
+    text = (await OperatorMetrics(lambda: True).render(Known(deliveries))).decode()
     return [line for line in text.splitlines() if line.startswith(("rota_deliver", "rota_delayed"))]
 
 
@@ -41,7 +41,7 @@ async def test_metrics_of_deliveries_are_summed_over_queues_and_members() -> Non
         counts = [QueueCounts("orders", "a", number, 4, 2, failures, 8.0, 6.0, 2.0) for number in range(2)]
         page = DeliveriesPage(f"of {uid}", 1.0, counts, delayed=5)
         now = asyncio.get_running_loop().time()
-        deliveries.take(uid, "r1", MemberDeliveries.of(page), {"orders"}, now)
+        deliveries.record(uid, "r1", MemberDeliveries.from_page(page), {"orders"}, now)
     assert sorted(await scrape(deliveries)) == sorted(
         [
             f'rota_deliveries_total{{{LABELS},topic="orders",outcome="done"}} 8',

@@ -3,7 +3,7 @@
 import pytest
 
 from rota.kube.brokers.lag.lag_poller import GroupLag
-from rota.kube.client.objects import Custom, Metadata
+from rota.kube.client.objects import CustomResource, Metadata
 from rota.kube.state.broker_state import BrokerState
 from rota.kube.state.group import Group
 from rota.kube.telemetry.group_gauges import GroupFacts
@@ -19,10 +19,10 @@ class OneGroup:
 
     def __init__(self, broker: BrokerState) -> None:
         self.group = Group(*KEY)
-        self.group.wants(Custom(Metadata("orders", uid="1", namespace="shop")), None)
+        self.group.set_spec(CustomResource(Metadata("orders", uid="1", namespace="shop")), None)
         self.broker = broker
 
-    def fact(self, _: tuple[str, str]) -> GroupFacts:
+    def facts_of(self, _: tuple[str, str]) -> GroupFacts:
         return GroupFacts(self.group, RebalanceTracker(), self.broker, GroupLag({}))
 
     def keys(self) -> list[tuple[str, str]]:
@@ -40,7 +40,7 @@ async def test_metrics_have_the_times_of_the_groups_client_certificate_if_there_
     validity: Validity | None, times: dict[str, str]
 ) -> None:
     group = OneGroup(BrokerState(client_validity=validity))
-    text = (await OperatorMetrics(lambda: True).text(group)).decode()
+    text = (await OperatorMetrics(lambda: True).render(group)).decode()
     lines = [line for line in text.splitlines() if line.startswith("rota_group_client_certificate")]
     labels = '{namespace="shop",group="orders"}'
     name = "rota_group_client_certificate_{}_timestamp_seconds{} {}"

@@ -2,7 +2,7 @@
 
 from rota.kube.telemetry.group_gauges import GroupFacts
 from rota.kube.telemetry.operator_metrics import OperatorMetrics
-from rota.redelivery import Cause
+from rota.redelivery import RedeliveryCause
 
 ORDERS, BILLS = ("shop", "orders"), ("shop", "bills")
 
@@ -13,7 +13,7 @@ class Groups:
     def __init__(self, *keys: tuple[str, str]) -> None:
         self._keys = keys
 
-    def fact(self, _: tuple[str, str]) -> GroupFacts | None:
+    def facts_of(self, _: tuple[str, str]) -> GroupFacts | None:
         return None
 
     def keys(self) -> list[tuple[str, str]]:
@@ -23,10 +23,10 @@ class Groups:
 async def test_metrics_series_of_a_group_begin_with_0_and_are_removed_together() -> None:
     measures = OperatorMetrics(lambda: True)
     for key in (ORDERS, BILLS):
-        measures.count_redelivered(key, Cause.CRASH, 3)
-    lines = (await measures.text(Groups(ORDERS, BILLS))).decode().splitlines()
+        measures.count_redelivered(key, RedeliveryCause.CRASH, 3)
+    lines = (await measures.render(Groups(ORDERS, BILLS))).decode().splitlines()
     assert 'rota_redelivered_messages_total{namespace="shop",group="orders",cause="crash"} 3' in lines
     assert 'rota_queues_moved_total{namespace="shop",group="orders"} 0' in lines
     assert 'rota_handover_duration_seconds_count{group="orders",namespace="shop"} 0.0' in lines
-    left = (await measures.text(Groups(BILLS))).decode()
+    left = (await measures.render(Groups(BILLS))).decode()
     assert ("orders" in left, "bills" in left) == (False, True)

@@ -17,7 +17,7 @@ from kube.traces import KEY, RESOURCE, attributes, handover, news
 from otlp_receiver import Receiver, a_receiver, decoded, resource_spans
 from rota.kube.telemetry import trace_export
 from rota.kube.telemetry.rebalances import RebalanceChange
-from rota.kube.telemetry.trace_export import Recorder, TraceExporter, open_recorder
+from rota.kube.telemetry.trace_export import TraceExporter, TraceRecorder, open_recorder
 
 ENDPOINT, TRACES_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 HEADERS, PROTOCOL = "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_PROTOCOL"
@@ -40,10 +40,10 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def recorder(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Recorder | None]:
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TraceRecorder | None]:
     """Return what opens a recorder in a process with those variables."""
 
-    def opened(**environment: str) -> Recorder | None:
+    def opened(**environment: str) -> TraceRecorder | None:
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         return open_recorder(environment, "rota-0", "1.2.3")
@@ -52,7 +52,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Recorder | None]:
 
 
 @asynccontextmanager
-async def running(told: Recorder | None) -> AsyncIterator[TraceExporter]:
+async def running(told: TraceRecorder | None) -> AsyncIterator[TraceExporter]:
     it = TraceExporter(told)
     try:
         yield it
@@ -85,7 +85,7 @@ async def until_logged(caplog: pytest.LogCaptureFixture, count: int) -> None:
     ],
 )
 def test_trace_export_is_off_without_an_endpoint_or_when_disabled(
-    recorder: Callable[..., Recorder | None], environment: dict[str, str]
+    recorder: Callable[..., TraceRecorder | None], environment: dict[str, str]
 ) -> None:
     assert recorder(**environment) is None
 
@@ -104,7 +104,10 @@ def test_trace_export_is_off_without_an_endpoint_or_when_disabled(
     ],
 )
 def test_trace_endpoint_gets_the_path_unless_it_is_for_traces_only(
-    recorder: Callable[..., Recorder | None], monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], url: str
+    recorder: Callable[..., TraceRecorder | None],
+    monkeypatch: pytest.MonkeyPatch,
+    environment: dict[str, str],
+    url: str,
 ) -> None:
     opened: list[str] = []
     otlp = import_module("rota.otlp")
@@ -123,19 +126,21 @@ def test_trace_endpoint_gets_the_path_unless_it_is_for_traces_only(
 @pytest.mark.parametrize("name", [ENDPOINT, TRACES_ENDPOINT])
 @pytest.mark.parametrize("url", ["collector:4318", "collector", "http://", "http://a:b", "http://a b", "grpc://a:1"])
 def test_trace_endpoint_that_is_invalid_is_rejected_with_a_sentence(
-    recorder: Callable[..., Recorder | None], name: str, url: str
+    recorder: Callable[..., TraceRecorder | None], name: str, url: str
 ) -> None:
     with pytest.raises(ValueError, match=f"^{name} '.*' is no address of a receiver; give one such as http"):
         recorder(**{name: url})
 
 
-def test_trace_endpoint_error_shows_no_password(recorder: Callable[..., Recorder | None]) -> None:
+def test_trace_endpoint_error_shows_no_password(recorder: Callable[..., TraceRecorder | None]) -> None:
     with pytest.raises(ValueError, match=r"^((?!secret).)*$"):
         recorder(**{ENDPOINT: "ftp://me:secret@collector"})
 
 
 @pytest.mark.parametrize("text", ["a=1,secret", "a=1,=secret", "a=1,b b=secret", "a=1,b=secret%0A"])
-def test_trace_headers_error_does_not_repeat_the_entry(recorder: Callable[..., Recorder | None], text: str) -> None:
+def test_trace_headers_error_does_not_repeat_the_entry(
+    recorder: Callable[..., TraceRecorder | None], text: str
+) -> None:
     with pytest.raises(ValueError, match=r"^OTEL_EXPORTER_OTLP_HEADERS has an entry that is none, number 2; give key="):
         recorder(**{ENDPOINT: "http://collector:4318", HEADERS: text})
 
@@ -149,14 +154,14 @@ def test_trace_headers_error_does_not_repeat_the_entry(recorder: Callable[..., R
     ],
 )
 def test_trace_protocol_that_cannot_be_used_is_rejected_with_a_sentence(
-    recorder: Callable[..., Recorder | None], name: str, protocol: str, sentence: str
+    recorder: Callable[..., TraceRecorder | None], name: str, protocol: str, sentence: str
 ) -> None:
     with pytest.raises(ValueError, match=f"^{name} {sentence}"):
         recorder(**{ENDPOINT: "http://collector:4317", name: protocol})
 
 
 def test_trace_export_without_its_package_is_rejected_with_a_sentence(
-    recorder: Callable[..., Recorder | None], monkeypatch: pytest.MonkeyPatch
+    recorder: Callable[..., TraceRecorder | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "rota.kube.telemetry.span_export", None)
     monkeypatch.delattr("rota.kube.telemetry.span_export", raising=False)
@@ -181,13 +186,13 @@ def test_trace_export_without_its_package_is_rejected_with_a_sentence(
 )
 async def test_trace_resource_is_extended_or_overridden_by_environment(
     receiver: tuple[Receiver, str],
-    recorder: Callable[..., Recorder | None],
+    recorder: Callable[..., TraceRecorder | None],
     environment: dict[str, str],
     expected: dict[str, str],
 ) -> None:
     there, url = receiver
     async with running(recorder(**{ENDPOINT: url, **environment})) as it:
-        it.take(KEY, news())
+        it.export(KEY, news())
         (told,) = resource_spans((await there.got.get())[1])
     assert {name: text for name, text in attributes(told.resource).items() if "sdk" not in name} == expected
 
@@ -196,15 +201,15 @@ async def test_trace_resource_is_extended_or_overridden_by_environment(
 
 
 async def test_trace_export_sends_rebalances_together_in_one_request_with_headers(
-    receiver: tuple[Receiver, str], recorder: Callable[..., Recorder | None]
+    receiver: tuple[Receiver, str], recorder: Callable[..., TraceRecorder | None]
 ) -> None:
     there, url = receiver
     headers = " Api-Key = a%2Cb ,,authorization=Basic dTpw== "
     at_close = {"OTEL_BSP_SCHEDULE_DELAY": "600000"}  # else one batch could end between two rebalances
     async with running(recorder(**{ENDPOINT: url, HEADERS: headers, **at_close})) as it:
         for name in ("orders", "bills"):
-            it.take(("shop", name), news(handover()))
-        it.take(("shop", "quiet"), RebalanceChange(moved=3))
+            it.export(("shop", name), news(handover()))
+        it.export(("shop", "quiet"), RebalanceChange(moved_queues=3))
     asked, body = await there.got.get()
     assert asked.path == "/otlp/v1/traces"
     assert (asked.headers["api-key"], asked.headers["authorization"]) == ("a,b", "Basic dTpw==")
@@ -214,32 +219,32 @@ async def test_trace_export_sends_rebalances_together_in_one_request_with_header
 
 
 async def test_trace_export_compresses_where_the_environment_asks_for_it(
-    receiver: tuple[Receiver, str], recorder: Callable[..., Recorder | None]
+    receiver: tuple[Receiver, str], recorder: Callable[..., TraceRecorder | None]
 ) -> None:
     there, url = receiver
     async with running(recorder(**{ENDPOINT: url, "OTEL_EXPORTER_OTLP_COMPRESSION": "gzip"})) as it:
-        it.take(KEY, news())
+        it.export(KEY, news())
         asked, body = await there.got.get()
     assert asked.headers["content-encoding"] == "gzip"
     assert decoded(body)  # the server has decompressed it
 
 
 async def test_trace_export_follows_the_sampler_of_the_environment(
-    receiver: tuple[Receiver, str], recorder: Callable[..., Recorder | None]
+    receiver: tuple[Receiver, str], recorder: Callable[..., TraceRecorder | None]
 ) -> None:
     there, url = receiver
     async with running(recorder(**{ENDPOINT: url, "OTEL_TRACES_SAMPLER": "always_off"})) as it:
-        it.take(KEY, news())
+        it.export(KEY, news())
     assert there.got.empty()
 
 
 async def test_trace_export_repeats_a_request_of_a_busy_receiver_with_the_same_ids(
-    receiver: tuple[Receiver, str], recorder: Callable[..., Recorder | None]
+    receiver: tuple[Receiver, str], recorder: Callable[..., TraceRecorder | None]
 ) -> None:
     there, url = receiver
     there.answers = [web.Response(status=503, headers={"Retry-After": "0"}), web.Response(status=429)]
     async with running(recorder(**{ENDPOINT: url})) as it:
-        it.take(KEY, news(handover()))
+        it.export(KEY, news(handover()))
         bodies = [(await there.got.get())[1] for _ in range(3)]
     assert bodies == [bodies[0]] * 3
 
@@ -247,7 +252,7 @@ async def test_trace_export_repeats_a_request_of_a_busy_receiver_with_the_same_i
 @pytest.mark.parametrize("status", [301, 308, 400, 401, 404, 413, 500])
 async def test_trace_export_logs_each_request_that_is_rejected_and_goes_on(
     receiver: tuple[Receiver, str],
-    recorder: Callable[..., Recorder | None],
+    recorder: Callable[..., TraceRecorder | None],
     status: int,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -255,34 +260,34 @@ async def test_trace_export_logs_each_request_that_is_rejected_and_goes_on(
     there.answers = [web.Response(status=status, headers={"location": "/v1/x"}) for _ in range(2)]
     async with running(recorder(**{ENDPOINT: url})) as it:
         for number, name in enumerate(("a", "b"), 1):
-            it.take(("shop", name), news())
+            it.export(("shop", name), news())
             assert await groups(there) == [name]
             await until_logged(caplog, number)
-        it.take(("shop", "c"), news())
+        it.export(("shop", "c"), news())
         assert await groups(there) == ["c"]
     assert len(logged(caplog)) == 2
     assert all(str(status) in told for told in logged(caplog))
 
 
 async def test_trace_export_gives_up_on_an_unreachable_receiver(
-    recorder: Callable[..., Recorder | None], caplog: pytest.LogCaptureFixture
+    recorder: Callable[..., TraceRecorder | None], caplog: pytest.LogCaptureFixture
 ) -> None:
     url = f"http://127.0.0.1:{unused_port()}"
     async with running(recorder(**{ENDPOINT: url, "OTEL_EXPORTER_OTLP_TIMEOUT": "0.2"})) as it:
         for number in (1, 2):
-            it.take(KEY, news())
+            it.export(KEY, news())
             await until_logged(caplog, number)
 
 
 async def test_trace_export_queue_is_bounded(
-    receiver: tuple[Receiver, str], recorder: Callable[..., Recorder | None], caplog: pytest.LogCaptureFixture
+    receiver: tuple[Receiver, str], recorder: Callable[..., TraceRecorder | None], caplog: pytest.LogCaptureFixture
 ) -> None:
     there, url = receiver
     there.opened.clear()
     sizes = {"OTEL_BSP_MAX_QUEUE_SIZE": "2", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "1"}
     async with running(recorder(**{ENDPOINT: url, **sizes})) as it:
         for name in "abcdef":
-            it.take(("shop", name), news())
+            it.export(("shop", name), news())
         there.opened.set()
         assert await groups(there)
     assert "Queue full, dropping Span." in caplog.messages
@@ -291,18 +296,18 @@ async def test_trace_export_queue_is_bounded(
 
 async def test_trace_export_flushes_on_close_for_a_limited_time(
     receiver: tuple[Receiver, str],
-    recorder: Callable[..., Recorder | None],
+    recorder: Callable[..., TraceRecorder | None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     there, url = receiver
     async with running(recorder(**{ENDPOINT: url})) as it:
-        it.take(KEY, news())
+        it.export(KEY, news())
     assert await groups(there) == ["orders"]
 
     there.opened.clear()
     monkeypatch.setattr(trace_export, "CLOSE_SECONDS", 0.2)
     async with running(recorder(**{ENDPOINT: url})) as it:
-        it.take(KEY, news())
+        it.export(KEY, news())
     there.opened.set()
     await soon(no_thread_of_traces)
 
@@ -313,7 +318,7 @@ async def no_thread_of_traces() -> bool:
 
 async def test_trace_export_without_a_recorder_does_nothing(caplog: pytest.LogCaptureFixture) -> None:
     async with running(None) as it:
-        it.take(KEY, news())
-    assert it.trace_of(KEY, Any) == ""  # type: ignore[arg-type]
+        it.export(KEY, news())
+    assert it.trace_id_of(KEY, Any) == ""  # type: ignore[arg-type]
     assert caplog.records == []
     assert await no_thread_of_traces()

@@ -8,7 +8,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from kube.traces import AT, BEGUN, RESOURCE, A, B, attributes, encoded, handover, news
 from rota.documents import Assignment, Release, Share
-from rota.kube.telemetry.rebalances import SLOWEST, RebalanceChange, RebalanceTracker
+from rota.kube.telemetry.rebalances import MAX_HANDOVERS, RebalanceChange, RebalanceTracker
 from rota.model import Queue
 from rota.planner import Plan
 
@@ -82,7 +82,7 @@ def test_trace_of_a_forced_grant_has_error_status() -> None:
 
 
 def test_trace_of_a_queue_without_previous_owner_has_no_release_span() -> None:
-    found = spans(news(handover(before=None, revoked=100.4)))
+    found = spans(news(handover(before=None, revoked_at=100.4)))
     assert [name for name, _, _ in tree(found)] == ["/rebalance", "/rebalance/handover", "/rebalance/handover/obey"]
     assert "rota.from" not in attributes(found[1])
 
@@ -90,9 +90,13 @@ def test_trace_of_a_queue_without_previous_owner_has_no_release_span() -> None:
 @pytest.mark.parametrize(
     ("at", "root", "inside"),
     [
-        ({"revoked": 90.0}, (0.0, 1.0), (0.0, 0.9)),  # under way since before: its last owner has never obeyed
-        ({"obeyed": 103.0}, (0.0, 3.0), (0.1, 3.0)),  # seen to be over after the plan that told how long all took
-        ({"revoked": 90.0, "granted": 91.0, "obeyed": 92.0}, (0.0, 1.0), (0.0, 0.0)),  # by a clock that was wrong
+        ({"revoked_at": 90.0}, (0.0, 1.0), (0.0, 0.9)),  # under way since before: its last owner has never obeyed
+        ({"obeyed_at": 103.0}, (0.0, 3.0), (0.1, 3.0)),  # seen to be over after the plan that told how long all took
+        (
+            {"revoked_at": 90.0, "granted_at": 91.0, "obeyed_at": 92.0},
+            (0.0, 1.0),
+            (0.0, 0.0),
+        ),  # by a clock that was wrong
     ],
 )
 def test_trace_spans_lie_within_their_parent(at: Any, root: tuple[float, float], inside: tuple[float, float]) -> None:
@@ -137,38 +141,42 @@ def a_group(generation: int, owned: Sequence[Queue] = (), free: Sequence[Queue] 
 
 def a_plan(**told: Any) -> Plan:
     why = {"kind": "plan", "at": AT, "generation": 2, "message": "b joined"}
-    return Plan(status={"lastRebalance": {"reason": "MemberJoined", "at": AT, "moved": 0, **told}}, records=(why,))
+    return Plan(
+        status={"lastRebalance": {"reason": "MemberJoined", "at": AT, "moved": 0, **told}}, journal_records=(why,)
+    )
 
 
-QUEUES = tuple(Queue("orders", "broker-a", number) for number in range(SLOWEST + 30))
+QUEUES = tuple(Queue("orders", "broker-a", number) for number in range(MAX_HANDOVERS + 30))
 
 
 def test_trace_of_many_handovers_has_only_the_slowest() -> None:
     tally, quick, slow = RebalanceTracker(), QUEUES[:30], QUEUES[30:]
-    tally.take(Plan(), a_group(1), {}, 99.0)
-    assert tally.take(a_plan(), a_group(2, free=QUEUES), {}, 100.0).past is None
-    assert tally.take(a_plan(moved=30), a_group(3, quick, slow), {B: 3}, 101.0).past is None
-    past = tally.take(a_plan(moved=len(QUEUES), seconds=5.0), a_group(4, QUEUES), {B: 4}, 105.0).past
+    tally.record_plan(Plan(), a_group(1), {}, 99.0)
+    assert tally.record_plan(a_plan(), a_group(2, free=QUEUES), {}, 100.0).completed is None
+    assert tally.record_plan(a_plan(moved=30), a_group(3, quick, slow), {B: 3}, 101.0).completed is None
+    past = tally.record_plan(a_plan(moved=len(QUEUES), seconds=5.0), a_group(4, QUEUES), {B: 4}, 105.0).completed
     assert past
-    assert {it.queue for it in past.slowest} == {*slow}
-    assert {it.seconds for it in past.slowest} == {5.0}
-    root, *others = spans(RebalanceChange(past=past))
+    assert {it.queue for it in past.slowest_handovers} == {*slow}
+    assert {it.seconds for it in past.slowest_handovers} == {5.0}
+    root, *others = spans(RebalanceChange(completed=past))
     told = attributes(root)
-    assert (told["rota.handovers"], told["rota.handovers_untold"]) == (SLOWEST + 30, 30)
-    assert len(others) == 3 * SLOWEST
+    assert (told["rota.handovers"], told["rota.handovers_untold"]) == (MAX_HANDOVERS + 30, 30)
+    assert len(others) == 3 * MAX_HANDOVERS
 
 
 def test_trace_by_a_new_leader_omits_handovers_it_did_not_see_start() -> None:
     tally, began, before = RebalanceTracker(), QUEUES[:3], Plan(status=a_plan().status)
-    tally.take(before, a_group(3, free=began), {}, 100.0)
-    assert tally.take(before, a_group(4, began), {}, 101.0).past is None
-    news = tally.take(Plan(status=a_plan(moved=3, seconds=9.0).status), a_group(4, began), {B: 4}, 102.0)
-    assert news.past
+    tally.record_plan(before, a_group(3, free=began), {}, 100.0)
+    assert tally.record_plan(before, a_group(4, began), {}, 101.0).completed is None
+    news = tally.record_plan(Plan(status=a_plan(moved=3, seconds=9.0).status), a_group(4, began), {B: 4}, 102.0)
+    assert news.completed
     assert [it.name for it in spans(news)] == ["rebalance"], "nobody here knows since when they were under way"
 
 
 def test_trace_by_a_new_leader_omits_rebalances_that_ended_before() -> None:
     later = {"kind": "plan", "at": "2026-11-21T08:01:00.000Z", "generation": 5, "message": "c joined"}
-    over = Plan(status=a_plan(moved=3, seconds=9.0).status, records=(later,))  # c is in the document, and gets nothing
-    news = RebalanceTracker().take(over, a_group(5, QUEUES), {B: 4}, 160.0)
-    assert (news.ended, news.past) == (None, None)
+    over = Plan(
+        status=a_plan(moved=3, seconds=9.0).status, journal_records=(later,)
+    )  # c is in the document, and gets nothing
+    news = RebalanceTracker().record_plan(over, a_group(5, QUEUES), {B: 4}, 160.0)
+    assert (news.ended_rebalance, news.completed) == (None, None)

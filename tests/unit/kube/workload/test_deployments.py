@@ -9,7 +9,14 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from rota.kube.client.api import Api, ApiError, ConflictError
-from rota.kube.client.objects import MAX_DEPLOYMENT_BYTES, MAX_SPEC_BYTES, Custom, Deployment, Metadata, Owner
+from rota.kube.client.objects import (
+    MAX_DEPLOYMENT_BYTES,
+    MAX_SPEC_BYTES,
+    CustomResource,
+    Deployment,
+    Metadata,
+    OwnerReference,
+)
 from rota.kube.state.group import Group
 from rota.kube.workload.deployments import Deployments
 from rota.model import Reason
@@ -20,9 +27,15 @@ SPEC: dict[str, Any] = {
     "replicas": 2,
     "template": {"spec": {"containers": [{"name": "app", "image": "app"}]}},
 }
-BODY = Custom(Metadata("orders", uid="1", namespace="shop"), SPEC)
+BODY = CustomResource(Metadata("orders", uid="1", namespace="shop"), SPEC)
 OWNED = Deployment(
-    Metadata("orders", uid="2", namespace="shop", resource_version="7", owner_references=[Owner("1", controller=True)]),
+    Metadata(
+        "orders",
+        uid="2",
+        namespace="shop",
+        resource_version="7",
+        owner_references=[OwnerReference("1", controller=True)],
+    ),
     Raw(b'{"replicas": 1}'),
 )
 
@@ -47,49 +60,49 @@ async def test_template_is_rejected_by_an_operator_without_rights_to_deployments
     server = ConflictingServer()
     fleets = Deployments(cast("Api", server), enabled=False)
     group = Group("shop", "orders")
-    group.wants(BODY, None)
-    assert await fleets.keep(group) == 0
-    ((reason, message),) = group.fleet
+    group.set_spec(BODY, None)
+    assert await fleets.sync(group) == 0
+    ((reason, message),) = group.deployment_problems
     assert reason is Reason.TEMPLATE_REFUSED
     assert message.startswith("This operator manages no Deployments (--no-fleets; rbac.fleets in the chart)")
-    group.wants(replace(BODY, spec={**SPEC, "template": None, "replicas": None}), None)
-    assert await fleets.keep(group) == 0
-    assert group.fleet == ()
+    group.set_spec(replace(BODY, spec={**SPEC, "template": None, "replicas": None}), None)
+    assert await fleets.sync(group) == 0
+    assert group.deployment_problems == ()
     assert server.deleted == []
 
 
 async def test_deployment_is_deleted_though_its_template_is_removed_after_a_write_conflict() -> None:
     server = ConflictingServer()
     fleets = Deployments(cast("Api", server))
-    fleets.seen(OWNED)
+    fleets.on_upsert(OWNED)
     group = Group("shop", "orders")
-    group.wants(BODY, None)
+    group.set_spec(BODY, None)
     with pytest.raises(ConflictError):
-        await fleets.keep(group)
+        await fleets.sync(group)
     without_template = {name: value for name, value in SPEC.items() if name not in {"template", "replicas"}}
-    group.wants(replace(BODY, spec=without_template), None)
-    assert await fleets.keep(group) == 1
+    group.set_spec(replace(BODY, spec=without_template), None)
+    assert await fleets.sync(group) == 1
     assert server.deleted == ["/apis/apps/v1/namespaces/shop/deployments/orders"]
 
 
 @pytest.mark.parametrize("kind", ["group", "deployment"])
 async def test_template_that_is_too_large_is_not_kept_in_memory(kind: str) -> None:
     fleets, group = Deployments(cast("Api", ConflictingServer())), Group("shop", "orders")
-    group.wants(BODY, None)
+    group.set_spec(BODY, None)
     if kind == "group":
         image = "a" * MAX_SPEC_BYTES
         large = {**SPEC, "template": {"spec": {"containers": [{"name": "app", "image": image}]}}}
         body = replace(BODY, spec=large)
-        group.wants(body, None)
-        (problem,) = group.wish.problems
+        group.set_spec(body, None)
+        (problem,) = group.resolved_spec.problems
         assert (body.spec, problem.reason) == (None, Reason.INVALID_SPEC)
         assert problem.message.endswith("and 131,072 are the most: shorten spec.template")
     else:
         large_deployment = replace(OWNED, spec=Raw(b'{"paused": "%s"}' % (b"a" * MAX_DEPLOYMENT_BYTES)))
         assert bytes(large_deployment.spec) == b""
-        fleets.seen(large_deployment)
-        await fleets.keep(group)
-        ((reason, message),) = group.fleet
+        fleets.on_upsert(large_deployment)
+        await fleets.sync(group)
+        ((reason, message),) = group.deployment_problems
         assert reason is Reason.TEMPLATE_REFUSED
         assert message == "The Deployment orders has a spec of more than 262,144 bytes; shorten spec.template"
 
@@ -97,8 +110,8 @@ async def test_template_that_is_too_large_is_not_kept_in_memory(kind: str) -> No
 def test_deployment_deleted_after_another_of_its_name_was_created_leaves_that_expected() -> None:
     fleets = Deployments(cast("Api", ConflictingServer()))
     recreated = replace(OWNED, metadata=replace(OWNED.metadata, uid="3", resource_version="9"))
-    fleets.seen(recreated)
-    fleets.gone(replace(OWNED, metadata=replace(OWNED.metadata, resource_version="8")))
+    fleets.on_upsert(recreated)
+    fleets.on_delete(replace(OWNED, metadata=replace(OWNED.metadata, resource_version="8")))
     assert [*fleets.expected] == [recreated]
-    fleets.gone(Deployment(replace(recreated.metadata, resource_version="10")))
+    fleets.on_delete(Deployment(replace(recreated.metadata, resource_version="10")))
     assert [*fleets.expected] == []

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import a_spec
-from rota.kube.client.objects import WISH, Custom, Metadata, Pod
-from rota.kube.workload.deployment_manifest import deployment
-from rota.kube.workload.injection import BEFORE, NOTE, inject, remove_sidecar
+from rota.kube.client.objects import TEMPLATE_DIGEST_ANNOTATION, CustomResource, Metadata, Pod
+from rota.kube.workload.deployment_manifest import build_manifest
+from rota.kube.workload.injection import IMAGE_ANNOTATION, REVERSE_PATCH_ANNOTATION, inject, remove_sidecar
 from rota.kube.workload.reverse_patch import apply_patch, make_patch
 from rota.kube.workload.sidecar_container import SidecarSpec
 from rota.spec import InvalidSpecError
@@ -55,7 +55,7 @@ def volumes(template: Object) -> Object:
 def test_injection_labels_pods_with_the_group_and_annotates_the_sidecar_image() -> None:
     metadata = inject(a_template(), "orders", SIDECAR)["metadata"]
     assert metadata["labels"] == {"app": "shop", "rota.dev/group": "orders"}
-    assert metadata["annotations"][NOTE] == "rota-sidecar:1"
+    assert metadata["annotations"][IMAGE_ANNOTATION] == "rota-sidecar:1"
 
 
 def test_injection_adds_a_native_sidecar_after_the_apps_init_containers() -> None:
@@ -100,7 +100,7 @@ def test_injection_hides_the_service_account_token_from_the_sidecar_only() -> No
 def test_injection_mounts_secrets_that_the_group_names() -> None:
     tls = {"enabled": True, "caSecret": {"name": "authorities"}, "clientSecret": {"name": "client"}}
     rocketmq = {"nameServers": ["ns:9876"], "credentialsSecret": {"name": "acl"}, "tls": tls}
-    asked = SidecarSpec.of(a_spec(broker={"rocketmq": rocketmq}), "rota-sidecar:1", 30.0)
+    asked = SidecarSpec.from_spec(a_spec(broker={"rocketmq": rocketmq}), "rota-sidecar:1", 30.0)
     made = inject(a_template(), "orders", asked)
     assert volumes(made)[mounts(made)["/etc/rota-credentials"]] == {"secret": {"secretName": "acl"}}
     assert volumes(made)[mounts(made)["/etc/rota-ca"]] == {"secret": {"secretName": "authorities"}}
@@ -149,7 +149,7 @@ def test_injection_sets_resources_of_the_group_or_small_defaults() -> None:
         "requests": {"cpu": "20m", "memory": "64Mi"},
         "limits": {"memory": "256Mi"},
     }
-    asked = SidecarSpec.of(a_spec(sidecar={"resources": {"limits": {"cpu": 1}}}), "rota-sidecar:1", 30.0)
+    asked = SidecarSpec.from_spec(a_spec(sidecar={"resources": {"limits": {"cpu": 1}}}), "rota-sidecar:1", 30.0)
     assert the_sidecar(inject(a_template(), "orders", asked))["resources"] == {"limits": {"cpu": 1}}
 
 
@@ -175,7 +175,7 @@ def test_injection_raises_the_grace_period_to_drain_plus_15_seconds_and_never_lo
 
 def test_injection_is_recognized_by_the_operator() -> None:
     made = inject(a_template(), "orders", SIDECAR)
-    assert msgspec.convert({"metadata": {"name": "orders-1"}, "spec": made["spec"]}, Pod).works_for == "orders"
+    assert msgspec.convert({"metadata": {"name": "orders-1"}, "spec": made["spec"]}, Pod).mounted_group == "orders"
 
 
 # Out again.
@@ -263,7 +263,7 @@ def test_injection_revert_keeps_a_volume_of_the_app_with_the_sidecars_name() -> 
 
 def test_injection_writes_no_revert_note_if_names_suffice() -> None:
     template = a_template(terminationGracePeriodSeconds=60)
-    assert BEFORE not in inject(template, "orders", SIDECAR)["metadata"]["annotations"]
+    assert REVERSE_PATCH_ANNOTATION not in inject(template, "orders", SIDECAR)["metadata"]["annotations"]
 
 
 def test_injection_revert_keeps_later_changes() -> None:
@@ -293,7 +293,7 @@ DEEP_NOTE = '[[["spec"],' + "[" * 100_000
 )
 def test_injection_revert_with_a_corrupt_note_restores_nothing(note: str) -> None:
     made = inject(a_template(), "orders", SIDECAR)
-    made["metadata"]["annotations"][BEFORE] = note
+    made["metadata"]["annotations"][REVERSE_PATCH_ANNOTATION] = note
     assert remove_sidecar(made) == a_template(terminationGracePeriodSeconds=45)
 
 
@@ -335,12 +335,12 @@ def test_template_that_is_invalid_is_rejected_with_a_sentence_naming_the_field(t
 
 # The Deployment of a group.
 
-BODY = Custom(Metadata("orders", uid="1-2-3", namespace="shop"))
+BODY = CustomResource(Metadata("orders", uid="1-2-3", namespace="shop"))
 
 
 def a_deployment(image: str = "rota-sidecar:1", standing: Object | None = None, **spec: Any) -> Object:
     asked = a_spec(**{"replicas": 3, "template": a_template(), **spec})
-    return deployment(BODY, asked, SidecarSpec.of(asked, image, 30.0), standing)
+    return build_manifest(BODY, asked, SidecarSpec.from_spec(asked, image, 30.0), standing)
 
 
 def image_of(body: Object) -> str:
@@ -399,9 +399,9 @@ def test_deployment_keeps_the_sidecar_and_hooks_of_an_earlier_version() -> None:
     sidecar, pod = the_sidecar(standing["spec"]["template"]), standing["spec"]["template"]["spec"]
     del sidecar["lifecycle"]
     pod["containers"][0]["lifecycle"]["preStop"]["httpGet"]["path"] = "/v1/drain"
-    wish = standing["metadata"]["annotations"][WISH]
+    wish = standing["metadata"]["annotations"][TEMPLATE_DIGEST_ANNOTATION]
     assert wish.endswith("-2"), "an earlier version, which cannot keep this sidecar, must find another wish"
-    standing["metadata"]["annotations"][WISH] = wish.removesuffix("-2")
+    standing["metadata"]["annotations"][TEMPLATE_DIGEST_ANNOTATION] = wish.removesuffix("-2")
     made = a_deployment("rota-sidecar:2", standing)
     assert made["spec"]["template"] == standing["spec"]["template"]
     assert made["metadata"]["annotations"] == standing["metadata"]["annotations"]

@@ -6,13 +6,13 @@ from typing import Any, cast
 import pytest
 
 from rota.kube.client.api import Api, ApiError
-from rota.kube.client.objects import Custom, Metadata, Pod, key_secret_of
+from rota.kube.client.objects import CustomResource, Metadata, Pod, key_secret_name
 from rota.kube.state.group import Group
 from rota.kube.state.pod_state import PodState
 from rota.kube.workload.deployments import Deployments
-from rota.kube.workload.member_keys import PREVIOUS_HOLDS_SECONDS, MemberKeys, OperatorKeys, valid_keys
+from rota.kube.workload.member_keys import PREVIOUS_KEY_VALID_SECONDS, MemberKeys, OperatorKeys, valid_keys
 from rota.model import Reason
-from rota.signing import KEY_BYTES, fingerprint, group_key
+from rota.signing import KEY_BYTES, derive_group_key, fingerprint
 
 KEY, PREVIOUS = (bytes([number]) * KEY_BYTES for number in range(2))
 NOW = 1_790_000_000
@@ -29,12 +29,12 @@ def encoded(**values: bytes) -> dict[str, str]:
 )
 def test_signature_key_that_was_removed_is_replaced_and_holds_for_ten_minutes_more(data: dict[str, str]) -> None:
     keys = valid_keys(data, OperatorKeys(KEY), NOW)
-    assert (len(keys.current), keys.previous, keys.changed) == (KEY_BYTES, KEY, NOW)
+    assert (len(keys.current), keys.previous, keys.changed_at) == (KEY_BYTES, KEY, NOW)
     assert keys.current != KEY
     stored = encoded(current=keys.current, previous=keys.previous, changed=b"2026-09-21T14:13:20+00:00")
     assert valid_keys(stored, keys, NOW + 599) == keys
     assert valid_keys(stored, None, NOW + 600) == keys._replace(previous=b"")
-    assert PREVIOUS_HOLDS_SECONDS == 600
+    assert PREVIOUS_KEY_VALID_SECONDS == 600
 
 
 def test_signature_key_is_made_where_there_was_none() -> None:
@@ -44,8 +44,8 @@ def test_signature_key_is_made_where_there_was_none() -> None:
 
 
 def test_signature_keys_of_a_group_are_derived_from_the_current_key_first() -> None:
-    assert OperatorKeys(KEY, PREVIOUS).of_group("1") == (group_key(KEY, "1"), group_key(PREVIOUS, "1"))
-    assert OperatorKeys(KEY).of_group("1") == (group_key(KEY, "1"),)
+    assert OperatorKeys(KEY, PREVIOUS).group_keys("1") == (derive_group_key(KEY, "1"), derive_group_key(PREVIOUS, "1"))
+    assert OperatorKeys(KEY).group_keys("1") == (derive_group_key(KEY, "1"),)
 
 
 class Server:
@@ -69,7 +69,7 @@ class Server:
             raise ApiError(404, "NotFound", "no such Secret")
         self._write("replace", path, body)
 
-    async def merge(self, path: str, body: dict[str, Any], _: Any) -> None:
+    async def merge_patch(self, path: str, body: dict[str, Any], _: Any) -> None:
         self._write("merge", path, body)
 
     def _write(self, how: str, path: str, body: dict[str, Any]) -> None:
@@ -81,7 +81,7 @@ class Server:
 
 def a_group() -> Group:
     group = Group("shop", "orders")
-    group.wants(Custom(Metadata("orders", uid="1", namespace="shop")), None)
+    group.set_spec(CustomResource(Metadata("orders", uid="1", namespace="shop")), None)
     return group
 
 
@@ -91,40 +91,40 @@ def the_keys(server: Server) -> MemberKeys:
 
 def test_signature_key_that_was_removed_before_a_restart_holds_for_ten_minutes_more() -> None:
     keys = valid_keys(encoded(last=KEY), None, NOW)
-    assert (keys.previous, keys.changed) == (KEY, NOW)
+    assert (keys.previous, keys.changed_at) == (KEY, NOW)
 
 
 @pytest.mark.parametrize("changed", [b"", b"\xff", b"soon", b"0001-01-01T00:00:00+14:00", b"9999-12-31T23:59:59-12:00"])
 def test_signature_keys_hold_whatever_is_written_beside_them(changed: bytes) -> None:
     keys = valid_keys(encoded(current=KEY, previous=PREVIOUS, changed=changed), None, NOW)
     assert keys.current == KEY
-    assert keys.changed >= 0
+    assert keys.changed_at >= 0
 
 
 async def test_signature_key_is_created_once_and_read_by_the_next_operator() -> None:
     server = Server()
     first, second = the_keys(server), the_keys(server)
-    assert first.of("1") == ()
+    assert first.keys_of("1") == ()
     await first.load()
     await second.load()
     assert server.writes == [f"create {OPERATORS}"]
-    assert len(first.of("1")) == 1
-    assert first.of("1") == second.of("1")
+    assert len(first.keys_of("1")) == 1
+    assert first.keys_of("1") == second.keys_of("1")
 
 
 async def test_signature_key_of_a_group_is_written_to_its_secret_when_other_keys_hold() -> None:
     server, group = Server(), a_group()
     server.secrets[OPERATORS] = {"data": encoded(current=KEY, changed=b"2026-09-21T14:13:20+00:00")}
     keys = the_keys(server)
-    assert await keys.keep(group) == 0, "no key is known yet"
+    assert await keys.sync(group) == 0, "no key is known yet"
     await keys.load()
-    assert [await keys.keep(group) for _ in range(2)] == [1, 0]
+    assert [await keys.sync(group) for _ in range(2)] == [1, 0]
     secret = server.secrets[GROUPS]
-    assert secret["data"] == encoded(current=group_key(KEY, "1"))
+    assert secret["data"] == encoded(current=derive_group_key(KEY, "1"))
     assert secret["type"] == "Opaque"
     assert secret["metadata"]["ownerReferences"][0]["uid"] == "1"
-    group.wants(Custom(Metadata("orders", uid="2", namespace="shop")), None)
-    assert await keys.keep(group) == 1, "another group of the same name"
+    group.set_spec(CustomResource(Metadata("orders", uid="2", namespace="shop")), None)
+    assert await keys.sync(group) == 1, "another group of the same name"
     assert server.writes == [f"create {GROUPS}", f"replace {GROUPS}"]
 
 
@@ -137,12 +137,12 @@ async def test_signature_key_that_cannot_be_written_is_a_condition_of_the_group(
     keys = the_keys(server)
     await keys.load()
     server.error = ApiError(403, "Forbidden", "denied by a quota")
-    assert await keys.keep(group) == 1
+    assert await keys.sync(group) == 1
     (problem,) = group.key_problems
     assert problem.reason is Reason.WRITE_REFUSED
     assert problem.message == "The API server rejected the Secret orders-rota-key: denied by a quota"
     server.error = None
-    assert await keys.keep(group) == 1, "it is tried again"
+    assert await keys.sync(group) == 1, "it is tried again"
     assert group.key_problems == ()
 
 
@@ -152,18 +152,18 @@ async def test_signature_key_is_written_again_if_members_do_not_sign(monkeypatch
     server.secrets[OPERATORS] = {"data": encoded(current=KEY)}
     keys = the_keys(server)
     await keys.load()
-    await keys.keep(group)
+    await keys.sync(group)
     known = PodState(Pod(Metadata("orders-a", uid="2", namespace="shop")), 0.0, 0.0, 0.0)
-    known.hear(None, 1.0, 1.0, Reason.MEMBER_NOT_AUTHENTICATED)
+    known.record_report(None, 1.0, 1.0, Reason.MEMBER_NOT_AUTHENTICATED)
     group.pods["orders-a"] = known
-    assert await keys.keep(group) == 2
-    mark = {"rota.dev/key": fingerprint(group_key(KEY, "1"))}
+    assert await keys.sync(group) == 2
+    mark = {"rota.dev/key": fingerprint(derive_group_key(KEY, "1"))}
     pod = "/api/v1/namespaces/shop/pods/orders-a"
     assert server.secrets[pod] == {"metadata": {"uid": "2", "annotations": mark}}, "so that its kubelet looks"
     known.pod = Pod(Metadata("orders-a", uid="2", namespace="shop", annotations=mark))
-    assert await keys.keep(group) == 1, "it is marked once for each key"
-    known.hear(None, 2.0, 2.0, Reason.REPORT_TOO_LARGE)
-    assert await keys.keep(group) == 0
+    assert await keys.sync(group) == 1, "it is marked once for each key"
+    known.record_report(None, 2.0, 2.0, Reason.REPORT_TOO_LARGE)
+    assert await keys.sync(group) == 0
 
 
 async def test_signature_key_is_given_at_once_only_to_members_that_are_not_authenticated() -> None:
@@ -173,11 +173,11 @@ async def test_signature_key_is_given_at_once_only_to_members_that_are_not_authe
     await keys.load()
     fleets = Deployments(cast("Api", server), keys=keys)
     known = group.pods["orders-a"] = PodState(Pod(Metadata("orders-a", uid="2", namespace="shop")), 0.0, 0.0, 0.0)
-    await fleets.give_key(group)
+    await fleets.ensure_key(group)
     assert server.writes == [], "a new leader writes no Secret before the assignment that members wait for"
-    known.hear(None, 1.0, 1.0, Reason.MEMBER_NOT_AUTHENTICATED)
-    await fleets.give_key(group)
-    await fleets.give_key(group)
+    known.record_report(None, 1.0, 1.0, Reason.MEMBER_NOT_AUTHENTICATED)
+    await fleets.ensure_key(group)
+    await fleets.ensure_key(group)
     assert server.writes == [f"create {GROUPS}"]
 
 
@@ -185,4 +185,4 @@ async def test_signature_key_is_given_at_once_only_to_members_that_are_not_authe
 def test_signature_key_of_a_group_never_has_the_name_of_the_operators(group: str) -> None:
     """Whoever may create a group beside the operator could have its key replaced by one that members know."""
     for lease in ("rota", "prod-rota", "rota-operator", group):
-        assert key_secret_of(group) != f"{lease}-operator-key"
+        assert key_secret_name(group) != f"{lease}-operator-key"

@@ -7,11 +7,11 @@ import pytest
 
 from builders import NOW, a_document, a_pod, a_report, a_snapshot, a_spec
 from rota.documents import Assignment, Release, Share
-from rota.handover import SLOWEST_KUBELET_SECONDS, Proof
-from rota.kube.members.report_client import STANDING_WAIT_SECONDS
+from rota.handover import MAX_KUBELET_SYNC_SECONDS, Proof
+from rota.kube.members.report_client import STANDING_POLL_SECONDS
 from rota.model import Holder, Queue, Reason
 from rota.planner import Plan, Pod, Snapshot, plan
-from rota.planner.members.incarnations import FRESH_SECONDS
+from rota.planner.members.incarnations import MAX_REPORT_AGE_SECONDS
 from rota.sidecar.member.member import RESUME_SECONDS
 from rota.timestamps import format_time
 
@@ -48,7 +48,7 @@ def shares(found: Plan) -> dict[str, tuple[int, list[int]]]:
 
 
 def restarted_reason(found: Plan) -> Reason:
-    [line] = [line for line in found.records if line["kind"] == "plan"]
+    [line] = [line for line in found.journal_records if line["kind"] == "plan"]
     return Reason(line["reason"])
 
 
@@ -60,7 +60,7 @@ def test_restart_document_names_incarnations_once_every_member_reads_them() -> N
     assert shares(found) == {"m1": (4, [0, 1, 2]), "m2": (1, [3, 4, 5])}
     unheard = a_pod("m2")
     earlier = a_pod("m2", a_report("m2", 5, Q[3:], incarnation="d1f0"))
-    for other in (unheard, earlier, replace(running("m2"), heard=None)):
+    for other in (unheard, earlier, replace(running("m2"), decoded_report=None)):
         assert plan(settled(running("m1"), other, document=old), NOW).document is None
     for other in (running("m2"), a_pod("m3", report("m3", 0))):  # the process of m3 could not note its start
         found = plan(settled(running("m1"), other, document=a_document(members={"m1": Q})), NOW)
@@ -72,7 +72,7 @@ def test_restart_document_waits_for_holders_that_are_not_there() -> None:
     found = plan(settled(running("m1"), document=old), NOW)
     assert found.document
     assert found.document.schema == 1
-    found = plan(settled(running("m1"), document=old, gone=frozenset({"uid-m2"})), NOW)
+    found = plan(settled(running("m1"), document=old, deleted_uids=frozenset({"uid-m2"})), NOW)
     assert found.document
     assert found.document.schema == 2
 
@@ -96,19 +96,19 @@ def test_restart_document_of_schema_1_is_written_where_the_operator_is_told_so()
 
 
 def test_restart_gives_queues_of_an_ended_process_to_others_at_once() -> None:
-    found = plan(settled(running("m1", stopped=0.0), running("m2")), NOW)
+    found = plan(settled(running("m1", stopped_for=0.0), running("m2")), NOW)
     assert shares(found) == {"m1": (1, []), "m2": (1, [0, 1, 2, 3, 4, 5])}
     assert restarted_reason(found) is Reason.MEMBER_RESTARTED
-    [line] = [line for line in found.records if line["kind"] == "handover"]
+    [line] = [line for line in found.journal_records if line["kind"] == "handover"]
     assert (line["act"], line["proof"]) == ("Grant", Proof.ENDED)
 
 
 @pytest.mark.parametrize(
     "pod",
     [
-        running("m1", stopped=FRESH_SECONDS),
-        running("m1", stopped=0.0, report=report("m1", held=SHARES["m1"].queues, generation=SINCE - 1)),
-        running("m1", stopped=0.0, report=a_report("m1", 5, Q[:3], reads=2)),
+        running("m1", stopped_for=MAX_REPORT_AGE_SECONDS),
+        running("m1", stopped_for=0.0, report=report("m1", held=SHARES["m1"].queues, generation=SINCE - 1)),
+        running("m1", stopped_for=0.0, report=a_report("m1", 5, Q[:3], reads=2)),
         running("m1"),
     ],
     ids=["old news", "before incarnations", "without a number", "running"],
@@ -125,14 +125,16 @@ def test_restart_proved_by_a_later_process_gives_its_queues_back_to_the_pod() ->
 
 
 @pytest.mark.parametrize(
-    "changed", [{"generation": SINCE - 1}, {"unheard": FRESH_SECONDS}, {"doubted": FRESH_SECONDS}], ids=str
+    "changed",
+    [{"generation": SINCE - 1}, {"unreachable_for": MAX_REPORT_AGE_SECONDS}, {"rejected_for": MAX_REPORT_AGE_SECONDS}],
+    ids=str,
 )
 def test_restart_of_a_process_that_may_obey_an_earlier_document_is_waited_for(changed: dict[str, Any]) -> None:
     pod = waiting("m1", **changed)
     found = plan(settled(pod, running("m2")), NOW)
-    assert found.standings["m1"] == "Joining"
+    assert found.member_states["m1"] == "Joining"
     assert not found.document or not found.document.members["m2"].queues[3:]
-    assert "m1" in found.awaited
+    assert "m1" in found.members_to_poll
 
 
 def test_restart_incarnation_stays_in_the_document_while_a_new_leader_has_not_heard_the_member() -> None:
@@ -148,9 +150,9 @@ def test_restart_incarnation_stays_in_the_document_while_a_new_leader_has_not_he
 
 def test_restart_of_members_that_took_up_queues_again_moves_none_of_them() -> None:
     """Otherwise the first of a fleet that is past its pause would get all queues of the others."""
-    pods = [running(name, restarts=2, serving=serving) for name, serving in (("m1", 10.0), ("m2", 9.0))]
+    pods = [running(name, restarts=2, serving_for=serving) for name, serving in (("m1", 10.0), ("m2", 9.0))]
     found = plan(settled(*pods), NOW)
-    assert (found.document, set(found.standings.values())) == (None, {"Ready"})
+    assert (found.document, set(found.member_states.values())) == (None, {"Ready"})
 
 
 def test_restart_process_that_resumed_by_itself_keeps_its_queues() -> None:
@@ -182,27 +184,27 @@ def test_restart_brings_queues_back_after_a_pause_that_grows(
     counts: bool,  # noqa: FBT001 - a row
 ) -> None:
     away = replace(DOCUMENT, members={"m1": Share("uid-m1", (), 1), "m2": Share("uid-m2", tuple(Q), 1)})
-    pod = waiting("m1", restarts=restarts, serving=serving)
+    pod = waiting("m1", restarts=restarts, serving_for=serving)
     busy = a_pod("m2", report("m2", held=Q))
     found = plan(settled(pod, busy, document=away), NOW)
-    assert found.standings["m1"] == ("Ready" if counts else "Restarting")
+    assert found.member_states["m1"] == ("Ready" if counts else "Restarting")
     if not counts:
-        assert found.again <= 20.0
+        assert found.requeue_after <= 20.0
     alone = plan(settled(pod, document=replace(away, members={"m1": Share("uid-m1", tuple(Q), 1)})), NOW)
     assert shares(alone) == {"m1": (2, [0, 1, 2, 3, 4, 5])}, "nobody else is there"
 
 
 def test_restart_in_a_loop_does_not_bring_queues_back_although_they_are_still_on_record() -> None:
-    found = plan(settled(waiting("m1", restarts=2, serving=0.0), running("m2")), NOW)
+    found = plan(settled(waiting("m1", restarts=2, serving_for=0.0), running("m2")), NOW)
     assert shares(found)["m2"] == (1, [0, 1, 2, 3, 4, 5])
 
 
 def test_restart_of_the_only_member_moves_nothing_and_raises_no_condition() -> None:
     alone = replace(DOCUMENT, members={"m1": Share("uid-m1", tuple(Q), 1)})
-    pod = a_pod("m1", report("m1", held=Q), stopped=0.0, ready=False, steady=1.0)
+    pod = a_pod("m1", report("m1", held=Q), stopped_for=0.0, ready=False, stable_for=1.0)
     found = plan(settled(pod, document=alone), NOW)
     assert found.document is None
-    assert found.standings["m1"] == "Unready"
+    assert found.member_states["m1"] == "Unready"
     assert Reason.QUEUES_UNOWNED not in {verdict.reason for verdict in found.problems}
 
 
@@ -210,25 +212,25 @@ def test_restart_of_the_whole_fleet_leaves_queues_with_their_pods() -> None:
     """The first process that is back does not take over the queues of all others."""
     shares_of_three = {f"m{n}": Share(f"uid-m{n}", tuple(Q[2 * n - 2 : 2 * n]), 1) for n in (1, 2, 3)}
     document = replace(DOCUMENT, members=shares_of_three)
-    back = waiting("m1", serving=0.0)
-    ended = [a_pod(f"m{n}", report(f"m{n}", held=shares_of_three[f"m{n}"].queues), stopped=1.0) for n in (2, 3)]
+    back = waiting("m1", serving_for=0.0)
+    ended = [a_pod(f"m{n}", report(f"m{n}", held=shares_of_three[f"m{n}"].queues), stopped_for=1.0) for n in (2, 3)]
     found = plan(settled(back, *ended, document=document), NOW)
     assert shares(found) == {"m1": (2, [0, 1]), "m2": (1, [2, 3]), "m3": (1, [4, 5])}
-    found = plan(settled(back, running("m2", stopped=1.0)), NOW)
+    found = plan(settled(back, running("m2", stopped_for=1.0)), NOW)
     assert shares(found) == {"m1": (2, [0, 1, 2, 3, 4, 5]), "m2": (1, [])}, "one of two"
 
 
 def test_restart_gives_queues_of_an_ended_process_to_a_member_in_its_pause_if_no_other_is_there() -> None:
     away = replace(DOCUMENT, members={"m1": Share("uid-m1", (), 1), "m2": Share("uid-m2", tuple(Q), 1)})
-    ended = a_pod("m2", report("m2", held=Q), stopped=0.0)
-    found = plan(settled(waiting("m1", restarts=3, serving=5.0), ended, document=away), NOW)
+    ended = a_pod("m2", report("m2", held=Q), stopped_for=0.0)
+    found = plan(settled(waiting("m1", restarts=3, serving_for=5.0), ended, document=away), NOW)
     assert shares(found) == {"m1": (2, [0, 1, 2, 3, 4, 5]), "m2": (1, [])}
-    assert found.standings["m2"] == "Restarting"
+    assert found.member_states["m2"] == "Restarting"
 
 
 def test_restart_in_an_orderly_group_leaves_queues_with_the_pod() -> None:
     orderly = a_spec(ordering="Orderly")
-    pod = running("m1", stopped=0.0, ready=False, steady=1.0)
+    pod = running("m1", stopped_for=0.0, ready=False, stable_for=1.0)
     found = plan(settled(pod, running("m2"), spec=orderly), NOW)
     assert found.document is None
     assert shares(plan(settled(waiting("m1"), running("m2"), spec=orderly), NOW))["m1"] == (2, [0, 1, 2])
@@ -243,4 +245,4 @@ def test_restart_pokes_the_pod_until_its_process_can_prove_the_end_of_the_one_be
 
 
 def test_restart_is_resumed_only_after_every_grant_that_the_operator_may_have_written_is_shown() -> None:
-    assert STANDING_WAIT_SECONDS + FRESH_SECONDS + SLOWEST_KUBELET_SECONDS < RESUME_SECONDS
+    assert STANDING_POLL_SECONDS + MAX_REPORT_AGE_SECONDS + MAX_KUBELET_SYNC_SECONDS < RESUME_SECONDS

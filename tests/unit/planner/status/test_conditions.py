@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from builders import NOW, a_document, a_policy, a_snapshot, a_spec, obeying
-from rota.model import Queue, Reason, Use, Verdict, reasons
+from rota.model import Finding, Queue, Reason, ReasonKind, reasons_of_kind
 from rota.planner import Plan, plan
-from rota.planner.status.conditions import PAST_PROBLEMS, STALL_SECONDS
+from rota.planner.status.conditions import MAX_PAST_PROBLEMS, STALL_SECONDS
 from rota.timestamps import format_time
 
 Q = [Queue("orders", "a", number) for number in range(6)]
 DOCUMENT = a_document(members={"m1": Q[:3], "m2": Q[3:6]})
-UNKNOWN = Verdict(Reason.UNKNOWN_TOPIC, "No topic orders")
+UNKNOWN = Finding(Reason.UNKNOWN_TOPIC, "No topic orders")
 FOREIGNERS = ("10.0.0.9@1",)
 
 
@@ -45,7 +45,7 @@ def test_condition_of_a_problem_that_is_over_stays_with_status_false() -> None:
 
 def test_condition_of_a_problem_that_returns_is_true_again_and_gives_an_event() -> None:
     over = planned(planned(problems=(UNKNOWN,)).status, NOW + 5)
-    again = planned(over.status, NOW + 9, problems=(Verdict(Reason.UNKNOWN_TOPIC, "No topic orders again"),))
+    again = planned(over.status, NOW + 9, problems=(Finding(Reason.UNKNOWN_TOPIC, "No topic orders again"),))
     found = condition(again, "UnknownTopic")
     assert (found["status"], found["message"]) == ("True", "No topic orders again")
     assert found["lastTransitionTime"] == format_time(NOW + 9)
@@ -54,22 +54,22 @@ def test_condition_of_a_problem_that_returns_is_true_again_and_gives_an_event() 
 
 def test_condition_list_keeps_the_latest_past_problems_only() -> None:
     status: Mapping[str, Any] = {}
-    kinds = reasons(Use.STALLS)[: PAST_PROBLEMS + 2]
+    kinds = reasons_of_kind(ReasonKind.STALLS)[: MAX_PAST_PROBLEMS + 2]
     for number, reason in enumerate(kinds):
-        status = planned(status, NOW + number, problems=(Verdict(reason, "wrong"),)).status
+        status = planned(status, NOW + number, problems=(Finding(reason, "wrong"),)).status
     status = planned(status, NOW + 100).status
     assert [it["type"] for it in status["conditions"][5:]] == [str(reason) for reason in reversed(kinds)][
-        :PAST_PROBLEMS
+        :MAX_PAST_PROBLEMS
     ]
 
 
 def test_condition_unmanaged_consumers_that_is_over_does_not_hide_that_they_come_again() -> None:
-    shared = {**planned(foreigners=FOREIGNERS).status, "generation": DOCUMENT.generation}
+    shared = {**planned(unmanaged_consumers=FOREIGNERS).status, "generation": DOCUMENT.generation}
     alone = planned(shared, NOW + 5)
     assert condition(alone, "ForeignMembers")["status"] == "False"
-    found = planned(alone.status, NOW + 9, foreigners=FOREIGNERS)
+    found = planned(alone.status, NOW + 9, unmanaged_consumers=FOREIGNERS)
     assert found.document
-    assert next(line["reason"] for line in found.records if line["kind"] == "plan") == "ForeignMembers"
+    assert next(line["reason"] for line in found.journal_records if line["kind"] == "plan") == "ForeignMembers"
 
 
 def test_condition_stalled_is_true_when_a_problem_that_only_a_user_can_mend_lasts() -> None:
@@ -80,7 +80,7 @@ def test_condition_stalled_is_true_when_a_problem_that_only_a_user_can_mend_last
     soon = planned(first.status, NOW + STALL_SECONDS - 0.5, problems=(UNKNOWN,))
     assert condition(soon, "Stalled")["status"] == "False"
     assert condition(soon, "Reconciling")["status"] == "True"
-    assert soon.again == pytest.approx(0.5), "the group is planned again when the time is over"
+    assert soon.requeue_after == pytest.approx(0.5), "the group is planned again when the time is over"
     stalled = planned(soon.status, NOW + STALL_SECONDS, problems=(UNKNOWN,))
     found = condition(stalled, "Stalled")
     assert (found["status"], found["reason"], found["message"]) == ("True", *UNKNOWN)
@@ -101,7 +101,7 @@ def test_condition_stalled_is_false_while_a_problem_may_end_by_itself() -> None:
 
 def test_condition_of_a_problem_that_a_plan_did_not_look_for_is_not_over() -> None:
     first = planned(problems=(UNKNOWN,))
-    refused = Verdict(Reason.WRITE_REFUSED, "The ConfigMap is refused")
+    refused = Finding(Reason.WRITE_REFUSED, "The ConfigMap is refused")
     partial = planned(first.status, NOW + 5, spec=None, problems=(refused,))
     assert condition(partial, "UnknownTopic") == condition(first, "UnknownTopic")
     assert condition(partial, "WriteRefused")["status"] == "True"
@@ -135,9 +135,9 @@ def test_journal_has_the_end_of_a_problem_and_no_derived_condition() -> None:
     first = planned(problems=(UNKNOWN,), spec=a_spec())
     later = planned(first.status, NOW + STALL_SECONDS, problems=(UNKNOWN,))
     assert condition(later, "Stalled")["status"] == "True"
-    assert later.records == ()
+    assert later.journal_records == ()
     over = planned(later.status, NOW + STALL_SECONDS + 1)
-    assert [(line["condition"], line["status"]) for line in over.records] == [
+    assert [(line["condition"], line["status"]) for line in over.journal_records] == [
         ("Degraded", "False"),
         ("UnknownTopic", "False"),
     ]

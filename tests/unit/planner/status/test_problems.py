@@ -6,7 +6,7 @@ from typing import Any
 from msgspec import structs
 
 from builders import NOW, a_document, a_snapshot, obeying
-from rota.model import Queue, Reason, Verdict
+from rota.model import Finding, Queue, Reason
 from rota.planner import DecodedReport, Plan, Pod, plan
 
 Q = [Queue("orders", "a", number) for number in range(6)]
@@ -20,7 +20,7 @@ def pods(**troubles: dict[str, str]) -> tuple[Pod, ...]:
     for pod in obeying(DOCUMENT):
         assert pod.report is not None
         report = structs.replace(pod.report, troubles=troubles.get(pod.name, {}))
-        found.append(replace(pod, heard=DecodedReport(report)))
+        found.append(replace(pod, decoded_report=DecodedReport(report)))
     return tuple(found)
 
 
@@ -28,14 +28,14 @@ def planned(*members: Pod, **world: Any) -> Plan:
     return plan(a_snapshot(document=DOCUMENT, pods=members, **world), NOW)
 
 
-def troubles(found: Plan) -> list[Verdict]:
+def troubles(found: Plan) -> list[Finding]:
     """Return what is wrong besides that some own nothing."""
     return [it for it in found.problems if it.reason is not Reason.IDLE_MEMBERS]
 
 
 def test_condition_reports_a_members_problem_with_its_message_and_name() -> None:
     found = planned(*pods(m1={"AppNotListening": DEAF}))
-    assert troubles(found) == [Verdict(Reason.APP_NOT_LISTENING, f"m1: {DEAF}")]
+    assert troubles(found) == [Finding(Reason.APP_NOT_LISTENING, f"m1: {DEAF}")]
     conditions = {it["type"]: (it["status"], it["message"]) for it in found.status["conditions"]}
     assert conditions["AppNotListening"] == ("True", f"m1: {DEAF}")
     assert conditions["Degraded"] == ("True", f"m1: {DEAF}")
@@ -46,10 +46,10 @@ def test_condition_reports_a_members_problem_with_its_message_and_name() -> None
 def test_condition_reports_a_problem_of_several_members_once_with_their_names() -> None:
     said = {"AppNotListening": DEAF}
     assert troubles(planned(*pods(m1=said, m2={"AppNotListening": "another sentence"}))) == [
-        Verdict(Reason.APP_NOT_LISTENING, f"m1, m2: {DEAF}")
+        Finding(Reason.APP_NOT_LISTENING, f"m1, m2: {DEAF}")
     ]
     assert troubles(planned(*pods(m1=said, m2=said, m3=said, m4=said, m5=said))) == [
-        Verdict(Reason.APP_NOT_LISTENING, f"m1, m2, m3 and 2 more: {DEAF}")
+        Finding(Reason.APP_NOT_LISTENING, f"m1, m2, m3 and 2 more: {DEAF}")
     ]
 
 
@@ -58,30 +58,30 @@ def test_condition_is_separate_for_each_problem_reason() -> None:
         planned(*pods(m1={"AppNotListening": DEAF, "StateNotWritten": "Full"}, m2={"StateNotWritten": "No"}))
     )
     assert found == [
-        Verdict(Reason.APP_NOT_LISTENING, f"m1: {DEAF}"),
-        Verdict(Reason.STATE_NOT_WRITTEN, "m1, m2: Full"),
+        Finding(Reason.APP_NOT_LISTENING, f"m1: {DEAF}"),
+        Finding(Reason.STATE_NOT_WRITTEN, "m1, m2: Full"),
     ]
 
 
 def test_condition_member_problem_has_the_message_of_a_problem_that_only_a_later_sidecar_knows() -> None:
     found = planned(*pods(m1={"NotInvented": "It is wrong", "AppNotListening": DEAF}))
     assert troubles(found) == [
-        Verdict(Reason.MEMBER_PROBLEM, "m1: It is wrong"),
-        Verdict(Reason.APP_NOT_LISTENING, f"m1: {DEAF}"),
+        Finding(Reason.MEMBER_PROBLEM, "m1: It is wrong"),
+        Finding(Reason.APP_NOT_LISTENING, f"m1: {DEAF}"),
     ]
 
 
 def test_condition_known_to_the_operator_is_not_repeated_for_members() -> None:
-    ours = Verdict(Reason.UNKNOWN_TOPIC, "There is no topic orders")
+    ours = Finding(Reason.UNKNOWN_TOPIC, "There is no topic orders")
     said = {"UnknownTopic": "topic orders is not there", "AppNotListening": DEAF}
     found = planned(*pods(m1=said), problems=(ours,))
-    assert troubles(found) == [ours, Verdict(Reason.APP_NOT_LISTENING, f"m1: {DEAF}")]
-    assert troubles(planned(*pods(m1=said)))[0] == Verdict(Reason.UNKNOWN_TOPIC, "m1: topic orders is not there")
+    assert troubles(found) == [ours, Finding(Reason.APP_NOT_LISTENING, f"m1: {DEAF}")]
+    assert troubles(planned(*pods(m1=said)))[0] == Finding(Reason.UNKNOWN_TOPIC, "m1: topic orders is not there")
 
 
 def test_condition_omits_problems_of_members_that_ended_or_never_reported() -> None:
     m1, m2, *rest = pods(m1={"AppNotListening": DEAF}, m2={"StateNotWritten": "Full"})
-    found = planned(replace(m1, ended=True, ready=False), replace(m2, heard=None), *rest)
+    found = planned(replace(m1, ended=True, ready=False), replace(m2, decoded_report=None), *rest)
     assert [it for it in found.problems if it.reason in {Reason.APP_NOT_LISTENING, Reason.STATE_NOT_WRITTEN}] == []
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import yaml
 
-from rota.sidecar.consume.filter_counts import FEWEST_MESSAGES, QUIET_SECONDS, FilterCounts
+from rota.sidecar.consume.filter_counts import MIN_FILTERED_MESSAGES, QUIET_SECONDS, FilterCounts
 from rota.spec import Subscription
 
 EXAMPLES = Path(__file__).parents[4] / "docs" / "examples"
@@ -13,35 +13,37 @@ PAID = [Subscription("orders", "paid")]
 
 def test_filter_that_matches_nothing_for_minutes_is_reported_with_counts() -> None:
     counts = FilterCounts()
-    counts.count("orders", passed_over=FEWEST_MESSAGES - 1, matched=0, now=0.0)
-    assert counts.problem(PAID, QUIET_SECONDS) == ""
-    counts.count("orders", passed_over=1, matched=0, now=1.0)
-    assert counts.problem(PAID, QUIET_SECONDS - 1) == ""
-    problem = counts.problem(PAID, QUIET_SECONDS)
-    assert problem.startswith(f"None of the last {FEWEST_MESSAGES} messages of orders matches the expression 'paid'")
-    counts.count("orders", passed_over=100, matched=0, now=QUIET_SECONDS)
-    assert counts.problem(PAID, QUIET_SECONDS + 1) == problem, "the report does not change with each message"
-    counts.count("orders", passed_over=0, matched=1, now=QUIET_SECONDS + 2)
-    assert counts.problem(PAID, 10 * QUIET_SECONDS) == ""
+    counts.count_pull("orders", filtered=MIN_FILTERED_MESSAGES - 1, matched=0, now=0.0)
+    assert counts.find_problem(PAID, QUIET_SECONDS) == ""
+    counts.count_pull("orders", filtered=1, matched=0, now=1.0)
+    assert counts.find_problem(PAID, QUIET_SECONDS - 1) == ""
+    problem = counts.find_problem(PAID, QUIET_SECONDS)
+    assert problem.startswith(
+        f"None of the last {MIN_FILTERED_MESSAGES} messages of orders matches the expression 'paid'"
+    )
+    counts.count_pull("orders", filtered=100, matched=0, now=QUIET_SECONDS)
+    assert counts.find_problem(PAID, QUIET_SECONDS + 1) == problem, "the report does not change with each message"
+    counts.count_pull("orders", filtered=0, matched=1, now=QUIET_SECONDS + 2)
+    assert counts.find_problem(PAID, 10 * QUIET_SECONDS) == ""
 
 
 def test_filter_that_was_corrected_is_reported_no_more() -> None:
     counts = FilterCounts()
-    counts.problem(PAID, 0.0)
-    counts.count("orders", passed_over=100, matched=0, now=0.0)
-    counts.problem(PAID, 0.0)
-    counts.count("orders", passed_over=100, matched=0, now=0.0)
-    assert "'paid'" in counts.problem(PAID, QUIET_SECONDS)
+    counts.find_problem(PAID, 0.0)
+    counts.count_pull("orders", filtered=100, matched=0, now=0.0)
+    counts.find_problem(PAID, 0.0)
+    counts.count_pull("orders", filtered=100, matched=0, now=0.0)
+    assert "'paid'" in counts.find_problem(PAID, QUIET_SECONDS)
     corrected = [Subscription("orders", "created")]
-    assert counts.problem(corrected, QUIET_SECONDS + 1) == ""
-    counts.count("orders", passed_over=100, matched=0, now=QUIET_SECONDS + 2)
-    assert "'created'" in counts.problem(corrected, 3 * QUIET_SECONDS)
+    assert counts.find_problem(corrected, QUIET_SECONDS + 1) == ""
+    counts.count_pull("orders", filtered=100, matched=0, now=QUIET_SECONDS + 2)
+    assert "'created'" in counts.find_problem(corrected, 3 * QUIET_SECONDS)
 
 
 def test_filter_is_not_reported_for_a_subscription_to_all_messages_or_another_topic() -> None:
     counts = FilterCounts()
-    counts.count("orders", passed_over=1000, matched=0, now=0.0)  # compaction passes over messages, too
-    assert counts.problem([Subscription("orders"), Subscription("bills", "paid")], QUIET_SECONDS) == ""
+    counts.count_pull("orders", filtered=1000, matched=0, now=0.0)  # compaction passes over messages, too
+    assert counts.find_problem([Subscription("orders"), Subscription("bills", "paid")], QUIET_SECONDS) == ""
 
 
 def test_filter_of_the_example_fleet_takes_the_messages_that_the_example_sends() -> None:

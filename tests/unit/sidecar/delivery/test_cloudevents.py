@@ -19,12 +19,12 @@ BORN = 1_763_712_000_123
 
 
 def a_message(body: bytes = b"hello", *, queue: Queue = Q, born: int = BORN, offset: int = 7, **told: Any) -> Message:
-    return Message(queue, offset, body, {"UNIQ_KEY": "7F01", **told}, born=born)
+    return Message(queue, offset, body, {"UNIQ_KEY": "7F01", **told}, born_ms=born)
 
 
 def headers(message: Message, attempt: int = 1, generation: int = 42) -> dict[str, str]:
     """Read headers as a server does that takes nothing but printable ASCII."""
-    lines = cloudevents.binary(message, attempt, generation).decode("ascii").split("\r\n")
+    lines = cloudevents.encode_headers(message, attempt, generation).decode("ascii").split("\r\n")
     assert lines.pop() == "", "every line has its end"
     assert all(line.isprintable() for line in lines)
     pairs = [(name, value) for name, _, value in (line.partition(": ") for line in lines)]
@@ -33,7 +33,7 @@ def headers(message: Message, attempt: int = 1, generation: int = 42) -> dict[st
 
 
 def events(*messages: tuple[Message, int], generation: int = 42) -> list[dict[str, Any]]:
-    found = json.loads(cloudevents.batch(messages, generation))
+    found = json.loads(cloudevents.encode_batch(messages, generation))
     assert isinstance(found, list)
     return found
 
@@ -163,20 +163,20 @@ def test_cloudevent_time_follows_rfc_3339() -> None:
 
 
 def test_cloudevent_batch_has_its_content_type() -> None:
-    assert cloudevents.BATCH == b"content-type: application/cloudevents-batch+json\r\n"
+    assert cloudevents.BATCH_HEADERS == b"content-type: application/cloudevents-batch+json\r\n"
 
 
 def test_cloudevent_reports_damage_of_the_message_body() -> None:
-    damaged = Message(Q, 7, b"?", {"UNIQ_KEY": "7F01"}, damage="its checksum does not match")
+    damaged = Message(Q, 7, b"?", {"UNIQ_KEY": "7F01"}, body_error="its checksum does not match")
     assert headers(damaged)["ce-rocketmqdamage"] == "its%20checksum%20does%20not%20match"
     assert events((damaged, 1))[0]["rocketmqdamage"] == "its checksum does not match"
 
 
 def test_cloudevent_header_cache_excludes_long_tags() -> None:
-    cloudevents._quoted.cache_clear()
-    for tag in ("t" * cloudevents.LONGEST_CACHED, "t" * (cloudevents.LONGEST_CACHED + 1)):
+    cloudevents._quote_value.cache_clear()
+    for tag in ("t" * cloudevents.MAX_CACHED_CHARACTERS, "t" * (cloudevents.MAX_CACHED_CHARACTERS + 1)):
         assert headers(a_message(TAGS=tag))["ce-rocketmqtag"] == tag
-    assert cloudevents._quoted.cache_info().currsize == 6  # five of every message, and the shorter tag
+    assert cloudevents._quote_value.cache_info().currsize == 6  # five of every message, and the shorter tag
 
 
 def test_cloudevent_source_is_a_uri_for_every_topic_name_that_a_broker_accepts() -> None:

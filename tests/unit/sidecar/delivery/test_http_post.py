@@ -13,7 +13,7 @@ import pytest
 
 from ground.poll import PATIENCE_SECONDS
 from rota.sidecar.delivery.http_post import (
-    LONGEST_HEAD,
+    MAX_HEAD_BYTES,
     BadResponseError,
     ConnectFailedError,
     HttpPoster,
@@ -145,8 +145,8 @@ async def test_push_that_is_forbidden_after_connecting_sends_nothing_and_disconn
 
 
 def test_push_request_host_of_an_ipv6_address_is_in_brackets() -> None:
-    assert HttpPoster("::1", 8080)._host == b"host: [::1]:8080\r\n"
-    assert HttpPoster("localhost", 8080)._host == b"host: localhost:8080\r\n"
+    assert HttpPoster("::1", 8080)._host_header == b"host: [::1]:8080\r\n"
+    assert HttpPoster("localhost", 8080)._host_header == b"host: localhost:8080\r\n"
 
 
 # What comes back.
@@ -270,8 +270,8 @@ GARBAGE = {
     "a word for a chunk": b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nhello\r\n",
     "a chunk below nothing": b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n-1\r\n\r\n",
     "a chunk in Python": b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0x1_0\r\n",
-    "a chunk whose line never ends": b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0;" + bytes(LONGEST_HEAD),
-    "a head that never ends": b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * (LONGEST_HEAD // 6),
+    "a chunk whose line never ends": b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0;" + bytes(MAX_HEAD_BYTES),
+    "a head that never ends": b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * (MAX_HEAD_BYTES // 6),
 }
 
 

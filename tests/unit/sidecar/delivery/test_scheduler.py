@@ -8,15 +8,15 @@ from rota.brokers.message import Message
 from rota.brokers.port import PullResult
 from rota.model import Queue
 from rota.sidecar.delivery.scheduler import Batch, DeliveryScheduler
-from rota.sidecar.member.window import Window
+from rota.sidecar.member.window import QueueWindow
 
 A, B, C, D = (Queue("orders", "broker-a", number) for number in range(4))
 
 
-def a_window(queue: Queue, messages: int = 100, *, orderly: bool = False) -> Window:
+def a_window(queue: Queue, messages: int = 100, *, orderly: bool = False) -> QueueWindow:
     """Return one that fetched so many."""
-    window = Window(next=0, orderly=orderly)
-    window.put(0, PullResult(tuple(Message(queue, it, b"x", {}) for it in range(messages)), messages, 0, messages))
+    window = QueueWindow(next_offset=0, orderly=orderly)
+    window.add_pull(0, PullResult(tuple(Message(queue, it, b"x", {}) for it in range(messages)), messages, 0, messages))
     return window
 
 
@@ -37,14 +37,14 @@ def one(_: Queue) -> int:
 def turns(shelf: DeliveryScheduler, slots: float = float("inf"), most: int = 1000, every: int = 0) -> list[Queue]:
     """Take until nothing comes or no slot is free, and let nothing end; return whose turns they were."""
     found: list[Queue] = []
-    while len(found) < most and (taken := shelf.take(0.0, one, slots - len(found), every)):
+    while len(found) < most and (taken := shelf.start_next(0.0, one, slots - len(found), every)):
         found.append(taken.queue)
     return found
 
 
 def finish(taken: Batch) -> None:
     for message in taken.delivery.messages:
-        taken.window.done(taken.delivery, message)
+        taken.window.finish_message(taken.delivery, message)
 
 
 def test_delivery_turns_follow_the_order_in_which_queues_were_offered() -> None:
@@ -61,7 +61,7 @@ def test_delivery_skips_an_empty_queue_until_it_is_offered_again() -> None:
     shelf, window = a_shelf(A, B, messages=1), a_window(C, 0)
     shelf.offer(C, window)
     assert turns(shelf) == [A, B]
-    window.put(0, PullResult((Message(C, 0, b"x", {}),), 1, 0, 1))
+    window.add_pull(0, PullResult((Message(C, 0, b"x", {}),), 1, 0, 1))
     assert turns(shelf) == []
     shelf.offer(C, window)
     assert turns(shelf) == [C]
@@ -69,17 +69,17 @@ def test_delivery_skips_an_empty_queue_until_it_is_offered_again() -> None:
 
 def test_delivery_has_at_most_the_batch_size_of_its_queue() -> None:
     shelf = a_shelf(A, B, messages=5)
-    taken = [shelf.take(0.0, lambda queue: 3 if queue == A else 1) for _ in range(4)]
+    taken = [shelf.start_next(0.0, lambda queue: 3 if queue == A else 1) for _ in range(4)]
     assert [len(it.delivery.messages) for it in taken if it] == [3, 1, 2, 1]
 
 
 def test_orderly_queue_has_its_next_turn_when_it_is_offered_after_its_delivery_ends() -> None:
     shelf = a_shelf(A, orderly=True)
-    taken = shelf.take(0.0, one)
+    taken = shelf.start_next(0.0, one)
     assert taken
-    assert shelf.take(0.0, one) is None
+    assert shelf.start_next(0.0, one) is None
     finish(taken)
-    assert shelf.take(0.0, one) is None
+    assert shelf.start_next(0.0, one) is None
     shelf.offer(A, taken.window)
     assert turns(shelf) == [A]
 
@@ -87,7 +87,7 @@ def test_orderly_queue_has_its_next_turn_when_it_is_offered_after_its_delivery_e
 @pytest.mark.parametrize("free", [0, -3])
 def test_delivery_does_not_start_without_a_free_slot(free: int) -> None:
     shelf = a_shelf(A)
-    assert shelf.take(0.0, one, free) is None
+    assert shelf.start_next(0.0, one, free) is None
     assert turns(shelf, 1) == [A]
 
 
@@ -120,7 +120,7 @@ def test_delivery_slots_are_shared_equally_by_two_queues_that_hang() -> None:
 
 def test_delivery_turn_returns_to_a_queue_at_its_share_when_a_delivery_ends() -> None:
     shelf = a_shelf(A)
-    taken = [it for it in (shelf.take(0.0, one, 4 - number, 4) for number in range(4)) if it]
+    taken = [it for it in (shelf.start_next(0.0, one, 4 - number, 4) for number in range(4)) if it]
     assert len(taken) == 3
     finish(taken[0])
     assert turns(shelf, 2, every=4) == [A]
@@ -134,7 +134,7 @@ def test_delivery_uses_the_latest_window_of_a_queue() -> None:
     shelf, before, now = a_shelf(), a_window(A, 0), a_window(A, 1)
     shelf.offer(A, before)
     shelf.offer(A, now)
-    taken = shelf.take(0.0, one)
+    taken = shelf.start_next(0.0, one)
     assert taken
     assert taken.window is now
 
@@ -149,7 +149,7 @@ def test_delivery_skips_a_forbidden_queue_until_it_is_offered_again() -> None:
     assert turns(shelf) == [B]
     allowed.add(A)
     assert turns(shelf) == []
-    assert window.empty
+    assert window.is_idle
     shelf.offer(A, window)
     assert turns(shelf, most=2) == [A, A]
 
@@ -165,7 +165,7 @@ def test_delivery_permission_is_not_checked_for_a_queue_at_its_share() -> None:
     shelf.offer(A, a_window(A))
     turns(shelf, 4, every=4)
     before = len(asked)
-    assert shelf.take(0.0, one, 1, 4) is None
+    assert shelf.start_next(0.0, one, 1, 4) is None
     assert len(asked) == before
 
 
@@ -177,7 +177,7 @@ def test_delivery_skips_a_withdrawn_queue() -> None:
 
 
 def test_delivery_is_none_without_queues() -> None:
-    assert a_shelf().take(0.0, one) is None
+    assert a_shelf().start_next(0.0, one) is None
 
 
 def test_delivery_permission_check_may_withdraw_all_queues() -> None:
@@ -189,4 +189,4 @@ def test_delivery_permission_check_may_withdraw_all_queues() -> None:
     shelf = DeliveryScheduler(may)
     for queue in (A, B, C):
         shelf.offer(queue, a_window(queue))
-    assert shelf.take(0.0, one) is None
+    assert shelf.start_next(0.0, one) is None

@@ -10,11 +10,11 @@ from rota.brokers.port import PullResult
 from rota.model import Queue
 from rota.sidecar.consume.queue_reader import QueueReader
 from rota.sidecar.delivery.scheduler import Batch
-from rota.sidecar.delivery.settlement import Settlement, _not_taken
-from rota.sidecar.member.window import Window
+from rota.sidecar.delivery.settlement import Settlement, _rejection_message
+from rota.sidecar.member.window import QueueWindow
 from rota.sidecar.status.delivery_counts import DeliveryCounts
 from rota.sidecar.status.problems import Problems
-from rota.spec.resolved import GroupSettings, read_settings, write_settings
+from rota.spec.resolved import GroupSettings, decode_settings, encode_settings
 
 Q = Queue("orders", "broker-a", 3)
 
@@ -23,7 +23,7 @@ Q = Queue("orders", "broker-a", 3)
 class AMember:
     """As much of a member as endings ask for; its time goes on with every look."""
 
-    health: Problems
+    problems: Problems
     settings: GroupSettings
     delivery_counts: DeliveryCounts = field(default_factory=lambda: DeliveryCounts(0.0))
     clock = count(1)
@@ -31,32 +31,32 @@ class AMember:
     def now(self) -> float:
         return float(next(self.clock))
 
-    def reading(self, _: Queue) -> QueueReader | None:
+    def reader_of(self, _: Queue) -> QueueReader | None:
         return None
 
     def offer(self, _: QueueReader) -> None:
         pass
 
 
-def taken(window: Window) -> Batch:
-    delivery = window.take(1, now=1e9)
+def taken(window: QueueWindow) -> Batch:
+    delivery = window.start_delivery(1, now=1e9)
     assert delivery
     return Batch(Q, window, delivery)
 
 
 def test_push_repeats_undelivered_messages_from_the_lowest_offset() -> None:
-    member = AMember(Problems(), read_settings(write_settings("shop", a_spec(), 30.0, None)))
-    endings, window = Settlement(member), Window(next=0, orderly=False, committed=0)
-    window.put(0, PullResult(tuple(Message(Q, it, b"", {}) for it in (0, 1, 2)), 3, 0, 3))
+    member = AMember(Problems(), decode_settings(encode_settings("shop", a_spec(), 30.0, None)))
+    endings, window = Settlement(member), QueueWindow(next_offset=0, orderly=False, committed_offset=0)
+    window.add_pull(0, PullResult(tuple(Message(Q, it, b"", {}) for it in (0, 1, 2)), 3, 0, 3))
     for it in [taken(window) for _ in range(3)]:
-        endings.back(it, it.delivery.messages)
+        endings.return_messages(it, it.delivery.messages)
     for _ in range(3):
         it = taken(window)
         assert [message.offset for message in it.delivery.messages] == [0]
-        endings.back(it, it.delivery.messages)
+        endings.return_messages(it, it.delivery.messages)
 
 
 def test_retry_rejection_names_the_message_in_at_most_100_characters() -> None:
     message = Message(Q, 7, b"", {"UNIQ_KEY": "k\n" * 15_000})
-    told = _not_taken(message, BrokerError("it is full"))
+    told = _rejection_message(message, BrokerError("it is full"))
     assert told.startswith(f"The broker keeps {'k ' * 50}…, offset 7 of ")

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from rota.documents import Assignment, Share, write_assignment
+from rota.documents import Assignment, Share, encode_assignment
 from rota.model import Queue
 from rota.ranges import from_ranges
-from rota.reports import read_report
-from rota.sidecar.member.member import RESUME_SECONDS, Member, Step
-from rota.sidecar.member.queue_lifecycle import HOLD, Command, LeaseAction, LeaseEvent, LeaseState
+from rota.reports import decode_report
+from rota.sidecar.member.member import RESUME_SECONDS, Effects, Member
+from rota.sidecar.member.queue_lifecycle import LOCK_HOLD_SECONDS, Command, LeaseAction, LeaseEvent, LeaseState
 
 A, B, C = (Queue("orders", "broker-a", number) for number in range(3))
 NAME, UID, GROUP = "m1", "uid-1", "shop/orders"
@@ -20,7 +20,7 @@ NAME, UID, GROUP = "m1", "uid-1", "shop/orders"
 
 def a_document(generation: int, *queues: Queue, uid: str = UID, name: str = NAME, **changed: Any) -> str:
     fields = {"group": GROUP, "issued_at": "2026-11-21T08:00:00.000Z", "members": {name: Share(uid, queues)}} | changed
-    text = write_assignment(Assignment(generation=generation, **fields))["assignment.json"]
+    text = encode_assignment(Assignment(generation=generation, **fields))["assignment.json"]
     assert isinstance(text, str)
     return text
 
@@ -28,36 +28,36 @@ def a_document(generation: int, *queues: Queue, uid: str = UID, name: str = NAME
 def a_member(*queues: Queue, generation: int = 5, **settled: Any) -> Member:
     """Return a member that runs these queues, all since 0."""
     member = Member(NAME, UID, **settled)
-    answer(member, member.read(a_document(generation, *queues), 0.0), 0.0)
+    answer(member, member.apply_assignment(a_document(generation, *queues), 0.0), 0.0)
     assert states(member) == dict.fromkeys(queues, LeaseState.RUNNING)
     return member
 
 
 GOOD = {
     LeaseAction.LOCK: LeaseEvent.LOCKED,
-    LeaseAction.PLACE: LeaseEvent.PLACED,
-    LeaseAction.STOP: LeaseEvent.EMPTY,
-    LeaseAction.CUT: LeaseEvent.EMPTY,
+    LeaseAction.FIND_START: LeaseEvent.START_FOUND,
+    LeaseAction.STOP: LeaseEvent.DRAINED,
+    LeaseAction.ABORT: LeaseEvent.DRAINED,
     LeaseAction.UNLOCK: LeaseEvent.UNLOCKED,
 }
 
 
-def answer(member: Member, step: Step, now: float) -> list[Command]:
+def answer(member: Member, step: Effects, now: float) -> list[Command]:
     """Answer all of it well, and what follows; return every command there was."""
     commands = list(step.commands)
     for command in commands:
-        if command.act in GOOD:
-            sent = now if command.act is LeaseAction.LOCK else None
-            commands += member.happened(GOOD[command.act], command.queue, command.life, now, sent).commands
+        if command.action in GOOD:
+            sent = now if command.action is LeaseAction.LOCK else None
+            commands += member.on_event(GOOD[command.action], command.queue, command.lease_number, now, sent).commands
     return commands
 
 
 def states(member: Member) -> dict[Queue, LeaseState]:
-    return {queue: life.state for queue, life in member.lives.items()}
+    return {queue: life.state for queue, life in member.leases.items()}
 
 
-def acts(step: Step) -> list[tuple[LeaseAction, Queue]]:
-    return [(command.act, command.queue) for command in step.commands]
+def acts(step: Effects) -> list[tuple[LeaseAction, Queue]]:
+    return [(command.action, command.queue) for command in step.commands]
 
 
 def held(member: Member) -> list[Queue]:
@@ -70,20 +70,20 @@ def releasing(member: Member) -> list[Queue]:
 
 def test_member_starts_the_queues_of_its_first_assignment_and_stores_the_generation() -> None:
     member = Member(NAME, UID)
-    step = member.read(a_document(5, B, A), 0.0)
-    assert step.remember == 5
-    assert acts(step) == [(LeaseAction.PLACE, A), (LeaseAction.PLACE, B)]
+    step = member.apply_assignment(a_document(5, B, A), 0.0)
+    assert step.store_generation == 5
+    assert acts(step) == [(LeaseAction.FIND_START, A), (LeaseAction.FIND_START, B)]
     assert held(member) == [A, B]
     assert member.report().generation == 5
-    assert {command.act for command in answer(member, step, 0.0)} == {LeaseAction.PLACE, LeaseAction.FETCH}
+    assert {command.action for command in answer(member, step, 0.0)} == {LeaseAction.FIND_START, LeaseAction.FETCH}
     assert set(states(member).values()) == {LeaseState.RUNNING}
 
 
 def test_generation_that_is_higher_stops_queues_before_it_starts_others() -> None:
     member = a_member(A, B)
-    step = member.read(a_document(7, B, C), 10.0)
-    assert step.remember == 7
-    assert acts(step) == [(LeaseAction.STOP, A), (LeaseAction.PLACE, C)]
+    step = member.apply_assignment(a_document(7, B, C), 10.0)
+    assert step.store_generation == 7
+    assert acts(step) == [(LeaseAction.STOP, A), (LeaseAction.FIND_START, C)]
     assert (held(member), releasing(member)) == ([B, C], [A])
 
 
@@ -105,22 +105,22 @@ def test_generation_that_is_higher_stops_queues_before_it_starts_others() -> Non
 def test_assignment_that_is_not_applicable_changes_nothing(text: str | bytes | None, why: str | None) -> None:
     member = a_member(A)
     before = member.report()
-    step = member.read(text, 1.0)
-    assert (step.remember, step.commands) == (None, ())
-    assert step.why == why or why is None
+    step = member.apply_assignment(text, 1.0)
+    assert (step.store_generation, step.commands) == (None, ())
+    assert step.rejection == why or why is None
     assert member.report() is before
     assert states(member) == {A: LeaseState.RUNNING}
 
 
 def test_assignment_that_is_read_again_unchanged_does_nothing() -> None:
-    assert a_member(A).read(a_document(5, A), 1.0) == Step()
+    assert a_member(A).apply_assignment(a_document(5, A), 1.0) == Effects()
 
 
 def test_assignment_of_another_group_is_rejected_from_the_start_if_the_group_is_known() -> None:
     member = Member(NAME, UID, group="shop/bills")
-    assert member.read(a_document(9, A), 0.0).why is not None
-    assert member.obeyed == 0
-    assert member.lives == {}
+    assert member.apply_assignment(a_document(9, A), 0.0).rejection is not None
+    assert member.obeyed_generation == 0
+    assert member.leases == {}
 
 
 @pytest.mark.parametrize(
@@ -130,129 +130,131 @@ def test_assignment_of_another_group_is_rejected_from_the_start_if_the_group_is_
 )
 def test_assignment_without_queues_for_the_member_is_applied(text: str) -> None:
     member = a_member(A, B)
-    step = member.read(text, 1.0)
-    assert step.remember == 6
+    step = member.apply_assignment(text, 1.0)
+    assert step.store_generation == 6
     assert acts(step) == [(LeaseAction.STOP, A), (LeaseAction.STOP, B)]
     answer(member, step, 1.0)
-    assert (member.report().generation, member.report().working) == (6, frozenset())
+    assert (member.report().generation, member.report().active_queues) == (6, frozenset())
 
 
 def test_restart_of_a_member_applies_the_stored_generation_but_no_lower_one() -> None:
-    member = Member(NAME, UID, obeyed=5)
+    member = Member(NAME, UID, obeyed_generation=5)
     assert member.report().generation == 5
-    assert member.read(a_document(4, A), 0.0).remember is None
-    assert member.read(None, 0.0).remember is None
-    step = member.read(a_document(5, A), 0.0)
-    assert (step.remember, acts(step)) == (5, [(LeaseAction.PLACE, A)])
-    assert member.read(a_document(5, B), 0.0).why == (
+    assert member.apply_assignment(a_document(4, A), 0.0).store_generation is None
+    assert member.apply_assignment(None, 0.0).store_generation is None
+    step = member.apply_assignment(a_document(5, A), 0.0)
+    assert (step.store_generation, acts(step)) == (5, [(LeaseAction.FIND_START, A)])
+    assert member.apply_assignment(a_document(5, B), 0.0).rejection == (
         "The assignment has another text than the generation 5 that is obeyed"
     )
 
 
 def test_broadcasting_assigns_every_queue_to_a_listed_member_only() -> None:
     member = Member(NAME, UID)
-    member.read(a_document(1, everyone=(A, B, C)), 0.0)
-    assert sorted(member.lives) == [A, B, C]
-    step = member.read(a_document(2, uid="uid-2", everyone=(A, B, C)), 0.0)
+    member.apply_assignment(a_document(1, everyone=(A, B, C)), 0.0)
+    assert sorted(member.leases) == [A, B, C]
+    step = member.apply_assignment(a_document(2, uid="uid-2", everyone=(A, B, C)), 0.0)
     assert {act for act, _ in acts(step)} == {LeaseAction.STOP}
 
 
 def test_member_keeps_consuming_without_an_assignment() -> None:
     member = a_member(A)
-    assert member.read(None, 1e6).commands == ()
+    assert member.apply_assignment(None, 1e6).commands == ()
     assert member.may_deliver(A, 1e6, 30.0)
 
 
 def test_queue_release_waits_for_the_last_commit_and_the_unlock() -> None:
     member = a_member(A, orderly=True)
-    stop = member.read(a_document(6), 1.0).commands[0]
+    stop = member.apply_assignment(a_document(6), 1.0).commands[0]
     assert not member.may_deliver(A, 1.0, 30.0)
     assert member.may_commit(A)
-    unlock = member.happened(LeaseEvent.EMPTY, A, stop.life, 2.0).commands[0]
-    assert unlock.act is LeaseAction.UNLOCK
+    unlock = member.on_event(LeaseEvent.DRAINED, A, stop.lease_number, 2.0).commands[0]
+    assert unlock.action is LeaseAction.UNLOCK
     assert (held(member), releasing(member)) == ([], [A])
-    member.happened(LeaseEvent.UNLOCKED, A, unlock.life, 3.0)
-    assert member.report().working == frozenset()
+    member.on_event(LeaseEvent.UNLOCKED, A, unlock.lease_number, 3.0)
+    assert member.report().active_queues == frozenset()
     assert not member.may_commit(A)
 
 
 def test_drain_is_cut_after_its_timeout_since_the_assignment_was_applied() -> None:
     member = a_member(A, drain_timeout=20.0)
-    stop = member.read(a_document(6), 100.0).commands[0]
-    member.read(a_document(7), 110.0)
-    assert member.next_look() == 120.0
-    assert member.tick(119.9) == Step()
-    assert acts(member.tick(120.0)) == [(LeaseAction.CUT, A)]
-    assert member.next_look() is None
+    stop = member.apply_assignment(a_document(6), 100.0).commands[0]
+    member.apply_assignment(a_document(7), 110.0)
+    assert member.next_timer_at() == 120.0
+    assert member.run_due_timers(119.9) == Effects()
+    assert acts(member.run_due_timers(120.0)) == [(LeaseAction.ABORT, A)]
+    assert member.next_timer_at() is None
     assert releasing(member) == [A]
-    member.happened(LeaseEvent.EMPTY, A, stop.life, 121.0)
+    member.on_event(LeaseEvent.DRAINED, A, stop.lease_number, 121.0)
     assert releasing(member) == []
 
 
 def test_drain_is_cancelled_when_the_queue_is_assigned_again() -> None:
     member = a_member(A)
-    stop = member.read(a_document(6), 1.0).commands[0]
-    assert acts(member.read(a_document(7, A), 2.0)) == [(LeaseAction.FETCH, A)]
-    assert member.happened(LeaseEvent.EMPTY, A, stop.life, 3.0) == Step()
+    stop = member.apply_assignment(a_document(6), 1.0).commands[0]
+    assert acts(member.apply_assignment(a_document(7, A), 2.0)) == [(LeaseAction.FETCH, A)]
+    assert member.on_event(LeaseEvent.DRAINED, A, stop.lease_number, 3.0) == Effects()
     assert states(member) == {A: LeaseState.RUNNING}
-    assert member.next_look() is None
-    again = member.read(a_document(8), 4.0).commands[0]
-    assert member.happened(LeaseEvent.EMPTY, A, stop.life, 5.0) == Step()  # of the first drain
+    assert member.next_timer_at() is None
+    again = member.apply_assignment(a_document(8), 4.0).commands[0]
+    assert member.on_event(LeaseEvent.DRAINED, A, stop.lease_number, 5.0) == Effects()  # of the first drain
     assert releasing(member) == [A]
-    member.happened(LeaseEvent.EMPTY, A, again.life, 6.0)
-    assert member.lives == {}
+    member.on_event(LeaseEvent.DRAINED, A, again.lease_number, 6.0)
+    assert member.leases == {}
 
 
 def test_drain_that_was_cut_ends_before_the_queue_starts_again() -> None:
     member = a_member(A)
-    member.read(a_document(6), 1.0)
-    cut = member.tick(31.0).commands[0]
-    assert member.read(a_document(7, A), 32.0).commands == ()
+    member.apply_assignment(a_document(6), 1.0)
+    cut = member.run_due_timers(31.0).commands[0]
+    assert member.apply_assignment(a_document(7, A), 32.0).commands == ()
     assert releasing(member) == [A]
-    assert acts(member.happened(LeaseEvent.EMPTY, A, cut.life, 33.0)) == [(LeaseAction.PLACE, A)]
+    assert acts(member.on_event(LeaseEvent.DRAINED, A, cut.lease_number, 33.0)) == [(LeaseAction.FIND_START, A)]
     assert held(member) == [A]
 
 
 @pytest.mark.parametrize("orderly", [False, True])
 def test_queue_lifecycle_ignores_responses_of_an_earlier_number(orderly: bool) -> None:  # noqa: FBT001 - a case
     member = Member(NAME, UID, orderly=orderly)
-    old = member.read(a_document(5, A), 0.0).commands[0]
-    answer(member, member.read(a_document(6), 1.0), 1.0)
-    assert member.lives == {}
-    for event in (LeaseEvent.LOCKED, LeaseEvent.PLACED):
-        assert member.happened(event, A, old.life, 2.0, 0.5) == Step()
-    member.read(a_document(7, A), 3.0)
+    old = member.apply_assignment(a_document(5, A), 0.0).commands[0]
+    answer(member, member.apply_assignment(a_document(6), 1.0), 1.0)
+    assert member.leases == {}
+    for event in (LeaseEvent.LOCKED, LeaseEvent.START_FOUND):
+        assert member.on_event(event, A, old.lease_number, 2.0, 0.5) == Effects()
+    member.apply_assignment(a_document(7, A), 3.0)
     before = states(member)
-    for event in (LeaseEvent.LOCKED, LeaseEvent.PLACED, LeaseEvent.REFUSED, LeaseEvent.FAILED, LeaseEvent.EMPTY):
-        assert member.happened(event, A, old.life, 4.0, 0.5) == Step()
+    for event in (LeaseEvent.LOCKED, LeaseEvent.START_FOUND, LeaseEvent.REFUSED, LeaseEvent.FAILED, LeaseEvent.DRAINED):
+        assert member.on_event(event, A, old.lease_number, 4.0, 0.5) == Effects()
     assert states(member) == before
 
 
 def test_member_reports_stuck_queues_as_held_and_retries_them() -> None:
     member = Member(NAME, UID, orderly=True)
-    locks = {command.queue: command.life for command in member.read(a_document(5, A, B), 0.0).commands}
-    member.happened(LeaseEvent.REFUSED, A, locks[A], 0.0)
-    place = member.happened(LeaseEvent.LOCKED, B, locks[B], 0.0, 0.0).commands[0]
-    member.happened(LeaseEvent.FAILED, B, place.life, 0.5)
-    assert member.stuck == {A: LeaseEvent.REFUSED, B: LeaseEvent.FAILED}
+    locks = {
+        command.queue: command.lease_number for command in member.apply_assignment(a_document(5, A, B), 0.0).commands
+    }
+    member.on_event(LeaseEvent.REFUSED, A, locks[A], 0.0)
+    place = member.on_event(LeaseEvent.LOCKED, B, locks[B], 0.0, 0.0).commands[0]
+    member.on_event(LeaseEvent.FAILED, B, place.lease_number, 0.5)
+    assert member.stuck_queues == {A: LeaseEvent.REFUSED, B: LeaseEvent.FAILED}
     assert held(member) == [A, B]
-    assert member.next_look() == 1.0
-    assert acts(member.tick(1.0)) == [(LeaseAction.LOCK, A)]
-    assert acts(member.tick(1.5)) == [(LeaseAction.LOCK, B)]
-    assert member.stuck == {}
+    assert member.next_timer_at() == 1.0
+    assert acts(member.run_due_timers(1.0)) == [(LeaseAction.LOCK, A)]
+    assert acts(member.run_due_timers(1.5)) == [(LeaseAction.LOCK, B)]
+    assert member.stuck_queues == {}
 
 
 def test_lock_event_requires_the_time_of_its_request() -> None:
     member = Member(NAME, UID, orderly=True)
-    lock = member.read(a_document(5, A), 0.0).commands[0]
+    lock = member.apply_assignment(a_document(5, A), 0.0).commands[0]
     with pytest.raises(ValueError, match="needs the time"):
-        member.happened(LeaseEvent.LOCKED, A, lock.life, 1.0)
+        member.on_event(LeaseEvent.LOCKED, A, lock.lease_number, 1.0)
 
 
 def test_lock_trust_counts_from_sending_the_request() -> None:
     member = a_member(A, orderly=True)
-    renewal = member.tick(20.0).commands[0]
-    member.happened(LeaseEvent.LOCKED, A, renewal.life, 24.0, 21.0)
+    renewal = member.run_due_timers(20.0).commands[0]
+    member.on_event(LeaseEvent.LOCKED, A, renewal.lease_number, 24.0, 21.0)
     assert member.may_deliver(A, 50.9, 1.0)
     assert not member.may_deliver(A, 51.0, 1.0)
 
@@ -261,21 +263,21 @@ def test_lock_in_use_is_renewed_and_given_up_without_a_response() -> None:
     member = a_member(A, orderly=True)
     assert member.may_deliver(A, 29.9, 30.0)
     assert not member.may_deliver(A, 29.9, 30.1)
-    assert acts(member.tick(20.0)) == [(LeaseAction.LOCK, A)]
+    assert acts(member.run_due_timers(20.0)) == [(LeaseAction.LOCK, A)]
     assert not member.may_deliver(A, 30.0, 1.0)
-    assert acts(member.tick(30.0)) == [(LeaseAction.LOCK, A), (LeaseAction.STOP, A), (LeaseAction.LOCK, A)]
-    assert member.next_look() is None
+    assert acts(member.run_due_timers(30.0)) == [(LeaseAction.LOCK, A), (LeaseAction.STOP, A), (LeaseAction.LOCK, A)]
+    assert member.next_timer_at() is None
     assert states(member) == {A: LeaseState.LOCKING}
 
 
-def fetched(member: Member, step: Step) -> float:
+def fetched(member: Member, step: Effects) -> float:
     """Return when a member whose broker answers well fetches first."""
     now = 0.0
     for _ in range(100):
-        if any(command.act is LeaseAction.FETCH for command in answer(member, step, now)):
+        if any(command.action is LeaseAction.FETCH for command in answer(member, step, now)):
             return now
-        now = member.next_look() or now
-        step = member.tick(now)
+        now = member.next_timer_at() or now
+        step = member.run_due_timers(now)
     raise AssertionError("It never fetches")
 
 
@@ -284,8 +286,8 @@ def fetched(member: Member, step: Step) -> float:
     [
         (True, {}, 0, 0.0),
         (True, {B: 5}, 0, 0.0),
-        (True, {A: 5}, 0, HOLD),
-        (True, {A: 3}, 4, HOLD),
+        (True, {A: 5}, 0, LOCK_HOLD_SECONDS),
+        (True, {A: 3}, 4, LOCK_HOLD_SECONDS),
         (False, {A: 5}, 0, 0.0),
     ],
     ids=["graceful", "another queue", "forced", "forced before the restart", "Concurrent"],
@@ -296,27 +298,27 @@ def test_forced_grant_of_an_orderly_queue_waits_a_minute_under_its_lock(
     obeyed: int,
     waits: float,
 ) -> None:
-    member = Member(NAME, UID, orderly=orderly, obeyed=obeyed)
-    assert fetched(member, member.read(a_document(5, A, forced=forced), 0.0)) == waits
+    member = Member(NAME, UID, orderly=orderly, obeyed_generation=obeyed)
+    assert fetched(member, member.apply_assignment(a_document(5, A, forced=forced), 0.0)) == waits
 
 
-@pytest.mark.parametrize(("orderly", "waits"), [(False, 0.0), (True, HOLD)])
+@pytest.mark.parametrize(("orderly", "waits"), [(False, 0.0), (True, LOCK_HOLD_SECONDS)])
 def test_forced_grant_in_a_missed_generation_restarts_the_queue(
     orderly: bool,  # noqa: FBT001 - a case
     waits: float,
 ) -> None:
     member = a_member(A, B, orderly=orderly)
-    step = member.read(a_document(9, A, B, forced={A: 7, B: 5}), 0.0)
+    step = member.apply_assignment(a_document(9, A, B, forced={A: 7, B: 5}), 0.0)
     assert acts(step) == [(LeaseAction.STOP, A)]
     assert releasing(member) == [A]
     assert fetched(member, step) == waits
-    assert acts(member.read(a_document(10, A, B, forced={A: 7, B: 5}), 61.0)) == []
+    assert acts(member.apply_assignment(a_document(10, A, B, forced={A: 7, B: 5}), 61.0)) == []
 
 
 def test_forced_grant_during_a_drain_prevents_its_cancellation() -> None:
     member = a_member(A)
-    member.read(a_document(7, forced={A: 6}), 0.0)
-    assert member.read(a_document(8, A), 1.0).commands == ()
+    member.apply_assignment(a_document(7, forced={A: 6}), 0.0)
+    assert member.apply_assignment(a_document(8, A), 1.0).commands == ()
     assert releasing(member) == [A]
 
 
@@ -324,59 +326,59 @@ def test_drain_releases_every_queue_and_its_end_starts_those_still_assigned() ->
     member = a_member(A, B)
     step = member.drain(final=False, now=1.0)
     assert acts(step) == [(LeaseAction.STOP, A), (LeaseAction.STOP, B)]
-    assert not step.remember_final
+    assert not step.store_final
     assert member.report().state == "draining"
-    assert member.drain(final=False, now=2.0) == Step()
-    assert member.next_look() == 31.0
+    assert member.drain(final=False, now=2.0) == Effects()
+    assert member.next_timer_at() == 31.0
     answer(member, step, 3.0)
     assert (member.report().state, member.report().final) == ("drained", False)
-    assert member.read(a_document(6, B, C), 4.0).commands == ()
+    assert member.apply_assignment(a_document(6, B, C), 4.0).commands == ()
     assert member.report().generation == 6
-    assert acts(member.back(5.0)) == [(LeaseAction.PLACE, B), (LeaseAction.PLACE, C)]
+    assert acts(member.end_drain(5.0)) == [(LeaseAction.FIND_START, B), (LeaseAction.FIND_START, C)]
     assert member.report().state == "serving"
-    assert member.back(6.0) == Step()
+    assert member.end_drain(6.0) == Effects()
 
 
 def test_drain_that_is_reverted_early_ends_before_a_queue_restarts() -> None:
     member = a_member(A, B)
-    stops = {command.queue: command.life for command in member.drain(final=False, now=1.0).commands}
-    member.happened(LeaseEvent.EMPTY, A, stops[A], 1.5)
-    assert acts(member.back(2.0)) == [(LeaseAction.PLACE, A)]
+    stops = {command.queue: command.lease_number for command in member.drain(final=False, now=1.0).commands}
+    member.on_event(LeaseEvent.DRAINED, A, stops[A], 1.5)
+    assert acts(member.end_drain(2.0)) == [(LeaseAction.FIND_START, A)]
     assert (held(member), releasing(member), member.state) == ([A], [B], "serving")
-    assert acts(member.happened(LeaseEvent.EMPTY, B, stops[B], 3.0)) == [(LeaseAction.PLACE, B)]
+    assert acts(member.on_event(LeaseEvent.DRAINED, B, stops[B], 3.0)) == [(LeaseAction.FIND_START, B)]
 
 
 def test_drain_delays_a_new_assignment_until_the_app_is_back() -> None:
     member = a_member(A)
-    member.read(a_document(6), 0.5)
+    member.apply_assignment(a_document(6), 0.5)
     member.drain(final=False, now=1.0)
-    assert member.read(a_document(7, A), 2.0).commands == ()
-    assert member.back(3.0).commands == ()
-    answer(member, Step(commands=(Command(LeaseAction.STOP, A, member.lives[A].number),)), 4.0)
+    assert member.apply_assignment(a_document(7, A), 2.0).commands == ()
+    assert member.end_drain(3.0).commands == ()
+    answer(member, Effects(commands=(Command(LeaseAction.STOP, A, member.leases[A].number),)), 4.0)
     assert states(member) == {A: LeaseState.RUNNING}
 
 
 def test_drain_that_is_final_cannot_be_reverted_even_by_a_restart() -> None:
     member = a_member(A)
     step = member.drain(final=True, now=1.0)
-    assert step.remember_final
-    assert not member.drain(final=True, now=1.0).remember_final
+    assert step.store_final
+    assert not member.drain(final=True, now=1.0).store_final
     assert (member.report().state, member.report().final) == ("draining", True)
     answer(member, step, 2.0)
-    assert member.report().drained
-    for again in (member, Member(NAME, UID, obeyed=5, final=True)):
-        assert again.back(3.0) == Step()
-        assert (again.read(a_document(6, A), 3.0).remember, again.lives) == (6, {})
-        assert again.report().drained
+    assert member.report().is_drained
+    for again in (member, Member(NAME, UID, obeyed_generation=5, final=True)):
+        assert again.end_drain(3.0) == Effects()
+        assert (again.apply_assignment(a_document(6, A), 3.0).store_generation, again.leases) == (6, {})
+        assert again.report().is_drained
 
 
 def test_drain_for_a_restart_can_become_final() -> None:
     member = a_member(A)
     member.drain(final=False, now=1.0)
     before = member.report().revision
-    assert member.drain(final=True, now=2.0) == Step(remember_final=True)
+    assert member.drain(final=True, now=2.0) == Effects(store_final=True)
     assert member.report().revision > before
-    assert not member.drain(final=False, now=3.0).remember_final
+    assert not member.drain(final=False, now=3.0).store_final
     assert member.final
 
 
@@ -388,10 +390,10 @@ def test_drain_of_a_member_without_queues_ends_at_once() -> None:
 
 def test_member_that_stalled_reads_the_assignment_before_it_delivers_or_commits() -> None:
     member = a_member(A)
-    member.stood_still()
+    member.mark_stalled()
     assert not member.may_deliver(A, 1.0, 1.0)
     assert not member.may_commit(A)
-    member.read(a_document(5, A), 1.0)
+    member.apply_assignment(a_document(5, A), 1.0)
     assert member.may_deliver(A, 1.0, 1.0)
     assert member.may_commit(A)
 
@@ -399,15 +401,15 @@ def test_member_that_stalled_reads_the_assignment_before_it_delivers_or_commits(
 def test_report_revision_grows_only_when_its_queues_or_generation_change() -> None:
     member = a_member(A, orderly=True)
     before = member.report()
-    renewal = member.tick(20.0).commands[0]
-    member.happened(LeaseEvent.LOCKED, A, renewal.life, 21.0, 20.0)
-    member.read("torn", 22.0)
-    member.happened(LeaseEvent.PLACED, A, 99, 22.0)
+    renewal = member.run_due_timers(20.0).commands[0]
+    member.on_event(LeaseEvent.LOCKED, A, renewal.lease_number, 21.0, 20.0)
+    member.apply_assignment("torn", 22.0)
+    member.on_event(LeaseEvent.START_FOUND, A, 99, 22.0)
     assert member.report() is before
-    member.read(a_document(6, A), 23.0)
+    member.apply_assignment(a_document(6, A), 23.0)
     assert member.report().revision == before.revision + 1
     assert member.report().held == before.held
-    member.read(a_document(7), 23.0)
+    member.apply_assignment(a_document(7), 23.0)
     assert member.report().revision == before.revision + 2
 
 
@@ -416,24 +418,24 @@ def test_report_revision_grows_only_when_broker_reachability_changes() -> None:
     assert member.report().brokers == {}
     before = member.report().revision
     for grown, reached in ((1, {"a": True}), (1, {"a": True}), (2, {"b": False, "a": True}), (3, {"a": True}), (4, {})):
-        member.reaches(reached)
+        member.set_broker_reachability(reached)
         assert (member.report().revision, member.report().brokers) == (before + grown, reached)
-    member.reaches({})
+    member.set_broker_reachability({})
     assert member.report().revision == before + 4
 
 
 def test_report_copies_broker_reachability_when_it_is_set() -> None:
     member, reached = a_member(A), {"a": True}
-    member.reaches(reached)
+    member.set_broker_reachability(reached)
     reached["a"] = False
     assert member.report().brokers == {"a": True}
-    member.reaches(reached)
+    member.set_broker_reachability(reached)
     assert member.report().brokers == {"a": False}
 
 
 def test_member_keeps_its_queues_when_a_broker_is_unreachable() -> None:
     member = a_member(A)
-    member.reaches({"broker-a": False})
+    member.set_broker_reachability({"broker-a": False})
     assert (held(member), states(member)) == ([A], {A: LeaseState.RUNNING})
     assert member.may_deliver(A, 1.0, 30.0)
     assert member.may_commit(A)
@@ -441,7 +443,7 @@ def test_member_keeps_its_queues_when_a_broker_is_unreachable() -> None:
 
 def test_report_of_a_member_can_be_read_by_the_operator() -> None:
     report = a_member(A, B, C).report()
-    assert read_report(msgspec.json.encode(report)).working == {A, B, C}
+    assert decode_report(msgspec.json.encode(report)).active_queues == {A, B, C}
 
 
 QUEUES = (A, B, C)
@@ -459,7 +461,7 @@ class Walk:
 
     def restart(self) -> None:
         obeyed, final = self.disk
-        self.member = Member(NAME, UID, orderly=self.orderly, drain_timeout=15.0, obeyed=obeyed, final=final)
+        self.member = Member(NAME, UID, orderly=self.orderly, drain_timeout=15.0, obeyed_generation=obeyed, final=final)
         self.asked: list[Command] = []  # answered ones, too
         self.answered = 0
         self.fetching: set[Queue] = set()
@@ -467,24 +469,27 @@ class Walk:
         self.given, self.drains = frozenset[Queue](), final
         self.seen: tuple[int, object] = (-1, None)
 
-    def carry_out(self, step: Step) -> None:
-        self.disk = (self.disk[0] if step.remember is None else step.remember, self.disk[1] or step.remember_final)
+    def carry_out(self, step: Effects) -> None:
+        self.disk = (
+            self.disk[0] if step.store_generation is None else step.store_generation,
+            self.disk[1] or step.store_final,
+        )
         for command in step.commands:
-            if command.act is LeaseAction.FETCH:
+            if command.action is LeaseAction.FETCH:
                 assert command.queue in self.given
                 assert not self.drains
                 self.fetching.add(command.queue)
                 self.working[command.queue] = len(self.asked)
-            if command.act is LeaseAction.STOP:
+            if command.action is LeaseAction.STOP:
                 self.fetching.discard(command.queue)
             self.asked.append(command)
 
     def read(self, text: str | None, generation: int = 0, given: Iterable[Queue] = ()) -> None:
-        before = self.member.obeyed
-        step = self.member.read(text, self.now)
-        assert self.member.obeyed >= before
-        if step.remember is not None:
-            assert step.remember == generation >= self.disk[0]
+        before = self.member.obeyed_generation
+        step = self.member.apply_assignment(text, self.now)
+        assert self.member.obeyed_generation >= before
+        if step.store_generation is not None:
+            assert step.store_generation == generation >= self.disk[0]
             self.given = frozenset(given)
         self.carry_out(step)
 
@@ -519,22 +524,22 @@ class Walk:
 
     def reply(self, number: int, *, fails: bool = False) -> None:
         command = self.asked[number]
-        event = GOOD.get(command.act)
+        event = GOOD.get(command.action)
         if event is None:
             return
-        if fails and command.act in {LeaseAction.LOCK, LeaseAction.PLACE}:
-            refused = command.act is LeaseAction.LOCK and self.chance.random() < 0.5
+        if fails and command.action in {LeaseAction.LOCK, LeaseAction.FIND_START}:
+            refused = command.action is LeaseAction.LOCK and self.chance.random() < 0.5
             event = LeaseEvent.REFUSED if refused else LeaseEvent.FAILED
-        if event is LeaseEvent.EMPTY and self.working.get(command.queue, number) <= number:
+        if event is LeaseEvent.DRAINED and self.working.get(command.queue, number) <= number:
             self.working.pop(command.queue, None)  # else it is an answer from before it was fetched again
-        life, before = self.member.lives.get(command.queue), states(self.member)
-        late = life is None or life.number != command.life
-        self.carry_out(self.member.happened(event, command.queue, command.life, self.now, self.now))
+        life, before = self.member.leases.get(command.queue), states(self.member)
+        late = life is None or life.number != command.lease_number
+        self.carry_out(self.member.on_event(event, command.queue, command.lease_number, self.now, self.now))
         assert not late or states(self.member) == before
 
     def time_passes(self) -> None:
         self.now += self.chance.choice([0.1, 1.0, 5.0, 20.0, 70.0])
-        self.carry_out(self.member.tick(self.now))
+        self.carry_out(self.member.run_due_timers(self.now))
 
     def drain(self) -> None:
         self.drains = True
@@ -542,19 +547,19 @@ class Walk:
 
     def the_app_is_back(self) -> None:
         self.drains = self.disk[1]
-        self.carry_out(self.member.back(self.now))
+        self.carry_out(self.member.end_drain(self.now))
 
     def stand_still(self) -> None:
-        self.member.stood_still()
+        self.member.mark_stalled()
         assert not any(self.member.may_deliver(it, self.now, 1.0) or self.member.may_commit(it) for it in QUEUES)
         self.read(None)
 
     def it_works_what_it_reports_and_delivers_what_it_was_given(self) -> None:
         report = self.member.report()
-        assert report.generation == self.disk[0] == self.member.obeyed
-        assert self.working.keys() <= report.working
+        assert report.generation == self.disk[0] == self.member.obeyed_generation
+        assert self.working.keys() <= report.active_queues
         for queue in QUEUES:
-            if queue not in report.working:
+            if queue not in report.active_queues:
                 assert not self.member.may_commit(queue)
             if self.member.may_deliver(queue, self.now, 1.0):
                 assert queue in self.given & self.fetching
@@ -573,8 +578,8 @@ class Walk:
             self.it_works_what_it_reports_and_delivers_what_it_was_given()
             if set(states(self.member).values()) <= {LeaseState.RUNNING}:
                 break
-            self.now = max(self.now, self.member.next_look() or 0.0)
-            self.carry_out(self.member.tick(self.now))
+            self.now = max(self.now, self.member.next_timer_at() or 0.0)
+            self.carry_out(self.member.run_due_timers(self.now))
         assert states(self.member) == dict.fromkeys([] if self.drains else self.given, LeaseState.RUNNING)
 
 
@@ -612,20 +617,20 @@ def a_share(incarnation: int, *queues: Queue) -> dict[str, Any]:
 
 
 def a_restarted_member() -> Member:
-    member = Member(NAME, UID, obeyed=5)
-    member.count(MINE, 1763712000.5)
+    member = Member(NAME, UID, obeyed_generation=5)
+    member.set_incarnation(MINE, 1763712000.5)
     return member
 
 
 def test_restart_consumes_only_what_a_document_gives_to_this_process() -> None:
     member = a_restarted_member()
-    step = member.read(a_document(5, **a_share(BEFORE, A)), 0.0)
-    assert (acts(step), member.lives, step.remember) == ([], {}, 5)
+    step = member.apply_assignment(a_document(5, **a_share(BEFORE, A)), 0.0)
+    assert (acts(step), member.leases, step.store_generation) == ([], {}, 5)
     report = member.report()
-    assert (report.process, report.started, report.reads, report.held) == (MINE, 1763712000.5, 2, {})
-    step = member.read(a_document(6, **a_share(MINE, A)), 1.0)
-    assert acts(step) == [(LeaseAction.PLACE, A)]
-    step = member.read(a_document(7, **a_share(MINE + 1, A)), 2.0)
+    assert (report.incarnation_number, report.started, report.reads, report.held) == (MINE, 1763712000.5, 2, {})
+    step = member.apply_assignment(a_document(6, **a_share(MINE, A)), 1.0)
+    assert acts(step) == [(LeaseAction.FIND_START, A)]
+    step = member.apply_assignment(a_document(7, **a_share(MINE + 1, A)), 2.0)
     assert acts(step) == [(LeaseAction.STOP, A)], (
         "a document for a later process: this one has no business with the queue"
     )
@@ -633,38 +638,38 @@ def test_restart_consumes_only_what_a_document_gives_to_this_process() -> None:
 
 def test_restart_consumes_what_a_document_of_schema_1_gives_to_the_pod() -> None:
     member = a_restarted_member()
-    assert acts(member.read(a_document(5, A), 0.0)) == [(LeaseAction.PLACE, A)]
+    assert acts(member.apply_assignment(a_document(5, A), 0.0)) == [(LeaseAction.FIND_START, A)]
 
 
 def test_restart_is_resumed_by_the_member_itself_only_where_nobody_asks_for_its_report() -> None:
     member = a_restarted_member()
-    member.read(a_document(5, **a_share(BEFORE, A)), 10.0)
-    assert member.next_look() == 10.0 + RESUME_SECONDS
-    member.asked(100.0)
-    assert member.next_look() == 100.0 + RESUME_SECONDS
+    member.apply_assignment(a_document(5, **a_share(BEFORE, A)), 10.0)
+    assert member.next_timer_at() == 10.0 + RESUME_SECONDS
+    member.note_report_request(100.0)
+    assert member.next_timer_at() == 100.0 + RESUME_SECONDS
     due = 100.0 + RESUME_SECONDS
-    assert acts(member.tick(due - 0.1)) == []
-    member.stood_still()
-    assert acts(member.tick(due)) == [], "the document may be an old one"
-    member.read(a_document(5, **a_share(BEFORE, A)), due)
-    assert acts(member.tick(due)) == [(LeaseAction.PLACE, A)]
-    assert member.next_look() is None
+    assert acts(member.run_due_timers(due - 0.1)) == []
+    member.mark_stalled()
+    assert acts(member.run_due_timers(due)) == [], "the document may be an old one"
+    member.apply_assignment(a_document(5, **a_share(BEFORE, A)), due)
+    assert acts(member.run_due_timers(due)) == [(LeaseAction.FIND_START, A)]
+    assert member.next_timer_at() is None
     assert from_ranges(member.report().held) == [A]
-    step = member.read(a_document(6, **a_share(BEFORE, A, B)), due + 1.0)
-    assert acts(step) == [(LeaseAction.PLACE, B)], "the operator does not know of this process yet"
-    assert acts(member.read(a_document(7, **a_share(MINE, B)), due + 2.0)) == [(LeaseAction.STOP, A)]
+    step = member.apply_assignment(a_document(6, **a_share(BEFORE, A, B)), due + 1.0)
+    assert acts(step) == [(LeaseAction.FIND_START, B)], "the operator does not know of this process yet"
+    assert acts(member.apply_assignment(a_document(7, **a_share(MINE, B)), due + 2.0)) == [(LeaseAction.STOP, A)]
 
 
 def test_restart_of_a_drained_member_resumes_nothing() -> None:
     member = a_restarted_member()
-    member.read(a_document(5, **a_share(BEFORE, A)), 0.0)
+    member.apply_assignment(a_document(5, **a_share(BEFORE, A)), 0.0)
     member.drain(final=True, now=1.0)
-    assert acts(member.tick(1.0 + RESUME_SECONDS)) == []
+    assert acts(member.run_due_timers(1.0 + RESUME_SECONDS)) == []
 
 
 def test_restart_is_counted_in_the_report_once_its_number_is_on_the_disk() -> None:
     member = Member(NAME, UID)
     before = member.report()
-    assert before.process == 0
-    member.count(1, 7.0)
-    assert (member.report().process, member.report().revision) == (1, before.revision + 1)
+    assert before.incarnation_number == 0
+    member.set_incarnation(1, 7.0)
+    assert (member.report().incarnation_number, member.report().revision) == (1, before.revision + 1)

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rota.brokers.message import LARGEST_PROPERTIES_BYTES, MEBIBYTE, MESSAGE_OVERHEAD_BYTES, Message
+from rota.brokers.message import MAX_PROPERTIES_BYTES, MEBIBYTE, MESSAGE_OVERHEAD_BYTES, Message
 from rota.brokers.port import PullResult
 from rota.model import Queue
-from rota.sidecar.member.memory_budget import MemoryBudget, PullAdmission, Reservation
-from rota.sidecar.member.window import Limits, Window
+from rota.sidecar.member.memory_budget import MemoryBudget, MemoryReservation, PullAdmission
+from rota.sidecar.member.window import QueueLimits, QueueWindow
 from rota.spec import Buffer
 
 BUDGET = 100_000
@@ -20,19 +20,19 @@ class AQueue:
     """A queue with a window; each message takes as much memory as a test says."""
 
     def __init__(self, limit_bytes: int = BUDGET) -> None:
-        self.window, self.limits = Window(next=0, committed=0), Limits(bytes=limit_bytes)
+        self.window, self.limits = QueueWindow(next_offset=0, committed_offset=0), QueueLimits(max_bytes=limit_bytes)
 
     def put(self, *memory_bytes: int) -> None:
-        start = self.window.next
+        start = self.window.next_offset
         bodies = [bytes(it - MESSAGE_OVERHEAD_BYTES) for it in memory_bytes]
         messages = [Message(Queue("t", "b", 0), offset, body, {}) for offset, body in enumerate(bodies, start)]
-        self.window.put(start, PullResult(tuple(messages), start + len(messages), 0, 1000))
+        self.window.add_pull(start, PullResult(tuple(messages), start + len(messages), 0, 1000))
 
     def finish(self) -> None:
         """Deliver one message."""
-        delivery = self.window.take(1, 0.0)
+        delivery = self.window.start_delivery(1, 0.0)
         assert delivery
-        self.window.done(delivery, delivery.messages[0])
+        self.window.finish_message(delivery, delivery.messages[0])
 
 
 class BudgetedMember:
@@ -43,10 +43,10 @@ class BudgetedMember:
         self.budget = MemoryBudget(budget, lambda: self.queues)
         self.woken: list[str] = []
 
-    def wait(self, name: str, memory_bytes: int, queue: int = 0) -> Reservation:
+    def wait(self, name: str, memory_bytes: int, queue: int = 0) -> MemoryReservation:
         return self.budget.reserve(self.queues[queue], memory_bytes, lambda: self.woken.append(name))
 
-    def pull(self, queue: int, reservation: Reservation | None = None) -> PullAdmission:
+    def pull(self, queue: int, reservation: MemoryReservation | None = None) -> PullAdmission:
         return PullAdmission(self.budget, self.queues[queue], reservation)
 
 
@@ -133,9 +133,9 @@ def test_memory_admission_is_closed_by_an_error() -> None:
 def test_memory_admission_uses_the_current_limit_of_a_decompressed_body() -> None:
     member = BudgetedMember(10_000)
     admission = member.pull(0)
-    assert admission.largest_body_bytes == 4 * MEBIBYTE
-    member.queues[0].limits = Limits(body=7)
-    assert admission.largest_body_bytes == 7
+    assert admission.max_body_bytes == 4 * MEBIBYTE
+    member.queues[0].limits = QueueLimits(max_body_bytes=7)
+    assert admission.max_body_bytes == 7
 
 
 # The line.
@@ -153,7 +153,7 @@ def test_memory_budget_grants_freed_memory_in_order_of_waiting() -> None:
     waiting = [member.wait("large", 50_000), member.wait("small", 20_000), member.wait("next", 60_000)]
     assert [it.granted for it in waiting] == [False] * 3  # the small one waits behind the large one
     member.queues[0].finish()
-    member.budget.grant()
+    member.budget.grant_waiting()
     assert (member.woken, [it.granted for it in waiting]) == (["large", "small"], [True, True, False])
 
 
@@ -163,7 +163,7 @@ def test_memory_budget_prefers_waiting_reservations_to_later_pulls() -> None:
     member.wait("large", 50_000)
     assert admit(member.pull(1), 2000) == 0
     member.queues[0].finish()
-    member.budget.grant()
+    member.budget.grant_waiting()
     assert admit(member.pull(1), 50_000, 2000) == 1
 
 
@@ -173,7 +173,7 @@ def test_memory_budget_grants_one_message_of_any_size_once_nothing_is_held() -> 
     large, next_one = member.wait("large", 3 * BUDGET), member.wait("next", 2000)
     assert not large.granted
     member.queues[0].finish()
-    member.budget.grant()
+    member.budget.grant_waiting()
     assert (large.granted, next_one.granted) == (True, False)
 
 
@@ -216,7 +216,7 @@ class Walk:
 
     def __init__(self, budget: int) -> None:
         self.member, self.budget = BudgetedMember(*[5000] * 4, budget=budget), budget
-        self.waiting: dict[int, tuple[int, Reservation]] = {}
+        self.waiting: dict[int, tuple[int, MemoryReservation]] = {}
 
     def pull(self, queue: int, memory_bytes: int) -> None:
         """Pull a message; a queue that waits pulls the same one again, once its memory is granted."""
@@ -227,14 +227,14 @@ class Walk:
         with self.member.pull(queue, reservation) as admission:
             if admission.admit(memory_bytes):
                 self.member.queues[queue].put(memory_bytes)
-        if admission.refused_bytes and not self.member.queues[queue].window.buffered:
+        if admission.refused_bytes and not self.member.queues[queue].window.unfinished_count:
             self.waiting[queue] = memory_bytes, self.member.wait(str(queue), memory_bytes, queue)
         assert self.member.budget.used_bytes <= max(self.budget, 30_000)
 
     def finish(self, queue: int) -> None:
-        if self.member.queues[queue].window.buffered:
+        if self.member.queues[queue].window.unfinished_count:
             self.member.queues[queue].finish()
-            self.member.budget.grant()
+            self.member.budget.grant_waiting()
 
     def finish_all(self) -> None:
         """End deliveries until no queue waits; each turn some queue must go on, or some delivery end."""
@@ -310,7 +310,7 @@ def test_memory_beyond_the_queue_shares_is_granted_first_come_first_served() -> 
     with member.pull(3) as within_share:
         assert admit(within_share, 10_000) == 1
     member.queues[0].finish()
-    member.budget.grant()
+    member.budget.grant_waiting()
     assert member.woken == ["large", "larger"]
     member.budget.cancel(large)
     assert member.woken == ["large", "larger", "small"]
@@ -324,7 +324,7 @@ def test_memory_for_a_message_above_the_common_part_is_not_overtaken() -> None:
     assert not too_large.granted
     assert admit(member.pull(3), 2000) == 0
     member.queues[0].finish()
-    member.budget.grant()
+    member.budget.grant_waiting()
     assert too_large.granted
     assert member.budget.used_bytes == 77_000
 
@@ -345,7 +345,7 @@ def test_memory_share_must_wait_while_others_hold_more_than_the_shares_leave() -
     waiting = member.wait("a", 6000, 1)
     assert not waiting.granted
     member.queues[0].finish()
-    member.budget.grant()
+    member.budget.grant_waiting()
     assert waiting.granted
 
 
@@ -354,9 +354,9 @@ def test_memory_within_a_queues_share_is_granted_without_waiting(steps: Sequence
     member = a_divided_member()
     waiting: set[int] = set()
     for queue, memory_bytes, ends in steps:
-        if ends and member.queues[queue].window.buffered:
+        if ends and member.queues[queue].window.unfinished_count:
             member.queues[queue].finish()
-            member.budget.grant()
+            member.budget.grant_waiting()
         if ends or queue in waiting:
             continue
         is_within_share = member.budget.is_within_share(member.queues[queue], memory_bytes)
@@ -365,7 +365,7 @@ def test_memory_within_a_queues_share_is_granted_without_waiting(steps: Sequence
             if is_admitted:
                 member.queues[queue].put(memory_bytes)
         assert is_admitted or not is_within_share
-        if not is_admitted and not member.queues[queue].window.buffered:
+        if not is_admitted and not member.queues[queue].window.unfinished_count:
             waiting.add(queue)
             member.wait(str(queue), memory_bytes, queue)
         assert member.budget.used_bytes <= BUDGET
@@ -376,7 +376,7 @@ def test_memory_within_a_queues_share_is_granted_without_waiting(steps: Sequence
 
 def test_memory_shares_leave_room_for_one_largest_message() -> None:
     budget = MemoryBudget(64 * MEBIBYTE, list)
-    divided_bytes = 60 * MEBIBYTE - MESSAGE_OVERHEAD_BYTES - LARGEST_PROPERTIES_BYTES
+    divided_bytes = 60 * MEBIBYTE - MESSAGE_OVERHEAD_BYTES - MAX_PROPERTIES_BYTES
     assert budget.share_bytes(16, 4 * MEBIBYTE) == divided_bytes / 16
     assert budget.share_bytes(0, 4 * MEBIBYTE) == divided_bytes
 
@@ -394,8 +394,8 @@ def test_memory_budget_is_divided_among_queues_and_topic_limits_among_those_of_a
     member = BudgetedMember(1, 1, 1, budget=64 * MEBIBYTE)
     names = [Queue("orders", "b", 0), Queue("orders", "b", 1), Queue("bills", "b", 0)]
     buffer = Buffer(messages_per_topic=100, mebibytes_per_message=2)
-    member.budget.divide(buffer, dict(zip(names, member.queues, strict=True)))
+    member.budget.set_limits(buffer, dict(zip(names, member.queues, strict=True)))
     share_bytes = int(member.budget.share_bytes(3, 2 * MEBIBYTE))
     assert [it.limits for it in member.queues] == [
-        Limits(messages, share_bytes, body=2 * MEBIBYTE) for messages in (50, 50, 100)
+        QueueLimits(messages, share_bytes, max_body_bytes=2 * MEBIBYTE) for messages in (50, 50, 100)
     ]

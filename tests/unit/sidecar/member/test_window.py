@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rota.brokers.message import MEBIBYTE, MESSAGE_OVERHEAD_BYTES, Message, properties_bytes_of
 from rota.brokers.port import PullRedirect, PullResult
 from rota.model import Queue
-from rota.sidecar.member.window import Delivery, Limits, Window
+from rota.sidecar.member.window import OpenDelivery, QueueLimits, QueueWindow
 from rota.spec import Buffer
 
 Q = Queue("orders", "broker-a", 3)
@@ -31,39 +31,39 @@ def a_pull(*offsets: int, then: int | None = None, moved: PullRedirect | None = 
     return PullResult(tuple(a_message(it) for it in offsets), following, 0, 1000, moved)
 
 
-def a_window(*offsets: int, orderly: bool = False, then: int | None = None) -> Window:
+def a_window(*offsets: int, orderly: bool = False, then: int | None = None) -> QueueWindow:
     """Return one that began at 0, as the broker has it, and fetched these."""
-    window = Window(next=0, orderly=orderly, committed=0)
+    window = QueueWindow(next_offset=0, orderly=orderly, committed_offset=0)
     if offsets or then:
-        window.put(0, a_pull(*offsets, then=then))
+        window.add_pull(0, a_pull(*offsets, then=then))
     return window
 
 
-def taken(window: Window, most: int = 32, now: float = 0.0) -> Delivery:
-    delivery = window.take(most, now)
+def taken(window: QueueWindow, most: int = 32, now: float = 0.0) -> OpenDelivery:
+    delivery = window.start_delivery(most, now)
     assert delivery is not None
     return delivery
 
 
-def offsets_of(delivery: Delivery | None) -> list[int]:
+def offsets_of(delivery: OpenDelivery | None) -> list[int]:
     return [message.offset for message in delivery.messages] if delivery else []
 
 
-def finish(window: Window, delivery: Delivery, *offsets: int) -> None:
+def finish(window: QueueWindow, delivery: OpenDelivery, *offsets: int) -> None:
     """End these as done; all of them if none is named."""
     for message in delivery.messages:
         if not offsets or message.offset in offsets:
-            window.done(delivery, message)
+            window.finish_message(delivery, message)
 
 
-def bring_back(window: Window, delivery: Delivery, *offsets: int, until: float = 0.0) -> None:
+def bring_back(window: QueueWindow, delivery: OpenDelivery, *offsets: int, until: float = 0.0) -> None:
     for message in delivery.messages:
         if message.offset in offsets:
-            window.back(delivery, message, until)
+            window.return_message(delivery, message, until)
 
 
-def to_commit(window: Window) -> int | None:
-    commit = window.to_commit()
+def to_commit(window: QueueWindow) -> int | None:
+    commit = window.next_commit()
     return commit.offset if commit else None
 
 
@@ -72,43 +72,43 @@ def to_commit(window: Window) -> int | None:
 
 def test_window_delivers_messages_in_order_and_each_once() -> None:
     window = a_window(0, 1, 2, 3, 4)
-    assert [offsets_of(window.take(2, 0.0)) for _ in range(4)] == [[0, 1], [2, 3], [4], []]
+    assert [offsets_of(window.start_delivery(2, 0.0)) for _ in range(4)] == [[0, 1], [2, 3], [4], []]
 
 
 def test_window_without_messages_starts_no_delivery() -> None:
     window = a_window()
-    assert window.take(32, 0.0) is None
-    assert window.empty
+    assert window.start_delivery(32, 0.0) is None
+    assert window.is_idle
 
 
 def test_window_ignores_messages_that_were_fetched_before() -> None:
     window = a_window(0, 1, 2)
-    window.put(3, a_pull(1, 2, 3, 4))
-    assert offsets_of(window.take(32, 0.0)) == [0, 1, 2, 3, 4]
+    window.add_pull(3, a_pull(1, 2, 3, 4))
+    assert offsets_of(window.start_delivery(32, 0.0)) == [0, 1, 2, 3, 4]
 
 
 def test_window_next_offset_never_goes_back_with_a_pull() -> None:
     window = a_window(0, 1, 2)
-    window.put(3, a_pull(then=2))
-    assert window.next == 3
-    window.put(3, a_pull(3, 4, then=4))
-    assert window.next == 5
+    window.add_pull(3, a_pull(then=2))
+    assert window.next_offset == 3
+    window.add_pull(3, a_pull(3, 4, then=4))
+    assert window.next_offset == 5
 
 
 def test_window_is_concurrent_by_default() -> None:
-    window = Window(next=0)
-    window.put(0, a_pull(0, 1))
-    assert [offsets_of(window.take(1, 0.0)) for _ in range(2)] == [[0], [1]]
+    window = QueueWindow(next_offset=0)
+    window.add_pull(0, a_pull(0, 1))
+    assert [offsets_of(window.start_delivery(1, 0.0)) for _ in range(2)] == [[0], [1]]
 
 
 def test_orderly_queue_has_one_open_delivery_at_a_time() -> None:
     window = a_window(0, 1, 2, 3, orderly=True)
     delivery = taken(window, 2)
-    assert window.take(2, 0.0) is None
+    assert window.start_delivery(2, 0.0) is None
     finish(window, delivery, 0)
-    assert window.take(2, 0.0) is None
+    assert window.start_delivery(2, 0.0) is None
     finish(window, delivery, 1)
-    assert offsets_of(window.take(2, 0.0)) == [2, 3]
+    assert offsets_of(window.start_delivery(2, 0.0)) == [2, 3]
 
 
 def test_orderly_queue_repeats_returned_messages_first_in_order_and_one_by_one() -> None:
@@ -116,37 +116,37 @@ def test_orderly_queue_repeats_returned_messages_first_in_order_and_one_by_one()
     delivery = taken(window, 4)
     finish(window, delivery, 0, 2)
     for message in reversed(delivery.messages):
-        window.back(delivery, message, 0.0)
+        window.return_message(delivery, message, 0.0)
     for offset in (1, 3):
         again = taken(window)
         assert offsets_of(again) == [offset]
         finish(window, again)
-    assert offsets_of(window.take(32, 0.0)) == [4]
+    assert offsets_of(window.start_delivery(32, 0.0)) == [4]
 
 
 def test_window_delivers_returned_messages_one_by_one_and_new_ones_together() -> None:
     window = a_window(0, 1, 2, 3)
     bring_back(window, taken(window, 2), 0, 1)
-    assert [offsets_of(window.take(2, 0.0)) for _ in range(3)] == [[0], [1], [2, 3]]
+    assert [offsets_of(window.start_delivery(2, 0.0)) for _ in range(3)] == [[0], [1], [2, 3]]
 
 
 def test_orderly_queue_waits_until_all_returned_messages_may_be_retried() -> None:
     window = a_window(0, 1, 2, orderly=True)
     delivery = taken(window, 2)
     bring_back(window, delivery, 0, until=5.0)
-    assert window.take(32, 5.0) is None
+    assert window.start_delivery(32, 5.0) is None
     bring_back(window, delivery, 1, until=4.0)
-    assert window.take(32, 4.9) is None
-    assert offsets_of(window.take(1, 5.0)) == [0]
+    assert window.start_delivery(32, 4.9) is None
+    assert offsets_of(window.start_delivery(1, 5.0)) == [0]
 
 
 def test_window_of_a_concurrent_queue_is_not_blocked_by_messages_awaiting_retry() -> None:
     window = a_window(0, 1, 2, 3)
     bring_back(window, taken(window, 2), 0, 1, until=5.0)
-    assert offsets_of(window.take(1, 4.9)) == [2]
-    assert offsets_of(window.take(1, 5.0)) == [0]
-    assert offsets_of(window.take(9, 5.0)) == [1]
-    assert offsets_of(window.take(9, 5.0)) == [3]
+    assert offsets_of(window.start_delivery(1, 4.9)) == [2]
+    assert offsets_of(window.start_delivery(1, 5.0)) == [0]
+    assert offsets_of(window.start_delivery(9, 5.0)) == [1]
+    assert offsets_of(window.start_delivery(9, 5.0)) == [3]
 
 
 def test_window_delivers_first_the_message_that_may_be_retried_first() -> None:
@@ -154,13 +154,13 @@ def test_window_delivers_first_the_message_that_may_be_retried_first() -> None:
     delivery = taken(window)
     bring_back(window, delivery, 0, until=7.0)
     bring_back(window, delivery, 1, until=5.0)
-    assert offsets_of(window.take(9, 5.0)) == [1]
+    assert offsets_of(window.start_delivery(9, 5.0)) == [1]
 
 
 def test_window_keeps_the_attempt_of_a_returned_message() -> None:
     window = a_window(0, orderly=True)
-    window.back(taken(window), Message(Q, 0, b"x" * 10, {}, attempt=1), 0.0)
-    assert [message.attempt for message in taken(window).messages] == [1]
+    window.return_message(taken(window), Message(Q, 0, b"x" * 10, {}, reconsume_times=1), 0.0)
+    assert [message.reconsume_times for message in taken(window).messages] == [1]
 
 
 def test_window_counts_repeated_ends_of_a_message_once() -> None:
@@ -170,19 +170,19 @@ def test_window_counts_repeated_ends_of_a_message_once() -> None:
     second = taken(window)
     finish(window, first, 0)
     bring_back(window, first, 0)
-    assert (window.committable, window.in_flight) == (0, 2)
-    assert window.take(32, 0.0) is None
+    assert (window.committable_offset, window.in_flight) == (0, 2)
+    assert window.start_delivery(32, 0.0) is None
     finish(window, second, 0)
-    assert (window.committable, window.in_flight) == (1, 1)
+    assert (window.committable_offset, window.in_flight) == (1, 1)
 
 
 # Committing
 
 
 def test_offset_commit_includes_a_start_that_the_broker_does_not_have() -> None:
-    assert to_commit(Window(next=7)) == 7
-    assert to_commit(Window(next=7, committed=7)) is None
-    assert to_commit(Window(next=7, committed=3)) == 7
+    assert to_commit(QueueWindow(next_offset=7)) == 7
+    assert to_commit(QueueWindow(next_offset=7, committed_offset=7)) is None
+    assert to_commit(QueueWindow(next_offset=7, committed_offset=3)) == 7
 
 
 def test_offset_commit_is_the_lowest_unfinished_offset_whatever_ends_first() -> None:
@@ -223,11 +223,11 @@ def test_offset_commit_that_was_answered_is_not_repeated() -> None:
     window = a_window(0, 1)
     delivery = taken(window)
     finish(window, delivery, 0)
-    commit = window.to_commit()
+    commit = window.next_commit()
     assert commit is not None
     finish(window, delivery, 1)
-    window.answered(commit)
-    assert window.committed == 1
+    window.mark_committed(commit)
+    assert window.committed_offset == 1
     assert to_commit(window) == 2
 
 
@@ -238,19 +238,19 @@ def test_window_that_is_stopped_starts_no_delivery_and_is_empty_after_its_last_o
     window = a_window(0, 1, 2, 3)
     delivery = taken(window, 2)
     window.stop()
-    assert window.take(2, 0.0) is None
-    assert not window.empty
+    assert window.start_delivery(2, 0.0) is None
+    assert not window.is_idle
     finish(window, delivery)
-    assert window.empty
+    assert window.is_idle
 
 
 def test_window_that_is_stopped_discards_undelivered_messages_without_committing() -> None:
     window = a_window(0, 1, 5, 6, then=9)
     delivery = taken(window, 2)
     window.stop()
-    assert (window.buffered, window.bytes, window.next) == (2, 20, 5)
+    assert (window.unfinished_count, window.unfinished_bytes, window.next_offset) == (2, 20, 5)
     finish(window, delivery)
-    assert (window.buffered, window.bytes, to_commit(window)) == (0, 0, 5)
+    assert (window.unfinished_count, window.unfinished_bytes, to_commit(window)) == (0, 0, 5)
 
 
 def test_offset_commit_of_a_stopped_window_passes_filtered_messages() -> None:
@@ -267,8 +267,8 @@ def test_offset_commit_does_not_pass_messages_of_a_cut_delivery() -> None:
     window.stop()
     finish(window, delivery, 0)
     bring_back(window, delivery, 1, 2)
-    assert (window.empty, to_commit(window)) == (True, 1)
-    assert window.take(32, 0.0) is None
+    assert (window.is_idle, to_commit(window)) == (True, 1)
+    assert window.start_delivery(32, 0.0) is None
     finish(window, delivery)  # the app's answer comes after all
     assert to_commit(window) == 1
 
@@ -277,14 +277,14 @@ def test_window_that_was_stopped_has_no_gap_after_a_late_pull() -> None:
     window = a_window(0, 1, 2)
     taken(window, 1)
     window.stop()
-    window.put(3, a_pull(3, 4))
-    window.put(1, a_pull(1, 2))
-    assert (window.next, window.buffered) == (1, 1)
+    window.add_pull(3, a_pull(3, 4))
+    window.add_pull(1, a_pull(1, 2))
+    assert (window.next_offset, window.unfinished_count) == (1, 1)
     window.resume()
-    window.put(3, a_pull(3, 4))
-    assert (window.next, window.buffered) == (1, 1)
-    window.put(1, a_pull(1, 2, 3))
-    assert offsets_of(window.take(32, 0.0)) == [1, 2, 3]
+    window.add_pull(3, a_pull(3, 4))
+    assert (window.next_offset, window.unfinished_count) == (1, 1)
+    window.add_pull(1, a_pull(1, 2, 3))
+    assert offsets_of(window.start_delivery(32, 0.0)) == [1, 2, 3]
 
 
 def test_window_that_is_resumed_continues_its_open_delivery() -> None:
@@ -292,13 +292,13 @@ def test_window_that_is_resumed_continues_its_open_delivery() -> None:
     delivery = taken(window, 1)
     window.stop()
     window.resume()
-    window.put(1, a_pull(1))
-    assert window.take(1, 0.0) is None
+    window.add_pull(1, a_pull(1))
+    assert window.start_delivery(1, 0.0) is None
     bring_back(window, delivery, 0)
     again = taken(window, 1)
     assert offsets_of(again) == [0]
     finish(window, again)
-    assert offsets_of(window.take(1, 0.0)) == [1]
+    assert offsets_of(window.start_delivery(1, 0.0)) == [1]
 
 
 # Resetting
@@ -308,56 +308,56 @@ def test_window_reset_discards_everything_and_commits_the_new_offset() -> None:
     window = a_window(0, 1, 2, 3)
     bring_back(window, taken(window, 2), 0, 1, until=9.0)
     window.reset(100)
-    assert (window.buffered, window.bytes, window.next, to_commit(window)) == (0, 0, 100, 100)
-    assert window.take(32, 9.0) is None
+    assert (window.unfinished_count, window.unfinished_bytes, window.next_offset, to_commit(window)) == (0, 0, 100, 100)
+    assert window.start_delivery(32, 9.0) is None
 
 
 def test_window_that_the_group_has_passed_continues_at_the_groups_offset() -> None:
     window = a_window(0, 1, 2)
     delivery = taken(window, 1)
     finish(window, delivery)
-    open_still, commit = taken(window, 1), window.to_commit()
+    open_still, commit = taken(window, 1), window.next_commit()
     assert commit
-    assert not window.passed(commit, 1)
-    assert window.passed(commit, 7)
+    assert not window.skip_if_passed(commit, 1)
+    assert window.skip_if_passed(commit, 7)
     finish(window, open_still)
-    assert (window.next, window.committed, to_commit(window), window.empty) == (7, 7, None, True)
+    assert (window.next_offset, window.committed_offset, to_commit(window), window.is_idle) == (7, 7, None, True)
 
 
 def test_window_reset_voids_the_groups_offset_read_after_an_earlier_commit() -> None:
     window = a_window(0, 1, 2)
     finish(window, taken(window))
-    commit = window.to_commit()
+    commit = window.next_commit()
     assert commit
     window.reset(1)
-    assert not window.passed(commit, 7)
-    assert window.next == 1
+    assert not window.skip_if_passed(commit, 7)
+    assert window.next_offset == 1
 
 
 def test_window_forgets_attempts_with_the_message_and_with_a_reset() -> None:
     window = a_window(0, 1)
-    window.tried |= {0: 3, 1: 2}
+    window.extra_attempts |= {0: 3, 1: 2}
     finish(window, taken(window, 1))
-    assert window.tried == {1: 2}
+    assert window.extra_attempts == {1: 2}
     window.reset(0)
-    assert window.tried == {}
+    assert window.extra_attempts == {}
 
 
 def test_memory_limit_of_a_queue_is_at_most_its_share() -> None:
     buffer = Buffer(mebibytes_per_queue=100, mebibytes_per_topic=50)
-    assert Limits.of(buffer, 5).bytes == 10 * MEBIBYTE
-    assert Limits.of(buffer, 5, 3.5 * MEBIBYTE).bytes == 3.5 * MEBIBYTE
+    assert QueueLimits.for_queue(buffer, 5).max_bytes == 10 * MEBIBYTE
+    assert QueueLimits.for_queue(buffer, 5, 3.5 * MEBIBYTE).max_bytes == 3.5 * MEBIBYTE
 
 
 def test_window_fits_the_next_messages_up_to_a_total_body_size_but_at_least_one() -> None:
-    window = Window(next=0)
-    assert window.fit(32, 100) == 1
-    window.put(0, PullResult((a_message(0, 60), a_message(1, 40), a_message(2, 1)), 3, 0, 3))
-    assert [window.fit(32, size) for size in (0, 59, 60, 99, 100, 101)] == [1, 1, 1, 1, 2, 3]
-    assert [window.fit(most, 101) for most in (1, 2, 3)] == [1, 2, 3]
+    window = QueueWindow(next_offset=0)
+    assert window.count_fitting(32, 100) == 1
+    window.add_pull(0, PullResult((a_message(0, 60), a_message(1, 40), a_message(2, 1)), 3, 0, 3))
+    assert [window.count_fitting(32, size) for size in (0, 59, 60, 99, 100, 101)] == [1, 1, 1, 1, 2, 3]
+    assert [window.count_fitting(most, 101) for most in (1, 2, 3)] == [1, 2, 3]
     taken(window, 1)
-    assert window.fit(32, 40) == 1
-    assert window.fit(32, 41) == 2
+    assert window.count_fitting(32, 40) == 1
+    assert window.count_fitting(32, 41) == 2
 
 
 def test_memory_is_bodies_and_an_overhead_for_each_message_until_it_is_finished() -> None:
@@ -377,8 +377,8 @@ def test_memory_of_a_delivery_from_before_a_reset_counts_until_it_ends() -> None
     finish(window, old, 0)
     for _ in range(2):
         window.reset(0)
-        assert (window.buffered, window.memory_bytes) == (0, 10 + MESSAGE_OVERHEAD_BYTES)
-    window.put(0, a_pull(0))
+        assert (window.unfinished_count, window.memory_bytes) == (0, 10 + MESSAGE_OVERHEAD_BYTES)
+    window.add_pull(0, a_pull(0))
     assert window.memory_bytes == 20 + 2 * MESSAGE_OVERHEAD_BYTES
     bring_back(window, old, 1)
     assert window.memory_bytes == 10 + MESSAGE_OVERHEAD_BYTES
@@ -395,9 +395,9 @@ def test_window_reset_makes_finished_messages_unfinished() -> None:
     window = a_window(0, 1, 2)
     finish(window, taken(window), 1)
     window.reset(0)
-    window.put(0, a_pull(0, 1, 2))
+    window.add_pull(0, a_pull(0, 1, 2))
     finish(window, taken(window), 0)
-    assert (window.committable, window.buffered) == (1, 2)
+    assert (window.committable_offset, window.unfinished_count) == (1, 2)
 
 
 def test_offset_commit_omits_a_start_that_was_read_from_the_broker() -> None:
@@ -410,55 +410,55 @@ def test_orderly_queue_does_not_wait_for_retries_from_before_a_reset() -> None:
     window = a_window(0, orderly=True)
     bring_back(window, taken(window), 0, until=9.0)
     window.reset(0)
-    window.put(0, a_pull(0))
-    assert offsets_of(window.take(1, 1.0)) == [0]
+    window.add_pull(0, a_pull(0))
+    assert offsets_of(window.start_delivery(1, 1.0)) == [0]
 
 
 def test_window_reset_can_come_with_a_pull() -> None:
     window = a_window(0, 1)
-    window.put(2, a_pull(then=50, moved=PullRedirect.RESET))
-    assert (window.buffered, window.next, to_commit(window)) == (0, 50, 50)
+    window.add_pull(2, a_pull(then=50, moved=PullRedirect.RESET))
+    assert (window.unfinished_count, window.next_offset, to_commit(window)) == (0, 50, 50)
 
 
 def test_window_finishes_its_messages_before_it_passes_a_range_deleted_by_the_broker() -> None:
     window = a_window(0, 1)
     delivery = taken(window, 1)
-    window.put(2, a_pull(then=50, moved=PullRedirect.OUTSIDE))
-    assert (window.buffered, window.next, window.committable) == (2, 50, 0)
+    window.add_pull(2, a_pull(then=50, moved=PullRedirect.OUT_OF_RANGE))
+    assert (window.unfinished_count, window.next_offset, window.committable_offset) == (2, 50, 0)
     bring_back(window, delivery, 0)
     finish(window, taken(window, 1))
     finish(window, taken(window, 1))
-    assert (window.buffered, to_commit(window)) == (0, 50)
+    assert (window.unfinished_count, to_commit(window)) == (0, 50)
 
 
 @pytest.mark.parametrize(("there", "start"), [(90, 50), (50, 50), (7, 7)])
 def test_window_passes_no_unfinished_message_where_the_queue_lost_its_end(there: int, start: int) -> None:
     window = a_window(*range(50, 100))
     bring_back(window, taken(window, 1), 50)
-    window.put(100, a_pull(then=there, moved=PullRedirect.OUTSIDE))
-    assert (window.buffered, window.next, window.committable) == (0, start, start)
+    window.add_pull(100, a_pull(then=there, moved=PullRedirect.OUT_OF_RANGE))
+    assert (window.unfinished_count, window.next_offset, window.committable_offset) == (0, start, start)
 
 
 def test_window_without_messages_passes_a_range_deleted_by_the_broker_at_once() -> None:
     window = a_window()
-    window.put(window.next, a_pull(then=50, moved=PullRedirect.OUTSIDE))
-    assert (window.next, to_commit(window)) == (50, 50)
+    window.add_pull(window.next_offset, a_pull(then=50, moved=PullRedirect.OUT_OF_RANGE))
+    assert (window.next_offset, to_commit(window)) == (50, 50)
 
 
-@pytest.mark.parametrize(("moved", "following"), [(PullRedirect.OUTSIDE, 1), (PullRedirect.RESET, 50)])
+@pytest.mark.parametrize(("moved", "following"), [(PullRedirect.OUT_OF_RANGE, 1), (PullRedirect.RESET, 50)])
 def test_window_that_is_stopped_moves_with_a_reset_only(moved: PullRedirect, following: int) -> None:
     window = a_window(0, 1)
     taken(window, 1)
     window.stop()
-    window.put(2, a_pull(then=50, moved=moved))
-    assert window.next == following
+    window.add_pull(2, a_pull(then=50, moved=moved))
+    assert window.next_offset == following
 
 
 def test_window_ignores_an_outside_response_for_another_offset() -> None:
     window = a_window(0, 1)
     window.reset(7)
-    window.put(2, a_pull(then=50, moved=PullRedirect.OUTSIDE))
-    assert window.next == 7
+    window.add_pull(2, a_pull(then=50, moved=PullRedirect.OUT_OF_RANGE))
+    assert window.next_offset == 7
 
 
 @pytest.mark.parametrize("orderly", [False, True])
@@ -466,32 +466,32 @@ def test_window_reset_voids_the_ends_of_earlier_deliveries(orderly: bool) -> Non
     window = a_window(0, 1, orderly=orderly)
     old = taken(window)
     window.reset(0)
-    window.put(0, a_pull(0, 1))
+    window.add_pull(0, a_pull(0, 1))
     finish(window, old, 0)
     bring_back(window, old, 1)
-    assert (window.committable, window.buffered, window.bytes) == (0, 2, 20)
-    assert offsets_of(window.take(32, 0.0)) == [0, 1]
+    assert (window.committable_offset, window.unfinished_count, window.unfinished_bytes) == (0, 2, 20)
+    assert offsets_of(window.start_delivery(32, 0.0)) == [0, 1]
 
 
 def test_window_reset_leaves_earlier_deliveries_open_until_they_end() -> None:
     window = a_window(0, 1, orderly=True)
     old = taken(window, now=3.0)
     window.reset(0)
-    window.put(0, a_pull(0, 1))
-    assert (window.empty, window.in_flight) == (False, 2)
-    assert window.take(1, 4.0) is None
+    window.add_pull(0, a_pull(0, 1))
+    assert (window.is_idle, window.in_flight) == (False, 2)
+    assert window.start_delivery(1, 4.0) is None
     finish(window, old)
-    assert (window.empty, window.in_flight) == (True, 0)
-    assert offsets_of(window.take(1, 4.0)) == [0]
+    assert (window.is_idle, window.in_flight) == (True, 0)
+    assert offsets_of(window.start_delivery(1, 4.0)) == [0]
 
 
 def test_window_reset_voids_the_response_to_an_earlier_commit() -> None:
     window = a_window(then=8)
-    commit = window.to_commit()
+    commit = window.next_commit()
     assert commit is not None
     window.reset(8)  # to the very same place; the broker has whichever came later
-    window.answered(commit)
-    assert (window.committed, to_commit(window)) == (None, 8)
+    window.mark_committed(commit)
+    assert (window.committed_offset, to_commit(window)) == (None, 8)
 
 
 # Enough
@@ -500,46 +500,57 @@ def test_window_reset_voids_the_response_to_an_earlier_commit() -> None:
 @pytest.mark.parametrize(
     ("limits", "why"),
     [
-        (Limits(messages=4), None),
-        (Limits(messages=3), "3 messages are not finished; the limit is 3"),
-        (Limits(bytes=2 * MEBIBYTE + 3 * MESSAGE_OVERHEAD_BYTES), "2.0 MiB are not finished; the limit is 2.0 MiB"),
-        (Limits(bytes=2 * MEBIBYTE + 3 * MESSAGE_OVERHEAD_BYTES + 1), None),
-        (Limits(span=19), "10 is not finished and 20 offsets behind the last; the limit is 19"),
-        (Limits(span=20), None),
+        (QueueLimits(max_messages=4), None),
+        (QueueLimits(max_messages=3), "3 messages are not finished; the limit is 3"),
+        (
+            QueueLimits(max_bytes=2 * MEBIBYTE + 3 * MESSAGE_OVERHEAD_BYTES),
+            "2.0 MiB are not finished; the limit is 2.0 MiB",
+        ),
+        (QueueLimits(max_bytes=2 * MEBIBYTE + 3 * MESSAGE_OVERHEAD_BYTES + 1), None),
+        (QueueLimits(max_offset_span=19), "10 is not finished and 20 offsets behind the last; the limit is 19"),
+        (QueueLimits(max_offset_span=20), None),
     ],
 )
-def test_window_that_is_full_gives_the_reason(limits: Limits, why: str | None) -> None:
+def test_window_that_is_full_gives_the_reason(limits: QueueLimits, why: str | None) -> None:
     sizes = {10: MEBIBYTE, 11: MEBIBYTE - 7, 30: 7}
     for orderly in (False, True):
-        window = Window(next=10, orderly=orderly)
-        window.put(10, PullResult(tuple(a_message(*it) for it in sizes.items()), 99, 0, 99))
-        assert window.full(limits) == (None if orderly and limits.span < 2000 else why)
+        window = QueueWindow(next_offset=10, orderly=orderly)
+        window.add_pull(10, PullResult(tuple(a_message(*it) for it in sizes.items()), 99, 0, 99))
+        assert window.why_full(limits) == (None if orderly and limits.max_offset_span < 2000 else why)
         taken(window)  # open or not is all the same
-        assert window.full(limits) == (None if orderly and limits.span < 2000 else why)
+        assert window.why_full(limits) == (None if orderly and limits.max_offset_span < 2000 else why)
 
 
 def test_window_without_messages_is_never_full() -> None:
     window = a_window(then=5000)
-    assert window.full(Limits(messages=1, bytes=1, span=0)) is None
+    assert window.why_full(QueueLimits(max_messages=1, max_bytes=1, max_offset_span=0)) is None
 
 
 def test_window_limits_default_to_those_of_the_reference() -> None:
-    assert Limits() == Limits(messages=1000, bytes=104857600, span=2000) == Limits.of(Buffer(), 3)
+    assert (
+        QueueLimits()
+        == QueueLimits(max_messages=1000, max_bytes=104857600, max_offset_span=2000)
+        == QueueLimits.for_queue(Buffer(), 3)
+    )
 
 
 @pytest.mark.parametrize(("queues", "share"), [(1, 1024), (2, 512), (3, 341), (2000, 1)])
 def test_window_limits_of_a_topic_are_shared_among_its_queues(queues: int, share: int) -> None:
-    assert Limits.of(Buffer(messages_per_queue=7, messages_per_topic=1024), queues) == Limits(messages=share)
-    assert Limits.of(Buffer(mebibytes_per_queue=7, mebibytes_per_topic=1024), queues) == Limits(bytes=share << 20)
+    assert QueueLimits.for_queue(Buffer(messages_per_queue=7, messages_per_topic=1024), queues) == QueueLimits(
+        max_messages=share
+    )
+    assert QueueLimits.for_queue(Buffer(mebibytes_per_queue=7, mebibytes_per_topic=1024), queues) == QueueLimits(
+        max_bytes=share << 20
+    )
 
 
 def test_window_limits_include_the_size_of_a_decompressed_body() -> None:
-    assert Limits.of(Buffer(mebibytes_per_message=7), 3).body == 7 * MEBIBYTE
+    assert QueueLimits.for_queue(Buffer(mebibytes_per_message=7), 3).max_body_bytes == 7 * MEBIBYTE
 
 
 def test_window_limits_of_a_queue_apply_where_its_topic_has_none() -> None:
     buffer = Buffer(messages_per_queue=7, mebibytes_per_queue=8)
-    assert Limits.of(buffer, 3) == Limits(messages=7, bytes=8 * MEBIBYTE)
+    assert QueueLimits.for_queue(buffer, 3) == QueueLimits(max_messages=7, max_bytes=8 * MEBIBYTE)
 
 
 # Reporting
@@ -549,7 +560,13 @@ def test_window_reports_its_messages_memory_deliveries_and_offsets() -> None:
     window = a_window(3, 4, 7, then=9)
 
     def told() -> tuple[Any, ...]:
-        return window.buffered, window.bytes, window.in_flight, window.committable, window.last
+        return (
+            window.unfinished_count,
+            window.unfinished_bytes,
+            window.in_flight,
+            window.committable_offset,
+            window.last_offset,
+        )
 
     assert told() == (3, 30, 0, 3, 7)
     one, other = taken(window, 1, now=1.0), taken(window, 1, now=2.0)
@@ -573,7 +590,9 @@ class Naive:
         self.orderly, self.stopped, self.next = orderly, False, 0
         self.where: dict[int, str | float] = {}
         self.sizes: dict[int, int] = {}
-        self.deliveries: list[tuple[Delivery, set[int], bool]] = []  # what is left of it, and whether it still counts
+        self.deliveries: list[
+            tuple[OpenDelivery, set[int], bool]
+        ] = []  # what is left of it, and whether it still counts
 
     def reset(self, start: int) -> None:
         self.where, self.next = {}, start
@@ -586,19 +605,19 @@ class Naive:
         self.where = {offset: where for offset, where in self.where.items() if where != "waiting"}
 
     def put(self, asked: int, pulled: PullResult) -> None:
-        if pulled.moved is PullRedirect.RESET:
-            self.reset(pulled.next)
-        if pulled.moved is PullRedirect.RESET or self.stopped or asked != self.next:
+        if pulled.redirect is PullRedirect.RESET:
+            self.reset(pulled.next_offset)
+        if pulled.redirect is PullRedirect.RESET or self.stopped or asked != self.next:
             return
-        if pulled.moved is PullRedirect.OUTSIDE and pulled.next >= self.next:
-            self.next = pulled.next
-        elif pulled.moved is PullRedirect.OUTSIDE:
-            self.reset(min([pulled.next, *self.unfinished]))
-        if pulled.moved:
+        if pulled.redirect is PullRedirect.OUT_OF_RANGE and pulled.next_offset >= self.next:
+            self.next = pulled.next_offset
+        elif pulled.redirect is PullRedirect.OUT_OF_RANGE:
+            self.reset(min([pulled.next_offset, *self.unfinished]))
+        if pulled.redirect:
             return
         for message in pulled.messages:
             self.where[message.offset], self.sizes[message.offset] = "waiting", len(message.body)
-        self.next = max([self.next, pulled.next, *(message.offset + 1 for message in pulled.messages)])
+        self.next = max([self.next, pulled.next_offset, *(message.offset + 1 for message in pulled.messages)])
 
     def could_take(self, most: int, now: float) -> list[int]:
         if self.stopped or (self.orderly and self.deliveries):
@@ -624,25 +643,25 @@ class Naive:
     def unfinished(self) -> list[int]:
         return sorted(offset for offset, where in self.where.items() if where != "done")
 
-    def full(self, limits: Limits) -> bool:
+    def full(self, limits: QueueLimits) -> bool:
         unfinished = self.unfinished
         # A fetched message counts for the span although it is finished, if a lower one is not.
         span = max(self.where, default=0) - min(unfinished, default=0) if unfinished and not self.orderly else 0
         size = sum(self.sizes[offset] + MESSAGE_OVERHEAD_BYTES for offset in unfinished)
-        return len(unfinished) >= limits.messages or size >= limits.bytes or span > limits.span
+        return len(unfinished) >= limits.max_messages or size >= limits.max_bytes or span > limits.max_offset_span
 
 
 class Walk:
     """One step after another on a window and on the model; each says what it does with two numbers of chance."""
 
     def __init__(self, *, orderly: bool) -> None:
-        self.window, self.naive = Window(next=0, orderly=orderly), Naive(orderly=orderly)
+        self.window, self.naive = QueueWindow(next_offset=0, orderly=orderly), Naive(orderly=orderly)
         self.orderly, self.now, self.committed = orderly, 0.0, 0
         self.asked = [0]
-        self.handed_out: dict[Delivery, tuple[Message, ...]] = {}
+        self.handed_out: dict[OpenDelivery, tuple[Message, ...]] = {}
 
     def put(self, many: int, gap: int) -> None:
-        asked = self.window.next
+        asked = self.window.next_offset
         offsets = [asked + gap // 2 + number * (1 + gap % 2) for number in range(many)]
         self._put(asked, {offset: (offset * 7 + gap) % 5 for offset in offsets}, max(offsets, default=asked) + gap)
 
@@ -659,15 +678,15 @@ class Walk:
         pulled = PullResult(tuple(a_message(*it) for it in sizes.items()), then, 0, 1000, moved)
         if moved:
             self.committed = 0
-        self.window.put(asked, pulled)
+        self.window.add_pull(asked, pulled)
         self.naive.put(asked, pulled)
 
     def take(self, most: int, later: int) -> None:
         self.now += later
         wanted = self.naive.could_take(most + 1, self.now)
         open_now = {offset for _, left, counts in self.naive.deliveries if counts for offset in left}
-        before, unfinished = self.window.open.copy(), self.naive.unfinished
-        delivery = self.window.take(most + 1, self.now)
+        before, unfinished = self.window.open_deliveries.copy(), self.naive.unfinished
+        delivery = self.window.start_delivery(most + 1, self.now)
         assert offsets_of(delivery) == wanted
         assert not open_now & set(wanted)
         if self.orderly:
@@ -691,9 +710,9 @@ class Walk:
             messages = self.handed_out[delivery]
             ended = messages[message % len(messages)]
             if until is None:
-                self.window.done(delivery, ended)
+                self.window.finish_message(delivery, ended)
             else:
-                self.window.back(delivery, ended, until)
+                self.window.return_message(delivery, ended, until)
             self.naive.end(at, ended.offset, "done" if until is None else until)
 
     def stop(self, *_: int) -> None:
@@ -710,27 +729,33 @@ class Walk:
         self.naive.reset(start)
 
     def commit(self, *_: int) -> None:
-        commit = self.window.to_commit()
-        assert (commit is None) == (self.window.committed == self.window.committable)
+        commit = self.window.next_commit()
+        assert (commit is None) == (self.window.committed_offset == self.window.committable_offset)
         if commit:
-            assert commit.offset == self.window.committable
-            self.window.answered(commit)
-            assert self.window.committed == commit.offset
+            assert commit.offset == self.window.committable_offset
+            self.window.mark_committed(commit)
+            assert self.window.committed_offset == commit.offset
 
     def check(self) -> None:
         window, naive, unfinished = self.window, self.naive, self.naive.unfinished
-        assert window.committable == min(unfinished, default=naive.next)
-        assert window.committable >= self.committed  # it never goes back
-        self.committed = window.committable
-        assert (window.next, window.buffered) == (naive.next, len(unfinished))
-        assert window.bytes == sum(naive.sizes[offset] for offset in unfinished)
+        assert window.committable_offset == min(unfinished, default=naive.next)
+        assert window.committable_offset >= self.committed  # it never goes back
+        self.committed = window.committable_offset
+        assert (window.next_offset, window.unfinished_count) == (naive.next, len(unfinished))
+        assert window.unfinished_bytes == sum(naive.sizes[offset] for offset in unfinished)
         left = [message for delivery, _, counts in naive.deliveries if not counts for message in delivery.messages]
         orphaned_bytes = sum(message.memory_bytes for message in left)
-        assert window.memory_bytes == window.bytes + MESSAGE_OVERHEAD_BYTES * len(unfinished) + orphaned_bytes
+        assert (
+            window.memory_bytes == window.unfinished_bytes + MESSAGE_OVERHEAD_BYTES * len(unfinished) + orphaned_bytes
+        )
         assert window.in_flight == sum(len(left) for _, left, _ in naive.deliveries)
-        assert window.empty == (not naive.deliveries)
-        for limits in (Limits(messages=4), Limits(bytes=3 * MESSAGE_OVERHEAD_BYTES + 9), Limits(span=5)):
-            assert (window.full(limits) is not None) == naive.full(limits)
+        assert window.is_idle == (not naive.deliveries)
+        for limits in (
+            QueueLimits(max_messages=4),
+            QueueLimits(max_bytes=3 * MESSAGE_OVERHEAD_BYTES + 9),
+            QueueLimits(max_offset_span=5),
+        ):
+            assert (window.why_full(limits) is not None) == naive.full(limits)
 
 
 STEPS = ["put", "put", "take", "take", "done", "done", "done", "back", "commit"]
@@ -755,16 +780,16 @@ def test_offset_commit_covers_all_messages_in_any_order_of_delivery_ends(ends: l
     for offset in ends:
         finish(window, deliveries[offset // size], offset)
         left.remove(offset)
-        assert window.committable == min(left, default=24)
-    assert (window.empty, window.buffered, window.bytes) == (True, 0, 0)
+        assert window.committable_offset == min(left, default=24)
+    assert (window.is_idle, window.unfinished_count, window.unfinished_bytes) == (True, 0, 0)
 
 
 # Properties.
 
 
-def a_window_with_properties() -> Window:
-    window = Window(next=0, committed=0)
-    window.put(0, PullResult(tuple(with_properties(it, 1008) for it in range(4)), 4, 0, 4))
+def a_window_with_properties() -> QueueWindow:
+    window = QueueWindow(next_offset=0, committed_offset=0)
+    window.add_pull(0, PullResult(tuple(with_properties(it, 1008) for it in range(4)), 4, 0, 4))
     return window
 
 
@@ -787,52 +812,52 @@ def test_memory_of_properties_is_counted_until_each_message_is_finished_or_forgo
 
 def test_memory_of_properties_makes_a_window_full() -> None:
     window = a_window_with_properties()
-    assert window.full(Limits(bytes=4 * PROPERTIES_MEMORY))
-    assert not window.full(Limits(bytes=4 * PROPERTIES_MEMORY + 1))
+    assert window.why_full(QueueLimits(max_bytes=4 * PROPERTIES_MEMORY))
+    assert not window.why_full(QueueLimits(max_bytes=4 * PROPERTIES_MEMORY + 1))
 
 
 def test_window_fits_messages_by_their_bodies_and_encoded_properties() -> None:
     window = a_window_with_properties()
     encoded_bytes = 12 * 5 * 1008
-    assert window.fit(9, 3 * encoded_bytes) == 3
-    assert window.fit(9, 3 * encoded_bytes - 1) == 2
-    assert window.fit(9, 1) == 1
+    assert window.count_fitting(9, 3 * encoded_bytes) == 3
+    assert window.count_fitting(9, 3 * encoded_bytes - 1) == 2
+    assert window.count_fitting(9, 1) == 1
 
 
 # What a crash would repeat
 
 
 def test_window_start_is_where_the_member_began_to_read() -> None:
-    window = Window(next=0, committed=0)
-    assert window.start is None
+    window = QueueWindow(next_offset=0, committed_offset=0)
+    assert window.start_offset is None
     window.reset(7, 7)
-    window.put(7, a_pull(7, 8))
+    window.add_pull(7, a_pull(7, 8))
     window.reset(8, 8)  # its lock was lost for a while
-    assert window.start == 7
+    assert window.start_offset == 7
 
 
 def test_window_would_repeat_what_the_app_was_given_until_it_is_committed() -> None:
     window = a_window(0, 1, 2, 3, then=9)
-    assert (window.given, window.would_repeat) == (None, False)
+    assert (window.max_sent_offset, window.would_repeat) == (None, False)
     delivery = taken(window, 2)
-    assert (window.given, window.would_repeat) == (None, False), "the app may not be listening"
-    window.note_given(delivery)
-    assert (window.given, window.would_repeat) == (1, True)
+    assert (window.max_sent_offset, window.would_repeat) == (None, False), "the app may not be listening"
+    window.mark_sent(delivery)
+    assert (window.max_sent_offset, window.would_repeat) == (1, True)
     bring_back(window, delivery, 0)
     finish(window, delivery)
-    window.note_given(taken(window))
-    assert window.given == 1, "a message that comes back is below"
+    window.mark_sent(taken(window))
+    assert window.max_sent_offset == 1, "a message that comes back is below"
     last = taken(window)
-    window.note_given(last)
+    window.mark_sent(last)
     finish(window, last)
-    assert window.given == 3
-    finish(window, next(iter(window.open)))
+    assert window.max_sent_offset == 3
+    finish(window, next(iter(window.open_deliveries)))
     assert window.would_repeat, "it is finished, and not committed yet"
-    commit = window.to_commit()
+    commit = window.next_commit()
     assert commit is not None
-    window.answered(commit)
-    assert (window.committed, window.would_repeat) == (9, False)
-    window.committed = None  # the broker was away, and may have lost it
+    window.mark_committed(commit)
+    assert (window.committed_offset, window.would_repeat) == (9, False)
+    window.committed_offset = None  # the broker was away, and may have lost it
     assert window.would_repeat
 
 
@@ -840,10 +865,10 @@ def test_window_would_repeat_what_the_app_was_given_until_it_is_committed() -> N
 def test_window_would_repeat_nothing_after_the_groups_offset_was_set(moved: PullRedirect | None) -> None:
     window = a_window(0, 1, 2)
     delivery = taken(window)
-    window.note_given(delivery)
+    window.mark_sent(delivery)
     if moved:
-        window.put(3, a_pull(then=1, moved=moved))
+        window.add_pull(3, a_pull(then=1, moved=moved))
     else:
         window.rewind(1)
-    window.note_given(delivery)
-    assert (window.next, window.given, window.would_repeat) == (1, None, False)
+    window.mark_sent(delivery)
+    assert (window.next_offset, window.max_sent_offset, window.would_repeat) == (1, None, False)

@@ -8,31 +8,31 @@ import pytest
 
 from rota.brokers.message import Message
 from rota.brokers.port import PullResult
-from rota.deliveries import AppAnswer, DeliveriesPage, DeliveryOutcome, QueueCounts, answer_of_status, bucket_of
-from rota.kube.members.report_client import LARGEST_PAGE
+from rota.deliveries import AppResponse, DeliveriesPage, DeliveryOutcome, QueueCounts, bucket_index, response_of_status
+from rota.kube.members.report_client import MAX_PAGE_BYTES
 from rota.model import Queue
-from rota.sidecar.member.window import Window
+from rota.sidecar.member.window import QueueWindow
 from rota.sidecar.status import delivery_counts
 from rota.sidecar.status.delivery_counts import (
+    DELIVERY_PAGE_QUEUES,
     DUE_STEP_SECONDS,
     FAILED_ATTEMPTS,
     FAILED_SECONDS,
     HANGING_SECONDS,
     MAX_FAILED_MESSAGES,
     MESSAGES_IN_PAGE,
-    QUEUES_IN_PAGE,
     RETRY_DELAYS_SECONDS,
     TOPICS_IN_PAGE,
     DeliveryCounts,
 )
 
 Q, RETRIES = Queue("orders", "broker-a", 3), Queue("%RETRY%shop", "broker-a", 0)
-DONE, FAILED = answer_of_status(204), answer_of_status(500)
+DONE, FAILED = response_of_status(204), response_of_status(500)
 
 
 @dataclass
 class Reader:
-    window: Window
+    window: QueueWindow
 
 
 def a_message(offset: int = 0, queue: Queue = Q, attempt: int = 0, name: str = "") -> Message:
@@ -51,7 +51,7 @@ def test_delivery_counts_are_kept_by_queue_and_outcome() -> None:
     counts = DeliveryCounts(0.0)
     counts.count(Q, attempts(1, 1, 2), DONE, 1.0)
     counts.count(Q, attempts(1, 4), FAILED, 2.0)
-    counts.count(RETRIES, attempts(2), AppAnswer(DeliveryOutcome.TIMEOUT), 3.0)
+    counts.count(RETRIES, attempts(2), AppResponse(DeliveryOutcome.TIMEOUT), 3.0)
     found = page(counts, 10.0)
     assert found.queues == [QueueCounts(*Q, 3, 3, {"5xx": 2}), QueueCounts(*RETRIES, 0, 0, {"timeout": 1})]
     assert (found.incarnation, found.age, found.next) == ("process", 10.0, None)
@@ -62,7 +62,7 @@ def test_delivery_counts_are_kept_by_queue_and_outcome() -> None:
 @pytest.mark.parametrize("outcome", [DeliveryOutcome.REFUSED, DeliveryOutcome.NOT_FOUND])
 def test_delivery_without_an_app_is_no_attempt(outcome: DeliveryOutcome) -> None:
     counts = DeliveryCounts(0.0)
-    counts.count(Q, attempts(1, 9), AppAnswer(outcome), 1.0)
+    counts.count(Q, attempts(1, 9), AppResponse(outcome), 1.0)
     assert page(counts).queues == [QueueCounts(*Q, 0, 0, {outcome.value: 2})]
     assert (page(counts).last_failure, page(counts).failing) == (None, [])
 
@@ -73,8 +73,8 @@ def test_delivery_handling_times_are_kept_by_topic() -> None:
         counts.count_time("orders", seconds)
     counts.count_time("bills", 0.2)
     assert {it.topic: it.buckets for it in page(counts).times} == {
-        "orders": {bucket_of(0.2): 2, bucket_of(3.0): 1},
-        "bills": {bucket_of(0.2): 1},
+        "orders": {bucket_index(0.2): 2, bucket_index(3.0): 1},
+        "bills": {bucket_index(0.2): 1},
     }
 
 
@@ -106,7 +106,7 @@ def test_message_that_failed_is_named_for_a_quarter_of_an_hour() -> None:
 def test_message_that_the_app_rejects_is_not_named_as_it_is_not_tried_again() -> None:
     counts = DeliveryCounts(0.0)
     counts.count(Q, attempts(5), FAILED, 1.0)
-    counts.count(Q, attempts(6), answer_of_status(422), 2.0)
+    counts.count(Q, attempts(6), response_of_status(422), 2.0)
     assert named(counts) == []
     assert page(counts).queues[0].failures == {"5xx": 1, "422": 1}
 
@@ -120,18 +120,18 @@ def test_message_names_are_those_with_the_most_attempts_of_a_bounded_number() ->
     assert min(offset for _, _, offset, _, _ in found) >= 2 * MAX_FAILED_MESSAGES, "the last ones are remembered"
 
 
-def fetched(number: int, queue: Queue = Q) -> Window:
-    window = Window(next=0, committed=0)
-    window.put(0, PullResult(tuple(a_message(offset, queue) for offset in range(number)), number, 0, number))
+def fetched(number: int, queue: Queue = Q) -> QueueWindow:
+    window = QueueWindow(next_offset=0, committed_offset=0)
+    window.add_pull(0, PullResult(tuple(a_message(offset, queue) for offset in range(number)), number, 0, number))
     return window
 
 
 def test_message_that_hangs_at_the_app_is_named_with_its_attempt() -> None:
     counts, window = DeliveryCounts(0.0), fetched(3)
-    delivery = window.take(1, 0.0)
+    delivery = window.start_delivery(1, 0.0)
     assert delivery
-    window.tries(delivery, delivery.messages[0])
-    window.take(1, 5.0)
+    window.count_attempt(delivery, delivery.messages[0])
+    window.start_delivery(1, 5.0)
     readers = {Q: Reader(window)}
     assert counts.page(0, "process", readers, HANGING_SECONDS - 1).failing == []
     (found,) = counts.page(0, "process", readers, HANGING_SECONDS + 1).failing
@@ -164,13 +164,13 @@ def test_retry_estimate_takes_bounded_memory_though_nobody_asks_for_it() -> None
 
 
 def test_delivery_samples_measure_messages_at_the_app_and_backlog() -> None:
-    counts, window, idle = DeliveryCounts(0.0), fetched(3), Window(next=0, committed=0)
+    counts, window, idle = DeliveryCounts(0.0), fetched(3), QueueWindow(next_offset=0, committed_offset=0)
     readers = {Q: Reader(window), RETRIES: Reader(idle)}
-    window.take(2, 0.0)
+    window.start_delivery(2, 0.0)
     counts.sample(readers, 2.0)
-    window.take(1, 2.0)
+    window.start_delivery(1, 2.0)
     counts.sample(readers, 3.0)
-    counts.sample(readers, 3.0 + delivery_counts.LONGEST_SAMPLE_SECONDS + 1)  # the process stood still
+    counts.sample(readers, 3.0 + delivery_counts.MAX_SAMPLE_SECONDS + 1)  # the process stood still
     (found,) = page(counts).queues
     assert (found.active_seconds, found.in_flight_seconds, found.backlog_seconds) == (3.0, 7.0, 2.0)
 
@@ -185,16 +185,16 @@ def all_pages(counts: DeliveryCounts) -> Iterable[DeliveriesPage]:
 
 def test_report_pages_of_deliveries_have_each_queue_and_topic_once_in_less_than_their_limit() -> None:
     counts, long = DeliveryCounts(0.0), "%RETRY%" + "t" * 120
-    queues = [Queue(long, "b" * 255, number) for number in range(3 * QUEUES_IN_PAGE + 1)]
+    queues = [Queue(long, "b" * 255, number) for number in range(3 * DELIVERY_PAGE_QUEUES + 1)]
     for queue in queues:
         for outcome in DeliveryOutcome:
-            counts.count(queue, attempts(1), AppAnswer(outcome), 1e9)
+            counts.count(queue, attempts(1), AppResponse(outcome), 1e9)
     for number in range(5 * TOPICS_IN_PAGE):
         for step in range(2000):
             counts.count_time(f"{number:0127d}", 0.001 * 1.01**step)
     pages = [*all_pages(counts)]
     assert [it.id for found in pages for it in found.queues] == [*range(len(queues))]
     assert len({it.topic for found in pages for it in found.times}) == 5 * TOPICS_IN_PAGE
-    assert [len(found.queues) for found in pages] == [QUEUES_IN_PAGE] * 3 + [1, 0]
-    assert max(len(msgspec.json.encode(found)) for found in pages) < LARGEST_PAGE
+    assert [len(found.queues) for found in pages] == [DELIVERY_PAGE_QUEUES] * 3 + [1, 0]
+    assert max(len(msgspec.json.encode(found)) for found in pages) < MAX_PAGE_BYTES
     assert page(counts, start=10**18 - 1).queues == []

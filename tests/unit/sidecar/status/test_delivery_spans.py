@@ -92,7 +92,9 @@ def test_trace_state_is_kept_if_it_is_what_w3c_defines(text: str, *, kept: bool)
 
 
 def test_delivery_span_of_a_retried_message_names_no_queue_and_cuts_long_ids() -> None:
-    retried = Message(Queue("%RETRY%shop", "broker-a", 0), 7, b"x", {**TRACED, "UNIQ_KEY": 30_000 * "x"}, attempt=1)
+    retried = Message(
+        Queue("%RETRY%shop", "broker-a", 0), 7, b"x", {**TRACED, "UNIQ_KEY": 30_000 * "x"}, reconsume_times=1
+    )
     span = delivery_span(retried, topic="orders", group="shop", outcome="done", start=10.0, end=10.5)
     assert span
     assert "messaging.destination.partition.id" not in span.attributes
@@ -188,10 +190,10 @@ async def test_delivery_spans_go_to_the_receiver_of_the_settings(
     senders: dict[str, KeptSpans], spans: DeliverySpans
 ) -> None:
     record(spans)
-    assert not spans.take_endpoint("")
+    assert not spans.set_endpoint("")
     for endpoint in ("http://a:1", "http://b:1"):
-        assert spans.take_endpoint(endpoint)
-        assert not spans.take_endpoint(endpoint)
+        assert spans.set_endpoint(endpoint)
+        assert not spans.set_endpoint(endpoint)
         await spans.switch()
         record(spans)
     assert senders["http://a:1"].closed.is_set()
@@ -207,7 +209,7 @@ async def test_delivery_spans_go_to_the_receiver_of_the_settings(
 async def test_delivery_spans_are_not_made_while_the_app_is_away(
     senders: dict[str, KeptSpans], spans: DeliverySpans
 ) -> None:
-    assert spans.take_endpoint("http://a:1")
+    assert spans.set_endpoint("http://a:1")
     await spans.switch()
     record(spans, "away")
     record(spans, "cut")
@@ -219,7 +221,7 @@ async def test_delivery_spans_do_not_wait_for_a_receiver_that_hangs(
     senders: dict[str, KeptSpans], spans: DeliverySpans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delivery_spans, "CLOSE_SECONDS", 0.01)
-    assert spans.take_endpoint("http://a:1")
+    assert spans.set_endpoint("http://a:1")
     await spans.switch()
     senders["http://a:1"].may_close.clear()
     await spans.close()
@@ -236,13 +238,13 @@ async def report(sender: KeptSpans, failure: str) -> None:
 async def test_delivery_spans_report_a_receiver_that_fails_until_it_gets_spans_or_there_is_another(
     senders: dict[str, KeptSpans], spans: DeliverySpans, problems: list[str]
 ) -> None:
-    assert spans.take_endpoint("http://a:1")
+    assert spans.set_endpoint("http://a:1")
     await spans.switch()
     await report(senders["http://a:1"], "Connection refused")
     await report(senders["http://a:1"], "")
     hint = "correct spec.delivery.traces.endpoint, or start the receiver"
     assert problems == ["", f"Spans cannot be sent to http://a:1: Connection refused; {hint}", ""]
-    assert spans.take_endpoint("http://b:1")
+    assert spans.set_endpoint("http://b:1")
     await spans.switch()
     await report(senders["http://a:1"], "Connection refused")
     assert problems[3:] == [""], "the failure of an earlier receiver is ignored"
@@ -258,7 +260,7 @@ async def test_delivery_spans_without_the_sdk_are_reported(
     monkeypatch.setitem(sys.modules, "rota.sidecar.status.otlp_sender", None)
     monkeypatch.delattr("rota.sidecar.status.otlp_sender", raising=False)
     spans = DeliverySpans(open_real_sender, problems.append)
-    assert spans.take_endpoint("http://a:1")
+    assert spans.set_endpoint("http://a:1")
     await spans.switch()
     install = "the package that sends them is missing; install it: pip install 'rota-operator[sidecar,traces]'"
     assert problems == ["", f"No spans are sent to http://a:1: {install}"]
@@ -269,7 +271,7 @@ async def test_delivery_spans_with_invalid_variables_are_reported(
 ) -> None:
     monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "100000")
     spans = DeliverySpans(open_real_sender, problems.append)
-    assert spans.take_endpoint("http://a:1")
+    assert spans.set_endpoint("http://a:1")
     await spans.switch()
     assert problems[1].startswith("No spans are sent to http://a:1: ")
     assert problems[1].endswith("; correct OpenTelemetry's variables of the container")

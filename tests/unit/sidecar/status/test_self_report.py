@@ -7,12 +7,12 @@ import pytest
 from builders import a_document
 from rota.brokers.message import Message
 from rota.brokers.port import PullResult
-from rota.documents import write_assignment
+from rota.documents import encode_assignment
 from rota.model import Queue
-from rota.reports import MOST_UNCOMMITTED, FullReport, QueueState, Uncommitted
+from rota.reports import MAX_UNCOMMITTED_ENTRIES, FullReport, QueueState, Uncommitted
 from rota.sidecar.member.member import Member
 from rota.sidecar.member.queue_lifecycle import LeaseEvent
-from rota.sidecar.member.window import Window
+from rota.sidecar.member.window import QueueWindow
 from rota.sidecar.status.problems import Problems
 from rota.sidecar.status.self_report import ReleasedQueues, full_report, queues_page
 
@@ -23,22 +23,22 @@ Q, R = Queue("orders", "a", 0), Queue("orders", "a", 1)
 class QueueReading:
     """The reader of a queue."""
 
-    window: Window
+    window: QueueWindow
     pulled_at: float = 0.0
     obstacle: QueueState = ""
 
 
-def a_window(queue: Queue, start: int = 5, given: int | None = None) -> Window:
+def a_window(queue: Queue, start: int = 5, given: int | None = None) -> QueueWindow:
     """Return a window that began there, and whose app has everything up to a message."""
-    window = Window(next=0)
+    window = QueueWindow(next_offset=0)
     window.reset(start, start)
     if given is not None:
-        window.put(
+        window.add_pull(
             start, PullResult(tuple(Message(queue, it, b"", {}) for it in range(start, given + 1)), given + 1, 0, 99)
         )
-        delivery = window.take(99, 0.0)
+        delivery = window.start_delivery(99, 0.0)
         assert delivery
-        window.note_given(delivery)
+        window.mark_sent(delivery)
     return window
 
 
@@ -49,11 +49,11 @@ def a_member(generation: int = 1, *queues: Queue) -> Member:
 
 
 def obey(member: Member, generation: int, *queues: Queue) -> None:
-    (text,) = write_assignment(a_document(generation, members={"m1": queues})).values()
-    step = member.read(text, 0.0)
-    assert step.why is None
+    (text,) = encode_assignment(a_document(generation, members={"m1": queues})).values()
+    step = member.apply_assignment(text, 0.0)
+    assert step.rejection is None
     for command in step.commands:
-        member.happened(LeaseEvent.PLACED, command.queue, command.life, 0.0)
+        member.on_event(LeaseEvent.START_FOUND, command.queue, command.lease_number, 0.0)
 
 
 def report_of(
@@ -63,7 +63,7 @@ def report_of(
 
 
 def test_report_page_says_where_reading_began_and_what_the_app_was_given() -> None:
-    readings = {Q: QueueReading(a_window(Q, 5, 7)), R: QueueReading(Window(next=0, committed=0))}
+    readings = {Q: QueueReading(a_window(Q, 5, 7)), R: QueueReading(QueueWindow(next_offset=0, committed_offset=0))}
     first, second = queues_page(0, a_member(1, Q, R), readings, 0.0).queues
     assert (first.start, first.given, first.committed) == (5, 7, 5)
     assert (second.start, second.given, second.committed) == (None, None, None)
@@ -74,7 +74,7 @@ def test_report_names_uncommitted_offsets_only_of_queues_that_are_given_up() -> 
     assert report_of(member, readings).uncommitted == []
     obey(member, 2, R)
     assert report_of(member, readings).uncommitted == [Uncommitted(*Q, 7, 5)]
-    readings[Q].window.committed = 8
+    readings[Q].window.committed_offset = 8
     assert report_of(member, readings).uncommitted == []
 
 
@@ -90,10 +90,10 @@ def test_report_names_uncommitted_offsets_of_released_queues_until_they_are_read
     assert report_of(member, {}, released).uncommitted == []
 
 
-@pytest.mark.parametrize("number", [MOST_UNCOMMITTED - 1, MOST_UNCOMMITTED, MOST_UNCOMMITTED + 5])
+@pytest.mark.parametrize("number", [MAX_UNCOMMITTED_ENTRIES - 1, MAX_UNCOMMITTED_ENTRIES, MAX_UNCOMMITTED_ENTRIES + 5])
 def test_report_names_the_queues_that_were_released_last_if_there_are_too_many(number: int) -> None:
     released = ReleasedQueues()
     for it in range(number):
         released.add(Q._replace(id=it), a_window(Q, 5, 7))
     named = [it.id for it in report_of(a_member(), {}, released).uncommitted]
-    assert named == [*range(number)][::-1][:MOST_UNCOMMITTED]
+    assert named == [*range(number)][::-1][:MAX_UNCOMMITTED_ENTRIES]

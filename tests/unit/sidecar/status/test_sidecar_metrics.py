@@ -3,7 +3,7 @@
 import pytest
 
 from rota.brokers.message import Message
-from rota.metrics import Format
+from rota.metrics import MetricsFormat
 from rota.model import Queue
 from rota.sidecar.status.sidecar_metrics import SidecarMetrics
 from rota.tls import Validity
@@ -25,8 +25,8 @@ def test_metrics_count_messages_by_a_topic_of_the_group_or_else_of_the_queue(
     queue: Queue, properties: dict[str, str], topic: str
 ) -> None:
     measures = SidecarMetrics()
-    measures.ended([Message(queue, 7, b"", properties)], "done", {"orders"})
-    text = measures.text(Format.TEXT, inflight=0, buffered=0, generation=0).decode()
+    measures.count_messages([Message(queue, 7, b"", properties)], "done", {"orders"})
+    text = measures.render(MetricsFormat.TEXT, inflight=0, buffered=0, generation=0).decode()
     counted = [it for it in text.splitlines() if "messages_total{" in it]
     assert counted == [f'rota_sidecar_messages_total{{outcome="done",topic="{topic}"}} 1.0']
 
@@ -38,7 +38,7 @@ def test_metrics_count_messages_by_a_topic_of_the_group_or_else_of_the_queue(
 def test_metrics_have_the_times_of_the_client_certificate_if_there_is_one(
     validity: Validity | None, samples: list[str]
 ) -> None:
-    text = SidecarMetrics(lambda: validity).text(Format.TEXT, inflight=0, buffered=0, generation=0).decode()
+    text = SidecarMetrics(lambda: validity).render(MetricsFormat.TEXT, inflight=0, buffered=0, generation=0).decode()
     lines = [line for line in text.splitlines() if line.startswith("rota_sidecar_client_certificate")]
     prefix, suffix = "rota_sidecar_client_certificate_", "_timestamp_seconds"
     assert [line.removeprefix(prefix).replace(suffix, "") for line in lines] == samples

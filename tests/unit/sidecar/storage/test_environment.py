@@ -5,24 +5,24 @@ from pathlib import Path
 
 import pytest
 
-from rota.container import memory_limit
+from rota.container import memory_limit_bytes
 from rota.sidecar.storage.environment import PodIdentity
 
 NEEDED = {"POD_NAME": "orders-1", "POD_NAMESPACE": "shop", "POD_UID": "0a1b2c3d-4e5f"}
 
 
 def test_sidecar_environment_needs_pod_name_namespace_and_uid_and_has_defaults() -> None:
-    assert PodIdentity.read(NEEDED) == PodIdentity(
-        pod="orders-1",
+    assert PodIdentity.from_environment(NEEDED) == PodIdentity(
+        name="orders-1",
         namespace="shop",
         uid="0a1b2c3d-4e5f",
         address="127.0.0.1",
         node_address="",
-        local="127.0.0.1",
-        documents="/etc/rota",
-        state="/var/lib/rota",
-        credentials="",
-        authorities="",
+        app_host="127.0.0.1",
+        config_folder="/etc/rota",
+        state_folder="/var/lib/rota",
+        credentials_folder="",
+        ca_folder="",
     )
 
 
@@ -40,7 +40,7 @@ def test_sidecar_environment_overrides_the_defaults() -> None:
         "ROTA_RUN": "/run",
         "HOME": "/",
     }
-    found = PodIdentity.read(NEEDED | given)
+    found = PodIdentity.from_environment(NEEDED | given)
     folders = ("/documents", "/state", "/credentials", "/ca", "/client", "/key", "/run")
     assert found[3:] == ("10.0.0.7", "10.0.0.1", "::1", *folders)
 
@@ -50,7 +50,7 @@ FOLDERS = ["ROTA_DOCUMENTS", "ROTA_STATE", "ROTA_CREDENTIALS", "ROTA_CA", "ROTA_
 
 @pytest.mark.parametrize("name", ["POD_IP", "HOST_IP", "ROTA_LOCAL", *FOLDERS])
 def test_sidecar_environment_treats_an_empty_variable_as_unset(name: str) -> None:
-    assert PodIdentity.read(NEEDED | {name: ""}) == PodIdentity.read(NEEDED)
+    assert PodIdentity.from_environment(NEEDED | {name: ""}) == PodIdentity.from_environment(NEEDED)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_sidecar_environment_without_a_required_variable_is_rejected_with_a_sent
     with pytest.raises(
         ValueError, match=f"^The variable {name} is not set; give the container the pod's {field} in it$"
     ):
-        PodIdentity.read(given)
+        PodIdentity.from_environment(given)
 
 
 @pytest.mark.parametrize(
@@ -77,11 +77,11 @@ def test_sidecar_environment_without_a_required_variable_is_rejected_with_a_sent
 def test_sidecar_environment_shows_whether_the_pod_shares_the_nodes_network(
     pod: str, node: str, *, is_shared: bool
 ) -> None:
-    assert PodIdentity.read(NEEDED | {"POD_IP": pod, "HOST_IP": node}).shares_node_network is is_shared
+    assert PodIdentity.from_environment(NEEDED | {"POD_IP": pod, "HOST_IP": node}).shares_node_network is is_shared
 
 
 def test_sidecar_client_id_consists_of_address_pod_name_and_uid_prefix() -> None:
-    assert PodIdentity.read(NEEDED | {"POD_IP": "10.0.0.7"}).client_id == "10.0.0.7@orders-1#0a1b2c3d"
+    assert PodIdentity.from_environment(NEEDED | {"POD_IP": "10.0.0.7"}).client_id == "10.0.0.7@orders-1#0a1b2c3d"
 
 
 @pytest.mark.parametrize(
@@ -97,4 +97,4 @@ def test_memory_limit_is_read_from_the_containers_cgroup(tmp_path: Path, name: s
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     path.write_text(text)
-    assert memory_limit(tmp_path) == bytes_
+    assert memory_limit_bytes(tmp_path) == bytes_

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from ground.poll import PATIENCE_SECONDS
-from rota.documents import PACKED, PLAIN
-from rota.sidecar.storage.mounted_config import DATA, SETTINGS, MountedConfig, MountedFiles
+from rota.documents import GZIP_KEY, PLAIN_KEY
+from rota.sidecar.storage.mounted_config import DATA_LINK, SETTINGS_FILE, MountedConfig, MountedFiles
 
 NEVER, AT_ONCE = 3600.0, 0.001
 
@@ -29,10 +29,10 @@ def swap(folder: Path, files: Mapping[str, bytes]) -> None:
     show(folder)
     for name in files:
         if not os.path.lexists(folder / name):
-            (folder / name).symlink_to(f"{DATA}/{name}")
-    current = (folder / DATA).readlink()
+            (folder / name).symlink_to(f"{DATA_LINK}/{name}")
+    current = (folder / DATA_LINK).readlink()
     for path in folder.iterdir():
-        if path.is_symlink() and path.name != DATA and path.name not in files:
+        if path.is_symlink() and path.name != DATA_LINK and path.name not in files:
             path.unlink()
         elif path.name.startswith("..2") and path.name != str(current):
             shutil.rmtree(path)
@@ -48,12 +48,12 @@ def prepare(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def show(folder: Path) -> None:
-    (folder / "..data_tmp").rename(folder / DATA)
+    (folder / "..data_tmp").rename(folder / DATA_LINK)
 
 
 def of(number: int) -> dict[str, bytes]:
     """Return a generation's files; each other one is packed."""
-    return {SETTINGS: b"%d" % number, PACKED if number % 2 else PLAIN: b"%d" % number}
+    return {SETTINGS_FILE: b"%d" % number, GZIP_KEY if number % 2 else PLAIN_KEY: b"%d" % number}
 
 
 def read_of(number: int) -> MountedFiles:
@@ -79,9 +79,9 @@ def test_config_map_files_that_are_missing_read_as_absent(tmp_path: Path) -> Non
     assert volume.read() == MountedFiles()
     swap(tmp_path, {})
     assert volume.read() == MountedFiles()
-    swap(tmp_path, {SETTINGS: b"s"})
+    swap(tmp_path, {SETTINGS_FILE: b"s"})
     assert volume.read() == MountedFiles(b"s")
-    swap(tmp_path, {PACKED: b"\x1f\x8b"})
+    swap(tmp_path, {GZIP_KEY: b"\x1f\x8b"})
     assert volume.read() == MountedFiles(None, b"\x1f\x8b")
 
 
@@ -97,7 +97,7 @@ def test_config_map_reader_accepts_a_plain_folder_and_one_of_links(tmp_path: Pat
 
 
 def test_config_map_with_both_assignments_yields_the_uncompressed_one(tmp_path: Path) -> None:
-    swap(tmp_path, {PLAIN: b"plain", PACKED: b"packed"})
+    swap(tmp_path, {PLAIN_KEY: b"plain", GZIP_KEY: b"packed"})
     assert MountedConfig(tmp_path).read() == MountedFiles(None, b"plain")
 
 
@@ -112,8 +112,8 @@ def test_config_map_data_link_takes_precedence_over_files_next_to_it(tmp_path: P
 def test_config_map_with_a_dangling_data_link_reads_as_none_and_logs_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / DATA).symlink_to("..2026")
-    (tmp_path / SETTINGS).write_bytes(b"beside it")
+    (tmp_path / DATA_LINK).symlink_to("..2026")
+    (tmp_path / SETTINGS_FILE).write_bytes(b"beside it")
     volume = MountedConfig(tmp_path)
     assert volume.read() is None
     assert volume.read() is None
@@ -122,7 +122,7 @@ def test_config_map_with_a_dangling_data_link_reads_as_none_and_logs_once(
     ]
 
 
-@pytest.mark.parametrize("where", ["", SETTINGS, DATA])
+@pytest.mark.parametrize("where", ["", SETTINGS_FILE, DATA_LINK])
 def test_config_map_that_is_unreadable_reads_as_none_and_logs_once_until_readable(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
@@ -131,13 +131,13 @@ def test_config_map_that_is_unreadable_reads_as_none_and_logs_once_until_readabl
     wrong.parent.mkdir(exist_ok=True)
     volume = MountedConfig(folder)
     for _ in range(2):
-        if where == SETTINGS:
+        if where == SETTINGS_FILE:
             wrong.mkdir()
         else:
             wrong.write_bytes(b"")
         assert volume.read() is None
         assert volume.read() is None
-        if where == SETTINGS:
+        if where == SETTINGS_FILE:
             wrong.rmdir()
         else:
             wrong.unlink()
@@ -192,7 +192,7 @@ def test_config_map_folder_that_comes_and_goes_is_read_completely_or_not_at_all(
 @linux
 def test_config_map_reader_leaves_no_file_open(tmp_path: Path) -> None:
     swap(tmp_path, of(2))
-    (tmp_path / "wrong" / SETTINGS).mkdir(parents=True)
+    (tmp_path / "wrong" / SETTINGS_FILE).mkdir(parents=True)
     before = open_files()
     for _ in range(3):
         for folder in (tmp_path, tmp_path / "away", tmp_path / "wrong"):
@@ -204,13 +204,13 @@ def test_config_map_reader_leaves_no_file_open(tmp_path: Path) -> None:
 
 
 class Counted(MountedConfig):
-    def __init__(self, folder: Path, *, alone: float = NEVER, besides: float = NEVER) -> None:
-        super().__init__(folder, alone=alone, besides=besides)
+    def __init__(self, folder: Path, *, poll_seconds: float = NEVER, backup_poll_seconds: float = NEVER) -> None:
+        super().__init__(folder, poll_seconds=poll_seconds, backup_poll_seconds=backup_poll_seconds)
         self._looks: asyncio.Queue[None] = asyncio.Queue()
 
-    def _look(self) -> tuple[object, ...]:
+    def _fingerprint(self) -> tuple[object, ...]:
         self._looks.put_nowait(None)
-        return super()._look()
+        return super()._fingerprint()
 
     async def looks_again(self) -> None:
         """Wait until it has looked some times more, and has told what it saw."""
@@ -245,7 +245,7 @@ async def told(volume: MountedConfig) -> AsyncGenerator[asyncio.Queue[MountedFil
 async def test_config_map_watch_reports_the_start_as_a_change(tmp_path: Path) -> None:
     swap(tmp_path, of(2))
     for folder, files in ((tmp_path / "away", None), (tmp_path, read_of(2))):
-        async with told(MountedConfig(folder, alone=NEVER, besides=NEVER)) as found:
+        async with told(MountedConfig(folder, poll_seconds=NEVER, backup_poll_seconds=NEVER)) as found:
             assert await found.get() == files
 
 
@@ -253,7 +253,7 @@ async def test_config_map_watch_reports_the_start_as_a_change(tmp_path: Path) ->
 @pytest.mark.parametrize("besides", [NEVER, AT_ONCE])
 async def test_config_map_watch_reports_each_swap_as_one_change(tmp_path: Path, besides: float) -> None:
     swap(tmp_path, of(0))
-    async with told(MountedConfig(tmp_path, alone=NEVER, besides=besides)) as found:
+    async with told(MountedConfig(tmp_path, poll_seconds=NEVER, backup_poll_seconds=besides)) as found:
         for number in range(0, 20, 2):
             assert await found.get() == read_of(number)
             swap(tmp_path, of(number + 2))
@@ -263,7 +263,7 @@ async def test_config_map_watch_reports_each_swap_as_one_change(tmp_path: Path, 
 @pytest.mark.parametrize("besides", [NEVER, AT_ONCE])
 async def test_config_map_watch_reports_a_burst_of_swaps_as_one_change(tmp_path: Path, besides: float) -> None:
     swap(tmp_path, of(0))
-    async with told(MountedConfig(tmp_path, alone=NEVER, besides=besides)) as found:
+    async with told(MountedConfig(tmp_path, poll_seconds=NEVER, backup_poll_seconds=besides)) as found:
         assert await found.get() == read_of(0)
         for number in range(100):
             swap(tmp_path, of(number))
@@ -275,7 +275,7 @@ async def test_config_map_watch_reports_a_burst_of_swaps_as_one_change(tmp_path:
 @linux
 async def test_config_map_watch_misses_no_swap_between_iterations(tmp_path: Path) -> None:
     swap(tmp_path, of(0))
-    volume = MountedConfig(tmp_path, alone=NEVER, besides=NEVER)
+    volume = MountedConfig(tmp_path, poll_seconds=NEVER, backup_poll_seconds=NEVER)
     async with asyncio.timeout(PATIENCE_SECONDS), aclosing(volume.changes()) as changes:
         await anext(changes)
         swap(tmp_path, of(1))  # after the turn, before the next is asked for
@@ -291,7 +291,7 @@ def most_events() -> int:
 async def test_config_map_watch_reports_a_change_that_inotify_lost(tmp_path: Path) -> None:
     swap(tmp_path, of(0))
     (tmp_path / "this").touch()
-    async with told(MountedConfig(tmp_path, alone=NEVER, besides=NEVER)) as found:
+    async with told(MountedConfig(tmp_path, poll_seconds=NEVER, backup_poll_seconds=NEVER)) as found:
         assert await found.get() == read_of(0)
         for _ in range(most_events() // 4 + 1):
             (tmp_path / "this").rename(tmp_path / "that")
@@ -302,20 +302,20 @@ async def test_config_map_watch_reports_a_change_that_inotify_lost(tmp_path: Pat
 
 @linux
 async def test_config_map_watch_of_a_plain_folder_reports_complete_files_and_deletions(tmp_path: Path) -> None:
-    async with told(MountedConfig(tmp_path, alone=NEVER, besides=NEVER)) as found:
+    async with told(MountedConfig(tmp_path, poll_seconds=NEVER, backup_poll_seconds=NEVER)) as found:
         assert await found.get() == MountedFiles()
-        (tmp_path / SETTINGS).write_bytes(b"s")
+        (tmp_path / SETTINGS_FILE).write_bytes(b"s")
         assert await found.get() == MountedFiles(b"s")
         (tmp_path / "new").write_bytes(b"a")
-        (tmp_path / "new").rename(tmp_path / PLAIN)
+        (tmp_path / "new").rename(tmp_path / PLAIN_KEY)
         assert await found.get() == MountedFiles(b"s", b"a")
-        (tmp_path / SETTINGS).unlink()
+        (tmp_path / SETTINGS_FILE).unlink()
         assert await found.get() == MountedFiles(None, b"a")
 
 
 @linux
 async def test_config_map_watch_ignores_other_files(tmp_path: Path) -> None:
-    volume = Counted(tmp_path, besides=AT_ONCE)
+    volume = Counted(tmp_path, backup_poll_seconds=AT_ONCE)
     async with told(volume) as found:
         assert await found.get() == MountedFiles()
         (tmp_path / "notes.txt").write_bytes(b"mine")
@@ -326,17 +326,17 @@ async def test_config_map_watch_ignores_other_files(tmp_path: Path) -> None:
 @linux
 async def test_config_map_watch_reports_a_rewrite_with_equal_content(tmp_path: Path) -> None:
     # On an older kernel two writes within 4 ms bear one time.
-    (tmp_path / SETTINGS).write_bytes(b"s")
-    async with told(MountedConfig(tmp_path, alone=NEVER, besides=NEVER)) as found:
+    (tmp_path / SETTINGS_FILE).write_bytes(b"s")
+    async with told(MountedConfig(tmp_path, poll_seconds=NEVER, backup_poll_seconds=NEVER)) as found:
         assert await found.get() == MountedFiles(b"s")
-        (tmp_path / SETTINGS).open("ab").close()
+        (tmp_path / SETTINGS_FILE).open("ab").close()
         assert await found.get() == MountedFiles(b"s")
 
 
 @linux
 async def test_config_map_watch_reports_creation_and_deletion_of_an_empty_folder(tmp_path: Path) -> None:
     folder = tmp_path / "documents"
-    async with told(MountedConfig(folder, alone=AT_ONCE, besides=NEVER)) as found:
+    async with told(MountedConfig(folder, poll_seconds=AT_ONCE, backup_poll_seconds=NEVER)) as found:
         assert await found.get() is None
         folder.mkdir()
         assert await found.get() == MountedFiles()
@@ -347,7 +347,7 @@ async def test_config_map_watch_reports_creation_and_deletion_of_an_empty_folder
 async def test_config_map_watch_reports_nothing_when_polling_finds_no_change(tmp_path: Path) -> None:
     swap(tmp_path / "there", of(0))
     for folder in (tmp_path / "there", tmp_path / "away"):
-        volume = Counted(folder, alone=AT_ONCE, besides=AT_ONCE)
+        volume = Counted(folder, poll_seconds=AT_ONCE, backup_poll_seconds=AT_ONCE)
         async with told(volume) as found:
             await found.get()
             await volume.looks_again()
@@ -362,7 +362,7 @@ async def test_config_map_watch_follows_a_folder_that_is_removed_and_recreated(
     moved: bool,  # noqa: FBT001 - a case
 ) -> None:
     folder = tmp_path / "documents"
-    async with told(MountedConfig(folder, alone=AT_ONCE, besides=NEVER)) as found:
+    async with told(MountedConfig(folder, poll_seconds=AT_ONCE, backup_poll_seconds=NEVER)) as found:
         assert await found.get() is None
         for number in range(0, 6, 2):
             swap(tmp_path / "made", of(number))
@@ -384,9 +384,9 @@ async def test_config_map_watch_follows_a_folder_that_is_removed_and_recreated(
 async def test_config_map_watch_detects_by_polling_changes_that_inotify_cannot_report(tmp_path: Path) -> None:
     folder = tmp_path / "pod" / "documents"
     swap(folder, of(0))
-    async with told(MountedConfig(folder, alone=NEVER, besides=AT_ONCE)) as found:
+    async with told(MountedConfig(folder, poll_seconds=NEVER, backup_poll_seconds=AT_ONCE)) as found:
         assert await found.get() == read_of(0)
-        (folder / DATA / SETTINGS).write_bytes(b"by hand")  # inside the generation's own folder
+        (folder / DATA_LINK / SETTINGS_FILE).write_bytes(b"by hand")  # inside the generation's own folder
         while await found.get() != MountedFiles(b"by hand", b"0"):
             pass
         swap(tmp_path / "other" / "documents", of(2))
@@ -415,7 +415,7 @@ async def test_config_map_watch_without_inotify_polls_until_it_is_available(
 ) -> None:
     swap(tmp_path, of(0))
     prepare(tmp_path, of(2))
-    volume = MountedConfig(tmp_path, alone=AT_ONCE, besides=NEVER)
+    volume = MountedConfig(tmp_path, poll_seconds=AT_ONCE, backup_poll_seconds=NEVER)
     async with asyncio.timeout(PATIENCE_SECONDS), aclosing(volume.changes()) as changes:
         with no_more_open_files():
             await anext(changes)
@@ -434,7 +434,7 @@ async def test_config_map_watch_without_inotify_polls_until_it_is_available(
 async def test_config_map_watch_tolerates_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
     folder = tmp_path / "documents"
     folder.touch()
-    async with told(MountedConfig(folder, alone=AT_ONCE, besides=NEVER)) as found:
+    async with told(MountedConfig(folder, poll_seconds=AT_ONCE, backup_poll_seconds=NEVER)) as found:
         assert await found.get() is None
         folder.unlink()
         swap(tmp_path / "made", of(0))
@@ -446,7 +446,7 @@ async def test_config_map_watch_tolerates_a_file_in_place_of_the_folder(tmp_path
 @linux
 async def test_config_map_watch_supports_two_followers_and_leaves_no_file_open(tmp_path: Path) -> None:
     swap(tmp_path, of(0))
-    volume = MountedConfig(tmp_path, alone=NEVER, besides=NEVER)
+    volume = MountedConfig(tmp_path, poll_seconds=NEVER, backup_poll_seconds=NEVER)
     before = open_files()
     async with told(volume) as one, told(volume) as other:
         assert await one.get() == await other.get() == read_of(0)

@@ -37,7 +37,7 @@ def loaded(folder: Path, uid: str = "u1") -> SavedState:
 def kept(folder: Path, obeyed: int, *, final: bool = False) -> StateStore:
     notes = StateStore(folder)
     notes.load("u1")
-    notes.keep(obeyed=obeyed, final=final)
+    notes.store_state(obeyed_generation=obeyed, final=final)
     return notes
 
 
@@ -58,22 +58,22 @@ def test_sidecar_state_is_not_written_beyond_the_quota_of_its_volume(
     offsets = OffsetFiles(tmp_path, "shop")
     monkeypatch.setattr("rota.sidecar.storage.limited_files.QUOTA_BYTES", 2 * size - 1)
     with pytest.raises(OSError, match="The state would take more than"):
-        notes.keep(obeyed=2)
+        notes.store_state(obeyed_generation=2)
     with pytest.raises(OSError, match="The state would take more than"):
-        offsets.keep({A: 1})
+        offsets.store_offsets({A: 1})
     assert loaded(tmp_path) == SavedState(1, final=False)
     (tmp_path / "of-the-app.db").write_bytes(bytes(10 * size))
     monkeypatch.setattr("rota.sidecar.storage.limited_files.QUOTA_BYTES", 3 * size)
-    notes.keep(obeyed=2)
+    notes.store_state(obeyed_generation=2)
     assert loaded(tmp_path) == SavedState(2, final=False), "files of the app do not count"
 
 
 def test_sidecar_state_is_read_back_after_a_write(tmp_path: Path) -> None:
     notes = kept(tmp_path / "made" / "at once", 42)
     assert loaded(tmp_path / "made" / "at once") == SavedState(42, final=False)
-    notes.keep(final=True)
+    notes.store_state(final=True)
     assert loaded(tmp_path / "made" / "at once") == SavedState(42, final=True)
-    notes.keep(obeyed=2**63 - 1)
+    notes.store_state(obeyed_generation=2**63 - 1)
     assert loaded(tmp_path / "made" / "at once") == SavedState(2**63 - 1, final=True)
 
 
@@ -81,16 +81,16 @@ def test_sidecar_state_never_goes_back(tmp_path: Path) -> None:
     kept(tmp_path, 42, final=True)
     notes = StateStore(tmp_path)
     notes.load("u1")
-    notes.keep(obeyed=41, final=False)
-    notes.keep()
+    notes.store_state(obeyed_generation=41, final=False)
+    notes.store_state()
     assert loaded(tmp_path) == SavedState(42, final=True)
 
 
 def test_sidecar_state_that_is_stored_already_is_not_written_again(tmp_path: Path) -> None:
     notes = kept(tmp_path, 42)
     with room_for(0):
-        notes.keep(obeyed=42)
-        notes.keep(obeyed=7)
+        notes.store_state(obeyed_generation=42)
+        notes.store_state(obeyed_generation=7)
 
 
 def test_sidecar_state_of_another_pod_is_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -99,13 +99,13 @@ def test_sidecar_state_of_another_pod_is_ignored(tmp_path: Path, caplog: pytest.
     assert caplog.messages == [f"{tmp_path / 'obeyed.json'} is of pod u1, not of u2, so nothing was obeyed yet"]
     other = StateStore(tmp_path)
     other.load("u2")
-    other.keep(obeyed=3)
+    other.store_state(obeyed_generation=3)
     assert loaded(tmp_path, "u2") == SavedState(3)
 
 
 def test_sidecar_state_must_be_loaded_before_it_is_written(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="load them before"):
-        StateStore(tmp_path).keep(obeyed=1)
+        StateStore(tmp_path).store_state(obeyed_generation=1)
 
 
 @pytest.mark.parametrize(
@@ -130,20 +130,20 @@ def test_sidecar_state_that_is_torn_counts_as_empty_and_is_logged_and_overwritte
     (tmp_path / "obeyed.json").write_bytes(text.encode(errors="surrogatepass"))
     before = int(time.time())
     found = loaded(tmp_path)
-    assert (found.obeyed, found.final) == (0, False)
+    assert (found.obeyed_generation, found.final) == (0, False)
     assert found.incarnation >= before, "above every number that may have been in the file"
     (message,) = caplog.messages
     assert message.startswith(f"{tmp_path / 'obeyed.json'} cannot be read, so nothing was obeyed yet: ")
     kept(tmp_path, 43)
-    assert loaded(tmp_path).obeyed == 43
+    assert loaded(tmp_path).obeyed_generation == 43
 
 
 def test_restart_has_a_higher_number_than_each_process_before(tmp_path: Path) -> None:
     for number in (1, 2, 3):
         notes = StateStore(tmp_path)
         notes.load("u1")
-        assert notes.start() == number
-        notes.keep(obeyed=40 + number)
+        assert notes.store_incarnation() == number
+        notes.store_state(obeyed_generation=40 + number)
     assert loaded(tmp_path) == SavedState(43, incarnation=3)
     assert loaded(tmp_path, "u2") == SavedState()
 
@@ -152,19 +152,19 @@ def test_restart_of_a_sidecar_of_an_earlier_version_is_counted_from_one(tmp_path
     (tmp_path / "obeyed.json").write_text('{"uid":"u1","obeyed":42,"final":false}')
     notes = StateStore(tmp_path)
     notes.load("u1")
-    assert notes.start() == 1
+    assert notes.store_incarnation() == 1
     assert loaded(tmp_path) == SavedState(42, incarnation=1)
 
 
 def test_restart_has_no_number_while_it_cannot_be_written(tmp_path: Path) -> None:
     notes = StateStore(tmp_path)
     with pytest.raises(RuntimeError, match="load them before"):
-        notes.start()
+        notes.store_incarnation()
     notes.load("u1")
     with room_for(0), pytest.raises(OSError, match=r"more than|large|space"):
-        notes.start()
+        notes.store_incarnation()
     assert loaded(tmp_path) == SavedState()
-    assert notes.start() == 1
+    assert notes.store_incarnation() == 1
 
 
 def test_sidecar_state_fields_of_later_versions_are_ignored(tmp_path: Path) -> None:
@@ -188,10 +188,10 @@ def test_sidecar_state_survives_a_full_disk_and_can_be_written_later(tmp_path: P
     size = (tmp_path / "obeyed.json").stat().st_size
     for room in range(size):
         with room_for(room), pytest.raises(OSError, match="File too large"):
-            notes.keep(obeyed=43)  # as long as the one before
+            notes.store_state(obeyed_generation=43)  # as long as the one before
         assert loaded(tmp_path) == SavedState(42)
         assert [path.name for path in tmp_path.iterdir()] == ["obeyed.json"]
-    notes.keep(obeyed=43)
+    notes.store_state(obeyed_generation=43)
     assert loaded(tmp_path) == SavedState(43)
 
 
@@ -200,9 +200,9 @@ def test_sidecar_state_survives_an_error_of_no_space_left_on_the_disk(tmp_path: 
     notes = kept(tmp_path, 42)
     (tmp_path / "obeyed.json.new").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left on device"):
-        notes.keep(obeyed=43)
+        notes.store_state(obeyed_generation=43)
     assert loaded(tmp_path) == SavedState(42)
-    notes.keep(obeyed=43)
+    notes.store_state(obeyed_generation=43)
     assert loaded(tmp_path) == SavedState(43)
 
 
@@ -219,8 +219,8 @@ import itertools, sys
 from pathlib import Path
 from rota.sidecar.storage.state_store import StateStore
 notes = StateStore(Path(sys.argv[1]))
-for generation in itertools.count(notes.load("u1").obeyed + 1):
-    notes.keep(obeyed=generation)
+for generation in itertools.count(notes.load("u1").obeyed_generation + 1):
+    notes.store_state(obeyed_generation=generation)
     print(generation, flush=True)
 """
 
@@ -232,15 +232,15 @@ def test_sidecar_state_that_was_written_survives_a_kill(tmp_path: Path) -> None:
             said = [keeping.stdout.readline() for _ in range(20)]
             keeping.kill()
             last = int([*said, *keeping.stdout][-1])
-        assert loaded(tmp_path).obeyed in {last, last + 1}
+        assert loaded(tmp_path).obeyed_generation in {last, last + 1}
 
 
 # Local offsets
 
 
 def test_offset_files_are_kept_by_group_and_topic(tmp_path: Path) -> None:
-    OffsetFiles(tmp_path, "shop").keep({A: 7, B: 8, C: 9})
-    OffsetFiles(tmp_path, "other").keep({A: 1})
+    OffsetFiles(tmp_path, "shop").store_offsets({A: 7, B: 8, C: 9})
+    OffsetFiles(tmp_path, "other").store_offsets({A: 1})
     again = OffsetFiles(tmp_path, "shop")
     assert again.load("orders") == {A: 7, B: 8}
     assert again.load("returns") == {C: 9}
@@ -248,46 +248,46 @@ def test_offset_files_are_kept_by_group_and_topic(tmp_path: Path) -> None:
     assert OffsetFiles(tmp_path, "other").load("orders") == {A: 1}
     told = json.loads((tmp_path / "shop" / "orders.json").read_text())
     offsets = {"broker-a": {"0": 7}, "broker-b": {"11": 8}}
-    assert told == {"group": "shop", "topic": "orders", "begun": again.begun("orders"), "offsets": offsets}
+    assert told == {"group": "shop", "topic": "orders", "begun": again.consuming_since("orders"), "offsets": offsets}
 
 
 def test_offset_file_keeps_the_time_when_consumption_of_its_topic_started(tmp_path: Path) -> None:
     first, began = OffsetFiles(tmp_path, "shop"), time.time()
     first.load("orders")
-    began_at = first.begun("orders")
+    began_at = first.consuming_since("orders")
     assert began <= began_at <= time.time()
-    first.keep({A: 7})
+    first.store_offsets({A: 7})
     again = OffsetFiles(tmp_path, "shop")
-    again.keep({B: 8})
-    assert again.begun("orders") == began_at
+    again.store_offsets({B: 8})
+    assert again.consuming_since("orders") == began_at
 
 
 def test_offset_files_support_the_longest_names_and_special_characters(tmp_path: Path) -> None:
     group, topic = "g" * 255, "%RETRY%|" + "t" * 119
-    OffsetFiles(tmp_path, group).keep({Queue(topic, "b", 0): 5})
+    OffsetFiles(tmp_path, group).store_offsets({Queue(topic, "b", 0): 5})
     assert OffsetFiles(tmp_path, group).load(topic) == {Queue(topic, "b", 0): 5}
 
 
 def test_offset_file_keeps_queues_that_are_not_named_and_lets_offsets_go_back(tmp_path: Path) -> None:
-    OffsetFiles(tmp_path, "shop").keep({A: 7, B: 8})
-    OffsetFiles(tmp_path, "shop").keep({A: 2})  # without having loaded it
+    OffsetFiles(tmp_path, "shop").store_offsets({A: 7, B: 8})
+    OffsetFiles(tmp_path, "shop").store_offsets({A: 2})  # without having loaded it
     assert OffsetFiles(tmp_path, "shop").load("orders") == {A: 2, B: 8}
 
 
 def test_offset_file_is_returned_as_a_copy(tmp_path: Path) -> None:
     offsets = OffsetFiles(tmp_path, "shop")
-    offsets.keep({A: 7})
+    offsets.store_offsets({A: 7})
     offsets.load("orders")[A] = 100
-    offsets.keep({A: 100})
+    offsets.store_offsets({A: 100})
     assert OffsetFiles(tmp_path, "shop").load("orders") == {A: 100}
 
 
 def test_offset_file_is_not_written_again_for_equal_offsets(tmp_path: Path) -> None:
     offsets = OffsetFiles(tmp_path, "shop")
-    offsets.keep({A: 7})
+    offsets.store_offsets({A: 7})
     with room_for(0):
-        offsets.keep({A: 7})
-        offsets.keep({})
+        offsets.store_offsets({A: 7})
+        offsets.store_offsets({})
 
 
 WHOLE = '{"group":"shop","topic":"orders","begun":5.5,"offsets":{"broker-a":{"0":7}}}'
@@ -319,7 +319,7 @@ def test_offset_file_that_is_torn_is_set_aside_and_logged(
     assert message.startswith(f"The offsets of orders cannot be read, and are set aside as {path}.torn: ")
     assert [it.name for it in path.parent.iterdir()] == ["orders.json.torn"]
     assert Path(f"{path}.torn").read_text() == text
-    offsets.keep({B: 8})
+    offsets.store_offsets({B: 8})
     assert OffsetFiles(tmp_path, "shop").load("orders") == {B: 8}
 
 
@@ -335,16 +335,16 @@ def test_offset_file_that_is_unreadable_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError):
         offsets.load("orders")
     with pytest.raises(IsADirectoryError):
-        offsets.keep({A: 7, C: 9})
+        offsets.store_offsets({A: 7, C: 9})
     assert OffsetFiles(tmp_path, "shop").load("returns") == {C: 9}
 
 
 def test_offset_files_survive_a_full_disk(tmp_path: Path) -> None:
     offsets = OffsetFiles(tmp_path, "shop")
-    offsets.keep({A: 7, C: 9})
+    offsets.store_offsets({A: 7, C: 9})
     with room_for(10), pytest.raises(OSError, match="File too large"):
-        offsets.keep({A: 8, C: 10})
+        offsets.store_offsets({A: 8, C: 10})
     assert OffsetFiles(tmp_path, "shop").load("orders") == {A: 7}
     assert sorted(it.name for it in (tmp_path / "shop").iterdir()) == ["orders.json", "returns.json"]
-    offsets.keep({A: 8, C: 10})
+    offsets.store_offsets({A: 8, C: 10})
     assert OffsetFiles(tmp_path, "shop").load("returns") == {C: 10}

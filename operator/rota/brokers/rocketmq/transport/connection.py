@@ -17,10 +17,10 @@ from math import inf
 
 import msgspec
 
-from rota.aio import call_after_all
+from rota.aio import call_after_pending_input
 from rota.brokers.errors import UnreachableError
 from rota.brokers.rocketmq.transport.address_policy import AddressPolicy
-from rota.brokers.rocketmq.transport.frame_budget import FREE_BYTES, FrameAccount, Reservation
+from rota.brokers.rocketmq.transport.frame_budget import MAX_UNRESERVED_BYTES, FrameAccount, FrameReservation
 from rota.brokers.rocketmq.wire.addresses import split_address
 from rota.brokers.rocketmq.wire.codes import ResponseCode
 from rota.brokers.rocketmq.wire.frames import Decoder, Frame, MalformedFrameError, encode
@@ -30,11 +30,11 @@ NEXT_ADDRESS_SECONDS = 0.25  # until the next address of a host name is tried: t
 # If requests time out and no whole frame arrives for so long, the connection is closed. Within an incomplete frame the
 # limit is lower: a frame with a wrong length swallows all later answers.
 SILENT_SECONDS, INSIDE_SECONDS = 30.0, 10.0
-LAST_NUMBER = 2**31 - 1  # the highest request number: Java's largest int
+MAX_OPAQUE = 2**31 - 1  # the highest request number: Java's largest int
 # The kernel detects a vanished peer; a late answer does not prove one, since a paused peer may resume.
-_PROBES = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 25_000}
+_KEEPALIVE_OPTIONS = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 25_000}
 
-Serve = Callable[[Frame], Frame | None]  # handles a request of the peer; None: no answer
+RequestHandler = Callable[[Frame], Frame | None]  # handles a request of the peer; None: no answer
 
 _log = logging.getLogger(__name__)
 
@@ -64,18 +64,18 @@ def _is_ip_address(host: str) -> bool:
 class Connection(asyncio.Protocol):
     """One connection, created by `open`; `closed` is empty while it is open, then the reason."""
 
-    def __init__(self, address: str, serve: Serve, frames: FrameAccount | None = None) -> None:
+    def __init__(self, address: str, handle_request: RequestHandler, frame_account: FrameAccount | None = None) -> None:
         self.address = address
-        self.closed, self.closed_at = "", 0.0
-        self.heard = False  # whether at least one frame has arrived
-        self._serve = serve
+        self.close_reason, self.closed_at = "", 0.0
+        self.has_received = False  # whether at least one frame has arrived
+        self._handle_request = handle_request
         self._decoder = Decoder()
-        self._frames = frames
-        self._room: Reservation | None = None  # of the incomplete frame, if it is a large one
-        self._waiting: dict[int, asyncio.Future[Frame]] = {}
-        self._number = 0
+        self._frame_account = frame_account
+        self._reservation: FrameReservation | None = None  # of the incomplete frame, if it is a large one
+        self._pending: dict[int, asyncio.Future[Frame]] = {}
+        self._last_opaque = 0
         self._silent_since = inf  # start of the oldest request that timed out since the last frame
-        self._ending = ""
+        self._pending_close_reason = ""
         self._transport: asyncio.Transport | None = None
         self._outgoing: list[bytes] = []
         self._is_writing_paused = False
@@ -84,11 +84,11 @@ class Connection(asyncio.Protocol):
     async def open(
         cls,
         address: str,
-        serve: Serve,
+        handle_request: RequestHandler,
         tls: ssl.SSLContext | None = None,
         policy: AddressPolicy | None = None,
         *,
-        frames: FrameAccount | None = None,
+        frame_account: FrameAccount | None = None,
     ) -> "Connection":
         """Connect; raise `UnreachableError` if that fails or the policy forbids the address.
 
@@ -98,7 +98,7 @@ class Connection(asyncio.Protocol):
         if endpoint is None:
             raise NotSentError(f"{address!r} is no address; write host:port")
         host, port = endpoint
-        create = partial(cls, address, serve, frames)
+        create = partial(cls, address, handle_request, frame_account)
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 if policy:
@@ -141,42 +141,42 @@ class Connection(asyncio.Protocol):
                 failed = error
         raise failed
 
-    async def ask(self, request: Frame, seconds: float) -> Frame:
+    async def call(self, request: Frame, seconds: float) -> Frame:
         """Send a request and return its answer, also one with an error code."""
-        loop, number = asyncio.get_running_loop(), self._next()
+        loop, number = asyncio.get_running_loop(), self._next_opaque()
         self._send(msgspec.structs.replace(request, opaque=number))
         answer: asyncio.Future[Frame] = loop.create_future()
-        self._waiting[number] = answer
+        self._pending[number] = answer
         # Costs a third of `asyncio.timeout`, and accepts an answer that has arrived but was not read yet.
-        timeout = call_after_all(loop.time() + seconds, self._give_up, answer, seconds)
+        timeout = call_after_pending_input(loop.time() + seconds, self._on_timeout, answer, seconds)
         try:
             return await answer
         finally:
             timeout.cancel()
-            self._waiting.pop(number, None)
-            self._end_when_idle()
+            self._pending.pop(number, None)
+            self._close_if_idle()
 
-    def _next(self) -> int:
-        self._number = self._number % LAST_NUMBER + 1
-        return self._number
+    def _next_opaque(self) -> int:
+        self._last_opaque = self._last_opaque % MAX_OPAQUE + 1
+        return self._last_opaque
 
-    def _give_up(self, answer: "asyncio.Future[Frame]", seconds: float) -> None:
+    def _on_timeout(self, answer: "asyncio.Future[Frame]", seconds: float) -> None:
         """Fail a request that timed out; close the connection if no whole frame has arrived for too long."""
         if answer.done():
             return
         _fail(answer, UnreachableError(f"{self.address} did not answer within {seconds:g} s"))
         now = asyncio.get_running_loop().time()
         self._silent_since = min(self._silent_since, now - seconds)
-        if now - self._silent_since >= (INSIDE_SECONDS if self._decoder.inside else SILENT_SECONDS):
+        if now - self._silent_since >= (INSIDE_SECONDS if self._decoder.is_inside_frame else SILENT_SECONDS):
             self.close(f"no whole frame came for {now - self._silent_since:.0f} s")
 
-    def tell(self, request: Frame) -> None:
+    def send_one_way(self, request: Frame) -> None:
         """Send a one-way request."""
-        self._send(msgspec.structs.replace(request.unanswered(), opaque=self._next()))
+        self._send(msgspec.structs.replace(request.as_one_way(), opaque=self._next_opaque()))
 
     def _send(self, frame: Frame) -> None:
-        if self.closed:
-            raise NotSentError(f"{self.address} closed the connection: {self.closed}")
+        if self.close_reason:
+            raise NotSentError(f"{self.address} closed the connection: {self.close_reason}")
         self._write(frame)
 
     def _write(self, frame: Frame) -> None:
@@ -190,23 +190,23 @@ class Connection(asyncio.Protocol):
 
     def _flush(self) -> None:
         outgoing, self._outgoing = self._outgoing, []
-        if self._transport and not self.closed:
+        if self._transport and not self.close_reason:
             self._transport.write(b"".join(outgoing))
 
     def close(self, reason: str = "we are done with it") -> None:
         """Close the connection; pending requests fail."""
-        self._end(reason)
+        self._mark_closed(reason)
         if self._transport:
             self._transport.abort()
 
-    def finish(self, reason: str) -> None:
+    def close_when_idle(self, reason: str) -> None:
         """Close the connection when no request is pending any more; callers must send no new ones."""
-        self._ending = reason
-        self._end_when_idle()
+        self._pending_close_reason = reason
+        self._close_if_idle()
 
-    def _end_when_idle(self) -> None:
-        if self._ending and not self._waiting:
-            self.close(self._ending)
+    def _close_if_idle(self) -> None:
+        if self._pending_close_reason and not self._pending:
+            self.close(self._pending_close_reason)
 
     # Callbacks of asyncio.Protocol.
 
@@ -217,7 +217,7 @@ class Connection(asyncio.Protocol):
         sock = transport.get_extra_info("socket")
         with suppress(OSError):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for name, value in _PROBES.items():
+            for name, value in _KEEPALIVE_OPTIONS.items():
                 if hasattr(socket, name):
                     sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
@@ -225,46 +225,46 @@ class Connection(asyncio.Protocol):
         """Decode frames; pass answers to their callers, and requests to `serve`."""
         try:
             for frame in self._decoder.feed(data):
-                self._take(frame)
+                self._on_frame(frame)
         except MalformedFrameError as error:
             self.close(str(error))
             return
-        if self._frames and self._room is None and self._decoder.announced_bytes > FREE_BYTES:
-            self._reserve_room(self._frames)
+        if self._frame_account and self._reservation is None and self._decoder.announced_bytes > MAX_UNRESERVED_BYTES:
+            self._reserve_memory(self._frame_account)
 
-    def _reserve_room(self, frames: FrameAccount) -> None:
+    def _reserve_memory(self, frame_account: FrameAccount) -> None:
         """Pause reading until the budget has room for the large frame that has begun."""
-        if self.closed:
+        if self.close_reason:
             return
-        self._room = frames.reserve(self._decoder.announced_bytes, self._read_on, self.close)
-        if not self._room.granted and self._transport:
+        self._reservation = frame_account.reserve(self._decoder.announced_bytes, self._resume_reading, self.close)
+        if not self._reservation.granted and self._transport:
             self._transport.pause_reading()
 
-    def _release_room(self) -> None:
-        room, self._room = self._room, None
+    def _release_memory(self) -> None:
+        room, self._reservation = self._reservation, None
         if room:
             room.release()
 
-    def _take(self, frame: Frame) -> None:
-        self.heard, self._silent_since = True, inf
-        if self._room:
-            self._release_room()
-        if not frame.answers:
-            self._answer(frame)
+    def _on_frame(self, frame: Frame) -> None:
+        self.has_received, self._silent_since = True, inf
+        if self._reservation:
+            self._release_memory()
+        if not frame.is_response:
+            self._answer_request(frame)
             return
-        waiting = self._waiting.pop(frame.opaque, None)
+        waiting = self._pending.pop(frame.opaque, None)
         if waiting and not waiting.done():
             waiting.set_result(frame)
 
-    def _answer(self, request: Frame) -> None:
+    def _answer_request(self, request: Frame) -> None:
         """Answer a request of the peer; an exception in `serve` must not break the connection for pending requests."""
         try:
-            answer = self._serve(request)
-            if answer and not request.one_way:
+            answer = self._handle_request(request)
+            if answer and not request.is_one_way:
                 self._write(answer)
         except Exception:  # noqa: BLE001 - `serve` may raise anything
             _log.exception("What %s asked, %d, could not be answered", self.address, request.code)
-            if not request.one_way:
+            if not request.is_one_way:
                 self._write(
                     request.reply(ResponseCode.SYSTEM_ERROR, remark="The member could not answer; its log says why")
                 )
@@ -278,26 +278,26 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """Resume reading once the peer reads its answers again."""
         self._is_writing_paused = False
-        self._read_on()
+        self._resume_reading()
 
-    def _read_on(self) -> None:
+    def _resume_reading(self) -> None:
         """Resume reading unless another reason to pause remains."""
-        has_room = self._room is None or self._room.granted
+        has_room = self._reservation is None or self._reservation.granted
         if self._transport and has_room and not self._is_writing_paused:
             self._transport.resume_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
         """Fail all pending requests."""
-        self._end(str(error) if error else "the other side closed it")
+        self._mark_closed(str(error) if error else "the other side closed it")
 
-    def _end(self, reason: str) -> None:
-        if not self.closed:
-            self.closed, self.closed_at = reason, asyncio.get_running_loop().time()
+    def _mark_closed(self, reason: str) -> None:
+        if not self.close_reason:
+            self.close_reason, self.closed_at = reason, asyncio.get_running_loop().time()
             self._decoder = Decoder()  # frees the buffer of an incomplete frame
-            self._release_room()
-        waiting, self._waiting = self._waiting, {}
+            self._release_memory()
+        waiting, self._pending = self._pending, {}
         for answer in waiting.values():
-            _fail(answer, UnreachableError(f"{self.address} closed the connection: {self.closed}"))
+            _fail(answer, UnreachableError(f"{self.address} closed the connection: {self.close_reason}"))
 
 
 def _fail(answer: "asyncio.Future[Frame]", error: UnreachableError) -> None:

@@ -13,59 +13,59 @@ import asyncio
 from collections.abc import Callable
 from math import inf
 
-from rota.aio import call_after_all
-from rota.brokers.rocketmq.wire.frames import LARGEST
+from rota.aio import call_after_pending_input
+from rota.brokers.rocketmq.wire.frames import MAX_FRAME_BYTES
 
-FREE_BYTES = 2**16
-BUDGET_BYTES = 4 * LARGEST
+MAX_UNRESERVED_BYTES = 2**16
+BUDGET_BYTES = 4 * MAX_FRAME_BYTES
 HOLD_SECONDS = 5.0  # from the grant of a reservation until the frame must be complete
 WAIT_SECONDS = 10.0  # for a reservation; callers wait no longer for an answer
 DISTRUST_SECONDS = 300.0
-MOST_WAITING = 64  # connections; each buffers what it read before the pause: 256 KiB, with TLS twice as much
+MAX_WAITING_FRAMES = 64  # connections; each buffers what it read before the pause: 256 KiB, with TLS twice as much
 
 
 class FrameBudget:
     """Limits the bytes of large incomplete frames, reserved by the lengths that they announce."""
 
     def __init__(self, limit_bytes: int = BUDGET_BYTES) -> None:
-        if limit_bytes < 2 * LARGEST:
-            raise ValueError(f"A frame budget has room for two largest frames at least, {2 * LARGEST:,} bytes")
+        if limit_bytes < 2 * MAX_FRAME_BYTES:
+            raise ValueError(f"A frame budget has room for two largest frames at least, {2 * MAX_FRAME_BYTES:,} bytes")
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
-        self._line: list[Reservation] = []
+        self._waiting: list[FrameReservation] = []
 
     @property
-    def waiting(self) -> int:
+    def waiting_count(self) -> int:
         """The number of reservations that wait."""
-        return len(self._line)
+        return len(self._waiting)
 
-    def enqueue(self, reservation: "Reservation") -> None:
+    def enqueue(self, reservation: "FrameReservation") -> None:
         """Grant a reservation, or queue it; if the queue is full, reject its last reservation."""
-        self._line.append(reservation)
-        self.grant()
-        if len(self._line) > MOST_WAITING:
-            self._ordered()[-1].reject(f"more than {MOST_WAITING} frames wait for room")
+        self._waiting.append(reservation)
+        self.grant_waiting()
+        if len(self._waiting) > MAX_WAITING_FRAMES:
+            self._ordered()[-1].reject(f"more than {MAX_WAITING_FRAMES} frames wait for room")
 
-    def withdraw(self, reservation: "Reservation") -> None:
+    def withdraw(self, reservation: "FrameReservation") -> None:
         """Remove a waiting reservation, or free the bytes of a granted one; then grant others."""
-        if reservation in self._line:
-            self._line.remove(reservation)
+        if reservation in self._waiting:
+            self._waiting.remove(reservation)
         else:
             self.used_bytes -= reservation.size_bytes
-        self.grant()
+        self.grant_waiting()
 
-    def grant(self) -> None:
+    def grant_waiting(self) -> None:
         """Grant reservations in their order until one does not fit; smaller frames do not overtake it."""
         for reservation in self._ordered():
             limit_bytes = self.limit_bytes // 2 if reservation.account.is_distrusted else self.limit_bytes
             if self.used_bytes + reservation.size_bytes > limit_bytes:
                 return
-            self._line.remove(reservation)
+            self._waiting.remove(reservation)
             self.used_bytes += reservation.size_bytes
-            reservation.start()
+            reservation.grant()
 
-    def _ordered(self) -> "list[Reservation]":
-        return sorted(self._line, key=lambda reservation: reservation.account.is_distrusted)
+    def _ordered(self) -> "list[FrameReservation]":
+        return sorted(self._waiting, key=lambda reservation: reservation.account.is_distrusted)
 
 
 class FrameAccount:
@@ -86,14 +86,14 @@ class FrameAccount:
 
     def reserve(
         self, size_bytes: int, on_granted: Callable[[], None], on_rejected: Callable[[str], None]
-    ) -> "Reservation":
+    ) -> "FrameReservation":
         """Reserve memory for a frame: calls `on_granted` when it is available, or `on_rejected` with the reason."""
-        reservation = Reservation(self, size_bytes, on_granted, on_rejected)
+        reservation = FrameReservation(self, size_bytes, on_granted, on_rejected)
         self.budget.enqueue(reservation)
         return reservation
 
 
-class Reservation:
+class FrameReservation:
     """The memory that one frame holds or waits for; it is rejected if either takes too long."""
 
     def __init__(
@@ -109,17 +109,17 @@ class Reservation:
         self._on_granted = on_granted
         self._on_rejected = on_rejected
         self._ended = False
-        self._timer = self._call_after(WAIT_SECONDS, self._end_waiting)
+        self._timer = self._call_after(WAIT_SECONDS, self._on_grant_timeout)
 
     @staticmethod
     def _call_after(seconds: float, end: Callable[[], None]) -> asyncio.TimerHandle:
-        return call_after_all(asyncio.get_running_loop().time() + seconds, end)
+        return call_after_pending_input(asyncio.get_running_loop().time() + seconds, end)
 
-    def start(self) -> None:
+    def grant(self) -> None:
         """Grant the reservation; the frame must be complete within HOLD_SECONDS."""
         self.granted = True
         self._timer.cancel()
-        self._timer = self._call_after(HOLD_SECONDS, self._end_holding)
+        self._timer = self._call_after(HOLD_SECONDS, self._on_frame_timeout)
         self._on_granted()
 
     def release(self) -> None:
@@ -135,11 +135,11 @@ class Reservation:
             self.release()
             self._on_rejected(f"a frame of {self.size_bytes:,} bytes was not read to its end: {reason}")
 
-    def _end_waiting(self) -> None:
+    def _on_grant_timeout(self) -> None:
         if not self.granted:
             self.reject(f"frames of other brokers left no room for it within {WAIT_SECONDS:g} s")
 
-    def _end_holding(self) -> None:
+    def _on_frame_timeout(self) -> None:
         if not self._ended:
             self.account.distrust()
             self.reject(f"it was not complete within {HOLD_SECONDS:g} s")

@@ -17,27 +17,27 @@ from rota.brokers.rocketmq.wire.codes import ResponseCode
 from rota.brokers.rocketmq.wire.frames import Frame, MalformedFrameError
 from rota.model import Queue
 
-LONGEST_REASON = 1000  # characters; a remark may be as long as a frame
+MAX_REASON_CHARACTERS = 1000  # characters; a remark may be as long as a frame
 
 T = TypeVar("T")
 
-_NOTHING_KNOWN = frozenset(
+_UNAVAILABLE_CODES = frozenset(
     {ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.FLOW_CONTROL, ResponseCode.GO_AWAY}
 )
-_NOT_THERE = frozenset({ResponseCode.TOPIC_NOT_EXIST, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST})
+_NOT_FOUND_CODES = frozenset({ResponseCode.TOPIC_NOT_EXIST, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST})
 
 
-def reason(answer: Frame) -> str:
+def remark_of(answer: Frame) -> str:
     """Return an answer's remark as one limited line, for error messages in logs and conditions."""
-    return " ".join(answer.remark[:LONGEST_REASON].split()) or "no reason given"
+    return " ".join(answer.remark[:MAX_REASON_CHARACTERS].split()) or "no reason given"
 
 
 def error_of(request: str, answer: Frame) -> BrokerError:
     """Return the error for an answer other than SUCCESS; `request` describes the request for users."""
-    message = f"{request}: {reason(answer)} (code {answer.code})"
-    if answer.code in _NOTHING_KNOWN:
+    message = f"{request}: {remark_of(answer)} (code {answer.code})"
+    if answer.code in _UNAVAILABLE_CODES:
         return UnreachableError(message)
-    if answer.code in _NOT_THERE:
+    if answer.code in _NOT_FOUND_CODES:
         return NotFoundError(message)
     return (
         ConsumptionDisabledError(message, answer.code)
@@ -53,29 +53,29 @@ def require_success(request: str, answer: Frame) -> Frame:
     return answer
 
 
-def body(answer: Frame, kind: type[T]) -> T:
+def decode_body(answer: Frame, payload_type: type[T]) -> T:
     """Parse an answer's body; raise MalformedResponseError if it is not of this type."""
     try:
-        return fastjson.read(answer.body, kind)
+        return fastjson.decode_json(answer.body, payload_type)
     except MalformedFrameError as error:
         raise MalformedResponseError(f"An answer cannot be read: {error}") from None
 
 
-def by_queue(table: Mapping[str, T]) -> dict[Queue, T]:
+def parse_queue_keys(table: Mapping[str, T]) -> dict[Queue, T]:
     """Parse the keys of a table in an answer's body, which are queues."""
     try:
-        return {fastjson.queue(key): value for key, value in table.items()}
+        return {fastjson.parse_queue(key): value for key, value in table.items()}
     except MalformedFrameError as error:
         raise MalformedResponseError(f"An answer cannot be read: {error}") from None
 
 
-def number(answer: Frame, field: str) -> int:
+def int_field(answer: Frame, field: str) -> int:
     """Return an integer field of an answer; raise MalformedResponseError if it is missing or no number."""
     try:
         return int(answer.fields[field])
     except (KeyError, ValueError):
         raise MalformedResponseError(
-            f"An answer has no number in {field!r}: {dict(answer.fields)!s:.{LONGEST_REASON}}"
+            f"An answer has no number in {field!r}: {dict(answer.fields)!s:.{MAX_REASON_CHARACTERS}}"
         ) from None
 
 

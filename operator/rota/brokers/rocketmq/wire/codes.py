@@ -68,7 +68,7 @@ class ResponseCode(IntEnum):
     GO_AWAY = 1500
 
 
-STORED = frozenset(
+STORED_CODES = frozenset(
     {
         ResponseCode.SUCCESS,
         ResponseCode.FLUSH_DISK_TIMEOUT,
@@ -78,9 +78,9 @@ STORED = frozenset(
 )
 
 # Requests that are not idempotent: a caller must not retry one that the broker may have executed.
-ONCE = frozenset(
+NOT_IDEMPOTENT = frozenset(
     {RequestCode.SEND_MESSAGE_V2, RequestCode.CONSUMER_SEND_MSG_BACK, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET},
 )
 
-MASTER = 0  # the broker id of a master
-READABLE = 4  # bit in a queue's permissions
+MASTER_ID = 0  # the broker id of a master
+READ_PERMISSION = 4  # bit in a queue's permissions

@@ -19,7 +19,7 @@ T = TypeVar("T")
 # backtracks, so hostile bodies cost no more than others: all quantifiers are possessive, an unterminated string extends
 # to the end of the body, and a number begins at its first digit.
 _TEXT = rb'"(?:[^"\\]|\\.)*+"?'
-_ODD = re.compile(
+_NON_STANDARD = re.compile(
     rb'(?:%b\s*+:?[^"{}\[\],]*+,?\s*+)++' % _TEXT
     + rb'|(?P<object>\{(?:%b|[^"{}])*+\})(?=\s*+:)' % _TEXT
     + rb"|(?P<number>(?<!\d)-?\d++)(?=\s*+:)",
@@ -32,28 +32,28 @@ _QUEUE = re.compile(rb'\{"brokerName":"([\w.|%-]*+)","queueId":(\d++),"topic":"(
 _AS_TEXT = rb'"{\"brokerName\":\"%b\",\"queueId\":%b,\"topic\":\"%b\"}"'
 
 
-def read(text: bytes, kind: type[T]) -> T:
+def decode_json(text: bytes, target_type: type[T]) -> T:
     """Parse a body into a type; object keys become strings, see `queue`; failure raises MalformedFrameError."""
     try:
-        for form in _forms(text):
+        for form in _candidate_texts(text):
             try:
-                return msgspec.json.decode(form, type=kind, strict=False)
+                return msgspec.json.decode(form, type=target_type, strict=False)
             except msgspec.ValidationError:
                 raise
             except msgspec.DecodeError:
                 continue
-        return msgspec.json.decode(_ODD.sub(_proper, text), type=kind, strict=False)
+        return msgspec.json.decode(_NON_STANDARD.sub(_to_standard_key, text), type=target_type, strict=False)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedFrameError(f"A body is not the JSON expected: {error}") from None
 
 
-def _forms(text: bytes) -> Iterator[bytes]:
+def _candidate_texts(text: bytes) -> Iterator[bytes]:
     """Yield a body unchanged, then with queue keys rewritten to strings: enough if no other keys are non-standard."""
     yield text
     yield _QUEUE.sub(lambda match: _AS_TEXT % match.groups(), text)
 
 
-def _proper(match: "re.Match[bytes]") -> bytes:
+def _to_standard_key(match: "re.Match[bytes]") -> bytes:
     if match["object"]:
         return msgspec.json.encode(match["object"].decode())
     return b'"%b"' % match["number"] if match["number"] else match[0]
@@ -68,7 +68,7 @@ class _Key(msgspec.Struct):
 _read_key = msgspec.json.Decoder(_Key).decode
 
 
-def queue(key: str) -> Queue:
+def parse_queue(key: str) -> Queue:
     """Parse a key that is a queue; raise MalformedFrameError if it is none."""
     try:
         fields = _read_key(key)
@@ -77,7 +77,7 @@ def queue(key: str) -> Queue:
     return Queue(fields.topic, fields.brokerName, fields.queueId)
 
 
-def table(values: Mapping[Queue, Any]) -> msgspec.Raw:
+def encode_queue_table(values: Mapping[Queue, Any]) -> msgspec.Raw:
     """Encode values by queue, with queues as object keys: RocketMQ from 5.4 on does not read string keys."""
     write = msgspec.json.encode
     rows = (write(_Key(*queue)) + b":" + write(value) for queue, value in values.items())

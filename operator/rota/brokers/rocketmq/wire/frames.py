@@ -12,8 +12,9 @@ from typing import Final
 
 import msgspec
 
-LARGEST: Final = 16 * 2**20  # bytes; servers reject larger frames, too
-VERSION: Final = 479  # 5.3.3; from 401 on a name server sends standard JSON, from 62 on a broker may send requests
+MAX_FRAME_BYTES: Final = 16 * 2**20  # bytes; servers reject larger frames, too
+# 5.3.3; from 401 on a name server sends standard JSON, from 62 on a broker may send requests.
+PROTOCOL_VERSION: Final = 479
 
 SMALL_PIECE_BYTES = 1024  # smaller pieces are joined at once: a bytes object of 1 byte takes 34 bytes
 
@@ -42,15 +43,15 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     remark: str = ""
     body: bytes = b""
     language: str = "PYTHON"
-    version: int = VERSION
+    version: int = PROTOCOL_VERSION
 
     @property
-    def answers(self) -> bool:
+    def is_response(self) -> bool:
         """Whether the frame is an answer to a request of this client."""
         return bool(self.flag & _ANSWER)
 
     @property
-    def one_way(self) -> bool:
+    def is_one_way(self) -> bool:
         """Whether the sender expects no answer."""
         return bool(self.flag & _ONE_WAY)
 
@@ -58,7 +59,7 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
         """Return an answer to this request."""
         return Frame(code=code, opaque=self.opaque, flag=_ANSWER, body=body, remark=remark)
 
-    def unanswered(self) -> "Frame":
+    def as_one_way(self) -> "Frame":
         """Return this request as a one-way request."""
         return msgspec.structs.replace(self, flag=self.flag | _ONE_WAY)
 
@@ -93,8 +94,8 @@ def encode(frame: Frame) -> bytes:
         )
     )
     size = _START.size + len(header) + len(frame.body)
-    if size > LARGEST:
-        raise ValueError(f"A frame of {size:,} bytes is over the {LARGEST:,} that RocketMQ takes")
+    if size > MAX_FRAME_BYTES:
+        raise ValueError(f"A frame of {size:,} bytes is over the {MAX_FRAME_BYTES:,} that RocketMQ takes")
     return b"".join((_START.pack(size - _TOTAL.size, len(header)), header, frame.body))
 
 
@@ -103,17 +104,17 @@ class Decoder:
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []  # joined once they hold a whole frame, so that a large frame is copied once
-        self._waiting = 0  # length of the pieces
-        self._needed = 0  # length at which they hold a whole frame; 0: unknown
+        self._buffered_bytes = 0  # length of the pieces
+        self._frame_bytes = 0  # length at which they hold a whole frame; 0: unknown
 
     def feed(self, data: bytes) -> Iterator[Frame]:
         """Add bytes, yield the complete frames; raise `MalformedFrameError` at a bad one, after those before it."""
-        self._waiting += len(data)
+        self._buffered_bytes += len(data)
         if self._pieces and len(self._pieces[-1]) < SMALL_PIECE_BYTES:
             self._pieces[-1] += data
         else:
             self._pieces.append(data)
-        if self._waiting < self._needed:
+        if self._buffered_bytes < self._frame_bytes:
             return
         data = b"".join(self._pieces)
         at = 0
@@ -123,22 +124,22 @@ class Decoder:
             at += size
             header, body = data[start : start + length], data[start + length : at]
             yield _from_json(header, body) if kind == _JSON else _from_binary(header, body)
-        self._pieces, self._waiting, self._needed = [data[at:]], len(data) - at, size
+        self._pieces, self._buffered_bytes, self._frame_bytes = [data[at:]], len(data) - at, size
 
     @property
-    def inside(self) -> bool:
+    def is_inside_frame(self) -> bool:
         """Whether the buffer holds an incomplete frame."""
-        return self._waiting > 0
+        return self._buffered_bytes > 0
 
     @property
     def announced_bytes(self) -> int:
         """The length of the incomplete frame; 0 if none is buffered, or if its length has not arrived yet."""
-        return self._needed
+        return self._frame_bytes
 
     @property
     def buffered_bytes(self) -> int:
         """The number of buffered bytes of the incomplete frame."""
-        return self._waiting
+        return self._buffered_bytes
 
 
 def _size(data: bytes, at: int) -> int:
@@ -149,8 +150,10 @@ def _size(data: bytes, at: int) -> int:
     if len(data) < at + _TOTAL.size:
         return 0
     size: int = _TOTAL.size + _TOTAL.unpack_from(data, at)[0]
-    if not _START.size <= size <= LARGEST:
-        raise MalformedFrameError(f"A frame says that it has {size:,} bytes; it may have {_START.size} to {LARGEST:,}")
+    if not _START.size <= size <= MAX_FRAME_BYTES:
+        raise MalformedFrameError(
+            f"A frame says that it has {size:,} bytes; it may have {_START.size} to {MAX_FRAME_BYTES:,}"
+        )
     if len(data) < at + _START.size:
         return 0
     kind, length = data[at + 4], int.from_bytes(data[at + 5 : at + 8])

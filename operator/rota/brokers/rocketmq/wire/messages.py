@@ -19,13 +19,13 @@ from rota.brokers.port import ADMIT_ALL, Admission
 from rota.brokers.rocketmq.wire.frames import MalformedFrameError
 from rota.model import Queue
 
-V1, V2 = 0xDAA320A7, 0xDAA320AB
-LARGEST_BATCH: Final = 2**15 - 1  # messages; a broker counts them in 16 bits
+MAGIC_V1, MAGIC_V2 = 0xDAA320A7, 0xDAA320AB
+MAX_BATCH_MESSAGES: Final = 2**15 - 1  # messages; a broker counts them in 16 bits
 ZSTD_WINDOW_BYTES: Final = 8 * MEBIBYTE  # the window that RFC 8878 recommends every decoder to support
 
-_COMPRESSED, _SIX_BORN, _SIX_STORED, _BATCH, _KIND = 0x1, 0x10, 0x20, 0xC0, 0x700
-_FOLDED = _COMPRESSED | _BATCH
-_NAME, _PAIR = "\x01", "\x02"  # separators after a property's name and after its value
+_COMPRESSED, _IPV6_BORN_FLAG, _IPV6_STORE_FLAG, _BATCH, _COMPRESSION_MASK = 0x1, 0x10, 0x20, 0xC0, 0x700
+_PACKED_FLAGS = _COMPRESSED | _BATCH
+_NAME_END, _PAIR_END = "\x01", "\x02"  # separators after a property's name and after its value
 
 # Length, magic, checksum, queue, (flag), offset, place, system flag, born, (born host), stored, (store host),
 # attempts, (prepared transaction), length of the body; one layout for each combination of 4- and 16-byte hosts. Fields
@@ -40,20 +40,20 @@ class _TooLargeError(Exception):
     """An unpacked body exceeds the limit."""
 
 
-class _Reader:
+class _MessageReader:
     """Reads the body of one pull answer; holds the messages that were read and admitted so far."""
 
-    def __init__(self, data: bytes, broker: str, start: int, admission: Admission) -> None:
+    def __init__(self, data: bytes, broker: str, start_offset: int, admission: Admission) -> None:
         self.data = data
         self.broker = broker
-        self.start = start
+        self.start_offset = start_offset
         self.admission = admission
         self.messages: list[Message] = []
         self.refused_offset: int | None = None
 
-    def keep(self, message: Message) -> None:
+    def admit_message(self, message: Message) -> None:
         """Keep a message if it is admitted; skip it before the requested offset, which may be in a batch."""
-        if message.offset < self.start:
+        if message.offset < self.start_offset:
             return
         if self.admission.admit(message.memory_bytes):
             self.messages.append(message)
@@ -67,14 +67,14 @@ def decode(data: bytes, broker: str) -> list[Message]:
 
 
 def decode_admitted(
-    data: bytes, broker: str, start: int = 0, admission: Admission = ADMIT_ALL
+    data: bytes, broker: str, start_offset: int = 0, admission: Admission = ADMIT_ALL
 ) -> tuple[list[Message], int | None]:
     """Return the admitted messages from an offset on, and the offset of the first refused one or None.
 
     An unpacked body may be a thousand times larger than the received one. Each message is unpacked and admitted before
     the next one is read, so at most one message is in memory without being admitted.
     """
-    reader = _Reader(data, broker, start, admission)
+    reader = _MessageReader(data, broker, start_offset, admission)
     at, end = 0, len(data)
     try:
         while at < end and reader.refused_offset is None:
@@ -84,29 +84,29 @@ def decode_admitted(
     return reader.messages, reader.refused_offset
 
 
-def _read(reader: _Reader, at: int) -> int:
+def _read(reader: _MessageReader, position: int) -> int:
     """Read the message at a position in the data; return the position of the next one."""
     data = reader.data
     head = _HEAD
-    fields = head.unpack_from(data, at)
-    if fields[6] & (_SIX_BORN | _SIX_STORED):
+    fields = head.unpack_from(data, position)
+    if fields[6] & (_IPV6_BORN_FLAG | _IPV6_STORE_FLAG):
         head = _HEADS[(fields[6] >> 4) & 3]
-        fields = head.unpack_from(data, at)
+        fields = head.unpack_from(data, position)
     total, magic, checksum, number, offset, place, flags, born, stored, attempt, length = fields
-    start = at + head.size
+    start = position + head.size
     topic_at = start + length
-    if magic == V1:
+    if magic == MAGIC_V1:
         topic_length, topic_start = data[topic_at], topic_at + 1
-    elif magic == V2:
+    elif magic == MAGIC_V2:
         (topic_length,), topic_start = _SHORT.unpack_from(data, topic_at), topic_at + 2
     else:
-        raise MalformedFrameError(f"A message at byte {at} begins with {magic:#x}, which no layout does")
+        raise MalformedFrameError(f"A message at byte {position} begins with {magic:#x}, which no layout does")
     properties_at = topic_start + topic_length
     (properties_length,) = _SHORT.unpack_from(data, properties_at)
     end: int = properties_at + 2 + properties_length
-    if end != at + total or end > len(data):
+    if end != position + total or end > len(data):
         raise MalformedFrameError(
-            f"A message at byte {at} says that it has {total} bytes; what is in it has {end - at}"
+            f"A message at byte {position} says that it has {total} bytes; what is in it has {end - position}"
         )
     queue = _queue(data[topic_start:properties_at], reader.broker, number)
     body, damage = data[start:topic_at], ""
@@ -116,27 +116,27 @@ def _read(reader: _Reader, at: int) -> int:
     properties = _properties(text)
     properties_bytes = properties_bytes_of(len(properties), text_bytes(text))
     message = Message(queue, offset, body, properties, attempt, born, stored, place, damage, properties_bytes)
-    if flags & _FOLDED and not damage:
-        _unpack_message(reader, message, flags, _Common(properties, text_bytes(text)))
+    if flags & _PACKED_FLAGS and not damage:
+        _unpack_message(reader, message, flags, _BatchProperties(properties, text_bytes(text)))
     else:
-        reader.keep(message)
+        reader.admit_message(message)
     return end
 
 
-def _unpack_message(reader: _Reader, message: Message, flags: int, common: "_Common") -> None:
+def _unpack_message(reader: _MessageReader, message: Message, flags: int, common: "_BatchProperties") -> None:
     """Unpack a compressed message or a batch; keep its messages up to the first that is not admitted."""
     if flags & _COMPRESSED:
-        body, damage = unpacked(message.body, (flags & _KIND) >> 8, reader.admission.largest_body_bytes)
-        message = msgspec.structs.replace(message, body=body, damage=damage)
-    if flags & _BATCH != _BATCH or message.damage:
-        reader.keep(message)
+        body, damage = unpack_body(message.body, (flags & _COMPRESSION_MASK) >> 8, reader.admission.max_body_bytes)
+        message = msgspec.structs.replace(message, body=body, body_error=damage)
+    if flags & _BATCH != _BATCH or message.body_error:
+        reader.admit_message(message)
         return
     damage = _batch_damage(message.body)
     if damage:
-        reader.keep(msgspec.structs.replace(message, damage=damage))
+        reader.admit_message(msgspec.structs.replace(message, body_error=damage))
         return
-    for item in _split_batch(message, common, reader.start):
-        reader.keep(item)
+    for item in _split_batch(message, common, reader.start_offset):
+        reader.admit_message(item)
         if reader.refused_offset is not None:
             return
 
@@ -153,8 +153,8 @@ def read_properties(data: bytes) -> dict[str, str]:
 
 def _properties(text: str) -> dict[str, str]:
     properties = {}
-    for pair in text.split(_PAIR):
-        name, separator, value = pair.partition(_NAME)
+    for pair in text.split(_PAIR_END):
+        name, separator, value = pair.partition(_NAME_END)
         if separator:
             properties[name] = value
     return properties
@@ -162,20 +162,20 @@ def _properties(text: str) -> dict[str, str]:
 
 def write_properties(properties: Mapping[str, str]) -> str:
     """Encode properties; raise ValueError if one contains a separator."""
-    invalid = next((name for name, value in properties.items() if {_NAME, _PAIR} & {*name, *value}), None)
+    invalid = next((name for name, value in properties.items() if {_NAME_END, _PAIR_END} & {*name, *value}), None)
     if invalid is not None:
         raise ValueError(f"The property {invalid!r} has a character \\x01 or \\x02 in it, which separate properties")
-    return "".join(f"{name}{_NAME}{value}{_PAIR}" for name, value in properties.items())
+    return "".join(f"{name}{_NAME_END}{value}{_PAIR_END}" for name, value in properties.items())
 
 
 def _batch_damage(body: bytes) -> str:
     """Return why a batch cannot be split, or "". The producer encoded the batch, so only this message is damaged."""
     try:
-        number = sum(1 for _ in islice(_items(body), LARGEST_BATCH + 1))
+        number = sum(1 for _ in islice(_items(body), MAX_BATCH_MESSAGES + 1))
     except (struct.error, MalformedFrameError) as error:
         return f"it is a batch that cannot be taken apart: {error}"
-    too_many = f"it is a batch that cannot be taken apart: it has more than {LARGEST_BATCH:,} messages"
-    return too_many if number > LARGEST_BATCH else ""
+    too_many = f"it is a batch that cannot be taken apart: it has more than {MAX_BATCH_MESSAGES:,} messages"
+    return too_many if number > MAX_BATCH_MESSAGES else ""
 
 
 def _items(data: bytes) -> Iterator[tuple[int, int, int]]:
@@ -192,23 +192,23 @@ def _items(data: bytes) -> Iterator[tuple[int, int, int]]:
         at = end
 
 
-class _Common(NamedTuple):
+class _BatchProperties(NamedTuple):
     """The properties that all messages of a batch share, and the memory of their text."""
 
     properties: dict[str, str]
     text_bytes: int
 
 
-def _split_batch(batch: Message, common: _Common, first: int) -> Iterator[Message]:
+def _split_batch(batch: Message, common: _BatchProperties, start_offset: int) -> Iterator[Message]:
     """Yield the messages of a batch from an offset on, with their own properties and those of the batch.
 
     The batch's properties are in memory once, but as long as any of its messages is. They count for each message,
     because each one is passed on together with them.
     """
     data = batch.body
-    place = batch.attempt, batch.born, batch.stored, batch.place
+    place = batch.reconsume_times, batch.born_ms, batch.stored_ms, batch.commit_log_offset
     for offset, (start, body_end, end) in enumerate(_items(data), batch.offset):
-        if offset < first:
+        if offset < start_offset:
             continue
         text = data[body_end + 2 : end].decode(errors="replace")
         own = _properties(text)
@@ -266,24 +266,24 @@ def _check_complete(body: bytes, limit: int, trailing: bytes | None, *, ended: b
 
 
 ZLIB: Final = 3  # old producers write 0 for ZLIB
-_UNPACK: dict[int, Callable[[bytes, int], bytes]] = {0: _zlib, 1: _lz4, 2: _zstd, ZLIB: _zlib}
+_UNPACKERS: dict[int, Callable[[bytes, int], bytes]] = {0: _zlib, 1: _lz4, 2: _zstd, ZLIB: _zlib}
 
 
-def unpacked(body: bytes, kind: int, limit: int) -> tuple[bytes, str]:
+def unpack_body(body: bytes, compression: int, max_bytes: int) -> tuple[bytes, str]:
     """Unpack a body into at most `limit` bytes. Return it with ""; if that fails, the packed body and the reason."""
     try:
-        return _UNPACK[kind](body, limit), ""
+        return _UNPACKERS[compression](body, max_bytes), ""
     except _TooLargeError:
-        return body, _too_large(limit)
+        return body, _size_error(max_bytes)
     except KeyError:
-        return body, f"it is compressed in a way of number {kind}, which is not known"
+        return body, f"it is compressed in a way of number {compression}, which is not known"
     except ImportError as error:
         return body, f"it is compressed, and {error.name} is not installed to unpack it"
     except Exception as error:  # noqa: BLE001 - each library raises its own; a damaged message must not stop a queue
         return body, f"it cannot be unpacked: {str(error) or type(error).__name__}"
 
 
-def _too_large(limit: int) -> str:
+def _size_error(limit: int) -> str:
     size = f"{limit / MEBIBYTE:g} MiB"
     return f"it has more than {size} unpacked, the most that delivery.buffer.mebibytesPerMessage allows"
 

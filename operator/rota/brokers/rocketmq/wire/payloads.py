@@ -10,8 +10,8 @@ Long = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # a number about
 
 
 # A group's settings by Rota's names, in the protocol's spelling.
-MODELS = {"Clustering": "CLUSTERING", "Broadcasting": "BROADCASTING"}
-STARTS = {
+MESSAGE_MODELS = {"Clustering": "CLUSTERING", "Broadcasting": "BROADCASTING"}
+START_POSITIONS = {
     "Latest": "CONSUME_FROM_LAST_OFFSET",
     "Earliest": "CONSUME_FROM_FIRST_OFFSET",
     "Timestamp": "CONSUME_FROM_TIMESTAMP",
@@ -30,7 +30,7 @@ class MessageQueue(Body, frozen=True):
     queue_id: int
 
     @classmethod
-    def of(cls, queue: Queue) -> "MessageQueue":
+    def from_queue(cls, queue: Queue) -> "MessageQueue":
         """Convert a queue to the protocol's form."""
         return cls(topic=queue.topic, broker_name=queue.broker, queue_id=queue.id)
 
@@ -142,7 +142,7 @@ class ConsumerConnection(Body, frozen=True):
     message_model: str | None = None
 
 
-class ClientIds(Body, frozen=True):
+class ClientIdList(Body, frozen=True):
     """The ids of a group's members."""
 
     consumer_id_list: list[str] = []
@@ -157,7 +157,7 @@ class LockRequest(Body, frozen=True):
     only_this_broker: bool = False
 
 
-class Locked(Body, frozen=True):
+class LockedQueues(Body, frozen=True):
     """The queues that are locked now."""
 
     lock_ok_mq_set: list[MessageQueue] = msgspec.field(name="lockOKMQSet", default=[])
@@ -189,7 +189,7 @@ class QueueAssignment(Body, frozen=True):
     mode: str
 
 
-class Assignments(Body, frozen=True):
+class AssignmentResponse(Body, frozen=True):
     """The queues that a broker assigns to a member; None: no answer."""
 
     message_queue_assignments: list[QueueAssignment] | None = None
@@ -228,7 +228,7 @@ class TopicStats(Body, frozen=True):
     offset_table: dict[str, TopicOffset] = {}
 
 
-class Reset(Body, frozen=True):
+class ResetOffsets(Body, frozen=True):
     """New offsets of a group after a reset, by queue."""
 
     offset_table: dict[str, Long] = {}

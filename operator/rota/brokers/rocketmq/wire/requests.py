@@ -17,7 +17,7 @@ from rota.spec import Subscription
 from rota.spec.consumer_settings import tags_of
 
 _COMMIT, _SUSPEND, _SUBSCRIBED = 1, 2, 4  # bits of a pull's system flag
-_NEEDED = {  # values that must not be empty, by their names in fields and bodies
+_REQUIRED_FIELDS = {  # values that must not be empty, by their names in fields and bodies
     "topic": ("topic", "originTopic", "b"),
     "group": ("group", "consumerGroup", "consumer_group", "group_name", "a"),
     "client id": ("clientID", "clientId", "client_id"),
@@ -25,28 +25,28 @@ _NEEDED = {  # values that must not be empty, by their names in fields and bodie
 
 
 def _frame(code: RequestCode, body: Any = None, /, **fields: object) -> Frame:
-    _refuse_empty(code, fields)
+    _reject_empty(code, fields)
     if isinstance(body, payloads.Body):
-        _refuse_empty(code, msgspec.structs.asdict(body))
-    written = {name: _written(value) for name, value in fields.items() if value is not None}
-    return Frame(code=code, fields=written, body=b"" if body is None else _bytes(body))
+        _reject_empty(code, msgspec.structs.asdict(body))
+    written = {name: _encode_value(value) for name, value in fields.items() if value is not None}
+    return Frame(code=code, fields=written, body=b"" if body is None else _encode_body(body))
 
 
-def _refuse_empty(code: RequestCode, fields: Mapping[str, object]) -> None:
-    for label, names in _NEEDED.items():
+def _reject_empty(code: RequestCode, fields: Mapping[str, object]) -> None:
+    for label, names in _REQUIRED_FIELDS.items():
         if any(fields.get(name) == "" for name in names):
             raise ValueError(f"{code.name}: the {label} is empty")
 
 
-def _written(value: object) -> str:
+def _encode_value(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _bytes(body: Any) -> bytes:
+def _encode_body(body: Any) -> bytes:
     return body if isinstance(body, bytes) else msgspec.json.encode(body)
 
 
-def _of(queue: Queue) -> dict[str, object]:
+def _queue_fields(queue: Queue) -> dict[str, object]:
     if queue.id < 0:
         raise ValueError(f"{queue} is no queue: its id is negative")
     return {"topic": queue.topic, "queueId": queue.id, "bname": queue.broker}
@@ -60,7 +60,7 @@ def route(topic: str) -> Frame:
     return _frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, topic=topic, acceptStandardJsonOnly=True)
 
 
-def cluster() -> Frame:
+def cluster_info() -> Frame:
     """Request all brokers."""
     return _frame(RequestCode.GET_BROKER_CLUSTER_INFO)
 
@@ -84,7 +84,7 @@ def subscription(spec: Subscription, version: int) -> payloads.SubscriptionData:
 
 def heartbeat(client_id: str, member: payloads.ConsumerData) -> Frame:
     """Send a heartbeat of a member."""
-    _refuse_empty(RequestCode.HEART_BEAT, msgspec.structs.asdict(member))
+    _reject_empty(RequestCode.HEART_BEAT, msgspec.structs.asdict(member))
     return _frame(RequestCode.HEART_BEAT, payloads.HeartBeat(client_id=client_id, consumer_data_set=[member]))
 
 
@@ -122,9 +122,9 @@ def assignment(topic: str, group: str, client_id: str, strategy: str, model: str
     return _frame(RequestCode.QUERY_ASSIGNMENT, body)
 
 
-def request_mode(topic: str, group: str, mode: str, share: int = 0) -> Frame:
+def set_request_mode(topic: str, group: str, mode: str, pop_share: int = 0) -> Frame:
     """Set whether a group's members pull a topic's queues or pop from them."""
-    body = payloads.RequestMode(topic=topic, consumer_group=group, mode=mode, pop_share_queue_num=share)
+    body = payloads.RequestMode(topic=topic, consumer_group=group, mode=mode, pop_share_queue_num=pop_share)
     return _frame(RequestCode.SET_MESSAGE_REQUEST_MODE, body)
 
 
@@ -133,12 +133,12 @@ def request_mode(topic: str, group: str, mode: str, share: int = 0) -> Frame:
 
 def lock(group: str, client_id: str, queues: Iterable[Queue]) -> Frame:
     """Request locks on queues."""
-    return _frame(RequestCode.LOCK_BATCH_MQ, _locks(group, client_id, queues))
+    return _frame(RequestCode.LOCK_BATCH_MQ, _lock_request(group, client_id, queues))
 
 
 def unlock(group: str, client_id: str, queues: Iterable[Queue]) -> Frame:
     """Release locks on queues."""
-    return _frame(RequestCode.UNLOCK_BATCH_MQ, _locks(group, client_id, queues))
+    return _frame(RequestCode.UNLOCK_BATCH_MQ, _lock_request(group, client_id, queues))
 
 
 def one_broker(queues: Iterable[Queue]) -> str:
@@ -149,50 +149,54 @@ def one_broker(queues: Iterable[Queue]) -> str:
     return brokers.pop()
 
 
-def _locks(group: str, client_id: str, queues: Iterable[Queue]) -> payloads.LockRequest:
-    mq_set = [payloads.MessageQueue.of(queue) for queue in queues]
+def _lock_request(group: str, client_id: str, queues: Iterable[Queue]) -> payloads.LockRequest:
+    mq_set = [payloads.MessageQueue.from_queue(queue) for queue in queues]
     return payloads.LockRequest(consumer_group=group, client_id=client_id, mq_set=mq_set)
 
 
 # Offsets.
 
 
-def committed(group: str, queue: Queue) -> Frame:
+def committed_offset(group: str, queue: Queue) -> Frame:
     """Request a group's committed offset; if it has none, the broker says so instead of answering 0."""
-    return _frame(RequestCode.QUERY_CONSUMER_OFFSET, consumerGroup=group, setZeroIfNotFound=False, **_of(queue))
+    return _frame(
+        RequestCode.QUERY_CONSUMER_OFFSET, consumerGroup=group, setZeroIfNotFound=False, **_queue_fields(queue)
+    )
 
 
 def commit(group: str, queue: Queue, offset: int) -> Frame:
     """Commit an offset for a group. Brokers accept any offset from any client."""
     if offset < 0:
         raise ValueError(f"{offset} is no offset to commit for {queue}")
-    return _frame(RequestCode.UPDATE_CONSUMER_OFFSET, consumerGroup=group, commitOffset=offset, **_of(queue))
+    return _frame(RequestCode.UPDATE_CONSUMER_OFFSET, consumerGroup=group, commitOffset=offset, **_queue_fields(queue))
 
 
-def last(queue: Queue) -> Frame:
+def max_offset(queue: Queue) -> Frame:
     """Request the offset that the next message will have."""
-    return _frame(RequestCode.GET_MAX_OFFSET, committed=True, **_of(queue))
+    return _frame(RequestCode.GET_MAX_OFFSET, committed=True, **_queue_fields(queue))
 
 
-def first(queue: Queue) -> Frame:
+def min_offset(queue: Queue) -> Frame:
     """Request the offset of the oldest message."""
-    return _frame(RequestCode.GET_MIN_OFFSET, **_of(queue))
+    return _frame(RequestCode.GET_MIN_OFFSET, **_queue_fields(queue))
 
 
-def at(queue: Queue, milliseconds: int) -> Frame:
+def offset_at_time(queue: Queue, timestamp_ms: int) -> Frame:
     """Request the offset of the first message that was stored at this time or later."""
-    return _frame(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, timestamp=milliseconds, boundaryType="lower", **_of(queue))
+    return _frame(
+        RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, timestamp=timestamp_ms, boundaryType="lower", **_queue_fields(queue)
+    )
 
 
-def reset(group: str, topic: str, milliseconds: int, *, queue: int = -1, offset: int | None = None) -> Frame:
+def reset_offsets(group: str, topic: str, timestamp_ms: int, *, queue_id: int = -1, offset: int | None = None) -> Frame:
     """Reset a group's offsets at a broker: to a time (-1: to the end), or one queue's to an offset."""
     return _frame(
         RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
         topic=topic,
         group=group,
-        timestamp=milliseconds,
+        timestamp=timestamp_ms,
         isForce=True,
-        queueId=queue,
+        queueId=queue_id,
         offset=offset,
     )
 
@@ -206,30 +210,30 @@ def pull(
     offset: int,
     data: payloads.SubscriptionData,
     *,
-    most: int,
-    most_bytes: int,
-    wait: float,
-    commit: int | None = None,
+    max_messages: int,
+    max_bytes: int,
+    wait_seconds: float,
+    commit_offset: int | None = None,
 ) -> Frame:
     """Request messages; if none are available, the broker waits `wait` seconds. It stores `commit` before it waits."""
     return _frame(
         RequestCode.PULL_MESSAGE,
         consumerGroup=group,
         queueOffset=offset,
-        maxMsgNums=most,
-        maxMsgBytes=most_bytes,
-        sysFlag=_SUBSCRIBED | (_SUSPEND if wait else 0) | (0 if commit is None else _COMMIT),
-        commitOffset=commit or 0,
-        suspendTimeoutMillis=int(wait * 1000),
+        maxMsgNums=max_messages,
+        maxMsgBytes=max_bytes,
+        sysFlag=_SUBSCRIBED | (_SUSPEND if wait_seconds else 0) | (0 if commit_offset is None else _COMMIT),
+        commitOffset=commit_offset or 0,
+        suspendTimeoutMillis=int(wait_seconds * 1000),
         subscription=data.sub_string,
         subVersion=data.sub_version,
         expressionType=data.expression_type,
-        **_of(queue),
+        **_queue_fields(queue),
     )
 
 
 def send(
-    group: str, topic: str, body: bytes, properties: Mapping[str, str], *, broker: str, queue: int, born: int
+    group: str, topic: str, body: bytes, properties: Mapping[str, str], *, broker: str, queue_id: int, born_ms: int
 ) -> Frame:
     """Send a message; for queue -1 the broker chooses the queue."""
     fields = {
@@ -237,9 +241,9 @@ def send(
         "b": topic,
         "c": "TBW102",
         "d": 4,
-        "e": queue,
+        "e": queue_id,
         "f": 0,
-        "g": born,
+        "g": born_ms,
         "h": 0,
         "i": write_properties(properties),
         "j": 0,
@@ -252,18 +256,25 @@ def send(
 
 
 def send_back(
-    group: str, topic: str, place: int, *, level: int, attempts: int, identity: str = "", broker: str = ""
+    group: str,
+    topic: str,
+    commit_log_offset: int,
+    *,
+    delay_level: int,
+    max_attempts: int,
+    message_id: str = "",
+    broker: str = "",
 ) -> Frame:
     """Send a message back for redelivery. Delay level 0: grows with the attempts; -1: dead-letter the message."""
     return _frame(
         RequestCode.CONSUMER_SEND_MSG_BACK,
-        offset=place,
+        offset=commit_log_offset,
         group=group,
-        delayLevel=level,
-        originMsgId=identity or None,
+        delayLevel=delay_level,
+        originMsgId=message_id or None,
         originTopic=topic,
         unitMode=False,
-        maxReconsumeTimes=attempts,
+        maxReconsumeTimes=max_attempts,
         bname=broker or None,
     )
 
@@ -318,7 +329,7 @@ def broker_config() -> Frame:
 
 def update_broker_config(changed: Mapping[str, object]) -> Frame:
     """Update settings of a broker, as far as it supports that at runtime."""
-    lines = [f"{name}={_written(value)}" for name, value in changed.items()]
+    lines = [f"{name}={_encode_value(value)}" for name, value in changed.items()]
     if invalid := next((line for line in lines if len(line.splitlines()) > 1 or line.endswith(("\n", "\r"))), None):
         raise ValueError(f"The setting {invalid!r} has a line break in it, which would make it two")
     return _frame(RequestCode.UPDATE_BROKER_CONFIG, "\n".join(lines).encode())

@@ -16,9 +16,9 @@ import click
 
 from rota.cli.commands.pipeline import spark_errors
 from rota.cli.commands.pipeline.progress import Progress
-from rota.cli.console.errors import plainly
-from rota.cli.console.formatting import say
-from rota.cli.console.output import show, table
+from rota.cli.console.errors import report_user_errors
+from rota.cli.console.formatting import print_line
+from rota.cli.console.output import print_table, print_value
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,16 +26,20 @@ if TYPE_CHECKING:
 OUTPUT = click.option(
     "-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True
 )
-POLICIES = click.option("--policies", required=True, help="Files with the RebalancePolicies to try: a.yaml,b.yaml.")
-SOURCE = click.argument("source")  # a journal or a lake: `open_source` opens it
-IF_ANY = click.option("--if-any", is_flag=True, help="End well where there is nothing to read yet: for a CronJob.")
-DAYS = click.option(
+POLICIES_OPTION = click.option(
+    "--policies", required=True, help="Files with the RebalancePolicies to try: a.yaml,b.yaml."
+)
+SOURCE_ARGUMENT = click.argument("source")  # a journal or a lake: `open_source` opens it
+IF_ANY_OPTION = click.option(
+    "--if-any", is_flag=True, help="End well where there is nothing to read yet: for a CronJob."
+)
+DAYS_OPTION = click.option(
     "--days",
     type=click.IntRange(1, 36_600),
     help="Look at the last so many days that SOURCE tells of; without it, at all.",
 )
-EXTRA = "pip install 'rota-operator[pipeline]'"
-WATCH_SECONDS = 30.0
+INSTALL_COMMAND = "pip install 'rota-operator[pipeline]'"
+WATCH_INTERVAL_SECONDS = 30.0
 
 
 @click.group()
@@ -47,63 +51,63 @@ def with_spark(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command a Spark session and a progress printer; user errors exit with one sentence and code 2."""
 
     @wraps(command)
-    @plainly
+    @report_user_errors
     def run(**options: Any) -> None:
         from rota.cli.commands.pipeline import output_paths
 
         name, source = command.__name__, options.get("source", options.get("journal", ""))
-        with _plain_words():
-            if options.pop("if_any", False) and not output_paths.holds_any(source):
-                say(f"{source} holds nothing yet")
+        with _translate_spark_errors():
+            if options.pop("if_any", False) and not output_paths.has_input(source):
+                print_line(f"{source} holds nothing yet")
                 return
-            output_paths.check(name, options)
-            read = _read(name, options)
+            output_paths.check_paths(name, options)
+            read = _read_input_files(name, options)
         with Progress() as progress:
             progress("starting Spark")
-            with _session(name) as spark:
+            with _spark_session(name) as spark:
                 command(spark, progress, **read)
 
     return run
 
 
-def _read(command: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def _read_input_files(command: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Read the files that options name before Spark starts, so that mistakes are reported at once."""
     from rota.cli.commands.pipeline import recommend, simulate
 
     read = dict(options)
     if "policies" in options:
-        read["policies"] = simulate.policies_of(options["policies"])
+        read["policies"] = simulate.read_policies(options["policies"])
     if command == "recommend":
-        read["weights"] = recommend.weights_of(options["weights"])
+        read["weights"] = recommend.read_weights(options["weights"])
         recommend.check_simulation(options["source"], read["policies"], options["days"])
     return read
 
 
 @contextmanager
-def _plain_words() -> Iterator[None]:
+def _translate_spark_errors() -> Iterator[None]:
     """Turn an exception that a user can fix into a ValueError with one sentence."""
     try:
         yield
     except Exception as error:
-        if words := spark_errors.sentence(error):
+        if words := spark_errors.describe_user_error(error):
             raise ValueError(words) from None
         raise
 
 
 @contextmanager
-def _session(name: str) -> Iterator["SparkSession"]:
+def _spark_session(command: str) -> Iterator["SparkSession"]:
     try:
         from pyspark.sql import SparkSession
 
         from rota.pipeline.common.spark_session import create_session
     except ModuleNotFoundError as error:
-        raise ValueError(f"{error.name} is not installed, which this command needs: {EXTRA}") from None
+        raise ValueError(f"{error.name} is not installed, which this command needs: {INSTALL_COMMAND}") from None
     _check_java()
     existing_session = SparkSession.getActiveSession()  # of a program that embeds this command
     spark = None
     try:
-        with _plain_words():
-            spark = create_session(f"rota-pipeline-{name}")
+        with _translate_spark_errors():
+            spark = create_session(f"rota-pipeline-{command}")
             yield spark
     finally:
         if spark is not None and existing_session is None:
@@ -119,9 +123,11 @@ def _check_java() -> None:
     raise ValueError("Spark needs Java, and there is none: install Java 17 or later, or set JAVA_HOME")
 
 
-def wrote(rows: Mapping[str, int], output: str) -> None:
+def print_row_counts(rows: Mapping[str, int], output: str) -> None:
     """Print how many rows were written to each table."""
-    show(dict(rows), output, lambda: table([{"table": name, "rows": count} for name, count in rows.items()]))
+    print_value(
+        dict(rows), output, lambda: print_table([{"table": name, "rows": count} for name, count in rows.items()])
+    )
 
 
 @pipeline.command()
@@ -137,31 +143,33 @@ def wrote(rows: Mapping[str, int], output: str) -> None:
 )
 @click.option("--all", "everything", is_flag=True, help="Take every hour: nobody writes this journal any more.")
 @click.option("--format", "form", type=click.Choice(["parquet", "delta"]), default="parquet", show_default=True)
-@IF_ANY
+@IF_ANY_OPTION
 @OUTPUT
 @with_spark
 def ingest(
     spark: "SparkSession", progress: Progress, *, journal: str, lake: str, form: str, output: str, **options: Any
 ) -> None:
     """Bring a lake up to date with JOURNAL: each line once, what is no record in its quarantine."""
-    from rota.pipeline.ingest.streaming import stream
+    from rota.pipeline.ingest.streaming import ingest_journal
 
     def print_counts(counts: dict[str, int]) -> bool:
         if counts:
-            wrote(counts, output)
+            print_row_counts(counts, output)
             sys.stdout.flush()  # print at once also into a pipe
-        time.sleep(WATCH_SECONDS)
+        time.sleep(WATCH_INTERVAL_SECONDS)
         return True
 
     progress(f"taking hours of {journal} into {lake}")
     settle = None if options["everything"] else timedelta(minutes=options["settle"])
-    total = stream(spark, journal, lake, settle=settle, form=form, watch=print_counts if options["watch"] else None)
-    wrote(total, output)
+    total = ingest_journal(
+        spark, journal, lake, settle=settle, table_format=form, on_ingested=print_counts if options["watch"] else None
+    )
+    print_row_counts(total, output)
 
 
 @pipeline.command()
-@SOURCE
-@POLICIES
+@SOURCE_ARGUMENT
+@POLICIES_OPTION
 @click.option("--to", required=True, help="The folder for what is made.")
 @click.option("--weights", help="A YAML file that says what trouble costs, such as moves: 1.")
 @click.option(
@@ -172,8 +180,8 @@ def ingest(
     help="By how many percent a policy must be better to be worth a change.",
 )
 @click.option("--top", type=click.IntRange(0, 100), default=20, show_default=True, help="How many groups get plots.")
-@DAYS
-@IF_ANY
+@DAYS_OPTION
+@IF_ANY_OPTION
 @with_spark
 def recommend(spark: "SparkSession", progress: Progress, **options: Any) -> None:
     """Say which policy is best for which group.
@@ -187,10 +195,10 @@ def recommend(spark: "SparkSession", progress: Progress, **options: Any) -> None
 
 
 @pipeline.command()
-@SOURCE
+@SOURCE_ARGUMENT
 @click.option("--to", help="The folder for the table; without it, the table is printed.")
-@DAYS
-@IF_ANY
+@DAYS_OPTION
+@IF_ANY_OPTION
 @OUTPUT
 @with_spark
 def rollup(spark: "SparkSession", progress: Progress, **options: Any) -> None:
@@ -204,9 +212,9 @@ def rollup(spark: "SparkSession", progress: Progress, **options: Any) -> None:
 
 
 @pipeline.command()
-@SOURCE
+@SOURCE_ARGUMENT
 @click.option("--to", help="The folder for the tables `intervals` and `violations`.")
-@DAYS
+@DAYS_OPTION
 @OUTPUT
 @with_spark
 def timeline(spark: "SparkSession", progress: Progress, **options: Any) -> None:
@@ -220,10 +228,10 @@ def timeline(spark: "SparkSession", progress: Progress, **options: Any) -> None:
 
 
 @pipeline.command()
-@SOURCE
-@POLICIES
+@SOURCE_ARGUMENT
+@POLICIES_OPTION
 @click.option("--to", required=True, help="The folder for the tables `results` and `series`.")
-@DAYS
+@DAYS_OPTION
 @OUTPUT
 @with_spark
 def simulate(spark: "SparkSession", progress: Progress, **options: Any) -> None:

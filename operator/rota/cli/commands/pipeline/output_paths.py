@@ -10,25 +10,25 @@ from typing import Any
 
 from rota.pipeline.common import paths
 
-TABLES = {  # the folders that each command replaces; it overwrites no other files that a user may own
+REPLACED_FOLDERS = {  # the folders that each command replaces; it overwrites no other files that a user may own
     "rollup": ["."],
     "timeline": ["intervals", "violations"],
     "simulate": ["results", "series"],
     "recommend": ["results", "series", "costs", "chosen"],
 }
-WORDS = {  # the files that each command replaces, and the text with which such files start
-    "recommend": {"policies/*.yaml": paths.ADVICE, "report.html": "<!doctype html>"},
+REPLACED_FILES = {  # the files that each command replaces, and the text with which such files start
+    "recommend": {"policies/*.yaml": paths.MANIFEST_FIRST_LINE, "report.html": "<!doctype html>"},
 }
-THEIRS = ("part-", "_", ".")  # prefixes of all names that Spark creates in such a folder
-OF_THE_DISK = {"lost+found"}
+SPARK_PREFIXES = ("part-", "_", ".")  # prefixes of all names that Spark creates in such a folder
+IGNORED_NAMES = {"lost+found"}
 
 
-def holds_any(source: str) -> bool:
+def has_input(source: str) -> bool:
     """Return whether the source is a lake, a journal or a simulation."""
     return any(holds(Path(source)) for holds in (paths.is_lake, paths.is_journal, is_simulation))
 
 
-def check(command: str, options: Mapping[str, Any]) -> None:
+def check_paths(command: str, options: Mapping[str, Any]) -> None:
     """Raise ValueError for an invalid source, or for a --to that would overwrite or mix up files."""
     to, source = options.get("to", options.get("lake")), options.get("source", options.get("journal"))
     if command != "ingest" and source and not (command == "recommend" and is_simulation(Path(source))):
@@ -41,16 +41,16 @@ def check(command: str, options: Mapping[str, Any]) -> None:
 
 def _check_to(command: str, to: str, source: str | None) -> None:
     folder = Path(to).absolute()
-    _check_place(to, folder)
+    _check_writable(to, folder)
     if source and not is_simulation(Path(source)):
-        _check_apart(to, folder.resolve(), Path(source).resolve())
+        _check_outside_source(to, folder.resolve(), Path(source).resolve())
     if command == "ingest":
         _check_lake(to, folder)
     elif command == "generate" and folder.exists() and any(folder.iterdir()):
         raise ValueError(f"--to {to} is not empty; give a folder that is, or is not there yet")
-    elif command in TABLES:
-        _check_tables(to, folder, TABLES[command])
-        _check_files(folder, WORDS.get(command, {}))
+    elif command in REPLACED_FOLDERS:
+        _check_tables(to, folder, REPLACED_FOLDERS[command])
+        _check_files(folder, REPLACED_FILES.get(command, {}))
 
 
 def is_simulation(folder: Path) -> bool:
@@ -58,7 +58,7 @@ def is_simulation(folder: Path) -> bool:
     return not (folder / "_lock").exists() and (folder / "results").is_dir()
 
 
-def _check_place(to: str, folder: Path) -> None:
+def _check_writable(to: str, folder: Path) -> None:
     if not to.strip():
         raise ValueError("--to is empty; name a folder")
     parent = next(path for path in (folder, *folder.parents) if os.path.exists(path))  # noqa: PTH110 - it never raises
@@ -68,7 +68,7 @@ def _check_place(to: str, folder: Path) -> None:
         raise ValueError(f"--to {to} cannot be written: nobody may write {parent} but others; name another folder")
 
 
-def _check_apart(to: str, folder: Path, source: Path) -> None:
+def _check_outside_source(to: str, folder: Path, source: Path) -> None:
     if source in (folder, *folder.parents):
         raise ValueError(f"--to {to} is within {source}, which is read; name a folder elsewhere")
 
@@ -76,7 +76,7 @@ def _check_apart(to: str, folder: Path, source: Path) -> None:
 def _check_lake(to: str, folder: Path) -> None:
     if (folder / "_lock").exists():
         return
-    for name in _strange(folder):
+    for name in _unexpected_names(folder):
         raise ValueError(f"--to {to} is no lake, and holds something else: {name}; name a folder of its own")
 
 
@@ -84,24 +84,24 @@ def _check_tables(to: str, folder: Path, tables: list[str]) -> None:
     if (folder / "_lock").exists() or paths.is_journal(folder):
         raise ValueError(f"--to {to} is a lake or a journal; name a folder of its own")
     for table in tables:
-        for name in _strange(folder / table):
+        for name in _unexpected_names(folder / table):
             raise ValueError(f"{folder / table} would be replaced, and holds something else: {name}; name another --to")
 
 
-def _check_files(folder: Path, words: Mapping[str, str]) -> None:
-    for pattern, begins in words.items():
+def _check_files(folder: Path, file_starts: Mapping[str, str]) -> None:
+    for pattern, begins in file_starts.items():
         for path in folder.glob(pattern):
             with path.open("rb") as file:
                 if file.read(len(begins)) != begins.encode():
                     raise ValueError(f"{path} would be replaced, and holds something else; name another --to")
 
 
-def _strange(folder: Path) -> Iterator[str]:
+def _unexpected_names(folder: Path) -> Iterator[str]:
     """Yield names that Spark did not create in a folder or its `date=` folders."""
     if folder.is_file():
         yield folder.name
     for entry in sorted(folder.iterdir()) if folder.is_dir() else []:
         if entry.name.startswith("date=") and entry.is_dir():
-            yield from (f"{entry.name}/{name}" for name in _strange(entry))
-        elif not entry.name.startswith(THEIRS) and entry.name not in OF_THE_DISK:
+            yield from (f"{entry.name}/{name}" for name in _unexpected_names(entry))
+        elif not entry.name.startswith(SPARK_PREFIXES) and entry.name not in IGNORED_NAMES:
             yield entry.name

@@ -7,9 +7,9 @@ from threading import Timer
 from types import TracebackType
 from typing import Self
 
-from rota.cli.console.output import clean
+from rota.cli.console.output import sanitize_line
 
-QUIET = 10.0  # seconds without messages if standard error is no terminal: short runs need none in a log
+QUIET_SECONDS = 10.0  # seconds without messages if standard error is no terminal: short runs need none in a log
 
 
 class Progress:
@@ -17,20 +17,20 @@ class Progress:
 
     def __init__(self) -> None:
         """Start the quiet period."""
-        self._speaks = time.monotonic() + QUIET
-        self.waits: Timer | None = None  # until the present step is printed, if it is not yet
+        self._quiet_until = time.monotonic() + QUIET_SECONDS
+        self.pending_timer: Timer | None = None  # until the present step is printed, if it is not yet
 
     def __call__(self, step: str) -> None:
         """Announce the step that starts now."""
-        self._stop()
+        self._cancel_pending()
         is_terminal = sys.stderr is not None and sys.stderr.isatty()
-        wait = 0.0 if is_terminal else self._speaks - time.monotonic()
+        wait = 0.0 if is_terminal else self._quiet_until - time.monotonic()
         if wait <= 0:
-            _say(step)
+            _print_step(step)
             return
-        self.waits = Timer(wait, _say, (step,))
-        self.waits.daemon = True  # the process does not wait for it at its end
-        self.waits.start()
+        self.pending_timer = Timer(wait, _print_step, (step,))
+        self.pending_timer.daemon = True  # the process does not wait for it at its end
+        self.pending_timer.start()
 
     def __enter__(self) -> Self:
         """Print nothing yet."""
@@ -38,14 +38,14 @@ class Progress:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """Cancel the pending message."""
-        self._stop()
+        self._cancel_pending()
 
-    def _stop(self) -> None:
-        if self.waits:
-            self.waits.cancel()
+    def _cancel_pending(self) -> None:
+        if self.pending_timer:
+            self.pending_timer.cancel()
 
 
-def _say(step: str) -> None:
+def _print_step(step: str) -> None:
     if sys.stderr is not None:
         with suppress(OSError, ValueError):  # the reader is gone, or the stream is closed
-            print(f"rota: {clean(step)}", file=sys.stderr, flush=True)  # noqa: T201 - this module prints
+            print(f"rota: {sanitize_line(step)}", file=sys.stderr, flush=True)  # noqa: T201 - this module prints

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from rota.cli.commands.pipeline.output_paths import is_simulation
 from rota.cli.commands.pipeline.progress import Progress
 from rota.cli.commands.pipeline.simulate import check_simulated, read_simulation, run_simulation
-from rota.cli.console.formatting import say
-from rota.cli.console.inputs import text_of
-from rota.pipeline.recommend.cost_weights import Weights, read
-from rota.sentences import count
+from rota.cli.console.formatting import print_line
+from rota.cli.console.inputs import read_text
+from rota.pipeline.recommend.cost_weights import CostWeights, parse_weights
+from rota.sentences import pluralize
 from rota.spec import PolicySpec
 
 if TYPE_CHECKING:
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from rota.pipeline.report.report_data import Findings
 
 
-def weights_of(file: str | None) -> Weights:
+def read_weights(file: str | None) -> CostWeights:
     """Read the cost weights from a file; without a file, return the defaults."""
-    return Weights() if file is None else read(text_of(file), file)
+    return CostWeights() if file is None else parse_weights(read_text(file), file)
 
 
 def check_simulation(source: str, policies: Mapping[str, PolicySpec], days: int | None) -> None:
@@ -52,7 +52,7 @@ def recommend(
     `options` holds the cost weights, the least gain in percent that justifies a change, and the number of groups with
     plots.
     """
-    from rota.pipeline.report.outputs import REPORT, write_recommendation
+    from rota.pipeline.report.outputs import REPORT_FILE, write_recommendation
 
     folder, at = Path(to), Path(source)
     stored = is_simulation(at)
@@ -67,36 +67,46 @@ def recommend(
         simulation.results, simulation.series, policies, folder, time.time(), **advice_options
     )
     if stored and folder.resolve() != at.resolve():
-        _forget(folder)
-    _print_result(findings)
-    say(f"The report is {folder / REPORT}; what to apply is in {folder / 'policies'}")
+        _remove_simulation(folder)
+    _print_summary(findings)
+    print_line(f"The report is {folder / REPORT_FILE}; what to apply is in {folder / 'policies'}")
 
 
-def _forget(folder: Path) -> None:
+def _remove_simulation(folder: Path) -> None:
     """Remove an earlier simulation from a folder: the new report there is not about it."""
     for name in ("results", "series"):
         shutil.rmtree(folder / name, ignore_errors=True)
 
 
-def _print_result(findings: "Findings") -> None:
-    from rota.pipeline.recommend.ranking import EACH
-    from rota.pipeline.report.formatting import percent, played_for, relative_change, unusable
-    from rota.pipeline.report.report_data import best_for_all, leading, sums_of
+def _print_summary(findings: "Findings") -> None:
+    from rota.pipeline.recommend.ranking import OWN_POLICIES
+    from rota.pipeline.report.formatting import (
+        describe_change,
+        describe_history_length,
+        describe_problem,
+        format_percent,
+    )
+    from rota.pipeline.report.report_data import best_for_all, find_leading_group, sums_of
 
-    examined, best, now, each = findings.looked, best_for_all(findings), sums_of(findings), sums_of(findings, EACH)
+    examined = findings.scope
+    best = best_for_all(findings)
+    now = sums_of(findings)
+    each = sums_of(findings, OWN_POLICIES)
     judged = examined.groups - examined.unjudged
     if now is None or each is None:
-        say("There is nothing to recommend: nobody can say what the groups cost now")
+        print_line("There is nothing to recommend: nobody can say what the groups cost now")
     else:
-        gain = f", together {relative_change(now['cost'], each['cost'])} cost" if examined.changing else ""
-        first = leading(findings)
-        of_that = f", of that {percent(first.share)} is group {first.group}" if first else ""
-        say(f"{examined.changing} of {count(judged, 'group')} would gain by another policy{gain}{of_that}")
-        say(played_for(examined.longest))
+        gain = f", together {describe_change(now['cost'], each['cost'])} cost" if examined.changing else ""
+        first = find_leading_group(findings)
+        of_that = f", of that {format_percent(first.gain_fraction)} is group {first.group}" if first else ""
+        print_line(f"{examined.changing} of {pluralize(judged, 'group')} would gain by another policy{gain}{of_that}")
+        print_line(describe_history_length(examined.longest))
     if best is not None and now is not None:
-        stay = f"; {count(best['unusable'], 'group')} cannot use it, and would stay" if best["unusable"] else ""
-        say(f"One policy for all: {best['policy']}, {relative_change(now['cost'], best['cost'])} cost than now{stay}")
+        stay = f"; {pluralize(best['unusable'], 'group')} cannot use it, and would stay" if best["unusable"] else ""
+        print_line(
+            f"One policy for all: {best['policy']}, {describe_change(now['cost'], best['cost'])} cost than now{stay}"
+        )
     elif now is not None and now["cost"]:
-        say("No single policy is better for all of them")
+        print_line("No single policy is better for all of them")
     for row in findings.problems:
-        say(unusable(row, examined.groups))
+        print_line(describe_problem(row, examined.groups))

@@ -9,19 +9,28 @@ import click
 from pyspark.sql.functions import col, lit, to_date
 
 from rota.cli.commands.pipeline.progress import Progress
-from rota.cli.console.formatting import say
-from rota.cli.console.output import show, table
-from rota.pipeline.history.audit import SERIOUS, intervals, violations
+from rota.cli.console.formatting import print_line
+from rota.cli.console.output import print_table, print_value
+from rota.pipeline.history.audit import OPERATOR_ERRORS, intervals, violations
 from rota.pipeline.history.ownership import build_account
-from rota.pipeline.history.rollup import rollup as rolled
-from rota.pipeline.ingest.facts import last, open_source
+from rota.pipeline.history.rollup import compute_rollup as rolled
+from rota.pipeline.ingest.facts import first_day, load_source
 from rota.pipeline.report.formatting import format_value
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_SHORT = ("group", "hour", "moved_queues", "forced_queues", "unowned_queue_seconds", "lag_p99", "delay_p99", "complete")
-MOST = 10_000  # maximum number of printed rows; more need --to
+_PRINTED_COLUMNS = (
+    "group",
+    "hour",
+    "moved_queues",
+    "forced_queues",
+    "unowned_queue_seconds",
+    "lag_p99",
+    "delay_p99",
+    "complete",
+)
+MAX_PRINTED_ROWS = 10_000  # maximum number of printed rows; more need --to
 
 
 def rollup(
@@ -29,9 +38,9 @@ def rollup(
 ) -> None:
     """Print or write the hourly figures of each group."""
     progress(f"reading {source}")
-    since = days and last(source, days)
+    since = days and first_day(source, days)
     # Include the day before: it shows the owners at the start of the first hour.
-    frame = rolled(open_source(spark, source, days and days + 1))
+    frame = rolled(load_source(spark, source, days and days + 1))
     frame = frame.where(col("hour") >= lit(since)) if since else frame
     progress("rolling up, and writing" if to else "rolling up")
     if to:
@@ -39,8 +48,12 @@ def rollup(
         dated = frame.withColumn("date", to_date("hour"))
         dated.write.mode("overwrite").option("partitionOverwriteMode", mode).partitionBy("date").parquet(to)
         return
-    rows = _rows(frame.orderBy("group", "hour"))
-    show(rows, output, lambda: table([{name: format_value(row[name]) for name in _SHORT} for row in rows]))
+    rows = _collect_rows(frame.orderBy("group", "hour"))
+    print_value(
+        rows,
+        output,
+        lambda: print_table([{name: format_value(row[name]) for name in _PRINTED_COLUMNS} for row in rows]),
+    )
 
 
 def timeline(
@@ -48,33 +61,35 @@ def timeline(
 ) -> None:
     """Print violations of ownership, write all intervals with --to, and exit with 1 if the operator was wrong."""
     progress(f"reading {source}")
-    facts = open_source(spark, source, days)
+    facts = load_source(spark, source, days)
     ownership = build_account(facts)
     wrong = violations(facts, ownership)
     progress("finding who held what" + (", and writing" if to else ""))
     if to:
-        _write(intervals(facts, ownership), str(Path(to) / "intervals"))
-        _write(wrong, str(Path(to) / "violations"))
-    worst = col("kind").isin(*SERIOUS).desc()
-    rows = _rows(wrong.orderBy(worst, "group", "since", "topic", "broker", "queue"))
-    show(rows, output, lambda: table(rows) if rows else say("Nothing is wrong in who held what"))
-    if rows and rows[0]["kind"] in SERIOUS:
+        _write_table(intervals(facts, ownership), str(Path(to) / "intervals"))
+        _write_table(wrong, str(Path(to) / "violations"))
+    worst = col("kind").isin(*OPERATOR_ERRORS).desc()
+    rows = _collect_rows(wrong.orderBy(worst, "group", "since", "topic", "broker", "queue"))
+    print_value(rows, output, lambda: print_table(rows) if rows else print_line("Nothing is wrong in who held what"))
+    if rows and rows[0]["kind"] in OPERATOR_ERRORS:
         raise click.exceptions.Exit(1)
 
 
-def _write(frame: "DataFrame", to: str) -> None:
+def _write_table(frame: "DataFrame", to: str) -> None:
     frame.write.mode("overwrite").parquet(to)  # output_paths has checked the existing files
 
 
-def _rows(frame: "DataFrame") -> list[dict[str, Any]]:
+def _collect_rows(frame: "DataFrame") -> list[dict[str, Any]]:
     """Return rows as JSON values, with times in UTC; raise ValueError if there are more than MOST."""
-    rows = frame.limit(MOST + 1).collect()
-    if len(rows) > MOST:
-        raise ValueError(f"There are more than {MOST:,} rows, too many to print; write them into a folder by --to")
-    return [{name: _plain(value) for name, value in row.asDict(recursive=True).items()} for row in rows]
+    rows = frame.limit(MAX_PRINTED_ROWS + 1).collect()
+    if len(rows) > MAX_PRINTED_ROWS:
+        raise ValueError(
+            f"There are more than {MAX_PRINTED_ROWS:,} rows, too many to print; write them into a folder by --to"
+        )
+    return [{name: _to_json_value(value) for name, value in row.asDict(recursive=True).items()} for row in rows]
 
 
-def _plain(value: Any) -> Any:
+def _to_json_value(value: Any) -> Any:
     if hasattr(value, "astimezone"):
         return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
     return json.loads(json.dumps(value))

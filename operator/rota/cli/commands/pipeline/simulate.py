@@ -10,20 +10,21 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from rota.cli.commands.pipeline.progress import Progress
-from rota.cli.console.formatting import say
-from rota.cli.console.inputs import Document, display_name, documents, name_of
-from rota.cli.console.output import show, table
-from rota.model import plain
+from rota.cli.console.formatting import print_line
+from rota.cli.console.inputs import YamlDocument, display_name, load_documents, manifest_name
+from rota.cli.console.output import print_table, print_value
+from rota.model import single_line
 from rota.pipeline.common.names import is_manifest_name
-from rota.sentences import count
-from rota.spec import PolicySpec, policy_body, policy_spec
+from rota.sentences import pluralize
+from rota.spec import PolicySpec, parse_policy, policy_body
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
     from rota.pipeline.replay.job import Simulation
 
-TRIED = "results/_policies.json"  # the simulated policies; Spark ignores names that start with an underscore
+# The simulated policies; Spark ignores names that start with an underscore.
+SIMULATED_POLICIES_FILE = "results/_policies.json"
 
 
 def simulate(
@@ -37,28 +38,30 @@ def simulate(
     output: str,
 ) -> None:
     """Simulate, write the results, and print a line for each policy."""
-    from rota.pipeline.report.report_data import by_policy, problems
+    from rota.pipeline.report.report_data import count_problems, sum_by_policy
 
     results = run_simulation(spark, progress, policies, Path(to), source=source, days=days).results
-    lines = [line.asDict() for line in by_policy(results).collect()]
-    problem_rows = problems(results).collect()
+    lines = [line.asDict() for line in sum_by_policy(results).collect()]
+    problem_rows = count_problems(results).collect()
     problems_by_policy = {
         line["policy"]: [row["problem"] for row in problem_rows if row["policy"] == line["policy"]] for line in lines
     }
-    rows = [_rounded(line) | {"unusable": problems_by_policy[line["policy"]]} for line in lines]
-    show(rows, output, lambda: _print_results(lines, problem_rows))
+    rows = [_round_values(line) | {"unusable": problems_by_policy[line["policy"]]} for line in lines]
+    print_value(rows, output, lambda: _print_results(lines, problem_rows))
 
 
 def _print_results(lines: list[dict[str, Any]], problem_rows: "list[Row]") -> None:
-    from rota.pipeline.report.formatting import format_value, span, unusable
+    from rota.pipeline.report.formatting import describe_problem, format_duration, format_value
 
     hours = max((line["hours"] or 0.0 for line in lines), default=0.0)
     shown = [{name: value for name, value in line.items() if name != "hours"} for line in lines]
-    table([{name: "-" if value is None else format_value(value) for name, value in line.items()} for line in shown])
+    print_table(
+        [{name: "-" if value is None else format_value(value) for name, value in line.items()} for line in shown]
+    )
     for row in problem_rows:
-        say(unusable(row, int(lines[0]["groups"])))
-    sums = f"Figures are sums over up to {span(hours * 3600)} of each group"
-    say(f"{sums}; lag_mean is the sum of the groups' means, imbalance their mean")
+        print_line(describe_problem(row, int(lines[0]["groups"])))
+    sums = f"Figures are sums over up to {format_duration(hours * 3600)} of each group"
+    print_line(f"{sums}; lag_mean is the sum of the groups' means, imbalance their mean")
 
 
 def run_simulation(
@@ -71,29 +74,31 @@ def run_simulation(
     days: int | None,
 ) -> "Simulation":
     """Simulate, write results/ and series/ into a folder, and return them as read from there."""
-    from rota.pipeline.ingest.facts import open_source
-    from rota.pipeline.replay.job import persist, replayed, stories
+    from rota.pipeline.ingest.facts import load_source
+    from rota.pipeline.replay.job import build_histories, persist_on_disk, replay_histories
 
     progress(f"reading {source}")
-    histories = persist(stories(open_source(spark, source, days)))
+    histories = persist_on_disk(build_histories(load_source(spark, source, days)))
     groups, tried = histories.count(), len(policies) + 1
-    progress(f"simulating {count(groups, 'group')} \N{MULTIPLICATION SIGN} {tried} policies (recorded is one of them)")
-    simulation = replayed(histories, policies)
+    progress(
+        f"simulating {pluralize(groups, 'group')} \N{MULTIPLICATION SIGN} {tried} policies (recorded is one of them)"
+    )
+    simulation = replay_histories(histories, policies)
     shutil.rmtree(to / "results", ignore_errors=True)  # written last, removed first: if present, all is complete
     simulation.series.write.mode("overwrite").parquet(str(to / "series"))
     progress(f"writing {to / 'results'}")
     simulation.results.write.mode("overwrite").parquet(str(to / "results"))
-    (to / TRIED).write_bytes(_bodies_of(policies))
+    (to / SIMULATED_POLICIES_FILE).write_bytes(_bodies_of(policies))
     return read_simulation(spark, to)
 
 
 def check_simulated(folder: Path, policies: Mapping[str, PolicySpec]) -> None:
     """Raise ValueError for an incomplete simulation, or policies that differ from the simulated ones."""
     half = ValueError(f"{folder} holds no whole simulation; run `rota pipeline simulate` again")
-    if not all((folder / name).exists() for name in ("results/_SUCCESS", "series/_SUCCESS", TRIED)):
+    if not all((folder / name).exists() for name in ("results/_SUCCESS", "series/_SUCCESS", SIMULATED_POLICIES_FILE)):
         raise half
     try:
-        tried = msgspec.json.decode((folder / TRIED).read_bytes(), type=dict[str, Any])
+        tried = msgspec.json.decode((folder / SIMULATED_POLICIES_FILE).read_bytes(), type=dict[str, Any])
     except msgspec.DecodeError:
         raise half from None
     requested = msgspec.json.decode(_bodies_of(policies))
@@ -101,7 +106,9 @@ def check_simulated(folder: Path, policies: Mapping[str, PolicySpec]) -> None:
         if body != tried.get(name):
             raise ValueError(f"Policy {name} was not simulated, or is not what it was then; simulate again")
     for name in sorted(tried.keys() - requested.keys()):
-        raise ValueError(f"Policy {plain(name, 60)} was simulated, but is in none of the files; give its file, too")
+        raise ValueError(
+            f"Policy {single_line(name, 60)} was simulated, but is in none of the files; give its file, too"
+        )
 
 
 def _bodies_of(policies: Mapping[str, PolicySpec]) -> bytes:
@@ -119,50 +126,54 @@ def read_simulation(spark: "SparkSession", folder: Path) -> "Simulation":
     return Simulation(read("results", RESULTS), read("series", SERIES))
 
 
-def _rounded(row: Mapping[str, Any]) -> dict[str, Any]:
+def _round_values(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: round(value, 3) if isinstance(value, float) else value for name, value in row.items()}
 
 
 def generate(spark: "SparkSession", progress: Progress, *, to: str, output: str, **options: Any) -> None:
     """Write a synthetic journal, and print its size."""
-    from rota.pipeline.synthetic.generate import generated
+    from rota.pipeline.synthetic.generate import generate_journal
 
-    progress(f"inventing {count(options['groups'], 'group')}, and writing {to}")
-    [row] = generated(spark, to=Path(to), **options).collect()
+    progress(f"inventing {pluralize(options['groups'], 'group')}, and writing {to}")
+    [row] = generate_journal(spark, to=Path(to), **options).collect()
     figures = row.asDict()
-    show(figures, output, lambda: table([figures]))
+    print_value(figures, output, lambda: print_table([figures]))
 
 
-def policies_of(files: str) -> dict[str, PolicySpec]:
+def read_policies(files: str) -> dict[str, PolicySpec]:
     """Return the RebalancePolicies of the files by name; a mistake is a ValueError that names its place."""
     policies: dict[str, PolicySpec] = {}
     places: dict[str, str] = {}
     for file in filter(None, map(str.strip, files.split(","))):
-        for document in _policies(file):
-            name = str(name_of(document.body) or "")
+        for document in _load_policy_documents(file):
+            name = str(manifest_name(document.body) or "")
             _check_name(name, document)
             if name in policies:
-                first, second = places[name], document.at("metadata.name")
+                first, second = places[name], document.position_of("metadata.name")
                 raise ValueError(f"RebalancePolicy {name} is given twice, {first} and {second}; leave one of them")
-            policies[name] = document.parsed(policy_spec)
-            places[name] = document.at("metadata.name")
+            policies[name] = document.parse(parse_policy)
+            places[name] = document.position_of("metadata.name")
     if not policies:
         raise ValueError("--policies names no file; give one or more, separated by commas")
     return policies
 
 
-def _check_name(name: str, document: Document) -> None:
-    where = document.at("metadata.name")
+def _check_name(name: str, document: YamlDocument) -> None:
+    where = document.position_of("metadata.name")
     if not name:
         raise ValueError(f"{where}: this RebalancePolicy has no name; give it one in metadata.name")
     if name == "recorded":
         raise ValueError(f"{where}: recorded is what the policy that was really used is called; rename yours")
     if not is_manifest_name(name):
-        raise ValueError(f"{where}: {plain(name, 60)!r} cannot be a RebalancePolicy's name; take a-z, 0-9, - and .")
+        raise ValueError(
+            f"{where}: {single_line(name, 60)!r} cannot be a RebalancePolicy's name; take a-z, 0-9, - and ."
+        )
 
 
-def _policies(file: str) -> list[Document]:
-    policies = [each for each in documents(file, "RebalancePolicies") if each.body.get("kind") == "RebalancePolicy"]
+def _load_policy_documents(file: str) -> list[YamlDocument]:
+    policies = [
+        each for each in load_documents(file, "RebalancePolicies") if each.body.get("kind") == "RebalancePolicy"
+    ]
     if not policies:
         raise ValueError(f"{display_name(file)} holds no RebalancePolicy; give a file with one or more")
     return policies

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-_MENDED = [  # a pattern in the error text, and the sentence for the user
+_USER_ERRORS = [  # a pattern in the error text, and the sentence for the user
     (r"OutOfMemoryError|Java heap space", "Spark has too little memory; give it more by ROTA_SPARK_MEMORY, such as 4g"),
     (r"Encountered error while reading file (?:file:/*)?(?P<it>/[^\n]*?)\.\s",
      "{it} cannot be read: it is damaged, or something else; make again what it is a part of"),
@@ -17,17 +17,17 @@ _MENDED = [  # a pattern in the error text, and the sentence for the user
      "A day's folder has a name that is none: {it}; make the lake anew"),
     (r"JAVA_GATEWAY_EXITED", "Java ended before Spark began, for the reason above; Spark needs Java 17 or later"),
 ]  # fmt: skip
-_MOST_CAUSES = 20
+_MAX_CAUSES = 20
 
 
-def sentence(error: Exception) -> str | None:
+def describe_user_error(error: Exception) -> str | None:
     """Return the sentence for the user; None if only developers can fix the error, or Rota raised it."""
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename} cannot be read or written: {error.strerror}"
     if type(error).__module__.partition(".")[0] not in {"pyspark", "py4j"}:
         return None
-    text = "\n".join(_causes(error))
-    for pattern, words in _MENDED:
+    text = "\n".join(_error_texts(error))
+    for pattern, words in _USER_ERRORS:
         if match := re.search(pattern, text):
             return words.format(**{name: value.strip() for name, value in match.groupdict("").items()})
     if type(error).__name__ == "AnalysisException":  # the input lacks what the query needs
@@ -35,11 +35,11 @@ def sentence(error: Exception) -> str | None:
     return None
 
 
-def _causes(error: Exception) -> list[str]:
+def _error_texts(error: Exception) -> list[str]:
     """Return the text of an error and of its causes in Java."""
     texts = [str(error)]
     cause: Any = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
-    while cause is not None and len(texts) < _MOST_CAUSES:
+    while cause is not None and len(texts) < _MAX_CAUSES:
         texts.append(str(cause.toString()))
         cause = cause.getCause()
     return texts

@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from rota.kube.brokers.lag.lag_history import NOTHING, QueueLag
+from rota.kube.brokers.lag.lag_history import UNKNOWN_QUEUE_LAG, QueueLag
 from rota.kube.brokers.lag.lag_poller import GroupLag
 from rota.kube.state.broker_state import BrokerState
 from rota.kube.state.group import Group
-from rota.model import RETRY, Queue, TopicKind
+from rota.model import RETRY_TOPIC_PREFIX, Queue, TopicKind
 from rota.spec import GroupSpec, Subscription
 
 
@@ -22,13 +22,23 @@ class TopicLag(NamedTuple):
     estimate: bool  # upper bound: a filter skips messages, or members reported before the ends were read
 
 
-def of_group(group: Group, broker: BrokerState, lag: GroupLag) -> dict[str, TopicLag]:
+def group_lag_by_topic(group: Group, broker: BrokerState, lag: GroupLag) -> dict[str, TopicLag]:
     """Return the group's lag by topic; while its spec is invalid, by the last valid one."""
-    return by_topic(group.good, broker, lag, RETRY + group.at_broker, group.record.brokers)
+    return lag_by_topic(
+        group.last_valid_spec,
+        broker,
+        lag,
+        RETRY_TOPIC_PREFIX + group.consumer_group,
+        group.stored_assignment.brokers_by_topic,
+    )
 
 
-def by_topic(
-    spec: GroupSpec | None, broker: BrokerState, lag: GroupLag, retries: str, recorded: Mapping[str, Collection[str]]
+def lag_by_topic(
+    spec: GroupSpec | None,
+    broker: BrokerState,
+    lag: GroupLag,
+    retry_topic: str,
+    stored_brokers: Mapping[str, Collection[str]],
 ) -> dict[str, TopicLag]:
     """Return the lag by topic; if the lag on one queue is unknown, so is its topic's.
 
@@ -37,36 +47,36 @@ def by_topic(
     """
     subscriptions = spec.subscriptions if spec else ()
     is_broadcasting = spec is not None and spec.message_model == "Broadcasting"
-    estimates = {subscription.topic for subscription in subscriptions if is_broadcasting or _filters(subscription)}
+    estimates = {subscription.topic for subscription in subscriptions if is_broadcasting or _has_filter(subscription)}
     lags: dict[str, TopicLag] = {}
     for topic, view in broker.views.items():
         queues = view.queues if view else ()
-        if topic == retries and not queues:
+        if topic == retry_topic and not queues:
             continue  # no message was ever sent back
-        states = [lag.queues.get(queue, NOTHING) for queue in queues]
-        if topic in lag.missing or {*recorded.get(topic, ())} - {queue.broker for queue in queues}:
-            states.append(NOTHING)
-        kind: TopicKind = "Retry" if topic == retries else "Subscribed"
+        states = [lag.queues.get(queue, UNKNOWN_QUEUE_LAG) for queue in queues]
+        if topic in lag.incomplete_topics or {*stored_brokers.get(topic, ())} - {queue.broker for queue in queues}:
+            states.append(UNKNOWN_QUEUE_LAG)
+        kind: TopicKind = "Retry" if topic == retry_topic else "Subscribed"
         behind = _sum(state.lag for state in states) if queues else None
-        lags[topic] = TopicLag(kind, queues, behind, _longest(states), topic in estimates)
+        lags[topic] = TopicLag(kind, queues, behind, _max_queue_delay(states), topic in estimates)
     return lags
 
 
-def total(topics: Mapping[str, TopicLag], kind: TopicKind) -> int | None:
+def total_lag(topics: Mapping[str, TopicLag], kind: TopicKind) -> int | None:
     """Return the total lag of all topics of a kind; None unless each is known."""
     of_kind = [topic.lag for topic in topics.values() if topic.kind == kind]
     return _sum(of_kind) if of_kind else None
 
 
-def delay(topics: Mapping[str, TopicLag]) -> float | None:
+def max_delay(topics: Mapping[str, TopicLag]) -> float | None:
     """Return for how long the oldest unconsumed message of subscribed topics has waited; None if not known."""
     delays = [topic.delay for topic in topics.values() if topic.kind == "Subscribed"]
     return max((wait for wait in delays if wait is not None), default=None) if None not in delays else None
 
 
-def verdicts(topics: Mapping[str, TopicLag], lag: GroupLag) -> Counter[str]:
+def count_lag_states(topics: Mapping[str, TopicLag], lag: GroupLag) -> Counter[str]:
     """Count the group's queues by lag state, where it is known."""
-    states = (lag.queues.get(queue, NOTHING).verdict for topic in topics.values() for queue in topic.queues)
+    states = (lag.queues.get(queue, UNKNOWN_QUEUE_LAG).lag_state for topic in topics.values() for queue in topic.queues)
     return Counter(str(verdict) for verdict in states if verdict)
 
 
@@ -77,10 +87,10 @@ def round_lag(lag: int | None) -> int | None:
 
 def status_lag(group: Group, broker: BrokerState, lag: GroupLag) -> int | None:
     """Return the lag for the status; before the first poll, return the published value."""
-    if lag.at is None:
-        written: int | None = group.status.get("lag")
+    if lag.sampled_at is None:
+        written: int | None = group.latest_status.get("lag")
         return written
-    return round_lag(total(of_group(group, broker, lag), "Subscribed"))
+    return round_lag(total_lag(group_lag_by_topic(group, broker, lag), "Subscribed"))
 
 
 def _sum(lags: Iterable[int | None]) -> int | None:
@@ -88,11 +98,11 @@ def _sum(lags: Iterable[int | None]) -> int | None:
     return None if None in values else sum(lag for lag in values if lag is not None)
 
 
-def _longest(states: list[QueueLag]) -> float | None:
+def _max_queue_delay(states: list[QueueLag]) -> float | None:
     if not states or any(state.delay is None for state in states):
         return None
     return max(state.delay or 0.0 for state in states)
 
 
-def _filters(subscription: Subscription) -> bool:
+def _has_filter(subscription: Subscription) -> bool:
     return subscription.type != "Tag" or subscription.expression.strip() != "*"

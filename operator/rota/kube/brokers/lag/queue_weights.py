@@ -5,28 +5,30 @@ from collections.abc import Mapping
 from rota.kube.brokers.lag.lag_poller import GroupLag
 from rota.kube.state.broker_state import BrokerState
 from rota.kube.state.group import Group
-from rota.model import RETRY, Queue
+from rota.model import RETRY_TOPIC_PREFIX, Queue
 from rota.weight_smoothing import Weights, filter_noise
 
 
-def of_group(group: Group, broker: BrokerState, lag: GroupLag) -> Weights | None:
+def group_weights(group: Group, broker: BrokerState, lag: GroupLag) -> Weights | None:
     """Return the weights of the group's queues; None if not measured yet, empty if the policy needs none."""
-    if not group.weighs_queues:
+    if not group.needs_weights:
         return {}
-    weights = measured(broker, lag.flows, RETRY + group.at_broker)
+    weights = measure_weights(broker, lag.incoming_rates, RETRY_TOPIC_PREFIX + group.consumer_group)
     if weights is not None:
-        weights = group.weights = filter_noise(group.weights, weights, group.record.owners)
+        weights = group.queue_weights = filter_noise(group.queue_weights, weights, group.stored_assignment.owners)
     return weights
 
 
-def measured(broker: BrokerState, flows: Mapping[Queue, float | None], retries: str) -> Weights | None:
+def measure_weights(
+    broker: BrokerState, incoming_rates: Mapping[Queue, float | None], retry_topic: str
+) -> Weights | None:
     """Return the incoming messages a second of each queue, None unless known for all; retry queues weigh nothing."""
     rates: dict[Queue, float] = {}
     for topic, view in broker.views.items():
-        if topic == retries:
+        if topic == retry_topic:
             continue
         for queue in view.queues if view else ():
-            if (flow := flows.get(queue)) is None:
+            if (flow := incoming_rates.get(queue)) is None:
                 return None
             rates[queue] = flow
     return rates or None

@@ -31,15 +31,15 @@ from rota.kube.client.login.kubeconfig import (
     read_kubeconfig,
     read_regular_file,
 )
-from rota.model import plain
+from rota.model import single_line
 from rota.tls import KeyPair
 
 EXPIRY_MARGIN = timedelta(seconds=120)  # how long before its expiry a credential is renewed
-UNLIMITED: Final = 0  # connections
+UNLIMITED_CONNECTIONS: Final = 0  # connections
 _LOAD_ERRORS: Final = (config.ConfigException, OSError, ValueError, TypeError, AttributeError, KeyError)
 
 Header = tuple[str, str]
-Stamp = tuple[tuple[str, int, int], ...]  # path, time and size of each kubeconfig
+FileStamps = tuple[tuple[str, int, int], ...]  # path, time and size of each kubeconfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,9 @@ class Credentials:
     server: str
     headers: tuple[Header, ...] = field(repr=False)
     certificate: KeyPair | None = field(repr=False)
-    connection: tuple[object, ...] = field(repr=False)  # if any of these values changes, new connections are needed
+    connection_settings: tuple[object, ...] = field(
+        repr=False
+    )  # if any of these values changes, new connections are needed
 
 
 class Account(Protocol):
@@ -78,11 +80,11 @@ class PodAccount:
 
     async def log_in(self, *, is_forced: bool = False, may_use_terminal: bool = False) -> Credentials:  # noqa: ARG002
         """Read the account's files."""
-        configuration = Configuration(connection_pool_maxsize=UNLIMITED)
+        configuration = Configuration(connection_pool_maxsize=UNLIMITED_CONNECTIONS)
         try:
             config.load_incluster_config(configuration)
         except _LOAD_ERRORS as error:
-            raise LoginError(f"The pod's service account cannot be used: {plain(str(error), 300)}") from error
+            raise LoginError(f"The pod's service account cannot be used: {single_line(str(error), 300)}") from error
         check_server(configuration.host, "KUBERNETES_SERVICE_HOST or KUBERNETES_SERVICE_PORT")
         return _credentials(configuration, self._impersonation, None)
 
@@ -98,17 +100,16 @@ class KubeconfigAccount:
         self._options = options
         self._context = options.context
         self._server = ""
-        self._read: tuple[Stamp, Kubeconfig] | None = None
-        self._printed: tuple[ExecPlugin, ExecCredential] | None = None
+        self._cached_kubeconfig: tuple[FileStamps, Kubeconfig] | None = None
+        self._plugin_credential: tuple[ExecPlugin, ExecCredential] | None = None
 
     async def log_in(self, *, is_forced: bool = False, may_use_terminal: bool = False) -> Credentials:
         """Read the kubeconfig, and run its exec plugin if its last credential expires soon or `is_forced` is set."""
-        kubeconfig = await asyncio.to_thread(self._read_again)
+        kubeconfig = await asyncio.to_thread(self._read_if_changed)
         cluster, user = kubeconfig.cluster, kubeconfig.user
         if self._server not in {"", cluster.server}:
-            raise LoginError(
-                f"The kubeconfig's context {plain(kubeconfig.context, 100)!r} names another server now; start again"
-            )
+            context = single_line(kubeconfig.context, 100)
+            raise LoginError(f"The kubeconfig's context {context!r} names another server now; start again")
         token = await asyncio.to_thread(_token_of, user)
         certificate = await asyncio.to_thread(_certificate_of, user)
         if not token and user.exec:
@@ -128,13 +129,13 @@ class KubeconfigAccount:
             impersonation = Impersonation(self._options.impersonate or user.impersonated_user, groups)
         return _credentials(configuration, impersonation, certificate)
 
-    def _read_again(self) -> Kubeconfig:
+    def _read_if_changed(self) -> Kubeconfig:
         """Read the kubeconfig, unless its files are unchanged since the last time."""
         files = self._options.files
-        stamp = tuple(filter(None, map(_stamp, files)))
-        if self._read is None or self._read[0] != stamp:
-            self._read = (stamp, read_kubeconfig(files, self._context))
-        return self._read[1]
+        stamp = tuple(filter(None, map(_file_stamp, files)))
+        if self._cached_kubeconfig is None or self._cached_kubeconfig[0] != stamp:
+            self._cached_kubeconfig = (stamp, read_kubeconfig(files, self._context))
+        return self._cached_kubeconfig[1]
 
     async def _run_plugin(
         self,
@@ -143,14 +144,18 @@ class KubeconfigAccount:
         is_forced: bool,  # noqa: FBT001 - as in log_in
         may_use_terminal: bool,  # noqa: FBT001
     ) -> ExecCredential:
-        is_reusable = self._printed and self._printed[0] == plugin and not _expires_soon(self._printed[1])
-        if is_forced or not self._printed or not is_reusable:
+        is_reusable = (
+            self._plugin_credential
+            and self._plugin_credential[0] == plugin
+            and not _expires_soon(self._plugin_credential[1])
+        )
+        if is_forced or not self._plugin_credential or not is_reusable:
             printed = await run_exec_plugin(plugin, kubeconfig.cluster, may_use_terminal=may_use_terminal)
-            self._printed = (plugin, printed)
-        return self._printed[1]
+            self._plugin_credential = (plugin, printed)
+        return self._plugin_credential[1]
 
 
-def _stamp(path: Path) -> tuple[str, int, int] | None:
+def _file_stamp(path: Path) -> tuple[str, int, int] | None:
     try:
         status = path.stat()
     except OSError:
@@ -173,13 +178,13 @@ async def _configure(kubeconfig: Kubeconfig, token: str) -> Configuration:
         "clusters": [{"name": "this", "cluster": {name: value for name, value in fields.items() if value}}],
         "users": [{"name": "this", "user": {name: value for name, value in login.items() if value}}],
     }
-    configuration = Configuration(connection_pool_maxsize=UNLIMITED)
+    configuration = Configuration(connection_pool_maxsize=UNLIMITED_CONNECTIONS)
     try:
         await config.load_kube_config_from_dict(content, client_configuration=configuration)
     except _LOAD_ERRORS as error:
-        raise LoginError(f"The kubeconfig cannot be used: {plain(str(error), 300)}; correct it") from error
+        raise LoginError(f"The kubeconfig cannot be used: {single_line(str(error), 300)}; correct it") from error
     authority = await asyncio.to_thread(
-        _text_of, cluster.certificate_authority_data, cluster.certificate_authority, "certificate authority"
+        _read_field, cluster.certificate_authority_data, cluster.certificate_authority, "certificate authority"
     )
     configuration.ca_cert_data = authority or None
     configuration.proxy = cluster.proxy_url or proxy_for(cluster.server, os.environ)
@@ -210,21 +215,21 @@ def _token_of(user: User) -> str:
     """Return the user's token; as in kubectl, a token file takes precedence over an inline token."""
     if not user.token_file:
         return user.token.strip()
-    token = _text_of("", user.token_file, "token").strip()
+    token = _read_field("", user.token_file, "token").strip()
     if not token:
         raise LoginError("The kubeconfig's token file is empty")
     return token
 
 
 def _certificate_of(user: User) -> KeyPair | None:
-    certificate = _text_of(user.client_certificate_data, user.client_certificate, "client certificate")
-    key = _text_of(user.client_key_data, user.client_key, "client key")
+    certificate = _read_field(user.client_certificate_data, user.client_certificate, "client certificate")
+    key = _read_field(user.client_key_data, user.client_key, "client key")
     if bool(certificate) != bool(key):
         raise LoginError("The kubeconfig's user has a client certificate without its key, or a key alone; correct it")
     return KeyPair(certificate, key) if certificate else None
 
 
-def _text_of(data: str, path: str, name: str) -> str:
+def _read_field(data: str, path: str, name: str) -> str:
     """Return the content of a kubeconfig's field: inline in base64, or in a file."""
     try:
         if data:
@@ -259,9 +264,9 @@ def _id_token_of(provider: Any) -> str:
     try:
         provider = msgspec.convert(provider, _AuthProvider)
     except msgspec.ValidationError as error:
-        raise LoginError(f"The kubeconfig's auth-provider cannot be used: {plain(str(error), 200)}") from error
+        raise LoginError(f"The kubeconfig's auth-provider cannot be used: {single_line(str(error), 200)}") from error
     if provider.name != "oidc":
-        name = plain(provider.name, 100)
+        name = single_line(provider.name, 100)
         raise LoginError(f"Kubernetes no longer supports the auth-provider {name!r} of the kubeconfig; use exec")
     token: str = provider.config.get("id-token", "").strip()
     try:

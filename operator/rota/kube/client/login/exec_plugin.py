@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from rota.kube.client.login.kubeconfig import Cluster, ExecPlugin, LoginError
-from rota.model import plain
+from rota.model import single_line
 
 TIMEOUT_SECONDS = 30.0  # without a terminal
 INTERACTIVE_TIMEOUT_SECONDS = 300.0  # a user may have to open a browser
@@ -44,10 +44,12 @@ async def run_exec_plugin(plugin: ExecPlugin, cluster: Cluster, *, may_use_termi
     """Run a plugin and return its credential. Raise LoginError if it is missing, fails, hangs or prints none."""
     if plugin.api_version not in API_VERSIONS:
         versions = " and ".join(API_VERSIONS)
-        raise LoginError(f"{_name(plugin)} has version {plain(plugin.api_version, 100)!r}; {versions} are supported")
+        raise LoginError(
+            f"{_plugin_name(plugin)} has version {single_line(plugin.api_version, 100)!r}; {versions} are supported"
+        )
     has_terminal = may_use_terminal and sys.stdin is not None and sys.stdin.isatty()
     if plugin.interactive_mode == "Always" and not has_terminal:
-        raise LoginError(f"{_name(plugin)} needs a terminal, and there is none; use a login that needs none")
+        raise LoginError(f"{_plugin_name(plugin)} needs a terminal, and there is none; use a login that needs none")
     is_interactive = has_terminal and plugin.interactive_mode != "Never"
     return _parse_credential(plugin, await _run(plugin, cluster, is_interactive=is_interactive))
 
@@ -78,7 +80,9 @@ class _Process(asyncio.SubprocessProtocol):
         printed += data
         if len(printed) > MAX_OUTPUT_BYTES and not self.ended.done():
             limit = f"{MAX_OUTPUT_BYTES >> 20} MiB"
-            self.ended.set_exception(LoginError(f"{_name(self._plugin)} printed more than {limit}; run it by hand"))
+            self.ended.set_exception(
+                LoginError(f"{_plugin_name(self._plugin)} printed more than {limit}; run it by hand")
+            )
 
     def process_exited(self) -> None:
         """Record that the plugin itself has exited; its child processes may still have the pipes open."""
@@ -100,12 +104,12 @@ async def _run(plugin: ExecPlugin, cluster: Cluster, *, is_interactive: bool) ->
         problem = f"did not end within {timeout:g} s"
         if process.has_exited:
             problem = f"ended, but a process that it started kept its output open for {timeout:g} s"
-        raise LoginError(f"{_name(plugin)} {problem}; run it by hand") from error
+        raise LoginError(f"{_plugin_name(plugin)} {problem}; run it by hand") from error
     finally:
         _kill(transport, is_interactive=is_interactive)
     if code := transport.get_returncode():
-        reason = f": {plain(process.last_error_line, 200)}" if process.last_error_line else ""
-        raise LoginError(f"{_name(plugin)} failed with exit code {code}{reason}; run it by hand")
+        reason = f": {single_line(process.last_error_line, 200)}" if process.last_error_line else ""
+        raise LoginError(f"{_plugin_name(plugin)} failed with exit code {code}{reason}; run it by hand")
     return process.output
 
 
@@ -125,11 +129,11 @@ async def _start(
             start_new_session=not is_interactive,  # its children are killed together with it
         )
     except FileNotFoundError as error:
-        hint = f": {plain(plugin.install_hint, 300)}" if plugin.install_hint else ""
-        raise LoginError(f"{_name(plugin)} was not found; install it{hint}") from error
+        hint = f": {single_line(plugin.install_hint, 300)}" if plugin.install_hint else ""
+        raise LoginError(f"{_plugin_name(plugin)} was not found; install it{hint}") from error
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise LoginError(f"{_name(plugin)} cannot be started: {reason}") from error
+        raise LoginError(f"{_plugin_name(plugin)} cannot be started: {reason}") from error
 
 
 def _exec_info(plugin: ExecPlugin, cluster: Cluster, is_interactive: bool) -> str:  # noqa: FBT001 - a field of it
@@ -176,17 +180,19 @@ def _parse_credential(plugin: ExecPlugin, output: bytes) -> ExecCredential:
     try:
         response = msgspec.json.decode(output, type=_Response)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # the output may hold a secret
-        raise LoginError(f"{_name(plugin)} printed no ExecCredential: {plain(str(error), 200)}") from error
+        raise LoginError(f"{_plugin_name(plugin)} printed no ExecCredential: {single_line(str(error), 200)}") from error
     if response.api_version != plugin.api_version:
-        version = plain(response.api_version, 100)
-        raise LoginError(f"{_name(plugin)} printed version {version!r} instead of {plugin.api_version}")
+        version = single_line(response.api_version, 100)
+        raise LoginError(f"{_plugin_name(plugin)} printed version {version!r} instead of {plugin.api_version}")
     credential = response.status
     if bool(credential.client_certificate_data) != bool(credential.client_key_data):
-        raise LoginError(f"{_name(plugin)} printed a certificate without its key, or a key alone; run it by hand")
+        raise LoginError(
+            f"{_plugin_name(plugin)} printed a certificate without its key, or a key alone; run it by hand"
+        )
     if not credential.token and not credential.client_certificate_data:
-        raise LoginError(f"{_name(plugin)} printed neither a token nor a certificate; run it by hand")
+        raise LoginError(f"{_plugin_name(plugin)} printed neither a token nor a certificate; run it by hand")
     return credential
 
 
-def _name(plugin: ExecPlugin) -> str:
-    return f"The exec plugin {plain(plugin.command.replace(chr(0), ' '), 200)} of the kubeconfig"
+def _plugin_name(plugin: ExecPlugin) -> str:
+    return f"The exec plugin {single_line(plugin.command.replace(chr(0), ' '), 200)} of the kubeconfig"

@@ -17,7 +17,7 @@ import msgspec
 import yaml
 
 from rota.kube.client.login.bounded_yaml import ExpansionError, load_yaml
-from rota.model import plain
+from rota.model import single_line
 
 T = TypeVar("T")
 DEFAULT_FILE: Final = "~/.kube/config"
@@ -163,7 +163,7 @@ class Impersonation(NamedTuple):
                 yield f"Impersonate-Extra-{quote(name, safe='')}", value
 
 
-class _File(NamedTuple):
+class _KubeconfigFile(NamedTuple):
     path: Path
     content: Mapping[str, Any]
 
@@ -202,8 +202,8 @@ def read_regular_file(path: Path) -> bytes:
     return content
 
 
-def _read_files(files: Sequence[Path]) -> list[_File]:
-    contents = [_File(path, content) for path in files if (content := _read_file(path)) is not None]
+def _read_files(files: Sequence[Path]) -> list[_KubeconfigFile]:
+    contents = [_KubeconfigFile(path, content) for path in files if (content := _read_file(path)) is not None]
     if not contents:
         missing = f"The kubeconfig {files[0]} does not exist" if files else "KUBECONFIG names no file"
         raise LoginError(f"{missing}; set KUBECONFIG to the cluster's file")
@@ -212,7 +212,7 @@ def _read_files(files: Sequence[Path]) -> list[_File]:
 
 def _read_file(path: Path) -> Mapping[str, Any] | None:
     """Return the content of a file; None if the file does not exist."""
-    name = plain(str(path), 300)
+    name = single_line(str(path), 300)
     try:
         content = load_yaml(read_regular_file(path).decode())
     except FileNotFoundError:
@@ -240,7 +240,7 @@ def _read_file(path: Path) -> Mapping[str, Any] | None:
     return content
 
 
-def _current_context(files: Sequence[_File]) -> str:
+def _current_context(files: Sequence[_KubeconfigFile]) -> str:
     names = (file.content.get("current-context") for file in files)
     name = next((name for name in names if name), "")
     if not isinstance(name, str):
@@ -248,19 +248,19 @@ def _current_context(files: Sequence[_File]) -> str:
     return name
 
 
-def _find_entry(files: Sequence[_File], kind: str, name: str) -> dict[str, Any]:
+def _find_entry(files: Sequence[_KubeconfigFile], kind: str, name: str) -> dict[str, Any]:
     """Return the first entry with a name, without fields that are null or empty."""
     for file in files:
         for entry in file.content.get(f"{kind}s") or []:
             if isinstance(entry, dict) and entry.get("name") == name:
-                return _prepared(entry.get(kind), kind, file.path)
-    raise LoginError(f"The kubeconfig has no {kind} {plain(name, 100)!r}; kubectl config view shows its entries")
+                return _with_absolute_paths(entry.get(kind), kind, file.path)
+    raise LoginError(f"The kubeconfig has no {kind} {single_line(name, 100)!r}; kubectl config view shows its entries")
 
 
-def _prepared(value: object, kind: str, path: Path) -> dict[str, Any]:
+def _with_absolute_paths(value: object, kind: str, path: Path) -> dict[str, Any]:
     """Return a copy of an entry with absolute paths: those in a kubeconfig are relative to its folder."""
     if not isinstance(value, dict | None):
-        raise LoginError(f"The kubeconfig {plain(str(path), 300)} has a {kind} that is not an object; correct it")
+        raise LoginError(f"The kubeconfig {single_line(str(path), 300)} has a {kind} that is not an object; correct it")
     fields = _without_empty(value or {})
     folder = path.absolute().parent
     for name in _PATHS.get(kind, ()):
@@ -282,7 +282,9 @@ def _convert(fields: Mapping[str, Any], kind: type[T], name: str) -> T:
     try:
         return msgspec.convert(fields, kind)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise LoginError(f"The kubeconfig's {plain(name, 120)} cannot be used: {plain(str(error), 200)}") from error
+        raise LoginError(
+            f"The kubeconfig's {single_line(name, 120)} cannot be used: {single_line(str(error), 200)}"
+        ) from error
 
 
 def check_server(url: str, source: str) -> None:

@@ -25,13 +25,13 @@ from yarl import URL
 from rota.http_client import describe_failure, is_redirect
 from rota.kube.client.login.accounts import Account, Credentials
 from rota.kube.client.login.kubeconfig import LoginError
-from rota.model import plain
+from rota.model import single_line
 from rota.tls import KeyPair, load_key_pair
 
 RENEW_SECONDS = 60.0  # after which the account is read again
 RETRY_SECONDS = 5.0  # after a renewal that failed, or that followed a 401
 VERIFY_SECONDS = 10.0
-REJECTED: Final = "The API server rejects the credentials"
+REJECTED_MESSAGE: Final = "The API server rejects the credentials"
 USER_AGENT: Final = f"rota/{version('rota-operator')}"
 
 _log = logging.getLogger(__name__)
@@ -59,8 +59,8 @@ class Login:
         self._lock = asyncio.Lock()
         self._renewal: asyncio.Task[None] | None = None
         self._forced_renewal: asyncio.Task[None] | None = None
-        self._renew_at = self._now + RENEW_SECONDS
-        self._force_at = self._now
+        self._renew_after = self._now + RENEW_SECONDS
+        self._force_after = self._now
         self._failure = ""  # of the last renewal
 
     @classmethod
@@ -134,7 +134,7 @@ class Login:
                 status, location = response.status, response.headers.get("Location", "")
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             reason = f"The API server {self.server} cannot be reached: {describe_failure(error)}"
-            if _has_to_be_corrected(error):
+            if _needs_correction(error):
                 raise LoginError(reason) from error
             _log.warning("%s", reason)
             return
@@ -142,7 +142,9 @@ class Login:
             reason = f": {self._failure}" if self._failure else ""
             raise LoginError(f"The API server {self.server} rejects the credentials{reason}; log in again")
         if is_redirect(status):
-            raise LoginError(f"The API server {self.server} redirects to {plain(location, 200)}; name that one instead")
+            raise LoginError(
+                f"The API server {self.server} redirects to {single_line(location, 200)}; name that one instead"
+            )
 
     @property
     def _now(self) -> float:
@@ -159,12 +161,12 @@ class Login:
             raise aiohttp.ClientConnectionError(f"A redirect to {request.url.origin()} is not followed")
         self._renew_in_background()
         sent = self._credentials
-        _sign(request, sent)
+        _add_credentials(request, sent)
         response = await send(request)
         try:
             if response.status == HTTPStatus.UNAUTHORIZED and await self._may_send_again(pool, sent):
                 response.close()
-                _sign(request, self._credentials)
+                _add_credentials(request, self._credentials)
                 response = await send(request)
         except BaseException:
             response.close()
@@ -172,7 +174,7 @@ class Login:
         if response.status != HTTPStatus.UNAUTHORIZED:
             self.problem = ""
         elif self._pool is pool:
-            self.problem = self._failure or REJECTED
+            self.problem = self._failure or REJECTED_MESSAGE
         return response
 
     async def _may_send_again(self, pool: _Pool, rejected: Credentials) -> bool:
@@ -183,13 +185,13 @@ class Login:
 
     def _renew_in_background(self) -> None:
         is_idle = self._renewal is None or self._renewal.done()
-        if is_idle and self._now > self._renew_at:
+        if is_idle and self._now > self._renew_after:
             self._renewal = asyncio.create_task(self._renew(is_forced=False), name="login")
 
     async def _renew_rejected(self, rejected: Credentials) -> bool:
         """Renew credentials that the API server rejected; return whether the login has different ones now."""
         if self._credentials is rejected and (self._forced_renewal is None or self._forced_renewal.done()):
-            if self._now < self._force_at:
+            if self._now < self._force_after:
                 return False
             self._forced_renewal = asyncio.create_task(self._renew(is_forced=True), name="login after a 401")
         if self._forced_renewal and self._credentials is rejected:
@@ -201,7 +203,7 @@ class Login:
         async with self._lock:
             try:
                 credentials = await self._account.log_in(is_forced=is_forced)
-                if credentials.connection != self._credentials.connection:
+                if credentials.connection_settings != self._credentials.connection_settings:
                     self._pool = _make_pool(credentials)
                 if credentials != self._credentials:
                     self._credentials = credentials
@@ -213,9 +215,9 @@ class Login:
             except Exception:  # noqa: BLE001 - after any error the operator continues with the old credentials
                 _log.exception("The credentials for the API server cannot be renewed")
                 self._failure = "An unexpected error, which the log has"
-            self._renew_at = self._now + (RETRY_SECONDS if self._failure else RENEW_SECONDS)
+            self._renew_after = self._now + (RETRY_SECONDS if self._failure else RENEW_SECONDS)
             if is_forced:
-                self._force_at = self._now + RETRY_SECONDS
+                self._force_after = self._now + RETRY_SECONDS
 
 
 class Connections:
@@ -292,7 +294,7 @@ class Connections:
         await self._session.close()
 
 
-def _sign(request: aiohttp.ClientRequest, credentials: Credentials) -> None:
+def _add_credentials(request: aiohttp.ClientRequest, credentials: Credentials) -> None:
     names = [name for name in request.headers if name == "Authorization" or name.startswith("Impersonate-")]
     for name in names:
         request.headers.popall(name, None)
@@ -301,7 +303,7 @@ def _sign(request: aiohttp.ClientRequest, credentials: Credentials) -> None:
         request.server_hostname = server_name
 
 
-def _has_to_be_corrected(error: Exception) -> bool:
+def _needs_correction(error: Exception) -> bool:
     """Whether a request failed because of TLS or of the proxy, and not because a server is down."""
     if isinstance(error, aiohttp.ClientHttpProxyError):
         return error.status < HTTPStatus.INTERNAL_SERVER_ERROR

@@ -20,16 +20,16 @@ from rota.kube.http.access.rights import (
     impersonated,
     read_groups,
 )
-from rota.model import plain
+from rota.model import single_line
 from rota.spec.names import is_dns_label
 
-OPEN_PATHS = frozenset({"/healthz", "/readyz"})  # for load balancers; they contain nothing about groups
+UNAUTHENTICATED_PATHS = frozenset({"/healthz", "/readyz"})  # for load balancers; they contain nothing about groups
 METRICS_PATH = "/metrics"
 MAX_TOKEN_CHARACTERS = 8_000
 MAX_IMPERSONATED_GROUPS = 32
 MAX_NAME_CHARACTERS = 256
-_IMPERSONATE = "Impersonate-"
-_SUPPORTED = {"Impersonate-User", "Impersonate-Group"}
+_IMPERSONATE_PREFIX = "Impersonate-"
+_SUPPORTED_HEADERS = {"Impersonate-User", "Impersonate-Group"}
 
 
 class Reviews(Protocol):
@@ -45,21 +45,21 @@ class Reviews(Protocol):
 class GroupReader(Protocol):
     """The rights of a request's user to read groups."""
 
-    async def reads_all(self) -> bool:
+    async def may_read_all(self) -> bool:
         """Whether the user may read the groups of all namespaces."""
 
-    async def reads(self, namespace: str) -> bool:
+    async def may_read(self, namespace: str) -> bool:
         """Whether the user may read the groups of a namespace."""
 
 
 class UnrestrictedReader:
     """The reader for servers without access control: may read every group."""
 
-    async def reads_all(self) -> bool:
+    async def may_read_all(self) -> bool:
         """Return True."""
         return True
 
-    async def reads(self, _: str) -> bool:
+    async def may_read(self, _: str) -> bool:
         """Return True."""
         return True
 
@@ -71,27 +71,27 @@ class ClusterUser:
         self._user = user
         self._reviews = reviews
 
-    async def reads_all(self) -> bool:
+    async def may_read_all(self) -> bool:
         """Whether the user may read the groups of all namespaces."""
         return await self._reviews.allows(self._user, READ_ALL_GROUPS)
 
-    async def reads(self, namespace: str) -> bool:
+    async def may_read(self, namespace: str) -> bool:
         """Whether the user may read the groups of a namespace."""
         if not is_dns_label(namespace):  # no namespace has such a name
             return False
-        return await self.reads_all() or await self._reviews.allows(self._user, read_groups(namespace))
+        return await self.may_read_all() or await self._reviews.allows(self._user, read_groups(namespace))
 
 
-Reads = Callable[[str], Awaitable[bool]]  # whether a user may read the groups of a namespace
+MayRead = Callable[[str], Awaitable[bool]]  # whether a user may read the groups of a namespace
 
 _READER: Final = web.RequestKey("reader", GroupReader)
 _BY_TOKEN: Final = web.RequestKey("by_token", bool)
-_ANYBODY = UnrestrictedReader()
+_UNRESTRICTED = UnrestrictedReader()
 
 
 def reader_of(request: web.Request) -> GroupReader:
     """Return the reader for the user of a request."""
-    reader: GroupReader = request.get(_READER, _ANYBODY)
+    reader: GroupReader = request.get(_READER, _UNRESTRICTED)
     return reader
 
 
@@ -101,11 +101,11 @@ def is_by_token(request: web.Request) -> bool:
     return by_token
 
 
-async def check_reads(request: web.Request, namespace: str) -> None:
+async def check_may_read(request: web.Request, namespace: str) -> None:
     """Raise HTTPForbidden if the user of a request may not read the groups of a namespace."""
-    if not await reader_of(request).reads(namespace):
-        sentence = f"You may not {plain(str(read_groups(namespace)), 200)}; ask for that right"
-        raise refusal(web.HTTPForbidden, sentence)
+    if not await reader_of(request).may_read(namespace):
+        sentence = f"You may not {single_line(str(read_groups(namespace)), 200)}; ask for that right"
+        raise http_error(web.HTTPForbidden, sentence)
 
 
 class PageAccess:
@@ -117,7 +117,7 @@ class PageAccess:
     @web.middleware
     async def check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Handle a request with the rights of its user."""
-        if request.path in OPEN_PATHS:
+        if request.path in UNAUTHENTICATED_PATHS:
             return await handler(request)
         try:
             user = await self._effective_user(request)
@@ -126,21 +126,21 @@ class PageAccess:
             request[_READER] = ClusterUser(user, self._reviews)
             return await handler(request)
         except ReviewError as error:
-            raise refusal(web.HTTPServiceUnavailable, str(error)) from error
+            raise http_error(web.HTTPServiceUnavailable, str(error)) from error
 
     async def _effective_user(self, request: web.Request) -> User:
         """Return the user whose rights apply: the authenticated user, or the impersonated user if that is allowed."""
         user = await self._authenticated_user(request)
-        headers = {name for name in map(str.title, request.headers) if name.startswith(_IMPERSONATE)}
+        headers = {name for name in map(str.title, request.headers) if name.startswith(_IMPERSONATE_PREFIX)}
         if not headers:
             return user
         name = request.headers.get("Impersonate-User", "")
         groups = request.headers.getall("Impersonate-Group", [])
         names = [name, *groups]
         is_too_much = len(groups) > MAX_IMPERSONATED_GROUPS or any(len(text) > MAX_NAME_CHARACTERS for text in names)
-        if headers - _SUPPORTED or not name or is_too_much or not all(text.isascii() for text in names):
+        if headers - _SUPPORTED_HEADERS or not name or is_too_much or not all(text.isascii() for text in names):
             sentence = "Impersonation takes one Impersonate-User and up to 32 Impersonate-Group headers, no others"
-            raise refusal(web.HTTPBadRequest, sentence)
+            raise http_error(web.HTTPBadRequest, sentence)
         for right in impersonate(name, groups):
             if not await self._reviews.allows(user, right):
                 raise _forbidden(user, right)
@@ -156,7 +156,7 @@ class PageAccess:
             user = user_of_certificate(request.get_extra_info("peercert"), time.time())
         if user is None:
             sentence = "Log in: send a bearer token or a client certificate of the cluster, as `rota status` does"
-            raise refusal(web.HTTPUnauthorized, sentence, {hdrs.WWW_AUTHENTICATE: "Bearer"})
+            raise http_error(web.HTTPUnauthorized, sentence, {hdrs.WWW_AUTHENTICATE: "Bearer"})
         return user
 
 
@@ -176,11 +176,11 @@ def user_of_certificate(certificate: Mapping[str, Any] | None, now: float) -> Us
 
 
 def _forbidden(user: User, right: Right) -> web.HTTPException:
-    sentence = f"User {plain(user.name, 100)} may not {plain(str(right), 200)}; ask for that right"
-    return refusal(web.HTTPForbidden, sentence)
+    sentence = f"User {single_line(user.name, 100)} may not {single_line(str(right), 200)}; ask for that right"
+    return http_error(web.HTTPForbidden, sentence)
 
 
-def refusal(
+def http_error(
     kind: type[web.HTTPException], sentence: str, headers: Mapping[str, str] | None = None
 ) -> web.HTTPException:
     """Return an HTTP error with a sentence as JSON."""

@@ -27,7 +27,7 @@ class PageSecurity(NamedTuple):
     certificate_digest: Callable[[], str] = str  # the SHA-256 of the certificate, in hexadecimal; "" without TLS
 
 
-OPEN = PageSecurity()  # no TLS and no access control
+UNRESTRICTED_PAGE = PageSecurity()  # no TLS and no access control
 
 
 @asynccontextmanager

@@ -11,18 +11,18 @@ import msgspec
 from rota.kube.client.api import Api, ApiError, NoResponseError
 from rota.kube.client.paths import collection_path
 from rota.kube.http.access.rights import ExpiringCache, Right, User, review_of
-from rota.model import plain
+from rota.model import single_line
 
 T = TypeVar("T")
 
 CACHE_SECONDS = 30.0
-MAX_USERS = 1_000
-MAX_RIGHTS = 20_000  # listing groups checks one right per namespace for a user without the right to all
-MAX_CONCURRENT = 8  # concurrent reviews of each kind at the API server
-MAX_RUNNING = 256  # including reviews that wait for a slot
-WAIT_SECONDS = 5.0  # for a slot
-BUSY = "Too many users are being checked; try again"
-NO_RIGHTS = (
+MAX_CACHED_USERS = 1_000
+MAX_CACHED_RIGHTS = 20_000  # listing groups checks one right per namespace for a user without the right to all
+MAX_CONCURRENT_REVIEWS = 8  # concurrent reviews of each kind at the API server
+MAX_PENDING_REVIEWS = 256  # including reviews that wait for a slot
+SLOT_TIMEOUT_SECONDS = 5.0  # for a slot
+BUSY_MESSAGE = "Too many users are being checked; try again"
+NO_RIGHTS_MESSAGE = (
     "The operator may not create tokenreviews and subjectaccessreviews, so nobody can log in here; "
     "give its ServiceAccount the ClusterRole system:auth-delegator"
 )
@@ -64,9 +64,9 @@ class Reviewer:
 
     def __init__(self, api: Api) -> None:
         self._api = api
-        self._users: ExpiringCache[bytes, User] = ExpiringCache(CACHE_SECONDS, MAX_USERS)
-        self._rejected: ExpiringCache[bytes, bool] = ExpiringCache(CACHE_SECONDS, MAX_USERS)
-        self._rights: ExpiringCache[bytes, bool] = ExpiringCache(CACHE_SECONDS, MAX_RIGHTS)
+        self._users: ExpiringCache[bytes, User] = ExpiringCache(CACHE_SECONDS, MAX_CACHED_USERS)
+        self._rejected: ExpiringCache[bytes, bool] = ExpiringCache(CACHE_SECONDS, MAX_CACHED_USERS)
+        self._rights: ExpiringCache[bytes, bool] = ExpiringCache(CACHE_SECONDS, MAX_CACHED_RIGHTS)
         # Separate: unauthenticated clients cause token reviews only, and must not delay reviews of rights.
         self._token_reviews = _SharedReviews()
         self._right_reviews = _SharedReviews()
@@ -118,25 +118,25 @@ class Reviewer:
             raise ReviewError("The API server does not answer, so nobody can log in here; try again") from error
         except ApiError as error:
             if error.status == HTTPStatus.FORBIDDEN:
-                raise ReviewError(NO_RIGHTS) from error
-            raise ReviewError(f"The API server checks no user: {plain(str(error), 200)}") from error
+                raise ReviewError(NO_RIGHTS_MESSAGE) from error
+            raise ReviewError(f"The API server checks no user: {single_line(str(error), 200)}") from error
 
 
 class _SharedReviews:
     """Reviews in progress. Concurrent requests share one review per key; it continues if they disconnect."""
 
     def __init__(self) -> None:
-        self._turns = asyncio.Semaphore(MAX_CONCURRENT)
+        self._slots = asyncio.Semaphore(MAX_CONCURRENT_REVIEWS)
         self._running: dict[bytes, asyncio.Task[Any]] = {}
 
     async def run(self, key: bytes, review: Callable[[], Coroutine[None, None, T]]) -> T:
         """Return the result of the review for `key`, starting it unless it is in progress already."""
         task = self._running.get(key)
         if task is None:
-            if len(self._running) >= MAX_RUNNING:
-                raise ReviewError(BUSY)
-            task = self._running[key] = asyncio.create_task(self._in_turn(review), name="review")
-            task.add_done_callback(lambda task: self._finish(key, task))
+            if len(self._running) >= MAX_PENDING_REVIEWS:
+                raise ReviewError(BUSY_MESSAGE)
+            task = self._running[key] = asyncio.create_task(self._run_in_slot(review), name="review")
+            task.add_done_callback(lambda task: self._on_done(key, task))
         result: T = await asyncio.shield(task)
         return result
 
@@ -147,18 +147,18 @@ class _SharedReviews:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _in_turn(self, review: Callable[[], Coroutine[None, None, T]]) -> T:
+    async def _run_in_slot(self, review: Callable[[], Coroutine[None, None, T]]) -> T:
         try:
-            async with asyncio.timeout(WAIT_SECONDS):
-                await self._turns.acquire()
+            async with asyncio.timeout(SLOT_TIMEOUT_SECONDS):
+                await self._slots.acquire()
         except TimeoutError:
-            raise ReviewError(BUSY) from None
+            raise ReviewError(BUSY_MESSAGE) from None
         try:
             return await review()
         finally:
-            self._turns.release()
+            self._slots.release()
 
-    def _finish(self, key: bytes, task: asyncio.Task[Any]) -> None:
+    def _on_done(self, key: bytes, task: asyncio.Task[Any]) -> None:
         self._running.pop(key, None)
         if not task.cancelled():
             task.exception()  # mark the exception as retrieved: waiting requests get it by themselves

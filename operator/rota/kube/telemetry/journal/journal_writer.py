@@ -17,21 +17,21 @@ from typing import Any
 import msgspec
 
 from rota.kube.telemetry.journal.journal_files import LineAppender, RotatingFiles, WriteFailedError
-from rota.model import plain
-from rota.records import SCHEMA
+from rota.model import single_line
+from rota.records import RECORD_SCHEMA
 from rota.timestamps import format_time
 
 STDOUT = "-"
-LIMIT = "8Gi"
-LEAST_LIMIT = 2**20
-MOST_LIMIT = 2**60  # no disk is so large: a larger value is a typing error
-MOST_WAITING = 1_000_000  # values in records that wait for a slow disk: about 60 MB
-MOST_AT_ONCE = 200  # records in one write
+DEFAULT_LIMIT = "8Gi"
+MIN_LIMIT_BYTES = 2**20
+MAX_LIMIT_BYTES = 2**60  # no disk is so large: a larger value is a typing error
+MAX_QUEUED_VALUES = 1_000_000  # values in records that wait for a slow disk: about 60 MB
+MAX_BATCH_RECORDS = 200  # records in one write
 RETRY_SECONDS = 5.0
 CLOSE_SECONDS = 5.0
-PASSING = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE}  # may pass; others are fatal at start
+TRANSIENT_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE}  # may pass; others are fatal at start
 
-Fact = Mapping[str, Any]
+JournalRecord = Mapping[str, Any]
 _Line = tuple[str, str, bytes]  # its time, its hour, and its text
 
 _UNITS = {"": 0, "k": 1, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
@@ -40,15 +40,15 @@ _encode = msgspec.json.Encoder().encode
 _log = logging.getLogger(__name__)
 
 
-def size(text: str) -> int:
+def parse_size_limit(text: str) -> int:
     """Parse the size limit of the journal, a Kubernetes quantity, to bytes; raise ValueError if it is unusable."""
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)([kKMGTP]?)(i?)", text.strip(), re.ASCII)
     if not match or (match[3] and not match[2]):
         raise ValueError(f"--journal-limit {text!r} is no size; give one such as 8Gi or 500Mi")
     limit = int(float(match[1]) * (1024 if match[3] else 1000) ** _UNITS[match[2]])
-    if limit < LEAST_LIMIT:
+    if limit < MIN_LIMIT_BYTES:
         raise ValueError(f"--journal-limit {text!r} is too little to keep a journal in; give 1Mi or more")
-    if limit > MOST_LIMIT:
+    if limit > MAX_LIMIT_BYTES:
         raise ValueError(f"--journal-limit {text!r} is more than any disk holds; give one such as 8Gi")
     return limit
 
@@ -59,63 +59,66 @@ class Journal:
     Records that cannot be written are dropped and counted; once writing works again, a `gap` record has their number.
     """
 
-    def __init__(self, where: str, writer: str, limit: str = LIMIT) -> None:
+    def __init__(self, destination: str, writer: str, limit: str = DEFAULT_LIMIT) -> None:
         """`where` is a folder, `-` for standard output, or empty: no journal. `writer` names this process's files."""
-        self.lost = 0  # dropped records since the start
-        self._where, self._writer, self._limit = where, writer, size(limit)
-        self._waiting: list[Fact] = []
-        self._behind = 0  # values in records that are not written yet
-        self._missing, self._since = 0, ""  # dropped records that no `gap` record covers yet, and the first one's time
+        self.dropped_records = 0  # dropped records since the start
+        self._destination, self._writer, self._limit = destination, writer, parse_size_limit(limit)
+        self._queued: list[JournalRecord] = []
+        self._unwritten_values = 0  # values in records that are not written yet
+        self._unreported_drops = 0
+        self._first_drop_at = ""
         self._retry_at = 0.0
         self._closing = False
-        self._news = threading.Condition()  # also the lock of the fields above
+        self._condition = threading.Condition()  # also the lock of the fields above
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
-        if where:
-            self._append, self._let_go = self._output()
+        if destination:
+            self._append_to_output, self._close_output = self._open_output()
             self._thread.start()
 
-    def _output(self) -> tuple[Callable[[str, bytes], None], Callable[[], None]]:
+    def _open_output(self) -> tuple[Callable[[str, bytes], None], Callable[[], None]]:
         """Return the functions that append lines and close the output."""
-        if self._where == STDOUT:
+        if self._destination == STDOUT:
             ending = LineAppender(sys.stdout.fileno())
             return lambda _, lines: ending.append(lines), lambda: None
-        self._check()
-        hours = RotatingFiles(Path(self._where), self._writer, self._limit)
+        self._check_folder()
+        hours = RotatingFiles(Path(self._destination), self._writer, self._limit)
         return hours.append, hours.close
 
-    def _check(self) -> None:
+    def _check_folder(self) -> None:
         """Raise ValueError if the folder is not writable, unless the cause may pass."""
         try:
-            Path(self._where).mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=self._where):
+            Path(self._destination).mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self._destination):
                 pass
         except OSError as error:
-            if error.errno not in PASSING:
-                text = f"--journal {self._where}: nothing can be written there: {error.strerror}; give another folder"
-                raise ValueError(text) from None
+            if error.errno not in TRANSIENT_ERRNOS:
+                text = f"--journal {self._destination}: nothing can be written there: {error.strerror}"
+                raise ValueError(f"{text}; give another folder") from None
 
-    def write(self, records: Iterable[Fact]) -> None:
+    def write(self, records: Iterable[JournalRecord]) -> None:
         """Queue records for writing, each with its own time; the caller must not change them afterwards."""
         facts = list(records)
-        if not self._where or not facts:
+        if not self._destination or not facts:
             return
-        weight = sum(map(_weight, facts))
-        with self._news:
-            is_dropped = self._closing or (self._behind and self._behind + weight > MOST_WAITING)
+        weight = sum(map(_count_values, facts))
+        with self._condition:
+            is_dropped = self._closing or (
+                self._unwritten_values and self._unwritten_values + weight > MAX_QUEUED_VALUES
+            )
             if not is_dropped:
-                self._waiting += facts
-                self._behind += weight
-                self._news.notify()
+                self._queued += facts
+                self._unwritten_values += weight
+                self._condition.notify()
         if is_dropped:
-            self._leave_out(facts[0]["at"], len(facts), "the disk is too slow")
+            self._note_dropped(facts[0]["at"], len(facts), "the disk is too slow")
 
     def close(self) -> None:
         """Wait up to CLOSE_SECONDS until all records are written."""
-        if not self._where:
+        if not self._destination:
             return
-        with self._news:
+        with self._condition:
             self._closing = True
-            self._news.notify()
+            self._condition.notify()
         self._thread.join(CLOSE_SECONDS)
         if self._thread.is_alive():
             _log.error("The journal ends before all of it is written: its disk hangs")
@@ -123,82 +126,86 @@ class Journal:
     def _run(self) -> None:
         is_last = False
         while not is_last:
-            with self._news:
-                idle = RETRY_SECONDS if self._missing else None  # write the gap record even if no other record follows
-                self._news.wait_for(lambda: self._waiting or self._closing, idle)
-                facts, self._waiting = self._waiting, []
-                weight, is_last = self._behind, self._closing
-            self._put(facts[:MOST_AT_ONCE], gap=self._missing, at_once=is_last)  # at most one gap record per batch
-            for start in range(MOST_AT_ONCE, len(facts), MOST_AT_ONCE):
-                self._put(facts[start : start + MOST_AT_ONCE])
-            with self._news:
-                self._behind -= weight
-        self._let_go()
+            with self._condition:
+                idle = (
+                    RETRY_SECONDS if self._unreported_drops else None
+                )  # write the gap record even if no other record follows
+                self._condition.wait_for(lambda: self._queued or self._closing, idle)
+                facts, self._queued = self._queued, []
+                weight, is_last = self._unwritten_values, self._closing
+            self._write_batch(
+                facts[:MAX_BATCH_RECORDS], dropped=self._unreported_drops, is_forced=is_last
+            )  # at most one gap record per batch
+            for start in range(MAX_BATCH_RECORDS, len(facts), MAX_BATCH_RECORDS):
+                self._write_batch(facts[start : start + MAX_BATCH_RECORDS])
+            with self._condition:
+                self._unwritten_values -= weight
+        self._close_output()
 
-    def _put(self, facts: list[Fact], *, gap: int = 0, at_once: bool = False) -> None:
+    def _write_batch(self, records: list[JournalRecord], *, dropped: int = 0, is_forced: bool = False) -> None:
         """Write records, then one about a `gap`. Within RETRY_SECONDS of a failure, drop them unless `at_once`."""
-        fact_lines = self._lines(facts)
-        lines = fact_lines + self._lines([self._gap(gap)] if gap else [])
+        fact_lines = self._encode_records(records)
+        lines = fact_lines + self._encode_records([self._gap_record(dropped)] if dropped else [])
         unwritten, reason = len(lines), "it could not be written just now"
-        if at_once or time.monotonic() >= self._retry_at:
-            unwritten, reason = self._appended(lines)
-        if gap and not unwritten:
-            _log.warning("The journal is written again; %d facts were left out", gap)
-            with self._news:
-                self._missing -= gap
+        if is_forced or time.monotonic() >= self._retry_at:
+            unwritten, reason = self._append_lines(lines)
+        if dropped and not unwritten:
+            _log.warning("The journal is written again; %d facts were left out", dropped)
+            with self._condition:
+                self._unreported_drops -= dropped
         lost = fact_lines[len(lines) - unwritten :]
         if lost:
-            self._leave_out(lost[0][0], len(lost), reason)
+            self._note_dropped(lost[0][0], len(lost), reason)
 
-    def _appended(self, lines: list[_Line]) -> tuple[int, str]:
+    def _append_lines(self, lines: list[_Line]) -> tuple[int, str]:
         """Write lines, one write per hour; return how many could not be written, and the reason."""
         unwritten = len(lines)
         try:
             for hour, run in groupby(lines, key=lambda line: line[1]):
                 texts = [text for _, _, text in run]
                 unwritten -= len(texts)
-                self._append(hour, b"".join(texts))
+                self._append_to_output(hour, b"".join(texts))
         except WriteFailedError as stopped:
             self._retry_at = time.monotonic() + RETRY_SECONDS
-            return unwritten + stopped.lines.count(b"\n"), str(stopped)
+            return unwritten + stopped.missing_lines.count(b"\n"), str(stopped)
         return 0, ""
 
-    def _lines(self, facts: list[Fact]) -> list[_Line]:
+    def _encode_records(self, records: list[JournalRecord]) -> list[_Line]:
         lines = []
-        for fact in facts:
+        for fact in records:
             try:
-                lines.append((at := fact["at"], _hour(at), _encode(fact) + b"\n"))
+                lines.append((at := fact["at"], _utc_hour(at), _encode(fact) + b"\n"))
             except Exception as error:  # noqa: BLE001 - an invalid record must not affect the others
-                self._leave_out(format_time(time.time()), 1, f"{plain(repr(fact))}: {error}")
+                self._note_dropped(format_time(time.time()), 1, f"{single_line(repr(fact))}: {error}")
         return lines
 
-    def _gap(self, missing: int) -> Fact:
-        fields = {"writer": self._writer, "since": self._since, "missing": missing}
-        return {"schema": SCHEMA, "kind": "gap", "at": format_time(time.time()), **fields}
+    def _gap_record(self, missing: int) -> JournalRecord:
+        fields = {"writer": self._writer, "since": self._first_drop_at, "missing": missing}
+        return {"schema": RECORD_SCHEMA, "kind": "gap", "at": format_time(time.time()), **fields}
 
-    def _leave_out(self, at: str, count: int, why: str) -> None:
-        with self._news:
-            is_first = not self._missing
-            self._since = at if is_first else self._since
-            self._missing += count
-            self.lost += count
+    def _note_dropped(self, at: str, count: int, reason: str) -> None:
+        with self._condition:
+            is_first = not self._unreported_drops
+            self._first_drop_at = at if is_first else self._first_drop_at
+            self._unreported_drops += count
+            self.dropped_records += count
         if is_first:
-            where = "on standard output" if self._where == STDOUT else f"in {self._where}"
-            _log.error("The journal %s cannot be written: %s; facts are left out until it can", where, why)
+            where = "on standard output" if self._destination == STDOUT else f"in {self._destination}"
+            _log.error("The journal %s cannot be written: %s; facts are left out until it can", where, reason)
 
 
-def _weight(fact: Fact) -> int:
+def _count_values(record: JournalRecord) -> int:
     """Estimate the number of values in a record. Elements of a container are assumed to be alike, for speed."""
-    return len(fact) + sum(_inside(value) for value in fact.values() if type(value) is dict)
+    return len(record) + sum(_count_nested_values(value) for value in record.values() if type(value) is dict)
 
 
-def _inside(value: Any) -> int:
+def _count_nested_values(value: Any) -> int:
     if not value or type(value) not in {dict, list}:
         return 1
-    return len(value) * (1 + _inside(next(iter(value.values() if type(value) is dict else value))))
+    return len(value) * (1 + _count_nested_values(next(iter(value.values() if type(value) is dict else value))))
 
 
 @lru_cache(100)
-def _hour(at: str) -> str:
+def _utc_hour(at: str) -> str:
     """Return the UTC hour of a time, such as 2026-11-21T08."""
     return f"{datetime.fromisoformat(at).astimezone(UTC):%Y-%m-%dT%H}"

@@ -7,40 +7,44 @@ from typing import Any
 
 from rota.kube.brokers.lag.lag_history import QueueLag
 from rota.kube.brokers.lag.lag_poller import GroupLag
-from rota.kube.client.objects import Key
+from rota.kube.client.objects import ObjectKey
 from rota.model import Queue
 from rota.records import journal_record
 from rota.timestamps import format_time
 
-EVERY_SECONDS = 60.0
+RECORD_INTERVAL_SECONDS = 60.0
 
 
 class OffsetRecorder:
     """Makes `offsets` records, and remembers when each group had its last one."""
 
-    def __init__(self, lag: Callable[[Key], GroupLag]) -> None:
-        self._lag = lag
-        self._last: dict[Key, float] = {}
+    def __init__(self, lag_of: Callable[[ObjectKey], GroupLag]) -> None:
+        self._lag_of = lag_of
+        self._last_recorded_at: dict[ObjectKey, float] = {}
 
-    def due(self, keys: Iterable[Key], now: float) -> list[Mapping[str, Any]]:
+    def build_due_records(self, keys: Iterable[ObjectKey], now: float) -> list[Mapping[str, Any]]:
         """Return records of the sampled groups `keys` that had no record in the last minute."""
-        self._last = {key: at for key, at in self._last.items() if now < at + EVERY_SECONDS}
-        fresh = [key for key in keys if key not in self._last]
-        self._last |= dict.fromkeys(fresh, now)
-        return [record for key in fresh if (record := _record(key, self._lag(key)))]
+        self._last_recorded_at = {
+            key: at for key, at in self._last_recorded_at.items() if now < at + RECORD_INTERVAL_SECONDS
+        }
+        fresh = [key for key in keys if key not in self._last_recorded_at]
+        self._last_recorded_at |= dict.fromkeys(fresh, now)
+        return [record for key in fresh if (record := _offsets_record(key, self._lag_of(key)))]
 
 
-def _record(key: Key, lag: GroupLag) -> Mapping[str, Any] | None:
+def _offsets_record(key: ObjectKey, lag: GroupLag) -> Mapping[str, Any] | None:
     samples = {
-        queue: sample for queue, sample in lag.queues.items() if sample.last is not None and _is_position_known(sample)
+        queue: sample
+        for queue, sample in lag.queues.items()
+        if sample.max_offset is not None and _is_position_known(sample)
     }
-    if not samples or lag.at is None:
+    if not samples or lag.sampled_at is None:
         return None
-    verdicts = Counter(str(sample.verdict) for sample in samples.values() if sample.verdict)
+    verdicts = Counter(str(sample.lag_state) for sample in samples.values() if sample.lag_state)
     topics: dict[str, dict[str, Any]] = {}
     for (topic, broker), queues in groupby(sorted(samples), key=lambda queue: (queue.topic, queue.broker)):
         topics.setdefault(topic, {})[broker] = _columns(list(queues), samples)
-    return journal_record("offsets", "/".join(key), format_time(lag.at), topics=topics, verdicts=dict(verdicts))
+    return journal_record("offsets", "/".join(key), format_time(lag.sampled_at), topics=topics, verdicts=dict(verdicts))
 
 
 def _is_position_known(sample: QueueLag) -> bool:
@@ -52,7 +56,7 @@ def _columns(queues: list[Queue], samples: Mapping[Queue, QueueLag]) -> dict[str
     rows = [samples[queue] for queue in queues]
     return {
         "ids": [queue.id for queue in queues],
-        "first": [row.first for row in rows],
-        "last": [row.last for row in rows],
+        "first": [row.min_offset for row in rows],
+        "last": [row.max_offset for row in rows],
         "committed": [row.committed for row in rows],
     }

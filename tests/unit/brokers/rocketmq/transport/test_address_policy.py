@@ -9,7 +9,7 @@ import pytest
 
 from rota.brokers.errors import UnreachableError
 from rota.brokers.rocketmq.transport.address_policy import AddressPolicy, read_networks
-from rota.brokers.rocketmq.transport.connection_pool import Connections
+from rota.brokers.rocketmq.transport.connection_pool import ConnectionPool
 from rota.brokers.rocketmq.wire import requests
 from rota.brokers.rocketmq.wire.frames import Frame
 
@@ -83,9 +83,9 @@ async def listening() -> AsyncIterator[tuple[int, list[object]]]:
     server.close()
 
 
-async def message(connections: Connections, address: str) -> str:
+async def message(connections: ConnectionPool, address: str) -> str:
     with pytest.raises(UnreachableError) as raised:
-        await connections.ask(address, requests.cluster(), 1.0)
+        await connections.call(address, requests.cluster_info(), 1.0)
     return str(raised.value)
 
 
@@ -97,14 +97,14 @@ async def test_broker_that_may_not_be_reached_is_not_connected_to_and_gets_the_s
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Neither loopback, by number and by name, nor an open port, nor a closed one, can be told apart."""
-    careful = Connections(answers_nothing, policy=AddressPolicy(ALL))
+    careful = ConnectionPool(answers_nothing, address_policy=AddressPolicy(ALL))
     caplog.set_level("INFO")
     async with listening() as (port, came):
         for address in (f"127.0.0.1:{port}", f"localhost:{port}", "127.0.0.1:1", "nowhere.invalid:9876"):
             assert await message(careful, address) == f"{address} does not answer"
         assert came == []
         assert f"--broker-networks does not allow 127.0.0.1, port {port}" in caplog.text
-        trusting = Connections(answers_nothing)
+        trusting = ConnectionPool(answers_nothing)
         assert "closed the connection" in await message(trusting, f"127.0.0.1:{port}")
         assert came
         trusting.close()
@@ -115,7 +115,7 @@ async def test_broker_that_refuses_a_connection_gets_the_same_message_as_one_tha
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(AddressPolicy, "allows", lambda *_: True)
-    careful = Connections(answers_nothing, policy=AddressPolicy(ALL))
+    careful = ConnectionPool(answers_nothing, address_policy=AddressPolicy(ALL))
     async with listening() as (port, came):
         assert await message(careful, f"127.0.0.1:{port}") == f"127.0.0.1:{port} does not answer"
         assert came

@@ -10,23 +10,23 @@ import pytest
 from brokers.scripted import Say, a_server, until
 from rota.brokers.errors import UnreachableError
 from rota.brokers.rocketmq.transport import frame_budget
-from rota.brokers.rocketmq.transport.connection_pool import Connections
+from rota.brokers.rocketmq.transport.connection_pool import ConnectionPool
 from rota.brokers.rocketmq.transport.frame_budget import (
     BUDGET_BYTES,
-    MOST_WAITING,
+    MAX_WAITING_FRAMES,
     FrameAccount,
     FrameBudget,
-    Reservation,
+    FrameReservation,
 )
 from rota.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
-from rota.brokers.rocketmq.wire.frames import LARGEST, SMALL_PIECE_BYTES, Decoder, Frame, encode
-from rota.kube.brokers.broker_access import BrokerAccess
+from rota.brokers.rocketmq.wire.frames import MAX_FRAME_BYTES, SMALL_PIECE_BYTES, Decoder, Frame, encode
+from rota.kube.brokers.broker_access import BrokerAccessReader
 from rota.spec import RocketMQ
 
 HOSTILE = 10
-FITTING = BUDGET_BYTES // LARGEST  # largest frames
+FITTING = BUDGET_BYTES // MAX_FRAME_BYTES  # largest frames
 ONE_READ_BYTES = 256 * 1024  # that asyncio reads at once
-LARGE = LARGEST - 1024  # a body
+LARGE = MAX_FRAME_BYTES - 1024  # a body
 
 
 def a_request() -> Frame:
@@ -39,7 +39,7 @@ def large(frame: Frame) -> bytes:
 
 def endless(_: Frame) -> bytes:
     """Send all of a largest frame but its last byte."""
-    return (LARGEST - 4).to_bytes(4) + bytes(LARGEST - 5)
+    return (MAX_FRAME_BYTES - 4).to_bytes(4) + bytes(MAX_FRAME_BYTES - 5)
 
 
 def small(frame: Frame) -> bytes:
@@ -52,31 +52,31 @@ class Brokers:
     def __init__(self, stack: AsyncExitStack) -> None:
         self.budget = FrameBudget()
         self._stack = stack
-        self._clients: list[Connections] = []
+        self._clients: list[ConnectionPool] = []
         self._asked: list[asyncio.Task[Frame]] = []
 
-    def client(self) -> Connections:
-        made = Connections(lambda _: None, frames=self.budget)
+    def client(self) -> ConnectionPool:
+        made = ConnectionPool(lambda _: None, frame_budget=self.budget)
         self._clients.append(made)
         self._stack.callback(made.close)
         return made
 
-    async def ask(self, client: Connections, say: Say, times: int = 1) -> list[asyncio.Task[Frame]]:
+    async def ask(self, client: ConnectionPool, say: Say, times: int = 1) -> list[asyncio.Task[Frame]]:
         """Ask new brokers that answer so, and do not wait."""
         servers = [await self._stack.enter_async_context(a_server(say)) for _ in range(times)]
-        tasks = [asyncio.create_task(client.ask(it.address, a_request(), 3600)) for it in servers]
+        tasks = [asyncio.create_task(client.call(it.address, a_request(), 3600)) for it in servers]
         self._asked += tasks
         return tasks
 
     @property
     def held_bytes(self) -> int:
         """What all connections hold of frames that are not complete."""
-        places = [place for client in self._clients for place in client._places.values()]
+        places = [place for client in self._clients for place in client._states.values()]
         return sum(it.connection._decoder.buffered_bytes for it in places if it.connection)
 
-    def rooms(self, client: Connections) -> list[Reservation]:
+    def rooms(self, client: ConnectionPool) -> list[FrameReservation]:
         """Return the reservations of a client that are granted."""
-        rooms = [place.connection._room for place in client._places.values() if place.connection]
+        rooms = [place.connection._reservation for place in client._states.values() if place.connection]
         return [room for room in rooms if room and room.granted]
 
     async def fails(self, asked: asyncio.Task[Frame]) -> str:
@@ -112,7 +112,7 @@ async def test_frame_budget_limits_what_is_held_of_frames_that_never_end(brokers
     def is_all_sent() -> bool:
         nonlocal most_bytes
         most_bytes = max(most_bytes, brokers.held_bytes)
-        return most_bytes >= FITTING * (LARGEST - 1) and brokers.budget.waiting == HOSTILE - FITTING
+        return most_bytes >= FITTING * (MAX_FRAME_BYTES - 1) and brokers.budget.waiting_count == HOSTILE - FITTING
 
     await brokers.ask(brokers.client(), endless, HOSTILE)
     await until(is_all_sent)
@@ -125,7 +125,7 @@ async def test_frame_that_never_ends_costs_its_connection(brokers: Brokers, monk
     monkeypatch.setattr(frame_budget, "WAIT_SECONDS", 3600.0)
     for failed in await brokers.ask(brokers.client(), endless, HOSTILE):
         assert "it was not complete within 0.1 s" in await brokers.fails(failed)
-    assert brokers.held_bytes == brokers.budget.used_bytes == brokers.budget.waiting == 0
+    assert brokers.held_bytes == brokers.budget.used_bytes == brokers.budget.waiting_count == 0
 
 
 @pytest.mark.usefixtures("patient")
@@ -134,9 +134,9 @@ async def test_frame_of_another_client_is_read_once_those_that_never_end_had_the
     failed = await brokers.ask(hostile, endless, HOSTILE)
     await until(lambda: brokers.budget.used_bytes == BUDGET_BYTES)
     asked = await brokers.ask(honest, large, 2 * FITTING)
-    await until(lambda: brokers.budget.waiting == HOSTILE - FITTING + 2 * FITTING)
+    await until(lambda: brokers.budget.waiting_count == HOSTILE - FITTING + 2 * FITTING)
     for room in brokers.rooms(hostile):
-        room._end_holding()  # as its timer would
+        room._on_frame_timeout()  # as its timer would
     for task in asked:
         assert len((await task).body) == LARGE
     assert len(brokers.rooms(hostile)) == FITTING // 2
@@ -153,7 +153,7 @@ async def test_frame_that_finds_no_room_in_time_costs_its_connection(
     (late,) = await brokers.ask(brokers.client(), large)
     assert "frames of other brokers left no room for it within 0.1 s" in await brokers.fails(late)
     assert not any(it.done() for it in hostile)
-    assert brokers.budget.waiting == 0
+    assert brokers.budget.waiting_count == 0
 
 
 @pytest.mark.usefixtures("patient")
@@ -168,18 +168,18 @@ async def test_frame_that_is_small_needs_no_room(brokers: Brokers) -> None:
 async def test_frame_room_is_free_again_once_a_connection_is_closed(brokers: Brokers) -> None:
     hostile = brokers.client()
     await brokers.ask(hostile, endless, HOSTILE)
-    await until(lambda: brokers.budget.used_bytes == BUDGET_BYTES and brokers.budget.waiting == HOSTILE - FITTING)
+    await until(lambda: brokers.budget.used_bytes == BUDGET_BYTES and brokers.budget.waiting_count == HOSTILE - FITTING)
     hostile.close()
-    assert (brokers.budget.used_bytes, brokers.budget.waiting) == (0, 0)
+    assert (brokers.budget.used_bytes, brokers.budget.waiting_count) == (0, 0)
     (asked,) = await brokers.ask(brokers.client(), large)
     assert len((await asked).body) == LARGE
 
 
 async def test_frame_budget_of_other_connections_is_no_concern_of_a_client_without_one() -> None:
     """A sidecar has one trusted cluster of brokers, and a budget for messages."""
-    free = Connections(lambda _: None)
+    free = ConnectionPool(lambda _: None)
     async with a_server(large) as server:
-        answers = await asyncio.gather(*(free.ask(server.address, a_request()) for _ in range(3)))
+        answers = await asyncio.gather(*(free.call(server.address, a_request()) for _ in range(3)))
         assert [len(answer.body) for answer in answers] == [LARGE] * 3
         free.close()
 
@@ -195,7 +195,7 @@ class Line:
         self.granted: list[str] = []
         self.rejected: dict[str, str] = {}
 
-    def reserve(self, account: FrameAccount, name: str, size_bytes: int = LARGEST) -> Reservation:
+    def reserve(self, account: FrameAccount, name: str, size_bytes: int = MAX_FRAME_BYTES) -> FrameReservation:
         return account.reserve(size_bytes, self._grant(name), lambda why: self.rejected.update({name: why}))
 
     def _grant(self, name: str) -> Callable[[], None]:
@@ -206,7 +206,7 @@ async def test_frame_does_not_overtake_a_larger_one_that_waits_for_room() -> Non
     line = Line()
     account = FrameAccount(line.budget)
     holding = [line.reserve(account, f"{number}") for number in range(FITTING - 1)]
-    holding += [line.reserve(account, "half", LARGEST // 2)]
+    holding += [line.reserve(account, "half", MAX_FRAME_BYTES // 2)]
     line.reserve(account, "large")
     line.reserve(account, "little", 100_000)
     assert line.granted == ["0", "1", "2", "half"]
@@ -215,7 +215,7 @@ async def test_frame_does_not_overtake_a_larger_one_that_waits_for_room() -> Non
     holding[0].release()
     holding[0].release()
     assert line.granted[FITTING:] == ["large", "little"]
-    assert line.budget.used_bytes == (FITTING - 1) * LARGEST + 100_000
+    assert line.budget.used_bytes == (FITTING - 1) * MAX_FRAME_BYTES + 100_000
 
 
 async def test_frame_of_a_distrusted_client_waits_behind_others_and_finds_room_in_half_of_the_budget() -> None:
@@ -230,7 +230,7 @@ async def test_frame_of_a_distrusted_client_waits_behind_others_and_finds_room_i
     assert line.granted[2:] == ["honest-0", "honest-1"]
     holding[0].release()
     assert line.granted[4:] == ["honest-2"]
-    assert line.budget.waiting == 2
+    assert line.budget.waiting_count == 2
 
 
 async def test_frame_line_that_is_full_rejects_the_last_one_of_a_distrusted_client_first() -> None:
@@ -239,25 +239,25 @@ async def test_frame_line_that_is_full_rejects_the_last_one_of_a_distrusted_clie
     hostile.distrust()
     for number in range(FITTING):
         line.reserve(honest, f"holding-{number}")
-    for number in range(MOST_WAITING):
+    for number in range(MAX_WAITING_FRAMES):
         line.reserve(hostile, f"hostile-{number}")
     assert not line.rejected
     line.reserve(honest, "honest")
-    assert [*line.rejected] == [f"hostile-{MOST_WAITING - 1}"]
-    assert line.rejected.popitem()[1].endswith(f"more than {MOST_WAITING} frames wait for room")
-    for number in range(1, MOST_WAITING):
+    assert [*line.rejected] == [f"hostile-{MAX_WAITING_FRAMES - 1}"]
+    assert line.rejected.popitem()[1].endswith(f"more than {MAX_WAITING_FRAMES} frames wait for room")
+    for number in range(1, MAX_WAITING_FRAMES):
         line.reserve(honest, f"honest-{number}")
-    assert len(line.rejected) == MOST_WAITING - 1
+    assert len(line.rejected) == MAX_WAITING_FRAMES - 1
     line.reserve(honest, "too many")
     assert [*line.rejected][-1] == "too many"
-    assert line.budget.waiting == MOST_WAITING
+    assert line.budget.waiting_count == MAX_WAITING_FRAMES
 
 
 def test_frame_budget_has_room_for_two_largest_frames_at_least() -> None:
     with pytest.raises(
         ValueError, match=r"^A frame budget has room for two largest frames at least, 33,554,432 bytes$"
     ):
-        FrameBudget(2 * LARGEST - 1)
+        FrameBudget(2 * MAX_FRAME_BYTES - 1)
 
 
 def test_frame_in_single_bytes_takes_no_object_for_each() -> None:
@@ -270,9 +270,9 @@ def test_frame_in_single_bytes_takes_no_object_for_each() -> None:
 
 async def test_frame_budget_of_the_operator_is_one_for_the_brokers_of_all_groups() -> None:
     no_api: Any = None  # without Secrets nothing is asked of it
-    access = BrokerAccess(no_api, None)
+    access = BrokerAccessReader(no_api, None)
     first, second = [
-        (await access.read("shop", RocketMQ(name_servers=[address]), ())).site for address in ("a:9876", "b:9876")
+        (await access.read("shop", RocketMQ(name_servers=[address]), ())).config for address in ("a:9876", "b:9876")
     ]
-    assert first.frames is not None
-    assert first.frames is second.frames
+    assert first.frame_budget is not None
+    assert first.frame_budget is second.frame_budget

@@ -18,7 +18,7 @@ QUEUE = Queue("t", "b", 2)
 
 
 def read(text: bytes) -> Any:
-    return fastjson.read(text, dict)
+    return fastjson.decode_json(text, dict)
 
 
 # What brokers and name servers answer.
@@ -43,7 +43,7 @@ STATS = (
     "text", [ROUTE, ROUTE.replace(b'{0:"', b'{"0":"').replace(b',2:"', b',"2":"')], ids=["numbers", "texts"]
 )
 def test_fastjson_reads_a_route_with_numeric_or_string_ids(text: bytes) -> None:
-    found = fastjson.read(text, payloads.TopicRoute)
+    found = fastjson.decode_json(text, payloads.TopicRoute)
     addresses = {0: "127.0.0.1:20911", 2: "127.0.0.1:20921"}
     assert found.broker_datas == [
         payloads.BrokerData(broker_name="broker-a", broker_addrs=addresses, cluster="DefaultCluster")
@@ -54,28 +54,30 @@ def test_fastjson_reads_a_route_with_numeric_or_string_ids(text: bytes) -> None:
 
 
 def test_fastjson_reads_cluster_info() -> None:
-    found = fastjson.read(CLUSTER, payloads.ClusterInfo)
+    found = fastjson.decode_json(CLUSTER, payloads.ClusterInfo)
     assert found.broker_addr_table["broker-a"].broker_addrs == {0: "127.0.0.1:20911"}
     assert found.cluster_addr_table == {"DefaultCluster": ["broker-a"]}
 
 
 def test_fastjson_reads_consume_stats_by_queue() -> None:
-    found = fastjson.read(STATS, payloads.ConsumeStats)
+    found = fastjson.decode_json(STATS, payloads.ConsumeStats)
     assert found.consume_tps == 0.5
-    assert {fastjson.queue(key): it.consumer_offset for key, it in found.offset_table.items()} == {
+    assert {fastjson.parse_queue(key): it.consumer_offset for key, it in found.offset_table.items()} == {
         QUEUE: 10,
         Queue("%RETRY%g", "b", 0): 0,
     }
 
 
 def test_fastjson_reads_offsets_by_queue() -> None:
-    found = fastjson.read(b'{"offsetTable":{{"brokerName":"b","queueId":2,"topic":"t"}:-1}}', payloads.Reset)
-    assert {fastjson.queue(key): offset for key, offset in found.offset_table.items()} == {QUEUE: -1}
+    found = fastjson.decode_json(
+        b'{"offsetTable":{{"brokerName":"b","queueId":2,"topic":"t"}:-1}}', payloads.ResetOffsets
+    )
+    assert {fastjson.parse_queue(key): offset for key, offset in found.offset_table.items()} == {QUEUE: -1}
 
 
 def test_fastjson_reads_an_empty_or_missing_table_as_empty() -> None:
-    assert fastjson.read(b'{"offsetTable":{}}', payloads.TopicStats) == payloads.TopicStats()
-    assert fastjson.read(b"{}", payloads.TopicStats) == payloads.TopicStats()
+    assert fastjson.decode_json(b'{"offsetTable":{}}', payloads.TopicStats) == payloads.TopicStats()
+    assert fastjson.decode_json(b"{}", payloads.TopicStats) == payloads.TopicStats()
 
 
 # Odd keys, and what only looks like them.
@@ -120,16 +122,16 @@ def test_fastjson_reads_standard_json_unchanged(text: bytes) -> None:
 def test_fastjson_reads_queue_keys_with_any_topic_name(topic: str) -> None:
     queue = Queue(topic, '{"broker":1}', 3)
     ends = payloads.TopicOffset(min_offset=1, max_offset=2)
-    text = msgspec.json.encode({"offsetTable": fastjson.table({queue: ends, QUEUE: ends}), "later": {}})
-    found = fastjson.read(text, payloads.TopicStats).offset_table
-    assert {fastjson.queue(key): it for key, it in found.items()} == {queue: ends, QUEUE: ends}
+    text = msgspec.json.encode({"offsetTable": fastjson.encode_queue_table({queue: ends, QUEUE: ends}), "later": {}})
+    found = fastjson.decode_json(text, payloads.TopicStats).offset_table
+    assert {fastjson.parse_queue(key): it for key, it in found.items()} == {queue: ends, QUEUE: ends}
 
 
 def test_fastjson_writes_a_table_with_queues_as_keys() -> None:
-    written = fastjson.table({QUEUE: 7, QUEUE._replace(id=3): {"a": "b"}})
+    written = fastjson.encode_queue_table({QUEUE: 7, QUEUE._replace(id=3): {"a": "b"}})
     first = b'{"topic":"t","brokerName":"b","queueId":2}:7'
     assert bytes(written) == b"{%b,%b}" % (first, b'{"topic":"t","brokerName":"b","queueId":3}:{"a":"b"}')
-    assert bytes(fastjson.table({})) == b"{}"
+    assert bytes(fastjson.encode_queue_table({})) == b"{}"
 
 
 # What is no JSON at all.
@@ -192,7 +194,7 @@ def test_fastjson_rejects_hostile_input_as_malformed(text: bytes) -> None:
 
 def test_fastjson_rejects_a_body_of_another_type_as_malformed() -> None:
     with pytest.raises(MalformedFrameError, match=r"Expected `int`, got `array` - at `\$.offsetTable\[...\]`"):
-        fastjson.read(b'{"offsetTable":{{"brokerName":"b","queueId":2,"topic":"t"}:[]}}', payloads.Reset)
+        fastjson.decode_json(b'{"offsetTable":{{"brokerName":"b","queueId":2,"topic":"t"}:[]}}', payloads.ResetOffsets)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +204,7 @@ def test_fastjson_rejects_a_body_of_another_type_as_malformed() -> None:
 )
 def test_fastjson_rejects_a_key_that_is_no_queue_with_a_short_error(key: str) -> None:
     with pytest.raises(MalformedFrameError, match=" is no queue: ") as found:
-        fastjson.queue(key)
+        fastjson.parse_queue(key)
     assert len(str(found.value)) < 300
 
 
@@ -242,13 +244,13 @@ def written(value: Any, blank: str, *, odd: bool) -> str:
 @given(VALUES, BLANKS)
 def test_fastjson_reads_string_and_non_string_keys_alike(value: Any, blank: str) -> None:
     odd, proper = (written(value, blank, odd=odd).encode() for odd in (True, False))
-    assert fastjson.read(odd, object) == msgspec.json.decode(proper) == fastjson.read(proper, object)
+    assert fastjson.decode_json(odd, object) == msgspec.json.decode(proper) == fastjson.decode_json(proper, object)
 
 
 @given(st.text(st.sampled_from('{}[]":,\\ 1-a\n')).map(str.encode))
 def test_fastjson_reads_any_text_or_rejects_it_as_malformed(text: bytes) -> None:
     with suppress(MalformedFrameError):
-        fastjson.read(text, object)
+        fastjson.decode_json(text, object)
 
 
 @pytest.mark.parametrize(
@@ -256,13 +258,13 @@ def test_fastjson_reads_any_text_or_rejects_it_as_malformed(text: bytes) -> None
 )
 def test_route_of_a_static_topic_is_recognized(mapping: str | None, is_static: bool) -> None:  # noqa: FBT001 - a case
     text = "{}" if mapping is None else f'{{"topicQueueMappingByBroker":{mapping}}}'
-    assert fastjson.read(text.encode(), payloads.TopicRoute).is_static is is_static
+    assert fastjson.decode_json(text.encode(), payloads.TopicRoute).is_static is is_static
 
 
 def test_route_with_a_large_mapping_takes_no_more_memory_than_its_text() -> None:
     text = b'{"topicQueueMappingByBroker":{"a":[' + b"[]," * 1_000_000 + b"[]]}}"
     tracemalloc.start()
-    fastjson.read(text, payloads.TopicRoute)
+    fastjson.decode_json(text, payloads.TopicRoute)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 2 * len(text)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rota.brokers.rocketmq.wire.frames import LARGEST, Decoder, Frame, MalformedFrameError, encode
+from rota.brokers.rocketmq.wire.frames import MAX_FRAME_BYTES, Decoder, Frame, MalformedFrameError, encode
 
 LANGUAGES = [
     *("JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY", "OTHER", "HTTP", "GO", "PHP", "OMS"),
@@ -58,8 +58,8 @@ def test_frame_with_a_json_header_is_decoded() -> None:
         language="JAVA",
         version=479,
     )
-    assert found.answers
-    assert not found.one_way
+    assert found.is_response
+    assert not found.is_one_way
 
 
 def test_frame_with_a_binary_header_is_decoded() -> None:
@@ -124,14 +124,14 @@ def test_frame_reply_has_the_opaque_of_its_request() -> None:
     asked = Frame(code=307, opaque=9, fields={"a": "b"}, body=b"asked", remark="asked")
     answer = asked.reply(0, b"{}", "done")
     assert answer == Frame(code=0, opaque=9, flag=1, body=b"{}", remark="done")
-    assert answer.answers
+    assert answer.is_response
 
 
 def test_frame_of_a_one_way_request_is_flagged() -> None:
-    told = Frame(code=15, opaque=9, fields={"a": "b"}).unanswered()
+    told = Frame(code=15, opaque=9, fields={"a": "b"}).as_one_way()
     assert told == Frame(code=15, opaque=9, flag=2, fields={"a": "b"})
-    assert told.one_way
-    assert not told.answers
+    assert told.is_one_way
+    assert not told.is_response
 
 
 # In pieces.
@@ -162,9 +162,9 @@ def test_frame_decoder_yields_nothing_without_data() -> None:
 
 def test_frame_of_the_maximum_size_is_encoded_and_decoded() -> None:
     header = len(encode(Frame(code=10))) - 8
-    body = bytes(LARGEST - 8 - header)
+    body = bytes(MAX_FRAME_BYTES - 8 - header)
     data = encode(Frame(code=10, body=body))
-    assert len(data) == LARGEST
+    assert len(data) == MAX_FRAME_BYTES
     (found,) = read(data)
     assert found.body == body
 
@@ -172,7 +172,7 @@ def test_frame_of_the_maximum_size_is_encoded_and_decoded() -> None:
 def test_frame_over_the_maximum_size_is_not_encoded() -> None:
     header = len(encode(Frame(code=10))) - 8
     with pytest.raises(ValueError, match="A frame of 16,777,217 bytes is over the 16,777,216 that RocketMQ takes"):
-        encode(Frame(code=10, body=bytes(LARGEST - 8 - header + 1)))
+        encode(Frame(code=10, body=bytes(MAX_FRAME_BYTES - 8 - header + 1)))
 
 
 # What is no frame. Each is refused with exactly these bytes: nothing more is waited for.
@@ -253,10 +253,10 @@ def test_frame_decoder_yields_frames_before_an_invalid_one() -> None:
 
 def test_frame_decoder_reports_whether_it_is_inside_a_frame() -> None:
     decoder, frame = Decoder(), a_frame(JSON)
-    told = [decoder.inside]
+    told = [decoder.is_inside_frame]
     for piece in (frame[:3], frame[3:-1], frame[-1:]):
         list(decoder.feed(piece))
-        told.append(decoder.inside)
+        told.append(decoder.is_inside_frame)
     assert told == [False, True, True, False]
 
 

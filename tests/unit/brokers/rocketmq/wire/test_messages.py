@@ -18,13 +18,13 @@ from rota.brokers.message import MEBIBYTE, MESSAGE_OVERHEAD_BYTES, Message
 from rota.brokers.rocketmq.wire import messages as messages_module
 from rota.brokers.rocketmq.wire.frames import MalformedFrameError
 from rota.brokers.rocketmq.wire.messages import (
-    LARGEST_BATCH,
+    MAX_BATCH_MESSAGES,
     ZSTD_WINDOW_BYTES,
     decode,
     decode_admitted,
     java_hash,
     read_properties,
-    unpacked,
+    unpack_body,
     write_properties,
 )
 from rota.model import Queue
@@ -183,7 +183,7 @@ EACH = pytest.mark.parametrize(("kind", "pack"), PACKED.values(), ids=PACKED)
 @EACH
 def test_compression_decompresses_a_body_of_each_codec(kind: int, pack: Callable[[bytes], bytes]) -> None:
     found = one(written(pack(TEXT), flags=0x1 | kind))
-    assert (found.body, found.damage) == (TEXT, "")
+    assert (found.body, found.body_error) == (TEXT, "")
 
 
 @EACH
@@ -201,7 +201,7 @@ def test_compression_error_marks_one_message_damaged_and_decodes_the_next(
     for broken in (b"", b"hello", packed[:-1], packed[: len(packed) // 2], b"\x00" + packed):
         found, following = read(written(broken, flags=0x1 | kind) + written())
         assert found.body == broken
-        assert found.damage.startswith("it cannot be unpacked: ")
+        assert found.body_error.startswith("it cannot be unpacked: ")
         assert following == HELLO
 
 
@@ -212,7 +212,7 @@ TOO_LARGE = "it has more than 4 MiB unpacked, the most that delivery.buffer.mebi
 @EACH
 @pytest.mark.parametrize("size", [LIMIT - 1, LIMIT])
 def test_compression_accepts_a_body_up_to_the_limit(kind: int, pack: Callable[[bytes], bytes], size: int) -> None:
-    body, damage = unpacked(pack(bytes(size)), kind >> 8, LIMIT)
+    body, damage = unpack_body(pack(bytes(size)), kind >> 8, LIMIT)
     assert (len(body), damage) == (size, "")
 
 
@@ -222,7 +222,7 @@ def test_compression_leaves_a_body_over_the_limit_compressed(
     kind: int, pack: Callable[[bytes], bytes], size: int
 ) -> None:
     bomb = pack(bytes(size))
-    assert unpacked(bomb, kind >> 8, LIMIT) == (bomb, TOO_LARGE)
+    assert unpack_body(bomb, kind >> 8, LIMIT) == (bomb, TOO_LARGE)
 
 
 @EACH
@@ -230,7 +230,7 @@ def test_compression_distinguishes_a_truncated_body_from_one_over_the_limit(
     kind: int, pack: Callable[[bytes], bytes]
 ) -> None:
     packed = pack(TEXT)[:-1]
-    body, damage = unpacked(packed, kind >> 8, LIMIT)
+    body, damage = unpack_body(packed, kind >> 8, LIMIT)
     assert body == packed
     assert damage.startswith("it cannot be unpacked: ")
 
@@ -239,7 +239,7 @@ def test_compression_distinguishes_a_truncated_body_from_one_over_the_limit(
 def test_compression_rejects_a_body_with_data_after_its_first_frame(kind: int, pack: Callable[[bytes], bytes]) -> None:
     for behind in (pack(b"more"), b"\x00"):
         packed = pack(TEXT) + behind
-        body, damage = unpacked(packed, kind >> 8, LIMIT)
+        body, damage = unpack_body(packed, kind >> 8, LIMIT)
         assert body == packed
         assert damage.startswith("it cannot be unpacked: ")
 
@@ -248,8 +248,8 @@ def test_compression_error_without_a_message_is_named_by_its_type(monkeypatch: p
     def fail(_body: bytes, _limit: int) -> bytes:
         raise MemoryError
 
-    monkeypatch.setitem(messages_module._UNPACK, 3, fail)
-    assert unpacked(b"hello", 3, LIMIT) == (b"hello", "it cannot be unpacked: MemoryError")
+    monkeypatch.setitem(messages_module._UNPACKERS, 3, fail)
+    assert unpack_body(b"hello", 3, LIMIT) == (b"hello", "it cannot be unpacked: MemoryError")
 
 
 @EACH
@@ -257,7 +257,7 @@ def test_compression_bomb_takes_at_most_three_times_the_limit_in_memory(
     kind: int, pack: Callable[[bytes], bytes]
 ) -> None:
     bomb = pack(bytes(64 * MEBIBYTE))
-    assert 0 <= peak_memory_of(lambda: unpacked(bomb, kind >> 8, LIMIT)) <= 3 * LIMIT
+    assert 0 <= peak_memory_of(lambda: unpack_body(bomb, kind >> 8, LIMIT)) <= 3 * LIMIT
 
 
 def peak_memory_of(work: Callable[[], object]) -> int:
@@ -275,7 +275,7 @@ def memory_status(name: str) -> int:
 
 def test_compression_error_states_the_limit_in_force() -> None:
     limits = [3 * MEBIBYTE, 7 * MEBIBYTE // 2]
-    told = [unpacked(zlib.compress(bytes(8 * MEBIBYTE)), 3, limit)[1] for limit in limits]
+    told = [unpack_body(zlib.compress(bytes(8 * MEBIBYTE)), 3, limit)[1] for limit in limits]
     assert [it.split(",")[0] for it in told] == [f"it has more than {it} MiB unpacked" for it in ("3", "3.5")]
 
 
@@ -283,7 +283,7 @@ def test_compression_rejects_a_zstd_frame_that_declares_more_than_the_limit() ->
     frame = zstandard.ZstdCompressor().compress(b"a")
     assert frame[4:6] == b"\x20\x01"  # a length in one byte: 1
     liar = frame[:4] + b"\xe0" + (2**50).to_bytes(8, "little") + frame[6:]
-    assert unpacked(liar, 2, LIMIT) == (liar, TOO_LARGE)
+    assert unpack_body(liar, 2, LIMIT) == (liar, TOO_LARGE)
 
 
 def a_zstd_window(window_log: int) -> bytes:
@@ -295,8 +295,8 @@ def a_zstd_window(window_log: int) -> bytes:
 def test_compression_accepts_a_zstd_window_of_8_mib_and_none_larger() -> None:
     most, more = a_zstd_window(23), a_zstd_window(24)
     assert zstandard.get_frame_parameters(most).window_size == ZSTD_WINDOW_BYTES
-    assert unpacked(most, 2, LIMIT) == (TEXT, "")
-    body, damage = unpacked(more, 2, LIMIT)
+    assert unpack_body(most, 2, LIMIT) == (TEXT, "")
+    body, damage = unpack_body(more, 2, LIMIT)
     assert body == more
     assert damage.startswith("it cannot be unpacked: ")
     assert "requires too much memory" in damage
@@ -305,19 +305,19 @@ def test_compression_accepts_a_zstd_window_of_8_mib_and_none_larger() -> None:
 @pytest.mark.parametrize("kind", [4, 5, 6, 7])
 def test_compression_of_an_unknown_codec_marks_the_message_damaged(kind: int) -> None:
     found = one(written(b"hello", flags=0x1 | kind << 8))
-    assert found.damage == f"it is compressed in a way of number {kind}, which is not known"
+    assert found.body_error == f"it is compressed in a way of number {kind}, which is not known"
     assert found.body == b"hello"
 
 
 def test_message_with_a_wrong_checksum_is_damaged() -> None:
     found, following = read(V1.replace(b"hello", b"hellp") + V1)
-    assert (found.body, found.damage) == (b"hellp", "its checksum does not match")
+    assert (found.body, found.body_error) == (b"hellp", "its checksum does not match")
     assert following == HELLO
 
 
 def test_compression_skips_a_body_with_a_wrong_checksum() -> None:
     found = one(written(zlib.compress(b"hello"), flags=0x1).replace(b"x\x9c", b"x\x9d"))
-    assert found.damage == "its checksum does not match"
+    assert found.body_error == "its checksum does not match"
 
 
 # Batches.
@@ -337,7 +337,7 @@ def test_batch_is_split_into_messages() -> None:
         (10, b"hello", {"TAGS": "red"}),
     ]
     assert found[2].tag == "red"
-    assert {(it.queue, it.attempt, it.born, it.stored, it.place) for it in found} == {
+    assert {(it.queue, it.reconsume_times, it.born_ms, it.stored_ms, it.commit_log_offset) for it in found} == {
         (QUEUE, 1, 1_763_712_000_000, 1_763_712_000_005, 4096)
     }
 
@@ -370,19 +370,19 @@ BAD_BATCHES = {
 def test_batch_that_is_malformed_is_one_damaged_message_and_the_next_is_decoded(items: bytes) -> None:
     found, following = read(written(items, flags=0xC0) + written())
     assert found.body == items
-    assert found.damage.startswith("it is a batch that cannot be taken apart: ")
+    assert found.body_error.startswith("it is a batch that cannot be taken apart: ")
     assert following == HELLO
 
 
 def test_batch_has_at_most_32767_messages() -> None:
-    assert len(read(written(item(b"") * LARGEST_BATCH, flags=0xC0))) == LARGEST_BATCH
-    found = one(written(zlib.compress(item(b"") * (LARGEST_BATCH + 1)), flags=0xC1))
-    assert found.damage == "it is a batch that cannot be taken apart: it has more than 32,767 messages"
+    assert len(read(written(item(b"") * MAX_BATCH_MESSAGES, flags=0xC0))) == MAX_BATCH_MESSAGES
+    found = one(written(zlib.compress(item(b"") * (MAX_BATCH_MESSAGES + 1)), flags=0xC1))
+    assert found.body_error == "it is a batch that cannot be taken apart: it has more than 32,767 messages"
 
 
 def test_batch_with_a_wrong_checksum_is_not_split() -> None:
     found = one(written(item(b"one"), flags=0xC0).replace(b"one", b"two"))
-    assert (found.body, found.damage) == (item(b"two"), "its checksum does not match")
+    assert (found.body, found.body_error) == (item(b"two"), "its checksum does not match")
 
 
 # What is admitted of a pull.
@@ -391,8 +391,8 @@ def test_batch_with_a_wrong_checksum_is_not_split() -> None:
 class Room:
     """Admits messages as long as they fit."""
 
-    def __init__(self, free_bytes: int, largest_body_bytes: int = LIMIT) -> None:
-        self.free_bytes, self.largest_body_bytes = free_bytes, largest_body_bytes
+    def __init__(self, free_bytes: int, max_body_bytes: int = LIMIT) -> None:
+        self.free_bytes, self.max_body_bytes = free_bytes, max_body_bytes
         self.asked: list[int] = []
 
     def admit(self, memory_bytes: int) -> bool:
@@ -443,7 +443,7 @@ def test_memory_admission_of_a_batch_over_the_limit_counts_its_compressed_body()
     packed = zlib.compress(item(bytes(1000)) * 5000)
     room = Room(MEBIBYTE)
     [message], refused_offset = decode_admitted(written(packed, flags=0x3C1), "broker-a", 0, room)
-    assert (message.body, message.damage, refused_offset) == (packed, TOO_LARGE, None)
+    assert (message.body, message.body_error, refused_offset) == (packed, TOO_LARGE, None)
     assert room.asked == [len(packed) + MESSAGE_OVERHEAD_BYTES]
 
 

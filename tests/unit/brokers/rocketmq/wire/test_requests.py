@@ -31,21 +31,21 @@ Ask = Callable[..., Frame]
 
 
 def pull(group: str = "shop", queue: Queue = QUEUE, wait: float = 15.0) -> Frame:
-    return requests.pull(group, queue, 100, ALL, most=32, most_bytes=1024, wait=wait)
+    return requests.pull(group, queue, 100, ALL, max_messages=32, max_bytes=1024, wait_seconds=wait)
 
 
 def send(group: str = "rota", topic: str = "orders", **properties: str) -> Frame:
-    return requests.send(group, topic, b"body", properties, broker="broker-a", queue=-1, born=9)
+    return requests.send(group, topic, b"body", properties, broker="broker-a", queue_id=-1, born_ms=9)
 
 
 def give_back(group: str = "shop", topic: str = "orders") -> Frame:
-    return requests.send_back(group, topic, 4096, level=0, attempts=16)
+    return requests.send_back(group, topic, 4096, delay_level=0, max_attempts=16)
 
 
 # One of everything, by what it is asked for.
 EVERYTHING: dict[RequestCode, Frame] = {
     RequestCode.GET_ROUTEINFO_BY_TOPIC: requests.route("orders"),
-    RequestCode.GET_BROKER_CLUSTER_INFO: requests.cluster(),
+    RequestCode.GET_BROKER_CLUSTER_INFO: requests.cluster_info(),
     RequestCode.HEART_BEAT: requests.heartbeat("c1", MEMBER),
     RequestCode.CHECK_CLIENT_CONFIG: requests.check_client("c1", "shop", ALL),
     RequestCode.UNREGISTER_CLIENT: requests.unregister("c1", "shop"),
@@ -53,15 +53,15 @@ EVERYTHING: dict[RequestCode, Frame] = {
     RequestCode.GET_CONSUMER_CONNECTION_LIST: requests.connections("shop"),
     RequestCode.GET_CONSUMER_RUNNING_INFO: requests.running_info("shop", "c1"),
     RequestCode.QUERY_ASSIGNMENT: requests.assignment("orders", "shop", "c1", "AVG"),
-    RequestCode.SET_MESSAGE_REQUEST_MODE: requests.request_mode("orders", "shop", "PULL"),
+    RequestCode.SET_MESSAGE_REQUEST_MODE: requests.set_request_mode("orders", "shop", "PULL"),
     RequestCode.LOCK_BATCH_MQ: requests.lock("shop", "c1", [QUEUE]),
     RequestCode.UNLOCK_BATCH_MQ: requests.unlock("shop", "c1", [QUEUE]),
-    RequestCode.QUERY_CONSUMER_OFFSET: requests.committed("shop", QUEUE),
+    RequestCode.QUERY_CONSUMER_OFFSET: requests.committed_offset("shop", QUEUE),
     RequestCode.UPDATE_CONSUMER_OFFSET: requests.commit("shop", QUEUE, 12),
-    RequestCode.GET_MAX_OFFSET: requests.last(QUEUE),
-    RequestCode.GET_MIN_OFFSET: requests.first(QUEUE),
-    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: requests.at(QUEUE, 9),
-    RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: requests.reset("shop", "orders", -1, queue=2, offset=7),
+    RequestCode.GET_MAX_OFFSET: requests.max_offset(QUEUE),
+    RequestCode.GET_MIN_OFFSET: requests.min_offset(QUEUE),
+    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: requests.offset_at_time(QUEUE, 9),
+    RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: requests.reset_offsets("shop", "orders", -1, queue_id=2, offset=7),
     RequestCode.PULL_MESSAGE: pull(),
     RequestCode.SEND_MESSAGE_V2: send(TAGS="red", KEYS="k"),
     RequestCode.CONSUMER_SEND_MSG_BACK: give_back(),
@@ -79,7 +79,7 @@ EACH = pytest.mark.parametrize(("code", "frame"), EVERYTHING.items(), ids=[code.
 @EACH
 def test_request_fields_are_strings_in_java_spelling(code: RequestCode, frame: Frame) -> None:
     assert frame.code == code
-    assert not frame.answers
+    assert not frame.is_response
     assert all(isinstance(value, str) for value in frame.fields.values())
     assert not {"True", "False", "None"} & {*frame.fields.values()}
 
@@ -95,7 +95,7 @@ def test_request_for_a_route_wants_standard_json() -> None:
 
 
 def test_request_for_an_offset_wants_no_default_of_0() -> None:
-    assert requests.committed("shop", QUEUE).fields == {
+    assert requests.committed_offset("shop", QUEUE).fields == {
         "consumerGroup": "shop",
         "setZeroIfNotFound": "false",
         "topic": "orders",
@@ -237,10 +237,10 @@ EMPTY: dict[str, tuple[Ask, tuple[Any, ...], str]] = {
     "route": (requests.route, ("",), "GET_ROUTEINFO_BY_TOPIC: the topic is empty"),
     "commit, topic": (requests.commit, ("shop", NOWHERE, 1), "UPDATE_CONSUMER_OFFSET: the topic is empty"),
     "commit, group": (requests.commit, ("", QUEUE, 1), "UPDATE_CONSUMER_OFFSET: the group is empty"),
-    "committed": (requests.committed, ("", QUEUE), "QUERY_CONSUMER_OFFSET: the group is empty"),
-    "last": (requests.last, (NOWHERE,), "GET_MAX_OFFSET: the topic is empty"),
+    "committed": (requests.committed_offset, ("", QUEUE), "QUERY_CONSUMER_OFFSET: the group is empty"),
+    "last": (requests.max_offset, (NOWHERE,), "GET_MAX_OFFSET: the topic is empty"),
     "pull": (pull, ("",), "PULL_MESSAGE: the group is empty"),
-    "reset": (requests.reset, ("", "orders", -1), "INVOKE_BROKER_TO_RESET_OFFSET: the group is empty"),
+    "reset": (requests.reset_offsets, ("", "orders", -1), "INVOKE_BROKER_TO_RESET_OFFSET: the group is empty"),
     "send, group": (send, ("",), "SEND_MESSAGE_V2: the group is empty"),
     "send, topic": (send, ("rota", ""), "SEND_MESSAGE_V2: the topic is empty"),
     "give back": (give_back, ("shop", ""), "CONSUMER_SEND_MSG_BACK: the topic is empty"),

@@ -10,8 +10,16 @@ from builders import a_document, a_spec, a_view
 from rota.documents import Assignment
 from rota.kube.brokers.lag.lag_history import QueueLag
 from rota.kube.brokers.lag.lag_poller import GroupLag
-from rota.kube.brokers.lag.lag_totals import TopicLag, by_topic, delay, of_group, round_lag, status_lag, total
-from rota.kube.client.objects import Custom, Metadata
+from rota.kube.brokers.lag.lag_totals import (
+    TopicLag,
+    group_lag_by_topic,
+    lag_by_topic,
+    max_delay,
+    round_lag,
+    status_lag,
+    total_lag,
+)
+from rota.kube.client.objects import CustomResource, Metadata
 from rota.kube.state.broker_state import BrokerState
 from rota.kube.state.group import Group
 from rota.kube.state.stored_assignment import StoredAssignment
@@ -34,7 +42,7 @@ def seen(lags: dict[Queue, QueueLag], spec: Any = None, /, **views: QueueView | 
     every = {"orders": a_view(2), RETRY: a_view(0, RETRY)} | {
         name.replace("retry", RETRY): it for name, it in views.items()
     }
-    return by_topic(spec or a_spec(), BrokerState(every), GroupLag(lags), RETRY, {})
+    return lag_by_topic(spec or a_spec(), BrokerState(every), GroupLag(lags), RETRY, {})
 
 
 def test_lag_total_of_a_topic_sums_its_queues_and_takes_the_longest_delay() -> None:
@@ -52,49 +60,49 @@ def test_lag_total_of_topic_and_group_is_unknown_if_one_queue_is(lags: dict[Queu
     found = seen(lags | a_lag(5, topic="payments"), payments=a_view(1, "payments"))
     assert found["orders"][2:4] == (None, None)
     assert found["payments"][2:4] == (5, 5.0)
-    assert (total(found, "Subscribed"), delay(found)) == (None, None)
+    assert (total_lag(found, "Subscribed"), max_delay(found)) == (None, None)
 
 
 def test_lag_total_may_be_known_while_the_delay_is_not() -> None:
     lags = a_lag(3, 4) | {Queue("orders", "a", 1): QueueLag(lag=4)}
     assert seen(lags)["orders"][2:4] == (7, None)
-    assert delay(seen(lags)) is None
+    assert max_delay(seen(lags)) is None
 
 
 def test_lag_total_of_a_group_sums_topics_and_takes_the_longest_delay() -> None:
     found = seen(a_lag(3, 4) | a_lag(9, topic="payments"), payments=a_view(1, "payments"))
-    assert (total(found, "Subscribed"), delay(found)) == (16, 9.0)
+    assert (total_lag(found, "Subscribed"), max_delay(found)) == (16, 9.0)
 
 
 def test_lag_total_counts_retries_separately() -> None:
     found = seen(a_lag(3, 4) | a_lag(50, topic=RETRY), retry=a_view(1, RETRY))
     assert found[RETRY] == TopicLag("Retry", a_view(1, RETRY).queues, 50, 50.0, estimate=False)
-    assert (total(found, "Subscribed"), total(found, "Retry"), delay(found)) == (7, 50, 4.0)
+    assert (total_lag(found, "Subscribed"), total_lag(found, "Retry"), max_delay(found)) == (7, 50, 4.0)
 
 
 @pytest.mark.parametrize("view", [None, a_view(0, RETRY)])
 def test_lag_total_omits_a_retry_topic_that_does_not_exist_yet(view: QueueView | None) -> None:
     found = seen(a_lag(3, 4), retry=view)
     assert [*found] == ["orders"]
-    assert total(found, "Retry") is None
+    assert total_lag(found, "Retry") is None
 
 
 def test_lag_total_is_known_while_that_of_the_retry_topic_is_not() -> None:
     found = seen(a_lag(3, 4), retry=a_view(1, RETRY))
-    assert (total(found, "Subscribed"), delay(found)) == (7, 4.0)
-    assert total(found, "Retry") is None
+    assert (total_lag(found, "Subscribed"), max_delay(found)) == (7, 4.0)
+    assert total_lag(found, "Retry") is None
 
 
 @pytest.mark.parametrize("view", [None, a_view(0)])
 def test_lag_total_of_a_topic_without_reported_queues_is_unknown(view: QueueView | None) -> None:
     found = seen(a_lag(3, 4), orders=view)
     assert found == {"orders": TopicLag("Subscribed", (), None, None, estimate=False)}
-    assert (total(found, "Subscribed"), delay(found)) == (None, None)
+    assert (total_lag(found, "Subscribed"), max_delay(found)) == (None, None)
 
 
 def test_lag_total_of_a_group_without_known_topics_is_unknown() -> None:
-    assert by_topic(a_spec(), BrokerState(), GroupLag({}), RETRY, {}) == {}
-    assert (total({}, "Subscribed"), total({}, "Retry"), delay({})) == (None, None, None)
+    assert lag_by_topic(a_spec(), BrokerState(), GroupLag({}), RETRY, {}) == {}
+    assert (total_lag({}, "Subscribed"), total_lag({}, "Retry"), max_delay({})) == (None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -121,15 +129,17 @@ def test_lag_total_of_a_broadcasting_group_is_an_estimate() -> None:
 
 def test_lag_total_counts_another_groups_retry_topic_as_subscribed() -> None:
     others = "%RETRY%others"
-    found = by_topic(a_spec(), BrokerState({others: a_view(1, others)}), GroupLag(a_lag(3, topic=others)), RETRY, {})
-    assert (total(found, "Subscribed"), total(found, "Retry")) == (3, None)
-    assert by_topic(a_spec(), BrokerState({others: a_view(0, others)}), GroupLag({}), RETRY, {})[others].lag is None
+    found = lag_by_topic(
+        a_spec(), BrokerState({others: a_view(1, others)}), GroupLag(a_lag(3, topic=others)), RETRY, {}
+    )
+    assert (total_lag(found, "Subscribed"), total_lag(found, "Retry")) == (3, None)
+    assert lag_by_topic(a_spec(), BrokerState({others: a_view(0, others)}), GroupLag({}), RETRY, {})[others].lag is None
 
 
 def test_lag_total_is_unknown_after_the_route_lost_a_broker() -> None:
     payments = a_view(1, "payments")
     views, lags = BrokerState({"orders": a_view(2), "payments": payments}), a_lag(3, 4) | a_lag(5, topic="payments")
-    found = by_topic(a_spec(), views, GroupLag(lags, missing=frozenset({"orders"})), RETRY, {})
+    found = lag_by_topic(a_spec(), views, GroupLag(lags, incomplete_topics=frozenset({"orders"})), RETRY, {})
     assert (found["orders"].lag, found["orders"].delay, found["payments"].lag) == (None, None, 5)
     assert found["orders"].queues == a_view(2).queues
 
@@ -148,12 +158,12 @@ def test_lag_total_is_unknown_after_the_route_lost_a_broker() -> None:
 )
 def test_lag_total_is_unknown_while_a_missing_broker_has_assigned_queues(document: Assignment, lag: int | None) -> None:
     group = Group("shop", "orders")
-    group.record = StoredAssignment(document=document)
-    assert of_group(group, BrokerState({"orders": a_view(2)}), GroupLag(a_lag(3, 4)))["orders"].lag == lag
+    group.stored_assignment = StoredAssignment(document=document)
+    assert group_lag_by_topic(group, BrokerState({"orders": a_view(2)}), GroupLag(a_lag(3, 4)))["orders"].lag == lag
 
 
 def test_lag_total_of_a_group_without_valid_spec_is_reported() -> None:
-    found = by_topic(None, BrokerState({"orders": a_view(2)}), GroupLag(a_lag(3, 4)), RETRY, {})
+    found = lag_by_topic(None, BrokerState({"orders": a_view(2)}), GroupLag(a_lag(3, 4)), RETRY, {})
     assert found["orders"][2:] == (7, 4.0, False)
 
 
@@ -197,9 +207,9 @@ def test_lag_total_is_known_only_if_every_part_is(parts: list[tuple[TopicKind, i
     }
     for kind in ("Subscribed", "Retry"):
         lags = [lag for each, lag, _ in parts if each == kind]
-        assert total(topics, kind) == (sum(lag or 0 for lag in lags) if lags and None not in lags else None)
+        assert total_lag(topics, kind) == (sum(lag or 0 for lag in lags) if lags and None not in lags else None)
     delays = [waited for each, _, waited in parts if each == "Subscribed"]
-    assert delay(topics) == (max(it or 0 for it in delays) if delays and None not in delays else None)
+    assert max_delay(topics) == (max(it or 0 for it in delays) if delays and None not in delays else None)
 
 
 @pytest.mark.parametrize(
@@ -209,8 +219,8 @@ def test_lag_in_the_status_is_kept_until_brokers_were_polled(
     lags: dict[Queue, QueueLag], at: float | None, lag: int | None
 ) -> None:
     group = Group("shop", "orders")
-    group.wants(Custom(Metadata("orders", uid="1", namespace="shop"), {}, {"lag": 70}), None)
-    assert status_lag(group, BrokerState({"orders": a_view(2)}), GroupLag(lags, at=at)) == lag
+    group.set_spec(CustomResource(Metadata("orders", uid="1", namespace="shop"), {}, {"lag": 70}), None)
+    assert status_lag(group, BrokerState({"orders": a_view(2)}), GroupLag(lags, sampled_at=at)) == lag
 
 
 def test_lag_in_the_status_of_a_new_group_is_unknown_before_the_first_poll() -> None:

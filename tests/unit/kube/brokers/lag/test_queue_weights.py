@@ -8,7 +8,7 @@ import pytest
 
 from builders import NOW, a_document, a_policy, a_snapshot, a_spec, a_view, obeying
 from rota.kube.brokers.lag.lag_poller import GroupLag
-from rota.kube.brokers.lag.queue_weights import measured, of_group
+from rota.kube.brokers.lag.queue_weights import group_weights, measure_weights
 from rota.kube.brokers.route_watcher import interest_of
 from rota.kube.reconcile.controller import Controller
 from rota.kube.state.broker_state import BrokerState
@@ -26,34 +26,34 @@ FLOWS: dict[Queue, float | None] = {Q[0]: 3.0, Q[1]: 0.0}
 
 def a_group(strategy: str = "Balanced", **members: list[Queue]) -> Group:
     group = Group("shop", "orders")
-    group.good = a_spec()
-    group.wish = ResolvedSpec(a_spec(), a_policy(strategy=strategy))
-    group.record = StoredAssignment(document=a_document(members=members))
+    group.last_valid_spec = a_spec()
+    group.resolved_spec = ResolvedSpec(a_spec(), a_policy(strategy=strategy))
+    group.stored_assignment = StoredAssignment(document=a_document(members=members))
     return group
 
 
 def test_weight_of_a_queue_is_its_message_rate_and_retry_queues_have_none() -> None:
-    assert measured(ORDERS, FLOWS, RETRY) == FLOWS
-    assert of_group(a_group(), ORDERS, GroupLag({}, flows=FLOWS)) == FLOWS
+    assert measure_weights(ORDERS, FLOWS, RETRY) == FLOWS
+    assert group_weights(a_group(), ORDERS, GroupLag({}, incoming_rates=FLOWS)) == FLOWS
 
 
 @pytest.mark.parametrize("flows", [{}, {Q[0]: 3.0}, {Q[0]: 3.0, Q[1]: None}])
 def test_weight_is_unknown_while_the_rate_of_one_queue_is_unknown(flows: dict[Queue, float | None]) -> None:
-    assert measured(ORDERS, flows, RETRY) is None
-    assert of_group(a_group(), ORDERS, GroupLag({}, flows=flows)) is None
+    assert measure_weights(ORDERS, flows, RETRY) is None
+    assert group_weights(a_group(), ORDERS, GroupLag({}, incoming_rates=flows)) is None
 
 
 @pytest.mark.parametrize("views", [{}, {"orders": None}])
 def test_weight_is_unknown_without_a_route(views: dict[str, None]) -> None:
-    assert measured(BrokerState(views), FLOWS, RETRY) is None
+    assert measure_weights(BrokerState(views), FLOWS, RETRY) is None
 
 
 def test_weight_is_measured_only_for_policies_that_use_it() -> None:
-    assert of_group(a_group("Sticky"), ORDERS, GroupLag({}, flows=FLOWS)) == {}
-    assert not a_group("Sticky").weighs_queues
-    assert a_group().weighs_queues
-    assert interest_of(a_spec(), "orders", is_weighed=True).weighed
-    assert not Group("shop", "orders").weighs_queues
+    assert group_weights(a_group("Sticky"), ORDERS, GroupLag({}, incoming_rates=FLOWS)) == {}
+    assert not a_group("Sticky").needs_weights
+    assert a_group().needs_weights
+    assert interest_of(a_spec(), "orders", is_weighed=True).needs_weights
+    assert not Group("shop", "orders").needs_weights
 
 
 @pytest.mark.parametrize(("flows", "weights"), [(FLOWS, FLOWS), ({}, None)])
@@ -61,15 +61,19 @@ async def test_weight_is_passed_to_the_planner(
     flows: dict[Queue, float | None], weights: dict[Queue, float] | None
 ) -> None:
     nobody: Any = None
-    places: Any = SimpleNamespace(of=lambda *_: ORDERS, lag=lambda _: GroupLag({}, flows=flows))
+    places: Any = SimpleNamespace(state_of=lambda *_: ORDERS, lag_of=lambda _: GroupLag({}, incoming_rates=flows))
     brain = Controller(nobody, nobody, places, nobody)
-    brain._reconciler._gatherer = SimpleNamespace(rooms=SimpleNamespace(of=lambda _: {}))  # type: ignore[assignment]
+    brain._reconciler._state_reader = SimpleNamespace(topology=SimpleNamespace(rooms_of=lambda _: {}))  # type: ignore[assignment]
     assert brain.snapshot(a_group()).queue_weights == weights
     assert brain.snapshot(a_group("Sticky")).queue_weights == {}
 
 
 def moves(found: Plan) -> int:
-    return sum(len(line["queues"]) for line in found.records if line["kind"] == "handover") if found.document else 0
+    return (
+        sum(len(line["queues"]) for line in found.journal_records if line["kind"] == "handover")
+        if found.document
+        else 0
+    )
 
 
 @pytest.mark.parametrize("queues", [4, 12, 30, 96])
@@ -81,10 +85,10 @@ def test_weight_noise_moves_no_queue(queues: int) -> None:
     moved: list[int] = []
     for number in range(100):
         flows: dict[Queue, float | None] = {queue: chance.uniform(90, 110) for queue in Q[:queues]}
-        group.record = StoredAssignment(document=document)
-        weights = of_group(group, view, GroupLag({}, flows=flows))
+        group.stored_assignment = StoredAssignment(document=document)
+        weights = group_weights(group, view, GroupLag({}, incoming_rates=flows))
         world = a_snapshot(
-            policy=group.wish.policy,
+            policy=group.resolved_spec.policy,
             document=document,
             pods=obeying(document),
             views=view.views,

@@ -10,7 +10,7 @@ from aiohttp import ClientResponse, web
 from aiohttp.test_utils import TestClient, TestServer
 
 from rota.kube.http import events, schema, site
-from rota.kube.http.access.access import PageAccess, Reads
+from rota.kube.http.access.access import MayRead, PageAccess
 from rota.kube.http.access.reviews import ReviewError
 from rota.kube.http.access.rights import READ_ALL_GROUPS, READ_METRICS, Right, User, read_groups
 
@@ -49,18 +49,18 @@ class KnownUsers:
 class TwoGroups:
     """What the page shows."""
 
-    async def groups(self, reads: Reads | None = None) -> schema.Groups:
-        names = [key for key in GROUPS if reads is None or await reads(key[0])]
+    async def list_groups(self, may_read: MayRead | None = None) -> schema.Groups:
+        names = [key for key in GROUPS if may_read is None or await may_read(key[0])]
         return schema.Groups(LEADS, [summary(*key) for key in names])
 
-    def knows(self, namespace: str, name: str) -> bool:
+    def has_group(self, namespace: str, name: str) -> bool:
         return (namespace, name) in GROUPS
 
-    def group(self, *_: str) -> schema.Detail | None:
+    def describe_group(self, *_: str) -> schema.Detail | None:
         return None
 
-    async def why(self, namespace: str, name: str, _: str | None) -> schema.Reasons | None:
-        return schema.Reasons("Sticky", 1, [], None) if self.knows(namespace, name) else None
+    async def explain(self, namespace: str, name: str, _: str | None) -> schema.Reasons | None:
+        return schema.Reasons("Sticky", 1, [], None) if self.has_group(namespace, name) else None
 
 
 def summary(namespace: str, name: str) -> Any:
@@ -84,7 +84,7 @@ async def client(users: KnownUsers, hub: events.Broadcaster) -> AsyncIterator[Te
     async def answers(_: web.Request) -> web.Response:
         return web.Response(text="ok")
 
-    app.add_routes([web.get("/healthz", answers), web.get("/metrics", answers), *site.routes(TwoGroups(), hub)])
+    app.add_routes([web.get("/healthz", answers), web.get("/metrics", answers), *site.page_routes(TwoGroups(), hub)])
     async with TestClient(TestServer(app)) as client:
         yield client
         await hub.close()
@@ -149,9 +149,9 @@ async def test_page_events_name_groups_that_the_user_may_read(
 ) -> None:
     async with asyncio.timeout(20), client.get("/v1/events", headers=by("alice")) as stream:
         assert await stream.content.readline() == b": here\n"
-        hub.tell(("billing", "invoices"))
+        hub.publish(("billing", "invoices"))
         await asyncio.sleep(0.3)
-        hub.tell(("billing", "invoices"), ("shop", "orders"))
+        hub.publish(("billing", "invoices"), ("shop", "orders"))
         told = b""
         while b"data:" not in told:
             told = await stream.content.readline()
@@ -175,7 +175,7 @@ async def test_page_events_end_when_rights_cannot_be_checked_any_more(
     async with asyncio.timeout(20), client.get("/v1/events", headers=by("alice")) as stream:
         assert await stream.content.readline() == b": here\n"
         users.is_down = True
-        hub.tell(("shop", "orders"))
+        hub.publish(("shop", "orders"))
         assert b"HTTP/1.1" not in await stream.content.read(), "no other response is within this one"
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from rota.kube.client.api import ApiError, NoResponseError
 from rota.kube.http.access import reviews
-from rota.kube.http.access.reviews import NO_RIGHTS, Reviewer, ReviewError
+from rota.kube.http.access.reviews import NO_RIGHTS_MESSAGE, Reviewer, ReviewError
 from rota.kube.http.access.rights import READ_METRICS, User, read_groups
 
 ALICE = User("alice")
@@ -68,11 +68,13 @@ async def test_api_review_is_shared_by_all_who_need_it_at_the_same_time(api: Api
 async def test_api_reviews_of_unknown_tokens_delay_no_reviews_of_rights(
     api: ApiServer, reviewer: Reviewer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reviews, "WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(reviews, "SLOT_TIMEOUT_SECONDS", 0.05)
     api.may_answer.clear()
     api.answers_rights = True
     flood = [asyncio.create_task(reviewer.user_of(f"bad-{number}")) for number in range(300)]
-    results = await asyncio.wait_for(asyncio.gather(*flood[reviews.MAX_CONCURRENT :], return_exceptions=True), 20)
+    results = await asyncio.wait_for(
+        asyncio.gather(*flood[reviews.MAX_CONCURRENT_REVIEWS :], return_exceptions=True), 20
+    )
     assert {str(it) for it in results} == {"Too many users are being checked; try again"}
     assert await reviewer.allows(ALICE, read_groups("shop"))
     api.may_answer.set()
@@ -83,7 +85,7 @@ async def test_api_reviews_of_unknown_tokens_delay_no_reviews_of_rights(
     ("problem", "sentence"),
     [
         (NoResponseError("no"), "The API server does not answer, so nobody can log in here; try again"),
-        (ApiError(403, "Forbidden", "no"), NO_RIGHTS),
+        (ApiError(403, "Forbidden", "no"), NO_RIGHTS_MESSAGE),
         (ApiError(500, "", "etcd is away"), "The API server checks no user: etcd is away"),
     ],
 )

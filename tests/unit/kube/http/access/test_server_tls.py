@@ -55,7 +55,7 @@ async def serve(tls: ServerTls, port: int) -> web.AppRunner:
 
     app = web.Application()
     app.add_routes([web.get("/", answer)])
-    return await listen(app, "127.0.0.1", port, tls=tls.context)
+    return await listen(app, "127.0.0.1", port, get_tls_context=tls.context)
 
 
 def trusting(authority: Authority, user: Pair | None = None) -> ssl.SSLContext:
@@ -138,7 +138,7 @@ async def test_tls_clients_that_are_silent_keep_nobody_out(
 ) -> None:
     monkeypatch.setattr(limited_site, "MAX_HANDSHAKES", 3)
     context = server_context(self_signed(["localhost", "127.0.0.1"]), "")
-    runner = await listen(web.Application(), "127.0.0.1", unused_tcp_port, tls=lambda: context)
+    runner = await listen(web.Application(), "127.0.0.1", unused_tcp_port, get_tls_context=lambda: context)
     silent = [await asyncio.open_connection("127.0.0.1", unused_tcp_port) for _ in range(5)]
     trust = ssl.create_default_context()
     trust.check_hostname = False

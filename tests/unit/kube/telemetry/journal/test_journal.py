@@ -20,8 +20,8 @@ from ground.poll import eventually
 from rota import records
 from rota.kube.telemetry.journal import journal_writer as room
 from rota.kube.telemetry.journal.journal_files import LineAppender, RotatingFiles, WriteFailedError
-from rota.kube.telemetry.journal.journal_writer import STDOUT, Journal, size
-from rota.records import Gap, journal_record, read
+from rota.kube.telemetry.journal.journal_writer import STDOUT, Journal, parse_size_limit
+from rota.records import Gap, decode_record, journal_record
 from sidecar.small_disk import a_small_disk, fill
 
 HOUR = "date=2026-11-21/09-a.jsonl"
@@ -48,7 +48,7 @@ def written(where: str, writer: str, *facts: dict[str, object]) -> None:
 def now(journal: Journal, *facts: dict[str, object]) -> None:
     """Have facts written, and wait until they are, or are left out."""
     journal.write(facts)
-    eventually(lambda: not journal._behind)
+    eventually(lambda: not journal._unwritten_values)
 
 
 def found(text: bytes) -> list[records.AnyRecord | bytes]:
@@ -56,7 +56,7 @@ def found(text: bytes) -> list[records.AnyRecord | bytes]:
     told: list[records.AnyRecord | bytes] = []
     for it in text.splitlines():
         try:
-            told.append(read(it))
+            told.append(decode_record(it))
         except ValueError:
             told.append(it)
     return told
@@ -132,7 +132,7 @@ def test_journal_accepts_a_disk_that_is_full_at_start(tmp_path: Path, monkeypatc
     [("8Gi", 8 * 2**30), ("500Mi", 500 * 2**20), ("1.5G", 1_500_000_000), ("2000k", 2_000_000), ("1048576", 2**20)],
 )
 def test_journal_limit_is_a_kubernetes_quantity(text: str, told: int) -> None:
-    assert size(text) == told
+    assert parse_size_limit(text) == told
 
 
 @pytest.mark.parametrize("text", ["", "much", "8 Gi", "-1Gi", "8i", "8GB", "1e9", "\u0968Gi"])
@@ -149,7 +149,7 @@ def test_journal_limit_that_is_too_small_is_rejected() -> None:
 @pytest.mark.parametrize("text", ["999999999999999Pi", "1025Pi", "999999999999999P"])
 def test_journal_limit_beyond_any_disk_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=f"--journal-limit '{text}' is more than any disk holds"):
-        size(text)
+        parse_size_limit(text)
 
 
 def test_journal_does_not_write_to_a_pipe_in_place_of_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -159,7 +159,7 @@ def test_journal_does_not_write_to_a_pipe_in_place_of_a_file(tmp_path: Path, cap
     journal = Journal(str(tmp_path), "rota-0")
     journal.write([a_fact()])
     journal.close()
-    assert journal.lost == 1
+    assert journal.dropped_records == 1
     assert f"The journal in {tmp_path} cannot be written: {pipe} is no file" in caplog.text
 
 
@@ -179,8 +179,8 @@ def test_journal_line_cut_off_by_the_system_is_ended_and_rewritten(tmp_path: Pat
         hours = RotatingFiles(tmp_path, f"a{cut}", 2**20)
         with no_file_beyond(len(first) + cut), pytest.raises(WriteFailedError, match="File too large") as stopped:
             hours.append("2026-11-21T09", first + second)
-        assert stopped.value.lines == second
-        hours.append("2026-11-21T09", stopped.value.lines)
+        assert stopped.value.missing_lines == second
+        hours.append("2026-11-21T09", stopped.value.missing_lines)
         told = (tmp_path / f"date=2026-11-21/09-a{cut}.jsonl").read_bytes()
         assert told == first + second[:cut] + b"\n" * (cut > 0) + second
 
@@ -195,7 +195,7 @@ def test_journal_stream_continues_on_a_new_line_after_a_cut_off(tmp_path: Path) 
                 for _ in range(2):
                     with pytest.raises(WriteFailedError) as stopped:
                         ending.append(first + second if not path.stat().st_size else second)
-                    assert stopped.value.lines == second
+                    assert stopped.value.missing_lines == second
             ending.append(second)
         assert path.read_bytes() == first + second[:cut] + b"\n" * (cut > 0) + second
 
@@ -210,7 +210,7 @@ told = dict(strategy="Sticky", reason="MemberJoined", message=run, members=3, qu
 for start in itertools.count(0, 50):
     at = "2026-11-21T09:00:00.000Z"
     journal.write([journal_record("plan", "a/b", at, generation=n, **told) for n in range(start, start + 50)])
-    while journal._behind > 100_000:
+    while journal._unwritten_values > 100_000:
         pass
     print(start, flush=True)
 """
@@ -302,7 +302,7 @@ def test_journal_recreates_a_deleted_file_or_folder(tmp_path: Path) -> None:
     now(journal, a_fact(3))
     journal.close()
     assert (tmp_path / "journal" / HOUR).read_bytes() == line(a_fact(3)) + b"\n"
-    assert not journal.lost
+    assert not journal.dropped_records
 
 
 def test_journal_write_failure_is_logged_once_and_blocks_nothing(
@@ -316,7 +316,7 @@ def test_journal_write_failure_is_logged_once_and_blocks_nothing(
     now(journal, LATE, a_fact(3))
     journal.close()
     assert [record.levelname for record in caplog.records] == ["ERROR"]
-    assert journal.lost == 3
+    assert journal.dropped_records == 3
 
 
 @pytest.mark.usefixtures("impatient")
@@ -335,11 +335,11 @@ def test_journal_gap_record_counts_missing_records_after_recovery(
     journal.close()
     told = [it for path in {*gaps, where / HOUR} for it in found(path.read_bytes())]
     (gap,) = [it for it in told if isinstance(it, Gap)]
-    assert (gap.writer, gap.missing, gap.since) == ("a", 3, read(line(EARLY)).at)
+    assert (gap.writer, gap.missing, gap.since) == ("a", 3, decode_record(line(EARLY)).at)
     assert [it.generation for it in told if isinstance(it, records.Plan)] == [4]
     assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
     assert caplog.messages[1] == "The journal is written again; 3 facts were left out"
-    assert journal.lost == 3
+    assert journal.dropped_records == 3
 
 
 @pytest.mark.usefixtures("impatient")
@@ -350,13 +350,13 @@ def test_journal_resumes_after_a_full_disk(tmp_path: Path) -> None:
         fill(tmp_path)
         for number in range(1, 31):
             now(journal, a_fact(number, message=400 * "x"))
-        lost = journal.lost
+        lost = journal.dropped_records
         (tmp_path / "filler").unlink()
         now(journal, a_fact(31))
         journal.close()
         told = [it for path in tmp_path.glob("*/*.jsonl") for it in found(path.read_bytes())]
     assert 0 < lost < 30
-    assert journal.lost == lost
+    assert journal.dropped_records == lost
     assert [it.missing for it in told if isinstance(it, Gap)] == [lost]
     assert [it.generation for it in told if isinstance(it, records.Plan)] == [*range(31 - lost), 31]
 
@@ -365,14 +365,14 @@ def test_journal_on_a_hanging_disk_blocks_no_caller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(room, "CLOSE_SECONDS", 0.01)
-    monkeypatch.setattr(room, "MOST_WAITING", 1000)
+    monkeypatch.setattr(room, "MAX_QUEUED_VALUES", 1000)
     over = threading.Event()
     monkeypatch.setattr(RotatingFiles, "append", lambda *_: over.wait())
     journal = Journal(str(tmp_path), "a")
     for number in range(2000):
         journal.write([a_fact(number, message=1000 * "x")])
     journal.close()
-    assert journal.lost > 1500
+    assert journal.dropped_records > 1500
     assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
     assert "the disk is too slow; facts are left out until it can" in caplog.messages[0]
     assert caplog.messages[1] == "The journal ends before all of it is written: its disk hangs"
@@ -387,5 +387,5 @@ def test_journal_drops_only_records_that_cannot_be_encoded(tmp_path: Path, caplo
     now(journal, a_fact(1), *odd, a_fact(2))
     journal.close()
     assert (tmp_path / HOUR).read_bytes().splitlines() == [line(a_fact(1)), line(a_fact(2))]
-    assert journal.lost == 3
+    assert journal.dropped_records == 3
     assert "surrogates not allowed" in caplog.messages[0]

@@ -4,10 +4,10 @@ import msgspec
 import pytest
 
 from rota import records
-from rota.kube.brokers.lag.lag_history import NOTHING, QueueLag
+from rota.kube.brokers.lag.lag_history import UNKNOWN_QUEUE_LAG, QueueLag
 from rota.kube.brokers.lag.lag_poller import GroupLag
-from rota.kube.telemetry.journal.lag_records import EVERY_SECONDS, OffsetRecorder
-from rota.lag import Judgement
+from rota.kube.telemetry.journal.lag_records import RECORD_INTERVAL_SECONDS, OffsetRecorder
+from rota.lag import LagState
 from rota.model import Queue
 
 ORDERS, BILLS = ("shop", "orders"), ("shop", "bills")
@@ -15,19 +15,19 @@ A, B, C, D = (Queue("orders", "broker-a", number) for number in range(4))
 AT = 1_763_712_000.0
 LAG = GroupLag(
     {
-        B: QueueLag(0, 9, None, 0, 0.0, Judgement.KEEPING_UP),
-        A: QueueLag(2, 9, 4, 5, 1.0, Judgement.SLOW),
-        C: NOTHING,
+        B: QueueLag(0, 9, None, 0, 0.0, LagState.KEEPING_UP),
+        A: QueueLag(2, 9, 4, 5, 1.0, LagState.SLOW),
+        C: UNKNOWN_QUEUE_LAG,
         D: QueueLag(0, 9),
-        Queue("%RETRY%orders", "broker-a", 0): QueueLag(0, 0, 0, 0, 0.0, Judgement.KEEPING_UP),
+        Queue("%RETRY%orders", "broker-a", 0): QueueLag(0, 0, 0, 0, 0.0, LagState.KEEPING_UP),
     },
-    at=AT,
+    sampled_at=AT,
 )
 
 
 def test_journal_offsets_record_of_a_lag_sample_can_be_read_back() -> None:
-    [told] = OffsetRecorder(lambda _: LAG).due([ORDERS], 0.0)
-    read = records.read(msgspec.json.encode(told))
+    [told] = OffsetRecorder(lambda _: LAG).build_due_records([ORDERS], 0.0)
+    read = records.decode_record(msgspec.json.encode(told))
     assert isinstance(read, records.Offsets)
     assert (read.group, read.at.timestamp()) == ("shop/orders", AT)
     assert read.topics["orders"]["broker-a"] == records.Columns([0, 1], [2, 0], [9, 9], [4, None])
@@ -37,11 +37,15 @@ def test_journal_offsets_record_of_a_lag_sample_can_be_read_back() -> None:
 
 def test_journal_offsets_record_is_due_once_a_minute_for_each_group() -> None:
     offsets = OffsetRecorder(lambda _: LAG)
-    assert [it["group"] for it in offsets.due([ORDERS], 0.0)] == ["shop/orders"]
-    assert [it["group"] for it in offsets.due([ORDERS, BILLS], 15.0)] == ["shop/bills"]
-    assert [it["group"] for it in offsets.due([ORDERS, BILLS], EVERY_SECONDS)] == ["shop/orders"]
+    assert [it["group"] for it in offsets.build_due_records([ORDERS], 0.0)] == ["shop/orders"]
+    assert [it["group"] for it in offsets.build_due_records([ORDERS, BILLS], 15.0)] == ["shop/bills"]
+    assert [it["group"] for it in offsets.build_due_records([ORDERS, BILLS], RECORD_INTERVAL_SECONDS)] == [
+        "shop/orders"
+    ]
 
 
-@pytest.mark.parametrize("lag", [GroupLag({}), GroupLag({A: NOTHING}, at=AT), GroupLag({A: QueueLag(0, 9)}, at=AT)])
+@pytest.mark.parametrize(
+    "lag", [GroupLag({}), GroupLag({A: UNKNOWN_QUEUE_LAG}, sampled_at=AT), GroupLag({A: QueueLag(0, 9)}, sampled_at=AT)]
+)
 def test_journal_offsets_record_is_omitted_while_lag_is_unknown(lag: GroupLag) -> None:
-    assert OffsetRecorder(lambda _: lag).due([ORDERS], 0.0) == []
+    assert OffsetRecorder(lambda _: lag).build_due_records([ORDERS], 0.0) == []

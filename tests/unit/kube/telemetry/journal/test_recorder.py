@@ -11,25 +11,25 @@ from rota.kube.reconcile.reconciler import ReconcileResult
 from rota.kube.state.group import Group
 from rota.kube.state.rebalance import Rebalance
 from rota.kube.state.stored_assignment import StoredAssignment as Kept
-from rota.kube.telemetry.journal.recorder import JournalRecorder, redelivered
+from rota.kube.telemetry.journal.recorder import JournalRecorder, redelivered_records
 from rota.kube.telemetry.rebalances import CompletedRebalance, QueueHandover, RebalanceChange
 from rota.model import Holder, Queue
 from rota.planner import Plan, Snapshot, owners_record, plan
-from rota.redelivery import Cause, Reader, Redelivered
-from rota.spec import Budget, PolicySpec, Seconds, policy_body, policy_spec
+from rota.redelivery import ReaderProcess, Redelivery, RedeliveryCause
+from rota.spec import Budget, PolicySpec, Seconds, parse_policy, policy_body
 
 Q = [Queue("orders", "a", number) for number in range(8)]
 DOCUMENT = a_document(members={"m1": Q[:2], "m2": Q[2:4]}, taken={Q[4]: ("m2", "m1"), Q[5]: ("m0", None)})
 SNAPSHOT = a_snapshot(
     document=DOCUMENT,
-    pods=(*obeying(DOCUMENT), replace(a_pod("m3", a_report("m3", 5, ()), steady=LONG), room="east")),
+    pods=(*obeying(DOCUMENT), replace(a_pod("m3", a_report("m3", 5, ()), stable_for=LONG), room="east")),
     views={"orders": a_view(7)},
     policy=PolicySpec(strategy="Sticky", budget=Budget(max_moves=5, per=Seconds(1.25))),
 )
 
 
 def read(told: object) -> Any:
-    return records.read(msgspec.json.encode(told))
+    return records.decode_record(msgspec.json.encode(told))
 
 
 def whole(snapshot: Snapshot = SNAPSHOT) -> records.Owners:
@@ -61,7 +61,7 @@ def test_journal_owners_record_is_complete() -> None:
 
 
 def test_journal_owners_record_has_rules_that_restore_the_policy() -> None:
-    assert policy_spec({"spec": whole().rules}) == SNAPSHOT.policy
+    assert parse_policy({"spec": whole().rules}) == SNAPSHOT.policy
     assert policy_body(PolicySpec()) == {"strategy": "Averagely"}
     assert whole(replace(SNAPSHOT, policy=None)).rules == {}
 
@@ -74,9 +74,9 @@ def test_journal_owners_record_lists_a_deleted_pod_of_the_stored_assignment() ->
 def done(generation: int, *, barrier: int = 0) -> ReconcileResult:
     namespace, name = SNAPSHOT.group.split("/")
     group = Group(namespace, name)
-    group.wish = replace(group.wish, spec=SNAPSHOT.spec, policy=SNAPSHOT.policy)
-    group.record = Kept(document=replace(DOCUMENT, generation=generation, barrier=barrier))
-    return ReconcileResult(group, Plan(standings=dict.fromkeys(("m1", "m2", "m3"), "Ready")), 0.0, {})
+    group.resolved_spec = replace(group.resolved_spec, spec=SNAPSHOT.spec, policy=SNAPSHOT.policy)
+    group.stored_assignment = Kept(document=replace(DOCUMENT, generation=generation, barrier=barrier))
+    return ReconcileResult(group, Plan(member_states=dict.fromkeys(("m1", "m2", "m3"), "Ready")), 0.0, {})
 
 
 def kinds(
@@ -85,7 +85,7 @@ def kinds(
     now: float = NOW,
     news: RebalanceChange = RebalanceChange(),  # noqa: B008 - a value
 ) -> list[str]:
-    return [str(line["kind"]) for line in notes.of(it, news, now, lambda: SNAPSHOT)]
+    return [str(line["kind"]) for line in notes.build_records(it, news, now, lambda: SNAPSHOT)]
 
 
 def test_journal_owners_record_is_written_first_and_then_hourly() -> None:
@@ -107,23 +107,23 @@ def test_journal_owners_record_is_written_at_a_generation_gap() -> None:
 def test_journal_owners_record_is_written_again_by_a_new_leader() -> None:
     notes = JournalRecorder()
     assert kinds(notes, done(5)) == ["owners"]
-    notes.forget(lambda group: group == SNAPSHOT.group)
+    notes.forget_groups(lambda group: group == SNAPSHOT.group)
     assert kinds(notes, done(5)) == []
-    notes.forget(lambda _: False)
+    notes.forget_groups(lambda _: False)
     assert kinds(notes, done(5)) == ["owners"]
 
 
 def test_journal_has_no_record_for_a_group_without_valid_spec_or_assignment() -> None:
     one, other = done(5), done(5)
-    one.group.wish = replace(one.group.wish, spec=None)
-    other.group.record = Kept()
+    one.group.resolved_spec = replace(one.group.resolved_spec, spec=None)
+    other.group.stored_assignment = Kept()
     assert kinds(JournalRecorder(), one) == kinds(JournalRecorder(), other) == []
 
 
 OBEYED = RebalanceChange(
     handovers=tuple(
         QueueHandover(
-            queue, Holder("m2", "uid-m2"), Holder(name, f"uid-{name}"), 0.0, 1.0, 1.5, forced=False, generation=6
+            queue, Holder("m2", "uid-m2"), Holder(name, f"uid-{name}"), 0.0, 1.0, 1.5, is_forced=False, generation=6
         )
         for queue, name in zip(Q, ["m1", "m1", "m3"], strict=False)
     )
@@ -131,7 +131,7 @@ OBEYED = RebalanceChange(
 
 
 def test_journal_obeyed_handovers_make_a_record_per_member() -> None:
-    told = [read(line) for line in JournalRecorder().of(done(6), OBEYED, NOW, lambda: SNAPSHOT)]
+    told = [read(line) for line in JournalRecorder().build_records(done(6), OBEYED, NOW, lambda: SNAPSHOT)]
     assert [(it.generation, it.member, it.uid, it.queues) for it in told[:2]] == [
         (6, "m1", "uid-m1", {"orders": {"a": "0-1"}}),
         (6, "m3", "uid-m3", {"orders": {"a": "2"}}),
@@ -141,26 +141,29 @@ def test_journal_obeyed_handovers_make_a_record_per_member() -> None:
 def test_journal_completed_rebalance_makes_a_record() -> None:
     past = CompletedRebalance(Rebalance("MemberLeft", "m2 left", "2026-11-21T08:59:59.999Z", 6, 4, 1, 0.5), (), 4)
     [told, _] = [
-        read(line) for line in JournalRecorder().of(done(6), RebalanceChange(past=past), NOW, lambda: SNAPSHOT)
+        read(line)
+        for line in JournalRecorder().build_records(done(6), RebalanceChange(completed=past), NOW, lambda: SNAPSHOT)
     ]
     assert (told.generation, told.reason, told.outcome, told.moved, told.forced, told.seconds) == (
         *(6, "MemberLeft", "Forced"),
         *(4, 1, 0.5),
     )
     for at in ("yesterday", "2026-11-21T08:59:59"):
-        broken = RebalanceChange(past=past._replace(rebalance=Rebalance("MemberLeft", "", at, 6, 4, 0, 0.5)))
+        broken = RebalanceChange(completed=past._replace(rebalance=Rebalance("MemberLeft", "", at, 6, 4, 0, 0.5)))
         assert kinds(JournalRecorder(), done(6), NOW, broken) == ["owners"]
 
 
 def test_journal_has_a_record_of_messages_that_came_again_for_each_cause_and_pair_of_members() -> None:
-    one, two, restarted = Reader("m1", "uid-m1", "a"), Reader("m2", "uid-m2", "b"), Reader("m1", "uid-m1", "c")
+    one = ReaderProcess("m1", "uid-m1", "a")
+    two = ReaderProcess("m2", "uid-m2", "b")
+    restarted = ReaderProcess("m1", "uid-m1", "c")
     entries = [
-        Redelivered(Q[0], 3, Cause.CRASH, one, two, is_estimate=True),
-        Redelivered(Q[1], 2, Cause.CRASH, one, two, is_estimate=True),
-        Redelivered(Q[2], 4, Cause.HANDOVER, one, two, is_estimate=False),
-        Redelivered(Q[3], 5, Cause.CRASH, one, restarted, is_estimate=True),
+        Redelivery(Q[0], 3, RedeliveryCause.CRASH, one, two, is_estimate=True),
+        Redelivery(Q[1], 2, RedeliveryCause.CRASH, one, two, is_estimate=True),
+        Redelivery(Q[2], 4, RedeliveryCause.HANDOVER, one, two, is_estimate=False),
+        Redelivery(Q[3], 5, RedeliveryCause.CRASH, one, restarted, is_estimate=True),
     ]
-    told = [read(it) for it in redelivered("shop/orders", NOW, entries)]
+    told = [read(it) for it in redelivered_records("shop/orders", NOW, entries)]
     assert [(it.cause, it.messages, it.estimate, it.holder, it.to, it.queues["orders"]["a"]) for it in told] == [
         ("crash", 5, True, "m1", "m1", "3"),
         ("crash", 5, True, "m1", "m2", "0-1"),
