@@ -63,7 +63,8 @@ def metadata_missing(facts: GateFacts) -> Hold | None:
     """Hold while queues of a topic are unknown: missing metadata must not change ownership."""
     if facts.missing_metadata:
         return Hold(
-            Reason.NO_VIEW, f"There is no view of {join_names(facts.missing_metadata)}; nothing moves until there is"
+            Reason.BROKER_METADATA_UNAVAILABLE,
+            f"There is no view of {join_names(facts.missing_metadata)}; nothing moves until there is",
         )
     return None
 

@@ -144,17 +144,22 @@ CASES = [
     Case(
         "RotaQueueStalled",
         "two of eight stand",
-        QUEUES | of_group("queue_verdict", "0x10 2x50", ', verdict="Stalled"'),
+        QUEUES | of_group("queues_by_lag_state", "0x10 2x50", ', lag_state="Stalled"'),
         "15m",
         (Fires("critical", "25%"),),
     ),
     Case(
         "RotaQueueStalled",
         "one stood for a moment",
-        QUEUES | of_group("queue_verdict", "0x10 1x6 0x50", ', verdict="Stalled"'),
+        QUEUES | of_group("queues_by_lag_state", "0x10 1x6 0x50", ', lag_state="Stalled"'),
         "8m",
     ),
-    Case("RotaQueueStalled", "others are slow", QUEUES | of_group("queue_verdict", "8x60", ', verdict="Slow"'), "15m"),
+    Case(
+        "RotaQueueStalled",
+        "others are slow",
+        QUEUES | of_group("queues_by_lag_state", "8x60", ', lag_state="Slow"'),
+        "15m",
+    ),
     Case(
         "RotaLagUnknown",
         "brokers fell silent",
@@ -274,7 +279,7 @@ CASES = [
         "others have some queues",
         condition(0, 1)
         | of_group("group_problem", "1x120", ', reason="QueuesUnowned"')
-        | of_group("group_problem", "1x120", ', reason="ForeignMembers"'),
+        | of_group("group_problem", "1x120", ', reason="UnmanagedConsumers"'),
         "15m",
     ),
     Case("RotaGroupDegraded", "it works, yet", condition(1, 1), "20m", (Fires("warning"),)),
@@ -303,9 +308,9 @@ CASES = [
     ),
     Case("RotaHandoverStuck", "one was long", of_group("handover_age_seconds", "0+30x12 0x60"), "6m"),
     Case("RotaHandoverStuck", "one after another", of_group("handover_age_seconds", "0 30 60 90 120 " * 20), "15m"),
-    Case("RotaForeignMember", "a fleet is moved", members(3, 1), "20m", (Fires("info", "25%"),)),
-    Case("RotaForeignMember", "one looked in", members(3, 1), "10m"),
-    Case("RotaForeignMember", "all are ours", members(3), "20m"),
+    Case("RotaUnmanagedConsumers", "a fleet is moved", members(3, 1), "20m", (Fires("info", "25%"),)),
+    Case("RotaUnmanagedConsumers", "one looked in", members(3, 1), "10m"),
+    Case("RotaUnmanagedConsumers", "all are ours", members(3), "20m"),
     Case(
         "RotaDuplicateClientId",
         "two share one",

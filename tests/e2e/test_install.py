@@ -85,7 +85,7 @@ def test_condition_and_events_of_a_group_are_published_with_the_charts_rbac(inst
     eventually(lambda: installed.conditions(SHOP).get("BrokerUnreachable"), SECONDS)
     told = installed.conditions(SHOP)
     assert told["Degraded"] == ("True", "BrokerUnreachable")
-    assert not {"MissingPolicy", "MissingSecret", "TemplateRefused"} & {*told}
+    assert not {"MissingPolicy", "MissingSecret", "TemplateRejected"} & {*told}
     eventually(lambda: installed.shop("get", "deploy", SHOP, "--ignore-not-found"), SECONDS)
     eventually(lambda: installed.shop("get", "events", EVENTS, "-o", "name"), SECONDS)
     assert "is forbidden: User" not in installed.log()

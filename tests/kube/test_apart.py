@@ -74,11 +74,11 @@ async def test_config_map_rejected_by_a_quota_is_reported_and_written_once_allow
     await soon(lambda: is_gone(world.api, f"/api/v1/namespaces/{world.namespace}/configmaps/{GROUP}-rota"))
     quota = await counted(world, **{"count/configmaps": "1"})  # there is one already: that of the cluster's root
     await world.api.create(world.path.rpartition("/")[0], a_group())
-    told = await world.condition("WriteRefused")
+    told = await world.condition("WriteRejected")
     assert "exceeded quota" in told["message"]
-    assert (await world.conditions())["Ready"]["reason"] == "WriteRefused"
+    assert (await world.conditions())["Ready"]["reason"] == "WriteRejected"
     await world.api.delete(quota)
-    await world.well("WriteRefused")
+    await world.well("WriteRejected")
     await two_members(world)
 
 
@@ -86,7 +86,7 @@ async def test_deployment_rejected_by_a_quota_holds_up_no_queue(world: OperatedN
     await counted(world, **{"count/deployments.apps": "0"})
     template = {"spec": {"containers": [{"name": "app", "image": "app"}]}}
     await world.api.patch(world.path, {"spec": {"template": template, "replicas": 1}})
-    assert "exceeded quota" in (await world.condition("TemplateRefused"))["message"]
+    assert "exceeded quota" in (await world.condition("TemplateRejected"))["message"]
     await two_members(world)
 
 
@@ -166,11 +166,11 @@ async def test_duplicate_consumer_group_gets_no_queue_until_the_older_group_is_d
     await world.api.create(collection, rival)
     other = OperatedNamespace(world.api, world.namespace, world.fleet, world.operator)
     other.path = f"{collection}/rival"
-    assert GROUP in (await other.condition("ClaimedTwice"))["message"]
+    assert GROUP in (await other.condition("DuplicateConsumerGroup"))["message"]
     assert "rival-rota" not in await documents(world)
-    await world.well("ClaimedTwice")
+    await world.well("DuplicateConsumerGroup")
     await world.api.delete(world.path)
-    await other.well("ClaimedTwice")
+    await other.well("DuplicateConsumerGroup")
 
     async def has_a_document() -> bool:
         return "rival-rota" in await documents(world)

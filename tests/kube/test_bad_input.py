@@ -160,7 +160,10 @@ async def test_policy_change_of_strategy_moves_queues_and_is_the_rebalance_reaso
 
 @pytest.mark.parametrize(
     ("away", "kinds", "sentence"),
-    [(NAME_SERVER, ("BrokerUnreachable", "NoView"), "cannot be reached"), (BROKER, ("NoView",), "not tell of")],
+    [
+        (NAME_SERVER, ("BrokerUnreachable", "BrokerMetadataUnavailable"), "cannot be reached"),
+        (BROKER, ("BrokerMetadataUnavailable",), "not tell of"),
+    ],
 )
 async def test_broker_failure_moves_only_the_queues_of_terminated_members(
     world: OperatedNamespace, memory: MemoryCluster, away: str, kinds: tuple[str, ...], sentence: str
@@ -189,7 +192,7 @@ async def test_broker_failure_affects_only_groups_of_that_broker(
     await two_members(world)
     async with billing(world) as other:
         memory.take_down(BROKER)
-        await world.condition("NoView")
+        await world.condition("BrokerMetadataUnavailable")
         await goes_on(other)
 
 
@@ -426,7 +429,7 @@ async def test_assignment_keeps_its_owners_when_the_group_is_recreated_over_runn
         return all(one.member.obeyed_generation > generation for one in world.fleet.members.values())
 
     await soon(obeyed)
-    await world.well("NameTaken")
+    await world.well("ResourceConflict")
     assert world.fleet.as_value() == before
     record = await world.api.get(f"/api/v1/namespaces/{world.namespace}/configmaps/{GROUP}-rota")
     assert [one["uid"] for one in record["metadata"]["ownerReferences"]] == [made["metadata"]["uid"]]

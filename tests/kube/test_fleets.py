@@ -116,7 +116,7 @@ async def test_deployment_of_the_same_name_from_another_owner_is_left_alone(orde
     spec["template"] = {"metadata": {"labels": {"a": "b"}}, **TEMPLATE}
     await orders.api.create(orders.fleets, body)
     await orders.make()
-    assert "is somebody else's" in await orders.condition("NameTaken")
+    assert "is somebody else's" in await orders.condition("ResourceConflict")
     assert (await orders.fleet())["spec"]["replicas"] == 0
 
 
@@ -133,19 +133,19 @@ async def test_template_that_is_invalid_is_reported_in_a_condition(
     orders: Orders, template: Object, sentence: str
 ) -> None:
     await orders.make(template=template)
-    assert (await orders.condition("TemplateRefused")).startswith(sentence)
+    assert (await orders.condition("TemplateRejected")).startswith(sentence)
 
 
 async def test_template_rejected_for_another_reason_updates_the_condition(orders: Orders) -> None:
     calm = made("RebalancePolicy", "calm", triggers={"resync": "1h"})  # nothing else has it looked at
     await orders.api.create(orders.groups.replace("consumergroups", "rebalancepolicies"), calm)
     await orders.make(policyRef={"name": "calm"}, template={"spec": {"containers": []}})
-    await orders.condition("TemplateRefused")
+    await orders.condition("TemplateRejected")
     other = {"spec": {"containers": [{"name": "Not A Name", "image": "app"}]}}
     await orders.api.patch(f"{orders.groups}/orders", {"spec": {"template": other}})
 
     async def told() -> bool:
-        return (await orders.condition("TemplateRefused")).startswith("spec.template is refused: ")
+        return (await orders.condition("TemplateRejected")).startswith("spec.template is refused: ")
 
     await soon(told)
 
@@ -159,13 +159,13 @@ async def test_deployment_write_that_is_slow_keeps_its_condition_and_delays_no_o
     group, refused = f"{orders.groups}/orders", template is not TEMPLATE
     if refused:
         await orders.api.patch(group, {"spec": {"template": template}})
-        await orders.condition("TemplateRefused")
+        await orders.condition("TemplateRejected")
     late = operator.api.late[f"PATCH {orders.fleets}/orders"] = Late()
     await orders.api.patch(group, {"spec": {"replicas": 3}})
     await late.sent.wait()
     await orders.api.patch(group, {"spec": {"policyRef": {"name": "none"}}})
     await orders.condition("MissingPolicy")
-    assert bool(await orders.told("TemplateRefused")) is refused
+    assert bool(await orders.told("TemplateRejected")) is refused
     late.arrives.set()
     if not refused:
         await orders.replicas(3)

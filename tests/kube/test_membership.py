@@ -106,12 +106,12 @@ async def test_unmanaged_consumer_in_the_group_leaves_members_only_their_share(
 ) -> None:
     await two_members(world)
     theirs = await joins(memory, "10.0.0.1@77")
-    told = await world.condition("ForeignMembers")
+    told = await world.condition("UnmanagedConsumers")
     assert "10.0.0.1@77" in told["message"]
     await world.until(3, 2)
     await theirs.leave()
     await world.until(4, 4)
-    await world.well("ForeignMembers")
+    await world.well("UnmanagedConsumers")
 
 
 @pytest.mark.usefixtures("looks_often")
@@ -120,15 +120,15 @@ async def test_condition_consumption_disabled_is_set_and_no_queue_moves(
 ) -> None:
     before = await two_members(world)
     await memory.update_group(GROUP, BROKER, consume_enabled=False)
-    told = await world.condition("SwitchedOff")
+    told = await world.condition("ConsumptionDisabled")
     assert told["message"] == f"The group is switched off at {BROKER}; consumeEnable switches it on"
     shown = world.operator.sight.describe_group(world.namespace, GROUP)
     assert shown
     assert [(it.broker, it.enabled, it.retries) for it in shown.settings] == [(BROKER, False, 16)]
-    assert await is_degraded_by(world, "SwitchedOff")
+    assert await is_degraded_by(world, "ConsumptionDisabled")
     assert world.fleet.as_value().items() >= before.items()
     await memory.update_group(GROUP, BROKER, consume_enabled=True)
-    await world.well("SwitchedOff")
+    await world.well("ConsumptionDisabled")
     assert (await world.conditions())["Degraded"]["status"] == "False"
     assert world.fleet.as_value().items() >= before.items()
 

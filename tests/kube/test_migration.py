@@ -123,7 +123,7 @@ class Move:
             return False
         group = await self.group()
         told = conditions(group)
-        foreign = told.get("ForeignMembers", {}).get("message", "0").partition(" ")[0]
+        foreign = told.get("UnmanagedConsumers", {}).get("message", "0").partition(" ")[0]
         only = told.get("Ready", {}).get("message", "").startswith("Only foreigners")
         seen = int(foreign) == self.theirs and (at_rest(group, self.ours) if self.ours else only)
         shared = [queue for pod in javas for queue in self._shares.get(pod, ())] + await self._shared_by_us()
@@ -232,7 +232,7 @@ async def test_migration_of_a_java_fleet_and_back_works_as_documented(move: Move
     for it in typed(PAGE):
         await shell.follow(it)
         if scaled := re.search(r"scale (cg|deploy)/\S+ --replicas=(\d+)", it.command):
-            setattr(move, "is_ours" if scaled[1] == "cg" else "theirs", int(scaled[2]))
+            setattr(move, "ours" if scaled[1] == "cg" else "theirs", int(scaled[2]))
         if scaled or it.command.startswith("kubectl apply"):
             await move.settles()
     print(f"{move.sent} messages; at each step came again: {move.twice}")

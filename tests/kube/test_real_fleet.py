@@ -341,9 +341,9 @@ async def test_condition_of_what_a_real_broker_rejects_lasts_until_it_accepts(
     subscriptions = (await shop.api.get(shop.path))["spec"]["subscriptions"]
     await shop.works(2)
     await shop.brokers.update_group(GROUP, broker.name, consumeEnable=False)
-    assert f"switched off at {broker.name}" in await places.tell_of_problem("SwitchedOff")
+    assert f"switched off at {broker.name}" in await places.tell_of_problem("ConsumptionDisabled")
     await shop.brokers.update_group(GROUP, broker.name, consumeEnable=True)
-    await places.no_problem("SwitchedOff")
+    await places.no_problem("ConsumptionDisabled")
     # SQL92 is switched off in a broker's default settings.
     by_property = [it | {"type": "SQL92", "expression": "amount > 5"} for it in subscriptions]
     await shop.api.patch(shop.path, {"spec": {"subscriptions": by_property}})
@@ -365,11 +365,11 @@ async def test_condition_duplicate_client_ids_lasts_until_one_java_consumer_leav
         await shop.soon(lambda: shop.owns(4))
         one.stop()
         await places.no_problem("DuplicateClientIds")
-        await places.tell_of_problem("ForeignMembers")  # for one of them is still there
+        await places.tell_of_problem("UnmanagedConsumers")  # for one of them is still there
     finally:
         one.stop()
         other.stop()
-    await places.no_problem("ForeignMembers")
+    await places.no_problem("UnmanagedConsumers")
     await shop.works(2)
 
 
@@ -412,10 +412,10 @@ class TestWithoutPeriodicPolls:
         await shop.works(2)
         java = peers.push_consumer(rocketmq, GROUP, GROUP, instance="java")
         try:
-            assert "@java" in await places.tell_of_problem("ForeignMembers")
+            assert "@java" in await places.tell_of_problem("UnmanagedConsumers")
         finally:
             java.stop()
-        await places.no_problem("ForeignMembers")
+        await places.no_problem("UnmanagedConsumers")
         await shop.works(2)
 
 

@@ -315,7 +315,7 @@ async def test_membership_changes_are_the_reason_in_status_event_and_journal(wor
         Row("FirstAssignment", comes("orders-a"), (as_last_rebalance, as_event)),  # of its first document, too
         Row("MemberJoined", comes("orders-b"), CAUSE),
         Row("MemberLeft", leaves, CAUSE, has_left),
-        Row("MemberEnded", ends, CAUSE, another),
+        Row("MemberTerminated", ends, CAUSE, another),
         Row("MemberUnready", is_unready, CAUSE, is_ready),
         Row("BrokerUnreachable", reaches_nobody, CAUSE, reaches_all),
         Row("MemberLost", hangs, CAUSE),
@@ -349,7 +349,7 @@ async def test_spec_policy_and_assignment_changes_by_a_user_are_reported_as_the_
         Row("GroupResumed", group(paused=False), CAUSE),
         Row("PolicyChanged", policy(strategy="AveragelyByCircle"), CAUSE),
         Row("SettingsChanged", group(delivery={"push": {"port": 9090}}), (in_plan,)),  # no queue moves
-        Row("RecordLost", loses_its_record, (as_event, in_plan)),
+        Row("AssignmentLost", loses_its_record, (as_event, in_plan)),
     )
     assert world.shares(4, 4)
 
@@ -366,7 +366,7 @@ async def test_condition_event_and_journal_report_each_problem_and_no_queue_move
         Row("UnknownTopic", group(subscriptions=LOST), WRONG, well("UnknownTopic", group(subscriptions=ORDERS))),
         Row("BrokerRefuses", refuses("no right to read"), WRONG, well("BrokerRefuses", refuses(""))),
         Row("InvalidSpec", group(startFrom=SINCE_YEAR_ZERO), WRONG, well("InvalidSpec", group(startFrom=None))),
-        Row("RecordTooNew", schema(3), WRONG, well("RecordTooNew", schema(1))),
+        Row("UnsupportedAssignment", schema(3), WRONG, well("UnsupportedAssignment", schema(1))),
     )
     assert world.fleet.as_value() == before
 
@@ -393,12 +393,12 @@ async def test_condition_assignment_too_large_is_reported_and_no_queue_moves(
     before = await two_members(world)
     monkeypatch.setattr(documents, "MAX_PLAIN_BYTES", 0)  # so that each is packed, and each is too long
     monkeypatch.setattr(planner, "encode_assignment", partial(encode_assignment, max_compressed_bytes=1))
-    await told(world, Row("DocumentTooLarge", comes("orders-c"), WRONG))
+    await told(world, Row("AssignmentTooLarge", comes("orders-c"), WRONG))
     assert world.fleet.as_value() == before
     monkeypatch.setattr(planner, "encode_assignment", encode_assignment)
     world.operator.brain.enqueue((world.namespace, GROUP))
     await world.until(3, 3, 2)
-    await world.well("DocumentTooLarge")
+    await world.well("AssignmentTooLarge")
 
 
 async def test_unmanaged_consumer_with_another_filter_is_reported_until_it_leaves(

@@ -236,7 +236,7 @@ async def test_config_map_of_the_same_name_from_another_owner_is_left_alone(worl
     await soon(lambda: is_gone(world.api, f"{theirs}/{GROUP}-rota"))
     await world.api.create(theirs, {"metadata": {"name": f"{GROUP}-rota"}, "data": {"mine": "1"}})
     await world.api.create(world.path.rpartition("/")[0], a_group())
-    assert "is somebody else's" in (await world.condition("NameTaken"))["message"]
+    assert "is somebody else's" in (await world.condition("ResourceConflict"))["message"]
     assert (await world.api.get(f"{theirs}/{GROUP}-rota"))["data"] == {"mine": "1"}
 
 

@@ -147,7 +147,7 @@ async def test_route_that_loses_a_broker_removes_its_queues_only_when_that_lasts
     world.operator.brain.enqueue((world.namespace, GROUP))
     await world.until(4, 4)
     assert {queue.split("/")[1] for queue in world.fleet.as_value()} == {BROKER}
-    assert not {"NoView", "UnknownTopic", "BrokerUnreachable"} & {*await world.conditions()}
+    assert not {"BrokerMetadataUnavailable", "UnknownTopic", "BrokerUnreachable"} & {*await world.conditions()}
 
 
 # Who is held up.

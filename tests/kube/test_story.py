@@ -111,7 +111,7 @@ async def a_life(world: OperatedNamespace) -> list[str]:
     await soon(lambda: tells(world, "Settled", 1))
     await world.fleet.members.pop("orders-a").end()
     await world.until(8)
-    await soon(lambda: tells(world, "MemberEnded", 1))
+    await soon(lambda: tells(world, "MemberTerminated", 1))
     await soon(world.settled)
     return [
         "A new group; 8 queues change hands",
@@ -134,7 +134,7 @@ async def test_status_and_events_in_kubectl_describe_tell_the_history_of_a_group
     for line in (
         r"Members: +1",
         r"Queues: +8",
-        r"Reason: +MemberEnded",
+        r"Reason: +MemberTerminated",
         r"Strategy: +Averagely",
         r"Message: +8 queues, 1 member",
         r"Message: +Every queue is where the policy wants it",
@@ -147,7 +147,7 @@ async def test_status_and_events_in_kubectl_describe_tell_the_history_of_a_group
     assert {(kind, reason) for kind, reason, *_ in events} == {
         ("Normal", "FirstAssignment"),
         ("Normal", "MemberJoined"),
-        ("Normal", "MemberEnded"),
+        ("Normal", "MemberTerminated"),
         ("Normal", "Settled"),
     }
     assert sorted(without_seconds(events)) == sorted(story)
@@ -179,9 +179,9 @@ async def test_event_is_recorded_once_for_a_lasting_problem_and_for_each_rebalan
         await soon(world.settled)
         await world.fleet.members.pop("orders-b").end()
         await world.until(8)
-        await soon(partial(tells, world, "MemberEnded", times))
+        await soon(partial(tells, world, "MemberTerminated", times))
         await soon(world.settled)
-    wanted = {"NoSidecar": 1, "FirstAssignment": 1, "MemberJoined": 2, "MemberEnded": 2}
+    wanted = {"NoSidecar": 1, "FirstAssignment": 1, "MemberJoined": 2, "MemberTerminated": 2}
     assert await without_ends(world) == wanted
     await world.operator.brain.close()
     async with Operator(control_plane.kubeconfig, world.namespace, memory) as another:

@@ -445,7 +445,7 @@ def test_ingest_command_reports_a_damaged_checkpoint(tmp_path: Path, damaged: st
     path.write_text("nonsense")
     path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
     told = complaint(*asked)
-    assert re.match(rf"{lake} cannot be gone on with: .*; if its _checkpoint is damaged, or was made", told)
+    assert re.match(rf"The lake {lake} cannot be continued: .*; if its _checkpoint is damaged, or was created", told)
     assert "Query" not in told
 
 

@@ -169,7 +169,7 @@ def test_recommend_changes_a_policy_only_for_a_gain_of_5_percent(spark: SparkSes
 
 def test_recommend_minimum_gain_is_configurable(spark: SparkSession) -> None:
     rows = [a_result(moves=100), a_result(policy="steady", moves=60)]
-    assert [choice(spark, rows, least=least).collect()[0]["use"] for least in (0.4, 0.41)] == ["steady", "recorded"]
+    assert [choice(spark, rows, min_gain=least).collect()[0]["use"] for least in (0.4, 0.41)] == ["steady", "recorded"]
 
 
 def test_recommend_choice_follows_the_weights(spark: SparkSession) -> None:

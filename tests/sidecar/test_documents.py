@@ -40,7 +40,7 @@ async def test_document_that_is_torn_old_changed_or_deleted_changes_nothing(rock
         await still_works(fleet, before.held)
         pod.show({**good, "group.json": "{"})
         await still_works(fleet, before.held)
-        assert "SettingsNotRead" in (await fleet.obeys("a")).troubles
+        assert "UnsupportedSettings" in (await fleet.obeys("a")).troubles
         shutil.rmtree(pod.documents)
         await still_works(fleet, before.held)
         pod.documents.mkdir()
@@ -144,6 +144,6 @@ async def test_disk_full_does_not_prevent_termination_of_the_sidecar(rocketmq: R
 async def soon_in_trouble(fleet: SidecarFleet) -> None:
     async def told() -> bool:
         report = await fleet.hear("a")
-        return bool(report and "StateNotWritten" in report.troubles)
+        return bool(report and "StateWriteFailed" in report.troubles)
 
     await soon(told)

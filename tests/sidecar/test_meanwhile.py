@@ -391,7 +391,7 @@ async def test_topic_assigned_under_unreadable_settings_is_consumed_once_they_ar
         await member.memory.send("bills", b"1")
         member.generation += 1
         member.put("{}", member.assignment([FIRST, bills]))
-        await member.until(lambda it: it.generation == 2 and "SettingsNotRead" in it.troubles)
+        await member.until(lambda it: it.generation == 2 and "UnsupportedSettings" in it.troubles)
         member.settings["subscriptions"] = [{"topic": TOPIC}, {"topic": "bills"}]
         await member.obeys([FIRST, bills])
         await member.did("1")
@@ -412,7 +412,7 @@ async def test_member_that_has_left_does_not_rejoin(tmp_path: Path, monkeypatch:
         monkeypatch.setattr(StateStore, "check_space", full)
         monkeypatch.setattr(push.PushDelivery, "close", slowly)
         member.show([SECOND])
-        await member.until(lambda it: "StateNotWritten" in it.troubles)
+        await member.until(lambda it: "StateWriteFailed" in it.troubles)
         await member.end()
         assert member.memory.members[GROUP] == []
 
@@ -428,7 +428,7 @@ async def test_disk_full_problem_stays_until_the_start_of_the_process_is_noted(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     def noting(self: Problems, reason: Reason, message: str) -> None:
-        if reason is Reason.STATE_NOT_WRITTEN:
+        if reason is Reason.STATE_WRITE_FAILED:
             troubles.append(message)
         report_trouble(self, reason, message)
 
@@ -437,7 +437,7 @@ async def test_disk_full_problem_stays_until_the_start_of_the_process_is_noted(
     monkeypatch.setattr(Problems, "set_problem", noting)
     async with a_member(tmp_path) as member:
         member.show([FIRST])
-        await member.until(lambda it: "StateNotWritten" in it.troubles)
+        await member.until(lambda it: "StateWriteFailed" in it.troubles)
 
         async def has_tried_again() -> bool:
             return len(troubles) >= 4
@@ -525,8 +525,8 @@ async def test_retry_rejected_by_the_broker_counts_attempts_locally_and_is_repor
         member.connect, member.app.answer = Refusing, third
         await member.send("1", queue=0)
         member.show([FIRST])
-        report = await member.until(lambda it: "MessageNotTakenBack" in it.troubles)
-        told = report.troubles["MessageNotTakenBack"]
+        report = await member.until(lambda it: "RetryRejected" in it.troubles)
+        told = report.troubles["RetryRejected"]
         assert "offset 0 of orders/memory/0" in told
         assert "its properties are too large; have the app take it" in told
         seen.set()
@@ -543,7 +543,7 @@ async def test_retry_rejected_by_the_broker_is_not_reported_after_a_reset_past_t
         member.connect, member.app.answer = Refusing, wrong
         await member.send("1", queue=0)
         member.show([FIRST])
-        await member.until(lambda it: "MessageNotTakenBack" in it.troubles)
+        await member.until(lambda it: "RetryRejected" in it.troubles)
         membership = member.memory.members[GROUP][0]
         membership.on_offsets_reset({FIRST: 1})
         await member.until(lambda it: it.troubles == {})

@@ -402,7 +402,7 @@ async def test_pull_is_refused_in_a_pod_that_shares_the_nodes_network(instance: 
     async with a_member(instance, tmp_path, shares_node_network=True, delivery=UNHURRIED) as member:
 
         async def trouble() -> str | None:
-            return (await member.report()).troubles.get(Reason.PULL_NOT_ANSWERED)
+            return (await member.report()).troubles.get(Reason.PULL_PORT_UNAVAILABLE)
 
         assert (await soon(trouble) or "").startswith("The pod has hostNetwork")
         with pytest.raises(ConnectionRefusedError):
@@ -425,7 +425,7 @@ async def test_pull_mode_is_switched_at_runtime_and_a_port_in_use_is_reported(
             member.show(member.everything)
 
             async def told() -> str | None:
-                return (await member.report()).troubles.get(Reason.PULL_NOT_ANSWERED)
+                return (await member.report()).troubles.get(Reason.PULL_PORT_UNAVAILABLE)
 
             assert (
                 await soon(told)

@@ -210,13 +210,13 @@ async def test_orderly_can_be_switched_on_and_off_at_runtime(tmp_path: Path) -> 
 async def test_settings_that_cannot_be_read_are_reported_and_the_previous_ones_stay(tmp_path: Path) -> None:
     async with a_member(tmp_path) as member:
         member.put("{", member.assignment([FIRST], generation=1))
-        report = await member.until(lambda it: "SettingsNotRead" in it.troubles)
+        report = await member.until(lambda it: "UnsupportedSettings" in it.troubles)
         assert (report.generation, report.active_queues) == (0, frozenset())
         await member.obeys([FIRST])
         member.generation += 1
         member.put('{"schema": 9}', member.assignment([FIRST, SECOND]))
-        report = await member.until(lambda it: "SettingsNotRead" in it.troubles)
-        assert report.troubles["SettingsNotRead"] == (
+        report = await member.until(lambda it: "UnsupportedSettings" in it.troubles)
+        assert report.troubles["UnsupportedSettings"] == (
             "The settings in group.json cannot be read: its schema is 9, and 1 is read"
         )
         await member.until(lambda it: it.active_queues == {FIRST, SECOND})
@@ -270,16 +270,16 @@ async def test_disk_full_keeps_a_new_generation_from_being_applied_or_reported(
         with monkeypatch.context() as patched:
             patched.setattr(StateStore, "store_state", full)
             member.show([FIRST])
-            report = await member.until(lambda it: "StateNotWritten" in it.troubles)
+            report = await member.until(lambda it: "StateWriteFailed" in it.troubles)
             assert (report.generation, report.active_queues, report.queues) == (0, frozenset(), [])
-            assert "generation 1 is not obeyed: [Errno 28] No space left" in report.troubles["StateNotWritten"]
+            assert "generation 1 is not obeyed: [Errno 28] No space left" in report.troubles["StateWriteFailed"]
         await member.until(lambda it: it.generation == 1 and it.active_queues == {FIRST})
         await member.did("1")
         with monkeypatch.context() as patched:
             patched.setattr(StateStore, "store_state", full)
             for _ in range(2):
                 member.show([SECOND])
-            report = await member.until(lambda it: "StateNotWritten" in it.troubles)
+            report = await member.until(lambda it: "StateWriteFailed" in it.troubles)
             await member.send("2", queue=1)
             draining = asyncio.create_task(member.ask("/v1/drain", "POST", json.dumps({"uid": "uid-a"})))
             report = await member.report()
@@ -303,8 +303,8 @@ async def test_drain_final_that_cannot_be_stored_does_not_prevent_termination(
         await member.obeys([FIRST])
         monkeypatch.setattr(StateStore, "store_state", full)
         final = asyncio.create_task(member.ask("/v1/drain", "POST", json.dumps({"uid": "uid-a"})))
-        report = await member.until(lambda it: "StateNotWritten" in it.troubles)
-        assert "so the final drain waits: [Errno 28] No space left" in report.troubles["StateNotWritten"]
+        report = await member.until(lambda it: "StateWriteFailed" in it.troubles)
+        assert "so the final drain waits: [Errno 28] No space left" in report.troubles["StateWriteFailed"]
         app = asyncio.create_task(member.ask("/v1/drained"))
         await asyncio.wait_for(member.end(), PATIENCE_SECONDS)
         assert [await final, await app] == [(200, "drained for good\n"), (200, "drained\n")]
@@ -657,8 +657,8 @@ async def test_orderly_queue_locked_by_another_consumer_waits_and_is_reported(tm
         member.memory.locks[GROUP, FIRST] = "somebody else", member.memory.clock() + 60
         await member.send("1", queue=0)
         await member.obeys([FIRST])
-        report = await member.until(lambda it: "QueuesNotTakenUp" in it.troubles)
-        assert "such as orders/memory/0: another consumer has its lock" in report.troubles["QueuesNotTakenUp"]
+        report = await member.until(lambda it: "QueueStartFailed" in it.troubles)
+        assert "such as orders/memory/0: another consumer has its lock" in report.troubles["QueueStartFailed"]
         assert [it.locked for it in report.queues] == [False]
         del member.memory.locks[GROUP, FIRST]
         await member.did("1")

@@ -85,16 +85,16 @@ async def test_report_names_a_receiver_of_traces_that_cannot_be_reached_until_it
         member.settings["delivery"] = {**UNHURRIED, "traces": {"endpoint": endpoint}}
         await member.obeys(member.everything)
         report = await member.report()
-        while "TracesNotSent" not in report.troubles:  # the sender of spans is opened beside the first deliveries
+        while "TraceExportFailed" not in report.troubles:  # the sender of spans is opened beside the first deliveries
             await member.send("a", traceparent=PARENT)
             await member.ack(*await member.get())
             report = await member.report()
         sentence = f"Spans cannot be sent to {endpoint}: Connection refused; "
-        assert report.troubles["TracesNotSent"].startswith(sentence)
+        assert report.troubles["TraceExportFailed"].startswith(sentence)
         member.settings["delivery"] = {**UNHURRIED, "traces": {"endpoint": receiver.url}}
         await member.obeys(member.everything)
 
         async def is_over() -> bool:
-            return "TracesNotSent" not in (await member.report()).troubles
+            return "TraceExportFailed" not in (await member.report()).troubles
 
         await soon(is_over)

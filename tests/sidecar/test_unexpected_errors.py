@@ -77,8 +77,8 @@ async def test_unexpected_error_in_a_pull_is_reported_and_the_reader_restarts_wh
         await member.send("2", queue=1)
         await member.obeys([FIRST, SECOND])
         await member.did("2")
-        report = await member.until(lambda it: "QueuesNotTakenUp" in it.troubles)
-        assert "orders/memory/0: its reader failed" in report.troubles["QueuesNotTakenUp"]
+        report = await member.until(lambda it: "QueueStartFailed" in it.troubles)
+        assert "orders/memory/0: its reader failed" in report.troubles["QueueStartFailed"]
         assert report.held == {TOPIC: {BROKER: "0-1"}}
         number = member.sidecar.member.leases[FIRST].number
         consumer.pull_error = None
@@ -96,7 +96,7 @@ async def test_unexpected_error_in_a_pull_keeps_what_is_at_the_app(tmp_path: Pat
         await member.until(lambda it: it.inflight == 1)
         consumer.pull_error = RuntimeError("injected")
         member.sidecar.readers[FIRST]._restart_pull()
-        await member.until(lambda it: "QueuesNotTakenUp" in it.troubles)
+        await member.until(lambda it: "QueueStartFailed" in it.troubles)
         consumer.pull_error = None
         gate.opens.set()
         await member.send("2", queue=0)
@@ -217,7 +217,7 @@ async def test_unexpected_error_in_a_lock_request_is_answered_and_tried_again(
         member.connect = consumer
         await member.send("1", queue=0)
         member.show([FIRST])
-        await member.until(lambda it: "QueuesNotTakenUp" in it.troubles)
+        await member.until(lambda it: "QueueStartFailed" in it.troubles)
         consumer.lock_error = None
         await member.did("1")
 
@@ -232,7 +232,7 @@ async def test_unexpected_error_in_a_start_offset_is_answered_and_tried_again(
         monkeypatch.setattr(queue_reader, "find_start_offset", broken)
         await member.send("1", queue=0)
         member.show([FIRST])
-        await member.until(lambda it: "QueuesNotTakenUp" in it.troubles)
+        await member.until(lambda it: "QueueStartFailed" in it.troubles)
         monkeypatch.setattr(queue_reader, "find_start_offset", start_offset.find_start_offset)
         await member.did("1")
 

@@ -75,7 +75,7 @@ def a_crash_is_an_end(patch: pytest.MonkeyPatch) -> None:
 
 def lost_at_once(patch: pytest.MonkeyPatch) -> None:
     """Who cannot be heard for a moment is overruled."""
-    patch.setattr(HolderEvidence, "is_lost", lambda seen, _after, _asked=0.0: seen.unheard > 0)
+    patch.setattr(HolderEvidence, "is_lost", lambda seen, _after, _asked=0.0: seen.unreachable_for > 0)
 
 
 def conflicts_ignored(patch: pytest.MonkeyPatch) -> None:

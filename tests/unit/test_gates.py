@@ -13,7 +13,12 @@ from rota.model import Reason
     [
         ({"moves": 0}, Reason.NOTHING_WOULD_CHANGE, "Every queue is where the policy wants it", None),
         ({"paused": True}, Reason.PAUSED, "The policy is paused; 2 queues will move when it no longer is", None),
-        ({"missing_metadata": ("a",)}, Reason.NO_VIEW, "There is no view of a; nothing moves until there is", None),
+        (
+            {"missing_metadata": ("a",)},
+            Reason.BROKER_METADATA_UNAVAILABLE,
+            "There is no view of a; nothing moves until there is",
+            None,
+        ),
         (
             {"members_in_transition": ("m3",), "patience_seconds": 0.4},
             Reason.MEMBERS_STILL_JOINING,
@@ -97,7 +102,7 @@ def test_gate_precedence_runs_from_no_change_and_pause_to_debounce() -> None:
     assert told == [
         Reason.NOTHING_WOULD_CHANGE,
         Reason.PAUSED,
-        Reason.NO_VIEW,
+        Reason.BROKER_METADATA_UNAVAILABLE,
         Reason.MEMBERS_STILL_JOINING,
         Reason.HANDOVER_IN_FLIGHT,
         Reason.BUDGET_SPENT,

@@ -48,7 +48,7 @@ def explain_owners(snapshot: Snapshot, now: float, queues: Sequence[Queue] = ())
     return explain_queues(_derive_situation(snapshot, now), queues)
 
 
-_BLOCKING_REASONS = (Reason.RECORD_TOO_NEW, Reason.TOO_MANY_MEMBERS)
+_BLOCKING_REASONS = (Reason.UNSUPPORTED_ASSIGNMENT, Reason.TOO_MANY_MEMBERS)
 _ALWAYS_UPDATED_FIELDS = ("observedGeneration", "conditions", "lag")
 
 
@@ -96,7 +96,7 @@ def _recovery_plan(snapshot: Snapshot, damage: str, now: float) -> Plan:
         everyone = tuple(sorted(queues.union(situation.queues)))
         document = replace(document, strategy="", members=members, everyone=everyone, barrier=0, incarnations_since=0)
     recovery = _build_plan(situation, Draft(), document)
-    finding = Finding(Reason.RECORD_LOST, f"{damage}; written anew from what the members report")
+    finding = Finding(Reason.ASSIGNMENT_LOST, f"{damage}; written anew from what the members report")
     lines = [
         {**line, "reason": finding.reason, "message": finding.message} if line["kind"] == "plan" else line
         for line in recovery.journal_records
@@ -252,7 +252,7 @@ def _encode_document(document: Assignment | None) -> tuple[Mapping[str, str | by
     try:
         return encode_assignment(document) if document else {}, None
     except AssignmentTooLargeError as error:
-        return {}, Finding(Reason.DOCUMENT_TOO_LARGE, f"{error}; what was assigned stays")
+        return {}, Finding(Reason.ASSIGNMENT_TOO_LARGE, f"{error}; what was assigned stays")
 
 
 def _pods_to_watch(snapshot: Snapshot, behind: Sequence[Pod], for_settings: Container[str], settings: str) -> list[Pod]:

@@ -151,7 +151,7 @@ class Snapshot:
     @property
     def is_duplicate(self) -> bool:
         """Whether another ConsumerGroup has the same consumer group, so that this one may own no queue."""
-        return any(verdict.reason is Reason.CLAIMED_TWICE for verdict in self.problems)
+        return any(verdict.reason is Reason.DUPLICATE_CONSUMER_GROUP for verdict in self.problems)
 
     @property
     def must_release_all(self) -> bool:

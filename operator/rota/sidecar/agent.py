@@ -98,7 +98,7 @@ class Agent:
         self.metrics, self.delivery_counts = self.status.metrics, self.status.delivery_counts
         self._delivery_spans = DeliverySpans(
             partial(open_otlp_sender, resource=_resource_attributes(pod)),
-            partial(self.problems.set_problem, Reason.TRACES_NOT_SENT),
+            partial(self.problems.set_problem, Reason.TRACE_EXPORT_FAILED),
         )
         self._last_report = self._effect_runner.published_report  # the report that was last passed on
         self._is_publish_scheduled = False

@@ -52,9 +52,9 @@ class ConfigFollower:
         try:
             settings = None if files.settings is None else decode_settings(files.settings)
         except ValueError as error:
-            self._problems.set_problem(Reason.SETTINGS_NOT_READ, str(error))
+            self._problems.set_problem(Reason.UNSUPPORTED_SETTINGS, str(error))
             return None
-        self._problems.set_problem(Reason.SETTINGS_NOT_READ, "")
+        self._problems.set_problem(Reason.UNSUPPORTED_SETTINGS, "")
         return settings
 
     def may_store_state(self) -> bool:
@@ -63,7 +63,7 @@ class ConfigFollower:
             self._state_store.check_space()
         except OSError as error:
             self.schedule_retry(
-                Reason.STATE_NOT_WRITTEN, f"No other document is obeyed, for that cannot be noted: {error}"
+                Reason.STATE_WRITE_FAILED, f"No other document is obeyed, for that cannot be noted: {error}"
             )
             return False
         return True
@@ -75,9 +75,9 @@ class ConfigFollower:
                 member.set_incarnation(self._state_store.store_incarnation(), time.time())
             except OSError as error:
                 message = f"The member gets no queues, for the start of its process cannot be noted: {error}"
-                self._problems.set_problem(Reason.STATE_NOT_WRITTEN, message)
+                self._problems.set_problem(Reason.STATE_WRITE_FAILED, message)
                 return
-        self._problems.set_problem(Reason.STATE_NOT_WRITTEN, "")
+        self._problems.set_problem(Reason.STATE_WRITE_FAILED, "")
 
     def schedule_retry(self, reason: Reason | None = None, message: str = "") -> None:
         """Call back after RETRY_SECONDS; report `reason`, if given, as a problem."""

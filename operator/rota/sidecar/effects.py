@@ -83,7 +83,7 @@ class EffectRunner:
                     else f"generation {step.store_generation} is not obeyed"
                 )
                 self._problems.set_problem(
-                    Reason.STATE_NOT_WRITTEN, f"The member's state cannot be written, so {text}: {error}"
+                    Reason.STATE_WRITE_FAILED, f"The member's state cannot be written, so {text}: {error}"
                 )
                 if not self._is_ending:
                     self._retry_timer = asyncio.get_running_loop().call_later(RETRY_SECONDS, self._run_pending)
@@ -100,7 +100,7 @@ class EffectRunner:
             self._state_store.store_state(obeyed_generation=effects.store_generation, final=effects.store_final)
             if self._has_failed:  # clear only this class's own report of the problem
                 self._has_failed = False
-                self._problems.set_problem(Reason.STATE_NOT_WRITTEN, "")
+                self._problems.set_problem(Reason.STATE_WRITE_FAILED, "")
 
 
 def _log_effects(effects: Effects) -> None:

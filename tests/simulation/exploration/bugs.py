@@ -39,7 +39,7 @@ def failed_reader_counts_as_released(patch: pytest.MonkeyPatch) -> None:
 
 def conflicts_ignored(patch: pytest.MonkeyPatch) -> None:
     """The record is written, whoever has written it meanwhile."""
-    patch.setattr(operators, "from_accept_header", lambda *_: True)
+    patch.setattr(operators, "accepted", lambda *_: True)
 
 
 def member_forgets(patch: pytest.MonkeyPatch) -> None:

@@ -105,7 +105,9 @@ DETAIL = Detail(
         Settings("broker-b", enabled=False, retries=3, retry_queues=2),
     ],
 )
-OTHER = a_summary("pay", "bills", ready=False, reason="NoView", lag=None, delay=None, last_rebalance=None, idle=1)
+OTHER = a_summary(
+    "pay", "bills", ready=False, reason="BrokerMetadataUnavailable", lag=None, delay=None, last_rebalance=None, idle=1
+)
 GROUPS = Groups(LEADS, [OTHER, a_summary()])
 REASONS = Reasons(
     "Sticky",
@@ -203,7 +205,7 @@ async def test_cli_status_shows_one_line_per_group_of_a_namespace(operator: Serv
 
 async def test_cli_status_of_all_namespaces_shows_unknown_figures(operator: Service) -> None:
     _, line, _ = await told(operator, "status", "-A")
-    assert line == "pay/bills no (NoView) 3 (1 idle) 16 unknown unknown Sticky none"
+    assert line == "pay/bills no (BrokerMetadataUnavailable) 3 (1 idle) 16 unknown unknown Sticky none"
 
 
 async def test_cli_shows_impossible_figures_as_unknown(operator: Service) -> None:

@@ -218,7 +218,7 @@ def test_member_facts_not_yet_observed_count_neither_for_nor_against_the_pod() -
     assert plan(unknown, NOW).refetch
     first = plan(replace(unknown, revalidated=True), NOW)
     assert first.status["observedGeneration"] == 0
-    assert conditions(first)["Ready"][:2] == ("False", "NoView")
+    assert conditions(first)["Ready"][:2] == ("False", "BrokerMetadataUnavailable")
 
 
 # What is believed.
@@ -338,11 +338,11 @@ def test_assignment_lost_emits_a_warning_event_and_a_journal_reason() -> None:
     report = a_report("m2", 4, Q[3:6])
     found = plan(settled(damage="Torn", pods=(*obeying(DOCUMENT)[:1], a_pod("m2", report))), NOW)
     told = "Torn; written anew from what the members report"
-    assert found.events[-1] == Event(Reason.RECORD_LOST, told, warning=True)
+    assert found.events[-1] == Event(Reason.ASSIGNMENT_LOST, told, warning=True)
     assert len(found.events) == 1
     assert found.requeue_after == 0.0
     less = plan(settled(damage="Torn", pods=obeying(DOCUMENT)[:1]), NOW)
-    assert [event.reason for event in less.events] == [Reason.QUEUES_UNOWNED, Reason.RECORD_LOST]
+    assert [event.reason for event in less.events] == [Reason.QUEUES_UNOWNED, Reason.ASSIGNMENT_LOST]
     assert [line["kind"] for line in found.journal_records] == ["membership", "plan", *["verdict"] * 3]
     assert found.journal_records[1] == {
         "schema": 1,
@@ -351,7 +351,7 @@ def test_assignment_lost_emits_a_warning_event_and_a_journal_reason() -> None:
         "at": format_time(NOW),
         "generation": int(NOW),
         "strategy": "Sticky",
-        "reason": Reason.RECORD_LOST,
+        "reason": Reason.ASSIGNMENT_LOST,
         "message": told,
         "members": 2,
         "queues": 6,
@@ -1150,17 +1150,17 @@ WEIGHED = {"document": replace(THREE, strategy="Balanced"), "policy": a_policy(s
         (NOBODYS | {"document": a_document(1)}, "FirstAssignment", "A new group"),
         (NOBODYS, "GroupResumed", "Nobody owned a queue"),
         (NOBODYS | {"document": a_document(2, barrier=2)}, "FirstAssignment", "A new group"),
-        (ended("m2"), "MemberEnded", "m2 ended"),
-        (ended("m3", "m1"), "MemberEnded", "m1, m3 ended"),
-        (one("m2", ended=True), "MemberEnded", "m2 ended"),
+        (ended("m2"), "MemberTerminated", "m2 ended"),
+        (ended("m3", "m1"), "MemberTerminated", "m1, m3 ended"),
+        (one("m2", ended=True), "MemberTerminated", "m2 ended"),
         (
             one("m2", uid="new", report=a_report("m2", 0, uid="new")) | {"deleted_uids": frozenset({"uid-m2"})},
-            "MemberEnded",
+            "MemberTerminated",
             "m2 ended",
         ),
         (
             ended("m2") | {"document": a_document(taken={Q[0]: ("m2", None)})},
-            "MemberEnded",
+            "MemberTerminated",
             "m2 ended",
         ),
         (one("m2", ready=False, unreachable_for=10.0), "MemberLost", "m2 is not ready and cannot be heard"),
@@ -1172,7 +1172,7 @@ WEIGHED = {"document": replace(THREE, strategy="Balanced"), "policy": a_policy(s
         (one("m2", terminating=True, report=DRAINED), "MemberLeft", "m2 is leaving"),
         (
             {"pods": obeying(THREE, m1={"terminating": True, "report": DRAINED}, m3={"ended": True})},
-            "MemberEnded",
+            "MemberTerminated",
             "m3 ended; m1 is leaving",
         ),
         (one("m2", ready=False), "MemberUnready", "m2 has not been ready for longer than its grace"),
@@ -1211,7 +1211,7 @@ WEIGHED = {"document": replace(THREE, strategy="Balanced"), "policy": a_policy(s
         ({"policy": a_policy(strategy="Balanced")}, "PolicyChanged", "The strategy is now Balanced"),
         (
             {"unmanaged_consumers": ("a", "b"), "policy": a_policy()},
-            "ForeignMembers",
+            "UnmanagedConsumers",
             "2 consumers that are not Rota's are in the group: a, b; queues are shared as they do it",
         ),
         (
@@ -1228,10 +1228,14 @@ def test_journal_gives_the_reason_why_queues_change_hands(changed: dict[str, Any
 
 
 TORN = Finding(Reason.INVALID_SPEC, "spec.subscriptions: expected an array")
-UNKNOWN = Finding(Reason.NO_VIEW, "The broker does not tell of the group's members; what was assigned stays")
-UNSEEN = Finding(Reason.NO_VIEW, "The broker does not tell of topic payments; what was assigned stays")
+UNKNOWN = Finding(
+    Reason.BROKER_METADATA_UNAVAILABLE, "The broker does not tell of the group's members; what was assigned stays"
+)
+UNSEEN = Finding(
+    Reason.BROKER_METADATA_UNAVAILABLE, "The broker does not tell of topic payments; what was assigned stays"
+)
 UNSEEN_ORDERS = UNSEEN._replace(message=UNSEEN.message.replace("payments", "orders"))
-SWITCHED_OFF = Finding(Reason.SWITCHED_OFF, "The group is switched off at broker-a")
+SWITCHED_OFF = Finding(Reason.CONSUMPTION_DISABLED, "The group is switched off at broker-a")
 UNREACHABLE = Finding(Reason.BROKER_UNREACHABLE, "broker-a cannot be reached")
 UNKNOWN_TOPIC = Finding(Reason.UNKNOWN_TOPIC, "There is no topic orders")
 BOTH = a_spec(subscriptions=[{"topic": "orders"}, {"topic": "payments"}])
@@ -1269,7 +1273,7 @@ BOTH = a_spec(subscriptions=[{"topic": "orders"}, {"topic": "payments"}])
             {"problems": (SWITCHED_OFF,)},
             ("False", *SWITCHED_OFF),
             ("True", *SWITCHED_OFF),
-            {"SwitchedOff": SWITCHED_OFF},
+            {"ConsumptionDisabled": SWITCHED_OFF},
         ),
         (
             {"problems": (UNREACHABLE,)},
@@ -1281,25 +1285,25 @@ BOTH = a_spec(subscriptions=[{"topic": "orders"}, {"topic": "payments"}])
             {"spec": BOTH, "problems": (TORN, TORN._replace(message="again"))},
             ("True", "Settled", "6 queues, 2 members"),
             ("True", "InvalidSpec", f"{TORN.message}; again; {UNSEEN.message}"),
-            {"InvalidSpec": TORN, "NoView": UNSEEN},
+            {"InvalidSpec": TORN, "BrokerMetadataUnavailable": UNSEEN},
         ),
         (
             {"document": a_document(members={"m1": (), "m2": ()}), "views": {"orders": None}},
             ("False", *UNSEEN_ORDERS),
             ("True", *UNSEEN_ORDERS),
-            {"NoView": UNSEEN_ORDERS},
+            {"BrokerMetadataUnavailable": UNSEEN_ORDERS},
         ),
         (
             {
                 "document": a_document(members={"m1": (), "m2": ()}),
                 "views": {"orders": None},
-                "problems": (Finding(Reason.FOREIGN_MEMBERS, "somebody"), UNKNOWN_TOPIC),
+                "problems": (Finding(Reason.UNMANAGED_CONSUMERS, "somebody"), UNKNOWN_TOPIC),
             },
             ("False", *UNKNOWN_TOPIC),
             ("True", "UnknownTopic", f"{UNKNOWN_TOPIC.message}; {UNSEEN_ORDERS.message}"),
             {
-                "ForeignMembers": Finding(Reason.FOREIGN_MEMBERS, "somebody"),
-                "NoView": UNSEEN_ORDERS,
+                "UnmanagedConsumers": Finding(Reason.UNMANAGED_CONSUMERS, "somebody"),
+                "BrokerMetadataUnavailable": UNSEEN_ORDERS,
                 "UnknownTopic": UNKNOWN_TOPIC,
             },
         ),
@@ -1314,11 +1318,11 @@ BOTH = a_spec(subscriptions=[{"topic": "orders"}, {"topic": "payments"}])
             ("False", "QueuesUnowned", "2 queues that nobody works"),
             (
                 "True",
-                "NoView",
+                "BrokerMetadataUnavailable",
                 f"{UNKNOWN.message}; 2 queues that nobody works",
             ),
             {
-                "NoView": UNKNOWN,
+                "BrokerMetadataUnavailable": UNKNOWN,
                 "QueuesUnowned": Finding(Reason.QUEUES_UNOWNED, "2 queues that nobody works"),
             },
         ),
@@ -1344,13 +1348,21 @@ def test_condition_is_published_for_each_problem(
     assert list(told) == ["Ready", "Progressing", "Degraded", "Reconciling", "Stalled", *sorted(others)]
     assert told.pop("Ready") == ready
     assert told.pop("Degraded") == degraded
-    assert told.pop("Progressing")[:2] in {("False", "Settled"), ("False", "NoView"), ("False", "NoMembers")}
-    at_first = [it for it in others.values() if it.reason is Reason.NO_VIEW or ReasonKind.STALLS in it.reason.kinds]
+    assert told.pop("Progressing")[:2] in {
+        ("False", "Settled"),
+        ("False", "BrokerMetadataUnavailable"),
+        ("False", "NoMembers"),
+    }
+    at_first = [
+        it
+        for it in others.values()
+        if it.reason is Reason.BROKER_METADATA_UNAVAILABLE or ReasonKind.STALLS in it.reason.kinds
+    ]
     assert told.pop("Reconciling")[0] == str(bool(at_first))
     assert told.pop("Stalled") == ("False", "Settled", "Nothing is wrong")
     assert told == {kind: ("True", *verdict) for kind, verdict in others.items()}
     warnings = {
-        verdict.reason: verdict.reason not in {Reason.IDLE_MEMBERS, Reason.FOREIGN_MEMBERS}
+        verdict.reason: verdict.reason not in {Reason.IDLE_MEMBERS, Reason.UNMANAGED_CONSUMERS}
         for verdict in others.values()
     }
     assert {event.reason: event.warning for event in found.events} == warnings
@@ -1375,7 +1387,7 @@ def test_condition_is_published_for_each_problem(
         ),
         (
             {"document": a_document(members={"m1": (), "m2": ()}), "views": {"orders": None}},
-            ("False", "NoView", "No queue of the group is known yet"),
+            ("False", "BrokerMetadataUnavailable", "No queue of the group is known yet"),
         ),
         (
             {"pods": (*obeying(DOCUMENT), a_pod("m3", terminating=True))},
@@ -1393,7 +1405,7 @@ def test_condition_progressing_counts_queues_and_members_in_transition(
     ("changed", "told"),
     [
         ({"policy": a_policy(paused=True)}, ("False", "Paused")),
-        ({"views": {}}, ("False", "NoView")),
+        ({"views": {}}, ("False", "BrokerMetadataUnavailable")),
         ({"policy": None}, ("False", "InvalidPolicy")),
         ({"policy": None, "problems": (Finding(Reason.MISSING_POLICY, ""),)}, ("False", "MissingPolicy")),
         (
@@ -1536,7 +1548,7 @@ def test_journal_in_full() -> None:
             "kind": "plan",
             **in_document,
             "strategy": "Sticky",
-            "reason": "MemberEnded",
+            "reason": "MemberTerminated",
             "message": "m0 ended",
             "members": 3,
             "queues": 7,
@@ -1595,7 +1607,7 @@ def test_journal_omits_conditions_that_did_not_change() -> None:
     paused = plan(settled(status=first.status, policy=a_policy(paused=True), views={}), NOW)
     assert [(line["condition"], line["status"]) for line in paused.journal_records] == [
         ("Degraded", "True"),
-        ("NoView", "True"),
+        ("BrokerMetadataUnavailable", "True"),
     ]
 
 
@@ -1606,9 +1618,9 @@ def test_assignment_too_large_changes_only_conditions_and_journal() -> None:
     snapshot = with_joiner(document=document, policy=a_policy(paused=True), views={"orders": more})
     found = plan(replace(snapshot, status={"generation": 5}), NOW)
     assert (found.document, found.config_map_data, found.pokes, found.requeue_after) == (None, {}, {}, 20.0)
-    assert conditions(found)["Ready"][:2] == ("False", "DocumentTooLarge")
+    assert conditions(found)["Ready"][:2] == ("False", "AssignmentTooLarge")
     assert conditions(found)["Ready"][2].endswith("; what was assigned stays")
-    assert conditions(found)["Degraded"][1] == "DocumentTooLarge"
+    assert conditions(found)["Degraded"][1] == "AssignmentTooLarge"
     assert conditions(found)["Progressing"][1] == "Paused"
     assert "lastRebalance" not in found.status
     assert {line["kind"] for line in found.journal_records} == {"verdict"}

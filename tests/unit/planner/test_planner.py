@@ -118,7 +118,7 @@ def test_failover_grants_queues_once_the_pod_ended_not_while_it_is_only_unseen()
     assert set(unseen.document.releasing) == set(Q[3:6]) if unseen.document else False
     ended = plan(replace(before, pods=before.pods[:1], deleted_uids=frozenset({"uid-m2"})), NOW)
     assert owned(ended.document) == {"m1": [0, 1, 2, 3, 4, 5]}
-    assert ended.status["lastRebalance"]["reason"] == "MemberEnded"
+    assert ended.status["lastRebalance"]["reason"] == "MemberTerminated"
     phase = plan(replace(before, pods=(before.pods[0], replace(before.pods[1], ended=True, ready=False))), NOW)
     assert owned(phase.document) == {"m1": [0, 1, 2, 3, 4, 5]}
 
@@ -200,10 +200,10 @@ def test_route_that_is_unknown_or_empty_moves_no_queue_but_orphans_are_granted(v
     before = settled(views=views)
     quiet = plan(before, NOW)
     assert quiet.document is None
-    assert conditions(quiet)["Degraded"] == ("True", "NoView")
+    assert conditions(quiet)["Degraded"] == ("True", "BrokerMetadataUnavailable")
     joined = plan(replace(before, pods=(*before.pods, a_pod("m3", a_report("m3", 0)))), NOW)
     assert owned(joined.document) == {"m1": [0, 1, 2], "m2": [3, 4, 5], "m3": []}
-    assert conditions(joined)["Progressing"][1] == "NoView"
+    assert conditions(joined)["Progressing"][1] == "BrokerMetadataUnavailable"
     ended = plan(replace(before, pods=before.pods[:1], deleted_uids=frozenset({"uid-m2"})), NOW)
     assert owned(ended.document) == {"m1": [0, 1, 2, 3, 4, 5]}
 
@@ -215,15 +215,15 @@ def test_retry_topic_without_a_route_holds_no_move_back() -> None:
     assert joined.document.releasing
 
 
-DUPLICATE = Finding(Reason.CLAIMED_TWICE, "The consumer group orders belongs to an older ConsumerGroup")
+DUPLICATE = Finding(Reason.DUPLICATE_CONSUMER_GROUP, "The consumer group orders belongs to an older ConsumerGroup")
 
 
 def test_duplicate_consumer_group_gets_no_document() -> None:
     pods = tuple(a_pod(name, a_report(name, 0)) for name in ("m1", "m2"))
     found = plan(a_snapshot(pods=pods, problems=(DUPLICATE,)), NOW)
     assert (found.document, found.pokes, found.members_to_drain) == (None, {}, ())
-    assert conditions(found)["Ready"] == ("False", "ClaimedTwice")
-    assert conditions(found)["ClaimedTwice"] == ("True", "ClaimedTwice")
+    assert conditions(found)["Ready"] == ("False", "DuplicateConsumerGroup")
+    assert conditions(found)["DuplicateConsumerGroup"] == ("True", "DuplicateConsumerGroup")
 
 
 def test_duplicate_consumer_group_releases_its_queues_and_gets_them_back_once_it_is_the_only_one() -> None:
@@ -231,8 +231,8 @@ def test_duplicate_consumer_group_releases_its_queues_and_gets_them_back_once_it
     assert found.document
     assert owned(found.document) == {"m1": [], "m2": []}
     assert {release.to for release in found.document.releasing.values()} == {None}
-    assert conditions(found)["Ready"] == ("False", "ClaimedTwice")
-    assert {event.reason for event in found.events} == {Reason.CLAIMED_TWICE}
+    assert conditions(found)["Ready"] == ("False", "DuplicateConsumerGroup")
+    assert {event.reason for event in found.events} == {Reason.DUPLICATE_CONSUMER_GROUP}
     released = plan(settled(problems=(DUPLICATE,), document=found.document, pods=obeying(found.document)), NOW + 1)
     assert released.document
     assert released.document.releasing == {}
@@ -272,7 +272,7 @@ NOWHERE: dict[str, Any] = {"strategy": "ByMachineRoom", "options": {"byMachineRo
         ({"paused": True}, {}, "Paused"),
         ({"budget": {"maxMoves": 0, "per": "1m"}}, {}, "BudgetSpent"),
         ({"triggers": {"debounce": "1h"}}, {}, "Debounce"),
-        ({}, {"views": {}}, "NoView"),
+        ({}, {"views": {}}, "BrokerMetadataUnavailable"),
     ],
     ids=["paused", "no budget", "a young document", "no view"],
 )
@@ -382,7 +382,7 @@ def test_assignment_lost_is_refetched_then_rewritten_above_all_generations_seen(
     assert found.document
     assert found.document.generation == found.document.barrier == int(NOW)
     assert owned(found.document) == {"m1": [0, 1, 2], "m2": [3, 4, 5]}
-    assert Reason.RECORD_LOST in [event.reason for event in found.events]
+    assert Reason.ASSIGNMENT_LOST in [event.reason for event in found.events]
     later = replace(lost, revalidated=True, status={"generation": int(NOW) + 50})
     recovered = plan(later, NOW).document
     assert recovered
@@ -507,12 +507,12 @@ def test_unmanaged_consumer_present_limits_members_to_their_share() -> None:
     found = plan(before, NOW)
     assert found.document
     assert found.document.strategy == "Averagely"
-    assert conditions(found)["ForeignMembers"] == ("True", "ForeignMembers")
+    assert conditions(found)["UnmanagedConsumers"] == ("True", "UnmanagedConsumers")
     assert conditions(found)["Degraded"][0] == "False"
     assert {it.to for it in found.document.releasing.values()} <= {None, "m1", "m2"}
     unknown = plan(settled(unmanaged_consumers=None, views={"orders": a_view(8)}), NOW)
     assert unknown.document is None, "free queues may be a foreigner's"
-    assert conditions(unknown)["Degraded"] == ("True", "NoView")
+    assert conditions(unknown)["Degraded"] == ("True", "BrokerMetadataUnavailable")
 
 
 def test_unmanaged_consumer_list_unavailable_returns_no_queue_in_release() -> None:
@@ -524,7 +524,7 @@ def test_unmanaged_consumer_list_unavailable_returns_no_queue_in_release() -> No
     both = (still_drains, a_pod("m2", a_report("m2", 4, Q[3:6])))
     waits = plan(settled(document=document, pods=both, unmanaged_consumers=None), NOW)
     assert waits.document is None
-    assert conditions(waits)["Degraded"] == ("True", "NoView")
+    assert conditions(waits)["Degraded"] == ("True", "BrokerMetadataUnavailable")
     back = plan(settled(document=document, pods=both, unmanaged_consumers=()), NOW).document
     assert owned(back) == {"m1": [0, 1, 2], "m2": [3, 4, 5]}, "seen to be gone, they are asked for nothing any more"
 
@@ -623,18 +623,20 @@ def test_topic_without_a_subscription_is_not_assigned() -> None:
 
 def test_unmanaged_consumer_message_distinguishes_one_from_several() -> None:
     found = plan(settled(unmanaged_consumers=("10.0.0.9@7",)), NOW)
-    told = next(one["message"] for one in found.status["conditions"] if one["type"] == "ForeignMembers")
+    told = next(one["message"] for one in found.status["conditions"] if one["type"] == "UnmanagedConsumers")
     assert told.startswith("1 consumer that is not Rota's is in the group: 10.0.0.9@7;")
     both = plan(settled(unmanaged_consumers=("10.0.0.9@7", "10.0.0.9@8")), NOW)
-    told = next(one["message"] for one in both.status["conditions"] if one["type"] == "ForeignMembers")
+    told = next(one["message"] for one in both.status["conditions"] if one["type"] == "UnmanagedConsumers")
     assert told.startswith("2 consumers that are not Rota's are in the group: ")
 
 
 def test_retry_topic_of_another_group_without_a_route_degrades_like_any_topic() -> None:
     spec = a_spec(subscriptions=[{"topic": "orders"}, {"topic": "%RETRY%other"}])
     unseen = {"orders": a_view(), "%RETRY%other": None, "%RETRY%orders": None}
-    assert conditions(plan(settled(spec=spec, views=unseen), NOW))["Degraded"] == ("True", "NoView")
-    assert "NoView" not in conditions(plan(settled(views={"orders": a_view(), "%RETRY%orders": None}), NOW))
+    assert conditions(plan(settled(spec=spec, views=unseen), NOW))["Degraded"] == ("True", "BrokerMetadataUnavailable")
+    assert "BrokerMetadataUnavailable" not in conditions(
+        plan(settled(views={"orders": a_view(), "%RETRY%orders": None}), NOW)
+    )
 
 
 def test_retry_topic_of_another_group_can_be_consumed() -> None:
@@ -685,7 +687,7 @@ def test_spec_that_is_invalid_is_reported_and_changes_no_assignment() -> None:
 
 @pytest.mark.parametrize(
     "changed",
-    [{"spec": None}, {"document": None, "problems": (Finding(Reason.RECORD_TOO_NEW, "schema 2"),)}],
+    [{"spec": None}, {"document": None, "problems": (Finding(Reason.UNSUPPORTED_ASSIGNMENT, "schema 2"),)}],
     ids=["not understood", "of a later version"],
 )
 def test_reconcile_of_an_unplannable_group_is_requeued_no_sooner_than_a_second(changed: dict[str, Any]) -> None:
@@ -706,14 +708,14 @@ def test_policy_missing_forces_no_queue_sooner_than_any_policy_would() -> None:
 
 
 def test_status_figures_are_kept_while_the_assignment_schema_is_too_new() -> None:
-    newer = Finding(Reason.RECORD_TOO_NEW, "The assignment has schema 2; this version reads schema 1")
+    newer = Finding(Reason.UNSUPPORTED_ASSIGNMENT, "The assignment has schema 2; this version reads schema 1")
     before = {"queues": 6, "unownedQueues": 0, "members": 2, "generation": 5}
     status = {**before, "observedGeneration": 1, "conditions": []}
     found = plan(settled(document=None, problems=(newer,), status=status, observed_generation=2), NOW)
     assert {name: found.status[name] for name in before} == before
     assert found.status["observedGeneration"] == 2
     assert "QueuesUnowned" not in conditions(found)
-    assert conditions(found)["Degraded"] == ("True", "RecordTooNew")
+    assert conditions(found)["Degraded"] == ("True", "UnsupportedAssignment")
 
 
 def test_queue_listed_twice_by_a_broker_changes_nothing() -> None:
@@ -738,11 +740,11 @@ def test_generation_in_the_status_is_kept_while_the_spec_is_invalid() -> None:
 
 
 def test_assignment_of_a_later_schema_is_not_touched() -> None:
-    newer = Finding(Reason.RECORD_TOO_NEW, "The assignment has schema 2; this version reads schema 1")
+    newer = Finding(Reason.UNSUPPORTED_ASSIGNMENT, "The assignment has schema 2; this version reads schema 1")
     found = plan(settled(document=None, problems=(newer,)), NOW)
     assert found.document is None
     assert not found.refetch
-    assert conditions(found)["Ready"] == ("False", "RecordTooNew")
+    assert conditions(found)["Ready"] == ("False", "UnsupportedAssignment")
 
 
 def test_assignment_does_not_change_while_the_group_has_too_many_members() -> None:
@@ -758,7 +760,7 @@ def test_assignment_too_large_is_not_written() -> None:
     pods = tuple(a_pod(name, a_report(name, 0)) for name in names)
     found = plan(a_snapshot(pods=pods, views={"orders": a_view()._replace(queues=queues)}), NOW)
     assert found.document is None
-    assert conditions(found)["Ready"] == ("False", "DocumentTooLarge")
+    assert conditions(found)["Ready"] == ("False", "AssignmentTooLarge")
 
 
 def test_settings_change_writes_a_new_generation_with_the_same_owners() -> None:
@@ -953,18 +955,18 @@ def test_unmanaged_consumer_change_is_the_recorded_reason_of_each_assignment(str
     policy, foreigners = a_policy(strategy=strategy), ("10.0.0.9@old",)
     came = plan(settled(document=document, policy=policy, unmanaged_consumers=foreigners), NOW)
     assert came.document is not None
-    assert told_of(came)[0] == "ForeignMembers"
+    assert told_of(came)[0] == "UnmanagedConsumers"
     world = {"policy": policy, "status": came.status, "document": came.document, "pods": obeying(came.document)}
     given = plan(settled(**world, unmanaged_consumers=foreigners), NOW + 30)
     assert given.document is not None
-    assert told_of(given)[0] == "ForeignMembers"
+    assert told_of(given)[0] == "UnmanagedConsumers"
     there = {"policy": policy, "status": given.status, "document": given.document, "pods": obeying(given.document)}
     unseen = plan(settled(**there, unmanaged_consumers=None), NOW + 60)
     assert "any more" not in str(unseen.journal_records), "not seen is not gone"
     left = plan(settled(**there, unmanaged_consumers=()), NOW + 60)
     assert left.document is not None
     assert told_of(left) == (
-        "ForeignMembers",
+        "UnmanagedConsumers",
         "No consumer that is not Rota's is in the group any more: the policy shares all queues again",
     )
 

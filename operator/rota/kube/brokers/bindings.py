@@ -84,7 +84,7 @@ def awaits_older(binding: Binding, rivals: Sequence[Binding]) -> bool:
 
 
 def duplicate_problems(binding: Binding, rivals: Sequence[Binding]) -> list[Finding]:
-    """Return ClaimedTwice if an older group owns this one's consumer group."""
+    """Return DuplicateConsumerGroup if an older group owns this one's consumer group."""
     owner = next((rival.group for rival in rivals if owns_consumer_group(rival, binding)), None)
     if owner is None:
         return []
@@ -96,4 +96,4 @@ def duplicate_problems(binding: Binding, rivals: Sequence[Binding]) -> list[Find
         f"{older_group} manages the consumer group {binding.interest.consumer_group} at the same brokers;"
         " give this one its own spec.group, or delete one of them"
     )
-    return [Finding(Reason.CLAIMED_TWICE, message)]
+    return [Finding(Reason.DUPLICATE_CONSUMER_GROUP, message)]

@@ -318,7 +318,7 @@ def _merge_consumers(
     disabled = [broker for broker, setting in settings.items() if not setting.consume_enabled]
     if disabled:
         message = f"The group is switched off at {', '.join(disabled)}; consumeEnable switches it on"
-        problems.append(Finding(Reason.SWITCHED_OFF, message))
+        problems.append(Finding(Reason.CONSUMPTION_DISABLED, message))
     duplicates: dict[str, _DuplicateId] = {}
     occurrences = Counter[str]()
     for _, listed, _ in responses:

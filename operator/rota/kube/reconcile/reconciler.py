@@ -165,7 +165,7 @@ class Reconciler:
             if error.status in REJECTED_STATUSES:
                 name, cause = assignment_name(task.group.name), single_line(str(error))
                 message = f"The ConfigMap {name} is refused: {cause}; what was assigned stays"
-                await self.publish_problem(task, Finding(Reason.WRITE_REFUSED, message))
+                await self.publish_problem(task, Finding(Reason.WRITE_REJECTED, message))
             raise
 
     async def _follow_up(self, task: GroupTask, pending: PendingPlan, *, is_written: bool) -> float:

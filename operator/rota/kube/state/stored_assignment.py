@@ -112,7 +112,7 @@ def parse_stored_assignment(config_map: ConfigMap, group: str, uid: str) -> Stor
     version, number = config_map.metadata.resource_version, config_map.metadata.version_number
     if not _belongs_to(config_map, group, uid):
         message = f"The ConfigMap {config_map.metadata.name} is somebody else's; delete it or rename the group"
-        return StoredAssignment(version, number, is_ours=False, problems=(Finding(Reason.NAME_TAKEN, message),))
+        return StoredAssignment(version, number, is_ours=False, problems=(Finding(Reason.RESOURCE_CONFLICT, message),))
     text: str | bytes = config_map.data.get(PLAIN_KEY) or config_map.binary_data.get(GZIP_KEY) or ""
     settings = config_map.data.get(SETTINGS_KEY, "")
     usable = settings if len(settings) <= MAX_SETTINGS_BYTES else ""
@@ -124,7 +124,7 @@ def parse_stored_assignment(config_map: ConfigMap, group: str, uid: str) -> Stor
         return StoredAssignment(version, number, decode_assignment(text), settings=usable)
     except UnsupportedSchemaError as error:
         return StoredAssignment(
-            version, number, settings=usable, problems=(Finding(Reason.RECORD_TOO_NEW, str(error)),)
+            version, number, settings=usable, problems=(Finding(Reason.UNSUPPORTED_ASSIGNMENT, str(error)),)
         )
     except ValueError as error:
         return StoredAssignment(version, number, damage=str(error), settings=usable)

@@ -244,7 +244,7 @@ GAUGES: tuple[tuple[str, str, Labels, GaugeReader], ...] = (
         ("topic",),
         _topic_field("delay"),
     ),
-    ("rota_queue_verdict", "Queues by lag state.", ("verdict",), _lag_states),
+    ("rota_queues_by_lag_state", "Queues by lag state.", ("lag_state",), _lag_states),
     ("rota_dead_letters", "Messages in the group's dead-letter topic.", (), _dead_letters),
     (
         "rota_lag_age_seconds",

@@ -78,7 +78,7 @@ class Deployments:
 
     async def _sync_deployment(self, group: Group, spec: GroupSpec, key: ObjectKey) -> tuple[tuple[Finding, ...], int]:
         if not self._enabled:
-            return ((Finding(Reason.TEMPLATE_REFUSED, _DISABLED_MESSAGE),) if spec.template else ()), 0
+            return ((Finding(Reason.TEMPLATE_REJECTED, _DISABLED_MESSAGE),) if spec.template else ()), 0
         current = self._observed.get(key)
         ours = current is not None and current.metadata.is_owned_by(group.uid)
         if spec.template is None:
@@ -87,7 +87,7 @@ class Deployments:
             current = await self._read(key)
         if current and not current.metadata.is_owned_by(group.uid):
             message = f"The Deployment {group.name} is somebody else's; delete it or rename the group"
-            return (Finding(Reason.NAME_TAKEN, message),), 0
+            return (Finding(Reason.RESOURCE_CONFLICT, message),), 0
         try:
             return (), await self._apply(group, spec, current)
         except InvalidSpecError as mistake:
@@ -96,7 +96,7 @@ class Deployments:
             message = f"The Deployment {group.name} could not be written: {error}"
         except ApiError as error:
             message = f"spec.template is refused: {_rejection_cause(error)}"
-        return (Finding(Reason.TEMPLATE_REFUSED, message),), 0
+        return (Finding(Reason.TEMPLATE_REJECTED, message),), 0
 
     async def _read(self, key: ObjectKey) -> Deployment | None:
         try:

@@ -200,7 +200,7 @@ class MemberKeys:
         except (ApiError, NoResponseError) as error:
             name, reason = key_secret_name(group.name), single_line(str(error))
             message = f"The API server rejected the Secret {name}: {reason}"
-            group.key_problems = (Finding(Reason.WRITE_REFUSED, message),)
+            group.key_problems = (Finding(Reason.WRITE_REJECTED, message),)
         else:
             group.key_problems = ()
         return 1

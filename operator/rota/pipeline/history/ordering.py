@@ -152,7 +152,7 @@ def _with_breaks(df: DataFrame) -> DataFrame:
     evidence = F.when(step.isin(_PLAN, _HANDOVER, _OWNERS), F.struct("life", "generation", "at"))
     follows = (F.col("_before.life") == F.col("life")) & F.when(
         step == _PLAN,
-        (F.col("generation") == F.col("_before.generation") + 1) & ~F.col("reason").eqNullSafe("RecordLost"),
+        (F.col("generation") == F.col("_before.generation") + 1) & ~F.col("reason").eqNullSafe("AssignmentLost"),
     ).otherwise(F.col("generation") == F.col("_before.generation"))
     anew = (step == _PLAN) & (F.col("generation") == 1) & ~F.col("_before.life").eqNullSafe(F.col("life"))
     torn = (F.col("_before").isNotNull() & ~follows & ~anew & (step != _MEMBERSHIP)) | doubt

@@ -36,7 +36,12 @@ WEIGHT_STRATEGY = "Balanced"  # the strategy that uses queue weights
 NO_WEIGHTS: Weights = {}
 
 # Gates that time alone does not open: another plan would give the same result.
-GATES_WITHOUT_TIMER = {Reason.NOTHING_WOULD_CHANGE, Reason.PAUSED, Reason.INVALID_POLICY, Reason.NO_VIEW}
+GATES_WITHOUT_TIMER = {
+    Reason.NOTHING_WOULD_CHANGE,
+    Reason.PAUSED,
+    Reason.INVALID_POLICY,
+    Reason.BROKER_METADATA_UNAVAILABLE,
+}
 
 
 class Replay:

@@ -14,7 +14,7 @@ from rota.sentences import join_names, pluralize
 
 MOVING_ACTS = (Act.REVOKE, Act.RETURN, Act.GRANT, Act.FORCE, Act.DROP)
 _REASON_OF_LEAVER: Mapping[MemberState | None, Reason] = {
-    MemberState.ENDED: Reason.MEMBER_ENDED,
+    MemberState.ENDED: Reason.MEMBER_TERMINATED,
     MemberState.RESTARTING: Reason.MEMBER_RESTARTED,
     MemberState.LOST: Reason.MEMBER_LOST,
     MemberState.LEAVING: Reason.MEMBER_LEFT,
@@ -22,7 +22,7 @@ _REASON_OF_LEAVER: Mapping[MemberState | None, Reason] = {
     MemberState.CUT_OFF: Reason.BROKER_UNREACHABLE,
 }
 _SENTENCES = {
-    Reason.MEMBER_ENDED: "{} ended",
+    Reason.MEMBER_TERMINATED: "{} ended",
     Reason.MEMBER_RESTARTED: "the sidecar of {} restarted",
     Reason.MEMBER_LOST: "{} {is} not ready and cannot be heard",
     Reason.MEMBER_LEFT: "{} {is} leaving",
@@ -37,7 +37,7 @@ def rebalance_cause(situation: Situation, draft: Draft) -> Finding:
     if situation.snapshot.spec and situation.snapshot.spec.paused:
         return Finding(Reason.GROUP_PAUSED, "The group is paused")
     if situation.snapshot.is_duplicate:
-        return Finding(Reason.CLAIMED_TWICE, "An older ConsumerGroup has the same consumer group")
+        return Finding(Reason.DUPLICATE_CONSUMER_GROUP, "An older ConsumerGroup has the same consumer group")
     if not situation.owners and not situation.document.releasing:
         if situation.document.generation > 1 and not situation.document.barrier:
             return Finding(Reason.GROUP_RESUMED, "Nobody owned a queue")
@@ -79,11 +79,11 @@ def _cause_by_unmanaged(situation: Situation) -> Finding | None:
     """Return the cause if unmanaged consumers came or went; their unassigned queues would look like new ones."""
     consumers = situation.snapshot.unmanaged_consumers
     if consumers is None or bool(consumers) == conditions.has_condition(
-        situation.snapshot.status, Reason.FOREIGN_MEMBERS
+        situation.snapshot.status, Reason.UNMANAGED_CONSUMERS
     ):
         return None
     all_left = "No consumer that is not Rota's is in the group any more: the policy shares all queues again"
-    return Finding(Reason.FOREIGN_MEMBERS, describe_unmanaged(consumers) if consumers else all_left)
+    return Finding(Reason.UNMANAGED_CONSUMERS, describe_unmanaged(consumers) if consumers else all_left)
 
 
 def _cause_by_queues(situation: Situation) -> Finding | None:
@@ -110,7 +110,7 @@ def _cause_by_joiners(situation: Situation) -> Finding | None:
 def _cause_by_rules(situation: Situation, draft: Draft) -> Finding:
     moving = [decision for decision in draft.decisions if decision.act in MOVING_ACTS]
     if situation.snapshot.unmanaged_consumers and (moving or draft.strategy != situation.document.strategy):
-        return Finding(Reason.FOREIGN_MEMBERS, describe_unmanaged(situation.snapshot.unmanaged_consumers))
+        return Finding(Reason.UNMANAGED_CONSUMERS, describe_unmanaged(situation.snapshot.unmanaged_consumers))
     if draft.strategy != situation.document.strategy:
         return Finding(Reason.POLICY_CHANGED, f"The strategy is now {draft.strategy}")
     if moving:

@@ -29,7 +29,7 @@ _RECONCILING_REASONS = {
     Reason.SETTINGS_NOT_OBEYED,
     Reason.DEBOUNCE,
 }
-_NOTHING_KNOWN = Finding(Reason.NO_VIEW, "No queue of the group is known yet")
+_NOTHING_KNOWN = Finding(Reason.BROKER_METADATA_UNAVAILABLE, "No queue of the group is known yet")
 _NO_PROBLEM = Finding(Reason.SETTLED, "Nothing is wrong")
 
 
@@ -94,7 +94,7 @@ def compute_progress(
     if without_members := _progress_without_members(situation, findings):
         return without_members
     if draft.hold and draft.hold.reason is not Reason.NOTHING_WOULD_CHANGE:
-        frozen = draft.hold.reason in {Reason.PAUSED, Reason.NO_VIEW, Reason.INVALID_POLICY}
+        frozen = draft.hold.reason in {Reason.PAUSED, Reason.BROKER_METADATA_UNAVAILABLE, Reason.INVALID_POLICY}
         frozen |= draft.hold.reason is Reason.BUDGET_SPENT and draft.hold.seconds_left is None
         missing = any(verdict.reason is Reason.MISSING_POLICY for verdict in situation.snapshot.problems)
         reason = Reason.MISSING_POLICY if missing and frozen else draft.hold.reason
@@ -178,7 +178,7 @@ def _reconciling(
 
 def _is_reconciling_at_first(problem: Finding) -> bool:
     """Return whether a group with this problem is Reconciling for the first STALL_SECONDS."""
-    return ReasonKind.STALLS in problem.reason.kinds or problem.reason is Reason.NO_VIEW
+    return ReasonKind.STALLS in problem.reason.kinds or problem.reason is Reason.BROKER_METADATA_UNAVAILABLE
 
 
 def _stalled(situation: Situation, findings: Sequence[Finding]) -> Condition:

@@ -13,6 +13,15 @@ from rota.sentences import join_names, pluralize
 SETTINGS_PATIENCE_SECONDS = 90.0  # beyond drainTimeout: a kubelet updates a ConfigMap in this time without a poke
 FIRST_MEMBER_SECONDS = 60.0  # a new group reports NoMembers only after this time
 
+# Problems as sidecars of earlier versions name them.
+_FORMER_NAMES = {
+    "MessageNotTakenBack": Reason.RETRY_REJECTED,
+    "PullNotAnswered": Reason.PULL_PORT_UNAVAILABLE,
+    "QueuesNotTakenUp": Reason.QUEUE_START_FAILED,
+    "SettingsNotRead": Reason.UNSUPPORTED_SETTINGS,
+    "StateNotWritten": Reason.STATE_WRITE_FAILED,
+}
+
 
 def find_problems(situation: Situation, draft: Draft, unowned: int) -> list[Finding]:
     """Return all problems, the worst first."""
@@ -20,13 +29,13 @@ def find_problems(situation: Situation, draft: Draft, unowned: int) -> list[Find
     findings += _member_problems(situation, {verdict.reason for verdict in findings})
     if situation.missing_metadata:
         message = f"The broker does not tell of {join_names(situation.missing_metadata)}; what was assigned stays"
-        findings.append(Finding(Reason.NO_VIEW, message))
+        findings.append(Finding(Reason.BROKER_METADATA_UNAVAILABLE, message))
     if situation.queues and not situation.counted_members and not start_seconds_left(situation):
         findings.append(Finding(Reason.NO_MEMBERS, _describe_no_members(situation)))
     elif unowned and situation.counted_members:
         findings.append(Finding(Reason.QUEUES_UNOWNED, f"{pluralize(unowned, 'queue')} that nobody works"))
     if situation.snapshot.unmanaged_consumers:
-        findings.append(Finding(Reason.FOREIGN_MEMBERS, describe_unmanaged(situation.snapshot.unmanaged_consumers)))
+        findings.append(Finding(Reason.UNMANAGED_CONSUMERS, describe_unmanaged(situation.snapshot.unmanaged_consumers)))
     return findings
 
 
@@ -113,7 +122,7 @@ def _member_problems(situation: Situation, found_reasons: Container[Reason]) -> 
     reported: dict[Reason, list[tuple[str, str]]] = {}
     for pod in situation.snapshot.pods:
         for name, sentence in (pod.report.troubles if pod.report and not pod.ended else {}).items():
-            reason = reason_named(name) or Reason.MEMBER_PROBLEM
+            reason = reason_named(_FORMER_NAMES.get(name, name)) or Reason.MEMBER_PROBLEM
             if reason not in found_reasons:
                 reported.setdefault(reason, []).append((pod.name, sentence))
     return [

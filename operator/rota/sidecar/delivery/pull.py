@@ -110,10 +110,10 @@ class PullDelivery:
                     app, self._app_host, self._port, limits=ServerLimits(keepalive_seconds=KEEP_ALIVE_SECONDS)
                 )
             except ValueError as error:
-                self._host.problems.set_problem(Reason.PULL_NOT_ANSWERED, str(error))
+                self._host.problems.set_problem(Reason.PULL_PORT_UNAVAILABLE, str(error))
                 await asyncio.sleep(BIND_RETRY_SECONDS)
                 continue
-            self._host.problems.set_problem(Reason.PULL_NOT_ANSWERED, "")
+            self._host.problems.set_problem(Reason.PULL_PORT_UNAVAILABLE, "")
             break
         if self._closed:
             await self.close()
@@ -121,7 +121,7 @@ class PullDelivery:
     async def close(self) -> None:
         """End the waiting requests, and close the port."""
         self._closed = True
-        self._host.problems.set_problem(Reason.PULL_NOT_ANSWERED, "")
+        self._host.problems.set_problem(Reason.PULL_PORT_UNAVAILABLE, "")
         for asker in self._polls:
             asker.end_wait(asker.batches)
         self._assignments.close()

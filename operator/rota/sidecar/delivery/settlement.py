@@ -82,7 +82,7 @@ class Settlement:
         window, offset = self._rejected_message or (None, 0)
         if window and (window.stopped or offset not in window.extra_attempts):
             self._rejected_message = None
-            self._host.problems.set_problem(Reason.MESSAGE_NOT_TAKEN_BACK, "")
+            self._host.problems.set_problem(Reason.RETRY_REJECTED, "")
 
     def return_messages(self, batch: Batch, messages: Iterable[Message], delay_seconds: float = 0.0) -> None:
         """Return messages to the window, to be delivered again after a pause."""
@@ -121,7 +121,7 @@ class Settlement:
             if isinstance(error, RejectedError):  # this may last: count the attempt here, and report the problem
                 batch.window.count_attempt(batch.delivery, message)
                 self._rejected_message = batch.window, message.offset
-                self._host.problems.set_problem(Reason.MESSAGE_NOT_TAKEN_BACK, _rejection_message(message, error))
+                self._host.problems.set_problem(Reason.RETRY_REJECTED, _rejection_message(message, error))
             self.return_messages(batch, (message,), SEND_BACK_RETRY_SECONDS)
         else:
             if delay_level == RETRY_LEVEL:

@@ -54,7 +54,7 @@ class DeliverySwitch:
         pulling.on_queues_changed()
         pulling.apply_settings()
         if self._shares_node_network:
-            self._host.problems.set_problem(Reason.PULL_NOT_ANSWERED, _NODE_NETWORK_MESSAGE)
+            self._host.problems.set_problem(Reason.PULL_PORT_UNAVAILABLE, _NODE_NETWORK_MESSAGE)
         else:
             self._host.start_task(pulling.serve())
         return pulling

@@ -59,7 +59,7 @@ class Problems:
             text = (
                 f"There are queues that are not consumed, such as {queue}: {_STUCK_REASONS[event]}; the sidecar retries"
             )
-        self.set_problem(Reason.QUEUES_NOT_TAKEN_UP, text)
+        self.set_problem(Reason.QUEUE_START_FAILED, text)
 
     def report_unread(self, queues: Collection[Queue]) -> None:
         """Report queues without a successful pull for long, though their brokers respond; the message names one."""

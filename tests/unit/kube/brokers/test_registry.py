@@ -85,7 +85,7 @@ async def test_duplicate_consumer_group_belongs_to_the_older_group(clusters: Clu
         await clusters.seen(group)
     assert reasons(clusters.of(older)) == []
     (problem,) = clusters.of(newer).problems
-    assert problem.reason is Reason.CLAIMED_TWICE
+    assert problem.reason is Reason.DUPLICATE_CONSUMER_GROUP
     assert problem.message.startswith("The older ConsumerGroup older manages the consumer group billing at the same")
     clusters.news.clear()
     clusters.places.forget(("shop", "older"))

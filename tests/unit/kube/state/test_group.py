@@ -104,9 +104,9 @@ def test_membership_above_the_limit_keeps_only_names_of_pods_that_own_nothing(mo
     assert problems_of(group, 1.0)[Reason.TOO_MANY_MEMBERS].startswith(
         "3 pods carry the group's label; a group may have 1 members"
     )
-    group.key_problems = (Finding(Reason.WRITE_REFUSED, "The Secret is rejected"),)
+    group.key_problems = (Finding(Reason.WRITE_REJECTED, "The Secret is rejected"),)
     reasons = [*problems_of(group, 1.0)]
-    assert reasons.index(Reason.TOO_MANY_MEMBERS) < reasons.index(Reason.WRITE_REFUSED), "the worst is first"
+    assert reasons.index(Reason.TOO_MANY_MEMBERS) < reasons.index(Reason.WRITE_REJECTED), "the worst is first"
     group.mark_pod_missing(a_pod(name="b"))
     assert group.pods.surplus == set()
 

@@ -270,7 +270,8 @@ def test_unmanaged_consumer_queues_do_not_count_as_unowned_but_unconsumed_ones_d
     fleet.plans(LONG)
     assert fleet.tally.unowned_seconds == until, "three of six are the foreigner's"
     told = Plan(
-        status={"unownedQueues": 2}, problems=(Finding(Reason.FOREIGN_MEMBERS, ""), Finding(Reason.QUEUES_UNOWNED, ""))
+        status={"unownedQueues": 2},
+        problems=(Finding(Reason.UNMANAGED_CONSUMERS, ""), Finding(Reason.QUEUES_UNOWNED, "")),
     )
     tally = RebalanceTracker()
     for at in (100.0, 110.0):
@@ -342,7 +343,7 @@ def test_rebalance_figures_are_separate_for_consecutive_rebalances() -> None:
     fleet.ends("m3")
     fleet.settles()
     ended, joined, first = fleet.tally.rebalances
-    assert [it.reason for it in (first, joined, ended)] == ["FirstAssignment", "MemberJoined", "MemberEnded"]
+    assert [it.reason for it in (first, joined, ended)] == ["FirstAssignment", "MemberJoined", "MemberTerminated"]
     assert (joined.moved, ended.moved) == (2, 2)
     assert (joined.longest, ended.longest) == (23.0, 1.0)
     assert [it.ended_rebalance for it in fleet.news if it.ended_rebalance] == [first, joined, ended]
@@ -356,7 +357,7 @@ def test_rebalance_history_keeps_only_the_last_20() -> None:
         fleet.ends("m3")
         fleet.settles()
     assert len(fleet.tally.rebalances) == 20
-    assert fleet.tally.rebalances[0].reason == "MemberEnded"
+    assert fleet.tally.rebalances[0].reason == "MemberTerminated"
 
 
 def test_rebalance_history_starts_over_for_a_recreated_group() -> None:

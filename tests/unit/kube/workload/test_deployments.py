@@ -63,7 +63,7 @@ async def test_template_is_rejected_by_an_operator_without_rights_to_deployments
     group.set_spec(BODY, None)
     assert await fleets.sync(group) == 0
     ((reason, message),) = group.deployment_problems
-    assert reason is Reason.TEMPLATE_REFUSED
+    assert reason is Reason.TEMPLATE_REJECTED
     assert message.startswith("This operator manages no Deployments (--no-fleets; rbac.fleets in the chart)")
     group.set_spec(replace(BODY, spec={**SPEC, "template": None, "replicas": None}), None)
     assert await fleets.sync(group) == 0
@@ -103,7 +103,7 @@ async def test_template_that_is_too_large_is_not_kept_in_memory(kind: str) -> No
         fleets.on_upsert(large_deployment)
         await fleets.sync(group)
         ((reason, message),) = group.deployment_problems
-        assert reason is Reason.TEMPLATE_REFUSED
+        assert reason is Reason.TEMPLATE_REJECTED
         assert message == "The Deployment orders has a spec of more than 262,144 bytes; shorten spec.template"
 
 

@@ -139,7 +139,7 @@ async def test_signature_key_that_cannot_be_written_is_a_condition_of_the_group(
     server.error = ApiError(403, "Forbidden", "denied by a quota")
     assert await keys.sync(group) == 1
     (problem,) = group.key_problems
-    assert problem.reason is Reason.WRITE_REFUSED
+    assert problem.reason is Reason.WRITE_REJECTED
     assert problem.message == "The API server rejected the Secret orders-rota-key: denied by a quota"
     server.error = None
     assert await keys.sync(group) == 1, "it is tried again"

@@ -66,10 +66,10 @@ def test_condition_list_keeps_the_latest_past_problems_only() -> None:
 def test_condition_unmanaged_consumers_that_is_over_does_not_hide_that_they_come_again() -> None:
     shared = {**planned(unmanaged_consumers=FOREIGNERS).status, "generation": DOCUMENT.generation}
     alone = planned(shared, NOW + 5)
-    assert condition(alone, "ForeignMembers")["status"] == "False"
+    assert condition(alone, "UnmanagedConsumers")["status"] == "False"
     found = planned(alone.status, NOW + 9, unmanaged_consumers=FOREIGNERS)
     assert found.document
-    assert next(line["reason"] for line in found.journal_records if line["kind"] == "plan") == "ForeignMembers"
+    assert next(line["reason"] for line in found.journal_records if line["kind"] == "plan") == "UnmanagedConsumers"
 
 
 def test_condition_stalled_is_true_when_a_problem_that_only_a_user_can_mend_lasts() -> None:
@@ -94,23 +94,23 @@ def test_condition_stalled_is_false_while_a_problem_may_end_by_itself() -> None:
     first = planned(views={})
     assert condition(first, "Reconciling")["status"] == "True"
     later = planned(first.status, NOW + 10 * STALL_SECONDS, views={})
-    assert condition(later, "NoView")["status"] == "True"
+    assert condition(later, "BrokerMetadataUnavailable")["status"] == "True"
     assert condition(later, "Stalled")["status"] == "False"
     assert condition(later, "Reconciling")["status"] == "False"
 
 
 def test_condition_of_a_problem_that_a_plan_did_not_look_for_is_not_over() -> None:
     first = planned(problems=(UNKNOWN,))
-    refused = Finding(Reason.WRITE_REFUSED, "The ConfigMap is refused")
+    refused = Finding(Reason.WRITE_REJECTED, "The ConfigMap is refused")
     partial = planned(first.status, NOW + 5, spec=None, problems=(refused,))
     assert condition(partial, "UnknownTopic") == condition(first, "UnknownTopic")
-    assert condition(partial, "WriteRefused")["status"] == "True"
+    assert condition(partial, "WriteRejected")["status"] == "True"
     assert condition(partial, "Degraded")["message"] == "The ConfigMap is refused; No topic orders"
-    assert [event.reason for event in partial.events] == [Reason.WRITE_REFUSED]
+    assert [event.reason for event in partial.events] == [Reason.WRITE_REJECTED]
     stalled = planned(partial.status, NOW + STALL_SECONDS, spec=None, problems=(refused,))
     assert condition(stalled, "Stalled")["reason"] == "UnknownTopic"
     whole = planned(partial.status, NOW + 9, problems=(UNKNOWN,))
-    assert condition(whole, "WriteRefused")["status"] == "False"
+    assert condition(whole, "WriteRejected")["status"] == "False"
     assert [event.reason for event in whole.events] == []
 
 

@@ -43,6 +43,14 @@ def test_condition_reports_a_members_problem_with_its_message_and_name() -> None
     assert [(it.reason, it.warning) for it in found.events if it.warning] == [(Reason.APP_NOT_LISTENING, True)]
 
 
+def test_condition_names_a_problem_as_today_if_the_sidecar_is_of_an_earlier_version() -> None:
+    former = {"StateNotWritten": "The disk is full", "PullNotAnswered": "The port is in use"}
+    assert troubles(planned(*pods(m1=former))) == [
+        Finding(Reason.STATE_WRITE_FAILED, "m1: The disk is full"),
+        Finding(Reason.PULL_PORT_UNAVAILABLE, "m1: The port is in use"),
+    ]
+
+
 def test_condition_reports_a_problem_of_several_members_once_with_their_names() -> None:
     said = {"AppNotListening": DEAF}
     assert troubles(planned(*pods(m1=said, m2={"AppNotListening": "another sentence"}))) == [
@@ -55,11 +63,11 @@ def test_condition_reports_a_problem_of_several_members_once_with_their_names() 
 
 def test_condition_is_separate_for_each_problem_reason() -> None:
     found = troubles(
-        planned(*pods(m1={"AppNotListening": DEAF, "StateNotWritten": "Full"}, m2={"StateNotWritten": "No"}))
+        planned(*pods(m1={"AppNotListening": DEAF, "StateWriteFailed": "Full"}, m2={"StateWriteFailed": "No"}))
     )
     assert found == [
         Finding(Reason.APP_NOT_LISTENING, f"m1: {DEAF}"),
-        Finding(Reason.STATE_NOT_WRITTEN, "m1, m2: Full"),
+        Finding(Reason.STATE_WRITE_FAILED, "m1, m2: Full"),
     ]
 
 
@@ -80,9 +88,9 @@ def test_condition_known_to_the_operator_is_not_repeated_for_members() -> None:
 
 
 def test_condition_omits_problems_of_members_that_ended_or_never_reported() -> None:
-    m1, m2, *rest = pods(m1={"AppNotListening": DEAF}, m2={"StateNotWritten": "Full"})
+    m1, m2, *rest = pods(m1={"AppNotListening": DEAF}, m2={"StateWriteFailed": "Full"})
     found = planned(replace(m1, ended=True, ready=False), replace(m2, decoded_report=None), *rest)
-    assert [it for it in found.problems if it.reason in {Reason.APP_NOT_LISTENING, Reason.STATE_NOT_WRITTEN}] == []
+    assert [it for it in found.problems if it.reason in {Reason.APP_NOT_LISTENING, Reason.STATE_WRITE_FAILED}] == []
 
 
 def test_condition_of_a_member_problem_is_false_when_the_member_recovers() -> None:

@@ -62,9 +62,15 @@ def recommend(
     else:
         simulation = run_simulation(spark, progress, policies, folder, source=source, days=days)
     progress(f"comparing costs, and writing {folder}")
-    advice_options = {"weights": options["weights"], "least": options["least_gain"] / 100, "shown": options["top"]}
     findings = write_recommendation(
-        simulation.results, simulation.series, policies, folder, time.time(), **advice_options
+        simulation.results,
+        simulation.series,
+        policies,
+        folder,
+        time.time(),
+        weights=options["weights"],
+        min_gain=options["least_gain"] / 100,
+        max_plots=options["top"],
     )
     if stored and folder.resolve() != at.resolve():
         _remove_simulation(folder)
