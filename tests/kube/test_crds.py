@@ -150,7 +150,7 @@ async def test_status_written_by_the_planner_is_stored_whole(api: Api, namespace
     queues = [Queue("orders", "a", number) for number in range(6)]
     standing = a_document(members={"m1": queues[:3], "m2": queues[3:]})
     pods = (*obeying(standing), a_pod("m3", a_report("m3", 0)), a_pod("m4", ended=True, ready=False))
-    status = dict(plan(a_snapshot(document=standing, pods=pods, lag=7, observed=3), 1_763_712_000.0).status)
+    status = dict(plan(a_snapshot(document=standing, pods=pods, lag=7, observed_generation=3), 1_763_712_000.0).status)
     status["lastRebalance"] = {**status["lastRebalance"], "seconds": 1.5}
     status["strategy"] = "Sticky"
     written = await api.patch(f"{path}/status", {"status": status}, fieldValidation="Strict")

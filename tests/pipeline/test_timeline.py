@@ -162,7 +162,7 @@ def test_timeline_of_the_planners_journal_records_has_no_violations_and_its_owne
     q = [Queue("orders", "a", number) for number in range(8)]
     document = a_document(members={"m1": q[:2], "m2": q[2:4]}, taken={q[4]: ("m2", "m1"), q[5]: ("m0", "m1")})
     snapshot = a_snapshot(
-        document=document, pods=obeying(document), gone=frozenset({"uid-m0"}), views={"orders": a_view(7)}
+        document=document, pods=obeying(document), deleted_uids=frozenset({"uid-m0"}), views={"orders": a_view(7)}
     )
     assert snapshot.spec
     planned = plan(snapshot, NOW)
