@@ -607,7 +607,7 @@ async def test_offset_reset_of_another_group_is_ignored(world: BrokerNetwork) ->
 
     heard: list[object] = []
     await world.broker("a", say)
-    member = world.member(await world.start(world.names), on_reset=heard.append)
+    member = world.member(await world.start(world.names), on_offsets_reset=heard.append)
     await member._client.refresh(["orders"])
     await member.commit(A, 1)
     assert heard == [{A: 5}]

@@ -634,9 +634,9 @@ async def test_member_is_online_from_join_to_leave_once_per_connection(world: Co
 async def test_member_is_notified_of_joins_and_leaves_also_of_its_own_join(world: ContractCluster) -> None:
     [queue] = await world.topic()
     told: list[str] = []
-    await world.joined(queue.topic, name="one", on_members=lambda: told.append("one"))
+    await world.joined(queue.topic, name="one", on_members_changed=lambda: told.append("one"))
     await true(lambda: told == ["one"])
-    two = await world.joined(queue.topic, name="two", on_members=lambda: told.append("two"))
+    two = await world.joined(queue.topic, name="two", on_members_changed=lambda: told.append("two"))
     await true(lambda: sorted(told) == ["one", "one", "two"])
     await two.leave()
     await true(lambda: sorted(told) == ["one", "one", "one", "two"])
@@ -645,7 +645,7 @@ async def test_member_is_notified_of_joins_and_leaves_also_of_its_own_join(world
 async def test_settings_of_a_consumer_are_those_of_the_consumer_that_is_asked(world: ContractCluster) -> None:
     [queue] = await world.topic()
     start = StartFrom(position="Earliest")
-    await world.joined(queue.topic, name="one", tags="red || blue", start_from=lambda: start)
+    await world.joined(queue.topic, name="one", tags="red || blue", get_start_from=lambda: start)
     await world.joined(queue.topic, name="two", broadcasting=True)
 
     async def settings(name: str) -> ConsumerSettings:
@@ -906,7 +906,7 @@ async def test_broker_or_name_server_in_memory_is_unreachable_while_down(name: s
     world = in_memory(memory)
     [queue] = await world.topic()
     told: list[str] = []
-    member = await world.joined(queue.topic, on_members=lambda: told.append("something"))
+    member = await world.joined(queue.topic, on_members_changed=lambda: told.append("something"))
     await true(lambda: len(told) == 1)
     memory.take_down(name)
     operator = memory.queues(queue.topic) if name == NAME_SERVER else memory.online_consumers(world.group, name)

@@ -115,7 +115,7 @@ async def test_offset_reset_overwritten_by_a_pull_is_restored_by_the_next_pull(
 
     class Unlucky(MemoryConsumer):
         async def pull(self, queue: Queue, offset: int, **more: Any) -> PullResult:
-            commit = more.get("commit")
+            commit = more.get("commit_offset")
             if commit == 1 and 1 not in taken:
                 await memory.reset_offsets(GROUP, TOPIC, BROKER)
             taken.append(commit)

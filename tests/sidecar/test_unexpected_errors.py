@@ -38,8 +38,8 @@ class Faulty(MemoryConsumer):
     async def pull(self, queue: Queue, offset: int, **more: Any) -> PullResult:
         if queue == FIRST and self.pull_error:
             raise self.pull_error
-        if queue == FIRST and more.get("commit") is not None and self.commit_error:
-            more["commit"] = None
+        if queue == FIRST and more.get("commit_offset") is not None and self.commit_error:
+            more["commit_offset"] = None
         return await super().pull(queue, offset, **more)
 
     async def commit(self, queue: Queue, offset: int) -> None:

@@ -345,7 +345,9 @@ def _duplicate_id_problems(online: _OnlineConsumers, now: float, member_suffixes
     if not several:
         return []
     names = ", ".join(several[:3])
-    message = f"Several consumers use the client ids {names}, so some of their queues stay unread; make client ids unique"
+    message = (
+        f"Several consumers use the client ids {names}, so some of their queues stay unread; make client ids unique"
+    )
     return [Finding(Reason.DUPLICATE_CLIENT_IDS, message)]
 
 
