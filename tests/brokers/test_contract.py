@@ -665,7 +665,7 @@ async def test_settings_of_a_consumer_are_those_of_the_consumer_that_is_asked(wo
 async def test_broadcasting_member_is_not_notified_of_other_members(world: ContractCluster) -> None:
     [queue] = await world.topic()
     told: list[str] = []
-    hear = {"broadcasting": True, "on_members": lambda: told.append("something")}
+    hear = {"broadcasting": True, "on_members_changed": lambda: told.append("something")}
     one = await world.joined(queue.topic, name="one", **hear)
     two = await world.joined(queue.topic, name="two", **hear)
     await two.leave()
