@@ -1,4 +1,4 @@
-"""A cluster that kind makes, from start to end, and GitHub's workflow that uses one.
+"""A cluster that kind makes, from start to end, and GitHub's workflows.
 
 kind is real. No container engine runs here, so `docker` is a stand-in whose node is the ground's own: it shows which
 commands are run, in which order, with which options, and that images, pods and addresses work through them.
@@ -6,6 +6,7 @@ commands are run, in which order, with which options, and that images, pods and 
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,3 +119,21 @@ def test_workflow_for_kind_runs_a_target_of_make() -> None:
     assert "ROTA_GROUND_CLUSTER=kind" in commands
     jobs = yaml.safe_load((WORKFLOWS / "ci.yml").read_text())["jobs"]
     assert "make kind" in [step.get("run") for step in jobs["kind"]["steps"]]
+
+
+def test_workflow_for_pages_publishes_what_the_strict_build_of_main_makes() -> None:
+    assert "mkdocs build --strict" in run(["make", "--dry-run", "docs"], "make docs", cwd=PROJECT)
+    workflow = yaml.safe_load((WORKFLOWS / "pages.yml").read_text())
+    assert workflow[True]["push"] == {"branches": ["main"]}, "YAML reads the key `on` as True"
+    build, deploy = workflow["jobs"]["build"], workflow["jobs"]["deploy"]
+    assert "make docs" in [step.get("run") for step in build["steps"]]
+    site = re.search(r"^site_dir: (\S+)$", (PROJECT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert site
+    assert site[1] in [step.get("with", {}).get("path") for step in build["steps"]]
+    assert deploy["needs"] == "build"
+    assert deploy["permissions"] == {"pages": "write", "id-token": "write"}
+
+
+def test_workflow_actions_are_pinned_by_commit() -> None:
+    lines = [line for file in WORKFLOWS.glob("*.yml") for line in file.read_text().splitlines() if "uses:" in line]
+    assert [line for line in lines if not re.search(r"@[0-9a-f]{40}  # v[\d.]+$", line)] == []
