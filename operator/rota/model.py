@@ -104,6 +104,7 @@ class Reason(StrEnum):
     HANDOVER_IN_FLIGHT = "HandoverInFlight", ReasonKind.GATE
     BUDGET_SPENT = "BudgetSpent", ReasonKind.GATE
     SETTINGS_NOT_OBEYED = "SettingsNotObeyed"
+    ROLLING_OUT = "RollingOut"  # of the condition Reconciling only: no queue waits for a rollout
     # Problems that the operator finds.
     INVALID_SPEC = "InvalidSpec", ReasonKind.STALLS
     INVALID_POLICY = "InvalidPolicy", ReasonKind.GATE | ReasonKind.STALLS
@@ -119,6 +120,7 @@ class Reason(StrEnum):
     REPORT_TOO_LARGE = "ReportTooLarge"
     RESOURCE_CONFLICT = "ResourceConflict", ReasonKind.STALLS
     TEMPLATE_REJECTED = "TemplateRejected", ReasonKind.STALLS
+    ROLLOUT_FAILED = "RolloutFailed", ReasonKind.STALLS
     WRITE_REJECTED = "WriteRejected", ReasonKind.STALLS
     DUPLICATE_CONSUMER_GROUP = "DuplicateConsumerGroup", ReasonKind.CAUSE | ReasonKind.NOT_READY | ReasonKind.STALLS
     TOO_MANY_QUEUES = "TooManyQueues", ReasonKind.STALLS

@@ -273,7 +273,7 @@ CASES = [
         condition(0, 1) | of_group("group_problem", "1x120", ', reason="UnknownTopic"'),
         "8m",
     ),
-    Case("RotaGroupNotReady", "it is paused", condition(0, 0), "15m"),
+    Case("RotaGroupNotReady", "it has no problem", condition(0, 0), "15m"),
     Case(
         "RotaGroupNotReady",
         "others have some queues",

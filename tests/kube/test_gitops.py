@@ -74,13 +74,46 @@ async def test_gitops_health_of_a_group_from_its_creation_to_a_mended_mistake(
     await judged(("Current", "Healthy"))
 
     await world.api.patch(world.path, {"spec": {"paused": True}})
-    await judged(("InProgress", "Suspended"))
+    await judged(("Current", "Suspended"))
     await world.api.patch(world.path, {"spec": {"paused": False}})
     await judged(("Current", "Healthy"))
 
     for member in list(world.fleet.members):
         await world.fleet.members.pop(member).end()
     await judged(("InProgress", "Degraded"))
+
+
+async def test_gitops_health_of_a_group_while_its_own_deployment_is_rolled_out(
+    world: OperatedNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged = partial(until_judged, world, world.path)
+    await two_members(world)
+    await judged(("Current", "Healthy"))
+
+    async def reason_is(reason: str) -> bool:
+        return bool((await world.conditions())["Reconciling"]["reason"] == reason)
+
+    # Its image does not exist here, so the rollout is never complete.
+    template = {"spec": {"containers": [{"name": "app", "image": "app"}]}}
+    changed = await world.api.patch(world.path, {"spec": {"template": template, "replicas": 1}})
+    generation = changed["metadata"]["generation"]
+
+    async def observed() -> bool:
+        status = await world.status()
+        return bool(status["observedGeneration"] == generation)
+
+    await world.soon(observed)
+    assert judge(await world.api.get(world.path)) == ("InProgress", "Progressing"), "not Current for a moment either"
+    await world.soon(partial(reason_is, "RollingOut"), 60)
+
+    monkeypatch.setattr(conditions, "STALL_SECONDS", 0.5)
+    deployment = f"/apis/apps/v1/namespaces/{world.namespace}/deployments/orders"
+    await world.api.patch(deployment, {"spec": {"progressDeadlineSeconds": 1}})
+    assert "makes no progress" in (await world.condition("RolloutFailed"))["message"]
+    await judged(("Failed", "Degraded"))
+
+    await world.api.patch(world.path, {"spec": {"replicas": 0}})
+    await judged(("Current", "Healthy"))
 
 
 @pytest.mark.usefixtures("statuses")

@@ -146,6 +146,7 @@ class Snapshot:
     problems: tuple[Finding, ...] = ()  # found while reading the state: a missing Secret, an unknown topic
     status: Mapping[str, Any] = field(default_factory=dict)  # as the last plan set it
     observed_generation: int = 0  # metadata.generation
+    rolling_out: bool | None = False  # whether its Deployment is; None: not applied for this metadata.generation yet
     max_schema: int = ASSIGNMENT_SCHEMA  # the highest document schema that may be written
 
     @property

@@ -1259,13 +1259,13 @@ BOTH = a_spec(subscriptions=[{"topic": "orders"}, {"topic": "payments"}])
         ),
         (
             {"spec": a_spec(paused=True), "document": a_document(members={"m1": (), "m2": ()})},
-            ("False", "GroupPaused", "spec.paused is set: nobody consumes"),
+            ("True", "GroupPaused", "spec.paused is set: no member consumes"),
             ("False", "Settled", "Nothing is wrong"),
             {},
         ),
         (
             {"spec": a_spec(paused=True), "document": a_document(), "pods": ()},
-            ("False", "GroupPaused", "spec.paused is set: nobody consumes"),
+            ("True", "GroupPaused", "spec.paused is set: no member consumes"),
             ("False", "Settled", "Nothing is wrong"),
             {},
         ),

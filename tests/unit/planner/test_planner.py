@@ -248,6 +248,10 @@ def test_pause_of_a_group_releases_all_queues_and_resume_reassigns_them() -> Non
     released = plan(settled(spec=a_spec(paused=True), document=paused.document, pods=obeying(paused.document)), NOW + 1)
     assert released.document
     assert not released.document.releasing
+    assert conditions(released)["Ready"] == ("False", "GroupPaused"), "this plan only now stores that all are released"
+    at_rest = plan(settled(spec=a_spec(paused=True), document=released.document, pods=obeying(released.document)), NOW)
+    assert conditions(at_rest)["Ready"] == ("True", "GroupPaused")
+    assert conditions(at_rest)["Reconciling"][0] == "False"
     resumed = plan(settled(document=released.document, pods=obeying(released.document)), NOW + 60)
     assert owned(resumed.document) == {"m1": [0, 2, 4], "m2": [1, 3, 5]}
     assert resumed.status["lastRebalance"]["reason"] == "GroupResumed"

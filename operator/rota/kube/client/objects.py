@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Container, Mapping
+from enum import Enum, auto
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ from msgspec.structs import force_setattr, replace
 
 from rota.documents import GZIP_KEY, PLAIN_KEY
 from rota.kube.client.pod_status import SIDECAR_CONTAINER, PodStatus, trim_status
-from rota.model import Poke
+from rota.model import Poke, single_line
 
 GROUP_LABEL = "rota.dev/group"
 POKE_ANNOTATION = "rota.dev/generation"
@@ -306,11 +307,48 @@ class ConfigMap(Struct, frozen=True, rename="camel", weakref=True):
         return sum(map(len, self.data.values())) + sum(map(len, self.binary_data.values()))
 
 
+class Rollout(Enum):
+    """How far a Deployment's pods follow its newest template."""
+
+    COMPLETE = auto()
+    UNDER_WAY = auto()
+    FAILED = auto()  # no progress for progressDeadlineSeconds
+
+
+class DeploymentCondition(Struct, frozen=True):
+    """A condition of a Deployment."""
+
+    type: str
+    reason: str = ""
+    message: str = ""
+
+
+class DeploymentStatus(Struct, frozen=True, rename="camel"):
+    """The progress of a rollout, as the Deployment controller reports it."""
+
+    observed_generation: int = 0
+    replicas: int = 0
+    updated_replicas: int = 0
+    conditions: tuple[DeploymentCondition, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Drop unused conditions, and the end of a long message."""
+        kept = [condition for condition in self.conditions if condition.type == "Progressing"]
+        shortened = tuple(replace(condition, message=single_line(condition.message)) for condition in kept)
+        force_setattr(self, "conditions", shortened)
+
+    @property
+    def progressing(self) -> DeploymentCondition:
+        """The condition Progressing; without a deadline the controller sets none, and nothing contradicts success."""
+        return self.conditions[0] if self.conditions else DeploymentCondition("Progressing", "NewReplicaSetAvailable")
+
+
 class Deployment(Struct, frozen=True):
     """A Deployment that Rota manages; `spec` is its JSON, which takes a tenth of the memory of the decoded objects."""
 
     metadata: Metadata
     spec: msgspec.Raw = msgspec.Raw(b"null")
+    status: DeploymentStatus = DeploymentStatus()
 
     def __post_init__(self) -> None:
         """Drop unused fields; without the copy, `spec` would keep the whole response in memory."""
@@ -323,6 +361,17 @@ class Deployment(Struct, frozen=True):
     def is_too_large(self) -> bool:
         """Whether its spec was not kept."""
         return not bytes(self.spec)
+
+    @property
+    def rollout(self) -> Rollout:
+        """The state of its rollout. Pods that fail after a complete rollout do not begin another one."""
+        status, reason = self.status, self.status.progressing.reason
+        if status.observed_generation < self.metadata.generation:
+            return Rollout.UNDER_WAY
+        if reason == "ProgressDeadlineExceeded":
+            return Rollout.FAILED
+        has_old_pods = status.replicas > status.updated_replicas
+        return Rollout.UNDER_WAY if has_old_pods or reason != "NewReplicaSetAvailable" else Rollout.COMPLETE
 
 
 class CustomResource(Struct, frozen=True):

@@ -150,7 +150,7 @@ class StatusPublisher:
             self._hooks.set_spec(group, written)
 
     async def _sync_deployment(self) -> None:
-        previous = self._group.deployment_problems
+        previous, rollout = self._group.deployment_problems, self._group.rollout
         try:
             async with self._hooks.deployment_slots:
                 writes = await self._deployments.sync(self._group)
@@ -161,12 +161,11 @@ class StatusPublisher:
         if self._group.key_problems or unauthenticated_pods(self._group.pods):
             self._hooks.requeue_after(REWRITE_SECONDS)
         self._failures[_Step.DEPLOYMENT] = 0
-        if (
-            previous != self._group.deployment_problems
-        ):  # publish it; if only a message differs, no sooner than after a failure
-            reasons = [
-                [verdict.reason for verdict in verdicts] for verdicts in (previous, self._group.deployment_problems)
-            ]
+        problems = self._group.deployment_problems
+        if rollout != self._group.rollout:
+            self._hooks.requeue_after(0.0)
+        elif previous != problems:  # publish it; if only a message differs, no sooner than after a failure
+            reasons = [[finding.reason for finding in findings] for findings in (previous, problems)]
             self._hooks.requeue_after(0.0 if reasons[0] != reasons[1] else RETRY_PAUSES_SECONDS[0])
 
     def _retry_later(self, step: _Step, error: Exception) -> None:

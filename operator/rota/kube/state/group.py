@@ -6,7 +6,7 @@ event loop's clock, which never jumps and may restart: a new leader observes eve
 
 import math
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from rota.delivery_totals import GroupDeliveries
 from rota.kube.client.objects import GROUP_LABEL, ConfigMap, CustomResource, Metadata, Pod, assignment_name
@@ -28,6 +28,13 @@ REREAD_ASSIGNMENT_SECONDS = 60.0  # until an assignment that could not be used i
 NO_WEIGHTS: Mapping[Queue, float] = {}
 
 
+class AppliedTemplate(NamedTuple):
+    """The generation of a ConsumerGroup whose Deployment was applied last, and the state of that Deployment."""
+
+    generation: int = 0
+    is_rolling_out: bool = False
+
+
 class Group:
     """State of one group; its ConsumerGroup may not have been seen yet, or may be deleted."""
 
@@ -44,6 +51,7 @@ class Group:
         self.stored_assignment = StoredAssignment()
         self._client_ids = ClientIds(self.pods)
         self.deployment_problems: tuple[Finding, ...] = ()  # problems with the Deployment that the operator runs
+        self.rollout = AppliedTemplate()
         self.key_problems: tuple[Finding, ...] = ()
         self._broker_reached_since: dict[str, float] = {}  # since when at least one member reaches each broker
         self.awaited: frozenset[str] = frozenset()
@@ -94,6 +102,7 @@ class Group:
             self.pods.to_verify = ()
             self.pods.deleted_uids = set()
             self.deployment_problems = ()
+            self.rollout = AppliedTemplate()
             self.last_valid_spec = None
             self.reset_observations()
         previous, self._resolved_from = self._resolved_from, (body, policy)
@@ -270,8 +279,17 @@ class Group:
             ),
             status=self.latest_status,
             observed_generation=self.body.metadata.generation if self.body else 0,
+            rolling_out=self._is_rolling_out,
             max_schema=self._assignment_limits.max_schema,
         )
+
+    @property
+    def _is_rolling_out(self) -> bool | None:
+        """Whether its Deployment is being rolled out; None if it was not applied for the newest spec yet."""
+        spec = self.resolved_spec.spec
+        if self.body is None or spec is None or spec.template is None:
+            return False
+        return self.rollout.is_rolling_out if self.rollout.generation == self.body.metadata.generation else None
 
     def _settings_age(self, now: float) -> float:
         """Return the seconds since the stored settings changed, as far as this operator has seen."""

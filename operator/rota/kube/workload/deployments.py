@@ -6,9 +6,9 @@ from collections.abc import Collection
 import msgspec
 
 from rota.kube.client.api import Api, ApiError, ConflictError, NoResponseError
-from rota.kube.client.objects import MAX_DEPLOYMENT_BYTES, Deployment, ObjectKey
+from rota.kube.client.objects import MAX_DEPLOYMENT_BYTES, Deployment, ObjectKey, Rollout
 from rota.kube.client.paths import object_path
-from rota.kube.state.group import Group
+from rota.kube.state.group import AppliedTemplate, Group
 from rota.kube.state.member_problems import unauthenticated_pods
 from rota.kube.workload.deployment_manifest import build_manifest
 from rota.kube.workload.member_keys import MemberKeys
@@ -37,12 +37,14 @@ class Deployments:
         self._applied: dict[ObjectKey, tuple[str, int]] = {}  # last applied digest, and its generation
 
     def on_upsert(self, observed: Deployment) -> bool:
-        """Record the state of a Deployment; return whether it is new or has another generation, after a change."""
+        """Record the state of a Deployment; return whether it is new, or its generation or rollout has changed."""
         previous = self._observed.get(observed.metadata.key)
         if previous and observed.metadata.version_number < previous.metadata.version_number:
             return False
         self._observed[observed.metadata.key] = observed
-        return previous is None or previous.metadata.generation != observed.metadata.generation
+        if previous is None or previous.metadata.generation != observed.metadata.generation:
+            return True
+        return previous.rollout is not observed.rollout
 
     def on_delete(self, deleted: Deployment) -> None:
         """Handle a deleted Deployment, unless another one of its name was created meanwhile."""
@@ -71,10 +73,15 @@ class Deployments:
         key_writes = await self._keys.sync(group) if self._keys else 0
         if spec is None or group.body is None or group.key_problems:  # new pods could not authenticate
             return key_writes
-        group.deployment_problems, writes = await self._sync_deployment(
-            group, spec, key
-        )  # in one step: reconciles read it meanwhile
+        generation = group.body.metadata.generation
+        # In one step: reconciles read it meanwhile.
+        group.deployment_problems, writes = await self._sync_deployment(group, spec, key)
+        group.rollout = AppliedTemplate(generation, is_rolling_out=self._is_rolling_out(key, spec))
         return key_writes + writes
+
+    def _is_rolling_out(self, key: ObjectKey, spec: GroupSpec) -> bool:
+        current = self._observed.get(key)
+        return current is not None and spec.template is not None and current.rollout is Rollout.UNDER_WAY
 
     async def _sync_deployment(self, group: Group, spec: GroupSpec, key: ObjectKey) -> tuple[tuple[Finding, ...], int]:
         if not self._enabled:
@@ -89,7 +96,8 @@ class Deployments:
             message = f"The Deployment {group.name} is not owned by this group; delete it or rename the group"
             return (Finding(Reason.RESOURCE_CONFLICT, message),), 0
         try:
-            return (), await self._apply(group, spec, current)
+            writes = await self._apply(group, spec, current)
+            return _rollout_problems(self._observed[key]), writes
         except InvalidSpecError as mistake:
             message = str(mistake)
         except NoResponseError as error:
@@ -147,6 +155,13 @@ class Deployments:
             if not (error.is_not_found or error.is_conflict):
                 raise
         return 1
+
+
+def _rollout_problems(applied: Deployment) -> tuple[Finding, ...]:
+    if applied.rollout is not Rollout.FAILED:
+        return ()
+    message = f"The rollout of the Deployment {applied.metadata.name} makes no progress: "
+    return (Finding(Reason.ROLLOUT_FAILED, message + applied.status.progressing.message),)
 
 
 def _rejection_cause(error: ApiError) -> str:

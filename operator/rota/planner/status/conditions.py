@@ -117,6 +117,11 @@ def _progress_without_members(situation: Situation, findings: Sequence[Finding])
 
 
 def _ready(situation: Situation, findings: Sequence[Finding]) -> Condition:
+    spec = situation.snapshot.spec
+    if spec and spec.paused:  # Ready once the pause is complete: the group is as its user wants it, like 0 replicas
+        document = situation.document
+        is_complete = not (situation.owners or document.releasing or document.everyone)
+        return Condition("Ready", Finding(Reason.GROUP_PAUSED, "spec.paused is set: no member consumes"), is_complete)
     if obstacle := _why_not_ready(situation, findings):
         return Condition("Ready", obstacle, holds=False)
     sizes = f"{pluralize(len(situation.queues), 'queue')}, {pluralize(len(situation.counted_members), 'member')}"
@@ -126,8 +131,6 @@ def _ready(situation: Situation, findings: Sequence[Finding]) -> Condition:
 def _why_not_ready(situation: Situation, findings: Sequence[Finding]) -> Finding | None:
     if situation.snapshot.spec is None:
         return next(iter(findings), Finding(Reason.INVALID_SPEC, "The group cannot be understood"))
-    if situation.snapshot.spec.paused:
-        return Finding(Reason.GROUP_PAUSED, "spec.paused is set: nobody consumes")
     if _is_starting(situation):
         return _first_member_awaited(situation)
     stopped = next((verdict for verdict in findings if ReasonKind.NOT_READY in verdict.reason.kinds), None)
@@ -166,6 +169,8 @@ def _reconciling(
     is_progressing, verdict = progress
     if is_progressing and verdict.reason in _RECONCILING_REASONS:
         return Condition("Reconciling", verdict)
+    if _is_rolling_out(situation):
+        return Condition("Reconciling", Finding(Reason.ROLLING_OUT, "The group's Deployment is being rolled out"))
     fresh = [
         issue
         for issue in findings
@@ -174,6 +179,18 @@ def _reconciling(
     if fresh:
         return Condition("Reconciling", fresh[0])
     return Condition("Reconciling", Finding(Reason.SETTLED, "No change is under way"), holds=False)
+
+
+def _is_rolling_out(situation: Situation) -> bool:
+    """Return whether the group's Deployment is being rolled out, or will be: a new template was not applied yet.
+
+    A new leader has applied nothing yet: what is published stays until it has.
+    """
+    snapshot = situation.snapshot
+    if snapshot.rolling_out is not None:
+        return snapshot.rolling_out
+    is_new_spec = snapshot.status.get("observedGeneration") != snapshot.observed_generation
+    return is_new_spec or has_condition(snapshot.status, "Reconciling")
 
 
 def _is_reconciling_at_first(problem: Finding) -> bool:

@@ -14,9 +14,13 @@ from rota.kube.client.objects import (
     MAX_SPEC_BYTES,
     CustomResource,
     Deployment,
+    DeploymentCondition,
+    DeploymentStatus,
     Metadata,
     OwnerReference,
+    Rollout,
 )
+from rota.kube.state.broker_state import BrokerState
 from rota.kube.state.group import Group
 from rota.kube.workload.deployments import Deployments
 from rota.model import Reason
@@ -54,6 +58,83 @@ class ConflictingServer:
 
     async def delete(self, path: str, _: str) -> None:
         self.deleted.append(path)
+
+
+@dataclass
+class RollingServer:
+    """Accepts Deployments, and reports the progress of their rollout as a test says."""
+
+    status: DeploymentStatus
+
+    async def get(self, *_: object) -> Deployment:
+        return OWNED
+
+    async def apply(self, *_: object) -> Deployment:
+        return self.deployment("9")
+
+    def deployment(self, resource_version: str) -> Deployment:
+        metadata = replace(OWNED.metadata, resource_version=resource_version, generation=3)
+        return replace(OWNED, metadata=metadata, status=self.status)
+
+
+def progress(reason: str, message: str = "", **counts: int) -> DeploymentStatus:
+    numbers = {"observed_generation": 3, "replicas": 2, "updated_replicas": 2} | counts
+    conditions = (DeploymentCondition("Available"), DeploymentCondition("Progressing", reason, message))
+    return DeploymentStatus(**numbers, conditions=conditions)
+
+
+@pytest.mark.parametrize(
+    ("status", "rollout"),
+    [
+        (progress("NewReplicaSetAvailable"), Rollout.COMPLETE),
+        (progress("NewReplicaSetAvailable", observed_generation=2), Rollout.UNDER_WAY),
+        (progress("NewReplicaSetAvailable", updated_replicas=1), Rollout.UNDER_WAY),
+        (progress("ReplicaSetUpdated"), Rollout.UNDER_WAY),
+        (progress("ProgressDeadlineExceeded"), Rollout.FAILED),
+        (progress("ProgressDeadlineExceeded", observed_generation=2), Rollout.UNDER_WAY),
+        (replace(progress(""), conditions=()), Rollout.COMPLETE),
+        (DeploymentStatus(), Rollout.UNDER_WAY),
+    ],
+)
+def test_deployment_rollout_is_judged_as_kubectl_does(status: DeploymentStatus, rollout: Rollout) -> None:
+    assert RollingServer(status).deployment("9").rollout is rollout
+
+
+def test_deployment_change_that_ends_or_begins_a_rollout_wakes_its_group() -> None:
+    server = RollingServer(progress("ReplicaSetUpdated"))
+    fleets = Deployments(cast("Api", server))
+    assert fleets.on_upsert(server.deployment("9"))
+    server.status = progress("ReplicaSetUpdated", updated_replicas=1)
+    assert not fleets.on_upsert(server.deployment("10")), "each new pod changes the counts"
+    server.status = progress("NewReplicaSetAvailable")
+    assert fleets.on_upsert(server.deployment("11"))
+
+
+async def test_deployment_rollout_is_part_of_its_group() -> None:
+    server = RollingServer(progress("ReplicaSetUpdated"))
+    fleets, group = Deployments(cast("Api", server)), Group("shop", "orders")
+
+    def rolling_out() -> bool | None:
+        return group.snapshot(0.0, BrokerState(), {}).rolling_out
+
+    group.set_spec(replace(BODY, metadata=replace(BODY.metadata, generation=1)), None)
+    assert rolling_out() is None, "nothing was applied yet"
+    await fleets.sync(group)
+    assert rolling_out() is True
+    server.status = progress("NewReplicaSetAvailable")
+    fleets.on_upsert(server.deployment("10"))
+    await fleets.sync(group)
+    assert (rolling_out(), group.deployment_problems) == (False, ())
+    group.set_spec(replace(BODY, metadata=replace(BODY.metadata, generation=2)), None)
+    assert rolling_out() is None, "the new spec was not applied yet"
+    server.status = progress("ProgressDeadlineExceeded", 'ReplicaSet "orders-5d" has timed out progressing.')
+    fleets.on_upsert(server.deployment("11"))
+    await fleets.sync(group)
+    assert rolling_out() is False
+    sentence = (
+        'The rollout of the Deployment orders makes no progress: ReplicaSet "orders-5d" has timed out progressing.'
+    )
+    assert group.deployment_problems == ((Reason.ROLLOUT_FAILED, sentence),)
 
 
 async def test_template_is_rejected_by_an_operator_without_rights_to_deployments() -> None:

@@ -122,6 +122,29 @@ def test_condition_reconciling_follows_progressing() -> None:
     assert reconciling["reason"] == condition(found, "Progressing")["reason"]
 
 
+def test_condition_reconciling_is_true_while_the_deployment_is_rolled_out() -> None:
+    found = condition(planned(rolling_out=True), "Reconciling")
+    assert (found["status"], found["reason"]) == ("True", "RollingOut")
+    assert found["message"] == "The group's Deployment is being rolled out"
+    stalled: dict[str, Any] = {"status": planned(problems=(UNKNOWN,)).status, "now": NOW + STALL_SECONDS}
+    assert condition(planned(**stalled, problems=(UNKNOWN,), rolling_out=True), "Reconciling")["status"] == "False"
+
+
+def test_condition_reconciling_is_true_from_a_new_template_until_its_deployment_was_applied() -> None:
+    before = planned(observed_generation=1)
+    assert condition(before, "Reconciling")["status"] == "False"
+    unapplied = planned(before.status, observed_generation=2, rolling_out=None)
+    assert condition(unapplied, "Reconciling")["reason"] == "RollingOut"
+    assert (
+        condition(planned(unapplied.status, observed_generation=2, rolling_out=None), "Reconciling")["reason"]
+        == "RollingOut"
+    )
+    applied = planned(unapplied.status, observed_generation=2, rolling_out=False)
+    assert condition(applied, "Reconciling")["status"] == "False"
+    by_new_leader = planned(applied.status, observed_generation=2, rolling_out=None)
+    assert by_new_leader.status == applied.status, "a new leader has applied nothing yet, and writes no status for that"
+
+
 def test_condition_reconciling_is_false_while_moves_wait_for_the_budget() -> None:
     document = a_document(members={"m1": Q[:6], "m2": ()}, spent=((format_time(NOW - 1), 1),))
     policy = a_policy(budget={"maxMoves": 1, "per": "1h"})
@@ -129,6 +152,23 @@ def test_condition_reconciling_is_false_while_moves_wait_for_the_budget() -> Non
     assert condition(found, "Progressing")["reason"] == "BudgetSpent"
     assert condition(found, "Progressing")["status"] == "True"
     assert condition(found, "Reconciling")["status"] == "False"
+
+
+@pytest.mark.parametrize("state", ["owned", "releasing", "everyone"])
+def test_condition_ready_is_true_once_a_pause_is_complete(state: str) -> None:
+    documents = {
+        "owned": DOCUMENT,
+        "releasing": a_document(members={"m1": (), "m2": ()}, taken={Q[0]: ("m1", None)}),
+        "everyone": a_document(members={"m1": (), "m2": ()}, everyone=tuple(Q)),
+    }
+    spec = a_spec(paused=True, messageModel="Broadcasting" if state == "everyone" else "Clustering")
+    before = planned(document=documents[state], pods=obeying(DOCUMENT), spec=spec)
+    assert condition(before, "Ready")["status"] == "False"
+    complete = a_document(members={"m1": (), "m2": ()}, everyone=() if state == "everyone" else None)
+    after = planned(document=complete, pods=obeying(complete), spec=spec)
+    found = condition(after, "Ready")
+    assert (found["status"], found["reason"]) == ("True", "GroupPaused")
+    assert condition(after, "Reconciling")["status"] == "False"
 
 
 def test_journal_has_the_end_of_a_problem_and_no_derived_condition() -> None:
