@@ -101,11 +101,7 @@ def _describe_no_members(situation: Situation) -> str:
     queues = pluralize(len(situation.queues), "queue")
     if situation.snapshot.unmanaged_consumers:
         return f"Only foreigners are there to work {queues}"
-    down = [
-        pod
-        for pod in situation.snapshot.pods
-        if situation.member_states[pod.name] in {MemberState.OUT, MemberState.CUT_OFF}
-    ]
+    down = [pod for pod in situation.snapshot.pods if situation.member_states[pod.name] is MemberState.OUT]
     if not down:
         obstacles = describe_obstacles(situation)
         return f"No member can work {queues}{obstacles}" if obstacles else f"Nobody is there to work {queues}"

@@ -5,13 +5,15 @@ from typing import Any
 
 import pytest
 
-from builders import NOW, a_document, a_pod, a_report, a_snapshot, a_spec
+from builders import BEGUN, GROUP, NOW, a_document, a_pod, a_report, a_snapshot, a_spec
 from rota.documents import Assignment, Release, Share
 from rota.handover import MAX_KUBELET_SYNC_SECONDS, Proof
 from rota.kube.members.report_client import STANDING_POLL_SECONDS
 from rota.model import Holder, Queue, Reason
 from rota.planner import Plan, Pod, Snapshot, plan
 from rota.planner.members.incarnations import MAX_REPORT_AGE_SECONDS
+from rota.planner.pokes import pods_behind
+from rota.planner.record import holders_of
 from rota.sidecar.member.member import RESUME_SECONDS
 from rota.timestamps import format_time
 
@@ -37,7 +39,7 @@ def waiting(name: str, incarnation: int = 2, *, generation: int = 5, **changed: 
     return a_pod(name, **({"report": report(name, incarnation, generation=generation), "restarts": 1} | changed))
 
 
-def settled(*pods: Pod, document: Assignment = DOCUMENT, **changed: Any) -> Snapshot:
+def settled(*pods: Pod, document: Assignment | None = DOCUMENT, **changed: Any) -> Snapshot:
     return a_snapshot(document=document, pods=pods, **changed)
 
 
@@ -242,6 +244,46 @@ def test_restart_pokes_the_pod_until_its_process_can_prove_the_end_of_the_one_be
     assert "m1" in found.pokes
     done = plan(settled(waiting("m1", generation=SINCE), running("m2"), document=replace(DOCUMENT, generation=9)), NOW)
     assert done.document
+
+
+def test_assignment_lost_is_rebuilt_with_incarnations_if_every_member_reads_them() -> None:
+    lost = settled(running("m1", 4), running("m2", stopped_for=0.0), document=None)
+    found = plan(lost, NOW).document
+    assert found
+    assert (found.schema, found.incarnations_since) == (2, found.generation)
+    assert {name: share.incarnation for name, share in found.members.items()} == {"m1": 4, "m2": 1}
+    of_earlier_version = a_pod("m3", a_report("m3", 5))
+    found = plan(settled(running("m1", 4), of_earlier_version, document=None), NOW).document
+    assert found
+    assert (found.schema, {share.incarnation for share in found.members.values()}) == (1, {0})
+
+
+@pytest.mark.parametrize("group", [GROUP, "shop/other"])
+def test_assignment_rebuilt_keeps_since_when_topics_are_consumed_only_of_the_same_group(group: str) -> None:
+    topics = ("a", "b", "c", "d", "orders")
+    spec = a_spec(subscriptions=[{"topic": topic} for topic in topics])
+    torn = replace(DOCUMENT, group=group)
+    found = plan(settled(running("m1"), running("m2"), document=torn, damage="torn", spec=spec), NOW).document
+    assert found
+    assert list(found.begun) == list(topics)
+    assert (found.begun["orders"] == BEGUN["orders"]) is (group == GROUP)
+
+
+def test_assignment_names_who_may_consume_each_queue() -> None:
+    taken = {Q[0]: Release(Holder("m0", "uid-m0"), "m1", 5, format_time(NOW))}
+    found = holders_of(replace(DOCUMENT, members={"m1": Share("uid-m1", (Q[1],), 1)}, releasing=taken))
+    assert found == {Q[0]: Holder("m0", "uid-m0"), Q[1]: Holder("m1", "uid-m1")}
+
+
+def test_poke_is_needed_until_a_restarted_process_obeys_the_first_document_with_incarnations() -> None:
+    def behind(pod: Pod, document: Assignment = DOCUMENT) -> list[str]:
+        return [found.name for found in pods_behind([pod], document, frozenset())]
+
+    assert behind(waiting("m1", generation=SINCE - 1)) == ["m1"]
+    assert behind(waiting("m1", generation=SINCE)) == []
+    assert behind(running("m1", report=report("m1", generation=SINCE - 1, held=Q[:3]))) == []
+    unnumbered = replace(DOCUMENT, incarnations_since=0)
+    assert behind(running("m1", report=report("m1", generation=0, held=Q[:3])), unnumbered) == []
 
 
 def test_restart_is_resumed_only_after_every_grant_that_the_operator_may_have_written_is_shown() -> None:

@@ -1,11 +1,12 @@
 """The conditions of a group that outlive a problem, and those that GitOps tools read."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from builders import NOW, a_document, a_policy, a_snapshot, a_spec, obeying
+from builders import NOW, a_document, a_pod, a_policy, a_report, a_snapshot, a_spec, a_view, obeying
 from rota.model import Finding, Queue, Reason, ReasonKind, reasons_of_kind
 from rota.planner import Plan, plan
 from rota.planner.status.conditions import MAX_PAST_PROBLEMS, STALL_SECONDS
@@ -63,6 +64,19 @@ def test_condition_list_keeps_the_latest_past_problems_only() -> None:
     ]
 
 
+def test_condition_past_problems_are_sorted_by_time_then_name_and_follow_the_generation() -> None:
+    missing = Finding(Reason.MISSING_POLICY, "No policy rules")
+    status = planned(planned(problems=(missing,)).status, NOW + 5, problems=(UNKNOWN,)).status
+    # The first one is over in the same moment in which it is published that the second one is.
+    over = planned(status, NOW + 5, observed_generation=2)
+    past = over.status["conditions"][5:]
+    assert [entry["type"] for entry in past] == ["MissingPolicy", "UnknownTopic"]
+    assert {entry["observedGeneration"] for entry in past} == {2}
+    reverse = planned(planned(problems=(UNKNOWN,)).status, NOW + 5, problems=(missing,)).status
+    past = planned(reverse, NOW + 5, observed_generation=2).status["conditions"][5:]
+    assert [entry["type"] for entry in past] == ["MissingPolicy", "UnknownTopic"]
+
+
 def test_condition_unmanaged_consumers_that_is_over_does_not_hide_that_they_come_again() -> None:
     shared = {**planned(unmanaged_consumers=FOREIGNERS).status, "generation": DOCUMENT.generation}
     alone = planned(shared, NOW + 5)
@@ -90,10 +104,40 @@ def test_condition_stalled_is_true_when_a_problem_that_only_a_user_can_mend_last
     assert condition(mended, "Stalled")["status"] == "False"
 
 
+def test_condition_reconciling_has_the_first_problem_that_is_new_and_settled_without_one() -> None:
+    missing = Finding(Reason.MISSING_POLICY, "No policy rules")
+    assert condition(planned(problems=(UNKNOWN, missing)), "Reconciling")["reason"] == "UnknownTopic"
+    assert condition(planned(), "Reconciling")["reason"] == "Settled"
+    first = planned(problems=(UNKNOWN,))
+    stalled = planned(first.status, NOW + STALL_SECONDS, problems=(UNKNOWN,))
+    assert condition(stalled, "Reconciling")["reason"] == "Settled"
+
+
+def test_reconcile_is_requeued_when_the_next_problem_stalls_the_group() -> None:
+    missing = Finding(Reason.MISSING_POLICY, "No policy rules")
+    harmless = Finding(Reason.UNSIGNED_MEMBERS, "m1 signs nothing")
+    lasting = planned(problems=(UNKNOWN, harmless))
+    both = planned(lasting.status, NOW + 40, problems=(missing, UNKNOWN, harmless))
+    later = planned(both.status, NOW + 50, problems=(missing, UNKNOWN, harmless))
+    assert later.requeue_after == pytest.approx(10.0)
+    stalled = planned(both.status, NOW + 85, problems=(missing, UNKNOWN, harmless))
+    assert stalled.requeue_after == pytest.approx(15.0), "the other one stalls later"
+    at_ten = planned(lasting.status, NOW + 10, problems=(missing, UNKNOWN))
+    stalls_now = planned(at_ten.status, NOW + STALL_SECONDS, problems=(missing, UNKNOWN))
+    assert stalls_now.requeue_after == pytest.approx(10.0), "what stalls now is waited for no longer"
+    assert planned(lasting.status, NOW + 59, problems=(harmless,)).requeue_after == pytest.approx(20.0)
+
+
+def test_condition_ready_names_the_problem_that_stops_a_group_without_queues() -> None:
+    disabled = Finding(Reason.CONSUMPTION_DISABLED, "Consumption is disabled")
+    found = planned(document=a_document(begun={}), pods=(), views={"orders": a_view(0)}, problems=(UNKNOWN, disabled))
+    assert condition(found, "Ready")["reason"] == "ConsumptionDisabled"
+
+
 def test_condition_stalled_is_false_while_a_problem_may_end_by_itself() -> None:
     first = planned(views={})
     assert condition(first, "Reconciling")["status"] == "True"
-    later = planned(first.status, NOW + 10 * STALL_SECONDS, views={})
+    later = planned(first.status, NOW + STALL_SECONDS, views={})
     assert condition(later, "BrokerMetadataUnavailable")["status"] == "True"
     assert condition(later, "Stalled")["status"] == "False"
     assert condition(later, "Reconciling")["status"] == "False"
@@ -109,17 +153,66 @@ def test_condition_of_a_problem_that_a_plan_did_not_look_for_is_not_over() -> No
     assert [event.reason for event in partial.events] == [Reason.WRITE_REJECTED]
     stalled = planned(partial.status, NOW + STALL_SECONDS, spec=None, problems=(refused,))
     assert condition(stalled, "Stalled")["reason"] == "UnknownTopic"
+    again = planned(partial.status, NOW + 6, spec=None, problems=(UNKNOWN,))
+    assert condition(again, "Degraded")["message"] == "No topic orders; The ConfigMap is refused", "each only once"
+    over = planned(planned(first.status, NOW + 5).status, NOW + 6, spec=None, problems=(refused,))
+    assert condition(over, "UnknownTopic")["status"] == "False", "it was over before"
     whole = planned(partial.status, NOW + 9, problems=(UNKNOWN,))
     assert condition(whole, "WriteRejected")["status"] == "False"
     assert [event.reason for event in whole.events] == []
 
 
-def test_condition_reconciling_follows_progressing() -> None:
-    found = planned(document=None, pods=obeying(DOCUMENT, m1={"report": None}, m2={"report": None}))
-    assert condition(found, "Progressing")["status"] == "True"
-    reconciling = condition(found, "Reconciling")
-    assert reconciling["status"] == "True"
-    assert reconciling["reason"] == condition(found, "Progressing")["reason"]
+JOINING = a_pod("m3", ready=False, stable_for=1.0, age=1.0)
+JOINED = a_pod("m3", a_report("m3", 5))
+SETTINGS = a_report("m1", 5, Q[:3], settings="other")
+NEW_GROUP: dict[str, Any] = {"document": a_document(begun={}), "pods": ()}
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"document": a_document(taken={Q[0]: ("m1", "m2")}, members={"m1": Q[1:3], "m2": Q[3:]})}, "HandoverInFlight"),
+        ({"pods": (*obeying(DOCUMENT), JOINED, replace(JOINING, name="m4", uid="m4"))}, "MembersStillJoining"),
+        (NEW_GROUP, "MembersStillJoining"),
+        (
+            {"pods": obeying(DOCUMENT, m1={"report": SETTINGS}), "settings": "{}", "desired_settings": "{}"},
+            "SettingsNotObeyed",
+        ),
+        (
+            {"document": replace(DOCUMENT, issued_at=format_time(NOW - 1)), "pods": (*obeying(DOCUMENT), JOINED)}
+            | {"policy": a_policy(triggers={"debounce": "10s"})},
+            "Debounce",
+        ),
+    ],
+)
+def test_condition_reconciling_follows_progressing(changed: dict[str, Any], reason: str) -> None:
+    found = planned(**changed)
+    assert (condition(found, "Progressing")["status"], condition(found, "Progressing")["reason"]) == ("True", reason)
+    assert (condition(found, "Reconciling")["status"], condition(found, "Reconciling")["reason"]) == ("True", reason)
+
+
+@pytest.mark.parametrize(
+    ("late", "sentence"),
+    [(("m1",), "m1 does not use"), (("m1", "m2"), "m1, m2 do not use")],
+)
+def test_condition_progressing_names_members_with_old_settings(late: tuple[str, ...], sentence: str) -> None:
+    shares = {"m1": Q[:3], "m2": Q[3:6]}
+    reports = {name: {"report": a_report(name, 5, shares[name], settings="other")} for name in late}
+    found = planned(pods=obeying(DOCUMENT, **reports), settings="{}", desired_settings="{}")
+    assert condition(found, "Progressing")["message"] == f"{sentence} the group's new settings yet"
+
+
+@pytest.mark.parametrize(("waited", "is_starting"), [(59.5, True), (60.0, False)])
+def test_condition_of_a_new_group_waits_a_minute_for_its_first_member(
+    waited: float,
+    is_starting: bool,  # noqa: FBT001 - a row
+) -> None:
+    first = planned(**NEW_GROUP)
+    assert condition(first, "Ready")["message"] == "6 queues wait for the group's first member"
+    later = planned(first.status, NOW + waited, **NEW_GROUP)
+    reason = "MembersStillJoining" if is_starting else "NoMembers"
+    assert (condition(later, "Ready")["reason"], condition(later, "Progressing")["reason"]) == (reason, reason)
+    assert condition(later, "Progressing")["status"] == str(is_starting)
 
 
 def test_condition_reconciling_is_true_while_the_deployment_is_rolled_out() -> None:

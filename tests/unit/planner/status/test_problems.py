@@ -3,11 +3,14 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from msgspec import structs
 
-from builders import NOW, a_document, a_snapshot, obeying
+from builders import LONG, NOW, a_document, a_pod, a_snapshot, a_view, obeying
 from rota.model import Finding, Queue, Reason
 from rota.planner import DecodedReport, Plan, Pod, plan
+from rota.planner.status.problems import FIRST_MEMBER_SECONDS
+from rota.timestamps import format_time
 
 Q = [Queue("orders", "a", number) for number in range(6)]
 DOCUMENT = a_document(members={"m1": Q[:3], "m2": Q[3:6], "m3": (), "m4": (), "m5": ()})
@@ -99,3 +102,88 @@ def test_condition_of_a_member_problem_is_false_when_the_member_recovers() -> No
     assert troubles(after) == []
     conditions = {it["type"]: it["status"] for it in after.status["conditions"]}
     assert conditions["AppNotListening"] == "False"
+
+
+def settings_problem(*late: str) -> str:
+    """Return the sentence about members that have used other settings for a long time."""
+    members = [
+        replace(pod, decoded_report=DecodedReport(structs.replace(pod.report, settings="other")))
+        if pod.report and pod.name in late
+        else pod
+        for pod in pods()
+    ]
+    found = planned(*members, settings="{}", desired_settings="{}", settings_age=LONG)
+    return next(it.message for it in found.problems if it.reason is Reason.SETTINGS_NOT_OBEYED)
+
+
+def test_condition_sentences_agree_with_the_number_of_members() -> None:
+    assert settings_problem("m1") == "m1 still uses old settings, long after the change"
+    assert settings_problem("m1", "m2") == "m1, m2 still use old settings, long after the change"
+    few = a_document(members={"m1": Q[:1], "m2": Q[1:2], "m3": (), "m4": ()})
+    found = plan(a_snapshot(document=few, pods=obeying(few), views={"orders": a_view(2)}), NOW)
+    [idle] = found.problems
+    assert idle.message == "4 members share 2 queues: 2 of them are idle"
+
+
+def no_members(*members: Pod, **world: Any) -> str:
+    return next(it.message for it in planned(*members, **world).problems if it.reason is Reason.NO_MEMBERS)
+
+
+def without_member(**changed: Any) -> tuple[Pod, ...]:
+    """Return m1 and m2, which count as members no more."""
+    return tuple(replace(pod, ready=False, **changed) for pod in pods()[:2])
+
+
+def test_condition_no_members_names_pods_that_are_not_ready_or_cannot_reach_a_broker() -> None:
+    out = without_member()
+    gone = frozenset({"uid-m2", "uid-m3", "uid-m4", "uid-m5"})
+    sentence = "No member can work 6 queues: {}; what was assigned stays"
+    assert no_members(out[0], deleted_uids=gone) == sentence.format("m1 is not ready")
+    assert no_members(*out, deleted_uids=gone - {"uid-m2"}) == sentence.format("m1, m2 are not ready")
+    assert no_members(replace(out[0], decoded_report=None), deleted_uids=gone) == sentence.format("m1 is not ready")
+    assert out[0].report
+    unreached = structs.replace(out[0].report, brokers={"c": False, "b": False, "a": True, "d": False})
+    cannot_reach = replace(out[0], decoded_report=DecodedReport(unreached))
+    assert no_members(cannot_reach, deleted_uids=gone) == sentence.format("m1 cannot reach b, c, d")
+
+
+@pytest.mark.parametrize(
+    ("obstacles", "sentence"),
+    [
+        ({"p1": ""}, ""),
+        ({"p1": "ErrImagePull"}, ": p1 does not run: ErrImagePull"),
+        ({"p1": "ErrImagePull", "p2": "ErrImagePull", "p3": ""}, ": p1, p2 do not run: ErrImagePull"),
+        ({"p1": "", "p2": "ErrImagePull", "p3": "Unschedulable"}, ": p2 does not run: ErrImagePull"),
+        ({"ended": "ErrImagePull", "p2": "Unschedulable"}, ": p2 does not run: Unschedulable"),
+    ],
+)
+def test_condition_of_a_group_that_starts_has_what_keeps_its_pods_from_running(
+    obstacles: dict[str, str], sentence: str
+) -> None:
+    starting = [
+        a_pod(name, started=False, ready=False, obstacle=obstacle, ended=name == "ended")
+        for name, obstacle in obstacles.items()
+    ]
+    found = plan(a_snapshot(document=a_document(begun={}), pods=tuple(starting)), NOW)
+    [ready] = [it for it in found.status["conditions"] if it["type"] == "Ready"]
+    assert ready["message"] == f"6 queues wait for the group's first member{sentence}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "is_over"), [("Ready", "False", True), ("Ready", "True", False), ("Progressing", "False", False)]
+)
+def test_condition_no_members_waits_for_a_new_group_since_it_was_not_ready(
+    kind: str,
+    status: str,
+    is_over: bool,  # noqa: FBT001 - a row
+) -> None:
+    condition = {"type": kind, "status": status, "reason": "BrokerMetadataUnavailable", "message": ""}
+    since = {"lastTransitionTime": format_time(NOW - FIRST_MEMBER_SECONDS - 1)}
+    world: dict[str, Any] = {"document": a_document(begun={}), "status": {"conditions": [condition | since]}}
+    reasons = {it.reason for it in plan(a_snapshot(**world), NOW).problems}
+    assert (Reason.NO_MEMBERS in reasons) is is_over
+
+
+def test_condition_no_members_does_not_wait_where_unmanaged_consumers_work() -> None:
+    found = plan(a_snapshot(document=a_document(begun={}), unmanaged_consumers=("10.0.0.9@1",)), NOW)
+    assert Reason.NO_MEMBERS in {it.reason for it in found.problems}

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from builders import LONG, NOW, a_document, a_pod, a_report, a_snapshot, a_view, obeying
+from builders import LONG, NOW, a_document, a_pod, a_report, a_snapshot, a_spec, a_view, obeying
 from rota import records
 from rota.kube.reconcile.reconciler import ReconcileResult
 from rota.kube.state.group import Group
@@ -69,6 +69,39 @@ def test_journal_owners_record_has_rules_that_restore_the_policy() -> None:
 def test_journal_owners_record_lists_a_deleted_pod_of_the_stored_assignment() -> None:
     snapshot = replace(SNAPSHOT, pods=tuple(pod for pod in SNAPSHOT.pods if pod.name != "m2"))
     assert (whole(snapshot).members["m2"].standing, whole(snapshot).members["m2"].uid) == ("Ended", "uid-m2")
+
+
+def test_journal_owners_record_has_nothing_of_the_namesake_of_a_deleted_pod() -> None:
+    namesake = replace(a_pod("m2", a_report("m2", 5, (), uid="new"), uid="new"), room="west")
+    snapshot = replace(SNAPSHOT, pods=(*(pod for pod in SNAPSHOT.pods if pod.name != "m2"), namesake))
+    found = whole(snapshot)
+    assert (found.members["m2"].standing, found.members["m2"].uid, found.members["m2"].room) == (
+        "Ended",
+        "uid-m2",
+        None,
+    )
+    assert list(found.members) == ["m1", "m2", "m3"]
+
+
+def test_journal_owners_record_of_a_pod_without_a_member_state_is_that_it_ended() -> None:
+    assert SNAPSHOT.document
+    assert SNAPSHOT.spec
+    found = read(owners_record(SNAPSHOT, Plan(), SNAPSHOT.document, SNAPSHOT.spec, NOW))
+    assert {member.standing for member in found.members.values()} == {"Ended"}
+
+
+def test_journal_owners_record_has_no_unowned_queue_of_a_broadcasting_group_or_of_unmanaged_consumers() -> None:
+    everyone = a_document(members={"m1": (), "m2": ()}, everyone=tuple(Q[:7]))
+    spec = a_spec(messageModel="Broadcasting", policyRef={"name": "rules"})
+    found = whole(replace(SNAPSHOT, spec=spec, document=everyone, pods=obeying(everyone)))
+    assert (found.unowned, found.policy, found.model) == ({}, "rules", "Broadcasting")
+    assert SNAPSHOT.document
+    plan_with_unmanaged = Plan(unmanaged_queues=frozenset({Q[6]}))
+    views = {**SNAPSHOT.views, "payments": None}
+    snapshot = replace(SNAPSHOT, views=views)
+    assert snapshot.spec
+    shared = read(owners_record(snapshot, plan_with_unmanaged, SNAPSHOT.document, snapshot.spec, NOW))
+    assert shared.unowned == {}, "a topic without metadata has no known queues"
 
 
 def done(generation: int, *, barrier: int = 0) -> ReconcileResult:
