@@ -31,11 +31,11 @@ from hypothesis import Phase, settings
 
 ROOT = Path(__file__).parents[1]
 ROTA, PAGE = Path("operator/rota"), Path("docs/mutants.md")
-PLANNER = ["tests/unit/planner/test_planner.py", "tests/unit/planner/test_details.py", "tests/unit/test_gates.py"]
-PLANNER += ["tests/unit/planner/test_explain.py", "tests/unit/planner/test_status.py"]
+PLANNER = ["tests/unit/planner", "tests/unit/test_gates.py"]
 TESTS = {  # what speaks about each
     "handover.py": ["tests/unit/test_handover.py", *PLANNER],
     "gates.py": PLANNER,
+    "planner/status/journal_records.py": [*PLANNER, "tests/unit/kube/telemetry/journal/test_recorder.py"],
     "planner": PLANNER,
     "lag.py": ["tests/unit/test_lag.py"],
     "kube/brokers/lag/lag_totals.py": ["tests/unit/kube/brokers/lag/test_lag_totals.py"],
@@ -153,8 +153,8 @@ class Mutant(NamedTuple):
 
 
 def mutants(path: Path) -> Iterator[Mutant]:
-    """Yield every mutant of a file; its one tree is changed and put right again for each."""
-    tree, members = ast.parse((ROOT / path).read_text()), defaultdict[str, set[str]](set)
+    """Yield every mutant of a file of the copied tree; its one tree is changed and put right again for each."""
+    tree, members = ast.parse(path.read_text()), defaultdict[str, set[str]](set)
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.attr.isupper():
             members[node.value.id].add(node.attr)  # an enumeration's
@@ -388,7 +388,7 @@ def known(mutant: Mutant) -> bool:
 def main() -> int:
     """Print the survivors that the page does not know, and a table; 1 if there are such."""
     asked = [Path(it) for it in sys.argv[1:]] or [ROTA / room for room in TESTS]
-    paths = [it for some in asked for it in ([some] if some.is_file() else sorted(some.glob("*.py")))]
+    paths = [it for some in asked for it in ([some] if some.is_file() else sorted(some.rglob("*.py")))]
     tests = {test for path in paths for test in speaking_of(path)}
     phases = [Phase.explicit, Phase.generate]
     settings.register_profile("mutants", deadline=None, derandomize=True, max_examples=10, phases=phases)
