@@ -8,7 +8,6 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from enum import StrEnum
 from typing import Any, NamedTuple
 
 from rota.kube.client.api import Api, ApiError, ConflictError, NoResponseError
@@ -68,14 +67,6 @@ class CoalescingTask:
         self._task = None
 
 
-class _Step(StrEnum):
-    """A step whose failures are counted, as log lines name it."""
-
-    PUBLISH = "Writing status and Events"
-    STATUS = "Writing the status"
-    DEPLOYMENT = "Updating the Deployment"
-
-
 class StatusPublisher:
     """Publishes the status and Events of one group, and maintains its Deployment."""
 
@@ -85,7 +76,7 @@ class StatusPublisher:
         self._events: deque[Event] = deque(maxlen=MAX_QUEUED_EVENTS)
         self._status_task = CoalescingTask(hooks.start_task, self._write_queued)
         self._deployment_task = CoalescingTask(hooks.start_task, self._sync_deployment)
-        self._failures: Counter[_Step] = Counter()
+        self._failures: Counter[str] = Counter()
         self._write_counts = _zero_writes()
 
     def publish(self, plan: Plan, now: float, *, is_carried_out: bool) -> None:
@@ -117,9 +108,9 @@ class StatusPublisher:
                 async with self._hooks.status_slots:
                     await self._write_next()
         except Exception as error:  # noqa: BLE001 - affects one group; the status is written again
-            self._retry_later(_Step.PUBLISH, error)
+            self._retry_later("told of", error)
         else:
-            self._failures[_Step.PUBLISH] = 0
+            self._failures["told of"] = 0
 
     async def _write_next(self) -> None:
         """Write the newest status and the oldest Event, so that the status does not wait for all Events."""
@@ -141,10 +132,10 @@ class StatusPublisher:
         if written is None:
             pace.on_write_failed(status, now())
             self._hooks.requeue_after(
-                max(self._next_pause(_Step.STATUS), pace.seconds_to_write(group.published_status, now()))
+                max(self._next_pause("taken"), pace.seconds_to_write(group.published_status, now()))
             )
             return
-        self._failures[_Step.STATUS] = 0
+        self._failures["taken"] = 0
         pace.on_written(status)
         if group.is_older(written.metadata):
             self._hooks.set_spec(group, written)
@@ -155,12 +146,12 @@ class StatusPublisher:
             async with self._hooks.deployment_slots:
                 writes = await self._deployments.sync(self._group)
         except Exception as error:  # noqa: BLE001 - affects one group; the Deployment is updated again
-            self._retry_later(_Step.DEPLOYMENT, error)
+            self._retry_later("seen to", error)
             return
         self._write_counts["deployment"] += writes
         if self._group.key_problems or unauthenticated_pods(self._group.pods):
             self._hooks.requeue_after(REWRITE_SECONDS)
-        self._failures[_Step.DEPLOYMENT] = 0
+        self._failures["seen to"] = 0
         problems = self._group.deployment_problems
         if rollout != self._group.rollout:
             self._hooks.requeue_after(0.0)
@@ -168,7 +159,7 @@ class StatusPublisher:
             reasons = [[finding.reason for finding in findings] for findings in (previous, problems)]
             self._hooks.requeue_after(0.0 if reasons[0] != reasons[1] else RETRY_PAUSES_SECONDS[0])
 
-    def _retry_later(self, step: _Step, error: Exception) -> None:
+    def _retry_later(self, step: str, error: Exception) -> None:
         """Repeat a failed step later; at once after a first conflict, which means that another writer came first."""
         stale, first = isinstance(error, ConflictError), not self._failures[step]
         pause = self._next_pause(step)
@@ -176,10 +167,10 @@ class StatusPublisher:
         if not stale:
             expected = isinstance(error, ApiError | NoResponseError)
             fields = group_fields(self._group.namespace, self._group.name, seconds=seconds)
-            _log.warning("%s failed; retrying: %s", step, error, exc_info=None if expected else error, extra=fields)
+            _log.warning("The group is %s again: %s", step, error, exc_info=None if expected else error, extra=fields)
         self._hooks.requeue_after(seconds)
 
-    def _next_pause(self, step: _Step) -> float:
+    def _next_pause(self, step: str) -> float:
         """Count one more failure in a row; return the seconds to wait after it."""
         self._failures[step] += 1
         return RETRY_PAUSES_SECONDS[min(self._failures[step], len(RETRY_PAUSES_SECONDS)) - 1]

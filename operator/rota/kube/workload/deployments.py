@@ -19,8 +19,8 @@ from rota.spec.resolved import decode_drain_timeout
 
 _UNKNOWN_FIELD_TEXT = "failed to create typed patch object"  # the message for an unknown field, with status 500
 _DISABLED_MESSAGE = (
-    "This operator manages no Deployments (--no-fleets; rbac.fleets in the chart): remove spec.template, and add the"
-    " sidecar to your own Deployment with rota inject"
+    "This operator manages no Deployments (--no-fleets; rbac.fleets in the chart): remove spec.template, and put the"
+    " sidecar into a Deployment of your own with rota inject"
 )
 
 
@@ -93,7 +93,7 @@ class Deployments:
         if current is None and key not in self._applied:  # without the label it is not watched
             current = await self._read(key)
         if current and not current.metadata.is_owned_by(group.uid):
-            message = f"The Deployment {group.name} is not owned by this group; delete it or rename the group"
+            message = f"The Deployment {group.name} is somebody else's; delete it or rename the group"
             return (Finding(Reason.RESOURCE_CONFLICT, message),), 0
         try:
             writes = await self._apply(group, spec, current)
@@ -103,7 +103,7 @@ class Deployments:
         except NoResponseError as error:
             message = f"The Deployment {group.name} could not be written: {error}"
         except ApiError as error:
-            message = f"The API server rejected spec.template: {_rejection_cause(error)}"
+            message = f"spec.template is refused: {_rejection_cause(error)}"
         return (Finding(Reason.TEMPLATE_REJECTED, message),), 0
 
     async def _read(self, key: ObjectKey) -> Deployment | None:
