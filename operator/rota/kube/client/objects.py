@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Container, Mapping
-from enum import Enum, auto
 from typing import Any
 
 import msgspec
@@ -10,8 +9,9 @@ from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
 from rota.documents import GZIP_KEY, PLAIN_KEY
+from rota.kube.client.deployment_status import DeploymentStatus, Rollout
 from rota.kube.client.pod_status import SIDECAR_CONTAINER, PodStatus, trim_status
-from rota.model import Poke, single_line
+from rota.model import Poke
 
 GROUP_LABEL = "rota.dev/group"
 POKE_ANNOTATION = "rota.dev/generation"
@@ -305,42 +305,6 @@ class ConfigMap(Struct, frozen=True, rename="camel", weakref=True):
     def size_bytes(self) -> int:
         """The size of its contents in memory."""
         return sum(map(len, self.data.values())) + sum(map(len, self.binary_data.values()))
-
-
-class Rollout(Enum):
-    """How far a Deployment's pods follow its newest template."""
-
-    COMPLETE = auto()
-    UNDER_WAY = auto()
-    FAILED = auto()  # no progress for progressDeadlineSeconds
-
-
-class DeploymentCondition(Struct, frozen=True):
-    """A condition of a Deployment."""
-
-    type: str
-    reason: str = ""
-    message: str = ""
-
-
-class DeploymentStatus(Struct, frozen=True, rename="camel"):
-    """The progress of a rollout, as the Deployment controller reports it."""
-
-    observed_generation: int = 0
-    replicas: int = 0
-    updated_replicas: int = 0
-    conditions: tuple[DeploymentCondition, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Drop unused conditions, and the end of a long message."""
-        kept = [condition for condition in self.conditions if condition.type == "Progressing"]
-        shortened = tuple(replace(condition, message=single_line(condition.message)) for condition in kept)
-        force_setattr(self, "conditions", shortened)
-
-    @property
-    def progressing(self) -> DeploymentCondition:
-        """The condition Progressing; without a deadline the controller sets none, and nothing contradicts success."""
-        return self.conditions[0] if self.conditions else DeploymentCondition("Progressing", "NewReplicaSetAvailable")
 
 
 class Deployment(Struct, frozen=True):

@@ -6,7 +6,8 @@ from collections.abc import Collection
 import msgspec
 
 from rota.kube.client.api import Api, ApiError, ConflictError, NoResponseError
-from rota.kube.client.objects import MAX_DEPLOYMENT_BYTES, Deployment, ObjectKey, Rollout
+from rota.kube.client.deployment_status import Rollout
+from rota.kube.client.objects import MAX_DEPLOYMENT_BYTES, Deployment, ObjectKey
 from rota.kube.client.paths import object_path
 from rota.kube.state.group import AppliedTemplate, Group
 from rota.kube.state.member_problems import unauthenticated_pods

@@ -9,16 +9,14 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from rota.kube.client.api import Api, ApiError, ConflictError
+from rota.kube.client.deployment_status import DeploymentCondition, DeploymentStatus, Rollout
 from rota.kube.client.objects import (
     MAX_DEPLOYMENT_BYTES,
     MAX_SPEC_BYTES,
     CustomResource,
     Deployment,
-    DeploymentCondition,
-    DeploymentStatus,
     Metadata,
     OwnerReference,
-    Rollout,
 )
 from rota.kube.state.broker_state import BrokerState
 from rota.kube.state.group import Group
