@@ -146,7 +146,7 @@ async def _try_relist(informer: Informer[Any]) -> bool:
     try:
         await informer.relist()
     except (ApiError, NoResponseError) as error:
-        _log.warning("%s cannot be listed: %s", informer.path, error)
+        _log.warning("Listing %s failed: %s", informer.path, error)
         return False
     return True
 
@@ -180,7 +180,7 @@ async def run_kopf(
     except RecursionError:  # from the JSON decoder that kopf uses
         return NESTED_TOO_DEEPLY
     except Exception as error:  # noqa: BLE001 - kopf's types are private; a kind was deleted, or is forbidden
-        _log.error("Groups and policies cannot be watched any more, so this operator ends: %s", error)
+        _log.error("Watching ConsumerGroups and RebalancePolicies failed, so the operator exits: %s", error)
         return 1
     else:
         return 0

@@ -77,7 +77,8 @@ class Observers:
         self._journal.write(records)
         for record in records:
             fields = group_fields(*key, member=record["to"], reason=record["cause"])
-            _log.info("%d messages came again with queues of %s", record["messages"], record["from"], extra=fields)
+            text = "%d messages were redelivered after a handover of queues from %s"
+            _log.info(text, record["messages"], record["from"], extra=fields)
 
     def on_group_changed(self, key: ObjectKey) -> None:
         """Publish that a group changed; drop the counters of a deleted group."""

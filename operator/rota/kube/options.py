@@ -47,23 +47,22 @@ def parse_namespaces(texts: Sequence[str]) -> list[str]:
     names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
     for name in names:
         if not is_dns_label(name):
-            raise ValueError(
-                f"--namespace {single_line(name, 100)!r} is no name; give one that kubectl get namespaces shows"
-            )
+            mistake = f"--namespace {single_line(name, 100)!r} is not a valid namespace name"
+            raise ValueError(f"{mistake}; kubectl get namespaces lists them")
     return names
 
 
 def check_options(options: Options) -> None:
     """Raise ValueError for invalid options; otherwise each use of them would fail at run time."""
     if not is_dns_label(options.own_namespace):
-        mistake = f"--own-namespace {single_line(options.own_namespace, 100)!r} is no name"
-        raise ValueError(f"{mistake}; give one that kubectl get namespaces shows")
+        mistake = f"--own-namespace {single_line(options.own_namespace, 100)!r} is not a valid namespace name"
+        raise ValueError(f"{mistake}; kubectl get namespaces lists them")
     if not is_dns_subdomain(options.lease):
-        mistake = f"--lease {single_line(options.lease, 100)!r} is no name"
-        raise ValueError(f"{mistake} that an object can have; give lower-case letters, digits and -, such as rota")
+        mistake = f"--lease {single_line(options.lease, 100)!r} is not a valid object name"
+        raise ValueError(f"{mistake}; use lower-case letters, digits and -, such as rota")
     if options.identity and not re.fullmatch(r"[A-Za-z0-9][-A-Za-z0-9_.]{,239}", options.identity):
-        mistake = f"--identity {single_line(options.identity, 100)!r} is no name"
-        raise ValueError(f"{mistake}; files of the journal have it, too: give 240 letters, digits, -, _ and . at most")
+        mistake = f"--identity {single_line(options.identity, 100)!r} is not valid"
+        raise ValueError(f"{mistake}; it is part of journal file names: use up to 240 letters, digits, -, _ and .")
     if options.page_tls and options.page_auth == "None":
-        raise ValueError("--page-tls is for --page-auth Kubernetes; give both or none of them")
+        raise ValueError("--page-tls is for --page-auth Kubernetes; give both or neither")
     read_networks(options.broker_networks)

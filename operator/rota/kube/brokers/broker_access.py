@@ -133,7 +133,7 @@ class BrokerAccessReader:
         try:
             return [base64.b64decode(secret.data[key]).decode() for key in keys]
         except UnicodeDecodeError:
-            raise MissingSecretError(f"Secret {name} has a value that is no text; write it anew") from None
+            raise MissingSecretError(f"Secret {name} has a value that is not UTF-8 text; replace it") from None
 
 
 def _tls_context(rocketmq: RocketMQ, authority: str, client: KeyPair | None) -> ssl.SSLContext:
@@ -156,7 +156,7 @@ def _trust_authority(name: str, authority: str) -> ssl.SSLContext:
     try:
         return client_context(authority)
     except ValueError:
-        raise MissingSecretError(f"Secret {name} has no certificate under ca.crt; put one there in PEM") from None
+        raise MissingSecretError(f"Secret {name} has no PEM certificate under ca.crt; add it") from None
 
 
 def _return(context: ssl.SSLContext) -> ssl.SSLContext:

@@ -116,5 +116,5 @@ class ConsumerPoller:
                 async with self._slots:
                     return await self._brokers.consumer_settings(interest.consumer_group, client_id, broker)
             except BrokerError as error:
-                _log.debug("%s did not report its settings: %s", client_id, error, extra=group_fields(*key))
+                _log.debug("Consumer %s did not return its settings: %s", client_id, error, extra=group_fields(*key))
         return None

@@ -331,7 +331,7 @@ class BrokerRegistry:
             try:
                 await cluster.brokers.unlock(binding.interest.consumer_group, client_id, queues)
             except BrokerError as error:
-                _log.info("The locks of %s were not given back: %s", client_id, error)
+                _log.info("The queue locks of %s could not be released: %s", client_id, error)
 
     def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -341,4 +341,4 @@ class BrokerRegistry:
     def _on_task_done(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()):
-            _log.warning("Brokers could not be asked: %s", error)
+            _log.warning("A request to the brokers failed: %s", error)

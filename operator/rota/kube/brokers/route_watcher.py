@@ -173,7 +173,7 @@ class RouteWatcher:
             try:
                 await poll()
             except Exception:  # noqa: BLE001 - one failed poll must not end the polling
-                _log.exception("What brokers tell was not understood")
+                _log.exception("Polling brokers failed unexpectedly")
 
     async def poll_group(self, key: ObjectKey) -> None:
         """Poll routes and online consumers of one group now."""
@@ -239,7 +239,7 @@ class RouteWatcher:
                 _merge_consumers(responses, twice, asyncio.get_running_loop().time()) if brokers else _OnlineConsumers()
             )
         except BrokerError as error:
-            _log.info("The broker refused or did not answer: %s", error, extra=group_fields(*key))
+            _log.info("The broker rejected the request or did not respond: %s", error, extra=group_fields(*key))
             refused = isinstance(error, RejectedError)
             current = _OnlineConsumers(problems=(Finding(Reason.BROKER_REFUSES, str(error)),) if refused else ())
         if self._interests.get(key) != interest:  # the group was deleted or changed meanwhile
@@ -286,7 +286,8 @@ class RouteWatcher:
                 None if rejection or route.queues is None else QueueView(route.queues, now - route.unchanged_since)
             )
             if isinstance(route.error, NotFoundError) and topic in interest.topics:
-                problems.append(Finding(Reason.UNKNOWN_TOPIC, f"{route.error}; create it, or mend spec.subscriptions"))
+                message = f"{route.error}; create the topic, or correct spec.subscriptions"
+                problems.append(Finding(Reason.UNKNOWN_TOPIC, message))
             elif isinstance(route.error, UnreachableError) and topic in interest.topics:
                 problems.append(Finding(Reason.BROKER_UNREACHABLE, str(route.error)))
             elif isinstance(route.error, RejectedError):
@@ -317,7 +318,7 @@ def _merge_consumers(
     settings = {response.broker: response.settings for response in responses if response.settings}
     disabled = [broker for broker, setting in settings.items() if not setting.consume_enabled]
     if disabled:
-        message = f"The group is switched off at {', '.join(disabled)}; consumeEnable switches it on"
+        message = f"Consumption is disabled for the group at {', '.join(disabled)}; enable it with mqadmin updateSubGroup -s true"
         problems.append(Finding(Reason.CONSUMPTION_DISABLED, message))
     duplicates: dict[str, _DuplicateId] = {}
     occurrences = Counter[str]()
@@ -343,7 +344,10 @@ def _duplicate_id_problems(online: _OnlineConsumers, now: float, member_suffixes
     )
     if not several:
         return []
-    message = f"Several consumers call themselves {', '.join(several[:3])}; of queues that are theirs some stay unread"
+    names = ", ".join(several[:3])
+    message = (
+        f"Several consumers use the client ids {names}, so some of their queues stay unread; make client ids unique"
+    )
     return [Finding(Reason.DUPLICATE_CLIENT_IDS, message)]
 
 

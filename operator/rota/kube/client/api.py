@@ -40,10 +40,10 @@ MAX_DEPTH_LEVELS = 100  # levels of an object; what lies deeper is read as null 
 
 
 class ApiError(Exception):
-    """The server refused; `status` is the HTTP code, and `reason` the API's word for it."""
+    """The server rejected the request; `status` is the HTTP code, and `reason` the API's machine-readable cause."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
-        super().__init__(message or f"The API server answered {status}")
+        super().__init__(message or f"The API server responded with status {status}")
         self.status, self.reason = status, reason
 
     @property
@@ -72,7 +72,7 @@ class ConflictError(Exception):
 
 
 class NoResponseError(Exception):
-    """The server did not answer."""
+    """The server did not respond."""
 
 
 class _TooLongError(NoResponseError):
@@ -153,9 +153,11 @@ class Api:
             async with self._connections.websocket(url, params=params, protocols=[protocol]) as websocket:
                 yield websocket
         except aiohttp.WSServerHandshakeError as error:
-            raise ApiError(error.status, "", f"The API server answered {error.status} to {path}") from error
+            raise ApiError(
+                error.status, "", f"The API server responded with status {error.status} to {path}"
+            ) from error
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            raise NoResponseError(f"The API server did not answer {path}: {describe_failure(error)}") from error
+            raise NoResponseError(f"The API server did not respond to {path}: {describe_failure(error)}") from error
 
     async def pages(self, path: str, kind: type[T], params: Params | None = None) -> AsyncGenerator[Page[T]]:
         """Read the current objects of a collection, page by page.
@@ -213,9 +215,9 @@ class Api:
                     event_version = _decode(event.object, _VersionedObject).metadata.resource_version
                     yield event.type, None if event.type == "BOOKMARK" else _decode(event.object, kind), event_version
         except HttpProcessingError as error:  # resuming would bring the same event again
-            raise ApiError(HTTPStatus.GONE, "Expired", f"An event is too long: {error}") from None
+            raise ApiError(HTTPStatus.GONE, "Expired", f"A watch event is too large: {error}") from None
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            raise NoResponseError(f"The watch of {path} broke: {describe_failure(error)}") from None
+            raise NoResponseError(f"The watch of {path} failed: {describe_failure(error)}") from None
 
     async def create(self, path: str, body: Mapping[str, Any], kind: type[T], params: Params | None = None) -> T:
         """Post an object to its collection."""
@@ -249,7 +251,7 @@ class Api:
             try:
                 return response, await read_body(response, limit_bytes)
             except BodyTooLargeError as error:
-                raise _TooLongError(f"What is answered to {method} {path} is too long: {error}") from error
+                raise _TooLongError(f"The response to {method} {path} is too large: {error}") from error
 
     async def _request(
         self,
@@ -288,14 +290,15 @@ class Api:
                     await asyncio.sleep(_retry_after_seconds(response))
                     response, text = await self._send_once(method, path, **sent)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            raise NoResponseError(f"The API server did not answer {method} {path}: {describe_failure(error)}") from None
+            cause = describe_failure(error)
+            raise NoResponseError(f"The API server did not respond to {method} {path}: {cause}") from None
         return response.status, text
 
 
 def _check_not_redirected(method: str, path: str, response: aiohttp.ClientResponse) -> None:
     if is_redirect(response.status):
-        location = single_line(response.headers.get("Location", "nowhere"), 100)
-        raise NoResponseError(f"{method} {path} was answered by a redirect to {location}, which is not followed")
+        location = single_line(response.headers.get("Location", "an unnamed location"), 100)
+        raise NoResponseError(f"{method} {path} was redirected to {location}; redirects are not followed")
 
 
 def _retry_after_seconds(response: aiohttp.ClientResponse) -> float:
@@ -313,7 +316,7 @@ def _decode(text: bytes | msgspec.Raw, kind: type[T]) -> T:
         except RecursionError:
             return msgspec.json.decode(without_deep_values(bytes(text), MAX_DEPTH_LEVELS), type=kind)
     except msgspec.DecodeError as error:  # from a proxy in between, or of a malformed object
-        raise NoResponseError(f"What the API server answered is no {kind.__name__}: {error}") from None
+        raise NoResponseError(f"The API server's response is not a valid {kind.__name__}: {error}") from None
 
 
 def _decode_error(status: int, text: bytes) -> ApiError:

@@ -74,12 +74,12 @@ class Informer(Generic[T]):
                 failed = False
             except ApiError as error:
                 if not error.is_expired:
-                    _log.warning("%s cannot be followed: %s", self.path, error)
+                    _log.warning("The watch of %s failed: %s", self.path, error)
                 self._resource_version = ""
             except NoResponseError as error:
                 _log.info("%s", error)
             except Exception:  # noqa: BLE001 - if it ended here, the operator would see no more events
-                _log.exception("%s cannot be followed; it is listed again", self.path)
+                _log.exception("The watch of %s failed unexpectedly; listing again", self.path)
                 self._resource_version = ""
             pause = MIN_RETRY_SECONDS if self.last_message_at > heard_before else min(2 * pause, MAX_RETRY_SECONDS)
             if failed or self.last_message_at == heard_before:
@@ -146,7 +146,7 @@ class Informer(Generic[T]):
         try:
             handler(item)
         except Exception:  # noqa: BLE001 - concerns one object
-            _log.exception("%s: %s/%s cannot be handled", self.path, *item.metadata.key)
+            _log.exception("The event handler of %s failed for %s/%s", self.path, *item.metadata.key)
 
     def _note_message(self) -> None:
         self.last_message_at = asyncio.get_running_loop().time()

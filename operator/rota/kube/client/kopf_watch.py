@@ -87,7 +87,8 @@ async def _end_tasks(root_tasks: Collection[Task]) -> None:
     deadline = loop.time() + SHUTDOWN_SECONDS
     while tasks := [task for task in asyncio.all_tasks() if task in root_tasks or _is_kopf_task(task)]:
         if loop.time() > deadline:
-            _log.error("Tasks of kopf do not end: %s", ", ".join(sorted(task.get_name() for task in tasks)))
+            names = ", ".join(sorted(task.get_name() for task in tasks))
+            _log.error("kopf tasks did not stop within %.0f s: %s", SHUTDOWN_SECONDS, names)
             return
         watches = [task for task in tasks if not task.get_name().startswith("pause-waiter")]
         for task in watches or tasks:

@@ -116,7 +116,7 @@ class LeaderElector:
                 held = await self._acquire()
         except (ApiError, NoResponseError, TimeoutError) as error:
             self._was_refused = isinstance(error, ApiError)
-            self._log_problem(str(error) or "the API server is slow")
+            self._log_problem(str(error) or "the API server did not respond in time")
             if self.is_leading and self._now > self._leads_until:
                 self._set_leading(is_leading=False)
             return
@@ -160,7 +160,7 @@ class LeaderElector:
         else:
             has_ended = pod.metadata.uid != uid
         if has_ended:
-            _log.info("The pod %s with uid %s, which holds the Lease, does not exist any more", holder, uid)
+            _log.info("The Lease's holder %s (pod uid %s) no longer exists; acquiring the Lease", holder, uid)
         return has_ended
 
     async def _read_lease(self) -> Lease | None:
@@ -199,7 +199,7 @@ class LeaderElector:
     def _set_leading(self, *, is_leading: bool) -> None:
         if is_leading != self.is_leading:
             self.is_leading = is_leading
-            _log.info("%s %s", self._identity, "leads" if is_leading else "does not lead any more")
+            _log.info("%s became the leader" if is_leading else "%s is no longer the leader", self._identity)
             self._on_leadership(is_leading)
 
     async def _release(self) -> None:
@@ -213,4 +213,4 @@ class LeaderElector:
                     metadata = {"name": self._name, "resourceVersion": lease.metadata.resource_version}
                     await self._api.replace(self._path, {"metadata": metadata, "spec": spec}, Lease)
         except (ApiError, NoResponseError, TimeoutError) as error:
-            _log.info("The Lease was not given back: %s", error)
+            _log.info("The Lease could not be released: %s", error)

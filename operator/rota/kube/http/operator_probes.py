@@ -87,16 +87,15 @@ class ProbeServer:
 
     async def _health(self, _: web.Request) -> web.Response:
         now = asyncio.get_running_loop().time()
-        deaf = [
+        silent = [
             watch.path
             for watch in without_forbidden_namespaces(self._informers)
             if now - watch.last_message_at > MAX_WATCH_SILENCE_SECONDS
         ]
-        if deaf:
-            return web.Response(
-                status=503, text=f"nothing was heard for {MAX_WATCH_SILENCE_SECONDS:.0f} s of {', '.join(deaf)}\n"
-            )
-        return web.Response(text="leads\n" if self._is_leading() else "stands by\n")
+        if silent:
+            text = f"no watch event for {MAX_WATCH_SILENCE_SECONDS:.0f} s: {', '.join(silent)}\n"
+            return web.Response(status=503, text=text)
+        return web.Response(text="leader\n" if self._is_leading() else "standby\n")
 
     async def _readiness(self, _: web.Request) -> web.Response:
         if self._is_login_rejected():

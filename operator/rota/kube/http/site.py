@@ -88,7 +88,7 @@ class _Site:
     def _file(self, request: web.Request, name: str) -> web.StreamResponse:
         content = self._files.get(name)
         if content is None:
-            return _error_response(404, "There is no such file")
+            return _error_response(404, "No such file")
         tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'  # an image's files may share one date
         headers = {**_FILE_HEADERS, "etag": tag, "content-type": CONTENT_TYPES[Path(name).suffix]}
         if tag in request.headers.get("if-none-match", ""):
@@ -132,13 +132,13 @@ class _Site:
         only = request.query.get("group")
         namespace, _, name = (only or "").partition("/")
         if only is not None and (not (namespace and name) or "/" in name):
-            return _error_response(400, f"group is NAMESPACE/NAME, not {single_line(only, 100)!r}")
+            return _error_response(400, f"group must be NAMESPACE/NAME, not {single_line(only, 100)!r}")
         if only is not None:
             await check_may_read(request, namespace)
         if only is not None and not self._views.has_group(namespace, name):
             return _group_not_found(namespace, name)
         if self._broadcaster.is_closed:
-            return _error_response(503, "This operator is ending; ask again")
+            return _error_response(503, "The operator is shutting down; retry")
         stream = web.StreamResponse(headers={**_RESPONSE_HEADERS, "content-type": "text/event-stream"})
         with self._broadcaster.subscribe((namespace, name) if only else None) as listener, suppress(ConnectionError):
             await stream.prepare(request)
@@ -148,10 +148,9 @@ class _Site:
 
     async def not_found(self, request: web.Request) -> web.StreamResponse:
         if request.method != "GET":
-            return _error_response(
-                405, f"{single_line(request.method, 20)} is not answered here; GET is", {"allow": "GET"}
-            )
-        return _error_response(404, f"There is nothing at {single_line(request.path, 100)}; see docs/page.md")
+            sentence = f"Method {single_line(request.method, 20)} is not allowed; use GET"
+            return _error_response(405, sentence, {"allow": "GET"})
+        return _error_response(404, f"No such path: {single_line(request.path, 100)}; see docs/page.md")
 
     async def _stream_events(self, request: web.Request, stream: web.StreamResponse, listener: Listener) -> None:
         """Write events to the stream until the client disconnects, or the stream or the operator ends."""
@@ -207,11 +206,12 @@ async def _send_json(request: web.Request, value: Any) -> web.StreamResponse:
 
 
 def _too_many() -> web.Response:
-    return _error_response(503, f"{MAX_DETAILS} responses about groups are being sent; ask again")
+    return _error_response(503, f"Too many concurrent requests ({MAX_DETAILS}); retry")
 
 
 def _group_not_found(namespace: str, name: str) -> web.Response:
-    return _error_response(404, f"There is no group {single_line(f'{namespace}/{name}')}, or it is not looked after")
+    group = single_line(f"{namespace}/{name}")
+    return _error_response(404, f"Group {group} does not exist, or this operator does not watch its namespace")
 
 
 def _error_response(status: int, sentence: str, headers: Mapping[str, str] = MappingProxyType({})) -> web.Response:

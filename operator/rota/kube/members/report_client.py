@@ -97,14 +97,15 @@ class _ResponseBody(NamedTuple):
             _log.info("The pod %s: %s", uid, error)
             return MemberResponse(None, requested_at, Reason.REPORT_TOO_LARGE)
         except ValueError as error:
-            _log.debug("The pod %s says no report: %s", uid, error)
+            _log.debug("The pod %s returned no valid report: %s", uid, error)
             return MemberResponse(None, requested_at)
         if report is None or report.uid != uid:
             return MemberResponse(None, requested_at, self.ignored_reason)
         entries = count_topic_broker_pairs(report.held, report.releasing)
         entries += len(report.brokers) + len(report.troubles) + len(report.uncommitted)
         if not budget.admit(member.namespace, report, len(self.text or b"") + BYTES_PER_ENTRY * entries):
-            _log.info("The pod %s: there is no memory for its report beside others of %s", uid, member.namespace)
+            text = "Pod %s: the memory budget of namespace %s does not allow another report of this size"
+            _log.info(text, uid, member.namespace)
             return MemberResponse(None, requested_at, Reason.REPORT_TOO_LARGE)
         return MemberResponse(report, requested_at, self.ignored_reason)
 
@@ -256,7 +257,7 @@ class ReportClient:
         try:
             await self._post_drain(member)
         except _NO_RESPONSE_ERRORS as error:
-            _log.debug("%s was not asked to drain: %s", member.address, error)
+            _log.debug("The drain request to %s failed: %s", member.address, error)
 
     async def _post_drain(self, member: Endpoint) -> None:
         timeout = aiohttp.ClientTimeout(total=RESPONSE_TIMEOUT_SECONDS)
@@ -272,7 +273,7 @@ class ReportClient:
         try:
             return await self._request(member, query, seconds, path) if member.address else _ResponseBody()
         except _NO_RESPONSE_ERRORS as error:
-            _log.debug("%s cannot be heard: %s", member.address, error)
+            _log.debug("No response from %s: %s", member.address, error)
             return _ResponseBody()
 
     async def _request(

@@ -36,7 +36,8 @@ class Topology:
                 (await self._api.get(object_path("nodes", "", name), PartialObjectMetadata)).metadata.labels,
             )
         except (ApiError, NoResponseError) as error:
-            _log.warning("The rooms of pods on node %s are not known: %s", name, error)
+            text = "The labels of node %s could not be read, so the machine rooms of its pods are unknown: %s"
+            _log.warning(text, name, error)
 
     def rooms_of(self, group: Group) -> dict[str, str]:
         """Return each pod's room: the value of its own label, otherwise of its node's; omit pods without either."""

@@ -116,7 +116,7 @@ class Controller:
             and all(task.group.was_observed for task in tasks.values() if task.group.body)
         ):
             self._is_observing = False
-            _log.info("All groups are known: %d", len(tasks))
+            _log.info("All %d groups were observed", len(tasks))
 
     def snapshot(self, group: Group) -> Snapshot:
         """Return the planner's snapshot of a group."""

@@ -55,6 +55,5 @@ class PlanRunner:
             await asyncio.wait({asyncio.wrap_future(request.future)}, timeout=CUSTOM_STRATEGY_SECONDS)
             if request.future.done() and not request.future.cancelled():
                 return request.future.result()
-        raise NoResponseError(
-            f"The custom strategy has not answered for {CUSTOM_STRATEGY_SECONDS:g} s; what was assigned stays"
-        )
+        message = f"The custom strategy has not returned within {CUSTOM_STRATEGY_SECONDS:g} s"
+        raise NoResponseError(f"{message}; the assignment stays unchanged")

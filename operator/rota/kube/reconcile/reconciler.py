@@ -164,7 +164,7 @@ class Reconciler:
         except ApiError as error:
             if error.status in REJECTED_STATUSES:
                 name, cause = assignment_name(task.group.name), single_line(str(error))
-                message = f"The ConfigMap {name} is refused: {cause}; what was assigned stays"
+                message = f"The API server rejected the ConfigMap {name}: {cause}; the assignment stays unchanged"
                 await self.publish_problem(task, Finding(Reason.WRITE_REJECTED, message))
             raise
 

@@ -78,9 +78,9 @@ class WorkQueue:
         except ConflictError:
             delay = delay if failures else 0.0
         except (ApiError, NoResponseError) as error:
-            _log.warning("A reconcile failed, and is repeated: %s", error, extra=group_fields(*key, seconds=delay))
+            _log.warning("Reconcile failed; retrying: %s", error, extra=group_fields(*key, seconds=delay))
         except Exception:  # noqa: BLE001 - affects one group; the others continue
-            _log.exception("A reconcile failed, and is repeated", extra=group_fields(*key, seconds=delay))
+            _log.exception("Reconcile failed unexpectedly; retrying", extra=group_fields(*key, seconds=delay))
         finally:
             task.is_running = False
         self.enqueue(key, min(delay, task.requested_seconds))

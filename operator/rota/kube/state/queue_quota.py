@@ -46,7 +46,7 @@ class QueueQuota:
         if taken + queues > self._max_total:
             message = (
                 f"{self._subject} {queues:,} queues, and all groups of this operator may have {self._max_total:,}"
-                f" together, of which {taken:,} are used: delete groups, or raise --max-queues and its memory"
+                f" together, of which {taken:,} are in use: delete groups, or raise --max-queues and its memory"
             )
             return Finding(Reason.TOO_MANY_QUEUES, message)
         return None

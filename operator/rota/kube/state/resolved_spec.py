@@ -29,8 +29,8 @@ def resolve_spec(body: CustomResource, policy: CustomResource | None) -> Resolve
     policy_name = spec.policy_ref.name if spec and spec.policy_ref else None
     if policy_name and policy is None:
         rules = None
-        text = f"There is no RebalancePolicy {policy_name}, which spec.policyRef names"
-        text += "; until there is, queues keep their owners, and those without one get none unless their member ended"
+        text = f"RebalancePolicy {policy_name}, which spec.policyRef names, does not exist; until it does, queues keep their"
+        text += " owners, and an unowned queue is assigned only if its member has ended"
         problems.append(Finding(Reason.MISSING_POLICY, text))
     elif policy_name and policy:
         try:
@@ -48,7 +48,5 @@ def policy_of_resource(body: CustomResource) -> PolicySpec:
 
 def _spec_mapping(body: CustomResource, advice: str) -> dict[str, Any]:
     if body.too_large_bytes:
-        raise InvalidSpecError(
-            f"spec takes {body.too_large_bytes:,} bytes, and {MAX_SPEC_BYTES:,} are the most: {advice}"
-        )
+        raise InvalidSpecError(f"spec takes {body.too_large_bytes:,} bytes; the limit is {MAX_SPEC_BYTES:,}: {advice}")
     return {"metadata": {"name": body.metadata.name}, "spec": body.spec}

@@ -111,14 +111,14 @@ def parse_stored_assignment(config_map: ConfigMap, group: str, uid: str) -> Stor
     """Parse the assignment of the group with that name and uid."""
     version, number = config_map.metadata.resource_version, config_map.metadata.version_number
     if not _belongs_to(config_map, group, uid):
-        message = f"The ConfigMap {config_map.metadata.name} is somebody else's; delete it or rename the group"
+        message = f"The ConfigMap {config_map.metadata.name} is not owned by this group; delete it or rename the group"
         return StoredAssignment(version, number, is_ours=False, problems=(Finding(Reason.RESOURCE_CONFLICT, message),))
     text: str | bytes = config_map.data.get(PLAIN_KEY) or config_map.binary_data.get(GZIP_KEY) or ""
     settings = config_map.data.get(SETTINGS_KEY, "")
     usable = settings if len(settings) <= MAX_SETTINGS_BYTES else ""
     if config_map.metadata.labels.get(GROUP_LABEL) != group:  # which the watch selects by
         return StoredAssignment(
-            version, number, damage=f"The label {GROUP_LABEL} of the assignment is gone", settings=usable
+            version, number, damage=f"The assignment's ConfigMap has lost its label {GROUP_LABEL}", settings=usable
         )
     try:
         return StoredAssignment(version, number, decode_assignment(text), settings=usable)

@@ -58,7 +58,7 @@ def grpc_exporter(variable: str, endpoint: str) -> SpanExporter:
         module = import_module(GRPC_MODULE)
     except ImportError:
         raise ValueError(
-            f"{variable} is grpc, and its package is not installed: give http/protobuf, or install "
+            f"{variable} is grpc, but its package is not installed: use http/protobuf, or install "
             "opentelemetry-exporter-otlp-proto-grpc"
         ) from None
     exporter: SpanExporter = module.OTLPSpanExporter(endpoint)

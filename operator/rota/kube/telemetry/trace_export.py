@@ -53,7 +53,7 @@ def open_recorder(environment: Mapping[str, str], identity: str, version: str) -
         from rota.kube.telemetry import span_export  # noqa: PLC0415 - needs the same extra
     except ImportError:
         raise ValueError(
-            f"{name} is set, and the package that sends traces is not installed: {_INSTALL_HINT}"
+            f"{name} is set, but the package that sends traces is not installed: {_INSTALL_HINT}"
         ) from None
     if protocol == "grpc":
         exporter = span_export.grpc_exporter(protocol_name, url)
@@ -107,7 +107,7 @@ def _check_url(name: str, url: str) -> None:
         is_valid = False
     if not is_valid or not url.isprintable() or " " in url:
         shown = re.sub("//[^/]*@", "//…@", url)
-        raise ValueError(f"{name} {shown!r} is no address of a receiver; give one such as http://collector:4318")
+        raise ValueError(f"{name} {shown!r} is not the URL of an OTLP receiver; use one such as http://collector:4318")
 
 
 def _check_headers(name: str, text: str) -> None:
@@ -115,4 +115,4 @@ def _check_headers(name: str, text: str) -> None:
     for number, pair in enumerate(text.split(","), 1):
         key, equals, value = (part.strip() for part in pair.partition("="))
         if pair.strip() and not (equals and _TOKEN.fullmatch(key) and unquote(value).isprintable()):
-            raise ValueError(f"{name} has an entry that is none, number {number}; give key=value,key=value")
+            raise ValueError(f"{name}: entry {number} is malformed; write key=value,key=value")

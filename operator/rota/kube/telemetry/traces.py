@@ -15,7 +15,7 @@ from typing import NamedTuple
 from rota.kube.telemetry.rebalances import CompletedRebalance, QueueHandover
 from rota.timestamps import parse_time
 
-FORCED_MESSAGE = "taken from a member that was not heard"
+FORCED_MESSAGE = "forced: the previous owner did not respond"
 
 SpanAttributes = Mapping[str, str | int | float | bool]
 
@@ -106,6 +106,6 @@ def _rebalance_attributes(trace: Trace) -> SpanAttributes:
         "rota.forced": last.forced,
         "rota.seconds": last.seconds,
         "rota.handovers": trace.completed.handover_count,
-        "rota.handovers_untold": trace.completed.handover_count - len(trace.completed.slowest_handovers),
+        "rota.handovers_omitted": trace.completed.handover_count - len(trace.completed.slowest_handovers),
     }
     return {name: value for name, value in values.items() if value is not None}

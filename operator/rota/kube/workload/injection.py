@@ -172,12 +172,10 @@ def _replace_parts(mapping: Mapping[str, Any], **parts: Any) -> JsonObject:
 
 def _reject_name_clashes(spec: JsonObject, part: SidecarPart) -> None:
     if any(container["name"] == SIDECAR_CONTAINER for container in spec["containers"]):
-        raise InvalidSpecError(
-            f"spec.template.spec.containers has a {SIDECAR_CONTAINER}, as the sidecar is called; rename it"
-        )
-    for name in sorted(
-        {volume["name"] for volume in part.volumes} & {volume["name"] for volume in spec.get("volumes") or []}
-    ):
-        raise InvalidSpecError(
-            f"spec.template.spec.volumes has a {name}, as a volume of the sidecar is called; rename it"
-        )
+        message = f"spec.template.spec.containers has a container named {SIDECAR_CONTAINER}, the sidecar's name"
+        raise InvalidSpecError(f"{message}; rename it")
+    own_names = {volume["name"] for volume in part.volumes}
+    clashes = own_names & {volume["name"] for volume in spec.get("volumes") or []}
+    if clashes:
+        message = f"spec.template.spec.volumes has a volume named {min(clashes)}, a name of a sidecar volume"
+        raise InvalidSpecError(f"{message}; rename it")

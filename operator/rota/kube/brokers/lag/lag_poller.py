@@ -154,7 +154,7 @@ class LagPoller:
         try:
             await self._poll_broker(broker, groups)
         except Exception:  # noqa: BLE001 - one broker's failed poll must not stop the others
-            _log.exception("What %s tells of lag was not understood", broker.name)
+            _log.exception("Polling lag at %s failed unexpectedly", broker.name)
             self._mark_unknown(broker, groups)
 
     def _mark_unknown(self, broker: PolledBroker, groups: Mapping[ObjectKey, TopicInterest]) -> None:

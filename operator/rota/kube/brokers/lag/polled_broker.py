@@ -69,7 +69,7 @@ async def send_all(broker: PolledBroker, requests: Mapping[Any, Callable[[], Awa
                     answers[key] = await ask()
                 broker.last_answer_at = now()
             except (BrokerError, TimeoutError) as error:
-                _log.debug("No lag of %s: %s", key, error)
+                _log.debug("No lag for %s: %s", key, error)
                 if _is_answer(error):
                     broker.last_answer_at = now()
                 elif broker.last_answer_at <= started_at and not broker.is_away:

@@ -81,7 +81,7 @@ class _Process(asyncio.SubprocessProtocol):
         if len(printed) > MAX_OUTPUT_BYTES and not self.ended.done():
             limit = f"{MAX_OUTPUT_BYTES >> 20} MiB"
             self.ended.set_exception(
-                LoginError(f"{_plugin_name(self._plugin)} printed more than {limit}; run it by hand")
+                LoginError(f"{_plugin_name(self._plugin)} printed more than {limit}; run it manually")
             )
 
     def process_exited(self) -> None:
@@ -104,12 +104,12 @@ async def _run(plugin: ExecPlugin, cluster: Cluster, *, is_interactive: bool) ->
         problem = f"did not end within {timeout:g} s"
         if process.has_exited:
             problem = f"ended, but a process that it started kept its output open for {timeout:g} s"
-        raise LoginError(f"{_plugin_name(plugin)} {problem}; run it by hand") from error
+        raise LoginError(f"{_plugin_name(plugin)} {problem}; run it manually") from error
     finally:
         _kill(transport, is_interactive=is_interactive)
     if code := transport.get_returncode():
         reason = f": {single_line(process.last_error_line, 200)}" if process.last_error_line else ""
-        raise LoginError(f"{_plugin_name(plugin)} failed with exit code {code}{reason}; run it by hand")
+        raise LoginError(f"{_plugin_name(plugin)} failed with exit code {code}{reason}; run it manually")
     return process.output
 
 
@@ -187,10 +187,10 @@ def _parse_credential(plugin: ExecPlugin, output: bytes) -> ExecCredential:
     credential = response.status
     if bool(credential.client_certificate_data) != bool(credential.client_key_data):
         raise LoginError(
-            f"{_plugin_name(plugin)} printed a certificate without its key, or a key alone; run it by hand"
+            f"{_plugin_name(plugin)} printed a certificate without its key, or a key alone; run it manually"
         )
     if not credential.token and not credential.client_certificate_data:
-        raise LoginError(f"{_plugin_name(plugin)} printed neither a token nor a certificate; run it by hand")
+        raise LoginError(f"{_plugin_name(plugin)} printed neither a token nor a certificate; run it manually")
     return credential
 
 

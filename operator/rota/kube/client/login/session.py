@@ -143,7 +143,7 @@ class Login:
             raise LoginError(f"The API server {self.server} rejects the credentials{reason}; log in again")
         if is_redirect(status):
             raise LoginError(
-                f"The API server {self.server} redirects to {single_line(location, 200)}; name that one instead"
+                f"The API server {self.server} redirects to {single_line(location, 200)}; configure that address instead"
             )
 
     @property
@@ -214,7 +214,7 @@ class Login:
                 self._failure = str(error)
             except Exception:  # noqa: BLE001 - after any error the operator continues with the old credentials
                 _log.exception("The credentials for the API server cannot be renewed")
-                self._failure = "An unexpected error, which the log has"
+                self._failure = "An unexpected error; see the log"
             self._renew_after = self._now + (RETRY_SECONDS if self._failure else RENEW_SECONDS)
             if is_forced:
                 self._force_after = self._now + RETRY_SECONDS

@@ -21,9 +21,9 @@ MAX_CACHED_RIGHTS = 20_000  # listing groups checks one right per namespace for 
 MAX_CONCURRENT_REVIEWS = 8  # concurrent reviews of each kind at the API server
 MAX_PENDING_REVIEWS = 256  # including reviews that wait for a slot
 SLOT_TIMEOUT_SECONDS = 5.0  # for a slot
-BUSY_MESSAGE = "Too many users are being checked; try again"
+BUSY_MESSAGE = "Too many users are being checked; retry"
 NO_RIGHTS_MESSAGE = (
-    "The operator may not create tokenreviews and subjectaccessreviews, so nobody can log in here; "
+    "The operator may not create tokenreviews and subjectaccessreviews, so no user can log in; "
     "give its ServiceAccount the ClusterRole system:auth-delegator"
 )
 
@@ -115,11 +115,11 @@ class Reviewer:
         try:
             return await self._api.create(path, body, kind)
         except NoResponseError as error:
-            raise ReviewError("The API server does not answer, so nobody can log in here; try again") from error
+            raise ReviewError("The API server does not respond, so no user can log in; retry") from error
         except ApiError as error:
             if error.status == HTTPStatus.FORBIDDEN:
                 raise ReviewError(NO_RIGHTS_MESSAGE) from error
-            raise ReviewError(f"The API server checks no user: {single_line(str(error), 200)}") from error
+            raise ReviewError(f"The API server could not check the user: {single_line(str(error), 200)}") from error
 
 
 class _SharedReviews:

@@ -112,7 +112,7 @@ class ServerTls:
             self._problem = ""
         except (ApiError, NoResponseError, ValueError, OSError) as error:
             if self._problem != str(error):
-                _log.warning("TLS of the page stays as it is: %s", error)
+                _log.warning("The page's TLS settings could not be reloaded; keeping the previous ones: %s", error)
             self._problem = str(error)
 
     async def _read_client_authority(self) -> str:

@@ -91,7 +91,7 @@ class RotatingFiles:
         self._appender = LineAppender(file)
         attributes = os.fstat(file)
         if not stat.S_ISREG(attributes.st_mode):
-            raise OSError(None, f"{path} is no file")
+            raise OSError(None, f"{path} is not a regular file")
         size = attributes.st_size
         if size and os.pread(file, 1, size - 1) != b"\n":
             self._appender = LineAppender(file, is_torn=True)
@@ -109,7 +109,7 @@ class RotatingFiles:
                     _remove(file.path, self._hour)
                     held -= file.size_bytes
             if held + max(share, needed) > self._max_bytes:
-                raise OSError(None, f"this hour alone takes the {self._max_bytes} bytes that the journal may hold")
+                raise OSError(None, f"the current hour alone fills the limit of {self._max_bytes} bytes")
             self._unscanned_bytes = 0
         self._unscanned_bytes += needed
 

@@ -44,12 +44,12 @@ def parse_size_limit(text: str) -> int:
     """Parse the size limit of the journal, a Kubernetes quantity, to bytes; raise ValueError if it is unusable."""
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)([kKMGTP]?)(i?)", text.strip(), re.ASCII)
     if not match or (match[3] and not match[2]):
-        raise ValueError(f"--journal-limit {text!r} is no size; give one such as 8Gi or 500Mi")
+        raise ValueError(f"--journal-limit {text!r} is not a size; use one such as 8Gi or 500Mi")
     limit = int(float(match[1]) * (1024 if match[3] else 1000) ** _UNITS[match[2]])
     if limit < MIN_LIMIT_BYTES:
-        raise ValueError(f"--journal-limit {text!r} is too little to keep a journal in; give 1Mi or more")
+        raise ValueError(f"--journal-limit {text!r} is too small; the minimum is 1Mi")
     if limit > MAX_LIMIT_BYTES:
-        raise ValueError(f"--journal-limit {text!r} is more than any disk holds; give one such as 8Gi")
+        raise ValueError(f"--journal-limit {text!r} is too large; use one such as 8Gi")
     return limit
 
 
@@ -92,8 +92,8 @@ class Journal:
                 pass
         except OSError as error:
             if error.errno not in TRANSIENT_ERRNOS:
-                text = f"--journal {self._destination}: nothing can be written there: {error.strerror}"
-                raise ValueError(f"{text}; give another folder") from None
+                text = f"--journal {self._destination} is not writable: {error.strerror}"
+                raise ValueError(f"{text}; choose another folder") from None
 
     def write(self, records: Iterable[JournalRecord]) -> None:
         """Queue records for writing, each with its own time; the caller must not change them afterwards."""
@@ -121,7 +121,7 @@ class Journal:
             self._condition.notify()
         self._thread.join(CLOSE_SECONDS)
         if self._thread.is_alive():
-            _log.error("The journal ends before all of it is written: its disk hangs")
+            _log.error("The journal was closed before all records were written: its disk does not respond")
 
     def _run(self) -> None:
         is_last = False
@@ -146,11 +146,11 @@ class Journal:
         """Write records, then one about a `gap`. Within RETRY_SECONDS of a failure, drop them unless `at_once`."""
         fact_lines = self._encode_records(records)
         lines = fact_lines + self._encode_records([self._gap_record(dropped)] if dropped else [])
-        unwritten, reason = len(lines), "it could not be written just now"
+        unwritten, reason = len(lines), "the last write failed"
         if is_forced or time.monotonic() >= self._retry_at:
             unwritten, reason = self._append_lines(lines)
         if dropped and not unwritten:
-            _log.warning("The journal is written again; %d facts were left out", dropped)
+            _log.warning("The journal is writable again; %d records were dropped", dropped)
             with self._condition:
                 self._unreported_drops -= dropped
         lost = fact_lines[len(lines) - unwritten :]
@@ -191,7 +191,7 @@ class Journal:
             self.dropped_records += count
         if is_first:
             where = "on standard output" if self._destination == STDOUT else f"in {self._destination}"
-            _log.error("The journal %s cannot be written: %s; facts are left out until it can", where, reason)
+            _log.error("The journal %s cannot be written: %s; records are dropped until it can", where, reason)
 
 
 def _count_values(record: JournalRecord) -> int:
