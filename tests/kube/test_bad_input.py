@@ -131,7 +131,9 @@ async def test_policy_that_is_deleted_while_in_use_moves_no_queue(world: Operate
     policy = await follows(world, "AveragelyByCircle")
     before = await two_members(world)
     await world.api.delete(policy)
-    assert (await world.condition("MissingPolicy"))["message"].startswith("There is no RebalancePolicy rules")
+    assert (await world.condition("MissingPolicy"))["message"].startswith(
+        "RebalancePolicy rules, which spec.policyRef names"
+    )
     await soon(world.at_rest)
     assert world.fleet.as_value() == before
     await follows(world, "AveragelyByCircle")

@@ -121,7 +121,10 @@ async def test_condition_consumption_disabled_is_set_and_no_queue_moves(
     before = await two_members(world)
     await memory.update_group(GROUP, BROKER, consume_enabled=False)
     told = await world.condition("ConsumptionDisabled")
-    assert told["message"] == f"The group is switched off at {BROKER}; consumeEnable switches it on"
+    assert (
+        told["message"]
+        == f"Consumption is disabled for the group at {BROKER}; enable it with mqadmin updateSubGroup -s true"
+    )
     shown = world.operator.sight.describe_group(world.namespace, GROUP)
     assert shown
     assert [(it.broker, it.enabled, it.retries) for it in shown.settings] == [(BROKER, False, 16)]
@@ -146,7 +149,7 @@ async def test_condition_duplicate_client_ids_is_set_and_no_queue_moves(
     await joins(memory, worn_twice)
     other = await joins(memory, worn_twice)
     told = (await world.condition("DuplicateClientIds"))["message"]
-    assert told.startswith(f"Several consumers call themselves {worn_twice}; ")
+    assert told.startswith(f"Several consumers use the client ids {worn_twice}, ")
     assert await is_degraded_by(world, "DuplicateClientIds")
     assert world.fleet.as_value().items() >= before.items()
     await other.leave()

@@ -267,7 +267,7 @@ async def test_page_reports_a_deleted_group_and_shows_it_again_when_recreated(br
     await open_group(browser, served.url)
     gone = served.details.pop("orders")
     served.hub.publish(("shop", "orders"))
-    await browser.wait_for(has("#error", "There is no group shop/orders"))
+    await browser.wait_for(has("#error", "Group shop/orders does not exist"))
     assert await browser.evaluate("document.querySelector('#known').hidden")
     served.change(gone)
     await browser.wait_for("document.querySelector('#error').hidden && !document.querySelector('#known').hidden")
@@ -471,16 +471,28 @@ async def get(url: str, **given: Any) -> AsyncIterator[ClientResponse]:
 @pytest.mark.parametrize(
     ("path", "status", "words"),
     [
-        ("v1/groups/shop/nobody", 404, "There is no group shop/nobody, or it is not looked after"),
-        ("v1/groups/shop/nobody/why", 404, "There is no group shop/nobody, or it is not looked after"),
+        (
+            "v1/groups/shop/nobody",
+            404,
+            "Group shop/nobody does not exist, or this operator does not watch its namespace",
+        ),
+        (
+            "v1/groups/shop/nobody/why",
+            404,
+            "Group shop/nobody does not exist, or this operator does not watch its namespace",
+        ),
         ("v1/groups/shop/orders/why?queue=x", 400, "x is no queue of shop/orders; give TOPIC/BROKER/ID"),
-        ("v1/events?group=orders", 400, "group is NAMESPACE/NAME, not 'orders'"),
-        ("v1/events?group=shop/orders/x", 400, "group is NAMESPACE/NAME, not 'shop/orders/x'"),
-        ("v1/events?group=shop/nobody", 404, "There is no group shop/nobody, or it is not looked after"),
-        ("v1/nothing", 404, "There is nothing at /v1/nothing; see docs/page.md"),
-        ("v1/groups/shop", 404, "There is nothing at /v1/groups/shop; see docs/page.md"),
-        ("v1", 404, "There is nothing at /v1; see docs/page.md"),
-        ("web/..%2Fsite.py", 404, "There is no such file"),
+        ("v1/events?group=orders", 400, "group must be NAMESPACE/NAME, not 'orders'"),
+        ("v1/events?group=shop/orders/x", 400, "group must be NAMESPACE/NAME, not 'shop/orders/x'"),
+        (
+            "v1/events?group=shop/nobody",
+            404,
+            "Group shop/nobody does not exist, or this operator does not watch its namespace",
+        ),
+        ("v1/nothing", 404, "No such path: /v1/nothing; see docs/page.md"),
+        ("v1/groups/shop", 404, "No such path: /v1/groups/shop; see docs/page.md"),
+        ("v1", 404, "No such path: /v1; see docs/page.md"),
+        ("web/..%2Fsite.py", 404, "No such file"),
     ],
 )
 async def test_api_rejects_unknown_or_invalid_requests_with_a_sentence(

@@ -77,7 +77,7 @@ class Observers:
         self._journal.write(records)
         for record in records:
             fields = group_fields(*key, member=record["to"], reason=record["cause"])
-            text = "%d messages were redelivered after a handover of queues from %s"
+            text = "%d messages were redelivered after queues moved from %s"
             _log.info(text, record["messages"], record["from"], extra=fields)
 
     def on_group_changed(self, key: ObjectKey) -> None:

@@ -73,9 +73,7 @@ def run_process(options: Options) -> int:
     gc.set_threshold(*GC_THRESHOLDS)
     code = asyncio.run(operate(options))
     if code == NESTED_TOO_DEEPLY:
-        _log.warning(
-            "A ConsumerGroup or RebalancePolicy is nested too deeply for kopf; restarting with the operator's own watches"
-        )
+        _log.warning("A group or policy is nested too deeply for kopf; restarting with the operator's own watches")
         code = asyncio.run(operate(options, has_kopf=False))
     return code
 

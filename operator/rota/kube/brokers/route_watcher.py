@@ -318,7 +318,8 @@ def _merge_consumers(
     settings = {response.broker: response.settings for response in responses if response.settings}
     disabled = [broker for broker, setting in settings.items() if not setting.consume_enabled]
     if disabled:
-        message = f"Consumption is disabled for the group at {', '.join(disabled)}; enable it with mqadmin updateSubGroup -s true"
+        message = f"Consumption is disabled for the group at {', '.join(disabled)}"
+        message += "; enable it with mqadmin updateSubGroup -s true"
         problems.append(Finding(Reason.CONSUMPTION_DISABLED, message))
     duplicates: dict[str, _DuplicateId] = {}
     occurrences = Counter[str]()

@@ -153,9 +153,8 @@ class Api:
             async with self._connections.websocket(url, params=params, protocols=[protocol]) as websocket:
                 yield websocket
         except aiohttp.WSServerHandshakeError as error:
-            raise ApiError(
-                error.status, "", f"The API server responded with status {error.status} to {path}"
-            ) from error
+            message = f"The API server responded with status {error.status} to {path}"
+            raise ApiError(error.status, "", message) from error
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise NoResponseError(f"The API server did not respond to {path}: {describe_failure(error)}") from error
 
