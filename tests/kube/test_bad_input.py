@@ -48,7 +48,8 @@ def by_config(index: int, ids: str) -> Object:
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at brokers and Secrets more often than usual; what comes of it is the same."""
     monkeypatch.setattr(route_watcher, "ROUTE_POLL_SECONDS", 0.5)
-    monkeypatch.setattr(route_watcher, "CONSUMER_POLL_SECONDS", (0.5, 0.5))
+    monkeypatch.setattr(route_watcher, "MIN_CONSUMER_POLL_SECONDS", 0.5)
+    monkeypatch.setattr(route_watcher, "MAX_CONSUMER_POLL_SECONDS", 0.5)
     monkeypatch.setattr(registry, "REREAD_SECRETS_SECONDS", 0.5)
 
 

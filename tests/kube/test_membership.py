@@ -97,7 +97,8 @@ async def test_broadcasting_gives_every_queue_to_every_member(world: OperatedNam
 
 @pytest.fixture
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(route_watcher, "CONSUMER_POLL_SECONDS", (0.2, 0.2))
+    monkeypatch.setattr(route_watcher, "MIN_CONSUMER_POLL_SECONDS", 0.2)
+    monkeypatch.setattr(route_watcher, "MAX_CONSUMER_POLL_SECONDS", 0.2)
 
 
 @pytest.mark.usefixtures("looks_often")

@@ -10,7 +10,7 @@ from rota.model import single_line
 from rota.timestamps import parse_time
 
 SIDECAR_CONTAINER = "rota-sidecar"  # its container's name
-MAX_OBSTACLE_CHARACTERS = 200  # characters
+MAX_OBSTACLE_CHARACTERS = 200
 
 _NORMAL_WAITING_REASONS = {"", "ContainerCreating", "PodInitializing"}  # of any container that starts
 
@@ -82,7 +82,11 @@ class PodStatus(Struct, frozen=True, rename="camel"):
     @property
     def sidecar_statuses(self) -> list[_ContainerStatus]:
         """The status of the sidecar's container, in either list of containers."""
-        return [it for it in (*self.init_container_statuses, *self.container_statuses) if it.name == SIDECAR_CONTAINER]
+        return [
+            status
+            for status in (*self.init_container_statuses, *self.container_statuses)
+            if status.name == SIDECAR_CONTAINER
+        ]
 
     @property
     def process_ended_at(self) -> float:
@@ -99,8 +103,12 @@ def trim_status(status: PodStatus) -> PodStatus:
     return replace(
         status,
         conditions=[replace(condition, message="") for condition in status.conditions if condition.type == "Ready"],
-        init_container_statuses=[it for it in status.init_container_statuses if it.name == SIDECAR_CONTAINER],
-        container_statuses=[it for it in status.container_statuses if it.name == SIDECAR_CONTAINER],
+        init_container_statuses=[
+            container for container in status.init_container_statuses if container.name == SIDECAR_CONTAINER
+        ],
+        container_statuses=[
+            container for container in status.container_statuses if container.name == SIDECAR_CONTAINER
+        ],
         obstacle=_find_obstacle(status),
     )
 
