@@ -93,11 +93,6 @@ class _Parts:
     elector: LeaderElector
 
     @property
-    def object_informers(self) -> list[Informer[Any]]:
-        """The informers of objects of all watched namespaces."""
-        return [informer for objects, _ in self.namespaces for informer in objects]
-
-    @property
     def informers(self) -> list[Informer[Any]]:
         """All informers of all watched namespaces."""
         return [informer for objects, customs in self.namespaces for informer in [*objects, *customs]]
@@ -151,12 +146,12 @@ async def _run(parts: _Parts, stop: asyncio.Event, *, has_kopf: bool) -> int:
     controller, reports = parts.controller, parts.reports
     async with asyncio.TaskGroup() as tasks:
         kopf_namespaces: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
-        running = [
-            *(tasks.create_task(informer.run(), name="informer") for informer in parts.object_informers),
-            *(
-                tasks.create_task(watch_custom_resources(*pair, kopf_namespaces), name="custom resources")
-                for pair in parts.namespaces
-            ),
+        running: list[asyncio.Task[Any]] = []
+        for objects, customs in parts.namespaces:
+            running += [tasks.create_task(informer.run(), name="informer") for informer in objects]
+            watch = watch_custom_resources(objects, customs, kopf_namespaces)
+            running.append(tasks.create_task(watch, name="custom resources"))
+        running += [
             tasks.create_task(parts.registry.run(), name="secrets"),
             tasks.create_task(poll_reports(_led_groups(controller), reports, controller.enqueue), name="report poller"),
             tasks.create_task(_poll_progress(controller, reports, parts.observers), name="progress poller"),

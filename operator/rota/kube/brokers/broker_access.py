@@ -60,11 +60,8 @@ class ClusterAccess:
     def config(self) -> ConnectionConfig:
         """The settings for a client; its certificates and credentials are always the present ones."""
         config = self._access.config
-        return replace(
-            config,
-            tls=self._present_context if config.tls else None,
-            credentials=self._sign if config.credentials else None,
-        )
+        credentials = self._sign if config.credentials else None
+        return replace(config, tls=self._present_context if config.tls else None, credentials=credentials)
 
     def renew(self, access: AccessConfig) -> None:
         """Replace certificates and credentials; name servers, and whether there is TLS or a user, stay."""

@@ -207,10 +207,10 @@ class BrokerRegistry:
         if access.cluster_key not in self._clusters:
             cluster_access = ClusterAccess(access)
             brokers = self._connect(cluster_access.config)
-            route_watcher = RouteWatcher(brokers, self._on_broker_change, self._quota)
-            lag_poller = LagPoller(
+            routes = RouteWatcher(brokers, self._on_broker_change, self._quota)
+            lag = LagPoller(
                 brokers,
-                route_watcher,
+                routes,
                 self.consumed_queues,
                 self.on_lag_polled,
                 self._reported_offsets,
@@ -218,16 +218,10 @@ class BrokerRegistry:
                 topic_starts=self._topic_starts,
             )
             loop = asyncio.get_running_loop()
-            consumer_poller = ConsumerPoller(brokers, route_watcher, self._unmanaged_ids, self.on_change)
-            tasks = {
-                "route watcher": route_watcher.run,
-                "lag poller": lag_poller.run,
-                "consumer poller": consumer_poller.run,
-            }
+            consumers = ConsumerPoller(brokers, routes, self._unmanaged_ids, self.on_change)
+            tasks = {"route watcher": routes.run, "lag poller": lag.run, "consumer poller": consumers.run}
             running = [loop.create_task(supervise(name, work), name=name) for name, work in tasks.items()]
-            self._clusters[access.cluster_key] = BrokerCluster(
-                cluster_access, brokers, route_watcher, lag_poller, consumer_poller, running
-            )
+            self._clusters[access.cluster_key] = BrokerCluster(cluster_access, brokers, routes, lag, consumers, running)
         cluster = binding.cluster = self._clusters[access.cluster_key]
         cluster.route_watcher.set_interest(key, binding.interest)
         return cluster

@@ -296,11 +296,9 @@ class RouteWatcher:
             elif isinstance(route.error, RejectedError):
                 problems.append(Finding(Reason.BROKER_REFUSES, str(route.error)))
         online = self._consumers.get(key, _OnlineConsumers())
-        unmanaged = (
-            None
-            if online.ids is None
-            else tuple(name for name in online.ids if name.partition("@")[2] not in member_suffixes)
-        )
+        unmanaged: tuple[str, ...] | None = None
+        if online.ids is not None:
+            unmanaged = tuple(name for name in online.ids if name.partition("@")[2] not in member_suffixes)
         problems += [*online.problems, *_duplicate_id_problems(online, now, member_suffixes)]
         return BrokerState(views, () if interest.broadcasting else unmanaged, tuple(problems))
 
@@ -351,10 +349,8 @@ def _duplicate_id_problems(online: _OnlineConsumers, now: float, member_suffixes
     if not duplicate_ids:
         return []
     names = ", ".join(duplicate_ids[:3])
-    message = (
-        f"Several consumers use the client ids {names}, so some of their queues stay unread; make client ids unique"
-    )
-    return [Finding(Reason.DUPLICATE_CLIENT_IDS, message)]
+    message = f"Several consumers use the client ids {names}, so some of their queues stay unread"
+    return [Finding(Reason.DUPLICATE_CLIENT_IDS, f"{message}; make client ids unique")]
 
 
 def interest_of(spec: GroupSpec, name: str, *, is_weighed: bool) -> TopicInterest:

@@ -144,29 +144,18 @@ class LagHistory:
         judge = self._judge_each if len(others) < self._vectorize_from else self._judge_vectorized
         judgements = judge(others, start_from)
         results: dict[int, QueueLag] = {}
-        for is_caught_up, (number, min_offset, max_offset, committed, incoming, consumed) in zip(
+        for is_caught_up, (number, first, last, offset, incoming, consumed) in zip(
             caught_up.tolist(), rows, strict=True
         ):
-            if is_caught_up:
-                results[number] = QueueLag(
-                    min_offset, max_offset, committed, 0, 0.0, LagState.KEEPING_UP, incoming, consumed
-                )
-                continue
-            judgement = next(judgements)
-            results[number] = QueueLag(
-                min_offset, max_offset, None if committed < 0 else committed, *judgement, incoming, consumed
-            )
+            judgement = (0, 0.0, LagState.KEEPING_UP) if is_caught_up else next(judgements)
+            results[number] = QueueLag(first, last, None if offset < 0 else offset, *judgement, incoming, consumed)
         return results
 
     def _caught_up(self) -> NDArray[np.bool_]:
         """Return which queues are at their end, and were at each of at least two samples."""
         latest = self._samples[-1]
         committed = np.stack([sample.committed for sample in self._samples])
-        at_end = (
-            (latest.committed == latest.max_offsets)
-            & (latest.committed >= 0)
-            & (committed.max(axis=0) == latest.committed)
-        )
+        at_end = (latest.committed == latest.max_offsets) & (committed.max(axis=0) == latest.committed)
         min_offsets = np.stack([sample.min_offsets for sample in self._samples])
         max_offsets = np.stack([sample.max_offsets for sample in self._samples])
         is_valid = (committed >= 0) & (committed <= max_offsets) & (min_offsets <= max_offsets)
