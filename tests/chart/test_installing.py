@@ -138,8 +138,8 @@ async def test_uninstall_keeps_the_crds(api: Api, release: Release) -> None:
 @pytest.mark.parametrize(
     ("values", "told"),
     [
-        ({}, "looks after groups in all namespaces."),
-        ({"watchNamespaces": ["shop", "billing"]}, "looks after groups in shop, billing."),
+        ({}, "manages groups in all namespaces."),
+        ({"watchNamespaces": ["shop", "billing"]}, "manages groups in shop, billing."),
         ({"watchNamespaces": ["shop"]}, "kubectl apply -n shop -f"),
         ({"crds": {"install": False}}, "not part of this release"),
         ({}, "Every pod of the cluster reaches the members' ports 9911 and 9913"),
@@ -156,7 +156,7 @@ async def test_uninstall_keeps_the_crds(api: Api, release: Release) -> None:
             {"watchNamespaces": ["shop", "billing"], "networkPolicy": {"enabled": True, "memberNamespaces": ["shop"]}},
             "reaches the ports 9911 and 9913 of members in billing",
         ),
-        ({"admissionPolicies": {"operator": False}}, "Nothing but RBAC limits the operator's account"),
+        ({"admissionPolicies": {"operator": False}}, "Only RBAC limits the operator's account"),
         ({"fullnameOverride": "brain"}, "export ROTA_LEASE=brain ROTA_OPERATOR_NAMESPACE="),
     ],
     ids=str,

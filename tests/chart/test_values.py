@@ -130,7 +130,7 @@ def test_chart_schema_rejects_an_invalid_value(helm: Helm, values: Object, told:
     [
         (
             {"journal": {"kind": "volume", "claim": {"accessModes": ["ReadWriteOnce"]}}},
-            "one pod alone can mount the journal; set replicas to 1",
+            "only one pod can mount the journal; set replicas to 1",
         ),
         ({"pipeline": {"enabled": True, "claim": "a"}}, "pipeline.enabled needs the journal on a claim"),
         ({"pipeline": {"enabled": True}, "journal": {"kind": "volume"}}, "set pipeline.claim to the name of a claim"),
@@ -144,7 +144,7 @@ def test_chart_schema_rejects_an_invalid_value(helm: Helm, values: Object, told:
                 "journal": {"kind": "volume", "claim": {"accessModes": ["ReadWriteOncePod"]}},
                 "pipeline": {"enabled": True, "claim": "a"},
             },
-            "take ReadWriteMany or ReadWriteOnce as its accessModes",
+            "set its accessModes to ReadWriteMany or ReadWriteOnce",
         ),
         ({"serviceAccount": {"create": False}}, "set serviceAccount.name"),
         ({"serviceMonitor": {"enabled": True}}, "serviceMonitor.enabled needs the Prometheus operator"),

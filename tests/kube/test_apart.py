@@ -141,7 +141,7 @@ async def test_custom_strategy_that_hangs_stops_only_its_own_group(
         async with billing(world) as other:
             before = await two_members(world)
             await has_a_strategy_of_its_own(world)
-            assert "has not answered" in (await world.condition("StrategyFailed"))["message"]
+            assert "has not returned" in (await world.condition("StrategyFailed"))["message"]
             await goes_on(other)
             assert world.fleet.as_value() == before
             await world.api.patch(world.path, {"spec": {"policyRef": None}})

@@ -123,7 +123,7 @@ async def test_health_endpoint_fails_once_a_watch_is_silent_for_too_long(
                 return answer.status, await answer.text()
 
         assert await asked("readyz") == (503, "not listed yet: /api/v1/pods\n")
-        assert await asked("healthz") == (200, "leads\n")
+        assert await asked("healthz") == (200, "leader\n")
         await pods.relist()
         assert await asked("readyz") == (200, "ready\n")
         monkeypatch.setattr(operator_probes, "MAX_WATCH_SILENCE_SECONDS", -1.0)
@@ -153,7 +153,7 @@ async def test_api_client_lists_a_collection_in_pages_of_a_limited_size(
         monkeypatch.setattr(ours, "MAX_PAGE_BYTES", 50_000)
         assert [it.metadata.name for it in (await client.list(path, ConfigMap, labelled))[0]] == names
         monkeypatch.setattr(ours, "MAX_OBJECT_BYTES", 50_000)
-        with pytest.raises(ours.NoResponseError, match="is too long"):
+        with pytest.raises(ours.NoResponseError, match="is too large"):
             await client.list(path, ConfigMap, labelled)
 
 

@@ -48,7 +48,8 @@ def by_config(index: int, ids: str) -> Object:
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at brokers and Secrets more often than usual; what comes of it is the same."""
     monkeypatch.setattr(route_watcher, "ROUTE_POLL_SECONDS", 0.5)
-    monkeypatch.setattr(route_watcher, "CONSUMER_POLL_SECONDS", (0.5, 0.5))
+    monkeypatch.setattr(route_watcher, "MIN_CONSUMER_POLL_SECONDS", 0.5)
+    monkeypatch.setattr(route_watcher, "MAX_CONSUMER_POLL_SECONDS", 0.5)
     monkeypatch.setattr(registry, "REREAD_SECRETS_SECONDS", 0.5)
 
 
@@ -131,7 +132,9 @@ async def test_policy_that_is_deleted_while_in_use_moves_no_queue(world: Operate
     policy = await follows(world, "AveragelyByCircle")
     before = await two_members(world)
     await world.api.delete(policy)
-    assert (await world.condition("MissingPolicy"))["message"].startswith("There is no RebalancePolicy rules")
+    assert (await world.condition("MissingPolicy"))["message"].startswith(
+        "RebalancePolicy rules, which spec.policyRef names"
+    )
     await soon(world.at_rest)
     assert world.fleet.as_value() == before
     await follows(world, "AveragelyByCircle")

@@ -116,17 +116,20 @@ async def test_deployment_of_the_same_name_from_another_owner_is_left_alone(orde
     spec["template"] = {"metadata": {"labels": {"a": "b"}}, **TEMPLATE}
     await orders.api.create(orders.fleets, body)
     await orders.make()
-    assert "is somebody else's" in await orders.condition("ResourceConflict")
+    assert "is not owned by this group" in await orders.condition("ResourceConflict")
     assert (await orders.fleet())["spec"]["replicas"] == 0
 
 
 @pytest.mark.parametrize(
     ("template", "sentence"),
     [
-        ({"spec": {"containers": [{"name": "Not A Name", "image": "app"}]}}, "spec.template is refused: "),
+        ({"spec": {"containers": [{"name": "Not A Name", "image": "app"}]}}, "The API server rejected spec.template: "),
         ({"spec": {"containers": []}}, "spec.template.spec.containers: "),
         ({"nonsense": True}, "spec.template: object missing required field"),
-        ({"spec": {"containers": [{"name": "app", "imge": "app"}]}}, "spec.template is refused: .spec.template.spec"),
+        (
+            {"spec": {"containers": [{"name": "app", "imge": "app"}]}},
+            "The API server rejected spec.template: .spec.template.spec",
+        ),
     ],
 )
 async def test_template_that_is_invalid_is_reported_in_a_condition(
@@ -145,7 +148,7 @@ async def test_template_rejected_for_another_reason_updates_the_condition(orders
     await orders.api.patch(f"{orders.groups}/orders", {"spec": {"template": other}})
 
     async def told() -> bool:
-        return (await orders.condition("TemplateRejected")).startswith("spec.template is refused: ")
+        return (await orders.condition("TemplateRejected")).startswith("The API server rejected spec.template: ")
 
     await soon(told)
 

@@ -97,7 +97,8 @@ async def test_broadcasting_gives_every_queue_to_every_member(world: OperatedNam
 
 @pytest.fixture
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(route_watcher, "CONSUMER_POLL_SECONDS", (0.2, 0.2))
+    monkeypatch.setattr(route_watcher, "MIN_CONSUMER_POLL_SECONDS", 0.2)
+    monkeypatch.setattr(route_watcher, "MAX_CONSUMER_POLL_SECONDS", 0.2)
 
 
 @pytest.mark.usefixtures("looks_often")
@@ -121,7 +122,10 @@ async def test_condition_consumption_disabled_is_set_and_no_queue_moves(
     before = await two_members(world)
     await memory.update_group(GROUP, BROKER, consume_enabled=False)
     told = await world.condition("ConsumptionDisabled")
-    assert told["message"] == f"The group is switched off at {BROKER}; consumeEnable switches it on"
+    assert (
+        told["message"]
+        == f"Consumption is disabled for the group at {BROKER}; enable it with mqadmin updateSubGroup -s true"
+    )
     shown = world.operator.sight.describe_group(world.namespace, GROUP)
     assert shown
     assert [(it.broker, it.enabled, it.retries) for it in shown.settings] == [(BROKER, False, 16)]
@@ -146,7 +150,7 @@ async def test_condition_duplicate_client_ids_is_set_and_no_queue_moves(
     await joins(memory, worn_twice)
     other = await joins(memory, worn_twice)
     told = (await world.condition("DuplicateClientIds"))["message"]
-    assert told.startswith(f"Several consumers call themselves {worn_twice}; ")
+    assert told.startswith(f"Several consumers use the client ids {worn_twice}, ")
     assert await is_degraded_by(world, "DuplicateClientIds")
     assert world.fleet.as_value().items() >= before.items()
     await other.leave()

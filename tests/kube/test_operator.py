@@ -188,9 +188,9 @@ async def test_leader_election_lets_the_second_replica_take_over(
     [
         ((), r"Nothing can be answered at [\d.]+, port 8080: Address already in use; give another --address or --port"),
         (("--address", "192.0.2.1"), r"Nothing can be answered at 192.0.2.1, port 8080: .*; give another .*"),
-        (("--journal", "/dev/null/a"), "--journal /dev/null/a: nothing can be written there: .*; give another folder"),
+        (("--journal", "/dev/null/a"), "--journal /dev/null/a is not writable: .*; choose another folder"),
         (("--journal-limit", "much"), r"--journal-limit 'much'.*"),
-        (("--namespace", "Shop"), "--namespace 'Shop' is no name; give one that kubectl get namespaces shows"),
+        (("--namespace", "Shop"), "--namespace 'Shop' is not a valid namespace name; kubectl get namespaces lists"),
     ],
 )
 async def test_cli_operator_that_cannot_start_exits_with_one_sentence(
@@ -284,5 +284,5 @@ async def test_watch_failure_ends_the_operator_with_an_error(
     assert await informers.run_kopf(object.__new__(Login), brain, (), lambda _: None, stop=stop) == 1
     assert stop.is_set()
     assert caplog.messages == [
-        "Groups and policies cannot be watched any more, so this operator ends: 404 page not found"
+        "Watching ConsumerGroups and RebalancePolicies failed, so the operator exits: 404 page not found"
     ]

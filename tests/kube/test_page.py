@@ -116,9 +116,9 @@ async def test_page_shows_unknown_values_as_unknown_and_never_as_0(browser: Brow
     facts = dict(
         await browser.evaluate("[...document.querySelectorAll('dl div')].map(it => it.innerText.split('\\n'))")
     )
-    for name in ("Lag", "Delay", "Retrying", "Dead letters", "Verdicts", "Brokers last asked"):
+    for name in ("Lag", "Delay", "Retrying", "Dead letters", "Lag states", "Brokers last polled"):
         assert facts[name] == "unknown"
-    assert await browser.evaluate(cell(0)) == "orders/broker-a/0: owned by m0, lag unknown, verdict unknown"
+    assert await browser.evaluate(cell(0)) == "orders/broker-a/0: owned by m0, lag unknown, lag state unknown"
     for table, unknown in (("members", 3), ("topics", 2), ("queues", 5), ("rebalances", 2)):
         line = await browser.evaluate(f"document.querySelector('#{table} tr').innerText")
         assert line.count("unknown") == unknown, line
@@ -141,8 +141,8 @@ async def test_page_says_that_the_operator_is_standby(browser: Browser, served: 
     served.operator = replace(LEADS, leads=False)
     await open_group(browser, served.url)
     words = await browser.evaluate(text("#standby"))
-    assert words.startswith("The operator rota-0 stands by: ")
-    assert words.endswith("so lag is not known.")
+    assert words.startswith("The operator rota-0 is a standby: ")
+    assert words.endswith("so lag is unknown.")
     served.operator = LEADS
     served.hub.publish()
     await browser.wait_for("document.querySelector('#standby').hidden")
@@ -166,13 +166,13 @@ async def test_page_distinguishes_queues_of_unmanaged_consumers_from_free_queues
     await open_group(browser, served.url)
     assert await browser.evaluate(LABELS) == [
         "orders/broker-a/0: free, lag 0, KeepingUp",
-        "orders/broker-a/1: a foreigner's, lag 0, KeepingUp",
+        "orders/broker-a/1: unmanaged consumer, lag 0, KeepingUp",
     ]
     drawn = await browser.evaluate("[...document.querySelectorAll('.cell')].map(it => it.textContent)")
     assert drawn == ["", "-"], "whoever sees no colours reads the sign"
     told = await browser.evaluate("[...document.querySelectorAll('#queues tr')].map(it => it.innerText)")
-    assert ["nobody" in line for line in told] == [True, False]
-    assert "a foreigner" in told[1]
+    assert ["none" in line for line in told] == [True, False]
+    assert "unmanaged consumer" in told[1]
 
 
 async def test_page_map_labels_each_queue_with_its_owner(browser: Browser, served: Served) -> None:
@@ -183,7 +183,7 @@ async def test_page_map_labels_each_queue_with_its_owner(browser: Browser, serve
         "orders/broker-a/1: owned by m0, lag 0, KeepingUp",
         "orders/broker-a/2: owned by m0, lag 0, KeepingUp",
         "orders/broker-a/3: being released by m0, next m1, lag 12, Slow",
-        "orders/broker-a/4: owned by m1, taken by force, lag 0, KeepingUp",
+        "orders/broker-a/4: owned by m1, forced, lag 0, KeepingUp",
         "orders/broker-a/5: free, lag 4, Stopped",
         "payments/broker-a/0: owned by m1, lag at most 7, KeepingUp",
     ]
@@ -209,7 +209,7 @@ async def test_page_gives_screen_readers_landmarks_headings_and_queues(browser: 
         ("heading", "Members"),
         ("heading", "Conditions"),
         ("heading", "Last rebalances"),
-        ("listbox", "Who works which queue"),
+        ("listbox", "Queue map"),
         ("group", "orders on broker-a"),
         ("option", "orders/broker-a/3: being released by m0, next m1, lag 12, Slow"),
         ("rowheader", "orders/broker-a/3"),
@@ -239,11 +239,11 @@ async def test_page_arrow_keys_move_between_queues_and_enter_explains(browser: B
     await browser.press("ArrowDown")
     below = int(await browser.evaluate(f"{here}.split('/')[2]"))
     assert below > 1
-    assert await browser.evaluate(f"{text('#told')} === document.activeElement.ariaLabel")
+    assert await browser.evaluate(f"{text('#description')} === document.activeElement.ariaLabel")
     await browser.press("ArrowUp")
     await browser.wait_for(f"{here} === 'orders/broker-a/0'")
     await browser.press("Enter")
-    await browser.wait_for(has("#why", "orders/broker-a/0: m0 had it before. (Sticky, generation 42)"))
+    await browser.wait_for(has("#explanation", "orders/broker-a/0: m0 had it before. (Sticky, generation 42)"))
     assert await browser.evaluate("document.activeElement.ariaSelected") == "true"
     assert await browser.evaluate("document.querySelectorAll('.cell[tabindex=\"0\"]').length") == 1
 
@@ -256,8 +256,8 @@ async def test_page_shows_a_handover_live(browser: Browser, served: Served) -> N
     releasing = a_queue(0, state="Releasing", to="m1")
     served.change(a_detail(summary=a_summary(moving=True), queues=[releasing, a_queue(1)]))
     await browser.wait_for(f"{cell(0)} === 'orders/broker-a/0: being released by m0, next m1, lag 0, KeepingUp'")
-    assert "A handover is under way." in await browser.evaluate(text("#state"))
-    assert "being released" in await browser.evaluate(text("#told"))
+    assert "A handover is in progress." in await browser.evaluate(text("#state"))
+    assert "being released" in await browser.evaluate(text("#description"))
     served.change(a_detail(queues=[a_queue(0, "m1"), a_queue(1)]))
     await browser.wait_for(f"{cell(0)} === 'orders/broker-a/0: owned by m1, lag 0, KeepingUp'")
     assert await browser.evaluate("document.activeElement === window.same"), "no reload, and the focus stays"
@@ -267,10 +267,10 @@ async def test_page_reports_a_deleted_group_and_shows_it_again_when_recreated(br
     await open_group(browser, served.url)
     gone = served.details.pop("orders")
     served.hub.publish(("shop", "orders"))
-    await browser.wait_for(has("#error", "There is no group shop/orders"))
-    assert await browser.evaluate("document.querySelector('#known').hidden")
+    await browser.wait_for(has("#error", "Group shop/orders does not exist"))
+    assert await browser.evaluate("document.querySelector('#content').hidden")
     served.change(gone)
-    await browser.wait_for("document.querySelector('#error').hidden && !document.querySelector('#known').hidden")
+    await browser.wait_for("document.querySelector('#error').hidden && !document.querySelector('#content').hidden")
     assert all("404" in it for it in browser.errors), "which the browser writes down by itself"
     browser.forget()
 
@@ -294,7 +294,7 @@ async def test_page_renders_html_in_names_as_text(browser: Browser, served: Serv
     await browser.wait_for(has("#name", EVIL))
     await browser.wait_for(f"{LABELS}.length === 1")
     await browser.evaluate("document.querySelector('.cell').click()")
-    await browser.wait_for(has("#why", EVIL))
+    await browser.wait_for(has("#explanation", EVIL))
     assert await browser.evaluate("document.images.length") == 0
     assert await browser.evaluate("document.title") == f"shop/{EVIL} - Rota"
 
@@ -319,7 +319,7 @@ async def test_page_replaces_bidi_and_invisible_characters_with_a_mark(browser: 
     await browser.wait_for(has("#name", MARKED))
     await browser.wait_for(f"{LABELS}.length === 1")
     await browser.evaluate("document.querySelector('.cell').click()")
-    await browser.wait_for(has("#why", MARKED))
+    await browser.wait_for(has("#explanation", MARKED))
     seen = "document.title + document.body.innerText + document.querySelector('.cell').ariaLabel"
     assert [
         letter for letter in await browser.evaluate(seen) if not letter.isprintable() and letter not in "\n\t"
@@ -349,10 +349,10 @@ async def test_page_with_10000_queues_shows_and_reaches_each(browser: Browser, s
     assert "topic-4/broker-h/249" in await browser.evaluate(text("#queues"))
     await browser.evaluate("document.querySelector('#filter').value = ''")
     await browser.evaluate("document.querySelector('#filter').dispatchEvent(new Event('input'))")
-    await browser.evaluate("for (let page = 1; page < 100; page++) document.querySelector('#on').click()")
+    await browser.evaluate("for (let page = 1; page < 100; page++) document.querySelector('#next').click()")
     assert (
         await browser.evaluate(
-            "document.querySelector('#on').disabled && document.querySelectorAll('#queues tr').length"
+            "document.querySelector('#next').disabled && document.querySelectorAll('#queues tr').length"
         )
         == 100
     )
@@ -424,7 +424,7 @@ async def test_page_retries_a_failed_request_for_an_explanation(browser: Browser
     await open_group(browser, served.url)
     served.fails = [refused, nothing, refused]  # why; then the group, and why again
     await browser.evaluate("document.querySelector('.cell').click()")
-    await browser.wait_for(has("#why", "m0 had it before."))
+    await browser.wait_for(has("#explanation", "m0 had it before."))
     assert not served.fails
     assert all("503" in it for it in browser.errors), "which the browser writes down by itself"
     browser.forget()
@@ -436,7 +436,7 @@ async def test_page_reports_a_response_that_times_out_and_retries(browser: Brows
     await open_group(browser, served.url)
     served.fails = [never.wait]
     served.change(a_detail(queues=[a_queue(0, "m1")]))
-    await browser.wait_for(has("#live", "the operator does not answer. Trying again."))
+    await browser.wait_for(has("#live", "the operator does not respond. Retrying."))
     await browser.wait_for(LIVE)
     assert await browser.evaluate(LABELS) == ["orders/broker-a/0: owned by m1, lag 0, KeepingUp"]
     never.set()
@@ -471,16 +471,28 @@ async def get(url: str, **given: Any) -> AsyncIterator[ClientResponse]:
 @pytest.mark.parametrize(
     ("path", "status", "words"),
     [
-        ("v1/groups/shop/nobody", 404, "There is no group shop/nobody, or it is not looked after"),
-        ("v1/groups/shop/nobody/why", 404, "There is no group shop/nobody, or it is not looked after"),
+        (
+            "v1/groups/shop/nobody",
+            404,
+            "Group shop/nobody does not exist, or this operator does not watch its namespace",
+        ),
+        (
+            "v1/groups/shop/nobody/why",
+            404,
+            "Group shop/nobody does not exist, or this operator does not watch its namespace",
+        ),
         ("v1/groups/shop/orders/why?queue=x", 400, "x is no queue of shop/orders; give TOPIC/BROKER/ID"),
-        ("v1/events?group=orders", 400, "group is NAMESPACE/NAME, not 'orders'"),
-        ("v1/events?group=shop/orders/x", 400, "group is NAMESPACE/NAME, not 'shop/orders/x'"),
-        ("v1/events?group=shop/nobody", 404, "There is no group shop/nobody, or it is not looked after"),
-        ("v1/nothing", 404, "There is nothing at /v1/nothing; see docs/page.md"),
-        ("v1/groups/shop", 404, "There is nothing at /v1/groups/shop; see docs/page.md"),
-        ("v1", 404, "There is nothing at /v1; see docs/page.md"),
-        ("web/..%2Fsite.py", 404, "There is no such file"),
+        ("v1/events?group=orders", 400, "group must be NAMESPACE/NAME, not 'orders'"),
+        ("v1/events?group=shop/orders/x", 400, "group must be NAMESPACE/NAME, not 'shop/orders/x'"),
+        (
+            "v1/events?group=shop/nobody",
+            404,
+            "Group shop/nobody does not exist, or this operator does not watch its namespace",
+        ),
+        ("v1/nothing", 404, "No such path: /v1/nothing; see docs/page.md"),
+        ("v1/groups/shop", 404, "No such path: /v1/groups/shop; see docs/page.md"),
+        ("v1", 404, "No such path: /v1; see docs/page.md"),
+        ("web/..%2Fsite.py", 404, "No such file"),
     ],
 )
 async def test_api_rejects_unknown_or_invalid_requests_with_a_sentence(

@@ -192,4 +192,4 @@ async def test_page_of_a_standby_shows_what_the_leader_knows(
         _, body = await standby.get("/v1/groups", page.token)
         assert names(body) == [page.mine], "the leader knows the user, too"
         assert (await standby.get(f"/v1/groups/{page.other}/orders", page.token))[0] == 403
-        assert (await standby.get("/healthz"))[1] == "stands by\n"
+        assert (await standby.get("/healthz"))[1] == "standby\n"

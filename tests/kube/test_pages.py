@@ -165,7 +165,7 @@ async def test_docs_commands_start_an_operator_from_a_checkout(shop: TypedShop) 
     async def leads() -> bool:
         try:
             async with ClientSession() as session, session.get(f"{shop.here['http://127.0.0.1:8080']}/healthz") as said:
-                return await said.text() == "leads\n"
+                return await said.text() == "leader\n"
         except ClientError:  # it does not answer yet
             return False
 

@@ -37,7 +37,8 @@ REPEATED = 32
 # A program of the operator that asks brokers who is in a group only if something tells it to.
 WITHOUT_PERIODIC_POLLS = """
 from rota.kube.brokers import route_watcher
-route_watcher.CONSUMER_POLL_SECONDS = (3600.0, 3600.0)
+route_watcher.MIN_CONSUMER_POLL_SECONDS = 3600.0
+route_watcher.MAX_CONSUMER_POLL_SECONDS = 3600.0
 from rota.cli import main
 main(prog_name="rota")
 """

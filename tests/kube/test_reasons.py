@@ -404,7 +404,8 @@ async def test_condition_assignment_too_large_is_reported_and_no_queue_moves(
 async def test_unmanaged_consumer_with_another_filter_is_reported_until_it_leaves(
     world: OperatedNamespace, memory: MemoryCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(route_watcher, "CONSUMER_POLL_SECONDS", (0.2, 0.2))
+    monkeypatch.setattr(route_watcher, "MIN_CONSUMER_POLL_SECONDS", 0.2)
+    monkeypatch.setattr(route_watcher, "MAX_CONSUMER_POLL_SECONDS", 0.2)
     await begins(world)
     await two_members(world)
     subscriptions = [Subscription("orders", "paid")]

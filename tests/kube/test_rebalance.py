@@ -201,7 +201,11 @@ async def test_pause_releases_all_queues_and_resume_grants_them_again(world: Ope
 @pytest.mark.parametrize(
     ("spec", "kind", "sentence"),
     [
-        ({"policyRef": {"name": "nowhere"}}, "MissingPolicy", "There is no RebalancePolicy nowhere"),
+        (
+            {"policyRef": {"name": "nowhere"}},
+            "MissingPolicy",
+            "RebalancePolicy nowhere, which spec.policyRef names, does not exist",
+        ),
         ({"subscriptions": [{"topic": "orders"}, {"topic": "nowhere"}]}, "UnknownTopic", "There is no topic nowhere"),
         (
             {"broker": {"rocketmq": {"nameServers": ["memory:9876"], "credentialsSecret": {"name": "acl"}}}},
@@ -236,7 +240,7 @@ async def test_config_map_of_the_same_name_from_another_owner_is_left_alone(worl
     await soon(lambda: is_gone(world.api, f"{theirs}/{GROUP}-rota"))
     await world.api.create(theirs, {"metadata": {"name": f"{GROUP}-rota"}, "data": {"mine": "1"}})
     await world.api.create(world.path.rpartition("/")[0], a_group())
-    assert "is somebody else's" in (await world.condition("ResourceConflict"))["message"]
+    assert "is not owned by this group" in (await world.condition("ResourceConflict"))["message"]
     assert (await world.api.get(f"{theirs}/{GROUP}-rota"))["data"] == {"mine": "1"}
 
 

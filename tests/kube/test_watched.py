@@ -316,6 +316,6 @@ async def _the_page_outlives_an_operator(watched: Watched, chrome: Browser) -> N
     await watched.process.wait()
     async with watched.another():
         await chrome.wait_for(LIVE)
-        await chrome.wait_for(has("#operator", "operator rota-1, which leads"))
+        await chrome.wait_for(has("#operator", "operator rota-1, leader"))
     # The browser logs requests that fail by itself: to a dead operator, or to one that does not know the group yet.
     assert [it for it in chrome.errors if "ERR_" not in it and "Failed to load resource" not in it] == []

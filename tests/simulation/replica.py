@@ -121,7 +121,7 @@ class Operator(Process):
 
     def _report_missing_records(self) -> None:
         """Report the assignment as deleted, if the operator has written one that no watch has reported."""
-        for expected in list(self.brain.events.expected_records()):
+        for expected in list(self.brain.events.expected_assignments()):
             metadata = msgspec.structs.replace(expected.metadata, resource_version=str(self.world.api.version))
             with self.loop.running():
                 self.brain.events.on_assignment_delete(msgspec.structs.replace(expected, metadata=metadata))

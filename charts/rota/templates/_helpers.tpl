@@ -1,4 +1,4 @@
-{{/* The name of all objects: the release's, with the chart's behind it where it is not in it already. */}}
+{{/* The name of all objects: the release's name, followed by the chart's unless it contains that. */}}
 {{- define "rota.fullname" -}}
 {{- $name := default .Chart.Name .Values.nameOverride -}}
 {{- if .Values.fullnameOverride -}}
@@ -10,14 +10,14 @@
 {{- end -}}
 {{- end -}}
 
-{{/* By what the operator's pods are known. A selector can never change: so there is no version in it. */}}
+{{/* Selector labels of the operator's pods. They have no version, because a selector cannot be changed. */}}
 {{- define "rota.selector" -}}
 app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
 app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: operator
 {{- end -}}
 
-{{/* What every object carries. */}}
+{{/* Labels of every object. */}}
 {{- define "rota.labels" -}}
 {{ include "rota.selector" . }}
 {{ include "rota.origin" . }}
@@ -36,19 +36,19 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 
 {{- define "rota.serviceAccount" -}}
 {{- if not (or .Values.serviceAccount.create .Values.serviceAccount.name) -}}
-{{- fail "serviceAccount.create is false: set serviceAccount.name, for all pods share the namespace's default" -}}
+{{- fail "serviceAccount.create is false: set serviceAccount.name: the default account is shared by all pods of the namespace" -}}
 {{- end -}}
 {{- default (include "rota.fullname" .) .Values.serviceAccount.name -}}
 {{- end -}}
 
-{{/* How many bytes a quantity such as 8Gi is. */}}
+{{/* The bytes of a quantity such as 8Gi. */}}
 {{- define "rota.bytes" -}}
 {{- $binary := dict "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 "Pi" 1125899906842624.0 -}}
 {{- $factors := merge $binary (dict "" 1.0 "K" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15) -}}
 {{- mulf (regexFind "^[0-9.]+" . | float64) (get $factors (regexFind "[A-Za-z]*$" .)) -}}
 {{- end -}}
 
-{{/* An image as one word, of (dict "image" … "version" …). */}}
+{{/* An image reference; takes (dict "image" … "version" …). */}}
 {{- define "rota.image" -}}
 {{- if .image.digest -}}
 {{- printf "%s@%s" .image.repository .image.digest -}}
@@ -57,18 +57,18 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- end -}}
 {{- end -}}
 
-{{/* Whether only one pod can mount the journal at a time: "true" or nothing. */}}
+{{/* "true" if only one pod can mount the journal at a time, otherwise empty. */}}
 {{- define "rota.alone" -}}
 {{- $claim := and (eq .Values.journal.kind "volume") .Values.journal.claim.enabled -}}
 {{- if and $claim (not (has "ReadWriteMany" .Values.journal.claim.accessModes)) -}}
 {{- if gt (int .Values.replicas) 1 -}}
-{{- fail "journal.claim.accessModes lacks ReadWriteMany: one pod alone can mount the journal; set replicas to 1" -}}
+{{- fail "journal.claim.accessModes lacks ReadWriteMany: only one pod can mount the journal; set replicas to 1" -}}
 {{- end -}}
 true
 {{- end -}}
 {{- end -}}
 
-{{/* What the operator may do where groups are. */}}
+{{/* The operator's rights in the namespaces of groups. */}}
 {{- define "rota.rules" -}}
 - apiGroups: [rota.dev]
   resources: [consumergroups, rebalancepolicies]
@@ -87,17 +87,17 @@ true
   verbs: [{{ if not .Values.rbac.secrets }}get, {{ end }}create, update]
 - apiGroups: [""]
   resources: [events]
-  verbs: [create, get, patch]  # what is said again is counted
+  verbs: [create, get, patch]  # patch: count a repeated Event
 {{- if .Values.rbac.fleets }}
 - apiGroups: [apps]
   resources: [deployments]
-  verbs: [get, list, watch, create, patch, delete]  # the Deployment of a group that has no template any more
+  verbs: [get, list, watch, create, patch, delete]  # delete: after a group has lost its template
 {{- end }}
 {{- end -}}
 
 {{- define "rota.secretsRule" -}}
 - apiGroups: [""]
-  resources: [secrets]  # those that groups name, one by one: it can list none
+  resources: [secrets]  # get by name only: those that groups name
   verbs: [get]
 {{- end -}}
 
@@ -107,7 +107,7 @@ true
   namespace: {{ .Release.Namespace }}
 {{- end -}}
 
-{{/* Ends with a sentence where the Prometheus operator's kinds are unknown; takes (dict "root" $ "value" "…"). */}}
+{{/* Fails with a sentence if the cluster lacks the Prometheus operator's kinds; takes (dict "root" $ "value" "…"). */}}
 {{- define "rota.needsPrometheusOperator" -}}
 {{- if not (.root.Capabilities.APIVersions.Has "monitoring.coreos.com/v1") -}}
 {{- $told := "%s needs the Prometheus operator, and the cluster has no monitoring.coreos.com/v1; install it or switch" -}}
@@ -115,7 +115,7 @@ true
 {{- end -}}
 {{- end -}}
 
-{{/* What the pipeline's objects carry; its pods are no operators. */}}
+{{/* Labels of the pipeline's objects, which the operator's selector does not match. */}}
 {{- define "rota.pipelineLabels" -}}
 {{ include "rota.labels" . | replace "component: operator" "component: pipeline" }}
 {{- end -}}
@@ -150,20 +150,20 @@ volumeMounts:
 {{- end }}
 {{- end -}}
 
-{{- /* Whether users of the cluster read the page: not empty if so. */ -}}
+{{- /* Not empty if cluster users log in to the page. */ -}}
 {{- define "rota.pageAuth" -}}
 {{- if eq .Values.page.auth "Kubernetes" }}yes{{ end }}
 {{- end }}
 
-{{- /* The Secret with the token by which Prometheus reads metrics, and the account that it belongs to. */ -}}
+{{- /* The name of Prometheus's account and of the Secret with its token. */ -}}
 {{- define "rota.metricsToken" -}}
 {{- .Values.serviceMonitor.tokenSecret | default (printf "%s-metrics" (include "rota.fullname" .)) }}
 {{- end }}
 
-{{- /* Whether the page has a certificate of a Secret: not empty if so. */ -}}
+{{- /* Not empty if the page's certificate comes from a Secret. */ -}}
 {{- define "rota.pageTls" -}}
 {{- if and .Values.page.tlsSecret (ne .Values.page.auth "Kubernetes") }}
-{{- fail "page.tlsSecret is for page.auth Kubernetes; set both or none of them" }}
+{{- fail "page.tlsSecret is for page.auth Kubernetes; set both or neither" }}
 {{- end }}
 {{- if .Values.page.tlsSecret }}yes{{ end }}
 {{- end }}

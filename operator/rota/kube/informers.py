@@ -46,10 +46,10 @@ def object_informers(
 ) -> list[Informer[Any]]:
     """Return informers for the groups' assignments, Deployments and pods, selected by the group label."""
     events = controller.events
-    record_seen = _with_notification(events.on_assignment_upsert, notify)
-    record_gone = _with_notification(events.on_assignment_delete, notify)
+    on_assignment_upsert = _with_notification(events.on_assignment_upsert, notify)
+    on_assignment_delete = _with_notification(events.on_assignment_delete, notify)
     kinds = [
-        _Kind("configmaps", ConfigMap, record_seen, record_gone, events.expected_records),
+        _Kind("configmaps", ConfigMap, on_assignment_upsert, on_assignment_delete, events.expected_assignments),
         _Kind(
             "deployments",
             Deployment,
@@ -92,19 +92,18 @@ def custom_informers(
 
 
 def _group_handlers(controller: Controller, notify: OnGroupChange) -> tuple[ObjectHandler, ObjectHandler]:
-    return _with_notification(controller.events.on_group_upsert, notify), _with_notification(
-        controller.events.on_group_delete, notify
-    )
+    events = controller.events
+    return _with_notification(events.on_group_upsert, notify), _with_notification(events.on_group_delete, notify)
 
 
 def _with_notification(handle: ObjectHandler, notify: OnGroupChange) -> ObjectHandler:
     """Return a handler that also reports the group: on a standby, or after its deletion, no reconcile would."""
 
-    def told(changed: CustomResource | ConfigMap) -> None:
+    def handle_and_notify(changed: CustomResource | ConfigMap) -> None:
         handle(changed)
         notify(changed.metadata.key if isinstance(changed, CustomResource) else changed.metadata.group_key)
 
-    return told
+    return handle_and_notify
 
 
 async def watchable_namespaces(informers: Sequence[Informer[Any]], *, has_kopf: bool) -> list[str]:

@@ -32,16 +32,18 @@ class Observers:
         self._read_model = read_model
         self._broadcaster = broadcaster
         self._trace_exporter = trace_exporter
-        self._offset_recorder, self._journal_recorder = OffsetRecorder(read_model.registry.lag_of), JournalRecorder()
-        self._retry_tracker, self._change_log = RetryTracker(), ChangeLog()
+        self._offset_recorder = OffsetRecorder(read_model.registry.lag_of)
+        self._journal_recorder = JournalRecorder()
+        self._retry_tracker = RetryTracker()
+        self._change_log = ChangeLog()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def on_reconciled(self, result: ReconcileResult) -> None:
         """Publish the result of a group's reconcile."""
-        key, brain = (result.group.namespace, result.group.name), self._read_model.controller
+        key, controller = (result.group.namespace, result.group.name), self._read_model.controller
         changes = self._read_model.record_reconcile(result)
         journal_records = self._journal_recorder.build_records(
-            result, changes, brain.wall_time(), lambda: brain.snapshot(result.group)
+            result, changes, controller.wall_time(), lambda: controller.snapshot(result.group)
         )
         records = [*result.plan.journal_records, *journal_records]
         self._journal.write(records)
@@ -77,7 +79,7 @@ class Observers:
         self._journal.write(records)
         for record in records:
             fields = group_fields(*key, member=record["to"], reason=record["cause"])
-            text = "%d messages were redelivered after a handover of queues from %s"
+            text = "%d messages were redelivered after queues moved from %s"
             _log.info(text, record["messages"], record["from"], extra=fields)
 
     def on_group_changed(self, key: ObjectKey) -> None:

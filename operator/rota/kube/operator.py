@@ -73,9 +73,7 @@ def run_process(options: Options) -> int:
     gc.set_threshold(*GC_THRESHOLDS)
     code = asyncio.run(operate(options))
     if code == NESTED_TOO_DEEPLY:
-        _log.warning(
-            "A ConsumerGroup or RebalancePolicy is nested too deeply for kopf; restarting with the operator's own watches"
-        )
+        _log.warning("A group or policy is nested too deeply for kopf; restarting with the operator's own watches")
         code = asyncio.run(operate(options, has_kopf=False))
     return code
 
@@ -112,7 +110,8 @@ async def operate(options: Options, stop: asyncio.Event | None = None, *, has_ko
 async def _build(stack: AsyncExitStack, login: Login, api: Api, lease_api: Api, options: Options) -> _Parts:
     """Create and connect all components, and serve the page and probes."""
     identity = options.identity or f"{socket.gethostname()}-{os.getpid()}"
-    registry, broadcaster = _build_broker_registry(stack, api, options), Broadcaster()
+    registry = _build_broker_registry(stack, api, options)
+    broadcaster = Broadcaster()
     journal = stack.enter_context(closing(Journal(options.journal, identity, options.journal_limit)))
     trace_exporter = _open_trace_exporter(stack, identity)
     # The names of groups' Secrets end otherwise, so no group can claim this name.
@@ -147,12 +146,12 @@ async def _run(parts: _Parts, stop: asyncio.Event, *, has_kopf: bool) -> int:
     controller, reports = parts.controller, parts.reports
     async with asyncio.TaskGroup() as tasks:
         kopf_namespaces: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
-        running = [
-            *(tasks.create_task(it.run(), name="follow") for objects, _ in parts.namespaces for it in objects),
-            *(
-                tasks.create_task(watch_custom_resources(*pair, kopf_namespaces), name="look after")
-                for pair in parts.namespaces
-            ),
+        running: list[asyncio.Task[Any]] = []
+        for objects, customs in parts.namespaces:
+            running += [tasks.create_task(informer.run(), name="informer") for informer in objects]
+            watch = watch_custom_resources(objects, customs, kopf_namespaces)
+            running.append(tasks.create_task(watch, name="custom resources"))
+        running += [
             tasks.create_task(parts.registry.run(), name="secrets"),
             tasks.create_task(poll_reports(_led_groups(controller), reports, controller.enqueue), name="report poller"),
             tasks.create_task(_poll_progress(controller, reports, parts.observers), name="progress poller"),
@@ -180,7 +179,7 @@ async def _run(parts: _Parts, stop: asyncio.Event, *, has_kopf: bool) -> int:
                 inner.create_task(parts.elector.run(), name="leader")
                 inner.create_task(parts.keys.run(lambda: controller.is_leading, _enqueue_all(controller)), name="keys")
 
-        running.append(tasks.create_task(start(), name="begin"))
+        running.append(tasks.create_task(start(), name="start"))
         await stop.wait()
         for task in reversed(running):
             task.cancel()
@@ -210,18 +209,18 @@ async def _serve(
     def find_leader() -> LeaderPage | None:
         return parse_leader_page(elector.holder_annotations, options.address, has_tls=has_tls)
 
-    can_be_passed_on = is_by_token if has_tls else lambda _: True
-    relay = await stack.enter_async_context(LeaderRelay(find_leader, can_be_passed_on))
+    may_relay = is_by_token if has_tls else lambda _: True
+    relay = await stack.enter_async_context(LeaderRelay(find_leader, may_relay))
     served = page.serve(options.address, options.port, options.probe_port, security, [relay.relay])
     await stack.enter_async_context(await served)
 
 
 def _build_informers(api: Api, controller: Controller, observers: Observers, options: Options) -> _NamespaceInformers:
     """Return, for each watched namespace, the informers of its objects, and those of its policies and groups."""
-    notify, fleets = observers.on_group_changed, options.fleets
+    notify = observers.on_group_changed
     return [
         (
-            object_informers(api, controller, [namespace], notify, with_deployments=fleets),
+            object_informers(api, controller, [namespace], notify, with_deployments=options.fleets),
             custom_informers(api, controller, [namespace], notify),
         )
         for namespace in options.namespaces or [""]
@@ -255,19 +254,19 @@ def _build_controller(
     reports = ReportClient(keys.keys_of)
     stack.push_async_callback(reports.close)
     fleets = Deployments(api, options.image, enabled=options.fleets, keys=keys)
-    brain = Controller(api, reports, registry, fleets)
-    brain.events.assignment_limits = AssignmentLimits(options.max_queues, options.document_schema)
-    stack.push_async_callback(brain.close)
-    return brain, reports
+    controller = Controller(api, reports, registry, fleets)
+    controller.events.assignment_limits = AssignmentLimits(options.max_queues, options.document_schema)
+    stack.push_async_callback(controller.close)
+    return controller, reports
 
 
 def _build_broker_registry(stack: AsyncExitStack, api: Api, options: Options) -> BrokerRegistry:
     networks = read_networks(options.broker_networks)
     policy = AddressPolicy(networks, _api_server_endpoints()) if networks else None
     is_pod = "KUBERNETES_SERVICE_HOST" in os.environ
-    places = BrokerRegistry(api, quota=QueueQuota(max_total=options.max_queues), address_policy=policy, is_pod=is_pod)
-    stack.push_async_callback(places.close)
-    return places
+    registry = BrokerRegistry(api, quota=QueueQuota(max_total=options.max_queues), address_policy=policy, is_pod=is_pod)
+    stack.push_async_callback(registry.close)
+    return registry
 
 
 def _api_server_endpoints() -> list[tuple[str, int]]:
@@ -322,19 +321,19 @@ async def _write_policy_statuses(api: Api, controller: Controller) -> None:
 
 
 def _enqueue_all(controller: Controller) -> Callable[[], None]:
-    def wake() -> None:
+    def enqueue_all() -> None:
         for key in controller.groups:
             controller.enqueue(key)
 
-    return wake
+    return enqueue_all
 
 
 def _leadership_handler(controller: Controller, observers: Observers) -> Callable[[bool], None]:
-    def led(leads: bool) -> None:  # noqa: FBT001 - a value
-        controller.set_leading(is_leading=leads)
-        observers.on_leadership(is_leading=leads)
+    def handle(is_leading: bool) -> None:  # noqa: FBT001 - a value
+        controller.set_leading(is_leading=is_leading)
+        observers.on_leadership(is_leading=is_leading)
 
-    return led
+    return handle
 
 
 def _stop_on_signals(stop: asyncio.Event) -> asyncio.Event:

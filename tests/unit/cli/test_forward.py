@@ -185,7 +185,7 @@ async def test_cli_forwarded_port_failure_is_one_sentence(api: ApiServer, tmp_pa
     for status, sentence in (
         (403, "You may not connect to pod rota-0, which leads; ask for the right to get and create pods/portforward"),
         (404, "rota-0 is no pod in namespace rota-system; wait until another one leads"),
-        (500, "Pod rota-0 in namespace rota-system cannot be reached: The API server answered 500 to /api/v1/"),
+        (500, "Pod rota-0 in namespace rota-system cannot be reached: The API server responded with status 500 to /"),
     ):
         api.status = status
         await refused(sentence)

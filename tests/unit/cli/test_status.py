@@ -657,7 +657,7 @@ async def test_cli_without_kubeconfig_says_how_to_set_one() -> None:
 async def test_cli_unreachable_api_server_is_one_sentence(api: Service, tmp_path: Path, unused_tcp_port: int) -> None:
     text = (tmp_path / "config").read_text().replace(api.url, f"http://127.0.0.1:{unused_tcp_port}")
     (tmp_path / "config").write_text(text)
-    await refused("The API server did not answer GET", "status")
+    await refused("The API server did not respond to GET", "status")
 
 
 def _heeds_ctrl_c() -> None:

@@ -239,7 +239,7 @@ def test_explain_broadcasting_says_that_every_member_reads_the_queue() -> None:
 
 
 def test_explain_without_a_policy_says_that_the_assignment_stays() -> None:
-    missing = (Finding(Reason.MISSING_POLICY, "There is no RebalancePolicy steady"),)
+    missing = (Finding(Reason.MISSING_POLICY, "RebalancePolicy steady does not exist"),)
     assert told(settled(policy=None, problems=missing), Q[0]) == [
         "orders/a/0 stays with m1: the policy cannot be followed, so what is assigned stays"
     ]

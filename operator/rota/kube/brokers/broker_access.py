@@ -59,10 +59,9 @@ class ClusterAccess:
     @property
     def config(self) -> ConnectionConfig:
         """The settings for a client; its certificates and credentials are always the present ones."""
-        site = self._access.config
-        return replace(
-            site, tls=self._present_context if site.tls else None, credentials=self._sign if site.credentials else None
-        )
+        config = self._access.config
+        credentials = self._sign if config.credentials else None
+        return replace(config, tls=self._present_context if config.tls else None, credentials=credentials)
 
     def renew(self, access: AccessConfig) -> None:
         """Replace certificates and credentials; name servers, and whether there is TLS or a user, stay."""
@@ -108,8 +107,8 @@ class BrokerAccessReader:
         if rocketmq.tls.enabled and cluster_key not in known_keys:
             tls = partial(_return, _tls_context(rocketmq, authority, client))  # a replaced certificate has another key
         signing = credentials and partial(Credentials, *credentials)
-        site = ConnectionConfig(rocketmq.name_servers, tls, signing, self._address_policy, self._frame_budget)
-        return AccessConfig(cluster_key, site, certificate_validity(client) if client else None)
+        config = ConnectionConfig(rocketmq.name_servers, tls, signing, self._address_policy, self._frame_budget)
+        return AccessConfig(cluster_key, config, certificate_validity(client) if client else None)
 
     async def leads_to(self, cluster_key: tuple[object, ...], namespace: str, rocketmq: RocketMQ) -> bool:
         """Whether a group's Secrets lead to the access with this key at present; unusable ones do not."""

@@ -34,14 +34,16 @@ class ConsumerPoller:
         on_change: Callable[[ObjectKey], None],
     ) -> None:
         """`unmanaged` returns the ids of consumers that are not members; `on_change` is called after a change."""
-        self._brokers, self._route_watcher = brokers, route_watcher
-        self._unmanaged, self._on_change = unmanaged, on_change
-        self._settings: dict[ObjectKey, dict[str, ConsumerSettings | None]] = {}  # None: the consumer gave no answer
+        self._brokers = brokers
+        self._route_watcher = route_watcher
+        self._unmanaged = unmanaged
+        self._on_change = on_change
+        self._settings: dict[ObjectKey, dict[str, ConsumerSettings | None]] = {}  # None: no response
         self._pending: dict[ObjectKey, dict[str, None]] = {}  # client ids to ask next, of groups that are being asked
         self._slots = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
 
     def settings_of(self, key: ObjectKey) -> Mapping[str, ConsumerSettings]:
-        """Return the settings of a group's unmanaged consumers by client id, without consumers that did not answer."""
+        """Return the settings of a group's unmanaged consumers by client id, without consumers that did not respond."""
         if not self._settings.get(key):
             return {}
         unmanaged = {*self._unmanaged(key)}
@@ -65,7 +67,7 @@ class ConsumerPoller:
                     tasks.create_task(self.poll_group(key, ask_all=True))
 
     async def poll_group(self, key: ObjectKey, *, ask_all: bool = False) -> None:
-        """Ask a group's unmanaged consumers that were not asked yet; with `again`, all of them.
+        """Ask a group's unmanaged consumers that were not asked yet; with `ask_all`, all of them.
 
         They are asked one after another, so a group with silent consumers delays no other group. If the group is being
         asked already, they are added to its pending consumers.
@@ -107,7 +109,7 @@ class ConsumerPoller:
                 self._on_change(key)
 
     async def _ask_consumer(self, key: ObjectKey, client_id: str) -> ConsumerSettings | None:
-        """Return a consumer's settings from the first broker through which it answers."""
+        """Return a consumer's settings from the first broker through which it responds."""
         interest = self._route_watcher.interests.get(key)
         if interest is None:
             return None

@@ -56,7 +56,8 @@ class BrokerRegistry:
         is_pod: bool = False,
     ) -> None:
         """With `is_pod`, qualify short host names: the operator's pod would resolve them in its own namespace."""
-        self._connect, self._is_pod = connect, is_pod
+        self._connect = connect
+        self._is_pod = is_pod
         self._quota = quota or QueueQuota()
         self._access = BrokerAccessReader(api, address_policy)
         self._clusters: dict[tuple[object, ...], BrokerCluster] = {}  # by the key of their access
@@ -79,11 +80,13 @@ class BrokerRegistry:
 
     def update_group(self, group: Group) -> None:
         """Update a group's brokers and topics from its spec; an invalid spec changes nothing."""
-        spec, key = group.resolved_spec.spec, (group.namespace, group.name)
+        spec = group.resolved_spec.spec
         if spec is None:
             return
+        key = (group.namespace, group.name)
         rocketmq = qualify_name_servers(group.namespace, spec.broker.rocketmq) if self._is_pod else spec.broker.rocketmq
-        interest, binding = interest_of(spec, group.name, is_weighed=group.needs_weights), self._bindings.get(key)
+        interest = interest_of(spec, group.name, is_weighed=group.needs_weights)
+        binding = self._bindings.get(key)
         if binding is None:
             binding = self._bindings[key] = Binding(group, interest, rocketmq)
             self._claim(key, binding)
@@ -91,7 +94,9 @@ class BrokerRegistry:
         moved = binding.rocketmq != rocketmq
         changed = moved or binding.interest != interest
         self._unclaim(key, binding)
-        binding.group, binding.interest, binding.rocketmq = group, interest, rocketmq
+        binding.group = group
+        binding.interest = interest
+        binding.rocketmq = rocketmq
         self._claim(key, binding)
         if moved:
             binding.was_polled = binding.is_accepted = False
@@ -202,10 +207,10 @@ class BrokerRegistry:
         if access.cluster_key not in self._clusters:
             cluster_access = ClusterAccess(access)
             brokers = self._connect(cluster_access.config)
-            views = RouteWatcher(brokers, self._on_broker_change, self._quota)
-            lags = LagPoller(
+            routes = RouteWatcher(brokers, self._on_broker_change, self._quota)
+            lag = LagPoller(
                 brokers,
-                views,
+                routes,
                 self.consumed_queues,
                 self.on_lag_polled,
                 self._reported_offsets,
@@ -213,10 +218,10 @@ class BrokerRegistry:
                 topic_starts=self._topic_starts,
             )
             loop = asyncio.get_running_loop()
-            consumers = ConsumerPoller(brokers, views, self._unmanaged_ids, self.on_change)
-            tasks = {"route watcher": views.run, "lag poller": lags.run, "consumer poller": consumers.run}
+            consumers = ConsumerPoller(brokers, routes, self._unmanaged_ids, self.on_change)
+            tasks = {"route watcher": routes.run, "lag poller": lag.run, "consumer poller": consumers.run}
             running = [loop.create_task(supervise(name, work), name=name) for name, work in tasks.items()]
-            self._clusters[access.cluster_key] = BrokerCluster(cluster_access, brokers, views, lags, consumers, running)
+            self._clusters[access.cluster_key] = BrokerCluster(cluster_access, brokers, routes, lag, consumers, running)
         cluster = binding.cluster = self._clusters[access.cluster_key]
         cluster.route_watcher.set_interest(key, binding.interest)
         return cluster
@@ -240,8 +245,9 @@ class BrokerRegistry:
         while unread := [
             binding for binding in self._bindings.values() if binding.cluster is cluster and binding.source not in read
         ]:
-            source, reached = unread[0].source, unread[0].rocketmq
-            if not await self._access.leads_to(access.cluster_key, source[0], reached):
+            binding = unread[0]
+            source = binding.source  # its group may change during the await
+            if not await self._access.leads_to(access.cluster_key, binding.group.namespace, binding.rocketmq):
                 return False
             read.add(source)
         return True

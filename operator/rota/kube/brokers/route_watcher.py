@@ -22,9 +22,10 @@ from rota.planner import QueueView
 from rota.spec import GroupSpec, StartFrom
 
 ROUTE_POLL_SECONDS = 5.0
-CONSUMER_POLL_SECONDS = (5.0, 20.0)
+MIN_CONSUMER_POLL_SECONDS = 5.0
+MAX_CONSUMER_POLL_SECONDS = 20.0
 CONSUMER_POLLS_PER_SECOND = 50
-RETRY_TOPICS_EVERY_POLLS = 4  # polls of routes; only each fourth includes retry topics
+RETRY_TOPICS_EVERY_POLLS = 4  # only each fourth poll of routes includes retry topics
 MAX_CONCURRENT_REQUESTS = 16  # requests under way to one cluster
 SILENT_CONNECTION_SECONDS = 120.0  # for which brokers keep a silent connection
 
@@ -162,8 +163,8 @@ class RouteWatcher:
 
     def consumer_poll_pause(self) -> float:
         """Return the pause between polls of consumers: short, to notice unmanaged ones; longer for many groups."""
-        soonest, latest = CONSUMER_POLL_SECONDS
-        return min(max(soonest, len(self._interests) / CONSUMER_POLLS_PER_SECOND), latest)
+        seconds = max(MIN_CONSUMER_POLL_SECONDS, len(self._interests) / CONSUMER_POLLS_PER_SECOND)
+        return min(seconds, MAX_CONSUMER_POLL_SECONDS)
 
     async def _poll_periodically(
         self, pause: Callable[[], float], poll: Callable[[], Coroutine[Any, Any, None]]
@@ -191,7 +192,9 @@ class RouteWatcher:
         """Poll all topics; retry topics, one a group, more rarely, because a retry topic stays once it exists."""
         self._route_polls += 1
         retries = not self._route_polls % RETRY_TOPICS_EVERY_POLLS
-        topics = {topic for it in self._interests.values() for topic in (topics_of(it) if retries else it.topics)}
+        topics: set[str] = set()
+        for interest in self._interests.values():
+            topics.update(topics_of(interest) if retries else interest.topics)
         await asyncio.gather(*map(self._poll_topic, topics))
         self._retry_claims()
 
@@ -234,14 +237,14 @@ class RouteWatcher:
         brokers = sorted({broker for topic in topics for broker in self.brokers_of_topic(topic)})
         try:
             responses = await asyncio.gather(*(self._read_broker(interest, broker) for broker in brokers))
-            twice = self._consumers.get(key, _OnlineConsumers()).duplicates
-            current = (
-                _merge_consumers(responses, twice, asyncio.get_running_loop().time()) if brokers else _OnlineConsumers()
-            )
+            previous_duplicates = self._consumers.get(key, _OnlineConsumers()).duplicates
+            current = _OnlineConsumers()
+            if brokers:
+                current = _merge_consumers(responses, previous_duplicates, asyncio.get_running_loop().time())
         except BrokerError as error:
             _log.info("The broker rejected the request or did not respond: %s", error, extra=group_fields(*key))
-            refused = isinstance(error, RejectedError)
-            current = _OnlineConsumers(problems=(Finding(Reason.BROKER_REFUSES, str(error)),) if refused else ())
+            is_rejected = isinstance(error, RejectedError)
+            current = _OnlineConsumers(problems=(Finding(Reason.BROKER_REFUSES, str(error)),) if is_rejected else ())
         if self._interests.get(key) != interest:  # the group was deleted or changed meanwhile
             return False
         previous, self._consumers[key] = self._consumers.get(key), current
@@ -263,7 +266,7 @@ class RouteWatcher:
         return self._consumers.get(key, _OnlineConsumers()).settings
 
     def is_accepted(self, key: ObjectKey) -> bool | None:
-        """Whether the brokers of a group's topics accept it and list its consumers; None: they did not answer."""
+        """Whether the brokers of a group's topics accept it and list its consumers; None: they did not respond."""
         online = self._consumers.get(key, _OnlineConsumers())
         is_refused = any(problem.reason is Reason.BROKER_REFUSES for problem in online.problems)
         return True if online.ids is not None else False if is_refused else None
@@ -273,7 +276,7 @@ class RouteWatcher:
         return self._consumers.get(key, _OnlineConsumers()).consumers
 
     def state_of(self, key: ObjectKey, now: float, member_suffixes: Collection[str]) -> BrokerState:
-        """Return a group's state at its brokers; `suffixes` are those of its members' client ids."""
+        """Return a group's state at its brokers; `member_suffixes` are those of its members' client ids."""
         interest = self._interests.get(key)
         if interest is None:
             return BrokerState()
@@ -293,11 +296,9 @@ class RouteWatcher:
             elif isinstance(route.error, RejectedError):
                 problems.append(Finding(Reason.BROKER_REFUSES, str(route.error)))
         online = self._consumers.get(key, _OnlineConsumers())
-        unmanaged = (
-            None
-            if online.ids is None
-            else tuple(name for name in online.ids if name.partition("@")[2] not in member_suffixes)
-        )
+        unmanaged: tuple[str, ...] | None = None
+        if online.ids is not None:
+            unmanaged = tuple(name for name in online.ids if name.partition("@")[2] not in member_suffixes)
         problems += [*online.problems, *_duplicate_id_problems(online, now, member_suffixes)]
         return BrokerState(views, () if interest.broadcasting else unmanaged, tuple(problems))
 
@@ -313,12 +314,13 @@ class _BrokerResponse(NamedTuple):
 def _merge_consumers(
     responses: Collection[_BrokerResponse], previous_duplicates: Mapping[str, _DuplicateId], now: float
 ) -> _OnlineConsumers:
-    """Merge the responses of a group's brokers; `twice`: the ids that a broker listed twice at the last poll."""
+    """Merge the responses of a group's brokers; `previous_duplicates` are those of the last poll."""
     problems: list[Finding] = []
     settings = {response.broker: response.settings for response in responses if response.settings}
     disabled = [broker for broker, setting in settings.items() if not setting.consume_enabled]
     if disabled:
-        message = f"Consumption is disabled for the group at {', '.join(disabled)}; enable it with mqadmin updateSubGroup -s true"
+        message = f"Consumption is disabled for the group at {', '.join(disabled)}"
+        message += "; enable it with mqadmin updateSubGroup -s true"
         problems.append(Finding(Reason.CONSUMPTION_DISABLED, message))
     duplicates: dict[str, _DuplicateId] = {}
     occurrences = Counter[str]()
@@ -326,29 +328,29 @@ def _merge_consumers(
         counts = Counter(client.client_id for client in listed)
         occurrences |= counts  # each consumer is online at every broker
         for name in (name for name, count in counts.items() if count > 1):
-            since, alike = duplicates.get(name) or _DuplicateId(
+            since, same_address = duplicates.get(name) or _DuplicateId(
                 previous_duplicates[name].since if name in previous_duplicates else now, same_address=True
             )
             hosts = {client.address.rpartition(":")[0] for client in listed if client.client_id == name}
-            duplicates[name] = _DuplicateId(since, alike and len(hosts) == 1)
+            duplicates[name] = _DuplicateId(since, same_address and len(hosts) == 1)
     clients = {client.client_id: client for _, listed, _ in responses for client in listed}
     return _OnlineConsumers(tuple(sorted(occurrences.elements())), clients, settings, tuple(problems), duplicates)
 
 
 def _duplicate_id_problems(online: _OnlineConsumers, now: float, member_suffixes: Collection[str]) -> list[Finding]:
     """Report client ids of several consumers; not a member's while a broker may still hold its old connection."""
-    several = sorted(
+    duplicate_ids = sorted(
         client_id
-        for client_id, (since, alike) in online.duplicates.items()
-        if not alike or client_id.partition("@")[2] not in member_suffixes or now - since > SILENT_CONNECTION_SECONDS
+        for client_id, (since, same_address) in online.duplicates.items()
+        if not same_address
+        or client_id.partition("@")[2] not in member_suffixes
+        or now - since > SILENT_CONNECTION_SECONDS
     )
-    if not several:
+    if not duplicate_ids:
         return []
-    names = ", ".join(several[:3])
-    message = (
-        f"Several consumers use the client ids {names}, so some of their queues stay unread; make client ids unique"
-    )
-    return [Finding(Reason.DUPLICATE_CLIENT_IDS, message)]
+    names = ", ".join(duplicate_ids[:3])
+    message = f"Several consumers use the client ids {names}, so some of their queues stay unread"
+    return [Finding(Reason.DUPLICATE_CLIENT_IDS, f"{message}; make client ids unique")]
 
 
 def interest_of(spec: GroupSpec, name: str, *, is_weighed: bool) -> TopicInterest:

@@ -26,17 +26,17 @@ Params = Mapping[str, str]
 
 FIELD_MANAGER: Final = "rota"  # field manager of server-side apply
 MAX_PAGE_OBJECTS = 500  # in one response to a list
-MAX_PAGE_BYTES = 4 * 2**20  # of one response; if a page is larger, a smaller one is requested
+MAX_PAGE_BYTES = 4 * 2**20  # of one response; instead of a larger page, a smaller one is requested
 WATCH_TIMEOUT_SECONDS = 300  # after which the server ends a watch, and it is reopened
 # The server sends a bookmark every minute; after a longer silence the connection is dead.
 MAX_WATCH_SILENCE_SECONDS = 90.0
 
 MAX_CONCURRENT_REQUESTS = 50  # requests under way: more would only queue at the server, and delay its other clients
-MAX_RETRY_AFTER_SECONDS = 10.0  # seconds, even if a busy server asks for more
+MAX_RETRY_AFTER_SECONDS = 10.0  # even if a busy server asks for more
 _REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=30, sock_connect=5)
 _WATCH_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=15, sock_connect=5, sock_read=MAX_WATCH_SILENCE_SECONDS)
 MAX_OBJECT_BYTES = 2**24  # etcd stores 1.5 MiB, and `<` takes six bytes in JSON
-MAX_DEPTH_LEVELS = 100  # levels of an object; what lies deeper is read as null if the decoder cannot read the whole
+MAX_DEPTH_LEVELS = 100  # of an object that the decoder cannot read as a whole; deeper values are read as null
 
 
 class ApiError(Exception):
@@ -44,7 +44,8 @@ class ApiError(Exception):
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(message or f"The API server responded with status {status}")
-        self.status, self.reason = status, reason
+        self.status = status
+        self.reason = reason
 
     @property
     def is_not_found(self) -> bool:
@@ -153,9 +154,8 @@ class Api:
             async with self._connections.websocket(url, params=params, protocols=[protocol]) as websocket:
                 yield websocket
         except aiohttp.WSServerHandshakeError as error:
-            raise ApiError(
-                error.status, "", f"The API server responded with status {error.status} to {path}"
-            ) from error
+            message = f"The API server responded with status {error.status} to {path}"
+            raise ApiError(error.status, "", message) from error
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise NoResponseError(f"The API server did not respond to {path}: {describe_failure(error)}") from error
 
@@ -164,7 +164,8 @@ class Api:
 
         Tenants can fill objects up to 1.5 MiB, so the bytes of a page are limited, too.
         """
-        count, start = MAX_PAGE_OBJECTS, ""
+        count = MAX_PAGE_OBJECTS
+        start = ""
         while True:
             query = {**(params or {}), "limit": str(count), **({"continue": start} if start else {})}
             try:
@@ -282,13 +283,13 @@ class Api:
     ) -> tuple[int, bytes]:
         data = None if body is None else msgspec.json.encode(body)
         headers = {"Content-Type": content_type}
+        request: dict[str, Any] = {"data": data, "params": params, "headers": headers, "limit_bytes": limit_bytes}
         try:
             async with self._slots:
-                sent: dict[str, Any] = {"data": data, "params": params, "headers": headers, "limit_bytes": limit_bytes}
-                response, text = await self._send_once(method, path, **sent)
+                response, text = await self._send_once(method, path, **request)
                 if response.status == HTTPStatus.TOO_MANY_REQUESTS:  # retry once: later, the request may be outdated
                     await asyncio.sleep(_retry_after_seconds(response))
-                    response, text = await self._send_once(method, path, **sent)
+                    response, text = await self._send_once(method, path, **request)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             cause = describe_failure(error)
             raise NoResponseError(f"The API server did not respond to {method} {path}: {cause}") from None
@@ -321,7 +322,7 @@ def _decode(text: bytes | msgspec.Raw, kind: type[T]) -> T:
 
 def _decode_error(status: int, text: bytes) -> ApiError:
     try:
-        refusal = msgspec.json.decode(text, type=_Status)
+        status_object = msgspec.json.decode(text, type=_Status)
     except (msgspec.DecodeError, RecursionError):
-        refusal = _Status(message=text[:200].decode(errors="replace"))
-    return ApiError(refusal.code or status, refusal.reason, refusal.message)
+        status_object = _Status(message=text[:200].decode(errors="replace"))
+    return ApiError(status_object.code or status, status_object.reason, status_object.message)

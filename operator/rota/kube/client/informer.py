@@ -17,7 +17,8 @@ from rota.kube.client.api import Api, ApiError, NoResponseError, Params
 from rota.kube.client.objects import Metadata, part_to_cache
 from rota.kube.client.paths import collection_path
 
-MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.2, 10.0
+MIN_RETRY_SECONDS = 0.2
+MAX_RETRY_SECONDS = 10.0
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ T = TypeVar("T", bound=HasMetadata)
 
 
 class Informer(Generic[T]):
-    """Lists and watches one collection; calls `seen` for each object that exists, and `gone` for each deleted one."""
+    """Lists and watches one collection; calls a handler for each object that exists, and for each deleted one."""
 
     def __init__(
         self,
@@ -55,8 +56,12 @@ class Informer(Generic[T]):
         self.resource = resource
         self.namespace = namespace  # empty: all
         self.path = collection_path(resource, namespace)
-        self._api, self._kind, self._params = api, kind, params
-        self._on_upsert, self._on_delete, self._expected = on_upsert, on_delete, expected
+        self._api = api
+        self._kind = kind
+        self._params = params
+        self._on_upsert = on_upsert
+        self._on_delete = on_delete
+        self._expected = expected
         self._cache: dict[tuple[str, str], T] = {}
         self._resource_version = ""  # at which a watch resumes; empty: list first
         self.is_forbidden = False  # whether the operator may not list it
@@ -67,7 +72,8 @@ class Informer(Generic[T]):
         """List and watch until cancelled."""
         pause = MIN_RETRY_SECONDS
         while True:
-            heard_before, failed = self.last_message_at, True
+            previous_message_at = self.last_message_at
+            failed = True
             try:
                 self._resource_version = self._resource_version or await self.relist()
                 await self._watch()
@@ -81,8 +87,9 @@ class Informer(Generic[T]):
             except Exception:  # noqa: BLE001 - if it ended here, the operator would see no more events
                 _log.exception("The watch of %s failed unexpectedly; listing again", self.path)
                 self._resource_version = ""
-            pause = MIN_RETRY_SECONDS if self.last_message_at > heard_before else min(2 * pause, MAX_RETRY_SECONDS)
-            if failed or self.last_message_at == heard_before:
+            is_silent = self.last_message_at == previous_message_at
+            pause = min(2 * pause, MAX_RETRY_SECONDS) if is_silent else MIN_RETRY_SECONDS
+            if failed or is_silent:
                 await asyncio.sleep(pause)
 
     async def relist(self) -> str:
@@ -113,9 +120,8 @@ class Informer(Generic[T]):
         for item in list(self._expected()):
             is_listed = item.metadata.key in listed_keys or self.namespace not in {"", item.metadata.namespace}
             deleted = _with_list_version(item, version)
-            if (
-                not is_listed and item.metadata.version_number <= deleted.metadata.version_number
-            ):  # else written after the list
+            was_written_later = item.metadata.version_number > deleted.metadata.version_number
+            if not is_listed and not was_written_later:
                 self._delete(deleted)
 
     async def _watch(self) -> None:

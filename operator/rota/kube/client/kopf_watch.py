@@ -55,11 +55,11 @@ def _session_opener(login: Login) -> Callable[..., Any]:
 
 
 def _event_handler(on_upsert: ResourceHandler, on_delete: ResourceHandler) -> Callable[..., Any]:
-    async def told(event: Mapping[str, Any], **_: Any) -> None:
+    async def handle(event: Mapping[str, Any], **_: Any) -> None:
         custom = msgspec.convert(dict(event["object"]), CustomResource)
         (on_delete if event["type"] == "DELETED" else on_upsert)(custom)
 
-    return told
+    return handle
 
 
 async def run_tasks(root_tasks: Collection[Task]) -> None:

@@ -10,16 +10,16 @@ from typing import Any
 import msgspec
 
 from rota.kube.client.api import Api, ApiError, NoResponseError
-from rota.kube.client.objects import Metadata
+from rota.kube.client.objects import Metadata, PartialObjectMetadata
 from rota.kube.client.paths import collection_path, object_path
 from rota.spec.names import is_dns_subdomain
 from rota.timestamps import format_time
 
-REPEAT_LOG_SECONDS = 60.0  # seconds between two log lines about the same problem
-# An annotation with the uid of the holder's pod: if that pod does not exist any more, the Lease is free. An operator
-# outside a pod sets none, and other candidates wait until its Lease expires.
+REPEAT_LOG_SECONDS = 60.0  # between two log lines about the same problem
+# Annotation with the uid of the holder's pod: if that pod no longer exists, the Lease is free. An operator outside a
+# pod sets none, and other candidates wait until its Lease expires.
 POD_UID_ANNOTATION = "rota.dev/pod-uid"
-# An annotation with the holder's --page-auth, if it authenticates its users.
+# Annotation with the holder's --page-auth, if it authenticates its users.
 PAGE_AUTH_ANNOTATION = "rota.dev/page-auth"
 PAGE_AUTH_KUBERNETES = "Kubernetes"  # its value for users of the cluster
 CHECK_HOLDER_SECONDS = 3.0  # check the holder's pod once the Lease has not been renewed for this long
@@ -48,14 +48,8 @@ class Lease(msgspec.Struct, frozen=True):
     spec: LeaseSpec = LeaseSpec()
 
 
-class PodMetadata(msgspec.Struct, frozen=True):
-    """A pod, of which only the uid matters."""
-
-    metadata: Metadata
-
-
 class LeaderElector:
-    """One candidate of the election; `leads` is called at each change of its leadership."""
+    """One candidate of the election; `on_leadership` is called at each change of its leadership."""
 
     def __init__(
         self,
@@ -67,11 +61,11 @@ class LeaderElector:
         *,
         annotations: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
-        """Take part in the election only after `run`; in a pod, `me` is its name.
-
-        `annotations` is called at each renewal, and returns the annotations that the leader sets on the Lease.
-        """
-        self._api, self._identity, self._on_leadership, self._annotations = api, identity, on_leadership, annotations
+        """`annotations` is called at each renewal, and returns the annotations that the leader sets on the Lease."""
+        self._api = api
+        self._identity = identity
+        self._on_leadership = on_leadership
+        self._annotations = annotations
         self._namespace = namespace
         self._collection = collection_path("leases", namespace)
         self._path = object_path("leases", namespace, name)
@@ -81,7 +75,8 @@ class LeaderElector:
         self._expires_at = math.inf  # when another holder's Lease expires unless renewed
         self._leads_until = 0.0  # end of this candidate's leadership unless renewed
         self._was_refused = False  # whether the last request was refused: then an early retry is useless
-        self._logged_problem, self._logged_at = "", -math.inf
+        self._logged_problem = ""
+        self._logged_at = -math.inf
         self.is_leading = False
         self._holder_annotations: Mapping[str, str] = {}  # annotations of the Lease while another candidate holds it
 
@@ -90,12 +85,8 @@ class LeaderElector:
         try:
             while True:
                 await self._try_acquire()
-                slow = self.is_leading or self._was_refused
-                await asyncio.sleep(
-                    RENEW_INTERVAL_SECONDS
-                    if slow
-                    else min(RETRY_PERIOD_SECONDS, max(self._expires_at - self._now, 0.1))
-                )
+                pause = min(RETRY_PERIOD_SECONDS, max(self._expires_at - self._now, 0.1))
+                await asyncio.sleep(RENEW_INTERVAL_SECONDS if self.is_leading or self._was_refused else pause)
         finally:
             self._set_leading(is_leading=False)
             await self._release()
@@ -110,25 +101,27 @@ class LeaderElector:
         return asyncio.get_running_loop().time()
 
     async def _try_acquire(self) -> None:
-        began = self._now
+        started_at = self._now
         try:
             async with asyncio.timeout(RENEW_DEADLINE_SECONDS / 2):
-                held = await self._acquire()
+                is_held = await self._acquire()
         except (ApiError, NoResponseError, TimeoutError) as error:
             self._was_refused = isinstance(error, ApiError)
             self._log_problem(str(error) or "the API server did not respond in time")
             if self.is_leading and self._now > self._leads_until:
                 self._set_leading(is_leading=False)
             return
-        self._was_refused, self._logged_problem = False, ""
-        if held:
-            self._leads_until = began + RENEW_DEADLINE_SECONDS
-        self._set_leading(is_leading=held)
+        self._was_refused = False
+        self._logged_problem = ""
+        if is_held:
+            self._leads_until = started_at + RENEW_DEADLINE_SECONDS
+        self._set_leading(is_leading=is_held)
 
     def _log_problem(self, problem: str) -> None:
         """Log a problem; if it persists, only once in a while."""
         if problem != self._logged_problem or self._now - self._logged_at >= REPEAT_LOG_SECONDS:
-            self._logged_problem, self._logged_at = problem, self._now
+            self._logged_problem = problem
+            self._logged_at = self._now
             _log.warning("The Lease %s could not be renewed: %s", self._path, problem)
 
     async def _acquire(self) -> bool:
@@ -139,7 +132,8 @@ class LeaderElector:
         spec = lease.spec
         if spec.holder_identity != self._identity:
             if self._observed_renewal != (spec.holder_identity, spec.renew_time):
-                self._observed_renewal, self._observed_at = (spec.holder_identity, spec.renew_time), self._now
+                self._observed_renewal = (spec.holder_identity, spec.renew_time)
+                self._observed_at = self._now
             self._expires_at = self._observed_at + (spec.lease_duration_seconds or LEASE_DURATION_SECONDS)
             if spec.holder_identity and self._now < self._expires_at and not await self._holder_has_ended(lease):
                 self._holder_annotations = lease.metadata.annotations
@@ -149,12 +143,13 @@ class LeaderElector:
         return await self._write_lease(lease, spec)
 
     async def _holder_has_ended(self, lease: Lease) -> bool:
-        """Whether the holder's pod does not exist any more; False if the API server does not say."""
-        uid, holder = lease.metadata.annotations.get(POD_UID_ANNOTATION), lease.spec.holder_identity or ""
+        """Whether the holder's pod no longer exists; False if the API server does not say."""
+        uid = lease.metadata.annotations.get(POD_UID_ANNOTATION)
+        holder = lease.spec.holder_identity or ""
         if not uid or not is_dns_subdomain(holder) or self._now - self._observed_at < CHECK_HOLDER_SECONDS:
             return False
         try:
-            pod = await self._api.get(object_path("pods", self._namespace, holder), PodMetadata)
+            pod = await self._api.get(object_path("pods", self._namespace, holder), PartialObjectMetadata)
         except ApiError as error:
             has_ended = error.is_not_found
         else:
@@ -173,15 +168,15 @@ class LeaderElector:
 
     async def _write_lease(self, lease: Lease | None, spec: LeaseSpec) -> bool:
         at = format_time(time.time(), "microseconds")
-        ours = spec.holder_identity == self._identity
+        is_ours = spec.holder_identity == self._identity
         body: dict[str, Any] = {
             "metadata": {"name": self._name, "annotations": {**self._annotations()}},
             "spec": {
                 "holderIdentity": self._identity,
                 "leaseDurationSeconds": LEASE_DURATION_SECONDS,
                 "renewTime": at,
-                "acquireTime": spec.acquire_time if ours else at,
-                "leaseTransitions": (spec.lease_transitions or 0) + (not ours),
+                "acquireTime": spec.acquire_time if is_ours else at,
+                "leaseTransitions": (spec.lease_transitions or 0) + (not is_ours),
             },
         }
         try:

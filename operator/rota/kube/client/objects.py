@@ -186,14 +186,14 @@ class Pod(Struct, frozen=True):
 
         With hostNetwork, a port in the spec does not count: a tenant could name any port of the node.
         """
-        named = [
+        control_ports = [
             port.container_port
             for sidecar in self._sidecar_containers
             for port in sidecar.ports
             if port.name == CONTROL_PORT_NAME
         ]
-        if named and not self.spec.host_network:
-            return named[0]
+        if control_ports and not self.spec.host_network:
+            return control_ports[0]
         return CONTROL_PORT if self.has_key else REPORT_PORT
 
     @property
@@ -209,10 +209,11 @@ class Pod(Struct, frozen=True):
     def mounted_group(self) -> str:
         """The group of the assignment that the sidecar mounts; the label may differ. Empty without a sidecar."""
         mounts = [mount for sidecar in self._sidecar_containers for mount in sidecar.volume_mounts]
-        shown = {mount.name for mount in mounts if mount.mount_path == ASSIGNMENT_MOUNT_PATH}
-        records = [volume.config_map.name for volume in self.spec.volumes if volume.name in shown]
+        volume_names = {mount.name for mount in mounts if mount.mount_path == ASSIGNMENT_MOUNT_PATH}
+        config_map_names = [volume.config_map.name for volume in self.spec.volumes if volume.name in volume_names]
         return next(
-            (name.removesuffix(_ASSIGNMENT_SUFFIX) for name in records if name.endswith(_ASSIGNMENT_SUFFIX)), ""
+            (name.removesuffix(_ASSIGNMENT_SUFFIX) for name in config_map_names if name.endswith(_ASSIGNMENT_SUFFIX)),
+            "",
         )
 
     @property

@@ -10,7 +10,7 @@ from rota.model import single_line
 from rota.timestamps import parse_time
 
 SIDECAR_CONTAINER = "rota-sidecar"  # its container's name
-MAX_OBSTACLE_CHARACTERS = 200  # characters
+MAX_OBSTACLE_CHARACTERS = 200
 
 _NORMAL_WAITING_REASONS = {"", "ContainerCreating", "PodInitializing"}  # of any container that starts
 
@@ -45,15 +45,17 @@ class _ContainerStatus(Struct, frozen=True, rename="camel"):
     def obstacle(self) -> str:
         """Why the container is waiting; empty for the normal reasons of a start."""
         reason = self.state.waiting.reason if self.state.waiting else ""
-        return (
-            ""
-            if reason in _NORMAL_WAITING_REASONS
-            else single_line(f"{reason} of container {self.name}", MAX_OBSTACLE_CHARACTERS)
-        )
+        if reason in _NORMAL_WAITING_REASONS:
+            return ""
+        return single_line(f"{reason} of container {self.name}", MAX_OBSTACLE_CHARACTERS)
 
     @property
     def has_run(self) -> bool:
         return bool(self.started or self.ready or self.restart_count or self.state.has_run or self.last_state.has_run)
+
+
+def _sidecars(containers: list[_ContainerStatus]) -> list[_ContainerStatus]:
+    return [container for container in containers if container.name == SIDECAR_CONTAINER]
 
 
 class _Condition(Struct, frozen=True):
@@ -82,16 +84,15 @@ class PodStatus(Struct, frozen=True, rename="camel"):
     @property
     def sidecar_statuses(self) -> list[_ContainerStatus]:
         """The status of the sidecar's container, in either list of containers."""
-        return [it for it in (*self.init_container_statuses, *self.container_statuses) if it.name == SIDECAR_CONTAINER]
+        return _sidecars([*self.init_container_statuses, *self.container_statuses])
 
     @property
     def process_ended_at(self) -> float:
         """When a process of the sidecar ended last, in seconds since 1970 by its node's clock; 0: none has."""
-        ends = [
-            state.terminated for container in self.sidecar_statuses for state in (container.state, container.last_state)
-        ]
-        times = [parse_time(end.finished_at) for end in ends if end]
-        return max((at for at in times if at is not None), default=0.0)
+        states = [state for status in self.sidecar_statuses for state in (status.state, status.last_state)]
+        return max(
+            (parse_time(state.terminated.finished_at) or 0.0 for state in states if state.terminated), default=0.0
+        )
 
 
 def trim_status(status: PodStatus) -> PodStatus:
@@ -99,8 +100,8 @@ def trim_status(status: PodStatus) -> PodStatus:
     return replace(
         status,
         conditions=[replace(condition, message="") for condition in status.conditions if condition.type == "Ready"],
-        init_container_statuses=[it for it in status.init_container_statuses if it.name == SIDECAR_CONTAINER],
-        container_statuses=[it for it in status.container_statuses if it.name == SIDECAR_CONTAINER],
+        init_container_statuses=_sidecars(status.init_container_statuses),
+        container_statuses=_sidecars(status.container_statuses),
         obstacle=_find_obstacle(status),
     )
 

@@ -96,14 +96,12 @@ class LeaderRelay:
     """Relays requests to the leader; a context manager, which closes its connections."""
 
     def __init__(self, find_leader: Callable[[], LeaderPage | None], may_relay: Callable[[web.Request], bool]) -> None:
-        """`find_leader` returns None while this replica leads; `can_be_passed_on` checks a request's credentials."""
+        """`find_leader` returns None while this replica leads; `may_relay` checks a request's credentials."""
         self._find_leader = find_leader
         self._may_relay = may_relay
         self._admission = AdmissionLimit(MAX_RELAYED_REQUESTS)
-        self._failed_leader: tuple[LeaderPage | None, float] = (
-            None,
-            0.0,
-        )  # the leader that did not respond, and when to retry
+        # The leader that did not respond, and when to retry.
+        self._failed_leader: tuple[LeaderPage | None, float] = (None, 0.0)
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS, sock_read=MAX_SILENCE_SECONDS),
             trust_env=False,

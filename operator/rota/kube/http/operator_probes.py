@@ -23,10 +23,11 @@ MAX_WATCH_SILENCE_SECONDS = 180.0
 
 def watch_ages(informers: Sequence[Informer[Any]]) -> Mapping[str, float]:
     """Return the seconds since the last watch event of each kind; with one watch per namespace, the longest of them."""
-    now, silences = asyncio.get_running_loop().time(), dict[str, float]()
-    for watch in informers:
-        silences[watch.resource] = max(silences.get(watch.resource, 0.0), now - watch.last_message_at)
-    return silences
+    now = asyncio.get_running_loop().time()
+    ages: dict[str, float] = {}
+    for informer in informers:
+        ages[informer.resource] = max(ages.get(informer.resource, 0.0), now - informer.last_message_at)
+    return ages
 
 
 def metrics_route(operator_metrics: OperatorMetrics, groups: GroupSource) -> web.RouteDef:
@@ -56,8 +57,10 @@ class ProbeServer:
         *,
         is_login_rejected: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`more` are further routes, served on the main port only."""
-        self._informers, self._is_leading, self._extra_routes = informers, is_leading, extra_routes
+        """`extra_routes` are served on the main port only."""
+        self._informers = informers
+        self._is_leading = is_leading
+        self._extra_routes = extra_routes
         self._is_login_rejected = is_login_rejected
 
     async def serve(

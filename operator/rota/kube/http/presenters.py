@@ -108,16 +108,16 @@ def _members(facts: GroupFacts, consumers: Mapping[str, OnlineConsumer]) -> list
     document = facts.group.stored_assignment.document
     everyone = document.everyone if document else None
     stored = facts.group.stored_assignment.settings
-    in_force, digest = _stored_settings(stored), settings_digest(stored)
+    current_settings = _stored_settings(stored)
+    digest = settings_digest(stored)
     members = []
     for name, pod_state in sorted(facts.group.pods.items()):
         pod = pod_state.pod
+        report = pod_state.decoded_report.report if pod_state.decoded_report else None
         holder = Holder(name, pod.metadata.uid)
         queues = everyone if everyone is not None and holder in shares else shares.get(holder, ())
         client = consumers.get(client_id(pod))
-        rates = [
-            facts.lag.queues.get(queue, UNKNOWN_QUEUE_LAG).consumed_rate for queue in queues
-        ]  # none if Broadcasting
+        rates = [facts.lag.queues.get(queue, UNKNOWN_QUEUE_LAG).consumed_rate for queue in queues]
         members.append(
             schema.Member(
                 name=name,
@@ -128,19 +128,12 @@ def _members(facts: GroupFacts, consumers: Mapping[str, OnlineConsumer]) -> list
                 version=client.version if client else "",
                 language=client.language if client else "",
                 queues=len(queues),
-                generation=pod_state.decoded_report.report.generation if pod_state.decoded_report else None,
+                generation=report.generation if report else None,
                 rate=None if None in rates else sum(rate for rate in rates if rate is not None),
-                troubles=[*pod_state.decoded_report.report.troubles.values()] if pod_state.decoded_report else [],
-                queue_states=pod_state.decoded_report.report.states if pod_state.decoded_report else {},
-                failing=[
-                    describe_message(message)
-                    for message in facts.group.deliveries.failing_messages_of(pod.metadata.uid)
-                ],
-                **_settings(
-                    in_force
-                    if pod_state.decoded_report and pod_state.decoded_report.report.settings == digest
-                    else None
-                ),
+                troubles=[*report.troubles.values()] if report else [],
+                queue_states=report.states if report else {},
+                failing=[*map(describe_message, facts.group.deliveries.failing_messages_of(pod.metadata.uid))],
+                **_settings(current_settings if report and report.settings == digest else None),
             )
         )
     return members
@@ -157,8 +150,8 @@ def _settings(settings: ConsumerSettings | None) -> dict[str, Any]:
     """Return the fields of a member for its settings; none if the settings are not known."""
     if settings is None:
         return {}
-    shown = [entry for entry in settings.subscriptions if not entry.topic.startswith(RETRY_TOPIC_PREFIX)]
-    subscriptions = [schema.Subscription(entry.topic, entry.expression, entry.type) for entry in shown]
+    subscribed = [entry for entry in settings.subscriptions if not entry.topic.startswith(RETRY_TOPIC_PREFIX)]
+    subscriptions = [schema.Subscription(entry.topic, entry.expression, entry.type) for entry in subscribed]
     return {"subscriptions": subscriptions, "model": settings.message_model, "start": settings.start_position}
 
 
@@ -181,28 +174,28 @@ def _queues(facts: GroupFacts, topics: Mapping[str, lag_totals.TopicLag]) -> lis
     states |= dict.fromkeys(everyone, "Everyone")
     states |= dict.fromkeys(owners, "Owned")
     states |= dict.fromkeys(releasing, "Releasing")
-    retries = RETRY_TOPIC_PREFIX + facts.group.consumer_group
+    retry_topic = RETRY_TOPIC_PREFIX + facts.group.consumer_group
     routed = {queue for topic in topics.values() for queue in topic.queues}
     queues = []
     for queue in sorted(routed | states.keys()):
-        release, judged = releasing.get(queue), facts.lag.queues.get(queue, UNKNOWN_QUEUE_LAG)
+        release, queue_lag = releasing.get(queue), facts.lag.queues.get(queue, UNKNOWN_QUEUE_LAG)
         topic = topics.get(queue.topic)
         queues.append(
             schema.Queue(
                 topic=queue.topic,
                 broker=queue.broker,
                 id=queue.id,
-                kind="Retry" if queue.topic == retries else "Subscribed",
+                kind="Retry" if queue.topic == retry_topic else "Subscribed",
                 state=states.get(queue, "Free"),
                 owner=release.holder.name if release else owners.get(queue),
                 to=release.to if release else None,
                 forced=queue in forced,
-                first=judged.min_offset,
-                last=judged.max_offset,
-                committed=judged.committed,
-                lag=judged.lag,
-                delay=judged.delay,
-                verdict=str(judged.lag_state) if judged.lag_state else None,
+                first=queue_lag.min_offset,
+                last=queue_lag.max_offset,
+                committed=queue_lag.committed,
+                lag=queue_lag.lag,
+                delay=queue_lag.delay,
+                verdict=str(queue_lag.lag_state) if queue_lag.lag_state else None,
                 estimate=bool(topic and topic.estimate),
             )
         )

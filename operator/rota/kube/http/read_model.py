@@ -40,13 +40,13 @@ class ReadModel(NamedTuple):
         group = self.controller.group(key)
         if group is None or group.body is None:
             return None
-        tally, now = self.metrics.trackers.get(key) or RebalanceTracker(), self.loop_time()
-        broker, lag = self.registry.state_of(group, now), self.registry.lag_of(key)
+        tracker = self.metrics.trackers.get(key) or RebalanceTracker()
+        now = self.loop_time()
         return GroupFacts(
             group,
-            tally.copy_at(now),
-            broker,
-            lag,
+            tracker.copy_at(now),
+            self.registry.state_of(group, now),
+            self.registry.lag_of(key),
             self._oldest_handover_seconds(group),
             group.pods.delivery_tracker.uncommitted_messages,
         )
@@ -54,8 +54,8 @@ class ReadModel(NamedTuple):
     def _oldest_handover_seconds(self, group: Group) -> float:
         """Return the age of the oldest handover in the stored assignment; it may have begun under an earlier leader."""
         document = group.stored_assignment.document
-        begun = [release.at for release in document.releasing.values() if release.to] if document else []
-        return max((seconds_since(at, self.controller.wall_time()) for at in begun), default=0.0)
+        started_times = [release.at for release in document.releasing.values() if release.to] if document else []
+        return max((seconds_since(at, self.controller.wall_time()) for at in started_times), default=0.0)
 
     def consumed_queues(self, key: ObjectKey) -> Collection[Queue]:
         """Return the queues that have a consumer; if the group has unmanaged consumers, all its queues."""
@@ -82,16 +82,16 @@ class ReadModel(NamedTuple):
         return schema.Operator(self.identity, self.version, self.controller.is_leading)
 
     async def list_groups(self, may_read: MayRead | None = None) -> schema.Groups:
-        """Return a summary of every group; with `reads`, of groups in namespaces for which it returns True.
+        """Return a summary of every group; with `may_read`, of groups in namespaces for which it returns True.
 
         A thousand groups take a while, so other tasks run in between.
         """
-        lines: list[schema.Summary] = []
+        summaries: list[schema.Summary] = []
         async for key in yield_periodically(sorted(self.keys())):
             is_readable = may_read is None or await may_read(key[0])
-            if is_readable and (fact := self.facts_of(key)):
-                lines.append(presenters.present_summary(fact))
-        return schema.Groups(self.operator, lines)
+            if is_readable and (facts := self.facts_of(key)):
+                summaries.append(presenters.present_summary(facts))
+        return schema.Groups(self.operator, summaries)
 
     def has_group(self, namespace: str, name: str) -> bool:
         """Whether the group exists."""
@@ -101,20 +101,20 @@ class ReadModel(NamedTuple):
     def describe_group(self, namespace: str, name: str) -> schema.Detail | None:
         """Return all details of a group; None if it does not exist."""
         key = (namespace, name)
-        fact = self.facts_of(key)
+        facts = self.facts_of(key)
         broker_data = (self.registry.consumers_of(key), self.registry.settings_of(key))
-        return presenters.present_detail(self.operator, fact, *broker_data) if fact else None
+        return presenters.present_detail(self.operator, facts, *broker_data) if facts else None
 
     async def explain(self, namespace: str, name: str, queue: str | None) -> schema.Reasons | None:
         """Explain why queues have their owners, in a thread and for one request at a time: many queues take long."""
-        fact = self.facts_of((namespace, name))
-        if fact is None:
+        facts = self.facts_of((namespace, name))
+        if facts is None:
             return None
         queues = [] if queue is None else [parse_queue(queue)]
         async with self.explain_lock:
             explanations = await asyncio.to_thread(
-                explain_owners, self.controller.snapshot(fact.group), self.controller.wall_time(), queues
+                explain_owners, self.controller.snapshot(facts.group), self.controller.wall_time(), queues
             )
-        summary = presenters.present_summary(fact)
+        summary = presenters.present_summary(facts)
         reasons = [schema.Reason(*entry.queue, entry.owner, entry.sentence) for entry in explanations]
         return schema.Reasons(summary.strategy, summary.generation, reasons, summary.last_rebalance)

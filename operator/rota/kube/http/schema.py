@@ -39,7 +39,7 @@ class Summary(Struct, frozen=True, rename="camel"):
     dead: int | None = None  # messages in the dead-letter topic
     delay: float | None = None
     estimate: bool = False  # whether the lag includes messages that a filter may skip
-    verdicts: dict[str, int] = {}  # queues by `rota.lag.Judgement`
+    verdicts: dict[str, int] = {}  # queues by `rota.lag.LagState`
     last_rebalance: Rebalance | None = None
     delayed: int | None = None  # an estimate: failed messages that brokers delay until their next attempt
 
@@ -117,7 +117,7 @@ class Queue(Struct, frozen=True, rename="camel"):
     committed: int | None = None
     lag: int | None = None
     delay: float | None = None
-    verdict: str | None = None  # a `rota.lag.Judgement`
+    verdict: str | None = None  # a `rota.lag.LagState`
     estimate: bool = False
 
 

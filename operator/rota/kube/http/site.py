@@ -19,11 +19,11 @@ from rota.kube.http.access.reviews import ReviewError
 from rota.kube.http.events import Broadcaster, Listener
 from rota.model import single_line
 
-EVENT_INTERVAL_SECONDS = 0.2  # seconds between two events on a connection: changes in between are sent as one event
-KEEP_ALIVE_SECONDS = 15.0  # seconds; proxies may close a connection that is silent for longer
-WRITE_TIMEOUT_SECONDS = 60.0  # seconds until the connection of a client that does not read is aborted
+EVENT_INTERVAL_SECONDS = 0.2  # between two events on a connection: changes in between are sent as one event
+KEEP_ALIVE_SECONDS = 15.0  # proxies may close a connection that is silent for longer
+WRITE_TIMEOUT_SECONDS = 60.0  # until the connection of a client that does not read is aborted
 MAX_DETAILS = 16  # concurrent responses about one group
-DISCONNECT_CHECK_SECONDS = 1.0  # seconds between two checks whether the client has disconnected
+DISCONNECT_CHECK_SECONDS = 1.0  # between two checks whether the client has disconnected
 
 WEB_FOLDER = Path(__file__).parent / "web"
 CONTENT_TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css", ".js": "text/javascript"}
@@ -46,7 +46,7 @@ class GroupViews(Protocol):
     """The data behind the responses."""
 
     async def list_groups(self, may_read: MayRead | None = None) -> schema.Groups:
-        """Return a summary of every group; with `reads`, of groups in namespaces for which it returns True."""
+        """Return a summary of every group; with `may_read`, of groups in namespaces for which it returns True."""
 
     def has_group(self, namespace: str, name: str) -> bool:
         """Whether the group exists."""
@@ -74,7 +74,8 @@ def page_routes(views: GroupViews, broadcaster: Broadcaster) -> list[web.RouteDe
 
 class _Site:
     def __init__(self, views: GroupViews, broadcaster: Broadcaster) -> None:
-        self._views, self._broadcaster = views, broadcaster
+        self._views = views
+        self._broadcaster = broadcaster
         self._files = {path.name: path.read_bytes() for path in WEB_FOLDER.iterdir()}  # no other file is served
         self._details = AdmissionLimit(MAX_DETAILS)
         self._all_groups = SharedResponse(self._render_groups, _JSON_HEADERS)
@@ -155,7 +156,8 @@ class _Site:
     async def _stream_events(self, request: web.Request, stream: web.StreamResponse, listener: Listener) -> None:
         """Write events to the stream until the client disconnects, or the stream or the operator ends."""
         loop = asyncio.get_running_loop()
-        event, written_at = b": here\n\n", loop.time()
+        event = b": here\n\n"
+        written_at = loop.time()
         while (
             not (self._broadcaster.is_closed or listener.is_ended)
             and request.transport
@@ -181,7 +183,7 @@ async def _write_event(stream: web.StreamResponse, event: bytes) -> bool:
 
 
 async def _next_event(listener: Listener, reader: GroupReader) -> bytes:
-    """Return the next event; empty if nothing changed for the reader within TICK."""
+    """Return the next event; empty if nothing changed for the reader within DISCONNECT_CHECK_SECONDS."""
     try:
         async with asyncio.timeout(DISCONNECT_CHECK_SECONDS):
             changed = await listener.wait_for_changes()

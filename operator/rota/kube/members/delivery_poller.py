@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from rota.kube.client.objects import ObjectKey, Pod
+from rota.kube.members.polling_schedule import Groups, PollSchedule, PollTurn, count_pods, poll_members, running_members
 from rota.kube.members.report_client import Endpoint, ReportClient
-from rota.kube.members.rounds import Groups, PollSchedule, PollTurn, count_pods, poll_members, running_members
 from rota.kube.state.group import Group
 
 SCHEDULE = PollSchedule(members_per_step=50, min_steps=15)

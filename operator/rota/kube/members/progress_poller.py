@@ -8,8 +8,8 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from rota.kube.client.objects import ObjectKey
+from rota.kube.members.polling_schedule import Groups, PollSchedule, PollTurn, count_pods, poll_members, running_members
 from rota.kube.members.report_client import Endpoint, ReportClient
-from rota.kube.members.rounds import Groups, PollSchedule, PollTurn, count_pods, poll_members, running_members
 from rota.kube.state.group import Group
 from rota.redelivery import Redelivery
 

@@ -22,19 +22,21 @@ from rota.ranges import MAX_QUEUES_PER_DOCUMENT, count_topic_broker_pairs
 from rota.reports import Report, ReportTooLargeError, decode_report
 from rota.signing import NONCE_BYTES, NONCE_PARAMETER, SIGNATURE_HEADER, SignedRequest, is_report_signed, sign_request
 
-REPORT_PATH, QUEUES_PATH, DRAIN_PATH = "/v1/report", "/v1/report/queues", "/v1/drain"
+REPORT_PATH = "/v1/report"
+QUEUES_PATH = "/v1/report/queues"
+DRAIN_PATH = "/v1/drain"
 DELIVERIES_PATH = "/v1/report/deliveries"
 MAX_PAGE_QUEUES = 500
 PAGES_SECONDS = 5.0  # deadline for all pages of one member
-RESPONSE_TIMEOUT_SECONDS = 2.0  # response timeout
+RESPONSE_TIMEOUT_SECONDS = 2.0
 LONG_POLL_SECONDS = 10  # for which a member holds a long poll
 STANDING_POLL_SECONDS = 30  # the same while no report is awaited; members hold no long poll longer
-MAX_REPORT_BYTES = 5 * 2**20  # bytes of a report
-MAX_LEGACY_REPORT_BYTES = 16 * 2**20  # bytes; their reports contain measurements of all queues
-MAX_PAGE_BYTES = 2**18  # bytes of a page about queues or deliveries
+MAX_REPORT_BYTES = 5 * 2**20
+MAX_LEGACY_REPORT_BYTES = 16 * 2**20  # reports of earlier versions contain measurements of all queues
+MAX_PAGE_BYTES = 2**18  # of a page about queues or deliveries
 MAX_DELIVERIES_BYTES = 64 * 2**20  # memory for what members report of deliveries; less in a small container
 DELIVERIES_MEMORY_FRACTION = 1 / 8
-LARGE_REPORT_BYTES = 256 * 1024  # bytes; at most MAX_LARGE_REPORTS larger reports are read concurrently
+LARGE_REPORT_BYTES = 256 * 1024  # at most MAX_LARGE_REPORTS larger reports are read concurrently
 MAX_LARGE_REPORTS = 2
 BYTES_PER_ENTRY = 600  # memory of a report per pair of topic and broker, in addition to its text
 BYTES_PER_OFFSET = 200
@@ -89,7 +91,7 @@ class _ResponseBody(NamedTuple):
     ignored_reason: Reason | None = None
 
     def decode_response(self, member: Endpoint, requested_at: float, budget: RetentionBudget) -> MemberResponse:
-        """Decode the member's answer; its report is None if the body is invalid, too large, or from another pod."""
+        """Decode the member's response; its report is None if the body is invalid, too large, or from another pod."""
         uid = member.uid
         try:
             report = decode_report(self.text) if self.text is not None else None
@@ -144,26 +146,26 @@ class ReportClient:
     async def read(self, member: Endpoint) -> MemberResponse:
         """Return the member's present report."""
         async with self._read_slots:
-            asked_at = self._now
+            requested_at = self._now
             return (await self._get(member, {}, RESPONSE_TIMEOUT_SECONDS)).decode_response(
-                member, asked_at, self._budget
+                member, requested_at, self._budget
             )
 
     async def read_with_offsets(self, member: Endpoint) -> tuple[MemberResponse, Mapping[Queue, int | None] | None]:
         """Return the member's present report, and its offset of each queue; None if they cannot be read."""
         async with self._read_slots:
-            asked_at = self._now
+            requested_at = self._now
             body = await self._get(member, {}, RESPONSE_TIMEOUT_SECONDS)
-        answer = body.decode_response(member, asked_at, self._budget)
-        if answer.report is None:
-            return answer, None
+        response = body.decode_response(member, requested_at, self._budget)
+        if response.report is None:
+            return response, None
         # Members of earlier versions send the offsets in the report.
         offsets = None if member.is_signed else decode_offsets(body.text or b"").offsets or None
         if offsets is None:
             offsets = await self._read_all_offsets(member)
         if offsets is not None and not self._budget.admit(member.namespace, offsets, BYTES_PER_OFFSET * len(offsets)):
-            return answer, None
-        return answer, offsets if member.is_signed else offsets or {}
+            return response, None
+        return response, offsets if member.is_signed else offsets or {}
 
     async def _read_all_offsets(self, member: Endpoint) -> QueueOffsets | None:
         """Return a member's offset of each queue; None if a page is missing or PAGES_SECONDS have passed."""
@@ -233,20 +235,20 @@ class ReportClient:
         return body.decode_response(member, min(until, self._now), self._budget)
 
     async def read_if_present(self, member: Endpoint) -> MemberResponse | None:
-        """Return the answer of a pod that may have ended: a report, or silence; None if it has left its address.
+        """Return the response of a pod that may have ended: a report, or silence; None if it has left its address.
 
         It has left if the connection is refused or another server responds. A response without the required signature
         counts as silence: it does not prove its sender.
         """
-        asked_at = self._now
+        requested_at = self._now
         try:
             body = await self._request(member, {}, RESPONSE_TIMEOUT_SECONDS)
         except aiohttp.ClientConnectorError as error:
-            return None if isinstance(error.os_error, ConnectionRefusedError) else MemberResponse(None, asked_at)
+            return None if isinstance(error.os_error, ConnectionRefusedError) else MemberResponse(None, requested_at)
         except _NO_RESPONSE_ERRORS:
-            return MemberResponse(None, asked_at)
-        answer = body.decode_response(member, asked_at, self._budget)
-        return answer if answer.report or answer.ignored_reason else None
+            return MemberResponse(None, requested_at)
+        response = body.decode_response(member, requested_at, self._budget)
+        return response if response.report or response.ignored_reason else None
 
     @property
     def _now(self) -> float:

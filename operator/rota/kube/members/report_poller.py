@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from rota.kube.client.objects import ObjectKey
+from rota.kube.members.polling_schedule import Groups, PollSchedule, PollTurn, count_pods, poll_members, running_members
 from rota.kube.members.report_client import Endpoint, ReportClient
-from rota.kube.members.rounds import Groups, PollSchedule, PollTurn, count_pods, poll_members, running_members
 from rota.model import Queue
 
-ROUNDS = PollSchedule(members_per_step=10, min_steps=5, max_steps=60)
+SCHEDULE = PollSchedule(members_per_step=10, min_steps=5, max_steps=60)
 
 
 async def poll_reports(groups: Groups, reports: ReportClient, on_change: Callable[[ObjectKey], None]) -> None:
@@ -22,7 +22,7 @@ async def poll_reports(groups: Groups, reports: ReportClient, on_change: Callabl
     def due(step: int) -> Iterable[PollTurn]:
         current = groups()
         return [
-            turn for turn in ROUNDS.due(running_members(current), count_pods(current), step) if not _is_awaited(turn)
+            turn for turn in SCHEDULE.due(running_members(current), count_pods(current), step) if not _is_awaited(turn)
         ]
 
     await poll_members(due, partial(_read, reports, on_change))

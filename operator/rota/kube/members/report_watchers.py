@@ -43,17 +43,16 @@ class ReportWatchers:
         """Poll every awaited member; if no member is awaited, keep a standing poll of one for brokers' notices."""
         for name in sorted(self._group.awaited):  # the order of a set differs between processes
             if name not in self._polls_by_pod or self._polls_by_pod[name].done():
-                listener = _start_poll(
-                    name, partial(self._poll_member, name, LONG_POLL_SECONDS, partial(self._is_awaited, name))
-                )
-                self._polls_by_pod[name] = listener
-                listener.add_done_callback(partial(self._forget, name))
+                poll = partial(self._poll_member, name, LONG_POLL_SECONDS, partial(self._is_awaited, name))
+                task = _start_poll(name, poll)
+                self._polls_by_pod[name] = task
+                task.add_done_callback(partial(self._forget, name))
         self._keep_standing_poll()
 
     def cancel_polls(self, name: str) -> None:
         """Cancel a member's polls: a member may hold a long poll to its end, which hides that it has become silent."""
-        if listener := self._polls_by_pod.pop(name, None):
-            listener.cancel()
+        if task := self._polls_by_pod.pop(name, None):
+            task.cancel()
         if name == self._standing_member:
             self._end_standing_poll()
 
@@ -79,9 +78,8 @@ class ReportWatchers:
 
     def _choose_standing_member(self) -> str | None:
         """Return the member that reports brokers' notices; keep the present one as long as it can."""
-        if (
-            self._group.awaited or self._group.stored_assignment.is_broadcasting
-        ):  # brokers do not notify Broadcasting members
+        # Brokers do not notify Broadcasting members.
+        if self._group.awaited or self._group.stored_assignment.is_broadcasting:
             return None
         pods = self._group.pods
         current = pods.get(self._standing_member) if self._standing_member else None
@@ -89,9 +87,9 @@ class ReportWatchers:
             return self._standing_member
         return min((name for name, pod in pods.items() if pod.can_report_notices), default=None)
 
-    def _forget(self, name: str, listener: "asyncio.Task[None]") -> None:
+    def _forget(self, name: str, task: "asyncio.Task[None]") -> None:
         """Forget a finished poll, unless a newer poll has replaced it."""
-        if self._polls_by_pod.get(name) is listener:
+        if self._polls_by_pod.get(name) is task:
             del self._polls_by_pod[name]
 
     def _is_awaited(self, name: str) -> bool:
@@ -112,14 +110,14 @@ class ReportWatchers:
             member = Endpoint.from_pod(pod_state.pod, self._group.uid)
             started = loop.time()
             if revision is None:
-                report, asked_at, doubt = await self._reports.read(member)
+                report, requested_at, ignored_reason = await self._reports.read(member)
             else:
-                report, asked_at, doubt = await self._reports.long_poll(member, revision, seconds)
+                report, requested_at, ignored_reason = await self._reports.long_poll(member, revision, seconds)
             has_changed = report is not None and report.revision != revision
             revision = report.revision if report else None
             pod_state = self._group.pods.get(name)
             if pod_state and pod_state.pod.metadata.uid == member.uid:
-                if pod_state.record_report(report, loop.time(), asked_at, doubt):
+                if pod_state.record_report(report, loop.time(), requested_at, ignored_reason):
                     self._events.on_report_change()
                 if pod_state.take_new_notices():
                     self._events.on_consumers_change()
@@ -129,4 +127,6 @@ class ReportWatchers:
 
 
 def _start_poll(name: str, watch: Callable[[], Coroutine[None, None, None]]) -> "asyncio.Task[None]":
-    return asyncio.get_running_loop().create_task(supervise(f"report watcher of {name}", watch), name=f"hear {name}")
+    return asyncio.get_running_loop().create_task(
+        supervise(f"report watcher of {name}", watch), name=f"report watcher of {name}"
+    )

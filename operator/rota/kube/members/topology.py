@@ -1,4 +1,4 @@
-"""Rooms of pods, from a label of the pod or of its node; nodes are read when a group's policy needs them."""
+"""Machine rooms of pods, from a label of the pod or of its node; nodes are read when a group's policy needs them."""
 
 import asyncio
 import logging
@@ -14,14 +14,14 @@ _log = logging.getLogger(__name__)
 
 
 class Topology:
-    """Caches the labels of nodes, and finds the rooms of pods by them."""
+    """Caches the labels of nodes, and finds the machine rooms of pods by them."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
         self._nodes: dict[str, tuple[float, dict[str, str]]] = {}  # time of the read, and the labels
 
     async def load_nodes(self, group: Group) -> None:
-        """If the group's policy uses rooms, read the nodes of its pods that are not cached."""
+        """If the group's policy uses machine rooms, read the nodes of its pods that are not cached."""
         label, now = _room_label(group), asyncio.get_running_loop().time()
         if label:
             self._nodes = {name: node for name, node in self._nodes.items() if now < node[0] + NODE_CACHE_SECONDS}
@@ -31,16 +31,14 @@ class Topology:
 
     async def _read_node(self, name: str, now: float) -> None:
         try:
-            self._nodes[name] = (
-                now,
-                (await self._api.get(object_path("nodes", "", name), PartialObjectMetadata)).metadata.labels,
-            )
+            node = await self._api.get(object_path("nodes", "", name), PartialObjectMetadata)
+            self._nodes[name] = (now, node.metadata.labels)
         except (ApiError, NoResponseError) as error:
             text = "The labels of node %s could not be read, so the machine rooms of its pods are unknown: %s"
             _log.warning(text, name, error)
 
     def rooms_of(self, group: Group) -> dict[str, str]:
-        """Return each pod's room: the value of its own label, otherwise of its node's; omit pods without either."""
+        """Return each pod's machine room: the value of its own label, otherwise its node's; omit pods without one."""
         label = _room_label(group)
         rooms: dict[str, str] = {}
         for name, state in group.pods.items() if label else ():

@@ -21,7 +21,7 @@ from rota.timestamps import format_time
 
 WRITE_INTERVAL_SECONDS = 10.0
 MAX_NAMES = 20  # of groups in a status
-MAX_MESSAGE_CHARACTERS = 1000  # characters; a message may quote a tenant's text
+MAX_MESSAGE_CHARACTERS = 1000  # a message may quote a tenant's text
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +80,10 @@ class PolicyStatusWriter:
         is_leading: Callable[[], bool],
     ) -> None:
         """`users` returns the names of the groups that use each policy."""
-        self._api, self._policies, self._users, self._is_leading = api, policies, users, is_leading
+        self._api = api
+        self._policies = policies
+        self._users = users
+        self._is_leading = is_leading
         self._is_failing = False
 
     async def run(self) -> None:

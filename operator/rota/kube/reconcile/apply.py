@@ -38,39 +38,36 @@ async def annotate_pods(api: Api, group: Group, pokes: Mapping[str, Poke], *, is
     A changed annotation makes the kubelet sync the mounted ConfigMap. Deletion costs make a shrinking Deployment end
     members with the fewest queues first; they are written along with pokes, and alone only if the group is settled.
     """
-    room, shares = asyncio.Semaphore(MAX_CONCURRENT_ANNOTATIONS), group.stored_assignment.shares
+    slots = asyncio.Semaphore(MAX_CONCURRENT_ANNOTATIONS)
+    shares = group.stored_assignment.shares
 
     def cost(pod: Pod) -> str:
         return str(len(shares.get(Holder(pod.metadata.name, pod.metadata.uid), ())))
 
-    wrong = (
+    outdated_costs = (
         [name for name, state in group.pods.items() if state.is_counted and state.pod.deletion_cost != cost(state.pod)]
         if is_settled
         else []
     )
 
-    async def one(name: str) -> bool:
+    async def annotate(name: str) -> bool:
         if name not in group.pods:  # it ended while the assignment was written
             return False
         pod = group.pods[name].pod
         poke = {POKE_ANNOTATION: str(pokes[name])} if name in pokes else {}
         body = {"metadata": {"uid": pod.metadata.uid, "annotations": {**poke, DELETION_COST_ANNOTATION: cost(pod)}}}
         try:
-            async with room:
+            async with slots:
                 await api.merge_patch(object_path("pods", group.namespace, name), body, PartialObjectMetadata)
         except (ApiError, NoResponseError) as error:
-            if not (
-                isinstance(error, ApiError) and (error.is_not_found or error.is_conflict)
-            ):  # ended: the watch reports it
-                _log.warning(
-                    "A pod could not be annotated: %s",
-                    error,
-                    extra=group_fields(group.namespace, group.name, member=name),
-                )
+            has_ended = isinstance(error, ApiError) and (error.is_not_found or error.is_conflict)
+            if not has_ended:  # else the watch reports it
+                fields = group_fields(group.namespace, group.name, member=name)
+                _log.warning("A pod could not be annotated: %s", error, extra=fields)
             return False
         return True
 
-    return sum(await asyncio.gather(*map(one, dict.fromkeys([*pokes, *wrong]))))
+    return sum(await asyncio.gather(*map(annotate, dict.fromkeys([*pokes, *outdated_costs]))))
 
 
 async def write_status(api: Api, group: Group, status: Mapping[str, Any]) -> CustomResource | None:
@@ -120,9 +117,9 @@ def _build_event(group: Group, event: Event) -> dict[str, Any]:
     """Return an Event whose name is a digest of its text, so that a repeated Event is counted and not created again."""
     assert group.body is not None  # noqa: S101 - only existing groups have Events
     metadata, now = group.body.metadata, format_time(time.time(), "seconds")
-    mark = hashlib.sha256(f"{metadata.uid} {event.reason} {event.message}".encode()).hexdigest()[:16]
+    digest = hashlib.sha256(f"{metadata.uid} {event.reason} {event.message}".encode()).hexdigest()[:16]
     return {
-        "metadata": {"name": f"{group.name}.{mark}", "namespace": group.namespace},
+        "metadata": {"name": f"{group.name}.{digest}", "namespace": group.namespace},
         "involvedObject": {
             "apiVersion": "rota.dev/v1alpha1",
             "kind": "ConsumerGroup",

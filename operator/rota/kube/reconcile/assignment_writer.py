@@ -49,7 +49,7 @@ class AssignmentWriter:
     def take_confirmed(self) -> PendingPlan | None:
         """Return the remembered plan with the stored document, once; None if no such plan exists."""
         document = self._group.stored_assignment.document
-        confirmed = next((sent for sent in self._pending if sent.plan.document == document), None)
+        confirmed = next((pending for pending in self._pending if pending.plan.document == document), None)
         if confirmed:
             self._pending.clear()
         return confirmed

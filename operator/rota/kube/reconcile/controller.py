@@ -31,13 +31,14 @@ class Controller:
     """Reconciles all ConsumerGroups."""
 
     def __init__(self, api: Api, reports: ReportClient, registry: BrokerRegistry, deployments: Deployments) -> None:
-        self._api, self._reports, self._registry, self._deployments = api, reports, registry, deployments
+        self._api = api
+        self._reports = reports
+        self._registry = registry
+        self._deployments = deployments
         self.on_reconciled: Callable[[ReconcileResult], None] = lambda _: None
         self.wall_time: Callable[[], float] = time
-        self._write_limits = (
-            asyncio.Semaphore(MAX_CONCURRENT_WRITES),
-            asyncio.Semaphore(MAX_CONCURRENT_WRITES),
-        )  # concurrent writes of Events and statuses, and of Deployments
+        # Limits of concurrent writes: of Events and statuses, and of Deployments.
+        self._write_limits = (asyncio.Semaphore(MAX_CONCURRENT_WRITES), asyncio.Semaphore(MAX_CONCURRENT_WRITES))
         self._standing_polls = AdmissionLimit(MAX_STANDING_POLLS)
         self._is_observing = False  # True until every group was observed once
         self._reconciler = Reconciler(api, reports, registry, deployments, self)
@@ -91,9 +92,8 @@ class Controller:
         """Start or stop leading; a new leader observes every group before it writes."""
         self._queue.is_leading = self._is_observing = is_leading
         self._registry.set_leading(is_leading=is_leading)
-        for key, task in sorted(
-            self._queue.tasks.items(), key=lambda item: item[1].group.is_at_rest
-        ):  # handovers first
+        handovers_first = sorted(self._queue.tasks.items(), key=lambda item: item[1].group.is_at_rest)
+        for key, task in handovers_first:
             task.group.reset_observations()
             task.writer.forget_pending()
             if is_leading:

@@ -23,8 +23,11 @@ class EventHandlers:
         deployments: Deployments,
         add_group: Callable[[Group], None],
     ) -> None:
-        """`adopt`: adds a group to the queue."""
-        self._queue, self._reconciler, self._registry, self._deployments = queue, reconciler, registry, deployments
+        """`add_group` adds a group to the queue."""
+        self._queue = queue
+        self._reconciler = reconciler
+        self._registry = registry
+        self._deployments = deployments
         self._add_group = add_group
         self.assignment_limits = AssignmentLimits()
         self._policies: dict[ObjectKey, CustomResource] = {}
@@ -139,17 +142,16 @@ class EventHandlers:
         task = self._queue.tasks.get(config_map.metadata.group_key)
         if not task or config_map.metadata.name != assignment_name(task.group.name):
             return
-        if (
-            config_map.metadata.version_number >= task.group.stored_assignment.version_number
-        ):  # else it was recreated meanwhile
+        was_recreated = config_map.metadata.version_number < task.group.stored_assignment.version_number
+        if not was_recreated:
             task.group.set_assignment(None)
             self._queue.enqueue(config_map.metadata.group_key)
             self._forget_if_empty(config_map.metadata.group_key)
 
-    def expected_records(self) -> Iterator[ConfigMap]:
+    def expected_assignments(self) -> Iterator[ConfigMap]:
         """Return the assignments that exist as far as the groups know, without their contents."""
         for task in self._queue.tasks.values():
-            if metadata := task.group.record_metadata:
+            if metadata := task.group.assignment_metadata:
                 yield ConfigMap(metadata)
 
     def on_deployment_upsert(self, deployment: Deployment) -> None:

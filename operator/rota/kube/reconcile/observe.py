@@ -26,7 +26,9 @@ class GroupStateReader:
     """Reads the state of groups from the API server, the brokers and the members."""
 
     def __init__(self, api: Api, reports: ReportClient, registry: BrokerRegistry) -> None:
-        self._api, self._reports, self._registry = api, reports, registry
+        self._api = api
+        self._reports = reports
+        self._registry = registry
         self.topology = Topology(api)
         self._poll_limiter = PriorityLimiter(MAX_CONCURRENT_POLLS)
         self._drain_tasks: set[asyncio.Task[None]] = set()
@@ -72,7 +74,7 @@ class GroupStateReader:
         return asyncio.get_running_loop().time()
 
     async def _poll_in_slot(self, group: Group) -> None:
-        """Poll brokers and members in a free slot; the slot is free again when that ends, or after LOOK_SECONDS."""
+        """Poll brokers and members in a free slot; the slot is released afterwards, or after POLL_SLOT_SECONDS."""
         async with self._poll_limiter.hold_slot(group):
             task = asyncio.get_running_loop().create_task(self._poll_group(group))
             try:
@@ -90,9 +92,9 @@ class GroupStateReader:
 
     async def _poll_member(self, group: Group, state: PodState) -> None:
         uid = state.pod.metadata.uid
-        report, requested_at, doubt = await self._reports.read(Endpoint.from_pod(state.pod, group.uid))
+        report, requested_at, ignored_reason = await self._reports.read(Endpoint.from_pod(state.pod, group.uid))
         if (current := group.pods.get(state.pod.metadata.name)) and current.pod.metadata.uid == uid:
-            current.record_report(report, self._now, requested_at, doubt)
+            current.record_report(report, self._now, requested_at, ignored_reason)
 
     async def _read_assignment(self, group: Group) -> None:
         path = object_path("configmaps", group.namespace, assignment_name(group.name))
@@ -115,7 +117,7 @@ class GroupStateReader:
         """Whether the sidecar of a force-deleted pod still responds; no object shows whether it has ended.
 
         While it responds, its reports are recorded, it is asked to drain, and no other member gets its queues. If it
-        is silent for SILENCE_SECONDS, it counts as ended: that is what the user asserts by deleting a pod by force.
+        is silent for MAX_SILENCE_SECONDS, it counts as ended: that is what the user asserts by deleting a pod by force.
         """
         state = group.pods.find_possibly_running(holder)
         member = Endpoint.from_pod(state.pod, group.uid) if state and state.pod.status.pod_ip else None

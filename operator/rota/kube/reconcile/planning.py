@@ -8,7 +8,8 @@ from rota.kube.client.api import NoResponseError
 from rota.planner import Plan, Snapshot, plan
 from rota.spec import PolicySpec
 
-MAX_CUSTOM_STRATEGIES, CUSTOM_STRATEGY_SECONDS = 4, 10.0  # concurrent custom strategies; time limit of each
+MAX_CUSTOM_STRATEGIES = 4  # concurrent custom strategies
+CUSTOM_STRATEGY_SECONDS = 10.0  # time limit of each
 LARGE_PLAN_ITEMS = 2000  # queues and pods: a plan for more takes longer than ten milliseconds
 
 
@@ -24,9 +25,7 @@ class PlanRunner:
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(MAX_CUSTOM_STRATEGIES, thread_name_prefix="custom")
-        self._requested_plans: dict[
-            str, _RequestedPlan
-        ] = {}  # the last plan requested from a custom strategy, by group
+        self._requested_plans: dict[str, _RequestedPlan] = {}  # the last one of each group
 
     def close(self) -> None:
         """Stop planning; a custom strategy that hangs is abandoned."""

@@ -49,7 +49,7 @@ class ReconcileResult(NamedTuple):
 
     group: Group
     plan: Plan
-    planning_seconds: float  # of planning
+    planning_seconds: float
     write_counts: Mapping[str, int]  # by kind; writes of the status are those of earlier plans
 
 
@@ -76,7 +76,10 @@ class Reconciler:
     def __init__(
         self, api: Api, reports: ReportClient, registry: BrokerRegistry, deployments: Deployments, host: ReconcilerHost
     ) -> None:
-        self._api, self._reports, self._registry, self._deployments = api, reports, registry, deployments
+        self._api = api
+        self._reports = reports
+        self._registry = registry
+        self._deployments = deployments
         self._host = host
         self._plan_runner = PlanRunner()
         self._first_pokes = TokenBucket(SETTINGS_POKES_PER_SECOND, SETTINGS_POKES_BURST)
@@ -99,13 +102,13 @@ class Reconciler:
         """Reconcile a group once; return the seconds after which time alone may change its plan."""
         group = task.group
         await self._observe(group)
-        if stored := task.writer.take_confirmed():  # first: a newer plan would hide the changes of this one
-            await self._follow_up(task, stored, is_written=True)
+        if confirmed := task.writer.take_confirmed():  # first: a newer plan would hide the changes of this one
+            await self._follow_up(task, confirmed, is_written=True)
             return 0.0
-        record, uid = group.stored_assignment, group.uid
-        sent = await self._plan(task)
-        new_plan = sent.plan
-        if (record, uid) != (group.stored_assignment, group.uid):  # changed while a large plan was made
+        observed, uid = group.stored_assignment, group.uid
+        pending = await self._plan(task)
+        new_plan = pending.plan
+        if (observed, uid) != (group.stored_assignment, group.uid):  # changed while a large plan was made
             return 0.0
         if new_plan.refetch:
             await self._state_reader.reread_state(group)
@@ -113,11 +116,11 @@ class Reconciler:
             return 0.0
         if not self._host.is_leading or group.body is None:
             return new_plan.requeue_after
-        if written := bool(new_plan.document) and group.stored_assignment.is_ours:
-            await self._write_assignment(task, sent)
+        if is_written := bool(new_plan.document) and group.stored_assignment.is_ours:
+            await self._write_assignment(task, pending)
         postponed = math.inf
         if group.uid == uid:  # the writes of a group that was deleted meanwhile are not counted
-            postponed = await self._follow_up(task, sent, is_written=written)
+            postponed = await self._follow_up(task, pending, is_written=is_written)
         return min(
             new_plan.requeue_after,
             postponed,
@@ -127,7 +130,8 @@ class Reconciler:
 
     def snapshot(self, group: Group) -> Snapshot:
         """Return the planner's snapshot of a group."""
-        broker, rooms = self._registry.state_of(group, self._now), self._state_reader.topology.rooms_of(group)
+        broker = self._registry.state_of(group, self._now)
+        rooms = self._state_reader.topology.rooms_of(group)
         lag = self._registry.lag_of((group.namespace, group.name))
         return group.snapshot(
             self._now, broker, rooms, status_lag(group, broker, lag), queue_weights.group_weights(group, broker, lag)
@@ -193,7 +197,8 @@ class Reconciler:
         return {name: poke for name, poke in new_plan.pokes.items() if name not in postponed}
 
     def _update_watchers(self, task: GroupTask, new_plan: Plan) -> None:
-        task.group.pods.to_verify, task.group.awaited = new_plan.verify_ended, new_plan.members_to_poll
+        task.group.pods.to_verify = new_plan.verify_ended
+        task.group.awaited = new_plan.members_to_poll
         if self._host.is_leading and task.group.body:
             task.watchers.update_polls()
 

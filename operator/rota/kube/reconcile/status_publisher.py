@@ -20,7 +20,7 @@ from rota.kube.workload.member_keys import REWRITE_SECONDS
 from rota.logs import group_fields
 from rota.planner import Event, Plan
 
-RETRY_PAUSES_SECONDS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # seconds to wait after consecutive failures
+RETRY_PAUSES_SECONDS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # after consecutive failures
 MAX_QUEUED_EVENTS = 50  # that wait to be written; older ones are dropped: only users read them
 MAX_CONCURRENT_WRITES = 15  # concurrent status and Event writes, and Deployment writes: leaves capacity for assignments
 
@@ -35,7 +35,7 @@ class PublisherHooks(NamedTuple):
     start_task: StartTask
     set_spec: Callable[[Group, CustomResource], None]  # handles the ConsumerGroup as it was written
     requeue_after: Callable[[float], None]  # reconciles the group in so many seconds
-    status_slots: asyncio.Semaphore  # limits status and Event writes of all groups to AT_ONCE
+    status_slots: asyncio.Semaphore  # limits status and Event writes of all groups to MAX_CONCURRENT_WRITES
     deployment_slots: asyncio.Semaphore  # likewise for Deployments: a hanging webhook delays no status
 
 
@@ -71,7 +71,10 @@ class StatusPublisher:
     """Publishes the status and Events of one group, and maintains its Deployment."""
 
     def __init__(self, api: Api, deployments: Deployments, group: Group, hooks: PublisherHooks) -> None:
-        self._api, self._deployments, self._group, self._hooks = api, deployments, group, hooks
+        self._api = api
+        self._deployments = deployments
+        self._group = group
+        self._hooks = hooks
         self._status: Mapping[str, Any] | None = None
         self._events: deque[Event] = deque(maxlen=MAX_QUEUED_EVENTS)
         self._status_task = CoalescingTask(hooks.start_task, self._write_queued)
@@ -80,7 +83,7 @@ class StatusPublisher:
         self._write_counts = _zero_writes()
 
     def publish(self, plan: Plan, now: float, *, is_carried_out: bool) -> None:
-        """Publish a plan's status and Events; `whole`: the plan was carried out, so the Deployment is updated, too."""
+        """Publish a plan's status and Events; if the plan was carried out, update the Deployment, too."""
         if self._group.status_throttle.offer(plan.status, self._group.published_status, now):
             self._status = plan.status
         self._events += plan.events
@@ -122,21 +125,23 @@ class StatusPublisher:
             self._write_counts["event"] += 1
 
     async def _write_status(self, status: Mapping[str, Any]) -> None:
-        group, pace, now = self._group, self._group.status_throttle, asyncio.get_running_loop().time
+        group = self._group
+        throttle = group.status_throttle
+        now = asyncio.get_running_loop().time
         try:
             written = await apply.write_status(self._api, group, status)
         except Exception:
-            pace.on_write_failed(status, now())
+            throttle.on_write_failed(status, now())
             raise
         self._write_counts["status"] += 1
         if written is None:
-            pace.on_write_failed(status, now())
+            throttle.on_write_failed(status, now())
             self._hooks.requeue_after(
-                max(self._next_pause("taken"), pace.seconds_to_write(group.published_status, now()))
+                max(self._next_pause(_Step.STATUS), throttle.seconds_to_write(group.published_status, now()))
             )
             return
-        self._failures["taken"] = 0
-        pace.on_written(status)
+        self._failures[_Step.STATUS] = 0
+        throttle.on_written(status)
         if group.is_older(written.metadata):
             self._hooks.set_spec(group, written)
 
@@ -151,23 +156,22 @@ class StatusPublisher:
         self._write_counts["deployment"] += writes
         if self._group.key_problems or unauthenticated_pods(self._group.pods):
             self._hooks.requeue_after(REWRITE_SECONDS)
-        self._failures["seen to"] = 0
-        problems = self._group.deployment_problems
-        if rollout != self._group.rollout:
-            self._hooks.requeue_after(0.0)
-        elif previous != problems:  # publish it; if only a message differs, no sooner than after a failure
-            reasons = [[finding.reason for finding in findings] for findings in (previous, problems)]
-            self._hooks.requeue_after(0.0 if reasons[0] != reasons[1] else RETRY_PAUSES_SECONDS[0])
+        self._failures[_Step.DEPLOYMENT] = 0
+        current = self._group.deployment_problems
+        if previous != current:  # publish it; if only a message differs, no sooner than after a failure
+            has_new_reason = [finding.reason for finding in previous] != [finding.reason for finding in current]
+            self._hooks.requeue_after(0.0 if has_new_reason else RETRY_PAUSES_SECONDS[0])
 
     def _retry_later(self, step: str, error: Exception) -> None:
         """Repeat a failed step later; at once after a first conflict, which means that another writer came first."""
-        stale, first = isinstance(error, ConflictError), not self._failures[step]
+        is_conflict = isinstance(error, ConflictError)
+        is_first = not self._failures[step]
         pause = self._next_pause(step)
-        seconds = 0.0 if stale and first else pause
-        if not stale:
-            expected = isinstance(error, ApiError | NoResponseError)
+        seconds = 0.0 if is_conflict and is_first else pause
+        if not is_conflict:
+            is_expected = isinstance(error, ApiError | NoResponseError)
             fields = group_fields(self._group.namespace, self._group.name, seconds=seconds)
-            _log.warning("The group is %s again: %s", step, error, exc_info=None if expected else error, extra=fields)
+            _log.warning("%s failed; retrying: %s", step, error, exc_info=None if is_expected else error, extra=fields)
         self._hooks.requeue_after(seconds)
 
     def _next_pause(self, step: str) -> float:

@@ -20,9 +20,8 @@ class BrokerState:
     views: Mapping[str, QueueView | None] = field(default_factory=dict)
     unmanaged_ids: tuple[str, ...] | None = None
     problems: tuple[Finding, ...] = ()
-    unmanaged_settings: Mapping[str, ConsumerSettings] = field(
-        default_factory=dict
-    )  # by client id; of consumers that responded
+    # By client id; of consumers that responded.
+    unmanaged_settings: Mapping[str, ConsumerSettings] = field(default_factory=dict)
     client_validity: Validity | None = None  # of the client certificate that the operator presents to the brokers
 
 
@@ -44,12 +43,12 @@ class ClientIds:
 
     def locks_to_release(self, stored_assignment: StoredAssignment) -> list[tuple[str, list[Queue]]]:
         """Return the client ids of ended members with locks to release, and their queues; each member only once."""
-        held = {holder: [*queues] for holder, queues in stored_assignment.shares.items()}
+        queues_by_holder = {holder: [*queues] for holder, queues in stored_assignment.shares.items()}
         for queue, release in stored_assignment.document.releasing.items() if stored_assignment.document else ():
-            held.setdefault(release.holder, []).append(queue)
+            queues_by_holder.setdefault(release.holder, []).append(queue)
         ended = {state.pod.metadata.uid: client_id(state.pod) for state in self._pods.values() if state.pod.ended}
         clients = self._pods.deleted_client_ids | ended
-        locked = {holder: queues for holder, queues in held.items() if queues and holder.uid in clients}
+        locked = {holder: queues for holder, queues in queues_by_holder.items() if queues and holder.uid in clients}
         locks = [
             (clients[holder.uid], queues) for holder, queues in locked.items() if holder.uid not in self._unlocked_uids
         ]

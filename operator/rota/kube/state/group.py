@@ -39,15 +39,17 @@ class Group:
     """State of one group; its ConsumerGroup may not have been seen yet, or may be deleted."""
 
     def __init__(self, namespace: str, name: str, assignment_limits: AssignmentLimits | None = None) -> None:
-        self.namespace, self.name = namespace, name
+        self.namespace = namespace
+        self.name = name
         self._assignment_limits = assignment_limits or AssignmentLimits()
         self.body: CustomResource | None = None
         self.resolved_spec = ResolvedSpec()
-        # The group and policy that `wish` was read from.
+        # The group and policy that `resolved_spec` was parsed from.
         self._resolved_from: tuple[CustomResource, CustomResource | None] | None = None
         self.last_valid_spec: GroupSpec | None = None  # the last valid spec
         self.pods = GroupPods(name)
-        self._seen_settings, self._settings_seen_at = "", 0.0  # the stored settings as last seen, and since when
+        self._seen_settings = ""  # the stored settings as last seen
+        self._settings_seen_at = 0.0  # since when
         self.stored_assignment = StoredAssignment()
         self._client_ids = ClientIds(self.pods)
         self.deployment_problems: tuple[Finding, ...] = ()  # problems with the Deployment that the operator runs
@@ -55,7 +57,7 @@ class Group:
         self.key_problems: tuple[Finding, ...] = ()
         self._broker_reached_since: dict[str, float] = {}  # since when at least one member reaches each broker
         self.awaited: frozenset[str] = frozenset()
-        self.assignment_outdated = False  # the stored assignment may differ from `record` and must be read
+        self.assignment_outdated = False  # the stored assignment may differ from `stored_assignment` and must be read
         self._early_config_map: ConfigMap | None = None  # the assignment that arrived before its ConsumerGroup
         self.was_observed = False  # everything was observed once since this operator began to lead
         self.revalidated = False  # and again, after the assignment was found missing or damaged
@@ -139,21 +141,13 @@ class Group:
         self.forget_deleted_pods()
 
     @property
-    def record_metadata(self) -> Metadata | None:
-        """Name and version of the ConfigMap that it is read from; None if there is none, or no watch may report it."""
-        if (
-            not self.stored_assignment.resource_version
-            or self.stored_assignment.damage
-            or not self.stored_assignment.is_ours
-        ):
+    def assignment_metadata(self) -> Metadata | None:
+        """Name and version of the assignment's ConfigMap; None if none exists, or no watch may report it."""
+        stored = self.stored_assignment
+        if not stored.resource_version or stored.damage or not stored.is_ours:
             return None
-        labels = {GROUP_LABEL: self.name}
-        return Metadata(
-            assignment_name(self.name),
-            namespace=self.namespace,
-            resource_version=self.stored_assignment.resource_version,
-            labels=labels,
-        )
+        name, labels = assignment_name(self.name), {GROUP_LABEL: self.name}
+        return Metadata(name, namespace=self.namespace, resource_version=stored.resource_version, labels=labels)
 
     def mark_deleted(self) -> None:
         """Handle the deletion of the ConsumerGroup."""
@@ -167,8 +161,9 @@ class Group:
         return self._stored_assignment
 
     @stored_assignment.setter
-    def stored_assignment(self, record: StoredAssignment) -> None:
-        self._stored_assignment, self.pods.assignment = record, record.document
+    def stored_assignment(self, stored: StoredAssignment) -> None:
+        self._stored_assignment = stored
+        self.pods.assignment = stored.document
 
     def _clear_assignment(self) -> None:
         self.stored_assignment = StoredAssignment()
@@ -241,24 +236,25 @@ class Group:
         weights: Mapping[Queue, float] | None = NO_WEIGHTS,
     ) -> Snapshot:
         """Return the planner's snapshot; `weights` is None if the policy needs queue weights and they are unknown."""
-        specs, record = self.resolved_spec, self.stored_assignment
+        specs = self.resolved_spec
+        stored = self.stored_assignment
         reached = {broker for state in self.pods.values() for broker in state.reachable_brokers}
         self._broker_reached_since = {broker: self._broker_reached_since.get(broker, now) for broker in reached}
         pods = (
             state.to_planner_pod(now, rooms.get(name), self._broker_reached_since)
             for name, state in sorted(self.pods.items())
         )
-        of_members = member_problems(self.pods, self.key_problems)
+        member_findings = member_problems(self.pods, self.key_problems)
         if self.deliveries.problem:
-            of_members.append(self.deliveries.problem)
-        of_consumers = find_mismatches(specs.spec, broker.unmanaged_settings)
+            member_findings.append(self.deliveries.problem)
+        consumer_findings = find_mismatches(specs.spec, broker.unmanaged_settings)
         return Snapshot(
             group=self.namespaced_name,
-            spec=specs.spec if record.is_ours else None,  # nothing can be written, so nothing is decided
+            spec=specs.spec if stored.is_ours else None,  # nothing can be written, so nothing is decided
             policy=specs.policy,
-            document=record.document,
-            damage=record.damage,
-            settings=record.settings,
+            document=stored.document,
+            damage=stored.damage,
+            settings=stored.settings,
             settings_age=self._settings_age(now),
             desired_settings=self.desired_settings,
             revalidated=self.revalidated,
@@ -271,11 +267,11 @@ class Group:
             lag=lag,
             problems=(
                 *specs.problems,
-                *record.problems,
+                *stored.problems,
                 *self.deployment_problems,
                 *broker.problems,
-                *of_members,
-                *of_consumers,
+                *member_findings,
+                *consumer_findings,
             ),
             status=self.latest_status,
             observed_generation=self.body.metadata.generation if self.body else 0,
@@ -294,7 +290,8 @@ class Group:
     def _settings_age(self, now: float) -> float:
         """Return the seconds since the stored settings changed, as far as this operator has seen."""
         if self.stored_assignment.settings != self._seen_settings:
-            self._seen_settings, self._settings_seen_at = self.stored_assignment.settings, now
+            self._seen_settings = self.stored_assignment.settings
+            self._settings_seen_at = now
         return now - self._settings_seen_at
 
     @property

@@ -7,11 +7,10 @@ from itertools import chain
 
 import msgspec
 
+from rota import planner
 from rota.documents import Assignment
 from rota.kube.client.objects import Pod
 from rota.model import Holder, Queue, Reason
-from rota.planner import DecodedReport
-from rota.planner import Pod as Seen
 from rota.queue_offsets import ProgressPage
 from rota.redelivery import DeliveryTracker, ReaderProcess, Redelivery, RedeliveryRules
 from rota.reports import Report
@@ -35,7 +34,8 @@ class Restarts:
 
         The process responds, so an end that is known already belongs to an earlier one, even if its clock is behind.
         """
-        self.earlier_end, self.stopped_since = self.last_end, None
+        self.earlier_end = self.last_end
+        self.stopped_since = None
         if is_later_process(previous, report):
             self._restart_times.append(now)
             self.responding_since = now
@@ -74,15 +74,15 @@ class PodState:
     ready_changed_at: float
     poke_changed_at: float
     terminating_since: float | None = None
-    decoded_report: DecodedReport | None = None
+    decoded_report: planner.DecodedReport | None = None
     offsets: Mapping[Queue, int | None] | None = None  # of a Broadcasting group's member; None: no response
     unreachable_since: float | None = None
-    handled_notices: int | None = None  # its brokers' notices of joined and left consumers that were acted on
+    handled_notices: int | None = None  # number of its brokers' notices of joined and left consumers, as handled
     ignored_since: float | None = None  # since when its responses are ignored
     ignored_reason: Reason | None = None  # why its last response was ignored; the previous report is kept
     unauthenticated_since: float | None = None  # of a force-deleted pod: since when no authenticated response came
     cut_off_since: dict[str, float] = field(default_factory=dict)
-    lost_label: bool = False  # it lost the group's label: it consumes until revoked, but counts no more
+    lost_label: bool = False  # it has lost the group's label: it consumes until revoked, but is no member any more
     restarts: Restarts = field(default_factory=Restarts)
     is_force_deleted: bool = False  # it was force-deleted: its object is gone, but its sidecar responds
     next_progress_index: int = 0  # index of the queue from which its progress is read next
@@ -90,7 +90,7 @@ class PodState:
     has_key: bool = field(init=False)  # whether its sidecar mounts the group's key; a pod's mounts never change
 
     def __post_init__(self) -> None:
-        """Look at the mounts once: each plan reads `has_key` of every pod."""
+        """Cache `has_key`: each plan reads it of every pod."""
         self.has_key = self.pod.has_key
 
     def update_pod(self, pod: Pod, now: float) -> None:
@@ -101,7 +101,8 @@ class PodState:
             self.poke_changed_at = now
         if pod.terminating and self.terminating_since is None:
             self.terminating_since = now
-        self.pod, self.lost_label = pod, pod.labelled_group != pod.mounted_group
+        self.pod = pod
+        self.lost_label = pod.labelled_group != pod.mounted_group
         self.restarts.record_end(
             self.decoded_report.report if self.decoded_report else None, self.pod.status.process_ended_at, now
         )
@@ -111,35 +112,36 @@ class PodState:
     ) -> bool:
         """Record a report (None: no response since the request); return whether it may change the plan.
 
-        A response that is ignored because of `doubt` releases no queues, but it does not count as silence either.
+        A response with an `ignored_reason` releases no queues, but it does not count as silence either.
         """
-        was_doubted, self.ignored_reason = self.ignored_reason, ignored_reason
+        previous_ignored_reason, self.ignored_reason = self.ignored_reason, ignored_reason
         if ignored_reason:
             self.ignored_since = self.ignored_since or requested_at
-            is_news = ignored_reason is not was_doubted or self.unreachable_since is not None
+            may_change_plan = ignored_reason is not previous_ignored_reason or self.unreachable_since is not None
             self.unreachable_since = None
-            return is_news
+            return may_change_plan
         if report is None:
-            is_news, self.unreachable_since = self.unreachable_since is None, self.unreachable_since or requested_at
-            return is_news
+            was_reachable = self.unreachable_since is None
+            self.unreachable_since = self.unreachable_since or requested_at
+            return was_reachable
         previous = self.decoded_report.report if self.decoded_report else None
         if previous and is_later_process(report, previous):
             return False  # a late response of a process that has ended
-        was_silent = self.unreachable_since is not None or was_doubted is not None or self.restarts.has_stopped
+        was_silent = self.unreachable_since is not None or previous_ignored_reason or self.restarts.has_stopped
         self.restarts.record_report(previous, report, now)
         self.ignored_since = None
-        is_news = was_silent or not _is_equivalent(previous, report)
+        may_change_plan = bool(was_silent) or not _is_equivalent(previous, report)
         self.unreachable_since = None
         if self.handled_notices is None:
             self.handled_notices = report.consumers_changed
         if previous != report:
-            self.decoded_report = DecodedReport(report)
+            self.decoded_report = planner.DecodedReport(report)
             if previous is not None:
                 self.on_report(previous, report, now)
-        if is_news:
+        if may_change_plan:
             cut_off = [broker for broker, reachable in report.brokers.items() if not reachable]
             self.cut_off_since = {broker: self.cut_off_since.get(broker, now) for broker in cut_off}
-        return is_news
+        return may_change_plan
 
     def take_new_notices(self) -> bool:
         """Return whether its brokers have sent notices of joined or left consumers since the last call."""
@@ -152,7 +154,8 @@ class PodState:
         self, report: Report | None, now: float, requested_at: float, ignored_reason: Reason | None = None
     ) -> None:
         """Record the report of a force-deleted pod that still responds; for the planner the pod is terminating."""
-        self.is_force_deleted, self.terminating_since = True, self.terminating_since or now
+        self.is_force_deleted = True
+        self.terminating_since = self.terminating_since or now
         self.record_report(report, now, requested_at, ignored_reason)
 
     @property
@@ -170,14 +173,14 @@ class PodState:
     @property
     def reachable_brokers(self) -> frozenset[str]:
         """The brokers that it reports as reachable; none while it is not Ready or does not respond."""
-        sure = self.is_counted and self.pod.ready and self.decoded_report and self.unreachable_since is None
-        brokers = self.decoded_report.report.brokers if sure and self.decoded_report else {}
+        is_responding = self.is_counted and self.pod.ready and self.decoded_report and self.unreachable_since is None
+        brokers = self.decoded_report.report.brokers if is_responding and self.decoded_report else {}
         return frozenset(broker for broker, reachable in brokers.items() if reachable)
 
-    def to_planner_pod(self, now: float, room: str | None, reached_since: Mapping[str, float]) -> Seen:
-        """Return it as input of the planner; `reached`: since when at least one member reaches each broker."""
+    def to_planner_pod(self, now: float, room: str | None, reached_since: Mapping[str, float]) -> planner.Pod:
+        """Return the planner's view of it; `reached_since`: since when at least one member reaches each broker."""
         pod = self.pod
-        return Seen(
+        return planner.Pod(
             name=pod.metadata.name,
             uid=pod.metadata.uid,
             started=pod.started,
@@ -209,7 +212,8 @@ class GroupPods(dict[str, PodState]):
 
     def __init__(self, group: str) -> None:
         super().__init__()
-        self._group, self.max_members = group, MAX_MEMBERS
+        self._group = group
+        self.max_members = MAX_MEMBERS
         self.assignment: Assignment | None = None  # its members are kept without the label and above the limit
         self.without_sidecar: set[str] = set()  # names of pods with the label and without a sidecar of the group
         self.surplus: set[str] = set()  # names of pods above the limit: they are not polled and get no queues
@@ -223,8 +227,9 @@ class GroupPods(dict[str, PodState]):
     def reset_reports(self) -> None:
         """Forget reports and their timers: leadership has changed, or the ConsumerGroup was recreated."""
         for state in chain(self.values(), self.replaced.values()):
-            state.decoded_report, state.offsets, state.unreachable_since, state.cut_off_since = None, None, None, {}
+            state.decoded_report = state.offsets = state.unreachable_since = None
             state.ignored_reason = state.handled_notices = None
+            state.cut_off_since = {}
         self.delivery_tracker.clear()
 
     def upsert(self, pod: Pod, now: float) -> None:
@@ -261,18 +266,18 @@ class GroupPods(dict[str, PodState]):
     ) -> list[Redelivery]:
         """Record a member's progress with queues that both its report and the assignment give it.
 
-        Return the redeliveries of queues that it has taken over. `most`: limit of the group's queues to remember.
+        Return the redeliveries of queues that it has taken over; at most `max_tracked_queues` are remembered.
         """
         state, assignment = self.get(name), self.assignment
         share = assignment.members.get(name) if assignment else None
         if state is None or state.decoded_report is None or assignment is None or share is None:
             return []
-        uid, heard = state.pod.metadata.uid, state.decoded_report
-        incarnation = heard.report.incarnation
+        uid, decoded_report = state.pod.metadata.uid, state.decoded_report
+        incarnation = decoded_report.report.incarnation
         if share.uid != uid or page.incarnation not in {incarnation, ""}:  # earlier versions send none
             return []
         owned = set(share.queues).intersection(page.queues)
-        progress = {queue: page.queues[queue] for queue in owned if queue in heard.held_queues}
+        progress = {queue: page.queues[queue] for queue in owned if queue in decoded_report.held_queues}
         rules = RedeliveryRules(assignment.forced, lambda reader: not self.may_read(reader))
         return self.delivery_tracker.record_page(
             ReaderProcess(name, uid, incarnation), progress, rules, now, max_queues=max_tracked_queues
@@ -323,8 +328,8 @@ class GroupPods(dict[str, PodState]):
     @property
     def unwatched(self) -> set[Holder]:
         """Pods that no watch reports, so that each must be read."""
-        strayed = {Holder(name, state.pod.metadata.uid) for name, state in self.items() if state.lost_label}
-        return self.missing | strayed | set(self.to_verify)
+        unlabelled = {Holder(name, state.pod.metadata.uid) for name, state in self.items() if state.lost_label}
+        return self.missing | unlabelled | set(self.to_verify)
 
     def apply_read(self, holder: Holder, pod: Pod | None, now: float) -> None:
         """Handle the result of reading a pod: the pod with that uid, another pod of its name, or None."""
@@ -340,14 +345,13 @@ class GroupPods(dict[str, PodState]):
     def find_possibly_running(self, holder: Holder) -> PodState | None:
         """Return the state of a deleted pod whose sidecar may still run; else None."""
         state = self.replaced.get(holder) or self.get(holder.name)
-        may_run = state is not None and state.pod.metadata.uid == holder.uid and state.pod.may_run
-        return state if may_run else None
+        return state if state and state.pod.metadata.uid == holder.uid and state.pod.may_run else None
 
     def has_ended(self, holder: Holder) -> bool:
         """Whether a pod has ended; the assignment may still name it, until another member takes its queues."""
         state = self.get(holder.name)
-        ended = state is not None and state.pod.metadata.uid == holder.uid and state.pod.ended
-        return ended or holder.uid in self.deleted_uids
+        has_ended = state and state.pod.metadata.uid == holder.uid and state.pod.ended
+        return bool(has_ended) or holder.uid in self.deleted_uids
 
     def mark_deleted(self, pod: Pod) -> None:
         """Handle a pod that does not exist any more."""
@@ -366,14 +370,13 @@ class GroupPods(dict[str, PodState]):
             state = self.get(holder.name)
             if state and state.pod.metadata.uid == holder.uid:
                 del self[holder.name]
-        self.missing, self.replaced = set(), {}
+        self.missing = set()
+        self.replaced = {}
 
     def forget_deleted(self, kept_uids: Collection[str]) -> None:
         """Forget deleted pods, except those with these uids."""
         self.deleted_uids.intersection_update(kept_uids)
-        self.deleted_client_ids = {
-            uid: client for uid, client in self.deleted_client_ids.items() if uid in self.deleted_uids
-        }
+        self.deleted_client_ids = {uid: id_ for uid, id_ in self.deleted_client_ids.items() if uid in self.deleted_uids}
 
 
 def client_id(pod: Pod) -> str:

@@ -31,8 +31,8 @@ class QueueQuota:
     def claim(self, key: ObjectKey, counts: Sequence[Mapping[str, int]]) -> None:
         """Claim the queues of a group's topics, counted by broker, in place of its last accepted claim."""
         queues = sum(sum(count.values()) for count in counts)
-        if verdict := _broker_rejection(counts) or self._find_rejection(key, queues):
-            self._rejected[key] = verdict
+        if rejection := _broker_rejection(counts) or self._find_rejection(key, queues):
+            self._rejected[key] = rejection
         else:
             self.release(key)
             self._claims[key] = queues
@@ -42,11 +42,11 @@ class QueueQuota:
         if queues > self._max_per_group:
             message = f"{self._subject} {queues:,} queues; a group may have {self._max_per_group:,}: name fewer topics"
             return Finding(Reason.TOO_MANY_QUEUES, message)
-        taken = self._claimed - self._claims.get(key, 0)
-        if taken + queues > self._max_total:
+        claimed = self._claimed - self._claims.get(key, 0)
+        if claimed + queues > self._max_total:
             message = (
                 f"{self._subject} {queues:,} queues, and all groups of this operator may have {self._max_total:,}"
-                f" together, of which {taken:,} are in use: delete groups, or raise --max-queues and its memory"
+                f" together, of which {claimed:,} are in use: delete groups, or raise --max-queues and its memory"
             )
             return Finding(Reason.TOO_MANY_QUEUES, message)
         return None
@@ -62,11 +62,12 @@ class QueueQuota:
 
 
 def _broker_rejection(counts: Sequence[Mapping[str, int]]) -> Finding | None:
-    brokers, places = len({broker for count in counts for broker in count}), sum(map(len, counts))
+    brokers = len(set().union(*counts))
+    pairs = sum(map(len, counts))
     if brokers > MAX_BROKERS_OF_GROUP:
         message = f"The topics are on {brokers:,} brokers; a group may have {MAX_BROKERS_OF_GROUP:,}: name fewer topics"
         return Finding(Reason.TOO_MANY_BROKERS, message)
-    if places > MAX_TOPIC_BROKER_PAIRS:
-        message = f"The topics have {places:,} pairs of topic and broker; a group may have {MAX_TOPIC_BROKER_PAIRS:,}"
+    if pairs > MAX_TOPIC_BROKER_PAIRS:
+        message = f"The topics have {pairs:,} pairs of topic and broker; a group may have {MAX_TOPIC_BROKER_PAIRS:,}"
         return Finding(Reason.TOO_MANY_BROKERS, f"{message}: name fewer topics")
     return None

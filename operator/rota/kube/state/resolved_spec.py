@@ -29,8 +29,8 @@ def resolve_spec(body: CustomResource, policy: CustomResource | None) -> Resolve
     policy_name = spec.policy_ref.name if spec and spec.policy_ref else None
     if policy_name and policy is None:
         rules = None
-        text = f"RebalancePolicy {policy_name}, which spec.policyRef names, does not exist; until it does, queues keep their"
-        text += " owners, and an unowned queue is assigned only if its member has ended"
+        text = f"RebalancePolicy {policy_name}, which spec.policyRef names, does not exist; until it does, queues keep"
+        text += " their owners, and an unowned queue is assigned only if its member has ended"
         problems.append(Finding(Reason.MISSING_POLICY, text))
     elif policy_name and policy:
         try:

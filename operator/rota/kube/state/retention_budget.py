@@ -12,7 +12,7 @@ class RetentionBudget:
     """Counts the bytes of objects while they exist; one namespace can take at most half of the budget."""
 
     def __init__(self, total_bytes: float | None = None, uncounted_bytes: int = 0) -> None:
-        """`total`: bytes, by default a quarter of the container's memory; objects of up to `free` are not counted."""
+        """`total_bytes` defaults to a quarter of the container's memory; objects up to `uncounted_bytes` are free."""
         self._uncounted_bytes = uncounted_bytes
         self._total_bytes = (
             min(MAX_BYTES, memory_limit_bytes() * _MEMORY_FRACTION) if total_bytes is None else total_bytes
@@ -25,7 +25,7 @@ class RetentionBudget:
         return sum(self._used_by_namespace.values())
 
     def admit(self, namespace: str, item: object, size_bytes: int) -> bool:
-        """Return whether an object of `size` bytes may be kept; it is then counted until nothing refers to it."""
+        """Return whether an object of `size_bytes` may be kept; it is then counted until nothing refers to it."""
         if size_bytes <= self._uncounted_bytes:
             return True
         taken = self._used_by_namespace.get(namespace, 0) + size_bytes

@@ -8,7 +8,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-FIGURES_INTERVAL_SECONDS, LAG_KNOWN_INTERVAL_SECONDS, LAG_INTERVAL_SECONDS = 1.0, 5.0, 60.0  # seconds
+FIGURES_INTERVAL_SECONDS = 1.0
+LAG_KNOWN_INTERVAL_SECONDS = 5.0
+LAG_INTERVAL_SECONDS = 60.0
 
 Status = Mapping[str, Any]
 
@@ -31,7 +33,9 @@ class StatusThrottle:
         self._waiting = None if status == current else status
         if self._waiting is None or now < self._last_write_at + _minimum_interval(status, current):
             return False
-        self._waiting, self._in_flight, self._last_write_at = None, status, now
+        self._waiting = None
+        self._in_flight = status
+        self._last_write_at = now
         return True
 
     def on_written(self, status: Status) -> None:
@@ -42,7 +46,8 @@ class StatusThrottle:
     def on_write_failed(self, status: Status, now: float) -> None:
         """Note that a write failed: the status, or a newer one, waits for a second."""
         if self._in_flight is status:
-            self._waiting, self._in_flight = self._waiting or status, None
+            self._waiting = self._waiting or status
+            self._in_flight = None
             self._last_write_at = now + FIGURES_INTERVAL_SECONDS
 
     def seconds_to_write(self, written: Status, now: float) -> float:
@@ -61,8 +66,8 @@ def _minimum_interval(status: Status, written: Status) -> float:
         return 0.0
     if {**status, "lag": None} != {**written, "lag": None}:
         return FIGURES_INTERVAL_SECONDS
-    turned = (status.get("lag") is None) != (written.get("lag") is None)
-    return LAG_KNOWN_INTERVAL_SECONDS if turned else LAG_INTERVAL_SECONDS
+    is_known_changed = (status.get("lag") is None) != (written.get("lag") is None)
+    return LAG_KNOWN_INTERVAL_SECONDS if is_known_changed else LAG_INTERVAL_SECONDS
 
 
 def _urgent_fields(status: Status) -> tuple[object, ...]:

@@ -97,10 +97,11 @@ class AssignmentLimits:
 
     def parse(self, config_map: ConfigMap, group: str, uid: str) -> StoredAssignment:
         """Parse the assignment of the group with that name and uid; reject it if it names too many queues."""
-        record, key = parse_stored_assignment(config_map, group, uid), (config_map.metadata.namespace, group)
-        self._quota.claim(key, record.queue_counts)
+        stored = parse_stored_assignment(config_map, group, uid)
+        key = (config_map.metadata.namespace, group)
+        self._quota.claim(key, stored.queue_counts)
         rejection = self._quota.rejection(key)
-        return StoredAssignment(is_ours=False, problems=(rejection,)) if rejection else record
+        return StoredAssignment(is_ours=False, problems=(rejection,)) if rejection else stored
 
     def forget(self, key: tuple[str, str]) -> None:
         """Release the quota of a group that has no assignment any more."""

@@ -29,7 +29,7 @@ class ChangeLog:
         self._members = {key: members for key, members in self._members.items() if is_known(key)}
 
     def write(self, key: ObjectKey, records: Iterable[Mapping[str, Any]], last_rebalance_at: str) -> None:
-        """Log what the records say; `rebalance_began` is the time at which the group's last rebalance began."""
+        """Log what the records say; `last_rebalance_at` is the start time of the group's last rebalance."""
         for record in records:
             match record["kind"]:
                 case "plan":

@@ -1,6 +1,6 @@
 """Per-group metrics that are computed at each scrape: gauges, and counters whose totals other modules keep."""
 
-from collections import Counter as Tallied
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -54,7 +54,7 @@ GaugeReader = Callable[[_Scrape], Iterator[tuple[Labels, float | None]]]
 def group_gauges(
     facts: Sequence[tuple[ObjectKey, GroupFacts]], now: float, *, with_queues: bool
 ) -> Iterator[ComputedMetric]:
-    """Yield the metrics of these groups; with `queues`, also the metric that has one series per queue."""
+    """Yield the metrics of these groups; with `with_queues`, also the metric that has one series per queue."""
     scraped = [
         _Scrape(
             key,
@@ -95,7 +95,7 @@ def _handover_age(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
 
 def _members(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
     if scrape.facts.status:  # empty before the group's first plan
-        members = Tallied({"Ready": 0})
+        members = Counter({"Ready": 0})
         members.update(map(str, scrape.facts.tracker.last_plan.member_states.values()))
         yield from (((state,), count) for state, count in members.items())
     if scrape.facts.broker.unmanaged_ids is not None:
@@ -114,19 +114,17 @@ def _uncommitted(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
 def _imbalance_ratio(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
     """Yield the load of the most loaded member divided by the mean load, in queues and in message rate."""
     members = [
-        name
-        for name, standing in scrape.facts.tracker.last_plan.member_states.items()
-        if standing in {"Ready", "Unready"}
+        name for name, state in scrape.facts.tracker.last_plan.member_states.items() if state in {"Ready", "Unready"}
     ]
     shares, rates = dict.fromkeys(members, 0.0), dict.fromkeys(members, 0.0)
-    measured = True
+    has_rates = True
     for queue, owner in scrape.owners.items():
         if owner in shares:
-            judged = scrape.facts.lag.queues.get(queue)
-            measured &= judged is not None and judged.incoming_rate is not None
+            queue_lag = scrape.facts.lag.queues.get(queue)
+            has_rates &= queue_lag is not None and queue_lag.incoming_rate is not None
             shares[owner] += 1
-            rates[owner] += (judged.incoming_rate or 0.0) if judged else 0.0
-    for measure, loads in (("queues", shares), ("rate", rates if measured else {})):
+            rates[owner] += (queue_lag.incoming_rate or 0.0) if queue_lag else 0.0
+    for measure, loads in (("queues", shares), ("rate", rates if has_rates else {})):
         total = sum(loads.values())
         yield (measure,), max(loads.values()) * len(loads) / total if total else None
 
@@ -134,8 +132,8 @@ def _imbalance_ratio(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
 def _queue_lags(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
     for topic in scrape.topics.values():
         for queue in topic.queues:
-            if judged := scrape.facts.lag.queues.get(queue):
-                yield (queue.topic, queue.broker, str(queue.id), scrape.owners.get(queue, "")), judged.lag
+            if queue_lag := scrape.facts.lag.queues.get(queue):
+                yield (queue.topic, queue.broker, str(queue.id), scrape.owners.get(queue, "")), queue_lag.lag
 
 
 def _topic_field(field: str) -> GaugeReader:
@@ -148,7 +146,7 @@ def _topic_field(field: str) -> GaugeReader:
 
 def _lag_states(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
     counts = lag_totals.count_lag_states(scrape.topics, scrape.facts.lag)
-    yield from (((str(verdict),), counts[verdict]) for verdict in LagState if counts)
+    yield from (((str(state),), counts[state]) for state in LagState if counts)
 
 
 def _dead_letters(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
@@ -180,7 +178,7 @@ def _conditions(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
 
 
 def _problems(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
-    yield from (((str(verdict.reason),), 1) for verdict in scrape.facts.tracker.last_plan.problems)
+    yield from (((str(finding.reason),), 1) for finding in scrape.facts.tracker.last_plan.problems)
 
 
 GAUGES: tuple[tuple[str, str, Labels, GaugeReader], ...] = (
@@ -189,7 +187,7 @@ GAUGES: tuple[tuple[str, str, Labels, GaugeReader], ...] = (
     ("rota_idle_members", "Members that own no queue.", (), _status_field("idleMembers")),
     ("rota_queues", "Queues that the group consumes.", (), _status_field("queues")),
     ("rota_unowned_queues", "Queues without an owner.", (), _status_field("unownedQueues")),
-    ("rota_releasing_queues", "Queues that were revoked from a member and not granted again yet.", (), _releasing),
+    ("rota_releasing_queues", "Queues that were revoked and are not granted yet.", (), _releasing),
     (
         "rota_handover_age_seconds",
         "Age of the oldest handover in progress in seconds; 0 without one.",
@@ -200,13 +198,13 @@ GAUGES: tuple[tuple[str, str, Labels, GaugeReader], ...] = (
         "rota_queue_unowned_seconds_total",
         "Queue-seconds without an owner.",
         (),
-        _tracker_total(lambda tally: tally.unowned_seconds),
+        _tracker_total(lambda tracker: tracker.unowned_seconds),
     ),
     (
         "rota_queue_contested_seconds_total",
         "Queue-seconds in which two members may have consumed a queue, after a forced grant.",
         (),
-        _tracker_total(lambda tally: tally.contested_seconds),
+        _tracker_total(lambda tracker: tracker.contested_seconds),
     ),
     (
         "rota_uncommitted_messages",
@@ -248,7 +246,7 @@ GAUGES: tuple[tuple[str, str, Labels, GaugeReader], ...] = (
     ("rota_dead_letters", "Messages in the group's dead-letter topic.", (), _dead_letters),
     (
         "rota_lag_age_seconds",
-        "Seconds since brokers last answered with the group's offsets; if they never did, since the first request.",
+        "Seconds since brokers last returned the group's offsets; if they never did, since the first request.",
         (),
         _lag_age,
     ),

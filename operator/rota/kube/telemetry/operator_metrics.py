@@ -42,11 +42,13 @@ class OperatorMetrics:
     ) -> None:
         """Declare all metrics.
 
-        `ages` returns the seconds since the last watch event of each kind, `lost` the number of records missing from
-        the journal, and `trace_of` the trace id of a rebalance, empty if it has no trace.
+        `watch_ages` returns the seconds since the last watch event of each kind, `dropped_records` the number of
+        records missing from the journal, and `trace_of` the trace id of a rebalance, empty if it has no trace.
         """
         self.trackers: dict[ObjectKey, RebalanceTracker] = {}
-        self._is_leading, self._read_watch_ages, self._trace_of = is_leading, watch_ages, trace_of
+        self._is_leading = is_leading
+        self._read_watch_ages = watch_ages
+        self._trace_of = trace_of
         self._with_queues = with_queues
         self._watch_ages: dict[Labels, float] = {}
         self._initialized: set[ObjectKey] = set()  # groups whose series exist
@@ -54,7 +56,7 @@ class OperatorMetrics:
         self._rebalances = self._group_counter(
             "rota_rebalances_total",
             "Completed rebalances, by the reason that started them and by outcome: Settled, or Forced if queues were"
-            " taken from a silent member.",
+            " granted without the previous owner's release.",
             "reason",
             "outcome",
         )
@@ -123,25 +125,25 @@ class OperatorMetrics:
         self._plan_seconds.observe(result.planning_seconds)
         for kind, count in result.write_counts.items():
             self._writes.labels(kind).inc(count)
-        tally = self.trackers.setdefault(key, RebalanceTracker())
+        tracker = self.trackers.setdefault(key, RebalanceTracker())
         self._initialize_series(key)
         obeyed = {
             Holder(name, member.pod.metadata.uid): member.decoded_report.report.generation
             for name, member in result.group.pods.items()
             if member.decoded_report
         }
-        change = tally.record_plan(result.plan, result.group.stored_assignment.document, obeyed, now)
+        change = tracker.record_plan(result.plan, result.group.stored_assignment.document, obeyed, now)
         self._moved.add(key, amount=change.moved_queues)
         for handover in change.handovers:
             if handover.previous_owner:
                 self._handover_seconds.labels(*key).observe(handover.seconds)
         if change.gate_reason:
             self._gate_held.add(key, str(change.gate_reason))
-        if ended := change.ended_rebalance:
-            trace = self._trace_of(key, ended)
-            self._rebalances.add(key, ended.reason, ended.outcome)
-            exemplar = {"trace_id": trace} if trace else None
-            self._rebalance_seconds.labels(*key).observe(ended.seconds or 0.0, exemplar)
+        if ended_rebalance := change.ended_rebalance:
+            trace_id = self._trace_of(key, ended_rebalance)
+            self._rebalances.add(key, ended_rebalance.reason, ended_rebalance.outcome)
+            exemplar = {"trace_id": trace_id} if trace_id else None
+            self._rebalance_seconds.labels(*key).observe(ended_rebalance.seconds or 0.0, exemplar)
         return change
 
     def record_redelivered(self, key: ObjectKey, redelivered: Sequence[Redelivery]) -> None:
@@ -172,7 +174,7 @@ class OperatorMetrics:
 
     def forget_groups(self, is_known: Callable[[ObjectKey], bool]) -> None:
         """Drop the series of groups that were deleted, or that another operator reports."""
-        self.trackers = {key: tally for key, tally in self.trackers.items() if is_known(key)}
+        self.trackers = {key: tracker for key, tracker in self.trackers.items() if is_known(key)}
         for key in [key for key in self._initialized if not is_known(key)]:
             self._initialized.remove(key)
             for histogram in (self._rebalance_seconds, self._handover_seconds):

@@ -42,7 +42,7 @@ class CompletedRebalance(NamedTuple):
     """A completed rebalance and its handovers, for a trace; it may have begun before the first plan seen here."""
 
     rebalance: Rebalance
-    slowest_handovers: tuple[QueueHandover, ...]  # at most SLOWEST: forced handovers first, then the longest
+    slowest_handovers: tuple[QueueHandover, ...]  # at most MAX_HANDOVERS: forced handovers first, then the longest
     handover_count: int  # number of all its handovers
 
 
@@ -70,7 +70,7 @@ class _OpenHandover:
 
 @dataclass
 class RebalanceTracker:
-    """The history of one group: recent rebalances, handovers in progress, and totals; `take` updates it."""
+    """The history of one group: recent rebalances, handovers in progress, and totals; `record_plan` updates it."""
 
     last_plan: Plan = field(default_factory=Plan)
     rebalances: deque[Rebalance] = field(default_factory=lambda: deque(maxlen=MAX_REBALANCES))  # newest first
@@ -88,7 +88,7 @@ class RebalanceTracker:
         self, plan: Plan, document: Assignment | None, obeyed_generations: Mapping[Holder, int], now: float
     ) -> RebalanceChange:
         """Update the history with a plan, the stored document after it, and the generation that each member obeys."""
-        begun = self._counted_until is not None
+        is_first = self._counted_until is None
         self.count_seconds(now)
         previous, self.last_plan = self.last_plan, replace(plan, document=None, config_map_data={}, journal_records=())
         moved, forced = self._apply_document(document, now) if document else (0, 0)
@@ -96,13 +96,13 @@ class RebalanceTracker:
         self._longest_seconds = max(
             [self._longest_seconds, *(handover.seconds for handover in completed if handover.previous_owner)]
         )
-        held = plan.hold.reason if plan.hold else None
-        newly_held = held if begun and held != (previous.hold.reason if previous.hold else None) else None
-        past = self._update_rebalance(plan, forced, completed)
-        ended = past.rebalance if past and self._saw_start else None
-        return RebalanceChange(
-            moved, completed, ended, None if newly_held is Reason.NOTHING_WOULD_CHANGE else newly_held, past
-        )
+        gate_reason = plan.hold.reason if plan.hold else None
+        previous_reason = previous.hold.reason if previous.hold else None
+        if is_first or gate_reason in {previous_reason, Reason.NOTHING_WOULD_CHANGE}:
+            gate_reason = None
+        rebalance = self._update_rebalance(plan, forced, completed)
+        ended = rebalance.rebalance if rebalance and self._saw_start else None
+        return RebalanceChange(moved, completed, ended, gate_reason, rebalance)
 
     def count_seconds(self, now: float) -> None:
         """Add the time since the last call to the queue-seconds of unowned and of contested queues."""
@@ -169,7 +169,7 @@ class RebalanceTracker:
                 )
 
     def _update_rebalance(
-        self, plan: Plan, forced: int, finished: tuple[QueueHandover, ...]
+        self, plan: Plan, forced: int, completed: tuple[QueueHandover, ...]
     ) -> CompletedRebalance | None:
         """Update the group's last rebalance from the status; return it if this plan completed it."""
         status = plan.status.get("lastRebalance")
@@ -189,18 +189,18 @@ class RebalanceTracker:
             if "seconds" in status and not plan_record:  # it completed before the first plan seen here
                 self.rebalances[0] = _updated_rebalance(last, status, 0, None)
                 return None
-        if finished:
-            self._handover_count += len(finished)
+        if completed:
+            self._handover_count += len(completed)
             self._slowest = nlargest(
-                MAX_HANDOVERS, [*self._slowest, *finished], key=lambda move: (move.is_forced, move.seconds)
+                MAX_HANDOVERS, [*self._slowest, *completed], key=lambda move: (move.is_forced, move.seconds)
             )
-        ended = last.seconds is None and "seconds" in status
-        longest = (round(self._longest_seconds, 3) or None) if ended else last.longest  # None: no queue changed hands
+        is_completed = last.seconds is None and "seconds" in status
+        longest = (round(self._longest_seconds, 3) or None) if is_completed else last.longest  # None: no queue moved
         self.rebalances[0] = _updated_rebalance(last, status, last.forced + forced, longest)
-        if not ended:
+        if not is_completed:
             return None
-        past, self._slowest = CompletedRebalance(self.rebalances[0], tuple(self._slowest), self._handover_count), []
-        return past
+        slowest, self._slowest = tuple(self._slowest), []
+        return CompletedRebalance(self.rebalances[0], slowest, self._handover_count)
 
 
 def _updated_rebalance(last: Rebalance, status: Mapping[str, Any], forced: int, longest: float | None) -> Rebalance:

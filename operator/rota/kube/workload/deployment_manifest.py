@@ -11,7 +11,7 @@ from rota.kube.workload.sidecar_container import JsonObject, SidecarPart, Sideca
 from rota.spec import GroupSpec
 
 MANAGED_BY_LABELS: Final = {"app.kubernetes.io/managed-by": "rota"}
-# Suffix of the annotation WISH. An operator that is rolled back to an earlier version does not recognise it and
+# Suffix of TEMPLATE_DIGEST_ANNOTATION. An operator that is rolled back to an earlier version does not recognise it and
 # replaces the sidecar, which it could not preserve, because it does not know all of its volumes.
 _DIGEST_SUFFIX = "-2"
 

@@ -74,10 +74,8 @@ class Deployments:
         key_writes = await self._keys.sync(group) if self._keys else 0
         if spec is None or group.body is None or group.key_problems:  # new pods could not authenticate
             return key_writes
-        generation = group.body.metadata.generation
-        # In one step: reconciles read it meanwhile.
+        # Set in one step: reconciles read it during the await.
         group.deployment_problems, writes = await self._sync_deployment(group, spec, key)
-        group.rollout = AppliedTemplate(generation, is_rolling_out=self._is_rolling_out(key, spec))
         return key_writes + writes
 
     def _is_rolling_out(self, key: ObjectKey, spec: GroupSpec) -> bool:
@@ -88,9 +86,9 @@ class Deployments:
         if not self._enabled:
             return ((Finding(Reason.TEMPLATE_REJECTED, _DISABLED_MESSAGE),) if spec.template else ()), 0
         current = self._observed.get(key)
-        ours = current is not None and current.metadata.is_owned_by(group.uid)
+        is_ours = current is not None and current.metadata.is_owned_by(group.uid)
         if spec.template is None:
-            return (), await self._delete(current) if current and ours else 0
+            return (), await self._delete(current) if current and is_ours else 0
         if current is None and key not in self._applied:  # without the label it is not watched
             current = await self._read(key)
         if current and not current.metadata.is_owned_by(group.uid):

@@ -20,8 +20,8 @@ REVERSE_PATCH_ANNOTATION: Final = "rota.dev/before"  # the changes that are not 
 
 # Paths of the app containers' preStop request, which waits for the drain. That of earlier versions also started it.
 _DRAINED_PATH, _DRAIN_PATH = "/v1/drained", "/v1/drain"
-_DEFAULT_GRACE_SECONDS = 30  # seconds; the default of Kubernetes
-_AFTER_DRAIN_SECONDS = 15  # seconds from the end of a drain to the end of the pod
+_DEFAULT_GRACE_SECONDS = 30  # of Kubernetes
+_AFTER_DRAIN_SECONDS = 15  # from the end of a drain to the end of the pod
 
 
 def inject(pod_template: Mapping[str, Any], group: str, sidecar: SidecarSpec) -> JsonObject:
@@ -62,8 +62,12 @@ def with_sidecar(template: JsonObject, group: str, drain_timeout: float, part: S
             **grace_period(spec, drain_timeout),
         },
     }
-    note = make_patch(_strip_sidecar(injected_template), template)
-    return _with_metadata(injected_template, {}, {REVERSE_PATCH_ANNOTATION: note}) if note else injected_template
+    reverse_patch = make_patch(_strip_sidecar(injected_template), template)
+    return (
+        _with_metadata(injected_template, {}, {REVERSE_PATCH_ANNOTATION: reverse_patch})
+        if reverse_patch
+        else injected_template
+    )
 
 
 def _with_metadata(template: JsonObject, labels: Mapping[str, str], annotations: Mapping[str, str]) -> JsonObject:

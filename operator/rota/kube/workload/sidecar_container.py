@@ -130,13 +130,12 @@ def _volumes(group: str, sidecar: SidecarSpec) -> Iterator[_SidecarVolume]:
     if sidecar.client_secret:
         source = {"secret": {"secretName": sidecar.client_secret}}
         yield _SidecarVolume("rota-client", "/etc/rota-client", source, "ROTA_CLIENT")
-    yield _SidecarVolume(
-        "rota-no-token", _TOKEN_MOUNT_PATH, {"emptyDir": {}}
-    )  # hides the pod's token from this container
+    # Hides the pod's token from this container.
+    yield _SidecarVolume("rota-no-token", _TOKEN_MOUNT_PATH, {"emptyDir": {}})
 
 
 def _app_state_mount(spec: JsonObject) -> JsonObject | None:
-    """Return the mount of a volume that the app provides at STATE: the sidecar then keeps its state on it."""
+    """Return the mount of a volume that the app provides at STATE_MOUNT_PATH, for the sidecar to keep its state on."""
     for container in [*spec["containers"], *(spec.get("initContainers") or [])]:
         for mount in container.get("volumeMounts") or []:
             if mount["mountPath"].rstrip("/") == STATE_MOUNT_PATH:

@@ -51,7 +51,7 @@ class _Template(Struct):
 
 
 def check_template(template: Mapping[str, Any]) -> None:
-    """Raise a InvalidSpecError that names the field if the sidecar cannot be injected into a template."""
+    """Raise an InvalidSpecError that names the field if the sidecar cannot be injected into a template."""
     try:
         msgspec.convert(template, _Template)
     except msgspec.ValidationError as error:

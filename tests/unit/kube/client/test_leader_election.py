@@ -50,14 +50,14 @@ async def test_leader_election_logs_an_unobtainable_lease_once(
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (options.Options(lease="O 3"), "--lease 'O 3' is no name that an object can have"),
-        (options.Options(lease=""), "--lease '' is no name"),
-        (options.Options(own_namespace="no such"), "--own-namespace 'no such' is no name"),
-        (options.Options(own_namespace="a.b"), "--own-namespace 'a.b' is no name"),
-        (options.Options(identity="a/b"), "--identity 'a/b' is no name; files of the journal have it, too"),
-        (options.Options(identity="a\nb"), "--identity 'a b' is no name"),
-        (options.Options(identity="a\n"), "--identity 'a' is no name"),
-        (options.Options(identity=".."), "--identity '..' is no name"),
+        (options.Options(lease="O 3"), "--lease 'O 3' is not a valid object name"),
+        (options.Options(lease=""), "--lease '' is not a valid object name"),
+        (options.Options(own_namespace="no such"), "--own-namespace 'no such' is not a valid namespace name"),
+        (options.Options(own_namespace="a.b"), "--own-namespace 'a.b' is not a valid namespace name"),
+        (options.Options(identity="a/b"), "--identity 'a/b' is not valid; it is part of journal file names"),
+        (options.Options(identity="a\nb"), "--identity 'a b' is not valid"),
+        (options.Options(identity="a\n"), "--identity 'a' is not valid"),
+        (options.Options(identity=".."), "--identity '..' is not valid"),
         (options.Options(identity="x" * 256), "--identity 'xxx"),
     ],
 )

@@ -130,14 +130,19 @@ async def test_api_details_beyond_the_limit_are_rejected(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("method", "path", "status", "sentence"),
     [
-        ("POST", "/v1/groups", 405, "POST is not answered here; GET is"),
-        ("DELETE", "/v1/groups/shop/orders", 405, "DELETE is not answered here; GET is"),
+        ("POST", "/v1/groups", 405, "Method POST is not allowed; use GET"),
+        ("DELETE", "/v1/groups/shop/orders", 405, "Method DELETE is not allowed; use GET"),
         ("HEAD", "/v1/events", 405, ""),
-        ("GET", "/v1/what", 404, "There is nothing at /v1/what; see docs/page.md"),
-        ("GET", "/v1", 404, "There is nothing at /v1; see docs/page.md"),
-        ("GET", "/v1/events?group=a/b/c", 400, "group is NAMESPACE/NAME, not 'a/b/c'"),
-        ("GET", "/v1/events?group=", 400, "group is NAMESPACE/NAME, not ''"),
-        ("GET", "/v1/events?group=shop/none", 404, "There is no group shop/none, or it is not looked after"),
+        ("GET", "/v1/what", 404, "No such path: /v1/what; see docs/page.md"),
+        ("GET", "/v1", 404, "No such path: /v1; see docs/page.md"),
+        ("GET", "/v1/events?group=a/b/c", 400, "group must be NAMESPACE/NAME, not 'a/b/c'"),
+        ("GET", "/v1/events?group=", 400, "group must be NAMESPACE/NAME, not ''"),
+        (
+            "GET",
+            "/v1/events?group=shop/none",
+            404,
+            "Group shop/none does not exist, or this operator does not watch its namespace",
+        ),
     ],
 )
 async def test_api_error_is_json_with_a_sentence(method: str, path: str, status: int, sentence: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 from rota.deliveries import DeliveriesPage, LastFailure, QueueCounts
 from rota.delivery_totals import GroupDeliveries, MemberDeliveries
 from rota.kube.client.objects import CustomResource, Metadata, Pod
-from rota.kube.members import rounds
+from rota.kube.members import polling_schedule
 from rota.kube.members.delivery_poller import SCHEDULE, poll_deliveries
 from rota.kube.members.report_client import Endpoint, ReportClient
 from rota.kube.state.group import Group
@@ -65,7 +65,7 @@ def failing(failed: int = 100, incarnation: str = "one", queue: Queue = Q) -> De
 
 @pytest.fixture
 def members(monkeypatch: pytest.MonkeyPatch) -> Members:
-    monkeypatch.setattr(rounds, "STEP_SECONDS", 0.0)
+    monkeypatch.setattr(polling_schedule, "STEP_SECONDS", 0.0)
     return Members()
 
 
@@ -87,7 +87,7 @@ async def poll(members: Members, group: Group, number: int = 1) -> list[tuple[st
 
 @pytest.mark.parametrize(("members", "seconds"), [(0, 15), (3, 15), (750, 15), (3000, 60), (10_000, 200)])
 def test_delivery_poll_reads_at_most_fifty_members_a_second(members: int, seconds: int) -> None:
-    assert SCHEDULE.steps(members) * rounds.STEP_SECONDS == seconds
+    assert SCHEDULE.steps(members) * polling_schedule.STEP_SECONDS == seconds
 
 
 async def test_delivery_poll_reads_each_running_member_once_a_round(members: Members) -> None:

@@ -10,10 +10,10 @@ import pytest
 from builders import a_document
 from rota.documents import Assignment
 from rota.kube.client.objects import ObjectKey, Pod
-from rota.kube.members import progress_poller, rounds
+from rota.kube.members import polling_schedule, progress_poller
+from rota.kube.members.polling_schedule import PollSchedule
 from rota.kube.members.progress_poller import MAX_PAGES_PER_TURN, ProgressPoller
 from rota.kube.members.report_client import Endpoint, ReportClient
-from rota.kube.members.rounds import PollSchedule
 from rota.kube.state.group import Group
 from rota.kube.state.stored_assignment import StoredAssignment
 from rota.model import Queue
@@ -44,7 +44,7 @@ class Members(ReportClient):
 
 @pytest.fixture
 def members(monkeypatch: pytest.MonkeyPatch) -> Members:
-    monkeypatch.setattr(rounds, "STEP_SECONDS", 0.0)
+    monkeypatch.setattr(polling_schedule, "STEP_SECONDS", 0.0)
     return Members()
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from builders import a_document
 from rota.kube.client.objects import Pod
-from rota.kube.members import rounds
+from rota.kube.members import polling_schedule
 from rota.kube.members.report_client import Endpoint, MemberResponse, ReportClient
-from rota.kube.members.report_poller import ROUNDS, poll_reports
+from rota.kube.members.report_poller import SCHEDULE, poll_reports
 from rota.kube.state.group import Group
 from rota.kube.state.stored_assignment import StoredAssignment
 from rota.model import Queue
@@ -67,14 +67,14 @@ def a_report(name: str, generation: int = 1) -> Report:
 
 @pytest.fixture
 def members(monkeypatch: pytest.MonkeyPatch) -> Members:
-    monkeypatch.setattr(rounds, "STEP_SECONDS", 0.0)
+    monkeypatch.setattr(polling_schedule, "STEP_SECONDS", 0.0)
     return Members()
 
 
 async def hear(members: Members, *groups: Group, number: int = 1) -> list[tuple[str, str]]:
     """Hear everybody for some rounds; return of whom there was news."""
     steps, told = 0, list[tuple[str, str]]()
-    most = number * ROUNDS.steps(sum(len(it.pods) for it in groups))
+    most = number * SCHEDULE.steps(sum(len(it.pods) for it in groups))
 
     def known() -> Mapping[tuple[str, str], Group]:
         nonlocal steps
@@ -93,7 +93,7 @@ NAMES = [f"m{number}" for number in range(200)]
 
 @pytest.mark.parametrize(("members", "seconds"), [(0, 5), (3, 5), (50, 5), (51, 6), (200, 20), (600, 60), (10_000, 60)])
 def test_report_poll_interval_grows_with_the_fleet_from_5_to_60_seconds(members: int, seconds: int) -> None:
-    assert ROUNDS.steps(members) * rounds.STEP_SECONDS == seconds
+    assert SCHEDULE.steps(members) * polling_schedule.STEP_SECONDS == seconds
 
 
 async def test_report_is_polled_once_per_interval_from_each_member(members: Members) -> None:

@@ -79,7 +79,7 @@ async def test_custom_strategy_that_hangs_is_not_called_again_before_it_returns(
     for _ in range(
         2 * planning.MAX_CUSTOM_STRATEGIES
     ):  # else those who ask would take all room, and nobody were answered
-        with pytest.raises(NoResponseError, match="has not answered"):
+        with pytest.raises(NoResponseError, match="has not returned"):
             await aside.plan(asking("slow"), 0.0)
     points.freed.set()
 

@@ -52,7 +52,7 @@ def test_queue_quota_in_total_belongs_to_those_who_came_first() -> None:
     quota.claim(B, [{"x": 7}])
     rejection = quota.rejection(B)
     assert rejection
-    assert "all groups of this operator may have 15 together, of which 9 are used" in rejection.message
+    assert "all groups of this operator may have 15 together, of which 9 are in use" in rejection.message
     quota.claim(A, [{"x": 10}])
     assert quota.rejection(A) is None, "a claim that is repeated does not count twice"
     quota.release(A)
@@ -76,7 +76,7 @@ def test_queue_quota_keeps_the_place_of_a_group_whose_next_claim_is_rejected(too
     quota.claim(B, [{"x": 7}])
     rejection = quota.rejection(B)
     assert rejection, "9 of 15 are still taken"
-    assert "of which 9 are used" in rejection.message
+    assert "of which 9 are in use" in rejection.message
     quota.claim(A, [{"x": 9}])
     assert quota.rejection(A) is None
     quota.claim(A, too_much)

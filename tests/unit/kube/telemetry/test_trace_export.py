@@ -128,7 +128,7 @@ def test_trace_endpoint_gets_the_path_unless_it_is_for_traces_only(
 def test_trace_endpoint_that_is_invalid_is_rejected_with_a_sentence(
     recorder: Callable[..., TraceRecorder | None], name: str, url: str
 ) -> None:
-    with pytest.raises(ValueError, match=f"^{name} '.*' is no address of a receiver; give one such as http"):
+    with pytest.raises(ValueError, match=f"^{name} '.*' is not the URL of an OTLP receiver; use one such as http"):
         recorder(**{name: url})
 
 
@@ -141,7 +141,7 @@ def test_trace_endpoint_error_shows_no_password(recorder: Callable[..., TraceRec
 def test_trace_headers_error_does_not_repeat_the_entry(
     recorder: Callable[..., TraceRecorder | None], text: str
 ) -> None:
-    with pytest.raises(ValueError, match=r"^OTEL_EXPORTER_OTLP_HEADERS has an entry that is none, number 2; give key="):
+    with pytest.raises(ValueError, match=r"^OTEL_EXPORTER_OTLP_HEADERS: entry 2 is malformed; write key="):
         recorder(**{ENDPOINT: "http://collector:4318", HEADERS: text})
 
 
@@ -149,8 +149,8 @@ def test_trace_headers_error_does_not_repeat_the_entry(
     ("name", "protocol", "sentence"),
     [
         (PROTOCOL, "http/json", "'http/json' is not supported; give http/protobuf or grpc"),
-        (PROTOCOL, "grpc", "is grpc, and its package is not installed: give http/protobuf, or install opentelemetry-"),
-        ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "grpc", "is grpc, and its package is not installed: "),
+        (PROTOCOL, "grpc", "is grpc, but its package is not installed: use http/protobuf, or install opentelemetry-"),
+        ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "grpc", "is grpc, but its package is not installed: "),
     ],
 )
 def test_trace_protocol_that_cannot_be_used_is_rejected_with_a_sentence(
@@ -165,7 +165,7 @@ def test_trace_export_without_its_package_is_rejected_with_a_sentence(
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "rota.kube.telemetry.span_export", None)
     monkeypatch.delattr("rota.kube.telemetry.span_export", raising=False)
-    sentence = r"is set, and the package that sends traces is not installed: pip install 'rota-operator\[traces\]'$"
+    sentence = r"is set, but the package that sends traces is not installed: pip install 'rota-operator\[traces\]'$"
     with pytest.raises(ValueError, match=f"^{ENDPOINT} {sentence}"):
         recorder(**{ENDPOINT: "http://collector:4318"})
 

@@ -55,7 +55,7 @@ def test_trace_span_attributes_describe_rebalance_and_handover() -> None:
         "rota.forced": 0,
         "rota.seconds": 1.0,
         "rota.handovers": 3,
-        "rota.handovers_untold": 2,
+        "rota.handovers_omitted": 2,
     }
     queue = {"rota.queue.topic": "orders", "rota.queue.broker": "broker-a", "rota.queue.id": 7}
     assert attributes(one) == {**queue, "rota.from": "a", "rota.to": "b", "rota.forced": False}
@@ -77,7 +77,7 @@ def test_trace_of_a_forced_grant_has_error_status() -> None:
     found = spans(news(handover(1, forced=True), handover(2), forced=1))
     wrong = [it for it in found if it.status.code == Status.STATUS_CODE_ERROR]
     assert [it.name for it in wrong] == ["rebalance", "handover", "release"]
-    assert {it.status.message for it in wrong} == {"taken from a member that was not heard"}
+    assert {it.status.message for it in wrong} == {"forced: the previous owner did not respond"}
     assert wrong[1] == found[1]
 
 
@@ -160,7 +160,7 @@ def test_trace_of_many_handovers_has_only_the_slowest() -> None:
     assert {it.seconds for it in past.slowest_handovers} == {5.0}
     root, *others = spans(RebalanceChange(completed=past))
     told = attributes(root)
-    assert (told["rota.handovers"], told["rota.handovers_untold"]) == (MAX_HANDOVERS + 30, 30)
+    assert (told["rota.handovers"], told["rota.handovers_omitted"]) == (MAX_HANDOVERS + 30, 30)
     assert len(others) == 3 * MAX_HANDOVERS
 
 

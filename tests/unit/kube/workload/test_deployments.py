@@ -175,7 +175,7 @@ async def test_template_that_is_too_large_is_not_kept_in_memory(kind: str) -> No
         group.set_spec(body, None)
         (problem,) = group.resolved_spec.problems
         assert (body.spec, problem.reason) == (None, Reason.INVALID_SPEC)
-        assert problem.message.endswith("and 131,072 are the most: shorten spec.template")
+        assert problem.message.endswith("; the limit is 131,072: shorten spec.template")
     else:
         large_deployment = replace(OWNED, spec=Raw(b'{"paused": "%s"}' % (b"a" * MAX_DEPLOYMENT_BYTES)))
         assert bytes(large_deployment.spec) == b""

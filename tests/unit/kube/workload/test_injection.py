@@ -322,8 +322,11 @@ def test_injection_revert_note_restores_any_value(found: Object, was: Object) ->
         ({"spec": {"containers": [{"image": "app"}]}}, "spec.template.spec.containers[0]: object missing required"),
         (a_template(an_app(lifecycle={"preStop": "bye"})), "lifecycle.preStop: expected object | null, got str"),
         ({"metadata": {"labels": {"v": 1}}, **a_template()} | {"metadata": {"labels": {"v": 1}}}, "got int"),
-        (a_template({"name": "rota-sidecar"}), "spec.template.spec.containers has a rota-sidecar"),
-        (a_template(volumes=[{"name": "rota-documents"}]), "spec.template.spec.volumes has a rota-documents"),
+        (a_template({"name": "rota-sidecar"}), "spec.template.spec.containers has a container named rota-sidecar"),
+        (
+            a_template(volumes=[{"name": "rota-documents"}]),
+            "spec.template.spec.volumes has a volume named rota-documents",
+        ),
     ],
 )
 def test_template_that_is_invalid_is_rejected_with_a_sentence_naming_the_field(template: Object, told: str) -> None:

@@ -26,13 +26,12 @@ from rota.lag_columns import (
 from rota.spec import StartFrom
 
 MAX_SAMPLES = 10  # samples by which a queue is judged
-# Number and interval of the older samples, of which only the end offsets are kept: they show how long ago a message
-# came, and how many come in an hour.
-MAX_OLDER_SAMPLES, OLDER_INTERVAL_SECONDS = 14, 240.0
+# Of older samples only the end offsets are kept: they date a message's arrival, and give the rate over an hour.
+MAX_OLDER_SAMPLES = 14
+OLDER_INTERVAL_SECONDS = 240.0
+VECTORIZE_FROM_QUEUES = 32  # from this number on, judging all queues at once is faster
 
 _MAX_OFFSET = np.iinfo(np.int64).max
-
-VECTORIZE_FROM_QUEUES = 32  # queues; from this number on, judging all at once is faster
 
 
 class QueueSample(Struct, frozen=True, gc=False):
@@ -77,14 +76,14 @@ class LagHistory:
     """The last samples of a topic's queues."""
 
     def __init__(self, vectorize_from: int = VECTORIZE_FROM_QUEUES) -> None:
-        """Judge fewer than `few` queues one by one, and more all at once."""
+        """Judge fewer than `vectorize_from` queues one by one, and more all at once."""
         self._vectorize_from = vectorize_from
         self._ids: tuple[int, ...] = ()
         self._samples: list[_SampleColumns] = []
         self._older_ends: list[tuple[float, Offsets]] = []
 
     def add_sample(self, at: float, samples: Mapping[int, QueueSample], consumed: frozenset[int]) -> None:
-        """Add a sample of all current queues; `worked` are the numbers of the queues that have a consumer."""
+        """Add a sample of all current queues; `consumed` are the numbers of the queues that have a consumer."""
         ids = tuple(sorted(samples))
         if ids != self._ids:
             self._set_queues(ids)
@@ -128,51 +127,47 @@ class LagHistory:
         self._ids = tuple(ids)
 
     def judge_queues(self, start_from: StartFrom) -> dict[int, QueueLag]:
-        """Judge each queue by its samples; most have been at their end at all of them, which is checked first."""
+        """Judge each queue by its samples; most queues are at their end in all samples, which is checked first."""
         if not self._samples:
             return {}
-        now = self._samples[-1]
+        latest = self._samples[-1]
         rows = zip(
             self._ids,
-            now.min_offsets.tolist(),
-            now.max_offsets.tolist(),
-            now.committed.tolist(),
+            latest.min_offsets.tolist(),
+            latest.max_offsets.tolist(),
+            latest.committed.tolist(),
             *self._rates(),
             strict=True,
         )
-        steady = self._caught_up()
-        open_ = np.flatnonzero(~steady)
-        judgements = (self._judge_each if len(open_) < self._vectorize_from else self._judge_vectorized)(
-            open_, start_from
-        )
+        caught_up = self._caught_up()
+        others = np.flatnonzero(~caught_up)
+        judge = self._judge_each if len(others) < self._vectorize_from else self._judge_vectorized
+        judgements = judge(others, start_from)
         results: dict[int, QueueLag] = {}
-        for is_steady, (number, first, last, done, rate, worked) in zip(steady.tolist(), rows, strict=True):
-            if is_steady:
-                results[number] = QueueLag(first, last, done, 0, 0.0, LagState.KEEPING_UP, rate, worked)
-                continue
-            judgement = next(judgements)
-            results[number] = QueueLag(first, last, None if done < 0 else done, *judgement, rate, worked)
+        for is_caught_up, (number, first, last, offset, incoming, consumed) in zip(
+            caught_up.tolist(), rows, strict=True
+        ):
+            judgement = (0, 0.0, LagState.KEEPING_UP) if is_caught_up else next(judgements)
+            results[number] = QueueLag(first, last, None if offset < 0 else offset, *judgement, incoming, consumed)
         return results
 
     def _caught_up(self) -> NDArray[np.bool_]:
         """Return which queues are at their end, and were at each of at least two samples."""
-        now = self._samples[-1]
+        latest = self._samples[-1]
         committed = np.stack([sample.committed for sample in self._samples])
-        at_end = (now.committed == now.max_offsets) & (now.committed >= 0) & (committed.max(axis=0) == now.committed)
-        first, last = (
-            np.stack(rows) for rows in zip(*((it.min_offsets, it.max_offsets) for it in self._samples), strict=True)
-        )
-        is_valid = (committed >= 0) & (committed <= last) & (first <= last)
+        at_end = (latest.committed == latest.max_offsets) & (committed.max(axis=0) == latest.committed)
+        min_offsets = np.stack([sample.min_offsets for sample in self._samples])
+        max_offsets = np.stack([sample.max_offsets for sample in self._samples])
+        is_valid = (committed >= 0) & (committed <= max_offsets) & (min_offsets <= max_offsets)
         at_end &= is_valid[-1]
-        steady: NDArray[np.bool_] = at_end & (is_valid.sum(axis=0) > 1)
-        return steady
+        caught_up: NDArray[np.bool_] = at_end & (is_valid.sum(axis=0) > 1)
+        return caught_up
 
     def _rates(self) -> tuple[list[float | None], list[float | None]]:
         """Return the incoming and the consumed messages a second of each queue."""
         times = [sample.at for sample in self._samples]
-        return _growth_per_second(times, [it.max_offsets for it in self._samples]), _growth_per_second(
-            times, [it.committed for it in self._samples]
-        )
+        incoming = _growth_per_second(times, [sample.max_offsets for sample in self._samples])
+        return incoming, _growth_per_second(times, [sample.committed for sample in self._samples])
 
     def incoming_rates(self) -> dict[int, float | None]:
         """Return the incoming messages a second of each queue over the sampled time, of up to an hour."""
@@ -183,33 +178,34 @@ class LagHistory:
         return dict(zip(self._ids, rates, strict=True))
 
     def _judge_each(self, indexes: NDArray[np.intp], start_from: StartFrom) -> Iterator[_Judged]:
-        """Yield lag, delay and verdict of some queues; None if the committed offset is unknown."""
+        """Yield lag, delay and lag state of some queues; None if the committed offset is unknown."""
         has_offset = self._samples[-1].committed[indexes] != OFFSET_UNKNOWN
-        for is_known, (older, looks) in zip(has_offset.tolist(), self._samples_of(indexes), strict=True):
+        for is_known, (older, samples) in zip(has_offset.tolist(), self._samples_of(indexes), strict=True):
             if is_known:
                 yield (
-                    looks[-1].lag(start_from),
-                    compute_delay([*older, *looks], start_from),
-                    compute_lag_state(looks, start_from),
+                    samples[-1].lag(start_from),
+                    compute_delay([*older, *samples], start_from),
+                    compute_lag_state(samples, start_from),
                 )
             else:
                 yield None, None, None
 
     def _samples_of(self, indexes: NDArray[np.intp]) -> Iterator[tuple[Iterator[OffsetSample], list[OffsetSample]]]:
         """Yield the samples of each queue: the older ends, and the last ones."""
-        times, older_times = [sample.at for sample in self._samples], [at for at, _ in self._older_ends]
+        times = [sample.at for sample in self._samples]
+        older_times = [at for at, _ in self._older_ends]
         # Converted to lists at once: one number at a time would take several times as long.
         samples_by_queue = np.array([sample[1:] for sample in self._samples])[:, :, indexes].transpose(2, 0, 1).tolist()
         older_ends = np.array([last[indexes] for _, last in self._older_ends]).T.tolist() or [[]] * len(indexes)
-        for samples, ends in zip(samples_by_queue, older_ends, strict=True):
-            looks = [
-                OffsetSample(at, first, last, None if committed == NOT_COMMITTED else committed, bool(worked))
-                for at, (first, last, committed, worked) in zip(times, samples, strict=True)
+        for rows, offsets in zip(samples_by_queue, older_ends, strict=True):
+            samples = [
+                OffsetSample(at, first, last, None if committed == NOT_COMMITTED else committed, bool(has_consumer))
+                for at, (first, last, committed, has_consumer) in zip(times, rows, strict=True)
                 if committed != OFFSET_UNKNOWN
             ]
             yield (
-                (OffsetSample(at, 0, last, None) for at, last in zip(older_times, ends, strict=True) if last >= 0),
-                looks,
+                (OffsetSample(at, 0, last, None) for at, last in zip(older_times, offsets, strict=True) if last >= 0),
+                samples,
             )
 
     def _judge_vectorized(self, indexes: NDArray[np.intp], start_from: StartFrom) -> Iterator[_Judged]:
@@ -223,7 +219,7 @@ class LagHistory:
         ]
         rows = [*older, *self._samples]
         previous = np.maximum(np.arange(-count, (len(rows) - 1) * count), -1)
-        looks = OffsetColumns(
+        columns = OffsetColumns(
             np.repeat([sample.at for sample in rows], count),
             np.concatenate([sample.min_offsets[indexes] for sample in rows]),
             np.concatenate([sample.max_offsets[indexes] for sample in rows]),
@@ -233,28 +229,29 @@ class LagHistory:
             np.full(len(previous), START_CODES.get(start_from.position, START_UNKNOWN), np.int8),
         )
         ends = np.arange(len(previous) - count, len(previous))
-        lags = compute_lags(looks)
-        judged = compute_lag_states(looks, lags, ends, SampleWindow(len(self._samples)))
-        has_offset = looks.committed_offset[ends] != OFFSET_UNKNOWN
-        waits = compute_delays(looks, lags, ends)
-        for lag, waited, verdict, is_known in zip(
-            lags[ends].tolist(), waits.tolist(), judged.tolist(), has_offset.tolist(), strict=True
+        lags = compute_lags(columns)
+        states = compute_lag_states(columns, lags, ends, SampleWindow(len(self._samples)))
+        has_offset = columns.committed_offset[ends] != OFFSET_UNKNOWN
+        delays = compute_delays(columns, lags, ends)
+        for lag, delay, state, is_known in zip(
+            lags[ends].tolist(), delays.tolist(), states.tolist(), has_offset.tolist(), strict=True
         ):
             yield (
                 None if lag == NO_LAG else lag,
-                None if isnan(waited) else waited,
-                LAG_STATES[verdict] if is_known else None,
+                None if isnan(delay) else delay,
+                LAG_STATES[state] if is_known else None,
             )
 
 
 def _growth_per_second(
     sampled_at: Sequence[float], columns: Sequence[Offsets], min_seconds: float = 0.0
 ) -> list[float | None]:
-    """Return each offset's growth a second since it last fell; None if this is known for less than `least` seconds.
+    """Return each offset's growth a second since it last fell; None if it is known for less than `min_seconds`.
 
     An offset falls if it is reset, or if the topic is recreated: earlier values say nothing about its growth.
     """
-    times, offsets = np.array(sampled_at), np.stack(columns)
+    times = np.array(sampled_at)
+    offsets = np.stack(columns)
     has_offset = offsets >= 0
     # An offset above any later one was sampled before the last fall.
     lowest = np.minimum.accumulate(np.where(has_offset, offsets, _MAX_OFFSET)[::-1])[::-1]

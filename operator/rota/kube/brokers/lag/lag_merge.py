@@ -1,4 +1,4 @@
-"""Merges one broker's answers into samples of each group's queues, and judges them."""
+"""Merges one broker's responses into samples of each group's queues, and judges them."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -52,12 +52,12 @@ def merge_responses(
     *,
     broadcasting_keys: Collection[ObjectKey],
 ) -> tuple[GroupSamples, list[tuple[ObjectKey, Queue]]]:
-    """Return samples of each group, None if the broker did not answer; and the queues to ask about one by one.
+    """Return samples of each group, None if the broker did not respond; and the queues to ask about one by one.
 
-    `everyones` are the Broadcasting groups: a broker cannot be asked for their offsets, so a missing one is unknown.
+    A broker has no offsets of Broadcasting groups (`broadcasting_keys`), so their missing offsets are unknown.
     """
     samples: GroupSamples = {}
-    doubts: list[tuple[ObjectKey, Queue]] = []
+    unresolved: list[tuple[ObjectKey, Queue]] = []
     for key in keys:
         group_topics = topics[key]
         if key not in offsets or not group_topics or not all(topic in ranges for topic in group_topics):
@@ -66,25 +66,25 @@ def merge_responses(
         by_topic = samples[key] = {}
         for topic in group_topics:
             committed = offsets[key].get(topic, {})
-            answered = committed if key in broadcasting_keys else ranges[topic]
+            known_queues = committed if key in broadcasting_keys else ranges[topic]
             by_topic[topic] = {
-                number: QueueSample(*end, committed.get(number), number in answered)
+                number: QueueSample(*end, committed.get(number), number in known_queues)
                 for number, end in ranges[topic].items()
             }
             if key not in broadcasting_keys:
                 # An offset that is 0 or missing may mean that the group never consumed the queue.
-                doubts += [
+                unresolved += [
                     (key, Queue(topic, broker, number)) for number, row in by_topic[topic].items() if not row.committed
                 ]
-    return samples, doubts
+    return samples, unresolved
 
 
 def unknown_lag(previous: LagAtBroker | None, interest: TopicInterest, now: float) -> LagAtBroker:
-    """Return an unknown lag, for a broker that does not answer; hourly rates are kept, as they change slowly."""
+    """Return an unknown lag, for a broker that does not respond; hourly rates are kept, as they change slowly."""
     if previous is None or not previous.matches(interest):
         return LagAtBroker(interest.consumer_group, interest.broadcasting, requested_at=now)
-    nothing = dict.fromkeys(previous.queue_lags, UNKNOWN_QUEUE_LAG)
-    return replace(previous, queue_lags=nothing, dead_letters=None, is_known=False)
+    queue_lags = dict.fromkeys(previous.queue_lags, UNKNOWN_QUEUE_LAG)
+    return replace(previous, queue_lags=queue_lags, dead_letters=None, is_known=False)
 
 
 def judge_samples(

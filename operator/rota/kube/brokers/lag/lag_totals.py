@@ -43,7 +43,7 @@ def lag_by_topic(
     """Return the lag by topic; if the lag on one queue is unknown, so is its topic's.
 
     The lag at a broker that has left a topic's route is unknown, too: until it has been away for a while, and its
-    queues have left the stored assignment (`recorded`: its brokers by topic), a sum of the others would be too small.
+    queues have left the stored assignment (`stored_brokers`, by topic), a sum of the others would be too small.
     """
     subscriptions = spec.subscriptions if spec else ()
     is_broadcasting = spec is not None and spec.message_model == "Broadcasting"
@@ -52,13 +52,13 @@ def lag_by_topic(
     for topic, view in broker.views.items():
         queues = view.queues if view else ()
         if topic == retry_topic and not queues:
-            continue  # no message was ever sent back
+            continue  # no message has failed yet
         states = [lag.queues.get(queue, UNKNOWN_QUEUE_LAG) for queue in queues]
         if topic in lag.incomplete_topics or {*stored_brokers.get(topic, ())} - {queue.broker for queue in queues}:
             states.append(UNKNOWN_QUEUE_LAG)
         kind: TopicKind = "Retry" if topic == retry_topic else "Subscribed"
-        behind = _sum(state.lag for state in states) if queues else None
-        lags[topic] = TopicLag(kind, queues, behind, _max_queue_delay(states), topic in estimates)
+        topic_lag = _sum(state.lag for state in states) if queues else None
+        lags[topic] = TopicLag(kind, queues, topic_lag, _max_queue_delay(states), topic in estimates)
     return lags
 
 
@@ -77,7 +77,7 @@ def max_delay(topics: Mapping[str, TopicLag]) -> float | None:
 def count_lag_states(topics: Mapping[str, TopicLag], lag: GroupLag) -> Counter[str]:
     """Count the group's queues by lag state, where it is known."""
     states = (lag.queues.get(queue, UNKNOWN_QUEUE_LAG).lag_state for topic in topics.values() for queue in topic.queues)
-    return Counter(str(verdict) for verdict in states if verdict)
+    return Counter(str(state) for state in states if state)
 
 
 def round_lag(lag: int | None) -> int | None:

@@ -35,7 +35,7 @@ from rota.model import single_line
 from rota.tls import KeyPair
 
 EXPIRY_MARGIN = timedelta(seconds=120)  # how long before its expiry a credential is renewed
-UNLIMITED_CONNECTIONS: Final = 0  # connections
+UNLIMITED_CONNECTIONS: Final = 0
 _LOAD_ERRORS: Final = (config.ConfigException, OSError, ValueError, TypeError, AttributeError, KeyError)
 
 Header = tuple[str, str]
@@ -113,10 +113,10 @@ class KubeconfigAccount:
         token = await asyncio.to_thread(_token_of, user)
         certificate = await asyncio.to_thread(_certificate_of, user)
         if not token and user.exec:
-            printed = await self._run_plugin(user.exec, kubeconfig, is_forced, may_use_terminal)
-            token = printed.token
-            if printed.client_certificate_data:
-                certificate = KeyPair(printed.client_certificate_data, printed.client_key_data)
+            credential = await self._run_plugin(user.exec, kubeconfig, is_forced, may_use_terminal)
+            token = credential.token
+            if credential.client_certificate_data:
+                certificate = KeyPair(credential.client_certificate_data, credential.client_key_data)
         elif not token and user.auth_provider is not None:
             token = _id_token_of(user.auth_provider)
         configuration = await _configure(kubeconfig, token)
@@ -150,8 +150,8 @@ class KubeconfigAccount:
             and not _expires_soon(self._plugin_credential[1])
         )
         if is_forced or not self._plugin_credential or not is_reusable:
-            printed = await run_exec_plugin(plugin, kubeconfig.cluster, may_use_terminal=may_use_terminal)
-            self._plugin_credential = (plugin, printed)
+            credential = await run_exec_plugin(plugin, kubeconfig.cluster, may_use_terminal=may_use_terminal)
+            self._plugin_credential = (plugin, credential)
         return self._plugin_credential[1]
 
 

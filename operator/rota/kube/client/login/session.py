@@ -142,9 +142,8 @@ class Login:
             reason = f": {self._failure}" if self._failure else ""
             raise LoginError(f"The API server {self.server} rejects the credentials{reason}; log in again")
         if is_redirect(status):
-            raise LoginError(
-                f"The API server {self.server} redirects to {single_line(location, 200)}; configure that address instead"
-            )
+            message = f"The API server {self.server} redirects to {single_line(location, 200)}"
+            raise LoginError(f"{message}; configure that address instead")
 
     @property
     def _now(self) -> float:

@@ -20,7 +20,7 @@ MAX_CACHED_USERS = 1_000
 MAX_CACHED_RIGHTS = 20_000  # listing groups checks one right per namespace for a user without the right to all
 MAX_CONCURRENT_REVIEWS = 8  # concurrent reviews of each kind at the API server
 MAX_PENDING_REVIEWS = 256  # including reviews that wait for a slot
-SLOT_TIMEOUT_SECONDS = 5.0  # for a slot
+SLOT_TIMEOUT_SECONDS = 5.0
 BUSY_MESSAGE = "Too many users are being checked; retry"
 NO_RIGHTS_MESSAGE = (
     "The operator may not create tokenreviews and subjectaccessreviews, so no user can log in; "

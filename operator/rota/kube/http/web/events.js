@@ -1,48 +1,48 @@
 // Requests to the operator, and its stream of changes. Paths are relative: a proxy may serve the page under a prefix.
 
-const SILENT = 40_000; // milliseconds without data; the operator writes at least every 15 s
-const LONGEST = 15_000; // milliseconds for a response
+const SILENCE_MILLISECONDS = 40_000; // without data; the operator writes at least every 15 s
+const RESPONSE_MILLISECONDS = 15_000;
 
-async function answered(path, signal) {
-  const answer = await fetch(path, { signal, cache: "no-store" });
-  if (answer.ok) return answer;
-  const { error } = await answer.json().catch(() => ({}));
-  throw Object.assign(new Error(error ?? `${answer.status} ${answer.statusText}`), { status: answer.status });
+async function fetchOk(path, signal) {
+  const response = await fetch(path, { signal, cache: "no-store" });
+  if (response.ok) return response;
+  const { error } = await response.json().catch(() => ({}));
+  throw Object.assign(new Error(error ?? `${response.status} ${response.statusText}`), { status: response.status });
 }
 
-export async function ask(path, signal) {
-  const late = AbortSignal.timeout(LONGEST);
+export async function fetchJson(path, signal) {
+  const timeout = AbortSignal.timeout(RESPONSE_MILLISECONDS);
   try {
-    return await (await answered(path, AbortSignal.any([signal, late]))).json();
+    return await (await fetchOk(path, AbortSignal.any([signal, timeout]))).json();
   } catch (error) {
-    throw late.aborted && !signal.aborted ? new Error("the operator does not answer") : error;
+    throw timeout.aborted && !signal.aborted ? new Error("the operator does not respond") : error;
   }
 }
 
 // Reads events until the connection ends; throws the reason. EventSource reports neither a refusal nor silence.
-export async function listen(path, signal, { heard, changed }) {
-  const ending = new AbortController();
-  const end = () => ending.abort();
-  signal.addEventListener("abort", end);
-  let silence = setTimeout(end, SILENT);
+export async function readEvents(path, signal, { onData, onChange }) {
+  const connection = new AbortController();
+  const abort = () => connection.abort();
+  signal.addEventListener("abort", abort);
+  let silence = setTimeout(abort, SILENCE_MILLISECONDS);
   try {
-    const answer = await answered(path, ending.signal);
-    const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+    const response = await fetchOk(path, connection.signal);
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
     for (let rest = ""; ; ) {
       const { value, done } = await reader.read();
       if (done) throw new Error("the operator closed the connection");
       clearTimeout(silence);
-      silence = setTimeout(end, SILENT);
-      heard();
+      silence = setTimeout(abort, SILENCE_MILLISECONDS);
+      onData();
       const events = (rest + value).split("\n\n");
       rest = events.pop();
-      if (events.some((it) => it.startsWith("event: changed"))) changed();
+      if (events.some((event) => event.startsWith("event: changed"))) onChange();
     }
   } catch (error) {
-    throw ending.signal.aborted && !signal.aborted ? new Error("the operator says nothing any more") : error;
+    throw connection.signal.aborted && !signal.aborted ? new Error("the operator stopped sending events") : error;
   } finally {
     clearTimeout(silence);
-    end();
-    signal.removeEventListener("abort", end);
+    abort();
+    signal.removeEventListener("abort", abort);
   }
 }

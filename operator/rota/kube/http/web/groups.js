@@ -1,60 +1,61 @@
 // View of all groups: the list.
 
-import { at, element, put, rows } from "./dom.js";
-import { count, duration, lag, time, verdicts } from "./words.js";
+import { byId, element, renderRows, setText } from "./dom.js";
+import { count, duration, lag, lagStates, time } from "./format.js";
 
-let known = [];
+let groups = [];
 
-const title = ({ namespace, name }) => `${namespace}/${name}`;
-const beside = (number, what) => (number ? `${count(number)} ${what}` : "");
+const fullName = ({ namespace, name }) => `${namespace}/${name}`;
+const numberOf = (number, state) => (number ? `${count(number)} ${state}` : "");
 
-export function ready({ ready: well, reason }) {
+export function readiness({ ready, reason }) {
   return (cell) => {
     if (!cell.firstElementChild) cell.append(element("span"), " ", element("span"));
-    const [mark, why] = cell.children;
-    mark.className = well ? "good" : "bad";
-    put(mark, well ? "Ready" : "Not ready");
-    put(why, reason);
+    const [mark, text] = cell.children;
+    mark.className = ready ? "good" : "bad";
+    setText(mark, ready ? "Ready" : "Not ready");
+    setText(text, reason);
   };
 }
 
 function link(group) {
   return (cell) => {
     if (!cell.firstElementChild) cell.append(element("a"));
-    put(cell.firstElementChild, title(group));
-    const to = `#${encodeURIComponent(group.namespace)}/${encodeURIComponent(group.name)}`;
-    if (cell.firstElementChild.getAttribute("href") !== to) cell.firstElementChild.setAttribute("href", to);
+    setText(cell.firstElementChild, fullName(group));
+    const target = `#${encodeURIComponent(group.namespace)}/${encodeURIComponent(group.name)}`;
+    if (cell.firstElementChild.getAttribute("href") !== target) cell.firstElementChild.setAttribute("href", target);
   };
 }
 
 function rebalance({ lastRebalance: last, moving }) {
-  const now = moving ? "A handover is under way" : "";
-  return last ? [`${last.reason}, ${time(last.at)}`, now] : [now || "none"];
+  const progress = moving ? "A handover is in progress" : "";
+  return last ? [`${last.reason}, ${time(last.at)}`, progress] : [progress || "none"];
 }
 
 const COLUMNS = [
   { show: link },
-  { show: ready },
-  { className: "number", show: ({ members, idle }) => [count(members), beside(idle, "idle")] },
-  { className: "number", show: ({ queues, unowned }) => [count(queues), beside(unowned, "unowned")] },
+  { show: readiness },
+  { className: "number", show: ({ members, idle }) => [count(members), numberOf(idle, "idle")] },
+  { className: "number", show: ({ queues, unowned }) => [count(queues), numberOf(unowned, "unowned")] },
   { className: "number", show: lag },
   { className: "number", show: ({ delay }) => duration(delay) },
-  { show: (it) => verdicts(it.verdicts) },
+  { show: ({ verdicts }) => lagStates(verdicts) },
   { show: rebalance },
 ];
 
-export function show(answer) {
-  known = answer.groups;
+export function show(response) {
+  groups = response.groups;
   draw();
 }
 
 function draw() {
-  const sought = at("list-filter").value.trim().toLowerCase();
-  const found = known.filter((it) => title(it).toLowerCase().includes(sought));
-  rows(at("groups"), found, title, COLUMNS);
-  put(at("list-count"), `${sought ? `${count(found.length)} of ` : ""}${count(known.length)} group${known.length === 1 ? "" : "s"}`);
+  const filter = byId("list-filter").value.trim().toLowerCase();
+  const matching = groups.filter((group) => fullName(group).toLowerCase().includes(filter));
+  renderRows(byId("groups"), matching, fullName, COLUMNS);
+  const total = `${count(groups.length)} group${groups.length === 1 ? "" : "s"}`;
+  setText(byId("list-count"), filter ? `${count(matching.length)} of ${total}` : total);
 }
 
 export function start() {
-  at("list-filter").addEventListener("input", draw);
+  byId("list-filter").addEventListener("input", draw);
 }

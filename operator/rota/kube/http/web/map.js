@@ -1,17 +1,17 @@
 // The map: one cell per queue, grouped by topic and broker. Tab reaches one cell, arrow keys the others.
 
-import { at, element, keep, plain, put } from "./dom.js";
-import { queue as words, queueName } from "./words.js";
+import { byId, element, plain, renderChildren, setText } from "./dom.js";
+import { queueName, queueText } from "./format.js";
 
-const MANY = 1500; // with more queues than this, cells are small
-const KINDS = { Releasing: " releasing", Free: " free", Foreign: " foreign" };
-const SIGNS = { Free: "", Foreign: "-", Everyone: "*" }; // in the cells of queues without an owner
+const MANY_QUEUES = 1500; // with more queues than this, cells are small
+const CLASS_BY_STATE = { Releasing: " releasing", Free: " free", Foreign: " foreign" };
+const SIGN_BY_STATE = { Free: "", Foreign: "-", Everyone: "*" }; // in the cells of queues without an owner
 
 const numbers = new Map(); // by member, which keeps its number and colour as long as it is listed
-const map = at("map");
+const map = byId("map");
 let cells = [];
-let current = null; // the cell that Tab reaches
-let told = null; // the cell that the text below the map describes
+let tabStop = null; // the cell that Tab reaches
+let described = null; // the cell that the text below the map describes
 
 export const numberOf = (member) => numbers.get(member);
 
@@ -22,13 +22,13 @@ export function colour(number) {
   return `hsl(${(45 + (number - 1) * 138) % 360} ${saturation}% ${lightness}%)`;
 }
 
-export function number(members, queues) {
-  const there = new Set(members.map(({ name }) => name));
-  for (const { owner, to } of queues) for (const name of [owner, to]) if (name != null) there.add(name);
-  for (const name of numbers.keys()) if (!there.has(name)) numbers.delete(name);
+export function assignNumbers(members, queues) {
+  const names = new Set(members.map(({ name }) => name));
+  for (const { owner, to } of queues) for (const name of [owner, to]) if (name != null) names.add(name);
+  for (const name of numbers.keys()) if (!names.has(name)) numbers.delete(name);
   const taken = new Set(numbers.values());
   let next = 1;
-  for (const name of there) {
+  for (const name of names) {
     if (numbers.has(name)) continue;
     while (taken.has(next)) next += 1;
     taken.add(next);
@@ -36,29 +36,29 @@ export function number(members, queues) {
   }
 }
 
-export function forget() {
+export function clear() {
   numbers.clear();
-  [current, told] = [null, null];
-  keep(map, []);
+  [tabStop, described] = [null, null];
+  renderChildren(map, []);
 }
 
 export function draw(queues, matches) {
   const blocks = new Map();
-  for (const it of queues) {
-    const name = `${it.topic} on ${it.broker}`;
+  for (const queue of queues) {
+    const name = `${queue.topic} on ${queue.broker}`;
     if (!blocks.has(name)) blocks.set(name, []);
-    blocks.get(name).push(it);
+    blocks.get(name).push(queue);
   }
-  map.classList.toggle("many", queues.length > MANY);
-  keep(map, blocks, ([name]) => name, block, (section, [, inside]) => {
-    keep(section.lastElementChild, inside, ({ id }) => id, cell, (found, it) => fill(found, it, matches));
+  map.classList.toggle("many", queues.length > MANY_QUEUES);
+  renderChildren(map, blocks, ([name]) => name, makeBlock, (section, [, inside]) => {
+    renderChildren(section.lastElementChild, inside, ({ id }) => id, makeCell, (cell, queue) => fill(cell, queue, matches));
   });
   cells = [...map.querySelectorAll(".cell")];
-  if (!current?.isConnected) point(cells[0] ?? null);
-  if (told) tell(told);
+  if (!tabStop?.isConnected) setTabStop(cells[0] ?? null);
+  if (described) describe(described);
 }
 
-function block([name]) {
+function makeBlock([name]) {
   const section = element("section");
   section.role = "presentation";
   const inside = element("div");
@@ -69,77 +69,78 @@ function block([name]) {
   return section;
 }
 
-const blank = element("div"); // template: cloning is faster than creating
-blank.role = "option";
-blank.tabIndex = -1;
-blank.ariaSelected = "false";
-const cell = () => blank.cloneNode();
+const template = element("div"); // cloning is faster than creating
+template.role = "option";
+template.tabIndex = -1;
+template.ariaSelected = "false";
+const makeCell = () => template.cloneNode();
 
-function fill(found, it, matches) {
-  const label = plain(words(it));
-  const [owner, next] = [numbers.get(it.owner), numbers.get(it.to)];
-  const kind = `cell${KINDS[it.state] ?? ""}${it.forced ? " forced" : ""}${matches(it) ? "" : " aside"}`;
-  const drawn = `${label} ${kind} ${owner} ${next}`;
-  if (found.drawn === drawn) return;
-  Object.assign(found, { drawn, queue: it, ariaLabel: label, className: kind });
-  found.textContent = SIGNS[it.state] ?? `${owner ?? "?"}${it.forced ? "!" : ""}`;
-  found.style.cssText = `--owner: ${colour(owner)}; --next: ${colour(next)}`;
+function fill(cell, queue, matches) {
+  const label = plain(queueText(queue));
+  const [owner, next] = [numbers.get(queue.owner), numbers.get(queue.to)];
+  const forced = queue.forced ? " forced" : "";
+  const className = `cell${CLASS_BY_STATE[queue.state] ?? ""}${forced}${matches(queue) ? "" : " aside"}`;
+  const drawn = `${label} ${className} ${owner} ${next}`;
+  if (cell.drawn === drawn) return;
+  Object.assign(cell, { drawn, queue, ariaLabel: label, className });
+  cell.textContent = SIGN_BY_STATE[queue.state] ?? `${owner ?? "?"}${queue.forced ? "!" : ""}`;
+  cell.style.cssText = `--owner: ${colour(owner)}; --next: ${colour(next)}`;
 }
 
-function point(found) {
-  if (current) current.tabIndex = -1;
-  current = found;
-  if (current) current.tabIndex = 0;
+function setTabStop(cell) {
+  if (tabStop) tabStop.tabIndex = -1;
+  tabStop = cell;
+  if (tabStop) tabStop.tabIndex = 0;
 }
 
-function tell(found) {
-  told = found.isConnected ? found : null;
-  put(at("told"), told ? found.ariaLabel : "");
+function describe(cell) {
+  described = cell.isConnected ? cell : null;
+  setText(byId("description"), described ? cell.ariaLabel : "");
 }
 
 // The cell above or below: the nearest one in the next line of cells in that direction.
-function beside(from, step) {
-  const here = from.getBoundingClientRect();
+function verticalNeighbour(from, step) {
+  const origin = from.getBoundingClientRect();
   let [found, nearest, line] = [from, Infinity, null];
-  for (let number = cells.indexOf(from) + step; cells[number]; number += step) {
-    const place = cells[number].getBoundingClientRect();
-    if (Math.abs(place.top - here.top) < 2) continue;
+  for (let index = cells.indexOf(from) + step; cells[index]; index += step) {
+    const place = cells[index].getBoundingClientRect();
+    if (Math.abs(place.top - origin.top) < 2) continue;
     line ??= place.top;
     if (Math.abs(place.top - line) >= 2) break;
-    const away = Math.abs(place.left - here.left);
-    if (away < nearest) [found, nearest] = [cells[number], away];
+    const distance = Math.abs(place.left - origin.left);
+    if (distance < nearest) [found, nearest] = [cells[index], distance];
   }
   return found;
 }
 
-function moved(key, from) {
-  const here = cells.indexOf(from);
-  if (key === "ArrowLeft") return cells[here - 1];
-  if (key === "ArrowRight") return cells[here + 1];
-  if (key === "ArrowUp") return beside(from, -1);
-  if (key === "ArrowDown") return beside(from, 1);
+function neighbour(key, from) {
+  const index = cells.indexOf(from);
+  if (key === "ArrowLeft") return cells[index - 1];
+  if (key === "ArrowRight") return cells[index + 1];
+  if (key === "ArrowUp") return verticalNeighbour(from, -1);
+  if (key === "ArrowDown") return verticalNeighbour(from, 1);
   return { Home: cells[0], End: cells.at(-1) }[key];
 }
 
 const KEYS = new Set(["ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown", "Home", "End"]);
 
-export function start(choose) {
-  const of = (event) => event.target.closest(".cell");
-  map.addEventListener("mouseover", (event) => of(event) && tell(of(event)));
-  map.addEventListener("focusin", (event) => of(event) && (point(of(event)), tell(of(event))));
-  map.addEventListener("click", (event) => of(event) && (of(event).focus(), chosen(of(event), choose)));
+export function start(onSelect) {
+  const cellOf = (event) => event.target.closest(".cell");
+  map.addEventListener("mouseover", (event) => cellOf(event) && describe(cellOf(event)));
+  map.addEventListener("focusin", (event) => cellOf(event) && (setTabStop(cellOf(event)), describe(cellOf(event))));
+  map.addEventListener("click", (event) => cellOf(event) && (cellOf(event).focus(), select(cellOf(event), onSelect)));
   map.addEventListener("keydown", (event) => {
-    const from = of(event);
+    const from = cellOf(event);
     if (!from) return;
-    if (event.key === "Enter" || event.key === " ") chosen(from, choose);
-    else if (KEYS.has(event.key)) (moved(event.key, from) ?? from).focus();
+    if (event.key === "Enter" || event.key === " ") select(from, onSelect);
+    else if (KEYS.has(event.key)) (neighbour(event.key, from) ?? from).focus();
     else return;
     event.preventDefault();
   });
 }
 
-function chosen(found, choose) {
+function select(cell, onSelect) {
   map.querySelector("[aria-selected=true]")?.setAttribute("aria-selected", "false");
-  found.ariaSelected = "true";
-  choose(queueName(found.queue));
+  cell.ariaSelected = "true";
+  onSelect(queueName(cell.queue));
 }

@@ -2,24 +2,24 @@
 
 import * as groups from "./groups.js";
 import * as detail from "./detail.js";
-import { at, plain, put } from "./dom.js";
-import { ask, listen } from "./events.js";
-import { time } from "./words.js";
+import { byId, plain, setText } from "./dom.js";
+import { fetchJson, readEvents } from "./events.js";
+import { time } from "./format.js";
 
-const GAP = 200; // minimal milliseconds between two requests; more if responses take longer
-const AGAIN = 2000; // milliseconds before a failed request is tried again
+const MIN_GAP_MILLISECONDS = 200; // between two requests; more if responses take longer
+const RETRY_MILLISECONDS = 2000; // before a failed request is tried again
 
 let view = {}; // the view on display: a group, or the list if it has no name
-let ending = new AbortController(); // aborts the requests of this view
-let asking = false;
-let wanted = false;
-let hears = false; // whether the stream of changes is connected
-let knows = false; // whether the display was current at the last response
-let heard = null; // time of the last response or event
+let requests = new AbortController(); // aborts the requests of this view
+let isLoading = false;
+let isRequested = false;
+let isConnected = false; // whether the stream of changes is connected
+let isCurrent = false; // whether the display was current at the last response
+let lastContact = null; // time of the last response or event
 
 const pause = (milliseconds) => new Promise((done) => setTimeout(done, milliseconds));
 
-function named() {
+function viewOfUrl() {
   try {
     const [namespace, name] = location.hash.slice(1).split("/").map(decodeURIComponent);
     return namespace && name ? { namespace, name } : {};
@@ -31,132 +31,133 @@ function named() {
 const path = ({ namespace, name }) =>
   name ? `v1/groups/${encodeURIComponent(namespace)}/${encodeURIComponent(name)}` : "v1/groups";
 
-function live(why = "") {
-  const fresh = hears && knows;
-  at("live").classList.toggle("stale", !fresh && Boolean(why));
-  if (fresh) put(at("live"), "Live");
-  else if (why) {
-    const since = heard ? `Stale since ${time(heard)}` : "Nothing is known yet";
-    put(at("live"), `${since}: ${why}. Trying again.`);
+function showLiveness(problem = "") {
+  const isLive = isConnected && isCurrent;
+  byId("live").classList.toggle("stale", !isLive && Boolean(problem));
+  if (isLive) setText(byId("live"), "Live");
+  else if (problem) {
+    const since = lastContact ? `Stale since ${time(lastContact)}` : "No data yet";
+    setText(byId("live"), `${since}: ${problem}. Retrying.`);
   }
 }
 
-function stillThere() {
-  heard = Date.now();
+function noteContact() {
+  lastContact = Date.now();
 }
 
 // Loads the view, one request at a time; changes in between cause one more request, and failures a retry.
 async function refresh() {
-  wanted = true;
-  if (asking) return;
-  asking = true;
+  isRequested = true;
+  if (isLoading) return;
+  isLoading = true;
   try {
-    while (wanted) {
-      wanted = false;
-      const began = performance.now();
-      const answered = await look(view, ending.signal);
-      await pause(answered ? Math.max(GAP, performance.now() - began) : AGAIN);
-      wanted ||= !answered && !document.hidden;
+    while (isRequested) {
+      isRequested = false;
+      const started = performance.now();
+      const isDone = await load(view, requests.signal);
+      await pause(isDone ? Math.max(MIN_GAP_MILLISECONDS, performance.now() - started) : RETRY_MILLISECONDS);
+      isRequested ||= !isDone && !document.hidden;
     }
   } finally {
-    asking = false;
+    isLoading = false;
   }
 }
 
 // Loads and shows a view once; returns false if the request is to be tried again.
-async function look(asked, signal) {
-  let answer;
+async function load(requested, signal) {
+  let response;
   try {
-    answer = await ask(path(asked), signal);
+    response = await fetchJson(path(requested), signal);
   } catch (error) {
-    if (asked !== view || signal.aborted) return true;
-    failed(error);
-    return knows;
+    if (requested !== view || signal.aborted) return true;
+    handleFailure(error);
+    return isCurrent;
   }
-  if (asked !== view) return true;
-  stillThere();
-  knows = true;
-  fail("");
-  show(answer);
-  live();
-  return !asked.name || (await detail.explain(path(asked), signal));
+  if (requested !== view) return true;
+  noteContact();
+  isCurrent = true;
+  showError("");
+  show(response);
+  showLiveness();
+  return !requested.name || (await detail.explain(path(requested), signal));
 }
 
-function failed(error) {
-  knows = error.status < 500; // 4xx is the operator's response; 5xx may come from a proxy without an operator
-  if (knows) {
-    stillThere();
-    fail(error.message);
+function handleFailure(error) {
+  isCurrent = error.status < 500; // 4xx is the operator's response; 5xx may come from a proxy without an operator
+  if (isCurrent) {
+    noteContact();
+    showError(error.message);
   }
-  live(error.message);
+  showLiveness(error.message);
 }
 
-function show(answer) {
-  const { identity, version, leads } = answer.operator;
-  put(at("operator"), `Rota ${version}, operator ${identity}, ${leads ? "which leads" : "which stands by"}`);
-  at("standby").hidden = leads;
-  const words = `The operator ${identity} stands by: it knows who owns what, but asks no broker, so lag is not known.`;
-  if (!leads) put(at("standby"), words);
-  if (view.name) detail.show(answer);
-  else groups.show(answer);
+function show(response) {
+  const { identity, version, leads } = response.operator;
+  setText(byId("operator"), `Rota ${version}, operator ${identity}, ${leads ? "leader" : "standby"}`);
+  byId("standby").hidden = leads;
+  const notice = `The operator ${identity} is a standby: it knows queue owners, but polls no broker, so lag is unknown.`;
+  if (!leads) setText(byId("standby"), notice);
+  if (view.name) detail.show(response);
+  else groups.show(response);
   if (!performance.getEntriesByName("shown").length) {
-    requestAnimationFrame(() => setTimeout(() => performance.mark("shown"))); // tests and bench measure the first paint by it
+    // Tests and bench measure the first paint by this mark.
+    requestAnimationFrame(() => setTimeout(() => performance.mark("shown")));
   }
 }
 
-function fail(sentence) {
-  at("error").hidden = !sentence;
-  put(at("error"), sentence);
-  at("known").hidden = Boolean(sentence);
+function showError(sentence) {
+  byId("error").hidden = !sentence;
+  setText(byId("error"), sentence);
+  byId("content").hidden = Boolean(sentence);
 }
 
-async function hear(asked, signal) {
-  const query = asked.name ? `?group=${encodeURIComponent(`${asked.namespace}/${asked.name}`)}` : "";
+async function followChanges(requested, signal) {
+  const query = requested.name ? `?group=${encodeURIComponent(`${requested.namespace}/${requested.name}`)}` : "";
+  const handlers = {
+    onData() {
+      noteContact();
+      if (isConnected) return;
+      isConnected = true;
+      refresh(); // changes before the stream was connected were missed
+    },
+    onChange: refresh,
+  };
   while (!signal.aborted) {
-    const told = {
-      heard() {
-        stillThere();
-        if (hears) return;
-        hears = true;
-        refresh(); // changes before the stream was connected were missed
-      },
-      changed: refresh,
-    };
     try {
-      await listen(`v1/events${query}`, signal, told);
+      await readEvents(`v1/events${query}`, signal, handlers);
     } catch (error) {
       if (signal.aborted) return;
-      hears = false;
-      live(error.message);
+      isConnected = false;
+      showLiveness(error.message);
     }
-    await pause(AGAIN);
+    await pause(RETRY_MILLISECONDS);
     if (!signal.aborted) refresh();
   }
 }
 
 // Starts or restarts the view in the URL's fragment; a hidden page has no connections.
-function begin() {
-  ending.abort();
-  ending = new AbortController();
-  hears = false;
-  view = named();
-  at("list").hidden = Boolean(view.name);
-  at("detail").hidden = !view.name;
+function startView() {
+  requests.abort();
+  requests = new AbortController();
+  isConnected = false;
+  view = viewOfUrl();
+  byId("list").hidden = Boolean(view.name);
+  byId("detail").hidden = !view.name;
   if (document.hidden) return;
-  if (view.name) detail.begin(view, path(view));
+  if (view.name) detail.open(view, path(view));
   document.title = view.name ? plain(`${view.namespace}/${view.name} - Rota`) : "Rota";
   refresh();
-  hear(view, ending.signal);
+  followChanges(view, requests.signal);
 }
 
 addEventListener("hashchange", () => {
-  knows = false;
-  fail("");
-  put(at("live"), "Loading");
-  begin();
+  isCurrent = false;
+  showError("");
+  setText(byId("live"), "Loading");
+  startView();
   document.querySelector("main:not([hidden]) h1").focus();
 });
-document.addEventListener("visibilitychange", begin);
+document.addEventListener("visibilitychange", startView);
 groups.start();
 detail.start(refresh);
-begin();
+startView();

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 _DATE = re.compile(r"date=\d{4}-\d\d-\d\d", re.ASCII)
 _FILE = re.compile(r"\d\d-.+\.jsonl", re.ASCII)
-SCANS_PER_LIMIT = 50  # the folder is scanned whenever 1/SHARE of its limit has been written
+SCANS_PER_LIMIT = 50  # the folder is scanned whenever this fraction of its limit has been written
 
 
 class WriteFailedError(Exception):
-    """Lines could not be written; `lines` has the ones that are missing in the file."""
+    """Lines could not be written; `missing_lines` has those that are missing in the file."""
 
     def __init__(self, why: str, lines: bytes) -> None:
         super().__init__(why)
@@ -22,10 +22,11 @@ class WriteFailedError(Exception):
 
 
 class LineAppender:
-    """Appends whole lines to a file. After an incomplete line (`torn`), the next append starts with a line break."""
+    """Appends whole lines to a file. After an incomplete line (`is_torn`), the next append starts with a line break."""
 
     def __init__(self, file_descriptor: int, *, is_torn: bool = False) -> None:
-        self.file_descriptor, self._is_torn = file_descriptor, is_torn
+        self.file_descriptor = file_descriptor
+        self._is_torn = is_torn
 
     def append(self, lines: bytes) -> None:
         """Write lines, by one system call if that accepts all bytes; raise WriteFailedError with the failed lines."""
@@ -52,7 +53,7 @@ class RotatingFiles:
     """The journal's folder for one writer: appends to hourly files and removes old ones."""
 
     def __init__(self, folder: Path, writer: str, max_bytes: int) -> None:
-        """Keep the folder below `limit` bytes; several writers may share it."""
+        """Keep the folder below `max_bytes`; several writers may share it."""
         self._folder, self._writer, self._max_bytes = folder, writer, max_bytes
         self._hour = ""
         self._appender: LineAppender | None = None
@@ -61,9 +62,9 @@ class RotatingFiles:
     def append(self, hour: str, lines: bytes) -> None:
         """Append lines to the file of an hour, such as 2026-11-21T08; raise WriteFailedError with the failed lines."""
         try:
-            ending = self._open_hour(hour)
+            appender = self._open_hour(hour)
             self._make_room(len(lines))
-            ending.append(lines)
+            appender.append(lines)
         except OSError as error:
             self.close()
             raise WriteFailedError(error.strerror or str(error), lines) from None
@@ -73,10 +74,10 @@ class RotatingFiles:
 
     def close(self) -> None:
         """Close the present file, if one is open."""
-        ending, self._appender = self._appender, None
-        if ending:
+        appender, self._appender = self._appender, None
+        if appender:
             with suppress(OSError):
-                os.close(ending.file_descriptor)
+                os.close(appender.file_descriptor)
 
     def _open_hour(self, hour: str) -> LineAppender:
         if self._appender and self._hour == hour and os.fstat(self._appender.file_descriptor).st_nlink:

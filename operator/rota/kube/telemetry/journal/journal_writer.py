@@ -60,7 +60,7 @@ class Journal:
     """
 
     def __init__(self, destination: str, writer: str, limit: str = DEFAULT_LIMIT) -> None:
-        """`where` is a folder, `-` for standard output, or empty: no journal. `writer` names this process's files."""
+        """`destination` is a folder, `-` for standard output, or empty for none; `writer` is part of file names."""
         self.dropped_records = 0  # dropped records since the start
         self._destination, self._writer, self._limit = destination, writer, parse_size_limit(limit)
         self._queued: list[JournalRecord] = []
@@ -78,11 +78,11 @@ class Journal:
     def _open_output(self) -> tuple[Callable[[str, bytes], None], Callable[[], None]]:
         """Return the functions that append lines and close the output."""
         if self._destination == STDOUT:
-            ending = LineAppender(sys.stdout.fileno())
-            return lambda _, lines: ending.append(lines), lambda: None
+            appender = LineAppender(sys.stdout.fileno())
+            return lambda _, lines: appender.append(lines), lambda: None
         self._check_folder()
-        hours = RotatingFiles(Path(self._destination), self._writer, self._limit)
-        return hours.append, hours.close
+        files = RotatingFiles(Path(self._destination), self._writer, self._limit)
+        return files.append, files.close
 
     def _check_folder(self) -> None:
         """Raise ValueError if the folder is not writable, unless the cause may pass."""
@@ -97,20 +97,20 @@ class Journal:
 
     def write(self, records: Iterable[JournalRecord]) -> None:
         """Queue records for writing, each with its own time; the caller must not change them afterwards."""
-        facts = list(records)
-        if not self._destination or not facts:
+        queued = list(records)
+        if not self._destination or not queued:
             return
-        weight = sum(map(_count_values, facts))
+        values = sum(map(_count_values, queued))
         with self._condition:
             is_dropped = self._closing or (
-                self._unwritten_values and self._unwritten_values + weight > MAX_QUEUED_VALUES
+                self._unwritten_values and self._unwritten_values + values > MAX_QUEUED_VALUES
             )
             if not is_dropped:
-                self._queued += facts
-                self._unwritten_values += weight
+                self._queued += queued
+                self._unwritten_values += values
                 self._condition.notify()
         if is_dropped:
-            self._note_dropped(facts[0]["at"], len(facts), "the disk is too slow")
+            self._note_dropped(queued[0]["at"], len(queued), "the disk is too slow")
 
     def close(self) -> None:
         """Wait up to CLOSE_SECONDS until all records are written."""
@@ -127,25 +127,23 @@ class Journal:
         is_last = False
         while not is_last:
             with self._condition:
-                idle = (
-                    RETRY_SECONDS if self._unreported_drops else None
-                )  # write the gap record even if no other record follows
+                # Write the gap record even if no other record follows.
+                idle = RETRY_SECONDS if self._unreported_drops else None
                 self._condition.wait_for(lambda: self._queued or self._closing, idle)
-                facts, self._queued = self._queued, []
-                weight, is_last = self._unwritten_values, self._closing
-            self._write_batch(
-                facts[:MAX_BATCH_RECORDS], dropped=self._unreported_drops, is_forced=is_last
-            )  # at most one gap record per batch
-            for start in range(MAX_BATCH_RECORDS, len(facts), MAX_BATCH_RECORDS):
-                self._write_batch(facts[start : start + MAX_BATCH_RECORDS])
+                records, self._queued = self._queued, []
+                values, is_last = self._unwritten_values, self._closing
+            # Only the first batch has a gap record.
+            self._write_batch(records[:MAX_BATCH_RECORDS], dropped=self._unreported_drops, is_forced=is_last)
+            for start in range(MAX_BATCH_RECORDS, len(records), MAX_BATCH_RECORDS):
+                self._write_batch(records[start : start + MAX_BATCH_RECORDS])
             with self._condition:
-                self._unwritten_values -= weight
+                self._unwritten_values -= values
         self._close_output()
 
     def _write_batch(self, records: list[JournalRecord], *, dropped: int = 0, is_forced: bool = False) -> None:
-        """Write records, then one about a `gap`. Within RETRY_SECONDS of a failure, drop them unless `at_once`."""
-        fact_lines = self._encode_records(records)
-        lines = fact_lines + self._encode_records([self._gap_record(dropped)] if dropped else [])
+        """Write records, then one about a `gap`. Within RETRY_SECONDS of a failure, drop them unless `is_forced`."""
+        record_lines = self._encode_records(records)
+        lines = record_lines + self._encode_records([self._gap_record(dropped)] if dropped else [])
         unwritten, reason = len(lines), "the last write failed"
         if is_forced or time.monotonic() >= self._retry_at:
             unwritten, reason = self._append_lines(lines)
@@ -153,7 +151,7 @@ class Journal:
             _log.warning("The journal is writable again; %d records were dropped", dropped)
             with self._condition:
                 self._unreported_drops -= dropped
-        lost = fact_lines[len(lines) - unwritten :]
+        lost = record_lines[len(lines) - unwritten :]
         if lost:
             self._note_dropped(lost[0][0], len(lost), reason)
 
@@ -172,11 +170,11 @@ class Journal:
 
     def _encode_records(self, records: list[JournalRecord]) -> list[_Line]:
         lines = []
-        for fact in records:
+        for record in records:
             try:
-                lines.append((at := fact["at"], _utc_hour(at), _encode(fact) + b"\n"))
+                lines.append((at := record["at"], _utc_hour(at), _encode(record) + b"\n"))
             except Exception as error:  # noqa: BLE001 - an invalid record must not affect the others
-                self._note_dropped(format_time(time.time()), 1, f"{single_line(repr(fact))}: {error}")
+                self._note_dropped(format_time(time.time()), 1, f"{single_line(repr(record))}: {error}")
         return lines
 
     def _gap_record(self, missing: int) -> JournalRecord:

@@ -65,15 +65,15 @@ async def test_login_by_exec_plugin_gets_its_environment_and_the_cluster_it_asks
         (ExecPlugin(command="a\0b"), "cannot be started: embedded null byte"),
         (
             python("import sys; print('noise', file=sys.stderr); sys.exit('no session, run aws sso login')"),
-            "failed with exit code 1: no session, run aws sso login; run it by hand",
+            "failed with exit code 1: no session, run aws sso login; run it manually",
         ),
-        (python("import os; os.abort()"), "failed with exit code -6; run it by hand"),
+        (python("import os; os.abort()"), "failed with exit code -6; run it manually"),
         (python("print('not json')"), "printed no ExecCredential: JSON is malformed"),
         (python("print('[' * 100000)"), "printed no ExecCredential"),
-        (python("while True: print('x' * 2**16)"), "printed more than 1 MiB; run it by hand"),
-        (python("input()"), "failed with exit code 1: EOFError: EOF when reading a line; run it by hand"),
-        (printing({}), "printed neither a token nor a certificate; run it by hand"),
-        (printing({"clientCertificateData": "c"}), "printed a certificate without its key, or a key alone; run it by"),
+        (python("while True: print('x' * 2**16)"), "printed more than 1 MiB; run it manually"),
+        (python("input()"), "failed with exit code 1: EOFError: EOF when reading a line; run it manually"),
+        (printing({}), "printed neither a token nor a certificate; run it manually"),
+        (printing({"clientCertificateData": "c"}), "printed a certificate without its key, or a key alone; run it"),
         (printing({"token": "t", "expirationTimestamp": "2030-01-01T00:00:00"}), "printed no ExecCredential"),
         (printing({"token": 5}), "printed no ExecCredential: Expected `str`, got `int`"),
         (printing({"token": "t"}, "v0"), f"printed version 'v0' instead of {VERSION}"),
@@ -115,7 +115,7 @@ async def test_login_by_exec_plugin_that_hangs_is_ended_with_what_it_started(
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']);"
         f"open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid)); time.sleep(600)"
     )
-    with pytest.raises(LoginError, match=r"did not end within 1 s; run it by hand"):
+    with pytest.raises(LoginError, match=r"did not end within 1 s; run it manually"):
         await run_exec_plugin(python(text), CLUSTER)
     pid = (tmp_path / "pid").read_text()
 
@@ -142,7 +142,7 @@ async def test_login_by_exec_plugin_whose_child_keeps_its_output_open_is_one_sen
     finally:
         with suppress(ProcessLookupError):
             os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
-    sentence = " of the kubeconfig ended, but a process that it started kept its output open for 1 s; run it by hand"
+    sentence = " of the kubeconfig ended, but a process that it started kept its output open for 1 s; run it manually"
     assert str(refused.value) == f"The exec plugin {sys.executable}{sentence}"
 
 

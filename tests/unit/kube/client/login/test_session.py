@@ -293,7 +293,7 @@ async def test_login_verification_reports_a_redirect_and_passes_a_server_that_is
         raise web.HTTPBadGateway
 
     async with serving(send_on) as port, await log_in(a_kubeconfig(tmp_path / "a", f"http://{HOST}:{port}")) as login:
-        with pytest.raises(LoginError, match=r"redirects to https://login\.example/; name that one instead"):
+        with pytest.raises(LoginError, match=r"redirects to https://login\.example/; configure that address instead"):
             await login.verify()
     async with serving(fail) as port:
         proxied = {"proxy-url": f"http://{HOST}:{port}"}

@@ -75,7 +75,7 @@ async def test_api_reviews_of_unknown_tokens_delay_no_reviews_of_rights(
     results = await asyncio.wait_for(
         asyncio.gather(*flood[reviews.MAX_CONCURRENT_REVIEWS :], return_exceptions=True), 20
     )
-    assert {str(it) for it in results} == {"Too many users are being checked; try again"}
+    assert {str(it) for it in results} == {"Too many users are being checked; retry"}
     assert await reviewer.allows(ALICE, read_groups("shop"))
     api.may_answer.set()
     await asyncio.gather(*flood, return_exceptions=True)
@@ -84,9 +84,9 @@ async def test_api_reviews_of_unknown_tokens_delay_no_reviews_of_rights(
 @pytest.mark.parametrize(
     ("problem", "sentence"),
     [
-        (NoResponseError("no"), "The API server does not answer, so nobody can log in here; try again"),
+        (NoResponseError("no"), "The API server does not respond, so no user can log in; retry"),
         (ApiError(403, "Forbidden", "no"), NO_RIGHTS_MESSAGE),
-        (ApiError(500, "", "etcd is away"), "The API server checks no user: etcd is away"),
+        (ApiError(500, "", "etcd is away"), "The API server could not check the user: etcd is away"),
     ],
 )
 async def test_api_review_that_fails_is_one_sentence_and_not_remembered(

@@ -114,7 +114,7 @@ def test_journal_without_a_location_writes_no_file(tmp_path: Path, monkeypatch: 
 
 def test_journal_rejects_a_location_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match=r"^--journal .*file/a: nothing can be written there: Not a directory; give "):
+    with pytest.raises(ValueError, match=r"^--journal .*file/a is not writable: Not a directory; choose "):
         Journal(str(tmp_path / "file" / "a"), "a")
 
 
@@ -137,18 +137,18 @@ def test_journal_limit_is_a_kubernetes_quantity(text: str, told: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "much", "8 Gi", "-1Gi", "8i", "8GB", "1e9", "\u0968Gi"])
 def test_journal_limit_that_is_no_size_is_rejected(text: str) -> None:
-    with pytest.raises(ValueError, match=r"^--journal-limit .* is no size; give one such as 8Gi or 500Mi$"):
+    with pytest.raises(ValueError, match=r"^--journal-limit .* is not a size; use one such as 8Gi or 500Mi$"):
         Journal("", "a", text)
 
 
 def test_journal_limit_that_is_too_small_is_rejected() -> None:
-    with pytest.raises(ValueError, match=r"^--journal-limit '8' is too little to keep a journal in; give 1Mi or more$"):
+    with pytest.raises(ValueError, match=r"^--journal-limit '8' is too small; the minimum is 1Mi$"):
         Journal("", "a", "8")
 
 
 @pytest.mark.parametrize("text", ["999999999999999Pi", "1025Pi", "999999999999999P"])
 def test_journal_limit_beyond_any_disk_is_rejected(text: str) -> None:
-    with pytest.raises(ValueError, match=f"--journal-limit '{text}' is more than any disk holds"):
+    with pytest.raises(ValueError, match=f"--journal-limit '{text}' is too large"):
         parse_size_limit(text)
 
 
@@ -160,7 +160,7 @@ def test_journal_does_not_write_to_a_pipe_in_place_of_a_file(tmp_path: Path, cap
     journal.write([a_fact()])
     journal.close()
     assert journal.dropped_records == 1
-    assert f"The journal in {tmp_path} cannot be written: {pipe} is no file" in caplog.text
+    assert f"The journal in {tmp_path} cannot be written: {pipe} is not a regular file" in caplog.text
 
 
 def test_journal_truncated_line_never_joins_the_next(tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def test_journal_hour_that_fills_the_limit_stops_writing_until_the_next(tmp_path
     hours, lines = RotatingFiles(tmp_path, "a", 2**20), 9_999 * b"x" + b"\n"
     for _ in range(100):
         hours.append("2026-11-21T09", lines)
-    with pytest.raises(WriteFailedError, match=r"^this hour alone takes the 1048576 bytes that the journal may hold$"):
+    with pytest.raises(WriteFailedError, match=r"^the current hour alone fills the limit of 1048576 bytes$"):
         hours.append("2026-11-21T09", 5 * lines)
     with pytest.raises(WriteFailedError):
         RotatingFiles(tmp_path, "b", 2**20).append("2026-11-21T09", 5 * lines)
@@ -338,7 +338,7 @@ def test_journal_gap_record_counts_missing_records_after_recovery(
     assert (gap.writer, gap.missing, gap.since) == ("a", 3, decode_record(line(EARLY)).at)
     assert [it.generation for it in told if isinstance(it, records.Plan)] == [4]
     assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
-    assert caplog.messages[1] == "The journal is written again; 3 facts were left out"
+    assert caplog.messages[1] == "The journal is writable again; 3 records were dropped"
     assert journal.dropped_records == 3
 
 
@@ -374,8 +374,8 @@ def test_journal_on_a_hanging_disk_blocks_no_caller(
     journal.close()
     assert journal.dropped_records > 1500
     assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
-    assert "the disk is too slow; facts are left out until it can" in caplog.messages[0]
-    assert caplog.messages[1] == "The journal ends before all of it is written: its disk hangs"
+    assert "the disk is too slow; records are dropped until it can" in caplog.messages[0]
+    assert caplog.messages[1] == "The journal was closed before all records were written: its disk does not respond"
     caplog.set_level(logging.CRITICAL)
     over.set()
     journal._thread.join()

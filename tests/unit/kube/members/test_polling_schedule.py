@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from rota.kube.members import rounds
-from rota.kube.members.rounds import PollSchedule, PollTurn, poll_members
+from rota.kube.members import polling_schedule
+from rota.kube.members.polling_schedule import PollSchedule, PollTurn, poll_members
 from rota.kube.state.group import Group
 
 GROUP = Group("shop", "orders")
@@ -29,7 +29,7 @@ def test_report_poll_has_each_member_once_a_round() -> None:
 
 
 async def test_report_poll_passes_over_a_member_whose_last_read_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "STEP_SECONDS", 0.0)
+    monkeypatch.setattr(polling_schedule, "STEP_SECONDS", 0.0)
     asked, answer = Counter[str](), asyncio.Event()
 
     def due(step: int) -> Iterable[PollTurn]:
@@ -52,7 +52,7 @@ async def test_report_poll_passes_over_a_member_whose_last_read_goes_on(monkeypa
 
 async def test_report_poll_ends_with_the_error_of_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever started it restarts it."""
-    monkeypatch.setattr(rounds, "STEP_SECONDS", 0.0)
+    monkeypatch.setattr(polling_schedule, "STEP_SECONDS", 0.0)
 
     async def read(_: PollTurn) -> None:
         raise OverError

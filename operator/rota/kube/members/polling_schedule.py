@@ -1,4 +1,4 @@
-"""Schedules periodic polls: each step reads some members, each round all of them; a slow member delays no other."""
+"""Schedules periodic polls: each step polls some members, each cycle all of them; a slow member delays no other."""
 
 import asyncio
 import math
@@ -27,16 +27,16 @@ class PollTurn(NamedTuple):
 class PollSchedule(NamedTuple):
     """How often members are read."""
 
-    members_per_step: int  # approximately, within the limits of a round's length
-    min_steps: int  # least number of steps in a round
+    members_per_step: int  # approximately, within the limits of a cycle's length
+    min_steps: int  # least number of steps in a cycle
     max_steps: int = sys.maxsize
 
     def steps(self, members: int) -> int:
-        """Return the number of steps in a round over this many members."""
+        """Return the number of steps in a cycle over this many members."""
         return min(max(self.min_steps, math.ceil(members / self.members_per_step)), self.max_steps)
 
     def due(self, turns: Iterable[PollTurn], members: int, step: int) -> Iterator[PollTurn]:
-        """Yield the turns that fall into this step of a round over this many members."""
+        """Yield the turns that fall into this step of a cycle over this many members."""
         steps = self.steps(members)
         return (turn for turn in turns if hash(turn.uid) % steps == step % steps)
 

@@ -1,4 +1,4 @@
-// Formats values for people. An unknown value is shown as "unknown", never as 0.
+// Formats values as text. An unknown value is shown as "unknown", never as 0.
 
 const NUMBERS = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
 
@@ -14,27 +14,27 @@ export function duration(seconds) {
   return hours ? `${count(hours)} h ${minutes} min` : `${minutes} min ${Math.floor(seconds % 60)} s`;
 }
 
-export function time(at) {
-  const read = new Date(at);
-  return Number.isNaN(read.getTime()) ? String(at) : read.toLocaleString("sv"); // as in 2026-11-21 08:00:00
+export function time(text) {
+  const date = new Date(text);
+  return Number.isNaN(date.getTime()) ? String(text) : date.toLocaleString("sv"); // as in 2026-11-21 08:00:00
 }
 
 export const queueName = ({ topic, broker, id }) => `${topic}/${broker}/${id}`;
 
-function works({ state, owner, to }) {
+function ownership({ state, owner, to }) {
   const next = to == null ? "" : `, next ${to}`;
-  if (state === "Everyone") return "worked by every member";
-  if (state === "Foreign") return "a foreigner's";
+  if (state === "Everyone") return "consumed by every member";
+  if (state === "Foreign") return "unmanaged consumer";
   if (state === "Free") return `free${next}`;
   return `${state === "Releasing" ? "being released by" : "owned by"} ${owner ?? "unknown"}${next}`;
 }
 
-export function queue(it) {
-  const forced = it.forced ? ", taken by force" : "";
-  return `${queueName(it)}: ${works(it)}${forced}, lag ${lag(it)}, ${it.verdict ?? "verdict unknown"}`;
+export function queueText(queue) {
+  const forced = queue.forced ? ", forced" : "";
+  return `${queueName(queue)}: ${ownership(queue)}${forced}, lag ${lag(queue)}, ${queue.verdict ?? "lag state unknown"}`;
 }
 
-export function verdicts(counts) {
-  const known = Object.entries(counts ?? {}).filter(([, number]) => number);
-  return known.map(([verdict, number]) => `${verdict} ${count(number)}`).join(", ") || "unknown";
+export function lagStates(counts) {
+  const present = Object.entries(counts ?? {}).filter(([, number]) => number);
+  return present.map(([state, number]) => `${state} ${count(number)}`).join(", ") || "unknown";
 }
