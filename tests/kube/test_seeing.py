@@ -10,7 +10,7 @@ from kube.world import OperatedNamespace, a_group, billing, two_members
 from rota.brokers.memory import BROKER, MemoryCluster
 from rota.kube.brokers.lag import lag_poller
 from rota.kube.http.schema import Detail
-from rota.kube.members import report_poller, rounds
+from rota.kube.members import polling_schedule, report_poller
 from rota.model import Queue
 
 pytestmark = pytest.mark.usefixtures("crds", "node")
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("crds", "node")
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look more often than usual."""
     monkeypatch.setattr(lag_poller, "LAG_POLL_SECONDS", 0.1)
-    monkeypatch.setattr(rounds, "STEP_SECONDS", 0.1)
+    monkeypatch.setattr(polling_schedule, "STEP_SECONDS", 0.1)
 
 
 def shown(world: OperatedNamespace) -> Detail:

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from enum import StrEnum
 from typing import Any, NamedTuple
 
 from rota.kube.client.api import Api, ApiError, ConflictError, NoResponseError
@@ -67,6 +68,14 @@ class CoalescingTask:
         self._task = None
 
 
+class _Step(StrEnum):
+    """A step whose failures are counted, as log lines name it."""
+
+    PUBLISH = "Writing status and Events"
+    STATUS = "Writing the status"
+    DEPLOYMENT = "Updating the Deployment"
+
+
 class StatusPublisher:
     """Publishes the status and Events of one group, and maintains its Deployment."""
 
@@ -79,7 +88,7 @@ class StatusPublisher:
         self._events: deque[Event] = deque(maxlen=MAX_QUEUED_EVENTS)
         self._status_task = CoalescingTask(hooks.start_task, self._write_queued)
         self._deployment_task = CoalescingTask(hooks.start_task, self._sync_deployment)
-        self._failures: Counter[str] = Counter()
+        self._failures: Counter[_Step] = Counter()
         self._write_counts = _zero_writes()
 
     def publish(self, plan: Plan, now: float, *, is_carried_out: bool) -> None:
@@ -111,9 +120,9 @@ class StatusPublisher:
                 async with self._hooks.status_slots:
                     await self._write_next()
         except Exception as error:  # noqa: BLE001 - affects one group; the status is written again
-            self._retry_later("told of", error)
+            self._retry_later(_Step.PUBLISH, error)
         else:
-            self._failures["told of"] = 0
+            self._failures[_Step.PUBLISH] = 0
 
     async def _write_next(self) -> None:
         """Write the newest status and the oldest Event, so that the status does not wait for all Events."""
@@ -151,18 +160,20 @@ class StatusPublisher:
             async with self._hooks.deployment_slots:
                 writes = await self._deployments.sync(self._group)
         except Exception as error:  # noqa: BLE001 - affects one group; the Deployment is updated again
-            self._retry_later("seen to", error)
+            self._retry_later(_Step.DEPLOYMENT, error)
             return
         self._write_counts["deployment"] += writes
         if self._group.key_problems or unauthenticated_pods(self._group.pods):
             self._hooks.requeue_after(REWRITE_SECONDS)
         self._failures[_Step.DEPLOYMENT] = 0
         current = self._group.deployment_problems
-        if previous != current:  # publish it; if only a message differs, no sooner than after a failure
+        if rollout != self._group.rollout:
+            self._hooks.requeue_after(0.0)
+        elif previous != current:  # publish it; if only a message differs, no sooner than after a failure
             has_new_reason = [finding.reason for finding in previous] != [finding.reason for finding in current]
             self._hooks.requeue_after(0.0 if has_new_reason else RETRY_PAUSES_SECONDS[0])
 
-    def _retry_later(self, step: str, error: Exception) -> None:
+    def _retry_later(self, step: _Step, error: Exception) -> None:
         """Repeat a failed step later; at once after a first conflict, which means that another writer came first."""
         is_conflict = isinstance(error, ConflictError)
         is_first = not self._failures[step]
@@ -174,7 +185,7 @@ class StatusPublisher:
             _log.warning("%s failed; retrying: %s", step, error, exc_info=None if is_expected else error, extra=fields)
         self._hooks.requeue_after(seconds)
 
-    def _next_pause(self, step: str) -> float:
+    def _next_pause(self, step: _Step) -> float:
         """Count one more failure in a row; return the seconds to wait after it."""
         self._failures[step] += 1
         return RETRY_PAUSES_SECONDS[min(self._failures[step], len(RETRY_PAUSES_SECONDS)) - 1]

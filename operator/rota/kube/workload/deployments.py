@@ -20,8 +20,8 @@ from rota.spec.resolved import decode_drain_timeout
 
 _UNKNOWN_FIELD_TEXT = "failed to create typed patch object"  # the message for an unknown field, with status 500
 _DISABLED_MESSAGE = (
-    "This operator manages no Deployments (--no-fleets; rbac.fleets in the chart): remove spec.template, and put the"
-    " sidecar into a Deployment of your own with rota inject"
+    "This operator manages no Deployments (--no-fleets; rbac.fleets in the chart): remove spec.template, and add the"
+    " sidecar to your own Deployment with rota inject"
 )
 
 
@@ -74,8 +74,10 @@ class Deployments:
         key_writes = await self._keys.sync(group) if self._keys else 0
         if spec is None or group.body is None or group.key_problems:  # new pods could not authenticate
             return key_writes
+        generation = group.body.metadata.generation
         # Set in one step: reconciles read it during the await.
         group.deployment_problems, writes = await self._sync_deployment(group, spec, key)
+        group.rollout = AppliedTemplate(generation, is_rolling_out=self._is_rolling_out(key, spec))
         return key_writes + writes
 
     def _is_rolling_out(self, key: ObjectKey, spec: GroupSpec) -> bool:
@@ -92,7 +94,7 @@ class Deployments:
         if current is None and key not in self._applied:  # without the label it is not watched
             current = await self._read(key)
         if current and not current.metadata.is_owned_by(group.uid):
-            message = f"The Deployment {group.name} is somebody else's; delete it or rename the group"
+            message = f"The Deployment {group.name} is not owned by this group; delete it or rename the group"
             return (Finding(Reason.RESOURCE_CONFLICT, message),), 0
         try:
             writes = await self._apply(group, spec, current)
@@ -102,7 +104,7 @@ class Deployments:
         except NoResponseError as error:
             message = f"The Deployment {group.name} could not be written: {error}"
         except ApiError as error:
-            message = f"spec.template is refused: {_rejection_cause(error)}"
+            message = f"The API server rejected spec.template: {_rejection_cause(error)}"
         return (Finding(Reason.TEMPLATE_REJECTED, message),), 0
 
     async def _read(self, key: ObjectKey) -> Deployment | None:
