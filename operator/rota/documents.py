@@ -103,9 +103,9 @@ def encode_assignment(
         return {PLAIN_KEY: text.decode()}
     packed = gzip.compress(text, mtime=0)
     for size, limit, template in (
-        (len(packed), max_compressed_bytes, "takes {} bytes, but a ConfigMap has room for {}"),
-        (len(text), MAX_DECOMPRESSED_BYTES, "takes {} bytes unpacked, but nobody unpacks more than {}"),
-        (queues, MAX_QUEUES_PER_DOCUMENT, "names {} queues, but nobody reads more than {}"),
+        (len(packed), max_compressed_bytes, "takes {} bytes compressed, but a ConfigMap holds at most {}"),
+        (len(text), MAX_DECOMPRESSED_BYTES, "takes {} bytes uncompressed, but the limit is {}"),
+        (queues, MAX_QUEUES_PER_DOCUMENT, "names {} queues, but the limit is {}"),
     ):
         if size > limit:
             subject = f"The assignment of {assignment.group} {template.format(size, limit)}"
@@ -128,9 +128,9 @@ def decode_assignment(text: str | bytes) -> Assignment:
         fields = msgspec.json.decode(plain, type=dict[str, msgspec.Raw])
         matches = _checksum_matches(plain, fields)
     except (ValueError, TypeError, AttributeError, OSError, EOFError, RecursionError, zlib.error):
-        raise ValueError("The assignment is torn: it is no JSON object") from None
+        raise ValueError("The assignment is not a complete JSON object") from None
     if not matches:
-        raise ValueError("The assignment was changed or torn: its sum does not match")
+        raise ValueError("The assignment was modified or truncated: its checksum does not match")
     if (
         type(schema := msgspec.json.decode(fields.get("schema", b"null"))) is not int
         or not 1 <= schema <= ASSIGNMENT_SCHEMA
@@ -284,10 +284,12 @@ def _decode_shares(members: Mapping[str, _Share], claimed: set[Queue]) -> dict[s
         queues = from_ranges(share.queues)
         if not claimed.isdisjoint(queues):
             duplicate = next(queue for queue in queues if queue in claimed)
-            raise ValueError(f"queue {duplicate} is given to {name} and to somebody else, or is still being released")
+            raise ValueError(
+                f"queue {duplicate} is assigned to {name}, but has another owner or is still being released"
+            )
         claimed.update(queues)
         if len(claimed) > MAX_QUEUES_PER_DOCUMENT:
-            raise ValueError(f"it names more than {MAX_QUEUES_PER_DOCUMENT} queues")
+            raise ValueError(f"more than {MAX_QUEUES_PER_DOCUMENT} queues are named")
         shares[name] = Share(share.uid, tuple(sorted(queues)), share.incarnation)
     return shares
 
@@ -295,14 +297,13 @@ def _decode_shares(members: Mapping[str, _Share], claimed: set[Queue]) -> dict[s
 def _check_nesting(value: Any, levels_left: int) -> Any:
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     if not levels_left:
-        raise ValueError(f"a field of it is nested more than {MAX_NESTING} deep")
+        raise ValueError(f"one of its fields is nested more than {MAX_NESTING} deep")
     for item in inner:
         _check_nesting(item, levels_left - 1)
     return value
 
 
-_KNOWN_FIELDS = {"schema", "group", "generation", "issuedAt", "strategy", "members"}
-_KNOWN_FIELDS |= {"everyone", "releasing", "forced", "spent", "barrier", "begun", "incarnationsSince", "sum"}
+_KNOWN_FIELDS = {field.encode_name for field in msgspec.structs.fields(_Document)} | {"schema", "sum"}
 
 
 def _nest_by_queue(entries: Mapping[Queue, T], encode: Callable[[T], Any]) -> dict[str, dict[str, dict[str, Any]]]:

@@ -41,21 +41,24 @@ class GateFacts:
 def invalid_policy(facts: GateFacts) -> Hold | None:
     """Hold if the policy is invalid: neither the desired owners nor the limits of moves are known."""
     if not facts.is_policy_valid:
-        return Hold(Reason.INVALID_POLICY, "The policy cannot be followed; who owns what stays as it is until it can")
+        return Hold(
+            Reason.INVALID_POLICY,
+            "The policy is missing or invalid; every queue stays with its owner until that is corrected",
+        )
     return None
 
 
 def nothing_would_change(facts: GateFacts) -> Hold | None:
     """Hold if every queue is with the member that the policy gives it to."""
     if not facts.moves:
-        return Hold(Reason.NOTHING_WOULD_CHANGE, "Every queue is where the policy wants it")
+        return Hold(Reason.NOTHING_WOULD_CHANGE, "Every queue is with the member that the policy chooses")
     return None
 
 
 def paused(facts: GateFacts) -> Hold | None:
     """Hold if the policy is paused: ownership is frozen."""
     if facts.paused:
-        return Hold(Reason.PAUSED, f"The policy is paused; {_describe_moves(facts.moves)} when it no longer is")
+        return Hold(Reason.PAUSED, f"The policy is paused; {_describe_moves(facts.moves)} once it is resumed")
     return None
 
 
@@ -64,7 +67,7 @@ def metadata_missing(facts: GateFacts) -> Hold | None:
     if facts.missing_metadata:
         return Hold(
             Reason.BROKER_METADATA_UNAVAILABLE,
-            f"There is no view of {join_names(facts.missing_metadata)}; nothing moves until there is",
+            f"The broker returned no metadata of {join_names(facts.missing_metadata)}; no queue moves until it does",
         )
     return None
 
@@ -74,7 +77,9 @@ def debounce(facts: GateFacts) -> Hold | None:
     remaining = facts.debounce - facts.seconds_since_write
     if remaining > 0:
         return Hold(
-            Reason.DEBOUNCE, f"The last document was just written; {_describe_moves(facts.moves)} after it", remaining
+            Reason.DEBOUNCE,
+            f"An assignment was just written; {_describe_moves(facts.moves)} after the debounce time",
+            remaining,
         )
     return None
 
@@ -82,9 +87,8 @@ def debounce(facts: GateFacts) -> Hold | None:
 def members_still_joining(facts: GateFacts) -> Hold | None:
     """Hold while members join or leave: otherwise each of a rollout's two steps would move queues."""
     if facts.members_in_transition and facts.patience_seconds > 0:
-        message = (
-            f"Waiting for {join_names(facts.members_in_transition)} to come or go; {_describe_moves(facts.moves)} then"
-        )
+        names = join_names(facts.members_in_transition)
+        message = f"Waiting for {names} to join or leave; {_describe_moves(facts.moves)} then"
         return Hold(Reason.MEMBERS_STILL_JOINING, message, facts.patience_seconds)
     return None
 
@@ -92,9 +96,8 @@ def members_still_joining(facts: GateFacts) -> Hold | None:
 def handover_in_flight(facts: GateFacts) -> Hold | None:
     """Hold while other queues are being released, for at most `release_time`."""
     if facts.queues_releasing and facts.release_seconds_left > 0:
-        message = (
-            f"{_describe_queues(facts.queues_releasing)} still being released; {_describe_moves(facts.moves)} then"
-        )
+        releasing = _describe_queues(facts.queues_releasing)
+        message = f"{releasing} still being released; {_describe_moves(facts.moves)} then"
         return Hold(Reason.HANDOVER_IN_FLIGHT, message, facts.release_seconds_left)
     return None
 
@@ -103,9 +106,9 @@ def budget_spent(facts: GateFacts) -> Hold | None:
     """Hold while the policy's budget of moves is used up."""
     if facts.moves_left is not None and facts.moves_left <= 0:
         if facts.budget_refill_seconds is None:
-            message = f"budget.maxMoves is 0; {_describe_moves(facts.moves)} once it is more"
+            message = f"budget.maxMoves is 0; {_describe_moves(facts.moves)} once it is raised"
             return Hold(Reason.BUDGET_SPENT, message)
-        message = f"The budget is spent; {_describe_moves(facts.moves)} as it comes back"
+        message = f"The budget is used up; {_describe_moves(facts.moves)} as it is refilled"
         return Hold(Reason.BUDGET_SPENT, message, facts.budget_refill_seconds)
     return None
 

@@ -42,7 +42,7 @@ def describe_failure(error: Exception) -> str:
     if isinstance(error, ClientProxyConnectionError):
         return f"the proxy {error.host}:{error.port} does not respond ({_describe_system_error(error.os_error)})"
     if isinstance(error, ClientSSLError):
-        return f"it does not speak https, or its certificate is not trusted ({_describe_tls_error(error)})"
+        return f"it does not support TLS, or its certificate is not trusted ({_describe_tls_error(error)})"
     if isinstance(error, ClientConnectorError):
         return _describe_system_error(error.os_error)
     return str(error) or type(error).__name__
@@ -82,6 +82,6 @@ async def _read_until(response: ClientResponse, body: bytearray, pause_bytes: fl
     async for chunk in response.content.iter_any():
         body += chunk
         if len(body) > max_bytes:
-            raise BodyTooLargeError(f"The answer is longer than {max_bytes} bytes")
+            raise BodyTooLargeError(f"The response is larger than {max_bytes} bytes")
         if len(body) > pause_bytes:
             return

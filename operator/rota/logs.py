@@ -54,7 +54,7 @@ def configure(
     """
     for setting, value, choices in (("level", level, LEVELS), ("format", log_format, FORMATS)):
         if value not in choices:
-            raise ValueError(f"There is no log {setting} {value!r}; choose among {', '.join(choices)}")
+            raise ValueError(f"Unknown log {setting} {value!r}; choose one of {', '.join(choices)}")
     formatter = _JsonFormatter(extra_fields) if log_format == "json" else _TextFormatter(extra_fields)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)

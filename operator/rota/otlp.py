@@ -91,7 +91,7 @@ def _describe(error: requests.RequestException) -> str:
     for cause in _causes(error):
         if isinstance(cause, ssl.SSLError):
             reason = getattr(cause, "verify_message", "") or cause.reason
-            return f"it does not speak https, or its certificate is not trusted ({reason})"
+            return f"it does not support TLS, or its certificate is not trusted ({reason})"
         if isinstance(cause, OSError) and cause.strerror:
             return cause.strerror
     return single_line(str(error), LONGEST_REASON)
@@ -113,4 +113,6 @@ def _refuse_redirect(response: requests.Response, **_: Any) -> None:
     """Raise for a redirect, which the exporter would take for success."""
     response.close()
     if HTTPStatus.MULTIPLE_CHOICES <= response.status_code < HTTPStatus.BAD_REQUEST:
-        raise requests.RequestException(f"a redirect ({response.status_code}) is not followed; name its target instead")
+        raise requests.RequestException(
+            f"a redirect ({response.status_code}) is not followed; configure its target as the endpoint"
+        )

@@ -83,7 +83,7 @@ def from_ranges(ranged: Mapping[str, Mapping[str, str]]) -> list[Queue]:
         for broker, ids in brokers.items():
             queues += [Queue(topic, broker, number) for number in parse_ids(ids)]
             if len(queues) > MAX_QUEUES_PER_DOCUMENT:
-                raise ValueError(f"There are more than {MAX_QUEUES_PER_DOCUMENT} queues in one share")
+                raise ValueError(f"more than {MAX_QUEUES_PER_DOCUMENT} queues are named")
     return queues
 
 
@@ -98,7 +98,7 @@ def check_ranges(*mappings: RangesByTopic) -> None:
     for ids in (ids for ranged in mappings for brokers in ranged.values() for ids in brokers.values()):
         room -= sum(last - first + 1 for first, last in _parse_spans(ids))
         if room < 0:
-            raise ValueError(f"it names more than {MAX_QUEUES_PER_DOCUMENT} queues")
+            raise ValueError(f"more than {MAX_QUEUES_PER_DOCUMENT} queues are named")
 
 
 def count_topic_broker_pairs(*mappings: RangesByTopic) -> int:
@@ -115,10 +115,10 @@ def _parse_spans(ranges: str) -> list[tuple[int, int]]:
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
         room -= last - first + 1
         if last < first or room < 0:
-            raise ValueError(f"Queue ids {_shorten(ranges)} cannot be read: write them as 0-3,7")
+            raise ValueError(f"Invalid queue ids {_shorten(ranges)}: write them as 0-3,7")
         spans.append((first, last))
     if any(later[0] <= earlier[1] for earlier, later in pairwise(sorted(spans))):
-        raise ValueError(f"Queue ids {_shorten(ranges)} name one id twice")
+        raise ValueError(f"Invalid queue ids {_shorten(ranges)}: an id is named twice")
     return spans
 
 
@@ -147,5 +147,5 @@ def iterate_entries(nested: Mapping[str, Mapping[str, Mapping[str, T]]]) -> Iter
         for broker, ids in brokers.items():
             for number, entry in ids.items():
                 if not _ID_PATTERN.fullmatch(number):
-                    raise ValueError(f"Queue id {number!r} is no number")
+                    raise ValueError(f"Queue id {number!r} is not a number")
                 yield Queue(topic, broker, int(number)), entry

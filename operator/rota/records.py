@@ -145,7 +145,7 @@ class Columns(Struct, frozen=True):
     def __post_init__(self) -> None:
         """Refuse lists of different lengths."""
         if len({len(self.ids), len(self.first), len(self.last), len(self.committed)}) > 1:
-            raise ValueError("ids, first, last and committed are not of one length")
+            raise ValueError("ids, first, last and committed differ in length")
 
 
 class Offsets(Fact, frozen=True, kw_only=True, tag="offsets"):
@@ -234,11 +234,11 @@ def _describe_error(line: bytes, error: Exception) -> str:
     try:
         head = _head.decode(line)
     except (ValueError, RecursionError):
-        return f"The line is torn, or no record of the journal: {error}"
+        return f"The line is incomplete, or not a journal record: {error}"
     if head.schema > RECORD_SCHEMA:
         return _describe_newer_schema(head.schema)
     if head.kind not in _KIND_NAMES:
-        return f"The record is of the kind {head.kind!r}, which this version does not know; pass over it"
+        return f"Record kind {head.kind!r} is unknown to this version; skip the record"
     return f"The {head.kind} record cannot be read: {error}"
 
 

@@ -147,7 +147,7 @@ def _check_part_sizes(text: bytes | str) -> bytes | str:
     for name in parts.__struct_fields__:
         limit = MAX_PART_BYTES.get(name, MAX_FIELD_BYTES)
         if (size := len(bytes(getattr(parts, name)))) > limit:
-            raise ReportTooLargeError(f"{name} takes {size:,} bytes, and {limit:,} are the most")
+            raise ReportTooLargeError(f"{name} takes {size:,} bytes; the limit is {limit:,}")
     return msgspec.json.encode(parts)
 
 
@@ -170,5 +170,5 @@ def decode_report(text: bytes | str) -> Report:
         raise ValueError(f"The report cannot be read: {error}") from None
     if (places := count_topic_broker_pairs(report.held, report.releasing)) > MAX_TOPIC_BROKER_PAIRS:
         problem = f"The report names {places:,} pairs of topic and broker"
-        raise ReportTooLargeError(f"{problem}; {MAX_TOPIC_BROKER_PAIRS:,} are the most")
+        raise ReportTooLargeError(f"{problem}; the limit is {MAX_TOPIC_BROKER_PAIRS:,}")
     return report

@@ -95,9 +95,7 @@ async def listen(
         await LimitedSite(runner, sockets, app[BUSY_CONNECTIONS], limits.max_connections, get_tls_context).start()
     except OSError as error:
         await runner.cleanup()
-        raise ValueError(
-            f"Nothing can be answered at {address}, port {port}: {_describe_bind_error(error)}{hint}"
-        ) from None
+        raise ValueError(f"Cannot listen on {address}, port {port}: {_describe_bind_error(error)}{hint}") from None
     return runner
 
 
@@ -114,7 +112,7 @@ class BodyReader:
     async def read(self, request: web.Request) -> bytes:
         """Return the body; raise the HTTP error to answer with if it is compressed, too large or late."""
         if request.headers.get(hdrs.CONTENT_ENCODING, "identity").strip().lower() != "identity":
-            raise web.HTTPUnsupportedMediaType(text="The body is compressed; send it as it is\n")
+            raise web.HTTPUnsupportedMediaType(text="The body is compressed; send it uncompressed\n")
         if (request.content_length or 0) > self._max_bytes:
             raise self._too_large(request.content_length)
         with self._admission.admit() as admitted:

@@ -96,7 +96,7 @@ def _recovery_plan(snapshot: Snapshot, damage: str, now: float) -> Plan:
         everyone = tuple(sorted(queues.union(situation.queues)))
         document = replace(document, strategy="", members=members, everyone=everyone, barrier=0, incarnations_since=0)
     recovery = _build_plan(situation, Draft(), document)
-    finding = Finding(Reason.ASSIGNMENT_LOST, f"{damage}; written anew from what the members report")
+    finding = Finding(Reason.ASSIGNMENT_LOST, f"{damage}; it was rebuilt from the members' reports")
     lines = [
         {**line, "reason": finding.reason, "message": finding.message} if line["kind"] == "plan" else line
         for line in recovery.journal_records
@@ -252,7 +252,7 @@ def _encode_document(document: Assignment | None) -> tuple[Mapping[str, str | by
     try:
         return encode_assignment(document) if document else {}, None
     except AssignmentTooLargeError as error:
-        return {}, Finding(Reason.ASSIGNMENT_TOO_LARGE, f"{error}; what was assigned stays")
+        return {}, Finding(Reason.ASSIGNMENT_TOO_LARGE, f"{error}; the present assignment stays in force")
 
 
 def _pods_to_watch(snapshot: Snapshot, behind: Sequence[Pod], for_settings: Container[str], settings: str) -> list[Pod]:

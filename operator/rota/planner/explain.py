@@ -55,8 +55,8 @@ def _explainable_queues(situation: Situation) -> set[Queue]:
 def _explain_queue(situation: Situation, queue: Queue, reason: str) -> Explanation:
     owner, release = situation.owners.get(queue), situation.document.releasing.get(queue)
     if release:
-        successor = f"{release.to} is to have it next" if release.to else "nobody is to have it"
-        return Explanation(queue, None, f"{queue} is on its way: {release.holder.name} releases it, {successor}")
+        successor = f"{release.to} gets it next" if release.to else "no member gets it next"
+        return Explanation(queue, None, f"{queue} is being handed over: {release.holder.name} releases it, {successor}")
     if owner is None:
         return Explanation(queue, None, f"{queue} has no owner{_describe_no_owner(situation)}")
     return Explanation(
@@ -68,7 +68,7 @@ def _describe_no_owner(situation: Situation) -> str:
     if situation.snapshot.must_release_all:
         return f": {_release_all_reason(situation)}"
     return (
-        f" of ours: {describe_unmanaged(situation.snapshot.unmanaged_consumers)}"
+        f" among the members: {describe_unmanaged(situation.snapshot.unmanaged_consumers)}"
         if situation.snapshot.unmanaged_consumers
         else ""
     )
@@ -85,17 +85,17 @@ def _release_all_reason(situation: Situation) -> str:
 def _describe_stay(situation: Situation, queue: Queue, owner: Holder) -> str:
     """Return why a queue has not moved, if not because of the strategy."""
     if situation.snapshot.spec is None:
-        return "the group cannot be understood, so what is assigned stays"
+        return "the group's spec is invalid, so the present assignment stays in force"
     if situation.snapshot.must_release_all:
-        return f"{_release_all_reason(situation)}, and it is to be given up"
+        return f"{_release_all_reason(situation)}, so {owner.name} must release it"
     if queue not in situation.queues:
-        return "it is not the group's any more, and is to be given up"
+        return "the group no longer consumes it, so it is to be released"
     if not situation.counted_members:
-        return "nobody is there to take it over"
+        return "no member can take it over"
     pod = situation.pods.get(owner.name)
     is_owner = pod is not None and pod.holder == owner
-    state = situation.member_states[owner.name] if is_owner else "not there"
-    return f"that member is {state}, and has not given it up yet"
+    state = situation.member_states[owner.name] if is_owner else "missing"
+    return f"that member is {state} and has not released it yet"
 
 
 def _example_queues(situation: Situation) -> list[Queue]:
@@ -114,7 +114,11 @@ def _strategy_reasons(situation: Situation, queues: Sequence[Queue]) -> dict[Que
     desired = compute_desired_owners(situation)
     if desired.roster is None or not queues:
         return {}
-    no_policy = "the policy cannot be followed, so what is assigned stays" if situation.snapshot.policy is None else ""
+    no_policy = (
+        "the policy is missing or invalid, so the present assignment stays in force"
+        if situation.snapshot.policy is None
+        else ""
+    )
     obstacle = (
         desired.problem.message if desired.problem else no_policy if not situation.snapshot.unmanaged_consumers else ""
     )

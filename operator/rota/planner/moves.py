@@ -172,7 +172,7 @@ def compute_desired_owners(situation: Situation) -> DesiredOwners:
             )
         return DesiredOwners(chosen, roster, compute_owners(situation.policy, roster, measurements_of(situation)))
     except ValueError as error:
-        problem = Finding(Reason.STRATEGY_FAILED, f"{error}; until then every queue stays where it is")
+        problem = Finding(Reason.STRATEGY_FAILED, f"{error}; every queue stays with its owner until that is corrected")
         owners = nobody(0) if roster is None else _keep_present_owners(situation, roster)
         return DesiredOwners(situation.document.strategy, roster, owners, problem)
 

@@ -33,11 +33,11 @@ def find_damage(snapshot: Snapshot) -> str:
         return snapshot.damage
     if document is None:
         is_missing = highest_seen or any(_may_consume(pod, snapshot) for pod in snapshot.pods)
-        return "The assignment is gone, but pods of the group are there" if is_missing else ""
+        return "The assignment is missing although the group has pods" if is_missing else ""
     if document.group != snapshot.group:
-        return f"The assignment is that of {document.group}"
+        return f"The assignment belongs to group {document.group}"
     if document.generation < highest_seen:
-        return f"The assignment has generation {document.generation}, but {highest_seen} was seen"
+        return f"The assignment has generation {document.generation}, but generation {highest_seen} was already in use"
     return ""
 
 

@@ -89,7 +89,7 @@ def decode_settings(text: str | bytes) -> GroupSettings:
         schema = body.get("schema") if isinstance(body, dict) else None
         if schema == SETTINGS_SCHEMA:
             return msgspec.convert(_drop_unknown_fields(body, GroupSettings), GroupSettings, dec_hook=_decode_seconds)
-        why = f"its schema is {schema}, and {SETTINGS_SCHEMA} is read"
+        why = f"its schema is {schema}; this version reads schema {SETTINGS_SCHEMA}"
     except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         why = single_line(str(error))
     raise ValueError(f"The settings in group.json cannot be read: {why}")
@@ -135,7 +135,7 @@ def _drop_unknown_fields(value: Any, kind: Any) -> Any:
 def _decode_seconds(kind: type[Any], value: object) -> object:
     if kind is Seconds and isinstance(value, int | float) and value > 0:
         return Seconds(value)
-    raise ValueError(f"{value!r} is no number of seconds")
+    raise ValueError(f"{value!r} is not a number of seconds")
 
 
 def _camel(field: str) -> str:

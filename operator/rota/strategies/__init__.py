@@ -34,7 +34,7 @@ def nearby(
 ) -> Owners:
     """Apply the strategy `inner`, named or given, to each machine room by itself."""
     if callable(inner) and innerOptions is not None:
-        raise ValueError("Option innerOptions is for a strategy inside that is named")
+        raise ValueError("Option innerOptions requires option inner to be a strategy's name")
     within = inner if callable(inner) else prepared(inner, innerOptions)
     return machine_room_nearby(roster, inner=within, queueRooms=queueRooms, memberRooms=memberRooms)
 
@@ -78,7 +78,7 @@ def named(name: object) -> str:
     """Return the strategy's name as policies spell it; the reference client's names are accepted, too."""
     own_name = REFERENCE_NAMES.get(name, name) if isinstance(name, str) else ""
     if own_name not in STRATEGIES:
-        raise ValueError(f"There is no strategy {name!r}: choose one of {', '.join(STRATEGIES)}")
+        raise ValueError(f"Unknown strategy {name!r}; choose one of {', '.join(STRATEGIES)}")
     return own_name
 
 
@@ -170,14 +170,14 @@ def explain_all(
     return [
         f"{describe_change(roster, owners, number)}: {_of_the_gone(reason, (present or {}).get(roster.queues[number]))}"
         if owners[number] == answer[number]
-        else f"{describe_change(roster, owners, number)}, which is not what {strategy} answers"
+        else f"{describe_change(roster, owners, number)}, which is not what {strategy} returns"
         for number, reason in zip(indices, reasons, strict=True)
     ]
 
 
 def _of_the_gone(reason: str, owner: str | None) -> str:
     """Name a queue's previous owner that is no longer a member: strategies know only members."""
-    return reason.replace(NO_PREVIOUS_OWNER, f"its owner {owner} is not there", 1) if owner else reason
+    return reason.replace(NO_PREVIOUS_OWNER, f"its owner {owner} is no longer a member", 1) if owner else reason
 
 
 def _reasons(
@@ -191,7 +191,7 @@ def _reasons(
 
 
 def _no_reason(_roster: Roster, _owners: Owners, queues: Sequence[int]) -> Iterator[str]:
-    return ("the strategy inside answers so and gives no reason" for _ in queues)
+    return ("the inner strategy chose it and gives no reason" for _ in queues)
 
 
 def _one_list_for_all(roster: Roster, options: Mapping[str, Any]) -> dict[str, list[Queue]]:

@@ -39,7 +39,7 @@ def why_averagely_by_circle(roster: Roster, owners: Owners, queues: Sequence[int
     for queue in queues:
         start, stop = topics[bisect_right(topics, queue, key=lambda topic: topic[1])]
         place = f"queue {queue - start + 1} of {stop - start} of {roster.queues[queue].topic}"
-        yield f"{_describe_member(roster, owners, queue)}, and {place} falls to that one when they are dealt around"
+        yield f"{_describe_member(roster, owners, queue)}, and {place} goes to it when queues are dealt in turn"
 
 
 def _describe_member(roster: Roster, owners: Owners, queue: int) -> str:

@@ -162,17 +162,17 @@ class _Reasons:
         step, giver, giver_carried, carried = self._scales.placements[queue]
         place, load = self._describe_member(owner, queue), self._describe_load(owner, carried)
         if step is Step.HOME:
-            return f"{place} had {f'room for it ({load})' if carried else 'nothing yet'}", [owner]
+            return f"{place} had {f'capacity for it ({load})' if carried else 'no queue yet'}", [owner]
         if step is Step.EMPTIEST:
             return f"{self._describe_other_room(owner, queue)}{place} was the emptiest ({load})", [owner]
         if step is Step.CHEAPEST:
-            reason = f"{place} ({load}) could best take it, evenness and rooms considered"
+            reason = f"{place} ({load}) is the best choice by load and room"
             return f"{self._describe_other_room(owner, queue)}{reason}", [owner]
         name, giver_load = self._roster.members[giver], self._describe_load(giver, giver_carried)
         reasons = {
             Step.IDLE: f"{place} was idle, and {name} ({giver_load}) was the fullest that could spare one",
             Step.EVEN: f"with {place} ({load}) the fleet is more even than with {name} ({giver_load})",
-            Step.HOMEWARD: f"{place} ({load}) could take it home from {name} ({giver_load})",
+            Step.HOMEWARD: f"{place} ({load}) could take it from {name} ({giver_load}), which is in another room",
         }
         return reasons[step], [owner, giver]
 
@@ -181,7 +181,7 @@ class _Reasons:
         if not candidates:
             return "there is no other member", [owner]
         if self._scales.queue_counts[owner] == 1:
-            return f"it is the only queue of {name}, and nobody's last queue is taken", [owner]
+            return f"it is the only queue of {name}, and a member's last queue is never taken", [owner]
         taker, reason = self._reason_against_move(queue, candidates)
         loads = f"{name} has {self._describe_load(owner)}, {self._roster.members[taker]} {self._describe_load(taker)}"
         return f"{reason} ({loads})", [owner, taker]
@@ -196,7 +196,7 @@ class _Reasons:
                 obstacle = f"but maxMoves {self._max_moves} allows no more moves"
                 return member, f"it would be better with {self._describe_emptiest(member)}, {obstacle}"
         if scales.lowers_cost(change, queue):
-            return least, f"{self._describe_emptiest(least)}, is too nearly as full for a move"
+            return least, f"{self._describe_emptiest(least)}, is almost as full, so a move is not worth it"
         if scales.lowers_cost(change_of_evenness, queue):
             obstacle = f"but not by enough to leave room {scales.queue_rooms[queue]}"
             return evenest, f"the fleet would be more even with {self._describe_emptiest(evenest)}, {obstacle}"
@@ -243,7 +243,7 @@ class _ReplacedMeasurements:
         """Yield a remark for each replaced measurement that a reason depends on."""
         roster_queue = self._roster.queues[queue]
         if _is_retry_queue(roster_queue):
-            yield "a retry queue counts for next to nothing"
+            yield "a retry queue has a negligible weight"
         elif not self._measured_queues:
             yield "no weights are known, so queues are counted"
         else:
@@ -260,11 +260,11 @@ def _describe_replacement(subject: str, measured: float | None, used: float) -> 
     if measured is None:
         yield f"{subject} is unknown and counts as {used:g}"
     elif measured != used:
-        yield f"{subject} cannot be {_format_number(measured)} and counts as {used:g}"
+        yield f"{subject} has the implausible value {_format_number(measured)} and counts as {used:g}"
 
 
 def _format_number(number: float) -> str:
     try:
         return f"{float(number):g}"
     except OverflowError:  # a whole number may be of any size
-        return "so large"
+        return "over 1e308"

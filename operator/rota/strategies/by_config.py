@@ -37,7 +37,5 @@ def why_by_config(
     named = {Queue(*queue): member for member, listed in members.items() for queue in listed}
     for queue in queues:
         member = named.get(roster.queues[queue])
-        absent = ", which is not there" if owners[queue] == NO_OWNER else ""
-        yield (
-            f"the policy names it for {member}{absent}" if member else "the policy names it for no member that is there"
-        )
+        absent = ", which is not a member" if owners[queue] == NO_OWNER else ""
+        yield (f"the policy names it for {member}{absent}" if member else "the policy names it for no present member")

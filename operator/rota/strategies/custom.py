@@ -33,7 +33,7 @@ def copy_for_user_code(roster: Roster) -> Roster:
 def why_custom(_roster: Roster, _owners: Owners, queues: Sequence[int], *, name: str, **_options: Any) -> Iterator[str]:
     """Yield that the custom strategy gives no reason."""
     for _ in queues:
-        yield f"the custom strategy {name} answers so and gives no reason"
+        yield f"the custom strategy {name} chose it and gives no reason"
 
 
 def load_strategy(name: object) -> Strategy:
@@ -53,7 +53,7 @@ def check_owners(name: str, answer: object, roster: Roster) -> Owners:
 
 def owners_array(subject: str, answer: object, roster: Roster) -> Owners:
     """Return a result as owners. An array cannot give a queue two owners, but it may name unknown members."""
-    requirement = f"must answer one member index for each of {len(roster.queues)} queues"
+    requirement = f"must return one member index for each of {len(roster.queues)} queues"
     owners = _call_user_code(subject, requirement, lambda: np.asarray(answer))
     if owners.shape != (len(roster.queues),) or owners.dtype.kind not in "iu":
         raise ValueError(f"{subject} {requirement}")
@@ -61,7 +61,7 @@ def owners_array(subject: str, answer: object, roster: Roster) -> Owners:
     if wrong.any():
         queue = int(np.flatnonzero(wrong)[0])
         problem = f"member number {owners[queue]}, but members are numbered 0 to {len(roster.members) - 1}"
-        raise ValueError(f"{subject} gives queue {roster.queues[queue]} to {problem} (nobody is -1)")
+        raise ValueError(f"{subject} gives queue {roster.queues[queue]} to {problem} (-1: no owner)")
     result: Owners = owners.astype(np.int32)
     return result
 

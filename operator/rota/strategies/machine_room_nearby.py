@@ -32,7 +32,7 @@ def machine_room_nearby(
         members = at_home.get(room, everybody)
         back = np.array([*members, NO_OWNER])  # an owner of -1 selects the last entry, which is -1
         part = _restrict(roster, runs, members)
-        owners[of_runs(runs)] = back[owners_array("The strategy inside MachineRoomNearby", inner(part), part)]
+        owners[of_runs(runs)] = back[owners_array("The inner strategy of MachineRoomNearby", inner(part), part)]
     return owners
 
 
@@ -84,7 +84,7 @@ def _members_by_room(roster: Roster, rooms: Mapping[str, str]) -> dict[str, list
     for index, member in enumerate(roster.members):
         room = rooms.get(member)
         if not room:
-            raise ValueError(f"Member {member} has no room; its node gives it one, and in a plan --rooms")
+            raise ValueError(f"Member {member} has no room; label its node, or pass --rooms to rota plan")
         members.setdefault(room, []).append(index)
     return members
 

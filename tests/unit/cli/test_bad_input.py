@@ -179,7 +179,7 @@ async def test_cli_rejects_a_password_in_the_url_without_repeating_it(given: str
 async def test_cli_https_to_an_http_server_is_reported_as_such() -> None:
     async with saying(groups()) as url:
         told = await refused("status", "--operator", url.replace("http:", "https:"))
-    assert "it does not speak https, or its certificate is not trusted" in told
+    assert "it does not support TLS, or its certificate is not trusted" in told
     assert "not permitted" not in told
 
 

@@ -30,7 +30,7 @@ _RECONCILING_REASONS = {
     Reason.DEBOUNCE,
 }
 _NOTHING_KNOWN = Finding(Reason.BROKER_METADATA_UNAVAILABLE, "No queue of the group is known yet")
-_NO_PROBLEM = Finding(Reason.SETTLED, "Nothing is wrong")
+_NO_PROBLEM = Finding(Reason.SETTLED, "No problems")
 
 
 class Condition(NamedTuple):
@@ -103,7 +103,7 @@ def compute_progress(
         verb = "does" if len(outdated_members) == 1 else "do"
         message = f"{join_names(outdated_members)} {verb} not use the group's new settings yet"
         return True, Finding(Reason.SETTINGS_NOT_OBEYED, message)
-    return False, Finding(Reason.SETTLED, "Every queue is where the policy wants it")
+    return False, Finding(Reason.SETTLED, "Every queue is with the member that the policy chooses")
 
 
 def _progress_without_members(situation: Situation, findings: Sequence[Finding]) -> tuple[bool, Finding] | None:
@@ -130,7 +130,7 @@ def _ready(situation: Situation, findings: Sequence[Finding]) -> Condition:
 
 def _why_not_ready(situation: Situation, findings: Sequence[Finding]) -> Finding | None:
     if situation.snapshot.spec is None:
-        return next(iter(findings), Finding(Reason.INVALID_SPEC, "The group cannot be understood"))
+        return next(iter(findings), Finding(Reason.INVALID_SPEC, "The group's spec is invalid"))
     if _is_starting(situation):
         return _first_member_awaited(situation)
     stopped = next((verdict for verdict in findings if ReasonKind.NOT_READY in verdict.reason.kinds), None)

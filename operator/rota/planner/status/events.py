@@ -41,7 +41,7 @@ def _forced_events(draft: Draft) -> list[Event]:
     if not forced:
         return []
     names = join_names(sorted({decision.holder.name for decision in forced if decision.holder}) or ["a member"])
-    message = f"{pluralize(len(forced), 'queue')} taken from {names} unheard"
+    message = f"{pluralize(len(forced), 'queue')} taken from {names}, which did not respond"
     return [Event(Reason.QUEUES_FORCED, message, warning=True)]
 
 
