@@ -80,7 +80,7 @@ async def follows(world: OperatedNamespace, strategy: str, **spec: Any) -> str:
         (
             by_config(0, "3-1"),
             "InvalidPolicy",
-            "RebalancePolicy rules: spec.options.byConfig.members[0].queues[0].ids '3-1' cannot be read",
+            "RebalancePolicy rules: spec.options.byConfig.members[0].queues[0].ids '3-1' is not valid",
         ),
     ],
 )

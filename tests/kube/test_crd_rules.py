@@ -198,7 +198,7 @@ BAD_POLICIES: list[tuple[Object, str, str]] = [
         "spec.options.byConfig.members[0].queues[0]: object missing required field broker",
     ),
     (by_config("a-b"), "queues[0].ids in body should match", "queues[0].ids: expected str matching regex"),
-    (by_config("0-1000000"), "queues[0].ids in body should match", "ids '0-1000000' cannot be read"),
+    (by_config("0-1000000"), "queues[0].ids in body should match", "ids '0-1000000' is not valid"),
     (
         {"strategy": "ByMachineRoom", **nested("options.byMachineRoom.rooms", [])},
         "spec.options.byMachineRoom.rooms: Invalid value",
@@ -335,7 +335,7 @@ async def test_crd_rejects_some_objects_that_the_parser_accepts(api: Api, body: 
 @pytest.mark.parametrize(
     ("ids", "sentence"),
     [
-        (("3-1",), "members[0].queues[0].ids '3-1' cannot be read"),
+        (("3-1",), "members[0].queues[0].ids '3-1' is not valid"),
         (("1,0-2",), "members[0].queues[0].ids names queue t/b/1"),
         (("0-3", "5,2-8"), "members[1].queues[0].ids names queue t/b/2"),
     ],

@@ -24,7 +24,7 @@ def test_queue_name_is_parsed_as_topic_broker_and_id(text: str, queue: Queue) ->
 def test_queue_name_that_is_invalid_is_rejected_with_a_sentence(text: str) -> None:
     with pytest.raises(ValueError, match=": write it as TOPIC/BROKER/ID, such as orders/broker-a/3") as caught:
         parse_queue(text)
-    assert str(caught.value).startswith(f"Invalid queue {text!r} ")
+    assert str(caught.value).startswith(f"Invalid queue {text!r}: ")
 
 
 def test_queue_id_that_is_too_large_is_rejected() -> None:

@@ -24,7 +24,7 @@ def by_config(roster: Roster, *, members: Mapping[str, Iterable[tuple[str, str, 
     for member, listed in given.check_mapping("Option members", members).items():
         for queue in given.check_queues(f"Option members, for {member},", listed):
             if claimed.setdefault(queue, member) != member:
-                raise ValueError(f"Queue {queue} is configured for {claimed[queue]} and for {member}; leave it to one")
+                raise ValueError(f"Queue {queue} is configured for {claimed[queue]} and for {member}; name it once")
             if queue in where and member in places:
                 owners[where[queue]] = places[member]
     return owners

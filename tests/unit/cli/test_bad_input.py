@@ -76,7 +76,7 @@ async def refused(*arguments: str) -> str:
 
 @pytest.mark.parametrize("queue", ["\x1b[31mx/b/one", "\u202e/b/x", "\u009b31m"])
 async def test_cli_error_quotes_arguments_without_control_characters(queue: str) -> None:
-    assert "cannot be read" in await refused("explain", "orders", queue, "--operator", "http://127.0.0.1:9")
+    assert "Invalid queue" in await refused("explain", "orders", queue, "--operator", "http://127.0.0.1:9")
 
 
 async def test_cli_error_relays_a_response_without_control_characters() -> None:

@@ -296,7 +296,7 @@ def refused(sentence: str, *arguments: str, feed: str | None = None) -> None:
         ("orders/broker-a/8", "There is no queue orders/broker-a/8 among these 8"),
         ("payments/broker-a/0", "There is no queue payments/broker-a/0"),
         ("orders/0", "Invalid queue 'orders/0': write it as TOPIC/BROKER/ID"),
-        ("orders/broker-a/x", "The queue 'orders/broker-a/x' cannot be read"),
+        ("orders/broker-a/x", "Invalid queue 'orders/broker-a/x'"),
     ],
 )
 def test_explain_rejects_an_unknown_or_malformed_queue(queue: str, sentence: str) -> None:
@@ -398,7 +398,7 @@ def test_plan_rejects_invalid_manifests_with_a_sentence(documents: list[Any], se
         (b'{"members": null}', "is no assignment"),
         (b'{"members": {"m0": null}}', "is no assignment"),
         (b'{"members": {"m0": {"orders": {"broker-a": 3}}}}', "is no assignment"),
-        (b'{"members": {"m0": {"orders": {"broker-a": "3-1"}}}}', "current.json: Queue ids '3-1' cannot be read"),
+        (b'{"members": {"m0": {"orders": {"broker-a": "3-1"}}}}', "current.json: Invalid queue ids '3-1'"),
         (b"null", "is no assignment"),
         (b"true", "is no assignment"),
         (b'{"members": {}, "releasing": {"orders": {"a": {"1": {"from": 5}}}}}', "is no assignment"),
