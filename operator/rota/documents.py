@@ -19,16 +19,16 @@ from rota.ranges import MAX_QUEUES_PER_DOCUMENT, RangesByTopic, from_ranges, ite
 T = TypeVar("T")
 
 ASSIGNMENT_SCHEMA = 2  # the highest that is read; it is written if shares name incarnations, else schema 1
-PLAIN_KEY, GZIP_KEY = "assignment.json", "assignment.json.gz"
+PLAIN_KEY = "assignment.json"
+GZIP_KEY = "assignment.json.gz"
 MAX_PLAIN_BYTES = 256 * 1024
 MAX_COMPRESSED_BYTES = 1000 * 1000  # a ConfigMap holds 1 MiB in all, and group.json is in the same one
-MAX_DECOMPRESSED_BYTES = (
-    48 * 2**20
-)  # bytes unpacked: 32 MiB are used if all possible queues are being released and names are long
-MAX_JSON_NODES = (
-    10 * MAX_QUEUES_PER_DOCUMENT
-)  # objects, lists, fields: a queue being released has 9, and each takes memory
-MAX_SPENT_ENTRIES, MAX_MEMBER_ENTRIES = 50_000, 20_000  # entries of an assignment
+# 32 MiB are used if all possible queues are being released and names are long.
+MAX_DECOMPRESSED_BYTES = 48 * 2**20
+# Objects, lists and fields: a queue being released has 9, and each takes memory.
+MAX_JSON_NODES = 10 * MAX_QUEUES_PER_DOCUMENT
+MAX_SPENT_ENTRIES = 50_000
+MAX_MEMBER_ENTRIES = 20_000
 MAX_UNKNOWN_FIELD_BYTES = 64 * 1024  # bytes of unknown fields, which are written back unchanged
 MAX_GENERATION = 2**53  # the highest generation that is read: up to here JSON numbers are exact integers
 MAX_NESTING = 50  # nesting limit of fields of later versions, so that they can be written again
@@ -122,7 +122,7 @@ class UnsupportedSchemaError(ValueError):
 
 
 def decode_assignment(text: str | bytes) -> Assignment:
-    """Read a document of `write_assignment`; raise ValueError if damaged, UnsupportedSchemaError for a later schema."""
+    """Read what `encode_assignment` wrote; raise ValueError if damaged, UnsupportedSchemaError for a later schema."""
     try:
         plain = _decompress(text)
         fields = msgspec.json.decode(plain, type=dict[str, msgspec.Raw])
@@ -295,10 +295,10 @@ def _decode_shares(members: Mapping[str, _Share], claimed: set[Queue]) -> dict[s
 
 
 def _check_nesting(value: Any, levels_left: int) -> Any:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     if not levels_left:
         raise ValueError(f"one of its fields is nested more than {MAX_NESTING} deep")
-    for item in inner:
+    for item in items:
         _check_nesting(item, levels_left - 1)
     return value
 

@@ -13,7 +13,7 @@ from rota.sentences import join_names
 
 
 class Hold(NamedTuple):
-    """Why a rebalance is held back; `seconds`: it may be allowed after that time even if nothing else changes."""
+    """Why a rebalance is held back; after `seconds_left` it may be allowed even if nothing else changes."""
 
     reason: Reason
     message: str
@@ -25,16 +25,16 @@ class GateFacts:
     """The input of the gates."""
 
     moves: int  # queues that the rebalance would move from one member to another
-    is_policy_valid: bool = True  # the policy is valid
+    is_policy_valid: bool = True
     paused: bool = False
     missing_metadata: tuple[str, ...] = ()  # topics with unknown queues
     debounce: float = 0.0
-    seconds_since_write: float = float("inf")  # seconds since the last document
+    seconds_since_write: float = float("inf")
     members_in_transition: tuple[str, ...] = ()  # members that are joining or leaving
     patience_seconds: float = 0.0  # seconds until the first of them is no longer waited for
-    queues_releasing: int = 0  # queues that are being released
+    queues_releasing: int = 0
     release_seconds_left: float = 0.0  # seconds after which other queues need not wait for them
-    moves_left: int | None = None  # moves left; None: no limit
+    moves_left: int | None = None  # None: no limit
     budget_refill_seconds: float | None = 0.0  # seconds until the budget allows more moves; None: it never does
 
 
@@ -94,7 +94,7 @@ def members_still_joining(facts: GateFacts) -> Hold | None:
 
 
 def handover_in_flight(facts: GateFacts) -> Hold | None:
-    """Hold while other queues are being released, for at most `release_time`."""
+    """Hold while other queues are being released, for at most `release_seconds_left`."""
     if facts.queues_releasing and facts.release_seconds_left > 0:
         releasing = _describe_queues(facts.queues_releasing)
         message = f"{releasing} still being released; {_describe_moves(facts.moves)} then"

@@ -65,9 +65,9 @@ async def read_body(
     large_body_bytes: float = math.inf,
     large_body_slot: AbstractAsyncContextManager[object] | None = None,
 ) -> bytes:
-    """Return the body, decompressed if the session does that; raise TooLongError as soon as it exceeds the limit.
+    """Return the body, decompressed if the session does that; raise BodyTooLargeError if it exceeds the limit.
 
-    Beyond `large_bytes`, reading goes on only while holding `large_at_once`, such as a semaphore.
+    Beyond `large_body_bytes`, reading continues only while `large_body_slot` is held, such as a semaphore.
     """
     body = bytearray()
     await _read_until(response, body, large_body_bytes, max_bytes)

@@ -14,13 +14,13 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 
 from rota.model import single_line
 
-LONGEST_REASON = 200  # characters of why a request failed
+MAX_REASON_CHARS = 200  # of why a request failed
 
 
 def batch_processor(exporter: SpanExporter, max_queued_spans: int) -> SpanProcessor:
     """Return a processor that sends spans in a thread.
 
-    When its queue is full, it drops the oldest span, and logs that. OTEL_BSP_MAX_QUEUE_SIZE overrides `max_queue`.
+    A full queue drops its oldest span, and logs that. OTEL_BSP_MAX_QUEUE_SIZE overrides `max_queued_spans`.
     """
     size = None if os.environ.get(OTEL_BSP_MAX_QUEUE_SIZE, "").strip() else max_queued_spans
     return BatchSpanProcessor(exporter, max_queue_size=size)
@@ -94,7 +94,7 @@ def _describe(error: requests.RequestException) -> str:
             return f"it does not support TLS, or its certificate is not trusted ({reason})"
         if isinstance(cause, OSError) and cause.strerror:
             return cause.strerror
-    return single_line(str(error), LONGEST_REASON)
+    return single_line(str(error), MAX_REASON_CHARS)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -84,7 +84,9 @@ class Report(Struct, frozen=True, kw_only=True, weakref=True):
     consumers_changed: int | None = msgspec.field(name="consumersChanged", default=None)
     states: dict[str, int] = {}  # how many queues the member is not reading now, by state; `revision` ignores them
     uncommitted: list[Uncommitted] = []  # `revision` ignores them; final for a queue that the member has released
-    incarnation: str = ""  # of the sidecar's process: changes with a restart; usually a number, see `process`
+    incarnation: str = (
+        ""  # of the sidecar's process: changes with a restart; usually a number, see `incarnation_number`
+    )
 
     @property
     def active_queues(self) -> frozenset[Queue]:
