@@ -54,7 +54,7 @@ _ALWAYS_UPDATED_FIELDS = ("observedGeneration", "conditions", "lag")
 
 def plan(snapshot: Snapshot, now: float) -> Plan:
     """Return the plan for a group; `now` is the wall-clock time in seconds."""
-    is_blocked = any(verdict.reason in _BLOCKING_REASONS for verdict in snapshot.problems)
+    is_blocked = any(finding.reason in _BLOCKING_REASONS for finding in snapshot.problems)
     is_new_duplicate = snapshot.document is None and snapshot.is_duplicate and not record.find_damage(snapshot)
     if snapshot.spec is None or is_blocked or is_new_duplicate:
         return _report_only_plan(_derive_situation(snapshot, now))

@@ -1383,7 +1383,7 @@ def test_condition_is_published_for_each_problem(
         ({}, ("False", "Settled", "Every queue is with the member that the policy chooses")),
         (
             {"pods": obeying(DOCUMENT, m2={"terminating": True})},
-            ("True", "HandoverInFlight", "1 queue or member is under way"),
+            ("True", "HandoverInFlight", "1 queue or member is in transition"),
         ),
         (
             {
@@ -1391,7 +1391,7 @@ def test_condition_is_published_for_each_problem(
                     DOCUMENT, m1={"report": a_report("m1", 4, Q[:2])}, m2={"terminating": True, "report": DRAINING}
                 )
             },
-            ("True", "HandoverInFlight", "2 queues or members are under way"),
+            ("True", "HandoverInFlight", "2 queues or members are in transition"),
         ),
         (
             {"document": a_document(members={"m1": (), "m2": ()}), "views": {"orders": None}},
@@ -1456,7 +1456,7 @@ def test_status_in_full() -> None:
         "type": "Progressing",
         "status": "True",
         "reason": "HandoverInFlight",
-        "message": "4 queues or members are under way",
+        "message": "4 queues or members are in transition",
         "lastTransitionTime": format_time(NOW),
         "observedGeneration": 3,
     }

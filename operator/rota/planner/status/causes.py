@@ -63,11 +63,11 @@ def _cause_by_leavers(situation: Situation) -> Finding | None:
     ]
     if not findings:
         return None
-    return Finding(findings[0].reason, "; ".join(verdict.message for verdict in findings))
+    return Finding(findings[0].reason, "; ".join(finding.message for finding in findings))
 
 
 def _holder_state(situation: Situation, holder: Holder) -> MemberState | None:
-    """Return the standing of a holder; None if its pod is not among the group's pods and is not known to have ended."""
+    """Return the member state of a holder; None if the group has no such pod, and its end is not known."""
     if situation.evidence_of(holder).ended:
         return MemberState.ENDED
     pod = situation.pods.get(holder.name)
@@ -116,19 +116,16 @@ def _cause_by_rules(situation: Situation, draft: Draft) -> Finding:
     if draft.strategy != situation.document.strategy:
         return Finding(Reason.POLICY_CHANGED, f"The strategy is now {draft.strategy}")
     if moving:
-        begun = (
-            _ongoing_reason(situation)
-            if all(decision.state is OwnershipState.RELEASING for decision in moving)
-            else None
-        )
-        if begun:  # the same rebalance: queues revoked earlier are granted now
-            return Finding(begun, f"The rebalance that began with {begun} continues")
+        ongoing = _ongoing_reason(situation)
+        # In the same rebalance, queues revoked earlier are granted now.
+        if ongoing and all(decision.state is OwnershipState.RELEASING for decision in moving):
+            return Finding(ongoing, f"The rebalance that began with {ongoing} continues")
         return Finding(Reason.LOAD_SHIFTED, "The weights of queues or the rooms of members changed")
     return Finding(Reason.SETTINGS_CHANGED, "The group's settings or members changed; no queue moves")
 
 
 def _ongoing_reason(situation: Situation) -> Reason | None:
-    """Return the reason of the rebalance under way; None without one."""
+    """Return the reason of the rebalance in progress; None without one."""
     last = situation.snapshot.status.get("lastRebalance") or {}
     return reason_named(last.get("reason")) if "seconds" not in last else None
 

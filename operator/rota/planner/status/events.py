@@ -22,7 +22,8 @@ def build_events(
 
 
 def _rebalance_events(situation: Situation, draft: Draft, status: Mapping[str, Any]) -> list[Event]:
-    last, previous = status.get("lastRebalance"), situation.snapshot.status.get("lastRebalance")
+    last = status.get("lastRebalance")
+    previous = situation.snapshot.status.get("lastRebalance")
     events = []
     if draft.with_acts(*causes.MOVING_ACTS) and last and (not previous or last["at"] != previous["at"]):
         cause = causes.rebalance_cause(situation, draft)
@@ -46,9 +47,9 @@ def _forced_events(draft: Draft) -> list[Event]:
 
 
 def _problem_events(situation: Situation, findings: Sequence[Finding]) -> list[Event]:
-    first_of_each = {verdict.reason: verdict for verdict in reversed(findings)}
+    first_of_each = {finding.reason: finding for finding in reversed(findings)}
     return [
-        Event(*verdict, warning=ReasonKind.HARMLESS not in verdict.reason.kinds)
-        for verdict in first_of_each.values()
-        if not conditions.has_condition(situation.snapshot.status, verdict.reason)
+        Event(*finding, warning=ReasonKind.HARMLESS not in finding.reason.kinds)
+        for finding in first_of_each.values()
+        if not conditions.has_condition(situation.snapshot.status, finding.reason)
     ]

@@ -26,7 +26,7 @@ _FORMER_NAMES = {
 def find_problems(situation: Situation, draft: Draft, unowned: int) -> list[Finding]:
     """Return all problems, the worst first."""
     findings = [*situation.snapshot.problems, *([draft.problem] if draft.problem else [])]
-    findings += _member_problems(situation, {verdict.reason for verdict in findings})
+    findings += _member_problems(situation, {finding.reason for finding in findings})
     if situation.missing_metadata:
         names = join_names(situation.missing_metadata)
         message = f"The broker returned no metadata of {names}; the present assignment stays in force"
@@ -56,9 +56,9 @@ def idle_problem(situation: Situation, idle: int) -> Finding:
 
 def start_seconds_left(situation: Situation) -> float:
     """Return for how many seconds more a new group may be without a member, while its pods start."""
-    if (
-        situation.document.begun or situation.snapshot.unmanaged_consumers
-    ):  # not new, or unmanaged consumers own all queues
+    if situation.document.begun:  # the group is not new
+        return 0.0
+    if situation.snapshot.unmanaged_consumers:  # they own all queues
         return 0.0
     conditions = situation.snapshot.status.get("conditions") or []
     ready = next((condition for condition in conditions if condition["type"] == "Ready"), None)
@@ -98,7 +98,7 @@ def describe_obstacles(situation: Situation) -> str:
 
 
 def _describe_no_members(situation: Situation) -> str:
-    """Return the sentence about a group without members; pods that cannot work keep their queues."""
+    """Return the sentence about a group without members; pods that cannot consume keep their queues."""
     queues = pluralize(len(situation.queues), "queue")
     if situation.snapshot.unmanaged_consumers:
         return f"Only unmanaged consumers consume {queues}"
