@@ -62,7 +62,7 @@ async def shield_until_done(write: Coroutine[None, None, T]) -> T:
 
 
 async def call_in_thread(timeout_seconds: float, function: Callable[[], object]) -> None:
-    """Run a blocking call in a thread and wait for it up to the timeout; a hung call does not keep the process alive."""
+    """Run a blocking call in a thread and wait for it up to the timeout; a hung call does not keep the process up."""
     thread = Thread(target=function, name="call", daemon=True)
     thread.start()
     await asyncio.to_thread(thread.join, timeout_seconds)

@@ -66,8 +66,8 @@ async def listen(
     """Serve the application until the runner is cleaned up; raise ValueError if the address cannot be bound.
 
     `also_on_loopback` is for kubectl port-forward, which connects to that address. `hint` ends the error's sentence.
-    `tls` returns the context for a new connection; without it connections are not encrypted. `inner` are middlewares
-    for requests that the server itself does not reject; those of the application come before.
+    `get_tls_context` returns the context for a new connection; without it connections are not encrypted. `middlewares`
+    handle requests that the server itself does not reject; those of the application come before.
     """
     limits = limits or ServerLimits()
     logging.getLogger("aiohttp.server").addFilter(_is_our_error)
@@ -167,12 +167,12 @@ def _describe_bind_error(error: OSError) -> str:
 
 async def _bind(address: str, port: int) -> list[socket.socket]:
     """Return listening sockets, one for each address that the host name resolves to."""
-    kind, flags = socket.SOCK_STREAM, socket.AI_PASSIVE
-    resolved = await asyncio.get_running_loop().getaddrinfo(address or None, port, type=kind, flags=flags)
+    loop = asyncio.get_running_loop()
+    resolved = await loop.getaddrinfo(address or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[socket.socket] = []
     try:
-        for family, place in dict.fromkeys((entry[0], entry[4]) for entry in resolved):
-            sockets.append(socket.create_server(place[:2], family=family, backlog=LISTEN_BACKLOG))
+        for family, socket_address in dict.fromkeys((entry[0], entry[4]) for entry in resolved):
+            sockets.append(socket.create_server(socket_address[:2], family=family, backlog=LISTEN_BACKLOG))
     except OSError:
         for bound in sockets:
             bound.close()

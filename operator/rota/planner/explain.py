@@ -25,7 +25,8 @@ class Explanation(NamedTuple):
 def explain_queues(situation: Situation, requested: Sequence[Queue]) -> list[Explanation]:
     """Explain these queues, or one queue of each member if none is requested; an unknown queue is a ValueError."""
     everyone = situation.document.everyone
-    queues, explainable = list(requested) or _example_queues(situation), _explainable_queues(situation)
+    queues = list(requested) or _example_queues(situation)
+    explainable = _explainable_queues(situation)
     unknown = next((queue for queue in queues if queue not in explainable), None)
     if unknown:
         raise ValueError(f"There is no queue {unknown} among the group's {len(explainable)}")
@@ -53,7 +54,8 @@ def _explainable_queues(situation: Situation) -> set[Queue]:
 
 
 def _explain_queue(situation: Situation, queue: Queue, reason: str) -> Explanation:
-    owner, release = situation.owners.get(queue), situation.document.releasing.get(queue)
+    owner = situation.owners.get(queue)
+    release = situation.document.releasing.get(queue)
     if release:
         successor = f"{release.to} gets it next" if release.to else "no member gets it next"
         return Explanation(queue, None, f"{queue} is being handed over: {release.holder.name} releases it, {successor}")
@@ -124,14 +126,16 @@ def _strategy_reasons(situation: Situation, queues: Sequence[Queue]) -> dict[Que
     )
     if obstacle:
         return {queue: f"{queue} stays with {situation.owners[queue].name}: {obstacle}" for queue in queues}
-    names, names_by_client = [*desired.roster.members], dict[str, str]()
-    roster, policy = desired.roster, situation.policy
-    foreigners = situation.snapshot.unmanaged_consumers or ()
-    if foreigners:
+    names = [*desired.roster.members]
+    names_by_client: dict[str, str] = {}
+    roster = desired.roster
+    policy = situation.policy
+    unmanaged = situation.snapshot.unmanaged_consumers or ()
+    if unmanaged:
         ids = {name: situation.pods[name].client_id or name for name in situation.counted_members}
         names_by_client = {client: name for name, client in ids.items()}
         current = {queue: ids[holder.name] for queue, holder in situation.owners.items() if holder.name in ids}
-        roster = Roster.of(situation.queues, [*names_by_client, *distinct_client_ids(foreigners)], current)
+        roster = Roster.of(situation.queues, [*names_by_client, *distinct_client_ids(unmanaged)], current)
         policy = PolicySpec()
         names = [names_by_client.get(client, client) for client in roster.members]
     indexes = {name: index for index, name in enumerate(names)}

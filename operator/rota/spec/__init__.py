@@ -338,7 +338,7 @@ def parse_policy(body: Mapping[str, Any]) -> PolicySpec:
 
 
 def policy_body(policy: PolicySpec) -> dict[str, Any]:
-    """Write a policy as a RebalancePolicy's `spec`, without defaults; `policy_spec` reads it back."""
+    """Write a policy as a RebalancePolicy's `spec`, without defaults; `parse_policy` reads it back."""
     fields: dict[str, Any] = msgspec.to_builtins(policy, enc_hook=Seconds.__str__)
     defaults: dict[str, Any] = msgspec.to_builtins(PolicySpec(), enc_hook=Seconds.__str__)
     chosen = {name: _without_none(value) for name, value in fields.items() if value != defaults[name]}

@@ -21,8 +21,8 @@ def group_mistakes(spec: "GroupSpec", name: str | None) -> Iterator[str]:
     yield from (sentence for holds, sentence in _group_rules(spec) if not holds)
     for at, subscription in enumerate(spec.subscriptions):
         if name and subscription.topic in {f"%RETRY%{name}", f"%DLQ%{name}"}:
-            why = "members read its retries anyway, and its dead letters are for another group"
-            yield f"spec.subscriptions[{at}].topic {subscription.topic} is the group's own: {why}; remove it"
+            reason = "members read its retries anyway, and its dead letters are for another group"
+            yield f"spec.subscriptions[{at}].topic {subscription.topic} is the group's own: {reason}; remove it"
 
 
 def policy_mistakes(spec: "PolicySpec") -> Iterator[str]:
