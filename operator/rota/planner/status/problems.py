@@ -104,12 +104,9 @@ def _describe_no_members(situation: Situation) -> str:
         return f"Only unmanaged consumers consume {queues}"
     down = [pod for pod in situation.snapshot.pods if situation.member_states[pod.name] is MemberState.OUT]
     if not down:
-        obstacles = describe_obstacles(situation)
-        return (
-            f"No member can consume {queues}{obstacles}"
-            if obstacles
-            else f"The group has no member to consume {queues}"
-        )
+        if obstacles := describe_obstacles(situation):
+            return f"No member can consume {queues}{obstacles}"
+        return f"The group has no member to consume {queues}"
     names = join_names([pod.name for pod in down])
     reports = [pod.report.brokers for pod in down if pod.report]
     missed = sorted({broker for brokers in reports for broker, reached in brokers.items() if not reached})
