@@ -34,7 +34,8 @@ class RateLimitedCall:
     """Calls a function when requested, at most once per interval; requests during the interval become one call."""
 
     def __init__(self, callback: Callable[[], object], interval_seconds: float) -> None:
-        self._callback, self._interval_seconds = callback, interval_seconds
+        self._callback = callback
+        self._interval_seconds = interval_seconds
         self._next_allowed_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -61,7 +62,7 @@ async def shield_until_done(write: Coroutine[None, None, T]) -> T:
 
 
 async def call_in_thread(timeout_seconds: float, function: Callable[[], object]) -> None:
-    """Run a blocking call in a thread and wait up to `seconds`; a call that hangs does not keep the process alive."""
+    """Run a blocking call in a thread and wait for it up to the timeout; a hung call does not keep the process up."""
     thread = Thread(target=function, name="call", daemon=True)
     thread.start()
     await asyncio.to_thread(thread.join, timeout_seconds)
@@ -80,10 +81,10 @@ async def supervise(
     run: Callable[[], Coroutine[Any, Any, object]],
     on_state_change: Callable[[str, Exception | None], None] = lambda *_: None,
 ) -> None:
-    """Run `work` until it returns; when it fails, restart it after a pause that doubles up to LONGEST_RESTART_SECONDS.
+    """Run a task until it returns; after a failure, restart it. The pause doubles up to MAX_RESTART_PAUSE_SECONDS.
 
-    `report` is called with the name and the error of each failure, and with None once the task has run for
-    STEADY_SECONDS or has returned.
+    `on_state_change` is called with the name and the error of each failure, and with None once the task has run for
+    RECOVERED_AFTER_SECONDS or has returned.
     """
     loop = asyncio.get_running_loop()
     pause = MIN_RESTART_PAUSE_SECONDS

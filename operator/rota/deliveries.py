@@ -162,15 +162,15 @@ def describe_message(message: FailingMessage) -> str:
     place = f"{message.queue_topic}/{message.broker}/{message.id}, offset {message.offset}"
     origin = "" if message.topic == message.queue_topic else f" (sent to {message.topic})"
     if message.outcome:
-        problem = f"failed {message.attempts} times, at last {describe_outcome(message.outcome, message.status)}"
+        problem = f"failed {message.attempts} times, most recently {describe_outcome(message.outcome, message.status)}"
     else:
         problem = f"has been at the app for {message.age:.0f} s, in attempt {message.attempts}"
     return f"{place}{origin}: {problem}"
 
 
 _OUTCOME_PHRASES = {
-    DeliveryOutcome.TIMEOUT: "without an answer in time",
-    DeliveryOutcome.NACK: "with a nack",
+    DeliveryOutcome.TIMEOUT: "with a timeout",
+    DeliveryOutcome.NACK: "with a negative acknowledgement",
     DeliveryOutcome.BROKEN: "with a broken connection",
-    DeliveryOutcome.REFUSED: "without a connection",
+    DeliveryOutcome.REFUSED: "with no connection to the app",
 }

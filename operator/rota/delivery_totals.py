@@ -19,7 +19,7 @@ from rota.model import Finding, Queue, Reason
 
 WINDOW_SECONDS = 300.0
 BUCKET_SECONDS = 15.0  # length of the intervals that make up the window
-MIN_ATTEMPTS = 10  # in the window; with fewer, the app is not judged
+MIN_ATTEMPTS = 10  # in the window; with fewer, no problem is reported
 FAILING_SHARE = 0.5  # of failed attempts, from which on the app counts as failing
 RECOVERED_SHARE = 0.25  # below which a failing app counts as working again
 MESSAGE_INTERVAL_SECONDS = 60.0  # between two sentences with different figures: each is a write to the API server
@@ -131,7 +131,7 @@ class GroupDeliveries:
     """
 
     def __init__(self, published_message: str = "") -> None:
-        """`published`: the problem in the group's status; it stays until enough attempts were read to judge again."""
+        """Keep the problem that the status already reports, until enough attempts were read to judge again."""
         self.totals_by_queue: dict[tuple[Queue, str], DeliveryTotals] = {}  # by queue and the pod's revision
         self.totals_by_topic: dict[str, DeliveryTotals] = {}
         self.problem = Finding(Reason.DELIVERIES_FAILING, published_message) if published_message else None
@@ -147,17 +147,18 @@ class GroupDeliveries:
         previous = self._members.get(uid)
         is_same_process = previous is not None and previous.incarnation == deliveries.incarnation
         bases = previous.queues if previous and is_same_process else {}
-        self._members[uid], self._revisions[uid] = deliveries, revision
+        self._members[uid] = deliveries
+        self._revisions[uid] = revision
         if not is_same_process and deliveries.age > WINDOW_SECONDS:
             return
-        whole = DeliveryTotals()
+        changes = DeliveryTotals()
         for queue, counts in deliveries.queues.items():
             if queue.topic in topics:
                 change = DeliveryTotals.between(bases.get(queue), counts)
                 self.totals_by_queue.setdefault((queue, revision), DeliveryTotals()).add(change)
                 self.totals_by_topic.setdefault(queue.topic, DeliveryTotals()).add(change)
-                whole.add(change)
-        self._record_attempts(Attempts(whole.done + whole.failed_attempts, whole.failed_attempts), now)
+                changes.add(change)
+        self._record_attempts(Attempts(changes.done + changes.failed_attempts, changes.failed_attempts), now)
         if last := deliveries.last_failure:
             self._last_failure = max(
                 self._last_failure or (now - last.age, last), (now - last.age, last), key=_time_of_failure
@@ -205,7 +206,8 @@ class GroupDeliveries:
         """Decide again whether most deliveries fail; return whether the problem or its sentence changed."""
         if self._grace_until is None:
             self._grace_until = now + NEW_LEADER_GRACE_SECONDS
-        previous, attempts = self.problem, self.recent_attempts(now)
+        previous = self.problem
+        attempts = self.recent_attempts(now)
         if not self._is_failing(attempts, now):
             self.problem = None
         elif attempts.total >= MIN_ATTEMPTS and (
@@ -225,8 +227,8 @@ class GroupDeliveries:
         return now < (self._grace_until or 0.0) or (bool(self.delayed_messages) and not has_succeeded)
 
     def _describe_failures(self, attempts: Attempts) -> str:
-        share, minutes = int(100 * attempts.failed_share), WINDOW_SECONDS / 60
-        sentence = f"{share} % of {attempts.total:,} deliveries in the last {minutes:g} min failed"
+        percent = int(100 * attempts.failed_share)
+        sentence = f"{percent} % of {attempts.total:,} deliveries in the last {WINDOW_SECONDS / 60:g} min failed"
         if self._last_failure is None:
             return sentence
         _, last = self._last_failure

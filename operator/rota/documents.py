@@ -19,16 +19,16 @@ from rota.ranges import MAX_QUEUES_PER_DOCUMENT, RangesByTopic, from_ranges, ite
 T = TypeVar("T")
 
 ASSIGNMENT_SCHEMA = 2  # the highest that is read; it is written if shares name incarnations, else schema 1
-PLAIN_KEY, GZIP_KEY = "assignment.json", "assignment.json.gz"
+PLAIN_KEY = "assignment.json"
+GZIP_KEY = "assignment.json.gz"
 MAX_PLAIN_BYTES = 256 * 1024
 MAX_COMPRESSED_BYTES = 1000 * 1000  # a ConfigMap holds 1 MiB in all, and group.json is in the same one
-MAX_DECOMPRESSED_BYTES = (
-    48 * 2**20
-)  # bytes unpacked: 32 MiB are used if all possible queues are being released and names are long
-MAX_JSON_NODES = (
-    10 * MAX_QUEUES_PER_DOCUMENT
-)  # objects, lists, fields: a queue being released has 9, and each takes memory
-MAX_SPENT_ENTRIES, MAX_MEMBER_ENTRIES = 50_000, 20_000  # entries of an assignment
+# 32 MiB are used if all possible queues are being released and names are long.
+MAX_DECOMPRESSED_BYTES = 48 * 2**20
+# Objects, lists and fields: a queue being released has 9, and each takes memory.
+MAX_JSON_NODES = 10 * MAX_QUEUES_PER_DOCUMENT
+MAX_SPENT_ENTRIES = 50_000
+MAX_MEMBER_ENTRIES = 20_000
 MAX_UNKNOWN_FIELD_BYTES = 64 * 1024  # bytes of unknown fields, which are written back unchanged
 MAX_GENERATION = 2**53  # the highest generation that is read: up to here JSON numbers are exact integers
 MAX_NESTING = 50  # nesting limit of fields of later versions, so that they can be written again
@@ -103,9 +103,9 @@ def encode_assignment(
         return {PLAIN_KEY: text.decode()}
     packed = gzip.compress(text, mtime=0)
     for size, limit, template in (
-        (len(packed), max_compressed_bytes, "takes {} bytes, but a ConfigMap has room for {}"),
-        (len(text), MAX_DECOMPRESSED_BYTES, "takes {} bytes unpacked, but nobody unpacks more than {}"),
-        (queues, MAX_QUEUES_PER_DOCUMENT, "names {} queues, but nobody reads more than {}"),
+        (len(packed), max_compressed_bytes, "takes {} bytes compressed, but a ConfigMap holds at most {}"),
+        (len(text), MAX_DECOMPRESSED_BYTES, "takes {} bytes uncompressed, but the limit is {}"),
+        (queues, MAX_QUEUES_PER_DOCUMENT, "names {} queues, but the limit is {}"),
     ):
         if size > limit:
             subject = f"The assignment of {assignment.group} {template.format(size, limit)}"
@@ -122,15 +122,15 @@ class UnsupportedSchemaError(ValueError):
 
 
 def decode_assignment(text: str | bytes) -> Assignment:
-    """Read a document of `write_assignment`; raise ValueError if damaged, UnsupportedSchemaError for a later schema."""
+    """Read what `encode_assignment` wrote; raise ValueError if damaged, UnsupportedSchemaError for a later schema."""
     try:
         plain = _decompress(text)
         fields = msgspec.json.decode(plain, type=dict[str, msgspec.Raw])
         matches = _checksum_matches(plain, fields)
     except (ValueError, TypeError, AttributeError, OSError, EOFError, RecursionError, zlib.error):
-        raise ValueError("The assignment is torn: it is no JSON object") from None
+        raise ValueError("The assignment is not a complete JSON object") from None
     if not matches:
-        raise ValueError("The assignment was changed or torn: its sum does not match")
+        raise ValueError("The assignment was modified or truncated: its checksum does not match")
     if (
         type(schema := msgspec.json.decode(fields.get("schema", b"null"))) is not int
         or not 1 <= schema <= ASSIGNMENT_SCHEMA
@@ -284,25 +284,26 @@ def _decode_shares(members: Mapping[str, _Share], claimed: set[Queue]) -> dict[s
         queues = from_ranges(share.queues)
         if not claimed.isdisjoint(queues):
             duplicate = next(queue for queue in queues if queue in claimed)
-            raise ValueError(f"queue {duplicate} is given to {name} and to somebody else, or is still being released")
+            raise ValueError(
+                f"queue {duplicate} is assigned to {name}, but has another owner or is still being released"
+            )
         claimed.update(queues)
         if len(claimed) > MAX_QUEUES_PER_DOCUMENT:
-            raise ValueError(f"it names more than {MAX_QUEUES_PER_DOCUMENT} queues")
+            raise ValueError(f"more than {MAX_QUEUES_PER_DOCUMENT} queues are named")
         shares[name] = Share(share.uid, tuple(sorted(queues)), share.incarnation)
     return shares
 
 
 def _check_nesting(value: Any, levels_left: int) -> Any:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     if not levels_left:
-        raise ValueError(f"a field of it is nested more than {MAX_NESTING} deep")
-    for item in inner:
+        raise ValueError(f"one of its fields is nested more than {MAX_NESTING} deep")
+    for item in items:
         _check_nesting(item, levels_left - 1)
     return value
 
 
-_KNOWN_FIELDS = {"schema", "group", "generation", "issuedAt", "strategy", "members"}
-_KNOWN_FIELDS |= {"everyone", "releasing", "forced", "spent", "barrier", "begun", "incarnationsSince", "sum"}
+_KNOWN_FIELDS = {field.encode_name for field in msgspec.structs.fields(_Document)} | {"schema", "sum"}
 
 
 def _nest_by_queue(entries: Mapping[Queue, T], encode: Callable[[T], Any]) -> dict[str, dict[str, dict[str, Any]]]:

@@ -13,7 +13,7 @@ from rota.sentences import join_names
 
 
 class Hold(NamedTuple):
-    """Why a rebalance is held back; `seconds`: it may be allowed after that time even if nothing else changes."""
+    """Why a rebalance is held back; after `seconds_left` it may be allowed even if nothing else changes."""
 
     reason: Reason
     message: str
@@ -25,37 +25,40 @@ class GateFacts:
     """The input of the gates."""
 
     moves: int  # queues that the rebalance would move from one member to another
-    is_policy_valid: bool = True  # the policy is valid
+    is_policy_valid: bool = True
     paused: bool = False
     missing_metadata: tuple[str, ...] = ()  # topics with unknown queues
     debounce: float = 0.0
-    seconds_since_write: float = float("inf")  # seconds since the last document
+    seconds_since_write: float = float("inf")
     members_in_transition: tuple[str, ...] = ()  # members that are joining or leaving
     patience_seconds: float = 0.0  # seconds until the first of them is no longer waited for
-    queues_releasing: int = 0  # queues that are being released
+    queues_releasing: int = 0
     release_seconds_left: float = 0.0  # seconds after which other queues need not wait for them
-    moves_left: int | None = None  # moves left; None: no limit
+    moves_left: int | None = None  # None: no limit
     budget_refill_seconds: float | None = 0.0  # seconds until the budget allows more moves; None: it never does
 
 
 def invalid_policy(facts: GateFacts) -> Hold | None:
     """Hold if the policy is invalid: neither the desired owners nor the limits of moves are known."""
     if not facts.is_policy_valid:
-        return Hold(Reason.INVALID_POLICY, "The policy cannot be followed; who owns what stays as it is until it can")
+        return Hold(
+            Reason.INVALID_POLICY,
+            "The policy is missing or invalid; every queue stays with its owner until that is corrected",
+        )
     return None
 
 
 def nothing_would_change(facts: GateFacts) -> Hold | None:
     """Hold if every queue is with the member that the policy gives it to."""
     if not facts.moves:
-        return Hold(Reason.NOTHING_WOULD_CHANGE, "Every queue is where the policy wants it")
+        return Hold(Reason.NOTHING_WOULD_CHANGE, "Every queue is with the member that the policy chooses")
     return None
 
 
 def paused(facts: GateFacts) -> Hold | None:
     """Hold if the policy is paused: ownership is frozen."""
     if facts.paused:
-        return Hold(Reason.PAUSED, f"The policy is paused; {_describe_moves(facts.moves)} when it no longer is")
+        return Hold(Reason.PAUSED, f"The policy is paused; {_describe_moves(facts.moves)} once it is resumed")
     return None
 
 
@@ -64,7 +67,7 @@ def metadata_missing(facts: GateFacts) -> Hold | None:
     if facts.missing_metadata:
         return Hold(
             Reason.BROKER_METADATA_UNAVAILABLE,
-            f"There is no view of {join_names(facts.missing_metadata)}; nothing moves until there is",
+            f"The broker returned no metadata of {join_names(facts.missing_metadata)}; no queue moves until it does",
         )
     return None
 
@@ -74,7 +77,9 @@ def debounce(facts: GateFacts) -> Hold | None:
     remaining = facts.debounce - facts.seconds_since_write
     if remaining > 0:
         return Hold(
-            Reason.DEBOUNCE, f"The last document was just written; {_describe_moves(facts.moves)} after it", remaining
+            Reason.DEBOUNCE,
+            f"An assignment was just written; {_describe_moves(facts.moves)} after the debounce time",
+            remaining,
         )
     return None
 
@@ -82,19 +87,17 @@ def debounce(facts: GateFacts) -> Hold | None:
 def members_still_joining(facts: GateFacts) -> Hold | None:
     """Hold while members join or leave: otherwise each of a rollout's two steps would move queues."""
     if facts.members_in_transition and facts.patience_seconds > 0:
-        message = (
-            f"Waiting for {join_names(facts.members_in_transition)} to come or go; {_describe_moves(facts.moves)} then"
-        )
+        names = join_names(facts.members_in_transition)
+        message = f"Waiting for {names} to join or leave; {_describe_moves(facts.moves)} then"
         return Hold(Reason.MEMBERS_STILL_JOINING, message, facts.patience_seconds)
     return None
 
 
 def handover_in_flight(facts: GateFacts) -> Hold | None:
-    """Hold while other queues are being released, for at most `release_time`."""
+    """Hold while other queues are being released, for at most `release_seconds_left`."""
     if facts.queues_releasing and facts.release_seconds_left > 0:
-        message = (
-            f"{_describe_queues(facts.queues_releasing)} still being released; {_describe_moves(facts.moves)} then"
-        )
+        releasing = _describe_queues(facts.queues_releasing)
+        message = f"{releasing} still being released; {_describe_moves(facts.moves)} then"
         return Hold(Reason.HANDOVER_IN_FLIGHT, message, facts.release_seconds_left)
     return None
 
@@ -103,9 +106,9 @@ def budget_spent(facts: GateFacts) -> Hold | None:
     """Hold while the policy's budget of moves is used up."""
     if facts.moves_left is not None and facts.moves_left <= 0:
         if facts.budget_refill_seconds is None:
-            message = f"budget.maxMoves is 0; {_describe_moves(facts.moves)} once it is more"
+            message = f"budget.maxMoves is 0; {_describe_moves(facts.moves)} once it is raised"
             return Hold(Reason.BUDGET_SPENT, message)
-        message = f"The budget is spent; {_describe_moves(facts.moves)} as it comes back"
+        message = f"The budget is used up; {_describe_moves(facts.moves)} as it is refilled"
         return Hold(Reason.BUDGET_SPENT, message, facts.budget_refill_seconds)
     return None
 

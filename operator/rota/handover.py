@@ -15,8 +15,8 @@ from rota.model import Holder, Queue
 from rota.reports import Report
 from rota.spec import Handover
 
-MIN_READY_LOST_SECONDS = 120.0  # seconds: longer than the slowest kubelet and a usual drain
-MAX_KUBELET_SYNC_SECONDS = 90.0  # seconds: the slowest kubelet
+MIN_READY_LOST_SECONDS = 120.0  # longer than the slowest kubelet and a usual drain
+MAX_KUBELET_SYNC_SECONDS = 90.0  # of the slowest kubelet
 
 
 class OwnershipState(StrEnum):
@@ -111,16 +111,14 @@ class HolderEvidence:
     terminating: bool = False
     ready: bool = True
     report: Report | None = None
-    active_queues: AbstractSet[Queue] = (
-        frozenset()
-    )  # queues that it may still deliver from or commit for, by its report
+    active_queues: AbstractSet[Queue] = frozenset()  # it may still deliver from or commit for them, by its report
     unreachable_for: float = 0.0  # seconds since its report was last read
     terminating_for: float = 0.0  # seconds since it was first seen terminating, which asks it to release everything
 
     def is_lost(self, rules: Handover, revoked_for: float = 0.0) -> bool:
-        """Whether waiting for it costs more than the risk; `since_revoke`: seconds since a queue was revoked from it.
+        """Whether waiting for the holder costs more than the risk, some seconds after a queue was revoked from it.
 
-        A Ready member obeys, though the operator cannot reach it: it is lost only once it had time to read the revoke.
+        A Ready member obeys even if the operator cannot reach it: it is lost only once it had time to read the revoke.
         """
         silent = self.unreachable_for >= rules.lost_after and not self.ready
         return silent or min(max(revoked_for, self.terminating_for), self.unreachable_for) >= lost_after_seconds(rules)
@@ -185,11 +183,9 @@ def choose_act(
 def mermaid_diagram() -> str:
     """Return the table as a Mermaid state diagram, for docs/handover.md."""
     arrows: dict[tuple[OwnershipState, OwnershipState, Act], list[str]] = {}
-    for (state, evidence, want), chosen in TRANSITIONS.items():
-        end = NEXT_STATE[chosen] or state
-        cause = want.value if evidence is Proof.NONE else f"{want.value}, {evidence.value}"
-        arrows.setdefault((state, end, chosen), []).append(cause)
-    lines = [
-        f"    {state} --> {end}: {chosen} ({'; '.join(causes)})" for (state, end, chosen), causes in arrows.items()
-    ]
+    for (state, proof, change), act in TRANSITIONS.items():
+        end = NEXT_STATE[act] or state
+        cause = change.value if proof is Proof.NONE else f"{change.value}, {proof.value}"
+        arrows.setdefault((state, end, act), []).append(cause)
+    lines = [f"    {state} --> {end}: {act} ({'; '.join(causes)})" for (state, end, act), causes in arrows.items()]
     return "\n".join(["stateDiagram-v2", "    [*] --> Free", *lines]) + "\n"

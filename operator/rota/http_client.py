@@ -42,7 +42,7 @@ def describe_failure(error: Exception) -> str:
     if isinstance(error, ClientProxyConnectionError):
         return f"the proxy {error.host}:{error.port} does not respond ({_describe_system_error(error.os_error)})"
     if isinstance(error, ClientSSLError):
-        return f"it does not speak https, or its certificate is not trusted ({_describe_tls_error(error)})"
+        return f"it does not support TLS, or its certificate is not trusted ({_describe_tls_error(error)})"
     if isinstance(error, ClientConnectorError):
         return _describe_system_error(error.os_error)
     return str(error) or type(error).__name__
@@ -65,9 +65,9 @@ async def read_body(
     large_body_bytes: float = math.inf,
     large_body_slot: AbstractAsyncContextManager[object] | None = None,
 ) -> bytes:
-    """Return the body, decompressed if the session does that; raise TooLongError as soon as it exceeds the limit.
+    """Return the body, decompressed if the session does that; raise BodyTooLargeError if it exceeds the limit.
 
-    Beyond `large_bytes`, reading goes on only while holding `large_at_once`, such as a semaphore.
+    Beyond `large_body_bytes`, reading continues only while `large_body_slot` is held, such as a semaphore.
     """
     body = bytearray()
     await _read_until(response, body, large_body_bytes, max_bytes)
@@ -82,6 +82,6 @@ async def _read_until(response: ClientResponse, body: bytearray, pause_bytes: fl
     async for chunk in response.content.iter_any():
         body += chunk
         if len(body) > max_bytes:
-            raise BodyTooLargeError(f"The answer is longer than {max_bytes} bytes")
+            raise BodyTooLargeError(f"The response is larger than {max_bytes} bytes")
         if len(body) > pause_bytes:
             return

@@ -54,16 +54,16 @@ def compute_lag_state(samples: Sequence[OffsetSample], start_from: StartFrom) ->
     measured = [(sample, lag) for sample in samples if (lag := sample.lag(start_from)) is not None]
     if len(measured) < 2 or measured[-1][0] is not samples[-1]:  # noqa: PLR2004 - a movement has two ends
         return None
-    behind = [lag for _, lag in measured]
+    lags = [lag for _, lag in measured]
     offsets = [sample.committed_offset for sample, _ in measured if sample.committed_offset is not None]
     if _is_rewound(offsets):
         return LagState.REWOUND
-    worked = any(sample.has_owner for sample, _ in measured)
-    if 0 in behind:  # a queue without a committed offset and without an owner has no lag state
-        return LagState.KEEPING_UP if offsets or worked else None
+    had_owner = any(sample.has_owner for sample, _ in measured)
+    if 0 in lags:  # a queue without a committed offset and without an owner has no lag state
+        return LagState.KEEPING_UP if offsets or had_owner else None
     if len({*offsets}) <= 1:
-        return LagState.STALLED if worked else LagState.STOPPED
-    return LagState.SLOW if _is_growing(behind) else LagState.KEEPING_UP
+        return LagState.STALLED if had_owner else LagState.STOPPED
+    return LagState.SLOW if _is_growing(lags) else LagState.KEEPING_UP
 
 
 def compute_delay(samples: Sequence[OffsetSample], start_from: StartFrom) -> float | None:
@@ -75,11 +75,11 @@ def compute_delay(samples: Sequence[OffsetSample], start_from: StartFrom) -> flo
     samples are ignored.
     """
     samples = samples[_first_after_recreation(samples) :]
-    if not samples or (behind := samples[-1].lag(start_from)) is None:
+    if not samples or (lag := samples[-1].lag(start_from)) is None:
         return None
     now = samples[-1]
-    if not behind or now.committed_offset is None:
-        return None if behind else 0.0
+    if not lag or now.committed_offset is None:
+        return None if lag else 0.0
     next_offset = max(now.committed_offset, now.min_offset)
     for earlier, later in reversed([*pairwise(samples)]):
         if earlier.max_offset <= next_offset < later.max_offset:
@@ -94,11 +94,12 @@ def lowest_offsets(member_offsets: Sequence[Mapping[Queue, int | None] | None]) 
     reported = [member for member in member_offsets if member is not None]
     if not reported or len(reported) < len(member_offsets):
         return {}
-    first, *more = reported
-    offsets = {queue: [offset, *(member.get(queue) for member in more)] for queue, offset in first.items()}
-    return {
-        queue: min(at for at in each if at is not None) for queue, each in offsets.items() if each and None not in each
-    }
+    lowest: dict[Queue, int] = {}
+    for queue in reported[0]:
+        offsets = [offset for member in reported if (offset := member.get(queue)) is not None]
+        if len(offsets) == len(reported):
+            lowest[queue] = min(offsets)
+    return lowest
 
 
 def _first_after_recreation(samples: Sequence[OffsetSample]) -> int:

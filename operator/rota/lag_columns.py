@@ -12,13 +12,17 @@ from numpy.typing import NDArray
 
 from rota.lag import MIN_HISTORY_SECONDS, LagState
 
-NOT_COMMITTED, OFFSET_UNKNOWN = -1, -2  # in columns of offsets: nothing is committed; the offset could not be read
-START_LATEST, START_EARLIEST, START_UNKNOWN = 0, 1, 2  # start of a queue without a committed offset
+NOT_COMMITTED = -1  # in a column of offsets: the group has committed nothing
+OFFSET_UNKNOWN = -2  # in a column of offsets: the offset could not be read
+# The start of a queue without a committed offset.
+START_LATEST = 0
+START_EARLIEST = 1
+START_UNKNOWN = 2
 START_CODES = {"Latest": START_LATEST, "Earliest": START_EARLIEST}  # other positions: unknown
 NO_LAG = np.iinfo(np.int64).min  # the lag is unknown
 LAG_STATES = (None, *LagState)  # lag states are indices into this tuple
-_STATE_CODES = {verdict: place for place, verdict in enumerate(LAG_STATES)}
-_MAX_INT64, _LEAST = np.iinfo(np.int64).max, np.iinfo(np.int64).min
+_STATE_CODES = {state: code for code, state in enumerate(LAG_STATES)}
+_MAX_INT64 = np.iinfo(np.int64).max
 
 Offsets = NDArray[np.int64]
 RowIndices = NDArray[np.intp]
@@ -30,17 +34,20 @@ class OffsetColumns(NamedTuple):
     sampled_at: NDArray[np.float64]
     min_offset: Offsets
     max_offset: Offsets
-    committed_offset: Offsets  # or `NEVER`, or `UNKNOWN`: the row does not count as a sample
+    committed_offset: Offsets  # or NOT_COMMITTED, or OFFSET_UNKNOWN: the row does not count as a sample
     has_owner: NDArray[np.bool_]
     previous_row: RowIndices  # index of the same queue's previous sample; -1: none
     start_code: NDArray[np.int8]
 
 
 class SampleWindow(NamedTuple):
-    """The samples that judge a queue: the last `looks` that are not older than `old`, and all up to the age `young`."""
+    """The samples from which a lag state is computed.
+
+    They are the last `max_samples` that are not older than `max_age_seconds`, and all within `always_within_seconds`.
+    """
 
     max_samples: int
-    max_age_seconds: float = np.inf  # seconds
+    max_age_seconds: float = np.inf
     always_within_seconds: float = 0.0
 
 
@@ -66,23 +73,26 @@ def compute_lags(samples: OffsetColumns) -> Offsets:
 def compute_lag_states(
     samples: OffsetColumns, lags: Offsets, judged_rows: RowIndices, window: SampleWindow
 ) -> NDArray[np.int8]:
-    """Return the lag state at the samples `ends`, each from it and earlier samples; `lags` comes from `behind`."""
-    count, newest = np.zeros(len(judged_rows), np.int64), np.full(len(judged_rows), -1)
+    """Return the lag state at the judged rows, each from its own and earlier samples; `lags`: from `compute_lags`."""
+    count = np.zeros(len(judged_rows), np.int64)
+    newest = np.full(len(judged_rows), -1)
     highest, lowest = np.full(len(judged_rows), -1), np.full(len(judged_rows), _MAX_INT64)
     newest_lag, oldest_lag = np.full(len(judged_rows), NO_LAG), np.full(len(judged_rows), _MAX_INT64)
-    at_end, worked, falls = (np.zeros(len(judged_rows), np.bool_) for _ in range(3))
-    rows, places, taken = np.arange(len(judged_rows)), judged_rows, 0
+    at_end, had_owner, falls = (np.zeros(len(judged_rows), np.bool_) for _ in range(3))
+    rows = np.arange(len(judged_rows))
+    sample_rows = judged_rows
+    samples_taken = 0
     while len(rows):
-        age = samples.sampled_at[judged_rows[rows]] - samples.sampled_at[places]
+        age = samples.sampled_at[judged_rows[rows]] - samples.sampled_at[sample_rows]
         inside = (age <= window.always_within_seconds) | (
-            (age <= window.max_age_seconds) & (taken < window.max_samples)
+            (age <= window.max_age_seconds) & (samples_taken < window.max_samples)
         )
-        rows, places = rows[inside], places[inside]
-        has_lag = lags[places] != NO_LAG
-        queues, points = rows[has_lag], places[has_lag]
-        lag, committed = lags[points], samples.committed_offset[points]
+        rows, sample_rows = rows[inside], sample_rows[inside]
+        has_lag = lags[sample_rows] != NO_LAG
+        queues, lag_rows = rows[has_lag], sample_rows[has_lag]
+        lag, committed = lags[lag_rows], samples.committed_offset[lag_rows]
         at_end[queues] |= lag == 0
-        worked[queues] |= samples.has_owner[points]
+        had_owner[queues] |= samples.has_owner[lag_rows]
         falls[queues] |= lag > oldest_lag[queues]
         oldest_lag[queues] = lag
         newest_lag[queues] = np.where(count[queues] == 0, lag, newest_lag[queues])
@@ -90,15 +100,15 @@ def compute_lag_states(
         highest[queues] = np.maximum(highest[queues], committed)
         lowest[queues] = np.where(committed >= 0, np.minimum(lowest[queues], committed), lowest[queues])
         count[queues] += 1
-        taken += 1
-        places = samples.previous_row[places]
-        rows, places = rows[places >= 0], places[places >= 0]
-    still = np.where(worked, _STATE_CODES[LagState.STALLED], _STATE_CODES[LagState.STOPPED])
+        samples_taken += 1
+        sample_rows = samples.previous_row[sample_rows]
+        rows, sample_rows = rows[sample_rows >= 0], sample_rows[sample_rows >= 0]
+    still = np.where(had_owner, _STATE_CODES[LagState.STALLED], _STATE_CODES[LagState.STOPPED])
     moving = np.where(
         (newest_lag > oldest_lag) & ~falls, _STATE_CODES[LagState.SLOW], _STATE_CODES[LagState.KEEPING_UP]
     )
     result = np.where(lowest >= highest, still, moving)
-    result = np.where(at_end, np.where(worked | (highest >= 0), _STATE_CODES[LagState.KEEPING_UP], 0), result)
+    result = np.where(at_end, np.where(had_owner | (highest >= 0), _STATE_CODES[LagState.KEEPING_UP], 0), result)
     result = np.where(newest < highest, _STATE_CODES[LagState.REWOUND], result)
     unknown = (count < 2) | (lags[judged_rows] == NO_LAG)  # noqa: PLR2004 - a movement has two ends
     return np.where(unknown, 0, result).astype(np.int8)
@@ -107,9 +117,9 @@ def compute_lag_states(
 def compute_delays(
     samples: OffsetColumns, lags: Offsets, judged_rows: RowIndices, max_age_seconds: float = np.inf
 ) -> NDArray[np.float64]:
-    """Return for how many seconds the oldest unread message has waited at the samples `ends`, or NaN.
+    """Return for how many seconds the oldest unread message has waited at the judged rows, or NaN.
 
-    Samples that are older than `old` seconds by then are ignored, so that the length of the history does not matter.
+    Samples older than `max_age_seconds` by then are ignored, so that the length of the history does not matter.
     """
     lag, committed = lags[judged_rows], samples.committed_offset[judged_rows]
     result = np.where(lag == 0, 0.0, np.nan)
@@ -117,24 +127,26 @@ def compute_delays(
     now = samples.sampled_at[judged_rows]
     next_offset = np.maximum(committed, samples.min_offset[judged_rows])
     later_at, later_last = now.copy(), samples.max_offset[judged_rows].copy()
-    places = samples.previous_row[judged_rows[rows]]
+    sample_rows = samples.previous_row[judged_rows[rows]]
     while len(rows):
         # A queue's history starts at its first sample, or where the end fell: earlier samples are of a deleted topic.
-        over = (places < 0) | (now[rows] - samples.sampled_at[places] > max_age_seconds)
-        over |= (samples.committed_offset[places] != OFFSET_UNKNOWN) & (samples.max_offset[places] > later_last[rows])
+        over = (sample_rows < 0) | (now[rows] - samples.sampled_at[sample_rows] > max_age_seconds)
+        over |= (samples.committed_offset[sample_rows] != OFFSET_UNKNOWN) & (
+            samples.max_offset[sample_rows] > later_last[rows]
+        )
         finished = rows[over]
         covered = now[finished] - later_at[finished]
         bounded = (next_offset[finished] < later_last[finished]) & (covered >= MIN_HISTORY_SECONDS)
         result[finished[bounded]] = covered[bounded]
-        rows, places = rows[~over], places[~over]
-        sampled = samples.committed_offset[places] != OFFSET_UNKNOWN
-        at = samples.sampled_at[places]
-        last = samples.max_offset[places]
+        rows, sample_rows = rows[~over], sample_rows[~over]
+        sampled = samples.committed_offset[sample_rows] != OFFSET_UNKNOWN
+        at = samples.sampled_at[sample_rows]
+        last = samples.max_offset[sample_rows]
         target = next_offset[rows]
         later = later_last[rows]
         crossed = sampled & (last <= target) & (target < later)
         part = (target[crossed] - last[crossed] + 1) / (later[crossed] - last[crossed])
         result[rows[crossed]] = now[rows[crossed]] - (at[crossed] + part * (later_at[rows[crossed]] - at[crossed]))
         later_at[rows[sampled]], later_last[rows[sampled]] = at[sampled], last[sampled]
-        rows, places = rows[~crossed], samples.previous_row[places[~crossed]]
+        rows, sample_rows = rows[~crossed], samples.previous_row[sample_rows[~crossed]]
     return result

@@ -19,7 +19,7 @@ FIELDS = ("namespace", "group", "generation", "member", "reason", "seconds")
 
 
 class _Formatter(logging.Formatter):
-    """Base of both formats; `always` contains fields that every record gets."""
+    """Base of both formats; `extra_fields` are in every record."""
 
     def __init__(self, extra_fields: Mapping[str, object]) -> None:
         super().__init__()
@@ -50,11 +50,11 @@ def configure(
 ) -> None:
     """Write logs to standard error from now on; other libraries log warnings and errors only.
 
-    `always`: fields of every record, such as the name of the process.
+    `extra_fields` are in every record, such as the name of the process.
     """
     for setting, value, choices in (("level", level, LEVELS), ("format", log_format, FORMATS)):
         if value not in choices:
-            raise ValueError(f"There is no log {setting} {value!r}; choose among {', '.join(choices)}")
+            raise ValueError(f"Unknown log {setting} {value!r}; choose one of {', '.join(choices)}")
     formatter = _JsonFormatter(extra_fields) if log_format == "json" else _TextFormatter(extra_fields)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)

@@ -61,9 +61,8 @@ class ComputedMetric:
     def render_lines(self, text_format: MetricsFormat) -> Iterator[str]:
         """Yield the metric's lines."""
         metric = self.metric
-        is_short = (
-            text_format is MetricsFormat.OPENMETRICS and metric.kind == "counter"
-        )  # only a counter's samples end in `_total`
+        # In OpenMetrics, only a counter's samples end in `_total`, not its name.
+        is_short = text_format is MetricsFormat.OPENMETRICS and metric.kind == "counter"
         name = metric.name.removesuffix("_total") if is_short else metric.name
         yield f"# HELP {name} {metric.help}"
         yield f"# TYPE {name} {metric.kind}"
@@ -99,12 +98,12 @@ class Metrics:
         return Histogram(name, help_text, labels, buckets=tuple(bounds), registry=self._registry)
 
     def add_computed(self, metric: Metric, compute_samples: Callable[[], Mapping[Labels, float]]) -> None:
-        """Declare a metric; `look` returns its samples at each scrape."""
+        """Declare a metric; `compute_samples` runs at each scrape."""
         self.declared.append(metric)
         self._computed_metrics.append(ComputedMetric(metric, compute_samples))
 
     def render(self, text_format: MetricsFormat, computed_metrics: Iterable[ComputedMetric] = ()) -> bytes:
-        """Render all declared metrics, and further ones that are looked up."""
+        """Render all declared metrics, and further computed ones."""
         encode = openmetrics.generate_latest if text_format is MetricsFormat.OPENMETRICS else exposition.generate_latest
         counted = encode(self._registry).decode().removesuffix(_END)
         lines = [

@@ -37,8 +37,8 @@ def parse_queue(text: str) -> Queue:
     """Parse a queue as users spell it; a topic has no slash, a broker may have one."""
     match = _QUEUE_PATTERN.fullmatch(text)
     if not match:
-        problem = f"The queue {single_line(text, 100)!r} cannot be read"
-        raise ValueError(f"{problem}: write it as TOPIC/BROKER/ID, orders/broker-a/3")
+        spelled = repr(single_line(text, 100))
+        raise ValueError(f"Invalid queue {spelled}: write it as TOPIC/BROKER/ID, such as orders/broker-a/3")
     return Queue(match[1], match[2], int(match[3]))
 
 
@@ -253,7 +253,7 @@ class Roster:
 def _sorted_queues(queues: Iterable[tuple[str, str, int]]) -> tuple[Queue, ...]:
     listed = [queue if type(queue) is Queue else _to_queue(queue) for queue in queues or ()]
     if not listed:
-        raise ValueError("There is nothing to assign: give at least one queue")
+        raise ValueError("The list of queues is empty; give at least one queue")
     plain = all(name.isascii() for name in {queue.topic for queue in listed} | {queue.broker for queue in listed})
     listed.sort(
         key=None if plain else lambda queue: (java_sort_key(queue.topic), java_sort_key(queue.broker), queue.id)
@@ -266,7 +266,7 @@ def _sorted_queues(queues: Iterable[tuple[str, str, int]]) -> tuple[Queue, ...]:
 
 def _to_queue(value: object) -> Queue:
     if not isinstance(value, tuple | list) or len(value) != len(Queue._fields):
-        raise ValueError(f"Queue {value!r} cannot be meant: give (topic, broker, id)")
+        raise ValueError(f"{value!r} is not a queue: give (topic, broker, id)")
     return Queue._make(value)
 
 
@@ -274,10 +274,10 @@ def _sorted_members(members: Iterable[str]) -> tuple[str, ...]:
     listed = [members] if isinstance(members, str) else list(members or ())
     for name in listed:
         if not isinstance(name, str):
-            raise ValueError(f"A member is named {name!r}, which is no name; give a text")  # noqa: TRY004 - bad input
+            raise ValueError(f"Member name {name!r} is not a string")  # noqa: TRY004 - bad input
     listed.sort(key=java_sort_key)
     if not listed:
-        raise ValueError("There is nobody to assign to: give at least one member")
+        raise ValueError("The list of members is empty; give at least one member")
     if not all(listed):
         raise ValueError("A member's name is empty; name every member")
     for name, following in pairwise(listed):

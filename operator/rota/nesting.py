@@ -6,7 +6,7 @@ _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{}]', re.DOTALL)
 
 
 def without_deep_values(text: bytes, max_levels: int) -> bytes:
-    """Return the same JSON with `null` in place of each object and list that is nested deeper than `levels`."""
+    """Return the same JSON with `null` in place of each object and list that is nested deeper than `max_levels`."""
     parts: list[bytes] = []
     depth = start = 0
     for token in _TOKEN.finditer(text):

@@ -14,13 +14,13 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 
 from rota.model import single_line
 
-LONGEST_REASON = 200  # characters of why a request failed
+MAX_REASON_CHARS = 200  # of why a request failed
 
 
 def batch_processor(exporter: SpanExporter, max_queued_spans: int) -> SpanProcessor:
     """Return a processor that sends spans in a thread.
 
-    When its queue is full, it drops the oldest span, and logs that. OTEL_BSP_MAX_QUEUE_SIZE overrides `max_queue`.
+    A full queue drops its oldest span, and logs that. OTEL_BSP_MAX_QUEUE_SIZE overrides `max_queued_spans`.
     """
     size = None if os.environ.get(OTEL_BSP_MAX_QUEUE_SIZE, "").strip() else max_queued_spans
     return BatchSpanProcessor(exporter, max_queue_size=size)
@@ -91,10 +91,10 @@ def _describe(error: requests.RequestException) -> str:
     for cause in _causes(error):
         if isinstance(cause, ssl.SSLError):
             reason = getattr(cause, "verify_message", "") or cause.reason
-            return f"it does not speak https, or its certificate is not trusted ({reason})"
+            return f"it does not support TLS, or its certificate is not trusted ({reason})"
         if isinstance(cause, OSError) and cause.strerror:
             return cause.strerror
-    return single_line(str(error), LONGEST_REASON)
+    return single_line(str(error), MAX_REASON_CHARS)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -113,4 +113,6 @@ def _refuse_redirect(response: requests.Response, **_: Any) -> None:
     """Raise for a redirect, which the exporter would take for success."""
     response.close()
     if HTTPStatus.MULTIPLE_CHOICES <= response.status_code < HTTPStatus.BAD_REQUEST:
-        raise requests.RequestException(f"a redirect ({response.status_code}) is not followed; name its target instead")
+        raise requests.RequestException(
+            f"a redirect ({response.status_code}) is not followed; configure its target as the endpoint"
+        )

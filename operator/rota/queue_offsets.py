@@ -33,7 +33,7 @@ class QueueOffsets(dict[Queue, int | None]):
 
 
 class OffsetsPage(NamedTuple):
-    """One page; `next` is the start of the next page, or None on the last page."""
+    """One page; `next_start` is where the next page starts, or None on the last page."""
 
     offsets: QueueOffsets
     next_start: int | None = None
@@ -58,7 +58,7 @@ class QueueProgress(NamedTuple):
 
 
 class ProgressPage(NamedTuple):
-    """The progress of one process in some queues; `next` is the start of the next page, or None on the last page."""
+    """The progress of one process in some queues; `next_start` is the start of the next page, None on the last page."""
 
     incarnation: str
     queues: dict[Queue, QueueProgress]

@@ -4,7 +4,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise
 from typing import TypeVar
 
 from rota.model import Queue
@@ -16,9 +16,7 @@ RangesByTopic = dict[str, dict[str, str]]
 _RANGE_PATTERN = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 _ID_PATTERN = re.compile(r"0|[1-9]\d{0,8}", re.ASCII)
 MAX_TOPIC_BROKER_PAIRS = 20_000  # pairs of topic and broker of one group: each takes memory, however few queues it has
-MAX_QUEUES_PER_DOCUMENT = (
-    2**17
-)  # queues in one document or report: a short text can name that many, and all are expanded
+MAX_QUEUES_PER_DOCUMENT = 2**17  # or report: a short text can name that many, and all are expanded
 
 
 class RangedQueues(AbstractSet[Queue]):
@@ -83,7 +81,7 @@ def from_ranges(ranged: Mapping[str, Mapping[str, str]]) -> list[Queue]:
         for broker, ids in brokers.items():
             queues += [Queue(topic, broker, number) for number in parse_ids(ids)]
             if len(queues) > MAX_QUEUES_PER_DOCUMENT:
-                raise ValueError(f"There are more than {MAX_QUEUES_PER_DOCUMENT} queues in one share")
+                raise ValueError(f"more than {MAX_QUEUES_PER_DOCUMENT} queues are named")
     return queues
 
 
@@ -93,12 +91,12 @@ def parse_ids(ranges: str) -> list[int]:
 
 
 def check_ranges(*mappings: RangesByTopic) -> None:
-    """Raise ValueError if ranges are invalid or name more than MOST_IDS queues; the queues are not expanded."""
-    room = MAX_QUEUES_PER_DOCUMENT
-    for ids in (ids for ranged in mappings for brokers in ranged.values() for ids in brokers.values()):
-        room -= sum(last - first + 1 for first, last in _parse_spans(ids))
-        if room < 0:
-            raise ValueError(f"it names more than {MAX_QUEUES_PER_DOCUMENT} queues")
+    """Raise ValueError if ranges are invalid or name too many queues; the queues are not expanded."""
+    count = 0
+    for brokers in chain.from_iterable(ranged.values() for ranged in mappings):
+        count += sum(last - first + 1 for ids in brokers.values() for first, last in _parse_spans(ids))
+        if count > MAX_QUEUES_PER_DOCUMENT:
+            raise ValueError(f"more than {MAX_QUEUES_PER_DOCUMENT} queues are named")
 
 
 def count_topic_broker_pairs(*mappings: RangesByTopic) -> int:
@@ -109,16 +107,16 @@ def count_topic_broker_pairs(*mappings: RangesByTopic) -> int:
 def _parse_spans(ranges: str) -> list[tuple[int, int]]:
     """Parse `0-3,7` as 0 to 3, 7 to 7."""
     spans: list[tuple[int, int]] = []
-    room = MAX_QUEUES_PER_DOCUMENT
+    count = 0
     for part in ranges.split(","):
         match = _RANGE_PATTERN.fullmatch(part.strip())
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
-        room -= last - first + 1
-        if last < first or room < 0:
-            raise ValueError(f"Queue ids {_shorten(ranges)} cannot be read: write them as 0-3,7")
+        count += last - first + 1
+        if last < first or count > MAX_QUEUES_PER_DOCUMENT:
+            raise ValueError(f"Invalid queue ids {_shorten(ranges)}: write them as 0-3,7")
         spans.append((first, last))
     if any(later[0] <= earlier[1] for earlier, later in pairwise(sorted(spans))):
-        raise ValueError(f"Queue ids {_shorten(ranges)} name one id twice")
+        raise ValueError(f"Invalid queue ids {_shorten(ranges)}: an id is named twice")
     return spans
 
 
@@ -147,5 +145,5 @@ def iterate_entries(nested: Mapping[str, Mapping[str, Mapping[str, T]]]) -> Iter
         for broker, ids in brokers.items():
             for number, entry in ids.items():
                 if not _ID_PATTERN.fullmatch(number):
-                    raise ValueError(f"Queue id {number!r} is no number")
+                    raise ValueError(f"Queue id {number!r} is not a number")
                 yield Queue(topic, broker, int(number)), entry

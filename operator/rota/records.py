@@ -1,7 +1,7 @@
 """The records of the journal, one line of JSON each: writing and reading. docs/journal.md describes all fields.
 
-New fields do not change `SCHEMA`; a new meaning of a field does. A line that a crash cut off is never read as a record:
-the brace that closes a record is its last character.
+New fields do not change `RECORD_SCHEMA`; a new meaning of a field does. A line that a crash cut off is never read as a
+record: the brace that closes a record is its last character.
 """
 
 from datetime import datetime
@@ -10,11 +10,12 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
+from rota.ranges import RangesByTopic
+
 RECORD_SCHEMA = 1
 
 Count = Annotated[int, Meta(ge=0)]
 Time = Annotated[datetime, Meta(tz=True)]
-Ranges = dict[str, dict[str, str]]  # ids such as 0-3,7 by topic and broker
 
 
 def journal_record(kind: str, group: str, at: str, **facts: object) -> dict[str, object]:
@@ -74,7 +75,7 @@ class Handover(
     act: str
     proof: str
     state: str
-    queues: Ranges
+    queues: RangesByTopic
     holder: str | None = None
     holder_uid: str | None = None
     to: str | None = None
@@ -87,7 +88,7 @@ class Obeyed(Fact, frozen=True, kw_only=True, tag="obeyed"):
     generation: Count
     member: str
     uid: str
-    queues: Ranges
+    queues: RangesByTopic
 
 
 class Rebalance(Fact, frozen=True, kw_only=True, tag="rebalance"):
@@ -107,7 +108,7 @@ class Owner(Struct, frozen=True):
 
     uid: str
     standing: str
-    queues: Ranges
+    queues: RangesByTopic
     room: str | None = None
 
 
@@ -117,7 +118,7 @@ class Releasing(Struct, frozen=True, rename={"holder": "from", "holder_uid": "fr
     holder: str
     holder_uid: str
     to: str | None
-    queues: Ranges
+    queues: RangesByTopic
 
 
 class Owners(Fact, frozen=True, kw_only=True, tag="owners", rename="camel"):
@@ -131,7 +132,7 @@ class Owners(Fact, frozen=True, kw_only=True, tag="owners", rename="camel"):
     rules: dict[str, Any]
     members: dict[str, Owner]
     releasing: list[Releasing]
-    unowned: Ranges
+    unowned: RangesByTopic
 
 
 class Columns(Struct, frozen=True):
@@ -145,7 +146,7 @@ class Columns(Struct, frozen=True):
     def __post_init__(self) -> None:
         """Refuse lists of different lengths."""
         if len({len(self.ids), len(self.first), len(self.last), len(self.committed)}) > 1:
-            raise ValueError("ids, first, last and committed are not of one length")
+            raise ValueError("ids, first, last and committed differ in length")
 
 
 class Offsets(Fact, frozen=True, kw_only=True, tag="offsets"):
@@ -180,7 +181,7 @@ class Redelivered(
     holder_uid: str
     to: str
     to_uid: str
-    queues: Ranges
+    queues: RangesByTopic
 
 
 class Gap(Record, frozen=True, kw_only=True, tag="gap"):
@@ -234,11 +235,11 @@ def _describe_error(line: bytes, error: Exception) -> str:
     try:
         head = _head.decode(line)
     except (ValueError, RecursionError):
-        return f"The line is torn, or no record of the journal: {error}"
+        return f"The line is incomplete, or not a journal record: {error}"
     if head.schema > RECORD_SCHEMA:
         return _describe_newer_schema(head.schema)
     if head.kind not in _KIND_NAMES:
-        return f"The record is of the kind {head.kind!r}, which this version does not know; pass over it"
+        return f"Record kind {head.kind!r} is unknown to this version; skip the record"
     return f"The {head.kind} record cannot be read: {error}"
 
 

@@ -78,7 +78,7 @@ class RedeliveryRules(NamedTuple):
 
 
 def count_redelivered(delivered: UncommittedDelivery, start_offset: int) -> int:
-    """Return how many offsets that the app was given are read again by a reader that begins at `start`."""
+    """Return how many offsets that the app was given are read again by a reader that begins at `start_offset`."""
     first = (
         start_offset
         if delivered.is_last or delivered.committed_offset is None
@@ -126,7 +126,7 @@ class DeliveryTracker:
     ) -> list[Redelivery]:
         """Store a reader's progress in queues that it owns; return the redeliveries in queues that it has taken over.
 
-        `most`: how many queues may be kept, if that is less than the limit.
+        At most `max_queues` queues are tracked, and never more than MAX_TRACKED_QUEUES.
         """
         redelivered: list[Redelivery] = []
         max_queues = min(max_queues, MAX_TRACKED_QUEUES)
@@ -171,7 +171,8 @@ class DeliveryTracker:
         }
         tracked = {queue for queue, entry in self.by_queue.items() if entry.reader == reader and not entry.cause}
         owned = _owned_by(reader.holder, assignment, tracked | last.keys())
-        had, releasing = RangedQueues(previous.held, previous.releasing), RangedQueues(report.releasing)
+        had = RangedQueues(previous.held, previous.releasing)
+        releasing = RangedQueues(report.releasing)
         for queue in (tracked | (owned & last.keys() & had)) - RangedQueues(report.held):
             if queue not in owned and assignment is not None and queue in assignment.forced:
                 self.by_queue[queue] = self.by_queue[queue]._replace(cause=RedeliveryCause.FORCED)
@@ -186,7 +187,7 @@ class DeliveryTracker:
     def queues_awaiting_reader(self, has_ended: Callable[[ReaderProcess], bool], now: float) -> set[Queue]:
         """Return the queues whose reader ended lately, and whose next reader has not reported where it began.
 
-        Queues that no reader has taken over for KEPT_SECONDS are forgotten.
+        Queues that no reader has taken over for FORGET_AFTER_SECONDS are forgotten.
         """
         ended = {reader for reader in {entry.reader for entry in self.by_queue.values()} if has_ended(reader)}
         waiting = {queue: entry for queue, entry in self.by_queue.items() if entry.cause or entry.reader in ended}

@@ -84,7 +84,9 @@ class Report(Struct, frozen=True, kw_only=True, weakref=True):
     consumers_changed: int | None = msgspec.field(name="consumersChanged", default=None)
     states: dict[str, int] = {}  # how many queues the member is not reading now, by state; `revision` ignores them
     uncommitted: list[Uncommitted] = []  # `revision` ignores them; final for a queue that the member has released
-    incarnation: str = ""  # of the sidecar's process: changes with a restart; usually a number, see `process`
+    incarnation: str = (
+        ""  # of the sidecar's process: changes with a restart; usually a number, see `incarnation_number`
+    )
 
     @property
     def active_queues(self) -> frozenset[Queue]:
@@ -147,7 +149,7 @@ def _check_part_sizes(text: bytes | str) -> bytes | str:
     for name in parts.__struct_fields__:
         limit = MAX_PART_BYTES.get(name, MAX_FIELD_BYTES)
         if (size := len(bytes(getattr(parts, name)))) > limit:
-            raise ReportTooLargeError(f"{name} takes {size:,} bytes, and {limit:,} are the most")
+            raise ReportTooLargeError(f"{name} takes {size:,} bytes; the limit is {limit:,}")
     return msgspec.json.encode(parts)
 
 
@@ -170,5 +172,5 @@ def decode_report(text: bytes | str) -> Report:
         raise ValueError(f"The report cannot be read: {error}") from None
     if (places := count_topic_broker_pairs(report.held, report.releasing)) > MAX_TOPIC_BROKER_PAIRS:
         problem = f"The report names {places:,} pairs of topic and broker"
-        raise ReportTooLargeError(f"{problem}; {MAX_TOPIC_BROKER_PAIRS:,} are the most")
+        raise ReportTooLargeError(f"{problem}; the limit is {MAX_TOPIC_BROKER_PAIRS:,}")
     return report

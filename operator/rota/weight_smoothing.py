@@ -5,9 +5,10 @@ from math import sqrt
 
 from rota.model import Queue
 
-# Two measurements of a member's load may differ by NOISE of the root of its queues' squared weights, and by LEAST of
-# the mean load: more than a noise of 10 % causes, also where one member was given all queues that looked heavy.
-NOISE_SHARE, MIN_CHANGE_SHARE = 0.3, 0.12
+# Two measurements of a member's load may differ by both of these: more than a noise of 10 % causes, also if one member
+# was given all queues that looked heavy.
+NOISE_SHARE = 0.3  # of the root of its queues' squared weights
+MIN_CHANGE_SHARE = 0.12  # of the mean load
 
 Weights = Mapping[Queue, float]
 
@@ -19,17 +20,17 @@ def filter_noise(previous: Weights, current: Weights, owners: Mapping[Queue, str
     a member's queues partly cancels out: it grows with the root of the sum of their squared weights. But not wholly: a
     member that was given queues because of noise in their weights carries another load by the next measurement.
     """
-    total, formerly = sum(current.values()), sum(previous.values())
-    if previous.keys() != current.keys() or not formerly:
+    total, previous_total = sum(current.values()), sum(previous.values())
+    if previous.keys() != current.keys() or not previous_total:
         return current
     change: dict[str, float] = {}
     squares: dict[str, float] = {}
     for queue, weight in current.items():  # only shares are compared: an equal growth of all weights moves nothing
         owner = owners.get(queue, "")
-        change[owner] = change.get(owner, 0.0) + weight - previous[queue] * total / formerly
+        change[owner] = change.get(owner, 0.0) + weight - previous[queue] * total / previous_total
         squares[owner] = squares.get(owner, 0.0) + weight * weight
     mean = total / (len(change.keys() - {""}) or 1)
-    clearly = any(
+    has_changed = any(
         abs(delta) > max(NOISE_SHARE * sqrt(squares[owner]), MIN_CHANGE_SHARE * mean) for owner, delta in change.items()
     )
-    return current if clearly else previous
+    return current if has_changed else previous

@@ -81,7 +81,7 @@ async def follows(world: OperatedNamespace, strategy: str, **spec: Any) -> str:
         (
             by_config(0, "3-1"),
             "InvalidPolicy",
-            "RebalancePolicy rules: spec.options.byConfig.members[0].queues[0].ids '3-1' cannot be read",
+            "RebalancePolicy rules: spec.options.byConfig.members[0].queues[0].ids '3-1' is not valid",
         ),
     ],
 )
@@ -117,7 +117,7 @@ async def test_policy_leaves_queues_without_an_existing_member_unowned_and_count
     await two_members(world)
     policy = await follows(world, **spec)
     await world.until(*shares)
-    left = f"{8 - sum(shares)} queues that nobody works"
+    left = f"{8 - sum(shares)} queues without an owner"
     assert (await world.condition("QueuesUnowned"))["message"] == left
     await world.api.delete(policy)  # nothing that nobody works is given to anybody by guesses
     await world.condition("MissingPolicy")
@@ -260,7 +260,7 @@ async def test_credentials_secret_that_is_created_or_changed_is_picked_up(world:
 
 
 async def test_condition_no_members_is_set_at_once_when_the_last_member_leaves(world: OperatedNamespace) -> None:
-    nobody = "Nobody is there to work 8 queues"
+    nobody = "The group has no member to consume 8 queues"
     assert (await world.condition("Ready"))["message"] == "8 queues wait for the group's first member"
     await world.fleet.add("orders-a")
     await world.until(8)
@@ -283,7 +283,9 @@ async def test_condition_no_members_of_a_new_group_comes_after_the_time_that_pod
     await world.api.create(pods, a_pod("orders-x", GROUP))
     await world.api.patch(f"{pods}/orders-x/status", {"status": {"containerStatuses": [container]}})
     problem = await world.condition("NoMembers")
-    assert problem["message"] == "No member can work 8 queues: orders-x does not run: ImagePullBackOff of container app"
+    assert (
+        problem["message"] == "No member can consume 8 queues: orders-x does not run: ImagePullBackOff of container app"
+    )
 
 
 @pytest.mark.slow("500 pods that never start")

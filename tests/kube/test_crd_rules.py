@@ -75,7 +75,7 @@ EMPTY: Object = {"rocketmq": {"nameServers": []}}
 ENCRYPTED_BY_NAME = {"broker": {"rocketmq": {"nameServers": ["ns:9876"], "tls": {"caSecret": {"name": "ca"}}}}}
 ORDERLY_PULL = {"ordering": "Orderly", "delivery": {"mode": "Pull"}}
 OWN = "spec.subscriptions names a topic that is the group's own: members read its retries anyway"
-NEED = "is missing: strategy {} cannot work without it"
+NEED = "is missing: strategy {} requires it"
 
 # Names that would lead a request for a Secret to another object, were they put into its path as they are.
 PATHS_AS_NAMES = ["../../victim/secrets/rmq-admin", "..", "%2e%2e", "a%2fb", "a//b", "a?b", "a#b", "a\n", "A", "a..b"]
@@ -113,7 +113,7 @@ BAD_GROUPS: list[tuple[Object, str, str]] = [
         "",
     ),
     (nested("startFrom.position", "Newest"), "spec.startFrom.position: Unsupported", "position: invalid enum value"),
-    (nested("startFrom.timestamp", "2026-01-01T00:00:00Z"), "startFrom.timestamp goes with position Timestamp", ""),
+    (nested("startFrom.timestamp", "2026-01-01T00:00:00Z"), "startFrom.timestamp requires position Timestamp", ""),
     (
         {"startFrom": {"position": "Timestamp", "timestamp": "yesterday"}},
         "spec.startFrom.timestamp: Invalid value",
@@ -147,7 +147,7 @@ BAD_GROUPS: list[tuple[Object, str, str]] = [
         )
         for value in (0, 2**31)
     ),
-    ({"replicas": 3}, "spec.replicas goes with spec.template; without one somebody else runs the pods", ""),
+    ({"replicas": 3}, "spec.replicas requires spec.template; without a template Rota neither runs", ""),
     ({"replicas": -1, "template": {}}, "greater than or equal to 0", "expected int >= 0"),
     ({"replicas": 2**31, "template": {}}, "spec.replicas: Invalid value", "expected int <= 2147483647"),
     ({"replicas": "three", "template": {}}, "spec.replicas: Invalid value", "spec.replicas: expected int"),
@@ -198,7 +198,7 @@ BAD_POLICIES: list[tuple[Object, str, str]] = [
         "spec.options.byConfig.members[0].queues[0]: object missing required field broker",
     ),
     (by_config("a-b"), "queues[0].ids in body should match", "queues[0].ids: expected str matching regex"),
-    (by_config("0-1000000"), "queues[0].ids in body should match", "ids '0-1000000' cannot be read"),
+    (by_config("0-1000000"), "queues[0].ids in body should match", "ids '0-1000000' is not valid"),
     (
         {"strategy": "ByMachineRoom", **nested("options.byMachineRoom.rooms", [])},
         "spec.options.byMachineRoom.rooms: Invalid value",
@@ -335,7 +335,7 @@ async def test_crd_rejects_some_objects_that_the_parser_accepts(api: Api, body: 
 @pytest.mark.parametrize(
     ("ids", "sentence"),
     [
-        (("3-1",), "members[0].queues[0].ids '3-1' cannot be read"),
+        (("3-1",), "members[0].queues[0].ids '3-1' is not valid"),
         (("1,0-2",), "members[0].queues[0].ids names queue t/b/1"),
         (("0-3", "5,2-8"), "members[1].queues[0].ids names queue t/b/2"),
     ],

@@ -217,7 +217,7 @@ async def test_crd_scale_subresource_rejects_a_group_without_a_template(api: Api
 
 async def test_crd_requires_replicas_and_template_together(api: Api, namespace: str) -> None:
     path = await a_group(api, namespace, FLEET)
-    for left, sentence in (("replicas", "spec.replicas is missing"), ("template", "spec.replicas goes with")):
+    for left, sentence in (("replicas", "spec.replicas is missing"), ("template", "spec.replicas requires")):
         with pytest.raises(ApiError, match=sentence):
             await api.patch(path, {"spec": {left: None}})
     bare = await api.patch(path, {"spec": {"replicas": None, "template": None}})

@@ -124,7 +124,7 @@ class Move:
         group = await self.group()
         told = conditions(group)
         foreign = told.get("UnmanagedConsumers", {}).get("message", "0").partition(" ")[0]
-        only = told.get("Ready", {}).get("message", "").startswith("Only foreigners")
+        only = told.get("Ready", {}).get("message", "").startswith("Only unmanaged consumers")
         seen = int(foreign) == self.theirs and (at_rest(group, self.ours) if self.ours else only)
         shared = [queue for pod in javas for queue in self._shares.get(pod, ())] + await self._shared_by_us()
         return seen and sorted(shared) == [*range(QUEUES)]

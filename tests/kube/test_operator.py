@@ -186,8 +186,8 @@ async def test_leader_election_lets_the_second_replica_take_over(
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ((), r"Nothing can be answered at [\d.]+, port 8080: Address already in use; give another --address or --port"),
-        (("--address", "192.0.2.1"), r"Nothing can be answered at 192.0.2.1, port 8080: .*; give another .*"),
+        ((), r"Cannot listen on [\d.]+, port 8080: Address already in use; give another --address or --port"),
+        (("--address", "192.0.2.1"), r"Cannot listen on 192.0.2.1, port 8080: .*; give another .*"),
         (("--journal", "/dev/null/a"), "--journal /dev/null/a is not writable: .*; choose another folder"),
         (("--journal-limit", "much"), r"--journal-limit 'much'.*"),
         (("--namespace", "Shop"), "--namespace 'Shop' is not a valid namespace name; kubectl get namespaces lists"),

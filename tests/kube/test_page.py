@@ -128,7 +128,7 @@ async def test_page_shows_unknown_values_as_unknown_and_never_as_0(browser: Brow
 
 
 async def test_page_names_failing_messages_and_estimates_delayed_ones(browser: Browser, served: Served) -> None:
-    message = "orders/broker-a/3, offset 17: failed 4 times, at last with status 500"
+    message = "orders/broker-a/3, offset 17: failed 4 times, most recently with status 500"
     member = a_member("m0", troubles=["The app answers 404"], failing=[message])
     served.put(a_detail(summary=a_summary(retrying=3, delayed=40), members=[member]))
     await open_group(browser, served.url)

@@ -176,7 +176,7 @@ async def test_condition_of_failing_deliveries_lasts_while_the_app_answers_500_t
         return [it for member in (await detail(shop, address)).members for it in member.failing]
 
     assert re.fullmatch(
-        rf"%RETRY%{GROUP}/\S+/0, offset \d+ \(sent to {GROUP}\): failed \d+ times, at last with status 500",
+        rf"%RETRY%{GROUP}/\S+/0, offset \d+ \(sent to {GROUP}\): failed \d+ times, most recently with status 500",
         (await soon(named))[0],
     )
     shop.rules.write_text("[]")

@@ -137,8 +137,8 @@ async def test_status_and_events_in_kubectl_describe_tell_the_history_of_a_group
         r"Reason: +MemberTerminated",
         r"Strategy: +Averagely",
         r"Message: +8 queues, 1 member",
-        r"Message: +Every queue is where the policy wants it",
-        r"Message: +Nothing is wrong",
+        r"Message: +Every queue is with the member that the policy chooses",
+        r"Message: +No problems",
     ):
         assert re.search(line, status), line
     events = told(described)

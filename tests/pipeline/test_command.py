@@ -479,7 +479,7 @@ UNREADABLE = pytest.mark.slow("journals of a later schema or with impossible tim
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ('{"schema":1,"kind":"verd', "The line is torn, or no record of the journal"),
+        ('{"schema":1,"kind":"verd', "The line is incomplete, or not a journal record"),
         pytest.param(
             verdict(8).replace('"schema":1', '"schema":2'),
             "The record has schema 2; this version reads 1",

@@ -69,10 +69,10 @@ def test_journal_lines_that_are_no_records_are_quarantined_with_a_reason(spark: 
     got = read_facts(spark, str(tmp_path)).quarantine.orderBy("line").collect()
     assert {(row.file, row.date) for row in got} == {("date=2026-11-21/08-a+b c.jsonl", date(2026, 11, 21))}
     assert [row.reason.partition(":")[0] for row in got] == [
-        "The line is torn, or no record of the journal",
-        "The record is of the kind 'weather', which this version does not know; pass over it",
+        "The line is incomplete, or not a journal record",
+        "Record kind 'weather' is unknown to this version; skip the record",
         "The record has schema 2; this version reads 1",
-        "The line is torn, or no record of the journal",
+        "The line is incomplete, or not a journal record",
     ]
     assert read_facts(spark, str(tmp_path)).verdict.count() == 1
 

@@ -202,8 +202,8 @@ def test_ingest_rejects_unreadable_queue_ranges(spark: SparkSession) -> None:
     rows = spark.createDataFrame([(it.decode(),) for it in lines], "line string").transform(judge_lines).collect()
     assert [row.reason for row in rows] == [
         None,
-        "Queue ids 'nonsense' cannot be read: write them as 0-3,7",
-        "Queue ids '0-2147483646' cannot be read: write them as 0-3,7",
+        "Invalid queue ids 'nonsense': write them as 0-3,7",
+        "Invalid queue ids '0-2147483646': write them as 0-3,7",
     ]
 
 

@@ -229,7 +229,7 @@ async def test_cli_sidecar_port_in_use_is_reported_in_one_sentence(tmp_path: Pat
             _, errors = await command.process.communicate()
             assert command.process.returncode == 2
             last = errors.decode().splitlines()[-1]
-            assert last == f"rota: Nothing can be answered at 127.0.0.1, port {port}: Address already in use"
+            assert last == f"rota: Cannot listen on 127.0.0.1, port {port}: Address already in use"
             assert "Traceback" not in errors.decode()
 
 

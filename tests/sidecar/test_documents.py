@@ -26,8 +26,8 @@ async def test_document_that_is_torn_old_changed_or_deleted_changes_nothing(rock
         whole = str(good[PLAIN_KEY])
         nothing = encode_assignment(replace(decode_assignment(whole), members={}))
         bad = {
-            "it is no JSON object": whole[: len(whole) // 2],
-            "its sum does not match": whole.replace(f'"generation":{fleet.generation}', '"generation":99'),
+            "not a complete JSON object": whole[: len(whole) // 2],
+            "its checksum does not match": whole.replace(f'"generation":{fleet.generation}', '"generation":99'),
             "has generation 1, but 2 is obeyed": old[PLAIN_KEY],
             "has another text than the generation 2": nothing[PLAIN_KEY],
         }

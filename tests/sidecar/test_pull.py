@@ -427,10 +427,7 @@ async def test_pull_mode_is_switched_at_runtime_and_a_port_in_use_is_reported(
             async def told() -> str | None:
                 return (await member.report()).troubles.get(Reason.PULL_PORT_UNAVAILABLE)
 
-            assert (
-                await soon(told)
-                == f"Nothing can be answered at {member.address}, port {pull.PORT}: Address already in use"
-            )
+            assert await soon(told) == f"Cannot listen on {member.address}, port {pull.PORT}: Address already in use"
         await member.answers()
         assert (await member.report()).troubles == {}
         assert bodies(await member.get_all(1)) == ["a"]

@@ -217,7 +217,7 @@ async def test_settings_that_cannot_be_read_are_reported_and_the_previous_ones_s
         member.put('{"schema": 9}', member.assignment([FIRST, SECOND]))
         report = await member.until(lambda it: "UnsupportedSettings" in it.troubles)
         assert report.troubles["UnsupportedSettings"] == (
-            "The settings in group.json cannot be read: its schema is 9, and 1 is read"
+            "The settings in group.json cannot be read: its schema is 9; this version reads schema 1"
         )
         await member.until(lambda it: it.active_queues == {FIRST, SECOND})
         await member.send("1", queue=1)

@@ -84,9 +84,9 @@ def test_report_page_of_deliveries_that_is_invalid_or_too_large_is_none(text: by
 def test_message_that_fails_or_hangs_is_described_without_its_key() -> None:
     failed = FailingMessage("orders", "%RETRY%shop", "broker-a", 0, 17, 4, 12.0, "5xx", 503)
     assert describe_message(failed) == (
-        "%RETRY%shop/broker-a/0, offset 17 (sent to orders): failed 4 times, at last with status 503"
+        "%RETRY%shop/broker-a/0, offset 17 (sent to orders): failed 4 times, most recently with status 503"
     )
     late = msgspec.structs.replace(failed, outcome="timeout", status=0)
-    assert describe_message(late).endswith(": failed 4 times, at last without an answer in time")
+    assert describe_message(late).endswith(": failed 4 times, most recently with a timeout")
     hanging = FailingMessage("orders", "orders", "broker-a", 3, 18, 1, 44.6)
     assert describe_message(hanging) == "orders/broker-a/3, offset 18: has been at the app for 45 s, in attempt 1"

@@ -11,18 +11,18 @@ from rota.model import Reason
 @pytest.mark.parametrize(
     ("facts", "reason", "told", "seconds"),
     [
-        ({"moves": 0}, Reason.NOTHING_WOULD_CHANGE, "Every queue is where the policy wants it", None),
-        ({"paused": True}, Reason.PAUSED, "The policy is paused; 2 queues will move when it no longer is", None),
+        ({"moves": 0}, Reason.NOTHING_WOULD_CHANGE, "Every queue is with the member that the policy chooses", None),
+        ({"paused": True}, Reason.PAUSED, "The policy is paused; 2 queues will move once it is resumed", None),
         (
             {"missing_metadata": ("a",)},
             Reason.BROKER_METADATA_UNAVAILABLE,
-            "There is no view of a; nothing moves until there is",
+            "The broker returned no metadata of a; no queue moves until it does",
             None,
         ),
         (
             {"members_in_transition": ("m3",), "patience_seconds": 0.4},
             Reason.MEMBERS_STILL_JOINING,
-            "Waiting for m3 to come or go; 2 queues will move then",
+            "Waiting for m3 to join or leave; 2 queues will move then",
             0.4,
         ),
         (
@@ -34,13 +34,13 @@ from rota.model import Reason
         (
             {"moves_left": 0, "budget_refill_seconds": 60.0},
             Reason.BUDGET_SPENT,
-            "The budget is spent; 2 queues will move as it comes back",
+            "The budget is used up; 2 queues will move as it is refilled",
             60.0,
         ),
         (
             {"debounce": 0.5, "seconds_since_write": 0.25},
             Reason.DEBOUNCE,
-            "The last document was just written; 2 queues will move after it",
+            "An assignment was just written; 2 queues will move after the debounce time",
             0.25,
         ),
     ],
@@ -113,21 +113,21 @@ def test_gate_precedence_runs_from_no_change_and_pause_to_debounce() -> None:
 
 def test_budget_of_zero_moves_has_no_requeue_time() -> None:
     assert first_hold(GateFacts(moves=2, moves_left=0, budget_refill_seconds=None)) == Hold(
-        Reason.BUDGET_SPENT, "budget.maxMoves is 0; 2 queues will move once it is more"
+        Reason.BUDGET_SPENT, "budget.maxMoves is 0; 2 queues will move once it is raised"
     )
 
 
 def test_budget_spent_is_requeued_when_it_refills_even_at_once() -> None:
     assert first_hold(GateFacts(moves=1, moves_left=0)) == Hold(
-        Reason.BUDGET_SPENT, "The budget is spent; 1 queue will move as it comes back", 0.0
+        Reason.BUDGET_SPENT, "The budget is used up; 1 queue will move as it is refilled", 0.0
     )
 
 
 @pytest.mark.parametrize(
     ("names", "told"),
     [
-        (("a", "b", "c"), "There is no view of a, b, c; "),
-        (("a", "b", "c", "d", "e"), "There is no view of a, b, c and 2 more; "),
+        (("a", "b", "c"), "The broker returned no metadata of a, b, c; "),
+        (("a", "b", "c", "d", "e"), "The broker returned no metadata of a, b, c and 2 more; "),
     ],
 )
 def test_gate_message_truncates_long_name_lists(names: tuple[str, ...], told: str) -> None:

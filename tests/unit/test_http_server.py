@@ -396,7 +396,7 @@ async def test_http_server_without_file_descriptors_logs_once_and_recovers() -> 
 
 
 async def test_http_server_rejects_an_unresolvable_address_with_a_sentence() -> None:
-    told = re.escape("Nothing can be answered at foo.invalid, port 80: that address cannot be resolved; give another")
+    told = re.escape("Cannot listen on foo.invalid, port 80: that address cannot be resolved; give another")
     with pytest.raises(ValueError, match=told):
         await http_server.listen(web.Application(), "foo.invalid", 80, "; give another")
 
@@ -404,7 +404,7 @@ async def test_http_server_rejects_an_unresolvable_address_with_a_sentence() -> 
 async def test_http_server_rejects_an_address_in_use_with_a_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as busy:
         port = busy.getsockname()[1]
-        with pytest.raises(ValueError, match=f"at 127.0.0.1, port {port}: Address already in use"):
+        with pytest.raises(ValueError, match=f"on 127.0.0.1, port {port}: Address already in use"):
             await http_server.listen(web.Application(), "127.0.0.1", port)
 
 

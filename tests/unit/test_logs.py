@@ -66,5 +66,5 @@ def test_log_has_warnings_only_of_other_libraries(capsys: pytest.CaptureFixture[
 
 @pytest.mark.parametrize(("level", "style"), [("loud", "json"), ("info", "xml")])
 def test_log_option_that_does_not_exist_is_rejected(level: str, style: str) -> None:
-    with pytest.raises(ValueError, match="choose among"):
+    with pytest.raises(ValueError, match="choose one of"):
         logs.configure(level, style)

@@ -108,14 +108,14 @@ def test_settings_with_an_unknown_buffer_field_are_read() -> None:
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ([], "its schema is None, and 1 is read"),
-        ({}, "its schema is None, and 1 is read"),
-        (told() | {"schema": 2}, "its schema is 2, and 1 is read"),
+        ([], "its schema is None; this version reads schema 1"),
+        ({}, "its schema is None; this version reads schema 1"),
+        (told() | {"schema": 2}, "its schema is 2; this version reads schema 1"),
         ({"schema": 1}, "missing required field"),
         (told() | {"subscriptions": []}, r"\$.subscriptions"),
         (told() | {"drainTimeout": "30s"}, r"\$.drainTimeout"),
-        (told() | {"delivery": {"push": {"timeout": "30s"}}}, "'30s' is no number of seconds"),
-        (told() | {"delivery": {"push": {"timeout": 0}}}, "0 is no number of seconds"),
+        (told() | {"delivery": {"push": {"timeout": "30s"}}}, "'30s' is not a number of seconds"),
+        (told() | {"delivery": {"push": {"timeout": 0}}}, "0 is not a number of seconds"),
     ],
 )
 def test_settings_that_are_invalid_are_rejected_with_a_sentence(changed: Any, why: str) -> None:

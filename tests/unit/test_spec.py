@@ -53,14 +53,14 @@ def test_spec_of_every_documented_example_is_valid() -> None:
     ("changed", "sentence"),
     [
         ({"replicas": "three", "template": {}}, "spec.replicas: expected int"),
-        ({"replicas": 3}, "spec.replicas goes with spec.template"),
+        ({"replicas": 3}, "spec.replicas requires spec.template"),
         ({"group": "a b"}, "spec.group: expected str matching regex"),
         ({"group": 256 * "g"}, "spec.group: expected str of length <= 255"),
         ({"replicas": 2**31, "template": {}}, "spec.replicas: expected int <= 2147483647"),
         ({"rollout": {"maxSurge": -1}}, "spec.rollout.maxSurge: expected int >= 0"),
         ({"rollout": {"maxSurge": "101%"}}, "spec.rollout.maxSurge: expected str matching regex"),
         ({"rollout": {"maxSurge": "0%", "maxUnavailable": 0}}, "spec.rollout.maxSurge and maxUnavailable are both 0"),
-        ({"messageModel": "\ud800"}, r"spec has a text that is no Unicode: '\\ud800'"),
+        ({"messageModel": "\ud800"}, r"spec contains text that is not valid Unicode: '\\ud800'"),
         ({"subscriptions": []}, "spec.subscriptions: expected array of length >= 1"),
         ({"subscriptions": [{"topic": "a b"}]}, r"spec.subscriptions\[0\].topic: expected str matching regex"),
         ({"subscriptions": [{"topic": "a"}, {"topic": "a"}]}, "spec.subscriptions names a topic twice"),
@@ -80,7 +80,7 @@ def test_spec_of_every_documented_example_is_valid() -> None:
             {"delivery": {"push": {"timeout": "31s"}}, "ordering": "Orderly"},
             "spec.delivery.push.timeout may be at most",
         ),
-        ({"startFrom": {"timestamp": "2026-01-01T00:00:00Z"}}, "spec.startFrom.timestamp goes with position Timestamp"),
+        ({"startFrom": {"timestamp": "2026-01-01T00:00:00Z"}}, "spec.startFrom.timestamp requires position Timestamp"),
         (
             {"startFrom": {"position": "Timestamp", "timestamp": "yesterday"}},
             "spec.startFrom.timestamp: invalid RFC3339",
@@ -109,7 +109,7 @@ def test_spec_of_a_group_with_a_mistake_is_rejected_with_a_sentence_naming_the_f
     ("spec", "sentence"),
     [
         ({"strategy": "Stick"}, "spec.strategy: invalid enum value 'Stick'"),
-        ({"strategy": "Custom"}, "spec.options.custom is missing: strategy Custom cannot work without it"),
+        ({"strategy": "Custom"}, "spec.options.custom is missing: strategy Custom requires it"),
         (
             {"strategy": "Sticky", "options": {"balanced": {}}},
             "spec.options.balanced does not belong to strategy Sticky",
@@ -138,9 +138,9 @@ def test_spec_of_a_group_with_a_mistake_is_rejected_with_a_sentence_naming_the_f
         ({"budget": {"maxMoves": 1, "per": "1ms"}}, "spec.budget.per must be at least 1s"),
         (
             by_config("3-1"),
-            r"spec.options.byConfig.members\[0\].queues\[0\].ids '3-1' cannot be read: write it as 0-3,7",
+            r"spec.options.byConfig.members\[0\].queues\[0\].ids '3-1' is not valid: write ids as 0-3,7",
         ),
-        (by_config("0-999999999"), r"spec.options.byConfig.members\[0\].queues\[0\].ids '0-999999999' cannot be read"),
+        (by_config("0-999999999"), r"spec.options.byConfig.members\[0\].queues\[0\].ids '0-999999999' is not valid"),
         (by_config("1,0-2"), r"spec.options.byConfig.members\[0\].queues\[0\].ids names queue t/b/1, which"),
         (
             by_config("0-3", "5,2-8"),
@@ -160,7 +160,7 @@ def test_spec_of_a_group_with_a_mistake_is_rejected_with_a_sentence_naming_the_f
                     }
                 },
             },
-            r"spec.options.machineRoomNearby.brokers\[1\]: broker b is in room east already; leave it in one",
+            r"spec.options.machineRoomNearby.brokers\[1\]: broker b is in room east already; name it once",
         ),
     ],
 )

@@ -66,8 +66,8 @@ async def listen(
     """Serve the application until the runner is cleaned up; raise ValueError if the address cannot be bound.
 
     `also_on_loopback` is for kubectl port-forward, which connects to that address. `hint` ends the error's sentence.
-    `tls` returns the context for a new connection; without it connections are not encrypted. `inner` are middlewares
-    for requests that the server itself does not reject; those of the application come before.
+    `get_tls_context` returns the context for a new connection; without it connections are not encrypted. `middlewares`
+    handle requests that the server itself does not reject; those of the application come before.
     """
     limits = limits or ServerLimits()
     logging.getLogger("aiohttp.server").addFilter(_is_our_error)
@@ -95,9 +95,7 @@ async def listen(
         await LimitedSite(runner, sockets, app[BUSY_CONNECTIONS], limits.max_connections, get_tls_context).start()
     except OSError as error:
         await runner.cleanup()
-        raise ValueError(
-            f"Nothing can be answered at {address}, port {port}: {_describe_bind_error(error)}{hint}"
-        ) from None
+        raise ValueError(f"Cannot listen on {address}, port {port}: {_describe_bind_error(error)}{hint}") from None
     return runner
 
 
@@ -114,7 +112,7 @@ class BodyReader:
     async def read(self, request: web.Request) -> bytes:
         """Return the body; raise the HTTP error to answer with if it is compressed, too large or late."""
         if request.headers.get(hdrs.CONTENT_ENCODING, "identity").strip().lower() != "identity":
-            raise web.HTTPUnsupportedMediaType(text="The body is compressed; send it as it is\n")
+            raise web.HTTPUnsupportedMediaType(text="The body is compressed; send it uncompressed\n")
         if (request.content_length or 0) > self._max_bytes:
             raise self._too_large(request.content_length)
         with self._admission.admit() as admitted:
@@ -169,12 +167,12 @@ def _describe_bind_error(error: OSError) -> str:
 
 async def _bind(address: str, port: int) -> list[socket.socket]:
     """Return listening sockets, one for each address that the host name resolves to."""
-    kind, flags = socket.SOCK_STREAM, socket.AI_PASSIVE
-    resolved = await asyncio.get_running_loop().getaddrinfo(address or None, port, type=kind, flags=flags)
+    loop = asyncio.get_running_loop()
+    resolved = await loop.getaddrinfo(address or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[socket.socket] = []
     try:
-        for family, place in dict.fromkeys((entry[0], entry[4]) for entry in resolved):
-            sockets.append(socket.create_server(place[:2], family=family, backlog=LISTEN_BACKLOG))
+        for family, socket_address in dict.fromkeys((entry[0], entry[4]) for entry in resolved):
+            sockets.append(socket.create_server(socket_address[:2], family=family, backlog=LISTEN_BACKLOG))
     except OSError:
         for bound in sockets:
             bound.close()

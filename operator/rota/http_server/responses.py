@@ -28,10 +28,10 @@ class _RenderedBody:
 
 
 class SharedResponse:
-    """Answers with a large body, which is rendered once for all requests that arrived meanwhile.
+    """Responds with a large body, which is rendered once for all requests that arrived meanwhile.
 
     Each response copies one part of it at a time. A client that reads slowly loses its connection when the server needs
-    another, when MAX_VERSIONS newer versions are being sent, or after SEND_SECONDS.
+    another, when MAX_VERSIONS newer versions are being sent, or after SEND_TIMEOUT_SECONDS.
     """
 
     def __init__(self, render: Callable[[], Awaitable[bytes]], headers: Mapping[str, str]) -> None:
@@ -44,13 +44,13 @@ class SharedResponse:
 
     async def respond(self, request: web.Request) -> web.StreamResponse:
         """Handle a request."""
-        is_packed = _accepts_gzip(request)
+        accepts_gzip = _accepts_gzip(request)
         # Finish rendering even if this client disconnects: else the next request would render concurrently.
-        version = await asyncio.shield(asyncio.ensure_future(self._render_if_stale(with_gzip=is_packed)))
+        version = await asyncio.shield(asyncio.ensure_future(self._render_if_stale(with_gzip=accepts_gzip)))
         requests = self._requests_by_body.setdefault(version, [])
         requests.append(request)
         try:
-            if is_packed:
+            if accepts_gzip:
                 return await _write_body(request, {**self._headers, hdrs.CONTENT_ENCODING: "gzip"}, version.compressed)
             return await _write_body(request, self._headers, version.body)
         finally:
@@ -89,7 +89,7 @@ def release_connection(request: web.Request) -> None:
 
 
 async def send_body(request: web.Request, headers: Mapping[str, str], body: bytes) -> web.StreamResponse:
-    """Answer with a body of its own, compressed if it is large and the client accepts that."""
+    """Respond with a body of its own, compressed if it is large and the client accepts that."""
     if len(body) > COMPRESS_MIN_BYTES and _accepts_gzip(request):
         body = await asyncio.to_thread(gzip.compress, body, 1)
         headers = {**headers, hdrs.CONTENT_ENCODING: "gzip"}

@@ -54,7 +54,7 @@ _ALWAYS_UPDATED_FIELDS = ("observedGeneration", "conditions", "lag")
 
 def plan(snapshot: Snapshot, now: float) -> Plan:
     """Return the plan for a group; `now` is the wall-clock time in seconds."""
-    is_blocked = any(verdict.reason in _BLOCKING_REASONS for verdict in snapshot.problems)
+    is_blocked = any(finding.reason in _BLOCKING_REASONS for finding in snapshot.problems)
     is_new_duplicate = snapshot.document is None and snapshot.is_duplicate and not record.find_damage(snapshot)
     if snapshot.spec is None or is_blocked or is_new_duplicate:
         return _report_only_plan(_derive_situation(snapshot, now))
@@ -96,7 +96,7 @@ def _recovery_plan(snapshot: Snapshot, damage: str, now: float) -> Plan:
         everyone = tuple(sorted(queues.union(situation.queues)))
         document = replace(document, strategy="", members=members, everyone=everyone, barrier=0, incarnations_since=0)
     recovery = _build_plan(situation, Draft(), document)
-    finding = Finding(Reason.ASSIGNMENT_LOST, f"{damage}; written anew from what the members report")
+    finding = Finding(Reason.ASSIGNMENT_LOST, f"{damage}; it was rebuilt from the members' reports")
     lines = [
         {**line, "reason": finding.reason, "message": finding.message} if line["kind"] == "plan" else line
         for line in recovery.journal_records
@@ -134,7 +134,7 @@ def _has_outdated_fields(situation: Situation, strategy: str) -> bool:
 
 
 def _has_outdated_incarnations(situation: Situation) -> bool:
-    """Whether the record must begin or stop naming incarnations, or a restarted process has inherited a share."""
+    """Whether the document must begin or stop naming incarnations, or a restarted process has inherited a share."""
     if situation.document.everyone is not None:
         return False
     if bool(situation.incarnations_since) != bool(situation.document.incarnations_since):
@@ -151,7 +151,8 @@ def _seconds_until_informational_write(situation: Situation) -> float:
 
 def _broadcasting_plan(situation: Situation) -> Plan:
     """Return the plan of a Broadcasting group: every member consumes every queue, without handover."""
-    current, strategy = situation.document, ""
+    current = situation.document
+    strategy = ""
     everyone = tuple(sorted(situation.queues))
     differs = current.everyone != everyone
     if situation.missing_metadata and current.everyone is not None:  # without metadata, keep the queues
@@ -184,7 +185,7 @@ def _clustering_document(situation: Situation) -> Assignment:
 
 
 def _build_plan(situation: Situation, draft: Draft, document: Assignment | None, *, is_complete: bool = True) -> Plan:
-    """Build the plan around a draft. `whole`: report all problems, also queues without an owner."""
+    """Build the plan around a draft. `is_complete`: report all problems, also queues without an owner."""
     snapshot = situation.snapshot
     data, too_large = _encode_document(document)
     if too_large:
@@ -252,7 +253,7 @@ def _encode_document(document: Assignment | None) -> tuple[Mapping[str, str | by
     try:
         return encode_assignment(document) if document else {}, None
     except AssignmentTooLargeError as error:
-        return {}, Finding(Reason.ASSIGNMENT_TOO_LARGE, f"{error}; what was assigned stays")
+        return {}, Finding(Reason.ASSIGNMENT_TOO_LARGE, f"{error}; the present assignment stays in force")
 
 
 def _pods_to_watch(snapshot: Snapshot, behind: Sequence[Pod], for_settings: Container[str], settings: str) -> list[Pod]:
@@ -267,13 +268,13 @@ def _pods_to_watch(snapshot: Snapshot, behind: Sequence[Pod], for_settings: Cont
 def _members_to_poll(situation: Situation, assignment: Assignment, behind: Sequence[Pod]) -> frozenset[str]:
     """Return the names of the pods to poll because their next report could change the plan."""
     holders = {release.holder for release in assignment.releasing.values()}
-    contested = {broker for pod in situation.snapshot.pods if not pod.ended for broker in pod.cut_off_brokers}
-    contested &= frozenset().union(
-        *(pod.reachable_brokers for pod in situation.snapshot.pods)
-    )  # a report may be a minute old
+    pods = situation.snapshot.pods
+    contested = {broker for pod in pods if not pod.ended for broker in pod.cut_off_brokers}
+    # A report may be a minute old.
+    contested &= frozenset().union(*(pod.reachable_brokers for pod in pods))
     watched = [
         pod
-        for pod in situation.snapshot.pods
+        for pod in pods
         if pod.holder in holders
         or incarnations.has_restarted(assignment, pod)
         or pod.unreachable_for  # poll until it responds: otherwise it would count as silent for ever

@@ -25,7 +25,8 @@ class Explanation(NamedTuple):
 def explain_queues(situation: Situation, requested: Sequence[Queue]) -> list[Explanation]:
     """Explain these queues, or one queue of each member if none is requested; an unknown queue is a ValueError."""
     everyone = situation.document.everyone
-    queues, explainable = list(requested) or _example_queues(situation), _explainable_queues(situation)
+    queues = list(requested) or _example_queues(situation)
+    explainable = _explainable_queues(situation)
     unknown = next((queue for queue in queues if queue not in explainable), None)
     if unknown:
         raise ValueError(f"There is no queue {unknown} among the group's {len(explainable)}")
@@ -53,10 +54,11 @@ def _explainable_queues(situation: Situation) -> set[Queue]:
 
 
 def _explain_queue(situation: Situation, queue: Queue, reason: str) -> Explanation:
-    owner, release = situation.owners.get(queue), situation.document.releasing.get(queue)
+    owner = situation.owners.get(queue)
+    release = situation.document.releasing.get(queue)
     if release:
-        successor = f"{release.to} is to have it next" if release.to else "nobody is to have it"
-        return Explanation(queue, None, f"{queue} is on its way: {release.holder.name} releases it, {successor}")
+        successor = f"{release.to} gets it next" if release.to else "no member gets it next"
+        return Explanation(queue, None, f"{queue} is being handed over: {release.holder.name} releases it, {successor}")
     if owner is None:
         return Explanation(queue, None, f"{queue} has no owner{_describe_no_owner(situation)}")
     return Explanation(
@@ -68,7 +70,7 @@ def _describe_no_owner(situation: Situation) -> str:
     if situation.snapshot.must_release_all:
         return f": {_release_all_reason(situation)}"
     return (
-        f" of ours: {describe_unmanaged(situation.snapshot.unmanaged_consumers)}"
+        f" among the members: {describe_unmanaged(situation.snapshot.unmanaged_consumers)}"
         if situation.snapshot.unmanaged_consumers
         else ""
     )
@@ -85,17 +87,17 @@ def _release_all_reason(situation: Situation) -> str:
 def _describe_stay(situation: Situation, queue: Queue, owner: Holder) -> str:
     """Return why a queue has not moved, if not because of the strategy."""
     if situation.snapshot.spec is None:
-        return "the group cannot be understood, so what is assigned stays"
+        return "the group's spec is invalid, so the present assignment stays in force"
     if situation.snapshot.must_release_all:
-        return f"{_release_all_reason(situation)}, and it is to be given up"
+        return f"{_release_all_reason(situation)}, so {owner.name} must release it"
     if queue not in situation.queues:
-        return "it is not the group's any more, and is to be given up"
+        return "the group no longer consumes it, so it is to be released"
     if not situation.counted_members:
-        return "nobody is there to take it over"
+        return "no member can take it over"
     pod = situation.pods.get(owner.name)
     is_owner = pod is not None and pod.holder == owner
-    state = situation.member_states[owner.name] if is_owner else "not there"
-    return f"that member is {state}, and has not given it up yet"
+    state = situation.member_states[owner.name] if is_owner else "missing"
+    return f"that member is {state} and has not released it yet"
 
 
 def _example_queues(situation: Situation) -> list[Queue]:
@@ -114,20 +116,26 @@ def _strategy_reasons(situation: Situation, queues: Sequence[Queue]) -> dict[Que
     desired = compute_desired_owners(situation)
     if desired.roster is None or not queues:
         return {}
-    no_policy = "the policy cannot be followed, so what is assigned stays" if situation.snapshot.policy is None else ""
+    no_policy = (
+        "the policy is missing or invalid, so the present assignment stays in force"
+        if situation.snapshot.policy is None
+        else ""
+    )
     obstacle = (
         desired.problem.message if desired.problem else no_policy if not situation.snapshot.unmanaged_consumers else ""
     )
     if obstacle:
         return {queue: f"{queue} stays with {situation.owners[queue].name}: {obstacle}" for queue in queues}
-    names, names_by_client = [*desired.roster.members], dict[str, str]()
-    roster, policy = desired.roster, situation.policy
-    foreigners = situation.snapshot.unmanaged_consumers or ()
-    if foreigners:
+    names = [*desired.roster.members]
+    names_by_client: dict[str, str] = {}
+    roster = desired.roster
+    policy = situation.policy
+    unmanaged = situation.snapshot.unmanaged_consumers or ()
+    if unmanaged:
         ids = {name: situation.pods[name].client_id or name for name in situation.counted_members}
         names_by_client = {client: name for name, client in ids.items()}
         current = {queue: ids[holder.name] for queue, holder in situation.owners.items() if holder.name in ids}
-        roster = Roster.of(situation.queues, [*names_by_client, *distinct_client_ids(foreigners)], current)
+        roster = Roster.of(situation.queues, [*names_by_client, *distinct_client_ids(unmanaged)], current)
         policy = PolicySpec()
         names = [names_by_client.get(client, client) for client in roster.members]
     indexes = {name: index for index, name in enumerate(names)}

@@ -20,7 +20,7 @@ from rota.strategies.arrays import Owners, nobody, present
 from rota.timestamps import format_time
 
 RELEASE_MARGIN_SECONDS = 5.0  # seconds beyond drainTimeout: until the pod sees the document, and its report is read
-CHURNING_STRATEGIES = ("Averagely", "AveragelyByCircle")  # no placement rules; many moves when members come and go
+CHURNING_STRATEGIES = ("Averagely", "AveragelyByCircle")  # no placement rules; many moves when members join and leave
 
 
 class Decision(NamedTuple):
@@ -72,20 +72,20 @@ def decide(situation: Situation) -> Draft:
     facts = _gate_facts(situation, classified, len(voluntary))
     held = gates.first_hold(facts)
     allowed = 0 if held else len(voluntary) if facts.moves_left is None else facts.moves_left
-    fixed = {decision.queue for decision in _sort_by_owner_load(situation, voluntary)[allowed:]}
-    if fixed and not held:
+    held_back = {decision.queue for decision in _sort_by_owner_load(situation, voluntary)[allowed:]}
+    if held_back and not held:
         message = f"The budget lets {allowed} of {len(voluntary)} queue{'s' * (len(voluntary) != 1)} move now"
         held = gates.Hold(Reason.BUDGET_SPENT, message, facts.budget_refill_seconds)
-    fixed |= draining
-    at_once = situation.policy.handover.mode == "Immediate"
+    held_back |= draining
+    is_immediate = situation.policy.handover.mode == "Immediate"
     decisions = [
         decision._replace(
             act=choose_act(
                 decision.state,
                 decision.proof,
                 decision.desired_change,
-                held_back=decision.queue in fixed,
-                immediate=at_once,
+                held_back=decision.queue in held_back,
+                immediate=is_immediate,
             )
         )
         for decision in classified
@@ -95,26 +95,30 @@ def decide(situation: Situation) -> Draft:
 
 def next_document(situation: Situation, draft: Draft) -> Assignment:
     """Return the document that follows the present one, with the draft's changes."""
-    current, generation, at = situation.document, situation.document.generation + 1, format_time(situation.now)
-    owned, releasing = dict(situation.owners), dict(current.releasing)
+    current = situation.document
+    generation = current.generation + 1
+    at = format_time(situation.now)
+    owned = dict(situation.owners)
+    releasing = dict(current.releasing)
     # Keep forced queues on record: a later owner must know that the former holder may still consume the queue.
     forced = {
         queue: since for queue, since in current.forced.items() if not situation.is_forced_grant_resolved(queue, since)
     }
-    for queue, _, _, _, holder, to, _, chosen in draft.decisions:
-        next_owner = to.name if to else None
-        if chosen is Act.REVOKE and holder:
+    for decision in draft.decisions:
+        queue, holder, next_owner, act = decision.queue, decision.holder, decision.next_owner, decision.act
+        next_name = next_owner.name if next_owner else None
+        if act is Act.REVOKE and holder:
             del owned[queue]
-            releasing[queue] = Release(holder, next_owner, generation, at, situation.incarnation_of(*holder))
-        elif chosen is Act.WAIT and queue in releasing:
-            releasing[queue] = replace(releasing[queue], to=next_owner)
-        elif chosen in {Act.RETURN, Act.GRANT, Act.FORCE} and to:
+            releasing[queue] = Release(holder, next_name, generation, at, situation.incarnation_of(*holder))
+        elif act is Act.WAIT and queue in releasing:
+            releasing[queue] = replace(releasing[queue], to=next_name)
+        elif act in {Act.RETURN, Act.GRANT, Act.FORCE} and next_owner:
             releasing.pop(queue, None)
-            owned[queue] = to
-        elif chosen is Act.DROP:
+            owned[queue] = next_owner
+        elif act is Act.DROP:
             releasing.pop(queue, None)
             owned.pop(queue, None)
-        if chosen is Act.FORCE:
+        if act is Act.FORCE:
             forced[queue] = generation
     return replace(
         current,
@@ -136,7 +140,8 @@ def next_document(situation: Situation, draft: Draft) -> Assignment:
 
 def _topic_start_times(situation: Situation, draft: Draft, at: str) -> dict[str, str]:
     """Return since when each topic is consumed: all later messages are the group's, whenever a member reads them."""
-    begun, spec = situation.document.begun, situation.snapshot.spec
+    begun = situation.document.begun
+    spec = situation.snapshot.spec
     subscribed = {subscription.topic for subscription in spec.subscriptions} if spec else begun.keys()
     if new := subscribed - begun.keys():
         new &= situation.recorded_queues.keys() | {
@@ -172,7 +177,7 @@ def compute_desired_owners(situation: Situation) -> DesiredOwners:
             )
         return DesiredOwners(chosen, roster, compute_owners(situation.policy, roster, measurements_of(situation)))
     except ValueError as error:
-        problem = Finding(Reason.STRATEGY_FAILED, f"{error}; until then every queue stays where it is")
+        problem = Finding(Reason.STRATEGY_FAILED, f"{error}; every queue stays with its owner until that is corrected")
         owners = nobody(0) if roster is None else _keep_present_owners(situation, roster)
         return DesiredOwners(situation.document.strategy, roster, owners, problem)
 
@@ -190,7 +195,7 @@ def unmanaged_queues(situation: Situation) -> frozenset[Queue]:
 
 
 def _keep_present_owners(situation: Situation, roster: Roster, *, assign_unowned: bool = False) -> Owners:
-    """Keep present owners; the least loaded members get queues that a member left, with `free` also unowned ones."""
+    """Keep present owners; the least loaded members get queues of members that left, and unowned ones if asked to."""
     owners = STRATEGIES["Sticky"](roster).copy()
     present_owners = present(roster)
     owners[present_owners != NO_OWNER] = present_owners[present_owners != NO_OWNER]
@@ -258,10 +263,11 @@ def _unsubscribed_queues(situation: Situation, present_owners: Owners) -> dict[Q
 
 def _classify_queue(situation: Situation, queue: Queue, next_owner: Holder | None) -> Decision:
     """Return a queue's state, the proof about its holder and the desired change, with no act yet."""
-    release, owner = situation.document.releasing.get(queue), situation.owners.get(queue)
+    release = situation.document.releasing.get(queue)
+    owner = situation.owners.get(queue)
     if release:
         if situation.snapshot.unmanaged_consumers is None and release.to is None:
-            next_owner = None  # an unmanaged consumer may take it up once it no longer sees our member
+            next_owner = None  # an unmanaged consumer may start it once it no longer sees the member
         revocation = Revocation(release.since, record.seconds_since(release.at, situation.now))
         evidence = situation.evidence_of(release.holder, release.incarnation)
         proven = find_proof(queue, release.holder, revocation, evidence, situation.policy.handover)
@@ -275,33 +281,30 @@ def _classify_queue(situation: Situation, queue: Queue, next_owner: Holder | Non
         )
     if owner:
         proven = find_proof(queue, owner, None, situation.evidence_of_owner(owner), situation.policy.handover)
-        want = _desired_change(owner, next_owner)
-        voluntary = proven is Proof.NONE and (
-            want is DesiredChange.MOVE or (want is DesiredChange.LEAVE and queue in situation.releasable_queues)
+        change = _desired_change(owner, next_owner)
+        is_chosen = change is DesiredChange.MOVE or (
+            change is DesiredChange.LEAVE and queue in situation.releasable_queues
         )
-        return Decision(queue, OwnershipState.OWNED, proven, want, owner, next_owner, voluntary)
+        voluntary = proven is Proof.NONE and is_chosen
+        return Decision(queue, OwnershipState.OWNED, proven, change, owner, next_owner, voluntary)
     return Decision(queue, OwnershipState.FREE, situation.unowned_proof_of(queue), DesiredChange.MOVE, None, next_owner)
 
 
 def _desired_change(holder: Holder, next_owner: Holder | None) -> DesiredChange:
-    return (
-        DesiredChange.LEAVE
-        if next_owner is None
-        else DesiredChange.STAY
-        if next_owner == holder
-        else DesiredChange.MOVE
-    )
+    if next_owner is None:
+        return DesiredChange.LEAVE
+    return DesiredChange.STAY if next_owner == holder else DesiredChange.MOVE
 
 
 def _gate_facts(situation: Situation, decisions: Sequence[Decision], moves: int) -> gates.GateFacts:
-    under_way = [
+    releasing = [
         situation.document.releasing[decision.queue]
         for decision in decisions
         if decision.state is OwnershipState.RELEASING
         and decision.proof is Proof.NONE
         and decision.desired_change is not DesiredChange.STAY
     ]
-    youngest = min((record.seconds_since(release.at, situation.now) for release in under_way), default=0.0)
+    youngest = min((record.seconds_since(release.at, situation.now) for release in releasing), default=0.0)
     age = record.seconds_since(situation.document.issued_at, situation.now)
     moves_left, seconds_until_more = _budget_left(situation)
     return gates.GateFacts(
@@ -313,7 +316,7 @@ def _gate_facts(situation: Situation, decisions: Sequence[Decision], moves: int)
         seconds_since_write=age if age >= 0 else float("inf"),  # written by a clock ahead of ours
         members_in_transition=tuple(situation.in_transition),
         patience_seconds=min(situation.in_transition.values(), default=0.0),
-        queues_releasing=len(under_way),
+        queues_releasing=len(releasing),
         release_seconds_left=situation.policy.handover.drain_timeout + RELEASE_MARGIN_SECONDS - max(youngest, 0.0),
         moves_left=moves_left,
         budget_refill_seconds=seconds_until_more,

@@ -9,29 +9,24 @@ from rota.model import Holder, Poke, Queue
 from rota.planner.members import incarnations
 from rota.planner.snapshot import Pod
 
-MAX_POKE_INTERVAL_SECONDS = 30.0  # seconds between two pokes of a pod that does not obey
+MAX_POKE_INTERVAL_SECONDS = 30.0  # between two pokes of a pod that does not obey
 
 
 def pods_behind(
     pods: Sequence[Pod], document: Assignment, deleted_uids: frozenset[str], settings: str = ""
 ) -> list[Pod]:
     """Return the pods that have yet to apply a change of the document or of the settings (given as digest)."""
-    owed: dict[Holder, int] = {}
+    revoked_in: dict[Holder, int] = {}
     for release in document.releasing.values():
-        owed[release.holder] = max(owed.get(release.holder, 0), release.since)
-    return [
-        pod
-        for pod in pods
-        if not pod.ended
-        and pod.uid not in deleted_uids
-        and pod.generation < document.generation
-        and (pod.started or pod.ready)
-        and (
-            pod.generation < max(owed.get(pod.holder, 0), document.barrier, _generation_after_restart(pod, document))
-            or _held_queues(pod) != _assigned_queues(pod, document)
-            or has_other_settings(pod, settings)
-        )
-    ]
+        revoked_in[release.holder] = max(revoked_in.get(release.holder, 0), release.since)
+
+    def is_behind(pod: Pod) -> bool:
+        required = max(revoked_in.get(pod.holder, 0), document.barrier, _generation_after_restart(pod, document))
+        differs = _held_queues(pod) != _assigned_queues(pod, document) or has_other_settings(pod, settings)
+        return pod.generation < required or differs
+
+    running = [pod for pod in pods if not pod.ended and pod.uid not in deleted_uids and (pod.started or pod.ready)]
+    return [pod for pod in running if pod.generation < document.generation and is_behind(pod)]
 
 
 def pods_behind_in_settings(pods: Sequence[Pod], document: Assignment, deleted_uids: frozenset[str]) -> frozenset[str]:

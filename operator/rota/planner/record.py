@@ -1,9 +1,9 @@
-"""The record (stored assignment): whether it can be trusted, and how it is rebuilt if it cannot.
+"""The stored assignment: whether it can be trusted, and how it is rebuilt if it cannot.
 
-A missing or damaged record is replaced at once by a *recovery generation*. Its number is above every generation seen
-anywhere, and not below the time in seconds, so also above generations that no pod reports. Its owners are those in the
-reports, and its `barrier` is its own number. A silent pod may consume queues that no report names, so queues without
-an owner are granted only when every pod is past the barrier, has ended, or is lost.
+A missing or damaged assignment is replaced at once by a *recovery generation*. Its number is above every generation
+seen anywhere, and not below the time in seconds, so also above generations that no pod reports. Its owners are those in
+the reports, and its `barrier` is its own number. A silent pod may consume queues that no report names, so queues
+without an owner are granted only when every pod is past the barrier, has ended, or is lost.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,8 +16,8 @@ from rota.planner.snapshot import Pod, Snapshot
 from rota.spec import Handover
 from rota.timestamps import format_time, parse_time
 
-UNKNOWN_SPENT_MOVES = 1_000_000  # moves: counted as spent if the budget is not known
-MAX_PLAUSIBLE_GENERATION = 2**52  # the highest generation accepted as seen: its successors can still be read
+UNKNOWN_SPENT_MOVES = 1_000_000  # counted as spent if the budget is not known
+MAX_PLAUSIBLE_GENERATION = 2**52  # the highest generation that is accepted: its successors can still be read
 
 
 def seconds_since(at: str, now: float) -> float:
@@ -27,17 +27,18 @@ def seconds_since(at: str, now: float) -> float:
 
 
 def find_damage(snapshot: Snapshot) -> str:
-    """Return why the record cannot be trusted; empty if it can, or if the group never had one."""
-    document, highest_seen = snapshot.document, highest_generation(snapshot)
+    """Return why the stored assignment cannot be trusted; empty if it can, or if the group never had one."""
+    document = snapshot.document
+    highest_seen = highest_generation(snapshot)
     if snapshot.damage:
         return snapshot.damage
     if document is None:
         is_missing = highest_seen or any(_may_consume(pod, snapshot) for pod in snapshot.pods)
-        return "The assignment is gone, but pods of the group are there" if is_missing else ""
+        return "The assignment is missing although the group has pods" if is_missing else ""
     if document.group != snapshot.group:
-        return f"The assignment is that of {document.group}"
+        return f"The assignment belongs to group {document.group}"
     if document.generation < highest_seen:
-        return f"The assignment has generation {document.generation}, but {highest_seen} was seen"
+        return f"The assignment has generation {document.generation}, but generation {highest_seen} was already in use"
     return ""
 
 
@@ -82,7 +83,7 @@ def rebuild_assignment(snapshot: Snapshot, now: float) -> Assignment:
 
 
 def _start_times(snapshot: Snapshot, now: float) -> dict[str, str]:
-    """Return since when each topic is consumed: as in an older record of the group, otherwise since now."""
+    """Return since when each topic is consumed: as in an older assignment of the group, otherwise since now."""
     subscriptions = snapshot.spec.subscriptions if snapshot.spec else ()
     previous = snapshot.document
     starts = previous.begun if previous and previous.group == snapshot.group else {}

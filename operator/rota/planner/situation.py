@@ -13,7 +13,7 @@ from rota.planner.members.standings import MemberState, members_in_transition
 from rota.planner.snapshot import Pod, Snapshot
 from rota.spec import Handover, PolicySpec, Seconds
 
-SHRINK_PATIENCE_SECONDS = 40.0  # seconds; brokers register every 30 s: a new name server knows only some of them
+SHRINK_PATIENCE_SECONDS = 40.0  # brokers register every 30 s: a new name server knows only some of them
 # Without a policy, the limit for silence is not known: with an infinite one, no member counts as lost too early.
 WITHOUT_POLICY = PolicySpec(handover=Handover(lost_after=Seconds("inf")))
 
@@ -29,7 +29,7 @@ class Situation:
 
     @cached_property
     def policy(self) -> PolicySpec:
-        """The policy, or `WITHOUT_POLICY` if it cannot be followed."""
+        """The policy, or `WITHOUT_POLICY` if it is missing or invalid."""
         return self.snapshot.policy or WITHOUT_POLICY
 
     @cached_property
@@ -44,7 +44,7 @@ class Situation:
 
     @cached_property
     def in_transition(self) -> dict[str, float]:
-        """The members that come or go at this moment, and for how many seconds to wait for each."""
+        """The members that join or leave at this moment, and for how many seconds to wait for each."""
         return members_in_transition(self.snapshot.pods, self.member_states, self.policy)
 
     @cached_property
@@ -113,7 +113,7 @@ class Situation:
 
     @cached_property
     def _evidence_cache(self) -> dict[tuple[Holder, int], HolderEvidence]:
-        """Cache of `seen`, which is called for each queue of a holder."""
+        """Cache of `evidence_of`, which is called for each queue of a holder."""
         return {}
 
     def _find_evidence(self, holder: Holder, incarnation: int) -> HolderEvidence:
@@ -140,8 +140,8 @@ class Situation:
         pod, share = self.pods.get(name), self.document.members.get(name)
         if not self.incarnations_since:
             return 0
-        is_heard = pod is not None and pod.uid == uid and bool(pod.incarnation)
-        if pod and is_heard and (self.is_counted(name) or incarnations.has_inherited(self.document, pod)):
+        has_reported = pod is not None and pod.uid == uid and bool(pod.incarnation)
+        if pod and has_reported and (self.is_counted(name) or incarnations.has_inherited(self.document, pod)):
             return pod.incarnation
         if share and share.uid == uid and (share.incarnation or not pod):
             return share.incarnation
@@ -164,33 +164,26 @@ class Situation:
 
     @cached_property
     def unrecorded_drains(self) -> dict[Queue, Proof]:
-        """The queues that a pod still drains after the record was lost, and that the new record does not name."""
+        """The queues that a pod still drains after the assignment was lost, and that the new one does not name."""
         if not self.document.barrier:
             return {}
         proofs: dict[Queue, Proof] = {}
         named = {*self.owners, *self.document.releasing}
-        rules, since = self.policy.handover, record.seconds_since(self.document.issued_at, self.now)
+        seconds_since_loss = record.seconds_since(self.document.issued_at, self.now)
         for pod in self.snapshot.pods:
             if pod.decoded_report and not self.evidence_of(pod.holder).ended:
-                proof = Proof.LOST if pod.evidence.is_lost(rules, since) else Proof.NONE
-                proofs |= {
-                    queue: proof
-                    for queue in pod.decoded_report.active_queues - named
-                    if proofs.get(queue) is not Proof.NONE
-                }
+                is_lost = pod.evidence.is_lost(self.policy.handover, seconds_since_loss)
+                for queue in pod.decoded_report.active_queues - named:
+                    if proofs.get(queue) is not Proof.NONE:
+                        proofs[queue] = Proof.LOST if is_lost else Proof.NONE
         return proofs
 
     def is_forced_grant_resolved(self, queue: Queue, generation: int) -> bool:
         """Whether the former holder of a queue that this generation forced can no longer consume it."""
         if self._oldest_generation < generation:
             return False
-        return (
-            sum(
-                pod.decoded_report is not None and queue in pod.decoded_report.active_queues
-                for pod in self.snapshot.pods
-            )
-            <= 1
-        )
+        reports = [pod.decoded_report for pod in self.snapshot.pods if pod.decoded_report]
+        return sum(queue in report.active_queues for report in reports) <= 1
 
     def unowned_queues(self, document: Assignment) -> list[Queue]:
         """Return the queues that no member consumes: they have no owner, and are not being released.

@@ -23,7 +23,7 @@ class DecodedReport:
 
     @cached_property
     def incarnation_number(self) -> int:
-        """The number of the sidecar process that sent the report; see `Report.process`."""
+        """The number of the sidecar process that sent the report; see `Report.incarnation_number`."""
         return self.report.incarnation_number
 
     @cached_property
@@ -53,18 +53,19 @@ class Pod:
     terminating: bool = False
     terminating_for: float = 0.0  # seconds since it was first seen terminating
     ended: bool = False  # Succeeded or Failed
-    stopped_for: float | None = None  # seconds since its last heard sidecar process was found to have ended
+    stopped_for: float | None = None  # seconds since the sidecar process that reported last was found to have ended
     restarts: int = 0  # of its sidecar within the last ten minutes
-    serving_for: float = math.inf  # seconds since the present process has both reported and been Ready
+    serving_for: float = (
+        math.inf
+    )  # seconds since the present process has both reported and been Ready; default: for ever
     obstacle: str = ""  # why its containers do not run, as Kubernetes reports it
     room: str | None = None
     client_id: str = ""
     decoded_report: DecodedReport | None = None  # its last report, if that names this pod's uid
     unreachable_for: float = 0.0  # seconds since its first unanswered request; 0: none
     rejected_for: float = 0.0  # seconds for which its responses have been ignored: unsigned or too large
-    cut_off_brokers: Mapping[str, float] = field(
-        default_factory=dict
-    )  # by unreachable broker: seconds while others reach it
+    # By unreachable broker: for how many seconds other pods reach it.
+    cut_off_brokers: Mapping[str, float] = field(default_factory=dict)
     poke: Poke = NO_POKE
     poked_for: float = 0.0  # seconds since the poke last changed
 
@@ -114,7 +115,7 @@ class Pod:
 
 
 class QueueView(NamedTuple):
-    """A broker's positive answer: the queues of a topic, and for how many seconds the answer has been the same."""
+    """A broker's response: the queues of a topic, and for how many seconds the response has been the same."""
 
     queues: tuple[Queue, ...]
     stable_for: float
@@ -128,18 +129,16 @@ class Snapshot:
     spec: GroupSpec | None  # None: it is invalid; `problems` has the reason
     policy: PolicySpec | None = field(default_factory=PolicySpec)  # None: as above
     document: Assignment | None = None  # None: missing or damaged
-    damage: str = ""  # why the stored record cannot be trusted
+    damage: str = ""  # why the stored assignment cannot be trusted
     settings: str = ""  # group.json as stored with the document
     settings_age: float = 0.0  # seconds since `settings` changed
     desired_settings: str = ""  # group.json as it should be
-    revalidated: bool = False  # pods and reports were read again after the record was found missing or damaged
+    revalidated: bool = False  # pods and reports were read again after the assignment was found missing or damaged
     pods: tuple[Pod, ...] = ()  # all of them: a new leader lists the pods and polls each one before it watches
     replaced_holders: frozenset[Holder] = frozenset()  # another pod has the name, and the end of this one is not known
     deleted_uids: frozenset[str] = frozenset()  # uids known to be deleted or replaced: by an event or a consistent read
-    views: Mapping[str, QueueView | None] = field(default_factory=dict)  # by topic, retry topics too; None: no answer
-    unmanaged_consumers: (
-        tuple[str, ...] | None
-    ) = ()  # client ids of unmanaged consumers, with duplicates; None: no answer
+    views: Mapping[str, QueueView | None] = field(default_factory=dict)  # by topic, retry topics too; None: no response
+    unmanaged_consumers: tuple[str, ...] | None = ()  # client ids, with duplicates; None: the broker did not respond
     queue_weights: Mapping[Queue, float] | None = field(default_factory=dict)  # None: could not be measured
     member_weights: Mapping[str, float] = field(default_factory=dict)
     lag: int | None = None
@@ -152,11 +151,11 @@ class Snapshot:
     @property
     def is_duplicate(self) -> bool:
         """Whether another ConsumerGroup has the same consumer group, so that this one may own no queue."""
-        return any(verdict.reason is Reason.DUPLICATE_CONSUMER_GROUP for verdict in self.problems)
+        return any(finding.reason is Reason.DUPLICATE_CONSUMER_GROUP for finding in self.problems)
 
     @property
     def must_release_all(self) -> bool:
-        """Whether the group must give up every queue."""
+        """Whether the group must release every queue."""
         return self.is_duplicate or (self.spec is not None and self.spec.paused)
 
 
@@ -180,7 +179,7 @@ class Plan:
     members_to_drain: tuple[Holder, ...] = ()  # terminating members to ask for their final drain
     members_to_poll: frozenset[str] = frozenset()  # members to poll: the next plan depends on their reports
     verify_ended: tuple[Holder, ...] = ()  # owners not among the pods: a consistent read decides whether they ended
-    refetch: bool = False  # the record is missing or damaged: read it, pods and reports again, then replan
+    refetch: bool = False  # the assignment is missing or damaged: read it, pods and reports again, then replan
     status: Mapping[str, Any] = field(default_factory=dict)
     events: tuple[Event, ...] = ()
     journal_records: tuple[Mapping[str, Any], ...] = ()  # for the journal

@@ -3,6 +3,7 @@
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -99,15 +100,12 @@ def _rooms_by_broker(brokers: Collection[BrokerRoom]) -> dict[str, str]:
 def _configured_queues(members: Collection[ConfiguredMember], roster: Roster) -> dict[str, list[Queue]]:
     """Return the existing queues configured for each member; a configured range may be far wider."""
     by_run = {(run.topic, run.broker): roster.queues[run.start : run.stop] for run in roster.runs}
-    return {
-        roster.members[entry.index]: [
-            queue
-            for block in entry.queues
-            for queue in _queues_in_range(block, by_run.get((block.topic, block.broker), ()))
-        ]
-        for entry in members
-        if entry.index < len(roster.members)
-    }
+    configured: dict[str, list[Queue]] = {}
+    for entry in members:
+        if entry.index < len(roster.members):
+            ranges = [_queues_in_range(block, by_run.get((block.topic, block.broker), ())) for block in entry.queues]
+            configured[roster.members[entry.index]] = [*chain.from_iterable(ranges)]
+    return configured
 
 
 def _queues_in_range(block: QueueRange, queues: Sequence[Queue]) -> Iterator[Queue]:

@@ -331,14 +331,14 @@ def parse_policy(body: Mapping[str, Any]) -> PolicySpec:
     for block in sorted(present - {own}):
         raise InvalidSpecError(f"spec.options.{block} does not belong to strategy {spec.strategy}; remove it")
     if own in _REQUIRED_OPTIONS and own not in present:
-        raise InvalidSpecError(f"spec.options.{own} is missing: strategy {spec.strategy} cannot work without it")
+        raise InvalidSpecError(f"spec.options.{own} is missing: strategy {spec.strategy} requires it")
     for mistake in policy_mistakes(spec):
         raise InvalidSpecError(mistake)
     return spec
 
 
 def policy_body(policy: PolicySpec) -> dict[str, Any]:
-    """Write a policy as a RebalancePolicy's `spec`, without defaults; `policy_spec` reads it back."""
+    """Write a policy as a RebalancePolicy's `spec`, without defaults; `parse_policy` reads it back."""
     fields: dict[str, Any] = msgspec.to_builtins(policy, enc_hook=Seconds.__str__)
     defaults: dict[str, Any] = msgspec.to_builtins(PolicySpec(), enc_hook=Seconds.__str__)
     chosen = {name: _without_none(value) for name, value in fields.items() if value != defaults[name]}
@@ -363,7 +363,9 @@ def _parse(body: Mapping[str, Any], kind: type[T]) -> T:
     except msgspec.ValidationError as error:
         raise InvalidSpecError(single_line(_describe_error(str(error), kind))) from None
     except UnicodeEncodeError as error:
-        raise InvalidSpecError(f"spec has a text that is no Unicode: {single_line(ascii(error.object), 40)}") from None
+        raise InvalidSpecError(
+            f"spec contains text that is not valid Unicode: {single_line(ascii(error.object), 40)}"
+        ) from None
     except RecursionError:
         raise InvalidSpecError("spec is nested too deeply to be read") from None
 

@@ -83,16 +83,16 @@ def settings_digest(text: str | bytes) -> str:
 
 
 def decode_settings(text: str | bytes) -> GroupSettings:
-    """Read a text of `write_settings`; ignore fields of a later operator, and raise ValueError for anything else."""
+    """Read a text of `encode_settings`; ignore fields of a later operator, and raise ValueError for anything else."""
     try:
         body = msgspec.json.decode(text)
         schema = body.get("schema") if isinstance(body, dict) else None
         if schema == SETTINGS_SCHEMA:
             return msgspec.convert(_drop_unknown_fields(body, GroupSettings), GroupSettings, dec_hook=_decode_seconds)
-        why = f"its schema is {schema}, and {SETTINGS_SCHEMA} is read"
+        problem = f"its schema is {schema}; this version reads schema {SETTINGS_SCHEMA}"
     except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
-        why = single_line(str(error))
-    raise ValueError(f"The settings in group.json cannot be read: {why}")
+        problem = single_line(str(error))
+    raise ValueError(f"The settings in group.json cannot be read: {problem}")
 
 
 class _GroupName(Struct):
@@ -135,7 +135,7 @@ def _drop_unknown_fields(value: Any, kind: Any) -> Any:
 def _decode_seconds(kind: type[Any], value: object) -> object:
     if kind is Seconds and isinstance(value, int | float) and value > 0:
         return Seconds(value)
-    raise ValueError(f"{value!r} is no number of seconds")
+    raise ValueError(f"{value!r} is not a number of seconds")
 
 
 def _camel(field: str) -> str:

@@ -21,8 +21,8 @@ def group_mistakes(spec: "GroupSpec", name: str | None) -> Iterator[str]:
     yield from (sentence for holds, sentence in _group_rules(spec) if not holds)
     for at, subscription in enumerate(spec.subscriptions):
         if name and subscription.topic in {f"%RETRY%{name}", f"%DLQ%{name}"}:
-            why = "members read its retries anyway, and its dead letters are for another group"
-            yield f"spec.subscriptions[{at}].topic {subscription.topic} is the group's own: {why}; remove it"
+            reason = "members read its retries anyway, and its dead letters are for another group"
+            yield f"spec.subscriptions[{at}].topic {subscription.topic} is the group's own: {reason}; remove it"
 
 
 def policy_mistakes(spec: "PolicySpec") -> Iterator[str]:
@@ -59,7 +59,7 @@ def _group_rules(spec: "GroupSpec") -> Sequence[tuple[bool, str]]:
         ),
         (
             timestamp is None or position == "Timestamp",
-            f"spec.startFrom.timestamp goes with position Timestamp, not with {position}",
+            f"spec.startFrom.timestamp requires position Timestamp, not {position}",
         ),
         (
             timestamp is None or timestamp.tzinfo is not None,
@@ -79,7 +79,7 @@ def _group_rules(spec: "GroupSpec") -> Sequence[tuple[bool, str]]:
         ),
         (
             spec.replicas is None or spec.template is not None,
-            "spec.replicas goes with spec.template; without one somebody else runs the pods and scales them",
+            "spec.replicas requires spec.template; without a template Rota neither runs nor scales the pods",
         ),
     ]
 
@@ -111,7 +111,7 @@ def _by_config_mistakes(options: "Options") -> Iterator[str]:
             for first, last in parse_spans(queues.ids):
                 if not first <= last < MAX_QUEUES_PER_BROKER:
                     path = _ids_path(at, place)
-                    yield f"{path} {queues.ids!r} cannot be read: write it as 0-3,7, below {MAX_QUEUES_PER_BROKER}"
+                    yield f"{path} {queues.ids!r} is not valid: write ids as 0-3,7, each below {MAX_QUEUES_PER_BROKER}"
                 taken.append((queues.topic, queues.broker, first, last, at, place))
     yield from _overlap_mistakes(sorted(taken))
 
@@ -124,7 +124,7 @@ def _overlap_mistakes(spans: Sequence[tuple[str, str, int, int, int, int]]) -> I
         if (topic, broker) == reach[:2] and first <= reach[3]:
             earlier, later = sorted([place, [*reach[4:]]])
             problem = f"{_ids_path(*later)} names queue {topic}/{broker}/{first}, which {_ids_path(*earlier)} names too"
-            yield f"{problem}; leave it to one"
+            yield f"{problem}; name it once"
             reach = span if last > reach[3] else reach
         else:
             reach = span
@@ -146,5 +146,5 @@ def _room_mistakes(options: "Options") -> Iterator[str]:
         rooms: dict[str, str] = {}
         for at, entry in enumerate(chosen.brokers if chosen else ()):
             if rooms.setdefault(entry.broker, entry.room) != entry.room:
-                problem = f"broker {entry.broker} is in room {rooms[entry.broker]} already; leave it in one"
+                problem = f"broker {entry.broker} is in room {rooms[entry.broker]} already; name it once"
                 yield f"spec.options.{block}.brokers[{at}]: {problem}"

@@ -1,4 +1,4 @@
-"""The strategy library: which member is to own which queue, and why.
+"""The strategy library: which member should own which queue, and why.
 
 A strategy is a total, deterministic function from a roster to owners. It has two entry points:
 `STRATEGIES[name](roster, **options)` returns an int32 array over `roster.queues` (-1: no owner); `allocate(...)` takes
@@ -32,11 +32,11 @@ def nearby(
     queueRooms: Mapping[str, str],
     memberRooms: Mapping[str, str],
 ) -> Owners:
-    """Apply the strategy `inner`, named or given, to each machine room by itself."""
+    """Apply the strategy `inner`, a name or a function, to each machine room separately."""
     if callable(inner) and innerOptions is not None:
-        raise ValueError("Option innerOptions is for a strategy inside that is named")
-    within = inner if callable(inner) else prepared(inner, innerOptions)
-    return machine_room_nearby(roster, inner=within, queueRooms=queueRooms, memberRooms=memberRooms)
+        raise ValueError("Option innerOptions requires option inner to be a strategy's name")
+    strategy = inner if callable(inner) else prepared(inner, innerOptions)
+    return machine_room_nearby(roster, inner=strategy, queueRooms=queueRooms, memberRooms=memberRooms)
 
 
 STRATEGIES: dict[str, Strategy] = {
@@ -78,7 +78,7 @@ def named(name: object) -> str:
     """Return the strategy's name as policies spell it; the reference client's names are accepted, too."""
     own_name = REFERENCE_NAMES.get(name, name) if isinstance(name, str) else ""
     if own_name not in STRATEGIES:
-        raise ValueError(f"There is no strategy {name!r}: choose one of {', '.join(STRATEGIES)}")
+        raise ValueError(f"Unknown strategy {name!r}; choose one of {', '.join(STRATEGIES)}")
     return own_name
 
 
@@ -153,31 +153,34 @@ def explain_all(
     *,
     present: Mapping[Queue, str] | None = None,
 ) -> list[str]:
-    """Return that sentence for each of these queues; the strategy runs again, so that the reasons are its own.
+    """Return that sentence for each of these queues; the strategy runs again, so the reasons match its result.
 
     `present` has the owners that the roster was made from, including owners that are no longer members.
     """
-    places = {queue: number for number, queue in enumerate(roster.queues)}
+    indexes = {queue: index for index, queue in enumerate(roster.queues)}
     chosen = [Queue(*queue) for queue in queues]
     for queue in chosen:
-        if queue not in places:
-            raise ValueError(f"There is no queue {queue} among these {len(places)}")
-    indices = [places[queue] for queue in chosen]
+        if queue not in indexes:
+            raise ValueError(f"There is no queue {queue} among these {len(indexes)}")
+    indices = [indexes[queue] for queue in chosen]
     if named(strategy) == "ByConfig" and options and isinstance(options.get("members"), Mapping):
         options = {**options, "members": {member: list(queues) for member, queues in options["members"].items()}}
-    answer = prepared(strategy, options)(roster)
-    reasons = _reasons(strategy, roster, answer, indices, options)
-    return [
-        f"{describe_change(roster, owners, number)}: {_of_the_gone(reason, (present or {}).get(roster.queues[number]))}"
-        if owners[number] == answer[number]
-        else f"{describe_change(roster, owners, number)}, which is not what {strategy} answers"
-        for number, reason in zip(indices, reasons, strict=True)
-    ]
+    computed = prepared(strategy, options)(roster)
+    reasons = _reasons(strategy, roster, computed, indices, options)
+    sentences: list[str] = []
+    for index, reason in zip(indices, reasons, strict=True):
+        change = describe_change(roster, owners, index)
+        former_owner = (present or {}).get(roster.queues[index])
+        if owners[index] == computed[index]:
+            sentences.append(f"{change}: {_name_former_owner(reason, former_owner)}")
+        else:
+            sentences.append(f"{change}, which is not what {strategy} returns")
+    return sentences
 
 
-def _of_the_gone(reason: str, owner: str | None) -> str:
+def _name_former_owner(reason: str, owner: str | None) -> str:
     """Name a queue's previous owner that is no longer a member: strategies know only members."""
-    return reason.replace(NO_PREVIOUS_OWNER, f"its owner {owner} is not there", 1) if owner else reason
+    return reason.replace(NO_PREVIOUS_OWNER, f"its owner {owner} is no longer a member", 1) if owner else reason
 
 
 def _reasons(
@@ -185,13 +188,14 @@ def _reasons(
 ) -> Iterator[str]:
     chosen = dict(options or {})
     if named(strategy) == "MachineRoomNearby":
-        inner, inner_options = chosen.get("inner", "Averagely"), chosen.pop("innerOptions", None)
+        inner = chosen.get("inner", "Averagely")
+        inner_options = chosen.pop("innerOptions", None)
         chosen["inner"] = _no_reason if callable(inner) else partial(_reasons, inner, options=inner_options)
     return REASONS[named(strategy)](roster, owners, queues, **chosen)
 
 
 def _no_reason(_roster: Roster, _owners: Owners, queues: Sequence[int]) -> Iterator[str]:
-    return ("the strategy inside answers so and gives no reason" for _ in queues)
+    return ("the inner strategy chose it and gives no reason" for _ in queues)
 
 
 def _one_list_for_all(roster: Roster, options: Mapping[str, Any]) -> dict[str, list[Queue]]:

@@ -18,7 +18,7 @@ def averagely(roster: Roster) -> Owners:
 
 
 def averagely_by_circle(roster: Roster) -> Owners:
-    """Deal each topic's queues out one by one, around and around."""
+    """Deal each topic's queues out one by one, to each member in turn."""
     return by_topic(roster, circle)
 
 
@@ -34,12 +34,12 @@ def why_averagely(roster: Roster, owners: Owners, queues: Sequence[int]) -> Iter
 
 
 def why_averagely_by_circle(roster: Roster, owners: Owners, queues: Sequence[int]) -> Iterator[str]:
-    """Yield the queue's place in the circle."""
+    """Yield the queue's position in the topic."""
     topics = roster.topics
     for queue in queues:
         start, stop = topics[bisect_right(topics, queue, key=lambda topic: topic[1])]
         place = f"queue {queue - start + 1} of {stop - start} of {roster.queues[queue].topic}"
-        yield f"{_describe_member(roster, owners, queue)}, and {place} falls to that one when they are dealt around"
+        yield f"{_describe_member(roster, owners, queue)}, and {place} goes to it when queues are dealt in turn"
 
 
 def _describe_member(roster: Roster, owners: Owners, queue: int) -> str:

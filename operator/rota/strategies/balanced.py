@@ -1,7 +1,7 @@
 """Balanced: spreads weight, not counts, over members of unequal capacity, in the queues' machine rooms, with few moves.
 
 Weights of queues (messages a second) and capacities of members are measured, and a measurement may be wrong. A value
-that is no number, negative or absurd is replaced before use, so a wrong value costs a bounded number of moves.
+that is not a number, negative or implausible is replaced before use, so a wrong value costs a bounded number of moves.
 
 The cost of an assignment is the sum over members of carried² / capacity, which is least when all members are equally
 full, plus a penalty for every queue whose owner is in another room. The decision is greedy, in three steps:
@@ -32,7 +32,9 @@ from rota.strategies.scales import Scales, Step
 from rota.strategies.words import NO_PREVIOUS_OWNER
 
 MAX_WEIGHT_RATIO = 1000.0  # no queue counts for more than this many ordinary ones
-MIN_WEIGHT, MAX_WEIGHT = 1e-15, 1e15  # in any unit: beyond these, sums of squares exceed the range of floats
+# In any unit: beyond these, sums of squares exceed the range of floats.
+MIN_WEIGHT = 1e-15
+MAX_WEIGHT = 1e15
 MIN_WEIGHT_SHARE = 0.001  # queues that weigh nothing are spread, too: each counts for this share of an ordinary one
 STEPS_PER_MEAN_WEIGHT = 2**40  # steps to a mean weight
 
@@ -46,7 +48,7 @@ def balanced(
     memberRooms: Mapping[str, str] | None = None,
     maxMoves: int | None = None,
 ) -> Owners:
-    """Spread weight over capacity, in the queue's room where that can be, taking at most `maxMoves` from anybody."""
+    """Spread weight over capacity, in the queue's room if possible; take at most `maxMoves` queues from members."""
     if maxMoves is not None and not whole(maxMoves):
         raise ValueError(f"Option maxMoves must be a whole number from 0 up, not {maxMoves!r}")
     scales = _build_scales(roster, queueWeights, memberWeights, queueRooms, memberRooms)
@@ -55,7 +57,7 @@ def balanced(
 
 
 def replace_implausible(measured: Sequence[float | None], min_share: float = 0.0) -> list[float]:
-    """Replace impossible values: no number, negative, or far from the median. If all are unknown, all are equal."""
+    """Replace implausible values: not a number, negative, or far from the median. If all are unknown, all are equal."""
     plausible = [_clamp_weight(value) if _is_plausible(value) else None for value in measured]
     ordinary = median([value for value in plausible if value] or [1.0])
     return [
@@ -87,10 +89,10 @@ def why_balanced(
     scales = _build_scales(roster, queueWeights, memberWeights, queueRooms, memberRooms)
     scales.decide(roster.owners, maxMoves)
     reasons = _Reasons(roster, scales, maxMoves)
-    doubts = _ReplacedMeasurements(roster, queueWeights or {}, memberWeights or {})
+    remarks = _ReplacedMeasurements(roster, queueWeights or {}, memberWeights or {})
     for queue in queues:
         reason, members = reasons.reason_of(queue)
-        yield "; ".join([reason, *doubts.remarks_on(queue, members)])
+        yield "; ".join([reason, *remarks.remarks_on(queue, members)])
 
 
 def _build_scales(
@@ -122,14 +124,14 @@ def _trusted_weights(roster: Roster, measured: Mapping[Queue, float]) -> list[fl
 def _scaled_weights(roster: Roster, measured: Mapping[Queue, float]) -> list[int]:
     """Return weights as whole numbers, so that sums are exact in any order and a second run has the same input.
 
-    A retry queue counts for next to nothing: it must not make the spread of the other queues uneven.
+    A retry queue has a negligible weight: it must not make the spread of the other queues uneven.
     """
     weights = _trusted_weights(roster, measured)
     unit = sum(weights) / len(weights) / STEPS_PER_MEAN_WEIGHT or 1.0
     floor = int(STEPS_PER_MEAN_WEIGHT * MIN_WEIGHT_SHARE)
-    next_to_nothing = int(STEPS_PER_MEAN_WEIGHT * MIN_WEIGHT_SHARE * MIN_WEIGHT_SHARE)
+    negligible = int(STEPS_PER_MEAN_WEIGHT * MIN_WEIGHT_SHARE * MIN_WEIGHT_SHARE)
     return [
-        next_to_nothing if _is_retry_queue(queue) else round(weight / unit) + floor
+        negligible if _is_retry_queue(queue) else round(weight / unit) + floor
         for queue, weight in zip(roster.queues, weights, strict=True)
     ]
 
@@ -142,7 +144,9 @@ class _Reasons:
     """Returns the reason for a queue's owner as text, with the members that it mentions."""
 
     def __init__(self, roster: Roster, scales: Scales, max_moves: int | None) -> None:
-        self._roster, self._scales, self._max_moves = roster, scales, max_moves
+        self._roster = roster
+        self._scales = scales
+        self._max_moves = max_moves
         weights = {
             weight for queue, weight in zip(roster.queues, scales.weights, strict=True) if not _is_retry_queue(queue)
         }
@@ -160,28 +164,31 @@ class _Reasons:
 
     def _reason_to_move(self, queue: int, owner: int) -> tuple[str, list[int]]:
         step, giver, giver_carried, carried = self._scales.placements[queue]
-        place, load = self._describe_member(owner, queue), self._describe_load(owner, carried)
+        place = self._describe_member(owner, queue)
+        load = self._describe_load(owner, carried)
         if step is Step.HOME:
-            return f"{place} had {f'room for it ({load})' if carried else 'nothing yet'}", [owner]
+            return f"{place} had {f'capacity for it ({load})' if carried else 'no queue yet'}", [owner]
         if step is Step.EMPTIEST:
             return f"{self._describe_other_room(owner, queue)}{place} was the emptiest ({load})", [owner]
         if step is Step.CHEAPEST:
-            reason = f"{place} ({load}) could best take it, evenness and rooms considered"
+            reason = f"{place} ({load}) is the best choice by load and room"
             return f"{self._describe_other_room(owner, queue)}{reason}", [owner]
-        name, giver_load = self._roster.members[giver], self._describe_load(giver, giver_carried)
+        name = self._roster.members[giver]
+        giver_load = self._describe_load(giver, giver_carried)
         reasons = {
             Step.IDLE: f"{place} was idle, and {name} ({giver_load}) was the fullest that could spare one",
             Step.EVEN: f"with {place} ({load}) the fleet is more even than with {name} ({giver_load})",
-            Step.HOMEWARD: f"{place} ({load}) could take it home from {name} ({giver_load})",
+            Step.HOMEWARD: f"{place} ({load}) could take it from {name} ({giver_load}), which is in another room",
         }
         return reasons[step], [owner, giver]
 
     def _reason_to_stay(self, queue: int, owner: int) -> tuple[str, list[int]]:
-        candidates, name = self._scales.candidates(skipped_member=owner), self._roster.members[owner]
+        candidates = self._scales.candidates(skipped_member=owner)
+        name = self._roster.members[owner]
         if not candidates:
             return "there is no other member", [owner]
         if self._scales.queue_counts[owner] == 1:
-            return f"it is the only queue of {name}, and nobody's last queue is taken", [owner]
+            return f"it is the only queue of {name}, and a member's last queue is never taken", [owner]
         taker, reason = self._reason_against_move(queue, candidates)
         loads = f"{name} has {self._describe_load(owner)}, {self._roster.members[taker]} {self._describe_load(taker)}"
         return f"{reason} ({loads})", [owner, taker]
@@ -196,7 +203,7 @@ class _Reasons:
                 obstacle = f"but maxMoves {self._max_moves} allows no more moves"
                 return member, f"it would be better with {self._describe_emptiest(member)}, {obstacle}"
         if scales.lowers_cost(change, queue):
-            return least, f"{self._describe_emptiest(least)}, is too nearly as full for a move"
+            return least, f"{self._describe_emptiest(least)}, is almost as full, so a move is not worth it"
         if scales.lowers_cost(change_of_evenness, queue):
             obstacle = f"but not by enough to leave room {scales.queue_rooms[queue]}"
             return evenest, f"the fleet would be more even with {self._describe_emptiest(evenest)}, {obstacle}"
@@ -232,7 +239,9 @@ class _ReplacedMeasurements:
     def __init__(
         self, roster: Roster, queue_weights: Mapping[Queue, float], member_weights: Mapping[str, float]
     ) -> None:
-        self._roster, self._weights, self._capacities = roster, queue_weights, member_weights
+        self._roster = roster
+        self._weights = queue_weights
+        self._capacities = member_weights
         self._used_weights = _trusted_weights(roster, queue_weights)
         self._used_capacities = _trusted_capacities(roster, member_weights)
         self._measured_queues = [
@@ -243,7 +252,7 @@ class _ReplacedMeasurements:
         """Yield a remark for each replaced measurement that a reason depends on."""
         roster_queue = self._roster.queues[queue]
         if _is_retry_queue(roster_queue):
-            yield "a retry queue counts for next to nothing"
+            yield "a retry queue has a negligible weight"
         elif not self._measured_queues:
             yield "no weights are known, so queues are counted"
         else:
@@ -260,11 +269,11 @@ def _describe_replacement(subject: str, measured: float | None, used: float) -> 
     if measured is None:
         yield f"{subject} is unknown and counts as {used:g}"
     elif measured != used:
-        yield f"{subject} cannot be {_format_number(measured)} and counts as {used:g}"
+        yield f"{subject} has the implausible value {_format_number(measured)} and counts as {used:g}"
 
 
 def _format_number(number: float) -> str:
     try:
         return f"{float(number):g}"
     except OverflowError:  # a whole number may be of any size
-        return "so large"
+        return "over 1e308"

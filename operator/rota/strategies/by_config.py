@@ -1,6 +1,7 @@
 """ByConfig: queues named per member.
 
-The reference's CONFIG gives one list to all members, which is no assignment; only `allocate` still returns such a list.
+The reference's CONFIG gives one list to all members, which is not an assignment; only `allocate` still returns
+such a list.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,12 +12,12 @@ from rota.strategies.arrays import Owners, nobody
 
 
 def by_config(roster: Roster, *, members: Mapping[str, Iterable[tuple[str, str, int]]]) -> Owners:
-    """Give each member the queues named for it; queues named for no member are nobody's.
+    """Give each member the queues named for it; queues named for no member have no owner.
 
     Unknown members and queues are ignored; a queue named for two members is a mistake.
     """
-    places = {name: index for index, name in enumerate(roster.members)}
-    where = {queue: index for index, queue in enumerate(roster.queues)}
+    member_indexes = {name: index for index, name in enumerate(roster.members)}
+    queue_indexes = {queue: index for index, queue in enumerate(roster.queues)}
     owners = nobody(len(roster.queues))
     claimed: dict[Queue, str] = {}
     if members is None:
@@ -24,9 +25,9 @@ def by_config(roster: Roster, *, members: Mapping[str, Iterable[tuple[str, str, 
     for member, listed in given.check_mapping("Option members", members).items():
         for queue in given.check_queues(f"Option members, for {member},", listed):
             if claimed.setdefault(queue, member) != member:
-                raise ValueError(f"Queue {queue} is configured for {claimed[queue]} and for {member}; leave it to one")
-            if queue in where and member in places:
-                owners[where[queue]] = places[member]
+                raise ValueError(f"Queue {queue} is configured for {claimed[queue]} and for {member}; name it once")
+            if queue in queue_indexes and member in member_indexes:
+                owners[queue_indexes[queue]] = member_indexes[member]
     return owners
 
 
@@ -37,7 +38,5 @@ def why_by_config(
     named = {Queue(*queue): member for member, listed in members.items() for queue in listed}
     for queue in queues:
         member = named.get(roster.queues[queue])
-        absent = ", which is not there" if owners[queue] == NO_OWNER else ""
-        yield (
-            f"the policy names it for {member}{absent}" if member else "the policy names it for no member that is there"
-        )
+        absent = ", which is not a member" if owners[queue] == NO_OWNER else ""
+        yield (f"the policy names it for {member}{absent}" if member else "the policy names it for no present member")

@@ -28,7 +28,8 @@ def why_by_machine_room(
 ) -> Iterator[str]:
     """Yield the broker's room, and the owner's place among the members."""
     for queue in queues:
-        broker, owner = roster.queues[queue].broker, owners[queue]
+        broker = roster.queues[queue].broker
+        owner = owners[queue]
         room = room_of(broker)
         if room is None:
             yield f"broker {broker} names no room (as room@broker would)"

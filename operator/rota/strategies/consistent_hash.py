@@ -50,7 +50,7 @@ def why_consistent_hash(
     places = len(roster.members) * virtualNodes
     for queue in queues:
         if not places:
-            yield "with virtualNodes 0 nobody stands on the ring"
+            yield "with virtualNodes 0 no member is on the ring"
         else:
             nearest = f"one of the {virtualNodes} of {roster.members[owners[queue]]}"
             yield f"the next of the {places} places on the ring is {nearest}"
@@ -61,7 +61,7 @@ def _ring_positions(keys: Sequence[str], hash: Hash) -> Indices:  # noqa: A002
         try:
             return np.fromiter(map(hash, keys), dtype=np.int64)
         except (TypeError, ValueError, OverflowError) as error:
-            raise ValueError(f"Option hash must answer whole numbers of at most 63 bits: {error}") from error
+            raise ValueError(f"Option hash must return integers of at most 63 bits: {error}") from error
     # The reference's hash: all sums are joined first and cut once, which takes two thirds of the time.
     sums = b"".join([md5(key.encode("utf-8", "replace"), usedforsecurity=False).digest() for key in keys])
     return np.frombuffer(sums, ">u4")[::4].astype(np.int64)

@@ -17,12 +17,12 @@ Strategy = Callable[..., Owners]
 
 
 def custom(roster: Roster, *, name: str, options: Mapping[str, Any] | None = None) -> Owners:
-    """Call the strategy registered under `name` and take its answer if it is one."""
+    """Call the strategy registered under `name` and return its result if that is valid."""
     strategy = load_strategy(name)
-    answer = _call_user_code(
+    result = _call_user_code(
         f"Custom strategy {name}", "failed", lambda: strategy(copy_for_user_code(roster), **(options or {}))
     )
-    return check_owners(name, answer, roster)
+    return check_owners(name, result, roster)
 
 
 def copy_for_user_code(roster: Roster) -> Roster:
@@ -33,7 +33,7 @@ def copy_for_user_code(roster: Roster) -> Roster:
 def why_custom(_roster: Roster, _owners: Owners, queues: Sequence[int], *, name: str, **_options: Any) -> Iterator[str]:
     """Yield that the custom strategy gives no reason."""
     for _ in queues:
-        yield f"the custom strategy {name} answers so and gives no reason"
+        yield f"the custom strategy {name} chose it and gives no reason"
 
 
 def load_strategy(name: object) -> Strategy:
@@ -46,24 +46,24 @@ def load_strategy(name: object) -> Strategy:
     return loaded
 
 
-def check_owners(name: str, answer: object, roster: Roster) -> Owners:
+def check_owners(name: str, result: object, roster: Roster) -> Owners:
     """Return the result of a custom strategy as owners; raise ValueError if it is no owners array over the roster."""
-    return owners_array(f"Custom strategy {name}", answer, roster)
+    return owners_array(f"Custom strategy {name}", result, roster)
 
 
-def owners_array(subject: str, answer: object, roster: Roster) -> Owners:
+def owners_array(subject: str, result: object, roster: Roster) -> Owners:
     """Return a result as owners. An array cannot give a queue two owners, but it may name unknown members."""
-    requirement = f"must answer one member index for each of {len(roster.queues)} queues"
-    owners = _call_user_code(subject, requirement, lambda: np.asarray(answer))
+    requirement = f"must return one member index for each of {len(roster.queues)} queues"
+    owners = _call_user_code(subject, requirement, lambda: np.asarray(result))
     if owners.shape != (len(roster.queues),) or owners.dtype.kind not in "iu":
         raise ValueError(f"{subject} {requirement}")
     wrong = (owners < NO_OWNER) | (owners >= len(roster.members))
     if wrong.any():
         queue = int(np.flatnonzero(wrong)[0])
         problem = f"member number {owners[queue]}, but members are numbered 0 to {len(roster.members) - 1}"
-        raise ValueError(f"{subject} gives queue {roster.queues[queue]} to {problem} (nobody is -1)")
-    result: Owners = owners.astype(np.int32)
-    return result
+        raise ValueError(f"{subject} gives queue {roster.queues[queue]} to {problem} (-1: no owner)")
+    checked: Owners = owners.astype(np.int32)
+    return checked
 
 
 def _call_user_code(subject: str, failure: str, call: Callable[[], Any]) -> Any:

@@ -19,7 +19,7 @@ def check_names(label: str, value: object) -> list[str]:
     listed = _check_list(label, value, "names")
     for name in listed:
         if not isinstance(name, str):
-            raise ValueError(f"{label} has {name!r}, which is no name; give texts")
+            raise ValueError(f"{label} has {name!r}, which is not a string")
     return listed
 
 
@@ -35,7 +35,7 @@ def check_texts(label: str, option: object) -> Mapping[Any, str]:
     mapped = check_mapping(label, option)
     for key, value in mapped.items():
         if value is not None and not isinstance(value, str):
-            raise ValueError(f"{label} has {value!r} for {_format_key(key)}, which is no name; give a text")
+            raise ValueError(f"{label} has {value!r} for {_format_key(key)}, which is not a string")
     return mapped
 
 
@@ -44,7 +44,7 @@ def check_weights(label: str, option: object) -> Mapping[Any, float]:
     mapped = check_mapping(label, option)
     for key, value in mapped.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, Real)):
-            raise ValueError(f"{label} has {value!r} for {_format_key(key)}, which is no number")
+            raise ValueError(f"{label} has {value!r} for {_format_key(key)}, which is not a number")
     return mapped
 
 
@@ -59,7 +59,7 @@ def _queue(value: object) -> Queue:
         topic, broker, number = value
         if isinstance(topic, str) and isinstance(broker, str) and _is_queue_id(number):
             return Queue(topic, broker, int(number))
-    raise ValueError(f"Queue {value!r} cannot be meant: give (topic, broker, id), with an id from 0 up")
+    raise ValueError(f"{value!r} is not a queue: give (topic, broker, id), with an id from 0 up")
 
 
 def _is_queue_id(value: object) -> bool:

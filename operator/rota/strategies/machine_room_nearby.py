@@ -25,14 +25,15 @@ def machine_room_nearby(
     Each such room is assigned separately, so the members with the lowest names get one queue more of each.
     """
     by_room = _runs_by_room(roster, given.check_texts("Option queueRooms", queueRooms))
-    at_home = _members_by_room(roster, given.check_texts("Option memberRooms", memberRooms))
-    everybody = list(range(len(roster.members)))
+    members_by_room = _members_by_room(roster, given.check_texts("Option memberRooms", memberRooms))
+    all_members = list(range(len(roster.members)))
     owners = nobody(len(roster.queues))
     for room, runs in by_room.items():
-        members = at_home.get(room, everybody)
-        back = np.array([*members, NO_OWNER])  # an owner of -1 selects the last entry, which is -1
+        members = members_by_room.get(room, all_members)
+        original_indexes = np.array([*members, NO_OWNER])  # an owner of -1 selects the last entry, which is -1
         part = _restrict(roster, runs, members)
-        owners[of_runs(runs)] = back[owners_array("The strategy inside MachineRoomNearby", inner(part), part)]
+        part_owners = owners_array("The inner strategy of MachineRoomNearby", inner(part), part)
+        owners[of_runs(runs)] = original_indexes[part_owners]
     return owners
 
 
@@ -46,18 +47,19 @@ def why_machine_room_nearby(
     memberRooms: Mapping[str, str],
 ) -> Iterator[str]:
     """Yield the queue's room and its members, then the reason from `inner`."""
-    at_home = _members_by_room(roster, memberRooms)
-    everybody = list(range(len(roster.members)))
+    members_by_room = _members_by_room(roster, memberRooms)
+    all_members = list(range(len(roster.members)))
     reasons: dict[int, str] = {}
     for room, runs in _runs_by_room(roster, queueRooms).items():
-        members, inside = at_home.get(room, everybody), of_runs(runs)
-        indices = np.flatnonzero(np.isin(inside, queues))
+        members = members_by_room.get(room, all_members)
+        room_queues = of_runs(runs)
+        indices = np.flatnonzero(np.isin(room_queues, queues))
         inner_reasons = inner(
-            _restrict(roster, runs, members), _index_map(roster, members)[owners[inside]], indices.tolist()
+            _restrict(roster, runs, members), _index_map(roster, members)[owners[room_queues]], indices.tolist()
         )
-        shared = f"has {len(members)} of {len(everybody)} members" if room in at_home else "has no member"
-        for queue, reason in zip(inside[indices].tolist(), inner_reasons, strict=True):
-            reasons[queue] = f"its room {room} {shared}; among {'them' if room in at_home else 'all'} {reason}"
+        shared = f"has {len(members)} of {len(all_members)} members" if room in members_by_room else "has no member"
+        for queue, reason in zip(room_queues[indices].tolist(), inner_reasons, strict=True):
+            reasons[queue] = f"its room {room} {shared}; among {'them' if room in members_by_room else 'all'} {reason}"
     yield from (reasons[queue] for queue in queues)
 
 
@@ -84,7 +86,7 @@ def _members_by_room(roster: Roster, rooms: Mapping[str, str]) -> dict[str, list
     for index, member in enumerate(roster.members):
         room = rooms.get(member)
         if not room:
-            raise ValueError(f"Member {member} has no room; its node gives it one, and in a plan --rooms")
+            raise ValueError(f"Member {member} has no room; label its node, or pass --rooms to rota plan")
         members.setdefault(room, []).append(index)
     return members
 
@@ -105,6 +107,6 @@ def _restrict(roster: Roster, runs: Sequence[Run], members: Sequence[int]) -> Ro
 
 def _index_map(roster: Roster, members: Sequence[int]) -> Owners:
     """Return each member's index among `members`, -1 for other members; an owner of -1 selects the last entry."""
-    places = nobody(len(roster.members) + 1)
-    places[list(members)] = np.arange(len(members))
-    return places
+    indexes = nobody(len(roster.members) + 1)
+    indexes[list(members)] = np.arange(len(members))
+    return indexes

@@ -53,14 +53,13 @@ class Scales:
         self._queues_by_room: list[dict[Room, list[WeightedQueue]]] = [{} for _ in capacities]
         self._min_difference = self.mean_fullness * MIN_DIFFERENCE_SHARE
         self._room_penalty = 2 * self.mean_fullness * ROOM_COST_SHARE
-        self._fullness_heaps: dict[
-            Room, list[tuple[float, float, int]]
-        ] = {}  # a heap for each room, with stale entries
+        # A heap for each room, with stale entries.
+        self._fullness_heaps: dict[Room, list[tuple[float, float, int]]] = {}
         for member in range(len(capacities)):
             self._push_fullness(member)
 
     def decide(self, current: Sequence[int], max_moves: int | None) -> None:
-        """Take the three steps from the present owners; at most `most` queues are taken from members."""
+        """Take the three steps from the present owners; at most `max_moves` queues are taken from members."""
         self._assign_unowned(current)
         self._even_out(self._fill_idle_members(sys.maxsize if max_moves is None else max_moves))
 
@@ -84,8 +83,8 @@ class Scales:
 
     def cost_change(self, queue: int, taker: int) -> float:
         """Return by how much the cost changes if the taker gets the queue from its owner."""
-        stranger = self.room_mismatch(taker, queue) - self.room_mismatch(self.owners[queue], queue)
-        return self.evenness_change(queue, taker) + self._room_penalty * self.weights[queue] * stranger
+        mismatch_change = self.room_mismatch(taker, queue) - self.room_mismatch(self.owners[queue], queue)
+        return self.evenness_change(queue, taker) + self._room_penalty * self.weights[queue] * mismatch_change
 
     def evenness_change(self, queue: int, taker: int) -> float:
         """Return the same change without the penalties for other rooms."""
@@ -106,8 +105,8 @@ class Scales:
         if not self.lowers_cost(change, queue):
             return False
         giver = self.owners[queue]
-        unlike = self.fullness(giver) - self.fullness(taker) >= self._min_difference
-        return unlike or self.room_mismatch(giver, queue) > self.room_mismatch(taker, queue)
+        differs_clearly = self.fullness(giver) - self.fullness(taker) >= self._min_difference
+        return differs_clearly or self.room_mismatch(giver, queue) > self.room_mismatch(taker, queue)
 
     def room_mismatch(self, member: int, queue: int) -> int:
         """Return 1 if the member is in another room than the queue."""
@@ -119,9 +118,9 @@ class Scales:
         for queue, owner in enumerate(current):
             if owner != NO_OWNER:
                 self._assign(queue, owner)
-        orphans = [queue for queue, owner in enumerate(current) if owner == NO_OWNER]
-        orphans.sort(key=lambda queue: (-self.weights[queue], queue))
-        for queue in [queue for queue in orphans if not self._assign_in_room(queue)]:
+        unowned = [queue for queue, owner in enumerate(current) if owner == NO_OWNER]
+        unowned.sort(key=lambda queue: (-self.weights[queue], queue))
+        for queue in [queue for queue in unowned if not self._assign_in_room(queue)]:
             candidates = self.candidates()
             _, cheapest = min((self._added_cost(member, queue), member) for member in candidates)
             emptiest = min(map(self.fullness, candidates)) == self.fullness(cheapest)
@@ -169,7 +168,8 @@ class Scales:
                     _, queue, taker = best
                     evens = self.lowers_cost(self.evenness_change(queue, taker), queue)
                     self._move(Step.EVEN if evens else Step.HOMEWARD, queue, taker)
-                    moves, moved = moves - 1, True
+                    moves -= 1
+                    moved = True
                     heapq.heappush(givers, (-self.fullness(giver), giver))
 
     def _improvements(self, giver: int) -> Iterator[tuple[float, int, int]]:
@@ -186,8 +186,8 @@ class Scales:
         slope = 1 / self.capacities[giver] + 1 / self.capacities[taker]
         gap = self.fullness(giver) - self.fullness(taker)
         for held in self._queues_by_room[giver].values():
-            stranger = self.room_mismatch(taker, held[0][1]) - self.room_mismatch(giver, held[0][1])
-            best = (gap - self._room_penalty * stranger / 2) / slope
+            mismatch_change = self.room_mismatch(taker, held[0][1]) - self.room_mismatch(giver, held[0][1])
+            best = (gap - self._room_penalty * mismatch_change / 2) / slope
             place = bisect_left(held, (best, -1))
             for _, queue in held[max(place - 1, 0) : place + 1]:
                 yield self.cost_change(queue, taker), queue

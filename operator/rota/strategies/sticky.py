@@ -24,7 +24,7 @@ from rota.strategies.words import NO_PREVIOUS_OWNER
 
 
 def sticky(roster: Roster) -> Owners:
-    """Spread all queues as evenly as can be, moving as few as that allows."""
+    """Spread all queues as evenly as possible, with the fewest moves that allow it."""
     retry = [run for run in roster.runs if run.topic.startswith(RETRY_TOPIC_PREFIX)]
     if not retry:
         return _spread(present(roster), np.zeros(len(roster.members), dtype=np.int64))
@@ -43,7 +43,8 @@ def why_sticky(roster: Roster, owners: Owners, queues: Sequence[int]) -> Iterato
     ordinary = np.array([not queue.topic.startswith(RETRY_TOPIC_PREFIX) for queue in roster.queues])
     had = _count_by_member(roster, present(roster)[ordinary])
     keeps = _count_by_member(roster, owners[ordinary & (present(roster) == owners)])
-    even, even_with_retry = _even_share(roster, int(ordinary.sum())), _even_share(roster, len(ordinary))
+    even = _even_share(roster, int(ordinary.sum()))
+    even_with_retry = _even_share(roster, len(ordinary))
     even += "" if ordinary.all() else ", retries apart"  # `had` and `keeps` leave retry queues out
     for queue in queues:
         was, now = roster.owners[queue], owners[queue]

@@ -3,13 +3,13 @@
 from rota.model import NO_OWNER, Roster
 from rota.strategies.arrays import Owners
 
-NO_PREVIOUS_OWNER = "nobody owned it"
+NO_PREVIOUS_OWNER = "it had no owner"
 
 
 def describe_change(roster: Roster, owners: Owners, queue: int) -> str:
     """Describe a queue's change of owner, without the reason."""
     was, now = roster.owners[queue], int(owners[queue])
-    giver, taker = ("nobody" if member == NO_OWNER else roster.members[member] for member in (was, now))
+    giver, taker = ("no member" if member == NO_OWNER else roster.members[member] for member in (was, now))
     if was != now:
         return f"{roster.queues[queue]} goes {'' if was == NO_OWNER else f'from {giver} '}to {taker}"
     return f"{roster.queues[queue]} {'belongs to' if now == NO_OWNER else 'stays with'} {taker}"

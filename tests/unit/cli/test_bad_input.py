@@ -76,7 +76,7 @@ async def refused(*arguments: str) -> str:
 
 @pytest.mark.parametrize("queue", ["\x1b[31mx/b/one", "\u202e/b/x", "\u009b31m"])
 async def test_cli_error_quotes_arguments_without_control_characters(queue: str) -> None:
-    assert "cannot be read" in await refused("explain", "orders", queue, "--operator", "http://127.0.0.1:9")
+    assert "Invalid queue" in await refused("explain", "orders", queue, "--operator", "http://127.0.0.1:9")
 
 
 async def test_cli_error_relays_a_response_without_control_characters() -> None:
@@ -179,7 +179,7 @@ async def test_cli_rejects_a_password_in_the_url_without_repeating_it(given: str
 async def test_cli_https_to_an_http_server_is_reported_as_such() -> None:
     async with saying(groups()) as url:
         told = await refused("status", "--operator", url.replace("http:", "https:"))
-    assert "it does not speak https, or its certificate is not trusted" in told
+    assert "it does not support TLS, or its certificate is not trusted" in told
     assert "not permitted" not in told
 
 

@@ -293,7 +293,7 @@ async def test_cli_members_lists_members_with_their_problems(operator: Service) 
     ]
 
 
-FAILING = "orders/broker-a/3, offset 17: failed 4 times, at last with status 500"
+FAILING = "orders/broker-a/3, offset 17: failed 4 times, most recently with status 500"
 
 
 async def test_cli_members_names_messages_that_fail_or_hang(operator: Service) -> None:
@@ -476,7 +476,7 @@ async def test_cli_explain_relays_the_operators_error_for_an_unknown_queue(opera
         (["lag", "b", "-n", "Shop"], "--namespace 'Shop' is no name; give one that kubectl get namespaces shows"),
         (["status", "b", "-A"], "--all-namespaces is for all groups, and b is one; leave one of them out"),
         (["explain"], "Nothing is named to explain; give a GROUP, or -f with a file"),
-        (["explain", "b", "orders/x"], "The queue 'orders/x' cannot be read: write it as TOPIC/BROKER/ID"),
+        (["explain", "b", "orders/x"], "Invalid queue 'orders/x': write it as TOPIC/BROKER/ID"),
         (["explain", "b", "--queues", "a=b:1"], "--queues describes a group on files: give -f, too, or leave it out"),
         (["explain", "-f", "x", "--watch"], "--watch is for a live group: leave -f or it out"),
         (["explain", "-f", "x", "a", "b"], "With -f the group is in the file: leave 'a' out, or -f"),

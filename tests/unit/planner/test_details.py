@@ -237,19 +237,25 @@ def test_assignment_timestamps_are_formatted_and_parsed() -> None:
         ({}, ""),
         ({"document": None, "pods": ()}, ""),
         ({"damage": "The sum does not match"}, "The sum does not match"),
-        ({"document": None, "pods": (a_pod("m1", a_report("m1", 3)),)}, "The assignment is gone, but pods"),
-        ({"document": None, "pods": (a_pod("m1"),)}, "The assignment is gone, but pods"),
-        ({"document": None, "pods": (a_pod("m1", poke=Poke(1, 1), started=False),)}, "The assignment is gone"),
-        ({"document": None, "pods": (), "status": {"generation": 1}}, "The assignment is gone, but pods"),
+        ({"document": None, "pods": (a_pod("m1", a_report("m1", 3)),)}, "The assignment is missing"),
+        ({"document": None, "pods": (a_pod("m1"),)}, "The assignment is missing"),
+        ({"document": None, "pods": (a_pod("m1", poke=Poke(1, 1), started=False),)}, "The assignment is missing"),
+        ({"document": None, "pods": (), "status": {"generation": 1}}, "The assignment is missing"),
         ({"document": None, "pods": (a_pod("m1", a_report("m1", 0)),)}, ""),
         ({"document": None, "pods": (a_pod("m1", started=False),)}, ""),
         ({"document": None, "pods": (a_pod("m1", ended=True),)}, ""),
         ({"document": None, "pods": (a_pod("m1"),), "deleted_uids": frozenset({"uid-m1"})}, ""),
-        ({"document": a_document(group="shop/payments")}, "The assignment is that of shop/payments"),
+        ({"document": a_document(group="shop/payments")}, "The assignment belongs to group shop/payments"),
         ({"status": {"generation": 5}}, ""),
-        ({"status": {"generation": 6}}, "The assignment has generation 5, but 6 was seen"),
-        ({"pods": (a_pod("m1", a_report("m1", 7)),)}, "The assignment has generation 5, but 7 was seen"),
-        ({"pods": (a_pod("m1", poke=Poke(8, 1)),)}, "The assignment has generation 5, but 8 was seen"),
+        ({"status": {"generation": 6}}, "The assignment has generation 5, but generation 6 was already in use"),
+        (
+            {"pods": (a_pod("m1", a_report("m1", 7)),)},
+            "The assignment has generation 5, but generation 7 was already in use",
+        ),
+        (
+            {"pods": (a_pod("m1", poke=Poke(8, 1)),)},
+            "The assignment has generation 5, but generation 8 was already in use",
+        ),
         ({"pods": (a_pod("m1", a_report("m1", 7), ended=True),)}, ""),
     ],
 )
@@ -337,7 +343,7 @@ def test_generation_too_high_to_continue_from_is_ignored(
 def test_assignment_lost_emits_a_warning_event_and_a_journal_reason() -> None:
     report = a_report("m2", 4, Q[3:6])
     found = plan(settled(damage="Torn", pods=(*obeying(DOCUMENT)[:1], a_pod("m2", report))), NOW)
-    told = "Torn; written anew from what the members report"
+    told = "Torn; it was rebuilt from the members' reports"
     assert found.events[-1] == Event(Reason.ASSIGNMENT_LOST, told, warning=True)
     assert len(found.events) == 1
     assert found.requeue_after == 0.0
@@ -1148,7 +1154,7 @@ WEIGHED = {"document": replace(THREE, strategy="Balanced"), "policy": a_policy(s
         ({"spec": a_spec(paused=True)}, "GroupPaused", "The group is paused"),
         ({"document": None, "pods": ()}, "FirstAssignment", "A new group"),
         (NOBODYS | {"document": a_document(1)}, "FirstAssignment", "A new group"),
-        (NOBODYS, "GroupResumed", "Nobody owned a queue"),
+        (NOBODYS, "GroupResumed", "No queue had an owner"),
         (NOBODYS | {"document": a_document(2, barrier=2)}, "FirstAssignment", "A new group"),
         (ended("m2"), "MemberTerminated", "m2 ended"),
         (ended("m3", "m1"), "MemberTerminated", "m1, m3 ended"),
@@ -1163,11 +1169,11 @@ WEIGHED = {"document": replace(THREE, strategy="Balanced"), "policy": a_policy(s
             "MemberTerminated",
             "m2 ended",
         ),
-        (one("m2", ready=False, unreachable_for=10.0), "MemberLost", "m2 is not ready and cannot be heard"),
+        (one("m2", ready=False, unreachable_for=10.0), "MemberLost", "m2 is not ready and does not respond"),
         (
             {"pods": obeying(THREE, m2=SILENT_FOR_10_SECONDS, m3=SILENT_FOR_10_SECONDS)},
             "MemberLost",
-            "m2, m3 are not ready and cannot be heard",
+            "m2, m3 are not ready and do not respond",
         ),
         (one("m2", terminating=True, report=DRAINED), "MemberLeft", "m2 is leaving"),
         (
@@ -1176,20 +1182,20 @@ WEIGHED = {"document": replace(THREE, strategy="Balanced"), "policy": a_policy(s
             "m3 ended; m1 is leaving",
         ),
         (one("m2", ready=False), "MemberUnready", "m2 has not been ready for longer than its grace"),
-        ({"pods": obeying(THREE, **CUT)}, "BrokerUnreachable", "m2 cannot reach a broker that others reach"),
-        ({"views": {"orders": a_view(8)}}, "QueuesAdded", "2 queues more: orders/a/6, orders/a/7"),
-        ({"views": {"orders": a_view(7)}}, "QueuesAdded", "1 queue more: orders/a/6"),
+        ({"pods": obeying(THREE, **CUT)}, "BrokerUnreachable", "m2 cannot reach a broker that other members reach"),
+        ({"views": {"orders": a_view(8)}}, "QueuesAdded", "2 queues added: orders/a/6, orders/a/7"),
+        ({"views": {"orders": a_view(7)}}, "QueuesAdded", "1 queue added: orders/a/6"),
         (
             {"views": {"orders": a_view(10)}},
             "QueuesAdded",
-            "4 queues more: orders/a/6, orders/a/7, orders/a/8 and 1 more",
+            "4 queues added: orders/a/6, orders/a/7, orders/a/8 and 1 more",
         ),
-        ({"views": {"orders": a_view(9)}}, "QueuesAdded", "3 queues more: orders/a/6, orders/a/7, orders/a/8"),
-        ({"views": {"orders": a_view(5)}}, "QueuesRemoved", "1 queue less: orders/a/5"),
+        ({"views": {"orders": a_view(9)}}, "QueuesAdded", "3 queues added: orders/a/6, orders/a/7, orders/a/8"),
+        ({"views": {"orders": a_view(5)}}, "QueuesRemoved", "1 queue removed: orders/a/5"),
         (
             {"views": {"orders": a_view(), "%RETRY%orders": a_view(1, topic="%RETRY%orders")}},
             "QueuesAdded",
-            "1 queue more: %RETRY%orders/a/0",
+            "1 queue added: %RETRY%orders/a/0",
         ),
         (
             two_topics("payments", "orders", orders=a_view(), payments=PAYMENTS),
@@ -1212,12 +1218,12 @@ WEIGHED = {"document": replace(THREE, strategy="Balanced"), "policy": a_policy(s
         (
             {"unmanaged_consumers": ("a", "b"), "policy": a_policy()},
             "UnmanagedConsumers",
-            "2 consumers that are not Rota's are in the group: a, b; queues are shared as they do it",
+            "2 unmanaged consumers are in the group: a, b; queues are shared by their strategy, Averagely",
         ),
         (
             WEIGHED | {"queue_weights": dict.fromkeys(Q[:6], 1.0) | {Q[0]: 9.0}},
             "LoadShifted",
-            "What queues weigh, or who is where, has changed",
+            "The weights of queues or the rooms of members changed",
         ),
         (CHANGED_SETTINGS, "SettingsChanged", "The group's settings or members changed; no queue moves"),
     ],
@@ -1229,10 +1235,12 @@ def test_journal_gives_the_reason_why_queues_change_hands(changed: dict[str, Any
 
 TORN = Finding(Reason.INVALID_SPEC, "spec.subscriptions: expected an array")
 UNKNOWN = Finding(
-    Reason.BROKER_METADATA_UNAVAILABLE, "The broker does not tell of the group's members; what was assigned stays"
+    Reason.BROKER_METADATA_UNAVAILABLE,
+    "The broker returned no metadata of the group's members; the present assignment stays in force",
 )
 UNSEEN = Finding(
-    Reason.BROKER_METADATA_UNAVAILABLE, "The broker does not tell of topic payments; what was assigned stays"
+    Reason.BROKER_METADATA_UNAVAILABLE,
+    "The broker returned no metadata of topic payments; the present assignment stays in force",
 )
 UNSEEN_ORDERS = UNSEEN._replace(message=UNSEEN.message.replace("payments", "orders"))
 SWITCHED_OFF = Finding(Reason.CONSUMPTION_DISABLED, "The group is switched off at broker-a")
@@ -1244,11 +1252,11 @@ BOTH = a_spec(subscriptions=[{"topic": "orders"}, {"topic": "payments"}])
 @pytest.mark.parametrize(
     ("changed", "ready", "degraded", "others"),
     [
-        ({}, ("True", "Settled", "6 queues, 2 members"), ("False", "Settled", "Nothing is wrong"), {}),
+        ({}, ("True", "Settled", "6 queues, 2 members"), ("False", "Settled", "No problems"), {}),
         (
             {"spec": None},
-            ("False", "InvalidSpec", "The group cannot be understood"),
-            ("False", "Settled", "Nothing is wrong"),
+            ("False", "InvalidSpec", "The group's spec is invalid"),
+            ("False", "Settled", "No problems"),
             {},
         ),
         (
@@ -1260,13 +1268,13 @@ BOTH = a_spec(subscriptions=[{"topic": "orders"}, {"topic": "payments"}])
         (
             {"spec": a_spec(paused=True), "document": a_document(members={"m1": (), "m2": ()})},
             ("True", "GroupPaused", "spec.paused is set: no member consumes"),
-            ("False", "Settled", "Nothing is wrong"),
+            ("False", "Settled", "No problems"),
             {},
         ),
         (
             {"spec": a_spec(paused=True), "document": a_document(), "pods": ()},
             ("True", "GroupPaused", "spec.paused is set: no member consumes"),
-            ("False", "Settled", "Nothing is wrong"),
+            ("False", "Settled", "No problems"),
             {},
         ),
         (
@@ -1309,33 +1317,33 @@ BOTH = a_spec(subscriptions=[{"topic": "orders"}, {"topic": "payments"}])
         ),
         (
             {"pods": (), "deleted_uids": frozenset({"uid-m1", "uid-m2"})},
-            ("False", "NoMembers", "Nobody is there to work 6 queues"),
-            ("True", "NoMembers", "Nobody is there to work 6 queues"),
-            {"NoMembers": Finding(Reason.NO_MEMBERS, "Nobody is there to work 6 queues")},
+            ("False", "NoMembers", "The group has no member to consume 6 queues"),
+            ("True", "NoMembers", "The group has no member to consume 6 queues"),
+            {"NoMembers": Finding(Reason.NO_MEMBERS, "The group has no member to consume 6 queues")},
         ),
         (
             {"views": {"orders": a_view(8)}, "unmanaged_consumers": None},
-            ("False", "QueuesUnowned", "2 queues that nobody works"),
+            ("False", "QueuesUnowned", "2 queues without an owner"),
             (
                 "True",
                 "BrokerMetadataUnavailable",
-                f"{UNKNOWN.message}; 2 queues that nobody works",
+                f"{UNKNOWN.message}; 2 queues without an owner",
             ),
             {
                 "BrokerMetadataUnavailable": UNKNOWN,
-                "QueuesUnowned": Finding(Reason.QUEUES_UNOWNED, "2 queues that nobody works"),
+                "QueuesUnowned": Finding(Reason.QUEUES_UNOWNED, "2 queues without an owner"),
             },
         ),
         (
             {"document": a_document(members={"m1": Q[:1], "m2": ()}), "views": {"orders": a_view(1)}},
             ("True", "Settled", "1 queue, 2 members"),
-            ("False", "Settled", "Nothing is wrong"),
+            ("False", "Settled", "No problems"),
             {"IdleMembers": Finding(Reason.IDLE_MEMBERS, "2 members share 1 queue: 1 of them is idle")},
         ),
         (
             {"document": a_document(members={"m1": Q[:1], "m2": Q[1:2]}), "views": {"orders": a_view(2)}},
             ("True", "Settled", "2 queues, 2 members"),
-            ("False", "Settled", "Nothing is wrong"),
+            ("False", "Settled", "No problems"),
             {},
         ),
     ],
@@ -1359,7 +1367,7 @@ def test_condition_is_published_for_each_problem(
         if it.reason is Reason.BROKER_METADATA_UNAVAILABLE or ReasonKind.STALLS in it.reason.kinds
     ]
     assert told.pop("Reconciling")[0] == str(bool(at_first))
-    assert told.pop("Stalled") == ("False", "Settled", "Nothing is wrong")
+    assert told.pop("Stalled") == ("False", "Settled", "No problems")
     assert told == {kind: ("True", *verdict) for kind, verdict in others.items()}
     warnings = {
         verdict.reason: verdict.reason not in {Reason.IDLE_MEMBERS, Reason.UNMANAGED_CONSUMERS}
@@ -1372,10 +1380,10 @@ def test_condition_is_published_for_each_problem(
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ({}, ("False", "Settled", "Every queue is where the policy wants it")),
+        ({}, ("False", "Settled", "Every queue is with the member that the policy chooses")),
         (
             {"pods": obeying(DOCUMENT, m2={"terminating": True})},
-            ("True", "HandoverInFlight", "1 queue or member is under way"),
+            ("True", "HandoverInFlight", "1 queue or member is in transition"),
         ),
         (
             {
@@ -1383,7 +1391,7 @@ def test_condition_is_published_for_each_problem(
                     DOCUMENT, m1={"report": a_report("m1", 4, Q[:2])}, m2={"terminating": True, "report": DRAINING}
                 )
             },
-            ("True", "HandoverInFlight", "2 queues or members are under way"),
+            ("True", "HandoverInFlight", "2 queues or members are in transition"),
         ),
         (
             {"document": a_document(members={"m1": (), "m2": ()}), "views": {"orders": None}},
@@ -1391,7 +1399,7 @@ def test_condition_is_published_for_each_problem(
         ),
         (
             {"pods": (*obeying(DOCUMENT), a_pod("m3", terminating=True))},
-            ("False", "Settled", "Every queue is where the policy wants it"),
+            ("False", "Settled", "Every queue is with the member that the policy chooses"),
         ),
     ],
 )
@@ -1448,7 +1456,7 @@ def test_status_in_full() -> None:
         "type": "Progressing",
         "status": "True",
         "reason": "HandoverInFlight",
-        "message": "4 queues or members are under way",
+        "message": "4 queues or members are in transition",
         "lastTransitionTime": format_time(NOW),
         "observedGeneration": 3,
     }
@@ -1515,7 +1523,7 @@ def test_handover_immediate_mode_reports_the_number_of_moved_queues() -> None:
 def test_forced_grant_event_names_the_former_owners_if_known() -> None:
     lost = {"ready": False, "unreachable_for": 10.0}
     both = plan(settled(document=THREE, pods=obeying(THREE, m3=lost, m2=lost)), NOW)
-    warning = Event(Reason.QUEUES_FORCED, "4 queues taken from m2, m3 unheard", warning=True)
+    warning = Event(Reason.QUEUES_FORCED, "4 queues taken from m2, m3, which did not respond", warning=True)
     assert [event for event in both.events if event.reason is Reason.QUEUES_FORCED] == [warning]
     assert both.status["lastRebalance"]["moved"] == 4
     assert "4 queues change hands" in both.events[0].message
@@ -1523,11 +1531,13 @@ def test_forced_grant_event_names_the_former_owners_if_known() -> None:
     six = a_document(members={name: [queue] for name, queue in zip(names, Q, strict=False)})
     five = plan(settled(document=six, pods=obeying(six, **dict.fromkeys(names[1:], lost))), NOW)
     told = next(event.message for event in five.events if event.reason is Reason.QUEUES_FORCED)
-    assert told == "5 queues taken from m2, m3, m4 and 2 more unheard"
+    assert told == "5 queues taken from m2, m3, m4 and 2 more, which did not respond"
     document = a_document(members={"m1": Q[:3]}, barrier=5)
     silent = a_pod("m2", ready=False, stable_for=LONG, unreachable_for=11.0)
     free = plan(settled(document=document, pods=(*obeying(document), silent)), NOW)
-    assert Event(Reason.QUEUES_FORCED, "3 queues taken from a member unheard", warning=True) in free.events
+    assert (
+        Event(Reason.QUEUES_FORCED, "3 queues taken from a member, which did not respond", warning=True) in free.events
+    )
 
 
 def test_journal_in_full() -> None:
@@ -1619,7 +1629,7 @@ def test_assignment_too_large_changes_only_conditions_and_journal() -> None:
     found = plan(replace(snapshot, status={"generation": 5}), NOW)
     assert (found.document, found.config_map_data, found.pokes, found.requeue_after) == (None, {}, {}, 20.0)
     assert conditions(found)["Ready"][:2] == ("False", "AssignmentTooLarge")
-    assert conditions(found)["Ready"][2].endswith("; what was assigned stays")
+    assert conditions(found)["Ready"][2].endswith("; the present assignment stays in force")
     assert conditions(found)["Degraded"][1] == "AssignmentTooLarge"
     assert conditions(found)["Progressing"][1] == "Paused"
     assert "lastRebalance" not in found.status
@@ -1644,7 +1654,7 @@ def test_event_lists_ended_members_in_order_of_names() -> None:
 def test_condition_no_members_says_why_present_members_cannot_consume(brokers: dict[str, bool], why: str) -> None:
     pods = tuple(a_pod(name, a_report(name, 5, brokers=brokers), ready=False) for name in ("m1", "m2"))
     found = plan(settled(pods=pods), NOW)
-    told = f"No member can work 6 queues: {why}; what was assigned stays"
+    told = f"No member can consume 6 queues: {why}; the present assignment stays in force"
     assert [it.message for it in found.problems if it.reason is Reason.NO_MEMBERS] == [told]
     assert found.document is None
 

@@ -87,15 +87,15 @@ def test_explain_without_a_queue_picks_one_queue_of_each_member() -> None:
 def test_explain_compares_the_owner_with_the_strategy_of_the_policy() -> None:
     held = settled(policy=a_policy(strategy="AveragelyByCircle", paused=True))
     assert told(held, Q[1], Q[4]) == [
-        "orders/a/1 stays with m1, which is not what AveragelyByCircle answers",
-        "orders/a/4 stays with m2, which is not what AveragelyByCircle answers",
+        "orders/a/1 stays with m1, which is not what AveragelyByCircle returns",
+        "orders/a/4 stays with m2, which is not what AveragelyByCircle returns",
     ]
 
 
 def test_explain_applies_the_strategy_to_the_present_members() -> None:
     it = settled()
     (found,) = told(replace(it, pods=(*it.pods, a_pod("m3", a_report("m3", 0)))), Q[2])
-    assert found == "orders/a/2 stays with m1, which is not what Sticky answers"
+    assert found == "orders/a/2 stays with m1, which is not what Sticky returns"
 
 
 def test_explain_with_unmanaged_consumers_shares_by_client_id_and_shows_names() -> None:
@@ -105,8 +105,8 @@ def test_explain_with_unmanaged_consumers_shares_by_client_id_and_shows_names() 
     assert mine.owner == "m1"
     assert mine.sentence == "orders/a/0 stays with m1: m1 is member 1 of 3, whose block of orders is a/0 to a/1"
     assert (ours.owner, ": m2 is member 2 of 3" in ours.sentence) == ("m2", True)
-    said = "1 consumer that is not Rota's is in the group: 10.0.0.9@old; queues are shared as they do it"
-    assert other == (Q[5], None, f"orders/a/5 has no owner of ours: {said}")
+    said = "1 unmanaged consumer is in the group: 10.0.0.9@old; queues are shared by their strategy, Averagely"
+    assert other == (Q[5], None, f"orders/a/5 has no owner among the members: {said}")
 
 
 def test_explain_with_unmanaged_consumers_separates_members_with_a_common_prefix() -> None:
@@ -134,16 +134,20 @@ def test_explain_with_unmanaged_consumers_ignores_a_missing_policy() -> None:
 def test_explain_names_giver_and_taker_of_a_queue_in_handover() -> None:
     document = a_document(members={"m1": Q[:3], "m2": Q[3:4]}, taken={Q[4]: ("m1", "m2"), Q[5]: ("m2", None)})
     assert explain_owners(settled(document=document, pods=obeying(document)), NOW, [Q[4], Q[5]]) == [
-        (Q[4], None, "orders/a/4 is on its way: m1 releases it, m2 is to have it next"),
-        (Q[5], None, "orders/a/5 is on its way: m2 releases it, nobody is to have it"),
+        (Q[4], None, "orders/a/4 is being handed over: m1 releases it, m2 gets it next"),
+        (Q[5], None, "orders/a/5 is being handed over: m2 releases it, no member gets it next"),
     ]
 
 
 def test_explain_covers_a_queue_leaving_the_group_while_it_is_stored() -> None:
     document = a_document(members={"m1": Q[:3], "m2": Q[3:7]}, taken={Q[7]: ("m2", None)})
     owned, leaving = explain_owners(settled(document=document, pods=obeying(document)), NOW, [Q[6], Q[7]])
-    assert leaving.sentence == "orders/a/7 is on its way: m2 releases it, nobody is to have it"
-    assert owned == (Q[6], "m2", "orders/a/6 is still with m2: it is not the group's any more, and is to be given up")
+    assert leaving.sentence == "orders/a/7 is being handed over: m2 releases it, no member gets it next"
+    assert owned == (
+        Q[6],
+        "m2",
+        "orders/a/6 is still with m2: the group no longer consumes it, so it is to be released",
+    )
 
 
 def test_explain_says_that_a_free_queue_has_no_owner() -> None:
@@ -180,7 +184,7 @@ def test_explain_with_unmanaged_consumers_excludes_lost_members_and_needs_no_cli
     it = a_snapshot(document=document, pods=(replace(m1, client_id=""), gone(m2)), unmanaged_consumers=("old",))
     assert told(it, Q[0], Q[2]) == [
         "orders/a/0 stays with m1: m1 is member 1 of 2, whose block of orders is a/0 to a/2",
-        "orders/a/2 is still with m2: that member is Lost, and has not given it up yet",
+        "orders/a/2 is still with m2: that member is Lost and has not released it yet",
     ]
 
 
@@ -191,22 +195,22 @@ def gone(it: Pod) -> Pod:
 def test_explain_keeps_owners_when_no_member_is_left() -> None:
     it = settled()
     lost = replace(it, pods=tuple(gone(pod) for pod in it.pods))
-    assert told(lost, Q[0]) == ["orders/a/0 is still with m1: nobody is there to take it over"]
-    assert told(replace(it, pods=()), Q[0]) == ["orders/a/0 is still with m1: nobody is there to take it over"]
+    assert told(lost, Q[0]) == ["orders/a/0 is still with m1: no member can take it over"]
+    assert told(replace(it, pods=()), Q[0]) == ["orders/a/0 is still with m1: no member can take it over"]
 
 
 def test_explain_names_the_member_state_of_an_owner_that_has_not_released() -> None:
     it = settled()
     (m1, m2) = it.pods
     assert told(replace(it, pods=(m1, gone(m2))), Q[3]) == [
-        "orders/a/3 is still with m2: that member is Lost, and has not given it up yet"
+        "orders/a/3 is still with m2: that member is Lost and has not released it yet"
     ]
     assert told(replace(it, pods=(m1, replace(m2, terminating=True))), Q[3]) == [
-        "orders/a/3 is still with m2: that member is Leaving, and has not given it up yet"
+        "orders/a/3 is still with m2: that member is Leaving and has not released it yet"
     ]
     for pods in ((m1,), (m1, replace(m2, uid="another"))):
         assert told(replace(it, pods=pods), Q[3]) == [
-            "orders/a/3 is still with m2: that member is not there, and has not given it up yet"
+            "orders/a/3 is still with m2: that member is missing and has not released it yet"
         ]
 
 
@@ -214,8 +218,8 @@ def test_explain_says_that_the_group_is_paused() -> None:
     document = a_document(members={"m1": Q[:3]}, taken={Q[3]: ("m2", None)})
     it = settled(document=document, pods=obeying(document), spec=a_spec(paused=True))
     assert told(it, Q[0], Q[3], Q[4]) == [
-        "orders/a/0 is still with m1: the group is paused, and it is to be given up",
-        "orders/a/3 is on its way: m2 releases it, nobody is to have it",
+        "orders/a/0 is still with m1: the group is paused, so m1 must release it",
+        "orders/a/3 is being handed over: m2 releases it, no member gets it next",
         "orders/a/4 has no owner: the group is paused",
     ]
     assert explain_owners(it, NOW) == [], "nobody shall own any"
@@ -241,7 +245,7 @@ def test_explain_broadcasting_says_that_every_member_reads_the_queue() -> None:
 def test_explain_without_a_policy_says_that_the_assignment_stays() -> None:
     missing = (Finding(Reason.MISSING_POLICY, "RebalancePolicy steady does not exist"),)
     assert told(settled(policy=None, problems=missing), Q[0]) == [
-        "orders/a/0 stays with m1: the policy cannot be followed, so what is assigned stays"
+        "orders/a/0 stays with m1: the policy is missing or invalid, so the present assignment stays in force"
     ]
 
 
@@ -249,13 +253,15 @@ def test_explain_gives_the_error_of_a_failed_strategy() -> None:
     policy = a_policy(strategy="Custom", options={"custom": {"name": "nowhere"}})
     (found,) = told(settled(policy=policy), Q[0])
     assert found.startswith("orders/a/0 stays with m1: There is no custom strategy nowhere")
-    assert found.endswith("; until then every queue stays where it is")
+    assert found.endswith("; every queue stays with its owner until that is corrected")
 
 
 def test_explain_with_an_invalid_spec_still_covers_the_stored_assignment() -> None:
     it = settled(spec=None)
     assert explain_owners(it, NOW) == []
-    assert told(it, Q[0]) == ["orders/a/0 is still with m1: the group cannot be understood, so what is assigned stays"]
+    assert told(it, Q[0]) == [
+        "orders/a/0 is still with m1: the group's spec is invalid, so the present assignment stays in force"
+    ]
 
 
 def test_explain_of_a_recreated_pod_says_that_the_old_owner_is_absent() -> None:
@@ -263,5 +269,5 @@ def test_explain_of_a_recreated_pod_says_that_the_old_owner_is_absent() -> None:
     (m1, m2) = it.pods
     anew = replace(it, deleted_uids=frozenset({"uid-m1"}), pods=(replace(m1, uid="new"), m2))
     assert told(anew, Q[0]) == [
-        "orders/a/0 goes to m1: its owner m1 is not there; m1 had 0 queues (an even share is 3)"
+        "orders/a/0 goes to m1: its owner m1 is no longer a member; m1 had 0 queues (an even share is 3)"
     ]

@@ -396,7 +396,7 @@ def test_assignment_lost_is_refetched_then_rewritten_above_all_generations_seen(
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"damage": "The assignment was changed or torn: its sum does not match", "document": None},
+        {"damage": "The assignment was modified or truncated: its checksum does not match", "document": None},
         {"document": a_document(3, members={"m1": Q[:3], "m2": Q[3:6]})},
         {"document": a_document(9, group="shop/payments")},
     ],
@@ -574,7 +574,7 @@ def test_unmanaged_consumer_queues_are_not_counted_as_unowned() -> None:
     alone = plan(a_snapshot(document=a_document(), unmanaged_consumers=("10.0.0.9@old",)), NOW)
     assert (alone.status["unownedQueues"], alone.unmanaged_queues) == (0, frozenset(Q[:6]))
     assert conditions(alone)["Ready"] == ("False", "NoMembers")
-    assert alone.problems[0].message == "Only foreigners are there to work 6 queues"
+    assert alone.problems[0].message == "Only unmanaged consumers consume 6 queues"
 
 
 def test_unmanaged_consumer_present_still_reports_unowned_queues_of_the_members_share() -> None:
@@ -628,10 +628,10 @@ def test_topic_without_a_subscription_is_not_assigned() -> None:
 def test_unmanaged_consumer_message_distinguishes_one_from_several() -> None:
     found = plan(settled(unmanaged_consumers=("10.0.0.9@7",)), NOW)
     told = next(one["message"] for one in found.status["conditions"] if one["type"] == "UnmanagedConsumers")
-    assert told.startswith("1 consumer that is not Rota's is in the group: 10.0.0.9@7;")
+    assert told.startswith("1 unmanaged consumer is in the group: 10.0.0.9@7;")
     both = plan(settled(unmanaged_consumers=("10.0.0.9@7", "10.0.0.9@8")), NOW)
     told = next(one["message"] for one in both.status["conditions"] if one["type"] == "UnmanagedConsumers")
-    assert told.startswith("2 consumers that are not Rota's are in the group: ")
+    assert told.startswith("2 unmanaged consumers are in the group: ")
 
 
 def test_retry_topic_of_another_group_without_a_route_degrades_like_any_topic() -> None:
@@ -913,7 +913,7 @@ def test_condition_no_members_says_what_keeps_pods_from_running() -> None:
     message = "6 queues wait for the group's first member: m1 does not run: ImagePullBackOff of container app"
     assert messages(new)["Ready"] == message
     late = plan(a_snapshot(pods=pods, document=new.document, status=new.status), NOW + 60)
-    expected = "No member can work 6 queues: m1 does not run: ImagePullBackOff of container app"
+    expected = "No member can consume 6 queues: m1 does not run: ImagePullBackOff of container app"
     assert messages(late)["NoMembers"] == expected
 
 
@@ -971,7 +971,7 @@ def test_unmanaged_consumer_change_is_the_recorded_reason_of_each_assignment(str
     assert left.document is not None
     assert told_of(left) == (
         "UnmanagedConsumers",
-        "No consumer that is not Rota's is in the group any more: the policy shares all queues again",
+        "No unmanaged consumer is in the group any more: the policy shares all queues again",
     )
 
 
@@ -982,6 +982,6 @@ def test_journal_keeps_the_reason_of_the_revocation_for_the_later_grant() -> Non
     assert told_of(taken)[0] == "PolicyChanged"
     world = {"policy": before.policy, "document": taken.document, "pods": obeying(taken.document)}
     given = plan(settled(**world, status=taken.status), NOW + 30)
-    assert told_of(given) == ("PolicyChanged", "What PolicyChanged began goes on")
+    assert told_of(given) == ("PolicyChanged", "The rebalance that began with PolicyChanged continues")
     unknown = {"lastRebalance": {**taken.status["lastRebalance"], "reason": "OfALaterOperator"}}
     assert told_of(plan(settled(**world, status=unknown), NOW + 30))[0] == "LoadShifted"

@@ -42,7 +42,7 @@ def why(strategy: str, roster: Roster, queue: int, **options: Any) -> str:
         ("ConsistentHash", {"virtualNodes": "10"}, "Option virtualNodes must be a whole number from 0 up, not '10'"),
         ("Balanced", {"maxMoves": 1.5}, "Option maxMoves must be a whole number from 0 up, not 1.5"),
         ("ByMachineRoom", {"rooms": ["east", 2]}, "Option rooms must be a list of room names"),
-        ("MachineRoomNearby", {"inner": "Evenly"}, "There is no strategy 'Evenly': choose one of Averagely"),
+        ("MachineRoomNearby", {"inner": "Evenly"}, "Unknown strategy 'Evenly'; choose one of Averagely"),
     ],
 )
 def test_strategy_rejects_invalid_options_with_a_sentence(
@@ -104,14 +104,14 @@ def test_custom_strategy_from_an_entry_point_is_loaded_given_options_and_checked
     given: dict[str, Any] = {"name": "same", "options": {"owner": 1}}
     assert prepared("Custom", given)(a_roster()).tolist() == [1] * 8
     told = why("Custom", a_roster(), 0, **given)
-    assert told == "orders/broker-a/0 goes to m1: the custom strategy same answers so and gives no reason"
+    assert told == "orders/broker-a/0 goes to m1: the custom strategy same chose it and gives no reason"
     for options, sentence in (
         ({"name": "broken"}, "Custom strategy broken failed: KeyError: 'east'"),
         ({"name": "torn"}, "Custom strategy torn cannot be loaded: AttributeError: "),
         ({"name": "other"}, r"There is no custom strategy other: .*\(offered: broken, same, torn\)"),
         (
             {"name": "same", "options": {"owner": 3}},
-            r"Custom strategy same gives queue .*/0 to member number 3, but members are numbered 0 to 2 \(nobody",
+            r"Custom strategy same gives queue .*/0 to member number 3, but members are numbered 0 to 2 \(-1: no owner",
         ),
     ):
         with pytest.raises(ValueError, match=f"^{sentence}"):
@@ -127,7 +127,7 @@ def test_strategy_ranks_number_equal_keys_in_their_order() -> None:
     assert ranks(groups).tolist() == expected
 
 
-DEALT = "falls to that one when they are dealt around"
+DEALT = "goes to it when queues are dealt in turn"
 TWO_TOPICS = [(topic, "b", number) for topic in ("orders", "payments") for number in range(3)]
 
 
@@ -153,7 +153,7 @@ AMONG_ONE = "goes to m1: its room east has 1 of 2 members; among them "
         (
             "ByMachineRoom",
             {"rooms": []},
-            "belongs to nobody: room east is not among the policy's rooms: none",
+            "belongs to no member: room east is not among the policy's rooms: none",
         ),
         (
             "MachineRoomNearby",
@@ -216,7 +216,7 @@ def test_machine_room_nearby_leaves_queues_unowned_if_its_inner_strategy_does() 
 
 
 def test_custom_strategy_result_that_is_no_array_is_rejected() -> None:
-    with pytest.raises(ValueError, match=r"^Custom strategy mine must answer one member index for each of 3 queues"):
+    with pytest.raises(ValueError, match=r"^Custom strategy mine must return one member index for each of 3 queues"):
         check_owners("mine", [[0], [0, 1], [0]], a_roster(3, 2))
 
 
@@ -231,7 +231,7 @@ def test_sticky_reason_counts_only_ordinary_queues() -> None:
     ordinary = [number for number, queue in enumerate(roster.queues) if queue.topic == "orders"]
     told = [why("Sticky", roster, number).partition(": ")[2] for number in ordinary]
     assert told[:3] == [f"m0 keeps all of its 2 queues {share}"] * 2 + [f"m1 keeps all of its 1 queue {share}"]
-    assert told[3].startswith("nobody owned it; m")
+    assert told[3].startswith("it had no owner; m")
 
 
 # Balanced's scales: small fleets whose answers can be checked by hand.
@@ -348,7 +348,7 @@ def test_balanced_replaces_invalid_weights_and_capacities() -> None:
     tiny = STRATEGIES["Balanced"](roster, memberWeights={"m0": 1e-9, "m1": 2000.0})
     assert np.bincount(tiny, minlength=2).tolist() == [1, 3], "nobody is so weak as to get nothing"
     told = why("Balanced", roster, 1, memberWeights={"m0": 1e-9, "m1": -1.0})
-    assert told.endswith("the capacity of m1 cannot be -1 and counts as 1e-09")
+    assert told.endswith("the capacity of m1 has the implausible value -1 and counts as 1e-09")
     nothing = dict.fromkeys(roster.queues, 0.0)
     assert np.bincount(STRATEGIES["Balanced"](roster, queueWeights=nothing)).tolist() == [2, 2]
 
@@ -405,11 +405,16 @@ def doubt(*names: str) -> str:
     ("owned", "queue", "options", "told"),
     [
         ({}, 0, {}, f"m0 was the emptiest (0 queues); {doubt('m0')}"),
-        ({}, 0, ROOMS, f"m1 in its own room east had nothing yet; {doubt('m1')}"),
+        ({}, 0, ROOMS, f"m1 in its own room east had no queue yet; {doubt('m1')}"),
         ({0: "m1", 1: "m2"}, 2, ROOMS, f"m0 in room west was the emptiest (0 queues); {doubt('m0')}"),
         (TO_M0, 4, {}, f"m1 was idle, and m0 (5 queues) was the fullest that could spare one; {doubt('m1', 'm0')}"),
         (TO_M0, 0, {}, f"with m1 (1 queue) the fleet is more even than with m0 (3 queues); {doubt('m1', 'm0')}"),
-        (OWNED, 4, {"maxMoves": 0}, f"it is the only queue of m2, and nobody's last queue is taken; {doubt('m2')}"),
+        (
+            OWNED,
+            4,
+            {"maxMoves": 0},
+            f"it is the only queue of m2, and a member's last queue is never taken; {doubt('m2')}",
+        ),
         ({0: "m0", 1: "m0", 2: "m1", 3: "m1", 4: "m2"}, 1, {}, f"(m0 has 2 queues, m2 1 queue); {doubt('m0', 'm2')}"),
     ],
 )
@@ -429,11 +434,12 @@ def test_balanced_reason_says_when_the_home_room_fits_and_when_leaving_costs() -
         "memberRooms": {"m0": "east", "m1": "west"},
         "queueWeights": dict(zip(queues, (10.0, 6.0, 9.0), strict=True)),
     }
-    dear = "m0 in its own room east (80% of its share) could best take it"
+    dear = "m0 in its own room east (80% of its share) is the best choice"
     assert dear in why("Balanced", roster, 1, **options)
-    assert why("Balanced", roster, 1, **options, memberWeights={"gone": 2.0}).endswith(f"considered; {doubt('m0')}")
+    with_unknown = why("Balanced", roster, 1, **options, memberWeights={"gone": 2.0})
+    assert with_unknown.endswith(f"by load and room; {doubt('m0')}")
     even = options | {"queueWeights": dict(zip(queues, (5.0, 4.0, 9.0), strict=True))}
-    assert "m0 in its own room east had room for it (56% of its share)" in why("Balanced", roster, 1, **even)
+    assert "m0 in its own room east had capacity for it (56% of its share)" in why("Balanced", roster, 1, **even)
     unknown = {**options, "memberRooms": {"m1": "west"}}
     assert "None" not in why("Balanced", roster, 0, **unknown)
     assert " in " not in why("Balanced", roster, 2, **{**unknown, "queueRooms": {}})
@@ -447,7 +453,7 @@ def test_balanced_reason_leaves_retry_queues_out_of_its_counts() -> None:
     measured = {"queueWeights": {retry: 5.0}}
     ordinary, spread = (roster.queues.index(queue) for queue in (Queue(*ORDERS[0]), retry))
     assert why("Balanced", roster, ordinary, **measured).endswith("; no weights are known, so queues are counted")
-    assert why("Balanced", roster, spread, **measured).endswith("; a retry queue counts for next to nothing")
+    assert why("Balanced", roster, spread, **measured).endswith("; a retry queue has a negligible weight")
     assert "(m0 has 2 queues, m1 2 queues)" in why("Balanced", roster, ordinary, **measured)
 
 
@@ -474,7 +480,7 @@ def test_balanced_reason_names_the_best_taker_among_several_rooms() -> None:
 def test_balanced_capacity_is_at_least_a_thousandth_of_a_typical_one() -> None:
     measured = {"m0": 1e-12, "m1": 1.0, "m2": 1.0}
     told = why("Balanced", a_roster(5, 3, OWNED), 0, maxMoves=0, memberWeights=measured)
-    assert "the capacity of m0 cannot be 1e-12 and counts as 0.001" in told
+    assert "the capacity of m0 has the implausible value 1e-12 and counts as 0.001" in told
 
 
 def test_balanced_ignores_measured_retry_weights_when_placing_other_queues() -> None:

@@ -68,14 +68,14 @@ def test_by_config_queues_option_gives_every_member_the_same_list() -> None:
 @pytest.mark.parametrize(
     ("strategy", "queues", "members", "options", "sentence"),
     [
-        ("Averagely", [], ["a"], {}, "There is nothing to assign"),
-        ("Averagely", ORDERS, [], {}, "There is nobody to assign to"),
-        ("Averagely", None, ["a"], {}, "There is nothing to assign"),
-        ("Averagely", ORDERS, None, {}, "There is nobody to assign to"),
+        ("Averagely", [], ["a"], {}, "The list of queues is empty"),
+        ("Averagely", ORDERS, [], {}, "The list of members is empty"),
+        ("Averagely", None, ["a"], {}, "The list of queues is empty"),
+        ("Averagely", ORDERS, None, {}, "The list of members is empty"),
         ("Averagely", ORDERS, ["a", "a"], {}, "Member a is listed twice"),
         ("Averagely", ORDERS, ["a", ""], {}, "A member's name is empty"),
         ("Averagely", [*ORDERS, ORDERS[3]], ["a"], {}, "Queue orders/broker-a/3 is listed twice"),
-        ("Evenly", ORDERS, ["a"], {}, "There is no strategy 'Evenly': choose one of Averagely"),
+        ("Evenly", ORDERS, ["a"], {}, "Unknown strategy 'Evenly'; choose one of Averagely"),
         ("Sticky", ORDERS, ["a"], {"fast": 1}, r"Strategy Sticky has no option fast \(it has: none\)"),
         ("ByConfig", ORDERS, ["a"], {}, "Strategy ByConfig needs the option members"),
         ("ByConfig", ORDERS, ["a"], {"members": {"a": ORDERS[:1], "b": ORDERS[:1]}}, "Queue .* for a and for b"),
@@ -93,47 +93,53 @@ def test_by_config_queues_option_gives_every_member_the_same_list() -> None:
             {"queueRooms": {"broker-a": "x"}, "memberRooms": {}},
             "Member a has no room",
         ),
-        ("Averagely", [("orders", "a")], ["a"], {}, r"Queue \('orders', 'a'\) cannot be meant: give "),
-        ("Averagely", [None], ["a"], {}, "Queue None cannot be meant"),
-        ("Averagely", ["abc"], ["a"], {}, "Queue 'abc' cannot be meant"),
-        ("Averagely", [("t", "b", -1)], ["a"], {}, "Queue .* cannot be meant"),
-        ("Averagely", [("t", "b", 1.5)], ["a"], {}, "Queue .* cannot be meant"),
-        ("Averagely", [("t", "b", "0")], ["a"], {}, "Queue .* cannot be meant"),
-        ("Averagely", [(None, "b", 0)], ["a"], {}, "Queue .* cannot be meant"),
-        ("Averagely", [("t", 5, 0)], ["a"], {}, "Queue .* cannot be meant"),
-        ("Averagely", [("t", "b", True)], ["a"], {}, "Queue .* cannot be meant"),
+        ("Averagely", [("orders", "a")], ["a"], {}, r"\('orders', 'a'\) is not a queue: give "),
+        ("Averagely", [None], ["a"], {}, "None is not a queue"),
+        ("Averagely", ["abc"], ["a"], {}, "'abc' is not a queue"),
+        ("Averagely", [("t", "b", -1)], ["a"], {}, ".* is not a queue"),
+        ("Averagely", [("t", "b", 1.5)], ["a"], {}, ".* is not a queue"),
+        ("Averagely", [("t", "b", "0")], ["a"], {}, ".* is not a queue"),
+        ("Averagely", [(None, "b", 0)], ["a"], {}, ".* is not a queue"),
+        ("Averagely", [("t", 5, 0)], ["a"], {}, ".* is not a queue"),
+        ("Averagely", [("t", "b", True)], ["a"], {}, ".* is not a queue"),
         ("Averagely", 5, ["a"], {}, "The list of queues must be a list of queues, not 5"),
         ("Averagely", ORDERS, "abc", {}, "The list of members must be a list of names, not 'abc'"),
         ("Averagely", ORDERS, 3, {}, "The list of members must be a list of names, not 3"),
-        ("Averagely", ORDERS, [None], {}, "The list of members has None, which is no name"),
-        ("Averagely", ORDERS, ["a", 1], {}, "The list of members has 1, which is no name"),
-        ("Averagely", ORDERS, [b"a"], {}, "The list of members has b'a', which is no name"),
+        ("Averagely", ORDERS, [None], {}, "The list of members has None, which is not a string"),
+        ("Averagely", ORDERS, ["a", 1], {}, "The list of members has 1, which is not a string"),
+        ("Averagely", ORDERS, [b"a"], {}, "The list of members has b'a', which is not a string"),
         ("Averagely", ORDERS, ["a"], [1], r"The options must be a mapping, not \[1\]"),
-        (["Averagely"], ORDERS, ["a"], {}, r"There is no strategy \['Averagely'\]: choose one of"),
+        (["Averagely"], ORDERS, ["a"], {}, r"Unknown strategy \['Averagely'\]; choose one of"),
         ("ByConfig", ORDERS, ["a"], {"members": None}, "Option members must be a mapping"),
         ("ByConfig", ORDERS, ["a"], {"members": ["a"]}, "Option members must be a mapping"),
         ("ByConfig", ORDERS, ["a"], {"members": {"a": None}}, "Option members, for a, must be a list of queues"),
-        ("ByConfig", ORDERS, ["a"], {"members": {"a": [("t", "b")]}}, "Queue .* cannot be meant"),
+        ("ByConfig", ORDERS, ["a"], {"members": {"a": [("t", "b")]}}, ".* is not a queue"),
         ("ByConfig", ORDERS, ["a"], {"queues": None}, "Option queues must be a list of queues"),
         ("ByMachineRoom", ORDERS, ["a"], {"rooms": None}, "Option rooms must be a list"),
         ("ByMachineRoom", ORDERS, ["a"], {"rooms": 5}, "Option rooms must be a list"),
         ("MachineRoomNearby", ORDERS, ["a"], {"queueRooms": [], "memberRooms": {}}, "Option queueRooms must be a map"),
         ("MachineRoomNearby", ORDERS, ["a"], {"queueRooms": None, "memberRooms": None}, "Queue .* has no room"),
         ("MachineRoomNearby", ORDERS, ["a"], NEAR | {"memberRooms": {"a": ["x"]}}, "Option memberRooms has .* for a"),
-        ("MachineRoomNearby", ORDERS, ["a"], NEAR | {"inner": 5}, "There is no strategy 5"),
+        ("MachineRoomNearby", ORDERS, ["a"], NEAR | {"inner": 5}, "Unknown strategy 5"),
         ("MachineRoomNearby", ORDERS, ["a"], NEAR | {"innerOptions": [5]}, "The options must be a mapping"),
-        ("MachineRoomNearby", ORDERS, ["a"], NEAR | {"inner": lambda _: [7] * 8}, "The strategy inside .* number 7"),
-        ("MachineRoomNearby", ORDERS, ["a"], NEAR | {"inner": lambda _: None}, "The strategy inside .* must answer"),
+        ("MachineRoomNearby", ORDERS, ["a"], NEAR | {"inner": lambda _: [7] * 8}, "The inner strategy .* number 7"),
+        ("MachineRoomNearby", ORDERS, ["a"], NEAR | {"inner": lambda _: None}, "The inner strategy .* must return"),
         ("Balanced", ORDERS, ["a"], {"queueWeights": [1.0]}, "Option queueWeights must be a mapping"),
         ("Balanced", ORDERS, ["a"], {"queueWeights": {ORDERS[0]: "1"}}, "Option queueWeights has .1. for orders"),
         ("Balanced", ORDERS, ["a"], {"memberWeights": {"a": [1]}}, r"Option memberWeights has \[1\] for a"),
-        ("Balanced", ORDERS, ["a"], {"memberRooms": {"a": [1]}}, r"Option memberRooms has \[1\] for a, which is no"),
+        (
+            "Balanced",
+            ORDERS,
+            ["a"],
+            {"memberRooms": {"a": [1]}},
+            r"Option memberRooms has \[1\] for a, which is not a string",
+        ),
         (
             "Balanced",
             ORDERS,
             ["a"],
             {"memberWeights": {"a": True}},
-            "Option memberWeights has True for a, which is no n",
+            "Option memberWeights has True for a, which is not a n",
         ),
         ("Balanced", ORDERS, ["a"], {"memberRooms": {"abc": [1]}}, r"Option memberRooms has \[1\] for abc, which"),
         (
@@ -144,10 +150,10 @@ def test_by_config_queues_option_gives_every_member_the_same_list() -> None:
             r"Option queueWeights has 'x' for \(1, 2\), which",
         ),
         ("Balanced", ORDERS, ["a"], {"queueWeights": {5: "x"}}, r"Option queueWeights has 'x' for 5, which"),
-        ("ConsistentHash", ORDERS, ["a"], {"hash": lambda _: None}, "Option hash must answer whole numbers"),
+        ("ConsistentHash", ORDERS, ["a"], {"hash": lambda _: None}, "Option hash must return integers"),
         ("ConsistentHash", ORDERS, ["a"], {"hash": 5}, "Option hash must be a function"),
-        ("ConsistentHash", ORDERS, ["a"], {"hash": str}, "Option hash must answer whole numbers"),
-        ("ConsistentHash", ORDERS, ["a"], {"hash": lambda _: 2**64}, "Option hash must answer whole numbers"),
+        ("ConsistentHash", ORDERS, ["a"], {"hash": str}, "Option hash must return integers"),
+        ("ConsistentHash", ORDERS, ["a"], {"hash": lambda _: 2**64}, "Option hash must return integers"),
         ("Custom", ORDERS, ["a"], {"name": ["mine"]}, r"There is no custom strategy \['mine'\]"),
         ("Custom", ORDERS, ["a"], {"name": "mine"}, r"There is no custom strategy mine: .*\(offered: none\)"),
     ],
@@ -163,7 +169,7 @@ def test_strategy_rejects_invalid_input_with_a_sentence(
     ("current", "sentence"),
     [
         ([("orders", "broker-a", 0)], "The mapping of present owners must be a mapping"),
-        ({ORDERS[0]: ["a"]}, r"The mapping of present owners has \['a'\] for orders/broker-a/0, which is no name"),
+        ({ORDERS[0]: ["a"]}, r"The mapping of present owners has \['a'\] for orders/broker-a/0, which is not a string"),
     ],
 )
 def test_strategy_rejects_invalid_current_owners_with_a_sentence(current: Any, sentence: str) -> None:
@@ -210,7 +216,7 @@ def test_custom_strategy_exception_becomes_a_sentence(error: BaseException, monk
         raise error
 
     kind = type(error).__name__
-    with pytest.raises(ValueError, match=rf"^Custom strategy mine must answer one member .* queues: {kind}"):
+    with pytest.raises(ValueError, match=rf"^Custom strategy mine must return one member .* queues: {kind}"):
         check_owners("mine", Throws(error), a_roster(3, 2))
     monkeypatch.setattr(sys.modules[check_owners.__module__], "load_strategy", lambda _name: throw)
     with pytest.raises(ValueError, match=rf"^Custom strategy mine failed: {kind}"):
@@ -239,7 +245,7 @@ def test_explain_accepts_every_input_that_can_be_allocated() -> None:
     told = explain(
         "MachineRoomNearby", roster, prepared("Averagely")(roster), roster.queues[0], {"inner": averagely} | rooms
     )
-    assert told.endswith("the strategy inside answers so and gives no reason")
+    assert told.endswith("the inner strategy chose it and gives no reason")
     shares = {"members": {"m1": (queue for queue in roster.queues)}}
     assert explain("ByConfig", roster, np.array([1, 1]), roster.queues[0], shares).endswith(
         "the policy names it for m1"
@@ -247,17 +253,17 @@ def test_explain_accepts_every_input_that_can_be_allocated() -> None:
     weights = {roster.queues[0]: 10**400, roster.queues[1]: Fraction(1, 3)}
     owners = prepared("Balanced", {"queueWeights": weights})(roster)
     told = explain("Balanced", roster, owners, roster.queues[0], {"queueWeights": weights})
-    assert "its weight cannot be so large and counts as" in told
+    assert "its weight has the implausible value over 1e308 and counts as" in told
 
 
 def test_explain_names_an_absent_owner_only_if_it_is_given() -> None:
     roster = a_roster(2, 2)
     owners = prepared("Sticky")(roster)
     (told,) = explain_all("Sticky", roster, owners, roster.queues[:1], present={roster.queues[0]: "old"})
-    assert "its owner old is not there" in told
+    assert "its owner old is no longer a member" in told
     (untold,) = explain_all("Sticky", roster, owners, roster.queues[:1])
     assert "old" not in untold
-    assert "nobody owned it" in untold
+    assert "it had no owner" in untold
 
 
 def test_roster_current_owners_array_is_read_only() -> None:
@@ -268,11 +274,11 @@ def test_roster_current_owners_array_is_read_only() -> None:
 @pytest.mark.parametrize(
     ("queues", "members", "sentence"),
     [
-        (None, ["m"], "There is nothing to assign"),
-        ([("t", "b")], ["m"], r"Queue \('t', 'b'\) cannot be meant"),
-        (["tb0"], ["m"], "Queue 'tb0' cannot be meant"),
-        (ORDERS, None, "There is nobody to assign to"),
-        (ORDERS, [None], "A member is named None, which is no name"),
+        (None, ["m"], "The list of queues is empty"),
+        ([("t", "b")], ["m"], r"\('t', 'b'\) is not a queue"),
+        (["tb0"], ["m"], "'tb0' is not a queue"),
+        (ORDERS, None, "The list of members is empty"),
+        (ORDERS, [None], "Member name None is not a string"),
     ],
 )
 def test_roster_rejects_invalid_queues_and_members_with_a_sentence(queues: Any, members: Any, sentence: str) -> None:
@@ -322,23 +328,23 @@ RATES = {Queue("orders", "broker-a", number): rate for number, rate in enumerate
         (
             "AveragelyByCircle",
             {},
-            "goes to m0: m0 is member 1 of 3, and queue 4 of 8 of orders falls to that one when they are dealt around",
+            "goes to m0: m0 is member 1 of 3, and queue 4 of 8 of orders goes to it when queues are dealt in turn",
         ),
         ("ByConfig", {"members": {"m2": [ORDERS[3]]}}, "goes to m2: the policy names it for m2"),
         (
             "ByConfig",
             {"members": {"x": [ORDERS[3]]}},
-            "belongs to nobody: the policy names it for x, which is not there",
+            "belongs to no member: the policy names it for x, which is not a member",
         ),
-        ("ByConfig", {"members": {}}, "belongs to nobody: the policy names it for no member that is there"),
+        ("ByConfig", {"members": {}}, "belongs to no member: the policy names it for no present member"),
         (
             "ByMachineRoom",
             {"rooms": ["east"]},
-            "belongs to nobody: broker broker-a names no room (as room@broker would)",
+            "belongs to no member: broker broker-a names no room (as room@broker would)",
         ),
         ("ConsistentHash", {}, "goes to m1: the next of the 30 places on the ring is one of the 10 of m1"),
-        ("ConsistentHash", {"virtualNodes": 0}, "belongs to nobody: with virtualNodes 0 nobody stands on the ring"),
-        ("Sticky", {}, "goes to m0: nobody owned it; m0 had 0 queues (an even share is 2 or 3)"),
+        ("ConsistentHash", {"virtualNodes": 0}, "belongs to no member: with virtualNodes 0 no member is on the ring"),
+        ("Sticky", {}, "goes to m0: it had no owner; m0 had 0 queues (an even share is 2 or 3)"),
         (
             "MachineRoomNearby",
             ROOMS | {"inner": "AveragelyByCircle"},
@@ -357,7 +363,7 @@ def test_explain_gives_the_reason_of_each_strategy(strategy: str, options: dict[
             "east@b",
             "goes to m0: room east is in the policy, and m0 is member 1 of the 2 that share its queues",
         ),
-        ("west@b", "belongs to nobody: room west is not among the policy's rooms: east"),
+        ("west@b", "belongs to no member: room west is not among the policy's rooms: east"),
     ],
 )
 def test_by_machine_room_names_the_brokers_room(broker: str, sentence: str) -> None:
@@ -383,20 +389,25 @@ MORE_EVEN = "goes from m1 to m2: with m2 (25% of its share) the fleet is more ev
 @pytest.mark.parametrize(
     ("owned", "queue", "options", "sentence"),
     [
-        ({}, 0, {}, f"goes to m0: nobody owned it; m0 was the emptiest (0 queues){COUNTED}"),
-        ({}, 0, ROOMS, f"goes to m1: nobody owned it; m1 in its own room east had nothing yet{COUNTED}"),
-        ({}, 2, ROOMS, "goes to m0: nobody owned it; its room east was full, and m0 in room west was the emptiest"),
-        (OWNED, 0, {"maxMoves": 0}, "stays with m0: it is the only queue of m0, and nobody's last queue is taken"),
+        ({}, 0, {}, f"goes to m0: it had no owner; m0 was the emptiest (0 queues){COUNTED}"),
+        ({}, 0, ROOMS, f"goes to m1: it had no owner; m1 in its own room east had no queue yet{COUNTED}"),
+        ({}, 2, ROOMS, "goes to m0: it had no owner; its room east was full, and m0 in room west was the emptiest"),
+        (
+            OWNED,
+            0,
+            {"maxMoves": 0},
+            "stays with m0: it is the only queue of m0, and a member's last queue is never taken",
+        ),
         (OWNED, 1, {"queueWeights": RATES}, MORE_EVEN),
         (OWNED, 1, {"queueWeights": dict.fromkeys(RATES), "maxMoves": 0}, f"(m1 has 3 queues, m0 1 queue){COUNTED}"),
-        (OWNED, 0, {"queueWeights": RATES | {FIRST: 1e9}}, "its weight cannot be 1e+09 and counts as 1000"),
-        (OWNED, 0, {"queueWeights": RATES | {FIRST: -5.0}}, "its weight cannot be -5 and counts as 1"),
+        (OWNED, 0, {"queueWeights": RATES | {FIRST: 1e9}}, "weight has the implausible value 1e+09 and counts as 1000"),
+        (OWNED, 0, {"queueWeights": RATES | {FIRST: -5.0}}, "its weight has the implausible value -5 and counts as 1"),
         (OWNED, 0, {"queueWeights": RATES | {FIRST: None}}, "its weight is unknown and counts as 1"),
         (
             OWNED,
             0,
             {"memberWeights": {"m0": float("nan"), "m1": 2.0}},
-            "the capacity of m0 cannot be nan and counts as 2",
+            "the capacity of m0 has the implausible value nan and counts as 2",
         ),
         (OWNED, 0, {"memberWeights": {"m1": 2.0}}, "the capacity of m0 is unknown and counts as 2"),
     ],
@@ -426,7 +437,9 @@ def test_balanced_reason_names_the_better_owner_when_max_moves_is_reached() -> N
 def test_balanced_reason_says_that_members_are_too_nearly_equal() -> None:
     owned = {number: f"m{number % 2}" for number in range(202)} | {201: "m0"}
     told = why("Balanced", a_roster(202, 2, owned), 0, memberWeights={"m0": 1.0, "m1": 0.999})
-    assert "m1, the emptiest of the others, is too nearly as full for a move (m0 has 101% of its share" in told
+    assert (
+        "m1, the emptiest of the others, is almost as full, so a move is not worth it (m0 has 101% of its share" in told
+    )
 
 
 TWO_ROOMS = {
@@ -447,7 +460,10 @@ def in_two_rooms(east: int, west: int, strays: int = 0) -> list[str]:
 
 def test_balanced_reason_says_that_a_queue_returns_to_its_room() -> None:
     told = in_two_rooms(40, 40, strays=1)
-    assert "goes from m0 to m1: m1 in its own room west (40 queues) could take it home from m0 (40 queues)" in told[40]
+    assert (
+        "goes from m0 to m1: m1 in its own room west (40 queues) could take it from m0 (40 queues), which is in "
+        "another room" in told[40]
+    )
 
 
 def test_balanced_reason_says_that_evenness_does_not_justify_leaving_a_room() -> None:
@@ -460,14 +476,14 @@ def test_balanced_reason_says_that_a_room_has_no_member() -> None:
     queues = [("orders", "east-b", 0), ("orders", "north-b", 0)]
     roster = Roster.of(queues, ["m0", "m1"])
     told = explain_all("Balanced", roster, prepared("Balanced", TWO_ROOMS)(roster), queues, TWO_ROOMS)
-    assert "nobody owned it; its room north has no member, and m1 in room west was the emptiest (0 queues)" in told[1]
+    assert "it had no owner; its room north has no member, and m1 in room west was the emptiest (0 queues)" in told[1]
 
 
 def test_explain_gives_no_reason_for_an_owner_the_strategy_did_not_choose() -> None:
     roster = a_roster(2, 2)
     other = prepared("Averagely")(roster)[::-1]
     assert explain("Averagely", roster, other, roster.queues[0]) == (
-        "orders/broker-a/0 goes to m1, which is not what Averagely answers"
+        "orders/broker-a/0 goes to m1, which is not what Averagely returns"
     )
 
 

@@ -26,8 +26,8 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from rota.model import single_line as legible
 from rota.pipeline.common.schemas import JOURNAL_SCHEMAS
-from rota.ranges import from_ranges
-from rota.records import RECORD_SCHEMA, AnyRecord, Handover, Obeyed, Offsets, Owners, Ranges, Redelivered, decode_record
+from rota.ranges import RangesByTopic, from_ranges
+from rota.records import RECORD_SCHEMA, AnyRecord, Handover, Obeyed, Offsets, Owners, Redelivered, decode_record
 
 JSON_OPTIONS = {
     "allowSingleQuotes": "false",
@@ -168,7 +168,7 @@ def _check_limits(record: AnyRecord, text: bytes) -> None:
             raise ValueError("The record cannot be kept: it has a queue whose id is beyond 32 bits")
 
 
-def _queue_ranges(record: AnyRecord) -> Iterator[Ranges]:
+def _queue_ranges(record: AnyRecord) -> Iterator[RangesByTopic]:
     """Yield a record's ranges of queues such as 0-3,7; the reader accepts any text in them."""
     if isinstance(record, Handover | Obeyed | Redelivered):
         yield record.queues

@@ -11,12 +11,8 @@ from rota.planner.snapshot import Pod, Snapshot
 # Age up to which a report proves something about a process; see the member's RESUME_SECONDS.
 MAX_REPORT_AGE_SECONDS = 20.0
 INCARNATIONS_SCHEMA = 2  # the document schema in which shares name incarnations
-RESTART_PAUSES_SECONDS = (
-    1.0,
-    10.0,
-    60.0,
-    300.0,
-)  # seconds to serve before a member gets queues again, by number of restarts
+# By number of restarts: how long a member serves before it gets queues again.
+RESTART_PAUSES_SECONDS = (1.0, 10.0, 60.0, 300.0)
 
 
 def incarnations_since(snapshot: Snapshot, document: Assignment) -> int:
@@ -36,12 +32,14 @@ def incarnations_since(snapshot: Snapshot, document: Assignment) -> int:
     holders = {Holder(name, share.uid) for name, share in document.members.items() if share.queues}
     holders |= {release.holder for release in document.releasing.values()}
     ended = snapshot.deleted_uids | {pod.uid for pod in snapshot.pods if pod.ended}
-    are_heard = len(identified) == len(pods) and all(holder in identified or holder.uid in ended for holder in holders)
-    return document.generation + 1 if are_heard and pods else 0
+    all_identified = len(identified) == len(pods) and all(
+        holder in identified or holder.uid in ended for holder in holders
+    )
+    return document.generation + 1 if all_identified and pods else 0
 
 
 def has_inherited(document: Assignment, pod: Pod) -> bool:
-    """Whether the process consumes queues of an earlier one, as it does if it is not polled for a long time."""
+    """Whether the process consumes queues of an earlier one: it does if the operator does not poll it for long."""
     return pod.decoded_report is not None and any(
         queue in pod.decoded_report.active_queues for queue in _queues_of_earlier_processes(document, pod)
     )
@@ -92,7 +90,7 @@ def awaits_earlier_process(document: Assignment, pod: Pod) -> bool:
 
 
 def has_restarted(document: Assignment, pod: Pod) -> bool:
-    """Whether the document gives queues to an earlier process than the last heard one."""
+    """Whether the document gives queues to an earlier process than the one that reported last."""
     share = _share_of(document, pod)
     return bool(share.queues) and 0 < share.incarnation < pod.incarnation
 
@@ -104,14 +102,14 @@ def assigned_queues(document: Assignment, pod: Pod) -> Collection[Queue]:
         return ()
     if document.everyone is not None:
         return document.everyone
-    is_for_it = not share.incarnation or not pod.incarnation or share.incarnation == pod.incarnation
-    return share.queues if is_for_it or has_inherited(document, pod) else ()
+    is_own = not share.incarnation or not pod.incarnation or share.incarnation == pod.incarnation
+    return share.queues if is_own or has_inherited(document, pod) else ()
 
 
 def stopped_members(pods: Sequence[Pod], document: Assignment) -> Collection[str]:
     """Return the members with an ended process; none if these are more than half: too many for the others.
 
-    The whole fleet may have been restarted. Then each new process goes on with its pod's queues.
+    The whole fleet may have been restarted. Then each new process takes over its pod's queues.
     """
     if not document.incarnations_since:
         return ()

@@ -8,19 +8,19 @@ from rota.planner.members import incarnations
 from rota.planner.snapshot import Pod
 from rota.spec import PolicySpec
 
-JOINING_PATIENCE_SECONDS = 20.0  # seconds: a pod that needs longer to become ready is not waited for
+JOINING_PATIENCE_SECONDS = 20.0  # how long a rebalance waits for a new pod to become ready
 
 
 class MemberState(StrEnum):
     """State of a pod as a member."""
 
-    JOINING = "Joining"  # has not counted yet: not ready, or not heard
+    JOINING = "Joining"  # has not counted yet: not ready, or without a report
     READY = "Ready"  # counts
     UNREADY = "Unready"  # counts, within its grace
-    OUT = "Out"  # unready beyond its grace, but heard: it gives up its queues
+    OUT = "Out"  # unready beyond its grace, but its sidecar responds: it releases its queues
     RESTARTING = "Restarting"  # its sidecar's process has ended, or the next one has not served for long enough
     CUT_OFF = "CutOff"  # other members reach a broker that it does not reach
-    LOST = "Lost"  # not ready and not heard
+    LOST = "Lost"  # not ready, and its sidecar does not respond
     LEAVING = "Leaving"
     ENDED = "Ended"
 
@@ -52,8 +52,8 @@ def _restarting(pods: Sequence[Pod], document: Assignment) -> Collection[str]:
 
     If that were all members, the pause after a restart is waived; if all have stopped, each keeps its queues.
     """
-    stopped, pausing = incarnations.stopped_members(pods, document), incarnations.pausing_members(pods, document)
-    candidates = [{*stopped, *pausing}, {*stopped}]
+    stopped = set(incarnations.stopped_members(pods, document))
+    candidates = [stopped.union(incarnations.pausing_members(pods, document)), stopped]
     return next((names for names in candidates if len(names) < len(pods)), ())
 
 
@@ -74,7 +74,7 @@ def awaits_namesake(document: Assignment, pod: Pod, deleted: frozenset[str]) -> 
 def members_in_transition(
     pods: Sequence[Pod], states: Mapping[str, MemberState], policy: PolicySpec
 ) -> dict[str, float]:
-    """Return the members that come or go at this moment, and for how many seconds to wait for each.
+    """Return the members that join or leave at this moment, and for how many seconds to wait for each.
 
     Newly ready pods are included: a rollout brings more. Leaving pods on a failed node (lost) are not: no known end.
     """

@@ -24,12 +24,14 @@ _REASON_OF_LEAVER: Mapping[MemberState | None, Reason] = {
 _SENTENCES = {
     Reason.MEMBER_TERMINATED: "{} ended",
     Reason.MEMBER_RESTARTED: "the sidecar of {} restarted",
-    Reason.MEMBER_LOST: "{} {is} not ready and cannot be heard",
+    Reason.MEMBER_LOST: "{} {is} not ready and {does} not respond",
     Reason.MEMBER_LEFT: "{} {is} leaving",
     Reason.MEMBER_UNREADY: "{} {has} not been ready for longer than {its} grace",
-    Reason.BROKER_UNREACHABLE: "{} cannot reach a broker that others reach",
+    Reason.BROKER_UNREACHABLE: "{} cannot reach a broker that other members reach",
     Reason.MEMBER_JOINED: "{} joined",
 }
+_SINGULAR = {"is": "is", "has": "has", "does": "does", "its": "its"}
+_PLURAL = {"is": "are", "has": "have", "does": "do", "its": "their"}
 
 
 def rebalance_cause(situation: Situation, draft: Draft) -> Finding:
@@ -40,7 +42,7 @@ def rebalance_cause(situation: Situation, draft: Draft) -> Finding:
         return Finding(Reason.DUPLICATE_CONSUMER_GROUP, "An older ConsumerGroup has the same consumer group")
     if not situation.owners and not situation.document.releasing:
         if situation.document.generation > 1 and not situation.document.barrier:
-            return Finding(Reason.GROUP_RESUMED, "Nobody owned a queue")
+            return Finding(Reason.GROUP_RESUMED, "No queue had an owner")
         return Finding(Reason.FIRST_ASSIGNMENT, "A new group")
     return (
         _cause_by_leavers(situation)
@@ -61,11 +63,11 @@ def _cause_by_leavers(situation: Situation) -> Finding | None:
     ]
     if not findings:
         return None
-    return Finding(findings[0].reason, "; ".join(verdict.message for verdict in findings))
+    return Finding(findings[0].reason, "; ".join(finding.message for finding in findings))
 
 
 def _holder_state(situation: Situation, holder: Holder) -> MemberState | None:
-    """Return the standing of a holder; None if its pod is not among the group's pods and is not known to have ended."""
+    """Return the member state of a holder; None if the group has no such pod, and its end is not known."""
     if situation.evidence_of(holder).ended:
         return MemberState.ENDED
     pod = situation.pods.get(holder.name)
@@ -82,7 +84,7 @@ def _cause_by_unmanaged(situation: Situation) -> Finding | None:
         situation.snapshot.status, Reason.UNMANAGED_CONSUMERS
     ):
         return None
-    all_left = "No consumer that is not Rota's is in the group any more: the policy shares all queues again"
+    all_left = "No unmanaged consumer is in the group any more: the policy shares all queues again"
     return Finding(Reason.UNMANAGED_CONSUMERS, describe_unmanaged(consumers) if consumers else all_left)
 
 
@@ -92,10 +94,10 @@ def _cause_by_queues(situation: Situation) -> Finding | None:
     added = set() if situation.snapshot.unmanaged_consumers else group_queues - recorded
     removed = recorded - group_queues
     if added and {queue.topic for queue in added} <= {*situation.recorded_queues, situation.retry_topic}:
-        return Finding(Reason.QUEUES_ADDED, f"{pluralize(len(added), 'queue')} more: {_join_queues(added)}")
+        return Finding(Reason.QUEUES_ADDED, f"{pluralize(len(added), 'queue')} added: {_join_queues(added)}")
     topics = {queue.topic for queue in group_queues}
     if removed and {queue.topic for queue in removed} <= topics:
-        return Finding(Reason.QUEUES_REMOVED, f"{pluralize(len(removed), 'queue')} less: {_join_queues(removed)}")
+        return Finding(Reason.QUEUES_REMOVED, f"{pluralize(len(removed), 'queue')} removed: {_join_queues(removed)}")
     if added or removed:
         return Finding(Reason.SUBSCRIPTION_CHANGED, f"The subscription is now {join_names(sorted(topics))}")
     return None
@@ -114,26 +116,23 @@ def _cause_by_rules(situation: Situation, draft: Draft) -> Finding:
     if draft.strategy != situation.document.strategy:
         return Finding(Reason.POLICY_CHANGED, f"The strategy is now {draft.strategy}")
     if moving:
-        begun = (
-            _ongoing_reason(situation)
-            if all(decision.state is OwnershipState.RELEASING for decision in moving)
-            else None
-        )
-        if begun:  # the same rebalance: queues revoked earlier are granted now
-            return Finding(begun, f"What {begun} began goes on")
-        return Finding(Reason.LOAD_SHIFTED, "What queues weigh, or who is where, has changed")
+        ongoing = _ongoing_reason(situation)
+        # In the same rebalance, queues revoked earlier are granted now.
+        if ongoing and all(decision.state is OwnershipState.RELEASING for decision in moving):
+            return Finding(ongoing, f"The rebalance that began with {ongoing} continues")
+        return Finding(Reason.LOAD_SHIFTED, "The weights of queues or the rooms of members changed")
     return Finding(Reason.SETTINGS_CHANGED, "The group's settings or members changed; no queue moves")
 
 
 def _ongoing_reason(situation: Situation) -> Reason | None:
-    """Return the reason of the rebalance under way; None without one."""
+    """Return the reason of the rebalance in progress; None without one."""
     last = situation.snapshot.status.get("lastRebalance") or {}
     return reason_named(last.get("reason")) if "seconds" not in last else None
 
 
 def _members_cause(reason: Reason, names: Sequence[str]) -> Finding:
-    singular, plural = {"is": "is", "has": "has", "its": "its"}, {"is": "are", "has": "have", "its": "their"}
-    return Finding(reason, _SENTENCES[reason].format(join_names(names), **(singular if len(names) == 1 else plural)))
+    verbs = _SINGULAR if len(names) == 1 else _PLURAL
+    return Finding(reason, _SENTENCES[reason].format(join_names(names), **verbs))
 
 
 def _join_queues(queues: Iterable[Queue]) -> str:

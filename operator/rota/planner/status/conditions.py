@@ -18,8 +18,8 @@ from rota.sentences import join_names, pluralize
 from rota.timestamps import format_time
 
 MAX_PAST_PROBLEMS = 10  # conditions of problems that are over; the oldest ones are dropped
-# A problem that only a user can fix makes the group Stalled after this time. Until then the group is Reconciling: what
-# is missing may be created a moment later, by the same commit.
+# A problem that only a user can fix makes the group Stalled after this time. Until then the group is Reconciling: a
+# missing object may be created a moment later, by the same commit.
 STALL_SECONDS = 60.0
 DERIVED_CONDITIONS = {"Reconciling", "Stalled"}  # they repeat what Progressing and the problems' conditions report
 # Not BudgetSpent: the moves that are left may take hours.
@@ -29,8 +29,8 @@ _RECONCILING_REASONS = {
     Reason.SETTINGS_NOT_OBEYED,
     Reason.DEBOUNCE,
 }
-_NOTHING_KNOWN = Finding(Reason.BROKER_METADATA_UNAVAILABLE, "No queue of the group is known yet")
-_NO_PROBLEM = Finding(Reason.SETTLED, "Nothing is wrong")
+_NO_QUEUES_KNOWN = Finding(Reason.BROKER_METADATA_UNAVAILABLE, "No queue of the group is known yet")
+_NO_PROBLEM = Finding(Reason.SETTLED, "No problems")
 
 
 class Condition(NamedTuple):
@@ -57,20 +57,20 @@ def build_conditions(
 ) -> list[dict[str, Any]]:
     """Return the group's conditions: the fixed ones, present problems by name, then past problems, the latest first.
 
-    `whole`: every problem was looked for. Otherwise published problems that were not found may still be there.
+    `is_complete`: every problem was looked for. Otherwise a published problem that was not found may still exist.
     """
     prior = {condition["type"]: condition for condition in situation.snapshot.status.get("conditions") or []}
     if not is_complete:
         findings = [*findings, *_unchecked_problems(prior.values(), findings)]
     stalled = _stalled(situation, findings)
-    first_of_each = {verdict.reason: verdict for verdict in reversed(findings)}
+    first_of_each = {finding.reason: finding for finding in reversed(findings)}
     current = [
         _ready(situation, findings),
         _progressing(progress),
         _degraded(findings),
         _reconciling(situation, findings, progress, stalled),
         stalled,
-        *(Condition(str(reason), finding=verdict) for reason, verdict in sorted(first_of_each.items())),
+        *(Condition(str(reason), finding=finding) for reason, finding in sorted(first_of_each.items())),
     ]
     published = [_condition_body(condition, prior.get(condition.type, {}), situation) for condition in current]
     return published + _past_problems(situation, prior.values(), {condition.type for condition in current})
@@ -79,7 +79,9 @@ def build_conditions(
 def stall_seconds_left(situation: Situation, findings: Sequence[Finding]) -> float:
     """Return after how many seconds a present problem makes the group Stalled; 0 if none does, or it already is."""
     waits = [
-        STALL_SECONDS - _seconds_published(situation, issue) for issue in findings if _is_reconciling_at_first(issue)
+        STALL_SECONDS - _seconds_published(situation, finding)
+        for finding in findings
+        if _is_reconciling_at_first(finding)
     ]
     return min((seconds for seconds in waits if seconds > 0), default=0.0)
 
@@ -87,32 +89,32 @@ def stall_seconds_left(situation: Situation, findings: Sequence[Finding]) -> flo
 def compute_progress(
     situation: Situation, draft: Draft, findings: Sequence[Finding], moving: int, outdated_members: Sequence[str] = ()
 ) -> tuple[bool, Finding]:
-    """Return whether queues change hands or are about to, and why or why not; `awaiting`: members with old settings."""
+    """Return whether queues change hands or are about to, and why or why not."""
     if moving:
-        under_way = "1 queue or member is" if moving == 1 else f"{moving} queues or members are"
-        return True, Finding(Reason.HANDOVER_IN_FLIGHT, f"{under_way} under way")
+        subject = "1 queue or member is" if moving == 1 else f"{moving} queues or members are"
+        return True, Finding(Reason.HANDOVER_IN_FLIGHT, f"{subject} in transition")
     if without_members := _progress_without_members(situation, findings):
         return without_members
     if draft.hold and draft.hold.reason is not Reason.NOTHING_WOULD_CHANGE:
         frozen = draft.hold.reason in {Reason.PAUSED, Reason.BROKER_METADATA_UNAVAILABLE, Reason.INVALID_POLICY}
         frozen |= draft.hold.reason is Reason.BUDGET_SPENT and draft.hold.seconds_left is None
-        missing = any(verdict.reason is Reason.MISSING_POLICY for verdict in situation.snapshot.problems)
+        missing = any(finding.reason is Reason.MISSING_POLICY for finding in situation.snapshot.problems)
         reason = Reason.MISSING_POLICY if missing and frozen else draft.hold.reason
         return not frozen, Finding(reason, draft.hold.message)
     if outdated_members:
         verb = "does" if len(outdated_members) == 1 else "do"
         message = f"{join_names(outdated_members)} {verb} not use the group's new settings yet"
         return True, Finding(Reason.SETTINGS_NOT_OBEYED, message)
-    return False, Finding(Reason.SETTLED, "Every queue is where the policy wants it")
+    return False, Finding(Reason.SETTLED, "Every queue is with the member that the policy chooses")
 
 
 def _progress_without_members(situation: Situation, findings: Sequence[Finding]) -> tuple[bool, Finding] | None:
     """Return the progress of a group without queues or members; None if it has both."""
     if not situation.queues:
-        return False, _NOTHING_KNOWN
+        return False, _NO_QUEUES_KNOWN
     if _is_starting(situation):
         return True, _first_member_awaited(situation)
-    no_members = next((verdict for verdict in findings if verdict.reason is Reason.NO_MEMBERS), None)
+    no_members = next((finding for finding in findings if finding.reason is Reason.NO_MEMBERS), None)
     return (False, no_members) if no_members else None
 
 
@@ -130,13 +132,13 @@ def _ready(situation: Situation, findings: Sequence[Finding]) -> Condition:
 
 def _why_not_ready(situation: Situation, findings: Sequence[Finding]) -> Finding | None:
     if situation.snapshot.spec is None:
-        return next(iter(findings), Finding(Reason.INVALID_SPEC, "The group cannot be understood"))
+        return next(iter(findings), Finding(Reason.INVALID_SPEC, "The group's spec is invalid"))
     if _is_starting(situation):
         return _first_member_awaited(situation)
-    stopped = next((verdict for verdict in findings if ReasonKind.NOT_READY in verdict.reason.kinds), None)
+    stopped = next((finding for finding in findings if ReasonKind.NOT_READY in finding.reason.kinds), None)
     if stopped or situation.queues:
         return stopped
-    return next((verdict for verdict in findings if ReasonKind.HARMLESS not in verdict.reason.kinds), _NOTHING_KNOWN)
+    return next((finding for finding in findings if ReasonKind.HARMLESS not in finding.reason.kinds), _NO_QUEUES_KNOWN)
 
 
 def _is_starting(situation: Situation) -> bool:
@@ -152,12 +154,12 @@ def _first_member_awaited(situation: Situation) -> Finding:
 
 
 def _progressing(progress: tuple[bool, Finding]) -> Condition:
-    is_progressing, verdict = progress
-    return Condition("Progressing", verdict, holds=is_progressing)
+    is_progressing, finding = progress
+    return Condition("Progressing", finding, holds=is_progressing)
 
 
 def _degraded(findings: Sequence[Finding]) -> Condition:
-    harmful = [verdict for verdict in findings if ReasonKind.HARMLESS not in verdict.reason.kinds]
+    harmful = [finding for finding in findings if ReasonKind.HARMLESS not in finding.reason.kinds]
     return Condition("Degraded", _summary(harmful), holds=bool(harmful))
 
 
@@ -166,19 +168,15 @@ def _reconciling(
 ) -> Condition:
     if stalled.holds:  # the two exclude each other
         return Condition("Reconciling", Finding(Reason.SETTLED, "The group is stalled"), holds=False)
-    is_progressing, verdict = progress
-    if is_progressing and verdict.reason in _RECONCILING_REASONS:
-        return Condition("Reconciling", verdict)
+    is_progressing, finding = progress
+    if is_progressing and finding.reason in _RECONCILING_REASONS:
+        return Condition("Reconciling", finding)
     if _is_rolling_out(situation):
         return Condition("Reconciling", Finding(Reason.ROLLING_OUT, "The group's Deployment is being rolled out"))
-    fresh = [
-        issue
-        for issue in findings
-        if _is_reconciling_at_first(issue) and _seconds_published(situation, issue) < STALL_SECONDS
-    ]
-    if fresh:
-        return Condition("Reconciling", fresh[0])
-    return Condition("Reconciling", Finding(Reason.SETTLED, "No change is under way"), holds=False)
+    for finding in findings:
+        if _is_reconciling_at_first(finding) and _seconds_published(situation, finding) < STALL_SECONDS:
+            return Condition("Reconciling", finding)
+    return Condition("Reconciling", Finding(Reason.SETTLED, "No change is in progress"), holds=False)
 
 
 def _is_rolling_out(situation: Situation) -> bool:
@@ -199,8 +197,8 @@ def _is_reconciling_at_first(problem: Finding) -> bool:
 
 
 def _stalled(situation: Situation, findings: Sequence[Finding]) -> Condition:
-    stalling = [verdict for verdict in findings if ReasonKind.STALLS in verdict.reason.kinds]
-    lasting = [verdict for verdict in stalling if _seconds_published(situation, verdict) >= STALL_SECONDS]
+    stalling = [finding for finding in findings if ReasonKind.STALLS in finding.reason.kinds]
+    lasting = [finding for finding in stalling if _seconds_published(situation, finding) >= STALL_SECONDS]
     return Condition("Stalled", _summary(lasting), holds=bool(lasting))
 
 
@@ -208,7 +206,7 @@ def _summary(findings: Sequence[Finding]) -> Finding:
     """Return the first reason with the messages of all."""
     if not findings:
         return _NO_PROBLEM
-    return Finding(findings[0].reason, "; ".join(verdict.message for verdict in findings))
+    return Finding(findings[0].reason, "; ".join(finding.message for finding in findings))
 
 
 def _seconds_published(situation: Situation, finding: Finding) -> float:
@@ -219,7 +217,7 @@ def _seconds_published(situation: Situation, finding: Finding) -> float:
 
 def _unchecked_problems(prior: Iterable[Mapping[str, Any]], findings: Sequence[Finding]) -> list[Finding]:
     """Return the published problems that a plan did not look for, which therefore are not over."""
-    current = {str(verdict.reason) for verdict in findings}
+    current = {str(finding.reason) for finding in findings}
     return [
         Finding(reason, condition["message"])
         for condition in prior

@@ -22,7 +22,8 @@ def build_events(
 
 
 def _rebalance_events(situation: Situation, draft: Draft, status: Mapping[str, Any]) -> list[Event]:
-    last, previous = status.get("lastRebalance"), situation.snapshot.status.get("lastRebalance")
+    last = status.get("lastRebalance")
+    previous = situation.snapshot.status.get("lastRebalance")
     events = []
     if draft.with_acts(*causes.MOVING_ACTS) and last and (not previous or last["at"] != previous["at"]):
         cause = causes.rebalance_cause(situation, draft)
@@ -41,14 +42,14 @@ def _forced_events(draft: Draft) -> list[Event]:
     if not forced:
         return []
     names = join_names(sorted({decision.holder.name for decision in forced if decision.holder}) or ["a member"])
-    message = f"{pluralize(len(forced), 'queue')} taken from {names} unheard"
+    message = f"{pluralize(len(forced), 'queue')} taken from {names}, which did not respond"
     return [Event(Reason.QUEUES_FORCED, message, warning=True)]
 
 
 def _problem_events(situation: Situation, findings: Sequence[Finding]) -> list[Event]:
-    first_of_each = {verdict.reason: verdict for verdict in reversed(findings)}
+    first_of_each = {finding.reason: finding for finding in reversed(findings)}
     return [
-        Event(*verdict, warning=ReasonKind.HARMLESS not in verdict.reason.kinds)
-        for verdict in first_of_each.values()
-        if not conditions.has_condition(situation.snapshot.status, verdict.reason)
+        Event(*finding, warning=ReasonKind.HARMLESS not in finding.reason.kinds)
+        for finding in first_of_each.values()
+        if not conditions.has_condition(situation.snapshot.status, finding.reason)
     ]

@@ -1,4 +1,4 @@
-"""Journal records of a plan: members, decisions and verdicts."""
+"""Journal records of a plan: members, decisions and conditions."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -21,7 +21,9 @@ from rota.timestamps import format_time
 
 def document_records(situation: Situation, draft: Draft, document: Assignment) -> list[dict[str, object]]:
     """Return the journal records about a document that is written now."""
-    group, at, generation = situation.snapshot.group, format_time(situation.now), document.generation
+    group = situation.snapshot.group
+    at = format_time(situation.now)
+    generation = document.generation
     cause = causes.rebalance_cause(situation, draft)
     members = {
         pod.name: {"uid": pod.uid, "standing": str(situation.member_states[pod.name])}
@@ -87,8 +89,8 @@ def _group_similar(decisions: Iterable[Decision]) -> list[list[Decision]]:
     """Group decisions that differ only in the queue."""
 
     def kind(decision: Decision) -> tuple[str, str, OwnershipState, Holder, Holder]:
-        nobody = Holder("", "")
-        return decision.act, decision.proof, decision.state, decision.holder or nobody, decision.next_owner or nobody
+        none = Holder("", "")
+        return decision.act, decision.proof, decision.state, decision.holder or none, decision.next_owner or none
 
     return [list(similar) for _, similar in groupby(sorted(decisions, key=kind), key=kind)]
 

@@ -26,14 +26,15 @@ _FORMER_NAMES = {
 def find_problems(situation: Situation, draft: Draft, unowned: int) -> list[Finding]:
     """Return all problems, the worst first."""
     findings = [*situation.snapshot.problems, *([draft.problem] if draft.problem else [])]
-    findings += _member_problems(situation, {verdict.reason for verdict in findings})
+    findings += _member_problems(situation, {finding.reason for finding in findings})
     if situation.missing_metadata:
-        message = f"The broker does not tell of {join_names(situation.missing_metadata)}; what was assigned stays"
+        names = join_names(situation.missing_metadata)
+        message = f"The broker returned no metadata of {names}; the present assignment stays in force"
         findings.append(Finding(Reason.BROKER_METADATA_UNAVAILABLE, message))
     if situation.queues and not situation.counted_members and not start_seconds_left(situation):
         findings.append(Finding(Reason.NO_MEMBERS, _describe_no_members(situation)))
     elif unowned and situation.counted_members:
-        findings.append(Finding(Reason.QUEUES_UNOWNED, f"{pluralize(unowned, 'queue')} that nobody works"))
+        findings.append(Finding(Reason.QUEUES_UNOWNED, f"{pluralize(unowned, 'queue')} without an owner"))
     if situation.snapshot.unmanaged_consumers:
         findings.append(Finding(Reason.UNMANAGED_CONSUMERS, describe_unmanaged(situation.snapshot.unmanaged_consumers)))
     return findings
@@ -41,8 +42,8 @@ def find_problems(situation: Situation, draft: Draft, unowned: int) -> list[Find
 
 def describe_unmanaged(ids: Sequence[str]) -> str:
     """Return the sentence about unmanaged consumers."""
-    subject = "1 consumer that is not Rota's is" if len(ids) == 1 else f"{len(ids)} consumers that are not Rota's are"
-    return f"{subject} in the group: {join_names(ids)}; queues are shared as they do it"
+    subject = f"{pluralize(len(ids), 'unmanaged consumer')} {'is' if len(ids) == 1 else 'are'}"
+    return f"{subject} in the group: {join_names(ids)}; queues are shared by their strategy, Averagely"
 
 
 def idle_problem(situation: Situation, idle: int) -> Finding:
@@ -55,9 +56,9 @@ def idle_problem(situation: Situation, idle: int) -> Finding:
 
 def start_seconds_left(situation: Situation) -> float:
     """Return for how many seconds more a new group may be without a member, while its pods start."""
-    if (
-        situation.document.begun or situation.snapshot.unmanaged_consumers
-    ):  # not new, or unmanaged consumers own all queues
+    if situation.document.begun:  # the group is not new
+        return 0.0
+    if situation.snapshot.unmanaged_consumers:  # they own all queues
         return 0.0
     conditions = situation.snapshot.status.get("conditions") or []
     ready = next((condition for condition in conditions if condition["type"] == "Ready"), None)
@@ -97,20 +98,21 @@ def describe_obstacles(situation: Situation) -> str:
 
 
 def _describe_no_members(situation: Situation) -> str:
-    """Return the sentence about a group without members; pods that cannot work keep their queues."""
+    """Return the sentence about a group without members; pods that cannot consume keep their queues."""
     queues = pluralize(len(situation.queues), "queue")
     if situation.snapshot.unmanaged_consumers:
-        return f"Only foreigners are there to work {queues}"
+        return f"Only unmanaged consumers consume {queues}"
     down = [pod for pod in situation.snapshot.pods if situation.member_states[pod.name] is MemberState.OUT]
     if not down:
-        obstacles = describe_obstacles(situation)
-        return f"No member can work {queues}{obstacles}" if obstacles else f"Nobody is there to work {queues}"
+        if obstacles := describe_obstacles(situation):
+            return f"No member can consume {queues}{obstacles}"
+        return f"The group has no member to consume {queues}"
     names = join_names([pod.name for pod in down])
     reports = [pod.report.brokers for pod in down if pod.report]
     missed = sorted({broker for brokers in reports for broker, reached in brokers.items() if not reached})
     verb = "is" if len(down) == 1 else "are"
     explanation = f"{names} cannot reach {join_names(missed)}" if missed else f"{names} {verb} not ready"
-    return f"No member can work {queues}: {explanation}; what was assigned stays"
+    return f"No member can consume {queues}: {explanation}; the present assignment stays in force"
 
 
 def _member_problems(situation: Situation, found_reasons: Container[Reason]) -> list[Finding]:

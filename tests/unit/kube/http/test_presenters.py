@@ -328,7 +328,7 @@ def test_api_names_failing_messages_of_a_member_and_estimates_delayed_ones() -> 
     found = presenters.present_detail(LEADS, a_fact(group), {})
     assert found.summary.delayed == 40
     assert {it.name: it.failing for it in found.members} == {
-        "m1": [f"{RETRY}/a/0, offset 17 (sent to orders): failed 4 times, at last with status 503"],
+        "m1": [f"{RETRY}/a/0, offset 17 (sent to orders): failed 4 times, most recently with status 503"],
         "m2": [],
     }
 

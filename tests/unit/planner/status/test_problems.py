@@ -137,7 +137,7 @@ def without_member(**changed: Any) -> tuple[Pod, ...]:
 def test_condition_no_members_names_pods_that_are_not_ready_or_cannot_reach_a_broker() -> None:
     out = without_member()
     gone = frozenset({"uid-m2", "uid-m3", "uid-m4", "uid-m5"})
-    sentence = "No member can work 6 queues: {}; what was assigned stays"
+    sentence = "No member can consume 6 queues: {}; the present assignment stays in force"
     assert no_members(out[0], deleted_uids=gone) == sentence.format("m1 is not ready")
     assert no_members(*out, deleted_uids=gone - {"uid-m2"}) == sentence.format("m1, m2 are not ready")
     assert no_members(replace(out[0], decoded_report=None), deleted_uids=gone) == sentence.format("m1 is not ready")

@@ -91,9 +91,9 @@ def test_generation_that_is_higher_stops_queues_before_it_starts_others() -> Non
     ("text", "why"),
     [
         (None, "There is no assignment; generation 5 stays in force"),
-        (b"", "The assignment is torn: it is no JSON object"),
-        (a_document(9, A)[:-9], "The assignment is torn: it is no JSON object"),
-        (a_document(9).replace("9", "8"), "The assignment was changed or torn: its sum does not match"),
+        (b"", "The assignment is not a complete JSON object"),
+        (a_document(9, A)[:-9], "The assignment is not a complete JSON object"),
+        (a_document(9).replace("9", "8"), "The assignment was modified or truncated: its checksum does not match"),
         (a_document(4), "The assignment has generation 4, but 5 is obeyed"),
         (a_document(5), "The assignment has another text than the generation 5 that is obeyed"),
         (a_document(9, group="a/b"), "The assignment is of group a/b, this member works for shop/orders"),

@@ -313,7 +313,7 @@ async def result_of_a_batch(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> s
         (200, ""),
         (404, "it answers 404 Not Found"),
         (503, "it answers 503 Service Unavailable"),
-        (302, "a redirect (302) is not followed; name its target instead"),
+        (302, "a redirect (302) is not followed; configure its target as the endpoint"),
     ],
 )
 async def test_delivery_spans_that_a_receiver_refuses_are_reported_with_its_answer(
@@ -331,4 +331,4 @@ async def test_delivery_spans_to_a_receiver_that_cannot_be_reached_are_reported_
     assert unknown in {"Name or service not known", "Temporary failure in name resolution"}
     async with answering(200) as endpoint:
         failure = await result_of_a_batch(endpoint.replace("http", "https"), monkeypatch)
-        assert failure.startswith("it does not speak https, or its certificate is not trusted (")
+        assert failure.startswith("it does not support TLS, or its certificate is not trusted (")
