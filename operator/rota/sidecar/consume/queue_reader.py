@@ -229,7 +229,7 @@ class QueueReader:
         self._answer_command(LeaseEvent.START_FOUND, lease_number)
 
     async def _drain(self, lease_number: int) -> None:
-        """Wait for open deliveries, commit, and answer Empty; no answer if the queue was assigned again meanwhile."""
+        """Wait for open deliveries, commit, and answer Drained; no answer if the queue was assigned again meanwhile."""
         async with self._request_lock:
             await self._wait_until_drained(lease_number)
             while self._lease_number == lease_number and not await self._committer.commit():

@@ -30,7 +30,7 @@ from rota.http_server import BodyReader, ServerLimits, listen
 from rota.model import Queue, Reason
 from rota.sidecar.consume.queue_reader import QueueReader
 from rota.sidecar.delivery import settlement
-from rota.sidecar.delivery.asker import AppPoll
+from rota.sidecar.delivery.app_poll import AppPoll
 from rota.sidecar.delivery.assignment_events import AssignmentStream
 from rota.sidecar.delivery.pull_messages import AppMessage, MessageIds, OpenMessage
 from rota.sidecar.delivery.scheduler import Batch, DeliveryScheduler
@@ -122,8 +122,8 @@ class PullDelivery:
         """End the waiting requests, and close the port."""
         self._closed = True
         self._host.problems.set_problem(Reason.PULL_PORT_UNAVAILABLE, "")
-        for asker in self._polls:
-            asker.end_wait(asker.batches)
+        for poll in self._polls:
+            poll.end_wait(poll.batches)
         self._assignments.close()
         if self._sweep_timer:
             self._sweep_timer.cancel()
@@ -168,12 +168,12 @@ class PullDelivery:
     def _serve_polls(self) -> None:
         """Serve waiting requests while messages are available."""
         self._is_fill_scheduled = False
-        for asker in [*self._polls]:
-            if asker.is_waiting:
-                batches = self._take_batches(asker.max_messages)
+        for poll in [*self._polls]:
+            if poll.is_waiting:
+                batches = self._take_batches(poll.max_messages)
                 if not batches:
                     return
-                asker.end_wait(batches)
+                poll.end_wait(batches)
 
     def _take_batches(self, max_messages: int) -> list[Batch]:
         """Take up to `room` messages, or fewer if they are large, from one queue after another."""
@@ -206,20 +206,20 @@ class PullDelivery:
         if not _NUMBER.fullmatch(most) or not 1 <= int(most) <= MAX_MESSAGES or wait is None:
             expected = f"max is a number from 1 to {MAX_MESSAGES}, wait a duration such as 10s"
             return web.Response(status=400, text=f"{expected}\n")
-        asker = AppPoll(request, int(most))
-        self._polls[asker] = None
+        poll = AppPoll(request, int(most))
+        self._polls[poll] = None
         answer = web.StreamResponse()
         try:
             self._serve_polls()
-            await asker.wait(wait)
-            await self._write_response(answer, request, self._hand_out(asker.batches))
+            await poll.wait(wait)
+            await self._write_response(answer, request, self._hand_out(poll.batches))
         except (ConnectionError, TimeoutError):
-            self._return_batches(asker.batches)
+            self._return_batches(poll.batches)
         except BaseException:
-            self._return_batches(asker.batches)
+            self._return_batches(poll.batches)
             raise
         finally:
-            del self._polls[asker]
+            del self._polls[poll]
         return answer
 
     async def _write_response(self, response: web.StreamResponse, request: web.Request, body: bytes) -> None:

@@ -3,8 +3,8 @@
 No I/O and no clock. The sidecar's shell reads the assignment, passes events with their times, and carries out each
 returned Step. It first writes `remember` and `remember_final` to the emptyDir, synchronously, before it does or reports
 anything else; the commands follow. So a report never names a generation that a restart could forget, and no queue is
-fetched under such a generation. The shell answers every Lock, Place, Stop and Unlock once it is done or has failed; the
-answer to Stop also answers Cut.
+fetched under such a generation. The agent answers every Lock, FindStart, Stop and Unlock once it is done or has
+failed; the answer to Stop also answers Abort.
 """
 
 import heapq
