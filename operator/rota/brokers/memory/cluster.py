@@ -80,7 +80,7 @@ class MemoryCluster:
             self.reset_queues[group] = {queue for queue in marked if queue.topic != topic}
 
     async def update_group(self, group: str, broker: str, **changed: Any) -> None:
-        """Create a group on a broker, or change the named fields of its `Settings`."""
+        """Create a group on a broker, or change the named fields of its `BrokerGroupSettings`."""
         await self.check_reachable(broker)
         self._groups[group, broker] = self._groups.get((group, broker), BrokerGroupSettings())._replace(**changed)
 
@@ -190,7 +190,7 @@ class MemoryCluster:
         """Send a message to the given queue, or to any queue of the topic."""
         queue = queue or choice(await self.queues(topic))  # noqa: S311 - not a secret
         if queue.topic != topic:
-            raise ValueError(f"{queue} is no queue of {topic}")
+            raise ValueError(f"{queue} is not a queue of topic {topic}")
         await self.messages_of(queue)
         write_properties(properties or {})  # raises ValueError for properties that cannot be sent
         if not body:

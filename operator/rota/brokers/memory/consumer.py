@@ -43,8 +43,8 @@ class MemoryConsumer:
     async def join(self) -> None:
         """Register in the group; callable once, and again only after a failure."""
         if self._joined or self._left:
-            done = "has left" if self._left else "has joined"
-            raise RuntimeError(f"{self._member.client_id} {done} {self._group} already; a member joins once")
+            done = "left" if self._left else "joined"
+            raise RuntimeError(f"Member {self._member.client_id} has already {done} group {self._group}")
         self._joined = True
         try:
             await self._check_topics()
@@ -68,7 +68,7 @@ class MemoryConsumer:
 
     def _check_not_left(self) -> None:
         if self._left:
-            raise UnreachableError(f"{self._member.client_id} has left {self._group}")
+            raise UnreachableError(f"Member {self._member.client_id} has left group {self._group}")
 
     async def _messages_of(self, queue: Queue) -> list[Message]:
         self._check_not_left()
@@ -93,7 +93,7 @@ class MemoryConsumer:
         commit_offset: int | None = None,
         admission: Admission = ADMIT_ALL,
     ) -> PullResult:
-        """Request messages from an offset on; if the queue has none yet, wait for `wait` seconds."""
+        """Request messages from an offset on; if the queue has none yet, wait for `wait_seconds`."""
         now = asyncio.get_running_loop().time
         until = now() + wait_seconds
         pulled = await self._fetch(queue, offset, max_messages)
@@ -130,7 +130,7 @@ class MemoryConsumer:
         group, memory = self._group, self._cluster
         log, first = await self._messages_of(queue), memory.min_offsets[queue]
         if not memory.require_group(group, queue.broker).consume_enabled:
-            raise ConsumptionDisabledError(f"The group {group} is switched off on {queue.broker}")
+            raise ConsumptionDisabledError(f"Consumption of group {group} is disabled on broker {queue.broker}")
         self._check_tag_filter(queue.topic)
         hashes = {*map(java_hash, self._tags[queue.topic])}
         if queue in memory.reset_queues[group]:
@@ -182,7 +182,7 @@ class MemoryConsumer:
     async def commit(self, queue: Queue, offset: int) -> None:
         """Commit an offset for the group; like a real broker, accept it from any client."""
         if offset < 0:
-            raise ValueError(f"{offset} is no offset to commit for {queue}")
+            raise ValueError(f"Offset {offset} cannot be committed for {queue}")
         await self._check_reachable(queue.broker)
         self._cluster.require_topic(
             queue.topic, queue.broker

@@ -88,9 +88,8 @@ class AdminClient:
             raise
         peers = decode_body(answer, payloads.ConsumerConnection).connection_set
         if len(peers) > MAX_ONLINE_CONSUMERS:
-            raise MalformedResponseError(
-                f"{broker} names {len(peers):,} consumers of {group}; {MAX_ONLINE_CONSUMERS:,} are the most"
-            )
+            limit = f"at most {MAX_ONLINE_CONSUMERS:,} are supported"
+            raise MalformedResponseError(f"Broker {broker} lists {len(peers):,} consumers of group {group}; {limit}")
         return tuple(
             Online(peer.client_id, peer.client_addr, peer.language, version_name(peer.version)) for peer in peers
         )
@@ -102,9 +101,8 @@ class AdminClient:
         )
         info = decode_body(answer, payloads.ConsumerInfo)
         if sum(map(_text_length, info.subscription_set)) > MAX_SUBSCRIPTION_CHARACTERS:
-            raise MalformedResponseError(
-                f"The subscriptions of {client_id[:100]} take over {MAX_SUBSCRIPTION_CHARACTERS:,} characters"
-            )
+            limit = f"{MAX_SUBSCRIPTION_CHARACTERS:,} characters"
+            raise MalformedResponseError(f"The subscriptions of consumer {client_id[:100]} are longer than {limit}")
         subscriptions = [_subscription(subscribed) for subscribed in info.subscription_set]
         model = _MODELS.get(info.properties.get("messageModel", ""), "")
         start = _STARTS.get(info.properties.get("consumeFromWhere", ""), "")
@@ -181,10 +179,10 @@ class AdminClient:
         if queue is None:
             queues = await self.queues(topic)
             if not queues:
-                raise RejectedError(f"The topic {topic} has no queue that can be read, so nothing is sent to it")
+                raise RejectedError(f"Topic {topic} has no readable queue, so the message was not sent")
             return choice(queues)
         if queue.topic != topic:
-            raise ValueError(f"{queue} is no queue of {topic}")
+            raise ValueError(f"{queue} is not a queue of topic {topic}")
         await self._client.require_queue(queue)
         await self._client.recheck_queue(queue)
         return queue

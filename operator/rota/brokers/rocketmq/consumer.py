@@ -100,7 +100,7 @@ class RocketMQConsumer:
         commit_offset: int | None = None,
         admission: Admission = ADMIT_ALL,
     ) -> PullResult:
-        """Request messages from an offset on; if the queue has none yet, the broker waits for `wait` seconds."""
+        """Request messages from an offset on; if the queue has none yet, the broker waits for `wait_seconds`."""
         data = self._subscriptions.get(queue.topic)
         if data is None:
             raise ValueError(f"{self._member.group} has not subscribed to {queue.topic}")
@@ -131,7 +131,7 @@ class RocketMQConsumer:
         try:
             messages, refused_offset = decode_admitted(answer.body, queue.broker, offset, admission)
         except MalformedFrameError as error:
-            raise MalformedResponseError(f"What was pulled from {queue} cannot be read: {error}") from None
+            raise MalformedResponseError(f"The response to a pull of {queue} cannot be decoded: {error}") from None
         if tags := self._tags.get(queue.topic):  # the broker compared only the hashes of tags
             messages = [message for message in messages if message.tag in tags]
         return PullResult(tuple(messages), following if refused_offset is None else refused_offset, first, last)
@@ -209,9 +209,11 @@ class RocketMQConsumer:
         }
         handler = handlers.get(request.code)
         if handler is None:
-            return request.reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f"Rota does not answer {request.code}")
+            return request.reply(
+                ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f"Rota does not support request code {request.code}"
+            )
         if self._member.group not in {request.fields.get("consumerGroup"), request.fields.get("group")}:
-            return request.reply(ResponseCode.SYSTEM_ERROR, remark=f"This member is of {self._member.group}")
+            return request.reply(ResponseCode.SYSTEM_ERROR, remark=f"This member belongs to group {self._member.group}")
         return handler(request)
 
     def _on_members_changed(self, _: Frame) -> None:
@@ -222,7 +224,7 @@ class RocketMQConsumer:
             offsets = fastjson.decode_json(request.body, payloads.ResetOffsets).offset_table
             self._member.on_offsets_reset({fastjson.parse_queue(key): offset for key, offset in offsets.items()})
         except MalformedFrameError as error:
-            _log.warning("A broker set offsets, but to what cannot be read: %s", error)
+            _log.warning("A broker's offset reset was ignored, because its offsets cannot be decoded: %s", error)
 
     def _running_info(self, request: Frame) -> Frame:
         data = consumer_data(self._member, self._subscriptions.values())

@@ -22,7 +22,7 @@ class NameServers:
 
     def __init__(self, connections: ConnectionPool, addresses: Sequence[str]) -> None:
         if not addresses:
-            raise ValueError("There is no name server; name at least one")
+            raise ValueError("No name server is configured; set at least one")
         self._connections = connections
         self.addresses = list(addresses)  # the last server that answered comes first
 
@@ -31,14 +31,14 @@ class NameServers:
         return _parse_brokers(await self._call_any(requests.cluster_info()))
 
     async def fetch_route(self, topic: str, known_brokers: Collection[str]) -> payloads.TopicRoute:
-        """Return the route of a topic, which `brokers` may have; raise `NotFoundError` if it surely does not exist."""
+        """Return the route of a topic that `known_brokers` may have; raise `NotFoundError` if it does not exist."""
         answer = await self._call_any(requests.route(topic))
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:
             answer = await self._find_topic(topic, known_brokers)
         return decode_body(require_success(f"The route of {topic}", answer), payloads.TopicRoute)
 
     async def _call_any(self, request: Frame) -> Frame:
-        """Return the first answer: of the preferred server, or of the next ones if it fails or NEXT_SECONDS pass."""
+        """Ask the preferred server, then the next after a failure or FAILOVER_SECONDS; return the first answer."""
         untried, failed = [*self.addresses], list[BrokerError]()
         pending: dict[asyncio.Task[Frame], str] = {}
         try:
@@ -76,8 +76,8 @@ class NameServers:
     async def _find_topic(self, topic: str, known_brokers: Collection[str]) -> Frame:
         """Ask all name servers for a topic that one of them does not know.
 
-        Raise `NotFoundError` only if a server without the topic lists every broker that `brokers` or any server has. A
-        server that has just started lists no brokers at first, then some, and their topics along with them.
+        Raise `NotFoundError` only if a server without the topic lists every broker that `known_brokers` or any server
+        has. A server that has just started lists no brokers at first, then some, and their topics along with them.
         """
         answers, _ = await gather_results(self._fetch_brokers_and_topic(address, topic) for address in self.addresses)
         all_brokers = {*known_brokers}.union(*(listed for listed, _ in answers))
@@ -86,9 +86,7 @@ class NameServers:
                 return answer
         if all_brokers and any(listed >= all_brokers for listed, _ in answers):
             raise NotFoundError(f"There is no topic {topic}")
-        raise UnreachableError(
-            f"No name server knows all brokers yet, so none can tell whether there is a topic {topic}"
-        )
+        raise UnreachableError(f"No name server lists all brokers yet, so it is unknown whether topic {topic} exists")
 
     async def _fetch_brokers_and_topic(self, address: str, topic: str) -> tuple[set[str], Frame]:
         """Ask one name server for its brokers, then for a topic: a broker that registers in between adds the topic."""
@@ -104,4 +102,4 @@ def _parse_brokers(answer: Frame) -> Addresses:
 def _choose_error(failed: Sequence[BrokerError]) -> BrokerError:
     """Return the error if no name server gave a usable answer: a rejection, such as denied access, comes first."""
     refusals = (error for error in failed if isinstance(error, RejectedError) and error.code not in _NOT_READY_CODES)
-    return next(refusals, UnreachableError(f"No name server answers: {'; '.join(map(str, failed))}"))
+    return next(refusals, UnreachableError(f"No name server responds: {'; '.join(map(str, failed))}"))

@@ -62,7 +62,7 @@ def _is_ip_address(host: str) -> bool:
 
 
 class Connection(asyncio.Protocol):
-    """One connection, created by `open`; `closed` is empty while it is open, then the reason."""
+    """One connection, created by `open`; `close_reason` is empty while it is open, then the reason."""
 
     def __init__(self, address: str, handle_request: RequestHandler, frame_account: FrameAccount | None = None) -> None:
         self.address = address
@@ -92,11 +92,11 @@ class Connection(asyncio.Protocol):
     ) -> "Connection":
         """Connect; raise `UnreachableError` if that fails or the policy forbids the address.
 
-        With `frames`, a large frame is read only once the budget has room for it.
+        With `frame_account`, a large frame is read only once the budget has room for it.
         """
         loop, endpoint = asyncio.get_running_loop(), split_address(address)
         if endpoint is None:
-            raise NotSentError(f"{address!r} is no address; write host:port")
+            raise NotSentError(f"{address!r} is not a valid address; write it as host:port")
         host, port = endpoint
         create = partial(cls, address, handle_request, frame_account)
         try:
@@ -112,11 +112,11 @@ class Connection(asyncio.Protocol):
                     happy_eyeballs_delay=None if _is_ip_address(host) else NEXT_ADDRESS_SECONDS,
                 )
         except TimeoutError:
-            raise NotSentError(f"{address} did not take a connection within {CONNECT_SECONDS:g} s") from None
+            raise NotSentError(f"{address} did not accept a connection within {CONNECT_SECONDS:g} s") from None
         except OSError as error:
             raise NotSentError(f"{address} cannot be reached: {error.strerror or error}") from None
         except ValueError:  # the host name is invalid
-            raise NotSentError(f"{address!r} is no address; write host:port") from None
+            raise NotSentError(f"{address!r} is not a valid address; write it as host:port") from None
         return connection
 
     @staticmethod
@@ -164,11 +164,11 @@ class Connection(asyncio.Protocol):
         """Fail a request that timed out; close the connection if no whole frame has arrived for too long."""
         if answer.done():
             return
-        _fail(answer, UnreachableError(f"{self.address} did not answer within {seconds:g} s"))
+        _fail(answer, UnreachableError(f"{self.address} did not respond within {seconds:g} s"))
         now = asyncio.get_running_loop().time()
         self._silent_since = min(self._silent_since, now - seconds)
         if now - self._silent_since >= (INSIDE_SECONDS if self._decoder.is_inside_frame else SILENT_SECONDS):
-            self.close(f"no whole frame came for {now - self._silent_since:.0f} s")
+            self.close(f"no complete frame arrived for {now - self._silent_since:.0f} s")
 
     def send_one_way(self, request: Frame) -> None:
         """Send a one-way request."""
@@ -193,7 +193,7 @@ class Connection(asyncio.Protocol):
         if self._transport and not self.close_reason:
             self._transport.write(b"".join(outgoing))
 
-    def close(self, reason: str = "we are done with it") -> None:
+    def close(self, reason: str = "it is no longer needed") -> None:
         """Close the connection; pending requests fail."""
         self._mark_closed(reason)
         if self._transport:
@@ -222,7 +222,7 @@ class Connection(asyncio.Protocol):
                     sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def data_received(self, data: bytes) -> None:
-        """Decode frames; pass answers to their callers, and requests to `serve`."""
+        """Decode frames; pass answers to their callers, and requests to `handle_request`."""
         try:
             for frame in self._decoder.feed(data):
                 self._on_frame(frame)
@@ -257,16 +257,18 @@ class Connection(asyncio.Protocol):
             waiting.set_result(frame)
 
     def _answer_request(self, request: Frame) -> None:
-        """Answer a request of the peer; an exception in `serve` must not break the connection for pending requests."""
+        """Answer a request of the peer; an exception in the handler must not end the connection's pending requests."""
         try:
             answer = self._handle_request(request)
             if answer and not request.is_one_way:
                 self._write(answer)
-        except Exception:  # noqa: BLE001 - `serve` may raise anything
-            _log.exception("What %s asked, %d, could not be answered", self.address, request.code)
+        except Exception:  # noqa: BLE001 - the handler may raise anything
+            _log.exception("Request %d of %s could not be answered", request.code, self.address)
             if not request.is_one_way:
                 self._write(
-                    request.reply(ResponseCode.SYSTEM_ERROR, remark="The member could not answer; its log says why")
+                    request.reply(
+                        ResponseCode.SYSTEM_ERROR, remark="The member failed to answer; its log has the error"
+                    )
                 )
 
     def pause_writing(self) -> None:
@@ -288,7 +290,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """Fail all pending requests."""
-        self._mark_closed(str(error) if error else "the other side closed it")
+        self._mark_closed(str(error) if error else "the peer closed the connection")
 
     def _mark_closed(self, reason: str) -> None:
         if not self.close_reason:

@@ -78,7 +78,7 @@ class ConnectionPool:
         frame_budget: FrameBudget | None = None,
         on_connected: ConnectedCallback = lambda _, __: None,
     ) -> None:
-        """Answer requests of peers with `serve`; call `opened` for every new connection.
+        """Answer requests of peers with `handle_request`; call `on_connected` for every new connection.
 
         With a policy, unreachable and forbidden addresses raise the same message; the log has the reason.
         """
@@ -98,15 +98,15 @@ class ConnectionPool:
         except UnreachableError as error:
             if self._address_policy is None:
                 raise
-            _log.info("%s does not answer: %s", address, error)
-            raise type(error)(f"{address} does not answer") from None
+            _log.info("%s does not respond: %s", address, error)
+            raise type(error)(f"{address} does not respond") from None
 
     async def _call(self, address: str, request: Frame, seconds: float) -> Frame:
         request = self._signed(request)
         connection = await self._open(address, request)
         answer = await connection.call(request, seconds)
         if answer.code == ResponseCode.GO_AWAY and (place := self._states.get(address)):
-            place.retire(connection, "it sends everybody away")
+            place.retire(connection, "the peer is shutting down (GO_AWAY)")
             answer = await (await self._open(address, request)).call(request, seconds)
         return answer
 
@@ -117,7 +117,7 @@ class ConnectionPool:
     def close_others(self, kept_addresses: Iterable[str]) -> None:
         """Close the connections to all other addresses: a broker that moved does not return to its old address."""
         for address in self._states.keys() - set(kept_addresses):
-            self._states.pop(address).close("the address is not in use any more")
+            self._states.pop(address).close("the address is no longer in use")
 
     def renew(self) -> None:
         """Open new connections for further requests, with the TLS context of then.
@@ -140,7 +140,7 @@ class ConnectionPool:
 
     async def _open(self, address: str, request: Frame) -> Connection:
         if self._closed:
-            raise NotSentError(f"{address} is not asked any more: this client was closed")
+            raise NotSentError(f"The request to {address} was not sent: the client is closed")
         place = self._states.setdefault(address, _AddressState())
         if place.connection and not place.connection.close_reason:
             return place.connection
@@ -149,15 +149,15 @@ class ConnectionPool:
                 return place.connection
             place.drop_closed()
             if place.retry_at > asyncio.get_running_loop().time():
-                raise NotSentError(f"{place.last_failure}; it is tried again soon")
+                raise NotSentError(f"{place.last_failure}; the next attempt follows shortly")
             try:
                 connection = await self._connect(address)
             except NotSentError as error:
                 place.record_failure(str(error))
                 raise
             if self._states.get(address) is not place:
-                connection.close("the address went out of use while it was opened")
-                raise NotSentError(f"{address} went out of use while it was opened")
+                connection.close("the address is no longer in use")
+                raise NotSentError(f"{address} was no longer needed when the connection was established")
             place.connection = connection
             self._on_connected(address, request)
             return connection

@@ -58,7 +58,7 @@ def decode_body(answer: Frame, payload_type: type[T]) -> T:
     try:
         return fastjson.decode_json(answer.body, payload_type)
     except MalformedFrameError as error:
-        raise MalformedResponseError(f"An answer cannot be read: {error}") from None
+        raise MalformedResponseError(f"The broker's response cannot be decoded: {error}") from None
 
 
 def parse_queue_keys(table: Mapping[str, T]) -> dict[Queue, T]:
@@ -66,7 +66,7 @@ def parse_queue_keys(table: Mapping[str, T]) -> dict[Queue, T]:
     try:
         return {fastjson.parse_queue(key): value for key, value in table.items()}
     except MalformedFrameError as error:
-        raise MalformedResponseError(f"An answer cannot be read: {error}") from None
+        raise MalformedResponseError(f"The broker's response cannot be decoded: {error}") from None
 
 
 def int_field(answer: Frame, field: str) -> int:
@@ -75,7 +75,7 @@ def int_field(answer: Frame, field: str) -> int:
         return int(answer.fields[field])
     except (KeyError, ValueError):
         raise MalformedResponseError(
-            f"An answer has no number in {field!r}: {dict(answer.fields)!s:.{MAX_REASON_CHARACTERS}}"
+            f"The broker's response has no integer in field {field!r}: {dict(answer.fields)!s:.{MAX_REASON_CHARACTERS}}"
         ) from None
 
 
