@@ -99,9 +99,8 @@ class Agent:
         self.metrics = self.status.metrics
         self.delivery_counts = self.status.delivery_counts
         open_sender = partial(open_otlp_sender, resource=_resource_attributes(pod))
-        self._delivery_spans = DeliverySpans(
-            open_sender, partial(self.problems.set_problem, Reason.TRACE_EXPORT_FAILED)
-        )
+        report_export = partial(self.problems.set_problem, Reason.TRACE_EXPORT_FAILED)
+        self._delivery_spans = DeliverySpans(open_sender, report_export)
         self._last_report = self._effect_runner.published_report  # the report that was last passed on
         self._is_publish_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
@@ -288,7 +287,6 @@ class Agent:
         self.status.notify()  # always: a drain at the pod's end goes on, though its report cannot be stored
         if self._timer:
             self._timer.cancel()
-            self._timer = None
         if (due := self.member.next_timer_at()) is not None:
             self._timer = asyncio.get_running_loop().call_later(max(0.0, due - self.now()), self._on_timer)
 

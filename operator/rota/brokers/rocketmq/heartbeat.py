@@ -24,7 +24,9 @@ class HeartbeatSender:
     def __init__(
         self, client: RoutingClient, member: Membership, subscriptions: Sequence[payloads.SubscriptionData]
     ) -> None:
-        self._client, self._member, self._subscriptions = client, member, subscriptions
+        self._client = client
+        self._member = member
+        self._subscriptions = subscriptions
         self._joined = self._left = False
         self._periodic_task: asyncio.Task[None] | None = None
         self._retry_tasks: dict[str, asyncio.Task[None]] = {}  # by address: heartbeats between rounds
@@ -84,7 +86,8 @@ class HeartbeatSender:
     def _cancel(self) -> list[asyncio.Task[None]]:
         """Cancel all background tasks; return them."""
         tasks = [*self._retry_tasks.values(), *([self._periodic_task] if self._periodic_task else [])]
-        self._periodic_task, self._retry_tasks = None, {}
+        self._periodic_task = None
+        self._retry_tasks = {}
         for task in tasks:
             task.cancel()
         return tasks
@@ -135,7 +138,8 @@ class HeartbeatSender:
         accepted = False
         while not accepted and address in self._replica_addresses():
             await asyncio.sleep(delay_seconds)
-            accepted, delay_seconds = await self._send_request(address, self._heartbeat_request()), RETRY_SECONDS
+            accepted = await self._send_request(address, self._heartbeat_request())
+            delay_seconds = RETRY_SECONDS
 
     def _heartbeat_request(self) -> Frame:
         return requests.heartbeat(self._member.client_id, consumer_data(self._member, self._subscriptions))

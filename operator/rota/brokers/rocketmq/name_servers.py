@@ -32,14 +32,15 @@ class NameServers:
 
     async def fetch_route(self, topic: str, known_brokers: Collection[str]) -> payloads.TopicRoute:
         """Return the route of a topic that `known_brokers` may have; raise `NotFoundError` if it does not exist."""
-        answer = await self._call_any(requests.route(topic))
-        if answer.code == ResponseCode.TOPIC_NOT_EXIST:
-            answer = await self._find_topic(topic, known_brokers)
-        return decode_body(require_success(f"The route of {topic}", answer), payloads.TopicRoute)
+        response = await self._call_any(requests.route(topic))
+        if response.code == ResponseCode.TOPIC_NOT_EXIST:
+            response = await self._find_topic(topic, known_brokers)
+        return decode_body(require_success(f"The route of {topic}", response), payloads.TopicRoute)
 
     async def _call_any(self, request: Frame) -> Frame:
         """Ask the preferred server, then the next after a failure or FAILOVER_SECONDS; return the first answer."""
-        untried, failed = [*self.addresses], list[BrokerError]()
+        untried = [*self.addresses]
+        failed: list[BrokerError] = []
         pending: dict[asyncio.Task[Frame], str] = {}
         try:
             while untried or pending:
@@ -51,12 +52,12 @@ class NameServers:
                 for task in done:
                     address = pending.pop(task)
                     try:
-                        answer = task.result()
+                        response = task.result()
                     except BrokerError as error:
                         failed.append(error)
                     else:
                         self._prefer(address)
-                        return answer
+                        return response
         finally:
             for task in pending:
                 task.cancel()
@@ -64,10 +65,10 @@ class NameServers:
         raise _choose_error(failed)
 
     async def _call_server(self, address: str, request: Frame) -> Frame:
-        answer = await self._connections.call(address, request)
-        if answer.code not in _USABLE_CODES:
-            raise error_of(f"The name server {address}", answer)
-        return answer
+        response = await self._connections.call(address, request)
+        if response.code not in _USABLE_CODES:
+            raise error_of(f"The name server {address}", response)
+        return response
 
     def _prefer(self, address: str) -> None:
         self.addresses.remove(address)
@@ -79,12 +80,12 @@ class NameServers:
         Raise `NotFoundError` only if a server without the topic lists every broker that `known_brokers` or any server
         has. A server that has just started lists no brokers at first, then some, and their topics along with them.
         """
-        answers, _ = await gather_results(self._fetch_brokers_and_topic(address, topic) for address in self.addresses)
-        all_brokers = {*known_brokers}.union(*(listed for listed, _ in answers))
-        for _, answer in answers:
-            if answer.code == ResponseCode.SUCCESS:
-                return answer
-        if all_brokers and any(listed >= all_brokers for listed, _ in answers):
+        responses, _ = await gather_results(self._fetch_brokers_and_topic(address, topic) for address in self.addresses)
+        all_brokers = {*known_brokers}.union(*(listed for listed, _ in responses))
+        for _, response in responses:
+            if response.code == ResponseCode.SUCCESS:
+                return response
+        if all_brokers and any(listed >= all_brokers for listed, _ in responses):
             raise NotFoundError(f"There is no topic {topic}")
         raise UnreachableError(f"No name server lists all brokers yet, so it is unknown whether topic {topic} exists")
 
@@ -94,12 +95,12 @@ class NameServers:
         return {*listed}, await self._call_server(address, requests.route(topic))
 
 
-def _parse_brokers(answer: Frame) -> Addresses:
-    brokers = decode_body(require_success("The list of brokers", answer), payloads.ClusterInfo).broker_addr_table
+def _parse_brokers(response: Frame) -> Addresses:
+    brokers = decode_body(require_success("The list of brokers", response), payloads.ClusterInfo).broker_addr_table
     return check_addresses({name: broker.broker_addrs for name, broker in brokers.items()})
 
 
 def _choose_error(failed: Sequence[BrokerError]) -> BrokerError:
     """Return the error if no name server gave a usable answer: a rejection, such as denied access, comes first."""
-    refusals = (error for error in failed if isinstance(error, RejectedError) and error.code not in _NOT_READY_CODES)
-    return next(refusals, UnreachableError(f"No name server responds: {'; '.join(map(str, failed))}"))
+    rejections = (error for error in failed if isinstance(error, RejectedError) and error.code not in _NOT_READY_CODES)
+    return next(rejections, UnreachableError(f"No name server responds: {'; '.join(map(str, failed))}"))

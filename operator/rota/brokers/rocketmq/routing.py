@@ -70,7 +70,8 @@ class RoutingClient:
         self._routes = RouteCache()
         self._brokers = BrokerCache()
         self._topic_brokers: set[str] = set()  # brokers of the requested topics
-        self._lookup_lock, self._recheck_lock = asyncio.Lock(), asyncio.Lock()
+        self._lookup_lock = asyncio.Lock()
+        self._recheck_lock = asyncio.Lock()
         self._last_lookup_at = -inf
 
     # Name servers.
@@ -141,12 +142,12 @@ class RoutingClient:
         """Return the address of a broker's master; look up all brokers if it is not cached."""
         if MASTER_ID not in self._addresses.get(broker, {}):
             await self._look_up_brokers()
-        ids = self._addresses.get(broker)
-        if not ids:
+        replicas = self._addresses.get(broker)
+        if not replicas:
             raise UnreachableError(f"No name server lists broker {broker} at the moment")
-        if MASTER_ID not in ids:
+        if MASTER_ID not in replicas:
             raise UnreachableError(f"Broker {broker} has no master (replica {MASTER_ID}) at the moment")
-        return ids[MASTER_ID]
+        return replicas[MASTER_ID]
 
     async def call(self, broker: str, request: Frame, seconds: float = CALL_SECONDS) -> Frame:
         """Send a request to a broker's master; return the answer, also one with an error code.
@@ -161,10 +162,10 @@ class RoutingClient:
             with suppress(BrokerError, TimeoutError):
                 async with asyncio.timeout(min(seconds, CALL_SECONDS)):
                     await self._look_up_brokers()
-            moved = self._addresses.get(broker, {}).get(MASTER_ID, address)
-            if moved == address or not (isinstance(error, NotSentError) or request.code not in NOT_IDEMPOTENT):
+            new_address = self._addresses.get(broker, {}).get(MASTER_ID, address)
+            if new_address == address or not (isinstance(error, NotSentError) or request.code not in NOT_IDEMPOTENT):
                 raise
-        return await self.connections.call(moved, request, seconds)
+        return await self.connections.call(new_address, request, seconds)
 
     async def call_or_raise(self, broker: str, request: Frame, seconds: float = CALL_SECONDS) -> Frame:
         """Send a request to a broker's master; return the answer, or raise unless it is SUCCESS."""

@@ -43,7 +43,7 @@ class DeliveryScheduler:
     def start_next(
         self, now: float, max_messages: Callable[[Queue], int], free_slots: float = inf, total_slots: int = 0
     ) -> Batch | None:
-        """Start the next delivery, with `free_slots` of `total_slots` free; queues that cannot deliver lose their turn."""
+        """Start the next delivery, if one of the `total_slots` is free; a queue that cannot deliver loses its turn."""
         for _ in range(len(self._ready) if free_slots > 0 else 0):
             if not self._ready:  # `may_deliver` can withdraw queues
                 break

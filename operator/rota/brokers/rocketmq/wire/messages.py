@@ -92,7 +92,7 @@ def _read(reader: _MessageReader, position: int) -> int:
     if fields[6] & (_IPV6_BORN_FLAG | _IPV6_STORE_FLAG):
         head = _HEADS[(fields[6] >> 4) & 3]
         fields = head.unpack_from(data, position)
-    total, magic, checksum, number, offset, place, flags, born, stored, attempt, length = fields
+    total, magic, checksum, number, offset, commit_log_offset, flags, born, stored, attempt, length = fields
     start = position + head.size
     topic_at = start + length
     if magic == MAGIC_V1:
@@ -109,14 +109,16 @@ def _read(reader: _MessageReader, position: int) -> int:
             f"A message at byte {position} declares {total} bytes, but its parts have {end - position}"
         )
     queue = _queue(data[topic_start:properties_at], reader.broker, number)
-    body, damage = data[start:topic_at], ""
-    if zlib.crc32(body) & 0x7FFFFFFF != checksum:
-        damage = "its checksum does not match"
+    body = data[start:topic_at]
+    is_intact = zlib.crc32(body) & 0x7FFFFFFF == checksum
+    body_error = "" if is_intact else "its checksum does not match"
     text = data[properties_at + 2 : end].decode(errors="replace")
     properties = _properties(text)
     properties_bytes = properties_bytes_of(len(properties), text_bytes(text))
-    message = Message(queue, offset, body, properties, attempt, born, stored, place, damage, properties_bytes)
-    if flags & _PACKED_FLAGS and not damage:
+    message = Message(
+        queue, offset, body, properties, attempt, born, stored, commit_log_offset, body_error, properties_bytes
+    )
+    if flags & _PACKED_FLAGS and not body_error:
         _unpack_message(reader, message, flags, _BatchProperties(properties, text_bytes(text)))
     else:
         reader.admit_message(message)
@@ -126,14 +128,14 @@ def _read(reader: _MessageReader, position: int) -> int:
 def _unpack_message(reader: _MessageReader, message: Message, flags: int, common: "_BatchProperties") -> None:
     """Unpack a compressed message or a batch; keep its messages up to the first that is not admitted."""
     if flags & _COMPRESSED:
-        body, damage = unpack_body(message.body, (flags & _COMPRESSION_MASK) >> 8, reader.admission.max_body_bytes)
-        message = msgspec.structs.replace(message, body=body, body_error=damage)
+        body, body_error = unpack_body(message.body, (flags & _COMPRESSION_MASK) >> 8, reader.admission.max_body_bytes)
+        message = msgspec.structs.replace(message, body=body, body_error=body_error)
     if flags & _BATCH != _BATCH or message.body_error:
         reader.admit_message(message)
         return
-    damage = _batch_damage(message.body)
-    if damage:
-        reader.admit_message(msgspec.structs.replace(message, body_error=damage))
+    body_error = _batch_error(message.body)
+    if body_error:
+        reader.admit_message(msgspec.structs.replace(message, body_error=body_error))
         return
     for item in _split_batch(message, common, reader.start_offset):
         reader.admit_message(item)
@@ -168,14 +170,15 @@ def write_properties(properties: Mapping[str, str]) -> str:
     return "".join(f"{name}{_NAME_END}{value}{_PAIR_END}" for name, value in properties.items())
 
 
-def _batch_damage(body: bytes) -> str:
+def _batch_error(body: bytes) -> str:
     """Return why a batch cannot be split, or "". The producer encoded the batch, so only this message is damaged."""
     try:
         number = sum(1 for _ in islice(_items(body), MAX_BATCH_MESSAGES + 1))
     except (struct.error, MalformedFrameError) as error:
         return f"the batch cannot be split: {error}"
-    too_many = f"the batch cannot be split: it has more than {MAX_BATCH_MESSAGES:,} messages"
-    return too_many if number > MAX_BATCH_MESSAGES else ""
+    if number > MAX_BATCH_MESSAGES:
+        return f"the batch cannot be split: it has more than {MAX_BATCH_MESSAGES:,} messages"
+    return ""
 
 
 def _items(data: bytes) -> Iterator[tuple[int, int, int]]:
@@ -206,7 +209,7 @@ def _split_batch(batch: Message, common: _BatchProperties, start_offset: int) ->
     because each one is passed on together with them.
     """
     data = batch.body
-    place = batch.reconsume_times, batch.born_ms, batch.stored_ms, batch.commit_log_offset
+    shared = batch.reconsume_times, batch.born_ms, batch.stored_ms, batch.commit_log_offset
     for offset, (start, body_end, end) in enumerate(_items(data), batch.offset):
         if offset < start_offset:
             continue
@@ -215,7 +218,7 @@ def _split_batch(batch: Message, common: _BatchProperties, start_offset: int) ->
         number = len(own) + len(common.properties)
         properties_bytes = properties_bytes_of(number, text_bytes(text) + common.text_bytes)
         properties = ChainMap(own, common.properties)
-        yield Message(batch.queue, offset, data[start:body_end], properties, *place, "", properties_bytes)
+        yield Message(batch.queue, offset, data[start:body_end], properties, *shared, "", properties_bytes)
 
 
 # Each function unpacks at most one byte more than the limit, to distinguish too large bodies from truncated ones.
