@@ -98,7 +98,7 @@ async def test_name_server_that_lists_only_some_brokers_does_not_make_a_topic_un
     cluster = world.cluster(server)
     assert await cluster.queues("orders") == (B,)
     b = world.names.brokers.pop("b")
-    with pytest.raises(UnreachableError, match="No name server knows all brokers yet"):
+    with pytest.raises(UnreachableError, match="No name server lists all brokers yet"):
         await cluster.queues("orders")
     assert await cluster._client.master_address("b") == b[0]
     world.names.brokers["b"] = b
@@ -122,7 +122,7 @@ async def test_name_server_that_knows_less_than_another_is_not_believed_by_a_new
     await world.broker("a")
     left, right = Names({"a": {0: "127.0.0.1:1"}}), Names({"b": {0: "127.0.0.1:2"}})
     servers = [await world.start(it) for it in (left, right)]
-    with pytest.raises(UnreachableError, match="No name server knows all brokers yet"):
+    with pytest.raises(UnreachableError, match="No name server lists all brokers yet"):
         await world.cluster(*servers).queues("nowhere")
     right.brokers |= left.brokers
     with pytest.raises(NotFoundError):
@@ -138,7 +138,7 @@ async def test_name_server_that_supports_no_request_is_not_preferred(world: Brok
     for _ in range(3):
         assert await cluster.queues("orders") == (A,)
     assert len(other.heard) == 1
-    with pytest.raises(UnreachableError, match=r"No name server answers: .*code 3"):
+    with pytest.raises(UnreachableError, match=r"No name server responds: .*code 3"):
         await world.cluster(other).queues("orders")
 
 
@@ -163,7 +163,7 @@ async def test_name_server_that_is_silent_does_not_block_the_next_one(world: Bro
 async def test_route_with_more_queues_than_possible_is_malformed(world: BrokerNetwork, number: int) -> None:
     await world.broker("a")
     world.names.topics["orders"]["a"] = number
-    with pytest.raises(MalformedResponseError, match="are the most"):
+    with pytest.raises(MalformedResponseError, match="are supported"):
         await world.cluster(await world.start(world.names)).queues("orders")
 
 
@@ -178,7 +178,9 @@ async def test_route_with_very_many_brokers_is_malformed(world: BrokerNetwork) -
     names = [f"broker-{number}" for number in range(1025)]
     world.names.brokers |= {name: {0: "127.0.0.1:1"} for name in names}
     world.names.topics["orders"] = dict.fromkeys(names, 1)
-    with pytest.raises(MalformedResponseError, match=r"^The route of orders names 1,025 brokers; 1,024 are the most$"):
+    with pytest.raises(
+        MalformedResponseError, match=r"^The route of topic orders names 1,025 brokers; at most 1,024 are supported$"
+    ):
         await world.cluster(await world.start(world.names)).queue_counts("orders")
 
 
@@ -187,7 +189,7 @@ async def test_route_that_names_a_broker_twice_is_malformed(
 ) -> None:
     await world.broker("a")
     world.names.times = 2
-    with pytest.raises(MalformedResponseError, match=r"^The route of orders names the broker a twice$"):
+    with pytest.raises(MalformedResponseError, match=r"^The route of topic orders lists broker a twice$"):
         await world.cluster(await world.start(world.names)).queues("orders")
 
 
@@ -229,7 +231,7 @@ async def test_broker_master_that_is_down_is_looked_up_until_it_is_back(
     world.names.topics["orders"]["a"] = 1
     cluster = world.cluster(await world.start(world.names))
     await cluster.queues("orders")
-    with pytest.raises(UnreachableError, match="has no replica 0 at present"):
+    with pytest.raises(UnreachableError, match="has no master"):
         await cluster.group_settings("shop", "a")
     await world.broker("a")
     assert (await cluster.group_settings("shop", "a")).consume_enabled
@@ -279,7 +281,7 @@ async def test_request_that_must_run_once_is_not_repeated_at_a_moved_broker(
     cluster = world.cluster(await world.start(world.names))
     await cluster.queues("orders")
     new = await world.broker("a")
-    with pytest.raises(UnreachableError, match="the other side closed it"):
+    with pytest.raises(UnreachableError, match="the peer closed the connection"):
         await cluster._client.call("a", Frame(code=RequestCode.SEND_MESSAGE_V2))
     assert (old.codes(), new.codes()) == ([RequestCode.SEND_MESSAGE_V2], [])
     await cluster._client.call("a", Frame(code=RequestCode.SEND_MESSAGE_V2))
@@ -306,7 +308,7 @@ async def test_request_that_fails_does_not_wait_long_for_silent_name_servers(wor
     await client.fetch_route("orders")
     speaks[0] = False
     async with asyncio.timeout(PATIENCE_SECONDS):
-        with pytest.raises(UnreachableError, match=r"did not answer within 0\.2 s"):
+        with pytest.raises(UnreachableError, match=r"did not respond within 0\.2 s"):
             await client.call("a", Frame(code=RequestCode.GET_BROKER_CONFIG), 0.2)
 
 
@@ -335,7 +337,7 @@ async def test_response_with_an_unreadable_offset_table_is_malformed(world: Brok
 async def test_topic_without_readable_queues_is_sent_nothing(world: BrokerNetwork) -> None:
     await world.broker("a")
     world.names.topics["orders"]["a"] = 0
-    with pytest.raises(RejectedError, match="no queue that can be read"):
+    with pytest.raises(RejectedError, match="no readable queue"):
         await world.cluster(await world.start(world.names)).send("orders", b"body")
 
 
@@ -362,7 +364,7 @@ async def test_lock_release_is_sent_to_brokers_concurrently(world: BrokerNetwork
     unlocking = asyncio.create_task(cluster.unlock("shop", "one", [A, B]))
     await until(lambda: b.codes() == [RequestCode.UNLOCK_BATCH_MQ])
     assert not unlocking.done()
-    with pytest.raises(UnreachableError, match="did not answer"):
+    with pytest.raises(UnreachableError, match="did not respond"):
         await unlocking
 
 
@@ -385,7 +387,7 @@ async def test_pull_response_that_is_malformed_keeps_the_connection(world: Broke
     a = await world.broker("a", lambda it: pulled(it, bodies.pop(0)))
     member = world.member(await world.start(world.names))
     await member._client.refresh(["orders"])
-    with pytest.raises(MalformedResponseError, match="What was pulled from"):
+    with pytest.raises(MalformedResponseError, match="The response to a pull of"):
         await member.pull(A, 0)
     assert [it.body for it in (await member.pull(A, 0)).messages] == [b"body"]
     assert a.connections == 1
@@ -526,7 +528,7 @@ async def test_member_that_leaves_while_it_joins_is_unregistered(world: BrokerNe
     joining = asyncio.create_task(member.join())
     await asked.wait()
     await member.leave()
-    with pytest.raises(UnreachableError, match="one has left shop"):
+    with pytest.raises(UnreachableError, match="one has left group shop"):
         await joining
     assert RequestCode.UNREGISTER_CLIENT in a.codes()
     await until(lambda: a.ended == [1])

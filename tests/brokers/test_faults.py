@@ -109,7 +109,7 @@ async def test_broker_that_freezes_during_a_pull_continues_at_the_same_offset(
         before = await cluster.online_consumers(GROUP, "broker-0")
         pair.stop_broker(0)
         try:
-            with pytest.raises(UnreachableError, match="did not answer within 11 s"):
+            with pytest.raises(UnreachableError, match="did not respond within 11 s"):
                 await pulling
         finally:
             pair.continue_broker(0)
@@ -136,7 +136,7 @@ async def test_broker_that_is_frozen_delays_no_other_and_keeps_its_connections(
             frozen = asyncio.create_task(member.committed_offset(Q[0]))
             assert await member.max_offset(Q[1]) == 0
             assert not frozen.done()
-            with pytest.raises(UnreachableError, match="did not answer within 3 s"):
+            with pytest.raises(UnreachableError, match="did not respond within 3 s"):
                 await frozen
         finally:
             pair.continue_broker(0)
@@ -151,7 +151,7 @@ async def test_name_server_outage_keeps_known_routes_and_an_empty_one_is_not_bel
     async with a_member(pair.name_server) as member:
         end = await member.max_offset(Q[0])
         pair.stop_name_server()
-        with pytest.raises(UnreachableError, match="No name server answers"):
+        with pytest.raises(UnreachableError, match="No name server responds"):
             await cluster.queues(TOPIC)
         assert (await member.pull(Q[0], end, wait_seconds=0)).messages == ()
         await member.commit(Q[0], end)

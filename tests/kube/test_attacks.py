@@ -627,5 +627,5 @@ async def test_name_server_at_an_inner_address_is_not_connected_to_and_gets_the_
     host, _, port = name_server.address.partition(":")
     closed = "127.0.0.1:1"
     said = {address: await message(f"{GROUP}-{n}", address) for n, address in enumerate([name_server.address, closed])}
-    assert said == {address: f"No name server answers: {address} does not answer" for address in said}
+    assert said == {address: f"No name server responds: {address} does not respond" for address in said}
     assert (host, name_server.connections) == ("127.0.0.1", 0), port

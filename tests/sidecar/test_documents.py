@@ -28,8 +28,8 @@ async def test_document_that_is_torn_old_changed_or_deleted_changes_nothing(rock
         bad = {
             "not a complete JSON object": whole[: len(whole) // 2],
             "its checksum does not match": whole.replace(f'"generation":{fleet.generation}', '"generation":99'),
-            "has generation 1, but 2 is obeyed": old[PLAIN_KEY],
-            "has another text than the generation 2": nothing[PLAIN_KEY],
+            "has generation 1; generation 2 is already in force": old[PLAIN_KEY],
+            "differs from the assignment of the same generation 2": nothing[PLAIN_KEY],
         }
         for told, text in bad.items():
             pod.show({**good, PLAIN_KEY: text})
@@ -66,13 +66,15 @@ async def test_restart_with_an_older_document_takes_no_queues(rocketmq: RocketMQ
         old = fleet.files()
         await fleet.revoke(fleet.queues)
         await fleet.released("a", fleet.queues)
-        await fleet.logged("a", f"A new assignment is obeyed: 0 queues start, {len(fleet.queues)} queues are released")
+        await fleet.logged(
+            "a", f"A new assignment is in force: 0 queues start, {len(fleet.queues)} queues are released"
+        )
         fleet.kill("a", "sidecar")
         pod.show(old)
         pod.start_sidecar()
         report = await pod.heard(fleet.session)
         assert report.generation == 2
-        await fleet.logged("a", "has generation 1, but 2 is obeyed")
+        await fleet.logged("a", "has generation 1; generation 2 is already in force")
         await fleet.send(8)
         assert (await fleet.obeys("a")).held == {}
         pod.show(fleet.files())

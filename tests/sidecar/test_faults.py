@@ -12,7 +12,7 @@ from ground.poll import soon
 from ground.rocketmq import RocketMQ
 from sidecar.fleet import SidecarFleet, a_fleet
 
-STOPPED_SECONDS = 10  # longer than STOOD_STILL, after which the sidecar reads its document again
+STOPPED_SECONDS = 10  # longer than STALL_SECONDS, after which the sidecar re-reads its assignment
 
 
 async def a_busy_pair(fleet: SidecarFleet) -> None:
@@ -110,7 +110,7 @@ async def test_forced_grant_makes_a_stalled_sidecar_reread_its_document_before_d
             await fleet.released("a", fleet.queues[:2])
         await fleet.all_done()
         assert len(pod.deliveries(fleet.group, orderly=False)) == stood, "it delivered nothing any more"
-        assert "it reads its document again" in pod.log.read_text()
+        assert "it re-reads its assignment" in pod.log.read_text()
         await fleet.all_committed()
         await fleet.check()
 

@@ -443,7 +443,7 @@ async def test_disk_full_problem_stays_until_the_start_of_the_process_is_noted(
             return len(troubles) >= 4
 
         await soon(has_tried_again)
-        assert all("the start of its process cannot be noted" in message for message in troubles)
+        assert all("its process number cannot be written" in message for message in troubles)
         monkeypatch.setattr(StateStore, "store_incarnation", start)
         await member.obeys([FIRST])
         assert (await member.report()).troubles == {}
@@ -528,7 +528,7 @@ async def test_retry_rejected_by_the_broker_counts_attempts_locally_and_is_repor
         report = await member.until(lambda it: "RetryRejected" in it.troubles)
         told = report.troubles["RetryRejected"]
         assert "offset 0 of orders/memory/0" in told
-        assert "its properties are too large; have the app take it" in told
+        assert "its properties are too large; have the app accept it" in told
         seen.set()
         await committed(member, 1)
         assert [it.attempt for it in member.app.heard] == [1, 2, 3]

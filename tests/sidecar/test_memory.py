@@ -32,7 +32,7 @@ PEAK_BYTES = 200 * MEBIBYTE  # a margin: the kernel counts a socket's buffers, t
 ZLIB = 0x301  # system flag: the body is packed, by ZLIB
 QUEUES = 16
 BUSY = QUEUES // 2  # deliveries at once: not every queue gets a body of 4 MiB beyond its share
-TOO_LARGE = "it has more than 4 MiB unpacked, the most that delivery.buffer.mebibytesPerMessage allows"
+TOO_LARGE = "it exceeds 4 MiB when decompressed, the limit in spec.delivery.buffer.mebibytesPerMessage"
 PATIENCE_SECONDS = 300.0
 
 

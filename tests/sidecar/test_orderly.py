@@ -140,7 +140,7 @@ async def test_orderly_consumption_is_unaffected_by_wall_clock_jumps(rocketmq: R
                 await fleet.hand_over(a=fleet.queues[:2])
         await fleet.all_done()
         assert {*Counter(it.number for it in fleet.delivered()).values()} == {1}
-        stood = re.findall(r"stood still for (\d+)", fleet.pods["a"].log.read_text())
+        stood = re.findall(r"was stalled for (\d+)", fleet.pods["a"].log.read_text())
         assert all(int(it) < 60 for it in stood), "an hour went by for the clock, and for nothing else"
         await fleet.all_committed()
         await fleet.check()

@@ -86,7 +86,7 @@ async def test_report_request_with_another_or_no_revision_is_answered_at_once(tm
 )
 async def test_report_request_with_invalid_parameters_is_rejected_with_a_sentence(tmp_path: Path, query: str) -> None:
     async with a_member(tmp_path) as member:
-        told = 400, "after is a revision, wait a duration such as 10s\n"
+        told = 400, "after must be a revision, wait must be a duration such as 10s\n"
         assert await member.ask(f"/v1/report?{query}") == told
 
 
@@ -211,7 +211,7 @@ async def test_drain_status_request_of_an_apps_hook_is_not_displaced_by_other_cl
         async def flood(sends: bytes, number: int) -> None:
             for address in islice(cycle(attackers), number):
                 await connect(address, sends)
-            assert await member.ask("/healthz") == (200, "lives\n"), "the server has seen all connections before"
+            assert await member.ask("/healthz") == (200, "ok\n"), "the server has seen all connections before"
 
         member.app.answer = gate
         await member.obeys([FIRST])
@@ -236,7 +236,7 @@ async def test_drain_status_responds_when_no_drain_begins_and_begins_none(
     monkeypatch.setattr(http_api, "DRAIN_BEGINS_SECONDS", 0.05)
     async with a_member(tmp_path) as member:
         await member.obeys([FIRST])
-        assert await member.ask("/v1/drained") == (200, "no drain has begun\n")
+        assert await member.ask("/v1/drained") == (200, "no drain has started\n")
         assert (await member.ask("/v1/drain"))[0] == 405
         report = await member.report()
         assert (report.state, report.active_queues) == ("serving", frozenset({FIRST}))
@@ -284,7 +284,7 @@ async def test_drain_completes_though_the_caller_disconnects(tmp_path: Path) -> 
 async def test_drain_final_requires_the_uid_of_the_pod(tmp_path: Path, body: str) -> None:
     async with a_member(tmp_path) as member:
         await member.obeys([FIRST])
-        assert await member.ask("/v1/drain", "POST", body) == (403, "a final drain names the uid of the pod\n")
+        assert await member.ask("/v1/drain", "POST", body) == (403, "a final drain must name the pod's uid\n")
         report = await member.report()
         assert (report.state, report.active_queues) == ("serving", frozenset({FIRST}))
 
@@ -293,9 +293,9 @@ async def test_drain_final_remains_in_force_after_a_restart_of_the_sidecar(tmp_p
     async with a_member(tmp_path) as member:
         await member.obeys([FIRST])
         for body in (json.dumps({"uid": UID}), f"{UID}\n"):
-            assert await member.ask("/v1/drain", "POST", body) == (200, "drained for good\n")
-        assert await member.ask("/readyz") == (503, "the member was drained for good\n")
-        assert await member.ask("/healthz") == (200, "lives\n")
+            assert await member.ask("/v1/drain", "POST", body) == (200, "drained permanently\n")
+        assert await member.ask("/readyz") == (503, "the member is permanently drained\n")
+        assert await member.ask("/healthz") == (200, "ok\n")
         member.show([FIRST])
         report = await member.until(lambda it: it.generation == 2)
         assert (report.final, report.state, report.active_queues) == (True, "drained", frozenset())
@@ -319,8 +319,8 @@ async def test_readiness_requires_that_the_member_has_joined_its_group(tmp_path:
         member.show([FIRST])
         report = await member.until(lambda it: "BrokerUnreachable" in it.troubles)
         assert report.generation == 1, "it obeys all the same"
-        assert await member.ask("/readyz") == (503, "the member is not known to the brokers of shop yet\n")
-        assert await member.ask("/healthz") == (200, "lives\n")
+        assert await member.ask("/readyz") == (503, "the member is not yet registered with the brokers of shop\n")
+        assert await member.ask("/healthz") == (200, "ok\n")
         memory.bring_up(NAME_SERVER)
         await member.until(lambda it: not it.troubles)
         assert await member.ask("/readyz") == (200, "ready\n")
@@ -376,8 +376,8 @@ async def test_readiness_fails_while_no_broker_of_the_members_queues_answers(
         assert await member.ready(), "one of the two answers"
         memory.take_down("other")
         await member.until(lambda it: it.brokers == {BROKER: False, "other": False})
-        assert await member.ask("/readyz") == (503, "no answer from memory, other\n")
-        assert await member.ask("/healthz") == (200, "lives\n")
+        assert await member.ask("/readyz") == (503, "no response from memory, other\n")
+        assert await member.ask("/healthz") == (200, "ok\n")
         for broker in (BROKER, "other"):
             memory.bring_up(broker)
         await member.until(lambda it: it.brokers == {BROKER: True, "other": True})
@@ -528,5 +528,5 @@ async def test_http_server_survives_malformed_requests_without_logging_errors(
         writer.write(f"{head}content-length: 20\r\n\r\n".encode())
         await writer.drain()
         writer.transport.abort()
-        assert await member.ask("/healthz") == (200, "lives\n")
+        assert await member.ask("/healthz") == (200, "ok\n")
         assert [it for it in caplog.records if it.levelname == "ERROR"] == []

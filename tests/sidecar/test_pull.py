@@ -373,7 +373,7 @@ async def test_pull_with_invalid_parameters_is_rejected_with_a_sentence(
         await member.send("a")
         async with member.session.get(f"{member.app}/v1/messages?{asked}") as answer:
             assert answer.status == 400
-            assert await answer.text() == "max is a number from 1 to 1000, wait a duration such as 10s\n"
+            assert await answer.text() == "max must be a number from 1 to 1000, wait must be a duration such as 10s\n"
         assert len(await member.get_all(1)) == 1
 
 
@@ -386,7 +386,7 @@ async def test_ack_or_nack_with_an_invalid_body_is_rejected_with_a_sentence(
         body = told.encode(errors="surrogateescape")
         async with member.session.post(f"{member.app}/v1/{where}", data=body) as answer:
             assert answer.status == 400
-            assert (await answer.text()).startswith('The body is to be {"ids": [...]}, with ids of messages: ')
+            assert (await answer.text()).startswith('The body must be {"ids": [...]} with message ids: ')
 
 
 async def test_pull_by_a_head_request_takes_no_message(instance: Instance, tmp_path: Path) -> None:

@@ -230,7 +230,7 @@ async def test_credentials_that_cannot_be_read_are_reported_and_read_again(tmp_p
 
     def connect(memory: MemoryCluster, membership: Membership) -> Consumer:
         if not mounted:
-            raise ValueError("The credentials cannot be read; mend the Secret")
+            raise ValueError("The credentials cannot be read; correct the Secret")
         return MemoryConsumer(memory, membership)
 
     async with a_member(tmp_path) as member:
@@ -238,7 +238,7 @@ async def test_credentials_that_cannot_be_read_are_reported_and_read_again(tmp_p
         await member.send("1", queue=0)
         member.show([FIRST])
         report = await member.until(lambda it: bool(it.troubles))
-        assert report.troubles == {"MissingSecret": "The credentials cannot be read; mend the Secret"}
+        assert report.troubles == {"MissingSecret": "The credentials cannot be read; correct the Secret"}
         assert (report.generation, report.active_queues) == (0, frozenset())
         mounted = True
         await member.did("1")
@@ -272,7 +272,7 @@ async def test_disk_full_keeps_a_new_generation_from_being_applied_or_reported(
             member.show([FIRST])
             report = await member.until(lambda it: "StateWriteFailed" in it.troubles)
             assert (report.generation, report.active_queues, report.queues) == (0, frozenset(), [])
-            assert "generation 1 is not obeyed: [Errno 28] No space left" in report.troubles["StateWriteFailed"]
+            assert "generation 1 is not applied yet: [Errno 28] No space left" in report.troubles["StateWriteFailed"]
         await member.until(lambda it: it.generation == 1 and it.active_queues == {FIRST})
         await member.did("1")
         with monkeypatch.context() as patched:
@@ -290,7 +290,7 @@ async def test_disk_full_keeps_a_new_generation_from_being_applied_or_reported(
                 frozenset({FIRST}),
             )
             assert not draining.done()
-        assert await draining == (200, "drained for good\n")
+        assert await draining == (200, "drained permanently\n")
         report = await member.report()
         assert (report.generation, report.final, report.troubles) == (3, True, {})
         assert member.app.done == ["1"]
@@ -304,10 +304,10 @@ async def test_drain_final_that_cannot_be_stored_does_not_prevent_termination(
         monkeypatch.setattr(StateStore, "store_state", full)
         final = asyncio.create_task(member.ask("/v1/drain", "POST", json.dumps({"uid": "uid-a"})))
         report = await member.until(lambda it: "StateWriteFailed" in it.troubles)
-        assert "so the final drain waits: [Errno 28] No space left" in report.troubles["StateWriteFailed"]
+        assert "so the final drain is postponed: [Errno 28] No space left" in report.troubles["StateWriteFailed"]
         app = asyncio.create_task(member.ask("/v1/drained"))
         await asyncio.wait_for(member.end(), PATIENCE_SECONDS)
-        assert [await final, await app] == [(200, "drained for good\n"), (200, "drained\n")]
+        assert [await final, await app] == [(200, "drained permanently\n"), (200, "drained\n")]
 
 
 async def test_document_that_fails_to_be_read_once_is_read_again(

@@ -17,7 +17,7 @@ DEAD_LETTER_LEVEL = -1
 class PullRedirect(StrEnum):
     """Why a pull returns no messages at the offset that was requested."""
 
-    OUT_OF_RANGE = "Outside"  # the offset is before the queue's first message or after its end
+    OUT_OF_RANGE = "OutOfRange"  # the offset is before the queue's first message or after its end
     RESET = "Reset"  # the group's offset was reset at the broker
 
 
@@ -131,7 +131,7 @@ class Brokers(Protocol):
         """Return a group's offsets in the queues of a broker."""
 
     async def committed_offset(self, group: str, queue: Queue) -> int | None:
-        """Return a group's committed offset, or None if it never committed; `progress` reports 0 in both cases."""
+        """Return a group's committed offset, or None if it never committed; `group_offsets` reports 0 in both cases."""
 
     async def offset_at_time(self, queue: Queue, timestamp: float) -> int:
         """Return the offset of the first message that was stored at this time or later."""
@@ -229,11 +229,11 @@ class Consumer(Protocol):
         commit_offset: int | None = None,
         admission: Admission = ADMIT_ALL,
     ) -> PullResult:
-        """Request messages from an offset on; if the queue has none yet, the broker waits for `wait` seconds.
+        """Request messages from an offset on; if the queue has none yet, the broker waits for `wait_seconds`.
 
-        The broker stores the offset `commit` before it waits. Only its answer confirms that: until then the commit may
+        The broker stores `commit_offset` before it waits. Only its answer confirms that: until then the commit may
         still be applied, and overwrite a later commit. The result ends before the first message that is not admitted;
-        the offset of that message is the result's `next`.
+        the offset of that message is the result's `next_offset`.
         """
 
     async def committed_offset(self, queue: Queue) -> int | None:

@@ -33,12 +33,12 @@ from rota.tls import Validity
 
 COMMIT_SECONDS = 5.0
 MONITOR_INTERVAL_SECONDS = 0.5
-STALL_SECONDS = 5.0  # seconds: after a longer stall of the event loop, the assignment is read before anything else
-# Share of the container's memory: messages at the app have two more copies; Python needs some.
-MESSAGE_MEMORY_SHARE = 0.25
+STALL_SECONDS = 5.0  # after a longer stall of the event loop, the assignment is read before anything else
+MESSAGE_MEMORY_SHARE = 0.25  # of the container's: messages at the app have two more copies; Python needs some
 
-# Reasons for a drain. The member resumes its queues once no reason is left; END, the pod's end, is never removed.
-SETTINGS_CHANGED, POD_ENDS = "its settings are others", "it ends"
+# Reasons for a drain. The member resumes its queues once no reason is left; POD_ENDS is never removed.
+SETTINGS_CHANGED = "settings-changed"
+POD_ENDS = "pod-ends"
 
 _log = logging.getLogger(__name__)
 
@@ -77,14 +77,15 @@ class Agent:
         self.readers: dict[Queue, QueueReader] = {}
         self.problems = Problems()
         self.filter_counts = FilterCounts()
-        notes = StateStore(Path(pod.state_folder))
-        self._config_follower = ConfigFollower(pod, notes, self.problems, self._read_config)
-        remembered = notes.load(pod.uid)
-        self.member = Member(pod.name, pod.uid, obeyed_generation=remembered.obeyed_generation, final=remembered.final)
+        state_store = StateStore(Path(pod.state_folder))
+        self._config_follower = ConfigFollower(pod, state_store, self.problems, self._read_config)
+        saved = state_store.load(pod.uid)
+        self.member = Member(pod.name, pod.uid, obeyed_generation=saved.obeyed_generation, final=saved.final)
         self._config_follower.start_incarnation(self.member)
-        self._broker_session, self._broker_prober = BrokerSession(pod, connect, self), BrokerProber(self)
+        self._broker_session = BrokerSession(pod, connect, self)
+        self._broker_prober = BrokerProber(self)
         self._effect_runner = EffectRunner(
-            notes, self.problems, self.member.report, self._run_command, self._schedule_publish
+            state_store, self.problems, self.member.report, self._run_command, self._schedule_publish
         )
         self.status = MemberStatus(
             self.member,
@@ -95,17 +96,17 @@ class Agent:
             now=self.now,
             client_validity=client_validity,
         )
-        self.metrics, self.delivery_counts = self.status.metrics, self.status.delivery_counts
-        self._delivery_spans = DeliverySpans(
-            partial(open_otlp_sender, resource=_resource_attributes(pod)),
-            partial(self.problems.set_problem, Reason.TRACE_EXPORT_FAILED),
-        )
+        self.metrics = self.status.metrics
+        self.delivery_counts = self.status.delivery_counts
+        open_sender = partial(open_otlp_sender, resource=_resource_attributes(pod))
+        report_export = partial(self.problems.set_problem, Reason.TRACE_EXPORT_FAILED)
+        self._delivery_spans = DeliverySpans(open_sender, report_export)
         self._last_report = self._effect_runner.published_report  # the report that was last passed on
         self._is_publish_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._last_alive_at = self._awake_since = self.now()
         self.memory_budget = MemoryBudget(memory_limit_bytes() * MESSAGE_MEMORY_SHARE, self.readers.values)
-        self._drain_reasons: set[str] = {POD_ENDS} if remembered.final else set()
+        self._drain_reasons: set[str] = {POD_ENDS} if saved.final else set()
         self.pod_drain_started = asyncio.Event()  # set once a drain for the pod's end has started
         self._last_rejection: str | None = None
         self._tasks: set[asyncio.Task[object]] = set()
@@ -114,7 +115,7 @@ class Agent:
     # Lifecycle.
 
     async def run(self, stop_requested: asyncio.Event) -> None:
-        """Run until `ending` is set, then drain and leave the group."""
+        """Run until `stop_requested` is set, then drain and leave the group."""
         tasks = {
             "configuration": self._config_follower.run,
             "beat": self._monitor,
@@ -142,7 +143,7 @@ class Agent:
     def _on_task_done(self, task: asyncio.Task[object]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()):
-            _log.error("A part of the sidecar failed", exc_info=error)
+            _log.error("A background task of the sidecar failed", exc_info=error)
 
     async def _monitor(self) -> None:
         while True:
@@ -150,9 +151,8 @@ class Agent:
             self.member.set_broker_reachability(self._broker_prober.broker_reachability(self.now()))
             self.status.sample_deliveries()
             self.problems.report_stuck(self.member.stuck_queues)
-            self.problems.report_unread(
-                [reading.queue for reading in self.readers.values() if reading.is_unread(self._awake_since)]
-            )
+            unread = [queue for queue, reader in self.readers.items() if reader.is_unread(self._awake_since)]
+            self.problems.report_unread(unread)
             if self._broker_session.settings:
                 filtered = self.filter_counts.find_problem(self.settings.subscriptions, self.now())
                 self.problems.set_problem(Reason.NOTHING_MATCHES, filtered)
@@ -161,14 +161,14 @@ class Agent:
 
     def _detect_stall(self) -> None:
         """After a stall of the event loop, read the assignment before anything else."""
-        last_alive, self._last_alive_at = self._last_alive_at, self.now()
-        if self._last_alive_at - last_alive > STALL_SECONDS:
-            _log.warning(
-                "The sidecar stood still for %.1f s; it reads its document again", self._last_alive_at - last_alive
-            )
-            self._awake_since = self._last_alive_at
+        now = self.now()
+        seconds = now - self._last_alive_at
+        self._last_alive_at = now
+        if seconds > STALL_SECONDS:
+            _log.warning("The sidecar was stalled for %.1f s; it re-reads its assignment", seconds)
+            self._awake_since = now
             self.member.mark_stalled()
-            self.member.note_report_request(self.now())  # postpone a resume: the kubelet may have stalled, too
+            self.member.note_report_request(now)  # postpone a resume: the kubelet may have stalled, too
             try:
                 self._read_config()
             except Exception:
@@ -178,12 +178,12 @@ class Agent:
     async def _commit_periodically(self) -> None:
         while True:
             await asyncio.sleep(COMMIT_SECONDS)
-            for reading in self.readers.values():
-                reading.start_commit()
-                reading.restart_idle_pull(self._awake_since)
+            for reader in self.readers.values():
+                reader.start_commit()
+                reader.restart_idle_pull(self._awake_since)
 
     async def _leave_group(self) -> None:
-        await asyncio.gather(*(reading.close() for reading in self.readers.values()))
+        await asyncio.gather(*(reader.close() for reader in self.readers.values()))
         self._broker_prober.stop_probes()
         await self._broker_session.leave()
 
@@ -202,20 +202,21 @@ class Agent:
             self._config_follower.schedule_retry()
         self.member.orderly = self.settings.is_orderly
         self._effect_runner.freeze_report()
-        step = self.member.apply_assignment(files.assignment, self.now(), settings.drain_timeout if settings else None)
-        if step.rejection and step.rejection != self._last_rejection:
-            _log.warning("%s", step.rejection)
-        self._last_rejection = step.rejection
-        if settings is None or step.rejection:  # settings are valid only with the assignment in the same ConfigMap
-            self._effect_runner.submit_effects(step)
+        drain_timeout = settings.drain_timeout if settings else None
+        effects = self.member.apply_assignment(files.assignment, self.now(), drain_timeout)
+        if effects.rejection and effects.rejection != self._last_rejection:
+            _log.warning("%s", effects.rejection)
+        self._last_rejection = effects.rejection
+        if settings is None or effects.rejection:  # settings are valid only with the assignment in the same ConfigMap
+            self._effect_runner.submit_effects(effects)
             self._end_drain()
             return
-        swaps = not self._broker_session.accept_settings(settings)
-        if not swaps:
+        needs_rejoin = not self._broker_session.accept_settings(settings)
+        if not needs_rejoin:
             self.status.set_settings_digest(settings_digest(files.settings or b""))
         self._send_traces_to(settings.traces_endpoint)
-        self._effect_runner.submit_effects(step)
-        if swaps and SETTINGS_CHANGED not in self._drain_reasons:
+        self._effect_runner.submit_effects(effects)
+        if needs_rejoin and SETTINGS_CHANGED not in self._drain_reasons:
             self._drain_reasons.add(SETTINGS_CHANGED)
             self._effect_runner.submit_effects(self.member.drain(False, self.now()))  # noqa: FBT003 - not final
             self.start_task(self._rejoin_group())
@@ -260,35 +261,34 @@ class Agent:
         return self.readers[queue]
 
     def _schedule_publish(self) -> None:
-        """Schedule `_tell`, once for all changes in this turn of the event loop."""
+        """Schedule `_publish_report`, once for all changes in this turn of the event loop."""
         if not self._is_publish_scheduled:
             self._is_publish_scheduled = True
             asyncio.get_running_loop().call_soon(self._publish_report)
 
     def _publish_report(self) -> None:
-        """Drop released readers and publish the current report; postponed while a step waits for the disk."""
+        """Drop released readers and publish the current report; postponed while effects wait for the disk."""
         self._is_publish_scheduled = False
         if self._effect_runner.is_waiting:
             return
         report = self._effect_runner.published_report
         for queue in self.readers.keys() - self.member.leases.keys():
-            reading = self.readers.pop(queue)
+            reader = self.readers.pop(queue)
             _log.debug("%s is released", queue)
-            self._broker_prober.on_released(reading)
-            self.status.released_queues.add(queue, reading.window)
+            self._broker_prober.on_released(reader)
+            self.status.released_queues.add(queue, reader.window)
             self.memory_budget.grant_waiting()
         if self._last_report is not report:
             self._last_report = report
             self._divide_memory()
             self._delivery.on_queues_changed()
-            for reading in self.readers.values():
-                self._delivery.offer(reading)
+            for reader in self.readers.values():
+                self._delivery.offer(reader)
         self.status.notify()  # always: a drain at the pod's end goes on, though its report cannot be stored
         if self._timer:
             self._timer.cancel()
-        due = self.member.next_timer_at()
-        wait = None if due is None else max(0.0, due - self.now())
-        self._timer = None if wait is None else asyncio.get_running_loop().call_later(wait, self._on_timer)
+        if (due := self.member.next_timer_at()) is not None:
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, due - self.now()), self._on_timer)
 
     def _on_timer(self) -> None:
         if self.member.needs_takeover:  # do not resume by an outdated assignment
@@ -299,14 +299,14 @@ class Agent:
         """Divide each topic's buffer among its queues at this member, and the memory budget among all queues."""
         if self._broker_session.current:
             self.memory_budget.set_limits(self.settings.delivery.buffer, self.readers)
-            for reading in self.readers.values():
-                reading.wake()
+            for reader in self.readers.values():
+                reader.wake()
             self.memory_budget.grant_waiting()
 
     # Drains.
 
     async def drain(self, *, final: bool = False) -> None:
-        """Release every queue, and return when that is done: the pod ends, or (`final`) the member drains for good."""
+        """Release every queue, and return when that is done: the pod ends, or with `final` for ever."""
         self._drain_reasons.add(POD_ENDS)
         self.pod_drain_started.set()
         self._effect_runner.freeze_report()
@@ -375,7 +375,7 @@ class Agent:
         return self.member.may_deliver(queue, self.now(), self.settings.delivery.push.timeout)
 
     def may_send(self, queue: Queue, started_at: float) -> bool:
-        """Whether a delivery started at `since` may be sent; after a later stall only if its queue may deliver now."""
+        """Whether a delivery of that time may be sent; after a later stall only if its queue may deliver now."""
         self._check_stall()
         return self._awake_since < started_at or self.may_deliver(queue)
 

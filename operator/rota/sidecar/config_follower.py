@@ -63,7 +63,8 @@ class ConfigFollower:
             self._state_store.check_space()
         except OSError as error:
             self.schedule_retry(
-                Reason.STATE_WRITE_FAILED, f"No other document is obeyed, for that cannot be noted: {error}"
+                Reason.STATE_WRITE_FAILED,
+                f"New assignments are ignored, because the member's state cannot be written: {error}",
             )
             return False
         return True
@@ -74,7 +75,7 @@ class ConfigFollower:
             try:
                 member.set_incarnation(self._state_store.store_incarnation(), time.time())
             except OSError as error:
-                message = f"The member gets no queues, for the start of its process cannot be noted: {error}"
+                message = f"The member receives no queues, because its process number cannot be written: {error}"
                 self._problems.set_problem(Reason.STATE_WRITE_FAILED, message)
                 return
         self._problems.set_problem(Reason.STATE_WRITE_FAILED, "")

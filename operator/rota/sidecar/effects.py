@@ -1,7 +1,7 @@
-"""Executor of the member's steps, in order.
+"""Executor of the member's effects, in order.
 
-The state that a step must remember is on the disk before its commands run and before a report shows the step. While
-the disk fails, this step and all later ones wait, and the report stays as it was: a restart would forget the step.
+The state that effects must store is on the disk before their commands run and before a report shows them. While the
+disk fails, these effects and all later ones wait, and the report stays as it was: a restart would forget them.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class EffectRunner:
-    """Queue of steps that wait for the disk, and the report that may be published meanwhile."""
+    """Queue of effects that wait for the disk, and the report that may be published meanwhile."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class EffectRunner:
         run_command: Callable[[Command], None],
         on_done: Callable[[], None],
     ) -> None:
-        """`obey` starts a command; `done` is called when no step waits any more."""
+        """`run_command` starts a command; `on_done` is called when no effects wait any more."""
         self._state_store = state_store
         self._problems = problems
         self._get_report = get_report
@@ -45,42 +45,42 @@ class EffectRunner:
 
     @property
     def published_report(self) -> Report:
-        """The report to publish: the current one or, while a step waits for the disk, the one from before that step."""
+        """The report to publish: the current one or, while effects wait for the disk, the one from before them."""
         if not (self._pending or self._has_unstored):
             self._published_report = self._get_report()
         return self._published_report
 
     def freeze_report(self) -> None:
-        """Fix the report to publish while the next step waits; call this before a decision that must be stored."""
+        """Fix the report to publish while the next effects wait; call this before a decision that must be stored."""
         self._published_report = self.published_report
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a step waits for the disk."""
+        """Whether effects wait for the disk."""
         return bool(self._pending)
 
     def submit_effects(self, effects: Effects) -> None:
-        """Execute a step after all earlier ones."""
+        """Execute effects after all earlier ones."""
         self._pending.append(effects)
         if self._retry_timer is None:
             self._run_pending()
 
     def skip_failed_writes(self) -> None:
-        """Stop waiting for the disk: the member drains now, and a step that could not be stored is never reported."""
+        """Stop waiting for the disk: the member drains now, and effects that could not be stored are never reported."""
         self._is_ending = True
 
     def _run_pending(self) -> None:
         self._retry_timer = None
         while self._pending:
-            step = self._pending[0]
+            effects = self._pending[0]
             try:
-                self._store_state(step)
+                self._store_state(effects)
             except OSError as error:
                 self._has_failed = True
                 text = (
-                    "the final drain waits"
-                    if step.store_generation is None
-                    else f"generation {step.store_generation} is not obeyed"
+                    "the final drain is postponed"
+                    if effects.store_generation is None
+                    else f"generation {effects.store_generation} is not applied yet"
                 )
                 self._problems.set_problem(
                     Reason.STATE_WRITE_FAILED, f"The member's state cannot be written, so {text}: {error}"
@@ -90,8 +90,8 @@ class EffectRunner:
                     return
                 self._has_unstored = True
             self._pending.popleft()
-            _log_effects(step)
-            for command in step.commands:
+            _log_effects(effects)
+            for command in effects.commands:
                 self._run_command(command)
         self._on_done()
 
@@ -109,7 +109,7 @@ def _log_effects(effects: Effects) -> None:
     stopping = actions[LeaseAction.STOP]
     if effects.store_generation is not None:
         starting = actions[LeaseAction.LOCK] + actions[LeaseAction.FIND_START]
-        text = "A new assignment is obeyed: %d queues start, %d queues are released"
+        text = "A new assignment is in force: %d queues start, %d queues are released"
         _log.info(text, starting, stopping, extra={"generation": effects.store_generation})
     elif effects.store_final:
         _log.info("The final drain starts: %d queues are released", stopping)

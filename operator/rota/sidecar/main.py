@@ -29,13 +29,15 @@ _log = logging.getLogger(__name__)
 async def serve(variables: Mapping[str, str]) -> None:
     """Run the sidecar of the pod that the environment variables describe, until SIGTERM or SIGINT."""
     pod = PodIdentity.from_environment(variables)
-    ending = asyncio.Event()
+    stop_requested = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, ending.set)
-    access = SecretFiles(pod)
-    renewing = asyncio.create_task(supervise("Secrets", access.renew_periodically))
+        asyncio.get_running_loop().add_signal_handler(number, stop_requested.set)
+    secret_files = SecretFiles(pod)
+    renewing = asyncio.create_task(supervise("Secrets", secret_files.renew_periodically))
     try:
-        await run_member(pod, rocketmq_connector(access), ending, client_validity=access.client_validity)
+        await run_member(
+            pod, rocketmq_connector(secret_files), stop_requested, client_validity=secret_files.client_validity
+        )
     finally:
         renewing.cancel()
 
@@ -49,32 +51,32 @@ async def run_member(
     *,
     client_validity: Callable[[], Validity | None] = lambda: None,
 ) -> None:
-    """Run as a member of the group until `ending` is set.
+    """Run as a member of the group until `stop_requested` is set.
 
     The Pull port is opened if the delivery mode is Pull, the control port if the pod mounts a key.
     """
-    sidecar = Agent(
+    agent = Agent(
         pod,
         connect,
-        lambda shell: DeliverySwitch(shell, pod.app_host, pull_port, shares_node_network=pod.shares_node_network),
+        lambda host: DeliverySwitch(host, pod.app_host, pull_port, shares_node_network=pod.shares_node_network),
         client_validity,
     )
-    control = ControlApi(sidecar, KeyFiles(pod.key_folder) if pod.key_folder else None)
+    control = ControlApi(agent, KeyFiles(pod.key_folder) if pod.key_folder else None)
     async with AsyncExitStack() as serving:
-        page = await StatusApi(sidecar, control).serve(pod.address, port)
-        serving.push_async_callback(page.cleanup)
+        status_api = await StatusApi(agent, control).serve(pod.address, port)
+        serving.push_async_callback(status_api.cleanup)
         if control.is_signed:
             serving.push_async_callback((await control.serve(pod.address)).cleanup)
         if pod.hook_folder:
-            await serving.enter_async_context(await _listen_for_hook(sidecar, pod.hook_folder))
-        _log.info("The sidecar of %s/%s answers at %s, port %d", pod.namespace, pod.name, pod.address, port)
-        await sidecar.run(stop_requested)
+            await serving.enter_async_context(await _listen_for_hook(agent, pod.hook_folder))
+        _log.info("The sidecar of %s/%s listens on %s, port %d", pod.namespace, pod.name, pod.address, port)
+        await agent.run(stop_requested)
 
 
 async def _listen_for_hook(agent: Agent, folder: str) -> asyncio.Server:
     """Start a drain when the pod's preStop hook connects; answer it once the drain has started."""
 
-    async def begin(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def start_drain(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if not agent.pod_drain_started.is_set():
             agent.start_task(agent.drain())
         with suppress(ConnectionError):
@@ -83,7 +85,7 @@ async def _listen_for_hook(agent: Agent, folder: str) -> asyncio.Server:
             await writer.drain()
         writer.close()
 
-    return await asyncio.start_unix_server(begin, sock=_bind_hook_socket(folder))
+    return await asyncio.start_unix_server(start_drain, sock=_bind_hook_socket(folder))
 
 
 def _bind_hook_socket(folder: str) -> socket.socket:
@@ -95,7 +97,8 @@ def _bind_hook_socket(folder: str) -> socket.socket:
             listener.bind(prestop.SOCKET_NAME)
     except OSError as error:
         listener.close()
-        raise ValueError(f"No socket can be bound in {folder}: {error.strerror}; mount an emptyDir there") from None
+        reason = f"The preStop hook's socket cannot be created in {folder}: {error.strerror}"
+        raise ValueError(f"{reason}; mount an emptyDir there") from None
     return listener
 
 

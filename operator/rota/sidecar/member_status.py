@@ -39,8 +39,11 @@ class MemberStatus:
         client_validity: Callable[[], Validity | None],
     ) -> None:
         self._now = now
-        self._member, self._effect_runner, self._problems = member, effect_runner, problems
-        self._broker_session, self._readers = broker_session, readers
+        self._member = member
+        self._effect_runner = effect_runner
+        self._problems = problems
+        self._broker_session = broker_session
+        self._readers = readers
         self._fallback_incarnation = secrets.token_hex(8)  # replaces the process number while that cannot be stored
         self.released_queues = ReleasedQueues()
         self._settings_digest = ""  # digest of the settings in force
@@ -54,7 +57,8 @@ class MemberStatus:
     def set_settings_digest(self, digest: str) -> None:
         """Report this digest of the settings in force from now on."""
         if digest != self._settings_digest:
-            self._settings_digest, self._settings_changes = digest, self._settings_changes + 1
+            self._settings_digest = digest
+            self._settings_changes += 1
             self.notify()
 
     def on_consumers_changed(self) -> None:
@@ -117,20 +121,20 @@ class MemberStatus:
     def why_unready(self) -> str:
         """Return why the pod is not ready; empty if it is ready."""
         if self._member.final:
-            return "the member was drained for good"
-        source = self._broker_session.current
-        if source is None:
+            return "the member is permanently drained"
+        session = self._broker_session.current
+        if session is None:
             return "the member has not joined its group"
-        if not source.joined.is_set():
-            return f"the member is not known to the brokers of {source.settings.group} yet"
+        if not session.joined.is_set():
+            return f"the member is not yet registered with the brokers of {session.settings.group}"
         brokers = {queue.broker for queue in self._readers}
         if brokers and not any(self._effect_runner.published_report.brokers.get(broker, True) for broker in brokers):
-            return f"no answer from {', '.join(sorted(brokers))}"
+            return f"no response from {', '.join(sorted(brokers))}"
         return ""
 
     def render_metrics(self, style: MetricsFormat) -> bytes:
         """Render the sidecar's metrics."""
-        windows = [reading.window for reading in self._readers.values()]
+        windows = [reader.window for reader in self._readers.values()]
         return self.metrics.render(
             style,
             inflight=sum(window.in_flight for window in windows),

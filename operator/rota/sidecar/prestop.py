@@ -23,7 +23,7 @@ def main() -> int:
             connection.connect(SOCKET_NAME)
             if connection.recv(1):
                 return 0
-            reason = "the sidecar ended meanwhile"
+            reason = "the sidecar has already stopped"
     except OSError as error:
         reason = error.strerror or str(error)
     sys.stderr.write(f"rota sidecar: cannot start the drain through {folder}/{SOCKET_NAME}: {reason}\n")

@@ -61,7 +61,7 @@ class Process:
         return twin
 
     def carry(self, step: Effects) -> None:
-        """Take up what a step commands; Fetch begins at once, Cut is answered by what answers Stop."""
+        """Take up the commands of a step; Fetch begins at once, Abort is answered by what answers Stop."""
         for command in step.commands:
             if command.action is LeaseAction.FETCH:
                 self.worked |= {(command.queue, command.lease_number)}

@@ -29,7 +29,7 @@ def test_fuzz_samples_of_rocketmq_can_be_read() -> None:
     damages = {message.body_error for data in MESSAGES for message in decode_admitted(data, "broker-a")[0]}
     assert damages == {
         "",
-        "it has more than 4 MiB unpacked, the most that delivery.buffer.mebibytesPerMessage allows",
+        "it exceeds 4 MiB when decompressed, the limit in spec.delivery.buffer.mebibytesPerMessage",
     }
 
 

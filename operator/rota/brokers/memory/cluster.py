@@ -39,10 +39,11 @@ class MemoryCluster:
         self.compressed_ids: set[str] = set()  # ids of messages whose body the producer compressed with ZLIB
         self.locks: dict[tuple[str, Queue], tuple[str, float]] = {}  # client id of the owner, and expiry
         self.waiting_pulls: dict[asyncio.Future[None], tuple[Queue, object]] = {}  # waiting pulls: queue, consumer
-        self._brokers, self._down = tuple(brokers), set[str]()
+        self._brokers = tuple(brokers)
+        self._down: set[str] = set()
         self._topics: dict[str, dict[Queue, list[Message]]] = {}
         self._groups: dict[tuple[str, str], BrokerGroupSettings] = {}  # by group and broker
-        self._delayed: list[tuple[float, int, Message]] = []  # due time, place, message; sorted
+        self._delayed: list[tuple[float, int, Message]] = []  # due time, commit log offset, message; sorted
         self._store_positions = count(1)
 
     # Operations of tests and administrators.
@@ -80,7 +81,7 @@ class MemoryCluster:
             self.reset_queues[group] = {queue for queue in marked if queue.topic != topic}
 
     async def update_group(self, group: str, broker: str, **changed: Any) -> None:
-        """Create a group on a broker, or change the named fields of its `Settings`."""
+        """Create a group on a broker, or change the named fields of its `BrokerGroupSettings`."""
         await self.check_reachable(broker)
         self._groups[group, broker] = self._groups.get((group, broker), BrokerGroupSettings())._replace(**changed)
 
@@ -145,14 +146,13 @@ class MemoryCluster:
         online = self._online(group, broker)
         requested = {*topics} or {queue.topic for queue in committed}
         subscribed = {topic for member in online for topic in member.topics} if online else requested
-        progress = {}
-        for queue, log in [
-            item for topic in requested & subscribed for item in self._topic_queues(topic, broker).items()
-        ]:
-            done = committed.get(queue, 0)
-            consumed = _stored_at(log[max(done - 1, 0) : done])
-            progress[queue] = BrokerOffsets(len(log), done, max(done, pulled.get(queue, 0)), consumed)
-        return progress
+        offsets: dict[Queue, BrokerOffsets] = {}
+        for topic in requested & subscribed:
+            for queue, log in self._topic_queues(topic, broker).items():
+                offset = committed.get(queue, 0)
+                consumed_until = _stored_at(log[max(offset - 1, 0) : offset])
+                offsets[queue] = BrokerOffsets(len(log), offset, max(offset, pulled.get(queue, 0)), consumed_until)
+        return offsets
 
     async def committed_offset(self, group: str, queue: Queue) -> int | None:
         """Return a group's committed offset in a queue, or None if it never committed."""
@@ -190,7 +190,7 @@ class MemoryCluster:
         """Send a message to the given queue, or to any queue of the topic."""
         queue = queue or choice(await self.queues(topic))  # noqa: S311 - not a secret
         if queue.topic != topic:
-            raise ValueError(f"{queue} is no queue of {topic}")
+            raise ValueError(f"{queue} is not a queue of topic {topic}")
         await self.messages_of(queue)
         write_properties(properties or {})  # raises ValueError for properties that cannot be sent
         if not body:
@@ -284,9 +284,10 @@ class MemoryCluster:
 
     def _store_due_messages(self) -> None:
         while self._delayed and self._delayed[0][0] <= self.clock():
-            _, place, message = self._delayed.pop(0)
+            _, commit_log_offset, message = self._delayed.pop(0)
             log = self._topics[message.queue.topic][message.queue]
-            log.append(replace(message, offset=len(log), stored_ms=int(self.clock() * 1000), commit_log_offset=place))
+            stored_ms = int(self.clock() * 1000)
+            log.append(replace(message, offset=len(log), stored_ms=stored_ms, commit_log_offset=commit_log_offset))
             for waiter, (queue, _) in self.waiting_pulls.items():
                 if queue == message.queue and not waiter.done():
                     waiter.set_result(None)

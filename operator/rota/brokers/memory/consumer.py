@@ -16,14 +16,17 @@ from rota.model import RETRY_TOPIC_PREFIX, Queue
 from rota.spec.consumer_settings import tags_of
 
 DEAD_LETTER_PREFIX = "%DLQ%"
-MAX_PULL_MESSAGES, MAX_PULL_BYTES = 32, 256 * 1024  # upper limits of one pull, whatever the caller requests
+MAX_PULL_MESSAGES = 32  # of one pull, whatever the caller requests
+MAX_PULL_BYTES = 256 * 1024
 
 
 class MemoryConsumer:
     """A member of a group of the in-memory cluster; implements `Consumer`."""
 
     def __init__(self, cluster: MemoryCluster, member: Membership) -> None:
-        self._cluster, self._member, self._group = cluster, member, member.group
+        self._cluster = cluster
+        self._member = member
+        self._group = member.group
         self._subscriptions = member.topics
         self._tags = {topic: frozenset(tags_of(subscription)) for topic, subscription in member.topics.items()}
         self._joined = self._left = False
@@ -43,8 +46,8 @@ class MemoryConsumer:
     async def join(self) -> None:
         """Register in the group; callable once, and again only after a failure."""
         if self._joined or self._left:
-            done = "has left" if self._left else "has joined"
-            raise RuntimeError(f"{self._member.client_id} {done} {self._group} already; a member joins once")
+            done = "left" if self._left else "joined"
+            raise RuntimeError(f"Member {self._member.client_id} has already {done} group {self._group}")
         self._joined = True
         try:
             await self._check_topics()
@@ -68,7 +71,7 @@ class MemoryConsumer:
 
     def _check_not_left(self) -> None:
         if self._left:
-            raise UnreachableError(f"{self._member.client_id} has left {self._group}")
+            raise UnreachableError(f"Member {self._member.client_id} has left group {self._group}")
 
     async def _messages_of(self, queue: Queue) -> list[Message]:
         self._check_not_left()
@@ -93,7 +96,7 @@ class MemoryConsumer:
         commit_offset: int | None = None,
         admission: Admission = ADMIT_ALL,
     ) -> PullResult:
-        """Request messages from an offset on; if the queue has none yet, wait for `wait` seconds."""
+        """Request messages from an offset on; if the queue has none yet, wait for `wait_seconds`."""
         now = asyncio.get_running_loop().time
         until = now() + wait_seconds
         pulled = await self._fetch(queue, offset, max_messages)
@@ -122,24 +125,28 @@ class MemoryConsumer:
     def _unpack_message(self, message: Message, max_body_bytes: int) -> Message:
         if message.id not in self._cluster.compressed_ids:
             return message
-        body, damage = unpack_body(message.body, ZLIB, max_body_bytes)
-        return replace(message, body=body, body_error=damage)
+        body, body_error = unpack_body(message.body, ZLIB, max_body_bytes)
+        return replace(message, body=body, body_error=body_error)
 
     async def _fetch(self, queue: Queue, offset: int, max_messages: int) -> PullResult:
         """Read messages like a real broker, which compares only the hashes of tags."""
-        group, memory = self._group, self._cluster
-        log, first = await self._messages_of(queue), memory.min_offsets[queue]
+        group = self._group
+        memory = self._cluster
+        log = await self._messages_of(queue)
+        min_offset = memory.min_offsets[queue]
         if not memory.require_group(group, queue.broker).consume_enabled:
-            raise ConsumptionDisabledError(f"The group {group} is switched off on {queue.broker}")
+            raise ConsumptionDisabledError(f"Consumption of group {group} is disabled on broker {queue.broker}")
         self._check_tag_filter(queue.topic)
         hashes = {*map(java_hash, self._tags[queue.topic])}
         if queue in memory.reset_queues[group]:
             memory.reset_queues[group].remove(queue)
-            return PullResult((), memory.committed_offsets[group][queue], first, len(log), PullRedirect.RESET)
-        if not first <= offset <= len(log):
-            return PullResult((), first if offset < first else len(log), first, len(log), PullRedirect.OUT_OF_RANGE)
+            return PullResult((), memory.committed_offsets[group][queue], min_offset, len(log), PullRedirect.RESET)
+        if not min_offset <= offset <= len(log):
+            next_offset = min_offset if offset < min_offset else len(log)
+            return PullResult((), next_offset, min_offset, len(log), PullRedirect.OUT_OF_RANGE)
         messages: list[Message] = []
-        at, size = offset, 0
+        at = offset
+        size = 0
         while at < len(log) and len(messages) < min(max(max_messages, 1), MAX_PULL_MESSAGES):
             if not hashes or java_hash(log[at].tag) in hashes:
                 size += len(log[at].body)
@@ -148,7 +155,7 @@ class MemoryConsumer:
                 messages.append(log[at])
             at += 1
         memory.pulled_offsets[group][queue] = at
-        return PullResult(tuple(messages), at, first, len(log))
+        return PullResult(tuple(messages), at, min_offset, len(log))
 
     async def ping_broker(self, broker: str) -> None:
         """Raise `UnreachableError` if the broker is down."""
@@ -156,7 +163,9 @@ class MemoryConsumer:
 
     async def send_back(self, message: Message, *, delay_level: int = RETRY_LEVEL, max_attempts: int = 16) -> None:
         """Send a message back for redelivery after a delay, or to the dead-letter topic."""
-        memory, group, broker = self._cluster, self._group, message.queue.broker
+        memory = self._cluster
+        group = self._group
+        broker = message.queue.broker
         log = await self._messages_of(message.queue)
         if not 0 <= message.offset < len(log):
             raise RejectedError(f"There is no message {message.offset} in {message.queue}")
@@ -182,11 +191,10 @@ class MemoryConsumer:
     async def commit(self, queue: Queue, offset: int) -> None:
         """Commit an offset for the group; like a real broker, accept it from any client."""
         if offset < 0:
-            raise ValueError(f"{offset} is no offset to commit for {queue}")
+            raise ValueError(f"Offset {offset} cannot be committed for {queue}")
         await self._check_reachable(queue.broker)
-        self._cluster.require_topic(
-            queue.topic, queue.broker
-        )  # checks the topic only: the queue may have left the topic
+        # Check the topic only: the queue may have left the topic.
+        self._cluster.require_topic(queue.topic, queue.broker)
         self._cluster.require_group(self._group, queue.broker, create=False)
         if queue not in self._cluster.reset_queues[self._group]:
             self._cluster.committed_offsets[self._group][queue] = offset
@@ -208,11 +216,14 @@ class MemoryConsumer:
     async def lock(self, queues: Collection[Queue]) -> frozenset[Queue]:
         """Request locks on queues of one broker; return the queues that were locked."""
         await self._check_reachable(one_broker(queues))
-        locks, me, now, locked = self._cluster.locks, self._member.client_id, self._cluster.clock(), set()
+        locks = self._cluster.locks
+        client_id = self._member.client_id
+        now = self._cluster.clock()
+        locked: set[Queue] = set()
         for queue in queues:
-            owner, until = locks.get((self._group, queue), (me, now))
-            if owner == me or until < now:
-                locks[self._group, queue] = me, now + LOCK_SECONDS
+            owner, until = locks.get((self._group, queue), (client_id, now))
+            if owner == client_id or until < now:
+                locks[self._group, queue] = client_id, now + LOCK_SECONDS
                 locked.add(queue)
         return frozenset(locked)
 

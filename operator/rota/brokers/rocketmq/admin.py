@@ -8,8 +8,7 @@ from secrets import choice
 from typing import Any
 
 from rota.brokers.errors import MalformedResponseError, NotFoundError, RejectedError
-from rota.brokers.port import BrokerGroupSettings, BrokerOffsets, OffsetRange
-from rota.brokers.port import OnlineConsumer as Online
+from rota.brokers.port import BrokerGroupSettings, BrokerOffsets, OffsetRange, OnlineConsumer
 from rota.brokers.rocketmq.routing import ConnectionConfig, RoutingClient
 from rota.brokers.rocketmq.transport.responses import (
     decode_body,
@@ -28,7 +27,9 @@ from rota.spec.consumer_settings import ConsumerSettings, Model, Start
 
 PRODUCER_GROUP = "rota"
 NO_CONSUMER_REMARK = "no consumer for this group"  # remark of a broker's answer; the code is the generic SYSTEM_ERROR
-MIN_ORDERED_VERSION, MAX_ORDERED_VERSION, VERSION_NUMBER_OFFSET = 194, 611, 217 - 510  # 433 // 2 + 1 = 217 is V5_1_0
+MIN_ORDERED_VERSION = 194
+MAX_ORDERED_VERSION = 611
+VERSION_NUMBER_OFFSET = 217 - 510  # 433 // 2 + 1 = 217 is V5_1_0
 MAX_ONLINE_CONSUMERS = 20_000  # consumers of a group at a broker: Rota's limit of members, plus as many unmanaged ones
 RELAY_TIMEOUT_SECONDS = 12.0  # the broker itself waits 10 s for the consumer's answer
 MAX_SUBSCRIPTION_CHARACTERS = 16 * 1024  # characters of all topics and filters of a consumer
@@ -78,33 +79,32 @@ class AdminClient:
         """Return the known addresses of these brokers."""
         return self._client.addresses(brokers)
 
-    async def online_consumers(self, group: str, broker: str) -> tuple[Online, ...]:
+    async def online_consumers(self, group: str, broker: str) -> tuple[OnlineConsumer, ...]:
         """Return the consumers of a group that are online at a broker; too many raise `MalformedResponseError`."""
         try:
-            answer = await self._client.call_or_raise(broker, requests.connections(group))
-        except RejectedError as refused:
-            if refused.code == ResponseCode.CONSUMER_NOT_ONLINE:
+            response = await self._client.call_or_raise(broker, requests.connections(group))
+        except RejectedError as error:
+            if error.code == ResponseCode.CONSUMER_NOT_ONLINE:
                 return ()
             raise
-        peers = decode_body(answer, payloads.ConsumerConnection).connection_set
+        peers = decode_body(response, payloads.ConsumerConnection).connection_set
         if len(peers) > MAX_ONLINE_CONSUMERS:
-            raise MalformedResponseError(
-                f"{broker} names {len(peers):,} consumers of {group}; {MAX_ONLINE_CONSUMERS:,} are the most"
-            )
+            limit = f"at most {MAX_ONLINE_CONSUMERS:,} are supported"
+            raise MalformedResponseError(f"Broker {broker} lists {len(peers):,} consumers of group {group}; {limit}")
         return tuple(
-            Online(peer.client_id, peer.client_addr, peer.language, version_name(peer.version)) for peer in peers
+            OnlineConsumer(peer.client_id, peer.client_addr, peer.language, version_name(peer.version))
+            for peer in peers
         )
 
     async def consumer_settings(self, group: str, client_id: str, broker: str) -> ConsumerSettings:
         """Return a consumer's own settings; its broker relays the request and waits 10 s for the answer."""
-        answer = await self._client.call_or_raise(
+        response = await self._client.call_or_raise(
             broker, requests.running_info(group, client_id), RELAY_TIMEOUT_SECONDS
         )
-        info = decode_body(answer, payloads.ConsumerInfo)
+        info = decode_body(response, payloads.ConsumerInfo)
         if sum(map(_text_length, info.subscription_set)) > MAX_SUBSCRIPTION_CHARACTERS:
-            raise MalformedResponseError(
-                f"The subscriptions of {client_id[:100]} take over {MAX_SUBSCRIPTION_CHARACTERS:,} characters"
-            )
+            limit = f"{MAX_SUBSCRIPTION_CHARACTERS:,} characters"
+            raise MalformedResponseError(f"The subscriptions of consumer {client_id[:100]} are longer than {limit}")
         subscriptions = [_subscription(subscribed) for subscribed in info.subscription_set]
         model = _MODELS.get(info.properties.get("messageModel", ""), "")
         start = _STARTS.get(info.properties.get("consumeFromWhere", ""), "")
@@ -112,11 +112,11 @@ class AdminClient:
 
     async def client_ids(self, group: str, broker: str) -> tuple[str, ...]:
         """Return the distinct client ids online in a group, as members of RocketMQ's own rebalancing request them."""
-        answer = await self._client.call(broker, requests.client_ids(group))
-        if answer.code == ResponseCode.SYSTEM_ERROR and NO_CONSUMER_REMARK in answer.remark:
+        response = await self._client.call(broker, requests.client_ids(group))
+        if response.code == ResponseCode.SYSTEM_ERROR and NO_CONSUMER_REMARK in response.remark:
             return ()
         client_ids = decode_body(
-            require_success(f"The members of {group} at {broker}", answer), payloads.ClientIdList
+            require_success(f"The members of {group} at {broker}", response), payloads.ClientIdList
         ).consumer_id_list
         return tuple(dict.fromkeys(client_ids))
 
@@ -131,8 +131,8 @@ class AdminClient:
 
     async def group_offsets(self, group: str, broker: str, topics: Collection[str] = ()) -> dict[Queue, BrokerOffsets]:
         """Return a group's offsets in the queues of a broker."""
-        answer = await self._client.call_or_raise(broker, requests.consume_stats(group, topics), STATS_SECONDS)
-        stats = parse_queue_keys(decode_body(answer, payloads.ConsumeStats).offset_table)
+        response = await self._client.call_or_raise(broker, requests.consume_stats(group, topics), STATS_SECONDS)
+        stats = parse_queue_keys(decode_body(response, payloads.ConsumeStats).offset_table)
         return {
             queue: BrokerOffsets(row.broker_offset, row.consumer_offset, row.pull_offset, row.last_timestamp / 1000)
             for queue, row in stats.items()
@@ -140,10 +140,10 @@ class AdminClient:
 
     async def committed_offset(self, group: str, queue: Queue) -> int | None:
         """Return a group's committed offset in a queue, or None if it never committed."""
-        answer = await self._client.call(queue.broker, requests.committed_offset(group, queue))
-        if answer.code == ResponseCode.QUERY_NOT_FOUND:
+        response = await self._client.call(queue.broker, requests.committed_offset(group, queue))
+        if response.code == ResponseCode.QUERY_NOT_FOUND:
             return None
-        return int_field(require_success(f"The offset of {queue}", answer), "offset")
+        return int_field(require_success(f"The offset of {queue}", response), "offset")
 
     async def offset_at_time(self, queue: Queue, timestamp: float) -> int:
         """Return the offset of the first message that was stored at this time or later."""
@@ -154,8 +154,8 @@ class AdminClient:
 
     async def offset_ranges(self, topic: str, broker: str) -> dict[Queue, OffsetRange]:
         """Return the first and last offsets of a topic's queues."""
-        answer = await self._client.call_or_raise(broker, requests.topic_stats(topic), STATS_SECONDS)
-        rows = parse_queue_keys(decode_body(answer, payloads.TopicStats).offset_table)
+        response = await self._client.call_or_raise(broker, requests.topic_stats(topic), STATS_SECONDS)
+        rows = parse_queue_keys(decode_body(response, payloads.TopicStats).offset_table)
         return {
             queue: OffsetRange(row.min_offset, row.max_offset, row.last_update_timestamp / 1000)
             for queue, row in rows.items()
@@ -170,21 +170,21 @@ class AdminClient:
         request = requests.send(
             PRODUCER_GROUP, topic, body, properties or {}, broker=queue.broker, queue_id=queue.id, born_ms=born
         )
-        answer = await self._client.call(queue.broker, request)
-        if answer.code == ResponseCode.INVALID_PARAMETER:
-            raise NotFoundError(f"There is no queue {queue}: {remark_of(answer)}")
-        if answer.code not in STORED_CODES:
-            raise error_of(f"Sending to {queue}", answer)
+        response = await self._client.call(queue.broker, request)
+        if response.code == ResponseCode.INVALID_PARAMETER:
+            raise NotFoundError(f"There is no queue {queue}: {remark_of(response)}")
+        if response.code not in STORED_CODES:
+            raise error_of(f"Sending to {queue}", response)
 
     async def _choose_queue(self, topic: str, queue: Queue | None) -> Queue:
         """Return the queue to send to; raise `NotFoundError` for a missing topic, which a broker would create."""
         if queue is None:
             queues = await self.queues(topic)
             if not queues:
-                raise RejectedError(f"The topic {topic} has no queue that can be read, so nothing is sent to it")
+                raise RejectedError(f"Topic {topic} has no readable queue, so the message was not sent")
             return choice(queues)
         if queue.topic != topic:
-            raise ValueError(f"{queue} is no queue of {topic}")
+            raise ValueError(f"{queue} is not a queue of topic {topic}")
         await self._client.require_queue(queue)
         await self._client.recheck_queue(queue)
         return queue
@@ -227,8 +227,8 @@ class AdminClient:
     ) -> dict[Queue, int]:
         """Reset a group's offsets to a time, or to the end; return the new offsets."""
         when = -1 if timestamp is None else round(timestamp * 1000)
-        answer = await self._client.call_or_raise(broker, requests.reset_offsets(group, topic, when))
-        return parse_queue_keys(decode_body(answer, payloads.ResetOffsets).offset_table)
+        response = await self._client.call_or_raise(broker, requests.reset_offsets(group, topic, when))
+        return parse_queue_keys(decode_body(response, payloads.ResetOffsets).offset_table)
 
     async def set_consume_mode(self, topic: str, group: str, broker: str, mode: str, pop_share: int = 0) -> None:
         """Set whether a group's members PULL a topic's queues or POP from them."""
@@ -238,14 +238,14 @@ class AdminClient:
         self, topic: str, group: str, client_id: str, broker: str, strategy: str = "AVG"
     ) -> tuple[Queue, ...] | None:
         """Return the queues that a broker would assign to a member; None: no answer, so the member keeps its queues."""
-        answer = await self._client.call_or_raise(broker, requests.assignment(topic, group, client_id, strategy))
-        assigned = decode_body(answer, payloads.AssignmentResponse).message_queue_assignments
+        response = await self._client.call_or_raise(broker, requests.assignment(topic, group, client_id, strategy))
+        assigned = decode_body(response, payloads.AssignmentResponse).message_queue_assignments
         return None if assigned is None else tuple(sorted(item.message_queue.queue for item in assigned))
 
     async def running_info(self, group: str, client_id: str, broker: str) -> Mapping[str, Any]:
         """Return the running info of a member; its broker relays the request."""
-        answer = await self._client.call_or_raise(broker, requests.running_info(group, client_id), STATS_SECONDS)
-        return decode_body(answer, dict[str, Any])
+        response = await self._client.call_or_raise(broker, requests.running_info(group, client_id), STATS_SECONDS)
+        return decode_body(response, dict[str, Any])
 
     async def broker_config(self, broker: str) -> dict[str, str]:
         """Return a broker's own settings."""

@@ -48,7 +48,8 @@ class RocketMQConsumer:
     """A member of a group, with its own connections: brokers list a member as online by its connections."""
 
     def __init__(self, config: ConnectionConfig, member: Membership) -> None:
-        self._member, self._name_servers = member, config.name_servers
+        self._member = member
+        self._name_servers = config.name_servers
         self._client = RoutingClient(config, self._handle_request, self._on_connected)
         self._started_ms = int(time.time() * 1000)
         self._subscriptions = {
@@ -100,7 +101,7 @@ class RocketMQConsumer:
         commit_offset: int | None = None,
         admission: Admission = ADMIT_ALL,
     ) -> PullResult:
-        """Request messages from an offset on; if the queue has none yet, the broker waits for `wait` seconds."""
+        """Request messages from an offset on; if the queue has none yet, the broker waits for `wait_seconds`."""
         data = self._subscriptions.get(queue.topic)
         if data is None:
             raise ValueError(f"{self._member.group} has not subscribed to {queue.topic}")
@@ -114,27 +115,26 @@ class RocketMQConsumer:
             wait_seconds=wait_seconds,
             commit_offset=commit_offset,
         )
-        answer = await self._client.call(queue.broker, request, wait_seconds + PULL_MARGIN_SECONDS)
-        if answer.code == ResponseCode.INVALID_PARAMETER:
-            raise NotFoundError(f"There is no queue {queue}: {remark_of(answer)}")
-        if answer.code not in _PULL_CODES:
-            raise error_of(f"Pulling {queue}", answer)
-        following, first, last = (int_field(answer, field) for field in ("nextBeginOffset", "minOffset", "maxOffset"))
-        if answer.code == ResponseCode.PULL_OFFSET_MOVED:
-            return PullResult(
-                (),
-                following,
-                first,
-                last,
-                PullRedirect.RESET if answer.remark == _RESET_REMARK else PullRedirect.OUT_OF_RANGE,
-            )
+        response = await self._client.call(queue.broker, request, wait_seconds + PULL_MARGIN_SECONDS)
+        if response.code == ResponseCode.INVALID_PARAMETER:
+            raise NotFoundError(f"There is no queue {queue}: {remark_of(response)}")
+        if response.code not in _PULL_CODES:
+            raise error_of(f"Pulling {queue}", response)
+        next_offset, min_offset, max_offset = (
+            int_field(response, field) for field in ("nextBeginOffset", "minOffset", "maxOffset")
+        )
+        if response.code == ResponseCode.PULL_OFFSET_MOVED:
+            redirect = PullRedirect.RESET if response.remark == _RESET_REMARK else PullRedirect.OUT_OF_RANGE
+            return PullResult((), next_offset, min_offset, max_offset, redirect)
         try:
-            messages, refused_offset = decode_admitted(answer.body, queue.broker, offset, admission)
+            messages, refused_offset = decode_admitted(response.body, queue.broker, offset, admission)
         except MalformedFrameError as error:
-            raise MalformedResponseError(f"What was pulled from {queue} cannot be read: {error}") from None
+            raise MalformedResponseError(f"The response to a pull of {queue} cannot be decoded: {error}") from None
         if tags := self._tags.get(queue.topic):  # the broker compared only the hashes of tags
             messages = [message for message in messages if message.tag in tags]
-        return PullResult(tuple(messages), following if refused_offset is None else refused_offset, first, last)
+        if refused_offset is not None:
+            next_offset = refused_offset
+        return PullResult(tuple(messages), next_offset, min_offset, max_offset)
 
     async def send_back(self, message: Message, *, delay_level: int = RETRY_LEVEL, max_attempts: int = 16) -> None:
         """Send a message back for redelivery after a delay, or to the dead-letter topic."""
@@ -155,9 +155,9 @@ class RocketMQConsumer:
     async def committed_offset(self, queue: Queue) -> int | None:
         """Return the group's committed offset, or None if it never committed."""
         await self._client.require_queue(queue)
-        answer = await self._client.call(queue.broker, requests.committed_offset(self._member.group, queue))
-        never_committed = answer.code == ResponseCode.QUERY_NOT_FOUND
-        offset = 0 if never_committed else int_field(require_success(f"The offset of {queue}", answer), "offset")
+        response = await self._client.call(queue.broker, requests.committed_offset(self._member.group, queue))
+        never_committed = response.code == ResponseCode.QUERY_NOT_FOUND
+        offset = 0 if never_committed else int_field(require_success(f"The offset of {queue}", response), "offset")
         if not offset:  # brokers also answer like this for a deleted queue
             await self._client.recheck_queue(queue)
         return None if never_committed else offset
@@ -209,9 +209,11 @@ class RocketMQConsumer:
         }
         handler = handlers.get(request.code)
         if handler is None:
-            return request.reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f"Rota does not answer {request.code}")
+            return request.reply(
+                ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f"Rota does not support request code {request.code}"
+            )
         if self._member.group not in {request.fields.get("consumerGroup"), request.fields.get("group")}:
-            return request.reply(ResponseCode.SYSTEM_ERROR, remark=f"This member is of {self._member.group}")
+            return request.reply(ResponseCode.SYSTEM_ERROR, remark=f"This member belongs to group {self._member.group}")
         return handler(request)
 
     def _on_members_changed(self, _: Frame) -> None:
@@ -222,7 +224,7 @@ class RocketMQConsumer:
             offsets = fastjson.decode_json(request.body, payloads.ResetOffsets).offset_table
             self._member.on_offsets_reset({fastjson.parse_queue(key): offset for key, offset in offsets.items()})
         except MalformedFrameError as error:
-            _log.warning("A broker set offsets, but to what cannot be read: %s", error)
+            _log.warning("A broker's offset reset was ignored, because its offsets cannot be decoded: %s", error)
 
     def _running_info(self, request: Frame) -> Frame:
         data = consumer_data(self._member, self._subscriptions.values())
@@ -240,14 +242,14 @@ class RocketMQConsumer:
             },
             subscription_set=data.subscription_data_set,
             mq_table=fastjson.encode_queue_table(
-                {queue: _to_queue_info(working) for queue, working in self._member.get_queues().items()}
+                {queue: _to_queue_info(consumed) for queue, consumed in self._member.get_queues().items()}
             ),
         )
         return request.reply(ResponseCode.SUCCESS, msgspec.json.encode(info))
 
     def _status(self, request: Frame) -> Frame:
         offsets = fastjson.encode_queue_table(
-            {queue: working.committed_offset for queue, working in self._member.get_queues().items()}
+            {queue: consumed.committed_offset for queue, consumed in self._member.get_queues().items()}
         )
         return request.reply(
             ResponseCode.SUCCESS, msgspec.json.encode(payloads.ConsumerStatus(message_queue_table=offsets))

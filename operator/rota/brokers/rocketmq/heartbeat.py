@@ -24,7 +24,9 @@ class HeartbeatSender:
     def __init__(
         self, client: RoutingClient, member: Membership, subscriptions: Sequence[payloads.SubscriptionData]
     ) -> None:
-        self._client, self._member, self._subscriptions = client, member, subscriptions
+        self._client = client
+        self._member = member
+        self._subscriptions = subscriptions
         self._joined = self._left = False
         self._periodic_task: asyncio.Task[None] | None = None
         self._retry_tasks: dict[str, asyncio.Task[None]] = {}  # by address: heartbeats between rounds
@@ -32,8 +34,8 @@ class HeartbeatSender:
     async def join(self) -> None:
         """Register with every broker of the topics and stay registered; retry unreachable brokers later."""
         if self._joined or self._left:
-            done = "has left" if self._left else "has joined"
-            raise RuntimeError(f"{self._member.client_id} {done} {self._member.group} already; a member joins once")
+            done = "left" if self._left else "joined"
+            raise RuntimeError(f"Member {self._member.client_id} has already {done} group {self._member.group}")
         self._joined = True
         try:
             await self.fetch_routes()
@@ -79,12 +81,13 @@ class HeartbeatSender:
 
     def _check_not_left(self) -> None:
         if self._left:
-            raise UnreachableError(f"{self._member.client_id} has left {self._member.group}")
+            raise UnreachableError(f"Member {self._member.client_id} has left group {self._member.group}")
 
     def _cancel(self) -> list[asyncio.Task[None]]:
         """Cancel all background tasks; return them."""
         tasks = [*self._retry_tasks.values(), *([self._periodic_task] if self._periodic_task else [])]
-        self._periodic_task, self._retry_tasks = None, {}
+        self._periodic_task = None
+        self._retry_tasks = {}
         for task in tasks:
             task.cancel()
         return tasks
@@ -112,10 +115,12 @@ class HeartbeatSender:
                 await self._client.refresh(subscription.topic for subscription in self._subscriptions)
                 await self._send_heartbeats(self._replica_addresses() - addresses)
             except Exception:  # noqa: BLE001 - a bug here must not make the member go offline silently
-                _log.exception("A round of %s in %s failed", self._member.client_id, self._member.group)
+                _log.exception(
+                    "A heartbeat round of member %s in group %s failed", self._member.client_id, self._member.group
+                )
 
     async def _send_heartbeats(self, addresses: Iterable[str]) -> None:
-        """Send heartbeats concurrently; retry an address that did not accept one after AGAIN_SECONDS."""
+        """Send heartbeats concurrently; retry an address that did not accept one after RETRY_SECONDS."""
         targets = [*addresses]
         results = await asyncio.gather(*(self._send_request(address, self._heartbeat_request()) for address in targets))
         for address, accepted in zip(targets, results, strict=True):
@@ -133,7 +138,8 @@ class HeartbeatSender:
         accepted = False
         while not accepted and address in self._replica_addresses():
             await asyncio.sleep(delay_seconds)
-            accepted, delay_seconds = await self._send_request(address, self._heartbeat_request()), RETRY_SECONDS
+            accepted = await self._send_request(address, self._heartbeat_request())
+            delay_seconds = RETRY_SECONDS
 
     def _heartbeat_request(self) -> Frame:
         return requests.heartbeat(self._member.client_id, consumer_data(self._member, self._subscriptions))

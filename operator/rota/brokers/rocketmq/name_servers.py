@@ -22,7 +22,7 @@ class NameServers:
 
     def __init__(self, connections: ConnectionPool, addresses: Sequence[str]) -> None:
         if not addresses:
-            raise ValueError("There is no name server; name at least one")
+            raise ValueError("No name server is configured; set at least one")
         self._connections = connections
         self.addresses = list(addresses)  # the last server that answered comes first
 
@@ -31,15 +31,16 @@ class NameServers:
         return _parse_brokers(await self._call_any(requests.cluster_info()))
 
     async def fetch_route(self, topic: str, known_brokers: Collection[str]) -> payloads.TopicRoute:
-        """Return the route of a topic, which `brokers` may have; raise `NotFoundError` if it surely does not exist."""
-        answer = await self._call_any(requests.route(topic))
-        if answer.code == ResponseCode.TOPIC_NOT_EXIST:
-            answer = await self._find_topic(topic, known_brokers)
-        return decode_body(require_success(f"The route of {topic}", answer), payloads.TopicRoute)
+        """Return the route of a topic that `known_brokers` may have; raise `NotFoundError` if it does not exist."""
+        response = await self._call_any(requests.route(topic))
+        if response.code == ResponseCode.TOPIC_NOT_EXIST:
+            response = await self._find_topic(topic, known_brokers)
+        return decode_body(require_success(f"The route of {topic}", response), payloads.TopicRoute)
 
     async def _call_any(self, request: Frame) -> Frame:
-        """Return the first answer: of the preferred server, or of the next ones if it fails or NEXT_SECONDS pass."""
-        untried, failed = [*self.addresses], list[BrokerError]()
+        """Ask the preferred server, then the next after a failure or FAILOVER_SECONDS; return the first answer."""
+        untried = [*self.addresses]
+        failed: list[BrokerError] = []
         pending: dict[asyncio.Task[Frame], str] = {}
         try:
             while untried or pending:
@@ -51,12 +52,12 @@ class NameServers:
                 for task in done:
                     address = pending.pop(task)
                     try:
-                        answer = task.result()
+                        response = task.result()
                     except BrokerError as error:
                         failed.append(error)
                     else:
                         self._prefer(address)
-                        return answer
+                        return response
         finally:
             for task in pending:
                 task.cancel()
@@ -64,10 +65,10 @@ class NameServers:
         raise _choose_error(failed)
 
     async def _call_server(self, address: str, request: Frame) -> Frame:
-        answer = await self._connections.call(address, request)
-        if answer.code not in _USABLE_CODES:
-            raise error_of(f"The name server {address}", answer)
-        return answer
+        response = await self._connections.call(address, request)
+        if response.code not in _USABLE_CODES:
+            raise error_of(f"The name server {address}", response)
+        return response
 
     def _prefer(self, address: str) -> None:
         self.addresses.remove(address)
@@ -76,19 +77,17 @@ class NameServers:
     async def _find_topic(self, topic: str, known_brokers: Collection[str]) -> Frame:
         """Ask all name servers for a topic that one of them does not know.
 
-        Raise `NotFoundError` only if a server without the topic lists every broker that `brokers` or any server has. A
-        server that has just started lists no brokers at first, then some, and their topics along with them.
+        Raise `NotFoundError` only if a server without the topic lists every broker that `known_brokers` or any server
+        has. A server that has just started lists no brokers at first, then some, and their topics along with them.
         """
-        answers, _ = await gather_results(self._fetch_brokers_and_topic(address, topic) for address in self.addresses)
-        all_brokers = {*known_brokers}.union(*(listed for listed, _ in answers))
-        for _, answer in answers:
-            if answer.code == ResponseCode.SUCCESS:
-                return answer
-        if all_brokers and any(listed >= all_brokers for listed, _ in answers):
+        responses, _ = await gather_results(self._fetch_brokers_and_topic(address, topic) for address in self.addresses)
+        all_brokers = {*known_brokers}.union(*(listed for listed, _ in responses))
+        for _, response in responses:
+            if response.code == ResponseCode.SUCCESS:
+                return response
+        if all_brokers and any(listed >= all_brokers for listed, _ in responses):
             raise NotFoundError(f"There is no topic {topic}")
-        raise UnreachableError(
-            f"No name server knows all brokers yet, so none can tell whether there is a topic {topic}"
-        )
+        raise UnreachableError(f"No name server lists all brokers yet, so it is unknown whether topic {topic} exists")
 
     async def _fetch_brokers_and_topic(self, address: str, topic: str) -> tuple[set[str], Frame]:
         """Ask one name server for its brokers, then for a topic: a broker that registers in between adds the topic."""
@@ -96,12 +95,12 @@ class NameServers:
         return {*listed}, await self._call_server(address, requests.route(topic))
 
 
-def _parse_brokers(answer: Frame) -> Addresses:
-    brokers = decode_body(require_success("The list of brokers", answer), payloads.ClusterInfo).broker_addr_table
+def _parse_brokers(response: Frame) -> Addresses:
+    brokers = decode_body(require_success("The list of brokers", response), payloads.ClusterInfo).broker_addr_table
     return check_addresses({name: broker.broker_addrs for name, broker in brokers.items()})
 
 
 def _choose_error(failed: Sequence[BrokerError]) -> BrokerError:
     """Return the error if no name server gave a usable answer: a rejection, such as denied access, comes first."""
-    refusals = (error for error in failed if isinstance(error, RejectedError) and error.code not in _NOT_READY_CODES)
-    return next(refusals, UnreachableError(f"No name server answers: {'; '.join(map(str, failed))}"))
+    rejections = (error for error in failed if isinstance(error, RejectedError) and error.code not in _NOT_READY_CODES)
+    return next(rejections, UnreachableError(f"No name server responds: {'; '.join(map(str, failed))}"))

@@ -28,7 +28,8 @@ def check_addresses(addresses: Addresses) -> Addresses:
     for name, replicas in addresses.items():
         check_broker_name(name)
         if len(replicas) > MAX_BROKER_REPLICAS:
-            raise MalformedResponseError(f"A broker has {len(replicas):,} replicas; {MAX_BROKER_REPLICAS} are the most")
+            limit = f"at most {MAX_BROKER_REPLICAS} are supported"
+            raise MalformedResponseError(f"The name server lists {len(replicas):,} replicas of one broker; {limit}")
         if any(len(address) > MAX_ADDRESS_CHARACTERS for address in replicas.values()):
             raise MalformedResponseError(f"A broker's address is longer than {MAX_ADDRESS_CHARACTERS} characters")
     return addresses
@@ -53,10 +54,10 @@ class Route:
         return 0 <= queue.id < self.queue_counts.get(queue.broker, 0)
 
     def queues(self) -> tuple[Queue, ...]:
-        """Return all queues; raise MalformedResponseError if they are more than MOST_QUEUES."""
+        """Return all queues; raise MalformedResponseError if they are more than MAX_TOPIC_QUEUES."""
         if (count := sum(self.queue_counts.values())) > MAX_TOPIC_QUEUES:
             raise MalformedResponseError(
-                f"The route of {self.topic} names {count:,} queues; {MAX_TOPIC_QUEUES:,} are the most"
+                f"The route of topic {self.topic} has {count:,} queues; at most {MAX_TOPIC_QUEUES:,} are supported"
             )
         return queues_of(self.topic, self.queue_counts)
 
@@ -142,7 +143,7 @@ class BrokerCache:
         return sum(map(_weight, self.addresses.values()))
 
     def forget_missing(self, listed: Addresses, now: float) -> None:
-        """Evict replicas that name servers have not listed for FORGET_SECONDS; `listed`: the current answer of one."""
+        """Evict replicas that were not listed for EVICT_UNLISTED_SECONDS; `listed` is one server's current list."""
         previous, self._unlisted_since = self._unlisted_since, {}
         for name, number in [(name, number) for name, replicas in self.addresses.items() for number in replicas]:
             if number in listed.get(name, {}):

@@ -57,7 +57,7 @@ class RoutingClient:
         handle_request: RequestHandler,
         on_connected: ConnectedCallback = lambda _, __: None,
     ) -> None:
-        """Answer requests from brokers with `serve`; call `opened` for every new connection."""
+        """Answer requests from brokers with `handle_request`; call `on_connected` for every new connection."""
         self.connections = ConnectionPool(
             handle_request,
             tls=config.tls,
@@ -70,7 +70,8 @@ class RoutingClient:
         self._routes = RouteCache()
         self._brokers = BrokerCache()
         self._topic_brokers: set[str] = set()  # brokers of the requested topics
-        self._lookup_lock, self._recheck_lock = asyncio.Lock(), asyncio.Lock()
+        self._lookup_lock = asyncio.Lock()
+        self._recheck_lock = asyncio.Lock()
         self._last_lookup_at = -inf
 
     # Name servers.
@@ -104,7 +105,7 @@ class RoutingClient:
         return frozenset(address for name in brokers for address in self._addresses.get(name, {}).values())
 
     async def fetch_brokers(self) -> Addresses:
-        """Fetch and return all brokers; evict replicas that have not been listed for FORGET_SECONDS."""
+        """Fetch and return all brokers; evict replicas that have not been listed for EVICT_UNLISTED_SECONDS."""
         try:
             listed = await self._name_servers.fetch_brokers()
         except BrokerError:
@@ -127,7 +128,7 @@ class RoutingClient:
         self.connections.close_others({*self.addresses(self._addresses), *self._name_servers.addresses})
 
     async def _look_up_brokers(self) -> None:
-        """Fetch all brokers, at most once in LOOK_SECONDS; concurrent callers wait for the same answer."""
+        """Fetch all brokers, at most once in LOOKUP_INTERVAL_SECONDS; concurrent callers wait for the same answer."""
         async with self._lookup_lock:
             if _loop_time() - self._last_lookup_at >= LOOKUP_INTERVAL_SECONDS:
                 try:
@@ -141,18 +142,18 @@ class RoutingClient:
         """Return the address of a broker's master; look up all brokers if it is not cached."""
         if MASTER_ID not in self._addresses.get(broker, {}):
             await self._look_up_brokers()
-        ids = self._addresses.get(broker)
-        if not ids:
-            raise UnreachableError(f"The name server knows of no broker {broker} at present")
-        if MASTER_ID not in ids:
-            raise UnreachableError(f"The broker {broker} has no replica {MASTER_ID} at present")
-        return ids[MASTER_ID]
+        replicas = self._addresses.get(broker)
+        if not replicas:
+            raise UnreachableError(f"No name server lists broker {broker} at the moment")
+        if MASTER_ID not in replicas:
+            raise UnreachableError(f"Broker {broker} has no master (replica {MASTER_ID}) at the moment")
+        return replicas[MASTER_ID]
 
     async def call(self, broker: str, request: Frame, seconds: float = CALL_SECONDS) -> Frame:
         """Send a request to a broker's master; return the answer, also one with an error code.
 
         If the master is unreachable, its pod may have moved: look up its address and retry at a new one. Requests in
-        ONCE are retried only if the first attempt was not sent.
+        NOT_IDEMPOTENT are retried only if the first attempt was not sent.
         """
         address = await self.master_address(broker)
         try:
@@ -161,10 +162,10 @@ class RoutingClient:
             with suppress(BrokerError, TimeoutError):
                 async with asyncio.timeout(min(seconds, CALL_SECONDS)):
                     await self._look_up_brokers()
-            moved = self._addresses.get(broker, {}).get(MASTER_ID, address)
-            if moved == address or not (isinstance(error, NotSentError) or request.code not in NOT_IDEMPOTENT):
+            new_address = self._addresses.get(broker, {}).get(MASTER_ID, address)
+            if new_address == address or not (isinstance(error, NotSentError) or request.code not in NOT_IDEMPOTENT):
                 raise
-        return await self.connections.call(moved, request, seconds)
+        return await self.connections.call(new_address, request, seconds)
 
     async def call_or_raise(self, broker: str, request: Frame, seconds: float = CALL_SECONDS) -> Frame:
         """Send a request to a broker's master; return the answer, or raise unless it is SUCCESS."""
@@ -176,12 +177,12 @@ class RoutingClient:
         if route is None or queue not in route:
             route = await self.fetch_route(queue.topic)
         if queue.broker not in route.brokers:  # broker and queues are temporarily missing from the route
-            raise UnreachableError(f"The name server knows of no broker {queue.broker} at present")
+            raise UnreachableError(f"No name server lists broker {queue.broker} at the moment")
         if queue not in route:
             raise NotFoundError(f"There is no queue {queue}")
 
     async def recheck_queue(self, queue: Queue) -> None:
-        """Recheck a queue with a route not older than DOUBT_SECONDS: the queue may have been deleted meanwhile.
+        """Recheck a queue with a route not older than ROUTE_TRUST_SECONDS: the queue may have been deleted meanwhile.
 
         Raise `NotFoundError` only if the route contains the queue's broker. An unreachable name server proves nothing.
         """
@@ -216,19 +217,20 @@ def _describe_request(request: Frame) -> str:
 def _parse_route(topic: str, response: payloads.TopicRoute) -> Route:
     if response.is_static:
         raise RejectedError(
-            f"The topic {topic} is a static one, its queues move between brokers; Rota cannot read those"
+            f"Topic {topic} is a static topic (its queues are mapped to brokers one by one); "
+            "Rota does not support static topics"
         )
     readable = [data for data in response.queue_datas if data.perm & READ_PERMISSION and data.read_queue_nums > 0]
     if (brokers := max(len(readable), len(response.broker_datas))) > MAX_TOPIC_BROKERS:
         raise MalformedResponseError(
-            f"The route of {topic} names {brokers:,} brokers; {MAX_TOPIC_BROKERS:,} are the most"
+            f"The route of topic {topic} names {brokers:,} brokers; at most {MAX_TOPIC_BROKERS:,} are supported"
         )
     addresses = check_addresses({broker.broker_name: broker.broker_addrs for broker in response.broker_datas})
     names = Counter(data.broker_name for data in readable)
     for name in names:
         check_broker_name(name)
     if duplicates := [name for name, times in names.items() if times > 1]:
-        raise MalformedResponseError(f"The route of {topic} names the broker {duplicates[0]} twice")
+        raise MalformedResponseError(f"The route of topic {topic} lists broker {duplicates[0]} twice")
     counts = {data.broker_name: data.read_queue_nums for data in readable}
     return Route(topic, counts, frozenset(addresses))
 

@@ -52,9 +52,9 @@ class BrokerProber:
         """Probe all of these brokers every PROBE_SECONDS, for ever."""
         while True:
             await asyncio.sleep(PROBE_SECONDS)
-            await asyncio.gather(*(self._ask(broker, source) for broker, source in self._sessions.items()))
+            await asyncio.gather(*(self._probe(broker, session) for broker, session in self._sessions.items()))
 
-    async def _ask(self, broker: str, session: ConsumerSession) -> None:
+    async def _probe(self, broker: str, session: ConsumerSession) -> None:
         try:
             await session.consumer.ping_broker(broker)
         except UnreachableError:

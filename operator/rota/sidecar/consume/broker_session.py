@@ -54,15 +54,17 @@ class BrokerSession:
     def __init__(self, pod: PodIdentity, connect: Connect, host: SessionHost) -> None:
         self.current: ConsumerSession | None = None
         self.settings: GroupSettings | None = None  # the last accepted ones, kept between leaving and rejoining
-        self._pod, self._connect, self._host = pod, connect, host
+        self._pod = pod
+        self._connect = connect
+        self._host = host
         self._leaving_session: ConsumerSession | None = None
 
     def accept_settings(self, settings: GroupSettings) -> bool:
         """Accept settings, and join if needed; False if they require that the caller leaves and calls this again."""
         if self.current is None:
             self.current = self._create_session(settings)
-            become_known = partial(self._join_group, self.current)
-            self._host.start_task(supervise("joining", become_known, self._host.problems.report_task))
+            join = partial(self._join_group, self.current)
+            self._host.start_task(supervise("joining", join, self._host.problems.report_task))
         elif _rejoin_settings(self.current.settings) != _rejoin_settings(settings):
             return False
         self.current.settings = self.settings = settings
@@ -91,8 +93,8 @@ class BrokerSession:
         consumer = self._connect(settings, membership)
         if not settings.is_broadcasting:
             return ConsumerSession(settings, consumer, consumer, self._consuming_since)
-        local = LocalOffsetStore(OffsetFiles(Path(self._pod.state_folder), settings.group))
-        return ConsumerSession(settings, consumer, local, local.consuming_since)
+        local_store = LocalOffsetStore(OffsetFiles(Path(self._pod.state_folder), settings.group))
+        return ConsumerSession(settings, consumer, local_store, local_store.consuming_since)
 
     async def _consuming_since(self, topic: str) -> float | None:
         return self._host.member.consuming_since(topic)
@@ -133,32 +135,33 @@ class BrokerSession:
         return self.settings.start_from if self.settings else StartFrom()
 
     def _consumed_queues(self) -> dict[Queue, ConsumedQueue]:
-        return {queue: self._consumed_queue(queue, reading) for queue, reading in self._host.readers.items()}
+        return {queue: self._consumed_queue(queue, reader) for queue, reader in self._host.readers.items()}
 
     def _consumed_queue(self, queue: Queue, reader: QueueReader) -> ConsumedQueue:
-        window, life = reader.window, self._host.member.leases.get(queue)
+        window = reader.window
+        lease = self._host.member.leases.get(queue)
         return ConsumedQueue(
             committed_offset=window.committed_offset or 0,
             min_buffered_offset=window.committable_offset,
             max_buffered_offset=window.last_offset or 0,
             buffered_messages=window.unfinished_count,
             buffered_bytes=window.unfinished_bytes,
-            locked=bool(life and life.locked_at is not None),
-            locked_at=self._to_unix_time((life and life.locked_at) or 0.0),
+            locked=bool(lease and lease.locked_at is not None),
+            locked_at=self._to_unix_time((lease and lease.locked_at) or 0.0),
             pulled_at=self._to_unix_time(reader.pulled_at),
             delivered_at=self._to_unix_time(reader.delivered_at),
         )
 
     def _to_unix_time(self, at: float) -> float:
-        """Convert a time of the shell's clock to Unix time; 0 means never, and stays 0."""
+        """Convert a time of the host's clock to Unix time; 0 means never, and stays 0."""
         return at and time.time() - (self._host.now() - at)
 
     def _on_offsets_reset(self, offsets: Mapping[Queue, int]) -> None:
         """Continue at the offsets that a user set for the group."""
         for queue, offset in offsets.items():
-            if reading := self._host.readers.get(queue):
-                reading.reset_offset(offset)
-                self._host.start_task(reading.commit())
+            if reader := self._host.readers.get(queue):
+                reader.reset_offset(offset)
+                self._host.start_task(reader.commit())
 
 
 def _reason_of(error: BrokerError) -> Reason:

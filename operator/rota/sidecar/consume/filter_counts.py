@@ -51,4 +51,4 @@ def _describe_problem(subscription: Subscription, counts: _TopicCounts, now: flo
     if counts.filtered < MIN_FILTERED_MESSAGES or now - counts.counted_since < QUIET_SECONDS:
         return ""
     problem = f"None of the last {counts.filtered} messages of {subscription.topic} matches the expression"
-    return f"{problem} {single_line(subscription.expression, 100)!r}; look which tags and properties its producers set"
+    return f"{problem} {single_line(subscription.expression, 100)!r}; check which tags and properties its producers set"

@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class OffsetCommitter:
-    """Commits the finished offset of a window; a caller that holds `in_progress` keeps commits away."""
+    """Commits the finished offset of a window; a caller that holds `commit_lock` keeps commits away."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class OffsetCommitter:
         host: ReaderHost,
         on_skipped: Callable[[], None],
     ) -> None:
-        """`jumped` is called when the window moves on to a higher offset that another consumer has committed."""
+        """`on_skipped` is called when the window moves on to a higher offset that another consumer has committed."""
         self.commit_lock = asyncio.Lock()
         # Whether another consumer may have had the queue: a release has started, or the broker was unavailable.
         self.needs_check = False
@@ -108,7 +108,7 @@ class OffsetCommitter:
                 )
         except TimeoutError:
             raise UnreachableError(
-                f"{self._queue.broker} did not answer within {PULL_COMMIT_TIMEOUT_SECONDS:g} s"
+                f"{self._queue.broker} did not respond within {PULL_COMMIT_TIMEOUT_SECONDS:g} s"
             ) from None
         self._host.metrics.commits.labels("done").inc()
         self._window.mark_committed(commit)

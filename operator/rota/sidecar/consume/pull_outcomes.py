@@ -10,7 +10,7 @@ DISABLED_PAUSE_SECONDS = 3.0
 
 
 def next_backoff(error: Exception, previous_seconds: float) -> float:
-    """Return for how many seconds a queue waits after a failed pull; `pause` is its previous wait, or 0."""
+    """Return for how many seconds a queue waits after a failed pull; `previous_seconds` is its last wait, or 0."""
     if isinstance(error, ConsumptionDisabledError):
         return DISABLED_PAUSE_SECONDS
     return min(max(MIN_BACKOFF_SECONDS, 2 * previous_seconds), MAX_BACKOFF_SECONDS)

@@ -1,7 +1,7 @@
 """The reader of one queue: finds the start offset, locks, pulls and commits, as the member commands.
 
 A command starts or stops fetching at once. Requests to the broker are sent one after the other; a request that finds
-the queue's life number changed when its turn comes is dropped without an answer.
+the queue's lease number changed when its turn comes is dropped without an answer.
 
 Every command is answered, even if it fails with an unexpected error. A failed reader is an event of the queue's
 state machine (`ReaderFailed`), which restarts it; a failed commit is retried by the next one.
@@ -27,7 +27,7 @@ from rota.sidecar.member.queue_lifecycle import Command, LeaseAction, LeaseEvent
 from rota.sidecar.member.window import QueueLimits, QueueWindow
 
 COMMIT_RETRY_SECONDS = 1.0  # seconds before the last commit of a queue is retried
-ABORT_TIMEOUT_SECONDS = 3.0  # wait this long for cut deliveries to end, then release the queue
+ABORT_TIMEOUT_SECONDS = 3.0  # wait this long for aborted deliveries to end, then release the queue
 UNREAD_SECONDS = 60.0  # a queue without an answered pull for this long is reported
 IDLE_SECONDS = 120.0  # a pull that neither returns nor fails for this long is sent again
 RESUME_FREE_DIVISOR = 4  # a queue that reached its limit fetches again once a quarter of it is free
@@ -49,11 +49,12 @@ class QueueReader:
     """Reads a queue until the member has released it; public attributes are read-only for callers."""
 
     def __init__(self, queue: Queue, session: ConsumerSession, host: QueueReaderHost) -> None:
-        self.queue, self.session, self.limits = queue, session, QueueLimits()
+        self.queue = queue
+        self.session = session
+        self.limits = QueueLimits()
         self.window = QueueWindow(next_offset=0, orderly=session.settings.is_orderly, committed_offset=0)
-        self.is_retry = (
-            queue.topic == RETRY_TOPIC_PREFIX + session.settings.group
-        )  # retry topic: its messages were tried before
+        # The messages of the retry topic were tried before.
+        self.is_retry = queue.topic == RETRY_TOPIC_PREFIX + session.settings.group
         self.pulled_at = self.delivered_at = 0.0
         self._host = host
         self.obstacle: QueueState = ""  # why it does not pull, while its state is Running
@@ -70,28 +71,30 @@ class QueueReader:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def run_command(self, command: Command) -> None:
-        """Start a command; its answer comes by `QueueReaderHost.answer`."""
-        self._lease_number = life = command.lease_number
+        """Start a command; its answer comes by `ReaderHost.answer_command`."""
+        self._lease_number = lease_number = command.lease_number
         match command.action:
             case LeaseAction.LOCK:
-                self._start_task(self._lock_queue(life))
+                self._start_task(self._lock_queue(lease_number))
             case LeaseAction.FIND_START:
-                self._find_start_task = self._start_task(self._find_start(life))
+                self._find_start_task = self._start_task(self._find_start(lease_number))
             case LeaseAction.FETCH:
                 self.window.resume()
                 self._cancel_requests()
                 self._pull_task = self._start_pulling()
                 self._host.offer(self)
             case LeaseAction.STOP:
-                self._stopped_lease, self._is_drain_overdue, self._committer.needs_check = life, False, True
+                self._stopped_lease = lease_number
+                self._is_drain_overdue = False
+                self._committer.needs_check = True
                 self.window.stop()
                 self._cancel_requests()
-                self._start_task(self._drain(life))
+                self._start_task(self._drain(lease_number))
             case LeaseAction.ABORT:
                 self._is_drain_overdue = True
                 self._host.abort_deliveries(self)
             case LeaseAction.UNLOCK:
-                self._start_task(self._unlock_queue(life))
+                self._start_task(self._unlock_queue(lease_number))
         self.on_change()
 
     def on_change(self) -> None:
@@ -169,7 +172,7 @@ class QueueReader:
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()):
-            _log.error("The work on %s failed", self.queue, exc_info=error)
+            _log.error("A task of queue %s failed", self.queue, exc_info=error)
 
     def _cancel_requests(self) -> None:
         """Cancel the open pull, or the look-up of the start offset."""
@@ -185,17 +188,16 @@ class QueueReader:
         async with self._request_lock:
             if self._lease_number != lease_number or self._stopped_lease == lease_number:
                 return
-            sent = self._host.now()
+            sent_at = self._host.now()
             try:
-                mine = await self.session.consumer.lock([self.queue])
+                locked = await self.session.consumer.lock([self.queue])
             except Exception as error:  # noqa: BLE001 - the command must be answered
                 self._on_request_failed("Locking", error)
                 self._answer_command(LeaseEvent.FAILED, lease_number)
             else:
                 self._on_broker_answered()
-                self._answer_command(
-                    LeaseEvent.LOCKED if self.queue in mine else LeaseEvent.REFUSED, lease_number, sent
-                )
+                event = LeaseEvent.LOCKED if self.queue in locked else LeaseEvent.REFUSED
+                self._answer_command(event, lease_number, sent_at)
 
     async def _unlock_queue(self, lease_number: int) -> None:
         async with self._request_lock:
@@ -207,19 +209,18 @@ class QueueReader:
 
     async def _find_start(self, lease_number: int) -> None:
         await self.session.joined.wait()
-        await self._wait_until_idle(
-            lease_number
-        )  # deliveries of the previous lock: a reset now would discard their results
+        # Wait for deliveries of the previous lock: resetting the window now would discard their results.
+        await self._wait_until_idle(lease_number)
         async with self._request_lock, self._committer.commit_lock:
             if self._lease_number != lease_number:
                 return
-            settings, consumer, store = self.session.settings, self.session.consumer, self.session.offset_store
+            session = self.session
+            start_from = FROM_OLDEST if self.is_retry else session.settings.start_from
             try:
-                start_from = FROM_OLDEST if self.is_retry else settings.start_from
-                begun = await self.session.consuming_since(self.queue.topic)
-                start = await find_start_offset(self.queue, consumer, store, start_from, begun)
+                since = await session.consuming_since(self.queue.topic)
+                start = await find_start_offset(self.queue, session.consumer, session.offset_store, start_from, since)
             except Exception as error:  # noqa: BLE001 - the command must be answered
-                self._on_request_failed("Finding where to begin", error)
+                self._on_request_failed("Looking up the start offset", error)
                 self._answer_command(LeaseEvent.FAILED, lease_number)
                 return
             self._on_broker_answered()
@@ -229,7 +230,7 @@ class QueueReader:
         self._answer_command(LeaseEvent.START_FOUND, lease_number)
 
     async def _drain(self, lease_number: int) -> None:
-        """Wait for open deliveries, commit, and answer Empty; no answer if the queue was assigned again meanwhile."""
+        """Wait for open deliveries, commit, and answer Drained; no answer if the queue was assigned again meanwhile."""
         async with self._request_lock:
             await self._wait_until_drained(lease_number)
             while self._lease_number == lease_number and not await self._committer.commit():
@@ -240,21 +241,22 @@ class QueueReader:
         self._answer_command(LeaseEvent.DRAINED, lease_number)
 
     async def _wait_until_drained(self, lease_number: int) -> None:
-        """Wait until no delivery is open; for aborted deliveries CUT_SECONDS at most."""
+        """Wait until no delivery is open; for aborted deliveries ABORT_TIMEOUT_SECONDS at most."""
         deadline: float | None = None
         while self._lease_number == lease_number and not self.window.is_idle:
             if self._is_drain_overdue:
                 now = self._host.now()
                 deadline = now + ABORT_TIMEOUT_SECONDS if deadline is None else deadline
                 if now >= deadline:
-                    _log.error("Deliveries of %s did not end when they were cut; the queue is released", self.queue)
+                    text = "Deliveries of %s did not end after they were aborted; the queue is released anyway"
+                    _log.error(text, self.queue)
                     return
                 await self._wait_briefly(deadline - now)
             else:
                 await self._wait_for_change()
 
     async def _wait_until_idle(self, lease_number: int) -> None:
-        """Wait until no delivery is open, or the queue has another life number."""
+        """Wait until no delivery is open, or the queue has another lease number."""
         while self._lease_number == lease_number and not self.window.is_idle:
             await self._wait_for_change()
 
@@ -271,7 +273,8 @@ class QueueReader:
                 try:
                     pulled = await self._send_pull(offset, admission, is_retry=bool(pause))
                 except (BrokerError, ValueError) as error:  # ValueError: the settings do not name the topic
-                    pause, self._pull_sent_at = next_backoff(error, pause), None
+                    pause = next_backoff(error, pause)
+                    self._pull_sent_at = None
                     self.obstacle = "paused" if isinstance(error, ConsumptionDisabledError) else "failing"
                     if isinstance(error, RejectedError):
                         self._unanswered_since = None
@@ -281,7 +284,8 @@ class QueueReader:
                     self._refused_bytes = 0  # reserve no memory for a broker that does not answer
                 else:
                     if pause:  # the broker may have been killed, and have lost its latest commits
-                        self.window.committed_offset, self._committer.needs_check = None, True
+                        self.window.committed_offset = None
+                        self._committer.needs_check = True
                     pause, last_error = 0.0, ""
                     self._add_pull(offset, pulled, admission)
             if pause:
@@ -289,24 +293,25 @@ class QueueReader:
 
     def _add_pull(self, offset: int, pulled: PullResult, admission: PullAdmission) -> None:
         """Add a pull's messages to the window, and remember the size of the message that found no memory."""
-        self.pulled_at, self._pull_sent_at, self._unanswered_since = self._host.now(), None, None
+        self.pulled_at = self._host.now()
+        self._pull_sent_at = self._unanswered_since = None
         self.obstacle = ""
         self._on_broker_answered()
         self._host.problems.clear_rejection(self.queue)
         self._host.metrics.pulls.labels(result_label(pulled, admission)).inc()
         self._count_filtered(offset, pulled)
         self.window.add_pull(offset, pulled)
-        self._refused_offset, self._refused_bytes = pulled.next_offset, admission.refused_bytes
+        self._refused_offset = pulled.next_offset
+        self._refused_bytes = admission.refused_bytes
         if pulled.messages:
             self._host.offer(self)
 
     def _count_filtered(self, offset: int, pulled: PullResult) -> None:
         if not pulled.redirect:
             matched = len(pulled.messages)
-            passed_over = max(0, pulled.next_offset - offset - matched)
-            self._host.filter_counts.count_pull(
-                self.queue.topic, filtered=passed_over, matched=matched, now=self._host.now()
-            )
+            filtered = max(0, pulled.next_offset - offset - matched)
+            now = self._host.now()
+            self._host.filter_counts.count_pull(self.queue.topic, filtered=filtered, matched=matched, now=now)
 
     async def _wait_for_memory(self) -> MemoryReservation | None:
         """Wait until window and memory budget have room; return the memory reserved for a message refused before."""
@@ -326,7 +331,8 @@ class QueueReader:
         return reservation
 
     def _mark_full(self) -> None:
-        self.obstacle, self._unanswered_since = "full", None
+        self.obstacle = "full"
+        self._unanswered_since = None
 
     def _is_next_refused(self) -> bool:
         """Whether the last pull had no memory for the next message."""

@@ -18,7 +18,7 @@ from rota.spec.resolved import GroupSettings
 
 @dataclass(slots=True)
 class ConsumerSession:
-    """One session with the brokers, as the settings describe it; `ready` is set once the member has joined."""
+    """One session with the brokers, as the settings describe it; `joined` is set once the member has joined."""
 
     settings: GroupSettings
     consumer: Consumer

@@ -31,7 +31,7 @@ async def find_start_offset(
     start_from: StartFrom,
     consuming_since: float | None = None,
 ) -> int:
-    """Return the start offset once the store has it; `begun` is when the group started to consume the topic.
+    """Return the start offset once the store has it; `consuming_since` is when the group started to consume the topic.
 
     A failed request raises its error: only a positive answer of the store means that no offset exists.
     """
@@ -66,7 +66,7 @@ async def _store_start(queue: Queue, offset_store: OffsetStore, start_offset: in
         await commit_offset(offset_store, queue, start_offset)
         if (committed := await offset_store.committed_offset(queue)) is not None:  # a user may have just set it
             return committed
-    raise UnreachableError(f"The broker does not keep the first offset of {queue}, though it says so")
+    raise UnreachableError(f"The broker confirmed the first offset of {queue}, but does not return it")
 
 
 async def commit_offset(offset_store: OffsetStore, queue: Queue, offset: int) -> None:

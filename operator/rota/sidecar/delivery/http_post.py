@@ -53,7 +53,7 @@ class HttpPoster:
     ) -> int:
         """Return the response's status; raise TimeoutError without one in time, or an error above.
 
-        `may` is called last, right before sending: connecting takes time, in which the process may stall.
+        `may_send` is called last, right before sending: connecting takes time, in which the process may stall.
         """
         deadline, length = asyncio.get_running_loop().time() + timeout_seconds, len(body)
         head = b"POST %s HTTP/1.1\r\n%s%scontent-length: %d\r\n\r\n" % (
@@ -68,9 +68,8 @@ class HttpPoster:
                 connection = self._idle.pop() if self._idle and not sent else await self._connect(deadline)
             except ConnectFailedError:
                 if sent:  # the request may have crashed the app
-                    raise BadResponseError(
-                        "The app closed the connection without an answer, and takes no other"
-                    ) from None
+                    message = "The app closed the connection without a response and accepts no new one"
+                    raise BadResponseError(message) from None
                 raise
             if connection.closed:
                 continue
@@ -91,9 +90,9 @@ class HttpPoster:
             async with asyncio.timeout_at(deadline):
                 _, connection = await asyncio.get_running_loop().create_connection(_Connection, self.host, self.port)
         except TimeoutError:  # nothing was sent, so this is not a late response
-            raise ConnectFailedError(f"Nobody takes a connection at {address}") from None
+            raise ConnectFailedError(f"The app does not accept connections at {address}") from None
         except OSError as error:
-            raise ConnectFailedError(f"Nobody listens at {address}: {error.strerror or error}") from None
+            raise ConnectFailedError(f"No process listens at {address}: {error.strerror or error}") from None
         return connection
 
     def close(self) -> None:
@@ -187,7 +186,7 @@ class _Connection(asyncio.Protocol):
             if (self._status or self._parse_head()) and self._skip_body():
                 self._complete_response()
         except ValueError:
-            self._fail(BadResponseError("The app's answer is no HTTP"))
+            self._fail(BadResponseError("The app's response is not valid HTTP"))
 
     def connection_lost(self, error: Exception | None) -> None:
         self.closed = True
@@ -199,7 +198,7 @@ class _Connection(asyncio.Protocol):
             self._fail(_StaleConnectionError())
         else:
             self._fail(
-                BadResponseError(f"The app closed the connection without an answer{f': {error}' if error else ''}")
+                BadResponseError(f"The app closed the connection without a response{f': {error}' if error else ''}")
             )
 
     def _parse_head(self) -> bool:

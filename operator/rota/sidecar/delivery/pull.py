@@ -30,7 +30,7 @@ from rota.http_server import BodyReader, ServerLimits, listen
 from rota.model import Queue, Reason
 from rota.sidecar.consume.queue_reader import QueueReader
 from rota.sidecar.delivery import settlement
-from rota.sidecar.delivery.asker import AppPoll
+from rota.sidecar.delivery.app_poll import AppPoll
 from rota.sidecar.delivery.assignment_events import AssignmentStream
 from rota.sidecar.delivery.pull_messages import AppMessage, MessageIds, OpenMessage
 from rota.sidecar.delivery.scheduler import Batch, DeliveryScheduler
@@ -81,11 +81,14 @@ class PullDelivery:
     """Hands messages out to apps that request them."""
 
     def __init__(self, host: PullHost, app_host: str, port: int = PORT) -> None:
-        self._host, self._app_host, self._port = host, app_host, port
-        self._scheduler, self._settlement = DeliveryScheduler(host.may_deliver), Settlement(host)
+        self._host = host
+        self._app_host = app_host
+        self._port = port
+        self._scheduler = DeliveryScheduler(host.may_deliver)
+        self._settlement = Settlement(host)
         self._assignments = AssignmentStream()
         self._polls: dict[AppPoll, None] = {}  # requests that wait, in the order of their arrival
-        self._open_messages: dict[str, OpenMessage] = {}  # by ID, in the order of `since`
+        self._open_messages: dict[str, OpenMessage] = {}  # by ID, in the order of `handed_out_at`
         self._ids_body = BodyReader(MAX_IDS_BYTES, MAX_IDS_BODIES)
         self._visibility_timeout = 0.0  # seconds for which a message may be open
         self._handout_ids = (f"{name}-{number}" for name in [secrets.token_hex(6)] for number in count(1))
@@ -122,8 +125,8 @@ class PullDelivery:
         """End the waiting requests, and close the port."""
         self._closed = True
         self._host.problems.set_problem(Reason.PULL_PORT_UNAVAILABLE, "")
-        for asker in self._polls:
-            asker.end_wait(asker.batches)
+        for poll in self._polls:
+            poll.end_wait(poll.batches)
         self._assignments.close()
         if self._sweep_timer:
             self._sweep_timer.cancel()
@@ -155,39 +158,31 @@ class PullDelivery:
 
     def abort_deliveries(self, reader: QueueReader) -> None:
         """Take a queue's open messages back from the app now."""
-        taken = [Batch(reader.queue, reader.window, delivery) for delivery in [*reader.window.open_deliveries]]
-        entries = [
-            OpenMessage(batch, message, batch.delivery.started_at)
-            for batch in taken
-            for message in batch.delivery.messages
-        ]
-        entries = [entry for entry in entries if entry.is_open]
+        batches = [Batch(reader.queue, reader.window, delivery) for delivery in reader.window.open_deliveries]
+        entries = [entry for entry in _entries_of(batches) if entry.is_open]
         self._return_messages(entries)
         self._count_ended(entries, "cut")
 
     def _serve_polls(self) -> None:
         """Serve waiting requests while messages are available."""
         self._is_fill_scheduled = False
-        for asker in [*self._polls]:
-            if asker.is_waiting:
-                batches = self._take_batches(asker.max_messages)
+        for poll in [*self._polls]:
+            if poll.is_waiting:
+                batches = self._take_batches(poll.max_messages)
                 if not batches:
                     return
-                asker.end_wait(batches)
+                poll.end_wait(batches)
 
     def _take_batches(self, max_messages: int) -> list[Batch]:
-        """Take up to `room` messages, or fewer if they are large, from one queue after another."""
+        """Take up to `max_messages`, or fewer if they are large, from one queue after another."""
         batches: list[Batch] = []
-        now, size = self._host.now(), 0
-        while (
-            max_messages > 0
-            and size < MAX_RESPONSE_BYTES
-            and (
-                batch := self._scheduler.start_next(
-                    now, partial(self._count_fitting, max_messages, MAX_RESPONSE_BYTES - size)
-                )
-            )
-        ):
+        now = self._host.now()
+        size = 0
+        while max_messages > 0 and size < MAX_RESPONSE_BYTES:
+            count_fitting = partial(self._count_fitting, max_messages, MAX_RESPONSE_BYTES - size)
+            batch = self._scheduler.start_next(now, count_fitting)
+            if batch is None:
+                break
             batch.window.mark_sent(batch.delivery)
             batches.append(batch)
             max_messages -= len(batch.delivery.messages)
@@ -196,31 +191,32 @@ class PullDelivery:
 
     def _count_fitting(self, max_messages: int, max_bytes: int, queue: Queue) -> int:
         """Return how many messages of a queue fit into the remaining response; at least one."""
-        reading = self._host.reader_of(queue)
-        return reading.window.count_fitting(max_messages, max_bytes) if reading else max_messages
+        reader = self._host.reader_of(queue)
+        return reader.window.count_fitting(max_messages, max_bytes) if reader else max_messages
 
     # Requests for messages.
 
     async def _handle_poll(self, request: web.Request) -> web.StreamResponse:
-        most, wait = request.query.get("max", "32"), parse_wait(request.query.get("wait", "10s"))
-        if not _NUMBER.fullmatch(most) or not 1 <= int(most) <= MAX_MESSAGES or wait is None:
-            expected = f"max is a number from 1 to {MAX_MESSAGES}, wait a duration such as 10s"
+        max_text = request.query.get("max", "32")
+        wait = parse_wait(request.query.get("wait", "10s"))
+        if not _NUMBER.fullmatch(max_text) or not 1 <= int(max_text) <= MAX_MESSAGES or wait is None:
+            expected = f"max must be a number from 1 to {MAX_MESSAGES}, wait must be a duration such as 10s"
             return web.Response(status=400, text=f"{expected}\n")
-        asker = AppPoll(request, int(most))
-        self._polls[asker] = None
-        answer = web.StreamResponse()
+        poll = AppPoll(request, int(max_text))
+        self._polls[poll] = None
+        response = web.StreamResponse()
         try:
             self._serve_polls()
-            await asker.wait(wait)
-            await self._write_response(answer, request, self._hand_out(asker.batches))
+            await poll.wait(wait)
+            await self._write_response(response, request, self._hand_out(poll.batches))
         except (ConnectionError, TimeoutError):
-            self._return_batches(asker.batches)
+            self._return_batches(poll.batches)
         except BaseException:
-            self._return_batches(asker.batches)
+            self._return_batches(poll.batches)
             raise
         finally:
-            del self._polls[asker]
-        return answer
+            del self._polls[poll]
+        return response
 
     async def _write_response(self, response: web.StreamResponse, request: web.Request, body: bytes) -> None:
         """Write a response as fast as the app reads it; after visibilityTimeout abort the connection."""
@@ -242,25 +238,23 @@ class PullDelivery:
 
     def _hand_out(self, batches: Iterable[Batch]) -> bytes:
         """Return a response's body; its messages are open from now on."""
-        now, handed = self._host.now(), []
+        now = self._host.now()
+        handed_out: list[AppMessage] = []
         for batch in batches:
             for message in batch.delivery.messages:
-                handout_id, attempt = next(self._handout_ids), self._settlement.attempt_number(batch, message)
+                handout_id = next(self._handout_ids)
+                attempt = self._settlement.attempt_number(batch, message)
                 self._open_messages[handout_id] = OpenMessage(batch, message, now)
-                handed.append(AppMessage.from_message(handout_id, message, attempt))
-        if handed:
+                handed_out.append(AppMessage.from_message(handout_id, message, attempt))
+        if handed_out:
             self._schedule_sweep(now + self._visibility_timeout)
-        if redelivered := sum([message.attempt > 1 for message in handed]):
+        if redelivered := sum([message.attempt > 1 for message in handed_out]):
             self._host.metrics.redelivered.inc(redelivered)
-        return msgspec.json.encode({"messages": handed})
+        return msgspec.json.encode({"messages": handed_out})
 
     def _return_batches(self, batches: Iterable[Batch]) -> None:
         """Take back messages that did not reach the app."""
-        entries = [
-            OpenMessage(batch, message, batch.delivery.started_at)
-            for batch in batches
-            for message in batch.delivery.messages
-        ]
+        entries = _entries_of(batches)
         self._return_messages(entries)
         self._wake_readers(entries)
 
@@ -270,9 +264,10 @@ class PullDelivery:
         try:
             ids = msgspec.json.decode(await self._ids_body.read(request), type=MessageIds).ids
         except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
-            problem = f'The body is to be {{"ids": [...]}}, with ids of messages: {error}'
+            problem = f'The body must be {{"ids": [...]}} with message ids: {error}'
             return web.Response(status=400, text=f"{problem}\n")
-        entries, unknown = [], []
+        entries: list[OpenMessage] = []
+        unknown: list[str] = []
         for handout_id in ids:
             entry = self._open_messages.pop(handout_id, None)
             if entry and entry.is_open:
@@ -328,9 +323,8 @@ class PullDelivery:
     def _return_messages(self, entries: Iterable[OpenMessage]) -> None:
         for entry in entries:
             self._settlement.return_messages(entry.batch, [entry.message])
-        self._open_messages = {
-            name: entry for name, entry in self._open_messages.items() if entry.is_open
-        }  # frees the other bodies
+        # Frees the bodies of the others.
+        self._open_messages = {name: entry for name, entry in self._open_messages.items() if entry.is_open}
 
     def _count_ended(self, entries: Iterable[OpenMessage], outcome: str) -> None:
         """Count ended messages; messages of one delivery and topic count together."""
@@ -348,10 +342,10 @@ class PullDelivery:
         """Wake the readers that wait for room or for the end of a drain, and offer returned messages again."""
         now = self._host.now()
         for queue in dict.fromkeys([entry.batch.queue for entry in entries]):
-            if reading := self._host.reader_of(queue):
-                reading.delivered_at = now
-                reading.on_change()
-                self.offer(reading)
+            if reader := self._host.reader_of(queue):
+                reader.delivered_at = now
+                reader.on_change()
+                self.offer(reader)
 
     # Messages without an answer.
 
@@ -384,3 +378,12 @@ class PullDelivery:
         for entry in self._open_messages.values():
             self._schedule_sweep(entry.handed_out_at + self._visibility_timeout)
             break
+
+
+def _entries_of(batches: Iterable[Batch]) -> list[OpenMessage]:
+    """Return all messages of deliveries, open since their start."""
+    return [
+        OpenMessage(batch, message, batch.delivery.started_at)
+        for batch in batches
+        for message in batch.delivery.messages
+    ]

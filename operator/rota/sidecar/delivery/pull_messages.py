@@ -28,8 +28,8 @@ class AppMessage(msgspec.Struct, omit_defaults=True):
     def from_message(cls, handout_id: str, msg: Message, attempt: int) -> Self:
         """Return a message with the ID of this hand-out."""
         properties = dict(msg.properties)  # a message of a batch has a view, which cannot be encoded
-        place, data = (msg.topic, msg.queue.broker, msg.queue.id, msg.offset), (msg.tag, msg.keys, properties, msg.body)
-        return cls(handout_id, *place, attempt, *data, msg.body_error)
+        position = (msg.topic, msg.queue.broker, msg.queue.id, msg.offset)
+        return cls(handout_id, *position, attempt, msg.tag, msg.keys, properties, msg.body, msg.body_error)
 
 
 class MessageIds(msgspec.Struct):
@@ -47,5 +47,5 @@ class OpenMessage(NamedTuple):
 
     @property
     def is_open(self) -> bool:
-        """Whether the app still has it: a queue that is cut takes its messages back."""
+        """Whether the app still has it: an aborted queue takes its messages back."""
         return self.message.offset in self.batch.delivery.unsettled

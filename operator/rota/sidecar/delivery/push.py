@@ -61,7 +61,7 @@ class _DeliveryResult(NamedTuple):
     answered_at: float  # time of the app's answer, or of the failure to get one
 
 
-_OUTCOME_BY_ANSWER = {  # any other answer means LATER
+_OUTCOME_BY_ANSWER = {  # any other answer means RETRY
     DeliveryOutcome.DONE: PushOutcome.DONE,
     DeliveryOutcome.REJECTED: PushOutcome.DEAD_LETTER,
     DeliveryOutcome.NOT_FOUND: PushOutcome.NOT_FOUND,
@@ -83,7 +83,7 @@ class PushHost(settlement.DeliveryHost, Protocol):
         """Whether a delivery of this queue may start now."""
 
     def may_send(self, queue: Queue, started_at: float) -> bool:
-        """Whether a delivery that started at `since` may be sent, to the app or back to the broker.
+        """Whether a delivery that started at `started_at` may be sent, to the app or back to the broker.
 
         It may not if its queue was reassigned while the process was stalled.
         """
@@ -93,14 +93,16 @@ class PushDelivery:
     """Posts messages to the app."""
 
     def __init__(self, host: PushHost, app_host: str) -> None:
-        """Deliver to the app at `host`; the settings name its port."""
-        self._host, self._app_host = host, app_host
+        """Deliver to the app at `app_host`; the settings name its port."""
+        self._host = host
+        self._app_host = app_host
         self._poster: HttpPoster | None = None
         self._scheduler = DeliveryScheduler(host.may_deliver)
         self._tasks: dict[Queue, set[asyncio.Task[_DeliveryResult]]] = {}
         self._open_count = 0
         self._settlement = Settlement(host)
-        self._is_app_away, self._last_answer_at, self._backoff_seconds, self._retry_at = False, 0.0, 0.0, 0.0
+        self._is_app_away = False
+        self._last_answer_at = self._backoff_seconds = self._retry_at = 0.0
         self._is_fill_scheduled = False
 
     # Starting deliveries.
@@ -129,16 +131,15 @@ class PushDelivery:
             task = asyncio.get_running_loop().create_task(self._deliver(batch))
             self._tasks.setdefault(batch.queue, set()).add(task)
             task.add_done_callback(partial(self._on_delivery_ended, batch))
-        if (
-            self._is_app_away and not self._open_count and now >= self._retry_at
-        ):  # without messages, assume that the app is back
+        # Without messages, assume that the app is back.
+        if self._is_app_away and not self._open_count and now >= self._retry_at:
             self._track_app(PushOutcome.DONE)
 
     def _max_messages(self, queue: Queue) -> int:
-        reading = self._host.reader_of(queue)
-        if reading is None or reading.is_retry:
+        reader = self._host.reader_of(queue)
+        if reader is None or reader.is_retry:
             return 1
-        return reading.window.count_fitting(self._host.settings.delivery.push.max_batch, MAX_BATCH_BYTES)
+        return reader.window.count_fitting(self._host.settings.delivery.push.max_batch, MAX_BATCH_BYTES)
 
     def _free_slots(self, now: float) -> int:
         """Return how many more deliveries may be open."""
@@ -155,7 +156,7 @@ class PushDelivery:
         answer = _OUTCOME_BY_ANSWER.get(app_answer.outcome, PushOutcome.RETRY) if app_answer else PushOutcome.ABORTED
         if answer is not PushOutcome.DONE and not self._host.may_send(batch.queue, batch.delivery.started_at):
             answer = PushOutcome.ABORTED  # the queue's next owner has these messages: nothing is sent back
-        if app_answer and answer is not PushOutcome.ABORTED:  # a cut does not show the state of the app
+        if app_answer and answer is not PushOutcome.ABORTED:  # an aborted delivery does not show the state of the app
             self._track_app(answer)
             self._count_answer(batch, attempts, app_answer)
         outcomes = self._outcomes(answer, batch)
@@ -178,11 +179,11 @@ class PushDelivery:
             return [(PushOutcome.SPLIT, messages)]
         if answer is not PushOutcome.RETRY or (batch.window.orderly and len(messages) > 1):
             return [(answer, messages)]
-        last = {message.offset for message in messages if self._settlement.is_last_attempt(batch, message)}
-        spent, retried = (
-            [message for message in messages if (message.offset in last) is is_spent] for is_spent in (True, False)
-        )
-        return [(PushOutcome.DEAD_LETTER, spent), (answer, retried)]
+        exhausted: list[Message] = []
+        retried: list[Message] = []
+        for message in messages:
+            (exhausted if self._settlement.is_last_attempt(batch, message) else retried).append(message)
+        return [(PushOutcome.DEAD_LETTER, exhausted), (answer, retried)]
 
     def _on_delivery_ended(self, batch: Batch, task: asyncio.Task[_DeliveryResult]) -> None:
         """Clean up and count a delivery, however it ended; it may have been cancelled, even before it started."""
@@ -196,16 +197,17 @@ class PushDelivery:
         unfinished = batch.delivery.messages
         if unfinished:
             self._settlement.return_messages(batch, unfinished, SEND_BACK_RETRY_SECONDS if error else 0.0)
-        now, went_wrong = self._host.now(), "cut" if task.cancelled() else "failed" if error else ""
-        outcomes, answered_at = ([(went_wrong, [*unfinished])], now) if went_wrong else task.result()
+        now = self._host.now()
+        failure = "cut" if task.cancelled() else "failed" if error else ""
+        outcomes, answered_at = ([(failure, [*unfinished])], now) if failure else task.result()
         seconds = answered_at - batch.delivery.started_at
         self._host.metrics.observe_delivery(seconds, [message for _, messages in outcomes for message in messages])
         for outcome, messages in outcomes:
             self._host.on_delivery_ended(messages, outcome, seconds)
-        if reading := self._host.reader_of(batch.queue):
-            reading.delivered_at = now
-            reading.on_change()
-            self.offer(reading)
+        if reader := self._host.reader_of(batch.queue):
+            reader.delivered_at = now
+            reader.on_change()
+            self.offer(reader)
         self.apply_settings()
 
     async def _post_batch(self, batch: Batch, attempts: Sequence[tuple[Message, int]]) -> AppResponse | None:
@@ -227,7 +229,7 @@ class PushDelivery:
         except SendForbiddenError:
             return None
         except TimeoutError:
-            _log.info("%s: the app did not answer within %g s", batch.queue, push.timeout)
+            _log.info("%s: the app did not respond within %g s", batch.queue, push.timeout)
             return AppResponse(DeliveryOutcome.TIMEOUT)
         except BadResponseError as error:
             _log.info("%s: %s", batch.queue, error)
@@ -258,10 +260,12 @@ class PushDelivery:
             self._host.metrics.paused.inc(now - self._last_answer_at)
         self._last_answer_at = now
         if pauses is None:
-            self._is_app_away, self._backoff_seconds = False, 0.0
+            self._is_app_away = False
+            self._backoff_seconds = 0.0
             return
         if not self._is_app_away:
-            self._is_app_away, self._retry_at = True, 0.0
+            self._is_app_away = True
+            self._retry_at = 0.0
         if now >= self._retry_at:  # deliveries that fail together count once
             self._backoff_seconds = min(max(pauses[0], 2 * self._backoff_seconds), pauses[1])
             self._retry_at = now + self._backoff_seconds
@@ -270,12 +274,13 @@ class PushDelivery:
     def _report_app_problem(self, answer: PushOutcome) -> None:
         """Report why the app cannot be reached, or clear that problem."""
         push = self._host.settings.delivery.push
-        lost = answer is PushOutcome.NOT_FOUND
-        away = answer is PushOutcome.APP_AWAY
-        problem = lost and f"The app answers 404 to POST {push.path}; correct spec.delivery.push.path"
-        self._host.problems.set_problem(Reason.APP_PATH_NOT_FOUND, problem or "")
-        problem = away and f"Nobody listens at port {push.port}; start the app, or correct spec.delivery.push.port"
-        self._host.problems.set_problem(Reason.APP_NOT_LISTENING, problem or "")
+        not_found = not_listening = ""
+        if answer is PushOutcome.NOT_FOUND:
+            not_found = f"The app answers 404 to POST {push.path}; correct spec.delivery.push.path"
+        elif answer is PushOutcome.APP_AWAY:
+            not_listening = f"No process listens on port {push.port}; start the app, or correct spec.delivery.push.port"
+        self._host.problems.set_problem(Reason.APP_PATH_NOT_FOUND, not_found)
+        self._host.problems.set_problem(Reason.APP_NOT_LISTENING, not_listening)
 
     async def _settle_batch(self, answer: PushOutcome, batch: Batch) -> None:
         messages = batch.delivery.messages
@@ -295,10 +300,10 @@ class PushDelivery:
                 await asyncio.gather(*(self._settlement.retry(batch, message) for message in messages))
 
     async def _retry_in_place(self, batch: Batch, messages: tuple[Message, ...]) -> None:
-        last = self._settlement.is_last_attempt(batch, messages[0])
+        is_last = self._settlement.is_last_attempt(batch, messages[0])
         for message in messages:
             batch.window.count_attempt(batch.delivery, message)
-        if last and len(messages) == 1:
+        if is_last and len(messages) == 1:
             await self._settlement.dead_letter(batch, messages[0])
         else:
             self._settlement.return_messages(batch, messages, IN_PLACE_RETRY_SECONDS)

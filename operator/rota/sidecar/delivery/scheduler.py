@@ -28,7 +28,7 @@ class DeliveryScheduler:
     """Queues that may have messages to deliver, in the order of their turns."""
 
     def __init__(self, may_deliver: Callable[[Queue], bool]) -> None:
-        """`may` returns whether a delivery of a queue may start now."""
+        """`may_deliver` returns whether a delivery of a queue may start now."""
         self._may_deliver = may_deliver
         self._ready: OrderedDict[Queue, QueueWindow] = OrderedDict()
 
@@ -43,9 +43,9 @@ class DeliveryScheduler:
     def start_next(
         self, now: float, max_messages: Callable[[Queue], int], free_slots: float = inf, total_slots: int = 0
     ) -> Batch | None:
-        """Start the next delivery, with `free` of `every` slots unused; a queue that cannot deliver loses its turn."""
+        """Start the next delivery, if one of the `total_slots` is free; a queue that cannot deliver loses its turn."""
         for _ in range(len(self._ready) if free_slots > 0 else 0):
-            if not self._ready:  # `may` can withdraw queues
+            if not self._ready:  # `may_deliver` can withdraw queues
                 break
             queue, window = self._ready.popitem(last=False)
             if window.open_deliveries and free_slots <= total_slots // RESERVED_DIVISOR:

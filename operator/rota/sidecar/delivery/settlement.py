@@ -20,9 +20,7 @@ SEND_BACK_RETRY_SECONDS = 5.0  # seconds before a message that the broker did no
 
 MAX_ID_CHARACTERS = 100  # characters of a message's id
 
-UNLIMITED_ATTEMPTS = (
-    2**31 - 1
-)  # the broker's largest number of attempts: the sidecar decides when a message has none left
+UNLIMITED_ATTEMPTS = 2**31 - 1  # the broker's maximum: the sidecar decides when a message has no attempt left
 
 _log = logging.getLogger(__name__)
 
@@ -86,23 +84,22 @@ class Settlement:
 
     def return_messages(self, batch: Batch, messages: Iterable[Message], delay_seconds: float = 0.0) -> None:
         """Return messages to the window, to be delivered again after a pause."""
-        until = self._host.now() + delay_seconds if delay_seconds else IMMEDIATELY
+        deliver_after = self._host.now() + delay_seconds if delay_seconds else IMMEDIATELY
         for message in messages:
-            batch.window.return_message(batch.delivery, message, until)
+            batch.window.return_message(batch.delivery, message, deliver_after)
         self.clear_solved_problem()
         if delay_seconds:
             asyncio.get_running_loop().call_later(delay_seconds, self._offer_again, batch.queue)
 
     def _offer_again(self, queue: Queue) -> None:
         self.clear_solved_problem()
-        if reading := self._host.reader_of(queue):  # the queue may have another reader by now
-            self._host.offer(reading)
+        if reader := self._host.reader_of(queue):  # the queue may have another reader by now
+            self._host.offer(reader)
 
     async def retry(self, batch: Batch, message: Message) -> None:
         """Have the broker deliver a message again later; after its last attempt make it a dead letter."""
-        await self._send_back(
-            batch, message, DEAD_LETTER_LEVEL if self.is_last_attempt(batch, message) else RETRY_LEVEL
-        )
+        level = DEAD_LETTER_LEVEL if self.is_last_attempt(batch, message) else RETRY_LEVEL
+        await self._send_back(batch, message, level)
 
     async def dead_letter(self, batch: Batch, message: Message) -> None:
         """Have the broker store a message as a dead letter."""
@@ -110,14 +107,15 @@ class Settlement:
 
     async def _send_back(self, batch: Batch, message: Message, delay_level: int) -> None:
         """Send a message back to the broker; in Broadcasting, or without a reader, only finish it."""
-        reading = self._host.reader_of(batch.queue)
-        if self._host.settings.is_broadcasting or reading is None:
+        reader = self._host.reader_of(batch.queue)
+        if self._host.settings.is_broadcasting or reader is None:
             self.ack(batch, message)
             return
         try:
-            await reading.session.consumer.send_back(message, delay_level=delay_level, max_attempts=UNLIMITED_ATTEMPTS)
+            await reader.session.consumer.send_back(message, delay_level=delay_level, max_attempts=UNLIMITED_ATTEMPTS)
         except BrokerError as error:
-            _log.warning("%s did not go back to its broker, and is tried again here: %s", _short_id(message), error)
+            text = "Message %s could not be sent back to its broker and is redelivered by this member: %s"
+            _log.warning(text, _short_id(message), error)
             if isinstance(error, RejectedError):  # this may last: count the attempt here, and report the problem
                 batch.window.count_attempt(batch.delivery, message)
                 self._rejected_message = batch.window, message.offset
@@ -135,7 +133,6 @@ def _short_id(message: Message) -> str:
 
 
 def _rejection_message(message: Message, error: BrokerError) -> str:
-    return (
-        f"The broker keeps {_short_id(message)}, offset {message.offset} of {message.queue}, neither for another "
-        f"attempt nor among the dead letters: {error}; have the app take it, or set the group's offset behind it"
-    )
+    name = f"message {_short_id(message)} (offset {message.offset} of {message.queue})"
+    rejection = f"The broker rejects {name} both for a retry and as a dead letter: {error}"
+    return f"{rejection}; have the app accept it, or reset the group's offset past it"

@@ -9,7 +9,8 @@ from rota.sidecar.delivery.pull import PullDelivery
 from rota.sidecar.delivery.push import PushDelivery
 
 _NODE_NETWORK_MESSAGE = (
-    "The pod has hostNetwork, so every process of its node could take its messages; remove that, or use Push"
+    "The pod uses hostNetwork, so any process on its node could receive its messages; "
+    "remove hostNetwork, or use Push delivery"
 )
 
 
@@ -23,7 +24,7 @@ class DeliverySwitch:
     def __init__(
         self, host: SwitchHost, app_host: str, pull_port: int = pull.PORT, *, shares_node_network: bool = False
     ) -> None:
-        """`host` is the app's address, and the Pull port's; with `shares_node_network` that port is not opened."""
+        """`app_host` is the app's address, and the Pull port's; with `shares_node_network` that port is not opened."""
         self._host = host
         self._app_host = app_host
         self._pull_port = pull_port

@@ -1,10 +1,10 @@
 """State machine of a member: obeys assignments, drains, and reports; `queue_lifecycle` holds the table of one queue.
 
-No I/O and no clock. The sidecar's shell reads the assignment, passes events with their times, and carries out each
-returned Step. It first writes `remember` and `remember_final` to the emptyDir, synchronously, before it does or reports
-anything else; the commands follow. So a report never names a generation that a restart could forget, and no queue is
-fetched under such a generation. The shell answers every Lock, Place, Stop and Unlock once it is done or has failed; the
-answer to Stop also answers Cut.
+No I/O and no clock. The sidecar's agent reads the assignment, passes events with their times, and carries out all
+returned Effects. It first writes `store_generation` and `store_final` to the emptyDir, synchronously, before it does or
+reports anything else; the commands follow. So a report never names a generation that a restart could forget, and no
+queue is fetched under such a generation. The agent answers every Lock, FindStart, Stop and Unlock once it is done or
+has failed; the answer to Stop also answers Abort.
 """
 
 import heapq
@@ -27,7 +27,7 @@ RESUME_SECONDS = 180.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effects:
-    """The effects that the shell carries out now, in this order."""
+    """The effects that the agent carries out now, in this order."""
 
     store_generation: int | None = None  # generation to write to the emptyDir
     store_final: bool = False  # also write that the drain is final
@@ -36,12 +36,12 @@ class Effects:
 
 
 class Member:
-    """The state of one pod's sidecar; `obeyed` and `final` are the values on the emptyDir when the process started.
+    """The state of one pod's sidecar; `obeyed_generation` and `final` were on the emptyDir when the process started.
 
-    `incarnation` is 0 until the shell has written this process's incarnation to the emptyDir.
+    `incarnation` is 0 until the agent has written this process's incarnation to the emptyDir.
 
     `group` (namespace/name) defaults to the group of the first obeyed assignment. `orderly` means that queues are
-    consumed under the broker's lock, which never applies to Broadcasting. Other modules may read `lives`.
+    consumed under the broker's lock, which never applies to Broadcasting. Other modules may read `leases`.
     """
 
     def __init__(
@@ -55,18 +55,24 @@ class Member:
         obeyed_generation: int = 0,
         final: bool = False,
     ) -> None:
-        self.name, self.uid = name, uid
-        self.incarnation, self.started = 0, 0.0  # see `count`
+        self.name = name
+        self.uid = uid
+        self.incarnation = 0  # see `set_incarnation`
+        self.started = 0.0
         # Last request for the report, or the first read of an assignment.
         self._report_requested_at: float | None = None
         self._resumed = False  # it has taken over its predecessor's share
-        self.group, self.orderly, self.drain_timeout = group, orderly, drain_timeout
-        self.obeyed_generation, self.final = obeyed_generation, final
+        self.group = group
+        self.orderly = orderly
+        self.drain_timeout = drain_timeout
+        self.obeyed_generation = obeyed_generation
+        self.final = final
         self.revision = 0
         self.leases: dict[Queue, QueueLease] = {}  # every queue that is not released
         self._broker_reachability: dict[str, bool] = {}
         self._assignment: Assignment | None = None
-        self._is_draining, self._is_assignment_current = final, True
+        self._is_draining = final
+        self._is_assignment_current = True
         self._lease_numbers = count(1)
         self._timers: list[tuple[float, Queue]] = []  # a heap; outdated entries are skipped
         self._has_changed = False
@@ -83,8 +89,8 @@ class Member:
     @property
     def stuck_queues(self) -> dict[Queue, LeaseEvent]:
         """Return the queues that the member cannot start, each with its failure: Refused, Failed or ReaderFailed."""
-        stuck_lives = [life for life in self.leases.values() if life.state is LeaseState.STUCK]
-        return {life.queue: life.last_failure for life in stuck_lives if life.last_failure}
+        stuck_leases = [lease for lease in self.leases.values() if lease.state is LeaseState.STUCK]
+        return {lease.queue: lease.last_failure for lease in stuck_leases if lease.last_failure}
 
     def apply_assignment(self, text: str | bytes | None, now: float, drain_timeout: float | None = None) -> Effects:
         """Obey a valid, newer assignment and apply the settings' drain timeout; else say why it is rejected."""
@@ -94,47 +100,56 @@ class Member:
         if text is None:
             return Effects(rejection=f"There is no assignment; generation {self.obeyed_generation} stays in force")
         try:
-            document = decode_assignment(text)
+            assignment = decode_assignment(text)
         except ValueError as error:
             return Effects(rejection=str(error))
-        if document == self._assignment:
+        if assignment == self._assignment:
             return Effects()
-        why = self._why_rejected(document)
-        if why:
-            return Effects(rejection=why)
+        if rejection := self._why_rejected(assignment):
+            return Effects(rejection=rejection)
         self.drain_timeout = self.drain_timeout if drain_timeout is None else drain_timeout
-        return self._obey_assignment(document, now)
+        return self._obey_assignment(assignment, now)
 
     def _why_rejected(self, assignment: Assignment) -> str | None:
         if self.group is not None and assignment.group != self.group:
-            return f"The assignment is of group {assignment.group}, this member works for {self.group}"
+            return f"The assignment is of group {assignment.group}, this member belongs to group {self.group}"
         if assignment.generation < self.obeyed_generation:
-            return f"The assignment has generation {assignment.generation}, but {self.obeyed_generation} is obeyed"
+            return (
+                f"The assignment has generation {assignment.generation}; "
+                f"generation {self.obeyed_generation} is already in force"
+            )
         if assignment.generation == self.obeyed_generation and self._assignment is not None:
-            return f"The assignment has another text than the generation {self.obeyed_generation} that is obeyed"
+            return (
+                "The assignment differs from the assignment of the same generation "
+                f"{self.obeyed_generation} that is in force"
+            )
         return None
 
     def _obey_assignment(self, assignment: Assignment, now: float) -> Effects:
         previous, self.obeyed_generation = self.obeyed_generation, assignment.generation
-        self.group, self._assignment = assignment.group, assignment
+        self.group = assignment.group
+        self._assignment = assignment
         assigned_queues = self._assigned_queues()
         commands: list[Command] = []
-        for life in list(self.leases.values()):
-            overruled = assignment.forced.get(life.queue, 0) > previous  # another member may have consumed it
-            if overruled or life.queue not in assigned_queues:
-                commands += self._apply_event(life, LeaseEvent.REVOKED, now)
+        for lease in list(self.leases.values()):
+            overruled = assignment.forced.get(lease.queue, 0) > previous  # another member may have consumed it
+            if overruled or lease.queue not in assigned_queues:
+                commands += self._apply_event(lease, LeaseEvent.REVOKED, now)
             if overruled:
-                life.may_resume, life.needs_lock_hold = False, True
+                lease.may_resume = False
+                lease.needs_lock_hold = True
         commands += self._assign_queues(assigned_queues, now)
         return self._build_effects(commands, store_generation=self.obeyed_generation)
 
     def _assigned_queues(self) -> Mapping[Queue, None]:
         """Return the queues that the obeyed assignment gives to this process; none while the member drains."""
-        document = self._assignment
-        share = document.members.get(self.name) if document else None
-        if self._is_draining or self.needs_takeover or document is None or share is None or share.uid != self.uid:
+        assignment = self._assignment
+        if self._is_draining or self.needs_takeover or assignment is None:
             return {}
-        return dict.fromkeys(share.queues if document.everyone is None else document.everyone)
+        share = assignment.members.get(self.name)
+        if share is None or share.uid != self.uid:
+            return {}
+        return dict.fromkeys(share.queues if assignment.everyone is None else assignment.everyone)
 
     @property
     def needs_takeover(self) -> bool:
@@ -150,7 +165,9 @@ class Member:
 
     def set_incarnation(self, incarnation: int, started: float) -> None:
         """Set the incarnation of this process, which is already on the emptyDir, and its start time."""
-        self.incarnation, self.started, self._has_changed = incarnation, started, True
+        self.incarnation = incarnation
+        self.started = started
+        self._has_changed = True
         self._build_effects([])
 
     def note_report_request(self, now: float) -> None:
@@ -159,11 +176,9 @@ class Member:
 
     def _resume_at(self) -> float | None:
         is_successor = self.needs_takeover and self._named_incarnation < self.incarnation
-        return (
-            self._report_requested_at + RESUME_SECONDS
-            if self._report_requested_at is not None and is_successor
-            else None
-        )
+        if self._report_requested_at is None or not is_successor:
+            return None
+        return self._report_requested_at + RESUME_SECONDS
 
     def _take_over_share(self, now: float) -> list[Command]:
         """Take over the predecessor's share: no operator is running that could grant it to other members."""
@@ -174,36 +189,36 @@ class Member:
         forced = self._assignment.forced if self._assignment else {}
         commands: list[Command] = []
         for queue in queues:
-            life = self.leases.get(queue) or QueueLease(
+            lease = self.leases.get(queue) or QueueLease(
                 queue=queue,
                 orderly=self.orderly,
                 lease_numbers=self._lease_numbers,
                 needs_lock_hold=queue in forced,
             )
-            commands += self._apply_event(life, LeaseEvent.ASSIGNED, now)
+            commands += self._apply_event(lease, LeaseEvent.ASSIGNED, now)
         return commands
 
     def on_event(
         self, event: LeaseEvent, queue: Queue, lease_number: int, now: float, sent_at: float | None = None
     ) -> Effects:
-        """Apply the shell's answer to a command; an earlier life's is ignored. Locked needs the time of its request."""
+        """Apply the answer to a command; an earlier lease's is ignored. Locked needs the time of its request."""
         if event is LeaseEvent.LOCKED and sent_at is None:
             raise ValueError(f"Locked {queue} needs the time at which its request was sent")
-        current_life = self.leases.get(queue)
-        if current_life is None or current_life.number != lease_number:
+        lease = self.leases.get(queue)
+        if lease is None or lease.number != lease_number:
             return Effects()
-        return self._build_effects(self._apply_event(current_life, event, now, sent_at or 0.0))
+        return self._build_effects(self._apply_event(lease, event, now, sent_at or 0.0))
 
     def next_timer_at(self) -> float | None:
-        """Return when `tick` is due next."""
+        """Return when `run_due_timers` is due next."""
         due = [at for at in (self._next_lease_timer(), self._resume_at()) if at is not None]
         return min(due, default=None)
 
     def _next_lease_timer(self) -> float | None:
         while self._timers:
             at, queue = self._timers[0]
-            life = self.leases.get(queue)
-            due = life.next_timer() if life else None
+            lease = self.leases.get(queue)
+            due = lease.next_timer() if lease else None
             if due is not None and due[0] == at:
                 return at
             heapq.heappop(self._timers)
@@ -215,21 +230,22 @@ class Member:
         if (resumes := self._resume_at()) is not None and resumes <= now and self._is_assignment_current:
             commands += self._take_over_share(now)
         while (at := self._next_lease_timer()) is not None and at <= now:
-            life = self.leases[heapq.heappop(self._timers)[1]]
-            due = life.next_timer()
+            lease = self.leases[heapq.heappop(self._timers)[1]]
+            due = lease.next_timer()
             if due is not None:
-                commands += self._apply_event(life, due[1], now)
+                commands += self._apply_event(lease, due[1], now)
         return self._build_effects(commands)
 
-    def drain(self, final: bool, now: float) -> Effects:  # noqa: FBT001 - for good or not is all that is asked
-        """Release all queues, until `back` or, if `final`, permanently; a repeated call continues the same drain."""
-        for_good = final and not self.final
-        self._is_draining, self.final = True, self.final or final
+    def drain(self, final: bool, now: float) -> Effects:  # noqa: FBT001 - the only option
+        """Release all queues, until `end_drain` or, if `final`, permanently; a repeated call continues the drain."""
+        becomes_final = final and not self.final
+        self._is_draining = True
+        self.final = self.final or final
         commands: list[Command] = []
-        for life in self.leases.values():
-            commands += self._apply_event(life, LeaseEvent.REVOKED, now)
-            life.may_resume = False
-        return self._build_effects(commands, store_final=for_good)
+        for lease in self.leases.values():
+            commands += self._apply_event(lease, LeaseEvent.REVOKED, now)
+            lease.may_resume = False
+        return self._build_effects(commands, store_final=becomes_final)
 
     def end_drain(self, now: float) -> Effects:
         """Consume again the queues that the assignment still gives to this member; none after a final drain."""
@@ -241,7 +257,8 @@ class Member:
     def set_broker_reachability(self, brokers: Mapping[str, bool]) -> None:
         """Replace the reachability of brokers in the report; brokers that are not named are no longer reported."""
         if self._broker_reachability != brokers:
-            self._broker_reachability, self._has_changed = dict(brokers), True
+            self._broker_reachability = dict(brokers)
+            self._has_changed = True
             self._build_effects([])
 
     def mark_stalled(self) -> None:
@@ -250,12 +267,12 @@ class Member:
 
     def may_deliver(self, queue: Queue, now: float, push_timeout: float) -> bool:
         """Whether a delivery of this queue may start now."""
-        life = self.leases.get(queue)
+        lease = self.leases.get(queue)
         return (
             self._is_assignment_current
-            and life is not None
-            and life.state is LeaseState.RUNNING
-            and life.is_lock_trusted(now, push_timeout)
+            and lease is not None
+            and lease.state is LeaseState.RUNNING
+            and lease.is_lock_trusted(now, push_timeout)
         )
 
     def consuming_since(self, topic: str) -> float | None:
@@ -269,8 +286,8 @@ class Member:
     def report(self) -> Report:
         """Return a consistent snapshot of the member; the same value until something changes."""
         if self._report is None:
-            draining = [queue for queue, life in self.leases.items() if life.state is LeaseState.DRAINING]
-            held = [queue for queue, life in self.leases.items() if life.state is not LeaseState.DRAINING]
+            draining = [queue for queue, lease in self.leases.items() if lease.state is LeaseState.DRAINING]
+            held = [queue for queue, lease in self.leases.items() if lease.state is not LeaseState.DRAINING]
             self._report = Report(
                 member=self.name,
                 uid=self.uid,
@@ -288,7 +305,8 @@ class Member:
         return self._report
 
     def _apply_event(self, lease: QueueLease, event: LeaseEvent, now: float, sent_at: float = 0.0) -> list[Command]:
-        previous_flags, lease.drain_timeout = _reported_flags(lease), self.drain_timeout
+        previous_flags = _reported_flags(lease)
+        lease.drain_timeout = self.drain_timeout
         commands = lease.on_event(event, now, sent_at)
         if lease.state is LeaseState.RELEASED:
             self.leases.pop(lease.queue, None)
@@ -306,7 +324,8 @@ class Member:
         self, commands: list[Command], store_generation: int | None = None, *, store_final: bool = False
     ) -> Effects:
         if self._has_changed or self._last_summary != self._summary():
-            self._has_changed, self._last_summary = False, self._summary()
+            self._has_changed = False
+            self._last_summary = self._summary()
             self.revision += 1
             self._report = None
         return Effects(store_generation=store_generation, store_final=store_final, commands=tuple(commands))

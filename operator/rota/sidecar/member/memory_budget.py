@@ -108,7 +108,7 @@ class MemoryBudget:
         return sum(map(self._guaranteed_bytes, peers)) + memory_bytes > self.limit_bytes
 
     def _promised_bytes(self) -> int:
-        """Return the memory for which messages within shares must wait: see `grant`."""
+        """Return the memory for which messages within shares must wait: see `grant_waiting`."""
         promised_bytes = 0
         has_common_part_taker = False
         for waiting in self._waiting:

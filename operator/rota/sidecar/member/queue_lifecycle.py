@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from rota.model import Queue
 
-LOCK_TRUST_SECONDS = 30.0  # seconds for which a lock is trusted, from sending its request
+LOCK_TRUST_SECONDS = 30.0  # from sending the lock request
 LOCK_RENEWAL_SECONDS = 20.0
 LOCK_RETRY_SECONDS = 5.0
-LOCK_EXPIRY_SECONDS = 60.0  # seconds for which the broker keeps a lock
-LOCK_HOLD_SECONDS = 60.0  # seconds for which a doubtful lock is held before the first delivery
+LOCK_EXPIRY_SECONDS = 60.0  # the broker keeps a lock for this long
+LOCK_HOLD_SECONDS = 60.0  # a doubtful lock is held for this long before the first delivery
 MAX_BACKOFF_SECONDS = 30.0
 
 
@@ -33,42 +33,42 @@ class LeaseState(StrEnum):
 
 
 class LeaseEvent(StrEnum):
-    """An event of a queue: from the assignment, answered by the shell, or due by the clock."""
+    """An event of a queue: from the assignment, answered by the agent, or due by the clock."""
 
-    ASSIGNED = "Given"  # by the assignment
-    REASSIGNED = "Again"  # given while draining, without a direct way back: the queue must become empty first
-    REVOKED = "Taken"  # the assignment no longer gives the queue to this member, or the member drains
+    ASSIGNED = "Assigned"  # by the assignment
+    REASSIGNED = "Reassigned"  # assigned while draining, without a direct way back: the drain must end first
+    REVOKED = "Revoked"  # the assignment no longer grants the queue to this member, or the member drains
     CONCURRENT = "Concurrent"  # the group's ordering, which decides the first step of a wanted queue
     ORDERLY = "Orderly"
     LOCKED = "Locked"  # answers Lock
     REFUSED = "Refused"  # answers Lock: the broker refused
-    START_FOUND = "Placed"  # answers Place: the start offset is known
-    START_HELD = "Early"  # the start offset is known, but the lock is still in its hold time
-    FAILED = "Failed"  # answers Lock or Place: the request failed
+    START_FOUND = "StartFound"  # answers FindStart: the start offset is known
+    START_HELD = "StartHeld"  # the start offset is known, but the lock is still in its hold time
+    FAILED = "Failed"  # answers Lock or FindStart: the request failed
     READER_FAILED = "ReaderFailed"  # answers Fetch: the reader ended with an unexpected error
-    DRAINED = "Empty"  # answers Stop and Cut: no delivery is open, the last commit is answered
+    DRAINED = "Drained"  # answers Stop and Abort: no delivery is open, the last commit is answered
     UNLOCKED = "Unlocked"  # answers Unlock, also if it failed: broker locks expire; queues without a lock skip it
-    HOLD_OVER = "Held"  # the hold time of the lock is over
+    HOLD_OVER = "HoldOver"  # the hold time of the lock is over
     RENEW = "Renew"  # the lock is old enough for a renewal
     EXPIRED = "Expired"  # trust in the lock ran out
     RETRY = "Retry"
     RESUME = "Resume"  # the retry of a failed reader: the window and the lock are still good
-    DRAIN_TIMEOUT = "Late"  # drainTimeout has expired
+    DRAIN_TIMEOUT = "DrainTimeout"  # drainTimeout has expired
 
 
 class LeaseAction(StrEnum):
-    """A command of the lifecycle to the shell; commands of one queue are carried out in order."""
+    """A command of the lifecycle to the agent; commands of one queue are carried out in order."""
 
     LOCK = "Lock"
-    FIND_START = "Place"  # discard buffered messages and look up the start offset
+    FIND_START = "FindStart"  # discard buffered messages and look up the start offset
     FETCH = "Fetch"
     STOP = "Stop"  # stop fetching and starting deliveries; open deliveries end and are committed
-    ABORT = "Cut"  # end open deliveries now, and commit
+    ABORT = "Abort"  # end open deliveries now, and commit
     UNLOCK = "Unlock"
 
 
 class Command(NamedTuple):
-    """An act that the shell carries out; its answer repeats the queue and the life number."""
+    """A command that the agent carries out; its answer repeats the queue and the lease number."""
 
     action: LeaseAction
     queue: Queue
@@ -118,28 +118,28 @@ TRANSITIONS: dict[tuple[LeaseState, LeaseEvent], tuple[LeaseState, tuple[LeaseAc
 
 @dataclass(slots=True, kw_only=True)
 class QueueLease:
-    """State of one queue at the member, from Given to Released; times are seconds of a monotonic clock."""
+    """State of one queue at the member, from Assigned to Released; times are seconds of a monotonic clock."""
 
     queue: Queue
     orderly: bool
     lease_numbers: Iterator[int]
     drain_timeout: float = 30.0
-    needs_lock_hold: bool = False  # the next lock is held for HOLD seconds before the first delivery
+    needs_lock_hold: bool = False  # the next lock is held for LOCK_HOLD_SECONDS before the first delivery
     state: LeaseState = LeaseState.RELEASED
     number: int = 0
     locked_at: float | None = None  # when the request for the trusted lock was sent
     lock_requested_at: float = 0.0  # when Lock was last commanded
     deliver_after: float = 0.0  # no delivery before this
-    is_held: bool = False  # the start offset is known, and the queue waits for `not_before`
+    is_held: bool = False  # the start offset is known, and the queue waits for `deliver_after`
     last_failure: LeaseEvent | None = None  # the failure that last led to Stuck
     backoff_seconds: float = 0.0
     retry_at: float = 0.0
     drain_deadline: float | None = None  # when drainTimeout ends the drain
-    may_resume: bool = False  # whether Given leads directly back to Running
-    is_reassigned: bool = False  # given while it drains: starts again once empty
+    may_resume: bool = False  # whether Assigned leads directly back to Running
+    is_reassigned: bool = False  # assigned while it drains: starts again once drained
 
     def on_event(self, event: LeaseEvent, now: float, sent_at: float = 0.0) -> list[Command]:
-        """Apply an event and return its commands; with Locked, `sent` is the time of the lock request."""
+        """Apply an event and return its commands; with Locked, `sent_at` is the time of the lock request."""
         commands: list[Command] = []
         current_event: LeaseEvent | None = event
         while current_event is not None:
@@ -149,7 +149,7 @@ class QueueLease:
                 break
             self._update_start(current_event, now, sent_at)
             self._update_drain(current_event, now)
-            commands += [Command(act, self.queue, self.number) for act in row[1]]
+            commands += [Command(action, self.queue, self.number) for action in row[1]]
             self.state = row[0]
             current_event = self._follow_up_event()
         return commands
@@ -185,7 +185,7 @@ class QueueLease:
             )
 
     def _resolve_event(self, event: LeaseEvent, now: float, sent_at: float) -> LeaseEvent:
-        """Return the event that applies in the queue's present state, such as Again instead of Given."""
+        """Return the event that applies in the queue's present state, such as Reassigned instead of Assigned."""
         match event:
             case LeaseEvent.ASSIGNED if self.state is LeaseState.DRAINING and not (
                 self.may_resume and self.is_lock_trusted(now)
@@ -212,48 +212,60 @@ class QueueLease:
                 self.lock_requested_at = now
             case LeaseEvent.LOCKED:
                 if self.needs_lock_hold or self._has_lock_lapsed(sent_at):
-                    self.deliver_after, self.needs_lock_hold = now + LOCK_HOLD_SECONDS, False
+                    self.deliver_after = now + LOCK_HOLD_SECONDS
+                    self.needs_lock_hold = False
                 self.locked_at = sent_at if self.locked_at is None else max(self.locked_at, sent_at)
             case LeaseEvent.START_HELD:
                 self.is_held = True
             case LeaseEvent.START_FOUND:
-                self.backoff_seconds, self.last_failure = 0.0, None
+                self.backoff_seconds = 0.0
+                self.last_failure = None
             case LeaseEvent.REFUSED | LeaseEvent.FAILED | LeaseEvent.READER_FAILED:
                 self._schedule_retry(event, now)
             case _:
                 pass
 
     def _schedule_retry(self, event: LeaseEvent, now: float) -> None:
-        """Schedule the retry: the pause doubles, but starts over for a reader that ran for LONGEST_PAUSE."""
+        """Schedule the retry: the pause doubles, but starts over for a reader that ran for MAX_BACKOFF_SECONDS."""
         if event is LeaseEvent.READER_FAILED and now - self.retry_at > MAX_BACKOFF_SECONDS:
             self.backoff_seconds = 0.0
         self.backoff_seconds = min(max(1.0, 2 * self.backoff_seconds), MAX_BACKOFF_SECONDS)
-        self.retry_at, self.last_failure = now + self.backoff_seconds, event
+        self.retry_at = now + self.backoff_seconds
+        self.last_failure = event
         if event is LeaseEvent.REFUSED:
-            self.needs_lock_hold, self.locked_at = self.needs_lock_hold or self.locked_at is not None, None
+            self.needs_lock_hold = self.needs_lock_hold or self.locked_at is not None
+            self.locked_at = None
 
     def _update_drain(self, event: LeaseEvent, now: float) -> None:
         match event:
             case LeaseEvent.ASSIGNED | LeaseEvent.HOLD_OVER:
-                self.number, self.is_held = next(self.lease_numbers), False
+                self._take_next_number()
             case LeaseEvent.REVOKED:
                 self.is_reassigned = False
                 if self.state is not LeaseState.DRAINING:
-                    self.drain_deadline, self.may_resume = now + self.drain_timeout, self.state is LeaseState.RUNNING
+                    self.drain_deadline = now + self.drain_timeout
+                    self.may_resume = self.state is LeaseState.RUNNING
             case LeaseEvent.REASSIGNED:
                 self.is_reassigned = True
             case LeaseEvent.DRAIN_TIMEOUT | LeaseEvent.DRAINED | LeaseEvent.UNLOCKED:
-                self.drain_deadline, self.may_resume = None, False
+                self.drain_deadline = None
+                self.may_resume = False
             case _:
                 pass
+
+    def _take_next_number(self) -> None:
+        self.number = next(self.lease_numbers)
+        self.is_held = False
 
     def _follow_up_event(self) -> LeaseEvent | None:
         """Return the event that follows at once in a state that is only passed through."""
         if self.state is LeaseState.WANTED:
-            self.number, self.is_held = next(self.lease_numbers), False
+            self._take_next_number()
             return LeaseEvent.ORDERLY if self.orderly else LeaseEvent.CONCURRENT
         if self.state is LeaseState.RELEASED and self.is_reassigned:
-            self.is_reassigned, self.locked_at, self.backoff_seconds = False, None, 0.0
+            self.is_reassigned = False
+            self.locked_at = None
+            self.backoff_seconds = 0.0
             return LeaseEvent.ASSIGNED
         return None
 
@@ -261,10 +273,10 @@ class QueueLease:
 def mermaid_diagram() -> str:
     """Return the table as a Mermaid state diagram, for docs/handover.md."""
     arrows: dict[tuple[LeaseState, LeaseState, tuple[LeaseAction, ...]], list[str]] = {}
-    for (state, event), (next_state, acts) in TRANSITIONS.items():
-        arrows.setdefault((state, next_state, acts), []).append(event.value)
+    for (state, event), (next_state, actions) in TRANSITIONS.items():
+        arrows.setdefault((state, next_state, actions), []).append(event.value)
     lines = [
-        f"    {state} --> {next_state}: {'; '.join(events)}" + (f" ({', '.join(acts)})" if acts else "")
-        for (state, next_state, acts), events in arrows.items()
+        f"    {state} --> {next_state}: {'; '.join(events)}" + (f" ({', '.join(actions)})" if actions else "")
+        for (state, next_state, actions), events in arrows.items()
     ]
     return "\n".join(["stateDiagram-v2", "    [*] --> Released", *lines]) + "\n"

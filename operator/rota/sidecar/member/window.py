@@ -6,11 +6,11 @@ by `reset`. A start offset that the broker does not have is committed first: the
 `Latest`, and messages in between would be lost.
 
 **A stopped window discards messages that it did not hand out**, and fetches from there again when it is resumed. A late
-answer for an offset that is no longer the next one would leave a hole; it is ignored, unless the broker says, once,
-`RESET`.
+answer for an offset that is no longer the next one would leave a hole; it is ignored, unless it is a `RESET`, which the
+broker sends once.
 
 **A reset ends no delivery.** Open deliveries go on at the app: until they end, an Orderly queue starts no other, and
-the window is not `empty`. But their end finishes no message of the window, and the answer to a commit that was under
+the window is not idle. But their end finishes no message of the window, and the answer to a commit that was under
 way is ignored. So one window serves for as long as a member has the queue, however often its start is looked up again.
 """
 
@@ -40,9 +40,9 @@ class QueueLimits:
 
     @classmethod
     def for_queue(cls, buffer: Buffer, queue_count: int, max_share_bytes: float = inf) -> Self:
-        """Return the limits of one of `queues` queues of a topic; as in the reference, the topic's take precedence.
+        """Return the limits of one of a topic's `queue_count` queues; as in the reference, the topic's take precedence.
 
-        `most` is the share of the process's memory for one queue, in bytes.
+        `max_share_bytes` is the share of the process's memory for one queue.
         """
         messages = buffer.messages_per_topic and max(1, buffer.messages_per_topic // queue_count)
         mebibytes = buffer.mebibytes_per_topic and max(1, buffer.mebibytes_per_topic // queue_count)
@@ -52,7 +52,7 @@ class QueueLimits:
 
 
 class Commit(NamedTuple):
-    """An offset to commit; the caller passes it to `answered` once the broker has answered."""
+    """An offset to commit; the caller passes it to `mark_committed` once the broker has answered."""
 
     offset: int
     reset_count: int  # number of resets before it
@@ -79,25 +79,19 @@ class QueueWindow:
     next_offset: int  # the next offset to fetch; at first the start offset
     orderly: bool = False
     committed_offset: int | None = None  # the offset that the broker is known to have
-    start_offset: int | None = field(
-        default=None, init=False
-    )  # the offset at which this member began to read the queue
+    start_offset: int | None = field(default=None, init=False)  # where this member began to read the queue
     max_sent_offset: int | None = field(default=None, init=False)  # the highest offset that was sent to the app
     stopped: bool = field(default=False, init=False)
     unfinished_bytes: int = field(default=0, init=False)  # of unfinished messages, without each message's overhead
     in_flight: int = field(default=0, init=False)  # messages of open deliveries, also of those from before a reset
     open_deliveries: dict[OpenDelivery, None] = field(default_factory=dict, init=False)
-    extra_attempts: dict[int, int] = field(
-        default_factory=dict, init=False
-    )  # by offset: attempts beyond the broker's count
+    extra_attempts: dict[int, int] = field(default_factory=dict, init=False)  # by offset, beyond the broker's count
     _reset_count: int = field(default=0, init=False)
     _orphaned_bytes: int = field(default=0, init=False)  # memory of open deliveries from before a reset
     _undelivered: deque[Message] = field(default_factory=deque, init=False)  # not handed out yet
     _returned: list[tuple[float, int, Message]] = field(default_factory=list, init=False)  # returned messages; a heap
     _deliver_after: float = field(default=IMMEDIATELY, init=False)  # for an Orderly queue
-    _handed_out: deque[int] = field(
-        default_factory=deque, init=False
-    )  # handed out, from the first unfinished offset on
+    _handed_out: deque[int] = field(default_factory=deque, init=False)  # from the first unfinished offset on
     _finished: set[int] = field(default_factory=set, init=False)  # the finished ones among them
 
     def reset(self, start: int, committed: int | None = None) -> None:
@@ -145,9 +139,8 @@ class QueueWindow:
         elif pulled.redirect and pulled.next_offset >= self.next_offset:
             self.next_offset = pulled.next_offset  # keep fetched messages: the broker no longer has them
         elif pulled.redirect:
-            self.rewind(
-                min(pulled.next_offset, self.committable_offset)
-            )  # the broker lost the end: fetch unfinished messages again
+            # The broker lost the end of the queue: fetch unfinished messages again.
+            self.rewind(min(pulled.next_offset, self.committable_offset))
         else:
             for message in pulled.messages:
                 if message.offset >= self.next_offset:
@@ -160,7 +153,6 @@ class QueueWindow:
         """Start a delivery, if one may start; returned messages go first, each alone, as one may fail a batch."""
         if self.stopped or now < self._deliver_after or (self.orderly and self.open_deliveries):
             return None
-        messages: list[Message] = []
         if self._returned and self._returned[0][0] <= now:
             messages = [heappop(self._returned)[2]]
         else:
@@ -180,7 +172,7 @@ class QueueWindow:
             self.max_sent_offset = last if self.max_sent_offset is None else max(self.max_sent_offset, last)
 
     def count_fitting(self, max_messages: int, max_bytes: int) -> int:
-        """Return how many of the next messages fit into `size` encoded bytes; at least 1."""
+        """Return how many of the next messages fit into `max_bytes` encoded bytes; at least 1."""
         number = 0
         for message in islice(self._undelivered, max_messages):
             max_bytes -= message.encoded_bytes
@@ -208,14 +200,15 @@ class QueueWindow:
                 self._finished.remove(self._handed_out.popleft())
 
     def return_message(self, delivery: OpenDelivery, message: Message, deliver_after: float = IMMEDIATELY) -> None:
-        """Return a message, unfinished, to be handed out again from `until` on; an Orderly queue waits as a whole.
+        """Return an unfinished message, for delivery after `deliver_after`; an Orderly queue waits as a whole.
 
         Of the messages that do not wait, the lowest offset goes first, however often each one was returned: messages
         finished behind an unfinished one cannot be committed, and would come again at the queue's next owner.
         """
         if self._close_message(delivery, message):
             if self.orderly:
-                self._deliver_after, deliver_after = max(self._deliver_after, deliver_after), IMMEDIATELY
+                self._deliver_after = max(self._deliver_after, deliver_after)
+                deliver_after = IMMEDIATELY
             heappush(self._returned, (deliver_after, message.offset, message))
 
     def _close_message(self, delivery: OpenDelivery, message: Message) -> bool:
@@ -233,17 +226,13 @@ class QueueWindow:
 
     def next_commit(self) -> Commit | None:
         """Return the offset to commit, or None; wait for each answer, so that no commit overtakes another."""
-        return (
-            Commit(self.committable_offset, self._reset_count)
-            if self.committable_offset != self.committed_offset
-            else None
-        )
+        offset = self.committable_offset
+        return None if offset == self.committed_offset else Commit(offset, self._reset_count)
 
     def mark_committed(self, commit: Commit) -> None:
         """Record that the broker has a committed offset, unless it is known to have a higher one."""
-        if commit.reset_count == self._reset_count and commit.offset > (
-            -1 if self.committed_offset is None else self.committed_offset
-        ):
+        known_offset = -1 if self.committed_offset is None else self.committed_offset
+        if commit.reset_count == self._reset_count and commit.offset > known_offset:
             self.committed_offset = commit.offset
 
     def skip_if_passed(self, commit: Commit, group_offset: int) -> bool:
@@ -256,15 +245,13 @@ class QueueWindow:
     def why_full(self, limits: QueueLimits) -> str | None:
         """Return why no more may be fetched now; None if fetching may continue."""
         if self.unfinished_count >= limits.max_messages:
-            return f"{self.unfinished_count} messages are not finished; the limit is {limits.max_messages}"
+            return f"{self.unfinished_count} messages are unfinished; the limit is {limits.max_messages}"
         unfinished = self.unfinished_bytes + MESSAGE_OVERHEAD_BYTES * self.unfinished_count
         if unfinished >= limits.max_bytes:
-            return (
-                f"{unfinished / MEBIBYTE:.1f} MiB are not finished; the limit is {limits.max_bytes / MEBIBYTE:.1f} MiB"
-            )
+            return f"{unfinished / MEBIBYTE:.1f} MiB are unfinished; the limit is {limits.max_bytes / MEBIBYTE:.1f} MiB"
         span = 0 if self.orderly or self.last_offset is None else self.last_offset - self.committable_offset
         if span > limits.max_offset_span:
-            position = f"{self.committable_offset} is not finished and {span} offsets behind the last"
+            position = f"offset {self.committable_offset} is unfinished and {span} offsets behind the last fetched one"
             return f"{position}; the limit is {limits.max_offset_span}"
         return None
 
@@ -281,13 +268,9 @@ class QueueWindow:
     @property
     def committable_offset(self) -> int:
         """The first unfinished offset; every lower offset is finished."""
-        return (
-            self._handed_out[0]
-            if self._handed_out
-            else self._undelivered[0].offset
-            if self._undelivered
-            else self.next_offset
-        )
+        if self._handed_out:
+            return self._handed_out[0]
+        return self._undelivered[0].offset if self._undelivered else self.next_offset
 
     @property
     def uncommitted_count(self) -> int:
@@ -309,4 +292,6 @@ class QueueWindow:
     @property
     def last_offset(self) -> int | None:
         """The last fetched offset; None if no message is unfinished."""
-        return self._undelivered[-1].offset if self._undelivered else self._handed_out[-1] if self._handed_out else None
+        if self._undelivered:
+            return self._undelivered[-1].offset
+        return self._handed_out[-1] if self._handed_out else None

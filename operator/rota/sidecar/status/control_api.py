@@ -87,7 +87,7 @@ class ControlApi:
     """The routes of the control port."""
 
     def __init__(self, host: ControlHost, keys: KeyFiles | None = None) -> None:
-        """Serve `shell`; `keys` verify requests and sign reports, and without them nothing is signed."""
+        """Serve `host`; `keys` verify requests and sign reports, and without them nothing is signed."""
         self._host = host
         self._keys = keys
         self._drain_task: asyncio.Task[None] | None = None
@@ -121,7 +121,7 @@ class ControlApi:
         self._host.on_report_requested()
         after, wait = request.query.get("after", ""), parse_wait(request.query.get("wait", "10s"))
         if wait is None or not _NUMBER.fullmatch(after):
-            return web.Response(status=400, text="after is a revision, wait a duration such as 10s\n")
+            return web.Response(status=400, text="after must be a revision, wait must be a duration such as 10s\n")
         with self._waiting_reports.admit() as may_wait, suppress(TimeoutError):
             if after and may_wait:
                 async with asyncio.timeout(wait):
@@ -145,14 +145,14 @@ class ControlApi:
     async def _drain(self, request: web.Request) -> web.Response:
         """Drain permanently. The signature covers the pod's uid; an unsigned request must name it in its body."""
         if not self._authenticate(request) and await self._named_uid(request) != self._host.uid:
-            return web.Response(status=403, text="a final drain names the uid of the pod\n")
+            return web.Response(status=403, text="a final drain must name the pod's uid\n")
         if self._drain_task is None or self._drain_task.done():
             self._drain_task = asyncio.create_task(self._host.drain(final=True))
         with self._waiting_drains.admit() as may_wait:
             if not may_wait:
                 release_connection(request)
             await asyncio.shield(self._drain_task)  # the drain completes even if the client disconnects
-        return web.Response(text="drained for good\n")
+        return web.Response(text="drained permanently\n")
 
     async def _named_uid(self, request: web.Request) -> object:
         body = await self._drain_body.read(request)
@@ -195,7 +195,7 @@ def report_response(host: ControlHost) -> web.Response:
 
 
 def parse_wait(text: str) -> float | None:
-    """Return the seconds that a client asks to wait, at most LONGEST_WAIT; None if the text is no duration."""
+    """Return the seconds that a client asks to wait, at most MAX_WAIT_SECONDS; None if the text is no duration."""
     with suppress(ValueError):
         return 0.0 if text in {"0", "0s"} else min(float(Seconds.parse(text)), MAX_WAIT_SECONDS)
     return None

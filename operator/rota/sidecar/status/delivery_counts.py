@@ -95,7 +95,8 @@ class DeliveryCounts:
 
     def count_time(self, topic: str, seconds: float) -> None:
         """Count how long a delivery was at the app."""
-        buckets, bucket = self._times.setdefault(topic, {}), bucket_index(seconds)
+        buckets = self._times.setdefault(topic, {})
+        bucket = bucket_index(seconds)
         buckets[bucket] = buckets.get(bucket, 0) + 1
 
     def count_returned(self, attempts_before: int, now: float) -> None:
@@ -123,7 +124,8 @@ class DeliveryCounts:
 
     def page(self, start: int, incarnation: str, readers: Mapping[Queue, CountedReader], now: float) -> DeliveriesPage:
         """Return the page that starts at queue index `start`; the first page also lists failing messages."""
-        first_topic, stop = start // DELIVERY_PAGE_QUEUES * TOPICS_IN_PAGE, start + DELIVERY_PAGE_QUEUES
+        stop = start + DELIVERY_PAGE_QUEUES
+        first_topic = start // DELIVERY_PAGE_QUEUES * TOPICS_IN_PAGE
         last_topic = first_topic + TOPICS_IN_PAGE
         page = DeliveriesPage(
             incarnation=incarnation,
@@ -169,9 +171,11 @@ def _as_counts(queue: Queue, counts: DeliveryTotals) -> QueueCounts:
 
 
 def _as_message(message: _FailedMessage, now: float) -> FailingMessage:
-    age, answer = round(now - message.failed_at, 3), message.answer
-    place = (message.topic, *message.queue, message.offset)
-    return FailingMessage(*place, message.attempts, age, answer.outcome, answer.status)
+    age = round(now - message.failed_at, 3)
+    answer = message.answer
+    return FailingMessage(
+        message.topic, *message.queue, message.offset, message.attempts, age, answer.outcome, answer.status
+    )
 
 
 def _list_hanging(readers: Mapping[Queue, CountedReader], now: float) -> Iterator[FailingMessage]:

@@ -7,8 +7,7 @@ from aiohttp import web
 
 from rota.http_server import SharedResponse, listen
 from rota.metrics import MetricsFormat
-from rota.sidecar.status.control_api import LIMITS, ControlApi, ReportSource, encode_report
-from rota.sidecar.status.control_api import ControlHost as Controlled
+from rota.sidecar.status.control_api import LIMITS, ControlApi, ControlHost, ReportSource, encode_report
 from rota.sidecar.status.waiting_hooks import WaitingHooks
 
 PORT = 9911
@@ -27,7 +26,7 @@ class StatusSource(ReportSource, Protocol):
         """Render all metrics."""
 
 
-class ApiHost(Controlled, Protocol):
+class ApiHost(ControlHost, Protocol):
     """The member that this API serves."""
 
     @property
@@ -76,7 +75,7 @@ class StatusApi:
                 async with asyncio.timeout(DRAIN_BEGINS_SECONDS):
                     await self._host.pod_drain_started.wait()
             except TimeoutError:
-                return web.Response(text="no drain has begun\n")
+                return web.Response(text="no drain has started\n")
             await self._host.wait_drained()
         return web.Response(text="drained\n")
 
@@ -85,7 +84,7 @@ class StatusApi:
         return web.Response(body=self._host.status.render_metrics(style), headers={"content-type": style.value})
 
     async def _health(self, _: web.Request) -> web.Response:
-        return web.Response(text="lives\n")
+        return web.Response(text="ok\n")
 
     async def _readiness(self, _: web.Request) -> web.Response:
         reason = self._host.status.why_unready()

@@ -10,7 +10,7 @@ UNREACHABLE_SECONDS = 5.0  # a broker without a response for this many seconds c
 
 _STUCK_REASONS = {
     LeaseEvent.REFUSED: "another consumer has its lock",
-    LeaseEvent.FAILED: "its broker did not say where to begin",
+    LeaseEvent.FAILED: "its start offset could not be determined",
     LeaseEvent.READER_FAILED: "its reader failed with an unexpected error, which the sidecar's log shows",
 }
 
@@ -18,11 +18,11 @@ _log = logging.getLogger(__name__)
 
 
 class Problems:
-    """Tracks broker reachability and problems; other modules may read `troubles`, a sentence by reason."""
+    """Tracks broker reachability and problems; other modules may read `messages`, a sentence by reason."""
 
     def __init__(self) -> None:
         self.messages: dict[str, str] = {}
-        self.change_count = 0  # number of changes of `troubles`
+        self.change_count = 0  # number of changes of `messages`
         self._answered_brokers: set[str] = set()
         self._failing_since: dict[str, float] = {}  # by broker: the time of the first failure
         self._failed_tasks: dict[str, str] = {}  # error by task name
@@ -56,19 +56,14 @@ class Problems:
         text = ""
         if queues:
             queue, event = min(queues.items())
-            text = (
-                f"There are queues that are not consumed, such as {queue}: {_STUCK_REASONS[event]}; the sidecar retries"
-            )
+            text = f"Some queues are not consumed, such as {queue}: {_STUCK_REASONS[event]}; the sidecar retries"
         self.set_problem(Reason.QUEUE_START_FAILED, text)
 
     def report_unread(self, queues: Collection[Queue]) -> None:
         """Report queues without a successful pull for long, though their brokers respond; the message names one."""
         quiet = [queue for queue in queues if not self.is_failing(queue.broker) and queue not in self._rejections]
-        message = (
-            quiet
-            and f"There are queues that are not read, such as {min(quiet)}: no pull of it has succeeded for a minute"
-        )
-        self.set_problem(Reason.QUEUES_NOT_READ, message or "")
+        message = f"Some queues are not read, such as {min(quiet)}: no pull has succeeded for a minute" if quiet else ""
+        self.set_problem(Reason.QUEUES_NOT_READ, message)
 
     def report_task(self, name: str, error: Exception | None) -> None:
         """Report that a task of the sidecar failed, or that it runs steadily again; the message names one."""
@@ -99,4 +94,4 @@ class Problems:
         elif not message and reason in self.messages:
             del self.messages[reason.value]
             self.change_count += 1
-            _log.info("The problem is over", extra={"reason": reason.value})
+            _log.info("The problem is resolved", extra={"reason": reason.value})

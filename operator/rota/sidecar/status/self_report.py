@@ -70,25 +70,25 @@ def full_report(
 ) -> FullReport:
     """Return the report without its revision; `member_report` covers only state that is on the disk."""
     fields = {name: getattr(member_report, name) for name in Report.__struct_fields__}
-    states = Counter(_queue_state(queue, reading, member) for queue, reading in readers.items())
+    states = Counter(_queue_state(queue, reader, member) for queue, reader in readers.items())
     del states[""]
     entries = [*_uncommitted_entries(member, readers), *released_queues.entries_except(readers)]
     fields |= {"troubles": problems.messages, "states": dict(states), "uncommitted": entries[:MAX_UNCOMMITTED_ENTRIES]}
-    inflight = sum(reading.window.in_flight for reading in readers.values())
+    inflight = sum(reader.window.in_flight for reader in readers.values())
     return FullReport(**fields, inflight=inflight, stuck=to_ranges(member.stuck_queues))
 
 
 def _queue_state(queue: Queue, reader: ReportedReader, member: Member) -> QueueState:
-    life = member.leases.get(queue)
-    return _STATE_BY_LEASE.get(life.state, reader.obstacle) if life else ""
+    lease = member.leases.get(queue)
+    return _STATE_BY_LEASE.get(lease.state, reader.obstacle) if lease else ""
 
 
 def _uncommitted_entries(member: Member, readers: Mapping[Queue, ReportedReader]) -> list[Uncommitted]:
     """Return uncommitted offsets of queues that are being released, or have just been released."""
     entries: list[Uncommitted] = []
-    for queue, reading in readers.items():
-        life = member.leases.get(queue)
-        if (life is None or life.state is LeaseState.DRAINING) and (entry := _uncommitted(queue, reading.window)):
+    for queue, reader in readers.items():
+        lease = member.leases.get(queue)
+        if (lease is None or lease.state is LeaseState.DRAINING) and (entry := _uncommitted(queue, reader.window)):
             entries.append(entry)
     return entries
 
@@ -107,9 +107,10 @@ def queues_page(start: int, member: Member, readers: Mapping[Queue, ReportedRead
 
 
 def _queue_status(queue: Queue, reader: ReportedReader, member: Member, now: float) -> QueueStatus:
-    window, life = reader.window, member.leases.get(queue)
+    window = reader.window
+    lease = member.leases.get(queue)
     committed = window.committed_offset if window.has_start_offset else None
-    locked = bool(life and life.locked_at is not None)
+    locked = bool(lease and lease.locked_at is not None)
     age = round(now - reader.pulled_at, 3) if reader.pulled_at else None
     return QueueStatus(
         *queue,

@@ -28,7 +28,9 @@ class PodIdentity(NamedTuple):
         """Read the variables; raise ValueError if a required one is missing."""
         for name, field in _REQUIRED_VARIABLES.items():
             if not environment.get(name):
-                raise ValueError(f"The variable {name} is not set; give the container the pod's {field} in it")
+                raise ValueError(
+                    f"The environment variable {name} is not set; set it from the pod's field {field} (downward API)"
+                )
         default = cls("", "", "")
         return cls(
             name=environment["POD_NAME"],

@@ -18,22 +18,22 @@ class LocalOffsetStore:
     async def committed_offset(self, queue: Queue) -> int | None:
         """Return this member's committed offset; None if it has none."""
         async with self._disk_lock:
-            return (await self._of(queue.topic)).get(queue)
+            return (await self._offsets_of(queue.topic)).get(queue)
 
     async def commit(self, queue: Queue, offset: int) -> None:
         """Write an offset to the disk."""
         async with self._disk_lock:
-            topic_offsets = await self._of(queue.topic)
+            topic_offsets = await self._offsets_of(queue.topic)
             await shield_until_done(asyncio.to_thread(self._offset_files.store_offsets, {queue: offset}))
             topic_offsets[queue] = offset
 
     async def consuming_since(self, topic: str) -> float:
         """Return since when this member consumes a topic."""
         async with self._disk_lock:
-            await self._of(topic)
+            await self._offsets_of(topic)
             return self._offset_files.consuming_since(topic)
 
-    async def _of(self, topic: str) -> dict[Queue, int]:
+    async def _offsets_of(self, topic: str) -> dict[Queue, int]:
         if topic not in self._loaded_topics:
             self._loaded_topics[topic] = await asyncio.to_thread(self._offset_files.load, topic)
         return self._loaded_topics[topic]

@@ -31,10 +31,8 @@ _IN_MOVE_SELF, _IN_ONLYDIR = 0x800, 0x1000000
 _CHANGES = _IN_CLOSE_WRITE | _IN_MOVED_FROM | _IN_MOVED_TO | _IN_DELETE | _IN_MOVE_SELF | _IN_ONLYDIR
 _EVENT = struct.Struct("iIII")  # watch, mask, cookie, length of the name that follows
 _OVERFLOW = -1  # watch number of the overflow event: events were lost
-_WATCHED_NAMES = {
-    b"",
-    *map(os.fsencode, (DATA_LINK, SETTINGS_FILE, PLAIN_KEY, GZIP_KEY)),
-}  # an event without a name is about the folder itself
+# An event without a name is about the folder itself.
+_WATCHED_NAMES = {b"", *map(os.fsencode, (DATA_LINK, SETTINGS_FILE, PLAIN_KEY, GZIP_KEY))}
 
 _log = logging.getLogger(__name__)
 
@@ -50,8 +48,10 @@ class MountedConfig:
     """A folder with settings and assignment, a mounted ConfigMap or plain; it may be missing, or recreated."""
 
     def __init__(self, folder: Path, *, poll_seconds: float = 1.0, backup_poll_seconds: float = 10.0) -> None:
-        """Poll every `besides` seconds where inotify works, and every `alone` seconds where it does not."""
-        self._folder, self._poll_seconds, self._backup_poll_seconds = folder, poll_seconds, backup_poll_seconds
+        """Poll every `backup_poll_seconds` where inotify works, and every `poll_seconds` where it does not."""
+        self._folder = folder
+        self._poll_seconds = poll_seconds
+        self._backup_poll_seconds = backup_poll_seconds
         self._logged_reason = ""
 
     def read(self) -> MountedFiles | None:
@@ -62,11 +62,11 @@ class MountedConfig:
                 if (files := self._read_generation()) is not None:
                     break
             else:
-                reason = f"{DATA_LINK} leads nowhere, or is swapped too often"
+                reason = f"{DATA_LINK} points to a missing folder, or changes too often"
         except OSError as error:
             reason = "" if isinstance(error, FileNotFoundError) else str(error)
         if reason and reason != self._logged_reason:
-            _log.warning("The documents in %s cannot be read: %s", self._folder, reason)
+            _log.warning("The configuration in %s cannot be read: %s", self._folder, reason)
         self._logged_reason = reason
         return files
 
@@ -102,7 +102,8 @@ class MountedConfig:
 
         Polling backs inotify up: some mounts report no events, and a parent folder may be replaced.
         """
-        watcher, last_state = _InotifyWatch(self._folder), None
+        watcher = _InotifyWatch(self._folder)
+        last_state = None
         try:
             while True:
                 has_inotify = watcher.add_watch()  # before the folder is compared, so that no change is missed
@@ -120,12 +121,9 @@ class MountedConfig:
         link = None
         with suppress(OSError):
             link = (self._folder / DATA_LINK).readlink()
-        place = self._files_path()
-        return (
-            link,
-            _identity(self._folder),
-            *(_file_version(place / name) for name in (SETTINGS_FILE, PLAIN_KEY, GZIP_KEY)),
-        )
+        folder = self._files_path()
+        versions = [_file_version(folder / name) for name in (SETTINGS_FILE, PLAIN_KEY, GZIP_KEY)]
+        return (link, _identity(self._folder), *versions)
 
 
 def _read_file(folder: int, name: str) -> bytes | None:
@@ -174,7 +172,7 @@ class _InotifyWatch:
             watch = _call_libc("inotify_add_watch", self._descriptor, os.fsencode(self._folder), _CHANGES)
         except OSError as error:
             if not (self._is_failure_logged or isinstance(error, FileNotFoundError | NotADirectoryError)):
-                _log.warning("inotify cannot be had for %s (%s); it is looked at instead", self._folder, error)
+                _log.warning("inotify is not available for %s (%s); the folder is polled instead", self._folder, error)
                 self._is_failure_logged = True
             watch = -1
         if self._watch not in (watch, -1):
@@ -207,10 +205,8 @@ class _InotifyWatch:
         while position < len(events):
             watch, _, _, length = _EVENT.unpack_from(events, position)
             position += _EVENT.size
-            if (
-                watch in (self._watch, _OVERFLOW)
-                and events[position : position + length].rstrip(b"\0") in _WATCHED_NAMES
-            ):
+            name = events[position : position + length].rstrip(b"\0")
+            if watch in (self._watch, _OVERFLOW) and name in _WATCHED_NAMES:
                 self._change_event.set()
             position += length
 

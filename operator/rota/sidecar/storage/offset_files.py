@@ -89,13 +89,13 @@ class OffsetFiles:
         except (ValueError, RecursionError) as error:
             aside = path.with_name(f"{path.name}.torn")
             path.replace(aside)
-            _log.error("The offsets of %s cannot be read, and are set aside as %s: %s", topic, aside, error)
+            _log.error("The stored offsets of %s cannot be read; the file was renamed to %s: %s", topic, aside, error)
             return {}
 
     def _decode_offsets(self, topic: str, text: bytes) -> dict[Queue, int]:
-        places = msgspec.json.decode(text, type=_StoredOffsets)
-        if (places.group, places.topic) != (self._group, topic):
-            raise ValueError(f"they are those of {places.topic} in group {places.group}")
-        offsets = dict(iterate_entries({topic: places.offsets}))
-        self._consuming_since[topic] = places.begun or self._consuming_since[topic]
+        stored = msgspec.json.decode(text, type=_StoredOffsets)
+        if (stored.group, stored.topic) != (self._group, topic):
+            raise ValueError(f"they belong to topic {stored.topic} of group {stored.group}")
+        offsets = dict(iterate_entries({topic: stored.offsets}))
+        self._consuming_since[topic] = stored.begun or self._consuming_since[topic]
         return offsets

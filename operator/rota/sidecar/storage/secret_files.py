@@ -38,7 +38,7 @@ class _TlsFiles(NamedTuple):
 
 
 class SecretFiles:
-    """The mounted Secrets of one pod; files are read when `site` is called."""
+    """The mounted Secrets of one pod; files are read when `connection_config` is called."""
 
     def __init__(self, pod: PodIdentity) -> None:
         self._credentials_folder = pod.credentials_folder
@@ -68,7 +68,7 @@ class SecretFiles:
         return self._client_validity
 
     def _current_tls(self) -> ssl.SSLContext:
-        assert self._tls  # noqa: S101 - set before the site was returned
+        assert self._tls  # noqa: S101 - set before the configuration was returned
         return self._tls
 
     def _renew_tls(self) -> None:
@@ -106,7 +106,7 @@ class SecretFiles:
                 problems.append(str(error))
         message = "; ".join(problems)
         if message and message != self._logged_problem:
-            _log.warning("%s; until then it goes on with what was there before", message)
+            _log.warning("%s; the previous files stay in use", message)
         self._logged_problem = message
 
     def _renew_credentials(self) -> None:
@@ -118,7 +118,7 @@ def _read_credentials(folder: str) -> Credentials:
         version = resolve_mounted_folder(Path(folder))
         return Credentials(*((version / name).read_text().strip() for name in ("accessKey", "secretKey")))
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"The credentials in {folder} cannot be read: {error}; mend the Secret") from None
+        raise ValueError(f"The credentials in {folder} cannot be read: {error}; correct the Secret") from None
 
 
 def _read_authority(folder: str) -> str:
@@ -154,4 +154,4 @@ def _no_client_certificate(folder: str, error: Exception) -> ValueError:
 
 
 def _no_certificate(folder: str, error: Exception) -> ValueError:
-    return ValueError(f"There is no certificate in {folder}/ca.crt: {error}; put one there in PEM")
+    return ValueError(f"There is no certificate in {folder}/ca.crt: {error}; add one in PEM format")

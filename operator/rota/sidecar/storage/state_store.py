@@ -53,14 +53,14 @@ class StateStore:
         After an OSError the process has no incarnation and must not consume: the next process would have the same.
         """
         if self._uid is None:
-            raise RuntimeError("Notes are a pod's: load them before a process is counted")
+            raise RuntimeError("Call load() first")
         state = self._saved._replace(incarnation=self._saved.incarnation + 1)
         write_file(self._path.parent, self._path, _StoredState(self._uid, *state))
         self._saved = state
         return state.incarnation
 
     def check_space(self) -> None:
-        """Raise the OSError that `keep` would probably raise, so that no decision is made that cannot be stored."""
+        """Raise OSError if `store_state` would probably fail: decisions that cannot be stored must not be made."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         probe_file = self._path.with_name(f"{self._path.name}.tried")
         try:
@@ -74,7 +74,7 @@ class StateStore:
         After an OSError the caller must not obey: after a restart the generation would be lost.
         """
         if self._uid is None:
-            raise RuntimeError("Notes are a pod's: load them before they are kept")
+            raise RuntimeError("Call load() first")
         previous = self._saved
         state = SavedState(
             max(previous.obeyed_generation, obeyed_generation or 0), previous.final or final, previous.incarnation
@@ -85,13 +85,14 @@ class StateStore:
 
     def _read(self, uid: str) -> SavedState:
         try:
-            note = msgspec.json.decode(self._path.read_bytes(), type=_StoredState)
+            stored = msgspec.json.decode(self._path.read_bytes(), type=_StoredState)
         except FileNotFoundError:
             return SavedState()
         except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
-            _log.warning("%s cannot be read, so nothing was obeyed yet: %s", self._path, error)
+            _log.warning("%s cannot be read; the member starts without stored state: %s", self._path, error)
             return SavedState(incarnation=int(time.time()))  # above any earlier incarnation
-        if note.uid != uid:
-            _log.warning("%s is of pod %s, not of %s, so nothing was obeyed yet", self._path, note.uid, uid)
+        if stored.uid != uid:
+            text = "%s belongs to pod %s, not to %s; the member starts without stored state"
+            _log.warning(text, self._path, stored.uid, uid)
             return SavedState()
-        return SavedState(note.obeyed, note.final, note.incarnation)
+        return SavedState(stored.obeyed, stored.final, stored.incarnation)

@@ -59,4 +59,4 @@ def test_push_repeats_undelivered_messages_from_the_lowest_offset() -> None:
 def test_retry_rejection_names_the_message_in_at_most_100_characters() -> None:
     message = Message(Q, 7, b"", {"UNIQ_KEY": "k\n" * 15_000})
     told = _rejection_message(message, BrokerError("it is full"))
-    assert told.startswith(f"The broker keeps {'k ' * 50}…, offset 7 of ")
+    assert told.startswith(f"The broker rejects message {'k ' * 50}… (offset 7 of ")

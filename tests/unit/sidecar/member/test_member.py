@@ -94,9 +94,9 @@ def test_generation_that_is_higher_stops_queues_before_it_starts_others() -> Non
         (b"", "The assignment is not a complete JSON object"),
         (a_document(9, A)[:-9], "The assignment is not a complete JSON object"),
         (a_document(9).replace("9", "8"), "The assignment was modified or truncated: its checksum does not match"),
-        (a_document(4), "The assignment has generation 4, but 5 is obeyed"),
-        (a_document(5), "The assignment has another text than the generation 5 that is obeyed"),
-        (a_document(9, group="a/b"), "The assignment is of group a/b, this member works for shop/orders"),
+        (a_document(4), "The assignment has generation 4; generation 5 is already in force"),
+        (a_document(5), "The assignment differs from the assignment of the same generation 5 that is in force"),
+        (a_document(9, group="a/b"), "The assignment is of group a/b, this member belongs to group shop/orders"),
         (a_document(9).replace('"schema":1', '"schema":2'), None),
         (a_document(5, A), None),
     ],
@@ -145,7 +145,7 @@ def test_restart_of_a_member_applies_the_stored_generation_but_no_lower_one() ->
     step = member.apply_assignment(a_document(5, A), 0.0)
     assert (step.store_generation, acts(step)) == (5, [(LeaseAction.FIND_START, A)])
     assert member.apply_assignment(a_document(5, B), 0.0).rejection == (
-        "The assignment has another text than the generation 5 that is obeyed"
+        "The assignment differs from the assignment of the same generation 5 that is in force"
     )
 
 

@@ -1,4 +1,4 @@
-"""The life of one queue at the member, row by row and point by point."""
+"""The state machine of one queue at the member: each row of its table, and its timers."""
 
 from collections import deque
 from itertools import count
@@ -20,79 +20,84 @@ from rota.sidecar.member.queue_lifecycle import (
 
 Q = Queue("orders", "broker-a", 3)
 
-GIVEN = LeaseEvent.ASSIGNED
-TAKEN = LeaseEvent.REVOKED
-AGAIN = LeaseEvent.REASSIGNED
+ASSIGNED = LeaseEvent.ASSIGNED
+REVOKED = LeaseEvent.REVOKED
+REASSIGNED = LeaseEvent.REASSIGNED
 RETRY = LeaseEvent.RETRY
-LATE = LeaseEvent.DRAIN_TIMEOUT
+DRAIN_TIMEOUT = LeaseEvent.DRAIN_TIMEOUT
 LOCKED, REFUSED, RENEW, EXPIRED = LeaseEvent.LOCKED, LeaseEvent.REFUSED, LeaseEvent.RENEW, LeaseEvent.EXPIRED
-PLACED, EARLY, HELD, FAILED = LeaseEvent.START_FOUND, LeaseEvent.START_HELD, LeaseEvent.HOLD_OVER, LeaseEvent.FAILED
+START_FOUND, START_HELD, HOLD_OVER, FAILED = (
+    LeaseEvent.START_FOUND,
+    LeaseEvent.START_HELD,
+    LeaseEvent.HOLD_OVER,
+    LeaseEvent.FAILED,
+)
 READER_FAILED, RESUME = LeaseEvent.READER_FAILED, LeaseEvent.RESUME
-EMPTY = LeaseEvent.DRAINED
+DRAINED = LeaseEvent.DRAINED
 UNLOCKED = LeaseEvent.UNLOCKED
 CONCURRENT = LeaseEvent.CONCURRENT
 ORDERLY = LeaseEvent.ORDERLY
 LOCK = LeaseAction.LOCK
-PLACE = LeaseAction.FIND_START
+FIND_START = LeaseAction.FIND_START
 FETCH = LeaseAction.FETCH
 STOP = LeaseAction.STOP
-CUT = LeaseAction.ABORT
+ABORT = LeaseAction.ABORT
 UNLOCK = LeaseAction.UNLOCK
 WANTED, LOCKING, STARTING, RUNNING = LeaseState.WANTED, LeaseState.LOCKING, LeaseState.STARTING, LeaseState.RUNNING
 STUCK, DRAINING, RELEASED = LeaseState.STUCK, LeaseState.DRAINING, LeaseState.RELEASED
 
 
-def a_life(*events: LeaseEvent, orderly: bool = False, wary: bool = False) -> QueueLease:
-    """Return a life to which this happened, all of it at 0."""
-    life = QueueLease(queue=Q, orderly=orderly, lease_numbers=count(1), needs_lock_hold=wary)
+def a_lease(*events: LeaseEvent, orderly: bool = False, needs_hold: bool = False) -> QueueLease:
+    """Return a lease after these events, all of them at time 0."""
+    lease = QueueLease(queue=Q, orderly=orderly, lease_numbers=count(1), needs_lock_hold=needs_hold)
     for event in events:
-        life.on_event(event, 0.0)
-    return life
+        lease.on_event(event, 0.0)
+    return lease
 
 
 def acts(commands: list[Command]) -> list[LeaseAction]:
     return [command.action for command in commands]
 
 
-# What happened before, what happens, by which rows it goes (its state, what the event means to it), where it ends.
+# Earlier events, the event, the rows that apply to it (state, resolved event), the state afterwards, the actions.
 Story = tuple[tuple[LeaseEvent, ...], LeaseEvent, list[tuple[LeaseState, LeaseEvent]], LeaseState, list[LeaseAction]]
 CONCURRENTLY: list[Story] = [
-    ((), GIVEN, [(RELEASED, GIVEN), (WANTED, CONCURRENT)], STARTING, [PLACE]),
-    ((GIVEN,), PLACED, [(STARTING, PLACED)], RUNNING, [FETCH]),
-    ((GIVEN,), FAILED, [(STARTING, FAILED)], STUCK, []),
-    ((GIVEN,), TAKEN, [(STARTING, TAKEN)], DRAINING, [STOP]),
-    ((GIVEN, FAILED), RETRY, [(STUCK, RETRY), (WANTED, CONCURRENT)], STARTING, [PLACE]),
-    ((GIVEN, FAILED), TAKEN, [(STUCK, TAKEN)], DRAINING, [STOP]),
-    ((GIVEN, PLACED), TAKEN, [(RUNNING, TAKEN)], DRAINING, [STOP]),
-    ((GIVEN, PLACED), READER_FAILED, [(RUNNING, READER_FAILED)], STUCK, []),
-    ((GIVEN, PLACED, READER_FAILED), RETRY, [(STUCK, RESUME)], RUNNING, [FETCH]),
-    ((GIVEN, PLACED, READER_FAILED), TAKEN, [(STUCK, TAKEN)], DRAINING, [STOP]),
-    ((GIVEN, PLACED, TAKEN), TAKEN, [(DRAINING, TAKEN)], DRAINING, []),
-    ((GIVEN, PLACED, TAKEN), GIVEN, [(DRAINING, GIVEN)], RUNNING, [FETCH]),
-    ((GIVEN, PLACED, TAKEN), LATE, [(DRAINING, LATE)], DRAINING, [CUT]),
-    ((GIVEN, PLACED, TAKEN), EMPTY, [(DRAINING, UNLOCKED)], RELEASED, []),
-    ((GIVEN, PLACED, TAKEN, LATE), GIVEN, [(DRAINING, AGAIN)], DRAINING, []),
+    ((), ASSIGNED, [(RELEASED, ASSIGNED), (WANTED, CONCURRENT)], STARTING, [FIND_START]),
+    ((ASSIGNED,), START_FOUND, [(STARTING, START_FOUND)], RUNNING, [FETCH]),
+    ((ASSIGNED,), FAILED, [(STARTING, FAILED)], STUCK, []),
+    ((ASSIGNED,), REVOKED, [(STARTING, REVOKED)], DRAINING, [STOP]),
+    ((ASSIGNED, FAILED), RETRY, [(STUCK, RETRY), (WANTED, CONCURRENT)], STARTING, [FIND_START]),
+    ((ASSIGNED, FAILED), REVOKED, [(STUCK, REVOKED)], DRAINING, [STOP]),
+    ((ASSIGNED, START_FOUND), REVOKED, [(RUNNING, REVOKED)], DRAINING, [STOP]),
+    ((ASSIGNED, START_FOUND), READER_FAILED, [(RUNNING, READER_FAILED)], STUCK, []),
+    ((ASSIGNED, START_FOUND, READER_FAILED), RETRY, [(STUCK, RESUME)], RUNNING, [FETCH]),
+    ((ASSIGNED, START_FOUND, READER_FAILED), REVOKED, [(STUCK, REVOKED)], DRAINING, [STOP]),
+    ((ASSIGNED, START_FOUND, REVOKED), REVOKED, [(DRAINING, REVOKED)], DRAINING, []),
+    ((ASSIGNED, START_FOUND, REVOKED), ASSIGNED, [(DRAINING, ASSIGNED)], RUNNING, [FETCH]),
+    ((ASSIGNED, START_FOUND, REVOKED), DRAIN_TIMEOUT, [(DRAINING, DRAIN_TIMEOUT)], DRAINING, [ABORT]),
+    ((ASSIGNED, START_FOUND, REVOKED), DRAINED, [(DRAINING, UNLOCKED)], RELEASED, []),
+    ((ASSIGNED, START_FOUND, REVOKED, DRAIN_TIMEOUT), ASSIGNED, [(DRAINING, REASSIGNED)], DRAINING, []),
     (
-        (GIVEN, PLACED, TAKEN, LATE, GIVEN),
-        EMPTY,
-        [(DRAINING, UNLOCKED), (RELEASED, GIVEN), (WANTED, CONCURRENT)],
+        (ASSIGNED, START_FOUND, REVOKED, DRAIN_TIMEOUT, ASSIGNED),
+        DRAINED,
+        [(DRAINING, UNLOCKED), (RELEASED, ASSIGNED), (WANTED, CONCURRENT)],
         STARTING,
-        [PLACE],
+        [FIND_START],
     ),
 ]
-UP = (GIVEN, LOCKED, PLACED)
+UP = (ASSIGNED, LOCKED, START_FOUND)
 ORDERED: list[Story] = [
-    ((), GIVEN, [(RELEASED, GIVEN), (WANTED, ORDERLY)], LOCKING, [LOCK]),
-    ((GIVEN,), LOCKED, [(LOCKING, LOCKED)], STARTING, [PLACE]),
-    ((GIVEN,), REFUSED, [(LOCKING, REFUSED)], STUCK, []),
-    ((GIVEN,), FAILED, [(LOCKING, FAILED)], STUCK, []),
-    ((GIVEN,), TAKEN, [(LOCKING, TAKEN)], DRAINING, [STOP]),
-    ((GIVEN, REFUSED), RETRY, [(STUCK, RETRY), (WANTED, ORDERLY)], LOCKING, [LOCK]),
-    ((GIVEN, LOCKED), RENEW, [(STARTING, RENEW)], STARTING, [LOCK]),
-    ((GIVEN, LOCKED), LOCKED, [(STARTING, LOCKED)], STARTING, []),
-    ((GIVEN, LOCKED), REFUSED, [(STARTING, REFUSED)], STUCK, []),
-    ((GIVEN, LOCKED), EXPIRED, [(STARTING, EXPIRED), (WANTED, ORDERLY)], LOCKING, [LOCK]),
-    ((GIVEN, LOCKED), TAKEN, [(STARTING, TAKEN)], DRAINING, [STOP]),
+    ((), ASSIGNED, [(RELEASED, ASSIGNED), (WANTED, ORDERLY)], LOCKING, [LOCK]),
+    ((ASSIGNED,), LOCKED, [(LOCKING, LOCKED)], STARTING, [FIND_START]),
+    ((ASSIGNED,), REFUSED, [(LOCKING, REFUSED)], STUCK, []),
+    ((ASSIGNED,), FAILED, [(LOCKING, FAILED)], STUCK, []),
+    ((ASSIGNED,), REVOKED, [(LOCKING, REVOKED)], DRAINING, [STOP]),
+    ((ASSIGNED, REFUSED), RETRY, [(STUCK, RETRY), (WANTED, ORDERLY)], LOCKING, [LOCK]),
+    ((ASSIGNED, LOCKED), RENEW, [(STARTING, RENEW)], STARTING, [LOCK]),
+    ((ASSIGNED, LOCKED), LOCKED, [(STARTING, LOCKED)], STARTING, []),
+    ((ASSIGNED, LOCKED), REFUSED, [(STARTING, REFUSED)], STUCK, []),
+    ((ASSIGNED, LOCKED), EXPIRED, [(STARTING, EXPIRED), (WANTED, ORDERLY)], LOCKING, [LOCK]),
+    ((ASSIGNED, LOCKED), REVOKED, [(STARTING, REVOKED)], DRAINING, [STOP]),
     (UP, RENEW, [(RUNNING, RENEW)], RUNNING, [LOCK]),
     (UP, LOCKED, [(RUNNING, LOCKED)], RUNNING, []),
     (UP, REFUSED, [(RUNNING, REFUSED)], STUCK, [STOP]),
@@ -101,55 +106,57 @@ ORDERED: list[Story] = [
     ((*UP, READER_FAILED), EXPIRED, [(STUCK, EXPIRED), (WANTED, ORDERLY)], LOCKING, [STOP, LOCK]),
     ((*UP, READER_FAILED), REFUSED, [(STUCK, REFUSED)], STUCK, [STOP]),
     ((*UP, READER_FAILED, REFUSED), RETRY, [(STUCK, RETRY), (WANTED, ORDERLY)], LOCKING, [LOCK]),
-    (UP, TAKEN, [(RUNNING, TAKEN)], DRAINING, [STOP]),
-    ((*UP, TAKEN), GIVEN, [(DRAINING, GIVEN)], RUNNING, [FETCH]),
-    ((*UP, TAKEN), REFUSED, [(DRAINING, REFUSED)], DRAINING, []),
-    ((*UP, TAKEN, REFUSED), GIVEN, [(DRAINING, AGAIN)], DRAINING, []),
-    ((*UP, TAKEN), EMPTY, [(DRAINING, EMPTY)], DRAINING, [UNLOCK]),
-    ((*UP, TAKEN, EMPTY), GIVEN, [(DRAINING, AGAIN)], DRAINING, []),
-    ((*UP, TAKEN, EMPTY), UNLOCKED, [(DRAINING, UNLOCKED)], RELEASED, []),
+    (UP, REVOKED, [(RUNNING, REVOKED)], DRAINING, [STOP]),
+    ((*UP, REVOKED), ASSIGNED, [(DRAINING, ASSIGNED)], RUNNING, [FETCH]),
+    ((*UP, REVOKED), REFUSED, [(DRAINING, REFUSED)], DRAINING, []),
+    ((*UP, REVOKED, REFUSED), ASSIGNED, [(DRAINING, REASSIGNED)], DRAINING, []),
+    ((*UP, REVOKED), DRAINED, [(DRAINING, DRAINED)], DRAINING, [UNLOCK]),
+    ((*UP, REVOKED, DRAINED), ASSIGNED, [(DRAINING, REASSIGNED)], DRAINING, []),
+    ((*UP, REVOKED, DRAINED), UNLOCKED, [(DRAINING, UNLOCKED)], RELEASED, []),
     (
-        (*UP, TAKEN, EMPTY, GIVEN),
+        (*UP, REVOKED, DRAINED, ASSIGNED),
         UNLOCKED,
-        [(DRAINING, UNLOCKED), (RELEASED, GIVEN), (WANTED, ORDERLY)],
+        [(DRAINING, UNLOCKED), (RELEASED, ASSIGNED), (WANTED, ORDERLY)],
         LOCKING,
         [LOCK],
     ),
 ]
-WARILY: list[Story] = [
-    ((GIVEN, LOCKED), PLACED, [(STARTING, EARLY)], STARTING, []),
-    ((GIVEN, LOCKED, PLACED), HELD, [(STARTING, HELD)], STARTING, [PLACE]),
+HELD: list[Story] = [
+    ((ASSIGNED, LOCKED), START_FOUND, [(STARTING, START_HELD)], STARTING, []),
+    ((ASSIGNED, LOCKED, START_FOUND), HOLD_OVER, [(STARTING, HOLD_OVER)], STARTING, [FIND_START]),
 ]
 
 
-def told(before: tuple[LeaseEvent, ...], event: LeaseEvent) -> str:
+def case_name(before: tuple[LeaseEvent, ...], event: LeaseEvent) -> str:
     return ", ".join([*before, f"then {event}"])
 
 
 @pytest.mark.parametrize(
-    ("story", "orderly", "wary"),
+    ("story", "orderly", "needs_hold"),
     [
-        pytest.param(story, orderly, wary, id=f"{'Orderly' if orderly else 'Concurrent'}: {told(*story[:2])}")
-        for stories, orderly, wary in ((CONCURRENTLY, False, False), (ORDERED, True, False), (WARILY, True, True))
+        pytest.param(
+            story, orderly, needs_hold, id=f"{'Orderly' if orderly else 'Concurrent'}: {case_name(*story[:2])}"
+        )
+        for stories, orderly, needs_hold in ((CONCURRENTLY, False, False), (ORDERED, True, False), (HELD, True, True))
         for story in stories
     ],
 )
-def test_queue_lifecycle_rows_lead_to_their_states_and_commands(story: Story, orderly: bool, wary: bool) -> None:  # noqa: FBT001 - a case
+def test_queue_lifecycle_rows_lead_to_their_states_and_commands(story: Story, orderly: bool, needs_hold: bool) -> None:  # noqa: FBT001 - a case
     before, event, rows, after, commanded = story
-    life = a_life(*before, orderly=orderly, wary=wary)
-    assert acts(life.on_event(event, 0.0)) == commanded
-    assert life.state is after
+    lease = a_lease(*before, orderly=orderly, needs_hold=needs_hold)
+    assert acts(lease.on_event(event, 0.0)) == commanded
+    assert lease.state is after
     assert [act for row in rows for act in TRANSITIONS[row][1]] == commanded
     assert TRANSITIONS[rows[-1]][0] is after
 
 
 def test_queue_lifecycle_rows_are_all_covered_by_cases() -> None:
-    assert {row for story in [*CONCURRENTLY, *ORDERED, *WARILY] for row in story[2]} == set(TRANSITIONS)
+    assert {row for story in [*CONCURRENTLY, *ORDERED, *HELD] for row in story[2]} == set(TRANSITIONS)
 
 
 def test_queue_lifecycle_enters_running_with_a_fetch() -> None:
     into = {(state, event) for (state, event), (after, _) in TRANSITIONS.items() if after is RUNNING is not state}
-    assert into == {(STARTING, PLACED), (DRAINING, GIVEN), (STUCK, RESUME)}
+    assert into == {(STARTING, START_FOUND), (DRAINING, ASSIGNED), (STUCK, RESUME)}
     fetching = {row for row, (_, commanded) in TRANSITIONS.items() if FETCH in commanded}
     assert fetching == into
 
@@ -169,7 +176,7 @@ def test_queue_release_happens_only_from_draining() -> None:
 
 def test_queue_lifecycle_drains_a_revoked_queue_from_every_lasting_state() -> None:
     for state in (LOCKING, STARTING, RUNNING, STUCK, DRAINING):
-        assert TRANSITIONS[state, TAKEN][0] is DRAINING
+        assert TRANSITIONS[state, REVOKED][0] is DRAINING
 
 
 @pytest.mark.parametrize("end", [RUNNING, RELEASED])
@@ -184,26 +191,40 @@ def test_queue_lifecycle_reaches_running_and_released_from_every_state(end: Leas
 
 
 @pytest.mark.parametrize("orderly", [False, True])
-@pytest.mark.parametrize("event", [LOCKED, REFUSED, PLACED, FAILED, EMPTY, UNLOCKED, LATE, RETRY, HELD, EXPIRED])
+@pytest.mark.parametrize(
+    "event", [LOCKED, REFUSED, START_FOUND, FAILED, DRAINED, UNLOCKED, DRAIN_TIMEOUT, RETRY, HOLD_OVER, EXPIRED]
+)
 def test_queue_lifecycle_starts_only_by_an_assignment(event: LeaseEvent, orderly: bool) -> None:  # noqa: FBT001 - a case
-    life = a_life(orderly=orderly)
-    assert life.on_event(event, 0.0) == []
-    assert life.state is RELEASED
+    lease = a_lease(orderly=orderly)
+    assert lease.on_event(event, 0.0) == []
+    assert lease.state is RELEASED
 
 
-@pytest.mark.parametrize("event", [LOCKED, PLACED, FAILED, UNLOCKED])
+@pytest.mark.parametrize("event", [LOCKED, START_FOUND, FAILED, UNLOCKED])
 def test_drain_is_not_interrupted_by_a_response_to_an_earlier_request(event: LeaseEvent) -> None:
-    for before in ((GIVEN, TAKEN), (GIVEN, LOCKED, TAKEN), (*UP, TAKEN)):
-        life = a_life(*before, orderly=True)
-        assert life.on_event(event, 0.0) == []
-        assert life.state in {DRAINING, RELEASED}
+    for before in ((ASSIGNED, REVOKED), (ASSIGNED, LOCKED, REVOKED), (*UP, REVOKED)):
+        lease = a_lease(*before, orderly=True)
+        assert lease.on_event(event, 0.0) == []
+        assert lease.state in {DRAINING, RELEASED}
 
 
 def test_queue_lifecycle_number_never_fetches_after_its_stop() -> None:
-    life = a_life(orderly=True)
-    events = [*UP, TAKEN, GIVEN, EXPIRED, LOCKED, PLACED, READER_FAILED, RETRY, REFUSED, RETRY, LOCKED]
-    events += [PLACED, READER_FAILED, REFUSED, RETRY, LOCKED, TAKEN, GIVEN, EMPTY, UNLOCKED, LOCKED, PLACED]
-    commands = [command for event in events for command in life.on_event(event, 0.0)]
+    lease = a_lease(orderly=True)
+    events = [*UP, REVOKED, ASSIGNED, EXPIRED, LOCKED, START_FOUND, READER_FAILED, RETRY, REFUSED, RETRY, LOCKED]
+    events += [
+        START_FOUND,
+        READER_FAILED,
+        REFUSED,
+        RETRY,
+        LOCKED,
+        REVOKED,
+        ASSIGNED,
+        DRAINED,
+        UNLOCKED,
+        LOCKED,
+        START_FOUND,
+    ]
+    commands = [command for event in events for command in lease.on_event(event, 0.0)]
     numbers = [command.lease_number for command in commands]
     assert numbers == sorted(numbers)
     for number in set(numbers):
@@ -211,176 +232,176 @@ def test_queue_lifecycle_number_never_fetches_after_its_stop() -> None:
         assert STOP not in mine or FETCH not in mine[mine.index(STOP) :]
 
 
-def test_queue_whose_reader_failed_keeps_its_life_number() -> None:
-    life = a_life(GIVEN, PLACED, READER_FAILED)
-    number = life.number
-    assert life.next_timer() == (1.0, RETRY)
-    assert life.on_event(RETRY, 1.0) == [Command(FETCH, Q, number)]
+def test_queue_whose_reader_failed_keeps_its_lease_number() -> None:
+    lease = a_lease(ASSIGNED, START_FOUND, READER_FAILED)
+    number = lease.number
+    assert lease.next_timer() == (1.0, RETRY)
+    assert lease.on_event(RETRY, 1.0) == [Command(FETCH, Q, number)]
 
 
 def test_queue_whose_reader_fails_again_and_again_is_retried_less_and_less_often() -> None:
-    life, now, pauses = a_life(GIVEN, PLACED), 100.0, []
+    lease, now, pauses = a_lease(ASSIGNED, START_FOUND), 100.0, []
     for _ in range(7):
-        life.on_event(READER_FAILED, now)
-        pauses.append(life.retry_at - now)
-        now = life.retry_at
-        life.on_event(RETRY, now)
+        lease.on_event(READER_FAILED, now)
+        pauses.append(lease.retry_at - now)
+        now = lease.retry_at
+        lease.on_event(RETRY, now)
     assert pauses == [1, 2, 4, 8, 16, 30, 30]
-    life.on_event(READER_FAILED, now + 31)
-    assert life.retry_at == now + 32
+    lease.on_event(READER_FAILED, now + 31)
+    assert lease.retry_at == now + 32
 
 
 def test_queue_whose_reader_failed_is_locked_anew_where_trust_in_its_lock_ran_out() -> None:
-    life = a_life(*UP, orderly=True)
-    life.on_event(READER_FAILED, 29.5)
-    assert acts(life.on_event(RETRY, 30.5)) == [STOP, LOCK], "its open deliveries may be another member's by now"
-    life.on_event(LOCKED, 30.6, sent_at=30.5)
-    assert life.deliver_after == 30.6 + LOCK_HOLD_SECONDS
+    lease = a_lease(*UP, orderly=True)
+    lease.on_event(READER_FAILED, 29.5)
+    assert acts(lease.on_event(RETRY, 30.5)) == [STOP, LOCK], "its open deliveries may be another member's by now"
+    lease.on_event(LOCKED, 30.6, sent_at=30.5)
+    assert lease.deliver_after == 30.6 + LOCK_HOLD_SECONDS
 
 
 def test_lock_is_trusted_for_30_seconds_from_sending_its_request() -> None:
-    life = a_life(GIVEN, orderly=True)
-    life.on_event(LOCKED, 109.0, sent_at=100.0)
-    life.on_event(PLACED, 110.0)
-    assert life.is_lock_trusted(129.9)
-    assert not life.is_lock_trusted(130.0)
-    assert life.next_timer() == (120.0, RENEW)
-    assert acts(life.on_event(RENEW, 120.0)) == [LOCK]
-    assert life.next_timer() == (125.0, RENEW)
-    life.on_event(RENEW, 125.0)
-    assert life.next_timer() == (130.0, EXPIRED)
-    life.on_event(LOCKED, 126.0, sent_at=125.0)
-    assert life.next_timer() == (145.0, RENEW)
-    life.on_event(LOCKED, 127.0, sent_at=120.0)  # the answer to the first request, overtaken
-    assert life.next_timer() == (145.0, RENEW)
+    lease = a_lease(ASSIGNED, orderly=True)
+    lease.on_event(LOCKED, 109.0, sent_at=100.0)
+    lease.on_event(START_FOUND, 110.0)
+    assert lease.is_lock_trusted(129.9)
+    assert not lease.is_lock_trusted(130.0)
+    assert lease.next_timer() == (120.0, RENEW)
+    assert acts(lease.on_event(RENEW, 120.0)) == [LOCK]
+    assert lease.next_timer() == (125.0, RENEW)
+    lease.on_event(RENEW, 125.0)
+    assert lease.next_timer() == (130.0, EXPIRED)
+    lease.on_event(LOCKED, 126.0, sent_at=125.0)
+    assert lease.next_timer() == (145.0, RENEW)
+    lease.on_event(LOCKED, 127.0, sent_at=120.0)  # the answer to the first request, overtaken
+    assert lease.next_timer() == (145.0, RENEW)
 
 
 def test_lock_allows_only_pushes_that_end_while_the_broker_keeps_it() -> None:
-    life = a_life(*UP, orderly=True)
-    assert life.is_lock_trusted(29.9, push_timeout=30.0)
-    assert life.is_lock_trusted(14.9, push_timeout=45.0)
-    assert not life.is_lock_trusted(15.0, push_timeout=45.0)
-    assert a_life(GIVEN, PLACED).is_lock_trusted(1e9, push_timeout=45.0)
+    lease = a_lease(*UP, orderly=True)
+    assert lease.is_lock_trusted(29.9, push_timeout=30.0)
+    assert lease.is_lock_trusted(14.9, push_timeout=45.0)
+    assert not lease.is_lock_trusted(15.0, push_timeout=45.0)
+    assert a_lease(ASSIGNED, START_FOUND).is_lock_trusted(1e9, push_timeout=45.0)
 
 
 def test_lock_is_kept_when_its_renewal_is_not_answered() -> None:
-    life = a_life(*UP, RENEW, orderly=True)
-    assert life.on_event(FAILED, 21.0) == []
-    assert life.state is RUNNING
-    assert life.next_timer() == (20.0, RENEW)
+    lease = a_lease(*UP, RENEW, orderly=True)
+    assert lease.on_event(FAILED, 21.0) == []
+    assert lease.state is RUNNING
+    assert lease.next_timer() == (20.0, RENEW)
 
 
 def test_lock_acquired_for_the_first_time_is_used_without_waiting() -> None:
-    life = a_life(GIVEN, REFUSED, RETRY, LOCKED, orderly=True)
-    life.on_event(PLACED, 1.0)
-    assert life.state is RUNNING
+    lease = a_lease(ASSIGNED, REFUSED, RETRY, LOCKED, orderly=True)
+    lease.on_event(START_FOUND, 1.0)
+    assert lease.state is RUNNING
 
 
 @pytest.mark.parametrize(
     "lost",
-    [(*UP, EXPIRED), (*UP, REFUSED, RETRY), (GIVEN, LOCKED, EXPIRED), (GIVEN, LOCKED, REFUSED, RETRY)],
+    [(*UP, EXPIRED), (*UP, REFUSED, RETRY), (ASSIGNED, LOCKED, EXPIRED), (ASSIGNED, LOCKED, REFUSED, RETRY)],
     ids=["Running, expired", "Running, refused", "Starting, expired", "Starting, refused"],
 )
 def test_lock_that_was_lost_is_held_for_a_minute_and_the_start_offset_read_again(lost: tuple[LeaseEvent, ...]) -> None:
-    life = a_life(*lost, orderly=True)
-    life.on_event(LOCKED, 40.0, sent_at=39.0)
-    assert life.on_event(PLACED, 41.0) == []
-    assert life.state is STARTING
-    life.on_event(RENEW, 59.0)
-    life.on_event(LOCKED, 60.0, sent_at=59.0)
-    life.on_event(RENEW, 79.0)
-    life.on_event(LOCKED, 80.0, sent_at=79.0)
-    assert life.next_timer() == (99.0, RENEW)
-    life.on_event(LOCKED, 100.0, sent_at=99.0)
-    assert life.next_timer() == (40.0 + LOCK_HOLD_SECONDS, HELD)
-    assert acts(life.on_event(HELD, 100.0)) == [PLACE]
-    assert acts(life.on_event(PLACED, 101.0)) == [FETCH]
-    assert life.state is RUNNING
+    lease = a_lease(*lost, orderly=True)
+    lease.on_event(LOCKED, 40.0, sent_at=39.0)
+    assert lease.on_event(START_FOUND, 41.0) == []
+    assert lease.state is STARTING
+    lease.on_event(RENEW, 59.0)
+    lease.on_event(LOCKED, 60.0, sent_at=59.0)
+    lease.on_event(RENEW, 79.0)
+    lease.on_event(LOCKED, 80.0, sent_at=79.0)
+    assert lease.next_timer() == (99.0, RENEW)
+    lease.on_event(LOCKED, 100.0, sent_at=99.0)
+    assert lease.next_timer() == (40.0 + LOCK_HOLD_SECONDS, HOLD_OVER)
+    assert acts(lease.on_event(HOLD_OVER, 100.0)) == [FIND_START]
+    assert acts(lease.on_event(START_FOUND, 101.0)) == [FETCH]
+    assert lease.state is RUNNING
 
 
 def test_forced_grant_delays_use_of_the_lock_however_often_it_was_refused() -> None:
-    life = a_life(GIVEN, REFUSED, RETRY, REFUSED, RETRY, orderly=True, wary=True)
-    life.on_event(LOCKED, 7.0, sent_at=7.0)
-    assert life.on_event(PLACED, 8.0) == []
-    assert life.deliver_after == 7.0 + LOCK_HOLD_SECONDS
+    lease = a_lease(ASSIGNED, REFUSED, RETRY, REFUSED, RETRY, orderly=True, needs_hold=True)
+    lease.on_event(LOCKED, 7.0, sent_at=7.0)
+    assert lease.on_event(START_FOUND, 8.0) == []
+    assert lease.deliver_after == 7.0 + LOCK_HOLD_SECONDS
 
 
 def test_lock_wait_discards_the_start_offset_of_an_earlier_attempt() -> None:
-    life = a_life(GIVEN, LOCKED, PLACED, FAILED, RETRY, orderly=True, wary=True)
-    life.on_event(LOCKED, 50.0, sent_at=29.0)
-    assert life.deliver_after == LOCK_HOLD_SECONDS
-    assert life.next_timer() == (49.0, RENEW)
-    life.on_event(LOCKED, 58.0, sent_at=57.0)
-    assert life.next_timer() == (77.0, RENEW)  # and no start to look up again before one was found
+    lease = a_lease(ASSIGNED, LOCKED, START_FOUND, FAILED, RETRY, orderly=True, needs_hold=True)
+    lease.on_event(LOCKED, 50.0, sent_at=29.0)
+    assert lease.deliver_after == LOCK_HOLD_SECONDS
+    assert lease.next_timer() == (49.0, RENEW)
+    lease.on_event(LOCKED, 58.0, sent_at=57.0)
+    assert lease.next_timer() == (77.0, RENEW)  # and no start to look up again before one was found
 
 
 def test_lock_that_was_released_in_order_is_used_without_waiting_when_acquired_again() -> None:
-    life = a_life(*UP, TAKEN, LATE, GIVEN, EMPTY, orderly=True)
-    assert acts(life.on_event(UNLOCKED, 40.0)) == [LOCK]
-    life.on_event(LOCKED, 41.0, sent_at=40.0)
-    life.on_event(PLACED, 42.0)
-    assert life.state is RUNNING
+    lease = a_lease(*UP, REVOKED, DRAIN_TIMEOUT, ASSIGNED, DRAINED, orderly=True)
+    assert acts(lease.on_event(UNLOCKED, 40.0)) == [LOCK]
+    lease.on_event(LOCKED, 41.0, sent_at=40.0)
+    lease.on_event(START_FOUND, 42.0)
+    assert lease.state is RUNNING
 
 
 def test_lock_whose_trust_expired_while_stuck_is_held_before_use() -> None:
-    life = a_life(GIVEN, LOCKED, FAILED, orderly=True)
-    life.on_event(RETRY, 29.0)
-    life.on_event(LOCKED, 29.5, sent_at=29.4)
-    assert life.deliver_after == 0.0
-    life.on_event(FAILED, 30.0)
-    life.on_event(RETRY, 60.0)
-    life.on_event(LOCKED, 61.0, sent_at=60.0)
-    assert life.deliver_after == 61.0 + LOCK_HOLD_SECONDS
+    lease = a_lease(ASSIGNED, LOCKED, FAILED, orderly=True)
+    lease.on_event(RETRY, 29.0)
+    lease.on_event(LOCKED, 29.5, sent_at=29.4)
+    assert lease.deliver_after == 0.0
+    lease.on_event(FAILED, 30.0)
+    lease.on_event(RETRY, 60.0)
+    lease.on_event(LOCKED, 61.0, sent_at=60.0)
+    assert lease.deliver_after == 61.0 + LOCK_HOLD_SECONDS
 
 
 def test_lock_renewal_that_was_requested_too_late_loses_the_lock() -> None:
-    life = a_life(*UP, orderly=True)
-    assert acts(life.on_event(LOCKED, 31.0, sent_at=30.0)) == [STOP, LOCK]
-    life.on_event(LOCKED, 33.0, sent_at=32.0)
-    assert life.deliver_after == 33.0 + LOCK_HOLD_SECONDS
+    lease = a_lease(*UP, orderly=True)
+    assert acts(lease.on_event(LOCKED, 31.0, sent_at=30.0)) == [STOP, LOCK]
+    lease.on_event(LOCKED, 33.0, sent_at=32.0)
+    assert lease.deliver_after == 33.0 + LOCK_HOLD_SECONDS
 
 
 def test_drain_with_an_expired_lock_does_not_return_to_running() -> None:
-    life = a_life(*UP, TAKEN, orderly=True)
-    assert life.on_event(GIVEN, 30.0) == []
-    assert life.state is DRAINING
+    lease = a_lease(*UP, REVOKED, orderly=True)
+    assert lease.on_event(ASSIGNED, 30.0) == []
+    assert lease.state is DRAINING
 
 
 def test_drain_of_a_queue_that_was_never_fetched_ends_before_it_starts_again() -> None:
-    for before in ((GIVEN,), (GIVEN, FAILED)):
-        life = a_life(*before, TAKEN, GIVEN)
-        assert life.state is DRAINING
-        assert acts(life.on_event(EMPTY, 1.0)) == [PLACE]
+    for before in ((ASSIGNED,), (ASSIGNED, FAILED)):
+        lease = a_lease(*before, REVOKED, ASSIGNED)
+        assert lease.state is DRAINING
+        assert acts(lease.on_event(DRAINED, 1.0)) == [FIND_START]
 
 
 def test_drain_of_a_queue_that_is_revoked_again_ends_in_released() -> None:
-    life = a_life(GIVEN, PLACED, TAKEN, LATE, GIVEN, TAKEN)
-    assert life.on_event(EMPTY, 1.0) == []
-    assert life.state is RELEASED
+    lease = a_lease(ASSIGNED, START_FOUND, REVOKED, DRAIN_TIMEOUT, ASSIGNED, REVOKED)
+    assert lease.on_event(DRAINED, 1.0) == []
+    assert lease.state is RELEASED
 
 
 def test_drain_is_cut_once_and_in_time() -> None:
-    life = a_life(GIVEN, PLACED)
-    life.on_event(TAKEN, 100.0)
-    life.on_event(TAKEN, 120.0)
-    assert life.next_timer() == (130.0, LATE)
-    life.on_event(LATE, 130.0)
-    assert life.next_timer() is None
+    lease = a_lease(ASSIGNED, START_FOUND)
+    lease.on_event(REVOKED, 100.0)
+    lease.on_event(REVOKED, 120.0)
+    assert lease.next_timer() == (130.0, DRAIN_TIMEOUT)
+    lease.on_event(DRAIN_TIMEOUT, 130.0)
+    assert lease.next_timer() is None
 
 
 def test_queue_lifecycle_retry_pauses_grow_to_30_seconds_and_end_with_a_start() -> None:
-    life, now, pauses = a_life(GIVEN), 0.0, []
+    lease, now, pauses = a_lease(ASSIGNED), 0.0, []
     for _ in range(7):
-        life.on_event(FAILED, now)
-        due = life.next_timer()
+        lease.on_event(FAILED, now)
+        due = lease.next_timer()
         assert due is not None
         assert due[1] is RETRY
         pauses.append(due[0] - now)
         now = due[0]
-        life.on_event(RETRY, now)
+        lease.on_event(RETRY, now)
     assert pauses == [1, 2, 4, 8, 16, 30, 30]
-    life.on_event(PLACED, now)
-    assert life.backoff_seconds == 0
+    lease.on_event(START_FOUND, now)
+    assert lease.backoff_seconds == 0
 
 
 def test_queue_lifecycle_diagram_and_events_are_in_the_docs() -> None:

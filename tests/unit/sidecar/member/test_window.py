@@ -501,13 +501,16 @@ def test_window_reset_voids_the_response_to_an_earlier_commit() -> None:
     ("limits", "why"),
     [
         (QueueLimits(max_messages=4), None),
-        (QueueLimits(max_messages=3), "3 messages are not finished; the limit is 3"),
+        (QueueLimits(max_messages=3), "3 messages are unfinished; the limit is 3"),
         (
             QueueLimits(max_bytes=2 * MEBIBYTE + 3 * MESSAGE_OVERHEAD_BYTES),
-            "2.0 MiB are not finished; the limit is 2.0 MiB",
+            "2.0 MiB are unfinished; the limit is 2.0 MiB",
         ),
         (QueueLimits(max_bytes=2 * MEBIBYTE + 3 * MESSAGE_OVERHEAD_BYTES + 1), None),
-        (QueueLimits(max_offset_span=19), "10 is not finished and 20 offsets behind the last; the limit is 19"),
+        (
+            QueueLimits(max_offset_span=19),
+            "offset 10 is unfinished and 20 offsets behind the last fetched one; the limit is 19",
+        ),
         (QueueLimits(max_offset_span=20), None),
     ],
 )

@@ -54,7 +54,7 @@ def test_health_logs_a_problem_when_it_changes_and_when_it_is_cleared(caplog: py
     with caplog.at_level(logging.INFO, "rota"):
         for told in ("one", "one", "another", "", ""):
             health.set_problem(Reason.APP_NOT_LISTENING, told)
-    assert [it.getMessage() for it in caplog.records] == ["one", "another", "The problem is over"]
+    assert [it.getMessage() for it in caplog.records] == ["one", "another", "The problem is resolved"]
     assert {vars(it)["reason"] for it in caplog.records} == {"AppNotListening"}
 
 

@@ -65,7 +65,8 @@ def test_sidecar_environment_without_a_required_variable_is_rejected_with_a_sent
 ) -> None:
     given = {key: value for key, value in NEEDED.items() if key != name} | ({name: ""} if empty else {})
     with pytest.raises(
-        ValueError, match=f"^The variable {name} is not set; give the container the pod's {field} in it$"
+        ValueError,
+        match=rf"^The environment variable {name} is not set; set it from the pod's field {field} \(downward API\)$",
     ):
         PodIdentity.from_environment(given)
 

@@ -118,7 +118,7 @@ def test_config_map_with_a_dangling_data_link_reads_as_none_and_logs_once(
     assert volume.read() is None
     assert volume.read() is None
     assert caplog.messages == [
-        f"The documents in {tmp_path} cannot be read: ..data leads nowhere, or is swapped too often"
+        f"The configuration in {tmp_path} cannot be read: ..data points to a missing folder, or changes too often"
     ]
 
 
@@ -427,7 +427,7 @@ async def test_config_map_watch_without_inotify_polls_until_it_is_available(
             await anext(changes)
             assert volume.read() == read_of(number)
     inotify, reading = caplog.messages
-    assert inotify.startswith(f"inotify cannot be had for {tmp_path} ([Errno 24] Too many open files)")
+    assert inotify.startswith(f"inotify is not available for {tmp_path} ([Errno 24] Too many open files)")
     assert "Too many open files" in reading
 
 

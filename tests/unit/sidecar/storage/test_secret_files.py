@@ -53,7 +53,7 @@ def test_credentials_unreadable_at_start_are_rejected_and_later_the_previous_one
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     access = SecretFiles(WHO._replace(credentials_folder=str(tmp_path)))
-    with pytest.raises(ValueError, match=r"cannot be read: .*; mend the Secret"):
+    with pytest.raises(ValueError, match=r"cannot be read: .*; correct the Secret"):
         keys(access)
     mount(tmp_path, "1", accessKey="rota", secretKey="one")
     site = access.connection_config(RocketMQ(name_servers=["ns:9876"]))
@@ -63,7 +63,7 @@ def test_credentials_unreadable_at_start_are_rejected_and_later_the_previous_one
         access.renew_files()
     assert site.credentials
     assert site.credentials().secret_key == "one"
-    assert len([it for it in caplog.messages if "goes on with what was there before" in it]) == 1
+    assert len([it for it in caplog.messages if "the previous files stay in use" in it]) == 1
 
 
 def test_tls_trusts_a_new_certificate_authority_and_not_the_replaced_one(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def trusted(tls: ssl.SSLContext) -> list[bytes]:
 def test_tls_certificate_authority_that_is_invalid_is_rejected_with_a_sentence(tmp_path: Path, text: str) -> None:
     mount(tmp_path, "1", **{"ca.crt": text})
     access = SecretFiles(WHO._replace(ca_folder=str(tmp_path)))
-    with pytest.raises(ValueError, match=r"There is no certificate in .*/ca.crt: .*; put one there in PEM"):
+    with pytest.raises(ValueError, match=r"There is no certificate in .*/ca.crt: .*; add one in PEM format"):
         access.connection_config(RocketMQ(name_servers=["ns:9876"], tls=Tls(enabled=True)))
 
 

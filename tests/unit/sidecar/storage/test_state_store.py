@@ -96,7 +96,9 @@ def test_sidecar_state_that_is_stored_already_is_not_written_again(tmp_path: Pat
 def test_sidecar_state_of_another_pod_is_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     kept(tmp_path, 42, final=True)
     assert loaded(tmp_path, "u2") == SavedState()
-    assert caplog.messages == [f"{tmp_path / 'obeyed.json'} is of pod u1, not of u2, so nothing was obeyed yet"]
+    assert caplog.messages == [
+        f"{tmp_path / 'obeyed.json'} belongs to pod u1, not to u2; the member starts without stored state"
+    ]
     other = StateStore(tmp_path)
     other.load("u2")
     other.store_state(obeyed_generation=3)
@@ -104,7 +106,7 @@ def test_sidecar_state_of_another_pod_is_ignored(tmp_path: Path, caplog: pytest.
 
 
 def test_sidecar_state_must_be_loaded_before_it_is_written(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="load them before"):
+    with pytest.raises(RuntimeError, match=r"^Call load\(\) first$"):
         StateStore(tmp_path).store_state(obeyed_generation=1)
 
 
@@ -133,7 +135,7 @@ def test_sidecar_state_that_is_torn_counts_as_empty_and_is_logged_and_overwritte
     assert (found.obeyed_generation, found.final) == (0, False)
     assert found.incarnation >= before, "above every number that may have been in the file"
     (message,) = caplog.messages
-    assert message.startswith(f"{tmp_path / 'obeyed.json'} cannot be read, so nothing was obeyed yet: ")
+    assert message.startswith(f"{tmp_path / 'obeyed.json'} cannot be read; the member starts without stored state: ")
     kept(tmp_path, 43)
     assert loaded(tmp_path).obeyed_generation == 43
 
@@ -158,7 +160,7 @@ def test_restart_of_a_sidecar_of_an_earlier_version_is_counted_from_one(tmp_path
 
 def test_restart_has_no_number_while_it_cannot_be_written(tmp_path: Path) -> None:
     notes = StateStore(tmp_path)
-    with pytest.raises(RuntimeError, match="load them before"):
+    with pytest.raises(RuntimeError, match=r"^Call load\(\) first$"):
         notes.store_incarnation()
     notes.load("u1")
     with room_for(0), pytest.raises(OSError, match=r"more than|large|space"):
@@ -316,7 +318,7 @@ def test_offset_file_that_is_torn_is_set_aside_and_logged(
     offsets = OffsetFiles(tmp_path, "shop")
     assert offsets.load("orders") == {}
     (message,) = caplog.messages
-    assert message.startswith(f"The offsets of orders cannot be read, and are set aside as {path}.torn: ")
+    assert message.startswith(f"The stored offsets of orders cannot be read; the file was renamed to {path}.torn: ")
     assert [it.name for it in path.parent.iterdir()] == ["orders.json.torn"]
     assert Path(f"{path}.torn").read_text() == text
     offsets.store_offsets({B: 8})

@@ -48,6 +48,6 @@ def read_networks(texts: Iterable[str]) -> list[Network]:
             networks.append(ipaddress.ip_network(text))
         except ValueError as error:
             raise ValueError(
-                f"--broker-networks {text!r} is no network ({error}); write one such as 10.0.0.0/8"
+                f"--broker-networks: {text!r} is not a network ({error}); use a form such as 10.0.0.0/8"
             ) from None
     return networks

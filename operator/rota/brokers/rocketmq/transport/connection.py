@@ -29,7 +29,8 @@ CONNECT_SECONDS = 3.0
 NEXT_ADDRESS_SECONDS = 0.25  # until the next address of a host name is tried: the first one may be dead
 # If requests time out and no whole frame arrives for so long, the connection is closed. Within an incomplete frame the
 # limit is lower: a frame with a wrong length swallows all later answers.
-SILENT_SECONDS, INSIDE_SECONDS = 30.0, 10.0
+SILENT_SECONDS = 30.0
+INSIDE_SECONDS = 10.0
 MAX_OPAQUE = 2**31 - 1  # the highest request number: Java's largest int
 # The kernel detects a vanished peer; a late answer does not prove one, since a paused peer may resume.
 _KEEPALIVE_OPTIONS = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 25_000}
@@ -62,11 +63,12 @@ def _is_ip_address(host: str) -> bool:
 
 
 class Connection(asyncio.Protocol):
-    """One connection, created by `open`; `closed` is empty while it is open, then the reason."""
+    """One connection, created by `open`; `close_reason` is empty while it is open, then the reason."""
 
     def __init__(self, address: str, handle_request: RequestHandler, frame_account: FrameAccount | None = None) -> None:
         self.address = address
-        self.close_reason, self.closed_at = "", 0.0
+        self.close_reason = ""
+        self.closed_at = 0.0
         self.has_received = False  # whether at least one frame has arrived
         self._handle_request = handle_request
         self._decoder = Decoder()
@@ -92,18 +94,18 @@ class Connection(asyncio.Protocol):
     ) -> "Connection":
         """Connect; raise `UnreachableError` if that fails or the policy forbids the address.
 
-        With `frames`, a large frame is read only once the budget has room for it.
+        With `frame_account`, a large frame is read only once the budget has room for it.
         """
-        loop, endpoint = asyncio.get_running_loop(), split_address(address)
+        endpoint = split_address(address)
         if endpoint is None:
-            raise NotSentError(f"{address!r} is no address; write host:port")
+            raise NotSentError(f"{address!r} is not a valid address; write it as host:port")
         host, port = endpoint
         create = partial(cls, address, handle_request, frame_account)
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 if policy:
                     return await cls._open_allowed(host, port, create, tls, policy)
-                _, connection = await loop.create_connection(
+                _, connection = await asyncio.get_running_loop().create_connection(
                     create,
                     host,
                     port,
@@ -112,11 +114,11 @@ class Connection(asyncio.Protocol):
                     happy_eyeballs_delay=None if _is_ip_address(host) else NEXT_ADDRESS_SECONDS,
                 )
         except TimeoutError:
-            raise NotSentError(f"{address} did not take a connection within {CONNECT_SECONDS:g} s") from None
+            raise NotSentError(f"{address} did not accept a connection within {CONNECT_SECONDS:g} s") from None
         except OSError as error:
             raise NotSentError(f"{address} cannot be reached: {error.strerror or error}") from None
         except ValueError:  # the host name is invalid
-            raise NotSentError(f"{address!r} is no address; write host:port") from None
+            raise NotSentError(f"{address!r} is not a valid address; write it as host:port") from None
         return connection
 
     @staticmethod
@@ -129,7 +131,7 @@ class Connection(asyncio.Protocol):
     ) -> "Connection":
         """Connect to the first allowed address that answers; the timeout is divided among the addresses."""
         addresses = await _resolve_allowed_addresses(host, port, policy)
-        failed: OSError = TimeoutError()
+        last_error: OSError = TimeoutError()
         for address in addresses:
             try:
                 async with asyncio.timeout(CONNECT_SECONDS / len(addresses)):
@@ -138,19 +140,20 @@ class Connection(asyncio.Protocol):
                     )
                     return connection
             except OSError as error:  # includes TimeoutError
-                failed = error
-        raise failed
+                last_error = error
+        raise last_error
 
     async def call(self, request: Frame, seconds: float) -> Frame:
         """Send a request and return its answer, also one with an error code."""
-        loop, number = asyncio.get_running_loop(), self._next_opaque()
+        loop = asyncio.get_running_loop()
+        number = self._next_opaque()
         self._send(msgspec.structs.replace(request, opaque=number))
-        answer: asyncio.Future[Frame] = loop.create_future()
-        self._pending[number] = answer
+        response: asyncio.Future[Frame] = loop.create_future()
+        self._pending[number] = response
         # Costs a third of `asyncio.timeout`, and accepts an answer that has arrived but was not read yet.
-        timeout = call_after_pending_input(loop.time() + seconds, self._on_timeout, answer, seconds)
+        timeout = call_after_pending_input(loop.time() + seconds, self._on_timeout, response, seconds)
         try:
-            return await answer
+            return await response
         finally:
             timeout.cancel()
             self._pending.pop(number, None)
@@ -160,15 +163,15 @@ class Connection(asyncio.Protocol):
         self._last_opaque = self._last_opaque % MAX_OPAQUE + 1
         return self._last_opaque
 
-    def _on_timeout(self, answer: "asyncio.Future[Frame]", seconds: float) -> None:
+    def _on_timeout(self, response: "asyncio.Future[Frame]", seconds: float) -> None:
         """Fail a request that timed out; close the connection if no whole frame has arrived for too long."""
-        if answer.done():
+        if response.done():
             return
-        _fail(answer, UnreachableError(f"{self.address} did not answer within {seconds:g} s"))
+        _fail(response, UnreachableError(f"{self.address} did not respond within {seconds:g} s"))
         now = asyncio.get_running_loop().time()
         self._silent_since = min(self._silent_since, now - seconds)
         if now - self._silent_since >= (INSIDE_SECONDS if self._decoder.is_inside_frame else SILENT_SECONDS):
-            self.close(f"no whole frame came for {now - self._silent_since:.0f} s")
+            self.close(f"no complete frame arrived for {now - self._silent_since:.0f} s")
 
     def send_one_way(self, request: Frame) -> None:
         """Send a one-way request."""
@@ -193,7 +196,7 @@ class Connection(asyncio.Protocol):
         if self._transport and not self.close_reason:
             self._transport.write(b"".join(outgoing))
 
-    def close(self, reason: str = "we are done with it") -> None:
+    def close(self, reason: str = "it is no longer needed") -> None:
         """Close the connection; pending requests fail."""
         self._mark_closed(reason)
         if self._transport:
@@ -222,7 +225,7 @@ class Connection(asyncio.Protocol):
                     sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def data_received(self, data: bytes) -> None:
-        """Decode frames; pass answers to their callers, and requests to `serve`."""
+        """Decode frames; pass answers to their callers, and requests to `handle_request`."""
         try:
             for frame in self._decoder.feed(data):
                 self._on_frame(frame)
@@ -241,32 +244,35 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _release_memory(self) -> None:
-        room, self._reservation = self._reservation, None
-        if room:
-            room.release()
+        reservation, self._reservation = self._reservation, None
+        if reservation:
+            reservation.release()
 
     def _on_frame(self, frame: Frame) -> None:
-        self.has_received, self._silent_since = True, inf
+        self.has_received = True
+        self._silent_since = inf
         if self._reservation:
             self._release_memory()
         if not frame.is_response:
             self._answer_request(frame)
             return
-        waiting = self._pending.pop(frame.opaque, None)
-        if waiting and not waiting.done():
-            waiting.set_result(frame)
+        pending = self._pending.pop(frame.opaque, None)
+        if pending and not pending.done():
+            pending.set_result(frame)
 
     def _answer_request(self, request: Frame) -> None:
-        """Answer a request of the peer; an exception in `serve` must not break the connection for pending requests."""
+        """Answer a request of the peer; an exception in the handler must not end the connection's pending requests."""
         try:
-            answer = self._handle_request(request)
-            if answer and not request.is_one_way:
-                self._write(answer)
-        except Exception:  # noqa: BLE001 - `serve` may raise anything
-            _log.exception("What %s asked, %d, could not be answered", self.address, request.code)
+            response = self._handle_request(request)
+            if response and not request.is_one_way:
+                self._write(response)
+        except Exception:  # noqa: BLE001 - the handler may raise anything
+            _log.exception("Request %d of %s could not be answered", request.code, self.address)
             if not request.is_one_way:
                 self._write(
-                    request.reply(ResponseCode.SYSTEM_ERROR, remark="The member could not answer; its log says why")
+                    request.reply(
+                        ResponseCode.SYSTEM_ERROR, remark="The member failed to answer; its log has the error"
+                    )
                 )
 
     def pause_writing(self) -> None:
@@ -288,18 +294,19 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """Fail all pending requests."""
-        self._mark_closed(str(error) if error else "the other side closed it")
+        self._mark_closed(str(error) if error else "the peer closed the connection")
 
     def _mark_closed(self, reason: str) -> None:
         if not self.close_reason:
-            self.close_reason, self.closed_at = reason, asyncio.get_running_loop().time()
+            self.close_reason = reason
+            self.closed_at = asyncio.get_running_loop().time()
             self._decoder = Decoder()  # frees the buffer of an incomplete frame
             self._release_memory()
-        waiting, self._pending = self._pending, {}
-        for answer in waiting.values():
-            _fail(answer, UnreachableError(f"{self.address} closed the connection: {self.close_reason}"))
+        pending, self._pending = self._pending, {}
+        for response in pending.values():
+            _fail(response, UnreachableError(f"{self.address} closed the connection: {self.close_reason}"))
 
 
-def _fail(answer: "asyncio.Future[Frame]", error: UnreachableError) -> None:
-    if not answer.done():
-        answer.set_exception(error)
+def _fail(response: "asyncio.Future[Frame]", error: UnreachableError) -> None:
+    if not response.done():
+        response.set_exception(error)

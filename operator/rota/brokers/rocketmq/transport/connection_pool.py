@@ -18,7 +18,8 @@ from rota.brokers.rocketmq.wire.frames import Frame
 from rota.brokers.rocketmq.wire.signing import Credentials, signed
 
 CALL_SECONDS = 3.0
-MIN_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 5.0
+MIN_BACKOFF_SECONDS = 0.1
+MAX_BACKOFF_SECONDS = 5.0
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +50,8 @@ class _AddressState:
         """Record a failure; each failure doubles the pause before the next attempt."""
         self.backoff_seconds = min(max(2 * self.backoff_seconds, MIN_BACKOFF_SECONDS), MAX_BACKOFF_SECONDS)
         pause = self.backoff_seconds * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, so that clients do not reconnect together
-        self.retry_at, self.last_failure = asyncio.get_running_loop().time() + pause, reason
+        self.retry_at = asyncio.get_running_loop().time() + pause
+        self.last_failure = reason
 
     def retire(self, connection: Connection, reason: str) -> None:
         """Send no more requests on a connection; close it when its pending requests are answered."""
@@ -78,11 +80,12 @@ class ConnectionPool:
         frame_budget: FrameBudget | None = None,
         on_connected: ConnectedCallback = lambda _, __: None,
     ) -> None:
-        """Answer requests of peers with `serve`; call `opened` for every new connection.
+        """Answer requests of peers with `handle_request`; call `on_connected` for every new connection.
 
         With a policy, unreachable and forbidden addresses raise the same message; the log has the reason.
         """
-        self._handle_request, self._on_connected = handle_request, on_connected
+        self._handle_request = handle_request
+        self._on_connected = on_connected
         self._tls = tls
         self._address_policy = address_policy
         self._frame_account = FrameAccount(frame_budget) if frame_budget else None
@@ -98,17 +101,17 @@ class ConnectionPool:
         except UnreachableError as error:
             if self._address_policy is None:
                 raise
-            _log.info("%s does not answer: %s", address, error)
-            raise type(error)(f"{address} does not answer") from None
+            _log.info("%s does not respond: %s", address, error)
+            raise type(error)(f"{address} does not respond") from None
 
     async def _call(self, address: str, request: Frame, seconds: float) -> Frame:
         request = self._signed(request)
         connection = await self._open(address, request)
-        answer = await connection.call(request, seconds)
-        if answer.code == ResponseCode.GO_AWAY and (place := self._states.get(address)):
-            place.retire(connection, "it sends everybody away")
-            answer = await (await self._open(address, request)).call(request, seconds)
-        return answer
+        response = await connection.call(request, seconds)
+        if response.code == ResponseCode.GO_AWAY and (state := self._states.get(address)):
+            state.retire(connection, "the peer is shutting down (GO_AWAY)")
+            response = await (await self._open(address, request)).call(request, seconds)
+        return response
 
     async def send_one_way(self, address: str, request: Frame) -> None:
         """Send a one-way request to an address."""
@@ -117,7 +120,7 @@ class ConnectionPool:
     def close_others(self, kept_addresses: Iterable[str]) -> None:
         """Close the connections to all other addresses: a broker that moved does not return to its old address."""
         for address in self._states.keys() - set(kept_addresses):
-            self._states.pop(address).close("the address is not in use any more")
+            self._states.pop(address).close("the address is no longer in use")
 
     def renew(self) -> None:
         """Open new connections for further requests, with the TLS context of then.
@@ -125,10 +128,12 @@ class ConnectionPool:
         Each present one is closed when its pending requests are answered, or have timed out.
         """
         self._renewals += 1
-        for place in self._states.values():
-            place.backoff_seconds = place.retry_at = 0.0  # what was refused may be accepted now
-            if place.connection and not place.connection.close_reason:
-                place.retire(place.connection, "its certificates or credentials were renewed")
+        for state in self._states.values():
+            state.backoff_seconds = state.retry_at = (
+                0.0  # a server that refused the old credentials may accept the new ones
+            )
+            if state.connection and not state.connection.close_reason:
+                state.retire(state.connection, "its certificates or credentials were renewed")
 
     def close(self) -> None:
         """Close all connections, and refuse to open new ones."""
@@ -140,25 +145,25 @@ class ConnectionPool:
 
     async def _open(self, address: str, request: Frame) -> Connection:
         if self._closed:
-            raise NotSentError(f"{address} is not asked any more: this client was closed")
-        place = self._states.setdefault(address, _AddressState())
-        if place.connection and not place.connection.close_reason:
-            return place.connection
-        async with place.open_lock:
-            if place.connection and not place.connection.close_reason:
-                return place.connection
-            place.drop_closed()
-            if place.retry_at > asyncio.get_running_loop().time():
-                raise NotSentError(f"{place.last_failure}; it is tried again soon")
+            raise NotSentError(f"The request to {address} was not sent: the client is closed")
+        state = self._states.setdefault(address, _AddressState())
+        if state.connection and not state.connection.close_reason:
+            return state.connection
+        async with state.open_lock:
+            if state.connection and not state.connection.close_reason:
+                return state.connection
+            state.drop_closed()
+            if state.retry_at > asyncio.get_running_loop().time():
+                raise NotSentError(f"{state.last_failure}; the next attempt follows shortly")
             try:
                 connection = await self._connect(address)
             except NotSentError as error:
-                place.record_failure(str(error))
+                state.record_failure(str(error))
                 raise
-            if self._states.get(address) is not place:
-                connection.close("the address went out of use while it was opened")
-                raise NotSentError(f"{address} went out of use while it was opened")
-            place.connection = connection
+            if self._states.get(address) is not state:
+                connection.close("the address is no longer in use")
+                raise NotSentError(f"{address} was no longer needed when the connection was established")
+            state.connection = connection
             self._on_connected(address, request)
             return connection
 

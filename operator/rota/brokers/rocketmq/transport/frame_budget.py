@@ -2,7 +2,7 @@
 
 The operator connects to brokers that tenants run, and any of them may send 16 MiB of a frame and never its end.
 
-- A frame of up to FREE_BYTES needs no reservation: it takes about as much memory as its connection does.
+- A frame of up to MAX_UNRESERVED_BYTES needs no reservation: it takes about as much memory as its connection does.
 - A larger frame must reserve its announced length before more of it is read. Reading from its connection is paused
   until then, first come, first served. A frame needs at most half of the budget, so each gets room eventually.
 - If a frame is not complete in time, its connection is closed and its client is distrusted for a while: the client
@@ -29,7 +29,9 @@ class FrameBudget:
 
     def __init__(self, limit_bytes: int = BUDGET_BYTES) -> None:
         if limit_bytes < 2 * MAX_FRAME_BYTES:
-            raise ValueError(f"A frame budget has room for two largest frames at least, {2 * MAX_FRAME_BYTES:,} bytes")
+            raise ValueError(
+                f"A frame budget must hold at least two frames of the maximum size, {2 * MAX_FRAME_BYTES:,} bytes"
+            )
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self._waiting: list[FrameReservation] = []
@@ -44,7 +46,7 @@ class FrameBudget:
         self._waiting.append(reservation)
         self.grant_waiting()
         if len(self._waiting) > MAX_WAITING_FRAMES:
-            self._ordered()[-1].reject(f"more than {MAX_WAITING_FRAMES} frames wait for room")
+            self._ordered()[-1].reject(f"more than {MAX_WAITING_FRAMES} frames wait for memory")
 
     def withdraw(self, reservation: "FrameReservation") -> None:
         """Remove a waiting reservation, or free the bytes of a granted one; then grant others."""
@@ -133,13 +135,13 @@ class FrameReservation:
         """End the reservation and call `on_rejected` with the reason."""
         if not self._ended:
             self.release()
-            self._on_rejected(f"a frame of {self.size_bytes:,} bytes was not read to its end: {reason}")
+            self._on_rejected(f"a frame of {self.size_bytes:,} bytes was dropped: {reason}")
 
     def _on_grant_timeout(self) -> None:
         if not self.granted:
-            self.reject(f"frames of other brokers left no room for it within {WAIT_SECONDS:g} s")
+            self.reject(f"no memory became available within {WAIT_SECONDS:g} s")
 
     def _on_frame_timeout(self) -> None:
         if not self._ended:
             self.account.distrust()
-            self.reject(f"it was not complete within {HOLD_SECONDS:g} s")
+            self.reject(f"it did not arrive completely within {HOLD_SECONDS:g} s")

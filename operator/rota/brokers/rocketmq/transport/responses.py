@@ -27,38 +27,38 @@ _UNAVAILABLE_CODES = frozenset(
 _NOT_FOUND_CODES = frozenset({ResponseCode.TOPIC_NOT_EXIST, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST})
 
 
-def remark_of(answer: Frame) -> str:
+def remark_of(response: Frame) -> str:
     """Return an answer's remark as one limited line, for error messages in logs and conditions."""
-    return " ".join(answer.remark[:MAX_REASON_CHARACTERS].split()) or "no reason given"
+    return " ".join(response.remark[:MAX_REASON_CHARACTERS].split()) or "no reason given"
 
 
-def error_of(request: str, answer: Frame) -> BrokerError:
+def error_of(request: str, response: Frame) -> BrokerError:
     """Return the error for an answer other than SUCCESS; `request` describes the request for users."""
-    message = f"{request}: {remark_of(answer)} (code {answer.code})"
-    if answer.code in _UNAVAILABLE_CODES:
+    message = f"{request}: {remark_of(response)} (code {response.code})"
+    if response.code in _UNAVAILABLE_CODES:
         return UnreachableError(message)
-    if answer.code in _NOT_FOUND_CODES:
+    if response.code in _NOT_FOUND_CODES:
         return NotFoundError(message)
     return (
-        ConsumptionDisabledError(message, answer.code)
-        if "forbiddenType" in answer.fields
-        else RejectedError(message, answer.code)
+        ConsumptionDisabledError(message, response.code)
+        if "forbiddenType" in response.fields
+        else RejectedError(message, response.code)
     )
 
 
-def require_success(request: str, answer: Frame) -> Frame:
+def require_success(request: str, response: Frame) -> Frame:
     """Return an answer if it is SUCCESS; else raise the error for it."""
-    if answer.code != ResponseCode.SUCCESS:
-        raise error_of(request, answer)
-    return answer
+    if response.code != ResponseCode.SUCCESS:
+        raise error_of(request, response)
+    return response
 
 
-def decode_body(answer: Frame, payload_type: type[T]) -> T:
+def decode_body(response: Frame, payload_type: type[T]) -> T:
     """Parse an answer's body; raise MalformedResponseError if it is not of this type."""
     try:
-        return fastjson.decode_json(answer.body, payload_type)
+        return fastjson.decode_json(response.body, payload_type)
     except MalformedFrameError as error:
-        raise MalformedResponseError(f"An answer cannot be read: {error}") from None
+        raise MalformedResponseError(f"The broker's response cannot be decoded: {error}") from None
 
 
 def parse_queue_keys(table: Mapping[str, T]) -> dict[Queue, T]:
@@ -66,17 +66,16 @@ def parse_queue_keys(table: Mapping[str, T]) -> dict[Queue, T]:
     try:
         return {fastjson.parse_queue(key): value for key, value in table.items()}
     except MalformedFrameError as error:
-        raise MalformedResponseError(f"An answer cannot be read: {error}") from None
+        raise MalformedResponseError(f"The broker's response cannot be decoded: {error}") from None
 
 
-def int_field(answer: Frame, field: str) -> int:
+def int_field(response: Frame, field: str) -> int:
     """Return an integer field of an answer; raise MalformedResponseError if it is missing or no number."""
     try:
-        return int(answer.fields[field])
+        return int(response.fields[field])
     except (KeyError, ValueError):
-        raise MalformedResponseError(
-            f"An answer has no number in {field!r}: {dict(answer.fields)!s:.{MAX_REASON_CHARACTERS}}"
-        ) from None
+        fields = str(dict(response.fields))[:MAX_REASON_CHARACTERS]
+        raise MalformedResponseError(f"The broker's response has no integer in field {field!r}: {fields}") from None
 
 
 async def gather_results(calls: Iterable[Awaitable[T]]) -> tuple[list[T], list[BrokerError]]:

@@ -33,7 +33,7 @@ _AS_TEXT = rb'"{\"brokerName\":\"%b\",\"queueId\":%b,\"topic\":\"%b\"}"'
 
 
 def decode_json(text: bytes, target_type: type[T]) -> T:
-    """Parse a body into a type; object keys become strings, see `queue`; failure raises MalformedFrameError."""
+    """Parse a body into a type; object keys become strings, see `parse_queue`; failure raises MalformedFrameError."""
     try:
         for form in _candidate_texts(text):
             try:
@@ -44,7 +44,7 @@ def decode_json(text: bytes, target_type: type[T]) -> T:
                 continue
         return msgspec.json.decode(_NON_STANDARD.sub(_to_standard_key, text), type=target_type, strict=False)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedFrameError(f"A body is not the JSON expected: {error}") from None
+        raise MalformedFrameError(f"A body cannot be decoded as JSON: {error}") from None
 
 
 def _candidate_texts(text: bytes) -> Iterator[bytes]:
@@ -73,7 +73,7 @@ def parse_queue(key: str) -> Queue:
     try:
         fields = _read_key(key)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise MalformedFrameError(f"{key[:100]!r} is no queue: {error}") from None
+        raise MalformedFrameError(f"{key[:100]!r} is not a queue: {error}") from None
     return Queue(fields.topic, fields.brokerName, fields.queueId)
 
 

@@ -95,7 +95,7 @@ def encode(frame: Frame) -> bytes:
     )
     size = _START.size + len(header) + len(frame.body)
     if size > MAX_FRAME_BYTES:
-        raise ValueError(f"A frame of {size:,} bytes is over the {MAX_FRAME_BYTES:,} that RocketMQ takes")
+        raise ValueError(f"A frame of {size:,} bytes exceeds RocketMQ's limit of {MAX_FRAME_BYTES:,} bytes")
     return b"".join((_START.pack(size - _TOTAL.size, len(header)), header, frame.body))
 
 
@@ -152,15 +152,17 @@ def _size(data: bytes, at: int) -> int:
     size: int = _TOTAL.size + _TOTAL.unpack_from(data, at)[0]
     if not _START.size <= size <= MAX_FRAME_BYTES:
         raise MalformedFrameError(
-            f"A frame says that it has {size:,} bytes; it may have {_START.size} to {MAX_FRAME_BYTES:,}"
+            f"A frame declares a length of {size:,} bytes; allowed are {_START.size} to {MAX_FRAME_BYTES:,}"
         )
     if len(data) < at + _START.size:
         return 0
     kind, length = data[at + 4], int.from_bytes(data[at + 5 : at + 8])
     if kind not in {_JSON, _BINARY}:
-        raise MalformedFrameError(f"A frame's header is written in a way of number {kind}; known are 0 and 1")
+        raise MalformedFrameError(
+            f"A frame's header has the unknown encoding {kind}; supported are 0 (JSON) and 1 (binary)"
+        )
     if _START.size + length > size:
-        raise MalformedFrameError(f"A frame of {size:,} bytes says that its header has {length:,}")
+        raise MalformedFrameError(f"A frame of {size:,} bytes declares a header of {length:,} bytes")
     return size
 
 
@@ -168,7 +170,7 @@ def _from_json(header: bytes, body: bytes) -> Frame:
     try:
         parsed = _read_header(header)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedFrameError(f"A frame's header is no JSON of the kind expected: {error}") from None
+        raise MalformedFrameError(f"A frame's JSON header cannot be decoded: {error}") from None
     fields = {key: value for key, value in (parsed.extFields or {}).items() if value is not None}
     return Frame(
         code=parsed.code,
@@ -188,13 +190,13 @@ def _from_binary(header: bytes, body: bytes) -> Frame:
         remark, at = _text(header, _HEAD.size, _INT)
         (length,), at = _INT.unpack_from(header, at), at + _INT.size
         if length < 0 or at + length > len(header):
-            raise MalformedFrameError(f"A frame's header has {len(header)} bytes, and its fields {length}")
+            raise MalformedFrameError(f"A frame's header of {len(header)} bytes declares {length} bytes of fields")
         block, at, fields = header[at : at + length], 0, {}
         while at < length:
             key, at = _text(block, at, _SHORT)
             fields[key], at = _text(block, at, _INT)
     except (struct.error, UnicodeDecodeError) as error:
-        raise MalformedFrameError(f"A frame's binary header cannot be read: {error}") from None
+        raise MalformedFrameError(f"A frame's binary header cannot be decoded: {error}") from None
     name = _LANGUAGES[language] if language < len(_LANGUAGES) else "OTHER"
     return Frame(
         code=code, opaque=opaque, flag=flag, fields=fields, remark=remark, body=body, language=name, version=version

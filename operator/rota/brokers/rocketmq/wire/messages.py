@@ -80,7 +80,7 @@ def decode_admitted(
         while at < end and reader.refused_offset is None:
             at = _read(reader, at)
     except (struct.error, IndexError, UnicodeDecodeError) as error:
-        raise MalformedFrameError(f"A message at byte {at} of {end} cannot be read: {error}") from None
+        raise MalformedFrameError(f"A message at byte {at} of {end} cannot be decoded: {error}") from None
     return reader.messages, reader.refused_offset
 
 
@@ -92,7 +92,7 @@ def _read(reader: _MessageReader, position: int) -> int:
     if fields[6] & (_IPV6_BORN_FLAG | _IPV6_STORE_FLAG):
         head = _HEADS[(fields[6] >> 4) & 3]
         fields = head.unpack_from(data, position)
-    total, magic, checksum, number, offset, place, flags, born, stored, attempt, length = fields
+    total, magic, checksum, number, offset, commit_log_offset, flags, born, stored, attempt, length = fields
     start = position + head.size
     topic_at = start + length
     if magic == MAGIC_V1:
@@ -100,23 +100,25 @@ def _read(reader: _MessageReader, position: int) -> int:
     elif magic == MAGIC_V2:
         (topic_length,), topic_start = _SHORT.unpack_from(data, topic_at), topic_at + 2
     else:
-        raise MalformedFrameError(f"A message at byte {position} begins with {magic:#x}, which no layout does")
+        raise MalformedFrameError(f"A message at byte {position} has the unknown magic number {magic:#x}")
     properties_at = topic_start + topic_length
     (properties_length,) = _SHORT.unpack_from(data, properties_at)
     end: int = properties_at + 2 + properties_length
     if end != position + total or end > len(data):
         raise MalformedFrameError(
-            f"A message at byte {position} says that it has {total} bytes; what is in it has {end - position}"
+            f"A message at byte {position} declares {total} bytes, but its parts have {end - position}"
         )
     queue = _queue(data[topic_start:properties_at], reader.broker, number)
-    body, damage = data[start:topic_at], ""
-    if zlib.crc32(body) & 0x7FFFFFFF != checksum:
-        damage = "its checksum does not match"
+    body = data[start:topic_at]
+    is_intact = zlib.crc32(body) & 0x7FFFFFFF == checksum
+    body_error = "" if is_intact else "its checksum does not match"
     text = data[properties_at + 2 : end].decode(errors="replace")
     properties = _properties(text)
     properties_bytes = properties_bytes_of(len(properties), text_bytes(text))
-    message = Message(queue, offset, body, properties, attempt, born, stored, place, damage, properties_bytes)
-    if flags & _PACKED_FLAGS and not damage:
+    message = Message(
+        queue, offset, body, properties, attempt, born, stored, commit_log_offset, body_error, properties_bytes
+    )
+    if flags & _PACKED_FLAGS and not body_error:
         _unpack_message(reader, message, flags, _BatchProperties(properties, text_bytes(text)))
     else:
         reader.admit_message(message)
@@ -126,14 +128,14 @@ def _read(reader: _MessageReader, position: int) -> int:
 def _unpack_message(reader: _MessageReader, message: Message, flags: int, common: "_BatchProperties") -> None:
     """Unpack a compressed message or a batch; keep its messages up to the first that is not admitted."""
     if flags & _COMPRESSED:
-        body, damage = unpack_body(message.body, (flags & _COMPRESSION_MASK) >> 8, reader.admission.max_body_bytes)
-        message = msgspec.structs.replace(message, body=body, body_error=damage)
+        body, body_error = unpack_body(message.body, (flags & _COMPRESSION_MASK) >> 8, reader.admission.max_body_bytes)
+        message = msgspec.structs.replace(message, body=body, body_error=body_error)
     if flags & _BATCH != _BATCH or message.body_error:
         reader.admit_message(message)
         return
-    damage = _batch_damage(message.body)
-    if damage:
-        reader.admit_message(msgspec.structs.replace(message, body_error=damage))
+    body_error = _batch_error(message.body)
+    if body_error:
+        reader.admit_message(msgspec.structs.replace(message, body_error=body_error))
         return
     for item in _split_batch(message, common, reader.start_offset):
         reader.admit_message(item)
@@ -164,18 +166,19 @@ def write_properties(properties: Mapping[str, str]) -> str:
     """Encode properties; raise ValueError if one contains a separator."""
     invalid = next((name for name, value in properties.items() if {_NAME_END, _PAIR_END} & {*name, *value}), None)
     if invalid is not None:
-        raise ValueError(f"The property {invalid!r} has a character \\x01 or \\x02 in it, which separate properties")
+        raise ValueError(f"Property {invalid!r} contains \\x01 or \\x02, which are reserved as separators")
     return "".join(f"{name}{_NAME_END}{value}{_PAIR_END}" for name, value in properties.items())
 
 
-def _batch_damage(body: bytes) -> str:
+def _batch_error(body: bytes) -> str:
     """Return why a batch cannot be split, or "". The producer encoded the batch, so only this message is damaged."""
     try:
         number = sum(1 for _ in islice(_items(body), MAX_BATCH_MESSAGES + 1))
     except (struct.error, MalformedFrameError) as error:
-        return f"it is a batch that cannot be taken apart: {error}"
-    too_many = f"it is a batch that cannot be taken apart: it has more than {MAX_BATCH_MESSAGES:,} messages"
-    return too_many if number > MAX_BATCH_MESSAGES else ""
+        return f"the batch cannot be split: {error}"
+    if number > MAX_BATCH_MESSAGES:
+        return f"the batch cannot be split: it has more than {MAX_BATCH_MESSAGES:,} messages"
+    return ""
 
 
 def _items(data: bytes) -> Iterator[tuple[int, int, int]]:
@@ -187,7 +190,7 @@ def _items(data: bytes) -> Iterator[tuple[int, int, int]]:
         (properties_length,) = _SHORT.unpack_from(data, start + length)
         end = start + length + 2 + properties_length
         if end != at + total or end > len(data):
-            raise MalformedFrameError(f"a message at byte {at} says it has {total} bytes; what is in it has {end - at}")
+            raise MalformedFrameError(f"a message at byte {at} declares {total} bytes, but its parts have {end - at}")
         yield start, start + length, end
         at = end
 
@@ -206,7 +209,7 @@ def _split_batch(batch: Message, common: _BatchProperties, start_offset: int) ->
     because each one is passed on together with them.
     """
     data = batch.body
-    place = batch.reconsume_times, batch.born_ms, batch.stored_ms, batch.commit_log_offset
+    shared = batch.reconsume_times, batch.born_ms, batch.stored_ms, batch.commit_log_offset
     for offset, (start, body_end, end) in enumerate(_items(data), batch.offset):
         if offset < start_offset:
             continue
@@ -215,7 +218,7 @@ def _split_batch(batch: Message, common: _BatchProperties, start_offset: int) ->
         number = len(own) + len(common.properties)
         properties_bytes = properties_bytes_of(number, text_bytes(text) + common.text_bytes)
         properties = ChainMap(own, common.properties)
-        yield Message(batch.queue, offset, data[start:body_end], properties, *place, "", properties_bytes)
+        yield Message(batch.queue, offset, data[start:body_end], properties, *shared, "", properties_bytes)
 
 
 # Each function unpacks at most one byte more than the limit, to distinguish too large bodies from truncated ones.
@@ -259,9 +262,9 @@ def _check_complete(body: bytes, limit: int, trailing: bytes | None, *, ended: b
     if len(body) > limit:
         raise _TooLargeError
     if not ended:
-        raise ValueError("it is cut off")
+        raise ValueError("it is truncated")
     if trailing:
-        raise ValueError(f"{len(trailing)} bytes are left behind its end")
+        raise ValueError(f"{len(trailing)} bytes follow its end")
     return body
 
 
@@ -270,22 +273,22 @@ _UNPACKERS: dict[int, Callable[[bytes, int], bytes]] = {0: _zlib, 1: _lz4, 2: _z
 
 
 def unpack_body(body: bytes, compression: int, max_bytes: int) -> tuple[bytes, str]:
-    """Unpack a body into at most `limit` bytes. Return it with ""; if that fails, the packed body and the reason."""
+    """Unpack a body into at most `max_bytes`. Return it with ""; if that fails, the packed body and the reason."""
     try:
         return _UNPACKERS[compression](body, max_bytes), ""
     except _TooLargeError:
         return body, _size_error(max_bytes)
     except KeyError:
-        return body, f"it is compressed in a way of number {compression}, which is not known"
+        return body, f"it has the unknown compression type {compression}"
     except ImportError as error:
-        return body, f"it is compressed, and {error.name} is not installed to unpack it"
+        return body, f"it is compressed with {error.name}, which is not installed"
     except Exception as error:  # noqa: BLE001 - each library raises its own; a damaged message must not stop a queue
-        return body, f"it cannot be unpacked: {str(error) or type(error).__name__}"
+        return body, f"it cannot be decompressed: {str(error) or type(error).__name__}"
 
 
 def _size_error(limit: int) -> str:
     size = f"{limit / MEBIBYTE:g} MiB"
-    return f"it has more than {size} unpacked, the most that delivery.buffer.mebibytesPerMessage allows"
+    return f"it exceeds {size} when decompressed, the limit in spec.delivery.buffer.mebibytesPerMessage"
 
 
 def java_hash(text: str) -> int:

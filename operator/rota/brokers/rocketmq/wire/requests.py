@@ -48,7 +48,7 @@ def _encode_body(body: Any) -> bytes:
 
 def _queue_fields(queue: Queue) -> dict[str, object]:
     if queue.id < 0:
-        raise ValueError(f"{queue} is no queue: its id is negative")
+        raise ValueError(f"{queue} is not a valid queue: its id is negative")
     return {"topic": queue.topic, "queueId": queue.id, "bname": queue.broker}
 
 
@@ -145,7 +145,7 @@ def one_broker(queues: Iterable[Queue]) -> str:
     """Return the common broker of queues; raise ValueError if they are of several brokers, or none."""
     brokers = {queue.broker for queue in queues}
     if len(brokers) != 1:
-        raise ValueError(f"Queues of one broker are locked at a time, not of {sorted(brokers)}")
+        raise ValueError(f"The queues of one request must belong to one broker, not to {sorted(brokers)}")
     return brokers.pop()
 
 
@@ -167,7 +167,7 @@ def committed_offset(group: str, queue: Queue) -> Frame:
 def commit(group: str, queue: Queue, offset: int) -> Frame:
     """Commit an offset for a group. Brokers accept any offset from any client."""
     if offset < 0:
-        raise ValueError(f"{offset} is no offset to commit for {queue}")
+        raise ValueError(f"Offset {offset} cannot be committed for {queue}")
     return _frame(RequestCode.UPDATE_CONSUMER_OFFSET, consumerGroup=group, commitOffset=offset, **_queue_fields(queue))
 
 
@@ -215,7 +215,7 @@ def pull(
     wait_seconds: float,
     commit_offset: int | None = None,
 ) -> Frame:
-    """Request messages; if none are available, the broker waits `wait` seconds. It stores `commit` before it waits."""
+    """Request messages. The broker first stores `commit_offset`; without messages it waits for `wait_seconds`."""
     return _frame(
         RequestCode.PULL_MESSAGE,
         consumerGroup=group,
@@ -331,5 +331,5 @@ def update_broker_config(changed: Mapping[str, object]) -> Frame:
     """Update settings of a broker, as far as it supports that at runtime."""
     lines = [f"{name}={_encode_value(value)}" for name, value in changed.items()]
     if invalid := next((line for line in lines if len(line.splitlines()) > 1 or line.endswith(("\n", "\r"))), None):
-        raise ValueError(f"The setting {invalid!r} has a line break in it, which would make it two")
+        raise ValueError(f"The setting {invalid!r} contains a line break")
     return _frame(RequestCode.UPDATE_BROKER_CONFIG, "\n".join(lines).encode())

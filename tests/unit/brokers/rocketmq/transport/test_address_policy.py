@@ -65,7 +65,9 @@ def test_broker_networks_are_read_or_rejected_with_a_sentence() -> None:
         "192.0.2.0/24",
     ]
     for text in ("10.0.0.1/8", "shop", "10.0.0.0/33"):
-        with pytest.raises(ValueError, match=rf"^--broker-networks '{text}' is no network .*; write one such as 10"):
+        with pytest.raises(
+            ValueError, match=rf"^--broker-networks: '{text}' is not a network .*; use a form such as 10"
+        ):
             read_networks([text])
 
 
@@ -101,7 +103,7 @@ async def test_broker_that_may_not_be_reached_is_not_connected_to_and_gets_the_s
     caplog.set_level("INFO")
     async with listening() as (port, came):
         for address in (f"127.0.0.1:{port}", f"localhost:{port}", "127.0.0.1:1", "nowhere.invalid:9876"):
-            assert await message(careful, address) == f"{address} does not answer"
+            assert await message(careful, address) == f"{address} does not respond"
         assert came == []
         assert f"--broker-networks does not allow 127.0.0.1, port {port}" in caplog.text
         trusting = ConnectionPool(answers_nothing)
@@ -117,7 +119,7 @@ async def test_broker_that_refuses_a_connection_gets_the_same_message_as_one_tha
     monkeypatch.setattr(AddressPolicy, "allows", lambda *_: True)
     careful = ConnectionPool(answers_nothing, address_policy=AddressPolicy(ALL))
     async with listening() as (port, came):
-        assert await message(careful, f"127.0.0.1:{port}") == f"127.0.0.1:{port} does not answer"
+        assert await message(careful, f"127.0.0.1:{port}") == f"127.0.0.1:{port} does not respond"
         assert came
-    assert await message(careful, "127.0.0.1:1") == "127.0.0.1:1 does not answer"
+    assert await message(careful, "127.0.0.1:1") == "127.0.0.1:1 does not respond"
     careful.close()

@@ -124,7 +124,7 @@ async def test_frame_that_never_ends_costs_its_connection(brokers: Brokers, monk
     monkeypatch.setattr(frame_budget, "HOLD_SECONDS", 0.1)
     monkeypatch.setattr(frame_budget, "WAIT_SECONDS", 3600.0)
     for failed in await brokers.ask(brokers.client(), endless, HOSTILE):
-        assert "it was not complete within 0.1 s" in await brokers.fails(failed)
+        assert "it did not arrive completely within 0.1 s" in await brokers.fails(failed)
     assert brokers.held_bytes == brokers.budget.used_bytes == brokers.budget.waiting_count == 0
 
 
@@ -151,7 +151,7 @@ async def test_frame_that_finds_no_room_in_time_costs_its_connection(
     await until(lambda: brokers.budget.used_bytes == BUDGET_BYTES)
     monkeypatch.setattr(frame_budget, "WAIT_SECONDS", 0.1)
     (late,) = await brokers.ask(brokers.client(), large)
-    assert "frames of other brokers left no room for it within 0.1 s" in await brokers.fails(late)
+    assert "no memory became available within 0.1 s" in await brokers.fails(late)
     assert not any(it.done() for it in hostile)
     assert brokers.budget.waiting_count == 0
 
@@ -244,7 +244,7 @@ async def test_frame_line_that_is_full_rejects_the_last_one_of_a_distrusted_clie
     assert not line.rejected
     line.reserve(honest, "honest")
     assert [*line.rejected] == [f"hostile-{MAX_WAITING_FRAMES - 1}"]
-    assert line.rejected.popitem()[1].endswith(f"more than {MAX_WAITING_FRAMES} frames wait for room")
+    assert line.rejected.popitem()[1].endswith(f"more than {MAX_WAITING_FRAMES} frames wait for memory")
     for number in range(1, MAX_WAITING_FRAMES):
         line.reserve(honest, f"honest-{number}")
     assert len(line.rejected) == MAX_WAITING_FRAMES - 1
@@ -255,7 +255,7 @@ async def test_frame_line_that_is_full_rejects_the_last_one_of_a_distrusted_clie
 
 def test_frame_budget_has_room_for_two_largest_frames_at_least() -> None:
     with pytest.raises(
-        ValueError, match=r"^A frame budget has room for two largest frames at least, 33,554,432 bytes$"
+        ValueError, match=r"^A frame budget must hold at least two frames of the maximum size, 33,554,432 bytes$"
     ):
         FrameBudget(2 * MAX_FRAME_BYTES - 1)
 

@@ -171,22 +171,25 @@ def test_frame_of_the_maximum_size_is_encoded_and_decoded() -> None:
 
 def test_frame_over_the_maximum_size_is_not_encoded() -> None:
     header = len(encode(Frame(code=10))) - 8
-    with pytest.raises(ValueError, match="A frame of 16,777,217 bytes is over the 16,777,216 that RocketMQ takes"):
+    with pytest.raises(ValueError, match="A frame of 16,777,217 bytes exceeds RocketMQ's limit of 16,777,216 bytes"):
         encode(Frame(code=10, body=bytes(MAX_FRAME_BYTES - 8 - header + 1)))
 
 
 # What is no frame. Each is refused with exactly these bytes: nothing more is waited for.
 
 BAD_FRAMES = {
-    "over the largest": (b"\x00\xff\xff\xfd", "says that it has 16,777,217 bytes"),
-    "far over the largest": (b"\xff\xff\xff\xff", "says that it has 4,294,967,299 bytes"),
-    "no place for a header": (b"\x00\x00\x00\x03", "says that it has 7 bytes; it may have 8 to 16,777,216"),
-    "nothing": (b"\x00\x00\x00\x00", "says that it has 4 bytes"),
-    "TLS": (b"\x16\x03\x01\x02\x00", "says that it has"),
-    "HTTP": (b"HTTP/1.1 400 Bad Request", "says that it has"),
-    "another serialization": (b"\x00\x00\x00\x10\x02\x00\x00\x02", "in a way of number 2; known are 0 and 1"),
-    "header over the frame": (b"\x00\x00\x00\x10\x00\x00\x00\x0d", "of 20 bytes says that its header has 13"),
-    "no header": (b"\x00\x00\x00\x04\x00\x00\x00\x00", "header is no JSON"),
+    "over the largest": (b"\x00\xff\xff\xfd", "declares a length of 16,777,217 bytes"),
+    "far over the largest": (b"\xff\xff\xff\xff", "declares a length of 4,294,967,299 bytes"),
+    "no place for a header": (b"\x00\x00\x00\x03", "declares a length of 7 bytes; allowed are 8 to 16,777,216"),
+    "nothing": (b"\x00\x00\x00\x00", "declares a length of 4 bytes"),
+    "TLS": (b"\x16\x03\x01\x02\x00", "declares a length of"),
+    "HTTP": (b"HTTP/1.1 400 Bad Request", "declares a length of"),
+    "another serialization": (
+        b"\x00\x00\x00\x10\x02\x00\x00\x02",
+        r"unknown encoding 2; supported are 0 \(JSON\) and 1 \(binary\)",
+    ),
+    "header over the frame": (b"\x00\x00\x00\x10\x00\x00\x00\x0d", "of 20 bytes declares a header of 13 bytes"),
+    "no header": (b"\x00\x00\x00\x04\x00\x00\x00\x00", "JSON header cannot be decoded"),
 }
 BAD_JSON = {
     "cut off": b'{"code":0,"opaque":7',
@@ -227,7 +230,7 @@ def test_frame_decoder_rejects_invalid_frames_as_early_as_possible(data: bytes, 
 
 @pytest.mark.parametrize("header", BAD_JSON.values(), ids=BAD_JSON)
 def test_frame_decoder_rejects_an_invalid_json_header(header: bytes) -> None:
-    with pytest.raises(MalformedFrameError, match="A frame's header is no JSON of the kind expected: "):
+    with pytest.raises(MalformedFrameError, match="A frame's JSON header cannot be decoded: "):
         read(a_frame(header))
 
 

@@ -201,12 +201,12 @@ def test_compression_error_marks_one_message_damaged_and_decodes_the_next(
     for broken in (b"", b"hello", packed[:-1], packed[: len(packed) // 2], b"\x00" + packed):
         found, following = read(written(broken, flags=0x1 | kind) + written())
         assert found.body == broken
-        assert found.body_error.startswith("it cannot be unpacked: ")
+        assert found.body_error.startswith("it cannot be decompressed: ")
         assert following == HELLO
 
 
 LIMIT = 4 * MEBIBYTE
-TOO_LARGE = "it has more than 4 MiB unpacked, the most that delivery.buffer.mebibytesPerMessage allows"
+TOO_LARGE = "it exceeds 4 MiB when decompressed, the limit in spec.delivery.buffer.mebibytesPerMessage"
 
 
 @EACH
@@ -232,7 +232,7 @@ def test_compression_distinguishes_a_truncated_body_from_one_over_the_limit(
     packed = pack(TEXT)[:-1]
     body, damage = unpack_body(packed, kind >> 8, LIMIT)
     assert body == packed
-    assert damage.startswith("it cannot be unpacked: ")
+    assert damage.startswith("it cannot be decompressed: ")
 
 
 @EACH
@@ -241,7 +241,7 @@ def test_compression_rejects_a_body_with_data_after_its_first_frame(kind: int, p
         packed = pack(TEXT) + behind
         body, damage = unpack_body(packed, kind >> 8, LIMIT)
         assert body == packed
-        assert damage.startswith("it cannot be unpacked: ")
+        assert damage.startswith("it cannot be decompressed: ")
 
 
 def test_compression_error_without_a_message_is_named_by_its_type(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +249,7 @@ def test_compression_error_without_a_message_is_named_by_its_type(monkeypatch: p
         raise MemoryError
 
     monkeypatch.setitem(messages_module._UNPACKERS, 3, fail)
-    assert unpack_body(b"hello", 3, LIMIT) == (b"hello", "it cannot be unpacked: MemoryError")
+    assert unpack_body(b"hello", 3, LIMIT) == (b"hello", "it cannot be decompressed: MemoryError")
 
 
 @EACH
@@ -276,7 +276,7 @@ def memory_status(name: str) -> int:
 def test_compression_error_states_the_limit_in_force() -> None:
     limits = [3 * MEBIBYTE, 7 * MEBIBYTE // 2]
     told = [unpack_body(zlib.compress(bytes(8 * MEBIBYTE)), 3, limit)[1] for limit in limits]
-    assert [it.split(",")[0] for it in told] == [f"it has more than {it} MiB unpacked" for it in ("3", "3.5")]
+    assert [it.split(",")[0] for it in told] == [f"it exceeds {it} MiB when decompressed" for it in ("3", "3.5")]
 
 
 def test_compression_rejects_a_zstd_frame_that_declares_more_than_the_limit() -> None:
@@ -298,14 +298,14 @@ def test_compression_accepts_a_zstd_window_of_8_mib_and_none_larger() -> None:
     assert unpack_body(most, 2, LIMIT) == (TEXT, "")
     body, damage = unpack_body(more, 2, LIMIT)
     assert body == more
-    assert damage.startswith("it cannot be unpacked: ")
+    assert damage.startswith("it cannot be decompressed: ")
     assert "requires too much memory" in damage
 
 
 @pytest.mark.parametrize("kind", [4, 5, 6, 7])
 def test_compression_of_an_unknown_codec_marks_the_message_damaged(kind: int) -> None:
     found = one(written(b"hello", flags=0x1 | kind << 8))
-    assert found.body_error == f"it is compressed in a way of number {kind}, which is not known"
+    assert found.body_error == f"it has the unknown compression type {kind}"
     assert found.body == b"hello"
 
 
@@ -370,14 +370,14 @@ BAD_BATCHES = {
 def test_batch_that_is_malformed_is_one_damaged_message_and_the_next_is_decoded(items: bytes) -> None:
     found, following = read(written(items, flags=0xC0) + written())
     assert found.body == items
-    assert found.body_error.startswith("it is a batch that cannot be taken apart: ")
+    assert found.body_error.startswith("the batch cannot be split: ")
     assert following == HELLO
 
 
 def test_batch_has_at_most_32767_messages() -> None:
     assert len(read(written(item(b"") * MAX_BATCH_MESSAGES, flags=0xC0))) == MAX_BATCH_MESSAGES
     found = one(written(zlib.compress(item(b"") * (MAX_BATCH_MESSAGES + 1)), flags=0xC1))
-    assert found.body_error == "it is a batch that cannot be taken apart: it has more than 32,767 messages"
+    assert found.body_error == "the batch cannot be split: it has more than 32,767 messages"
 
 
 def test_batch_with_a_wrong_checksum_is_not_split() -> None:
@@ -524,7 +524,9 @@ def test_message_truncated_at_any_byte_is_malformed(data: bytes) -> None:
 
 @pytest.mark.parametrize("magic", [b"\xda\xa3\x20\xa8", b"\xcb\xd4\x31\x94", bytes(4), b"\xff\xff\xff\xff"])
 def test_message_of_an_unknown_layout_is_malformed(magic: bytes) -> None:
-    with pytest.raises(MalformedFrameError, match=f"A message at byte 111 begins with 0x0*{magic.hex().lstrip('0')}"):
+    with pytest.raises(
+        MalformedFrameError, match=f"A message at byte 111 has the unknown magic number 0x0*{magic.hex().lstrip('0')}"
+    ):
         read(V1 + V1[:4] + magic + V1[8:])
 
 
@@ -552,7 +554,7 @@ def test_message_of_a_wrong_topic_or_properties_length_is_malformed(data: bytes,
 
 
 def test_message_topic_that_is_not_utf_8_is_malformed() -> None:
-    with pytest.raises(MalformedFrameError, match="A message at byte 0 of 111 cannot be read: 'utf-8' codec"):
+    with pytest.raises(MalformedFrameError, match="A message at byte 0 of 111 cannot be decoded: 'utf-8' codec"):
         read(written(topic=b"order\xff"))
 
 
