@@ -51,7 +51,7 @@ async def test_watch_detects_a_stalled_api_server_and_still_delivers_later_chang
         await soon(lambda: _is(told.listed.is_set()))
         server.signal(signal.SIGSTOP)
         try:
-            await soon(lambda: _is("broke" in caplog.text))
+            await soon(lambda: _is("The watch of" in caplog.text))
         finally:
             server.signal(signal.SIGCONT)
         await api.create(f"/api/v1/namespaces/{namespace}/pods", a_pod("orders-a", "orders"))
