@@ -1,4 +1,4 @@
-"""Formats figures, times and untrusted texts for people."""
+"""Formats numbers, times and untrusted texts."""
 
 # ruff: noqa: T201 - this module prints
 
@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from rota.cli.console.output import COLUMN_GAP_CHARACTERS, print_table, sanitize_line
 
-MAX_NUMBER = 2**63  # numbers outside 0..MOST are invalid
+MAX_NUMBER = 2**63  # this and larger numbers are invalid
 MAX_DURATION_SECONDS = 1e10  # seconds: longer durations are invalid
 
 _MINUTE_SECONDS, _HOUR_SECONDS, _DAY_SECONDS = 60, 3600, 86400
@@ -74,7 +74,7 @@ def format_duration(seconds: float | None) -> str:
 
 
 def format_age(at: str, now: datetime | None = None) -> str:
-    """Return how long ago a time is; a text that is no time is returned as it is."""
+    """Return how long ago a time is; a text that is not a time is returned unchanged."""
     try:
         then = datetime.fromisoformat(at)
     except ValueError:
