@@ -190,7 +190,7 @@ async def test_cli_forwarded_port_failure_is_one_sentence(api: ApiServer, tmp_pa
         (404, "Pod rota-0 does not exist in namespace rota-system; wait until another pod becomes leader"),
         (
             500,
-            "Pod rota-0 in namespace rota-system cannot be reached: The API server responded with status 500 to /api/v1/",
+            "Pod rota-0 in namespace rota-system cannot be reached: The API server responded with status 500 to",
         ),
     ):
         api.status = status

@@ -99,8 +99,8 @@ def _find_two_owners() -> Column:
     """Find grants of queues that another member owned by all earlier records, and `owners` records with two owners."""
     granted = F.col("odds") & (F.col("act") == "Grant") & F.col("before.member").isNotNull()
     both = F.col("odds") & F.col("whole") & (F.col("before.epoch") == F.col("epoch"))
-    named = F.coalesce("said", F.lit("nobody"))
-    contradiction = F.concat(F.lit("Granted as "), named, F.lit("'s; it was "), F.col("before.member"), F.lit("'s"))
+    source = F.coalesce(F.concat(F.lit("from "), "said"), F.lit("as unowned"))
+    contradiction = F.concat(F.lit("Granted "), source, F.lit(", but "), F.col("before.member"), F.lit(" owned it"))
     why = F.when(F.col("whole"), F.lit("One record names two holders")).otherwise(contradiction)
     members = F.array("before.member", "member")
     violation = _violation("TwoOwners", since=F.col("at"), until=F.col("until"), members=members, why=why)
@@ -122,7 +122,9 @@ def _find_unknown() -> Column:
     torn = F.col("last") & F.col("ends_torn") & F.col("uid").isNotNull()
     since = F.when(torn, F.col("epoch_ends")).otherwise(F.col("cut"))
     until = F.when(torn, F.least("next.at", "next_whole")).otherwise(F.col("ends"))
-    why = F.when(torn, "Records are missing").otherwise("What was told next is at odds with it, and no record says why")
+    why = F.when(torn, "Records are missing").otherwise(
+        "The next record contradicts it, and no record explains the change"
+    )
     members = F.array("member", F.when(~torn & F.col("next.odds"), F.col("next.member")))
     return F.when(
         torn | F.col("cut").isNotNull(), _violation("Unknown", since=since, until=until, members=members, why=why)
@@ -173,6 +175,6 @@ def _find_unowned(unowned: DataFrame) -> DataFrame:
     spans = unowned.filter(F.col("members") > 0).groupBy(*QUEUE_COLUMNS, "from", "to")
     neglected = spans.agg(F.min("since").alias("since"), F.max("until").alias("until"))
     until = F.when(F.col("to").isNull() | (F.col("until") < F.col("to")), F.col("until")).otherwise(F.col("to"))
-    no_members, why = F.array().cast("array<string>"), F.lit("Nobody had it, and members were there")
+    no_members, why = F.array().cast("array<string>"), F.lit("No owner, although members were present")
     violation = _violation("Unowned", since=F.col("since"), until=until, members=no_members, why=why)
     return neglected.select(*QUEUE_COLUMNS, violation.alias("it")).select(*QUEUE_COLUMNS, "it.*")

@@ -48,7 +48,7 @@ SAMPLES_SCHEMA = StructType(
 
 
 def offset_samples(facts: Facts, account: OwnershipAccount | None = None) -> DataFrame:
-    """Return a row for each sample of a group (LOOKS)."""
+    """Return a row for each sample of a group (SAMPLES_SCHEMA)."""
     second = F.unix_seconds("at")
     start = _stretch_start(second)
     remaining = start + _STRETCH_SECONDS - second
@@ -186,11 +186,11 @@ def _flatten_records(
     lists = {name: columns.field(name) for name in ("ids", "first", "last", "committed")}
     of_topic = np.repeat(np.arange(table.num_rows), np.diff(np.asarray(topics.offsets)))
     brokers_of = np.diff(np.asarray(inner.offsets))
-    looks_of = np.diff(np.asarray(lists["ids"].offsets))
+    samples_per_broker = np.diff(np.asarray(lists["ids"].offsets))
     topic, names = _encode_names(topics.keys)
     broker, places = _encode_names(inner.keys)
     per_broker = np.repeat(np.arange(len(of_topic)), brokers_of)
-    per_look = np.repeat(np.arange(len(per_broker)), looks_of)
+    per_sample = np.repeat(np.arange(len(per_broker)), samples_per_broker)
     number = np.concatenate([[0], np.cumsum(_ends_stretch(table))]).astype(np.int64)
     committed = pc.fill_null(lists["committed"].values, lag_columns.NOT_COMMITTED)
     values = {name: np.asarray(lists[name].values) for name in ("ids", "first", "last")}
@@ -198,9 +198,9 @@ def _flatten_records(
         _to_seconds(table.column("at")),
         np.asarray(table.column("stretch"), np.float64),
         number,
-        of_topic[per_broker][per_look],
-        topic[per_broker][per_look],
-        broker[per_look],
+        of_topic[per_broker][per_sample],
+        topic[per_broker][per_sample],
+        broker[per_sample],
         values["ids"].astype(np.int64),
         names,
         places,
@@ -279,7 +279,7 @@ def _aggregate(
     lags: lag_columns.Offsets,
     results: tuple[NDArray[np.float64], NDArray[np.int8]],
 ) -> Iterator[pa.RecordBatch]:
-    """Aggregate the samples of all queues to one row per record (LOOKS)."""
+    """Aggregate the samples of all queues to one row per record (SAMPLES_SCHEMA)."""
     count, (delays, verdicts) = table.num_rows, results
     retries = np.array([name.startswith(RETRY_TOPIC_PREFIX) for name in records.topics] or [False])[records.topic]
     own = ~retries

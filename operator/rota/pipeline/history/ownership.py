@@ -39,7 +39,7 @@ _KEPT_COLUMNS = (
 
 
 class OwnershipAccount(NamedTuple):
-    """The journal's records in order (`told`), the ownership of queues (`held`), the hours with records (`seen`)."""
+    """The journal's records in order, the ownership of queues, and the hours with records."""
 
     records: DataFrame
     holdings: DataFrame

@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.types import StringType, StructField, StructType
 
-from rota.model import single_line as legible
+from rota.model import single_line
 from rota.pipeline.common.schemas import JOURNAL_SCHEMAS
 from rota.ranges import from_ranges
 from rota.records import RECORD_SCHEMA, AnyRecord, Handover, Obeyed, Offsets, Owners, Ranges, Redelivered, decode_record
@@ -149,7 +149,7 @@ def _judge_line(line: bytes) -> dict[str, str]:
         text = _encode(record)
         _check_limits(record, text)
     except (ValueError, OverflowError) as error:
-        return {"reason": legible(str(error))}
+        return {"reason": single_line(str(error))}
     return {"kind": str(record.__struct_config__.tag), "line": text.decode()}
 
 
@@ -157,7 +157,7 @@ def _check_limits(record: AnyRecord, text: bytes) -> None:
     """Raise ValueError for integers that do not fit into Spark's, impossible times, and unreadable ranges of queues."""
     for at in (getattr(record, name) for name in ("at", "began", "since") if hasattr(record, name)):
         if at.year not in _VALID_YEARS:
-            raise ValueError(f"The record cannot be kept: it tells of the year {at.year}, so its clock was wrong")
+            raise ValueError(f"The record cannot be kept: its year is {at.year}, so its clock was wrong")
     for queues in _queue_ranges(record):
         from_ranges(queues)
     if _LONG_NUMBER.search(text) and max(map(abs, _integers(msgspec.to_builtins(record))), default=0) > _MAX_INT64:

@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
-from msgspec.structs import replace as replaced
+from msgspec import structs
 from numpy.typing import NDArray
 
 from rota.documents import Assignment, Release, Share
@@ -80,7 +80,7 @@ def sort_facts(facts: Iterable[Fact]) -> list[Fact]:
     ordered, at = [fact for fact in by_time if not _generation(fact)], datetime.min.replace(tzinfo=UTC)
     for _, fact in numbered:
         at = max(at, fact.at)
-        ordered.append(fact if fact.at == at else replaced(fact, at=at))
+        ordered.append(fact if fact.at == at else structs.replace(fact, at=at))
     return sorted(ordered, key=lambda fact: fact.at)
 
 
@@ -104,9 +104,9 @@ def build_history(group: str, facts: Sequence[Fact], ends: float | None = None) 
     """Return the history of a group from its records in order; raise ValueError if it cannot be replayed."""
     first_owners = next((fact for fact in facts if isinstance(fact, Owners)), None)
     if first_owners is None:
-        raise ValueError(f"Group {group} has no owners record, with which a replay could begin")
+        raise ValueError(f"Group {group} has no owners record, with which a replay could start")
     if first_owners.model == "Broadcasting":
-        raise ValueError(f"Group {group} is Broadcasting: nobody owns its queues")
+        raise ValueError(f"Group {group} is Broadcasting: its queues have no owner")
     begins = first_owners.at.timestamp()
     later = [fact for fact in facts if fact.at.timestamp() >= begins]
     last = later[-1].at.timestamp() if ends is None else ends
@@ -116,7 +116,7 @@ def build_history(group: str, facts: Sequence[Fact], ends: float | None = None) 
         raise ValueError(f"Group {group} has no queues")
     if last - begins > MAX_HISTORY_SECONDS:
         days = (last - begins) / 86400
-        raise ValueError(f"Group {group} was recorded for {days:.0f} days; a replay is of 366 at most")
+        raise ValueError(f"Group {group} was recorded for {days:.0f} days; a replay is limited to 366 days")
     arrivals, consumed, lag = _measure_flows(
         [fact for fact in later if isinstance(fact, Offsets)], queues, begins, last
     )
@@ -200,7 +200,7 @@ def recorded_policy(group: str, rules: Mapping[str, Any]) -> PolicySpec:
     try:
         return parse_policy({"spec": rules or {}})
     except ValueError as error:
-        raise ValueError(f"The policy that group {group} had cannot be followed: {error}") from None
+        raise ValueError(f"The recorded policy of group {group} cannot be used: {error}") from None
 
 
 def _queues_after(queues: frozenset[Queue], handover: Handover) -> frozenset[Queue]:
@@ -252,7 +252,7 @@ def _cumulative_arrivals(ends: Rates) -> Rates:
 
 
 def _rates(times: Rates, offsets: Rates, edges: Rates, make_monotonic: Callable[[Rates], Rates]) -> Rates:
-    """Return the growth of offsets a second between edges; `so_far` makes a queue's offsets monotonic first."""
+    """Return the growth of offsets a second between edges; `make_monotonic` makes a queue's offsets monotonic first."""
     rates = np.zeros((len(edges) - 1, offsets.shape[1]))
     if len(times) < 2:  # noqa: PLR2004 - a rate needs two samples
         return rates
@@ -265,7 +265,7 @@ def _rates(times: Rates, offsets: Rates, edges: Rates, make_monotonic: Callable[
 
 
 def _member_capacity(facts: Sequence[Fact], queues: Sequence[Queue], consumed: Rates, begins: float) -> float:
-    """Return a member's capacity: the highest rate of any member in steps without a handover, times HEADROOM."""
+    """Return the highest rate of any member in steps without a handover, times CAPACITY_HEADROOM."""
     places = {queue: index for index, queue in enumerate(queues)}
     # A queue's consumption in a step with a handover has no single owner.
     moving = {int((fact.at.timestamp() - begins) / STEP_SECONDS) for fact in facts if isinstance(fact, Handover)}

@@ -166,7 +166,7 @@ class Replay:
         self.metrics.set_queues(queues)
 
     def _obey_document(self, member: SimulatedMember, document: Assignment, *, is_repeat: bool = False) -> None:
-        """Let a member obey a document, unless it cannot or has a newer one; `again`: even if it has obeyed it."""
+        """Let a member obey a document, unless it cannot or has a newer one; `is_repeat`: even if it has obeyed it."""
         can_obey = self.members.get(member.name) is member and member.may_obey
         if not can_obey or member.generation + (not is_repeat) > document.generation:
             return

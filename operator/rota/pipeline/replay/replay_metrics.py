@@ -51,7 +51,7 @@ class ReplayMetrics:
         self._member_count = 0
         self._sharing_members: list[int] = []
         self._ownable_seconds = np.zeros(count)  # seconds in which a queue existed and members could own it
-        self._owned_seconds = np.zeros(count)  # seconds of `_wanted` in which the queue had an owner
+        self._owned_seconds = np.zeros(count)  # seconds of `_ownable_seconds` in which the queue had an owner
         self._status: Mapping[str, Any] = {}
         self._imbalance_sum = self._imbalance_seconds = self._imbalance_max = 0.0
 
@@ -202,7 +202,7 @@ class ReplayMetrics:
         if not len(places):
             return None
         queue = self.history.queues[places[0]]
-        return f"Queue {queue} would be nobody's nearly all the time: the policy gives it to no member that is there"
+        return f"Queue {queue} would have no owner nearly all the time: the policy assigns it to no present member"
 
     def to_row(self) -> MetricsRow:
         """Return the totals as a row of the results."""

@@ -73,7 +73,7 @@ class SimulatedMember:
         return self.draining
 
     def finish_drain(self, *, is_final: bool = False) -> None:
-        """End the drain of revoked queues, or of all queues if `for_good`."""
+        """End the drain of revoked queues, or of all queues if `is_final`."""
         self.draining, self._cached_report = (), None
         if is_final:
             self.held, self._ranges, self.has_drained = (), {}, True

@@ -58,7 +58,7 @@ class TrafficModel:
         return rates
 
     def advance_to(self, until: float, consumers: Indexes, member_count: int) -> None:
-        """Advance to `until`; `workers`: by queue the number of the member that consumes it, or -1."""
+        """Advance to `until`; `consumers`: by queue the number of the member that consumes it, or -1."""
         while self.now < until:
             end = min(until, self.step_end)
             self._advance_in_step(end - self.now, self.arrival_rates(self.now), consumers, member_count)

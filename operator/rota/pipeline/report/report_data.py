@@ -109,7 +109,7 @@ def most_gaining(chosen: DataFrame, most: int = MAX_LISTED_GROUPS) -> DataFrame:
 def count_problems(results: DataFrame) -> DataFrame:
     """Return the most frequent reasons for which each policy cannot be used, each with its number of groups.
 
-    A problem of the group itself, which prevents a replay under any policy, counts only for RECORDED.
+    A problem of the group itself, which prevents a replay under any policy, counts only for RECORDED_POLICY.
     """
     group = Window.partitionBy("group").rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
     of_now = F.max(F.when(F.col("policy") == RECORDED_POLICY, F.col("problem"))).over(group)
@@ -148,7 +148,7 @@ def sum_by_policy(results: DataFrame) -> DataFrame:
 
 
 def thin_series(series: DataFrame, max_points: int = MAX_LINE_POINTS) -> DataFrame:
-    """Return SERIES with at most `steps` points a line; points that are merged keep the highest lag, to show peaks."""
+    """Return SERIES with at most `max_points` points a line; merged points keep the highest lag, to show peaks."""
     group = Window.partitionBy("group").rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
     seconds = F.unix_timestamp("at")
     first, last = F.min(seconds).over(group), F.max(seconds).over(group)
@@ -167,7 +167,7 @@ def thin_series(series: DataFrame, max_points: int = MAX_LINE_POINTS) -> DataFra
 
 
 def best_for_all(data: Findings) -> Row | None:
-    """Return the best single policy for all groups; None if its gain over the present ones is less than `least`."""
+    """Return the best single policy for all groups; None if its gain over the present ones is less than `min_gain`."""
     now = sums_of(data)
     alternatives = [
         row for row in data.policy_sums if row["policy"] not in {OWN_POLICIES, RECORDED_POLICY} and row["usable"]

@@ -26,7 +26,7 @@ def generate_journal(
 ) -> DataFrame:
     """Write the journal, and return its numbers of groups and records; raise ValueError if the folder is not empty."""
     if to.exists() and any(to.iterdir()):
-        raise ValueError(f"{to} is not empty; give a folder that is, or is not there yet")
+        raise ValueError(f"{to} is not empty; give an empty folder or a new name")
     tasks = -(-groups // GROUPS_PER_TASK)
     write = partial(_write_groups, seed=seed, hours=hours, to=to.absolute(), largest=largest)
     counts = spark.range(0, groups, numPartitions=tasks).mapInArrow(write, _COUNTS)
