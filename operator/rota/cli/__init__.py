@@ -63,7 +63,8 @@ def explain(*, group: str | None, queue: str | None, **options: Any) -> None:
     """
     files = ["filename", "policy", "members", "queues", "name_server", "rooms", "foreign", "current"]
     live = ["operator", "operator_namespace", "lease", "watch", "namespace", *LOGIN_NAMES]
-    output, is_watched = options.pop("output"), options.pop("watch")
+    output = options.pop("output")
+    is_watched = options.pop("watch")
     target, scope = take_target(options)
     if options["filename"] is None:
         _reject_options(files, "describes a group in a file; add -f, or remove this option")
@@ -183,10 +184,7 @@ def completion(shell: str) -> None:
 @click.option("--uninject", is_flag=True, help="Remove the group's label and sidecar instead.")
 @click.option("--image", default="", help="The sidecar's image; by default that of this version.")
 @click.option(
-    "--drain-timeout",
-    default="30s",
-    show_default=True,
-    help="The drain timeout of the group's policy; the pods' grace period is 15s longer.",
+    "--drain-timeout", default="30s", show_default=True, help="drainTimeout of the policy; pods get 15s more to end."
 )
 @click.option("--credentials-secret", default="", help="The Secret that the group's credentialsSecret names.")
 @click.option("--ca-secret", default="", help="The Secret that the group's tls.caSecret names.")
@@ -211,19 +209,12 @@ def inject(**options: Any) -> None:
     help="A namespace to watch; repeatable. Default: all namespaces.",
 )
 @click.option(
-    "--own-namespace",
-    envvar="POD_NAMESPACE",
-    default="default",
-    show_default=True,
-    help="Namespace of the operator's Lease.",
+    "--own-namespace", envvar="POD_NAMESPACE", default="default", show_default=True, help="Namespace of the Lease."
 )
 @click.option("--lease", envvar="ROTA_LEASE", default="rota", show_default=True, help="Name of the operator's Lease.")
 @click.option("--identity", envvar="POD_NAME", default="", help="Identity in the Lease; default: the host name.")
 @click.option(
-    "--pod-uid",
-    envvar="POD_UID",
-    default="",
-    help="Uid of the operator's pod; lets other replicas detect that the pod no longer exists.",
+    "--pod-uid", envvar="POD_UID", default="", help="Uid of the pod, by which other replicas detect that it is gone."
 )
 @click.option("--address", envvar="POD_IP", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(1, 65535), default=8080, show_default=True, help="Port to listen on.")
@@ -255,11 +246,7 @@ def inject(**options: Any) -> None:
     help="A folder for the journal; -: standard output; default: none.",
 )
 @click.option(
-    "--journal-limit",
-    envvar="ROTA_JOURNAL_LIMIT",
-    default="8Gi",
-    show_default=True,
-    help="Maximum size of the journal's folder.",
+    "--journal-limit", envvar="ROTA_JOURNAL_LIMIT", default="8Gi", show_default=True, help="Maximum size of the folder."
 )
 @click.option(
     "--queue-metrics/--no-queue-metrics",
@@ -297,11 +284,7 @@ def inject(**options: Any) -> None:
     help="Manage the Deployments of groups with a template.",
 )
 @click.option(
-    "--sidecar-image",
-    "image",
-    envvar="ROTA_SIDECAR_IMAGE",
-    default=None,
-    help="Image of the sidecar in Deployments that Rota creates.",
+    "--sidecar-image", "image", envvar="ROTA_SIDECAR_IMAGE", default=None, help="Sidecar image in created Deployments."
 )
 @LOGIN_OPTIONS[0]
 @LOGIN_OPTIONS[1]
@@ -325,9 +308,7 @@ def operator(*, namespaces: tuple[str, ...], log_level: str, log_format: str, **
 
 
 @main.command()
-@click.option(
-    "--group", "filename", required=True, help="A file with a ConsumerGroup and optionally its RebalancePolicy."
-)
+@click.option("--group", "filename", required=True, help="A file with a ConsumerGroup and maybe its RebalancePolicy.")
 @click.option("--policy", help="Name of the policy in the file to use instead of spec.policyRef.")
 @click.option(
     "--broker",
@@ -336,9 +317,7 @@ def operator(*, namespaces: tuple[str, ...], log_level: str, log_format: str, **
     help="HOST:PORT of a name server; or memory: a broker in this process, which receives input lines `TOPIC BODY`.",
 )
 @click.option("--port", type=click.IntRange(1, 65535), default=9911, show_default=True, help="Port to listen on.")
-@click.option(
-    "--app-port", type=click.IntRange(1, 65535), help="The app's port (Pull: the port that the app requests)."
-)
+@click.option("--app-port", type=click.IntRange(1, 65535), help="The app's port (Pull: the port that the app calls).")
 @click.option("--credentials", envvar="ROTA_CREDENTIALS", default="", help="A folder with accessKey and secretKey.")
 @click.option("--ca", "authorities", envvar="ROTA_CA", default="", help="A folder with ca.crt.")
 @click.option(

@@ -66,9 +66,7 @@ LEASE_OPTIONS = (
         show_default=True,
         help="Namespace of the operator's Lease; not used with --operator.",
     ),
-    click.option(
-        "--lease", envvar="ROTA_LEASE", default="rota", show_default=True, help="Name of the operator's Lease."
-    ),
+    click.option("--lease", envvar="ROTA_LEASE", default="rota", show_default=True, help="Name of the Lease."),
 )
 IMPERSONATION_OPTIONS = (
     click.option("--as", "impersonate", default="", help="Username to impersonate."),
@@ -81,10 +79,7 @@ def group_file_options(command: Command, *, required: bool = True) -> Command:
     return _add_options(
         command,
         click.option(
-            "-f",
-            "--filename",
-            required=required,
-            help="A file with a ConsumerGroup and optionally its RebalancePolicy ('-': stdin).",
+            "-f", "--filename", required=required, help="A ConsumerGroup, and maybe its RebalancePolicy ('-': stdin)."
         ),
         click.option("--policy", help="Name of the policy in the file to use instead of spec.policyRef."),
         click.option(
@@ -100,9 +95,7 @@ def group_file_options(command: Command, *, required: bool = True) -> Command:
         ),
         click.option("--foreign", default="", help="Client ids of unmanaged consumers in the group: a,b."),
         click.option(
-            "--current",
-            type=Path,
-            help="Present owners: a file with the output of `rota plan -o json`, or an assignment.json.",
+            "--current", type=Path, help="Present owners: an output of `rota plan -o json`, or an assignment.json."
         ),
     )
 

@@ -43,11 +43,11 @@ def _configure_yaml() -> None:
     tags = {kind("timestamp"), kind("int"), kind("float"), kind("value")}
     items = yaml.SafeLoader.yaml_implicit_resolvers.items()
     _Loader.yaml_implicit_resolvers = {first: [pair for pair in pairs if pair[0] not in tags] for first, pairs in items}
-    whole = re.compile(r"[-+]?(0b[01_]+|0[0-7_]+|0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)\Z")
+    integer = re.compile(r"[-+]?(0b[01_]+|0[0-7_]+|0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)\Z")
     fraction = re.compile(
         r"[-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9_]+)([eE][-+][0-9]+)?\Z|[-+]?\.(inf|Inf|INF)\Z|\.(nan|NaN|NAN)\Z"
     )
-    _Loader.add_implicit_resolver(kind("int"), whole, list("-+0123456789"))
+    _Loader.add_implicit_resolver(kind("int"), integer, list("-+0123456789"))
     _Loader.add_implicit_resolver(kind("float"), fraction, list("-+0123456789."))
     _Dumper.add_representer(str, _represent_string)
 

@@ -78,7 +78,8 @@ def print_preview(preview: dict[str, Any], *, diff: bool) -> None:
         print_table([{**move, "to": move["to"] or other_owner} for move in preview["moves"]])
     else:
         print_table([{"member": member, **_share_columns(ranged)} for member, ranged in preview["members"].items()])
-    spread, idle = preview["spread"], preview["idle"]
+    spread = preview["spread"]
+    idle = preview["idle"]
     moves = pluralize(len(preview["moves"]), "move")
     print(f"{preview['strategy']}: {spread['least']} to {spread['most']} queues per member, {moves}")
     if idle:

@@ -33,7 +33,8 @@ from rota.spec.resolved import encode_settings
 from rota.timestamps import format_time
 
 QUEUE_CHECK_SECONDS = 5.0  # seconds between two checks for new queues
-MEMORY_BROKER, QUEUES_PER_TOPIC = "memory", 4
+MEMORY_BROKER = "memory"
+QUEUES_PER_TOPIC = 4
 FOLDER_MODE = 0o700
 
 
@@ -74,7 +75,8 @@ def _pod_identity(folder: Path, options: Mapping[str, Any]) -> PodIdentity:
 
 def _apply_options(group: GroupSpec, options: Mapping[str, Any]) -> GroupSpec:
     """Return the group with the broker, and perhaps the app's port, replaced by the options."""
-    broker, delivery = options["broker"], group.delivery
+    broker = options["broker"]
+    delivery = group.delivery
     if options["app_port"] and delivery.mode == "Push":
         group = replace(group, delivery=replace(delivery, push=replace(delivery.push, port=options["app_port"])))
     if broker == MEMORY_BROKER:  # it starts empty: every message in it is meant for this member
@@ -111,7 +113,8 @@ async def _run_member(
 
 
 def _stop_on_signal(stopping: asyncio.Event) -> None:
-    loop, signals = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM)
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGINT, signal.SIGTERM)
 
     def end() -> None:
         stopping.set()
@@ -142,7 +145,9 @@ class _LocalConfigWriter:
     """Writes the settings and assignments that an operator would write for the single member."""
 
     def __init__(self, folder: Path, identity: PodIdentity, group: GroupSpec) -> None:
-        self._folder, self._identity, self._group = folder, identity, group
+        self._folder = folder
+        self._identity = identity
+        self._group = group
         self._generation = 0
         self._last_message = ""
 

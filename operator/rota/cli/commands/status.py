@@ -149,7 +149,8 @@ def _print_status(detail: Detail, *, wide: bool) -> None:
         print_line(f"Consumer group at the brokers: {detail.at_broker}")
     for settings in detail.settings:
         consumption = "on" if settings.enabled else "OFF"
-        retries, queues = f"{settings.retries} retries", pluralize(settings.retry_queues, "retry queue")
+        retries = f"{settings.retries} retries"
+        queues = pluralize(settings.retry_queues, "retry queue")
         print_line(f"At {settings.broker}: consumption {consumption}, {retries}, {queues}")
     if group.verdicts:
         parts = (f"{pluralize(many, 'queue')} {verdict}" for verdict, many in group.verdicts.items())

@@ -76,7 +76,8 @@ class YamlDocument(NamedTuple):
 
     def position_of(self, field: str = "") -> str:
         """Return the place of a field such as spec.options.byConfig, or of its nearest existing parent."""
-        node, line = self.node, self.node.start_mark.line
+        node = self.node
+        line = self.node.start_mark.line
         for name in re.findall(r"\w+", field):
             parts = node.value if isinstance(node, yaml.MappingNode) else []
             if isinstance(node, yaml.SequenceNode) and name.isdigit() and int(name) < len(node.value):
@@ -93,7 +94,8 @@ class YamlDocument(NamedTuple):
         try:
             return parser(self.body)
         except InvalidSpecError as mistake:
-            message, name = str(mistake), manifest_name(self.body)
+            message = str(mistake)
+            name = manifest_name(self.body)
         unknown = re.search(r"unknown field (\w+)$", message)
         field = re.match(r"[\w.\[\]]*", message)
         path = (field[0] if field else "") + (f".{unknown[1]}" if unknown else "")
@@ -143,7 +145,8 @@ def load_group_and_policy(filename: str, policy_name: str | None) -> tuple[str, 
     groups = [document for document in documents if document.body.get("kind") == "ConsumerGroup"]
     if len(groups) != 1:
         raise ValueError(f"{where} contains {len(groups)} ConsumerGroups; exactly one is needed")
-    group, name = groups[0].parse(parse_group), str(manifest_name(groups[0].body) or "")
+    group = groups[0].parse(parse_group)
+    name = str(manifest_name(groups[0].body) or "")
     named = policy_name if policy_name is not None else (group.policy_ref and group.policy_ref.name)
     if named is None:
         return name, group, PolicySpec()

@@ -21,7 +21,9 @@ RECORD_KINDS = (  # kinds of journal records; a lake has a folder for each kind
 )
 TABLE_FOLDERS = (*RECORD_KINDS, "quarantine")
 
-ANY_DATE_GLOB, DAY_GLOB, HOUR_FILE_GLOB = "date=*", "date=????-??-??", "??-*.jsonl"
+ANY_DATE_GLOB = "date=*"
+DAY_GLOB = "date=????-??-??"
+HOUR_FILE_GLOB = "??-*.jsonl"
 HOUR_FILE_PATTERN = re.compile(r"date=(\d{4}-\d\d-\d\d)/(([01]\d|2[0-3])-.+\.jsonl)", re.ASCII)
 EXAMPLE_FILE = "date=2026-11-21/08-NAME.jsonl"
 HOUR_CHARACTERS = len("2026-11-21T08")

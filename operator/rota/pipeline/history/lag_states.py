@@ -28,7 +28,8 @@ from rota.pipeline.ingest.facts import Facts
 SAMPLE_WINDOW = lag_columns.SampleWindow(max_samples=3, max_age_seconds=300.0, always_within_seconds=155.0)
 MAX_SAMPLE_SECONDS = 120.0  # seconds: the longest time before it that a sample stands for
 _STRETCH_SECONDS = 3 * 3600  # seconds; a group of 10,000 queues has two million samples in it, which must fit in memory
-_HOUR_SECONDS, _FULL_CONTEXT_SECONDS = 3600, 300  # seconds before a stretch: with some samples, with all samples
+_HOUR_SECONDS = 3600  # context before a stretch
+_FULL_CONTEXT_SECONDS = 300  # the last part of the context, with all samples
 _THINNED_CONTEXT_MINUTES = 4  # minutes per sample in the thinned context
 
 # One sample of a group; lag and delay cover subscribed topics, `back` and `retries` all topics.
@@ -227,7 +228,8 @@ def _to_seconds(column: Any) -> NDArray[np.float64]:
 def _apply_notes(table: pa.Table, records: _Records) -> tuple[NDArray[np.int8], NDArray[np.bool_], NDArray[np.bool_]]:
     """Return by sample the start position and whether its queue had an owner; by stretch whether it is Broadcasting."""
     count = int(records.stretch[-1]) + 1
-    starts, broadcasting = np.full(count, lag_columns.START_UNKNOWN, np.int8), np.zeros(count, np.bool_)
+    starts = np.full(count, lag_columns.START_UNKNOWN, np.int8)
+    broadcasting = np.zeros(count, np.bool_)
     worked = np.ones(len(records.record_of_sample), np.bool_)
     bounds = np.searchsorted(records.stretch[records.record_of_sample], np.arange(count + 1))
     for row in np.flatnonzero(np.isnan(records.at)).tolist():

@@ -85,7 +85,8 @@ def load_source(spark: SparkSession, source: str, days: int | None = None) -> Fa
 
 def first_day(source: str, days: int) -> date:
     """Return the first of the source's last days; days in the future come from a wrong clock and are ignored."""
-    folder, today = Path(source), datetime.now(UTC).date()
+    folder = Path(source)
+    today = datetime.now(UTC).date()
     parents = (folder, *(folder / kind for kind in paths.RECORD_KINDS))
     dates = [paths.parse_day(path.name) for parent in parents for path in parent.glob(paths.DAY_GLOB)]
     newest = max((day for day in dates if day and day <= today), default=today)

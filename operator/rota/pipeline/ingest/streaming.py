@@ -27,7 +27,8 @@ from rota.pipeline.ingest.facts import TABLE_SCHEMAS, records_of_kind, rejected_
 from rota.pipeline.ingest.inbox import Inbox
 from rota.pipeline.ingest.lines import judge_lines
 
-SETTLE, LATENESS = timedelta(minutes=5), timedelta(hours=2)
+SETTLE = timedelta(minutes=5)
+LATENESS = timedelta(hours=2)
 STREAM_SETTINGS = {
     "spark.sql.session.timeZone": "UTC",  # a new session lacks it if another program created the context
     "spark.sql.shuffle.partitions": "8",  # fixed by the first batch; each partition has a state store
@@ -181,7 +182,8 @@ def _write_batch(batch: DataFrame, batch_id: int, lake: Path, table_format: str,
 def _reject_late(lines: DataFrame) -> DataFrame:
     """Reject late lines: the stream can no longer tell whether they are copies."""
     late = F.col("late")
-    kind, reason = F.when(~late, F.col("kind")), F.when(late, F.lit(LATE_REASON)).otherwise(F.col("reason"))
+    kind = F.when(~late, F.col("kind"))
+    reason = F.when(late, F.lit(LATE_REASON)).otherwise(F.col("reason"))
     line = F.when(reason.isNotNull(), F.col("line"))  # only rejected lines need it: these rows are persisted
     return lines.withColumns({"kind": kind, "reason": reason, "line": line}).drop("late")
 

@@ -13,8 +13,10 @@ MIN_DRAWBACK_FRACTION = 0.1  # fraction of the saved cost: a larger drawback is 
 
 def explain_recommendation(min_gain: float) -> Column:
     """Return the reason to change (the largest differences of `now` and `then`) or to stay; reads `gain`, `change`."""
-    name, gain = F.col("then.policy"), _write_number(F.col("gain") * 100)
-    no_name, unknown = F.col("then.policy").isNull(), F.col("now.cost").isNull()
+    name = F.col("then.policy")
+    gain = _write_number(F.col("gain") * 100)
+    no_name = F.col("then.policy").isNull()
+    unknown = F.col("now.cost").isNull()
     why = F.coalesce(F.left(F.col("now.problem"), F.lit(300)), F.lit("it was not simulated"))
     cause = F.concat(F.lit("The policy in use has no known cost ("), why, F.lit(")"))
     cheapest = F.concat(cause, F.lit("; of the other policies, "), name, F.lit(" costs least."))

@@ -77,7 +77,8 @@ def sort_facts(facts: Iterable[Fact]) -> list[Fact]:
     documents = [fact for fact in by_time if _generation(fact)]
     lives = list(accumulate(map(_was_recreated, [None, *documents], documents), initial=0))[1:]
     numbered = sorted(zip(lives, documents, strict=True), key=_generation_order)
-    ordered, at = [fact for fact in by_time if not _generation(fact)], datetime.min.replace(tzinfo=UTC)
+    ordered = [fact for fact in by_time if not _generation(fact)]
+    at = datetime.min.replace(tzinfo=UTC)
     for _, fact in numbered:
         at = max(at, fact.at)
         ordered.append(fact if fact.at == at else structs.replace(fact, at=at))
@@ -219,10 +220,10 @@ def _measure_flows(
 
     Offsets that go back count as no flow. Between two samples, also across a gap in the records, rates are constant.
     """
-    places = {queue: index for index, queue in enumerate(queues)}
+    indexes = {queue: index for index, queue in enumerate(queues)}
     steps = max(1, int(np.ceil((end - start) / STEP_SECONDS)))
     edges: Rates = start + STEP_SECONDS * np.arange(steps + 1, dtype=np.float64)
-    last, committed = _offset_arrays(samples, places)
+    last, committed = _offset_arrays(samples, indexes)
     times = np.array([sample.at.timestamp() for sample in samples])
     lag = np.zeros(len(queues))
     if len(samples):
@@ -236,12 +237,12 @@ def _offset_arrays(samples: Sequence[Offsets], index_of_queue: Mapping[Queue, in
     for row, sample in enumerate(samples):
         for topic, brokers in sample.topics.items():
             for broker, columns in brokers.items():
-                all_places = [index_of_queue.get(Queue(topic, broker, number), -1) for number in columns.ids]
-                indexes = [index for index, place in enumerate(all_places) if place >= 0]
-                queue_places = [all_places[index] for index in indexes]
-                last[row, queue_places] = [columns.last[index] for index in indexes]
+                positions = [index_of_queue.get(Queue(topic, broker, number), -1) for number in columns.ids]
+                indexes = [index for index, position in enumerate(positions) if position >= 0]
+                queue_indexes = [positions[index] for index in indexes]
+                last[row, queue_indexes] = [columns.last[index] for index in indexes]
                 offsets = [columns.committed[index] for index in indexes]
-                committed[row, queue_places] = [np.nan if offset is None else offset for offset in offsets]
+                committed[row, queue_indexes] = [np.nan if offset is None else offset for offset in offsets]
     return last, committed
 
 
@@ -266,16 +267,16 @@ def _rates(times: Rates, offsets: Rates, edges: Rates, make_monotonic: Callable[
 
 def _member_capacity(facts: Sequence[Fact], queues: Sequence[Queue], consumed: Rates, begins: float) -> float:
     """Return the highest rate of any member in steps without a handover, times CAPACITY_HEADROOM."""
-    places = {queue: index for index, queue in enumerate(queues)}
+    indexes = {queue: index for index, queue in enumerate(queues)}
     # A queue's consumption in a step with a handover has no single owner.
     moving = {int((fact.at.timestamp() - begins) / STEP_SECONDS) for fact in facts if isinstance(fact, Handover)}
-    most = 0.0
+    highest = 0.0
     for record in (fact for fact in facts if isinstance(fact, Owners)):
         first = int((record.at.timestamp() - begins) / STEP_SECONDS)
         quiet = [step for step in (first, first + 1) if step < len(consumed) and step not in moving]
         owned = (
-            [places[queue] for queue in from_ranges(pod.queues) if queue in places] for pod in record.members.values()
+            [indexes[queue] for queue in from_ranges(pod.queues) if queue in indexes] for pod in record.members.values()
         )
         loads = [float(consumed[step, columns].sum()) for columns in owned if columns for step in quiet]
-        most = max([most, *loads])
-    return most * CAPACITY_HEADROOM or float("inf")
+        highest = max([highest, *loads])
+    return highest * CAPACITY_HEADROOM or float("inf")

@@ -114,11 +114,13 @@ def _to_journal_lines(table: DataFrame, kind: str) -> DataFrame:
 def _build_history_row(table: pa.Table) -> pa.Table:
     """Return the row with a group's history or problem, from its journal lines."""
     group = table.column("group")[0].as_py()
-    kinds, lines = table.column("kind").to_pylist(), table.column("line").to_pylist()
+    kinds = table.column("kind").to_pylist()
+    lines = table.column("line").to_pylist()
     size, pickled, problem = 0, None, None
     try:
         history = build_history(group, sort_facts(map(_read_fact, kinds, lines)))
-        size, pickled = len(history.queues) * len(history.changes), pickle.dumps(history)
+        size = len(history.queues) * len(history.changes)
+        pickled = pickle.dumps(history)
     except ValueError as error:
         problem = str(error)
     columns = {"group": [group], "size": [size], "history": [pickled], "problem": [problem]}

@@ -30,7 +30,7 @@ def render_card(data: Findings, rank: int, row: Row) -> str:
     plots = "".join(_draw_plots(data, group, use))
     figures = _measures_table(now, then) if now and then else ""
     command = patch_command(group, use)
-    remedy = (
+    command_box = (
         f"<pre>{escape_lines(command)}</pre>" if command else '<p class="none">This is not a valid Kubernetes name.</p>'
     )
     return (
@@ -38,7 +38,7 @@ def render_card(data: Findings, rank: int, row: Row) -> str:
         f"<p>Use <strong>{escape_text(use)}</strong>{strategy} instead of {escape_text(row['strategy'])}: "
         f'<strong class="good">{format_percent(row["gain"])} less cost</strong>. {escape_text(row["evidence"])}</p>'
         f'<div class="plots">{plots}</div>'
-        f"<details><summary>Figures and command</summary>{figures}{remedy}</details></article>\n"
+        f"<details><summary>Figures and command</summary>{figures}{command_box}</details></article>\n"
     )
 
 

@@ -39,9 +39,9 @@ def format_duration(seconds: float | None) -> str:
         return "unknown"
     if seconds < 60:  # noqa: PLR2004 - a minute
         return f"{format_number(seconds)} s"
-    whole = max(round(seconds), 60)
-    unit, below, names = next(entry for entry in _UNITS if whole >= entry[0])
-    large, remainder = divmod(whole, unit)
+    rounded = max(round(seconds), 60)
+    unit, below, names = next(entry for entry in _UNITS if rounded >= entry[0])
+    large, remainder = divmod(rounded, unit)
     return f"{large:,} {names[0]}" + (f" {remainder // below} {names[1]}" if remainder // below else "")
 
 

@@ -52,7 +52,7 @@ LIMITATIONS = (
 
 
 def render_report(data: Findings, now: float) -> str:
-    """Return the whole report; `now`: the time of the report in seconds since 1970."""
+    """Return the complete report; `now`: the time of the report in seconds since 1970."""
     style = (files("rota.pipeline.report") / "report.css").read_text(encoding="utf-8")
     sections = "".join(_sections(data))
     return f"""<!doctype html>
@@ -131,11 +131,14 @@ def _scope_sentence(data: Findings) -> str:
 
 
 def _answer(data: Findings) -> Iterator[str]:
-    now, each, best = sums_of(data), sums_of(data, OWN_POLICIES), best_for_all(data)
+    now = sums_of(data)
+    each = sums_of(data, OWN_POLICIES)
+    best = best_for_all(data)
     if now is None or each is None:
         yield '<p class="notice">The present cost of the groups is unknown, so there is nothing to compare.</p>'
         return
-    changing, judged = data.scope.changing, data.scope.groups - data.scope.unjudged
+    changing = data.scope.changing
+    judged = data.scope.groups - data.scope.unjudged
     if not changing:
         yield (
             f'<p class="answer">Keep the present policies: no group would save '
@@ -177,12 +180,10 @@ def _tiles(data: Findings) -> Iterator[str]:
         ("Cost a day", format_number, "cost"),
         ("Moves a day", format_number, "moves"),
         ("Pauses a day", format_duration, "pause"),
-    ]
-    tiles += [
         ("Duplicates a day", format_number, "duplicates"),
         ("Busiest to mean load", _format_load_factor, "imbalance"),
+        ("Mean lag", format_number, "lag_mean"),
     ]
-    tiles += [("Mean lag", format_number, "lag_mean")]
     items = "".join(
         f'<div><dt>{title}</dt><dd class="much">{show(each[name])}</dd><dd class="was">now {show(now[name])}</dd></div>'
         for title, show, name in tiles
@@ -240,7 +241,8 @@ def _policies_table(data: Findings) -> Iterator[str]:
     if not rows:
         yield '<p class="none">There is nothing to compare.</p>'
         return
-    now, most = sums_of(data), max(row["cost"] for row in rows)
+    now = sums_of(data)
+    most = max(row["cost"] for row in rows)
     keys = "".join(
         f'<li><svg viewBox="0 0 10 10" aria-hidden="true"><rect class="{name}" width="10" height="10"/></svg>'
         f"{measure.title}</li>"

@@ -9,8 +9,12 @@ from typing import NamedTuple
 
 from rota.model import single_line
 
-WIDTH, HEIGHT = 340, 170
-LEFT_MARGIN, RIGHT_MARGIN, TOP_MARGIN, BOTTOM_MARGIN = 44, 10, 10, 24
+WIDTH = 340
+HEIGHT = 170
+LEFT_MARGIN = 44
+RIGHT_MARGIN = 10
+TOP_MARGIN = 10
+BOTTOM_MARGIN = 24
 MAX_TEXT_CHARACTERS = 200  # of a text from outside
 
 _DAY_SECONDS = 86400

@@ -135,8 +135,10 @@ def sum_by_policy(results: DataFrame) -> DataFrame:
 
     A policy that no group can use has null sums: they would be the sums of the present policies.
     """
-    summed, averaged = ("moves", "forced", "pause_seconds", "duplicates", "idle_member_hours", "lag_mean"), "imbalance"
-    values, usable = F.struct(*summed, averaged), F.col("problem").isNull()
+    summed = ("moves", "forced", "pause_seconds", "duplicates", "idle_member_hours", "lag_mean")
+    averaged = "imbalance"
+    values = F.struct(*summed, averaged)
+    usable = F.col("problem").isNull()
     now = results.where((F.col("policy") == RECORDED_POLICY) & usable).select("group", values.alias("now"))
     used = F.when(usable & F.col("now").isNotNull(), values).otherwise(F.col("now"))
     sums = [F.sum(f"used.{name}").alias(name) for name in summed] + [F.avg(f"used.{averaged}").alias(averaged)]
@@ -187,7 +189,9 @@ class LeadingGroup(NamedTuple):
 
 def find_leading_group(data: Findings) -> LeadingGroup | None:
     """Return the group that dominates the total gain; None if no group does or it is the only judged group."""
-    now, each, rivals = sums_of(data), sums_of(data, OWN_POLICIES), data.scope.groups - data.scope.unjudged - 1
+    now = sums_of(data)
+    each = sums_of(data, OWN_POLICIES)
+    rivals = data.scope.groups - data.scope.unjudged - 1
     first = data.groups[0] if data.groups else None
     if now is None or each is None or first is None or not first["change"] or not rivals:
         return None

@@ -38,7 +38,8 @@ def _write_groups(
 ) -> Iterator[pa.RecordBatch]:
     """Write a task's groups. Files get their final names only when they are complete, so Spark may retry the task."""
     numbers = [number for batch in batches for number in batch.column("id").to_pylist()]
-    records, parts = 0, set()
+    records = 0
+    parts = set()
     for number in numbers:
         hourly: defaultdict[str, list[bytes]] = defaultdict(list)
         JournalingReplay(generate_history(number, seed, hours, largest=largest), partial(_collect_line, hourly)).run()

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 POLICIES_OPTION = click.option(
     "--policies", required=True, help="Files with the RebalancePolicies to try: a.yaml,b.yaml."
 )
-SOURCE_ARGUMENT = click.argument("source")  # a journal or a lake: `open_source` opens it
+SOURCE_ARGUMENT = click.argument("source")  # a journal or a lake
 IF_ANY_OPTION = click.option(
-    "--if-any", is_flag=True, help="Exit with code 0 if there is no journal yet: for a CronJob."
+    "--if-any", is_flag=True, help="Exit with code 0 if there is nothing to read yet: for a CronJob."
 )
 DAYS_OPTION = click.option(
     "--days",
@@ -131,11 +131,7 @@ def print_row_counts(rows: Mapping[str, int], output: str) -> None:
 @pipeline.command()
 @click.argument("journal")
 @click.option("--to", "lake", required=True, help="The lake: a folder of tables, one for each kind.")
-@click.option(
-    "--watch",
-    is_flag=True,
-    help="Keep ingesting new hours until Ctrl-C; default: exit when all complete hours are ingested.",
-)
+@click.option("--watch", is_flag=True, help="Ingest new hours until Ctrl-C; default: exit after all complete hours.")
 @click.option(
     "--settle",
     type=click.FloatRange(0, 366 * 24 * 60),
@@ -143,12 +139,7 @@ def print_row_counts(rows: Mapping[str, int], output: str) -> None:
     show_default=True,
     help="Minutes without growth after which an hour's file counts as complete.",
 )
-@click.option(
-    "--all",
-    "everything",
-    is_flag=True,
-    help="Ingest all hours, also incomplete ones: no operator writes this journal any more.",
-)
+@click.option("--all", "everything", is_flag=True, help="Ingest every hour: no operator writes this journal any more.")
 @click.option("--format", "form", type=click.Choice(["parquet", "delta"]), default="parquet", show_default=True)
 @IF_ANY_OPTION
 @OUTPUT_OPTION
@@ -254,9 +245,7 @@ def simulate(spark: "SparkSession", progress: Progress, **options: Any) -> None:
 @pipeline.command()
 @click.option("--groups", type=click.IntRange(1, 10_000_000), default=100, show_default=True)
 @click.option("--hours", type=click.FloatRange(0.1, 24 * 366), default=24.0, show_default=True)
-@click.option(
-    "--seed", type=click.IntRange(0), default=7, show_default=True, help="The same seed generates the same journal."
-)
+@click.option("--seed", type=click.IntRange(0), default=7, show_default=True, help="The same seed: the same journal.")
 @click.option(
     "--largest", type=click.IntRange(0, 100_000), default=0, help="Number of queues of the first group; 0: random."
 )

@@ -30,7 +30,8 @@ def has_input(source: str) -> bool:
 
 def check_paths(command: str, options: Mapping[str, Any]) -> None:
     """Raise ValueError for an invalid source, or for a --to that would overwrite or mix up files."""
-    to, source = options.get("to", options.get("lake")), options.get("source", options.get("journal"))
+    to = options.get("to", options.get("lake"))
+    source = options.get("source", options.get("journal"))
     if command != "ingest" and source and not (command == "recommend" and is_simulation(Path(source))):
         paths.check_source(source)
     if to is not None:

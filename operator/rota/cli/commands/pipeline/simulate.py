@@ -79,7 +79,8 @@ def run_simulation(
 
     progress(f"reading {source}")
     histories = persist_on_disk(build_histories(load_source(spark, source, days)))
-    groups, tried = histories.count(), len(policies) + 1
+    groups = histories.count()
+    tried = len(policies) + 1
     progress(
         f"simulating {pluralize(groups, 'group')} \N{MULTIPLICATION SIGN} {tried} policies (recorded is one of them)"
     )
