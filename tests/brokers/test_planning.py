@@ -39,7 +39,7 @@ def test_cli_plan_uses_the_queues_of_the_brokers_and_notes_online_consumers(
         told = rota(topic, [topic, "nowhere"], *where)
     finally:
         java.stop()
-    assert "unseen: there is no queue of nowhere" in told
+    assert "unknown: topics without queues: nowhere" in told
     assert "online: 1 consumer in the group now: " in told
     if form:
         shares = json.loads(told)["members"]

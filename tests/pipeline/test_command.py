@@ -129,7 +129,7 @@ def by_hour(spark: SparkSession, folder: Path) -> list[dict[str, Any]]:
 def test_timeline_command_without_violations_says_so_and_writes_its_tables(
     world: CommandOutputs, spark: SparkSession, tmp_path: Path
 ) -> None:
-    assert ok("timeline", world.lake, "--to", tmp_path / "who") == "Nothing is wrong in who held what\n"
+    assert ok("timeline", world.lake, "--to", tmp_path / "who") == "No violations of queue ownership\n"
     assert spark.read.parquet(str(tmp_path / "who" / "violations")).count() == 0
     assert spark.read.parquet(str(tmp_path / "who" / "intervals")).select("group").distinct().count() == GROUPS
 
@@ -174,9 +174,9 @@ def test_recommend_command_accepts_a_journal_a_lake_or_a_simulation(
     a_file(to / "results" / "part-0.parquet", "of an earlier run")
     a_file(to / "series" / "part-0.parquet", "of an earlier run")
     said = ok("recommend", getattr(world, source), "--policies", world.policy, "--to", to, "--top", 1).splitlines()
-    assert re.match(rf"\d of {GROUPS} groups would gain by another policy", said[0])
-    assert said[1] == "Played were up to 3 h of each group; what is counted is told per day"
-    assert said[-1] == f"The report is {to / 'report.html'}; what to apply is in {to / 'policies'}"
+    assert re.match(rf"\d of {GROUPS} groups would benefit from another policy", said[0])
+    assert said[1] == "Up to 3 h of each group's history was replayed; counts are per day"
+    assert said[-1] == f"The report is {to / 'report.html'}; the manifests are in {to / 'policies'}"
     assert (to / "report.html").read_text().lstrip().startswith("<!")
     assert spark.read.parquet(str(to / "chosen")).count() == GROUPS
     assert spark.read.parquet(str(to / "costs")).count() == 2 * GROUPS
@@ -208,7 +208,7 @@ def test_pipeline_command_names_a_source_that_holds_no_journal(
         a_file(source / "date=2025-11-21" / "notes.txt", "x")
     more = ["--policies", world.policy] if command in {"simulate", "recommend"} else []
     told = complaint(command, source, *more, "--to", tmp_path / "to")
-    assert re.match(rf"{source} (is no folder; give a journal's, or a lake|holds no journal)", told)
+    assert re.match(rf"{source} (is not a folder; give a journal's, or a lake|contains no journal)", told)
     assert not (tmp_path / "to").exists()
 
 
@@ -216,21 +216,21 @@ def test_pipeline_command_names_a_source_that_holds_no_journal(
     ("text", "words"),
     [
         (None, r"p\.yaml cannot be read: No such file or directory$"),
-        ("{", r"p\.yaml is no YAML, line 1; give a file with RebalancePolicies$"),
-        ("a: 2026-13-45", r"p\.yaml is no YAML; "),
-        ("", r"p\.yaml holds no RebalancePolicy; give a file with one or more$"),
-        ("[1]", r"p\.yaml holds no RebalancePolicy; "),
-        ("kind: ConsumerGroup", r"p\.yaml holds no RebalancePolicy; "),
+        ("{", r"p\.yaml is not valid YAML, line 1; give a file with RebalancePolicies$"),
+        ("a: 2026-13-45", r"p\.yaml is not valid YAML; "),
+        ("", r"p\.yaml contains no RebalancePolicy; give a file with one or more$"),
+        ("[1]", r"p\.yaml contains no RebalancePolicy; "),
+        ("kind: ConsumerGroup", r"p\.yaml contains no RebalancePolicy; "),
         ("kind: RebalancePolicy", r"p\.yaml, line 1: this RebalancePolicy has no name; give it one in metadata.name$"),
         ("{kind: RebalancePolicy, metadata: [a]}", r"p\.yaml, line 1: this RebalancePolicy has no name; "),
-        ("{kind: RebalancePolicy, metadata: {name: A B}}", r"'A B' cannot be a RebalancePolicy's name; take a-z"),
+        ("{kind: RebalancePolicy, metadata: {name: A B}}", r"'A B' is not a valid RebalancePolicy name; use a-z"),
         (
             "{kind: RebalancePolicy, metadata: {name: recorded}}",
-            r"p\.yaml, line 1: recorded is what .*; rename yours$",
+            r"p\.yaml, line 1: the name recorded is reserved .*; use another name$",
         ),
         (
             f"{STEADY}---\n{STEADY}",
-            r"steady is given twice, \S+p\.yaml, line 2 and \S+p\.yaml, line 6; leave one of them$",
+            r"steady is defined twice, at \S+p\.yaml, line 2 and \S+p\.yaml, line 6; remove one$",
         ),
         (
             STEADY.replace("strategy", "strategi"),
@@ -253,9 +253,9 @@ def test_pipeline_command_rejects_invalid_policies_with_a_sentence(
     ("text", "words"),
     [
         (None, "w.yaml cannot be read: No such file or directory"),
-        ("{", "w.yaml is no YAML; write lines such as moves: 1"),
-        ("move: 1", "w.yaml names 'move', which is no weight; choose of moves, pause, "),
-        ("moves: -1", "w.yaml: moves is -1; give a number from 0 up"),
+        ("{", "w.yaml is not valid YAML; write lines such as moves: 1"),
+        ("move: 1", "w.yaml names 'move', which is not a weight; choose from moves, pause, "),
+        ("moves: -1", "w.yaml: moves is -1; give a number of at least 0"),
     ],
 )
 def test_recommend_command_rejects_invalid_weights_with_a_sentence(
@@ -284,7 +284,7 @@ def test_pipeline_command_rejects_a_target_that_is_a_file_or_empty(
 ) -> None:
     file = a_file(tmp_path / "file", "mine")
     asked = reading(world, command)
-    words = f"cannot be a folder, for {file} is a file; name another"
+    words = f"cannot be a folder, because {file} is a file; name another"
     assert complaint(*asked, file) == f"--to {file} {words}"
     assert complaint(*asked, file / "under") == f"--to {file / 'under'} {words}"
     assert complaint(*asked, "") == "--to is empty; name a folder"
@@ -297,7 +297,7 @@ def test_pipeline_command_rejects_a_target_within_its_source(world: CommandOutpu
     source = Path(str(asked[1]))
     before = sorted(source.rglob("*"))
     for to in (source, source / "deep" / "er", source / ".." / source.name):
-        assert re.match(r"--to .* is within .*, which is read; name a folder elsewhere$", complaint(*asked, "--to", to))
+        assert re.match(r"--to .* is inside the source .*; name a folder elsewhere$", complaint(*asked, "--to", to))
     assert sorted(source.rglob("*")) == before
 
 
@@ -322,7 +322,8 @@ def test_pipeline_command_never_replaces_files_that_are_not_its_own(
 ) -> None:
     mine = a_file(tmp_path / "to" / inside, "mine")
     told = complaint(*reading(world, command), tmp_path / "to")
-    assert re.search(r"holds something else(: .*)?; name|is a lake or a journal; name|is not empty; give", told)
+    words = r"other files: .*; name|not a file of this command; name|is a lake or a journal; name|is not empty; give"
+    assert re.search(words, told)
     assert mine.read_text() == "mine"
     assert [path for path in (tmp_path / "to").rglob("*") if path.is_file()] == [mine]
 
@@ -354,11 +355,11 @@ def test_lake_table_that_is_truncated_or_lacks_a_column_is_named(world: CommandO
     for path in (lake / "owners").rglob("*.parquet"):
         rewritten(path, lambda table: table.drop_columns(["generation"]))
     told = complaint(*asked)
-    assert re.match(rf"{lake}/owners/.*\.parquet has no column generation, which this version needs; make", told)
+    assert re.match(rf"{lake}/owners/.*\.parquet has no column generation, which this version needs; ", told)
     for path in (lake / "owners").rglob("*.parquet"):
         rewritten_or_cut = path.read_bytes()[:100]
         path.write_bytes(rewritten_or_cut)
-    assert re.match(rf"{lake}/owners/.*\.parquet cannot be read: it is damaged, or no Parquet; make", complaint(*asked))
+    assert re.match(rf"{lake}/owners/.*\.parquet cannot be read: it is damaged, or not Parquet; ", complaint(*asked))
 
 
 def test_lake_table_with_corrupt_data_is_named(world: CommandOutputs, tmp_path: Path) -> None:
@@ -367,7 +368,7 @@ def test_lake_table_with_corrupt_data_is_named(world: CommandOutputs, tmp_path: 
         whole = path.read_bytes()
         path.write_bytes(whole[:4] + bytes(60) + whole[64:])  # its end, which says what is in it, is as it was
     told = complaint(*asked)
-    assert re.match(rf"{lake}/owners/.*\.parquet cannot be read: it is damaged, or something else; make", told)
+    assert re.match(rf"{lake}/owners/.*\.parquet cannot be read: the file is damaged or has another format", told)
 
 
 def test_lake_with_a_wrong_column_type_or_an_invalid_day_folder_is_reported(
@@ -376,7 +377,7 @@ def test_lake_with_a_wrong_column_type_or_an_invalid_day_folder_is_reported(
     lake, asked = copied(world, tmp_path)
     [day] = (lake / "owners").glob("date=*")
     day.rename(day.with_name("date=tomorrow"))
-    assert re.match(r"A day's folder has a name that is none: .*'tomorrow'.*; make the lake anew$", complaint(*asked))
+    assert re.match(r"A partition folder has an invalid date: .*'tomorrow'.*; recreate the lake$", complaint(*asked))
     day.with_name("date=tomorrow").rename(day)
     for path in day.rglob("*.parquet"):
         rewritten(path, lambda table: table.set_column(0, "group", pa.array([1] * len(table))))
@@ -388,7 +389,7 @@ def test_recommend_command_rejects_an_incomplete_simulation(world: CommandOutput
     shutil.copytree(world.simulated, folder)
     asked = ["recommend", folder, "--policies", world.policy, "--to", tmp_path / "to"]
     (folder / "series" / "_SUCCESS").unlink()
-    words = f"{folder} holds no whole simulation; run `rota pipeline simulate` again"
+    words = f"{folder} contains no complete simulation; run `rota pipeline simulate` again"
     assert complaint(*asked) == words
     shutil.rmtree(folder / "results")
     (folder / "results").mkdir()
@@ -403,7 +404,7 @@ def test_recommend_command_rejects_a_policy_that_was_edited_or_not_simulated(
     other = a_file(tmp_path / "other.yaml", STEADY.replace("steady", "other"))
     for path, name in ((edited, "steady"), (other, "other")):
         told = complaint("recommend", world.simulated, "--policies", path, "--to", tmp_path / "to")
-        assert told == f"Policy {name} was not simulated, or is not what it was then; simulate again"
+        assert told == f"Policy {name} was not simulated, or has changed since; simulate again"
 
 
 def a_lake(tmp_path: Path) -> tuple[Path, Path, list[object]]:
@@ -445,18 +446,20 @@ def test_ingest_command_reports_a_damaged_checkpoint(tmp_path: Path, damaged: st
     path.write_text("nonsense")
     path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
     told = complaint(*asked)
-    assert re.match(rf"The lake {lake} cannot be continued: .*; if its _checkpoint is damaged, or was created", told)
+    assert re.match(
+        rf"The lake {lake} cannot be continued: .*; if its _checkpoint is damaged, or the lake was moved", told
+    )
     assert "Query" not in told
 
 
 def test_lake_without_inbox_or_checkpoint_is_rejected_and_keeps_its_rows(spark: SparkSession, tmp_path: Path) -> None:
     _, lake, asked = a_lake(tmp_path)
     (lake / "_inbox").rename(tmp_path / "_inbox")
-    assert complaint(*asked) == f"{lake} has no _inbox any more, which knows what was taken; make the lake anew"
+    assert complaint(*asked) == f"{lake} has no _inbox any more, so the ingested files are unknown; recreate the lake"
     (tmp_path / "_inbox").rename(lake / "_inbox")
     shutil.rmtree(lake / "_checkpoint")
     told = complaint(*asked)
-    assert told == f"{lake} has tables, but no _checkpoint, which knows what is in them; make the lake anew"
+    assert told == f"{lake} has tables, but no _checkpoint, so the ingested lines are unknown; recreate the lake"
     assert spark.read.parquet(str(lake / "verdict")).count() == 1
 
 
@@ -468,7 +471,7 @@ def test_lake_of_the_other_format_or_delta_without_its_package_is_rejected(tmp_p
     assert told.startswith("Delta is not on Spark's class path; give spark-submit ")
     (lake / "verdict" / "_delta_log").mkdir()
     told = complaint(*asked)
-    assert told == f"{lake} is a lake of the other format; go on with that, or choose another folder"
+    assert told == f"{lake} is a lake of the other format; use --format of that lake, or choose another folder"
 
 
 # What journals hold that they should not.
@@ -494,7 +497,7 @@ def test_journal_without_a_readable_record_is_rejected(
     journal, lake = tmp_path / "journal", tmp_path / "lake"
     a_file(journal / DAY / "08-a.jsonl", line)
     asked = ["--policies", world.policy, "--to", tmp_path / "to"]
-    words = rf"{journal} has no record that this version can read; of one line it is said: {reason}"
+    words = rf"{journal} has no record that this version can read; one line was rejected because: {reason}"
     assert re.match(words, complaint("simulate", journal, *asked))
     taken = json.loads(ok("ingest", journal, "--all", "--to", lake, "-o", "json"))
     assert {kind: rows for kind, rows in taken.items() if rows} == {"quarantine": 1}
@@ -532,8 +535,8 @@ def test_pipeline_command_reports_missing_java(tmp_path: Path, monkeypatch: pyte
     a_file(tmp_path / DAY / "08-a.jsonl", verdict(8))
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     told = complaint("rollup", tmp_path)
-    assert told == (f"Spark needs Java, and JAVA_HOME, {tmp_path}, has none: name another, or unset it")
+    assert told == (f"Spark needs Java, but JAVA_HOME ({tmp_path}) has none: correct it, or unset it")
     monkeypatch.delenv("JAVA_HOME")
     monkeypatch.setenv("PATH", str(tmp_path))
     told = complaint("rollup", tmp_path)
-    assert told == "Spark needs Java, and there is none: install Java 17 or later, or set JAVA_HOME"
+    assert told == "Spark needs Java, but no java command was found: install Java 17 or later, or set JAVA_HOME"

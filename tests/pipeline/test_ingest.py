@@ -107,7 +107,7 @@ def test_journal_folder_that_is_missing_or_holds_no_journal_is_rejected(
         (folder / "date=2026-11-21").mkdir()
         (folder / "date=2026-11-21" / "notes.txt").touch()
     with pytest.raises(
-        ValueError, match=rf"^{folder} (is no folder|holds no journal \(date=2026-11-21/08-NAME\.jsonl\))"
+        ValueError, match=rf"^{folder} (is not a folder|contains no journal \(date=2026-11-21/08-NAME\.jsonl\))"
     ):
         read_facts(spark, str(folder))
 
@@ -132,7 +132,7 @@ def test_ingest_command_reports_missing_journal_java_and_pyspark_in_one_sentence
     ran = CliRunner().invoke(main, command)
     assert (ran.exit_code, ran.stderr) == (
         2,
-        f"rota: {journal} holds no journal: no file such as date=2026-11-21/08-NAME.jsonl\n",
+        f"rota: {journal} contains no journal: no file such as date=2026-11-21/08-NAME.jsonl\n",
     )
     assert not (tmp_path / "lake").exists()
     a_journal(journal, "08-a.jsonl", turn("08:00:00", "True", "A"))
@@ -140,9 +140,9 @@ def test_ingest_command_reports_missing_journal_java_and_pyspark_in_one_sentence
     ran = CliRunner().invoke(main, command)
     assert (ran.exit_code, ran.stderr) == (
         2,
-        "rota: Spark needs Java, and there is none: install Java 17 or later, or set JAVA_HOME\n",
+        "rota: Spark needs Java, but no java command was found: install Java 17 or later, or set JAVA_HOME\n",
     )
     monkeypatch.setitem(__import__("sys").modules, "pyspark.sql", None)
     ran = CliRunner().invoke(main, command)
     assert ran.exit_code == 2
-    assert ran.stderr.endswith("is not installed, which this command needs: pip install 'rota-operator[pipeline]'\n")
+    assert ran.stderr.endswith(", which is not installed: pip install 'rota-operator[pipeline]'\n")

@@ -175,8 +175,8 @@ def values(record: Any, kind: str) -> dict[str, Any]:
         (b"1500", b"9223372036854775808", "it has an integer beyond 64 bits"),
         (b"1500", b"-" + b"9" * 30, "it has an integer beyond 64 bits"),
         (b"[0,1,2,3]", b"[0,1,2,2147483648]", "it has a queue whose id is beyond 32 bits"),
-        (b'"at":"2026', b'"at":"1970', "it tells of the year 1970, so its clock was wrong"),
-        (b'"at":"2026', b'"at":"9999', "it tells of the year 9999, so its clock was wrong"),
+        (b'"at":"2026', b'"at":"1970', "its year is 1970, so its clock was wrong"),
+        (b'"at":"2026', b'"at":"9999', "its year is 9999, so its clock was wrong"),
     ],
 )
 def test_ingest_rejects_oversized_integers_and_impossible_years(

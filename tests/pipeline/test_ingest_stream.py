@@ -188,7 +188,9 @@ def test_ingest_reports_missing_journal_missing_delta_and_a_concurrent_ingest(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     journal, lake = tmp_path / "journal", tmp_path / "lake"
-    with pytest.raises(ValueError, match=r"journal holds no journal: no file such as date=2026-11-21/08-NAME\.jsonl$"):
+    with pytest.raises(
+        ValueError, match=r"journal contains no journal: no file such as date=2026-11-21/08-NAME\.jsonl$"
+    ):
         ingest_journal(spark, str(journal), str(lake))
     wrote(journal, "08-a.jsonl", verdict(1))
     with pytest.raises(ValueError, match=r"^Delta is not on Spark's class path; give spark-submit --packages "):

@@ -192,22 +192,22 @@ EVIDENCE: list[tuple[list[Row], str]] = [
             "instead of 31,000 (highest 182,000); but 44 moves a day instead of 12."
         ),
     ),
-    (content(), "Stay: nothing that was tried costs less."),
+    (content(), "Keep the policy: no tested policy costs less."),
     (
         [a_result(moves=100), a_result(policy="steady", moves=98)],
-        "Stay: the best other, steady, would save 2 %, which is below 5 %.",
+        "Keep the policy: the best alternative, steady, would save 2 %, which is below 5 %.",
     ),
     (
         [a_result(problem="It is Broadcasting"), a_result(policy="steady")],
-        "What is used now has no cost to compare with (It is Broadcasting); of the others, steady costs least.",
+        "The policy in use has no known cost (It is Broadcasting); of the other policies, steady costs least.",
     ),
     (
         [a_result(policy="steady")],
-        "What is used now has no cost to compare with (it was not simulated); of the others, steady costs least.",
+        "The policy in use has no known cost (it was not simulated); of the other policies, steady costs least.",
     ),
     (
         [a_result(problem="It is Broadcasting"), a_result(policy="steady", problem="It is Broadcasting")],
-        "What is used now has no cost to compare with (It is Broadcasting), nor has any other policy.",
+        "The policy in use has no known cost (It is Broadcasting), and neither has any other policy.",
     ),
 ]
 
@@ -314,17 +314,17 @@ def test_recommend_weights_that_are_not_set_keep_their_defaults() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("move: 1", "w.yaml names 'move', which is no weight; choose of moves, pause, duplicates, imbalance, "),
-        ("1: 1", "w.yaml names '1', which is no weight"),
-        ("moves: -1", "w.yaml: moves is -1; give a number from 0 up"),
-        ("lag: .nan", "w.yaml: lag is nan; give a number from 0 up"),
-        ("lag: .inf", "w.yaml: lag is inf; give a number from 0 up"),
-        ("idle: yes", "w.yaml: idle is True; give a number from 0 up"),
-        ("idle: much", "w.yaml: idle is much; give a number from 0 up"),
-        ("idle:", "w.yaml: idle is None; give a number from 0 up"),
-        ("- moves", "w.yaml names no weights; write lines such as moves: 1"),
-        ("{", "w.yaml is no YAML; write lines such as moves: 1"),
-        (", ".join(f"{name}: 0" for name in MEASURES).join("{}"), "w.yaml makes every weight 0"),
+        ("move: 1", "w.yaml names 'move', which is not a weight; choose from moves, pause, duplicates, imbalance, "),
+        ("1: 1", "w.yaml names '1', which is not a weight"),
+        ("moves: -1", "w.yaml: moves is -1; give a number of at least 0"),
+        ("lag: .nan", "w.yaml: lag is nan; give a number of at least 0"),
+        ("lag: .inf", "w.yaml: lag is inf; give a number of at least 0"),
+        ("idle: yes", "w.yaml: idle is True; give a number of at least 0"),
+        ("idle: much", "w.yaml: idle is much; give a number of at least 0"),
+        ("idle:", "w.yaml: idle is None; give a number of at least 0"),
+        ("- moves", "w.yaml contains no weights; write lines such as moves: 1"),
+        ("{", "w.yaml is not valid YAML; write lines such as moves: 1"),
+        (", ".join(f"{name}: 0" for name in MEASURES).join("{}"), "w.yaml sets every weight to 0"),
     ],
 )
 def test_recommend_rejects_an_invalid_weight_with_a_sentence_naming_it(text: str, words: str) -> None:
@@ -396,7 +396,7 @@ def test_manifest_files_hold_a_policy_per_namespace_and_commands_for_its_groups(
         f"# kubectl patch consumergroup -n {namespace} {name} --type merge -p {patch}"
         for namespace, name in (("pay", "refunds"), ("shop", "orders"), ("shop", "parcels"))
     ]
-    assert "# shop/ --- kind: Pod # $(reboot): no group of Kubernetes has this name\n" in text
+    assert "# shop/ --- kind: Pod # $(reboot): not a valid Kubernetes name\n" in text
 
 
 @pytest.mark.slow("files of policies that are not recommended any more")
@@ -417,5 +417,5 @@ def test_manifest_commands_never_contain_an_invalid_group_name(group: str) -> No
 
 @pytest.mark.parametrize("name", ["recorded", "a/b", "../x", "A", "", OWN_POLICIES, "x" * 300])
 def test_recommend_rejects_a_policy_with_an_invalid_name(name: str) -> None:
-    with pytest.raises(ValueError, match=r"which stands for what was really used|cannot be a RebalancePolicy's name"):
+    with pytest.raises(ValueError, match=r"is reserved for the policy in force|is not a valid RebalancePolicy name"):
         check_policy_names({name: POLICIES["steady"]})

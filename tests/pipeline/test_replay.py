@@ -294,12 +294,12 @@ def test_replay_synthetic_group_is_reproducible_from_its_number_and_seed() -> No
 def test_replay_of_an_unusable_history_fails_with_a_sentence() -> None:
     facts = journal(generate_history(3, 7, 1))
     without = [it for it in facts if not isinstance(it, records.Owners)]
-    with pytest.raises(ValueError, match=r"^Group shop/orders has no owners record, with which a replay could begin$"):
+    with pytest.raises(ValueError, match=r"^Group shop/orders has no owners record, with which a replay could start$"):
         build_history("shop/orders", without)
     whole = next(it for it in facts if isinstance(it, records.Owners))
-    with pytest.raises(ValueError, match=r"^Group shop/orders is Broadcasting: nobody owns its queues$"):
+    with pytest.raises(ValueError, match=r"^Group shop/orders is Broadcasting: its queues have no owner$"):
         build_history("shop/orders", [msgspec.structs.replace(whole, model="Broadcasting")])
-    with pytest.raises(ValueError, match=r"^The policy that group .* had cannot be followed: spec.strategy"):
+    with pytest.raises(ValueError, match=r"^The recorded policy of group .* cannot be used: spec.strategy"):
         build_history("shop/orders", [msgspec.structs.replace(whole, rules={"strategy": "OfTomorrow"})])
 
 

@@ -35,8 +35,8 @@ FLEET = [
     *skewed("pay/refunds"),
     *content(),
     *content("pay/audit"),
-    a_result("ads/clicks", problem="Group ads/clicks is Broadcasting: nobody owns its queues"),
-    a_result("ads/clicks", "steady", problem="Group ads/clicks is Broadcasting: nobody owns its queues"),
+    a_result("ads/clicks", problem="Group ads/clicks is Broadcasting: its queues have no owner"),
+    a_result("ads/clicks", "steady", problem="Group ads/clicks is Broadcasting: its queues have no owner"),
 ]
 
 RING = {"policy": "ring", "strategy": "ConsistentHash", "imbalance": 2.6, "lag_peak": 190_000.0}
@@ -108,7 +108,7 @@ def test_recommend_writes_tables_policies_and_report_to_one_folder(folder: Path,
 
 
 def test_recommend_rejects_a_simulated_policy_that_is_in_no_file(spark: SparkSession, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="Policy even was simulated, but is in none of the files"):
+    with pytest.raises(ValueError, match="Policy even was simulated, but is missing in --policies"):
         write_recommendation(
             results(spark, rolled()), series(spark, rolled()), {"steady": POLICIES["steady"]}, tmp_path, NOON
         )
@@ -119,19 +119,19 @@ async def test_recommend_report_shows_the_answer_first_with_what_it_saves(browse
     read = (await browser.evaluate("document.body.innerText")).replace("\N{NO-BREAK SPACE}", " ")
     words = [
         "7 groups, from 2026-11-21 00:00 to 2026-11-21 23:45 UTC",
-        "Played were up to 1 d of each group; what is counted is told per day.",
+        "Up to 1 d of each group's history was replayed; counts are per day.",
         "The answer",
-        "4 of 6 groups would gain by another policy. If each used its own, all together would cost 69 % less than now.",
-        "If it shall be one policy for all: steady, 54 % less than now.",
-        "294 moves of queues instead of 974; queues stand still for 7 min 10 s in all instead of 24 min 40 s",
-        "1 group could not be judged",
-        "What is used now in 1 group, such as ads/clicks: The group is Broadcasting: nobody owns its queues",
+        "4 of 6 groups would benefit from another policy. If each used its own, all together would cost 69 %",
+        "As one policy for all groups: steady, 54 % less than now.",
+        "294 moves of queues instead of 974; queues are paused for 7 min 10 s in total instead of 24 min 40 s",
+        "1 group could not be evaluated",
+        "Present policies in 1 group, such as ads/clicks: The group is Broadcasting: its queues have no owner",
         "If all groups used one policy",
-        "What each group should do",
-        "The 4 groups that gain most",
-        "What to apply",
-        "What the cost is made of",
-        "What these figures do not know",
+        "Recommendation for each group",
+        "The 4 groups that benefit most",
+        "Manifests to apply",
+        "Components of the cost",
+        "Limits of these figures",
     ]
     places = [read.find(it) for it in words]
     assert -1 not in places, words[places.index(-1)]
@@ -142,13 +142,11 @@ async def test_recommend_report_shows_the_answer_first_with_what_it_saves(browse
 async def test_recommend_report_shows_a_reason_but_no_metrics_for_an_unusable_policy(
     browser: Browser, spark: SparkSession, tmp_path: Path
 ) -> None:
-    why = (
-        "Queue orders/broker-a/0 would be nobody's nearly all the time: the policy gives it to no member that is there"
-    )
+    why = "Queue orders/broker-a/0 would have no owner nearly all the time: the policy assigns it to no present member"
     rows = [*rolled(), *content(), *(a_result(it, "ring", moves=0, problem=why) for it in ("shop/orders", "shop/mail"))]
     read = await see(browser, tmp_path / REPORT_FILE, a_report(spark, rows))
-    assert "ring in 2 groups, such as shop/mail: unusable: A queue would be nobody's nearly all the time" in read
-    assert "Left out, for no group can use it: ring." in read
+    assert "ring in 2 groups, such as shop/mail: unusable: A queue would have no owner nearly all the time" in read
+    assert "Not shown, because no group can use them: ring." in read
     table = await browser.evaluate("document.querySelector('[aria-labelledby=policies] tbody').innerText")
     assert "ring" not in table
     assert "; of that 100 % is group shop/orders." in read
@@ -169,7 +167,7 @@ async def test_recommend_report_sorts_groups_by_savings_and_shows_their_commands
     groups = ["shop/parcels", "shop/orders", "pay/refunds", "shop/payments", "pay/audit", "shop/mail", "ads/clicks"]
     assert [it.split()[0] for it in read] == groups
     assert all(word in read[1] for word in ("use steady", "now Averagely", "499", "121", "76", "62 moves a day"))
-    assert "stay" in read[4]
+    assert "keep" in read[4]
     await browser.evaluate(f"{rows}[1].querySelector('a').click()")
     assert await browser.evaluate("location.hash") == "#group-2"
     assert await browser.evaluate("document.querySelector('#group-2').innerText") == "shop/orders"
@@ -191,7 +189,7 @@ async def test_recommend_report_plots_are_visible_and_have_a_text_alternative(br
     assert [it for it in sizes if it[1] < 15] == []
     told = [name for role, name in await browser.accessible() if role == "image"]
     assert len(told) == 4 * 3 + 4, "of each group three, and a bar for each policy"
-    lag = "shop/orders, Lag, messages: now: 540 to 4,840, most at 2026-11-21 02:45"
+    lag = "shop/orders, Lag, messages: now: 540 to 4,840, highest at 2026-11-21 02:45"
     assert any(it.startswith(lag) and "with steady: " in it for it in told)
 
 
@@ -206,11 +204,11 @@ async def test_recommend_report_has_landmarks_headings_and_tables_for_screen_rea
         ("contentinfo", ""),
         ("region", "The answer"),
         ("heading", "Which policy for which group"),
-        ("heading", "What these figures do not know"),
+        ("heading", "Limits of these figures"),
         ("heading", "shop/orders"),
         ("article", "shop/orders"),
         ("rowheader", "shop/mail"),
-        ("columnheader", "What to do"),
+        ("columnheader", "Recommendation"),
         ("link", "shop/orders"),
     ):
         assert (role, name) in found, (role, name)
@@ -253,7 +251,7 @@ async def test_recommend_report_escapes_html_in_names(browser: Browser, spark: S
         browser, tmp_path / REPORT_FILE, a_report(spark, rows, policies=POLICIES | {EVIL: POLICIES["even"]})
     )
     assert EVIL in read
-    assert "No group of Kubernetes has this name." in await browser.evaluate("document.body.textContent")
+    assert "This is not a valid Kubernetes name." in await browser.evaluate("document.body.textContent")
     assert await browser.evaluate("document.images.length + document.scripts.length") == 0
     assert await browser.evaluate("document.title") == "Which policy for which group - Rota"
 
@@ -265,20 +263,20 @@ async def test_recommend_report_escapes_html_in_names(browser: Browser, spark: S
         pytest.param([], "There is nothing to recommend: no group was simulated.", id="nothing"),
         pytest.param(
             [a_result(moves=3)],
-            "Leave everything as it is: no group would gain 5 % or more by another policy.",
+            "Keep the present policies: no group would save 5 % or more with another policy.",
             id="only recorded",
         ),
-        pytest.param(content(), "No single policy would be better for all of them by 5 % or more.", id="content"),
-        pytest.param([a_result()], "Leave everything as it is", id="all is free"),
+        pytest.param(content(), "No single policy would be better for all groups by 5 % or more.", id="content"),
+        pytest.param([a_result()], "Keep the present policies", id="all is free"),
         pytest.param(
             [a_result(problem="It is Broadcasting")],
-            "Nobody can say what the groups cost now",
+            "The present cost of the groups is unknown",
             id="no cost now",
         ),
-        pytest.param(rolled(), "1 of 1 group would gain by another policy.", id="one group"),
+        pytest.param(rolled(), "1 of 1 group would benefit from another policy.", id="one group"),
         pytest.param(
             [a_result(moves=9, hours=0.0), a_result(policy="steady", hours=0.0)],
-            "Leave everything as it is",
+            "Keep the present policies",
             id="no hours",
         ),
     ],
@@ -297,7 +295,7 @@ async def test_recommend_report_shows_groups_without_points_or_with_gaps(
     some = series(spark, rows[:3]).withColumn("imbalance", F.lit(None).cast("double"))
     holes = some.withColumn("lag", F.when(F.minute("at") > 0, F.col("lag")))
     read = await see(browser, tmp_path / REPORT_FILE, written(results(spark, rows), holes))
-    assert read.count("Nothing is known of it.") == 3 + 1
+    assert read.count("No data.") == 3 + 1
     assert await browser.evaluate("document.querySelectorAll('svg.plot').length") == 2
 
 
@@ -318,7 +316,7 @@ def test_recommend_report_of_10000_groups_is_below_2_mb(spark: SparkSession) -> 
     )
     points = last.crossJoin(policies).withColumn("at", times).withColumn("lag", F.rand(7) * 123_456)
     points = points.withColumn("imbalance", 1 + F.rand(8)).withColumn("moves", F.floor(F.rand(9) * 4321))
-    text = written(of_them.select(RESULTS.names), points.select(SERIES.names), shown=10_000)
+    text = written(of_them.select(RESULTS.names), points.select(SERIES.names), max_plots=10_000)
     assert len(text.encode()) < 2_000_000
     assert text.count("<article") == MAX_PLOTS
     assert "And 9,800 more groups, 9,800 of which would gain." in text
@@ -339,7 +337,7 @@ def test_recommend_report_series_is_thinned_but_keeps_its_peak(spark: SparkSessi
 
 
 def test_recommend_report_plot_of_one_value_or_none_is_drawn() -> None:
-    assert draw_lines("Lag", []) == '<p class="none">Nothing is known of it.</p>'
+    assert draw_lines("Lag", []) == '<p class="none">No data.</p>'
     assert draw_lines("Lag", [PlotLine("now", "now", [(0, None), (1, float("nan"))])]).startswith("<p")
     for value in (0.0, 1.0, 1e-9, 1e15, 12345.6):
         drawn = draw_lines("Lag", [PlotLine("now", "now", [(NOON, value)])])
@@ -403,7 +401,7 @@ async def test_recommend_report_screenshot_has_a_plausible_size(
         *content("ads/bids"),
     ]
     policies = POLICIES | {"ring": parse_policy({"spec": {"strategy": "ConsistentHash"}})}
-    await see(browser, tmp_path / REPORT_FILE, a_report(spark, rows, policies=policies, shown=3))
+    await see(browser, tmp_path / REPORT_FILE, a_report(spark, rows, policies=policies, max_plots=3))
     await browser.size(1280, 2150)
     assert await browser.evaluate("document.documentElement.scrollWidth <= innerWidth"), "the picture is cut off"
     for group in ("shop/stock", "pay/fraud", "shop/reports", "ads/bids"):

@@ -47,7 +47,7 @@ PROBLEMS = {
     "sticky": None,
     "by-config": "nobody-wrote-it",
     "elsewhere": r"Queue \S+ has no room: give broker broker-[ab] one in spec.options.machineRoomNearby.brokers$",
-    "for-others": r"Queue \S+ would be nobody's nearly all the time: the policy gives it to no member that is there$",
+    "for-others": r"Queue \S+ would have no owner nearly all the time: the policy assigns it to no present member$",
 }
 
 
@@ -78,7 +78,7 @@ def test_generate_writes_the_journal_in_the_operators_layout(journal: Path) -> N
 
 
 def test_generate_rejects_a_folder_that_is_not_empty(spark: SparkSession, journal: Path) -> None:
-    with pytest.raises(ValueError, match=r"is not empty; give a folder that is, or is not there yet$"):
+    with pytest.raises(ValueError, match=r"is not empty; give an empty folder or a new name$"):
         generate_journal(spark, 1, 1, 1, journal)
 
 
@@ -102,7 +102,7 @@ def test_simulate_reports_an_unusable_policy_with_its_reason_and_without_metrics
         name: (GROUPS, GROUPS if problem else 0) for name, problem in PROBLEMS.items()
     }
     assert {name for name, row in rows.items() if row["moves"] is None} == {"by-config", "elsewhere", "for-others"}
-    reason = "A queue would be nobody's nearly all the time: the policy gives it to no member that is there"
+    reason = "A queue would have no owner nearly all the time: the policy assigns it to no present member"
     assert [
         (row["problem"], row["groups"])
         for row in count_problems(simulation.results).collect()
@@ -142,7 +142,7 @@ def test_simulate_reports_a_group_without_owners_record_and_replays_the_others(
     kept.write_bytes(b"\n".join([*lines, b""]))
     rows = simulate_policies(read_facts(spark, str(tmp_path)), {}).results.collect()
     problems = {row["group"]: row["problem"] for row in rows}
-    assert problems.pop(lost) == f"Group {lost} has no owners record, with which a replay could begin"
+    assert problems.pop(lost) == f"Group {lost} has no owners record, with which a replay could start"
     assert {*problems.values()} == {None}
 
 

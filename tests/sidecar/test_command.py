@@ -100,7 +100,7 @@ async def test_cli_sidecar_sends_each_input_line_as_a_message_to_the_app(tmp_pat
         await command.ready()
         code, told = await command.end()
         assert code == 0
-        assert "Lines `TOPIC BODY` are sent, to orders, bills; Ctrl-C ends." in told
+        assert "Type `TOPIC BODY` to send a message; topics: orders, bills. Ctrl-C stops." in told
         assert "Traceback" not in told
 
 
@@ -132,8 +132,8 @@ async def test_cli_sidecar_rejects_an_invalid_line_with_a_sentence_and_continues
         command.say("payments one\norders\norders two\n")
         await command.did("two")
         _, told = await command.end(signal.SIGTERM)
-        assert "There is no topic payments; write TOPIC BODY" in told
-        assert "has no body; write TOPIC BODY" in told
+        assert "There is no topic payments; write lines as TOPIC BODY" in told
+        assert "has no body; write lines as TOPIC BODY" in told
 
 
 async def test_cli_sidecar_continues_after_the_end_of_its_input(tmp_path: Path) -> None:
@@ -192,11 +192,11 @@ async def test_cli_sidecar_member_owns_every_queue(tmp_path: Path, model: str) -
 @pytest.mark.parametrize(
     ("manifest", "arguments", "told"),
     [
-        ("{", [], "group.yaml is no YAML, line 1; give a file with a ConsumerGroup"),
-        ("", [], "group.yaml holds 0 ConsumerGroups; give it exactly one"),
+        ("{", [], "group.yaml is not valid YAML, line 1; give a file with a ConsumerGroup"),
+        ("", [], "group.yaml contains 0 ConsumerGroups; exactly one is needed"),
         (GROUP.replace("topic: orders", "topic: 'no topic'"), [], "spec.subscriptions[0].topic"),
         (GROUP.replace("{name: shop}", "{}"), [], "group.yaml has no metadata.name; give it one"),
-        (GROUP, ["--policy", "steady"], "holds 0 RebalancePolicies named steady, which --policy asks for"),
+        (GROUP, ["--policy", "steady"], "contains 0 RebalancePolicies named steady (from --policy)"),
         (GROUP, ["--broker", "nowhere"], "--broker nowhere is neither memory nor the address of a name server"),
         (GROUP, ["--port", "0"], "Invalid value for '--port'"),
     ],
@@ -261,7 +261,7 @@ async def test_cli_sidecar_finds_a_broker_by_name_server_and_consumes_topics_cre
         await command.did("order 0", "order 1", "bill")
         code, told = await command.end()
         assert code == 0
-        assert f"There is no topic {topics[1]} yet" in told
+        assert f"Topics that do not exist yet: {topics[1]}" in told
     await cluster.close()
 
 

@@ -36,16 +36,16 @@ main.add_command(pipeline)
 
 @main.command()
 @group_file_options
-@click.option("--diff", is_flag=True, help="Print what moves instead of who owns what.")
+@click.option("--diff", is_flag=True, help="Print the moves instead of the owners.")
 @OUTPUT_OPTION
 @report_user_errors
 def plan(*, diff: bool, output: str, **options: Any) -> None:
-    """Show who would own which queue, without a cluster."""
+    """Show which member would own which queue, without a cluster."""
     from rota.cli.commands import plan
-    from rota.cli.console import inputs as reading
+    from rota.cli.console.inputs import read_group_inputs
 
-    outlook = plan.preview_plan(reading.read_group_inputs(options))
-    print_value(outlook, output, lambda: plan.print_preview(outlook, diff=diff))
+    preview = plan.preview_plan(read_group_inputs(options))
+    print_value(preview, output, lambda: plan.print_preview(preview, diff=diff))
 
 
 @main.command()
@@ -56,31 +56,32 @@ def plan(*, diff: bool, output: str, **options: Any) -> None:
 @OUTPUT_OPTION
 @report_user_errors
 def explain(*, group: str | None, queue: str | None, **options: Any) -> None:
-    """Say why QUEUE (TOPIC/BROKER/ID) has its owner.
+    """Explain why QUEUE (TOPIC/BROKER/ID) has its owner.
 
-    Of a live GROUP without a QUEUE: an example for each member, and what the last rebalance did. With -f, on files
-    instead of a live GROUP: why each queue moves that does; where none does, as without --current, an example too.
+    For a live GROUP without a QUEUE: an example for each member, and the result of the last rebalance. With -f, for a
+    group in a file: why each queue moves; if none moves, as without --current, an example for each member.
     """
     files = ["filename", "policy", "members", "queues", "name_server", "rooms", "foreign", "current"]
     live = ["operator", "operator_namespace", "lease", "watch", "namespace", *LOGIN_NAMES]
-    output, is_watched = options.pop("output"), options.pop("watch")
+    output = options.pop("output")
+    is_watched = options.pop("watch")
     target, scope = take_target(options)
     if options["filename"] is None:
-        _reject_options(files, "describes a group on files: give -f, too, or leave it out")
+        _reject_options(files, "describes a group in a file; add -f, or remove this option")
         if group is None:
-            raise ValueError("Nothing is named to explain; give a GROUP, or -f with a file")
+            raise ValueError("No group is named; give a GROUP, or -f with a file")
         from rota.cli.client import watch
         from rota.cli.commands import status
 
         watch.print_response(status.explain_request(group, queue, scope), target, output=output, watch=is_watched)
         return
-    _reject_options(live, "is for a live group: leave -f or it out")
+    _reject_options(live, "is for a live group; remove this option, or remove -f")
     if queue is not None:
-        raise ValueError(f"With -f the group is in the file: leave {group!r} out, or -f")
+        raise ValueError(f"With -f the group is in the file; remove {group!r}, or remove -f")
     from rota.cli.commands import explain
-    from rota.cli.console import inputs as reads
+    from rota.cli.console.inputs import read_group_inputs
 
-    explanation = explain.explain_owners(reads.read_group_inputs(options), group)
+    explanation = explain.explain_owners(read_group_inputs(options), group)
     print_value(explanation, output, lambda: explain.print_reasons(explanation))
 
 
@@ -100,13 +101,13 @@ def _reject_options(names: Collection[str], reason: str) -> None:
 @WIDE_OUTPUT_OPTION
 @report_user_errors
 def status(*, group: str | None, everywhere: bool, output: str, **options: Any) -> None:
-    """Say how the groups of a namespace fare, or all about one GROUP."""
+    """Show the status of a namespace's groups, or the details of one GROUP."""
     from rota.cli.client import watch
     from rota.cli.commands import status
 
     target, scope = take_target(options)
-    question = status.status_request(group, scope, everywhere=everywhere, wide=output == "wide")
-    watch.print_response(question, target, output=output, **options)
+    request = status.status_request(group, scope, everywhere=everywhere, wide=output == "wide")
+    watch.print_response(request, target, output=output, **options)
 
 
 @main.command()
@@ -114,7 +115,7 @@ def status(*, group: str | None, everywhere: bool, output: str, **options: Any) 
 @cluster_options
 @report_user_errors
 def page(*, port: int, **options: Any) -> None:
-    """Serve the operator's page on this machine, with what your rights let you see."""
+    """Serve the operator's page on this machine, with the groups that you have permission to see."""
     from rota.cli.client.watch import Target
     from rota.cli.commands import page
 
@@ -127,7 +128,7 @@ def page(*, port: int, **options: Any) -> None:
 @WIDE_OUTPUT_OPTION
 @report_user_errors
 def members(*, group: str, output: str, **options: Any) -> None:
-    """Say who works for GROUP, and what keeps them from it; `-o wide` adds what their queues wait for."""
+    """List the members of GROUP and their problems; `-o wide` adds what their queues wait for."""
     from rota.cli.client import watch
     from rota.cli.commands import status
 
@@ -138,12 +139,12 @@ def members(*, group: str, output: str, **options: Any) -> None:
 @main.command()
 @operator_options
 @click.argument("group")
-@click.option("--by", type=click.Choice(["queue", "lag"]), default="queue", show_default=True, help="In which order.")
-@click.option("--top", type=click.IntRange(min=1), help="Only the first so many queues, of each kind of topic.")
+@click.option("--by", type=click.Choice(["queue", "lag"]), default="queue", show_default=True, help="Sort order.")
+@click.option("--top", type=click.IntRange(min=1), help="Show only the first N queues of each kind of topic.")
 @OUTPUT_OPTION
 @report_user_errors
 def lag(*, group: str, by: str, top: int | None, **options: Any) -> None:
-    """Say how far GROUP is behind on each queue."""
+    """Show the lag of each queue of GROUP."""
     from rota.cli.client import watch
     from rota.cli.commands import status
 
@@ -170,7 +171,7 @@ def strategies(output: str) -> None:
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @report_user_errors
 def completion(shell: str) -> None:
-    """Print what makes SHELL complete commands and options."""
+    """Print the completion script for SHELL."""
     from click.shell_completion import BashComplete, FishComplete, ZshComplete
 
     complete = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}[shell]
@@ -179,20 +180,20 @@ def completion(shell: str) -> None:
 
 @main.command()
 @click.option("--group", required=True, help="The ConsumerGroup whose members the pods become.")
-@click.option("-f", "--filename", required=True, help="Manifests, as many as there are ('-': stdin).")
-@click.option("--uninject", is_flag=True, help="Take out again what was put in for the group.")
+@click.option("-f", "--filename", required=True, help="A file with one or more manifests ('-': stdin).")
+@click.option("--uninject", is_flag=True, help="Remove the group's label and sidecar instead.")
 @click.option("--image", default="", help="The sidecar's image; by default that of this version.")
 @click.option(
-    "--drain-timeout", default="30s", show_default=True, help="What the group's policy says; pods get 15s more to end."
+    "--drain-timeout", default="30s", show_default=True, help="drainTimeout of the policy; pods get 15s more to end."
 )
 @click.option("--credentials-secret", default="", help="The Secret that the group's credentialsSecret names.")
 @click.option("--ca-secret", default="", help="The Secret that the group's tls.caSecret names.")
 @click.option("--client-secret", default="", help="The Secret that the group's tls.clientSecret names.")
 @report_user_errors
 def inject(**options: Any) -> None:
-    """Put the group's label and the sidecar into manifests.
+    """Add the group's label and the sidecar to manifests.
 
-    They are printed: Deployments, StatefulSets, DaemonSets and Pods are changed; all else is printed as it came.
+    Prints all manifests; only Deployments, StatefulSets, DaemonSets and Pods are changed.
     """
     from rota.cli.commands import inject
 
@@ -205,24 +206,24 @@ def inject(**options: Any) -> None:
     "namespaces",
     envvar="ROTA_NAMESPACES",
     multiple=True,
-    help="A namespace to look after, again for each; by default all.",
+    help="A namespace to watch; repeatable. Default: all namespaces.",
 )
 @click.option(
-    "--own-namespace", envvar="POD_NAMESPACE", default="default", show_default=True, help="Where its Lease is."
+    "--own-namespace", envvar="POD_NAMESPACE", default="default", show_default=True, help="Namespace of the Lease."
 )
-@click.option("--lease", envvar="ROTA_LEASE", default="rota", show_default=True, help="What its Lease is called.")
-@click.option("--identity", envvar="POD_NAME", default="", help="Its name in the Lease; by default that of the host.")
+@click.option("--lease", envvar="ROTA_LEASE", default="rota", show_default=True, help="Name of the operator's Lease.")
+@click.option("--identity", envvar="POD_NAME", default="", help="Identity in the Lease; default: the host name.")
 @click.option(
-    "--pod-uid", envvar="POD_UID", default="", help="The uid of its pod, so that others see when it does not exist."
+    "--pod-uid", envvar="POD_UID", default="", help="Uid of the pod, by which other replicas detect that it is gone."
 )
-@click.option("--address", envvar="POD_IP", default="127.0.0.1", show_default=True, help="Where it answers.")
-@click.option("--port", type=click.IntRange(1, 65535), default=8080, show_default=True, help="The port there.")
+@click.option("--address", envvar="POD_IP", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(1, 65535), default=8080, show_default=True, help="Port to listen on.")
 @click.option(
     "--probe-port",
     type=click.IntRange(1, 65535),
     default=8081,
     show_default=True,
-    help="The port there for the kubelet's probes; serves only /healthz and /readyz.",
+    help="Port for the kubelet's probes; serves only /healthz and /readyz.",
 )
 @click.option(
     "--page-auth",
@@ -230,7 +231,7 @@ def inject(**options: Any) -> None:
     type=click.Choice(["None", "Kubernetes"]),
     default="None",
     show_default=True,
-    help="Who may read the page and metrics: everybody, or users of the cluster by their rights, over TLS.",
+    help="Access to the page and metrics: unauthenticated, or users of the cluster by their permissions, over TLS.",
 )
 @click.option(
     "--page-tls",
@@ -245,20 +246,20 @@ def inject(**options: Any) -> None:
     help="A folder for the journal; -: standard output; default: none.",
 )
 @click.option(
-    "--journal-limit", envvar="ROTA_JOURNAL_LIMIT", default="8Gi", show_default=True, help="What that folder may hold."
+    "--journal-limit", envvar="ROTA_JOURNAL_LIMIT", default="8Gi", show_default=True, help="Maximum size of the folder."
 )
 @click.option(
     "--queue-metrics/--no-queue-metrics",
     envvar="ROTA_QUEUE_METRICS",
     default=True,
     show_default=True,
-    help="Whether each queue has metrics of its own.",
+    help="Export metrics for each queue.",
 )
 @click.option(
     "--broker-networks",
     envvar="ROTA_BROKER_NETWORKS",
     multiple=True,
-    help="Networks that it may connect to for brokers, such as 10.0.0.0/8 (default: no check).",
+    help="CIDR of allowed broker addresses, such as 10.0.0.0/8; repeatable. Default: no check.",
 )
 @click.option(
     "--max-queues",
@@ -273,16 +274,18 @@ def inject(**options: Any) -> None:
     type=click.IntRange(1, 2),
     default=2,
     show_default=True,
-    help="Highest schema of assignments that it writes; 1 before a downgrade to a version that reads no other.",
+    help="Highest schema of written assignments; use 1 before a downgrade to a version that cannot read 2.",
 )
 @click.option(
     "--fleets/--no-fleets",
     envvar="ROTA_FLEETS",
     default=True,
     show_default=True,
-    help="Whether it manages the Deployments of groups with a template.",
+    help="Manage the Deployments of groups with a template.",
 )
-@click.option("--sidecar-image", "image", envvar="ROTA_SIDECAR_IMAGE", default=None, help="Of sidecars in new fleets.")
+@click.option(
+    "--sidecar-image", "image", envvar="ROTA_SIDECAR_IMAGE", default=None, help="Sidecar image in created Deployments."
+)
 @LOGIN_OPTIONS[0]
 @LOGIN_OPTIONS[1]
 @log_options
@@ -305,16 +308,16 @@ def operator(*, namespaces: tuple[str, ...], log_level: str, log_format: str, **
 
 
 @main.command()
-@click.option("--group", "filename", required=True, help="A ConsumerGroup, and perhaps its RebalancePolicy.")
-@click.option("--policy", help="A policy in the file, instead of the one that the group names.")
+@click.option("--group", "filename", required=True, help="A file with a ConsumerGroup and maybe its RebalancePolicy.")
+@click.option("--policy", help="Name of the policy in the file to use instead of spec.policyRef.")
 @click.option(
     "--broker",
     default="memory",
     show_default=True,
-    help="HOST:PORT of a name server; or memory: a broker in this process, to which lines `TOPIC BODY` are sent.",
+    help="HOST:PORT of a name server; or memory: a broker in this process, which receives input lines `TOPIC BODY`.",
 )
-@click.option("--port", type=click.IntRange(1, 65535), default=9911, show_default=True, help="Where it answers.")
-@click.option("--app-port", type=click.IntRange(1, 65535), help="The app's port (Pull: the port that the app asks).")
+@click.option("--port", type=click.IntRange(1, 65535), default=9911, show_default=True, help="Port to listen on.")
+@click.option("--app-port", type=click.IntRange(1, 65535), help="The app's port (Pull: the port that the app calls).")
 @click.option("--credentials", envvar="ROTA_CREDENTIALS", default="", help="A folder with accessKey and secretKey.")
 @click.option("--ca", "authorities", envvar="ROTA_CA", default="", help="A folder with ca.crt.")
 @click.option(
@@ -325,8 +328,8 @@ def operator(*, namespaces: tuple[str, ...], log_level: str, log_format: str, **
 def sidecar(*, log_level: str, log_format: str, **options: Any) -> None:
     """Run one member without a cluster, until Ctrl-C.
 
-    It works every queue of its group's topics. At a real broker nobody shares them with it: give it a group in which
-    nobody else is, or it reads what others read.
+    The member consumes every queue of the group's topics. At a real broker, use a group without other consumers;
+    otherwise messages are consumed twice.
     """
     from rota import logs
     from rota.cli.commands import sidecar

@@ -45,7 +45,7 @@ def log_options(command: Command) -> Command:
             type=click.Choice(LEVELS),
             default="info",
             show_default=True,
-            help="What it logs; debug: also what it asks members and brokers.",
+            help="Log level; debug also logs requests to members and brokers.",
         ),
         click.option(
             "--log-format",
@@ -53,7 +53,7 @@ def log_options(command: Command) -> Command:
             type=click.Choice(FORMATS),
             default="json",
             show_default=True,
-            help="How it logs; text is for people.",
+            help="Log format; text is for terminals.",
         ),
     )
 
@@ -64,9 +64,9 @@ LEASE_OPTIONS = (
         envvar="ROTA_OPERATOR_NAMESPACE",
         default="rota-system",
         show_default=True,
-        help="Without an address: where the operator's Lease is.",
+        help="Namespace of the operator's Lease; not used with --operator.",
     ),
-    click.option("--lease", envvar="ROTA_LEASE", default="rota", show_default=True, help="What it is called."),
+    click.option("--lease", envvar="ROTA_LEASE", default="rota", show_default=True, help="Name of the Lease."),
 )
 IMPERSONATION_OPTIONS = (
     click.option("--as", "impersonate", default="", help="Username to impersonate."),
@@ -79,23 +79,23 @@ def group_file_options(command: Command, *, required: bool = True) -> Command:
     return _add_options(
         command,
         click.option(
-            "-f", "--filename", required=required, help="A ConsumerGroup, and perhaps its RebalancePolicy ('-': stdin)."
+            "-f", "--filename", required=required, help="A ConsumerGroup, and maybe its RebalancePolicy ('-': stdin)."
         ),
-        click.option("--policy", help="A policy in the file, instead of the one that the group names."),
+        click.option("--policy", help="Name of the policy in the file to use instead of spec.policyRef."),
         click.option(
             "--members",
             default="3",
             show_default=True,
-            help="How many, or their names (beside --foreign: client ids).",
+            help="Number of members, or their names: a,b (with --foreign: client ids).",
         ),
-        click.option("--queues", multiple=True, help="TOPIC=BROKER:N,BROKER:N; once for each topic."),
-        click.option("--name-server", help="Where to ask for the queues that there are: host:9876."),
+        click.option("--queues", multiple=True, help="Queues of a topic: TOPIC=BROKER:N,BROKER:N; repeatable."),
+        click.option("--name-server", help="Name server to read the existing queues from: host:9876."),
         click.option(
-            "--rooms", default="", help="The members' rooms, where the policy asks for them: m0=east,m1=west."
+            "--rooms", default="", help="Machine rooms of the members, if the policy needs them: m0=east,m1=west."
         ),
-        click.option("--foreign", default="", help="Client ids of consumers in the group that are not Rota's: a,b."),
+        click.option("--foreign", default="", help="Client ids of unmanaged consumers in the group: a,b."),
         click.option(
-            "--current", type=Path, help="Present owners: what `rota plan -o json` printed, or an assignment.json."
+            "--current", type=Path, help="Present owners: an output of `rota plan -o json`, or an assignment.json."
         ),
     )
 
@@ -104,10 +104,10 @@ def operator_options(command: Command) -> Command:
     """Add the options that name a group and the operator; `rota.cli.client.watch` uses the operator's."""
     return _add_options(
         command,
-        click.option("-n", "--namespace", help="The group's; by default that of the kubeconfig's context."),
+        click.option("-n", "--namespace", help="Namespace of the group; default: that of the kubeconfig's context."),
         click.option("--operator", envvar="ROTA_OPERATOR", help="The operator's address, http://127.0.0.1:8080."),
         *LEASE_OPTIONS,
-        click.option("-w", "--watch", is_flag=True, help="Go on with what changes, until Ctrl-C."),
+        click.option("-w", "--watch", is_flag=True, help="Print every change until Ctrl-C."),
         *LOGIN_OPTIONS,
         *IMPERSONATION_OPTIONS,
     )

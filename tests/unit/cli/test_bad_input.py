@@ -160,19 +160,19 @@ async def test_cli_rejects_a_compressed_response_over_the_size_limit(monkeypatch
     packed = gzip.compress(b" " * (16 << 20))
     async with saying(packed, headers={"content-encoding": "gzip"}) as url:
         told = await refused("status", "--operator", url)
-    assert told == f"The answer at {url} is larger than 1 MiB; is it Rota's operator?"
+    assert told == f"The response of {url} is larger than 1 MiB; is it Rota's operator?"
 
 
 async def test_cli_does_not_follow_redirects() -> None:
     async with saying(groups()) as other, saying(b"", 302, {"location": f"{other}/v1/groups"}) as url:
         told = await refused("status", "--operator", url)
-        assert told.startswith(f"Who answers at {url} sends on to {other}/v1/groups, which is not followed")
+        assert told.startswith(f"{url} redirects to {other}/v1/groups; redirects are not followed")
 
 
 @pytest.mark.parametrize("given", ["http://u:secret@127.0.0.1:9", "http://u:secret@h:x", "u:secret@h"])
 async def test_cli_rejects_a_password_in_the_url_without_repeating_it(given: str) -> None:
     told = await refused("status", "--operator", given)
-    assert told.startswith("--operator has a name or a password in it")
+    assert told.startswith("--operator must not contain a user name or password")
     assert "secret" not in told
 
 
@@ -201,11 +201,11 @@ async def test_cli_login_options_that_name_nothing_are_one_sentence(tmp_path: Pa
 
 async def test_cli_impersonation_is_refused_for_an_operator_at_an_address() -> None:
     told = await refused("status", "--operator", "http://127.0.0.1:1", "--as", "jane")
-    assert told == "--as needs the API server, and --operator does not ask it; leave one of them out"
+    assert told == "--as works only through the API server, not with --operator; remove one of them"
 
 
 async def test_cli_login_options_are_refused_for_a_group_on_files(tmp_path: Path) -> None:
     (tmp_path / "group.yaml").write_text("")
     given = ("explain", "-f", str(tmp_path / "group.yaml"))
-    assert await refused(*given, "--as", "jane") == "--as is for a live group: leave -f or it out"
-    assert await refused(*given, "--watch") == "--watch is for a live group: leave -f or it out"
+    assert await refused(*given, "--as", "jane") == "--as is for a live group; remove this option, or remove -f"
+    assert await refused(*given, "--watch") == "--watch is for a live group; remove this option, or remove -f"

@@ -99,15 +99,15 @@ def test_plan_shares_out_queues_of_a_machine_room_without_members() -> None:
 
 def test_plan_uses_the_groups_policy_or_the_one_the_option_names() -> None:
     world = ["plan", "-f", POLICIES, "--queues", "orders=east@broker-a:8"]
-    assert "Sticky: 2 to 3 queues a member" in rota(*world).output
-    assert "ByConfig: 0 to 8 queues a member" in rota(*world, "--policy", "by-config").output
+    assert "Sticky: 2 to 3 queues per member" in rota(*world).output
+    assert "ByConfig: 0 to 8 queues per member" in rota(*world, "--policy", "by-config").output
 
 
 def test_plan_shows_owners_spread_and_moves() -> None:
     shown = rota("plan", "-f", GROUP, "--members", "2", *EIGHT)
     assert shown.exit_code == 0
     assert "orders/broker-a/0,2,4,6" in shown.output
-    assert "Sticky: 4 to 4 queues a member, 0 moves" in shown.output
+    assert "Sticky: 4 to 4 queues per member, 0 moves" in shown.output
 
 
 def test_plan_with_current_owners_shows_moves(tmp_path: Path) -> None:
@@ -154,8 +154,8 @@ def test_plan_diff_shows_an_unmanaged_consumer_as_new_owner(tmp_path: Path) -> N
     before.write_text(rota("plan", "-f", GROUP, "--members", "b", *EIGHT, "-o", "json").output)
     arguments = ["plan", "-f", GROUP, "--members", "b", "--foreign", "a", *EIGHT, "--current", str(before)]
     shown = rota(*arguments, "--diff").output
-    assert shown.count("a foreigner") == 4
-    assert "nobody" not in shown
+    assert shown.count("unmanaged consumer") == 4
+    assert "none" not in shown
 
 
 def test_unmanaged_consumer_shares_follow_client_ids_not_pod_names() -> None:
@@ -224,7 +224,7 @@ def test_explain_covers_queues_of_unmanaged_consumers() -> None:
     world = ["-f", GROUP, "--members", "b,d", "--foreign", "a,c", *EIGHT]
     shown = rota("explain", *world, "orders/broker-a/0").output
     assert shown.startswith("orders/broker-a/0 goes to a: a is member 1 of 4")
-    assert "as consumers that are not Rota's do: a, c" in shown
+    assert "over members and unmanaged consumers: a, c" in shown
 
 
 @pytest.mark.parametrize("output", ["json", "yaml"])
@@ -241,7 +241,7 @@ def test_explain_prints_json_and_yaml(output: str, before: str) -> None:
     ("arguments", "sentence"),
     [
         (["-f", "nowhere.yaml", *EIGHT], "nowhere.yaml cannot be read: No such file or directory"),
-        (["-f", "-", *EIGHT], "Standard input holds 0 ConsumerGroups"),
+        (["-f", "-", *EIGHT], "Standard input contains 0 ConsumerGroups"),
         (["-f", GROUP, "--queues", "payments=a:1"], "--queues names topic 'payments'"),
         (["-f", GROUP, "--queues", "orders=a"], "--queues 'orders=a' cannot be read"),
         (["-f", GROUP], "Give either --queues, such as orders=broker-a:8, or --name-server"),
@@ -251,28 +251,28 @@ def test_explain_prints_json_and_yaml(output: str, before: str) -> None:
         ),
         (
             ["-f", GROUP, "--queues", "orders=broker-a:99999999"],
-            "--queues gives orders 99999999 queues on broker-a; a group can have 131072 at most",
+            "--queues gives orders 99999999 queues on broker-a; a group can have at most 131072",
         ),
         (["-f", GROUP, "--name-server", "rmq"], "--name-server 'rmq' cannot be read: write it as host:9876"),
         (["-f", GROUP, "--name-server", "fd00::1:9876"], "cannot be read: write it as host:9876"),
         (["-f", GROUP, "--name-server", "127.0.0.1:1"], "(--name-server 127.0.0.1:1)"),
         (["-f", GROUP, *EIGHT, "--members", "a,a"], "Member a is listed twice"),
         (["-f", GROUP, *EIGHT, "--members", "a", "--foreign", "c,b,c"], "--foreign lists c twice; list each"),
-        (["-f", GROUP, *EIGHT, "--members", "0"], "--members 0 cannot be meant: give a whole number from 1"),
+        (["-f", GROUP, *EIGHT, "--members", "0"], "--members 0 is invalid: give a whole number of at least 1"),
         (["-f", GROUP, *EIGHT, "--rooms", "east"], "--rooms 'east' cannot be read"),
-        (["-f", GROUP, *EIGHT, "--current", GROUP], "is no assignment"),
+        (["-f", GROUP, *EIGHT, "--current", GROUP], "is not an assignment"),
         (["-f", GROUP, *EIGHT, "--members", ""], "A member's name is empty"),
         (["-f", GROUP, *EIGHT, "--members", "1000000"], "--members 1000000 is more than 99999"),
         (["-f", GROUP, "--queues", "orders=broker-a:0"], "The list of queues is empty"),
         (["-f", GROUP, *EIGHT, *EIGHT], "Queue orders/broker-a/0 is listed twice"),
         (["-f", GROUP, *EIGHT, "--rooms", "m0=east,m0=west"], "names a member twice"),
-        (["-f", GROUP, *EIGHT, "--rooms", "m9=east"], "--rooms names m9, which is none of the 3 members"),
-        (["-f", GROUP, *EIGHT, "--members", "-1"], "--members -1 cannot be meant: give a whole number from 1 up"),
-        (["-f", GROUP, *EIGHT, "--members", "1.5"], "--members 1.5 cannot be meant: give a whole number from 1 up"),
+        (["-f", GROUP, *EIGHT, "--rooms", "m9=east"], "--rooms names m9, which is not one of the 3 members"),
+        (["-f", GROUP, *EIGHT, "--members", "-1"], "--members -1 is invalid: give a whole number of at least 1"),
+        (["-f", GROUP, *EIGHT, "--members", "1.5"], "--members 1.5 is invalid: give a whole number of at least 1"),
         (["-f", GROUP, *EIGHT, "--members", "a, a"], "Member a is listed twice"),
-        (["-f", "", *EIGHT], "The name of a file is empty; give one, or - for standard input"),
+        (["-f", "", *EIGHT], "The file name is empty; give a file, or - for standard input"),
         (["-f", str(EXAMPLES), *EIGHT], "cannot be read: Is a directory"),
-        (["-f", POLICIES, *EIGHT, "--policy", "fast"], "policies.yaml holds 0 RebalancePolicies named fast, which"),
+        (["-f", POLICIES, *EIGHT, "--policy", "fast"], "policies.yaml contains 0 RebalancePolicies named fast"),
         (["-f", POLICIES, *EIGHT, "--policy", "nearby"], "Queue orders/broker-a/0 has no room"),
         (["-f", POLICIES, "--queues", "orders=east@broker-a:1", "--policy", "nearby"], "Member m0 has no room"),
     ],
@@ -364,15 +364,15 @@ NAMED: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("documents", "sentence"),
     [
-        ([NAMED, NAMED], "Standard input holds 2 ConsumerGroups; give it exactly one"),
-        ([NAMED], "Standard input holds 0 RebalancePolicies named p, which spec.policyRef asks for; give it one"),
-        ([NAMED, POLICY, POLICY], "Standard input holds 2 RebalancePolicies named p"),
-        ([NAMED, POLICY | {"metadata": "p"}], "Standard input holds 0 RebalancePolicies named p"),
+        ([NAMED, NAMED], "Standard input contains 2 ConsumerGroups; exactly one is needed"),
+        ([NAMED], "Standard input contains 0 RebalancePolicies named p (from spec.policyRef); exactly one is needed"),
+        ([NAMED, POLICY, POLICY], "Standard input contains 2 RebalancePolicies named p"),
+        ([NAMED, POLICY | {"metadata": "p"}], "Standard input contains 0 RebalancePolicies named p"),
         ([{"kind": "ConsumerGroup", "spec": GROUPS | {"subscriptions": []}}], "spec.subscriptions: expected array of"),
         ([{"kind": "ConsumerGroup", "spec": GROUPS | {"subscriptions": None}}], "spec.subscriptions: expected array,"),
         (
             [{"kind": "ConsumerGroup", "spec": NAMED["spec"] | {"messageModel": "Broadcasting"}}, POLICY],
-            "The group is Broadcasting: every member reads every queue, so nobody owns one",
+            "The group is Broadcasting: every member reads every queue, so no queue has an owner",
         ),
         (
             [{"kind": "ConsumerGroup", "metadata": {"name": "shop"}, "spec": {}}],
@@ -380,7 +380,7 @@ NAMED: dict[str, Any] = {
         ),
         ([{"kind": "ConsumerGroup", "spec": {1: 2}}], "ConsumerGroup: spec: of a key, expected str"),
         ([{"kind": "ConsumerGroup", "spec": NAMED["spec"] | {5: 2}}], "ConsumerGroup: spec: "),
-        ([{1: 2}], "Standard input holds 0 ConsumerGroups"),
+        ([{1: 2}], "Standard input contains 0 ConsumerGroups"),
         ([{"kind": "ConsumerGroup", "spec": None}], "spec: object missing required field broker"),
     ],
 )
@@ -391,25 +391,25 @@ def test_plan_rejects_invalid_manifests_with_a_sentence(documents: list[Any], se
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (b"\xff\xfe", "is no text in UTF-8"),
-        (b"[]", "is no assignment"),
-        (b"[" * 200_000, "is no assignment"),
-        (b'{"members": {"m0": {"uid": "u"}}}', "is no assignment"),
-        (b'{"members": null}', "is no assignment"),
-        (b'{"members": {"m0": null}}', "is no assignment"),
-        (b'{"members": {"m0": {"orders": {"broker-a": 3}}}}', "is no assignment"),
+        (b"\xff\xfe", "is not UTF-8 text"),
+        (b"[]", "is not an assignment"),
+        (b"[" * 200_000, "is not an assignment"),
+        (b'{"members": {"m0": {"uid": "u"}}}', "is not an assignment"),
+        (b'{"members": null}', "is not an assignment"),
+        (b'{"members": {"m0": null}}', "is not an assignment"),
+        (b'{"members": {"m0": {"orders": {"broker-a": 3}}}}', "is not an assignment"),
         (b'{"members": {"m0": {"orders": {"broker-a": "3-1"}}}}', "current.json: Invalid queue ids '3-1'"),
-        (b"null", "is no assignment"),
-        (b"true", "is no assignment"),
-        (b'{"members": {}, "releasing": {"orders": {"a": {"1": {"from": 5}}}}}', "is no assignment"),
-        (b'{"members": {}, "releasing": {"orders": {"a": {"1": {"to": "m0"}}}}}', "is no assignment"),
+        (b"null", "is not an assignment"),
+        (b"true", "is not an assignment"),
+        (b'{"members": {}, "releasing": {"orders": {"a": {"1": {"from": 5}}}}}', "is not an assignment"),
+        (b'{"members": {}, "releasing": {"orders": {"a": {"1": {"to": "m0"}}}}}', "is not an assignment"),
         (
             b'{"members": {}, "releasing": {"orders": {"a": {"x": {"from": "m0"}}}}}',
             "current.json: Queue id 'x' is not a number",
         ),
         (
             b'{"members": {"m0": {"orders": {"broker-a": "0-3"}}, "m1": {"orders": {"broker-a": "3"}}}}',
-            "gives queue orders/broker-a/3 to m0 and to m1; leave it to one",
+            "gives queue orders/broker-a/3 to m0 and to m1; a queue has one owner",
         ),
     ],
 )
@@ -460,8 +460,8 @@ def test_plan_notes_missing_members_and_topics_without_queues(tmp_path: Path) ->
     before.write_text(json.dumps({"members": {"old": {"orders": {"broker-a": "0-1"}}}}))
     group = {"kind": "ConsumerGroup", "spec": GROUPS | {"subscriptions": [{"topic": "orders"}, {"topic": "pay"}]}}
     shown = rota("plan", "-f", "-", *EIGHT, "--members", "2", "--current", str(before), feed=yaml.safe_dump(group))
-    assert "gone: 2 queues belong to members that are not there, such as old\n" in shown.output
-    assert "unseen: there is no queue of pay\n" in shown.output
+    assert "missing: 2 queues belong to members that do not exist, such as old\n" in shown.output
+    assert "unknown: topics without queues: pay\n" in shown.output
 
 
 def test_plan_reads_current_owners_with_a_topic_named_uid(tmp_path: Path) -> None:
@@ -517,13 +517,13 @@ def test_custom_strategy_without_reasons_is_explained_by_its_name(
     "text", ["a: [", "x: !!bool abc", "x: !!timestamp abc", "a: 2026-99-99", "? [a]\n: b", "!!python/x y"]
 )
 def test_plan_rejects_invalid_yaml_with_one_sentence(text: str) -> None:
-    refused("Standard input is no YAML", "plan", "-f", "-", *EIGHT, feed=text)
+    refused("Standard input is not valid YAML", "plan", "-f", "-", *EIGHT, feed=text)
 
 
 @pytest.mark.parametrize("levels", [450, 2000])
 @pytest.mark.parametrize("command", [["plan", *EIGHT], ["explain", *EIGHT], ["inject", "--group", "orders"]])
 def test_cli_rejects_a_deeply_nested_manifest_with_one_sentence(command: list[str], levels: int) -> None:
-    """As `kubectl get -o json` prints it: the sentence said that it was no YAML."""
+    """As `kubectl get -o json` prints it: the sentence said that it was not YAML."""
     template = {"metadata": {}, "spec": {"containers": [{"name": "app", "image": "x"}], "x": "nested"}}
     manifest = {"kind": "ConsumerGroup", "metadata": {"name": "orders"}, "spec": {"template": template}}
     if command[0] == "inject":
@@ -533,7 +533,7 @@ def test_cli_rejects_a_deeply_nested_manifest_with_one_sentence(command: list[st
 
 
 def test_plan_yaml_error_names_its_line() -> None:
-    refused("Standard input is no YAML, line 2", "plan", "-f", "-", *EIGHT, feed="a: b\nx: [")
+    refused("Standard input is not valid YAML, line 2", "plan", "-f", "-", *EIGHT, feed="a: b\nx: [")
 
 
 def test_plan_strips_names_and_prints_markup_in_them_literally() -> None:
@@ -555,10 +555,10 @@ def test_table_does_not_truncate_long_cells() -> None:
 @pytest.mark.parametrize(
     ("policy", "group", "note"),
     [
-        ({"budget": {"maxMoves": 3}}, {}, "budget: at most 3 queues move in any 60s; the rest waits its turn"),
+        ({"budget": {"maxMoves": 3}}, {}, "budget: at most 3 queues move in any 60s; the others move later"),
         ({"budget": {"maxMoves": 4}}, {}, ""),
         ({"strategy": "Balanced", "budget": {"maxMoves": 1}}, {}, "budget: at most 1 queues move in any 60s"),
-        ({"paused": True}, {}, "paused: the policy is paused, so no queue is taken from a member that works it"),
+        ({"paused": True}, {}, "paused: the policy is paused, so no queue is revoked from a member that consumes it"),
         ({}, {"paused": True}, "paused: the group is paused, so its members release everything"),
     ],
 )

@@ -183,9 +183,15 @@ async def test_cli_shows_the_users_certificate_over_a_forwarded_port(
 @pytest.mark.usefixtures("operator")
 async def test_cli_forwarded_port_failure_is_one_sentence(api: ApiServer, tmp_path: Path) -> None:
     for status, sentence in (
-        (403, "You may not connect to pod rota-0, which leads; ask for the right to get and create pods/portforward"),
-        (404, "rota-0 is no pod in namespace rota-system; wait until another one leads"),
-        (500, "Pod rota-0 in namespace rota-system cannot be reached: The API server responded with status 500 to /"),
+        (
+            403,
+            "You have no permission to connect to the leading pod rota-0; ask for get and create on",
+        ),
+        (404, "Pod rota-0 does not exist in namespace rota-system; wait until another pod becomes leader"),
+        (
+            500,
+            "Pod rota-0 in namespace rota-system cannot be reached: The API server responded with status 500 to",
+        ),
     ):
         api.status = status
         await refused(sentence)
@@ -222,7 +228,7 @@ async def test_page_command_serves_the_page_in_the_users_name(
         assert (await get("/v1/groups", Origin="https://evil.example"))[0] == 403
         api.leader = ""
         status, body = await get("/v1/groups")
-        assert (status, "Nobody leads" in json.loads(body)["error"]) == (502, True)
+        assert (status, "No operator is leader" in json.loads(body)["error"]) == (502, True)
     serving.cancel()
     await asyncio.wait([serving])
 
@@ -232,4 +238,4 @@ async def test_cli_without_an_operator_at_the_forwarded_port_is_one_sentence(api
     await refused("cannot be reached: connection refused; try again, or give --operator")
     assert api.asked
     api.leader = ""
-    await refused("Nobody leads")
+    await refused("No operator is leader")

@@ -65,7 +65,7 @@ def test_injection_keeps_other_documents_verbatim_and_names_them() -> None:
     ran = inject(f"{SERVICE}---\n# The app.\n{DEPLOYMENT}---\n{SERVICE}")
     assert ran.stdout.startswith(f"{SERVICE}---\n# The app.\napiVersion: apps/v1\n")
     assert ran.stdout.endswith(f"---\n{SERVICE}")
-    assert ran.stderr == "rota: left as they are: Service shop, Service shop\n"
+    assert ran.stderr == "rota: unchanged: Service shop, Service shop\n"
 
 
 def test_injection_counts_skipped_documents_when_there_are_many() -> None:
@@ -77,14 +77,14 @@ def test_injection_handles_items_of_a_list() -> None:
     items = [yaml.safe_load(DEPLOYMENT), yaml.safe_load(SERVICE)]
     ran = inject(yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": items}), "--image", "sidecar:1")
     assert sidecars(ran.stdout) == ["sidecar:1", None]
-    assert ran.stderr == "rota: left as they are: Service shop\n"
+    assert ran.stderr == "rota: unchanged: Service shop\n"
 
 
 @pytest.mark.parametrize("job", ["Job", "CronJob", "ReplicaSet", "ConfigMap"])
 def test_injection_skips_jobs_replica_sets_and_config_maps(job: str) -> None:
     ran = inject(DEPLOYMENT + "---\n" + DEPLOYMENT.replace("Deployment", job))
     assert sidecars(ran.stdout)[1] is None
-    assert f"left as they are: {job} shop" in ran.stderr
+    assert f"unchanged: {job} shop" in ran.stderr
 
 
 def test_injection_is_idempotent_to_the_byte() -> None:
@@ -106,7 +106,7 @@ def test_injection_uninject_skips_plain_manifests_and_other_groups() -> None:
     others = inject(DEPLOYMENT, group="payments").stdout
     ran = inject(f"{DEPLOYMENT}---\n{others}", "--uninject")
     assert ran.stdout == f"{DEPLOYMENT}---\n{others}"
-    assert ran.stderr == "rota: left as they are: Deployment shop, Deployment shop\n"
+    assert ran.stderr == "rota: unchanged: Deployment shop, Deployment shop\n"
 
 
 def test_injection_options_set_drain_timeout_and_secrets() -> None:
@@ -167,10 +167,10 @@ def test_injection_keeps_values_of_yaml_numbers_and_anchors() -> None:
 @pytest.mark.parametrize(
     ("feed", "options", "told"),
     [
-        (SERVICE, (), "Standard input holds none of Deployment, StatefulSet, DaemonSet, Pod; give it one"),
-        ("", (), "Standard input holds none of"),
-        ("just text", (), "Standard input holds none of"),
-        ("{", (), "Standard input is no YAML, line 1; give Kubernetes manifests"),
+        (SERVICE, (), "Standard input contains none of Deployment, StatefulSet, DaemonSet, Pod; add one"),
+        ("", (), "Standard input contains none of"),
+        ("just text", (), "Standard input contains none of"),
+        ("{", (), "Standard input is not valid YAML, line 1; give Kubernetes manifests"),
         (DEPLOYMENT.replace("template", "pods"), (), "Deployment shop: spec.template is missing"),
         (DEPLOYMENT.replace("containers", "c"), (), "Deployment shop: spec.template.spec: object missing required"),
         ("{apiVersion: v1, kind: Pod, spec: {containers: 1}}", (), "rota: Pod: spec.containers: expected array"),
@@ -178,11 +178,11 @@ def test_injection_keeps_values_of_yaml_numbers_and_anchors() -> None:
         (
             DEPLOYMENT,
             ("--credentials-secret", "Not A Name"),
-            "--credentials-secret 'Not A Name' is no name of a Secret",
+            "--credentials-secret 'Not A Name' is not a valid Secret name",
         ),
-        (DEPLOYMENT, ("--image", "a b"), "--image 'a b' is no image"),
-        (DEPLOYMENT, ("--group", "x" * 64), "is no name of a ConsumerGroup; give its metadata.name"),
-        (DEPLOYMENT, ("--group", ""), "--group '' is no name of a ConsumerGroup"),
+        (DEPLOYMENT, ("--image", "a b"), "--image 'a b' is not a valid image"),
+        (DEPLOYMENT, ("--group", "x" * 64), "is not a valid ConsumerGroup name; give its metadata.name"),
+        (DEPLOYMENT, ("--group", ""), "--group '' is not a valid ConsumerGroup name"),
     ],
 )
 def test_injection_error_is_one_sentence(feed: str, options: tuple[str, ...], told: str) -> None:

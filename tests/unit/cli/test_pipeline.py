@@ -37,36 +37,41 @@ def no_policies(at: Path) -> tuple[list[object], str]:
 def no_weights(at: Path) -> tuple[list[object], str]:
     file, weights = a_file(at / "p.yaml", STEADY), a_file(at / "w.yaml", "moves: -1")
     asked = ["recommend", at / "journal", "--policies", file, "--weights", weights, "--to", at / "to"]
-    return asked, f"{weights}: moves is -1; give a number from 0 up"
+    return asked, f"{weights}: moves is -1; give a number of at least 0"
 
 
 def no_source(at: Path) -> tuple[list[object], str]:
-    return ["rollup", at / "nowhere"], f"{at}/nowhere is no folder; give a journal's, or a lake"
+    return ["rollup", at / "nowhere"], f"{at}/nowhere is not a folder; give a journal's, or a lake"
 
 
 def an_empty_source(at: Path) -> tuple[list[object], str]:
     (at / "empty").mkdir()
-    return ["timeline", at / "empty"], f"{at}/empty holds no journal ({DAY.replace('2025', '2026')}/08-NAME.jsonl)"
+    return ["timeline", at / "empty"], f"{at}/empty contains no journal ({DAY.replace('2025', '2026')}/08-NAME.jsonl)"
 
 
 def no_journal(at: Path) -> tuple[list[object], str]:
-    return ["ingest", at / "empty", "--to", at / "to"], f"{at}/empty holds no journal: no file such as "
+    return ["ingest", at / "empty", "--to", at / "to"], f"{at}/empty contains no journal: no file such as "
 
 
 def an_output_that_is_a_file(at: Path) -> tuple[list[object], str]:
     file = a_file(at / "file", "mine")
-    return ["rollup", at / "journal", "--to", file], f"--to {file} cannot be a folder, for {file} is a file; name an"
+    return [
+        "rollup",
+        at / "journal",
+        "--to",
+        file,
+    ], f"--to {file} cannot be a folder, because {file} is a file; name an"
 
 
 def an_output_that_is_somebodys(at: Path) -> tuple[list[object], str]:
     a_file(at / "to" / "thesis.txt", "mine")
-    return ["generate", "--to", at / "to"], f"--to {at}/to is not empty; give a folder that is, or is not there yet"
+    return ["generate", "--to", at / "to"], f"--to {at}/to is not empty; give an empty folder or a new name"
 
 
 def half_a_simulation(at: Path) -> tuple[list[object], str]:
     (at / "simulated" / "results").mkdir(parents=True)
     asked = ["recommend", at / "simulated", "--policies", a_file(at / "p.yaml", STEADY), "--to", at / "to"]
-    return asked, f"{at}/simulated holds no whole simulation; run `rota pipeline simulate` again"
+    return asked, f"{at}/simulated contains no complete simulation; run `rota pipeline simulate` again"
 
 
 def a_simulation(at: Path, tried: str) -> list[object]:
@@ -77,23 +82,28 @@ def a_simulation(at: Path, tried: str) -> list[object]:
 
 
 def a_simulation_that_was_cut_short(at: Path) -> tuple[list[object], str]:
-    return a_simulation(at, ""), f"{at}/simulated holds no whole simulation; run `rota pipeline simulate` again"
+    return a_simulation(at, ""), f"{at}/simulated contains no complete simulation; run `rota pipeline simulate` again"
 
 
 def a_simulation_that_is_damaged(at: Path) -> tuple[list[object], str]:
-    return a_simulation(at, "[]"), f"{at}/simulated holds no whole simulation; run `rota pipeline simulate` again"
+    return a_simulation(at, "[]"), f"{at}/simulated contains no complete simulation; run `rota pipeline simulate` again"
 
 
 def a_simulation_of_more(at: Path) -> tuple[list[object], str]:
     steady = msgspec.json.encode(policy_body(PolicySpec(strategy="Sticky"))).decode()
     asked = a_simulation(at, f'{{"even": {{}}, "steady": {steady}}}')
-    return asked, "Policy even was simulated, but is in none of the files; give its file, too"
+    return asked, "Policy even was simulated, but is missing in --policies; add its file"
 
 
 def a_lake_that_is_somebodys(at: Path) -> tuple[list[object], str]:
     a_file(at / "home" / "thesis.txt", "mine")
     (at / "home" / "plan").mkdir()
-    return ["ingest", at / "journal", "--to", at / "home"], f"--to {at}/home is no lake, and holds something else: plan"
+    return [
+        "ingest",
+        at / "journal",
+        "--to",
+        at / "home",
+    ], f"--to {at}/home is not a lake, and contains other files: plan"
 
 
 def a_name_that_is_too_long(at: Path) -> tuple[list[object], str]:
@@ -102,7 +112,7 @@ def a_name_that_is_too_long(at: Path) -> tuple[list[object], str]:
 
 def days_of_a_simulation(at: Path) -> tuple[list[object], str]:
     asked, _ = half_a_simulation(at)
-    return [*asked, "--days", 1], f"--days is for a journal or a lake; {at}/simulated was simulated already"
+    return [*asked, "--days", 1], f"--days works with a journal or a lake; {at}/simulated is a finished simulation"
 
 
 def a_lake_of_another_format(at: Path) -> tuple[list[object], str]:
@@ -111,7 +121,7 @@ def a_lake_of_another_format(at: Path) -> tuple[list[object], str]:
         (lake / name).mkdir(parents=True)
     a_file(lake / "_checkpoint" / "metadata", "{}")
     a_file(lake / "_lock", "")
-    return ["ingest", at / "journal", "--to", lake], f"{lake} is a lake of the other format; go on with that"
+    return ["ingest", at / "journal", "--to", lake], f"{lake} is a lake of the other format; use --format of that lake"
 
 
 @pytest.mark.parametrize(
@@ -154,7 +164,7 @@ def test_pipeline_with_if_any_succeeds_on_an_empty_source(
     if there:
         (source / there).mkdir(parents=True)
     ran = CliRunner().invoke(main, ["pipeline", *command, str(source), "--to", str(tmp_path / "to"), "--if-any"])
-    assert (ran.exit_code, ran.output) == (0, f"{source} holds nothing yet\n")
+    assert (ran.exit_code, ran.output) == (0, f"{source} contains no records yet\n")
 
 
 def test_pipeline_with_if_any_still_rejects_invalid_arguments(tmp_path: Path) -> None:
@@ -192,9 +202,9 @@ def test_pipeline_policy_error_names_file_line_and_field(text: str, told: str, t
 
 def test_pipeline_duplicate_policy_error_names_both_files(tmp_path: Path) -> None:
     one, other = a_file(tmp_path / "a.yaml", STEADY), a_file(tmp_path / "b.yaml", f"---\n{STEADY}")
-    with pytest.raises(ValueError, match="steady is given twice") as caught:
+    with pytest.raises(ValueError, match="steady is defined twice") as caught:
         read_policies(f"{one}, {other}")
-    words = f"RebalancePolicy steady is given twice, {one}, line 3 and {other}, line 4; leave one of them"
+    words = f"RebalancePolicy steady is defined twice, at {one}, line 3 and {other}, line 4; remove one"
     assert str(caught.value) == words
 
 

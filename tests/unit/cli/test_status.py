@@ -246,7 +246,7 @@ async def test_cli_completion_prints_a_script_for_the_shell(shell: str, line: st
 
 
 async def test_cli_status_rejects_namespace_with_all_namespaces() -> None:
-    await refused("leave one of them out", "status", "-n", "default", "-A")
+    await refused("remove one of them", "status", "-n", "default", "-A")
 
 
 async def test_cli_status_without_groups_hints_at_all_namespaces(operator: Service) -> None:
@@ -258,10 +258,10 @@ async def test_cli_status_without_groups_hints_at_all_namespaces(operator: Servi
 async def test_cli_status_of_one_group_shows_conditions_verdicts_and_rebalances(operator: Service) -> None:
     lines = await told(operator, "status", "shop/orders")
     assert "Each of 16 queues has an owner that works it" in lines
-    assert "Verdicts: 15 queues KeepingUp, 1 queue Slow" in lines
+    assert "Lag states: 15 queues KeepingUp, 1 queue Slow" in lines
     assert "At broker-a: consumption on, 16 retries, 1 retry queue" in lines
     assert "At broker-b: consumption OFF, 3 retries, 2 retry queues" in lines
-    assert "To be tried again: 0; dead letters: 2" in lines
+    assert "Retrying: 0; dead letters: 2" in lines
     assert "Ready True Settled 2d4h ago All is well" in lines
     assert "MemberJoined 2d4h ago 7 5 1 3s 1s m-2 joined" in lines
 
@@ -269,7 +269,7 @@ async def test_cli_status_of_one_group_shows_conditions_verdicts_and_rebalances(
 async def test_cli_omits_results_of_a_rebalance_under_way(operator: Service) -> None:
     begun = Rebalance("MemberLeft", "m-2 left", LONG_AGO, 8)
     operator.says["/v1/groups"] = 200, Groups(LEADS, [a_summary(last_rebalance=begun, moving=True)])
-    assert "MemberLeft 2d4h ago, under way" in (await told(operator, "status", "-A"))[1]
+    assert "MemberLeft 2d4h ago, in progress" in (await told(operator, "status", "-A"))[1]
     operator.says["/v1/groups"] = 200, Groups(LEADS, [a_summary(last_rebalance=begun)])
     assert "MemberLeft 2d4h ago, 0 queues moved" in (await told(operator, "status", "-A"))[1]
     operator.says["/v1/groups/shop/orders/why"] = 200, Reasons("Sticky", 8, [], begun)
@@ -277,7 +277,7 @@ async def test_cli_omits_results_of_a_rebalance_under_way(operator: Service) -> 
     assert lines == [
         "No queue has an owner in generation 8",
         "Last rebalance: MemberLeft 2d4h ago, generation 8: m-2 left",
-        "It is under way, or nobody saw its end",
+        "It is in progress, or its end was not recorded",
     ]
 
 
@@ -288,7 +288,7 @@ async def test_cli_members_lists_members_with_their_problems(operator: Service) 
         "m-0 10.0.0.1@m-0#1 10.0.0.1 V5_1_4 (PYTHON) Rota Ready 6 7 12.3/s",
         "m-1 10.0.0.2@m-1#2 unknown unknown Rota Ready 5 unknown unknown",
         "10.0.0.9@1 10.0.0.9@1 10.0.0.9 V4_9_4 (JAVA) Foreign Foreign unknown unknown unknown",
-        "3 members, 1 of them not Rota's; generation 7",
+        "3 members, 1 of them unmanaged; generation 7",
         "m-1: its app answers 500",
     ]
 
@@ -305,26 +305,26 @@ async def test_cli_members_names_messages_that_fail_or_hang(operator: Service) -
 async def test_cli_status_and_lag_estimate_messages_that_brokers_delay(operator: Service) -> None:
     delayed = msgspec.structs.replace(DETAIL, summary=a_summary(delayed=1240))
     operator.says["/v1/groups/shop/orders"] = 200, delayed
-    expected = "To be tried again: 0, and about 1240 that brokers delay; dead letters: 2"
+    expected = "Retrying: 0, and about 1240 delayed by brokers; dead letters: 2"
     assert expected in await told(operator, "status", "shop/orders")
     assert "Delayed by brokers until the next attempt: about 1240" in await told(operator, "lag", "shop/orders")
     operator.says["/v1/groups/shop/orders"] = 200, msgspec.structs.replace(DETAIL, summary=a_summary(delayed=0))
-    assert "To be tried again: 0; dead letters: 2" in await told(operator, "status", "shop/orders")
+    assert "Retrying: 0; dead letters: 2" in await told(operator, "status", "shop/orders")
 
 
 async def test_cli_lag_orders_by_queue_and_lists_retries_separately(operator: Service) -> None:
     lines = await told(operator, "lag", "shop/orders")
-    assert NOW_AND_THEN.sub("now", lines.pop()) == "Brokers were last asked now"
+    assert NOW_AND_THEN.sub("now", lines.pop()) == "Offsets were last read now"
     assert lines == [
-        "TOPIC BROKER QUEUE FIRST LAST COMMITTED LAG DELAY VERDICT MEMBER",
+        "TOPIC BROKER QUEUE FIRST LAST COMMITTED LAG DELAY LAG STATE MEMBER",
         "orders broker-a 0 0 503 500 3 3s KeepingUp m-0",
         "orders broker-a 1 unknown unknown unknown unknown unknown KeepingUp m-1",
         "orders broker-a 2 0 617 500 ~117 1m57s KeepingUp m-2",
         "orders broker-a 3 0 500 500 0 0s KeepingUp m-0",
         "orders: 4 queues, lag ~120, delay 2m10s",
-        "To be tried again:",
-        "TOPIC BROKER QUEUE FIRST LAST COMMITTED LAG DELAY VERDICT MEMBER",
-        "%RETRY%orders broker-a 0 unknown unknown unknown unknown unknown unknown nobody, goes to m-1",
+        "Retry topic:",
+        "TOPIC BROKER QUEUE FIRST LAST COMMITTED LAG DELAY LAG STATE MEMBER",
+        "%RETRY%orders broker-a 0 unknown unknown unknown unknown unknown unknown none, moving to m-1",
         "%RETRY%orders: 1 queue, lag 0, delay 0s",
         "Dead letters: 2",
     ]
@@ -347,7 +347,7 @@ async def test_cli_lag_shows_current_and_next_owner_of_a_queue_in_handover(opera
     operator.says["/v1/groups/shop/orders"] = 200, msgspec.structs.replace(DETAIL, queues=[going, taken, gone])
     lines = await told(operator, "lag", "shop/orders")
     assert [line.partition("KeepingUp ")[2] for line in lines[1:4]] == [
-        "m-0, goes to m-1",
+        "m-0, moving to m-1",
         "m-1 (forced)",
         "m-2, released",
     ]
@@ -362,7 +362,7 @@ async def test_cli_lag_shows_everyone_as_owner_in_a_broadcasting_group(operator:
 async def test_cli_lag_shows_an_unmanaged_consumer_as_owner(operator: Service) -> None:
     theirs = a_queue(0, 3, state="Foreign", owner=None)
     operator.says["/v1/groups/shop/orders"] = 200, msgspec.structs.replace(DETAIL, queues=[theirs])
-    assert (await told(operator, "lag", "shop/orders"))[1].endswith(" a foreigner")
+    assert (await told(operator, "lag", "shop/orders"))[1].endswith(" unmanaged consumer")
 
 
 async def test_cli_explain_shows_known_parts_of_an_incomplete_rebalance(operator: Service) -> None:
@@ -371,7 +371,7 @@ async def test_cli_explain_shows_known_parts_of_an_incomplete_rebalance(operator
     lines = await told(operator, "explain", "shop/orders")
     assert lines[1:] == ["Last rebalance: MemberLeft 2d4h ago", "It moved 3 queues, and took 4s"]
     operator.says["/v1/groups/shop/orders/why"] = 200, Reasons("Sticky", 8, [])
-    assert (await told(operator, "explain", "shop/orders"))[1:] == ["The operator remembers no rebalance"]
+    assert (await told(operator, "explain", "shop/orders"))[1:] == ["The operator knows of no rebalance"]
 
 
 async def test_cli_shows_a_group_without_any_figures_as_unknown(operator: Service) -> None:
@@ -379,28 +379,29 @@ async def test_cli_shows_a_group_without_any_figures_as_unknown(operator: Servic
     operator.says["/v1/groups/shop/orders"] = 200, Detail(LEADS, blank, "shop-orders", [], [], [], [], [])
     assert (await told(operator, "status", "shop/orders"))[1:] == [
         "shop/orders no (unknown) 0 0 unknown unknown unknown none",
-        "At brokers it is called shop-orders",
-        "To be tried again: unknown; dead letters: unknown",
+        "Consumer group at the brokers: shop-orders",
+        "Retrying: unknown; dead letters: unknown",
     ]
     assert await told(operator, "members", "shop/orders") == ["0 members; generation 0"]
     assert await told(operator, "lag", "shop/orders") == [
         "Dead letters: unknown",
         "No topic of the group is known yet",
-        "Brokers have not been asked yet how far the group is",
+        "Offsets have not been read yet",
     ]
 
 
 async def test_cli_lag_of_a_standby_operator_says_it_asks_no_broker(operator: Service) -> None:
     standby = msgspec.structs.replace(DETAIL, operator=Operator("rota-1", "0.1.0", leads=False), looked_at=None)
     operator.says["/v1/groups/shop/orders"] = 200, standby
-    assert (await told(operator, "lag", "shop/orders"))[-1].startswith("Operator rota-1 stands by and asks no broker")
+    last = (await told(operator, "lag", "shop/orders"))[-1]
+    assert last.startswith("Operator rota-1 is not the leader and reads no offsets")
 
 
 async def test_cli_explain_gives_reasons_and_the_last_rebalance(operator: Service) -> None:
     assert await told(operator, "explain", "shop/orders", "%RETRY%orders/b/3") == [
         "orders/broker-a/3 stays with m-0: m-0 keeps 6 of its 8 queues (an even share is 5 or 6)",
         "Last rebalance: MemberJoined 2d4h ago, generation 7: m-2 joined",
-        "It moved 5 queues, 1 of them forced, and took 3s; the longest that one queue took is 1s",
+        "It moved 5 queues, 1 of them forced, and took 3s; the slowest queue took 1s",
     ]
     assert operator.asked == [("/v1/groups/shop/orders/why", {"queue": "%RETRY%orders/b/3"})]
 
@@ -468,25 +469,28 @@ async def test_cli_explain_relays_the_operators_error_for_an_unknown_queue(opera
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["members", "Orders!"], "GROUP 'Orders!' is no name; write NAME or NAMESPACE/NAME"),
-        (["members", "a/b/c"], "GROUP 'a/b/c' is no name"),
-        (["members", ""], "GROUP '' is no name"),
-        (["members", "../x"], "GROUP '../x' is no name"),
-        (["lag", "a/b", "-n", "c"], "GROUP a/b is in another namespace than --namespace c; leave one of them out"),
-        (["lag", "b", "-n", "Shop"], "--namespace 'Shop' is no name; give one that kubectl get namespaces shows"),
-        (["status", "b", "-A"], "--all-namespaces is for all groups, and b is one; leave one of them out"),
-        (["explain"], "Nothing is named to explain; give a GROUP, or -f with a file"),
+        (["members", "Orders!"], "GROUP 'Orders!' is not a valid name; write NAME or NAMESPACE/NAME"),
+        (["members", "a/b/c"], "GROUP 'a/b/c' is not a valid name"),
+        (["members", ""], "GROUP '' is not a valid name"),
+        (["members", "../x"], "GROUP '../x' is not a valid name"),
+        (["lag", "a/b", "-n", "c"], "GROUP a/b is in another namespace than --namespace c; remove one of them"),
+        (["lag", "b", "-n", "Shop"], "--namespace 'Shop' is not a valid name; give one that kubectl get namespaces"),
+        (["status", "b", "-A"], "--all-namespaces is for all groups, and b is one; remove one of them"),
+        (["explain"], "No group is named; give a GROUP, or -f with a file"),
         (["explain", "b", "orders/x"], "Invalid queue 'orders/x': write it as TOPIC/BROKER/ID"),
-        (["explain", "b", "--queues", "a=b:1"], "--queues describes a group on files: give -f, too, or leave it out"),
-        (["explain", "-f", "x", "--watch"], "--watch is for a live group: leave -f or it out"),
-        (["explain", "-f", "x", "a", "b"], "With -f the group is in the file: leave 'a' out, or -f"),
-        (["status", "--operator", "rota"], "--operator 'rota' is no address; write it as http://127.0.0.1:8080"),
-        (["status", "--operator", "http://a:99999"], "--operator 'http://a:99999' is no address"),
-        (["status", "--operator", "http://"], "--operator 'http://' is no address"),
-        (["status", "--operator", "ftp://a"], "--operator 'ftp://a' is no address"),
-        (["status", "--operator", "http://a/?x=1"], "--operator 'http://a/?x=1' is no address"),
-        (["status", "--operator-namespace", "A"], "--operator-namespace 'A' is no name"),
-        (["status", "--lease", "a/b"], "--lease 'a/b' is no name"),
+        (["explain", "b", "--queues", "a=b:1"], "--queues describes a group in a file; add -f, or remove this option"),
+        (["explain", "-f", "x", "--watch"], "--watch is for a live group; remove this option, or remove -f"),
+        (["explain", "-f", "x", "a", "b"], "With -f the group is in the file; remove 'a', or remove -f"),
+        (
+            ["status", "--operator", "rota"],
+            "--operator 'rota' is not a valid address; write it as http://127.0.0.1:8080",
+        ),
+        (["status", "--operator", "http://a:99999"], "--operator 'http://a:99999' is not a valid address"),
+        (["status", "--operator", "http://"], "--operator 'http://' is not a valid address"),
+        (["status", "--operator", "ftp://a"], "--operator 'ftp://a' is not a valid address"),
+        (["status", "--operator", "http://a/?x=1"], "--operator 'http://a/?x=1' is not a valid address"),
+        (["status", "--operator-namespace", "A"], "--operator-namespace 'A' is not a valid name"),
+        (["status", "--lease", "a/b"], "--lease 'a/b' is not a valid name"),
     ],
 )
 async def test_cli_user_mistake_is_one_sentence(arguments: list[str], sentence: str) -> None:
@@ -513,7 +517,7 @@ async def test_cli_explain_on_files_requires_queues() -> None:
 )
 async def test_cli_rejects_a_response_unlike_the_operators(status: int, body: bytes, operator: Service) -> None:
     operator.says["/v1/groups"] = status, body
-    await refused("is it Rota's operator of this version?", "status", "--operator", operator.url)
+    await refused("check the address and the operator's version", "status", "--operator", operator.url)
 
 
 async def test_cli_connection_refused_is_one_sentence(unused_tcp_port: int) -> None:
@@ -532,7 +536,7 @@ async def test_cli_gives_up_on_an_operator_that_never_responds(monkeypatch: pyte
 
     async with await asyncio.start_server(hold, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        await refused("nothing came for 0.1 s", "status", "--operator", f"http://127.0.0.1:{port}")
+        await refused("no response within 0.1 s", "status", "--operator", f"http://127.0.0.1:{port}")
         over.set()
 
 
@@ -592,32 +596,52 @@ async def test_cli_finds_the_operator_by_lease_name_and_namespace(api: Service) 
 async def test_cli_relays_the_operators_error_through_the_api_server(api: Service) -> None:
     await refused("rota: There is no group shop/none\n", "members", "none")
     api.says[f"{PROXY}/v1/groups"] = 404, b"404: Not Found"
-    await refused("is it Rota's operator of this version?", "status")
+    await refused("check the address and the operator's version", "status")
 
 
 @pytest.mark.parametrize(
     ("lease", "proxied", "sentence"),
     [
-        (no(404), None, "There is no Lease rota in namespace rota-system; see whether the operator runs"),
-        (no(403), None, "You may not read the Lease rota in namespace rota-system; ask for the right to get leases"),
+        (no(404), None, "There is no Lease rota in namespace rota-system; check that the operator runs"),
+        (
+            no(403),
+            None,
+            "You have no permission to read the Lease rota in namespace rota-system; ask for get on leases",
+        ),
         (no(401), None, "The API server rejects the credentials of the kubeconfig; log in again, or give --operator"),
         (no(403, 'User "system:anonymous" cannot get leases'), None, "The API server rejects the credentials"),
         (no(500, "etcd is away"), None, "The Lease rota in namespace rota-system cannot be read: etcd is away"),
-        ((200, b"<html>log in</html>"), None, "look at the kubeconfig and its cluster"),
-        ((200, held_by("")), None, "Nobody leads: no one holds the Lease rota in namespace rota-system"),
-        ((200, held_by(None)), None, "Nobody leads"),
+        ((200, b"<html>log in</html>"), None, "check the kubeconfig and the cluster"),
+        ((200, held_by("")), None, "No operator is leader: the Lease rota in namespace rota-system has no holder"),
+        ((200, held_by(None)), None, "No operator is leader"),
         (
             (200, held_by("", "2026-01-01T00:00:00.000000Z")),
             None,
-            "Nobody leads: no one holds the Lease rota in namespace rota-system, which was last renewed ",
+            "No operator is leader: the Lease rota in namespace rota-system has no holder and was last renewed ",
         ),
-        ((200, held_by("my laptop/7")), None, "is held by 'my laptop/7', which is no pod; give --operator"),
-        (None, no(404), "rota-0 holds the Lease rota, and is no pod in namespace rota-system; wait until another one"),
-        (None, no(403), "You may not ask pod rota-0, which leads; ask for the right to get pods/proxy"),
+        (
+            (200, held_by("my laptop/7")),
+            None,
+            "is held by 'my laptop/7', which is not a valid pod name; give --operator",
+        ),
+        (
+            None,
+            no(404),
+            "rota-0 holds the Lease rota, but is not a pod in namespace rota-system; wait until another pod",
+        ),
+        (None, no(403), "You have no permission to send requests to the leading pod rota-0; ask for get on pods/proxy"),
         (None, no(401), "The API server rejects the credentials"),
         (None, no(503, "connection refused"), "The API server cannot reach pod rota-0 in namespace rota-system: conn"),
-        ((200, held_by("rota-0", "2026-01-01T00:00:00.000000Z")), no(404), "Nobody leads: rota-0 should have renewed"),
-        ((200, held_by("rota-0", "2026-01-01T00:00:00.000000Z")), no(503), "Nobody leads: rota-0 should have renewed"),
+        (
+            (200, held_by("rota-0", "2026-01-01T00:00:00.000000Z")),
+            no(404),
+            "No operator is leader: rota-0 should have renewed",
+        ),
+        (
+            (200, held_by("rota-0", "2026-01-01T00:00:00.000000Z")),
+            no(503),
+            "No operator is leader: rota-0 should have renewed",
+        ),
     ],
 )
 async def test_cli_lease_or_proxy_failure_is_one_sentence(
@@ -740,7 +764,7 @@ async def test_cli_watch_that_cannot_start_ends_with_a_sentence(operator: Servic
 
 async def test_cli_lag_on_a_narrow_terminal_prints_a_line_per_cell(operator: Service) -> None:
     running = Running(operator, "lag", "shop/orders", columns=40)
-    lines = (await running.prints("last asked")).splitlines()
+    lines = (await running.prints("Offsets were last read")).splitlines()
     assert lines[1:11] == [
         "TOPIC: orders",
         "BROKER: broker-a",
@@ -750,7 +774,7 @@ async def test_cli_lag_on_a_narrow_terminal_prints_a_line_per_cell(operator: Ser
         "COMMITTED: 500",
         "LAG: 3",
         "DELAY: 3s",
-        "VERDICT: KeepingUp",
+        "LAG STATE: KeepingUp",
         "MEMBER: m-0",
     ]
     await asyncio.to_thread(running.process.communicate)

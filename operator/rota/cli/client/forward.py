@@ -96,8 +96,8 @@ async def forward_port(api: Api, namespace: str, pod: str, port: int) -> AsyncIt
 def describe_forward_failure(problem: Exception | str, namespace: str, pod: str) -> str:
     """Return the sentence for a connection that could not be forwarded."""
     if isinstance(problem, ApiError) and problem.status == HTTPStatus.FORBIDDEN:
-        right = f"ask for the right to get and create pods/portforward in namespace {namespace}"
-        return f"You may not connect to pod {pod}, which leads; {right}"
+        permission = f"ask for get and create on pods/portforward in namespace {namespace}"
+        return f"You have no permission to connect to the leading pod {pod}; {permission}"
     if isinstance(problem, ApiError) and problem.is_not_found:
-        return f"{pod} is no pod in namespace {namespace}; wait until another one leads"
+        return f"Pod {pod} does not exist in namespace {namespace}; wait until another pod becomes leader"
     return f"Pod {pod} in namespace {namespace} cannot be reached: {problem or 'it closed the connection'}; try again"

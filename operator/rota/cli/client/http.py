@@ -16,14 +16,16 @@ RESPONSE_TIMEOUT_SECONDS = 10.0  # for one response
 def _validate_address(address: str) -> str:
     """Return the address without a trailing slash; raise ValueError if it is invalid."""
     if "@" in address:  # the message must not repeat a password
-        raise ValueError("--operator has a name or a password in it, which it takes none of; write http://HOST:PORT")
+        raise ValueError("--operator must not contain a user name or password; write http://HOST:PORT")
     try:
         parts = urlsplit(address)
         good = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
     except ValueError:  # an invalid port
         good = False
     if not good or parts.query or parts.fragment or not address.isprintable() or " " in address:
-        raise ValueError(f"--operator {single_line(address, 100)!r} is no address; write it as http://127.0.0.1:8080")
+        raise ValueError(
+            f"--operator {single_line(address, 100)!r} is not a valid address; write it as http://127.0.0.1:8080"
+        )
     return address.rstrip("/")
 
 
@@ -33,7 +35,7 @@ async def connect_directly(operator: str) -> AsyncIterator[SendRequest]:
     address = _validate_address(operator)
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=RESPONSE_TIMEOUT_SECONDS)) as session:
 
-        async def ask(path: str, params: Mapping[str, str]) -> tuple[int, bytes]:
+        async def send(path: str, params: Mapping[str, str]) -> tuple[int, bytes]:
             try:
                 async with session.get(address + path, params=params, allow_redirects=False) as response:
                     return response.status, await _read_response(response, address)
@@ -45,27 +47,27 @@ async def connect_directly(operator: str) -> AsyncIterator[SendRequest]:
                     f"The operator does not answer at {address}: {_describe_error(error)}; {hint}"
                 ) from None
 
-        yield ask
+        yield send
 
 
 async def _read_response(response: aiohttp.ClientResponse, address: str) -> bytes:
     """Return the body of a response; it may be compressed, and decompress to far more bytes."""
     if is_redirect(response.status):
-        where = single_line(response.headers.get("location", "nowhere"), 100)
+        location = single_line(response.headers.get("location", "nowhere"), 100)
         raise InvalidResponseError(
-            f"Who answers at {address} sends on to {where}, which is not followed; give that as --operator"
+            f"{address} redirects to {location}; redirects are not followed, so give that address as --operator"
         )
     try:
         return await read_body(response, MAX_RESPONSE_BYTES)
     except BodyTooLargeError:
         raise InvalidResponseError(
-            f"The answer at {address} is larger than {MAX_RESPONSE_BYTES >> 20} MiB; is it Rota's operator?"
+            f"The response of {address} is larger than {MAX_RESPONSE_BYTES >> 20} MiB; is it Rota's operator?"
         ) from None
 
 
 def _describe_error(error: Exception) -> str:
     return (
-        f"nothing came for {RESPONSE_TIMEOUT_SECONDS:g} s"
+        f"no response within {RESPONSE_TIMEOUT_SECONDS:g} s"
         if isinstance(error, TimeoutError)
         else describe_failure(error)
     )

@@ -23,7 +23,7 @@ class Scope:
         if self.namespace_option is None:
             return self._default_namespace()
         if not is_dns_label(self.namespace_option):
-            problem = f"--namespace {single_line(self.namespace_option, 100)!r} is no name"
+            problem = f"--namespace {single_line(self.namespace_option, 100)!r} is not a valid name"
             raise ValueError(f"{problem}; give one that kubectl get namespaces shows")
         return self.namespace_option
 
@@ -32,10 +32,11 @@ class Scope:
         within, slash, name = text.rpartition("/")
         if not is_dns_subdomain(name) or (slash and not is_dns_label(within)):
             hint = "kubectl get consumergroups -A shows them"
-            raise ValueError(f"GROUP {single_line(text, 100)!r} is no name; write NAME or NAMESPACE/NAME, {hint}")
+            problem = f"GROUP {single_line(text, 100)!r} is not a valid name"
+            raise ValueError(f"{problem}; write NAME or NAMESPACE/NAME, {hint}")
         if slash and self.namespace_option not in {None, within}:
             problem = f"GROUP {text} is in another namespace than --namespace {self.namespace_option}"
-            raise ValueError(f"{problem}; leave one of them out")
+            raise ValueError(f"{problem}; remove one of them")
         return within or self.namespace, name
 
     def _default_namespace(self) -> str:

@@ -45,7 +45,7 @@ async def connect_through_cluster(
     check_names(namespace, lease)
     async with await log_in(login_options) as login, Api(login) as api, PodSessions(api, login, namespace) as sessions:
 
-        async def ask(request_path: str, params: Mapping[str, str]) -> tuple[int, bytes]:
+        async def send(request_path: str, params: Mapping[str, str]) -> tuple[int, bytes]:
             try:
                 leader = await find_leader(api, namespace, lease)
                 if leader.authenticates_users:
@@ -54,13 +54,13 @@ async def connect_through_cluster(
                 status, body = await api.read_through_proxy(path, params, MAX_RESPONSE_BYTES)
             except NoResponseError as error:
                 raise InvalidResponseError(
-                    f"{error}; look at the kubeconfig and its cluster, {OPERATOR_OPTION_HINT}"
+                    f"{error}; check the kubeconfig and the cluster, {OPERATOR_OPTION_HINT}"
                 ) from None
             if status != HTTPStatus.OK and (refusal := _api_server_error(body)):
                 raise InvalidResponseError(_describe_refusal(status, refusal, namespace, lease, leader))
             return status, body
 
-        yield ask
+        yield send
 
 
 def check_names(namespace: str, lease: str) -> None:
@@ -71,7 +71,7 @@ def check_names(namespace: str, lease: str) -> None:
     ):
         if not is_valid(name):
             raise ValueError(
-                f"{option} {name!r} is no name; give that of the operator's, rota-system and rota by default"
+                f"{option} {name!r} is not a valid name; give the operator's, rota-system and rota by default"
             )
 
 
@@ -105,15 +105,15 @@ async def find_leader(api: Api, namespace: str, name: str) -> LeaderAddress:
 
 def _leading_pod(spec: LeaseSpec, namespace: str, lease: str) -> str:
     if not spec.holder_identity:
-        renewed = f", which was last renewed {format_age(spec.renew_time)}" if spec.renew_time else ""
-        message = f"Nobody leads: no one holds the Lease {lease} in namespace {namespace}{renewed}"
+        renewed = f" and was last renewed {format_age(spec.renew_time)}" if spec.renew_time else ""
+        message = f"No operator is leader: the Lease {lease} in namespace {namespace} has no holder{renewed}"
         raise InvalidResponseError(
-            f"{message}; see whether the operator runs. Until then conditions of groups stay as they are"
+            f"{message}; check that the operator runs. Until then the conditions of groups are not updated"
         )
     if not is_dns_subdomain(spec.holder_identity):
         raise InvalidResponseError(
-            f"The Lease {lease} in namespace {namespace} is held by {spec.holder_identity!r}, which is no pod; "
-            "give --operator with its address"
+            f"The Lease {lease} in namespace {namespace} is held by {spec.holder_identity!r}, which is not a valid pod "
+            "name; give --operator with its address"
         )
     return spec.holder_identity
 
@@ -121,16 +121,16 @@ def _leading_pod(spec: LeaseSpec, namespace: str, lease: str) -> str:
 def _describe_lease_error(error: ApiError, namespace: str, lease: str) -> str:
     if error.is_not_found:
         return (
-            f"There is no Lease {lease} in namespace {namespace}; see whether the operator runs, "
+            f"There is no Lease {lease} in namespace {namespace}; check that the operator runs, "
             f"give --operator-namespace or --lease, {OPERATOR_OPTION_HINT}"
         )
     if error.status == HTTPStatus.UNAUTHORIZED or ANONYMOUS_USER in str(error):
         return _describe_rejected_login()
     if error.status == HTTPStatus.FORBIDDEN and "impersonate" in str(error):
-        return f"The API server does not let you impersonate that user: {error}; leave out --as, {OPERATOR_OPTION_HINT}"
+        return f"The API server does not let you impersonate that user: {error}; remove --as, {OPERATOR_OPTION_HINT}"
     if error.status == HTTPStatus.FORBIDDEN:
-        remedy = f"ask for the right to get leases, {OPERATOR_OPTION_HINT}"
-        return f"You may not read the Lease {lease} in namespace {namespace}; {remedy}"
+        permission = f"ask for get on leases, {OPERATOR_OPTION_HINT}"
+        return f"You have no permission to read the Lease {lease} in namespace {namespace}; {permission}"
     return f"The Lease {lease} in namespace {namespace} cannot be read: {error}; try again, {OPERATOR_OPTION_HINT}"
 
 
@@ -144,16 +144,17 @@ def _describe_refusal(status: int, message: str, namespace: str, lease: str, lea
     if status == HTTPStatus.UNAUTHORIZED:
         return _describe_rejected_login()
     if status == HTTPStatus.FORBIDDEN:
-        right = f"ask for the right to get pods/proxy in namespace {namespace}"
-        return f"You may not ask pod {pod}, which leads; {right}, {OPERATOR_OPTION_HINT}"
+        permission = f"ask for get on pods/proxy in namespace {namespace}"
+        return f"You have no permission to send requests to the leading pod {pod}; {permission}, {OPERATOR_OPTION_HINT}"
     overdue = _overdue_seconds(spec)
     if overdue > 0:
         renewed = f", last renewed {format_age(spec.renew_time)}" if spec.renew_time else ""
         late = f"{pod} should have renewed the Lease {lease} {overdue:.0f} s ago{renewed}, and cannot be reached"
-        return f"Nobody leads: {late}; see whether the operator's pods run in namespace {namespace}"
+        return f"No operator is leader: {late}; check that the operator's pods run in namespace {namespace}"
     if status == HTTPStatus.NOT_FOUND:
-        missing = f"{pod} holds the Lease {lease}, and is no pod in namespace {namespace}"
-        return f"The operator cannot be asked: {missing}; wait until another one leads, {OPERATOR_OPTION_HINT}"
+        missing = f"{pod} holds the Lease {lease}, but is not a pod in namespace {namespace}"
+        remedy = f"wait until another pod becomes leader, {OPERATOR_OPTION_HINT}"
+        return f"The operator cannot be reached: {missing}; {remedy}"
     return (
         f"The API server cannot reach pod {pod} in namespace {namespace}: {message}; try again, {OPERATOR_OPTION_HINT}"
     )
@@ -171,4 +172,4 @@ def _api_server_error(body: bytes) -> str:
         status = msgspec.json.decode(body, type=_Status)
     except (msgspec.DecodeError, RecursionError):
         return ""
-    return status.message or "it gives no reason" if status.kind == "Status" else ""
+    return status.message or "no reason given" if status.kind == "Status" else ""

@@ -28,7 +28,7 @@ async def fetch_response(send: SendRequest, path: str, params: Mapping[str, str]
     status, body = await send(path, params)
     if status == HTTPStatus.OK:
         return _decode(body, response_type)
-    raise InvalidResponseError(_decode(body, _OperatorError, f"it says {status}").error)
+    raise InvalidResponseError(_decode(body, _OperatorError, f"status {status}").error)
 
 
 def _decode(body: bytes, response_type: type[T], fallback_reason: str = "") -> T:
@@ -37,5 +37,6 @@ def _decode(body: bytes, response_type: type[T], fallback_reason: str = "") -> T
     except (msgspec.DecodeError, RecursionError) as error:
         detail = fallback_reason or str(error)
         raise InvalidResponseError(
-            f"Who answers there is something else ({detail}); is it Rota's operator of this version?"
+            f"The response is not from an operator of this version ({detail}); check the address and the operator's "
+            "version"
         ) from None

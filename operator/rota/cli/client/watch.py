@@ -1,4 +1,4 @@
-"""Prints the operator's response to a question, once or on every change."""
+"""Prints the operator's response to a request, once or on every change."""
 
 # ruff: noqa: T201 - this module prints
 
@@ -28,7 +28,7 @@ class WatchRequest(NamedTuple, Generic[T]):
 
     path: str
     response_type: type[T]
-    print_text: Callable[[T], None]  # prints the response as text for people
+    print_text: Callable[[T], None]  # prints the response as text
     params: Mapping[str, str] = MappingProxyType({})
     select: Callable[[T], T] = lambda value: value  # selects the requested part of the response
     object_names: Callable[[T], Iterable[str]] = lambda _: ()  # names of the objects, as kubectl accepts them
@@ -52,20 +52,20 @@ class Target(NamedTuple):
 
 def print_response(request: WatchRequest[T], target: Target, *, output: str, watch: bool) -> None:
     """Print the response; with `watch`, print each change of it until Ctrl-C."""
-    output = "table" if output == "wide" else output  # the question already selects the columns
+    output = "table" if output == "wide" else output  # the request already selects the columns
 
     async def run() -> None:
-        async with _connect(target) as ask:
+        async with _connect(target) as send:
 
-            async def look() -> T:
-                return request.select(await fetch_response(ask, request.path, request.params, request.response_type))
+            async def fetch() -> T:
+                return request.select(await fetch_response(send, request.path, request.params, request.response_type))
 
             if not watch:
-                _print_formatted(request, await look(), output)
+                _print_formatted(request, await fetch(), output)
             elif output == "table" and _can_update_in_place():
-                await _update_in_place(request, look)
+                await _update_in_place(request, fetch)
             else:
-                await _print_changes(request, look, output)
+                await _print_changes(request, fetch, output)
 
     asyncio.run(run())
 
@@ -74,7 +74,7 @@ def _connect(target: Target) -> AbstractAsyncContextManager[SendRequest]:
     """Return a context manager for the connection to the operator."""
     if target.operator is not None:
         if target.login.impersonate or target.login.impersonate_groups:
-            raise ValueError("--as needs the API server, and --operator does not ask it; leave one of them out")
+            raise ValueError("--as works only through the API server, not with --operator; remove one of them")
         return connect_directly(target.operator)
     from rota.cli.client import proxy  # noqa: PLC0415 - Kubernetes is imported only if it is needed
 
@@ -109,7 +109,7 @@ async def _print_changes(request: WatchRequest[T], fetch: Callable[[], Awaitable
 
 
 def _without_sample_time(value: msgspec.Struct) -> msgspec.Struct:
-    """Return the value without fields whose change does not count: when brokers were last asked."""
+    """Return the value without the time of the last sample, whose change does not count."""
     return msgspec.structs.replace(value, looked_at=None) if hasattr(value, "looked_at") else value
 
 
@@ -121,10 +121,10 @@ async def _update_in_place(request: WatchRequest[T], fetch: Callable[[], Awaitab
     value, problem = await fetch(), ""
     with Live(auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
         while True:
-            paper = _TerminalBuffer()
-            with redirect_stdout(paper):
+            buffer = _TerminalBuffer()
+            with redirect_stdout(buffer):
                 request.print_text(value)
-            live.update(Text.from_ansi(paper.getvalue() + problem), refresh=True)
+            live.update(Text.from_ansi(buffer.getvalue() + problem), refresh=True)
             await asyncio.sleep(POLL_SECONDS)
             try:
                 value, problem = await fetch(), ""

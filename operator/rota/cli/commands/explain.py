@@ -73,4 +73,4 @@ def print_reasons(result: Mapping[str, Any]) -> None:
     for row in result.get("queues") or result["members"]:
         print(row["why"])
     if result["foreigners"]:
-        print(f"Averagely over all of them, as consumers that are not Rota's do: {', '.join(result['foreigners'])}")
+        print(f"Computed as Averagely over members and unmanaged consumers: {', '.join(result['foreigners'])}")

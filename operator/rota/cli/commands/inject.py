@@ -31,7 +31,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Dumps YAML as people write it: scripts as literal blocks, and no aliases."""
+    """Dumps YAML with scripts as literal blocks, and without aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         """Return True, so that repeated values are written in full."""
@@ -43,11 +43,11 @@ def _configure_yaml() -> None:
     tags = {kind("timestamp"), kind("int"), kind("float"), kind("value")}
     items = yaml.SafeLoader.yaml_implicit_resolvers.items()
     _Loader.yaml_implicit_resolvers = {first: [pair for pair in pairs if pair[0] not in tags] for first, pairs in items}
-    whole = re.compile(r"[-+]?(0b[01_]+|0[0-7_]+|0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)\Z")
+    integer = re.compile(r"[-+]?(0b[01_]+|0[0-7_]+|0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)\Z")
     fraction = re.compile(
         r"[-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9_]+)([eE][-+][0-9]+)?\Z|[-+]?\.(inf|Inf|INF)\Z|\.(nan|NaN|NAN)\Z"
     )
-    _Loader.add_implicit_resolver(kind("int"), whole, list("-+0123456789"))
+    _Loader.add_implicit_resolver(kind("int"), integer, list("-+0123456789"))
     _Loader.add_implicit_resolver(kind("float"), fraction, list("-+0123456789."))
     _Dumper.add_representer(str, _represent_string)
 
@@ -78,19 +78,19 @@ def run(options: Mapping[str, Any]) -> None:
     print(text, end="")
     if unchanged:
         more = f" and {len(unchanged) - MAX_NAMED_OBJECTS} more" if len(unchanged) > MAX_NAMED_OBJECTS else ""
-        print(f"rota: left as they are: {', '.join(unchanged[:MAX_NAMED_OBJECTS])}{more}", file=sys.stderr)
+        print(f"rota: unchanged: {', '.join(unchanged[:MAX_NAMED_OBJECTS])}{more}", file=sys.stderr)
 
 
 def read_request(options: Mapping[str, Any]) -> InjectRequest:
     """Return the request from the command's options; raise ValueError for an invalid option."""
     if len(options["group"]) > 63 or not is_dns_subdomain(options["group"]):  # noqa: PLR2004 - a label's value
-        raise ValueError(f"--group {options['group']!r} is no name of a ConsumerGroup; give its metadata.name")
+        raise ValueError(f"--group {options['group']!r} is not a valid ConsumerGroup name; give its metadata.name")
     for option in ("credentials_secret", "ca_secret", "client_secret"):
         if options[option] and not is_dns_subdomain(options[option]):
-            raise ValueError(f"--{option.replace('_', '-')} {options[option]!r} is no name of a Secret; give one")
+            raise ValueError(f"--{option.replace('_', '-')} {options[option]!r} is not a valid Secret name")
     image = options["image"] or default_image()
     if not re.fullmatch(r"\S+", image):
-        raise ValueError(f"--image {image!r} is no image; write it as {IMAGE}:1.0.0")
+        raise ValueError(f"--image {image!r} is not a valid image; write it as {IMAGE}:1.0.0")
     try:
         drain_timeout = Seconds.parse(options["drain_timeout"])
     except ValueError as error:
@@ -106,22 +106,23 @@ def read_request(options: Mapping[str, Any]) -> InjectRequest:
 
 
 def rewrite_manifests(text: str, source_name: str, request: InjectRequest) -> tuple[str, list[str]]:
-    """Return the manifests with the sidecar added or removed, and the names of the objects that stay as they are."""
+    """Return the manifests with the sidecar added or removed, and the names of the unchanged objects."""
     pieces: list[str] = []
     unchanged: list[str] = []
-    concerned = False
+    has_workload = False
     for piece, document in _split_documents(text, source_name):
         changed = _inject_document(document, request)
         for previous, updated in zip(_iterate_objects(document), _iterate_objects(changed), strict=True):
-            concerned = concerned or _is_workload(previous)
+            has_workload = has_workload or _is_workload(previous)
             if previous == updated and (request.uninject or not _is_workload(previous)):
                 unchanged.append(_describe_object(previous))
         pieces.append(
             piece if changed == document else _leading_text(piece, first=not pieces) + _dump_document(changed)
         )
-    if not concerned:
+    if not has_workload:
         kinds = ", ".join(WORKLOAD_API_VERSIONS)
-        raise ValueError(f"{source_name} holds none of {kinds}; give it one, or let Rota run the pods by spec.template")
+        remedy = "add one, or let Rota create the pods by spec.template"
+        raise ValueError(f"{source_name} contains none of {kinds}; {remedy}")
     return "".join(pieces), unchanged
 
 
@@ -131,11 +132,11 @@ def _split_documents(text: str, source_name: str) -> Iterator[tuple[str, Any]]:
         starts = [event.start_mark for event in yaml.parse(text, _Loader) if isinstance(event, yaml.DocumentStartEvent)]
         values = list(yaml.load_all(text, _Loader))
     except RecursionError:
-        raise ValueError(f"{source_name} is nested too deeply to be read; remove levels from it") from None
+        raise ValueError(f"{source_name} is nested too deeply") from None
     except YAML_ERRORS as error:
         mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
         line = f", line {mark.line + 1}" if mark else ""
-        raise ValueError(f"{source_name} is no YAML{line}; give Kubernetes manifests") from None
+        raise ValueError(f"{source_name} is not valid YAML{line}; give Kubernetes manifests") from None
     cuts = [0, *(mark.index for mark in starts[1:] if mark), len(text)]
     for (start, end), value in zip(pairwise(cuts), values, strict=bool(values)):
         yield text[start:end], value
@@ -183,7 +184,7 @@ def _inject_workload(document: dict[Any, Any], request: InjectRequest) -> dict[A
         return _inject_template(document, request)
     spec = document.get("spec")
     if not isinstance(spec, dict) or not isinstance(spec.get("template"), dict):
-        raise InvalidSpecError("spec.template is missing; it says what the pods are")
+        raise InvalidSpecError("spec.template is missing")
     return {**document, "spec": {**spec, "template": _inject_template(spec["template"], request)}}
 
 

@@ -36,12 +36,12 @@ class _Relay(NamedTuple):
     target: Target
 
     async def respond(self, request: web.Request) -> web.StreamResponse:
-        sent = {str(name): request.headers[name] for name in FORWARDED_REQUEST_HEADERS if name in request.headers}
+        headers = {str(name): request.headers[name] for name in FORWARDED_REQUEST_HEADERS if name in request.headers}
         try:
             leader = await find_leader(self.api, self.target.operator_namespace, self.target.lease)
             path = request.rel_url.raw_path_qs
-            async with self.sessions.get(leader.pod, path, sent, is_secure=leader.authenticates_users) as answer:
-                return await forward_response(request, answer, FORWARDED_RESPONSE_HEADERS)
+            async with self.sessions.get(leader.pod, path, headers, is_secure=leader.authenticates_users) as response:
+                return await forward_response(request, response, FORWARDED_RESPONSE_HEADERS)
         except (InvalidResponseError, NoResponseError) as error:
             if request.transport is None or request.transport.is_closing():  # a part of the response was already sent
                 raise ConnectionResetError from None
@@ -65,7 +65,7 @@ async def serve_until_cancelled(target: Target, port: int) -> None:
         try:
             await find_leader(api, target.operator_namespace, target.lease)
         except NoResponseError as error:
-            raise InvalidResponseError(f"{error}; look at the kubeconfig and its cluster") from None
+            raise InvalidResponseError(f"{error}; check the kubeconfig and the cluster") from None
         app = web.Application()
         app.add_routes([web.get("/{path:.*}", _Relay(api, sessions, target).respond, allow_head=False)])
         runner = await listen(app, ADDRESS, port, "; give another --port")

@@ -15,10 +15,11 @@ from rota.spec import PolicySpec
 
 def preview_plan(inputs: GroupInputs) -> dict[str, Any]:
     """Return a plan as plain values; with unmanaged consumers, they own all queues that no member owns."""
-    roster, foreigners = inputs.roster, inputs.unmanaged
-    policy = PolicySpec() if foreigners else inputs.policy
-    if foreigners:
-        owners = planner.share_with_unmanaged(roster, foreigners, {}).tolist()
+    roster = inputs.roster
+    unmanaged = inputs.unmanaged
+    policy = PolicySpec() if unmanaged else inputs.policy
+    if unmanaged:
+        owners = planner.share_with_unmanaged(roster, unmanaged, {}).tolist()
     else:
         owners = planner.compute_owners(policy, roster, planner.Measurements(inputs.rooms)).tolist()
     shares = roster.assignment(owners)
@@ -32,8 +33,8 @@ def preview_plan(inputs: GroupInputs) -> dict[str, Any]:
         "moves": moves,
         "spread": {"least": min(counts), "most": max(counts)},
         "idle": [member for member, share in shares.items() if not share],
-        "foreign": unassigned if foreigners else {},
-        "unowned": {} if foreigners else unassigned,
+        "foreign": unassigned if unmanaged else {},
+        "unowned": {} if unmanaged else unassigned,
         "notes": _notes(inputs, len(moves)),
     }
 
@@ -46,24 +47,26 @@ def _notes(inputs: GroupInputs, move_count: int) -> list[str]:
     if missing_owners:
         names = ", ".join(sorted(set(missing_owners))[:3])
         belong = "queue belongs" if len(missing_owners) == 1 else "queues belong"
-        notes.append(f"gone: {len(missing_owners)} {belong} to members that are not there, such as {names}")
-    unseen = {subscription.topic for subscription in inputs.group.subscriptions} - {run.topic for run in roster.runs}
-    if unseen:
-        notes.append(f"unseen: there is no queue of {', '.join(sorted(unseen))}")
+        notes.append(f"missing: {len(missing_owners)} {belong} to members that do not exist, such as {names}")
+    unknown_topics = {subscription.topic for subscription in inputs.group.subscriptions} - {
+        run.topic for run in roster.runs
+    }
+    if unknown_topics:
+        notes.append(f"unknown: topics without queues: {', '.join(sorted(unknown_topics))}")
     if inputs.client_ids and not inputs.unmanaged:
         names = ", ".join(inputs.client_ids[:3]) + (", …" if len(inputs.client_ids) > 3 else "")  # noqa: PLR2004 - are enough
         notes.append(
-            f"online: {pluralize(len(inputs.client_ids), 'consumer')} in the group now: {names}; see --foreign"
+            f"connected: {pluralize(len(inputs.client_ids), 'consumer')} in the group now: {names}; see --foreign"
         )
     if inputs.group.paused:
         notes.append("paused: the group is paused, so its members release everything")
     if inputs.policy.paused:
-        notes.append("paused: the policy is paused, so no queue is taken from a member that works it")
+        notes.append("paused: the policy is paused, so no queue is revoked from a member that consumes it")
     # Balanced plans within the budget: if it uses all allowed moves, it would probably move more queues.
     if budget and (
         move_count > budget.max_moves or (inputs.policy.strategy, move_count) == ("Balanced", budget.max_moves)
     ):
-        effect = "the rest waits its turn" if budget.max_moves else "no queue is taken from a member that works it"
+        effect = "the others move later" if budget.max_moves else "no queue is revoked from a member that consumes it"
         notes.append(f"budget: at most {budget.max_moves} queues move in any {budget.per:g}s; {effect}")
     return notes
 
@@ -71,13 +74,14 @@ def _notes(inputs: GroupInputs, move_count: int) -> list[str]:
 def print_preview(preview: dict[str, Any], *, diff: bool) -> None:
     """Print a plan as tables."""
     if diff:
-        other_owner = "a foreigner" if preview["foreign"] else "nobody"
+        other_owner = "unmanaged consumer" if preview["foreign"] else "none"
         print_table([{**move, "to": move["to"] or other_owner} for move in preview["moves"]])
     else:
         print_table([{"member": member, **_share_columns(ranged)} for member, ranged in preview["members"].items()])
-    spread, idle = preview["spread"], preview["idle"]
+    spread = preview["spread"]
+    idle = preview["idle"]
     moves = pluralize(len(preview["moves"]), "move")
-    print(f"{preview['strategy']}: {spread['least']} to {spread['most']} queues a member, {moves}")
+    print(f"{preview['strategy']}: {spread['least']} to {spread['most']} queues per member, {moves}")
     if idle:
         print(f"idle: {', '.join(idle)}")
     for whose in ("foreign", "unowned"):

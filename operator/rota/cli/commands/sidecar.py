@@ -20,7 +20,7 @@ from rota.brokers.memory import BROKER, MemoryCluster, MemoryConsumer
 from rota.brokers.port import Brokers
 from rota.brokers.rocketmq.admin import AdminClient
 from rota.brokers.rocketmq.wire.addresses import split_address
-from rota.cli.console import inputs as reading
+from rota.cli.console.inputs import display_name, load_group_and_policy
 from rota.documents import Assignment, Share, encode_assignment
 from rota.model import RETRY_TOPIC_PREFIX, Queue
 from rota.sidecar.consume.broker_session import Connect
@@ -33,7 +33,8 @@ from rota.spec.resolved import encode_settings
 from rota.timestamps import format_time
 
 QUEUE_CHECK_SECONDS = 5.0  # seconds between two checks for new queues
-MEMORY_BROKER, QUEUES_PER_TOPIC = "memory", 4
+MEMORY_BROKER = "memory"
+QUEUES_PER_TOPIC = 4
 FOLDER_MODE = 0o700
 
 
@@ -47,16 +48,14 @@ class MessageSource(NamedTuple):
 
 def run(options: Mapping[str, Any]) -> None:
     """Run a member until Ctrl-C; a second Ctrl-C does not wait for open deliveries."""
-    name, group, policy = reading.load_group_and_policy(options["filename"], options["policy"])
+    name, group, policy = load_group_and_policy(options["filename"], options["policy"])
     group = replace(group, group=group.group or name)
     if not group.group:
-        raise ValueError(
-            f"The ConsumerGroup in {reading.display_name(options['filename'])} has no metadata.name; give it one"
-        )
+        raise ValueError(f"The ConsumerGroup in {display_name(options['filename'])} has no metadata.name; give it one")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="rota-")))
-        who = _pod_identity(folder, options)
-        asyncio.run(_run_member(who, _apply_options(group, options), policy.handover.drain_timeout, options))
+        identity = _pod_identity(folder, options)
+        asyncio.run(_run_member(identity, _apply_options(group, options), policy.handover.drain_timeout, options))
 
 
 def _pod_identity(folder: Path, options: Mapping[str, Any]) -> PodIdentity:
@@ -76,7 +75,8 @@ def _pod_identity(folder: Path, options: Mapping[str, Any]) -> PodIdentity:
 
 def _apply_options(group: GroupSpec, options: Mapping[str, Any]) -> GroupSpec:
     """Return the group with the broker, and perhaps the app's port, replaced by the options."""
-    broker, delivery = options["broker"], group.delivery
+    broker = options["broker"]
+    delivery = group.delivery
     if options["app_port"] and delivery.mode == "Push":
         group = replace(group, delivery=replace(delivery, push=replace(delivery.push, port=options["app_port"])))
     if broker == MEMORY_BROKER:  # it starts empty: every message in it is meant for this member
@@ -92,28 +92,29 @@ def _apply_options(group: GroupSpec, options: Mapping[str, Any]) -> GroupSpec:
 async def _run_member(
     identity: PodIdentity, group: GroupSpec, drain_timeout: float, options: Mapping[str, Any]
 ) -> None:
-    place = await _connect_memory(group) if options["broker"] == MEMORY_BROKER else _connect_rocketmq(identity, group)
+    source = await _connect_memory(group) if options["broker"] == MEMORY_BROKER else _connect_rocketmq(identity, group)
     documents = _LocalConfigWriter(Path(identity.config_folder), identity, group)
     documents.write_group_settings(drain_timeout)
-    background = [documents.assign_queues(place.brokers)]
-    if place.memory_cluster:
-        background.append(_send_lines(place.memory_cluster))
-        click.echo(f"Lines `TOPIC BODY` are sent, to {_topic_names(group)}; Ctrl-C ends.", err=True)
-    ending = asyncio.Event()
-    _stop_on_signal(ending)
+    background = [documents.assign_queues(source.brokers)]
+    if source.memory_cluster:
+        background.append(_send_lines(source.memory_cluster))
+        click.echo(f"Type `TOPIC BODY` to send a message; topics: {_topic_names(group)}. Ctrl-C stops.", err=True)
+    stopping = asyncio.Event()
+    _stop_on_signal(stopping)
     tasks = [asyncio.create_task(coroutine) for coroutine in background]
     try:
         pull_port = options["app_port"] if options["app_port"] and group.delivery.mode == "Pull" else pull.PORT
-        await run_member(identity, place.connect, ending, options["port"], pull_port)
+        await run_member(identity, source.connect, stopping, options["port"], pull_port)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await place.brokers.close()
+        await source.brokers.close()
 
 
 def _stop_on_signal(stopping: asyncio.Event) -> None:
-    loop, signals = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM)
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGINT, signal.SIGTERM)
 
     def end() -> None:
         stopping.set()
@@ -144,7 +145,9 @@ class _LocalConfigWriter:
     """Writes the settings and assignments that an operator would write for the single member."""
 
     def __init__(self, folder: Path, identity: PodIdentity, group: GroupSpec) -> None:
-        self._folder, self._identity, self._group = folder, identity, group
+        self._folder = folder
+        self._identity = identity
+        self._group = group
         self._generation = 0
         self._last_message = ""
 
@@ -176,7 +179,7 @@ class _LocalConfigWriter:
             except BrokerError as error:
                 self._print_if_changed(str(error))
                 return None
-        self._print_if_changed(f"There is no topic {', '.join(missing)} yet" if missing else "")
+        self._print_if_changed(f"Topics that do not exist yet: {', '.join(missing)}" if missing else "")
         return sorted(queues)
 
     def _print_if_changed(self, sentence: str) -> None:
@@ -217,7 +220,7 @@ async def _send_lines(memory_cluster: MemoryCluster) -> None:
             if topic:
                 await memory_cluster.send(topic, body.strip().encode())
         except BrokerError as error:
-            click.echo(f"{error}; write TOPIC BODY", err=True)
+            click.echo(f"{error}; write lines as TOPIC BODY", err=True)
 
 
 def _read_lines(on_line: Callable[[bytes], object]) -> None:

@@ -24,14 +24,14 @@ from rota.model import parse_queue
 from rota.sentences import pluralize
 
 GROUP_RESOURCE = "consumergroup.rota.dev"  # the kind's name in kubectl
-MAX_REBALANCES = 10  # in a table; -o json shows all that the operator remembers
+MAX_REBALANCES = 10  # in a table; -o json shows all that the operator knows
 
 
 def status_request(group: str | None, scope: Scope, *, everywhere: bool, wide: bool = False) -> WatchRequest[Any]:
-    """Return the question for all groups of a namespace or, with `group`, for one group."""
+    """Return the request for all groups of a namespace or, with `group`, for one group."""
     if group is not None:
         if everywhere:
-            raise ValueError(f"--all-namespaces is for all groups, and {group} is one; leave one of them out")
+            raise ValueError(f"--all-namespaces is for all groups, and {group} is one; remove one of them")
         return WatchRequest(
             _group_path(group, scope),
             Detail,
@@ -39,24 +39,26 @@ def status_request(group: str | None, scope: Scope, *, everywhere: bool, wide: b
             object_names=lambda reply: [f"{GROUP_RESOURCE}/{reply.summary.name}"],
         )
     if everywhere and scope.namespace_option is not None:
-        raise ValueError("--all-namespaces is for all of them, and --namespace for one; leave one of them out")
-    within = None if everywhere else scope.namespace
+        raise ValueError("--all-namespaces is for all namespaces, and --namespace for one; remove one of them")
+    namespace = None if everywhere else scope.namespace
 
     def select_namespace(reply: Groups) -> Groups:
         """Return only the groups in the requested namespace."""
-        return msgspec.structs.replace(reply, groups=[row for row in reply.groups if within in {None, row.namespace}])
+        return msgspec.structs.replace(
+            reply, groups=[row for row in reply.groups if namespace in {None, row.namespace}]
+        )
 
     return WatchRequest(
         "/v1/groups",
         Groups,
-        lambda reply: _print_groups(reply, within, wide=wide),
+        lambda reply: _print_groups(reply, namespace, wide=wide),
         select=select_namespace,
         object_names=lambda reply: (f"{GROUP_RESOURCE}/{summary.name}" for summary in reply.groups),
     )
 
 
 def members_request(group: str, scope: Scope, *, wide: bool = False) -> WatchRequest[Detail]:
-    """Return the question for the members of a group."""
+    """Return the request for the members of a group."""
     return WatchRequest(
         _group_path(group, scope),
         Detail,
@@ -66,7 +68,7 @@ def members_request(group: str, scope: Scope, *, wide: bool = False) -> WatchReq
 
 
 def lag_request(group: str, scope: Scope, by: str, top: int | None) -> WatchRequest[Detail]:
-    """Return the question for the lag of each queue of a group."""
+    """Return the request for the lag of each queue of a group."""
 
     def select_queues(detail: Detail) -> Detail:
         """Return the first `top` queues of each kind, in the requested order."""
@@ -78,7 +80,7 @@ def lag_request(group: str, scope: Scope, by: str, top: int | None) -> WatchRequ
 
 
 def explain_request(group: str, queue: str | None, scope: Scope) -> WatchRequest[Reasons]:
-    """Return the question for the reason of a queue's owner or, without a queue, for an example of each member."""
+    """Return the request for the reason of a queue's owner or, without a queue, for an example of each member."""
     params = {} if queue is None else {"queue": str(parse_queue(queue))}
     return WatchRequest(f"{_group_path(group, scope)}/why", Reasons, _print_reasons, params)
 
@@ -95,7 +97,7 @@ def _lag_sort_key(queue: Queue) -> float:
 
 def _print_groups(reply: Groups, namespace: str | None, *, wide: bool) -> None:
     if not reply.groups:
-        where = "the namespaces that the operator looks after" if namespace is None else f"namespace {namespace}"
+        where = "the namespaces that the operator watches" if namespace is None else f"namespace {namespace}"
         print_line(
             f"There is no group in {where}" + ("" if namespace is None else "; -A shows those in all namespaces")
         )
@@ -122,19 +124,19 @@ def _summary_row(group: Summary, name: str, *, wide: bool) -> dict[str, str]:
         if last
         else "none",
     }
-    more = {
+    wide_columns = {
         "generation": format_number(group.generation),
         "retrying": format_number(group.retrying),
         "dead letters": format_number(group.dead),
         "message": group.message,
     }
-    return columns | more if wide else columns
+    return columns | wide_columns if wide else columns
 
 
 def _describe_moves(rebalance: Rebalance, *, is_moving: bool) -> str:
     """Describe the result of a rebalance; its numbers are known only after its end."""
     if rebalance.seconds is None and is_moving:
-        return "under way"
+        return "in progress"
     return f"{pluralize(rebalance.moved, 'queue')} moved" + (f", {rebalance.forced} forced" if rebalance.forced else "")
 
 
@@ -144,18 +146,17 @@ def _print_status(detail: Detail, *, wide: bool) -> None:
     if group.message:
         print_line(group.message)
     if detail.at_broker != group.name:
-        print_line(f"At brokers it is called {detail.at_broker}")
+        print_line(f"Consumer group at the brokers: {detail.at_broker}")
     for settings in detail.settings:
         consumption = "on" if settings.enabled else "OFF"
-        retries, queues = f"{settings.retries} retries", pluralize(settings.retry_queues, "retry queue")
+        retries = f"{settings.retries} retries"
+        queues = pluralize(settings.retry_queues, "retry queue")
         print_line(f"At {settings.broker}: consumption {consumption}, {retries}, {queues}")
     if group.verdicts:
         parts = (f"{pluralize(many, 'queue')} {verdict}" for verdict, many in group.verdicts.items())
-        print_line(f"Verdicts: {', '.join(parts)}")
-    delayed = f", and about {format_number(group.delayed)} that brokers delay" if group.delayed else ""
-    print_line(
-        f"To be tried again: {format_number(group.retrying)}{delayed}; dead letters: {format_number(group.dead)}"
-    )
+        print_line(f"Lag states: {', '.join(parts)}")
+    delayed = f", and about {format_number(group.delayed)} delayed by brokers" if group.delayed else ""
+    print_line(f"Retrying: {format_number(group.retrying)}{delayed}; dead letters: {format_number(group.dead)}")
     print_rows(
         [
             {"condition": condition.type, "status": condition.status, "reason": condition.reason}
@@ -170,23 +171,23 @@ def _print_status(detail: Detail, *, wide: bool) -> None:
 
 
 def _rebalance_row(rebalance: Rebalance, *, is_moving: bool) -> dict[str, str]:
-    over = rebalance.seconds is not None or not is_moving
+    has_ended = rebalance.seconds is not None or not is_moving
     return {
         "rebalance": rebalance.reason,
         "when": format_age(rebalance.at),
         "generation": str(rebalance.generation),
-        "moved": str(rebalance.moved) if over else "under way",
-        "forced": str(rebalance.forced) if over else "",
-        "took": format_duration(rebalance.seconds) if over else "",
-        "longest": format_duration(rebalance.longest) if over else "",
+        "moved": str(rebalance.moved) if has_ended else "in progress",
+        "forced": str(rebalance.forced) if has_ended else "",
+        "took": format_duration(rebalance.seconds) if has_ended else "",
+        "longest": format_duration(rebalance.longest) if has_ended else "",
         "message": rebalance.message,
     }
 
 
 def _print_members(detail: Detail, *, wide: bool) -> None:
     print_rows([_member_row(member, wide=wide) for member in detail.members])
-    foreign = sum(member.origin == "Foreign" for member in detail.members)
-    suffix = f", {foreign} of them not Rota's" if foreign else ""
+    unmanaged = sum(member.origin == "Foreign" for member in detail.members)
+    suffix = f", {unmanaged} of them unmanaged" if unmanaged else ""
     print_line(f"{pluralize(len(detail.members), 'member')}{suffix}; generation {detail.summary.generation}")
     for member in detail.members:
         for trouble in member.troubles:
@@ -225,7 +226,7 @@ def _subscription_columns(member: Member) -> dict[str, str]:
 
 
 def _print_lag(detail: Detail) -> None:
-    for kind, title in (("Subscribed", ""), ("Retry", "To be tried again:")):
+    for kind, title in (("Subscribed", ""), ("Retry", "Retry topic:")):
         topics = [topic for topic in detail.topics if topic.kind == kind]
         queues = [queue for queue in detail.queues if queue.kind == kind]
         if title and (topics or queues):
@@ -239,9 +240,9 @@ def _print_lag(detail: Detail) -> None:
     if not detail.topics:
         print_line("No topic of the group is known yet")
     if detail.looked_at is not None:
-        print_line(f"Brokers were last asked {format_age(detail.looked_at)}")
+        print_line(f"Offsets were last read {format_age(detail.looked_at)}")
     elif detail.operator.leads:
-        print_line("Brokers have not been asked yet how far the group is")
+        print_line("Offsets have not been read yet")
     _print_standby_hint(detail.operator)
 
 
@@ -255,7 +256,7 @@ def _queue_row(queue: Queue) -> dict[str, str]:
         "committed": format_number(queue.committed),
         "lag": format_number(queue.lag, is_estimate=queue.estimate),
         "delay": format_duration(queue.delay),
-        "verdict": or_unknown(queue.verdict),
+        "lag state": or_unknown(queue.verdict),
         "member": _describe_owner(queue),
     }
 
@@ -265,9 +266,9 @@ def _describe_owner(queue: Queue) -> str:
     if queue.state == "Everyone":
         return "everyone"
     if queue.state == "Foreign":
-        return "a foreigner"
-    goes = f", goes to {queue.to}" if queue.to else ", released" if queue.state == "Releasing" else ""
-    return f"{queue.owner or 'nobody'}{goes}{' (forced)' if queue.forced else ''}"
+        return "unmanaged consumer"
+    transition = f", moving to {queue.to}" if queue.to else ", released" if queue.state == "Releasing" else ""
+    return f"{queue.owner or 'none'}{transition}{' (forced)' if queue.forced else ''}"
 
 
 def _print_totals(topics: Iterable[Topic], queues: Sequence[Queue]) -> None:
@@ -289,7 +290,7 @@ def _print_reasons(response: Reasons) -> None:
         print_line(f"No queue has an owner in generation {response.generation}")
     last = response.last_rebalance
     if last is None:
-        print_line("The operator remembers no rebalance")
+        print_line("The operator knows of no rebalance")
         return
     generation = f", generation {last.generation}" if last.generation else ""  # none before the operator's start
     print_line(
@@ -297,16 +298,16 @@ def _print_reasons(response: Reasons) -> None:
         + (f": {last.message}" if last.message else "")
     )
     if last.seconds is None:
-        print_line("It is under way, or nobody saw its end")
+        print_line("It is in progress, or its end was not recorded")
         return
-    least = f"; the longest that one queue took is {format_duration(last.longest)}" if last.longest is not None else ""
+    longest = f"; the slowest queue took {format_duration(last.longest)}" if last.longest is not None else ""
     forced = f", {last.forced} of them forced" if last.forced else ""
-    print_line(f"It moved {pluralize(last.moved, 'queue')}{forced}, and took {format_duration(last.seconds)}{least}")
+    print_line(f"It moved {pluralize(last.moved, 'queue')}{forced}, and took {format_duration(last.seconds)}{longest}")
 
 
 def _print_standby_hint(operator: Operator) -> None:
     """Print a hint if the response comes from an operator that does not lead."""
     if not operator.leads:
         print_line(
-            f"Operator {operator.identity} stands by and asks no broker: ask the one that leads for lag and members"
+            f"Operator {operator.identity} is not the leader and reads no offsets: query the leader for lag and members"
         )

@@ -1,4 +1,4 @@
-"""Input and output of commands: manifests, tables, figures, errors.
+"""Input and output of commands: manifests, tables, numbers, errors.
 
 Knows neither a cluster nor a command.
 """

@@ -48,13 +48,13 @@ def report_user_errors(command: Callable[..., None]) -> Callable[..., None]:
             _discard_output()
             _exit_with_error(f"The output cannot be written: {error.strerror or error}")
         except RecursionError:
-            _exit_with_error("What was given is nested too deep")
+            _exit_with_error("The input is nested too deeply")
         except ValueError as error:
             _exit_with_error(str(error))
         except ModuleNotFoundError as error:
             extra = "sidecar" if error.name in {"aiohttp", "lz4", "zstandard"} else "operator"
             install_hint = f"pip install 'rota-operator[{extra}]'"
-            _exit_with_error(f"{error.name} is not installed, which this command needs: {install_hint}")
+            _exit_with_error(f"This command needs {error.name}, which is not installed: {install_hint}")
 
     return run
 

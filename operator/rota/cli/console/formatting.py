@@ -1,4 +1,4 @@
-"""Formats figures, times and untrusted texts for people."""
+"""Formats numbers, times and untrusted texts."""
 
 # ruff: noqa: T201 - this module prints
 
@@ -8,10 +8,12 @@ from datetime import UTC, datetime
 
 from rota.cli.console.output import COLUMN_GAP_CHARACTERS, print_table, sanitize_line
 
-MAX_NUMBER = 2**63  # numbers outside 0..MOST are invalid
+MAX_NUMBER = 2**63  # this and larger numbers are invalid
 MAX_DURATION_SECONDS = 1e10  # seconds: longer durations are invalid
 
-_MINUTE_SECONDS, _HOUR_SECONDS, _DAY_SECONDS = 60, 3600, 86400
+_MINUTE_SECONDS = 60
+_HOUR_SECONDS = 3600
+_DAY_SECONDS = 86400
 
 
 def print_line(text: str) -> None:
@@ -59,7 +61,7 @@ def format_duration(seconds: float | None) -> str:
     """Return a duration in its two largest units: 0.4s, 3s, 2m10s, 1h5m, 2d4h."""
     if seconds is None or not seconds <= MAX_DURATION_SECONDS:  # also rejects NaN
         return "unknown"
-    whole = round(max(seconds, 0))
+    rounded = round(max(seconds, 0))
     if 0 < seconds < 1:
         return f"{seconds:.1f}s"
     for unit, below, names in (
@@ -67,14 +69,14 @@ def format_duration(seconds: float | None) -> str:
         (_HOUR_SECONDS, _MINUTE_SECONDS, "hm"),
         (_MINUTE_SECONDS, 1, "ms"),
     ):
-        if whole >= unit:
-            large, remainder = divmod(whole, unit)
+        if rounded >= unit:
+            large, remainder = divmod(rounded, unit)
             return f"{large}{names[0]}" + (f"{remainder // below}{names[1]}" if remainder // below else "")
-    return f"{whole}s"
+    return f"{rounded}s"
 
 
 def format_age(at: str, now: datetime | None = None) -> str:
-    """Return how long ago a time is; a text that is no time is returned as it is."""
+    """Return how long ago a time is; a text that is not a time is returned unchanged."""
     try:
         then = datetime.fromisoformat(at)
     except ValueError:

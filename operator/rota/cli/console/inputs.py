@@ -34,19 +34,19 @@ class GroupInputs(NamedTuple):
 
 
 def read_group_inputs(options: Mapping[str, Any]) -> GroupInputs:
-    """Read the options that `rota.cli.options.on_files` adds."""
+    """Read the options that `rota.cli.options.group_file_options` adds."""
     name, group, policy = load_group_and_policy(options["filename"], options["policy"])
     if group.message_model == "Broadcasting":
-        raise ValueError("The group is Broadcasting: every member reads every queue, so nobody owns one")
+        raise ValueError("The group is Broadcasting: every member reads every queue, so no queue has an owner")
     topics = [subscription.topic for subscription in group.subscriptions]
     members = _parse_members(options["members"])
     present = _read_current_owners(options["current"], members)
     queues, online = _read_queues_and_clients(options["queues"], options["name_server"], group.group or name, topics)
     roster = Roster.of(queues, members, present)
-    foreigners = [name.strip() for name in options["foreign"].split(",") if name.strip()]
-    if duplicates := [name for name, times in Counter(foreigners).items() if times > 1]:
+    unmanaged = [name.strip() for name in options["foreign"].split(",") if name.strip()]
+    if duplicates := [name for name, times in Counter(unmanaged).items() if times > 1]:
         raise ValueError(f"--foreign lists {duplicates[0]} twice; list each consumer once")
-    return GroupInputs(group, policy, roster, foreigners, _parse_rooms(options["rooms"], roster), present, online)
+    return GroupInputs(group, policy, roster, unmanaged, _parse_rooms(options["rooms"], roster), present, online)
 
 
 def _read_queues_and_clients(
@@ -54,7 +54,7 @@ def _read_queues_and_clients(
 ) -> tuple[Iterable[tuple[str, str, int]], list[str]]:
     """Return the queues from --queues or the brokers and, from the brokers, the client ids of consumers."""
     if bool(queues) == bool(name_server):
-        raise ValueError("Give either --queues, such as orders=broker-a:8, or --name-server, which knows them")
+        raise ValueError("Give either --queues, such as orders=broker-a:8, or --name-server")
     if name_server is None:
         return _parse_queues(queues, topics), []
     from rota.cli.console import broker_snapshot  # noqa: PLC0415 - --queues needs no broker client
@@ -76,7 +76,8 @@ class YamlDocument(NamedTuple):
 
     def position_of(self, field: str = "") -> str:
         """Return the place of a field such as spec.options.byConfig, or of its nearest existing parent."""
-        node, line = self.node, self.node.start_mark.line
+        node = self.node
+        line = self.node.start_mark.line
         for name in re.findall(r"\w+", field):
             parts = node.value if isinstance(node, yaml.MappingNode) else []
             if isinstance(node, yaml.SequenceNode) and name.isdigit() and int(name) < len(node.value):
@@ -93,7 +94,8 @@ class YamlDocument(NamedTuple):
         try:
             return parser(self.body)
         except InvalidSpecError as mistake:
-            message, name = str(mistake), manifest_name(self.body)
+            message = str(mistake)
+            name = manifest_name(self.body)
         unknown = re.search(r"unknown field (\w+)$", message)
         field = re.match(r"[\w.\[\]]*", message)
         path = (field[0] if field else "") + (f".{unknown[1]}" if unknown else "")
@@ -101,7 +103,7 @@ class YamlDocument(NamedTuple):
 
 
 def load_documents(filename: str, expected_content: str) -> list[YamlDocument]:
-    """Return the mappings among the documents of a file; `content` says in errors what the file should contain."""
+    """Return the mappings among the documents of a file; errors name `expected_content`."""
     mappings: list[YamlDocument] = []
     text = read_text(filename)
     try:
@@ -112,45 +114,49 @@ def load_documents(filename: str, expected_content: str) -> list[YamlDocument]:
             if node and isinstance(body, dict):
                 mappings.append(YamlDocument(filename, body, node))
     except RecursionError:  # kubectl prints such objects: Kubernetes stores thousands of levels
-        raise ValueError(f"{display_name(filename)} is nested too deeply to be read; remove levels from it") from None
+        raise ValueError(f"{display_name(filename)} is nested too deeply") from None
     except YAML_ERRORS as error:  # its constructors let any Python error of an invalid date or tag through
         mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
         line = f", line {mark.line + 1}" if mark else ""
-        raise ValueError(f"{display_name(filename)} is no YAML{line}; give a file with {expected_content}") from None
+        raise ValueError(
+            f"{display_name(filename)} is not valid YAML{line}; give a file with {expected_content}"
+        ) from None
     return mappings
 
 
 def read_text(filename: str) -> str:
     """Return the text of a file or of standard input; raise ValueError if it cannot be read."""
     if not filename:
-        raise ValueError("The name of a file is empty; give one, or - for standard input")
+        raise ValueError("The file name is empty; give a file, or - for standard input")
     if filename == "-" and sys.stdin is None:  # Python sets None if it was closed at the start
         raise ValueError("Standard input cannot be read: it is closed")
     try:
         return sys.stdin.read() if filename == "-" else Path(filename).read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise ValueError(f"{display_name(filename)} is no text in UTF-8; give YAML or JSON") from None
+        raise ValueError(f"{display_name(filename)} is not UTF-8 text; give YAML or JSON") from None
     except OSError as error:
         raise ValueError(f"{display_name(filename)} cannot be read: {error.strerror}") from None
 
 
 def load_group_and_policy(filename: str, policy_name: str | None) -> tuple[str, GroupSpec, PolicySpec]:
     """Return the group's name, the group, and the chosen or referenced policy; without one, the default policy."""
-    read, where = load_documents(filename, "a ConsumerGroup"), display_name(filename)
-    groups = [document for document in read if document.body.get("kind") == "ConsumerGroup"]
+    documents = load_documents(filename, "a ConsumerGroup")
+    where = display_name(filename)
+    groups = [document for document in documents if document.body.get("kind") == "ConsumerGroup"]
     if len(groups) != 1:
-        raise ValueError(f"{where} holds {len(groups)} ConsumerGroups; give it exactly one")
-    group, name = groups[0].parse(parse_group), str(manifest_name(groups[0].body) or "")
+        raise ValueError(f"{where} contains {len(groups)} ConsumerGroups; exactly one is needed")
+    group = groups[0].parse(parse_group)
+    name = str(manifest_name(groups[0].body) or "")
     named = policy_name if policy_name is not None else (group.policy_ref and group.policy_ref.name)
     if named is None:
         return name, group, PolicySpec()
     policies = [
-        each for each in read if each.body.get("kind") == "RebalancePolicy" and manifest_name(each.body) == named
+        each for each in documents if each.body.get("kind") == "RebalancePolicy" and manifest_name(each.body) == named
     ]
     if len(policies) != 1:
         origin = "--policy" if policy_name is not None else "spec.policyRef"
         raise ValueError(
-            f"{where} holds {len(policies)} RebalancePolicies named {named}, which {origin} asks for; give it one"
+            f"{where} contains {len(policies)} RebalancePolicies named {named} (from {origin}); exactly one is needed"
         )
     return name, group, policies[0].parse(parse_policy)
 
@@ -174,7 +180,7 @@ def _parse_queues(options: tuple[str, ...], topics: list[str]) -> Iterator[tuple
                 raise ValueError(f"--queues {topic_text!r} cannot be read: write it as {topic}=broker-a:8,broker-b:8")
             if len(match[2]) > len(str(MAX_QUEUES_PER_DOCUMENT)) or int(match[2]) > MAX_QUEUES_PER_DOCUMENT:
                 problem = f"--queues gives {topic} {single_line(match[2], 30)} queues on {single_line(match[1], 100)}"
-                raise ValueError(f"{problem}; a group can have {MAX_QUEUES_PER_DOCUMENT} at most")
+                raise ValueError(f"{problem}; a group can have at most {MAX_QUEUES_PER_DOCUMENT}")
             yield from ((topic, match[1], number) for number in range(int(match[2])))
 
 
@@ -183,7 +189,7 @@ def _parse_members(text: str) -> list[str]:
     if not re.fullmatch(r"[-+]?[0-9]*[.]?[0-9]+", text):
         return [name.strip() for name in text.split(",")]
     if not re.fullmatch(r"0*[1-9][0-9]*", text):
-        raise ValueError(f"--members {text} cannot be meant: give a whole number from 1 up, or names: a,b")
+        raise ValueError(f"--members {text} is invalid: give a whole number of at least 1, or names: a,b")
     number = text.lstrip("0")
     if len(number) > len(str(MAX_MEMBERS)):
         raise ValueError(f"--members {text} is more than {MAX_MEMBERS}")
@@ -199,7 +205,7 @@ def _parse_rooms(text: str, roster: Roster) -> dict[str, str]:
     if len(rooms) < len(pairs):
         raise ValueError(f"--rooms {text!r} names a member twice; give each member one room")
     for name in sorted(rooms.keys() - set(roster.members)):
-        raise ValueError(f"--rooms names {name}, which is none of the {len(roster.members)} members; remove it")
+        raise ValueError(f"--rooms names {name}, which is not one of the {len(roster.members)} members; remove it")
     return rooms
 
 
@@ -245,12 +251,12 @@ def _read_current_owners(path: Path | None, members: Collection[str]) -> dict[Qu
             shares.setdefault(owner, []).append(queue)
     except (msgspec.MsgspecError, RecursionError):
         raise ValueError(
-            f"{path} is no assignment: give what `rota plan -o json` printed, or an assignment.json"
+            f"{path} is not an assignment: give the output of `rota plan -o json`, or an assignment.json"
         ) from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     for name, share in shares.items():
         for queue in share:
             if owners.setdefault(queue, name) != name:
-                raise ValueError(f"{path} gives queue {queue} to {owners[queue]} and to {name}; leave it to one")
+                raise ValueError(f"{path} gives queue {queue} to {owners[queue]} and to {name}; a queue has one owner")
     return owners

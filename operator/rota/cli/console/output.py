@@ -1,4 +1,4 @@
-"""Output of commands: JSON and YAML for programs, tables for people."""
+"""Output of commands as JSON, YAML or tables."""
 
 # ruff: noqa: PLC0415, T201 - rich is for tables only; this module prints
 
@@ -19,7 +19,7 @@ _MAYBE_UNPRINTABLE = re.compile(r"[^ -~\n]")
 
 
 def print_value(value: Any, output_format: str, print_text: Callable[[], None]) -> None:
-    """Print a value in the output format; `people` prints it as text."""
+    """Print a value in the output format; `print_text` prints it as a table."""
     if output_format == "json":
         print(_MAYBE_UNPRINTABLE.sub(_json_escape, json.dumps(value, indent=2, ensure_ascii=False)))
     elif output_format == "yaml":

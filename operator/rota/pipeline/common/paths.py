@@ -21,7 +21,9 @@ RECORD_KINDS = (  # kinds of journal records; a lake has a folder for each kind
 )
 TABLE_FOLDERS = (*RECORD_KINDS, "quarantine")
 
-ANY_DATE_GLOB, DAY_GLOB, HOUR_FILE_GLOB = "date=*", "date=????-??-??", "??-*.jsonl"
+ANY_DATE_GLOB = "date=*"
+DAY_GLOB = "date=????-??-??"
+HOUR_FILE_GLOB = "??-*.jsonl"
 HOUR_FILE_PATTERN = re.compile(r"date=(\d{4}-\d\d-\d\d)/(([01]\d|2[0-3])-.+\.jsonl)", re.ASCII)
 EXAMPLE_FILE = "date=2026-11-21/08-NAME.jsonl"
 HOUR_CHARACTERS = len("2026-11-21T08")
@@ -50,12 +52,12 @@ def day_folders_since(folder: Path, since: date) -> list[str]:
 
 
 def is_lake(folder: Path) -> bool:
-    """Return whether a folder holds tables of a lake."""
+    """Return whether a folder contains tables of a lake."""
     return any((folder / table).is_dir() for table in TABLE_FOLDERS)
 
 
 def is_journal(folder: Path) -> bool:
-    """Return whether a folder holds hourly files of a journal."""
+    """Return whether a folder contains hourly files of a journal."""
     return any(folder.glob(f"{DAY_GLOB}/{HOUR_FILE_GLOB}"))
 
 
@@ -63,19 +65,19 @@ def check_source(source: str) -> None:
     """Raise ValueError if the folder is neither a journal nor a lake."""
     folder = Path(source)
     if not folder.is_dir():
-        raise ValueError(f"{source} is no folder; give a journal's, or a lake that `rota pipeline ingest` wrote")
+        raise ValueError(f"{source} is not a folder; give a journal's, or a lake that `rota pipeline ingest` wrote")
     if not is_lake(folder) and not is_journal(folder):
-        raise ValueError(f"{source} holds no journal ({EXAMPLE_FILE}) and no lake that `rota pipeline ingest` wrote")
+        raise ValueError(f"{source} contains no journal ({EXAMPLE_FILE}) and no lake that `rota pipeline ingest` wrote")
 
 
 def check_ingest(journal: Path, lake: Path, table_format: str) -> None:
     """Raise ValueError if the journal has no files, or the lake cannot be continued in this format."""
     if not is_journal(journal):
-        raise ValueError(f"{journal} holds no journal: no file such as {EXAMPLE_FILE}")
+        raise ValueError(f"{journal} contains no journal: no file such as {EXAMPLE_FILE}")
     tables = [table for table in TABLE_FOLDERS if (lake / table).is_dir()]
     if tables and not (lake / "_checkpoint" / "metadata").is_file():
-        raise ValueError(f"{lake} has tables, but no _checkpoint, which knows what is in them; make the lake anew")
+        raise ValueError(f"{lake} has tables, but no _checkpoint, so the ingested lines are unknown; recreate the lake")
     if (lake / "_checkpoint").is_dir() and not (lake / "_inbox").is_dir():
-        raise ValueError(f"{lake} has no _inbox any more, which knows what was taken; make the lake anew")
+        raise ValueError(f"{lake} has no _inbox any more, so the ingested files are unknown; recreate the lake")
     if any((lake / table / "_delta_log").is_dir() != (table_format == "delta") for table in tables):
-        raise ValueError(f"{lake} is a lake of the other format; go on with that, or choose another folder")
+        raise ValueError(f"{lake} is a lake of the other format; use --format of that lake, or choose another folder")

@@ -156,7 +156,7 @@ ROLLUP = _struct(
     complete=BooleanType(),
 )
 
-RECORDED_POLICY = "recorded"  # name of the policy in force, beside the candidate policies
+RECORDED_POLICY = "recorded"  # name of the policy in force, next to the candidate policies
 
 # Result of replaying a group under a policy.
 RESULTS = _struct(

@@ -17,8 +17,8 @@ _MIN_PARTITION_BYTES = 16 * 2**20  # minimal bytes of source files per partition
 SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.driver.memory": os.environ.get("ROTA_SPARK_MEMORY", "2g"),
-    # Many, so that one partition fits in memory even with twenty million records; `fit` reduces the number for small
-    # sources. For larger sources and clusters: spark-submit --conf spark.sql.shuffle.partitions=2000
+    # Many, so that one partition fits in memory even with twenty million records; `fit_partitions` reduces the number
+    # for small sources. For larger sources and clusters: spark-submit --conf spark.sql.shuffle.partitions=2000
     _SHUFFLE_PARTITIONS: str(32 * _CORE_COUNT),
     "spark.shuffle.sort.bypassMergeThreshold": "16",  # otherwise each task writes a file per partition
     # Only explicit broadcasts. Spark would decide by a table's size on disk, and run out of memory.

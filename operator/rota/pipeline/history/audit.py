@@ -8,9 +8,8 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from rota.pipeline.common.schemas import INTERVALS, VIOLATIONS
-from rota.pipeline.history.ordering import assignment_periods
+from rota.pipeline.history.ordering import UNOWNED, assignment_periods
 from rota.pipeline.history.ownership import (
-    NOBODY,
     QUEUE_COLUMNS,
     QUEUE_PARTITION,
     RECORD_ORDER,
@@ -35,8 +34,8 @@ def violations(facts: Facts, account: OwnershipAccount | None = None) -> DataFra
     candidates = F.filter(
         F.array(_find_two_owners(), _find_unproved(), _find_unknown()), lambda violation: violation.isNotNull()
     )
-    of_holdings = account.holdings.select(*QUEUE_COLUMNS, F.explode(candidates).alias("it")).select(
-        *QUEUE_COLUMNS, "it.*"
+    of_holdings = account.holdings.select(*QUEUE_COLUMNS, F.explode(candidates).alias("violation")).select(
+        *QUEUE_COLUMNS, "violation.*"
     )
     return of_holdings.unionByName(_find_unowned(unowned_by_assignment(account))).select(
         *(F.col(field.name).cast(field.dataType) for field in VIOLATIONS)
@@ -97,11 +96,11 @@ def _violation(kind: str, *, since: Column, until: Column, members: Column, why:
 
 def _find_two_owners() -> Column:
     """Find grants of queues that another member owned by all earlier records, and `owners` records with two owners."""
-    granted = F.col("odds") & (F.col("act") == "Grant") & F.col("before.member").isNotNull()
-    both = F.col("odds") & F.col("whole") & (F.col("before.epoch") == F.col("epoch"))
-    named = F.coalesce("said", F.lit("nobody"))
-    contradiction = F.concat(F.lit("Granted as "), named, F.lit("'s; it was "), F.col("before.member"), F.lit("'s"))
-    why = F.when(F.col("whole"), F.lit("One record names two holders")).otherwise(contradiction)
+    granted = F.col("contradicts") & (F.col("act") == "Grant") & F.col("before.member").isNotNull()
+    both = F.col("contradicts") & F.col("is_owners") & (F.col("before.epoch") == F.col("epoch"))
+    source = F.coalesce(F.concat(F.lit("from "), "named_owner"), F.lit("as unowned"))
+    contradiction = F.concat(F.lit("Granted "), source, F.lit(", but "), F.col("before.member"), F.lit(" owned it"))
+    why = F.when(F.col("is_owners"), F.lit("One record names two holders")).otherwise(contradiction)
     members = F.array("before.member", "member")
     violation = _violation("TwoOwners", since=F.col("at"), until=F.col("until"), members=members, why=why)
     return F.when(granted | both, violation)
@@ -112,20 +111,23 @@ def _find_unproved() -> Column:
     cooperative = F.array_contains("modes", "Cooperative") & ~F.array_contains("modes", "Immediate")
     bare = (F.col("act") == "Grant") & (F.col("proof") == "None")
     why = F.concat(F.lit("Granted from "), F.col("state"), F.lit(" without proof"))
-    members = F.array("said", "member")
+    members = F.array("named_owner", "member")
     violation = _violation("Unproved", since=F.col("at"), until=F.lit(None), members=members, why=why)
     return F.when(bare & ((F.col("state") == "Free") | cooperative), violation)
 
 
 def _find_unknown() -> Column:
     """Find periods without a known owner: after a break, and before a record that contradicts earlier records."""
-    torn = F.col("last") & F.col("ends_torn") & F.col("uid").isNotNull()
-    since = F.when(torn, F.col("epoch_ends")).otherwise(F.col("cut"))
-    until = F.when(torn, F.least("next.at", "next_whole")).otherwise(F.col("ends"))
-    why = F.when(torn, "Records are missing").otherwise("What was told next is at odds with it, and no record says why")
-    members = F.array("member", F.when(~torn & F.col("next.odds"), F.col("next.member")))
+    at_break = F.col("last") & F.col("ends_with_break") & F.col("uid").isNotNull()
+    since = F.when(at_break, F.col("epoch_ends")).otherwise(F.col("certain_until"))
+    until = F.when(at_break, F.least("next.at", "next_owners")).otherwise(F.col("ends"))
+    why = F.when(at_break, "Records are missing").otherwise(
+        "The next record contradicts it, and no record explains the change"
+    )
+    members = F.array("member", F.when(~at_break & F.col("next.contradicts"), F.col("next.member")))
     return F.when(
-        torn | F.col("cut").isNotNull(), _violation("Unknown", since=since, until=until, members=members, why=why)
+        at_break | F.col("certain_until").isNotNull(),
+        _violation("Unknown", since=since, until=until, members=members, why=why),
     )
 
 
@@ -134,17 +136,21 @@ def unowned_periods(holdings: DataFrame) -> DataFrame:
 
     The queue may be deleted: a period counts only if an `owners` record lists it as unowned, or it is granted later.
     """
-    granted_later = F.col("next.act").isNotNull() & (F.col("next.state") == "Free") & ~F.col("next.odds")
+    granted_later = F.col("next.act").isNotNull() & (F.col("next.state") == "Free") & ~F.col("next.contradicts")
     order = Window.partitionBy(*QUEUE_PARTITION).orderBy(*RECORD_ORDER)
-    new = ~(F.lag("phase").over(order).eqNullSafe(NOBODY) & F.lag("until").over(order).eqNullSafe(F.col("at")))
+    new = ~(F.lag("phase").over(order).eqNullSafe(UNOWNED) & F.lag("until").over(order).eqNullSafe(F.col("at")))
     last = F.struct("life", "generation", "step", "at", "until")
     return (
         holdings.withColumn("new", new.cast("int"))
         .withColumn("number", F.sum("new").over(order.rowsBetween(Window.unboundedPreceding, Window.currentRow)))
-        .filter(F.col("phase") == NOBODY)
+        .filter(F.col("phase") == UNOWNED)
         .groupBy(*QUEUE_PARTITION, "number")
-        .agg(F.min("at").alias("since"), F.max(last).alias("last"), F.max(F.col("whole") | granted_later).alias("sure"))
-        .filter("sure")
+        .agg(
+            F.min("at").alias("since"),
+            F.max(last).alias("last"),
+            F.max(F.col("is_owners") | granted_later).alias("is_certain"),
+        )
+        .filter("is_certain")
         .select(*QUEUE_COLUMNS, "since", F.col("last.until").alias("until"))
     )
 
@@ -173,6 +179,7 @@ def _find_unowned(unowned: DataFrame) -> DataFrame:
     spans = unowned.filter(F.col("members") > 0).groupBy(*QUEUE_COLUMNS, "from", "to")
     neglected = spans.agg(F.min("since").alias("since"), F.max("until").alias("until"))
     until = F.when(F.col("to").isNull() | (F.col("until") < F.col("to")), F.col("until")).otherwise(F.col("to"))
-    no_members, why = F.array().cast("array<string>"), F.lit("Nobody had it, and members were there")
+    no_members = F.array().cast("array<string>")
+    why = F.lit("No owner, although members were present")
     violation = _violation("Unowned", since=F.col("since"), until=until, members=no_members, why=why)
-    return neglected.select(*QUEUE_COLUMNS, violation.alias("it")).select(*QUEUE_COLUMNS, "it.*")
+    return neglected.select(*QUEUE_COLUMNS, violation.alias("violation")).select(*QUEUE_COLUMNS, "violation.*")

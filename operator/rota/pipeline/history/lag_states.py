@@ -28,7 +28,8 @@ from rota.pipeline.ingest.facts import Facts
 SAMPLE_WINDOW = lag_columns.SampleWindow(max_samples=3, max_age_seconds=300.0, always_within_seconds=155.0)
 MAX_SAMPLE_SECONDS = 120.0  # seconds: the longest time before it that a sample stands for
 _STRETCH_SECONDS = 3 * 3600  # seconds; a group of 10,000 queues has two million samples in it, which must fit in memory
-_HOUR_SECONDS, _FULL_CONTEXT_SECONDS = 3600, 300  # seconds before a stretch: with some samples, with all samples
+_HOUR_SECONDS = 3600  # context before a stretch
+_FULL_CONTEXT_SECONDS = 300  # the last part of the context, with all samples
 _THINNED_CONTEXT_MINUTES = 4  # minutes per sample in the thinned context
 
 # One sample of a group; lag and delay cover subscribed topics, `back` and `retries` all topics.
@@ -48,7 +49,7 @@ SAMPLES_SCHEMA = StructType(
 
 
 def offset_samples(facts: Facts, account: OwnershipAccount | None = None) -> DataFrame:
-    """Return a row for each sample of a group (LOOKS)."""
+    """Return a row for each sample of a group (SAMPLES_SCHEMA)."""
     second = F.unix_seconds("at")
     start = _stretch_start(second)
     remaining = start + _STRETCH_SECONDS - second
@@ -186,11 +187,11 @@ def _flatten_records(
     lists = {name: columns.field(name) for name in ("ids", "first", "last", "committed")}
     of_topic = np.repeat(np.arange(table.num_rows), np.diff(np.asarray(topics.offsets)))
     brokers_of = np.diff(np.asarray(inner.offsets))
-    looks_of = np.diff(np.asarray(lists["ids"].offsets))
+    samples_per_broker = np.diff(np.asarray(lists["ids"].offsets))
     topic, names = _encode_names(topics.keys)
     broker, places = _encode_names(inner.keys)
     per_broker = np.repeat(np.arange(len(of_topic)), brokers_of)
-    per_look = np.repeat(np.arange(len(per_broker)), looks_of)
+    per_sample = np.repeat(np.arange(len(per_broker)), samples_per_broker)
     number = np.concatenate([[0], np.cumsum(_ends_stretch(table))]).astype(np.int64)
     committed = pc.fill_null(lists["committed"].values, lag_columns.NOT_COMMITTED)
     values = {name: np.asarray(lists[name].values) for name in ("ids", "first", "last")}
@@ -198,9 +199,9 @@ def _flatten_records(
         _to_seconds(table.column("at")),
         np.asarray(table.column("stretch"), np.float64),
         number,
-        of_topic[per_broker][per_look],
-        topic[per_broker][per_look],
-        broker[per_look],
+        of_topic[per_broker][per_sample],
+        topic[per_broker][per_sample],
+        broker[per_sample],
         values["ids"].astype(np.int64),
         names,
         places,
@@ -227,7 +228,8 @@ def _to_seconds(column: Any) -> NDArray[np.float64]:
 def _apply_notes(table: pa.Table, records: _Records) -> tuple[NDArray[np.int8], NDArray[np.bool_], NDArray[np.bool_]]:
     """Return by sample the start position and whether its queue had an owner; by stretch whether it is Broadcasting."""
     count = int(records.stretch[-1]) + 1
-    starts, broadcasting = np.full(count, lag_columns.START_UNKNOWN, np.int8), np.zeros(count, np.bool_)
+    starts = np.full(count, lag_columns.START_UNKNOWN, np.int8)
+    broadcasting = np.zeros(count, np.bool_)
     worked = np.ones(len(records.record_of_sample), np.bool_)
     bounds = np.searchsorted(records.stretch[records.record_of_sample], np.arange(count + 1))
     for row in np.flatnonzero(np.isnan(records.at)).tolist():
@@ -279,7 +281,7 @@ def _aggregate(
     lags: lag_columns.Offsets,
     results: tuple[NDArray[np.float64], NDArray[np.int8]],
 ) -> Iterator[pa.RecordBatch]:
-    """Aggregate the samples of all queues to one row per record (LOOKS)."""
+    """Aggregate the samples of all queues to one row per record (SAMPLES_SCHEMA)."""
     count, (delays, verdicts) = table.num_rows, results
     retries = np.array([name.startswith(RETRY_TOPIC_PREFIX) for name in records.topics] or [False])[records.topic]
     own = ~retries

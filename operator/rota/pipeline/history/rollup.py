@@ -74,8 +74,8 @@ def _percentiles(values: Column | str, name: str) -> list[Column]:
 
 
 def _rebalance_metrics(rebalances: DataFrame) -> DataFrame:
-    once = rebalances.groupBy("group", "began").agg(F.min(F.struct("at", "reason", "seconds")).alias("it"))
-    ended = once.select("group", _hour("it.at"), "it.reason", "it.seconds")
+    once = rebalances.groupBy("group", "began").agg(F.min(F.struct("at", "reason", "seconds")).alias("first"))
+    ended = once.select("group", _hour("first.at"), "first.reason", "first.seconds")
     counts = ended.groupBy(*_GROUP_HOUR, "reason").agg(F.count("*").alias("times"))
     pairs = F.map_from_entries(F.collect_list(F.struct("reason", "times")))
     by_reason = counts.groupBy(*_GROUP_HOUR).agg(pairs.alias("rebalances"))
@@ -140,11 +140,11 @@ def contested_periods(facts: Facts, account: OwnershipAccount) -> DataFrame:
 def _balance_metrics(account: OwnershipAccount) -> DataFrame:
     """Return the time-weighted imbalance of queues among sharing members, and the hours of members without a queue."""
     order = Window.partitionBy("group").orderBy("life", "generation", "step", "at")
-    known_until = F.when(F.col("ends_torn"), F.col("epoch_ends"))
+    known_until = F.when(F.col("ends_with_break"), F.col("epoch_ends"))
     spans = (
         account.records.filter(F.col("sharing").isNotNull())
         .withColumn("next", F.lead("at").over(order))
-        .filter(F.col("sure") & ~F.col("model").eqNullSafe("Broadcasting"))
+        .filter(F.col("has_known_owners") & ~F.col("model").eqNullSafe("Broadcasting"))
         .join(last_record_times(account.hours), "group", how="inner")
         .withColumn("until", F.least(F.coalesce("next", "horizon"), known_until))
     )
@@ -196,9 +196,9 @@ def _takeover_counts(taken_over: DataFrame) -> DataFrame:
 
 def _incomplete_hours(facts: Facts, account: OwnershipAccount) -> DataFrame:
     """Return the hours with missing records: breaks of a group, and gaps, which affect every group."""
-    torn = account.records.filter("torn").join(last_record_times(account.hours), "group", how="inner")
-    spans = torn.select(
-        "group", F.col("starts").alias("since"), F.coalesce("next_whole", F.greatest("horizon", "at")).alias("until")
+    breaks = account.records.filter("is_break").join(last_record_times(account.hours), "group", how="inner")
+    spans = breaks.select(
+        "group", F.col("starts").alias("since"), F.coalesce("next_owners", F.greatest("horizon", "at")).alias("until")
     )
     of_groups = _hours_touched(spans).select(*_GROUP_HOUR)
     of_all = _hours_touched(facts.gap.select("since", F.col("at").alias("until"))).select("hour").distinct()

@@ -30,7 +30,7 @@ from rota.pipeline.ingest.lines import JSON_OPTIONS, judge_lines
 
 @dataclass(frozen=True)
 class Facts:
-    """Tables of the journal's records by kind (schemas.JOURNAL), and of rejected lines (schemas.QUARANTINE)."""
+    """Tables of the journal's records by kind (schemas.JOURNAL_SCHEMAS), and of rejected lines (schemas.QUARANTINE)."""
 
     membership: DataFrame
     plan: DataFrame
@@ -67,24 +67,26 @@ def read_facts(spark: SparkSession, source: str, since: date | None = None) -> F
 def load_source(spark: SparkSession, source: str, days: int | None = None) -> Facts:
     """Return the facts of a source or its last days; without any raise ValueError: empty tables would look healthy."""
     since = first_day(source, days) if days else None
-    result, folder = read_facts(spark, source, since), Path(source)
+    facts = read_facts(spark, source, since)
+    folder = Path(source)
     if any((folder / kind).is_dir() for kind in JOURNAL_SCHEMAS):
-        return result
+        return facts
     if paths.is_lake(folder):
-        refusals = result.quarantine
+        rejected = facts.quarantine
     else:
         lines = _read_lines(spark, folder, since).transform(judge_lines)
         if lines.where(F.col("kind").isNotNull()).limit(1).count():  # mostly reads only up to the first record
-            return result
-        refusals = lines.transform(rejected_lines)
-    first = refusals.select("reason").first()
-    example = f"; of one line it is said: {first.reason}" if first else ""
+            return facts
+        rejected = lines.transform(rejected_lines)
+    first = rejected.select("reason").first()
+    example = f"; one line was rejected because: {first.reason}" if first else ""
     raise ValueError(f"{source} has no record that this version can read{example}")
 
 
 def first_day(source: str, days: int) -> date:
     """Return the first of the source's last days; days in the future come from a wrong clock and are ignored."""
-    folder, today = Path(source), datetime.now(UTC).date()
+    folder = Path(source)
+    today = datetime.now(UTC).date()
     parents = (folder, *(folder / kind for kind in paths.RECORD_KINDS))
     dates = [paths.parse_day(path.name) for parent in parents for path in parent.glob(paths.DAY_GLOB)]
     newest = max((day for day in dates if day and day <= today), default=today)
@@ -142,11 +144,11 @@ def parse_records(lines: DataFrame, kind: str) -> DataFrame:
 
 
 def records_of_kind(lines: DataFrame, kind: str) -> DataFrame:
-    """Return the records of a kind among judged lines, with the columns of schemas.JOURNAL."""
+    """Return the records of a kind among judged lines, with the columns of schemas.JOURNAL_SCHEMAS."""
     schema = JOURNAL_SCHEMAS[kind]
     fields = StructType([field for field in schema if field.name != "date"])
-    parsed = lines.where(F.col("kind") == kind).withColumn("told", F.from_json("text", fields, JSON_OPTIONS))
-    columns = {name: F.col(f"told.{name}") for name in fields.fieldNames()}
+    parsed = lines.where(F.col("kind") == kind).withColumn("record", F.from_json("text", fields, JSON_OPTIONS))
+    columns = {name: F.col(f"record.{name}") for name in fields.fieldNames()}
     if kind == "offsets":  # plain ones are parsed already
         columns = {name: F.coalesce(F.col(name), column) for name, column in columns.items()}
     renamed = parsed.select(*[column.alias(name) for name, column in columns.items()])
@@ -181,10 +183,10 @@ def _check_columns(folder: Path, schema: StructType) -> None:
     try:
         names = pq.read_schema(file).names
     except (OSError, pa.ArrowInvalid):
-        raise ValueError(f"{file} cannot be read: it is damaged, or no Parquet; make the lake anew") from None
+        raise ValueError(f"{file} cannot be read: it is damaged, or not Parquet; recreate the lake") from None
     for name in schema.fieldNames():
         if name not in names and name != "date":
-            raise ValueError(f"{file} has no column {name}, which this version needs; make the lake anew")
+            raise ValueError(f"{file} has no column {name}, which this version needs; recreate the lake")
 
 
 def _deduplicate(tables: dict[str, DataFrame]) -> Facts:

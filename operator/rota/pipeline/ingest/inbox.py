@@ -46,7 +46,9 @@ class Inbox:
 
     def __init__(self, folder: Path, journal: Path, lateness: timedelta) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._folder, self._journal, self._lateness = folder, journal, lateness
+        self._folder = folder
+        self._journal = journal
+        self._lateness = lateness
 
     def mark_ingested(self) -> None:
         """Mark all pending files as ingested."""
@@ -101,7 +103,8 @@ def _complete_files(journal: Path, now: datetime, settle: timedelta | None) -> I
         match = HOUR_FILE_PATTERN.fullmatch(f"{path.parent.name}/{path.name}")
         if match:
             with suppress(FileNotFoundError, ValueError):  # the journal has removed the file; no valid day
-                stat, hour = path.stat(), f"{match[1]}T{match[3]}"
+                stat = path.stat()
+                hour = f"{match[1]}T{match[3]}"
                 changed = max(datetime.fromtimestamp(stat.st_mtime, UTC), min(_hour_start(hour), LATEST_HOUR) + HOUR)
                 if settle is None or changed <= now - settle:
                     yield HourFile(hour, f"{match[1]}T{match[2]}", path, stat.st_size)

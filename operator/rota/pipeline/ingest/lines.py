@@ -1,9 +1,9 @@
-"""Validator of the journal's lines: Spark itself accepts plain `offsets` lines, `rota.records.read` judges all others.
+"""Validator of the journal's lines: Spark itself accepts plain `offsets` lines, `decode_record` judges all others.
 
-Nearly all lines are `offsets`, and `rota.records.read` costs as much again as Spark's own parser. But that parser is
-lenient: it accepts a number for a string, and ignores text after the last brace. So a line is *plain* only if it looks
-exactly as the operator writes it and every value has the right type; `rota.records.read` judges every other line. So
-both agree: only lines that the reader accepts are plain (tests/pipeline/test_ingest_judge.py compares the two).
+Nearly all lines are `offsets`, and `rota.records.decode_record` costs as much again as Spark's own parser. But that
+parser is lenient: it accepts a number for a string, and ignores text after the last brace. So a line is *plain* only if
+it looks exactly as the operator writes it and every value has the right type; `decode_record` judges every other line.
+So both agree: only lines that the reader accepts are plain (tests/pipeline/test_ingest_judge.py compares the two).
 
 Three kinds of records are rejected here, although the reader accepts them: records with an integer beyond 64 bits (a
 queue's id: 32 bits), since Spark's integers are limited and no broker counts that far; records with a year in which
@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.types import StringType, StructField, StructType
 
-from rota.model import single_line as legible
+from rota.model import single_line
 from rota.pipeline.common.schemas import JOURNAL_SCHEMAS
 from rota.ranges import RangesByTopic, from_ranges
 from rota.records import RECORD_SCHEMA, AnyRecord, Handover, Obeyed, Offsets, Owners, Redelivered, decode_record
@@ -50,7 +50,8 @@ _JUDGEMENT_SCHEMA = StructType(
 )
 _JUDGEMENT_ARROW = pa.struct([("kind", pa.string()), ("line", pa.string()), ("reason", pa.string())])
 _LONG_NUMBER = re.compile(rb"\d{19}")  # digits of the shortest number beyond 64 bits
-_MAX_INT64, _MAX_INT32 = 2**63 - 1, 2**31 - 1
+_MAX_INT64 = 2**63 - 1
+_MAX_INT32 = 2**31 - 1
 _VALID_YEARS = range(2020, 2100)
 _encode = msgspec.json.Encoder().encode
 
@@ -62,16 +63,16 @@ def judge_lines(lines: DataFrame) -> DataFrame:
     as the reader understood it, encoded again: it lacks fields that the reader ignores, so Spark's parser cannot see
     them either.
     """
-    answer = F.col("said")
+    judgement = F.col("judgement")
     return (
         lines.transform(_with_parts)
         .withColumn("plain", F.coalesce(_is_plain(), F.lit(False)))  # noqa: FBT003 - a value, not a switch
-        .withColumn("said", _judge_udf(F.when(~F.col("plain"), F.col("line"))))
+        .withColumn("judgement", _judge_udf(F.when(~F.col("plain"), F.col("line"))))
         .select(
             *lines.columns,
-            F.when(F.col("plain"), F.lit("offsets")).otherwise(answer["kind"]).alias("kind"),
-            answer["reason"].alias("reason"),
-            answer["line"].alias("text"),
+            F.when(F.col("plain"), F.lit("offsets")).otherwise(judgement["kind"]).alias("kind"),
+            judgement["reason"].alias("reason"),
+            judgement["line"].alias("text"),
             *[F.when(F.col("plain"), F.col(name)).alias(name) for name in ("group", "at", "topics", "verdicts")],
         )
     )
@@ -103,9 +104,9 @@ def _is_plain() -> Column:
     repeated = reduce(or_, [tail.contains(key) for key in _UNIQUE_KEYS])
     head, end_part = (F.substring_index(tail, _LAST_KEY, end) for end in (1, -1))
     closed = F.concat(head, F.lit(_LAST_KEY), end_part) == tail  # false if the key occurs twice
-    whole = F.col("_corrupt").isNull() & F.forall(F.map_values("topics"), _has_valid_brokers)
+    complete = F.col("_corrupt").isNull() & F.forall(F.map_values("topics"), _has_valid_brokers)
     counted = F.forall(F.map_values("verdicts"), _is_count)
-    return clean & spelled & dated & ~repeated & closed & whole & counted
+    return clean & spelled & dated & ~repeated & closed & complete & counted
 
 
 def _has_valid_brokers(topic: Column) -> Column:
@@ -131,7 +132,7 @@ def _is_present(value: Column) -> Column:
 
 
 def _judge_batch(lines: pa.Array) -> pa.Array:
-    """Judge lines with `rota.records.read`; null lines stay null."""
+    """Judge lines with `decode_record`; null lines stay null."""
     if lines.null_count == len(lines):
         return pa.nulls(len(lines), _JUDGEMENT_ARROW)
     return pa.array(
@@ -139,7 +140,7 @@ def _judge_batch(lines: pa.Array) -> pa.Array:
     )
 
 
-# A UDF, since only `rota.records.read` decides. (Spark's stubs require a type argument that Spark itself warns about.)
+# A UDF, since only `decode_record` decides. (Spark's stubs require a type argument that Spark itself warns about.)
 _judge_udf = arrow_udf(_judge_batch, _JUDGEMENT_SCHEMA)  # type: ignore[call-overload]
 
 
@@ -149,7 +150,7 @@ def _judge_line(line: bytes) -> dict[str, str]:
         text = _encode(record)
         _check_limits(record, text)
     except (ValueError, OverflowError) as error:
-        return {"reason": legible(str(error))}
+        return {"reason": single_line(str(error))}
     return {"kind": str(record.__struct_config__.tag), "line": text.decode()}
 
 
@@ -157,7 +158,7 @@ def _check_limits(record: AnyRecord, text: bytes) -> None:
     """Raise ValueError for integers that do not fit into Spark's, impossible times, and unreadable ranges of queues."""
     for at in (getattr(record, name) for name in ("at", "began", "since") if hasattr(record, name)):
         if at.year not in _VALID_YEARS:
-            raise ValueError(f"The record cannot be kept: it tells of the year {at.year}, so its clock was wrong")
+            raise ValueError(f"The record cannot be kept: its year is {at.year}, so its clock was wrong")
     for queues in _queue_ranges(record):
         from_ranges(queues)
     if _LONG_NUMBER.search(text) and max(map(abs, _integers(msgspec.to_builtins(record))), default=0) > _MAX_INT64:

@@ -27,7 +27,8 @@ from rota.pipeline.ingest.facts import TABLE_SCHEMAS, records_of_kind, rejected_
 from rota.pipeline.ingest.inbox import Inbox
 from rota.pipeline.ingest.lines import judge_lines
 
-SETTLE, LATENESS = timedelta(minutes=5), timedelta(hours=2)
+SETTLE = timedelta(minutes=5)
+LATENESS = timedelta(hours=2)
 STREAM_SETTINGS = {
     "spark.sql.session.timeZone": "UTC",  # a new session lacks it if another program created the context
     "spark.sql.shuffle.partitions": "8",  # fixed by the first batch; each partition has a state store
@@ -37,7 +38,7 @@ STREAM_SETTINGS = {
     ),
 }
 LATE_REASON = (
-    "The file came so long after later hours that its lines can no longer be told from copies; make the lake anew"
+    "The file arrived so long after later hours that its lines cannot be distinguished from copies; recreate the lake"
 )
 
 RowCounts = dict[str, int]
@@ -56,13 +57,14 @@ def ingest_journal(
     """Bring a lake up to date with a journal; return the number of new rows by table.
 
     Files are ingested once they have not grown for `settle` after their hour; with None all are, as no operator writes
-    them any more. `watch` gets the new rows by table, waits, and returns whether to continue with later hours.
+    them any more. `on_ingested` gets the new rows by table, waits, and returns whether to continue with later hours.
     """
     journal, lake_folder = Path(source), Path(lake)
     check_ingest(journal, lake_folder, table_format)
     if table_format == "delta" and not _has_delta(spark):
         raise ValueError(
-            "Delta is not on Spark's class path; give spark-submit --packages io.delta:delta-spark, or leave --format"
+            "Delta is not on Spark's class path; give spark-submit --packages io.delta:delta-spark, or remove "
+            "--format delta"
         )
     stream_session = spark.newSession()
     for key, value in STREAM_SETTINGS.items():
@@ -129,8 +131,8 @@ def _ingest_pending(spark: SparkSession, lake: Path, lateness: timedelta, table_
         if errors:  # Spark's own error does not say what failed in `write`
             raise errors[0] from None
         raise ValueError(
-            f"The lake {lake} cannot be continued: {_first_error_line(error)}; if its _checkpoint is damaged, or was "
-            "created under another path of the lake, move the lake back, or create it anew"
+            f"The lake {lake} cannot be continued: {_first_error_line(error)}; if its _checkpoint is damaged, or the "
+            "lake was moved, move it back or recreate it"
         ) from None
 
 
@@ -180,7 +182,8 @@ def _write_batch(batch: DataFrame, batch_id: int, lake: Path, table_format: str,
 def _reject_late(lines: DataFrame) -> DataFrame:
     """Reject late lines: the stream can no longer tell whether they are copies."""
     late = F.col("late")
-    kind, reason = F.when(~late, F.col("kind")), F.when(late, F.lit(LATE_REASON)).otherwise(F.col("reason"))
+    kind = F.when(~late, F.col("kind"))
+    reason = F.when(late, F.lit(LATE_REASON)).otherwise(F.col("reason"))
     line = F.when(reason.isNotNull(), F.col("line"))  # only rejected lines need it: these rows are persisted
     return lines.withColumns({"kind": kind, "reason": reason, "line": line}).drop("late")
 

@@ -34,34 +34,34 @@ MEASURES = {
     ),
     "pause": CostMeasure(
         "Pauses",
-        "second in which nobody delivered a queue",
-        "Five seconds in which a queue stands still are as bad as its move: messages are late, but none is lost.",
+        "second without delivery of a queue",
+        "Five seconds in which a queue is paused are as bad as its move: messages are late, but none is lost.",
     ),
     "duplicates": CostMeasure(
         "Duplicates",
         "message expected to be delivered twice",
-        "Ten messages worked twice are as bad as a move: apps must bear them, but each is work and a risk.",
+        "Ten messages processed twice are as bad as a move: apps must tolerate them, but each is work and a risk.",
     ),
     "imbalance": CostMeasure(
         "Imbalance",
         "1.0 by which the busiest member's load exceeds the mean, over the mean",
         "A member with twice the mean load is as bad as 100 moves a day: the group is as slow as that member, "
-        "and half of what the others could do is paid for nothing.",
+        "and half of the other members' capacity is wasted.",
     ),
     "idle": CostMeasure(
         "Idle members",
         "hour of a member without a queue",
-        "A pod that does nothing for an hour costs about as much as the trouble of a move.",
+        "A pod that is idle for an hour costs about as much as a move.",
     ),
     "unowned": CostMeasure(
         "Unowned",
-        "second in which a queue was nobody's",
-        "Worse than a pause: nobody is on the way. It counts besides the pause that it is, too.",
+        "second in which a queue had no owner",
+        "Worse than a pause: no member will take over. It counts in addition to the pause.",
     ),
     "lag": CostMeasure(
         "Lag",
         f"doubling of the lag beyond {LAG_UNIT_MESSAGES:,} messages, half of it by the mean and half by the peak",
-        "Doublings, because ten times the lag is not ten times the harm, and groups of all sizes shall compare. "
+        "Doublings, because ten times the lag is not ten times the harm, and groups of all sizes are comparable. "
         "Twice the lag all day is as bad as 20 moves a day.",
     ),
 }
@@ -91,23 +91,22 @@ def parse_weights(text: str, source_name: str = "--weights") -> CostWeights:
     try:
         parsed = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError):  # constructors of values raise more than the parser
-        raise ValueError(f"{source_name} is no YAML; write lines such as moves: 1") from None
+        raise ValueError(f"{source_name} is not valid YAML; write lines such as moves: 1") from None
     entries = {} if parsed is None else parsed
     if not isinstance(entries, dict):
-        raise ValueError(f"{source_name} names no weights; write lines such as moves: 1")  # noqa: TRY004 - a user's mistake
+        raise ValueError(f"{source_name} contains no weights; write lines such as moves: 1")  # noqa: TRY004 - a user's mistake
     for name, value in entries.items():
         _check_weight(name, value, source_name)
     weights = msgspec.convert(entries, CostWeights)
     if not any(msgspec.structs.astuple(weights)):
-        raise ValueError(f"{source_name} makes every weight 0, so that no policy costs anything; leave one above 0")
+        raise ValueError(f"{source_name} sets every weight to 0; at least one must be above 0")
     return weights
 
 
 def _check_weight(name: object, value: object, source_name: str) -> None:
     if name not in MEASURES:
-        raise ValueError(
-            f"{source_name} names {single_line(str(name), 60)!r}, which is no weight; choose of {', '.join(MEASURES)}"
-        )
+        remedy = f"choose from {', '.join(MEASURES)}"
+        raise ValueError(f"{source_name} names {single_line(str(name), 60)!r}, which is not a weight; {remedy}")
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not 0 <= value < MAX_WEIGHT:  # type: ignore[operator]
-        raise ValueError(f"{source_name}: {name} is {single_line(str(value), 60)}; give a number from 0 up")
+        raise ValueError(f"{source_name}: {name} is {single_line(str(value), 60)}; give a number of at least 0")

@@ -13,23 +13,25 @@ MIN_DRAWBACK_FRACTION = 0.1  # fraction of the saved cost: a larger drawback is 
 
 def explain_recommendation(min_gain: float) -> Column:
     """Return the reason to change (the largest differences of `now` and `then`) or to stay; reads `gain`, `change`."""
-    name, gain = F.col("then.policy"), _write_number(F.col("gain") * 100)
-    no_name, unknown = F.col("then.policy").isNull(), F.col("now.cost").isNull()
+    name = F.col("then.policy")
+    gain = _write_number(F.col("gain") * 100)
+    no_name = F.col("then.policy").isNull()
+    unknown = F.col("now.cost").isNull()
     why = F.coalesce(F.left(F.col("now.problem"), F.lit(300)), F.lit("it was not simulated"))
-    cause = F.concat(F.lit("What is used now has no cost to compare with ("), why, F.lit(")"))
-    cheapest = F.concat(cause, F.lit("; of the others, "), name, F.lit(" costs least."))
+    cause = F.concat(F.lit("The policy in use has no known cost ("), why, F.lit(")"))
+    cheapest = F.concat(cause, F.lit("; of the other policies, "), name, F.lit(" costs least."))
     too_little = F.concat(
-        F.lit("Stay: the best other, "),
+        F.lit("Keep the policy: the best alternative, "),
         name,
         F.lit(", would save "),
         gain,
         F.lit(f" %, which is below {min_gain * 100:g} %."),
     )
     return (
-        F.when(unknown & no_name, F.concat(cause, F.lit(", nor has any other policy.")))
+        F.when(unknown & no_name, F.concat(cause, F.lit(", and neither has any other policy.")))
         .when(unknown, cheapest)
         .when(F.col("change"), _describe_differences())
-        .when(name == F.col("now.policy"), "Stay: nothing that was tried costs less.")
+        .when(name == F.col("now.policy"), "Keep the policy: no tested policy costs less.")
         .otherwise(too_little)
     )
 
@@ -41,8 +43,8 @@ def _describe_differences() -> Column:
     total = F.col("now.cost") - F.col("then.cost")
     lost = F.slice(F.filter(F.reverse(largest), lambda part: part["saved"] < -MIN_DRAWBACK_FRACTION * total), 1, 1)
     words = F.concat_ws("; ", F.transform(saved, lambda part: part["words"]))
-    but = F.when(F.size(lost) > 0, F.concat(F.lit("; but "), lost[0]["words"])).otherwise("")
-    return F.concat(F.upper(F.left(words, F.lit(1))), F.substr(words, F.lit(2)), but, F.lit("."))
+    drawback = F.when(F.size(lost) > 0, F.concat(F.lit("; but "), lost[0]["words"])).otherwise("")
+    return F.concat(F.upper(F.left(words, F.lit(1))), F.substr(words, F.lit(2)), drawback, F.lit("."))
 
 
 def _compare_measure(measure: str) -> Column:
@@ -55,11 +57,11 @@ def _compare_measure(measure: str) -> Column:
 def _measure_writer(column: str, prefix: str, suffix: str = "") -> Callable[[str], Column]:
     """Return a function that writes a measure of `now.` or `then.`; only `then.`, written first, gets the affixes."""
 
-    def say(when: str) -> Column:
+    def write(when: str) -> Column:
         first = F.lit(prefix if when == "then." else "")
         return F.concat(first, _write_number(F.col(f"{when}{column}")), F.lit(suffix if when == "then." else ""))
 
-    return say
+    return write
 
 
 def _write_load(when: str) -> Column:
@@ -81,7 +83,7 @@ _MEASURE_WRITERS: dict[str, Callable[[str], Column]] = {
     "duplicates": _measure_writer("duplicates", "", " duplicates a day"),
     "imbalance": _write_load,
     "idle": _measure_writer("idle", "", " idle member-hours a day"),
-    "unowned": _measure_writer("unowned", "queues nobody's for ", " s a day"),
+    "unowned": _measure_writer("unowned", "queues without owner for ", " s a day"),
     "lag": _write_lag,
 }
 

@@ -26,7 +26,7 @@ class GroupName(NamedTuple):
 
 
 def parse_group_name(group: str) -> GroupName | None:
-    """Return a group's namespace and name; None if they are no valid Kubernetes names, as they come from files."""
+    """Return a group's namespace and name; None if they are not valid Kubernetes names, as they come from files."""
     namespace, _, name = group.partition("/")
     return GroupName(namespace, name) if is_dns_label(namespace) and is_manifest_name(name) else None
 
@@ -34,12 +34,10 @@ def parse_group_name(group: str) -> GroupName | None:
 def check_policy_names(policies: Mapping[str, PolicySpec]) -> None:
     """Raise ValueError for a policy's name that Kubernetes would reject, or that is reserved."""
     if RECORDED_POLICY in policies:
-        raise ValueError(
-            f"A policy is named {RECORDED_POLICY}, which stands for what was really used; give it another name"
-        )
+        raise ValueError(f"The policy name {RECORDED_POLICY} is reserved for the policy in force; use another name")
     for name in policies:
         if not is_manifest_name(name):
-            raise ValueError(f"{single_line(name, 60)!r} cannot be a RebalancePolicy's name; take a-z, 0-9, - and .")
+            raise ValueError(f"{single_line(name, 60)!r} is not a valid RebalancePolicy name; use a-z, 0-9, - and .")
 
 
 def build_manifest(name: str, policy: PolicySpec, namespace: str | None = None) -> str:
@@ -82,12 +80,12 @@ def write_manifests(chosen: DataFrame, policies: Mapping[str, PolicySpec], folde
 
 def _manifest_lines(name: str, policy: PolicySpec, groups: Iterator[str], group_count: int) -> Iterator[str]:
     yield f"{MANIFEST_FIRST_LINE}{name} for {group_count:,} group{'s' * (group_count != 1)}.\n"
-    yield f"# First look at what is new:  kubectl diff -f {name}.yaml; kubectl apply -f {name}.yaml\n"
-    yield "# Then, group by group, what stands below each policy.\n"
+    yield f"# Review the changes first:  kubectl diff -f {name}.yaml; kubectl apply -f {name}.yaml\n"
+    yield "# Then run the commands below each policy, group by group.\n"
     for namespace, named in groupby(groups, key=_group_namespace):
         if namespace is None:
             yield "---\n"
-            yield from (f"# {_printable(group)}: no group of Kubernetes has this name\n" for group in named)
+            yield from (f"# {_printable(group)}: not a valid Kubernetes name\n" for group in named)
         else:
             yield f"---\n{build_manifest(name, policy, namespace)}"
             yield from (f"# {patch_command(group, name)}\n" for group in named)

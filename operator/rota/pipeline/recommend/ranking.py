@@ -107,12 +107,12 @@ def _rank() -> Column:
 
 
 def costs_with_measures(costs: DataFrame, results: DataFrame) -> DataFrame:
-    """Return costs joined with the measures per day, for `chosen` and `fleet`."""
+    """Return costs joined with the measures per day."""
     return costs.join(measures_per_day(results), on=["group", "policy"], how="inner")
 
 
 def recommend_policies(costs: DataFrame, results: DataFrame, min_gain: float = MIN_GAIN_FRACTION) -> DataFrame:
-    """Return CHOSEN: the recommendation for each group; a change needs a gain of at least `least`."""
+    """Return CHOSEN: the recommendation for each group; a change needs a gain of at least `min_gain`."""
     row = F.struct("policy", "strategy", "problem", "cost", *COST_COLUMNS, *MEASURES, "lag_mean", "lag_peak")
     gain = F.try_divide(F.col("now.cost") - F.col("then.cost"), F.col("now.cost"))
     has_cost_now = F.col("now.cost").isNotNull()
@@ -142,27 +142,27 @@ def recommend_policies(costs: DataFrame, results: DataFrame, min_gain: float = M
 
 
 def sum_over_groups(costs: DataFrame, results: DataFrame, chosen: DataFrame) -> DataFrame:
-    """Return the sums over all groups for each policy, and for EACH (each group's own choice); the cheapest first.
+    """Return the sums over all groups for each policy and for OWN_POLICIES; the cheapest first.
 
     A group that cannot use a policy counts with its present one. Groups without a present cost are in no sum.
     """
-    every = costs_with_measures(costs, results).select(
-        "group", "policy", F.struct("strategy", "cost", *COST_COLUMNS, *MEASURES, "lag_mean").alias("it")
+    candidates = costs_with_measures(costs, results).select(
+        "group", "policy", F.struct("strategy", "cost", *COST_COLUMNS, *MEASURES, "lag_mean").alias("values")
     )
-    judged = every.filter((F.col("policy") == RECORDED_POLICY) & F.col("it.cost").isNotNull())
-    now = judged.select("group", F.col("it").alias("now"))
-    policies = F.broadcast(every.select("policy").distinct())
+    judged = candidates.filter((F.col("policy") == RECORDED_POLICY) & F.col("values.cost").isNotNull())
+    now = judged.select("group", F.col("values").alias("now"))
+    policies = F.broadcast(candidates.select("policy").distinct())
     of_all = now.crossJoin(policies).withColumn("source", F.col("policy"))
     own = now.join(
         chosen.select("group", F.lit(OWN_POLICIES).alias("policy"), F.col("use").alias("source")), "group", "inner"
     )
     pairs = of_all.unionByName(own)
-    by_source = every.withColumnRenamed("policy", "source")
-    usable = F.col("it.cost").isNotNull()
+    by_source = candidates.withColumnRenamed("policy", "source")
+    usable = F.col("values.cost").isNotNull()
     return (
         pairs.join(by_source, on=["group", "source"], how="left")
         .withColumn("usable", F.coalesce(usable, F.lit(False)))  # noqa: FBT003 - F.lit takes no name
-        .withColumn("it", F.when(F.col("usable"), F.col("it")).otherwise(F.col("now")))
+        .withColumn("values", F.when(F.col("usable"), F.col("values")).otherwise(F.col("now")))
         .groupBy("policy")
         .agg(*_sum_columns())
         .orderBy(F.round("cost", COST_DECIMALS), F.col("policy") != RECORDED_POLICY, "moves", "policy")
@@ -172,9 +172,11 @@ def sum_over_groups(costs: DataFrame, results: DataFrame, chosen: DataFrame) -> 
 def _sum_columns() -> list[Column]:
     added = ["cost", *COST_COLUMNS, "moves", "pause", "duplicates", "idle", "unowned", "lag_mean"]
     return [
-        F.array_sort(F.collect_set(F.when(F.col("usable"), F.col("it.strategy")))).alias("strategies"),  # at most nine
+        F.array_sort(F.collect_set(F.when(F.col("usable"), F.col("values.strategy")))).alias(
+            "strategies"
+        ),  # at most nine
         F.count_if(F.col("usable")).alias("usable"),
         F.count_if(~F.col("usable")).alias("unusable"),
-        *(F.sum(F.col(f"it.{name}")).alias(name) for name in added),
-        F.avg("it.imbalance").alias("imbalance"),
+        *(F.sum(F.col(f"values.{name}")).alias(name) for name in added),
+        F.avg("values.imbalance").alias("imbalance"),
     ]

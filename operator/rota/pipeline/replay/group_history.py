@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
-from msgspec.structs import replace as replaced
+from msgspec import structs
 from numpy.typing import NDArray
 
 from rota.documents import Assignment, Release, Share
@@ -77,10 +77,11 @@ def sort_facts(facts: Iterable[Fact]) -> list[Fact]:
     documents = [fact for fact in by_time if _generation(fact)]
     lives = list(accumulate(map(_was_recreated, [None, *documents], documents), initial=0))[1:]
     numbered = sorted(zip(lives, documents, strict=True), key=_generation_order)
-    ordered, at = [fact for fact in by_time if not _generation(fact)], datetime.min.replace(tzinfo=UTC)
+    ordered = [fact for fact in by_time if not _generation(fact)]
+    at = datetime.min.replace(tzinfo=UTC)
     for _, fact in numbered:
         at = max(at, fact.at)
-        ordered.append(fact if fact.at == at else replaced(fact, at=at))
+        ordered.append(fact if fact.at == at else structs.replace(fact, at=at))
     return sorted(ordered, key=lambda fact: fact.at)
 
 
@@ -104,9 +105,9 @@ def build_history(group: str, facts: Sequence[Fact], ends: float | None = None) 
     """Return the history of a group from its records in order; raise ValueError if it cannot be replayed."""
     first_owners = next((fact for fact in facts if isinstance(fact, Owners)), None)
     if first_owners is None:
-        raise ValueError(f"Group {group} has no owners record, with which a replay could begin")
+        raise ValueError(f"Group {group} has no owners record, with which a replay could start")
     if first_owners.model == "Broadcasting":
-        raise ValueError(f"Group {group} is Broadcasting: nobody owns its queues")
+        raise ValueError(f"Group {group} is Broadcasting: its queues have no owner")
     begins = first_owners.at.timestamp()
     later = [fact for fact in facts if fact.at.timestamp() >= begins]
     last = later[-1].at.timestamp() if ends is None else ends
@@ -116,7 +117,7 @@ def build_history(group: str, facts: Sequence[Fact], ends: float | None = None) 
         raise ValueError(f"Group {group} has no queues")
     if last - begins > MAX_HISTORY_SECONDS:
         days = (last - begins) / 86400
-        raise ValueError(f"Group {group} was recorded for {days:.0f} days; a replay is of 366 at most")
+        raise ValueError(f"Group {group} was recorded for {days:.0f} days; a replay is limited to 366 days")
     arrivals, consumed, lag = _measure_flows(
         [fact for fact in later if isinstance(fact, Offsets)], queues, begins, last
     )
@@ -200,7 +201,7 @@ def recorded_policy(group: str, rules: Mapping[str, Any]) -> PolicySpec:
     try:
         return parse_policy({"spec": rules or {}})
     except ValueError as error:
-        raise ValueError(f"The policy that group {group} had cannot be followed: {error}") from None
+        raise ValueError(f"The recorded policy of group {group} cannot be used: {error}") from None
 
 
 def _queues_after(queues: frozenset[Queue], handover: Handover) -> frozenset[Queue]:
@@ -219,10 +220,10 @@ def _measure_flows(
 
     Offsets that go back count as no flow. Between two samples, also across a gap in the records, rates are constant.
     """
-    places = {queue: index for index, queue in enumerate(queues)}
+    indexes = {queue: index for index, queue in enumerate(queues)}
     steps = max(1, int(np.ceil((end - start) / STEP_SECONDS)))
     edges: Rates = start + STEP_SECONDS * np.arange(steps + 1, dtype=np.float64)
-    last, committed = _offset_arrays(samples, places)
+    last, committed = _offset_arrays(samples, indexes)
     times = np.array([sample.at.timestamp() for sample in samples])
     lag = np.zeros(len(queues))
     if len(samples):
@@ -236,12 +237,12 @@ def _offset_arrays(samples: Sequence[Offsets], index_of_queue: Mapping[Queue, in
     for row, sample in enumerate(samples):
         for topic, brokers in sample.topics.items():
             for broker, columns in brokers.items():
-                all_places = [index_of_queue.get(Queue(topic, broker, number), -1) for number in columns.ids]
-                indexes = [index for index, place in enumerate(all_places) if place >= 0]
-                queue_places = [all_places[index] for index in indexes]
-                last[row, queue_places] = [columns.last[index] for index in indexes]
+                positions = [index_of_queue.get(Queue(topic, broker, number), -1) for number in columns.ids]
+                indexes = [index for index, position in enumerate(positions) if position >= 0]
+                queue_indexes = [positions[index] for index in indexes]
+                last[row, queue_indexes] = [columns.last[index] for index in indexes]
                 offsets = [columns.committed[index] for index in indexes]
-                committed[row, queue_places] = [np.nan if offset is None else offset for offset in offsets]
+                committed[row, queue_indexes] = [np.nan if offset is None else offset for offset in offsets]
     return last, committed
 
 
@@ -252,7 +253,7 @@ def _cumulative_arrivals(ends: Rates) -> Rates:
 
 
 def _rates(times: Rates, offsets: Rates, edges: Rates, make_monotonic: Callable[[Rates], Rates]) -> Rates:
-    """Return the growth of offsets a second between edges; `so_far` makes a queue's offsets monotonic first."""
+    """Return the growth of offsets a second between edges; `make_monotonic` makes a queue's offsets monotonic first."""
     rates = np.zeros((len(edges) - 1, offsets.shape[1]))
     if len(times) < 2:  # noqa: PLR2004 - a rate needs two samples
         return rates
@@ -265,17 +266,17 @@ def _rates(times: Rates, offsets: Rates, edges: Rates, make_monotonic: Callable[
 
 
 def _member_capacity(facts: Sequence[Fact], queues: Sequence[Queue], consumed: Rates, begins: float) -> float:
-    """Return a member's capacity: the highest rate of any member in steps without a handover, times HEADROOM."""
-    places = {queue: index for index, queue in enumerate(queues)}
+    """Return the highest rate of any member in steps without a handover, times CAPACITY_HEADROOM."""
+    indexes = {queue: index for index, queue in enumerate(queues)}
     # A queue's consumption in a step with a handover has no single owner.
     moving = {int((fact.at.timestamp() - begins) / STEP_SECONDS) for fact in facts if isinstance(fact, Handover)}
-    most = 0.0
+    highest = 0.0
     for record in (fact for fact in facts if isinstance(fact, Owners)):
         first = int((record.at.timestamp() - begins) / STEP_SECONDS)
         quiet = [step for step in (first, first + 1) if step < len(consumed) and step not in moving]
         owned = (
-            [places[queue] for queue in from_ranges(pod.queues) if queue in places] for pod in record.members.values()
+            [indexes[queue] for queue in from_ranges(pod.queues) if queue in indexes] for pod in record.members.values()
         )
         loads = [float(consumed[step, columns].sum()) for columns in owned if columns for step in quiet]
-        most = max([most, *loads])
-    return most * CAPACITY_HEADROOM or float("inf")
+        highest = max([highest, *loads])
+    return highest * CAPACITY_HEADROOM or float("inf")

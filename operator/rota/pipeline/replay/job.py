@@ -34,7 +34,7 @@ _HISTORIES = StructType(
     [
         StructField("group", _TEXT),
         StructField("size", LongType()),
-        StructField("story", BinaryType()),
+        StructField("history", BinaryType()),
         StructField("problem", _TEXT),
     ],
 )
@@ -61,7 +61,7 @@ def simulate_policies(facts: Facts, policies: Mapping[str, PolicySpec]) -> Simul
 
 
 def replay_histories(histories: DataFrame, policies: Mapping[str, PolicySpec]) -> Simulation:
-    """Replay persisted histories, as `simulated` does."""
+    """Replay persisted histories, as `simulate_policies` does."""
     spark = histories.sparkSession
     rules = [(name, msgspec.json.encode(policy_body(policy)).decode()) for name, policy in policies.items()]
     policy_rows = spark.createDataFrame([(RECORDED_POLICY, None), *rules], _POLICIES)
@@ -114,14 +114,16 @@ def _to_journal_lines(table: DataFrame, kind: str) -> DataFrame:
 def _build_history_row(table: pa.Table) -> pa.Table:
     """Return the row with a group's history or problem, from its journal lines."""
     group = table.column("group")[0].as_py()
-    kinds, lines = table.column("kind").to_pylist(), table.column("line").to_pylist()
+    kinds = table.column("kind").to_pylist()
+    lines = table.column("line").to_pylist()
     size, pickled, problem = 0, None, None
     try:
         history = build_history(group, sort_facts(map(_read_fact, kinds, lines)))
-        size, pickled = len(history.queues) * len(history.changes), pickle.dumps(history)
+        size = len(history.queues) * len(history.changes)
+        pickled = pickle.dumps(history)
     except ValueError as error:
         problem = str(error)
-    columns = {"group": [group], "size": [size], "story": [pickled], "problem": [problem]}
+    columns = {"group": [group], "size": [size], "history": [pickled], "problem": [problem]}
     return pa.table(columns, schema=_arrow_schema(_HISTORIES))
 
 
@@ -146,17 +148,17 @@ def _replay_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatc
 def _replay_row(row: Mapping[str, Any]) -> dict[str, Any]:
     if row["problem"]:
         return {"problem": row["problem"], "series": []}
-    history: GroupHistory = pickle.loads(row["story"])  # noqa: S301 - written by our previous step
+    history: GroupHistory = pickle.loads(row["history"])  # noqa: S301 - written by our previous step
     policy = parse_policy({"spec": msgspec.json.decode(row["rules"])}) if row["rules"] else None
-    figures = ReplayMetrics(history)
-    replay = Replay(history, policy, figures)
+    metrics = ReplayMetrics(history)
+    replay = Replay(history, policy, metrics)
     replay.run()
     return {
-        **figures.to_row(),
+        **metrics.to_row(),
         "strategy": replay.policy.strategy,
-        "problem": figures.problem
-        or (figures.find_neglected_queue() if policy else None),  # the recorded policy was usable
-        "series": figures.series,
+        "problem": metrics.problem
+        or (metrics.find_neglected_queue() if policy else None),  # the recorded policy was usable
+        "series": metrics.series,
     }
 
 

@@ -80,9 +80,9 @@ class Replay:
             for step in range(1, self.history.step_count):
                 self.schedule(self.history.begins + step * STEP_SECONDS, self._on_step)
         while self._events and self._events[0][0] <= self.history.ends:
-            at, _, happen = heappop(self._events)
+            at, _, callback = heappop(self._events)
             self._advance_to(at)
-            happen()
+            callback()
         self._advance_to(self.history.ends)
 
     def schedule(self, at: float, callback: Callable[[], None]) -> None:
@@ -98,24 +98,31 @@ class Replay:
 
     def _apply_change(self, change: Change) -> None:
         """Apply a change of pods, queues or policy, then plan."""
-        self._current_change, self._plans_since_change = change, 0
+        self._current_change = change
+        self._plans_since_change = 0
         first = self.now == self.history.begins and not self.members
         for name, presence in change.members.items():
-            body = self.members.get(name)
-            if body and body.uid != presence.uid:
-                self._end_member(body)
-                body = None
-            if body is None:
-                born = -FOREVER_SECONDS if first else self.now
-                body = SimulatedMember(
-                    name, presence.uid, next(self._member_numbers), presence.state, presence.room, born, born
+            member = self.members.get(name)
+            if member and member.uid != presence.uid:
+                self._end_member(member)
+                member = None
+            if member is None:
+                created_at = -FOREVER_SECONDS if first else self.now
+                member = SimulatedMember(
+                    name,
+                    presence.uid,
+                    next(self._member_numbers),
+                    presence.state,
+                    presence.room,
+                    created_at,
+                    created_at,
                 )
-                self.members[name] = body
-                self.metrics.add_member(body)
+                self.members[name] = member
+                self.metrics.add_member(member)
                 if first:
-                    self._resume_member(body)
+                    self._resume_member(member)
             else:
-                self._set_member_state(body, presence.state, presence.room)
+                self._set_member_state(member, presence.state, presence.room)
         for name in self.members.keys() - change.members.keys():
             self._end_member(self.members[name])
         self._set_queues(change.queues)
@@ -166,7 +173,7 @@ class Replay:
         self.metrics.set_queues(queues)
 
     def _obey_document(self, member: SimulatedMember, document: Assignment, *, is_repeat: bool = False) -> None:
-        """Let a member obey a document, unless it cannot or has a newer one; `again`: even if it has obeyed it."""
+        """Let a member obey a document, unless it cannot or has a newer one; `is_repeat`: even if it has obeyed it."""
         can_obey = self.members.get(member.name) is member and member.may_obey
         if not can_obey or member.generation + (not is_repeat) > document.generation:
             return
@@ -188,19 +195,19 @@ class Replay:
         """Schedule an event that changes members' reports; after it a plan is due, unless only drains are pending."""
         self._pending_events += 1
 
-        def happens() -> None:
+        def run_event() -> None:
             self._pending_events -= 1
             callback()
             if not self._is_only_draining():
                 self._schedule_plan()
 
-        self.schedule(self.now + seconds, happens)
+        self.schedule(self.now + seconds, run_event)
 
     def _is_only_draining(self) -> bool:
         """Whether every holder of a revoked queue is draining: until one of them ends, a plan would change nothing."""
-        draining = {body.holder for body in self.members.values() if body.draining and body.may_obey}
-        under_way = {release.holder for release in self.document.releasing.values()}
-        return bool(under_way) and under_way <= draining
+        draining = {member.holder for member in self.members.values() if member.draining and member.may_obey}
+        holders = {release.holder for release in self.document.releasing.values()}
+        return bool(holders) and holders <= draining
 
     def _schedule_plan(self, delay: float = 0.0) -> None:
         """Schedule a plan after a delay in seconds, unless one is scheduled for the same time or earlier."""
@@ -232,17 +239,20 @@ class Replay:
     def _run_plan(self) -> None:
         self._next_plan_at = inf
         self._planned_weights = self._measure_weights()
-        decided = plan(self.snapshot(), self.now)
-        previous, self.status = self.document, decided.status
-        if decided.document:
-            self.document, self.owned = decided.document, owners_of(decided.document)
-        self.metrics.record_plan(decided, self.document, self.owned)
-        self.on_planned(decided, previous)
-        for name, poke in decided.pokes.items():
-            self.members[name].poke, self.members[name].poked_at = poke, self.now
-        if decided.document:
-            self._schedule_followers(decided.document)
-        self._schedule_next_plan(decided)
+        new_plan = plan(self.snapshot(), self.now)
+        previous = self.document
+        self.status = new_plan.status
+        if new_plan.document:
+            self.document = new_plan.document
+            self.owned = owners_of(new_plan.document)
+        self.metrics.record_plan(new_plan, self.document, self.owned)
+        self.on_planned(new_plan, previous)
+        for name, poke in new_plan.pokes.items():
+            self.members[name].poke = poke
+            self.members[name].poked_at = self.now
+        if new_plan.document:
+            self._schedule_followers(new_plan.document)
+        self._schedule_next_plan(new_plan)
 
     def on_planned(self, new_plan: Plan, previous: Assignment) -> None:
         """Hook after each plan, for a subclass that writes a journal; does nothing here."""
@@ -258,7 +268,7 @@ class Replay:
             policy=self.policy,
             document=self.document,
             revalidated=True,
-            pods=tuple(body.to_pod(self.now) for _, body in sorted(self.members.items())),
+            pods=tuple(member.to_pod(self.now) for _, member in sorted(self.members.items())),
             deleted_uids=self.deleted_uids,
             views=self._queue_views,
             queue_weights=self._planned_weights,
@@ -267,7 +277,7 @@ class Replay:
 
     def _schedule_followers(self, document: Assignment) -> None:
         """Schedule that members obey a new document, and drop uids that it does not contain."""
-        followers = [body for body in self.members.values() if body.may_obey]
+        followers = [member for member in self.members.values() if member.may_obey]
         self._schedule_member_event(OBEY_SECONDS, partial(self._obey_all, followers, document))
         named = {share.uid for share in document.members.values()} | {
             release.holder.uid for release in document.releasing.values()
@@ -275,13 +285,13 @@ class Replay:
         self.deleted_uids &= named  # the planner does not look up other uids
 
     def _obey_all(self, followers: Iterable[SimulatedMember], document: Assignment) -> None:
-        for body in followers:
-            self._obey_document(body, document)
+        for member in followers:
+            self._obey_document(member, document)
 
     def _schedule_next_plan(self, new_plan: Plan) -> None:
         """Schedule the next plan if time alone may change its result; pending events of members schedule their own."""
-        held = new_plan.hold is not None and new_plan.hold.reason not in GATES_WITHOUT_TIMER
-        waits = held or self.document.releasing or new_plan.requeue_after < self.policy.triggers.resync
+        is_gated = new_plan.hold is not None and new_plan.hold.reason not in GATES_WITHOUT_TIMER
+        waits = is_gated or self.document.releasing or new_plan.requeue_after < self.policy.triggers.resync
         self._plans_since_change += 1
         if waits and not self._pending_events and self._plans_since_change < MAX_PLANS_PER_CHANGE:
             self._schedule_plan(max(new_plan.requeue_after, MIN_REPLAN_SECONDS))

@@ -51,7 +51,7 @@ class ReplayMetrics:
         self._member_count = 0
         self._sharing_members: list[int] = []
         self._ownable_seconds = np.zeros(count)  # seconds in which a queue existed and members could own it
-        self._owned_seconds = np.zeros(count)  # seconds of `_wanted` in which the queue had an owner
+        self._owned_seconds = np.zeros(count)  # seconds of `_ownable_seconds` in which the queue had an owner
         self._status: Mapping[str, Any] = {}
         self._imbalance_sum = self._imbalance_seconds = self._imbalance_max = 0.0
 
@@ -160,11 +160,11 @@ class ReplayMetrics:
         if self._sharing_members:
             self._ownable_seconds += seconds * self._exists
             self._owned_seconds += seconds * (self._exists & (self._owners >= 0))
-        unevenness = self._load_imbalance()
-        if unevenness is not None:
-            self._imbalance_sum += unevenness * seconds
+        imbalance = self._load_imbalance()
+        if imbalance is not None:
+            self._imbalance_sum += imbalance * seconds
             self._imbalance_seconds += seconds
-            self._imbalance_max = max(self._imbalance_max, unevenness)
+            self._imbalance_max = max(self._imbalance_max, imbalance)
         self.traffic.advance_to(until, self._consumers, self._member_count)
 
     def _add_point(self) -> None:
@@ -196,13 +196,13 @@ class ReplayMetrics:
 
     def find_neglected_queue(self) -> str | None:
         """Return a sentence about a queue that had no owner for nearly all of the time; None if no queue had that."""
-        [places] = np.nonzero(
+        [neglected] = np.nonzero(
             (self._ownable_seconds >= STEP_SECONDS) & (self._owned_seconds < MIN_OWNED_FRACTION * self._ownable_seconds)
         )
-        if not len(places):
+        if not len(neglected):
             return None
-        queue = self.history.queues[places[0]]
-        return f"Queue {queue} would be nobody's nearly all the time: the policy gives it to no member that is there"
+        queue = self.history.queues[neglected[0]]
+        return f"Queue {queue} would have no owner nearly all the time: the policy assigns it to no present member"
 
     def to_row(self) -> MetricsRow:
         """Return the totals as a row of the results."""

@@ -60,43 +60,49 @@ class SimulatedMember:
         """Set member state and machine room from now on."""
         self.room = room
         if state != self.state:
-            self.state, self.state_since = state, now
+            self.state = state
+            self.state_since = now
             self._cached_report = None
 
     def obey(self, generation: int, queues: tuple[Queue, ...]) -> tuple[Queue, ...]:
         """Hold these queues; return the queues that it held before and now has to drain."""
-        self.generation, self._cached_report, self.draining = generation, None, ()
+        self.generation = generation
+        self._cached_report = None
+        self.draining = ()
         if queues != self.held:
             still_held = set(queues)
             self.draining = tuple(queue for queue in self.held if queue not in still_held)
-            self.held, self._ranges = queues, to_ranges(queues)
+            self.held = queues
+            self._ranges = to_ranges(queues)
         return self.draining
 
     def finish_drain(self, *, is_final: bool = False) -> None:
-        """End the drain of revoked queues, or of all queues if `for_good`."""
-        self.draining, self._cached_report = (), None
+        """End the drain of revoked queues, or of all queues if `is_final`."""
+        self.draining = ()
+        self._cached_report = None
         if is_final:
-            self.held, self._ranges, self.has_drained = (), {}, True
+            self.held = ()
+            self._ranges = {}
+            self.has_drained = True
 
     def to_pod(self, now: float) -> Pod:
         """Return the pod as input of the planner."""
-        standing = self.state
-        ready = standing in {"Ready", "CutOff"}
+        ready = self.state in {"Ready", "CutOff"}
         return Pod(
             name=self.name,
             uid=self.uid,
-            started=standing != "Joining" or self.generation > 0,
+            started=self.state != "Joining" or self.generation > 0,
             ready=ready,
-            stable_for=FOREVER_SECONDS if standing == "Out" else now - self.state_since,
+            stable_for=FOREVER_SECONDS if self.state == "Out" else now - self.state_since,
             age=now - self.created_at,
-            terminating=standing == "Leaving",
-            terminating_for=now - self.state_since if standing == "Leaving" else 0.0,
-            ended=standing == "Ended",
+            terminating=self.state == "Leaving",
+            terminating_for=now - self.state_since if self.state == "Leaving" else 0.0,
+            ended=self.state == "Ended",
             room=self.room,
             client_id=self.name,
             decoded_report=self._build_report() if ready or self.generation else None,
-            unreachable_for=FOREVER_SECONDS if standing == "Lost" else 0.0,
-            cut_off_brokers={REACHABLE_BROKER: FOREVER_SECONDS} if standing == "CutOff" else {},
+            unreachable_for=FOREVER_SECONDS if self.state == "Lost" else 0.0,
+            cut_off_brokers={REACHABLE_BROKER: FOREVER_SECONDS} if self.state == "CutOff" else {},
             poke=self.poke,
             poked_for=now - self.poked_at,
         )

@@ -19,7 +19,9 @@ class TrafficModel:
 
     def __init__(self, arrivals: Rates, lag: Rates, begins: float, capacity: float) -> None:
         """Start with the given lag of each queue; `capacity`: messages a second that one member can consume."""
-        self._arrivals, self._begins, self._capacity = arrivals, begins, capacity
+        self._arrivals = arrivals
+        self._begins = begins
+        self._capacity = capacity
         self.lag = lag.astype(float)
         self.now = begins
         self.peak_lag = float(lag.sum())
@@ -53,12 +55,12 @@ class TrafficModel:
         """Return each queue's mean rate over the last hour, or since the queue was added; NaN before its first step."""
         until = self.step_at(at)
         since = np.maximum(self._first_step, until - RATE_STEPS)
-        came = self._cumulative_arrivals[until] - self._cumulative_arrivals[since, np.arange(len(since))]
-        rates: Rates = np.divide(came, until - since, out=np.full(len(since), np.nan), where=until > since)
+        arrived = self._cumulative_arrivals[until] - self._cumulative_arrivals[since, np.arange(len(since))]
+        rates: Rates = np.divide(arrived, until - since, out=np.full(len(since), np.nan), where=until > since)
         return rates
 
     def advance_to(self, until: float, consumers: Indexes, member_count: int) -> None:
-        """Advance to `until`; `workers`: by queue the number of the member that consumes it, or -1."""
+        """Advance to `until`; `consumers`: by queue the number of the member that consumes it, or -1."""
         while self.now < until:
             end = min(until, self.step_end)
             self._advance_in_step(end - self.now, self.arrival_rates(self.now), consumers, member_count)
@@ -67,12 +69,12 @@ class TrafficModel:
     def _advance_in_step(self, seconds: float, rates: Rates, consumers: Indexes, member_count: int) -> None:
         lag_at_start = float(self.lag.sum())
         demand = self.lag + rates * seconds
-        places = np.where(consumers < 0, member_count, consumers)  # the last index collects queues without a consumer
-        of_each = np.bincount(places, weights=demand, minlength=member_count + 1)
+        owners = np.where(consumers < 0, member_count, consumers)  # the last index collects queues without a consumer
+        member_demand = np.bincount(owners, weights=demand, minlength=member_count + 1)
         capacity = np.full(member_count + 1, self._capacity * seconds)
         capacity[member_count] = 0.0
-        share = np.minimum(1.0, np.divide(capacity, of_each, out=np.ones_like(capacity), where=of_each > 0))
-        self.lag = demand * (1.0 - share[places])
+        share = np.minimum(1.0, np.divide(capacity, member_demand, out=np.ones_like(capacity), where=member_demand > 0))
+        self.lag = demand * (1.0 - share[owners])
         lag_at_end = float(self.lag.sum())
         self.peak_lag = max(self.peak_lag, lag_at_end)
         self.lag_seconds += seconds * (lag_at_start + lag_at_end) / 2

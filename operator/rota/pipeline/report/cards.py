@@ -29,14 +29,16 @@ def render_card(data: Findings, rank: int, row: Row) -> str:
     strategy = f" ({escape_text(then['strategy'])})" if then else ""
     plots = "".join(_draw_plots(data, group, use))
     figures = _measures_table(now, then) if now and then else ""
-    typed = patch_command(group, use)
-    do = f"<pre>{escape_lines(typed)}</pre>" if typed else '<p class="none">No group of Kubernetes has this name.</p>'
+    command = patch_command(group, use)
+    command_box = (
+        f"<pre>{escape_lines(command)}</pre>" if command else '<p class="none">This is not a valid Kubernetes name.</p>'
+    )
     return (
         f'<article aria-labelledby="group-{rank}"><h3 id="group-{rank}">{escape_text(group)}</h3>'
         f"<p>Use <strong>{escape_text(use)}</strong>{strategy} instead of {escape_text(row['strategy'])}: "
         f'<strong class="good">{format_percent(row["gain"])} less cost</strong>. {escape_text(row["evidence"])}</p>'
         f'<div class="plots">{plots}</div>'
-        f"<details><summary>Figures, and what to type</summary>{figures}{do}</details></article>\n"
+        f"<details><summary>Figures and command</summary>{figures}{command_box}</details></article>\n"
     )
 
 

@@ -25,11 +25,11 @@ def format_value(value: object) -> object:
 
 
 def describe_problem(row: Row, group_count: int) -> str:
-    """Return where a policy is unusable (RECORDED: where no cost is known) and why; `of`: the number of all groups."""
+    """Return where a policy is unusable (RECORDED_POLICY: where no cost is known) of `group_count` groups, and why."""
     many, example = row["groups"], row["example"]
     where = f"group {example}" if many == 1 else f"{many:,} of {count(group_count, 'group')}, such as {example}"
     if row["policy"] == RECORDED_POLICY:
-        return f"not judged: {where}: {row['problem']}"
+        return f"not evaluated: {where}: {row['problem']}"
     return f"{row['policy']} in {where}: unusable: {row['problem']}"
 
 
@@ -39,9 +39,9 @@ def format_duration(seconds: float | None) -> str:
         return "unknown"
     if seconds < 60:  # noqa: PLR2004 - a minute
         return f"{format_number(seconds)} s"
-    whole = max(round(seconds), 60)
-    unit, below, names = next(entry for entry in _UNITS if whole >= entry[0])
-    large, remainder = divmod(whole, unit)
+    rounded = max(round(seconds), 60)
+    unit, below, names = next(entry for entry in _UNITS if rounded >= entry[0])
+    large, remainder = divmod(rounded, unit)
     return f"{large:,} {names[0]}" + (f" {remainder // below} {names[1]}" if remainder // below else "")
 
 
@@ -53,7 +53,7 @@ def format_percent(part: float) -> str:
 
 def describe_history_length(hours: float) -> str:
     """Return a sentence with the length of the histories, for a page with counts per day."""
-    return f"Played were up to {format_duration(hours * 3600)} of each group; what is counted is told per day"
+    return f"Up to {format_duration(hours * 3600)} of each group's history was replayed; counts are per day"
 
 
 def describe_change(now: float | None, then: float | None) -> str:
@@ -69,13 +69,13 @@ def improvements_and_drawbacks(now: Row, then: Row) -> tuple[list[str], list[str
     """Return the improvements and the drawbacks of a change, each as a phrase."""
     phrases: dict[str, Callable[[float, float], str]] = {
         "moves": lambda a, b: f"{format_number(b)} moves of queues instead of {format_number(a)}",
-        "pause": lambda a, b: f"queues stand still for {format_duration(b)} in all instead of {format_duration(a)}",
+        "pause": lambda a, b: f"queues are paused for {format_duration(b)} in total instead of {format_duration(a)}",
         "duplicates": lambda a, b: f"{format_number(b)} messages expected twice instead of {format_number(a)}",
         "imbalance": lambda a, b: (
             f"the busiest member has {format_number(1 + b)} times the mean load instead of {format_number(1 + a)}"
         ),
         "idle": lambda a, b: f"members idle for {format_number(b)} h instead of {format_number(a)} h",
-        "unowned": lambda a, b: f"queues are nobody's for {format_duration(b)} instead of {format_duration(a)}",
+        "unowned": lambda a, b: f"queues have no owner for {format_duration(b)} instead of {format_duration(a)}",
         "lag_mean": lambda a, b: f"a mean lag of {format_number(b)} instead of {format_number(a)}",
     }
     better: list[str] = []

@@ -33,15 +33,13 @@ def write_recommendation(
     weights = weights or CostWeights()
     simulated = {str(row["policy"]) for row in results.select("policy").distinct().collect()} - {RECORDED_POLICY}
     for name in sorted(simulated - policies.keys()):
-        raise ValueError(
-            f"Policy {single_line(name, 60)} was simulated, but is in none of the files; give its file, too"
-        )
+        raise ValueError(f"Policy {single_line(name, 60)} was simulated, but is missing in --policies; add its file")
     spark = results.sparkSession
     costs(results, weights).write.mode("overwrite").parquet(str(folder / "costs"))
     written_costs = spark.read.parquet(str(folder / "costs"))
     recommend_policies(written_costs, results, min_gain).write.mode("overwrite").parquet(str(folder / "chosen"))
     recommendations = spark.read.parquet(str(folder / "chosen"))
-    recommendation = collect_findings(
+    report_data = collect_findings(
         results=results,
         series=series,
         costs=written_costs,
@@ -52,5 +50,5 @@ def write_recommendation(
         max_plots=max_plots,
     )
     write_manifests(recommendations, policies, folder / "policies")
-    (folder / REPORT_FILE).write_text(render_report(recommendation, now), encoding="utf-8")
-    return recommendation
+    (folder / REPORT_FILE).write_text(render_report(report_data, now), encoding="utf-8")
+    return report_data

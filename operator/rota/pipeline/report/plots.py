@@ -9,8 +9,12 @@ from typing import NamedTuple
 
 from rota.model import single_line
 
-WIDTH, HEIGHT = 340, 170
-LEFT_MARGIN, RIGHT_MARGIN, TOP_MARGIN, BOTTOM_MARGIN = 44, 10, 10, 24
+WIDTH = 340
+HEIGHT = 170
+LEFT_MARGIN = 44
+RIGHT_MARGIN = 10
+TOP_MARGIN = 10
+BOTTOM_MARGIN = 24
 MAX_TEXT_CHARACTERS = 200  # of a text from outside
 
 _DAY_SECONDS = 86400
@@ -66,10 +70,10 @@ def _format_digits(value: float) -> str:
 
 
 def draw_lines(title: str, plot_lines: Sequence[PlotLine], *, y_minimum: float = 0.0, is_stepped: bool = False) -> str:
-    """Draw lines over time. `least`: the y axis starts there or lower; `steps`: a value holds until it changes."""
+    """Draw lines over time. The y axis starts at `y_minimum` or lower; a stepped line holds each value."""
     valid = [(at, value) for line in plot_lines for at, value in line.points if value is not None and isfinite(value)]
     if not valid:
-        return '<p class="none">Nothing is known of it.</p>'
+        return '<p class="none">No data.</p>'
     times = [at for line in plot_lines for at, _ in line.points]
     since, until = min(times), max(*times, min(times) + 1)
     marks = _axis_marks(min(y_minimum, *(value for _, value in valid)), max(value for _, value in valid))
@@ -100,7 +104,7 @@ def _line_description(line: PlotLine) -> str:
         return f"{escape_text(line.name)}: unknown"
     most, when = max(valid, key=lambda pair: pair[0])
     least, last = min(valid)[0], valid[-1][0]
-    values = f"{format_number(least)} to {format_number(most)}, most at {format_utc(when)}"
+    values = f"{format_number(least)} to {format_number(most)}, highest at {format_utc(when)}"
     return f"{escape_text(line.name)}: {values}, {format_number(last)} at the end"
 
 
@@ -165,7 +169,7 @@ def _path_commands(
 
 
 def draw_bar(title: str, segments: Sequence[BarSegment], full_width_value: float) -> str:
-    """Draw a stacked bar, scaled so that `most` fills the width; it has no text, because its width varies."""
+    """Draw a stacked bar, scaled so that `full_width_value` fills the width, without text."""
     ends = [0.0]
     for segment in segments:
         ends.append(ends[-1] + max(segment.value, 0.0) / (full_width_value or 1.0) * 100)
@@ -177,8 +181,8 @@ def draw_bar(title: str, segments: Sequence[BarSegment], full_width_value: float
     values = ", ".join(
         f"{escape_text(segment.name)} {format_number(segment.value)}" for segment in segments if segment.value
     )
-    words = f"{escape_text(title)}: {values or 'nothing'}"
+    label = f"{escape_text(title)}: {values or 'nothing'}"
     return (
-        f'<svg class="bar" viewBox="0 0 100 10" preserveAspectRatio="none" role="img" aria-label="{words}">'
+        f'<svg class="bar" viewBox="0 0 100 10" preserveAspectRatio="none" role="img" aria-label="{label}">'
         f"{''.join(drawn)}</svg>"
     )

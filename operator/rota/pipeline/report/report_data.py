@@ -109,7 +109,7 @@ def most_gaining(chosen: DataFrame, most: int = MAX_LISTED_GROUPS) -> DataFrame:
 def count_problems(results: DataFrame) -> DataFrame:
     """Return the most frequent reasons for which each policy cannot be used, each with its number of groups.
 
-    A problem of the group itself, which prevents a replay under any policy, counts only for RECORDED.
+    A problem of the group itself, which prevents a replay under any policy, counts only for RECORDED_POLICY.
     """
     group = Window.partitionBy("group").rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
     of_now = F.max(F.when(F.col("policy") == RECORDED_POLICY, F.col("problem"))).over(group)
@@ -135,8 +135,10 @@ def sum_by_policy(results: DataFrame) -> DataFrame:
 
     A policy that no group can use has null sums: they would be the sums of the present policies.
     """
-    summed, averaged = ("moves", "forced", "pause_seconds", "duplicates", "idle_member_hours", "lag_mean"), "imbalance"
-    values, usable = F.struct(*summed, averaged), F.col("problem").isNull()
+    summed = ("moves", "forced", "pause_seconds", "duplicates", "idle_member_hours", "lag_mean")
+    averaged = "imbalance"
+    values = F.struct(*summed, averaged)
+    usable = F.col("problem").isNull()
     now = results.where((F.col("policy") == RECORDED_POLICY) & usable).select("group", values.alias("now"))
     used = F.when(usable & F.col("now").isNotNull(), values).otherwise(F.col("now"))
     sums = [F.sum(f"used.{name}").alias(name) for name in summed] + [F.avg(f"used.{averaged}").alias(averaged)]
@@ -148,7 +150,7 @@ def sum_by_policy(results: DataFrame) -> DataFrame:
 
 
 def thin_series(series: DataFrame, max_points: int = MAX_LINE_POINTS) -> DataFrame:
-    """Return SERIES with at most `steps` points a line; points that are merged keep the highest lag, to show peaks."""
+    """Return SERIES with at most `max_points` points a line; merged points keep the highest lag, to show peaks."""
     group = Window.partitionBy("group").rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
     seconds = F.unix_timestamp("at")
     first, last = F.min(seconds).over(group), F.max(seconds).over(group)
@@ -167,7 +169,7 @@ def thin_series(series: DataFrame, max_points: int = MAX_LINE_POINTS) -> DataFra
 
 
 def best_for_all(data: Findings) -> Row | None:
-    """Return the best single policy for all groups; None if its gain over the present ones is less than `least`."""
+    """Return the best single policy for all groups; None if its gain over the present ones is less than `min_gain`."""
     now = sums_of(data)
     alternatives = [
         row for row in data.policy_sums if row["policy"] not in {OWN_POLICIES, RECORDED_POLICY} and row["usable"]
@@ -187,7 +189,9 @@ class LeadingGroup(NamedTuple):
 
 def find_leading_group(data: Findings) -> LeadingGroup | None:
     """Return the group that dominates the total gain; None if no group does or it is the only judged group."""
-    now, each, rivals = sums_of(data), sums_of(data, OWN_POLICIES), data.scope.groups - data.scope.unjudged - 1
+    now = sums_of(data)
+    each = sums_of(data, OWN_POLICIES)
+    rivals = data.scope.groups - data.scope.unjudged - 1
     first = data.groups[0] if data.groups else None
     if now is None or each is None or first is None or not first["change"] or not rivals:
         return None

@@ -26,7 +26,7 @@ def generate_journal(
 ) -> DataFrame:
     """Write the journal, and return its numbers of groups and records; raise ValueError if the folder is not empty."""
     if to.exists() and any(to.iterdir()):
-        raise ValueError(f"{to} is not empty; give a folder that is, or is not there yet")
+        raise ValueError(f"{to} is not empty; give an empty folder or a new name")
     tasks = -(-groups // GROUPS_PER_TASK)
     write = partial(_write_groups, seed=seed, hours=hours, to=to.absolute(), largest=largest)
     counts = spark.range(0, groups, numPartitions=tasks).mapInArrow(write, _COUNTS)
@@ -38,7 +38,8 @@ def _write_groups(
 ) -> Iterator[pa.RecordBatch]:
     """Write a task's groups. Files get their final names only when they are complete, so Spark may retry the task."""
     numbers = [number for batch in batches for number in batch.column("id").to_pylist()]
-    records, parts = 0, set()
+    records = 0
+    parts = set()
     for number in numbers:
         hourly: defaultdict[str, list[bytes]] = defaultdict(list)
         JournalingReplay(generate_history(number, seed, hours, largest=largest), partial(_collect_line, hourly)).run()

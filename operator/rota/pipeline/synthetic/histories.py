@@ -175,8 +175,8 @@ def generate_history(
     rng = np.random.default_rng((seed, number))
     name = f"group-{number:05d}"
     group = f"team-{number % 97}/{name}"
-    chosen = largest if largest and not number else int(rng.choice([4, 8, 8, 16, 16, 32, 64]))
-    count = kind.queues if kind else chosen
+    random_count = largest if largest and not number else int(rng.choice([4, 8, 8, 16, 16, 32, 64]))
+    count = kind.queues if kind else random_count
     queues = tuple(Queue(name, f"broker-{'ab'[index % 2]}", index // 2) for index in range(count))
     queues = tuple(sorted(queues))
     fleet = SyntheticFleet(rng, group)
@@ -197,7 +197,8 @@ def build_fleet_history(
     fleet: SyntheticFleet, queues: tuple[Queue, ...], policy: PolicySpec, arrivals: Rates
 ) -> GroupHistory:
     """Return the history of a fleet. It starts settled; a member's capacity is 1.5 times what it needs at peak."""
-    group, first = fleet.group, fleet.changes[0][1]
+    group = fleet.group
+    first = fleet.changes[0][1]
     ends = START_SECONDS + len(arrivals) * STEP_SECONDS
     roster = Roster.of(queues, sorted(first))
     shares = roster.assignment(compute_owners(policy, roster).tolist())
@@ -228,10 +229,10 @@ def build_fleet_history(
 def _arrivals(rng: np.random.Generator, count: int, hours: float, skew: float) -> Rates:
     """Return the message rates by step and queue: skewed between queues, higher by day, with 10 % noise."""
     steps = max(1, int(np.ceil(hours * 3600 / STEP_SECONDS)))
-    of_each = rng.lognormal(1.0, skew, count)
+    mean_rates = rng.lognormal(1.0, skew, count)
     by_day = 0.4 + np.array([_day_factor(START_SECONDS + step * STEP_SECONDS) for step in range(steps)])
     noise = rng.uniform(0.9, 1.1, (steps, count))
-    arrivals: Rates = by_day[:, None] * of_each[None, :] * noise
+    arrivals: Rates = by_day[:, None] * mean_rates[None, :] * noise
     return arrivals
 
 
@@ -241,6 +242,6 @@ def _day_factor(at: float) -> float:
 
 
 def _random_times(rng: np.random.Generator, begins: float, ends: float, per_day: int) -> Iterator[float]:
-    """Yield random times in order, `a_day` of them per day on average."""
+    """Yield random times in order, `per_day` of them on average."""
     count = rng.poisson(per_day * (ends - begins) / DAY_SECONDS) if ends > begins else 0
     yield from np.sort(rng.uniform(begins + 60, max(ends - 60, begins + 61), count)).tolist()

@@ -19,13 +19,15 @@ from rota.ranges import to_ranges
 from rota.records import journal_record
 from rota.timestamps import format_time
 
-HOUR_SECONDS, MINUTE_SECONDS, MOMENT_SECONDS = 3600.0, 60.0, 0.001
+HOUR_SECONDS = 3600.0
+MINUTE_SECONDS = 60.0
+MOMENT_SECONDS = 0.001
 
 JournalLine = Mapping[str, Any]
 
 
 class JournalingReplay(Replay):
-    """Replays a history under the policies in force; `write` gets each record. All queues' ends start at `offset`."""
+    """Replays a history under the policies in force; all queues' end offsets start at `start_offset`."""
 
     def __init__(
         self, history: GroupHistory, write_record: Callable[[JournalLine], None], start_offset: int = 1_000_000
@@ -60,8 +62,9 @@ class JournalingReplay(Replay):
             self._write_record(line)
         if new_plan.document:
             self._add_pending_grants(previous, new_plan.document)
-        first, self._last_plan = self._last_plan is None, new_plan
-        if first:
+        is_first = self._last_plan is None
+        self._last_plan = new_plan
+        if is_first:
             self._write_owners()
         self._write_rebalance(new_plan)
 
@@ -73,7 +76,8 @@ class JournalingReplay(Replay):
 
     def _write_rebalance(self, new_plan: Plan) -> None:
         """Write the `rebalance` record if the plan's status reports a completed rebalance."""
-        last, at = new_plan.status.get("lastRebalance"), format_time(self.now)
+        last = new_plan.status.get("lastRebalance")
+        at = format_time(self.now)
         if last is None:
             return
         generation, forced = self._rebalance_begin
@@ -108,19 +112,19 @@ class JournalingReplay(Replay):
             )
 
     def _write_offsets(self) -> None:
-        fluid = self.metrics.traffic
-        self._last_offsets += (self.now - self._sampled_at) * fluid.arrival_rates(
+        traffic = self.metrics.traffic
+        self._last_offsets += (self.now - self._sampled_at) * traffic.arrival_rates(
             max(self._sampled_at, self.history.begins)
         )
         self._sampled_at = self.now
         ends = np.floor(self._last_offsets)
-        done = np.maximum(ends - np.ceil(fluid.lag), 0.0)
+        done = np.maximum(ends - np.ceil(traffic.lag), 0.0)
         last, committed = ends.astype(int).tolist(), done.astype(int).tolist()
         topics: dict[str, dict[str, Any]] = {}
-        place = 0
+        start = 0
         for topic, broker, ids in self._broker_columns:
-            rows = slice(place, place + len(ids))
-            place += len(ids)
+            rows = slice(start, start + len(ids))
+            start += len(ids)
             columns = {"ids": ids, "first": [0] * len(ids), "last": last[rows], "committed": committed[rows]}
             topics.setdefault(topic, {})[broker] = columns
         self._write_record(

@@ -19,24 +19,22 @@ from rota.cli.commands.pipeline.progress import Progress
 from rota.cli.console.errors import report_user_errors
 from rota.cli.console.formatting import print_line
 from rota.cli.console.output import print_table, print_value
+from rota.cli.options import OUTPUT_OPTION
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-OUTPUT = click.option(
-    "-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True
-)
 POLICIES_OPTION = click.option(
     "--policies", required=True, help="Files with the RebalancePolicies to try: a.yaml,b.yaml."
 )
-SOURCE_ARGUMENT = click.argument("source")  # a journal or a lake: `open_source` opens it
+SOURCE_ARGUMENT = click.argument("source")  # a journal or a lake
 IF_ANY_OPTION = click.option(
-    "--if-any", is_flag=True, help="End well where there is nothing to read yet: for a CronJob."
+    "--if-any", is_flag=True, help="Exit with code 0 if there is nothing to read yet: for a CronJob."
 )
 DAYS_OPTION = click.option(
     "--days",
     type=click.IntRange(1, 36_600),
-    help="Look at the last so many days that SOURCE tells of; without it, at all.",
+    help="Use only the last N days of SOURCE; default: all.",
 )
 INSTALL_COMMAND = "pip install 'rota-operator[pipeline]'"
 WATCH_INTERVAL_SECONDS = 30.0
@@ -44,7 +42,7 @@ WATCH_INTERVAL_SECONDS = 30.0
 
 @click.group()
 def pipeline() -> None:
-    """Make tables, rollups and advice of the journal."""
+    """Compute tables, rollups and recommendations from the journal."""
 
 
 def with_spark(command: Callable[..., None]) -> Callable[..., None]:
@@ -58,7 +56,7 @@ def with_spark(command: Callable[..., None]) -> Callable[..., None]:
         name, source = command.__name__, options.get("source", options.get("journal", ""))
         with _translate_spark_errors():
             if options.pop("if_any", False) and not output_paths.has_input(source):
-                print_line(f"{source} holds nothing yet")
+                print_line(f"{source} contains no records yet")
                 return
             output_paths.check_paths(name, options)
             read = _read_input_files(name, options)
@@ -89,8 +87,8 @@ def _translate_spark_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if words := spark_errors.describe_user_error(error):
-            raise ValueError(words) from None
+        if sentence := spark_errors.describe_user_error(error):
+            raise ValueError(sentence) from None
         raise
 
 
@@ -101,7 +99,7 @@ def _spark_session(command: str) -> Iterator["SparkSession"]:
 
         from rota.pipeline.common.spark_session import create_session
     except ModuleNotFoundError as error:
-        raise ValueError(f"{error.name} is not installed, which this command needs: {INSTALL_COMMAND}") from None
+        raise ValueError(f"This command needs {error.name}, which is not installed: {INSTALL_COMMAND}") from None
     _check_java()
     existing_session = SparkSession.getActiveSession()  # of a program that embeds this command
     spark = None
@@ -119,8 +117,8 @@ def _check_java() -> None:
     if shutil.which("java", path=os.path.join(home, "bin") if home else None):  # noqa: PTH118 - which takes strings
         return
     if home:
-        raise ValueError(f"Spark needs Java, and JAVA_HOME, {home}, has none: name another, or unset it")
-    raise ValueError("Spark needs Java, and there is none: install Java 17 or later, or set JAVA_HOME")
+        raise ValueError(f"Spark needs Java, but JAVA_HOME ({home}) has none: correct it, or unset it")
+    raise ValueError("Spark needs Java, but no java command was found: install Java 17 or later, or set JAVA_HOME")
 
 
 def print_row_counts(rows: Mapping[str, int], output: str) -> None:
@@ -133,23 +131,23 @@ def print_row_counts(rows: Mapping[str, int], output: str) -> None:
 @pipeline.command()
 @click.argument("journal")
 @click.option("--to", "lake", required=True, help="The lake: a folder of tables, one for each kind.")
-@click.option("--watch", is_flag=True, help="Go on with hours to come, until Ctrl-C; without it, end when all is in.")
+@click.option("--watch", is_flag=True, help="Ingest new hours until Ctrl-C; default: exit after all complete hours.")
 @click.option(
     "--settle",
     type=click.FloatRange(0, 366 * 24 * 60),
     default=5.0,
     show_default=True,
-    help="An hour is over when its file has not grown for so many minutes after its end.",
+    help="Minutes without growth after which an hour's file counts as complete.",
 )
-@click.option("--all", "everything", is_flag=True, help="Take every hour: nobody writes this journal any more.")
+@click.option("--all", "everything", is_flag=True, help="Ingest every hour: no operator writes this journal any more.")
 @click.option("--format", "form", type=click.Choice(["parquet", "delta"]), default="parquet", show_default=True)
 @IF_ANY_OPTION
-@OUTPUT
+@OUTPUT_OPTION
 @with_spark
 def ingest(
     spark: "SparkSession", progress: Progress, *, journal: str, lake: str, form: str, output: str, **options: Any
 ) -> None:
-    """Bring a lake up to date with JOURNAL: each line once, what is no record in its quarantine."""
+    """Ingest new records of JOURNAL into a lake; invalid lines go to its quarantine."""
     from rota.pipeline.ingest.streaming import ingest_journal
 
     def print_counts(counts: dict[str, int]) -> bool:
@@ -159,7 +157,7 @@ def ingest(
         time.sleep(WATCH_INTERVAL_SECONDS)
         return True
 
-    progress(f"taking hours of {journal} into {lake}")
+    progress(f"ingesting {journal} into {lake}")
     settle = None if options["everything"] else timedelta(minutes=options["settle"])
     total = ingest_journal(
         spark, journal, lake, settle=settle, table_format=form, on_ingested=print_counts if options["watch"] else None
@@ -170,24 +168,24 @@ def ingest(
 @pipeline.command()
 @SOURCE_ARGUMENT
 @POLICIES_OPTION
-@click.option("--to", required=True, help="The folder for what is made.")
-@click.option("--weights", help="A YAML file that says what trouble costs, such as moves: 1.")
+@click.option("--to", required=True, help="The folder for the results.")
+@click.option("--weights", help="A YAML file with cost weights, such as moves: 1.")
 @click.option(
     "--least-gain",
     type=click.FloatRange(0, 100),
     default=5.0,
     show_default=True,
-    help="By how many percent a policy must be better to be worth a change.",
+    help="Minimum gain in percent for which a change is recommended.",
 )
-@click.option("--top", type=click.IntRange(0, 100), default=20, show_default=True, help="How many groups get plots.")
+@click.option("--top", type=click.IntRange(0, 100), default=20, show_default=True, help="Number of groups with plots.")
 @DAYS_OPTION
 @IF_ANY_OPTION
 @with_spark
 def recommend(spark: "SparkSession", progress: Progress, **options: Any) -> None:
-    """Say which policy is best for which group.
+    """Recommend a policy for each group.
 
-    SOURCE is a journal or a lake, whose history is then played again under each policy, or the folder that
-    `rota pipeline simulate` wrote. The folder gets report.html for people, policies/ to apply, and tables.
+    SOURCE is a journal or a lake, whose history is then replayed under each policy, or the folder that
+    `rota pipeline simulate` wrote. Writes report.html, policies/ with manifests to apply, and tables.
     """
     from rota.cli.commands.pipeline import recommend
 
@@ -199,12 +197,12 @@ def recommend(spark: "SparkSession", progress: Progress, **options: Any) -> None
 @click.option("--to", help="The folder for the table; without it, the table is printed.")
 @DAYS_OPTION
 @IF_ANY_OPTION
-@OUTPUT
+@OUTPUT_OPTION
 @with_spark
 def rollup(spark: "SparkSession", progress: Progress, **options: Any) -> None:
-    """Print each group's hours in figures, from SOURCE: a journal or a lake.
+    """Print hourly metrics of each group, from SOURCE: a journal or a lake.
 
-    With --days, those days are written anew, and earlier ones that were written before stay.
+    With --days, those days are rewritten, and earlier days that were written before are kept.
     """
     from rota.cli.commands.pipeline import rollup
 
@@ -215,10 +213,10 @@ def rollup(spark: "SparkSession", progress: Progress, **options: Any) -> None:
 @SOURCE_ARGUMENT
 @click.option("--to", help="The folder for the tables `intervals` and `violations`.")
 @DAYS_OPTION
-@OUTPUT
+@OUTPUT_OPTION
 @with_spark
 def timeline(spark: "SparkSession", progress: Progress, **options: Any) -> None:
-    """Print what should not be in who held which queue when, from SOURCE: a journal or a lake.
+    """Print violations of exclusive queue ownership, from SOURCE: a journal or a lake.
 
     The exit code is 1 if a queue had two owners, or was granted without proof.
     """
@@ -232,12 +230,12 @@ def timeline(spark: "SparkSession", progress: Progress, **options: Any) -> None:
 @POLICIES_OPTION
 @click.option("--to", required=True, help="The folder for the tables `results` and `series`.")
 @DAYS_OPTION
-@OUTPUT
+@OUTPUT_OPTION
 @with_spark
 def simulate(spark: "SparkSession", progress: Progress, **options: Any) -> None:
-    """Play what happened to every group again under other policies, from SOURCE: a journal or a lake.
+    """Replay every group's history under other policies, from SOURCE: a journal or a lake.
 
-    What was really used is among the results as the policy `recorded`.
+    The policy that was in force is among the results as `recorded`.
     """
     from rota.cli.commands.pipeline import simulate
 
@@ -247,15 +245,15 @@ def simulate(spark: "SparkSession", progress: Progress, **options: Any) -> None:
 @pipeline.command()
 @click.option("--groups", type=click.IntRange(1, 10_000_000), default=100, show_default=True)
 @click.option("--hours", type=click.FloatRange(0.1, 24 * 366), default=24.0, show_default=True)
-@click.option("--seed", type=click.IntRange(0), default=7, show_default=True, help="The same makes the same journal.")
+@click.option("--seed", type=click.IntRange(0), default=7, show_default=True, help="The same seed: the same journal.")
 @click.option(
-    "--largest", type=click.IntRange(0, 100_000), default=0, help="How many queues the first group has, if any."
+    "--largest", type=click.IntRange(0, 100_000), default=0, help="Number of queues of the first group; 0: random."
 )
 @click.option("--to", required=True, help="The folder for the journal; it must be empty.")
-@OUTPUT
+@OUTPUT_OPTION
 @with_spark
 def generate(spark: "SparkSession", progress: Progress, **options: Any) -> None:
-    """Make a journal of invented groups, as the operator would have written it."""
+    """Generate a journal of synthetic groups, as the operator would have written it."""
     from rota.cli.commands.pipeline import simulate
 
     simulate.generate(spark, progress, **options)

@@ -30,7 +30,8 @@ def has_input(source: str) -> bool:
 
 def check_paths(command: str, options: Mapping[str, Any]) -> None:
     """Raise ValueError for an invalid source, or for a --to that would overwrite or mix up files."""
-    to, source = options.get("to", options.get("lake")), options.get("source", options.get("journal"))
+    to = options.get("to", options.get("lake"))
+    source = options.get("source", options.get("journal"))
     if command != "ingest" and source and not (command == "recommend" and is_simulation(Path(source))):
         paths.check_source(source)
     if to is not None:
@@ -47,7 +48,7 @@ def _check_to(command: str, to: str, source: str | None) -> None:
     if command == "ingest":
         _check_lake(to, folder)
     elif command == "generate" and folder.exists() and any(folder.iterdir()):
-        raise ValueError(f"--to {to} is not empty; give a folder that is, or is not there yet")
+        raise ValueError(f"--to {to} is not empty; give an empty folder or a new name")
     elif command in REPLACED_FOLDERS:
         _check_tables(to, folder, REPLACED_FOLDERS[command])
         _check_files(folder, REPLACED_FILES.get(command, {}))
@@ -63,21 +64,21 @@ def _check_writable(to: str, folder: Path) -> None:
         raise ValueError("--to is empty; name a folder")
     parent = next(path for path in (folder, *folder.parents) if os.path.exists(path))  # noqa: PTH110 - it never raises
     if not parent.is_dir():
-        raise ValueError(f"--to {to} cannot be a folder, for {parent} is a file; name another")
+        raise ValueError(f"--to {to} cannot be a folder, because {parent} is a file; name another")
     if not os.access(parent, os.W_OK | os.X_OK):
-        raise ValueError(f"--to {to} cannot be written: nobody may write {parent} but others; name another folder")
+        raise ValueError(f"--to {to} cannot be written: you have no permission to write {parent}; name another folder")
 
 
 def _check_outside_source(to: str, folder: Path, source: Path) -> None:
     if source in (folder, *folder.parents):
-        raise ValueError(f"--to {to} is within {source}, which is read; name a folder elsewhere")
+        raise ValueError(f"--to {to} is inside the source {source}; name a folder elsewhere")
 
 
 def _check_lake(to: str, folder: Path) -> None:
     if (folder / "_lock").exists():
         return
     for name in _unexpected_names(folder):
-        raise ValueError(f"--to {to} is no lake, and holds something else: {name}; name a folder of its own")
+        raise ValueError(f"--to {to} is not a lake, and contains other files: {name}; name a folder of its own")
 
 
 def _check_tables(to: str, folder: Path, tables: list[str]) -> None:
@@ -85,15 +86,15 @@ def _check_tables(to: str, folder: Path, tables: list[str]) -> None:
         raise ValueError(f"--to {to} is a lake or a journal; name a folder of its own")
     for table in tables:
         for name in _unexpected_names(folder / table):
-            raise ValueError(f"{folder / table} would be replaced, and holds something else: {name}; name another --to")
+            raise ValueError(f"{folder / table} would be replaced, but contains other files: {name}; name another --to")
 
 
 def _check_files(folder: Path, file_starts: Mapping[str, str]) -> None:
-    for pattern, begins in file_starts.items():
+    for pattern, prefix in file_starts.items():
         for path in folder.glob(pattern):
             with path.open("rb") as file:
-                if file.read(len(begins)) != begins.encode():
-                    raise ValueError(f"{path} would be replaced, and holds something else; name another --to")
+                if file.read(len(prefix)) != prefix.encode():
+                    raise ValueError(f"{path} would be replaced, but is not a file of this command; name another --to")
 
 
 def _unexpected_names(folder: Path) -> Iterator[str]:

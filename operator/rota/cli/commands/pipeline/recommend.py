@@ -33,7 +33,9 @@ def check_simulation(source: str, policies: Mapping[str, PolicySpec], days: int 
     at = Path(source)
     if is_simulation(at):
         if days:
-            raise ValueError(f"--days is for a journal or a lake; {source} was simulated already: give it to simulate")
+            raise ValueError(
+                f"--days works with a journal or a lake; {source} is a finished simulation: use --days with simulate"
+            )
         check_simulated(at, policies)
 
 
@@ -62,7 +64,7 @@ def recommend(
     else:
         simulation = run_simulation(spark, progress, policies, folder, source=source, days=days)
     progress(f"comparing costs, and writing {folder}")
-    findings = write_recommendation(
+    report_data = write_recommendation(
         simulation.results,
         simulation.series,
         policies,
@@ -74,8 +76,8 @@ def recommend(
     )
     if stored and folder.resolve() != at.resolve():
         _remove_simulation(folder)
-    _print_summary(findings)
-    print_line(f"The report is {folder / REPORT_FILE}; what to apply is in {folder / 'policies'}")
+    _print_summary(report_data)
+    print_line(f"The report is {folder / REPORT_FILE}; the manifests are in {folder / 'policies'}")
 
 
 def _remove_simulation(folder: Path) -> None:
@@ -100,19 +102,22 @@ def _print_summary(findings: "Findings") -> None:
     each = sums_of(findings, OWN_POLICIES)
     judged = examined.groups - examined.unjudged
     if now is None or each is None:
-        print_line("There is nothing to recommend: nobody can say what the groups cost now")
+        print_line("There is nothing to recommend: the present cost of the groups is unknown")
     else:
         gain = f", together {describe_change(now['cost'], each['cost'])} cost" if examined.changing else ""
         first = find_leading_group(findings)
         of_that = f", of that {format_percent(first.gain_fraction)} is group {first.group}" if first else ""
-        print_line(f"{examined.changing} of {pluralize(judged, 'group')} would gain by another policy{gain}{of_that}")
+        print_line(
+            f"{examined.changing} of {pluralize(judged, 'group')} would benefit from another policy{gain}{of_that}"
+        )
         print_line(describe_history_length(examined.longest))
     if best is not None and now is not None:
-        stay = f"; {pluralize(best['unusable'], 'group')} cannot use it, and would stay" if best["unusable"] else ""
-        print_line(
-            f"One policy for all: {best['policy']}, {describe_change(now['cost'], best['cost'])} cost than now{stay}"
+        exceptions = (
+            f"; {pluralize(best['unusable'], 'group')} cannot use it, and would keep theirs" if best["unusable"] else ""
         )
+        change = describe_change(now["cost"], best["cost"])
+        print_line(f"One policy for all: {best['policy']}, {change} cost than now{exceptions}")
     elif now is not None and now["cost"]:
-        print_line("No single policy is better for all of them")
+        print_line("No single policy is better for all groups")
     for row in findings.problems:
         print_line(describe_problem(row, examined.groups))

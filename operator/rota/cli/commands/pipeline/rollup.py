@@ -13,7 +13,7 @@ from rota.cli.console.formatting import print_line
 from rota.cli.console.output import print_table, print_value
 from rota.pipeline.history.audit import OPERATOR_ERRORS, intervals, violations
 from rota.pipeline.history.ownership import build_account
-from rota.pipeline.history.rollup import compute_rollup as rolled
+from rota.pipeline.history.rollup import compute_rollup
 from rota.pipeline.ingest.facts import first_day, load_source
 from rota.pipeline.report.formatting import format_value
 
@@ -36,11 +36,11 @@ MAX_PRINTED_ROWS = 10_000  # maximum number of printed rows; more need --to
 def rollup(
     spark: "SparkSession", progress: Progress, *, source: str, to: str | None, days: int | None, output: str
 ) -> None:
-    """Print or write the hourly figures of each group."""
+    """Print or write the hourly metrics of each group."""
     progress(f"reading {source}")
     since = days and first_day(source, days)
     # Include the day before: it shows the owners at the start of the first hour.
-    frame = rolled(load_source(spark, source, days and days + 1))
+    frame = compute_rollup(load_source(spark, source, days and days + 1))
     frame = frame.where(col("hour") >= lit(since)) if since else frame
     progress("rolling up, and writing" if to else "rolling up")
     if to:
@@ -63,14 +63,14 @@ def timeline(
     progress(f"reading {source}")
     facts = load_source(spark, source, days)
     ownership = build_account(facts)
-    wrong = violations(facts, ownership)
-    progress("finding who held what" + (", and writing" if to else ""))
+    found_violations = violations(facts, ownership)
+    progress("computing owners" + (", and writing" if to else ""))
     if to:
         _write_table(intervals(facts, ownership), str(Path(to) / "intervals"))
-        _write_table(wrong, str(Path(to) / "violations"))
+        _write_table(found_violations, str(Path(to) / "violations"))
     worst = col("kind").isin(*OPERATOR_ERRORS).desc()
-    rows = _collect_rows(wrong.orderBy(worst, "group", "since", "topic", "broker", "queue"))
-    print_value(rows, output, lambda: print_table(rows) if rows else print_line("Nothing is wrong in who held what"))
+    rows = _collect_rows(found_violations.orderBy(worst, "group", "since", "topic", "broker", "queue"))
+    print_value(rows, output, lambda: print_table(rows) if rows else print_line("No violations of queue ownership"))
     if rows and rows[0]["kind"] in OPERATOR_ERRORS:
         raise click.exceptions.Exit(1)
 
@@ -80,11 +80,11 @@ def _write_table(frame: "DataFrame", to: str) -> None:
 
 
 def _collect_rows(frame: "DataFrame") -> list[dict[str, Any]]:
-    """Return rows as JSON values, with times in UTC; raise ValueError if there are more than MOST."""
+    """Return rows as JSON values, with times in UTC; raise ValueError if there are too many to print."""
     rows = frame.limit(MAX_PRINTED_ROWS + 1).collect()
     if len(rows) > MAX_PRINTED_ROWS:
         raise ValueError(
-            f"There are more than {MAX_PRINTED_ROWS:,} rows, too many to print; write them into a folder by --to"
+            f"There are more than {MAX_PRINTED_ROWS:,} rows, too many to print; use --to to write them to a folder"
         )
     return [{name: _to_json_value(value) for name, value in row.asDict(recursive=True).items()} for row in rows]
 

@@ -60,7 +60,7 @@ def _print_results(lines: list[dict[str, Any]], problem_rows: "list[Row]") -> No
     )
     for row in problem_rows:
         print_line(describe_problem(row, int(lines[0]["groups"])))
-    sums = f"Figures are sums over up to {format_duration(hours * 3600)} of each group"
+    sums = f"Numbers are sums over up to {format_duration(hours * 3600)} of each group"
     print_line(f"{sums}; lag_mean is the sum of the groups' means, imbalance their mean")
 
 
@@ -79,7 +79,8 @@ def run_simulation(
 
     progress(f"reading {source}")
     histories = persist_on_disk(build_histories(load_source(spark, source, days)))
-    groups, tried = histories.count(), len(policies) + 1
+    groups = histories.count()
+    tried = len(policies) + 1
     progress(
         f"simulating {pluralize(groups, 'group')} \N{MULTIPLICATION SIGN} {tried} policies (recorded is one of them)"
     )
@@ -94,21 +95,19 @@ def run_simulation(
 
 def check_simulated(folder: Path, policies: Mapping[str, PolicySpec]) -> None:
     """Raise ValueError for an incomplete simulation, or policies that differ from the simulated ones."""
-    half = ValueError(f"{folder} holds no whole simulation; run `rota pipeline simulate` again")
+    incomplete = ValueError(f"{folder} contains no complete simulation; run `rota pipeline simulate` again")
     if not all((folder / name).exists() for name in ("results/_SUCCESS", "series/_SUCCESS", SIMULATED_POLICIES_FILE)):
-        raise half
+        raise incomplete
     try:
         tried = msgspec.json.decode((folder / SIMULATED_POLICIES_FILE).read_bytes(), type=dict[str, Any])
     except msgspec.DecodeError:
-        raise half from None
+        raise incomplete from None
     requested = msgspec.json.decode(_bodies_of(policies))
     for name, body in requested.items():
         if body != tried.get(name):
-            raise ValueError(f"Policy {name} was not simulated, or is not what it was then; simulate again")
+            raise ValueError(f"Policy {name} was not simulated, or has changed since; simulate again")
     for name in sorted(tried.keys() - requested.keys()):
-        raise ValueError(
-            f"Policy {single_line(name, 60)} was simulated, but is in none of the files; give its file, too"
-        )
+        raise ValueError(f"Policy {single_line(name, 60)} was simulated, but is missing in --policies; add its file")
 
 
 def _bodies_of(policies: Mapping[str, PolicySpec]) -> bytes:
@@ -134,25 +133,25 @@ def generate(spark: "SparkSession", progress: Progress, *, to: str, output: str,
     """Write a synthetic journal, and print its size."""
     from rota.pipeline.synthetic.generate import generate_journal
 
-    progress(f"inventing {pluralize(options['groups'], 'group')}, and writing {to}")
+    progress(f"generating {pluralize(options['groups'], 'group')} in {to}")
     [row] = generate_journal(spark, to=Path(to), **options).collect()
-    figures = row.asDict()
-    print_value(figures, output, lambda: print_table([figures]))
+    counts = row.asDict()
+    print_value(counts, output, lambda: print_table([counts]))
 
 
 def read_policies(files: str) -> dict[str, PolicySpec]:
-    """Return the RebalancePolicies of the files by name; a mistake is a ValueError that names its place."""
+    """Return the RebalancePolicies of the files by name; raise ValueError with the position of a mistake."""
     policies: dict[str, PolicySpec] = {}
-    places: dict[str, str] = {}
+    positions: dict[str, str] = {}
     for file in filter(None, map(str.strip, files.split(","))):
         for document in _load_policy_documents(file):
             name = str(manifest_name(document.body) or "")
             _check_name(name, document)
             if name in policies:
-                first, second = places[name], document.position_of("metadata.name")
-                raise ValueError(f"RebalancePolicy {name} is given twice, {first} and {second}; leave one of them")
+                first, second = positions[name], document.position_of("metadata.name")
+                raise ValueError(f"RebalancePolicy {name} is defined twice, at {first} and {second}; remove one")
             policies[name] = document.parse(parse_policy)
-            places[name] = document.position_of("metadata.name")
+            positions[name] = document.position_of("metadata.name")
     if not policies:
         raise ValueError("--policies names no file; give one or more, separated by commas")
     return policies
@@ -163,10 +162,10 @@ def _check_name(name: str, document: YamlDocument) -> None:
     if not name:
         raise ValueError(f"{where}: this RebalancePolicy has no name; give it one in metadata.name")
     if name == "recorded":
-        raise ValueError(f"{where}: recorded is what the policy that was really used is called; rename yours")
+        raise ValueError(f"{where}: the name recorded is reserved for the policy in force; use another name")
     if not is_manifest_name(name):
         raise ValueError(
-            f"{where}: {single_line(name, 60)!r} cannot be a RebalancePolicy's name; take a-z, 0-9, - and ."
+            f"{where}: {single_line(name, 60)!r} is not a valid RebalancePolicy name; use a-z, 0-9, - and ."
         )
 
 
@@ -175,5 +174,5 @@ def _load_policy_documents(file: str) -> list[YamlDocument]:
         each for each in load_documents(file, "RebalancePolicies") if each.body.get("kind") == "RebalancePolicy"
     ]
     if not policies:
-        raise ValueError(f"{display_name(file)} holds no RebalancePolicy; give a file with one or more")
+        raise ValueError(f"{display_name(file)} contains no RebalancePolicy; give a file with one or more")
     return policies
