@@ -11,7 +11,8 @@ import pytest
 from aiohttp import ClientConnectorCertificateError, ClientError, ClientSession, TCPConnector, web
 
 from ground.keys import Authority, Pair
-from rota.http_server import limited_site, listen
+from ground.poll import soon
+from rota.http_server import ServerLimits, limited_site, listen
 from rota.kube.client.api import ApiError
 from rota.kube.http.access.access import user_of_certificate
 from rota.kube.http.access.server_tls import ServerTls, read_page_certificate, self_signed, server_context
@@ -148,4 +149,27 @@ async def test_tls_clients_that_are_silent_keep_nobody_out(
         assert await silent[0][0].read() == b"", "the oldest was closed"
     await runner.cleanup()
     for _, writer in silent:
+        writer.close()
+
+
+async def test_tls_handshakes_that_end_together_stay_within_the_limit_of_connections(unused_tcp_port: int) -> None:
+    context = server_context(self_signed(["localhost", "127.0.0.1"]), "")
+    limits = ServerLimits(max_connections=3)
+    runner = await listen(
+        web.Application(), "127.0.0.1", unused_tcp_port, limits=limits, get_tls_context=lambda: context
+    )
+    clients = [await asyncio.open_connection("127.0.0.1", unused_tcp_port) for _ in range(8)]
+    trust = ssl.create_default_context()
+    trust.check_hostname = False
+    trust.verify_mode = ssl.CERT_NONE
+    await asyncio.gather(*(writer.start_tls(trust) for _, writer in clients))
+
+    async def has_no_handshakes() -> bool:
+        return all(task.get_name() != "TLS handshake" for task in asyncio.all_tasks())
+
+    await soon(has_no_handshakes)
+    assert runner.server
+    assert sum(connection.transport is not None for connection in runner.server.connections) == limits.max_connections
+    await runner.cleanup()
+    for _, writer in clients:
         writer.close()
