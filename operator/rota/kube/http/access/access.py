@@ -28,6 +28,7 @@ METRICS_PATH = "/metrics"
 MAX_TOKEN_CHARACTERS = 8_000
 MAX_IMPERSONATED_GROUPS = 32
 MAX_NAME_CHARACTERS = 256
+RETRY_AFTER_SECONDS = 5  # in responses with status 503 because a user could not be checked
 _IMPERSONATE_PREFIX = "Impersonate-"
 _SUPPORTED_HEADERS = {"Impersonate-User", "Impersonate-Group"}
 
@@ -126,7 +127,8 @@ class PageAccess:
             request[_READER] = ClusterUser(user, self._reviews)
             return await handler(request)
         except ReviewError as error:
-            raise http_error(web.HTTPServiceUnavailable, str(error)) from error
+            headers = {str(hdrs.RETRY_AFTER): str(RETRY_AFTER_SECONDS)}
+            raise http_error(web.HTTPServiceUnavailable, str(error), headers) from error
 
     async def _effective_user(self, request: web.Request) -> User:
         """Return the user whose rights apply: the authenticated user, or the impersonated user if that is allowed."""
