@@ -223,8 +223,31 @@ async def test_page_command_serves_the_page_in_the_users_name(
         api.leader = ""
         status, body = await get("/v1/groups")
         assert (status, "Nobody leads" in json.loads(body)["error"]) == (502, True)
+        api.leader = "rota-1"  # a new connection
+        api.status = 403
+        status, body = await get("/v1/groups")
+        right = "the right to get and create pods/portforward in namespace rota-system"
+        assert (status, json.loads(body)["error"]) == (
+            502,
+            f"You may not connect to pod rota-1, which leads; ask for {right}",
+        )
     serving.cancel()
     await asyncio.wait([serving])
+
+
+async def test_page_command_names_no_option_that_it_does_not_have(api: ApiServer) -> None:
+    async def get_error(*arguments: str) -> str:
+        result = await rota("page", *arguments)
+        assert result.exit_code == 2, result.output
+        return result.output
+
+    api.leader = "my laptop/7"
+    held = "rota: The Lease rota in namespace rota-system is held by 'my laptop/7', which is no pod"
+    assert await get_error() == f"{held}; run the operator in the cluster\n"
+    missing = await get_error("--lease", "none")
+    assert missing.endswith("see whether the operator runs, or give --operator-namespace or --lease\n")
+    assert "--operator " not in await get_error("--context", "none")
+    assert "or give --operator with its address" in (await rota("status", "--lease", "none")).output
 
 
 async def test_cli_without_an_operator_at_the_forwarded_port_is_one_sentence(api: ApiServer) -> None:

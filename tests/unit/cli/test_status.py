@@ -611,7 +611,11 @@ async def test_cli_relays_the_operators_error_through_the_api_server(api: Servic
             None,
             "Nobody leads: no one holds the Lease rota in namespace rota-system, which was last renewed ",
         ),
-        ((200, held_by("my laptop/7")), None, "is held by 'my laptop/7', which is no pod; give --operator"),
+        (
+            (200, held_by("my laptop/7")),
+            None,
+            "is held by 'my laptop/7', which is no pod; run the operator in the cluster, or give",
+        ),
         (None, no(404), "rota-0 holds the Lease rota, and is no pod in namespace rota-system; wait until another one"),
         (None, no(403), "You may not ask pod rota-0, which leads; ask for the right to get pods/proxy"),
         (None, no(401), "The API server rejects the credentials"),

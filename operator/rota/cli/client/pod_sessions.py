@@ -10,7 +10,7 @@ import aiohttp
 from yarl import URL
 
 from rota.cli.client.forward import LOOPBACK_ADDRESS, PortForward, describe_forward_failure, forward_port
-from rota.cli.client.requests import MAX_RESPONSE_BYTES, InvalidResponseError
+from rota.cli.client.requests import MAX_RESPONSE_BYTES, NoConnectionError
 from rota.http_client import describe_failure, read_body
 from rota.kube.client.api import Api
 from rota.kube.client.login.session import Login
@@ -18,7 +18,6 @@ from rota.kube.client.login.session import Login
 OPERATOR_PORT = 8080
 CONNECT_TIMEOUT_SECONDS = 10.0
 READ_TIMEOUT_SECONDS = 60.0  # the page receives events at least every 15 s
-OPERATOR_OPTION_HINT = "or give --operator with its address"
 
 
 class PodSessions:
@@ -69,9 +68,7 @@ class PodSessions:
                 yield response
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, RuntimeError) as error:  # or it was closed
             problem = forward.problem or describe_failure(error)
-            raise InvalidResponseError(
-                f"{describe_forward_failure(problem, self._namespace, pod)}, {OPERATOR_OPTION_HINT}"
-            ) from None
+            raise NoConnectionError(describe_forward_failure(problem, self._namespace, pod)) from None
 
     async def _connect(self, pod: str) -> tuple[PortForward, aiohttp.ClientSession]:
         if self._port_forward is None or self._session is None or self._connected_pod != pod:
