@@ -17,7 +17,7 @@ READ_BUFFER_BYTES = 16 * 1024
 ACCEPT_RETRY_SECONDS = 1.0  # after the system had no file descriptor left
 LOG_INTERVAL_SECONDS = 60.0  # minimum between two warnings, since clients can trigger them at any rate
 HANDSHAKE_SECONDS = 10.0
-MAX_HANDSHAKES = 128  # of TLS, in progress; each takes 256 KiB
+MAX_HANDSHAKES = 128  # of TLS, in progress, in addition to connections; each takes 300 KiB
 
 _log = logging.getLogger("rota.http_server")
 
@@ -111,13 +111,15 @@ class LimitedSite(web.BaseSite):
             )
             # asyncio reads 256 KiB at once, and an exception of the parser keeps that until it is collected.
             transport.max_size = READ_BUFFER_BYTES  # type: ignore[attr-defined]
+            if tls:  # meanwhile other handshakes may have ended, so count again
+                self._ensure_capacity(server, additional=0)
         except OSError:  # the client has disconnected
             connection.close()
 
-    def _ensure_capacity(self, server: web.Server) -> bool:
-        """Return whether one more connection fits; if need be, after closing the oldest that is not busy."""
+    def _ensure_capacity(self, server: web.Server, additional: int = 1) -> bool:
+        """Return whether `additional` connections fit; if need be, after closing the oldest that is not busy."""
         connected = [connection for connection in server.connections if connection.transport]
-        if len(connected) < self._max_connections:
+        if len(connected) + additional <= self._max_connections:
             return True
         self._warn(f"The limit of {self._max_connections} connections is reached; idle ones are closed")
         idle = next((connection for connection in connected if connection not in self._busy_connections), None)

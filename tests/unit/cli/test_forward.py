@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -18,9 +19,11 @@ from click.testing import CliRunner, Result
 from ground.keys import Authority
 from ground.poll import soon
 from rota.cli import main
+from rota.cli.client import proxy
 from rota.cli.client.watch import Target
 from rota.cli.commands import page
 from rota.http_server import listen
+from rota.kube.client.login import session
 from rota.kube.client.login.kubeconfig import LoginOptions
 from rota.kube.http.access.access import user_of_certificate
 from rota.kube.http.access.server_tls import self_signed, server_context
@@ -37,6 +40,13 @@ class Operator:
         self.tokens: list[str] = []
         self.users: list[str] = []
         self.headers: list[str] = []
+        self.is_waiting = asyncio.Event()
+        self.may_answer = asyncio.Event()
+
+    async def events(self, _: web.Request) -> web.Response:
+        self.is_waiting.set()
+        await self.may_answer.wait()
+        return web.json_response({})
 
     async def groups(self, request: web.Request) -> web.Response:
         user = user_of_certificate(request.get_extra_info("peercert"), time.time())
@@ -50,7 +60,7 @@ class Operator:
     @asynccontextmanager
     async def serve(self, authority: str, port: int) -> AsyncIterator[None]:
         app = web.Application()
-        app.add_routes([web.get("/v1/groups", self.groups)])
+        app.add_routes([web.get("/v1/groups", self.groups), web.get("/v1/events", self.events)])
         context = server_context(self_signed(["localhost", "127.0.0.1"]), authority)
         runner = await listen(app, "127.0.0.1", port, get_tls_context=lambda: context)
         yield
@@ -125,7 +135,7 @@ async def api(unused_tcp_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         yield api
 
 
-def write_kubeconfig(file: Path, url: str, **user: str) -> None:
+def write_kubeconfig(file: Path, url: str, **user: Any) -> None:
     config = {
         "current-context": "here",
         "contexts": [{"name": "here", "context": {"cluster": "one", "user": "me", "namespace": "shop"}}],
@@ -135,7 +145,7 @@ def write_kubeconfig(file: Path, url: str, **user: str) -> None:
     file.write_text(yaml.safe_dump(config))
 
 
-def change_user(file: Path, **user: str) -> None:
+def change_user(file: Path, **user: Any) -> None:
     url = yaml.safe_load(file.read_text())["clusters"][0]["cluster"]["server"]
     write_kubeconfig(file, url, **user)
 
@@ -178,6 +188,44 @@ async def test_cli_shows_the_users_certificate_over_a_forwarded_port(
     result = await rota("status")
     assert result.exit_code == 0, result.output
     assert (operator.tokens, operator.users) == ([""], ["alice"])
+
+
+@pytest.mark.usefixtures("api")
+async def test_cli_shows_a_renewed_certificate_of_an_exec_plugin_and_completes_requests_with_the_former_one(
+    operator: Operator, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def renew(name: str) -> None:
+        pair = authority.issue(name, name)
+        status = {
+            "clientCertificateData": pair.certificate.read_text(),
+            "clientKeyData": pair.key.read_text(),
+            "expirationTimestamp": "2026-01-01T00:00:00Z",
+        }
+        version = "client.authentication.k8s.io/v1"
+        credential = {"apiVersion": version, "kind": "ExecCredential", "status": status}
+        (tmp_path / "printed").write_text(json.dumps(credential))
+        plugin = {"command": "cat", "args": [str(tmp_path / "printed")], "interactiveMode": "Never"}
+        change_user(tmp_path / "config", exec={"apiVersion": version, **plugin})
+
+    monkeypatch.setattr(session, "RENEW_SECONDS", -1.0)  # for each request to the API server
+    renew("alice")
+    async with proxy.connect_through_cluster("rota-system", "rota", LoginOptions(prefers_kubeconfig=True)) as send:
+
+        async def send_as(user: str) -> bool:
+            assert (await send("/v1/groups", {}))[0] == 200
+            return operator.users[-1] == user
+
+        async def wait_for_events() -> tuple[int, bytes]:
+            return await send("/v1/events", {})
+
+        assert await send_as("alice")
+        stream = asyncio.create_task(wait_for_events())
+        await operator.is_waiting.wait()
+        renew("bob")
+        await soon(lambda: send_as("bob"))
+        assert set(operator.users) == {"alice", "bob"}
+        operator.may_answer.set()
+        assert await stream == (200, b"{}")
 
 
 @pytest.mark.usefixtures("operator")
@@ -229,8 +277,29 @@ async def test_page_command_serves_the_page_in_the_users_name(
         api.leader = ""
         status, body = await get("/v1/groups")
         assert (status, "No operator is leader" in json.loads(body)["error"]) == (502, True)
+        api.leader = "rota-1"  # a new connection
+        api.status = 403
+        status, body = await get("/v1/groups")
+        permission = "ask for get and create on pods/portforward in namespace rota-system"
+        sentence = f"You have no permission to connect to the leading pod rota-1; {permission}"
+        assert (status, json.loads(body)["error"]) == (502, sentence)
     serving.cancel()
     await asyncio.wait([serving])
+
+
+async def test_page_command_names_no_option_that_it_does_not_have(api: ApiServer) -> None:
+    async def get_error(*arguments: str) -> str:
+        result = await rota("page", *arguments)
+        assert result.exit_code == 2, result.output
+        return result.output
+
+    api.leader = "my laptop/7"
+    held = "rota: The Lease rota in namespace rota-system is held by 'my laptop/7', which is no pod"
+    assert await get_error() == f"{held}; run the operator in the cluster\n"
+    missing = await get_error("--lease", "none")
+    assert missing.endswith("see whether the operator runs, or give --operator-namespace or --lease\n")
+    assert "--operator " not in await get_error("--context", "none")
+    assert "or give --operator with its address" in (await rota("status", "--lease", "none")).output
 
 
 async def test_cli_without_an_operator_at_the_forwarded_port_is_one_sentence(api: ApiServer) -> None:

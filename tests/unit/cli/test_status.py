@@ -622,7 +622,7 @@ async def test_cli_relays_the_operators_error_through_the_api_server(api: Servic
         (
             (200, held_by("my laptop/7")),
             None,
-            "is held by 'my laptop/7', which is not a valid pod name; give --operator",
+            "is held by 'my laptop/7', which is not a valid pod name; run the operator in the cluster, or give",
         ),
         (
             None,

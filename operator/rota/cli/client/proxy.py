@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from rota.cli.client.pod_sessions import OPERATOR_OPTION_HINT, OPERATOR_PORT, PodSessions
-from rota.cli.client.requests import MAX_RESPONSE_BYTES, InvalidResponseError, SendRequest
+from rota.cli.client.pod_sessions import OPERATOR_PORT, PodSessions
+from rota.cli.client.requests import MAX_RESPONSE_BYTES, InvalidResponseError, NoConnectionError, SendRequest
 from rota.cli.console.formatting import format_age
 from rota.kube.client.api import Api, ApiError, NoResponseError
 from rota.kube.client.leader_election import PAGE_AUTH_ANNOTATION, PAGE_AUTH_KUBERNETES, Lease, LeaseSpec
@@ -26,6 +26,7 @@ from rota.spec.names import is_dns_label, is_dns_subdomain
 from rota.timestamps import parse_time
 
 logging.getLogger("rota").addHandler(logging.NullHandler())  # failures are printed as one sentence, without log lines
+OPERATOR_OPTION_HINT = "or give --operator with its address"  # for commands that have this option
 ANONYMOUS_USER = "system:anonymous"  # the user of requests without credentials
 
 
@@ -43,7 +44,11 @@ async def connect_through_cluster(
 ) -> AsyncIterator[SendRequest]:
     """Yield a function that sends requests to the leading operator; each request reads the Lease again."""
     check_names(namespace, lease)
-    async with await log_in(login_options) as login, Api(login) as api, PodSessions(api, login, namespace) as sessions:
+    try:
+        login = await log_in(login_options)
+    except NoConnectionError as error:
+        raise _with_option_hint(error) from None
+    async with login, Api(login) as api, PodSessions(api, login, namespace) as sessions:
 
         async def send(request_path: str, params: Mapping[str, str]) -> tuple[int, bytes]:
             try:
@@ -52,6 +57,8 @@ async def connect_through_cluster(
                     return await sessions.fetch(leader.pod, request_path, params)
                 path = proxy_path(namespace, leader.pod, OPERATOR_PORT, request_path)
                 status, body = await api.read_through_proxy(path, params, MAX_RESPONSE_BYTES)
+            except NoConnectionError as error:
+                raise _with_option_hint(error) from None
             except NoResponseError as error:
                 raise InvalidResponseError(
                     f"{error}; check the kubeconfig and the cluster, {OPERATOR_OPTION_HINT}"
@@ -61,6 +68,10 @@ async def connect_through_cluster(
             return status, body
 
         yield send
+
+
+def _with_option_hint(error: NoConnectionError) -> InvalidResponseError:
+    return InvalidResponseError(f"{error}, {OPERATOR_OPTION_HINT}")
 
 
 def check_names(namespace: str, lease: str) -> None:
@@ -84,11 +95,11 @@ class LeaderAddress(NamedTuple):
 
 
 async def log_in(login_options: LoginOptions) -> Login:
-    """Log in to the API server; raise InvalidResponseError if the account cannot be used."""
+    """Log in to the API server; raise NoConnectionError if the account cannot be used."""
     try:
         return await Login.create(find_account(login_options), may_use_terminal=True)
     except LoginError as error:
-        raise InvalidResponseError(f"{error}, {OPERATOR_OPTION_HINT}") from None
+        raise NoConnectionError(str(error)) from None
 
 
 async def find_leader(api: Api, namespace: str, name: str) -> LeaderAddress:
@@ -96,7 +107,7 @@ async def find_leader(api: Api, namespace: str, name: str) -> LeaderAddress:
     try:
         lease = await api.get(object_path("leases", namespace, name), Lease)
     except ApiError as error:
-        raise InvalidResponseError(_describe_lease_error(error, namespace, name)) from None
+        raise NoConnectionError(_describe_lease_error(error, namespace, name)) from None
     holder = _leading_pod(lease.spec, namespace, name)
     return LeaderAddress(
         holder, lease.spec, lease.metadata.annotations.get(PAGE_AUTH_ANNOTATION) == PAGE_AUTH_KUBERNETES
@@ -111,9 +122,9 @@ def _leading_pod(spec: LeaseSpec, namespace: str, lease: str) -> str:
             f"{message}; check that the operator runs. Until then the conditions of groups are not updated"
         )
     if not is_dns_subdomain(spec.holder_identity):
-        raise InvalidResponseError(
+        raise NoConnectionError(
             f"The Lease {lease} in namespace {namespace} is held by {spec.holder_identity!r}, which is not a valid pod "
-            "name; give --operator with its address"
+            "name; run the operator in the cluster"
         )
     return spec.holder_identity
 
@@ -122,27 +133,26 @@ def _describe_lease_error(error: ApiError, namespace: str, lease: str) -> str:
     if error.is_not_found:
         return (
             f"There is no Lease {lease} in namespace {namespace}; check that the operator runs, "
-            f"give --operator-namespace or --lease, {OPERATOR_OPTION_HINT}"
+            "or give --operator-namespace or --lease"
         )
     if error.status == HTTPStatus.UNAUTHORIZED or ANONYMOUS_USER in str(error):
         return _describe_rejected_login()
     if error.status == HTTPStatus.FORBIDDEN and "impersonate" in str(error):
-        return f"The API server does not let you impersonate that user: {error}; remove --as, {OPERATOR_OPTION_HINT}"
+        return f"The API server does not let you impersonate that user: {error}; remove --as"
     if error.status == HTTPStatus.FORBIDDEN:
-        permission = f"ask for get on leases, {OPERATOR_OPTION_HINT}"
-        return f"You have no permission to read the Lease {lease} in namespace {namespace}; {permission}"
-    return f"The Lease {lease} in namespace {namespace} cannot be read: {error}; try again, {OPERATOR_OPTION_HINT}"
+        return f"You have no permission to read the Lease {lease} in namespace {namespace}; ask for get on leases"
+    return f"The Lease {lease} in namespace {namespace} cannot be read: {error}; try again"
 
 
 def _describe_rejected_login() -> str:
-    return f"The API server rejects the credentials of the kubeconfig; log in again, {OPERATOR_OPTION_HINT}"
+    return "The API server rejects the credentials of the kubeconfig; log in again"
 
 
 def _describe_refusal(status: int, message: str, namespace: str, lease: str, leader: LeaderAddress) -> str:
     """Return the sentence that explains why the request to the leading pod failed."""
     pod, spec = leader.pod, leader.lease
     if status == HTTPStatus.UNAUTHORIZED:
-        return _describe_rejected_login()
+        return f"{_describe_rejected_login()}, {OPERATOR_OPTION_HINT}"
     if status == HTTPStatus.FORBIDDEN:
         permission = f"ask for get on pods/proxy in namespace {namespace}"
         return f"You have no permission to send requests to the leading pod {pod}; {permission}, {OPERATOR_OPTION_HINT}"

@@ -17,6 +17,10 @@ class InvalidResponseError(ValueError):
     """Raised if the operator gives no valid response; `--watch` tries again."""
 
 
+class NoConnectionError(InvalidResponseError):
+    """Raised if the operator cannot be reached through the cluster; commands with --operator add that as a remedy."""
+
+
 class _OperatorError(msgspec.Struct):
     """An error response of the operator."""
 

@@ -22,6 +22,7 @@ FORWARDED_RESPONSE_HEADERS = (
     hdrs.CONTENT_TYPE,
     hdrs.CACHE_CONTROL,
     hdrs.ETAG,
+    hdrs.RETRY_AFTER,
     "Content-Security-Policy",
     "X-Content-Type-Options",
     "Referrer-Policy",

@@ -48,6 +48,7 @@ _RESPONSE_HEADERS = (
     hdrs.CONTENT_TYPE,
     "Content-Security-Policy",
     "Referrer-Policy",
+    hdrs.RETRY_AFTER,
     hdrs.VARY,
     hdrs.WWW_AUTHENTICATE,
     "X-Content-Type-Options",

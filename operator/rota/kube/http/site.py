@@ -25,6 +25,7 @@ WRITE_TIMEOUT_SECONDS = 60.0  # until the connection of a client that does not r
 MAX_DETAILS = 16  # concurrent responses about one group
 DISCONNECT_CHECK_SECONDS = 1.0  # between two checks whether the client has disconnected
 
+EVENTS_PATH = "/v1/events"
 WEB_FOLDER = Path(__file__).parent / "web"
 CONTENT_TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css", ".js": "text/javascript"}
 
@@ -67,7 +68,7 @@ def page_routes(views: GroupViews, broadcaster: Broadcaster) -> list[web.RouteDe
         web.get("/v1/groups", site.groups),
         web.get("/v1/groups/{namespace}/{name}", site.group),
         web.get("/v1/groups/{namespace}/{name}/why", site.why),
-        web.get("/v1/events", site.events, allow_head=False),
+        web.get(EVENTS_PATH, site.events, allow_head=False),
         web.route("*", "/v1{rest:(/.*)?}", site.not_found),  # after all other routes, so that every refusal is JSON
     ]
 
@@ -148,9 +149,10 @@ class _Site:
         return stream
 
     async def not_found(self, request: web.Request) -> web.StreamResponse:
-        if request.method != "GET":
+        methods = ("GET",) if request.path == EVENTS_PATH else ("GET", "HEAD")
+        if request.method not in methods:
             sentence = f"Method {single_line(request.method, 20)} is not allowed; use GET"
-            return _error_response(405, sentence, {"allow": "GET"})
+            return _error_response(405, sentence, {"allow": ", ".join(methods)})
         return _error_response(404, f"No such path: {single_line(request.path, 100)}; see docs/page.md")
 
     async def _stream_events(self, request: web.Request, stream: web.StreamResponse, listener: Listener) -> None:

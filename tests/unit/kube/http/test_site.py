@@ -133,6 +133,7 @@ async def test_api_details_beyond_the_limit_are_rejected(monkeypatch: pytest.Mon
         ("POST", "/v1/groups", 405, "Method POST is not allowed; use GET"),
         ("DELETE", "/v1/groups/shop/orders", 405, "Method DELETE is not allowed; use GET"),
         ("HEAD", "/v1/events", 405, ""),
+        ("HEAD", "/v1/what", 404, ""),
         ("GET", "/v1/what", 404, "No such path: /v1/what; see docs/page.md"),
         ("GET", "/v1", 404, "No such path: /v1; see docs/page.md"),
         ("GET", "/v1/events?group=a/b/c", 400, "group must be NAMESPACE/NAME, not 'a/b/c'"),
@@ -150,8 +151,23 @@ async def test_api_error_is_json_with_a_sentence(method: str, path: str, status:
     app.add_routes(site.page_routes(Slow(), events.Broadcaster()))
     async with TestClient(TestServer(app)) as client, client.request(method, path) as answer:
         assert (answer.status, answer.content_type) == (status, "application/json")
-        assert answer.headers.get("allow") == ("GET" if status == 405 else None)
+        allowed = "GET" if path == "/v1/events" else "GET, HEAD"
+        assert answer.headers.get("allow") == (allowed if status == 405 else None)
         assert method == "HEAD" or await answer.json() == {"error": sentence}
+
+
+@pytest.mark.parametrize("path", ["/v1/groups", "/v1/groups/shop/orders/why"])
+async def test_api_head_is_answered_like_get_without_a_body(path: str) -> None:
+    slow = Slow()
+    slow.may.release()
+    app = web.Application()
+    app.add_routes(site.page_routes(slow, events.Broadcaster()))
+    async with TestClient(TestServer(app), headers={"Accept-Encoding": "identity"}) as client:
+        async with client.head(path) as head:
+            assert (head.status, head.content_type, await head.read()) == (200, "application/json", b"")
+        slow.may.release()
+        async with client.get(path) as answer:
+            assert str(len(await answer.read())) == answer.headers["content-length"] == head.headers["content-length"]
 
 
 async def test_api_explain_rejects_an_empty_queue() -> None:

@@ -4,6 +4,7 @@ import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from msgspec import Raw
 from rota.documents import PLAIN_KEY, Assignment, Share, encode_assignment
 from rota.kube.client.objects import MAX_LABELS, SETTINGS_KEY, ConfigMap, CustomResource, Deployment, Metadata, Pod
 from rota.kube.members.report_client import UNCOUNTED_BYTES
+from rota.kube.state import retention_budget
 from rota.kube.state.group import Group
 from rota.kube.state.retention_budget import RetentionBudget
 from rota.kube.state.stored_assignment import MAX_EARLY_BYTES, MAX_SETTINGS_BYTES, AssignmentLimits
@@ -188,3 +190,17 @@ def test_memory_budget_counts_objects_for_as_long_as_they_exist() -> None:
     del kept[0]
     assert budget.used_bytes == 400
     assert budget.admit("shop", kept[2], 500)
+
+
+@pytest.mark.parametrize(("limit_mib", "budget_mib"), [(inf, 128), (4096, 128), (256, 64)])
+def test_memory_budget_is_a_quarter_of_the_container_and_never_more_than_128_mib(
+    monkeypatch: pytest.MonkeyPatch, limit_mib: float, budget_mib: int
+) -> None:
+    monkeypatch.setattr(retention_budget, "memory_limit_bytes", lambda: limit_mib * 2**20)
+    budget = RetentionBudget()
+    reports = {namespace: FullReport(member=namespace, uid="1", generation=1) for namespace in ("a", "b", "c")}
+    half = budget_mib * 2**19
+    assert not budget.admit("a", reports["a"], half + 1)
+    assert budget.admit("a", reports["a"], half)
+    assert budget.admit("b", reports["b"], half)
+    assert not budget.admit("c", reports["c"], 1)

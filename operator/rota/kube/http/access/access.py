@@ -28,6 +28,7 @@ METRICS_PATH = "/metrics"
 MAX_TOKEN_CHARACTERS = 8_000
 MAX_IMPERSONATED_GROUPS = 32
 MAX_NAME_CHARACTERS = 256
+RETRY_AFTER_SECONDS = 5  # in responses with status 503 because a user could not be checked
 _IMPERSONATE_PREFIX = "Impersonate-"
 _SUPPORTED_HEADERS = {"Impersonate-User", "Impersonate-Group"}
 
@@ -111,8 +112,12 @@ async def check_may_read(request: web.Request, namespace: str) -> None:
 class PageAccess:
     """Middleware that authenticates each request, and refuses requests without a valid user."""
 
-    def __init__(self, reviews: Reviews) -> None:
+    def __init__(
+        self, reviews: Reviews, has_current_authority: Callable[[ssl.SSLContext], bool] = lambda _: True
+    ) -> None:
+        """`has_current_authority` checks the TLS context of a connection whose client presented a certificate."""
         self._reviews = reviews
+        self._has_current_authority = has_current_authority
 
     @web.middleware
     async def check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -126,7 +131,8 @@ class PageAccess:
             request[_READER] = ClusterUser(user, self._reviews)
             return await handler(request)
         except ReviewError as error:
-            raise http_error(web.HTTPServiceUnavailable, str(error)) from error
+            headers = {str(hdrs.RETRY_AFTER): str(RETRY_AFTER_SECONDS)}
+            raise http_error(web.HTTPServiceUnavailable, str(error), headers) from error
 
     async def _effective_user(self, request: web.Request) -> User:
         """Return the user whose rights apply: the authenticated user, or the impersonated user if that is allowed."""
@@ -153,7 +159,13 @@ class PageAccess:
             user = await self._reviews.user_of(token)
             request[_BY_TOKEN] = True
         else:
-            user = user_of_certificate(request.get_extra_info("peercert"), time.time())
+            certificate = request.get_extra_info("peercert")
+            if certificate and not self._has_current_authority(request.get_extra_info("sslcontext")):
+                # Without a response the client connects again, and its certificate is verified anew.
+                if request.transport:
+                    request.transport.abort()
+                raise ConnectionResetError
+            user = user_of_certificate(certificate, time.time())
         if user is None:
             sentence = "Log in: send a bearer token or a client certificate of the cluster, as `rota status` does"
             raise http_error(web.HTTPUnauthorized, sentence, {hdrs.WWW_AUTHENTICATE: "Bearer"})
@@ -163,7 +175,8 @@ class PageAccess:
 def user_of_certificate(certificate: Mapping[str, Any] | None, now: float) -> User | None:
     """Return the user that a verified client certificate names: its common name, with its organizations as groups.
 
-    TLS verified it when the connection was opened; it may have expired since.
+    TLS verified it when the connection was opened; it may have expired since. (For an authority that was replaced
+    since, see `PageAccess`.)
     """
     if certificate and ssl.cert_time_to_seconds(certificate["notAfter"]) < now:
         return None

@@ -39,7 +39,7 @@ async def cluster_users(login: Login, names: Sequence[str], folder: Path | None)
         reviewer = Reviewer(api)
         task = asyncio.create_task(supervise("page TLS", tls.run), name="page TLS")
         try:
-            yield PageSecurity(tls.context, [PageAccess(reviewer).check], tls.digest)
+            yield PageSecurity(tls.context, [PageAccess(reviewer, tls.has_current_authority).check], tls.digest)
         finally:
             await reviewer.close()
             task.cancel()

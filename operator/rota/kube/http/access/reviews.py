@@ -17,6 +17,7 @@ T = TypeVar("T")
 
 CACHE_SECONDS = 30.0
 MAX_CACHED_USERS = 1_000
+RECENT_SECONDS = 600.0  # after a token was accepted; until then its next review does not wait for unknown tokens
 MAX_CACHED_RIGHTS = 20_000  # listing groups checks one right per namespace for a user without the right to all
 MAX_CONCURRENT_REVIEWS = 8  # concurrent reviews of each kind at the API server
 MAX_PENDING_REVIEWS = 256  # including reviews that wait for a slot
@@ -67,13 +68,16 @@ class Reviewer:
         self._users: ExpiringCache[bytes, User] = ExpiringCache(CACHE_SECONDS, MAX_CACHED_USERS)
         self._rejected: ExpiringCache[bytes, bool] = ExpiringCache(CACHE_SECONDS, MAX_CACHED_USERS)
         self._rights: ExpiringCache[bytes, bool] = ExpiringCache(CACHE_SECONDS, MAX_CACHED_RIGHTS)
-        # Separate: unauthenticated clients cause token reviews only, and must not delay reviews of rights.
+        self._recent_tokens: ExpiringCache[bytes, bool] = ExpiringCache(RECENT_SECONDS, MAX_CACHED_USERS)
+        # Separate: clients without a login cause reviews of unknown tokens only, and must not delay other reviews.
         self._token_reviews = _SharedReviews()
+        self._recent_token_reviews = _SharedReviews()
         self._right_reviews = _SharedReviews()
 
     async def close(self) -> None:
         """Cancel all reviews."""
         await self._token_reviews.close()
+        await self._recent_token_reviews.close()
         await self._right_reviews.close()
 
     async def user_of(self, token: str) -> User | None:
@@ -81,9 +85,11 @@ class Reviewer:
         key = _digest(token)
         if self._rejected.get(key, _now()):
             return None
-        return self._users.get(key, _now()) or await self._token_reviews.run(
-            key, lambda: self._review_token(key, token)
-        )
+        user = self._users.get(key, _now())
+        if user is not None:
+            return user
+        reviews = self._recent_token_reviews if self._recent_tokens.get(key, _now()) else self._token_reviews
+        return await reviews.run(key, lambda: self._review_token(key, token))
 
     async def allows(self, user: User, right: Right) -> bool:
         """Whether a user has a right."""
@@ -103,6 +109,7 @@ class Reviewer:
         extra = tuple((name, tuple(values)) for name, values in sorted(info.extra.items()))
         user = User(info.username, tuple(info.groups), info.uid, extra)
         self._users.put(key, user, _now())
+        self._recent_tokens.put(key, value=True, now=_now())
         return user
 
     async def _review_right(self, key: bytes, user: User, right: Right) -> bool:

@@ -7,6 +7,7 @@ import logging
 import ssl
 from collections.abc import Sequence
 from pathlib import Path
+from weakref import WeakSet
 
 import msgspec
 from cryptography import x509
@@ -85,10 +86,15 @@ class ServerTls:
         self._client_authority = ""
         self._problem = ""
         self._context = server_context(self._pair, "")
+        self._current_contexts = WeakSet([self._context])  # those with the current client authority
 
     def context(self) -> ssl.SSLContext:
         """Return the context for a new connection."""
         return self._context
+
+    def has_current_authority(self, context: ssl.SSLContext) -> bool:
+        """Whether a connection's context has the current authority of client certificates, and not a replaced one."""
+        return context in self._current_contexts
 
     def digest(self) -> str:
         """Return the SHA-256 of the certificate for new connections, in hexadecimal."""
@@ -107,6 +113,9 @@ class ServerTls:
             authority = await self._read_client_authority()
             if (pair, authority) != (self._pair, self._client_authority):
                 self._context = server_context(pair, authority)
+                if authority != self._client_authority:
+                    self._current_contexts.clear()
+                self._current_contexts.add(self._context)
                 self._pair = pair
                 self._client_authority = authority
             self._problem = ""

@@ -199,4 +199,5 @@ async def test_page_says_that_nobody_can_log_in_while_the_api_server_is_down(
     users.is_down = True
     response = await client.get("/v1/groups", headers=by("admin"))
     assert response.status == 503
+    assert response.headers["Retry-After"] == "5"
     assert await error_of(response) == "The API server does not answer"

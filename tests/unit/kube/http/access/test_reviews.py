@@ -21,18 +21,19 @@ class ApiServer:
         self.reviews: list[str] = []
         self.problem: Exception | None = None
         self.answers_rights = False  # although it does not answer otherwise
+        self.answers_valid_tokens = False
         self.may_answer = asyncio.Event()
         self.may_answer.set()
 
     async def create(self, path: str, body: Any, kind: Any) -> Any:
         self.reviews.append(path.rpartition("/")[2])
-        if "token" in body["spec"] or not self.answers_rights:
+        is_valid_token = body["spec"].get("token") == "good"
+        if not (self.answers_valid_tokens if is_valid_token else self.answers_rights and "token" not in body["spec"]):
             await self.may_answer.wait()
         if self.problem:
             raise self.problem
-        is_known = body["spec"].get("token") == "good"
         user = {"username": "alice", "groups": ["ops"], "extra": {"b": ["2"], "a": ["1"]}}
-        status = {"authenticated": is_known, "user": user if is_known else {}, "allowed": True}
+        status = {"authenticated": is_valid_token, "user": user if is_valid_token else {}, "allowed": True}
         return msgspec.convert({"status": status}, kind)
 
 
@@ -79,6 +80,38 @@ async def test_api_reviews_of_unknown_tokens_delay_no_reviews_of_rights(
     assert await reviewer.allows(ALICE, read_groups("shop"))
     api.may_answer.set()
     await asyncio.gather(*flood, return_exceptions=True)
+
+
+@pytest.mark.parametrize("cache_seconds", [reviews.CACHE_SECONDS, 1e-9])
+async def test_api_reviews_of_unknown_tokens_delay_no_user_who_has_logged_in_before(
+    api: ApiServer, monkeypatch: pytest.MonkeyPatch, cache_seconds: float
+) -> None:
+    monkeypatch.setattr(reviews, "CACHE_SECONDS", cache_seconds)
+    stand_in: Any = api
+    reviewer = Reviewer(stand_in)
+    assert await reviewer.user_of("good")
+    api.answers_valid_tokens = True
+    api.may_answer.clear()
+    flood = [asyncio.create_task(reviewer.user_of(f"bad-{number}")) for number in range(reviews.MAX_PENDING_REVIEWS)]
+    await asyncio.sleep(0)  # each starts its review
+    await asyncio.sleep(0)  # the first reviews reach the API server
+    with pytest.raises(ReviewError):
+        await reviewer.user_of("bad")
+    assert await reviewer.user_of("good")
+    assert api.reviews.count("tokenreviews") == 1 + reviews.MAX_CONCURRENT_REVIEWS + (cache_seconds < 1)
+    await reviewer.close()
+    await asyncio.gather(*flood, return_exceptions=True)
+
+
+async def test_api_rejected_tokens_are_remembered_up_to_a_limit(
+    api: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reviews, "MAX_CACHED_USERS", 2)
+    stand_in: Any = api
+    reviewer = Reviewer(stand_in)
+    for token in ("bad-1", "bad-2", "bad-3", "bad-3", "bad-2", "bad-1"):
+        assert await reviewer.user_of(token) is None
+    assert len(api.reviews) == 4, "only the oldest is reviewed again"
 
 
 @pytest.mark.parametrize(

@@ -4,16 +4,19 @@ import asyncio
 import logging
 import ssl
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import ClientConnectorCertificateError, ClientError, ClientSession, TCPConnector, web
+from aiohttp.typedefs import Handler, Middleware
 
 from ground.keys import Authority, Pair
-from rota.http_server import limited_site, listen
+from ground.poll import soon
+from rota.http_server import ServerLimits, limited_site, listen
 from rota.kube.client.api import ApiError
-from rota.kube.http.access.access import user_of_certificate
+from rota.kube.http.access.access import PageAccess, user_of_certificate
 from rota.kube.http.access.server_tls import ServerTls, read_page_certificate, self_signed, server_context
 
 
@@ -48,14 +51,14 @@ async def user_seen(port: int, trust: ssl.SSLContext) -> str:
         return await response.text()
 
 
-async def serve(tls: ServerTls, port: int) -> web.AppRunner:
+async def serve(tls: ServerTls, port: int, middlewares: Sequence[Middleware] = ()) -> web.AppRunner:
     async def answer(request: web.Request) -> web.Response:
         user = user_of_certificate(request.get_extra_info("peercert"), time.time())
         return web.Response(text=user.name if user else "nobody")
 
     app = web.Application()
     app.add_routes([web.get("/", answer)])
-    return await listen(app, "127.0.0.1", port, get_tls_context=tls.context)
+    return await listen(app, "127.0.0.1", port, get_tls_context=tls.context, middlewares=middlewares)
 
 
 def trusting(authority: Authority, user: Pair | None = None) -> ssl.SSLContext:
@@ -97,6 +100,49 @@ async def test_tls_of_a_client_certificate_by_another_authority_fails(tmp_path: 
     runner = await serve(tls, unused_tcp_port)
     with pytest.raises((OSError, ClientError)):
         await user_seen(unused_tcp_port, trusting(servers, servers.issue("mallory", "admin", "system:masters")))
+    await runner.cleanup()
+
+
+async def test_tls_connections_of_a_replaced_client_authority_end_at_their_next_request(
+    tmp_path: Path, unused_tcp_port: int
+) -> None:
+    old, new = Authority(tmp_path / "a", "old"), Authority(tmp_path / "b", "new")
+    servers = Authority(tmp_path / "c", "servers")
+    api: Any = ApiServer(old.own.certificate.read_text())
+    folder = put(tmp_path / "tls", servers.issue("page", "page", ips=["127.0.0.1"]))
+    tls = ServerTls(api, [], folder)
+    await tls.refresh()
+    no_reviews: Any = None
+    connections: set[object] = set()
+
+    @web.middleware
+    async def note_connection(request: web.Request, handler: Handler) -> web.StreamResponse:
+        connections.add(request.protocol)
+        return await handler(request)
+
+    check = PageAccess(no_reviews, tls.has_current_authority).check
+    runner = await serve(tls, unused_tcp_port, [check, note_connection])
+    trust = trusting(servers, old.issue("alice", "alice"))
+    async with ClientSession(connector=TCPConnector(ssl=trust, limit=1)) as session:
+
+        async def get_user() -> str:
+            async with session.get(f"https://127.0.0.1:{unused_tcp_port}/") as response:
+                return await response.text()
+
+        assert await get_user() == "alice"
+        put(folder, servers.issue("page", "page", ips=["127.0.0.1"]))
+        await tls.refresh()
+        assert await get_user() == "alice"
+        assert len(connections) == 1, "a renewed certificate of the server ends no connection"
+        api.authority += new.own.certificate.read_text()
+        await tls.refresh()
+        assert await get_user() == "alice", "the client connects again without an error"
+        assert len(connections) == 2
+        api.authority = new.own.certificate.read_text()
+        await tls.refresh()
+        with pytest.raises((OSError, ClientError)):
+            await get_user()
+    assert await user_seen(unused_tcp_port, trusting(servers, new.issue("bob", "bob"))) == "bob"
     await runner.cleanup()
 
 
@@ -148,4 +194,27 @@ async def test_tls_clients_that_are_silent_keep_nobody_out(
         assert await silent[0][0].read() == b"", "the oldest was closed"
     await runner.cleanup()
     for _, writer in silent:
+        writer.close()
+
+
+async def test_tls_handshakes_that_end_together_stay_within_the_limit_of_connections(unused_tcp_port: int) -> None:
+    context = server_context(self_signed(["localhost", "127.0.0.1"]), "")
+    limits = ServerLimits(max_connections=3)
+    runner = await listen(
+        web.Application(), "127.0.0.1", unused_tcp_port, limits=limits, get_tls_context=lambda: context
+    )
+    clients = [await asyncio.open_connection("127.0.0.1", unused_tcp_port) for _ in range(8)]
+    trust = ssl.create_default_context()
+    trust.check_hostname = False
+    trust.verify_mode = ssl.CERT_NONE
+    await asyncio.gather(*(writer.start_tls(trust) for _, writer in clients))
+
+    async def has_no_handshakes() -> bool:
+        return all(task.get_name() != "TLS handshake" for task in asyncio.all_tasks())
+
+    await soon(has_no_handshakes)
+    assert runner.server
+    assert sum(connection.transport is not None for connection in runner.server.connections) == limits.max_connections
+    await runner.cleanup()
+    for _, writer in clients:
         writer.close()
