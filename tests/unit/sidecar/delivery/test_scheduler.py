@@ -20,75 +20,75 @@ def a_window(queue: Queue, messages: int = 100, *, orderly: bool = False) -> Que
     return window
 
 
-def a_shelf(
+def a_scheduler(
     *queues: Queue, messages: int = 100, orderly: bool = False, allowed: Collection[Queue] | None = None
 ) -> DeliveryScheduler:
     """Return one to which these were offered; all may deliver unless said."""
-    shelf = DeliveryScheduler(lambda queue: allowed is None or queue in allowed)
+    deliveries = DeliveryScheduler(lambda queue: allowed is None or queue in allowed)
     for queue in queues:
-        shelf.offer(queue, a_window(queue, messages, orderly=orderly))
-    return shelf
+        deliveries.offer(queue, a_window(queue, messages, orderly=orderly))
+    return deliveries
 
 
-def one(_: Queue) -> int:
+def one_message(_: Queue) -> int:
     return 1
 
 
-def turns(shelf: DeliveryScheduler, slots: float = float("inf"), most: int = 1000, every: int = 0) -> list[Queue]:
+def turns(deliveries: DeliveryScheduler, slots: float = float("inf"), most: int = 1000, every: int = 0) -> list[Queue]:
     """Take until nothing comes or no slot is free, and let nothing end; return whose turns they were."""
     found: list[Queue] = []
-    while len(found) < most and (taken := shelf.start_next(0.0, one, slots - len(found), every)):
-        found.append(taken.queue)
+    while len(found) < most and (batch := deliveries.start_next(0.0, one_message, slots - len(found), every)):
+        found.append(batch.queue)
     return found
 
 
-def finish(taken: Batch) -> None:
-    for message in taken.delivery.messages:
-        taken.window.finish_message(taken.delivery, message)
+def finish(batch: Batch) -> None:
+    for message in batch.delivery.messages:
+        batch.window.finish_message(batch.delivery, message)
 
 
 def test_delivery_turns_follow_the_order_in_which_queues_were_offered() -> None:
-    assert turns(a_shelf(B, A, C, messages=2)) == [B, A, C, B, A, C]
+    assert turns(a_scheduler(B, A, C, messages=2)) == [B, A, C, B, A, C]
 
 
 def test_delivery_turn_is_kept_by_a_queue_that_is_offered_again() -> None:
-    shelf = a_shelf(A, B)
-    shelf.offer(A, a_window(A))
-    assert turns(shelf, most=3) == [A, B, A]
+    deliveries = a_scheduler(A, B)
+    deliveries.offer(A, a_window(A))
+    assert turns(deliveries, most=3) == [A, B, A]
 
 
 def test_delivery_skips_an_empty_queue_until_it_is_offered_again() -> None:
-    shelf, window = a_shelf(A, B, messages=1), a_window(C, 0)
-    shelf.offer(C, window)
-    assert turns(shelf) == [A, B]
+    deliveries, window = a_scheduler(A, B, messages=1), a_window(C, 0)
+    deliveries.offer(C, window)
+    assert turns(deliveries) == [A, B]
     window.add_pull(0, PullResult((Message(C, 0, b"x", {}),), 1, 0, 1))
-    assert turns(shelf) == []
-    shelf.offer(C, window)
-    assert turns(shelf) == [C]
+    assert turns(deliveries) == []
+    deliveries.offer(C, window)
+    assert turns(deliveries) == [C]
 
 
 def test_delivery_has_at_most_the_batch_size_of_its_queue() -> None:
-    shelf = a_shelf(A, B, messages=5)
-    taken = [shelf.start_next(0.0, lambda queue: 3 if queue == A else 1) for _ in range(4)]
-    assert [len(it.delivery.messages) for it in taken if it] == [3, 1, 2, 1]
+    deliveries = a_scheduler(A, B, messages=5)
+    batch = [deliveries.start_next(0.0, lambda queue: 3 if queue == A else 1) for _ in range(4)]
+    assert [len(it.delivery.messages) for it in batch if it] == [3, 1, 2, 1]
 
 
 def test_orderly_queue_has_its_next_turn_when_it_is_offered_after_its_delivery_ends() -> None:
-    shelf = a_shelf(A, orderly=True)
-    taken = shelf.start_next(0.0, one)
-    assert taken
-    assert shelf.start_next(0.0, one) is None
-    finish(taken)
-    assert shelf.start_next(0.0, one) is None
-    shelf.offer(A, taken.window)
-    assert turns(shelf) == [A]
+    deliveries = a_scheduler(A, orderly=True)
+    batch = deliveries.start_next(0.0, one_message)
+    assert batch
+    assert deliveries.start_next(0.0, one_message) is None
+    finish(batch)
+    assert deliveries.start_next(0.0, one_message) is None
+    deliveries.offer(A, batch.window)
+    assert turns(deliveries) == [A]
 
 
 @pytest.mark.parametrize("free", [0, -3])
 def test_delivery_does_not_start_without_a_free_slot(free: int) -> None:
-    shelf = a_shelf(A)
-    assert shelf.start_next(0.0, one, free) is None
-    assert turns(shelf, 1) == [A]
+    deliveries = a_scheduler(A)
+    assert deliveries.start_next(0.0, one_message, free) is None
+    assert turns(deliveries, 1) == [A]
 
 
 # The share.
@@ -98,45 +98,45 @@ def test_delivery_does_not_start_without_a_free_slot(free: int) -> None:
     ("slots", "share"), [(1, 1), (2, 2), (3, 3), (4, 3), (5, 4), (10, 8), (16, 12), (100, 75), (1000, 750)]
 )
 def test_delivery_share_of_a_single_queue_is_three_quarters_of_the_slots(slots: int, share: int) -> None:
-    assert len(turns(a_shelf(A, messages=2000), slots, every=slots)) == share
+    assert len(turns(a_scheduler(A, messages=2000), slots, every=slots)) == share
 
 
 @pytest.mark.parametrize(("slots", "hanging"), [(4, 1), (16, 1), (16, 4), (64, 15), (500, 7), (500, 124)])
 def test_delivery_slots_remain_for_the_next_queue_after_others_hang_in_turn(slots: int, hanging: int) -> None:
-    shelf, taken = a_shelf(), list[Queue]()
+    deliveries, batch = a_scheduler(), list[Queue]()
     for number in range(hanging):
         queue = Queue("hangs", "broker-a", number)
-        shelf.offer(queue, a_window(queue, 500))
-        taken += turns(shelf, slots - len(taken), every=slots)
-    assert len(taken) < slots
-    shelf.offer(D, a_window(D))
-    assert turns(shelf, slots - len(taken), every=slots)[:1] == [D]
+        deliveries.offer(queue, a_window(queue, 500))
+        batch += turns(deliveries, slots - len(batch), every=slots)
+    assert len(batch) < slots
+    deliveries.offer(D, a_window(D))
+    assert turns(deliveries, slots - len(batch), every=slots)[:1] == [D]
 
 
 def test_delivery_slots_are_shared_equally_by_two_queues_that_hang() -> None:
-    taken = turns(a_shelf(A, B), 80, every=80)
-    assert (taken.count(A), taken.count(B)) == (30, 30)
+    batch = turns(a_scheduler(A, B), 80, every=80)
+    assert (batch.count(A), batch.count(B)) == (30, 30)
 
 
 def test_delivery_turn_returns_to_a_queue_at_its_share_when_a_delivery_ends() -> None:
-    shelf = a_shelf(A)
-    taken = [it for it in (shelf.start_next(0.0, one, 4 - number, 4) for number in range(4)) if it]
-    assert len(taken) == 3
-    finish(taken[0])
-    assert turns(shelf, 2, every=4) == [A]
+    deliveries = a_scheduler(A)
+    batch = [it for it in (deliveries.start_next(0.0, one_message, 4 - number, 4) for number in range(4)) if it]
+    assert len(batch) == 3
+    finish(batch[0])
+    assert turns(deliveries, 2, every=4) == [A]
 
 
 def test_delivery_share_is_unlimited_without_a_slot_limit() -> None:
-    assert len(turns(a_shelf(A, messages=500))) == 500
+    assert len(turns(a_scheduler(A, messages=500))) == 500
 
 
 def test_delivery_uses_the_latest_window_of_a_queue() -> None:
-    shelf, before, now = a_shelf(), a_window(A, 0), a_window(A, 1)
-    shelf.offer(A, before)
-    shelf.offer(A, now)
-    taken = shelf.start_next(0.0, one)
-    assert taken
-    assert taken.window is now
+    deliveries, before, now = a_scheduler(), a_window(A, 0), a_window(A, 1)
+    deliveries.offer(A, before)
+    deliveries.offer(A, now)
+    batch = deliveries.start_next(0.0, one_message)
+    assert batch
+    assert batch.window is now
 
 
 # What may not deliver.
@@ -144,49 +144,49 @@ def test_delivery_uses_the_latest_window_of_a_queue() -> None:
 
 def test_delivery_skips_a_forbidden_queue_until_it_is_offered_again() -> None:
     allowed = {B}
-    shelf, window = a_shelf(B, messages=1, allowed=allowed), a_window(A)
-    shelf.offer(A, window)
-    assert turns(shelf) == [B]
+    deliveries, window = a_scheduler(B, messages=1, allowed=allowed), a_window(A)
+    deliveries.offer(A, window)
+    assert turns(deliveries) == [B]
     allowed.add(A)
-    assert turns(shelf) == []
+    assert turns(deliveries) == []
     assert window.is_idle
-    shelf.offer(A, window)
-    assert turns(shelf, most=2) == [A, A]
+    deliveries.offer(A, window)
+    assert turns(deliveries, most=2) == [A, A]
 
 
 def test_delivery_permission_is_not_checked_for_a_queue_at_its_share() -> None:
     asked: list[Queue] = []
 
-    def may(queue: Queue) -> bool:
+    def may_deliver(queue: Queue) -> bool:
         asked.append(queue)
         return True
 
-    shelf = DeliveryScheduler(may)
-    shelf.offer(A, a_window(A))
-    turns(shelf, 4, every=4)
+    deliveries = DeliveryScheduler(may_deliver)
+    deliveries.offer(A, a_window(A))
+    turns(deliveries, 4, every=4)
     before = len(asked)
-    assert shelf.start_next(0.0, one, 1, 4) is None
+    assert deliveries.start_next(0.0, one_message, 1, 4) is None
     assert len(asked) == before
 
 
 def test_delivery_skips_a_withdrawn_queue() -> None:
-    shelf = a_shelf(A, B, messages=1)
-    shelf.withdraw(A)
-    shelf.withdraw(C)
-    assert turns(shelf) == [B]
+    deliveries = a_scheduler(A, B, messages=1)
+    deliveries.withdraw(A)
+    deliveries.withdraw(C)
+    assert turns(deliveries) == [B]
 
 
 def test_delivery_is_none_without_queues() -> None:
-    assert a_shelf().start_next(0.0, one) is None
+    assert a_scheduler().start_next(0.0, one_message) is None
 
 
 def test_delivery_permission_check_may_withdraw_all_queues() -> None:
-    def may(_: Queue) -> bool:
+    def may_deliver(_: Queue) -> bool:
         for queue in (A, B, C):
-            shelf.withdraw(queue)
+            deliveries.withdraw(queue)
         return False
 
-    shelf = DeliveryScheduler(may)
+    deliveries = DeliveryScheduler(may_deliver)
     for queue in (A, B, C):
-        shelf.offer(queue, a_window(queue))
-    assert shelf.start_next(0.0, one) is None
+        deliveries.offer(queue, a_window(queue))
+    assert deliveries.start_next(0.0, one_message) is None

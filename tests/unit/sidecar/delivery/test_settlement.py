@@ -38,7 +38,7 @@ class AMember:
         pass
 
 
-def taken(window: QueueWindow) -> Batch:
+def a_batch(window: QueueWindow) -> Batch:
     delivery = window.start_delivery(1, now=1e9)
     assert delivery
     return Batch(Q, window, delivery)
@@ -46,17 +46,17 @@ def taken(window: QueueWindow) -> Batch:
 
 def test_push_repeats_undelivered_messages_from_the_lowest_offset() -> None:
     member = AMember(Problems(), decode_settings(encode_settings("shop", a_spec(), 30.0, None)))
-    endings, window = Settlement(member), QueueWindow(next_offset=0, orderly=False, committed_offset=0)
+    a_settlement, window = Settlement(member), QueueWindow(next_offset=0, orderly=False, committed_offset=0)
     window.add_pull(0, PullResult(tuple(Message(Q, it, b"", {}) for it in (0, 1, 2)), 3, 0, 3))
-    for it in [taken(window) for _ in range(3)]:
-        endings.return_messages(it, it.delivery.messages)
+    for it in [a_batch(window) for _ in range(3)]:
+        a_settlement.return_messages(it, it.delivery.messages)
     for _ in range(3):
-        it = taken(window)
+        it = a_batch(window)
         assert [message.offset for message in it.delivery.messages] == [0]
-        endings.return_messages(it, it.delivery.messages)
+        a_settlement.return_messages(it, it.delivery.messages)
 
 
 def test_retry_rejection_names_the_message_in_at_most_100_characters() -> None:
     message = Message(Q, 7, b"", {"UNIQ_KEY": "k\n" * 15_000})
-    told = _rejection_message(message, BrokerError("it is full"))
-    assert told.startswith(f"The broker rejects message {'k ' * 50}… (offset 7 of ")
+    message_text = _rejection_message(message, BrokerError("it is full"))
+    assert message_text.startswith(f"The broker rejects message {'k ' * 50}… (offset 7 of ")

@@ -18,7 +18,7 @@ A, B, C = (Queue("orders", "broker-a", number) for number in range(3))
 NAME, UID, GROUP = "m1", "uid-1", "shop/orders"
 
 
-def a_document(generation: int, *queues: Queue, uid: str = UID, name: str = NAME, **changed: Any) -> str:
+def an_assignment(generation: int, *queues: Queue, uid: str = UID, name: str = NAME, **changed: Any) -> str:
     fields = {"group": GROUP, "issued_at": "2026-11-21T08:00:00.000Z", "members": {name: Share(uid, queues)}} | changed
     text = encode_assignment(Assignment(generation=generation, **fields))["assignment.json"]
     assert isinstance(text, str)
@@ -28,7 +28,7 @@ def a_document(generation: int, *queues: Queue, uid: str = UID, name: str = NAME
 def a_member(*queues: Queue, generation: int = 5, **settled: Any) -> Member:
     """Return a member that runs these queues, all since 0."""
     member = Member(NAME, UID, **settled)
-    answer(member, member.apply_assignment(a_document(generation, *queues), 0.0), 0.0)
+    answer(member, member.apply_assignment(an_assignment(generation, *queues), 0.0), 0.0)
     assert states(member) == dict.fromkeys(queues, LeaseState.RUNNING)
     return member
 
@@ -42,9 +42,9 @@ GOOD = {
 }
 
 
-def answer(member: Member, step: Effects, now: float) -> list[Command]:
+def answer(member: Member, effects: Effects, now: float) -> list[Command]:
     """Answer all of it well, and what follows; return every command there was."""
-    commands = list(step.commands)
+    commands = list(effects.commands)
     for command in commands:
         if command.action in GOOD:
             sent = now if command.action is LeaseAction.LOCK else None
@@ -53,11 +53,11 @@ def answer(member: Member, step: Effects, now: float) -> list[Command]:
 
 
 def states(member: Member) -> dict[Queue, LeaseState]:
-    return {queue: life.state for queue, life in member.leases.items()}
+    return {queue: lease.state for queue, lease in member.leases.items()}
 
 
-def acts(step: Effects) -> list[tuple[LeaseAction, Queue]]:
-    return [(command.action, command.queue) for command in step.commands]
+def acts(effects: Effects) -> list[tuple[LeaseAction, Queue]]:
+    return [(command.action, command.queue) for command in effects.commands]
 
 
 def held(member: Member) -> list[Queue]:
@@ -70,20 +70,20 @@ def releasing(member: Member) -> list[Queue]:
 
 def test_member_starts_the_queues_of_its_first_assignment_and_stores_the_generation() -> None:
     member = Member(NAME, UID)
-    step = member.apply_assignment(a_document(5, B, A), 0.0)
-    assert step.store_generation == 5
-    assert acts(step) == [(LeaseAction.FIND_START, A), (LeaseAction.FIND_START, B)]
+    effects = member.apply_assignment(an_assignment(5, B, A), 0.0)
+    assert effects.store_generation == 5
+    assert acts(effects) == [(LeaseAction.FIND_START, A), (LeaseAction.FIND_START, B)]
     assert held(member) == [A, B]
     assert member.report().generation == 5
-    assert {command.action for command in answer(member, step, 0.0)} == {LeaseAction.FIND_START, LeaseAction.FETCH}
+    assert {command.action for command in answer(member, effects, 0.0)} == {LeaseAction.FIND_START, LeaseAction.FETCH}
     assert set(states(member).values()) == {LeaseState.RUNNING}
 
 
 def test_generation_that_is_higher_stops_queues_before_it_starts_others() -> None:
     member = a_member(A, B)
-    step = member.apply_assignment(a_document(7, B, C), 10.0)
-    assert step.store_generation == 7
-    assert acts(step) == [(LeaseAction.STOP, A), (LeaseAction.FIND_START, C)]
+    effects = member.apply_assignment(an_assignment(7, B, C), 10.0)
+    assert effects.store_generation == 7
+    assert acts(effects) == [(LeaseAction.STOP, A), (LeaseAction.FIND_START, C)]
     assert (held(member), releasing(member)) == ([B, C], [A])
 
 
@@ -92,69 +92,69 @@ def test_generation_that_is_higher_stops_queues_before_it_starts_others() -> Non
     [
         (None, "There is no assignment; generation 5 stays in force"),
         (b"", "The assignment is not a complete JSON object"),
-        (a_document(9, A)[:-9], "The assignment is not a complete JSON object"),
-        (a_document(9).replace("9", "8"), "The assignment was modified or truncated: its checksum does not match"),
-        (a_document(4), "The assignment has generation 4; generation 5 is already in force"),
-        (a_document(5), "The assignment differs from the assignment of the same generation 5 that is in force"),
-        (a_document(9, group="a/b"), "The assignment is of group a/b, this member belongs to group shop/orders"),
-        (a_document(9).replace('"schema":1', '"schema":2'), None),
-        (a_document(5, A), None),
+        (an_assignment(9, A)[:-9], "The assignment is not a complete JSON object"),
+        (an_assignment(9).replace("9", "8"), "The assignment was modified or truncated: its checksum does not match"),
+        (an_assignment(4), "The assignment has generation 4; generation 5 is already in force"),
+        (an_assignment(5), "The assignment differs from the assignment of the same generation 5 that is in force"),
+        (an_assignment(9, group="a/b"), "The assignment is of group a/b, this member belongs to group shop/orders"),
+        (an_assignment(9).replace('"schema":1', '"schema":2'), None),
+        (an_assignment(5, A), None),
     ],
     ids=["gone", "empty", "torn", "changed", "older", "two texts", "foreign", "schema", "the same"],
 )
 def test_assignment_that_is_not_applicable_changes_nothing(text: str | bytes | None, why: str | None) -> None:
     member = a_member(A)
     before = member.report()
-    step = member.apply_assignment(text, 1.0)
-    assert (step.store_generation, step.commands) == (None, ())
-    assert step.rejection == why or why is None
+    effects = member.apply_assignment(text, 1.0)
+    assert (effects.store_generation, effects.commands) == (None, ())
+    assert effects.rejection == why or why is None
     assert member.report() is before
     assert states(member) == {A: LeaseState.RUNNING}
 
 
 def test_assignment_that_is_read_again_unchanged_does_nothing() -> None:
-    assert a_member(A).apply_assignment(a_document(5, A), 1.0) == Effects()
+    assert a_member(A).apply_assignment(an_assignment(5, A), 1.0) == Effects()
 
 
 def test_assignment_of_another_group_is_rejected_from_the_start_if_the_group_is_known() -> None:
     member = Member(NAME, UID, group="shop/bills")
-    assert member.apply_assignment(a_document(9, A), 0.0).rejection is not None
+    assert member.apply_assignment(an_assignment(9, A), 0.0).rejection is not None
     assert member.obeyed_generation == 0
     assert member.leases == {}
 
 
 @pytest.mark.parametrize(
     "text",
-    [a_document(6, A, B, name="m2"), a_document(6, A, B, uid="uid-2"), a_document(6)],
+    [an_assignment(6, A, B, name="m2"), an_assignment(6, A, B, uid="uid-2"), an_assignment(6)],
     ids=["not named", "another pod's", "nothing for it"],
 )
 def test_assignment_without_queues_for_the_member_is_applied(text: str) -> None:
     member = a_member(A, B)
-    step = member.apply_assignment(text, 1.0)
-    assert step.store_generation == 6
-    assert acts(step) == [(LeaseAction.STOP, A), (LeaseAction.STOP, B)]
-    answer(member, step, 1.0)
+    effects = member.apply_assignment(text, 1.0)
+    assert effects.store_generation == 6
+    assert acts(effects) == [(LeaseAction.STOP, A), (LeaseAction.STOP, B)]
+    answer(member, effects, 1.0)
     assert (member.report().generation, member.report().active_queues) == (6, frozenset())
 
 
 def test_restart_of_a_member_applies_the_stored_generation_but_no_lower_one() -> None:
     member = Member(NAME, UID, obeyed_generation=5)
     assert member.report().generation == 5
-    assert member.apply_assignment(a_document(4, A), 0.0).store_generation is None
+    assert member.apply_assignment(an_assignment(4, A), 0.0).store_generation is None
     assert member.apply_assignment(None, 0.0).store_generation is None
-    step = member.apply_assignment(a_document(5, A), 0.0)
-    assert (step.store_generation, acts(step)) == (5, [(LeaseAction.FIND_START, A)])
-    assert member.apply_assignment(a_document(5, B), 0.0).rejection == (
+    effects = member.apply_assignment(an_assignment(5, A), 0.0)
+    assert (effects.store_generation, acts(effects)) == (5, [(LeaseAction.FIND_START, A)])
+    assert member.apply_assignment(an_assignment(5, B), 0.0).rejection == (
         "The assignment differs from the assignment of the same generation 5 that is in force"
     )
 
 
 def test_broadcasting_assigns_every_queue_to_a_listed_member_only() -> None:
     member = Member(NAME, UID)
-    member.apply_assignment(a_document(1, everyone=(A, B, C)), 0.0)
+    member.apply_assignment(an_assignment(1, everyone=(A, B, C)), 0.0)
     assert sorted(member.leases) == [A, B, C]
-    step = member.apply_assignment(a_document(2, uid="uid-2", everyone=(A, B, C)), 0.0)
-    assert {act for act, _ in acts(step)} == {LeaseAction.STOP}
+    effects = member.apply_assignment(an_assignment(2, uid="uid-2", everyone=(A, B, C)), 0.0)
+    assert {act for act, _ in acts(effects)} == {LeaseAction.STOP}
 
 
 def test_member_keeps_consuming_without_an_assignment() -> None:
@@ -165,7 +165,7 @@ def test_member_keeps_consuming_without_an_assignment() -> None:
 
 def test_queue_release_waits_for_the_last_commit_and_the_unlock() -> None:
     member = a_member(A, orderly=True)
-    stop = member.apply_assignment(a_document(6), 1.0).commands[0]
+    stop = member.apply_assignment(an_assignment(6), 1.0).commands[0]
     assert not member.may_deliver(A, 1.0, 30.0)
     assert member.may_commit(A)
     unlock = member.on_event(LeaseEvent.DRAINED, A, stop.lease_number, 2.0).commands[0]
@@ -178,8 +178,8 @@ def test_queue_release_waits_for_the_last_commit_and_the_unlock() -> None:
 
 def test_drain_is_cut_after_its_timeout_since_the_assignment_was_applied() -> None:
     member = a_member(A, drain_timeout=20.0)
-    stop = member.apply_assignment(a_document(6), 100.0).commands[0]
-    member.apply_assignment(a_document(7), 110.0)
+    stop = member.apply_assignment(an_assignment(6), 100.0).commands[0]
+    member.apply_assignment(an_assignment(7), 110.0)
     assert member.next_timer_at() == 120.0
     assert member.run_due_timers(119.9) == Effects()
     assert acts(member.run_due_timers(120.0)) == [(LeaseAction.ABORT, A)]
@@ -191,12 +191,12 @@ def test_drain_is_cut_after_its_timeout_since_the_assignment_was_applied() -> No
 
 def test_drain_is_cancelled_when_the_queue_is_assigned_again() -> None:
     member = a_member(A)
-    stop = member.apply_assignment(a_document(6), 1.0).commands[0]
-    assert acts(member.apply_assignment(a_document(7, A), 2.0)) == [(LeaseAction.FETCH, A)]
+    stop = member.apply_assignment(an_assignment(6), 1.0).commands[0]
+    assert acts(member.apply_assignment(an_assignment(7, A), 2.0)) == [(LeaseAction.FETCH, A)]
     assert member.on_event(LeaseEvent.DRAINED, A, stop.lease_number, 3.0) == Effects()
     assert states(member) == {A: LeaseState.RUNNING}
     assert member.next_timer_at() is None
-    again = member.apply_assignment(a_document(8), 4.0).commands[0]
+    again = member.apply_assignment(an_assignment(8), 4.0).commands[0]
     assert member.on_event(LeaseEvent.DRAINED, A, stop.lease_number, 5.0) == Effects()  # of the first drain
     assert releasing(member) == [A]
     member.on_event(LeaseEvent.DRAINED, A, again.lease_number, 6.0)
@@ -205,9 +205,9 @@ def test_drain_is_cancelled_when_the_queue_is_assigned_again() -> None:
 
 def test_drain_that_was_cut_ends_before_the_queue_starts_again() -> None:
     member = a_member(A)
-    member.apply_assignment(a_document(6), 1.0)
+    member.apply_assignment(an_assignment(6), 1.0)
     cut = member.run_due_timers(31.0).commands[0]
-    assert member.apply_assignment(a_document(7, A), 32.0).commands == ()
+    assert member.apply_assignment(an_assignment(7, A), 32.0).commands == ()
     assert releasing(member) == [A]
     assert acts(member.on_event(LeaseEvent.DRAINED, A, cut.lease_number, 33.0)) == [(LeaseAction.FIND_START, A)]
     assert held(member) == [A]
@@ -216,12 +216,12 @@ def test_drain_that_was_cut_ends_before_the_queue_starts_again() -> None:
 @pytest.mark.parametrize("orderly", [False, True])
 def test_queue_lifecycle_ignores_responses_of_an_earlier_number(orderly: bool) -> None:  # noqa: FBT001 - a case
     member = Member(NAME, UID, orderly=orderly)
-    old = member.apply_assignment(a_document(5, A), 0.0).commands[0]
-    answer(member, member.apply_assignment(a_document(6), 1.0), 1.0)
+    old = member.apply_assignment(an_assignment(5, A), 0.0).commands[0]
+    answer(member, member.apply_assignment(an_assignment(6), 1.0), 1.0)
     assert member.leases == {}
     for event in (LeaseEvent.LOCKED, LeaseEvent.START_FOUND):
         assert member.on_event(event, A, old.lease_number, 2.0, 0.5) == Effects()
-    member.apply_assignment(a_document(7, A), 3.0)
+    member.apply_assignment(an_assignment(7, A), 3.0)
     before = states(member)
     for event in (LeaseEvent.LOCKED, LeaseEvent.START_FOUND, LeaseEvent.REFUSED, LeaseEvent.FAILED, LeaseEvent.DRAINED):
         assert member.on_event(event, A, old.lease_number, 4.0, 0.5) == Effects()
@@ -231,7 +231,7 @@ def test_queue_lifecycle_ignores_responses_of_an_earlier_number(orderly: bool) -
 def test_member_reports_stuck_queues_as_held_and_retries_them() -> None:
     member = Member(NAME, UID, orderly=True)
     locks = {
-        command.queue: command.lease_number for command in member.apply_assignment(a_document(5, A, B), 0.0).commands
+        command.queue: command.lease_number for command in member.apply_assignment(an_assignment(5, A, B), 0.0).commands
     }
     member.on_event(LeaseEvent.REFUSED, A, locks[A], 0.0)
     place = member.on_event(LeaseEvent.LOCKED, B, locks[B], 0.0, 0.0).commands[0]
@@ -246,7 +246,7 @@ def test_member_reports_stuck_queues_as_held_and_retries_them() -> None:
 
 def test_lock_event_requires_the_time_of_its_request() -> None:
     member = Member(NAME, UID, orderly=True)
-    lock = member.apply_assignment(a_document(5, A), 0.0).commands[0]
+    lock = member.apply_assignment(an_assignment(5, A), 0.0).commands[0]
     with pytest.raises(ValueError, match="needs the time"):
         member.on_event(LeaseEvent.LOCKED, A, lock.lease_number, 1.0)
 
@@ -270,14 +270,14 @@ def test_lock_in_use_is_renewed_and_given_up_without_a_response() -> None:
     assert states(member) == {A: LeaseState.LOCKING}
 
 
-def fetched(member: Member, step: Effects) -> float:
+def fetched(member: Member, effects: Effects) -> float:
     """Return when a member whose broker answers well fetches first."""
     now = 0.0
     for _ in range(100):
-        if any(command.action is LeaseAction.FETCH for command in answer(member, step, now)):
+        if any(command.action is LeaseAction.FETCH for command in answer(member, effects, now)):
             return now
         now = member.next_timer_at() or now
-        step = member.run_due_timers(now)
+        effects = member.run_due_timers(now)
     raise AssertionError("It never fetches")
 
 
@@ -299,7 +299,7 @@ def test_forced_grant_of_an_orderly_queue_waits_a_minute_under_its_lock(
     waits: float,
 ) -> None:
     member = Member(NAME, UID, orderly=orderly, obeyed_generation=obeyed)
-    assert fetched(member, member.apply_assignment(a_document(5, A, forced=forced), 0.0)) == waits
+    assert fetched(member, member.apply_assignment(an_assignment(5, A, forced=forced), 0.0)) == waits
 
 
 @pytest.mark.parametrize(("orderly", "waits"), [(False, 0.0), (True, LOCK_HOLD_SECONDS)])
@@ -308,31 +308,31 @@ def test_forced_grant_in_a_missed_generation_restarts_the_queue(
     waits: float,
 ) -> None:
     member = a_member(A, B, orderly=orderly)
-    step = member.apply_assignment(a_document(9, A, B, forced={A: 7, B: 5}), 0.0)
-    assert acts(step) == [(LeaseAction.STOP, A)]
+    effects = member.apply_assignment(an_assignment(9, A, B, forced={A: 7, B: 5}), 0.0)
+    assert acts(effects) == [(LeaseAction.STOP, A)]
     assert releasing(member) == [A]
-    assert fetched(member, step) == waits
-    assert acts(member.apply_assignment(a_document(10, A, B, forced={A: 7, B: 5}), 61.0)) == []
+    assert fetched(member, effects) == waits
+    assert acts(member.apply_assignment(an_assignment(10, A, B, forced={A: 7, B: 5}), 61.0)) == []
 
 
 def test_forced_grant_during_a_drain_prevents_its_cancellation() -> None:
     member = a_member(A)
-    member.apply_assignment(a_document(7, forced={A: 6}), 0.0)
-    assert member.apply_assignment(a_document(8, A), 1.0).commands == ()
+    member.apply_assignment(an_assignment(7, forced={A: 6}), 0.0)
+    assert member.apply_assignment(an_assignment(8, A), 1.0).commands == ()
     assert releasing(member) == [A]
 
 
 def test_drain_releases_every_queue_and_its_end_starts_those_still_assigned() -> None:
     member = a_member(A, B)
-    step = member.drain(final=False, now=1.0)
-    assert acts(step) == [(LeaseAction.STOP, A), (LeaseAction.STOP, B)]
-    assert not step.store_final
+    effects = member.drain(final=False, now=1.0)
+    assert acts(effects) == [(LeaseAction.STOP, A), (LeaseAction.STOP, B)]
+    assert not effects.store_final
     assert member.report().state == "draining"
     assert member.drain(final=False, now=2.0) == Effects()
     assert member.next_timer_at() == 31.0
-    answer(member, step, 3.0)
+    answer(member, effects, 3.0)
     assert (member.report().state, member.report().final) == ("drained", False)
-    assert member.apply_assignment(a_document(6, B, C), 4.0).commands == ()
+    assert member.apply_assignment(an_assignment(6, B, C), 4.0).commands == ()
     assert member.report().generation == 6
     assert acts(member.end_drain(5.0)) == [(LeaseAction.FIND_START, B), (LeaseAction.FIND_START, C)]
     assert member.report().state == "serving"
@@ -350,9 +350,9 @@ def test_drain_that_is_reverted_early_ends_before_a_queue_restarts() -> None:
 
 def test_drain_delays_a_new_assignment_until_the_app_is_back() -> None:
     member = a_member(A)
-    member.apply_assignment(a_document(6), 0.5)
+    member.apply_assignment(an_assignment(6), 0.5)
     member.drain(final=False, now=1.0)
-    assert member.apply_assignment(a_document(7, A), 2.0).commands == ()
+    assert member.apply_assignment(an_assignment(7, A), 2.0).commands == ()
     assert member.end_drain(3.0).commands == ()
     answer(member, Effects(commands=(Command(LeaseAction.STOP, A, member.leases[A].number),)), 4.0)
     assert states(member) == {A: LeaseState.RUNNING}
@@ -360,15 +360,15 @@ def test_drain_delays_a_new_assignment_until_the_app_is_back() -> None:
 
 def test_drain_that_is_final_cannot_be_reverted_even_by_a_restart() -> None:
     member = a_member(A)
-    step = member.drain(final=True, now=1.0)
-    assert step.store_final
+    effects = member.drain(final=True, now=1.0)
+    assert effects.store_final
     assert not member.drain(final=True, now=1.0).store_final
     assert (member.report().state, member.report().final) == ("draining", True)
-    answer(member, step, 2.0)
+    answer(member, effects, 2.0)
     assert member.report().is_drained
     for again in (member, Member(NAME, UID, obeyed_generation=5, final=True)):
         assert again.end_drain(3.0) == Effects()
-        assert (again.apply_assignment(a_document(6, A), 3.0).store_generation, again.leases) == (6, {})
+        assert (again.apply_assignment(an_assignment(6, A), 3.0).store_generation, again.leases) == (6, {})
         assert again.report().is_drained
 
 
@@ -393,7 +393,7 @@ def test_member_that_stalled_reads_the_assignment_before_it_delivers_or_commits(
     member.mark_stalled()
     assert not member.may_deliver(A, 1.0, 1.0)
     assert not member.may_commit(A)
-    member.apply_assignment(a_document(5, A), 1.0)
+    member.apply_assignment(an_assignment(5, A), 1.0)
     assert member.may_deliver(A, 1.0, 1.0)
     assert member.may_commit(A)
 
@@ -406,10 +406,10 @@ def test_report_revision_grows_only_when_its_queues_or_generation_change() -> No
     member.apply_assignment("torn", 22.0)
     member.on_event(LeaseEvent.START_FOUND, A, 99, 22.0)
     assert member.report() is before
-    member.apply_assignment(a_document(6, A), 23.0)
+    member.apply_assignment(an_assignment(6, A), 23.0)
     assert member.report().revision == before.revision + 1
     assert member.report().held == before.held
-    member.apply_assignment(a_document(7), 23.0)
+    member.apply_assignment(an_assignment(7), 23.0)
     assert member.report().revision == before.revision + 2
 
 
@@ -469,12 +469,12 @@ class Walk:
         self.given, self.drains = frozenset[Queue](), final
         self.seen: tuple[int, object] = (-1, None)
 
-    def carry_out(self, step: Effects) -> None:
+    def carry_out(self, effects: Effects) -> None:
         self.disk = (
-            self.disk[0] if step.store_generation is None else step.store_generation,
-            self.disk[1] or step.store_final,
+            self.disk[0] if effects.store_generation is None else effects.store_generation,
+            self.disk[1] or effects.store_final,
         )
-        for command in step.commands:
+        for command in effects.commands:
             if command.action is LeaseAction.FETCH:
                 assert command.queue in self.given
                 assert not self.drains
@@ -486,19 +486,19 @@ class Walk:
 
     def read(self, text: str | None, generation: int = 0, given: Iterable[Queue] = ()) -> None:
         before = self.member.obeyed_generation
-        step = self.member.apply_assignment(text, self.now)
+        effects = self.member.apply_assignment(text, self.now)
         assert self.member.obeyed_generation >= before
-        if step.store_generation is not None:
-            assert step.store_generation == generation >= self.disk[0]
+        if effects.store_generation is not None:
+            assert effects.store_generation == generation >= self.disk[0]
             self.given = frozenset(given)
-        self.carry_out(step)
+        self.carry_out(effects)
 
     def next_document(self) -> None:
         self.newest += self.chance.randint(1, 3)
         share = frozenset(queue for queue in QUEUES if self.chance.random() < 0.6)
         forced = {queue: self.newest for queue in QUEUES if self.chance.random() < 0.1}
         uid, given = (UID, share) if self.chance.random() < 0.9 else ("uid-2", frozenset[Queue]())
-        text = a_document(self.newest, *sorted(share), uid=uid, forced=forced)
+        text = an_assignment(self.newest, *sorted(share), uid=uid, forced=forced)
         self.texts[self.newest] = text, given
         self.read(text, self.newest, given)
 
@@ -508,7 +508,7 @@ class Walk:
             self.read(self.texts[generation][0], generation, self.texts[generation][1])
 
     def torn_document(self) -> None:
-        text = a_document(self.newest + 5, *QUEUES)
+        text = an_assignment(self.newest + 5, *QUEUES)
         torn = [None, text[: self.chance.randrange(len(text))], text.replace("orders", "ordres")]
         self.read(self.chance.choice(torn))
 
@@ -532,8 +532,8 @@ class Walk:
             event = LeaseEvent.REFUSED if refused else LeaseEvent.FAILED
         if event is LeaseEvent.DRAINED and self.working.get(command.queue, number) <= number:
             self.working.pop(command.queue, None)  # else it is an answer from before it was fetched again
-        life, before = self.member.leases.get(command.queue), states(self.member)
-        late = life is None or life.number != command.lease_number
+        lease, before = self.member.leases.get(command.queue), states(self.member)
+        late = lease is None or lease.number != command.lease_number
         self.carry_out(self.member.on_event(event, command.queue, command.lease_number, self.now, self.now))
         assert not late or states(self.member) == before
 
@@ -600,8 +600,8 @@ STEPS = {
 @pytest.mark.parametrize("seed", range(60))
 def test_member_never_consumes_unassigned_queues_in_random_orders_of_events(seed: int) -> None:
     walk = Walk(Random(seed))
-    for step in walk.chance.choices(list(STEPS), list(STEPS.values()), k=250):
-        step(walk)
+    for effects in walk.chance.choices(list(STEPS), list(STEPS.values()), k=250):
+        effects(walk)
         walk.it_works_what_it_reports_and_delivers_what_it_was_given()
     walk.every_queue_ends_running_or_released_when_answers_keep_coming()
 
@@ -624,26 +624,26 @@ def a_restarted_member() -> Member:
 
 def test_restart_consumes_only_what_a_document_gives_to_this_process() -> None:
     member = a_restarted_member()
-    step = member.apply_assignment(a_document(5, **a_share(BEFORE, A)), 0.0)
-    assert (acts(step), member.leases, step.store_generation) == ([], {}, 5)
+    effects = member.apply_assignment(an_assignment(5, **a_share(BEFORE, A)), 0.0)
+    assert (acts(effects), member.leases, effects.store_generation) == ([], {}, 5)
     report = member.report()
     assert (report.incarnation_number, report.started, report.reads, report.held) == (MINE, 1763712000.5, 2, {})
-    step = member.apply_assignment(a_document(6, **a_share(MINE, A)), 1.0)
-    assert acts(step) == [(LeaseAction.FIND_START, A)]
-    step = member.apply_assignment(a_document(7, **a_share(MINE + 1, A)), 2.0)
-    assert acts(step) == [(LeaseAction.STOP, A)], (
+    effects = member.apply_assignment(an_assignment(6, **a_share(MINE, A)), 1.0)
+    assert acts(effects) == [(LeaseAction.FIND_START, A)]
+    effects = member.apply_assignment(an_assignment(7, **a_share(MINE + 1, A)), 2.0)
+    assert acts(effects) == [(LeaseAction.STOP, A)], (
         "a document for a later process: this one has no business with the queue"
     )
 
 
 def test_restart_consumes_what_a_document_of_schema_1_gives_to_the_pod() -> None:
     member = a_restarted_member()
-    assert acts(member.apply_assignment(a_document(5, A), 0.0)) == [(LeaseAction.FIND_START, A)]
+    assert acts(member.apply_assignment(an_assignment(5, A), 0.0)) == [(LeaseAction.FIND_START, A)]
 
 
 def test_restart_is_resumed_by_the_member_itself_only_where_nobody_asks_for_its_report() -> None:
     member = a_restarted_member()
-    member.apply_assignment(a_document(5, **a_share(BEFORE, A)), 10.0)
+    member.apply_assignment(an_assignment(5, **a_share(BEFORE, A)), 10.0)
     assert member.next_timer_at() == 10.0 + RESUME_SECONDS
     member.note_report_request(100.0)
     assert member.next_timer_at() == 100.0 + RESUME_SECONDS
@@ -651,18 +651,18 @@ def test_restart_is_resumed_by_the_member_itself_only_where_nobody_asks_for_its_
     assert acts(member.run_due_timers(due - 0.1)) == []
     member.mark_stalled()
     assert acts(member.run_due_timers(due)) == [], "the document may be an old one"
-    member.apply_assignment(a_document(5, **a_share(BEFORE, A)), due)
+    member.apply_assignment(an_assignment(5, **a_share(BEFORE, A)), due)
     assert acts(member.run_due_timers(due)) == [(LeaseAction.FIND_START, A)]
     assert member.next_timer_at() is None
     assert from_ranges(member.report().held) == [A]
-    step = member.apply_assignment(a_document(6, **a_share(BEFORE, A, B)), due + 1.0)
-    assert acts(step) == [(LeaseAction.FIND_START, B)], "the operator does not know of this process yet"
-    assert acts(member.apply_assignment(a_document(7, **a_share(MINE, B)), due + 2.0)) == [(LeaseAction.STOP, A)]
+    effects = member.apply_assignment(an_assignment(6, **a_share(BEFORE, A, B)), due + 1.0)
+    assert acts(effects) == [(LeaseAction.FIND_START, B)], "the operator does not know of this process yet"
+    assert acts(member.apply_assignment(an_assignment(7, **a_share(MINE, B)), due + 2.0)) == [(LeaseAction.STOP, A)]
 
 
 def test_restart_of_a_drained_member_resumes_nothing() -> None:
     member = a_restarted_member()
-    member.apply_assignment(a_document(5, **a_share(BEFORE, A)), 0.0)
+    member.apply_assignment(an_assignment(5, **a_share(BEFORE, A)), 0.0)
     member.drain(final=True, now=1.0)
     assert acts(member.run_due_timers(1.0 + RESUME_SECONDS)) == []
 

@@ -39,7 +39,7 @@ def a_window(*offsets: int, orderly: bool = False, then: int | None = None) -> Q
     return window
 
 
-def taken(window: QueueWindow, most: int = 32, now: float = 0.0) -> OpenDelivery:
+def a_delivery(window: QueueWindow, most: int = 32, now: float = 0.0) -> OpenDelivery:
     delivery = window.start_delivery(most, now)
     assert delivery is not None
     return delivery
@@ -56,13 +56,13 @@ def finish(window: QueueWindow, delivery: OpenDelivery, *offsets: int) -> None:
             window.finish_message(delivery, message)
 
 
-def bring_back(window: QueueWindow, delivery: OpenDelivery, *offsets: int, until: float = 0.0) -> None:
+def return_messages(window: QueueWindow, delivery: OpenDelivery, *offsets: int, until: float = 0.0) -> None:
     for message in delivery.messages:
         if message.offset in offsets:
             window.return_message(delivery, message, until)
 
 
-def to_commit(window: QueueWindow) -> int | None:
+def offset_to_commit(window: QueueWindow) -> int | None:
     commit = window.next_commit()
     return commit.offset if commit else None
 
@@ -103,7 +103,7 @@ def test_window_is_concurrent_by_default() -> None:
 
 def test_orderly_queue_has_one_open_delivery_at_a_time() -> None:
     window = a_window(0, 1, 2, 3, orderly=True)
-    delivery = taken(window, 2)
+    delivery = a_delivery(window, 2)
     assert window.start_delivery(2, 0.0) is None
     finish(window, delivery, 0)
     assert window.start_delivery(2, 0.0) is None
@@ -113,12 +113,12 @@ def test_orderly_queue_has_one_open_delivery_at_a_time() -> None:
 
 def test_orderly_queue_repeats_returned_messages_first_in_order_and_one_by_one() -> None:
     window = a_window(0, 1, 2, 3, 4, orderly=True)
-    delivery = taken(window, 4)
+    delivery = a_delivery(window, 4)
     finish(window, delivery, 0, 2)
     for message in reversed(delivery.messages):
         window.return_message(delivery, message, 0.0)
     for offset in (1, 3):
-        again = taken(window)
+        again = a_delivery(window)
         assert offsets_of(again) == [offset]
         finish(window, again)
     assert offsets_of(window.start_delivery(32, 0.0)) == [4]
@@ -126,23 +126,23 @@ def test_orderly_queue_repeats_returned_messages_first_in_order_and_one_by_one()
 
 def test_window_delivers_returned_messages_one_by_one_and_new_ones_together() -> None:
     window = a_window(0, 1, 2, 3)
-    bring_back(window, taken(window, 2), 0, 1)
+    return_messages(window, a_delivery(window, 2), 0, 1)
     assert [offsets_of(window.start_delivery(2, 0.0)) for _ in range(3)] == [[0], [1], [2, 3]]
 
 
 def test_orderly_queue_waits_until_all_returned_messages_may_be_retried() -> None:
     window = a_window(0, 1, 2, orderly=True)
-    delivery = taken(window, 2)
-    bring_back(window, delivery, 0, until=5.0)
+    delivery = a_delivery(window, 2)
+    return_messages(window, delivery, 0, until=5.0)
     assert window.start_delivery(32, 5.0) is None
-    bring_back(window, delivery, 1, until=4.0)
+    return_messages(window, delivery, 1, until=4.0)
     assert window.start_delivery(32, 4.9) is None
     assert offsets_of(window.start_delivery(1, 5.0)) == [0]
 
 
 def test_window_of_a_concurrent_queue_is_not_blocked_by_messages_awaiting_retry() -> None:
     window = a_window(0, 1, 2, 3)
-    bring_back(window, taken(window, 2), 0, 1, until=5.0)
+    return_messages(window, a_delivery(window, 2), 0, 1, until=5.0)
     assert offsets_of(window.start_delivery(1, 4.9)) == [2]
     assert offsets_of(window.start_delivery(1, 5.0)) == [0]
     assert offsets_of(window.start_delivery(9, 5.0)) == [1]
@@ -151,25 +151,25 @@ def test_window_of_a_concurrent_queue_is_not_blocked_by_messages_awaiting_retry(
 
 def test_window_delivers_first_the_message_that_may_be_retried_first() -> None:
     window = a_window(0, 1)
-    delivery = taken(window)
-    bring_back(window, delivery, 0, until=7.0)
-    bring_back(window, delivery, 1, until=5.0)
+    delivery = a_delivery(window)
+    return_messages(window, delivery, 0, until=7.0)
+    return_messages(window, delivery, 1, until=5.0)
     assert offsets_of(window.start_delivery(9, 5.0)) == [1]
 
 
 def test_window_keeps_the_attempt_of_a_returned_message() -> None:
     window = a_window(0, orderly=True)
-    window.return_message(taken(window), Message(Q, 0, b"x" * 10, {}, reconsume_times=1), 0.0)
-    assert [message.reconsume_times for message in taken(window).messages] == [1]
+    window.return_message(a_delivery(window), Message(Q, 0, b"x" * 10, {}, reconsume_times=1), 0.0)
+    assert [message.reconsume_times for message in a_delivery(window).messages] == [1]
 
 
 def test_window_counts_repeated_ends_of_a_message_once() -> None:
     window = a_window(0, 1)
-    first = taken(window)
-    bring_back(window, first, 0)
-    second = taken(window)
+    first = a_delivery(window)
+    return_messages(window, first, 0)
+    second = a_delivery(window)
     finish(window, first, 0)
-    bring_back(window, first, 0)
+    return_messages(window, first, 0)
     assert (window.committable_offset, window.in_flight) == (0, 2)
     assert window.start_delivery(32, 0.0) is None
     finish(window, second, 0)
@@ -180,55 +180,55 @@ def test_window_counts_repeated_ends_of_a_message_once() -> None:
 
 
 def test_offset_commit_includes_a_start_that_the_broker_does_not_have() -> None:
-    assert to_commit(QueueWindow(next_offset=7)) == 7
-    assert to_commit(QueueWindow(next_offset=7, committed_offset=7)) is None
-    assert to_commit(QueueWindow(next_offset=7, committed_offset=3)) == 7
+    assert offset_to_commit(QueueWindow(next_offset=7)) == 7
+    assert offset_to_commit(QueueWindow(next_offset=7, committed_offset=7)) is None
+    assert offset_to_commit(QueueWindow(next_offset=7, committed_offset=3)) == 7
 
 
 def test_offset_commit_is_the_lowest_unfinished_offset_whatever_ends_first() -> None:
     window = a_window(0, 1, 2, 3)
-    one, other = taken(window, 2), taken(window, 2)
+    one, other = a_delivery(window, 2), a_delivery(window, 2)
     told = []
     for delivery, offset in ((other, 3), (one, 1), (one, 0), (other, 2)):
         finish(window, delivery, offset)
-        told.append(to_commit(window))
+        told.append(offset_to_commit(window))
     assert told == [None, None, 2, 4]
 
 
 def test_offset_commit_passes_a_gap_once_the_messages_before_it_are_finished() -> None:
     window = a_window(5, 9, then=40)
-    assert to_commit(window) == 5
-    delivery = taken(window)
+    assert offset_to_commit(window) == 5
+    delivery = a_delivery(window)
     finish(window, delivery, 5)
-    assert to_commit(window) == 9
+    assert offset_to_commit(window) == 9
     finish(window, delivery, 9)
-    assert to_commit(window) == 40
+    assert offset_to_commit(window) == 40
 
 
 def test_offset_commit_is_the_next_offset_where_every_message_was_filtered_out() -> None:
-    assert to_commit(a_window(then=64)) == 64
+    assert offset_to_commit(a_window(then=64)) == 64
 
 
 def test_offset_commit_does_not_pass_a_returned_message() -> None:
     window = a_window(0, 1, 2)
-    delivery = taken(window)
-    bring_back(window, delivery, 1)
+    delivery = a_delivery(window)
+    return_messages(window, delivery, 1)
     finish(window, delivery)
-    assert to_commit(window) == 1
-    finish(window, taken(window))
-    assert to_commit(window) == 3
+    assert offset_to_commit(window) == 1
+    finish(window, a_delivery(window))
+    assert offset_to_commit(window) == 3
 
 
 def test_offset_commit_that_was_answered_is_not_repeated() -> None:
     window = a_window(0, 1)
-    delivery = taken(window)
+    delivery = a_delivery(window)
     finish(window, delivery, 0)
     commit = window.next_commit()
     assert commit is not None
     finish(window, delivery, 1)
     window.mark_committed(commit)
     assert window.committed_offset == 1
-    assert to_commit(window) == 2
+    assert offset_to_commit(window) == 2
 
 
 # Stopping
@@ -236,7 +236,7 @@ def test_offset_commit_that_was_answered_is_not_repeated() -> None:
 
 def test_window_that_is_stopped_starts_no_delivery_and_is_empty_after_its_last_one() -> None:
     window = a_window(0, 1, 2, 3)
-    delivery = taken(window, 2)
+    delivery = a_delivery(window, 2)
     window.stop()
     assert window.start_delivery(2, 0.0) is None
     assert not window.is_idle
@@ -246,36 +246,36 @@ def test_window_that_is_stopped_starts_no_delivery_and_is_empty_after_its_last_o
 
 def test_window_that_is_stopped_discards_undelivered_messages_without_committing() -> None:
     window = a_window(0, 1, 5, 6, then=9)
-    delivery = taken(window, 2)
+    delivery = a_delivery(window, 2)
     window.stop()
     assert (window.unfinished_count, window.unfinished_bytes, window.next_offset) == (2, 20, 5)
     finish(window, delivery)
-    assert (window.unfinished_count, window.unfinished_bytes, to_commit(window)) == (0, 0, 5)
+    assert (window.unfinished_count, window.unfinished_bytes, offset_to_commit(window)) == (0, 0, 5)
 
 
 def test_offset_commit_of_a_stopped_window_passes_filtered_messages() -> None:
     window = a_window(0, then=9)
-    delivery = taken(window)
+    delivery = a_delivery(window)
     window.stop()
     finish(window, delivery)
-    assert to_commit(window) == 9
+    assert offset_to_commit(window) == 9
 
 
 def test_offset_commit_does_not_pass_messages_of_a_cut_delivery() -> None:
     window = a_window(0, 1, 2)
-    delivery = taken(window)
+    delivery = a_delivery(window)
     window.stop()
     finish(window, delivery, 0)
-    bring_back(window, delivery, 1, 2)
-    assert (window.is_idle, to_commit(window)) == (True, 1)
+    return_messages(window, delivery, 1, 2)
+    assert (window.is_idle, offset_to_commit(window)) == (True, 1)
     assert window.start_delivery(32, 0.0) is None
     finish(window, delivery)  # the app's answer comes after all
-    assert to_commit(window) == 1
+    assert offset_to_commit(window) == 1
 
 
 def test_window_that_was_stopped_has_no_gap_after_a_late_pull() -> None:
     window = a_window(0, 1, 2)
-    taken(window, 1)
+    a_delivery(window, 1)
     window.stop()
     window.add_pull(3, a_pull(3, 4))
     window.add_pull(1, a_pull(1, 2))
@@ -289,13 +289,13 @@ def test_window_that_was_stopped_has_no_gap_after_a_late_pull() -> None:
 
 def test_window_that_is_resumed_continues_its_open_delivery() -> None:
     window = a_window(0, 1, orderly=True)
-    delivery = taken(window, 1)
+    delivery = a_delivery(window, 1)
     window.stop()
     window.resume()
     window.add_pull(1, a_pull(1))
     assert window.start_delivery(1, 0.0) is None
-    bring_back(window, delivery, 0)
-    again = taken(window, 1)
+    return_messages(window, delivery, 0)
+    again = a_delivery(window, 1)
     assert offsets_of(again) == [0]
     finish(window, again)
     assert offsets_of(window.start_delivery(1, 0.0)) == [1]
@@ -306,27 +306,32 @@ def test_window_that_is_resumed_continues_its_open_delivery() -> None:
 
 def test_window_reset_discards_everything_and_commits_the_new_offset() -> None:
     window = a_window(0, 1, 2, 3)
-    bring_back(window, taken(window, 2), 0, 1, until=9.0)
+    return_messages(window, a_delivery(window, 2), 0, 1, until=9.0)
     window.reset(100)
-    assert (window.unfinished_count, window.unfinished_bytes, window.next_offset, to_commit(window)) == (0, 0, 100, 100)
+    assert (window.unfinished_count, window.unfinished_bytes, window.next_offset, offset_to_commit(window)) == (
+        0,
+        0,
+        100,
+        100,
+    )
     assert window.start_delivery(32, 9.0) is None
 
 
 def test_window_that_the_group_has_passed_continues_at_the_groups_offset() -> None:
     window = a_window(0, 1, 2)
-    delivery = taken(window, 1)
+    delivery = a_delivery(window, 1)
     finish(window, delivery)
-    open_still, commit = taken(window, 1), window.next_commit()
+    open_still, commit = a_delivery(window, 1), window.next_commit()
     assert commit
     assert not window.skip_if_passed(commit, 1)
     assert window.skip_if_passed(commit, 7)
     finish(window, open_still)
-    assert (window.next_offset, window.committed_offset, to_commit(window), window.is_idle) == (7, 7, None, True)
+    assert (window.next_offset, window.committed_offset, offset_to_commit(window), window.is_idle) == (7, 7, None, True)
 
 
 def test_window_reset_voids_the_groups_offset_read_after_an_earlier_commit() -> None:
     window = a_window(0, 1, 2)
-    finish(window, taken(window))
+    finish(window, a_delivery(window))
     commit = window.next_commit()
     assert commit
     window.reset(1)
@@ -337,7 +342,7 @@ def test_window_reset_voids_the_groups_offset_read_after_an_earlier_commit() -> 
 def test_window_forgets_attempts_with_the_message_and_with_a_reset() -> None:
     window = a_window(0, 1)
     window.extra_attempts |= {0: 3, 1: 2}
-    finish(window, taken(window, 1))
+    finish(window, a_delivery(window, 1))
     assert window.extra_attempts == {1: 2}
     window.reset(0)
     assert window.extra_attempts == {}
@@ -355,7 +360,7 @@ def test_window_fits_the_next_messages_up_to_a_total_body_size_but_at_least_one(
     window.add_pull(0, PullResult((a_message(0, 60), a_message(1, 40), a_message(2, 1)), 3, 0, 3))
     assert [window.count_fitting(32, size) for size in (0, 59, 60, 99, 100, 101)] == [1, 1, 1, 1, 2, 3]
     assert [window.count_fitting(most, 101) for most in (1, 2, 3)] == [1, 2, 3]
-    taken(window, 1)
+    a_delivery(window, 1)
     assert window.count_fitting(32, 40) == 1
     assert window.count_fitting(32, 41) == 2
 
@@ -363,7 +368,7 @@ def test_window_fits_the_next_messages_up_to_a_total_body_size_but_at_least_one(
 def test_memory_is_bodies_and_an_overhead_for_each_message_until_it_is_finished() -> None:
     window = a_window(0, 1, 2)
     assert window.memory_bytes == 30 + 3 * MESSAGE_OVERHEAD_BYTES
-    delivery = taken(window, 2)
+    delivery = a_delivery(window, 2)
     assert window.memory_bytes == 30 + 3 * MESSAGE_OVERHEAD_BYTES
     finish(window, delivery, 0)
     assert window.memory_bytes == 20 + 2 * MESSAGE_OVERHEAD_BYTES
@@ -373,42 +378,42 @@ def test_memory_is_bodies_and_an_overhead_for_each_message_until_it_is_finished(
 
 def test_memory_of_a_delivery_from_before_a_reset_counts_until_it_ends() -> None:
     window = a_window(0, 1, 2)
-    old = taken(window, 2)
+    old = a_delivery(window, 2)
     finish(window, old, 0)
     for _ in range(2):
         window.reset(0)
         assert (window.unfinished_count, window.memory_bytes) == (0, 10 + MESSAGE_OVERHEAD_BYTES)
     window.add_pull(0, a_pull(0))
     assert window.memory_bytes == 20 + 2 * MESSAGE_OVERHEAD_BYTES
-    bring_back(window, old, 1)
+    return_messages(window, old, 1)
     assert window.memory_bytes == 10 + MESSAGE_OVERHEAD_BYTES
 
 
 def test_memory_of_a_finished_message_is_free_while_others_of_its_delivery_are_open() -> None:
     window = a_window(0, 1)
-    delivery = taken(window, 2)
+    delivery = a_delivery(window, 2)
     finish(window, delivery, 0)
     assert offsets_of(delivery) == [1]
 
 
 def test_window_reset_makes_finished_messages_unfinished() -> None:
     window = a_window(0, 1, 2)
-    finish(window, taken(window), 1)
+    finish(window, a_delivery(window), 1)
     window.reset(0)
     window.add_pull(0, a_pull(0, 1, 2))
-    finish(window, taken(window), 0)
+    finish(window, a_delivery(window), 0)
     assert (window.committable_offset, window.unfinished_count) == (1, 2)
 
 
 def test_offset_commit_omits_a_start_that_was_read_from_the_broker() -> None:
     window = a_window(0)
     window.reset(100, committed=100)
-    assert to_commit(window) is None
+    assert offset_to_commit(window) is None
 
 
 def test_orderly_queue_does_not_wait_for_retries_from_before_a_reset() -> None:
     window = a_window(0, orderly=True)
-    bring_back(window, taken(window), 0, until=9.0)
+    return_messages(window, a_delivery(window), 0, until=9.0)
     window.reset(0)
     window.add_pull(0, a_pull(0))
     assert offsets_of(window.start_delivery(1, 1.0)) == [0]
@@ -417,24 +422,24 @@ def test_orderly_queue_does_not_wait_for_retries_from_before_a_reset() -> None:
 def test_window_reset_can_come_with_a_pull() -> None:
     window = a_window(0, 1)
     window.add_pull(2, a_pull(then=50, moved=PullRedirect.RESET))
-    assert (window.unfinished_count, window.next_offset, to_commit(window)) == (0, 50, 50)
+    assert (window.unfinished_count, window.next_offset, offset_to_commit(window)) == (0, 50, 50)
 
 
 def test_window_finishes_its_messages_before_it_passes_a_range_deleted_by_the_broker() -> None:
     window = a_window(0, 1)
-    delivery = taken(window, 1)
+    delivery = a_delivery(window, 1)
     window.add_pull(2, a_pull(then=50, moved=PullRedirect.OUT_OF_RANGE))
     assert (window.unfinished_count, window.next_offset, window.committable_offset) == (2, 50, 0)
-    bring_back(window, delivery, 0)
-    finish(window, taken(window, 1))
-    finish(window, taken(window, 1))
-    assert (window.unfinished_count, to_commit(window)) == (0, 50)
+    return_messages(window, delivery, 0)
+    finish(window, a_delivery(window, 1))
+    finish(window, a_delivery(window, 1))
+    assert (window.unfinished_count, offset_to_commit(window)) == (0, 50)
 
 
 @pytest.mark.parametrize(("there", "start"), [(90, 50), (50, 50), (7, 7)])
 def test_window_passes_no_unfinished_message_where_the_queue_lost_its_end(there: int, start: int) -> None:
     window = a_window(*range(50, 100))
-    bring_back(window, taken(window, 1), 50)
+    return_messages(window, a_delivery(window, 1), 50)
     window.add_pull(100, a_pull(then=there, moved=PullRedirect.OUT_OF_RANGE))
     assert (window.unfinished_count, window.next_offset, window.committable_offset) == (0, start, start)
 
@@ -442,13 +447,13 @@ def test_window_passes_no_unfinished_message_where_the_queue_lost_its_end(there:
 def test_window_without_messages_passes_a_range_deleted_by_the_broker_at_once() -> None:
     window = a_window()
     window.add_pull(window.next_offset, a_pull(then=50, moved=PullRedirect.OUT_OF_RANGE))
-    assert (window.next_offset, to_commit(window)) == (50, 50)
+    assert (window.next_offset, offset_to_commit(window)) == (50, 50)
 
 
 @pytest.mark.parametrize(("moved", "following"), [(PullRedirect.OUT_OF_RANGE, 1), (PullRedirect.RESET, 50)])
 def test_window_that_is_stopped_moves_with_a_reset_only(moved: PullRedirect, following: int) -> None:
     window = a_window(0, 1)
-    taken(window, 1)
+    a_delivery(window, 1)
     window.stop()
     window.add_pull(2, a_pull(then=50, moved=moved))
     assert window.next_offset == following
@@ -464,18 +469,18 @@ def test_window_ignores_an_outside_response_for_another_offset() -> None:
 @pytest.mark.parametrize("orderly", [False, True])
 def test_window_reset_voids_the_ends_of_earlier_deliveries(orderly: bool) -> None:  # noqa: FBT001 - a case
     window = a_window(0, 1, orderly=orderly)
-    old = taken(window)
+    old = a_delivery(window)
     window.reset(0)
     window.add_pull(0, a_pull(0, 1))
     finish(window, old, 0)
-    bring_back(window, old, 1)
+    return_messages(window, old, 1)
     assert (window.committable_offset, window.unfinished_count, window.unfinished_bytes) == (0, 2, 20)
     assert offsets_of(window.start_delivery(32, 0.0)) == [0, 1]
 
 
 def test_window_reset_leaves_earlier_deliveries_open_until_they_end() -> None:
     window = a_window(0, 1, orderly=True)
-    old = taken(window, now=3.0)
+    old = a_delivery(window, now=3.0)
     window.reset(0)
     window.add_pull(0, a_pull(0, 1))
     assert (window.is_idle, window.in_flight) == (False, 2)
@@ -491,7 +496,7 @@ def test_window_reset_voids_the_response_to_an_earlier_commit() -> None:
     assert commit is not None
     window.reset(8)  # to the very same place; the broker has whichever came later
     window.mark_committed(commit)
-    assert (window.committed_offset, to_commit(window)) == (None, 8)
+    assert (window.committed_offset, offset_to_commit(window)) == (None, 8)
 
 
 # Enough
@@ -520,7 +525,7 @@ def test_window_that_is_full_gives_the_reason(limits: QueueLimits, why: str | No
         window = QueueWindow(next_offset=10, orderly=orderly)
         window.add_pull(10, PullResult(tuple(a_message(*it) for it in sizes.items()), 99, 0, 99))
         assert window.why_full(limits) == (None if orderly and limits.max_offset_span < 2000 else why)
-        taken(window)  # open or not is all the same
+        a_delivery(window)  # open or not is all the same
         assert window.why_full(limits) == (None if orderly and limits.max_offset_span < 2000 else why)
 
 
@@ -572,11 +577,11 @@ def test_window_reports_its_messages_memory_deliveries_and_offsets() -> None:
         )
 
     assert told() == (3, 30, 0, 3, 7)
-    one, other = taken(window, 1, now=1.0), taken(window, 1, now=2.0)
+    one, other = a_delivery(window, 1, now=1.0), a_delivery(window, 1, now=2.0)
     assert told() == (3, 30, 2, 3, 7)
     finish(window, one)
     assert told() == (2, 20, 1, 4, 7)
-    third = taken(window, 1, now=3.0)
+    third = a_delivery(window, 1, now=3.0)
     assert told() == (2, 20, 2, 4, 7)
     finish(window, other)
     finish(window, third)
@@ -778,7 +783,7 @@ def test_window_behaves_like_its_model(*, orderly: bool, walked: Iterable[tuple[
 @given(ends=st.permutations(range(24)), size=st.integers(1, 9))
 def test_offset_commit_covers_all_messages_in_any_order_of_delivery_ends(ends: list[int], size: int) -> None:
     window = a_window(*range(24))
-    deliveries = [taken(window, size) for _ in range(0, 24, size)]
+    deliveries = [a_delivery(window, size) for _ in range(0, 24, size)]
     left = set(range(24))
     for offset in ends:
         finish(window, deliveries[offset // size], offset)
@@ -802,7 +807,7 @@ PROPERTIES_MEMORY = 1000 * 176 + 5 * 1008 - 512 + MESSAGE_OVERHEAD_BYTES
 def test_memory_of_properties_is_counted_until_each_message_is_finished_or_forgotten() -> None:
     window = a_window_with_properties()
     assert window.memory_bytes == 4 * PROPERTIES_MEMORY
-    delivery = taken(window, 2)
+    delivery = a_delivery(window, 2)
     finish(window, delivery, 0)
     assert window.memory_bytes == 3 * PROPERTIES_MEMORY
     window.stop()
@@ -842,15 +847,15 @@ def test_window_start_is_where_the_member_began_to_read() -> None:
 def test_window_would_repeat_what_the_app_was_given_until_it_is_committed() -> None:
     window = a_window(0, 1, 2, 3, then=9)
     assert (window.max_sent_offset, window.would_repeat) == (None, False)
-    delivery = taken(window, 2)
+    delivery = a_delivery(window, 2)
     assert (window.max_sent_offset, window.would_repeat) == (None, False), "the app may not be listening"
     window.mark_sent(delivery)
     assert (window.max_sent_offset, window.would_repeat) == (1, True)
-    bring_back(window, delivery, 0)
+    return_messages(window, delivery, 0)
     finish(window, delivery)
-    window.mark_sent(taken(window))
+    window.mark_sent(a_delivery(window))
     assert window.max_sent_offset == 1, "a message that comes back is below"
-    last = taken(window)
+    last = a_delivery(window)
     window.mark_sent(last)
     finish(window, last)
     assert window.max_sent_offset == 3
@@ -867,7 +872,7 @@ def test_window_would_repeat_what_the_app_was_given_until_it_is_committed() -> N
 @pytest.mark.parametrize("moved", [PullRedirect.RESET, None])
 def test_window_would_repeat_nothing_after_the_groups_offset_was_set(moved: PullRedirect | None) -> None:
     window = a_window(0, 1, 2)
-    delivery = taken(window)
+    delivery = a_delivery(window)
     window.mark_sent(delivery)
     if moved:
         window.add_pull(3, a_pull(then=1, moved=moved))

@@ -20,7 +20,7 @@ Q, R = Queue("orders", "a", 0), Queue("orders", "a", 1)
 
 
 @dataclass
-class QueueReading:
+class AReader:
     """The reader of a queue."""
 
     window: QueueWindow
@@ -56,26 +56,24 @@ def obey(member: Member, generation: int, *queues: Queue) -> None:
         member.on_event(LeaseEvent.START_FOUND, command.queue, command.lease_number, 0.0)
 
 
-def report_of(
-    member: Member, readings: dict[Queue, QueueReading], released: ReleasedQueues | None = None
-) -> FullReport:
-    return full_report(member.report(), Problems(), member, readings, released or ReleasedQueues())
+def report_of(member: Member, readers: dict[Queue, AReader], released: ReleasedQueues | None = None) -> FullReport:
+    return full_report(member.report(), Problems(), member, readers, released or ReleasedQueues())
 
 
 def test_report_page_says_where_reading_began_and_what_the_app_was_given() -> None:
-    readings = {Q: QueueReading(a_window(Q, 5, 7)), R: QueueReading(QueueWindow(next_offset=0, committed_offset=0))}
-    first, second = queues_page(0, a_member(1, Q, R), readings, 0.0).queues
+    readers = {Q: AReader(a_window(Q, 5, 7)), R: AReader(QueueWindow(next_offset=0, committed_offset=0))}
+    first, second = queues_page(0, a_member(1, Q, R), readers, 0.0).queues
     assert (first.start, first.given, first.committed) == (5, 7, 5)
     assert (second.start, second.given, second.committed) == (None, None, None)
 
 
 def test_report_names_uncommitted_offsets_only_of_queues_that_are_given_up() -> None:
-    member, readings = a_member(1, Q, R), {Q: QueueReading(a_window(Q, 5, 7)), R: QueueReading(a_window(R, 0, 3))}
-    assert report_of(member, readings).uncommitted == []
+    member, readers = a_member(1, Q, R), {Q: AReader(a_window(Q, 5, 7)), R: AReader(a_window(R, 0, 3))}
+    assert report_of(member, readers).uncommitted == []
     obey(member, 2, R)
-    assert report_of(member, readings).uncommitted == [Uncommitted(*Q, 7, 5)]
-    readings[Q].window.committed_offset = 8
-    assert report_of(member, readings).uncommitted == []
+    assert report_of(member, readers).uncommitted == [Uncommitted(*Q, 7, 5)]
+    readers[Q].window.committed_offset = 8
+    assert report_of(member, readers).uncommitted == []
 
 
 def test_report_names_uncommitted_offsets_of_released_queues_until_they_are_read_again() -> None:
@@ -84,9 +82,9 @@ def test_report_names_uncommitted_offsets_of_released_queues_until_they_are_read
     released.add(R, a_window(R))
     assert report_of(member, {}, released).uncommitted == [Uncommitted(*Q, 7, 5)]
     obey(member, 2, Q)
-    readings = {Q: QueueReading(a_window(Q, 5))}
-    assert report_of(member, readings, released).uncommitted == []
-    released.add(Q, readings[Q].window)
+    readers = {Q: AReader(a_window(Q, 5))}
+    assert report_of(member, readers, released).uncommitted == []
+    released.add(Q, readers[Q].window)
     assert report_of(member, {}, released).uncommitted == []
 
 

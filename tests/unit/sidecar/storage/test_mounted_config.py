@@ -75,14 +75,14 @@ def test_config_map_folder_that_is_missing_reads_as_none_and_logs_nothing(
 
 
 def test_config_map_files_that_are_missing_read_as_absent(tmp_path: Path) -> None:
-    volume = MountedConfig(tmp_path)
-    assert volume.read() == MountedFiles()
+    config = MountedConfig(tmp_path)
+    assert config.read() == MountedFiles()
     swap(tmp_path, {})
-    assert volume.read() == MountedFiles()
+    assert config.read() == MountedFiles()
     swap(tmp_path, {SETTINGS_FILE: b"s"})
-    assert volume.read() == MountedFiles(b"s")
+    assert config.read() == MountedFiles(b"s")
     swap(tmp_path, {GZIP_KEY: b"\x1f\x8b"})
-    assert volume.read() == MountedFiles(None, b"\x1f\x8b")
+    assert config.read() == MountedFiles(None, b"\x1f\x8b")
 
 
 def test_config_map_reader_accepts_a_plain_folder_and_one_of_links(tmp_path: Path) -> None:
@@ -114,9 +114,9 @@ def test_config_map_with_a_dangling_data_link_reads_as_none_and_logs_once(
 ) -> None:
     (tmp_path / DATA_LINK).symlink_to("..2026")
     (tmp_path / SETTINGS_FILE).write_bytes(b"beside it")
-    volume = MountedConfig(tmp_path)
-    assert volume.read() is None
-    assert volume.read() is None
+    config = MountedConfig(tmp_path)
+    assert config.read() is None
+    assert config.read() is None
     assert caplog.messages == [
         f"The configuration in {tmp_path} cannot be read: ..data points to a missing folder, or changes too often"
     ]
@@ -129,20 +129,20 @@ def test_config_map_that_is_unreadable_reads_as_none_and_logs_once_until_readabl
     folder = tmp_path / "documents"
     wrong = folder / where
     wrong.parent.mkdir(exist_ok=True)
-    volume = MountedConfig(folder)
+    config = MountedConfig(folder)
     for _ in range(2):
         if where == SETTINGS_FILE:
             wrong.mkdir()
         else:
             wrong.write_bytes(b"")
-        assert volume.read() is None
-        assert volume.read() is None
+        assert config.read() is None
+        assert config.read() is None
         if where == SETTINGS_FILE:
             wrong.rmdir()
         else:
             wrong.unlink()
         folder.mkdir(exist_ok=True)
-        assert volume.read() == MountedFiles()
+        assert config.read() == MountedFiles()
         if not where:
             folder.rmdir()
     assert len(caplog.messages) == 2
@@ -158,16 +158,16 @@ def test_config_map_files_are_of_one_generation_however_often_they_are_swapped(t
             swap(tmp_path, of(number))
 
     swapping = threading.Thread(target=swap_all)
-    volume, seen = MountedConfig(tmp_path), set()
+    config, seen = MountedConfig(tmp_path), set()
     swapping.start()
     while swapping.is_alive():
-        files = volume.read()
+        files = config.read()
         if files is not None:  # only where it was swapped under each of its tries
             seen.add(files)
     swapping.join()
     assert seen <= {read_of(number) for number in (0, *numbers)}
     assert len(seen) > 1
-    assert volume.read() == read_of(300)
+    assert config.read() == read_of(300)
 
 
 def test_config_map_folder_that_comes_and_goes_is_read_completely_or_not_at_all(tmp_path: Path) -> None:
@@ -180,10 +180,10 @@ def test_config_map_folder_that_comes_and_goes_is_read_completely_or_not_at_all(
             shutil.rmtree(tmp_path / "away")
 
     coming = threading.Thread(target=come_and_go)
-    volume, seen = MountedConfig(folder), set()
+    config, seen = MountedConfig(folder), set()
     coming.start()
     while coming.is_alive():
-        seen.add(volume.read())
+        seen.add(config.read())
     coming.join()
     # Files() is what the folder was before the kubelet first swapped.
     assert seen <= {None, MountedFiles(), *(read_of(number) for number in range(300))}
@@ -223,14 +223,14 @@ def watches() -> int:
 
 
 @asynccontextmanager
-async def told(volume: MountedConfig) -> AsyncGenerator[asyncio.Queue[MountedFiles | None], None]:
+async def followed(config: MountedConfig) -> AsyncGenerator[asyncio.Queue[MountedFiles | None], None]:
     """Return what is read after each change that was told; the one at the start is told."""
     found: asyncio.Queue[MountedFiles | None] = asyncio.Queue()
 
     async def follow() -> None:
-        async with aclosing(volume.changes()) as changes:
+        async with aclosing(config.changes()) as changes:
             async for _ in changes:
-                found.put_nowait(volume.read())
+                found.put_nowait(config.read())
 
     following = asyncio.create_task(follow())
     try:
@@ -245,7 +245,7 @@ async def told(volume: MountedConfig) -> AsyncGenerator[asyncio.Queue[MountedFil
 async def test_config_map_watch_reports_the_start_as_a_change(tmp_path: Path) -> None:
     swap(tmp_path, of(2))
     for folder, files in ((tmp_path / "away", None), (tmp_path, read_of(2))):
-        async with told(MountedConfig(folder, poll_seconds=NEVER, backup_poll_seconds=NEVER)) as found:
+        async with followed(MountedConfig(folder, poll_seconds=NEVER, backup_poll_seconds=NEVER)) as found:
             assert await found.get() == files
 
 
@@ -253,7 +253,7 @@ async def test_config_map_watch_reports_the_start_as_a_change(tmp_path: Path) ->
 @pytest.mark.parametrize("besides", [NEVER, AT_ONCE])
 async def test_config_map_watch_reports_each_swap_as_one_change(tmp_path: Path, besides: float) -> None:
     swap(tmp_path, of(0))
-    async with told(MountedConfig(tmp_path, poll_seconds=NEVER, backup_poll_seconds=besides)) as found:
+    async with followed(MountedConfig(tmp_path, poll_seconds=NEVER, backup_poll_seconds=besides)) as found:
         for number in range(0, 20, 2):
             assert await found.get() == read_of(number)
             swap(tmp_path, of(number + 2))
@@ -263,7 +263,7 @@ async def test_config_map_watch_reports_each_swap_as_one_change(tmp_path: Path, 
 @pytest.mark.parametrize("besides", [NEVER, AT_ONCE])
 async def test_config_map_watch_reports_a_burst_of_swaps_as_one_change(tmp_path: Path, besides: float) -> None:
     swap(tmp_path, of(0))
-    async with told(MountedConfig(tmp_path, poll_seconds=NEVER, backup_poll_seconds=besides)) as found:
+    async with followed(MountedConfig(tmp_path, poll_seconds=NEVER, backup_poll_seconds=besides)) as found:
         assert await found.get() == read_of(0)
         for number in range(100):
             swap(tmp_path, of(number))
@@ -275,12 +275,12 @@ async def test_config_map_watch_reports_a_burst_of_swaps_as_one_change(tmp_path:
 @linux
 async def test_config_map_watch_misses_no_swap_between_iterations(tmp_path: Path) -> None:
     swap(tmp_path, of(0))
-    volume = MountedConfig(tmp_path, poll_seconds=NEVER, backup_poll_seconds=NEVER)
-    async with asyncio.timeout(PATIENCE_SECONDS), aclosing(volume.changes()) as changes:
+    config = MountedConfig(tmp_path, poll_seconds=NEVER, backup_poll_seconds=NEVER)
+    async with asyncio.timeout(PATIENCE_SECONDS), aclosing(config.changes()) as changes:
         await anext(changes)
         swap(tmp_path, of(1))  # after the turn, before the next is asked for
         await anext(changes)
-        assert volume.read() == read_of(1)
+        assert config.read() == read_of(1)
 
 
 def most_events() -> int:
@@ -291,7 +291,7 @@ def most_events() -> int:
 async def test_config_map_watch_reports_a_change_that_inotify_lost(tmp_path: Path) -> None:
     swap(tmp_path, of(0))
     (tmp_path / "this").touch()
-    async with told(MountedConfig(tmp_path, poll_seconds=NEVER, backup_poll_seconds=NEVER)) as found:
+    async with followed(MountedConfig(tmp_path, poll_seconds=NEVER, backup_poll_seconds=NEVER)) as found:
         assert await found.get() == read_of(0)
         for _ in range(most_events() // 4 + 1):
             (tmp_path / "this").rename(tmp_path / "that")
@@ -302,7 +302,7 @@ async def test_config_map_watch_reports_a_change_that_inotify_lost(tmp_path: Pat
 
 @linux
 async def test_config_map_watch_of_a_plain_folder_reports_complete_files_and_deletions(tmp_path: Path) -> None:
-    async with told(MountedConfig(tmp_path, poll_seconds=NEVER, backup_poll_seconds=NEVER)) as found:
+    async with followed(MountedConfig(tmp_path, poll_seconds=NEVER, backup_poll_seconds=NEVER)) as found:
         assert await found.get() == MountedFiles()
         (tmp_path / SETTINGS_FILE).write_bytes(b"s")
         assert await found.get() == MountedFiles(b"s")
@@ -315,11 +315,11 @@ async def test_config_map_watch_of_a_plain_folder_reports_complete_files_and_del
 
 @linux
 async def test_config_map_watch_ignores_other_files(tmp_path: Path) -> None:
-    volume = Counted(tmp_path, backup_poll_seconds=AT_ONCE)
-    async with told(volume) as found:
+    config = Counted(tmp_path, backup_poll_seconds=AT_ONCE)
+    async with followed(config) as found:
         assert await found.get() == MountedFiles()
         (tmp_path / "notes.txt").write_bytes(b"mine")
-        await volume.looks_again()
+        await config.looks_again()
         assert found.empty()
 
 
@@ -327,7 +327,7 @@ async def test_config_map_watch_ignores_other_files(tmp_path: Path) -> None:
 async def test_config_map_watch_reports_a_rewrite_with_equal_content(tmp_path: Path) -> None:
     # On an older kernel two writes within 4 ms bear one time.
     (tmp_path / SETTINGS_FILE).write_bytes(b"s")
-    async with told(MountedConfig(tmp_path, poll_seconds=NEVER, backup_poll_seconds=NEVER)) as found:
+    async with followed(MountedConfig(tmp_path, poll_seconds=NEVER, backup_poll_seconds=NEVER)) as found:
         assert await found.get() == MountedFiles(b"s")
         (tmp_path / SETTINGS_FILE).open("ab").close()
         assert await found.get() == MountedFiles(b"s")
@@ -336,7 +336,7 @@ async def test_config_map_watch_reports_a_rewrite_with_equal_content(tmp_path: P
 @linux
 async def test_config_map_watch_reports_creation_and_deletion_of_an_empty_folder(tmp_path: Path) -> None:
     folder = tmp_path / "documents"
-    async with told(MountedConfig(folder, poll_seconds=AT_ONCE, backup_poll_seconds=NEVER)) as found:
+    async with followed(MountedConfig(folder, poll_seconds=AT_ONCE, backup_poll_seconds=NEVER)) as found:
         assert await found.get() is None
         folder.mkdir()
         assert await found.get() == MountedFiles()
@@ -347,10 +347,10 @@ async def test_config_map_watch_reports_creation_and_deletion_of_an_empty_folder
 async def test_config_map_watch_reports_nothing_when_polling_finds_no_change(tmp_path: Path) -> None:
     swap(tmp_path / "there", of(0))
     for folder in (tmp_path / "there", tmp_path / "away"):
-        volume = Counted(folder, poll_seconds=AT_ONCE, backup_poll_seconds=AT_ONCE)
-        async with told(volume) as found:
+        config = Counted(folder, poll_seconds=AT_ONCE, backup_poll_seconds=AT_ONCE)
+        async with followed(config) as found:
             await found.get()
-            await volume.looks_again()
+            await config.looks_again()
             assert found.empty()
 
 
@@ -362,7 +362,7 @@ async def test_config_map_watch_follows_a_folder_that_is_removed_and_recreated(
     moved: bool,  # noqa: FBT001 - a case
 ) -> None:
     folder = tmp_path / "documents"
-    async with told(MountedConfig(folder, poll_seconds=AT_ONCE, backup_poll_seconds=NEVER)) as found:
+    async with followed(MountedConfig(folder, poll_seconds=AT_ONCE, backup_poll_seconds=NEVER)) as found:
         assert await found.get() is None
         for number in range(0, 6, 2):
             swap(tmp_path / "made", of(number))
@@ -384,7 +384,7 @@ async def test_config_map_watch_follows_a_folder_that_is_removed_and_recreated(
 async def test_config_map_watch_detects_by_polling_changes_that_inotify_cannot_report(tmp_path: Path) -> None:
     folder = tmp_path / "pod" / "documents"
     swap(folder, of(0))
-    async with told(MountedConfig(folder, poll_seconds=NEVER, backup_poll_seconds=AT_ONCE)) as found:
+    async with followed(MountedConfig(folder, poll_seconds=NEVER, backup_poll_seconds=AT_ONCE)) as found:
         assert await found.get() == read_of(0)
         (folder / DATA_LINK / SETTINGS_FILE).write_bytes(b"by hand")  # inside the generation's own folder
         while await found.get() != MountedFiles(b"by hand", b"0"):
@@ -415,17 +415,17 @@ async def test_config_map_watch_without_inotify_polls_until_it_is_available(
 ) -> None:
     swap(tmp_path, of(0))
     prepare(tmp_path, of(2))
-    volume = MountedConfig(tmp_path, poll_seconds=AT_ONCE, backup_poll_seconds=NEVER)
-    async with asyncio.timeout(PATIENCE_SECONDS), aclosing(volume.changes()) as changes:
+    config = MountedConfig(tmp_path, poll_seconds=AT_ONCE, backup_poll_seconds=NEVER)
+    async with asyncio.timeout(PATIENCE_SECONDS), aclosing(config.changes()) as changes:
         with no_more_open_files():
             await anext(changes)
             show(tmp_path)
             await anext(changes)
-            assert volume.read() is None
+            assert config.read() is None
         for number in (4, 6):  # by a look, by inotify
             swap(tmp_path, of(number))
             await anext(changes)
-            assert volume.read() == read_of(number)
+            assert config.read() == read_of(number)
     inotify, reading = caplog.messages
     assert inotify.startswith(f"inotify is not available for {tmp_path} ([Errno 24] Too many open files)")
     assert "Too many open files" in reading
@@ -434,7 +434,7 @@ async def test_config_map_watch_without_inotify_polls_until_it_is_available(
 async def test_config_map_watch_tolerates_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
     folder = tmp_path / "documents"
     folder.touch()
-    async with told(MountedConfig(folder, poll_seconds=AT_ONCE, backup_poll_seconds=NEVER)) as found:
+    async with followed(MountedConfig(folder, poll_seconds=AT_ONCE, backup_poll_seconds=NEVER)) as found:
         assert await found.get() is None
         folder.unlink()
         swap(tmp_path / "made", of(0))
@@ -446,9 +446,9 @@ async def test_config_map_watch_tolerates_a_file_in_place_of_the_folder(tmp_path
 @linux
 async def test_config_map_watch_supports_two_followers_and_leaves_no_file_open(tmp_path: Path) -> None:
     swap(tmp_path, of(0))
-    volume = MountedConfig(tmp_path, poll_seconds=NEVER, backup_poll_seconds=NEVER)
+    config = MountedConfig(tmp_path, poll_seconds=NEVER, backup_poll_seconds=NEVER)
     before = open_files()
-    async with told(volume) as one, told(volume) as other:
+    async with followed(config) as one, followed(config) as other:
         assert await one.get() == await other.get() == read_of(0)
         swap(tmp_path, of(2))
         assert await one.get() == await other.get() == read_of(2)

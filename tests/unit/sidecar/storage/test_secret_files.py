@@ -26,63 +26,63 @@ def mount(folder: Path, time: str, **files: str) -> None:
     (folder / "..fresh").rename(folder / "..data")
 
 
-def keys(access: SecretFiles) -> tuple[str, str]:
-    site = access.connection_config(RocketMQ(name_servers=["ns:9876"]))
-    assert site.credentials
-    found = site.credentials()
+def keys(secrets: SecretFiles) -> tuple[str, str]:
+    config = secrets.connection_config(RocketMQ(name_servers=["ns:9876"]))
+    assert config.credentials
+    found = config.credentials()
     return found.access_key, found.secret_key
 
 
 def test_credentials_and_tls_are_absent_without_secrets() -> None:
-    site = SecretFiles(WHO).connection_config(RocketMQ(name_servers=["ns:9876"]))
-    assert (site.credentials, site.tls) == (None, None)
+    config = SecretFiles(WHO).connection_config(RocketMQ(name_servers=["ns:9876"]))
+    assert (config.credentials, config.tls) == (None, None)
 
 
 def test_credentials_are_replaced_after_the_secret_is_renewed(tmp_path: Path) -> None:
     mount(tmp_path, "1", accessKey="rota\n", secretKey="one")
-    access = SecretFiles(WHO._replace(credentials_folder=str(tmp_path)))
-    assert keys(access) == ("rota", "one")
-    site = access.connection_config(RocketMQ(name_servers=["ns:9876"]))
+    secrets = SecretFiles(WHO._replace(credentials_folder=str(tmp_path)))
+    assert keys(secrets) == ("rota", "one")
+    config = secrets.connection_config(RocketMQ(name_servers=["ns:9876"]))
     mount(tmp_path, "2", accessKey="rota", secretKey="two")
-    access.renew_files()
-    assert site.credentials
-    assert site.credentials().secret_key == "two"
+    secrets.renew_files()
+    assert config.credentials
+    assert config.credentials().secret_key == "two"
 
 
 def test_credentials_unreadable_at_start_are_rejected_and_later_the_previous_ones_stay(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    access = SecretFiles(WHO._replace(credentials_folder=str(tmp_path)))
+    secrets = SecretFiles(WHO._replace(credentials_folder=str(tmp_path)))
     with pytest.raises(ValueError, match=r"cannot be read: .*; correct the Secret"):
-        keys(access)
+        keys(secrets)
     mount(tmp_path, "1", accessKey="rota", secretKey="one")
-    site = access.connection_config(RocketMQ(name_servers=["ns:9876"]))
+    config = secrets.connection_config(RocketMQ(name_servers=["ns:9876"]))
     mount(tmp_path, "2", accessKey="rota")
     (tmp_path / "..1" / "secretKey").unlink()
     for _ in range(2):
-        access.renew_files()
-    assert site.credentials
-    assert site.credentials().secret_key == "one"
+        secrets.renew_files()
+    assert config.credentials
+    assert config.credentials().secret_key == "one"
     assert len([it for it in caplog.messages if "the previous files stay in use" in it]) == 1
 
 
 def test_tls_trusts_a_new_certificate_authority_and_not_the_replaced_one(tmp_path: Path) -> None:
     one, other = (Authority(tmp_path / "keys", name).own.certificate.read_text() for name in ("one", "other"))
     mount(tmp_path / "ca", "1", **{"ca.crt": one})
-    access = SecretFiles(WHO._replace(ca_folder=str(tmp_path / "ca")))
-    tls = access.connection_config(RocketMQ(name_servers=["ns:9876"], tls=Tls(enabled=True))).tls
+    secrets = SecretFiles(WHO._replace(ca_folder=str(tmp_path / "ca")))
+    tls = secrets.connection_config(RocketMQ(name_servers=["ns:9876"], tls=Tls(enabled=True))).tls
     assert tls
     first = tls()
     assert (first.verify_mode, first.check_hostname) == (ssl.CERT_REQUIRED, True)
     assert trusted(first) == trusted(context_of(one))
-    access.renew_files()
+    secrets.renew_files()
     assert tls() is first, "nothing has changed"
     for time, text in (("2", other), ("3", "nonsense")):
         mount(tmp_path / "ca", time, **{"ca.crt": text})
-        access.renew_files()
+        secrets.renew_files()
         assert trusted(tls()) == trusted(context_of(other))
     mount(tmp_path / "ca", "4", **{"ca.crt": f"# Zürich\n{one}# and\n{other}"})
-    access.renew_files()
+    secrets.renew_files()
     assert len(trusted(tls())) == 2
 
 
@@ -99,9 +99,9 @@ def trusted(tls: ssl.SSLContext) -> list[bytes]:
 @pytest.mark.parametrize("text", ["nonsense", ""])
 def test_tls_certificate_authority_that_is_invalid_is_rejected_with_a_sentence(tmp_path: Path, text: str) -> None:
     mount(tmp_path, "1", **{"ca.crt": text})
-    access = SecretFiles(WHO._replace(ca_folder=str(tmp_path)))
+    secrets = SecretFiles(WHO._replace(ca_folder=str(tmp_path)))
     with pytest.raises(ValueError, match=r"There is no certificate in .*/ca.crt: .*; add one in PEM format"):
-        access.connection_config(RocketMQ(name_servers=["ns:9876"], tls=Tls(enabled=True)))
+        secrets.connection_config(RocketMQ(name_servers=["ns:9876"], tls=Tls(enabled=True)))
 
 
 def present(tmp_path: Path) -> tuple[SecretFiles, Authority, Path]:
@@ -137,46 +137,46 @@ def presented(tls: ssl.SSLContext, authority: Authority) -> str:
 
 
 def test_tls_presents_the_client_certificate_and_a_renewed_one(tmp_path: Path) -> None:
-    access, authority, folder = present(tmp_path)
+    secrets, authority, folder = present(tmp_path)
     mount_pair(folder, "1", authority, "one")
-    tls = access.connection_config(RocketMQ(name_servers=["ns:9876"], tls=Tls(enabled=True))).tls
+    tls = secrets.connection_config(RocketMQ(name_servers=["ns:9876"], tls=Tls(enabled=True))).tls
     assert tls
     assert presented(tls(), authority) == "one"
     mount_pair(folder, "2", authority, "two")
-    access.renew_files()
+    secrets.renew_files()
     assert presented(tls(), authority) == "two"
     mount(folder, "3", **{"tls.crt": "nonsense", "tls.key": "nonsense"})
-    access.renew_files()
+    secrets.renew_files()
     assert presented(tls(), authority) == "two", "what cannot be used leaves what was there before"
 
 
 def test_tls_validity_is_that_of_the_client_certificate_in_use(tmp_path: Path) -> None:
-    access, authority, folder = present(tmp_path)
-    assert access.client_validity() is None
+    secrets, authority, folder = present(tmp_path)
+    assert secrets.client_validity() is None
     mount_pair(folder, "1", authority, "one")
-    access.connection_config(RocketMQ(name_servers=["ns:9876"], tls=Tls(enabled=True)))
-    validity = access.client_validity()
+    secrets.connection_config(RocketMQ(name_servers=["ns:9876"], tls=Tls(enabled=True)))
+    validity = secrets.client_validity()
     assert validity
     certificate = x509.load_pem_x509_certificate(authority.issue("one", "one").certificate.read_bytes())
     assert validity.not_after == certificate.not_valid_after_utc.timestamp()
     mount(folder, "2", **{"tls.crt": "nonsense", "tls.key": "nonsense"})
-    access.renew_files()
-    assert access.client_validity() == validity
-    access.connection_config(RocketMQ(name_servers=["ns:9876"]))
-    assert access.client_validity() is None, "without TLS no certificate is presented"
+    secrets.renew_files()
+    assert secrets.client_validity() == validity
+    secrets.connection_config(RocketMQ(name_servers=["ns:9876"]))
+    assert secrets.client_validity() is None, "without TLS no certificate is presented"
 
 
 def test_tls_client_certificate_is_renewed_although_the_credentials_cannot_be_read(tmp_path: Path) -> None:
-    access, authority, folder = present(tmp_path)
+    secrets, authority, folder = present(tmp_path)
     mount(tmp_path / "acl", "1", accessKey="rota", secretKey="one")
     mount_pair(folder, "1", authority, "one")
-    access = SecretFiles(WHO._replace(client_folder=str(folder), credentials_folder=str(tmp_path / "acl")))
-    tls = access.connection_config(RocketMQ(name_servers=["ns:9876"], tls=Tls(enabled=True))).tls
+    secrets = SecretFiles(WHO._replace(client_folder=str(folder), credentials_folder=str(tmp_path / "acl")))
+    tls = secrets.connection_config(RocketMQ(name_servers=["ns:9876"], tls=Tls(enabled=True))).tls
     assert tls
     mount(tmp_path / "acl", "2", accessKey="rota")
     (tmp_path / "acl" / "..1" / "secretKey").unlink()
     mount_pair(folder, "2", authority, "two")
-    access.renew_files()
+    secrets.renew_files()
     assert presented(tls(), authority) == "two"
 
 
@@ -184,9 +184,9 @@ def test_tls_client_certificate_is_renewed_although_the_credentials_cannot_be_re
 def test_tls_client_certificate_that_is_invalid_is_rejected_with_a_sentence(
     tmp_path: Path, files: dict[str, str]
 ) -> None:
-    access, _, folder = present(tmp_path)
+    secrets, _, folder = present(tmp_path)
     mount(folder, "1", **files)
     with pytest.raises(
         ValueError, match=r"There is no usable tls.crt and tls.key in .*/client: .*; correct the Secret"
     ):
-        access.connection_config(RocketMQ(name_servers=["ns:9876"], tls=Tls(enabled=True)))
+        secrets.connection_config(RocketMQ(name_servers=["ns:9876"], tls=Tls(enabled=True)))

@@ -38,7 +38,7 @@ def send(group: str = "rota", topic: str = "orders", **properties: str) -> Frame
     return requests.send(group, topic, b"body", properties, broker="broker-a", queue_id=-1, born_ms=9)
 
 
-def give_back(group: str = "shop", topic: str = "orders") -> Frame:
+def send_back_frame(group: str = "shop", topic: str = "orders") -> Frame:
     return requests.send_back(group, topic, 4096, delay_level=0, max_attempts=16)
 
 
@@ -64,7 +64,7 @@ EVERYTHING: dict[RequestCode, Frame] = {
     RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: requests.reset_offsets("shop", "orders", -1, queue_id=2, offset=7),
     RequestCode.PULL_MESSAGE: pull(),
     RequestCode.SEND_MESSAGE_V2: send(TAGS="red", KEYS="k"),
-    RequestCode.CONSUMER_SEND_MSG_BACK: give_back(),
+    RequestCode.CONSUMER_SEND_MSG_BACK: send_back_frame(),
     RequestCode.GET_CONSUME_STATS: requests.consume_stats("shop", ["a", "b"]),
     RequestCode.GET_TOPIC_STATS_INFO: requests.topic_stats("orders"),
     RequestCode.UPDATE_AND_CREATE_TOPIC: requests.create_topic("orders", 8),
@@ -243,7 +243,7 @@ EMPTY: dict[str, tuple[Ask, tuple[Any, ...], str]] = {
     "reset": (requests.reset_offsets, ("", "orders", -1), "INVOKE_BROKER_TO_RESET_OFFSET: the group is empty"),
     "send, group": (send, ("",), "SEND_MESSAGE_V2: the group is empty"),
     "send, topic": (send, ("rota", ""), "SEND_MESSAGE_V2: the topic is empty"),
-    "give back": (give_back, ("shop", ""), "CONSUMER_SEND_MSG_BACK: the topic is empty"),
+    "give back": (send_back_frame, ("shop", ""), "CONSUMER_SEND_MSG_BACK: the topic is empty"),
     "unregister": (requests.unregister, ("", "shop"), "UNREGISTER_CLIENT: the client id is empty"),
     "lock, group": (requests.lock, ("", "c1", [QUEUE]), "LOCK_BATCH_MQ: the group is empty"),
     "lock, client": (requests.lock, ("shop", "", [QUEUE]), "LOCK_BATCH_MQ: the client id is empty"),
