@@ -8,7 +8,7 @@ from functools import partial
 from bench.measure import Row, Sample, timed
 from rota.documents import Assignment, decode_assignment, encode_assignment
 from rota.model import Queue
-from rota.planner import DecodedReport, Pod, QueueView, Snapshot, plan
+from rota.planner import DecodedReport, PodSnapshot, QueueView, Snapshot, plan
 from rota.ranges import to_ranges
 from rota.reports import Report
 from rota.spec import parse_group, parse_policy
@@ -74,7 +74,9 @@ def _settled(members: int) -> tuple[Snapshot, Assignment]:
     return replace(start, pods=obeying, document=document), document
 
 
-def _pod(name: str, generation: int, held: tuple[Queue, ...] = ()) -> Pod:
+def _pod(name: str, generation: int, held: tuple[Queue, ...] = ()) -> PodSnapshot:
     uid = f"uid-{name}"
     report = Report(member=name, uid=uid, generation=generation, held=to_ranges(held), reads=2, incarnation="1")
-    return Pod(name=name, uid=uid, ready=True, stable_for=1000.0, age=1000.0, decoded_report=DecodedReport(report))
+    return PodSnapshot(
+        name=name, uid=uid, ready=True, stable_for=1000.0, age=1000.0, decoded_report=DecodedReport(report)
+    )

@@ -8,7 +8,7 @@ from hypothesis.strategies import DrawFn
 
 from rota.documents import Assignment, Release, Share
 from rota.model import Holder, Queue, Roster
-from rota.planner import DecodedReport, Pod, QueueView, Snapshot
+from rota.planner import DecodedReport, PodSnapshot, QueueView, Snapshot
 from rota.ranges import to_ranges
 from rota.reports import Report
 from rota.spec import GroupSpec, PolicySpec, parse_group, parse_policy
@@ -73,7 +73,7 @@ def a_report(name: str = "m1", generation: int = 1, held: Iterable[Queue] = (), 
     return Report(releasing=draining, **told)
 
 
-def a_pod(name: str = "m1", report: Report | None = None, **changed: Any) -> Pod:
+def a_pod(name: str = "m1", report: Report | None = None, **changed: Any) -> PodSnapshot:
     """Return a pod that has long been ready and is heard."""
     heard = DecodedReport(report) if report else None
     fields: dict[str, Any] = {
@@ -84,7 +84,7 @@ def a_pod(name: str = "m1", report: Report | None = None, **changed: Any) -> Pod
         "age": LONG,
         "poked_for": LONG,
     } | changed
-    return Pod(name=name, decoded_report=heard, **fields)
+    return PodSnapshot(name=name, decoded_report=heard, **fields)
 
 
 def a_document(generation: int = 5, age: float = LONG, **changed: Any) -> Assignment:
@@ -117,7 +117,7 @@ def a_snapshot(**changed: Any) -> Snapshot:
     return Snapshot(**(fields | changed))
 
 
-def obeying(document: Assignment, **changed: dict[str, Any]) -> tuple[Pod, ...]:
+def obeying(document: Assignment, **changed: dict[str, Any]) -> tuple[PodSnapshot, ...]:
     """Return a pod for each member of a document, each obeying it; `changed`: what is different about some."""
     pods = []
     for name, share in document.members.items():

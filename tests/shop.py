@@ -154,5 +154,5 @@ class ConsumerFleet:
         """Say why queues have their owners, as the operator answers."""
         found = explain_owners(self.group.snapshot(self.now, self.broker, {}), self.now, queues)
         said = presenters.present_summary(self.fact)
-        reasons = [schema.Reason(*it.queue, it.owner, it.sentence) for it in found]
+        reasons = [schema.QueueExplanation(*it.queue, it.owner, it.sentence) for it in found]
         return schema.Reasons(said.strategy, said.generation, reasons, said.last_rebalance)

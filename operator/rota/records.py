@@ -43,14 +43,14 @@ class Present(Struct, frozen=True):
     standing: str
 
 
-class Membership(Fact, frozen=True, kw_only=True, tag="membership"):
+class MembershipRecord(Fact, frozen=True, kw_only=True, tag="membership"):
     """The pods of a group at the time when a document was written."""
 
     generation: Count
     members: dict[str, Present]
 
 
-class Plan(Fact, frozen=True, kw_only=True, tag="plan"):
+class PlanRecord(Fact, frozen=True, kw_only=True, tag="plan"):
     """The reason why a document was written."""
 
     generation: Count
@@ -62,7 +62,7 @@ class Plan(Fact, frozen=True, kw_only=True, tag="plan"):
     held: str | None
 
 
-class Handover(
+class HandoverRecord(
     Fact,
     frozen=True,
     kw_only=True,
@@ -82,7 +82,7 @@ class Handover(
     to_uid: str | None = None
 
 
-class Obeyed(Fact, frozen=True, kw_only=True, tag="obeyed"):
+class ObeyedRecord(Fact, frozen=True, kw_only=True, tag="obeyed"):
     """A member reported for the first time that it obeys the document that gives it some queues."""
 
     generation: Count
@@ -91,7 +91,7 @@ class Obeyed(Fact, frozen=True, kw_only=True, tag="obeyed"):
     queues: RangesByTopic
 
 
-class Rebalance(Fact, frozen=True, kw_only=True, tag="rebalance"):
+class RebalanceRecord(Fact, frozen=True, kw_only=True, tag="rebalance"):
     """A rebalance ended."""
 
     generation: Count
@@ -121,7 +121,7 @@ class Releasing(Struct, frozen=True, rename={"holder": "from", "holder_uid": "fr
     queues: RangesByTopic
 
 
-class Owners(Fact, frozen=True, kw_only=True, tag="owners", rename="camel"):
+class OwnersRecord(Fact, frozen=True, kw_only=True, tag="owners", rename="camel"):
     """The owners of all queues, and the rules that applied: the journal can be read from here on."""
 
     generation: Count
@@ -149,14 +149,14 @@ class Columns(Struct, frozen=True):
             raise ValueError("ids, first, last and committed differ in length")
 
 
-class Offsets(Fact, frozen=True, kw_only=True, tag="offsets"):
+class OffsetsRecord(Fact, frozen=True, kw_only=True, tag="offsets"):
     """The offsets of a group in its queues at one time."""
 
     topics: dict[str, dict[str, Columns]]
     verdicts: dict[str, Count]
 
 
-class Verdict(Fact, frozen=True, kw_only=True, tag="verdict"):
+class VerdictRecord(Fact, frozen=True, kw_only=True, tag="verdict"):
     """A condition of a group changed."""
 
     condition: str
@@ -165,7 +165,7 @@ class Verdict(Fact, frozen=True, kw_only=True, tag="verdict"):
     message: str
 
 
-class Redelivered(
+class RedeliveredRecord(
     Fact,
     frozen=True,
     kw_only=True,
@@ -184,7 +184,7 @@ class Redelivered(
     queues: RangesByTopic
 
 
-class Gap(Record, frozen=True, kw_only=True, tag="gap"):
+class GapRecord(Record, frozen=True, kw_only=True, tag="gap"):
     """The number of missing records of one writer between two times."""
 
     writer: str
@@ -193,19 +193,30 @@ class Gap(Record, frozen=True, kw_only=True, tag="gap"):
 
 
 KINDS: tuple[type[Record], ...] = (
-    Membership,
-    Plan,
-    Handover,
-    Obeyed,
-    Rebalance,
-    Owners,
-    Offsets,
-    Verdict,
-    Redelivered,
-    Gap,
+    MembershipRecord,
+    PlanRecord,
+    HandoverRecord,
+    ObeyedRecord,
+    RebalanceRecord,
+    OwnersRecord,
+    OffsetsRecord,
+    VerdictRecord,
+    RedeliveredRecord,
+    GapRecord,
 )
 
-AnyRecord = Membership | Plan | Handover | Obeyed | Rebalance | Owners | Offsets | Verdict | Redelivered | Gap
+AnyRecord = (
+    MembershipRecord
+    | PlanRecord
+    | HandoverRecord
+    | ObeyedRecord
+    | RebalanceRecord
+    | OwnersRecord
+    | OffsetsRecord
+    | VerdictRecord
+    | RedeliveredRecord
+    | GapRecord
+)
 
 _decoder: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
 _KIND_NAMES = {kind.__struct_config__.tag for kind in KINDS}

@@ -38,13 +38,13 @@ FIRST = rebalance.Rebalance(
 )
 
 
-def a_queue(number: int, owner: str | None = "m0", topic: str = "orders", **given: Any) -> schema.Queue:
+def a_queue(number: int, owner: str | None = "m0", topic: str = "orders", **given: Any) -> schema.QueueInfo:
     state = "Owned" if owner else "Free"
     told: dict[str, Any] = {"kind": "Subscribed", "state": state, "lag": 0, "delay": 0.0, "verdict": "KeepingUp"}
-    return schema.Queue(topic=topic, broker="broker-a", id=number, owner=owner, **{**told, **given})
+    return schema.QueueInfo(topic=topic, broker="broker-a", id=number, owner=owner, **{**told, **given})
 
 
-def a_member(name: str, **given: Any) -> schema.Member:
+def a_member(name: str, **given: Any) -> schema.MemberInfo:
     told: dict[str, Any] = {
         "origin": "Rota",
         "state": "Ready",
@@ -53,7 +53,7 @@ def a_member(name: str, **given: Any) -> schema.Member:
         "rate": 12.5,
         "address": "10.0.0.7",
     }
-    return schema.Member(name=name, client_id=f"10.0.0.7@{name}", **{**told, **given})
+    return schema.MemberInfo(name=name, client_id=f"10.0.0.7@{name}", **{**told, **given})
 
 
 def a_summary(name: str = "orders", **given: Any) -> schema.Summary:
@@ -78,16 +78,16 @@ def a_summary(name: str = "orders", **given: Any) -> schema.Summary:
     return schema.Summary(namespace="shop", name=name, **{**told, **given})
 
 
-def owned(number: int) -> list[schema.Queue]:
+def owned(number: int) -> list[schema.QueueInfo]:
     return [a_queue(it, f"m{it % 2}") for it in range(number)]
 
 
-def a_detail(name: str = "orders", queues: Sequence[schema.Queue] = (), **given: Any) -> schema.Detail:
+def a_detail(name: str = "orders", queues: Sequence[schema.QueueInfo] = (), **given: Any) -> schema.Detail:
     queues = list(queues) or owned(8)
     summary = a_summary(name, queues=len(queues))
     told: dict[str, Any] = {
         "operator": LEADS,
-        "conditions": [schema.Condition("Ready", "True", "Settled", "Every queue has its owner.", JOINED.at)],
+        "conditions": [schema.ConditionInfo("Ready", "True", "Settled", "Every queue has its owner.", JOINED.at)],
         "members": [a_member("m0"), a_member("m1")],
         "topics": [schema.Topic("orders", "Subscribed", len(queues), lag=12, delay=1.5, estimate=True)],
         "rebalances": [JOINED, FIRST],
@@ -122,7 +122,9 @@ class Fleets:
         found = [it for it in detail.queues if f"{it.topic}/{it.broker}/{it.id}" == queue or queue is None]
         if not found:
             raise ValueError(f"{queue} is no queue of shop/{name}; give TOPIC/BROKER/ID")
-        why = [schema.Reason(it.topic, it.broker, it.id, it.owner, f"{it.owner} had it before.") for it in found]
+        why = [
+            schema.QueueExplanation(it.topic, it.broker, it.id, it.owner, f"{it.owner} had it before.") for it in found
+        ]
         return schema.Reasons("Sticky", detail.summary.generation, why, JOINED)
 
 

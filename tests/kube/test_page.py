@@ -281,7 +281,7 @@ async def test_page_renders_html_in_names_as_text(browser: Browser, served: Serv
         a_detail(
             EVIL,
             summary=a_summary(EVIL, reason=EVIL, message=EVIL, strategy=EVIL, last_rebalance=bad),
-            conditions=[schema.Condition(EVIL, EVIL, EVIL, EVIL, EVIL)],
+            conditions=[schema.ConditionInfo(EVIL, EVIL, EVIL, EVIL, EVIL)],
             members=[a_member(EVIL, troubles=[EVIL], failing=[EVIL], version=EVIL, state=EVIL)],
             topics=[schema.Topic(EVIL, "Subscribed", 1)],
             queues=[a_queue(0, EVIL, EVIL, verdict=EVIL, to=EVIL)],
@@ -581,7 +581,7 @@ async def test_page_screenshot_of_a_handover_is_drawn(browser: Browser, served: 
     a, b, new = [it.name for it in members]
     members = [replace(members[0], queues=12), replace(members[1], queues=12), replace(members[2], queues=4, rate=3.0)]
 
-    def one(number: int, topic: str, broker: str) -> schema.Queue:
+    def one(number: int, topic: str, broker: str) -> schema.QueueInfo:
         owner = a if broker == "broker-a" else b
         lag = (number * 37 + len(topic)) % 23
         it = replace(a_queue(number, owner, topic, lag=lag, delay=lag / 10), broker=broker)

@@ -272,11 +272,11 @@ def test_replay_writes_every_counted_move_to_the_journal() -> None:
     figures = ReplayMetrics(it)
     Replay(it, None, figures).run()
     facts = journal(it)
-    moved = [fact for fact in facts if isinstance(fact, records.Rebalance)]
+    moved = [fact for fact in facts if isinstance(fact, records.RebalanceRecord)]
     assert moved
     assert sum(fact.moved for fact in moved) == figures.moves > 0
-    given = [fact for fact in facts if isinstance(fact, records.Handover) and fact.act == "Grant"]
-    obeyed = [fact for fact in facts if isinstance(fact, records.Obeyed)]
+    given = [fact for fact in facts if isinstance(fact, records.HandoverRecord) and fact.act == "Grant"]
+    obeyed = [fact for fact in facts if isinstance(fact, records.ObeyedRecord)]
     assert (
         sum(len(from_ranges(it.queues)) for it in given)
         == sum(len(from_ranges(it.queues)) for it in obeyed)
@@ -293,10 +293,10 @@ def test_replay_synthetic_group_is_reproducible_from_its_number_and_seed() -> No
 
 def test_replay_of_an_unusable_history_fails_with_a_sentence() -> None:
     facts = journal(generate_history(3, 7, 1))
-    without = [it for it in facts if not isinstance(it, records.Owners)]
+    without = [it for it in facts if not isinstance(it, records.OwnersRecord)]
     with pytest.raises(ValueError, match=r"^Group shop/orders has no owners record, with which a replay could start$"):
         build_history("shop/orders", without)
-    whole = next(it for it in facts if isinstance(it, records.Owners))
+    whole = next(it for it in facts if isinstance(it, records.OwnersRecord))
     with pytest.raises(ValueError, match=r"^Group shop/orders is Broadcasting: its queues have no owner$"):
         build_history("shop/orders", [msgspec.structs.replace(whole, model="Broadcasting")])
     with pytest.raises(ValueError, match=r"^The recorded policy of group .* cannot be used: spec.strategy"):
@@ -305,7 +305,7 @@ def test_replay_of_an_unusable_history_fails_with_a_sentence() -> None:
 
 def test_replay_arrival_rates_continue_over_a_recreated_topic() -> None:
     """Its ends begin at 0 once more, and so do committed offsets; both grow by one a second all the while."""
-    whole, *_ = (it for it in journal(generate_history(3, 7, 1)) if isinstance(it, records.Owners))
+    whole, *_ = (it for it in journal(generate_history(3, 7, 1)) if isinstance(it, records.OwnersRecord))
     member = next(iter(whole.members.values()))
     owner = msgspec.structs.replace(member, queues={"orders": {"a": "0"}})
     told: list[Fact] = [msgspec.structs.replace(whole, members={"m": owner}, releasing=[], unowned={})]
@@ -313,6 +313,8 @@ def test_replay_arrival_rates_continue_over_a_recreated_topic() -> None:
         end = 60 * minute + (50_000 if minute <= 30 else -1800)
         columns = records.Columns(ids=[0], first=[0], last=[end], committed=[end])
         at = whole.at + timedelta(minutes=minute)
-        told.append(records.Offsets(schema=1, group=whole.group, at=at, topics={"orders": {"a": columns}}, verdicts={}))
+        told.append(
+            records.OffsetsRecord(schema=1, group=whole.group, at=at, topics={"orders": {"a": columns}}, verdicts={})
+        )
     rates = build_history(whole.group, told).arrivals[:, 0]
     assert rates[[0, 4, 7, 11]].tolist() == pytest.approx([1.0] * 4)

@@ -3,22 +3,22 @@
 from datetime import UTC, datetime, timedelta
 
 from rota.pipeline.replay.group_history import sort_facts
-from rota.records import RECORD_SCHEMA, Membership, Offsets
+from rota.records import RECORD_SCHEMA, MembershipRecord, OffsetsRecord
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
-def document(generation: int, seconds: float) -> Membership:
+def document(generation: int, seconds: float) -> MembershipRecord:
     at = NOON + timedelta(seconds=seconds)
-    return Membership(schema=RECORD_SCHEMA, at=at, group="shop/orders", generation=generation, members={})
+    return MembershipRecord(schema=RECORD_SCHEMA, at=at, group="shop/orders", generation=generation, members={})
 
 
-def look(seconds: float) -> Offsets:
+def look(seconds: float) -> OffsetsRecord:
     at = NOON + timedelta(seconds=seconds)
-    return Offsets(schema=RECORD_SCHEMA, at=at, group="shop/orders", topics={}, verdicts={})
+    return OffsetsRecord(schema=RECORD_SCHEMA, at=at, group="shop/orders", topics={}, verdicts={})
 
 
-def order(*facts: Membership | Offsets) -> list[tuple[float, int]]:
+def order(*facts: MembershipRecord | OffsetsRecord) -> list[tuple[float, int]]:
     return [((it.at - NOON).total_seconds(), getattr(it, "generation", 0)) for it in sort_facts(facts)]
 
 

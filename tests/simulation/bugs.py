@@ -69,8 +69,10 @@ def absence_is_an_end(patch: pytest.MonkeyPatch) -> None:
 
 def a_crash_is_an_end(patch: pytest.MonkeyPatch) -> None:
     """A pod that is not ready is taken for ended."""
-    right = planner.Pod.evidence.fget  # type: ignore[attr-defined]
-    patch.setattr(planner.Pod, "evidence", property(lambda pod: replace(right(pod), ended=pod.ended or not pod.ready)))
+    right = planner.PodSnapshot.evidence.fget  # type: ignore[attr-defined]
+    patch.setattr(
+        planner.PodSnapshot, "evidence", property(lambda pod: replace(right(pod), ended=pod.ended or not pod.ready))
+    )
 
 
 def lost_at_once(patch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from rota.planner.members import incarnations
 from rota.planner.members.standings import MemberState, classify_members, owns_queues
 from rota.planner.moves import Draft, decide, next_document, unmanaged_queues
 from rota.planner.situation import SHRINK_PATIENCE_SECONDS, WITHOUT_POLICY, Situation
-from rota.planner.snapshot import DecodedReport, Event, Plan, Pod, QueueView, Snapshot
+from rota.planner.snapshot import DecodedReport, Event, Plan, PodSnapshot, QueueView, Snapshot
 from rota.planner.status import conditions, events, group_status, problems
 from rota.planner.status.journal_records import condition_records, document_records, owners_record
 from rota.planner.target import Measurements, compute_owners, share_with_unmanaged
@@ -29,7 +29,7 @@ __all__ = [
     "Explanation",
     "Measurements",
     "Plan",
-    "Pod",
+    "PodSnapshot",
     "QueueView",
     "Snapshot",
     "compute_owners",
@@ -256,7 +256,9 @@ def _encode_document(document: Assignment | None) -> tuple[Mapping[str, str | by
         return {}, Finding(Reason.ASSIGNMENT_TOO_LARGE, f"{error}; the present assignment stays in force")
 
 
-def _pods_to_watch(snapshot: Snapshot, behind: Sequence[Pod], for_settings: Container[str], settings: str) -> list[Pod]:
+def _pods_to_watch(
+    snapshot: Snapshot, behind: Sequence[PodSnapshot], for_settings: Container[str], settings: str
+) -> list[PodSnapshot]:
     """Return the pods that have yet to obey an assignment or settings.
 
     A policy change can alter the settings of a thousand groups at once: watch only members that were already poked.
@@ -265,7 +267,7 @@ def _pods_to_watch(snapshot: Snapshot, behind: Sequence[Pod], for_settings: Cont
     return watched + [pod for pod in snapshot.pods if pod.poke.attempts and pokes.has_other_settings(pod, settings)]
 
 
-def _members_to_poll(situation: Situation, assignment: Assignment, behind: Sequence[Pod]) -> frozenset[str]:
+def _members_to_poll(situation: Situation, assignment: Assignment, behind: Sequence[PodSnapshot]) -> frozenset[str]:
     """Return the names of the pods to poll because their next report could change the plan."""
     holders = {release.holder for release in assignment.releasing.values()}
     pods = situation.snapshot.pods

@@ -12,7 +12,7 @@ from rota.documents import Assignment, Share
 from rota.handover import Proof
 from rota.model import Holder, Queue
 from rota.planner.members import incarnations
-from rota.planner.snapshot import Pod, Snapshot
+from rota.planner.snapshot import PodSnapshot, Snapshot
 from rota.spec import Handover
 from rota.timestamps import format_time, parse_time
 
@@ -90,7 +90,7 @@ def _start_times(snapshot: Snapshot, now: float) -> dict[str, str]:
     return {topic: starts.get(topic, format_time(now)) for topic in sorted({entry.topic for entry in subscriptions})}
 
 
-def barrier_proof(document: Assignment, pods: Sequence[Pod], rules: Handover, now: float) -> Proof:
+def barrier_proof(document: Assignment, pods: Sequence[PodSnapshot], rules: Handover, now: float) -> Proof:
     """Return the proof, if any, that no pod consumes a queue without an owner on record."""
     since = seconds_since(document.issued_at, now)
     behind = [pod for pod in pods if pod.started and not pod.ended and pod.generation < document.barrier]
@@ -114,7 +114,7 @@ def holders_of(document: Assignment) -> dict[Queue, Holder]:
 
 def member_entries(document: Assignment, snapshot: Snapshot, counted: Sequence[str]) -> dict[str, str]:
     """Return name and uid of all members with an entry: counted members, and former ones until they have ended."""
-    pods: Mapping[str, Pod] = {pod.name: pod for pod in snapshot.pods}
+    pods: Mapping[str, PodSnapshot] = {pod.name: pod for pod in snapshot.pods}
     remaining = {
         name: share.uid
         for name, share in document.members.items()
@@ -124,7 +124,7 @@ def member_entries(document: Assignment, snapshot: Snapshot, counted: Sequence[s
     return remaining | {name: pods[name].uid for name in counted}
 
 
-def _may_consume(pod: Pod, snapshot: Snapshot) -> bool:
+def _may_consume(pod: PodSnapshot, snapshot: Snapshot) -> bool:
     """Whether a pod may obey a lost document: it runs, and has not reported that it obeys none."""
     return (
         pod.started

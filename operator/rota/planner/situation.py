@@ -10,7 +10,7 @@ from rota.model import RETRY_TOPIC_PREFIX, Holder, Queue
 from rota.planner import record
 from rota.planner.members import incarnations
 from rota.planner.members.standings import MemberState, members_in_transition
-from rota.planner.snapshot import Pod, Snapshot
+from rota.planner.snapshot import PodSnapshot, Snapshot
 from rota.spec import Handover, PolicySpec, Seconds
 
 SHRINK_PATIENCE_SECONDS = 40.0  # brokers register every 30 s: a new name server knows only some of them
@@ -33,7 +33,7 @@ class Situation:
         return self.snapshot.policy or WITHOUT_POLICY
 
     @cached_property
-    def pods(self) -> dict[str, Pod]:
+    def pods(self) -> dict[str, PodSnapshot]:
         """The pods by name."""
         return {pod.name: pod for pod in self.snapshot.pods}
 

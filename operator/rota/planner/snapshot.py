@@ -41,7 +41,7 @@ NO_POKE = Poke()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pod:
+class PodSnapshot:
     """A pod of the group. Durations come from a monotonic clock; they may restart from 0, as with a new leader."""
 
     name: str
@@ -134,7 +134,7 @@ class Snapshot:
     settings_age: float = 0.0  # seconds since `settings` changed
     desired_settings: str = ""  # group.json as it should be
     revalidated: bool = False  # pods and reports were read again after the assignment was found missing or damaged
-    pods: tuple[Pod, ...] = ()  # all of them: a new leader lists the pods and polls each one before it watches
+    pods: tuple[PodSnapshot, ...] = ()  # all of them: a new leader lists the pods and polls each one before it watches
     replaced_holders: frozenset[Holder] = frozenset()  # another pod has the name, and the end of this one is not known
     deleted_uids: frozenset[str] = frozenset()  # uids known to be deleted or replaced: by an event or a consistent read
     views: Mapping[str, QueueView | None] = field(default_factory=dict)  # by topic, retry topics too; None: no response

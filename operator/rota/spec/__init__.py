@@ -254,7 +254,7 @@ class Custom(_SpecBlock, frozen=True):
     options: dict[str, Any] = {}
 
 
-class Options(_SpecBlock, frozen=True):
+class StrategyOptions(_SpecBlock, frozen=True):
     """One block for each strategy that has options."""
 
     by_config: ByConfig | None = None
@@ -305,7 +305,7 @@ class PolicySpec(_SpecBlock, frozen=True):
     """The user's rules for a group's rebalances; the defaults are those of a group without a policy."""
 
     strategy: StrategyName = "Averagely"
-    options: Options = Options()
+    options: StrategyOptions = StrategyOptions()
     handover: Handover = Handover()
     triggers: Triggers = Triggers()
     budget: Budget | None = None
@@ -326,7 +326,7 @@ def parse_policy(body: Mapping[str, Any]) -> PolicySpec:
     """Parse a RebalancePolicy's `spec`; raise InvalidSpecError if it is invalid."""
     spec = _parse(body, PolicySpec)
     own = spec.strategy[0].lower() + spec.strategy[1:]
-    blocks = msgspec.structs.fields(Options)
+    blocks = msgspec.structs.fields(StrategyOptions)
     present = {block.encode_name for block in blocks if getattr(spec.options, block.name) is not None}
     for block in sorted(present - {own}):
         raise InvalidSpecError(f"spec.options.{block} does not belong to strategy {spec.strategy}; remove it")

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rota.spec import GroupSpec, Options, PolicySpec
+    from rota.spec import GroupSpec, PolicySpec, StrategyOptions
 
 MAX_BUDGET_MOVES = 1_000_000  # in a budget: the largest possible number of queues
 MAX_QUEUES_PER_BROKER = 1_000_000  # queues of a topic on one broker; a higher id is taken for a typing error
@@ -100,7 +100,7 @@ def _duration_mistakes(spec: "PolicySpec") -> Iterator[str]:
             yield f"spec.{path} must be at least {f'{least:g}s' if least >= 1 else f'{least * 1000:g}ms'}"
 
 
-def _by_config_mistakes(options: "Options") -> Iterator[str]:
+def _by_config_mistakes(options: "StrategyOptions") -> Iterator[str]:
     """Yield the mistakes in ByConfig's queues, whether or not a member exists for each index."""
     members = options.by_config.members if options.by_config else []
     if len({entry.index for entry in members}) < len(members):
@@ -141,7 +141,7 @@ def parse_spans(ranges: str) -> Iterator[tuple[int, int]]:
         yield int(first), int(last or first)
 
 
-def _room_mistakes(options: "Options") -> Iterator[str]:
+def _room_mistakes(options: "StrategyOptions") -> Iterator[str]:
     for block, chosen in (("machineRoomNearby", options.machine_room_nearby), ("balanced", options.balanced)):
         rooms: dict[str, str] = {}
         for at, entry in enumerate(chosen.brokers if chosen else ()):

@@ -8,7 +8,7 @@ from rota import planner
 from rota.documents import Assignment
 from rota.handover import HolderEvidence
 from rota.model import Queue
-from rota.planner import Pod, moves
+from rota.planner import PodSnapshot, moves
 from rota.planner.members import incarnations
 from rota.planner.moves import Draft
 from rota.planner.situation import Situation
@@ -83,7 +83,7 @@ def incarnations_proved_by_any_generation(patch: pytest.MonkeyPatch) -> None:
     """The end of a process proves something though its pod has obeyed no document that names incarnations."""
     right = incarnations.evidence_of
 
-    def wrong(document: Assignment, pod: Pod, incarnation: int) -> HolderEvidence:
+    def wrong(document: Assignment, pod: PodSnapshot, incarnation: int) -> HolderEvidence:
         return right(replace(document, incarnations_since=min(document.incarnations_since, 1)), pod, incarnation)
 
     patch.setattr(incarnations, "evidence_of", wrong)

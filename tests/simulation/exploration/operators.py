@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from builders import GROUP, LONG, NOW
-from rota.planner import Plan, Pod, QueueView, Snapshot, plan
+from rota.planner import Plan, PodSnapshot, QueueView, Snapshot, plan
 from simulation.exploration import laws, pods
 from simulation.exploration.setting import Setting
 from simulation.exploration.world import ExploredState, Facts, Place, Turn, Write, accepted, age, named, put
@@ -129,8 +129,8 @@ def _snapshot(setting: Setting, world: ExploredState, gone: frozenset[str]) -> S
     )
 
 
-def _pod(place: Place, seen: Facts, now: float) -> Pod:
-    return Pod(
+def _pod(place: Place, seen: Facts, now: float) -> PodSnapshot:
+    return PodSnapshot(
         name=place.name,
         uid=seen.uid,
         started=seen.started,

@@ -25,16 +25,16 @@ from rota.cli import main
 from rota.cli.client import http
 from rota.cli.console import formatting
 from rota.kube.http.schema import (
-    Condition,
+    ConditionInfo,
     Detail,
     Groups,
-    Member,
+    MemberInfo,
     Operator,
-    Queue,
-    Reason,
+    QueueExplanation,
+    QueueInfo,
     Reasons,
     Settings,
-    Subscription,
+    SubscriptionInfo,
     Summary,
 )
 from rota.kube.http.schema import Topic as OfTopic
@@ -72,26 +72,26 @@ def a_summary(namespace: str = "shop", name: str = "orders", **given: Any) -> Su
     return Summary(namespace, name, **known | given)
 
 
-def a_queue(number: int, lag: int | None = 0, **given: Any) -> Queue:
+def a_queue(number: int, lag: int | None = 0, **given: Any) -> QueueInfo:
     known: dict[str, Any] = {"topic": "orders", "broker": "broker-a", "id": number, "kind": "Subscribed"}
     known |= {"state": "Owned", "owner": f"m-{number % 3}", "verdict": "KeepingUp", "lag": lag}
     if lag is not None:
         known |= {"first": 0, "last": 500 + lag, "committed": 500, "delay": float(lag)}
-    return Queue(**known | given)
+    return QueueInfo(**known | given)
 
 
 MEMBERS = [
-    Member("m-0", "10.0.0.1@m-0#1", "Rota", "Ready", "10.0.0.1", "V5_1_4", "PYTHON", 6, 7, 12.34),
-    Member("m-1", "10.0.0.2@m-1#2", "Rota", "Ready", queues=5, troubles=["its app answers 500"]),
-    Member("10.0.0.9@1", "10.0.0.9@1", "Foreign", "Foreign", "10.0.0.9", "V4_9_4", "JAVA"),
+    MemberInfo("m-0", "10.0.0.1@m-0#1", "Rota", "Ready", "10.0.0.1", "V5_1_4", "PYTHON", 6, 7, 12.34),
+    MemberInfo("m-1", "10.0.0.2@m-1#2", "Rota", "Ready", queues=5, troubles=["its app answers 500"]),
+    MemberInfo("10.0.0.9@1", "10.0.0.9@1", "Foreign", "Foreign", "10.0.0.9", "V4_9_4", "JAVA"),
 ]
 QUEUES = [a_queue(0, 3), a_queue(1, None), a_queue(2, 117, estimate=True), a_queue(3, 0)]
-RETRIES = Queue("%RETRY%orders", "broker-a", 0, "Retry", "Free", to="m-1")
+RETRIES = QueueInfo("%RETRY%orders", "broker-a", 0, "Retry", "Free", to="m-1")
 DETAIL = Detail(
     LEADS,
     a_summary(),
     "orders",
-    [Condition("Ready", "True", "Settled", "All is well", LONG_AGO)],
+    [ConditionInfo("Ready", "True", "Settled", "All is well", LONG_AGO)],
     MEMBERS,
     [
         OfTopic("orders", "Subscribed", 4, 120, 130.0, estimate=True),
@@ -113,7 +113,7 @@ REASONS = Reasons(
     "Sticky",
     7,
     [
-        Reason(
+        QueueExplanation(
             "orders",
             "broker-a",
             3,
@@ -212,7 +212,7 @@ async def test_cli_shows_impossible_figures_as_unknown(operator: Service) -> Non
     odd = a_summary(members=-1, queues=-2, idle=-1, unowned=-1, lag=-5, delay=1e300)
     operator.says["/v1/groups"] = 200, Groups(LEADS, [odd])
     assert (await told(operator, "status", "-A"))[1].startswith(f"shop/orders yes (Settled) {'unknown ' * 4}Sticky")
-    member = Member("m-0", "it", "Rota", "Ready", queues=-1, generation=-1, rate=1e300)
+    member = MemberInfo("m-0", "it", "Rota", "Ready", queues=-1, generation=-1, rate=1e300)
     operator.says["/v1/groups/shop/orders"] = 200, msgspec.structs.replace(DETAIL, members=[member])
     assert (await told(operator, "members", "shop/orders"))[1].endswith("Ready unknown unknown unknown")
 
@@ -433,9 +433,9 @@ async def test_cli_members_wide_says_how_many_queues_are_not_read_and_why(operat
 
 
 async def test_cli_members_wide_shows_subscriptions_model_and_start_of_each_consumer(operator: Service) -> None:
-    subscriptions = [Subscription("orders", "paid || open", "Tag"), Subscription("bills", "price > 3", "SQL92")]
+    subscriptions = [SubscriptionInfo("orders", "paid || open", "Tag"), SubscriptionInfo("bills", "price > 3", "SQL92")]
     ours = msgspec.structs.replace(DETAIL.members[0], subscriptions=subscriptions, model="Clustering", start="Earliest")
-    silent = Member("java", "java", "Foreign", "Foreign")
+    silent = MemberInfo("java", "java", "Foreign", "Foreign")
     operator.says["/v1/groups/shop/orders"] = 200, msgspec.structs.replace(DETAIL, members=[ours, silent])
     lines = await told(operator, "members", "shop/orders", "-o", "wide")
     assert lines[0].endswith(" SUBSCRIPTIONS MODEL START")
@@ -445,7 +445,7 @@ async def test_cli_members_wide_shows_subscriptions_model_and_start_of_each_cons
 
 async def test_cli_members_prints_hostile_names_as_plain_text(operator: Service) -> None:
     name = "[red]: #\x1b[2J'\"{\n%é"
-    stranger = Member(name, name, "Foreign", "Foreign", troubles=[f"{name} sleeps"])
+    stranger = MemberInfo(name, name, "Foreign", "Foreign", troubles=[f"{name} sleeps"])
     operator.says["/v1/groups/shop/orders"] = 200, msgspec.structs.replace(DETAIL, members=[stranger])
     lines = await told(operator, "members", "shop/orders")
     assert lines[1].startswith("[red]: #\N{REPLACEMENT CHARACTER}[2J'\"{ %é ")

@@ -15,7 +15,7 @@ from rota.planner import (
     Event,
     Measurements,
     Plan,
-    Pod,
+    PodSnapshot,
     Snapshot,
     compute_owners,
     plan,
@@ -105,7 +105,7 @@ def test_member_recreated_by_name_is_joining_until_the_old_pod_ended() -> None:
     assert classify_members([unready], frozenset({"uid-m1"}), a_policy(), DOCUMENT) == {"m1": MemberState.JOINING}
 
 
-def reaching(name: str, *, reaches: bool, **changed: Any) -> Pod:
+def reaching(name: str, *, reaches: bool, **changed: Any) -> PodSnapshot:
     return a_pod(name, a_report(name, 5, brokers={"a": reaches}), **changed)
 
 
@@ -122,7 +122,7 @@ def reaching(name: str, *, reaches: bool, **changed: Any) -> Pod:
     ids=["others reach it", "not for long", "one misses another", "nobody does", "only one that leaves", "nobody says"],
 )
 def test_member_is_cut_off_only_from_brokers_that_other_members_reach(
-    others: tuple[Pod, ...], seconds: float, expected: str
+    others: tuple[PodSnapshot, ...], seconds: float, expected: str
 ) -> None:
     cut = reaching("m2", reaches=False, cut_off_brokers={"b": 1.0, "a": seconds})
     found = classify_members([*others, cut], frozenset(), a_policy(), DOCUMENT)
@@ -203,7 +203,7 @@ def test_membership_change_is_waited_for_only_a_limited_time(
 
 
 def test_member_facts_not_yet_observed_count_neither_for_nor_against_the_pod() -> None:
-    new = Pod(name="m1", uid="uid-m1")
+    new = PodSnapshot(name="m1", uid="uid-m1")
     for pod, standing, seconds in (
         (new, MemberState.JOINING, 20.0),
         (replace(new, decoded_report=JOINER.decoded_report), MemberState.JOINING, 20.0),
@@ -404,7 +404,7 @@ def test_broadcasting_assignment_lost_is_rebuilt_with_every_queue_for_every_memb
     ],
 )
 def test_assignment_barrier_frees_unowned_queues_once_no_member_may_consume_them(
-    pods: tuple[Pod, ...], expected: Proof
+    pods: tuple[PodSnapshot, ...], expected: Proof
 ) -> None:
     document = a_document(5, barrier=5, age=120.0)
     assert record.barrier_proof(document, pods, Handover(), NOW) is expected
@@ -821,7 +821,7 @@ def test_queue_outside_the_route_is_revoked_while_others_are_free() -> None:
     ],
 )
 def test_forced_grant_stays_marked_until_no_other_member_may_consume_the_queue(
-    pods: tuple[Pod, ...],
+    pods: tuple[PodSnapshot, ...],
     gone: tuple[str, ...],
     *,
     kept: bool,
@@ -970,11 +970,11 @@ def test_strategy_change_that_moves_nothing_is_stored() -> None:
     assert journal(found)["message"] == "The strategy is now Balanced"
 
 
-def unready(name: str, **changed: Any) -> tuple[Pod, ...]:
+def unready(name: str, **changed: Any) -> tuple[PodSnapshot, ...]:
     return obeying(DOCUMENT, **{name: {"ready": False, **changed}})
 
 
-def only(**changed: Any) -> tuple[Pod, ...]:
+def only(**changed: Any) -> tuple[PodSnapshot, ...]:
     return obeying(DOCUMENT, m1=changed)
 
 

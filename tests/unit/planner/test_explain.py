@@ -7,7 +7,7 @@ import pytest
 
 from builders import LONG, NOW, a_document, a_pod, a_policy, a_report, a_snapshot, a_spec, a_view, obeying
 from rota.model import Finding, Queue, Reason
-from rota.planner import Pod, Snapshot, explain_owners, plan
+from rota.planner import PodSnapshot, Snapshot, explain_owners, plan
 
 Q = [Queue("orders", "a", number) for number in range(8)]
 
@@ -188,7 +188,7 @@ def test_explain_with_unmanaged_consumers_excludes_lost_members_and_needs_no_cli
     ]
 
 
-def gone(it: Pod) -> Pod:
+def gone(it: PodSnapshot) -> PodSnapshot:
     return replace(it, ready=False, stable_for=LONG, decoded_report=None, unreachable_for=LONG)
 
 

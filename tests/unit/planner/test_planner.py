@@ -20,7 +20,7 @@ from builders import (
 )
 from rota.documents import Assignment, decode_assignment
 from rota.model import Finding, Holder, Poke, Queue, Reason
-from rota.planner import Plan, Pod, Snapshot, plan
+from rota.planner import Plan, PodSnapshot, Snapshot, plan
 from rota.planner.record import MAX_PLAUSIBLE_GENERATION
 from rota.spec.resolved import settings_digest
 from rota.timestamps import format_time
@@ -435,7 +435,7 @@ def test_assignment_lost_grants_no_free_queue_while_a_replaced_pod_may_run() -> 
     assert owned(plan(seen, NOW).document) == {"m1": [0, 1, 2, 3, 4, 5]}, "it has ended"
 
 
-def drains(name: str, number: int, *, lost: bool = False) -> Pod:
+def drains(name: str, number: int, *, lost: bool = False) -> PodSnapshot:
     report = a_report(name, 5, draining=[Q[number]])
     return a_pod(name, report, ready=not lost, stable_for=LONG, unreachable_for=11.0 if lost else 0.0)
 
@@ -451,7 +451,7 @@ def drains(name: str, number: int, *, lost: bool = False) -> Pod:
     ids=["it is lost", "another may know of more", "another drains it, too", "and the other way around"],
 )
 def test_forced_grant_after_assignment_loss_waits_if_another_member_may_consume(
-    others: tuple[Pod, ...], forced: list[int], granted: list[int]
+    others: tuple[PodSnapshot, ...], forced: list[int], granted: list[int]
 ) -> None:
     document = a_document(members={"m1": Q[:3]}, barrier=5)
     found = plan(settled(document=document, pods=(*obeying(document), *others)), NOW).document

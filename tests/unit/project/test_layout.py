@@ -132,3 +132,12 @@ def test_image_is_built_with_the_uv_version_of_the_environment() -> None:
     pinned = re.search(r'"uv==([\d.]+)"', (ROOT / "pyproject.toml").read_text())
     assert pinned
     assert f"astral-sh/uv:{pinned[1]}\n" in (ROOT / "Dockerfile").read_text()
+
+
+def test_layout_class_names_are_used_once() -> None:
+    modules: dict[str, list[str]] = {}
+    for path in ROTA.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                modules.setdefault(node.name, []).append(path.name)
+    assert {name: paths for name, paths in modules.items() if len(paths) > 1} == {}

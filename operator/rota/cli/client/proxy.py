@@ -30,7 +30,7 @@ OPERATOR_OPTION_HINT = "or give --operator with its address"  # for commands tha
 ANONYMOUS_USER = "system:anonymous"  # the user of requests without credentials
 
 
-class _Status(msgspec.Struct):
+class _ResponseStatus(msgspec.Struct):
     """An error response of the API server itself, not of the pod behind it."""
 
     kind: str
@@ -179,7 +179,7 @@ def _overdue_seconds(lease: LeaseSpec) -> float:
 def _api_server_error(body: bytes) -> str:
     """Return the error message of the API server itself; empty if the response comes from a pod."""
     try:
-        status = msgspec.json.decode(body, type=_Status)
+        status = msgspec.json.decode(body, type=_ResponseStatus)
     except (msgspec.DecodeError, RecursionError):
         return ""
     return status.message or "no reason given" if status.kind == "Status" else ""

@@ -18,7 +18,7 @@ from rota.cli.console.formatting import (
     print_line,
     print_rows,
 )
-from rota.kube.http.schema import Detail, Groups, Member, Operator, Queue, Reasons, Summary, Topic
+from rota.kube.http.schema import Detail, Groups, MemberInfo, Operator, QueueInfo, Reasons, Summary, Topic
 from rota.kube.state.rebalance import Rebalance
 from rota.model import parse_queue
 from rota.sentences import pluralize
@@ -90,7 +90,7 @@ def _group_path(group: str, scope: Scope) -> str:
     return f"/v1/groups/{namespace}/{name}"
 
 
-def _lag_sort_key(queue: Queue) -> float:
+def _lag_sort_key(queue: QueueInfo) -> float:
     """Return a sort key: the queues with the highest lag come first, queues with an unknown lag last."""
     return math.inf if queue.lag is None else -queue.lag
 
@@ -197,7 +197,7 @@ def _print_members(detail: Detail, *, wide: bool) -> None:
     _print_standby_hint(detail.operator)
 
 
-def _member_row(member: Member, *, wide: bool) -> dict[str, str]:
+def _member_row(member: MemberInfo, *, wide: bool) -> dict[str, str]:
     columns = {
         "name": member.name,
         "client id": or_unknown(member.client_id),
@@ -215,7 +215,7 @@ def _member_row(member: Member, *, wide: bool) -> dict[str, str]:
     return columns | {"queues not read": not_read, **_subscription_columns(member)} if wide else columns
 
 
-def _subscription_columns(member: Member) -> dict[str, str]:
+def _subscription_columns(member: MemberInfo) -> dict[str, str]:
     """Return the columns that mqadmin consumerConnection prints below its list of consumers."""
     texts = [f"{item.topic}: {'SQL92 ' * (item.type == 'SQL92')}{item.expression}" for item in member.subscriptions]
     return {
@@ -246,7 +246,7 @@ def _print_lag(detail: Detail) -> None:
     _print_standby_hint(detail.operator)
 
 
-def _queue_row(queue: Queue) -> dict[str, str]:
+def _queue_row(queue: QueueInfo) -> dict[str, str]:
     return {
         "topic": queue.topic,
         "broker": queue.broker,
@@ -261,7 +261,7 @@ def _queue_row(queue: Queue) -> dict[str, str]:
     }
 
 
-def _describe_owner(queue: Queue) -> str:
+def _describe_owner(queue: QueueInfo) -> str:
     """Return the owner of a queue, and its next owner."""
     if queue.state == "Everyone":
         return "everyone"
@@ -271,7 +271,7 @@ def _describe_owner(queue: Queue) -> str:
     return f"{queue.owner or 'none'}{transition}{' (forced)' if queue.forced else ''}"
 
 
-def _print_totals(topics: Iterable[Topic], queues: Sequence[Queue]) -> None:
+def _print_totals(topics: Iterable[Topic], queues: Sequence[QueueInfo]) -> None:
     shown = Counter(queue.topic for queue in queues)
     for topic in topics:
         lag = format_number(topic.lag, is_estimate=topic.estimate)

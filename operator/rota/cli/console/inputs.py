@@ -209,12 +209,12 @@ def _parse_rooms(text: str, roster: Roster) -> dict[str, str]:
     return rooms
 
 
-class _Share(Struct):
+class _ShareInput(Struct):
     uid: str
     queues: RangesByTopic
 
 
-class _Release(Struct, rename={"holder": "from"}):
+class _ReleaseInput(Struct, rename={"holder": "from"}):
     holder: str
     to: str | None = None
 
@@ -223,7 +223,7 @@ class _CurrentAssignment(Struct):
     """Fields that are read from an assignment or a printed plan: a share is ranges, perhaps with a pod's uid."""
 
     members: dict[str, dict[str, Any]]
-    releasing: dict[str, dict[str, dict[str, _Release]]] | None = None
+    releasing: dict[str, dict[str, dict[str, _ReleaseInput]]] | None = None
 
     @property
     def shares(self) -> dict[str, list[Queue]]:
@@ -233,7 +233,7 @@ class _CurrentAssignment(Struct):
 
 def _share_ranges(share: dict[str, Any]) -> RangesByTopic:
     if isinstance(share.get("uid"), str):  # otherwise a topic has the name `uid`
-        return msgspec.convert(share, _Share).queues
+        return msgspec.convert(share, _ShareInput).queues
     return msgspec.convert(share, RangesByTopic)
 
 

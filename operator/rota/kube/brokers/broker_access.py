@@ -78,7 +78,7 @@ class ClusterAccess:
         return credentials()
 
 
-class _Secret(msgspec.Struct):
+class _BrokerSecret(msgspec.Struct):
     data: dict[str, str] = {}
 
 
@@ -119,7 +119,7 @@ class BrokerAccessReader:
 
     async def _read_secret(self, namespace: str, name: str, *keys: str) -> list[str]:
         try:
-            secret = await self._api.get(object_path("secrets", namespace, name), _Secret)
+            secret = await self._api.get(object_path("secrets", namespace, name), _BrokerSecret)
         except ApiError as error:
             # The same message for 403 and 404: it must not reveal that a Secret exists which is forbidden to read.
             _log.info("Secret %s/%s could not be read: %s", namespace, name, error)

@@ -98,12 +98,12 @@ def _rebalance_from_status(last: Mapping[str, Any] | None) -> rebalance.Rebalanc
     return rebalance.Rebalance(last["reason"], "", last["at"], 0, last.get("moved", 0), seconds=last.get("seconds"))
 
 
-def _condition(raw: Mapping[str, Any]) -> schema.Condition:
+def _condition(raw: Mapping[str, Any]) -> schema.ConditionInfo:
     since = raw.get("lastTransitionTime", "")
-    return schema.Condition(raw["type"], raw["status"], raw["reason"], raw.get("message", ""), since)
+    return schema.ConditionInfo(raw["type"], raw["status"], raw["reason"], raw.get("message", ""), since)
 
 
-def _members(facts: GroupFacts, consumers: Mapping[str, OnlineConsumer]) -> list[schema.Member]:
+def _members(facts: GroupFacts, consumers: Mapping[str, OnlineConsumer]) -> list[schema.MemberInfo]:
     shares = facts.group.stored_assignment.shares
     document = facts.group.stored_assignment.document
     everyone = document.everyone if document else None
@@ -119,7 +119,7 @@ def _members(facts: GroupFacts, consumers: Mapping[str, OnlineConsumer]) -> list
         client = consumers.get(client_id(pod))
         rates = [facts.lag.queues.get(queue, UNKNOWN_QUEUE_LAG).consumed_rate for queue in queues]
         members.append(
-            schema.Member(
+            schema.MemberInfo(
                 name=name,
                 client_id=client_id(pod),
                 origin="Rota",
@@ -151,20 +151,20 @@ def _settings(settings: ConsumerSettings | None) -> dict[str, Any]:
     if settings is None:
         return {}
     subscribed = [entry for entry in settings.subscriptions if not entry.topic.startswith(RETRY_TOPIC_PREFIX)]
-    subscriptions = [schema.Subscription(entry.topic, entry.expression, entry.type) for entry in subscribed]
+    subscriptions = [schema.SubscriptionInfo(entry.topic, entry.expression, entry.type) for entry in subscribed]
     return {"subscriptions": subscriptions, "model": settings.message_model, "start": settings.start_position}
 
 
-def _unmanaged_consumers(facts: GroupFacts, consumers: Mapping[str, OnlineConsumer]) -> list[schema.Member]:
+def _unmanaged_consumers(facts: GroupFacts, consumers: Mapping[str, OnlineConsumer]) -> list[schema.MemberInfo]:
     members = []
     for name in dict.fromkeys(facts.broker.unmanaged_ids or ()):  # once each: a verdict reports duplicate ids
         client = consumers.get(name) or OnlineConsumer(name, "")
-        member = schema.Member(name, name, "Foreign", "Foreign", client.address, client.version, client.language)
+        member = schema.MemberInfo(name, name, "Foreign", "Foreign", client.address, client.version, client.language)
         members.append(msgspec.structs.replace(member, **_settings(facts.broker.unmanaged_settings.get(name))))
     return members
 
 
-def _queues(facts: GroupFacts, topics: Mapping[str, lag_totals.TopicLag]) -> list[schema.Queue]:
+def _queues(facts: GroupFacts, topics: Mapping[str, lag_totals.TopicLag]) -> list[schema.QueueInfo]:
     document = facts.group.stored_assignment.document
     owners = facts.group.stored_assignment.owners
     releasing = document.releasing if document else {}
@@ -181,7 +181,7 @@ def _queues(facts: GroupFacts, topics: Mapping[str, lag_totals.TopicLag]) -> lis
         release, queue_lag = releasing.get(queue), facts.lag.queues.get(queue, UNKNOWN_QUEUE_LAG)
         topic = topics.get(queue.topic)
         queues.append(
-            schema.Queue(
+            schema.QueueInfo(
                 topic=queue.topic,
                 broker=queue.broker,
                 id=queue.id,

@@ -116,5 +116,5 @@ class ReadModel(NamedTuple):
                 explain_owners, self.controller.snapshot(facts.group), self.controller.wall_time(), queues
             )
         summary = presenters.present_summary(facts)
-        reasons = [schema.Reason(*entry.queue, entry.owner, entry.sentence) for entry in explanations]
+        reasons = [schema.QueueExplanation(*entry.queue, entry.owner, entry.sentence) for entry in explanations]
         return schema.Reasons(summary.strategy, summary.generation, reasons, summary.last_rebalance)

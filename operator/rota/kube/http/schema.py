@@ -51,7 +51,7 @@ class Groups(Struct, frozen=True, rename="camel"):
     groups: list[Summary]
 
 
-class Condition(Struct, frozen=True, rename="camel"):
+class ConditionInfo(Struct, frozen=True, rename="camel"):
     """A condition of the group's status."""
 
     type: str
@@ -61,7 +61,7 @@ class Condition(Struct, frozen=True, rename="camel"):
     last_transition_time: str = ""
 
 
-class Subscription(Struct, frozen=True, rename="camel"):
+class SubscriptionInfo(Struct, frozen=True, rename="camel"):
     """A topic that a member reads, with the filter for its messages."""
 
     topic: str
@@ -69,7 +69,7 @@ class Subscription(Struct, frozen=True, rename="camel"):
     type: str  # Tag or SQL92
 
 
-class Member(Struct, frozen=True, rename="camel"):
+class MemberInfo(Struct, frozen=True, rename="camel"):
     """A consumer of the group: one of Rota's members, or an unmanaged consumer."""
 
     name: str  # of the pod; for an unmanaged consumer, its client id
@@ -85,7 +85,7 @@ class Member(Struct, frozen=True, rename="camel"):
     troubles: list[str] = []  # its own messages about problems that keep it from consuming
     queue_states: dict[str, int] = {}  # number of queues it does not read now, by state: full, paused, stuck …
     failing: list[str] = []  # one sentence per message that hangs or has failed several times
-    subscriptions: list[Subscription] = []  # without the retry topic; empty: not known
+    subscriptions: list[SubscriptionInfo] = []  # without the retry topic; empty: not known
     model: str = ""  # Clustering or Broadcasting; empty: not known
     start: str = ""  # Latest, Earliest or Timestamp; empty: not known
 
@@ -101,7 +101,7 @@ class Topic(Struct, frozen=True, rename="camel"):
     estimate: bool = False
 
 
-class Queue(Struct, frozen=True, rename="camel"):
+class QueueInfo(Struct, frozen=True, rename="camel"):
     """A queue of the group."""
 
     topic: str
@@ -136,16 +136,16 @@ class Detail(Struct, frozen=True, rename="camel"):
     operator: Operator
     summary: Summary
     at_broker: str  # the group's name at brokers
-    conditions: list[Condition]
-    members: list[Member]
+    conditions: list[ConditionInfo]
+    members: list[MemberInfo]
     topics: list[Topic]
-    queues: list[Queue]  # sorted by topic, broker and id
+    queues: list[QueueInfo]  # sorted by topic, broker and id
     rebalances: list[Rebalance]  # newest first
     looked_at: str | None = None  # time of the last sample of the group's lag
     settings: list[Settings] = []  # one entry per broker that knows the group
 
 
-class Reason(Struct, frozen=True, rename="camel"):
+class QueueExplanation(Struct, frozen=True, rename="camel"):
     """Why a queue has its owner."""
 
     topic: str
@@ -160,5 +160,5 @@ class Reasons(Struct, frozen=True, rename="camel"):
 
     strategy: str
     generation: int
-    queues: list[Reason]
+    queues: list[QueueExplanation]
     last_rebalance: Rebalance | None = None

@@ -177,10 +177,10 @@ class PodState:
         brokers = self.decoded_report.report.brokers if is_responding and self.decoded_report else {}
         return frozenset(broker for broker, reachable in brokers.items() if reachable)
 
-    def to_planner_pod(self, now: float, room: str | None, reached_since: Mapping[str, float]) -> planner.Pod:
+    def to_planner_pod(self, now: float, room: str | None, reached_since: Mapping[str, float]) -> planner.PodSnapshot:
         """Return the planner's view of it; `reached_since`: since when at least one member reaches each broker."""
         pod = self.pod
-        return planner.Pod(
+        return planner.PodSnapshot(
             name=pod.metadata.name,
             uid=pod.metadata.uid,
             started=pod.started,

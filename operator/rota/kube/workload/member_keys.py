@@ -56,7 +56,7 @@ class OperatorKeys(NamedTuple):
         return tuple(derive_group_key(key, uid) for key in (self.current, self.previous) if key)
 
 
-class _Secret(msgspec.Struct):
+class _KeySecret(msgspec.Struct):
     metadata: Metadata
     data: dict[str, str] = {}
 
@@ -128,15 +128,15 @@ class MemberKeys:
         renewed = _secret_data(keys)
         return keys if data == renewed or await self._write_secret(secret, renewed) else None
 
-    async def _read_secret(self) -> _Secret | None:
+    async def _read_secret(self) -> _KeySecret | None:
         try:
-            return await self._api.get(object_path("secrets", self._namespace, self._name), _Secret)
+            return await self._api.get(object_path("secrets", self._namespace, self._name), _KeySecret)
         except ApiError as error:
             if error.is_not_found:
                 return None
             raise
 
-    async def _write_secret(self, secret: _Secret | None, data: dict[str, str]) -> bool:
+    async def _write_secret(self, secret: _KeySecret | None, data: dict[str, str]) -> bool:
         """Write the operator's Secret; return False if another operator has written it meanwhile."""
         metadata: dict[str, Any] = {"name": self._name, "labels": {**MANAGED_BY_LABELS}}
         body = {"apiVersion": "v1", "kind": "Secret", "type": "Opaque", "metadata": metadata, "data": data}

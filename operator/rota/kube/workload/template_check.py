@@ -14,7 +14,7 @@ class _Named(Struct):
     name: str
 
 
-class _Mount(Struct, rename="camel"):
+class _TemplateMount(Struct, rename="camel"):
     name: str
     mount_path: str
 
@@ -27,10 +27,10 @@ class _Lifecycle(Struct, rename="camel"):
     pre_stop: _Hook | None = None
 
 
-class _Container(Struct, rename="camel"):
+class _TemplateContainer(Struct, rename="camel"):
     name: str
     lifecycle: _Lifecycle | None = None
-    volume_mounts: list[_Mount] | None = None
+    volume_mounts: list[_TemplateMount] | None = None
 
 
 class _Metadata(Struct):
@@ -38,15 +38,15 @@ class _Metadata(Struct):
     annotations: dict[str, str] | None = None
 
 
-class _PodSpec(Struct, rename="camel"):
-    containers: Annotated[list[_Container], Meta(min_length=1)]
-    init_containers: list[_Container] | None = None
+class _TemplatePodSpec(Struct, rename="camel"):
+    containers: Annotated[list[_TemplateContainer], Meta(min_length=1)]
+    init_containers: list[_TemplateContainer] | None = None
     volumes: list[_Named] | None = None
     termination_grace_period_seconds: int | None = None
 
 
 class _Template(Struct):
-    spec: _PodSpec
+    spec: _TemplatePodSpec
     metadata: _Metadata | None = None
 
 

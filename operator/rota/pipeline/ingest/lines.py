@@ -27,7 +27,16 @@ from pyspark.sql.types import StringType, StructField, StructType
 from rota.model import single_line
 from rota.pipeline.common.schemas import JOURNAL_SCHEMAS
 from rota.ranges import RangesByTopic, from_ranges
-from rota.records import RECORD_SCHEMA, AnyRecord, Handover, Obeyed, Offsets, Owners, Redelivered, decode_record
+from rota.records import (
+    RECORD_SCHEMA,
+    AnyRecord,
+    HandoverRecord,
+    ObeyedRecord,
+    OffsetsRecord,
+    OwnersRecord,
+    RedeliveredRecord,
+    decode_record,
+)
 
 JSON_OPTIONS = {
     "allowSingleQuotes": "false",
@@ -163,7 +172,7 @@ def _check_limits(record: AnyRecord, text: bytes) -> None:
         from_ranges(queues)
     if _LONG_NUMBER.search(text) and max(map(abs, _integers(msgspec.to_builtins(record))), default=0) > _MAX_INT64:
         raise ValueError("The record cannot be kept: it has an integer beyond 64 bits")
-    if isinstance(record, Offsets):
+    if isinstance(record, OffsetsRecord):
         ids = [id_ for brokers in record.topics.values() for columns in brokers.values() for id_ in columns.ids]
         if max(ids, default=0) > _MAX_INT32:
             raise ValueError("The record cannot be kept: it has a queue whose id is beyond 32 bits")
@@ -171,9 +180,9 @@ def _check_limits(record: AnyRecord, text: bytes) -> None:
 
 def _queue_ranges(record: AnyRecord) -> Iterator[RangesByTopic]:
     """Yield a record's ranges of queues such as 0-3,7; the reader accepts any text in them."""
-    if isinstance(record, Handover | Obeyed | Redelivered):
+    if isinstance(record, HandoverRecord | ObeyedRecord | RedeliveredRecord):
         yield record.queues
-    if isinstance(record, Owners):
+    if isinstance(record, OwnersRecord):
         yield record.unowned
         yield from (member.queues for member in record.members.values())
         yield from (handover.queues for handover in record.releasing)

@@ -17,7 +17,7 @@ from rota.documents import Assignment, Release, Share
 from rota.model import RETRY_TOPIC_PREFIX, Holder, Queue
 from rota.pipeline.history.ordering import MAX_CLOCK_SKEW_SECONDS
 from rota.ranges import from_ranges
-from rota.records import Fact, Handover, Membership, Offsets, Owners
+from rota.records import Fact, HandoverRecord, MembershipRecord, OffsetsRecord, OwnersRecord
 from rota.spec import GroupSpec, PolicySpec, parse_group, parse_policy
 from rota.timestamps import format_time
 
@@ -73,7 +73,7 @@ def sort_facts(facts: Iterable[Fact]) -> list[Fact]:
     A record's time is raised to that of the previous generation if its clock was behind. Generations start again when a
     group is recreated. An `owners` record comes after the other records of its generation, which it sums up.
     """
-    by_time = sorted(facts, key=lambda fact: (fact.at, _generation(fact), isinstance(fact, Owners)))
+    by_time = sorted(facts, key=lambda fact: (fact.at, _generation(fact), isinstance(fact, OwnersRecord)))
     documents = [fact for fact in by_time if _generation(fact)]
     lives = list(accumulate(map(_was_recreated, [None, *documents], documents), initial=0))[1:]
     numbered = sorted(zip(lives, documents, strict=True), key=_generation_order)
@@ -87,7 +87,7 @@ def sort_facts(facts: Iterable[Fact]) -> list[Fact]:
 
 def _generation_order(entry: tuple[int, Fact]) -> tuple[int, int, bool]:
     life, fact = entry
-    return life, _generation(fact), isinstance(fact, Owners)
+    return life, _generation(fact), isinstance(fact, OwnersRecord)
 
 
 def _generation(fact: Fact) -> int:
@@ -103,7 +103,7 @@ def _was_recreated(previous: Fact | None, document: Fact) -> bool:
 
 def build_history(group: str, facts: Sequence[Fact], ends: float | None = None) -> GroupHistory:
     """Return the history of a group from its records in order; raise ValueError if it cannot be replayed."""
-    first_owners = next((fact for fact in facts if isinstance(fact, Owners)), None)
+    first_owners = next((fact for fact in facts if isinstance(fact, OwnersRecord)), None)
     if first_owners is None:
         raise ValueError(f"Group {group} has no owners record, with which a replay could start")
     if first_owners.model == "Broadcasting":
@@ -119,7 +119,7 @@ def build_history(group: str, facts: Sequence[Fact], ends: float | None = None) 
         days = (last - begins) / 86400
         raise ValueError(f"Group {group} was recorded for {days:.0f} days; a replay is limited to 366 days")
     arrivals, consumed, lag = _measure_flows(
-        [fact for fact in later if isinstance(fact, Offsets)], queues, begins, last
+        [fact for fact in later if isinstance(fact, OffsetsRecord)], queues, begins, last
     )
     return GroupHistory(
         group=group,
@@ -150,7 +150,7 @@ def planner_spec(group: str, queues: Iterable[Queue], ordering: str) -> GroupSpe
     )
 
 
-def _first_assignment(fact: Owners) -> Assignment:
+def _first_assignment(fact: OwnersRecord) -> Assignment:
     at = format_time(fact.at.timestamp())
     drains = {
         queue: Release(Holder(revoked.holder, revoked.holder_uid), revoked.to, fact.generation, at)
@@ -165,21 +165,21 @@ def _first_assignment(fact: Owners) -> Assignment:
     )
 
 
-def _state_changes(first_owners: Owners, facts: Iterable[Fact]) -> Iterator[Change]:
+def _state_changes(first_owners: OwnersRecord, facts: Iterable[Fact]) -> Iterator[Change]:
     """Yield the state at the start, then each different state, at the time of the record that has it."""
     present = _state_from_owners(first_owners)
     yield present
     for fact in facts:
         match fact:
-            case Membership():
+            case MembershipRecord():
                 rooms = {name: presence.room for name, presence in present.members.items()}
                 members = {
                     name: MemberPresence(pod.uid, pod.standing, rooms.get(name)) for name, pod in fact.members.items()
                 }
                 changed = replace(present, members=members)
-            case Owners():
+            case OwnersRecord():
                 changed = _state_from_owners(fact)
-            case Handover():
+            case HandoverRecord():
                 changed = replace(present, queues=_queues_after(present.queues, fact))
             case _:
                 continue
@@ -189,7 +189,7 @@ def _state_changes(first_owners: Owners, facts: Iterable[Fact]) -> Iterator[Chan
         present = changed
 
 
-def _state_from_owners(fact: Owners) -> Change:
+def _state_from_owners(fact: OwnersRecord) -> Change:
     named = [pod.queues for pod in fact.members.values()] + [part.queues for part in fact.releasing] + [fact.unowned]
     members = {name: MemberPresence(pod.uid, pod.standing, pod.room) for name, pod in fact.members.items()}
     queues = frozenset(queue for ranges in named for queue in from_ranges(ranges))
@@ -204,7 +204,7 @@ def recorded_policy(group: str, rules: Mapping[str, Any]) -> PolicySpec:
         raise ValueError(f"The recorded policy of group {group} cannot be used: {error}") from None
 
 
-def _queues_after(queues: frozenset[Queue], handover: Handover) -> frozenset[Queue]:
+def _queues_after(queues: frozenset[Queue], handover: HandoverRecord) -> frozenset[Queue]:
     """Return the queues that exist after a handover: a grant adds them, a drop or a revoke to no owner removes them."""
     named = from_ranges(handover.queues)
     if handover.act in {"Grant", "Force"}:
@@ -214,7 +214,7 @@ def _queues_after(queues: frozenset[Queue], handover: Handover) -> frozenset[Que
 
 
 def _measure_flows(
-    samples: Sequence[Offsets], queues: Sequence[Queue], start: float, end: float
+    samples: Sequence[OffsetsRecord], queues: Sequence[Queue], start: float, end: float
 ) -> tuple[Rates, Rates, Rates]:
     """Return arrivals and consumption in messages a second, by step and queue, and the lag at the start.
 
@@ -231,7 +231,7 @@ def _measure_flows(
     return _rates(times, last, edges, _cumulative_arrivals), _rates(times, committed, edges, np.maximum.accumulate), lag
 
 
-def _offset_arrays(samples: Sequence[Offsets], index_of_queue: Mapping[Queue, int]) -> tuple[Rates, Rates]:
+def _offset_arrays(samples: Sequence[OffsetsRecord], index_of_queue: Mapping[Queue, int]) -> tuple[Rates, Rates]:
     last = np.full((len(samples), len(index_of_queue)), np.nan)
     committed = last.copy()
     for row, sample in enumerate(samples):
@@ -269,9 +269,9 @@ def _member_capacity(facts: Sequence[Fact], queues: Sequence[Queue], consumed: R
     """Return the highest rate of any member in steps without a handover, times CAPACITY_HEADROOM."""
     indexes = {queue: index for index, queue in enumerate(queues)}
     # A queue's consumption in a step with a handover has no single owner.
-    moving = {int((fact.at.timestamp() - begins) / STEP_SECONDS) for fact in facts if isinstance(fact, Handover)}
+    moving = {int((fact.at.timestamp() - begins) / STEP_SECONDS) for fact in facts if isinstance(fact, HandoverRecord)}
     highest = 0.0
-    for record in (fact for fact in facts if isinstance(fact, Owners)):
+    for record in (fact for fact in facts if isinstance(fact, OwnersRecord)):
         first = int((record.at.timestamp() - begins) / STEP_SECONDS)
         quiet = [step for step in (first, first + 1) if step < len(consumed) and step not in moving]
         owned = (

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from rota.model import Holder, Poke, Queue
-from rota.planner import DecodedReport, Pod
+from rota.planner import DecodedReport, PodSnapshot
 from rota.ranges import to_ranges
 from rota.reports import Report
 
@@ -85,10 +85,10 @@ class SimulatedMember:
             self._ranges = {}
             self.has_drained = True
 
-    def to_pod(self, now: float) -> Pod:
+    def to_pod(self, now: float) -> PodSnapshot:
         """Return the pod as input of the planner."""
         ready = self.state in {"Ready", "CutOff"}
-        return Pod(
+        return PodSnapshot(
             name=self.name,
             uid=self.uid,
             started=self.state != "Joining" or self.generation > 0,

@@ -6,7 +6,7 @@ from dataclasses import replace
 from rota.documents import Assignment, Share
 from rota.handover import HolderEvidence
 from rota.model import Holder, Queue
-from rota.planner.snapshot import Pod, Snapshot
+from rota.planner.snapshot import PodSnapshot, Snapshot
 
 # Age up to which a report proves something about a process; see the member's RESUME_SECONDS.
 MAX_REPORT_AGE_SECONDS = 20.0
@@ -38,27 +38,27 @@ def incarnations_since(snapshot: Snapshot, document: Assignment) -> int:
     return document.generation + 1 if all_identified and pods else 0
 
 
-def has_inherited(document: Assignment, pod: Pod) -> bool:
+def has_inherited(document: Assignment, pod: PodSnapshot) -> bool:
     """Whether the process consumes queues of an earlier one: it does if the operator does not poll it for long."""
     return pod.decoded_report is not None and any(
         queue in pod.decoded_report.active_queues for queue in _queues_of_earlier_processes(document, pod)
     )
 
 
-def _share_of(document: Assignment, pod: Pod) -> Share:
+def _share_of(document: Assignment, pod: PodSnapshot) -> Share:
     """Return the pod's share in the document; an empty one if it has none, or a namesake has it."""
     share = document.members.get(pod.name)
     return share if share is not None and share.uid == pod.uid else Share(pod.uid)
 
 
-def _queues_of_earlier_processes(document: Assignment, pod: Pod) -> Collection[Queue]:
+def _queues_of_earlier_processes(document: Assignment, pod: PodSnapshot) -> Collection[Queue]:
     share = _share_of(document, pod)
     released = document.releases_by_holder.get(pod.holder, ()) if pod.incarnation > 1 else ()
     queues = [queue for queue in released if 0 < document.releasing[queue].incarnation < pod.incarnation]
     return [*share.queues, *queues] if 0 < share.incarnation < pod.incarnation else queues
 
 
-def evidence_of(document: Assignment, pod: Pod, incarnation: int) -> HolderEvidence:
+def evidence_of(document: Assignment, pod: PodSnapshot, incarnation: int) -> HolderEvidence:
     """Return the evidence about this process of a pod; 0: about the process that runs."""
     if not (incarnation and pod.incarnation):
         return pod.evidence
@@ -74,13 +74,13 @@ def evidence_of(document: Assignment, pod: Pod, incarnation: int) -> HolderEvide
     return replace(pod.evidence, report=None, active_queues=frozenset())
 
 
-def lacks_incarnation(document: Assignment, pod: Pod) -> bool:
+def lacks_incarnation(document: Assignment, pod: PodSnapshot) -> bool:
     """Whether the process could not store its number: then no document can give queues to it alone."""
     is_numbered = pod.report is None or pod.report.reads < INCARNATIONS_SCHEMA or bool(pod.incarnation)
     return bool(document.incarnations_since) and not is_numbered
 
 
-def awaits_earlier_process(document: Assignment, pod: Pod) -> bool:
+def awaits_earlier_process(document: Assignment, pod: PodSnapshot) -> bool:
     """Whether the document gives queues to an earlier process of the pod, and its end is not proved yet."""
     if not has_restarted(document, pod):
         return False
@@ -89,13 +89,13 @@ def awaits_earlier_process(document: Assignment, pod: Pod) -> bool:
     )
 
 
-def has_restarted(document: Assignment, pod: Pod) -> bool:
+def has_restarted(document: Assignment, pod: PodSnapshot) -> bool:
     """Whether the document gives queues to an earlier process than the one that reported last."""
     share = _share_of(document, pod)
     return bool(share.queues) and 0 < share.incarnation < pod.incarnation
 
 
-def assigned_queues(document: Assignment, pod: Pod) -> Collection[Queue]:
+def assigned_queues(document: Assignment, pod: PodSnapshot) -> Collection[Queue]:
     """Return the queues that the pod's process consumes once it obeys the document."""
     share = document.members.get(pod.name)
     if share is None or share.uid != pod.uid:
@@ -106,7 +106,7 @@ def assigned_queues(document: Assignment, pod: Pod) -> Collection[Queue]:
     return share.queues if is_own or has_inherited(document, pod) else ()
 
 
-def stopped_members(pods: Sequence[Pod], document: Assignment) -> Collection[str]:
+def stopped_members(pods: Sequence[PodSnapshot], document: Assignment) -> Collection[str]:
     """Return the members with an ended process; none if these are more than half: too many for the others.
 
     The whole fleet may have been restarted. Then each new process takes over its pod's queues.
@@ -117,7 +117,7 @@ def stopped_members(pods: Sequence[Pod], document: Assignment) -> Collection[str
     return names if 2 * len(names) <= len(pods) else ()
 
 
-def pausing_members(pods: Sequence[Pod], document: Assignment) -> Collection[str]:
+def pausing_members(pods: Sequence[PodSnapshot], document: Assignment) -> Collection[str]:
     """Return the members that restarted and have not served for long enough to get queues.
 
     After a first restart, a member keeps its remaining queues; after later ones, only queues of its present process.
@@ -127,7 +127,7 @@ def pausing_members(pods: Sequence[Pod], document: Assignment) -> Collection[str
     return {pod.name for pod in pods if pod.stopped_for is None and pod.serving_for < _restart_pause(pod, document)}
 
 
-def _restart_pause(pod: Pod, document: Assignment) -> float:
+def _restart_pause(pod: PodSnapshot, document: Assignment) -> float:
     share = _share_of(document, pod)
     has_taken_up = share.incarnation == pod.incarnation
     if not pod.restarts or (share.queues and (pod.restarts == 1 or has_taken_up)):
@@ -135,7 +135,7 @@ def _restart_pause(pod: Pod, document: Assignment) -> float:
     return RESTART_PAUSES_SECONDS[min(pod.restarts, len(RESTART_PAUSES_SECONDS)) - 1]
 
 
-def pause_seconds_left(pod: Pod, document: Assignment) -> float:
+def pause_seconds_left(pod: PodSnapshot, document: Assignment) -> float:
     """Return the seconds until a member that restarted may have queues again; 0 also if that is not known."""
     is_ready = pod.ready and pod.stopped_for is None
     return (

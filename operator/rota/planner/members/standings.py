@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from rota.documents import Assignment
 from rota.planner.members import incarnations
-from rota.planner.snapshot import Pod
+from rota.planner.snapshot import PodSnapshot
 from rota.spec import PolicySpec
 
 JOINING_PATIENCE_SECONDS = 20.0  # how long a rebalance waits for a new pod to become ready
@@ -31,7 +31,12 @@ class MemberState(StrEnum):
 
 
 def classify_members(
-    pods: Sequence[Pod], deleted: frozenset[str], policy: PolicySpec, document: Assignment, *, is_orderly: bool = False
+    pods: Sequence[PodSnapshot],
+    deleted: frozenset[str],
+    policy: PolicySpec,
+    document: Assignment,
+    *,
+    is_orderly: bool = False,
 ) -> dict[str, MemberState]:
     """Return the state of each pod, by name."""
     states = {
@@ -47,7 +52,7 @@ def classify_members(
     return states | dict.fromkeys(restarting, MemberState.RESTARTING)
 
 
-def _restarting(pods: Sequence[Pod], document: Assignment) -> Collection[str]:
+def _restarting(pods: Sequence[PodSnapshot], document: Assignment) -> Collection[str]:
     """Return the counted members that get no queues because their process restarts.
 
     If that were all members, the pause after a restart is waived; if all have stopped, each keeps its queues.
@@ -57,13 +62,13 @@ def _restarting(pods: Sequence[Pod], document: Assignment) -> Collection[str]:
     return next((names for names in candidates if len(names) < len(pods)), ())
 
 
-def owns_queues(document: Assignment, pod: Pod) -> bool:
+def owns_queues(document: Assignment, pod: PodSnapshot) -> bool:
     """Whether the document gives queues to this pod, not to a namesake."""
     share = document.members.get(pod.name)
     return share is not None and share.uid == pod.uid and bool(share.queues or document.everyone)
 
 
-def awaits_namesake(document: Assignment, pod: Pod, deleted: frozenset[str]) -> bool:
+def awaits_namesake(document: Assignment, pod: PodSnapshot, deleted: frozenset[str]) -> bool:
     """Whether the name's only entry belongs to an earlier pod or process that is not known to have ended."""
     share = document.members.get(pod.name)
     if share is not None and share.uid == pod.uid:
@@ -72,7 +77,7 @@ def awaits_namesake(document: Assignment, pod: Pod, deleted: frozenset[str]) -> 
 
 
 def members_in_transition(
-    pods: Sequence[Pod], states: Mapping[str, MemberState], policy: PolicySpec
+    pods: Sequence[PodSnapshot], states: Mapping[str, MemberState], policy: PolicySpec
 ) -> dict[str, float]:
     """Return the members that join or leave at this moment, and for how many seconds to wait for each.
 
@@ -91,7 +96,7 @@ def members_in_transition(
     return {name: seconds for name, seconds in seconds_left.items() if seconds > 0}
 
 
-def _member_state(pod: Pod, deleted: frozenset[str], policy: PolicySpec, has_queues: bool) -> MemberState:  # noqa: FBT001
+def _member_state(pod: PodSnapshot, deleted: frozenset[str], policy: PolicySpec, has_queues: bool) -> MemberState:  # noqa: FBT001
     if pod.ended or pod.uid in deleted:
         return MemberState.ENDED
     if pod.terminating or (pod.report and pod.report.final):
@@ -106,7 +111,7 @@ def _member_state(pod: Pod, deleted: frozenset[str], policy: PolicySpec, has_que
 
 
 def _cut_off_members(
-    pods: Sequence[Pod], states: Mapping[str, MemberState], policy: PolicySpec, document: Assignment
+    pods: Sequence[PodSnapshot], states: Mapping[str, MemberState], policy: PolicySpec, document: Assignment
 ) -> Collection[str]:
     """Return the members that miss a broker for longer than their grace, if the others reach all missed brokers.
 

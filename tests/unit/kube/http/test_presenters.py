@@ -141,8 +141,8 @@ def test_api_shows_conditions_as_in_the_status() -> None:
         {},
     )
     assert found.conditions == [
-        schema.Condition("Ready", "True", "Settled", "6 queues, 2 members", "2026-11-21T08:00:00.000Z"),
-        schema.Condition("Degraded", "False", "Settled", "", ""),
+        schema.ConditionInfo("Ready", "True", "Settled", "6 queues, 2 members", "2026-11-21T08:00:00.000Z"),
+        schema.ConditionInfo("Degraded", "False", "Settled", "", ""),
     ]
 
 
@@ -155,7 +155,7 @@ def test_api_shows_lag_by_queue_topic_and_group() -> None:
     assert found.summary.verdicts == {"KeepingUp": 6}
     orders: dict[str, Any] = {"topic": "orders", "broker": "a", "id": 2, "kind": "Subscribed", "estimate": False}
     offsets: dict[str, Any] = {"first": 0, "last": 9, "committed": 6, "lag": 3, "delay": 3, "verdict": "KeepingUp"}
-    assert found.queues[2] == schema.Queue(**orders, **offsets, state="Owned", owner="m1")
+    assert found.queues[2] == schema.QueueInfo(**orders, **offsets, state="Owned", owner="m1")
 
 
 def test_api_shows_unknown_lag_as_null_without_a_verdict() -> None:
@@ -301,7 +301,7 @@ def test_api_shows_generation_rate_and_problems_of_a_member() -> None:
     clients = {"10.0.0.1@m1#uid-m1": OnlineConsumer("10.0.0.1@m1#uid-m1", "10.0.0.1:5", "PYTHON", "V5_1_4")}
     fact = a_fact(group, lagging(*[1] * 6), member_states={"m1": MemberState.READY})
     (found,) = presenters.present_detail(LEADS, fact, clients).members
-    assert found == schema.Member(
+    assert found == schema.MemberInfo(
         "m1",
         "10.0.0.1@m1#uid-m1",
         "Rota",
@@ -360,8 +360,8 @@ def test_api_lists_unmanaged_consumers_last_with_their_broker_data() -> None:
     fact = a_fact(group, unmanaged_consumers=("10.0.0.9@1", "10.0.0.8@2"))
     ours, java, unknown = presenters.present_detail(LEADS, fact, clients).members
     assert (ours.origin, java.origin, unknown.origin) == ("Rota", "Foreign", "Foreign")
-    assert java == schema.Member("10.0.0.9@1", "10.0.0.9@1", "Foreign", "Foreign", "10.0.0.9:41", "V4_9_4", "JAVA")
-    assert unknown == schema.Member("10.0.0.8@2", "10.0.0.8@2", "Foreign", "Foreign")
+    assert java == schema.MemberInfo("10.0.0.9@1", "10.0.0.9@1", "Foreign", "Foreign", "10.0.0.9:41", "V4_9_4", "JAVA")
+    assert unknown == schema.MemberInfo("10.0.0.8@2", "10.0.0.8@2", "Foreign", "Foreign")
     assert (java.queues, java.generation, java.rate) == (None, None, None)
 
 
@@ -378,9 +378,9 @@ def test_api_shows_the_settings_of_unmanaged_consumers_and_of_members_that_use_t
     fact = fact._replace(broker=replace(fact.broker, unmanaged_settings={"10.0.0.9@1": java}))
     members = presenters.present_detail(LEADS, fact, {}).members
     assert [(it.subscriptions, it.model, it.start) for it in members] == [
-        ([schema.Subscription("orders", "paid", "Tag")], "Clustering", "Latest"),
+        ([schema.SubscriptionInfo("orders", "paid", "Tag")], "Clustering", "Latest"),
         ([], "", ""),
-        ([schema.Subscription("orders", "*", "Tag")], "Clustering", "Earliest"),
+        ([schema.SubscriptionInfo("orders", "*", "Tag")], "Clustering", "Earliest"),
         ([], "", ""),
     ]
 

@@ -11,7 +11,7 @@ from builders import LONG, NOW, a_document, a_pod, a_policy, a_report, a_snapsho
 from rota.documents import Assignment
 from rota.kube.telemetry.rebalances import QueueHandover, RebalanceChange, RebalanceTracker
 from rota.model import Finding, Holder, Queue, Reason
-from rota.planner import Plan, Pod, plan
+from rota.planner import Plan, PodSnapshot, plan
 
 Q = [Queue("orders", "a", number) for number in range(6)]
 
@@ -28,7 +28,7 @@ class PlannedGroup:
         self.world: dict[str, Any] = {**world}
         self.document: Assignment | None = None
         self.status: dict[str, Any] = {}
-        self.pods: dict[str, Pod] = {}
+        self.pods: dict[str, PodSnapshot] = {}
         self.gone: set[str] = set()
         self.news: list[RebalanceChange] = []
         self.last = Plan()

@@ -10,7 +10,7 @@ from rota.documents import Assignment, Release, Share
 from rota.handover import MAX_KUBELET_SYNC_SECONDS, Proof
 from rota.kube.members.report_client import STANDING_POLL_SECONDS
 from rota.model import Holder, Queue, Reason
-from rota.planner import Plan, Pod, Snapshot, plan
+from rota.planner import Plan, PodSnapshot, Snapshot, plan
 from rota.planner.members.incarnations import MAX_REPORT_AGE_SECONDS
 from rota.planner.pokes import pods_behind
 from rota.planner.record import holders_of
@@ -28,18 +28,18 @@ def report(name: str, incarnation: int = 1, **changed: Any) -> Any:
     return a_report(name, fields.pop("generation"), **fields)
 
 
-def running(name: str, incarnation: int = 1, **changed: Any) -> Pod:
+def running(name: str, incarnation: int = 1, **changed: Any) -> PodSnapshot:
     """Return a pod whose process works what the document gives it."""
     said = report(name, incarnation, held=SHARES[name].queues)
     return a_pod(name, **({"report": said} | changed))
 
 
-def waiting(name: str, incarnation: int = 2, *, generation: int = 5, **changed: Any) -> Pod:
+def waiting(name: str, incarnation: int = 2, *, generation: int = 5, **changed: Any) -> PodSnapshot:
     """Return a pod whose next process is heard, and consumes nothing yet."""
     return a_pod(name, **({"report": report(name, incarnation, generation=generation), "restarts": 1} | changed))
 
 
-def settled(*pods: Pod, document: Assignment | None = DOCUMENT, **changed: Any) -> Snapshot:
+def settled(*pods: PodSnapshot, document: Assignment | None = DOCUMENT, **changed: Any) -> Snapshot:
     return a_snapshot(document=document, pods=pods, **changed)
 
 
@@ -115,7 +115,7 @@ def test_restart_gives_queues_of_an_ended_process_to_others_at_once() -> None:
     ],
     ids=["old news", "before incarnations", "without a number", "running"],
 )
-def test_restart_grants_nothing_without_proof_that_the_process_ended(pod: Pod) -> None:
+def test_restart_grants_nothing_without_proof_that_the_process_ended(pod: PodSnapshot) -> None:
     found = plan(settled(pod, running("m2")), NOW)
     assert found.document is None or not {*Q[:3]} & {*found.document.members["m2"].queues}
 
@@ -276,7 +276,7 @@ def test_assignment_names_who_may_consume_each_queue() -> None:
 
 
 def test_poke_is_needed_until_a_restarted_process_obeys_the_first_document_with_incarnations() -> None:
-    def behind(pod: Pod, document: Assignment = DOCUMENT) -> list[str]:
+    def behind(pod: PodSnapshot, document: Assignment = DOCUMENT) -> list[str]:
         return [found.name for found in pods_behind([pod], document, frozenset())]
 
     assert behind(waiting("m1", generation=SINCE - 1)) == ["m1"]

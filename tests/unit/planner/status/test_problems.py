@@ -8,7 +8,7 @@ from msgspec import structs
 
 from builders import LONG, NOW, a_document, a_pod, a_snapshot, a_view, obeying
 from rota.model import Finding, Queue, Reason
-from rota.planner import DecodedReport, Plan, Pod, plan
+from rota.planner import DecodedReport, Plan, PodSnapshot, plan
 from rota.planner.status.problems import FIRST_MEMBER_SECONDS
 from rota.timestamps import format_time
 
@@ -17,7 +17,7 @@ DOCUMENT = a_document(members={"m1": Q[:3], "m2": Q[3:6], "m3": (), "m4": (), "m
 DEAF = "Nothing listens on port 8080"
 
 
-def pods(**troubles: dict[str, str]) -> tuple[Pod, ...]:
+def pods(**troubles: dict[str, str]) -> tuple[PodSnapshot, ...]:
     """Return the members that obey, some of them with troubles."""
     found = []
     for pod in obeying(DOCUMENT):
@@ -27,7 +27,7 @@ def pods(**troubles: dict[str, str]) -> tuple[Pod, ...]:
     return tuple(found)
 
 
-def planned(*members: Pod, **world: Any) -> Plan:
+def planned(*members: PodSnapshot, **world: Any) -> Plan:
     return plan(a_snapshot(document=DOCUMENT, pods=members, **world), NOW)
 
 
@@ -125,11 +125,11 @@ def test_condition_sentences_agree_with_the_number_of_members() -> None:
     assert idle.message == "4 members share 2 queues: 2 of them are idle"
 
 
-def no_members(*members: Pod, **world: Any) -> str:
+def no_members(*members: PodSnapshot, **world: Any) -> str:
     return next(it.message for it in planned(*members, **world).problems if it.reason is Reason.NO_MEMBERS)
 
 
-def without_member(**changed: Any) -> tuple[Pod, ...]:
+def without_member(**changed: Any) -> tuple[PodSnapshot, ...]:
     """Return m1 and m2, which count as members no more."""
     return tuple(replace(pod, ready=False, **changed) for pod in pods()[:2])
 

@@ -24,9 +24,9 @@ from rota.kube.client.login.kubeconfig import (
     ExecPlugin,
     Impersonation,
     Kubeconfig,
+    KubeconfigUser,
     LoginError,
     LoginOptions,
-    User,
     check_server,
     read_kubeconfig,
     read_regular_file,
@@ -43,7 +43,7 @@ FileStamps = tuple[tuple[str, int, int], ...]  # path, time and size of each kub
 
 
 @dataclass(frozen=True, slots=True)
-class Credentials:
+class LoginCredentials:
     """How to reach an API server, and with which headers and which certificate."""
 
     configuration: Configuration = field(repr=False, compare=False)
@@ -58,7 +58,7 @@ class Credentials:
 class Account(Protocol):
     """An account at one API server."""
 
-    async def log_in(self, *, is_forced: bool = False, may_use_terminal: bool = False) -> Credentials:
+    async def log_in(self, *, is_forced: bool = False, may_use_terminal: bool = False) -> LoginCredentials:
         """Return valid credentials; do not reuse the last ones if `is_forced`. Raise LoginError without any."""
 
 
@@ -78,7 +78,7 @@ class PodAccount:
     def __init__(self, options: LoginOptions) -> None:
         self._impersonation = Impersonation(options.impersonate, options.impersonate_groups)
 
-    async def log_in(self, *, is_forced: bool = False, may_use_terminal: bool = False) -> Credentials:  # noqa: ARG002
+    async def log_in(self, *, is_forced: bool = False, may_use_terminal: bool = False) -> LoginCredentials:  # noqa: ARG002
         """Read the account's files."""
         configuration = Configuration(connection_pool_maxsize=UNLIMITED_CONNECTIONS)
         try:
@@ -103,7 +103,7 @@ class KubeconfigAccount:
         self._cached_kubeconfig: tuple[FileStamps, Kubeconfig] | None = None
         self._plugin_credential: tuple[ExecPlugin, ExecCredential] | None = None
 
-    async def log_in(self, *, is_forced: bool = False, may_use_terminal: bool = False) -> Credentials:
+    async def log_in(self, *, is_forced: bool = False, may_use_terminal: bool = False) -> LoginCredentials:
         """Read the kubeconfig, and run its exec plugin if its last credential expires soon or `is_forced` is set."""
         kubeconfig = await asyncio.to_thread(self._read_if_changed)
         cluster, user = kubeconfig.cluster, kubeconfig.user
@@ -193,7 +193,7 @@ async def _configure(kubeconfig: Kubeconfig, token: str) -> Configuration:
 
 def _credentials(
     configuration: Configuration, impersonation: Impersonation, certificate: KeyPair | None
-) -> Credentials:
+) -> LoginCredentials:
     authorization = str(configuration.api_key.get("BearerToken") or "").strip()
     headers = (*([("Authorization", authorization)] if authorization else []), *impersonation.headers())
     for name, value in headers:
@@ -208,10 +208,10 @@ def _credentials(
         configuration.proxy,
         certificate,
     )
-    return Credentials(configuration, configuration.host.rstrip("/"), headers, certificate, connection)
+    return LoginCredentials(configuration, configuration.host.rstrip("/"), headers, certificate, connection)
 
 
-def _token_of(user: User) -> str:
+def _token_of(user: KubeconfigUser) -> str:
     """Return the user's token; as in kubectl, a token file takes precedence over an inline token."""
     if not user.token_file:
         return user.token.strip()
@@ -221,7 +221,7 @@ def _token_of(user: User) -> str:
     return token
 
 
-def _certificate_of(user: User) -> KeyPair | None:
+def _certificate_of(user: KubeconfigUser) -> KeyPair | None:
     certificate = _read_field(user.client_certificate_data, user.client_certificate, "client certificate")
     key = _read_field(user.client_key_data, user.client_key, "client key")
     if bool(certificate) != bool(key):

@@ -105,7 +105,7 @@ class Cluster(msgspec.Struct, frozen=True, rename="kebab"):
     extensions: list[_Extension] = []
 
 
-class User(msgspec.Struct, frozen=True, rename="kebab"):
+class KubeconfigUser(msgspec.Struct, frozen=True, rename="kebab"):
     """The user of a context."""
 
     token: str = ""
@@ -136,7 +136,7 @@ class Kubeconfig:
 
     context: str
     cluster: Cluster
-    user: User = field(default_factory=User)
+    user: KubeconfigUser = field(default_factory=KubeconfigUser)
 
 
 class Impersonation(NamedTuple):
@@ -178,9 +178,9 @@ def read_kubeconfig(files: Sequence[Path], context: str | None = None) -> Kubeco
     cluster = _convert(_find_entry(contents, "cluster", chosen.cluster), Cluster, f"cluster {chosen.cluster!r}")
     check_server(cluster.server, "server of the kubeconfig")
     check_proxy(cluster.proxy_url, "proxy-url of the kubeconfig")
-    user = User()
+    user = KubeconfigUser()
     if chosen.user:
-        user = _convert(_find_entry(contents, "user", chosen.user), User, f"user {chosen.user!r}")
+        user = _convert(_find_entry(contents, "user", chosen.user), KubeconfigUser, f"user {chosen.user!r}")
     return Kubeconfig(name, cluster, user)
 
 

@@ -23,7 +23,7 @@ from kubernetes.aio.client.rest import RESTClientObject
 from yarl import URL
 
 from rota.http_client import describe_failure, is_redirect
-from rota.kube.client.login.accounts import Account, Credentials
+from rota.kube.client.login.accounts import Account, LoginCredentials
 from rota.kube.client.login.kubeconfig import LoginError
 from rota.model import single_line
 from rota.tls import KeyPair, load_key_pair
@@ -48,7 +48,7 @@ class _Pool(RESTClientObject):  # type: ignore[misc] # its types are not read
 class Login:
     """A login to one API server, with credentials that stay valid."""
 
-    def __init__(self, account: Account, credentials: Credentials) -> None:
+    def __init__(self, account: Account, credentials: LoginCredentials) -> None:
         self.server = credentials.server
         self.problem = ""  # set while the API server rejects the latest credentials
         self._account = account
@@ -176,7 +176,7 @@ class Login:
             self.problem = self._failure or REJECTED_MESSAGE
         return response
 
-    async def _may_send_again(self, pool: _Pool, rejected: Credentials) -> bool:
+    async def _may_send_again(self, pool: _Pool, rejected: LoginCredentials) -> bool:
         if self._pool is not pool:
             return False
         is_renewed = await self._renew_rejected(rejected)
@@ -187,7 +187,7 @@ class Login:
         if is_idle and self._now > self._renew_after:
             self._renewal = asyncio.create_task(self._renew(is_forced=False), name="login")
 
-    async def _renew_rejected(self, rejected: Credentials) -> bool:
+    async def _renew_rejected(self, rejected: LoginCredentials) -> bool:
         """Renew credentials that the API server rejected; return whether the login has different ones now."""
         if self._credentials is rejected and (self._forced_renewal is None or self._forced_renewal.done()):
             if self._now < self._force_after:
@@ -293,7 +293,7 @@ class Connections:
         await self._session.close()
 
 
-def _add_credentials(request: aiohttp.ClientRequest, credentials: Credentials) -> None:
+def _add_credentials(request: aiohttp.ClientRequest, credentials: LoginCredentials) -> None:
     names = [name for name in request.headers if name == "Authorization" or name.startswith("Impersonate-")]
     for name in names:
         request.headers.popall(name, None)
@@ -309,7 +309,7 @@ def _needs_correction(error: Exception) -> bool:
     return isinstance(error, aiohttp.ClientSSLError | aiohttp.ClientProxyConnectionError | ValueError)
 
 
-def _make_pool(credentials: Credentials) -> _Pool:
+def _make_pool(credentials: LoginCredentials) -> _Pool:
     configuration = credentials.configuration
     configuration.disable_strict_ssl_verification = True  # as kubectl: many clusters' certificates lack an extension
     try:

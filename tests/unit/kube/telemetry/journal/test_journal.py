@@ -21,7 +21,7 @@ from rota import records
 from rota.kube.telemetry.journal import journal_writer as room
 from rota.kube.telemetry.journal.journal_files import LineAppender, RotatingFiles, WriteFailedError
 from rota.kube.telemetry.journal.journal_writer import STDOUT, Journal, parse_size_limit
-from rota.records import Gap, decode_record, journal_record
+from rota.records import GapRecord, decode_record, journal_record
 from sidecar.small_disk import a_small_disk, fill
 
 HOUR = "date=2026-11-21/09-a.jsonl"
@@ -229,7 +229,7 @@ def test_journal_of_a_killed_writer_loses_only_its_end_and_mixes_no_lines(tmp_pa
             writer.kill()
     seen: dict[str, list[int]] = {str(run): [] for run in range(runs)}
     for it in found(path.read_bytes()):
-        if isinstance(it, records.Plan):
+        if isinstance(it, records.PlanRecord):
             seen[it.message].append(it.generation)
         else:
             torn += 1
@@ -334,9 +334,9 @@ def test_journal_gap_record_counts_missing_records_after_recovery(
     now(journal, a_fact(4))
     journal.close()
     told = [it for path in {*gaps, where / HOUR} for it in found(path.read_bytes())]
-    (gap,) = [it for it in told if isinstance(it, Gap)]
+    (gap,) = [it for it in told if isinstance(it, GapRecord)]
     assert (gap.writer, gap.missing, gap.since) == ("a", 3, decode_record(line(EARLY)).at)
-    assert [it.generation for it in told if isinstance(it, records.Plan)] == [4]
+    assert [it.generation for it in told if isinstance(it, records.PlanRecord)] == [4]
     assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
     assert caplog.messages[1] == "The journal is writable again; 3 records were dropped"
     assert journal.dropped_records == 3
@@ -357,8 +357,8 @@ def test_journal_resumes_after_a_full_disk(tmp_path: Path) -> None:
         told = [it for path in tmp_path.glob("*/*.jsonl") for it in found(path.read_bytes())]
     assert 0 < lost < 30
     assert journal.dropped_records == lost
-    assert [it.missing for it in told if isinstance(it, Gap)] == [lost]
-    assert [it.generation for it in told if isinstance(it, records.Plan)] == [*range(31 - lost), 31]
+    assert [it.missing for it in told if isinstance(it, GapRecord)] == [lost]
+    assert [it.generation for it in told if isinstance(it, records.PlanRecord)] == [*range(31 - lost), 31]
 
 
 def test_journal_on_a_hanging_disk_blocks_no_caller(

@@ -28,7 +28,7 @@ LAG = GroupLag(
 def test_journal_offsets_record_of_a_lag_sample_can_be_read_back() -> None:
     [told] = OffsetRecorder(lambda _: LAG).build_due_records([ORDERS], 0.0)
     read = records.decode_record(msgspec.json.encode(told))
-    assert isinstance(read, records.Offsets)
+    assert isinstance(read, records.OffsetsRecord)
     assert (read.group, read.at.timestamp()) == ("shop/orders", AT)
     assert read.topics["orders"]["broker-a"] == records.Columns([0, 1], [2, 0], [9, 9], [4, None])
     assert read.topics["%RETRY%orders"]["broker-a"] == records.Columns([0], [0], [0], [0])

@@ -32,11 +32,11 @@ def read(told: object) -> Any:
     return records.decode_record(msgspec.json.encode(told))
 
 
-def whole(snapshot: Snapshot = SNAPSHOT) -> records.Owners:
+def whole(snapshot: Snapshot = SNAPSHOT) -> records.OwnersRecord:
     assert snapshot.document
     assert snapshot.spec
     found = read(owners_record(snapshot, plan(snapshot, NOW), snapshot.document, snapshot.spec, NOW))
-    assert isinstance(found, records.Owners)
+    assert isinstance(found, records.OwnersRecord)
     return found
 
 
