@@ -38,10 +38,10 @@ FIRST = rebalance.Rebalance(
 )
 
 
-def a_queue(number: int, owner: str | None = "m0", topic: str = "orders", **given: Any) -> schema.QueueInfo:
+def a_queue(number: int, owner: str | None = "m0", topic: str = "orders", **given: Any) -> schema.QueueDetail:
     state = "Owned" if owner else "Free"
     told: dict[str, Any] = {"kind": "Subscribed", "state": state, "lag": 0, "delay": 0.0, "verdict": "KeepingUp"}
-    return schema.QueueInfo(topic=topic, broker="broker-a", id=number, owner=owner, **{**told, **given})
+    return schema.QueueDetail(topic=topic, broker="broker-a", id=number, owner=owner, **{**told, **given})
 
 
 def a_member(name: str, **given: Any) -> schema.MemberInfo:
@@ -78,11 +78,11 @@ def a_summary(name: str = "orders", **given: Any) -> schema.Summary:
     return schema.Summary(namespace="shop", name=name, **{**told, **given})
 
 
-def owned(number: int) -> list[schema.QueueInfo]:
+def owned(number: int) -> list[schema.QueueDetail]:
     return [a_queue(it, f"m{it % 2}") for it in range(number)]
 
 
-def a_detail(name: str = "orders", queues: Sequence[schema.QueueInfo] = (), **given: Any) -> schema.Detail:
+def a_detail(name: str = "orders", queues: Sequence[schema.QueueDetail] = (), **given: Any) -> schema.Detail:
     queues = list(queues) or owned(8)
     summary = a_summary(name, queues=len(queues))
     told: dict[str, Any] = {

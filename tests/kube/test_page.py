@@ -581,7 +581,7 @@ async def test_page_screenshot_of_a_handover_is_drawn(browser: Browser, served: 
     a, b, new = [it.name for it in members]
     members = [replace(members[0], queues=12), replace(members[1], queues=12), replace(members[2], queues=4, rate=3.0)]
 
-    def one(number: int, topic: str, broker: str) -> schema.QueueInfo:
+    def one(number: int, topic: str, broker: str) -> schema.QueueDetail:
         owner = a if broker == "broker-a" else b
         lag = (number * 37 + len(topic)) % 23
         it = replace(a_queue(number, owner, topic, lag=lag, delay=lag / 10), broker=broker)

@@ -30,8 +30,8 @@ from rota.kube.http.schema import (
     Groups,
     MemberInfo,
     Operator,
+    QueueDetail,
     QueueExplanation,
-    QueueInfo,
     Reasons,
     Settings,
     SubscriptionInfo,
@@ -72,12 +72,12 @@ def a_summary(namespace: str = "shop", name: str = "orders", **given: Any) -> Su
     return Summary(namespace, name, **known | given)
 
 
-def a_queue(number: int, lag: int | None = 0, **given: Any) -> QueueInfo:
+def a_queue(number: int, lag: int | None = 0, **given: Any) -> QueueDetail:
     known: dict[str, Any] = {"topic": "orders", "broker": "broker-a", "id": number, "kind": "Subscribed"}
     known |= {"state": "Owned", "owner": f"m-{number % 3}", "verdict": "KeepingUp", "lag": lag}
     if lag is not None:
         known |= {"first": 0, "last": 500 + lag, "committed": 500, "delay": float(lag)}
-    return QueueInfo(**known | given)
+    return QueueDetail(**known | given)
 
 
 MEMBERS = [
@@ -86,7 +86,7 @@ MEMBERS = [
     MemberInfo("10.0.0.9@1", "10.0.0.9@1", "Foreign", "Foreign", "10.0.0.9", "V4_9_4", "JAVA"),
 ]
 QUEUES = [a_queue(0, 3), a_queue(1, None), a_queue(2, 117, estimate=True), a_queue(3, 0)]
-RETRIES = QueueInfo("%RETRY%orders", "broker-a", 0, "Retry", "Free", to="m-1")
+RETRIES = QueueDetail("%RETRY%orders", "broker-a", 0, "Retry", "Free", to="m-1")
 DETAIL = Detail(
     LEADS,
     a_summary(),

@@ -18,7 +18,7 @@ from rota.cli.console.formatting import (
     print_line,
     print_rows,
 )
-from rota.kube.http.schema import Detail, Groups, MemberInfo, Operator, QueueInfo, Reasons, Summary, Topic
+from rota.kube.http.schema import Detail, Groups, MemberInfo, Operator, QueueDetail, Reasons, Summary, Topic
 from rota.kube.state.rebalance import Rebalance
 from rota.model import parse_queue
 from rota.sentences import pluralize
@@ -90,7 +90,7 @@ def _group_path(group: str, scope: Scope) -> str:
     return f"/v1/groups/{namespace}/{name}"
 
 
-def _lag_sort_key(queue: QueueInfo) -> float:
+def _lag_sort_key(queue: QueueDetail) -> float:
     """Return a sort key: the queues with the highest lag come first, queues with an unknown lag last."""
     return math.inf if queue.lag is None else -queue.lag
 
@@ -246,7 +246,7 @@ def _print_lag(detail: Detail) -> None:
     _print_standby_hint(detail.operator)
 
 
-def _queue_row(queue: QueueInfo) -> dict[str, str]:
+def _queue_row(queue: QueueDetail) -> dict[str, str]:
     return {
         "topic": queue.topic,
         "broker": queue.broker,
@@ -261,7 +261,7 @@ def _queue_row(queue: QueueInfo) -> dict[str, str]:
     }
 
 
-def _describe_owner(queue: QueueInfo) -> str:
+def _describe_owner(queue: QueueDetail) -> str:
     """Return the owner of a queue, and its next owner."""
     if queue.state == "Everyone":
         return "everyone"
@@ -271,7 +271,7 @@ def _describe_owner(queue: QueueInfo) -> str:
     return f"{queue.owner or 'none'}{transition}{' (forced)' if queue.forced else ''}"
 
 
-def _print_totals(topics: Iterable[Topic], queues: Sequence[QueueInfo]) -> None:
+def _print_totals(topics: Iterable[Topic], queues: Sequence[QueueDetail]) -> None:
     shown = Counter(queue.topic for queue in queues)
     for topic in topics:
         lag = format_number(topic.lag, is_estimate=topic.estimate)

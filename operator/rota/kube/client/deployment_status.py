@@ -8,7 +8,7 @@ from msgspec.structs import force_setattr, replace
 from rota.model import single_line
 
 
-class Rollout(Enum):
+class RolloutState(Enum):
     """How far a Deployment's pods follow its newest template."""
 
     COMPLETE = auto()

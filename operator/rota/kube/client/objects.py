@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
 from rota.documents import GZIP_KEY, PLAIN_KEY
-from rota.kube.client.deployment_status import DeploymentStatus, Rollout
+from rota.kube.client.deployment_status import DeploymentStatus, RolloutState
 from rota.kube.client.pod_status import SIDECAR_CONTAINER, PodStatus, trim_status
 from rota.model import Poke
 
@@ -328,15 +328,15 @@ class Deployment(Struct, frozen=True):
         return not bytes(self.spec)
 
     @property
-    def rollout(self) -> Rollout:
+    def rollout(self) -> RolloutState:
         """The state of its rollout. Pods that fail after a complete rollout do not begin another one."""
         status, reason = self.status, self.status.progressing.reason
         if status.observed_generation < self.metadata.generation:
-            return Rollout.UNDER_WAY
+            return RolloutState.UNDER_WAY
         if reason == "ProgressDeadlineExceeded":
-            return Rollout.FAILED
+            return RolloutState.FAILED
         has_old_pods = status.replicas > status.updated_replicas
-        return Rollout.UNDER_WAY if has_old_pods or reason != "NewReplicaSetAvailable" else Rollout.COMPLETE
+        return RolloutState.UNDER_WAY if has_old_pods or reason != "NewReplicaSetAvailable" else RolloutState.COMPLETE
 
 
 class CustomResource(Struct, frozen=True):

@@ -164,7 +164,7 @@ def _unmanaged_consumers(facts: GroupFacts, consumers: Mapping[str, OnlineConsum
     return members
 
 
-def _queues(facts: GroupFacts, topics: Mapping[str, lag_totals.TopicLag]) -> list[schema.QueueInfo]:
+def _queues(facts: GroupFacts, topics: Mapping[str, lag_totals.TopicLag]) -> list[schema.QueueDetail]:
     document = facts.group.stored_assignment.document
     owners = facts.group.stored_assignment.owners
     releasing = document.releasing if document else {}
@@ -181,7 +181,7 @@ def _queues(facts: GroupFacts, topics: Mapping[str, lag_totals.TopicLag]) -> lis
         release, queue_lag = releasing.get(queue), facts.lag.queues.get(queue, UNKNOWN_QUEUE_LAG)
         topic = topics.get(queue.topic)
         queues.append(
-            schema.QueueInfo(
+            schema.QueueDetail(
                 topic=queue.topic,
                 broker=queue.broker,
                 id=queue.id,

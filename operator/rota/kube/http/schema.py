@@ -101,7 +101,7 @@ class Topic(Struct, frozen=True, rename="camel"):
     estimate: bool = False
 
 
-class QueueInfo(Struct, frozen=True, rename="camel"):
+class QueueDetail(Struct, frozen=True, rename="camel"):
     """A queue of the group."""
 
     topic: str
@@ -139,7 +139,7 @@ class Detail(Struct, frozen=True, rename="camel"):
     conditions: list[ConditionInfo]
     members: list[MemberInfo]
     topics: list[Topic]
-    queues: list[QueueInfo]  # sorted by topic, broker and id
+    queues: list[QueueDetail]  # sorted by topic, broker and id
     rebalances: list[Rebalance]  # newest first
     looked_at: str | None = None  # time of the last sample of the group's lag
     settings: list[Settings] = []  # one entry per broker that knows the group

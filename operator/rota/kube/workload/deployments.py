@@ -6,7 +6,7 @@ from collections.abc import Collection
 import msgspec
 
 from rota.kube.client.api import Api, ApiError, ConflictError, NoResponseError
-from rota.kube.client.deployment_status import Rollout
+from rota.kube.client.deployment_status import RolloutState
 from rota.kube.client.objects import MAX_DEPLOYMENT_BYTES, Deployment, ObjectKey
 from rota.kube.client.paths import object_path
 from rota.kube.state.group import AppliedTemplate, Group
@@ -82,7 +82,7 @@ class Deployments:
 
     def _is_rolling_out(self, key: ObjectKey, spec: GroupSpec) -> bool:
         current = self._observed.get(key)
-        return current is not None and spec.template is not None and current.rollout is Rollout.UNDER_WAY
+        return current is not None and spec.template is not None and current.rollout is RolloutState.UNDER_WAY
 
     async def _sync_deployment(self, group: Group, spec: GroupSpec, key: ObjectKey) -> tuple[tuple[Finding, ...], int]:
         if not self._enabled:
@@ -159,7 +159,7 @@ class Deployments:
 
 
 def _rollout_problems(applied: Deployment) -> tuple[Finding, ...]:
-    if applied.rollout is not Rollout.FAILED:
+    if applied.rollout is not RolloutState.FAILED:
         return ()
     message = f"The rollout of the Deployment {applied.metadata.name} makes no progress: "
     return (Finding(Reason.ROLLOUT_FAILED, message + applied.status.progressing.message),)

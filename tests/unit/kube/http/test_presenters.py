@@ -155,7 +155,7 @@ def test_api_shows_lag_by_queue_topic_and_group() -> None:
     assert found.summary.verdicts == {"KeepingUp": 6}
     orders: dict[str, Any] = {"topic": "orders", "broker": "a", "id": 2, "kind": "Subscribed", "estimate": False}
     offsets: dict[str, Any] = {"first": 0, "last": 9, "committed": 6, "lag": 3, "delay": 3, "verdict": "KeepingUp"}
-    assert found.queues[2] == schema.QueueInfo(**orders, **offsets, state="Owned", owner="m1")
+    assert found.queues[2] == schema.QueueDetail(**orders, **offsets, state="Owned", owner="m1")
 
 
 def test_api_shows_unknown_lag_as_null_without_a_verdict() -> None:

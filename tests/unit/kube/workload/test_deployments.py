@@ -9,7 +9,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from rota.kube.client.api import Api, ApiError, ConflictError
-from rota.kube.client.deployment_status import DeploymentCondition, DeploymentStatus, Rollout
+from rota.kube.client.deployment_status import DeploymentCondition, DeploymentStatus, RolloutState
 from rota.kube.client.objects import (
     MAX_DEPLOYMENT_BYTES,
     MAX_SPEC_BYTES,
@@ -84,17 +84,17 @@ def progress(reason: str, message: str = "", **counts: int) -> DeploymentStatus:
 @pytest.mark.parametrize(
     ("status", "rollout"),
     [
-        (progress("NewReplicaSetAvailable"), Rollout.COMPLETE),
-        (progress("NewReplicaSetAvailable", observed_generation=2), Rollout.UNDER_WAY),
-        (progress("NewReplicaSetAvailable", updated_replicas=1), Rollout.UNDER_WAY),
-        (progress("ReplicaSetUpdated"), Rollout.UNDER_WAY),
-        (progress("ProgressDeadlineExceeded"), Rollout.FAILED),
-        (progress("ProgressDeadlineExceeded", observed_generation=2), Rollout.UNDER_WAY),
-        (replace(progress(""), conditions=()), Rollout.COMPLETE),
-        (DeploymentStatus(), Rollout.UNDER_WAY),
+        (progress("NewReplicaSetAvailable"), RolloutState.COMPLETE),
+        (progress("NewReplicaSetAvailable", observed_generation=2), RolloutState.UNDER_WAY),
+        (progress("NewReplicaSetAvailable", updated_replicas=1), RolloutState.UNDER_WAY),
+        (progress("ReplicaSetUpdated"), RolloutState.UNDER_WAY),
+        (progress("ProgressDeadlineExceeded"), RolloutState.FAILED),
+        (progress("ProgressDeadlineExceeded", observed_generation=2), RolloutState.UNDER_WAY),
+        (replace(progress(""), conditions=()), RolloutState.COMPLETE),
+        (DeploymentStatus(), RolloutState.UNDER_WAY),
     ],
 )
-def test_deployment_rollout_is_judged_as_kubectl_does(status: DeploymentStatus, rollout: Rollout) -> None:
+def test_deployment_rollout_is_judged_as_kubectl_does(status: DeploymentStatus, rollout: RolloutState) -> None:
     assert RollingServer(status).deployment("9").rollout is rollout
 
 
