@@ -54,7 +54,7 @@ def test_rebalance_reason_of_a_restarted_member_that_leaves_is_that_it_leaves() 
 
 def test_rebalance_reason_is_added_queues_when_each_topic_has_more() -> None:
     views = {"orders": a_view(7), RETRY: a_view(1, topic=RETRY)}
-    assert reason_of(planned(views=views)) == ("QueuesAdded", f"2 queues more: {RETRY}/a/0, orders/a/6")
+    assert reason_of(planned(views=views)) == ("QueuesAdded", f"2 queues added: {RETRY}/a/0, orders/a/6")
 
 
 def with_unmanaged(document: Assignment, **changed: Any) -> tuple[str, str]:
