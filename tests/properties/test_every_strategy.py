@@ -78,7 +78,7 @@ def test_strategy_explanation_of_every_queue_names_its_owner(name: str, roster: 
     owners = prepared(name, OPTIONS[name])(roster)
     sentences = explain_all(name, roster, owners, roster.queues, OPTIONS[name])
     for queue, was, now, sentence in zip(roster.queues, roster.owners, owners, sentences, strict=True):
-        whose = "nobody" if now == NO_OWNER else roster.members[now]
+        whose = "no member" if now == NO_OWNER else roster.members[now]
         happens = rf"(from m\d )?to {whose}" if was != now else f"(stays with|belongs to) {whose}"
         assert re.fullmatch(rf"{re.escape(str(queue))} (goes )?{happens}: \S.*", sentence)
 
