@@ -404,7 +404,7 @@ async def test_pull_is_refused_in_a_pod_that_shares_the_nodes_network(instance: 
         async def trouble() -> str | None:
             return (await member.report()).troubles.get(Reason.PULL_PORT_UNAVAILABLE)
 
-        assert (await soon(trouble) or "").startswith("The pod has hostNetwork")
+        assert (await soon(trouble) or "").startswith("The pod uses hostNetwork")
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((member.address, pull.PORT), 1)
 

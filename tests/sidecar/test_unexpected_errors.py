@@ -134,7 +134,7 @@ async def test_offset_commit_that_is_never_answered_delays_no_other_queue(tmp_pa
             await super().commit(queue, offset)
 
         async def pull(self, queue: Queue, offset: int, **more: Any) -> PullResult:
-            return await super().pull(queue, offset, **more | {"commit": None})
+            return await super().pull(queue, offset, **more | {"commit_offset": None})
 
     async with a_member(tmp_path) as member:
         member.connect = Silent
