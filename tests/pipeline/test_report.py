@@ -319,7 +319,7 @@ def test_recommend_report_of_10000_groups_is_below_2_mb(spark: SparkSession) -> 
     text = written(of_them.select(RESULTS.names), points.select(SERIES.names), max_plots=10_000)
     assert len(text.encode()) < 2_000_000
     assert text.count("<article") == MAX_PLOTS
-    assert "And 9,800 more groups, 9,800 of which would gain." in text
+    assert "And 9,800 more groups, 9,800 of which would benefit." in text
 
 
 def test_recommend_report_series_is_thinned_but_keeps_its_peak(spark: SparkSession) -> None:
