@@ -165,7 +165,7 @@ async def test_policy_change_of_strategy_moves_queues_and_is_the_rebalance_reaso
     ("away", "kinds", "sentence"),
     [
         (NAME_SERVER, ("BrokerUnreachable", "BrokerMetadataUnavailable"), "cannot be reached"),
-        (BROKER, ("BrokerMetadataUnavailable",), "not tell of"),
+        (BROKER, ("BrokerMetadataUnavailable",), "no metadata of"),
     ],
 )
 async def test_broker_failure_moves_only_the_queues_of_terminated_members(
@@ -223,7 +223,7 @@ async def test_topic_deletion_takes_no_queue_away_but_recreation_with_fewer_queu
         monkeypatch.setattr(room, "SHRINK_PATIENCE_SECONDS", 0.0)
     before = await two_members(world)
     await memory.delete_topic("orders")
-    assert (await world.condition("UnknownTopic"))["message"].startswith("There is no topic orders; create it")
+    assert (await world.condition("UnknownTopic"))["message"].startswith("There is no topic orders; create the topic")
     await world.fleet.add("orders-c")
     await soon(world.at_rest)
     assert world.fleet.as_value() == before

@@ -190,7 +190,10 @@ async def test_leader_election_lets_the_second_replica_take_over(
         (("--address", "192.0.2.1"), r"Cannot listen on 192.0.2.1, port 8080: .*; give another .*"),
         (("--journal", "/dev/null/a"), "--journal /dev/null/a is not writable: .*; choose another folder"),
         (("--journal-limit", "much"), r"--journal-limit 'much'.*"),
-        (("--namespace", "Shop"), "--namespace 'Shop' is not a valid namespace name; kubectl get namespaces lists"),
+        (
+            ("--namespace", "Shop"),
+            "--namespace 'Shop' is not a valid namespace name; kubectl get namespaces lists them",
+        ),
     ],
 )
 async def test_cli_operator_that_cannot_start_exits_with_one_sentence(

@@ -15,6 +15,8 @@ from rota.planner import record
 from rota.planner.members import incarnations
 from rota.planner.situation import Situation
 from rota.planner.target import Measurements, compute_owners, share_with_unmanaged
+
+CONSEQUENCE = "; every queue stays with its owner until that is corrected"  # of a failed strategy
 from rota.strategies import STRATEGIES
 from rota.strategies.arrays import Owners, nobody, present
 from rota.timestamps import format_time
@@ -177,7 +179,7 @@ def compute_desired_owners(situation: Situation) -> DesiredOwners:
             )
         return DesiredOwners(chosen, roster, compute_owners(situation.policy, roster, measurements_of(situation)))
     except ValueError as error:
-        problem = Finding(Reason.STRATEGY_FAILED, f"{error}; every queue stays with its owner until that is corrected")
+        problem = Finding(Reason.STRATEGY_FAILED, f"{error}{CONSEQUENCE}")
         owners = nobody(0) if roster is None else _keep_present_owners(situation, roster)
         return DesiredOwners(situation.document.strategy, roster, owners, problem)
 
