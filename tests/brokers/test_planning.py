@@ -40,7 +40,7 @@ def test_cli_plan_uses_the_queues_of_the_brokers_and_notes_online_consumers(
     finally:
         java.stop()
     assert "unknown: topics without queues: nowhere" in told
-    assert "online: 1 consumer in the group now: " in told
+    assert "connected: 1 consumer in the group now: " in told
     if form:
         shares = json.loads(told)["members"]
         assert [[*share[topic].values()] for share in shares.values()] == [["0-2"], ["3-4"]]

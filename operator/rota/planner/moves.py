@@ -15,12 +15,11 @@ from rota.planner import record
 from rota.planner.members import incarnations
 from rota.planner.situation import Situation
 from rota.planner.target import Measurements, compute_owners, share_with_unmanaged
-
-CONSEQUENCE = "; every queue stays with its owner until that is corrected"  # of a failed strategy
 from rota.strategies import STRATEGIES
 from rota.strategies.arrays import Owners, nobody, present
 from rota.timestamps import format_time
 
+CONSEQUENCE = "; every queue stays with its owner until that is corrected"  # of a failed strategy
 RELEASE_MARGIN_SECONDS = 5.0  # seconds beyond drainTimeout: until the pod sees the document, and its report is read
 CHURNING_STRATEGIES = ("Averagely", "AveragelyByCircle")  # no placement rules; many moves when members join and leave
 

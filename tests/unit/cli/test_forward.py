@@ -297,7 +297,7 @@ async def test_page_command_names_no_option_that_it_does_not_have(api: ApiServer
     held = "rota: The Lease rota in namespace rota-system is held by 'my laptop/7', which is not a valid pod name"
     assert await get_error() == f"{held}; run the operator in the cluster\n"
     missing = await get_error("--lease", "none")
-    assert missing.endswith("see whether the operator runs, or give --operator-namespace or --lease\n")
+    assert missing.endswith("check that the operator runs, or give --operator-namespace or --lease\n")
     assert "--operator " not in await get_error("--context", "none")
     assert "or give --operator with its address" in (await rota("status", "--lease", "none")).output
 
