@@ -120,7 +120,7 @@ soak: $(READY) ## What chance finds, for an hour and a half: nonsense for decode
 
 .PHONY: mutants
 mutants: $(READY) ## Plant small bugs in the core, and see which tests notice; or in FILES="..."
-	@$(BIN)/python tests/mutants.py $(FILES)
+	@PYTHONHASHSEED=1 $(BIN)/python tests/mutants.py $(FILES) # sets of names have the same order in each run
 
 .PHONY: release-check
 release-check: $(READY) ## Make everything of a release twice, check it, and put it into dist/

@@ -47,11 +47,15 @@ def test_condition_reports_a_members_problem_with_its_message_and_name() -> None
 
 
 def test_condition_names_a_problem_as_today_if_the_sidecar_is_of_an_earlier_version() -> None:
-    former = {"StateNotWritten": "The disk is full", "PullNotAnswered": "The port is in use"}
-    assert troubles(planned(*pods(m1=former))) == [
-        Finding(Reason.STATE_WRITE_FAILED, "m1: The disk is full"),
-        Finding(Reason.PULL_PORT_UNAVAILABLE, "m1: The port is in use"),
-    ]
+    former = {
+        "StateNotWritten": Reason.STATE_WRITE_FAILED,
+        "PullNotAnswered": Reason.PULL_PORT_UNAVAILABLE,
+        "MessageNotTakenBack": Reason.RETRY_REJECTED,
+        "QueuesNotTakenUp": Reason.QUEUE_START_FAILED,
+        "SettingsNotRead": Reason.UNSUPPORTED_SETTINGS,
+    }
+    found = troubles(planned(*pods(m1=dict.fromkeys(former, "As the sidecar says"))))
+    assert found == [Finding(reason, "m1: As the sidecar says") for reason in former.values()]
 
 
 def test_condition_reports_a_problem_of_several_members_once_with_their_names() -> None:
