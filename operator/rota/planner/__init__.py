@@ -196,9 +196,7 @@ def _build_plan(situation: Situation, draft: Draft, document: Assignment | None,
     behind = pokes.pods_behind(snapshot.pods, assignment, snapshot.deleted_uids, settings)
     for_settings = pokes.pods_behind_in_settings(behind, assignment, snapshot.deleted_uids)
     due = pokes.due_pokes(behind, assignment)
-    leaving = [
-        pod for pod in snapshot.pods if situation.member_states[pod.name] is MemberState.LEAVING and pod.terminating
-    ]
+    leaving = _leaving_pods(situation)
     without_owner = situation.unowned_queues(assignment)
     unmanaged = unmanaged_queues(situation).intersection(without_owner) if without_owner else frozenset()
     unowned = len(without_owner) - len(unmanaged)
@@ -207,10 +205,9 @@ def _build_plan(situation: Situation, draft: Draft, document: Assignment | None,
     late, awaiting = problems.members_with_old_settings(situation, settings, 0.0 if are_new else snapshot.settings_age)
     findings += problems.late_members_problem(late)
     leaving_owners = [pod for pod in leaving if owns_queues(assignment, pod)]
-    pending = [
-        pod for pod in behind if pod.name not in for_settings and not pod.evidence.is_lost(situation.policy.handover)
-    ]
-    moving = group_status.count_in_transition(assignment, len(pending) + len(leaving_owners))
+    pending = [pod for pod in behind if not pod.evidence.is_lost(situation.policy.handover)]
+    pending_count = sum(pod.name not in for_settings for pod in pending)
+    moving = group_status.count_in_transition(assignment, pending_count + len(leaving_owners))
     idle = group_status.count_idle_members(situation, assignment)
     progressing = conditions.compute_progress(situation, draft, findings, moving, awaiting)
     is_at_rest = not (unowned or progressing[0] or situation.in_transition)
@@ -247,6 +244,11 @@ def _build_plan(situation: Situation, draft: Draft, document: Assignment | None,
         problems=tuple(findings),
         requeue_after=requeue_after,
     )
+
+
+def _leaving_pods(situation: Situation) -> list[PodSnapshot]:
+    states = situation.member_states
+    return [pod for pod in situation.snapshot.pods if states[pod.name] is MemberState.LEAVING and pod.terminating]
 
 
 def _encode_document(document: Assignment | None) -> tuple[Mapping[str, str | bytes], Finding | None]:

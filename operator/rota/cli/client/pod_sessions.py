@@ -1,7 +1,6 @@
 """HTTP requests to a pod over a forwarded port, with the user's credentials."""
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import MappingProxyType
@@ -14,7 +13,7 @@ from rota.cli.client.forward import LOOPBACK_ADDRESS, PortForward, describe_forw
 from rota.cli.client.requests import MAX_RESPONSE_BYTES, NoConnectionError
 from rota.http_client import describe_failure, read_body
 from rota.kube.client.api import Api
-from rota.kube.client.login.session import Login
+from rota.kube.client.login.session import Login, RenewedSession
 
 OPERATOR_PORT = 8080
 CONNECT_TIMEOUT_SECONDS = 10.0
@@ -34,9 +33,7 @@ class PodSessions:
         self._namespace = namespace
         self._exit_stack = AsyncExitStack()
         self._port_forward: PortForward | None = None
-        self._session: aiohttp.ClientSession | None = None
-        self._pool: object = None  # of the login; it is replaced after a new certificate
-        self._open_requests: Counter[aiohttp.ClientSession] = Counter()
+        self._session: RenewedSession | None = None
         self._connected_pod = ""
         self._connect_lock = asyncio.Lock()  # requests of `rota page` arrive concurrently
 
@@ -64,50 +61,33 @@ class PodSessions:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send a request; if `is_secure`, over TLS and with the user's credentials."""
         async with self._connect_lock:
-            forward, session = await self._connect(pod)
-            self._open_requests[session] += 1
+            forward, renewed_session = await self._connect(pod)
         url = URL(
             f"{'https' if is_secure else 'http'}://{LOOPBACK_ADDRESS}:{forward.local_port}{path_and_query}",
             encoded=True,
         )
         sent = {**headers, **(self._login.headers if is_secure else {})}
         try:
-            async with session.get(url, headers=sent, allow_redirects=False) as response:
+            async with (
+                renewed_session.use() as session,
+                session.get(url, headers=sent, allow_redirects=False) as response,
+            ):
                 yield response
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, RuntimeError) as error:  # or it was closed
             problem = forward.problem or describe_failure(error)
             raise NoConnectionError(describe_forward_failure(problem, self._namespace, pod)) from None
-        finally:
-            self._open_requests[session] -= 1
-            await self._close_unused(session)
 
-    async def _connect(self, pod: str) -> tuple[PortForward, aiohttp.ClientSession]:
+    async def _connect(self, pod: str) -> tuple[PortForward, RenewedSession]:
         if self._port_forward is None or self._session is None or self._connected_pod != pod:
             await self._exit_stack.aclose()
             connection = forward_port(self._api, self._namespace, pod, OPERATOR_PORT)
             self._port_forward = await self._exit_stack.enter_async_context(connection)
-            self._exit_stack.push_async_callback(self._close_sessions)
-            self._session = self._open_session()
+            self._session = RenewedSession(self._login, self._open_session)
+            self._exit_stack.push_async_callback(self._session.close)
             self._connected_pod = pod
-        elif self._login.pool is not self._pool:
-            outdated, self._session = self._session, self._open_session()
-            await self._close_unused(outdated)
         return self._port_forward, self._session
 
     def _open_session(self) -> aiohttp.ClientSession:
-        self._pool = self._login.pool
         connector = aiohttp.TCPConnector(ssl=self._login.pod_context())
         timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_TIMEOUT_SECONDS, sock_read=READ_TIMEOUT_SECONDS)
         return aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False)
-
-    async def _close_unused(self, session: aiohttp.ClientSession) -> None:
-        if session is not self._session and self._open_requests[session] <= 0:
-            del self._open_requests[session]
-            await session.close()
-
-    async def _close_sessions(self) -> None:
-        sessions = {*self._open_requests, *filter(None, [self._session])}
-        self._open_requests.clear()
-        self._session = None
-        for session in sessions:
-            await session.close()

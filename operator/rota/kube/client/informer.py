@@ -118,10 +118,10 @@ class Informer(Generic[T]):
             if key not in listed_keys:
                 self._delete(_with_list_version(cached, version))
         for item in list(self._expected()):
-            is_listed = item.metadata.key in listed_keys or self.namespace not in {"", item.metadata.namespace}
+            if item.metadata.key in listed_keys or self.namespace not in {"", item.metadata.namespace}:
+                continue
             deleted = _with_list_version(item, version)
-            was_written_later = item.metadata.version_number > deleted.metadata.version_number
-            if not is_listed and not was_written_later:
+            if item.metadata.version_number <= deleted.metadata.version_number:  # otherwise it was written later
                 self._delete(deleted)
 
     async def _watch(self) -> None:

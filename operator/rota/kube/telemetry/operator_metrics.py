@@ -85,24 +85,22 @@ class OperatorMetrics:
         )
         self._plan_seconds = metrics.histogram("rota_plan_duration_seconds", "Seconds that one plan took.")
         self._writes = metrics.counter("rota_apply_writes_total", "Writes to the API server, by kind.", ("kind",))
-        metrics.add_computed(
-            Metric(
-                "rota_watch_age_seconds",
-                "Seconds since the last message of a kind's watch.",
-                ("kind",),
-            ),
+        self._declare_operator_metrics(is_leading, dropped_records, version)
+
+    def _declare_operator_metrics(
+        self, is_leading: Callable[[], bool], dropped_records: Callable[[], int], version: str
+    ) -> None:
+        """Declare the metrics of the operator itself, which are computed at each scrape."""
+        add = self._metrics.add_computed
+        add(
+            Metric("rota_watch_age_seconds", "Seconds since the last message of a kind's watch.", ("kind",)),
             lambda: self._watch_ages,
         )
         missing = "Records missing in the journal because its disk is full or too slow."
-        metrics.add_computed(
-            Metric("rota_journal_lost_total", missing, kind="counter"), lambda: {(): dropped_records()}
-        )
-        metrics.add_computed(
-            Metric("rota_leader", "Whether this operator leads: 1 or 0."), lambda: {(): float(is_leading())}
-        )
-        metrics.add_computed(
-            Metric("rota_build_info", "Always 1; the label has the version.", ("version",)), lambda: {(version,): 1}
-        )
+        add(Metric("rota_journal_lost_total", missing, kind="counter"), lambda: {(): dropped_records()})
+        add(Metric("rota_leader", "Whether this operator leads: 1 or 0."), lambda: {(): float(is_leading())})
+        build_info = Metric("rota_build_info", "Always 1; the label has the version.", ("version",))
+        add(build_info, lambda: {(version,): 1})
 
     def _group_counter(self, name: str, text: str, *labels: str) -> GroupCounter:
         counter = GroupCounter()

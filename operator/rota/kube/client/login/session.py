@@ -8,7 +8,7 @@ import asyncio
 import logging
 import ssl
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from http import HTTPStatus
@@ -219,17 +219,51 @@ class Login:
                 self._force_after = self._now + RETRY_SECONDS
 
 
-class Connections:
-    """A session that is replaced when the login gets a new certificate; requests on the old session are completed.
+class RenewedSession:
+    """A session that is replaced when the login gets a new certificate; requests on the old session are completed."""
 
-    A request that the API server rejects is sent once more if the login has a new certificate then.
-    """
+    def __init__(self, login: Login, open_session: Callable[[], aiohttp.ClientSession]) -> None:
+        self._login = login
+        self._open_session = open_session
+        self._pool = login.pool
+        self._session = open_session()
+        self._open_requests: Counter[aiohttp.ClientSession] = Counter()
+
+    @asynccontextmanager
+    async def use(self) -> AsyncIterator[aiohttp.ClientSession]:
+        """Yield the session for the next request; an outdated one is closed after its last request."""
+        if self._login.pool is not self._pool:
+            outdated, self._session = self._session, self._open_session()
+            self._pool = self._login.pool
+            await self._close_unused(outdated)
+        session = self._session
+        self._open_requests[session] += 1
+        try:
+            yield session
+        finally:
+            self._open_requests[session] -= 1
+            await self._close_unused(session)
+
+    def is_outdated(self, session: aiohttp.ClientSession) -> bool:
+        """Whether the next request will use another session."""
+        return session is not self._session or self._login.pool is not self._pool
+
+    async def _close_unused(self, session: aiohttp.ClientSession) -> None:
+        if session is not self._session and self._open_requests[session] <= 0:
+            del self._open_requests[session]
+            await session.close()
+
+    async def close(self) -> None:
+        """Close all sessions."""
+        for session in {*self._open_requests, self._session}:
+            await session.close()
+
+
+class Connections:
+    """Sends requests; one that the API server rejects is sent once more if the login has a new certificate then."""
 
     def __init__(self, login: Login, settings: dict[str, Any]) -> None:
-        self._login, self._settings = login, settings
-        self._pool = login.pool
-        self._session = login.open_session(**settings)
-        self._open_requests: Counter[aiohttp.ClientSession] = Counter()
+        self._session = RenewedSession(login, partial(login.open_session, **settings))
 
     async def __aenter__(self) -> Self:
         """Return self; connections are opened by the first requests."""
@@ -242,54 +276,29 @@ class Connections:
     @asynccontextmanager
     async def request(self, method: str, url: str, **options: Any) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send a request, and yield the response."""
-        async with self._use_session() as session, session.request(method, url, **options) as response:
-            if response.status != HTTPStatus.UNAUTHORIZED or not self._has_new_certificate(session):
+        async with self._session.use() as session, session.request(method, url, **options) as response:
+            if response.status != HTTPStatus.UNAUTHORIZED or not self._session.is_outdated(session):
                 yield response
                 return
-        async with self._use_session() as session, session.request(method, url, **options) as response:
+        async with self._session.use() as session, session.request(method, url, **options) as response:
             yield response
 
     @asynccontextmanager
     async def websocket(self, url: str, **options: Any) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
         """Open a WebSocket."""
         async with AsyncExitStack() as stack:
-            session = await stack.enter_async_context(self._use_session())
+            session = await stack.enter_async_context(self._session.use())
             try:
                 websocket = await stack.enter_async_context(session.ws_connect(url, **options))
             except aiohttp.WSServerHandshakeError as error:
-                if error.status != HTTPStatus.UNAUTHORIZED or not self._has_new_certificate(session):
+                if error.status != HTTPStatus.UNAUTHORIZED or not self._session.is_outdated(session):
                     raise
-                session = await stack.enter_async_context(self._use_session())
+                session = await stack.enter_async_context(self._session.use())
                 websocket = await stack.enter_async_context(session.ws_connect(url, **options))
             yield websocket
 
-    @asynccontextmanager
-    async def _use_session(self) -> AsyncIterator[aiohttp.ClientSession]:
-        """Yield the session for the next request; an outdated one is closed after its last request."""
-        if self._login.pool is not self._pool:
-            outdated, self._session = self._session, self._login.open_session(**self._settings)
-            self._pool = self._login.pool
-            await self._close_unused(outdated)
-        session = self._session
-        self._open_requests[session] += 1
-        try:
-            yield session
-        finally:
-            self._open_requests[session] -= 1
-            await self._close_unused(session)
-
-    def _has_new_certificate(self, session: aiohttp.ClientSession) -> bool:
-        return session is not self._session or self._login.pool is not self._pool
-
-    async def _close_unused(self, session: aiohttp.ClientSession) -> None:
-        if session is not self._session and not self._open_requests[session]:
-            del self._open_requests[session]
-            await session.close()
-
     async def close(self) -> None:
         """Close all connections."""
-        for session in [*self._open_requests]:
-            await session.close()
         await self._session.close()
 
 
