@@ -197,7 +197,7 @@ class Scale:
         await self._until(partial(self._knows_all, name), 900)
 
     def _knows_all(self, name: str) -> bool:
-        return "groups are known" in self._path(name).read_text()
+        return "groups were observed" in self._path(name).read_text()
 
     def _path(self, name: str) -> Path:
         return self.instance.folder / f"{name}.log"
