@@ -63,35 +63,38 @@ class DesiredOwners(NamedTuple):
 def decide(situation: Situation) -> Draft:
     """Decide on every queue that does not simply stay with its owner."""
     desired = compute_desired_owners(situation)
-    classified = [_classify_queue(situation, queue, to) for queue, to in _undecided_queues(situation, desired).items()]
-    moves = [decision for decision in classified if decision.is_voluntary]
-    # A terminating pod sees no new document: it is asked to drain, and keeps its queues until it has drained.
-    draining = {
-        decision.queue for decision in moves if decision.holder and situation.evidence_of(decision.holder).terminating
-    }
-    voluntary = [decision for decision in moves if decision.queue not in draining]
-    facts = _gate_facts(situation, classified, len(voluntary))
-    held = gates.first_hold(facts)
-    allowed = 0 if held else len(voluntary) if facts.moves_left is None else facts.moves_left
-    held_back = {decision.queue for decision in _sort_by_owner_load(situation, voluntary)[allowed:]}
-    if held_back and not held:
-        message = f"The budget lets {allowed} of {len(voluntary)} queue{'s' * (len(voluntary) != 1)} move now"
-        held = gates.Hold(Reason.BUDGET_SPENT, message, facts.budget_refill_seconds)
-    held_back |= draining
+    undecided = _undecided_queues(situation, desired)
+    classified = [_classify_queue(situation, queue, next_owner) for queue, next_owner in undecided.items()]
+    held_back, hold = _hold_back(situation, classified)
     is_immediate = situation.policy.handover.mode == "Immediate"
-    decisions = [
-        decision._replace(
-            act=choose_act(
-                decision.state,
-                decision.proof,
-                decision.desired_change,
-                held_back=decision.queue in held_back,
-                immediate=is_immediate,
-            )
-        )
-        for decision in classified
-    ]
-    return Draft(decisions, held, desired.problem, desired.strategy)
+    decisions = []
+    for decision in classified:
+        state, proof, change = decision.state, decision.proof, decision.desired_change
+        act = choose_act(state, proof, change, held_back=decision.queue in held_back, immediate=is_immediate)
+        decisions.append(decision._replace(act=act))
+    return Draft(decisions, hold, desired.problem, desired.strategy)
+
+
+def _hold_back(situation: Situation, classified: Sequence[Decision]) -> tuple[set[Queue], gates.Hold | None]:
+    """Return the queues that may not move now, and the gate that holds them."""
+    draining: set[Queue] = set()
+    voluntary: list[Decision] = []
+    for decision in classified:
+        if not decision.is_voluntary:
+            continue
+        # A terminating pod sees no new document: it is asked to drain, and keeps its queues until it has drained.
+        if decision.holder and situation.evidence_of(decision.holder).terminating:
+            draining.add(decision.queue)
+        else:
+            voluntary.append(decision)
+    facts = _gate_facts(situation, classified, len(voluntary))
+    hold = gates.first_hold(facts)
+    allowed = len(voluntary) if facts.moves_left is None else facts.moves_left
+    over_budget = _sort_by_owner_load(situation, voluntary)[0 if hold else allowed :]
+    if over_budget and not hold:
+        message = f"The budget lets {allowed} of {len(voluntary)} queue{'s' * (len(voluntary) != 1)} move now"
+        hold = gates.Hold(Reason.BUDGET_SPENT, message, facts.budget_refill_seconds)
+    return draining.union(decision.queue for decision in over_budget), hold
 
 
 def next_document(situation: Situation, draft: Draft) -> Assignment:
@@ -102,11 +105,13 @@ def next_document(situation: Situation, draft: Draft) -> Assignment:
     owned = dict(situation.owners)
     releasing = dict(current.releasing)
     # Keep forced queues on record: a later owner must know that the former holder may still consume the queue.
-    forced = {
-        queue: since for queue, since in current.forced.items() if not situation.is_forced_grant_resolved(queue, since)
-    }
+    is_resolved = situation.is_forced_grant_resolved
+    forced = {queue: since for queue, since in current.forced.items() if not is_resolved(queue, since)}
     for decision in draft.decisions:
-        queue, holder, next_owner, act = decision.queue, decision.holder, decision.next_owner, decision.act
+        queue = decision.queue
+        holder = decision.holder
+        next_owner = decision.next_owner
+        act = decision.act
         next_name = next_owner.name if next_owner else None
         if act is Act.REVOKE and holder:
             del owned[queue]
@@ -121,14 +126,13 @@ def next_document(situation: Situation, draft: Draft) -> Assignment:
             owned.pop(queue, None)
         if act is Act.FORCE:
             forced[queue] = generation
+    entries = record.member_entries(current, situation.snapshot, situation.counted_members)
     return replace(
         current,
         generation=generation,
         issued_at=at,
         strategy=draft.strategy,
-        members=_shares(
-            situation, record.member_entries(current, situation.snapshot, situation.counted_members), owned
-        ),
+        members=_shares(situation, entries, owned),
         releasing=releasing if situation.incarnations_since else _without_incarnations(releasing),
         forced=forced,
         spent=_updated_spent(situation, draft),
@@ -144,11 +148,9 @@ def _topic_start_times(situation: Situation, draft: Draft, at: str) -> dict[str,
     begun = situation.document.begun
     spec = situation.snapshot.spec
     subscribed = {subscription.topic for subscription in spec.subscriptions} if spec else begun.keys()
-    if new := subscribed - begun.keys():
-        new &= situation.recorded_queues.keys() | {
-            decision.queue.topic for decision in draft.with_acts(Act.GRANT, Act.FORCE)
-        }
-    return {topic: begun.get(topic, at) for topic in sorted(new | (subscribed & begun.keys()))}
+    granted = {decision.queue.topic for decision in draft.with_acts(Act.GRANT, Act.FORCE)}
+    consumed = granted.union(begun, situation.recorded_queues)
+    return {topic: begun.get(topic, at) for topic in sorted(subscribed & consumed)}
 
 
 def count_voluntary_moves(draft: Draft) -> int:
@@ -166,16 +168,14 @@ def compute_desired_owners(situation: Situation) -> DesiredOwners:
         roster = Roster.of(situation.queues, situation.counted_members, _preferred_owners(situation))
         if situation.snapshot.unmanaged_consumers:
             ids = {name: situation.pods[name].client_id or name for name in situation.counted_members}
-            return DesiredOwners(
-                "Averagely", roster, share_with_unmanaged(roster, situation.snapshot.unmanaged_consumers, ids)
-            )
+            owners = share_with_unmanaged(roster, situation.snapshot.unmanaged_consumers, ids)
+            return DesiredOwners("Averagely", roster, owners)
         if situation.snapshot.policy is None:
             return DesiredOwners(situation.document.strategy, roster, _keep_present_owners(situation, roster))
         if situation.in_transition and chosen in CHURNING_STRATEGIES and situation.owners:
             # During a rollout move only queues that must move: each moves once now, and once more at the end.
-            return DesiredOwners(
-                situation.document.strategy, roster, _keep_present_owners(situation, roster, assign_unowned=True)
-            )
+            owners = _keep_present_owners(situation, roster, assign_unowned=True)
+            return DesiredOwners(situation.document.strategy, roster, owners)
         return DesiredOwners(chosen, roster, compute_owners(situation.policy, roster, measurements_of(situation)))
     except ValueError as error:
         problem = Finding(Reason.STRATEGY_FAILED, f"{error}{CONSEQUENCE}")
@@ -227,39 +227,45 @@ def _preferred_owners(situation: Situation) -> dict[Queue, str]:
 
 def _undecided_queues(situation: Situation, desired: DesiredOwners) -> dict[Queue, Holder | None]:
     """Return the queues that need a decision, and their desired owners; array operations skip the many that stay."""
-    recorded = (situation.owners, situation.document.releasing)
+    releasing = situation.document.releasing
     if desired.roster is None:
-        group_queues = frozenset(situation.queues)
-        return {queue: None for queues in recorded for queue in queues if queue not in group_queues}
-    queues, present_owners = desired.roster.queues, present(desired.roster)
+        return _unsubscribed_queues(situation)
+    queues = desired.roster.queues
+    present_owners = present(desired.roster)
     members: list[Holder | None] = [situation.pods[name].holder for name in desired.roster.members]
     members.append(None)  # at index -1: no owner
-    differing = np.flatnonzero((desired.owners != present_owners) | (present_owners == NO_OWNER)).tolist()
-    undecided = {queues[index]: members[desired.owners[index]] for index in differing}
-    if pending := [*situation.document.releasing, *_queues_of_restarted(situation)]:
-        indexes = {queue: index for index, queue in enumerate(queues)}
-        undecided |= {queue: members[desired.owners[indexes[queue]]] for queue in pending if queue in indexes}
-    return {
-        queue: to for queue, to in undecided.items() if to or any(queue in mapping for mapping in recorded)
-    } | _unsubscribed_queues(situation, present_owners)
+    undecided: dict[Queue, Holder | None] = {}
+    for index in np.flatnonzero((desired.owners != present_owners) | (present_owners == NO_OWNER)).tolist():
+        queue = queues[index]
+        next_owner = members[desired.owners[index]]
+        if next_owner or queue in situation.owners or queue in releasing:
+            undecided[queue] = next_owner
+    pending = [*releasing, *_queues_of_restarted(situation)]
+    indexes = {queue: index for index, queue in enumerate(queues)} if pending else {}
+    for queue in pending:
+        if queue in indexes:
+            undecided[queue] = members[desired.owners[indexes[queue]]]
+    if releasing or len(situation.owners) != np.count_nonzero(present_owners != NO_OWNER):
+        undecided |= _unsubscribed_queues(situation)
+    return undecided
 
 
 def _queues_of_restarted(situation: Situation) -> list[Queue]:
     """Return the queues of counted members that restarted, unless the present process already inherited them."""
     document = situation.document
-    names = [name for name in situation.counted_members if incarnations.has_restarted(document, situation.pods[name])]
-    lost = [name for name in names if not incarnations.has_inherited(document, situation.pods[name])]
-    return [queue for name in lost for queue in document.members[name].queues]
+    queues: list[Queue] = []
+    for name in situation.counted_members:
+        pod = situation.pods[name]
+        if incarnations.has_restarted(document, pod) and not incarnations.has_inherited(document, pod):
+            queues += document.members[name].queues
+    return queues
 
 
-def _unsubscribed_queues(situation: Situation, present_owners: Owners) -> dict[Queue, None]:
+def _unsubscribed_queues(situation: Situation) -> dict[Queue, Holder | None]:
     """Return the queues on record that the group no longer consumes."""
-    if not situation.document.releasing and len(situation.owners) == np.count_nonzero(present_owners != NO_OWNER):
-        return {}
-    active = set(situation.queues)
-    return dict.fromkeys(
-        queue for queues in (situation.owners, situation.document.releasing) for queue in queues if queue not in active
-    )
+    group_queues = frozenset(situation.queues)
+    recorded = [*situation.owners, *situation.document.releasing]
+    return dict.fromkeys(queue for queue in recorded if queue not in group_queues)
 
 
 def _classify_queue(situation: Situation, queue: Queue, next_owner: Holder | None) -> Decision:
@@ -272,21 +278,13 @@ def _classify_queue(situation: Situation, queue: Queue, next_owner: Holder | Non
         revocation = Revocation(release.since, record.seconds_since(release.at, situation.now))
         evidence = situation.evidence_of(release.holder, release.incarnation)
         proven = find_proof(queue, release.holder, revocation, evidence, situation.policy.handover)
-        return Decision(
-            queue,
-            OwnershipState.RELEASING,
-            proven,
-            _desired_change(release.holder, next_owner),
-            release.holder,
-            next_owner,
-        )
+        change = _desired_change(release.holder, next_owner)
+        return Decision(queue, OwnershipState.RELEASING, proven, change, release.holder, next_owner)
     if owner:
         proven = find_proof(queue, owner, None, situation.evidence_of_owner(owner), situation.policy.handover)
         change = _desired_change(owner, next_owner)
-        is_chosen = change is DesiredChange.MOVE or (
-            change is DesiredChange.LEAVE and queue in situation.releasable_queues
-        )
-        voluntary = proven is Proof.NONE and is_chosen
+        may_leave = change is DesiredChange.LEAVE and queue in situation.releasable_queues
+        voluntary = proven is Proof.NONE and (change is DesiredChange.MOVE or may_leave)
         return Decision(queue, OwnershipState.OWNED, proven, change, owner, next_owner, voluntary)
     return Decision(queue, OwnershipState.FREE, situation.unowned_proof_of(queue), DesiredChange.MOVE, None, next_owner)
 
@@ -298,14 +296,13 @@ def _desired_change(holder: Holder, next_owner: Holder | None) -> DesiredChange:
 
 
 def _gate_facts(situation: Situation, decisions: Sequence[Decision], moves: int) -> gates.GateFacts:
-    releasing = [
-        situation.document.releasing[decision.queue]
-        for decision in decisions
-        if decision.state is OwnershipState.RELEASING
-        and decision.proof is Proof.NONE
-        and decision.desired_change is not DesiredChange.STAY
-    ]
-    youngest = min((record.seconds_since(release.at, situation.now) for release in releasing), default=0.0)
+    release_ages = []  # of the queues that a member still drains for another
+    for decision in decisions:
+        is_unproven = decision.state is OwnershipState.RELEASING and decision.proof is Proof.NONE
+        if is_unproven and decision.desired_change is not DesiredChange.STAY:
+            release = situation.document.releasing[decision.queue]
+            release_ages.append(record.seconds_since(release.at, situation.now))
+    youngest = min(release_ages, default=0.0)
     age = record.seconds_since(situation.document.issued_at, situation.now)
     moves_left, seconds_until_more = _budget_left(situation)
     return gates.GateFacts(
@@ -317,7 +314,7 @@ def _gate_facts(situation: Situation, decisions: Sequence[Decision], moves: int)
         seconds_since_write=age if age >= 0 else float("inf"),  # written by a clock ahead of ours
         members_in_transition=tuple(situation.in_transition),
         patience_seconds=min(situation.in_transition.values(), default=0.0),
-        queues_releasing=len(releasing),
+        queues_releasing=len(release_ages),
         release_seconds_left=situation.policy.handover.drain_timeout + RELEASE_MARGIN_SECONDS - max(youngest, 0.0),
         moves_left=moves_left,
         budget_refill_seconds=seconds_until_more,
@@ -339,8 +336,11 @@ def _budget_left(situation: Situation) -> tuple[int | None, float | None]:
 def _moves_in_window(situation: Situation) -> list[tuple[str, int]]:
     """Return the moves on record that count in the budget; a future time, from a wrong clock, counts as now."""
     per = situation.policy.budget.per if situation.policy.budget else 0.0
-    counting = [(at, count) for at, count in situation.document.spent if record.seconds_since(at, situation.now) < per]
-    return [(min(at, format_time(situation.now)), count) for at, count in counting]
+    moves = []
+    for at, count in situation.document.spent:
+        if record.seconds_since(at, situation.now) < per:
+            moves.append((min(at, format_time(situation.now)), count))
+    return moves
 
 
 def _updated_spent(situation: Situation, draft: Draft) -> tuple[tuple[str, int], ...]:
@@ -355,9 +355,11 @@ def _sort_by_owner_load(situation: Situation, voluntary: Sequence[Decision]) -> 
     if not voluntary:
         return []
     counts = Counter(holder.name for holder in situation.owners.values())
-    return sorted(
-        voluntary, key=lambda decision: (counts[decision.next_owner.name] if decision.next_owner else 0, decision.queue)
-    )
+
+    def load_then_queue(decision: Decision) -> tuple[int, Queue]:
+        return counts[decision.next_owner.name] if decision.next_owner else 0, decision.queue
+
+    return sorted(voluntary, key=load_then_queue)
 
 
 def _without_incarnations(releasing: Mapping[Queue, Release]) -> dict[Queue, Release]:
@@ -371,7 +373,7 @@ def _shares(situation: Situation, entries: Mapping[str, str], owned: Mapping[Que
     for queue, holder in owned.items():
         queues.setdefault(holder.name, []).append(queue)
         uids[holder.name] = holder.uid
-    return {
-        name: Share(uids[name], tuple(sorted(share)), situation.incarnation_of(name, uids[name]))
-        for name, share in queues.items()
-    }
+    shares = {}
+    for name, share in queues.items():
+        shares[name] = Share(uids[name], tuple(sorted(share)), situation.incarnation_of(name, uids[name]))
+    return shares
