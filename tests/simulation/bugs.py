@@ -11,7 +11,7 @@ from rota import handover, planner
 from rota.handover import Act, DesiredChange, HolderEvidence, OwnershipState, Proof
 from rota.planner import moves, record
 from rota.planner import situation as situations
-from rota.planner.members import standings
+from rota.planner.members import member_states
 from rota.planner.snapshot import DecodedReport
 from rota.reports import Report
 from rota.sidecar.member import member, queue_lifecycle
@@ -64,7 +64,7 @@ def absence_is_an_end(patch: pytest.MonkeyPatch) -> None:
         return right(it, holder, incarnation) if pod and pod.uid == holder.uid else HolderEvidence(ended=True)
 
     patch.setattr(situations.Situation, "evidence_of", wrong)
-    patch.setattr(standings, "awaits_namesake", lambda *_: False)
+    patch.setattr(member_states, "awaits_namesake", lambda *_: False)
 
 
 def a_crash_is_an_end(patch: pytest.MonkeyPatch) -> None:

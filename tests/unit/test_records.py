@@ -16,7 +16,7 @@ from rota.handover import OwnershipState, Proof
 from rota.lag import LagState
 from rota.model import Queue
 from rota.planner import plan
-from rota.planner.members.standings import MemberState
+from rota.planner.members.member_states import MemberState
 from rota.planner.status.causes import MOVING_ACTS
 from rota.records import KINDS, Record, decode_record, journal_record
 

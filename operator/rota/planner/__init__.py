@@ -13,7 +13,7 @@ from rota.model import Finding, Holder, Queue, Reason
 from rota.planner import pokes, record
 from rota.planner.explain import Explanation, explain_queues
 from rota.planner.members import incarnations
-from rota.planner.members.standings import MemberState, classify_members, owns_queues
+from rota.planner.members.member_states import MemberState, classify_members, owns_queues
 from rota.planner.moves import Draft, decide, next_document, unmanaged_queues
 from rota.planner.situation import SHRINK_PATIENCE_SECONDS, WITHOUT_POLICY, Situation
 from rota.planner.snapshot import DecodedReport, Event, Plan, PodSnapshot, QueueView, Snapshot

@@ -9,7 +9,7 @@ from rota.handover import HolderEvidence, Proof
 from rota.model import RETRY_TOPIC_PREFIX, Holder, Queue
 from rota.planner import record
 from rota.planner.members import incarnations
-from rota.planner.members.standings import MemberState, members_in_transition
+from rota.planner.members.member_states import MemberState, members_in_transition
 from rota.planner.snapshot import PodSnapshot, Snapshot
 from rota.spec import Handover, PolicySpec, Seconds
 

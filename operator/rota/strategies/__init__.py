@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from rota.model import PresentOwners, Queue, Roster
-from rota.strategies import given
+from rota.strategies import input_checks
 from rota.strategies.arrays import Owners
 from rota.strategies.averagely import averagely, averagely_by_circle, why_averagely, why_averagely_by_circle
 from rota.strategies.balanced import balanced, why_balanced
@@ -20,8 +20,8 @@ from rota.strategies.by_machine_room import by_machine_room, why_by_machine_room
 from rota.strategies.consistent_hash import consistent_hash, why_consistent_hash
 from rota.strategies.custom import Strategy, custom, why_custom
 from rota.strategies.machine_room_nearby import machine_room_nearby, nearby_sort_key, why_machine_room_nearby
+from rota.strategies.phrases import NO_PREVIOUS_OWNER, describe_change
 from rota.strategies.sticky import sticky, why_sticky
-from rota.strategies.words import NO_PREVIOUS_OWNER, describe_change
 
 
 def nearby(
@@ -85,7 +85,7 @@ def named(name: object) -> str:
 def prepared(name: str, options: Mapping[str, Any] | None = None) -> Strategy:
     """Return the strategy with its options, as a function of the roster alone; raise ValueError for wrong options."""
     strategy = STRATEGIES[named(name)]
-    chosen = dict(given.check_mapping("The options", options))
+    chosen = dict(input_checks.check_mapping("The options", options))
     if strategy is nearby:  # check the inner strategy's options here, before a roster exists
         inner = chosen.pop("inner", "Averagely")
         chosen["inner"] = inner if callable(inner) else prepared(inner, chosen.pop("innerOptions", None))
@@ -114,11 +114,11 @@ def allocate(
     [Queue(topic='orders', broker='broker-a', id=2)]
     """
     roster = Roster.of(
-        given.check_queues("The list of queues", () if queues is None else queues),
-        given.check_names("The list of members", () if members is None else members),
-        given.check_texts("The mapping of present owners", current),
+        input_checks.check_queues("The list of queues", () if queues is None else queues),
+        input_checks.check_names("The list of members", () if members is None else members),
+        input_checks.check_texts("The mapping of present owners", current),
     )
-    chosen = dict(given.check_mapping("The options", options))
+    chosen = dict(input_checks.check_mapping("The options", options))
     if named(strategy) == "ByConfig" and "queues" in chosen:
         return _one_list_for_all(roster, chosen)
     shares = roster.assignment(prepared(strategy, chosen)(roster).tolist())
@@ -202,5 +202,5 @@ def _one_list_for_all(roster: Roster, options: Mapping[str, Any]) -> dict[str, l
     """Return one list for all members, as the reference's CONFIG does; that is no assignment, so it has no owners."""
     if set(options) != {"queues"}:
         raise ValueError("Strategy ByConfig takes either the option queues (one list for all) or members, not both")
-    listed = given.check_queues("Option queues", options["queues"])
+    listed = input_checks.check_queues("Option queues", options["queues"])
     return {member: list(listed) for member in roster.members}

@@ -26,10 +26,10 @@ import numpy as np
 
 from rota.model import NO_OWNER, RETRY_TOPIC_PREFIX, Queue, Roster
 from rota.sentences import pluralize
-from rota.strategies import given
+from rota.strategies import input_checks
 from rota.strategies.arrays import Owners, whole
+from rota.strategies.phrases import NO_PREVIOUS_OWNER
 from rota.strategies.scales import Scales, Step
-from rota.strategies.words import NO_PREVIOUS_OWNER
 
 MAX_WEIGHT_RATIO = 1000.0  # no queue counts for more than this many ordinary ones
 # In any unit: beyond these, sums of squares exceed the range of floats.
@@ -102,11 +102,11 @@ def _build_scales(
     queue_rooms: Mapping[str, str] | None,
     member_rooms: Mapping[str, str] | None,
 ) -> Scales:
-    broker_rooms = given.check_texts("Option queueRooms", queue_rooms)
-    own_rooms = given.check_texts("Option memberRooms", member_rooms)
+    broker_rooms = input_checks.check_texts("Option queueRooms", queue_rooms)
+    own_rooms = input_checks.check_texts("Option memberRooms", member_rooms)
     return Scales(
-        _scaled_weights(roster, given.check_weights("Option queueWeights", queue_weights)),
-        _trusted_capacities(roster, given.check_weights("Option memberWeights", member_weights)),
+        _scaled_weights(roster, input_checks.check_weights("Option queueWeights", queue_weights)),
+        _trusted_capacities(roster, input_checks.check_weights("Option memberWeights", member_weights)),
         [broker_rooms.get(queue.broker) for queue in roster.queues],
         [own_rooms.get(member) for member in roster.members],
     )

@@ -7,7 +7,7 @@ such a list.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rota.model import NO_OWNER, Queue, Roster
-from rota.strategies import given
+from rota.strategies import input_checks
 from rota.strategies.arrays import Owners, nobody
 
 
@@ -22,8 +22,8 @@ def by_config(roster: Roster, *, members: Mapping[str, Iterable[tuple[str, str, 
     claimed: dict[Queue, str] = {}
     if members is None:
         raise ValueError("Option members must be a mapping of members to their queues, not None")
-    for member, listed in given.check_mapping("Option members", members).items():
-        for queue in given.check_queues(f"Option members, for {member},", listed):
+    for member, listed in input_checks.check_mapping("Option members", members).items():
+        for queue in input_checks.check_queues(f"Option members, for {member},", listed):
             if claimed.setdefault(queue, member) != member:
                 raise ValueError(f"Queue {queue} is configured for {claimed[queue]} and for {member}; name it once")
             if queue in queue_indexes and member in member_indexes:

@@ -7,7 +7,7 @@ from itertools import chain
 import numpy as np
 
 from rota.model import NO_OWNER, Queue, Roster, Run, java_sort_key
-from rota.strategies import given
+from rota.strategies import input_checks
 from rota.strategies.arrays import Owners, nobody, of_runs, present
 from rota.strategies.averagely import averagely
 from rota.strategies.custom import owners_array
@@ -24,8 +24,8 @@ def machine_room_nearby(
 
     Each such room is assigned separately, so the members with the lowest names get one queue more of each.
     """
-    by_room = _runs_by_room(roster, given.check_texts("Option queueRooms", queueRooms))
-    members_by_room = _members_by_room(roster, given.check_texts("Option memberRooms", memberRooms))
+    by_room = _runs_by_room(roster, input_checks.check_texts("Option queueRooms", queueRooms))
+    members_by_room = _members_by_room(roster, input_checks.check_texts("Option memberRooms", memberRooms))
     all_members = list(range(len(roster.members)))
     owners = nobody(len(roster.queues))
     for room, runs in by_room.items():

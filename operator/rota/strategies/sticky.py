@@ -20,7 +20,7 @@ import numpy as np
 from rota.model import NO_OWNER, RETRY_TOPIC_PREFIX, Roster
 from rota.sentences import pluralize
 from rota.strategies.arrays import Indices, Owners, of_runs, present, ranks
-from rota.strategies.words import NO_PREVIOUS_OWNER
+from rota.strategies.phrases import NO_PREVIOUS_OWNER
 
 
 def sticky(roster: Roster) -> Owners:

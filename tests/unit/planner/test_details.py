@@ -23,7 +23,7 @@ from rota.planner import (
     record,
     share_with_unmanaged,
 )
-from rota.planner.members.standings import MemberState, classify_members, members_in_transition
+from rota.planner.members.member_states import MemberState, classify_members, members_in_transition
 from rota.planner.target import resolve_options
 from rota.spec import Handover, PolicySpec
 from rota.timestamps import format_time

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Collection, Sequence
 
 from rota.brokers.errors import BrokerError, NotFoundError, RejectedError, UnreachableError
-from rota.brokers.rocketmq.remembered import Addresses, check_addresses
+from rota.brokers.rocketmq.metadata_cache import Addresses, check_addresses
 from rota.brokers.rocketmq.transport.connection_pool import ConnectionPool
 from rota.brokers.rocketmq.transport.responses import decode_body, error_of, gather_results, require_success
 from rota.brokers.rocketmq.wire import payloads, requests

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from math import inf
 
 from rota.brokers.errors import BrokerError, MalformedResponseError, NotFoundError, RejectedError, UnreachableError
-from rota.brokers.rocketmq.name_servers import NameServers
-from rota.brokers.rocketmq.remembered import (
+from rota.brokers.rocketmq.metadata_cache import (
     Addresses,
     BrokerCache,
     Route,
@@ -18,6 +17,7 @@ from rota.brokers.rocketmq.remembered import (
     check_addresses,
     check_broker_name,
 )
+from rota.brokers.rocketmq.name_servers import NameServers
 from rota.brokers.rocketmq.transport.address_policy import AddressPolicy
 from rota.brokers.rocketmq.transport.connection import NotSentError, RequestHandler
 from rota.brokers.rocketmq.transport.connection_pool import CALL_SECONDS, ConnectedCallback, ConnectionPool

@@ -10,7 +10,7 @@ from typing import Any
 from rota.handover import Act
 from rota.kube.client.objects import ObjectKey
 from rota.logs import group_fields
-from rota.planner.members.standings import MemberState
+from rota.planner.members.member_states import MemberState
 from rota.ranges import RangedQueues
 
 WARNING_STATES = frozenset({MemberState.LOST, MemberState.CUT_OFF})  # member states that an operator should look into

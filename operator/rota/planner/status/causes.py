@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from rota.handover import Act, OwnershipState
 from rota.model import Finding, Holder, Queue, Reason, reason_named
 from rota.planner.members import incarnations
-from rota.planner.members.standings import MemberState
+from rota.planner.members.member_states import MemberState
 from rota.planner.moves import Draft
 from rota.planner.situation import Situation
 from rota.planner.status import conditions

@@ -4,7 +4,7 @@ from collections.abc import Container, Sequence
 
 from rota.model import Finding, Reason, reason_named
 from rota.planner import record
-from rota.planner.members.standings import MemberState
+from rota.planner.members.member_states import MemberState
 from rota.planner.moves import Draft
 from rota.planner.pokes import has_other_settings
 from rota.planner.situation import Situation

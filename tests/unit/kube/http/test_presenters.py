@@ -24,7 +24,7 @@ from rota.kube.telemetry.rebalances import RebalanceTracker
 from rota.lag import LagState
 from rota.model import Queue
 from rota.planner import Plan
-from rota.planner.members.standings import MemberState
+from rota.planner.members.member_states import MemberState
 from rota.ranges import to_ranges
 from rota.reports import Report
 from rota.spec import Subscription as CoreSubscription

@@ -10,7 +10,7 @@ from rota.brokers.errors import BrokerError, MalformedResponseError
 from rota.brokers.port import Membership
 from rota.brokers.rocketmq.admin import MAX_ONLINE_CONSUMERS, AdminClient
 from rota.brokers.rocketmq.heartbeat import HeartbeatSender
-from rota.brokers.rocketmq.remembered import (
+from rota.brokers.rocketmq.metadata_cache import (
     MAX_ADDRESS_CHARACTERS,
     MAX_BROKER_REPLICAS,
     MAX_NAME_CHARACTERS,
