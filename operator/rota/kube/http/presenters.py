@@ -157,7 +157,7 @@ def _settings(settings: ConsumerSettings | None) -> dict[str, Any]:
 
 def _unmanaged_consumers(facts: GroupFacts, consumers: Mapping[str, OnlineConsumer]) -> list[schema.MemberInfo]:
     members = []
-    for name in dict.fromkeys(facts.broker.unmanaged_ids or ()):  # once each: a verdict reports duplicate ids
+    for name in dict.fromkeys(facts.broker.unmanaged_ids or ()):  # once each: a condition reports duplicate ids
         client = consumers.get(name) or OnlineConsumer(name, "")
         member = schema.MemberInfo(name, name, "Foreign", "Foreign", client.address, client.version, client.language)
         members.append(msgspec.structs.replace(member, **_settings(facts.broker.unmanaged_settings.get(name))))

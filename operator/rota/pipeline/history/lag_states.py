@@ -43,7 +43,7 @@ SAMPLES_SCHEMA = StructType(
         StructField("delay", DoubleType()),  # null: the delay of some queue is unknown
         StructField("back", LongType()),  # messages by which committed offsets went back
         StructField("retries", LongType()),  # messages that arrived in the retry topic
-        *(StructField(str(verdict), LongType()) for verdict in LagState),  # queues
+        *(StructField(str(lag_state), LongType()) for lag_state in LagState),  # queues
     ]
 )
 
@@ -148,11 +148,11 @@ def _judge_stretches(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     to_judge = ((records.at >= records.stretch_start) & ~broadcasting[records.stretch])[records.record_of_sample]
     steady = to_judge & _surely_keeps_up(records, samples, lags)
     undecided = np.flatnonzero(to_judge & ~steady)
-    verdicts = np.where(steady, lag_columns.LAG_STATES.index(LagState.KEEPING_UP), 0).astype(np.int8)
+    lag_states = np.where(steady, lag_columns.LAG_STATES.index(LagState.KEEPING_UP), 0).astype(np.int8)
     delays = np.where(steady, 0.0, np.nan)
-    verdicts[undecided] = lag_columns.compute_lag_states(samples, lags, undecided, SAMPLE_WINDOW)
+    lag_states[undecided] = lag_columns.compute_lag_states(samples, lags, undecided, SAMPLE_WINDOW)
     delays[undecided] = lag_columns.compute_delays(samples, lags, undecided, _HOUR_SECONDS)
-    yield from _aggregate(table, records, samples, lags, (delays, verdicts))
+    yield from _aggregate(table, records, samples, lags, (delays, lag_states))
 
 
 def _surely_keeps_up(
@@ -282,7 +282,7 @@ def _aggregate(
     results: tuple[NDArray[np.float64], NDArray[np.int8]],
 ) -> Iterator[pa.RecordBatch]:
     """Aggregate the samples of all queues to one row per record (SAMPLES_SCHEMA)."""
-    count, (delays, verdicts) = table.num_rows, results
+    count, (delays, lag_states) = table.num_rows, results
     retries = np.array([name.startswith(RETRY_TOPIC_PREFIX) for name in records.topics] or [False])[records.topic]
     own = ~retries
     earlier = np.maximum(samples.previous_row, 0)
@@ -313,9 +313,11 @@ def _aggregate(
         "back": pa.array(_sum_by_record(records.record_of_sample, count, back)[rows]),
         "retries": pa.array(_sum_by_record(records.record_of_sample, count, arrived)[rows]),
     }
-    for place, verdict in enumerate(lag_columns.LAG_STATES):
-        if verdict:
-            columns[str(verdict)] = pa.array(_sum_by_record(records.record_of_sample[verdicts == place], count)[rows])
+    for place, lag_state in enumerate(lag_columns.LAG_STATES):
+        if lag_state:
+            columns[str(lag_state)] = pa.array(
+                _sum_by_record(records.record_of_sample[lag_states == place], count)[rows]
+            )
     yield from pa.table(columns).to_batches()
 
 
