@@ -40,7 +40,7 @@ class BrokerLag:
 
     name: str
     lag_by_group: dict[ObjectKey, LagAtBroker] = field(default_factory=dict)
-    histories: dict[tuple[ObjectKey, str], LagHistory] = field(default_factory=dict)  # by group and topic
+    histories: dict[ObjectKey, dict[str, LagHistory]] = field(default_factory=dict)  # of each group, by topic
 
 
 def merge_responses(
@@ -63,19 +63,18 @@ def merge_responses(
         if key not in offsets or not group_topics or not all(topic in ranges for topic in group_topics):
             samples[key] = None
             continue
+        is_broadcasting = key in broadcasting_keys
         by_topic = samples[key] = {}
         for topic in group_topics:
             committed = offsets[key].get(topic, {})
-            known_queues = committed if key in broadcasting_keys else ranges[topic]
-            by_topic[topic] = {
-                number: QueueSample(*end, committed.get(number), number in known_queues)
-                for number, end in ranges[topic].items()
-            }
-            if key not in broadcasting_keys:
+            by_topic[topic] = {}
+            for number, (first, last) in ranges[topic].items():
+                offset = committed.get(number)
+                is_known = not is_broadcasting or offset is not None
+                by_topic[topic][number] = QueueSample(first, last, offset, is_known)
                 # An offset that is 0 or missing may mean that the group never consumed the queue.
-                unresolved += [
-                    (key, Queue(topic, broker, number)) for number, row in by_topic[topic].items() if not row.committed
-                ]
+                if not offset and not is_broadcasting:
+                    unresolved.append((key, Queue(topic, broker, number)))
     return samples, unresolved
 
 
@@ -96,39 +95,52 @@ def judge_samples(
 ) -> dict[ObjectKey, LagAtBroker]:
     """Add samples to the histories, and judge them; runs in a thread, as it takes a while."""
     lags: dict[ObjectKey, LagAtBroker] = {}
-    histories: dict[tuple[ObjectKey, str], LagHistory] = {}
+    histories: dict[ObjectKey, dict[str, LagHistory]] = {}
     for key, interest in interests.items():
-        previous, earlier = broker.lag_by_group.get(key), broker.histories
-        group_samples, (now, time_of_day) = samples[key], requested_at[key]
+        previous = broker.lag_by_group.get(key)
+        earlier = broker.histories.get(key, {})
         if previous is not None and not previous.matches(interest):
             previous, earlier = None, {}
+        now, time_of_day = requested_at[key]
+        group_samples = samples[key]
         if group_samples is None:
             lags[key] = unknown_lag(previous, interest, now)
-            histories |= {id_: history for id_, history in earlier.items() if id_[0] == key}
+            histories[key] = earlier
             continue
-        judged: dict[Queue, QueueLag] = {}
-        flows: dict[Queue, float | None] = {}
+        histories[key] = {topic: earlier.get(topic, LagHistory()) for topic in group_samples}
         for topic, queues in group_samples.items():
-            history = histories[key, topic] = earlier.get((key, topic), LagHistory())
             working = frozenset(number for number in queues if (topic, broker.name, number) in consumed[key])
-            history.add_sample(now, queues, working)
-            begins = START_EARLIEST if topic == RETRY_TOPIC_PREFIX + interest.consumer_group else interest.start_from
-            judged |= {
-                Queue(topic, broker.name, number): state for number, state in history.judge_queues(begins).items()
-            }
-            if interest.needs_weights:
-                flows |= {Queue(topic, broker.name, number): rate for number, rate in history.incoming_rates().items()}
-        if interest.broadcasting:  # members' offsets are older than the ends, so delay and trend cannot be derived
-            unknown = {"delay": None, "lag_state": None, "consumed_rate": None}
-            judged = {queue: lag._replace(**unknown) for queue, lag in judged.items()}
-        if previous and judged.keys() == previous.queue_lags.keys():  # keep equal objects, to spare garbage collection
-            judged = {queue: it if it == judged[queue] else judged[queue] for queue, it in previous.queue_lags.items()}
-        known_now = bool(judged) and all(state.lag is not None for state in judged.values())
-        lags[key] = LagAtBroker(
-            interest.consumer_group, interest.broadcasting, judged, None, time_of_day, now, flows, known_now
-        )
+            histories[key][topic].add_sample(now, queues, working)
+        lag = _judge_group(broker.name, interest, histories[key], previous)
+        lags[key] = replace(lag, sampled_at=time_of_day, requested_at=now)
     broker.histories = histories
     return lags
+
+
+def _judge_group(
+    broker: str, interest: TopicInterest, histories: Mapping[str, LagHistory], previous: LagAtBroker | None
+) -> LagAtBroker:
+    """Return a group's lag by the histories of its topics."""
+    queue_lags: dict[Queue, QueueLag] = {}
+    incoming_rates: dict[Queue, float | None] = {}
+    for topic, history in histories.items():
+        is_retry_topic = topic == RETRY_TOPIC_PREFIX + interest.consumer_group
+        for number, lag in history.judge_queues(START_EARLIEST if is_retry_topic else interest.start_from).items():
+            queue_lags[Queue(topic, broker, number)] = _without_trend(lag) if interest.broadcasting else lag
+        for number, rate in (history.incoming_rates() if interest.needs_weights else {}).items():
+            incoming_rates[Queue(topic, broker, number)] = rate
+    if previous and queue_lags.keys() == previous.queue_lags.keys():
+        equal = {queue: lag for queue, lag in previous.queue_lags.items() if lag == queue_lags[queue]}
+        queue_lags |= equal  # keep the earlier objects, to spare garbage collection
+    is_known = bool(queue_lags) and all(lag.lag is not None for lag in queue_lags.values())
+    return LagAtBroker(
+        interest.consumer_group, interest.broadcasting, queue_lags, incoming_rates=incoming_rates, is_known=is_known
+    )
+
+
+def _without_trend(lag: QueueLag) -> QueueLag:
+    """Remove what cannot be derived in a Broadcasting group, as its members' offsets are older than the ends."""
+    return lag._replace(delay=None, lag_state=None, consumed_rate=None)
 
 
 def sample_of(samples: GroupSamples, group_queue: tuple[ObjectKey, Queue]) -> QueueSample:

@@ -28,7 +28,7 @@ from rota.kube.brokers.lag.lag_merge import (
     sample_of,
     unknown_lag,
 )
-from rota.kube.brokers.lag.polled_broker import GroupQueue, PolledBroker, brokers_to_keep, send_all
+from rota.kube.brokers.lag.polled_broker import GroupQueue, PolledBroker, ResolvedOffset, brokers_to_keep, send_all
 from rota.kube.brokers.route_watcher import RouteWatcher, TopicInterest, topics_of
 from rota.kube.client.objects import ObjectKey
 from rota.model import Queue
@@ -284,28 +284,25 @@ class LagPoller:
         """Ask one by one for queues that the group may never have consumed by the statistics; empty ones last."""
         names: dict[tuple[ObjectKey, Queue], GroupQueue] = {}
         empty: dict[GroupQueue, bool] = {}
+        since: dict[GroupQueue, float | None] = {}
+        asked_groups = {key for key, _ in group_queues}
+        starts = {key: self._topic_starts(key) for key in asked_groups if groups[key].start_from.position == "Latest"}
         for key, queue in group_queues:
             name = names[key, queue] = (groups[key].consumer_group, queue)
             sample = sample_of(samples, (key, queue))
             empty[name] = sample.min_offset == sample.max_offset
-        # A response from when the queue was empty does not hold once it is not: the group may have started since.
-        reusable = {
-            name: resolved
-            for name, resolved in broker.resolved.items()
-            if broker.polls - resolved[0] < REUSE_POLLS and resolved[1] == empty.get(name, resolved[1])
-        }
-        to_ask = sorted((name for name in empty if name not in reusable), key=empty.__getitem__)
-        latest = {key for key, _ in names if groups[key].start_from.position == "Latest"}
-        starts = {key: self._topic_starts(key) for key in latest}
-        since = {name: starts.get(key, {}).get(queue.topic) for (key, queue), name in names.items()}
-        answers = await send_all(
-            broker, {name: partial(self._read_position, *name, since[name]) for name in to_ask[:MAX_QUEUES_ASKED]}
-        )
-        valid = {name: offset for name, offset in answers.items() if offset is None or 0 <= offset <= MAX_OFFSET}
-        broker.resolved = reusable | {name: (broker.polls, empty[name], offset) for name, offset in valid.items()}
+            since[name] = starts.get(key, {}).get(queue.topic)
+        earlier = broker.resolved.items()
+        resolved = {name: answer for name, answer in earlier if _is_reusable(broker, answer, empty.get(name))}
+        to_ask = sorted((name for name in empty if name not in resolved), key=empty.__getitem__)
+        requests = {name: partial(self._read_position, *name, since[name]) for name in to_ask[:MAX_QUEUES_ASKED]}
+        for name, offset in (await send_all(broker, requests)).items():
+            if offset is None or 0 <= offset <= MAX_OFFSET:
+                resolved[name] = (broker.polls, empty[name], offset)
+        broker.resolved = resolved
         for (key, queue), name in names.items():
-            *_, committed = broker.resolved.get(name, (None,))
-            is_known = name in broker.resolved or empty[name]  # an empty queue has no lag
+            *_, committed = resolved.get(name, (None,))
+            is_known = name in resolved or empty[name]  # an empty queue has no lag
             sample = replace(sample_of(samples, (key, queue)), committed=committed, is_known=is_known)
             (samples[key] or {})[queue.topic][queue.id] = sample
 
@@ -337,3 +334,9 @@ class LagPoller:
         if not all(0 <= range_.min_offset <= range_.max_offset <= MAX_OFFSET for range_ in ranges):
             return None
         return sum(range_.max_offset - range_.min_offset for range_ in ranges)
+
+
+def _is_reusable(broker: PolledBroker, resolved: ResolvedOffset, is_empty: bool | None) -> bool:  # noqa: FBT001
+    """Whether a response is recent, and not from when the queue was empty: the group may have started since."""
+    poll, was_empty, _ = resolved
+    return broker.polls - poll < REUSE_POLLS and is_empty in {None, was_empty}

@@ -499,7 +499,7 @@ async def test_lag_samples_hold_no_queues_that_no_route_names() -> None:
         await it.tells(AT_A, 4)
         known = it.lags._brokers_by_name[A]
         assert {queue for told in known.lag_by_group.values() for queue in told.queue_lags} == {AT_A}
-        assert [history._ids for history in known.histories.values() if history._ids] == [(0,)]
+        assert [history._ids for history in known.histories[KEY].values() if history._ids] == [(0,)]
         assert known.resolved.keys() <= {("orders", AT_A)}
         (offsets,) = (await it.lags._read_offsets(known, {KEY: it.views.interests[KEY]}, {KEY: {"orders": 1}})).values()
         assert offsets == {"orders": {0: 1}}
