@@ -68,6 +68,26 @@ class _SampleColumns(NamedTuple):
     committed: Offsets
     has_consumer: NDArray[np.bool_]
 
+    @staticmethod
+    def of_ends(at: float, max_offsets: Offsets) -> "_SampleColumns":
+        """Return an older sample, of which only the ends were kept."""
+        committed = np.where(max_offsets < 0, OFFSET_UNKNOWN, NOT_COMMITTED)
+        return _SampleColumns(at, max_offsets, max_offsets, committed, np.zeros(len(max_offsets), np.bool_))
+
+    def select(self, rows: NDArray[np.intp]) -> "_SampleColumns":
+        """Return the queues of these rows; the row behind the last one is a queue without this sample."""
+        return _SampleColumns(
+            self.at,
+            _select(self.min_offsets, rows),
+            _select(self.max_offsets, rows),
+            _select(self.committed, rows),
+            np.append(self.has_consumer, False)[rows],
+        )
+
+
+def _select(offsets: Offsets, rows: NDArray[np.intp]) -> Offsets:
+    return np.append(offsets, OFFSET_UNKNOWN)[rows]
+
 
 _Judged = tuple[int | None, float | None, LagState | None]
 
@@ -89,15 +109,14 @@ class LagHistory:
             self._set_queues(ids)
         rows = [samples[number] for number in ids]
         committed = [NOT_COMMITTED if row.committed is None else row.committed for row in rows]
-        self._samples.append(
-            _SampleColumns(
-                at,
-                np.array([row.min_offset for row in rows], np.int64),
-                np.array([row.max_offset for row in rows], np.int64),
-                np.where([row.is_known for row in rows], np.array(committed, np.int64), OFFSET_UNKNOWN),
-                np.array([number in consumed for number in ids], np.bool_),
-            )
+        sample = _SampleColumns(
+            at,
+            np.array([row.min_offset for row in rows], np.int64),
+            np.array([row.max_offset for row in rows], np.int64),
+            np.where([row.is_known for row in rows], np.array(committed, np.int64), OFFSET_UNKNOWN),
+            np.array([number in consumed for number in ids], np.bool_),
         )
+        self._samples.append(sample)
         if len(self._samples) > MAX_SAMPLES:
             self._keep_older(self._samples.pop(0))
 
@@ -109,21 +128,8 @@ class LagHistory:
         """Replace the set of queues: deleted queues are dropped, new ones have no past."""
         row_of = {number: index for index, number in enumerate(self._ids)}
         rows = np.array([row_of.get(number, len(row_of)) for number in ids], np.intp)
-
-        def moved(offsets: Offsets) -> Offsets:
-            return np.append(offsets, OFFSET_UNKNOWN)[rows]
-
-        self._samples = [
-            _SampleColumns(
-                old.at,
-                moved(old.min_offsets),
-                moved(old.max_offsets),
-                moved(old.committed),
-                np.append(old.has_consumer, False)[rows],
-            )
-            for old in self._samples
-        ]
-        self._older_ends = [(at, moved(last)) for at, last in self._older_ends]
+        self._samples = [sample.select(rows) for sample in self._samples]
+        self._older_ends = [(at, _select(ends, rows)) for at, ends in self._older_ends]
         self._ids = tuple(ids)
 
     def judge_queues(self, start_from: StartFrom) -> dict[int, QueueLag]:
@@ -197,27 +203,19 @@ class LagHistory:
         # Converted to lists at once: one number at a time would take several times as long.
         samples_by_queue = np.array([sample[1:] for sample in self._samples])[:, :, indexes].transpose(2, 0, 1).tolist()
         older_ends = np.array([last[indexes] for _, last in self._older_ends]).T.tolist() or [[]] * len(indexes)
-        for rows, offsets in zip(samples_by_queue, older_ends, strict=True):
-            samples = [
-                OffsetSample(at, first, last, None if committed == NOT_COMMITTED else committed, bool(has_consumer))
-                for at, (first, last, committed, has_consumer) in zip(times, rows, strict=True)
-                if committed != OFFSET_UNKNOWN
-            ]
-            yield (
-                (OffsetSample(at, 0, last, None) for at, last in zip(older_times, offsets, strict=True) if last >= 0),
-                samples,
-            )
+        for rows, ends in zip(samples_by_queue, older_ends, strict=True):
+            older = (OffsetSample(at, 0, end, None) for at, end in zip(older_times, ends, strict=True) if end >= 0)
+            samples: list[OffsetSample] = []
+            for at, (first, last, committed, has_consumer) in zip(times, rows, strict=True):
+                if committed != OFFSET_UNKNOWN:
+                    offset = None if committed == NOT_COMMITTED else committed
+                    samples.append(OffsetSample(at, first, last, offset, bool(has_consumer)))
+            yield older, samples
 
     def _judge_vectorized(self, indexes: NDArray[np.intp], start_from: StartFrom) -> Iterator[_Judged]:
         """Yield the same for many queues, faster."""
         count = len(indexes)
-        older = [
-            _SampleColumns(
-                at, last, last, np.where(last < 0, OFFSET_UNKNOWN, NOT_COMMITTED), np.zeros(len(last), np.bool_)
-            )
-            for at, last in self._older_ends
-        ]
-        rows = [*older, *self._samples]
+        rows = [*(_SampleColumns.of_ends(at, ends) for at, ends in self._older_ends), *self._samples]
         previous = np.maximum(np.arange(-count, (len(rows) - 1) * count), -1)
         columns = OffsetColumns(
             np.repeat([sample.at for sample in rows], count),
