@@ -76,8 +76,10 @@ def compute_lag_states(
     """Return the lag state at the judged rows, each from its own and earlier samples; `lags`: from `compute_lags`."""
     count = np.zeros(len(judged_rows), np.int64)
     newest = np.full(len(judged_rows), -1)
-    highest, lowest = np.full(len(judged_rows), -1), np.full(len(judged_rows), _MAX_INT64)
-    newest_lag, oldest_lag = np.full(len(judged_rows), NO_LAG), np.full(len(judged_rows), _MAX_INT64)
+    highest = np.full(len(judged_rows), -1)
+    lowest = np.full(len(judged_rows), _MAX_INT64)
+    newest_lag = np.full(len(judged_rows), NO_LAG)
+    oldest_lag = np.full(len(judged_rows), _MAX_INT64)
     at_end, had_owner, falls = (np.zeros(len(judged_rows), np.bool_) for _ in range(3))
     rows = np.arange(len(judged_rows))
     sample_rows = judged_rows
@@ -87,10 +89,13 @@ def compute_lag_states(
         inside = (age <= window.always_within_seconds) | (
             (age <= window.max_age_seconds) & (samples_taken < window.max_samples)
         )
-        rows, sample_rows = rows[inside], sample_rows[inside]
+        rows = rows[inside]
+        sample_rows = sample_rows[inside]
         has_lag = lags[sample_rows] != NO_LAG
-        queues, lag_rows = rows[has_lag], sample_rows[has_lag]
-        lag, committed = lags[lag_rows], samples.committed_offset[lag_rows]
+        queues = rows[has_lag]
+        lag_rows = sample_rows[has_lag]
+        lag = lags[lag_rows]
+        committed = samples.committed_offset[lag_rows]
         at_end[queues] |= lag == 0
         had_owner[queues] |= samples.has_owner[lag_rows]
         falls[queues] |= lag > oldest_lag[queues]
@@ -102,7 +107,8 @@ def compute_lag_states(
         count[queues] += 1
         samples_taken += 1
         sample_rows = samples.previous_row[sample_rows]
-        rows, sample_rows = rows[sample_rows >= 0], sample_rows[sample_rows >= 0]
+        rows = rows[sample_rows >= 0]
+        sample_rows = sample_rows[sample_rows >= 0]
     still = np.where(had_owner, _STATE_CODES[LagState.STALLED], _STATE_CODES[LagState.STOPPED])
     moving = np.where(
         (newest_lag > oldest_lag) & ~falls, _STATE_CODES[LagState.SLOW], _STATE_CODES[LagState.KEEPING_UP]
@@ -121,12 +127,14 @@ def compute_delays(
 
     Samples older than `max_age_seconds` by then are ignored, so that the length of the history does not matter.
     """
-    lag, committed = lags[judged_rows], samples.committed_offset[judged_rows]
+    lag = lags[judged_rows]
+    committed = samples.committed_offset[judged_rows]
     result = np.where(lag == 0, 0.0, np.nan)
     rows = np.flatnonzero((lag != NO_LAG) & (lag != 0) & (committed >= 0))
     now = samples.sampled_at[judged_rows]
     next_offset = np.maximum(committed, samples.min_offset[judged_rows])
-    later_at, later_last = now.copy(), samples.max_offset[judged_rows].copy()
+    later_at = now.copy()
+    later_last = samples.max_offset[judged_rows].copy()
     sample_rows = samples.previous_row[judged_rows[rows]]
     while len(rows):
         # A queue's history starts at its first sample, or where the end fell: earlier samples are of a deleted topic.
@@ -138,7 +146,8 @@ def compute_delays(
         covered = now[finished] - later_at[finished]
         bounded = (next_offset[finished] < later_last[finished]) & (covered >= MIN_HISTORY_SECONDS)
         result[finished[bounded]] = covered[bounded]
-        rows, sample_rows = rows[~over], sample_rows[~over]
+        rows = rows[~over]
+        sample_rows = sample_rows[~over]
         sampled = samples.committed_offset[sample_rows] != OFFSET_UNKNOWN
         at = samples.sampled_at[sample_rows]
         last = samples.max_offset[sample_rows]
@@ -147,6 +156,8 @@ def compute_delays(
         crossed = sampled & (last <= target) & (target < later)
         part = (target[crossed] - last[crossed] + 1) / (later[crossed] - last[crossed])
         result[rows[crossed]] = now[rows[crossed]] - (at[crossed] + part * (later_at[rows[crossed]] - at[crossed]))
-        later_at[rows[sampled]], later_last[rows[sampled]] = at[sampled], last[sampled]
-        rows, sample_rows = rows[~crossed], samples.previous_row[sample_rows[~crossed]]
+        later_at[rows[sampled]] = at[sampled]
+        later_last[rows[sampled]] = last[sampled]
+        rows = rows[~crossed]
+        sample_rows = samples.previous_row[sample_rows[~crossed]]
     return result

@@ -174,3 +174,14 @@ def decode_report(text: bytes | str) -> Report:
         problem = f"The report names {places:,} pairs of topic and broker"
         raise ReportTooLargeError(f"{problem}; the limit is {MAX_TOPIC_BROKER_PAIRS:,}")
     return report
+
+
+def leads_to_same_plan(previous: Report | None, report: Report) -> bool:
+    """Whether two reports lead to the same plan: they differ at most in queue states, uncommitted offsets, notices."""
+    if previous is None:
+        return False
+    report = msgspec.structs.replace(report, states=previous.states, uncommitted=previous.uncommitted)
+    if previous.consumers_changed != report.consumers_changed:  # a notice alone raises the revision, too
+        unchanged = previous.consumers_changed
+        report = msgspec.structs.replace(report, consumers_changed=unchanged, revision=previous.revision)
+    return report == previous

@@ -72,10 +72,13 @@ def _read_validity(der: bytes) -> Validity:
 
 
 def _element(der: bytes, offset: int) -> _Element:
-    tag, length, start = der[offset], der[offset + 1], offset + 2
+    tag = der[offset]
+    length = der[offset + 1]
+    start = offset + 2
     if length >= _LONG_LENGTH:
         size = length - _LONG_LENGTH
-        length, start = int.from_bytes(der[start : start + size], "big"), start + size
+        length = int.from_bytes(der[start : start + size], "big")
+        start = start + size
     if start + length > len(der):
         raise ValueError("an element ends after the certificate")
     return _Element(tag, start, start + length)

@@ -20,7 +20,8 @@ def filter_noise(previous: Weights, current: Weights, owners: Mapping[Queue, str
     a member's queues partly cancels out: it grows with the root of the sum of their squared weights. But not wholly: a
     member that was given queues because of noise in their weights carries another load by the next measurement.
     """
-    total, previous_total = sum(current.values()), sum(previous.values())
+    total = sum(current.values())
+    previous_total = sum(previous.values())
     if previous.keys() != current.keys() or not previous_total:
         return current
     change: dict[str, float] = {}

@@ -40,7 +40,8 @@ class Observers:
 
     def on_reconciled(self, result: ReconcileResult) -> None:
         """Publish the result of a group's reconcile."""
-        key, controller = (result.group.namespace, result.group.name), self._read_model.controller
+        key = (result.group.namespace, result.group.name)
+        controller = self._read_model.controller
         changes = self._read_model.record_reconcile(result)
         journal_records = self._journal_recorder.build_records(
             result, changes, controller.wall_time(), lambda: controller.snapshot(result.group)

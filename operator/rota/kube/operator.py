@@ -143,7 +143,8 @@ async def _build(stack: AsyncExitStack, login: Login, api: Api, lease_api: Api, 
 async def _run(parts: _Parts, stop: asyncio.Event, *, has_kopf: bool) -> int:
     """Run all long-lived tasks until stopped; return the exit code."""
     code = 0
-    controller, reports = parts.controller, parts.reports
+    controller = parts.controller
+    reports = parts.reports
     async with asyncio.TaskGroup() as tasks:
         kopf_namespaces: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
         running: list[asyncio.Task[Any]] = []
@@ -271,7 +272,8 @@ def _build_broker_registry(stack: AsyncExitStack, api: Api, options: Options) ->
 
 def _api_server_endpoints() -> list[tuple[str, int]]:
     """Return the addresses of the API server's Service; in some clusters the environment has a host name."""
-    host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    host = os.environ.get("KUBERNETES_SERVICE_HOST")
+    port = os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     if not host or not port.isdecimal():
         return []
     try:

@@ -156,7 +156,8 @@ def _broadcasting_plan(situation: Situation) -> Plan:
     everyone = tuple(sorted(situation.queues))
     differs = current.everyone != everyone
     if situation.missing_metadata and current.everyone is not None:  # without metadata, keep the queues
-        everyone, differs = current.everyone, False
+        everyone = current.everyone
+        differs = False
     if not differs and not (
         _has_outdated_fields(situation, strategy) and _seconds_until_informational_write(situation) <= 0
     ):
@@ -189,7 +190,8 @@ def _build_plan(situation: Situation, draft: Draft, document: Assignment | None,
     snapshot = situation.snapshot
     data, too_large = _encode_document(document)
     if too_large:
-        draft, document = Draft(hold=draft.hold, problem=too_large), None
+        draft = Draft(hold=draft.hold, problem=too_large)
+        document = None
     assignment = document or situation.document
     settings_text = snapshot.desired_settings if document else snapshot.settings
     settings = settings_digest(settings_text) if settings_text else ""
@@ -300,7 +302,8 @@ def _holders_to_verify(situation: Situation, assignment: Assignment) -> tuple[Ho
 
 def _deadlines(situation: Situation, draft: Draft, current: Assignment, findings: Sequence[Finding]) -> Iterator[float]:
     """Yield the seconds after which time alone may change the plan."""
-    handover, triggers = situation.policy.handover, situation.policy.triggers
+    handover = situation.policy.handover
+    triggers = situation.policy.triggers
     yield triggers.resync
     limits = [
         problems.start_seconds_left(situation),

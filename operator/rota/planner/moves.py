@@ -69,7 +69,9 @@ def decide(situation: Situation) -> Draft:
     is_immediate = situation.policy.handover.mode == "Immediate"
     decisions = []
     for decision in classified:
-        state, proof, change = decision.state, decision.proof, decision.desired_change
+        state = decision.state
+        proof = decision.proof
+        change = decision.desired_change
         act = choose_act(state, proof, change, held_back=decision.queue in held_back, immediate=is_immediate)
         decisions.append(decision._replace(act=act))
     return Draft(decisions, hold, desired.problem, desired.strategy)

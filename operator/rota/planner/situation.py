@@ -137,7 +137,8 @@ class Situation:
 
     def incarnation_of(self, name: str, uid: str) -> int:
         """Return the process of a pod that the next document names; 0: none in particular."""
-        pod, share = self.pods.get(name), self.document.members.get(name)
+        pod = self.pods.get(name)
+        share = self.document.members.get(name)
         if not self.incarnations_since:
             return 0
         has_reported = pod is not None and pod.uid == uid and bool(pod.incarnation)

@@ -362,8 +362,8 @@ class Agent:
         topics = self.settings.topics
         self.metrics.count_messages(messages, outcome, topics)
         if self._delivery_spans.are_sent:  # otherwise skip a second look-up of the topic
-            topic, group = topic_label(messages[0], topics), self.settings.group
-            self._delivery_spans.record(messages, topic=topic, group=group, outcome=outcome, seconds=seconds)
+            labels = {"topic": topic_label(messages[0], topics), "group": self.settings.group}
+            self._delivery_spans.record(messages, **labels, outcome=outcome, seconds=seconds)
 
     def abort_deliveries(self, reader: QueueReader) -> None:
         """Abort a queue's open deliveries."""

@@ -67,7 +67,8 @@ def _topic_differences(ours: Collection[str], theirs: Collection[str]) -> Iterat
 
 
 def _filter_differences(group: ConsumerSettings, consumer: ConsumerSettings) -> Iterator[str]:
-    ours, theirs = group.filters, consumer.filters
+    ours = group.filters
+    theirs = consumer.filters
     for subscription in consumer.subscriptions:
         topic = subscription.topic
         if topic in ours and ours[topic] != theirs[topic]:

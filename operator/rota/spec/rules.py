@@ -34,7 +34,8 @@ def policy_mistakes(spec: "PolicySpec") -> Iterator[str]:
 
 def _group_rules(spec: "GroupSpec") -> Sequence[tuple[bool, str]]:
     topics = [subscription.topic for subscription in spec.subscriptions]
-    position, timestamp = spec.start_from.position, spec.start_from.timestamp
+    position = spec.start_from.position
+    timestamp = spec.start_from.timestamp
     tls = spec.broker.rocketmq.tls
     return [
         (
@@ -86,7 +87,8 @@ def _group_rules(spec: "GroupSpec") -> Sequence[tuple[bool, str]]:
 
 def _duration_mistakes(spec: "PolicySpec") -> Iterator[str]:
     """Yield the mistakes of durations that are too short to have an effect: reports and samples are not as frequent."""
-    handover, triggers = spec.handover, spec.triggers
+    handover = spec.handover
+    triggers = spec.triggers
     durations = [
         ("handover.drainTimeout", handover.drain_timeout, 0.1),
         ("handover.lostAfter", handover.lost_after, 1.0),

@@ -154,7 +154,8 @@ class _Reasons:
 
     def reason_of(self, queue: int) -> tuple[str, list[int]]:
         """Return the reason for a queue's owner, and the members that it mentions."""
-        was, now = self._roster.owners[queue], self._scales.owners[queue]
+        was = self._roster.owners[queue]
+        now = self._scales.owners[queue]
         if was == now:
             return self._reason_to_stay(queue, now)
         if was == NO_OWNER:
@@ -215,7 +216,8 @@ class _Reasons:
 
     def _describe_member(self, member: int, queue: int) -> str:
         """Name a member, and its room if that matters for the queue."""
-        room, home = self._scales.member_rooms[member], self._scales.queue_rooms[queue]
+        room = self._scales.member_rooms[member]
+        home = self._scales.queue_rooms[queue]
         where = f" in {'its own ' if room == home else ''}room {room}" if room and home else ""
         return f"{self._roster.members[member]}{where}"
 

@@ -38,7 +38,8 @@ def consistent_hash(roster: Roster, *, virtualNodes: int = 10, hash: Hash = ring
     order = np.argsort(nodes, kind="stable")
     nodes = nodes[order]
     last = np.append(nodes[1:] != nodes[:-1], True)  # of places at the same position, the last one counts
-    nodes, owners = nodes[last], (order[last] // virtualNodes).astype(np.int32)
+    nodes = nodes[last]
+    owners = (order[last] // virtualNodes).astype(np.int32)
     owned: Owners = owners[np.searchsorted(nodes, _ring_positions(_queue_keys(roster), hash)) % len(nodes)]
     return owned
 

@@ -8,7 +8,8 @@ NO_PREVIOUS_OWNER = "it had no owner"
 
 def describe_change(roster: Roster, owners: Owners, queue: int) -> str:
     """Describe a queue's change of owner, without the reason."""
-    was, now = roster.owners[queue], int(owners[queue])
+    was = roster.owners[queue]
+    now = int(owners[queue])
     giver, taker = ("no member" if member == NO_OWNER else roster.members[member] for member in (was, now))
     if was != now:
         return f"{roster.queues[queue]} goes {'' if was == NO_OWNER else f'from {giver} '}to {taker}"

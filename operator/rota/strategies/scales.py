@@ -44,8 +44,10 @@ class Scales:
         self, weights: list[int], capacities: list[float], queue_rooms: list[Room], member_rooms: list[Room]
     ) -> None:
         self.owners = [NO_OWNER] * len(weights)
-        self.weights, self.capacities = weights, capacities
-        self.queue_rooms, self.member_rooms = queue_rooms, member_rooms
+        self.weights = weights
+        self.capacities = capacities
+        self.queue_rooms = queue_rooms
+        self.member_rooms = member_rooms
         self.mean_fullness = sum(weights) / sum(capacities)
         self.loads = [0] * len(capacities)
         self.queue_counts = [0] * len(capacities)
@@ -88,7 +90,8 @@ class Scales:
 
     def evenness_change(self, queue: int, taker: int) -> float:
         """Return the same change without the penalties for other rooms."""
-        giver, weight = self.owners[queue], self.weights[queue]
+        giver = self.owners[queue]
+        weight = self.weights[queue]
         slope = 1 / self.capacities[giver] + 1 / self.capacities[taker]
         return weight * weight * slope - 2 * weight * (self.fullness(giver) - self.fullness(taker))
 
@@ -110,7 +113,8 @@ class Scales:
 
     def room_mismatch(self, member: int, queue: int) -> int:
         """Return 1 if the member is in another room than the queue."""
-        room, home = self.member_rooms[member], self.queue_rooms[queue]
+        room = self.member_rooms[member]
+        home = self.queue_rooms[queue]
         return int(room is not None and home is not None and room != home)
 
     def _assign_unowned(self, current: Sequence[int]) -> None:

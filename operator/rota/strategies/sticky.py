@@ -47,7 +47,8 @@ def why_sticky(roster: Roster, owners: Owners, queues: Sequence[int]) -> Iterato
     even_with_retry = _even_share(roster, len(ordinary))
     even += "" if ordinary.all() else ", retries apart"  # `had` and `keeps` leave retry queues out
     for queue in queues:
-        was, now = roster.owners[queue], owners[queue]
+        was = roster.owners[queue]
+        now = owners[queue]
         name = roster.members[now]
         if not ordinary[queue]:
             yield f"retry queues are spread after the others, to members that then own fewest ({even_with_retry})"

@@ -144,7 +144,8 @@ class BrokerCache:
 
     def forget_missing(self, listed: Addresses, now: float) -> None:
         """Evict replicas that were not listed for EVICT_UNLISTED_SECONDS; `listed` is one server's current list."""
-        previous, self._unlisted_since = self._unlisted_since, {}
+        previous = self._unlisted_since
+        self._unlisted_since = {}
         for name, number in [(name, number) for name, replicas in self.addresses.items() for number in replicas]:
             if number in listed.get(name, {}):
                 continue

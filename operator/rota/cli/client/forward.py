@@ -53,7 +53,8 @@ class PortForward:
         async for message in websocket:
             if message.type is not aiohttp.WSMsgType.BINARY or not message.data:
                 break
-            channel, content = message.data[0], message.data[1:]
+            channel = message.data[0]
+            content = message.data[1:]
             if channel not in started_channels:
                 started_channels.add(channel)
                 content = content[2:]

@@ -150,7 +150,8 @@ def _describe_rejected_login() -> str:
 
 def _describe_refusal(status: int, message: str, namespace: str, lease: str, leader: LeaderAddress) -> str:
     """Return the sentence that explains why the request to the leading pod failed."""
-    pod, spec = leader.pod, leader.lease
+    pod = leader.pod
+    spec = leader.lease
     if status == HTTPStatus.UNAUTHORIZED:
         return f"{_describe_rejected_login()}, {OPERATOR_OPTION_HINT}"
     if status == HTTPStatus.FORBIDDEN:

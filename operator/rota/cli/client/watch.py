@@ -91,7 +91,8 @@ def _print_formatted(request: WatchRequest[T], value: T, output: str) -> None:
 
 async def _print_changes(request: WatchRequest[T], fetch: Callable[[], Awaitable[T]], output: str) -> None:
     """Print the response again after each change; errors meanwhile go to standard error."""
-    shown, problem = await fetch(), ""
+    shown = await fetch()
+    problem = ""
     while True:
         _print_formatted(request, shown, output)
         sys.stdout.flush()
@@ -99,7 +100,8 @@ async def _print_changes(request: WatchRequest[T], fetch: Callable[[], Awaitable
         while _without_sample_time(shown) == previous:
             await asyncio.sleep(POLL_SECONDS)
             try:
-                shown, problem = await fetch(), ""
+                shown = await fetch()
+                problem = ""
             except InvalidResponseError as error:
                 if problem != str(error):
                     problem = str(error)
@@ -118,7 +120,8 @@ async def _update_in_place(request: WatchRequest[T], fetch: Callable[[], Awaitab
     from rich.live import Live  # noqa: PLC0415 - rich is for tables only
     from rich.text import Text  # noqa: PLC0415
 
-    value, problem = await fetch(), ""
+    value = await fetch()
+    problem = ""
     with Live(auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
         while True:
             buffer = _TerminalBuffer()
@@ -127,7 +130,8 @@ async def _update_in_place(request: WatchRequest[T], fetch: Callable[[], Awaitab
             live.update(Text.from_ansi(buffer.getvalue() + problem), refresh=True)
             await asyncio.sleep(POLL_SECONDS)
             try:
-                value, problem = await fetch(), ""
+                value = await fetch()
+                problem = ""
             except InvalidResponseError as error:
                 problem = f"rota: {sanitize_line(str(error))}"
 

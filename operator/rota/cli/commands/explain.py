@@ -17,7 +17,8 @@ from rota.strategies import explain_all, prepared
 
 def explain_owners(inputs: GroupInputs, queue: str | None) -> dict[str, Any]:
     """Return the reason for one queue or, without one, for each moving queue; if none moves, an example per member."""
-    policy, roster = inputs.policy, inputs.roster
+    policy = inputs.policy
+    roster = inputs.roster
     if inputs.unmanaged:  # unmanaged consumers compute one assignment over all consumers, so explain that one
         policy = PolicySpec()
         roster = Roster.of(roster.queues, [*roster.members, *inputs.unmanaged], inputs.current_owners)

@@ -41,7 +41,8 @@ def preview_plan(inputs: GroupInputs) -> dict[str, Any]:
 
 def _notes(inputs: GroupInputs, move_count: int) -> list[str]:
     """Return notes on what would delay the plan in a cluster, or differ there."""
-    budget, roster = inputs.policy.budget, inputs.roster
+    budget = inputs.policy.budget
+    roster = inputs.roster
     notes = []
     missing_owners = [name for name in inputs.current_owners.values() if name not in set(roster.members)]
     if missing_owners:

@@ -111,7 +111,8 @@ class BrokerRegistry:
             self._unbind(key, binding)
 
     def _unbind(self, key: ObjectKey, binding: Binding) -> None:
-        cluster, binding.cluster = binding.cluster, None
+        cluster = binding.cluster
+        binding.cluster = None
         if cluster is None:
             return
         cluster.route_watcher.set_interest(key, None)
@@ -148,7 +149,8 @@ class BrokerRegistry:
 
     def _update_claim(self, key: ObjectKey, *, was_polled: bool = False) -> None:
         """Record whether a group's brokers accept it; if that changed, its rivals are reconciled again."""
-        binding, cluster = self._bindings.get(key), self._cluster_of(key)
+        binding = self._bindings.get(key)
+        cluster = self._cluster_of(key)
         if binding is None:
             return
         previous = binding.was_polled, binding.is_accepted
@@ -272,7 +274,8 @@ class BrokerRegistry:
     def state_of(self, group: Group, now: float) -> BrokerState:
         """Return a group's state at its brokers."""
         key = (group.namespace, group.name)
-        binding, cluster = self._bindings.get(key), self._cluster_of(key)
+        binding = self._bindings.get(key)
+        cluster = self._cluster_of(key)
         if binding is None or cluster is None:
             return BrokerState(problems=binding.problems if binding else ())
         rivals = [self._bindings[rival] for rival in self._rivals(key, binding)]
@@ -296,7 +299,8 @@ class BrokerRegistry:
 
     def _unmanaged_ids(self, key: ObjectKey) -> Collection[str]:
         """Return the client ids last seen in a group that do not belong to its members."""
-        binding, clients = self._bindings.get(key), self.consumers_of(key)
+        binding = self._bindings.get(key)
+        clients = self.consumers_of(key)
         if binding is None or not clients:
             return ()
         rivals = [self._bindings[rival] for rival in self._rivals(key, binding)]
@@ -332,7 +336,8 @@ class BrokerRegistry:
     async def unlock(self, group: Group, client_id: str, queues: Collection[Queue]) -> None:
         """Release the queue locks of an ended member; if that fails, they expire by themselves."""
         key = (group.namespace, group.name)
-        binding, cluster = self._bindings.get(key), self._cluster_of(key)
+        binding = self._bindings.get(key)
+        cluster = self._cluster_of(key)
         if binding and cluster:
             try:
                 await cluster.brokers.unlock(binding.interest.consumer_group, client_id, queues)

@@ -247,7 +247,8 @@ class RouteWatcher:
             current = _OnlineConsumers(problems=(Finding(Reason.BROKER_REFUSES, str(error)),) if is_rejected else ())
         if self._interests.get(key) != interest:  # the group was deleted or changed meanwhile
             return False
-        previous, self._consumers[key] = self._consumers.get(key), current
+        previous = self._consumers.get(key)
+        self._consumers[key] = current
         return previous != current
 
     async def _read_broker(self, interest: TopicInterest, broker: str) -> "_BrokerResponse":

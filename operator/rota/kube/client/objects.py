@@ -330,7 +330,8 @@ class Deployment(Struct, frozen=True):
     @property
     def rollout(self) -> RolloutState:
         """The state of its rollout. Pods that fail after a complete rollout do not begin another one."""
-        status, reason = self.status, self.status.progressing.reason
+        status = self.status
+        reason = self.status.progressing.reason
         if status.observed_generation < self.metadata.generation:
             return RolloutState.UNDER_WAY
         if reason == "ProgressDeadlineExceeded":

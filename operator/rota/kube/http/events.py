@@ -36,7 +36,8 @@ class Listener:
         """Wait for a change; return the groups that changed since the last call."""
         await self._changed.wait()
         self._changed.clear()
-        changed, self._changed_groups = sorted(self._changed_groups), set()
+        changed = sorted(self._changed_groups)
+        self._changed_groups = set()
         return changed
 
 

@@ -82,7 +82,8 @@ def parse_leader_page(annotations: Mapping[str, str], own_address: str, *, has_t
         url = URL(annotations.get(PAGE_URL_ANNOTATION, ""))
     except ValueError:
         return None
-    address, own = _parse_address(url.host or ""), _parse_address(own_address)
+    address = _parse_address(url.host or "")
+    own = _parse_address(own_address)
     if address is None or own is None or address.is_loopback is not own.is_loopback:
         return None
     if address.is_unspecified or address.is_link_local or address.is_multicast:
@@ -135,7 +136,8 @@ class LeaderRelay:
         is_about_groups = request.method == hdrs.METH_GET and request.path.startswith(RELAYED_PATH_PREFIX)
         if not is_about_groups or RELAYED_HEADER in request.headers or not self._may_relay(request):
             return None
-        leader, (failed, until) = self._find_leader(), self._failed_leader
+        leader = self._find_leader()
+        (failed, until) = self._failed_leader
         return None if leader == failed and asyncio.get_running_loop().time() < until else leader
 
     async def _request_leader(self, request: web.Request, leader: LeaderPage) -> aiohttp.ClientResponse | None:

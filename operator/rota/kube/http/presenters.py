@@ -178,7 +178,8 @@ def _queues(facts: GroupFacts, topics: Mapping[str, lag_totals.TopicLag]) -> lis
     routed = {queue for topic in topics.values() for queue in topic.queues}
     queues = []
     for queue in sorted(routed | states.keys()):
-        release, queue_lag = releasing.get(queue), facts.lag.queues.get(queue, UNKNOWN_QUEUE_LAG)
+        release = releasing.get(queue)
+        queue_lag = facts.lag.queues.get(queue, UNKNOWN_QUEUE_LAG)
         topic = topics.get(queue.topic)
         queues.append(
             schema.QueueDetail(

@@ -200,7 +200,8 @@ async def _next_event(listener: Listener, reader: GroupReader) -> bytes:
 
 async def _authorized_key(request: web.Request) -> ObjectKey:
     """Return the key of the requested group; refuse the request if its user may not read it."""
-    namespace, name = request.match_info["namespace"], request.match_info["name"]
+    namespace = request.match_info["namespace"]
+    name = request.match_info["name"]
     await check_may_read(request, namespace)
     return namespace, name
 

@@ -17,7 +17,8 @@ async def poll_deliveries(groups: Groups, reports: ReportClient, on_change: Call
     """Poll the deliveries of all members forever; call `on_change` for each group whose delivery problem changed."""
 
     def due(step: int) -> Iterable[PollTurn]:
-        current, now = groups(), asyncio.get_running_loop().time()
+        current = groups()
+        now = asyncio.get_running_loop().time()
         members = count_pods(current)
         for key, group in current.items():
             if step % SCHEDULE.steps(members) == 0:
@@ -35,7 +36,8 @@ def _forget_ended(group: Group) -> None:
 
 
 async def _read_member(reports: ReportClient, turn: PollTurn) -> None:
-    group, group_deliveries = turn.group, turn.group.deliveries
+    group = turn.group
+    group_deliveries = turn.group.deliveries
     member = group.pods.get(turn.name)
     if member is None or member.pod.metadata.uid != turn.uid:
         return

@@ -26,7 +26,9 @@ class ProgressPoller:
 
     def __init__(self, groups: Groups, reports: ReportClient, on_redelivered: OnRedelivered) -> None:
         """`on_redelivered` is called with the messages that were redelivered because a queue has a new reader."""
-        self._groups, self._reports, self._on_redelivered = groups, reports, on_redelivered
+        self._groups = groups
+        self._reports = reports
+        self._on_redelivered = on_redelivered
         self._tracked_groups: Mapping[ObjectKey, Group] = {}
 
     async def run(self) -> None:
@@ -51,7 +53,8 @@ class ProgressPoller:
         if pod_state is None or pod_state.pod.metadata.uid != turn.uid:
             return
         member = Endpoint.from_pod(pod_state.pod, turn.group.uid)
-        start, pod_state.next_progress_index = pod_state.next_progress_index, 0
+        start = pod_state.next_progress_index
+        pod_state.next_progress_index = 0
         for _ in range(MAX_PAGES_PER_TURN):
             page = await self._reports.read_progress(member, start)
             if page is None or pods.get(turn.name) is not pod_state:

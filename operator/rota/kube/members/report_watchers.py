@@ -33,7 +33,9 @@ class ReportWatchers:
         self, group: Group, reports: ReportClient, events: WatcherEvents, standing_polls: AdmissionLimit
     ) -> None:
         """Start no poll yet; `standing_polls` limits the standing polls of all groups together."""
-        self._group, self._reports, self._events = group, reports, events
+        self._group = group
+        self._reports = reports
+        self._events = events
         self._standing_polls = standing_polls
         self._standing_member: str | None = None  # the member that is polled for brokers' notices
         self._standing_poll: asyncio.Task[None] | None = None

@@ -22,7 +22,8 @@ class Topology:
 
     async def load_nodes(self, group: Group) -> None:
         """If the group's policy uses machine rooms, read the nodes of its pods that are not cached."""
-        label, now = _room_label(group), asyncio.get_running_loop().time()
+        label = _room_label(group)
+        now = asyncio.get_running_loop().time()
         if label:
             self._nodes = {name: node for name, node in self._nodes.items() if now < node[0] + NODE_CACHE_SECONDS}
             pods = [state.pod for state in group.pods.values() if label not in state.pod.metadata.labels]

@@ -116,7 +116,8 @@ async def _post_or_count(api: Api, namespace: str, body: Mapping[str, Any]) -> N
 def _build_event(group: Group, event: Event) -> dict[str, Any]:
     """Return an Event whose name is a digest of its text, so that a repeated Event is counted and not created again."""
     assert group.body is not None  # noqa: S101 - only existing groups have Events
-    metadata, now = group.body.metadata, format_time(time.time(), "seconds")
+    metadata = group.body.metadata
+    now = format_time(time.time(), "seconds")
     digest = hashlib.sha256(f"{metadata.uid} {event.reason} {event.message}".encode()).hexdigest()[:16]
     return {
         "metadata": {"name": f"{group.name}.{digest}", "namespace": group.namespace},

@@ -31,7 +31,8 @@ class AssignmentWriter:
     """Writes one group's document."""
 
     def __init__(self, api: Api, group: Group) -> None:
-        self._api, self._group = api, group
+        self._api = api
+        self._group = group
         self._pending: deque[PendingPlan] = deque(maxlen=MAX_PENDING_PLANS)
 
     async def write(self, pending: PendingPlan) -> None:

@@ -57,8 +57,10 @@ class TokenBucket:
     """Allows `per_second` actions a second, and up to `burst` at once after a pause."""
 
     def __init__(self, per_second: float, burst: int) -> None:
-        self._per_second, self._burst = per_second, burst
-        self._tokens, self._filled_at = float(burst), 0.0
+        self._per_second = per_second
+        self._burst = burst
+        self._tokens = float(burst)
+        self._filled_at = 0.0
 
     def take(self, requested: int, now: float) -> int:
         """Return how many of the requested actions are allowed now."""

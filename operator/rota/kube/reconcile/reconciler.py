@@ -105,7 +105,8 @@ class Reconciler:
         if confirmed := task.writer.take_confirmed():  # first: a newer plan would hide the changes of this one
             await self._follow_up(task, confirmed, is_written=True)
             return 0.0
-        observed, uid = group.stored_assignment, group.uid
+        observed = group.stored_assignment
+        uid = group.uid
         pending = await self._plan(task)
         new_plan = pending.plan
         if (observed, uid) != (group.stored_assignment, group.uid):  # changed while a large plan was made
@@ -153,7 +154,8 @@ class Reconciler:
             self._host.start_task(self._registry.unlock(group, client, queues))
 
     async def _plan(self, task: GroupTask) -> PendingPlan:
-        snapshot, started = self.snapshot(task.group), self._now
+        snapshot = self.snapshot(task.group)
+        started = self._now
         try:
             new_plan = await self._plan_runner.plan(snapshot, self._host.wall_time())
         except NoResponseError as error:
@@ -167,14 +169,17 @@ class Reconciler:
             await task.writer.write(pending)
         except ApiError as error:
             if error.status in REJECTED_STATUSES:
-                name, cause = assignment_name(task.group.name), single_line(str(error))
+                name = assignment_name(task.group.name)
+                cause = single_line(str(error))
                 message = f"The API server rejected the ConfigMap {name}: {cause}; the assignment stays unchanged"
                 await self.publish_problem(task, Finding(Reason.WRITE_REJECTED, message))
             raise
 
     async def _follow_up(self, task: GroupTask, pending: PendingPlan, *, is_written: bool) -> float:
         """Do what follows from a plan whose assignment is stored; return the seconds until postponed pokes are due."""
-        group, uid, new_plan = task.group, task.group.uid, pending.plan
+        group = task.group
+        uid = task.group.uid
+        new_plan = pending.plan
         self._update_watchers(task, new_plan)
         counts = task.publisher.take_write_counts()
         counts["configmap"] += is_written

@@ -44,7 +44,8 @@ class CoalescingTask:
     """A coalescing task: runs once at a time, and once more if that was requested meanwhile."""
 
     def __init__(self, start_task: StartTask, work: Callable[[], Awaitable[None]]) -> None:
-        self._start_task, self._work = start_task, work
+        self._start_task = start_task
+        self._work = work
         self._task: asyncio.Task[None] | None = None
         self._is_requested = False
 
@@ -111,7 +112,8 @@ class StatusPublisher:
 
     def take_write_counts(self) -> Counter[str]:
         """Return the writes since the last call, by kind; the reconciler adds those of ConfigMap and pokes."""
-        counts, self._write_counts = self._write_counts, _zero_writes()
+        counts = self._write_counts
+        self._write_counts = _zero_writes()
         return counts
 
     async def _write_queued(self) -> None:
@@ -126,7 +128,8 @@ class StatusPublisher:
 
     async def _write_next(self) -> None:
         """Write the newest status and the oldest Event, so that the status does not wait for all Events."""
-        status, self._status = self._status, None
+        status = self._status
+        self._status = None
         if status is not None:
             await self._write_status(status)
         if self._events:
@@ -155,7 +158,8 @@ class StatusPublisher:
             self._hooks.set_spec(group, written)
 
     async def _sync_deployment(self) -> None:
-        previous, rollout = self._group.deployment_problems, self._group.rollout
+        previous = self._group.deployment_problems
+        rollout = self._group.rollout
         try:
             async with self._hooks.deployment_slots:
                 writes = await self._deployments.sync(self._group)

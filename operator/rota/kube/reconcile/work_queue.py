@@ -58,7 +58,8 @@ class WorkQueue:
         if task.is_running:
             task.requested_seconds = min(task.requested_seconds, seconds)
             return
-        loop, seconds = asyncio.get_running_loop(), max(seconds, COALESCE_SECONDS)
+        loop = asyncio.get_running_loop()
+        seconds = max(seconds, COALESCE_SECONDS)
         if task.timer:
             if task.timer.when() <= loop.time() + seconds:
                 return
@@ -66,11 +67,14 @@ class WorkQueue:
         task.timer = loop.call_later(seconds, self._start_reconcile, key, task)
 
     def _start_reconcile(self, key: ObjectKey, task: QueuedGroup) -> None:
-        task.timer, task.is_running, task.requested_seconds = None, True, inf
+        task.timer = None
+        task.is_running = True
+        task.requested_seconds = inf
         self.start_task(self._reconcile_group(key, task), f"group {task.group.namespaced_name}")
 
     async def _reconcile_group(self, key: ObjectKey, task: QueuedGroup) -> None:
-        delay, failures = RETRY_PAUSES_SECONDS[min(task.failures, len(RETRY_PAUSES_SECONDS) - 1)], task.failures
+        delay = RETRY_PAUSES_SECONDS[min(task.failures, len(RETRY_PAUSES_SECONDS) - 1)]
+        failures = task.failures
         task.failures += 1
         try:
             delay = await self._reconcile(task)

@@ -107,7 +107,8 @@ class Group:
             self.rollout = AppliedTemplate()
             self.last_valid_spec = None
             self.reset_observations()
-        previous, self._resolved_from = self._resolved_from, (body, policy)
+        previous = self._resolved_from
+        self._resolved_from = (body, policy)
         if previous is None or not (body.has_same_spec(previous[0]) and _is_same(policy, previous[1])):
             self.resolved_spec = resolve_spec(body, policy)
         self.last_valid_spec = self.resolved_spec.spec or self.last_valid_spec
@@ -146,7 +147,8 @@ class Group:
         stored = self.stored_assignment
         if not stored.resource_version or stored.damage or not stored.is_ours:
             return None
-        name, labels = assignment_name(self.name), {GROUP_LABEL: self.name}
+        name = assignment_name(self.name)
+        labels = {GROUP_LABEL: self.name}
         return Metadata(name, namespace=self.namespace, resource_version=stored.resource_version, labels=labels)
 
     def mark_deleted(self) -> None:

@@ -5,15 +5,13 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 
-import msgspec
-
 from rota import planner
 from rota.documents import Assignment
 from rota.kube.client.objects import Pod
 from rota.model import Holder, Queue, Reason
 from rota.queue_offsets import ProgressPage
 from rota.redelivery import DeliveryTracker, ReaderProcess, Redelivery, RedeliveryRules
-from rota.reports import Report
+from rota.reports import Report, leads_to_same_plan
 
 MAX_MEMBERS = 10_000  # of a group; a pod takes about 10 KiB of memory
 RESTART_WINDOW_SECONDS = 600.0  # older restarts are not counted
@@ -114,7 +112,8 @@ class PodState:
 
         A response with an `ignored_reason` releases no queues, but it does not count as silence either.
         """
-        previous_ignored_reason, self.ignored_reason = self.ignored_reason, ignored_reason
+        previous_ignored_reason = self.ignored_reason
+        self.ignored_reason = ignored_reason
         if ignored_reason:
             self.ignored_since = self.ignored_since or requested_at
             may_change_plan = ignored_reason is not previous_ignored_reason or self.unreachable_since is not None
@@ -130,7 +129,7 @@ class PodState:
         was_silent = self.unreachable_since is not None or previous_ignored_reason or self.restarts.has_stopped
         self.restarts.record_report(previous, report, now)
         self.ignored_since = None
-        may_change_plan = bool(was_silent) or not _is_equivalent(previous, report)
+        may_change_plan = bool(was_silent) or not leads_to_same_plan(previous, report)
         self.unreachable_since = None
         if self.handled_notices is None:
             self.handled_notices = report.consumers_changed
@@ -234,7 +233,8 @@ class GroupPods(dict[str, PodState]):
 
     def upsert(self, pod: Pod, now: float) -> None:
         """Handle an added or changed pod."""
-        name, state = pod.metadata.name, self.get(pod.metadata.name)
+        name = pod.metadata.name
+        state = self.get(name)
         if state and pod.metadata.version_number < state.pod.metadata.version_number:
             return
         if state and state.pod.metadata.uid != pod.metadata.uid:
@@ -258,6 +258,11 @@ class GroupPods(dict[str, PodState]):
         """Whether the group may have another member."""
         return len(self) < self.max_members
 
+    def _state_of(self, holder: Holder) -> PodState | None:
+        """Return the state of exactly this pod, not of another one of its name."""
+        state = self.get(holder.name)
+        return state if state and state.pod.metadata.uid == holder.uid else None
+
     def _track_report(self, previous: Report, report: Report, now: float) -> None:
         self.delivery_tracker.record_report(previous, report, self.assignment, now)
 
@@ -268,11 +273,13 @@ class GroupPods(dict[str, PodState]):
 
         Return the redeliveries of queues that it has taken over; at most `max_tracked_queues` are remembered.
         """
-        state, assignment = self.get(name), self.assignment
+        state = self.get(name)
+        assignment = self.assignment
         share = assignment.members.get(name) if assignment else None
         if state is None or state.decoded_report is None or assignment is None or share is None:
             return []
-        uid, decoded_report = state.pod.metadata.uid, state.decoded_report
+        uid = state.pod.metadata.uid
+        decoded_report = state.decoded_report
         incarnation = decoded_report.report.incarnation
         if share.uid != uid or page.incarnation not in {incarnation, ""}:  # earlier versions send none
             return []
@@ -285,8 +292,8 @@ class GroupPods(dict[str, PodState]):
 
     def may_read(self, reader: ReaderProcess) -> bool:
         """Whether a reader's process may still run: its pod exists and has reported no other process."""
-        state = self.replaced.get(reader.holder) or self.get(reader.member)
-        if state is None or state.pod.metadata.uid != reader.uid or state.pod.ended or state.restarts.has_stopped:
+        state = self.replaced.get(reader.holder) or self._state_of(reader.holder)
+        if state is None or state.pod.ended or state.restarts.has_stopped:
             return False
         return state.decoded_report is None or state.decoded_report.report.incarnation == reader.incarnation
 
@@ -312,18 +319,19 @@ class GroupPods(dict[str, PodState]):
 
     def mark_missing(self, pod: Pod, *, read_later: bool) -> None:
         """Handle a pod that left the watch; `read_later`: a reconcile will read whether it still exists."""
-        self.without_sidecar.discard(pod.metadata.name)
-        self.surplus.discard(pod.metadata.name)
-        state = self.get(pod.metadata.name)
-        if state is None or state.pod.metadata.uid != pod.metadata.uid:
+        holder = Holder(pod.metadata.name, pod.metadata.uid)
+        self.without_sidecar.discard(holder.name)
+        self.surplus.discard(holder.name)
+        state = self._state_of(holder)
+        if state is None:
             return
         state.pod = pod  # its last state
         if pod.stopped:
             self.mark_deleted(pod)
         elif not read_later:
-            del self[pod.metadata.name]
+            del self[holder.name]
         else:
-            self.missing.add(Holder(pod.metadata.name, pod.metadata.uid))
+            self.missing.add(holder)
 
     @property
     def unwatched(self) -> set[Holder]:
@@ -338,37 +346,33 @@ class GroupPods(dict[str, PodState]):
             self.upsert(pod, now)
             return
         self.deleted_uids.add(holder.uid)
-        state = self.replaced.pop(holder, None) or self.get(holder.name)
-        if state and state.pod.metadata.uid == holder.uid:
+        if state := self.replaced.pop(holder, None) or self._state_of(holder):
             self.mark_deleted(state.pod)
 
     def find_possibly_running(self, holder: Holder) -> PodState | None:
         """Return the state of a deleted pod whose sidecar may still run; else None."""
-        state = self.replaced.get(holder) or self.get(holder.name)
-        return state if state and state.pod.metadata.uid == holder.uid and state.pod.may_run else None
+        state = self.replaced.get(holder) or self._state_of(holder)
+        return state if state and state.pod.may_run else None
 
     def has_ended(self, holder: Holder) -> bool:
         """Whether a pod has ended; the assignment may still name it, until another member takes its queues."""
-        state = self.get(holder.name)
-        has_ended = state and state.pod.metadata.uid == holder.uid and state.pod.ended
-        return bool(has_ended) or holder.uid in self.deleted_uids
+        state = self._state_of(holder)
+        return holder.uid in self.deleted_uids or (state is not None and state.pod.ended)
 
     def mark_deleted(self, pod: Pod) -> None:
         """Handle a pod that does not exist any more."""
-        name = pod.metadata.name
-        self.without_sidecar.discard(name)
-        self.deleted_uids.add(pod.metadata.uid)
+        holder = Holder(pod.metadata.name, pod.metadata.uid)
+        self.without_sidecar.discard(holder.name)
+        self.deleted_uids.add(holder.uid)
         if pod.status.pod_ip:
-            self.deleted_client_ids[pod.metadata.uid] = client_id(pod)
-        state = self.get(name)
-        if state and state.pod.metadata.uid == pod.metadata.uid:
-            del self[name]
+            self.deleted_client_ids[holder.uid] = client_id(pod)
+        if self._state_of(holder):
+            del self[holder.name]
 
     def forget_missing(self) -> None:
         """Forget the pods that must be read: the ConsumerGroup was deleted or recreated."""
         for holder in self.missing:
-            state = self.get(holder.name)
-            if state and state.pod.metadata.uid == holder.uid:
+            if self._state_of(holder):
                 del self[holder.name]
         self.missing = set()
         self.replaced = {}
@@ -387,14 +391,3 @@ def client_id(pod: Pod) -> str:
 def client_id_suffix(pod: str, uid: str) -> str:
     """Return the suffix of the client id, which does not depend on the pod's address."""
     return f"{pod}#{uid[:8]}"
-
-
-def _is_equivalent(previous: Report | None, report: Report) -> bool:
-    """Whether two reports lead to the same plan: they differ at most in queue states, uncommitted offsets, notices."""
-    if previous is None:
-        return False
-    report = msgspec.structs.replace(report, states=previous.states, uncommitted=previous.uncommitted)
-    if previous.consumers_changed != report.consumers_changed:  # a notice alone raises the revision, too
-        unchanged = previous.consumers_changed
-        report = msgspec.structs.replace(report, consumers_changed=unchanged, revision=previous.revision)
-    return report == previous

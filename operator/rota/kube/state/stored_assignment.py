@@ -110,7 +110,8 @@ class AssignmentLimits:
 
 def parse_stored_assignment(config_map: ConfigMap, group: str, uid: str) -> StoredAssignment:
     """Parse the assignment of the group with that name and uid."""
-    version, number = config_map.metadata.resource_version, config_map.metadata.version_number
+    version = config_map.metadata.resource_version
+    number = config_map.metadata.version_number
     if not _belongs_to(config_map, group, uid):
         message = f"The ConfigMap {config_map.metadata.name} is not owned by this group; delete it or rename the group"
         return StoredAssignment(version, number, is_ours=False, problems=(Finding(Reason.RESOURCE_CONFLICT, message),))

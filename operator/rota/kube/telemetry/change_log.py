@@ -51,7 +51,8 @@ class ChangeLog:
         _log.info(text, record["message"], extra=fields)
 
     def _log_members(self, key: ObjectKey, generation: int, states: Mapping[str, str]) -> None:
-        previous, self._members[key] = self._members.get(key), states
+        previous = self._members.get(key)
+        self._members[key] = states
         if previous is None:  # the first record of a leader: the states are not new
             return
         for member in sorted({*previous, *states}):

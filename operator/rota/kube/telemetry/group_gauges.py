@@ -116,7 +116,8 @@ def _imbalance_ratio(scrape: _Scrape) -> Iterator[tuple[Labels, float | None]]:
     members = [
         name for name, state in scrape.facts.tracker.last_plan.member_states.items() if state in {"Ready", "Unready"}
     ]
-    shares, rates = dict.fromkeys(members, 0.0), dict.fromkeys(members, 0.0)
+    shares = dict.fromkeys(members, 0.0)
+    rates = dict.fromkeys(members, 0.0)
     has_rates = True
     for queue, owner in scrape.owners.items():
         if owner in shares:

@@ -90,7 +90,8 @@ class RebalanceTracker:
         """Update the history with a plan, the stored document after it, and the generation that each member obeys."""
         is_first = self._counted_until is None
         self.count_seconds(now)
-        previous, self.last_plan = self.last_plan, replace(plan, document=None, config_map_data={}, journal_records=())
+        previous = self.last_plan
+        self.last_plan = replace(plan, document=None, config_map_data={}, journal_records=())
         moved, forced = self._apply_document(document, now) if document else (0, 0)
         completed = tuple(self._complete_handovers(obeyed_generations, now))
         self._longest_seconds = max(
@@ -106,7 +107,8 @@ class RebalanceTracker:
 
     def count_seconds(self, now: float) -> None:
         """Add the time since the last call to the queue-seconds of unowned and of contested queues."""
-        seconds, self._counted_until = now - (now if self._counted_until is None else self._counted_until), now
+        seconds = now - (now if self._counted_until is None else self._counted_until)
+        self._counted_until = now
         self.unowned_seconds += seconds * self.last_plan.status.get("unownedQueues", 0)
         self.contested_seconds += seconds * (len(self._document.forced) if self._document else 0)
 
@@ -123,7 +125,8 @@ class RebalanceTracker:
 
     def _apply_document(self, new: Assignment, now: float) -> tuple[int, int]:
         """Open and grant handovers for a new document; return how many queues change owner, and how many by force."""
-        last, self._document = self._document, new
+        last = self._document
+        self._document = new
         if last is None or last.generation == new.generation:
             return 0, 0
         if new.generation != last.generation + 1:  # recreated, or written by another operator meanwhile
@@ -131,7 +134,8 @@ class RebalanceTracker:
             if new.generation < last.generation:
                 self.rebalances.clear()
             return 0, 0
-        owned, previous = owners_of(new), holders_of(last)
+        owned = owners_of(new)
+        previous = holders_of(last)
         for queue, release in new.releasing.items():
             if queue not in last.releasing:
                 self._open_handovers[queue] = _OpenHandover(release.holder, now)
@@ -177,7 +181,9 @@ class RebalanceTracker:
             return None
         last = self.rebalances[0] if self.rebalances else None
         if last is None or last.at != status["at"]:
-            self._longest_seconds, self._slowest, self._handover_count = 0.0, [], 0
+            self._longest_seconds = 0.0
+            self._slowest = []
+            self._handover_count = 0
             records = [
                 line for line in plan.journal_records if line.get("kind") == "plan" and line.get("at") == status["at"]
             ]
@@ -199,7 +205,8 @@ class RebalanceTracker:
         self.rebalances[0] = _updated_rebalance(last, status, last.forced + forced, longest)
         if not is_completed:
             return None
-        slowest, self._slowest = tuple(self._slowest), []
+        slowest = tuple(self._slowest)
+        self._slowest = []
         return CompletedRebalance(self.rebalances[0], slowest, self._handover_count)
 
 

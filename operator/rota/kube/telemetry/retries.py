@@ -12,7 +12,8 @@ class RetryTracker:
 
     def count_new_retries(self, record: Mapping[str, Any], retry_topic: str) -> int:
         """Return how many messages arrived since the group's last `offsets` record; 0 for a queue's first end."""
-        group, brokers = record["group"], record["topics"].get(retry_topic, {})
+        group = record["group"]
+        brokers = record["topics"].get(retry_topic, {})
         ends = {
             (broker, number): end
             for broker, columns in brokers.items()

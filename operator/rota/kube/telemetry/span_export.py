@@ -69,11 +69,13 @@ class _SpanIds(IdGenerator):
     """Generates ids from the trace id and a counter, so that a trace that is sent twice stays one trace."""
 
     def __init__(self) -> None:
-        self._trace, self._count = "", 0
+        self._trace = ""
+        self._count = 0
 
     def start_trace(self, trace: str) -> None:
         """Generate ids for the spans of this trace from now on."""
-        self._trace, self._count = trace, 0
+        self._trace = trace
+        self._count = 0
 
     def generate_trace_id(self) -> int:
         return int(self._trace, 16)

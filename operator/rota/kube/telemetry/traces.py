@@ -58,7 +58,8 @@ def trace_id(key: tuple[str, str], at: str, instance: str) -> str:
 
 def build_spans(trace: Trace) -> SpanNode:
     """Return the root span of a rebalance. No child starts before the root, and no span ends before its start."""
-    last, slowest = trace.completed.rebalance, trace.completed.slowest_handovers
+    last = trace.completed.rebalance
+    slowest = trace.completed.slowest_handovers
     # The planner measures the rebalance's duration; its last handovers are seen to complete a bit later.
     end = max(
         [trace.started_at + (last.seconds or 0.0), *(trace.clock_origin + handover.obeyed_at for handover in slowest)]

@@ -27,9 +27,11 @@ def build_manifest(
     name = body.metadata.name
     template = remove_sidecar(spec.template or {})
     digest = _template_digest(template, sidecar)
-    part, mark = build_part(template, name, sidecar), digest + _DIGEST_SUFFIX
+    part = build_part(template, name, sidecar)
+    mark = digest + _DIGEST_SUFFIX
     if current and not spec.sidecar.auto_upgrade and (existing := _part_if_unchanged(current, digest)):
-        part, mark = existing, annotations_of(current)[TEMPLATE_DIGEST_ANNOTATION]
+        part = existing
+        mark = annotations_of(current)[TEMPLATE_DIGEST_ANNOTATION]
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",

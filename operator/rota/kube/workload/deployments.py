@@ -70,7 +70,8 @@ class Deployments:
 
     async def sync(self, group: Group) -> int:
         """Bring a group's Secret and Deployment up to date; return the number of writes."""
-        spec, key = group.resolved_spec.spec, (group.namespace, group.name)
+        spec = group.resolved_spec.spec
+        key = (group.namespace, group.name)
         key_writes = await self._keys.sync(group) if self._keys else 0
         if spec is None or group.body is None or group.key_problems:  # new pods could not authenticate
             return key_writes
@@ -121,7 +122,8 @@ class Deployments:
         if current and current.is_too_large:
             message = f"The Deployment {group.name} has a spec of more than {MAX_DEPLOYMENT_BYTES:,} bytes"
             raise InvalidSpecError(f"{message}; shorten spec.template")
-        policy, key = group.resolved_spec.policy, (group.namespace, group.name)
+        policy = group.resolved_spec.policy
+        key = (group.namespace, group.name)
         drain_timeout = (
             policy.handover.drain_timeout if policy else decode_drain_timeout(group.stored_assignment.settings)
         )

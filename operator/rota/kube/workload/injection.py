@@ -19,7 +19,8 @@ IMAGE_ANNOTATION: Final = "rota.dev/sidecar"  # the injected image
 REVERSE_PATCH_ANNOTATION: Final = "rota.dev/before"  # the changes that are not recognised by name
 
 # Paths of the app containers' preStop request, which waits for the drain. That of earlier versions also started it.
-_DRAINED_PATH, _DRAIN_PATH = "/v1/drained", "/v1/drain"
+_DRAINED_PATH = "/v1/drained"
+_DRAIN_PATH = "/v1/drain"
 _DEFAULT_GRACE_SECONDS = 30  # of Kubernetes
 _AFTER_DRAIN_SECONDS = 15  # from the end of a drain to the end of the pod
 
@@ -82,7 +83,8 @@ def _with_metadata(template: JsonObject, labels: Mapping[str, str], annotations:
 
 def grace_period(spec: JsonObject, drain_timeout: float) -> JsonObject:
     """Return the field with a longer grace period if a drain would not fit into the current one, else nothing."""
-    current, needed = spec.get("terminationGracePeriodSeconds"), math.ceil(drain_timeout) + _AFTER_DRAIN_SECONDS
+    current = spec.get("terminationGracePeriodSeconds")
+    needed = math.ceil(drain_timeout) + _AFTER_DRAIN_SECONDS
     return (
         {"terminationGracePeriodSeconds": needed}
         if (_DEFAULT_GRACE_SECONDS if current is None else current) < needed
@@ -124,7 +126,8 @@ def _find_sidecar(spec: Mapping[str, Any]) -> JsonObject | None:
 def find_part(template: Mapping[str, Any]) -> SidecarPart | None:
     """Return the sidecar and the volumes that were injected; None if the template has no sidecar."""
     spec = template["spec"]
-    sidecar, own = _find_sidecar(spec), _own_volume_names(spec)
+    sidecar = _find_sidecar(spec)
+    own = _own_volume_names(spec)
     return SidecarPart(sidecar, [volume for volume in spec["volumes"] if volume["name"] in own]) if sidecar else None
 
 
@@ -143,7 +146,8 @@ def _own_volume_names(spec: Mapping[str, Any]) -> set[str]:
 
 def _strip_sidecar(template: JsonObject) -> JsonObject:
     """Remove all parts that are recognised by name, and fields that are empty then."""
-    metadata, spec = template.get("metadata") or {}, template["spec"]
+    metadata = template.get("metadata") or {}
+    spec = template["spec"]
     own = _own_volume_names(spec)
     labels = {key: text for key, text in (metadata.get("labels") or {}).items() if key != GROUP_LABEL}
     annotations = {

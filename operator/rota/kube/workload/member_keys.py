@@ -75,7 +75,8 @@ class MemberKeys:
     def __init__(self, api: Api, namespace: str, name: str) -> None:
         """`namespace` and `name` are those of the operator's Secret."""
         self._api = api
-        self._namespace, self._name = namespace, name
+        self._namespace = namespace
+        self._name = name
         self._keys: OperatorKeys | None = None
         self._written: WeakKeyDictionary[Group, _WrittenSecret] = WeakKeyDictionary()
 
@@ -160,7 +161,8 @@ class MemberKeys:
 
     async def sync(self, group: Group) -> int:
         """Give the valid keys to a group's members; return the number of writes."""
-        writes, keys = await self.sync_secret(group), self.keys_of(group.uid)
+        writes = await self.sync_secret(group)
+        keys = self.keys_of(group.uid)
         if group.body is None or not keys:
             return writes
         return writes + sum(
@@ -184,7 +186,8 @@ class MemberKeys:
         keys = self.keys_of(group.uid)
         if group.body is None or not keys:
             return 0
-        written, now = self._written.get(group), asyncio.get_running_loop().time()
+        written = self._written.get(group)
+        now = asyncio.get_running_loop().time()
         is_due = (
             written is None
             or written.keys != keys
@@ -198,7 +201,8 @@ class MemberKeys:
         try:
             await self._write_group_secret(group, keys)
         except (ApiError, NoResponseError) as error:
-            name, reason = key_secret_name(group.name), single_line(str(error))
+            name = key_secret_name(group.name)
+            reason = single_line(str(error))
             message = f"The API server rejected the Secret {name}: {reason}"
             group.key_problems = (Finding(Reason.WRITE_REJECTED, message),)
         else:
@@ -222,7 +226,8 @@ def valid_keys(data: dict[str, str], loaded: OperatorKeys | None, now: int) -> O
 
     The previous key stays valid for a while: that of `loaded`, or else the copy in the Secret, after a restart.
     """
-    current, previous = _decode_key(data.get("current", "")), _decode_key(data.get("previous", ""))
+    current = _decode_key(data.get("current", ""))
+    previous = _decode_key(data.get("previous", ""))
     if not current:
         last = loaded.current if loaded else _decode_key(data.get("last", ""))
         return OperatorKeys(secrets.token_bytes(KEY_BYTES), last, now)

@@ -34,7 +34,8 @@ def apply_patch(current: Any, patch: str) -> Any:
 def _differences(patched: Any, original: Any, path: tuple[str | int, ...]) -> Iterator[_Entry]:
     """Yield the differences of two values, as deep down as their structures agree."""
     for key in _keys(patched, original):
-        new, old = _value_at(patched, key), _value_at(original, key)
+        new = _value_at(patched, key)
+        old = _value_at(original, key)
         if new and old and _keys(new[0], old[0]):
             yield from _differences(new[0], old[0], (*path, key))
         elif new != old:

@@ -15,7 +15,10 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-_TEXT, _COUNT, _TIME, _NUMBER = StringType(), LongType(), TimestampType(), DoubleType()
+_TEXT = StringType()
+_COUNT = LongType()
+_TIME = TimestampType()
+_NUMBER = DoubleType()
 
 
 def _by_name(kind: DataType) -> MapType:

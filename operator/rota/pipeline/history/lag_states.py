@@ -83,7 +83,8 @@ def _stretch_notes(facts: Facts, account: OwnershipAccount) -> DataFrame:
     later = F.first("_rules", ignorenulls=True).over(order.rowsBetween(Window.currentRow, Window.unboundedFollowing))
     spans = unowned_periods(account.holdings).groupBy("group", "topic", "broker", "since", "until")
     free = spans.agg(F.collect_list("queue").alias("ids"))
-    begins, ends = F.col("stretch") - _HOUR_SECONDS, F.col("stretch") + _STRETCH_SECONDS
+    begins = F.col("stretch") - _HOUR_SECONDS
+    ends = F.col("stretch") + _STRETCH_SECONDS
     overlaps = (F.unix_seconds("since") < ends) & (F.col("until").isNull() | (F.unix_seconds("until") >= begins))
     span = F.struct("topic", "broker", "since", "until", "ids")
     of_stretches = stretches.join(free, "group", how="inner").filter(overlaps).groupBy("group", "stretch")
@@ -282,7 +283,8 @@ def _aggregate(
     results: tuple[NDArray[np.float64], NDArray[np.int8]],
 ) -> Iterator[pa.RecordBatch]:
     """Aggregate the samples of all queues to one row per record (SAMPLES_SCHEMA)."""
-    count, (delays, lag_states) = table.num_rows, results
+    count = table.num_rows
+    (delays, lag_states) = results
     retries = np.array([name.startswith(RETRY_TOPIC_PREFIX) for name in records.topics] or [False])[records.topic]
     own = ~retries
     earlier = np.maximum(samples.previous_row, 0)
@@ -295,7 +297,8 @@ def _aggregate(
     unknown = _sum_by_record(records.record_of_sample[own & (lags == lag_columns.NO_LAG)], count) + (
         _sum_by_record(records.record_of_sample[own], count) == 0
     )
-    lag, delay = np.zeros(count, np.int64), np.zeros(count)
+    lag = np.zeros(count, np.int64)
+    delay = np.zeros(count)
     np.add.at(lag, records.record_of_sample[own], np.where(lags == lag_columns.NO_LAG, 0, lags)[own])
     np.maximum.at(delay, records.record_of_sample[own], np.where(np.isnan(delays), np.inf, delays)[own])
     rows = np.flatnonzero(records.at >= records.stretch_start)

@@ -103,7 +103,8 @@ def compute_holdings(records: DataFrame) -> DataFrame:
 
 def _expand_handovers(records: DataFrame) -> DataFrame:
     act = F.col("act")
-    granted, dropped = act.isin(*_GRANT_ACTS), act == "Drop"
+    granted = act.isin(*_GRANT_ACTS)
+    dropped = act == "Drop"
     stays = act == "Return"
 
     def holder(to: str, from_: str) -> Column:

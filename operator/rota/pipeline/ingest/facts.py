@@ -202,7 +202,8 @@ def _deduplicate(tables: dict[str, DataFrame]) -> Facts:
 def _verdict_changes(verdicts: DataFrame) -> DataFrame:
     """Keep the verdicts that differ from the previous one of their group and condition."""
     order = Window.partitionBy("group", "condition").orderBy("at", "status", "reason")
-    state, previous = F.struct("status", "reason"), F.lag(F.struct("status", "reason")).over(order)
+    state = F.struct("status", "reason")
+    previous = F.lag(F.struct("status", "reason")).over(order)
     changes = verdicts.withColumn("new", ~state.eqNullSafe(previous)).where(F.col("new"))
     return changes.select(*JOURNAL_SCHEMAS["verdict"].fieldNames())
 

@@ -86,7 +86,8 @@ class Inbox:
         return not newest or _hour_start(hour) > _hour_start(newest) - self._lateness
 
     def _link(self, file: HourFile, event: str) -> None:
-        target, partial = self._folder / f"{event}.{file.link_key}", self._folder / ".part"
+        target = self._folder / f"{event}.{file.link_key}"
+        partial = self._folder / ".part"
         partial.unlink(missing_ok=True)
         with suppress(FileNotFoundError):  # the journal has removed an old file
             try:

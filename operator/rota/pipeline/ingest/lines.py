@@ -106,7 +106,8 @@ def _with_parts(lines: DataFrame) -> DataFrame:
 
 def _is_plain() -> Column:
     """Return whether a line is certainly an `offsets` record that the reader accepts."""
-    line, tail = F.col("line"), F.col("behind")
+    line = F.col("line")
+    tail = F.col("behind")
     clean = F.is_valid_utf8(line) & ~line.contains("\\") & ~F.col("group").rlike(r"[\x00-\x1f]")
     spelled = F.array_join(F.slice("parts", 11, 3), '"') == ',"at":'
     dated = F.get("parts", F.lit(13)).rlike(_TIME) & F.col("at").isNotNull()

@@ -59,7 +59,8 @@ def ingest_journal(
     Files are ingested once they have not grown for `settle` after their hour; with None all are, as no operator writes
     them any more. `on_ingested` gets the new rows by table, waits, and returns whether to continue with later hours.
     """
-    journal, lake_folder = Path(source), Path(lake)
+    journal = Path(source)
+    lake_folder = Path(lake)
     check_ingest(journal, lake_folder, table_format)
     if table_format == "delta" and not _has_delta(spark):
         raise ValueError(

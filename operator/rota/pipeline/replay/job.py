@@ -116,7 +116,9 @@ def _build_history_row(table: pa.Table) -> pa.Table:
     group = table.column("group")[0].as_py()
     kinds = table.column("kind").to_pylist()
     lines = table.column("line").to_pylist()
-    size, pickled, problem = 0, None, None
+    size = 0
+    pickled = None
+    problem = None
     try:
         history = build_history(group, sort_facts(map(_read_fact, kinds, lines)))
         size = len(history.queues) * len(history.changes)

@@ -48,7 +48,8 @@ class Replay:
     """Replay of a history under `policy`; if that is None, under the policies recorded in the history."""
 
     def __init__(self, history: GroupHistory, policy: PolicySpec | None, metrics: ReplayMetrics) -> None:
-        self.history, self.metrics = history, metrics
+        self.history = history
+        self.metrics = metrics
         self.now = history.begins
         self.document: Assignment = history.document
         self.owned: Mapping[Queue, Holder] = owners_of(history.document)
@@ -60,7 +61,8 @@ class Replay:
         self._queue_views: dict[str, QueueView | None] = {}
         self._queues: frozenset[Queue] = frozenset()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._event_numbers, self._member_numbers = count(), count()
+        self._event_numbers = count()
+        self._member_numbers = count()
         self._next_plan_at = inf
         self._smoothed_weights: Weights = {}  # the last smoothed weights
         self._planned_weights: Weights | None = {}  # the weights of the last snapshot

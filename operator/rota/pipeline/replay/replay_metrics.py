@@ -114,7 +114,8 @@ class ReplayMetrics:
 
     def record_plan(self, plan: Plan, document: Assignment, owned: Mapping[Queue, Holder]) -> None:
         """Count the changes of a plan; `owned`: the owners by the document in force after it."""
-        last, rebalance = self._status.get("lastRebalance"), plan.status.get("lastRebalance")
+        last = self._status.get("lastRebalance")
+        rebalance = plan.status.get("lastRebalance")
         if rebalance and (not last or last["at"] != rebalance["at"]):
             self.rebalances += 1
         failed = (

@@ -24,8 +24,10 @@ _PLOTS = (
 
 def render_card(data: Findings, rank: int, row: Row) -> str:
     """Return a group's card as HTML."""
-    group, use = row["group"], row["use"]
-    now, then = data.measures.get((group, RECORDED_POLICY)), data.measures.get((group, use))
+    group = row["group"]
+    use = row["use"]
+    now = data.measures.get((group, RECORDED_POLICY))
+    then = data.measures.get((group, use))
     strategy = f" ({escape_text(then['strategy'])})" if then else ""
     plots = "".join(_draw_plots(data, group, use))
     figures = _measures_table(now, then) if now and then else ""

@@ -26,7 +26,8 @@ def format_value(value: object) -> object:
 
 def describe_problem(row: Row, group_count: int) -> str:
     """Return where a policy is unusable (RECORDED_POLICY: where no cost is known) of `group_count` groups, and why."""
-    many, example = row["groups"], row["example"]
+    many = row["groups"]
+    example = row["example"]
     where = f"group {example}" if many == 1 else f"{many:,} of {count(group_count, 'group')}, such as {example}"
     if row["policy"] == RECORDED_POLICY:
         return f"not evaluated: {where}: {row['problem']}"

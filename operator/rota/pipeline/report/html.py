@@ -173,7 +173,8 @@ def _answer(data: Findings) -> Iterator[str]:
 
 
 def _tiles(data: Findings) -> Iterator[str]:
-    now, each = sums_of(data), sums_of(data, OWN_POLICIES)
+    now = sums_of(data)
+    each = sums_of(data, OWN_POLICIES)
     if now is None or each is None or not data.scope.changing:
         return
     tiles = [

@@ -139,7 +139,8 @@ def _draw_time_axis(since: float, until: float, x: Callable[[float], float]) -> 
     many = spread > _DAY_SECONDS
     at = -(-since // step) * step
     while at <= until:
-        place, when = f"{x(at):.1f}", datetime.fromtimestamp(at, UTC)
+        place = f"{x(at):.1f}"
+        when = datetime.fromtimestamp(at, UTC)
         form = "%d %b" if many and at % _DAY_SECONDS == 0 else "%H:%M"
         anchor = "start" if x(at) < LEFT_MARGIN + 12 else "end" if x(at) > WIDTH - RIGHT_MARGIN - 12 else "middle"
         yield f'<path class="grid" d="M{place} {HEIGHT - BOTTOM_MARGIN}v4"/>'

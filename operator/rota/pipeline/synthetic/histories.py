@@ -187,7 +187,8 @@ def generate_history(
     policy = POLICIES[int(rng.integers(len(POLICIES)))]
     skew = float(rng.choice([0.2, 0.2, 0.5, 1.5]))
     if kind:
-        scenario, skew = kind.scenario, kind.skew
+        scenario = kind.scenario
+        skew = kind.skew
     arrivals = _arrivals(rng, count, hours, skew)
     scenario(fleet, START_SECONDS, START_SECONDS + len(arrivals) * STEP_SECONDS)
     return build_fleet_history(fleet, queues, policy, arrivals)

@@ -82,7 +82,8 @@ class JournalingReplay(Replay):
             return
         generation, forced = self._rebalance_begin
         if last["at"] == at and new_plan.document:
-            generation, forced = new_plan.document.generation, 0
+            generation = new_plan.document.generation
+            forced = 0
         if new_plan.document:
             forced += sum(since == new_plan.document.generation for since in new_plan.document.forced.values())
         self._rebalance_begin = (generation, forced)
@@ -119,7 +120,8 @@ class JournalingReplay(Replay):
         self._sampled_at = self.now
         ends = np.floor(self._last_offsets)
         done = np.maximum(ends - np.ceil(traffic.lag), 0.0)
-        last, committed = ends.astype(int).tolist(), done.astype(int).tolist()
+        last = ends.astype(int).tolist()
+        committed = done.astype(int).tolist()
         topics: dict[str, dict[str, Any]] = {}
         start = 0
         for topic, broker, ids in self._broker_columns:

@@ -83,7 +83,8 @@ def members_in_transition(
 
     Newly ready pods are included: a rollout brings more. Leaving pods on a failed node (lost) are not: no known end.
     """
-    debounce, drain = policy.triggers.debounce, policy.handover.drain_timeout
+    debounce = policy.triggers.debounce
+    drain = policy.handover.drain_timeout
     seconds_left: dict[str, float] = {}
     for pod in pods:
         match states[pod.name]:

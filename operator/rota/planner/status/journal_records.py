@@ -125,7 +125,8 @@ def _member_fields(snapshot: Snapshot, plan: Plan, document: Assignment) -> dict
     members: dict[str, dict[str, object]] = {}
     pods = {pod.name: pod for pod in snapshot.pods}
     for name in sorted({*pods, *document.members}):
-        pod, share = pods.get(name), document.members.get(name)
+        pod = pods.get(name)
+        share = document.members.get(name)
         uid = share.uid if share else pod.uid if pod else ""
         is_present = pod is not None and pod.uid == uid
         members[name] = {

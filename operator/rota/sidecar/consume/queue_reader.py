@@ -265,7 +265,8 @@ class QueueReader:
             self._host.answer_command(event, self.queue, lease_number, sent_at)
 
     async def _pull_forever(self) -> None:
-        pause, last_error = 0.0, ""
+        pause = 0.0
+        last_error = ""
         while True:
             reservation = await self._wait_for_memory()
             offset = self.window.next_offset
@@ -286,7 +287,8 @@ class QueueReader:
                     if pause:  # the broker may have been killed, and have lost its latest commits
                         self.window.committed_offset = None
                         self._committer.needs_check = True
-                    pause, last_error = 0.0, ""
+                    pause = 0.0
+                    last_error = ""
                     self._add_pull(offset, pulled, admission)
             if pause:
                 await asyncio.sleep(pause)

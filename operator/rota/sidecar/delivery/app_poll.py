@@ -11,7 +11,8 @@ class AppPoll:
     """One request for messages, and the deliveries for its response."""
 
     def __init__(self, request: web.Request, max_messages: int) -> None:
-        self.request, self.max_messages = request, max_messages
+        self.request = request
+        self.max_messages = max_messages
         self.batches: list[Batch] = []
         self._has_ended = asyncio.Event()
 

@@ -27,8 +27,10 @@ class AssignmentStream:
 
     def update_held(self, report: Report) -> frozenset[Queue]:
         """Take the member's report; return the queues that it no longer holds."""
-        held, previous = frozenset(from_ranges(report.held)), self._held
-        self._held, self._generation = held, report.generation
+        held = frozenset(from_ranges(report.held))
+        previous = self._held
+        self._held = held
+        self._generation = report.generation
         if held != previous:
             self._notify_change()
         return previous - held
@@ -44,7 +46,9 @@ class AssignmentStream:
 
     async def stream_changes(self, request: web.Request) -> web.StreamResponse:
         """Stream the held queues until the client disconnects; a slow client skips intermediate states."""
-        stream, held, changed = web.StreamResponse(headers=_HEADERS), self._held, self._change_event
+        stream = web.StreamResponse(headers=_HEADERS)
+        held = self._held
+        changed = self._change_event
         with suppress(ConnectionError):
             await stream.prepare(request)
             await stream.write(self._encode_event("assigned", held))
@@ -55,7 +59,9 @@ class AssignmentStream:
                 except TimeoutError:
                     await stream.write(b": still here\n\n")
                     continue
-                previous, held, changed = held, self._held, self._change_event
+                previous = held
+                held = self._held
+                changed = self._change_event
                 await stream.write(b"".join(self._change_events(previous, held)))
         return stream
 

@@ -53,7 +53,8 @@ def encode_batch(messages: Iterable[tuple[Message, int]], generation: int) -> by
 
 
 def _attributes(message: Message, attempt: int, generation: int) -> Iterator[tuple[str, str | int]]:
-    queue, topic = message.queue, message.topic
+    queue = message.queue
+    topic = message.topic
     yield "specversion", "1.0"
     yield "id", message.id
     yield "source", _source(topic)

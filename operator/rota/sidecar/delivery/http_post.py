@@ -18,7 +18,8 @@ WRITE_CHUNK_BYTES = 64 * 1024  # of a large body at a time: the transport copies
 _NO_BODY = {204, 304}
 _MIN_STATUS, _MIN_FINAL_STATUS = 100, 200  # the lowest status, and the lowest one above the provisional ones (1xx)
 _STATUS = re.compile(rb"HTTP/1\.[0-9] ([0-9]{3})(?: .*)?", re.DOTALL)
-_DECIMAL, _HEXADECIMAL = re.compile(rb"[0-9]{1,18}"), re.compile(rb"[0-9a-f]{1,15}", re.IGNORECASE)
+_DECIMAL = re.compile(rb"[0-9]{1,18}")
+_HEXADECIMAL = re.compile(rb"[0-9a-f]{1,15}", re.IGNORECASE)
 _TARGET = "".join(map(chr, range(0x21, 0x7F)))  # unescaped characters in a request line
 
 
@@ -42,7 +43,8 @@ class HttpPoster:
     """Posts to one address, over a pool of connections."""
 
     def __init__(self, host: str, port: int) -> None:
-        self.host, self.port = host, port
+        self.host = host
+        self.port = port
         self._idle: list[_Connection] = []
         self._closed = False
         url_host = f"[{host}]" if ":" in host else host
@@ -55,7 +57,8 @@ class HttpPoster:
 
         `may_send` is called last, right before sending: connecting takes time, in which the process may stall.
         """
-        deadline, length = asyncio.get_running_loop().time() + timeout_seconds, len(body)
+        deadline = asyncio.get_running_loop().time() + timeout_seconds
+        length = len(body)
         head = b"POST %s HTTP/1.1\r\n%s%scontent-length: %d\r\n\r\n" % (
             _encode_target(path),
             self._host_header,
@@ -136,7 +139,8 @@ class _Connection(asyncio.Protocol):
             self.close()  # an app may serve one connection at a time: an unused one would block it
             raise SendForbiddenError
         self._response = asyncio.get_running_loop().create_future()
-        self._status, self._has_received = 0, False
+        self._status = 0
+        self._has_received = False
         timer = call_after_pending_input(deadline, self._on_timeout, self._response)
         try:
             await self._send(head, body, self._response)
@@ -146,7 +150,8 @@ class _Connection(asyncio.Protocol):
             raise
         finally:
             timer.cancel()
-            self._response, self._is_reused = None, True
+            self._response = None
+            self._is_reused = True
 
     async def _send(self, head: bytes, body: bytes, response: asyncio.Future[int]) -> None:
         """Write a request; a large body in parts, as fast as they are sent, until a response arrives."""
@@ -216,7 +221,9 @@ class _Connection(asyncio.Protocol):
                 name.strip().lower(): value.strip().lower()
                 for name, _, value in (line.partition(b":") for line in lines)
             }
-            self._status, self._is_last_chunk, bodiless = status, False, status in _NO_BODY
+            self._status = status
+            self._is_last_chunk = False
+            bodiless = status in _NO_BODY
             self._is_chunked = not bodiless and b"chunked" in fields.get(b"transfer-encoding", b"")
             length = b"0" if bodiless or self._is_chunked else fields.get(b"content-length")
             self._body_bytes_left = None if length is None else _parse_number(_DECIMAL, length, 10)

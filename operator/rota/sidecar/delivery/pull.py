@@ -308,7 +308,9 @@ class PullDelivery:
 
     def _count_answers(self, entries: Sequence[OpenMessage], outcome: DeliveryOutcome) -> None:
         """Count the app's answer to each message, while the number of its attempt is known."""
-        now, counts, topics = self._host.now(), self._host.delivery_counts, self._host.settings.topics
+        now = self._host.now()
+        counts = self._host.delivery_counts
+        topics = self._host.settings.topics
         for entry in entries:
             attempt = self._settlement.attempt_number(entry.batch, entry.message)
             counts.count(entry.batch.queue, [(entry.message, attempt)], AppResponse(outcome), now)

@@ -125,7 +125,8 @@ class PushDelivery:
 
     def _start_deliveries(self) -> None:
         self._is_fill_scheduled = False
-        now, concurrency = self._host.now(), self._host.settings.delivery.push.concurrency
+        now = self._host.now()
+        concurrency = self._host.settings.delivery.push.concurrency
         while batch := self._scheduler.start_next(now, self._max_messages, self._free_slots(now), concurrency):
             self._open_count += 1
             task = asyncio.get_running_loop().create_task(self._deliver(batch))
@@ -167,7 +168,8 @@ class PushDelivery:
         """Count an answer; not the rejection of a batch, whose messages are posted again one by one."""
         if answer.outcome is DeliveryOutcome.REJECTED and len(attempts) > 1:
             return
-        now, counts = self._host.now(), self._host.delivery_counts
+        now = self._host.now()
+        counts = self._host.delivery_counts
         counts.count(batch.queue, attempts, answer, now)
         if answer.outcome is not DeliveryOutcome.REFUSED:
             counts.count_time(topic_label(attempts[0][0], self._host.settings.topics), now - batch.delivery.started_at)
@@ -212,14 +214,17 @@ class PushDelivery:
 
     async def _post_batch(self, batch: Batch, attempts: Sequence[tuple[Message, int]]) -> AppResponse | None:
         """Post a delivery and return the app's answer; None if it may not be sent any more."""
-        push, generation = self._host.settings.delivery.push, self._host.obeyed_generation
+        push = self._host.settings.delivery.push
+        generation = self._host.obeyed_generation
         if redelivered := sum(attempt > 1 for _, attempt in attempts):
             self._host.metrics.redelivered.inc(redelivered)
         if push.max_batch > 1 or len(attempts) > 1:
-            headers, body = cloudevents.BATCH_HEADERS, cloudevents.encode_batch(attempts, generation)
+            headers = cloudevents.BATCH_HEADERS
+            body = cloudevents.encode_batch(attempts, generation)
         else:
             [(message, attempt)] = attempts
-            headers, body = cloudevents.encode_headers(message, attempt, generation), message.body
+            headers = cloudevents.encode_headers(message, attempt, generation)
+            body = message.body
         try:
             status = await self._get_poster(push.port).post(
                 push.path, headers, body, push.timeout, partial(self._may_send, batch)

@@ -126,7 +126,8 @@ class Member:
         return None
 
     def _obey_assignment(self, assignment: Assignment, now: float) -> Effects:
-        previous, self.obeyed_generation = self.obeyed_generation, assignment.generation
+        previous = self.obeyed_generation
+        self.obeyed_generation = assignment.generation
         self.group = assignment.group
         self._assignment = assignment
         assigned_queues = self._assigned_queues()

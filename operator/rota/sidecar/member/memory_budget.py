@@ -159,7 +159,8 @@ class MemoryBudget:
         used = self.used_bytes
         is_common_part_awaited = False
         for waiting in [*self._waiting]:
-            queue, memory_bytes = waiting.queue, waiting.memory_bytes
+            queue = waiting.queue
+            memory_bytes = waiting.memory_bytes
             is_within_share = self.is_within_share(queue, memory_bytes)
             if is_common_part_awaited and not is_within_share:
                 continue
@@ -222,7 +223,8 @@ class PullAdmission:
         return window.memory_bytes + self._admitted_bytes + memory_bytes <= self._queue.limits.max_bytes
 
     def _fits_member(self, memory_bytes: int) -> bool:
-        budget, queue = self._budget, self._queue
+        budget = self._budget
+        queue = self._queue
         if self._reserved_bytes is None:
             self._reserved_bytes = self._take_reserved()
             if memory_bytes <= self._reserved_bytes:

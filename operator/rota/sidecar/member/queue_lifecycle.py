@@ -75,7 +75,9 @@ class Command(NamedTuple):
     lease_number: int
 
 
-_S, _E, _A = LeaseState, LeaseEvent, LeaseAction
+_S = LeaseState
+_E = LeaseEvent
+_A = LeaseAction
 
 # A missing row means that the event comes too late or changes nothing. Wanted is left at once.
 TRANSITIONS: dict[tuple[LeaseState, LeaseEvent], tuple[LeaseState, tuple[LeaseAction, ...]]] = {

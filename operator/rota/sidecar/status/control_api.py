@@ -119,7 +119,8 @@ class ControlApi:
     async def _report(self, request: web.Request) -> web.Response:
         keys = self._authenticate(request)
         self._host.on_report_requested()
-        after, wait = request.query.get("after", ""), parse_wait(request.query.get("wait", "10s"))
+        after = request.query.get("after", "")
+        wait = parse_wait(request.query.get("wait", "10s"))
         if wait is None or not _NUMBER.fullmatch(after):
             return web.Response(status=400, text="after must be a revision, wait must be a duration such as 10s\n")
         with self._waiting_reports.admit() as may_wait, suppress(TimeoutError):

@@ -67,7 +67,8 @@ class DeliveryCounts:
     def count(self, queue: Queue, attempts: Sequence[tuple[Message, int]], answer: AppResponse, now: float) -> None:
         """Count the end of a delivery; `attempts` pairs each message with the number of this attempt."""
         counts = self._queues.setdefault(queue, DeliveryTotals())
-        outcome, messages = answer.outcome, len(attempts)
+        outcome = answer.outcome
+        messages = len(attempts)
         if outcome is DeliveryOutcome.DONE:
             counts.done += messages
         else:
@@ -109,7 +110,8 @@ class DeliveryCounts:
 
     def sample(self, readers: Mapping[Queue, CountedReader], now: float) -> None:
         """Add the time since the last sample, weighted by messages at the app, and by waiting messages."""
-        seconds, self._sampled = now - self._sampled, now
+        seconds = now - self._sampled
+        self._sampled = now
         if seconds > MAX_SAMPLE_SECONDS:
             return
         for queue, reader in readers.items():

@@ -132,7 +132,8 @@ class DeliverySpans:
     """
 
     def __init__(self, open_sender: OpenSender, on_problem: Callable[[str], None]) -> None:
-        self._open_sender, self._on_problem = open_sender, on_problem
+        self._open_sender = open_sender
+        self._on_problem = on_problem
         self._endpoint = ""
         self._sender: SpanSender | None = None
         self._sender_number = 0
@@ -140,7 +141,8 @@ class DeliverySpans:
 
     def set_endpoint(self, endpoint: str) -> bool:
         """Set the receiver of the settings in force, "" for none; return whether `switch` must be called."""
-        changed, self._endpoint = endpoint != self._endpoint, endpoint
+        changed = endpoint != self._endpoint
+        self._endpoint = endpoint
         return changed
 
     async def switch(self) -> None:
@@ -157,7 +159,8 @@ class DeliverySpans:
 
     def _result_callback(self, endpoint: str) -> Callable[[str], None]:
         """Return a function that reports a new sender's results from its thread, until there is another sender."""
-        loop, number = asyncio.get_running_loop(), self._sender_number
+        loop = asyncio.get_running_loop()
+        number = self._sender_number
 
         def report(failure: str) -> None:
             if number == self._sender_number:
@@ -192,7 +195,8 @@ class DeliverySpans:
                 await self.switch()
 
     async def _close(self) -> None:
-        sender, self._sender = self._sender, None
+        sender = self._sender
+        self._sender = None
         if sender:
             await call_in_thread(CLOSE_SECONDS, sender.close)
 

@@ -85,7 +85,9 @@ class SidecarMetrics:
 
     def render(self, style: MetricsFormat, *, inflight: int, buffered: int, generation: int) -> bytes:
         """Render all metrics, with the present values of the gauges."""
-        self._inflight, self._buffered, self._generation = inflight, buffered, generation
+        self._inflight = inflight
+        self._buffered = buffered
+        self._generation = generation
         return self._metrics.render(style)
 
 

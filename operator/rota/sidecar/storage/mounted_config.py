@@ -24,8 +24,12 @@ SETTINGS_FILE = "group.json"
 DATA_LINK = "..data"
 MAX_TRIES = 100  # the kubelet's swaps are seconds apart: give up on a folder that is swapped without end
 
-_IN_CLOSE_WRITE, _IN_MOVED_FROM, _IN_MOVED_TO, _IN_DELETE = 0x8, 0x40, 0x80, 0x200
-_IN_MOVE_SELF, _IN_ONLYDIR = 0x800, 0x1000000
+_IN_CLOSE_WRITE = 0x8
+_IN_MOVED_FROM = 0x40
+_IN_MOVED_TO = 0x80
+_IN_DELETE = 0x200
+_IN_MOVE_SELF = 0x800
+_IN_ONLYDIR = 0x1000000
 # No IN_CREATE: a new file is still empty, and symlinks are swapped by renames. No IN_DELETE_SELF: inotify always
 # reports that a watch ended with its folder.
 _CHANGES = _IN_CLOSE_WRITE | _IN_MOVED_FROM | _IN_MOVED_TO | _IN_DELETE | _IN_MOVE_SELF | _IN_ONLYDIR
@@ -56,7 +60,8 @@ class MountedConfig:
 
     def read(self) -> MountedFiles | None:
         """Return both files of one generation; None if the folder is missing or cannot be read now."""
-        files, reason = None, ""
+        files = None
+        reason = ""
         try:
             for _ in range(MAX_TRIES):
                 if (files := self._read_generation()) is not None:
@@ -201,7 +206,8 @@ class _InotifyWatch:
             self._descriptor = -1
 
     def _on_events(self) -> None:
-        events, position = os.read(self._descriptor, 65536), 0
+        events = os.read(self._descriptor, 65536)
+        position = 0
         while position < len(events):
             watch, _, _, length = _EVENT.unpack_from(events, position)
             position += _EVENT.size

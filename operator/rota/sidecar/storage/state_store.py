@@ -44,7 +44,8 @@ class StateStore:
 
     def load(self, uid: str) -> SavedState:
         """Return this pod's stored state; an unreadable state, or another pod's, is logged and counts as empty."""
-        self._uid, self._saved = uid, self._read(uid)
+        self._uid = uid
+        self._saved = self._read(uid)
         return self._saved
 
     def store_incarnation(self) -> int:

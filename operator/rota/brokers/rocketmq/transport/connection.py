@@ -192,7 +192,8 @@ class Connection(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
-        outgoing, self._outgoing = self._outgoing, []
+        outgoing = self._outgoing
+        self._outgoing = []
         if self._transport and not self.close_reason:
             self._transport.write(b"".join(outgoing))
 
@@ -244,7 +245,8 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _release_memory(self) -> None:
-        reservation, self._reservation = self._reservation, None
+        reservation = self._reservation
+        self._reservation = None
         if reservation:
             reservation.release()
 
@@ -302,7 +304,8 @@ class Connection(asyncio.Protocol):
             self.closed_at = asyncio.get_running_loop().time()
             self._decoder = Decoder()  # frees the buffer of an incomplete frame
             self._release_memory()
-        pending, self._pending = self._pending, {}
+        pending = self._pending
+        self._pending = {}
         for response in pending.values():
             _fail(response, UnreachableError(f"{self.address} closed the connection: {self.close_reason}"))
 

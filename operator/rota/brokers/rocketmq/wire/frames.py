@@ -19,14 +19,17 @@ PROTOCOL_VERSION: Final = 479
 SMALL_PIECE_BYTES = 1024  # smaller pieces are joined at once: a bytes object of 1 byte takes 34 bytes
 
 _ANSWER, _ONE_WAY = 1, 2  # bits of the flag
-_JSON, _BINARY = 0, 1
+_JSON = 0
+_BINARY = 1
 _LANGUAGES = (
     *("JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY", "OTHER", "HTTP", "GO", "PHP", "OMS"),
     *("RUST", "NODE_JS"),
 )
-_TOTAL, _START = struct.Struct(">I"), struct.Struct(">II")
+_TOTAL = struct.Struct(">I")
+_START = struct.Struct(">II")
 _HEAD = struct.Struct(">hBhii")  # code, language, version, opaque, flag
-_SHORT, _INT = struct.Struct(">h"), struct.Struct(">i")
+_SHORT = struct.Struct(">h")
+_INT = struct.Struct(">i")
 
 
 class MalformedFrameError(ValueError):
@@ -120,11 +123,15 @@ class Decoder:
         at = 0
         while (size := _size(data, at)) and at + size <= len(data):
             start = at + _START.size
-            kind, length = data[at + 4], int.from_bytes(data[at + 5 : start])
+            kind = data[at + 4]
+            length = int.from_bytes(data[at + 5 : start])
             at += size
-            header, body = data[start : start + length], data[start + length : at]
+            header = data[start : start + length]
+            body = data[start + length : at]
             yield _from_json(header, body) if kind == _JSON else _from_binary(header, body)
-        self._pieces, self._buffered_bytes, self._frame_bytes = [data[at:]], len(data) - at, size
+        self._pieces = [data[at:]]
+        self._buffered_bytes = len(data) - at
+        self._frame_bytes = size
 
     @property
     def is_inside_frame(self) -> bool:
@@ -156,7 +163,8 @@ def _size(data: bytes, at: int) -> int:
         )
     if len(data) < at + _START.size:
         return 0
-    kind, length = data[at + 4], int.from_bytes(data[at + 5 : at + 8])
+    kind = data[at + 4]
+    length = int.from_bytes(data[at + 5 : at + 8])
     if kind not in {_JSON, _BINARY}:
         raise MalformedFrameError(
             f"A frame's header has the unknown encoding {kind}; supported are 0 (JSON) and 1 (binary)"
@@ -188,10 +196,13 @@ def _from_binary(header: bytes, body: bytes) -> Frame:
     try:
         code, language, version, opaque, flag = _HEAD.unpack_from(header)
         remark, at = _text(header, _HEAD.size, _INT)
-        (length,), at = _INT.unpack_from(header, at), at + _INT.size
+        (length,) = _INT.unpack_from(header, at)
+        at += _INT.size
         if length < 0 or at + length > len(header):
             raise MalformedFrameError(f"A frame's header of {len(header)} bytes declares {length} bytes of fields")
-        block, at, fields = header[at : at + length], 0, {}
+        block = header[at : at + length]
+        at = 0
+        fields = {}
         while at < length:
             key, at = _text(block, at, _SHORT)
             fields[key], at = _text(block, at, _INT)

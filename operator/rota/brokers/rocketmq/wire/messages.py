@@ -19,11 +19,16 @@ from rota.brokers.port import ADMIT_ALL, Admission
 from rota.brokers.rocketmq.wire.frames import MalformedFrameError
 from rota.model import Queue
 
-MAGIC_V1, MAGIC_V2 = 0xDAA320A7, 0xDAA320AB
+MAGIC_V1 = 0xDAA320A7
+MAGIC_V2 = 0xDAA320AB
 MAX_BATCH_MESSAGES: Final = 2**15 - 1  # messages; a broker counts them in 16 bits
 ZSTD_WINDOW_BYTES: Final = 8 * MEBIBYTE  # the window that RFC 8878 recommends every decoder to support
 
-_COMPRESSED, _IPV6_BORN_FLAG, _IPV6_STORE_FLAG, _BATCH, _COMPRESSION_MASK = 0x1, 0x10, 0x20, 0xC0, 0x700
+_COMPRESSED = 0x1
+_IPV6_BORN_FLAG = 0x10
+_IPV6_STORE_FLAG = 0x20
+_BATCH = 0xC0
+_COMPRESSION_MASK = 0x700
 _PACKED_FLAGS = _COMPRESSED | _BATCH
 _NAME_END, _PAIR_END = "\x01", "\x02"  # separators after a property's name and after its value
 
@@ -75,7 +80,8 @@ def decode_admitted(
     the next one is read, so at most one message is in memory without being admitted.
     """
     reader = _MessageReader(data, broker, start_offset, admission)
-    at, end = 0, len(data)
+    at = 0
+    end = len(data)
     try:
         while at < end and reader.refused_offset is None:
             at = _read(reader, at)
@@ -96,9 +102,11 @@ def _read(reader: _MessageReader, position: int) -> int:
     start = position + head.size
     topic_at = start + length
     if magic == MAGIC_V1:
-        topic_length, topic_start = data[topic_at], topic_at + 1
+        topic_length = data[topic_at]
+        topic_start = topic_at + 1
     elif magic == MAGIC_V2:
-        (topic_length,), topic_start = _SHORT.unpack_from(data, topic_at), topic_at + 2
+        (topic_length,) = _SHORT.unpack_from(data, topic_at)
+        topic_start = topic_at + 2
     else:
         raise MalformedFrameError(f"A message at byte {position} has the unknown magic number {magic:#x}")
     properties_at = topic_start + topic_length

@@ -53,7 +53,8 @@ def with_spark(command: Callable[..., None]) -> Callable[..., None]:
     def run(**options: Any) -> None:
         from rota.cli.commands.pipeline import output_paths
 
-        name, source = command.__name__, options.get("source", options.get("journal", ""))
+        name = command.__name__
+        source = options.get("source", options.get("journal", ""))
         with _translate_spark_errors():
             if options.pop("if_any", False) and not output_paths.has_input(source):
                 print_line(f"{source} contains no records yet")

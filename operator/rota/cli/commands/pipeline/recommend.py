@@ -56,7 +56,8 @@ def recommend(
     """
     from rota.pipeline.report.outputs import REPORT_FILE, write_recommendation
 
-    folder, at = Path(to), Path(source)
+    folder = Path(to)
+    at = Path(source)
     stored = is_simulation(at)
     if stored:
         progress(f"reading {source}")

@@ -148,7 +148,8 @@ def read_policies(files: str) -> dict[str, PolicySpec]:
             name = str(manifest_name(document.body) or "")
             _check_name(name, document)
             if name in policies:
-                first, second = positions[name], document.position_of("metadata.name")
+                first = positions[name]
+                second = document.position_of("metadata.name")
                 raise ValueError(f"RebalancePolicy {name} is defined twice, at {first} and {second}; remove one")
             policies[name] = document.parse(parse_policy)
             positions[name] = document.position_of("metadata.name")

@@ -100,7 +100,8 @@ def judge_samples(
         previous = broker.lag_by_group.get(key)
         earlier = broker.histories.get(key, {})
         if previous is not None and not previous.matches(interest):
-            previous, earlier = None, {}
+            previous = None
+            earlier = {}
         now, time_of_day = requested_at[key]
         group_samples = samples[key]
         if group_samples is None:

@@ -171,7 +171,8 @@ class LagPoller:
         )
 
     def _set_lags(self, broker: PolledBroker, lags: dict[ObjectKey, LagAtBroker]) -> None:
-        previous, broker.lag_by_group = broker.lag_by_group, lags
+        previous = broker.lag_by_group
+        broker.lag_by_group = lags
         self._on_poll(lags.keys())
         for key, lag in lags.items():
             if lag.is_known != (key in previous and previous[key].is_known):

@@ -106,7 +106,8 @@ class KubeconfigAccount:
     async def log_in(self, *, is_forced: bool = False, may_use_terminal: bool = False) -> LoginCredentials:
         """Read the kubeconfig, and run its exec plugin if its last credential expires soon or `is_forced` is set."""
         kubeconfig = await asyncio.to_thread(self._read_if_changed)
-        cluster, user = kubeconfig.cluster, kubeconfig.user
+        cluster = kubeconfig.cluster
+        user = kubeconfig.user
         if self._server not in {"", cluster.server}:
             context = single_line(kubeconfig.context, 100)
             raise LoginError(f"The kubeconfig's context {context!r} names another server now; start again")
@@ -120,7 +121,8 @@ class KubeconfigAccount:
         elif not token and user.auth_provider is not None:
             token = _id_token_of(user.auth_provider)
         configuration = await _configure(kubeconfig, token)
-        self._context, self._server = kubeconfig.context, cluster.server
+        self._context = kubeconfig.context
+        self._server = cluster.server
         groups = self._options.impersonate_groups
         impersonation = Impersonation(
             user.impersonated_user, user.impersonated_groups, user.impersonated_uid, user.impersonated_extra
@@ -165,7 +167,8 @@ def _file_stamp(path: Path) -> tuple[str, int, int] | None:
 
 async def _configure(kubeconfig: Kubeconfig, token: str) -> Configuration:
     """Return the Kubernetes client's configuration of a kubeconfig, with a token."""
-    cluster, user = kubeconfig.cluster, kubeconfig.user
+    cluster = kubeconfig.cluster
+    user = kubeconfig.user
     fields = {
         "server": cluster.server,
         "tls-server-name": cluster.tls_server_name,

@@ -10,7 +10,8 @@ from rota.kube.client.login.kubeconfig import check_proxy
 def proxy_for(server: str, environment: Mapping[str, str]) -> str | None:
     """Return the proxy for a server's URL; None for a loopback address or a server that NO_PROXY names."""
     parts = urlsplit(server)
-    host, port = parts.hostname or "", parts.port or {"http": 80, "https": 443}[parts.scheme]
+    host = parts.hostname or ""
+    port = parts.port or {"http": 80, "https": 443}[parts.scheme]
     names = (f"{parts.scheme.upper()}_PROXY", f"{parts.scheme}_proxy")
     name = next((name for name in names if environment.get(name)), "")
     excluded = environment.get("NO_PROXY") or environment.get("no_proxy") or ""

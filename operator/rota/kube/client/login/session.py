@@ -131,7 +131,8 @@ class Login:
                 self.connect(timeout=timeout) as connections,
                 connections.request("GET", f"{self.server}/version", allow_redirects=False) as response,
             ):
-                status, location = response.status, response.headers.get("Location", "")
+                status = response.status
+                location = response.headers.get("Location", "")
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             reason = f"The API server {self.server} cannot be reached: {describe_failure(error)}"
             if _needs_correction(error):
@@ -233,7 +234,8 @@ class RenewedSession:
     async def use(self) -> AsyncIterator[aiohttp.ClientSession]:
         """Yield the session for the next request; an outdated one is closed after its last request."""
         if self._login.pool is not self._pool:
-            outdated, self._session = self._session, self._open_session()
+            outdated = self._session
+            self._session = self._open_session()
             self._pool = self._login.pool
             await self._close_unused(outdated)
         session = self._session

@@ -54,7 +54,9 @@ class RotatingFiles:
 
     def __init__(self, folder: Path, writer: str, max_bytes: int) -> None:
         """Keep the folder below `max_bytes`; several writers may share it."""
-        self._folder, self._writer, self._max_bytes = folder, writer, max_bytes
+        self._folder = folder
+        self._writer = writer
+        self._max_bytes = max_bytes
         self._hour = ""
         self._appender: LineAppender | None = None
         self._unscanned_bytes = 0  # bytes written since the last scan of the folder
@@ -74,7 +76,8 @@ class RotatingFiles:
 
     def close(self) -> None:
         """Close the present file, if one is open."""
-        appender, self._appender = self._appender, None
+        appender = self._appender
+        self._appender = None
         if appender:
             with suppress(OSError):
                 os.close(appender.file_descriptor)

@@ -62,7 +62,9 @@ class Journal:
     def __init__(self, destination: str, writer: str, limit: str = DEFAULT_LIMIT) -> None:
         """`destination` is a folder, `-` for standard output, or empty for none; `writer` is part of file names."""
         self.dropped_records = 0  # dropped records since the start
-        self._destination, self._writer, self._limit = destination, writer, parse_size_limit(limit)
+        self._destination = destination
+        self._writer = writer
+        self._limit = parse_size_limit(limit)
         self._queued: list[JournalRecord] = []
         self._unwritten_values = 0  # values in records that are not written yet
         self._unreported_drops = 0
@@ -130,8 +132,10 @@ class Journal:
                 # Write the gap record even if no other record follows.
                 idle = RETRY_SECONDS if self._unreported_drops else None
                 self._condition.wait_for(lambda: self._queued or self._closing, idle)
-                records, self._queued = self._queued, []
-                values, is_last = self._unwritten_values, self._closing
+                records = self._queued
+                self._queued = []
+                values = self._unwritten_values
+                is_last = self._closing
             # Only the first batch has a gap record.
             self._write_batch(records[:MAX_BATCH_RECORDS], dropped=self._unreported_drops, is_forced=is_last)
             for start in range(MAX_BATCH_RECORDS, len(records), MAX_BATCH_RECORDS):
@@ -144,7 +148,8 @@ class Journal:
         """Write records, then one about a `gap`. Within RETRY_SECONDS of a failure, drop them unless `is_forced`."""
         record_lines = self._encode_records(records)
         lines = record_lines + self._encode_records([self._gap_record(dropped)] if dropped else [])
-        unwritten, reason = len(lines), "the last write failed"
+        unwritten = len(lines)
+        reason = "the last write failed"
         if is_forced or time.monotonic() >= self._retry_at:
             unwritten, reason = self._append_lines(lines)
         if dropped and not unwritten:

@@ -41,11 +41,13 @@ class JournalRecorder:
         self, result: ReconcileResult, change: RebalanceChange, now: float, snapshot: Callable[[], Snapshot]
     ) -> Iterator[JournalRecord]:
         """Yield the records of a group's reconcile; `now` is the time of day."""
-        group, at = result.group.namespaced_name, format_time(now)
+        group = result.group.namespaced_name
+        at = format_time(now)
         yield from _obeyed_records(group, at, change)
         if change.completed and (record := _rebalance_record(group, at, change.completed)):
             yield record
-        document, spec = result.group.stored_assignment.document, result.group.resolved_spec.spec
+        document = result.group.stored_assignment.document
+        spec = result.group.resolved_spec.spec
         if document and spec and self._is_ownership_due(group, at[:HOUR_CHARACTERS], document):
             yield owners_record(snapshot(), result.plan, document, spec, now)
 
