@@ -359,11 +359,11 @@ class Agent:
         """Count messages of one topic whose delivery has ended, and send spans of the traced ones."""
         if not messages:
             return
-        topics = self.settings.topics
-        self.metrics.count_messages(messages, outcome, topics)
+        settings = self.settings
+        self.metrics.count_messages(messages, outcome, settings.topics)
         if self._delivery_spans.are_sent:  # otherwise skip a second look-up of the topic
-            labels = {"topic": topic_label(messages[0], topics), "group": self.settings.group}
-            self._delivery_spans.record(messages, **labels, outcome=outcome, seconds=seconds)
+            topic = topic_label(messages[0], settings.topics)
+            self._delivery_spans.record(messages, topic=topic, group=settings.group, outcome=outcome, seconds=seconds)
 
     def abort_deliveries(self, reader: QueueReader) -> None:
         """Abort a queue's open deliveries."""
