@@ -187,10 +187,10 @@ class Pod:
     async def _write_volumes(self) -> None:
         async with self._writing:  # a slow reader must not restore files that a later one has replaced
             for volume in self.object["spec"].get("volumes") or []:
-                content = await volumes.files(volume, self._sources)
+                content = await volumes.read_files(volume, self._sources)
                 if self._stopping.is_set():  # the files of a terminating pod do not change, as on a real node
                     return
-                volumes.write(volume, self._folder / "volumes", content)
+                volumes.write_volume(volume, self._folder / "volumes", content)
 
     async def _refresh(self) -> None:
         """Update the volumes about once a minute, and at once when the pod's metadata changes."""

@@ -129,7 +129,7 @@ def covers(actual: Object, desired: Object) -> bool:
     """Whether a pod's status already contains all that is desired; conditions of other writers do not matter."""
     conditions = {condition["type"]: condition for condition in actual.get("conditions") or []}
     plain = all(actual.get(key) == value for key, value in desired.items() if key != "conditions")
-    return plain and all(_same(conditions.get(wish["type"], {}), wish) for wish in desired["conditions"])
+    return plain and all(_same(conditions.get(condition["type"], {}), condition) for condition in desired["conditions"])
 
 
 def restore_status(name: str, entry: Object) -> ContainerStatus:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ground.clusters import KUBECONFIG
-from ground.deliveries import again, moves, noted
+from ground.deliveries import noted, queue_moves, repeated_arrivals
 from ground.instance import Instance
 from ground.poll import eventually
 
@@ -104,5 +104,5 @@ def test_demo_reads_pauses_and_duplicates_from_delivery_logs(tmp_path: Path) -> 
     (tmp_path / "a").write_text(f"1000000 1 0 {BORN}\n1500000 2 1 {BORN}\n1700000 9 -1 {BORN}\n9")
     (tmp_path / "b").write_text(f"3000000 3 0 {BORN}\n3100000 2 -1 {BORN}\n3200000 1 0 {BORN}\n3300000 3 0 {LATER}\n")
     came = [arrival for member in "ab" for arrival in noted(member, tmp_path / member)]
-    assert [(move.seconds, move.queue, move.member) for move in moves(came)] == [(2.0, 0, "a")]
-    assert [(arrival.number, arrival.at) for arrival in again(came)] == [(2, 3.1), (1, 3.2)]
+    assert [(move.seconds, move.queue, move.member) for move in queue_moves(came)] == [(2.0, 0, "a")]
+    assert [(arrival.number, arrival.at) for arrival in repeated_arrivals(came)] == [(2, 3.1), (1, 3.2)]

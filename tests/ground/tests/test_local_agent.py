@@ -57,7 +57,7 @@ async def test_local_node_containers_end_with_the_agent_and_restart_with_the_nex
     await second_space.pod("once", app(*BUSY), restartPolicy="Never")
     for name in ("busy", "once"):
         await second_space.until(is_ready, name)
-        await second_space.logged("began", name)
+        await second_space.wait_for_line("began", name)
     signal_agent(second_space.node, number)
     await second_space.eventually(lambda: not processes(second_space.node))
     await second_space.eventually(lambda: not second_space.node.instance.process(second_space.node.program))
@@ -101,7 +101,7 @@ async def test_local_node_image_maps_to_a_command(second_space: Space) -> None:
     await second_space.pod(
         "image", {"name": "app", "image": "registry.example:5000/team/thing:1.2", "args": ["a", "b"]}
     )
-    await second_space.logged("a b", "image")
+    await second_space.wait_for_line("a b", "image")
 
 
 async def test_local_node_pods_keep_running_while_the_api_server_is_down(

@@ -92,7 +92,7 @@ async def test_local_node_config_map_change_reaches_the_file_when_an_annotation_
     previous = (folder / "..data").readlink()
     await space.api.patch(space.path("ConfigMap", "settings"), {"data": {"text": "new", "gone": None, "fresh": "y"}})
     await space.api.patch(space.path("Pod", "watching"), {"metadata": {"annotations": {"poke": "1"}}})
-    await space.logged("seen", "watching")
+    await space.wait_for_line("seen", "watching")
     assert (folder / "..data").readlink() != previous
     assert sorted(path.name for path in folder.iterdir() if not path.name.startswith("..")) == ["fresh", "text"]
     assert not (folder / previous).exists()
@@ -107,9 +107,9 @@ async def test_local_node_config_map_files_of_a_terminating_pod_do_not_change(sp
         await space.pod(name, app("sh", "-c", last, **mounted("etc", "/etc/x")), volumes=[volume])
     ending, live = [await space.until(is_ready, name) for name in ("ending", "live")]
     for name in ("ending", "live"):
-        await space.logged("began", name)
+        await space.wait_for_line("began", name)
     await space.api.delete(space.path("Pod", "ending"))
-    await space.logged("told", "ending")
+    await space.wait_for_line("told", "ending")
     await space.api.patch(space.path("ConfigMap", "settings"), {"data": {"text": "new"}})
     for name in ("ending", "live"):
         await space.api.patch(space.path("Pod", name), {"metadata": {"annotations": {"poke": "1"}}})
@@ -117,7 +117,7 @@ async def test_local_node_config_map_files_of_a_terminating_pod_do_not_change(sp
     await space.eventually(lambda: followed.read_text() == "new")
     assert (space.volume(ending, "etc") / "text").read_text() == "old"
     (space.volume(ending, "etc").parent.parent / "app" / "go").touch()
-    await space.gone("ending")
+    await space.wait_until_deleted("ending")
 
 
 async def test_local_node_pod_waits_for_a_missing_config_map(space: Space) -> None:
@@ -135,7 +135,7 @@ async def test_local_node_waiting_pod_can_be_deleted(space: Space) -> None:
     pod = await space.until(waits_for('configmap "never" not found'), "held")
     assert "podIP" not in pod["status"]
     await space.api.delete(space.path("Pod", "held"))
-    await space.gone("held")
+    await space.wait_until_deleted("held")
 
 
 async def test_local_node_container_waits_for_a_missing_secret_of_a_variable(space: Space) -> None:
@@ -165,5 +165,5 @@ async def test_local_node_projected_and_downward_api_files_follow_the_pod(space:
     assert (space.volume(pod, "all") / "notes").read_text() == 'n="one"'
     assert (space.volume(pod, "all") / "token").read_text().count(".") == 2
     await space.api.patch(space.path("Pod", "mixed"), {"metadata": {"annotations": {"n": "two"}}})
-    await space.logged("two", "mixed")
+    await space.wait_for_line("two", "mixed")
     assert space.log("mixed")[:2] == ["first", "mine"]

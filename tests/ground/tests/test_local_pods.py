@@ -100,7 +100,7 @@ async def test_local_node_native_sidecar_starts_before_its_app_and_outlives_it(s
     await space.pod("pair", app(["sh", "-c", POLITE]), initContainers=[sidecar])
     await wait_until_began(space, "pair", "sidecar", "app")
     await space.api.delete(space.path("Pod", "pair"))
-    await space.gone("pair")
+    await space.wait_until_deleted("pair")
     first, second = times(space.log("pair", "sidecar")), times(space.log("pair"))
     assert first["began"] < second["began"] < second["told"] < second["ended"] < first["told"] < first["ended"]
 
@@ -186,7 +186,7 @@ async def test_local_node_pre_stop_hook_runs_before_sigterm(space: Space) -> Non
     await space.pod("hooked", held, volumes=[volume])
     await wait_until_began(space, "hooked", "app")
     await space.api.delete(space.path("Pod", "hooked"))
-    await space.gone("hooked")
+    await space.wait_until_deleted("hooked")
     assert int((keep / "hooked").read_text()) < times(space.log("hooked"))["told"]
 
 
@@ -197,7 +197,7 @@ async def test_local_node_pre_stop_request_reaches_the_sidecar_of_the_same_pod(s
     await space.pod("drained", app(SLEEP, lifecycle=hook), initContainers=[sidecar])
     await space.until(is_ready, "drained")
     await space.api.delete(space.path("Pod", "drained"))
-    await space.gone("drained")
+    await space.wait_until_deleted("drained")
     assert any('"GET /drain HTTP/1.1"' in line for line in space.log("drained", "sidecar"))
 
 
@@ -205,7 +205,7 @@ async def test_local_node_sigkill_ends_a_container_that_ignores_sigterm(space: S
     await space.pod("deaf", app(["sh", "-c", DEAF]), terminationGracePeriodSeconds=2)
     await space.eventually(lambda: "lives" in times(space.log("deaf")))
     await space.api.delete(space.path("Pod", "deaf"))
-    await space.gone("deaf")
+    await space.wait_until_deleted("deaf")
     last = times(space.log("deaf"))
     assert last["told"] < last["lives"], "it was given no time after SIGTERM"
     await wait_for_no_process(space)
@@ -213,23 +213,23 @@ async def test_local_node_sigkill_ends_a_container_that_ignores_sigterm(space: S
 
 async def test_local_node_force_delete_leaves_no_process(space: Space) -> None:
     await space.pod("forced", app(["sh", "-c", "trap '' TERM; echo deaf; while :; do sleep 0.1; done"]))
-    await space.logged("deaf", "forced")
+    await space.wait_for_line("deaf", "forced")
     await space.api.delete(space.path("Pod", "forced"), {"gracePeriodSeconds": 0})
-    await space.gone("forced")
+    await space.wait_until_deleted("forced")
     await wait_for_no_process(space)
 
 
 async def test_local_node_delete_leaves_no_process(space: Space) -> None:
     daemon = "setsid sleep 600 & sleep 600 & echo began; wait"
     await space.pod("many", app(["sh", "-c", daemon]), terminationGracePeriodSeconds=2)
-    await space.logged("began", "many")
+    await space.wait_for_line("began", "many")
 
     async def all_began() -> bool:  # a process that replaces its program has no environment for a moment
         return count_marked(pods_folder(space)) >= 3
 
     await soon(all_began)
     await space.api.delete(space.path("Pod", "many"))
-    await space.gone("many")
+    await space.wait_until_deleted("many")
     await wait_for_no_process(space)
 
 
@@ -239,7 +239,7 @@ async def test_local_node_rejects_a_pod_without_its_node_selector(space: Space) 
     rejected = await space.until(lambda pod: "reason" in pod["status"], "stray")
     assert "nodeSelector rota.dev/ground" in rejected["status"]["message"]
     await space.api.delete(space.path("Pod", "stray"))
-    await space.gone("stray")
+    await space.wait_until_deleted("stray")
     assert not space.log("stray")
 
 
