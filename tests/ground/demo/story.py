@@ -16,12 +16,12 @@ from ground.report import Missing
 Names = Collection[str]
 
 NOTE = f"""
-How to read on: a queue that moves is let go by one member and then taken up by another one. Meanwhile it pauses.
-Why a queue moved, the operator tells. The rest is counted from what the apps noted of each numbered message:
-pauses of queues that moved, messages that came twice, messages that never came (lost). A pause is often longer
-than what the operator tells, which ends when members say that they obey: it goes on until the next message is there.
-Who leaves in good order finishes and commits first, which takes a moment; who is killed cannot.
-Lag is looked at every 15 s, so it may be of a while ago.
+How to read the output: in a handover one member releases a queue before another one owns it. Meanwhile it pauses.
+The operator explains why queues moved. The other figures are counted from the apps' notes of each numbered message:
+pauses of queues that moved, messages that arrived twice, messages that never arrived (lost). A pause is often longer
+than the operator's figure, which ends when the members report the new generation; a pause ends with the next message.
+A member that is stopped in good order drains and commits first, which takes a moment; a killed member cannot.
+Lag is polled every 15 s, so it may be some seconds old.
 The operator counts one queue more than the topic's {QUEUES}: the group's retry queue."""
 
 
@@ -55,16 +55,14 @@ def run(seconds: int | None) -> None:
 
 def start_everything(stage: Stage) -> None:
     """Start everything that the fleet needs, and print what is started."""
-    show(
-        "Rota's demo: a fleet of consumers that is scaled, rolled and hurt while messages come. All of it is real, runs"
-    )
+    show("Rota's demo: a fleet of consumers that is scaled, rolled and disrupted under load. All of it is real, runs")
     show("as processes on this machine, and is taken down in the end. Ctrl-C ends it at any time.")
-    show("\nStanding up: a Kubernetes control plane, two local nodes, a RocketMQ broker, the operator ...")
+    show("\nStarting: a Kubernetes control plane, two local nodes, a RocketMQ broker, the operator ...")
     stage.up()
     stage.start_operator()
     stage.send()
     show(f"A producer sends {RATE} numbered messages a second to the topic {GROUP}, which has {QUEUES} queues.")
-    show(f"The operator's page, to look on in a browser: {stage.address}/")
+    show(f"The operator's page, for a browser: {stage.address}/")
     show(NOTE)
 
 
@@ -82,9 +80,9 @@ class Story:
         self._step("3 become 6", f"kubectl scale cg/{GROUP} --replicas=6", lambda: self._scale(6), 6)
         self._step("6 become 2", f"kubectl scale cg/{GROUP} --replicas=2", lambda: self._scale(2), 2)
         self._step("the fleet is rolled", "its template changes, so each pod is replaced by a new one", self._roll, 2)
-        what = "it has no time to say how far it is, so what it did last may come again"
+        what = "it cannot commit its last offsets, so its last messages may be delivered again"
         self._step("a member is killed", what, self._kill, 2)
-        what = f"nobody hears it any more; Kubernetes gives it up after {GIVE_UP_SECONDS} s here (by default 50)"
+        what = f"its heartbeats end; Kubernetes marks it as unreachable after {GIVE_UP_SECONDS} s here (by default 50)"
         self._step("a node dies", what, self._lose_node, 2)
         return self._costs
 
@@ -109,7 +107,7 @@ class Story:
             show(f"   {line}")
         lag = fleet["summary"]["lag"]
         show(f"   {format_cost(self._costs[-1])}")
-        show(f"   at rest after {seconds:.1f} s; lag, when last looked at: {'not known yet' if lag is None else lag}")
+        show(f"   at rest after {seconds:.1f} s; lag at the last poll: {'not known yet' if lag is None else lag}")
 
     # The acts; each returns the members that must have disappeared when the step is over.
 
@@ -139,10 +137,10 @@ class Story:
         nodes_by_pod = self._stage.nodes_by_pod()
         node = min(self._stage.nodes, key=lambda node: [*nodes_by_pod.values()].count(node.name) or len(nodes_by_pod))
         victims = [name for name, node_name in nodes_by_pod.items() if node_name == node.name]
-        show(f"   {node.name} dies, and with it {' and '.join(victims)}")
+        show(f"   {node.name} is killed, and with it {' and '.join(victims)}")
         self._stage.instance.kill(node.program)  # the agent's watcher then kills the processes of all its pods
         self._stage.wait_for_takeover(2, victims)
-        show(f"   others have taken over; {node.name} comes back, and with it the word that its pods have ended")
+        show(f"   other members own its queues; {node.name} restarts, and reports that its pods have ended")
         node.up()
         return victims
 
@@ -154,7 +152,7 @@ def describe_ownership(fleet: Payload) -> list[str]:
         name: [queue["id"] for queue in fleet["queues"] if queue["owner"] == name and queue["topic"] == GROUP]
         for name in names
     }
-    return [f"{name} works {format_ranges(ids)}" for name, ids in owned.items()]
+    return [f"{name} owns {format_ranges(ids)}" for name, ids in owned.items()]
 
 
 def format_ranges(ids: list[int]) -> str:
@@ -171,14 +169,14 @@ def count(number: int, what: str) -> str:
 
 def describe_forced(rebalance: Payload) -> str:
     """Describe how many queues were granted although their previous owners never reported the release."""
-    return f", {rebalance['forced']} without a word of their member" if rebalance["forced"] else ""
+    return f", {rebalance['forced']} granted without a report of their release" if rebalance["forced"] else ""
 
 
 def format_cost(cost: Cost) -> str:
     """Describe the cost of a step."""
     middle, longest = median_high(cost.pauses or [0]), max(cost.pauses, default=0)
     pause = f"paused for {middle:.2f} s (median), {longest:.2f} s at most" if cost.pauses else ""
-    came = f"{count(cost.twice, 'message')} came twice, {cost.lost} lost"
+    came = f"{count(cost.twice, 'message')} arrived twice, {cost.lost} lost"
     return f"queues that moved {pause or 'did not pause'}; {came}"
 
 
@@ -210,7 +208,7 @@ def keep_running(stage: Stage, seconds: int | None) -> None:
         return
     stage.send(CALM)
     until = "until you press Ctrl-C" if seconds is None else f"for {seconds} s"
-    show(f"\nThe fleet works on {until}, with {CALM} messages a second:")
+    show(f"\nThe fleet keeps running {until}, with {CALM} messages a second:")
     show(f"   its page       {stage.address}/")
     show(f"   by kubectl     {programs.program('kubectl')} --kubeconfig {stage.cluster.kubeconfig} get cg -o wide")
     show(f"   by Rota        ROTA_OPERATOR={stage.address} {ROOT}/.venv/bin/rota status")
