@@ -1,4 +1,4 @@
-"""`python -m ground up|down|env|status|topic|build`: a ground for a person, that stays until it is taken down."""
+"""`python -m ground up|down|env|status|topic|build`: a ground for interactive use; it stays until it is taken down."""
 
 import argparse
 import json
@@ -21,19 +21,19 @@ from ground.report import Missing, plainly, say
 from ground.rocketmq import NAME_SERVER, RocketMQ
 
 
-class Thing(Protocol):
-    """A real thing that can be stood up."""
+class Startable(Protocol):
+    """A part that can be started."""
 
     def up(self) -> None:
-        """Start what does not run."""
+        """Start whichever processes do not run yet."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A word of the command line, the thing it stands up, and how others find that."""
+    """One part by its name on the command line: how it is created, and the variables by which clients find it."""
 
     help: str
-    make: Callable[[Instance], Thing]
+    make: Callable[[Instance], Startable]
     variables: Callable[[Any], Mapping[str, object]]
 
 
@@ -49,17 +49,21 @@ def _prometheus(instance: Instance) -> Prometheus:
     return Prometheus(instance, [])
 
 
-# In an order in which each finds what it needs.
+# In the order of their dependencies.
 PARTS = {
     "control-plane": Part(
-        "etcd, API server, controller-manager, scheduler", cluster_of, lambda it: {"KUBECONFIG": it.kubeconfig}
+        "etcd, API server, controller-manager, scheduler",
+        cluster_of,
+        lambda cluster: {"KUBECONFIG": cluster.kubeconfig},
     ),
     "local": Part("a node whose pods are processes", _local, lambda _: {}),
-    "rocketmq": Part("a name server and a broker", RocketMQ, lambda it: {"ROTA_NAME_SERVER": it.name_server}),
+    "rocketmq": Part(
+        "a name server and a broker", RocketMQ, lambda rocketmq: {"ROTA_NAME_SERVER": rocketmq.name_server}
+    ),
     "kwok": Part("simulated nodes and pods", _kwok, lambda _: {}),
-    "prometheus": Part("a Prometheus", _prometheus, lambda it: {"ROTA_PROMETHEUS": it.url}),
+    "prometheus": Part("a Prometheus", _prometheus, lambda prometheus: {"ROTA_PROMETHEUS": prometheus.url}),
     "node": Part(
-        "another cluster, with a real node (root)", RealNode, lambda it: {"ROTA_NODE_KUBECONFIG": it.kubeconfig}
+        "another cluster, with a real node (root)", RealNode, lambda node: {"ROTA_NODE_KUBECONFIG": node.kubeconfig}
     ),
 }
 USUAL = ("control-plane", "local", "rocketmq")
@@ -67,36 +71,36 @@ USUAL = ("control-plane", "local", "rocketmq")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
-    asked = _parser().parse_args(arguments)
-    return plainly("ground", partial(asked.run, asked))
+    options = _parser().parse_args(arguments)
+    return plainly("ground", partial(options.run, options))
 
 
-def up(asked: argparse.Namespace) -> None:
-    """Stand up the parts asked for."""
-    unknown = sorted(set(asked.parts) - set(PARTS))
+def up(options: argparse.Namespace) -> None:
+    """Start the requested parts."""
+    unknown = sorted(set(options.parts) - set(PARTS))
     if unknown:
         raise Missing(f"There is no part {unknown[0]}; the parts are {', '.join(PARTS)}")
     sweep()
-    with _locked(asked.name):
-        before = Instance.find(asked.name)
-        instance = before or Instance.open(asked.name)
+    with _locked(options.name):
+        existing = Instance.find(options.name)
+        instance = existing or Instance.open(options.name)
         try:
-            for name in [name for name in PARTS if name in (asked.parts or USUAL)]:
+            for name in [name for name in PARTS if name in (options.parts or USUAL)]:
                 _up(name, instance)
         except BaseException as error:
-            if before:
+            if existing:
                 raise
             logs = instance.keep_logs()
-            instance.down()  # half a ground is of no use to anybody
+            instance.down()  # half a ground is of no use
             if isinstance(error, Missing):
                 raise Missing(str(error).replace(f"{instance.folder}/log", str(logs))) from None
             raise
-    option = "" if asked.name == "default" else f" --name {shlex.quote(asked.name)}"
+    option = "" if options.name == "default" else f" --name {shlex.quote(options.name)}"
     say(f'now: eval "$({sys.executable} -m ground env{option})"')
 
 
 def build(_: argparse.Namespace) -> None:
-    """Build and fetch all that takes long, so that nobody waits for it later; what cannot be had is named."""
+    """Build and fetch everything that takes long, so that later commands need not wait; unavailable parts are named."""
     sources: dict[str, Callable[[], object]] = {
         "Kubernetes": partial(programs.ensure, *programs.CONTROL_PLANE, "helm"),
         "RocketMQ": java.jars,
@@ -112,52 +116,52 @@ def build(_: argparse.Namespace) -> None:
 
 
 def _up(name: str, instance: Instance) -> None:
-    thing = PARTS[name].make(instance)
-    thing.up()
-    found = {key: str(value) for key, value in PARTS[name].variables(thing).items()}
-    instance.write("variables.json", json.dumps(_variables(instance) | found))
+    part = PARTS[name].make(instance)
+    part.up()
+    added = {key: str(value) for key, value in PARTS[name].variables(part).items()}
+    instance.write("variables.json", json.dumps(_variables(instance) | added))
     say(f"{name} is up")
 
 
-def down(asked: argparse.Namespace) -> None:
+def down(options: argparse.Namespace) -> None:
     """Take an instance down: every process, every file."""
-    with _locked(asked.name):
-        instance = Instance.find(asked.name)
+    with _locked(options.name):
+        instance = Instance.find(options.name)
         if instance:
             instance.down()
-    say(f"the ground {asked.name} is gone" if instance else f"no ground {asked.name} stands")
+    say(f"the ground {options.name} is gone" if instance else f"no ground {options.name} stands")
 
 
-def env(asked: argparse.Namespace) -> None:
-    """Print what a shell needs to use the instance."""
-    for key, value in _variables(_standing(asked.name)).items():
+def env(options: argparse.Namespace) -> None:
+    """Print the shell commands that select the instance."""
+    for key, value in _variables(_standing(options.name)).items():
         print(f"export {key}={shlex.quote(value)}")
     print(f"export PATH={shlex.quote(str(programs.program('kubectl').parent))}:$PATH")
 
 
 def status(_: argparse.Namespace) -> None:
-    """Print what stands."""
-    found = standing()
-    for instance in found:
+    """Print the running instances."""
+    instances = standing()
+    for instance in instances:
         print(f"{instance.name} (addresses {instance.block}.0.0/16, folder {instance.folder})")
         for process in instance.processes():
             print(f"  {process.pid:>8} {process.program}")
-    if not found:
+    if not instances:
         print("nothing stands; `python -m ground up` changes that")
 
 
-def topic(asked: argparse.Namespace) -> None:
-    """Make a topic at the instance's broker, or change how many queues it has there."""
-    if asked.queues < 1:
-        raise Missing(f"A topic has no fewer than 1 queue, and {asked.queues} were asked for")
-    instance = _standing(asked.name)
+def topic(options: argparse.Namespace) -> None:
+    """Create a topic at the instance's broker, or change its number of queues."""
+    if options.queues < 1:
+        raise Missing(f"A topic has no fewer than 1 queue, and {options.queues} were asked for")
+    instance = _standing(options.name)
     if not instance.process(NAME_SERVER):
-        raise Missing(f"No broker runs in the ground {asked.name}; `python -m ground up rocketmq` starts one")
+        raise Missing(f"No broker runs in the ground {options.name}; `python -m ground up rocketmq` starts one")
     try:
-        RocketMQ(instance).create_topic(asked.topic, asked.queues)
+        RocketMQ(instance).create_topic(options.topic, options.queues)
     except remoting.Refused as refusal:
-        raise Missing(f"The topic {asked.topic} was not made: {refusal}") from None
-    say(f"topic {asked.topic} has {asked.queues} queues")
+        raise Missing(f"The topic {options.topic} was not made: {refusal}") from None
+    say(f"topic {options.topic} has {options.queues} queues")
 
 
 def _locked(name: str) -> AbstractContextManager[None]:
@@ -173,8 +177,8 @@ def _standing(name: str) -> Instance:
 
 def _variables(instance: Instance) -> dict[str, str]:
     path = instance.folder / "variables.json"
-    known: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
-    return known
+    variables: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
+    return variables
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -185,8 +189,8 @@ def _parser() -> argparse.ArgumentParser:
         verb.add_argument("--name", default="default", help="which ground (default: %(default)s)")
         verb.set_defaults(run=run)
         if run is up:
-            told = "; ".join(f"{name}: {part.help}" for name, part in PARTS.items())
-            verb.add_argument("parts", nargs="*", metavar="PART", help=f"{told} (default: {', '.join(USUAL)})")
+            parts = "; ".join(f"{name}: {part.help}" for name, part in PARTS.items())
+            verb.add_argument("parts", nargs="*", metavar="PART", help=f"{parts} (default: {', '.join(USUAL)})")
         if run is topic:
             verb.add_argument("topic", metavar="NAME", help="what it is called")
             verb.add_argument("queues", metavar="QUEUES", type=int, help="how many queues it has")

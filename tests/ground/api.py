@@ -4,7 +4,7 @@
         pod = await api.get("/api/v1/namespaces/default/pods/web-0")
         await api.patch("/api/v1/namespaces/default/pods/web-0", {"metadata": {"annotations": {"a": "b"}}})
 
-An answer of the server that is an error raises `ApiError`; no answer at all raises one of `GONE` (see there).
+An error response of the server raises `ApiError`; no response at all raises one of `GONE` (see there).
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from ground.report import Missing
 Object = dict[str, Any]
 Objects = list[Object]
 
-# What is raised when the server cannot be reached or does not answer in time: catch it where trying again makes sense.
+# Raised when the server cannot be reached or does not respond in time: catch it where a further attempt makes sense.
 GONE = (aiohttp.ClientError, TimeoutError, OSError)
 
 _PATCHES = {
@@ -36,28 +36,31 @@ _PATCHES = {
     "strategic": "application/strategic-merge-patch+json",
     "apply": "application/apply-patch+yaml",
 }
-_REQUEST = aiohttp.ClientTimeout(total=120, sock_connect=60)  # on a busy machine, to a server that is there
+_REQUEST = aiohttp.ClientTimeout(total=120, sock_connect=60)  # long enough for a busy machine
 _WATCH = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=330)
 
 
 class ApiError(Exception):
-    """The server refused; `status` is the HTTP code and `reason` the word that the API has for it."""
+    """The server rejected a request; `status` is the HTTP code and `reason` the API's reason."""
 
     def __init__(self, answer: Object) -> None:
         super().__init__(answer.get("message") or f"The API server answered {answer.get('code')}")
         self.status = int(answer.get("code") or 0)
         self.reason = str(answer.get("reason") or "")
 
-    def then_anew(self) -> str:
-        """Return the version to go on from, none, where listing anew may help; raise itself where it cannot."""
-        if self.status < 500 and self.status not in {410, 429}:  # most often 410: too old to go on from
+    def relist_version(self) -> str:
+        """Return the empty version, which means to list again, where that may help; raise itself where it cannot."""
+        if self.status < 500 and self.status not in {
+            410,
+            429,
+        }:  # most often 410: the version is too old to continue from
             raise self
         return ""
 
 
 @dataclass(frozen=True)
 class Access:
-    """Where a cluster answers, and what to show it to be let in."""
+    """The address of a cluster, and the credentials for it."""
 
     server: str
     trust: ssl.SSLContext
@@ -75,7 +78,8 @@ class Access:
         authority = _material(cluster, "certificate-authority", folder)
         trust = ssl.create_default_context(cadata=authority.decode() if authority else None)
         if cluster.get("insecure-skip-tls-verify"):
-            trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE
+            trust.check_hostname = False
+            trust.verify_mode = ssl.CERT_NONE
         certificate, key = (_material(user, name, folder) for name in ("client-certificate", "client-key"))
         if certificate and key:
             with tempfile.NamedTemporaryFile() as pair:  # ssl reads files only
@@ -111,7 +115,7 @@ class Api:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._session.close()
-        await asyncio.sleep(0.25)  # aiohttp does not wait until TLS has said goodbye
+        await asyncio.sleep(0.25)  # aiohttp does not wait for the end of the TLS shutdown
 
     async def get(self, path: str, **params: str) -> Object:
         """Read an object, or a collection as its List object."""
@@ -127,15 +131,15 @@ class Api:
         return await self._ask("POST", path, body, params)
 
     async def create_from_text(self, path: str, text: str) -> None:
-        """Post an object that is written already; the answer may be nested too deeply to be read."""
+        """Post an object given as text; the response may be nested too deeply to be parsed."""
         headers = {"Content-Type": "application/json"}
         async with self._session.post(path, data=BytesIO(text.encode()), headers=headers) as answer:
             raw = await answer.read()
             if answer.status >= 400:
-                raise ApiError(_refusal(answer.status, raw))
+                raise ApiError(_error_body(answer.status, raw))
 
     async def replace(self, path: str, body: Object, **params: str) -> Object:
-        """Replace an object whole."""
+        """Replace an object as a whole."""
         return await self._ask("PUT", path, body, params)
 
     async def patch(self, path: str, body: Object | Objects, kind: str = "merge", **params: str) -> Object:
@@ -149,11 +153,11 @@ class Api:
         return await self._ask("DELETE", path, body, params)
 
     async def watch(self, path: str, **params: str) -> AsyncGenerator[Object]:
-        """Yield the events of one watch until the server ends it; what it is told as an ERROR event is raised."""
+        """Yield the events of one watch until the server ends it; an ERROR event is raised."""
         params = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": "300", **params}
         async with self._session.get(path, params=params, timeout=_WATCH) as answer:
             if answer.status >= 400:
-                raise ApiError(_refusal(answer.status, await answer.read()))
+                raise ApiError(_error_body(answer.status, await answer.read()))
             async for line in answer.content:
                 event: Object = json.loads(line)
                 if event["type"] == "ERROR":
@@ -161,26 +165,26 @@ class Api:
                 yield event
 
     async def follow(self, path: str, **params: str) -> AsyncGenerator[Object]:
-        """Yield events for ever: all that is there as ADDED, then changes; goes on whatever the server does meanwhile.
+        """Yield events forever: all existing objects as ADDED, then changes; continues after errors of the server.
 
-        After a gap everything is listed again: what is there comes as MODIFIED, what vanished meanwhile as DELETED.
+        After a gap everything is listed again: existing objects come as MODIFIED, those deleted in the gap as DELETED.
         """
-        known: dict[str, Object] = {}
+        objects: dict[str, Object] = {}
         version = ""
         while True:
             try:
                 if not version:
-                    seen = await self.get(path, **params)
-                    for event in _differences(known, seen["items"]):
+                    listed = await self.get(path, **params)
+                    for event in _differences(objects, listed["items"]):
                         yield event
-                    version = seen["metadata"]["resourceVersion"]
+                    version = listed["metadata"]["resourceVersion"]
                 async for event in self.watch(path, resourceVersion=version, **params):
                     version = event["object"]["metadata"]["resourceVersion"]
-                    if _learn(known, event):
+                    if _apply_event(objects, event):
                         yield event
             except (ApiError, *GONE) as error:
                 if isinstance(error, ApiError):
-                    version = error.then_anew()
+                    version = error.relist_version()
                 await asyncio.sleep(0.2)
 
     async def _ask(
@@ -191,34 +195,36 @@ class Api:
         async with self._session.request(method, path, data=text, params=params, headers=headers) as answer:
             raw = await answer.read()
             if answer.status >= 400:
-                raise ApiError(_refusal(answer.status, raw))
-            found: Object = json.loads(raw)
-            return found
+                raise ApiError(_error_body(answer.status, raw))
+            parsed: Object = json.loads(raw)
+            return parsed
 
 
-def _differences(known: dict[str, Object], items: Objects) -> Objects:
-    """Bring `known` up to the listed items and return the events that tell it."""
-    here = {item["metadata"]["uid"] for item in items}
-    events = [{"type": "DELETED", "object": gone} for uid, gone in known.items() if uid not in here]
-    events += [{"type": "MODIFIED" if i["metadata"]["uid"] in known else "ADDED", "object": i} for i in items]
+def _differences(objects: dict[str, Object], items: Objects) -> Objects:
+    """Update `objects` to the listed items and return the events for the difference."""
+    present = {item["metadata"]["uid"] for item in items}
+    events = [{"type": "DELETED", "object": deleted} for uid, deleted in objects.items() if uid not in present]
+    events += [
+        {"type": "MODIFIED" if item["metadata"]["uid"] in objects else "ADDED", "object": item} for item in items
+    ]
     for event in events:
-        _learn(known, event)
+        _apply_event(objects, event)
     return events
 
 
-def _learn(known: dict[str, Object], event: Object) -> bool:
-    """Note what an event tells; return whether it tells anything."""
+def _apply_event(objects: dict[str, Object], event: Object) -> bool:
+    """Apply an event to `objects`; return whether it is an event of an object."""
     if event["type"] == "BOOKMARK":
         return False
     uid = event["object"]["metadata"]["uid"]
     if event["type"] == "DELETED":
-        known.pop(uid, None)
+        objects.pop(uid, None)
     else:
-        known[uid] = event["object"]
+        objects[uid] = event["object"]
     return True
 
 
-def _refusal(status: int, raw: bytes) -> Object:
+def _error_body(status: int, raw: bytes) -> Object:
     try:
         answer = json.loads(raw)
     except ValueError:
@@ -227,8 +233,8 @@ def _refusal(status: int, raw: bytes) -> Object:
 
 
 def _named(config: Object, kind: str, name: str) -> Object:
-    found: Object = next(entry[kind] for entry in config[f"{kind}s"] if entry["name"] == name)
-    return found
+    entry_of_kind: Object = next(entry[kind] for entry in config[f"{kind}s"] if entry["name"] == name)
+    return entry_of_kind
 
 
 def _material(entry: Object, name: str, folder: Path) -> bytes:

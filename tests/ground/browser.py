@@ -20,7 +20,7 @@ from ground.poll import PATIENCE_SECONDS, eventually, soon
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 _FLAGS = (
     "--headless",
-    "--no-sandbox",  # which root cannot have
+    "--no-sandbox",  # needs privileges that containers lack, and root cannot use it
     "--disable-gpu",
     "--disable-dev-shm-usage",  # /dev/shm is small in containers
     "--disable-background-networking",
@@ -48,11 +48,11 @@ _CODES = {
 
 
 def chromium() -> str:
-    """Return the browser, from Debian's package where nobody has installed one."""
-    found = next(filter(None, map(shutil.which, _NAMES)), None)
-    if not found:
+    """Return the browser's path; Debian's package is installed where no browser is."""
+    path = next(filter(None, map(shutil.which, _NAMES)), None)
+    if not path:
         packages.debian("chromium")
-    return found or "/usr/bin/chromium"
+    return path or "/usr/bin/chromium"
 
 
 @asynccontextmanager
@@ -60,11 +60,11 @@ async def a_browser(instance: Instance) -> AsyncIterator["Browser"]:
     """Start a browser with one empty tab; it ends with the block."""
     profile = instance.folder / "browser"
     port = profile / "DevToolsActivePort"
-    cache.remove(profile)  # else the port of a former one would be read
+    cache.remove(profile)  # else the port of the previous browser would be read
     argv = [chromium(), *_FLAGS, f"--user-data-dir={profile}", "about:blank"]
     instance.start("browser", argv, env={"TZ": "UTC"})
     try:
-        await asyncio.to_thread(instance.wait, "browser", partial(_written, port), 60, "Chromium")
+        await asyncio.to_thread(instance.wait, "browser", partial(_has_port, port), 60, "Chromium")
         number, path = port.read_text().split()
         async with ClientSession() as session:
             address = f"ws://127.0.0.1:{number}{path}"
@@ -79,7 +79,9 @@ async def a_browser(instance: Instance) -> AsyncIterator["Browser"]:
                     await asyncio.wait([reading])
     finally:
         await asyncio.to_thread(instance.stop, "browser", grace=5)
-        await asyncio.to_thread(eventually, partial(_removed, profile), 30)  # its helpers write for a moment longer
+        await asyncio.to_thread(
+            eventually, partial(_removed, profile), 30
+        )  # Chromium's helper processes write for a moment longer
 
 
 def _removed(profile: Path) -> bool:
@@ -88,65 +90,67 @@ def _removed(profile: Path) -> bool:
     return not profile.exists()
 
 
-def _written(port: Path) -> bool:
+def _has_port(port: Path) -> bool:
     return port.exists() and len(port.read_text().split()) == 2
 
 
 class Browser:
-    """One tab, and what it complained of and asked for since `forget`."""
+    """One tab, with its errors and requests since `forget`."""
 
     def __init__(self, socket: ClientWebSocketResponse) -> None:
-        """Know no tab yet."""
+        """Set up the state; `attach` chooses the tab."""
         self.errors: list[str] = []  # exceptions, errors on the console, violations of the content security policy
         self.requests: list[str] = []
         self._socket = socket
         self._tab = ""
         self._numbers = count(1)
-        self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._pending: dict[int, asyncio.Future[dict[str, Any]]] = {}
 
     async def attach(self) -> None:
-        """Take the tab that is open."""
+        """Attach to the open tab."""
         targets = (await self.call("Target.getTargets"))["targetInfos"]
-        tab = next(it["targetId"] for it in targets if it["type"] == "page")
+        tab = next(target["targetId"] for target in targets if target["type"] == "page")
         self._tab = (await self.call("Target.attachToTarget", targetId=tab, flatten=True))["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             await self.call(f"{domain}.enable")
-        await self.call("Emulation.setFocusEmulationEnabled", enabled=True)  # else nothing tells that it got the focus
+        await self.call("Emulation.setFocusEmulationEnabled", enabled=True)  # else no element receives a focus event
 
     async def read(self) -> None:
-        """Take what the browser says, until it ends."""
+        """Read the browser's messages until it ends."""
         async for message in self._socket:
             if message.type is not WSMsgType.TEXT:
                 break
-            told = json.loads(message.data)
-            if "id" in told:
-                self._asked.pop(told["id"]).set_result(told)
+            payload = json.loads(message.data)
+            if "id" in payload:
+                self._pending.pop(payload["id"]).set_result(payload)
             else:
-                self._note(told["method"], told["params"])
-        for waiting in self._asked.values():
-            waiting.set_exception(ConnectionError("the browser has ended"))
+                self._note(payload["method"], payload["params"])
+        for future in self._pending.values():
+            future.set_exception(ConnectionError("the browser has ended"))
 
-    def _note(self, method: str, told: dict[str, Any]) -> None:
+    def _note(self, method: str, params: dict[str, Any]) -> None:
         if method == "Network.requestWillBeSent":
-            self.requests.append(told["request"]["url"])
+            self.requests.append(params["request"]["url"])
         elif method == "Runtime.exceptionThrown":
-            details = told["exceptionDetails"]
+            details = params["exceptionDetails"]
             self.errors.append(details.get("exception", {}).get("description") or details["text"])
-        elif method == "Runtime.consoleAPICalled" and told["type"] in {"error", "assert"}:
-            self.errors.append(" ".join(str(it.get("value", it.get("description"))) for it in told["args"]))
-        elif method == "Log.entryAdded" and told["entry"]["level"] == "error":
-            self.errors.append(f"{told['entry']['text']} {told['entry'].get('url', '')}")
+        elif method == "Runtime.consoleAPICalled" and params["type"] in {"error", "assert"}:
+            self.errors.append(
+                " ".join(str(argument.get("value", argument.get("description"))) for argument in params["args"])
+            )
+        elif method == "Log.entryAdded" and params["entry"]["level"] == "error":
+            self.errors.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")
 
-    async def call(self, method: str, **given: Any) -> dict[str, Any]:
+    async def call(self, method: str, **params: Any) -> dict[str, Any]:
         """Call a method of the protocol."""
         number = next(self._numbers)
-        answer = self._asked[number] = asyncio.get_running_loop().create_future()
-        asked = {"id": number, "method": method, "params": given}
-        await self._socket.send_json({**asked, "sessionId": self._tab} if self._tab else asked)
-        told = await answer
-        if "error" in told:
-            raise ValueError(f"{method}: {told['error']['message']}")
-        result: dict[str, Any] = told["result"]
+        answer = self._pending[number] = asyncio.get_running_loop().create_future()
+        request = {"id": number, "method": method, "params": params}
+        await self._socket.send_json({**request, "sessionId": self._tab} if self._tab else request)
+        response = await answer
+        if "error" in response:
+            raise ValueError(f"{method}: {response['error']['message']}")
+        result: dict[str, Any] = response["result"]
         return result
 
     def forget(self) -> None:
@@ -156,19 +160,21 @@ class Browser:
 
     async def open(self, url: str) -> None:
         """Open an address in a fresh document, and wait until it is loaded."""
-        await self.call("Page.navigate", url="about:blank")  # another fragment alone would load nothing
+        await self.call(
+            "Page.navigate", url="about:blank"
+        )  # a URL that differs only in its fragment would load nothing
         await self.call("Page.navigate", url=url)
         await self.wait_for("document.readyState === 'complete'")
 
     async def evaluate(self, script: str) -> Any:
-        """Return what an expression is, awaited; an exception in it is one here."""
-        told = await self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
-        if details := told.get("exceptionDetails"):
+        """Return the value of an expression, awaited; an exception in it is raised here."""
+        response = await self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        if details := response.get("exceptionDetails"):
             raise ValueError(f"{script}: {details.get('exception', {}).get('description', details['text'])}")
-        return told["result"].get("value")
+        return response["result"].get("value")
 
     async def wait_for(self, script: str, seconds: float = PATIENCE_SECONDS) -> Any:
-        """Return an expression's first value that is true; if there is none, tell what the tab shows."""
+        """Return an expression's first value that is true; if none comes, the error shows the tab's text."""
         try:
             return await soon(partial(self.evaluate, script), seconds)
         except TimeoutError as error:
@@ -177,33 +183,33 @@ class Browser:
             raise
 
     async def press(self, key: str) -> None:
-        """Press a key and let it go."""
+        """Press and release a key."""
         text = {"Enter": "\r"}.get(key)
-        given = {"key": key, "code": key, "windowsVirtualKeyCode": _CODES[key]}
-        await self.call("Input.dispatchKeyEvent", type="keyDown", **given, **({"text": text} if text else {}))
-        await self.call("Input.dispatchKeyEvent", type="keyUp", **given)
+        key_event = {"key": key, "code": key, "windowsVirtualKeyCode": _CODES[key]}
+        await self.call("Input.dispatchKeyEvent", type="keyDown", **key_event, **({"text": text} if text else {}))
+        await self.call("Input.dispatchKeyEvent", type="keyUp", **key_event)
 
     async def prefer(self, scheme: str) -> None:
         """Prefer `dark` or `light`."""
         await self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     async def size(self, width: int, height: int) -> None:
-        """Give the tab another size."""
+        """Change the size of the tab."""
         await self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
         )
 
     async def accessible(self) -> list[tuple[str, str]]:
-        """Return role and name of everything that a screen reader is shown."""
+        """Return role and name of everything that a screen reader announces."""
         nodes = (await self.call("Accessibility.getFullAXTree"))["nodes"]
         return [
             (node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes if not node.get("ignored")
         ]
 
     async def screenshot(self, path: Path) -> None:
-        """Write a picture of what is to be seen."""
-        told = await self.call("Page.captureScreenshot", format="png", optimizeForSpeed=False)
-        await asyncio.to_thread(path.write_bytes, base64.b64decode(told["data"]))
+        """Write a picture of the tab."""
+        response = await self.call("Page.captureScreenshot", format="png", optimizeForSpeed=False)
+        await asyncio.to_thread(path.write_bytes, base64.b64decode(response["data"]))
 
 
 CONTRASTS = """(() => {

@@ -1,7 +1,7 @@
-"""What survives between runs: programs built from source, jars, images.
+"""Files that outlive a run: programs built from source, jars, images.
 
-An entry is a folder named after what it is and a hash of the recipe it was made from. It is made in a folder of another
-name, under a lock, and renamed when it is whole: a half-built entry is never seen, and two grounds build it once.
+An entry is a folder named after its content and a hash of its recipe. It is built in a folder of another name, under a
+lock, and renamed when complete: a half-built entry is never seen, and two grounds build it once.
 """
 
 import ctypes
@@ -23,10 +23,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def folder() -> Path:
-    """Return the folder that survives between runs."""
-    given = os.environ.get("ROTA_GROUND_CACHE")
+    """Return the folder whose files outlive a run."""
+    configured = os.environ.get("ROTA_GROUND_CACHE")
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    path = Path(given) if given else Path(home) / "rota-ground"
+    path = Path(configured) if configured else Path(home) / "rota-ground"
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -38,7 +38,7 @@ def folder() -> Path:
 
 @contextmanager
 def locked(path: Path, *, waiting_for: str = "") -> Iterator[None]:
-    """Hold a file lock; it is gone with the process, so nobody has to clean up after a crash."""
+    """Hold a file lock; the kernel releases it with the process, so a crash needs no clean-up."""
     with path.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -50,7 +50,7 @@ def locked(path: Path, *, waiting_for: str = "") -> Iterator[None]:
 
 
 def entry_path(name: str, recipe: str) -> Path:
-    """Return where the entry of that recipe is, or will be."""
+    """Return the path of the entry of that recipe, existing or not."""
     return folder() / f"{name}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
 
 
@@ -82,10 +82,10 @@ def _make(name: str, target: Path, build: Callable[[Path], None]) -> None:
 
 
 def need_room(gibibytes: float, place: Path | None = None) -> None:
-    """Refuse to begin what would fill a disk: the cache's, or that of another place, there or not yet."""
+    """Raise before a build that would fill a disk: the disk of the cache, or of `place`, which may not exist yet."""
     place = place or folder()
-    there = next(path for path in (place, *place.parents) if path.exists())
-    if shutil.disk_usage(there).free < gibibytes * 2**30:
+    existing = next(path for path in (place, *place.parents) if path.exists())
+    if shutil.disk_usage(existing).free < gibibytes * 2**30:
         raise Missing(
             f"Building needs {gibibytes:g} GiB on the disk of {place}; free some, or set its variable elsewhere"
         )
@@ -97,7 +97,7 @@ def _full() -> str:
 
 
 def remove(path: Path) -> None:
-    """Remove a folder whatever its modes are (Go makes its module cache read-only)."""
+    """Remove a folder, its read-only parts included (Go makes its module cache read-only)."""
 
     def retry(function: Callable[[str], object], broken: str, _: object) -> None:
         Path(broken).parent.chmod(0o755)
@@ -115,7 +115,7 @@ def run(
     env: Mapping[str, str] | None = None,
     timeout: float = 1800,
 ) -> str:
-    """Run one step of a build and return what it printed; its first process never outlives us, however we end."""
+    """Run one step of a build and return its output; its first process never outlives us."""
     logs = folder() / "log"
     logs.mkdir(exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f"{Path(argv[0]).name}-", suffix=".log", dir=logs)
@@ -148,13 +148,13 @@ def run(
 
 
 def _failure(what: str, log: Path, printed: str) -> str:
-    told = log.read_text(errors="replace")
+    errors = log.read_text(errors="replace")
     with log.open("a") as file:
         file.write(printed)
-    if "no space left on device" in told.lower():
+    if "no space left on device" in errors.lower():
         return _full()
     last = next(
-        (line.strip() for line in reversed((told or printed).splitlines()) if line.strip()), "it printed nothing"
+        (line.strip() for line in reversed((errors or printed).splitlines()) if line.strip()), "it printed nothing"
     )
     return f"{what} failed: {last[:300]} (all of it: {log})"
 

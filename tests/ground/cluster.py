@@ -1,4 +1,4 @@
-"""What tests ask of a cluster, whoever made it."""
+"""The interface of a cluster for tests, whatever its origin."""
 
 import shlex
 import subprocess
@@ -13,7 +13,7 @@ PROJECT = Path(__file__).parents[2]
 
 
 class Cluster:
-    """Something that answers as a Kubernetes API server, known by an admin's kubeconfig."""
+    """A Kubernetes API server, with an admin's kubeconfig."""
 
     kubeconfig: Path
 
@@ -35,12 +35,12 @@ class NodeCluster(Cluster, ABC):
     @property
     @abstractmethod
     def address(self) -> str:
-        """Where pods reach a server of this machine that was started with `prefix`."""
+        """The address at which pods reach a server of this machine that was started with `prefix`."""
 
     @property
     @abstractmethod
     def prefix(self) -> Sequence[str]:
-        """The command that starts a server at `address`; empty where nothing special is needed."""
+        """The command prefix that starts a server at `address`; empty where none is needed."""
 
     @abstractmethod
     def up(self) -> None:
@@ -56,4 +56,4 @@ class NodeCluster(Cluster, ABC):
 
     @abstractmethod
     def tag(self, image: str, *names: str) -> None:
-        """Give an image that was built more names on the node, as if it had been pulled by them."""
+        """Give an image of the node more names, as if it had been pulled by them."""

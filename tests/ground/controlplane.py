@@ -29,7 +29,7 @@ class ControlPlane(Cluster):
     """etcd, kube-apiserver, kube-controller-manager and kube-scheduler of one instance."""
 
     def __init__(self, instance: Instance, *, address: str | None = None, prefix: Sequence[str] = ()) -> None:
-        """Describe it; `up` starts it. `prefix` is put before every command, to start it elsewhere."""
+        """Describe the control plane; `up` starts it. `prefix` is put before every command, to start it elsewhere."""
         self.instance = instance
         self.address = address or instance.address()
         self.kubeconfig = instance.folder / "admin.kubeconfig"
@@ -41,32 +41,35 @@ class ControlPlane(Cluster):
         return f"https://{self.address}:{self._port('kube-apiserver', 6443)}"
 
     def up(self) -> None:
-        """Start what does not run and wait until the API server answers and can make pods."""
+        """Start the programs that do not run, and wait until the API server accepts pods."""
         programs.ensure(*programs.CONTROL_PLANE)
         self.authority = Authority(self.instance.folder / "keys", "ca")
         self._etcd()
         health = f"http://{self.address}:{self._port('etcd', 2379)}/health"
-        self.instance.wait("etcd", partial(answers, health), 60, "etcd")  # else the API server is blamed for it
+        self.instance.wait(
+            "etcd", partial(answers, health), 60, "etcd"
+        )  # else an error of etcd would look like one of the API server
         self._api_server()
-        # The other two end at once where the roles they work under are not there yet.
+        # The other two end at once while the roles that they need are missing.
         self.instance.wait("kube-apiserver", self._ready, 60, "The API server")
         self._controllers()
-        # A pod is refused until the controller-manager has made its namespace's service account.
+        # A pod is rejected until the controller-manager has created its namespace's service account.
         path = "/api/v1/namespaces/default/serviceaccounts/default"
         self.instance.wait("kube-controller-manager", lambda: self._answers(path), 60, "The controller-manager")
         self.instance.wait("kube-scheduler", self._scheduler_ready, 60, "The scheduler")
 
     def down(self) -> None:
         """End the control plane; its keys and data stay with the instance."""
-        for part in _PARTS:  # the API server waits long for open watches; nothing is lost by ending it
+        for part in _PARTS:  # the API server waits long for open watches; a quick end loses nothing
             self.instance.stop(part, grace=2)
 
     def user(self, name: str, common: str, organisation: str = "") -> Path:
-        """Return a kubeconfig for somebody else than the admin, known by certificate."""
+        """Return a kubeconfig for another user than the admin, with a certificate."""
         return self._kubeconfig(name, self.authority.issue(name, common, organisation))
 
     def _etcd(self) -> None:
-        client, peer = (f"http://{self.address}:{self._port(*wish)}" for wish in (("etcd", 2379), ("etcd-peer", 2380)))
+        client = f"http://{self.address}:{self._port('etcd', 2379)}"
+        peer = f"http://{self.address}:{self._port('etcd-peer', 2380)}"
         self._run(
             "etcd",
             {
@@ -88,7 +91,7 @@ class ControlPlane(Cluster):
         issue, folder = self.authority.issue, self.instance.folder / "keys"
         names = [
             "kubernetes",
-            *(f"kubernetes.default{rest}" for rest in ("", ".svc", ".svc.cluster.local")),
+            *(f"kubernetes.default{suffix}" for suffix in ("", ".svc", ".svc.cluster.local")),
             "localhost",
         ]
         serving = issue("apiserver", "kube-apiserver", dns=names, ips=[_FIRST_SERVICE, "127.0.0.1", self.address])
@@ -159,8 +162,8 @@ class ControlPlane(Cluster):
         argv = [*self._prefix, str(programs.program(part)), *(f"--{name}={value}" for name, value in flags.items())]
         self.instance.start(part, argv)
 
-    def _port(self, what: str, wish: int) -> int:
-        return self.instance.port(what, wish, self.address) if not self._prefix else wish
+    def _port(self, what: str, preferred: int) -> int:
+        return self.instance.port(what, preferred, self.address) if not self._prefix else preferred
 
     def _kubeconfig(self, name: str, pair: Pair) -> Path:
         def inline(path: Path) -> str:
@@ -189,6 +192,7 @@ class ControlPlane(Cluster):
 
     def _scheduler_ready(self) -> bool:
         trust = ssl.create_default_context()
-        trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE  # it signs its own certificate
+        trust.check_hostname = False
+        trust.verify_mode = ssl.CERT_NONE  # the scheduler signs its own certificate
         port = self._port("kube-scheduler", _SECURE_PORTS["kube-scheduler"])
         return answers(f"https://{self.address}:{port}/readyz", trust)

@@ -1,7 +1,7 @@
-"""What apps noted of the messages that came to them: which came again, and how long a queue that moved was silent.
+"""Arrivals of messages as the apps noted them: repeated messages, and pauses of queues that moved.
 
-`bench/app.py` makes such notes. A queue has moved where another member goes on with it; its pause is the time between
-two messages there. What comes out of the group's retry topic comes again, but says nothing of its queue.
+`bench/app.py` writes such notes. A queue has moved when another member continues it; its pause is the time between two
+messages at that moment. Messages from the group's retry topic count as repeated, but do not identify their queue.
 """
 
 from collections import defaultdict
@@ -11,11 +11,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-ASIDE = -1  # in the place of a queue: it had been tried before, and came out of the group's retry topic
+ASIDE = -1  # in place of a queue id: the message was retried, and came from the group's retry topic
 
 
 class Came(NamedTuple):
-    """A message as it came to a member."""
+    """One arrival of a message at a member."""
 
     at: float
     number: int
@@ -25,53 +25,55 @@ class Came(NamedTuple):
 
 
 class Move(NamedTuple):
-    """A queue that another member went on with."""
+    """The continuation of a queue by another member."""
 
-    at: float  # when its first message came there
-    seconds: float  # since the last one that came to the member before
+    at: float  # the time of its first message at the new member
+    seconds: float  # since the last message at the previous member
     queue: int
-    member: str  # the one before
+    member: str  # the previous member
 
 
 def whole_lines(notes: Path) -> list[bytes]:
-    """Read what was noted so far; a line without its end is still being written."""
+    """Read the complete lines; a line without its newline is still being written."""
     return notes.read_bytes().rpartition(b"\n")[0].splitlines()
 
 
 def noted(member: str, notes: Path) -> Iterator[Came]:
-    """Read what a member's app has noted so far."""
+    """Read the arrivals that a member's app has noted so far."""
     for at, number, queue, born in (line.decode().split() for line in whole_lines(notes)):
         yield Came(int(at) / 1e6, int(number), int(queue), member, datetime.fromisoformat(born).timestamp())
 
 
 def by_queue(came: Iterable[Came]) -> dict[int, list[Came]]:
-    """Return each queue's messages in the order in which they came."""
+    """Return each queue's arrivals in order of time."""
     queues: dict[int, list[Came]] = defaultdict(list)
-    for it in sorted(came):
-        if it.queue != ASIDE:
-            queues[it.queue].append(it)
+    for arrival in sorted(came):
+        if arrival.queue != ASIDE:
+            queues[arrival.queue].append(arrival)
     return queues
 
 
-def moves(came: Iterable[Came]) -> list[Move]:
-    """Return every time that a queue moved. The time that lies between two messages anyway is left in."""
+def queue_moves(came: Iterable[Came]) -> list[Move]:
+    """Return every move of a queue. Its pause includes the usual time between two messages."""
     return [
-        Move(after.at, after.at - before.at, queue, before.member)
-        for queue, its in by_queue(came).items()
-        for before, after in pairwise(its)
-        if before.member != after.member
+        Move(current.at, current.at - previous.at, queue, previous.member)
+        for queue, arrivals in by_queue(came).items()
+        for previous, current in pairwise(arrivals)
+        if previous.member != current.member
     ]
 
 
-def again(came: Iterable[Came]) -> list[Came]:
-    """Return every delivery of a message that had come before.
+def repeated_arrivals(came: Iterable[Came]) -> list[Came]:
+    """Return every arrival of a message that had arrived before.
 
-    What a producer sent anew, since nobody had answered it, has the same number and is another message: born later.
+    A message that the producer sent again, because it got no response, has the same number but is another message: its
+    birth is later.
     """
-    seen: set[tuple[int, float]] = set()
+    arrived: set[tuple[int, float]] = set()
     repeated = []
-    for it in sorted(came):
-        if (it.number, it.born) in seen:
-            repeated.append(it)
-        seen.add((it.number, it.born))
+    for arrival in sorted(came):
+        message = (arrival.number, arrival.born)
+        if message in arrived:
+            repeated.append(arrival)
+        arrived.add(message)
     return repeated

@@ -22,7 +22,7 @@ from ground.space import stop_namespace
 
 
 def pytest_configure() -> None:
-    """Take the ground down also when a test run is ended from outside."""
+    """Take the ground down also when a signal ends the test run."""
     signal.signal(signal.SIGTERM, interrupt)
 
 
@@ -50,7 +50,7 @@ async def api(control_plane: Cluster) -> AsyncIterator[Api]:
 
 @asynccontextmanager
 async def a_namespace(api: Api) -> AsyncIterator[str]:
-    """Make a namespace, and stop what runs in it afterwards; return its name."""
+    """Create a namespace and yield its name; then stop all pods in it."""
     name = f"rota-{secrets.token_hex(8)}"
     await api.create("/api/v1/namespaces", {"metadata": {"name": name}})
     yield name
@@ -59,7 +59,7 @@ async def a_namespace(api: Api) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def namespace(api: Api) -> AsyncIterator[str]:
-    """Make a namespace that ends with the test."""
+    """Create a namespace that ends with the test."""
     async with a_namespace(api) as name:
         yield name
 
@@ -78,19 +78,19 @@ def rocketmq(instance: Instance) -> Iterator[RocketMQ]:
     broker = RocketMQ(instance)
     broker.up()
     yield broker
-    broker.down()  # quicker than the orderly end that the instance would wait for
+    broker.down()  # faster than the orderly end that the instance would wait for
 
 
 @pytest.fixture(scope="session")
 def real_node(instance: Instance) -> Iterator[RealNode]:
-    """Start a cluster with a real node; skip where this machine cannot have one."""
+    """Start a cluster with a real node; skip where this machine lacks a requirement of it."""
     try:
         node = RealNode(instance)
     except Missing as missing:
         pytest.skip(str(missing))
     with skip_what_is_missing():
         prepare()
-    node.up()  # one that could stand and does not is a failure
+    node.up()  # a node that this machine supports must start: no skip
     yield node
     node.down()
 
@@ -111,7 +111,7 @@ def node_cluster(
 
 @contextmanager
 def skip_what_is_missing() -> Iterator[None]:
-    """Skip a test for what this machine cannot have; where root could have brought it, that is a failure."""
+    """Skip a test whose requirement this machine lacks; fail where root could have installed it."""
     try:
         yield
     except Missing as missing:

@@ -8,7 +8,7 @@ from aiohttp.typedefs import Handler
 
 
 def cancel_at_cleanup(app: web.Application) -> None:
-    """Have the handlers that still run cancelled with the app's cleanup.
+    """Cancel the handlers that still run when the app is cleaned up.
 
     aiohttp forgets a handler whose client has disconnected, and lets it run on.
     """

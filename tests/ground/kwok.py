@@ -17,20 +17,20 @@ _PODS = 1100  # on a node
 
 
 class Kwok:
-    """A kwok that plays kubelet for the nodes it makes, and for no others."""
+    """A kwok that plays kubelet for its own nodes only."""
 
-    # What a pod needs in its spec to be simulated.
+    # The fields of a pod's spec that let it be simulated.
     selector = {_MARK: "fake"}  # noqa: RUF012 - never changed
     tolerations = [{"key": _MARK, "operator": "Exists"}]  # noqa: RUF012
 
     def __init__(self, instance: Instance, control_plane: Cluster, addresses: str = "") -> None:
-        """Describe it; `up` starts it. `addresses` is where pods' addresses are from, such as 127.64.0.1/16."""
+        """Describe the program; `up` starts it. `addresses` is the pods' range, such as 127.64.0.1/16."""
         self.instance = instance
         self.control_plane = control_plane
         self.addresses = addresses
 
     def up(self) -> None:
-        """Start it and wait until it answers."""
+        """Start the program and wait until it responds."""
         programs.ensure("kwok")
         address = f"{self.instance.address()}:{self.instance.port('kwok', 10247)}"
         flags = {
@@ -39,21 +39,21 @@ class Kwok:
             "manage-nodes-with-annotation-selector": f"{_MARK}=fake",
             "node-lease-duration-seconds": 40,
             "server-address": address,
-            "v": "WARN",  # else a line for each pod
+            "v": "WARN",  # else it logs a line for each pod
         }
         if self.addresses:
             flags["cidr"] = self.addresses
         argv: list[str | Path] = [programs.program("kwok"), *(f"--{name}={value}" for name, value in flags.items())]
-        self.instance.start("kwok", argv, env={"HOME": str(self.instance.folder)})  # it would read ~/.kwok
+        self.instance.start("kwok", argv, env={"HOME": str(self.instance.folder)})  # kwok would read ~/.kwok
         self.instance.wait("kwok", partial(answers, f"http://{address}/healthz"), 30, "kwok")
 
     def down(self) -> None:
-        """Delete its nodes and end it."""
+        """Delete the simulated nodes and end the program."""
         self.control_plane.kubectl("delete", "nodes", "--selector", f"{_MARK}=fake", "--wait=false", check=False)
         self.instance.stop("kwok")
 
     def nodes(self, count: int) -> list[str]:
-        """Make sure that there are that many simulated nodes, Ready, and return their names."""
+        """Create simulated nodes until `count` are Ready, and return their names."""
         names = [f"kwok-{number}" for number in range(count)]
         nodes = {"apiVersion": "v1", "kind": "List", "items": [_node(name) for name in names]}
         self.control_plane.kubectl("apply", "--server-side", "-f", "-", feed=json.dumps(nodes))

@@ -1,4 +1,4 @@
-"""A container's memory limit for one process: a cgroup of its own, which the process sees as a container sees its own.
+"""A container's memory limit for one process: a cgroup of its own, mounted where a container has its own.
 
 The kernel kills the process if it takes more. `python -m ground.memory_limit FOLDER ROOT ARGUMENT...` enters the cgroup
 of that folder and becomes `python ARGUMENT...`.
@@ -19,7 +19,7 @@ class MemoryLimit:
     """The cgroup, from before the process starts until after it ended."""
 
     def __init__(self, name: str, limit_bytes: int) -> None:
-        """Make it; an OSError where that is not allowed."""
+        """Create the cgroup; raises OSError where that is not allowed."""
         self._is_v1 = (V1 / "memory.limit_in_bytes").exists()
         self._root = V1 if self._is_v1 else V2
         self.folder = self._root / f"rota-{name}"
@@ -35,7 +35,7 @@ class MemoryLimit:
 
     @property
     def peak_bytes(self) -> int:
-        """The most memory that the process had, with what the kernel keeps of files for it."""
+        """The peak of the process' memory, with the kernel's cache of its files."""
         file = "memory.max_usage_in_bytes" if self._is_v1 else "memory.peak"
         return int((self.folder / file).read_text())
 
@@ -46,19 +46,19 @@ class MemoryLimit:
         self.remove()
 
     def remove(self) -> None:
-        """Remove it, once its process has ended."""
+        """Remove the cgroup after its process has ended."""
         with suppress(OSError):
             self.folder.rmdir()
 
 
 def peak_bytes(pid: int) -> int:
-    """Return the most memory that a process had."""
+    """Return the peak of a process' memory."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
 def main(folder: str, root: str, *arguments: str) -> None:
-    """Enter the cgroup, put it where a container sees its own, and become the program."""
+    """Enter the cgroup, mount it where a container has its own, and become the program."""
     Path(folder, "cgroup.procs").write_text(str(os.getpid()))
     mount = ["mount", "--bind", folder, root]
     command = [sys.executable, *arguments]

@@ -1,4 +1,4 @@
-"""Debian packages that parts of the ground need: seen to be there, or installed where we are root."""
+"""Debian packages that parts of the ground need: checked, or installed where we are root."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ from pathlib import Path
 from ground import cache
 from ground.report import Missing, progress
 
-# Packages start their daemons when installed, unless this file forbids it. Once we are gone it allows all again.
+# Packages start their daemons when installed, unless this file forbids it. After our end the script allows all again.
 _POLICY = Path("/usr/sbin/policy-rc.d")
 _FORBID = "#!/bin/sh\nkill -0 {pid} 2>/dev/null && exit 101\nexit 0\n"
 
@@ -25,7 +25,7 @@ _APT_GET = (
 
 
 def debian(*names: str) -> None:
-    """See to it that these packages are installed; none of their daemons is started."""
+    """Install missing packages of these; none of their daemons is started."""
     absent = _absent(names)
     if not absent:
         return
@@ -39,7 +39,7 @@ def debian(*names: str) -> None:
     with cache.locked(cache.folder() / "apt.lock", waiting_for="packages"), progress(f"installing {listed}"), _quiet():
         try:
             _apt_get("install", *absent)
-        except Missing:  # most often for want of (fresh) lists
+        except Missing:  # most often because the package lists are missing or old
             _apt_get("update")
             _apt_get("install", *absent)
 
@@ -47,9 +47,9 @@ def debian(*names: str) -> None:
 def _absent(names: tuple[str, ...]) -> list[str]:
     if not shutil.which("dpkg-query"):
         return list(names)
-    asked = ["dpkg-query", "--show", "--showformat", "${Package} ${db:Status-Status}\n", *names]
-    told = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.splitlines()
-    return [name for name in names if f"{name} installed" not in told]
+    query = ["dpkg-query", "--show", "--showformat", "${Package} ${db:Status-Status}\n", *names]
+    lines = subprocess.run(query, capture_output=True, text=True, check=False).stdout.splitlines()
+    return [name for name in names if f"{name} installed" not in lines]
 
 
 def _apt_get(verb: str, *names: str) -> None:

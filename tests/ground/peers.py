@@ -1,4 +1,4 @@
-"""Reference peers in Java: a producer of numbered messages and a push consumer that tells what it gets."""
+"""Reference peers in Java: a producer of numbered messages and a push consumer that reports each message."""
 
 import json
 import secrets
@@ -16,32 +16,32 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True)
 class Peer:
-    """A running peer; what it says comes as JSON lines, each with an `event` and `at`, in microseconds."""
+    """A running peer; its output is JSON lines, each with an `event` and `at`, in microseconds."""
 
     instance: Instance
     program: str
 
     def lines(self, event: str) -> list[Line]:
-        """Return what it has told of such events so far."""
+        """Return the lines of this event so far."""
         return [line for line in self._lines() if line["event"] == event]
 
     def numbers(self) -> list[int]:
-        """Return the numbers of all messages a consumer got, in that order."""
+        """Return the numbers of all messages that a consumer has received, in that order."""
         return [line["number"] for line in self.lines("message")]
 
     @property
     def done(self) -> bool:
-        """Whether a producer has sent everything."""
+        """Whether a producer has sent all messages."""
         return bool(self.lines("done"))
 
     def stop(self) -> None:
-        """End it in good order: a consumer commits and leaves its group."""
+        """End the peer in good order: a consumer commits and leaves its group."""
         self.instance.stop(self.program)
 
     def _lines(self) -> Iterator[Line]:
         log = self.instance.log(self.program)
         for line in log.read_text().splitlines(keepends=True) if log.exists() else []:
-            if line.startswith("{") and line.endswith("}\n"):  # the rest is RocketMQ's own log
+            if line.startswith("{") and line.endswith("}\n"):  # the other lines are RocketMQ's own log
                 yield json.loads(line)
 
 
@@ -56,7 +56,7 @@ def push_consumer(rocketmq: RocketMQ, group: str, topic: str, **options: object)
 
 
 def lite_pull(rocketmq: RocketMQ, topic: str, count: int, **options: object) -> Peer:
-    """Start what reads a topic again and again, compiled as in earnest; `java/LitePull.java` names its options."""
+    """Start a reader of a topic in a loop, with Java's production settings; `java/LitePull.java` names its options."""
     words = _words(rocketmq, topic=topic, count=count, **options)
     path = java.class_path(java.classes())
     argv = java.command("LitePull", *words, home=rocketmq.folder, path=path, level="WARN", tuning=java.MEASURED)
@@ -69,8 +69,8 @@ def _start(rocketmq: RocketMQ, main: str, **options: object) -> Peer:
 
 
 def _words(rocketmq: RocketMQ, **options: object) -> list[str]:
-    given = {"nameServer": rocketmq.name_server, **options}
-    return [f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in given.items()]
+    settings = {"nameServer": rocketmq.name_server, **options}
+    return [f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in settings.items()]
 
 
 def _run(rocketmq: RocketMQ, main: str, argv: Sequence[str | Path]) -> Peer:

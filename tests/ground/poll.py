@@ -7,14 +7,15 @@ import urllib.request
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-PATIENCE_SECONDS = 180.0  # for what must happen at some time: it only keeps a broken test from hanging
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.01, 0.25  # seconds between two tries
+PATIENCE_SECONDS = 180.0  # for events without a deadline: it only keeps a broken test from hanging
+SHORTEST_PAUSE = 0.01  # seconds between two attempts
+LONGEST_PAUSE = 0.25
 
 T = TypeVar("T")
 
 
 def answers(url: str, trust: ssl.SSLContext | None = None) -> bool:
-    """Whether a server says yes to this URL."""
+    """Whether the server responds to this URL with status 200."""
     try:
         with urllib.request.urlopen(url, timeout=2, context=trust) as answer:
             return bool(answer.status == 200)
@@ -23,7 +24,7 @@ def answers(url: str, trust: ssl.SSLContext | None = None) -> bool:
 
 
 def eventually(ask: Callable[[], T], seconds: float = PATIENCE_SECONDS) -> T:
-    """Return the first answer that is true."""
+    """Return the first true result of `ask`."""
     started = time.monotonic()
     while not (answer := ask()):
         time.sleep(_pause(started, seconds, answer))
@@ -31,15 +32,15 @@ def eventually(ask: Callable[[], T], seconds: float = PATIENCE_SECONDS) -> T:
 
 
 async def soon(ask: Callable[[], Awaitable[T]], seconds: float = PATIENCE_SECONDS) -> T:
-    """Return the first answer that is true, of something that has to be awaited."""
+    """Return the first true result of `ask`, which is awaited."""
     started = time.monotonic()
-    while not (answer := await ask()):  # noqa: ASYNC110 - what is asked sets no event
+    while not (answer := await ask()):  # noqa: ASYNC110 - the polled state sets no event
         await asyncio.sleep(_pause(started, seconds, answer))
     return answer
 
 
 def _pause(started: float, seconds: float, answer: object) -> float:
-    """Return the seconds until the next try, a tenth of the time waited: tries keep servers busy. Raise at the end."""
+    """Return the seconds until the next attempt, a tenth of the time waited: attempts load servers. Raise at last."""
     waited = time.monotonic() - started
     if waited > seconds:
         raise TimeoutError(f"still {answer!r} after {seconds:.0f} s")

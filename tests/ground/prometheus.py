@@ -35,17 +35,17 @@ class Prometheus:
     """A Prometheus of one instance."""
 
     def __init__(self, instance: Instance, targets: Sequence[str]) -> None:
-        """Describe it; `up` starts it. A target is an "ip:port" that answers on /metrics."""
+        """Describe the server; `up` starts it. A target is an "ip:port" that serves /metrics."""
         self.instance = instance
         self._targets = targets
 
     @property
     def url(self) -> str:
-        """Where it answers."""
+        """The server's URL."""
         return f"http://{self.instance.address()}:{self.instance.port('prometheus', 9090)}"
 
     def up(self) -> None:
-        """Start it and wait until it answers queries."""
+        """Start the server and wait until it answers queries."""
         if not self.instance.process("prometheus") or self._targets:
             self.scrape(self._targets)
         config = self.instance.write("prometheus/prometheus.yml", json.dumps(_CONFIG))  # JSON is YAML
@@ -60,35 +60,35 @@ class Prometheus:
         self.instance.wait("prometheus", partial(answers, f"{self.url}/-/ready"), 30, "Prometheus")
 
     def down(self) -> None:
-        """End it and remove what it recorded."""
+        """Stop the server and remove its data."""
         self.instance.stop("prometheus", grace=2)
         shutil.rmtree(self.instance.folder / "prometheus", ignore_errors=True)
 
     def scrape(self, targets: Sequence[str], labelled: Sequence[str] = (), **labels: str) -> None:
-        """Scrape these from now on, and those that get labels besides; no restart is needed."""
+        """Scrape these targets from now on, the labelled ones with these labels; no restart is needed."""
         groups = [{"targets": list(targets)}, {"targets": list(labelled), "labels": labels}]
         self.instance.write("prometheus/targets.json", json.dumps(groups))
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """Return what an expression is now: each with its `metric` labels and `value` (time and text)."""
-        return self._asked("query", query=expression)
+        """Return the present samples of an expression: each with its `metric` labels and `value` (time and text)."""
+        return self._query_result("query", query=expression)
 
     def graph(self, expression: str, seconds: float) -> list[dict[str, Any]]:
-        """Return what an expression was meanwhile: each with its `metric` labels and `values`."""
+        """Return the samples of an expression over the last seconds: each with its `metric` labels and `values`."""
         now = time.time()
-        return self._asked("query_range", query=expression, start=now - seconds, end=now, step=1)
+        return self._query_result("query_range", query=expression, start=now - seconds, end=now, step=1)
 
     def exemplars(self, expression: str, seconds: float) -> list[dict[str, Any]]:
         """Return the exemplars of an expression's series: each with `seriesLabels` and `exemplars`."""
         now = time.time()
-        found: list[dict[str, Any]] = self._data("query_exemplars", query=expression, start=now - seconds, end=now)
-        return found
+        exemplars: list[dict[str, Any]] = self._data("query_exemplars", query=expression, start=now - seconds, end=now)
+        return exemplars
 
-    def _asked(self, what: str, **asked: str | float) -> list[dict[str, Any]]:
-        result: list[dict[str, Any]] = self._data(what, **asked)["result"]
+    def _query_result(self, what: str, **parameters: str | float) -> list[dict[str, Any]]:
+        result: list[dict[str, Any]] = self._data(what, **parameters)["result"]
         return result
 
-    def _data(self, what: str, **asked: str | float) -> Any:
-        address = f"{self.url}/api/v1/{what}?{urllib.parse.urlencode(asked)}"
+    def _data(self, what: str, **parameters: str | float) -> Any:
+        address = f"{self.url}/api/v1/{what}?{urllib.parse.urlencode(parameters)}"
         with urllib.request.urlopen(address, timeout=10) as answer:
             return json.load(answer)["data"]

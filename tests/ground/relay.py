@@ -1,4 +1,4 @@
-"""A way to a server that can be cut for some processes of this machine, and for nobody else; it needs no rights."""
+"""A TCP relay that can cut off some processes of this machine, and no others; it needs no privileges."""
 
 import contextlib
 import socket
@@ -11,21 +11,22 @@ Address = tuple[str, int]
 
 
 class Relay(socketserver.ThreadingTCPServer):
-    """Passes on whatever comes, but nothing of the processes that it was told to cut off."""
+    """Forwards every connection, except those of the processes that are cut off."""
 
     allow_reuse_address = daemon_threads = True
     block_on_close = False
     request_queue_size = 64
 
-    def __init__(self, here: Address, there: Address) -> None:
-        """Listen here, and lead there."""
+    def __init__(self, here: Address, target: Address) -> None:
+        """Listen on `here`, and forward to `target`."""
         super().__init__(here, _Passage)
-        self.there, self._mark = there, b""
+        self.target = target
+        self._mark = b""
         self._passing: set[socket.socket] = set()
 
     @contextlib.contextmanager
     def running(self) -> Iterator["Relay"]:
-        """Pass on meanwhile."""
+        """Forward connections while the block runs."""
         with self:
             threading.Thread(target=self.serve_forever, daemon=True).start()
             try:
@@ -35,28 +36,28 @@ class Relay(socketserver.ThreadingTCPServer):
 
     @contextlib.contextmanager
     def cut(self, mark: str) -> Iterator[None]:
-        """Break what is open of the processes in whose environment this stands, and take nothing of them meanwhile."""
+        """Cut connections of processes whose environment contains `mark`, and refuse new ones while the block runs."""
         self._mark = mark.encode()
-        for one in [*self._passing]:
-            if self.refuses(one):
-                _shut(one)
+        for connection in [*self._passing]:
+            if self.refuses(connection):
+                _shut(connection)
         try:
             yield
         finally:
             self._mark = b""
 
-    def refuses(self, one: socket.socket) -> bool:
-        """Whether a connection comes from who is cut off."""
-        return bool(self._mark) and _inode(one) in _sockets(self._mark)
+    def refuses(self, connection: socket.socket) -> bool:
+        """Whether a connection comes from a process that is cut off."""
+        return bool(self._mark) and _inode(connection) in _socket_inodes(self._mark)
 
     @contextlib.contextmanager
-    def passing(self, one: socket.socket) -> Iterator[None]:
-        """Know of a connection while it is open: before it is looked at, so that a cut misses none."""
-        self._passing.add(one)
+    def passing(self, connection: socket.socket) -> Iterator[None]:
+        """Register a connection while it is open, before the mark is checked: a cut misses none."""
+        self._passing.add(connection)
         try:
             yield
         finally:
-            self._passing.discard(one)
+            self._passing.discard(connection)
 
 
 class _Passage(socketserver.BaseRequestHandler):
@@ -65,14 +66,14 @@ class _Passage(socketserver.BaseRequestHandler):
     server: Relay
 
     def handle(self) -> None:
-        """Pass on both ways until one side ends."""
+        """Forward both ways until one side ends."""
         with self.server.passing(self.request), contextlib.suppress(OSError):
             if self.server.refuses(self.request):
                 return
-            with socket.create_connection(self.server.there) as there:
-                back = threading.Thread(target=_pass_on, args=(there, self.request), daemon=True)
+            with socket.create_connection(self.server.target) as target:
+                back = threading.Thread(target=_pass_on, args=(target, self.request), daemon=True)
                 back.start()
-                _pass_on(self.request, there)
+                _pass_on(self.request, target)
                 back.join()
 
 
@@ -84,15 +85,15 @@ def _pass_on(source: socket.socket, sink: socket.socket) -> None:
     _shut(sink)
 
 
-def _shut(one: socket.socket) -> None:
+def _shut(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):
-        one.shutdown(socket.SHUT_RDWR)
+        connection.shutdown(socket.SHUT_RDWR)
 
 
-def _inode(one: socket.socket) -> str:
-    """Return by which number the kernel knows the other end of a connection within this machine."""
+def _inode(connection: socket.socket) -> str:
+    """Return the inode of the other end of a connection within this machine."""
     with contextlib.suppress(OSError):
-        ends = _spelled(one.getpeername()), _spelled(one.getsockname())
+        ends = _proc_address(connection.getpeername()), _proc_address(connection.getsockname())
         for line in Path("/proc/net/tcp").read_text().splitlines():
             fields = line.split()
             if (fields[1], fields[2]) == ends:
@@ -100,25 +101,25 @@ def _inode(one: socket.socket) -> str:
     return ""
 
 
-def _spelled(address: Address) -> str:
-    """Spell an address as the kernel does."""
+def _proc_address(address: Address) -> str:
+    """Format an address as /proc/net/tcp does."""
     host, port = address
     return f"{int.from_bytes(socket.inet_aton(host), 'little'):08X}:{port:04X}"
 
 
-def _sockets(mark: bytes) -> set[str]:
-    """Return the numbers of all sockets of processes in whose environment this stands."""
-    found = set()
+def _socket_inodes(mark: bytes) -> set[str]:
+    """Return the inodes of all sockets of processes whose environment contains `mark`."""
+    targets = set()
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
-            with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+            with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
                 if mark in (process / "environ").read_bytes():
-                    found |= {_target(it) for it in (process / "fd").iterdir()}
-    return {it[len("socket:[") : -1] for it in found if it.startswith("socket:[")}
+                    targets |= {_target(link) for link in (process / "fd").iterdir()}
+    return {target[len("socket:[") : -1] for target in targets if target.startswith("socket:[")}
 
 
 def _target(link: Path) -> str:
     try:
         return str(link.readlink())
-    except OSError:  # it is closed meanwhile
+    except OSError:  # closed meanwhile
         return ""

@@ -1,6 +1,6 @@
-"""RocketMQ's remoting protocol, one request at a time: what the ground asks of name server and brokers without a JVM.
+"""RocketMQ's remoting protocol, one request at a time: the ground's requests to name server and brokers without a JVM.
 
-It is apart from Rota's own protocol code on purpose: test equipment must not share the mistakes of what it tests.
+It is apart from Rota's own protocol code on purpose: test equipment must not share the mistakes of the tested code.
 """
 
 import json
@@ -15,12 +15,12 @@ GET_ROUTE = 105
 DELETE_TOPIC_IN_BROKER = 215
 DELETE_TOPIC_IN_NAME_SERVER = 216
 TOPIC_NOT_EXIST = 17
-_VERSION = 493  # of 5.4.0; from 401 on the name server answers in proper JSON
+_VERSION = 493  # of 5.4.0; from 401 on the name server responds in proper JSON
 _SECONDS = 5
 
 
-class Refused(Exception):  # noqa: N818 - it names what happened
-    """The server answered with another code than SUCCESS."""
+class Refused(Exception):  # noqa: N818 - an expected response
+    """The server responded with another code than SUCCESS."""
 
     def __init__(self, code: int, remark: str) -> None:
         super().__init__(f"RocketMQ answered {code}: {remark}")
@@ -28,7 +28,7 @@ class Refused(Exception):  # noqa: N818 - it names what happened
 
 
 def ask(address: str, code: int, fields: Mapping[str, str], body: str = "") -> Any:
-    """Send one request and return the answer's JSON body, or None; an answer that is no success raises `Refused`."""
+    """Send one request and return the response's JSON body, or None; a code other than SUCCESS raises `Refused`."""
     request = {"code": code, "language": "PYTHON", "version": _VERSION, "opaque": 1, "flag": 0, "extFields": fields}
     header, content = json.dumps(request).encode(), body.encode()
     host, _, port = address.rpartition(":")
@@ -38,7 +38,7 @@ def ask(address: str, code: int, fields: Mapping[str, str], body: str = "") -> A
         if len(start) < 8:
             raise ConnectionError(f"{address} closed the connection")
         total, word = struct.unpack(">II", start)
-        length = word & 0xFFFFFF  # the top byte says how the header is written; asked in JSON, it answers in JSON
+        length = word & 0xFFFFFF  # the top byte is the header's encoding; a request in JSON gets a response in JSON
         frame = answers.read(total - 4)
     answer = json.loads(frame[:length])
     if answer["code"] != 0:
@@ -47,7 +47,7 @@ def ask(address: str, code: int, fields: Mapping[str, str], body: str = "") -> A
 
 
 def create_topic(broker: str, topic: str, queues: int) -> None:
-    """Make a topic with that many queues on one broker, or change it to that."""
+    """Create a topic with that many queues on one broker, or change it to that many."""
     fields = {
         "topic": topic,
         "defaultTopic": "TBW102",

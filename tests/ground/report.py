@@ -1,4 +1,4 @@
-"""What the ground says to people: a line of progress, or one sentence about what is missing."""
+"""The ground's messages to users: a line of progress, or one sentence about a missing requirement."""
 
 import errno
 import signal
@@ -13,8 +13,8 @@ from typing import NoReturn
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Missing(Exception):  # noqa: N818 - it names what happened, and is no bug of ours
-    """Something that the ground needs is not there; the text is one sentence that names it and what to do."""
+class Missing(Exception):  # noqa: N818 - an expected condition, and no bug of ours
+    """A requirement of the ground is missing; the text is one sentence that names it and the remedy."""
 
 
 def say(text: str) -> None:
@@ -24,7 +24,7 @@ def say(text: str) -> None:
 
 @contextmanager
 def progress(what: str, every: float = 15) -> Iterator[None]:
-    """Say what begins, that it is still going on, and how long it took."""
+    """Print the begin of an activity, its duration from time to time, and its end."""
     began = time.monotonic()
     over = Event()
 
@@ -44,7 +44,7 @@ def progress(what: str, every: float = 15) -> Iterator[None]:
 
 
 def interrupt(_: int, __: FrameType | None) -> NoReturn:
-    """End on a signal as on Ctrl-C: what was begun is taken down, and people who press again do not stop that."""
+    """End on a signal as on Ctrl-C; further signals are ignored, so that they do not stop the clean-up."""
     for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
@@ -52,27 +52,27 @@ def interrupt(_: int, __: FrameType | None) -> NoReturn:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Let nobody interrupt what follows: taking down must not stop half way."""
+    """Ignore signals while the block runs: a clean-up must not stop half way."""
     if current_thread() is not main_thread():
         yield
         return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in ENDING}
+    previous = {number: signal.signal(number, signal.SIG_IGN) for number in ENDING}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
 
 
 def plainly(name: str, work: Callable[[], object]) -> int:
-    """Run a command to its exit code; what goes wrong outside of it is one sentence."""
+    """Run a command and return its exit code; a failure of its environment is printed as one sentence."""
     for number in ENDING:
         signal.signal(number, interrupt)
     try:
         work()
     except Missing as missing:
         print(f"{name}: {missing}.", file=sys.stderr)
-    except TimeoutError as late:  # an OSError, too, but no file's
+    except TimeoutError as late:  # a subclass of OSError that names no file
         print(f"{name}: Something was not as it should be in time: {late}.", file=sys.stderr)
     except OSError as error:
         what = f"{error.filename or 'A file'} cannot be used: {error.strerror}"

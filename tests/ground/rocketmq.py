@@ -18,9 +18,9 @@ from ground.report import Missing, progress
 
 NAME_SERVER = "name-server"
 _NAME_SERVER_PORT = 9876
-_BROKER_PORT = 10911  # plus 20 for each further one: a broker needs its port, and its port - 2
-_REFUSES_AT = 0.9  # of the disk in use; RocketMQ caps every setting of it there
-_SECONDS = 90
+_BROKER_PORT = 10911  # plus 20 for each further broker: a broker needs its port, and its port - 2
+_FULL_RATIO = 0.9  # of the disk in use; RocketMQ limits every such setting to this
+_START_SECONDS = 90
 
 # Files are small, and sparse: an idle broker takes 20 MB of disk.
 SMALL: Mapping[str, object] = {
@@ -28,19 +28,19 @@ SMALL: Mapping[str, object] = {
     "mappedFileSizeConsumeQueue": 30_000 * 20,
     "maxHashSlotNum": 10_000,
     "maxIndexNum": 40_000,
-    "timerWheelEnable": False,  # it takes 140 MB; without it POP does not work
+    "timerWheelEnable": False,  # it takes 140 MB; POP does not work without it
     "diskMaxUsedSpaceRatio": 95,
-    "registerNameServerPeriod": 10_000,  # the shortest it takes
-    # On a busy machine it would reject messages that have waited for 200 ms, or while a write takes 1 s.
+    "registerNameServerPeriod": 10_000,  # the shortest that RocketMQ accepts
+    # A busy broker would otherwise reject messages that have waited for 200 ms, or during a write that takes 1 s.
     "waitTimeMillsInSendQueue": 60_000,
     "osPageCacheBusyTimeOutMills": 60_000,
-    "transactionMetricFlushInterval": 500,  # a broker spins until the first of them has passed: 10 s by default
+    "transactionMetricFlushInterval": 500,  # a broker spins until the first flush: 10 s by default
 }
 
 
 @dataclass(frozen=True)
 class Broker:
-    """A broker as clients see it."""
+    """The name and address of a broker."""
 
     name: str
     address: str
@@ -48,12 +48,12 @@ class Broker:
 
     @property
     def endpoint(self) -> str:
-        """Its "ip:port"."""
+        """The broker's "ip:port"."""
         return f"{self.address}:{self.port}"
 
 
 class RocketMQ:
-    """The name server and the brokers of one instance; brokers are told apart by their number, from 0."""
+    """The name server and the brokers of one instance; brokers are identified by their number, from 0."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class RocketMQ:
         prefix: Sequence[str] = (),
         settings: Mapping[str, object] | None = None,
     ) -> None:
-        """Describe it; `up` starts it.
+        """Describe the servers; `up` starts them.
 
         `prefix` is put before every command, to start it in another network, whose `address` this machine must reach.
         `settings` go into every broker's file; they may be changed before a broker is started again.
@@ -83,28 +83,28 @@ class RocketMQ:
 
     @property
     def brokers(self) -> list[Broker]:
-        """The brokers, with the ports they were last started on."""
+        """The brokers, with their latest ports."""
         return [self._broker(number) for number in range(self._count)]
 
     def up(self) -> None:
-        """Start what does not run and wait until every broker is known to the name server."""
+        """Start the servers that do not run, and wait until the name server knows every broker."""
         java.jars()
         self._need_disk()
-        runs = all(self.instance.process(name) for name in self._programs())
-        with nullcontext() if runs else progress(f"starting RocketMQ with {self._count} broker(s)"):
+        all_run = all(self.instance.process(name) for name in self._programs())
+        with nullcontext() if all_run else progress(f"starting RocketMQ with {self._count} broker(s)"):
             self.start_name_server()
             for number in range(self._count):
                 self._launch(number)
             self._wait_for(self.brokers)
 
     def down(self) -> None:
-        """End it and remove its store."""
+        """Stop all servers and remove their store."""
         for program in self._programs():
-            self.instance.kill(program)  # an orderly end takes 10 s, and the store goes anyway
+            self.instance.kill(program)  # an orderly end takes 10 s, and the store is removed anyway
         cache.remove(self.folder)
 
     def start_broker(self, number: int, port: int | None = None) -> None:
-        """Start a broker again with what it had stored, perhaps on another port."""
+        """Start a broker again with its stored messages, on its previous port or another one."""
         self._launch(number, port)
         self._wait_for([self.brokers[number]])
 
@@ -113,19 +113,19 @@ class RocketMQ:
         self.instance.kill(f"broker-{number}")
 
     def stop_broker(self, number: int) -> None:
-        """Freeze a broker: its connections stay open, and nothing answers."""
+        """Suspend a broker: its connections stay open, and no request is answered."""
         self._signal(f"broker-{number}", signal.SIGSTOP)
 
     def continue_broker(self, number: int) -> None:
-        """Let a frozen broker go on."""
+        """Resume a suspended broker."""
         self._signal(f"broker-{number}", signal.SIGCONT)
 
     def stop_name_server(self) -> None:
-        """End the name server; brokers and clients go on with what they know."""
+        """End the name server; brokers and clients continue with their last routes."""
         self.instance.kill(NAME_SERVER)
 
     def start_name_server(self) -> None:
-        """Start the name server again, empty; brokers register within 10 s, or when `up` tells them."""
+        """Start the name server again, empty; brokers register within 10 s, or when `up` makes them."""
         port = self._port(NAME_SERVER, _NAME_SERVER_PORT)
         settings = {
             "listenPort": port,
@@ -138,18 +138,18 @@ class RocketMQ:
             self._need_ports(NAME_SERVER, port)
             config = self._write(NAME_SERVER, settings)
             self.instance.start(NAME_SERVER, self.java("org.apache.rocketmq.namesrv.NamesrvStartup", "-c", config))
-        self.instance.wait(NAME_SERVER, self._name_server_answers, _SECONDS, "RocketMQ's name server")
+        self.instance.wait(NAME_SERVER, self._name_server_answers, _START_SECONDS, "RocketMQ's name server")
 
     def change_setting(self, broker: Broker, name: str, value: object) -> None:
-        """Change a setting of a broker that runs, until it is started again."""
+        """Change a setting of a running broker, until its next start."""
         remoting.ask(broker.endpoint, remoting.UPDATE_BROKER_CONFIG, {}, f"{name}={_text(value)}")
 
     def create_topic(self, topic: str, queues: int, *, brokers: Sequence[int] | None = None) -> None:
-        """Make a topic with that many queues on each of these brokers (default: all), or change it to that."""
-        wanted = self.brokers if brokers is None else [self.brokers[number] for number in brokers]
-        for broker in wanted:
+        """Create a topic with that many queues on each of these brokers (default: all), or change it to that many."""
+        targets = self.brokers if brokers is None else [self.brokers[number] for number in brokers]
+        for broker in targets:
             remoting.create_topic(broker.endpoint, topic, queues)
-        counts = {broker.name: queues for broker in wanted}
+        counts = {broker.name: queues for broker in targets}
         eventually(lambda: counts.items() <= self.queues(topic).items())
 
     def delete_topic(self, topic: str) -> None:
@@ -158,24 +158,26 @@ class RocketMQ:
             try:
                 remoting.ask(broker.endpoint, remoting.DELETE_TOPIC_IN_BROKER, {"topic": topic})
             except remoting.Refused as refusal:
-                if "TimerMessageStore" not in str(refusal):  # without a timer wheel it stumbles when all is done
+                if "TimerMessageStore" not in str(
+                    refusal
+                ):  # without a timer wheel the broker reports this error after the topic is deleted
                     raise
         remoting.ask(self.name_server, remoting.DELETE_TOPIC_IN_NAME_SERVER, {"topic": topic})
         eventually(lambda: not self.queues(topic))
 
     def queues(self, topic: str) -> dict[str, int]:
-        """Return how many queues of a topic the name server knows on each broker."""
+        """Return the number of a topic's queues on each broker, as the name server knows them."""
         return {data["brokerName"]: data["readQueueNums"] for data in self._route(topic).get("queueDatas", [])}
 
     def mqadmin(self, *arguments: str) -> str:
-        """Run a command of RocketMQ's own admin tool and return what it printed; its exit code tells nothing."""
+        """Run a command of RocketMQ's own admin tool and return its output; its exit code means nothing."""
         main = "org.apache.rocketmq.tools.command.MQAdminStartup"
         argv = self.java(main, *arguments, "-n", self.name_server, level="OFF")
         ended = subprocess.run(argv, cwd=self.folder, capture_output=True, text=True, check=False, timeout=120)
         return ended.stdout + ended.stderr
 
     def java(self, main: str, *arguments: str | Path, path: str = "", level: str = "INFO") -> list[str | Path]:
-        """Return the command line of a Java program beside RocketMQ, its jars on the class path."""
+        """Return the command line of a Java program with RocketMQ's jars on the class path."""
         command = java.command(main, *arguments, home=self.folder, path=path or java.class_path(), level=level)
         return [*self._prefix, *command]
 
@@ -202,7 +204,7 @@ class RocketMQ:
             **self.settings,
         }
         config = self._write(broker.name, settings)
-        cache.remove(store / "tmp")  # unpacked native libraries of a broker that was killed
+        cache.remove(store / "tmp")  # native libraries that a killed broker had unpacked
         self.instance.write(f"rocketmq/{broker.name}.port", str(broker.port))
         main = "org.apache.rocketmq.broker.BrokerStartup"
         command = java.command(main, "-c", config, home=store, path=java.class_path())
@@ -210,13 +212,15 @@ class RocketMQ:
 
     def _wait_for(self, brokers: Sequence[Broker]) -> None:
         for broker in brokers:
-            self.instance.wait(broker.name, partial(self._is_routed, broker), _SECONDS, f"RocketMQ's {broker.name}")
+            self.instance.wait(
+                broker.name, partial(self._is_routed, broker), _START_SECONDS, f"RocketMQ's {broker.name}"
+            )
 
     def _is_routed(self, broker: Broker) -> bool:
-        """Whether the name server leads to it: every broker has a topic of its own name, registered at its start."""
+        """Whether the name server has the broker's route: each broker registers a topic of its name at start."""
         try:
-            found = self._route(broker.name).get("brokerDatas", [])
-            if any(data["brokerAddrs"].get("0") == broker.endpoint for data in found):
+            brokers = self._route(broker.name).get("brokerDatas", [])
+            if any(data["brokerAddrs"].get("0") == broker.endpoint for data in brokers):
                 return True
             # A broker that starts before its name server client is ready registers 10 s later, or when this is set.
             self.change_setting(broker, "brokerPermission", self.settings.get("brokerPermission", 6))
@@ -253,19 +257,20 @@ class RocketMQ:
         return self.instance.write(f"rocketmq/{program}.conf", "\n".join([*lines, ""]))
 
     def _broker(self, number: int, port: int | None = None) -> Broker:
-        name, wish = f"broker-{number}", _BROKER_PORT + 20 * number
+        name = f"broker-{number}"
+        preferred = _BROKER_PORT + 20 * number
         noted = self.folder / f"{name}.port"
         return Broker(
-            name, self.address, port or (int(noted.read_text()) if noted.exists() else self._port(name, wish))
+            name, self.address, port or (int(noted.read_text()) if noted.exists() else self._port(name, preferred))
         )
 
-    def _port(self, what: str, wish: int) -> int:
-        return self.instance.port(what, wish, self.address) if not self._prefix else wish
+    def _port(self, what: str, preferred: int) -> int:
+        return self.instance.port(what, preferred, self.address) if not self._prefix else preferred
 
     def _ha_port(self, number: int) -> int:
         """Return the port for replicas; a broker always opens it, on all addresses, so each instance has its own."""
-        wish = 20_000 + 32 * int(self.instance.block.split(".")[1]) + number
-        return self.instance.port(f"broker-{number}-ha", wish, "0.0.0.0") if not self._prefix else wish
+        preferred = 20_000 + 32 * int(self.instance.block.split(".")[1]) + number
+        return self.instance.port(f"broker-{number}-ha", preferred, "0.0.0.0") if not self._prefix else preferred
 
     def _need_ports(self, program: str, *ports: int) -> None:
         for port in () if self._prefix else ports:
@@ -277,15 +282,15 @@ class RocketMQ:
                     raise Missing(f"{program} needs {self.address}:{port} ({error.strerror}); free that port") from None
 
     def _need_disk(self) -> None:
-        """RocketMQ takes no message on a disk that is nearly full, but says so only a minute after its start."""
+        """Raise if the disk is nearly full: RocketMQ then rejects messages, but reports it only after a minute."""
         disk = shutil.disk_usage(self.instance.folder)
-        if disk.used > _REFUSES_AT * (disk.used + disk.free):
+        if disk.used > _FULL_RATIO * (disk.used + disk.free):
             raise Missing(
-                f"The disk of {self.instance.folder} is over {_REFUSES_AT:.0%} full, where RocketMQ takes no messages;"
+                f"The disk of {self.instance.folder} is over {_FULL_RATIO:.0%} full, where RocketMQ takes no messages;"
                 " free some or set ROTA_GROUND_HOME to a folder on another one"
             )
 
 
 def _text(value: object) -> str:
-    """Return a setting's value as Java's properties have it."""
+    """Return a setting's value in the format of Java's properties."""
     return str(value).lower() if isinstance(value, bool) else str(value)

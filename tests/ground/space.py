@@ -1,4 +1,4 @@
-"""A namespace of its own for one test, and short words for what tests do in it."""
+"""A namespace of its own for one test, and helpers for common steps in it."""
 
 import asyncio
 import contextlib
@@ -39,39 +39,39 @@ class Space:
         """Return the path of an object, or of the collection."""
         return _COLLECTIONS[kind].format(self.name) + (f"/{name}" if name else "")
 
-    async def make(self, kind: str, name: str, **rest: Object) -> Object:
+    async def make(self, kind: str, name: str, **fields: Object) -> Object:
         """Create an object."""
         version = "apps/v1" if kind == "Deployment" else "v1"
-        body = {"apiVersion": version, "kind": kind, "metadata": {"name": name, **rest.pop("metadata", {})}, **rest}
+        body = {"apiVersion": version, "kind": kind, "metadata": {"name": name, **fields.pop("metadata", {})}, **fields}
         return await self.api.create(self.path(kind), body)
 
     async def pod(self, name: str, *containers: Object, annotations: Object | None = None, **spec: object) -> Object:
-        """Create a pod for the local node; its containers' images are not needed."""
+        """Create a pod for the local node, without pulling its containers' images."""
         return await self.make(
             "Pod", name, metadata={"annotations": annotations or {}}, spec=self.spec(*containers, **spec)
         )
 
     def spec(self, *containers: Object, **spec: object) -> Object:
         """Return the spec of a pod for the local node."""
-        where = {"nodeSelector": self.node.selector, "tolerations": self.node.tolerations}
-        return {**where, "containers": list(containers), **spec}
+        placement = {"nodeSelector": self.node.selector, "tolerations": self.node.tolerations}
+        return {**placement, "containers": list(containers), **spec}
 
     async def until(
         self, holds: Callable[[Object], bool], name: str, kind: str = "Pod", seconds: float = PATIENCE_SECONDS
     ) -> Object:
-        """Wait until an object is as wanted, and return it."""
-        found: Object = {}
+        """Wait until the condition holds for an object, and return the object."""
+        resource: Object = {}
         try:
             async with asyncio.timeout(seconds):
-                while not (found and holds(found)):
-                    await asyncio.sleep(0.05 if found else 0)
-                    found = await self.api.get(self.path(kind, name))
+                while not (resource and holds(resource)):
+                    await asyncio.sleep(0.05 if resource else 0)
+                    resource = await self.api.get(self.path(kind, name))
         except TimeoutError:
-            raise AssertionError(f"{kind} {name} did not become as wanted: {found.get('status')}") from None
-        return found
+            raise AssertionError(f"{kind} {name} did not become as wanted: {resource.get('status')}") from None
+        return resource
 
-    async def gone(self, name: str, kind: str = "Pod", seconds: float = PATIENCE_SECONDS) -> None:
-        """Wait until an object does not exist any more."""
+    async def wait_until_deleted(self, name: str, kind: str = "Pod", seconds: float = PATIENCE_SECONDS) -> None:
+        """Wait until an object is deleted."""
         with contextlib.suppress(ApiError):
             await self.until(lambda _: False, name, kind, seconds)
 
@@ -80,13 +80,13 @@ class Space:
         path = self.node.log(self.name, pod, container)
         return path.read_text().splitlines() if path.exists() else []
 
-    async def logged(self, line: str, pod: str, container: str = "app") -> None:
+    async def wait_for_line(self, line: str, pod: str, container: str = "app") -> None:
         """Wait until a container has written this line."""
         await self.eventually(lambda: line in self.log(pod, container))
 
     @staticmethod
     async def eventually(holds: Callable[[], bool]) -> None:
-        """Wait until something holds that nobody tells of."""
+        """Wait until a condition holds whose change sends no event."""
 
         async def ask() -> bool:
             return holds()
@@ -94,31 +94,31 @@ class Space:
         await soon(ask)
 
     def volume(self, pod: Object, name: str) -> Path:
-        """Return where a volume of a local pod lies."""
+        """Return the folder of a volume of a local pod."""
         uid: str = pod["metadata"]["uid"]
         return self.node.log(self.name, pod["metadata"]["name"], "").parent / uid[:8] / "volumes" / name
 
 
 @contextlib.asynccontextmanager
 async def space(api: Api, node: LocalNode) -> AsyncIterator[Space]:
-    """Make a namespace that can take pods, and stop them afterwards."""
+    """Create a namespace that accepts pods, and stop its pods afterwards."""
     name = f"t-{secrets.token_hex(3)}"
     await api.create("/api/v1/namespaces", {"metadata": {"name": name}})
-    made = Space(api, node, name)
+    created = Space(api, node, name)
     try:
         async with asyncio.timeout(30):
             while not await api.list(f"/api/v1/namespaces/{name}/serviceaccounts"):  # noqa: ASYNC110 - polling will do
                 await asyncio.sleep(0.05)
-        yield made
+        yield created
     finally:
         await stop_namespace(api, name)
 
 
 async def stop_namespace(api: Api, name: str) -> None:
-    """Delete what is still worked on in a test's namespace; the rest ends with the control plane.
+    """Delete the objects in a test's namespace that controllers still reconcile; the others end with the control plane.
 
-    Deleting the namespace itself would cost 0.25 s of CPU: every kind is listed. Owners go before what they would make
-    again.
+    Deleting the namespace itself would cost 0.25 s of CPU: every kind is listed. Owners are deleted before the objects
+    that they would recreate.
     """
     for collection in _RECONCILED:
         try:
@@ -128,17 +128,19 @@ async def stop_namespace(api: Api, name: str) -> None:
                 raise
 
 
-def is_ready(found: Object) -> bool:
+def is_ready(pod: Object) -> bool:
     """Whether a pod is Ready."""
-    conditions = found.get("status", {}).get("conditions", [])
+    conditions = pod.get("status", {}).get("conditions", [])
     return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
 
-def container(found: Object, name: str = "app") -> Object:
-    """Return the status of a pod's container, an empty one if there is none yet."""
-    status = found.get("status", {})
-    both = [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
-    return next((entry for entry in both if entry["name"] == name), {"state": {}, "lastState": {}, "restartCount": 0})
+def container(pod: Object, name: str = "app") -> Object:
+    """Return the status of a pod's container; an empty one if the pod has none yet."""
+    status = pod.get("status", {})
+    statuses = [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
+    return next(
+        (entry for entry in statuses if entry["name"] == name), {"state": {}, "lastState": {}, "restartCount": 0}
+    )
 
 
 def waits_for(message: str) -> Callable[[Object], bool]:

@@ -8,8 +8,8 @@ from contextlib import suppress
 async def kill(process: Process) -> None:
     """Kill a process if it still runs, and wait for its end.
 
-    asyncio reports the end of a process only after the ends of its pipes, and stops to read a pipe that holds more than
-    128 KiB. So what nobody has read is read here.
+    asyncio reports the end of a process only after the ends of its pipes, and stops reading a pipe that holds more than
+    128 KiB. So this reads the rest of both pipes.
     """
     if process.returncode is None:
         process.kill()

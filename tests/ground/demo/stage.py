@@ -1,4 +1,4 @@
-"""What the demo plays on: a control plane with two nodes, a broker, the operator; and what they tell of the fleet."""
+"""The stage of the demo: a control plane with two nodes, a broker, the operator; and readings of the fleet's state."""
 
 import asyncio
 import json
@@ -23,29 +23,31 @@ from ground.rocketmq import RocketMQ
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "docs/examples/ground/demo.yaml"
-GROUP, QUEUES, RATE = "orders", 12, 200
-CALM = 10  # messages a second once the show is over: what apps note fills no disk while nobody looks
+GROUP = "orders"
+QUEUES = 12
+RATE = 200
+CALM = 10  # messages a second once the show is over, so that the apps' notes do not fill the disk
 FOREVER = 10**8  # messages
 NODES = ("node-a", "node-b")
-GIVES_UP = 20  # seconds
-PATIENCE = 120
+GIVE_UP_SECONDS = 20  # seconds until Kubernetes evicts the pods of a silent node
+PATIENCE_SECONDS = 120
 
-Told = dict[str, Any]
+Payload = dict[str, Any]
 
 
 class Plane(ControlPlane):
-    """A control plane that gives up a silent node sooner than after Kubernetes' 50 s: somebody is looking on."""
+    """A control plane that gives up a silent node sooner than after Kubernetes' 50 s: spectators wait for it."""
 
     def _run(self, part: str, flags: Flags) -> None:
-        own: Flags = {"node-monitor-grace-period": f"{GIVES_UP}s"} if part == "kube-controller-manager" else {}
+        own: Flags = {"node-monitor-grace-period": f"{GIVE_UP_SECONDS}s"} if part == "kube-controller-manager" else {}
         super()._run(part, {**flags, **own})
 
 
 class Stage:
-    """Everything that runs, in an instance that ends with the demo."""
+    """Everything that runs; it belongs to an instance that ends with the demo."""
 
     def __init__(self, instance: Instance) -> None:
-        """Describe it; the methods below start it part by part."""
+        """Describe the parts; the methods below start them one by one."""
         self.instance = instance
         self.cluster = Plane(instance)
         self.broker = RocketMQ(instance)
@@ -56,7 +58,7 @@ class Stage:
         self._producer: Peer | None = None
         self._first = 0
 
-    # Standing up.
+    # Start.
 
     def up(self) -> None:
         """Start the cluster and the broker."""
@@ -65,7 +67,7 @@ class Stage:
             node.up()
         self.broker.up()
         self.broker.create_topic(GROUP, QUEUES)
-        self.broker.create_topic(f"%RETRY%{GROUP}", 1)  # else it is made with the first member, and seen a minute later
+        self.broker.create_topic(f"%RETRY%{GROUP}", 1)  # else members notice it a minute later
 
     def start_operator(self) -> None:
         """Define Rota's kinds, and start the operator as a process that has the cluster's kubeconfig."""
@@ -79,90 +81,91 @@ class Stage:
             await define(api)
 
     def send(self, rate: int = RATE) -> None:
-        """Start the producer, which numbers its messages; one that runs is ended, and this one goes on behind it."""
+        """Start the producer of numbered messages; it replaces a running producer and continues its numbers."""
         if self._producer:
             self._producer.stop()
-            self._first = max(it.number for it in self.came()) + RATE  # no number of the one before is given anew
+            # Above every number that the previous producer sent.
+            self._first = max(arrival.number for arrival in self.came()) + RATE
         self._producer = peers.producer(self.broker, GROUP, FOREVER - self._first, first=self._first, rate=rate)
 
     def apply(self) -> None:
-        """Make the fleet of the example."""
+        """Create the fleet of the example."""
         text = EXAMPLE.read_text().replace("rmq-namesrv:9876", self.broker.name_server)
         self.cluster.kubectl("apply", "-f", "-", feed=text.replace("/src/rota", str(ROOT)))
 
-    # What is told.
+    # Read the state.
 
-    def fleet(self) -> Told:
-        """Return what the operator shows of the group; nothing while it does not answer."""
+    def fleet(self) -> Payload:
+        """Return the group as the operator's page presents it; empty while the operator does not answer."""
         try:
             with urllib.request.urlopen(f"{self.address}/v1/groups/default/{GROUP}", timeout=5) as answer:
-                found: Told = json.load(answer)
+                payload: Payload = json.load(answer)
         except OSError:
             return {}
-        return found
+        return payload
 
-    def where(self) -> dict[str, str]:
+    def nodes_by_pod(self) -> dict[str, str]:
         """Return the node of each of the fleet's pods."""
-        told = self.cluster.kubectl("get", "pods", "-l", f"rota.dev/group={GROUP}", "-o", "json")
-        return {it["metadata"]["name"]: it["spec"].get("nodeName", "") for it in json.loads(told)["items"]}
+        pods = json.loads(self.cluster.kubectl("get", "pods", "-l", f"rota.dev/group={GROUP}", "-o", "json"))["items"]
+        return {pod["metadata"]["name"]: pod["spec"].get("nodeName", "") for pod in pods}
 
     def came(self) -> list[Came]:
-        """Return what all apps have noted so far, those that are gone too."""
+        """Return every arrival that the apps have noted so far, including apps of deleted pods."""
         notes = self.instance.folder.glob(f"*/pods/default_{GROUP}-*/app.log")
-        return [it for path in notes for it in noted(path.parent.name.removeprefix("default_"), path)]
+        return [arrival for path in notes for arrival in noted(path.parent.name.removeprefix("default_"), path)]
 
     def sent(self) -> int:
-        """Return how many messages the producer says it has sent: it says so once a second."""
-        told = self._producer.lines("sent") if self._producer else []
-        return int(told[-1]["count"]) if told else 0
+        """Return how many messages the producer has reported as sent; it reports once a second."""
+        reports = self._producer.lines("sent") if self._producer else []
+        return int(reports[-1]["count"]) if reports else 0
 
-    # Waiting.
+    # Wait.
 
-    def settled(self, members: int, without: Collection[str] = ()) -> Told:
-        """Wait until so many members work everything, nobody else is left, and nothing goes on."""
-        return self._until(lambda it: calm(it, members, without), f"{members} members at rest")
+    def wait_for_rest(self, members: int, without: Collection[str] = ()) -> Payload:
+        """Wait until exactly this many members consume all queues and no handover is in progress."""
+        return self._until(lambda fleet: is_at_rest(fleet, members, without), f"{members} members at rest")
 
-    def taken_over(self, members: int, without: Collection[str]) -> Told:
-        """Wait until so many others are ready, and none of those that are gone has a queue any more."""
+    def wait_for_takeover(self, members: int, without: Collection[str]) -> Payload:
+        """Wait until this many other members are ready and own every queue."""
 
-        def fits(fleet: Told) -> bool:
-            ready = {it["name"] for it in fleet["members"] if it["state"] == "Ready"}.difference(without)
-            return len(ready) == members and {it["owner"] for it in fleet["queues"]} <= ready
+        def fits(fleet: Payload) -> bool:
+            ready = {member["name"] for member in fleet["members"] if member["state"] == "Ready"}.difference(without)
+            return len(ready) == members and {queue["owner"] for queue in fleet["queues"]} <= ready
 
         return self._until(fits, f"{members} others with all queues")
 
-    def _until(self, fits: Callable[[Told], bool], what: str) -> Told:
-        found: Told = {}
-        deadline = time.monotonic() + PATIENCE
-        while not ((found := self.fleet()) and fits(found)):
+    def _until(self, fits: Callable[[Payload], bool], what: str) -> Payload:
+        fleet: Payload = {}
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not ((fleet := self.fleet()) and fits(fleet)):
             if time.monotonic() > deadline:
-                told = found.get("summary", {}).get("message", "the operator did not answer")
+                message = fleet.get("summary", {}).get("message", "the operator did not answer")
                 logs = f"{self.instance.folder}/log"
-                raise Missing(f"The group {GROUP} has not {what} after {PATIENCE} s: {told} (logs: {logs})")
+                raise Missing(f"The group {GROUP} has not {what} after {PATIENCE_SECONDS} s: {message} (logs: {logs})")
             time.sleep(0.1)
-        return found
+        return fleet
 
-    def delivered(self) -> set[int]:
-        """Wait until all that was sent has come, and return what has not: a retry takes 10 s, so this may take 30."""
+    def wait_for_deliveries(self) -> set[int]:
+        """Wait up to 30 s, as a retry takes 10 s, until every sent message has arrived; return the missing numbers."""
         sent = set(range(self.sent()))
         deadline = time.monotonic() + 30
-        while missing := sent - {it.number for it in self.came()}:
+        while missing := sent - {arrival.number for arrival in self.came()}:
             if time.monotonic() > deadline:
                 break
             time.sleep(0.2)
         return missing
 
-    def first(self) -> float:
-        """Wait for the first message, and return when it came."""
-        return min(it.at for it in eventually(self.came, PATIENCE))
+    def first_arrival(self) -> float:
+        """Wait for the first message, and return the time of its arrival."""
+        return min(arrival.at for arrival in eventually(self.came, PATIENCE_SECONDS))
 
 
-def calm(fleet: Told, members: int, without: Collection[str]) -> bool:
-    """Whether just so many others are there, work all queues, as evenly as can be, and nothing goes on."""
-    has = {it["name"]: it["queues"] for it in fleet["members"] if it["state"] == "Ready"}
-    owned = all(it["state"] == "Owned" and it["owner"] in has for it in fleet["queues"])
-    even = len(has) == len(fleet["members"]) == members and max(has.values()) - min(has.values()) <= 1
-    conditions = {it["type"]: it["status"] for it in fleet["conditions"]}
-    at_rest = (conditions.get("Ready"), conditions.get("Progressing")) == ("True", "False")
-    over = not fleet["summary"]["moving"] and all(it["seconds"] is not None for it in fleet["rebalances"])
-    return owned and even and at_rest and over and has.keys().isdisjoint(without)
+def is_at_rest(fleet: Payload, members: int, without: Collection[str]) -> bool:
+    """Whether exactly this many other members own all queues, as evenly as possible, and no handover is in progress."""
+    counts = {member["name"]: member["queues"] for member in fleet["members"] if member["state"] == "Ready"}
+    owned = all(queue["state"] == "Owned" and queue["owner"] in counts for queue in fleet["queues"])
+    even = len(counts) == len(fleet["members"]) == members and max(counts.values()) - min(counts.values()) <= 1
+    conditions = {condition["type"]: condition["status"] for condition in fleet["conditions"]}
+    ready = (conditions.get("Ready"), conditions.get("Progressing")) == ("True", "False")
+    over = not fleet["summary"]["moving"] and all(rebalance["seconds"] is not None for rebalance in fleet["rebalances"])
+    return owned and even and ready and over and counts.keys().isdisjoint(without)

@@ -1,7 +1,8 @@
 """Local pods: a node whose pods run as plain processes, without root or containers.
 
-The agent (`python -m ground.local`) plays kubelet. Each pod has an address of its own in 127.0.0.0/8; bind it, it is
-in `ROTA_LOCAL`. Volumes lie in the pod's folder, and mount paths in commands, arguments and variables are rewritten.
+The agent (`python -m ground.local`) plays kubelet. Each pod has an address of its own in 127.0.0.0/8, in the variable
+`ROTA_LOCAL`, for its servers. Volumes are in the pod's folder; mount paths in commands, arguments and variables are
+rewritten.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ from ground.api import Access
 from ground.cluster import Cluster
 from ground.controlplane import ControlPlane
 from ground.instance import Instance
-from ground.local.agent import LABEL, boot
+from ground.local.agent import LABEL, boot_id
 from ground.local.processes import kill
 
 __all__ = ["LABEL", "LocalNode"]
@@ -52,10 +53,10 @@ class LocalNode:
     def up(self) -> None:
         """Start the agent if it does not run, and wait until its Node is Ready."""
         kubeconfig = self.cluster.kubeconfig
-        if not isinstance(self.cluster, ControlPlane):  # somebody else's cluster stays when the instance goes
+        if not isinstance(self.cluster, ControlPlane):  # the user's cluster stays when the instance goes
             kubectl = str(programs.program("kubectl"))
             self.instance.at_down(kubectl, "--kubeconfig", str(kubeconfig), "delete", "node", self.name)
-        known = {
+        options = {
             "kubeconfig": kubeconfig,
             "node": self.name,
             "label": self.label,
@@ -63,7 +64,7 @@ class LocalNode:
             "block": self.instance.block,
             "addresses": self.instance.folder / "addresses",  # one book for all nodes of the instance
         }
-        argv = [sys.executable, "-m", "ground.local", *(f"--{key}={value}" for key, value in known.items())]
+        argv = [sys.executable, "-m", "ground.local", *(f"--{key}={value}" for key, value in options.items())]
         argv += [] if isinstance(self.cluster, ControlPlane) else ["--guarded"]
         self.instance.start(self.program, [*argv, *self._options], env={"PYTHONPATH": str(_SOURCES)})
         self.instance.wait(self.program, self._ready, 30, "The agent of local pods")
@@ -91,7 +92,7 @@ class LocalNode:
         agent = self.instance.process(self.program)
         status = node.get("status", {})
         ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions", []))
-        ours = agent is not None and status.get("nodeInfo", {}).get("bootID") == boot(agent.pid)
+        ours = agent is not None and status.get("nodeInfo", {}).get("bootID") == boot_id(agent.pid)
         away = any(taint["key"] in _AWAY for taint in node["spec"].get("taints", []))
         return ready and ours and not away
 
@@ -99,5 +100,5 @@ class LocalNode:
         access = Access.read(self.cluster.kubeconfig)
         request = urllib.request.Request(access.server + path, method=method, headers=access.headers)
         with urllib.request.urlopen(request, timeout=5, context=access.trust) as answer:
-            found: dict[str, Any] = json.load(answer)
-            return found
+            resource: dict[str, Any] = json.load(answer)
+            return resource

@@ -1,4 +1,4 @@
-"""Run the agent as a process of its own."""
+"""The agent as a process of its own."""
 
 import argparse
 import asyncio
@@ -13,7 +13,7 @@ from ground.local.containers import Site
 
 
 def main() -> None:
-    """Read the command line and be the node until SIGTERM."""
+    """Read the command line and act as the node until SIGTERM."""
     parser = argparse.ArgumentParser(prog="python -m ground.local", description="runs a node's pods as plain processes")
     parser.add_argument("--kubeconfig", type=Path, required=True)
     parser.add_argument("--node", default="local", help="name of the node to be")

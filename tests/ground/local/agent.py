@@ -17,16 +17,16 @@ from ground.api import GONE, ApiError
 from ground.local import processes
 from ground.local.containers import Site
 from ground.local.pod import Pod
-from ground.local.status import stamp
+from ground.local.status import timestamp
 from ground.report import say
 
 Object = dict[str, Any]
 
 LABEL = "rota.dev/ground"
 _HEARTBEAT = 10
-_LEASE = 40  # the node controller gives a node up after so many seconds without one
+_LEASE = 40  # seconds without a renewal until the node controller marks the node as not ready
 _ROOM = {"cpu": "64", "memory": "256Gi", "ephemeral-storage": "1Ti", "pods": "500"}
-_NOT_ASKED = {
+_NOT_SELECTED = {
     "reason": "NodeNotChosen",
     "message": f"Local pods run with your rights, so only those that ask for it: set nodeSelector {LABEL}",
 }
@@ -34,13 +34,13 @@ _NOT_ASKED = {
 
 @dataclass(frozen=True)
 class Addresses:
-    """The pods' addresses, each given out as late after its last use as possible."""
+    """The pods' addresses; each is reused as late as possible."""
 
     book: Path
     block: str
 
     def take(self) -> str:
-        """Return the next one; agents that share a book share no address."""
+        """Return the next address; agents that share a book share no address."""
         with self.book.open("a+") as book:
             fcntl.flock(book, fcntl.LOCK_EX)
             book.seek(0)
@@ -52,27 +52,27 @@ class Addresses:
 
 
 async def serve(site: Site, addresses: Addresses) -> None:
-    """Be the node until SIGTERM."""
-    over = asyncio.Event()
+    """Act as the node until SIGTERM."""
+    stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, over.set)
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     mark = f"{site.folder}/"
-    await processes.clear(mark)  # of an agent that was killed together with its watcher
+    await processes.kill_all(mark)  # processes of an agent that was killed together with its watcher
     pods: dict[str, Pod] = {}
     tasks: set[asyncio.Task[None]] = set()
     with _watcher(mark):
-        working = [
+        own_tasks = [
             asyncio.create_task(_follow(site, addresses, pods, tasks)),
-            asyncio.create_task(_beat(site)),
-            asyncio.create_task(over.wait()),
+            asyncio.create_task(_send_heartbeats(site)),
+            asyncio.create_task(stopped.wait()),
         ]
-        done, _ = await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
-        for task in (*working, *tasks):  # first: nothing that happens now is to be reported
+        done, _ = await asyncio.wait(own_tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in (*own_tasks, *tasks):  # before the pods end: their end must not be reported
             task.cancel()
-        await asyncio.gather(*working, *tasks, return_exceptions=True)
-        await asyncio.gather(*(pod.shut() for pod in pods.values()))
+        await asyncio.gather(*own_tasks, *tasks, return_exceptions=True)
+        await asyncio.gather(*(pod.shut_down() for pod in pods.values()))
     for task in done:
-        task.result()  # raises if it was a bug that ended us
+        task.result()  # raises the error if a bug has ended the agent
 
 
 async def _follow(site: Site, addresses: Addresses, pods: dict[str, Pod], tasks: set[asyncio.Task[None]]) -> None:
@@ -80,38 +80,39 @@ async def _follow(site: Site, addresses: Addresses, pods: dict[str, Pod], tasks:
         uid = event["object"]["metadata"]["uid"]
         if event["type"] == "DELETED":
             if uid in pods:
-                pods.pop(uid).vanish()
+                pods.pop(uid).on_object_deleted()
         elif uid in pods:
             pods[uid].update(event["object"])
-        elif _meant(event["object"], site):
+        elif _selects_node(event["object"], site):
             pods[uid] = Pod(event["object"], addresses.take(), site)
             task = asyncio.create_task(pods[uid].run())
             tasks.add(task)
             task.add_done_callback(tasks.discard)
         else:
-            await _turn_away(event["object"], site)
+            await _reject(event["object"], site)
 
 
-def _meant(pod: Object, site: Site) -> bool:
-    """Whether a pod asked for this node: its commands run with our rights, so nobody's pod runs here by chance."""
-    chosen: Object = pod["spec"].get("nodeSelector") or {}
-    return LABEL in chosen or chosen.get("kubernetes.io/hostname") == site.node
+def _selects_node(pod: Object, site: Site) -> bool:
+    """Whether a pod selects this node: its commands run with our rights, so no pod may run here by chance."""
+    selector: Object = pod["spec"].get("nodeSelector") or {}
+    return LABEL in selector or selector.get("kubernetes.io/hostname") == site.node
 
 
-async def _turn_away(pod: Object, site: Site) -> None:
-    """Say why a pod that did not ask for this node does not run, and let it go once it is deleted."""
-    metadata, told = pod["metadata"], pod.get("status", {}).get("reason")
+async def _reject(pod: Object, site: Site) -> None:
+    """Report why a pod that did not select this node does not run, and delete its object once it is to be deleted."""
+    metadata = pod["metadata"]
+    reason = pod.get("status", {}).get("reason")
     path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
-    with contextlib.suppress(ApiError, *GONE):  # it is told of again with the next change of it
+    with contextlib.suppress(ApiError, *GONE):  # a failed request is repeated at the pod's next change
         if "deletionTimestamp" in metadata:
             await site.api.delete(path, {"gracePeriodSeconds": 0, "preconditions": {"uid": metadata["uid"]}})
-        elif told != _NOT_ASKED["reason"]:
-            await site.api.patch(f"{path}/status", {"metadata": {"uid": metadata["uid"]}, "status": _NOT_ASKED})
+        elif reason != _NOT_SELECTED["reason"]:
+            await site.api.patch(f"{path}/status", {"metadata": {"uid": metadata["uid"]}, "status": _NOT_SELECTED})
 
 
 @contextlib.contextmanager
 def _watcher(mark: str) -> Iterator[None]:
-    """Start a process that ends our containers if we cannot."""
+    """Start a process that kills our containers if we cannot."""
     environment = {"ROTA_GROUND": f"{os.environ.get('ROTA_GROUND', '')}-watcher"}
     argv = [sys.executable, "-I", processes.__file__, mark]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, env=environment, start_new_session=True) as watcher:
@@ -119,7 +120,7 @@ def _watcher(mark: str) -> Iterator[None]:
         watcher.communicate()
 
 
-async def _beat(site: Site) -> None:
+async def _send_heartbeats(site: Site) -> None:
     """Register the node, then renew its Lease and its Ready condition."""
     while True:
         try:
@@ -138,21 +139,22 @@ async def _register(site: Site) -> Object:
         node["spec"] = {"taints": [{"key": LABEL, "value": site.label, "effect": "NoSchedule"}]}
     path = f"/api/v1/nodes/{site.node}"
     try:
-        known = await site.api.get(path)
+        registered = await site.api.get(path)
     except ApiError as error:
         if error.status != 404:
             raise
-        known = await site.api.create("/api/v1/nodes", node)
-    now = stamp()
-    before: Object = next((c for c in (known.get("status") or {}).get("conditions") or [] if c["type"] == "Ready"), {})
-    since = before["lastTransitionTime"] if before.get("status") == "True" else now
+        registered = await site.api.create("/api/v1/nodes", node)
+    now = timestamp()
+    conditions = (registered.get("status") or {}).get("conditions") or []
+    previous: Object = next((condition for condition in conditions if condition["type"] == "Ready"), {})
+    since = previous["lastTransitionTime"] if previous.get("status") == "True" else now
     ready = {"type": "Ready", "status": "True", "reason": "AgentReady", "message": "local pods can run"}
     status = {
         "capacity": _ROOM,
         "allocatable": _ROOM,
         "addresses": [{"type": "InternalIP", "address": site.address}, {"type": "Hostname", "address": site.node}],
         "conditions": [{**ready, "lastHeartbeatTime": now, "lastTransitionTime": since}],
-        "nodeInfo": _about(),
+        "nodeInfo": _node_info(),
     }
     return await site.api.patch(f"{path}/status", {"metadata": {"labels": labels}, "status": status}, "strategic")
 
@@ -160,9 +162,10 @@ async def _register(site: Site) -> Object:
 async def _renew(site: Site, node: Object) -> None:
     path = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
     owner = {"apiVersion": "v1", "kind": "Node", "name": site.node, "uid": node["metadata"]["uid"]}
+    now = f"{timestamp()[:-1]}.000000Z"
     lease = {
         "metadata": {"name": site.node, "ownerReferences": [owner]},
-        "spec": {"holderIdentity": site.node, "leaseDurationSeconds": _LEASE, "renewTime": f"{stamp()[:-1]}.000000Z"},
+        "spec": {"holderIdentity": site.node, "leaseDurationSeconds": _LEASE, "renewTime": now},
     }
     try:
         await site.api.patch(f"{path}/{site.node}", lease)
@@ -172,10 +175,10 @@ async def _renew(site: Site, node: Object) -> None:
         await site.api.create(path, {"kind": "Lease", "apiVersion": "coordination.k8s.io/v1", **lease})
 
 
-def _about() -> Object:
-    """Describe the machine; `bootID` tells one run of the agent from another."""
+def _node_info() -> Object:
+    """Describe the machine; `bootID` distinguishes the runs of the agent."""
     return {
-        "bootID": boot(os.getpid()),
+        "bootID": boot_id(os.getpid()),
         "architecture": {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine()),
         "operatingSystem": "linux",
         "osImage": "plain processes",
@@ -188,6 +191,6 @@ def _about() -> Object:
     }
 
 
-def boot(pid: int) -> str:
-    """Return what an agent of that pid writes as its node's bootID."""
+def boot_id(pid: int) -> str:
+    """Return the bootID of the node whose agent has this pid."""
     return f"agent-{pid}"

@@ -1,8 +1,8 @@
-"""What a container is started with: its command, its variables, and where its mounts really are.
+"""The command and variables of a container, and the real paths of its mounts.
 
-There is no mount namespace. So wherever a container's mountPath stands as a path, or at the head of one, in its
-command, arguments, working directory or variables, the volume's real place is put instead. Paths that a program
-knows by heart are not found; give them by an argument or a variable.
+There is no mount namespace. So wherever a container's mountPath is a path, or the beginning of one, in its command,
+arguments, working directory or variables, the volume's real path replaces it. Paths that are built into a program are
+not replaced; pass them by an argument or a variable.
 """
 
 import re
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ground.local.volumes import Sources, place, within
+from ground.local.volumes import Sources, path_of, subpath_of
 from ground.report import Missing
 
 Object = dict[str, Any]
@@ -19,27 +19,28 @@ Rewrite = Callable[[str], str]
 _REFERENCE = re.compile(r"\$(?:\$|\(([^()]*)\))")
 
 
-def expand(text: str, known: Mapping[str, str]) -> str:
-    """Put variables in place of `$(NAME)`; `$$` stands for a dollar, and what is not known stays as it is."""
+def expand(text: str, values: Mapping[str, str]) -> str:
+    """Replace `$(NAME)` by the variable's value; `$$` becomes a dollar, and unknown names stay as they are."""
 
-    def one(match: re.Match[str]) -> str:
-        return "$" if match[0] == "$$" else known.get(match[1], match[0])
+    def replace(match: re.Match[str]) -> str:
+        return "$" if match[0] == "$$" else values.get(match[1], match[0])
 
-    return _REFERENCE.sub(one, text)
+    return _REFERENCE.sub(replace, text)
 
 
-def places(container: Object, volumes: Sequence[Object], folder: Path) -> dict[str, Path]:
-    """Return where each mountPath of a container really lies."""
-    known = {volume["name"]: volume for volume in volumes}
-    found = {}
+def mount_paths(container: Object, volumes: Sequence[Object], folder: Path) -> dict[str, Path]:
+    """Return the real path of each mountPath of a container."""
+    volumes_by_name = {volume["name"]: volume for volume in volumes}
+    paths = {}
     for mount in container.get("volumeMounts") or []:
-        path = place(known[mount["name"]], folder)
-        found[mount["mountPath"].rstrip("/") or "/"] = within(path, mount["subPath"]) if mount.get("subPath") else path
-    return found
+        path = path_of(volumes_by_name[mount["name"]], folder)
+        path = subpath_of(path, mount["subPath"]) if mount.get("subPath") else path
+        paths[mount["mountPath"].rstrip("/") or "/"] = path
+    return paths
 
 
 def rewriter(mounts: Mapping[str, Path]) -> Rewrite:
-    """Return what puts real places in place of mount paths, in one pass and the longest first."""
+    """Return a function that replaces mount paths by real paths, in one pass and the longest first."""
     paths = "|".join(re.escape(path) for path in sorted(mounts, key=len, reverse=True))
     if not paths:
         return lambda text: text
@@ -48,24 +49,24 @@ def rewriter(mounts: Mapping[str, Path]) -> Rewrite:
     return lambda text: pattern.sub(lambda match: str(mounts[match[0]]), text)
 
 
-async def variables(container: Object, given: Mapping[str, str], sources: Sources) -> dict[str, str]:
-    """Return a container's variables: what it is given, then envFrom, then env, each seeing those before."""
-    made = dict(given)
+async def resolve_variables(container: Object, common: Mapping[str, str], sources: Sources) -> dict[str, str]:
+    """Return a container's variables: the common ones, then envFrom, then env, each of which sees the earlier ones."""
+    env = dict(common)
     for source in container.get("envFrom") or []:
         kind, ref = next((kind, source[f"{kind}Ref"]) for kind in ("configMap", "secret") if f"{kind}Ref" in source)
         entries = await sources.content(kind, ref["name"], optional=ref.get("optional", False))
-        made |= {source.get("prefix", "") + key: content.decode() for key, content in entries.items()}
+        env |= {source.get("prefix", "") + key: content.decode() for key, content in entries.items()}
     for variable in container.get("env") or []:
-        text = await _value(variable, made, sources)
+        text = await _value(variable, env, sources)
         if text is not None:
-            made[variable["name"]] = text
-    return made
+            env[variable["name"]] = text
+    return env
 
 
-async def _value(variable: Object, made: Mapping[str, str], sources: Sources) -> str | None:
+async def _value(variable: Object, env: Mapping[str, str], sources: Sources) -> str | None:
     source = variable.get("valueFrom")
     if not source:
-        return expand(variable.get("value", ""), made)
+        return expand(variable.get("value", ""), env)
     if "fieldRef" in source:
         return sources.field(source["fieldRef"]["fieldPath"])
     kind = next((kind for kind in ("configMap", "secret") if f"{kind}KeyRef" in source), None)

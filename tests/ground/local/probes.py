@@ -1,4 +1,4 @@
-"""What the kubelet does to a container from outside: commands, HTTP requests and connections, for hooks and probes."""
+"""The kubelet's actions on a container from outside: commands, HTTP requests and connections, for hooks and probes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -20,7 +20,7 @@ class Target(Protocol):
     address: str
     web: aiohttp.ClientSession
 
-    def port(self, given: int | str) -> int:
+    def port(self, name_or_number: int | str) -> int:
         """Return a port by number or name."""
 
     async def execute(self, argv: Sequence[str]) -> int:

@@ -1,7 +1,7 @@
 """A container's processes: started as a group, ended without remainder.
 
-What left its group is known by a mark in its environment. Run as a program, this file waits until the agent that
-started it is gone, however it went, and ends what it left behind.
+Processes that left the group are found by a mark in their environment. Run as a program, this file waits until the
+agent that started it has ended, for any reason, and kills the agent's remaining processes.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ class Process:
         self._loop.add_reader(self._handle, self._reap)
 
     async def wait(self) -> int:
-        """Return how it ended, a signal as a negative number."""
+        """Return the exit code, a signal as a negative number."""
         return await asyncio.shield(self._ended)
 
     def signal(self, number: int) -> None:
@@ -43,12 +43,12 @@ class Process:
         self._loop.remove_reader(self._handle)
         os.close(self._handle)
         code = self._process.wait()
-        self.signal(signal.SIGKILL)  # what is left of its group
+        self.signal(signal.SIGKILL)  # the remaining processes of its group
         self._ended.set_result(code)
 
 
-async def first(*waits: Coroutine[Any, Any, Any] | asyncio.Task[None]) -> None:
-    """Wait for whatever comes first; what was given as a coroutine is given up then."""
+async def wait_for_first(*waits: Coroutine[Any, Any, Any] | asyncio.Task[None]) -> None:
+    """Wait for the first of them to finish; those passed as coroutines are then cancelled."""
     tasks = [wait if isinstance(wait, asyncio.Task) else asyncio.create_task(wait) for wait in waits]
     own = [task for task, wait in zip(tasks, waits, strict=True) if task is not wait]
     try:
@@ -60,38 +60,38 @@ async def first(*waits: Coroutine[Any, Any, Any] | asyncio.Task[None]) -> None:
 
 
 def kill(mark: str, number: signal.Signals = signal.SIGKILL) -> int:
-    """Kill every process whose mark begins so, or send another signal; return how many there were."""
-    wanted = b"\0" + f"{VARIABLE}={mark}".encode()
-    return sum(_kill(int(entry.name), wanted, number) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    """Send a signal to every process whose mark begins with `mark`; return the number of processes."""
+    variable = b"\0" + f"{VARIABLE}={mark}".encode()
+    return sum(_kill(int(entry.name), variable, number) for entry in Path("/proc").iterdir() if entry.name.isdigit())
 
 
-async def clear(mark: str) -> None:
-    """Kill until there is nothing left."""
-    while kill(mark):  # noqa: ASYNC110 - no process tells us that it is gone
+async def kill_all(mark: str) -> None:
+    """Kill until no process is left."""
+    while kill(mark):  # noqa: ASYNC110 - the end of a process that is not a child sets no event
         await asyncio.sleep(0.01)
 
 
-def _kill(pid: int, wanted: bytes, number: signal.Signals) -> bool:
+def _kill(pid: int, variable: bytes, number: signal.Signals) -> bool:
     if pid == os.getpid():
         return False
     try:
-        handle = os.pidfd_open(pid)  # first: a number that is given out anew meanwhile must not be hit
+        handle = os.pidfd_open(pid)  # before the check: a pid that is reused meanwhile must not be hit
     except OSError:
         return False
     try:
-        found = wanted in b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
-        if found:
+        matches = variable in b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
+        if matches:
             signal.pidfd_send_signal(handle, number)
     except OSError:
         return False
     else:
-        return found
+        return matches
     finally:
         os.close(handle)
 
 
 def main() -> None:
-    """Wait for the end of standard input, then kill whatever carries the mark given as argument."""
+    """Wait for the end of standard input, then kill every process that carries the mark given as argument."""
     sys.stdin.buffer.read()
     while kill(sys.argv[1]):
         time.sleep(0.02)

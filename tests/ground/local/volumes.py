@@ -1,8 +1,8 @@
 """A pod's volumes as folders, written as the kubelet writes them.
 
-What comes from objects (configMap, secret, downwardAPI, projected) is a set of files that changes as a whole: they lie
-in a folder named after the time, `..data` points to it and is swapped by a rename, and each name a container sees is a
-link through `..data`.
+Volumes of API objects (configMap, secret, downwardAPI, projected) are sets of files that change as a whole: the files
+are in a folder named after the time, `..data` points to it and is swapped by a rename, and each name that a container
+sees is a link through `..data`.
 """
 
 import asyncio
@@ -30,31 +30,31 @@ _TOKEN_SECONDS = 3600
 
 @dataclass
 class Sources:
-    """Reads what volumes and environments are made of, afresh from the API server each time."""
+    """Reads the contents of volumes and variables, from the API server each time."""
 
     api: Api
     pod: Object
-    facts: Mapping[str, str]  # what the downward API knows besides the pod's object: status.podIP ...
-    tokens: dict[str, tuple[str, float]] = field(default_factory=dict)  # audience -> (token, when to take a new one)
+    facts: Mapping[str, str]  # fields of the downward API that are not in the pod's object: status.podIP ...
+    tokens: dict[str, tuple[str, float]] = field(default_factory=dict)  # audience -> (token, when to renew it)
 
     async def content(self, kind: str, name: str, *, optional: bool = False) -> dict[str, bytes]:
-        """Return the entries of a ConfigMap or Secret; where it is missing raise, or return none if it is optional."""
+        """Return the entries of a ConfigMap or Secret; a missing one raises, or has no entries if it is optional."""
         plural = {"configMap": "configmaps", "secret": "secrets"}[kind]
         try:
-            found = await self.api.get(f"/api/v1/namespaces/{self.pod['metadata']['namespace']}/{plural}/{name}")
+            resource = await self.api.get(f"/api/v1/namespaces/{self.pod['metadata']['namespace']}/{plural}/{name}")
         except ApiError as error:
             if error.status == 404 and optional:
                 return {}
             if error.status == 404:
                 raise Missing(f'{kind.lower()} "{name}" not found') from None
             raise
-        plain = {key: text.encode() for key, text in (found.get("data") or {}).items()}
+        plain = {key: text.encode() for key, text in (resource.get("data") or {}).items()}
         if kind == "configMap":
-            return plain | {key: base64.b64decode(text) for key, text in (found.get("binaryData") or {}).items()}
+            return plain | {key: base64.b64decode(text) for key, text in (resource.get("binaryData") or {}).items()}
         return {key: base64.b64decode(text) for key, text in plain.items()}
 
     def field(self, path: str) -> str:
-        """Return what the downward API says for a field path."""
+        """Return the downward API's value of a field path."""
         if path in self.facts:
             return self.facts[path]
         meta = self.pod["metadata"]
@@ -64,40 +64,46 @@ class Sources:
                 return "\n".join(f"{key}={_quoted(text)}" for key, text in sorted(entries.items()))
             if path.startswith(f"metadata.{group}['"):
                 return str(entries.get(path.removeprefix(f"metadata.{group}['").removesuffix("']"), ""))
-        found: Any = self.pod
+        value: Any = self.pod
         for part in path.split("."):
-            found = found.get(part, "") if isinstance(found, dict) else ""
-        return str(found)
+            value = value.get(part, "") if isinstance(value, dict) else ""
+        return str(value)
 
     async def token(self, audience: str, seconds: int) -> str:
-        """Return a token of the pod's service account, a new one when most of its life is over."""
-        known, until = self.tokens.get(audience, ("", 0.0))
-        if time.time() < until:
-            return known
+        """Return a token of the pod's service account; a new one when most of the previous one's life is over."""
+        token, expires_at = self.tokens.get(audience, ("", 0.0))
+        if time.time() < expires_at:
+            return token
         meta, spec = self.pod["metadata"], self.pod["spec"]
         bound = {"kind": "Pod", "apiVersion": "v1", "name": meta["name"], "uid": meta["uid"]}
-        wish = {"audiences": [audience] if audience else [], "expirationSeconds": seconds, "boundObjectRef": bound}
+        token_spec = {
+            "audiences": [audience] if audience else [],
+            "expirationSeconds": seconds,
+            "boundObjectRef": bound,
+        }
         account = (
             f"/api/v1/namespaces/{meta['namespace']}/serviceaccounts/{spec.get('serviceAccountName') or 'default'}"
         )
-        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": wish}
-        made = await self.api.create(f"{account}/token", body)
-        self.tokens[audience] = (made["status"]["token"], time.time() + 0.8 * seconds)
-        return str(made["status"]["token"])
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": token_spec}
+        response = await self.api.create(f"{account}/token", body)
+        self.tokens[audience] = (response["status"]["token"], time.time() + 0.8 * seconds)
+        return str(response["status"]["token"])
 
 
-def place(volume: Object, folder: Path) -> Path:
-    """Return where a volume lies."""
+def path_of(volume: Object, folder: Path) -> Path:
+    """Return the path of a volume."""
     return Path(volume["hostPath"]["path"]) if "hostPath" in volume else folder / volume["name"]
 
 
-async def files(volume: Object, sources: Sources) -> Files:
-    """Return what a volume holds now; nothing for those that are just folders."""
+async def read_files(volume: Object, sources: Sources) -> Files:
+    """Return the present contents of a volume; empty for those that are plain folders."""
     if "emptyDir" in volume or "hostPath" in volume:
         return {}
     if "projected" in volume:
         mode = volume["projected"].get("defaultMode", _MODE)
-        parts = await asyncio.gather(*(_source(s, mode, sources) for s in volume["projected"].get("sources") or []))
+        parts = await asyncio.gather(
+            *(_source(source, mode, sources) for source in volume["projected"].get("sources") or [])
+        )
         return {path: file for part in parts for path, file in part.items()}
     kind = next((kind for kind in ("configMap", "secret", "downwardAPI") if kind in volume), None)
     if kind is None:
@@ -105,9 +111,9 @@ async def files(volume: Object, sources: Sources) -> Files:
     return await _source(volume, volume[kind].get("defaultMode", _MODE), sources)
 
 
-def write(volume: Object, folder: Path, content: Files) -> None:
-    """Make a volume, or bring its files up to date."""
-    path = place(volume, folder)
+def write_volume(volume: Object, folder: Path, content: Files) -> None:
+    """Create a volume, or update its files."""
+    path = path_of(volume, folder)
     if "emptyDir" in volume:
         path.mkdir(parents=True, exist_ok=True)
         path.chmod(0o777)
@@ -118,45 +124,44 @@ def write(volume: Object, folder: Path, content: Files) -> None:
 
 
 async def _source(source: Object, mode: int, sources: Sources) -> Files:
-    """Return the files of one source, of a volume of its own or inside a projected one."""
+    """Return the files of one source, a whole volume or a part of a projected one."""
     if "serviceAccountToken" in source:
-        wish = source["serviceAccountToken"]
-        token = await sources.token(wish.get("audience", ""), wish.get("expirationSeconds", _TOKEN_SECONDS))
-        return {wish["path"]: (token.encode(), mode)}
+        projection = source["serviceAccountToken"]
+        token = await sources.token(projection.get("audience", ""), projection.get("expirationSeconds", _TOKEN_SECONDS))
+        return {projection["path"]: (token.encode(), mode)}
     if "downwardAPI" in source:
-        return {
-            i["path"]: (_downward(i, sources), i.get("mode", mode)) for i in source["downwardAPI"].get("items") or []
-        }
+        items = source["downwardAPI"].get("items") or []
+        return {item["path"]: (_downward(item, sources), item.get("mode", mode)) for item in items}
     kind = next((kind for kind in ("configMap", "secret") if kind in source), None)
     if kind is None:
         raise Missing(f"volume source {', '.join(source)} is of a kind that local pods do not have; use the real node")
-    wish = source[kind]
-    name = wish.get("name") or wish.get("secretName")
-    entries = await sources.content(kind, name, optional=wish.get("optional", False))
-    return chosen(f'{kind.lower()} "{name}"', entries, wish, mode)
+    selection = source[kind]
+    name = selection.get("name") or selection.get("secretName")
+    entries = await sources.content(kind, name, optional=selection.get("optional", False))
+    return select_items(f'{kind.lower()} "{name}"', entries, selection, mode)
 
 
-def chosen(what: str, entries: Mapping[str, bytes], wish: Object, mode: int) -> Files:
-    """Return an object's entries as files: all of them, or those that `items` names, under the paths given there."""
-    items = wish.get("items")
+def select_items(what: str, entries: Mapping[str, bytes], selection: Object, mode: int) -> Files:
+    """Return an object's entries as files: all of them, or those that `items` names, under the paths in `items`."""
+    items = selection.get("items")
     if items is None:
         return {key: (content, mode) for key, content in entries.items()}
     absent = [item["key"] for item in items if item["key"] not in entries]
-    if absent and not wish.get("optional"):
+    if absent and not selection.get("optional"):
         raise Missing(f"{what} has no key {', '.join(absent)}")
-    return {i["path"]: (entries[i["key"]], i.get("mode", mode)) for i in items if i["key"] in entries}
+    return {item["path"]: (entries[item["key"]], item.get("mode", mode)) for item in items if item["key"] in entries}
 
 
-def publish(folder: Path, files: Files) -> None:
-    """Replace the files of a folder at one moment; nothing is touched if they are as they should be."""
+def publish(folder: Path, read_files: Files) -> None:
+    """Replace the files of a folder at one moment; unchanged files are not touched."""
     folder.mkdir(parents=True, exist_ok=True)
     data = folder / _DATA
     old = data.resolve() if data.is_symlink() else None
-    if old and _read(old) == files:
+    if old and _read(old) == read_files:
         return
     fresh = Path(tempfile.mkdtemp(prefix=datetime.now().strftime("..%Y_%m_%d_%H_%M_%S."), dir=folder))  # noqa: DTZ005
     fresh.chmod(0o755)
-    for name, (content, mode) in files.items():
+    for name, (content, mode) in read_files.items():
         path = fresh / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
@@ -165,17 +170,17 @@ def publish(folder: Path, files: Files) -> None:
     link.unlink(missing_ok=True)
     link.symlink_to(fresh.name)
     link.rename(data)
-    _show(folder, {Path(name).parts[0] for name in files})
+    _show(folder, {Path(name).parts[0] for name in read_files})
     if old:
         shutil.rmtree(old, ignore_errors=True)
 
 
 def _show(folder: Path, names: set[str]) -> None:
-    """Link each name that a container sees through `..data`, and take away those that are gone."""
-    shown = {path.name for path in folder.iterdir() if not path.name.startswith("..")}
-    for name in names - shown:
+    """Link each name that a container sees through `..data`, and remove links of files that no longer exist."""
+    present = {path.name for path in folder.iterdir() if not path.name.startswith("..")}
+    for name in names - present:
         (folder / name).symlink_to(f"{_DATA}/{name}")
-    for name in shown - names:
+    for name in present - names:
         (folder / name).unlink()
 
 
@@ -207,8 +212,8 @@ def _quoted(text: str) -> str:
     return f'"{escaped}"'
 
 
-def within(folder: Path, sub: str) -> Path:
-    """Return a subPath of a volume, made where it is missing."""
+def subpath_of(folder: Path, sub: str) -> Path:
+    """Return a subPath of a volume, created if missing."""
     path = folder / sub
     if not os.path.lexists(path):
         path.mkdir(parents=True)

@@ -1,7 +1,7 @@
 """A real node: kubelet, kube-proxy, containerd and DNS under a control plane of their own, in namespaces of their own.
 
-Everything runs in one sandbox and ends with it. This machine reaches the API server and the pods, and pods reach what
-is started with `prefix` before it, or listens on the machine's address in the sandbox's network.
+Everything runs in one sandbox and ends with it. This machine reaches the API server and the pods. Pods reach servers
+that are started with `prefix`, or listen on the machine's address in the sandbox's network.
 """
 
 import shutil
@@ -21,7 +21,7 @@ from ground.node.runtime import Runtime
 from ground.node.sandbox import Sandbox, need_privileges
 from ground.report import progress
 
-# Debian's package for each program; who has the program from elsewhere (Docker brings containerd) keeps that.
+# Debian's package for each program; a program that is installed from elsewhere (Docker brings containerd) is kept.
 _PACKAGES = {
     "containerd": "containerd",
     "runc": "runc",
@@ -35,7 +35,7 @@ _DOWN = "import sys; from ground.instance import Instance; (it := Instance.find(
 
 
 def prepare() -> None:
-    """Install and build what a node is made of."""
+    """Install and build the programs of a node."""
     need_privileges()
     path = "/usr/sbin:/sbin:/usr/bin:/bin"
     packages.debian(*(package for tool, package in _PACKAGES.items() if not shutil.which(tool, path=path)))
@@ -48,9 +48,9 @@ class RealNode(NodeCluster):
     name = kubelet.NAME
 
     def __init__(self, instance: Instance) -> None:
-        """Describe the node that belongs to this ground; `up` makes it."""
+        """Describe the node that belongs to this ground; `up` starts it."""
         need_privileges()
-        # An instance of its own, for the ground may have another control plane already.
+        # An instance of its own, because the ground may have another control plane already.
         name = f"{instance.name}-node"
         instance.at_down(sys.executable, "-c", _DOWN, name)
         self.instance = Instance.open(name)
@@ -65,17 +65,17 @@ class RealNode(NodeCluster):
 
     @property
     def prefix(self) -> Sequence[str]:
-        """What to put before a command that shall listen where pods can reach it."""
-        return self.sandbox.beside
+        """The command prefix that starts a server where pods can reach it."""
+        return self.sandbox.network_prefix
 
     def up(self) -> None:
-        """Start what does not run; then the node is Ready and names are answered."""
+        """Start the programs that do not run; then the node is Ready and its DNS responds."""
         prepare()
         with progress("starting a real node"):
             self.sandbox.up()
             self.control_plane = ControlPlane(self.instance, address=self.address, prefix=self.prefix)
-            with ThreadPoolExecutor() as beside:
-                runtime = beside.submit(self._runtime.up)
+            with ThreadPoolExecutor() as executor:
+                runtime = executor.submit(self._runtime.up)
                 self.control_plane.up()
                 runtime.result()
             kubelet.start_kubelet(self.instance, self.sandbox, self.control_plane)
@@ -85,14 +85,15 @@ class RealNode(NodeCluster):
             self.instance.wait("kube-proxy", lambda: dns.answers(self.address), 60, "The cluster's DNS")
 
     def down(self) -> None:
-        """End the node and its control plane and take away all that they made."""
-        self.instance.down(grace=0)  # nothing is kept, so nothing needs to end in order
+        """End the node and its control plane, and remove everything that they created."""
+        self.instance.down(grace=0)  # nothing is kept, so no program needs an orderly end
 
     @contextmanager
-    def cut(self, one: str, other: str) -> Iterator[None]:
-        """Lose whatever two addresses send each other, be they pods' or the node's."""
-        ways = [("-s", one, "-d", other), ("-s", other, "-d", one)]
-        rules = [(chain, *way, "-j", "DROP") for chain in ("INPUT", "OUTPUT", "FORWARD") for way in ways]
+    def cut(self, first: str, second: str) -> Iterator[None]:
+        """Drop all packets between two addresses, of pods or of the node, while the block runs."""
+        directions = [("-s", first, "-d", second), ("-s", second, "-d", first)]
+        chains = ("INPUT", "OUTPUT", "FORWARD")
+        rules = [(chain, *direction, "-j", "DROP") for chain in chains for direction in directions]
         with ExitStack() as cuts:
             for rule in rules:
                 self.sandbox.run("Cutting the node's network", "iptables", "--wait", "--insert", *rule)

@@ -1,6 +1,6 @@
 """Images of the project's own Dockerfile, built by buildah on a base made from Debian's packages.
 
-Nothing of the user's is touched: layers lie in the cache, mounts of a build are made where nobody else sees them.
+The user's own files are not touched: layers are in the cache, and mounts of a build are private to it.
 """
 
 import hashlib
@@ -18,11 +18,11 @@ from ground.programs import wheel
 from ground.report import progress
 
 _INPUTS = ("Dockerfile", ".dockerignore", "pyproject.toml", "uv.lock", "README.md", "LICENSE", "operator")
-_KEPT = 3  # images of one target
+_MOST_IMAGES = 3  # images of one target
 _MEBIBYTES = 4096  # of buildah's layers
 
-# What buildah remembers of its mounts ($0/run) must end with them, or it would trust it after a crash.
-# What images of tests name as their commit and time: always the same, so that they are built once per content.
+# buildah's record of its mounts ($0/run) must end with them: after a crash buildah would trust it.
+# Commit and time in images of tests: always the same, so that images are built once per content.
 REVISION = "0" * 40
 CREATED = "2026-01-01T00:00:00Z"
 _PRIVATE = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-euc")
@@ -37,8 +37,8 @@ def build_image(target: str, tag: str, source: Path = PROJECT) -> Path:
     built = cache.entry(f"image-{target}", recipe, partial(build_into, target=target, tag=tag, source=source))
     os.utime(built)
     with cache.locked(cache.folder() / f"image-{target}.lock"):
-        others = [path for path in cache.folder().glob(f"image-{target}-*") if path.is_dir()]
-        for old in sorted(others, key=lambda path: path.stat().st_mtime)[:-_KEPT]:
+        images = [path for path in cache.folder().glob(f"image-{target}-*") if path.is_dir()]
+        for old in sorted(images, key=lambda path: path.stat().st_mtime)[:-_MOST_IMAGES]:
             cache.remove(old)
     return built / f"{target}.tar"
 
@@ -46,11 +46,16 @@ def build_image(target: str, tag: str, source: Path = PROJECT) -> Path:
 def build_into(into: Path, target: str, tag: str, *options: str, source: Path = PROJECT) -> None:
     """Build one target of the Dockerfile in `source` into an archive in a folder, with further options of buildah."""
     with cache.locked(cache.folder() / "buildah.lock", waiting_for="images"), _storage(), progress(f"building {tag}"):
-        given = {"BASE": _known(_base()), "UV": _known(_uv()), "REVISION": REVISION, "CREATED": CREATED}
+        arguments = {
+            "BASE": _import(_base_image()),
+            "UV": _import(_uv_image()),
+            "REVISION": REVISION,
+            "CREATED": CREATED,
+        }
         step = [*_BUILD, f"--target={target}", f"--tag={tag}"]
-        step += [f"--build-arg={name}={value}" for name, value in given.items()]
+        step += [f"--build-arg={name}={value}" for name, value in arguments.items()]
         certificates = os.environ.get("SSL_CERT_FILE")
-        if certificates:  # to be known where the image looks for the system's
+        if certificates:  # the image looks there for the system's certificates
             step.append(f"--volume={certificates}:/etc/ssl/certs/ca-certificates.crt:ro")
         _buildah(f"Building the image {tag}", *step, *options, source)
         _buildah(f"Packing the image {tag}", "push", "--quiet", tag, f"docker-archive:{into}/{target}.tar:{tag}")
@@ -58,7 +63,7 @@ def build_into(into: Path, target: str, tag: str, *options: str, source: Path = 
 
 @contextmanager
 def _storage() -> Iterator[None]:
-    """Keep buildah's layers, which make builds faster; begin anew where they are broken or have grown too many."""
+    """Keep buildah's layers, which make builds faster; start with an empty folder if they are broken or too large."""
     folder = cache.folder() / "buildah"
     in_work = folder / "in-work"
     size = int(cache.run(["du", "-sm", folder], "Measuring").split()[0]) if folder.exists() else 0
@@ -70,7 +75,7 @@ def _storage() -> Iterator[None]:
     (folder / "storage.conf").write_text(_STORAGE.format(folder=folder, driver=driver))
     in_work.touch()
     yield
-    in_work.unlink()  # a build that failed, or was killed, has left it
+    in_work.unlink()  # remains after a build that failed, or was killed
 
 
 def _buildah(what: str, *argv: str | Path) -> str:
@@ -79,17 +84,17 @@ def _buildah(what: str, *argv: str | Path) -> str:
     return cache.run([*_PRIVATE, _BUILDAH, folder, *argv], what, env=env).strip()
 
 
-def _known(archive: Path) -> str:
-    """Make an archive known to buildah and return the name of its image."""
+def _import(archive: Path) -> str:
+    """Import an archive into buildah and return the name of its image."""
     name = f"rota.local/{archive.parent.name}"
     if name not in _buildah("Listing images", "images", "--format", "{{.Name}}").split():
-        taken = _buildah(f"Taking in {archive.name}", "pull", "--quiet", f"docker-archive:{archive}")
-        _buildah(f"Naming {archive.name}", "tag", taken, name)
+        imported = _buildah(f"Taking in {archive.name}", "pull", "--quiet", f"docker-archive:{archive}")
+        _buildah(f"Naming {archive.name}", "tag", imported, name)
     return name
 
 
-def _base() -> Path:
-    """Return an image to build on, in place of python's: this machine's Debian with its Python."""
+def _base_image() -> Path:
+    """Return a base image in place of python's: this machine's Debian with its Python."""
     link = 'ln -s ../../bin/python3 "$1/usr/local/bin/{}"'
     step = [
         "mmdebstrap",
@@ -97,7 +102,7 @@ def _base() -> Path:
         "--include=python3,ca-certificates,usr-is-merged",
         "--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr",  # else a package does it, with all of Perl
         '--aptopt=APT::Install-Recommends "false"',
-        *(f"--dpkgopt=path-exclude=/usr/share/{unread}/*" for unread in ("doc", "locale", "man")),
+        *(f"--dpkgopt=path-exclude=/usr/share/{folder}/*" for folder in ("doc", "locale", "man")),
         *(f"--customize-hook={link.format(name)}" for name in ("python", "python3")),
         _suite(),
     ]
@@ -110,11 +115,11 @@ def _base() -> Path:
     return cache.entry("image-base", "\n".join(step), build) / "base.tar"
 
 
-def _uv() -> Path:
-    """Return an image in place of uv's own: the program from PyPI, of the version that the Dockerfile names."""
-    named = re.search(r"astral-sh/uv:([\d.]+)", (PROJECT / "Dockerfile").read_text())
-    assert named, "the Dockerfile names uv's image and its version"
-    version = named[1]
+def _uv_image() -> Path:
+    """Return an image in place of uv's own: the program from PyPI, of the version in the Dockerfile."""
+    match = re.search(r"astral-sh/uv:([\d.]+)", (PROJECT / "Dockerfile").read_text())
+    assert match, "the Dockerfile names uv's image and its version"
+    version = match[1]
 
     def build(into: Path) -> None:
         pack_program(into / "uv.tar", "uv", wheel("uv", version) / "bin" / "uv")
@@ -123,15 +128,15 @@ def _uv() -> Path:
 
 
 def _suite() -> str:
-    named = re.search(r"^VERSION_CODENAME=(\w+)", Path("/etc/os-release").read_text(), re.MULTILINE)
-    return named[1] if named else "stable"
+    match = re.search(r"^VERSION_CODENAME=(\w+)", Path("/etc/os-release").read_text(), re.MULTILINE)
+    return match[1] if match else "stable"
 
 
 def _digests(source: Path) -> list[str]:
-    """Return name and SHA-256 of every file in `source` that an image is made of."""
-    found = []
+    """Return name and SHA-256 of each file in `source` that is an input of the images."""
+    digests = []
     for path in (source / name for name in _INPUTS):
         files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-        wanted = [file for file in files if "__pycache__" not in file.parts]
-        found += [f"{file.relative_to(source)} {hashlib.sha256(file.read_bytes()).hexdigest()}" for file in wanted]
-    return found
+        inputs = [file for file in files if "__pycache__" not in file.parts]
+        digests += [f"{file.relative_to(source)} {hashlib.sha256(file.read_bytes()).hexdigest()}" for file in inputs]
+    return digests

@@ -1,4 +1,4 @@
-"""The cluster's DNS: CoreDNS as an ordinary Deployment behind the address that the kubelet tells its pods."""
+"""The cluster's DNS: CoreDNS as an ordinary Deployment, behind the address in the kubelet's configuration."""
 
 import contextlib
 import json
@@ -12,10 +12,10 @@ from ground.node.images import COREDNS
 
 ADDRESS = f"{SERVICES}.0.10"
 DOMAIN = "cluster.local"
-PORT = 30053  # on the node's address, for those outside who want to ask
+PORT = 30053  # on the node's address, for clients outside the cluster
 
 _LABELS = {"k8s-app": "kube-dns"}
-_NAMED = {"name": "coredns", "namespace": "kube-system"}
+_METADATA = {"name": "coredns", "namespace": "kube-system"}
 _COREFILE = f"""{DOMAIN} in-addr.arpa {{
     errors
     ready
@@ -35,25 +35,25 @@ Object = dict[str, Any]
 
 def manifests() -> str:
     """Return all objects as one list for kubectl."""
-    read = [
+    rules = [
         {"apiGroups": [""], "resources": ["services", "pods", "namespaces"], "verbs": ["list", "watch"]},
         {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]},
     ]
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "coredns"}
-    rights = "rbac.authorization.k8s.io/v1"
+    version = "rbac.authorization.k8s.io/v1"
     items = [
-        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": _NAMED},
-        {"apiVersion": rights, "kind": "ClusterRole", "metadata": {"name": "coredns"}, "rules": read},
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": _METADATA},
+        {"apiVersion": version, "kind": "ClusterRole", "metadata": {"name": "coredns"}, "rules": rules},
         {
-            "apiVersion": rights,
+            "apiVersion": version,
             "kind": "ClusterRoleBinding",
             "metadata": {"name": "coredns"},
             "roleRef": role,
-            "subjects": [{"kind": "ServiceAccount", **_NAMED}],
+            "subjects": [{"kind": "ServiceAccount", **_METADATA}],
         },
-        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _NAMED, "data": {"Corefile": _COREFILE}},
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _METADATA, "data": {"Corefile": _COREFILE}},
         _deployment(),
-        _front(),
+        _service(),
     ]
     return json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
 
@@ -70,34 +70,34 @@ def _deployment() -> Object:
     pod = {
         "serviceAccountName": "coredns",
         "dnsPolicy": "Default",
-        # The taint of a new node goes a second or two after it is Ready.
+        # The taint of a new node is removed a second or two after the node is Ready.
         "tolerations": [{"key": "node.kubernetes.io/not-ready", "operator": "Exists"}],
         "containers": [container],
         "volumes": [{"name": "config", "configMap": {"name": "coredns"}}],
     }
     template = {"metadata": {"labels": _LABELS}, "spec": pod}
     spec = {"selector": {"matchLabels": _LABELS}, "template": template}
-    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": _NAMED, "spec": spec}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": _METADATA, "spec": spec}
 
 
-def _front() -> Object:
+def _service() -> Object:
     ports = [
         {"name": "dns", "port": 53, "protocol": "UDP", "nodePort": PORT},
         {"name": "dns-tcp", "port": 53, "protocol": "TCP", "nodePort": PORT},
     ]
     spec = {"type": "NodePort", "clusterIP": ADDRESS, "selector": _LABELS, "ports": ports}
-    named = {"name": "kube-dns", "namespace": "kube-system"}
-    return {"apiVersion": "v1", "kind": "Service", "metadata": named, "spec": spec}
+    metadata = {"name": "kube-dns", "namespace": "kube-system"}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
 
 
 def answers(address: str) -> bool:
-    """Whether the API server's name has an address, asked from this machine through the node's port."""
+    """Whether DNS resolves the API server's name, asked from this machine through the node's port."""
     number = secrets.randbits(16)
     question = b"".join(bytes([len(part)]) + part.encode() for part in f"kubernetes.default.svc.{DOMAIN}".split("."))
-    asked = struct.pack(">6H", number, 0x0100, 1, 0, 0, 0) + question + struct.pack(">BHH", 0, 1, 1)
+    query = struct.pack(">6H", number, 0x0100, 1, 0, 0, 0) + question + struct.pack(">BHH", 0, 1, 1)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client, contextlib.suppress(OSError):
         client.settimeout(0.3)
-        client.sendto(asked, (address, PORT))
-        told: tuple[int, ...] = struct.unpack(">4H", client.recv(512)[:8])
-        return told[0] == number and told[1] & 0x000F == 0 and told[3] > 0
+        client.sendto(query, (address, PORT))
+        header: tuple[int, ...] = struct.unpack(">4H", client.recv(512)[:8])
+        return header[0] == number and header[1] & 0x000F == 0 and header[3] > 0
     return False

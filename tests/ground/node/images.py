@@ -17,7 +17,7 @@ COREDNS = "rota.local/coredns:1"
 
 
 def own(name: str, tag: str) -> Path:
-    """Return the archive of an image that holds one static program of ours."""
+    """Return the archive of an image with one static program of ours."""
     path = program(name)
 
     def build(into: Path) -> None:
@@ -27,7 +27,7 @@ def own(name: str, tag: str) -> Path:
 
 
 def pack_program(archive: Path, tag: str, path: Path) -> None:
-    """Write an image that holds one static program and nothing else."""
+    """Write an image that contains one static program and nothing else."""
     layer = archive.with_suffix(".layer")
     with tarfile.open(layer, "w") as tar:
         tar.add(path.resolve(), path.name)
@@ -35,7 +35,7 @@ def pack_program(archive: Path, tag: str, path: Path) -> None:
 
 
 def pack(archive: Path, tag: str, layer: Path, settings: Mapping[str, object]) -> None:
-    """Write an image of one layer, which is used up, in the archive format of `docker save`."""
+    """Write an image of one layer in the archive format of `docker save`; the layer's file is removed."""
     with layer.open("rb") as content:
         digest = hashlib.file_digest(content, "sha256").hexdigest()
     config = {
@@ -57,7 +57,9 @@ def pack(archive: Path, tag: str, layer: Path, settings: Mapping[str, object]) -
 
 
 def overlays(folder: Path) -> bool:
-    """Whether layers of an overlay file system can lie in this folder; they cannot on another overlay."""
+    """Whether this folder can hold layers of an overlay file system; a folder on an overlay cannot."""
     folder.mkdir(parents=True, exist_ok=True)
-    told = subprocess.run(["stat", "--file-system", "--format=%T", folder], capture_output=True, text=True, check=False)
-    return told.stdout.strip() != "overlayfs"
+    file_system = subprocess.run(
+        ["stat", "--file-system", "--format=%T", folder], capture_output=True, text=True, check=False
+    )
+    return file_system.stdout.strip() != "overlayfs"

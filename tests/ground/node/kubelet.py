@@ -13,7 +13,7 @@ NAME = "node"
 
 
 def start_kubelet(instance: Instance, sandbox: Sandbox, control_plane: ControlPlane) -> None:
-    """Start the kubelet; its pods live in the sandbox's cgroup and network."""
+    """Start the kubelet; its pods run in the sandbox's cgroup and network."""
     authority, address = control_plane.authority, sandbox.network.inside
     serving = authority.issue("kubelet-serving", f"system:node:{NAME}", "system:nodes", dns=[NAME], ips=[address])
     folder = instance.folder / "kubelet"
@@ -37,7 +37,7 @@ def start_kubelet(instance: Instance, sandbox: Sandbox, control_plane: ControlPl
         "enforceNodeAllocatable": [],
         "clusterDNS": [dns.ADDRESS],
         "clusterDomain": dns.DOMAIN,
-        "resolvConf": str(instance.write("resolv.conf", "")),  # the machine's may name a server on loopback
+        "resolvConf": str(instance.write("resolv.conf", "")),  # the machine's file may name a server on loopback
         "podLogsDir": str(instance.folder / "log" / "pods"),
         "volumePluginDir": str(folder / "plugins"),
         "imageGCHighThresholdPercent": 100,  # a collected image could not be pulled again
@@ -56,7 +56,7 @@ def start_kubelet(instance: Instance, sandbox: Sandbox, control_plane: ControlPl
         "node-ip": address,
     }
     argv = [str(program("kubelet")), *(f"--{name}={value}" for name, value in flags.items())]
-    instance.start("kubelet", [*sandbox.within, *argv])
+    instance.start("kubelet", [*sandbox.prefix, *argv])
 
 
 def start_proxy(instance: Instance, sandbox: Sandbox, control_plane: ControlPlane) -> None:
@@ -69,8 +69,8 @@ def start_proxy(instance: Instance, sandbox: Sandbox, control_plane: ControlPlan
         "clientConnection": {"kubeconfig": str(kubeconfig)},
         "clusterCIDR": sandbox.network.pods,
         "hostnameOverride": NAME,
-        # The machine's connection tracking is not ours to set.
+        # The machine's connection tracking is not ours to change.
         "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
     }
     path = instance.write("kube-proxy.json", json.dumps(config))
-    instance.start("kube-proxy", [*sandbox.within, program("kube-proxy"), f"--config={path}"])
+    instance.start("kube-proxy", [*sandbox.prefix, program("kube-proxy"), f"--config={path}"])

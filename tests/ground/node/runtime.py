@@ -38,7 +38,7 @@ class Runtime:
     """The container runtime of one sandbox."""
 
     def __init__(self, instance: Instance, sandbox: Sandbox) -> None:
-        """Describe it; `up` starts it."""
+        """Describe the runtime; `up` starts it."""
         self.instance = instance
         self.sandbox = sandbox
         self.folder = instance.folder / "runtime"
@@ -56,8 +56,8 @@ class Runtime:
                 snapshotter="overlayfs" if images.overlays(Path(f"{self.sandbox.root}{self.folder}")) else "native",
             ),
         )
-        self.instance.start("containerd", [*self.sandbox.within, "containerd", "--config", config])
-        self.instance.wait("containerd", self._answers, 30, "containerd")
+        self.instance.start("containerd", [*self.sandbox.prefix, "containerd", "--config", config])
+        self.instance.wait("containerd", self._has_socket, 30, "containerd")
         self.load(images.own("pause", images.PAUSE))
         self.load(images.own("coredns", images.COREDNS))
 
@@ -72,7 +72,7 @@ class Runtime:
         """Add a name to an image."""
         self.sandbox.run(f"Naming {image}", *_CTR, "images", "tag", "--force", image, name)
 
-    def _answers(self) -> bool:
+    def _has_socket(self) -> bool:
         return Path(f"{self.sandbox.root}{SOCKET}").is_socket()
 
     def _network(self) -> None:

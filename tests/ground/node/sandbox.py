@@ -1,7 +1,7 @@
 """Namespaces of the node's own: network, mounts and processes, held open by one process, the keeper.
 
-When the keeper ends, the kernel ends all that runs in them and takes their interfaces, rules and mounts away. The
-machine itself gets one end of a veth pair with one route, and cgroups under one name; nothing else of it is touched.
+When the keeper ends, the kernel ends all processes in them and removes their interfaces, rules and mounts. The machine
+itself gets one end of a veth pair with one route, and cgroups under one name; nothing else of it is touched.
 """
 
 import ipaddress
@@ -20,12 +20,18 @@ from ground.report import Missing
 
 KEEPER = "keeper"
 _CGROUPS = Path("/sys/fs/cgroup")
-_CONTROLLERS = {"cpu", "cpuset", "hugetlb", "memory", "pids"}  # those that the kubelet insists on, where there are any
+_CONTROLLERS = {
+    "cpu",
+    "cpuset",
+    "hugetlb",
+    "memory",
+    "pids",
+}  # those that the kubelet requires, where the machine has them
 _NUMBERS = range(200, 256)
 _SERVICES = f"{SERVICES}.0.0/16"
 
-# What runs first inside. /run is new, so sockets at well-known paths are our own; writes to /var go to memory. The
-# kubelet insists on settings of the whole machine and would change them: it is shown files with what it wants to see.
+# The keeper's first commands. /run is new, so sockets at well-known paths are our own; writes to /var go to memory. The
+# kubelet requires settings of the whole machine and would change them: files with the required values cover these.
 _SETUP = """
 mount --make-rshared /
 mount -t tmpfs tmpfs /run
@@ -62,7 +68,7 @@ class Network:
 
     @property
     def outside(self) -> str:
-        """The machine's address in it."""
+        """The machine's address in this network."""
         return f"10.{self.number}.0.1"
 
     @property
@@ -80,7 +86,7 @@ class Sandbox:
     """The namespaces of one instance."""
 
     def __init__(self, instance: Instance) -> None:
-        """Describe them; `up` makes them."""
+        """Describe the namespaces; `up` creates them."""
         self.instance = instance
         self.cgroup = f"/rota-ground-{instance.id}"
         self.link = f"rota{instance.id[:10]}"  # the machine's end of a veth pair
@@ -88,34 +94,34 @@ class Sandbox:
 
     @property
     def network(self) -> Network:
-        """The addresses; known once it is up."""
+        """The addresses; available once the sandbox is up."""
         return Network(json.loads(self._record.read_text())["number"])
 
     @property
-    def beside(self) -> list[str]:
-        """What to put before a command to run it in the network of the node, but as a process of the machine."""
+    def network_prefix(self) -> list[str]:
+        """The command prefix that runs a command in the node's network, but as a process of the machine."""
         return ["nsenter", f"--net=/proc/{self._keeper()}/ns/net", "--"]
 
     @property
-    def within(self) -> list[str]:
-        """What to put before a command to run it wholly inside."""
+    def prefix(self) -> list[str]:
+        """The command prefix that runs a command wholly inside the sandbox."""
         ns = f"/proc/{self._keeper()}/ns"
         enter = ["nsenter", f"--net={ns}/net", f"--mount={ns}/mnt", f"--pid={ns}/pid_for_children", "--"]
-        # nsenter stays outside and stands for the program, which ends with it; so it alone carries the instance's tag,
-        # and not what the program leaves behind: containers outlive containerd.
+        # nsenter stays outside and represents the program, which ends with it. So only nsenter carries the instance's
+        # tag; processes that the program leaves behind do not: containers outlive containerd.
         return [*enter, "setpriv", "--pdeathsig=TERM", "env", f"--unset={TAG}"]
 
     @property
     def root(self) -> Path:
-        """Where the files inside are seen from outside."""
+        """The root of the sandbox's files, as a path of the machine."""
         return Path(f"/proc/{self._keeper()}/root")
 
     def up(self) -> None:
-        """Make the namespaces and join them to the machine, unless they are there."""
-        if self._stands():
+        """Create the namespaces and connect them to the machine, unless they exist."""
+        if self._is_up():
             return
-        for left in self.instance.processes():  # whatever outlived its network is of no use
-            self.instance.stop(left.program, grace=0)
+        for leftover in self.instance.processes():  # processes that outlived their network are of no use
+            self.instance.stop(leftover.program, grace=0)
         self._make_cgroups()
         unshare = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
         keeper = self.instance.start(KEEPER, [*unshare, "sh", "-euc", _SETUP])
@@ -125,10 +131,10 @@ class Sandbox:
         self._record.write_text(json.dumps({"keeper": keeper.pid, "number": network.number}))
 
     def run(self, what: str, *argv: str | Path) -> str:
-        """Run one command inside and return what it printed."""
-        return run([*self.within, *argv], what)
+        """Run one command inside and return its output."""
+        return run([*self.prefix, *argv], what)
 
-    def _stands(self) -> bool:
+    def _is_up(self) -> bool:
         keeper = self.instance.process(KEEPER)
         return bool(keeper and self._record.exists() and json.loads(self._record.read_text())["keeper"] == keeper.pid)
 
@@ -137,41 +143,41 @@ class Sandbox:
         return number
 
     def _make_cgroups(self) -> None:
-        """Make the node's own root in every hierarchy (version 1), or in the one there is (version 2)."""
+        """Create the node's own root in every hierarchy (version 1), or in the only one (version 2)."""
         find = ["find", str(_CGROUPS), "-depth", "-type", "d", "-path", f"*{self.cgroup}*", "-exec", "rmdir", "{}", ";"]
         self.instance.at_down(*find)
         for root in _hierarchies():
             Path(f"{root}{self.cgroup}").mkdir(exist_ok=True)
 
     def _join(self, keeper: int) -> Network:
-        """Lay a veth pair between the machine and the sandbox."""
-        # With its last process a sandbox is gone, but a closing connection may hold the pair for minutes.
-        take_away = ["ip", "link", "delete", self.link]
-        subprocess.run(take_away, capture_output=True, check=False)
-        self.instance.at_down(*take_away)
+        """Connect the machine and the sandbox by a veth pair."""
+        # A sandbox ends with its last process, but a closing connection may hold the pair for minutes.
+        remove_link = ["ip", "link", "delete", self.link]
+        subprocess.run(remove_link, capture_output=True, check=False)
+        self.instance.at_down(*remove_link)
         _ip("link", "add", self.link, "type", "veth", "peer", "name", "eth0", "netns", str(keeper))
         _ip("link", "set", self.link, "up")
         network = self._claim()
         inside = ("nsenter", f"--net=/proc/{keeper}/ns/net", "--")
-        _ip("address", "add", f"{network.inside}/30", "dev", "eth0", before=inside)
-        _ip("link", "set", "eth0", "up", before=inside)
-        # Packets are routed before they are translated; one that nothing translates shall be refused, not looked for.
-        _ip("route", "add", _SERVICES, "via", network.outside, before=inside)
+        _ip("address", "add", f"{network.inside}/30", "dev", "eth0", prefix=inside)
+        _ip("link", "set", "eth0", "up", prefix=inside)
+        # Packets are routed before they are translated; one to an unknown Service must be rejected, not forwarded.
+        _ip("route", "add", _SERVICES, "via", network.outside, prefix=inside)
         for chain in ("OUTPUT", "FORWARD"):
             run([*inside, "iptables", "-A", chain, "-d", _SERVICES, "-j", "REJECT"], "Closing the node's network")
         return network
 
     def _claim(self) -> Network:
-        """Take a free number, or the one of before, by its route: two cannot have the same."""
-        before = [json.loads(self._record.read_text())["number"]] if self._record.exists() else _NUMBERS
+        """Reserve a free number, or the previous one, by its route: two sandboxes cannot have the same."""
+        candidates = [json.loads(self._record.read_text())["number"]] if self._record.exists() else _NUMBERS
         taken = _routes()
-        for network in map(Network, before):
+        for network in map(Network, candidates):
             if any(route.overlaps(ipaddress.ip_network(network.block)) for route in taken):
                 continue
             _ip("address", "add", f"{network.outside}/30", "dev", self.link)
             try:
                 _ip("route", "add", network.block, "via", network.inside)
-            except Missing:  # somebody was faster
+            except Missing:  # another ground was faster
                 _ip("address", "flush", "dev", self.link)
             else:
                 return network
@@ -179,7 +185,7 @@ class Sandbox:
 
 
 def need_privileges() -> None:
-    """Say why a real node cannot stand on this machine, if it cannot."""
+    """Raise with the missing requirement if this machine cannot run a real node."""
     if sys.platform != "linux" or os.geteuid() != 0:
         raise Missing("A real node needs root on Linux; run as root, or go without what needs a real node")
     if not os.access(_CGROUPS, os.W_OK):
@@ -200,12 +206,12 @@ def _hierarchies() -> list[Path]:
     return [_CGROUPS]
 
 
-def _ip(*argv: str, before: tuple[str, ...] = ()) -> None:
-    run([*before, "ip", *argv], "Joining the node's network to this machine's")
+def _ip(*argv: str, prefix: tuple[str, ...] = ()) -> None:
+    run([*prefix, "ip", *argv], "Joining the node's network to this machine's")
 
 
 def _routes() -> list[ipaddress.IPv4Network]:
-    """Return where the machine's routes lead, but for default routes and those that stand for one (0.0.0.0/1)."""
-    told = json.loads(run(["ip", "-json", "-4", "route", "show", "table", "all"], "Reading the routes"))
-    routes = [ipaddress.IPv4Network(route["dst"]) for route in told if route["dst"] != "default"]
+    """Return the destinations of the machine's routes, without default routes and their equivalents (0.0.0.0/1)."""
+    listed = json.loads(run(["ip", "-json", "-4", "route", "show", "table", "all"], "Reading the routes"))
+    routes = [ipaddress.IPv4Network(route["dst"]) for route in listed if route["dst"] != "default"]
     return [route for route in routes if route.prefixlen >= 8]

@@ -1,7 +1,7 @@
 """A stand-in for Docker, which tests of kind's clusters put on PATH: the node that it "runs" is the ground's own.
 
-It is there because no container engine runs where these tests do. It records each command line, answers what kind asks
-about containers and networks, builds images by buildah, and runs what kind executes on its node on the real node.
+No container engine runs where these tests do. The stand-in records each command line, answers kind's queries about
+containers and networks, builds images by buildah, and runs the commands for kind's node on the real node.
 """
 
 import hashlib
@@ -22,15 +22,17 @@ _NETWORK = [{"Id": "kind", "Name": "kind", "Containers": {}}]
 
 
 class UnknownCommandError(Exception):
-    """A command that Docker may know and this does not."""
+    """A command that Docker may support and this stand-in does not."""
 
 
 class Engine:
     """The state of the stand-in, in a folder: the commands so far, containers with their labels, archives of images."""
 
     def __init__(self, folder: Path, instance: Instance) -> None:
-        """Take up the state in `folder`; `instance` is that of the real node."""
-        self.folder, self.instance, self.sandbox = folder, instance, Sandbox(instance)
+        """Use the state in `folder`; `instance` is that of the real node."""
+        self.folder = folder
+        self.instance = instance
+        self.sandbox = Sandbox(instance)
         self._containers = folder / "containers.json"
 
     @classmethod
@@ -50,31 +52,31 @@ class Engine:
     @property
     def containers(self) -> dict[str, dict[str, str]]:
         """The labels of each container, by the container's name."""
-        known: dict[str, dict[str, str]] = {}
+        labels_by_name: dict[str, dict[str, str]] = {}
         if self._containers.exists():
-            known = json.loads(self._containers.read_text())
-        return known
+            labels_by_name = json.loads(self._containers.read_text())
+        return labels_by_name
 
     def run(self, *argv: str) -> str | int:
-        """Record a command line, do it, and return what Docker would print, or an exit code."""
+        """Record a command line, run it, and return Docker's output, or an exit code."""
         with (self.folder / "commands.jsonl").open("a") as log:
             log.write(json.dumps(argv) + "\n")
-        command, *rest = argv
+        command, *arguments = argv
         if command == "network":
-            return self._network(*rest)
+            return self._network(*arguments)
         if command == "image":
-            return self._image_id(rest[-1])
+            return self._image_id(arguments[-1])
         if command in {"-v", "info"}:
-            return self._about(argv)
-        found = getattr(self, f"_{command}", None)
-        if found is None:
+            return self._describe_engine(argv)
+        method = getattr(self, f"_{command}", None)
+        if method is None:
             raise UnknownCommandError
-        answer: str | int = found(*rest)
-        return answer
+        output: str | int = method(*arguments)
+        return output
 
-    # What kind asks.
+    # Queries.
 
-    def _about(self, argv: tuple[str, ...]) -> str:
+    def _describe_engine(self, argv: tuple[str, ...]) -> str:
         if argv[0] == "-v":
             return "Docker version 28.0.0, build stand-in"
         limits = dict.fromkeys(("MemoryLimit", "PidsLimit", "CPUShares"), True)
@@ -82,48 +84,50 @@ class Engine:
         by_format = {"{{json .}}": json.dumps(facts), "{{.Driver}}": "overlay2", "{{json .DriverStatus }}": "[]"}
         return by_format.get(argv[-1], "[]")
 
-    def _network(self, verb: str, *rest: str) -> str:
+    def _network(self, verb: str, *arguments: str) -> str:
         if verb == "ls":
             return "kind"
         if verb == "inspect":
-            return self.sandbox.network.outside if "--format" in rest else json.dumps(_NETWORK)
+            return self.sandbox.network.outside if "--format" in arguments else json.dumps(_NETWORK)
         raise UnknownCommandError
 
-    def _ps(self, *rest: str) -> str:
-        name, _, value = rest[rest.index("--filter") + 1].removeprefix("label=").partition("=")
-        wanted = {it: labels for it, labels in self.containers.items() if value in {labels.get(name), ""}}
-        shows_names = "{{.Names}}" in rest
-        return "\n".join(it if shows_names else labels[name] for it, labels in wanted.items())
+    def _ps(self, *arguments: str) -> str:
+        label, _, value = arguments[arguments.index("--filter") + 1].removeprefix("label=").partition("=")
+        matching = {name: labels for name, labels in self.containers.items() if value in {labels.get(label), ""}}
+        shows_names = "{{.Names}}" in arguments
+        return "\n".join(name if shows_names else labels[label] for name, labels in matching.items())
 
-    def _inspect(self, *rest: str) -> str:
-        if rest[0] == "--type=image":
+    def _inspect(self, *arguments: str) -> str:
+        if arguments[0] == "--type=image":
             return "[]"
-        asked, container = rest[-2:]
-        if label := re.search(r'\.Config\.Labels "([^"]+)"', asked):
+        template, container = arguments[-2:]
+        if label := re.search(r'\.Config\.Labels "([^"]+)"', template):
             return self.containers[container].get(label[1], "")
         address = self.sandbox.network.inside
-        return f"{address}\t6443" if ".NetworkSettings.Ports" in asked else f"{address},"
+        return f"{address}\t6443" if ".NetworkSettings.Ports" in template else f"{address},"
 
-    def _run(self, *rest: str) -> str:
-        name = rest[rest.index("--name") + 1]
-        labels = dict(rest[at + 1].split("=", 1) for at, word in enumerate(rest) if word == "--label")
+    def _run(self, *arguments: str) -> str:
+        name = arguments[arguments.index("--name") + 1]
+        labels = dict(
+            arguments[position + 1].split("=", 1) for position, word in enumerate(arguments) if word == "--label"
+        )
         self._containers.write_text(json.dumps(self.containers | {name: labels}))
         return hashlib.sha256(name.encode()).hexdigest()
 
     def _logs(self, *_: str) -> str:
         return "Reached target Multi-User System"
 
-    def _rm(self, *rest: str) -> str:
-        left = {name: labels for name, labels in self.containers.items() if name not in rest}
-        self._containers.write_text(json.dumps(left))
+    def _rm(self, *names: str) -> str:
+        remaining = {name: labels for name, labels in self.containers.items() if name not in names}
+        self._containers.write_text(json.dumps(remaining))
         return ""
 
-    def _exec(self, *rest: str) -> str | int:
-        words = [word for word in rest if word not in {"--privileged", "-i"}]
+    def _exec(self, *options: str) -> str | int:
+        words = [word for word in options if word not in {"--privileged", "-i"}]
         _, program, *arguments = words
-        if program == "ctr":  # which finds containerd's socket where kind's node has it, too
-            return subprocess.run([*self.sandbox.within, program, *arguments], check=False).returncode
-        if "-i" in rest:
+        if program == "ctr":  # kind's node has containerd's socket at the same path
+            return subprocess.run([*self.sandbox.prefix, program, *arguments], check=False).returncode
+        if "-i" in options:
             sys.stdin.buffer.read()
         files = {
             "/kind/version": KUBERNETES,
@@ -133,18 +137,20 @@ class Engine:
             return files.get(arguments[0], "")
         if program == "containerd":
             return (self.instance.folder / "runtime" / "containerd.toml").read_text()
-        return 1 if program == "crictl" else "True"  # the node has no image yet; all else of kubeadm's went well
+        return (
+            1 if program == "crictl" else "True"
+        )  # crictl: the node has no image yet; every step of kubeadm succeeded
 
     # Images.
 
-    def _build(self, *rest: str) -> str:
-        target, tag = (rest[rest.index(option) + 1] for option in ("--target", "--tag"))
-        build_into(self.folder, target, tag, source=Path(rest[-1]))
+    def _build(self, *arguments: str) -> str:
+        target, tag = (arguments[arguments.index(option) + 1] for option in ("--target", "--tag"))
+        build_into(self.folder, target, tag, source=Path(arguments[-1]))
         (self.folder / f"{target}.tar").rename(self._archive(tag))
         return tag
 
-    def _save(self, *rest: str) -> str:
-        _, into, image = rest
+    def _save(self, *arguments: str) -> str:
+        _, into, image = arguments
         shutil.copyfile(self._archive(image), into)
         return ""
 
@@ -157,7 +163,7 @@ class Engine:
 
 
 def main(folder: str, instance: str, *argv: str) -> int:
-    """Be Docker for one command line."""
+    """Act as Docker for one command line."""
     node = Instance.find(instance)
     if not node:
         raise SystemExit(f"The instance {instance} with the real node does not stand")

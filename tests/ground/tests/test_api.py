@@ -1,4 +1,4 @@
-"""The API client: verbs, refusals, and events that are followed over gaps."""
+"""The API client: verbs, rejections, and a watch that continues after gaps."""
 
 import asyncio
 import secrets
@@ -15,45 +15,44 @@ MAPS = "/api/v1/namespaces/default/configmaps"
 
 @pytest.fixture
 async def name(api: Api) -> AsyncIterator[str]:
-    made = f"api-{secrets.token_hex(3)}"
-    yield made
-    for found in await api.list(MAPS, fieldSelector=f"metadata.name={made}"):
-        await api.delete(f"{MAPS}/{found['metadata']['name']}")
+    name_of_test = f"api-{secrets.token_hex(3)}"
+    yield name_of_test
+    for config_map in await api.list(MAPS, fieldSelector=f"metadata.name={name_of_test}"):
+        await api.delete(f"{MAPS}/{config_map['metadata']['name']}")
 
 
-def named(name: str, **data: str) -> Object:
+def config_map(name: str, **data: str) -> Object:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
 
 
 async def test_api_client_creates_replaces_patches_and_deletes_an_object(api: Api, name: str) -> None:
     path = f"{MAPS}/{name}"
-    made = await api.create(MAPS, named(name, a="1"))
-    await api.replace(path, {**made, "data": {"a": "2"}})
+    created = await api.create(MAPS, config_map(name, a="1"))
+    await api.replace(path, {**created, "data": {"a": "2"}})
     await api.patch(path, {"data": {"b": "3"}})
     await api.patch(path, {"data": {"c": "4"}}, "strategic")
     await api.patch(path, [{"op": "remove", "path": "/data/b"}], "json")
-    await api.patch(path, named(name, d="5"), "apply")
+    await api.patch(path, config_map(name, d="5"), "apply")
     assert (await api.get(path))["data"] == {"a": "2", "c": "4", "d": "5"}
-    assert [found["metadata"]["name"] for found in await api.list(MAPS, fieldSelector=f"metadata.name={name}")] == [
-        name
-    ]
-    await api.delete(path, {"preconditions": {"uid": made["metadata"]["uid"]}})
-    with pytest.raises(ApiError) as refused:
+    listed = await api.list(MAPS, fieldSelector=f"metadata.name={name}")
+    assert [config_map["metadata"]["name"] for config_map in listed] == [name]
+    await api.delete(path, {"preconditions": {"uid": created["metadata"]["uid"]}})
+    with pytest.raises(ApiError) as rejected:
         await api.get(path)
-    assert (refused.value.status, refused.value.reason) == (404, "NotFound")
-    assert name in str(refused.value)
+    assert (rejected.value.status, rejected.value.reason) == (404, "NotFound")
+    assert name in str(rejected.value)
 
 
 async def test_api_client_stale_replace_is_rejected_as_a_conflict(api: Api, name: str) -> None:
-    made = await api.create(MAPS, named(name))
+    created = await api.create(MAPS, config_map(name))
     await api.patch(f"{MAPS}/{name}", {"data": {"a": "1"}})
-    with pytest.raises(ApiError) as refused:
-        await api.replace(f"{MAPS}/{name}", made)
-    assert (refused.value.status, refused.value.reason) == (409, "Conflict")
+    with pytest.raises(ApiError) as rejected:
+        await api.replace(f"{MAPS}/{name}", created)
+    assert (rejected.value.status, rejected.value.reason) == (409, "Conflict")
 
 
 async def test_api_client_watch_starts_with_existing_objects(api: Api, name: str) -> None:
-    await api.create(MAPS, named(name, a="1"))
+    await api.create(MAPS, config_map(name, a="1"))
     async with (
         asyncio.timeout(PATIENCE_SECONDS),
         aclosing(api.follow(MAPS, fieldSelector=f"metadata.name={name}")) as events,
@@ -67,9 +66,9 @@ async def test_api_client_watch_starts_with_existing_objects(api: Api, name: str
 
 
 def test_api_client_watch_restarts_on_an_expired_version_and_raises_other_errors() -> None:
-    assert not ApiError({"code": 410, "reason": "Expired"}).then_anew()
+    assert not ApiError({"code": 410, "reason": "Expired"}).relist_version()
     with pytest.raises(ApiError):
-        ApiError({"code": 403, "reason": "Forbidden"}).then_anew()
+        ApiError({"code": 403, "reason": "Forbidden"}).relist_version()
 
 
 async def test_api_client_watch_of_an_unknown_resource_raises(api: Api) -> None:
@@ -79,8 +78,8 @@ async def test_api_client_watch_of_an_unknown_resource_raises(api: Api) -> None:
 
 
 def test_api_client_watch_reports_objects_that_vanished_in_a_gap_as_deleted() -> None:
-    old, kept, new = ({"metadata": {"uid": uid}} for uid in ("old", "kept", "new"))
-    known = {"old": old, "kept": kept}
-    told = [(event["type"], event["object"]["metadata"]["uid"]) for event in _differences(known, [kept, new])]
-    assert told == [("DELETED", "old"), ("MODIFIED", "kept"), ("ADDED", "new")]
-    assert set(known) == {"kept", "new"}
+    old, same, new = ({"metadata": {"uid": uid}} for uid in ("old", "same", "new"))
+    objects = {"old": old, "same": same}
+    events = [(event["type"], event["object"]["metadata"]["uid"]) for event in _differences(objects, [same, new])]
+    assert events == [("DELETED", "old"), ("MODIFIED", "same"), ("ADDED", "new")]
+    assert set(objects) == {"same", "new"}

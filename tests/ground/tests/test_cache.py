@@ -1,4 +1,4 @@
-"""What survives between runs is whole or not there, whatever happens while it is made."""
+"""Files that outlive a run are complete or absent, whatever happens while they are built."""
 
 import errno
 import os
@@ -22,7 +22,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def a_file(text: str) -> Callable[[Path], None]:
+def write_file(text: str) -> Callable[[Path], None]:
     def build(folder: Path) -> None:
         (folder / "it").write_text(text)
 
@@ -30,9 +30,9 @@ def a_file(text: str) -> Callable[[Path], None]:
 
 
 def test_cache_entry_is_built_once_for_each_recipe() -> None:
-    first = cache.entry("thing", "recipe 1", a_file("1"))
-    assert cache.entry("thing", "recipe 1", a_file("never")) == first
-    assert cache.entry("thing", "recipe 2", a_file("2")) != first
+    first = cache.entry("thing", "recipe 1", write_file("1"))
+    assert cache.entry("thing", "recipe 1", write_file("never")) == first
+    assert cache.entry("thing", "recipe 2", write_file("2")) != first
     assert (first / "it").read_text() == "1"
 
 
@@ -44,19 +44,19 @@ def test_cache_entry_that_is_incomplete_is_never_used_and_cleared_by_the_next_bu
     with pytest.raises(Missing, match="no more"):
         cache.entry("thing", "recipe", half)
     (own_cache / "thing-0123456789ab.making").mkdir()  # as a power cut would leave it
-    whole = cache.entry("thing", "recipe", a_file("whole"))
+    whole = cache.entry("thing", "recipe", write_file("whole"))
     assert [path.name for path in own_cache.glob("thing-*")] == [whole.name]
     assert [path.name for path in whole.iterdir()] == ["it"]
 
 
 def test_cache_cleanup_leaves_a_build_of_a_longer_name_alone(own_cache: Path) -> None:
-    other = own_cache / "thing-else-0123456789ab.making"
-    other.mkdir(parents=True)
-    cache.entry("thing", "recipe", a_file("whole"))
-    assert other.exists()
+    longer_name = own_cache / "thing-else-0123456789ab.making"
+    longer_name.mkdir(parents=True)
+    cache.entry("thing", "recipe", write_file("whole"))
+    assert longer_name.exists()
 
 
-def test_cache_entry_wanted_by_two_processes_is_built_once(tmp_path: Path) -> None:
+def test_cache_entry_requested_by_two_processes_is_built_once(tmp_path: Path) -> None:
     build = f"""
 import pathlib, time
 from ground import cache
@@ -65,8 +65,8 @@ def build(folder):
     time.sleep(0.3)
 cache.entry("thing", "recipe", build)
 """
-    both = [subprocess.Popen([sys.executable, "-c", build]) for _ in range(2)]
-    assert [process.wait(30) for process in both] == [0, 0]
+    processes = [subprocess.Popen([sys.executable, "-c", build]) for _ in range(2)]
+    assert [process.wait(30) for process in processes] == [0, 0]
     assert (tmp_path / "builds").read_text() == "x"
 
 
@@ -86,16 +86,16 @@ cache.entry("thing", "r", lambda folder: cache.run(["sh", "-c", "echo $$ > {tmp_
     process.send_signal(number)
     process.wait(10)
     eventually(lambda: not Process(pid, "build", tmp_path).alive)
-    assert cache.entry("thing", "r", a_file("whole")).is_dir()
+    assert cache.entry("thing", "r", write_file("whole")).is_dir()
     assert list(own_cache.glob("*.making")) == []
 
 
 def test_cache_build_failure_names_its_last_line_and_log_file() -> None:
     with pytest.raises(Missing) as raised:
         cache.run(["sh", "-c", "echo first >&2; echo the reason >&2; exit 3"], "Building it")
-    told = str(raised.value)
-    assert told.startswith("Building it failed: the reason (all of it: ")
-    assert "first" in Path(told.rpartition(": ")[2].rstrip(")")).read_text()
+    message = str(raised.value)
+    assert message.startswith("Building it failed: the reason (all of it: ")
+    assert "first" in Path(message.rpartition(": ")[2].rstrip(")")).read_text()
 
 
 def test_cache_build_step_times_out() -> None:
@@ -126,7 +126,7 @@ def test_cache_reports_a_full_file_system_in_one_sentence(tmp_path: Path, monkey
     try:
         monkeypatch.setenv("ROTA_GROUND_CACHE", str(small))
         with pytest.raises(Missing, match="No room left on a disk"):
-            cache.entry("thing", "recipe", a_file("x" * 2**20))
+            cache.entry("thing", "recipe", write_file("x" * 2**20))
         assert [path.name for path in small.iterdir()] == ["thing.lock"]
     finally:
         subprocess.run(["umount", small], check=True)

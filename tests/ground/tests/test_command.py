@@ -1,4 +1,4 @@
-"""`python -m ground` as a person uses it, and where the cluster comes from."""
+"""`python -m ground` on the command line, and the source of its cluster."""
 
 import os
 import signal
@@ -36,7 +36,7 @@ def write_program(path: Path, script: str) -> None:
 
 @pytest.fixture
 def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Keep grounds in a home of their own, and on our own control plane whatever whoever runs the tests has chosen."""
+    """Keep grounds in a home of their own and on our own control plane, whatever the test run's environment says."""
     home = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("ROTA_GROUND_HOME", str(home))
     monkeypatch.setenv(CLUSTER, "own")
@@ -51,16 +51,16 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
 def test_ground_up_twice_concurrently_then_env_status_and_down(control_plane: Cluster) -> None:
     command = [sys.executable, "-m", "ground", "up", "control-plane", "local"]
     ups = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    told = [up.communicate(timeout=300)[1] for up in ups]
-    assert [up.returncode for up in ups] == [0, 0], told
+    errors = [up.communicate(timeout=300)[1] for up in ups]
+    assert [up.returncode for up in ups] == [0, 0], errors
     status = ground("status").stdout
     assert [status.count(f" {program}\n") for program in ("etcd", "kube-apiserver", "local")] == [1, 1, 1]
     shell = 'eval "$(python -m ground env)"; kubectl get nodes -o name'
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    asked = subprocess.run(
+    kubectl = subprocess.run(
         ["bash", "-c", shell], capture_output=True, text=True, check=True, env={**os.environ, "PATH": path}
     )
-    assert asked.stdout == "node/local\n"
+    assert kubectl.stdout == "node/local\n"
     assert ground("down").returncode == 0
     assert "nothing stands" in ground("status").stdout
     assert ground("down").returncode == 0
@@ -69,9 +69,9 @@ def test_ground_up_twice_concurrently_then_env_status_and_down(control_plane: Cl
 
 @pytest.mark.usefixtures("own_home")
 def test_ground_reports_a_missing_ground_or_kubeconfig_in_one_sentence() -> None:
-    nothing_there = ground("env")
-    assert nothing_there.returncode == 1
-    assert nothing_there.stderr == "ground: No ground default stands; see `python -m ground status`.\n"
+    no_ground = ground("env")
+    assert no_ground.returncode == 1
+    assert no_ground.stderr == "ground: No ground default stands; see `python -m ground status`.\n"
     no_file = ground("up", "control-plane", **{KUBECONFIG: "/nowhere"})
     assert no_file.returncode == 1
     assert no_file.stderr.endswith("/nowhere, which is not there; unset it to get a cluster made.\n")
@@ -82,7 +82,7 @@ def test_ground_up_that_is_interrupted_leaves_nothing_running(own_home: Path) ->
     up = subprocess.Popen([sys.executable, "-m", "ground", "up", "control-plane"], stderr=subprocess.PIPE, text=True)
     eventually(lambda: list(own_home.glob("default/log/kube-apiserver.log")))
     pid = Instance(own_home / "default").processes()[0].pid
-    for _ in range(3):  # people press Ctrl-C again when it does not end at once
+    for _ in range(3):  # users press Ctrl-C again if a command does not end at once
         up.send_signal(signal.SIGTERM)
     assert "interrupted" in up.communicate(timeout=180)[1]
     assert up.returncode == 130
@@ -111,13 +111,13 @@ def test_ground_uses_the_users_own_cluster_and_leaves_it_running(
 def test_ground_reports_a_cluster_that_does_not_answer(
     control_plane: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gone = tmp_path / "kubeconfig"
+    unreachable = tmp_path / "kubeconfig"
     config = yaml.safe_load(control_plane.kubeconfig.read_text())
     for entry in config["clusters"]:
         entry["cluster"]["server"] = "https://127.0.0.1:9"
-    gone.write_text(yaml.safe_dump(config))
-    monkeypatch.setenv(KUBECONFIG, str(gone))
-    with pytest.raises(Missing, match=f"^The cluster of {gone} does not answer: "):
+    unreachable.write_text(yaml.safe_dump(config))
+    monkeypatch.setenv(KUBECONFIG, str(unreachable))
+    with pytest.raises(Missing, match=f"^The cluster of {unreachable} does not answer: "):
         cluster_of(Instance.open("gone")).up()
 
 
@@ -132,20 +132,20 @@ def test_control_plane_uses_kubebuilder_assets_of_a_supported_version(tmp_path: 
     for name, version in {"etcd": "etcd 3.5", "kube-apiserver": "v1.20.0", "kube-scheduler": "v1.34.9"}.items():
         write_program(tmp_path / name, f"echo Kubernetes {version}")
     names = ("etcd", "kube-apiserver", "kube-scheduler", "kubelet")
-    ask = f"from ground.programs import _given\nfor name in {names}: print(_given(name))"
-    told = subprocess.run(
+    ask = f"from ground.programs import _user_program\nfor name in {names}: print(_user_program(name))"
+    printed = subprocess.run(
         [sys.executable, "-c", ask],
         capture_output=True,
         text=True,
         check=True,
         env={**os.environ, "KUBEBUILDER_ASSETS": str(tmp_path)},
     )
-    assert told.stdout.split() == [f"{tmp_path}/etcd", "None", f"{tmp_path}/kube-scheduler", "None"]
-    assert "kube-apiserver is not v1.34.x; taking our own kube-apiserver instead" in told.stderr
+    assert printed.stdout.split() == [f"{tmp_path}/etcd", "None", f"{tmp_path}/kube-scheduler", "None"]
+    assert "kube-apiserver is not v1.34.x; taking our own kube-apiserver instead" in printed.stderr
 
 
 def test_control_plane_does_not_build_programs_of_kubebuilder_assets(tmp_path: Path) -> None:
-    for name in ("etcd", "kube-apiserver", "kubectl"):  # what setup-envtest installs
+    for name in ("etcd", "kube-apiserver", "kubectl"):  # the programs that setup-envtest installs
         write_program(tmp_path / name, "echo Kubernetes v1.34.1")
     answers = 'case "$*" in *GOVERSION) echo go1.26.0;; env*) echo /tmp; echo /tmp;; *) echo "$@" > arguments;; esac'
     write_program(tmp_path / "bin" / "go", f"cd {tmp_path}; {answers}")
@@ -175,31 +175,31 @@ def test_control_plane_does_not_build_programs_of_kubebuilder_assets(tmp_path: P
     ],
 )
 def test_ground_rejects_invalid_arguments_in_one_sentence(arguments: list[str], sentence: str) -> None:
-    told = ground(*arguments)
-    assert told.returncode == 1
-    assert told.stderr.startswith(f"ground: {sentence}")
+    ended = ground(*arguments)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith(f"ground: {sentence}")
 
 
 def test_ground_topic_creates_or_resizes_a_topic_and_rejects_an_invalid_name(rocketmq: RocketMQ) -> None:
     for queues in (3, 5):
-        made = ground("topic", "--name", rocketmq.instance.name, "by-hand", str(queues))
-        assert (made.returncode, made.stderr) == (0, f"ground: topic by-hand has {queues} queues\n")
+        ended = ground("topic", "--name", rocketmq.instance.name, "by-hand", str(queues))
+        assert (ended.returncode, ended.stderr) == (0, f"ground: topic by-hand has {queues} queues\n")
         assert rocketmq.queues("by-hand") == {"broker-0": queues}
-    refused = ground("topic", "--name", rocketmq.instance.name, "by hand", "3")
-    assert refused.returncode == 1
-    assert refused.stderr.startswith("ground: The topic by hand was not made: RocketMQ answered 29: ")
+    rejected = ground("topic", "--name", rocketmq.instance.name, "by hand", "3")
+    assert rejected.returncode == 1
+    assert rejected.stderr.startswith("ground: The topic by hand was not made: RocketMQ answered 29: ")
 
 
 @pytest.mark.usefixtures("own_home")
 def test_ground_topic_without_a_broker_is_rejected_in_one_sentence() -> None:
     Instance.open("default")
-    told = ground("topic", "orders", "8").stderr
-    assert told == "ground: No broker runs in the ground default; `python -m ground up rocketmq` starts one.\n"
+    errors = ground("topic", "orders", "8").stderr
+    assert errors == "ground: No broker runs in the ground default; `python -m ground up rocketmq` starts one.\n"
 
 
 def test_control_plane_reports_a_failing_etcd_and_keeps_its_log(own_home: Path, tmp_path: Path) -> None:
     write_program(tmp_path / "etcd", "echo my disk is broken >&2\nexit 1")
-    told = ground("up", "control-plane", KUBEBUILDER_ASSETS=str(tmp_path)).stderr
-    kept = own_home / "default-failed" / "etcd.log"
-    assert f"ground: etcd ended at start: my disk is broken (all of it: {kept})." in told
-    assert kept.read_text() == "my disk is broken\n"
+    errors = ground("up", "control-plane", KUBEBUILDER_ASSETS=str(tmp_path)).stderr
+    log = own_home / "default-failed" / "etcd.log"
+    assert f"ground: etcd ended at start: my disk is broken (all of it: {log})." in errors
+    assert log.read_text() == "my disk is broken\n"

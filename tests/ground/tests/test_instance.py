@@ -1,4 +1,4 @@
-"""An instance finds and ends exactly what it started, and stands beside others."""
+"""An instance finds and ends exactly its own processes, and is isolated from others."""
 
 import json
 import signal
@@ -31,10 +31,11 @@ def standing() -> Iterator[Instance]:
 
 
 def test_instance_opened_twice_is_the_same_and_others_get_other_addresses(standing: Instance) -> None:
-    again, other = Instance.open("one"), Instance.open("two")
+    again = Instance.open("one")
+    other_instance = Instance.open("two")
     assert (again.id, again.block) == (standing.id, standing.block)
-    assert other.block != standing.block
-    other.down()
+    assert other_instance.block != standing.block
+    other_instance.down()
     assert Instance.find("two") is None
 
 
@@ -48,7 +49,7 @@ def test_instance_down_ends_orphaned_grandchildren_and_no_other_process(standing
     bystander = subprocess.Popen(["sleep", "60"])
     standing.start("parent", ["sh", "-c", f"setsid sleep 60 & echo $! > {tmp_path}/orphan"])
     orphan = int(eventually(lambda: (tmp_path / "orphan").exists() and (tmp_path / "orphan").read_text().strip()))
-    eventually(lambda: [it.pid for it in standing.processes()] == [orphan])
+    eventually(lambda: [process.pid for process in standing.processes()] == [orphan])
     standing.down()
     assert not Process(orphan, "orphan", tmp_path).alive
     assert bystander.poll() is None
@@ -83,12 +84,12 @@ def test_instance_skips_busy_ports_and_reserves_a_port_once(standing: Instance) 
     with socket.socket() as busy:
         busy.bind((standing.address(), 0))
         busy.listen()
-        wish = busy.getsockname()[1]
-        given = standing.port("server", wish)
-        assert given != wish
-    assert standing.port("server", wish) == given
-    assert standing.port("other", given) != given
-    assert standing.port("elsewhere", given, standing.address(2)) == given
+        preferred = busy.getsockname()[1]
+        assigned = standing.port("server", preferred)
+        assert assigned != preferred
+    assert standing.port("server", preferred) == assigned
+    assert standing.port("other", assigned) != assigned
+    assert standing.port("elsewhere", assigned, standing.address(2)) == assigned
 
 
 def test_instance_down_runs_cleanup_commands_once_in_reverse_order(standing: Instance, tmp_path: Path) -> None:

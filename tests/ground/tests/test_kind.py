@@ -1,7 +1,7 @@
-"""A cluster that kind makes, from start to end, and GitHub's workflows.
+"""A cluster of kind, from start to end, and GitHub's workflows.
 
-kind is real. No container engine runs here, so `docker` is a stand-in whose node is the ground's own: it shows which
-commands are run, in which order, with which options, and that images, pods and addresses work through them.
+kind is real. No container engine runs here, so `docker` is a stand-in whose node is the ground's own: the test shows
+which commands are run, in which order, with which options, and that images, pods and addresses work through them.
 """
 
 import json
@@ -36,13 +36,13 @@ def engine(real_node: RealNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture
-def other() -> Iterator[Instance]:
+def second_instance() -> Iterator[Instance]:
     with temporary("kind") as instance:
         yield instance
 
 
 def pod(image: str, folder: Path, url: str) -> str:
-    """Return a pod that gets a URL and writes what it got into a folder of this machine."""
+    """Return a pod that requests a URL and writes the response into a folder of this machine."""
     code = f"import urllib.request as it; open('/shared/got', 'wb').write(it.urlopen('{url}').read())"
     container = {
         "name": "main",
@@ -62,14 +62,14 @@ def pod(image: str, folder: Path, url: str) -> str:
 @pytest.mark.node
 @pytest.mark.slow("a cluster of kind is made, gets images, runs a pod and is deleted")
 def test_kind_cluster_runs_a_pod_of_a_built_image_and_is_deleted(
-    engine: Engine, other: Instance, tmp_path: Path
+    engine: Engine, second_instance: Instance, tmp_path: Path
 ) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o777)
-    cluster = Kind(other, "node", shared)
+    cluster = Kind(second_instance, "node", shared)
     cluster.up()
-    cluster.up()  # it exists: nothing is made, and the kubeconfig is written anew
+    cluster.up()  # the cluster exists: only the kubeconfig is written again
     (started,) = (line for line in engine.commands if line[0] == "run")
     assert IMAGE in started
     assert f"--volume={shared}:{shared}" in started
@@ -78,8 +78,8 @@ def test_kind_cluster_runs_a_pod_of_a_built_image_and_is_deleted(
     image = cluster.build("sidecar")
     cluster.tag(image, "registry.example/app:1")
     serve = ["python3", "-m", "http.server", "--bind", cluster.address, "--directory", str(PROJECT / "docs")]
-    port = other.port("server", 8000, cluster.address)
-    process = other.start("server", [*cluster.prefix, *serve, str(port)])
+    port = second_instance.port("server", 8000, cluster.address)
+    process = second_instance.start("server", [*cluster.prefix, *serve, str(port)])
     try:
         url = f"http://{cluster.address}:{port}/ground.md"
         eventually(lambda: answers(url), SECONDS)
@@ -88,7 +88,7 @@ def test_kind_cluster_runs_a_pod_of_a_built_image_and_is_deleted(
         assert phase(cluster) == "Succeeded", cluster.kubectl("logs", "kind")
     finally:
         cluster.kubectl("delete", "pod", "kind", "--ignore-not-found")
-        other.stop(process.program)
+        second_instance.stop(process.program)
     assert (shared / "got").read_text() == (PROJECT / "docs" / "ground.md").read_text()
 
     cluster.down()
@@ -99,12 +99,12 @@ def phase(cluster: Kind) -> str:
     return cluster.kubectl("get", "pod", "kind", "-o", "jsonpath={.status.phase}")
 
 
-def test_kind_without_docker_is_refused_in_a_sentence(
-    other: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_kind_without_docker_is_rejected_in_one_sentence(
+    second_instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Missing, match="there is no command docker; install it"):
-        _ = Kind(other, "node").address
+        _ = Kind(second_instance, "node").address
 
 
 def test_workflow_files_pass_actionlint() -> None:
@@ -121,11 +121,12 @@ def test_workflow_for_kind_runs_a_target_of_make() -> None:
     assert "make kind" in [step.get("run") for step in jobs["kind"]["steps"]]
 
 
-def test_workflow_for_pages_publishes_what_the_strict_build_of_main_makes() -> None:
+def test_workflow_for_pages_publishes_the_strict_build_of_main() -> None:
     assert "mkdocs build --strict" in run(["make", "--dry-run", "docs"], "make docs", cwd=PROJECT)
     workflow = yaml.safe_load((WORKFLOWS / "pages.yml").read_text())
     assert workflow[True]["push"] == {"branches": ["main"]}, "YAML reads the key `on` as True"
-    build, deploy = workflow["jobs"]["build"], workflow["jobs"]["deploy"]
+    build = workflow["jobs"]["build"]
+    deploy = workflow["jobs"]["deploy"]
     assert "make docs" in [step.get("run") for step in build["steps"]]
     site = re.search(r"^site_dir: (\S+)$", (PROJECT / "mkdocs.yml").read_text(), re.MULTILINE)
     assert site

@@ -1,4 +1,4 @@
-"""What a local pod's containers find: variables, files, tokens."""
+"""The contents of local pods' containers: variables, files, tokens."""
 
 import json
 import re
@@ -22,8 +22,8 @@ print(json.load(urllib.request.urlopen(request, context=trust))["status"]["userI
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
-def app(*command: str, **rest: object) -> Object:
-    return {"name": "app", "image": "none", "command": list(command), **rest}
+def app(*command: str, **fields: object) -> Object:
+    return {"name": "app", "image": "none", "command": list(command), **fields}
 
 
 def variable(name: str, path: str) -> Object:
@@ -34,7 +34,7 @@ def mounted(volume: str, at: str) -> Object:
     return {"volumeMounts": [{"name": volume, "mountPath": at}]}
 
 
-def done(pod: Object) -> bool:
+def has_ended(pod: Object) -> bool:
     return pod["status"].get("phase") in {"Succeeded", "Failed"}
 
 
@@ -49,25 +49,25 @@ async def test_local_node_variables_come_from_values_config_maps_secrets_and_pod
         variable("POD", "metadata.name"), variable("UID", "metadata.uid"), variable("IP", "status.podIP"),
         variable("NODE", "spec.nodeName"), variable("NOTE", "metadata.annotations['a/note']"),
     ]  # fmt: skip
-    said = app("python", "-c", REPORT, args=["$(COLOUR)", "$$(COLOUR)", "$(NOBODY)"], env=env)
-    said["envFrom"] = [{"prefix": "PRE_", "configMapRef": {"name": "settings"}}]
-    await space.pod("env", said, annotations={"a/note": "noted"}, restartPolicy="Never")
-    pod = await space.until(done, "env")
+    reporter = app("python", "-c", REPORT, args=["$(COLOUR)", "$$(COLOUR)", "$(NOBODY)"], env=env)
+    reporter["envFrom"] = [{"prefix": "PRE_", "configMapRef": {"name": "settings"}}]
+    await space.pod("env", reporter, annotations={"a/note": "noted"}, restartPolicy="Never")
+    pod = await space.until(has_ended, "env")
     report = json.loads(space.log("env")[0])
-    found = report["env"]
+    variables = report["env"]
     assert report["argv"] == ["red", "$(COLOUR)", "$(NOBODY)"]
-    assert found["GREETING"] == "hello 5 $(NOBODY) $(PRE_size)"
-    assert (found["COLOUR"], found["PASSWORD"], found["NOTE"]) == ("red", "pa$$word", "noted")
-    assert (found["POD"], found["UID"], found["NODE"]) == ("env", pod["metadata"]["uid"], space.node.name)
-    assert found["IP"] == found["ROTA_LOCAL"] == pod["status"]["podIP"]
-    assert "NOTHING" not in found
-    assert "PYTEST_CURRENT_TEST" not in found
-    assert Path(found["TMPDIR"]).is_relative_to(Path(found["HOME"]))
+    assert variables["GREETING"] == "hello 5 $(NOBODY) $(PRE_size)"
+    assert (variables["COLOUR"], variables["PASSWORD"], variables["NOTE"]) == ("red", "pa$$word", "noted")
+    assert (variables["POD"], variables["UID"], variables["NODE"]) == ("env", pod["metadata"]["uid"], space.node.name)
+    assert variables["IP"] == variables["ROTA_LOCAL"] == pod["status"]["podIP"]
+    assert "NOTHING" not in variables
+    assert "PYTEST_CURRENT_TEST" not in variables
+    assert Path(variables["TMPDIR"]).is_relative_to(Path(variables["HOME"]))
 
 
 async def test_local_node_service_account_token_authenticates_at_the_api_server(space: Space) -> None:
     await space.pod("account", app("python", "-c", TOKEN, ACCOUNT), restartPolicy="Never")
-    await space.until(done, "account")
+    await space.until(has_ended, "account")
     assert space.log("account") == [f"system:serviceaccount:{space.name}:default"]
 
 
@@ -89,27 +89,27 @@ async def test_local_node_config_map_change_reaches_the_file_when_an_annotation_
     volume = {"name": "etc", "configMap": {"name": "settings"}}
     await space.pod("watching", app("sh", "-c", show, **mounted("etc", "/etc/x")), volumes=[volume])
     folder = space.volume(await space.until(is_ready, "watching"), "etc")
-    before = (folder / "..data").readlink()
+    previous = (folder / "..data").readlink()
     await space.api.patch(space.path("ConfigMap", "settings"), {"data": {"text": "new", "gone": None, "fresh": "y"}})
     await space.api.patch(space.path("Pod", "watching"), {"metadata": {"annotations": {"poke": "1"}}})
-    await space.logged("seen", "watching")
-    assert (folder / "..data").readlink() != before
+    await space.wait_for_line("seen", "watching")
+    assert (folder / "..data").readlink() != previous
     assert sorted(path.name for path in folder.iterdir() if not path.name.startswith("..")) == ["fresh", "text"]
-    assert not (folder / before).exists()
+    assert not (folder / previous).exists()
 
 
 async def test_local_node_config_map_files_of_a_terminating_pod_do_not_change(space: Space) -> None:
     await space.make("ConfigMap", "settings", data={"text": "old"})
-    # It stays until it is let go; a live pod beside it shows when the change had its chance.
+    # Holds the pod while it terminates; a live pod with the same volume shows when the change has been written.
     last = "trap 'echo told' TERM; echo began; until test -e $HOME/go; do sleep 0.05; done"
     volume = {"name": "etc", "configMap": {"name": "settings"}}
     for name in ("ending", "live"):
         await space.pod(name, app("sh", "-c", last, **mounted("etc", "/etc/x")), volumes=[volume])
     ending, live = [await space.until(is_ready, name) for name in ("ending", "live")]
     for name in ("ending", "live"):
-        await space.logged("began", name)
+        await space.wait_for_line("began", name)
     await space.api.delete(space.path("Pod", "ending"))
-    await space.logged("told", "ending")
+    await space.wait_for_line("told", "ending")
     await space.api.patch(space.path("ConfigMap", "settings"), {"data": {"text": "new"}})
     for name in ("ending", "live"):
         await space.api.patch(space.path("Pod", name), {"metadata": {"annotations": {"poke": "1"}}})
@@ -117,7 +117,7 @@ async def test_local_node_config_map_files_of_a_terminating_pod_do_not_change(sp
     await space.eventually(lambda: followed.read_text() == "new")
     assert (space.volume(ending, "etc") / "text").read_text() == "old"
     (space.volume(ending, "etc").parent.parent / "app" / "go").touch()
-    await space.gone("ending")
+    await space.wait_until_deleted("ending")
 
 
 async def test_local_node_pod_waits_for_a_missing_config_map(space: Space) -> None:
@@ -135,7 +135,7 @@ async def test_local_node_waiting_pod_can_be_deleted(space: Space) -> None:
     pod = await space.until(waits_for('configmap "never" not found'), "held")
     assert "podIP" not in pod["status"]
     await space.api.delete(space.path("Pod", "held"))
-    await space.gone("held")
+    await space.wait_until_deleted("held")
 
 
 async def test_local_node_container_waits_for_a_missing_secret_of_a_variable(space: Space) -> None:
@@ -165,5 +165,5 @@ async def test_local_node_projected_and_downward_api_files_follow_the_pod(space:
     assert (space.volume(pod, "all") / "notes").read_text() == 'n="one"'
     assert (space.volume(pod, "all") / "token").read_text().count(".") == 2
     await space.api.patch(space.path("Pod", "mixed"), {"metadata": {"annotations": {"n": "two"}}})
-    await space.logged("two", "mixed")
+    await space.wait_for_line("two", "mixed")
     assert space.log("mixed")[:2] == ["first", "mine"]

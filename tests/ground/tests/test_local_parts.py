@@ -7,12 +7,12 @@ import pytest
 
 from ground.local.environment import expand, rewriter
 from ground.local.probes import Failure, verdicts
-from ground.local.volumes import chosen, publish
+from ground.local.volumes import publish, select_items
 from ground.poll import PATIENCE_SECONDS
 from ground.report import Missing
 
 
-def shown(folder: Path) -> dict[str, str]:
+def visible_files(folder: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in folder.iterdir() if not path.name.startswith("..")}
 
 
@@ -20,7 +20,7 @@ def test_local_node_volume_files_are_swapped_by_one_symlink(tmp_path: Path) -> N
     publish(tmp_path, {"a": (b"1", 0o644), "b": (b"2", 0o644)})
     first = (tmp_path / "..data").readlink()
     publish(tmp_path, {"b": (b"3", 0o600), "c": (b"4", 0o644)})
-    assert shown(tmp_path) == {"b": "3", "c": "4"}
+    assert visible_files(tmp_path) == {"b": "3", "c": "4"}
     assert (tmp_path / "..data").readlink() != first
     assert not (tmp_path / first).exists()
     assert (tmp_path / "b").stat().st_mode & 0o777 == 0o600
@@ -40,19 +40,19 @@ def test_local_node_volume_of_an_empty_object_is_an_empty_folder(tmp_path: Path)
     publish(tmp_path, {})
     publish(tmp_path, {"a": (b"1", 0o644)})
     publish(tmp_path, {})
-    assert shown(tmp_path) == {}
+    assert visible_files(tmp_path) == {}
 
 
 def test_local_node_volume_items_select_and_rename_files() -> None:
-    wish = {"items": [{"key": "a", "path": "x/y", "mode": 0o600}]}
-    assert chosen("it", {"a": b"1", "b": b"2"}, wish, 0o644) == {"x/y": (b"1", 0o600)}
+    selection = {"items": [{"key": "a", "path": "x/y", "mode": 0o600}]}
+    assert select_items("it", {"a": b"1", "b": b"2"}, selection, 0o644) == {"x/y": (b"1", 0o600)}
 
 
 def test_local_node_volume_rejects_an_absent_item_unless_it_is_optional() -> None:
-    wish = {"items": [{"key": "absent", "path": "x"}]}
+    selection = {"items": [{"key": "absent", "path": "x"}]}
     with pytest.raises(Missing, match="has no key absent"):
-        chosen("it", {"a": b"1"}, wish, 0o644)
-    assert chosen("it", {"a": b"1"}, {**wish, "optional": True}, 0o644) == {}
+        select_items("it", {"a": b"1"}, selection, 0o644)
+    assert select_items("it", {"a": b"1"}, {**selection, "optional": True}, 0o644) == {}
 
 
 @pytest.mark.parametrize(
@@ -99,6 +99,6 @@ async def test_local_node_probe_decides_when_a_threshold_is_reached() -> None:
 
     async with asyncio.timeout(PATIENCE_SECONDS):
         probe = {"periodSeconds": 0, "failureThreshold": 3, "successThreshold": 1}
-        found = verdicts(probe, attempt, 0)
-        decided = [await anext(found) for _ in range(3)]
+        decisions = verdicts(probe, attempt, 0)
+        decided = [await anext(decisions) for _ in range(3)]
     assert [verdict is None for verdict in decided] == [True, False, True]

@@ -1,4 +1,4 @@
-"""The real node: pods in containers, from images of the project's own Dockerfile, and nothing left behind."""
+"""The real node: pods in containers, from images of the project's own Dockerfile, and no remains after its end."""
 
 import json
 import signal
@@ -37,7 +37,7 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True)
 class Namespace:
-    """A namespace on the real node with the web server of these tests in it."""
+    """A namespace on the real node with these tests' web server in it."""
 
     node: RealNode
     name: str
@@ -46,20 +46,20 @@ class Namespace:
         return self.node.kubectl("--namespace", self.name, *arguments, feed=feed, check=check)
 
     def ask(self, url: str) -> str:
-        """Return what a pod is answered; a Service works a moment later than its pods."""
-        asked = ("exec", "deploy/web", "--", "python", "-c", ASK, url)
-        return eventually(lambda: self.kubectl(*asked, check=False).strip())
+        """Return the response that a pod gets from a URL; a Service works a moment later than its pods."""
+        command = ("exec", "deploy/web", "--", "python", "-c", ASK, url)
+        return eventually(lambda: self.kubectl(*command, check=False).strip())
 
     def address(self) -> str:
         return self.kubectl("get", "pod", "-l", "app=web", "-o", "jsonpath={.items[0].status.podIP}")
 
 
-def container(name: str, image: str, *command: str, **rest: object) -> Object:
-    return {"name": name, "image": image, "command": list(command), "securityContext": SAFE, **rest}
+def container(name: str, image: str, *command: str, **fields: object) -> Object:
+    return {"name": name, "image": image, "command": list(command), "securityContext": SAFE, **fields}
 
 
 def web(image: str) -> str:
-    """Return a server of a mounted ConfigMap, with a sidecar, behind a Service."""
+    """Return the manifests of a web server on a mounted ConfigMap, with a sidecar, behind a Service."""
     labels = {"app": "web"}
     server = container(
         "app", image, "python", "-m", "http.server", "8080", "--directory", "/etc/settings",
@@ -93,11 +93,11 @@ def image(real_node: RealNode) -> str:
 
 @pytest.fixture(scope="module")
 def namespace(real_node: RealNode, image: str) -> Namespace:
-    made = Namespace(real_node, "web")
-    real_node.kubectl("create", "namespace", made.name)
-    made.kubectl("apply", "-f-", feed=web(image))
-    made.kubectl("rollout", "status", "deploy/web", "--timeout=180s")
-    return made
+    created = Namespace(real_node, "web")
+    real_node.kubectl("create", "namespace", created.name)
+    created.kubectl("apply", "-f-", feed=web(image))
+    created.kubectl("rollout", "status", "deploy/web", "--timeout=180s")
+    return created
 
 
 def test_real_node_deployment_of_the_projects_image_becomes_ready(namespace: Namespace) -> None:
@@ -139,14 +139,14 @@ def test_real_node_native_sidecar_outlives_its_app(namespace: Namespace, image: 
     with subprocess.Popen(follow, stdout=subprocess.PIPE, text=True) as logs:
         namespace.kubectl("delete", "pod", "polite")
         lines = logs.communicate(timeout=180)[0].splitlines()
-    words = [line.strip("[").replace("]", "").split() for line in lines if "began" not in line]
-    at = {(source.rpartition("/")[2], word): int(when) for source, word, when in words}
+    fields = [line.strip("[").replace("]", "").split() for line in lines if "began" not in line]
+    at = {(source.rpartition("/")[2], word): int(when) for source, word, when in fields}
     assert at["app", "told"] < at["app", "ended"] < at["sidecar", "told"] < at["sidecar", "ended"]
 
 
 @pytest.fixture(scope="module")
-def second_node(real_node: RealNode) -> Iterator[RealNode]:  # only where there can be one
-    """Start another one beside the first."""
+def second_node(real_node: RealNode) -> Iterator[RealNode]:  # only where a second node can run
+    """Start a second node at the same time as the first."""
     with temporary("second") as instance:
         node = RealNode(instance)
         node.up()
@@ -156,7 +156,7 @@ def second_node(real_node: RealNode) -> Iterator[RealNode]:  # only where there 
 
 @pytest.mark.slow("a node of the ground whose processes are killed")
 def test_real_node_restarts_after_its_processes_are_killed(second_node: RealNode) -> None:
-    for name in ("containerd", "keeper"):  # pods outlive the one and not the other
+    for name in ("containerd", "keeper"):  # pods outlive containerd, but not the keeper
         process = second_node.instance.process(name)
         assert process
         kill(process)
@@ -169,10 +169,10 @@ def test_real_node_down_leaves_no_process_network_or_mount(second_node: RealNode
     second_node.up()
     link, cgroup, folder = second_node.sandbox.link, second_node.sandbox.cgroup, second_node.instance.folder
     network = Path(f"/proc/{second_node.instance.processes()[0].pid}/ns/net").readlink()
-    assert len(inside(network)) > 10
+    assert len(processes_in(network)) > 10
     assert list(Path("/sys/fs/cgroup").rglob(f"{cgroup[1:]}/**/cgroup.procs"))
     second_node.down()
-    eventually(lambda: not inside(network))
+    eventually(lambda: not processes_in(network))
     assert not Path(f"/sys/class/net/{link}").exists()
     assert not list(Path("/sys/fs/cgroup").rglob(cgroup[1:]))
     assert str(folder) not in Path("/proc/mounts").read_text()
@@ -184,12 +184,12 @@ def kill(process: Process) -> None:
     eventually(lambda: not process.alive)
 
 
-def inside(network: Path) -> list[Path]:
-    """Return the processes whose network this is."""
-    found = []
+def processes_in(network: Path) -> list[Path]:
+    """Return the processes in this network namespace."""
+    processes = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            found += [process] if (process / "ns" / "net").readlink() == network else []
-        except OSError:  # it has just ended
+            processes += [process] if (process / "ns" / "net").readlink() == network else []
+        except OSError:  # the process has just ended
             continue
-    return found
+    return processes

@@ -1,4 +1,4 @@
-"""A way that is cut for some processes, and open for others."""
+"""A relay that is cut for some processes, and open for others."""
 
 import os
 import socket
@@ -13,7 +13,7 @@ import pytest
 from ground.relay import Relay
 
 MARK = "ROTA_TEST_OF_RELAY=it"
-# Says hello once connected, then one line for each that it is told to send: what came back, or that nothing can.
+# Prints one line for each word on its input: the answer of the server, or "broken" where no answer is possible.
 CLIENT = """
 import socket, sys
 way = None
@@ -32,20 +32,20 @@ for word in sys.stdin:
 
 @pytest.fixture
 def echo() -> Iterator[int]:
-    """Answer with what was said."""
+    """Echo every word."""
 
     def serve(server: socket.socket) -> None:
         while True:
             try:
-                one, _ = server.accept()
+                connection, _ = server.accept()
             except OSError:
                 return
-            threading.Thread(target=repeat, args=(one,), daemon=True).start()
+            threading.Thread(target=repeat, args=(connection,), daemon=True).start()
 
-    def repeat(one: socket.socket) -> None:
-        with one:
-            while data := one.recv(100):
-                one.sendall(data)
+    def repeat(connection: socket.socket) -> None:
+        with connection:
+            while data := connection.recv(100):
+                connection.sendall(data)
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         threading.Thread(target=serve, args=(server,), daemon=True).start()
@@ -54,13 +54,13 @@ def echo() -> Iterator[int]:
 
 
 class Client:
-    """A process of its own that says words, and hears what comes back."""
+    """A process of its own that sends words and reads the answers."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
 
-    def says(self, word: str) -> str:
-        """Return the answer."""
+    def send(self, word: str) -> str:
+        """Send a word and return the answer."""
         assert self._process.stdin
         assert self._process.stdout
         self._process.stdin.write(f"{word}\n")
@@ -69,10 +69,10 @@ class Client:
 
 
 @contextmanager
-def a_client(port: int, **env: str) -> Iterator[Client]:
+def start_client(port: int, **env: str) -> Iterator[Client]:
     argv = [sys.executable, "-c", CLIENT, str(port)]
-    both = subprocess.PIPE
-    with subprocess.Popen(argv, stdin=both, stdout=both, text=True, env={**os.environ, **env}) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, text=True, env={**os.environ, **env}) as process:
         yield Client(process)
         process.kill()
 
@@ -81,11 +81,11 @@ def test_relay_cut_blocks_old_and_new_connections_of_marked_processes_only(echo:
     name, _, value = MARK.partition("=")
     with (
         Relay(("127.0.0.1", 0), ("127.0.0.1", echo)).running() as relay,
-        a_client(relay.server_address[1], **{name: value}) as lonely,
-        a_client(relay.server_address[1]) as other,
+        start_client(relay.server_address[1], **{name: value}) as marked,
+        start_client(relay.server_address[1]) as unmarked,
     ):
-        assert [lonely.says("one"), other.says("one")] == ["one", "one"]
+        assert [marked.send("one"), unmarked.send("one")] == ["one", "one"]
         with relay.cut(MARK):
-            assert [lonely.says("two"), other.says("two")] == ["broken", "two"]
-            assert [lonely.says("three"), other.says("three")] == ["broken", "three"]
-        assert [lonely.says("four"), other.says("four")] == ["four", "four"]
+            assert [marked.send("two"), unmarked.send("two")] == ["broken", "two"]
+            assert [marked.send("three"), unmarked.send("three")] == ["broken", "three"]
+        assert [marked.send("four"), unmarked.send("four")] == ["four", "four"]

@@ -17,12 +17,12 @@ from ground.report import Missing
 from ground.rocketmq import NAME_SERVER, RocketMQ
 
 MESSAGES = 300
-QUICK = {"poll": 500}  # routes are asked for twice a second, not twice a minute
+QUICK = {"poll": 500}  # routes are polled twice a second, not twice a minute
 
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[RocketMQ]:
-    """Start another ground beside that of the test run, with two brokers to be hurt."""
+    """Start a second ground with two brokers, whose brokers may be killed."""
     with temporary("pair") as instance:
         brokers = RocketMQ(instance, brokers=2, settings={"autoCreateTopicEnable": False})
         brokers.up()
@@ -31,21 +31,23 @@ def pair() -> Iterator[RocketMQ]:
 
 
 def need_peers() -> None:
-    with nullcontext() if java.javac() else skip_what_is_missing():  # what does not compile is a failure
+    with (
+        nullcontext() if java.javac() else skip_what_is_missing()
+    ):  # peers that do not compile are a failure, not a skip
         java.classes()
 
 
 @pytest.fixture(scope="module")
 def consumer(rocketmq: RocketMQ) -> Peer:
-    """Send numbered messages to a topic that a group of one consumer has taken in, commits included."""
+    """Send numbered messages to a topic that a group of one consumer consumes, commits included."""
     need_peers()
     rocketmq.create_topic("numbers", 4)
-    taking = push_consumer(rocketmq, "counters", "numbers")
-    sending = producer(rocketmq, "numbers", MESSAGES, tags="odd,even")
-    eventually(lambda: sending.done)
-    eventually(lambda: len(taking.numbers()) >= MESSAGES)
-    taking.stop()
-    return taking
+    receiver = push_consumer(rocketmq, "counters", "numbers")
+    sender = producer(rocketmq, "numbers", MESSAGES, tags="odd,even")
+    eventually(lambda: sender.done)
+    eventually(lambda: len(receiver.numbers()) >= MESSAGES)
+    receiver.stop()
+    return receiver
 
 
 def test_broker_delivers_each_message_of_a_java_producer_to_a_java_consumer_once(consumer: Peer) -> None:
@@ -53,8 +55,8 @@ def test_broker_delivers_each_message_of_a_java_producer_to_a_java_consumer_once
 
 
 def test_broker_java_consumer_reports_its_rebalance(consumer: Peer) -> None:
-    told = [line["queues"] for line in consumer.lines("rebalance") if line["topic"] == "numbers"]  # and of retries
-    assert told[-1] == "broker-0:0 broker-0:1 broker-0:2 broker-0:3"
+    queues = [line["queues"] for line in consumer.lines("rebalance") if line["topic"] == "numbers"]  # no retry topic
+    assert queues[-1] == "broker-0:0 broker-0:1 broker-0:2 broker-0:3"
 
 
 def test_broker_mqadmin_prints_the_progress_of_a_group(rocketmq: RocketMQ, consumer: Peer) -> None:
@@ -102,14 +104,14 @@ def test_broker_settings_are_applied(pair: RocketMQ) -> None:
 def test_broker_restart_on_another_port_loses_no_message_of_a_consumer(pair: RocketMQ) -> None:
     need_peers()
     pair.create_topic("interrupted", 2)
-    taking = push_consumer(pair, "patient", "interrupted", **QUICK)
-    sending = producer(pair, "interrupted", 400, rate=100, sharded=True, **QUICK)
-    eventually(taking.numbers)
+    receiver = push_consumer(pair, "patient", "interrupted", **QUICK)
+    sender = producer(pair, "interrupted", 400, rate=100, sharded=True, **QUICK)
+    eventually(receiver.numbers)
     pair.kill_broker(0)
     pair.start_broker(0, port=pair.brokers[0].port + 5)
-    eventually(lambda: sending.done)
-    eventually(lambda: set(taking.numbers()) == set(range(400)))
-    taking.stop()
+    eventually(lambda: sender.done)
+    eventually(lambda: set(receiver.numbers()) == set(range(400)))
+    receiver.stop()
 
 
 @pytest.mark.slow("RocketMQ of the ground on a busy port")
@@ -122,7 +124,7 @@ def test_broker_names_a_busy_port(pair: RocketMQ) -> None:
 
 
 def test_broker_writes_nothing_outside_the_instance_folder(rocketmq: RocketMQ) -> None:
-    """RocketMQ's own choice is the user's home."""
+    """By default RocketMQ writes into the user's home."""
     folder = str(rocketmq.instance.folder)
     running = [rocketmq.instance.process(name) for name in (NAME_SERVER, rocketmq.brokers[0].name)]
     written = [path for process in running if process for path in _written(process.pid)]

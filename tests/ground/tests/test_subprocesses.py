@@ -1,4 +1,4 @@
-"""The end of a process whose output nobody reads."""
+"""The end of a process whose output is not read."""
 
 import asyncio
 import sys
