@@ -1,4 +1,4 @@
-"""Rosters, pods, documents and snapshots for tests: what a case does not name is filled in."""
+"""Builds rosters, pods, documents and snapshots for tests; fields that a case does not name have defaults."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -20,14 +20,14 @@ BROKERS = ("room1@a", "room1@b", "room2@a", "plain")
 
 def a_roster(queues: int = 8, members: int = 3, owned: dict[int, str] | None = None) -> Roster:
     """Return a roster of one topic on one broker; `owned` names present owners by queue id."""
-    listed = [Queue("orders", "broker-a", number) for number in range(queues)]
-    current = {listed[number]: name for number, name in (owned or {}).items()}
-    return Roster.of(listed, [f"m{number}" for number in range(members)], current)
+    queues_of_topic = [Queue("orders", "broker-a", number) for number in range(queues)]
+    current = {queues_of_topic[number]: name for number, name in (owned or {}).items()}
+    return Roster.of(queues_of_topic, [f"m{number}" for number in range(members)], current)
 
 
 @st.composite
 def rosters(draw: DrawFn, *, topics: tuple[str, ...] = TOPICS, largest: int = 6) -> Roster:
-    """Draw a roster of a few topics, brokers and members, with any present owners, gone ones among them."""
+    """Draw a roster of a few topics, brokers and members; present owners may be members that no longer exist."""
     places = st.tuples(st.sampled_from(topics), st.sampled_from(BROKERS), st.integers(0, largest))
     queues = draw(st.lists(places, min_size=1, max_size=4 * largest, unique=True))
     names = st.sampled_from([f"m{number}" for number in range(9)])
@@ -37,10 +37,10 @@ def rosters(draw: DrawFn, *, topics: tuple[str, ...] = TOPICS, largest: int = 6)
     return Roster.of(queues, members, current)
 
 
-NOW = 1_763_712_000.0  # the time of day in cases where it does not matter
+NOW = 1_763_712_000.0  # the wall-clock time of cases that do not depend on it
 GROUP = "shop/orders"
-LONG = 1000.0  # seconds after which nothing is new any more
-BEGUN = {"orders": format_time(NOW - 100 * LONG)}  # since when what is on record is worked
+LONG = 1000.0  # seconds that exceed every grace and delay
+BEGUN = {"orders": format_time(NOW - 100 * LONG)}  # the recorded start time of each topic
 
 
 def a_spec(**changed: Any) -> GroupSpec:
@@ -50,32 +50,32 @@ def a_spec(**changed: Any) -> GroupSpec:
 
 
 def a_policy(**changed: Any) -> PolicySpec:
-    """Return a policy: Sticky unless said."""
+    """Return a policy, by default Sticky."""
     return parse_policy({"spec": {"strategy": "Sticky", **changed}})
 
 
 def a_view(
     queues: int = 6, topic: str = "orders", stable_for: float = LONG, brokers: tuple[str, ...] = ("a",)
 ) -> QueueView:
-    """Return what a broker tells of a topic."""
+    """Return the view of a topic at its brokers."""
     return QueueView(tuple(Queue(topic, broker, number) for broker in brokers for number in range(queues)), stable_for)
 
 
 def a_report(name: str = "m1", generation: int = 1, held: Iterable[Queue] = (), **changed: Any) -> Report:
     """Return a member's report."""
     draining = to_ranges(changed.pop("draining", ()))
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "member": name,
         "uid": f"uid-{name}",
         "generation": generation,
         "held": to_ranges(held),
     } | changed
-    return Report(releasing=draining, **told)
+    return Report(releasing=draining, **fields)
 
 
 def a_pod(name: str = "m1", report: Report | None = None, **changed: Any) -> PodSnapshot:
-    """Return a pod that has long been ready and is heard."""
-    heard = DecodedReport(report) if report else None
+    """Return a pod that has long been ready and responds."""
+    decoded_report = DecodedReport(report) if report else None
     fields: dict[str, Any] = {
         "uid": f"uid-{name}",
         "client_id": f"10.0.0.1@{name}",
@@ -84,11 +84,11 @@ def a_pod(name: str = "m1", report: Report | None = None, **changed: Any) -> Pod
         "age": LONG,
         "poked_for": LONG,
     } | changed
-    return PodSnapshot(name=name, decoded_report=heard, **fields)
+    return PodSnapshot(name=name, decoded_report=decoded_report, **fields)
 
 
 def a_document(generation: int = 5, age: float = LONG, **changed: Any) -> Assignment:
-    """Return the record; `members` maps names to queues, `taken` queues to (holder's name, taker's name)."""
+    """Return the stored assignment; `members` maps names to queues, `taken` maps queues to (holder, next owner)."""
     members = {name: Share(f"uid-{name}", tuple(sorted(queues))) for name, queues in changed.pop("members", {}).items()}
     at = format_time(NOW - age)
     releasing = {
@@ -106,7 +106,7 @@ def a_document(generation: int = 5, age: float = LONG, **changed: Any) -> Assign
 
 
 def a_snapshot(**changed: Any) -> Snapshot:
-    """Return a group of one topic with six queues; what a case does not name is as in a quiet world."""
+    """Return a snapshot of a group of one topic with six queues, by default without problems."""
     fields: dict[str, Any] = {
         "group": GROUP,
         "spec": a_spec(),
@@ -118,7 +118,7 @@ def a_snapshot(**changed: Any) -> Snapshot:
 
 
 def obeying(document: Assignment, **changed: dict[str, Any]) -> tuple[PodSnapshot, ...]:
-    """Return a pod for each member of a document, each obeying it; `changed`: what is different about some."""
+    """Return an obeying pod for each member of a document; `changed` maps names of members to other fields."""
     pods = []
     for name, share in document.members.items():
         report = a_report(name, document.generation, share.queues)

@@ -1,4 +1,4 @@
-"""Supervision of long-lived tasks: one that fails is restarted, less and less often, and reported."""
+"""Tests the supervision of long-lived tasks: a failed task is reported and restarted after growing pauses."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -11,10 +11,12 @@ from rota.aio import RateLimitedCall, supervise
 
 
 class Task:
-    """Work that fails as often as it is told to, and then runs until it is cancelled."""
+    """Work that fails `failures` times, and then runs until it is cancelled."""
 
     def __init__(self, failures: int) -> None:
-        self.failures, self.starts, self.runs = failures, 0, asyncio.Event()
+        self.failures = failures
+        self.starts = 0
+        self.runs = asyncio.Event()
 
     async def run(self) -> None:
         self.starts += 1
@@ -26,27 +28,27 @@ class Task:
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Return how long the supervisor sleeps, without sleeping."""
-    asked = list[float]()
+    """Return the seconds of each sleep of the supervisor, which does not really sleep."""
+    slept = list[float]()
 
     class Asyncio:
-        """The module, but for its sleep."""
+        """The module asyncio with another `sleep`."""
 
         def __getattr__(self, name: str) -> Any:
             return getattr(asyncio, name)
 
         async def sleep(self, seconds: float) -> None:
-            asked.append(seconds)
+            slept.append(seconds)
 
     monkeypatch.setattr(aio, "asyncio", Asyncio())
-    return asked
+    return slept
 
 
-async def supervised(
+async def run_supervised(
     work: Callable[[], Coroutine[Any, Any, object]], until: asyncio.Event
 ) -> list[tuple[str, Exception | None]]:
     reported = list[tuple[str, Exception | None]]()
-    task = asyncio.create_task(supervise("work", work, lambda *it: reported.append(it)))
+    task = asyncio.create_task(supervise("work", work, lambda *failure: reported.append(failure)))
     await until.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -56,7 +58,7 @@ async def supervised(
 
 async def test_supervision_restarts_a_task_that_fails_and_reports_each_failure(pauses: list[float]) -> None:
     task = Task(failures=8)
-    reported = await supervised(task.run, task.runs)
+    reported = await run_supervised(task.run, task.runs)
     assert [(name, repr(error)) for name, error in reported] == [
         ("work", f"ZeroDivisionError({number})") for number in range(1, 9)
     ]
@@ -66,7 +68,8 @@ async def test_supervision_restarts_a_task_that_fails_and_reports_each_failure(p
 async def test_supervision_reports_that_a_task_runs_steadily_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aio, "RECOVERED_AFTER_SECONDS", 0.0)
     monkeypatch.setattr(aio, "MIN_RESTART_PAUSE_SECONDS", 0.0)
-    steady, task = asyncio.Event(), Task(failures=1)
+    steady = asyncio.Event()
+    task = Task(failures=1)
     reported = list[Exception | None]()
 
     def note(_: str, error: Exception | None) -> None:
@@ -74,15 +77,16 @@ async def test_supervision_reports_that_a_task_runs_steadily_again(monkeypatch: 
         if error is None and task.runs.is_set():
             steady.set()
 
-    running = asyncio.create_task(supervise("work", task.run, note))
+    supervisor = asyncio.create_task(supervise("work", task.run, note))
     await steady.wait()
-    running.cancel()
+    supervisor.cancel()
     assert isinstance(reported[0], ZeroDivisionError)
     assert reported[-1] is None
 
 
 async def test_supervision_ends_with_a_task_that_returns_and_reports_that_it_recovered(pauses: list[float]) -> None:
-    reported, starts = list[Exception | None](), list[int]()
+    reported = list[Exception | None]()
+    starts = list[int]()
 
     async def work() -> None:
         starts.append(1)
@@ -95,7 +99,8 @@ async def test_supervision_ends_with_a_task_that_returns_and_reports_that_it_rec
 
 
 async def test_unmanaged_consumer_notices_within_an_interval_become_one_call() -> None:
-    calls, called = list[int](), asyncio.Event()
+    calls = list[int]()
+    called = asyncio.Event()
     requested = 0
 
     def call() -> None:
@@ -113,7 +118,8 @@ async def test_unmanaged_consumer_notices_within_an_interval_become_one_call() -
 
 
 async def test_unmanaged_consumer_notice_waits_until_the_interval_is_over() -> None:
-    calls, called = list[None](), asyncio.Event()
+    calls = list[None]()
+    called = asyncio.Event()
 
     def call() -> None:
         calls.append(None)

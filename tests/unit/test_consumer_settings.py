@@ -1,4 +1,4 @@
-"""Unmanaged consumers whose settings differ from the group's."""
+"""Tests how settings of unmanaged consumers are compared with those of their group."""
 
 from typing import Any
 
@@ -9,12 +9,13 @@ from rota.model import Reason
 from rota.spec import Subscription
 from rota.spec.consumer_settings import ConsumerSettings, find_differences, find_mismatches, settings_of
 
-ORDERS, BILLS = Subscription("orders", "paid || open"), Subscription("bills", "price > 3", "SQL92")
+ORDERS = Subscription("orders", "paid || open")
+BILLS = Subscription("bills", "price > 3", "SQL92")
 GROUP = ConsumerSettings((ORDERS, BILLS), "Clustering", "Latest")
 
 
 @pytest.mark.parametrize(
-    ("other", "found"),
+    ("consumer_settings", "differences"),
     [
         (GROUP, []),
         (GROUP._replace(subscriptions=(BILLS, Subscription("orders", " open||paid ||open"))), []),
@@ -38,18 +39,20 @@ GROUP = ConsumerSettings((ORDERS, BILLS), "Clustering", "Latest")
     ],
 )
 def test_unmanaged_consumer_differs_by_topics_filters_model_and_start(
-    other: ConsumerSettings, found: list[str]
+    consumer_settings: ConsumerSettings, differences: list[str]
 ) -> None:
-    assert find_differences(GROUP, other) == found
+    assert find_differences(GROUP, consumer_settings) == differences
 
 
 def test_unmanaged_consumer_mismatches_are_one_problem_that_names_the_first_three() -> None:
     spec = a_spec(startFrom={"position": "Earliest"})
-    same = settings_of(spec)
-    assert find_mismatches(spec, {}) == find_mismatches(spec, {"10.0.0.9@1": same}) == []
-    assert find_mismatches(None, {"10.0.0.9@1": GROUP}) == [], "the spec cannot be understood"
-    others: dict[str, Any] = {f"10.0.0.9@{number}": same._replace(start_position="Latest") for number in range(5)}
-    (problem,) = find_mismatches(spec, {**others, "10.0.0.1@same": same})
+    equal_settings = settings_of(spec)
+    assert find_mismatches(spec, {}) == find_mismatches(spec, {"10.0.0.9@1": equal_settings}) == []
+    assert find_mismatches(None, {"10.0.0.9@1": GROUP}) == [], "an invalid spec has nothing to compare with"
+    differing: dict[str, Any] = {
+        f"10.0.0.9@{number}": equal_settings._replace(start_position="Latest") for number in range(5)
+    }
+    (problem,) = find_mismatches(spec, {**differing, "10.0.0.1@same": equal_settings})
     assert problem.reason is Reason.SUBSCRIPTION_MISMATCH
     assert problem.message == (
         "Unmanaged consumers have other settings than the group: 10.0.0.9@0: it starts from Latest; "
@@ -58,6 +61,6 @@ def test_unmanaged_consumer_mismatches_are_one_problem_that_names_the_first_thre
 
 
 def test_unmanaged_consumer_cannot_make_the_message_long() -> None:
-    others = {"@" * 10_000: ConsumerSettings((Subscription("orders", "x" * 10_000), Subscription("y" * 10_000)))}
-    (problem,) = find_mismatches(a_spec(), others)
+    consumers = {"@" * 10_000: ConsumerSettings((Subscription("orders", "x" * 10_000), Subscription("y" * 10_000)))}
+    (problem,) = find_mismatches(a_spec(), consumers)
     assert len(problem.message) < 500

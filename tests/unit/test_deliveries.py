@@ -1,4 +1,4 @@
-"""Pages about deliveries: outcomes, handling times, and what is no page."""
+"""Tests pages of delivery counts: outcomes, buckets of handling times, and rejected pages."""
 
 import msgspec
 import pytest

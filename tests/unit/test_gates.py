@@ -1,4 +1,4 @@
-"""What holds a rebalance back, what people are told then, and when to ask again."""
+"""Tests the gates that hold back a rebalance: reason, message and requeue time."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from rota.model import Reason
 
 
 @pytest.mark.parametrize(
-    ("facts", "reason", "told", "seconds"),
+    ("facts", "reason", "message", "seconds"),
     [
         ({"moves": 0}, Reason.NOTHING_WOULD_CHANGE, "Every queue is with the member that the policy chooses", None),
         ({"paused": True}, Reason.PAUSED, "The policy is paused; 2 queues will move once it is resumed", None),
@@ -46,10 +46,10 @@ from rota.model import Reason
     ],
 )
 def test_gate_returns_reason_message_and_requeue_time(
-    facts: dict[str, Any], reason: Reason, told: str, seconds: float | None
+    facts: dict[str, Any], reason: Reason, message: str, seconds: float | None
 ) -> None:
-    found = first_hold(GateFacts(**{"moves": 2} | facts))
-    assert found == Hold(reason, told, seconds)
+    hold = first_hold(GateFacts(**{"moves": 2} | facts))
+    assert hold == Hold(reason, message, seconds)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_gate_whose_condition_is_past_or_absent_holds_no_move(facts: dict[str, A
 
 
 def test_gate_precedence_runs_from_no_change_and_pause_to_debounce() -> None:
-    everything: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "debounce": 0.5,
         "seconds_since_write": 0.0,
         "moves_left": 0,
@@ -86,8 +86,8 @@ def test_gate_precedence_runs_from_no_change_and_pause_to_debounce() -> None:
         "paused": True,
         "moves": 0,
     }
-    told = []
-    for fact, passed in (
+    reasons = []
+    for fact, passing_value in (
         ("moves", 1),
         ("paused", False),
         ("missing_metadata", ()),
@@ -96,10 +96,10 @@ def test_gate_precedence_runs_from_no_change_and_pause_to_debounce() -> None:
         ("moves_left", None),
         ("debounce", 0.0),
     ):
-        found = first_hold(GateFacts(**everything))
-        told.append(found and found.reason)
-        everything[fact] = passed
-    assert told == [
+        hold = first_hold(GateFacts(**facts))
+        reasons.append(hold and hold.reason)
+        facts[fact] = passing_value
+    assert reasons == [
         Reason.NOTHING_WOULD_CHANGE,
         Reason.PAUSED,
         Reason.BROKER_METADATA_UNAVAILABLE,
@@ -108,7 +108,7 @@ def test_gate_precedence_runs_from_no_change_and_pause_to_debounce() -> None:
         Reason.BUDGET_SPENT,
         Reason.DEBOUNCE,
     ]
-    assert first_hold(GateFacts(**everything)) is None
+    assert first_hold(GateFacts(**facts)) is None
 
 
 def test_budget_of_zero_moves_has_no_requeue_time() -> None:
@@ -124,19 +124,19 @@ def test_budget_spent_is_requeued_when_it_refills_even_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "told"),
+    ("names", "beginning"),
     [
         (("a", "b", "c"), "The broker returned no metadata of a, b, c; "),
         (("a", "b", "c", "d", "e"), "The broker returned no metadata of a, b, c and 2 more; "),
     ],
 )
-def test_gate_message_truncates_long_name_lists(names: tuple[str, ...], told: str) -> None:
-    found = first_hold(GateFacts(moves=1, missing_metadata=names))
-    assert found
-    assert found.message.startswith(told)
+def test_gate_message_truncates_long_name_lists(names: tuple[str, ...], beginning: str) -> None:
+    hold = first_hold(GateFacts(moves=1, missing_metadata=names))
+    assert hold
+    assert hold.message.startswith(beginning)
 
 
 def test_gate_message_uses_singular_for_one_queue() -> None:
-    found = first_hold(GateFacts(moves=1, queues_releasing=1, release_seconds_left=9.0))
-    assert found
-    assert found.message == "1 queue is still being released; 1 queue will move then"
+    hold = first_hold(GateFacts(moves=1, queues_releasing=1, release_seconds_left=9.0))
+    assert hold
+    assert hold.message == "1 queue is still being released; 1 queue will move then"

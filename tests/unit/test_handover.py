@@ -1,4 +1,4 @@
-"""The handover table and its proofs, edge by edge."""
+"""Tests the handover table and the proofs of release, transition by transition."""
 
 from itertools import product
 from pathlib import Path
@@ -26,7 +26,8 @@ from rota.spec import Handover, Seconds
 
 Q = Queue("orders", "broker-a", 3)
 M1 = Holder("m1", "uid-1")
-RULES, HASTY = Handover(), Handover(lost_after=Seconds(0.5))
+RULES = Handover()
+HASTY_RULES = Handover(lost_after=Seconds(0.5))
 SINCE = 42
 
 
@@ -35,15 +36,15 @@ def a_report(**changed: object) -> Report:
     return Report(**fields)  # type: ignore[arg-type]
 
 
-def known(since: int | None = SINCE, report: Report | None = None, ago: float = 1.0, **seen: Any) -> Proof:
-    working = report.active_queues if report else frozenset()
-    taken = None if since is None else Revocation(since, ago)
-    return find_proof(Q, M1, taken, HolderEvidence(report=report, active_queues=working, **seen), RULES)
+def proof_from(since: int | None = SINCE, report: Report | None = None, ago: float = 1.0, **evidence: Any) -> Proof:
+    active_queues = report.active_queues if report else frozenset()
+    revocation = None if since is None else Revocation(since, ago)
+    return find_proof(Q, M1, revocation, HolderEvidence(report=report, active_queues=active_queues, **evidence), RULES)
 
 
 def test_queue_release_is_proven_by_a_current_report_without_the_queue() -> None:
-    assert known(report=a_report()) is Proof.RELEASED
-    assert known(report=a_report(generation=SINCE + 1, held={"orders": {"broker-a": "0-2"}})) is Proof.RELEASED
+    assert proof_from(report=a_report()) is Proof.RELEASED
+    assert proof_from(report=a_report(generation=SINCE + 1, held={"orders": {"broker-a": "0-2"}})) is Proof.RELEASED
 
 
 @pytest.mark.parametrize(
@@ -57,46 +58,46 @@ def test_queue_release_is_proven_by_a_current_report_without_the_queue() -> None
         a_report(member="m2"),
         a_report(generation=SINCE - 1, state="drained"),
     ],
-    ids=["none", "behind", "held", "draining", "namesake", "stranger", "drained, not for good"],
+    ids=["none", "behind", "held", "draining", "another pod of that name", "another member", "drained, but not final"],
 )
-def test_queue_release_is_not_proven_by_any_lesser_report(report: Report | None) -> None:
-    assert known(report=report) is Proof.NONE
+def test_queue_release_is_not_proven_by_an_insufficient_report(report: Report | None) -> None:
+    assert proof_from(report=report) is Proof.NONE
 
 
 def test_queue_release_is_not_proven_without_a_revocation_unless_the_pod_ended() -> None:
-    assert known(since=None, report=a_report(generation=SINCE)) is Proof.NONE
-    assert known(since=None, ended=True) is Proof.ENDED
+    assert proof_from(since=None, report=a_report(generation=SINCE)) is Proof.NONE
+    assert proof_from(since=None, ended=True) is Proof.ENDED
 
 
 def test_drain_completed_by_a_terminating_member_proves_release() -> None:
     drained = a_report(generation=7, state="drained", final=True)
-    assert known(terminating=True, report=drained) is Proof.RELEASED
-    assert known(terminating=False, report=drained) is Proof.NONE
-    assert known(terminating=True, report=a_report(generation=7, state="draining", final=True)) is Proof.NONE
+    assert proof_from(terminating=True, report=drained) is Proof.RELEASED
+    assert proof_from(terminating=False, report=drained) is Proof.NONE
+    assert proof_from(terminating=True, report=a_report(generation=7, state="draining", final=True)) is Proof.NONE
 
 
 def test_handover_from_an_ended_pod_needs_no_report() -> None:
-    assert known(ended=True) is Proof.ENDED
+    assert proof_from(ended=True) is Proof.ENDED
 
 
 def test_member_is_lost_when_unreachable_and_unready_or_unreachable_for_long() -> None:
-    assert known(ready=False, unreachable_for=10) is Proof.LOST
-    assert known(ready=False, unreachable_for=9.9) is Proof.NONE
-    assert known(ready=True, unreachable_for=10) is Proof.NONE
-    assert known(ready=True, unreachable_for=MIN_READY_LOST_SECONDS, ago=MIN_READY_LOST_SECONDS) is Proof.LOST
+    assert proof_from(ready=False, unreachable_for=10) is Proof.LOST
+    assert proof_from(ready=False, unreachable_for=9.9) is Proof.NONE
+    assert proof_from(ready=True, unreachable_for=10) is Proof.NONE
+    assert proof_from(ready=True, unreachable_for=MIN_READY_LOST_SECONDS, ago=MIN_READY_LOST_SECONDS) is Proof.LOST
 
 
 def test_member_that_is_ready_is_not_lost_before_it_had_time_to_see_its_revocation() -> None:
-    silent = 10 * MIN_READY_LOST_SECONDS
-    assert known(ready=True, unreachable_for=silent, ago=MIN_READY_LOST_SECONDS - 1) is Proof.NONE
-    assert known(since=None, ready=True, unreachable_for=10 * MIN_READY_LOST_SECONDS) is Proof.NONE
-    assert known(since=None, ready=False, unreachable_for=10) is Proof.LOST
+    long_silence = 10 * MIN_READY_LOST_SECONDS
+    assert proof_from(ready=True, unreachable_for=long_silence, ago=MIN_READY_LOST_SECONDS - 1) is Proof.NONE
+    assert proof_from(since=None, ready=True, unreachable_for=10 * MIN_READY_LOST_SECONDS) is Proof.NONE
+    assert proof_from(since=None, ready=False, unreachable_for=10) is Proof.LOST
 
 
 def test_member_that_is_ready_is_lost_after_two_minutes_unreachable() -> None:
-    assert known(ready=True, unreachable_for=120.0, ago=120.0) is Proof.LOST
-    assert known(ready=True, unreachable_for=119.9, ago=120.0) is Proof.NONE
-    assert known(ready=True, unreachable_for=120.0, ago=119.9) is Proof.NONE
+    assert proof_from(ready=True, unreachable_for=120.0, ago=120.0) is Proof.LOST
+    assert proof_from(ready=True, unreachable_for=119.9, ago=120.0) is Proof.NONE
+    assert proof_from(ready=True, unreachable_for=120.0, ago=119.9) is Proof.NONE
 
 
 def test_drain_timeout_extends_the_time_until_a_member_is_lost() -> None:
@@ -106,75 +107,78 @@ def test_drain_timeout_extends_the_time_until_a_member_is_lost() -> None:
 
 
 def test_handover_with_missing_evidence_about_the_holder_proves_nothing() -> None:
-    assert find_proof(Q, M1, Revocation(SINCE, 0.0), HolderEvidence(), HASTY) is Proof.NONE
-    assert find_proof(Q, M1, None, HolderEvidence(ready=False), HASTY) is Proof.NONE
-    assert find_proof(Q, M1, None, HolderEvidence(unreachable_for=60.0), HASTY) is Proof.NONE
+    assert find_proof(Q, M1, Revocation(SINCE, 0.0), HolderEvidence(), HASTY_RULES) is Proof.NONE
+    assert find_proof(Q, M1, None, HolderEvidence(ready=False), HASTY_RULES) is Proof.NONE
+    assert find_proof(Q, M1, None, HolderEvidence(unreachable_for=60.0), HASTY_RULES) is Proof.NONE
 
 
 def test_drain_final_report_proves_release_at_any_generation_from_its_own_uid() -> None:
     fields = {"generation": 0, "state": "drained", "final": True}
-    assert known(terminating=True, report=a_report(**fields)) is Proof.RELEASED
-    assert known(terminating=True, report=a_report(**fields | {"uid": "uid-2"})) is Proof.NONE
-    assert known(terminating=True, report=None) is Proof.NONE
+    assert proof_from(terminating=True, report=a_report(**fields)) is Proof.RELEASED
+    assert proof_from(terminating=True, report=a_report(**fields | {"uid": "uid-2"})) is Proof.NONE
+    assert proof_from(terminating=True, report=None) is Proof.NONE
 
 
 def test_handover_grants_to_another_member_only_with_proof() -> None:
     granted = [
-        (state, word)
-        for (state, word, want), chosen in TRANSITIONS.items()
-        if want is DesiredChange.MOVE and chosen is Act.GRANT
+        (state, proof)
+        for (state, proof, change), act in TRANSITIONS.items()
+        if change is DesiredChange.MOVE and act is Act.GRANT
     ]
-    assert all(word in {Proof.RELEASED, Proof.ENDED} for _, word in granted)
-    forced = [word for (_, word, _), chosen in TRANSITIONS.items() if chosen is Act.FORCE]
+    assert all(proof in {Proof.RELEASED, Proof.ENDED} for _, proof in granted)
+    forced = [proof for (_, proof, _), act in TRANSITIONS.items() if act is Act.FORCE]
     assert set(forced) == {Proof.LOST}
 
 
 def test_gate_holds_back_revocations_and_nothing_else() -> None:
-    for state, word, want in TRANSITIONS:
-        free, held = choose_act(state, word, want), choose_act(state, word, want, held_back=True)
-        assert held is (Act.KEEP if free is Act.REVOKE else free)
+    for state, proof, change in TRANSITIONS:
+        act = choose_act(state, proof, change)
+        act_if_held = choose_act(state, proof, change, held_back=True)
+        assert act_if_held is (Act.KEEP if act is Act.REVOKE else act)
 
 
 def test_handover_immediate_mode_grants_or_drops_without_revoking() -> None:
-    for state, word, want in TRANSITIONS:
-        assert choose_act(state, word, want, immediate=True) is not Act.REVOKE
+    for state, proof, change in TRANSITIONS:
+        assert choose_act(state, proof, change, immediate=True) is not Act.REVOKE
     assert choose_act(OwnershipState.OWNED, Proof.NONE, DesiredChange.MOVE, immediate=True) is Act.GRANT
     assert choose_act(OwnershipState.OWNED, Proof.NONE, DesiredChange.LEAVE, immediate=True) is Act.DROP
 
 
 def test_handover_immediate_mode_changes_only_revocations() -> None:
-    for state, word, want in TRANSITIONS:
-        two_steps = choose_act(state, word, want)
-        assert two_steps is Act.REVOKE or choose_act(state, word, want, immediate=True) is two_steps
+    for state, proof, change in TRANSITIONS:
+        cooperative_act = choose_act(state, proof, change)
+        assert cooperative_act is Act.REVOKE or choose_act(state, proof, change, immediate=True) is cooperative_act
 
 
 def test_handover_progresses_from_every_state_once_there_is_proof() -> None:
-    for state, want in product(
+    for state, change in product(
         (OwnershipState.OWNED, OwnershipState.RELEASING), (DesiredChange.MOVE, DesiredChange.LEAVE)
     ):
-        for word in (Proof.RELEASED, Proof.ENDED):
-            assert NEXT_STATE[TRANSITIONS[state, word, want]] in {OwnershipState.OWNED, OwnershipState.FREE}
+        for proof in (Proof.RELEASED, Proof.ENDED):
+            assert NEXT_STATE[TRANSITIONS[state, proof, change]] in {OwnershipState.OWNED, OwnershipState.FREE}
     assert {
         TRANSITIONS[state, Proof.LOST, DesiredChange.MOVE] for state in (OwnershipState.OWNED, OwnershipState.RELEASING)
     } == {Act.FORCE}
 
 
 def test_handover_never_forgets_a_holder_that_is_only_lost() -> None:
-    kept = {
+    next_states = {
         NEXT_STATE[TRANSITIONS[state, Proof.LOST, DesiredChange.LEAVE]] or state
         for state in (OwnershipState.OWNED, OwnershipState.RELEASING)
     }
-    assert kept == {OwnershipState.RELEASING}
+    assert next_states == {OwnershipState.RELEASING}
 
 
 def test_handover_table_has_no_row_for_impossible_cases() -> None:
-    gone = (Proof.RELEASED, Proof.LOST)  # an ended process has a successor in its pod
+    no_longer_consuming = (Proof.RELEASED, Proof.LOST)  # an ended process has a successor in its pod
     assert set(product(OwnershipState, Proof, DesiredChange)) - set(TRANSITIONS) == {
         *product(
             [OwnershipState.FREE], Proof, [DesiredChange.STAY, DesiredChange.LEAVE]
-        ),  # nobody holds it, nothing is wanted of it
+        ),  # a free queue has no holder, so it can neither stay nor leave
         *product([OwnershipState.FREE], [Proof.ENDED], DesiredChange),
-        *product([OwnershipState.OWNED], gone, [DesiredChange.STAY]),  # it gave the queue up, or is lost
+        *product(
+            [OwnershipState.OWNED], no_longer_consuming, [DesiredChange.STAY]
+        ),  # the holder released the queue, or is lost
     }
 
 
@@ -198,12 +202,14 @@ def test_report_that_is_invalid_is_rejected_with_a_sentence(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "leaving", "unheard", "lost"),
+    ("revoked_for", "terminating_for", "unreachable_for", "lost"),
     [(0.0, 0.0, 500.0, False), (120.0, 0.0, 119.0, False), (120.0, 0.0, 120.0, True), (5.0, 120.0, 120.0, True)],
-    ids=["nobody asked it", "heard meanwhile", "two minutes of both", "asked for all when it was told to leave"],
+    ids=["never revoked", "it responded meanwhile", "two minutes of both", "terminating revokes all queues"],
 )
 def test_member_ready_but_silent_is_lost_two_minutes_after_revocation_or_termination(
-    asked: float, leaving: float, unheard: float, *, lost: bool
+    revoked_for: float, terminating_for: float, unreachable_for: float, *, lost: bool
 ) -> None:
-    seen = HolderEvidence(ready=True, unreachable_for=unheard, terminating_for=leaving, terminating=leaving > 0)
-    assert seen.is_lost(RULES, asked) is lost
+    evidence = HolderEvidence(
+        ready=True, unreachable_for=unreachable_for, terminating_for=terminating_for, terminating=terminating_for > 0
+    )
+    assert evidence.is_lost(RULES, revoked_for) is lost

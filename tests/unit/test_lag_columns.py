@@ -1,6 +1,7 @@
-"""Many queues judged at once: each is told what `rota.lag` says of its looks alone."""
+"""Tests that lags, delays and lag states of many queues at once equal the results of `rota.lag` for each queue."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from rota.spec import StartFrom
 
 POSITIONS = [StartFrom(position="Latest"), StartFrom(position="Earliest"), StartFrom(position="Timestamp")]
 offsets = st.integers(0, 7)
-looks = st.builds(
+samples_without_time = st.builds(
     OffsetSample,
     st.just(0.0),
     offsets,
@@ -33,35 +34,66 @@ looks = st.builds(
     st.one_of(st.none(), offsets, st.just(OFFSET_UNKNOWN)),
     st.booleans(),
 )
-# Some queues, each with looks at times of its own, and where it begins.
-waits = st.sampled_from([1.0, 15.0, 60.0, 240.0])
-queues = st.lists(
-    st.tuples(st.lists(st.tuples(waits, looks), min_size=1, max_size=9), st.sampled_from(POSITIONS)), max_size=6
-)
+# A few queues: each has samples with the intervals before them, and the start position of its group.
+intervals = st.sampled_from([1.0, 15.0, 60.0, 240.0])
+histories = st.lists(st.tuples(intervals, samples_without_time), min_size=1, max_size=9)
+queues = st.lists(st.tuples(histories, st.sampled_from(POSITIONS)), max_size=6)
 
 
-def timed(waited: Sequence[tuple[float, OffsetSample]]) -> list[OffsetSample]:
-    times = np.cumsum([wait for wait, _ in waited])
-    return [look._replace(sampled_at=float(at)) for at, (_, look) in zip(times, waited, strict=True)]
+class Row(NamedTuple):
+    """The index of a queue, and of one of its samples."""
+
+    queue: int
+    sample: int
+
+
+def with_times(history: Sequence[tuple[float, OffsetSample]]) -> list[OffsetSample]:
+    times = np.cumsum([interval for interval, _ in history])
+    return [sample._replace(sampled_at=float(time)) for time, (_, sample) in zip(times, history, strict=True)]
+
+
+def shuffled_rows(histories: Sequence[Sequence[OffsetSample]], order: Sequence[int]) -> list[Row]:
+    """Return a row for each sample, in an order in which the samples of each queue stay sorted."""
+    rows = [Row(queue, sample) for queue, history in enumerate(histories) for sample in range(len(history))]
+    numbered = sorted(zip(order, rows, strict=False), key=lambda pair: (pair[1].sample, pair[0]))
+    return [row for _, row in numbered]
 
 
 def columns(
-    of: Sequence[tuple[Sequence[OffsetSample], StartFrom]], order: Sequence[int]
+    queue_samples: Sequence[tuple[Sequence[OffsetSample], StartFrom]], order: Sequence[int]
 ) -> tuple[OffsetColumns, list[int]]:
-    """Lay looks of all queues into columns, in an order that keeps each queue's own; and where the last ones are."""
-    rows = [(number, place) for number, (seen, _) in enumerate(of) for place in range(len(seen))]
-    rows = [row for _, row in sorted(zip(order, rows, strict=False), key=lambda it: (it[1][1], it[0]))]
-    at = {row: index for index, row in enumerate(rows)}
-    seen = [of[number][0][place] for number, place in rows]
-    return OffsetColumns(
-        np.array([it.sampled_at for it in seen], np.float64),
-        np.array([it.min_offset for it in seen], np.int64),
-        np.array([it.max_offset for it in seen], np.int64),
-        np.array([NOT_COMMITTED if it.committed_offset is None else it.committed_offset for it in seen], np.int64),
-        np.array([it.has_owner for it in seen], np.bool_),
-        np.array([at.get((number, place - 1), -1) for number, place in rows], np.intp),
-        np.array([START_CODES.get(of[number][1].position, START_UNKNOWN) for number, _ in rows], np.int8),
-    ), [at[number, len(it) - 1] for number, (it, _) in enumerate(of)]
+    """Return the samples of all queues as columns, and the index of each queue's last sample."""
+    histories = [history for history, _ in queue_samples]
+    rows = shuffled_rows(histories, order)
+    index_of = {row: index for index, row in enumerate(rows)}
+    samples = [histories[row.queue][row.sample] for row in rows]
+    committed = [sample.committed_offset for sample in samples]
+    positions = [queue_samples[row.queue][1].position for row in rows]
+    offset_columns = OffsetColumns(
+        np.array([sample.sampled_at for sample in samples], np.float64),
+        np.array([sample.min_offset for sample in samples], np.int64),
+        np.array([sample.max_offset for sample in samples], np.int64),
+        np.array([NOT_COMMITTED if offset is None else offset for offset in committed], np.int64),
+        np.array([sample.has_owner for sample in samples], np.bool_),
+        np.array([index_of.get(Row(row.queue, row.sample - 1), -1) for row in rows], np.intp),
+        np.array([START_CODES.get(position, START_UNKNOWN) for position in positions], np.int8),
+    )
+    return offset_columns, [index_of[Row(queue, len(history) - 1)] for queue, history in enumerate(histories)]
+
+
+def samples_in_window(samples: Sequence[OffsetSample], window: SampleWindow) -> list[OffsetSample]:
+    now = samples[-1].sampled_at
+    latest_first = [
+        sample
+        for number, sample in enumerate(reversed(samples))
+        if now - sample.sampled_at <= window.always_within_seconds
+        or (number < window.max_samples and now - sample.sampled_at <= window.max_age_seconds)
+    ]
+    return latest_first[::-1]
+
+
+def with_known_offset(samples: Sequence[OffsetSample]) -> list[OffsetSample]:
+    return [sample for sample in samples if sample.committed_offset != OFFSET_UNKNOWN]
 
 
 @settings(max_examples=60)
@@ -71,32 +103,26 @@ def columns(
     st.sampled_from([SampleWindow(99), SampleWindow(3, 300.0, 155.0), SampleWindow(2)]),
 )
 def test_lag_columns_agree_with_the_samples_of_each_queue(
-    told: Sequence[tuple[Sequence[tuple[float, OffsetSample]], StartFrom]], order: Sequence[int], window: SampleWindow
+    drawn: Sequence[tuple[Sequence[tuple[float, OffsetSample]], StartFrom]], order: Sequence[int], window: SampleWindow
 ) -> None:
-    of = [(timed(waited), begins) for waited, begins in told]
-    it, ends = columns(of, order)
-    lags = compute_lags(it)
-    found = compute_lag_states(it, lags, np.array(ends, np.intp), window)
-    waited = compute_delays(it, lags, np.array(ends, np.intp))
-    for (seen, begins), end, verdict, seconds in zip(of, ends, found.tolist(), waited.tolist(), strict=True):
-        if seen[-1].committed_offset == OFFSET_UNKNOWN:
-            assert lags[end] == NO_LAG
-            assert np.isnan(seconds)
+    queue_samples = [(with_times(history), start_from) for history, start_from in drawn]
+    offset_columns, last_rows = columns(queue_samples, order)
+    judged_rows = np.array(last_rows, np.intp)
+    lags = compute_lags(offset_columns)
+    states = compute_lag_states(offset_columns, lags, judged_rows, window).tolist()
+    delays = compute_delays(offset_columns, lags, judged_rows).tolist()
+    for (samples, start_from), row, state, delay in zip(queue_samples, last_rows, states, delays, strict=True):
+        if samples[-1].committed_offset == OFFSET_UNKNOWN:
+            assert lags[row] == NO_LAG
+            assert np.isnan(delay)
             continue
-        now = seen[-1].sampled_at
-        inside = [
-            look
-            for place, look in enumerate(reversed(seen))
-            if now - look.sampled_at <= window.always_within_seconds
-            or (place < window.max_samples and now - look.sampled_at <= window.max_age_seconds)
-        ]
-        assert LAG_STATES[verdict] == compute_lag_state(
-            [one for one in reversed(inside) if one.committed_offset != OFFSET_UNKNOWN], begins
-        )
-        there = [one for one in seen if one.committed_offset != OFFSET_UNKNOWN]
-        assert lags[end] == (NO_LAG if (lag := there[-1].lag(begins)) is None else lag)
-        expected = compute_delay(there, begins)
-        assert np.isnan(seconds) if expected is None else seconds == pytest.approx(expected)
+        in_window = with_known_offset(samples_in_window(samples, window))
+        assert LAG_STATES[state] == compute_lag_state(in_window, start_from)
+        with_offset = with_known_offset(samples)
+        lag = with_offset[-1].lag(start_from)
+        assert lags[row] == (NO_LAG if lag is None else lag)
+        expected = compute_delay(with_offset, start_from)
+        assert np.isnan(delay) if expected is None else delay == pytest.approx(expected)
 
 
 def test_lag_columns_have_a_number_for_every_verdict() -> None:

@@ -1,4 +1,4 @@
-"""Logs: what a line has in either format, and what is not logged."""
+"""Tests logs: the content of a line in both formats, and levels that are not logged."""
 
 import json
 import logging
@@ -12,13 +12,16 @@ from rota.sidecar.__main__ import configure_logging
 
 
 @pytest.fixture(autouse=True)
-def _loggers_are_put_back() -> Iterator[None]:
-    root, ours = logging.getLogger(), logging.getLogger("rota")
-    handlers, levels = [*root.handlers], (root.level, ours.level)
+def _restore_loggers() -> Iterator[None]:
+    root = logging.getLogger()
+    rota = logging.getLogger("rota")
+    handlers = [*root.handlers]
+    root_level = root.level
+    rota_level = rota.level
     yield
     root.handlers[:] = handlers
-    root.setLevel(levels[0])
-    ours.setLevel(levels[1])
+    root.setLevel(root_level)
+    rota.setLevel(rota_level)
 
 
 def test_log_of_a_group_has_its_fields_as_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""The nouns, as people spell them."""
+"""Tests names of queues as users write them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""JSON that is nested too deeply for a decoder."""
+"""Tests the cut of JSON that is nested too deeply for a decoder."""
 
 import json
 
@@ -8,7 +8,7 @@ from rota.nesting import without_deep_values
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [
         ('{"a": 1}', {"a": 1}),
         ('{"a": [1], "b": {}}', {"a": None, "b": None}),
@@ -18,8 +18,8 @@ from rota.nesting import without_deep_values
         ("7", 7),
     ],
 )
-def test_api_object_is_cut_below_the_first_level(text: str, wanted: object) -> None:
-    assert json.loads(without_deep_values(text.encode(), 1)) == wanted
+def test_api_object_is_cut_below_the_first_level(text: str, expected: object) -> None:
+    assert json.loads(without_deep_values(text.encode(), 1)) == expected
 
 
 def test_api_object_of_thousands_of_levels_is_readable_after_the_cut() -> None:

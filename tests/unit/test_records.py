@@ -1,4 +1,4 @@
-"""The journal's records: what the planner tells is read back, what is torn is not, and the page has all there is."""
+"""Tests journal records: those of the planner round-trip, torn lines are rejected, and the page lists all fields."""
 
 import re
 from collections.abc import Iterator
@@ -25,8 +25,8 @@ EXAMPLES = [block.encode() for block in re.findall(r"^```json\n(.*?)\n```", PAGE
 Q = [Queue("orders", "a", number) for number in range(8)]
 
 
-def told() -> tuple[Any, ...]:
-    """Return the records of a plan in which one ended, one joins, and queues are under way."""
+def planned_records() -> tuple[Any, ...]:
+    """Return the records of a plan: one member ended, one joins, and queues are in handover."""
     document = a_document(members={"m1": Q[:2], "m2": Q[2:4]}, taken={Q[4]: ("m2", "m1"), Q[5]: ("m0", "m1")})
     pods = obeying(document, m2={"report": a_report("m2", 5, Q[2:4])})
     joiner = a_pod("m3", a_report("m3", 5, ()), stable_for=LONG)
@@ -37,12 +37,12 @@ def told() -> tuple[Any, ...]:
 
 
 def test_journal_records_of_the_planner_round_trip() -> None:
-    assert {it["kind"] for it in told()} == {"membership", "plan", "handover", "verdict"}
-    for it in told():
-        again = msgspec.to_builtins(decode_record(msgspec.json.encode(it)))
-        assert datetime.fromisoformat(again.pop("at")) == datetime.fromisoformat(it["at"])
-        present = {name: value for name, value in again.items() if name in it or value is not None}
-        assert present == {name: value for name, value in it.items() if name != "at"}
+    assert {record["kind"] for record in planned_records()} == {"membership", "plan", "handover", "verdict"}
+    for record in planned_records():
+        decoded = msgspec.to_builtins(decode_record(msgspec.json.encode(record)))
+        assert datetime.fromisoformat(decoded.pop("at")) == datetime.fromisoformat(record["at"])
+        present = {name: value for name, value in decoded.items() if name in record or value is not None}
+        assert present == {name: value for name, value in record.items() if name != "at"}
 
 
 @pytest.mark.parametrize("line", EXAMPLES)
@@ -60,7 +60,7 @@ def test_journal_line_that_is_truncated_and_joined_to_another_record_is_rejected
 
 
 def test_journal_line_with_a_zero_byte_is_rejected() -> None:
-    """A disk may have lost a block in the midst, which is zeros then."""
+    """A lost disk block in the middle of a file reads as zeros."""
     line = EXAMPLES[1]
     for start in range(len(line)):
         with pytest.raises(ValueError, match=r"^The line is incomplete"):
@@ -92,7 +92,7 @@ def test_journal_record_of_an_unknown_kind_is_rejected_with_a_sentence() -> None
 
 
 @pytest.mark.parametrize(
-    ("number", "changed", "why"),
+    ("number", "changed", "sentence"),
     [
         (1, {"queues": -1}, "The plan record cannot be read: Expected `int` >= 0"),
         (1, {"at": "2026-11-21T09:00:00"}, "The plan record cannot be read: Expected `datetime` with a timezone"),
@@ -105,64 +105,67 @@ def test_journal_record_of_an_unknown_kind_is_rejected_with_a_sentence() -> None
     ],
 )
 def test_journal_record_with_an_invalid_value_is_rejected_with_the_reason(
-    number: int, changed: dict[str, Any], why: str
+    number: int, changed: dict[str, Any], sentence: str
 ) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(why)}"):
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}"):
         decode_record(msgspec.json.encode(msgspec.json.decode(EXAMPLES[number]) | changed))
 
 
-def fields(kind: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield what a record has, as the page spells it; `*` stands for any name."""
+def record_fields(kind: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the fields of a record and their types, as on the page; `*` stands for any name."""
     for field in msgspec.structs.fields(kind):
-        for name, word in leaves(field.type, path + field.encode_name):
-            yield name, word if field.required else word.replace(" or null", ", or not there")
+        for name, type_text in nested_fields(field.type, path + field.encode_name):
+            yield name, type_text if field.required else type_text.replace(" or null", ", or not there")
 
 
-def leaves(kind: Any, path: str) -> Iterator[tuple[str, str]]:
+def nested_fields(kind: Any, path: str) -> Iterator[tuple[str, str]]:
     if get_origin(kind) is dict:
-        yield from leaves(get_args(kind)[1], f"{path}.*")
+        yield from nested_fields(get_args(kind)[1], f"{path}.*")
     elif get_origin(kind) is list and is_a_struct(get_args(kind)[0]):
-        yield from fields(get_args(kind)[0], f"{path}[].")
+        yield from record_fields(get_args(kind)[0], f"{path}[].")
     elif is_a_struct(kind):
-        yield from fields(kind, f"{path}.")
+        yield from record_fields(kind, f"{path}.")
     else:
-        yield path, spelled(kind)
+        yield path, type_name(kind)
 
 
 def is_a_struct(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
-def spelled(kind: Any) -> str:
+def type_name(kind: Any) -> str:
     if get_origin(kind) is Annotated:
-        return spelled(get_args(kind)[0])
+        return type_name(get_args(kind)[0])
     if get_origin(kind) is list:
-        return f"list: {spelled(get_args(kind)[0])}"
+        return f"list: {type_name(get_args(kind)[0])}"
     if get_origin(kind) in {Union, UnionType}:
-        return f"{spelled(get_args(kind)[0])} or null"
+        return f"{type_name(get_args(kind)[0])} or null"
     words: dict[Any, str] = {int: "integer", float: "number", str: "string", bool: "boolean"}
     return (words | {datetime: "time", Any: "any"})[kind]
 
 
 def tables() -> dict[str, list[tuple[str, str]]]:
-    """Return the rows of the page's tables of fields, by the heading above each."""
+    """Return the rows of the tables of fields on the page, by heading."""
     sections = re.findall(r"^##+ (.*?)\n(.*?)(?=^##|\Z)", PAGE, re.DOTALL | re.MULTILINE)
     return {name.strip("`"): re.findall(r"^\| `(.*?)` \| (.*?) \|", text, re.MULTILINE) for name, text in sections}
 
 
 def test_journal_page_has_every_field_of_every_kind_with_its_type() -> None:
-    shared = [name for name, _ in fields(Record)]
+    shared = [name for name, _ in record_fields(Record)]
     page = tables()
-    assert sorted(page["What every record has"]) == sorted([*fields(Record), ("kind", "string")])
+    assert sorted(page["What every record has"]) == sorted([*record_fields(Record), ("kind", "string")])
     for kind in KINDS:
-        own = [it for it in fields(kind) if it[0] not in shared]
+        own = [field for field in record_fields(kind) if field[0] not in shared]
         assert sorted(page[str(kind.__struct_config__.tag)]) == sorted(own)
 
 
 def test_journal_page_has_an_example_of_every_kind_with_known_fields() -> None:
     assert tuple(type(decode_record(line)) for line in EXAMPLES) == KINDS
     for line, kind in zip(EXAMPLES, KINDS, strict=True):
-        assert msgspec.json.decode(line).keys() <= {"kind", *(it.encode_name for it in msgspec.structs.fields(kind))}
+        assert msgspec.json.decode(line).keys() <= {
+            "kind",
+            *(field.encode_name for field in msgspec.structs.fields(kind)),
+        }
 
 
 def test_journal_page_names_the_schema_that_is_written() -> None:

@@ -1,4 +1,4 @@
-"""Signatures between the operator and members: what they cover, and which keys hold."""
+"""Tests signatures between the operator and members: the parts they cover, and the accepted keys."""
 
 import pytest
 from hypothesis import given
@@ -44,7 +44,7 @@ def test_signature_of_a_request_covers_each_part_of_it(changed: SignedRequest) -
 
 def test_signature_of_a_request_is_accepted_while_either_key_holds() -> None:
     both = sign_request([KEY, PREVIOUS], REQUEST)
-    assert is_request_signed([PREVIOUS], both, REQUEST), "a member that has not got the current key yet"
+    assert is_request_signed([PREVIOUS], both, REQUEST), "a member that does not have the current key yet"
     assert is_request_signed([KEY, PREVIOUS], sign_request([PREVIOUS], REQUEST), REQUEST)
     assert not is_request_signed([OTHER], both, REQUEST)
     assert not is_request_signed([], both, REQUEST), "a member without a key"

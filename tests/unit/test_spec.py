@@ -1,4 +1,4 @@
-"""Custom resources, parsed: what people get without saying it, and the sentence for every mistake."""
+"""Tests parsing of custom resources: the defaults, and the sentence for every mistake."""
 
 from pathlib import Path
 from typing import Any
@@ -9,17 +9,21 @@ import yaml
 from rota.spec import InvalidSpecError, PolicySpec, parse_group, parse_policy
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
-LEAST: dict[str, Any] = {"broker": {"rocketmq": {"nameServers": ["ns:9876"]}}, "subscriptions": [{"topic": "orders"}]}
+MINIMAL_SPEC: dict[str, Any] = {
+    "broker": {"rocketmq": {"nameServers": ["ns:9876"]}},
+    "subscriptions": [{"topic": "orders"}],
+}
 
 
 def a_group(**changed: Any) -> dict[str, Any]:
-    return {"spec": LEAST | changed}
+    return {"spec": MINIMAL_SPEC | changed}
 
 
-def by_config(*ids: str) -> dict[str, Any]:
-    """Return a policy that names these ids of one broker's queues, for one member after the other."""
+def by_config(*ranges: str) -> dict[str, Any]:
+    """Return a policy that assigns each of these ranges of queue ids to one more member."""
     members = [
-        {"index": index, "queues": [{"topic": "t", "broker": "b", "ids": some}]} for index, some in enumerate(ids)
+        {"index": index, "queues": [{"topic": "t", "broker": "b", "ids": id_ranges}]}
+        for index, id_ranges in enumerate(ranges)
     ]
     return {"strategy": "ByConfig", "options": {"byConfig": {"members": members}}}
 

@@ -1,4 +1,4 @@
-"""TLS contexts from text in memory."""
+"""Tests TLS contexts and certificates from text in memory."""
 
 import datetime as dt
 import os
@@ -58,7 +58,7 @@ def test_tls_key_pair_of_a_mounted_secret_is_read_from_one_version(tmp_path: Pat
         (tmp_path / version).mkdir()
         for name in ("tls.crt", "tls.key"):
             (tmp_path / version / name).write_text(text)
-    for name in ("tls.crt", "tls.key"):  # links that a kubelet makes; here the second one already leads elsewhere
+    for name in ("tls.crt", "tls.key"):  # as a kubelet links them; tls.key already links to the next version
         (tmp_path / name).symlink_to(f"..{1 + (name == 'tls.key')}/{name}")
     (tmp_path / "..data").symlink_to("..1")
     assert read_key_pair(tmp_path) == KeyPair("old", "old")
@@ -66,7 +66,8 @@ def test_tls_key_pair_of_a_mounted_secret_is_read_from_one_version(tmp_path: Pat
 
 def certificate(not_before: dt.datetime, not_after: dt.datetime) -> str:
     """Return a certificate in PEM that is valid between two times."""
-    key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([])
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([])
     builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), not_before, not_after)
     return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
 
@@ -88,7 +89,8 @@ def test_tls_validity_of_a_certificate_is_read(time: dt.datetime) -> None:
 
 
 def test_tls_validity_is_that_of_the_certificate_itself_and_not_of_its_authorities(tmp_path: Path) -> None:
-    pair, authorities = a_pair(tmp_path), certificate(dt.datetime(1990, 1, 1), dt.datetime(1991, 1, 1))  # noqa: DTZ001
+    pair = a_pair(tmp_path)
+    authorities = certificate(dt.datetime(1990, 1, 1), dt.datetime(1991, 1, 1))  # noqa: DTZ001
     validity = certificate_validity(pair._replace(certificate=pair.certificate + authorities))
     own = x509.load_pem_x509_certificate(pair.certificate.encode())
     assert validity == Validity(own.not_valid_before_utc.timestamp(), own.not_valid_after_utc.timestamp())

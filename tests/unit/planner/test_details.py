@@ -1,4 +1,4 @@
-"""The planner's finer points, step by step: who counts, what is believed, who is woken, what people are told."""
+"""Tests details of the planner: member states, recovery of an assignment, pokes, moves, status, Events and journal."""
 
 import hashlib
 import math
@@ -42,7 +42,7 @@ def with_joiner(**changed: Any) -> Snapshot:
     return settled(**{"pods": (*obeying(DOCUMENT), JOINER), **changed})
 
 
-def written_by(snapshot: Snapshot) -> Assignment:
+def written_document(snapshot: Snapshot) -> Assignment:
     document = plan(snapshot, NOW).document
     assert document
     return document
@@ -52,11 +52,14 @@ def owned(document: Assignment) -> dict[str, list[int]]:
     return {name: [queue.id for queue in share.queues] for name, share in document.members.items()}
 
 
-def conditions(found: Plan) -> dict[str, tuple[str, str, str]]:
-    return {it["type"]: (it["status"], it["reason"], it["message"]) for it in found.status["conditions"]}
+def conditions(new_plan: Plan) -> dict[str, tuple[str, str, str]]:
+    return {
+        condition["type"]: (condition["status"], condition["reason"], condition["message"])
+        for condition in new_plan.status["conditions"]
+    }
 
 
-# Who counts.
+# Member states.
 
 FINAL = {"report": a_report("m1", 5, state="drained", final=True)}
 
@@ -83,7 +86,7 @@ def test_member_state_depends_on_whether_the_pod_owns_queues(
     changed: dict[str, Any], with_queues: str, without: str
 ) -> None:
     uid = changed.get("uid", "uid-m1")
-    pod, gone = a_pod("m1", **changed), frozenset({"uid-gone"})
+    pod, deleted_uids = a_pod("m1", **changed), frozenset({"uid-gone"})
     for share, everyone, expected in (
         (Share(uid, (Q[0],)), None, with_queues),
         (Share(uid), tuple(Q), with_queues),
@@ -93,76 +96,88 @@ def test_member_state_depends_on_whether_the_pod_owns_queues(
     ):
         document = a_document(everyone=everyone)
         document = replace(document, members={"m1": share} if share else {})
-        found = classify_members([pod], gone, a_policy(), document)
-        assert {name: str(standing) for name, standing in found.items()} == {"m1": expected}
+        states = classify_members([pod], deleted_uids, a_policy(), document)
+        assert {name: str(state) for name, state in states.items()} == {"m1": expected}
 
 
 def test_member_recreated_by_name_is_joining_until_the_old_pod_ended() -> None:
-    anew = a_pod("m1", a_report("m1", 0, uid="new"), uid="new")
-    assert classify_members([anew], frozenset(), a_policy(), DOCUMENT) == {"m1": MemberState.JOINING}
-    assert classify_members([anew], frozenset({"uid-m1"}), a_policy(), DOCUMENT) == {"m1": MemberState.READY}
-    unready = replace(anew, ready=False)
+    recreated = a_pod("m1", a_report("m1", 0, uid="new"), uid="new")
+    assert classify_members([recreated], frozenset(), a_policy(), DOCUMENT) == {"m1": MemberState.JOINING}
+    assert classify_members([recreated], frozenset({"uid-m1"}), a_policy(), DOCUMENT) == {"m1": MemberState.READY}
+    unready = replace(recreated, ready=False)
     assert classify_members([unready], frozenset({"uid-m1"}), a_policy(), DOCUMENT) == {"m1": MemberState.JOINING}
 
 
-def reaching(name: str, *, reaches: bool, **changed: Any) -> PodSnapshot:
+def pod_reaching(name: str, *, reaches: bool, **changed: Any) -> PodSnapshot:
     return a_pod(name, a_report(name, 5, brokers={"a": reaches}), **changed)
 
 
 @pytest.mark.parametrize(
-    ("others", "seconds", "expected"),
+    ("other_pods", "seconds", "expected"),
     [
-        ((reaching("m1", reaches=True),), 10.0, "CutOff"),
-        ((reaching("m1", reaches=True),), 9.9, "Ready"),
-        ((reaching("m1", reaches=True, cut_off_brokers={"c": LONG}), reaching("m3", reaches=True)), 10.0, "CutOff"),
-        ((reaching("m1", reaches=False),), LONG, "Ready"),
-        ((reaching("m1", reaches=True, terminating=True), a_pod("m4")), LONG, "Ready"),
+        ((pod_reaching("m1", reaches=True),), 10.0, "CutOff"),
+        ((pod_reaching("m1", reaches=True),), 9.9, "Ready"),
+        (
+            (pod_reaching("m1", reaches=True, cut_off_brokers={"c": LONG}), pod_reaching("m3", reaches=True)),
+            10.0,
+            "CutOff",
+        ),
+        ((pod_reaching("m1", reaches=False),), LONG, "Ready"),
+        ((pod_reaching("m1", reaches=True, terminating=True), a_pod("m4")), LONG, "Ready"),
         ((a_pod("m1"),), LONG, "Ready"),
     ],
-    ids=["others reach it", "not for long", "one misses another", "nobody does", "only one that leaves", "nobody says"],
+    ids=[
+        "others reach it",
+        "not for long",
+        "a witness misses another broker",
+        "no member reaches it",
+        "only a terminating member reaches it",
+        "no member reports its brokers",
+    ],
 )
 def test_member_is_cut_off_only_from_brokers_that_other_members_reach(
-    others: tuple[PodSnapshot, ...], seconds: float, expected: str
+    other_pods: tuple[PodSnapshot, ...], seconds: float, expected: str
 ) -> None:
-    cut = reaching("m2", reaches=False, cut_off_brokers={"b": 1.0, "a": seconds})
-    found = classify_members([*others, cut], frozenset(), a_policy(), DOCUMENT)
-    assert str(found["m2"]) == expected
-    leaving = replace(cut, terminating=True)
-    assert classify_members([*others, leaving], frozenset(), a_policy(), DOCUMENT)["m2"] is MemberState.LEAVING
+    cut_off = pod_reaching("m2", reaches=False, cut_off_brokers={"b": 1.0, "a": seconds})
+    states = classify_members([*other_pods, cut_off], frozenset(), a_policy(), DOCUMENT)
+    assert str(states["m2"]) == expected
+    leaving = replace(cut_off, terminating=True)
+    assert classify_members([*other_pods, leaving], frozenset(), a_policy(), DOCUMENT)["m2"] is MemberState.LEAVING
 
 
 def test_member_without_queues_counts_as_cut_off_at_once() -> None:
-    new = reaching("m4", reaches=False, cut_off_brokers={"a": 0.0})
+    joiner = pod_reaching("m4", reaches=False, cut_off_brokers={"a": 0.0})
     assert (
-        classify_members([reaching("m1", reaches=True), new], frozenset(), a_policy(), DOCUMENT)["m4"]
+        classify_members([pod_reaching("m1", reaches=True), joiner], frozenset(), a_policy(), DOCUMENT)["m4"]
         is MemberState.CUT_OFF
     )
 
 
 def test_member_cut_off_counts_as_ready_while_every_member_is_cut_off() -> None:
-    one = a_pod("m1", a_report("m1", 5, brokers={"a": True, "b": False}), cut_off_brokers={"b": LONG})
-    other = a_pod("m2", a_report("m2", 5, brokers={"a": False, "b": True}), cut_off_brokers={"a": LONG})
+    cut_off_from_b = a_pod("m1", a_report("m1", 5, brokers={"a": True, "b": False}), cut_off_brokers={"b": LONG})
+    cut_off_from_a = a_pod("m2", a_report("m2", 5, brokers={"a": False, "b": True}), cut_off_brokers={"a": LONG})
     unheard = a_pod("m3", a_report("m3", 5, brokers={"a": True, "b": True}), ready=False, unreachable_for=5.0)
     silent = a_pod("m4", a_report("m4", 5))
-    for others in ((), (unheard,), (silent,)):
-        found = classify_members([one, other, *others], frozenset(), a_policy(), DOCUMENT)
-        assert (found["m1"], found["m2"]) == (MemberState.READY, MemberState.READY)
-    whole = a_pod("m4", a_report("m4", 5, brokers={"a": True, "b": True}))
-    found = classify_members([one, other, whole], frozenset(), a_policy(), DOCUMENT)
-    assert [*found.values()] == [MemberState.CUT_OFF, MemberState.CUT_OFF, MemberState.READY]
+    for other_pods in ((), (unheard,), (silent,)):
+        states = classify_members([cut_off_from_b, cut_off_from_a, *other_pods], frozenset(), a_policy(), DOCUMENT)
+        assert (states["m1"], states["m2"]) == (MemberState.READY, MemberState.READY)
+    reaching_all = a_pod("m4", a_report("m4", 5, brokers={"a": True, "b": True}))
+    states = classify_members([cut_off_from_b, cut_off_from_a, reaching_all], frozenset(), a_policy(), DOCUMENT)
+    assert [*states.values()] == [MemberState.CUT_OFF, MemberState.CUT_OFF, MemberState.READY]
 
 
 def test_member_is_cut_off_if_other_members_together_reach_its_brokers() -> None:
-    """Members speak only of the brokers whose queues they work: no single one may know all that are missed."""
+    """Members report only brokers of queues that they own: possibly no single member reports all missed brokers."""
     report = a_report("m2", 5, brokers={"a": False, "b": False, "c": True})
-    cut = a_pod("m2", report, cut_off_brokers={"a": LONG, "b": LONG})
-    knows_a, knows_b = (a_pod(name, a_report(name, 5, brokers={it: True})) for name, it in (("m1", "a"), ("m3", "b")))
-    found = classify_members([knows_a, cut, knows_b], frozenset(), a_policy(), DOCUMENT)
-    assert found == {"m1": MemberState.READY, "m2": MemberState.CUT_OFF, "m3": MemberState.READY}
+    cut_off = a_pod("m2", report, cut_off_brokers={"a": LONG, "b": LONG})
+    knows_a = a_pod("m1", a_report("m1", 5, brokers={"a": True}))
+    knows_b = a_pod("m3", a_report("m3", 5, brokers={"b": True}))
+    states = classify_members([knows_a, cut_off, knows_b], frozenset(), a_policy(), DOCUMENT)
+    assert states == {"m1": MemberState.READY, "m2": MemberState.CUT_OFF, "m3": MemberState.READY}
     elsewhere = a_pod("m4", a_report("m4", 5, brokers={"d": False}), cut_off_brokers={"d": LONG})
     witness = a_pod("m5", a_report("m5", 5, brokers={"d": True}))
-    found = classify_members([knows_a, cut, knows_b, elsewhere, witness], frozenset(), a_policy(), DOCUMENT)
-    assert [name for name, it in found.items() if it is MemberState.CUT_OFF] == ["m2", "m4"]
+    states = classify_members([knows_a, cut_off, knows_b, elsewhere, witness], frozenset(), a_policy(), DOCUMENT)
+    assert [name for name, state in states.items() if state is MemberState.CUT_OFF] == ["m2", "m4"]
 
 
 @pytest.mark.parametrize(("reaches", "expected"), [(False, MemberState.CUT_OFF), (True, MemberState.OUT)])
@@ -171,13 +186,13 @@ def test_member_unready_for_long_is_cut_off_or_out_by_its_reach_of_the_broker(
     expected: MemberState,
 ) -> None:
     cut_off = {} if reaches else {"a": 1.0}
-    unready = reaching("m2", reaches=reaches, cut_off_brokers=cut_off, ready=False, stable_for=10.0)
-    found = classify_members([reaching("m1", reaches=True), unready], frozenset(), a_policy(), DOCUMENT)
-    assert found["m2"] is expected
+    unready = pod_reaching("m2", reaches=reaches, cut_off_brokers=cut_off, ready=False, stable_for=10.0)
+    states = classify_members([pod_reaching("m1", reaches=True), unready], frozenset(), a_policy(), DOCUMENT)
+    assert states["m2"] is expected
 
 
 @pytest.mark.parametrize(
-    ("standing", "changed", "seconds"),
+    ("state", "changed", "seconds"),
     [
         (MemberState.JOINING, {"age": 0.5}, 19.5),
         (MemberState.JOINING, {"age": 19.5}, 0.5),
@@ -195,33 +210,33 @@ def test_member_unready_for_long_is_cut_off_or_out_by_its_reach_of_the_broker(
     ],
 )
 def test_membership_change_is_waited_for_only_a_limited_time(
-    standing: MemberState, changed: dict[str, Any], seconds: float | None
+    state: MemberState, changed: dict[str, Any], seconds: float | None
 ) -> None:
     policy = a_policy(triggers={"debounce": "500ms"}, handover={"drainTimeout": "30s"})
-    found = members_in_transition([a_pod("m1", **changed)], {"m1": standing}, policy)
-    assert found == ({} if seconds is None else {"m1": seconds})
+    seconds_left = members_in_transition([a_pod("m1", **changed)], {"m1": state}, policy)
+    assert seconds_left == ({} if seconds is None else {"m1": seconds})
 
 
 def test_member_facts_not_yet_observed_count_neither_for_nor_against_the_pod() -> None:
-    new = PodSnapshot(name="m1", uid="uid-m1")
-    for pod, standing, seconds in (
-        (new, MemberState.JOINING, 20.0),
-        (replace(new, decoded_report=JOINER.decoded_report), MemberState.JOINING, 20.0),
-        (replace(new, terminating=True), MemberState.LEAVING, 45.0),
-        (replace(new, ready=True, decoded_report=JOINER.decoded_report), MemberState.READY, 0.5),
+    unobserved = PodSnapshot(name="m1", uid="uid-m1")
+    for pod, state, seconds in (
+        (unobserved, MemberState.JOINING, 20.0),
+        (replace(unobserved, decoded_report=JOINER.decoded_report), MemberState.JOINING, 20.0),
+        (replace(unobserved, terminating=True), MemberState.LEAVING, 45.0),
+        (replace(unobserved, ready=True, decoded_report=JOINER.decoded_report), MemberState.READY, 0.5),
     ):
-        found = classify_members([pod], frozenset(), a_policy(), a_document())
-        assert (found, members_in_transition([pod], found, a_policy())) == ({"m1": standing}, {"m1": seconds})
-    assert pokes.seconds_until_next_poke([replace(new, poke=Poke(5, 1))], {}) == 1.0
-    assert (new.generation, new.client_id, str(new.poke)) == (0, "", "0-0")
-    unknown = Snapshot(group="shop/orders", spec=a_spec())
-    assert plan(unknown, NOW).refetch
-    first = plan(replace(unknown, revalidated=True), NOW)
+        states = classify_members([pod], frozenset(), a_policy(), a_document())
+        assert (states, members_in_transition([pod], states, a_policy())) == ({"m1": state}, {"m1": seconds})
+    assert pokes.seconds_until_next_poke([replace(unobserved, poke=Poke(5, 1))], {}) == 1.0
+    assert (unobserved.generation, unobserved.client_id, str(unobserved.poke)) == (0, "", "0-0")
+    snapshot = Snapshot(group="shop/orders", spec=a_spec())
+    assert plan(snapshot, NOW).refetch
+    first = plan(replace(snapshot, revalidated=True), NOW)
     assert first.status["observedGeneration"] == 0
     assert conditions(first)["Ready"][:2] == ("False", "BrokerMetadataUnavailable")
 
 
-# What is believed.
+# Damaged, lost and rebuilt assignments.
 
 
 def test_assignment_timestamps_are_formatted_and_parsed() -> None:
@@ -260,25 +275,25 @@ def test_assignment_timestamps_are_formatted_and_parsed() -> None:
     ],
 )
 def test_assignment_is_believed_unless_evidence_contradicts_it(changed: dict[str, Any], sentence: str) -> None:
-    found = record.find_damage(settled(**changed))
-    assert found.startswith(sentence) if sentence else found == ""
+    damage = record.find_damage(settled(**changed))
+    assert damage.startswith(sentence) if sentence else damage == ""
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "damage",
     [
         {"damage": "The sum does not match"},
         {"document": None},
         {"document": None, "pods": ()},
         {"document": replace(DOCUMENT, generation=3), "pods": obeying(DOCUMENT)},
     ],
-    ids=["torn", "gone", "a new group", "an old copy"],
+    ids=["torn", "missing", "a new group", "an old copy"],
 )
-def test_assignment_not_believed_is_refetched_before_it_is_rewritten(wrong: dict[str, Any]) -> None:
+def test_assignment_not_believed_is_refetched_before_it_is_rewritten(damage: dict[str, Any]) -> None:
     status = {"generation": 0, "lag": 7}
-    found = plan(settled(**{"revalidated": False, "status": status, **wrong}), NOW)
-    assert found == Plan(refetch=True, status=status, requeue_after=1.0)
-    assert not plan(settled(revalidated=False), NOW).refetch, "a record that can be believed is not read again"
+    new_plan = plan(settled(**{"revalidated": False, "status": status, **damage}), NOW)
+    assert new_plan == Plan(refetch=True, status=status, requeue_after=1.0)
+    assert not plan(settled(revalidated=False), NOW).refetch, "an undamaged assignment is not read again"
 
 
 def test_assignment_rebuilt_names_owners_from_reports_and_counts_budget_as_spent() -> None:
@@ -303,19 +318,19 @@ def test_assignment_rebuilt_names_owners_from_reports_and_counts_budget_as_spent
     )
     bare = record.rebuild_assignment(replace(lost, policy=None), NOW)
     assert bare.strategy == ""
-    assert bare.spent[0][1] > 99_999, "more than any budget that the policy may turn out to have"
+    assert bare.spent[0][1] > 99_999, "more than any budget that the policy may have"
     assert list(bare.members) == ["m2", "m1", "m3"]
     assert record.rebuild_assignment(replace(lost, policy=a_policy()), NOW).spent == ()
 
 
 def test_assignment_rebuilt_gives_a_tied_queue_to_the_first_member_by_name() -> None:
     pods = (a_pod("m2", a_report("m2", 5, Q[:1])), a_pod("m1", a_report("m1", 5, Q[:1])))
-    found = record.rebuild_assignment(settled(document=None, pods=pods), NOW)
-    assert {name: share.queues for name, share in found.members.items()} == {"m1": (Q[0],), "m2": ()}
+    rebuilt = record.rebuild_assignment(settled(document=None, pods=pods), NOW)
+    assert {name: share.queues for name, share in rebuilt.members.items()} == {"m1": (Q[0],), "m2": ()}
 
 
 @pytest.mark.parametrize(
-    ("seen", "generation"),
+    ("evidence", "generation"),
     [
         ({"status": {"generation": int(NOW) + 7}}, int(NOW) + 8),
         ({"document": a_document(int(NOW) + 3)}, int(NOW) + 4),
@@ -323,9 +338,9 @@ def test_assignment_rebuilt_gives_a_tied_queue_to_the_first_member_by_name() -> 
         ({}, int(NOW)),
     ],
 )
-def test_assignment_rebuilt_has_a_generation_above_all_seen(seen: dict[str, Any], generation: int) -> None:
-    found = record.rebuild_assignment(settled(damage="Torn", **seen), NOW)
-    assert (found.generation, found.barrier) == (generation, generation)
+def test_assignment_rebuilt_has_a_generation_above_all_seen(evidence: dict[str, Any], generation: int) -> None:
+    rebuilt = record.rebuild_assignment(settled(damage="Torn", **evidence), NOW)
+    assert (rebuilt.generation, rebuilt.barrier) == (generation, generation)
 
 
 @pytest.mark.parametrize("number", [2**53, 2**53 - 1, 2**52 + 1])
@@ -342,15 +357,15 @@ def test_generation_too_high_to_continue_from_is_ignored(
 
 def test_assignment_lost_emits_a_warning_event_and_a_journal_reason() -> None:
     report = a_report("m2", 4, Q[3:6])
-    found = plan(settled(damage="Torn", pods=(*obeying(DOCUMENT)[:1], a_pod("m2", report))), NOW)
-    told = "Torn; it was rebuilt from the members' reports"
-    assert found.events[-1] == Event(Reason.ASSIGNMENT_LOST, told, warning=True)
-    assert len(found.events) == 1
-    assert found.requeue_after == 0.0
-    less = plan(settled(damage="Torn", pods=obeying(DOCUMENT)[:1]), NOW)
-    assert [event.reason for event in less.events] == [Reason.QUEUES_UNOWNED, Reason.ASSIGNMENT_LOST]
-    assert [line["kind"] for line in found.journal_records] == ["membership", "plan", *["verdict"] * 3]
-    assert found.journal_records[1] == {
+    new_plan = plan(settled(damage="Torn", pods=(*obeying(DOCUMENT)[:1], a_pod("m2", report))), NOW)
+    message = "Torn; it was rebuilt from the members' reports"
+    assert new_plan.events[-1] == Event(Reason.ASSIGNMENT_LOST, message, warning=True)
+    assert len(new_plan.events) == 1
+    assert new_plan.requeue_after == 0.0
+    plan_without_m2 = plan(settled(damage="Torn", pods=obeying(DOCUMENT)[:1]), NOW)
+    assert [event.reason for event in plan_without_m2.events] == [Reason.QUEUES_UNOWNED, Reason.ASSIGNMENT_LOST]
+    assert [line["kind"] for line in new_plan.journal_records] == ["membership", "plan", *["verdict"] * 3]
+    assert new_plan.journal_records[1] == {
         "schema": 1,
         "kind": "plan",
         "group": "shop/orders",
@@ -358,12 +373,12 @@ def test_assignment_lost_emits_a_warning_event_and_a_journal_reason() -> None:
         "generation": int(NOW),
         "strategy": "Sticky",
         "reason": Reason.ASSIGNMENT_LOST,
-        "message": told,
+        "message": message,
         "members": 2,
         "queues": 6,
         "held": None,
     }
-    assert found.journal_records[0] == {
+    assert new_plan.journal_records[0] == {
         "schema": 1,
         "kind": "membership",
         "group": "shop/orders",
@@ -376,8 +391,8 @@ def test_assignment_lost_emits_a_warning_event_and_a_journal_reason() -> None:
 def test_broadcasting_assignment_lost_is_rebuilt_with_every_queue_for_every_member() -> None:
     spec = a_spec(messageModel="Broadcasting")
     pods = (a_pod("m1", a_report("m1", 4, [*Q[8:], *Q[:3]])), a_pod("m2", a_report("m2", 4, Q[3:7])))
-    found = written_by(settled(spec=spec, damage="Torn", pods=pods, policy=a_policy(budget={"maxMoves": 1})))
-    assert found == Assignment(
+    rebuilt = written_document(settled(spec=spec, damage="Torn", pods=pods, policy=a_policy(budget={"maxMoves": 1})))
+    assert rebuilt == Assignment(
         group="shop/orders",
         generation=int(NOW),
         issued_at=format_time(NOW),
@@ -410,22 +425,22 @@ def test_assignment_barrier_frees_unowned_queues_once_no_member_may_consume_them
     assert record.barrier_proof(document, pods, Handover(), NOW) is expected
     assert record.barrier_proof(replace(document, barrier=0), pods, Handover(), NOW) is Proof.RELEASED
     just_written = a_document(5, barrier=5, age=0.0)
-    heard = expected is not Proof.LOST or not pods[0].ready
-    assert record.barrier_proof(just_written, pods, Handover(), NOW) is (expected if heard else Proof.NONE)
+    independent_of_age = expected is not Proof.LOST or not pods[0].ready
+    assert record.barrier_proof(just_written, pods, Handover(), NOW) is (expected if independent_of_age else Proof.NONE)
 
 
 def test_assignment_entry_stays_until_its_pod_has_ended() -> None:
     document = a_document(members={"m1": (), "m2": (), "m3": (), "m4": ()})
     pods = (a_pod("m1"), a_pod("m2", ended=True), a_pod("m3", uid="new", ended=True), a_pod("m5"), a_pod("m6"))
-    found = record.member_entries(document, settled(pods=pods, deleted_uids=frozenset({"uid-m4"})), ["m1", "m5"])
-    assert found == {"m1": "uid-m1", "m3": "uid-m3", "m5": "uid-m5"}
+    entries = record.member_entries(document, settled(pods=pods, deleted_uids=frozenset({"uid-m4"})), ["m1", "m5"])
+    assert entries == {"m1": "uid-m1", "m3": "uid-m3", "m5": "uid-m5"}
 
 
-# Who is woken.
+# Pokes.
 
 
 @pytest.mark.parametrize(
-    ("changed", "gone", "expected"),
+    ("changed", "deleted", "expected"),
     [
         ({}, (), True),
         ({"ended": True}, (), False),
@@ -441,27 +456,27 @@ def test_assignment_entry_stays_until_its_pod_has_ended() -> None:
 )
 def test_poke_considers_a_pod_behind_until_it_reports_its_queues(
     changed: dict[str, Any],
-    gone: tuple[str, ...],
+    deleted: tuple[str, ...],
     *,
     expected: bool,
 ) -> None:
-    found = pokes.pods_behind([a_pod("m1", **changed)], DOCUMENT, frozenset(gone))
-    assert bool(found) is expected
+    behind = pokes.pods_behind([a_pod("m1", **changed)], DOCUMENT, frozenset(deleted))
+    assert bool(behind) is expected
 
 
 def test_poke_considers_a_pod_behind_while_it_owes_a_release_or_the_barrier() -> None:
-    shown = [a_pod("m1", a_report("m1", 4, Q[:3]))]
+    pods = [a_pod("m1", a_report("m1", 4, Q[:3]))]
     early, late = (Release(M1, None, since, format_time(NOW)) for since in (3, 5))
     owing = replace(DOCUMENT, releasing={Q[3]: early, Q[4]: late, Q[5]: early})
-    assert pokes.pods_behind(shown, owing, frozenset()) == shown
-    assert pokes.pods_behind(shown, replace(DOCUMENT, releasing={Q[3]: early}), frozenset()) == []
-    assert pokes.pods_behind(shown, replace(owing, releasing={Q[4]: replace(late, holder=M2)}), frozenset()) == []
-    assert pokes.pods_behind(shown, replace(DOCUMENT, barrier=5), frozenset()) == shown
-    assert pokes.pods_behind(shown, replace(DOCUMENT, barrier=4), frozenset()) == []
-    everything = [a_pod("m1", a_report("m1", 4, Q[:6]))]
+    assert pokes.pods_behind(pods, owing, frozenset()) == pods
+    assert pokes.pods_behind(pods, replace(DOCUMENT, releasing={Q[3]: early}), frozenset()) == []
+    assert pokes.pods_behind(pods, replace(owing, releasing={Q[4]: replace(late, holder=M2)}), frozenset()) == []
+    assert pokes.pods_behind(pods, replace(DOCUMENT, barrier=5), frozenset()) == pods
+    assert pokes.pods_behind(pods, replace(DOCUMENT, barrier=4), frozenset()) == []
+    consuming_all = [a_pod("m1", a_report("m1", 4, Q[:6]))]
     broadcast = replace(DOCUMENT, members={"m1": Share("uid-m1")}, everyone=tuple(Q[:6]))
-    assert pokes.pods_behind(everything, broadcast, frozenset()) == []
-    assert pokes.pods_behind(shown, broadcast, frozenset()) == shown
+    assert pokes.pods_behind(consuming_all, broadcast, frozenset()) == []
+    assert pokes.pods_behind(pods, broadcast, frozenset()) == pods
 
 
 @pytest.mark.parametrize(
@@ -481,37 +496,42 @@ def test_poke_interval_doubles_up_to_thirty_seconds(
     poke: Poke, poked: float, due: Poke | None, next_due: float
 ) -> None:
     pods = [a_pod("m1", poke=poke, poked_for=poked)]
-    found = pokes.due_pokes(pods, DOCUMENT)
-    assert found == ({"m1": due} if due else {})
-    assert pokes.seconds_until_next_poke(pods, found) == next_due
-    assert pokes.due_pokes([a_pod("m0", terminating=True), *pods], DOCUMENT) == found
+    due_pokes = pokes.due_pokes(pods, DOCUMENT)
+    assert due_pokes == ({"m1": due} if due else {})
+    assert pokes.seconds_until_next_poke(pods, due_pokes) == next_due
+    assert pokes.due_pokes([a_pod("m0", terminating=True), *pods], DOCUMENT) == due_pokes
 
 
 def test_poke_next_due_ignores_terminating_pods_and_takes_the_soonest() -> None:
     assert pokes.seconds_until_next_poke([], {}) == math.inf
     overdue = a_pod("m1", terminating=True, poke=Poke(5, 1), poked_for=2.0)
-    assert pokes.seconds_until_next_poke([overdue], {}) == math.inf, "it is not poked any more"
+    assert pokes.seconds_until_next_poke([overdue], {}) == math.inf, "a terminating pod is not poked any more"
     at_once = a_pod("m1", terminating=True, poke=Poke(5, 1), poked_for=1.0)
     sooner, later = a_pod("m2", poke=Poke(5, 2), poked_for=0.5), a_pod("m3", poke=Poke(5, 4), poked_for=0.5)
     assert pokes.seconds_until_next_poke([at_once, later, sooner], {}) == 1.5
 
 
-# What the policy wants.
+# Options of policies.
 
 ROSTER = Roster.of(Q[:4], ["m1", "m2"], {Q[0]: "m1"})
-MEASURED = Measurements({"m1": "east"}, {Q[0]: 2.0}, {"m2": 3.0})
-NAMED = [{"topic": "orders", "broker": "a", "ids": "1,3-4"}]
+MEASUREMENTS = Measurements({"m1": "east"}, {Q[0]: 2.0}, {"m2": 3.0})
+NAMED_QUEUES = [{"topic": "orders", "broker": "a", "ids": "1,3-4"}]
 EAST = [{"broker": "a", "room": "east"}]
 
 
 @pytest.mark.parametrize(
-    ("strategy", "given", "expected"),
+    ("strategy", "options", "expected"),
     [
         ("Averagely", {}, {}),
         ("Sticky", {}, {}),
         (
             "ByConfig",
-            {"members": [{"index": 1, "queues": NAMED}, {"index": 2, "queues": [NAMED[0] | {"ids": "0"}]}]},
+            {
+                "members": [
+                    {"index": 1, "queues": NAMED_QUEUES},
+                    {"index": 2, "queues": [NAMED_QUEUES[0] | {"ids": "0"}]},
+                ]
+            },
             {"members": {"m2": [Q[1], Q[3]]}},  # a range may be wider than the topic
         ),
         ("ByMachineRoom", {"rooms": ["east"]}, {"rooms": ["east"]}),
@@ -536,11 +556,11 @@ EAST = [{"broker": "a", "room": "east"}]
     ],
 )
 def test_policy_options_are_resolved_to_names_of_the_roster(
-    strategy: str, given: dict[str, Any], expected: dict[str, Any]
+    strategy: str, options: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     block = strategy[0].lower() + strategy[1:]
-    policy = a_policy(strategy=strategy, options={block: given} if given else {})
-    assert resolve_options(policy, ROSTER, MEASURED) == expected
+    policy = a_policy(strategy=strategy, options={block: options} if options else {})
+    assert resolve_options(policy, ROSTER, MEASUREMENTS) == expected
 
 
 @pytest.mark.parametrize("strategy", ["ByConfig", "MachineRoomNearby", "Custom"])
@@ -555,7 +575,7 @@ def test_strategy_whose_options_are_optional_runs_without_them(strategy: Any) ->
 
 
 @pytest.mark.parametrize(
-    ("budget", "weights", "most"),
+    ("budget", "weights", "max_moves"),
     [
         (None, {}, None),
         (3, {}, 3),
@@ -565,16 +585,16 @@ def test_strategy_whose_options_are_optional_runs_without_them(strategy: Any) ->
     ],
 )
 def test_balanced_without_measured_weights_allows_at_most_one_move(
-    budget: int | None, weights: dict[Queue, float] | None, most: int | None
+    budget: int | None, weights: dict[Queue, float] | None, max_moves: int | None
 ) -> None:
     policy = a_policy(strategy="Balanced", **({} if budget is None else {"budget": {"maxMoves": budget}}))
-    found = resolve_options(policy, ROSTER, Measurements(queue_weights=weights))
-    assert (found["maxMoves"], found["queueWeights"]) == (most, {})
+    options = resolve_options(policy, ROSTER, Measurements(queue_weights=weights))
+    assert (options["maxMoves"], options["queueWeights"]) == (max_moves, {})
 
 
 def test_unmanaged_consumer_presence_shares_queues_averagely_by_client_id() -> None:
-    found = share_with_unmanaged(ROSTER, ["10.0.0.2@old"], {"m1": "10.0.0.3@m1", "m2": "10.0.0.1@m2"})
-    assert (found.tolist(), str(found.dtype)) == ([1, 1, -1, 0], "int32")
+    owners = share_with_unmanaged(ROSTER, ["10.0.0.2@old"], {"m1": "10.0.0.3@m1", "m2": "10.0.0.1@m2"})
+    assert (owners.tolist(), str(owners.dtype)) == ([1, 1, -1, 0], "int32")
     assert share_with_unmanaged(ROSTER, ["m11"], {}).tolist() == [0, 0, -1, 1]
 
 
@@ -583,15 +603,15 @@ def test_unmanaged_consumer_duplicates_of_a_client_id_are_each_counted() -> None
     assert share_with_unmanaged(ROSTER, ["m11", "m11"], {}).tolist() == [0, -1, -1, 1]
 
 
-# Who gives what to whom.
+# Handovers.
 
-CHANGED_SETTINGS = {"settings": "{}", "desired_settings": '{"model":"Clustering"}'}  # a new document, whatever else
+CHANGED_SETTINGS = {"settings": "{}", "desired_settings": '{"model":"Clustering"}'}  # these alone need a new document
 
 
 def test_scale_up_first_assignment_in_full() -> None:
-    revoked = journal(plan(with_joiner(), NOW), "handover")
+    revoked = journal_record(plan(with_joiner(), NOW), "handover")
     assert (revoked["act"], revoked["proof"], revoked["state"]) == ("Revoke", "None", "Owned")
-    assert written_by(with_joiner()) == Assignment(
+    assert written_document(with_joiner()) == Assignment(
         group="shop/orders",
         generation=6,
         issued_at=format_time(NOW),
@@ -603,19 +623,21 @@ def test_scale_up_first_assignment_in_full() -> None:
 
 
 def test_assignment_records_the_start_time_of_each_topic_and_never_resets_it() -> None:
-    """By that a member knows where a queue begins that the group never was at: also one that the topic got later."""
+    """A member needs it to choose the first offset of a queue that the group never consumed, also of a later queue."""
     retries = {"%RETRY%orders": a_view(1, "%RETRY%orders")}
     alone = a_pod("m1", a_report("m1", 0))
-    first = written_by(a_snapshot(pods=(alone,), views={"orders": a_view(4), **retries}))
+    first = written_document(a_snapshot(pods=(alone,), views={"orders": a_view(4), **retries}))
     assert first.begun == {"orders": format_time(NOW)}
-    left = settled(document=first, pods=(), deleted_uids=frozenset({"uid-m1"}), views={"orders": a_view(8), **retries})
-    more = {"orders": a_view(8), "payments": a_view(2, "payments"), **retries}
-    back = replace(left, pods=(a_pod("m2", a_report("m2", 0)),), spec=BOTH, views=more)
-    later = plan(back, NOW + 900).document
+    without_members = settled(
+        document=first, pods=(), deleted_uids=frozenset({"uid-m1"}), views={"orders": a_view(8), **retries}
+    )
+    views = {"orders": a_view(8), "payments": a_view(2, "payments"), **retries}
+    with_new_member = replace(without_members, pods=(a_pod("m2", a_report("m2", 0)),), spec=BOTH, views=views)
+    later = plan(with_new_member, NOW + 900).document
     assert later
     assert later.begun == {"orders": format_time(NOW), "payments": format_time(NOW + 900)}
-    one = a_spec(subscriptions=[{"topic": "payments"}])
-    last = plan(replace(back, document=later, pods=obeying(later), spec=one), NOW + 999).document
+    payments_only = a_spec(subscriptions=[{"topic": "payments"}])
+    last = plan(replace(with_new_member, document=later, pods=obeying(later), spec=payments_only), NOW + 999).document
     assert last
     assert last.begun == {"payments": format_time(NOW + 900)}
 
@@ -623,7 +645,7 @@ def test_assignment_records_the_start_time_of_each_topic_and_never_resets_it() -
 def test_forced_grant_of_a_topics_first_queues_records_its_start_time() -> None:
     document = a_document(6, members={"m1": Q[:3], "m2": ()}, barrier=6, begun={})
     silent = {"ready": False, "unreachable_for": LONG, "report": a_report("m2", 4)}
-    forced = written_by(
+    forced = written_document(
         settled(document=document, pods=obeying(document, m1={"report": a_report("m1", 6, Q[:3])}, m2=silent))
     )
     assert forced.forced
@@ -631,24 +653,24 @@ def test_forced_grant_of_a_topics_first_queues_records_its_start_time() -> None:
 
 
 def test_topic_without_a_route_gets_no_start_time() -> None:
-    unseen = settled(document=replace(DOCUMENT, begun={}), spec=BOTH, **CHANGED_SETTINGS)
-    assert written_by(unseen).begun == {"orders": format_time(NOW)}
+    snapshot = settled(document=replace(DOCUMENT, begun={}), spec=BOTH, **CHANGED_SETTINGS)
+    assert written_document(snapshot).begun == {"orders": format_time(NOW)}
 
 
 @pytest.mark.parametrize("strategy", ["Averagely", "AveragelyByCircle"])
 def test_rolling_update_does_not_rerun_a_strategy_that_moves_many_queues(strategy: str) -> None:
-    arrived = a_pod("m3", a_report("m3", 0), age=4.0, stable_for=0.1)
+    joiner = a_pod("m3", a_report("m3", 0), age=4.0, stable_for=0.1)
     document = replace(DOCUMENT, strategy=strategy)
     during = settled(
         document=document,
         policy=a_policy(strategy=strategy),
-        pods=(obeying(DOCUMENT)[1], arrived),
+        pods=(obeying(DOCUMENT)[1], joiner),
         deleted_uids=frozenset({"uid-m1"}),
         views={"orders": a_view(8)},
     )
-    found = written_by(during)
-    assert (owned(found), found.releasing) == ({"m2": [0, 3, 4, 5], "m3": [1, 2, 6, 7]}, {})
-    at_rest = written_by(replace(during, pods=(during.pods[0], replace(arrived, stable_for=LONG, age=LONG))))
+    document_during = written_document(during)
+    assert (owned(document_during), document_during.releasing) == ({"m2": [0, 3, 4, 5], "m3": [1, 2, 6, 7]}, {})
+    at_rest = written_document(replace(during, pods=(during.pods[0], replace(joiner, stable_for=LONG, age=LONG))))
     assert at_rest.releasing
 
 
@@ -656,11 +678,11 @@ def test_rolling_update_runs_a_strategy_that_moves_little_or_assigns_first() -> 
     starting = a_pod("m3", ready=False, age=3.0)
     pods = (*obeying(DOCUMENT), starting)
     sticky = settled(document=replace(DOCUMENT, strategy="Averagely"), pods=pods)
-    assert written_by(sticky).strategy == "Sticky"
+    assert written_document(sticky).strategy == "Sticky"
     averagely = a_policy(strategy="Averagely")
     members = (a_pod("m1", a_report("m1", 5)), a_pod("m2", a_report("m2", 5)))
     first = settled(document=a_document(), pods=(*members, starting), policy=averagely)
-    assert owned(written_by(first)) == {"m1": [0, 1, 2], "m2": [3, 4, 5]}
+    assert owned(written_document(first)) == {"m1": [0, 1, 2], "m2": [3, 4, 5]}
 
 
 def test_budget_is_not_spent_by_queues_of_a_terminating_member() -> None:
@@ -668,8 +690,8 @@ def test_budget_is_not_spent_by_queues_of_a_terminating_member() -> None:
     document = a_document(members={"m1": Q[:2], "m2": Q[2:6]})
     m1, m2 = obeying(document)
     pods = (replace(m1, terminating=True, terminating_for=50.0), m2, JOINER)
-    found = written_by(settled(document=document, policy=policy, pods=pods))
-    assert list(found.releasing) == [Q[5]]
+    new_document = written_document(settled(document=document, policy=policy, pods=pods))
+    assert list(new_document.releasing) == [Q[5]]
 
 
 def test_budget_feeds_members_that_own_least_first_and_reports_the_gate() -> None:
@@ -677,22 +699,22 @@ def test_budget_feeds_members_that_own_least_first_and_reports_the_gate() -> Non
     snapshot = settled(
         document=document, pods=(*obeying(document), JOINER), views={"orders": a_view(7)}, policy=a_policy()
     )
-    assert {queue: it.to for queue, it in written_by(snapshot).releasing.items()} == {
+    assert {queue: release.to for queue, release in written_document(snapshot).releasing.items()} == {
         Q[3]: "m2",
         Q[4]: "m3",
         Q[5]: "m3",
     }
     limited = replace(snapshot, policy=a_policy(budget={"maxMoves": 1}))
-    found = plan(limited, NOW)
-    assert found.document
-    assert list(found.document.releasing) == [Q[4]]
-    (line,) = [line for line in found.journal_records if line["kind"] == "plan"]
+    new_plan = plan(limited, NOW)
+    assert new_plan.document
+    assert list(new_plan.document.releasing) == [Q[4]]
+    (line,) = [line for line in new_plan.journal_records if line["kind"] == "plan"]
     assert line["held"] == "BudgetSpent"
-    assert journal(plan(snapshot, NOW))["held"] is None
+    assert journal_record(plan(snapshot, NOW))["held"] is None
 
 
 @pytest.mark.parametrize(
-    ("spent", "moves", "left", "again"),
+    ("spent", "moves", "remaining", "requeue_after"),
     [
         ([(50.0, 1), (10.0, 1)], 2, 0, 10.0),
         ([(50.0, 1), (10.0, 1)], 3, 1, None),
@@ -703,16 +725,16 @@ def test_budget_feeds_members_that_own_least_first_and_reports_the_gate() -> Non
     ],
 )
 def test_budget_refills_as_each_spent_move_leaves_the_window(
-    spent: list[tuple[float, int]], moves: int, left: int, again: float | None
+    spent: list[tuple[float, int]], moves: int, remaining: int, requeue_after: float | None
 ) -> None:
     document = replace(DOCUMENT, spent=tuple((format_time(NOW - ago), count) for ago, count in spent))
     pods = (*obeying(document), JOINER)
     policy = a_policy(budget={"maxMoves": moves, "per": "1m"})
-    found = plan(settled(document=replace(document, members=entry_for_joiner()), pods=pods, policy=policy), NOW)
-    assert len(found.document.releasing if found.document else ()) == left
-    if again is not None:
-        assert found.requeue_after == pytest.approx(again)
-        assert conditions(found)["Progressing"][1] == "BudgetSpent"
+    new_plan = plan(settled(document=replace(document, members=entry_for_joiner()), pods=pods, policy=policy), NOW)
+    assert len(new_plan.document.releasing if new_plan.document else ()) == remaining
+    if requeue_after is not None:
+        assert new_plan.requeue_after == pytest.approx(requeue_after)
+        assert conditions(new_plan)["Progressing"][1] == "BudgetSpent"
 
 
 def entry_for_joiner() -> dict[str, Share]:
@@ -722,34 +744,34 @@ def entry_for_joiner() -> dict[str, Share]:
 def test_budget_counts_only_queues_taken_from_members_that_could_keep_them() -> None:
     budget = {"policy": a_policy(budget={"maxMoves": 4})}
     at = format_time(NOW)
-    assert written_by(with_joiner(**budget)).spent == ((at, 2),)
-    assert written_by(with_joiner()).spent == ()
-    assert written_by(settled(**budget, pods=obeying(DOCUMENT)[:1], deleted_uids=frozenset({"uid-m2"}))).spent == ()
-    assert written_by(settled(**budget, views={"orders": a_view(4)})).spent == ((at, 1),)
+    assert written_document(with_joiner(**budget)).spent == ((at, 2),)
+    assert written_document(with_joiner()).spent == ()
+    assert (
+        written_document(settled(**budget, pods=obeying(DOCUMENT)[:1], deleted_uids=frozenset({"uid-m2"}))).spent == ()
+    )
+    assert written_document(settled(**budget, views={"orders": a_view(4)})).spent == ((at, 1),)
     waiting = a_document(members={"m1": Q[:2], "m2": Q[3:6]}, taken={Q[2]: ("m2", "m1")})
     slow = obeying(waiting, m2={"report": a_report("m2", 4, Q[2:6])})
-    assert written_by(settled(**budget, **CHANGED_SETTINGS, document=waiting, pods=slow)).spent == ()
+    assert written_document(settled(**budget, **CHANGED_SETTINGS, document=waiting, pods=slow)).spent == ()
     just_spent = replace(DOCUMENT, spent=((at, 2),))
-    assert written_by(settled(**CHANGED_SETTINGS, document=just_spent)).spent == ()
+    assert written_document(settled(**CHANGED_SETTINGS, document=just_spent)).spent == ()
 
 
 def test_budget_times_in_the_future_count_as_spent_now() -> None:
     document = replace(DOCUMENT, spent=((format_time(NOW + 300), 2), (format_time(NOW - 10), 1)))
     policy = a_policy(budget={"maxMoves": 5})
-    found = written_by(settled(document=document, policy=policy))
-    assert found.spent == ((format_time(NOW), 2), (format_time(NOW - 10), 1))
+    new_document = written_document(settled(document=document, policy=policy))
+    assert new_document.spent == ((format_time(NOW), 2), (format_time(NOW - 10), 1))
 
 
 def test_handover_to_a_departed_member_returns_queues_to_the_owner_still_consuming() -> None:
     document = a_document(members={"m1": Q[:2], "m2": Q[2:4]}, taken={Q[4]: ("m2", "m3"), Q[5]: ("m1", "m3")})
-    working = obeying(
-        document, m1={"report": a_report("m1", 4, [*Q[:2], Q[5]])}, m2={"report": a_report("m2", 4, Q[2:5])}
-    )
-    found = plan(settled(document=document, pods=working), NOW)
-    assert found.document
-    assert (owned(found.document), found.document.releasing) == ({"m1": [0, 1, 5], "m2": [2, 3, 4]}, {})
+    pods = obeying(document, m1={"report": a_report("m1", 4, [*Q[:2], Q[5]])}, m2={"report": a_report("m2", 4, Q[2:5])})
+    new_plan = plan(settled(document=document, pods=pods), NOW)
+    assert new_plan.document
+    assert (owned(new_plan.document), new_plan.document.releasing) == ({"m1": [0, 1, 5], "m2": [2, 3, 4]}, {})
     assert [
-        (line["act"], line["from"], line["to"]) for line in found.journal_records if line["kind"] == "handover"
+        (line["act"], line["from"], line["to"]) for line in new_plan.journal_records if line["kind"] == "handover"
     ] == [
         ("Return", "m1", "m1"),
         ("Return", "m2", "m2"),
@@ -759,53 +781,56 @@ def test_handover_to_a_departed_member_returns_queues_to_the_owner_still_consumi
 def test_handover_in_flight_keeps_its_taker_and_picks_another_if_the_taker_ended() -> None:
     taken = {Q[2]: ("m1", "m4"), Q[5]: ("m2", "m3")}
     document = a_document(members={"m1": Q[:2], "m2": Q[3:5], "m3": (), "m4": ()}, taken=taken)
-    slow = {
+    unreleased = {
         "m1": {"report": a_report("m1", 4, Q[:3])},
         "m2": {"report": a_report("m2", 4, Q[3:6])},
         "m3": {"report": a_report("m3", 5)},
         "m4": {"report": a_report("m4", 5)},
     }
-    both = settled(document=document, pods=obeying(document, **slow), **CHANGED_SETTINGS)
-    assert {queue: it.to for queue, it in written_by(both).releasing.items()} == {Q[2]: "m4", Q[5]: "m3"}
+    both = settled(document=document, pods=obeying(document, **unreleased), **CHANGED_SETTINGS)
+    assert {queue: release.to for queue, release in written_document(both).releasing.items()} == {
+        Q[2]: "m4",
+        Q[5]: "m3",
+    }
     m1, m2, m3, _ = both.pods
     without_taker = (replace(m1, ready=False, stable_for=LONG), m2, m3)
-    found = written_by(replace(both, pods=without_taker, deleted_uids=frozenset({"uid-m4"})))
-    assert found.releasing[Q[2]] == Release(M1, "m3", 5, format_time(NOW - LONG))
+    new_document = written_document(replace(both, pods=without_taker, deleted_uids=frozenset({"uid-m4"})))
+    assert new_document.releasing[Q[2]] == Release(M1, "m3", 5, format_time(NOW - LONG))
 
 
 def test_queue_removed_from_the_route_is_released_and_then_dropped() -> None:
     taken = a_document(members={"m1": Q[:3], "m2": Q[3:5]}, taken={Q[5]: ("m2", None)})
     route = {"orders": a_view(5)}
-    busy = obeying(taken, m2={"report": a_report("m2", 4, Q[3:6])})
-    assert plan(settled(document=taken, pods=busy, views=route), NOW).document is None
-    forgotten = plan(settled(document=taken, views=route), NOW)
-    assert forgotten.document
-    assert forgotten.document.releasing == {}
-    assert [(line["act"], line["from"]) for line in forgotten.journal_records if line["kind"] == "handover"] == [
+    draining = obeying(taken, m2={"report": a_report("m2", 4, Q[3:6])})
+    assert plan(settled(document=taken, pods=draining, views=route), NOW).document is None
+    drop_plan = plan(settled(document=taken, views=route), NOW)
+    assert drop_plan.document
+    assert drop_plan.document.releasing == {}
+    assert [(line["act"], line["from"]) for line in drop_plan.journal_records if line["kind"] == "handover"] == [
         ("Drop", "m2")
     ]
     young = replace(taken, issued_at=format_time(NOW - 0.25))
-    waits = plan(settled(document=young, views=route), NOW)
-    assert waits.document is None
-    assert waits.requeue_after == pytest.approx(0.25)
+    debounced = plan(settled(document=young, views=route), NOW)
+    assert debounced.document is None
+    assert debounced.requeue_after == pytest.approx(0.25)
 
 
-def test_queue_no_longer_wanted_is_dropped_when_its_holder_ended() -> None:
-    gone = {"pods": obeying(DOCUMENT)[:1], "deleted_uids": frozenset({"uid-m2"})}
-    assert owned(written_by(settled(**gone, views={"orders": a_view(4)}))) == {"m1": [0, 1, 2, 3]}
+def test_queue_no_longer_assigned_is_dropped_when_its_holder_ended() -> None:
+    m2_ended = {"pods": obeying(DOCUMENT)[:1], "deleted_uids": frozenset({"uid-m2"})}
+    assert owned(written_document(settled(**m2_ended, views={"orders": a_view(4)}))) == {"m1": [0, 1, 2, 3]}
     named = [{"index": 0, "queues": [{"topic": "orders", "broker": "a", "ids": "0-2"}]}]
     by_config = a_policy(strategy="ByConfig", options={"byConfig": {"members": named}})
-    assert owned(written_by(settled(**gone, policy=by_config))) == {"m1": [0, 1, 2]}
+    assert owned(written_document(settled(**m2_ended, policy=by_config))) == {"m1": [0, 1, 2]}
 
 
 def test_queue_outside_the_route_is_revoked_while_others_are_free() -> None:
     document = a_document(members={"m1": [Q[0], Q[9]]})
-    found = written_by(settled(document=document, views={"orders": a_view(3)}))
-    assert (owned(found), list(found.releasing)) == ({"m1": [0, 1, 2]}, [Q[9]])
+    new_document = written_document(settled(document=document, views={"orders": a_view(3)}))
+    assert (owned(new_document), list(new_document.releasing)) == ({"m1": [0, 1, 2]}, [Q[9]])
 
 
 @pytest.mark.parametrize(
-    ("pods", "gone", "kept"),
+    ("pods", "deleted", "stays"),
     [
         ((), (), True),
         ((), ("uid-m1", "uid-m2"), False),
@@ -822,40 +847,43 @@ def test_queue_outside_the_route_is_revoked_while_others_are_free() -> None:
 )
 def test_forced_grant_stays_marked_until_no_other_member_may_consume_the_queue(
     pods: tuple[PodSnapshot, ...],
-    gone: tuple[str, ...],
+    deleted: tuple[str, ...],
     *,
-    kept: bool,
+    stays: bool,
 ) -> None:
     document = replace(DOCUMENT, generation=6, forced={Q[0]: 5})
-    snapshot = settled(document=document, pods=pods, deleted_uids=frozenset(gone), **CHANGED_SETTINGS)
-    assert written_by(snapshot).forced.get(Q[0]) == (5 if kept else None)
-    first = replace(document, forced={Q[0]: 1})
-    unknown = settled(document=first, pods=obeying(document)[:1], **CHANGED_SETTINGS)
-    assert written_by(unknown).forced == {Q[0]: 1}, "nobody knows what the one who is not there obeys"
+    snapshot = settled(document=document, pods=pods, deleted_uids=frozenset(deleted), **CHANGED_SETTINGS)
+    assert written_document(snapshot).forced.get(Q[0]) == (5 if stays else None)
+    forced_earlier = replace(document, forced={Q[0]: 1})
+    without_m2 = settled(document=forced_earlier, pods=obeying(document)[:1], **CHANGED_SETTINGS)
+    assert written_document(without_m2).forced == {Q[0]: 1}, "it is unknown which generation the missing member obeys"
 
 
 def test_member_of_the_same_name_ending_does_not_end_the_owner() -> None:
     m1, _ = obeying(DOCUMENT)
     ended = a_pod("m2", uid="new", ended=True, ready=False)
-    found = plan(settled(pods=(m1, ended), **CHANGED_SETTINGS), NOW)
-    assert found.document
-    assert owned(found.document) == {"m1": [0, 1, 2], "m2": []}
-    assert {it.holder for it in found.document.releasing.values()} == {M2}
-    assert found.verify_ended == (M2,)
+    new_plan = plan(settled(pods=(m1, ended), **CHANGED_SETTINGS), NOW)
+    assert new_plan.document
+    assert owned(new_plan.document) == {"m1": [0, 1, 2], "m2": []}
+    assert {release.holder for release in new_plan.document.releasing.values()} == {M2}
+    assert new_plan.verify_ended == (M2,)
 
 
 def test_assignment_barrier_uses_reported_queues_only_of_members_past_it() -> None:
     document = a_document(members={"m1": Q[:3]}, barrier=5)
     (m1,) = obeying(document)
     lost = a_pod("m2", a_report("m2", 4, Q[3:5]), ready=False, stable_for=LONG, unreachable_for=11.0)
-    assert written_by(settled(document=document, pods=(m1, lost))).forced == dict.fromkeys(Q[3:6], 6)
-    for over, gone in (({"ended": True}, ()), ({}, ("uid-m2",))):
-        pods = (m1, a_pod("m2", a_report("m2", 5, Q[3:5]), **over))
-        found = written_by(settled(document=document, pods=pods, deleted_uids=frozenset(gone)))
-        assert owned(found) == {"m1": [0, 1, 2, 3, 4, 5]}
-    ordinary = replace(document, barrier=0)
-    ahead = a_pod("m2", a_report("m2", 5, Q[3:5]))
-    assert owned(written_by(settled(document=ordinary, pods=(m1, ahead)))) == {"m1": [0, 1, 2], "m2": [3, 4, 5]}
+    assert written_document(settled(document=document, pods=(m1, lost))).forced == dict.fromkeys(Q[3:6], 6)
+    for changed, deleted in (({"ended": True}, ()), ({}, ("uid-m2",))):
+        pods = (m1, a_pod("m2", a_report("m2", 5, Q[3:5]), **changed))
+        new_document = written_document(settled(document=document, pods=pods, deleted_uids=frozenset(deleted)))
+        assert owned(new_document) == {"m1": [0, 1, 2, 3, 4, 5]}
+    without_barrier = replace(document, barrier=0)
+    reporting = a_pod("m2", a_report("m2", 5, Q[3:5]))
+    assert owned(written_document(settled(document=without_barrier, pods=(m1, reporting)))) == {
+        "m1": [0, 1, 2],
+        "m2": [3, 4, 5],
+    }
 
 
 def test_assignment_barrier_falls_once_every_member_is_past_it() -> None:
@@ -863,15 +891,15 @@ def test_assignment_barrier_falls_once_every_member_is_past_it() -> None:
     past, behind = a_pod("m3", a_report("m3", 5)), a_pod("m3", a_report("m3", 4), ready=False)
     for pod, barrier in ((past, 0), (behind, 5)):
         snapshot = settled(document=document, pods=(*obeying(DOCUMENT), pod), **CHANGED_SETTINGS)
-        assert written_by(snapshot).barrier == barrier
+        assert written_document(snapshot).barrier == barrier
 
 
 def test_policy_missing_still_grants_orphans_that_were_in_handover() -> None:
     document = a_document(members={"m1": Q[:3], "m2": Q[3:5]}, taken={Q[5]: ("m3", "m2")})
     snapshot = settled(document=document, policy=None, deleted_uids=frozenset({"uid-m3"}))
-    assert owned(written_by(snapshot)) == {"m1": [0, 1, 2], "m2": [3, 4, 5]}
-    nobody_takes_it = a_document(members={"m1": Q[:3], "m2": Q[3:5]}, taken={Q[5]: ("m3", None)})
-    assert owned(written_by(replace(snapshot, document=nobody_takes_it))) == {"m1": [0, 1, 2], "m2": [3, 4, 5]}
+    assert owned(written_document(snapshot)) == {"m1": [0, 1, 2], "m2": [3, 4, 5]}
+    without_taker = a_document(members={"m1": Q[:3], "m2": Q[3:5]}, taken={Q[5]: ("m3", None)})
+    assert owned(written_document(replace(snapshot, document=without_taker))) == {"m1": [0, 1, 2], "m2": [3, 4, 5]}
 
 
 def test_balanced_places_queues_by_the_rooms_of_pods_and_brokers() -> None:
@@ -879,52 +907,54 @@ def test_balanced_places_queues_by_the_rooms_of_pods_and_brokers() -> None:
     policy = a_policy(strategy="Balanced", options={"balanced": {"roomLabel": "room", "brokers": brokers}})
     pods = (a_pod("m1", a_report("m1", 0), room="west"), a_pod("m2", a_report("m2", 0), room="east"))
     snapshot = a_snapshot(policy=policy, pods=pods, views={"orders": a_view(2, brokers=("a", "b"))})
-    shares = {name: {it.broker for it in share.queues} for name, share in written_by(snapshot).members.items()}
+    shares = {
+        name: {queue.broker for queue in share.queues} for name, share in written_document(snapshot).members.items()
+    }
     assert shares == {"m1": {"b"}, "m2": {"a"}}
 
 
 def test_unmanaged_consumer_presence_identifies_members_by_client_id() -> None:
     ids = {"m1": "z@m1", "m2": ""}
     pods = tuple(a_pod(name, a_report(name, 0), client_id=client) for name, client in ids.items())
-    found = written_by(a_snapshot(pods=pods, unmanaged_consumers=("10.0.0.1@old",)))
-    assert owned(found) == {"m1": [4, 5], "m2": [2, 3]}
+    document = written_document(a_snapshot(pods=pods, unmanaged_consumers=("10.0.0.1@old",)))
+    assert owned(document) == {"m1": [4, 5], "m2": [2, 3]}
 
 
 @pytest.mark.parametrize(("age", "moves"), [(0.0, 0), (0.25, 0), (0.5, 2), (-0.5, 2), (-300.0, 2)])
 def test_debounce_delays_moves_and_ignores_timestamps_in_the_future(age: float, moves: int) -> None:
     document = replace(DOCUMENT, members=entry_for_joiner(), issued_at=format_time(NOW - age))
-    found = plan(settled(document=document, pods=(*obeying(DOCUMENT), JOINER)), NOW)
-    assert len(found.document.releasing if found.document else ()) == moves
+    new_plan = plan(settled(document=document, pods=(*obeying(DOCUMENT), JOINER)), NOW)
+    assert len(new_plan.document.releasing if new_plan.document else ()) == moves
 
 
 def in_flight(*ages: float, to: str | None = "m1", **changed: Any) -> Snapshot:
-    """Return a group that has a joiner while m2 still drains a queue for m1, one for each age."""
+    """Return a snapshot with a joiner while m2 still drains one queue for m1 of each age."""
     releasing = {Q[5 - n]: Release(M2, to, 5, format_time(NOW - age)) for n, age in enumerate(ages)}
-    kept = Q[3 : 6 - len(ages)]
-    document = replace(a_document(members={"m1": Q[:3], "m2": kept, "m3": ()}), releasing=releasing)
-    draining = a_report("m2", 5, kept, draining=list(releasing))
+    owned_queues = Q[3 : 6 - len(ages)]
+    document = replace(a_document(members={"m1": Q[:3], "m2": owned_queues, "m3": ()}), releasing=releasing)
+    draining = a_report("m2", 5, owned_queues, draining=list(releasing))
     pods = obeying(document, m2={"report": draining})
     policy = a_policy(handover={"drainTimeout": "1s"})
     return settled(**{"document": document, "pods": pods, "policy": policy} | changed)
 
 
 @pytest.mark.parametrize(
-    ("ages", "again"), [((0.0,), 6.0), ((5.0,), 1.0), ((-0.5,), 6.0), ((-300.0,), 6.0), ((3.0, 36.0), 3.0)]
+    ("ages", "requeue_after"), [((0.0,), 6.0), ((5.0,), 1.0), ((-0.5,), 6.0), ((-300.0,), 6.0), ((3.0, 36.0), 3.0)]
 )
-def test_gate_waits_for_the_youngest_handover_plus_a_margin(ages: tuple[float, ...], again: float) -> None:
-    found = plan(in_flight(*ages), NOW)
-    assert found.document is None
-    assert found.requeue_after == pytest.approx(again)
+def test_gate_waits_for_the_youngest_handover_plus_a_margin(ages: tuple[float, ...], requeue_after: float) -> None:
+    new_plan = plan(in_flight(*ages), NOW)
+    assert new_plan.document is None
+    assert new_plan.requeue_after == pytest.approx(requeue_after)
 
 
 def test_gate_does_not_wait_for_a_handover_that_is_over_or_cancelled() -> None:
-    assert Q[2] in written_by(in_flight(6.5, 7.0)).releasing
+    assert Q[2] in written_document(in_flight(6.5, 7.0)).releasing
     released = a_document(members={"m1": Q[:2], "m2": Q[2:5], "m3": ()}, taken={Q[5]: ("m1", "m2")}, age=1.0)
-    assert set(written_by(settled(document=released)).releasing) == {Q[4]}
+    assert set(written_document(settled(document=released)).releasing) == {Q[4]}
     taken = {Q[4]: ("m2", "m9")}
     returning = a_document(members={"m1": Q[:3], "m2": [Q[3], Q[5]], "m3": ()}, taken=taken, age=1.0)
-    slow = obeying(returning, m2={"report": a_report("m2", 4, Q[3:6])})
-    assert set(written_by(settled(document=returning, pods=slow)).releasing) == {Q[2], Q[5]}
+    unreleased = obeying(returning, m2={"report": a_report("m2", 4, Q[3:6])})
+    assert set(written_document(settled(document=returning, pods=unreleased)).releasing) == {Q[2], Q[5]}
 
 
 def test_gate_waits_for_a_handover_to_no_member() -> None:
@@ -932,29 +962,29 @@ def test_gate_waits_for_a_handover_to_no_member() -> None:
     assert plan(snapshot, NOW).document is None
 
 
-# When a document is worth writing, and when to look again.
+# When an assignment is written, and when the group is requeued.
 
 
 @pytest.mark.parametrize(
-    ("age", "writes", "again"),
+    ("age", "writes", "requeue_after"),
     [(0.5, True, None), (0.25, False, 0.25), (0.0, False, 0.5), (-0.5, True, None), (-300.0, True, None)],
 )
 def test_debounce_delays_assignment_writes_that_move_no_queue(
     age: float,
-    again: float | None,
+    requeue_after: float | None,
     *,
     writes: bool,
 ) -> None:
     young = replace(DOCUMENT, issued_at=format_time(NOW - age))
     everyone = replace(young, strategy="", everyone=tuple(Q[:6]), members={"m1": Share("uid-m1")})
-    works_all = (a_pod("m1", a_report("m1", 5, Q[:6])),)
+    consuming_all = (a_pod("m1", a_report("m1", 5, Q[:6])),)
     for snapshot in (
         settled(document=young, **CHANGED_SETTINGS),
-        settled(document=everyone, pods=works_all, spec=a_spec(messageModel="Broadcasting"), **CHANGED_SETTINGS),
+        settled(document=everyone, pods=consuming_all, spec=a_spec(messageModel="Broadcasting"), **CHANGED_SETTINGS),
     ):
-        found = plan(snapshot, NOW)
-        assert bool(found.document) is writes
-        assert again is None or found.requeue_after == pytest.approx(again)
+        new_plan = plan(snapshot, NOW)
+        assert bool(new_plan.document) is writes
+        assert requeue_after is None or new_plan.requeue_after == pytest.approx(requeue_after)
 
 
 @pytest.mark.parametrize(("at", "writes"), [(-0.5, False), (0.0, False), (0.5, True), (300.0, True)])
@@ -965,58 +995,56 @@ def test_budget_entry_from_the_future_is_corrected(at: float, *, writes: bool) -
 
 
 def test_strategy_change_that_moves_nothing_is_stored() -> None:
-    found = plan(settled(policy=a_policy(strategy="Balanced")), NOW)
-    assert found.document == replace(DOCUMENT, generation=6, issued_at=format_time(NOW), strategy="Balanced")
-    assert journal(found)["message"] == "The strategy is now Balanced"
+    new_plan = plan(settled(policy=a_policy(strategy="Balanced")), NOW)
+    assert new_plan.document == replace(DOCUMENT, generation=6, issued_at=format_time(NOW), strategy="Balanced")
+    assert journal_record(new_plan)["message"] == "The strategy is now Balanced"
 
 
-def unready(name: str, **changed: Any) -> tuple[PodSnapshot, ...]:
-    return obeying(DOCUMENT, **{name: {"ready": False, **changed}})
-
-
-def only(**changed: Any) -> tuple[PodSnapshot, ...]:
+def with_m1(**changed: Any) -> tuple[PodSnapshot, ...]:
     return obeying(DOCUMENT, m1=changed)
 
 
 @pytest.mark.parametrize(
-    ("changed", "again"),
+    ("changed", "requeue_after"),
     [
         ({}, 20.0),
         ({"policy": a_policy(triggers={"resync": "7s"})}, 7.0),
-        ({"pods": only(ready=False, stable_for=9.0)}, 1.0),
-        ({"pods": only(ready=False, stable_for=3.0, unreachable_for=8.0)}, 2.0),
-        ({"pods": only(ready=False, stable_for=3.0), "policy": a_policy(handover={"lostAfter": "4s"})}, 4.0),
-        ({"pods": only(stable_for=9.5)}, 20.0),
+        ({"pods": with_m1(ready=False, stable_for=9.0)}, 1.0),
+        ({"pods": with_m1(ready=False, stable_for=3.0, unreachable_for=8.0)}, 2.0),
+        ({"pods": with_m1(ready=False, stable_for=3.0), "policy": a_policy(handover={"lostAfter": "4s"})}, 4.0),
+        ({"pods": with_m1(stable_for=9.5)}, 20.0),
         ({"pods": (*obeying(DOCUMENT), a_pod("m0", ended=True, ready=False, stable_for=9.5))}, 20.0),
-        ({"pods": only(ready=False, stable_for=20.0), "policy": a_policy(triggers={"unreadyGrace": "30s"})}, 10.0),
-        ({"pods": only(cut_off_brokers={"a": 9.0, "b": 3.0})}, 1.0),
+        ({"pods": with_m1(ready=False, stable_for=20.0), "policy": a_policy(triggers={"unreadyGrace": "30s"})}, 10.0),
+        ({"pods": with_m1(cut_off_brokers={"a": 9.0, "b": 3.0})}, 1.0),
         ({"pods": (*obeying(DOCUMENT), a_pod("m3", age=17.0))}, 3.0),
         ({"views": {"orders": a_view(stable_for=38.0), "%RETRY%orders": None}}, 2.0),
         ({"views": {"orders": a_view(stable_for=40.0)}}, 20.0),
         ({"views": {"orders": a_view(stable_for=40.5)}}, 20.0),
     ],
 )
-def test_reconcile_is_requeued_when_time_alone_may_change_the_plan(changed: dict[str, Any], again: float) -> None:
-    found = plan(settled(**changed), NOW)
-    assert found.document is None
-    assert found.requeue_after == pytest.approx(again)
+def test_reconcile_is_requeued_when_time_alone_may_change_the_plan(
+    changed: dict[str, Any], requeue_after: float
+) -> None:
+    new_plan = plan(settled(**changed), NOW)
+    assert new_plan.document is None
+    assert new_plan.requeue_after == pytest.approx(requeue_after)
 
 
 def test_reconcile_requeue_time_for_a_silent_holder_a_poke_and_a_quiet_broadcast() -> None:
     taken = a_document(members={"m1": Q[:2], "m2": Q[3:6]}, taken={Q[2]: ("m2", "m1")}, age=119.0)
     silent = obeying(taken, m2={"report": a_report("m2", 4, Q[2:6]), "poke": Poke(5, 9), "poked_for": 0.0})
     assert plan(settled(document=taken, pods=silent), NOW).requeue_after == pytest.approx(1.0)
-    assert plan(with_joiner(), NOW).requeue_after == 1.0, "when the pokes of the document just written come round"
+    assert plan(with_joiner(), NOW).requeue_after == 1.0, "when the pokes for the new document are due"
     everyone = a_document(strategy="", everyone=tuple(Q[:6]), members={"m1": ()})
     pods = (a_pod("m1", a_report("m1", 5, Q[:6])),)
-    found = plan(settled(document=everyone, pods=pods, spec=a_spec(messageModel="Broadcasting")), NOW)
-    assert (found.document, found.requeue_after) == (None, 20.0)
+    new_plan = plan(settled(document=everyone, pods=pods, spec=a_spec(messageModel="Broadcasting")), NOW)
+    assert (new_plan.document, new_plan.requeue_after) == (None, 20.0)
 
 
-# Everybody works everything.
+# Broadcasting.
 
 BROADCAST = a_document(members={"m1": (), "m2": ()}, strategy="", everyone=tuple(Q[:6]))
-TO_ALL: dict[str, Any] = {
+BROADCASTING_GROUP: dict[str, Any] = {
     "spec": a_spec(messageModel="Broadcasting"),
     "document": BROADCAST,
     "pods": tuple(a_pod(name, a_report(name, 5, Q[:6])) for name in ("m1", "m2")),
@@ -1025,18 +1053,20 @@ TO_ALL: dict[str, Any] = {
 
 def test_broadcasting_queues_are_listed_in_order() -> None:
     backwards = a_view()._replace(queues=tuple(reversed(Q[:6])))
-    assert plan(settled(**TO_ALL, views={"orders": backwards}), NOW).document is None
-    more = written_by(settled(**TO_ALL, views={"orders": a_view(8)}))
+    assert plan(settled(**BROADCASTING_GROUP, views={"orders": backwards}), NOW).document is None
+    more = written_document(settled(**BROADCASTING_GROUP, views={"orders": a_view(8)}))
     assert more == replace(BROADCAST, generation=6, issued_at=format_time(NOW), everyone=tuple(Q[:8]))
 
 
 def test_broadcasting_without_a_route_admits_members_and_keeps_its_queues() -> None:
-    pods = (*TO_ALL["pods"], JOINER)
-    found = written_by(settled(**TO_ALL | {"pods": pods}, views={"orders": None}))
+    pods = (*BROADCASTING_GROUP["pods"], JOINER)
+    document = written_document(settled(**BROADCASTING_GROUP | {"pods": pods}, views={"orders": None}))
     members = {**BROADCAST.members, "m3": Share("uid-m3")}
-    assert found == replace(BROADCAST, generation=6, issued_at=format_time(NOW), members=members)
-    unknown = settled(**TO_ALL | {"pods": pods, "document": None, "damage": ""}, views={"orders": None})
-    first = plan(replace(unknown, pods=(JOINER,)), NOW).document
+    assert document == replace(BROADCAST, generation=6, issued_at=format_time(NOW), members=members)
+    without_document = settled(
+        **BROADCASTING_GROUP | {"pods": pods, "document": None, "damage": ""}, views={"orders": None}
+    )
+    first = plan(replace(without_document, pods=(JOINER,)), NOW).document
     assert first == Assignment(
         group="shop/orders", generation=1, issued_at=format_time(NOW), members={"m3": Share("uid-m3")}, everyone=()
     )
@@ -1045,17 +1075,19 @@ def test_broadcasting_without_a_route_admits_members_and_keeps_its_queues() -> N
 def test_broadcasting_switch_from_clustering_and_back_in_full() -> None:
     release = Release(M2, "m1", 5, format_time(NOW - LONG))
     document = replace(DOCUMENT, releasing={Q[9]: release}, forced={Q[0]: 4}, barrier=5, spent=())
-    there = written_by(settled(document=document, spec=a_spec(messageModel="Broadcasting")))
+    broadcasting = written_document(settled(document=document, spec=a_spec(messageModel="Broadcasting")))
     members = {"m1": Share("uid-m1"), "m2": Share("uid-m2")}
-    assert there == replace(BROADCAST, generation=6, issued_at=format_time(NOW), members=members)
-    back = plan(settled(**TO_ALL | {"spec": a_spec()}), NOW)
-    assert back.document == replace(BROADCAST, generation=6, issued_at=format_time(NOW), everyone=None, barrier=6)
+    assert broadcasting == replace(BROADCAST, generation=6, issued_at=format_time(NOW), members=members)
+    clustering_plan = plan(settled(**BROADCASTING_GROUP | {"spec": a_spec()}), NOW)
+    assert clustering_plan.document == replace(
+        BROADCAST, generation=6, issued_at=format_time(NOW), everyone=None, barrier=6
+    )
 
 
-# Who is listened to, asked, and confirmed.
+# Members to poll, to drain and to verify.
 
 DRAINING = a_report("m2", 5, Q[3:6], draining=[Q[8]])
-DISPUTED = (  # one reaches a broker that another one missed when it was heard last
+DISAGREEING_PODS = (  # m1 reaches a broker that m3 missed at its last report
     *obeying(DOCUMENT, m1={"report": a_report("m1", 5, Q[:2], brokers={"a": True})}),
     a_pod("m3", a_report("m3", 5, brokers={"a": False}), cut_off_brokers={"a": 1.0}),
 )
@@ -1065,15 +1097,15 @@ DISPUTED = (  # one reaches a broker that another one missed when it was heard l
     ("changed", "names"),
     [
         ({}, ""),
-        ({"pods": only(unreachable_for=3.0)}, "m1"),
-        ({"pods": only(report=a_report("m1", 4, Q[:2]))}, "m1"),
-        ({"pods": only(report=None)}, "m1"),
-        ({"pods": only(report=None), "document": replace(DOCUMENT, barrier=5)}, "m1"),
+        ({"pods": with_m1(unreachable_for=3.0)}, "m1"),
+        ({"pods": with_m1(report=a_report("m1", 4, Q[:2]))}, "m1"),
+        ({"pods": with_m1(report=None)}, "m1"),
+        ({"pods": with_m1(report=None), "document": replace(DOCUMENT, barrier=5)}, "m1"),
         ({"pods": (*obeying(DOCUMENT), a_pod("m3", ready=False))}, "m3"),
         ({"pods": (*obeying(DOCUMENT), a_pod("m3", ready=False, started=False))}, ""),
         ({"pods": (*obeying(DOCUMENT), a_pod("m3", ready=False, ended=True))}, ""),
-        ({"pods": DISPUTED}, "m1 m3"),
-        ({"pods": (*DISPUTED[:-1], replace(DISPUTED[-1], ready=False, ended=True))}, ""),
+        ({"pods": DISAGREEING_PODS}, "m1 m3"),
+        ({"pods": (*DISAGREEING_PODS[:-1], replace(DISAGREEING_PODS[-1], ready=False, ended=True))}, ""),
         ({"pods": (*obeying(DOCUMENT), a_pod("m3", ready=False, unreachable_for=3.0, ended=True, started=False))}, ""),
         ({"pods": obeying(DOCUMENT, m2={"report": DRAINING})}, ""),
         ({"pods": obeying(DOCUMENT, m2={"report": DRAINING}), "document": replace(DOCUMENT, barrier=5)}, "m2"),
@@ -1081,8 +1113,8 @@ DISPUTED = (  # one reaches a broker that another one missed when it was heard l
     ],
 )
 def test_report_is_awaited_only_if_it_could_change_the_plan(changed: dict[str, Any], names: str) -> None:
-    found = plan(settled(**changed), NOW)
-    assert " ".join(sorted(found.members_to_poll)) == names
+    new_plan = plan(settled(**changed), NOW)
+    assert " ".join(sorted(new_plan.members_to_poll)) == names
 
 
 def test_status_counts_queues_in_handover_without_a_route() -> None:
@@ -1097,8 +1129,8 @@ def test_membership_confirms_absent_owners_in_order_unless_known_to_be_deleted()
     taken = {Q[5]: ("m2", "m1"), Q[6]: ("m0", "m1")}
     document = a_document(members={"m1": Q[:3], "m4": (), "m3": Q[3:5]}, taken=taken)
     pods = (a_pod("m1", a_report("m1", 5, Q[:3])),)
-    found = plan(settled(document=document, pods=pods, deleted_uids=frozenset({"uid-m4", "uid-m0"})), NOW)
-    assert found.verify_ended == (M2, M3)
+    new_plan = plan(settled(document=document, pods=pods, deleted_uids=frozenset({"uid-m4", "uid-m0"})), NOW)
+    assert new_plan.verify_ended == (M2, M3)
     young = a_document(members={"m1": Q[:6], "m4": ()}, age=0.25)
     unwritten = plan(settled(document=young, pods=obeying(young)[:1], deleted_uids=frozenset({"uid-m4"})), NOW)
     assert (unwritten.document, unwritten.verify_ended) == (None, ())
@@ -1106,30 +1138,30 @@ def test_membership_confirms_absent_owners_in_order_unless_known_to_be_deleted()
 
 def test_drain_final_is_requested_once_and_only_from_terminating_members() -> None:
     final = {"report": a_report("m2", 5, Q[3:6], state="draining", final=True)}
-    for changed, asked in (
+    for changed, holders in (
         ({"terminating": True}, (M2,)),
         ({"terminating": True, "report": None}, (M2,)),
         ({"terminating": True, **final}, ()),
         (final, ()),
         ({"terminating": True, "ended": True}, ()),
     ):
-        assert plan(settled(pods=obeying(DOCUMENT, m2=changed)), NOW).members_to_drain == asked
+        assert plan(settled(pods=obeying(DOCUMENT, m2=changed)), NOW).members_to_drain == holders
 
 
-# What people are told.
+# Status, Events and journal.
 
 
-def journal(found: Plan, kind: str = "plan") -> dict[str, Any]:
-    return dict(next(line for line in found.journal_records if line["kind"] == kind))
+def journal_record(new_plan: Plan, kind: str = "plan") -> dict[str, Any]:
+    return dict(next(line for line in new_plan.journal_records if line["kind"] == kind))
 
 
-def ended(*names: str) -> dict[str, Any]:
-    gone = frozenset(f"uid-{name}" for name in names)
-    return {"pods": tuple(pod for pod in obeying(THREE) if pod.name not in names), "deleted_uids": gone}
+def with_ended(*names: str) -> dict[str, Any]:
+    deleted_uids = frozenset(f"uid-{name}" for name in names)
+    return {"pods": tuple(pod for pod in obeying(THREE_MEMBERS) if pod.name not in names), "deleted_uids": deleted_uids}
 
 
-def one(name: str, **changed: Any) -> dict[str, Any]:
-    return {"pods": obeying(THREE, **{name: changed})}
+def with_changed(name: str, **changed: Any) -> dict[str, Any]:
+    return {"pods": obeying(THREE_MEMBERS, **{name: changed})}
 
 
 def two_topics(*topics: str, **views: Any) -> dict[str, Any]:
@@ -1137,15 +1169,15 @@ def two_topics(*topics: str, **views: Any) -> dict[str, Any]:
 
 
 SILENT_FOR_10_SECONDS = {"ready": False, "unreachable_for": 10.0}
-THREE = a_document(members={"m1": Q[:2], "m2": Q[2:4], "m3": Q[4:6]})
-NOBODYS = {"document": a_document(2), "pods": (JOINER,)}
-CUT: dict[str, dict[str, Any]] = {
+THREE_MEMBERS = a_document(members={"m1": Q[:2], "m2": Q[2:4], "m3": Q[4:6]})
+UNOWNED = {"document": a_document(2), "pods": (JOINER,)}
+M2_CUT_OFF: dict[str, dict[str, Any]] = {
     "m1": {"report": a_report("m1", 5, Q[:2], brokers={"a": True})},
     "m2": {"report": a_report("m2", 5, Q[2:4], brokers={"a": False}), "cut_off_brokers": {"a": 10.0}},
 }
 DRAINED = a_report("m2", 5, state="drained", final=True)
 PAYMENTS = a_view(1, topic="payments")
-WEIGHED = {"document": replace(THREE, strategy="Balanced"), "policy": a_policy(strategy="Balanced")}
+WEIGHED = {"document": replace(THREE_MEMBERS, strategy="Balanced"), "policy": a_policy(strategy="Balanced")}
 
 
 @pytest.mark.parametrize(
@@ -1153,36 +1185,41 @@ WEIGHED = {"document": replace(THREE, strategy="Balanced"), "policy": a_policy(s
     [
         ({"spec": a_spec(paused=True)}, "GroupPaused", "The group is paused"),
         ({"document": None, "pods": ()}, "FirstAssignment", "A new group"),
-        (NOBODYS | {"document": a_document(1)}, "FirstAssignment", "A new group"),
-        (NOBODYS, "GroupResumed", "No queue had an owner"),
-        (NOBODYS | {"document": a_document(2, barrier=2)}, "FirstAssignment", "A new group"),
-        (ended("m2"), "MemberTerminated", "m2 ended"),
-        (ended("m3", "m1"), "MemberTerminated", "m1, m3 ended"),
-        (one("m2", ended=True), "MemberTerminated", "m2 ended"),
+        (UNOWNED | {"document": a_document(1)}, "FirstAssignment", "A new group"),
+        (UNOWNED, "GroupResumed", "No queue had an owner"),
+        (UNOWNED | {"document": a_document(2, barrier=2)}, "FirstAssignment", "A new group"),
+        (with_ended("m2"), "MemberTerminated", "m2 ended"),
+        (with_ended("m3", "m1"), "MemberTerminated", "m1, m3 ended"),
+        (with_changed("m2", ended=True), "MemberTerminated", "m2 ended"),
         (
-            one("m2", uid="new", report=a_report("m2", 0, uid="new")) | {"deleted_uids": frozenset({"uid-m2"})},
+            with_changed("m2", uid="new", report=a_report("m2", 0, uid="new"))
+            | {"deleted_uids": frozenset({"uid-m2"})},
             "MemberTerminated",
             "m2 ended",
         ),
         (
-            ended("m2") | {"document": a_document(taken={Q[0]: ("m2", None)})},
+            with_ended("m2") | {"document": a_document(taken={Q[0]: ("m2", None)})},
             "MemberTerminated",
             "m2 ended",
         ),
-        (one("m2", ready=False, unreachable_for=10.0), "MemberLost", "m2 is not ready and does not respond"),
+        (with_changed("m2", ready=False, unreachable_for=10.0), "MemberLost", "m2 is not ready and does not respond"),
         (
-            {"pods": obeying(THREE, m2=SILENT_FOR_10_SECONDS, m3=SILENT_FOR_10_SECONDS)},
+            {"pods": obeying(THREE_MEMBERS, m2=SILENT_FOR_10_SECONDS, m3=SILENT_FOR_10_SECONDS)},
             "MemberLost",
             "m2, m3 are not ready and do not respond",
         ),
-        (one("m2", terminating=True, report=DRAINED), "MemberLeft", "m2 is leaving"),
+        (with_changed("m2", terminating=True, report=DRAINED), "MemberLeft", "m2 is leaving"),
         (
-            {"pods": obeying(THREE, m1={"terminating": True, "report": DRAINED}, m3={"ended": True})},
+            {"pods": obeying(THREE_MEMBERS, m1={"terminating": True, "report": DRAINED}, m3={"ended": True})},
             "MemberTerminated",
             "m3 ended; m1 is leaving",
         ),
-        (one("m2", ready=False), "MemberUnready", "m2 has not been ready for longer than its grace"),
-        ({"pods": obeying(THREE, **CUT)}, "BrokerUnreachable", "m2 cannot reach a broker that other members reach"),
+        (with_changed("m2", ready=False), "MemberUnready", "m2 has not been ready for longer than its grace"),
+        (
+            {"pods": obeying(THREE_MEMBERS, **M2_CUT_OFF)},
+            "BrokerUnreachable",
+            "m2 cannot reach a broker that other members reach",
+        ),
         ({"views": {"orders": a_view(8)}}, "QueuesAdded", "2 queues added: orders/a/6, orders/a/7"),
         ({"views": {"orders": a_view(7)}}, "QueuesAdded", "1 queue added: orders/a/6"),
         (
@@ -1213,7 +1250,7 @@ WEIGHED = {"document": replace(THREE, strategy="Balanced"), "policy": a_policy(s
             "The subscription is now orders",
         ),
         (two_topics("payments", payments=PAYMENTS), "SubscriptionChanged", "The subscription is now payments"),
-        ({"pods": (*obeying(THREE), a_pod("m4", a_report("m4", 0)))}, "MemberJoined", "m4 joined"),
+        ({"pods": (*obeying(THREE_MEMBERS), a_pod("m4", a_report("m4", 0)))}, "MemberJoined", "m4 joined"),
         ({"policy": a_policy(strategy="Balanced")}, "PolicyChanged", "The strategy is now Balanced"),
         (
             {"unmanaged_consumers": ("a", "b"), "policy": a_policy()},
@@ -1229,20 +1266,20 @@ WEIGHED = {"document": replace(THREE, strategy="Balanced"), "policy": a_policy(s
     ],
 )
 def test_journal_gives_the_reason_why_queues_change_hands(changed: dict[str, Any], reason: str, message: str) -> None:
-    told = journal(plan(settled(**{"document": THREE} | changed), NOW))
-    assert (told["reason"], told["message"]) == (reason, message)
+    plan_record = journal_record(plan(settled(**{"document": THREE_MEMBERS} | changed), NOW))
+    assert (plan_record["reason"], plan_record["message"]) == (reason, message)
 
 
-TORN = Finding(Reason.INVALID_SPEC, "spec.subscriptions: expected an array")
-UNKNOWN = Finding(
+INVALID_SPEC = Finding(Reason.INVALID_SPEC, "spec.subscriptions: expected an array")
+NO_MEMBER_METADATA = Finding(
     Reason.BROKER_METADATA_UNAVAILABLE,
     "The broker returned no metadata of the group's members; the present assignment stays in force",
 )
-UNSEEN = Finding(
+NO_PAYMENTS_ROUTE = Finding(
     Reason.BROKER_METADATA_UNAVAILABLE,
     "The broker returned no metadata of topic payments; the present assignment stays in force",
 )
-UNSEEN_ORDERS = UNSEEN._replace(message=UNSEEN.message.replace("payments", "orders"))
+NO_ORDERS_ROUTE = NO_PAYMENTS_ROUTE._replace(message=NO_PAYMENTS_ROUTE.message.replace("payments", "orders"))
 SWITCHED_OFF = Finding(Reason.CONSUMPTION_DISABLED, "The group is switched off at broker-a")
 UNREACHABLE = Finding(Reason.BROKER_UNREACHABLE, "broker-a cannot be reached")
 UNKNOWN_TOPIC = Finding(Reason.UNKNOWN_TOPIC, "There is no topic orders")
@@ -1250,7 +1287,7 @@ BOTH = a_spec(subscriptions=[{"topic": "orders"}, {"topic": "payments"}])
 
 
 @pytest.mark.parametrize(
-    ("changed", "ready", "degraded", "others"),
+    ("changed", "ready", "degraded", "problems"),
     [
         ({}, ("True", "Settled", "6 queues, 2 members"), ("False", "Settled", "No problems"), {}),
         (
@@ -1260,10 +1297,10 @@ BOTH = a_spec(subscriptions=[{"topic": "orders"}, {"topic": "payments"}])
             {},
         ),
         (
-            {"spec": None, "problems": (TORN,)},
-            ("False", *TORN),
-            ("True", *TORN),
-            {"InvalidSpec": TORN},
+            {"spec": None, "problems": (INVALID_SPEC,)},
+            ("False", *INVALID_SPEC),
+            ("True", *INVALID_SPEC),
+            {"InvalidSpec": INVALID_SPEC},
         ),
         (
             {"spec": a_spec(paused=True), "document": a_document(members={"m1": (), "m2": ()})},
@@ -1290,16 +1327,16 @@ BOTH = a_spec(subscriptions=[{"topic": "orders"}, {"topic": "payments"}])
             {"BrokerUnreachable": UNREACHABLE},
         ),
         (
-            {"spec": BOTH, "problems": (TORN, TORN._replace(message="again"))},
+            {"spec": BOTH, "problems": (INVALID_SPEC, INVALID_SPEC._replace(message="again"))},
             ("True", "Settled", "6 queues, 2 members"),
-            ("True", "InvalidSpec", f"{TORN.message}; again; {UNSEEN.message}"),
-            {"InvalidSpec": TORN, "BrokerMetadataUnavailable": UNSEEN},
+            ("True", "InvalidSpec", f"{INVALID_SPEC.message}; again; {NO_PAYMENTS_ROUTE.message}"),
+            {"InvalidSpec": INVALID_SPEC, "BrokerMetadataUnavailable": NO_PAYMENTS_ROUTE},
         ),
         (
             {"document": a_document(members={"m1": (), "m2": ()}), "views": {"orders": None}},
-            ("False", *UNSEEN_ORDERS),
-            ("True", *UNSEEN_ORDERS),
-            {"BrokerMetadataUnavailable": UNSEEN_ORDERS},
+            ("False", *NO_ORDERS_ROUTE),
+            ("True", *NO_ORDERS_ROUTE),
+            {"BrokerMetadataUnavailable": NO_ORDERS_ROUTE},
         ),
         (
             {
@@ -1308,10 +1345,10 @@ BOTH = a_spec(subscriptions=[{"topic": "orders"}, {"topic": "payments"}])
                 "problems": (Finding(Reason.UNMANAGED_CONSUMERS, "somebody"), UNKNOWN_TOPIC),
             },
             ("False", *UNKNOWN_TOPIC),
-            ("True", "UnknownTopic", f"{UNKNOWN_TOPIC.message}; {UNSEEN_ORDERS.message}"),
+            ("True", "UnknownTopic", f"{UNKNOWN_TOPIC.message}; {NO_ORDERS_ROUTE.message}"),
             {
                 "UnmanagedConsumers": Finding(Reason.UNMANAGED_CONSUMERS, "somebody"),
-                "BrokerMetadataUnavailable": UNSEEN_ORDERS,
+                "BrokerMetadataUnavailable": NO_ORDERS_ROUTE,
                 "UnknownTopic": UNKNOWN_TOPIC,
             },
         ),
@@ -1327,10 +1364,10 @@ BOTH = a_spec(subscriptions=[{"topic": "orders"}, {"topic": "payments"}])
             (
                 "True",
                 "BrokerMetadataUnavailable",
-                f"{UNKNOWN.message}; 2 queues without an owner",
+                f"{NO_MEMBER_METADATA.message}; 2 queues without an owner",
             ),
             {
-                "BrokerMetadataUnavailable": UNKNOWN,
+                "BrokerMetadataUnavailable": NO_MEMBER_METADATA,
                 "QueuesUnowned": Finding(Reason.QUEUES_UNOWNED, "2 queues without an owner"),
             },
         ),
@@ -1349,36 +1386,36 @@ BOTH = a_spec(subscriptions=[{"topic": "orders"}, {"topic": "payments"}])
     ],
 )
 def test_condition_is_published_for_each_problem(
-    changed: dict[str, Any], ready: tuple[str, ...], degraded: tuple[str, ...], others: dict[str, Finding]
+    changed: dict[str, Any], ready: tuple[str, ...], degraded: tuple[str, ...], problems: dict[str, Finding]
 ) -> None:
-    found = plan(settled(**changed), NOW)
-    told = conditions(found)
-    assert list(told) == ["Ready", "Progressing", "Degraded", "Reconciling", "Stalled", *sorted(others)]
-    assert told.pop("Ready") == ready
-    assert told.pop("Degraded") == degraded
-    assert told.pop("Progressing")[:2] in {
+    new_plan = plan(settled(**changed), NOW)
+    published = conditions(new_plan)
+    assert list(published) == ["Ready", "Progressing", "Degraded", "Reconciling", "Stalled", *sorted(problems)]
+    assert published.pop("Ready") == ready
+    assert published.pop("Degraded") == degraded
+    assert published.pop("Progressing")[:2] in {
         ("False", "Settled"),
         ("False", "BrokerMetadataUnavailable"),
         ("False", "NoMembers"),
     }
-    at_first = [
-        it
-        for it in others.values()
-        if it.reason is Reason.BROKER_METADATA_UNAVAILABLE or ReasonKind.STALLS in it.reason.kinds
+    reconciling = [
+        problem
+        for problem in problems.values()
+        if problem.reason is Reason.BROKER_METADATA_UNAVAILABLE or ReasonKind.STALLS in problem.reason.kinds
     ]
-    assert told.pop("Reconciling")[0] == str(bool(at_first))
-    assert told.pop("Stalled") == ("False", "Settled", "No problems")
-    assert told == {kind: ("True", *verdict) for kind, verdict in others.items()}
+    assert published.pop("Reconciling")[0] == str(bool(reconciling))
+    assert published.pop("Stalled") == ("False", "Settled", "No problems")
+    assert published == {kind: ("True", *finding) for kind, finding in problems.items()}
     warnings = {
-        verdict.reason: verdict.reason not in {Reason.IDLE_MEMBERS, Reason.UNMANAGED_CONSUMERS}
-        for verdict in others.values()
+        finding.reason: finding.reason not in {Reason.IDLE_MEMBERS, Reason.UNMANAGED_CONSUMERS}
+        for finding in problems.values()
     }
-    assert {event.reason: event.warning for event in found.events} == warnings
-    assert plan(settled(**changed, status=found.status), NOW + 9).events == ()
+    assert {event.reason: event.warning for event in new_plan.events} == warnings
+    assert plan(settled(**changed, status=new_plan.status), NOW + 9).events == ()
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "expected"),
     [
         ({}, ("False", "Settled", "Every queue is with the member that the policy chooses")),
         (
@@ -1404,13 +1441,13 @@ def test_condition_is_published_for_each_problem(
     ],
 )
 def test_condition_progressing_counts_queues_and_members_in_transition(
-    changed: dict[str, Any], told: tuple[str, str, str]
+    changed: dict[str, Any], expected: tuple[str, str, str]
 ) -> None:
-    assert conditions(plan(settled(**changed), NOW))["Progressing"] == told
+    assert conditions(plan(settled(**changed), NOW))["Progressing"] == expected
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "expected"),
     [
         ({"policy": a_policy(paused=True)}, ("False", "Paused")),
         ({"views": {}}, ("False", "BrokerMetadataUnavailable")),
@@ -1428,17 +1465,17 @@ def test_condition_progressing_counts_queues_and_members_in_transition(
     ],
 )
 def test_condition_progressing_is_true_for_held_moves_unless_frozen(
-    changed: dict[str, Any], told: tuple[str, str]
+    changed: dict[str, Any], expected: tuple[str, str]
 ) -> None:
     document = replace(DOCUMENT, members=entry_for_joiner())
-    assert conditions(plan(with_joiner(document=document, **changed), NOW))["Progressing"][:2] == told
+    assert conditions(plan(with_joiner(document=document, **changed), NOW))["Progressing"][:2] == expected
 
 
 def test_status_in_full() -> None:
     pods = (*obeying(DOCUMENT), JOINER, a_pod("m0", ended=True, ready=False))
-    found = plan(settled(pods=pods, lag=7, observed_generation=3), NOW)
-    conditions = found.status["conditions"]
-    assert found.status == {
+    new_plan = plan(settled(pods=pods, lag=7, observed_generation=3), NOW)
+    conditions = new_plan.status["conditions"]
+    assert new_plan.status == {
         "observedGeneration": 3,
         "conditions": conditions,
         "replicas": 3,
@@ -1460,37 +1497,37 @@ def test_status_in_full() -> None:
         "lastTransitionTime": format_time(NOW),
         "observedGeneration": 3,
     }
-    later = plan(settled(pods=pods, observed_generation=4, status=found.status), NOW + 9).status["conditions"]
-    assert [one["lastTransitionTime"] for one in later] == [format_time(NOW)] * 5
-    quiet = plan(settled(status={"generation": 5}), NOW).status
-    assert quiet.keys() == found.status.keys() - {"lag", "lastRebalance"}
-    assert (quiet["idleMembers"], quiet["generation"]) == (0, 5)
-    everybody = plan(settled(**TO_ALL), NOW).status
-    assert "strategy" not in everybody
-    assert (everybody["idleMembers"], everybody["unownedQueues"], everybody["queues"]) == (0, 0, 6)
-    new = plan(a_snapshot(spec=None), NOW).status
-    assert new["generation"] == 0
+    later = plan(settled(pods=pods, observed_generation=4, status=new_plan.status), NOW + 9).status["conditions"]
+    assert [condition["lastTransitionTime"] for condition in later] == [format_time(NOW)] * 5
+    settled_status = plan(settled(status={"generation": 5}), NOW).status
+    assert settled_status.keys() == new_plan.status.keys() - {"lag", "lastRebalance"}
+    assert (settled_status["idleMembers"], settled_status["generation"]) == (0, 5)
+    broadcasting = plan(settled(**BROADCASTING_GROUP), NOW).status
+    assert "strategy" not in broadcasting
+    assert (broadcasting["idleMembers"], broadcasting["unownedQueues"], broadcasting["queues"]) == (0, 0, 6)
+    first = plan(a_snapshot(spec=None), NOW).status
+    assert first["generation"] == 0
 
 
 def test_status_last_rebalance_spans_first_assignment_to_last_release() -> None:
-    going = {"reason": "MemberJoined", "at": format_time(NOW - 2.124), "moved": 4}
-    status = {"lastRebalance": going, "generation": 5}
-    more = plan(settled(pods=obeying(DOCUMENT)[:1], deleted_uids=frozenset({"uid-m2"}), status=status), NOW)
-    assert more.status["lastRebalance"] == {**going, "moved": 7}
-    assert [event.reason for event in more.events] == []
-    slow = settled(pods=only(report=a_report("m1", 4, Q[:2])), status=status)
-    assert plan(slow, NOW).status["lastRebalance"] == going
-    over = plan(settled(status=status), NOW)
-    assert over.status["lastRebalance"] == {**going, "seconds": 2.124}
-    assert over.events == (Event(Reason.SETTLED, "MemberJoined: 4 queues moved in 2.124 s"),)
-    for seconds, told in ((1.999, 0), (2.0, 1)):  # what was over so soon was told enough by its beginning
-        swift = {"lastRebalance": {**going, "at": format_time(NOW - seconds)}, "generation": 5}
-        assert len(plan(settled(status=swift), NOW).events) == told
-    again = plan(settled(status=over.status), NOW + 60)
-    assert (again.status["lastRebalance"], again.events) == (over.status["lastRebalance"], ())
-    ahead = {"lastRebalance": {**going, "at": format_time(NOW + 60)}, "generation": 5}
-    assert plan(settled(status=ahead), NOW).status["lastRebalance"]["seconds"] == 0.0
-    next_one = plan(replace(with_joiner(), status=over.status), NOW + 60)
+    unfinished = {"reason": "MemberJoined", "at": format_time(NOW - 2.124), "moved": 4}
+    status = {"lastRebalance": unfinished, "generation": 5}
+    continued = plan(settled(pods=obeying(DOCUMENT)[:1], deleted_uids=frozenset({"uid-m2"}), status=status), NOW)
+    assert continued.status["lastRebalance"] == {**unfinished, "moved": 7}
+    assert [event.reason for event in continued.events] == []
+    unreleased = settled(pods=with_m1(report=a_report("m1", 4, Q[:2])), status=status)
+    assert plan(unreleased, NOW).status["lastRebalance"] == unfinished
+    finished = plan(settled(status=status), NOW)
+    assert finished.status["lastRebalance"] == {**unfinished, "seconds": 2.124}
+    assert finished.events == (Event(Reason.SETTLED, "MemberJoined: 4 queues moved in 2.124 s"),)
+    for seconds, event_count in ((1.999, 0), (2.0, 1)):  # a rebalance this short gets no second Event
+        status_of_short = {"lastRebalance": {**unfinished, "at": format_time(NOW - seconds)}, "generation": 5}
+        assert len(plan(settled(status=status_of_short), NOW).events) == event_count
+    repeated = plan(settled(status=finished.status), NOW + 60)
+    assert (repeated.status["lastRebalance"], repeated.events) == (finished.status["lastRebalance"], ())
+    status_of_future = {"lastRebalance": {**unfinished, "at": format_time(NOW + 60)}, "generation": 5}
+    assert plan(settled(status=status_of_future), NOW).status["lastRebalance"]["seconds"] == 0.0
+    next_one = plan(replace(with_joiner(), status=finished.status), NOW + 60)
     assert next_one.status["lastRebalance"] == {"reason": "MemberJoined", "at": format_time(NOW + 60), "moved": 0}
     assert next_one.events == (Event(Reason.MEMBER_JOINED, "m3 joined; 2 queues change hands"),)
 
@@ -1505,12 +1542,14 @@ def test_reconcile_is_requeued_at_once_if_no_report_is_awaited_after_a_write() -
     assert (last.members_to_poll, last.requeue_after) == (frozenset(), 0.0)
 
 
-@pytest.mark.parametrize(("unheard", "told"), [(9.0, "True"), (60.0, "False")])
-def test_condition_progressing_does_not_wait_for_a_lost_member(unheard: float, told: str) -> None:
+@pytest.mark.parametrize(("unreachable_for", "expected"), [(9.0, "True"), (60.0, "False")])
+def test_condition_progressing_does_not_wait_for_a_lost_member(unreachable_for: float, expected: str) -> None:
     document = a_document(6, members={"m1": Q[:6], "m2": ()})
-    lags = a_pod("m2", report=a_report("m2", 5, Q[:2]), ready=False, unreachable_for=unheard, stable_for=60.0)
-    pods = (obeying(document)[0], lags)
-    assert conditions(plan(settled(document=document, pods=pods), NOW))["Progressing"][0] == told
+    unreachable = a_pod(
+        "m2", report=a_report("m2", 5, Q[:2]), ready=False, unreachable_for=unreachable_for, stable_for=60.0
+    )
+    pods = (obeying(document)[0], unreachable)
+    assert conditions(plan(settled(document=document, pods=pods), NOW))["Progressing"][0] == expected
 
 
 def test_handover_immediate_mode_reports_the_number_of_moved_queues() -> None:
@@ -1522,33 +1561,36 @@ def test_handover_immediate_mode_reports_the_number_of_moved_queues() -> None:
 
 def test_forced_grant_event_names_the_former_owners_if_known() -> None:
     lost = {"ready": False, "unreachable_for": 10.0}
-    both = plan(settled(document=THREE, pods=obeying(THREE, m3=lost, m2=lost)), NOW)
+    plan_of_two = plan(settled(document=THREE_MEMBERS, pods=obeying(THREE_MEMBERS, m3=lost, m2=lost)), NOW)
     warning = Event(Reason.QUEUES_FORCED, "4 queues taken from m2, m3, which did not respond", warning=True)
-    assert [event for event in both.events if event.reason is Reason.QUEUES_FORCED] == [warning]
-    assert both.status["lastRebalance"]["moved"] == 4
-    assert "4 queues change hands" in both.events[0].message
+    assert [event for event in plan_of_two.events if event.reason is Reason.QUEUES_FORCED] == [warning]
+    assert plan_of_two.status["lastRebalance"]["moved"] == 4
+    assert "4 queues change hands" in plan_of_two.events[0].message
     names = [f"m{number}" for number in range(1, 7)]
-    six = a_document(members={name: [queue] for name, queue in zip(names, Q, strict=False)})
-    five = plan(settled(document=six, pods=obeying(six, **dict.fromkeys(names[1:], lost))), NOW)
-    told = next(event.message for event in five.events if event.reason is Reason.QUEUES_FORCED)
-    assert told == "5 queues taken from m2, m3, m4 and 2 more, which did not respond"
+    six_members = a_document(members={name: [queue] for name, queue in zip(names, Q, strict=False)})
+    plan_of_five = plan(settled(document=six_members, pods=obeying(six_members, **dict.fromkeys(names[1:], lost))), NOW)
+    message = next(event.message for event in plan_of_five.events if event.reason is Reason.QUEUES_FORCED)
+    assert message == "5 queues taken from m2, m3, m4 and 2 more, which did not respond"
     document = a_document(members={"m1": Q[:3]}, barrier=5)
     silent = a_pod("m2", ready=False, stable_for=LONG, unreachable_for=11.0)
-    free = plan(settled(document=document, pods=(*obeying(document), silent)), NOW)
+    plan_of_unowned = plan(settled(document=document, pods=(*obeying(document), silent)), NOW)
     assert (
-        Event(Reason.QUEUES_FORCED, "3 queues taken from a member, which did not respond", warning=True) in free.events
+        Event(Reason.QUEUES_FORCED, "3 queues taken from a member, which did not respond", warning=True)
+        in plan_of_unowned.events
     )
 
 
 def test_journal_in_full() -> None:
     document = a_document(members={"m1": Q[:2], "m2": Q[2:4]}, taken={Q[4]: ("m2", "m1"), Q[5]: ("m0", "m1")})
     pods = obeying(document, m2={"report": a_report("m2", 5, Q[2:4])})
-    gone = frozenset({"uid-m0"})
-    found = plan(settled(document=document, pods=(*pods, JOINER), deleted_uids=gone, views={"orders": a_view(7)}), NOW)
+    deleted_uids = frozenset({"uid-m0"})
+    new_plan = plan(
+        settled(document=document, pods=(*pods, JOINER), deleted_uids=deleted_uids, views={"orders": a_view(7)}), NOW
+    )
     common = {"schema": 1, "group": "shop/orders", "at": format_time(NOW)}
     in_document = {**common, "generation": 6}
     granted = {"kind": "handover", **in_document, "act": "Grant"}
-    assert list(found.journal_records[:-3]) == [
+    assert list(new_plan.journal_records[:-3]) == [
         {
             "kind": "membership",
             **in_document,
@@ -1564,11 +1606,25 @@ def test_journal_in_full() -> None:
             "queues": 7,
             "held": "NothingWouldChange",
         },
-        {**granted, **to("m3"), **of("m0"), "proof": "Ended", "state": "Releasing", "queues": ids(5)},
-        {**granted, **to("m3"), "proof": "Released", "state": "Free", "queues": ids(6)},
-        {**granted, **to("m1"), **of("m2"), "proof": "Released", "state": "Releasing", "queues": ids(4)},
+        {
+            **granted,
+            **to_member("m3"),
+            **from_member("m0"),
+            "proof": "Ended",
+            "state": "Releasing",
+            "queues": queue_ids(5),
+        },
+        {**granted, **to_member("m3"), "proof": "Released", "state": "Free", "queues": queue_ids(6)},
+        {
+            **granted,
+            **to_member("m1"),
+            **from_member("m2"),
+            "proof": "Released",
+            "state": "Releasing",
+            "queues": queue_ids(4),
+        },
     ]
-    assert found.journal_records[-3] == {
+    assert new_plan.journal_records[-3] == {
         "kind": "verdict",
         **common,
         "condition": "Ready",
@@ -1578,21 +1634,21 @@ def test_journal_in_full() -> None:
     }
 
 
-def of(name: str) -> dict[str, str]:
+def from_member(name: str) -> dict[str, str]:
     return {"from": name, "fromUid": f"uid-{name}"}
 
 
-def to(name: str) -> dict[str, str]:
+def to_member(name: str) -> dict[str, str]:
     return {"to": name, "toUid": f"uid-{name}"}
 
 
-def ids(*numbers: int) -> dict[str, dict[str, str]]:
+def queue_ids(*numbers: int) -> dict[str, dict[str, str]]:
     return {"orders": {"a": ",".join(map(str, numbers))}}
 
 
 def test_journal_merges_handovers_that_differ_only_in_the_queue() -> None:
-    found = plan(settled(pods=obeying(DOCUMENT)[:1], deleted_uids=frozenset({"uid-m2"})), NOW)
-    handovers = [line for line in found.journal_records if line["kind"] == "handover"]
+    new_plan = plan(settled(pods=obeying(DOCUMENT)[:1], deleted_uids=frozenset({"uid-m2"})), NOW)
+    handovers = [line for line in new_plan.journal_records if line["kind"] == "handover"]
     assert [(line["from"], line["to"], line["queues"]) for line in handovers] == [
         ("m2", "m1", {"orders": {"a": "3-5"}})
     ]
@@ -1602,12 +1658,12 @@ def test_journal_separates_handovers_by_taker_and_state() -> None:
     document = a_document(members={"m1": [], "m2": Q[1:3], "m3": []}, taken={Q[0]: ("m2", "m1")})
     pods = tuple(pod for pod in obeying(document) if pod.name != "m2")
     deleted = frozenset({"uid-m2"})
-    found = plan(settled(document=document, pods=pods, deleted_uids=deleted, views={"orders": a_view(3)}), NOW)
-    handovers = [line for line in found.journal_records if line["kind"] == "handover"]
+    new_plan = plan(settled(document=document, pods=pods, deleted_uids=deleted, views={"orders": a_view(3)}), NOW)
+    handovers = [line for line in new_plan.journal_records if line["kind"] == "handover"]
     assert [(line["state"], line["to"], line["queues"]) for line in handovers] == [
-        ("Owned", "m1", ids(1)),
-        ("Owned", "m3", ids(2)),
-        ("Releasing", "m1", ids(0)),
+        ("Owned", "m1", queue_ids(1)),
+        ("Owned", "m3", queue_ids(2)),
+        ("Releasing", "m1", queue_ids(0)),
     ]
 
 
@@ -1622,26 +1678,28 @@ def test_journal_omits_conditions_that_did_not_change() -> None:
 
 
 def test_assignment_too_large_changes_only_conditions_and_journal() -> None:
-    endless = "".join(hashlib.sha256(str(number).encode()).hexdigest() for number in range(40_000))
-    more = a_view()._replace(queues=(*Q[:6], Queue("orders", endless, 0)))
+    long_name = "".join(hashlib.sha256(str(number).encode()).hexdigest() for number in range(40_000))
+    view = a_view()._replace(queues=(*Q[:6], Queue("orders", long_name, 0)))
     document = replace(DOCUMENT, members=entry_for_joiner())
-    snapshot = with_joiner(document=document, policy=a_policy(paused=True), views={"orders": more})
-    found = plan(replace(snapshot, status={"generation": 5}), NOW)
-    assert (found.document, found.config_map_data, found.pokes, found.requeue_after) == (None, {}, {}, 20.0)
-    assert conditions(found)["Ready"][:2] == ("False", "AssignmentTooLarge")
-    assert conditions(found)["Ready"][2].endswith("; the present assignment stays in force")
-    assert conditions(found)["Degraded"][1] == "AssignmentTooLarge"
-    assert conditions(found)["Progressing"][1] == "Paused"
-    assert "lastRebalance" not in found.status
-    assert {line["kind"] for line in found.journal_records} == {"verdict"}
+    snapshot = with_joiner(document=document, policy=a_policy(paused=True), views={"orders": view})
+    new_plan = plan(replace(snapshot, status={"generation": 5}), NOW)
+    assert (new_plan.document, new_plan.config_map_data, new_plan.pokes, new_plan.requeue_after) == (None, {}, {}, 20.0)
+    assert conditions(new_plan)["Ready"][:2] == ("False", "AssignmentTooLarge")
+    assert conditions(new_plan)["Ready"][2].endswith("; the present assignment stays in force")
+    assert conditions(new_plan)["Degraded"][1] == "AssignmentTooLarge"
+    assert conditions(new_plan)["Progressing"][1] == "Paused"
+    assert "lastRebalance" not in new_plan.status
+    assert {line["kind"] for line in new_plan.journal_records} == {"verdict"}
 
 
 def test_event_lists_ended_members_in_order_of_names() -> None:
-    """Sets have an order of their own in each process; six of them are rarely in that of their names."""
+    """The order of a set differs between processes; six names are rarely sorted by chance."""
     document = a_document(members={f"m{number}": (Q[number],) for number in range(6)})
-    gone = frozenset(f"uid-m{number}" for number in range(6))
-    found = plan(a_snapshot(document=document, pods=(a_pod("new", a_report("new", 5, ())),), deleted_uids=gone), NOW)
-    assert found.events[0].message.startswith("m0, m1, m2 and 3 more ended")
+    deleted_uids = frozenset(f"uid-m{number}" for number in range(6))
+    new_plan = plan(
+        a_snapshot(document=document, pods=(a_pod("new", a_report("new", 5, ())),), deleted_uids=deleted_uids), NOW
+    )
+    assert new_plan.events[0].message.startswith("m0, m1, m2 and 3 more ended")
 
 
 @pytest.mark.parametrize(
@@ -1653,14 +1711,14 @@ def test_event_lists_ended_members_in_order_of_names() -> None:
 )
 def test_condition_no_members_says_why_present_members_cannot_consume(brokers: dict[str, bool], why: str) -> None:
     pods = tuple(a_pod(name, a_report(name, 5, brokers=brokers), ready=False) for name in ("m1", "m2"))
-    found = plan(settled(pods=pods), NOW)
-    told = f"No member can consume 6 queues: {why}; the present assignment stays in force"
-    assert [it.message for it in found.problems if it.reason is Reason.NO_MEMBERS] == [told]
-    assert found.document is None
+    new_plan = plan(settled(pods=pods), NOW)
+    message = f"No member can consume 6 queues: {why}; the present assignment stays in force"
+    assert [problem.message for problem in new_plan.problems if problem.reason is Reason.NO_MEMBERS] == [message]
+    assert new_plan.document is None
 
 
 def test_condition_message_uses_singular_for_one_member() -> None:
     document = a_document(members={"m1": Q[:6]})
-    found = plan(settled(document=document, pods=obeying(document)), NOW)
-    ready = next(it for it in found.status["conditions"] if it["type"] == "Ready")
+    new_plan = plan(settled(document=document, pods=obeying(document)), NOW)
+    ready = next(condition for condition in new_plan.status["conditions"] if condition["type"] == "Ready")
     assert ready["message"] == "6 queues, 1 member"

@@ -1,4 +1,4 @@
-"""Why each queue has its owner: of living groups, told in sentences."""
+"""Tests the explanation of each queue's owner, as a sentence, in groups with members."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,12 +17,12 @@ def settled(**changed: Any) -> Snapshot:
     return a_snapshot(**({"document": document, "pods": obeying(document)} | changed))
 
 
-def told(snapshot: Snapshot, *queues: Queue) -> list[str]:
-    return [it.sentence for it in explain_owners(snapshot, NOW, queues)]
+def sentences_of(snapshot: Snapshot, *queues: Queue) -> list[str]:
+    return [explanation.sentence for explanation in explain_owners(snapshot, NOW, queues)]
 
 
 ROOMS = {"roomLabel": "topology.kubernetes.io/zone", "brokers": [{"broker": "a", "room": "east"}]}
-NAMED = [{"index": 0, "queues": [{"topic": "orders", "broker": "a", "ids": "0-2"}]}]
+NAMED_QUEUES = [{"index": 0, "queues": [{"topic": "orders", "broker": "a", "ids": "0-2"}]}]
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ NAMED = [{"index": 0, "queues": [{"topic": "orders", "broker": "a", "ids": "0-2"
     [
         ("Sticky", {}, "m1 keeps all of its 3 queues (an even share is 3)"),
         ("Averagely", {}, "m1 is member 1 of 2, whose block of orders is a/0 to a/2"),
-        ("ByConfig", {"byConfig": {"members": NAMED}}, "the policy names it for m1"),
+        ("ByConfig", {"byConfig": {"members": NAMED_QUEUES}}, "the policy names it for m1"),
         (
             "MachineRoomNearby",
             {"machineRoomNearby": ROOMS},
@@ -41,10 +41,10 @@ NAMED = [{"index": 0, "queues": [{"topic": "orders", "broker": "a", "ids": "0-2"
 def test_explain_gives_the_reason_of_the_strategy_for_a_settled_queue(
     strategy: str, options: dict[str, Any], sentence: str
 ) -> None:
-    it = settled(policy=a_policy(strategy=strategy, options=options))
-    it = replace(it, pods=tuple(replace(pod, room="east") for pod in it.pods))
-    (found,) = explain_owners(it, NOW, [Q[0]])
-    assert found == (Q[0], "m1", f"orders/a/0 stays with m1: {sentence}")
+    snapshot = settled(policy=a_policy(strategy=strategy, options=options))
+    snapshot = replace(snapshot, pods=tuple(replace(pod, room="east") for pod in snapshot.pods))
+    (explanation,) = explain_owners(snapshot, NOW, [Q[0]])
+    assert explanation == (Q[0], "m1", f"orders/a/0 stays with m1: {sentence}")
 
 
 @pytest.mark.parametrize(
@@ -61,13 +61,13 @@ def test_explain_has_a_reason_for_every_queue(strategy: str, options: dict[str, 
     policy = a_policy(strategy=strategy, options=options)
     first = plan(a_snapshot(policy=policy, pods=(a_pod("m1", a_report("m1", 0)), a_pod("m2", a_report("m2", 0)))), NOW)
     assert first.document
-    it = a_snapshot(policy=policy, document=first.document, pods=obeying(first.document))
-    reasons = explain_owners(it, NOW, Q[:6])
+    snapshot = a_snapshot(policy=policy, document=first.document, pods=obeying(first.document))
+    reasons = explain_owners(snapshot, NOW, Q[:6])
     owners = {queue: name for name, share in first.document.members.items() for queue in share.queues}
-    assert {it.queue: it.owner for it in reasons} == owners
-    for found in reasons:
-        assert found.sentence.startswith(f"{found.queue} stays with {found.owner}: ")
-        assert "not what" not in found.sentence
+    assert {explanation.queue: explanation.owner for explanation in reasons} == owners
+    for explanation in reasons:
+        assert explanation.sentence.startswith(f"{explanation.queue} stays with {explanation.owner}: ")
+        assert "not what" not in explanation.sentence
 
 
 def test_explain_by_machine_room_names_the_room() -> None:
@@ -75,60 +75,65 @@ def test_explain_by_machine_room_names_the_room() -> None:
     document = a_document(members={"m1": rooms}, strategy="ByMachineRoom")
     policy = a_policy(strategy="ByMachineRoom", options={"byMachineRoom": {"rooms": ["east"]}})
     views = {"orders": a_view(2, brokers=("east@a",))}
-    it = a_snapshot(policy=policy, document=document, pods=obeying(document), views=views)
+    snapshot = a_snapshot(policy=policy, document=document, pods=obeying(document), views=views)
     shares = "m1 is member 1 of the 1 that share its queues in blocks, topic by topic"
-    assert told(it, rooms[0]) == [f"orders/east@a/0 stays with m1: room east is in the policy, and {shares}"]
+    assert sentences_of(snapshot, rooms[0]) == [
+        f"orders/east@a/0 stays with m1: room east is in the policy, and {shares}"
+    ]
 
 
 def test_explain_without_a_queue_picks_one_queue_of_each_member() -> None:
-    assert [(it.queue, it.owner) for it in explain_owners(settled(), NOW)] == [(Q[0], "m1"), (Q[3], "m2")]
+    assert [(explanation.queue, explanation.owner) for explanation in explain_owners(settled(), NOW)] == [
+        (Q[0], "m1"),
+        (Q[3], "m2"),
+    ]
 
 
 def test_explain_compares_the_owner_with_the_strategy_of_the_policy() -> None:
-    held = settled(policy=a_policy(strategy="AveragelyByCircle", paused=True))
-    assert told(held, Q[1], Q[4]) == [
+    paused = settled(policy=a_policy(strategy="AveragelyByCircle", paused=True))
+    assert sentences_of(paused, Q[1], Q[4]) == [
         "orders/a/1 stays with m1, which is not what AveragelyByCircle returns",
         "orders/a/4 stays with m2, which is not what AveragelyByCircle returns",
     ]
 
 
 def test_explain_applies_the_strategy_to_the_present_members() -> None:
-    it = settled()
-    (found,) = told(replace(it, pods=(*it.pods, a_pod("m3", a_report("m3", 0)))), Q[2])
-    assert found == "orders/a/2 stays with m1, which is not what Sticky returns"
+    snapshot = settled()
+    (sentence,) = sentences_of(replace(snapshot, pods=(*snapshot.pods, a_pod("m3", a_report("m3", 0)))), Q[2])
+    assert sentence == "orders/a/2 stays with m1, which is not what Sticky returns"
 
 
 def test_explain_with_unmanaged_consumers_shares_by_client_id_and_shows_names() -> None:
     document = a_document(members={"m1": Q[:2], "m2": Q[2:4]}, strategy="Averagely")
-    it = a_snapshot(document=document, pods=obeying(document), unmanaged_consumers=("10.0.0.9@old",))
-    mine, ours, other = explain_owners(it, NOW, [Q[0], Q[2], Q[5]])
-    assert mine.owner == "m1"
-    assert mine.sentence == "orders/a/0 stays with m1: m1 is member 1 of 3, whose block of orders is a/0 to a/1"
-    assert (ours.owner, ": m2 is member 2 of 3" in ours.sentence) == ("m2", True)
-    said = "1 unmanaged consumer is in the group: 10.0.0.9@old; queues are shared by their strategy, Averagely"
-    assert other == (Q[5], None, f"orders/a/5 has no owner among the members: {said}")
+    snapshot = a_snapshot(document=document, pods=obeying(document), unmanaged_consumers=("10.0.0.9@old",))
+    of_m1, of_m2, unmanaged = explain_owners(snapshot, NOW, [Q[0], Q[2], Q[5]])
+    assert of_m1.owner == "m1"
+    assert of_m1.sentence == "orders/a/0 stays with m1: m1 is member 1 of 3, whose block of orders is a/0 to a/1"
+    assert (of_m2.owner, ": m2 is member 2 of 3" in of_m2.sentence) == ("m2", True)
+    reason = "1 unmanaged consumer is in the group: 10.0.0.9@old; queues are shared by their strategy, Averagely"
+    assert unmanaged == (Q[5], None, f"orders/a/5 has no owner among the members: {reason}")
 
 
 def test_explain_with_unmanaged_consumers_separates_members_with_a_common_prefix() -> None:
     document = a_document(members={"m1": Q[:2], "m10": Q[2:4]}, strategy="Averagely")
-    it = a_snapshot(document=document, pods=obeying(document), unmanaged_consumers=("10.0.0.9@old",))
-    assert ": m10 is member 2 of 3" in told(it, Q[2])[0]
+    snapshot = a_snapshot(document=document, pods=obeying(document), unmanaged_consumers=("10.0.0.9@old",))
+    assert ": m10 is member 2 of 3" in sentences_of(snapshot, Q[2])[0]
 
 
 def test_explain_sticky_says_that_retry_queues_are_not_counted() -> None:
     retry = Queue("%RETRY%orders", "a", 0)
     document = a_document(members={"m1": [*Q[:3], retry], "m2": Q[3:6]})
     views = {"orders": a_view(6), retry.topic: a_view(1, retry.topic)}
-    it = a_snapshot(document=document, pods=obeying(document), views=views)
-    assert told(it, Q[0]) == [
+    snapshot = a_snapshot(document=document, pods=obeying(document), views=views)
+    assert sentences_of(snapshot, Q[0]) == [
         "orders/a/0 stays with m1: m1 keeps all of its 3 queues (an even share is 3, retries apart)"
     ]
 
 
 def test_explain_with_unmanaged_consumers_ignores_a_missing_policy() -> None:
     document = a_document(members={"m1": Q[:2], "m2": Q[2:4]}, strategy="Averagely")
-    it = a_snapshot(document=document, pods=obeying(document), unmanaged_consumers=("10.0.0.9@old",), policy=None)
-    assert "is member 1 of 3" in told(it, Q[0])[0]
+    snapshot = a_snapshot(document=document, pods=obeying(document), unmanaged_consumers=("10.0.0.9@old",), policy=None)
+    assert "is member 1 of 3" in sentences_of(snapshot, Q[0])[0]
 
 
 def test_explain_names_giver_and_taker_of_a_queue_in_handover() -> None:
@@ -155,7 +160,7 @@ def test_explain_says_that_a_free_queue_has_no_owner() -> None:
     assert explain_owners(settled(document=document, pods=obeying(document)), NOW, [Q[3]]) == [
         (Q[3], None, "orders/a/3 has no owner")
     ]
-    assert told(a_snapshot(), Q[0]) == ["orders/a/0 has no owner"]
+    assert sentences_of(a_snapshot(), Q[0]) == ["orders/a/0 has no owner"]
 
 
 @pytest.mark.parametrize("queue", [Queue("orders", "a", 6), Queue("orders", "b", 0), Queue("payments", "a", 0)])
@@ -165,14 +170,16 @@ def test_explain_rejects_an_unknown_queue_with_a_sentence(queue: Queue) -> None:
 
 
 def test_explain_rejects_a_queue_of_an_unsubscribed_topic() -> None:
-    it = settled(views={"orders": a_view(6), "payments": a_view(1, "payments")})
+    snapshot = settled(views={"orders": a_view(6), "payments": a_view(1, "payments")})
     with pytest.raises(ValueError, match="There is no queue payments/a/0 among the group's 6"):
-        explain_owners(it, NOW, [Queue("payments", "a", 0)])
+        explain_owners(snapshot, NOW, [Queue("payments", "a", 0)])
 
 
 def test_explain_lists_example_queues_in_queue_order() -> None:
     document = a_document(members={"m1": Q[3:6], "m2": Q[:3]})
-    assert [it.owner for it in explain_owners(settled(document=document, pods=obeying(document)), NOW)] == [
+    assert [
+        explanation.owner for explanation in explain_owners(settled(document=document, pods=obeying(document)), NOW)
+    ] == [
         "m2",
         "m1",
     ]
@@ -181,93 +188,95 @@ def test_explain_lists_example_queues_in_queue_order() -> None:
 def test_explain_with_unmanaged_consumers_excludes_lost_members_and_needs_no_client_id() -> None:
     document = a_document(members={"m1": Q[:2], "m2": Q[2:4]}, strategy="Averagely")
     (m1, m2) = obeying(document)
-    it = a_snapshot(document=document, pods=(replace(m1, client_id=""), gone(m2)), unmanaged_consumers=("old",))
-    assert told(it, Q[0], Q[2]) == [
+    snapshot = a_snapshot(
+        document=document, pods=(replace(m1, client_id=""), lost_pod(m2)), unmanaged_consumers=("old",)
+    )
+    assert sentences_of(snapshot, Q[0], Q[2]) == [
         "orders/a/0 stays with m1: m1 is member 1 of 2, whose block of orders is a/0 to a/2",
         "orders/a/2 is still with m2: that member is Lost and has not released it yet",
     ]
 
 
-def gone(it: PodSnapshot) -> PodSnapshot:
-    return replace(it, ready=False, stable_for=LONG, decoded_report=None, unreachable_for=LONG)
+def lost_pod(pod: PodSnapshot) -> PodSnapshot:
+    return replace(pod, ready=False, stable_for=LONG, decoded_report=None, unreachable_for=LONG)
 
 
 def test_explain_keeps_owners_when_no_member_is_left() -> None:
-    it = settled()
-    lost = replace(it, pods=tuple(gone(pod) for pod in it.pods))
-    assert told(lost, Q[0]) == ["orders/a/0 is still with m1: no member can take it over"]
-    assert told(replace(it, pods=()), Q[0]) == ["orders/a/0 is still with m1: no member can take it over"]
+    snapshot = settled()
+    lost = replace(snapshot, pods=tuple(lost_pod(pod) for pod in snapshot.pods))
+    assert sentences_of(lost, Q[0]) == ["orders/a/0 is still with m1: no member can take it over"]
+    assert sentences_of(replace(snapshot, pods=()), Q[0]) == ["orders/a/0 is still with m1: no member can take it over"]
 
 
 def test_explain_names_the_member_state_of_an_owner_that_has_not_released() -> None:
-    it = settled()
-    (m1, m2) = it.pods
-    assert told(replace(it, pods=(m1, gone(m2))), Q[3]) == [
+    snapshot = settled()
+    (m1, m2) = snapshot.pods
+    assert sentences_of(replace(snapshot, pods=(m1, lost_pod(m2))), Q[3]) == [
         "orders/a/3 is still with m2: that member is Lost and has not released it yet"
     ]
-    assert told(replace(it, pods=(m1, replace(m2, terminating=True))), Q[3]) == [
+    assert sentences_of(replace(snapshot, pods=(m1, replace(m2, terminating=True))), Q[3]) == [
         "orders/a/3 is still with m2: that member is Leaving and has not released it yet"
     ]
     for pods in ((m1,), (m1, replace(m2, uid="another"))):
-        assert told(replace(it, pods=pods), Q[3]) == [
+        assert sentences_of(replace(snapshot, pods=pods), Q[3]) == [
             "orders/a/3 is still with m2: that member is missing and has not released it yet"
         ]
 
 
 def test_explain_says_that_the_group_is_paused() -> None:
     document = a_document(members={"m1": Q[:3]}, taken={Q[3]: ("m2", None)})
-    it = settled(document=document, pods=obeying(document), spec=a_spec(paused=True))
-    assert told(it, Q[0], Q[3], Q[4]) == [
+    snapshot = settled(document=document, pods=obeying(document), spec=a_spec(paused=True))
+    assert sentences_of(snapshot, Q[0], Q[3], Q[4]) == [
         "orders/a/0 is still with m1: the group is paused, so m1 must release it",
         "orders/a/3 is being handed over: m2 releases it, no member gets it next",
         "orders/a/4 has no owner: the group is paused",
     ]
-    assert explain_owners(it, NOW) == [], "nobody shall own any"
+    assert explain_owners(snapshot, NOW) == [], "no member may own a queue of a paused group"
     with pytest.raises(ValueError, match="There is no queue orders/a/7"):
-        explain_owners(it, NOW, [Q[7]])
-    unseen = replace(it, views={"orders": None})
-    assert told(unseen, Q[0]) == told(it, Q[0])
+        explain_owners(snapshot, NOW, [Q[7]])
+    without_route = replace(snapshot, views={"orders": None})
+    assert sentences_of(without_route, Q[0]) == sentences_of(snapshot, Q[0])
 
 
 def test_explain_broadcasting_says_that_every_member_reads_the_queue() -> None:
     document = a_document(members={"m1": (), "m2": ()}, everyone=tuple(Q[:6]), strategy="")
-    it = settled(document=document, pods=obeying(document), spec=a_spec(messageModel="Broadcasting"))
-    said = (Q[2], None, "orders/a/2 is read by every member: the group is Broadcasting")
-    assert explain_owners(it, NOW, [Q[2]]) == [said]
-    assert [found.queue for found in explain_owners(it, NOW)] == [Q[0]]
+    snapshot = settled(document=document, pods=obeying(document), spec=a_spec(messageModel="Broadcasting"))
+    expected = (Q[2], None, "orders/a/2 is read by every member: the group is Broadcasting")
+    assert explain_owners(snapshot, NOW, [Q[2]]) == [expected]
+    assert [explanation.queue for explanation in explain_owners(snapshot, NOW)] == [Q[0]]
     with pytest.raises(ValueError, match="There is no queue orders/a/7 among the group's 6"):
-        explain_owners(it, NOW, [Q[7]])
-    assert explain_owners(replace(it, views={"orders": a_view(2)}), NOW, [Q[2]]) == [said], (
-        "it still is, by the document"
+        explain_owners(snapshot, NOW, [Q[7]])
+    assert explain_owners(replace(snapshot, views={"orders": a_view(2)}), NOW, [Q[2]]) == [expected], (
+        "the stored document still has the queue"
     )
 
 
 def test_explain_without_a_policy_says_that_the_assignment_stays() -> None:
     missing = (Finding(Reason.MISSING_POLICY, "RebalancePolicy steady does not exist"),)
-    assert told(settled(policy=None, problems=missing), Q[0]) == [
+    assert sentences_of(settled(policy=None, problems=missing), Q[0]) == [
         "orders/a/0 stays with m1: the policy is missing or invalid, so the present assignment stays in force"
     ]
 
 
 def test_explain_gives_the_error_of_a_failed_strategy() -> None:
     policy = a_policy(strategy="Custom", options={"custom": {"name": "nowhere"}})
-    (found,) = told(settled(policy=policy), Q[0])
-    assert found.startswith("orders/a/0 stays with m1: There is no custom strategy nowhere")
-    assert found.endswith("; every queue stays with its owner until that is corrected")
+    (sentence,) = sentences_of(settled(policy=policy), Q[0])
+    assert sentence.startswith("orders/a/0 stays with m1: There is no custom strategy nowhere")
+    assert sentence.endswith("; every queue stays with its owner until that is corrected")
 
 
 def test_explain_with_an_invalid_spec_still_covers_the_stored_assignment() -> None:
-    it = settled(spec=None)
-    assert explain_owners(it, NOW) == []
-    assert told(it, Q[0]) == [
+    snapshot = settled(spec=None)
+    assert explain_owners(snapshot, NOW) == []
+    assert sentences_of(snapshot, Q[0]) == [
         "orders/a/0 is still with m1: the group's spec is invalid, so the present assignment stays in force"
     ]
 
 
 def test_explain_of_a_recreated_pod_says_that_the_old_owner_is_absent() -> None:
-    it = settled()
-    (m1, m2) = it.pods
-    anew = replace(it, deleted_uids=frozenset({"uid-m1"}), pods=(replace(m1, uid="new"), m2))
-    assert told(anew, Q[0]) == [
+    snapshot = settled()
+    (m1, m2) = snapshot.pods
+    recreated = replace(snapshot, deleted_uids=frozenset({"uid-m1"}), pods=(replace(m1, uid="new"), m2))
+    assert sentences_of(recreated, Q[0]) == [
         "orders/a/0 goes to m1: its owner m1 is no longer a member; m1 had 0 queues (an even share is 3)"
     ]

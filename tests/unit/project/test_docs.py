@@ -1,4 +1,4 @@
-"""What the documents say is true: what they name is there, and commands they show on files run."""
+"""Tests the pages: the files, targets and options that they name exist, and their commands on files run."""
 
 import json
 import re
@@ -19,8 +19,8 @@ from rota.model import Queue, Reason, ReasonKind, Roster, reasons_of_kind
 
 ROOT = Path(__file__).parents[3]
 FOLDERS = ("", "docs", "docs/decisions", "bench", "charts/rota")
-PAGES = [page for place in FOLDERS for page in sorted((ROOT / place).glob("*.md"))]
-# These pages are typed line by line.
+PAGES = [page for folder in FOLDERS for page in sorted((ROOT / folder).glob("*.md"))]
+# Tests type the commands of these pages line by line.
 ON_A_FLEET = ("command-line", "conditions", "fleets", "journal", "lag", "operator", "runbook")
 TYPED = {
     "tutorial.md": "tests/kube/test_tutorial.py",
@@ -29,7 +29,7 @@ TYPED = {
     "policies.md": "tests/unit/project/test_policies_page.py",
     "pull.md": "tests/sidecar/test_pull_examples.py",
 }
-# What begins so is done by other tests, mostly in other words.
+# Other tests run commands with these beginnings, mostly with other arguments.
 ELSEWHERE = {
     **dict.fromkeys(ON_A_NODE, "tests/e2e/test_install.py"),
     "kubectl apply -f advice/": "tests/kube/test_pages.py",
@@ -59,8 +59,8 @@ ELSEWHERE = {
 
 
 def commands(page: Path) -> list[str]:
-    """Return what a page tells to type, without what it says about it; where `rota` and python are does not matter."""
-    return [re.sub(r"  +# .*|\.venv/bin/", "", it.command).strip() for it in typed(page)]
+    """Return the commands of a page, without their comments and without the path of the virtual environment."""
+    return [re.sub(r"  +# .*|\.venv/bin/", "", block.command).strip() for block in typed(page)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -79,16 +79,18 @@ def test_docs_make_targets_exist(page: Path) -> None:
     assert [target for target in named if f"\n{target}:" not in offered] == []
 
 
-ON_THE_GROUND = {command for page in PAGES if page.name in TYPED for command in commands(page)}
-OTHERS = [(page.name, command) for page in PAGES if page.name not in TYPED for command in commands(page)]
-SHOWN = [
+TYPED_COMMANDS = {command for page in PAGES if page.name in TYPED for command in commands(page)}
+OTHER_COMMANDS = [(page.name, command) for page in PAGES if page.name not in TYPED for command in commands(page)]
+RUNNABLE_COMMANDS = [
     (page, command)
-    for page, command in OTHERS
-    if command.startswith("rota ") and command not in ON_THE_GROUND and not command.startswith(tuple(ELSEWHERE))
+    for page, command in OTHER_COMMANDS
+    if command.startswith("rota ") and command not in TYPED_COMMANDS and not command.startswith(tuple(ELSEWHERE))
 ]
 
 
-@pytest.mark.parametrize(("page", "command"), SHOWN, ids=[f"{page}: {command}" for page, command in SHOWN])
+@pytest.mark.parametrize(
+    ("page", "command"), RUNNABLE_COMMANDS, ids=[f"{page}: {command}" for page, command in RUNNABLE_COMMANDS]
+)
 def test_docs_rota_commands_run(page: str, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     assert CliRunner().invoke(main, shlex.split(command)[1:]).exit_code == 0, f"{page}: {command}"
@@ -100,17 +102,23 @@ def test_docs_commands_are_each_run_by_a_test() -> None:
     assert [page for page, test in TYPED.items() if page not in (ROOT / test).read_text()] == []
     assert [
         (page, command)
-        for page, command in OTHERS
-        if command not in ON_THE_GROUND and (page, command) not in SHOWN and not command.startswith(tuple(ELSEWHERE))
+        for page, command in OTHER_COMMANDS
+        if command not in TYPED_COMMANDS
+        and (page, command) not in RUNNABLE_COMMANDS
+        and not command.startswith(tuple(ELSEWHERE))
     ] == []
 
 
 def test_docs_contain_every_command_listed_as_run_elsewhere() -> None:
-    shown = [*ON_THE_GROUND, *(command for _, command in OTHERS), *(it for page in PAGES for it in in_bash(page))]
+    shown = [
+        *TYPED_COMMANDS,
+        *(command for _, command in OTHER_COMMANDS),
+        *(command for page in PAGES for command in bash_commands(page)),
+    ]
     assert [start for start in ELSEWHERE if not any(command.startswith(start) for command in shown)] == []
 
 
-IN_BASH = [
+ROTA_COMMANDS_IN_BASH = [
     (page.name, command)
     for page in PAGES
     for block in blocks(page, "bash")
@@ -120,29 +128,31 @@ IN_BASH = [
 ]
 
 
-@pytest.mark.parametrize(("page", "command"), IN_BASH, ids=[f"{page}: {command}" for page, command in IN_BASH])
+@pytest.mark.parametrize(
+    ("page", "command"), ROTA_COMMANDS_IN_BASH, ids=[f"{page}: {command}" for page, command in ROTA_COMMANDS_IN_BASH]
+)
 def test_docs_rota_commands_use_existing_options(page: str, command: str) -> None:
-    """What needs a cluster, or goes on for ever, is not run here; but it is understood."""
-    found: click.Command = main
+    """Only parse the command: some need a cluster, or run for ever."""
+    cli_command: click.Command = main
     name, *words = shlex.split(re.sub(r" 2$", "", command))
     with click.Context(main) as context:
-        while isinstance(found, click.Group):
+        while isinstance(cli_command, click.Group):
             name = words.pop(0)
-            known = found.get_command(context, name)
-            assert known, f"{page}: {command}"
-            found = known
-        found.make_context(name, words, parent=context)
+            subcommand = cli_command.get_command(context, name)
+            assert subcommand, f"{page}: {command}"
+            cli_command = subcommand
+        cli_command.make_context(name, words, parent=context)
 
 
-# What `bash` blocks tell to type, and no test types in these words. Nothing is to be added here: a `console` block is
-# typed, by its page's test.
+# Commands of `bash` blocks that no test types literally. Do not add more: use a `console` block, which the test of its
+# page types.
 UNTYPED = (
-    # No release is published yet; tests/chart/test_release.py does what is quick of `make release-check`.
+    # No release is published yet; tests/chart/test_release.py does the quick part of `make release-check`.
     ("pipeline.md", "pip install 'rota-operator[pipeline]'"),
     ("releasing.md", "git clone --branch v0.2.0 https://github.com/rota-dev/rota && cd rota"),
     ("releasing.md", "make release-check"),
     ("releasing.md", "diff dist/SHA256SUMS ../SHA256SUMS"),
-    # A cluster is needed that runs Spark's executors; tests/pipeline/test_session.py submits to this machine.
+    # This needs a cluster that runs Spark executors; tests/pipeline/test_session.py submits to this machine.
     (
         "pipeline.md",
         "spark-submit --master k8s://https://kubernetes.default.svc --deploy-mode cluster --name rota-rollup",
@@ -150,9 +160,9 @@ UNTYPED = (
 )
 
 
-def in_bash(page: Path) -> list[str]:
-    """Return the commands in a page's blocks of the languages of shells, each with all of its lines."""
-    text = "".join(it for language in ("bash", "sh", "shell") for it in blocks(page, language))
+def bash_commands(page: Path) -> list[str]:
+    """Return the commands in the shell blocks of a page, each with all of its lines."""
+    text = "".join(block for language in ("bash", "sh", "shell") for block in blocks(page, language))
     text = re.sub(r"<<'EOF'\n.*?^EOF$", "", text, flags=re.DOTALL | re.MULTILINE)
     return [
         line.removeprefix(".venv/bin/") for line in re.findall(r"^[^\s#}].*", re.sub(r"\\\n", "", text), re.MULTILINE)
@@ -160,15 +170,19 @@ def in_bash(page: Path) -> list[str]:
 
 
 def test_docs_bash_blocks_have_no_new_untested_command() -> None:
-    found = [(page.name, command) for page in PAGES for command in in_bash(page)]
+    shell_commands = [(page.name, command) for page in PAGES for command in bash_commands(page)]
     assert [
         (page, command)
-        for page, command in found
+        for page, command in shell_commands
         if not command.startswith(tuple(ELSEWHERE))
-        and not any(page == it and command.startswith(so) for it, so in UNTYPED)
+        and not any(page == untyped_page and command.startswith(beginning) for untyped_page, beginning in UNTYPED)
     ] == []
-    over = [(it, so) for it, so in UNTYPED if not any(page == it and command.startswith(so) for page, command in found)]
-    assert over == [], "it is typed now, or gone"
+    outdated = [
+        (untyped_page, beginning)
+        for untyped_page, beginning in UNTYPED
+        if not any(page == untyped_page and command.startswith(beginning) for page, command in shell_commands)
+    ]
+    assert outdated == [], "a test types it now, or no page has it any more"
 
 
 def test_docs_image_builds_name_arguments_targets_and_base_images_of_the_dockerfile() -> None:
@@ -176,18 +190,18 @@ def test_docs_image_builds_name_arguments_targets_and_base_images_of_the_dockerf
     defaults = dict(re.findall(r"^ARG (\w+)=(\S+)", dockerfile, re.MULTILINE))
     targets = set(re.findall(r"^FROM \S+ AS ([\w-]+)", dockerfile, re.MULTILINE))
     builds = [command for page in PAGES for command in commands(page) if command.startswith("docker build")]
-    arguments = [it for command in builds for it in re.findall(r"--build-arg (\w+)=\S+/(\S+)", command)]
+    arguments = [argument for command in builds for argument in re.findall(r"--build-arg (\w+)=\S+/(\S+)", command)]
     assert {name for name, _ in arguments} == {"BASE", "UV"}
     assert [(name, image) for name, image in arguments if image != defaults[name].rpartition("/")[2]] == []
-    assert {it for command in builds for it in re.findall(r"--target (\S+)", command)} <= targets
+    assert {target for command in builds for target in re.findall(r"--target (\S+)", command)} <= targets
 
 
 def test_docs_strategy_of_the_contributing_page_works(monkeypatch: pytest.MonkeyPatch) -> None:
     (source,) = blocks(ROOT / "docs/contributing.md", "python")
-    made: dict[str, Any] = {}
-    exec(source, made)  # noqa: S102 - our own page
-    monkeypatch.setitem(strategies.STRATEGIES, "WholeTopics", made["whole_topics"])
-    monkeypatch.setitem(strategies.REASONS, "WholeTopics", made["why_whole_topics"])
+    namespace: dict[str, Any] = {}
+    exec(source, namespace)  # noqa: S102 - our own page
+    monkeypatch.setitem(strategies.STRATEGIES, "WholeTopics", namespace["whole_topics"])
+    monkeypatch.setitem(strategies.REASONS, "WholeTopics", namespace["why_whole_topics"])
     queues = [Queue(topic, "broker-a", number) for topic in ("a", "b", "c") for number in range(3)]
     shares = strategies.allocate("WholeTopics", queues, ["m0", "m1"])
     assert {member: {queue.topic for queue in share} for member, share in shares.items()} == {
@@ -197,10 +211,10 @@ def test_docs_strategy_of_the_contributing_page_works(monkeypatch: pytest.Monkey
     assert sum(map(len, shares.values())) == len(queues)
     roster = Roster.of(queues, ["m0", "m1"], {queue: member for member, share in shares.items() for queue in share})
     owners = strategies.prepared("WholeTopics")(roster)
-    assert list(owners) == list(roster.owners), "its own answer as present owners changes nothing"
+    assert list(owners) == list(roster.owners), "with its own result as present owners, nothing changes"
     assert owners.dtype == "int32"
-    said = strategies.explain("WholeTopics", roster, owners, queues[3])
-    assert said == "b/broker-a/0 stays with m1: b is topic 2 of 3, and m1 gets it as a whole"
+    sentence = strategies.explain("WholeTopics", roster, owners, queues[3])
+    assert sentence == "b/broker-a/0 stays with m1: b is topic 2 of 3, and m1 gets it as a whole"
 
 
 def test_docs_conditions_page_lists_every_reason_once_and_no_other() -> None:
@@ -215,10 +229,10 @@ def test_docs_conditions_page_lists_the_reasons_that_stall_a_group() -> None:
 
 
 def test_docs_handover_page_shows_a_valid_assignment_document() -> None:
-    shown = re.findall(r"^```json\n(.*?)^```", (ROOT / "docs/handover.md").read_text(), re.MULTILINE | re.DOTALL)
-    (found,) = (it for it in shown if '"releasing"' in it)
-    document = decode_assignment(found)
-    assert json.loads(encode_assignment(document)["assignment.json"]) == json.loads(found)
+    json_blocks = re.findall(r"^```json\n(.*?)^```", (ROOT / "docs/handover.md").read_text(), re.MULTILINE | re.DOTALL)
+    (assignment_block,) = (block for block in json_blocks if '"releasing"' in block)
+    document = decode_assignment(assignment_block)
+    assert json.loads(encode_assignment(document)["assignment.json"]) == json.loads(assignment_block)
     assert {release.holder.name for release in document.releasing.values()} == {"m1"}
 
 

@@ -1,4 +1,4 @@
-"""A short run of the fuzzer; the nightly run continues it by `python -m fuzz`."""
+"""Tests the fuzzer with a few seeds; the nightly run, `python -m fuzz`, tries more."""
 
 import json
 
@@ -20,7 +20,7 @@ from rota.spec.resolved import decode_settings
 
 @pytest.mark.parametrize("first", range(0, 2000, 500))
 def test_fuzz_finds_no_failure(first: int) -> None:
-    assert [found for seed in range(first, first + 500) if (found := failure(seed))] == []
+    assert [text for seed in range(first, first + 500) if (text := failure(seed))] == []
 
 
 def test_fuzz_samples_of_rocketmq_can_be_read() -> None:
@@ -50,7 +50,7 @@ def test_fuzz_tries_every_target() -> None:
     assert {choose(seed)[0] for seed in range(200)} == TARGETS.keys()
 
 
-def test_fuzz_prints_the_command_that_tries_a_failure_again() -> None:
+def test_fuzz_prints_the_command_that_reproduces_a_failure() -> None:
     def fail(_: bytes) -> None:
         raise IndexError("out of range")
 
@@ -60,7 +60,7 @@ def test_fuzz_prints_the_command_that_tries_a_failure_again() -> None:
     )
 
 
-def test_fuzz_counts_an_exception_that_a_check_lets_out_as_a_failure() -> None:
+def test_fuzz_counts_an_unhandled_exception_of_a_check_as_a_failure() -> None:
     def refuse(_: bytes) -> None:
         raise MalformedFrameError("it is")
 

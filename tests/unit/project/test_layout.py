@@ -1,4 +1,4 @@
-"""The shape of the repository, as far as a machine can hold it."""
+"""Tests the layout of the repository: sizes, names, comments and imports."""
 
 import ast
 import operator
@@ -31,17 +31,17 @@ def test_layout_folders_have_at_most_ten_modules() -> None:
     assert {folder: count for folder, count in modules.items() if count > 10 and folder not in allowed} == {}
 
 
-def test_layout_packages_say_what_they_are_for() -> None:
+def test_layout_packages_have_docstrings() -> None:
     packages = [path for path in ROTA.rglob("__init__.py") if not path.read_text().startswith('"""')]
     assert packages == []
 
 
 @pytest.mark.parametrize(("page", "number"), [("AGENTS.md", 15), ("docs/architecture.md", 8)])
 def test_layout_map_names_functions_that_exist(page: str, number: int) -> None:
-    doors = re.findall(r"`([a-z_/]+\.py):([A-Za-z_.]+)`", (ROOT / page).read_text())
+    entries = re.findall(r"`([a-z_/]+\.py):([A-Za-z_.]+)`", (ROOT / page).read_text())
     roots = [ROTA, ROTA / "kube"]
-    assert len(doors) >= number
-    for file, name in doors:
+    assert len(entries) >= number
+    for file, name in entries:
         path = next((root / file for root in roots if (root / file).is_file()), None)
         assert path, f"{page} names {file}, which does not exist"
         assert name in _definitions(path), f"{page} names {name}, which {file} does not define"
@@ -54,11 +54,15 @@ def _definitions(path: Path) -> set[str]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
         if isinstance(node, ast.ClassDef):
-            methods = [it.name for it in node.body if isinstance(it, ast.FunctionDef | ast.AsyncFunctionDef)]
+            methods = [
+                definition.name
+                for definition in node.body
+                if isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef)
+            ]
             names.update(f"{node.name}.{method}" for method in methods)
         if isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            names.update(it.id for it in targets if isinstance(it, ast.Name))
+            names.update(target.id for target in targets if isinstance(target, ast.Name))
     return names
 
 
@@ -75,21 +79,23 @@ def test_build_dependencies_each_have_a_reason_comment() -> None:
     for name in ("pyproject.toml", "tests/pyproject.toml"):
         text = (ROOT / name).read_text()
         project = tomllib.loads(text)
-        wanted = [*project["project"].get("dependencies", []), *_grouped(project)]
-        unexplained = [it for it in wanted if not re.search(rf'"{re.escape(it)}",\s*# \w', text)]
+        dependencies = [*project["project"].get("dependencies", []), *_optional_dependencies(project)]
+        unexplained = [
+            dependency for dependency in dependencies if not re.search(rf'"{re.escape(dependency)}",\s*# \w', text)
+        ]
         assert unexplained == ["rota-ground"] * (name == "pyproject.toml")
 
 
-def _grouped(project: dict[str, dict[str, dict[str, list[object]]]]) -> list[str]:
+def _optional_dependencies(project: dict[str, dict[str, dict[str, list[object]]]]) -> list[str]:
     groups = [
         *project["project"].get("optional-dependencies", {}).values(),
         *project.get("dependency-groups", {}).values(),
     ]
-    return [it for group in groups for it in group if isinstance(it, str)]
+    return [dependency for group in groups for dependency in group if isinstance(dependency, str)]
 
 
 @pytest.mark.parametrize(
-    ("module", "line", "broken"),
+    ("module", "line", "contract"),
     [
         ("planner.py", "import time", "The core decides without I/O, clock, chance or logs"),
         ("model.py", "import rota.planner", "Packages import only packages below them"),
@@ -107,7 +113,7 @@ def _grouped(project: dict[str, dict[str, dict[str, list[object]]]]) -> list[str
         ("cli/console/output.py", "import rota.cli.client.proxy", "cli: commands on the console and the client"),
     ],
 )
-def test_layout_import_contracts_detect_violations(tmp_path: Path, module: str, line: str, broken: str) -> None:
+def test_layout_import_contracts_detect_violations(tmp_path: Path, module: str, line: str, contract: str) -> None:
     (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
     for path in ROTA.rglob("*.py"):
         copy = tmp_path / "rota" / path.relative_to(ROTA)
@@ -116,7 +122,7 @@ def test_layout_import_contracts_detect_violations(tmp_path: Path, module: str, 
     with (tmp_path / "rota" / module).open("a") as file:
         file.write(f"{line}\n")
     lint = Path(sys.executable).with_name("lint-imports")
-    ran = subprocess.run(
+    result = subprocess.run(
         [lint, "--no-cache"],
         cwd=tmp_path,
         capture_output=True,
@@ -124,8 +130,8 @@ def test_layout_import_contracts_detect_violations(tmp_path: Path, module: str, 
         check=False,
         env={"PYTHONPATH": str(tmp_path)},
     )
-    assert ran.returncode == 1
-    assert f"{broken}" in " ".join(ran.stdout.partition("Broken contracts")[2].split())
+    assert result.returncode == 1
+    assert f"{contract}" in " ".join(result.stdout.partition("Broken contracts")[2].split())
 
 
 def test_image_is_built_with_the_uv_version_of_the_environment() -> None:

@@ -1,6 +1,6 @@
-"""What docs/metrics.md says is so: its tables are made of the metrics.
+"""Tests docs/metrics.md against the metrics in the code, from which its tables are generated.
 
-`.venv/bin/python tests/unit/project/test_metrics_page.py` makes them anew.
+`.venv/bin/python tests/unit/project/test_metrics_page.py` generates them again.
 """
 
 import re
@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from rota.kube.telemetry.group_gauges import GROUP_LABELS
-from rota.kube.telemetry.operator_metrics import OperatorMetrics as OfOperator
+from rota.kube.telemetry.operator_metrics import OperatorMetrics
 from rota.metrics import Metric
 from rota.model import Reason, ReasonKind, reasons_of_kind
-from rota.sidecar.status.sidecar_metrics import SidecarMetrics as OfSidecar
+from rota.sidecar.status.sidecar_metrics import SidecarMetrics
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "metrics.md"
@@ -24,32 +24,32 @@ Metrics = Iterable[Metric]
 
 
 def table(metrics: Metrics) -> str:
-    """Draw a table of metrics; labels that each of them has are left to the text above it."""
+    """Return a table of metrics; the text above it names the labels that all of them have."""
     rows = ["| metric | type | labels | what it tells |", "|---|---|---|---|"]
-    for it in metrics:
-        labels = ", ".join(f"`{label}`" for label in it.labels if label not in GROUP_LABELS)
-        rows.append(f"| `{it.name}` | {it.kind} | {labels} | {it.help} |")
+    for metric in metrics:
+        labels = ", ".join(f"`{label}`" for label in metric.labels if label not in GROUP_LABELS)
+        rows.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |")
     return "\n".join(rows) + "\n"
 
 
 def tables() -> dict[str, str]:
     """Return the page's tables by their headings."""
-    operator = OfOperator().metrics
+    operator = OperatorMetrics().metrics
     return {
-        "Of each group": table(it for it in operator if it.labels[:2] == GROUP_LABELS),
-        "Of the operator": table(it for it in operator if it.labels[:2] != GROUP_LABELS),
-        "Of each member": table(OfSidecar().metrics),
+        "Of each group": table(metric for metric in operator if metric.labels[:2] == GROUP_LABELS),
+        "Of the operator": table(metric for metric in operator if metric.labels[:2] != GROUP_LABELS),
+        "Of each member": table(SidecarMetrics().metrics),
     }
 
 
 def page() -> str:
-    """Return the page with tables as they should be."""
+    """Return the page with generated tables."""
     text = PAGE.read_text()
-    for heading, drawn in tables().items():
-        section = re.compile(rf"^## {heading}\n(.*?)^\| metric .*?(?=^[^|]|\Z)", re.DOTALL | re.MULTILINE)
-        found = section.search(text)
-        assert found, heading
-        text = f"{text[: found.start()]}## {heading}\n{found[1]}{drawn}{text[found.end() :]}"
+    for heading, table_text in tables().items():
+        pattern = re.compile(rf"^## {heading}\n(.*?)^\| metric .*?(?=^[^|]|\Z)", re.DOTALL | re.MULTILINE)
+        section = pattern.search(text)
+        assert section, heading
+        text = f"{text[: section.start()]}## {heading}\n{section[1]}{table_text}{text[section.end() :]}"
     return text
 
 
@@ -59,39 +59,42 @@ def test_alert_for_a_group_that_is_not_ready_ignores_just_the_harmless_problems(
     assert set(ignored.split("|")) == {
         *reasons_of_kind(ReasonKind.HARMLESS),
         Reason.QUEUES_UNOWNED,
-    }  # which has an alert of its own
+    }  # QueuesUnowned has its own alert
 
 
 def test_docs_metrics_tables_match_the_metrics() -> None:
-    assert PAGE.read_text() == page(), f"make them anew: python {Path(__file__).relative_to(ROOT)}"
+    assert PAGE.read_text() == page(), f"generate them again: python {Path(__file__).relative_to(ROOT)}"
 
 
-@pytest.mark.parametrize("metric", [*OfOperator().metrics, *OfSidecar().metrics], ids=lambda it: it.name)
+@pytest.mark.parametrize(
+    "metric", [*OperatorMetrics().metrics, *SidecarMetrics().metrics], ids=lambda metric: metric.name
+)
 def test_metrics_names_and_help_follow_prometheus_conventions(metric: Metric) -> None:
     assert re.fullmatch(r"rota_[a-z_]+", metric.name)
     assert metric.name.endswith("_total") == (metric.kind == "counter")
     assert metric.help.endswith(".")
-    assert "|" not in metric.help, "it stands in a table"
+    assert "|" not in metric.help, "the help text is a cell of a table"
     assert len(set(metric.labels)) == len(metric.labels)
 
 
 def test_metrics_names_are_unique() -> None:
-    names = [it.name for it in (*OfOperator().metrics, *OfSidecar().metrics)]
+    names = [metric.name for metric in (*OperatorMetrics().metrics, *SidecarMetrics().metrics)]
     assert sorted(names) == sorted(set(names))
 
 
 def test_docs_metrics_page_names_only_existing_metrics() -> None:
-    known = {it.name for it in (*OfOperator().metrics, *OfSidecar().metrics)}
-    named = set(re.findall(r"\brota_[a-z_]+", PAGE.read_text()))
-    spoken = {re.sub(r"_(bucket|sum|count)$", "", name) for name in named} - {"rota_dev_group"}
-    assert spoken - known == set()
+    existing = {metric.name for metric in (*OperatorMetrics().metrics, *SidecarMetrics().metrics)}
+    names_on_page = set(re.findall(r"\brota_[a-z_]+", PAGE.read_text()))
+    without_suffixes = {re.sub(r"_(bucket|sum|count)$", "", name) for name in names_on_page} - {"rota_dev_group"}
+    assert without_suffixes - existing == set()
 
 
 def test_docs_metrics_page_prometheus_samples_are_valid_yaml() -> None:
-    shown = [
-        yaml.safe_load(it) for it in re.findall(r"^```yaml\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    samples = [
+        yaml.safe_load(block)
+        for block in re.findall(r"^```yaml\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     ]
-    assert "scrape_configs" in shown[-1]
+    assert "scrape_configs" in samples[-1]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What docs/policies.md shows is so: its YAML is understood, its pictures and its table come out of `rota plan`."""
+"""Tests docs/policies.md: its YAML is valid, and its diagrams and its table match the output of `rota plan`."""
 
 import json
 import os
@@ -34,22 +34,24 @@ def blocks(language: str) -> list[str]:
 
 
 def plan(policy: str, members: int, queues: int, current: Path | None = None) -> Any:
-    """Plan with so many queues on each of the page's two brokers."""
-    world = ["-f", str(POLICIES), "--policy", policy, "--members", str(members)]
-    world += ["--rooms", ",".join(ROOMS[:members])]
-    world += ["--queues", f"orders=east@broker-a:{queues},west@broker-b:{queues}"]
-    ran = CliRunner().invoke(main, ["plan", *world, *(["--current", str(current)] if current else []), "-o", "json"])
-    return json.loads(ran.output)
+    """Return the output of `rota plan` with this many queues on each of the two brokers of the page."""
+    arguments = ["-f", str(POLICIES), "--policy", policy, "--members", str(members)]
+    arguments += ["--rooms", ",".join(ROOMS[:members])]
+    arguments += ["--queues", f"orders=east@broker-a:{queues},west@broker-b:{queues}"]
+    result = CliRunner().invoke(
+        main, ["plan", *arguments, *(["--current", str(current)] if current else []), "-o", "json"]
+    )
+    return json.loads(result.output)
 
 
-def change(policy: str, members: tuple[int, int], queues: int, folder: Path) -> tuple[Any, Any]:
-    """Plan, and plan again on top of it with another number of members."""
-    before = plan(policy, members[0], queues)
-    (folder / "before.json").write_text(json.dumps(before))
-    return before, plan(policy, members[1], queues, folder / "before.json")
+def plan_twice(policy: str, members: tuple[int, int], queues: int, folder: Path) -> tuple[Any, Any]:
+    """Return two plans: the second continues from the first with another number of members."""
+    first_plan = plan(policy, members[0], queues)
+    (folder / "before.json").write_text(json.dumps(first_plan))
+    return first_plan, plan(policy, members[1], queues, folder / "before.json")
 
 
-def drawn(share: dict[str, dict[str, str]]) -> str:
+def share_text(share: dict[str, dict[str, str]]) -> str:
     return " ".join(f"{queue.broker[0]}{queue.id}" for queue in from_ranges(share)) or "-"
 
 
@@ -78,9 +80,9 @@ def test_docs_policies_page_yaml_equals_the_example_file() -> None:
 def test_docs_policies_page_diagrams_match_the_plan_when_a_member_joins(strategy: str, tmp_path: Path) -> None:
     section = re.search(rf"^### {strategy}$(.*?)(?=^##)", PAGE, re.DOTALL | re.MULTILINE)
     assert section
-    before, after = change(NAMES[strategy], (2, 3), 3, tmp_path)
+    first_plan, second_plan = plan_twice(NAMES[strategy], (2, 3), 3, tmp_path)
     assert re.findall(r"^    (m\d): (.*?) +-> +\1: (.*)$", section[1], re.MULTILINE) == [
-        (member, drawn(before["members"].get(member, {})), drawn(after["members"][member]))
+        (member, share_text(first_plan["members"].get(member, {})), share_text(second_plan["members"][member]))
         for member in ("m0", "m1", "m2")
     ]
 
@@ -89,8 +91,11 @@ def test_docs_policies_page_diagrams_match_the_plan_when_a_member_joins(strategy
 def test_docs_policies_page_table_matches_the_planned_moves(strategy: str, tmp_path: Path) -> None:
     cells = [NAMES[strategy], strategy]
     for members in ((3, 4), (4, 3)):
-        _, after = change(NAMES[strategy], members, 8, tmp_path)
-        cells += [str(len(after["moves"])), f"{after['spread']['least']} to {after['spread']['most']}"]
+        _, second_plan = plan_twice(NAMES[strategy], members, 8, tmp_path)
+        cells += [
+            str(len(second_plan["moves"])),
+            f"{second_plan['spread']['least']} to {second_plan['spread']['most']}",
+        ]
     assert f"| {' | '.join(cells)} |" in PAGE
 
 
@@ -102,25 +107,26 @@ def test_docs_policies_page_defaults_match_the_spec(field: str) -> None:
 
 
 def test_docs_policies_page_custom_strategy_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (source,), (project,) = blocks("python"), blocks("toml")
-    (points,) = tomllib.loads(project)["project"]["entry-points"].values()
-    ((name, place),) = points.items()
-    (tmp_path / f"{place.partition(':')[0]}.py").write_text(source)
-    info = tmp_path / "my_strategies-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-strategies\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[rota.strategies]\n{name} = {place}\n")
+    (source,) = blocks("python")
+    (project,) = blocks("toml")
+    (entry_points,) = tomllib.loads(project)["project"]["entry-points"].values()
+    ((name, target),) = entry_points.items()
+    (tmp_path / f"{target.partition(':')[0]}.py").write_text(source)
+    metadata_folder = tmp_path / "my_strategies-1.0.dist-info"
+    metadata_folder.mkdir()
+    (metadata_folder / "METADATA").write_text("Metadata-Version: 2.1\nName: my-strategies\nVersion: 1.0\n")
+    (metadata_folder / "entry_points.txt").write_text(f"[rota.strategies]\n{name} = {target}\n")
     monkeypatch.syspath_prepend(tmp_path)
-    (shown,) = [body for body in map(yaml.safe_load, blocks("yaml")) if body.get("strategy") == "Custom"]
+    (sample,) = [body for body in map(yaml.safe_load, blocks("yaml")) if body.get("strategy") == "Custom"]
     queues = [("orders", "broker-a", number) for number in range(5)]
-    shares = allocate("Custom", queues, ["m0", "m1", "m2"], options=shown["options"]["custom"])
+    shares = allocate("Custom", queues, ["m0", "m1", "m2"], options=sample["options"]["custom"])
     assert [len(share) for share in shares.values()] == [3, 2, 0]
 
 
 async def test_docs_policies_page_commands_can_be_run(tmp_path: Path) -> None:
-    (tmp_path / "docs").symlink_to(ROOT / "docs")  # what is written there goes elsewhere
+    (tmp_path / "docs").symlink_to(ROOT / "docs")  # the commands write files outside of docs
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     async with a_shell(tmp_path, {"PATH": path}) as shell:
-        for it in typed(ROOT / "docs" / "policies.md"):
-            await shell.follow(it)
+        for command in typed(ROOT / "docs" / "policies.md"):
+            await shell.follow(command)
     assert json.loads((tmp_path / "before.json").read_text())["members"]

@@ -1,4 +1,4 @@
-"""What a release is held to, as far as it is a question of values; the whole of it: tests/chart/test_release.py."""
+"""Tests the checks of a release with values; tests/chart/test_release.py runs all of them on a whole release."""
 
 import copy
 import io
@@ -23,7 +23,7 @@ SPEC = "spec.versions.0.schema.openAPIV3Schema.properties.spec"
 
 
 def a_definition() -> Any:
-    """Return a small definition that has one of everything."""
+    """Return a small definition with a field of every kind."""
     spec = {
         "type": "object",
         "required": ["size"],
@@ -46,33 +46,33 @@ def a_definition() -> Any:
         "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec": spec}}},
     }
     names = {"kind": "Thing", "listKind": "ThingList", "plural": "things", "singular": "thing", "shortNames": ["th"]}
-    whole = {"group": "a.b", "scope": "Namespaced", "names": names, "versions": [version]}
-    return {"metadata": {"name": "things.a.b"}, "spec": whole}
+    spec_of_definition = {"group": "a.b", "scope": "Namespaced", "names": names, "versions": [version]}
+    return {"metadata": {"name": "things.a.b"}, "spec": spec_of_definition}
 
 
 def changed(path: str, value: Any) -> Any:
-    """Return the definition with one thing put there, or taken away (None)."""
-    found = it = a_definition()
-    *way, last = path.split(".")
-    for key in way:
-        it = it[int(key)] if isinstance(it, list) else it[key]
+    """Return the definition with this value at the path; None removes the field."""
+    definition = container = a_definition()
+    *parents, last = path.split(".")
+    for key in parents:
+        container = container[int(key)] if isinstance(container, list) else container[key]
     if value is None:
-        del it[last]
+        del container[last]
     else:
-        it[last] = value
-    return found
+        container[last] = value
+    return definition
 
 
 FIELD = f"{SPEC}.properties"
 NEW_RULE = [{"rule": "self.size > 0", "message": "other words"}, {"rule": "self.size < 8", "message": "…"}]
-ANOTHER = {"name": "v2", "served": True, "storage": True, "schema": {"openAPIV3Schema": {}}}
-GONE = "was removed; what is said there is dropped or refused"
+SECOND_VERSION = {"name": "v2", "served": True, "storage": True, "schema": {"openAPIV3Schema": {}}}
+REMOVED = "was removed; what is said there is dropped or refused"
 BREACHES = [
-    (f"{FIELD}.name", None, f"spec.name: {GONE}"),
+    (f"{FIELD}.name", None, f"spec.name: {REMOVED}"),
     (
         f"{FIELD}.list.items.properties.key",
         None,
-        f"spec.list[].key: {GONE}",
+        f"spec.list[].key: {REMOVED}",
     ),
     (f"{FIELD}.name.type", "integer", "spec.name: is integer now, was string"),
     (f"{FIELD}.port", {"type": "integer"}, "spec.port: is integer now, was integer or string"),
@@ -95,7 +95,7 @@ BREACHES = [
     (f"{FIELD}.labels.additionalProperties.maxLength", 3, "spec.labels.*: maxLength is 3 now, was not there"),
     (f"{FIELD}.any.x-kubernetes-preserve-unknown-fields", None, "spec.any: does not keep any other keys any more"),
 ]
-OF_THE_WHOLE = [
+BREACHES_OF_DEFINITION = [
     ("metadata.name", "others.a.b", ["Thing metadata.name: changed from things.a.b to others.a.b"]),
     ("spec.group", "c.d", ["Thing group: changed from a.b to c.d"]),
     ("spec.scope", "Cluster", ["Thing scope: changed from Namespaced to Cluster"]),
@@ -106,7 +106,7 @@ OF_THE_WHOLE = [
     ("spec.versions.0.subresources", {}, ["Thing/v1 subresources.status: was removed"]),
     (
         "spec.versions",
-        [ANOTHER],
+        [SECOND_VERSION],
         [
             "Thing the stored version: changed from v1 to v2",
             "Thing/v1 version: was removed; objects may be stored in it, and manifests name it",
@@ -133,14 +133,14 @@ HARMLESS = [
 ]
 
 
-@pytest.mark.parametrize(("path", "value", "told"), BREACHES)
-def test_release_names_breaking_changes_of_crd_fields(path: str, value: Any, told: str) -> None:
-    assert incompatible(a_definition(), changed(path, value)) == [f"Thing/v1 {told}"]
+@pytest.mark.parametrize(("path", "value", "expected"), BREACHES)
+def test_release_names_breaking_changes_of_crd_fields(path: str, value: Any, expected: str) -> None:
+    assert incompatible(a_definition(), changed(path, value)) == [f"Thing/v1 {expected}"]
 
 
-@pytest.mark.parametrize(("path", "value", "told"), OF_THE_WHOLE)
-def test_release_names_breaking_changes_of_a_crd(path: str, value: Any, told: list[str]) -> None:
-    assert incompatible(a_definition(), changed(path, value)) == told
+@pytest.mark.parametrize(("path", "value", "expected"), BREACHES_OF_DEFINITION)
+def test_release_names_breaking_changes_of_a_crd(path: str, value: Any, expected: list[str]) -> None:
+    assert incompatible(a_definition(), changed(path, value)) == expected
 
 
 @pytest.mark.parametrize(("path", "value"), HARMLESS)
@@ -149,36 +149,40 @@ def test_release_allows_compatible_crd_changes(path: str, value: Any) -> None:
 
 
 def test_release_allows_a_new_required_crd_field_with_a_default() -> None:
-    later = changed(f"{FIELD}.more", {"type": "string", "default": "a"})
-    later["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["required"] = ["size", "more"]
-    assert incompatible(a_definition(), later) == []
+    new = changed(f"{FIELD}.more", {"type": "string", "default": "a"})
+    new["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["required"] = ["size", "more"]
+    assert incompatible(a_definition(), new) == []
 
 
 def test_release_allows_a_new_crd_version() -> None:
-    later = a_definition()
-    later["spec"]["versions"].append({**ANOTHER, "storage": False})
-    assert incompatible(a_definition(), later) == []
+    new = a_definition()
+    new["spec"]["versions"].append({**SECOND_VERSION, "storage": False})
+    assert incompatible(a_definition(), new) == []
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "crds").glob("*.yaml")), ids=lambda path: path.stem)
-def test_release_notices_removal_of_any_crd_field(path: Path) -> None:
-    ours = yaml.safe_load(path.read_text())
-    assert incompatible(ours, ours) == []
-    whole = ours["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-    for at, holder, name in fields(whole):
-        taken = holder["properties"].pop(name)
-        before = copy.deepcopy(ours)
-        holder["properties"][name] = taken
-        told = incompatible(ours, before)
-        assert any(it.partition(": ")[0].endswith(f" {at}") for it in told), at
+def test_release_detects_removal_of_any_crd_field(path: Path) -> None:
+    definition = yaml.safe_load(path.read_text())
+    assert incompatible(definition, definition) == []
+    schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    for path_of_field, parent, name in fields(schema):
+        removed = parent["properties"].pop(name)
+        without_field = copy.deepcopy(definition)
+        parent["properties"][name] = removed
+        breaches = incompatible(definition, without_field)
+        assert any(breach.partition(": ")[0].endswith(f" {path_of_field}") for breach in breaches), path_of_field
 
 
 def fields(schema: Any, path: str = "") -> list[tuple[str, Any, str]]:
-    found = []
+    all_fields = []
     for name, field in schema.get("properties", {}).items():
-        at = f"{path}.{name}".strip(".")
-        found += [(at, schema, name), *fields(field, at), *fields(field.get("items", {}), f"{at}[]")]
-    return found
+        field_path = f"{path}.{name}".strip(".")
+        all_fields += [
+            (field_path, schema, name),
+            *fields(field, field_path),
+            *fields(field.get("items", {}), f"{field_path}[]"),
+        ]
+    return all_fields
 
 
 # The chart's values.
@@ -200,8 +204,8 @@ def test_release_names_chart_values_that_are_no_longer_accepted() -> None:
     new = {"type": "object", "properties": {"kind": {"enum": ["a"]}, "open": {"type": "object"}}}
     assert values_refused(old, new) == ["values kind: does not take b any more"]
     closed = {**old["properties"], "open": {"type": "object", "additionalProperties": False}}
-    told = ["values open: does not keep any other keys any more"]
-    assert values_refused(old, {**old, "properties": closed}) == told
+    expected = ["values open: does not keep any other keys any more"]
+    assert values_refused(old, {**old, "properties": closed}) == expected
     assert values_refused({**old, "properties": closed}, old) == []
 
 
@@ -214,7 +218,7 @@ def test_release_accepts_a_breaking_change_named_in_the_changelog() -> None:
 
 # Versions.
 
-RIGHT = {
+CONSISTENT_FILES = {
     "charts/rota/Chart.yaml": 'version: 1.2.3\nappVersion: "1.2.3"\n',
     "charts/rota/values.yaml": 'image: {tag: ""}\npipeline: {image: {tag: ""}}\n',
     "Dockerfile": "FROM a\nARG VERSION=1.2.3\n",
@@ -222,7 +226,7 @@ RIGHT = {
     "CHANGELOG.md": "# Changelog\n\n## 1.2.3 (2026-01-01)\n\nAll new.\n\n## 1.2.2 (2025-01-01)\n",
     "docs/pipeline.md": "image: ghcr.io/rota-dev/rota-pipeline:1.2.3\n",
 }
-WRONG = [
+INCONSISTENT_FILES = [
     ("charts/rota/Chart.yaml", "version: 1.2.3\nappVersion: 1.2.4\n", "appVersion in charts/rota/Chart.yaml is 1.2.4"),
     ("charts/rota/values.yaml", "pipeline: {image: {tag: a}}", "pipeline.image.tag in charts/rota/values.yaml is a"),
     ("Dockerfile", "ARG VERSION=1.2\n", "Dockerfile says 1.2"),
@@ -233,23 +237,23 @@ WRONG = [
 
 
 def test_release_accepts_one_version_everywhere() -> None:
-    assert disagreeing(RIGHT, "1.2.3") == []
-    assert disagreeing({**RIGHT, "CHANGELOG.md": "## Unreleased\n"}, "1.2.3") == []
+    assert disagreeing(CONSISTENT_FILES, "1.2.3") == []
+    assert disagreeing({**CONSISTENT_FILES, "CHANGELOG.md": "## Unreleased\n"}, "1.2.3") == []
 
 
-@pytest.mark.parametrize(("name", "text", "told"), WRONG)
-def test_release_names_a_file_with_another_version(name: str, text: str, told: str) -> None:
-    assert disagreeing({**RIGHT, name: text}, "1.2.3") == [told]
+@pytest.mark.parametrize(("name", "text", "expected"), INCONSISTENT_FILES)
+def test_release_names_a_file_with_another_version(name: str, text: str, expected: str) -> None:
+    assert disagreeing({**CONSISTENT_FILES, name: text}, "1.2.3") == [expected]
 
 
 def test_release_splits_the_changelog_into_sections() -> None:
-    found = sections(RIGHT["CHANGELOG.md"])
-    assert [*found] == ["1.2.3", "1.2.2"]
-    assert "All new." in found["1.2.3"]
+    sections_by_version = sections(CONSISTENT_FILES["CHANGELOG.md"])
+    assert [*sections_by_version] == ["1.2.3", "1.2.2"]
+    assert "All new." in sections_by_version["1.2.3"]
 
 
 @pytest.mark.parametrize(
-    ("tags", "version", "last"),
+    ("tags", "version", "predecessor"),
     [
         ("", "0.1.0", ""),
         ("v0.1.0", "0.1.0", ""),
@@ -257,15 +261,15 @@ def test_release_splits_the_changelog_into_sections() -> None:
         ("v0.1.0 v0.2.0-rc.1 wip v9", "0.2.0", "v0.1.0"),
     ],
 )
-def test_release_predecessor_is_the_newest_older_version(tags: str, version: str, last: str) -> None:
-    assert newest(tags, version) == last
+def test_release_predecessor_is_the_newest_older_version(tags: str, version: str, predecessor: str) -> None:
+    assert newest(tags, version) == predecessor
 
 
 # Licences and bills of materials.
 
 
 @pytest.mark.parametrize(
-    ("licence", "told"),
+    ("licence", "expected"),
     [
         ("MIT", []),
         ("Apache-2.0 AND MIT", []),
@@ -276,8 +280,8 @@ def test_release_predecessor_is_the_newest_older_version(tags: str, version: str
         ("", ["no licence"]),
     ],
 )
-def test_release_rejects_licences_that_are_not_allowed(licence: str, told: list[str]) -> None:
-    assert refused(licence) == told
+def test_release_rejects_licences_that_are_not_allowed(licence: str, expected: list[str]) -> None:
+    assert refused(licence) == expected
 
 
 @pytest.mark.parametrize(
@@ -293,16 +297,16 @@ def test_release_rejects_licences_that_are_not_allowed(licence: str, told: list[
     ],
 )
 def test_release_reads_the_licence_from_unambiguous_package_metadata(headers: dict[str, str], licence: str) -> None:
-    about = Message()
+    metadata = Message()
     for key, value in headers.items():
-        about[key] = value
-    assert spdx("thing", about) == licence
+        metadata[key] = value
+    assert spdx("thing", metadata) == licence
 
 
 def a_bill() -> Any:
     def component(name: str, purl: str) -> Any:
-        known = {"type": "library", "name": name, "version": "1", "bom-ref": name}
-        return {**known, "purl": purl, "licenses": licences("MIT")}
+        common_fields = {"type": "library", "name": name, "version": "1", "bom-ref": name}
+        return {**common_fields, "purl": purl, "licenses": licences("MIT")}
 
     return {
         "bomFormat": "CycloneDX",
@@ -323,7 +327,7 @@ def test_release_bill_of_materials_is_reproducible() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "told"),
+    ("path", "value", "expected"),
     [
         ("specVersion", "1.4", "is no CycloneDX 1.5"),
         ("serialNumber", "urn:uuid:1", "has no serial number"),
@@ -334,14 +338,14 @@ def test_release_bill_of_materials_is_reproducible() -> None:
         ("dependencies.0.dependsOn", ["c"], "speaks of c, which is not in it"),
     ],
 )
-def test_release_names_flaws_of_a_bill_of_materials(path: str, value: Any, told: str) -> None:
+def test_release_names_flaws_of_a_bill_of_materials(path: str, value: Any, expected: str) -> None:
     bill: Any = stamped(a_bill(), 0)
-    it = bill
-    *way, last = path.split(".")
-    for key in way:
-        it = it[int(key)] if isinstance(it, list) else it[key]
-    it[last] = value
-    assert told in [*flaws(bill)]
+    container = bill
+    *parents, last = path.split(".")
+    for key in parents:
+        container = container[int(key)] if isinstance(container, list) else container[key]
+    container[last] = value
+    assert expected in [*flaws(bill)]
 
 
 def test_release_bill_of_materials_allows_debian_without_licence_and_expressions() -> None:
@@ -356,7 +360,7 @@ def test_release_bill_of_materials_allows_debian_without_licence_and_expressions
 
 
 def test_release_archive_is_reproducible_after_repacking(tmp_path: Path) -> None:
-    made = []
+    archives = []
     for number, names in enumerate((["a", "b"], ["b", "a"])):
         packed = tmp_path / f"{number}.tar"
         with tarfile.open(packed, "w") as tar:
@@ -364,13 +368,16 @@ def test_release_archive_is_reproducible_after_repacking(tmp_path: Path) -> None
                 member = tarfile.TarInfo(name)
                 member.size, member.mtime, member.uid, member.mode = 1, number, number, 0o644 + 0o020 * number
                 tar.addfile(member, io.BytesIO(b"x"))
-        made.append(tmp_path / f"{number}.tgz")
+        archives.append(tmp_path / f"{number}.tgz")
         os.utime(packed, (number, number))
-        repack(packed, made[-1], 7)
-    assert sha256(made[0]) == sha256(made[1])
-    assert int.from_bytes(made[0].read_bytes()[4:8], "little") == 7, "the time in the head of what is packed"
-    with tarfile.open(made[0]) as tar:
-        assert [(it.name, it.mtime, it.mode, it.uid) for it in tar] == [("a", 7, 0o644, 0), ("b", 7, 0o644, 0)]
+        repack(packed, archives[-1], 7)
+    assert sha256(archives[0]) == sha256(archives[1])
+    assert int.from_bytes(archives[0].read_bytes()[4:8], "little") == 7, "the time in the header of the archive"
+    with tarfile.open(archives[0]) as tar:
+        assert [(entry.name, entry.mtime, entry.mode, entry.uid) for entry in tar] == [
+            ("a", 7, 0o644, 0),
+            ("b", 7, 0o644, 0),
+        ]
         file = tar.extractfile("a")
         assert file
         assert file.read() == b"x"

@@ -1,4 +1,4 @@
-"""tests/README.md, held against the tests that there are."""
+"""Tests that tests/README.md lists the existing folders, files and slow tests."""
 
 import re
 from pathlib import Path

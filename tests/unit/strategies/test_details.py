@@ -1,4 +1,4 @@
-"""The strategies' finer points: thresholds, ties, options that are taken or refused, and what reasons say of them."""
+"""Tests details of the strategies: thresholds, ties, accepted and rejected options, and the reasons they give."""
 
 import sys
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ ORDERS = [("orders", "broker-a", number) for number in range(8)]
 ROOMS = {"queueRooms": {"broker-a": "east"}, "memberRooms": {"m0": "west", "m1": "east", "m2": "east"}}
 
 
-def why(strategy: str, roster: Roster, queue: int, **options: Any) -> str:
+def explain_owner(strategy: str, roster: Roster, queue: int, **options: Any) -> str:
     owners = prepared(strategy, options)(roster)
     return explain(strategy, roster, owners, roster.queues[queue], options)
 
@@ -58,31 +58,33 @@ def test_machine_room_nearby_inner_strategy_may_be_a_function_or_have_options() 
     by_name = allocate("MachineRoomNearby", ORDERS, ["m0", "m1", "m2"], options=ROOMS | {"inner": "AVG_BY_CIRCLE"})
     assert by_function == by_name
     assert [queue.id for queue in by_name["m1"]] == [0, 2, 4, 6]
-    assert why("MachineRoomNearby", a_roster(), 0, **ROOMS).endswith(
+    assert explain_owner("MachineRoomNearby", a_roster(), 0, **ROOMS).endswith(
         "whose block of orders is broker-a/0 to broker-a/3"
     )
     hashed = {"inner": "ConsistentHash", "innerOptions": {"virtualNodes": 5}}
-    assert "the next of the 10 places on the ring is one of the 5 of m" in why(
+    assert "the next of the 10 places on the ring is one of the 5 of m" in explain_owner(
         "MachineRoomNearby", a_roster(), 0, **ROOMS, **hashed
     )
 
 
-def an_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **functions: str) -> None:
-    """Install a package whose strategies are these bodies of functions."""
+def install_strategies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **functions: str) -> None:
+    """Install a package with one strategy for each name and function body."""
     lines = [f"def {name}(roster, **options):\n    {body}\n" for name, body in functions.items()]
-    (tmp_path / "strangers.py").write_text("".join(lines))
-    info = tmp_path / "strangers-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: strangers\nVersion: 1.0\n")
-    points = [f"{name} = strangers:{name}\n" for name in functions]
-    (info / "entry_points.txt").write_text("[rota.strategies]\n" + "".join(points) + "torn = strangers:nothing\n")
+    (tmp_path / "plugins.py").write_text("".join(lines))
+    metadata_folder = tmp_path / "plugins-1.0.dist-info"
+    metadata_folder.mkdir()
+    (metadata_folder / "METADATA").write_text("Metadata-Version: 2.1\nName: plugins\nVersion: 1.0\n")
+    entry_points = [f"{name} = plugins:{name}\n" for name in functions]
+    (metadata_folder / "entry_points.txt").write_text(
+        "[rota.strategies]\n" + "".join(entry_points) + "torn = plugins:missing\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "strangers", raising=False)  # what another test has imported
+    monkeypatch.delitem(sys.modules, "plugins", raising=False)  # another test may have imported it
 
 
 def test_custom_strategy_cannot_modify_the_callers_roster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = "roster.owners[0] = 1; "
-    an_installed(tmp_path, monkeypatch, inplace=write + "return roster.owners", throws=write + "raise KeyError")
+    install_strategies(tmp_path, monkeypatch, inplace=write + "return roster.owners", throws=write + "raise KeyError")
     roster = a_roster(3, 2, {0: "m0", 1: "m1"})
     assert prepared("Custom", {"name": "inplace"})(roster).tolist() == [1, 1, -1]
     with pytest.raises(ValueError, match="KeyError"):
@@ -91,21 +93,21 @@ def test_custom_strategy_cannot_modify_the_callers_roster(tmp_path: Path, monkey
 
 
 def test_custom_strategy_error_text_is_one_stable_line() -> None:
-    told = single_line(f"{object()!r}\nsecond \ud800 line " + 1000 * "x")
-    assert told.startswith("<object object at 0x…> second ? line xxx")
-    assert len(told) == 301
+    line = single_line(f"{object()!r}\nsecond \ud800 line " + 1000 * "x")
+    assert line.startswith("<object object at 0x…> second ? line xxx")
+    assert len(line) == 301
 
 
-def test_custom_strategy_from_an_entry_point_is_loaded_given_options_and_checked(
+def test_custom_strategy_from_an_entry_point_is_loaded_with_options_and_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body = "return [options['owner']] * len(roster.queues)"
-    an_installed(tmp_path, monkeypatch, same=body, broken="raise KeyError('east')")
-    given: dict[str, Any] = {"name": "same", "options": {"owner": 1}}
-    assert prepared("Custom", given)(a_roster()).tolist() == [1] * 8
-    told = why("Custom", a_roster(), 0, **given)
-    assert told == "orders/broker-a/0 goes to m1: the custom strategy same chose it and gives no reason"
-    for options, sentence in (
+    install_strategies(tmp_path, monkeypatch, same=body, broken="raise KeyError('east')")
+    options: dict[str, Any] = {"name": "same", "options": {"owner": 1}}
+    assert prepared("Custom", options)(a_roster()).tolist() == [1] * 8
+    reason = explain_owner("Custom", a_roster(), 0, **options)
+    assert reason == "orders/broker-a/0 goes to m1: the custom strategy same chose it and gives no reason"
+    for wrong_options, sentence in (
         ({"name": "broken"}, "Custom strategy broken failed: KeyError: 'east'"),
         ({"name": "torn"}, "Custom strategy torn cannot be loaded: AttributeError: "),
         ({"name": "other"}, r"There is no custom strategy other: .*\(offered: broken, same, torn\)"),
@@ -115,7 +117,7 @@ def test_custom_strategy_from_an_entry_point_is_loaded_given_options_and_checked
         ),
     ):
         with pytest.raises(ValueError, match=f"^{sentence}"):
-            prepared("Custom", options)(a_roster())
+            prepared("Custom", wrong_options)(a_roster())
 
 
 # Blocks, circles, rings.
@@ -123,7 +125,7 @@ def test_custom_strategy_from_an_entry_point_is_loaded_given_options_and_checked
 
 def test_strategy_ranks_number_equal_keys_in_their_order() -> None:
     groups = np.arange(3000) * 7 % 3
-    expected = [int((groups[:place] == group).sum()) for place, group in enumerate(groups)]
+    expected = [int((groups[:index] == group).sum()) for index, group in enumerate(groups)]
     assert ranks(groups).tolist() == expected
 
 
@@ -140,7 +142,7 @@ TWO_TOPICS = [(topic, "b", number) for topic in ("orders", "payments") for numbe
     ],
 )
 def test_explain_counts_positions_within_the_topic_of_the_queue(strategy: str, queue: int, reason: str) -> None:
-    assert f": {reason}$" in why(strategy, Roster.of(TWO_TOPICS, ["m0", "m1"]), queue) + "$"
+    assert f": {reason}$" in explain_owner(strategy, Roster.of(TWO_TOPICS, ["m0", "m1"]), queue) + "$"
 
 
 AMONG_ONE = "goes to m1: its room east has 1 of 2 members; among them "
@@ -169,7 +171,7 @@ AMONG_ONE = "goes to m1: its room east has 1 of 2 members; among them "
 )
 def test_explain_names_rooms_and_members(strategy: str, options: dict[str, Any], reason: str) -> None:
     roster = Roster.of([("orders", "east@b", 0)], ["m0", "m1"])
-    assert why(strategy, roster, 0, **options) == f"orders/east@b/0 {reason}"
+    assert explain_owner(strategy, roster, 0, **options) == f"orders/east@b/0 {reason}"
 
 
 @pytest.mark.parametrize(
@@ -181,14 +183,19 @@ def test_by_machine_room_parses_the_brokers_room_as_java_does(broker: str, room:
 
 
 def test_consistent_hash_collision_on_the_ring_goes_to_the_last_member() -> None:
-    places = {f"m{member}-{node}": (member * node * node + node) % 7 for member in range(3) for node in range(200)}
-    stands = {place: name.partition("-")[0] for name, place in places.items()}  # the later one overwrites
+    positions = {f"m{member}-{node}": (member * node * node + node) % 7 for member in range(3) for node in range(200)}
+    member_at = {
+        position: name.partition("-")[0] for name, position in positions.items()
+    }  # on a collision the last member wins
     queues = [("orders", "broker-a", number) for number in range(7)]
-    hashed = {"virtualNodes": 200, "hash": lambda key: places.get(key, int(key[-2]) if key.endswith("]") else 0)}
+    hashed = {"virtualNodes": 200, "hash": lambda key: positions.get(key, int(key[-2]) if key.endswith("]") else 0)}
     shares = allocate("ConsistentHash", queues, ["m0", "m1", "m2"], options=hashed)
     owners = {queue.id: name for name, share in shares.items() for queue in share}
-    at_or_after = {number: min((it for it in stands if it >= number), default=min(stands)) for number in range(7)}
-    assert owners == {number: stands[place] for number, place in at_or_after.items()}
+    next_positions = {
+        number: min((position for position in member_at if position >= number), default=min(member_at))
+        for number in range(7)
+    }
+    assert owners == {number: member_at[position] for number, position in next_positions.items()}
 
 
 def test_consistent_hash_has_ten_virtual_nodes_by_default() -> None:
@@ -197,8 +204,8 @@ def test_consistent_hash_has_ten_virtual_nodes_by_default() -> None:
     shares = {
         number: allocate("ConsistentHash", queues, members, options={"virtualNodes": number}) for number in (9, 10, 11)
     }
-    unsaid = allocate("ConsistentHash", queues, members)
-    assert {number: share == unsaid for number, share in shares.items()} == {9: False, 10: True, 11: False}
+    default = allocate("ConsistentHash", queues, members)
+    assert {number: share == default for number, share in shares.items()} == {9: False, 10: True, 11: False}
 
 
 def test_consistent_hash_of_an_unencodable_name_is_as_in_java() -> None:
@@ -211,8 +218,8 @@ def test_machine_room_nearby_deals_unowned_queues_around_within_the_room() -> No
 
 
 def test_machine_room_nearby_leaves_queues_unowned_if_its_inner_strategy_does() -> None:
-    nothing = {"inner": "ConsistentHash", "innerOptions": {"virtualNodes": 0}}
-    assert prepared("MachineRoomNearby", ROOMS | nothing)(a_roster()).tolist() == [-1] * 8
+    inner = {"inner": "ConsistentHash", "innerOptions": {"virtualNodes": 0}}
+    assert prepared("MachineRoomNearby", ROOMS | inner)(a_roster()).tolist() == [-1] * 8
 
 
 def test_custom_strategy_result_that_is_no_array_is_rejected() -> None:
@@ -225,45 +232,47 @@ def test_custom_strategy_result_that_is_no_array_is_rejected() -> None:
 
 def test_sticky_reason_counts_only_ordinary_queues() -> None:
     queues = [*ORDERS[:5], ("%RETRY%shop", "broker-a", 0)]
-    current = dict.fromkeys([Queue(*it) for it in [*ORDERS[:2], queues[-1]]], "m0") | {Queue(*ORDERS[2]): "m1"}
+    current = dict.fromkeys([Queue(*queue) for queue in [*ORDERS[:2], queues[-1]]], "m0") | {Queue(*ORDERS[2]): "m1"}
     roster = Roster.of(queues, ["m0", "m1"], current)
-    share = "(an even share is 2 or 3, retries apart)"
+    even_share = "(an even share is 2 or 3, retries apart)"
     ordinary = [number for number, queue in enumerate(roster.queues) if queue.topic == "orders"]
-    told = [why("Sticky", roster, number).partition(": ")[2] for number in ordinary]
-    assert told[:3] == [f"m0 keeps all of its 2 queues {share}"] * 2 + [f"m1 keeps all of its 1 queue {share}"]
-    assert told[3].startswith("it had no owner; m")
+    reasons = [explain_owner("Sticky", roster, number).partition(": ")[2] for number in ordinary]
+    assert reasons[:3] == [f"m0 keeps all of its 2 queues {even_share}"] * 2 + [
+        f"m1 keeps all of its 1 queue {even_share}"
+    ]
+    assert reasons[3].startswith("it had no owner; m")
 
 
-# Balanced's scales: small fleets whose answers can be checked by hand.
-
+# Scales of Balanced: small fleets with results that can be checked by hand.
 
 Rooms = Sequence[str | None]
 
 
-def weighed(
+def decided_scales(
     weights: list[int],
     capacities: list[float],
     current: list[int] | None = None,
-    most: int | None = None,
+    max_moves: int | None = None,
     *,
     rooms: tuple[Rooms, Rooms] = ((), ()),
 ) -> Scales:
-    """Decide; `rooms` are the queues' and the members'."""
-    of_queues, of_members = rooms
-    queue_rooms, member_rooms = of_queues or [None] * len(weights), of_members or [None] * len(capacities)
-    scales = Scales(weights, capacities, list(queue_rooms), list(member_rooms))
-    scales.decide(current or [-1] * len(weights), most)
+    """Return scales that have decided; `rooms`: of the queues, and of the members."""
+    given_queue_rooms, given_member_rooms = rooms
+    queue_rooms = list(given_queue_rooms or [None] * len(weights))
+    member_rooms = list(given_member_rooms or [None] * len(capacities))
+    scales = Scales(weights, capacities, queue_rooms, member_rooms)
+    scales.decide(current or [-1] * len(weights), max_moves)
     return scales
 
 
-def steps(scales: Scales) -> str:
+def steps_of(scales: Scales) -> str:
     return " ".join(
         scales.placements[queue].step.name if queue in scales.placements else "-" for queue in range(len(scales.owners))
     )
 
 
 @pytest.mark.parametrize(
-    ("weights", "capacities", "current", "most", "owners", "told"),
+    ("weights", "capacities", "current", "max_moves", "owners", "expected_steps"),
     [
         ([5, 4, 3, 3, 2, 1], [1.0, 1.0], None, None, [0, 1, 1, 0, 1, 0], " ".join(["EMPTIEST"] * 6)),
         ([5, 4, 3, 3, 2, 1], [2.0, 1.0], None, None, [0, 1, 0, 0, 1, 0], " ".join(["EMPTIEST"] * 6)),
@@ -299,30 +308,32 @@ def test_balanced_results_for_small_fleets_match_hand_calculation(
     weights: list[int],
     capacities: list[float],
     current: list[int] | None,
-    most: int | None,
+    max_moves: int | None,
     *,
     owners: list[int],
-    told: str,
+    expected_steps: str,
 ) -> None:
-    scales = weighed(weights, capacities, current, most)
-    assert (scales.owners, steps(scales)) == (owners, told)
+    scales = decided_scales(weights, capacities, current, max_moves)
+    assert (scales.owners, steps_of(scales)) == (owners, expected_steps)
 
 
-@pytest.mark.parametrize(("east", "west", "kept"), [(23, 20, 23), (24, 20, 23), (100, 90, 100), (103, 90, 101)])
-def test_balanced_moves_a_queue_out_of_its_room_only_above_a_tenth_of_the_mean(east: int, west: int, kept: int) -> None:
+@pytest.mark.parametrize(("east", "west", "count_of_m0"), [(23, 20, 23), (24, 20, 23), (100, 90, 100), (103, 90, 101)])
+def test_balanced_moves_a_queue_out_of_its_room_only_above_a_tenth_of_the_mean(
+    east: int, west: int, count_of_m0: int
+) -> None:
     rooms = (["e"] * east + ["w"] * west, ["e", "w"])
-    scales = weighed([1] * (east + west), [1.0, 1.0], [0] * east + [1] * west, rooms=rooms)
-    assert scales.queue_counts == [kept, east + west - kept]
+    scales = decided_scales([1] * (east + west), [1.0, 1.0], [0] * east + [1] * west, rooms=rooms)
+    assert scales.queue_counts == [count_of_m0, east + west - count_of_m0]
 
 
 def test_balanced_assigns_queues_within_their_room_up_to_a_tenth_over_the_mean() -> None:
-    scales = weighed([1] * 20, [1.0, 1.0], rooms=(["e"] * 20, ["e", "w"]))
+    scales = decided_scales([1] * 20, [1.0, 1.0], rooms=(["e"] * 20, ["e", "w"]))
     assert scales.queue_counts == [11, 9]
-    assert steps(scales) == " ".join(["HOME"] * 11 + ["EMPTIEST"] * 9)
+    assert steps_of(scales) == " ".join(["HOME"] * 11 + ["EMPTIEST"] * 9)
 
 
 @pytest.mark.parametrize(
-    ("weights", "capacities", "queue_rooms", "owners", "told"),
+    ("weights", "capacities", "queue_rooms", "owners", "expected_steps"),
     [
         ([100, 1], [1.0, 1.0], ["e", "e"], [0, 1], "HOME EMPTIEST"),
         ([10, 6, 9], [1.0, 1.0], ["e", "e", "w"], [0, 0, 1], "HOME CHEAPEST HOME"),
@@ -331,10 +342,10 @@ def test_balanced_assigns_queues_within_their_room_up_to_a_tenth_over_the_mean()
     ],
 )
 def test_balanced_results_for_two_rooms_match_hand_calculation(
-    weights: list[int], capacities: list[float], queue_rooms: list[str | None], owners: list[int], told: str
+    weights: list[int], capacities: list[float], queue_rooms: list[str | None], owners: list[int], expected_steps: str
 ) -> None:
-    scales = weighed(weights, capacities, rooms=(queue_rooms, ["e", "w"]))
-    assert (scales.owners, steps(scales)) == (owners, told)
+    scales = decided_scales(weights, capacities, rooms=(queue_rooms, ["e", "w"]))
+    assert (scales.owners, steps_of(scales)) == (owners, expected_steps)
 
 
 def test_balanced_counts_a_member_as_remote_only_if_both_rooms_are_known() -> None:
@@ -345,29 +356,34 @@ def test_balanced_counts_a_member_as_remote_only_if_both_rooms_are_known() -> No
 def test_balanced_replaces_invalid_weights_and_capacities() -> None:
     assert replace_implausible([1.0, 1.0, -0.5]) == [1.0, 1.0, 1.0]
     roster = a_roster(4, 2)
-    tiny = STRATEGIES["Balanced"](roster, memberWeights={"m0": 1e-9, "m1": 2000.0})
-    assert np.bincount(tiny, minlength=2).tolist() == [1, 3], "nobody is so weak as to get nothing"
-    told = why("Balanced", roster, 1, memberWeights={"m0": 1e-9, "m1": -1.0})
-    assert told.endswith("the capacity of m1 has the implausible value -1 and counts as 1e-09")
-    nothing = dict.fromkeys(roster.queues, 0.0)
-    assert np.bincount(STRATEGIES["Balanced"](roster, queueWeights=nothing)).tolist() == [2, 2]
+    owners = STRATEGIES["Balanced"](roster, memberWeights={"m0": 1e-9, "m1": 2000.0})
+    assert np.bincount(owners, minlength=2).tolist() == [1, 3], "even the weakest member gets a queue"
+    sentence = explain_owner("Balanced", roster, 1, memberWeights={"m0": 1e-9, "m1": -1.0})
+    assert sentence.endswith("the capacity of m1 has the implausible value -1 and counts as 1e-09")
+    zero_weights = dict.fromkeys(roster.queues, 0.0)
+    assert np.bincount(STRATEGIES["Balanced"](roster, queueWeights=zero_weights)).tolist() == [2, 2]
 
 
 def test_balanced_gives_retry_queues_negligible_weight_whatever_was_measured() -> None:
     queues = [*ORDERS[:4], *(("%RETRY%shop", "broker-a", number) for number in range(3))]
     roster = Roster.of(queues, ["m0", "m1"])
-    measured = {queue: 1000.0 if queue.topic.startswith("%") else 1.0 for queue in roster.queues}
-    owners = STRATEGIES["Balanced"](roster, queueWeights=measured)
-    others = [owner for queue, owner in zip(roster.queues, owners.tolist(), strict=True) if queue.topic == "orders"]
-    assert np.bincount(others).tolist() == [2, 2]
+    weights = {queue: 1000.0 if queue.topic.startswith("%") else 1.0 for queue in roster.queues}
+    owners = STRATEGIES["Balanced"](roster, queueWeights=weights)
+    ordinary_owners = [
+        owner for queue, owner in zip(roster.queues, owners.tolist(), strict=True) if queue.topic == "orders"
+    ]
+    assert np.bincount(ordinary_owners).tolist() == [2, 2]
 
 
 def test_balanced_reason_for_a_single_member_says_there_is_no_other() -> None:
-    roster = Roster.of(ORDERS[:2], ["m0"], dict.fromkeys([Queue(*it) for it in ORDERS[:2]], "m0"))
-    assert why("Balanced", roster, 0, memberWeights={"gone": 2.0}).endswith(f"counted; {doubt('m0')}")
-    told = why("Balanced", roster, 0)
+    roster = Roster.of(ORDERS[:2], ["m0"], dict.fromkeys([Queue(*queue) for queue in ORDERS[:2]], "m0"))
+    assert explain_owner("Balanced", roster, 0, memberWeights={"gone": 2.0}).endswith(
+        f"counted; {unknown_capacities('m0')}"
+    )
+    sentence = explain_owner("Balanced", roster, 0)
     assert (
-        told == "orders/broker-a/0 stays with m0: there is no other member; no weights are known, so queues are counted"
+        sentence
+        == "orders/broker-a/0 stays with m0: there is no other member; no weights are known, so queues are counted"
     )
 
 
@@ -375,7 +391,7 @@ def test_balanced_reason_for_a_single_member_says_there_is_no_other() -> None:
 def test_balanced_moves_only_for_a_difference_of_a_fiftieth_of_the_mean(
     fuller: int, emptier: int, counts: list[int]
 ) -> None:
-    scales = weighed([1] * (fuller + emptier), [1.0, 1.0], [0] * fuller + [1] * emptier)
+    scales = decided_scales([1] * (fuller + emptier), [1.0, 1.0], [0] * fuller + [1] * emptier)
     assert scales.queue_counts == counts
 
 
@@ -384,46 +400,67 @@ def test_balanced_finds_the_emptiest_member_of_each_room_after_any_query(seed: i
     weights = [1 + seed * number * number % 13 for number in range(12)]
     capacities = [1.0 + seed * number % 3 for number in range(4)]
     member_rooms: list[str | None] = [None, "e", "e", None] if seed % 2 else ["e"] * 4
-    scales = weighed(weights, capacities, [seed * number % 5 - 1 for number in range(12)], rooms=((), member_rooms))
-    for but in (0, 1, -1, 2, 2, 3, -1):
+    scales = decided_scales(
+        weights, capacities, [seed * number % 5 - 1 for number in range(12)], rooms=((), member_rooms)
+    )
+
+    def by_fullness(member: int) -> tuple[float, float, int]:
+        return scales.fullness(member), -capacities[member], member
+
+    for excluded in (0, 1, -1, 2, 2, 3, -1):
         emptiest = {}
-        for member in sorted(range(4), key=lambda it: (scales.fullness(it), -capacities[it], it), reverse=True):
-            if member != but:
+        for member in sorted(range(4), key=by_fullness, reverse=True):
+            if member != excluded:
                 emptiest[member_rooms[member]] = member
-        assert sorted(scales.candidates(but)) == sorted(emptiest.values())
+        assert sorted(scales.candidates(excluded)) == sorted(emptiest.values())
 
 
 OWNED = {0: "m0", 1: "m1", 2: "m1", 3: "m1", 4: "m2"}
 TO_M0 = dict.fromkeys(range(5), "m0")
 
 
-def doubt(*names: str) -> str:
+def unknown_capacities(*names: str) -> str:
     return "; ".join(f"the capacity of {name} is unknown and counts as 1" for name in names)
 
 
 @pytest.mark.parametrize(
-    ("owned", "queue", "options", "told"),
+    ("owned", "queue", "options", "sentence"),
     [
-        ({}, 0, {}, f"m0 was the emptiest (0 queues); {doubt('m0')}"),
-        ({}, 0, ROOMS, f"m1 in its own room east had no queue yet; {doubt('m1')}"),
-        ({0: "m1", 1: "m2"}, 2, ROOMS, f"m0 in room west was the emptiest (0 queues); {doubt('m0')}"),
-        (TO_M0, 4, {}, f"m1 was idle, and m0 (5 queues) was the fullest that could spare one; {doubt('m1', 'm0')}"),
-        (TO_M0, 0, {}, f"with m1 (1 queue) the fleet is more even than with m0 (3 queues); {doubt('m1', 'm0')}"),
+        ({}, 0, {}, f"m0 was the emptiest (0 queues); {unknown_capacities('m0')}"),
+        ({}, 0, ROOMS, f"m1 in its own room east had no queue yet; {unknown_capacities('m1')}"),
+        ({0: "m1", 1: "m2"}, 2, ROOMS, f"m0 in room west was the emptiest (0 queues); {unknown_capacities('m0')}"),
+        (
+            TO_M0,
+            4,
+            {},
+            f"m1 was idle, and m0 (5 queues) was the fullest that could spare one; {unknown_capacities('m1', 'm0')}",
+        ),
+        (
+            TO_M0,
+            0,
+            {},
+            f"with m1 (1 queue) the fleet is more even than with m0 (3 queues); {unknown_capacities('m1', 'm0')}",
+        ),
         (
             OWNED,
             4,
             {"maxMoves": 0},
-            f"it is the only queue of m2, and a member's last queue is never taken; {doubt('m2')}",
+            f"it is the only queue of m2, and a member's last queue is never taken; {unknown_capacities('m2')}",
         ),
-        ({0: "m0", 1: "m0", 2: "m1", 3: "m1", 4: "m2"}, 1, {}, f"(m0 has 2 queues, m2 1 queue); {doubt('m0', 'm2')}"),
+        (
+            {0: "m0", 1: "m0", 2: "m1", 3: "m1", 4: "m2"},
+            1,
+            {},
+            f"(m0 has 2 queues, m2 1 queue); {unknown_capacities('m0', 'm2')}",
+        ),
     ],
 )
 def test_balanced_reason_marks_every_unknown_capacity_it_mentions(
-    owned: dict[int, str], queue: int, options: dict[str, Any], told: str
+    owned: dict[int, str], queue: int, options: dict[str, Any], sentence: str
 ) -> None:
     roster = a_roster(5, 3, owned)
     measured = {"queueWeights": dict.fromkeys(roster.queues, 1.0), "memberWeights": {"gone": 2.0}}
-    assert why("Balanced", roster, queue, **options, **measured).endswith(told)
+    assert explain_owner("Balanced", roster, queue, **options, **measured).endswith(sentence)
 
 
 def test_balanced_reason_says_when_the_home_room_fits_and_when_leaving_costs() -> None:
@@ -434,15 +471,17 @@ def test_balanced_reason_says_when_the_home_room_fits_and_when_leaving_costs() -
         "memberRooms": {"m0": "east", "m1": "west"},
         "queueWeights": dict(zip(queues, (10.0, 6.0, 9.0), strict=True)),
     }
-    dear = "m0 in its own room east (80% of its share) is the best choice"
-    assert dear in why("Balanced", roster, 1, **options)
-    with_unknown = why("Balanced", roster, 1, **options, memberWeights={"gone": 2.0})
-    assert with_unknown.endswith(f"by load and room; {doubt('m0')}")
-    even = options | {"queueWeights": dict(zip(queues, (5.0, 4.0, 9.0), strict=True))}
-    assert "m0 in its own room east had capacity for it (56% of its share)" in why("Balanced", roster, 1, **even)
+    costly = "m0 in its own room east (80% of its share) is the best choice"
+    assert costly in explain_owner("Balanced", roster, 1, **options)
+    with_unknown = explain_owner("Balanced", roster, 1, **options, memberWeights={"gone": 2.0})
+    assert with_unknown.endswith(f"by load and room; {unknown_capacities('m0')}")
+    fitting = options | {"queueWeights": dict(zip(queues, (5.0, 4.0, 9.0), strict=True))}
+    assert "m0 in its own room east had capacity for it (56% of its share)" in explain_owner(
+        "Balanced", roster, 1, **fitting
+    )
     unknown = {**options, "memberRooms": {"m1": "west"}}
-    assert "None" not in why("Balanced", roster, 0, **unknown)
-    assert " in " not in why("Balanced", roster, 2, **{**unknown, "queueRooms": {}})
+    assert "None" not in explain_owner("Balanced", roster, 0, **unknown)
+    assert " in " not in explain_owner("Balanced", roster, 2, **{**unknown, "queueRooms": {}})
 
 
 def test_balanced_reason_leaves_retry_queues_out_of_its_counts() -> None:
@@ -451,15 +490,19 @@ def test_balanced_reason_leaves_retry_queues_out_of_its_counts() -> None:
         [*ORDERS[:4], retry], ["m0", "m1"], {Queue(*ORDERS[0]): "m0", Queue(*ORDERS[1]): "m0", retry: "m1"}
     )
     measured = {"queueWeights": {retry: 5.0}}
-    ordinary, spread = (roster.queues.index(queue) for queue in (Queue(*ORDERS[0]), retry))
-    assert why("Balanced", roster, ordinary, **measured).endswith("; no weights are known, so queues are counted")
-    assert why("Balanced", roster, spread, **measured).endswith("; a retry queue has a negligible weight")
-    assert "(m0 has 2 queues, m1 2 queues)" in why("Balanced", roster, ordinary, **measured)
+    ordinary, retry_number = (roster.queues.index(queue) for queue in (Queue(*ORDERS[0]), retry))
+    assert explain_owner("Balanced", roster, ordinary, **measured).endswith(
+        "; no weights are known, so queues are counted"
+    )
+    assert explain_owner("Balanced", roster, retry_number, **measured).endswith(
+        "; a retry queue has a negligible weight"
+    )
+    assert "(m0 has 2 queues, m1 2 queues)" in explain_owner("Balanced", roster, ordinary, **measured)
 
 
 def test_balanced_reason_gives_loads_as_percentage_of_each_members_share() -> None:
     roster = a_roster(6, 2, {0: "m0", 1: "m0", 2: "m0", 3: "m0", 4: "m1", 5: "m1"})
-    assert "(m0 has 100% of its share, m1 100% of its share)" in why(
+    assert "(m0 has 100% of its share, m1 100% of its share)" in explain_owner(
         "Balanced", roster, 0, memberWeights={"m0": 4.0, "m1": 2.0}
     )
 
@@ -467,25 +510,33 @@ def test_balanced_reason_gives_loads_as_percentage_of_each_members_share() -> No
 def test_balanced_reason_names_the_best_taker_among_several_rooms() -> None:
     owners = {"east-b": "m0", "west-b": "m1", "north-b": "m2"}
     queues = [
-        ("orders", broker, number) for broker, many in zip(owners, (42, 40, 41), strict=True) for number in range(many)
+        ("orders", broker, number)
+        for broker, count in zip(owners, (42, 40, 41), strict=True)
+        for number in range(count)
     ]
     roster = Roster.of(queues, ["m0", "m1", "m2"], {queue: owners[queue[1]] for queue in queues})
     rooms = {"m0": "east", "m1": "west", "m2": "north"}
-    told = why("Balanced", roster, 0, queueRooms={f"{room}-b": room for room in rooms.values()}, memberRooms=rooms)
-    assert "more even with m1, the emptiest of the others in room west, but not by enough to leave room east" in told
-    small = Roster.of(ORDERS[:5], ["m0", "m1", "m2"], {Queue(*it): f"m{it[2] // 2}" for it in ORDERS[:5]})
-    assert "moving it to m2, the emptiest of the others in room north" in why("Balanced", small, 0, memberRooms=rooms)
+    sentence = explain_owner(
+        "Balanced", roster, 0, queueRooms={f"{room}-b": room for room in rooms.values()}, memberRooms=rooms
+    )
+    assert (
+        "more even with m1, the emptiest of the others in room west, but not by enough to leave room east" in sentence
+    )
+    small = Roster.of(ORDERS[:5], ["m0", "m1", "m2"], {Queue(*queue): f"m{queue[2] // 2}" for queue in ORDERS[:5]})
+    assert "moving it to m2, the emptiest of the others in room north" in explain_owner(
+        "Balanced", small, 0, memberRooms=rooms
+    )
 
 
 def test_balanced_capacity_is_at_least_a_thousandth_of_a_typical_one() -> None:
     measured = {"m0": 1e-12, "m1": 1.0, "m2": 1.0}
-    told = why("Balanced", a_roster(5, 3, OWNED), 0, maxMoves=0, memberWeights=measured)
-    assert "the capacity of m0 has the implausible value 1e-12 and counts as 0.001" in told
+    sentence = explain_owner("Balanced", a_roster(5, 3, OWNED), 0, maxMoves=0, memberWeights=measured)
+    assert "the capacity of m0 has the implausible value 1e-12 and counts as 0.001" in sentence
 
 
 def test_balanced_ignores_measured_retry_weights_when_placing_other_queues() -> None:
     retry = [Queue("%RETRY%shop", "broker-a", number) for number in range(10)]
-    ordinary = dict(zip([Queue(*it) for it in ORDERS[:5]], (4.0, 1.0, 1.0, 1.0, 1.0), strict=True))
+    ordinary = dict(zip([Queue(*queue) for queue in ORDERS[:5]], (4.0, 1.0, 1.0, 1.0, 1.0), strict=True))
     roster = Roster.of([*ordinary, *retry], ["m0", "m1"])
     shares = roster.assignment(
         prepared("Balanced", {"queueWeights": ordinary | dict.fromkeys(retry, 1e9)})(roster).tolist()
@@ -506,19 +557,19 @@ def test_sticky_deals_around_also_if_one_member_needs_most_queues() -> None:
 @pytest.mark.parametrize(("carried", "owner"), [(10, 1), (15, 0)])
 def test_balanced_places_an_unowned_queue_where_it_adds_least_cost(carried: int, owner: int) -> None:
     rooms: tuple[Rooms, Rooms] = ((), ("e", "w"))
-    scales = weighed([1, carried, 5], [1.0, 4.0], [0, 1, -1], 0, rooms=rooms)
+    scales = decided_scales([1, carried, 5], [1.0, 4.0], [0, 1, -1], 0, rooms=rooms)
     assert scales.owners == [0, 1, owner]
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_balanced_candidates_include_the_queue_whose_move_gains_most(seed: int) -> None:
-    chance = Random(seed)
-    weights = [chance.randint(1, 1000) for _ in range(60)]
-    rooms: list[str | None] = [chance.choice(["e", "w"]) for _ in weights]
+    random = Random(seed)
+    weights = [random.randint(1, 1000) for _ in range(60)]
+    rooms: list[str | None] = [random.choice(["e", "w"]) for _ in weights]
     scales = Scales(weights, [1.0, 2.0, 1.5], rooms, ["e", "w", "e"])
-    scales._assign_unowned([chance.randrange(3) for _ in weights])
+    scales._assign_unowned([random.randrange(3) for _ in weights])
     for giver, taker in permutations(range(3), 2):
         for room in ("e", "w"):
-            held = [queue for queue, owner in enumerate(scales.owners) if (owner, rooms[queue]) == (giver, room)]
-            weighed = [it for it in scales._candidate_moves(giver, taker) if rooms[it[1]] == room]
-            assert min(weighed)[0] == min(scales.cost_change(queue, taker) for queue in held)
+            queues = [queue for queue, owner in enumerate(scales.owners) if (owner, rooms[queue]) == (giver, room)]
+            moves = [move for move in scales._candidate_moves(giver, taker) if rooms[move[1]] == room]
+            assert min(moves)[0] == min(scales.cost_change(queue, taker) for queue in queues)

@@ -1,4 +1,4 @@
-"""Particular answers and mistakes of the strategy library; what holds for all is in tests/properties."""
+"""Tests particular results and errors of the strategies; tests/properties has the properties of all strategies."""
 
 import sys
 from fractions import Fraction
@@ -187,14 +187,14 @@ def test_roster_ignores_current_owners_and_queues_that_no_longer_exist() -> None
     assert list(Roster.of(ORDERS[:2], ["a", "b"], current).owners) == [-1, 1]
 
 
-@pytest.mark.parametrize("answer", [None, "all of it", [0, 0], [[0], [0], [0]], [0.5, 1.0, 0.0], [0, 1, 2], [0, -2, 1]])
-def test_custom_strategy_result_that_is_invalid_is_rejected(answer: object) -> None:
+@pytest.mark.parametrize("result", [None, "all of it", [0, 0], [[0], [0], [0]], [0.5, 1.0, 0.0], [0, 1, 2], [0, -2, 1]])
+def test_custom_strategy_result_that_is_invalid_is_rejected(result: object) -> None:
     with pytest.raises(ValueError, match=r"^Custom strategy mine "):
-        check_owners("mine", answer, a_roster(3, 2))
+        check_owners("mine", result, a_roster(3, 2))
 
 
-class Throws:
-    """An array that throws as it is looked at."""
+class RaisingArray:
+    """Raises an exception when NumPy converts it to an array."""
 
     def __init__(self, error: BaseException) -> None:
         self._error = error
@@ -203,23 +203,23 @@ class Throws:
         raise self._error
 
 
-class Wordless(Exception):  # noqa: N818 - it has none
+class UnprintableError(Exception):
     def __str__(self) -> str:
         raise RuntimeError
 
 
 @pytest.mark.parametrize(
-    "error", [TypeError("x"), RuntimeError("x"), ValueError("x"), SystemExit(0), GeneratorExit(), Wordless()]
+    "error", [TypeError("x"), RuntimeError("x"), ValueError("x"), SystemExit(0), GeneratorExit(), UnprintableError()]
 )
 def test_custom_strategy_exception_becomes_a_sentence(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     def throw(*_: object) -> None:
         raise error
 
-    kind = type(error).__name__
-    with pytest.raises(ValueError, match=rf"^Custom strategy mine must return one member .* queues: {kind}"):
-        check_owners("mine", Throws(error), a_roster(3, 2))
+    error_name = type(error).__name__
+    with pytest.raises(ValueError, match=rf"^Custom strategy mine must return one member .* queues: {error_name}"):
+        check_owners("mine", RaisingArray(error), a_roster(3, 2))
     monkeypatch.setattr(sys.modules[check_owners.__module__], "load_strategy", lambda _name: throw)
-    with pytest.raises(ValueError, match=rf"^Custom strategy mine failed: {kind}"):
+    with pytest.raises(ValueError, match=rf"^Custom strategy mine failed: {error_name}"):
         allocate("Custom", ORDERS, ["a"], options={"name": "mine"})
 
 
@@ -236,34 +236,34 @@ def test_custom_strategy_module_that_exits_on_import_becomes_a_sentence(
 
 def test_custom_strategy_keyboard_interrupt_is_propagated() -> None:
     with pytest.raises(KeyboardInterrupt):
-        check_owners("mine", Throws(KeyboardInterrupt()), a_roster(3, 2))
+        check_owners("mine", RaisingArray(KeyboardInterrupt()), a_roster(3, 2))
 
 
 def test_explain_accepts_every_input_that_can_be_allocated() -> None:
     roster = a_roster(2, 2)
     rooms = {"queueRooms": {"broker-a": "x"}, "memberRooms": {"m0": "x", "m1": "x"}}
-    told = explain(
+    sentence = explain(
         "MachineRoomNearby", roster, prepared("Averagely")(roster), roster.queues[0], {"inner": averagely} | rooms
     )
-    assert told.endswith("the inner strategy chose it and gives no reason")
+    assert sentence.endswith("the inner strategy chose it and gives no reason")
     shares = {"members": {"m1": (queue for queue in roster.queues)}}
     assert explain("ByConfig", roster, np.array([1, 1]), roster.queues[0], shares).endswith(
         "the policy names it for m1"
     )
     weights = {roster.queues[0]: 10**400, roster.queues[1]: Fraction(1, 3)}
     owners = prepared("Balanced", {"queueWeights": weights})(roster)
-    told = explain("Balanced", roster, owners, roster.queues[0], {"queueWeights": weights})
-    assert "its weight has the implausible value over 1e308 and counts as" in told
+    sentence = explain("Balanced", roster, owners, roster.queues[0], {"queueWeights": weights})
+    assert "its weight has the implausible value over 1e308 and counts as" in sentence
 
 
 def test_explain_names_an_absent_owner_only_if_it_is_given() -> None:
     roster = a_roster(2, 2)
     owners = prepared("Sticky")(roster)
-    (told,) = explain_all("Sticky", roster, owners, roster.queues[:1], present={roster.queues[0]: "old"})
-    assert "its owner old is no longer a member" in told
-    (untold,) = explain_all("Sticky", roster, owners, roster.queues[:1])
-    assert "old" not in untold
-    assert "it had no owner" in untold
+    (with_owner,) = explain_all("Sticky", roster, owners, roster.queues[:1], present={roster.queues[0]: "old"})
+    assert "its owner old is no longer a member" in with_owner
+    (without_owner,) = explain_all("Sticky", roster, owners, roster.queues[:1])
+    assert "old" not in without_owner
+    assert "it had no owner" in without_owner
 
 
 def test_roster_current_owners_array_is_read_only() -> None:
@@ -308,12 +308,12 @@ def test_balanced_treats_absurd_weights_common_to_all_as_equal(weight: float) ->
     assert [len(share) for share in shares.values()] == [4, 4]
 
 
-def why(strategy: str, roster: Roster, queue: int, **options: Any) -> str:
+def explain_owner(strategy: str, roster: Roster, queue: int, **options: Any) -> str:
     """Return the sentence for a queue of `a_roster`, without the queue."""
     owners = prepared(strategy, options)(roster)
-    told = explain(strategy, roster, owners, roster.queues[queue], options)
-    assert told.startswith(f"{roster.queues[queue]} ")
-    return told.removeprefix(f"{roster.queues[queue]} ")
+    sentence = explain(strategy, roster, owners, roster.queues[queue], options)
+    assert sentence.startswith(f"{roster.queues[queue]} ")
+    return sentence.removeprefix(f"{roster.queues[queue]} ")
 
 
 ROOMS = {"queueRooms": {"broker-a": "east"}, "memberRooms": {"m0": "west", "m1": "east", "m2": "east"}}
@@ -353,7 +353,7 @@ RATES = {Queue("orders", "broker-a", number): rate for number, rate in enumerate
     ],
 )
 def test_explain_gives_the_reason_of_each_strategy(strategy: str, options: dict[str, Any], sentence: str) -> None:
-    assert why(strategy, a_roster(8, 3), 3, **options).startswith(sentence)
+    assert explain_owner(strategy, a_roster(8, 3), 3, **options).startswith(sentence)
 
 
 @pytest.mark.parametrize(
@@ -373,12 +373,15 @@ def test_by_machine_room_names_the_brokers_room(broker: str, sentence: str) -> N
     assert explain("ByMachineRoom", roster, owners, queue, {"rooms": ["east"]}).startswith(f"{queue} {sentence}")
 
 
-def test_sticky_reason_says_what_each_member_keeps_and_that_retry_queues_are_last() -> None:
+def test_sticky_reason_counts_kept_queues_and_says_that_retry_queues_are_last() -> None:
     roster = a_roster(6, 2, dict.fromkeys(range(6), "m0"))
-    assert why("Sticky", roster, 0) == "stays with m0: m0 keeps 3 of its 6 queues (an even share is 3)"
-    assert why("Sticky", roster, 5) == "goes from m0 to m1: m0 had 6 queues and keeps 3, m1 had 0 (an even share is 3)"
+    assert explain_owner("Sticky", roster, 0) == "stays with m0: m0 keeps 3 of its 6 queues (an even share is 3)"
+    assert (
+        explain_owner("Sticky", roster, 5)
+        == "goes from m0 to m1: m0 had 6 queues and keeps 3, m1 had 0 (an even share is 3)"
+    )
     retry = Roster.of([*roster.queues, ("%RETRY%g", "broker-a", 0)], roster.members)
-    assert "retry queues are spread after the others" in why("Sticky", retry, 0)
+    assert "retry queues are spread after the others" in explain_owner("Sticky", retry, 0)
 
 
 COUNTED = "; no weights are known, so queues are counted"
@@ -415,30 +418,31 @@ MORE_EVEN = "goes from m1 to m2: with m2 (25% of its share) the fleet is more ev
 def test_balanced_reason_gives_its_figures(
     owned: dict[int, str], queue: int, options: dict[str, Any], sentence: str
 ) -> None:
-    assert sentence in why("Balanced", a_roster(5, 3, owned), queue, **options)
+    assert sentence in explain_owner("Balanced", a_roster(5, 3, owned), queue, **options)
 
 
 def test_balanced_reason_follows_its_steps_in_order() -> None:
     roster = a_roster(5, 3, dict.fromkeys(range(5), "m0"))
     first, second = "m1 was idle, and m0 (5 queues) was", "m2 was idle, and m0 (4 queues) was"
-    assert f"goes from m0 to m1: {first} the fullest that could spare one" in why("Balanced", roster, 4)
-    assert f"goes from m0 to m2: {second} the fullest that could spare one" in why("Balanced", roster, 3)
+    assert f"goes from m0 to m1: {first} the fullest that could spare one" in explain_owner("Balanced", roster, 4)
+    assert f"goes from m0 to m2: {second} the fullest that could spare one" in explain_owner("Balanced", roster, 3)
     third = "with m1 (1 queue) the fleet is more even than with m0 (3 queues)"
-    assert f"goes from m0 to m1: {third}" in why("Balanced", roster, 0)
+    assert f"goes from m0 to m1: {third}" in explain_owner("Balanced", roster, 0)
 
 
 def test_balanced_reason_names_the_better_owner_when_max_moves_is_reached() -> None:
     roster = a_roster(5, 3, dict.fromkeys(range(5), "m0"))
-    told = why("Balanced", roster, 0, maxMoves=1)
-    better = "it would be better with m2, the emptiest of the others, but maxMoves 1 allows no more moves"
-    assert f"stays with m0: {better} (m0 has 4 queues, m2 0 queues)" in told
+    sentence = explain_owner("Balanced", roster, 0, maxMoves=1)
+    reason = "it would be better with m2, the emptiest of the others, but maxMoves 1 allows no more moves"
+    assert f"stays with m0: {reason} (m0 has 4 queues, m2 0 queues)" in sentence
 
 
 def test_balanced_reason_says_that_members_are_too_nearly_equal() -> None:
     owned = {number: f"m{number % 2}" for number in range(202)} | {201: "m0"}
-    told = why("Balanced", a_roster(202, 2, owned), 0, memberWeights={"m0": 1.0, "m1": 0.999})
+    sentence = explain_owner("Balanced", a_roster(202, 2, owned), 0, memberWeights={"m0": 1.0, "m1": 0.999})
     assert (
-        "m1, the emptiest of the others, is almost as full, so a move is not worth it (m0 has 101% of its share" in told
+        "m1, the emptiest of the others, is almost as full, so a move is not worth it (m0 has 101% of its share"
+        in sentence
     )
 
 
@@ -448,41 +452,46 @@ TWO_ROOMS = {
 }
 
 
-def in_two_rooms(east: int, west: int, strays: int = 0) -> list[str]:
-    """Explain every queue of two rooms with a member each, which owns them except for some strays on either side."""
+def explain_two_rooms(east: int, west: int, remote: int = 0) -> list[str]:
+    """Explain all queues of two rooms: the member of each room owns its queues, except `remote` of them."""
     queues = [("orders", "east-b", number) for number in range(east)]
     queues += [("orders", "west-b", number) for number in range(west)]
-    home = {"east-b": ("m0", "m1"), "west-b": ("m1", "m0")}
-    roster = Roster.of(queues, ["m0", "m1"], {queue: home[queue[1]][queue[2] < strays] for queue in queues})
+    owners_by_broker = {"east-b": ("m0", "m1"), "west-b": ("m1", "m0")}
+    roster = Roster.of(queues, ["m0", "m1"], {queue: owners_by_broker[queue[1]][queue[2] < remote] for queue in queues})
     owners = prepared("Balanced", TWO_ROOMS)(roster)
     return explain_all("Balanced", roster, owners, roster.queues, TWO_ROOMS)
 
 
 def test_balanced_reason_says_that_a_queue_returns_to_its_room() -> None:
-    told = in_two_rooms(40, 40, strays=1)
+    sentences = explain_two_rooms(40, 40, remote=1)
     assert (
         "goes from m0 to m1: m1 in its own room west (40 queues) could take it from m0 (40 queues), which is in "
-        "another room" in told[40]
+        "another room" in sentences[40]
     )
 
 
 def test_balanced_reason_says_that_evenness_does_not_justify_leaving_a_room() -> None:
-    told = in_two_rooms(42, 40)
-    better = "the fleet would be more even with m1, the emptiest of the others in room west"
-    assert f"stays with m0: {better}, but not by enough to leave room east (m0 has 42 queues, m1 40 queues)" in told[0]
+    sentences = explain_two_rooms(42, 40)
+    reason = "the fleet would be more even with m1, the emptiest of the others in room west"
+    assert (
+        f"stays with m0: {reason}, but not by enough to leave room east (m0 has 42 queues, m1 40 queues)"
+        in sentences[0]
+    )
 
 
 def test_balanced_reason_says_that_a_room_has_no_member() -> None:
     queues = [("orders", "east-b", 0), ("orders", "north-b", 0)]
     roster = Roster.of(queues, ["m0", "m1"])
-    told = explain_all("Balanced", roster, prepared("Balanced", TWO_ROOMS)(roster), queues, TWO_ROOMS)
-    assert "it had no owner; its room north has no member, and m1 in room west was the emptiest (0 queues)" in told[1]
+    sentences = explain_all("Balanced", roster, prepared("Balanced", TWO_ROOMS)(roster), queues, TWO_ROOMS)
+    assert (
+        "it had no owner; its room north has no member, and m1 in room west was the emptiest (0 queues)" in sentences[1]
+    )
 
 
 def test_explain_gives_no_reason_for_an_owner_the_strategy_did_not_choose() -> None:
     roster = a_roster(2, 2)
-    other = prepared("Averagely")(roster)[::-1]
-    assert explain("Averagely", roster, other, roster.queues[0]) == (
+    reversed_owners = prepared("Averagely")(roster)[::-1]
+    assert explain("Averagely", roster, reversed_owners, roster.queues[0]) == (
         "orders/broker-a/0 goes to m1, which is not what Averagely returns"
     )
 
