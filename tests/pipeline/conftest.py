@@ -1,4 +1,4 @@
-"""One small Spark for all of these tests: to start one takes longer than to ask it anything."""
+"""One small Spark session for all of these tests: to start one takes longer than most of its queries."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,17 +15,17 @@ SMALL = {
     "spark.driver.host": "127.0.0.1",
     "spark.sql.shuffle.partitions": "2",
     "spark.default.parallelism": "2",
-    "spark.sql.adaptive.enabled": "false",  # tiny frames: planning them anew costs more than it saves
+    "spark.sql.adaptive.enabled": "false",  # tiny frames: planning them again costs more than it saves
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",  # C2 pays off after minutes only
 }
-# Most queries of these tests run once, on a few rows: to compile a query takes longer than to interpret it. Commands
+# Most queries of these tests run once, on a few rows: compiling a query takes longer than interpreting it. Commands
 # that run as processes of their own, and the CronJob of tests/e2e, compile them as in production.
 INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 
 
 @pytest.fixture(scope="session", autouse=True)
-def nobody_looks_on() -> Iterator[None]:
-    """Have no command say how far it is, however slow the machine."""
+def no_progress_output() -> Iterator[None]:
+    """Suppress the progress output of commands, however slow the machine is."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(progress, "QUIET_SECONDS", 1e6)
         yield
@@ -35,7 +35,7 @@ def nobody_looks_on() -> Iterator[None]:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Return the session that all tests share; stop it at the end, or its JVM outlives them."""
     warehouse: Path = tmp_path_factory.mktemp("warehouse")
-    SETTINGS.update({**SMALL, **INTERPRETED})  # commands take this session, and would set it up anew
-    made = create_session("rota-tests", {"spark.sql.warehouse.dir": str(warehouse)})
-    yield made
-    made.stop()
+    SETTINGS.update({**SMALL, **INTERPRETED})  # commands take this session, and would change its settings
+    session = create_session("rota-tests", {"spark.sql.warehouse.dir": str(warehouse)})
+    yield session
+    session.stop()

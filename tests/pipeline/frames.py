@@ -1,4 +1,4 @@
-"""A journal's lines as the frames that the pipeline reads, without a folder between."""
+"""A journal's lines as the frames that the pipeline reads, without files."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -13,17 +13,17 @@ from rota.pipeline.ingest.facts import Facts
 
 
 def frames(spark: SparkSession, lines: Iterable[Mapping[str, Any]]) -> Facts:
-    """Return the facts that some lines tell."""
+    """Return the facts of journal lines."""
     rows: dict[str, list[tuple[Any, ...]]] = {kind: [] for kind in JOURNAL_SCHEMAS}
     for line in lines:
         rows[str(line["kind"])].append(_row(line, JOURNAL_SCHEMAS[str(line["kind"])]))
-    told = {kind: spark.createDataFrame(rows[kind], shape) for kind, shape in JOURNAL_SCHEMAS.items()}
-    return Facts(**told, quarantine=spark.createDataFrame([], QUARANTINE))
+    tables = {kind: spark.createDataFrame(rows[kind], schema) for kind, schema in JOURNAL_SCHEMAS.items()}
+    return Facts(**tables, quarantine=spark.createDataFrame([], QUARANTINE))
 
 
-def _row(line: Mapping[str, Any], shape: StructType) -> tuple[Any, ...]:
+def _row(line: Mapping[str, Any], schema: StructType) -> tuple[Any, ...]:
     values: list[Any] = []
-    for field in shape.fields:
+    for field in schema.fields:
         value = line.get(field.name)
         if field.name == "date":
             value = datetime.fromisoformat(line["at"]).date()

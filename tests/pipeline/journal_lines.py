@@ -11,16 +11,16 @@ Line = dict[str, Any]
 EIGHT = datetime(2026, 11, 21, 8, tzinfo=UTC)
 
 
-def at(seconds: float) -> datetime:
+def time_at(seconds: float) -> datetime:
     return EIGHT + timedelta(seconds=seconds)
 
 
-def told(seconds: float) -> str:
-    return at(seconds).isoformat()
+def iso_time(seconds: float) -> str:
+    return time_at(seconds).isoformat()
 
 
-def a_plan(group: str, generation: int, seconds: float, **changed: Any) -> Line:
-    given: Line = {
+def plan_line(group: str, generation: int, seconds: float, **changes: Any) -> Line:
+    fields: Line = {
         "strategy": "Sticky",
         "reason": "MemberJoined",
         "message": "",
@@ -28,31 +28,31 @@ def a_plan(group: str, generation: int, seconds: float, **changed: Any) -> Line:
         "queues": 1,
         "held": None,
     }
-    return journal_record("plan", group, told(seconds), generation=generation, **(given | changed))
+    return journal_record("plan", group, iso_time(seconds), generation=generation, **(fields | changes))
 
 
-def an_act(group: str, generation: int, seconds: float, act: str, **changed: Any) -> Line:
-    """Return what was done to queue 0 of the only topic."""
-    given: Line = {"act": act, "proof": "Released", "state": "Releasing", "queues": {"t": {"a": "0"}}}
+def handover_line(group: str, generation: int, seconds: float, act: str, **changes: Any) -> Line:
+    """Return a handover record of queue 0 of the only topic."""
+    fields: Line = {"act": act, "proof": "Released", "state": "Releasing", "queues": {"t": {"a": "0"}}}
     for party in ("from", "to"):
-        if party in changed:
-            given[f"{party}Uid"] = f"uid-{changed[party]}"
-    return journal_record("handover", group, told(seconds), generation=generation, **(given | changed))
+        if party in changes:
+            fields[f"{party}Uid"] = f"uid-{changes[party]}"
+    return journal_record("handover", group, iso_time(seconds), generation=generation, **(fields | changes))
 
 
-def a_whole(group: str, generation: int, seconds: float, unowned: str = "", **owned: str) -> Line:
-    """Return an owners record: whose each queue is."""
+def owners_line(group: str, generation: int, seconds: float, unowned: str = "", **owned: str) -> Line:
+    """Return an owners record: the owner of each queue."""
     members = {
         name: {"uid": f"uid-{name}", "standing": "Ready", "queues": {"t": {"a": queues}} if queues else {}}
         for name, queues in owned.items()
     }
-    given: Line = {"model": "Clustering", "ordering": "Concurrent", "startFrom": "Latest", "policy": None, "rules": {}}
+    fields: Line = {"model": "Clustering", "ordering": "Concurrent", "startFrom": "Latest", "policy": None, "rules": {}}
     free = {"t": {"a": unowned}} if unowned else {}
     return journal_record(
-        "owners", group, told(seconds), generation=generation, members=members, releasing=[], unowned=free, **given
+        "owners", group, iso_time(seconds), generation=generation, members=members, releasing=[], unowned=free, **fields
     )
 
 
-def local(seconds: float) -> datetime:
-    """Return a time as Spark hands it to Python: without a zone, in the machine's own."""
-    return at(seconds).astimezone().replace(tzinfo=None)
+def local_time(seconds: float) -> datetime:
+    """Return a time as Spark passes it to Python: without a zone, in the machine's own."""
+    return time_at(seconds).astimezone().replace(tzinfo=None)

@@ -1,4 +1,4 @@
-"""Simulations' results as tests make them up: of some policies that fare differently in some groups."""
+"""Simulation results that tests make up: policies that perform differently in different groups."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
@@ -17,9 +17,9 @@ POLICIES = {
 }
 
 
-def a_result(group: str = "shop/orders", policy: str = "recorded", **given: Any) -> Row:
-    """Return a day of a group that has nothing to complain of."""
-    usual: dict[str, Any] = {
+def a_result(group: str = "shop/orders", policy: str = "recorded", **changes: Any) -> Row:
+    """Return the result of a day without moves, pauses or lag."""
+    defaults: dict[str, Any] = {
         "strategy": {"steady": "Sticky", "even": "Balanced"}.get(policy, "Averagely"),
         "hours": 24.0,
         "changes": 20,
@@ -37,12 +37,12 @@ def a_result(group: str = "shop/orders", policy: str = "recorded", **given: Any)
         "lag_peak": 0.0,
         "problem": None,
     }
-    told = {"group": group, "policy": policy, **usual, **given}
-    return Row(**{name: told[name] for name in RESULTS.names})
+    fields = {"group": group, "policy": policy, **defaults, **changes}
+    return Row(**{name: fields[name] for name in RESULTS.names})
 
 
-def rolled(group: str = "shop/orders", scale: int = 1) -> list[Row]:
-    """Return a group that is rolled out all day under even load: what moves little is best."""
+def rolled_out_group(group: str = "shop/orders", scale: int = 1) -> list[Row]:
+    """Return a group that is rolled out all day under even load: the policy with the fewest moves is best."""
     lags: dict[str, Any] = {"lag_mean": 900.0 * scale, "imbalance": 1.05}
     return [
         a_result(group, moves=310 * scale, pause_seconds=720.0, duplicates=45.0, lag_peak=5200.0 * scale, **lags),
@@ -62,8 +62,8 @@ def rolled(group: str = "shop/orders", scale: int = 1) -> list[Row]:
     ]
 
 
-def skewed(group: str = "shop/payments", scale: int = 1) -> list[Row]:
-    """Return a group that is hardly ever changed, some queues of which have most of the messages."""
+def skewed_group(group: str = "shop/payments", scale: int = 1) -> list[Row]:
+    """Return a group with few changes, in which a few queues have most of the messages."""
     return [
         a_result(group, moves=12, pause_seconds=20.0, imbalance=2.4, lag_mean=31_000.0 * scale, lag_peak=182_000.0),
         a_result(group, "steady", moves=8, pause_seconds=14.0, imbalance=2.3, lag_mean=29_000.0, lag_peak=175_000.0),
@@ -71,8 +71,8 @@ def skewed(group: str = "shop/payments", scale: int = 1) -> list[Row]:
     ]
 
 
-def content(group: str = "shop/mail") -> list[Row]:
-    """Return a group that has what is best for it."""
+def satisfied_group(group: str = "shop/mail") -> list[Row]:
+    """Return a group that already has its best policy."""
     return [a_result(group, moves=10), a_result(group, "steady", moves=10), a_result(group, "even", moves=14)]
 
 
@@ -81,7 +81,7 @@ def results(spark: SparkSession, rows: Iterable[Row]) -> DataFrame:
 
 
 def series(spark: SparkSession, rows: Iterable[Row], steps: int = 96) -> DataFrame:
-    """Return what could have led to results: 15 minutes a step."""
+    """Return series that match results, with 15 minutes a step."""
     return spark.createDataFrame([point for row in rows for point in _points(row, steps)], SERIES)
 
 

@@ -1,4 +1,4 @@
-"""`rota pipeline` as a user meets it: the whole way, and what it says to what cannot be meant."""
+"""The commands of `rota pipeline`: one complete run, and their errors for invalid input."""
 
 import json
 import re
@@ -24,112 +24,116 @@ STEADY = "kind: RebalancePolicy\nmetadata: {name: steady}\nspec: {strategy: Stic
 GROUPS, HOURS = 2, 3
 
 
-def rota(*words: object) -> Result:
-    return CliRunner().invoke(main, ["pipeline", *map(str, words)])
+def rota(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["pipeline", *map(str, arguments)])
 
 
-def ok(*words: object) -> str:
-    ran = rota(*words)
-    assert (ran.exit_code, ran.stderr) == (0, ""), ran.exception
-    return ran.stdout
+def output_of(*arguments: object) -> str:
+    result = rota(*arguments)
+    assert (result.exit_code, result.stderr) == (0, ""), result.exception
+    return result.stdout
 
 
-def complaint(*words: object) -> str:
-    """Return the one sentence that a command ends with."""
-    ran = rota(*words)
-    assert isinstance(ran.exception, SystemExit), ran.exception
-    assert (ran.exit_code, ran.stdout) == (2, "")
-    assert ran.stderr.startswith("rota: ")
-    assert ran.stderr.count("\n") == 1
-    return ran.stderr.removeprefix("rota: ").rstrip()
+def error_of(*arguments: object) -> str:
+    """Return the one sentence of a command's error."""
+    result = rota(*arguments)
+    assert isinstance(result.exception, SystemExit), result.exception
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("rota: ")
+    assert result.stderr.count("\n") == 1
+    return result.stderr.removeprefix("rota: ").rstrip()
 
 
 class CommandOutputs(NamedTuple):
-    """What commands left behind, one after the other."""
+    """The outputs of a sequence of commands."""
 
     journal: Path
     lake: Path
     simulated: Path
     policy: Path
-    told: dict[str, str]
+    printed: dict[str, str]
 
 
 @pytest.fixture(scope="module")
-def world(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> CommandOutputs:
-    assert spark.version  # whose session the commands take
-    at = tmp_path_factory.mktemp("world")
-    policy = at / "policy.yaml"
+def outputs(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> CommandOutputs:
+    assert spark.version  # the commands take its session
+    folder = tmp_path_factory.mktemp("outputs")
+    policy = folder / "policy.yaml"
     policy.write_text(STEADY)
-    it = CommandOutputs(at / "journal", at / "lake", at / "simulated", policy, {})
-    few = ("--groups", GROUPS, "--hours", HOURS)
-    it.told["generate"] = ok("generate", *few, "--to", it.journal, "-o", "json")
-    it.told["ingest"] = ok("ingest", it.journal, "--all", "--to", it.lake, "-o", "json")
-    it.told["simulate"] = ok("simulate", it.lake, "--policies", policy, "--to", it.simulated, "-o", "json")
-    return it
+    outputs = CommandOutputs(folder / "journal", folder / "lake", folder / "simulated", policy, {})
+    size = ("--groups", GROUPS, "--hours", HOURS)
+    outputs.printed["generate"] = output_of("generate", *size, "--to", outputs.journal, "-o", "json")
+    outputs.printed["ingest"] = output_of("ingest", outputs.journal, "--all", "--to", outputs.lake, "-o", "json")
+    outputs.printed["simulate"] = output_of(
+        "simulate", outputs.lake, "--policies", policy, "--to", outputs.simulated, "-o", "json"
+    )
+    return outputs
 
 
-# The whole way.
+# A complete run.
 
 
-def test_ingest_command_puts_each_generated_line_into_the_lake(world: CommandOutputs) -> None:
-    made, taken = json.loads(world.told["generate"]), json.loads(world.told["ingest"])
-    lines = [line for path in world.journal.glob("date=*/*.jsonl") for line in path.read_bytes().splitlines()]
-    assert made == {"groups": GROUPS, "records": len(lines)}
-    assert sum(taken.values()) == len(set(lines))
-    assert not taken["quarantine"]
-    again = ok("ingest", world.journal, "--all", "--to", world.lake)
-    assert again.split()[:2] == ["TABLE", "ROWS"]
-    assert ["quarantine", "0"] in [line.split() for line in again.splitlines()]
+def test_ingest_command_puts_each_generated_line_into_the_lake(outputs: CommandOutputs) -> None:
+    generated = json.loads(outputs.printed["generate"])
+    ingested = json.loads(outputs.printed["ingest"])
+    lines = [line for path in outputs.journal.glob("date=*/*.jsonl") for line in path.read_bytes().splitlines()]
+    assert generated == {"groups": GROUPS, "records": len(lines)}
+    assert sum(ingested.values()) == len(set(lines))
+    assert not ingested["quarantine"]
+    second_run = output_of("ingest", outputs.journal, "--all", "--to", outputs.lake)
+    assert second_run.split()[:2] == ["TABLE", "ROWS"]
+    assert ["quarantine", "0"] in [line.split() for line in second_run.splitlines()]
 
 
 def test_rollup_command_has_a_row_for_each_group_and_hour_and_overwrites_its_folder(
-    world: CommandOutputs, spark: SparkSession, tmp_path: Path
+    outputs: CommandOutputs, spark: SparkSession, tmp_path: Path
 ) -> None:
     folder = tmp_path / "rollup"
-    spark.range(3).write.parquet(str(folder))  # what the same command left there an hour ago
-    assert not ok("rollup", world.lake, "--to", folder)
+    spark.range(3).write.parquet(str(folder))  # as an earlier run of the same command left them
+    assert not output_of("rollup", outputs.lake, "--to", folder)
     rows = spark.read.parquet(str(folder)).select("group", "hour").collect()
     assert len({row["group"] for row in rows}) == GROUPS
     assert {row["hour"].hour for row in rows} == set(range(HOURS))
 
 
 @pytest.mark.slow("a rollup of the last days equals the same days of a whole one")
-def test_rollup_command_of_the_last_days_rewrites_these_only_and_equals_the_whole(
+def test_rollup_command_of_the_last_days_rewrites_only_these_and_equals_a_complete_one(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    source, folder = three_days(tmp_path / "journal"), tmp_path / "rollup"
-    ok("rollup", source, "--to", folder)
-    whole = by_hour(spark, folder)
-    assert len({row["hour"] for row in whole}) == 6
-    old = next(folder.glob("date=2025-11-21/*.parquet"))
-    ok("rollup", source, "--to", folder, "--days", 2)
-    assert old.exists()
-    assert by_hour(spark, folder) == whole
+    source = three_days(tmp_path / "journal")
+    folder = tmp_path / "rollup"
+    output_of("rollup", source, "--to", folder)
+    complete_rows = rows_by_hour(spark, folder)
+    assert len({row["hour"] for row in complete_rows}) == 6
+    oldest_file = next(folder.glob("date=2025-11-21/*.parquet"))
+    output_of("rollup", source, "--to", folder, "--days", 2)
+    assert oldest_file.exists()
+    assert rows_by_hour(spark, folder) == complete_rows
     assert read_facts(spark, str(source)).owners.count() == 6
     assert read_facts(spark, str(source), first_day(str(source), 1)).owners.count() == 2
 
 
 def three_days(journal: Path) -> Path:
-    """Write a journal of a group that stands still, and a folder that a wrong clock has made."""
+    """Write a journal of a group without changes, and a folder with a date by a wrong clock."""
     share = {"uid": "u1", "standing": "Ready", "queues": {"orders": {"broker-a": "0-3"}}}
     rules: dict[str, Any] = {"model": "Clustering", "ordering": "Concurrent", "startFrom": "Latest", "policy": None}
-    whole = {"rules": {}, "members": {"a": share}, "releasing": [], "unowned": {}}
+    state = {"rules": {}, "members": {"a": share}, "releasing": [], "unowned": {}}
     for day, hour in product((21, 22, 23), ("00", "23")):
-        at = f"2025-11-{day}T{hour}:00:00.000Z"
-        told = journal_record("owners", "shop/orders", at, generation=1, **rules, **whole)
-        a_file(journal / f"date=2025-11-{day}" / f"{hour}-a.jsonl", json.dumps(told) + "\n")
+        time = f"2025-11-{day}T{hour}:00:00.000Z"
+        record = journal_record("owners", "shop/orders", time, generation=1, **rules, **state)
+        a_file(journal / f"date=2025-11-{day}" / f"{hour}-a.jsonl", json.dumps(record) + "\n")
     (journal / "date=2999-01-01").mkdir()
     return journal
 
 
-def by_hour(spark: SparkSession, folder: Path) -> list[dict[str, Any]]:
+def rows_by_hour(spark: SparkSession, folder: Path) -> list[dict[str, Any]]:
     return [row.asDict(recursive=True) for row in spark.read.parquet(str(folder)).orderBy("hour").collect()]
 
 
-def test_timeline_command_without_violations_says_so_and_writes_its_tables(
-    world: CommandOutputs, spark: SparkSession, tmp_path: Path
+def test_timeline_command_without_violations_reports_none_and_writes_its_tables(
+    outputs: CommandOutputs, spark: SparkSession, tmp_path: Path
 ) -> None:
-    assert ok("timeline", world.lake, "--to", tmp_path / "who") == "No violations of queue ownership\n"
+    assert output_of("timeline", outputs.lake, "--to", tmp_path / "who") == "No violations of queue ownership\n"
     assert spark.read.parquet(str(tmp_path / "who" / "violations")).count() == 0
     assert spark.read.parquet(str(tmp_path / "who" / "intervals")).select("group").distinct().count() == GROUPS
 
@@ -139,24 +143,24 @@ def test_timeline_command_without_violations_says_so_and_writes_its_tables(
 def test_timeline_command_with_two_owners_exits_with_1_and_prints_the_violation(tmp_path: Path) -> None:
     owner = {"standing": "Ready", "queues": {"orders": {"broker-a": "0"}}}
     rules: dict[str, Any] = {"model": "Clustering", "ordering": "Concurrent", "startFrom": "Latest", "policy": None}
-    whole = {"rules": {}, "members": {name: owner | {"uid": name} for name in ("a", "b")}, "releasing": []}
-    told = journal_record(
-        "owners", "shop/orders", "2025-11-21T08:00:00.000Z", generation=1, unowned={}, **rules, **whole
+    state = {"rules": {}, "members": {name: owner | {"uid": name} for name in ("a", "b")}, "releasing": []}
+    record = journal_record(
+        "owners", "shop/orders", "2025-11-21T08:00:00.000Z", generation=1, unowned={}, **rules, **state
     )
-    a_file(tmp_path / "journal" / DAY / "08-a.jsonl", json.dumps(told) + "\n")
-    ran = rota("timeline", tmp_path / "journal")
-    assert (ran.exit_code, ran.stderr) == (1, "")
-    assert "TwoOwners" in ran.stdout
+    a_file(tmp_path / "journal" / DAY / "08-a.jsonl", json.dumps(record) + "\n")
+    result = rota("timeline", tmp_path / "journal")
+    assert (result.exit_code, result.stderr) == (1, "")
+    assert "TwoOwners" in result.stdout
 
 
-def test_simulate_command_prints_a_line_for_each_policy(world: CommandOutputs, spark: SparkSession) -> None:
-    rows = json.loads(world.told["simulate"])
+def test_simulate_command_prints_a_line_for_each_policy(outputs: CommandOutputs, spark: SparkSession) -> None:
+    rows = json.loads(outputs.printed["simulate"])
     assert [(row["policy"], row["groups"], row["problems"]) for row in rows] == [
         ("recorded", GROUPS, 0),
         ("steady", GROUPS, 0),
     ]
-    assert spark.read.parquet(str(world.simulated / "results")).count() == 2 * GROUPS
-    assert spark.read.parquet(str(world.simulated / "series")).count() > 0
+    assert spark.read.parquet(str(outputs.simulated / "results")).count() == 2 * GROUPS
+    assert spark.read.parquet(str(outputs.simulated / "series")).count() > 0
 
 
 @pytest.mark.parametrize(
@@ -168,24 +172,26 @@ def test_simulate_command_prints_a_line_for_each_policy(world: CommandOutputs, s
     ],
 )
 def test_recommend_command_accepts_a_journal_a_lake_or_a_simulation(
-    world: CommandOutputs, spark: SparkSession, tmp_path: Path, source: str
+    outputs: CommandOutputs, spark: SparkSession, tmp_path: Path, source: str
 ) -> None:
-    to = tmp_path / "advice"
-    a_file(to / "results" / "part-0.parquet", "of an earlier run")
-    a_file(to / "series" / "part-0.parquet", "of an earlier run")
-    said = ok("recommend", getattr(world, source), "--policies", world.policy, "--to", to, "--top", 1).splitlines()
-    assert re.match(rf"\d of {GROUPS} groups would benefit from another policy", said[0])
-    assert said[1] == "Up to 3 h of each group's history was replayed; counts are per day"
-    assert said[-1] == f"The report is {to / 'report.html'}; the manifests are in {to / 'policies'}"
-    assert (to / "report.html").read_text().lstrip().startswith("<!")
-    assert spark.read.parquet(str(to / "chosen")).count() == GROUPS
-    assert spark.read.parquet(str(to / "costs")).count() == 2 * GROUPS
-    assert (to / "results").is_dir() == (to / "series").is_dir() == (source != "simulated")
-    for path in (to / "policies").glob("*.yaml"):
+    target = tmp_path / "advice"
+    a_file(target / "results" / "part-0.parquet", "of an earlier run")
+    a_file(target / "series" / "part-0.parquet", "of an earlier run")
+    lines = output_of(
+        "recommend", getattr(outputs, source), "--policies", outputs.policy, "--to", target, "--top", 1
+    ).splitlines()
+    assert re.match(rf"\d of {GROUPS} groups would benefit from another policy", lines[0])
+    assert lines[1] == "Up to 3 h of each group's history was replayed; counts are per day"
+    assert lines[-1] == f"The report is {target / 'report.html'}; the manifests are in {target / 'policies'}"
+    assert (target / "report.html").read_text().lstrip().startswith("<!")
+    assert spark.read.parquet(str(target / "chosen")).count() == GROUPS
+    assert spark.read.parquet(str(target / "costs")).count() == 2 * GROUPS
+    assert (target / "results").is_dir() == (target / "series").is_dir() == (source != "simulated")
+    for path in (target / "policies").glob("*.yaml"):
         assert {body["kind"] for body in yaml.safe_load_all(path.read_text()) if body} == {"RebalancePolicy"}
 
 
-# What cannot be meant.
+# Invalid input.
 
 
 def a_file(path: Path, text: str) -> Path:
@@ -195,25 +201,25 @@ def a_file(path: Path, text: str) -> Path:
 
 
 @pytest.mark.parametrize("command", ["rollup", "timeline", "simulate", "recommend", "ingest"])
-@pytest.mark.parametrize("made", ["nothing", "a file", "empty", "neither"])
+@pytest.mark.parametrize("source_kind", ["missing", "a file", "empty", "other files"])
 def test_pipeline_command_names_a_source_that_holds_no_journal(
-    world: CommandOutputs, tmp_path: Path, command: str, made: str
+    outputs: CommandOutputs, tmp_path: Path, command: str, source_kind: str
 ) -> None:
     source = tmp_path / "source"
-    if made == "a file":
+    if source_kind == "a file":
         source.touch()
-    elif made != "nothing":
+    elif source_kind != "missing":
         source.mkdir()
-    if made == "neither":
+    if source_kind == "other files":
         a_file(source / "date=2025-11-21" / "notes.txt", "x")
-    more = ["--policies", world.policy] if command in {"simulate", "recommend"} else []
-    told = complaint(command, source, *more, "--to", tmp_path / "to")
-    assert re.match(rf"{source} (is not a folder; give a journal's, or a lake|contains no journal)", told)
+    options = ["--policies", outputs.policy] if command in {"simulate", "recommend"} else []
+    error = error_of(command, source, *options, "--to", tmp_path / "to")
+    assert re.match(rf"{source} (is not a folder; give a journal's, or a lake|contains no journal)", error)
     assert not (tmp_path / "to").exists()
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "pattern"),
     [
         (None, r"p\.yaml cannot be read: No such file or directory$"),
         ("{", r"p\.yaml is not valid YAML, line 1; give a file with RebalancePolicies$"),
@@ -242,15 +248,15 @@ def test_pipeline_command_names_a_source_that_holds_no_journal(
 )
 @pytest.mark.parametrize("command", ["simulate", "recommend"])
 def test_pipeline_command_rejects_invalid_policies_with_a_sentence(
-    world: CommandOutputs, tmp_path: Path, command: str, text: str | None, words: str
+    outputs: CommandOutputs, tmp_path: Path, command: str, text: str | None, pattern: str
 ) -> None:
     path = tmp_path / "p.yaml" if text is None else a_file(tmp_path / "p.yaml", text)
-    assert re.search(words, complaint(command, world.lake, "--policies", path, "--to", tmp_path / "to"))
+    assert re.search(pattern, error_of(command, outputs.lake, "--policies", path, "--to", tmp_path / "to"))
     assert not (tmp_path / "to").exists()
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "sentence"),
     [
         (None, "w.yaml cannot be read: No such file or directory"),
         ("{", "w.yaml is not valid YAML; write lines such as moves: 1"),
@@ -259,20 +265,20 @@ def test_pipeline_command_rejects_invalid_policies_with_a_sentence(
     ],
 )
 def test_recommend_command_rejects_invalid_weights_with_a_sentence(
-    world: CommandOutputs, tmp_path: Path, text: str | None, words: str
+    outputs: CommandOutputs, tmp_path: Path, text: str | None, sentence: str
 ) -> None:
     path = tmp_path / "w.yaml" if text is None else a_file(tmp_path / "w.yaml", text)
-    given = ["--policies", world.policy, "--to", tmp_path / "to", "--weights", path]
-    assert words in complaint("recommend", world.simulated, *given)
+    options = ["--policies", outputs.policy, "--to", tmp_path / "to", "--weights", path]
+    assert sentence in error_of("recommend", outputs.simulated, *options)
 
 
-def reading(world: CommandOutputs, command: str) -> list[object]:
-    """Return a command that would do, up to its --to."""
+def valid_command(outputs: CommandOutputs, command: str) -> list[object]:
+    """Return a command that would succeed, up to its --to."""
     if command == "generate":
         return [command, "--groups", 1, "--hours", 1, "--to"]
-    more: dict[str, list[object]] = {"ingest": ["--all"], "rollup": [], "timeline": []}
-    source = world.journal if command == "ingest" else world.lake
-    return [command, source, *more.get(command, ["--policies", world.policy]), "--to"]
+    options: dict[str, list[object]] = {"ingest": ["--all"], "rollup": [], "timeline": []}
+    source = outputs.journal if command == "ingest" else outputs.lake
+    return [command, source, *options.get(command, ["--policies", outputs.policy]), "--to"]
 
 
 WRITERS = ["ingest", "rollup", "timeline", "simulate", "recommend", "generate"]
@@ -280,29 +286,31 @@ WRITERS = ["ingest", "rollup", "timeline", "simulate", "recommend", "generate"]
 
 @pytest.mark.parametrize("command", WRITERS)
 def test_pipeline_command_rejects_a_target_that_is_a_file_or_empty(
-    world: CommandOutputs, tmp_path: Path, command: str
+    outputs: CommandOutputs, tmp_path: Path, command: str
 ) -> None:
     file = a_file(tmp_path / "file", "mine")
-    asked = reading(world, command)
-    words = f"cannot be a folder, because {file} is a file; name another"
-    assert complaint(*asked, file) == f"--to {file} {words}"
-    assert complaint(*asked, file / "under") == f"--to {file / 'under'} {words}"
-    assert complaint(*asked, "") == "--to is empty; name a folder"
+    arguments = valid_command(outputs, command)
+    reason = f"cannot be a folder, because {file} is a file; name another"
+    assert error_of(*arguments, file) == f"--to {file} {reason}"
+    assert error_of(*arguments, file / "under") == f"--to {file / 'under'} {reason}"
+    assert error_of(*arguments, "") == "--to is empty; name a folder"
     assert file.read_text() == "mine"
 
 
 @pytest.mark.parametrize("command", ["ingest", "rollup", "timeline", "simulate", "recommend"])
-def test_pipeline_command_rejects_a_target_within_its_source(world: CommandOutputs, command: str) -> None:
-    *asked, _ = reading(world, command)
-    source = Path(str(asked[1]))
-    before = sorted(source.rglob("*"))
-    for to in (source, source / "deep" / "er", source / ".." / source.name):
-        assert re.match(r"--to .* is inside the source .*; name a folder elsewhere$", complaint(*asked, "--to", to))
-    assert sorted(source.rglob("*")) == before
+def test_pipeline_command_rejects_a_target_within_its_source(outputs: CommandOutputs, command: str) -> None:
+    *arguments, _ = valid_command(outputs, command)
+    source = Path(str(arguments[1]))
+    files_before = sorted(source.rglob("*"))
+    for target in (source, source / "deep" / "er", source / ".." / source.name):
+        assert re.match(
+            r"--to .* is inside the source .*; name a folder elsewhere$", error_of(*arguments, "--to", target)
+        )
+    assert sorted(source.rglob("*")) == files_before
 
 
 @pytest.mark.parametrize(
-    ("command", "inside"),
+    ("command", "path"),
     [
         ("ingest", "thesis.txt"),
         ("rollup", "thesis.txt"),
@@ -318,118 +326,119 @@ def test_pipeline_command_rejects_a_target_within_its_source(world: CommandOutpu
     ],
 )
 def test_pipeline_command_never_replaces_files_that_are_not_its_own(
-    world: CommandOutputs, tmp_path: Path, command: str, inside: str
+    outputs: CommandOutputs, tmp_path: Path, command: str, path: str
 ) -> None:
-    mine = a_file(tmp_path / "to" / inside, "mine")
-    told = complaint(*reading(world, command), tmp_path / "to")
-    words = r"other files: .*; name|not a file of this command; name|is a lake or a journal; name|is not empty; give"
-    assert re.search(words, told)
-    assert mine.read_text() == "mine"
-    assert [path for path in (tmp_path / "to").rglob("*") if path.is_file()] == [mine]
+    foreign_file = a_file(tmp_path / "to" / path, "mine")
+    error = error_of(*valid_command(outputs, command), tmp_path / "to")
+    reasons = r"other files: .*; name|not a file of this command; name|is a lake or a journal; name|is not empty; give"
+    assert re.search(reasons, error)
+    assert foreign_file.read_text() == "mine"
+    assert [path for path in (tmp_path / "to").rglob("*") if path.is_file()] == [foreign_file]
 
 
 @pytest.mark.parametrize("command", ["ingest", "simulate", "generate"])
-def test_pipeline_command_reports_an_unwritable_target_with_a_sentence(world: CommandOutputs, command: str) -> None:
-    told = complaint(*reading(world, command), "/proc/nowhere")  # root may write everywhere but there
-    assert "/proc/nowhere" in told
-    assert "cannot be" in told
+def test_pipeline_command_reports_an_unwritable_target_with_a_sentence(outputs: CommandOutputs, command: str) -> None:
+    error = error_of(*valid_command(outputs, command), "/proc/nowhere")  # even root cannot write there
+    assert "/proc/nowhere" in error
+    assert "cannot be" in error
 
 
-# What is damaged.
+# Damaged input.
 
 
-def copied(world: CommandOutputs, tmp_path: Path) -> tuple[Path, list[object]]:
-    """Return a lake to damage, and a command that reads it."""
+def copy_lake(outputs: CommandOutputs, tmp_path: Path) -> tuple[Path, list[object]]:
+    """Return a copy of the lake to damage, and a command that reads it."""
     lake = tmp_path / "lake"
-    shutil.copytree(world.lake, lake)
-    return lake, ["simulate", lake, "--policies", world.policy, "--to", tmp_path / "to"]
+    shutil.copytree(outputs.lake, lake)
+    return lake, ["simulate", lake, "--policies", outputs.policy, "--to", tmp_path / "to"]
 
 
-def rewritten(path: Path, change: Callable[[Any], Any]) -> None:
+def rewrite_table(path: Path, change: Callable[[Any], Any]) -> None:
     pq.write_table(change(pq.ParquetFile(path).read()), path)
     path.with_name(f".{path.name}.crc").unlink()
 
 
-def test_lake_table_that_is_truncated_or_lacks_a_column_is_named(world: CommandOutputs, tmp_path: Path) -> None:
-    lake, asked = copied(world, tmp_path)
+def test_lake_table_that_is_truncated_or_lacks_a_column_is_named(outputs: CommandOutputs, tmp_path: Path) -> None:
+    lake, command = copy_lake(outputs, tmp_path)
     for path in (lake / "owners").rglob("*.parquet"):
-        rewritten(path, lambda table: table.drop_columns(["generation"]))
-    told = complaint(*asked)
-    assert re.match(rf"{lake}/owners/.*\.parquet has no column generation, which this version needs; ", told)
+        rewrite_table(path, lambda table: table.drop_columns(["generation"]))
+    error = error_of(*command)
+    assert re.match(rf"{lake}/owners/.*\.parquet has no column generation, which this version needs; ", error)
     for path in (lake / "owners").rglob("*.parquet"):
-        rewritten_or_cut = path.read_bytes()[:100]
-        path.write_bytes(rewritten_or_cut)
-    assert re.match(rf"{lake}/owners/.*\.parquet cannot be read: it is damaged, or not Parquet; ", complaint(*asked))
+        truncated = path.read_bytes()[:100]
+        path.write_bytes(truncated)
+    assert re.match(rf"{lake}/owners/.*\.parquet cannot be read: it is damaged, or not Parquet; ", error_of(*command))
 
 
-def test_lake_table_with_corrupt_data_is_named(world: CommandOutputs, tmp_path: Path) -> None:
-    lake, asked = copied(world, tmp_path)
+def test_lake_table_with_corrupt_data_is_named(outputs: CommandOutputs, tmp_path: Path) -> None:
+    lake, command = copy_lake(outputs, tmp_path)
     for path in (lake / "owners").rglob("*.parquet"):
-        whole = path.read_bytes()
-        path.write_bytes(whole[:4] + bytes(60) + whole[64:])  # its end, which says what is in it, is as it was
-    told = complaint(*asked)
-    assert re.match(rf"{lake}/owners/.*\.parquet cannot be read: the file is damaged or has another format", told)
+        content = path.read_bytes()
+        # The footer, which describes the content, stays intact.
+        path.write_bytes(content[:4] + bytes(60) + content[64:])
+    error = error_of(*command)
+    assert re.match(rf"{lake}/owners/.*\.parquet cannot be read: the file is damaged or has another format", error)
 
 
 def test_lake_with_a_wrong_column_type_or_an_invalid_day_folder_is_reported(
-    world: CommandOutputs, tmp_path: Path
+    outputs: CommandOutputs, tmp_path: Path
 ) -> None:
-    lake, asked = copied(world, tmp_path)
+    lake, command = copy_lake(outputs, tmp_path)
     [day] = (lake / "owners").glob("date=*")
     day.rename(day.with_name("date=tomorrow"))
-    assert re.match(r"A partition folder has an invalid date: .*'tomorrow'.*; recreate the lake$", complaint(*asked))
+    assert re.match(r"A partition folder has an invalid date: .*'tomorrow'.*; recreate the lake$", error_of(*command))
     day.with_name("date=tomorrow").rename(day)
     for path in day.rglob("*.parquet"):
-        rewritten(path, lambda table: table.set_column(0, "group", pa.array([1] * len(table))))
-    assert re.match(rf"{lake}/owners/.*\.parquet cannot be read: ", complaint(*asked))
+        rewrite_table(path, lambda table: table.set_column(0, "group", pa.array([1] * len(table))))
+    assert re.match(rf"{lake}/owners/.*\.parquet cannot be read: ", error_of(*command))
 
 
-def test_recommend_command_rejects_an_incomplete_simulation(world: CommandOutputs, tmp_path: Path) -> None:
+def test_recommend_command_rejects_an_incomplete_simulation(outputs: CommandOutputs, tmp_path: Path) -> None:
     folder = tmp_path / "simulated"
-    shutil.copytree(world.simulated, folder)
-    asked = ["recommend", folder, "--policies", world.policy, "--to", tmp_path / "to"]
+    shutil.copytree(outputs.simulated, folder)
+    command = ["recommend", folder, "--policies", outputs.policy, "--to", tmp_path / "to"]
     (folder / "series" / "_SUCCESS").unlink()
-    words = f"{folder} contains no complete simulation; run `rota pipeline simulate` again"
-    assert complaint(*asked) == words
+    error = f"{folder} contains no complete simulation; run `rota pipeline simulate` again"
+    assert error_of(*command) == error
     shutil.rmtree(folder / "results")
     (folder / "results").mkdir()
-    assert complaint(*asked) == words
+    assert error_of(*command) == error
 
 
 def test_recommend_command_rejects_a_policy_that_was_edited_or_not_simulated(
-    world: CommandOutputs, tmp_path: Path
+    outputs: CommandOutputs, tmp_path: Path
 ) -> None:
-    """Or old figures would be told of a policy that was edited since, and of another nothing would be."""
+    """Otherwise the report would show outdated figures of an edited policy, and none of a new one."""
     edited = a_file(tmp_path / "edited.yaml", STEADY.replace("Sticky", "Averagely"))
-    other = a_file(tmp_path / "other.yaml", STEADY.replace("steady", "other"))
-    for path, name in ((edited, "steady"), (other, "other")):
-        told = complaint("recommend", world.simulated, "--policies", path, "--to", tmp_path / "to")
-        assert told == f"Policy {name} was not simulated, or has changed since; simulate again"
+    not_simulated = a_file(tmp_path / "other.yaml", STEADY.replace("steady", "other"))
+    for path, name in ((edited, "steady"), (not_simulated, "other")):
+        error = error_of("recommend", outputs.simulated, "--policies", path, "--to", tmp_path / "to")
+        assert error == f"Policy {name} was not simulated, or has changed since; simulate again"
 
 
-def a_lake(tmp_path: Path) -> tuple[Path, Path, list[object]]:
-    """Return a journal with an hour that is new to its lake, the lake, and the command."""
+def lake_with_pending_hour(tmp_path: Path) -> tuple[Path, Path, list[object]]:
+    """Return a journal with an hour that is not in its lake yet, the lake, and the ingest command."""
     journal, lake = tmp_path / "journal", tmp_path / "lake"
-    asked = ["ingest", journal, "--all", "--to", lake]
-    a_file(journal / DAY / "08-a.jsonl", verdict(8))
-    ok(*asked)
-    a_file(journal / DAY / "09-a.jsonl", verdict(9))
-    return journal, lake, asked
+    command = ["ingest", journal, "--all", "--to", lake]
+    a_file(journal / DAY / "08-a.jsonl", verdict_line(8))
+    output_of(*command)
+    a_file(journal / DAY / "09-a.jsonl", verdict_line(9))
+    return journal, lake, command
 
 
-def verdict(hour: int) -> str:
+def verdict_line(hour: int) -> str:
     return (
         f'{{"schema":1,"kind":"verdict","group":"shop/orders","at":"2025-11-21T{hour:02}:00:00.000Z",'
         f'"condition":"Ready","status":"True","reason":"R{hour}","message":""}}\n'
     )
 
 
-@pytest.mark.slow("a rollup printed for people")
+@pytest.mark.slow("a rollup printed as a table")
 @pytest.mark.usefixtures("spark")
 def test_rollup_command_prints_readable_metrics(tmp_path: Path) -> None:
-    a_file(tmp_path / "journal" / DAY / "08-a.jsonl", verdict(8))
-    _, told = ok("rollup", tmp_path / "journal").splitlines()[-2:]
-    assert told.split() == ["shop/orders", "2025-11-21T08:00:00Z", "0", "0", "0", "unknown", "unknown", "True"]
+    a_file(tmp_path / "journal" / DAY / "08-a.jsonl", verdict_line(8))
+    _, line = output_of("rollup", tmp_path / "journal").splitlines()[-2:]
+    assert line.split() == ["shop/orders", "2025-11-21T08:00:00Z", "0", "0", "0", "unknown", "unknown", "True"]
 
 
 OTHER_CHECKPOINT_FILES = pytest.mark.slow("each file of a checkpoint, damaged")
@@ -438,43 +447,46 @@ OTHER_CHECKPOINT_FILES = pytest.mark.slow("each file of a checkpoint, damaged")
 @pytest.mark.usefixtures("spark")
 @pytest.mark.parametrize(
     "damaged",
-    ["offsets/0", *(pytest.param(it, marks=OTHER_CHECKPOINT_FILES) for it in ("metadata", "commits/0", "sources/0/0"))],
+    [
+        "offsets/0",
+        *(pytest.param(file, marks=OTHER_CHECKPOINT_FILES) for file in ("metadata", "commits/0", "sources/0/0")),
+    ],
 )
 def test_ingest_command_reports_a_damaged_checkpoint(tmp_path: Path, damaged: str) -> None:
-    _, lake, asked = a_lake(tmp_path)
+    _, lake, command = lake_with_pending_hour(tmp_path)
     path = lake / "_checkpoint" / damaged
     path.write_text("nonsense")
     path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
-    told = complaint(*asked)
+    error = error_of(*command)
     assert re.match(
-        rf"The lake {lake} cannot be continued: .*; if its _checkpoint is damaged, or the lake was moved", told
+        rf"The lake {lake} cannot be continued: .*; if its _checkpoint is damaged, or the lake was moved", error
     )
-    assert "Query" not in told
+    assert "Query" not in error
 
 
 def test_lake_without_inbox_or_checkpoint_is_rejected_and_keeps_its_rows(spark: SparkSession, tmp_path: Path) -> None:
-    _, lake, asked = a_lake(tmp_path)
+    _, lake, command = lake_with_pending_hour(tmp_path)
     (lake / "_inbox").rename(tmp_path / "_inbox")
-    assert complaint(*asked) == f"{lake} has no _inbox any more, so the ingested files are unknown; recreate the lake"
+    assert error_of(*command) == f"{lake} has no _inbox any more, so the ingested files are unknown; recreate the lake"
     (tmp_path / "_inbox").rename(lake / "_inbox")
     shutil.rmtree(lake / "_checkpoint")
-    told = complaint(*asked)
-    assert told == f"{lake} has tables, but no _checkpoint, so the ingested lines are unknown; recreate the lake"
+    error = error_of(*command)
+    assert error == f"{lake} has tables, but no _checkpoint, so the ingested lines are unknown; recreate the lake"
     assert spark.read.parquet(str(lake / "verdict")).count() == 1
 
 
 @pytest.mark.usefixtures("spark")
 @pytest.mark.slow("a lake of the other format")
 def test_lake_of_the_other_format_or_delta_without_its_package_is_rejected(tmp_path: Path) -> None:
-    _, lake, asked = a_lake(tmp_path)
-    told = complaint(*asked[:-1], tmp_path / "another", "--format", "delta")
-    assert told.startswith("Delta is not on Spark's class path; give spark-submit ")
+    _, lake, command = lake_with_pending_hour(tmp_path)
+    error = error_of(*command[:-1], tmp_path / "another", "--format", "delta")
+    assert error.startswith("Delta is not on Spark's class path; give spark-submit ")
     (lake / "verdict" / "_delta_log").mkdir()
-    told = complaint(*asked)
-    assert told == f"{lake} is a lake of the other format; use --format of that lake, or choose another folder"
+    error = error_of(*command)
+    assert error == f"{lake} is a lake of the other format; use --format of that lake, or choose another folder"
 
 
-# What journals hold that they should not.
+# Journals with invalid content.
 
 UNREADABLE = pytest.mark.slow("journals of a later schema or with impossible times, through three commands")
 
@@ -484,59 +496,63 @@ UNREADABLE = pytest.mark.slow("journals of a later schema or with impossible tim
     [
         ('{"schema":1,"kind":"verd', "The line is incomplete, or not a journal record"),
         pytest.param(
-            verdict(8).replace('"schema":1', '"schema":2'),
+            verdict_line(8).replace('"schema":1', '"schema":2'),
             "The record has schema 2; this version reads 1",
             marks=UNREADABLE,
         ),
-        pytest.param(verdict(8).replace("2025-11-21T", "9999-99-99T"), ".*", marks=UNREADABLE),
+        pytest.param(verdict_line(8).replace("2025-11-21T", "9999-99-99T"), ".*", marks=UNREADABLE),
     ],
 )
 def test_journal_without_a_readable_record_is_rejected(
-    world: CommandOutputs, tmp_path: Path, line: str, reason: str
+    outputs: CommandOutputs, tmp_path: Path, line: str, reason: str
 ) -> None:
     journal, lake = tmp_path / "journal", tmp_path / "lake"
     a_file(journal / DAY / "08-a.jsonl", line)
-    asked = ["--policies", world.policy, "--to", tmp_path / "to"]
-    words = rf"{journal} has no record that this version can read; one line was rejected because: {reason}"
-    assert re.match(words, complaint("simulate", journal, *asked))
-    taken = json.loads(ok("ingest", journal, "--all", "--to", lake, "-o", "json"))
-    assert {kind: rows for kind, rows in taken.items() if rows} == {"quarantine": 1}
-    assert re.match(words.replace(str(journal), str(lake)), complaint("recommend", lake, *asked))
+    options = ["--policies", outputs.policy, "--to", tmp_path / "to"]
+    error = rf"{journal} has no record that this version can read; one line was rejected because: {reason}"
+    assert re.match(error, error_of("simulate", journal, *options))
+    rows_by_table = json.loads(output_of("ingest", journal, "--all", "--to", lake, "-o", "json"))
+    assert {kind: rows for kind, rows in rows_by_table.items() if rows} == {"quarantine": 1}
+    assert re.match(error.replace(str(journal), str(lake)), error_of("recommend", lake, *options))
     assert not (tmp_path / "to").exists()
 
 
-def moved(line: bytes, to: str) -> bytes:
-    return line.replace(b'"at":"2025-11-21T01', f'"at":"{to}'.encode())
+def change_time(line: bytes, hour: str) -> bytes:
+    return line.replace(b'"at":"2025-11-21T01', f'"at":"{hour}'.encode())
 
 
 @pytest.mark.slow("clocks that jump, up to 1970 and 9999, and a missing hour, from the journal to the simulation")
-@pytest.mark.parametrize("to", ["2025-11-20T19", "1970-01-01T01", "9999-12-31T23", None])
+@pytest.mark.parametrize("jump_to", ["2025-11-20T19", "1970-01-01T01", "9999-12-31T23", None])
 def test_ingest_command_keeps_every_line_after_clock_jumps_or_missing_hours(
-    world: CommandOutputs, tmp_path: Path, to: str | None
+    outputs: CommandOutputs, tmp_path: Path, jump_to: str | None
 ) -> None:
     journal = tmp_path / "journal"
-    shutil.copytree(world.journal, journal)
+    shutil.copytree(outputs.journal, journal)
     [path] = journal.glob(f"{DAY}/01-*.jsonl")
     lines = path.read_bytes().splitlines(keepends=True)
     path.unlink()
-    if to is not None:
-        day, _, hour = to.partition("T")
-        a_file(journal / f"date={day}" / f"{hour}-a.jsonl", b"".join(moved(line, to) for line in lines).decode())
-    left = {line for path in journal.glob("date=*/*.jsonl") for line in path.read_bytes().splitlines()}
-    taken = json.loads(ok("ingest", journal, "--all", "--to", tmp_path / "lake", "-o", "json"))
-    impossible = to is not None and not to.startswith("2025")
-    assert (sum(taken.values()), taken["quarantine"]) == (len(left), len(lines) if impossible else 0)
-    asked = ["--policies", world.policy, "--to", tmp_path / "to", "-o", "json"]
-    rows = json.loads(ok("simulate", tmp_path / "lake", *asked))
+    if jump_to is not None:
+        day, _, hour = jump_to.partition("T")
+        changed_lines = b"".join(change_time(line, jump_to) for line in lines)
+        a_file(journal / f"date={day}" / f"{hour}-a.jsonl", changed_lines.decode())
+    expected_lines = {line for path in journal.glob("date=*/*.jsonl") for line in path.read_bytes().splitlines()}
+    rows_by_table = json.loads(output_of("ingest", journal, "--all", "--to", tmp_path / "lake", "-o", "json"))
+    impossible = jump_to is not None and not jump_to.startswith("2025")
+    assert (sum(rows_by_table.values()), rows_by_table["quarantine"]) == (
+        len(expected_lines),
+        len(lines) if impossible else 0,
+    )
+    options = ["--policies", outputs.policy, "--to", tmp_path / "to", "-o", "json"]
+    rows = json.loads(output_of("simulate", tmp_path / "lake", *options))
     assert [(row["policy"], row["groups"]) for row in rows] == [("recorded", GROUPS), ("steady", GROUPS)]
 
 
 def test_pipeline_command_reports_missing_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    a_file(tmp_path / DAY / "08-a.jsonl", verdict(8))
+    a_file(tmp_path / DAY / "08-a.jsonl", verdict_line(8))
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    told = complaint("rollup", tmp_path)
-    assert told == (f"Spark needs Java, but JAVA_HOME ({tmp_path}) has none: correct it, or unset it")
+    error = error_of("rollup", tmp_path)
+    assert error == (f"Spark needs Java, but JAVA_HOME ({tmp_path}) has none: correct it, or unset it")
     monkeypatch.delenv("JAVA_HOME")
     monkeypatch.setenv("PATH", str(tmp_path))
-    told = complaint("rollup", tmp_path)
-    assert told == "Spark needs Java, but no java command was found: install Java 17 or later, or set JAVA_HOME"
+    error = error_of("rollup", tmp_path)
+    assert error == "Spark needs Java, but no java command was found: install Java 17 or later, or set JAVA_HOME"

@@ -1,4 +1,4 @@
-"""A line is put aside exactly when the official reader refuses it, and what is kept is what that reader has read."""
+"""A line is quarantined exactly when the official reader rejects it; kept rows equal the records of that reader."""
 
 import re
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "journal.md").read_text()
 EXAMPLES = [block.encode() for block in re.findall(r"^```json\n(.*?)\n```", PAGE, re.DOTALL | re.MULTILINE)]
 OFFSETS = EXAMPLES[6]
 VALUES: list[Any] = [None, True, -1, 0, 1.5, "", "1", "2026-11-21T09:00:00", "2026-13-21T09:00:00Z", [], [None], {}]
-SPELLINGS = {  # of offsets
+SPELLINGS = {  # spellings of parts of an offsets record
     b"1500": rb"01500|1500.0|15e2|+1500|NaN|-0|'1500'|1500,|1 500|9223372036854775807",
     b"5.012Z": rb"5Z|5.012z|5.012+08:00|5.012+0800|5.012|65.012Z|5.0123456789Z|5.012Z\n|5.012Z ",
     b'"schema":1': rb'"schema":0|"schema":2|"schema": 1|"schema":1.0|"schema":"1"|"schema":1,"schema":2',
@@ -42,40 +42,40 @@ def lines() -> Iterator[bytes]:
     yield from (b"", b"null", b"[]", b"{}", b"[" * 3000, b"\xef\xbb\xbf" + OFFSETS, b"[" + OFFSETS + b"]")
     for line in EXAMPLES:
         yield line
-        yield from (line + it for it in (b" ", b"\r", b"\xe2\x80\xa8", b"}", b"x", b"//", b"{}", line, b"\0"))
-        yield from (line[:cut] for cut in range(0, len(line), 7))
-        yield from (line[:at] + b"\0" + line[at + 1 :] for at in range(0, len(line), 23))
+        yield from (line + suffix for suffix in (b" ", b"\r", b"\xe2\x80\xa8", b"}", b"x", b"//", b"{}", line, b"\0"))
+        yield from (line[:end] for end in range(0, len(line), 7))
+        yield from (line[:position] + b"\0" + line[position + 1 :] for position in range(0, len(line), 23))
         yield line.replace(b'":', b'" : ').replace(b",", b" , ")
-        yield from changed(msgspec.json.decode(line))
-    for old, others in SPELLINGS.items():
+        yield from mutated_records(msgspec.json.decode(line))
+    for old, replacements in SPELLINGS.items():
         assert old in OFFSETS
-        yield from (OFFSETS.replace(old, new, 1) for new in others.split(b"|"))
+        yield from (OFFSETS.replace(old, new, 1) for new in replacements.split(b"|"))
     yield OFFSETS.replace(b"orders", b"verdicts")
     yield OFFSETS.replace(b'"orders"', b'"at"')
-    yield from hit(Random(7))
+    yield from damaged_lines(Random(7))
 
 
-def changed(record: dict[str, Any]) -> Iterator[bytes]:
-    """Yield a record with each value, on every level, left out or another."""
-    for path in paths(record):
-        yield msgspec.json.encode(put(record, path, leave_out=True))
-        yield from (msgspec.json.encode(put(record, path, value)) for value in VALUES)
+def mutated_records(record: dict[str, Any]) -> Iterator[bytes]:
+    """Yield a record in which a value, on any level, is missing or replaced."""
+    for path in value_paths(record):
+        yield msgspec.json.encode(replace_value(record, path, leave_out=True))
+        yield from (msgspec.json.encode(replace_value(record, path, value)) for value in VALUES)
     yield msgspec.json.encode({**record, "weather": {"rain": [1]}})
     yield msgspec.json.encode(dict(reversed(record.items())))
 
 
-def paths(it: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    inner = it.items() if isinstance(it, dict) else enumerate(it[:1]) if isinstance(it, list) else ()
-    for name, value in inner:
+def value_paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    children = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
+    for name, child in children:
         yield (*path, name)
-        yield from paths(value, (*path, name))
+        yield from value_paths(child, (*path, name))
 
 
-def put(it: Any, path: tuple[Any, ...], value: Any = None, *, leave_out: bool = False) -> Any:
-    copy = dict(it) if isinstance(it, dict) else list(it)
-    name, *rest = path
-    if rest:
-        copy[name] = put(copy[name], tuple(rest), value, leave_out=leave_out)
+def replace_value(container: Any, path: tuple[Any, ...], value: Any = None, *, leave_out: bool = False) -> Any:
+    copy = dict(container) if isinstance(container, dict) else list(container)
+    name, *inner_path = path
+    if inner_path:
+        copy[name] = replace_value(copy[name], tuple(inner_path), value, leave_out=leave_out)
     elif leave_out:
         del copy[name]
     else:
@@ -83,94 +83,96 @@ def put(it: Any, path: tuple[Any, ...], value: Any = None, *, leave_out: bool = 
     return copy
 
 
-def hit(chance: Random) -> Iterator[bytes]:
-    """Yield offsets in which some bytes are others, or twice there, or gone."""
+def damaged_lines(random: Random) -> Iterator[bytes]:
+    """Yield offsets records in which some bytes are replaced, repeated or missing."""
     for _ in range(1500):
         line = bytearray(OFFSETS)
-        for _ in range(chance.randint(1, 2)):
-            start = chance.randrange(len(line))
-            end = min(start + chance.choice([0, 1, 1, 5]), len(line))
-            line[start:end] = chance.choice(
+        for _ in range(random.randint(1, 2)):
+            start = random.randrange(len(line))
+            end = min(start + random.choice([0, 1, 1, 5]), len(line))
+            line[start:end] = random.choice(
                 [b"", b"0", b'"', b"}", b",", b"[", b"\\", b"\n", bytes(line[start:end]) * 2]
             )
         yield bytes(line)
 
 
-def refusal(line: bytes) -> str | None:
-    """Say why a line is none: by the reader, or because what it tells of cannot be."""
+def rejection_of(line: bytes) -> str | None:
+    """Return why a line is rejected: by the reader, or for an impossible time."""
     try:
         record = decode_record(line)
-        for queues in ranges(msgspec.to_builtins(record)):
+        for queues in queue_ranges(msgspec.to_builtins(record)):
             from_ranges(queues)
     except ValueError as error:
         return str(error)
     times = [getattr(record, name, record.at) for name in ("at", "began", "since")]
-    return None if all(2020 <= time.year < 2100 for time in times) else "There was no Rota then"
+    return None if all(2020 <= time.year < 2100 for time in times) else "Rota did not exist at that time"
 
 
-def ranges(it: Any) -> Iterator[dict[str, dict[str, str]]]:
+def queue_ranges(value: Any) -> Iterator[dict[str, dict[str, str]]]:
     """Return all queues that a record names as ranges."""
-    if isinstance(it, dict):
-        for name, inner in it.items():
-            if name in {"queues", "unowned"} and isinstance(inner, dict):
-                yield inner
+    if isinstance(value, dict):
+        for name, child in value.items():
+            if name in {"queues", "unowned"} and isinstance(child, dict):
+                yield child
             else:
-                yield from ranges(inner)
-    elif isinstance(it, list):
-        for inner in it:
-            yield from ranges(inner)
+                yield from queue_ranges(child)
+    elif isinstance(value, list):
+        for child in value:
+            yield from queue_ranges(child)
 
 
 @pytest.fixture(scope="module")
-def tried(spark: SparkSession) -> DataFrame:
-    made = spark.createDataFrame([(number, line) for number, line in enumerate(all_lines)], "number int, line binary")
-    with_text = made.select("number", F.col("line").cast("string").alias("line"))
+def judged_lines(spark: SparkSession) -> DataFrame:
+    frame = spark.createDataFrame([(number, line) for number, line in enumerate(all_lines)], "number int, line binary")
+    with_text = frame.select("number", F.col("line").cast("string").alias("line"))
     return with_text.transform(judge_lines).persist()
 
 
 all_lines = [*dict.fromkeys(lines())]
 
 
-def test_ingest_quarantines_exactly_the_lines_the_official_reader_rejects(tried: DataFrame) -> None:
-    told = {row.number: (row.kind, row.reason) for row in tried.select("number", "kind", "reason").collect()}
-    assert len(told) == len(all_lines)
-    wrong = [
-        (line, told[number])
+def test_ingest_quarantines_exactly_the_lines_the_official_reader_rejects(judged_lines: DataFrame) -> None:
+    judgements = {
+        row.number: (row.kind, row.reason) for row in judged_lines.select("number", "kind", "reason").collect()
+    }
+    assert len(judgements) == len(all_lines)
+    differing = [
+        (line, judgements[number])
         for number, line in enumerate(all_lines)
-        if (refusal(line) is None) != (told[number][1] is None)
-        or (told[number][0] is None) == (told[number][1] is None)
+        if (rejection_of(line) is None) != (judgements[number][1] is None)
+        or (judgements[number][0] is None) == (judgements[number][1] is None)
     ]
-    assert wrong == []
-    assert sum(reason is None for _, reason in told.values()) > 300
-    assert sum(reason is not None for _, reason in told.values()) > 2000
+    assert differing == []
+    assert sum(reason is None for _, reason in judgements.values()) > 300
+    assert sum(reason is not None for _, reason in judgements.values()) > 2000
 
 
 @pytest.mark.parametrize("kind", JOURNAL_SCHEMAS)
-def test_ingest_rows_equal_the_records_of_the_official_reader(tried: DataFrame, kind: str) -> None:
-    rows = tried.where(F.col("kind") == kind).select("number").collect()
-    wanted = [values(decode_record(all_lines[row.number]), kind) for row in rows]
-    got = [row.asDict(recursive=True) for row in tried.transform(records_of_kind, kind).collect()]
-    assert len(got) == len(wanted) > 0
-    for mine, theirs in zip(got, wanted, strict=True):
-        assert str(mine.pop("date")) == f"{mine['at']:%Y-%m-%d}"
-        assert {name: mine[name] for name in theirs} == theirs
+def test_ingest_rows_equal_the_records_of_the_official_reader(judged_lines: DataFrame, kind: str) -> None:
+    numbers = [row.number for row in judged_lines.where(F.col("kind") == kind).select("number").collect()]
+    expected_rows = [expected_row(decode_record(all_lines[number]), kind) for number in numbers]
+    rows = [table_row.asDict(recursive=True) for table_row in judged_lines.transform(records_of_kind, kind).collect()]
+    assert len(rows) == len(expected_rows) > 0
+    for row, expected in zip(rows, expected_rows, strict=True):
+        assert str(row.pop("date")) == f"{row['at']:%Y-%m-%d}"
+        assert {name: row[name] for name in expected} == expected
 
 
-def values(record: Any, kind: str) -> dict[str, Any]:
-    """Return what a record says, as Python has it of a row."""
-    told = msgspec.json.decode(msgspec.json.encode(record))
+def expected_row(record: Any, kind: str) -> dict[str, Any]:
+    """Return a record's fields as Spark's rows have them in Python."""
+    fields = msgspec.json.decode(msgspec.json.encode(record))
     for name in ("at", "began", "since"):
-        if name in told:
-            told[name] = datetime.fromisoformat(told[name]).astimezone().replace(tzinfo=None)
+        if name in fields:
+            fields[name] = datetime.fromisoformat(fields[name]).astimezone().replace(tzinfo=None)
     if kind == "owners":
-        told["rules"] = msgspec.json.encode(told["rules"]).decode()
+        fields["rules"] = msgspec.json.encode(fields["rules"]).decode()
     if kind == "membership":
-        told["members"] = {name: {**it, "room": it.get("room")} for name, it in told["members"].items()}
-    return {name: it for name, it in told.items() if name not in {"schema", "kind"}}
+        fields["members"] = {name: {**pod, "room": pod.get("room")} for name, pod in fields["members"].items()}
+    return {name: value for name, value in fields.items() if name not in {"schema", "kind"}}
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "why"),
+    ("old", "new", "reason"),
     [
         (b"1500", b"9223372036854775808", "it has an integer beyond 64 bits"),
         (b"1500", b"-" + b"9" * 30, "it has an integer beyond 64 bits"),
@@ -180,26 +182,26 @@ def values(record: Any, kind: str) -> dict[str, Any]:
     ],
 )
 def test_ingest_rejects_oversized_integers_and_impossible_years(
-    spark: SparkSession, old: bytes, new: bytes, why: str
+    spark: SparkSession, old: bytes, new: bytes, reason: str
 ) -> None:
     line = OFFSETS.replace(old, new, 1)
     decode_record(line)
     row = spark.createDataFrame([(line.decode(),)], "line string").transform(judge_lines).first()
     assert row
-    assert (row.kind, row.reason) == (None, f"The record cannot be kept: {why}")
+    assert (row.kind, row.reason) == (None, f"The record cannot be kept: {reason}")
 
 
 def test_ingest_rejects_unreadable_queue_ranges(spark: SparkSession) -> None:
-    told = {"act": "Drop", "proof": "Ended", "state": "Owned"}
+    fields = {"act": "Drop", "proof": "Ended", "state": "Owned"}
     lines = [
         msgspec.json.encode(
-            journal_record("handover", "g", "2026-11-21T08:00:00Z", generation=1, queues={"t": {"a": ids}}, **told)
+            journal_record("handover", "g", "2026-11-21T08:00:00Z", generation=1, queues={"t": {"a": ids}}, **fields)
         )
         for ids in ("0-3", "nonsense", "0-2147483646")
     ]
     for line in lines:
         decode_record(line)
-    rows = spark.createDataFrame([(it.decode(),) for it in lines], "line string").transform(judge_lines).collect()
+    rows = spark.createDataFrame([(line.decode(),) for line in lines], "line string").transform(judge_lines).collect()
     assert [row.reason for row in rows] == [
         None,
         "Invalid queue ids 'nonsense': write them as 0-3,7",
@@ -208,6 +210,6 @@ def test_ingest_rejects_unreadable_queue_ranges(spark: SparkSession) -> None:
 
 
 def test_ingest_bypasses_the_official_reader_for_plain_offsets_only(spark: SparkSession) -> None:
-    """Or twenty million would take as long again."""
-    made = spark.createDataFrame([(it.decode(),) for it in EXAMPLES], "line string").transform(judge_lines)
-    assert [row.kind for row in made.where(F.col("text").isNull()).collect()] == ["offsets"]
+    """The official reader would double the time for twenty million offsets records."""
+    judged = spark.createDataFrame([(line.decode(),) for line in EXAMPLES], "line string").transform(judge_lines)
+    assert [row.kind for row in judged.where(F.col("text").isNull()).collect()] == ["offsets"]

@@ -1,4 +1,4 @@
-"""How far groups were, by the journal's looks: what `rota.lag` says of the same looks, and operators saw."""
+"""Lag states from the journal's samples: the pipeline's equal those of `rota.lag` and of the operator."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -20,65 +20,73 @@ LATEST, EARLIEST = StartFrom(), StartFrom(position="Earliest")
 RETRIES = "%RETRY%orders"
 MINUTES = 130
 Line = dict[str, Any]
-Places = Callable[[float], tuple[int, int, int | None]]  # first, last and committed at some second
+OffsetsAt = Callable[[float], tuple[int, int, int | None]]  # first, last and committed offset at a second
 
 
-def at(seconds: float) -> str:
+def time_at(seconds: float) -> str:
     return (EIGHT + timedelta(seconds=seconds)).isoformat()
 
 
-# What each queue does: topic, its number, and where it is.
-QUEUES: Mapping[tuple[str, int], Places] = {
+# The offsets of each queue, by topic and id.
+QUEUES: Mapping[tuple[str, int], OffsetsAt] = {
     ("orders", 0): lambda t: (0, int(t), int(t)),  # keeps up
     ("orders", 1): lambda t: (0, int(2 * t), int(t)),  # slow
-    ("orders", 2): lambda t: (0, 100 + int(t), 50),  # stalled, and stopped where nobody has it
+    ("orders", 2): lambda t: (0, 100 + int(t), 50),  # stalled, and stopped once it has no owner
     ("orders", 3): lambda t: (0, 90_000, 90_000 if t < 1800 else 400 + int(t)),  # rewound
-    ("orders", 4): lambda _: (0, 500, None),  # never was there
+    ("orders", 4): lambda _: (0, 500, None),  # was never committed
     (RETRIES, 0): lambda t: (0, int(t / 60), None if t < 600 else int(t / 60) - 3),
 }
 
 
 def offsets(seconds: float) -> Line:
     topics: dict[str, Any] = {}
-    for (topic, number), place in QUEUES.items():
-        first, last, done = place(seconds)
+    for (topic, number), offsets_at in QUEUES.items():
+        first, last, committed = offsets_at(seconds)
         columns = topics.setdefault(topic, {}).setdefault("a", {"ids": [], "first": [], "last": [], "committed": []})
-        for name, value in (("ids", number), ("first", first), ("last", last), ("committed", done)):
+        for name, value in (("ids", number), ("first", first), ("last", last), ("committed", committed)):
             columns[name].append(value)
-    return journal_record("offsets", "shop/orders", at(seconds), topics=topics, verdicts=dict(seen(seconds)))
+    return journal_record(
+        "offsets", "shop/orders", time_at(seconds), topics=topics, verdicts=dict(operator_verdicts(seconds))
+    )
 
 
 HISTORIES: dict[str, LagHistory] = {}
 
 
-def seen(until: float) -> Counter[str]:
-    """Count what the operator says, who looks each 15 s."""
-    found: Counter[str] = Counter()
-    for topic, begins in (("orders", LATEST), (RETRIES, EARLIEST)):
+def operator_verdicts(until: float) -> Counter[str]:
+    """Count the lag states that an operator with a sample each 15 s reports."""
+    verdicts: Counter[str] = Counter()
+    for topic, start_from in (("orders", LATEST), (RETRIES, EARLIEST)):
         history = HISTORIES.setdefault(topic, LagHistory())
         for seconds in (until - 45, until - 30, until - 15, until):
-            rows = {number: place(max(seconds, 0)) for (of, number), place in QUEUES.items() if of == topic}
-            worked = frozenset(rows) - ({2} if seconds >= 3600 else set())
-            history.add_sample(seconds, {number: QueueSample(*row) for number, row in rows.items()}, worked)
-        found.update(str(it.lag_state) for it in history.judge_queues(begins).values() if it.lag_state)
-    return found
+            rows = {
+                number: offsets_at(max(seconds, 0))
+                for (queue_topic, number), offsets_at in QUEUES.items()
+                if queue_topic == topic
+            }
+            owned = frozenset(rows) - ({2} if seconds >= 3600 else set())
+            history.add_sample(seconds, {number: QueueSample(*row) for number, row in rows.items()}, owned)
+        verdicts.update(
+            str(judgement.lag_state) for judgement in history.judge_queues(start_from).values() if judgement.lag_state
+        )
+    return verdicts
 
 
 def owners(seconds: float, unowned: str = "") -> Line:
     queues = "0-4" if not unowned else "0-1,3-4"
     members = {"m1": {"uid": "u1", "standing": "Ready", "queues": {"orders": {"a": queues}, RETRIES: {"a": "0"}}}}
-    given: Line = {"model": "Clustering", "ordering": "Concurrent", "startFrom": "Latest", "policy": None, "rules": {}}
+    fields: Line = {"model": "Clustering", "ordering": "Concurrent", "startFrom": "Latest", "policy": None, "rules": {}}
     free = {"orders": {"a": unowned}} if unowned else {}
     generation = 6 if unowned else 5
     return journal_record(
         "owners",
         "shop/orders",
-        at(seconds),
+        time_at(seconds),
         generation=generation,
         members=members,
         releasing=[],
         unowned=free,
-        **given,
+        **fields,
     )
 
 
@@ -86,7 +94,7 @@ DROP = [
     journal_record(
         "plan",
         "shop/orders",
-        at(3600),
+        time_at(3600),
         generation=6,
         strategy="Sticky",
         reason="MemberLeft",
@@ -98,7 +106,7 @@ DROP = [
     journal_record(
         "handover",
         "shop/orders",
-        at(3600),
+        time_at(3600),
         generation=6,
         act="Drop",
         proof="Ended",
@@ -110,60 +118,72 @@ DROP = [
 
 
 @pytest.fixture(scope="module")
-def told() -> list[Line]:
+def offset_lines() -> list[Line]:
     HISTORIES.clear()
     return [offsets(60.0 * minute) for minute in range(MINUTES)]
 
 
 @pytest.fixture(scope="module")
-def judged(spark: SparkSession, told: list[Line]) -> list[Row]:
-    facts = frames(spark, [owners(0), *DROP, owners(3601, "2"), *told])
+def lag_samples(spark: SparkSession, offset_lines: list[Line]) -> list[Row]:
+    facts = frames(spark, [owners(0), *DROP, owners(3601, "2"), *offset_lines])
     return offset_samples(facts).orderBy("at").collect()
 
 
-def own(minute: int) -> list[tuple[list[OffsetSample], StartFrom]]:
-    """Return each queue's looks until a minute, as `rota.lag` takes them."""
-    found = []
-    for (topic, number), place in QUEUES.items():
+def samples_by_queue(minute: int) -> list[tuple[list[OffsetSample], StartFrom]]:
+    """Return the samples and start positions of all queues up to a minute, as `rota.lag` takes them."""
+    histories = []
+    for (topic, number), offsets_at in QUEUES.items():
         times = [60.0 * past for past in range(minute + 1)]
-        free = (topic, number) == ("orders", 2)
-        made = [OffsetSample(time, *place(time), has_owner=not (free and time >= 3600)) for time in times]
-        found.append((made, EARLIEST if topic == RETRIES else LATEST))
-    return found
+        is_dropped = (topic, number) == ("orders", 2)
+        samples = [OffsetSample(time, *offsets_at(time), has_owner=not (is_dropped and time >= 3600)) for time in times]
+        histories.append((samples, EARLIEST if topic == RETRIES else LATEST))
+    return histories
 
 
 @pytest.mark.slow("the pipeline's lag states equal the operator's")
-def test_lag_state_of_each_sample_equals_the_operators_lag_module(judged: list[Row]) -> None:
-    assert len(judged) == MINUTES
-    for minute, row in enumerate(judged):
+def test_lag_state_of_each_sample_equals_the_operators_lag_module(lag_samples: list[Row]) -> None:
+    assert len(lag_samples) == MINUTES
+    for minute, row in enumerate(lag_samples):
         counts: Counter[str] = Counter()
-        waits, lags = [], []
-        for place, (made, begins) in enumerate(own(minute)):
-            inside = [it for it in made if made[-1].sampled_at - it.sampled_at <= SAMPLE_WINDOW.always_within_seconds]
-            counts[str(compute_lag_state(inside, begins))] += 1
-            if place < 5:
-                waits.append(compute_delay([it for it in made if made[-1].sampled_at - it.sampled_at <= 3600], begins))
-                lags.append(made[-1].lag(begins))
-        assert {str(it): row[str(it)] for it in LagState} == {str(it): counts[str(it)] for it in LagState}
-        assert row["lag"] == sum(it for it in lags if it is not None)
-        if None in waits:
+        delays, lags = [], []
+        for index, (samples, start_from) in enumerate(samples_by_queue(minute)):
+            recent = [
+                sample
+                for sample in samples
+                if samples[-1].sampled_at - sample.sampled_at <= SAMPLE_WINDOW.always_within_seconds
+            ]
+            counts[str(compute_lag_state(recent, start_from))] += 1
+            if index < 5:
+                delays.append(
+                    compute_delay(
+                        [sample for sample in samples if samples[-1].sampled_at - sample.sampled_at <= 3600], start_from
+                    )
+                )
+                lags.append(samples[-1].lag(start_from))
+        assert {str(state): row[str(state)] for state in LagState} == {
+            str(state): counts[str(state)] for state in LagState
+        }
+        assert row["lag"] == sum(lag for lag in lags if lag is not None)
+        if None in delays:
             assert row["delay"] is None
-        else:  # of a stretch that begins at nine, only some of the looks before that are there
-            near = 0 if minute <= 60 else 240
-            assert row["delay"] == pytest.approx(max(it for it in waits if it is not None), abs=near)
+        else:  # the hour from nine on has only some of the samples before nine
+            tolerance = 0 if minute <= 60 else 240
+            assert row["delay"] == pytest.approx(max(delay for delay in delays if delay is not None), abs=tolerance)
 
 
-def test_lag_states_equal_the_operators_verdicts_except_after_a_change(judged: list[Row], told: list[Line]) -> None:
+def test_lag_states_equal_the_operators_verdicts_except_after_a_change(
+    lag_samples: list[Row], offset_lines: list[Line]
+) -> None:
     differing = [
         minute
-        for minute, (row, line) in enumerate(zip(judged, told, strict=True))
-        if any(row[str(it)] != line["verdicts"].get(str(it), 0) for it in LagState)
+        for minute, (row, line) in enumerate(zip(lag_samples, offset_lines, strict=True))
+        if any(row[str(state)] != line["verdicts"].get(str(state), 0) for state in LagState)
     ]
-    turns = [0, 10, 30, 60]  # the first look; a retry begins, an offset goes back, somebody leaves
-    assert all(any(turn <= minute <= turn + 3 for turn in turns) for minute in differing)
+    changes = [0, 10, 30, 60]  # the first sample; a retry starts, an offset goes back, a member leaves
+    assert all(any(change <= minute <= change + 3 for change in changes) for minute in differing)
 
 
-def test_lag_samples_count_rewound_and_retried_messages(judged: list[Row]) -> None:
-    assert sum(row["back"] for row in judged) == 90_000 - 400 - 1800
-    assert sum(row["retries"] for row in judged) == MINUTES - 1
-    assert [row["seconds"] for row in judged] == [0.0] + [60.0] * (MINUTES - 1)
+def test_lag_samples_count_rewound_and_retried_messages(lag_samples: list[Row]) -> None:
+    assert sum(row["back"] for row in lag_samples) == 90_000 - 400 - 1800
+    assert sum(row["retries"] for row in lag_samples) == MINUTES - 1
+    assert [row["seconds"] for row in lag_samples] == [0.0] + [60.0] * (MINUTES - 1)

@@ -1,4 +1,4 @@
-"""Each `rota pipeline` line of docs/pipeline.md is typed, in the page's order, on a fleet that is smaller than its."""
+"""Each `rota pipeline` line of docs/pipeline.md runs, in the page's order, for a smaller fleet."""
 
 import os
 import shlex
@@ -19,53 +19,53 @@ from rota.cli import main
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "pipeline.md"
-FEWER = {"--groups": "1", "--hours": "2"}
-FLEETS = ("/var/lib/rota/journal", "JOURNAL")  # journals that the page's reader has
-CTRL_C = 130  # what a command ends with then
+SMALLER = {"--groups": "1", "--hours": "2"}
+JOURNALS = ("/var/lib/rota/journal", "JOURNAL")  # journals that the page assumes
+CTRL_C = 130  # the exit code after an interrupt
 
 Words = list[str]
 
 
 def lines() -> list[Words]:
-    """Return the words of each line, without `rota` and what is said about it."""
+    """Return the words of each line, without `rota` and its comment."""
     shown = "".join(blocks(PAGE, "bash")).splitlines()
     return [shlex.split(line, comments=True)[1:] for line in shown if line.startswith("rota pipeline ")]
 
 
-def here(words: Words, at: Path) -> Words:
-    """Return a line for a small fleet, with all folders under one."""
+def adapt_line(words: Words, folder: Path) -> Words:
+    """Return a line for a small fleet, with all folders below one."""
     _, command, *_ = words
-    known = {"SOURCE": "lake", "FOLDER": f"{command}ed"}
-    found = list(words)
-    for place, (before, word) in enumerate(pairwise(words), 1):
-        if before in FEWER:
-            found[place] = FEWER[before]
-        elif before == "--policies":
-            found[place] = str(ROOT / word)
-        elif before in (command, "--to") and not word.startswith("-"):
-            found[place] = str(at / known.get(word, word).lstrip("/"))
-    return found
+    folders = {"SOURCE": "lake", "FOLDER": f"{command}ed"}
+    adapted = list(words)
+    for index, (previous, word) in enumerate(pairwise(words), 1):
+        if previous in SMALLER:
+            adapted[index] = SMALLER[previous]
+        elif previous == "--policies":
+            adapted[index] = str(ROOT / word)
+        elif previous in (command, "--to") and not word.startswith("-"):
+            adapted[index] = str(folder / folders.get(word, word).lstrip("/"))
+    return adapted
 
 
 def run(words: Words) -> None:
-    ran = CliRunner().invoke(main, words)
-    assert (ran.exit_code, ran.stderr) == (0, ""), (words, ran.exception)
+    result = CliRunner().invoke(main, words)
+    assert (result.exit_code, result.stderr) == (0, ""), (words, result.exception)
 
 
-def watched(words: Words) -> None:
-    """Run what goes on until Ctrl-C, and do that when it has something to show."""
+def run_until_interrupted(words: Words) -> None:
+    """Run a command that continues until Ctrl-C, and interrupt it after its first output."""
     with subprocess.Popen(
         [sys.executable, "-m", "rota.cli", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         env=os.environ | SMALL,
-        start_new_session=True,  # its Java is in its group, and nothing else
+        start_new_session=True,  # its process group has its Java, and nothing else
     ) as process:
         assert process.stdout
         try:
             assert b"TABLE" in process.stdout.readline()
-            assert process.poll() is None, "it goes on"
-            os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: to all of them
+            assert process.poll() is None, "the command continues"
+            os.killpg(process.pid, signal.SIGINT)  # to the whole group, as a terminal does it
             assert process.wait(LONGEST) == CTRL_C
         finally:
             if process.poll() is None:
@@ -74,23 +74,23 @@ def watched(words: Words) -> None:
 
 @pytest.mark.slow("each command line of docs/pipeline.md, typed")
 def test_docs_pipeline_page_commands_all_run_and_write_their_output(spark: SparkSession, tmp_path: Path) -> None:
-    assert spark.version  # whose session the commands take
-    for fleet in FLEETS:
-        journal = tmp_path / fleet.lstrip("/")
-        run(["pipeline", "generate", *(word for it in FEWER.items() for word in it), "--to", str(journal)])
+    assert spark.version  # the commands take its session
+    for name in JOURNALS:
+        journal = tmp_path / name.lstrip("/")
+        run(["pipeline", "generate", *(word for option in SMALLER.items() for word in option), "--to", str(journal)])
         for path in journal.rglob("*.jsonl"):
-            os.utime(path, (0, 0))  # nobody writes it any more
+            os.utime(path, (0, 0))  # old enough to count as complete
     written: dict[str, Path] = {}
     for words in lines():
-        typed = here(words, tmp_path)
-        if "--to" in typed:
-            written[" ".join(words)] = Path(typed[typed.index("--to") + 1])
-        if "generate" in typed:
-            shutil.rmtree(tmp_path / "journal", ignore_errors=True)  # one that was invented before
-        if "--watch" in typed:
-            shutil.rmtree(tmp_path / "LAKE")  # or there would be nothing new
-            watched(typed)
+        adapted = adapt_line(words, tmp_path)
+        if "--to" in adapted:
+            written[" ".join(words)] = Path(adapted[adapted.index("--to") + 1])
+        if "generate" in adapted:
+            shutil.rmtree(tmp_path / "journal", ignore_errors=True)  # of an earlier generate
+        if "--watch" in adapted:
+            shutil.rmtree(tmp_path / "LAKE")  # otherwise the watch would find no new hours
+            run_until_interrupted(adapted)
         else:
-            run(typed)
+            run(adapted)
     assert [line for line, folder in written.items() if not any(folder.iterdir())] == []
     assert (tmp_path / "advice" / "report.html").stat().st_size > 1000

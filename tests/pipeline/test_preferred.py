@@ -1,4 +1,4 @@
-"""Of groups that were made up for it, the costs say what one would: by the product's own weights, on several seeds."""
+"""Synthetic groups with an evident best policy: with the product's own weights it costs least, on several seeds."""
 
 from typing import Any
 
@@ -22,12 +22,12 @@ POLICIES = {
 }
 
 
-def a_row(it: GroupHistory, name: str, policy: PolicySpec | None) -> dict[str, Any]:
-    figures = ReplayMetrics(it)
-    replay = Replay(it, policy, figures)
+def a_row(history: GroupHistory, name: str, policy: PolicySpec | None) -> dict[str, Any]:
+    metrics = ReplayMetrics(history)
+    replay = Replay(history, policy, metrics)
     replay.run()
-    told = {"group": it.group, "policy": name, "strategy": replay.policy.strategy, "problem": figures.problem}
-    return told | figures.to_row()
+    identity = {"group": history.group, "policy": name, "strategy": replay.policy.strategy, "problem": metrics.problem}
+    return identity | metrics.to_row()
 
 
 @pytest.mark.parametrize(
@@ -40,12 +40,12 @@ def test_recommend_ranks_sticky_first_for_rollouts_and_balanced_for_skewed_load(
     rows = []
     for seed in seeds:
         for number in range(GROUPS):
-            it = generate_history(number, seed, HOURS, kind=KINDS[kind])
+            history = generate_history(number, seed, HOURS, kind=KINDS[kind])
             for name, policy in {RECORDED_POLICY: None, **POLICIES}.items():
-                rows.append(a_row(it, name, policy) | {"group": f"{it.group}-{seed}"})
-    told = costs(
+                rows.append(a_row(history, name, policy) | {"group": f"{history.group}-{seed}"})
+    costs_frame = costs(
         spark.createDataFrame([tuple(row[name] for name in RESULTS.names) for row in rows], RESULTS), CostWeights()
     )
-    tried = told.where(f"policy != '{RECORDED_POLICY}'").orderBy("group", "rank").collect()
-    first = {row["group"]: row["policy"] for row in reversed(tried)}
+    tested = costs_frame.where(f"policy != '{RECORDED_POLICY}'").orderBy("group", "rank").collect()
+    first = {row["group"]: row["policy"] for row in reversed(tested)}
     assert first == {row["group"]: best for row in rows}

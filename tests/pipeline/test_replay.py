@@ -1,4 +1,4 @@
-"""A story played again: the planner that is used is the real one, and what it comes to can be reckoned by hand."""
+"""Replays of histories: they use the real planner, and their results can be computed by hand."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -36,24 +36,24 @@ HOUR = 3600.0
 QUEUES = tuple(Queue("orders", "a", number) for number in range(8))
 
 
-def a_policy(strategy: str = "Sticky", **changed: Any) -> PolicySpec:
-    return parse_policy({"spec": {"strategy": strategy, **changed}})
+def a_policy(strategy: str = "Sticky", **fields: Any) -> PolicySpec:
+    return parse_policy({"spec": {"strategy": strategy, **fields}})
 
 
-def there(*names: str, **standings: str) -> dict[str, MemberPresence]:
-    """Return pods by name, each Ready unless said."""
+def pods(*names: str, **standings: str) -> dict[str, MemberPresence]:
+    """Return pods by name, Ready unless another member state is given."""
     return {name: MemberPresence(f"uid-{name}", standings.get(name, "Ready")) for name in (*names, *standings)}
 
 
-def a_story(
-    *changes: tuple[float, Mapping[str, MemberPresence]], rates: float | Iterable[float] = 1.0, **more: Any
+def a_history(
+    *changes: tuple[float, Mapping[str, MemberPresence]], rates: float | Iterable[float] = 1.0, **overrides: Any
 ) -> GroupHistory:
-    """Return a story of some hours; it begins with a and b, who have four queues each; times are seconds."""
-    policy = more.pop("policy", a_policy())
-    queues = more.pop("queues", QUEUES)
-    known = frozenset(queues)
-    begun = Change(BEGINS, there("a", "b"), known, policy)
-    later = [Change(BEGINS + at, members, known, policy) for at, members in changes]
+    """Return a history of two hours that starts with members a and b, with four queues each; times are in seconds."""
+    policy = overrides.pop("policy", a_policy())
+    queues = overrides.pop("queues", QUEUES)
+    queue_set = frozenset(queues)
+    start = Change(BEGINS, pods("a", "b"), queue_set, policy)
+    later = [Change(BEGINS + seconds, members, queue_set, policy) for seconds, members in changes]
     shares = {"a": Share("uid-a", queues[:4]), "b": Share("uid-b", queues[4:])}
     fields: dict[str, Any] = {
         "group": "shop/orders",
@@ -63,173 +63,175 @@ def a_story(
         "document": Assignment(
             group="shop/orders", generation=5, issued_at="2025-11-21T07:00:00.000Z", strategy="Sticky", members=shares
         ),
-        "changes": (begun, *later),
+        "changes": (start, *later),
         "queues": queues,
         "arrivals": np.full((24, len(queues)), 1.0) * np.asarray(rates),
         "lag": np.zeros(len(queues)),
         "capacity": 100.0,
     }
-    return GroupHistory(**(fields | more))
+    return GroupHistory(**(fields | overrides))
 
 
-def played(it: GroupHistory, policy: PolicySpec | None = None) -> dict[str, Any]:
-    figures = ReplayMetrics(it)
-    Replay(it, policy, figures).run()
-    return figures.to_row()
+def replay_row(history: GroupHistory, policy: PolicySpec | None = None) -> dict[str, Any]:
+    metrics = ReplayMetrics(history)
+    Replay(history, policy, metrics).run()
+    return metrics.to_row()
 
 
 def test_replay_without_changes_moves_no_queue() -> None:
-    row = played(a_story())
+    row = replay_row(a_history())
     assert (row["moves"], row["rebalances"], row["pause_seconds"], row["duplicates"], row["lag_peak"]) == (0,) * 5
     assert (row["imbalance"], row["hours"], row["changes"]) == (1.0, 2.0, 0)
 
 
 def test_replay_of_a_joining_member_moves_its_share_with_a_pause_per_handover() -> None:
-    row = played(a_story((600.0, there("a", "b", "c"))))
+    row = replay_row(a_history((600.0, pods("a", "b", "c"))))
     assert (row["rebalances"], row["moves"], row["forced"], row["duplicates"]) == (1, 2, 0, 0)
     assert DRAIN_SECONDS + OBEY_SECONDS <= row["pause_p99"] < 1.0
     assert row["pause_seconds"] == pytest.approx(2 * row["pause_p99"])
 
 
 def test_replay_counts_duplicates_for_a_crashed_member_but_not_for_a_drained_one() -> None:
-    leaves = played(a_story((600.0, there("a", b="Leaving")), (610.0, there("a"))))
-    crashes = played(a_story((600.0, there("a"))))
-    assert (leaves["moves"], leaves["duplicates"]) == (4, 0)
-    assert (crashes["moves"], crashes["duplicates"]) == (4, 4.0)  # a second of four queues, one message a second each
+    leaving = replay_row(a_history((600.0, pods("a", b="Leaving")), (610.0, pods("a"))))
+    crashed = replay_row(a_history((600.0, pods("a"))))
+    assert (leaving["moves"], leaving["duplicates"]) == (4, 0)
+    # Duplicates are a second of four queues, with one message a second each.
+    assert (crashed["moves"], crashed["duplicates"]) == (4, 4.0)
 
 
 def test_replay_counts_forced_grants_of_an_unreachable_member() -> None:
-    row = played(a_story((600.0, there("a", b="Lost"))))
+    row = replay_row(a_history((600.0, pods("a", b="Lost"))))
     assert (row["moves"], row["forced"], row["duplicates"]) == (4, 4, 4.0)
 
 
 def test_replay_of_a_lost_member_that_returns_assigns_queues_to_it_again() -> None:
-    row = played(a_story((600.0, there("a", b="Lost")), (1200.0, there("a", "b"))))
+    row = replay_row(a_history((600.0, pods("a", b="Lost")), (1200.0, pods("a", "b"))))
     assert row["moves"] == 4 + 4
     assert row["lag_peak"] < 20
 
 
 def test_replay_without_members_pauses_every_queue_until_a_member_joins() -> None:
-    row = played(a_story((600.0, {}), (1800.0, there("c"))))
+    row = replay_row(a_history((600.0, {}), (1800.0, pods("c"))))
     assert row["pause_seconds"] == pytest.approx(8 * 1200, rel=0.01)
     assert row["lag_peak"] == pytest.approx(8 * 1200, rel=0.01)
 
 
 def test_replay_lag_grows_by_what_exceeds_the_members_capacity() -> None:
-    row = played(a_story((600.0, there("a")), capacity=6.0, ends=BEGINS + HOUR))
+    row = replay_row(a_history((600.0, pods("a")), capacity=6.0, ends=BEGINS + HOUR))
     assert row["lag_peak"] == pytest.approx((8 - 6) * 3000, rel=0.01)
 
 
 def test_replay_counts_idle_hours_of_members_without_queues() -> None:
     names = [f"m{number}" for number in range(8)]
-    row = played(a_story((HOUR, there("a", "b", *names))))
+    row = replay_row(a_history((HOUR, pods("a", "b", *names))))
     assert row["idle_member_hours"] == pytest.approx(2.0, rel=0.01)
 
 
 def test_replay_of_balanced_evens_out_queue_rates_in_few_moves() -> None:
-    it = a_story(rates=[9, 9, 9, 9, 1, 1, 1, 1])
-    even, uneven = played(it, a_policy("Balanced")), played(it)
-    assert uneven["imbalance"] == pytest.approx(36 / 20)
-    assert even["imbalance"] < 1.1
-    assert 0 < even["moves"] <= 4
+    history = a_history(rates=[9, 9, 9, 9, 1, 1, 1, 1])
+    balanced = replay_row(history, a_policy("Balanced"))
+    recorded = replay_row(history)
+    assert recorded["imbalance"] == pytest.approx(36 / 20)
+    assert balanced["imbalance"] < 1.1
+    assert 0 < balanced["moves"] <= 4
 
 
-def noisy(hours: int, seed: int = 7) -> NDArray[np.float64]:
-    """Return rates that differ by up to a tenth each time, two queues heavier than the others."""
-    chance = np.random.default_rng(seed)
-    return np.array([9, 9, 1, 1, 1, 1, 1, 1]) * chance.uniform(0.9, 1.1, (hours * 12, len(QUEUES)))
+def noisy_rates(hours: int, seed: int = 7) -> NDArray[np.float64]:
+    """Return rates with noise of up to a tenth at each step; two queues are heavier than the others."""
+    random = np.random.default_rng(seed)
+    return np.array([9, 9, 1, 1, 1, 1, 1, 1]) * random.uniform(0.9, 1.1, (hours * 12, len(QUEUES)))
 
 
-def moved(it: GroupHistory) -> list[int]:
-    """Return how many queues Balanced had moved, every ten minutes."""
-    figures = ReplayMetrics(it)
-    Replay(it, a_policy("Balanced"), figures).run()
-    return [point["moves"] for point in figures.series]
+def moves_over_time(history: GroupHistory) -> list[int]:
+    """Return the number of queues that Balanced had moved, every ten minutes."""
+    metrics = ReplayMetrics(history)
+    Replay(history, a_policy("Balanced"), metrics).run()
+    return [point["moves"] for point in metrics.series]
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_replay_of_balanced_ignores_rate_noise_once_settled(seed: int) -> None:
-    told = moved(a_story(arrivals=noisy(12, seed), ends=BEGINS + 12 * HOUR))
-    assert told[0] == 0, "nothing is evened out by guesses"
-    assert 0 < told[2] == told[-1]
+    moves = moves_over_time(a_history(arrivals=noisy_rates(12, seed), ends=BEGINS + 12 * HOUR))
+    assert moves[0] == 0, "no queue moves before its rate is measured"
+    assert 0 < moves[2] == moves[-1]
 
 
 def test_replay_of_balanced_moves_queues_when_load_shifts() -> None:
-    rates = noisy(12)
-    rates[72:] = rates[72:, [2, 3, 0, 1, 4, 5, 6, 7]]  # what is heavy now is of one member
-    told = moved(a_story(arrivals=rates, ends=BEGINS + 12 * HOUR))
-    assert told[2] == told[35] < told[48] == told[-1]
+    rates = noisy_rates(12)
+    rates[72:] = rates[72:, [2, 3, 0, 1, 4, 5, 6, 7]]  # both heavy queues are now of one member
+    moves = moves_over_time(a_history(arrivals=rates, ends=BEGINS + 12 * HOUR))
+    assert moves[2] == moves[35] < moves[48] == moves[-1]
 
 
 def test_replay_does_not_plan_again_while_weights_are_unchanged() -> None:
-    it = a_story(arrivals=noisy(12), ends=BEGINS + 12 * HOUR)
-    asked: list[float] = []
+    history = a_history(arrivals=noisy_rates(12), ends=BEGINS + 12 * HOUR)
+    planned_at: list[float] = []
 
-    class Counted(Replay):
+    class RecordingReplay(Replay):
         def on_planned(self, new_plan: Plan, previous: Assignment) -> None:
-            asked.append(self.now)
+            planned_at.append(self.now)
             super().on_planned(new_plan, previous)
 
-    Counted(it, a_policy("Balanced"), ReplayMetrics(it)).run()
-    assert asked[-1] < BEGINS + HOUR
-    assert len(asked) < 12
+    RecordingReplay(history, a_policy("Balanced"), ReplayMetrics(history)).run()
+    assert planned_at[-1] < BEGINS + HOUR
+    assert len(planned_at) < 12
 
 
 def test_replay_weight_of_a_new_queue_is_unknown_until_a_whole_step_is_measured() -> None:
-    fluid = TrafficModel(np.array([[1.0, 0.0], [2.0, 4.0], [3.0, 6.0]]), np.zeros(2), 0.0, 9.0)
-    fluid.set_queues(np.array([True, False]))
-    assert np.isnan(fluid.mean_rates(0.0)).all()
-    fluid.advance_to(STEP_SECONDS / 2, np.array([0, -1]), 1)
-    fluid.set_queues(np.array([True, True]))
-    assert fluid.mean_rates(STEP_SECONDS)[0] == 1.0
-    assert np.isnan(fluid.mean_rates(STEP_SECONDS)[1])
-    assert fluid.mean_rates(2 * STEP_SECONDS).tolist() == [1.5, 4.0]
+    traffic = TrafficModel(np.array([[1.0, 0.0], [2.0, 4.0], [3.0, 6.0]]), np.zeros(2), 0.0, 9.0)
+    traffic.set_queues(np.array([True, False]))
+    assert np.isnan(traffic.mean_rates(0.0)).all()
+    traffic.advance_to(STEP_SECONDS / 2, np.array([0, -1]), 1)
+    traffic.set_queues(np.array([True, True]))
+    assert traffic.mean_rates(STEP_SECONDS)[0] == 1.0
+    assert np.isnan(traffic.mean_rates(STEP_SECONDS)[1])
+    assert traffic.mean_rates(2 * STEP_SECONDS).tolist() == [1.5, 4.0]
 
 
 def test_replay_of_a_paused_policy_moves_orphaned_queues_only() -> None:
-    it = a_story((600.0, there("a", "b", "c")), (1200.0, there("a", "c")))
-    assert played(it, a_policy(paused=True))["moves"] == 4
+    history = a_history((600.0, pods("a", "b", "c")), (1200.0, pods("a", "c")))
+    assert replay_row(history, a_policy(paused=True))["moves"] == 4
 
 
 def test_replay_with_a_budget_splits_moves_into_several_rebalances() -> None:
-    it = a_story((600.0, there("a", "b", "c", "d")))
-    row = played(it, a_policy(budget={"maxMoves": 1, "per": "1m"}))
+    history = a_history((600.0, pods("a", "b", "c", "d")))
+    row = replay_row(history, a_policy(budget={"maxMoves": 1, "per": "1m"}))
     assert row["moves"] == 4
     assert row["rebalances"] == 4
 
 
 def test_replay_reports_a_custom_strategy_that_is_not_installed() -> None:
-    policy = a_policy("Custom", options={"custom": {"name": "nobody-wrote-it"}})
-    figures = ReplayMetrics(a_story())
-    Replay(a_story(), policy, figures).run()
-    assert figures.problem
-    assert "nobody-wrote-it" in figures.problem
+    policy = a_policy("Custom", options={"custom": {"name": "missing-strategy"}})
+    metrics = ReplayMetrics(a_history())
+    Replay(a_history(), policy, metrics).run()
+    assert metrics.problem
+    assert "missing-strategy" in metrics.problem
 
 
 def test_replay_assigns_added_queues_and_forgets_removed_ones_without_moves() -> None:
-    it = a_story()
-    more, less = frozenset(QUEUES[:6]), frozenset(QUEUES)
+    history = a_history()
+    six, eight = frozenset(QUEUES[:6]), frozenset(QUEUES)
     shares = {"a": Share("uid-a", QUEUES[:3]), "b": Share("uid-b", QUEUES[3:6])}
     changes = tuple(
-        Change(BEGINS + at, there("a", "b"), queues, a_policy())
-        for at, queues in ((0, more), (600, less), (1200, more))
+        Change(BEGINS + seconds, pods("a", "b"), queues, a_policy())
+        for seconds, queues in ((0, six), (600, eight), (1200, six))
     )
-    it = replace(it, changes=changes, document=replace(it.document, members=shares))
-    row = played(it)
+    history = replace(history, changes=changes, document=replace(history.document, members=shares))
+    row = replay_row(history)
     assert row["moves"] == 0
     assert row["lag_peak"] == pytest.approx(0.0, abs=5)
     assert row["unowned_queue_seconds"] == 0
 
 
 def test_replay_series_has_a_point_every_ten_minutes() -> None:
-    figures = ReplayMetrics(a_story((600.0, there("a", "b", "c"))))
-    Replay(figures.history, None, figures).run()
-    assert [(it["at"].timestamp() - BEGINS) / 600 for it in figures.series] == [*range(12)]
-    assert [it["moves"] for it in figures.series][:3] == [0, 0, 2]
+    metrics = ReplayMetrics(a_history((600.0, pods("a", "b", "c"))))
+    Replay(metrics.history, None, metrics).run()
+    assert [(point["at"].timestamp() - BEGINS) / 600 for point in metrics.series] == [*range(12)]
+    assert [point["moves"] for point in metrics.series][:3] == [0, 0, 2]
 
 
 @pytest.mark.parametrize(
-    ("capacity", "workers", "left"),
+    ("capacity", "workers", "expected_lag"),
     [
         (100.0, [0, 1], [0, 0]),
         (0.5, [0, 1], [STEP_SECONDS / 2, STEP_SECONDS / 2]),
@@ -238,83 +240,85 @@ def test_replay_series_has_a_point_every_ten_minutes() -> None:
     ],
 )
 def test_replay_traffic_model_consumes_up_to_the_members_capacity(
-    capacity: float, workers: list[int], left: list[float]
+    capacity: float, workers: list[int], expected_lag: list[float]
 ) -> None:
-    fluid = TrafficModel(np.ones((2, 2)), np.zeros(2), 0.0, capacity)
-    fluid.advance_to(STEP_SECONDS, np.array(workers), 2)
-    assert fluid.lag.tolist() == pytest.approx(left)
-    assert fluid.peak_lag == pytest.approx(sum(left))
+    traffic = TrafficModel(np.ones((2, 2)), np.zeros(2), 0.0, capacity)
+    traffic.advance_to(STEP_SECONDS, np.array(workers), 2)
+    assert traffic.lag.tolist() == pytest.approx(expected_lag)
+    assert traffic.peak_lag == pytest.approx(sum(expected_lag))
 
 
-def journal(it: GroupHistory) -> list[Fact]:
-    """Return what the operator would have written, read back."""
+def recorded_facts(history: GroupHistory) -> list[Fact]:
+    """Return the facts that the operator would have written to the journal, read back."""
     lines: list[bytes] = []
-    JournalingReplay(it, lambda line: lines.append(msgspec.json.encode(line))).run()
-    found = [it for it in map(records.decode_record, lines) if isinstance(it, Fact)]
-    return sorted(found, key=lambda it: it.at)
+    JournalingReplay(history, lambda line: lines.append(msgspec.json.encode(line))).run()
+    facts = [fact for fact in map(records.decode_record, lines) if isinstance(fact, Fact)]
+    return sorted(facts, key=lambda fact: fact.at)
 
 
 @pytest.mark.parametrize("number", range(1, 13))
 def test_replay_of_a_written_journal_repeats_its_moves_forced_grants_and_pauses(number: int) -> None:
-    it = generate_history(number, 7, 6)
-    figures = ReplayMetrics(it)
-    Replay(it, None, figures).run()
-    again = build_history(it.group, journal(it), it.ends)
-    row, told = played(again), figures.to_row()
-    assert row["moves"] == told["moves"]
-    assert row["forced"] == told["forced"]
-    assert row["rebalances"] == pytest.approx(told["rebalances"], abs=1)  # when one ends is not told to the moment
-    assert row["pause_seconds"] == pytest.approx(told["pause_seconds"], rel=0.02, abs=1)
+    history = generate_history(number, 7, 6)
+    metrics = ReplayMetrics(history)
+    Replay(history, None, metrics).run()
+    rebuilt = build_history(history.group, recorded_facts(history), history.ends)
+    row = replay_row(rebuilt)
+    expected = metrics.to_row()
+    assert row["moves"] == expected["moves"]
+    assert row["forced"] == expected["forced"]
+    # The journal has the end of a rebalance only approximately.
+    assert row["rebalances"] == pytest.approx(expected["rebalances"], abs=1)
+    assert row["pause_seconds"] == pytest.approx(expected["pause_seconds"], rel=0.02, abs=1)
 
 
 def test_replay_writes_every_counted_move_to_the_journal() -> None:
-    it = generate_history(1, 7, 6)
-    figures = ReplayMetrics(it)
-    Replay(it, None, figures).run()
-    facts = journal(it)
-    moved = [fact for fact in facts if isinstance(fact, records.RebalanceRecord)]
-    assert moved
-    assert sum(fact.moved for fact in moved) == figures.moves > 0
-    given = [fact for fact in facts if isinstance(fact, records.HandoverRecord) and fact.act == "Grant"]
+    history = generate_history(1, 7, 6)
+    metrics = ReplayMetrics(history)
+    Replay(history, None, metrics).run()
+    facts = recorded_facts(history)
+    rebalances = [fact for fact in facts if isinstance(fact, records.RebalanceRecord)]
+    assert rebalances
+    assert sum(fact.moved for fact in rebalances) == metrics.moves > 0
+    grants = [fact for fact in facts if isinstance(fact, records.HandoverRecord) and fact.act == "Grant"]
     obeyed = [fact for fact in facts if isinstance(fact, records.ObeyedRecord)]
     assert (
-        sum(len(from_ranges(it.queues)) for it in given)
-        == sum(len(from_ranges(it.queues)) for it in obeyed)
-        == figures.moves
+        sum(len(from_ranges(record.queues)) for record in grants)
+        == sum(len(from_ranges(record.queues)) for record in obeyed)
+        == metrics.moves
     )
 
 
 def test_replay_synthetic_group_is_reproducible_from_its_number_and_seed() -> None:
-    assert msgspec.json.encode(journal(generate_history(3, 7, 2))) == msgspec.json.encode(
-        journal(generate_history(3, 7, 2))
+    assert msgspec.json.encode(recorded_facts(generate_history(3, 7, 2))) == msgspec.json.encode(
+        recorded_facts(generate_history(3, 7, 2))
     )
     assert generate_history(3, 7, 2).arrivals.tolist() != generate_history(3, 8, 2).arrivals.tolist()
 
 
 def test_replay_of_an_unusable_history_fails_with_a_sentence() -> None:
-    facts = journal(generate_history(3, 7, 1))
-    without = [it for it in facts if not isinstance(it, records.OwnersRecord)]
+    facts = recorded_facts(generate_history(3, 7, 1))
+    other_facts = [fact for fact in facts if not isinstance(fact, records.OwnersRecord)]
     with pytest.raises(ValueError, match=r"^Group shop/orders has no owners record, with which a replay could start$"):
-        build_history("shop/orders", without)
-    whole = next(it for it in facts if isinstance(it, records.OwnersRecord))
+        build_history("shop/orders", other_facts)
+    owners = next(fact for fact in facts if isinstance(fact, records.OwnersRecord))
     with pytest.raises(ValueError, match=r"^Group shop/orders is Broadcasting: its queues have no owner$"):
-        build_history("shop/orders", [msgspec.structs.replace(whole, model="Broadcasting")])
+        build_history("shop/orders", [msgspec.structs.replace(owners, model="Broadcasting")])
     with pytest.raises(ValueError, match=r"^The recorded policy of group .* cannot be used: spec.strategy"):
-        build_history("shop/orders", [msgspec.structs.replace(whole, rules={"strategy": "OfTomorrow"})])
+        build_history("shop/orders", [msgspec.structs.replace(owners, rules={"strategy": "OfTomorrow"})])
 
 
 def test_replay_arrival_rates_continue_over_a_recreated_topic() -> None:
-    """Its ends begin at 0 once more, and so do committed offsets; both grow by one a second all the while."""
-    whole, *_ = (it for it in journal(generate_history(3, 7, 1)) if isinstance(it, records.OwnersRecord))
-    member = next(iter(whole.members.values()))
+    """End and committed offsets of the recreated topic start at 0 again; both grow by one a second throughout."""
+    owners, *_ = (fact for fact in recorded_facts(generate_history(3, 7, 1)) if isinstance(fact, records.OwnersRecord))
+    member = next(iter(owners.members.values()))
     owner = msgspec.structs.replace(member, queues={"orders": {"a": "0"}})
-    told: list[Fact] = [msgspec.structs.replace(whole, members={"m": owner}, releasing=[], unowned={})]
+    facts: list[Fact] = [msgspec.structs.replace(owners, members={"m": owner}, releasing=[], unowned={})]
     for minute in range(61):
-        end = 60 * minute + (50_000 if minute <= 30 else -1800)
-        columns = records.Columns(ids=[0], first=[0], last=[end], committed=[end])
-        at = whole.at + timedelta(minutes=minute)
-        told.append(
-            records.OffsetsRecord(schema=1, group=whole.group, at=at, topics={"orders": {"a": columns}}, verdicts={})
+        offset = 60 * minute + (50_000 if minute <= 30 else -1800)
+        columns = records.Columns(ids=[0], first=[0], last=[offset], committed=[offset])
+        time = owners.at + timedelta(minutes=minute)
+        facts.append(
+            records.OffsetsRecord(schema=1, group=owners.group, at=time, topics={"orders": {"a": columns}}, verdicts={})
         )
-    rates = build_history(whole.group, told).arrivals[:, 0]
+    rates = build_history(owners.group, facts).arrivals[:, 0]
     assert rates[[0, 4, 7, 11]].tolist() == pytest.approx([1.0] * 4)

@@ -1,4 +1,4 @@
-"""The report, in a real browser, as people see it."""
+"""The report in a real browser."""
 
 import asyncio
 import os
@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from ground.browser import CONTRASTS, Browser, a_browser, chromium
 from ground.fixtures import skip_what_is_missing
 from ground.instance import Instance
-from pipeline.judged import POLICIES, a_result, content, results, rolled, series, skewed
+from pipeline.judged import POLICIES, a_result, results, rolled_out_group, satisfied_group, series, skewed_group
 from rota.pipeline.common.schemas import RESULTS, SERIES
 from rota.pipeline.recommend.cost_weights import CostWeights
 from rota.pipeline.recommend.ranking import costs, recommend_policies
@@ -26,15 +26,15 @@ from rota.pipeline.report.report_data import MAX_LINE_POINTS, MAX_PLOTS, collect
 from rota.spec import parse_policy
 
 PICTURES = Path(__file__).parents[2] / "docs" / "images"
-EVIL = '<img src=x onerror="document.title=1"></title><script>document.title=1</script>'
+HOSTILE_NAME = '<img src=x onerror="document.title=1"></title><script>document.title=1</script>'
 NOON = 1_795_348_800.0  # 2026-11-22 12:00 UTC
 FLEET = [
-    *rolled(),
-    *rolled("shop/parcels", 2),
-    *skewed(),
-    *skewed("pay/refunds"),
-    *content(),
-    *content("pay/audit"),
+    *rolled_out_group(),
+    *rolled_out_group("shop/parcels", 2),
+    *skewed_group(),
+    *skewed_group("pay/refunds"),
+    *satisfied_group(),
+    *satisfied_group("pay/audit"),
     a_result("ads/clicks", problem="Group ads/clicks is Broadcasting: its queues have no owner"),
     a_result("ads/clicks", "steady", problem="Group ads/clicks is Broadcasting: its queues have no owner"),
 ]
@@ -42,25 +42,28 @@ FLEET = [
 RING = {"policy": "ring", "strategy": "ConsistentHash", "imbalance": 2.6, "lag_peak": 190_000.0}
 
 
-def written(of_them: DataFrame, over_time: DataFrame, **given: Any) -> str:
-    told = costs(of_them, CostWeights())
-    use = recommend_policies(told, of_them)
-    usual: dict[str, Any] = {"policies": POLICIES, "weights": CostWeights()}
+def render(result_frame: DataFrame, series_frame: DataFrame, **options: Any) -> str:
+    costs_frame = costs(result_frame, CostWeights())
+    chosen = recommend_policies(costs_frame, result_frame)
+    defaults: dict[str, Any] = {"policies": POLICIES, "weights": CostWeights()}
     return render_report(
-        collect_findings(results=of_them, series=over_time, costs=told, chosen=use, **(usual | given)), NOON
+        collect_findings(
+            results=result_frame, series=series_frame, costs=costs_frame, chosen=chosen, **(defaults | options)
+        ),
+        NOON,
     )
 
 
-def a_report(spark: SparkSession, rows: list[Row], **given: Any) -> str:
-    return written(results(spark, rows), series(spark, rows), **given)
+def a_report(spark: SparkSession, rows: list[Row], **options: Any) -> str:
+    return render(results(spark, rows), series(spark, rows), **options)
 
 
 @pytest.fixture(scope="module")
 def folder(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with all that is written about a fleet."""
-    made = tmp_path_factory.mktemp("advice")
-    write_recommendation(results(spark, FLEET), series(spark, FLEET), POLICIES, made, NOON)
-    return made
+    """Return a folder with all outputs of a recommendation for a fleet."""
+    folder = tmp_path_factory.mktemp("advice")
+    write_recommendation(results(spark, FLEET), series(spark, FLEET), POLICIES, folder, NOON)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +76,7 @@ async def chrome(instance: Instance) -> AsyncIterator[Browser]:
 
 @pytest.fixture
 async def browser(chrome: Browser) -> AsyncIterator[Browser]:
-    """A tab in which nothing may go wrong, and nothing is asked of anybody but the file."""
+    """A tab that must have no errors, and that may request nothing but the report's file."""
     await chrome.prefer("light")
     await chrome.size(1280, 900)
     chrome.forget()
@@ -84,22 +87,22 @@ async def browser(chrome: Browser) -> AsyncIterator[Browser]:
     await chrome.open("about:blank")
 
 
-async def see(browser: Browser, path: Path, text: str) -> str:
-    """Open a report and return what people read in it."""
-    await asyncio.to_thread(path.write_text, text, encoding="utf-8")
+async def read_report(browser: Browser, path: Path, html: str) -> str:
+    """Open a report and return its visible text."""
+    await asyncio.to_thread(path.write_text, html, encoding="utf-8")
     await browser.open(path.as_uri())
-    read: str = await browser.evaluate("document.body.innerText")
-    return read.replace("\N{NO-BREAK SPACE}", " ")
+    text: str = await browser.evaluate("document.body.innerText")
+    return text.replace("\N{NO-BREAK SPACE}", " ")
 
 
-# What it tells.
+# Content.
 
 
 def test_recommend_writes_tables_policies_and_report_to_one_folder(folder: Path, spark: SparkSession) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["chosen", "costs", "policies", REPORT_FILE]
     assert sorted(path.name for path in (folder / "policies").iterdir()) == ["even.yaml", "steady.yaml"]
-    told = spark.read.parquet(str(folder / "chosen")).filter("change").orderBy("group").select("group", "use")
-    assert [tuple(row) for row in told.collect()] == [
+    chosen = spark.read.parquet(str(folder / "chosen")).filter("change").orderBy("group").select("group", "use")
+    assert [tuple(row) for row in chosen.collect()] == [
         ("pay/refunds", "even"),
         ("shop/orders", "steady"),
         ("shop/parcels", "steady"),
@@ -110,14 +113,18 @@ def test_recommend_writes_tables_policies_and_report_to_one_folder(folder: Path,
 def test_recommend_rejects_a_simulated_policy_that_is_in_no_file(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="Policy even was simulated, but is missing in --policies"):
         write_recommendation(
-            results(spark, rolled()), series(spark, rolled()), {"steady": POLICIES["steady"]}, tmp_path, NOON
+            results(spark, rolled_out_group()),
+            series(spark, rolled_out_group()),
+            {"steady": POLICIES["steady"]},
+            tmp_path,
+            NOON,
         )
 
 
 async def test_recommend_report_shows_the_answer_first_with_what_it_saves(browser: Browser, folder: Path) -> None:
     await browser.open((folder / REPORT_FILE).as_uri())
-    read = (await browser.evaluate("document.body.innerText")).replace("\N{NO-BREAK SPACE}", " ")
-    words = [
+    text = (await browser.evaluate("document.body.innerText")).replace("\N{NO-BREAK SPACE}", " ")
+    expected = [
         "7 groups, from 2026-11-21 00:00 to 2026-11-21 23:45 UTC",
         "Up to 1 d of each group's history was replayed; counts are per day.",
         "The answer",
@@ -133,28 +140,34 @@ async def test_recommend_report_shows_the_answer_first_with_what_it_saves(browse
         "Components of the cost",
         "Limits of these figures",
     ]
-    places = [read.find(it) for it in words]
-    assert -1 not in places, words[places.index(-1)]
-    assert places == sorted(places)
+    positions = [text.find(phrase) for phrase in expected]
+    assert -1 not in positions, expected[positions.index(-1)]
+    assert positions == sorted(positions)
 
 
 @pytest.mark.slow("the report of a policy that cannot be used")
 async def test_recommend_report_shows_a_reason_but_no_metrics_for_an_unusable_policy(
     browser: Browser, spark: SparkSession, tmp_path: Path
 ) -> None:
-    why = "Queue orders/broker-a/0 would have no owner nearly all the time: the policy assigns it to no present member"
-    rows = [*rolled(), *content(), *(a_result(it, "ring", moves=0, problem=why) for it in ("shop/orders", "shop/mail"))]
-    read = await see(browser, tmp_path / REPORT_FILE, a_report(spark, rows))
-    assert "ring in 2 groups, such as shop/mail: unusable: A queue would have no owner nearly all the time" in read
-    assert "Not shown, because no group can use them: ring." in read
+    reason = (
+        "Queue orders/broker-a/0 would have no owner nearly all the time: the policy assigns it to no present member"
+    )
+    rows = [
+        *rolled_out_group(),
+        *satisfied_group(),
+        *(a_result(group, "ring", moves=0, problem=reason) for group in ("shop/orders", "shop/mail")),
+    ]
+    text = await read_report(browser, tmp_path / REPORT_FILE, a_report(spark, rows))
+    assert "ring in 2 groups, such as shop/mail: unusable: A queue would have no owner nearly all the time" in text
+    assert "Not shown, because no group can use them: ring." in text
     table = await browser.evaluate("document.querySelector('[aria-labelledby=policies] tbody').innerText")
     assert "ring" not in table
-    assert "; of that 100 % is group shop/orders." in read
+    assert "; of that 100 % is group shop/orders." in text
 
 
 def test_recommend_lists_a_reason_once_for_queues_of_different_names(spark: SparkSession) -> None:
-    told = [(f"ads/{name}", "nearby", f"Queue {name}/broker-a/0 has no room: give it one") for name in "abc"]
-    [row] = count_problems(spark.createDataFrame(told, "group string, policy string, problem string")).collect()
+    problems = [(f"ads/{name}", "nearby", f"Queue {name}/broker-a/0 has no room: give it one") for name in "abc"]
+    [row] = count_problems(spark.createDataFrame(problems, "group string, policy string, problem string")).collect()
     assert (row.groups, row.example, row.problem) == (3, "ads/a", "A queue has no room: give it one")
 
 
@@ -163,11 +176,11 @@ async def test_recommend_report_sorts_groups_by_savings_and_shows_their_commands
 ) -> None:
     await browser.open((folder / REPORT_FILE).as_uri())
     rows = "[...document.querySelectorAll('[aria-labelledby=groups] tbody tr')]"
-    read = await browser.evaluate(f"{rows}.map(it => it.innerText)")
+    texts = await browser.evaluate(f"{rows}.map(it => it.innerText)")
     groups = ["shop/parcels", "shop/orders", "pay/refunds", "shop/payments", "pay/audit", "shop/mail", "ads/clicks"]
-    assert [it.split()[0] for it in read] == groups
-    assert all(word in read[1] for word in ("use steady", "now Averagely", "499", "121", "76", "62 moves a day"))
-    assert "keep" in read[4]
+    assert [text.split()[0] for text in texts] == groups
+    assert all(word in texts[1] for word in ("use steady", "now Averagely", "499", "121", "76", "62 moves a day"))
+    assert "keep" in texts[4]
     await browser.evaluate(f"{rows}[1].querySelector('a').click()")
     assert await browser.evaluate("location.hash") == "#group-2"
     assert await browser.evaluate("document.querySelector('#group-2').innerText") == "shop/orders"
@@ -183,21 +196,21 @@ async def test_recommend_report_plots_are_visible_and_have_a_text_alternative(br
         "[...document.querySelectorAll('svg.plot, svg.bar, path.line')].map(it => {"
         "const {width, height} = it.getBoundingClientRect(); return [it.getAttribute('class'), width, height]})"
     )
-    assert len([it for it in sizes if it[0] == "plot"]) == 4 * 3
-    assert len([it for it in sizes if it[0].startswith("line")]) == 4 * 3 * 2 + 2
-    assert [it for it in sizes if it[0] == "plot" and (it[1] < 250 or it[2] < 100)] == []
-    assert [it for it in sizes if it[1] < 15] == []
-    told = [name for role, name in await browser.accessible() if role == "image"]
-    assert len(told) == 4 * 3 + 4, "of each group three, and a bar for each policy"
+    assert len([element for element in sizes if element[0] == "plot"]) == 4 * 3
+    assert len([element for element in sizes if element[0].startswith("line")]) == 4 * 3 * 2 + 2
+    assert [element for element in sizes if element[0] == "plot" and (element[1] < 250 or element[2] < 100)] == []
+    assert [element for element in sizes if element[1] < 15] == []
+    names = [name for role, name in await browser.accessible() if role == "image"]
+    assert len(names) == 4 * 3 + 4, "three of each group, and a bar for each policy"
     lag = "shop/orders, Lag, messages: now: 540 to 4,840, highest at 2026-11-21 02:45"
-    assert any(it.startswith(lag) and "with steady: " in it for it in told)
+    assert any(name.startswith(lag) and "with steady: " in name for name in names)
 
 
 async def test_recommend_report_has_landmarks_headings_and_tables_for_screen_readers(
     browser: Browser, folder: Path
 ) -> None:
     await browser.open((folder / REPORT_FILE).as_uri())
-    found = await browser.accessible()
+    nodes = await browser.accessible()
     for role, name in (
         ("banner", ""),
         ("main", ""),
@@ -211,8 +224,8 @@ async def test_recommend_report_has_landmarks_headings_and_tables_for_screen_rea
         ("columnheader", "Recommendation"),
         ("link", "shop/orders"),
     ):
-        assert (role, name) in found, (role, name)
-    assert [name for role, name in found if role in {"image", "link", "region"} and not name] == []
+        assert (role, name) in nodes, (role, name)
+    assert [name for role, name in nodes if role in {"image", "link", "region"} and not name] == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -222,11 +235,11 @@ async def test_recommend_report_text_contrast_is_sufficient_in_light_and_dark(
     await browser.prefer(scheme)
     await browser.open((folder / REPORT_FILE).as_uri())
     await browser.evaluate("document.querySelectorAll('details').forEach(it => it.open = true)")
-    told = await browser.evaluate(CONTRASTS)
-    assert len(told) > 200
-    assert [it for it in told if it[1] < 4.5] == []
-    ground = await browser.evaluate("getComputedStyle(document.documentElement).backgroundColor")
-    assert (ground == "rgb(255, 255, 255)") == (scheme == "light")
+    contrasts = await browser.evaluate(CONTRASTS)
+    assert len(contrasts) > 200
+    assert [contrast for contrast in contrasts if contrast[1] < 4.5] == []
+    background = await browser.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+    assert (background == "rgb(255, 255, 255)") == (scheme == "light")
 
 
 @pytest.mark.parametrize("width", [320, 400, 1280, 2000])
@@ -237,20 +250,20 @@ async def test_recommend_report_fits_the_window_width(browser: Browser, folder: 
     assert await browser.evaluate("document.documentElement.scrollWidth") == width
 
 
-# What may be strange.
+# Unusual input.
 
 
 async def test_recommend_report_escapes_html_in_names(browser: Browser, spark: SparkSession, tmp_path: Path) -> None:
     rows = [
-        a_result(EVIL, moves=100, strategy=EVIL),
-        a_result(EVIL, "steady", moves=1, strategy=EVIL),
-        a_result("shop/mail", problem=EVIL),
-        a_result("shop/mail", EVIL, problem=EVIL),
+        a_result(HOSTILE_NAME, moves=100, strategy=HOSTILE_NAME),
+        a_result(HOSTILE_NAME, "steady", moves=1, strategy=HOSTILE_NAME),
+        a_result("shop/mail", problem=HOSTILE_NAME),
+        a_result("shop/mail", HOSTILE_NAME, problem=HOSTILE_NAME),
     ]
-    read = await see(
-        browser, tmp_path / REPORT_FILE, a_report(spark, rows, policies=POLICIES | {EVIL: POLICIES["even"]})
+    text = await read_report(
+        browser, tmp_path / REPORT_FILE, a_report(spark, rows, policies=POLICIES | {HOSTILE_NAME: POLICIES["even"]})
     )
-    assert EVIL in read
+    assert HOSTILE_NAME in text
     assert "This is not a valid Kubernetes name." in await browser.evaluate("document.body.textContent")
     assert await browser.evaluate("document.images.length + document.scripts.length") == 0
     assert await browser.evaluate("document.title") == "Which policy for which group - Rota"
@@ -258,7 +271,7 @@ async def test_recommend_report_escapes_html_in_names(browser: Browser, spark: S
 
 @pytest.mark.slow("the report's answer for rare input")
 @pytest.mark.parametrize(
-    ("rows", "words"),
+    ("rows", "answer"),
     [
         pytest.param([], "There is nothing to recommend: no group was simulated.", id="nothing"),
         pytest.param(
@@ -266,14 +279,16 @@ async def test_recommend_report_escapes_html_in_names(browser: Browser, spark: S
             "Keep the present policies: no group would save 5 % or more with another policy.",
             id="only recorded",
         ),
-        pytest.param(content(), "No single policy would be better for all groups by 5 % or more.", id="content"),
+        pytest.param(
+            satisfied_group(), "No single policy would be better for all groups by 5 % or more.", id="content"
+        ),
         pytest.param([a_result()], "Keep the present policies", id="all is free"),
         pytest.param(
             [a_result(problem="It is Broadcasting")],
             "The present cost of the groups is unknown",
             id="no cost now",
         ),
-        pytest.param(rolled(), "1 of 1 group would benefit from another policy.", id="one group"),
+        pytest.param(rolled_out_group(), "1 of 1 group would benefit from another policy.", id="one group"),
         pytest.param(
             [a_result(moves=9, hours=0.0), a_result(policy="steady", hours=0.0)],
             "Keep the present policies",
@@ -282,58 +297,60 @@ async def test_recommend_report_escapes_html_in_names(browser: Browser, spark: S
     ],
 )
 async def test_recommend_report_answers_for_every_kind_of_input(
-    browser: Browser, spark: SparkSession, tmp_path: Path, rows: list[Row], words: str
+    browser: Browser, spark: SparkSession, tmp_path: Path, rows: list[Row], answer: str
 ) -> None:
-    assert words in await see(browser, tmp_path / REPORT_FILE, a_report(spark, rows))
+    assert answer in await read_report(browser, tmp_path / REPORT_FILE, a_report(spark, rows))
 
 
 @pytest.mark.slow("the report of series with gaps")
 async def test_recommend_report_shows_groups_without_points_or_with_gaps(
     browser: Browser, spark: SparkSession, tmp_path: Path
 ) -> None:
-    rows = [*rolled(), *rolled("shop/parcels")]
-    some = series(spark, rows[:3]).withColumn("imbalance", F.lit(None).cast("double"))
-    holes = some.withColumn("lag", F.when(F.minute("at") > 0, F.col("lag")))
-    read = await see(browser, tmp_path / REPORT_FILE, written(results(spark, rows), holes))
-    assert read.count("No data.") == 3 + 1
+    rows = [*rolled_out_group(), *rolled_out_group("shop/parcels")]
+    without_imbalance = series(spark, rows[:3]).withColumn("imbalance", F.lit(None).cast("double"))
+    with_gaps = without_imbalance.withColumn("lag", F.when(F.minute("at") > 0, F.col("lag")))
+    text = await read_report(browser, tmp_path / REPORT_FILE, render(results(spark, rows), with_gaps))
+    assert text.count("No data.") == 3 + 1
     assert await browser.evaluate("document.querySelectorAll('svg.plot').length") == 2
 
 
 @pytest.mark.slow("the report of 10,000 groups")
 def test_recommend_report_of_10000_groups_is_below_2_mb(spark: SparkSession) -> None:
-    """Every group gains, all have plots' points, and long names; only as many rows as are shown leave Spark."""
+    """Every group gains and has points for its plots and a long name; only the rows that are shown leave Spark."""
     name = F.concat(F.lit("namespace-" + "n" * 50 + "/" + "x" * 190), F.col("id").cast("string"))
     groups = spark.range(10_000).select(name.alias("group"))
-    usual = {it: F.lit(value) for it, value in a_result().asDict().items() if it not in {"group", "policy"}}
-    usual["lag_peak"], usual["problem"] = F.lit(123_456.789), F.lit(None).cast("string")
+    values = {field: F.lit(value) for field, value in a_result().asDict().items() if field not in {"group", "policy"}}
+    values["lag_peak"], values["problem"] = F.lit(123_456.789), F.lit(None).cast("string")
     policies = spark.createDataFrame([("recorded", 4321), ("steady", 9)], "policy string, moves long")
-    of_them = groups.crossJoin(policies).withColumns({it: value for it, value in usual.items() if it != "moves"})
-    last = groups.filter(F.substring("group", -2, 2).isin("00", "01"))
+    result_frame = groups.crossJoin(policies).withColumns(
+        {field: value for field, value in values.items() if field != "moves"}
+    )
+    shown_groups = groups.filter(F.substring("group", -2, 2).isin("00", "01"))
     times = F.explode(
         F.sequence(
             F.lit("2026-11-21").cast("timestamp"), F.lit("2026-11-22").cast("timestamp"), F.expr("interval 5 minutes")
         )
     )
-    points = last.crossJoin(policies).withColumn("at", times).withColumn("lag", F.rand(7) * 123_456)
+    points = shown_groups.crossJoin(policies).withColumn("at", times).withColumn("lag", F.rand(7) * 123_456)
     points = points.withColumn("imbalance", 1 + F.rand(8)).withColumn("moves", F.floor(F.rand(9) * 4321))
-    text = written(of_them.select(RESULTS.names), points.select(SERIES.names), max_plots=10_000)
+    text = render(result_frame.select(RESULTS.names), points.select(SERIES.names), max_plots=10_000)
     assert len(text.encode()) < 2_000_000
     assert text.count("<article") == MAX_PLOTS
     assert "And 9,800 more groups, 9,800 of which would benefit." in text
 
 
 def test_recommend_report_series_is_thinned_but_keeps_its_peak(spark: SparkSession) -> None:
-    made = thin_series(series(spark, rolled(), steps=1000))
-    told = made.groupBy("policy").agg(F.count("*").alias("n"), F.max("lag").alias("lag")).collect()
+    thinned = thin_series(series(spark, rolled_out_group(), steps=1000))
+    figures = thinned.groupBy("policy").agg(F.count("*").alias("n"), F.max("lag").alias("lag")).collect()
     highest = {
         row["policy"]: row["lag"]
-        for row in series(spark, rolled(), 1000).groupBy("policy").agg(F.max("lag").alias("lag")).collect()
+        for row in series(spark, rolled_out_group(), 1000).groupBy("policy").agg(F.max("lag").alias("lag")).collect()
     }
-    assert {row["policy"]: row["lag"] for row in told} == highest
-    assert {row["n"] for row in told} == {MAX_LINE_POINTS}
+    assert {row["policy"]: row["lag"] for row in figures} == highest
+    assert {row["n"] for row in figures} == {MAX_LINE_POINTS}
 
 
-# Plots and words by themselves.
+# Plots and texts by themselves.
 
 
 def test_recommend_report_plot_of_one_value_or_none_is_drawn() -> None:
@@ -346,7 +363,7 @@ def test_recommend_report_plot_of_one_value_or_none_is_drawn() -> None:
 
 
 def test_recommend_report_plot_ticks_are_round_and_cover_all_values() -> None:
-    drawn = draw_lines("Lag", [PlotLine("now", "now", [(NOON + 600 * at, at * 7.0) for at in range(100)])])
+    drawn = draw_lines("Lag", [PlotLine("now", "now", [(NOON + 600 * index, index * 7.0) for index in range(100)])])
     assert re.findall(r">([\d,.k]+)</text>", drawn) == ["0", "250", "500", "750"]
     assert re.findall(r">(\d\d:\d\d)</text>", drawn) == ["12:00", "18:00", "00:00"]
 
@@ -361,15 +378,15 @@ def test_recommend_report_bar_length_is_proportional_to_the_maximum() -> None:
 
 
 def test_recommend_report_formats_numbers_durations_and_percentages() -> None:
-    told = [format_number(it) for it in (None, float("nan"), 0, 0.256, 3.4, 12.34, 123.4, 31_000, 1_234_567, -5)]
-    assert " | ".join(told).replace("\N{NO-BREAK SPACE}", " ") == (
+    texts = [format_number(value) for value in (None, float("nan"), 0, 0.256, 3.4, 12.34, 123.4, 31_000, 1_234_567, -5)]
+    assert " | ".join(texts).replace("\N{NO-BREAK SPACE}", " ") == (
         "unknown | unknown | 0 | 0.26 | 3.4 | 12.3 | 123 | 31,000 | 1.23 M | -5"
     )
-    spans = [format_duration(it) for it in (None, 0, 1.5, 59.9, 60, 525, 12_000, 356_400)]
+    spans = [format_duration(value) for value in (None, 0, 1.5, 59.9, 60, 525, 12_000, 356_400)]
     assert spans == ["unknown", "0 s", "1.5 s", "59.9 s", "1 min", "8 min 45 s", "3 h 20 min", "4 d 3 h"]
-    figures = [format_value(it) for it in (None, 1_234_567.8, 0.123456, 7, True, "shop/orders")]
-    assert figures == ["unknown", "1.23 M", "0.12", "7", True, "shop/orders"]
-    told = [
+    values = [format_value(value) for value in (None, 1_234_567.8, 0.123456, 7, True, "shop/orders")]
+    assert values == ["unknown", "1.23 M", "0.12", "7", True, "shop/orders"]
+    texts = [
         format_percent(0),
         format_percent(0.004),
         format_percent(0.5),
@@ -378,33 +395,38 @@ def test_recommend_report_formats_numbers_durations_and_percentages() -> None:
         describe_change(0, 0),
         describe_change(None, 1),
     ]
-    assert " | ".join(told).replace("\N{NO-BREAK SPACE}", " ") == (
+    assert " | ".join(texts).replace("\N{NO-BREAK SPACE}", " ") == (
         "0 % | less than 1 % | 50 % | 50 % less | 50 % more | as much | unknown"
     )
 
 
-# The picture.
+# Screenshots.
 
 
-@pytest.mark.slow("pictures of the report, for people to look at")
+@pytest.mark.slow("screenshots of the report")
 async def test_recommend_report_screenshot_has_a_plausible_size(
     browser: Browser, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Draw the report; with ROTA_PICTURES=1 for the docs."""
-    where = PICTURES if "ROTA_PICTURES" in os.environ else tmp_path
-    rows = [*FLEET[:-2], *rolled("shop/stock", 3), *skewed("pay/fraud"), *content("shop/reports")]
+    """Draw the report; with ROTA_PICTURES=1 its picture goes to the docs."""
+    folder = PICTURES if "ROTA_PICTURES" in os.environ else tmp_path
+    rows = [
+        *FLEET[:-2],
+        *rolled_out_group("shop/stock", 3),
+        *skewed_group("pay/fraud"),
+        *satisfied_group("shop/reports"),
+    ]
     rows += [
         Row(**{**row.asDict(), **RING}) for row in rows if row.policy == "recorded" and row.group != "shop/reports"
     ]
     rows += [
         a_result("shop/reports", "ring", problem="the strategy needs one member"),
-        *content("ads/bids"),
+        *satisfied_group("ads/bids"),
     ]
     policies = POLICIES | {"ring": parse_policy({"spec": {"strategy": "ConsistentHash"}})}
-    await see(browser, tmp_path / REPORT_FILE, a_report(spark, rows, policies=policies, max_plots=3))
+    await read_report(browser, tmp_path / REPORT_FILE, a_report(spark, rows, policies=policies, max_plots=3))
     await browser.size(1280, 2150)
     assert await browser.evaluate("document.documentElement.scrollWidth <= innerWidth"), "the picture is cut off"
     for group in ("shop/stock", "pay/fraud", "shop/reports", "ads/bids"):
         assert group in await browser.evaluate("document.body.innerText")
-    await browser.screenshot(where / "report.png")
-    assert 50_000 < (where / "report.png").stat().st_size < 500_000
+    await browser.screenshot(folder / "report.png")
+    assert 50_000 < (folder / "report.png").stat().st_size < 500_000

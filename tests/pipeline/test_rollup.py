@@ -1,4 +1,4 @@
-"""A group's hour in figures: one in which each figure is known."""
+"""A group's metrics of an hour in which the value of each metric is known."""
 
 from typing import Any
 
@@ -6,55 +6,57 @@ import pytest
 from pyspark.sql import Row, SparkSession
 
 from pipeline.frames import frames
-from pipeline.journal_lines import a_plan, a_whole, an_act, local, told
+from pipeline.journal_lines import handover_line, iso_time, local_time, owners_line, plan_line
 from rota.pipeline.history.rollup import compute_rollup
 from rota.records import journal_record
 
 Line = dict[str, Any]
 
 
-def present(generation: int, seconds: float, **standings: str) -> Line:
+def membership_line(generation: int, seconds: float, **standings: str) -> Line:
     members = {name: {"uid": f"uid-{name}", "standing": standing} for name, standing in standings.items()}
-    return journal_record("membership", "g", told(seconds), generation=generation, members=members)
+    return journal_record("membership", "g", iso_time(seconds), generation=generation, members=members)
 
 
-def ended(began: float, seconds: float) -> Line:
-    given = {"reason": "MemberLost", "outcome": "Forced", "moved": 1, "forced": 1, "seconds": seconds}
-    return journal_record("rebalance", "g", told(began + seconds), generation=6, began=told(began), **given)
+def rebalance_line(began: float, seconds: float) -> Line:
+    fields = {"reason": "MemberLost", "outcome": "Forced", "moved": 1, "forced": 1, "seconds": seconds}
+    return journal_record("rebalance", "g", iso_time(began + seconds), generation=6, began=iso_time(began), **fields)
 
 
-def came_again(seconds: float, messages: int) -> Line:
+def redelivered_line(seconds: float, messages: int) -> Line:
     members = {"from": "m1", "fromUid": "uid-m1", "to": "m2", "toUid": "uid-m2"}
-    counted = {"cause": "crash", "messages": messages, "estimate": True, "queues": {"t": {"a": "0"}}}
-    return journal_record("redelivered", "g", told(seconds), **members, **counted)
+    counts = {"cause": "crash", "messages": messages, "estimate": True, "queues": {"t": {"a": "0"}}}
+    return journal_record("redelivered", "g", iso_time(seconds), **members, **counts)
 
 
 HOUR = [
-    a_whole("g", 5, 0, m1="0-1", m2=""),
-    present(6, 900, m1="Lost", m2="Ready"),
-    a_plan("g", 6, 900),
-    an_act("g", 6, 900, "Force", **{"from": "m1", "to": "m2", "proof": "Lost", "state": "Owned"}),
-    journal_record("obeyed", "g", told(901), generation=6, member="m2", uid="uid-m2", queues={"t": {"a": "0"}}),
-    ended(900, 1.0),
-    ended(900, 1.0) | {"at": told(902)},  # told by the next leader, too
-    present(7, 1800, m1="Ended", m2="Ready"),
-    a_plan("g", 7, 1800),
-    an_act("g", 7, 1800, "Drop", **{"from": "m1", "proof": "Ended", "state": "Owned", "queues": {"t": {"a": "1"}}}),
-    came_again(1700, 5),
-    came_again(1800, 2),
-    a_whole("g", 7, 3600, unowned="1", m2="0"),
-    a_plan("g", 9, 7300),  # 8 is missing
+    owners_line("g", 5, 0, m1="0-1", m2=""),
+    membership_line(6, 900, m1="Lost", m2="Ready"),
+    plan_line("g", 6, 900),
+    handover_line("g", 6, 900, "Force", **{"from": "m1", "to": "m2", "proof": "Lost", "state": "Owned"}),
+    journal_record("obeyed", "g", iso_time(901), generation=6, member="m2", uid="uid-m2", queues={"t": {"a": "0"}}),
+    rebalance_line(900, 1.0),
+    rebalance_line(900, 1.0) | {"at": iso_time(902)},  # written by the next leader, too
+    membership_line(7, 1800, m1="Ended", m2="Ready"),
+    plan_line("g", 7, 1800),
+    handover_line(
+        "g", 7, 1800, "Drop", **{"from": "m1", "proof": "Ended", "state": "Owned", "queues": {"t": {"a": "1"}}}
+    ),
+    redelivered_line(1700, 5),
+    redelivered_line(1800, 2),
+    owners_line("g", 7, 3600, unowned="1", m2="0"),
+    plan_line("g", 9, 7300),  # 8 is missing
 ]
 
 
 @pytest.fixture(scope="module")
-def rolled(spark: SparkSession) -> list[Row]:
+def rollup_rows(spark: SparkSession) -> list[Row]:
     return compute_rollup(frames(spark, HOUR)).orderBy("hour").collect()
 
 
-def test_rollup_of_an_hour_has_each_expected_metric(rolled: list[Row]) -> None:
-    row = rolled[0].asDict()
-    assert row.pop("hour") == local(0)
+def test_rollup_of_an_hour_has_each_expected_metric(rollup_rows: list[Row]) -> None:
+    row = rollup_rows[0].asDict()
+    assert row.pop("hour") == local_time(0)
     assert row.pop("imbalance") == pytest.approx((2 * 900 + 1 * 2700) / 3600)
     unknown = ("lag_p50", "lag_p99", "lag_max", "delay_p50", "delay_p99")
     assert {name: row.pop(name) for name in unknown} == dict.fromkeys(unknown)
@@ -78,9 +80,9 @@ def test_rollup_of_an_hour_has_each_expected_metric(rolled: list[Row]) -> None:
     }
 
 
-def test_rollup_marks_hours_with_missing_records_as_incomplete(rolled: list[Row]) -> None:
-    assert [(row["hour"], row["complete"]) for row in rolled] == [
-        (local(0), True),
-        (local(3600), False),
-        (local(7200), False),
+def test_rollup_marks_hours_with_missing_records_as_incomplete(rollup_rows: list[Row]) -> None:
+    assert [(row["hour"], row["complete"]) for row in rollup_rows] == [
+        (local_time(0), True),
+        (local_time(3600), False),
+        (local_time(7200), False),
     ]

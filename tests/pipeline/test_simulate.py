@@ -1,4 +1,4 @@
-"""Spark plays every group under every policy; what it says of one is what the replay says of it."""
+"""Spark replays every group under every policy; the results equal those of a direct replay."""
 
 import json
 import re
@@ -26,7 +26,7 @@ GROUPS, HOURS, SEED = 4, 2, 7
 POLICIES = {
     "sticky": parse_policy({"spec": {"strategy": "Sticky"}}),
     "by-config": parse_policy(
-        {"spec": {"strategy": "Custom", "options": {"custom": {"name": "nobody-wrote-it"}}}},
+        {"spec": {"strategy": "Custom", "options": {"custom": {"name": "missing-strategy"}}}},
     ),
     "elsewhere": parse_policy(
         {
@@ -45,7 +45,7 @@ POLICIES = {
 PROBLEMS = {
     "recorded": None,
     "sticky": None,
-    "by-config": "nobody-wrote-it",
+    "by-config": "missing-strategy",
     "elsewhere": r"Queue \S+ has no room: give broker broker-[ab] one in spec.options.machineRoomNearby.brokers$",
     "for-others": r"Queue \S+ would have no owner nearly all the time: the policy assigns it to no present member$",
 }
@@ -54,20 +54,20 @@ PROBLEMS = {
 @pytest.fixture(scope="module")
 def journal(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("journal")
-    [told] = generate_journal(spark, GROUPS, HOURS, SEED, folder).collect()
-    assert told["groups"] == GROUPS
-    assert told["records"] == sum(len(path.read_bytes().splitlines()) for path in folder.glob("date=*/*.jsonl"))
+    [counts] = generate_journal(spark, GROUPS, HOURS, SEED, folder).collect()
+    assert counts["groups"] == GROUPS
+    assert counts["records"] == sum(len(path.read_bytes().splitlines()) for path in folder.glob("date=*/*.jsonl"))
     return folder
 
 
 @pytest.fixture(scope="module")
-def found(spark: SparkSession, journal: Path) -> Facts:
+def facts(spark: SparkSession, journal: Path) -> Facts:
     return read_facts(spark, str(journal))
 
 
 @pytest.fixture(scope="module")
-def simulation(found: Facts) -> Simulation:
-    return simulate_policies(found, POLICIES)
+def simulation(facts: Facts) -> Simulation:
+    return simulate_policies(facts, POLICIES)
 
 
 def test_generate_writes_the_journal_in_the_operators_layout(journal: Path) -> None:
@@ -115,19 +115,19 @@ def test_simulate_reports_an_unusable_policy_with_its_reason_and_without_metrics
 
 
 def test_simulate_of_recorded_policies_equals_a_direct_replay(simulation: Simulation) -> None:
-    played = {row["group"]: row for row in simulation.results.where("policy = 'recorded'").collect()}
+    rows = {row["group"]: row for row in simulation.results.where("policy = 'recorded'").collect()}
     for number in range(GROUPS):
-        it = generate_history(number, SEED, HOURS)
-        figures = ReplayMetrics(it)
-        Replay(it, None, figures).run()
-        row = played[it.group]
-        assert (row["moves"], row["forced"]) == (figures.moves, figures.forced)
-        assert row["strategy"] == it.changes[0].policy.strategy
+        history = generate_history(number, SEED, HOURS)
+        metrics = ReplayMetrics(history)
+        Replay(history, None, metrics).run()
+        row = rows[history.group]
+        assert (row["moves"], row["forced"]) == (metrics.moves, metrics.forced)
+        assert row["strategy"] == history.changes[0].policy.strategy
 
 
 def test_simulate_series_has_six_points_an_hour_for_each_group_and_policy(simulation: Simulation) -> None:
-    counted = simulation.series.groupBy("group", "policy").count().collect()
-    assert {row["count"] for row in counted} == {HOURS * 6}
+    counts = simulation.series.groupBy("group", "policy").count().collect()
+    assert {row["count"] for row in counts} == {HOURS * 6}
 
 
 @pytest.mark.slow("a simulation of a group without records of its owners")
@@ -135,39 +135,38 @@ def test_simulate_reports_a_group_without_owners_record_and_replays_the_others(
     spark: SparkSession, journal: Path, tmp_path: Path
 ) -> None:
     [path, *_] = sorted(journal.glob("date=*/*.jsonl"))
-    lost = generate_history(1, SEED, HOURS).group
-    lines = [line for line in path.read_bytes().splitlines() if not _is_whole(line, lost)]
-    kept = tmp_path / "date=2025-11-21" / "00-a.jsonl"
-    kept.parent.mkdir()
-    kept.write_bytes(b"\n".join([*lines, b""]))
+    group = generate_history(1, SEED, HOURS).group
+    lines = [line for line in path.read_bytes().splitlines() if not _is_owners_record(line, group)]
+    remaining = tmp_path / "date=2025-11-21" / "00-a.jsonl"
+    remaining.parent.mkdir()
+    remaining.write_bytes(b"\n".join([*lines, b""]))
     rows = simulate_policies(read_facts(spark, str(tmp_path)), {}).results.collect()
     problems = {row["group"]: row["problem"] for row in rows}
-    assert problems.pop(lost) == f"Group {lost} has no owners record, with which a replay could start"
+    assert problems.pop(group) == f"Group {group} has no owners record, with which a replay could start"
     assert {*problems.values()} == {None}
 
 
-def _is_whole(line: bytes, group: str) -> bool:
-    told = json.loads(line)
-    return bool(told["kind"] == "owners" and told["group"] == group)
+def _is_owners_record(line: bytes, group: str) -> bool:
+    record = json.loads(line)
+    return bool(record["kind"] == "owners" and record["group"] == group)
 
 
 def test_spark_plan_has_no_single_partition_and_broadcasts_policies_only(simulation: Simulation) -> None:
-    """What everybody is sent are the policies, however many groups there are."""
+    """Spark broadcasts only the policies to all executors, independent of the number of groups."""
     lines = simulation.results._jdf.queryExecution().toString().splitlines()
     assert not [line for line in lines if "SinglePartition" in line or "Collect" in line]
-    sent = [below for line, below in pairwise(lines) if "- BroadcastExchange" in line]
-    assert sent
-    assert all("Scan ExistingRDD[policy#" in below for below in sent)
+    broadcast = [child for line, child in pairwise(lines) if "- BroadcastExchange" in line]
+    assert broadcast
+    assert all("Scan ExistingRDD[policy#" in child for child in broadcast)
 
 
 def test_spark_partitions_of_large_groups_come_first_and_are_several(spark: SparkSession) -> None:
-    told = [(f"shop/group-{number}", HEAVY_REPLAY_SIZE + 1 if number % 10 == 9 else 1) for number in range(100)]
-    groups = spark.createDataFrame(told, "group string, size long")
-    tried = spark.createDataFrame([("a",), ("b",)], "policy string")
-    rows = pair_policies(groups, tried).withColumn("part", F.spark_partition_id()).collect()
-    heavy, light = (
-        {row["part"] for row in rows if (row["size"] > HEAVY_REPLAY_SIZE) is long} for long in (True, False)
-    )
+    sizes = [(f"shop/group-{number}", HEAVY_REPLAY_SIZE + 1 if number % 10 == 9 else 1) for number in range(100)]
+    groups = spark.createDataFrame(sizes, "group string, size long")
+    policies = spark.createDataFrame([("a",), ("b",)], "policy string")
+    rows = pair_policies(groups, policies).withColumn("part", F.spark_partition_id()).collect()
+    heavy = {row["part"] for row in rows if row["size"] > HEAVY_REPLAY_SIZE}
+    light = {row["part"] for row in rows if row["size"] <= HEAVY_REPLAY_SIZE}
     assert len(rows) == 200
     assert max(heavy) < min(light)
     assert len(heavy) > 5

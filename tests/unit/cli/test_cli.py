@@ -1,4 +1,4 @@
-"""The command line as a user meets it: on files, without a cluster."""
+"""The offline commands of the command line, on files and without a cluster."""
 
 import json
 import subprocess
@@ -20,12 +20,12 @@ GROUP, POLICIES = str(EXAMPLES / "group.yaml"), str(EXAMPLES / "policies.yaml")
 EIGHT = ["--queues", "orders=broker-a:8"]
 
 
-def rota(*arguments: str, feed: str | None = None) -> Result:
-    return CliRunner().invoke(main, arguments, input=feed)
+def rota(*arguments: str, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(main, arguments, input=stdin)
 
 
 def a_group(*topics: str, **policy: Any) -> str:
-    """Return a file with a group of these topics, and its policy if one is given."""
+    """Return the text of a manifest with a group of these topics, and its policy if one is given."""
     spec = {
         "broker": {"rocketmq": {"nameServers": ["ns:9876"]}},
         "subscriptions": [{"topic": topic} for topic in topics or ("orders",)],
@@ -35,9 +35,9 @@ def a_group(*topics: str, **policy: Any) -> str:
     return yaml.safe_dump_all([group, rules] if policy else [group])
 
 
-def counts(*arguments: str, feed: str | None = None) -> list[int]:
-    """Return how many queues a plan gives each member."""
-    planned = rota("plan", *arguments, "-o", "json", feed=feed)
+def queue_counts(*arguments: str, stdin: str | None = None) -> list[int]:
+    """Return the number of queues that a plan gives each member."""
+    planned = rota("plan", *arguments, "-o", "json", stdin=stdin)
     shares = json.loads(planned.output)["members"].values()
     return [sum(len(parse_ids(ids)) for brokers in share.values() for ids in brokers.values()) for share in shares]
 
@@ -57,40 +57,40 @@ def counts(*arguments: str, feed: str | None = None) -> list[int]:
     ],
 )
 def test_plan_shares_match_those_of_the_classic_client(policy: str, queues: int, shares: list[int]) -> None:
-    world = ["-f", POLICIES, "--policy", policy, "--queues", f"orders=broker-a:{queues}"]
-    assert counts(*world, "--members", str(len(shares))) == shares
+    arguments = ["-f", POLICIES, "--policy", policy, "--queues", f"orders=broker-a:{queues}"]
+    assert queue_counts(*arguments, "--members", str(len(shares))) == shares
 
 
 @pytest.mark.parametrize("policy", ["averagely", "sticky", "balanced"])
 def test_plan_moves_two_of_five_queues_when_a_second_member_joins(policy: str, tmp_path: Path) -> None:
-    world = ["plan", "-f", POLICIES, "--policy", policy, "--queues", "orders=broker-a:5", "-o", "json"]
-    before = tmp_path / "before.json"
-    before.write_text(rota(*world, "--members", "1").output)
-    after = json.loads(rota(*world, "--members", "2", "--current", str(before)).output)
-    assert [(move["from"], move["to"]) for move in after["moves"]] == [("m0", "m1")] * 2
-    assert after["spread"] == {"least": 2, "most": 3}
+    arguments = ["plan", "-f", POLICIES, "--policy", policy, "--queues", "orders=broker-a:5", "-o", "json"]
+    previous_file = tmp_path / "before.json"
+    previous_file.write_text(rota(*arguments, "--members", "1").output)
+    plan = json.loads(rota(*arguments, "--members", "2", "--current", str(previous_file)).output)
+    assert [(move["from"], move["to"]) for move in plan["moves"]] == [("m0", "m1")] * 2
+    assert plan["spread"] == {"least": 2, "most": 3}
 
 
 @pytest.mark.parametrize(
     ("strategy", "shares"), [("Averagely", [2, 2, 0, 0]), ("Sticky", [1, 1, 1, 1]), ("Balanced", [1, 1, 1, 1])]
 )
 def test_plan_names_members_that_two_small_topics_leave_idle(strategy: str, shares: list[int]) -> None:
-    feed = a_group("one", "two", strategy=strategy)
-    world = ["-f", "-", "--members", "4", "--queues", "one=b:2", "--queues", "two=b:2"]
-    assert counts(*world, feed=feed) == shares
-    assert ("idle: m2, m3" in rota("plan", *world, feed=feed).output) == (strategy == "Averagely")
+    stdin = a_group("one", "two", strategy=strategy)
+    arguments = ["-f", "-", "--members", "4", "--queues", "one=b:2", "--queues", "two=b:2"]
+    assert queue_counts(*arguments, stdin=stdin) == shares
+    assert ("idle: m2, m3" in rota("plan", *arguments, stdin=stdin).output) == (strategy == "Averagely")
 
 
-ROOMS = [{"broker": f"{room}-b", "room": room} for room in ("east", "north", "west")]
+BROKER_ROOMS = [{"broker": f"{room}-b", "room": room} for room in ("east", "north", "west")]
 NEARBY = {
     "strategy": "MachineRoomNearby",
-    "options": {"machineRoomNearby": {"roomLabel": "zone", "inner": "Averagely", "brokers": ROOMS}},
+    "options": {"machineRoomNearby": {"roomLabel": "zone", "inner": "Averagely", "brokers": BROKER_ROOMS}},
 }
 THREE_ROOMS = ["--queues", "orders=east-b:4,north-b:4,west-b:4", "--rooms", "m0=east,m1=west"]
 
 
 def test_plan_shares_out_queues_of_a_machine_room_without_members() -> None:
-    planned = rota("plan", "-f", "-", "--members", "2", *THREE_ROOMS, "-o", "json", feed=a_group(**NEARBY))
+    planned = rota("plan", "-f", "-", "--members", "2", *THREE_ROOMS, "-o", "json", stdin=a_group(**NEARBY))
     assert json.loads(planned.output)["members"] == {
         "m0": {"orders": {"east-b": "0-3", "north-b": "0-1"}},
         "m1": {"orders": {"north-b": "2-3", "west-b": "0-3"}},
@@ -98,9 +98,9 @@ def test_plan_shares_out_queues_of_a_machine_room_without_members() -> None:
 
 
 def test_plan_uses_the_groups_policy_or_the_one_the_option_names() -> None:
-    world = ["plan", "-f", POLICIES, "--queues", "orders=east@broker-a:8"]
-    assert "Sticky: 2 to 3 queues per member" in rota(*world).output
-    assert "ByConfig: 0 to 8 queues per member" in rota(*world, "--policy", "by-config").output
+    arguments = ["plan", "-f", POLICIES, "--queues", "orders=east@broker-a:8"]
+    assert "Sticky: 2 to 3 queues per member" in rota(*arguments).output
+    assert "ByConfig: 0 to 8 queues per member" in rota(*arguments, "--policy", "by-config").output
 
 
 def test_plan_shows_owners_spread_and_moves() -> None:
@@ -111,14 +111,14 @@ def test_plan_shows_owners_spread_and_moves() -> None:
 
 
 def test_plan_with_current_owners_shows_moves(tmp_path: Path) -> None:
-    before = tmp_path / "before.json"
-    before.write_text(rota("plan", "-f", GROUP, "--members", "a,b", *EIGHT, "-o", "json").output)
-    after = json.loads(
-        rota("plan", "-f", GROUP, "--members", "a,b,c", *EIGHT, "--current", str(before), "-o", "json").output
+    previous_file = tmp_path / "before.json"
+    previous_file.write_text(rota("plan", "-f", GROUP, "--members", "a,b", *EIGHT, "-o", "json").output)
+    plan = json.loads(
+        rota("plan", "-f", GROUP, "--members", "a,b,c", *EIGHT, "--current", str(previous_file), "-o", "json").output
     )
-    assert [move["to"] for move in after["moves"]] == ["c", "c"]
-    assert after["spread"] == {"least": 2, "most": 3}
-    shown = rota("plan", "-f", GROUP, "--members", "a,b,c", *EIGHT, "--current", str(before), "--diff")
+    assert [move["to"] for move in plan["moves"]] == ["c", "c"]
+    assert plan["spread"] == {"least": 2, "most": 3}
+    shown = rota("plan", "-f", GROUP, "--members", "a,b,c", *EIGHT, "--current", str(previous_file), "--diff")
     assert shown.output.count("broker-a") == 2
 
 
@@ -150,9 +150,9 @@ def test_plan_with_unmanaged_consumers_leaves_them_their_share() -> None:
 
 
 def test_plan_diff_shows_an_unmanaged_consumer_as_new_owner(tmp_path: Path) -> None:
-    before = tmp_path / "before.json"
-    before.write_text(rota("plan", "-f", GROUP, "--members", "b", *EIGHT, "-o", "json").output)
-    arguments = ["plan", "-f", GROUP, "--members", "b", "--foreign", "a", *EIGHT, "--current", str(before)]
+    previous_file = tmp_path / "before.json"
+    previous_file.write_text(rota("plan", "-f", GROUP, "--members", "b", *EIGHT, "-o", "json").output)
+    arguments = ["plan", "-f", GROUP, "--members", "b", "--foreign", "a", *EIGHT, "--current", str(previous_file)]
     shown = rota(*arguments, "--diff").output
     assert shown.count("unmanaged consumer") == 4
     assert "none" not in shown
@@ -169,7 +169,7 @@ def test_plan_reads_from_standard_input_and_needs_no_policy() -> None:
         "kind": "ConsumerGroup",
         "spec": {"broker": {"rocketmq": {"nameServers": ["x"]}}, "subscriptions": [{"topic": "orders"}]},
     }
-    planned = rota("plan", "-f", "-", "--members", "2", *EIGHT, "-o", "json", feed=yaml.safe_dump(group))
+    planned = rota("plan", "-f", "-", "--members", "2", *EIGHT, "-o", "json", stdin=yaml.safe_dump(group))
     assert json.loads(planned.output)["members"]["m0"] == {"orders": {"broker-a": "0-3"}}
 
 
@@ -181,29 +181,29 @@ def test_strategy_list_includes_rocketmq_aliases(output: str) -> None:
 
 
 @pytest.fixture
-def before(tmp_path: Path) -> str:
-    """Write down who owns what while there are two members."""
+def previous_plan(tmp_path: Path) -> str:
+    """Write the owners while the group has two members to a file; return its path."""
     path = tmp_path / "before.json"
     path.write_text(rota("plan", "-f", GROUP, "--members", "2", *EIGHT, "-o", "json").output)
     return str(path)
 
 
-def test_explain_says_why_one_queue_stays(before: str) -> None:
-    shown = rota("explain", "-f", GROUP, "--members", "3", *EIGHT, "--current", before, "orders/broker-a/0")
+def test_explain_gives_the_reason_why_one_queue_stays(previous_plan: str) -> None:
+    shown = rota("explain", "-f", GROUP, "--members", "3", *EIGHT, "--current", previous_plan, "orders/broker-a/0")
     assert shown.exit_code == 0
     assert shown.output == "orders/broker-a/0 stays with m0: m0 keeps 3 of its 4 queues (an even share is 2 or 3)\n"
 
 
-def test_explain_has_a_line_for_each_queue_that_moves(before: str) -> None:
-    shown = rota("explain", "-f", GROUP, "--members", "3", *EIGHT, "--current", before)
+def test_explain_has_a_line_for_each_queue_that_moves(previous_plan: str) -> None:
+    shown = rota("explain", "-f", GROUP, "--members", "3", *EIGHT, "--current", previous_plan)
     assert [line.partition(":")[0] for line in shown.output.splitlines()] == [
         "orders/broker-a/6 goes from m0 to m2",
         "orders/broker-a/7 goes from m1 to m2",
     ]
 
 
-def test_explain_covers_queues_of_a_missing_member(before: str) -> None:
-    shown = rota("explain", "-f", GROUP, "--members", "m0", *EIGHT, "--current", before)
+def test_explain_covers_queues_of_a_missing_member(previous_plan: str) -> None:
+    shown = rota("explain", "-f", GROUP, "--members", "m0", *EIGHT, "--current", previous_plan)
     assert shown.output.count("goes to m0: its owner m1 is no longer a member; m0 had 4") == 4
 
 
@@ -215,24 +215,24 @@ def test_explain_has_a_line_for_each_member_if_nothing_moves() -> None:
 
 
 def test_explain_names_the_machine_room_without_members() -> None:
-    world = ["-f", "-", "--members", "2", *THREE_ROOMS]
-    shown = rota("explain", *world, "orders/north-b/3", feed=a_group(**NEARBY))
+    arguments = ["-f", "-", "--members", "2", *THREE_ROOMS]
+    shown = rota("explain", *arguments, "orders/north-b/3", stdin=a_group(**NEARBY))
     assert "its room north has no member; among all m1 is member 2 of 2" in shown.output
 
 
 def test_explain_covers_queues_of_unmanaged_consumers() -> None:
-    world = ["-f", GROUP, "--members", "b,d", "--foreign", "a,c", *EIGHT]
-    shown = rota("explain", *world, "orders/broker-a/0").output
+    arguments = ["-f", GROUP, "--members", "b,d", "--foreign", "a,c", *EIGHT]
+    shown = rota("explain", *arguments, "orders/broker-a/0").output
     assert shown.startswith("orders/broker-a/0 goes to a: a is member 1 of 4")
     assert "over members and unmanaged consumers: a, c" in shown
 
 
 @pytest.mark.parametrize("output", ["json", "yaml"])
-def test_explain_prints_json_and_yaml(output: str, before: str) -> None:
-    shown = rota("explain", "-f", GROUP, *EIGHT, "--current", before, "orders/broker-a/6", "-o", output)
-    told = yaml.safe_load(shown.output)  # JSON is YAML
-    assert told["strategy"] == "Sticky"
-    (row,) = told["queues"]
+def test_explain_prints_json_and_yaml(output: str, previous_plan: str) -> None:
+    shown = rota("explain", "-f", GROUP, *EIGHT, "--current", previous_plan, "orders/broker-a/6", "-o", output)
+    explanation = yaml.safe_load(shown.output)  # JSON is YAML
+    assert explanation["strategy"] == "Sticky"
+    (row,) = explanation["queues"]
     assert row.pop("why").startswith("orders/broker-a/6 goes from m0 to m2: ")
     assert row == {"topic": "orders", "broker": "broker-a", "id": 6, "from": "m0", "to": "m2"}
 
@@ -279,11 +279,11 @@ def test_explain_prints_json_and_yaml(output: str, before: str) -> None:
 )
 @pytest.mark.parametrize("command", ["plan", "explain"])
 def test_cli_user_mistake_is_one_sentence_and_exit_code_2(command: str, arguments: list[str], sentence: str) -> None:
-    refused(sentence, command, *arguments, feed="")
+    assert_rejected(sentence, command, *arguments, stdin="")
 
 
-def refused(sentence: str, *arguments: str, feed: str | None = None) -> None:
-    shown = rota(*arguments, feed=feed)
+def assert_rejected(sentence: str, *arguments: str, stdin: str | None = None) -> None:
+    shown = rota(*arguments, stdin=stdin)
     assert shown.exit_code == 2
     assert sentence in shown.output
     assert shown.output.startswith("rota: ")
@@ -300,10 +300,10 @@ def refused(sentence: str, *arguments: str, feed: str | None = None) -> None:
     ],
 )
 def test_explain_rejects_an_unknown_or_malformed_queue(queue: str, sentence: str) -> None:
-    refused(sentence, "explain", "-f", GROUP, *EIGHT, queue)
+    assert_rejected(sentence, "explain", "-f", GROUP, *EIGHT, queue)
 
 
-TWICE = [
+OVERLAPPING_MEMBERS = [
     {"index": 0, "queues": [{"topic": "orders", "broker": "broker-a", "ids": "0-1"}]},
     {"index": 1, "queues": [{"topic": "orders", "broker": "broker-a", "ids": "1"}]},
 ]
@@ -340,7 +340,7 @@ TWICE = [
             "spec.options.byMachineRoom.rooms: expected array, got null",
         ),
         (
-            {"strategy": "ByConfig", "options": {"byConfig": {"members": TWICE}}},
+            {"strategy": "ByConfig", "options": {"byConfig": {"members": OVERLAPPING_MEMBERS}}},
             "spec.options.byConfig.members[1].queues[0].ids names queue orders/broker-a/1, which",
         ),
         (
@@ -350,28 +350,37 @@ TWICE = [
     ],
 )
 def test_policy_that_is_invalid_is_rejected_with_a_sentence(policy: dict[str, Any], sentence: str) -> None:
-    refused(sentence, "plan", "-f", "-", *EIGHT, feed=a_group(**policy))
+    assert_rejected(sentence, "plan", "-f", "-", *EIGHT, stdin=a_group(**policy))
 
 
-GROUPS = {"broker": {"rocketmq": {"nameServers": ["ns:9876"]}}}
+BROKER_SPEC = {"broker": {"rocketmq": {"nameServers": ["ns:9876"]}}}
 POLICY = {"kind": "RebalancePolicy", "metadata": {"name": "p"}}
-NAMED: dict[str, Any] = {
+GROUP_WITH_POLICY: dict[str, Any] = {
     "kind": "ConsumerGroup",
-    "spec": GROUPS | {"subscriptions": [{"topic": "orders"}], "policyRef": {"name": "p"}},
+    "spec": BROKER_SPEC | {"subscriptions": [{"topic": "orders"}], "policyRef": {"name": "p"}},
 }
 
 
 @pytest.mark.parametrize(
     ("documents", "sentence"),
     [
-        ([NAMED, NAMED], "Standard input contains 2 ConsumerGroups; exactly one is needed"),
-        ([NAMED], "Standard input contains 0 RebalancePolicies named p (from spec.policyRef); exactly one is needed"),
-        ([NAMED, POLICY, POLICY], "Standard input contains 2 RebalancePolicies named p"),
-        ([NAMED, POLICY | {"metadata": "p"}], "Standard input contains 0 RebalancePolicies named p"),
-        ([{"kind": "ConsumerGroup", "spec": GROUPS | {"subscriptions": []}}], "spec.subscriptions: expected array of"),
-        ([{"kind": "ConsumerGroup", "spec": GROUPS | {"subscriptions": None}}], "spec.subscriptions: expected array,"),
+        ([GROUP_WITH_POLICY, GROUP_WITH_POLICY], "Standard input contains 2 ConsumerGroups; exactly one is needed"),
         (
-            [{"kind": "ConsumerGroup", "spec": NAMED["spec"] | {"messageModel": "Broadcasting"}}, POLICY],
+            [GROUP_WITH_POLICY],
+            "Standard input contains 0 RebalancePolicies named p (from spec.policyRef); exactly one is needed",
+        ),
+        ([GROUP_WITH_POLICY, POLICY, POLICY], "Standard input contains 2 RebalancePolicies named p"),
+        ([GROUP_WITH_POLICY, POLICY | {"metadata": "p"}], "Standard input contains 0 RebalancePolicies named p"),
+        (
+            [{"kind": "ConsumerGroup", "spec": BROKER_SPEC | {"subscriptions": []}}],
+            "spec.subscriptions: expected array of",
+        ),
+        (
+            [{"kind": "ConsumerGroup", "spec": BROKER_SPEC | {"subscriptions": None}}],
+            "spec.subscriptions: expected array,",
+        ),
+        (
+            [{"kind": "ConsumerGroup", "spec": GROUP_WITH_POLICY["spec"] | {"messageModel": "Broadcasting"}}, POLICY],
             "The group is Broadcasting: every member reads every queue, so no queue has an owner",
         ),
         (
@@ -379,13 +388,13 @@ NAMED: dict[str, Any] = {
             "Standard input, line 4: ConsumerGroup shop: spec: object missing required field broker",
         ),
         ([{"kind": "ConsumerGroup", "spec": {1: 2}}], "ConsumerGroup: spec: of a key, expected str"),
-        ([{"kind": "ConsumerGroup", "spec": NAMED["spec"] | {5: 2}}], "ConsumerGroup: spec: "),
+        ([{"kind": "ConsumerGroup", "spec": GROUP_WITH_POLICY["spec"] | {5: 2}}], "ConsumerGroup: spec: "),
         ([{1: 2}], "Standard input contains 0 ConsumerGroups"),
         ([{"kind": "ConsumerGroup", "spec": None}], "spec: object missing required field broker"),
     ],
 )
 def test_plan_rejects_invalid_manifests_with_a_sentence(documents: list[Any], sentence: str) -> None:
-    refused(sentence, "plan", "-f", "-", *EIGHT, feed=yaml.safe_dump_all(documents))
+    assert_rejected(sentence, "plan", "-f", "-", *EIGHT, stdin=yaml.safe_dump_all(documents))
 
 
 @pytest.mark.parametrize(
@@ -416,7 +425,7 @@ def test_plan_rejects_invalid_manifests_with_a_sentence(documents: list[Any], se
 def test_plan_rejects_invalid_current_owners_with_a_sentence(text: bytes, sentence: str, tmp_path: Path) -> None:
     current = tmp_path / "current.json"
     current.write_bytes(text)
-    refused(sentence, "plan", "-f", GROUP, *EIGHT, "--current", str(current))
+    assert_rejected(sentence, "plan", "-f", GROUP, *EIGHT, "--current", str(current))
 
 
 def test_plan_ignores_missing_members_and_queues_in_current_owners(tmp_path: Path) -> None:
@@ -430,49 +439,49 @@ def test_plan_ignores_missing_members_and_queues_in_current_owners(tmp_path: Pat
 
 
 def test_plan_counts_queues_in_handover_for_their_next_owner(tmp_path: Path) -> None:
-    going = {"from": "m0", "uid": "u", "to": "m1", "since": 2, "at": "2026-11-21T08:00:00Z"}
-    left = going | {"to": "gone"}
+    handover = {"from": "m0", "uid": "u", "to": "m1", "since": 2, "at": "2026-11-21T08:00:00Z"}
+    handover_to_missing = handover | {"to": "gone"}
     document = {
         "members": {"m0": {"uid": "u", "queues": {"orders": {"broker-a": "0-3"}}}},
-        "releasing": {"orders": {"broker-a": {"4": going, "5": going, "6": left}}},
+        "releasing": {"orders": {"broker-a": {"4": handover, "5": handover, "6": handover_to_missing}}},
     }
     current = tmp_path / "assignment.json"
     current.write_text(json.dumps(document))
-    given = ["--members", "2", "--queues", "orders=broker-a:7", "--current", str(current), "-o", "json"]
-    outlook = json.loads(rota("plan", "-f", GROUP, *given).output)
+    arguments = ["--members", "2", "--queues", "orders=broker-a:7", "--current", str(current), "-o", "json"]
+    outlook = json.loads(rota("plan", "-f", GROUP, *arguments).output)
     assert outlook["members"]["m1"] == {"orders": {"broker-a": "4-6"}}
-    assert [(it["id"], it["from"], it["to"]) for it in outlook["moves"]] == [(6, "m0", "m1")]
+    assert [(move["id"], move["from"], move["to"]) for move in outlook["moves"]] == [(6, "m0", "m1")]
 
 
 def test_plan_keeps_member_names_when_the_count_grows(tmp_path: Path) -> None:
-    before = tmp_path / "before.json"
+    previous_file = tmp_path / "before.json"
     queues = ["--queues", "orders=broker-a:20"]
-    before.write_text(rota("plan", "-f", GROUP, "--members", "9", *queues, "-o", "json").output)
-    after = json.loads(
-        rota("plan", "-f", GROUP, "--members", "10", *queues, "--current", str(before), "-o", "json").output
+    previous_file.write_text(rota("plan", "-f", GROUP, "--members", "9", *queues, "-o", "json").output)
+    plan = json.loads(
+        rota("plan", "-f", GROUP, "--members", "10", *queues, "--current", str(previous_file), "-o", "json").output
     )
-    assert {move["to"] for move in after["moves"]} == {"m9"}
-    assert after["notes"] == []
+    assert {move["to"] for move in plan["moves"]} == {"m9"}
+    assert plan["notes"] == []
 
 
 def test_plan_notes_missing_members_and_topics_without_queues(tmp_path: Path) -> None:
-    before = tmp_path / "before.json"
-    before.write_text(json.dumps({"members": {"old": {"orders": {"broker-a": "0-1"}}}}))
-    group = {"kind": "ConsumerGroup", "spec": GROUPS | {"subscriptions": [{"topic": "orders"}, {"topic": "pay"}]}}
-    shown = rota("plan", "-f", "-", *EIGHT, "--members", "2", "--current", str(before), feed=yaml.safe_dump(group))
+    current = tmp_path / "before.json"
+    current.write_text(json.dumps({"members": {"old": {"orders": {"broker-a": "0-1"}}}}))
+    group = {"kind": "ConsumerGroup", "spec": BROKER_SPEC | {"subscriptions": [{"topic": "orders"}, {"topic": "pay"}]}}
+    shown = rota("plan", "-f", "-", *EIGHT, "--members", "2", "--current", str(current), stdin=yaml.safe_dump(group))
     assert "missing: 2 queues belong to members that do not exist, such as old\n" in shown.output
     assert "unknown: topics without queues: pay\n" in shown.output
 
 
 def test_plan_reads_current_owners_with_a_topic_named_uid(tmp_path: Path) -> None:
-    before = tmp_path / "before.json"
-    before.write_text(json.dumps({"members": {"m0": {"orders": {"broker-a": "0-1"}, "uid": {"broker-a": "0"}}}}))
-    assert rota("plan", "-f", GROUP, *EIGHT, "--current", str(before)).exit_code == 0
+    current = tmp_path / "before.json"
+    current.write_text(json.dumps({"members": {"m0": {"orders": {"broker-a": "0-1"}, "uid": {"broker-a": "0"}}}}))
+    assert rota("plan", "-f", GROUP, *EIGHT, "--current", str(current)).exit_code == 0
 
 
-def install(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
-    """Leave a package that offers the strategy `mine` as pip would."""
-    module = f"strategies_of_{hash(folder) % 10**9}"  # each test its own: what was imported stays
+def install_strategy(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    """Install a package that offers the strategy `mine`, as pip does."""
+    module = f"strategies_of_{hash(folder) % 10**9}"  # a name of its own for each test: modules stay imported
     (folder / f"{module}.py").write_text(source)
     (folder / f"{module}-1.dist-info").mkdir()
     (folder / f"{module}-1.dist-info" / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1\n")
@@ -480,7 +489,7 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
     monkeypatch.syspath_prepend(folder)
 
 
-MINE = {"strategy": "Custom", "options": {"custom": {"name": "mine"}}}
+CUSTOM_POLICY = {"strategy": "Custom", "options": {"custom": {"name": "mine"}}}
 
 
 @pytest.mark.parametrize(
@@ -495,21 +504,21 @@ MINE = {"strategy": "Custom", "options": {"custom": {"name": "mine"}}}
 def test_custom_strategy_error_or_invalid_result_is_one_sentence(
     body: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install(tmp_path, monkeypatch, f"def mine(roster):\n    {body}\n")
-    refused(sentence, "plan", "-f", "-", *EIGHT, feed=a_group(**MINE))
+    install_strategy(tmp_path, monkeypatch, f"def mine(roster):\n    {body}\n")
+    assert_rejected(sentence, "plan", "-f", "-", *EIGHT, stdin=a_group(**CUSTOM_POLICY))
 
 
 def test_custom_strategy_load_failure_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(tmp_path, monkeypatch, "import nothing_of_the_kind\n")
-    refused("Custom strategy mine cannot be loaded", "plan", "-f", "-", *EIGHT, feed=a_group(**MINE))
+    install_strategy(tmp_path, monkeypatch, "import nothing_of_the_kind\n")
+    assert_rejected("Custom strategy mine cannot be loaded", "plan", "-f", "-", *EIGHT, stdin=a_group(**CUSTOM_POLICY))
 
 
 def test_custom_strategy_without_reasons_is_explained_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install(tmp_path, monkeypatch, "def mine(roster):\n    return [1] * len(roster.queues)\n")
-    assert counts("-f", "-", "--members", "2", *EIGHT, feed=a_group(**MINE)) == [0, 8]
-    shown = rota("explain", "-f", "-", *EIGHT, "orders/broker-a/0", feed=a_group(**MINE))
+    install_strategy(tmp_path, monkeypatch, "def mine(roster):\n    return [1] * len(roster.queues)\n")
+    assert queue_counts("-f", "-", "--members", "2", *EIGHT, stdin=a_group(**CUSTOM_POLICY)) == [0, 8]
+    shown = rota("explain", "-f", "-", *EIGHT, "orders/broker-a/0", stdin=a_group(**CUSTOM_POLICY))
     assert shown.output == "orders/broker-a/0 goes to m1: the custom strategy mine chose it and gives no reason\n"
 
 
@@ -517,36 +526,36 @@ def test_custom_strategy_without_reasons_is_explained_by_its_name(
     "text", ["a: [", "x: !!bool abc", "x: !!timestamp abc", "a: 2026-99-99", "? [a]\n: b", "!!python/x y"]
 )
 def test_plan_rejects_invalid_yaml_with_one_sentence(text: str) -> None:
-    refused("Standard input is not valid YAML", "plan", "-f", "-", *EIGHT, feed=text)
+    assert_rejected("Standard input is not valid YAML", "plan", "-f", "-", *EIGHT, stdin=text)
 
 
 @pytest.mark.parametrize("levels", [450, 2000])
 @pytest.mark.parametrize("command", [["plan", *EIGHT], ["explain", *EIGHT], ["inject", "--group", "orders"]])
 def test_cli_rejects_a_deeply_nested_manifest_with_one_sentence(command: list[str], levels: int) -> None:
-    """As `kubectl get -o json` prints it: the sentence said that it was not YAML."""
+    """`kubectl get -o json` prints such JSON; an earlier error message called it invalid YAML."""
     template = {"metadata": {}, "spec": {"containers": [{"name": "app", "image": "x"}], "x": "nested"}}
     manifest = {"kind": "ConsumerGroup", "metadata": {"name": "orders"}, "spec": {"template": template}}
     if command[0] == "inject":
         manifest["kind"] = "Deployment"
     text = json.dumps(manifest).replace('"nested"', '[{"a":' * levels + "1" + "}]" * levels)
-    refused("nested too deep", *command, "-f", "-", feed=text)
+    assert_rejected("nested too deep", *command, "-f", "-", stdin=text)
 
 
 def test_plan_yaml_error_names_its_line() -> None:
-    refused("Standard input is not valid YAML, line 2", "plan", "-f", "-", *EIGHT, feed="a: b\nx: [")
+    assert_rejected("Standard input is not valid YAML, line 2", "plan", "-f", "-", *EIGHT, stdin="a: b\nx: [")
 
 
 def test_plan_strips_names_and_prints_markup_in_them_literally() -> None:
-    world = ["plan", "-f", GROUP, "--members", "a[b], [/foo]", "--queues", "orders=[red]x:2, y:1"]
-    shown = rota(*world).output
+    arguments = ["plan", "-f", GROUP, "--members", "a[b], [/foo]", "--queues", "orders=[red]x:2, y:1"]
+    shown = rota(*arguments).output
     assert all(name in shown for name in ("a[b] ", "[/foo] ", "orders/[red]x/0"))
-    assert list(json.loads(rota(*world, "-o", "json").output)["members"]) == ["[/foo]", "a[b]"]
+    assert list(json.loads(rota(*arguments, "-o", "json").output)["members"]) == ["[/foo]", "a[b]"]
 
 
 def test_table_does_not_truncate_long_cells() -> None:
     topics = [f"{'long' * 10}{number}" for number in range(3)]
     queues = [part for topic in topics for part in ("--queues", f"{topic}=broker-a:3000")]
-    shown = rota("plan", "-f", "-", "--members", "2", *queues, feed=a_group(*topics, strategy="AveragelyByCircle"))
+    shown = rota("plan", "-f", "-", "--members", "2", *queues, stdin=a_group(*topics, strategy="AveragelyByCircle"))
     assert "…" not in shown.output
     assert f"{topics[2]}/broker-a/0,2,4,6," in shown.output
     assert ",2994,2996,2998" in shown.output
@@ -565,15 +574,17 @@ def test_table_does_not_truncate_long_cells() -> None:
 def test_plan_notes_a_pause_or_budget_that_delays_moves(
     policy: dict[str, Any], group: dict[str, Any], note: str, tmp_path: Path
 ) -> None:
-    spec = NAMED["spec"] | group
+    spec = GROUP_WITH_POLICY["spec"] | group
     file = tmp_path / "group.yaml"
-    file.write_text(yaml.safe_dump_all([NAMED | {"spec": spec}, POLICY | {"spec": {"strategy": "Sticky"} | policy}]))
-    before = tmp_path / "before.json"
-    before.write_text(rota("plan", "-f", str(file), "--members", "1", *EIGHT, "-o", "json").output)
-    world = ["plan", "-f", str(file), "--members", "2", *EIGHT, "--current", str(before)]
-    notes = json.loads(rota(*world, "-o", "json").output)["notes"]
-    assert [told.startswith(note) for told in notes] == [True] * bool(note)
-    assert rota(*world).output.endswith("".join(f"{told}\n" for told in notes))
+    file.write_text(
+        yaml.safe_dump_all([GROUP_WITH_POLICY | {"spec": spec}, POLICY | {"spec": {"strategy": "Sticky"} | policy}])
+    )
+    previous_file = tmp_path / "before.json"
+    previous_file.write_text(rota("plan", "-f", str(file), "--members", "1", *EIGHT, "-o", "json").output)
+    arguments = ["plan", "-f", str(file), "--members", "2", *EIGHT, "--current", str(previous_file)]
+    notes = json.loads(rota(*arguments, "-o", "json").output)["notes"]
+    assert [text.startswith(note) for text in notes] == [True] * bool(note)
+    assert rota(*arguments).output.endswith("".join(f"{text}\n" for text in notes))
 
 
 ROTA = f"{sys.executable} -m rota.cli"
@@ -581,7 +592,7 @@ PLAN = f"{ROTA} plan -f {GROUP} {' '.join(EIGHT)}"
 
 
 @pytest.mark.parametrize(
-    ("command", "code", "words"),
+    ("command", "code", "stderr"),
     [
         (f"{ROTA} strategies", 0, ""),
         (f"{PLAN} > /dev/full", 2, "rota: The output cannot be written: No space left on device\n"),
@@ -592,9 +603,9 @@ PLAN = f"{ROTA} plan -f {GROUP} {' '.join(EIGHT)}"
         (f"set -o pipefail; {PLAN} -o json | true", 0, ""),
     ],
 )
-def test_cli_handles_broken_pipes_full_disks_and_closed_streams(command: str, code: int, words: str) -> None:
-    ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=180)
-    assert (ran.returncode, ran.stderr) == (code, words)
+def test_cli_handles_broken_pipes_full_disks_and_closed_streams(command: str, code: int, stderr: str) -> None:
+    process = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=180)
+    assert (process.returncode, process.stderr) == (code, stderr)
 
 
 def test_cli_interrupt_exits_130_without_output(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ GROUPS = {"operator": {"identity": "rota-0", "version": "0", "leads": True}, "gr
 
 
 class Operator:
-    """An operator that notes its users."""
+    """An operator that records its users."""
 
     def __init__(self) -> None:
         self.tokens: list[str] = []
@@ -72,9 +72,9 @@ class ApiServer:
 
     def __init__(self, port: int) -> None:
         self.leader = "rota-0"
-        self.status = 0  # to answer a request to forward with; 0: forward
-        self.complaint = ""
-        self.asked: list[tuple[str, str]] = []
+        self.status = 0  # of the response to a forwarding request; 0: forward
+        self.error = ""
+        self.requests: list[tuple[str, str]] = []
         self._port = port
 
     async def lease(self, _: web.Request) -> web.Response:
@@ -83,31 +83,31 @@ class ApiServer:
         return web.json_response({"kind": "Lease", "metadata": metadata, "spec": spec})
 
     async def forward(self, request: web.Request) -> web.StreamResponse:
-        self.asked.append((request.match_info["pod"], request.query["ports"]))
+        self.requests.append((request.match_info["pod"], request.query["ports"]))
         if self.status:
             return web.json_response({"kind": "Status", "message": "no"}, status=self.status)
         socket = web.WebSocketResponse(protocols=["v4.channel.k8s.io"])
         await socket.prepare(request)
         for channel in (0, 1):
             await socket.send_bytes(bytes([channel]) + (8080).to_bytes(2, "little"))
-        if self.complaint:
-            await socket.send_bytes(b"\1" + self.complaint.encode())
+        if self.error:
+            await socket.send_bytes(b"\1" + self.error.encode())
             await socket.close()
             return socket
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
 
-        async def answer() -> None:
+        async def relay_responses() -> None:
             while content := await reader.read(1000):
                 await socket.send_bytes(b"\0" + content)
 
-        answering = asyncio.create_task(answer())
+        relay = asyncio.create_task(relay_responses())
         try:
             async for message in socket:
                 assert message.type is aiohttp.WSMsgType.BINARY
                 assert message.data[0] == 0
                 writer.write(message.data[1:])
         finally:
-            answering.cancel()
+            relay.cancel()
             writer.close()
         return socket
 
@@ -154,7 +154,7 @@ async def rota(*arguments: str) -> Result:
     return await asyncio.to_thread(CliRunner().invoke, main, arguments)
 
 
-async def refused(sentence: str) -> None:
+async def assert_rejected(sentence: str) -> None:
     result = await rota("status")
     assert result.exit_code == 2, result.output
     assert result.output.startswith("rota: "), result.output
@@ -166,13 +166,13 @@ async def test_cli_sends_the_users_token_over_a_forwarded_port(api: ApiServer, o
     result = await rota("status", "-o", "json")
     assert json.loads(result.output) == {**GROUPS, "groups": []}
     assert (operator.tokens, operator.users) == (["Bearer t"], [""])
-    assert api.asked == [("rota-0", "8080")]
+    assert api.requests == [("rota-0", "8080")]
 
 
-async def test_cli_sends_whom_to_impersonate_over_a_forwarded_port(api: ApiServer, operator: Operator) -> None:
+async def test_cli_sends_the_impersonated_user_over_a_forwarded_port(api: ApiServer, operator: Operator) -> None:
     assert (await rota("status", "--as", "alice")).exit_code == 0
     assert operator.headers == ["alice"]
-    assert len(api.asked) == 1
+    assert len(api.requests) == 1
 
 
 @pytest.mark.usefixtures("api")
@@ -242,13 +242,15 @@ async def test_cli_forwarded_port_failure_is_one_sentence(api: ApiServer, tmp_pa
         ),
     ):
         api.status = status
-        await refused(sentence)
+        await assert_rejected(sentence)
     api.status = 0
-    api.complaint = "error forwarding port 8080 to pod: exit status 1"
-    await refused("Pod rota-0 in namespace rota-system cannot be reached: error forwarding port 8080 to pod: exit")
-    api.complaint = ""
+    api.error = "error forwarding port 8080 to pod: exit status 1"
+    await assert_rejected(
+        "Pod rota-0 in namespace rota-system cannot be reached: error forwarding port 8080 to pod: exit"
+    )
+    api.error = ""
     change_user(tmp_path / "config", token="outdated")  # noqa: S106
-    await refused("Log in again")
+    await assert_rejected("Log in again")
 
 
 async def test_page_command_serves_the_page_in_the_users_name(
@@ -256,19 +258,19 @@ async def test_page_command_serves_the_page_in_the_users_name(
 ) -> None:
     port = unused_tcp_port_factory()
     target = Target(None, "rota-system", "rota", LoginOptions(prefers_kubeconfig=True))
-    serving = asyncio.create_task(page.serve_until_cancelled(target, port))
+    server = asyncio.create_task(page.serve_until_cancelled(target, port))
     async with aiohttp.ClientSession() as session:
 
         async def get(path: str, **headers: str) -> tuple[int, str]:
             async with session.get(f"http://127.0.0.1:{port}{path}", headers=headers) as response:
                 return response.status, await response.text()
 
-        async def is_there() -> bool:
+        async def is_serving() -> bool:
             with suppress(aiohttp.ClientConnectionError):
                 return (await get("/v1/groups"))[0] == 200
             return False
 
-        await soon(is_there)
+        await soon(is_serving)
         status, body = await get("/v1/groups", Authorization="Bearer of-the-browser")
         assert (status, json.loads(body)) == (200, GROUPS)
         assert {*operator.tokens} == {"Bearer t"}
@@ -283,8 +285,8 @@ async def test_page_command_serves_the_page_in_the_users_name(
         permission = "ask for get and create on pods/portforward in namespace rota-system"
         sentence = f"You have no permission to connect to the leading pod rota-1; {permission}"
         assert (status, json.loads(body)["error"]) == (502, sentence)
-    serving.cancel()
-    await asyncio.wait([serving])
+    server.cancel()
+    await asyncio.wait([server])
 
 
 async def test_page_command_names_no_option_that_it_does_not_have(api: ApiServer) -> None:
@@ -294,8 +296,8 @@ async def test_page_command_names_no_option_that_it_does_not_have(api: ApiServer
         return result.output
 
     api.leader = "my laptop/7"
-    held = "rota: The Lease rota in namespace rota-system is held by 'my laptop/7', which is not a valid pod name"
-    assert await get_error() == f"{held}; run the operator in the cluster\n"
+    error = "rota: The Lease rota in namespace rota-system is held by 'my laptop/7', which is not a valid pod name"
+    assert await get_error() == f"{error}; run the operator in the cluster\n"
     missing = await get_error("--lease", "none")
     assert missing.endswith("check that the operator runs, or give --operator-namespace or --lease\n")
     assert "--operator " not in await get_error("--context", "none")
@@ -303,8 +305,8 @@ async def test_page_command_names_no_option_that_it_does_not_have(api: ApiServer
 
 
 async def test_cli_without_an_operator_at_the_forwarded_port_is_one_sentence(api: ApiServer) -> None:
-    api.complaint = "connection refused"
-    await refused("cannot be reached: connection refused; try again, or give --operator")
-    assert api.asked
+    api.error = "connection refused"
+    await assert_rejected("cannot be reached: connection refused; try again, or give --operator")
+    assert api.requests
     api.leader = ""
-    await refused("No operator is leader")
+    await assert_rejected("No operator is leader")

@@ -1,4 +1,4 @@
-"""`rota inject` as a user meets it: manifests in, manifests out."""
+"""`rota inject`: it reads manifests, and prints manifests."""
 
 from pathlib import Path
 from typing import Any
@@ -32,101 +32,101 @@ spec: {ports: [{port: 0x50}]}
 """
 
 
-def inject(feed: str, *options: str, group: str = "orders") -> Result:
-    return CliRunner().invoke(main, ["inject", "--group", group, "-f", "-", *options], input=feed)
+def inject(stdin: str, *options: str, group: str = "orders") -> Result:
+    return CliRunner().invoke(main, ["inject", "--group", group, "-f", "-", *options], input=stdin)
 
 
 def sidecars(text: str) -> list[Any]:
     """Return the sidecar's image in each object of some manifests."""
-    found = []
+    images = []
     for document in yaml.safe_load_all(text):
-        for it in document["items"] if document["kind"] == "List" else [document]:
-            template = it if it["kind"] == "Pod" else it["spec"].get("template", {})
+        for manifest in document["items"] if document["kind"] == "List" else [document]:
+            template = manifest if manifest["kind"] == "Pod" else manifest["spec"].get("template", {})
             init = template.get("spec", {}).get("initContainers", [])
-            found.append(next((one["image"] for one in init if one["name"] == "rota-sidecar"), None))
-    return found
+            images.append(next((container["image"] for container in init if container["name"] == "rota-sidecar"), None))
+    return images
 
 
 @pytest.mark.parametrize("kind", ["Deployment", "StatefulSet", "DaemonSet"])
 def test_injection_adds_the_sidecar_to_workloads(kind: str) -> None:
-    ran = inject(DEPLOYMENT.replace("Deployment", kind), "--image", "sidecar:1")
-    assert (ran.exit_code, ran.stderr) == (0, "")
-    assert sidecars(ran.stdout) == ["sidecar:1"]
-    assert yaml.safe_load(ran.stdout)["spec"]["template"]["metadata"]["labels"]["rota.dev/group"] == "orders"
+    result = inject(DEPLOYMENT.replace("Deployment", kind), "--image", "sidecar:1")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert sidecars(result.stdout) == ["sidecar:1"]
+    assert yaml.safe_load(result.stdout)["spec"]["template"]["metadata"]["labels"]["rota.dev/group"] == "orders"
 
 
 def test_injection_adds_the_sidecar_to_a_pod() -> None:
-    ran = inject(f"apiVersion: v1\nkind: Pod\nmetadata: {{name: shop}}\n{POD}", "--image", "sidecar:1")
-    assert sidecars(ran.stdout) == ["sidecar:1"]
-    assert yaml.safe_load(ran.stdout)["metadata"]["annotations"][IMAGE_ANNOTATION] == "sidecar:1"
+    result = inject(f"apiVersion: v1\nkind: Pod\nmetadata: {{name: shop}}\n{POD}", "--image", "sidecar:1")
+    assert sidecars(result.stdout) == ["sidecar:1"]
+    assert yaml.safe_load(result.stdout)["metadata"]["annotations"][IMAGE_ANNOTATION] == "sidecar:1"
 
 
 def test_injection_keeps_other_documents_verbatim_and_names_them() -> None:
-    ran = inject(f"{SERVICE}---\n# The app.\n{DEPLOYMENT}---\n{SERVICE}")
-    assert ran.stdout.startswith(f"{SERVICE}---\n# The app.\napiVersion: apps/v1\n")
-    assert ran.stdout.endswith(f"---\n{SERVICE}")
-    assert ran.stderr == "rota: unchanged: Service shop, Service shop\n"
+    result = inject(f"{SERVICE}---\n# The app.\n{DEPLOYMENT}---\n{SERVICE}")
+    assert result.stdout.startswith(f"{SERVICE}---\n# The app.\napiVersion: apps/v1\n")
+    assert result.stdout.endswith(f"---\n{SERVICE}")
+    assert result.stderr == "rota: unchanged: Service shop, Service shop\n"
 
 
 def test_injection_counts_skipped_documents_when_there_are_many() -> None:
-    ran = inject("---\n".join([DEPLOYMENT, *[SERVICE] * 7]))
-    assert ran.stderr.endswith("Service shop and 2 more\n")
+    result = inject("---\n".join([DEPLOYMENT, *[SERVICE] * 7]))
+    assert result.stderr.endswith("Service shop and 2 more\n")
 
 
 def test_injection_handles_items_of_a_list() -> None:
     items = [yaml.safe_load(DEPLOYMENT), yaml.safe_load(SERVICE)]
-    ran = inject(yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": items}), "--image", "sidecar:1")
-    assert sidecars(ran.stdout) == ["sidecar:1", None]
-    assert ran.stderr == "rota: unchanged: Service shop\n"
+    result = inject(yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": items}), "--image", "sidecar:1")
+    assert sidecars(result.stdout) == ["sidecar:1", None]
+    assert result.stderr == "rota: unchanged: Service shop\n"
 
 
 @pytest.mark.parametrize("job", ["Job", "CronJob", "ReplicaSet", "ConfigMap"])
 def test_injection_skips_jobs_replica_sets_and_config_maps(job: str) -> None:
-    ran = inject(DEPLOYMENT + "---\n" + DEPLOYMENT.replace("Deployment", job))
-    assert sidecars(ran.stdout)[1] is None
-    assert f"unchanged: {job} shop" in ran.stderr
+    result = inject(DEPLOYMENT + "---\n" + DEPLOYMENT.replace("Deployment", job))
+    assert sidecars(result.stdout)[1] is None
+    assert f"unchanged: {job} shop" in result.stderr
 
 
 def test_injection_is_idempotent_to_the_byte() -> None:
-    once = inject(f"{SERVICE}---\n{DEPLOYMENT}").stdout
-    assert inject(once).stdout == once
+    injected = inject(f"{SERVICE}---\n{DEPLOYMENT}").stdout
+    assert inject(injected).stdout == injected
 
 
 def test_injection_updates_an_injected_manifest() -> None:
-    once = inject(DEPLOYMENT, "--image", "sidecar:1", "--drain-timeout", "2m").stdout
-    assert inject(once, "--image", "sidecar:2").stdout == inject(DEPLOYMENT, "--image", "sidecar:2").stdout
+    injected = inject(DEPLOYMENT, "--image", "sidecar:1", "--drain-timeout", "2m").stdout
+    assert inject(injected, "--image", "sidecar:2").stdout == inject(DEPLOYMENT, "--image", "sidecar:2").stdout
 
 
 def test_injection_uninject_restores_the_manifest() -> None:
-    ran = inject(inject(DEPLOYMENT, "--ca-secret", "ca").stdout, "--uninject")
-    assert yaml.safe_load(ran.stdout) == yaml.safe_load(DEPLOYMENT)
+    result = inject(inject(DEPLOYMENT, "--ca-secret", "ca").stdout, "--uninject")
+    assert yaml.safe_load(result.stdout) == yaml.safe_load(DEPLOYMENT)
 
 
 def test_injection_uninject_skips_plain_manifests_and_other_groups() -> None:
-    others = inject(DEPLOYMENT, group="payments").stdout
-    ran = inject(f"{DEPLOYMENT}---\n{others}", "--uninject")
-    assert ran.stdout == f"{DEPLOYMENT}---\n{others}"
-    assert ran.stderr == "rota: unchanged: Deployment shop, Deployment shop\n"
+    other_group = inject(DEPLOYMENT, group="payments").stdout
+    result = inject(f"{DEPLOYMENT}---\n{other_group}", "--uninject")
+    assert result.stdout == f"{DEPLOYMENT}---\n{other_group}"
+    assert result.stderr == "rota: unchanged: Deployment shop, Deployment shop\n"
 
 
 def test_injection_options_set_drain_timeout_and_secrets() -> None:
     secrets = ("--credentials-secret", "acl", "--ca-secret", "ca", "--client-secret", "client")
-    ran = inject(DEPLOYMENT, "--drain-timeout", "1m", *secrets)
-    spec = yaml.safe_load(ran.stdout)["spec"]["template"]["spec"]
+    result = inject(DEPLOYMENT, "--drain-timeout", "1m", *secrets)
+    spec = yaml.safe_load(result.stdout)["spec"]["template"]["spec"]
     assert spec["terminationGracePeriodSeconds"] == 75
-    mounted = {it["secret"]["secretName"] for it in spec["volumes"] if "secret" in it}
-    assert mounted == {"acl", "ca", "client", "orders-rota-key"}
+    mounted_secrets = {volume["secret"]["secretName"] for volume in spec["volumes"] if "secret" in volume}
+    assert mounted_secrets == {"acl", "ca", "client", "orders-rota-key"}
     (sidecar,) = spec["initContainers"]
     assert sidecar["image"].startswith("ghcr.io/rota-dev/rota-sidecar:")
 
 
 def test_injection_accepts_the_docs_example() -> None:
-    ran = CliRunner().invoke(main, ["inject", "--group", "orders", "-f", str(EXAMPLES / "local-app.yaml")])
-    assert ran.exit_code == 0
-    assert ran.stdout.startswith("# Three pods that answer HTTP")
+    result = CliRunner().invoke(main, ["inject", "--group", "orders", "-f", str(EXAMPLES / "local-app.yaml")])
+    assert result.exit_code == 0
+    assert result.stdout.startswith("# Three pods that answer HTTP")
 
 
-TRICKY = {
+AMBIGUOUS_SCALARS = {
     "a": "'1e3'",
     "b": "'089'",
     "c": "'y'",
@@ -144,28 +144,28 @@ TRICKY = {
 
 
 def test_injection_keeps_yaml_strings_quoted_for_kubectl() -> None:
-    annotations = "".join(f"    {key}: {text}\n" for key, text in TRICKY.items())
-    written = inject(
+    annotations = "".join(f"    {key}: {text}\n" for key, text in AMBIGUOUS_SCALARS.items())
+    result = inject(
         DEPLOYMENT.replace("metadata: {name: shop}\n", f"metadata:\n  name: shop\n  annotations:\n{annotations}")
     )
-    shown = [line.strip() for line in written.stdout.splitlines()]
+    lines = [line.strip() for line in result.stdout.splitlines()]
     for text in ("a: '1e3'", "b: '089'", "c: 'y'", "d: 'true'", "h: '0o17'", "i: '='", "k: '12e5678'", "l: 'null'"):
-        assert text in shown
+        assert text in lines
     for text in ("f: '2026-11-21T08:00:00Z'", "g: '2026-11-21'", "j: |", "m: ÄÖ"):
-        assert text in shown
-    assert yaml.safe_load(written.stdout)["metadata"]["annotations"]["e"] == "12:30"
+        assert text in lines
+    assert yaml.safe_load(result.stdout)["metadata"]["annotations"]["e"] == "12:30"
 
 
 def test_injection_keeps_values_of_yaml_numbers_and_anchors() -> None:
-    feed = DEPLOYMENT.replace(
+    manifest = DEPLOYMENT.replace(
         "spec:\n  selector", "x: {a: &a [0x10, 017, 1.5, .5, -3, yes, ~], b: *a}\nspec:\n  selector"
     )
-    found = yaml.safe_load(inject(feed).stdout)["x"]
-    assert found["a"] == found["b"] == [16, 15, 1.5, 0.5, -3, True, None]
+    values = yaml.safe_load(inject(manifest).stdout)["x"]
+    assert values["a"] == values["b"] == [16, 15, 1.5, 0.5, -3, True, None]
 
 
 @pytest.mark.parametrize(
-    ("feed", "options", "told"),
+    ("manifest", "options", "error"),
     [
         (SERVICE, (), "Standard input contains none of Deployment, StatefulSet, DaemonSet, Pod; add one"),
         ("", (), "Standard input contains none of"),
@@ -185,8 +185,8 @@ def test_injection_keeps_values_of_yaml_numbers_and_anchors() -> None:
         (DEPLOYMENT, ("--group", ""), "--group '' is not a valid ConsumerGroup name"),
     ],
 )
-def test_injection_error_is_one_sentence(feed: str, options: tuple[str, ...], told: str) -> None:
-    ran = inject(feed, *options)
-    assert (ran.exit_code, ran.stdout) == (2, "")
-    assert told in ran.stderr
-    assert ran.stderr.count("\n") == 1
+def test_injection_error_is_one_sentence(manifest: str, options: tuple[str, ...], error: str) -> None:
+    result = inject(manifest, *options)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert error in result.stderr
+    assert result.stderr.count("\n") == 1

@@ -1,4 +1,4 @@
-"""The commands that read a live group: what they ask of the operator, by which way, and how they tell it."""
+"""The commands that read a live group: their requests to the operator, the ways to it, and their output."""
 
 import asyncio
 import json
@@ -43,15 +43,15 @@ from shop import ConsumerFleet
 
 ROOT = Path(__file__).parents[3]
 LONG_AGO = (datetime.now(UTC) - timedelta(days=2, hours=4, minutes=1)).isoformat()
-LATER = re.compile(r"\b2d([4-9]|1\d)h ago")  # where the tests before have taken an hour and more
-NOW_AND_THEN = re.compile(r"\b(?:\d+[hm])*\d+[hms] ago")
+AGE_OF_LONG_AGO = re.compile(r"\b2d([4-9]|1\d)h ago")  # the age is larger in a test run that lasts for hours
+AGE = re.compile(r"\b(?:\d+[hm])*\d+[hms] ago")
 
 JOINED = Rebalance("MemberJoined", "m-2 joined", LONG_AGO, 7, 5, 1, 3.4, 1.2)
 LEADS = Operator("rota-0", "0.1.0", leads=True)
 
 
-def a_summary(namespace: str = "shop", name: str = "orders", **given: Any) -> Summary:
-    known: dict[str, Any] = {
+def a_summary(namespace: str = "shop", name: str = "orders", **changes: Any) -> Summary:
+    fields: dict[str, Any] = {
         "ready": True,
         "reason": "Settled",
         "message": "Each of 16 queues has an owner that works it",
@@ -69,15 +69,15 @@ def a_summary(namespace: str = "shop", name: str = "orders", **given: Any) -> Su
         "verdicts": {"KeepingUp": 15, "Slow": 1},
         "last_rebalance": JOINED,
     }
-    return Summary(namespace, name, **known | given)
+    return Summary(namespace, name, **fields | changes)
 
 
-def a_queue(number: int, lag: int | None = 0, **given: Any) -> QueueDetail:
-    known: dict[str, Any] = {"topic": "orders", "broker": "broker-a", "id": number, "kind": "Subscribed"}
-    known |= {"state": "Owned", "owner": f"m-{number % 3}", "verdict": "KeepingUp", "lag": lag}
+def a_queue(number: int, lag: int | None = 0, **changes: Any) -> QueueDetail:
+    fields: dict[str, Any] = {"topic": "orders", "broker": "broker-a", "id": number, "kind": "Subscribed"}
+    fields |= {"state": "Owned", "owner": f"m-{number % 3}", "verdict": "KeepingUp", "lag": lag}
     if lag is not None:
-        known |= {"first": 0, "last": 500 + lag, "committed": 500, "delay": float(lag)}
-    return QueueDetail(**known | given)
+        fields |= {"first": 0, "last": 500 + lag, "committed": 500, "delay": float(lag)}
+    return QueueDetail(**fields | changes)
 
 
 MEMBERS = [
@@ -125,32 +125,32 @@ REASONS = Reasons(
 )
 
 
-class Service:
-    """Somebody at the other end of HTTP, who says what is put there."""
+class StubServer:
+    """An HTTP server that gives prepared responses, and records the requests."""
 
     def __init__(self) -> None:
-        self.says: dict[str, tuple[int, Any]] = {}
-        self.asked: list[tuple[str, dict[str, str]]] = []
+        self.responses: dict[str, tuple[int, Any]] = {}
+        self.requests: list[tuple[str, dict[str, str]]] = []
         self.url = ""
-        self.looked = asyncio.Condition()
+        self.request_received = asyncio.Condition()
 
     async def answer(self, request: web.Request) -> web.Response:
-        async with self.looked:
-            self.asked.append((request.path, dict(request.query)))
-            self.looked.notify_all()
-        status, said = self.says.get(request.path, (404, {"error": "There is no such group"}))
-        body = said if isinstance(said, bytes) else msgspec.json.encode(said)
+        async with self.request_received:
+            self.requests.append((request.path, dict(request.query)))
+            self.request_received.notify_all()
+        status, content = self.responses.get(request.path, (404, {"error": "There is no such group"}))
+        body = content if isinstance(content, bytes) else msgspec.json.encode(content)
         return web.Response(status=status, body=body)
 
-    async def looks(self, times: int) -> None:
-        """Wait until it was asked so many times more."""
-        async with self.looked:
-            wanted = len(self.asked) + times
-            await self.looked.wait_for(lambda: len(self.asked) >= wanted)
+    async def wait_for_requests(self, count: int) -> None:
+        """Wait for that many further requests."""
+        async with self.request_received:
+            expected_count = len(self.requests) + count
+            await self.request_received.wait_for(lambda: len(self.requests) >= expected_count)
 
 
-async def served() -> AsyncIterator[Service]:
-    service = Service()
+async def run_stub_server() -> AsyncIterator[StubServer]:
+    service = StubServer()
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", service.answer)
     async with TestServer(app) as server:
@@ -159,17 +159,17 @@ async def served() -> AsyncIterator[Service]:
 
 
 @pytest.fixture(autouse=True)
-def nobodys_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have no kubeconfig but the test's own."""
+def no_kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make sure that no kubeconfig is found but the test's own."""
     for name in ("KUBECONFIG", "ROTA_OPERATOR", "ROTA_OPERATOR_NAMESPACE", "ROTA_LEASE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
 
 
 @pytest.fixture
-async def operator() -> AsyncIterator[Service]:
-    async for service in served():
-        service.says = {
+async def operator() -> AsyncIterator[StubServer]:
+    async for service in run_stub_server():
+        service.responses = {
             "/v1/groups": (200, GROUPS),
             "/v1/groups/shop/orders": (200, DETAIL),
             "/v1/groups/shop/orders/why": (200, REASONS),
@@ -181,55 +181,57 @@ async def rota(*arguments: str, **env: str) -> Result:
     return await asyncio.to_thread(CliRunner().invoke, main, arguments, env=env)
 
 
-async def told(service: Service, *arguments: str) -> list[str]:
-    """Return the lines that a command prints, without the spaces that fill a table."""
-    shown = await rota(*arguments, "--operator", service.url)
-    assert shown.exit_code == 0, shown.output
-    lines = [" ".join(line.split()) for line in shown.output.splitlines() if line.strip(" ─")]
-    return [LATER.sub("2d4h ago", line) for line in lines]
+async def printed_lines(service: StubServer, *arguments: str) -> list[str]:
+    """Return the lines that a command prints, without the spaces that pad a table."""
+    result = await rota(*arguments, "--operator", service.url)
+    assert result.exit_code == 0, result.output
+    lines = [" ".join(line.split()) for line in result.output.splitlines() if line.strip(" ─")]
+    return [AGE_OF_LONG_AGO.sub("2d4h ago", line) for line in lines]
 
 
-async def refused(sentence: str, *arguments: str, **env: str) -> None:
-    shown = await rota(*arguments, **env)
-    assert shown.exit_code == 2
-    assert sentence in shown.output
-    assert shown.output.startswith("rota: ")
-    assert len(shown.output.splitlines()) == 1
+async def assert_rejected(sentence: str, *arguments: str, **env: str) -> None:
+    result = await rota(*arguments, **env)
+    assert result.exit_code == 2
+    assert sentence in result.output
+    assert result.output.startswith("rota: ")
+    assert len(result.output.splitlines()) == 1
 
 
-async def test_cli_status_shows_one_line_per_group_of_a_namespace(operator: Service) -> None:
-    head, line = await told(operator, "status", "-n", "shop")
+async def test_cli_status_shows_one_line_per_group_of_a_namespace(operator: StubServer) -> None:
+    head, line = await printed_lines(operator, "status", "-n", "shop")
     assert head == "GROUP READY MEMBERS QUEUES LAG DELAY STRATEGY LAST REBALANCE"
     assert line == "orders yes (Settled) 3 16 120 2m10s Sticky MemberJoined 2d4h ago, 5 queues moved, 1 forced"
 
 
-async def test_cli_status_of_all_namespaces_shows_unknown_figures(operator: Service) -> None:
-    _, line, _ = await told(operator, "status", "-A")
+async def test_cli_status_of_all_namespaces_shows_unknown_figures(operator: StubServer) -> None:
+    _, line, _ = await printed_lines(operator, "status", "-A")
     assert line == "pay/bills no (BrokerMetadataUnavailable) 3 (1 idle) 16 unknown unknown Sticky none"
 
 
-async def test_cli_shows_impossible_figures_as_unknown(operator: Service) -> None:
-    odd = a_summary(members=-1, queues=-2, idle=-1, unowned=-1, lag=-5, delay=1e300)
-    operator.says["/v1/groups"] = 200, Groups(LEADS, [odd])
-    assert (await told(operator, "status", "-A"))[1].startswith(f"shop/orders yes (Settled) {'unknown ' * 4}Sticky")
+async def test_cli_shows_impossible_figures_as_unknown(operator: StubServer) -> None:
+    impossible = a_summary(members=-1, queues=-2, idle=-1, unowned=-1, lag=-5, delay=1e300)
+    operator.responses["/v1/groups"] = 200, Groups(LEADS, [impossible])
+    assert (await printed_lines(operator, "status", "-A"))[1].startswith(
+        f"shop/orders yes (Settled) {'unknown ' * 4}Sticky"
+    )
     member = MemberInfo("m-0", "it", "Rota", "Ready", queues=-1, generation=-1, rate=1e300)
-    operator.says["/v1/groups/shop/orders"] = 200, msgspec.structs.replace(DETAIL, members=[member])
-    assert (await told(operator, "members", "shop/orders"))[1].endswith("Ready unknown unknown unknown")
+    operator.responses["/v1/groups/shop/orders"] = 200, msgspec.structs.replace(DETAIL, members=[member])
+    assert (await printed_lines(operator, "members", "shop/orders"))[1].endswith("Ready unknown unknown unknown")
 
 
-async def test_cli_status_wide_adds_generation_retries_dead_letters_and_message(operator: Service) -> None:
-    head, line = await told(operator, "status", "-n", "shop", "-o", "wide")
+async def test_cli_status_wide_adds_generation_retries_dead_letters_and_message(operator: StubServer) -> None:
+    head, line = await printed_lines(operator, "status", "-n", "shop", "-o", "wide")
     assert head.endswith("LAST REBALANCE GENERATION RETRYING DEAD LETTERS MESSAGE")
     assert line.endswith("1 forced 7 0 2 Each of 16 queues has an owner that works it")
 
 
-async def test_cli_output_name_prints_objects_as_kubectl_takes_them(operator: Service) -> None:
-    assert await told(operator, "status", "-n", "shop", "-o", "name") == ["consumergroup.rota.dev/orders"]
-    assert await told(operator, "status", "shop/orders", "-o", "name") == ["consumergroup.rota.dev/orders"]
-    assert await told(operator, "members", "shop/orders", "-o", "name") == ["pod/m-0", "pod/m-1"]
+async def test_cli_output_name_prints_objects_in_the_form_that_kubectl_accepts(operator: StubServer) -> None:
+    assert await printed_lines(operator, "status", "-n", "shop", "-o", "name") == ["consumergroup.rota.dev/orders"]
+    assert await printed_lines(operator, "status", "shop/orders", "-o", "name") == ["consumergroup.rota.dev/orders"]
+    assert await printed_lines(operator, "members", "shop/orders", "-o", "name") == ["pod/m-0", "pod/m-1"]
 
 
-async def test_cli_table_in_a_pipe_has_no_lines_and_columns_three_spaces_apart(operator: Service) -> None:
+async def test_cli_table_in_a_pipe_has_no_lines_and_columns_three_spaces_apart(operator: StubServer) -> None:
     head, line = (await rota("status", "-n", "shop", "--operator", operator.url)).output.splitlines()
     assert head.startswith("GROUP    READY           MEMBERS")
     assert line.startswith("orders   yes (Settled)   3")
@@ -239,24 +241,24 @@ async def test_cli_table_in_a_pipe_has_no_lines_and_columns_three_spaces_apart(o
     ("shell", "line"), [("bash", "complete -o nosort -F"), ("zsh", "compdef"), ("fish", "complete")]
 )
 async def test_cli_completion_prints_a_script_for_the_shell(shell: str, line: str) -> None:
-    shown = await rota("completion", shell)
-    assert shown.exit_code == 0
-    assert "_ROTA_COMPLETE" in shown.output
-    assert line in shown.output
+    result = await rota("completion", shell)
+    assert result.exit_code == 0
+    assert "_ROTA_COMPLETE" in result.output
+    assert line in result.output
 
 
 async def test_cli_status_rejects_namespace_with_all_namespaces() -> None:
-    await refused("remove one of them", "status", "-n", "default", "-A")
+    await assert_rejected("remove one of them", "status", "-n", "default", "-A")
 
 
-async def test_cli_status_without_groups_hints_at_all_namespaces(operator: Service) -> None:
-    assert await told(operator, "status") == [
+async def test_cli_status_without_groups_hints_at_all_namespaces(operator: StubServer) -> None:
+    assert await printed_lines(operator, "status") == [
         "There is no group in namespace default; -A shows those in all namespaces"
     ]
 
 
-async def test_cli_status_of_one_group_shows_conditions_verdicts_and_rebalances(operator: Service) -> None:
-    lines = await told(operator, "status", "shop/orders")
+async def test_cli_status_of_one_group_shows_conditions_verdicts_and_rebalances(operator: StubServer) -> None:
+    lines = await printed_lines(operator, "status", "shop/orders")
     assert "Each of 16 queues has an owner that works it" in lines
     assert "Lag states: 15 queues KeepingUp, 1 queue Slow" in lines
     assert "At broker-a: consumption on, 16 retries, 1 retry queue" in lines
@@ -266,14 +268,14 @@ async def test_cli_status_of_one_group_shows_conditions_verdicts_and_rebalances(
     assert "MemberJoined 2d4h ago 7 5 1 3s 1s m-2 joined" in lines
 
 
-async def test_cli_omits_results_of_a_rebalance_under_way(operator: Service) -> None:
+async def test_cli_omits_results_of_a_rebalance_under_way(operator: StubServer) -> None:
     begun = Rebalance("MemberLeft", "m-2 left", LONG_AGO, 8)
-    operator.says["/v1/groups"] = 200, Groups(LEADS, [a_summary(last_rebalance=begun, moving=True)])
-    assert "MemberLeft 2d4h ago, in progress" in (await told(operator, "status", "-A"))[1]
-    operator.says["/v1/groups"] = 200, Groups(LEADS, [a_summary(last_rebalance=begun)])
-    assert "MemberLeft 2d4h ago, 0 queues moved" in (await told(operator, "status", "-A"))[1]
-    operator.says["/v1/groups/shop/orders/why"] = 200, Reasons("Sticky", 8, [], begun)
-    lines = await told(operator, "explain", "shop/orders")
+    operator.responses["/v1/groups"] = 200, Groups(LEADS, [a_summary(last_rebalance=begun, moving=True)])
+    assert "MemberLeft 2d4h ago, in progress" in (await printed_lines(operator, "status", "-A"))[1]
+    operator.responses["/v1/groups"] = 200, Groups(LEADS, [a_summary(last_rebalance=begun)])
+    assert "MemberLeft 2d4h ago, 0 queues moved" in (await printed_lines(operator, "status", "-A"))[1]
+    operator.responses["/v1/groups/shop/orders/why"] = 200, Reasons("Sticky", 8, [], begun)
+    lines = await printed_lines(operator, "explain", "shop/orders")
     assert lines == [
         "No queue has an owner in generation 8",
         "Last rebalance: MemberLeft 2d4h ago, generation 8: m-2 left",
@@ -281,8 +283,8 @@ async def test_cli_omits_results_of_a_rebalance_under_way(operator: Service) -> 
     ]
 
 
-async def test_cli_members_lists_members_with_their_problems(operator: Service) -> None:
-    lines = await told(operator, "members", "orders", "-n", "shop")
+async def test_cli_members_lists_members_with_their_problems(operator: StubServer) -> None:
+    lines = await printed_lines(operator, "members", "orders", "-n", "shop")
     assert lines == [
         "NAME CLIENT ID ADDRESS VERSION ORIGIN STATE QUEUES GENERATION RATE",
         "m-0 10.0.0.1@m-0#1 10.0.0.1 V5_1_4 (PYTHON) Rota Ready 6 7 12.3/s",
@@ -296,25 +298,27 @@ async def test_cli_members_lists_members_with_their_problems(operator: Service) 
 FAILING = "orders/broker-a/3, offset 17: failed 4 times, most recently with status 500"
 
 
-async def test_cli_members_names_messages_that_fail_or_hang(operator: Service) -> None:
+async def test_cli_members_names_messages_that_fail_or_hang(operator: StubServer) -> None:
     member = msgspec.structs.replace(MEMBERS[0], failing=[FAILING])
-    operator.says["/v1/groups/shop/orders"] = 200, msgspec.structs.replace(DETAIL, members=[member])
-    assert (await told(operator, "members", "shop/orders"))[-1] == f"m-0: {FAILING}"
+    operator.responses["/v1/groups/shop/orders"] = 200, msgspec.structs.replace(DETAIL, members=[member])
+    assert (await printed_lines(operator, "members", "shop/orders"))[-1] == f"m-0: {FAILING}"
 
 
-async def test_cli_status_and_lag_estimate_messages_that_brokers_delay(operator: Service) -> None:
+async def test_cli_status_and_lag_estimate_messages_that_brokers_delay(operator: StubServer) -> None:
     delayed = msgspec.structs.replace(DETAIL, summary=a_summary(delayed=1240))
-    operator.says["/v1/groups/shop/orders"] = 200, delayed
+    operator.responses["/v1/groups/shop/orders"] = 200, delayed
     expected = "Retrying: 0, and about 1240 delayed by brokers; dead letters: 2"
-    assert expected in await told(operator, "status", "shop/orders")
-    assert "Delayed by brokers until the next attempt: about 1240" in await told(operator, "lag", "shop/orders")
-    operator.says["/v1/groups/shop/orders"] = 200, msgspec.structs.replace(DETAIL, summary=a_summary(delayed=0))
-    assert "Retrying: 0; dead letters: 2" in await told(operator, "status", "shop/orders")
+    assert expected in await printed_lines(operator, "status", "shop/orders")
+    assert "Delayed by brokers until the next attempt: about 1240" in await printed_lines(
+        operator, "lag", "shop/orders"
+    )
+    operator.responses["/v1/groups/shop/orders"] = 200, msgspec.structs.replace(DETAIL, summary=a_summary(delayed=0))
+    assert "Retrying: 0; dead letters: 2" in await printed_lines(operator, "status", "shop/orders")
 
 
-async def test_cli_lag_orders_by_queue_and_lists_retries_separately(operator: Service) -> None:
-    lines = await told(operator, "lag", "shop/orders")
-    assert NOW_AND_THEN.sub("now", lines.pop()) == "Offsets were last read now"
+async def test_cli_lag_orders_by_queue_and_lists_retries_separately(operator: StubServer) -> None:
+    lines = await printed_lines(operator, "lag", "shop/orders")
+    assert AGE.sub("now", lines.pop()) == "Offsets were last read now"
     assert lines == [
         "TOPIC BROKER QUEUE FIRST LAST COMMITTED LAG DELAY LAG STATE MEMBER",
         "orders broker-a 0 0 503 500 3 3s KeepingUp m-0",
@@ -330,22 +334,25 @@ async def test_cli_lag_orders_by_queue_and_lists_retries_separately(operator: Se
     ]
 
 
-async def test_cli_lag_by_lag_shows_largest_first_and_unknown_last(operator: Service) -> None:
+async def test_cli_lag_by_lag_shows_largest_first_and_unknown_last(operator: StubServer) -> None:
     shown = await rota("lag", "shop/orders", "--by", "lag", "--operator", operator.url, "-o", "json")
-    assert [it["id"] for it in json.loads(shown.output)["queues"]] == [2, 0, 3, 1, 0]
-    lines = await told(operator, "lag", "shop/orders", "--by", "lag", "--top", "1")
+    assert [queue["id"] for queue in json.loads(shown.output)["queues"]] == [2, 0, 3, 1, 0]
+    lines = await printed_lines(operator, "lag", "shop/orders", "--by", "lag", "--top", "1")
     assert lines[1:3] == [
         "orders broker-a 2 0 617 500 ~117 1m57s KeepingUp m-2",
         "orders: 4 queues, lag ~120, delay 2m10s; 3 queues not shown",
     ]
 
 
-async def test_cli_lag_shows_current_and_next_owner_of_a_queue_in_handover(operator: Service) -> None:
-    going = a_queue(0, state="Releasing", owner="m-0", to="m-1")
-    taken = a_queue(1, owner="m-1", forced=True)
-    gone = a_queue(2, state="Releasing", owner="m-2")
-    operator.says["/v1/groups/shop/orders"] = 200, msgspec.structs.replace(DETAIL, queues=[going, taken, gone])
-    lines = await told(operator, "lag", "shop/orders")
+async def test_cli_lag_shows_current_and_next_owner_of_a_queue_in_handover(operator: StubServer) -> None:
+    releasing = a_queue(0, state="Releasing", owner="m-0", to="m-1")
+    forced = a_queue(1, owner="m-1", forced=True)
+    released = a_queue(2, state="Releasing", owner="m-2")
+    operator.responses["/v1/groups/shop/orders"] = (
+        200,
+        msgspec.structs.replace(DETAIL, queues=[releasing, forced, released]),
+    )
+    lines = await printed_lines(operator, "lag", "shop/orders")
     assert [line.partition("KeepingUp ")[2] for line in lines[1:4]] == [
         "m-0, moving to m-1",
         "m-1 (forced)",
@@ -353,101 +360,103 @@ async def test_cli_lag_shows_current_and_next_owner_of_a_queue_in_handover(opera
     ]
 
 
-async def test_cli_lag_shows_everyone_as_owner_in_a_broadcasting_group(operator: Service) -> None:
+async def test_cli_lag_shows_everyone_as_owner_in_a_broadcasting_group(operator: StubServer) -> None:
     shared = a_queue(0, None, state="Everyone", owner=None, verdict=None)
-    operator.says["/v1/groups/shop/orders"] = 200, msgspec.structs.replace(DETAIL, queues=[shared])
-    assert (await told(operator, "lag", "shop/orders"))[1].split()[-1] == "everyone"
+    operator.responses["/v1/groups/shop/orders"] = 200, msgspec.structs.replace(DETAIL, queues=[shared])
+    assert (await printed_lines(operator, "lag", "shop/orders"))[1].split()[-1] == "everyone"
 
 
-async def test_cli_lag_shows_an_unmanaged_consumer_as_owner(operator: Service) -> None:
-    theirs = a_queue(0, 3, state="Foreign", owner=None)
-    operator.says["/v1/groups/shop/orders"] = 200, msgspec.structs.replace(DETAIL, queues=[theirs])
-    assert (await told(operator, "lag", "shop/orders"))[1].endswith(" unmanaged consumer")
+async def test_cli_lag_shows_an_unmanaged_consumer_as_owner(operator: StubServer) -> None:
+    unmanaged = a_queue(0, 3, state="Foreign", owner=None)
+    operator.responses["/v1/groups/shop/orders"] = 200, msgspec.structs.replace(DETAIL, queues=[unmanaged])
+    assert (await printed_lines(operator, "lag", "shop/orders"))[1].endswith(" unmanaged consumer")
 
 
-async def test_cli_explain_shows_known_parts_of_an_incomplete_rebalance(operator: Service) -> None:
-    before = Rebalance("MemberLeft", "", LONG_AGO, 0, 3, seconds=4.0)
-    operator.says["/v1/groups/shop/orders/why"] = 200, Reasons("Sticky", 8, [], before)
-    lines = await told(operator, "explain", "shop/orders")
+async def test_cli_explain_shows_known_parts_of_an_incomplete_rebalance(operator: StubServer) -> None:
+    rebalance = Rebalance("MemberLeft", "", LONG_AGO, 0, 3, seconds=4.0)
+    operator.responses["/v1/groups/shop/orders/why"] = 200, Reasons("Sticky", 8, [], rebalance)
+    lines = await printed_lines(operator, "explain", "shop/orders")
     assert lines[1:] == ["Last rebalance: MemberLeft 2d4h ago", "It moved 3 queues, and took 4s"]
-    operator.says["/v1/groups/shop/orders/why"] = 200, Reasons("Sticky", 8, [])
-    assert (await told(operator, "explain", "shop/orders"))[1:] == ["The operator knows of no rebalance"]
+    operator.responses["/v1/groups/shop/orders/why"] = 200, Reasons("Sticky", 8, [])
+    assert (await printed_lines(operator, "explain", "shop/orders"))[1:] == ["The operator knows of no rebalance"]
 
 
-async def test_cli_shows_a_group_without_any_figures_as_unknown(operator: Service) -> None:
+async def test_cli_shows_a_group_without_any_figures_as_unknown(operator: StubServer) -> None:
     blank = Summary("shop", "orders", False, "", "", False, 0, 0, 0, 0, 0, "")  # noqa: FBT003 - in its order
-    operator.says["/v1/groups/shop/orders"] = 200, Detail(LEADS, blank, "shop-orders", [], [], [], [], [])
-    assert (await told(operator, "status", "shop/orders"))[1:] == [
+    operator.responses["/v1/groups/shop/orders"] = 200, Detail(LEADS, blank, "shop-orders", [], [], [], [], [])
+    assert (await printed_lines(operator, "status", "shop/orders"))[1:] == [
         "shop/orders no (unknown) 0 0 unknown unknown unknown none",
         "Consumer group at the brokers: shop-orders",
         "Retrying: unknown; dead letters: unknown",
     ]
-    assert await told(operator, "members", "shop/orders") == ["0 members; generation 0"]
-    assert await told(operator, "lag", "shop/orders") == [
+    assert await printed_lines(operator, "members", "shop/orders") == ["0 members; generation 0"]
+    assert await printed_lines(operator, "lag", "shop/orders") == [
         "Dead letters: unknown",
         "No topic of the group is known yet",
         "Offsets have not been read yet",
     ]
 
 
-async def test_cli_lag_of_a_standby_operator_says_it_asks_no_broker(operator: Service) -> None:
+async def test_cli_lag_of_a_standby_operator_states_that_it_reads_no_offsets(operator: StubServer) -> None:
     standby = msgspec.structs.replace(DETAIL, operator=Operator("rota-1", "0.1.0", leads=False), looked_at=None)
-    operator.says["/v1/groups/shop/orders"] = 200, standby
-    last = (await told(operator, "lag", "shop/orders"))[-1]
+    operator.responses["/v1/groups/shop/orders"] = 200, standby
+    last = (await printed_lines(operator, "lag", "shop/orders"))[-1]
     assert last.startswith("Operator rota-1 is not the leader and reads no offsets")
 
 
-async def test_cli_explain_gives_reasons_and_the_last_rebalance(operator: Service) -> None:
-    assert await told(operator, "explain", "shop/orders", "%RETRY%orders/b/3") == [
+async def test_cli_explain_gives_reasons_and_the_last_rebalance(operator: StubServer) -> None:
+    assert await printed_lines(operator, "explain", "shop/orders", "%RETRY%orders/b/3") == [
         "orders/broker-a/3 stays with m-0: m-0 keeps 6 of its 8 queues (an even share is 5 or 6)",
         "Last rebalance: MemberJoined 2d4h ago, generation 7: m-2 joined",
         "It moved 5 queues, 1 of them forced, and took 3s; the slowest queue took 1s",
     ]
-    assert operator.asked == [("/v1/groups/shop/orders/why", {"queue": "%RETRY%orders/b/3"})]
+    assert operator.requests == [("/v1/groups/shop/orders/why", {"queue": "%RETRY%orders/b/3"})]
 
 
 @pytest.mark.parametrize(
-    ("command", "answer"), [("status", DETAIL), ("members", DETAIL), ("lag", DETAIL), ("explain", REASONS)]
+    ("command", "response"), [("status", DETAIL), ("members", DETAIL), ("lag", DETAIL), ("explain", REASONS)]
 )
 @pytest.mark.parametrize("output", ["json", "yaml"])
 async def test_cli_json_and_yaml_are_the_operators_response(
-    command: str, answer: msgspec.Struct, output: str, operator: Service
+    command: str, response: msgspec.Struct, output: str, operator: StubServer
 ) -> None:
     shown = await rota(command, "shop/orders", "--operator", operator.url, "-o", output)
-    assert yaml.safe_load(shown.output) == msgspec.to_builtins(answer)  # JSON is YAML
+    assert yaml.safe_load(shown.output) == msgspec.to_builtins(response)  # JSON is YAML
     assert output == "yaml" or json.loads(shown.output)
 
 
-async def test_cli_status_json_has_only_groups_of_the_namespace(operator: Service) -> None:
+async def test_cli_status_json_has_only_groups_of_the_namespace(operator: StubServer) -> None:
     shown = await rota("status", "-n", "shop", "--operator", operator.url, "-o", "json")
-    assert [it["lastRebalance"]["reason"] for it in json.loads(shown.output)["groups"]] == ["MemberJoined"]
+    assert [group["lastRebalance"]["reason"] for group in json.loads(shown.output)["groups"]] == ["MemberJoined"]
 
 
-async def test_cli_members_wide_says_how_many_queues_are_not_read_and_why(operator: Service) -> None:
+async def test_cli_members_wide_counts_unread_queues_by_reason(operator: StubServer) -> None:
     member = msgspec.structs.replace(DETAIL.members[0], queue_states={"full": 2, "failing": 1})
-    operator.says["/v1/groups/shop/orders"] = 200, msgspec.structs.replace(DETAIL, members=[member])
-    lines = await told(operator, "members", "shop/orders", "-o", "wide")
+    operator.responses["/v1/groups/shop/orders"] = 200, msgspec.structs.replace(DETAIL, members=[member])
+    lines = await printed_lines(operator, "members", "shop/orders", "-o", "wide")
     assert " RATE QUEUES NOT READ " in lines[0]
     assert any(" 1 failing, 2 full " in line for line in lines)
-    assert "QUEUES NOT READ" not in (await told(operator, "members", "shop/orders"))[0]
+    assert "QUEUES NOT READ" not in (await printed_lines(operator, "members", "shop/orders"))[0]
 
 
-async def test_cli_members_wide_shows_subscriptions_model_and_start_of_each_consumer(operator: Service) -> None:
+async def test_cli_members_wide_shows_subscriptions_model_and_start_of_each_consumer(operator: StubServer) -> None:
     subscriptions = [SubscriptionInfo("orders", "paid || open", "Tag"), SubscriptionInfo("bills", "price > 3", "SQL92")]
-    ours = msgspec.structs.replace(DETAIL.members[0], subscriptions=subscriptions, model="Clustering", start="Earliest")
-    silent = MemberInfo("java", "java", "Foreign", "Foreign")
-    operator.says["/v1/groups/shop/orders"] = 200, msgspec.structs.replace(DETAIL, members=[ours, silent])
-    lines = await told(operator, "members", "shop/orders", "-o", "wide")
+    member = msgspec.structs.replace(
+        DETAIL.members[0], subscriptions=subscriptions, model="Clustering", start="Earliest"
+    )
+    unmanaged = MemberInfo("java", "java", "Foreign", "Foreign")
+    operator.responses["/v1/groups/shop/orders"] = 200, msgspec.structs.replace(DETAIL, members=[member, unmanaged])
+    lines = await printed_lines(operator, "members", "shop/orders", "-o", "wide")
     assert lines[0].endswith(" SUBSCRIPTIONS MODEL START")
     assert any(line.endswith(" orders: paid || open; bills: SQL92 price > 3 Clustering Earliest") for line in lines)
     assert any(line.endswith(" unknown unknown unknown") for line in lines)
 
 
-async def test_cli_members_prints_hostile_names_as_plain_text(operator: Service) -> None:
+async def test_cli_members_prints_hostile_names_as_plain_text(operator: StubServer) -> None:
     name = "[red]: #\x1b[2J'\"{\n%é"
-    stranger = MemberInfo(name, name, "Foreign", "Foreign", troubles=[f"{name} sleeps"])
-    operator.says["/v1/groups/shop/orders"] = 200, msgspec.structs.replace(DETAIL, members=[stranger])
-    lines = await told(operator, "members", "shop/orders")
+    unmanaged = MemberInfo(name, name, "Foreign", "Foreign", troubles=[f"{name} sleeps"])
+    operator.responses["/v1/groups/shop/orders"] = 200, msgspec.structs.replace(DETAIL, members=[unmanaged])
+    lines = await printed_lines(operator, "members", "shop/orders")
     assert lines[1].startswith("[red]: #\N{REPLACEMENT CHARACTER}[2J'\"{ %é ")
     assert "\x1b" not in "".join(lines)
     shown = await rota("members", "shop/orders", "--operator", operator.url, "-o", "yaml")
@@ -455,13 +464,13 @@ async def test_cli_members_prints_hostile_names_as_plain_text(operator: Service)
 
 
 @pytest.mark.parametrize("command", ["status", "members", "lag", "explain"])
-async def test_cli_relays_the_operators_error_for_an_unknown_group(command: str, operator: Service) -> None:
-    await refused("There is no such group", command, "shop/none", "--operator", operator.url)
+async def test_cli_relays_the_operators_error_for_an_unknown_group(command: str, operator: StubServer) -> None:
+    await assert_rejected("There is no such group", command, "shop/none", "--operator", operator.url)
 
 
-async def test_cli_explain_relays_the_operators_error_for_an_unknown_queue(operator: Service) -> None:
-    operator.says["/v1/groups/shop/orders/why"] = 400, {"error": "There is no queue orders/a/9"}
-    await refused(
+async def test_cli_explain_relays_the_operators_error_for_an_unknown_queue(operator: StubServer) -> None:
+    operator.responses["/v1/groups/shop/orders/why"] = 400, {"error": "There is no queue orders/a/9"}
+    await assert_rejected(
         "rota: There is no queue orders/a/9", "explain", "shop/orders", "orders/a/9", "--operator", operator.url
     )
 
@@ -494,12 +503,12 @@ async def test_cli_explain_relays_the_operators_error_for_an_unknown_queue(opera
     ],
 )
 async def test_cli_user_mistake_is_one_sentence(arguments: list[str], sentence: str) -> None:
-    await refused(sentence, *arguments)
+    await assert_rejected(sentence, *arguments)
 
 
 async def test_cli_explain_on_files_requires_queues() -> None:
-    shown = await rota("explain", "-f", str(ROOT / "docs/examples/group.yaml"))
-    assert (shown.exit_code, "Give either --queues" in shown.output) == (2, True)
+    result = await rota("explain", "-f", str(ROOT / "docs/examples/group.yaml"))
+    assert (result.exit_code, "Give either --queues" in result.output) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -515,51 +524,51 @@ async def test_cli_explain_on_files_requires_queues() -> None:
         (500, b'{"error": 5}'),
     ],
 )
-async def test_cli_rejects_a_response_unlike_the_operators(status: int, body: bytes, operator: Service) -> None:
-    operator.says["/v1/groups"] = status, body
-    await refused("check the address and the operator's version", "status", "--operator", operator.url)
+async def test_cli_rejects_a_response_unlike_the_operators(status: int, body: bytes, operator: StubServer) -> None:
+    operator.responses["/v1/groups"] = status, body
+    await assert_rejected("check the address and the operator's version", "status", "--operator", operator.url)
 
 
 async def test_cli_connection_refused_is_one_sentence(unused_tcp_port: int) -> None:
-    where = f"http://127.0.0.1:{unused_tcp_port}"
-    sentence = f"The operator does not answer at {where}: Connection refused; start the operator, or give another"
-    await refused(sentence, "status", ROTA_OPERATOR=where)
+    url = f"http://127.0.0.1:{unused_tcp_port}"
+    sentence = f"The operator does not answer at {url}: Connection refused; start the operator, or give another"
+    await assert_rejected(sentence, "status", ROTA_OPERATOR=url)
 
 
 async def test_cli_gives_up_on_an_operator_that_never_responds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "RESPONSE_TIMEOUT_SECONDS", 0.1)
-    over = asyncio.Event()
+    test_ended = asyncio.Event()
 
-    async def hold(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await over.wait()
+    async def hold_connection(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await test_ended.wait()
         writer.close()
 
-    async with await asyncio.start_server(hold, "127.0.0.1", 0) as server:
+    async with await asyncio.start_server(hold_connection, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        await refused("no response within 0.1 s", "status", "--operator", f"http://127.0.0.1:{port}")
-        over.set()
+        await assert_rejected("no response within 0.1 s", "status", "--operator", f"http://127.0.0.1:{port}")
+        test_ended.set()
 
 
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/rota-system/leases/rota"
 PROXY = "/api/v1/namespaces/rota-system/pods/rota-0:8080/proxy"
 
 
-def held_by(holder: str | None, renewed: str = "2999-01-01T00:00:00.000000Z") -> dict[str, Any]:
+def a_lease(holder: str | None, renewed: str = "2999-01-01T00:00:00.000000Z") -> dict[str, Any]:
     spec = {"holderIdentity": holder, "leaseDurationSeconds": 15, "renewTime": renewed}
     return {"kind": "Lease", "metadata": {"name": "rota"}, "spec": spec}
 
 
-def no(code: int, message: str = "no") -> tuple[int, Mapping[str, Any]]:
-    """Return how the API server refuses."""
+def api_error(code: int, message: str = "no") -> tuple[int, Mapping[str, Any]]:
+    """Return an error response of the API server."""
     return code, {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": message}
 
 
 @pytest.fixture
-async def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Service]:
-    """An API server with an operator behind it, and a kubeconfig that leads there."""
-    async for service in served():
-        service.says = {
-            LEASE: (200, held_by("rota-0")),
+async def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[StubServer]:
+    """Run an API server with an operator behind it, and set a kubeconfig that points to it."""
+    async for service in run_stub_server():
+        service.responses = {
+            LEASE: (200, a_lease("rota-0")),
             f"{PROXY}/v1/groups": (200, GROUPS),
             f"{PROXY}/v1/groups/shop/orders/why": (200, REASONS),
             f"{PROXY}/v1/groups/shop/none": (404, {"error": "There is no group shop/none"}),
@@ -575,85 +584,97 @@ async def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
         yield service
 
 
-async def test_cli_with_kubeconfig_asks_the_leader_through_the_api_server(api: Service) -> None:
+async def test_cli_with_kubeconfig_reaches_the_leader_through_the_api_server(api: StubServer) -> None:
     shown = await rota("explain", "orders", "%RETRY%orders/b/3", "-o", "json")
     assert json.loads(shown.output)["queues"][0]["owner"] == "m-0"
-    assert api.asked == [(LEASE, {}), (f"{PROXY}/v1/groups/shop/orders/why", {"queue": "%RETRY%orders/b/3"})]
+    assert api.requests == [(LEASE, {}), (f"{PROXY}/v1/groups/shop/orders/why", {"queue": "%RETRY%orders/b/3"})]
 
 
-async def test_cli_namespace_defaults_to_that_of_the_kubeconfig_context(api: Service, operator: Service) -> None:
+async def test_cli_namespace_defaults_to_that_of_the_kubeconfig_context(api: StubServer, operator: StubServer) -> None:
     assert [line.split()[0] for line in (await rota("status")).output.splitlines()[1:2]] == ["orders"]
-    assert (await told(operator, "status"))[1].startswith("orders ")
-    assert len(api.asked) == 2
+    assert (await printed_lines(operator, "status"))[1].startswith("orders ")
+    assert len(api.requests) == 2
 
 
-async def test_cli_finds_the_operator_by_lease_name_and_namespace(api: Service) -> None:
-    api.says["/apis/coordination.k8s.io/v1/namespaces/ops/leases/mine"] = 200, held_by("rota-7")
-    api.says["/api/v1/namespaces/ops/pods/rota-7:8080/proxy/v1/groups"] = 200, GROUPS
+async def test_cli_finds_the_operator_by_lease_name_and_namespace(api: StubServer) -> None:
+    api.responses["/apis/coordination.k8s.io/v1/namespaces/ops/leases/mine"] = 200, a_lease("rota-7")
+    api.responses["/api/v1/namespaces/ops/pods/rota-7:8080/proxy/v1/groups"] = 200, GROUPS
     assert (await rota("status", "--lease", "mine", ROTA_OPERATOR_NAMESPACE="ops")).exit_code == 0
 
 
-async def test_cli_relays_the_operators_error_through_the_api_server(api: Service) -> None:
-    await refused("rota: There is no group shop/none\n", "members", "none")
-    api.says[f"{PROXY}/v1/groups"] = 404, b"404: Not Found"
-    await refused("check the address and the operator's version", "status")
+async def test_cli_relays_the_operators_error_through_the_api_server(api: StubServer) -> None:
+    await assert_rejected("rota: There is no group shop/none\n", "members", "none")
+    api.responses[f"{PROXY}/v1/groups"] = 404, b"404: Not Found"
+    await assert_rejected("check the address and the operator's version", "status")
 
 
 @pytest.mark.parametrize(
-    ("lease", "proxied", "sentence"),
+    ("lease_response", "proxy_response", "sentence"),
     [
-        (no(404), None, "There is no Lease rota in namespace rota-system; check that the operator runs"),
+        (api_error(404), None, "There is no Lease rota in namespace rota-system; check that the operator runs"),
         (
-            no(403),
+            api_error(403),
             None,
             "You have no permission to read the Lease rota in namespace rota-system; ask for get on leases",
         ),
-        (no(401), None, "The API server rejects the credentials of the kubeconfig; log in again, or give --operator"),
-        (no(403, 'User "system:anonymous" cannot get leases'), None, "The API server rejects the credentials"),
-        (no(500, "etcd is away"), None, "The Lease rota in namespace rota-system cannot be read: etcd is away"),
-        ((200, b"<html>log in</html>"), None, "check the kubeconfig and the cluster"),
-        ((200, held_by("")), None, "No operator is leader: the Lease rota in namespace rota-system has no holder"),
-        ((200, held_by(None)), None, "No operator is leader"),
         (
-            (200, held_by("", "2026-01-01T00:00:00.000000Z")),
+            api_error(401),
+            None,
+            "The API server rejects the credentials of the kubeconfig; log in again, or give --operator",
+        ),
+        (api_error(403, 'User "system:anonymous" cannot get leases'), None, "The API server rejects the credentials"),
+        (api_error(500, "etcd is away"), None, "The Lease rota in namespace rota-system cannot be read: etcd is away"),
+        ((200, b"<html>log in</html>"), None, "check the kubeconfig and the cluster"),
+        ((200, a_lease("")), None, "No operator is leader: the Lease rota in namespace rota-system has no holder"),
+        ((200, a_lease(None)), None, "No operator is leader"),
+        (
+            (200, a_lease("", "2026-01-01T00:00:00.000000Z")),
             None,
             "No operator is leader: the Lease rota in namespace rota-system has no holder and was last renewed ",
         ),
         (
-            (200, held_by("my laptop/7")),
+            (200, a_lease("my laptop/7")),
             None,
             "is held by 'my laptop/7', which is not a valid pod name; run the operator in the cluster, or give",
         ),
         (
             None,
-            no(404),
+            api_error(404),
             "rota-0 holds the Lease rota, but is not a pod in namespace rota-system; wait until another pod",
         ),
-        (None, no(403), "You have no permission to send requests to the leading pod rota-0; ask for get on pods/proxy"),
-        (None, no(401), "The API server rejects the credentials"),
-        (None, no(503, "connection refused"), "The API server cannot reach pod rota-0 in namespace rota-system: conn"),
         (
-            (200, held_by("rota-0", "2026-01-01T00:00:00.000000Z")),
-            no(404),
+            None,
+            api_error(403),
+            "You have no permission to send requests to the leading pod rota-0; ask for get on pods/proxy",
+        ),
+        (None, api_error(401), "The API server rejects the credentials"),
+        (
+            None,
+            api_error(503, "connection refused"),
+            "The API server cannot reach pod rota-0 in namespace rota-system: conn",
+        ),
+        (
+            (200, a_lease("rota-0", "2026-01-01T00:00:00.000000Z")),
+            api_error(404),
             "No operator is leader: rota-0 should have renewed",
         ),
         (
-            (200, held_by("rota-0", "2026-01-01T00:00:00.000000Z")),
-            no(503),
+            (200, a_lease("rota-0", "2026-01-01T00:00:00.000000Z")),
+            api_error(503),
             "No operator is leader: rota-0 should have renewed",
         ),
     ],
 )
 async def test_cli_lease_or_proxy_failure_is_one_sentence(
-    lease: tuple[int, Any] | None, proxied: tuple[int, Any] | None, sentence: str, api: Service
+    lease_response: tuple[int, Any] | None, proxy_response: tuple[int, Any] | None, sentence: str, api: StubServer
 ) -> None:
-    api.says[LEASE] = lease or api.says[LEASE]
-    api.says[f"{PROXY}/v1/groups"] = proxied or api.says[f"{PROXY}/v1/groups"]
-    await refused(sentence, "status")
+    api.responses[LEASE] = lease_response or api.responses[LEASE]
+    api.responses[f"{PROXY}/v1/groups"] = proxy_response or api.responses[f"{PROXY}/v1/groups"]
+    await assert_rejected(sentence, "status")
 
 
-async def test_cli_ignores_an_expired_lease_while_its_holder_responds(api: Service) -> None:
-    api.says[LEASE] = 200, held_by("rota-0", "2026-01-01T00:00:00.000000Z")  # clocks differ
+async def test_cli_ignores_an_expired_lease_while_its_holder_responds(api: StubServer) -> None:
+    api.responses[LEASE] = 200, a_lease("rota-0", "2026-01-01T00:00:00.000000Z")  # clocks may differ
     assert (await rota("status")).exit_code == 0
 
 
@@ -671,100 +692,104 @@ async def test_cli_ignores_an_expired_lease_while_its_holder_responds(api: Servi
 async def test_cli_kubeconfig_that_is_unusable_is_one_sentence(text: str | None, sentence: str, tmp_path: Path) -> None:
     if text is not None:
         (tmp_path / "config").write_text(text)
-    await refused(sentence, "status", KUBECONFIG=str(tmp_path / "config"))
+    await assert_rejected(sentence, "status", KUBECONFIG=str(tmp_path / "config"))
 
 
 async def test_cli_without_kubeconfig_says_how_to_set_one() -> None:
-    await refused("There is no kubeconfig (~/.kube/config) and no service account; set KUBECONFIG", "status")
+    await assert_rejected("There is no kubeconfig (~/.kube/config) and no service account; set KUBECONFIG", "status")
 
 
-async def test_cli_unreachable_api_server_is_one_sentence(api: Service, tmp_path: Path, unused_tcp_port: int) -> None:
+async def test_cli_unreachable_api_server_is_one_sentence(
+    api: StubServer, tmp_path: Path, unused_tcp_port: int
+) -> None:
     text = (tmp_path / "config").read_text().replace(api.url, f"http://127.0.0.1:{unused_tcp_port}")
     (tmp_path / "config").write_text(text)
-    await refused("The API server did not respond to GET", "status")
+    await assert_rejected("The API server did not respond to GET", "status")
 
 
-def _heeds_ctrl_c() -> None:
-    """Have it heeded also where we ourselves run in the background, and do not."""
+def _restore_sigint() -> None:
+    """Handle interrupts even if the tests run in the background, where a shell ignores them."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-class Running:
-    """`rota` as a process, at a terminal or at a pipe."""
+class RotaProcess:
+    """`rota` as a process, with a terminal or a pipe as its output."""
 
-    def __init__(self, service: Service, *arguments: str, columns: int = 0) -> None:
+    def __init__(self, service: StubServer, *arguments: str, columns: int = 0) -> None:
         self.service = service
-        mine, its = os.openpty() if columns else os.pipe()
+        read_end, write_end = os.openpty() if columns else os.pipe()
         program = "from rota.cli import main; from rota.cli.client import watch; watch.POLL_SECONDS = 0.05; main()"
         command = [sys.executable, "-c", program, *arguments, "--operator", service.url]
         env = os.environ | {"COLUMNS": str(columns), "LINES": "50", "TERM": "xterm"}
         self.process = subprocess.Popen(
             command,
-            stdout=its,
+            stdout=write_end,
             stderr=subprocess.PIPE,
             text=True,
             env=env,
-            preexec_fn=_heeds_ctrl_c,  # noqa: PLW1509 - no thread of ours holds anything that it needs
+            preexec_fn=_restore_sigint,  # noqa: PLW1509 - no other thread holds a lock that it needs
         )
-        os.close(its)
-        self._mine, self.text = mine, ""
+        os.close(write_end)
+        self._read_end = read_end
+        self.text = ""
 
-    async def prints(self, wanted: str) -> str:
-        """Wait until it has printed something; return all that it printed since it was last asked."""
-        while wanted not in self.text:
-            read = await asyncio.to_thread(os.read, self._mine, 65536)
-            assert read, "it has ended"
-            self.text += read.decode()
-        printed, self.text = self.text, ""
+    async def read_until(self, expected: str) -> str:
+        """Wait for a text in the output; return all output since the previous call."""
+        while expected not in self.text:
+            data = await asyncio.to_thread(os.read, self._read_end, 65536)
+            assert data, "the process has ended"
+            self.text += data.decode()
+        printed = self.text
+        self.text = ""
         return printed
 
-    async def interrupted(self) -> tuple[int, str]:
+    async def interrupt(self) -> tuple[int, str]:
         self.process.send_signal(signal.SIGINT)
-        _, said = await asyncio.to_thread(self.process.communicate)
-        os.close(self._mine)
-        return self.process.returncode, said
+        _, stderr = await asyncio.to_thread(self.process.communicate)
+        os.close(self._read_end)
+        return self.process.returncode, stderr
 
 
-async def test_cli_watch_to_a_pipe_prints_changes_until_interrupted(operator: Service) -> None:
-    running = Running(operator, "status", "-n", "shop", "--watch", "-o", "json")
-    assert json.loads(await running.prints("\n}\n"))["groups"][0]["members"] == 3
-    await operator.looks(2)
-    operator.says["/v1/groups"] = 503, {"error": "It has just begun"}
-    await operator.looks(2)
-    operator.says["/v1/groups"] = 200, Groups(LEADS, [a_summary(members=4)])
-    assert json.loads(await running.prints("\n}\n"))["groups"][0]["members"] == 4
-    assert await running.interrupted() == (130, "rota: It has just begun\n")
+async def test_cli_watch_to_a_pipe_prints_changes_until_interrupted(operator: StubServer) -> None:
+    running = RotaProcess(operator, "status", "-n", "shop", "--watch", "-o", "json")
+    assert json.loads(await running.read_until("\n}\n"))["groups"][0]["members"] == 3
+    await operator.wait_for_requests(2)
+    operator.responses["/v1/groups"] = 503, {"error": "It has just begun"}
+    await operator.wait_for_requests(2)
+    operator.responses["/v1/groups"] = 200, Groups(LEADS, [a_summary(members=4)])
+    assert json.loads(await running.read_until("\n}\n"))["groups"][0]["members"] == 4
+    assert await running.interrupt() == (130, "rota: It has just begun\n")
 
 
-async def test_cli_watch_prints_nothing_for_a_new_poll_time_alone(operator: Service) -> None:
-    running = Running(operator, "lag", "shop/orders", "--watch", "-o", "yaml")
-    await running.prints("lookedAt")
-    operator.says["/v1/groups/shop/orders"] = 200, msgspec.structs.replace(DETAIL, looked_at=LONG_AGO)
-    await operator.looks(2)
-    operator.says["/v1/groups/shop/orders"] = 200, msgspec.structs.replace(DETAIL, at_broker="changed")
-    printed = await running.prints("atBroker: changed")
+async def test_cli_watch_prints_nothing_for_a_new_poll_time_alone(operator: StubServer) -> None:
+    running = RotaProcess(operator, "lag", "shop/orders", "--watch", "-o", "yaml")
+    await running.read_until("lookedAt")
+    operator.responses["/v1/groups/shop/orders"] = 200, msgspec.structs.replace(DETAIL, looked_at=LONG_AGO)
+    await operator.wait_for_requests(2)
+    operator.responses["/v1/groups/shop/orders"] = 200, msgspec.structs.replace(DETAIL, at_broker="changed")
+    printed = await running.read_until("atBroker: changed")
     assert (printed.count("---"), printed.count("atBroker")) == (1, 1)
-    assert (await running.interrupted())[0] == 130
+    assert (await running.interrupt())[0] == 130
 
 
-async def test_cli_watch_on_a_terminal_updates_in_place(operator: Service) -> None:
-    running = Running(operator, "status", "-n", "shop", "--watch", columns=120)
-    assert "yes (Settled)" in await running.prints("moved")
-    operator.says["/v1/groups"] = 503, {"error": "It has just begun"}
-    printed = await running.prints("rota: It has just begun")
-    assert "\x1b[2K" in printed  # lines are written anew
-    assert "yes (Settled)" in printed  # what was known last stays
-    code, said = await running.interrupted()
-    assert (code, said) == (130, "")
+async def test_cli_watch_on_a_terminal_updates_in_place(operator: StubServer) -> None:
+    running = RotaProcess(operator, "status", "-n", "shop", "--watch", columns=120)
+    assert "yes (Settled)" in await running.read_until("moved")
+    operator.responses["/v1/groups"] = 503, {"error": "It has just begun"}
+    printed = await running.read_until("rota: It has just begun")
+    assert "\x1b[2K" in printed  # lines are rewritten
+    assert "yes (Settled)" in printed  # the last known state stays
+    code, stderr = await running.interrupt()
+    assert (code, stderr) == (130, "")
 
 
-async def test_cli_watch_that_cannot_start_ends_with_a_sentence(operator: Service) -> None:
-    await refused("There is no such group", "lag", "shop/none", "--watch", "--operator", operator.url)
+async def test_cli_watch_that_cannot_start_ends_with_a_sentence(operator: StubServer) -> None:
+    await assert_rejected("There is no such group", "lag", "shop/none", "--watch", "--operator", operator.url)
 
 
-async def test_cli_lag_on_a_narrow_terminal_prints_a_line_per_cell(operator: Service) -> None:
-    running = Running(operator, "lag", "shop/orders", columns=40)
-    lines = (await running.prints("Offsets were last read")).splitlines()
+async def test_cli_lag_on_a_narrow_terminal_prints_a_line_per_cell(operator: StubServer) -> None:
+    running = RotaProcess(operator, "lag", "shop/orders", columns=40)
+    lines = (await running.read_until("Offsets were last read")).splitlines()
     assert lines[1:11] == [
         "TOPIC: orders",
         "BROKER: broker-a",
@@ -778,11 +803,11 @@ async def test_cli_lag_on_a_narrow_terminal_prints_a_line_per_cell(operator: Ser
         "MEMBER: m-0",
     ]
     await asyncio.to_thread(running.process.communicate)
-    os.close(running._mine)
+    os.close(running._read_end)
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
+    ("seconds", "formatted"),
     [
         (None, "unknown"),
         (-5.0, "0s"),
@@ -799,12 +824,12 @@ async def test_cli_lag_on_a_narrow_terminal_prints_a_line_per_cell(operator: Ser
         (float("nan"), "unknown"),
     ],
 )
-def test_cli_duration_has_at_most_two_units(seconds: float | None, said: str) -> None:
-    assert formatting.format_duration(seconds) == said
+def test_cli_duration_has_at_most_two_units(seconds: float | None, formatted: str) -> None:
+    assert formatting.format_duration(seconds) == formatted
 
 
 @pytest.mark.parametrize(
-    ("at", "said"),
+    ("at", "formatted"),
     [
         ("2026-11-21T08:00:00Z", "1m5s ago"),
         ("2026-11-21T08:00:00", "1m5s ago"),
@@ -813,8 +838,8 @@ def test_cli_duration_has_at_most_two_units(seconds: float | None, said: str) ->
         ("soon", "soon"),
     ],
 )
-def test_cli_time_is_shown_as_age(at: str, said: str) -> None:
-    assert formatting.format_age(at, datetime(2026, 11, 21, 8, 1, 5, tzinfo=UTC)) == said
+def test_cli_time_is_shown_as_age(at: str, formatted: str) -> None:
+    assert formatting.format_age(at, datetime(2026, 11, 21, 8, 1, 5, tzinfo=UTC)) == formatted
 
 
 def test_cli_live_commands_import_no_kopf_numpy_or_planner() -> None:
@@ -822,8 +847,8 @@ def test_cli_live_commands_import_no_kopf_numpy_or_planner() -> None:
         "import sys; from rota.cli.client import http, watch; from rota.cli.commands import status\n"
         "print([it for it in ('kopf', 'numpy', 'rich.console', 'rota.planner') if it in sys.modules])"
     )
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert ran.stdout == "[]\n"
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert process.stdout == "[]\n"
 
 
 def test_cli_kubectl_plugin_is_the_same_program() -> None:
@@ -837,15 +862,20 @@ PAGE = (ROOT / "docs" / "command-line.md").read_text()
 def test_docs_list_every_command_and_every_option_of_live_commands() -> None:
     headings = set(re.findall(r"^## rota (\w+)$", PAGE, re.MULTILINE))
     assert headings == set(main.commands)
-    reading = [main.commands[name] for name in ("status", "members", "lag", "explain")]
-    options = {opt for command in reading for it in command.params if isinstance(it, click.Option) for opt in it.opts}
+    live_commands = [main.commands[name] for name in ("status", "members", "lag", "explain")]
+    options: set[str] = set()
+    for command in live_commands:
+        for parameter in command.params:
+            if isinstance(parameter, click.Option):
+                options.update(parameter.opts)
     assert sorted(option for option in options if f"`{option}" not in PAGE) == []
 
 
-def the_shop() -> Mapping[str, tuple[int, Any]]:
-    """Return what an operator answers of groups that our own code has planned: what the page shows can happen."""
+def shop_responses() -> Mapping[str, tuple[int, Any]]:
+    """Return an operator's responses for groups that Rota's planner planned, so that the page shows real output."""
     began = datetime.fromisoformat(LONG_AGO).timestamp()
-    orders, payments = ConsumerFleet("orders", 16, began), ConsumerFleet("payments", 8, began, expression="paid")
+    orders = ConsumerFleet("orders", 16, began)
+    payments = ConsumerFleet("payments", 8, began, expression="paid")
     orders.join(0, 1)
     orders.join(2)
     orders.looked_at({0: (3, 40), 2: (117, 40)})
@@ -853,11 +883,11 @@ def the_shop() -> Mapping[str, tuple[int, Any]]:
     payments.is_troubled("m-1", "AppPathNotFound", "The app answers 404 to POST /; correct spec.delivery.push.path")
     payments.meets("10.0.0.9@1", "10.0.0.9:41000", "JAVA", "V4_9_4")
     payments.looked_at({0: (10, 40), 5: (6, 20)})
-    details = {f"/v1/groups/shop/{it.name}": (200, it.detail()) for it in (orders, payments)}
-    every = Groups(LEADS, [it.summary for _, it in details.values()])
+    details = {f"/v1/groups/shop/{fleet.name}": (200, fleet.detail()) for fleet in (orders, payments)}
+    groups = Groups(LEADS, [detail.summary for _, detail in details.values()])
     return {
         **details,
-        "/v1/groups": (200, every),
+        "/v1/groups": (200, groups),
         "/v1/groups/shop/orders/why": (200, orders.why(orders.queues[3])),
     }
 
@@ -866,8 +896,10 @@ SAMPLES = re.findall(r"^```text\n\$ rota (.*?)\n(.*?)^```", PAGE, re.DOTALL | re
 
 
 @pytest.mark.parametrize(("command", "shown"), SAMPLES, ids=[command for command, _ in SAMPLES])
-async def test_docs_command_line_samples_match_the_output(command: str, shown: str, operator: Service) -> None:
-    operator.says = {**the_shop()}
+async def test_docs_command_line_samples_match_the_output(command: str, shown: str, operator: StubServer) -> None:
+    operator.responses = {**shop_responses()}
     printed = (await rota(*command.split(), "--operator", operator.url)).output
-    given, got = ([line.rstrip() for line in text.splitlines() if line.strip()] for text in (shown, printed))
-    assert given == [LATER.sub("2d4h ago", NOW_AND_THEN.sub("3s ago", line)) for line in got]
+    documented, printed_text = (
+        [line.rstrip() for line in text.splitlines() if line.strip()] for text in (shown, printed)
+    )
+    assert documented == [AGE_OF_LONG_AGO.sub("2d4h ago", AGE.sub("3s ago", line)) for line in printed_text]

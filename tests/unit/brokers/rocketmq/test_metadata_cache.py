@@ -1,4 +1,4 @@
-"""What a client remembers of what name servers say: of hostile ones not much more each time, of honest ones enough."""
+"""What a client caches from name servers' responses: bounded for hostile ones, sufficient for honest ones."""
 
 from collections.abc import AsyncIterator
 from itertools import count
@@ -26,24 +26,24 @@ from rota.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
 from rota.brokers.rocketmq.wire.frames import Frame
 from rota.model import Queue
 
-BROKERS = 1000  # in each answer
-ANSWERS = 3 * MAX_REPLICAS // BROKERS
+BROKERS = 1000  # in each response
+RESPONSES = 3 * MAX_REPLICAS // BROKERS
 NOWHERE = "127.0.0.1:1"
 
 
-class OtherNames:
-    """A name server that names other brokers with each answer, and one real broker with some."""
+class ChangingNames:
+    """A name server that lists other brokers in each response, and with topic orders a real broker."""
 
     def __init__(self, real: str) -> None:
         self._real = {"real": {0: real}}
         self._numbers = count()
 
     def __call__(self, frame: Frame) -> bytes:
-        found = {f"broker-{next(self._numbers)}": {0: NOWHERE} for _ in range(BROKERS)}
+        brokers = {f"broker-{next(self._numbers)}": {0: NOWHERE} for _ in range(BROKERS)}
         if frame.fields.get("topic") == "orders":
-            found |= self._real
-        topics = {frame.fields.get("topic", ""): dict.fromkeys(found, 1)}
-        return Names(found, topics)(frame)
+            brokers |= self._real
+        topics = {frame.fields.get("topic", ""): dict.fromkeys(brokers, 1)}
+        return Names(brokers, topics)(frame)
 
 
 @pytest.fixture
@@ -54,11 +54,11 @@ async def broker() -> AsyncIterator[Server]:
 
 @pytest.fixture
 async def client(broker: Server) -> AsyncIterator[RoutingClient]:
-    """Return a client of that name server."""
-    async with a_server(OtherNames(broker.address)) as server:
-        made = RoutingClient(ConnectionConfig([server.address]), handle_request=lambda _: None)
-        yield made
-        made.close()
+    """Return a client of a name server with changing brokers."""
+    async with a_server(ChangingNames(broker.address)) as server:
+        client = RoutingClient(ConnectionConfig([server.address]), handle_request=lambda _: None)
+        yield client
+        client.close()
 
 
 def remembered_replicas(client: RoutingClient) -> int:
@@ -69,28 +69,28 @@ async def test_name_server_with_other_brokers_in_each_list_does_not_fill_the_mem
     client: RoutingClient, broker: Server
 ) -> None:
     await client.fetch_route("orders")
-    for _ in range(ANSWERS):
+    for _ in range(RESPONSES):
         await client.fetch_brokers()
         assert remembered_replicas(client) <= MAX_REPLICAS
         assert len(client._brokers._unlisted_since) <= MAX_REPLICAS
-    assert client.addresses(["real"]) == {broker.address}, "a route names it"
+    assert client.addresses(["real"]) == {broker.address}, "a route names the broker"
     assert (await client.call("real", Frame(code=RequestCode.GET_BROKER_CONFIG))).fields == {"offset": "7"}
 
 
 async def test_name_server_with_other_brokers_in_each_route_does_not_fill_the_memory(
     client: RoutingClient, broker: Server
 ) -> None:
-    for number in range(ANSWERS):
+    for number in range(RESPONSES):
         await client.fetch_route("orders")
         await client.call("real", Frame(code=RequestCode.GET_BROKER_CONFIG))
         await client.fetch_route(f"topic-{number}")
         assert remembered_replicas(client) <= MAX_REPLICAS
         assert len(client.topic_broker_addresses) <= MAX_REPLICAS
-    assert broker.connections == 1, "it was known all the time"
+    assert broker.connections == 1, "the address was never forgotten"
     assert len(client.connections._states) == 2
 
 
-async def test_route_memory_does_not_grow_with_topics_that_are_asked_for_once(client: RoutingClient) -> None:
+async def test_route_memory_does_not_grow_with_topics_that_are_requested_once(client: RoutingClient) -> None:
     topics = MAX_ROUTE_ENTRIES // BROKERS + 10
     for number in range(topics):
         await client.fetch_route(f"topic-{number}")
@@ -99,31 +99,31 @@ async def test_route_memory_does_not_grow_with_topics_that_are_asked_for_once(cl
     assert not client._routes.get("topic-0")
 
 
-async def test_broker_that_no_route_names_is_forgotten_first_and_the_oldest_of_them_before_others() -> None:
-    known = BrokerCache()
-    known.learn({"routed": {0: NOWHERE}, "old": {0: NOWHERE}, "seen-again": {0: NOWHERE}})
-    known.learn({f"broker-{number}": {0: NOWHERE} for number in range(MAX_REPLICAS - 2)})
-    known.learn({"seen-again": {1: NOWHERE}})
-    assert known.is_full
-    known.trim({"routed"})
-    assert not known.is_full
-    assert {*known.addresses} >= {"routed", "seen-again", f"broker-{MAX_REPLICAS - 3}"}
-    assert {*known.addresses}.isdisjoint({"old", "broker-0"})
-    known.learn({"": {}})
-    known.trim({*known.addresses} - {"routed"})
-    assert "routed" not in known.addresses, "a broker without replicas takes memory, too"
+async def test_broker_that_no_route_names_is_forgotten_first_and_the_oldest_before_newer_ones() -> None:
+    cache = BrokerCache()
+    cache.learn({"routed": {0: NOWHERE}, "old": {0: NOWHERE}, "seen-again": {0: NOWHERE}})
+    cache.learn({f"broker-{number}": {0: NOWHERE} for number in range(MAX_REPLICAS - 2)})
+    cache.learn({"seen-again": {1: NOWHERE}})
+    assert cache.is_full
+    cache.trim({"routed"})
+    assert not cache.is_full
+    assert {*cache.addresses} >= {"routed", "seen-again", f"broker-{MAX_REPLICAS - 3}"}
+    assert {*cache.addresses}.isdisjoint({"old", "broker-0"})
+    cache.learn({"": {}})
+    cache.trim({*cache.addresses} - {"routed"})
+    assert "routed" not in cache.addresses, "a broker without replicas takes memory, too"
 
 
 def test_broker_with_other_replicas_in_each_answer_keeps_the_newest() -> None:
-    known = BrokerCache()
+    cache = BrokerCache()
     for number in range(1000):
-        known.forget_missing({"a": {number: NOWHERE}}, 0.0)
-        known.learn({"a": {number: NOWHERE, number + 1: NOWHERE}})
-    assert [*known.addresses["a"]] == [*range(1001 - MAX_BROKER_REPLICAS, 1001)]
-    assert len(known._unlisted_since) <= MAX_BROKER_REPLICAS
+        cache.forget_missing({"a": {number: NOWHERE}}, 0.0)
+        cache.learn({"a": {number: NOWHERE, number + 1: NOWHERE}})
+    assert [*cache.addresses["a"]] == [*range(1001 - MAX_BROKER_REPLICAS, 1001)]
+    assert len(cache._unlisted_since) <= MAX_BROKER_REPLICAS
 
 
-def test_route_memory_forgets_what_was_asked_for_longest_ago() -> None:
+def test_route_memory_forgets_the_topic_that_was_requested_longest_ago() -> None:
     routes = RouteCache()
     brokers = frozenset(map(str, range(MAX_ROUTE_ENTRIES // 4)))  # three routes fit
     for number, topic in enumerate("abcab"):
@@ -134,7 +134,7 @@ def test_route_memory_forgets_what_was_asked_for_longest_ago() -> None:
     assert [bool(routes.get(topic)) for topic in "abcd"] == [True, True, False, True]
     assert (routes.requested_at("a"), routes.requested_at("c")) == (3.0, float("-inf"))
     routes.learn(Route("c", {}, brokers))
-    assert routes.get("c") is None, "it was forgotten meanwhile, so nothing would forget it again"
+    assert routes.get("c") is None, "topic c was forgotten meanwhile, so nothing would remove it again"
     routes.forget("a")
     routes.forget("a")
     routes.mark_requested("e", 6.0)
@@ -143,7 +143,7 @@ def test_route_memory_forgets_what_was_asked_for_longest_ago() -> None:
 
 
 @pytest.mark.parametrize(
-    ("replicas", "told"),
+    ("replicas", "error"),
     [
         ({"a" * (MAX_NAME_CHARACTERS + 1): {0: NOWHERE}}, r"A broker's name is longer than 255 characters"),
         ({"a": {0: "a" * (MAX_ADDRESS_CHARACTERS + 1)}}, r"A broker's address is longer than 300 characters"),
@@ -155,32 +155,32 @@ def test_route_memory_forgets_what_was_asked_for_longest_ago() -> None:
     ids=["name", "address", "replicas"],
 )
 async def test_route_and_broker_list_with_more_of_a_broker_than_possible_are_malformed(
-    replicas: Replicas, told: str
+    replicas: Replicas, error: str
 ) -> None:
     async with a_server(Names(replicas, {"orders": dict.fromkeys(replicas, 1)})) as server:
         client = RoutingClient(ConnectionConfig([server.address]), handle_request=lambda _: None)
-        for asked in (client.fetch_route("orders"), client.fetch_brokers()):
-            with pytest.raises(MalformedResponseError, match=f"^{told}$"):
-                await asked
+        for request in (client.fetch_route("orders"), client.fetch_brokers()):
+            with pytest.raises(MalformedResponseError, match=f"^{error}$"):
+                await request
         client.close()
 
 
-@pytest.mark.parametrize("say", ["remark", "fields"])
-async def test_response_that_is_an_error_keeps_little_of_what_it_says(say: str) -> None:
-    """Errors go into conditions, and stay there; the text of a frame may be as long as the frame."""
-    long = "very long " * 2**17
+@pytest.mark.parametrize("long_part", ["remark", "fields"])
+async def test_response_that_is_an_error_has_a_short_message(long_part: str) -> None:
+    """Conditions keep an error's message; a frame's text may be as long as the frame."""
+    text = "very long " * 2**17
 
-    def answer(frame: Frame) -> bytes:
-        if say == "fields":
-            return an_answer(frame, other=long)
-        return an_answer(frame, code=ResponseCode.NO_PERMISSION, remark=long)
+    def respond(frame: Frame) -> bytes:
+        if long_part == "fields":
+            return an_answer(frame, other=text)
+        return an_answer(frame, code=ResponseCode.NO_PERMISSION, remark=text)
 
-    async with a_server(answer) as broker, a_server(Names({"a": {0: broker.address}})) as names:
-        cluster = AdminClient(ConnectionConfig([names.address]))
-        with pytest.raises(BrokerError, match="very long very long") as said:
-            await cluster.committed_offset("shop", Queue("orders", "a", 0))
-        assert len(str(said.value)) < MAX_REASON_CHARACTERS + 100
-        await cluster.close()
+    async with a_server(respond) as broker, a_server(Names({"a": {0: broker.address}})) as names:
+        admin = AdminClient(ConnectionConfig([names.address]))
+        with pytest.raises(BrokerError, match="very long very long") as raised:
+            await admin.committed_offset("shop", Queue("orders", "a", 0))
+        assert len(str(raised.value)) < MAX_REASON_CHARACTERS + 100
+        await admin.close()
 
 
 async def test_response_with_very_many_consumers_is_malformed() -> None:
@@ -190,21 +190,21 @@ async def test_response_with_very_many_consumers_is_malformed() -> None:
         a_server(lambda frame: an_answer(frame, peers)) as broker,
         a_server(Names({"a": {0: broker.address}})) as names,
     ):
-        cluster = AdminClient(ConnectionConfig([names.address]))
+        admin = AdminClient(ConnectionConfig([names.address]))
         with pytest.raises(
             MalformedResponseError,
             match=r"^Broker a lists 20,001 consumers of group shop; at most 20,000 are supported$",
         ):
-            await cluster.online_consumers("shop", "a")
-        await cluster.close()
+            await admin.online_consumers("shop", "a")
+        await admin.close()
 
 
 async def test_heartbeat_to_addresses_that_change_keeps_no_finished_tasks(broker: Server) -> None:
     async with a_server(Names({"a": {0: broker.address}}, {"orders": {"a": 1}})) as server:
         client = RoutingClient(ConnectionConfig([server.address]), handle_request=lambda _: None)
-        presence = HeartbeatSender(client, Membership(group="shop", client_id="one", subscriptions=[]), [])
+        heartbeat = HeartbeatSender(client, Membership(group="shop", client_id="one", subscriptions=[]), [])
         for number in range(20):
-            presence._start_retries(f"127.0.0.1:{number}", 0.0)
-            await until(lambda: all(task.done() for task in presence._retry_tasks.values()))
-        assert len(presence._retry_tasks) == 1
+            heartbeat._start_retries(f"127.0.0.1:{number}", 0.0)
+            await until(lambda: all(task.done() for task in heartbeat._retry_tasks.values()))
+        assert len(heartbeat._retry_tasks) == 1
         client.close()

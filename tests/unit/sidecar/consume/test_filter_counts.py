@@ -1,4 +1,4 @@
-"""Subscriptions whose expression lets nothing through are reported, with counts."""
+"""A subscription with an expression that matches no message is reported, with counts."""
 
 from pathlib import Path
 
@@ -42,11 +42,11 @@ def test_filter_that_was_corrected_is_reported_no_more() -> None:
 
 def test_filter_is_not_reported_for_a_subscription_to_all_messages_or_another_topic() -> None:
     counts = FilterCounts()
-    counts.count_pull("orders", filtered=1000, matched=0, now=0.0)  # compaction passes over messages, too
+    counts.count_pull("orders", filtered=1000, matched=0, now=0.0)  # compaction skips messages, too
     assert counts.find_problem([Subscription("orders"), Subscription("bills", "paid")], QUIET_SECONDS) == ""
 
 
-def test_filter_of_the_example_fleet_takes_the_messages_that_the_example_sends() -> None:
+def test_filter_of_the_example_fleet_matches_the_messages_that_the_example_sends() -> None:
     fleet = yaml.safe_load((EXAMPLES / "fleet.yaml").read_text())
     assert "tag" not in (EXAMPLES / "ground" / "send.py").read_text()
     assert fleet["spec"]["subscriptions"] == [{"topic": "orders"}]

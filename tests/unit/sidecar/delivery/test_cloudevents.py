@@ -1,4 +1,4 @@
-"""Messages as CloudEvents: what an app reads from the headers, and from a batch."""
+"""Messages encoded as CloudEvents: HTTP headers of a single message, and the JSON of a batch."""
 
 import json
 from base64 import b64decode
@@ -14,18 +14,21 @@ from rota.brokers.message import Message
 from rota.model import Queue
 from rota.sidecar.delivery import cloudevents
 
-Q, AGAIN = Queue("orders", "broker-a", 3), Queue("%RETRY%shop", "broker-a", 0)
+Q = Queue("orders", "broker-a", 3)
+RETRY_QUEUE = Queue("%RETRY%shop", "broker-a", 0)
 BORN = 1_763_712_000_123
 
 
-def a_message(body: bytes = b"hello", *, queue: Queue = Q, born: int = BORN, offset: int = 7, **told: Any) -> Message:
-    return Message(queue, offset, body, {"UNIQ_KEY": "7F01", **told}, born_ms=born)
+def a_message(
+    body: bytes = b"hello", *, queue: Queue = Q, born: int = BORN, offset: int = 7, **properties: Any
+) -> Message:
+    return Message(queue, offset, body, {"UNIQ_KEY": "7F01", **properties}, born_ms=born)
 
 
 def headers(message: Message, attempt: int = 1, generation: int = 42) -> dict[str, str]:
-    """Read headers as a server does that takes nothing but printable ASCII."""
+    """Parse the headers as strictly as a server that accepts only printable ASCII."""
     lines = cloudevents.encode_headers(message, attempt, generation).decode("ascii").split("\r\n")
-    assert lines.pop() == "", "every line has its end"
+    assert lines.pop() == "", "every line is terminated"
     assert all(line.isprintable() for line in lines)
     pairs = [(name, value) for name, _, value in (line.partition(": ") for line in lines)]
     assert len({name for name, _ in pairs}) == len(pairs)
@@ -33,9 +36,9 @@ def headers(message: Message, attempt: int = 1, generation: int = 42) -> dict[st
 
 
 def events(*messages: tuple[Message, int], generation: int = 42) -> list[dict[str, Any]]:
-    found = json.loads(cloudevents.encode_batch(messages, generation))
-    assert isinstance(found, list)
-    return found
+    decoded = json.loads(cloudevents.encode_batch(messages, generation))
+    assert isinstance(decoded, list)
+    return decoded
 
 
 def test_cloudevent_headers_describe_a_message() -> None:
@@ -58,15 +61,15 @@ def test_cloudevent_headers_describe_a_message() -> None:
 
 
 def test_cloudevent_headers_omit_absent_attributes() -> None:
-    told = headers(Message(Q, 7, b"", {}))
-    assert "ce-rocketmqtag" not in told
-    assert "ce-rocketmqkeys" not in told
-    assert "traceparent" not in told
-    assert told["ce-id"] == "orders/broker-a/3@7"
+    attributes = headers(Message(Q, 7, b"", {}))
+    assert "ce-rocketmqtag" not in attributes
+    assert "ce-rocketmqkeys" not in attributes
+    assert "traceparent" not in attributes
+    assert attributes["ce-id"] == "orders/broker-a/3@7"
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("text", "encoded"),
     [
         ("paid in full", "paid%20in%20full"),
         ('"paid"', "%22paid%22"),
@@ -78,11 +81,11 @@ def test_cloudevent_headers_omit_absent_attributes() -> None:
         ("~!#$&'()*+,-./:;<=>?@[\\]^_`{|}", "~!#$&'()*+,-./:;<=>?@[\\]^_`{|}"),
         ("\ud800", "?"),
     ],
-    ids=["blank", "quote", "percent", "line end", "control", "non-ASCII", "beyond 16 bits", "the others", "surrogate"],
+    ids=["blank", "quote", "percent", "line end", "control", "non-ASCII", "beyond 16 bits", "allowed", "surrogate"],
 )
-def test_cloudevent_headers_percent_encode_forbidden_characters(given: str, told: str) -> None:
+def test_cloudevent_headers_percent_encode_forbidden_characters(text: str, encoded: str) -> None:
     for name, key in (("ce-rocketmqkeys", "KEYS"), ("ce-rocketmqtag", "TAGS"), ("ce-id", "UNIQ_KEY")):
-        assert headers(a_message(**dict[str, Any]({key: given})))[name] == told
+        assert headers(a_message(**dict[str, Any]({key: text})))[name] == encoded
 
 
 @given(st.text(st.characters(codec="utf-8"), min_size=1))
@@ -97,20 +100,28 @@ TRACES: dict[str, Any] = {
 
 
 def test_trace_context_is_passed_on_unchanged() -> None:
-    told = headers(a_message(**TRACES))
-    assert {name: told[name] for name in TRACES} == TRACES
+    attributes = headers(a_message(**TRACES))
+    assert {name: attributes[name] for name in TRACES} == TRACES
 
 
 def test_trace_context_cannot_forge_a_header() -> None:
-    told = headers(a_message(traceparent="00\r\nce-id: forged", tracestate="ü"))
-    assert (told["traceparent"], told["tracestate"], told["ce-id"]) == ("00%0D%0Ace-id: forged", "%C3%BC", "7F01")
+    attributes = headers(a_message(traceparent="00\r\nce-id: forged", tracestate="ü"))
+    assert (attributes["traceparent"], attributes["tracestate"], attributes["ce-id"]) == (
+        "00%0D%0Ace-id: forged",
+        "%C3%BC",
+        "7F01",
+    )
 
 
 def test_cloudevent_of_a_retried_message_has_its_original_topic_and_its_retry_queue() -> None:
-    told = headers(a_message(queue=AGAIN, RETRY_TOPIC="orders"), attempt=3)
-    assert (told["ce-source"], told["ce-rocketmqtopic"], told["ce-rotaattempt"]) == ("/rocketmq/orders", "orders", "3")
-    assert (told["ce-rocketmqbroker"], told["ce-rocketmqqueue"]) == ("broker-a", "0")
-    assert headers(a_message(queue=AGAIN))["ce-rocketmqtopic"] == "%25RETRY%25shop"
+    attributes = headers(a_message(queue=RETRY_QUEUE, RETRY_TOPIC="orders"), attempt=3)
+    assert (attributes["ce-source"], attributes["ce-rocketmqtopic"], attributes["ce-rotaattempt"]) == (
+        "/rocketmq/orders",
+        "orders",
+        "3",
+    )
+    assert (attributes["ce-rocketmqbroker"], attributes["ce-rocketmqqueue"]) == ("broker-a", "0")
+    assert headers(a_message(queue=RETRY_QUEUE))["ce-rocketmqtopic"] == "%25RETRY%25shop"
 
 
 @pytest.mark.parametrize("born", [2**62, -(2**62), 253_402_300_800_000])
@@ -143,11 +154,11 @@ def test_cloudevent_batch_has_each_message_with_its_attempt() -> None:
 def test_cloudevent_batch_numbers_fit_into_32_bits_or_are_text() -> None:
     [event] = events((a_message(offset=2**40), 1), generation=2**40)
     assert (event["rocketmqoffset"], event["rotageneration"]) == (str(2**40), str(2**40))
-    assert all(it < 2**31 for it in event.values() if isinstance(it, int))
+    assert all(value < 2**31 for value in event.values() if isinstance(value, int))
 
 
 def test_cloudevent_batch_has_trace_context_and_the_original_topic() -> None:
-    [event] = events((a_message(queue=AGAIN, RETRY_TOPIC="orders", **TRACES), 2))
+    [event] = events((a_message(queue=RETRY_QUEUE, RETRY_TOPIC="orders", **TRACES), 2))
     assert {name: event[name] for name in TRACES} == TRACES
     assert (event["rocketmqtopic"], event["source"]) == ("orders", "/rocketmq/orders")
 
@@ -176,13 +187,15 @@ def test_cloudevent_header_cache_excludes_long_tags() -> None:
     cloudevents._quote_value.cache_clear()
     for tag in ("t" * cloudevents.MAX_CACHED_CHARACTERS, "t" * (cloudevents.MAX_CACHED_CHARACTERS + 1)):
         assert headers(a_message(TAGS=tag))["ce-rocketmqtag"] == tag
-    assert cloudevents._quote_value.cache_info().currsize == 6  # five of every message, and the shorter tag
+    assert (
+        cloudevents._quote_value.cache_info().currsize == 6
+    )  # five values that all messages have, and the shorter tag
 
 
 def test_cloudevent_source_is_a_uri_for_every_topic_name_that_a_broker_accepts() -> None:
     message = a_message(queue=Queue("50%|off", "broker-a", 0))
     (event,) = events((message, 1))
     assert (event["source"], event["rocketmqtopic"]) == ("/rocketmq/50%25%7Coff", "50%|off")
-    told = headers(message)
-    assert unquote(told["ce-source"]) == "/rocketmq/50%25%7Coff", "a header's value is escaped once more"
-    assert unquote(told["ce-rocketmqtopic"]) == "50%|off"
+    attributes = headers(message)
+    assert unquote(attributes["ce-source"]) == "/rocketmq/50%25%7Coff", "a header's value is escaped once more"
+    assert unquote(attributes["ce-rocketmqtopic"]) == "50%|off"

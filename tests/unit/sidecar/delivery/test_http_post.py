@@ -1,4 +1,4 @@
-"""POST over connections that are kept, against servers that say just what a test wants, byte by byte."""
+"""POST over persistent connections, against servers with responses that a test chooses byte by byte."""
 
 import asyncio
 import re
@@ -23,106 +23,108 @@ from rota.sidecar.delivery.http_post import (
 NO_CONTENT = b"HTTP/1.1 204 No Content\r\n\r\n"
 EMPTY = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
 SILENCE = b""
-CLOSES = None
+CLOSE = None
 
-Said = bytes | None
-Say = Callable[["Heard"], "Said | Iterator[Said]"]
+ResponseBytes = bytes | None
+Responder = Callable[["ReceivedRequest"], "ResponseBytes | Iterator[ResponseBytes]"]
 
 
 @dataclass
-class Heard:
-    """A request, by which connection it came, and how many there were on it before."""
+class ReceivedRequest:
+    """A request, the number of its connection, and how many requests preceded it on that connection."""
 
     head: str
     body: bytes
     connection: int
-    before: int
+    requests_before: int
 
 
 @dataclass
 class Server:
-    """What a test looks at."""
+    """A test server that records its requests and connections."""
 
-    say: Say
+    respond: Responder
     port: int = 0
     host: str = "127.0.0.1"
-    heard: list[Heard] = field(default_factory=list)
+    requests: list[ReceivedRequest] = field(default_factory=list)
     connections: int = 0
-    ended: list[int] = field(default_factory=list)  # connections that the other side closed
+    ended_connections: list[int] = field(default_factory=list)  # closed by the client
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
-    async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer every request; None closes, several answers go out one by one."""
+    async def serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer every request; None closes the connection, the pieces of an iterator are sent one by one."""
         self.connections += 1
         self.writers.append(writer)
-        number, before = self.connections, 0
+        number, requests_before = self.connections, 0
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
                 length = re.search(r"\r\ncontent-length: (\d+)\r\n", head)
                 assert length
-                heard = Heard(head, await reader.readexactly(int(length[1])), number, before)
-                self.heard.append(heard)
-                before += 1
-                said = self.say(heard)
-                for piece in [said] if said is None or isinstance(said, bytes) else said:
+                request = ReceivedRequest(head, await reader.readexactly(int(length[1])), number, requests_before)
+                self.requests.append(request)
+                requests_before += 1
+                response = self.respond(request)
+                for piece in [response] if response is None or isinstance(response, bytes) else response:
                     if piece is None:
                         return
                     writer.write(piece)
                     await writer.drain()
                     await asyncio.sleep(0)
         except (asyncio.IncompleteReadError, ConnectionError):
-            self.ended.append(number)
+            self.ended_connections.append(number)
         finally:
             writer.close()
 
-    async def until(self, true: Callable[[], bool]) -> None:
+    async def wait_until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while not true():  # noqa: ASYNC110 - what is waited for is a server's, not an event of ours
+            while not condition():  # noqa: ASYNC110 - the server under test has no event to await
                 await asyncio.sleep(0.005)
 
 
 @asynccontextmanager
-async def a_server(say: Said | Say, host: str = "127.0.0.1") -> AsyncIterator[tuple[Server, HttpPoster]]:
-    """Start one that says this to everybody, or what a function says, and a Post to it."""
-    found = Server((lambda _: say) if say is None or isinstance(say, bytes) else say, host=host)
-    server = await asyncio.start_server(found.talk, host, 0)
-    found.port = server.sockets[0].getsockname()[1]
-    post = HttpPoster(host, found.port)
+async def run_server(
+    response: ResponseBytes | Responder, host: str = "127.0.0.1"
+) -> AsyncIterator[tuple[Server, HttpPoster]]:
+    """Start a server that always gives this response, or the response of a function, and a poster to it."""
+    server = Server((lambda _: response) if response is None or isinstance(response, bytes) else response, host=host)
+    listener = await asyncio.start_server(server.serve_connection, host, 0)
+    server.port = listener.sockets[0].getsockname()[1]
+    post = HttpPoster(host, server.port)
     try:
-        yield found, post
+        yield server, post
     finally:
         post.close()
-        server.close()
-        for writer in found.writers:
+        listener.close()
+        for writer in server.writers:
             writer.close()
 
 
-async def ask(
+async def post_body(
     post: HttpPoster,
     body: bytes = b"hello",
     seconds: float = 10.0,
     path: str = "/",
-    may: Callable[[], bool] = lambda: True,
+    may_send: Callable[[], bool] = lambda: True,
 ) -> int:
-    return await post.post(path, b"ce-id: 1\r\n", body, seconds, may)
+    return await post.post(path, b"ce-id: 1\r\n", body, seconds, may_send)
 
 
-# What is sent.
+# Requests.
 
 
 async def test_push_request_has_path_host_headers_length_and_body() -> None:
-    async with a_server(NO_CONTENT) as (server, post):
-        assert await ask(post, b"hello", path="/orders?x=1") == 204
-        told = f"POST /orders?x=1 HTTP/1.1\r\nhost: 127.0.0.1:{server.port}\r\nce-id: 1\r\ncontent-length: 5\r\n\r\n"
-        assert (server.heard[0].head, server.heard[0].body) == (told, b"hello")
+    async with run_server(NO_CONTENT) as (server, post):
+        assert await post_body(post, b"hello", path="/orders?x=1") == 204
+        head = f"POST /orders?x=1 HTTP/1.1\r\nhost: 127.0.0.1:{server.port}\r\nce-id: 1\r\ncontent-length: 5\r\n\r\n"
+        assert (server.requests[0].head, server.requests[0].body) == (head, b"hello")
 
 
 @pytest.mark.parametrize("body", [b"", bytes(5_000_000)], ids=["empty", "5 MB"])
 async def test_push_request_delivers_an_empty_or_large_body_completely(body: bytes) -> None:
-    async with a_server(NO_CONTENT) as (server, post):
-        assert await ask(post, body) == 204
-        assert server.heard[0].body == body
+    async with run_server(NO_CONTENT) as (server, post):
+        assert await post_body(post, body) == 204
+        assert server.requests[0].body == body
 
 
 @pytest.mark.parametrize(
@@ -130,18 +132,18 @@ async def test_push_request_delivers_an_empty_or_large_body_completely(body: byt
     [("/a b", "/a%20b"), ("/a\r\nx: y", "/a%0D%0Ax:%20y"), ("/ü", "/%C3%BC"), ("/a%20b?c=%25&d#e", "/a%20b?c=%25&d#e")],
 )
 async def test_push_request_line_cannot_be_broken_by_the_path(path: str, line: str) -> None:
-    async with a_server(NO_CONTENT) as (server, post):
-        await ask(post, path=path)
-        assert server.heard[0].head.split("\r\n")[0] == f"POST {line} HTTP/1.1"
+    async with run_server(NO_CONTENT) as (server, post):
+        await post_body(post, path=path)
+        assert server.requests[0].head.split("\r\n")[0] == f"POST {line} HTTP/1.1"
 
 
 async def test_push_that_is_forbidden_after_connecting_sends_nothing_and_disconnects() -> None:
-    async with a_server(NO_CONTENT) as (server, post):
+    async with run_server(NO_CONTENT) as (server, post):
         with pytest.raises(SendForbiddenError):
-            await ask(post, b"late", may=lambda: False)
-        assert await ask(post, b"hello") == 204
-        assert [it.body for it in server.heard] == [b"hello"]
-        assert 1 in server.ended, "an app that serves one connection at a time would serve nobody else"
+            await post_body(post, b"late", may_send=lambda: False)
+        assert await post_body(post, b"hello") == 204
+        assert [request.body for request in server.requests] == [b"hello"]
+        assert 1 in server.ended_connections, "an app that serves one connection at a time would serve no other client"
 
 
 def test_push_request_host_of_an_ipv6_address_is_in_brackets() -> None:
@@ -149,16 +151,16 @@ def test_push_request_host_of_an_ipv6_address_is_in_brackets() -> None:
     assert HttpPoster("localhost", 8080)._host_header == b"host: localhost:8080\r\n"
 
 
-# What comes back.
+# Responses.
 
 
 CHUNKED = b"HTTP/1.1 503 No\r\ntransfer-encoding: chunked\r\n\r\n"
-ANSWERS = {
+RESPONSES = {
     "length": (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", 200),
     "no reason": (b"HTTP/1.1 201 \r\ncontent-length:0\r\n\r\n", 201),
     "no blank": (b"HTTP/1.1 422\r\ncontent-length:  2  \r\nx:\r\n\r\nno", 422),
     "no body": (NO_CONTENT, 204),
-    "no body whatever it says": (b"HTTP/1.1 304 No\r\ntransfer-encoding: chunked\r\n\r\n", 304),
+    "no body in spite of its headers": (b"HTTP/1.1 304 No\r\ntransfer-encoding: chunked\r\n\r\n", 304),
     "chunks": (
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: Chunked\r\n\r\n3\r\nabc\r\n0a\r\n0\r\n\r\n34567\r\n0\r\n\r\n",
         200,
@@ -168,7 +170,7 @@ ANSWERS = {
         503,
     ),
     "no chunk": (b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 200),
-    "chunks whatever the length": (
+    "chunks in spite of a length": (
         b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n",
         200,
     ),
@@ -179,65 +181,65 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("name", ANSWERS)
+@pytest.mark.parametrize("name", RESPONSES)
 async def test_push_response_end_is_detected_and_its_connection_is_reused(name: str) -> None:
-    said, status = ANSWERS[name]
-    async with a_server(said) as (server, post):
-        assert [await ask(post) for _ in range(3)] == [status] * 3
-        assert [it.before for it in server.heard] == [0, 1, 2]
+    response, status = RESPONSES[name]
+    async with run_server(response) as (server, post):
+        assert [await post_body(post) for _ in range(3)] == [status] * 3
+        assert [request.requests_before for request in server.requests] == [0, 1, 2]
         assert server.connections == 1
 
 
-@pytest.mark.parametrize("name", ANSWERS)
+@pytest.mark.parametrize("name", RESPONSES)
 async def test_push_response_is_assembled_wherever_it_is_split(name: str) -> None:
-    said, status = ANSWERS[name]
+    response, status = RESPONSES[name]
 
-    def split(heard: Heard) -> Iterator[bytes]:
-        yield said[: heard.before]
-        yield said[heard.before :]
+    def respond_split(request: ReceivedRequest) -> Iterator[bytes]:
+        yield response[: request.requests_before]
+        yield response[request.requests_before :]
 
-    async with a_server(split) as (server, post):
-        for _ in said:
-            assert await ask(post) == status
+    async with run_server(respond_split) as (server, post):
+        for _ in response:
+            assert await post_body(post) == status
         assert server.connections == 1
 
 
-@pytest.mark.parametrize("name", ANSWERS)
+@pytest.mark.parametrize("name", RESPONSES)
 async def test_push_response_may_arrive_byte_by_byte(name: str) -> None:
-    said, status = ANSWERS[name]
-    async with a_server(lambda _: (bytes([it]) for it in said)) as (server, post):
-        assert [await ask(post), await ask(post)] == [status] * 2
+    response, status = RESPONSES[name]
+    async with run_server(lambda _: (bytes([byte]) for byte in response)) as (server, post):
+        assert [await post_body(post), await post_body(post)] == [status] * 2
         assert server.connections == 1
 
 
 @pytest.mark.parametrize(
-    "said",
+    "response",
     [
         b"HTTP/1.1 202 OK\r\ncontent-length: 2\r\nConnection: Close\r\n\r\nok",
         b"HTTP/1.1 202 OK\r\ntransfer-encoding: chunked\r\nconnection: upgrade, close\r\n\r\n2\r\nok\r\n0\r\n\r\n",
         b"HTTP/1.0 202 OK\r\ncontent-length: 2\r\n\r\nok",
         b"HTTP/1.1 202 OK\r\ncontent-length: 2\r\n\r\nok, and more",
     ],
-    ids=["length", "chunks", "HTTP/1.0", "more than was asked"],
+    ids=["length", "chunks", "HTTP/1.0", "more than the response"],
 )
-async def test_push_connection_that_ends_with_its_response_is_closed_and_the_next_is_new(said: bytes) -> None:
-    async with a_server(said) as (server, post):
-        assert [await ask(post), await ask(post)] == [202, 202]
-        assert [(it.connection, it.before) for it in server.heard] == [(1, 0), (2, 0)]
-        await server.until(lambda: server.ended == [1, 2])
+async def test_push_connection_that_ends_with_its_response_is_closed_and_the_next_is_new(response: bytes) -> None:
+    async with run_server(response) as (server, post):
+        assert [await post_body(post), await post_body(post)] == [202, 202]
+        assert [(request.connection, request.requests_before) for request in server.requests] == [(1, 0), (2, 0)]
+        await server.wait_until(lambda: server.ended_connections == [1, 2])
 
 
 @pytest.mark.parametrize(
-    "said", [b"HTTP/1.1 202 OK\r\n\r\n", b"HTTP/1.0 202 OK\r\n\r\nsome", b"HTTP/1.1 202 OK\r\n\r\nsome"]
+    "response", [b"HTTP/1.1 202 OK\r\n\r\n", b"HTTP/1.0 202 OK\r\n\r\nsome", b"HTTP/1.1 202 OK\r\n\r\nsome"]
 )
-async def test_push_response_without_a_length_ends_with_its_connection(said: bytes) -> None:
-    async with a_server(lambda _: iter([said, b"more", CLOSES])) as (server, post):
-        assert [await ask(post), await ask(post)] == [202, 202]
+async def test_push_response_without_a_length_ends_with_its_connection(response: bytes) -> None:
+    async with run_server(lambda _: iter([response, b"more", CLOSE])) as (server, post):
+        assert [await post_body(post), await post_body(post)] == [202, 202]
         assert server.connections == 2
 
 
 @pytest.mark.parametrize(
-    "said",
+    "response",
     [
         b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhell",
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n",
@@ -248,10 +250,10 @@ async def test_push_response_without_a_length_ends_with_its_connection(said: byt
     ],
     ids=["body", "chunks", "the last line", "head", "provisional only", "nothing"],
 )
-async def test_push_response_that_is_cut_off_is_an_error(said: bytes) -> None:
-    async with a_server(lambda _: iter([said, CLOSES])) as (server, post):
+async def test_push_response_that_is_cut_off_is_an_error(response: bytes) -> None:
+    async with run_server(lambda _: iter([response, CLOSE])) as (server, post):
         with pytest.raises(BadResponseError, match="closed the connection without a response"):
-            await ask(post)
+            await post_body(post)
         assert server.connections == 1
 
 
@@ -277,29 +279,29 @@ GARBAGE = {
 
 @pytest.mark.parametrize("name", GARBAGE)
 async def test_push_response_that_is_no_http_is_an_error_and_closes_the_connection(name: str) -> None:
-    async with a_server(lambda heard: GARBAGE[name] if heard.connection == 1 else NO_CONTENT) as (server, post):
+    async with run_server(lambda request: GARBAGE[name] if request.connection == 1 else NO_CONTENT) as (server, post):
         with pytest.raises(BadResponseError, match="not valid HTTP"):
-            await ask(post)
-        await server.until(lambda: server.ended == [1])
-        assert await ask(post) == 204
+            await post_body(post)
+        await server.wait_until(lambda: server.ended_connections == [1])
+        assert await post_body(post) == 204
         assert server.connections == 2
 
 
 @pytest.mark.parametrize("seed", range(20))
 async def test_push_response_of_random_bytes_is_an_error(seed: int) -> None:
-    chance = Random(f"{seed}/post")
-    async with a_server(lambda _: iter([chance.randbytes(chance.randint(1, 200)), CLOSES])) as (_, post):
+    random = Random(f"{seed}/post")
+    async with run_server(lambda _: iter([random.randbytes(random.randint(1, 200)), CLOSE])) as (_, post):
         for _ in range(3):
             with pytest.raises(BadResponseError):
-                await ask(post)
+                await post_body(post)
 
 
 async def test_push_connection_is_closed_by_an_unsolicited_response() -> None:
-    async with a_server(NO_CONTENT) as (server, post):
-        await ask(post)
+    async with run_server(NO_CONTENT) as (server, post):
+        await post_body(post)
         server.writers[0].write(b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\n\r\n")
-        await server.until(lambda: server.ended == [1])
-        assert await ask(post) == 204
+        await server.wait_until(lambda: server.ended_connections == [1])
+        assert await post_body(post) == 204
         assert server.connections == 2
 
 
@@ -307,143 +309,143 @@ async def test_push_connection_is_closed_by_an_unsolicited_response() -> None:
 
 
 async def test_push_requests_have_a_connection_each_when_concurrent_and_reuse_them() -> None:
-    async with a_server(NO_CONTENT) as (server, post):
+    async with run_server(NO_CONTENT) as (server, post):
         for _ in range(3):
-            await asyncio.gather(*(ask(post) for _ in range(7)))
-        assert (server.connections, len(server.heard)) == (7, 21)
+            await asyncio.gather(*(post_body(post) for _ in range(7)))
+        assert (server.connections, len(server.requests)) == (7, 21)
 
 
 async def test_push_connection_that_was_closed_while_idle_is_not_reused() -> None:
-    async with a_server(NO_CONTENT) as (server, post):
-        await ask(post)
+    async with run_server(NO_CONTENT) as (server, post):
+        await post_body(post)
         server.writers[0].close()
-        await server.until(lambda: all(it.closed for it in post._idle))
-        assert await ask(post) == 204
+        await server.wait_until(lambda: all(connection.closed for connection in post._idle))
+        assert await post_body(post) == 204
         assert server.connections == 2
 
 
 async def test_push_on_a_reused_connection_that_ends_is_repeated_on_a_new_one() -> None:
-    def say(heard: Heard) -> Said:
-        return CLOSES if heard.before else EMPTY
+    def respond(request: ReceivedRequest) -> ResponseBytes:
+        return CLOSE if request.requests_before else EMPTY
 
-    async with a_server(say) as (server, post):
-        await asyncio.gather(*(ask(post) for _ in range(3)))
-        assert await ask(post, b"again") == 200
-        assert [it.connection for it in server.heard if it.body == b"again"] == [3, 4], (
-            "what lies idle may have ended all together"
+    async with run_server(respond) as (server, post):
+        await asyncio.gather(*(post_body(post) for _ in range(3)))
+        assert await post_body(post, b"again") == 200
+        assert [request.connection for request in server.requests if request.body == b"again"] == [3, 4], (
+            "all idle connections may have ended together"
         )
 
 
 async def test_push_on_a_reused_connection_with_a_partial_response_is_not_repeated() -> None:
-    def say(heard: Heard) -> Said | Iterator[Said]:
-        return iter([b"HTTP/1.1 100 Continue\r\n\r\n", CLOSES]) if heard.before else EMPTY
+    def respond(request: ReceivedRequest) -> ResponseBytes | Iterator[ResponseBytes]:
+        return iter([b"HTTP/1.1 100 Continue\r\n\r\n", CLOSE]) if request.requests_before else EMPTY
 
-    async with a_server(say) as (server, post):
-        await ask(post)
+    async with run_server(respond) as (server, post):
+        await post_body(post)
         with pytest.raises(BadResponseError):
-            await ask(post)
-        assert len(server.heard) == 2
+            await post_body(post)
+        assert len(server.requests) == 2
 
 
 async def test_push_on_a_new_connection_that_breaks_is_not_repeated() -> None:
-    async with a_server(CLOSES) as (server, post):
+    async with run_server(CLOSE) as (server, post):
         with pytest.raises(BadResponseError):
-            await ask(post)
-        assert len(server.heard) == 1
+            await post_body(post)
+        assert len(server.requests) == 1
 
 
 async def test_push_to_a_port_without_listener_reports_the_app_as_unreachable() -> None:
-    async with a_server(NO_CONTENT) as (_, post):
-        await ask(post)
+    async with run_server(NO_CONTENT) as (_, post):
+        await post_body(post)
         port = post.port
     with pytest.raises(ConnectFailedError, match=rf"^No process listens at 127\.0\.0\.1, port {port}: "):
-        await ask(HttpPoster("127.0.0.1", port))
+        await post_body(HttpPoster("127.0.0.1", port))
 
 
 async def test_push_that_times_out_while_connecting_reports_the_app_as_unreachable() -> None:
-    with closing(socket.socket()) as deaf, closing(socket.socket()) as first, closing(socket.socket()) as second:
-        deaf.bind(("127.0.0.1", 0))
-        deaf.listen(0)
-        for filling in (first, second):  # who comes after them is kept waiting for ever
-            filling.setblocking(False)  # noqa: FBT003 - its name
-            filling.connect_ex(deaf.getsockname())
+    with closing(socket.socket()) as listener, closing(socket.socket()) as first, closing(socket.socket()) as second:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for client in (first, second):  # connections beyond these two wait for ever
+            client.setblocking(False)  # noqa: FBT003 - its name
+            client.connect_ex(listener.getsockname())
         with pytest.raises(ConnectFailedError, match="The app does not accept connections"):
-            await ask(HttpPoster(*deaf.getsockname()), seconds=0.1)
+            await post_body(HttpPoster(*listener.getsockname()), seconds=0.1)
 
 
 @pytest.mark.parametrize(
-    "said", [SILENCE, b"HTTP/1.1 200 OK\r\ncontent-le", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n"]
+    "response", [SILENCE, b"HTTP/1.1 200 OK\r\ncontent-le", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n"]
 )
-async def test_push_timeout_closes_the_connection_and_the_next_is_new(said: bytes) -> None:
-    async with a_server(lambda heard: said if heard.before else NO_CONTENT) as (server, post):
-        assert await ask(post) == 204  # a slow machine may not open a connection within the time-out below
+async def test_push_timeout_closes_the_connection_and_the_next_is_new(response: bytes) -> None:
+    async with run_server(lambda request: response if request.requests_before else NO_CONTENT) as (server, post):
+        assert await post_body(post) == 204  # a slow machine may not open a connection within the time-out below
         with pytest.raises(TimeoutError):
-            await ask(post, seconds=0.05)
-        await server.until(lambda: server.ended == [1])
-        assert await ask(post) == 204
+            await post_body(post, seconds=0.05)
+        await server.wait_until(lambda: server.ended_connections == [1])
+        assert await post_body(post) == 204
         assert server.connections == 2
 
 
 async def test_push_that_ends_its_connection_is_repeated_once_however_many_connections_are_idle() -> None:
-    async with a_server(lambda heard: CLOSES if heard.body == b"poison" else NO_CONTENT) as (server, post):
-        await asyncio.gather(*(ask(post) for _ in range(4)))
+    async with run_server(lambda request: CLOSE if request.body == b"poison" else NO_CONTENT) as (server, post):
+        await asyncio.gather(*(post_body(post) for _ in range(4)))
         assert server.connections == 4
         with pytest.raises(BadResponseError):
-            await ask(post, b"poison")
-        assert [it.body for it in server.heard].count(b"poison") == 2
+            await post_body(post, b"poison")
+        assert [request.body for request in server.requests].count(b"poison") == 2
 
 
 async def test_push_response_that_arrived_while_the_process_stalled_counts() -> None:
-    def still(_: Heard) -> bytes:
-        time.sleep(0.2)  # the one loop of both sides: its next look finds an answer, and that the time is up
+    def respond_stalled(_: ReceivedRequest) -> bytes:
+        time.sleep(0.2)  # one loop runs both sides: at its next step the response has arrived, and the time is up
         return NO_CONTENT
 
-    async with a_server(still) as (_, post):
-        assert await ask(post) == 204  # opens the connection
-        assert await ask(post, seconds=0.1) == 204
+    async with run_server(respond_stalled) as (_, post):
+        assert await post_body(post) == 204  # opens the connection
+        assert await post_body(post, seconds=0.1) == 204
 
 
 async def test_push_timeout_discards_the_unsent_part_of_the_request() -> None:
-    given_up, read, ended = asyncio.Event(), [0], asyncio.Event()
+    timed_out, read_bytes, ended = asyncio.Event(), [0], asyncio.Event()
 
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await given_up.wait()
+    async def serve_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await timed_out.wait()
         with suppress(ConnectionError):
             while data := await reader.read(65536):
-                read[0] += len(data)
+                read_bytes[0] += len(data)
         ended.set()
         writer.close()
 
-    server = await asyncio.start_server(talk, "127.0.0.1", 0, limit=1024)
+    server = await asyncio.start_server(serve_connection, "127.0.0.1", 0, limit=1024)
     post = HttpPoster(*server.sockets[0].getsockname())
 
-    async def ask_until_connected() -> None:
+    async def post_until_connected() -> None:
         while True:
-            with suppress(ConnectFailedError):  # a slow machine did not open the connection in that time
-                await ask(post, bytes(50_000_000), seconds=0.05)
+            with suppress(ConnectFailedError):  # a slow machine did not open the connection within the time-out
+                await post_body(post, bytes(50_000_000), seconds=0.05)
 
     with pytest.raises(TimeoutError):
-        await ask_until_connected()
-    given_up.set()
+        await post_until_connected()
+    timed_out.set()
     async with asyncio.timeout(PATIENCE_SECONDS):
         await ended.wait()
-    assert read[0] < 50_000_000
+    assert read_bytes[0] < 50_000_000
     server.close()
 
 
 async def test_push_that_is_cancelled_closes_its_connection() -> None:
-    async with a_server(lambda heard: NO_CONTENT if heard.connection == 2 else SILENCE) as (server, post):
-        asking = asyncio.create_task(ask(post))
-        await server.until(lambda: bool(server.heard))
-        asking.cancel()
+    async with run_server(lambda request: NO_CONTENT if request.connection == 2 else SILENCE) as (server, post):
+        push = asyncio.create_task(post_body(post))
+        await server.wait_until(lambda: bool(server.requests))
+        push.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asking
-        await server.until(lambda: server.ended == [1])
-        assert await ask(post) == 204
+            await push
+        await server.wait_until(lambda: server.ended_connections == [1])
+        assert await post_body(post) == 204
 
 
 async def test_push_response_may_arrive_before_the_request_is_complete() -> None:
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 413 Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
         await writer.drain()
@@ -451,41 +453,41 @@ async def test_push_response_may_arrive_before_the_request_is_complete() -> None
             pass
         writer.close()
 
-    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    server = await asyncio.start_server(serve_connection, "127.0.0.1", 0)
     post = HttpPoster(*server.sockets[0].getsockname())
-    assert await ask(post, bytes(20_000_000)) == 413
+    assert await post_body(post, bytes(20_000_000)) == 413
     server.close()
 
 
 async def test_push_response_before_the_request_is_complete_closes_the_connection() -> None:
     ended = asyncio.Event()
 
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 413 Too Large\r\ncontent-length: 0\r\n\r\n")
         await writer.drain()
-        await asyncio.sleep(0.2)  # nothing is read meanwhile
+        await asyncio.sleep(0.2)  # the request's body stays unread meanwhile
         with suppress(ConnectionError):
             while await reader.read(65536):
                 pass
         ended.set()
         writer.close()
 
-    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    server = await asyncio.start_server(serve_connection, "127.0.0.1", 0)
     post = HttpPoster(*server.sockets[0].getsockname())
-    assert await ask(post, bytes(20_000_000)) == 413
+    assert await post_body(post, bytes(20_000_000)) == 413
     async with asyncio.timeout(PATIENCE_SECONDS):
         await ended.wait()
     server.close()
 
 
 async def test_push_client_that_is_closed_keeps_neither_idle_nor_busy_connections() -> None:
-    async with a_server(lambda heard: SILENCE if heard.body == b"held" else NO_CONTENT) as (server, post):
-        asking = asyncio.create_task(ask(post, b"held"))
-        await server.until(lambda: bool(server.heard))
-        await ask(post)
+    async with run_server(lambda request: SILENCE if request.body == b"held" else NO_CONTENT) as (server, post):
+        push = asyncio.create_task(post_body(post, b"held"))
+        await server.wait_until(lambda: bool(server.requests))
+        await post_body(post)
         post.close()
-        await server.until(lambda: server.ended == [2])
+        await server.wait_until(lambda: server.ended_connections == [2])
         server.writers[0].write(NO_CONTENT)
-        assert await asking == 204
-        await server.until(lambda: server.ended == [2, 1])
+        assert await push == 204
+        await server.wait_until(lambda: server.ended_connections == [2, 1])

@@ -1,4 +1,4 @@
-"""Who delivers next: turns, and a share for everybody."""
+"""Which queue delivers next: queues take turns, and each has a share of the slots."""
 
 from collections.abc import Collection
 
@@ -14,16 +14,18 @@ A, B, C, D = (Queue("orders", "broker-a", number) for number in range(4))
 
 
 def a_window(queue: Queue, messages: int = 100, *, orderly: bool = False) -> QueueWindow:
-    """Return one that fetched so many."""
+    """Return a window that has fetched that many messages."""
     window = QueueWindow(next_offset=0, orderly=orderly)
-    window.add_pull(0, PullResult(tuple(Message(queue, it, b"x", {}) for it in range(messages)), messages, 0, messages))
+    window.add_pull(
+        0, PullResult(tuple(Message(queue, offset, b"x", {}) for offset in range(messages)), messages, 0, messages)
+    )
     return window
 
 
 def a_scheduler(
     *queues: Queue, messages: int = 100, orderly: bool = False, allowed: Collection[Queue] | None = None
 ) -> DeliveryScheduler:
-    """Return one to which these were offered; all may deliver unless said."""
+    """Return a scheduler with these queues offered; without `allowed`, each may deliver."""
     deliveries = DeliveryScheduler(lambda queue: allowed is None or queue in allowed)
     for queue in queues:
         deliveries.offer(queue, a_window(queue, messages, orderly=orderly))
@@ -34,12 +36,16 @@ def one_message(_: Queue) -> int:
     return 1
 
 
-def turns(deliveries: DeliveryScheduler, slots: float = float("inf"), most: int = 1000, every: int = 0) -> list[Queue]:
-    """Take until nothing comes or no slot is free, and let nothing end; return whose turns they were."""
-    found: list[Queue] = []
-    while len(found) < most and (batch := deliveries.start_next(0.0, one_message, slots - len(found), every)):
-        found.append(batch.queue)
-    return found
+def turns(
+    deliveries: DeliveryScheduler, slots: float = float("inf"), max_turns: int = 1000, max_slots: int = 0
+) -> list[Queue]:
+    """Start deliveries until none is due or no slot is free, and end none; return the queue of each."""
+    queues: list[Queue] = []
+    while len(queues) < max_turns and (
+        batch := deliveries.start_next(0.0, one_message, slots - len(queues), max_slots)
+    ):
+        queues.append(batch.queue)
+    return queues
 
 
 def finish(batch: Batch) -> None:
@@ -54,11 +60,12 @@ def test_delivery_turns_follow_the_order_in_which_queues_were_offered() -> None:
 def test_delivery_turn_is_kept_by_a_queue_that_is_offered_again() -> None:
     deliveries = a_scheduler(A, B)
     deliveries.offer(A, a_window(A))
-    assert turns(deliveries, most=3) == [A, B, A]
+    assert turns(deliveries, max_turns=3) == [A, B, A]
 
 
 def test_delivery_skips_an_empty_queue_until_it_is_offered_again() -> None:
-    deliveries, window = a_scheduler(A, B, messages=1), a_window(C, 0)
+    deliveries = a_scheduler(A, B, messages=1)
+    window = a_window(C, 0)
     deliveries.offer(C, window)
     assert turns(deliveries) == [A, B]
     window.add_pull(0, PullResult((Message(C, 0, b"x", {}),), 1, 0, 1))
@@ -69,8 +76,8 @@ def test_delivery_skips_an_empty_queue_until_it_is_offered_again() -> None:
 
 def test_delivery_has_at_most_the_batch_size_of_its_queue() -> None:
     deliveries = a_scheduler(A, B, messages=5)
-    batch = [deliveries.start_next(0.0, lambda queue: 3 if queue == A else 1) for _ in range(4)]
-    assert [len(it.delivery.messages) for it in batch if it] == [3, 1, 2, 1]
+    batches = [deliveries.start_next(0.0, lambda queue: 3 if queue == A else 1) for _ in range(4)]
+    assert [len(batch.delivery.messages) for batch in batches if batch] == [3, 1, 2, 1]
 
 
 def test_orderly_queue_has_its_next_turn_when_it_is_offered_after_its_delivery_ends() -> None:
@@ -84,46 +91,49 @@ def test_orderly_queue_has_its_next_turn_when_it_is_offered_after_its_delivery_e
     assert turns(deliveries) == [A]
 
 
-@pytest.mark.parametrize("free", [0, -3])
-def test_delivery_does_not_start_without_a_free_slot(free: int) -> None:
+@pytest.mark.parametrize("free_slots", [0, -3])
+def test_delivery_does_not_start_without_a_free_slot(free_slots: int) -> None:
     deliveries = a_scheduler(A)
-    assert deliveries.start_next(0.0, one_message, free) is None
+    assert deliveries.start_next(0.0, one_message, free_slots) is None
     assert turns(deliveries, 1) == [A]
 
 
-# The share.
+# Shares.
 
 
 @pytest.mark.parametrize(
     ("slots", "share"), [(1, 1), (2, 2), (3, 3), (4, 3), (5, 4), (10, 8), (16, 12), (100, 75), (1000, 750)]
 )
 def test_delivery_share_of_a_single_queue_is_three_quarters_of_the_slots(slots: int, share: int) -> None:
-    assert len(turns(a_scheduler(A, messages=2000), slots, every=slots)) == share
+    assert len(turns(a_scheduler(A, messages=2000), slots, max_slots=slots)) == share
 
 
-@pytest.mark.parametrize(("slots", "hanging"), [(4, 1), (16, 1), (16, 4), (64, 15), (500, 7), (500, 124)])
-def test_delivery_slots_remain_for_the_next_queue_after_others_hang_in_turn(slots: int, hanging: int) -> None:
-    deliveries, batch = a_scheduler(), list[Queue]()
-    for number in range(hanging):
+@pytest.mark.parametrize(("slots", "hanging_queues"), [(4, 1), (16, 1), (16, 4), (64, 15), (500, 7), (500, 124)])
+def test_delivery_slots_remain_for_the_next_queue_after_others_hang_in_turn(slots: int, hanging_queues: int) -> None:
+    deliveries = a_scheduler()
+    delivered: list[Queue] = []
+    for number in range(hanging_queues):
         queue = Queue("hangs", "broker-a", number)
         deliveries.offer(queue, a_window(queue, 500))
-        batch += turns(deliveries, slots - len(batch), every=slots)
-    assert len(batch) < slots
+        delivered += turns(deliveries, slots - len(delivered), max_slots=slots)
+    assert len(delivered) < slots
     deliveries.offer(D, a_window(D))
-    assert turns(deliveries, slots - len(batch), every=slots)[:1] == [D]
+    assert turns(deliveries, slots - len(delivered), max_slots=slots)[:1] == [D]
 
 
 def test_delivery_slots_are_shared_equally_by_two_queues_that_hang() -> None:
-    batch = turns(a_scheduler(A, B), 80, every=80)
-    assert (batch.count(A), batch.count(B)) == (30, 30)
+    delivered = turns(a_scheduler(A, B), 80, max_slots=80)
+    assert (delivered.count(A), delivered.count(B)) == (30, 30)
 
 
 def test_delivery_turn_returns_to_a_queue_at_its_share_when_a_delivery_ends() -> None:
     deliveries = a_scheduler(A)
-    batch = [it for it in (deliveries.start_next(0.0, one_message, 4 - number, 4) for number in range(4)) if it]
-    assert len(batch) == 3
-    finish(batch[0])
-    assert turns(deliveries, 2, every=4) == [A]
+    batches = [
+        batch for batch in (deliveries.start_next(0.0, one_message, 4 - number, 4) for number in range(4)) if batch
+    ]
+    assert len(batches) == 3
+    finish(batches[0])
+    assert turns(deliveries, 2, max_slots=4) == [A]
 
 
 def test_delivery_share_is_unlimited_without_a_slot_limit() -> None:
@@ -131,42 +141,45 @@ def test_delivery_share_is_unlimited_without_a_slot_limit() -> None:
 
 
 def test_delivery_uses_the_latest_window_of_a_queue() -> None:
-    deliveries, before, now = a_scheduler(), a_window(A, 0), a_window(A, 1)
-    deliveries.offer(A, before)
-    deliveries.offer(A, now)
+    deliveries = a_scheduler()
+    previous = a_window(A, 0)
+    latest = a_window(A, 1)
+    deliveries.offer(A, previous)
+    deliveries.offer(A, latest)
     batch = deliveries.start_next(0.0, one_message)
     assert batch
-    assert batch.window is now
+    assert batch.window is latest
 
 
-# What may not deliver.
+# Queues that may not deliver.
 
 
 def test_delivery_skips_a_forbidden_queue_until_it_is_offered_again() -> None:
     allowed = {B}
-    deliveries, window = a_scheduler(B, messages=1, allowed=allowed), a_window(A)
+    deliveries = a_scheduler(B, messages=1, allowed=allowed)
+    window = a_window(A)
     deliveries.offer(A, window)
     assert turns(deliveries) == [B]
     allowed.add(A)
     assert turns(deliveries) == []
     assert window.is_idle
     deliveries.offer(A, window)
-    assert turns(deliveries, most=2) == [A, A]
+    assert turns(deliveries, max_turns=2) == [A, A]
 
 
 def test_delivery_permission_is_not_checked_for_a_queue_at_its_share() -> None:
-    asked: list[Queue] = []
+    checked: list[Queue] = []
 
     def may_deliver(queue: Queue) -> bool:
-        asked.append(queue)
+        checked.append(queue)
         return True
 
     deliveries = DeliveryScheduler(may_deliver)
     deliveries.offer(A, a_window(A))
-    turns(deliveries, 4, every=4)
-    before = len(asked)
+    turns(deliveries, 4, max_slots=4)
+    checks = len(checked)
     assert deliveries.start_next(0.0, one_message, 1, 4) is None
-    assert len(asked) == before
+    assert len(checked) == checks
 
 
 def test_delivery_skips_a_withdrawn_queue() -> None:

@@ -1,4 +1,4 @@
-"""How a message that was handed over ends, and what that means for those that came back with it."""
+"""How deliveries of a message end, and what a returned batch means for its messages."""
 
 from dataclasses import dataclass, field
 from itertools import count
@@ -21,7 +21,7 @@ Q = Queue("orders", "broker-a", 3)
 
 @dataclass
 class AMember:
-    """As much of a member as endings ask for; its time goes on with every look."""
+    """The part of a member that Settlement needs; its clock advances at each reading."""
 
     problems: Problems
     settings: GroupSettings
@@ -46,14 +46,15 @@ def a_batch(window: QueueWindow) -> Batch:
 
 def test_push_repeats_undelivered_messages_from_the_lowest_offset() -> None:
     member = AMember(Problems(), decode_settings(encode_settings("shop", a_spec(), 30.0, None)))
-    a_settlement, window = Settlement(member), QueueWindow(next_offset=0, orderly=False, committed_offset=0)
-    window.add_pull(0, PullResult(tuple(Message(Q, it, b"", {}) for it in (0, 1, 2)), 3, 0, 3))
-    for it in [a_batch(window) for _ in range(3)]:
-        a_settlement.return_messages(it, it.delivery.messages)
+    settlement = Settlement(member)
+    window = QueueWindow(next_offset=0, orderly=False, committed_offset=0)
+    window.add_pull(0, PullResult(tuple(Message(Q, offset, b"", {}) for offset in (0, 1, 2)), 3, 0, 3))
+    for batch in [a_batch(window) for _ in range(3)]:
+        settlement.return_messages(batch, batch.delivery.messages)
     for _ in range(3):
-        it = a_batch(window)
-        assert [message.offset for message in it.delivery.messages] == [0]
-        a_settlement.return_messages(it, it.delivery.messages)
+        batch = a_batch(window)
+        assert [message.offset for message in batch.delivery.messages] == [0]
+        settlement.return_messages(batch, batch.delivery.messages)
 
 
 def test_retry_rejection_names_the_message_in_at_most_100_characters() -> None:

@@ -1,4 +1,4 @@
-"""The whole member: what it obeys, what it says of itself, and that it never works what is not its."""
+"""The whole member: assignments that it applies, its report, and that it consumes no queue of another member."""
 
 from collections.abc import Iterable, Mapping
 from random import Random
@@ -18,22 +18,22 @@ A, B, C = (Queue("orders", "broker-a", number) for number in range(3))
 NAME, UID, GROUP = "m1", "uid-1", "shop/orders"
 
 
-def an_assignment(generation: int, *queues: Queue, uid: str = UID, name: str = NAME, **changed: Any) -> str:
-    fields = {"group": GROUP, "issued_at": "2026-11-21T08:00:00.000Z", "members": {name: Share(uid, queues)}} | changed
+def an_assignment(generation: int, *queues: Queue, uid: str = UID, name: str = NAME, **changes: Any) -> str:
+    fields = {"group": GROUP, "issued_at": "2026-11-21T08:00:00.000Z", "members": {name: Share(uid, queues)}} | changes
     text = encode_assignment(Assignment(generation=generation, **fields))["assignment.json"]
     assert isinstance(text, str)
     return text
 
 
-def a_member(*queues: Queue, generation: int = 5, **settled: Any) -> Member:
+def a_member(*queues: Queue, generation: int = 5, **options: Any) -> Member:
     """Return a member that runs these queues, all since 0."""
-    member = Member(NAME, UID, **settled)
+    member = Member(NAME, UID, **options)
     answer(member, member.apply_assignment(an_assignment(generation, *queues), 0.0), 0.0)
     assert states(member) == dict.fromkeys(queues, LeaseState.RUNNING)
     return member
 
 
-GOOD = {
+SUCCESS_EVENTS = {
     LeaseAction.LOCK: LeaseEvent.LOCKED,
     LeaseAction.FIND_START: LeaseEvent.START_FOUND,
     LeaseAction.STOP: LeaseEvent.DRAINED,
@@ -43,12 +43,14 @@ GOOD = {
 
 
 def answer(member: Member, effects: Effects, now: float) -> list[Command]:
-    """Answer all of it well, and what follows; return every command there was."""
+    """Answer every command successfully, and the commands that follow; return all of them."""
     commands = list(effects.commands)
     for command in commands:
-        if command.action in GOOD:
+        if command.action in SUCCESS_EVENTS:
             sent = now if command.action is LeaseAction.LOCK else None
-            commands += member.on_event(GOOD[command.action], command.queue, command.lease_number, now, sent).commands
+            commands += member.on_event(
+                SUCCESS_EVENTS[command.action], command.queue, command.lease_number, now, sent
+            ).commands
     return commands
 
 
@@ -88,7 +90,7 @@ def test_generation_that_is_higher_stops_queues_before_it_starts_others() -> Non
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "rejection"),
     [
         (None, "There is no assignment; generation 5 stays in force"),
         (b"", "The assignment is not a complete JSON object"),
@@ -100,15 +102,15 @@ def test_generation_that_is_higher_stops_queues_before_it_starts_others() -> Non
         (an_assignment(9).replace('"schema":1', '"schema":2'), None),
         (an_assignment(5, A), None),
     ],
-    ids=["gone", "empty", "torn", "changed", "older", "two texts", "foreign", "schema", "the same"],
+    ids=["missing", "empty", "torn", "changed", "older", "two texts", "another group", "schema", "the same"],
 )
-def test_assignment_that_is_not_applicable_changes_nothing(text: str | bytes | None, why: str | None) -> None:
+def test_assignment_that_is_not_applicable_changes_nothing(text: str | bytes | None, rejection: str | None) -> None:
     member = a_member(A)
-    before = member.report()
+    previous_report = member.report()
     effects = member.apply_assignment(text, 1.0)
     assert (effects.store_generation, effects.commands) == (None, ())
-    assert effects.rejection == why or why is None
-    assert member.report() is before
+    assert effects.rejection == rejection or rejection is None
+    assert member.report() is previous_report
     assert states(member) == {A: LeaseState.RUNNING}
 
 
@@ -126,7 +128,7 @@ def test_assignment_of_another_group_is_rejected_from_the_start_if_the_group_is_
 @pytest.mark.parametrize(
     "text",
     [an_assignment(6, A, B, name="m2"), an_assignment(6, A, B, uid="uid-2"), an_assignment(6)],
-    ids=["not named", "another pod's", "nothing for it"],
+    ids=["not named", "another pod's", "no queues"],
 )
 def test_assignment_without_queues_for_the_member_is_applied(text: str) -> None:
     member = a_member(A, B)
@@ -196,10 +198,10 @@ def test_drain_is_cancelled_when_the_queue_is_assigned_again() -> None:
     assert member.on_event(LeaseEvent.DRAINED, A, stop.lease_number, 3.0) == Effects()
     assert states(member) == {A: LeaseState.RUNNING}
     assert member.next_timer_at() is None
-    again = member.apply_assignment(an_assignment(8), 4.0).commands[0]
+    second_stop = member.apply_assignment(an_assignment(8), 4.0).commands[0]
     assert member.on_event(LeaseEvent.DRAINED, A, stop.lease_number, 5.0) == Effects()  # of the first drain
     assert releasing(member) == [A]
-    member.on_event(LeaseEvent.DRAINED, A, again.lease_number, 6.0)
+    member.on_event(LeaseEvent.DRAINED, A, second_stop.lease_number, 6.0)
     assert member.leases == {}
 
 
@@ -222,10 +224,10 @@ def test_queue_lifecycle_ignores_responses_of_an_earlier_number(orderly: bool) -
     for event in (LeaseEvent.LOCKED, LeaseEvent.START_FOUND):
         assert member.on_event(event, A, old.lease_number, 2.0, 0.5) == Effects()
     member.apply_assignment(an_assignment(7, A), 3.0)
-    before = states(member)
+    states_before = states(member)
     for event in (LeaseEvent.LOCKED, LeaseEvent.START_FOUND, LeaseEvent.REFUSED, LeaseEvent.FAILED, LeaseEvent.DRAINED):
         assert member.on_event(event, A, old.lease_number, 4.0, 0.5) == Effects()
-    assert states(member) == before
+    assert states(member) == states_before
 
 
 def test_member_reports_stuck_queues_as_held_and_retries_them() -> None:
@@ -234,8 +236,8 @@ def test_member_reports_stuck_queues_as_held_and_retries_them() -> None:
         command.queue: command.lease_number for command in member.apply_assignment(an_assignment(5, A, B), 0.0).commands
     }
     member.on_event(LeaseEvent.REFUSED, A, locks[A], 0.0)
-    place = member.on_event(LeaseEvent.LOCKED, B, locks[B], 0.0, 0.0).commands[0]
-    member.on_event(LeaseEvent.FAILED, B, place.lease_number, 0.5)
+    find_start = member.on_event(LeaseEvent.LOCKED, B, locks[B], 0.0, 0.0).commands[0]
+    member.on_event(LeaseEvent.FAILED, B, find_start.lease_number, 0.5)
     assert member.stuck_queues == {A: LeaseEvent.REFUSED, B: LeaseEvent.FAILED}
     assert held(member) == [A, B]
     assert member.next_timer_at() == 1.0
@@ -270,8 +272,8 @@ def test_lock_in_use_is_renewed_and_given_up_without_a_response() -> None:
     assert states(member) == {A: LeaseState.LOCKING}
 
 
-def fetched(member: Member, effects: Effects) -> float:
-    """Return when a member whose broker answers well fetches first."""
+def time_of_first_fetch(member: Member, effects: Effects) -> float:
+    """Return when a member first fetches if its broker answers every request successfully."""
     now = 0.0
     for _ in range(100):
         if any(command.action is LeaseAction.FETCH for command in answer(member, effects, now)):
@@ -299,7 +301,7 @@ def test_forced_grant_of_an_orderly_queue_waits_a_minute_under_its_lock(
     waits: float,
 ) -> None:
     member = Member(NAME, UID, orderly=orderly, obeyed_generation=obeyed)
-    assert fetched(member, member.apply_assignment(an_assignment(5, A, forced=forced), 0.0)) == waits
+    assert time_of_first_fetch(member, member.apply_assignment(an_assignment(5, A, forced=forced), 0.0)) == waits
 
 
 @pytest.mark.parametrize(("orderly", "waits"), [(False, 0.0), (True, LOCK_HOLD_SECONDS)])
@@ -311,7 +313,7 @@ def test_forced_grant_in_a_missed_generation_restarts_the_queue(
     effects = member.apply_assignment(an_assignment(9, A, B, forced={A: 7, B: 5}), 0.0)
     assert acts(effects) == [(LeaseAction.STOP, A)]
     assert releasing(member) == [A]
-    assert fetched(member, effects) == waits
+    assert time_of_first_fetch(member, effects) == waits
     assert acts(member.apply_assignment(an_assignment(10, A, B, forced={A: 7, B: 5}), 61.0)) == []
 
 
@@ -366,18 +368,21 @@ def test_drain_that_is_final_cannot_be_reverted_even_by_a_restart() -> None:
     assert (member.report().state, member.report().final) == ("draining", True)
     answer(member, effects, 2.0)
     assert member.report().is_drained
-    for again in (member, Member(NAME, UID, obeyed_generation=5, final=True)):
-        assert again.end_drain(3.0) == Effects()
-        assert (again.apply_assignment(an_assignment(6, A), 3.0).store_generation, again.leases) == (6, {})
-        assert again.report().is_drained
+    for drained_member in (member, Member(NAME, UID, obeyed_generation=5, final=True)):
+        assert drained_member.end_drain(3.0) == Effects()
+        assert (drained_member.apply_assignment(an_assignment(6, A), 3.0).store_generation, drained_member.leases) == (
+            6,
+            {},
+        )
+        assert drained_member.report().is_drained
 
 
 def test_drain_for_a_restart_can_become_final() -> None:
     member = a_member(A)
     member.drain(final=False, now=1.0)
-    before = member.report().revision
+    previous_revision = member.report().revision
     assert member.drain(final=True, now=2.0) == Effects(store_final=True)
-    assert member.report().revision > before
+    assert member.report().revision > previous_revision
     assert not member.drain(final=False, now=3.0).store_final
     assert member.final
 
@@ -400,36 +405,43 @@ def test_member_that_stalled_reads_the_assignment_before_it_delivers_or_commits(
 
 def test_report_revision_grows_only_when_its_queues_or_generation_change() -> None:
     member = a_member(A, orderly=True)
-    before = member.report()
+    previous_report = member.report()
     renewal = member.run_due_timers(20.0).commands[0]
     member.on_event(LeaseEvent.LOCKED, A, renewal.lease_number, 21.0, 20.0)
     member.apply_assignment("torn", 22.0)
     member.on_event(LeaseEvent.START_FOUND, A, 99, 22.0)
-    assert member.report() is before
+    assert member.report() is previous_report
     member.apply_assignment(an_assignment(6, A), 23.0)
-    assert member.report().revision == before.revision + 1
-    assert member.report().held == before.held
+    assert member.report().revision == previous_report.revision + 1
+    assert member.report().held == previous_report.held
     member.apply_assignment(an_assignment(7), 23.0)
-    assert member.report().revision == before.revision + 2
+    assert member.report().revision == previous_report.revision + 2
 
 
 def test_report_revision_grows_only_when_broker_reachability_changes() -> None:
     member = a_member(A)
     assert member.report().brokers == {}
-    before = member.report().revision
-    for grown, reached in ((1, {"a": True}), (1, {"a": True}), (2, {"b": False, "a": True}), (3, {"a": True}), (4, {})):
-        member.set_broker_reachability(reached)
-        assert (member.report().revision, member.report().brokers) == (before + grown, reached)
+    initial_revision = member.report().revision
+    for growth, reachability in (
+        (1, {"a": True}),
+        (1, {"a": True}),
+        (2, {"b": False, "a": True}),
+        (3, {"a": True}),
+        (4, {}),
+    ):
+        member.set_broker_reachability(reachability)
+        assert (member.report().revision, member.report().brokers) == (initial_revision + growth, reachability)
     member.set_broker_reachability({})
-    assert member.report().revision == before + 4
+    assert member.report().revision == initial_revision + 4
 
 
 def test_report_copies_broker_reachability_when_it_is_set() -> None:
-    member, reached = a_member(A), {"a": True}
-    member.set_broker_reachability(reached)
-    reached["a"] = False
+    member = a_member(A)
+    reachability = {"a": True}
+    member.set_broker_reachability(reachability)
+    reachability["a"] = False
     assert member.report().brokers == {"a": True}
-    member.set_broker_reachability(reached)
+    member.set_broker_reachability(reachability)
     assert member.report().brokers == {"a": False}
 
 
@@ -449,227 +461,237 @@ def test_report_of_a_member_can_be_read_by_the_operator() -> None:
 QUEUES = (A, B, C)
 
 
-class Walk:
-    """A member, and a shell that carries out what it says and answers in any order, late and again."""
+class RandomWalk:
+    """A member, and an agent that runs its commands and answers them in any order, late and repeatedly."""
 
-    def __init__(self, chance: Random) -> None:
-        self.chance = chance
-        self.now, self.disk = 0.0, (0, False)
-        self.orderly = chance.random() < 0.5
-        self.newest, self.texts = 0, dict[int, tuple[str, frozenset[Queue]]]()
+    def __init__(self, random: Random) -> None:
+        self.random = random
+        self.now = 0.0
+        self.stored_state = (0, False)
+        self.orderly = random.random() < 0.5
+        self.newest_generation = 0
+        self.assignments: dict[int, tuple[str, frozenset[Queue]]] = {}
         self.restart()
 
     def restart(self) -> None:
-        obeyed, final = self.disk
+        obeyed, final = self.stored_state
         self.member = Member(NAME, UID, orderly=self.orderly, drain_timeout=15.0, obeyed_generation=obeyed, final=final)
-        self.asked: list[Command] = []  # answered ones, too
-        self.answered = 0
+        self.commands: list[Command] = []  # with answered ones
+        self.answered_count = 0
         self.fetching: set[Queue] = set()
-        self.working: dict[Queue, int] = {}  # what may have deliveries open, since which command
-        self.given, self.drains = frozenset[Queue](), final
-        self.seen: tuple[int, object] = (-1, None)
+        self.deliveries_since: dict[
+            Queue, int
+        ] = {}  # queues that may have open deliveries: number of the FETCH command
+        self.assigned: frozenset[Queue] = frozenset()
+        self.is_draining = final
+        self.last_report: tuple[int, object] = (-1, None)
 
-    def carry_out(self, effects: Effects) -> None:
-        self.disk = (
-            self.disk[0] if effects.store_generation is None else effects.store_generation,
-            self.disk[1] or effects.store_final,
+    def run_effects(self, effects: Effects) -> None:
+        self.stored_state = (
+            self.stored_state[0] if effects.store_generation is None else effects.store_generation,
+            self.stored_state[1] or effects.store_final,
         )
         for command in effects.commands:
             if command.action is LeaseAction.FETCH:
-                assert command.queue in self.given
-                assert not self.drains
+                assert command.queue in self.assigned
+                assert not self.is_draining
                 self.fetching.add(command.queue)
-                self.working[command.queue] = len(self.asked)
+                self.deliveries_since[command.queue] = len(self.commands)
             if command.action is LeaseAction.STOP:
                 self.fetching.discard(command.queue)
-            self.asked.append(command)
+            self.commands.append(command)
 
-    def read(self, text: str | None, generation: int = 0, given: Iterable[Queue] = ()) -> None:
-        before = self.member.obeyed_generation
+    def read(self, text: str | None, generation: int = 0, assigned: Iterable[Queue] = ()) -> None:
+        previous_generation = self.member.obeyed_generation
         effects = self.member.apply_assignment(text, self.now)
-        assert self.member.obeyed_generation >= before
+        assert self.member.obeyed_generation >= previous_generation
         if effects.store_generation is not None:
-            assert effects.store_generation == generation >= self.disk[0]
-            self.given = frozenset(given)
-        self.carry_out(effects)
+            assert effects.store_generation == generation >= self.stored_state[0]
+            self.assigned = frozenset(assigned)
+        self.run_effects(effects)
 
-    def next_document(self) -> None:
-        self.newest += self.chance.randint(1, 3)
-        share = frozenset(queue for queue in QUEUES if self.chance.random() < 0.6)
-        forced = {queue: self.newest for queue in QUEUES if self.chance.random() < 0.1}
-        uid, given = (UID, share) if self.chance.random() < 0.9 else ("uid-2", frozenset[Queue]())
-        text = an_assignment(self.newest, *sorted(share), uid=uid, forced=forced)
-        self.texts[self.newest] = text, given
-        self.read(text, self.newest, given)
+    def apply_next_assignment(self) -> None:
+        self.newest_generation += self.random.randint(1, 3)
+        share = frozenset(queue for queue in QUEUES if self.random.random() < 0.6)
+        forced = {queue: self.newest_generation for queue in QUEUES if self.random.random() < 0.1}
+        uid, assigned = (UID, share) if self.random.random() < 0.9 else ("uid-2", frozenset[Queue]())
+        text = an_assignment(self.newest_generation, *sorted(share), uid=uid, forced=forced)
+        self.assignments[self.newest_generation] = text, assigned
+        self.read(text, self.newest_generation, assigned)
 
-    def any_document_again(self) -> None:
-        if self.texts:
-            generation = self.chance.choice(sorted(self.texts))
-            self.read(self.texts[generation][0], generation, self.texts[generation][1])
+    def repeat_an_assignment(self) -> None:
+        if self.assignments:
+            generation = self.random.choice(sorted(self.assignments))
+            self.read(self.assignments[generation][0], generation, self.assignments[generation][1])
 
-    def torn_document(self) -> None:
-        text = an_assignment(self.newest + 5, *QUEUES)
-        torn = [None, text[: self.chance.randrange(len(text))], text.replace("orders", "ordres")]
-        self.read(self.chance.choice(torn))
+    def apply_torn_assignment(self) -> None:
+        text = an_assignment(self.newest_generation + 5, *QUEUES)
+        torn = [None, text[: self.random.randrange(len(text))], text.replace("orders", "ordres")]
+        self.read(self.random.choice(torn))
 
-    def next_answer(self) -> None:
-        if self.answered < len(self.asked):
-            self.reply(self.answered, fails=self.chance.random() < 0.2)
-            self.answered += 1
+    def answer_next_command(self) -> None:
+        if self.answered_count < len(self.commands):
+            self.reply(self.answered_count, may_fail=self.random.random() < 0.2)
+            self.answered_count += 1
 
-    def late_answer(self) -> None:
-        if self.asked:
-            oldest = len(self.asked) - self.chance.choice([4, len(self.asked)])
-            self.reply(self.chance.randrange(max(0, oldest), len(self.asked)))
+    def answer_late(self) -> None:
+        if self.commands:
+            oldest = len(self.commands) - self.random.choice([4, len(self.commands)])
+            self.reply(self.random.randrange(max(0, oldest), len(self.commands)))
 
-    def reply(self, number: int, *, fails: bool = False) -> None:
-        command = self.asked[number]
-        event = GOOD.get(command.action)
+    def reply(self, number: int, *, may_fail: bool = False) -> None:
+        command = self.commands[number]
+        event = SUCCESS_EVENTS.get(command.action)
         if event is None:
             return
-        if fails and command.action in {LeaseAction.LOCK, LeaseAction.FIND_START}:
-            refused = command.action is LeaseAction.LOCK and self.chance.random() < 0.5
+        if may_fail and command.action in {LeaseAction.LOCK, LeaseAction.FIND_START}:
+            refused = command.action is LeaseAction.LOCK and self.random.random() < 0.5
             event = LeaseEvent.REFUSED if refused else LeaseEvent.FAILED
-        if event is LeaseEvent.DRAINED and self.working.get(command.queue, number) <= number:
-            self.working.pop(command.queue, None)  # else it is an answer from before it was fetched again
-        lease, before = self.member.leases.get(command.queue), states(self.member)
+        if event is LeaseEvent.DRAINED and self.deliveries_since.get(command.queue, number) <= number:
+            self.deliveries_since.pop(command.queue, None)  # otherwise the answer is older than the latest fetch
+        lease = self.member.leases.get(command.queue)
+        states_before = states(self.member)
         late = lease is None or lease.number != command.lease_number
-        self.carry_out(self.member.on_event(event, command.queue, command.lease_number, self.now, self.now))
-        assert not late or states(self.member) == before
+        self.run_effects(self.member.on_event(event, command.queue, command.lease_number, self.now, self.now))
+        assert not late or states(self.member) == states_before
 
-    def time_passes(self) -> None:
-        self.now += self.chance.choice([0.1, 1.0, 5.0, 20.0, 70.0])
-        self.carry_out(self.member.run_due_timers(self.now))
+    def advance_time(self) -> None:
+        self.now += self.random.choice([0.1, 1.0, 5.0, 20.0, 70.0])
+        self.run_effects(self.member.run_due_timers(self.now))
 
     def drain(self) -> None:
-        self.drains = True
-        self.carry_out(self.member.drain(final=self.chance.random() < 0.1, now=self.now))
+        self.is_draining = True
+        self.run_effects(self.member.drain(final=self.random.random() < 0.1, now=self.now))
 
-    def the_app_is_back(self) -> None:
-        self.drains = self.disk[1]
-        self.carry_out(self.member.end_drain(self.now))
+    def end_drain(self) -> None:
+        self.is_draining = self.stored_state[1]
+        self.run_effects(self.member.end_drain(self.now))
 
-    def stand_still(self) -> None:
+    def stall(self) -> None:
         self.member.mark_stalled()
-        assert not any(self.member.may_deliver(it, self.now, 1.0) or self.member.may_commit(it) for it in QUEUES)
+        assert not any(
+            self.member.may_deliver(queue, self.now, 1.0) or self.member.may_commit(queue) for queue in QUEUES
+        )
         self.read(None)
 
-    def it_works_what_it_reports_and_delivers_what_it_was_given(self) -> None:
+    def check_report_and_deliveries(self) -> None:
         report = self.member.report()
-        assert report.generation == self.disk[0] == self.member.obeyed_generation
-        assert self.working.keys() <= report.active_queues
+        assert report.generation == self.stored_state[0] == self.member.obeyed_generation
+        assert self.deliveries_since.keys() <= report.active_queues
         for queue in QUEUES:
             if queue not in report.active_queues:
                 assert not self.member.may_commit(queue)
             if self.member.may_deliver(queue, self.now, 1.0):
-                assert queue in self.given & self.fetching
-                assert not self.drains
+                assert queue in self.assigned & self.fetching
+                assert not self.is_draining
         content = (report.generation, report.state, report.final, report.held, report.releasing)
-        revision, before = self.seen
-        assert (content == before) == (report.revision == revision)
+        revision, previous_content = self.last_report
+        assert (content == previous_content) == (report.revision == revision)
         assert report.revision >= revision
-        self.seen = report.revision, content
+        self.last_report = report.revision, content
 
-    def every_queue_ends_running_or_released_when_answers_keep_coming(self) -> None:
+    def check_queues_settle(self) -> None:
         for _ in range(200):
-            while self.answered < len(self.asked):
-                self.reply(self.answered)
-                self.answered += 1
-            self.it_works_what_it_reports_and_delivers_what_it_was_given()
+            while self.answered_count < len(self.commands):
+                self.reply(self.answered_count)
+                self.answered_count += 1
+            self.check_report_and_deliveries()
             if set(states(self.member).values()) <= {LeaseState.RUNNING}:
                 break
             self.now = max(self.now, self.member.next_timer_at() or 0.0)
-            self.carry_out(self.member.run_due_timers(self.now))
-        assert states(self.member) == dict.fromkeys([] if self.drains else self.given, LeaseState.RUNNING)
+            self.run_effects(self.member.run_due_timers(self.now))
+        assert states(self.member) == dict.fromkeys([] if self.is_draining else self.assigned, LeaseState.RUNNING)
 
 
 STEPS = {
-    Walk.next_document: 8,
-    Walk.any_document_again: 3,
-    Walk.torn_document: 2,
-    Walk.next_answer: 24,
-    Walk.late_answer: 10,
-    Walk.time_passes: 5,
-    Walk.drain: 1,
-    Walk.the_app_is_back: 3,
-    Walk.stand_still: 1,
-    Walk.restart: 0.5,
+    RandomWalk.apply_next_assignment: 8,
+    RandomWalk.repeat_an_assignment: 3,
+    RandomWalk.apply_torn_assignment: 2,
+    RandomWalk.answer_next_command: 24,
+    RandomWalk.answer_late: 10,
+    RandomWalk.advance_time: 5,
+    RandomWalk.drain: 1,
+    RandomWalk.end_drain: 3,
+    RandomWalk.stall: 1,
+    RandomWalk.restart: 0.5,
 }
 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_member_never_consumes_unassigned_queues_in_random_orders_of_events(seed: int) -> None:
-    walk = Walk(Random(seed))
-    for effects in walk.chance.choices(list(STEPS), list(STEPS.values()), k=250):
-        effects(walk)
-        walk.it_works_what_it_reports_and_delivers_what_it_was_given()
-    walk.every_queue_ends_running_or_released_when_answers_keep_coming()
+    walk = RandomWalk(Random(seed))
+    for step in walk.random.choices(list(STEPS), list(STEPS.values()), k=250):
+        step(walk)
+        walk.check_report_and_deliveries()
+    walk.check_queues_settle()
 
 
 # Restarts.
 
-MINE, BEFORE = 2, 1
+CURRENT, PREVIOUS = 2, 1
 
 
-def a_share(incarnation: int, *queues: Queue) -> dict[str, Any]:
-    """Return the fields of a document that gives queues to one process of the pod."""
+def share_of_incarnation(incarnation: int, *queues: Queue) -> dict[str, Any]:
+    """Return the fields of an assignment that gives queues to one process of the pod."""
     return {"members": {NAME: Share(UID, queues, incarnation)}, "incarnations_since": 3}
 
 
 def a_restarted_member() -> Member:
     member = Member(NAME, UID, obeyed_generation=5)
-    member.set_incarnation(MINE, 1763712000.5)
+    member.set_incarnation(CURRENT, 1763712000.5)
     return member
 
 
-def test_restart_consumes_only_what_a_document_gives_to_this_process() -> None:
+def test_restart_consumes_only_queues_assigned_to_this_process() -> None:
     member = a_restarted_member()
-    effects = member.apply_assignment(an_assignment(5, **a_share(BEFORE, A)), 0.0)
+    effects = member.apply_assignment(an_assignment(5, **share_of_incarnation(PREVIOUS, A)), 0.0)
     assert (acts(effects), member.leases, effects.store_generation) == ([], {}, 5)
     report = member.report()
-    assert (report.incarnation_number, report.started, report.reads, report.held) == (MINE, 1763712000.5, 2, {})
-    effects = member.apply_assignment(an_assignment(6, **a_share(MINE, A)), 1.0)
+    assert (report.incarnation_number, report.started, report.reads, report.held) == (CURRENT, 1763712000.5, 2, {})
+    effects = member.apply_assignment(an_assignment(6, **share_of_incarnation(CURRENT, A)), 1.0)
     assert acts(effects) == [(LeaseAction.FIND_START, A)]
-    effects = member.apply_assignment(an_assignment(7, **a_share(MINE + 1, A)), 2.0)
+    effects = member.apply_assignment(an_assignment(7, **share_of_incarnation(CURRENT + 1, A)), 2.0)
     assert acts(effects) == [(LeaseAction.STOP, A)], (
-        "a document for a later process: this one has no business with the queue"
+        "the assignment names a later process: this one does not own the queue"
     )
 
 
-def test_restart_consumes_what_a_document_of_schema_1_gives_to_the_pod() -> None:
+def test_restart_consumes_queues_that_an_assignment_of_schema_1_gives_to_the_pod() -> None:
     member = a_restarted_member()
     assert acts(member.apply_assignment(an_assignment(5, A), 0.0)) == [(LeaseAction.FIND_START, A)]
 
 
-def test_restart_is_resumed_by_the_member_itself_only_where_nobody_asks_for_its_report() -> None:
+def test_restart_is_resumed_by_the_member_itself_only_without_requests_for_its_report() -> None:
     member = a_restarted_member()
-    member.apply_assignment(an_assignment(5, **a_share(BEFORE, A)), 10.0)
+    member.apply_assignment(an_assignment(5, **share_of_incarnation(PREVIOUS, A)), 10.0)
     assert member.next_timer_at() == 10.0 + RESUME_SECONDS
     member.note_report_request(100.0)
     assert member.next_timer_at() == 100.0 + RESUME_SECONDS
     due = 100.0 + RESUME_SECONDS
     assert acts(member.run_due_timers(due - 0.1)) == []
     member.mark_stalled()
-    assert acts(member.run_due_timers(due)) == [], "the document may be an old one"
-    member.apply_assignment(an_assignment(5, **a_share(BEFORE, A)), due)
+    assert acts(member.run_due_timers(due)) == [], "the mounted assignment may be outdated"
+    member.apply_assignment(an_assignment(5, **share_of_incarnation(PREVIOUS, A)), due)
     assert acts(member.run_due_timers(due)) == [(LeaseAction.FIND_START, A)]
     assert member.next_timer_at() is None
     assert from_ranges(member.report().held) == [A]
-    effects = member.apply_assignment(an_assignment(6, **a_share(BEFORE, A, B)), due + 1.0)
+    effects = member.apply_assignment(an_assignment(6, **share_of_incarnation(PREVIOUS, A, B)), due + 1.0)
     assert acts(effects) == [(LeaseAction.FIND_START, B)], "the operator does not know of this process yet"
-    assert acts(member.apply_assignment(an_assignment(7, **a_share(MINE, B)), due + 2.0)) == [(LeaseAction.STOP, A)]
+    assert acts(member.apply_assignment(an_assignment(7, **share_of_incarnation(CURRENT, B)), due + 2.0)) == [
+        (LeaseAction.STOP, A)
+    ]
 
 
 def test_restart_of_a_drained_member_resumes_nothing() -> None:
     member = a_restarted_member()
-    member.apply_assignment(an_assignment(5, **a_share(BEFORE, A)), 0.0)
+    member.apply_assignment(an_assignment(5, **share_of_incarnation(PREVIOUS, A)), 0.0)
     member.drain(final=True, now=1.0)
     assert acts(member.run_due_timers(1.0 + RESUME_SECONDS)) == []
 
 
 def test_restart_is_counted_in_the_report_once_its_number_is_on_the_disk() -> None:
     member = Member(NAME, UID)
-    before = member.report()
-    assert before.incarnation_number == 0
+    previous_report = member.report()
+    assert previous_report.incarnation_number == 0
     member.set_incarnation(1, 7.0)
-    assert (member.report().incarnation_number, member.report().revision) == (1, before.revision + 1)
+    assert (member.report().incarnation_number, member.report().revision) == (1, previous_report.revision + 1)

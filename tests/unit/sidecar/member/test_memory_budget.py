@@ -1,4 +1,4 @@
-"""The memory budget: which messages of a pull are kept, who waits, and who goes on when memory becomes free."""
+"""The memory budget: which messages of a pull are admitted, which pulls wait and when they continue."""
 
 from collections.abc import Sequence
 
@@ -17,14 +17,15 @@ BUDGET = 100_000
 
 
 class AQueue:
-    """A queue with a window; each message takes as much memory as a test says."""
+    """A queue with a window; a test chooses how much memory each message takes."""
 
     def __init__(self, limit_bytes: int = BUDGET) -> None:
-        self.window, self.limits = QueueWindow(next_offset=0, committed_offset=0), QueueLimits(max_bytes=limit_bytes)
+        self.window = QueueWindow(next_offset=0, committed_offset=0)
+        self.limits = QueueLimits(max_bytes=limit_bytes)
 
     def put(self, *memory_bytes: int) -> None:
         start = self.window.next_offset
-        bodies = [bytes(it - MESSAGE_OVERHEAD_BYTES) for it in memory_bytes]
+        bodies = [bytes(memory - MESSAGE_OVERHEAD_BYTES) for memory in memory_bytes]
         messages = [Message(Queue("t", "b", 0), offset, body, {}) for offset, body in enumerate(bodies, start)]
         self.window.add_pull(start, PullResult(tuple(messages), start + len(messages), 0, 1000))
 
@@ -36,10 +37,10 @@ class AQueue:
 
 
 class BudgetedMember:
-    """Some queues with one budget."""
+    """Queues with a common budget."""
 
     def __init__(self, *limits: int, budget: float = BUDGET) -> None:
-        self.queues = [AQueue(it) for it in limits]
+        self.queues = [AQueue(limit_bytes) for limit_bytes in limits]
         self.budget = MemoryBudget(budget, lambda: self.queues)
         self.woken: list[str] = []
 
@@ -51,10 +52,10 @@ class BudgetedMember:
 
 
 def admit(admission: PullAdmission, *memory_bytes: int) -> int:
-    """Return how many of these messages are admitted before the first that is not."""
-    for number, it in enumerate(memory_bytes):
-        if not admission.admit(it):
-            assert admission.refused_bytes == it
+    """Return how many of these messages are admitted before the first refused one."""
+    for number, memory in enumerate(memory_bytes):
+        if not admission.admit(memory):
+            assert admission.refused_bytes == memory
             return number
     assert admission.refused_bytes == 0
     return len(memory_bytes)
@@ -90,8 +91,8 @@ def test_memory_admission_keeps_messages_up_to_the_members_budget() -> None:
 
 def test_memory_admission_counts_messages_of_other_pulls_until_they_are_closed() -> None:
     member = BudgetedMember(BUDGET, BUDGET)
-    with member.pull(0) as other:
-        assert admit(other, 90_000) == 1
+    with member.pull(0) as open_pull:
+        assert admit(open_pull, 90_000) == 1
         assert admit(member.pull(1), 20_000) == 0
     assert (member.budget.used_bytes, admit(member.pull(1), 20_000)) == (0, 1)
 
@@ -102,10 +103,10 @@ def test_memory_admission_of_an_empty_member_keeps_one_message_of_any_size() -> 
     assert admit(member.pull(1), 2000) == 0
 
 
-@pytest.mark.parametrize("held", ["by a window", "by a pull"])
-def test_memory_admission_of_a_member_that_holds_messages_keeps_none_over_the_budget(held: str) -> None:
+@pytest.mark.parametrize("holder", ["by a window", "by a pull"])
+def test_memory_admission_of_a_member_that_holds_messages_keeps_none_over_the_budget(holder: str) -> None:
     member = BudgetedMember(10_000, 10_000)
-    if held == "by a window":
+    if holder == "by a window":
         member.queues[1].put(2000)
     else:
         member.pull(1).admit(2000)
@@ -138,7 +139,7 @@ def test_memory_admission_uses_the_current_limit_of_a_decompressed_body() -> Non
     assert admission.max_body_bytes == 7
 
 
-# The line.
+# Waiting.
 
 
 def test_memory_budget_reserves_free_memory_at_once() -> None:
@@ -151,10 +152,10 @@ def test_memory_budget_grants_freed_memory_in_order_of_waiting() -> None:
     member = BudgetedMember(BUDGET, BUDGET)
     member.queues[0].put(60_000, 30_000)
     waiting = [member.wait("large", 50_000), member.wait("small", 20_000), member.wait("next", 60_000)]
-    assert [it.granted for it in waiting] == [False] * 3  # the small one waits behind the large one
+    assert [reservation.granted for reservation in waiting] == [False] * 3  # the small one waits behind the large one
     member.queues[0].finish()
     member.budget.grant_waiting()
-    assert (member.woken, [it.granted for it in waiting]) == (["large", "small"], [True, True, False])
+    assert (member.woken, [reservation.granted for reservation in waiting]) == (["large", "small"], [True, True, False])
 
 
 def test_memory_budget_prefers_waiting_reservations_to_later_pulls() -> None:
@@ -170,11 +171,11 @@ def test_memory_budget_prefers_waiting_reservations_to_later_pulls() -> None:
 def test_memory_budget_grants_one_message_of_any_size_once_nothing_is_held() -> None:
     member = BudgetedMember(BUDGET, BUDGET)
     member.queues[0].put(2000)
-    large, next_one = member.wait("large", 3 * BUDGET), member.wait("next", 2000)
+    large, following = member.wait("large", 3 * BUDGET), member.wait("next", 2000)
     assert not large.granted
     member.queues[0].finish()
     member.budget.grant_waiting()
-    assert (large.granted, next_one.granted) == (True, False)
+    assert (large.granted, following.granted) == (True, False)
 
 
 def test_memory_reservation_stays_available_to_its_pull_while_others_wait() -> None:
@@ -211,11 +212,12 @@ def test_memory_reservation_that_is_cancelled_goes_to_the_next_waiting_pull(gran
     assert member.budget.used_bytes == 90_000
 
 
-class Walk:
+class RandomWalk:
     """Four queues that pull, wait and finish in any order."""
 
     def __init__(self, budget: int) -> None:
-        self.member, self.budget = BudgetedMember(*[5000] * 4, budget=budget), budget
+        self.member = BudgetedMember(*[5000] * 4, budget=budget)
+        self.budget = budget
         self.waiting: dict[int, tuple[int, MemoryReservation]] = {}
 
     def pull(self, queue: int, memory_bytes: int) -> None:
@@ -237,10 +239,10 @@ class Walk:
             self.member.budget.grant_waiting()
 
     def finish_all(self) -> None:
-        """End deliveries until no queue waits; each turn some queue must go on, or some delivery end."""
+        """End deliveries until no queue waits; in each turn a queue must continue or a delivery end."""
         while self.waiting:
             granted = [queue for queue, (_, reservation) in self.waiting.items() if reservation.granted]
-            assert granted or self.member.budget.used_bytes, "queues wait for memory that nobody holds"
+            assert granted or self.member.budget.used_bytes, "queues wait although no memory is held"
             for queue in granted:
                 self.pull(queue, 0)
                 assert queue not in self.waiting, "less was reserved than was refused"
@@ -255,7 +257,7 @@ class Walk:
 def test_memory_budget_lets_every_queue_continue_as_long_as_deliveries_end(
     budget: int, steps: Sequence[tuple[int, int, bool]]
 ) -> None:
-    walk = Walk(budget)
+    walk = RandomWalk(budget)
     for queue, memory_bytes, ends in steps:
         if ends:
             walk.finish(queue)
@@ -268,7 +270,7 @@ def test_memory_budget_lets_every_queue_continue_as_long_as_deliveries_end(
 
 
 def a_divided_member() -> BudgetedMember:
-    """Return one of four queues with shares of 10,000; 60,000 are the common part."""
+    """Return a member of four queues with shares of 10,000; 60,000 are the common part."""
     return BudgetedMember(*[10_000] * 4)
 
 
@@ -291,7 +293,7 @@ def test_memory_share_of_a_queue_is_not_taken_by_messages_that_never_finish() ->
                 member.queues[queue].put(50_000)
         if admission.refused_bytes:
             waiting.append(member.wait("large", 50_000, queue))
-    assert [it.granted for it in waiting] == [False] * 14
+    assert [reservation.granted for reservation in waiting] == [False] * 14
     for queue in range(16, 32):
         with member.pull(queue) as admission:
             assert admit(admission, 8000, 2000) == 2
@@ -340,7 +342,7 @@ def test_memory_for_a_message_above_the_common_part_blocks_nothing_while_that_is
 
 def test_memory_share_must_wait_while_others_hold_more_than_the_shares_leave() -> None:
     member = a_divided_member()
-    member.queues[0].put(95_000)  # of a time when its share was larger
+    member.queues[0].put(95_000)  # from before its share was reduced
     assert admit(member.pull(1), 4000, 2000) == 1
     waiting = member.wait("a", 6000, 1)
     assert not waiting.granted
@@ -396,6 +398,6 @@ def test_memory_budget_is_divided_among_queues_and_topic_limits_among_those_of_a
     buffer = Buffer(messages_per_topic=100, mebibytes_per_message=2)
     member.budget.set_limits(buffer, dict(zip(names, member.queues, strict=True)))
     share_bytes = int(member.budget.share_bytes(3, 2 * MEBIBYTE))
-    assert [it.limits for it in member.queues] == [
+    assert [queue.limits for queue in member.queues] == [
         QueueLimits(messages, share_bytes, max_body_bytes=2 * MEBIBYTE) for messages in (50, 50, 100)
     ]

@@ -25,14 +25,16 @@ REVOKED = LeaseEvent.REVOKED
 REASSIGNED = LeaseEvent.REASSIGNED
 RETRY = LeaseEvent.RETRY
 DRAIN_TIMEOUT = LeaseEvent.DRAIN_TIMEOUT
-LOCKED, REFUSED, RENEW, EXPIRED = LeaseEvent.LOCKED, LeaseEvent.REFUSED, LeaseEvent.RENEW, LeaseEvent.EXPIRED
-START_FOUND, START_HELD, HOLD_OVER, FAILED = (
-    LeaseEvent.START_FOUND,
-    LeaseEvent.START_HELD,
-    LeaseEvent.HOLD_OVER,
-    LeaseEvent.FAILED,
-)
-READER_FAILED, RESUME = LeaseEvent.READER_FAILED, LeaseEvent.RESUME
+LOCKED = LeaseEvent.LOCKED
+REFUSED = LeaseEvent.REFUSED
+RENEW = LeaseEvent.RENEW
+EXPIRED = LeaseEvent.EXPIRED
+START_FOUND = LeaseEvent.START_FOUND
+START_HELD = LeaseEvent.START_HELD
+HOLD_OVER = LeaseEvent.HOLD_OVER
+FAILED = LeaseEvent.FAILED
+READER_FAILED = LeaseEvent.READER_FAILED
+RESUME = LeaseEvent.RESUME
 DRAINED = LeaseEvent.DRAINED
 UNLOCKED = LeaseEvent.UNLOCKED
 CONCURRENT = LeaseEvent.CONCURRENT
@@ -43,8 +45,13 @@ FETCH = LeaseAction.FETCH
 STOP = LeaseAction.STOP
 ABORT = LeaseAction.ABORT
 UNLOCK = LeaseAction.UNLOCK
-WANTED, LOCKING, STARTING, RUNNING = LeaseState.WANTED, LeaseState.LOCKING, LeaseState.STARTING, LeaseState.RUNNING
-STUCK, DRAINING, RELEASED = LeaseState.STUCK, LeaseState.DRAINING, LeaseState.RELEASED
+WANTED = LeaseState.WANTED
+LOCKING = LeaseState.LOCKING
+STARTING = LeaseState.STARTING
+RUNNING = LeaseState.RUNNING
+STUCK = LeaseState.STUCK
+DRAINING = LeaseState.DRAINING
+RELEASED = LeaseState.RELEASED
 
 
 def a_lease(*events: LeaseEvent, orderly: bool = False, needs_hold: bool = False) -> QueueLease:
@@ -59,9 +66,9 @@ def acts(commands: list[Command]) -> list[LeaseAction]:
     return [command.action for command in commands]
 
 
-# Earlier events, the event, the rows that apply to it (state, resolved event), the state afterwards, the actions.
-Story = tuple[tuple[LeaseEvent, ...], LeaseEvent, list[tuple[LeaseState, LeaseEvent]], LeaseState, list[LeaseAction]]
-CONCURRENTLY: list[Story] = [
+# Earlier events, the event, the rows that apply to it (state, resolved event), the next state, the actions.
+Case = tuple[tuple[LeaseEvent, ...], LeaseEvent, list[tuple[LeaseState, LeaseEvent]], LeaseState, list[LeaseAction]]
+CONCURRENT_CASES: list[Case] = [
     ((), ASSIGNED, [(RELEASED, ASSIGNED), (WANTED, CONCURRENT)], STARTING, [FIND_START]),
     ((ASSIGNED,), START_FOUND, [(STARTING, START_FOUND)], RUNNING, [FETCH]),
     ((ASSIGNED,), FAILED, [(STARTING, FAILED)], STUCK, []),
@@ -85,8 +92,8 @@ CONCURRENTLY: list[Story] = [
         [FIND_START],
     ),
 ]
-UP = (ASSIGNED, LOCKED, START_FOUND)
-ORDERED: list[Story] = [
+TO_RUNNING = (ASSIGNED, LOCKED, START_FOUND)
+ORDERLY_CASES: list[Case] = [
     ((), ASSIGNED, [(RELEASED, ASSIGNED), (WANTED, ORDERLY)], LOCKING, [LOCK]),
     ((ASSIGNED,), LOCKED, [(LOCKING, LOCKED)], STARTING, [FIND_START]),
     ((ASSIGNED,), REFUSED, [(LOCKING, REFUSED)], STUCK, []),
@@ -98,37 +105,37 @@ ORDERED: list[Story] = [
     ((ASSIGNED, LOCKED), REFUSED, [(STARTING, REFUSED)], STUCK, []),
     ((ASSIGNED, LOCKED), EXPIRED, [(STARTING, EXPIRED), (WANTED, ORDERLY)], LOCKING, [LOCK]),
     ((ASSIGNED, LOCKED), REVOKED, [(STARTING, REVOKED)], DRAINING, [STOP]),
-    (UP, RENEW, [(RUNNING, RENEW)], RUNNING, [LOCK]),
-    (UP, LOCKED, [(RUNNING, LOCKED)], RUNNING, []),
-    (UP, REFUSED, [(RUNNING, REFUSED)], STUCK, [STOP]),
-    (UP, EXPIRED, [(RUNNING, EXPIRED), (WANTED, ORDERLY)], LOCKING, [STOP, LOCK]),
-    ((*UP, READER_FAILED), RETRY, [(STUCK, RESUME)], RUNNING, [FETCH]),
-    ((*UP, READER_FAILED), EXPIRED, [(STUCK, EXPIRED), (WANTED, ORDERLY)], LOCKING, [STOP, LOCK]),
-    ((*UP, READER_FAILED), REFUSED, [(STUCK, REFUSED)], STUCK, [STOP]),
-    ((*UP, READER_FAILED, REFUSED), RETRY, [(STUCK, RETRY), (WANTED, ORDERLY)], LOCKING, [LOCK]),
-    (UP, REVOKED, [(RUNNING, REVOKED)], DRAINING, [STOP]),
-    ((*UP, REVOKED), ASSIGNED, [(DRAINING, ASSIGNED)], RUNNING, [FETCH]),
-    ((*UP, REVOKED), REFUSED, [(DRAINING, REFUSED)], DRAINING, []),
-    ((*UP, REVOKED, REFUSED), ASSIGNED, [(DRAINING, REASSIGNED)], DRAINING, []),
-    ((*UP, REVOKED), DRAINED, [(DRAINING, DRAINED)], DRAINING, [UNLOCK]),
-    ((*UP, REVOKED, DRAINED), ASSIGNED, [(DRAINING, REASSIGNED)], DRAINING, []),
-    ((*UP, REVOKED, DRAINED), UNLOCKED, [(DRAINING, UNLOCKED)], RELEASED, []),
+    (TO_RUNNING, RENEW, [(RUNNING, RENEW)], RUNNING, [LOCK]),
+    (TO_RUNNING, LOCKED, [(RUNNING, LOCKED)], RUNNING, []),
+    (TO_RUNNING, REFUSED, [(RUNNING, REFUSED)], STUCK, [STOP]),
+    (TO_RUNNING, EXPIRED, [(RUNNING, EXPIRED), (WANTED, ORDERLY)], LOCKING, [STOP, LOCK]),
+    ((*TO_RUNNING, READER_FAILED), RETRY, [(STUCK, RESUME)], RUNNING, [FETCH]),
+    ((*TO_RUNNING, READER_FAILED), EXPIRED, [(STUCK, EXPIRED), (WANTED, ORDERLY)], LOCKING, [STOP, LOCK]),
+    ((*TO_RUNNING, READER_FAILED), REFUSED, [(STUCK, REFUSED)], STUCK, [STOP]),
+    ((*TO_RUNNING, READER_FAILED, REFUSED), RETRY, [(STUCK, RETRY), (WANTED, ORDERLY)], LOCKING, [LOCK]),
+    (TO_RUNNING, REVOKED, [(RUNNING, REVOKED)], DRAINING, [STOP]),
+    ((*TO_RUNNING, REVOKED), ASSIGNED, [(DRAINING, ASSIGNED)], RUNNING, [FETCH]),
+    ((*TO_RUNNING, REVOKED), REFUSED, [(DRAINING, REFUSED)], DRAINING, []),
+    ((*TO_RUNNING, REVOKED, REFUSED), ASSIGNED, [(DRAINING, REASSIGNED)], DRAINING, []),
+    ((*TO_RUNNING, REVOKED), DRAINED, [(DRAINING, DRAINED)], DRAINING, [UNLOCK]),
+    ((*TO_RUNNING, REVOKED, DRAINED), ASSIGNED, [(DRAINING, REASSIGNED)], DRAINING, []),
+    ((*TO_RUNNING, REVOKED, DRAINED), UNLOCKED, [(DRAINING, UNLOCKED)], RELEASED, []),
     (
-        (*UP, REVOKED, DRAINED, ASSIGNED),
+        (*TO_RUNNING, REVOKED, DRAINED, ASSIGNED),
         UNLOCKED,
         [(DRAINING, UNLOCKED), (RELEASED, ASSIGNED), (WANTED, ORDERLY)],
         LOCKING,
         [LOCK],
     ),
 ]
-HELD: list[Story] = [
+HELD_CASES: list[Case] = [
     ((ASSIGNED, LOCKED), START_FOUND, [(STARTING, START_HELD)], STARTING, []),
     ((ASSIGNED, LOCKED, START_FOUND), HOLD_OVER, [(STARTING, HOLD_OVER)], STARTING, [FIND_START]),
 ]
 
 
-def case_name(before: tuple[LeaseEvent, ...], event: LeaseEvent) -> str:
-    return ", ".join([*before, f"then {event}"])
+def case_name(events: tuple[LeaseEvent, ...], event: LeaseEvent) -> str:
+    return ", ".join([*events, f"then {event}"])
 
 
 @pytest.mark.parametrize(
@@ -137,41 +144,47 @@ def case_name(before: tuple[LeaseEvent, ...], event: LeaseEvent) -> str:
         pytest.param(
             story, orderly, needs_hold, id=f"{'Orderly' if orderly else 'Concurrent'}: {case_name(*story[:2])}"
         )
-        for stories, orderly, needs_hold in ((CONCURRENTLY, False, False), (ORDERED, True, False), (HELD, True, True))
+        for stories, orderly, needs_hold in (
+            (CONCURRENT_CASES, False, False),
+            (ORDERLY_CASES, True, False),
+            (HELD_CASES, True, True),
+        )
         for story in stories
     ],
 )
-def test_queue_lifecycle_rows_lead_to_their_states_and_commands(story: Story, orderly: bool, needs_hold: bool) -> None:  # noqa: FBT001 - a case
-    before, event, rows, after, commanded = story
-    lease = a_lease(*before, orderly=orderly, needs_hold=needs_hold)
-    assert acts(lease.on_event(event, 0.0)) == commanded
-    assert lease.state is after
-    assert [act for row in rows for act in TRANSITIONS[row][1]] == commanded
-    assert TRANSITIONS[rows[-1]][0] is after
+def test_queue_lifecycle_rows_lead_to_their_states_and_commands(story: Case, orderly: bool, needs_hold: bool) -> None:  # noqa: FBT001 - a case
+    events, event, rows, next_state, actions = story
+    lease = a_lease(*events, orderly=orderly, needs_hold=needs_hold)
+    assert acts(lease.on_event(event, 0.0)) == actions
+    assert lease.state is next_state
+    assert [act for row in rows for act in TRANSITIONS[row][1]] == actions
+    assert TRANSITIONS[rows[-1]][0] is next_state
 
 
 def test_queue_lifecycle_rows_are_all_covered_by_cases() -> None:
-    assert {row for story in [*CONCURRENTLY, *ORDERED, *HELD] for row in story[2]} == set(TRANSITIONS)
+    assert {row for story in [*CONCURRENT_CASES, *ORDERLY_CASES, *HELD_CASES] for row in story[2]} == set(TRANSITIONS)
 
 
 def test_queue_lifecycle_enters_running_with_a_fetch() -> None:
-    into = {(state, event) for (state, event), (after, _) in TRANSITIONS.items() if after is RUNNING is not state}
-    assert into == {(STARTING, START_FOUND), (DRAINING, ASSIGNED), (STUCK, RESUME)}
-    fetching = {row for row, (_, commanded) in TRANSITIONS.items() if FETCH in commanded}
-    assert fetching == into
+    transitions = {
+        (state, event) for (state, event), (next_state, _) in TRANSITIONS.items() if next_state is RUNNING is not state
+    }
+    assert transitions == {(STARTING, START_FOUND), (DRAINING, ASSIGNED), (STUCK, RESUME)}
+    fetching_transitions = {row for row, (_, actions) in TRANSITIONS.items() if FETCH in actions}
+    assert fetching_transitions == transitions
 
 
 def test_queue_lifecycle_leaves_running_with_a_stop_unless_its_reader_has_failed() -> None:
-    out = [
-        (event, commanded)
-        for (state, event), (after, commanded) in TRANSITIONS.items()
-        if state is RUNNING is not after
+    transitions = [
+        (event, actions)
+        for (state, event), (next_state, actions) in TRANSITIONS.items()
+        if state is RUNNING is not next_state
     ]
-    assert [event for event, commanded in out if STOP not in commanded] == [READER_FAILED]
+    assert [event for event, actions in transitions if STOP not in actions] == [READER_FAILED]
 
 
 def test_queue_release_happens_only_from_draining() -> None:
-    assert {row for row, (after, _) in TRANSITIONS.items() if after is RELEASED} == {(DRAINING, UNLOCKED)}
+    assert {row for row, (next_state, _) in TRANSITIONS.items() if next_state is RELEASED} == {(DRAINING, UNLOCKED)}
 
 
 def test_queue_lifecycle_drains_a_revoked_queue_from_every_lasting_state() -> None:
@@ -181,12 +194,15 @@ def test_queue_lifecycle_drains_a_revoked_queue_from_every_lasting_state() -> No
 
 @pytest.mark.parametrize("end", [RUNNING, RELEASED])
 def test_queue_lifecycle_reaches_running_and_released_from_every_state(end: LeaseState) -> None:
-    reached, look = {end}, deque([end])
-    while look:
-        goal = look.popleft()
-        new = {state for (state, _), (after, _) in TRANSITIONS.items() if after is goal} - reached
-        reached |= new
-        look += new
+    reached = {end}
+    pending = deque([end])
+    while pending:
+        target = pending.popleft()
+        previous_states = {
+            state for (state, _), (next_state, _) in TRANSITIONS.items() if next_state is target
+        } - reached
+        reached |= previous_states
+        pending += previous_states
     assert reached == set(LeaseState)
 
 
@@ -202,15 +218,27 @@ def test_queue_lifecycle_starts_only_by_an_assignment(event: LeaseEvent, orderly
 
 @pytest.mark.parametrize("event", [LOCKED, START_FOUND, FAILED, UNLOCKED])
 def test_drain_is_not_interrupted_by_a_response_to_an_earlier_request(event: LeaseEvent) -> None:
-    for before in ((ASSIGNED, REVOKED), (ASSIGNED, LOCKED, REVOKED), (*UP, REVOKED)):
-        lease = a_lease(*before, orderly=True)
+    for events in ((ASSIGNED, REVOKED), (ASSIGNED, LOCKED, REVOKED), (*TO_RUNNING, REVOKED)):
+        lease = a_lease(*events, orderly=True)
         assert lease.on_event(event, 0.0) == []
         assert lease.state in {DRAINING, RELEASED}
 
 
 def test_queue_lifecycle_number_never_fetches_after_its_stop() -> None:
     lease = a_lease(orderly=True)
-    events = [*UP, REVOKED, ASSIGNED, EXPIRED, LOCKED, START_FOUND, READER_FAILED, RETRY, REFUSED, RETRY, LOCKED]
+    events = [
+        *TO_RUNNING,
+        REVOKED,
+        ASSIGNED,
+        EXPIRED,
+        LOCKED,
+        START_FOUND,
+        READER_FAILED,
+        RETRY,
+        REFUSED,
+        RETRY,
+        LOCKED,
+    ]
     events += [
         START_FOUND,
         READER_FAILED,
@@ -228,8 +256,8 @@ def test_queue_lifecycle_number_never_fetches_after_its_stop() -> None:
     numbers = [command.lease_number for command in commands]
     assert numbers == sorted(numbers)
     for number in set(numbers):
-        mine = [command.action for command in commands if command.lease_number == number]
-        assert STOP not in mine or FETCH not in mine[mine.index(STOP) :]
+        actions = [command.action for command in commands if command.lease_number == number]
+        assert STOP not in actions or FETCH not in actions[actions.index(STOP) :]
 
 
 def test_queue_whose_reader_failed_keeps_its_lease_number() -> None:
@@ -239,8 +267,10 @@ def test_queue_whose_reader_failed_keeps_its_lease_number() -> None:
     assert lease.on_event(RETRY, 1.0) == [Command(FETCH, Q, number)]
 
 
-def test_queue_whose_reader_fails_again_and_again_is_retried_less_and_less_often() -> None:
-    lease, now, pauses = a_lease(ASSIGNED, START_FOUND), 100.0, []
+def test_queue_whose_reader_keeps_failing_is_retried_less_and_less_often() -> None:
+    lease = a_lease(ASSIGNED, START_FOUND)
+    now = 100.0
+    pauses = []
     for _ in range(7):
         lease.on_event(READER_FAILED, now)
         pauses.append(lease.retry_at - now)
@@ -251,10 +281,12 @@ def test_queue_whose_reader_fails_again_and_again_is_retried_less_and_less_often
     assert lease.retry_at == now + 32
 
 
-def test_queue_whose_reader_failed_is_locked_anew_where_trust_in_its_lock_ran_out() -> None:
-    lease = a_lease(*UP, orderly=True)
+def test_queue_whose_reader_failed_is_locked_again_if_its_lock_is_no_longer_trusted() -> None:
+    lease = a_lease(*TO_RUNNING, orderly=True)
     lease.on_event(READER_FAILED, 29.5)
-    assert acts(lease.on_event(RETRY, 30.5)) == [STOP, LOCK], "its open deliveries may be another member's by now"
+    assert acts(lease.on_event(RETRY, 30.5)) == [STOP, LOCK], (
+        "another member may own the messages of its open deliveries by now"
+    )
     lease.on_event(LOCKED, 30.6, sent_at=30.5)
     assert lease.deliver_after == 30.6 + LOCK_HOLD_SECONDS
 
@@ -272,12 +304,12 @@ def test_lock_is_trusted_for_30_seconds_from_sending_its_request() -> None:
     assert lease.next_timer() == (130.0, EXPIRED)
     lease.on_event(LOCKED, 126.0, sent_at=125.0)
     assert lease.next_timer() == (145.0, RENEW)
-    lease.on_event(LOCKED, 127.0, sent_at=120.0)  # the answer to the first request, overtaken
+    lease.on_event(LOCKED, 127.0, sent_at=120.0)  # the answer to the first request, which the second overtook
     assert lease.next_timer() == (145.0, RENEW)
 
 
 def test_lock_allows_only_pushes_that_end_while_the_broker_keeps_it() -> None:
-    lease = a_lease(*UP, orderly=True)
+    lease = a_lease(*TO_RUNNING, orderly=True)
     assert lease.is_lock_trusted(29.9, push_timeout=30.0)
     assert lease.is_lock_trusted(14.9, push_timeout=45.0)
     assert not lease.is_lock_trusted(15.0, push_timeout=45.0)
@@ -285,7 +317,7 @@ def test_lock_allows_only_pushes_that_end_while_the_broker_keeps_it() -> None:
 
 
 def test_lock_is_kept_when_its_renewal_is_not_answered() -> None:
-    lease = a_lease(*UP, RENEW, orderly=True)
+    lease = a_lease(*TO_RUNNING, RENEW, orderly=True)
     assert lease.on_event(FAILED, 21.0) == []
     assert lease.state is RUNNING
     assert lease.next_timer() == (20.0, RENEW)
@@ -298,12 +330,19 @@ def test_lock_acquired_for_the_first_time_is_used_without_waiting() -> None:
 
 
 @pytest.mark.parametrize(
-    "lost",
-    [(*UP, EXPIRED), (*UP, REFUSED, RETRY), (ASSIGNED, LOCKED, EXPIRED), (ASSIGNED, LOCKED, REFUSED, RETRY)],
+    "events",
+    [
+        (*TO_RUNNING, EXPIRED),
+        (*TO_RUNNING, REFUSED, RETRY),
+        (ASSIGNED, LOCKED, EXPIRED),
+        (ASSIGNED, LOCKED, REFUSED, RETRY),
+    ],
     ids=["Running, expired", "Running, refused", "Starting, expired", "Starting, refused"],
 )
-def test_lock_that_was_lost_is_held_for_a_minute_and_the_start_offset_read_again(lost: tuple[LeaseEvent, ...]) -> None:
-    lease = a_lease(*lost, orderly=True)
+def test_lock_that_was_lost_is_held_for_a_minute_and_the_start_offset_read_again(
+    events: tuple[LeaseEvent, ...],
+) -> None:
+    lease = a_lease(*events, orderly=True)
     lease.on_event(LOCKED, 40.0, sent_at=39.0)
     assert lease.on_event(START_FOUND, 41.0) == []
     assert lease.state is STARTING
@@ -332,11 +371,11 @@ def test_lock_wait_discards_the_start_offset_of_an_earlier_attempt() -> None:
     assert lease.deliver_after == LOCK_HOLD_SECONDS
     assert lease.next_timer() == (49.0, RENEW)
     lease.on_event(LOCKED, 58.0, sent_at=57.0)
-    assert lease.next_timer() == (77.0, RENEW)  # and no start to look up again before one was found
+    assert lease.next_timer() == (77.0, RENEW)  # reading the start offset again requires a first reading
 
 
 def test_lock_that_was_released_in_order_is_used_without_waiting_when_acquired_again() -> None:
-    lease = a_lease(*UP, REVOKED, DRAIN_TIMEOUT, ASSIGNED, DRAINED, orderly=True)
+    lease = a_lease(*TO_RUNNING, REVOKED, DRAIN_TIMEOUT, ASSIGNED, DRAINED, orderly=True)
     assert acts(lease.on_event(UNLOCKED, 40.0)) == [LOCK]
     lease.on_event(LOCKED, 41.0, sent_at=40.0)
     lease.on_event(START_FOUND, 42.0)
@@ -355,21 +394,21 @@ def test_lock_whose_trust_expired_while_stuck_is_held_before_use() -> None:
 
 
 def test_lock_renewal_that_was_requested_too_late_loses_the_lock() -> None:
-    lease = a_lease(*UP, orderly=True)
+    lease = a_lease(*TO_RUNNING, orderly=True)
     assert acts(lease.on_event(LOCKED, 31.0, sent_at=30.0)) == [STOP, LOCK]
     lease.on_event(LOCKED, 33.0, sent_at=32.0)
     assert lease.deliver_after == 33.0 + LOCK_HOLD_SECONDS
 
 
 def test_drain_with_an_expired_lock_does_not_return_to_running() -> None:
-    lease = a_lease(*UP, REVOKED, orderly=True)
+    lease = a_lease(*TO_RUNNING, REVOKED, orderly=True)
     assert lease.on_event(ASSIGNED, 30.0) == []
     assert lease.state is DRAINING
 
 
 def test_drain_of_a_queue_that_was_never_fetched_ends_before_it_starts_again() -> None:
-    for before in ((ASSIGNED,), (ASSIGNED, FAILED)):
-        lease = a_lease(*before, REVOKED, ASSIGNED)
+    for events in ((ASSIGNED,), (ASSIGNED, FAILED)):
+        lease = a_lease(*events, REVOKED, ASSIGNED)
         assert lease.state is DRAINING
         assert acts(lease.on_event(DRAINED, 1.0)) == [FIND_START]
 
@@ -390,7 +429,9 @@ def test_drain_is_cut_once_and_in_time() -> None:
 
 
 def test_queue_lifecycle_retry_pauses_grow_to_30_seconds_and_end_with_a_start() -> None:
-    lease, now, pauses = a_lease(ASSIGNED), 0.0, []
+    lease = a_lease(ASSIGNED)
+    now = 0.0
+    pauses = []
     for _ in range(7):
         lease.on_event(FAILED, now)
         due = lease.next_timer()

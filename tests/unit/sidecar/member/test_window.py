@@ -1,6 +1,7 @@
-"""One queue's window: what it hands out, what it lets be committed, and when it has enough."""
+"""One queue's window: which messages it delivers, which offsets may be committed, and when it is full."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -21,26 +22,26 @@ def a_message(offset: int, size: int = 10) -> Message:
 
 
 def with_properties(offset: int, number: int) -> Message:
-    """Return a message without a body, of so many properties of 5 characters."""
-    properties = {f"{it:04}": "v" for it in range(number)}
+    """Return a message without a body, with that many properties of 5 characters."""
+    properties = {f"{index:04}": "v" for index in range(number)}
     return Message(Q, offset, b"", properties, properties_bytes=properties_bytes_of(number, 5 * number))
 
 
-def a_pull(*offsets: int, then: int | None = None, moved: PullRedirect | None = None) -> PullResult:
-    following = then if then is not None else max(offsets) + 1
-    return PullResult(tuple(a_message(it) for it in offsets), following, 0, 1000, moved)
+def a_pull(*offsets: int, next_offset: int | None = None, redirect: PullRedirect | None = None) -> PullResult:
+    result_offset = next_offset if next_offset is not None else max(offsets) + 1
+    return PullResult(tuple(a_message(offset) for offset in offsets), result_offset, 0, 1000, redirect)
 
 
-def a_window(*offsets: int, orderly: bool = False, then: int | None = None) -> QueueWindow:
-    """Return one that began at 0, as the broker has it, and fetched these."""
+def a_window(*offsets: int, orderly: bool = False, next_offset: int | None = None) -> QueueWindow:
+    """Return a window that started at offset 0, the committed one, and fetched these offsets."""
     window = QueueWindow(next_offset=0, orderly=orderly, committed_offset=0)
-    if offsets or then:
-        window.add_pull(0, a_pull(*offsets, then=then))
+    if offsets or next_offset:
+        window.add_pull(0, a_pull(*offsets, next_offset=next_offset))
     return window
 
 
-def a_delivery(window: QueueWindow, most: int = 32, now: float = 0.0) -> OpenDelivery:
-    delivery = window.start_delivery(most, now)
+def a_delivery(window: QueueWindow, max_messages: int = 32, now: float = 0.0) -> OpenDelivery:
+    delivery = window.start_delivery(max_messages, now)
     assert delivery is not None
     return delivery
 
@@ -50,7 +51,7 @@ def offsets_of(delivery: OpenDelivery | None) -> list[int]:
 
 
 def finish(window: QueueWindow, delivery: OpenDelivery, *offsets: int) -> None:
-    """End these as done; all of them if none is named."""
+    """Finish the messages at these offsets, or all of them if none is named."""
     for message in delivery.messages:
         if not offsets or message.offset in offsets:
             window.finish_message(delivery, message)
@@ -67,7 +68,7 @@ def offset_to_commit(window: QueueWindow) -> int | None:
     return commit.offset if commit else None
 
 
-# Handing out
+# Delivering
 
 
 def test_window_delivers_messages_in_order_and_each_once() -> None:
@@ -89,9 +90,9 @@ def test_window_ignores_messages_that_were_fetched_before() -> None:
 
 def test_window_next_offset_never_goes_back_with_a_pull() -> None:
     window = a_window(0, 1, 2)
-    window.add_pull(3, a_pull(then=2))
+    window.add_pull(3, a_pull(next_offset=2))
     assert window.next_offset == 3
-    window.add_pull(3, a_pull(3, 4, then=4))
+    window.add_pull(3, a_pull(3, 4, next_offset=4))
     assert window.next_offset == 5
 
 
@@ -118,9 +119,9 @@ def test_orderly_queue_repeats_returned_messages_first_in_order_and_one_by_one()
     for message in reversed(delivery.messages):
         window.return_message(delivery, message, 0.0)
     for offset in (1, 3):
-        again = a_delivery(window)
-        assert offsets_of(again) == [offset]
-        finish(window, again)
+        repeated = a_delivery(window)
+        assert offsets_of(repeated) == [offset]
+        finish(window, repeated)
     assert offsets_of(window.start_delivery(32, 0.0)) == [4]
 
 
@@ -187,16 +188,17 @@ def test_offset_commit_includes_a_start_that_the_broker_does_not_have() -> None:
 
 def test_offset_commit_is_the_lowest_unfinished_offset_whatever_ends_first() -> None:
     window = a_window(0, 1, 2, 3)
-    one, other = a_delivery(window, 2), a_delivery(window, 2)
-    told = []
-    for delivery, offset in ((other, 3), (one, 1), (one, 0), (other, 2)):
+    first = a_delivery(window, 2)
+    second = a_delivery(window, 2)
+    commits = []
+    for delivery, offset in ((second, 3), (first, 1), (first, 0), (second, 2)):
         finish(window, delivery, offset)
-        told.append(offset_to_commit(window))
-    assert told == [None, None, 2, 4]
+        commits.append(offset_to_commit(window))
+    assert commits == [None, None, 2, 4]
 
 
 def test_offset_commit_passes_a_gap_once_the_messages_before_it_are_finished() -> None:
-    window = a_window(5, 9, then=40)
+    window = a_window(5, 9, next_offset=40)
     assert offset_to_commit(window) == 5
     delivery = a_delivery(window)
     finish(window, delivery, 5)
@@ -206,7 +208,7 @@ def test_offset_commit_passes_a_gap_once_the_messages_before_it_are_finished() -
 
 
 def test_offset_commit_is_the_next_offset_where_every_message_was_filtered_out() -> None:
-    assert offset_to_commit(a_window(then=64)) == 64
+    assert offset_to_commit(a_window(next_offset=64)) == 64
 
 
 def test_offset_commit_does_not_pass_a_returned_message() -> None:
@@ -245,7 +247,7 @@ def test_window_that_is_stopped_starts_no_delivery_and_is_empty_after_its_last_o
 
 
 def test_window_that_is_stopped_discards_undelivered_messages_without_committing() -> None:
-    window = a_window(0, 1, 5, 6, then=9)
+    window = a_window(0, 1, 5, 6, next_offset=9)
     delivery = a_delivery(window, 2)
     window.stop()
     assert (window.unfinished_count, window.unfinished_bytes, window.next_offset) == (2, 20, 5)
@@ -254,7 +256,7 @@ def test_window_that_is_stopped_discards_undelivered_messages_without_committing
 
 
 def test_offset_commit_of_a_stopped_window_passes_filtered_messages() -> None:
-    window = a_window(0, then=9)
+    window = a_window(0, next_offset=9)
     delivery = a_delivery(window)
     window.stop()
     finish(window, delivery)
@@ -295,9 +297,9 @@ def test_window_that_is_resumed_continues_its_open_delivery() -> None:
     window.add_pull(1, a_pull(1))
     assert window.start_delivery(1, 0.0) is None
     return_messages(window, delivery, 0)
-    again = a_delivery(window, 1)
-    assert offsets_of(again) == [0]
-    finish(window, again)
+    repeated = a_delivery(window, 1)
+    assert offsets_of(repeated) == [0]
+    finish(window, repeated)
     assert offsets_of(window.start_delivery(1, 0.0)) == [1]
 
 
@@ -321,11 +323,12 @@ def test_window_that_the_group_has_passed_continues_at_the_groups_offset() -> No
     window = a_window(0, 1, 2)
     delivery = a_delivery(window, 1)
     finish(window, delivery)
-    open_still, commit = a_delivery(window, 1), window.next_commit()
+    open_delivery = a_delivery(window, 1)
+    commit = window.next_commit()
     assert commit
     assert not window.skip_if_passed(commit, 1)
     assert window.skip_if_passed(commit, 7)
-    finish(window, open_still)
+    finish(window, open_delivery)
     assert (window.next_offset, window.committed_offset, offset_to_commit(window), window.is_idle) == (7, 7, None, True)
 
 
@@ -359,7 +362,7 @@ def test_window_fits_the_next_messages_up_to_a_total_body_size_but_at_least_one(
     assert window.count_fitting(32, 100) == 1
     window.add_pull(0, PullResult((a_message(0, 60), a_message(1, 40), a_message(2, 1)), 3, 0, 3))
     assert [window.count_fitting(32, size) for size in (0, 59, 60, 99, 100, 101)] == [1, 1, 1, 1, 2, 3]
-    assert [window.count_fitting(most, 101) for most in (1, 2, 3)] == [1, 2, 3]
+    assert [window.count_fitting(max_messages, 101) for max_messages in (1, 2, 3)] == [1, 2, 3]
     a_delivery(window, 1)
     assert window.count_fitting(32, 40) == 1
     assert window.count_fitting(32, 41) == 2
@@ -378,14 +381,14 @@ def test_memory_is_bodies_and_an_overhead_for_each_message_until_it_is_finished(
 
 def test_memory_of_a_delivery_from_before_a_reset_counts_until_it_ends() -> None:
     window = a_window(0, 1, 2)
-    old = a_delivery(window, 2)
-    finish(window, old, 0)
+    earlier_delivery = a_delivery(window, 2)
+    finish(window, earlier_delivery, 0)
     for _ in range(2):
         window.reset(0)
         assert (window.unfinished_count, window.memory_bytes) == (0, 10 + MESSAGE_OVERHEAD_BYTES)
     window.add_pull(0, a_pull(0))
     assert window.memory_bytes == 20 + 2 * MESSAGE_OVERHEAD_BYTES
-    return_messages(window, old, 1)
+    return_messages(window, earlier_delivery, 1)
     assert window.memory_bytes == 10 + MESSAGE_OVERHEAD_BYTES
 
 
@@ -421,14 +424,14 @@ def test_orderly_queue_does_not_wait_for_retries_from_before_a_reset() -> None:
 
 def test_window_reset_can_come_with_a_pull() -> None:
     window = a_window(0, 1)
-    window.add_pull(2, a_pull(then=50, moved=PullRedirect.RESET))
+    window.add_pull(2, a_pull(next_offset=50, redirect=PullRedirect.RESET))
     assert (window.unfinished_count, window.next_offset, offset_to_commit(window)) == (0, 50, 50)
 
 
 def test_window_finishes_its_messages_before_it_passes_a_range_deleted_by_the_broker() -> None:
     window = a_window(0, 1)
     delivery = a_delivery(window, 1)
-    window.add_pull(2, a_pull(then=50, moved=PullRedirect.OUT_OF_RANGE))
+    window.add_pull(2, a_pull(next_offset=50, redirect=PullRedirect.OUT_OF_RANGE))
     assert (window.unfinished_count, window.next_offset, window.committable_offset) == (2, 50, 0)
     return_messages(window, delivery, 0)
     finish(window, a_delivery(window, 1))
@@ -436,74 +439,74 @@ def test_window_finishes_its_messages_before_it_passes_a_range_deleted_by_the_br
     assert (window.unfinished_count, offset_to_commit(window)) == (0, 50)
 
 
-@pytest.mark.parametrize(("there", "start"), [(90, 50), (50, 50), (7, 7)])
-def test_window_passes_no_unfinished_message_where_the_queue_lost_its_end(there: int, start: int) -> None:
+@pytest.mark.parametrize(("end_offset", "new_offset"), [(90, 50), (50, 50), (7, 7)])
+def test_window_passes_no_unfinished_message_where_the_queue_lost_its_end(end_offset: int, new_offset: int) -> None:
     window = a_window(*range(50, 100))
     return_messages(window, a_delivery(window, 1), 50)
-    window.add_pull(100, a_pull(then=there, moved=PullRedirect.OUT_OF_RANGE))
-    assert (window.unfinished_count, window.next_offset, window.committable_offset) == (0, start, start)
+    window.add_pull(100, a_pull(next_offset=end_offset, redirect=PullRedirect.OUT_OF_RANGE))
+    assert (window.unfinished_count, window.next_offset, window.committable_offset) == (0, new_offset, new_offset)
 
 
 def test_window_without_messages_passes_a_range_deleted_by_the_broker_at_once() -> None:
     window = a_window()
-    window.add_pull(window.next_offset, a_pull(then=50, moved=PullRedirect.OUT_OF_RANGE))
+    window.add_pull(window.next_offset, a_pull(next_offset=50, redirect=PullRedirect.OUT_OF_RANGE))
     assert (window.next_offset, offset_to_commit(window)) == (50, 50)
 
 
-@pytest.mark.parametrize(("moved", "following"), [(PullRedirect.OUT_OF_RANGE, 1), (PullRedirect.RESET, 50)])
-def test_window_that_is_stopped_moves_with_a_reset_only(moved: PullRedirect, following: int) -> None:
+@pytest.mark.parametrize(("redirect", "following"), [(PullRedirect.OUT_OF_RANGE, 1), (PullRedirect.RESET, 50)])
+def test_window_that_is_stopped_moves_with_a_reset_only(redirect: PullRedirect, following: int) -> None:
     window = a_window(0, 1)
     a_delivery(window, 1)
     window.stop()
-    window.add_pull(2, a_pull(then=50, moved=moved))
+    window.add_pull(2, a_pull(next_offset=50, redirect=redirect))
     assert window.next_offset == following
 
 
 def test_window_ignores_an_outside_response_for_another_offset() -> None:
     window = a_window(0, 1)
     window.reset(7)
-    window.add_pull(2, a_pull(then=50, moved=PullRedirect.OUT_OF_RANGE))
+    window.add_pull(2, a_pull(next_offset=50, redirect=PullRedirect.OUT_OF_RANGE))
     assert window.next_offset == 7
 
 
 @pytest.mark.parametrize("orderly", [False, True])
 def test_window_reset_voids_the_ends_of_earlier_deliveries(orderly: bool) -> None:  # noqa: FBT001 - a case
     window = a_window(0, 1, orderly=orderly)
-    old = a_delivery(window)
+    earlier_delivery = a_delivery(window)
     window.reset(0)
     window.add_pull(0, a_pull(0, 1))
-    finish(window, old, 0)
-    return_messages(window, old, 1)
+    finish(window, earlier_delivery, 0)
+    return_messages(window, earlier_delivery, 1)
     assert (window.committable_offset, window.unfinished_count, window.unfinished_bytes) == (0, 2, 20)
     assert offsets_of(window.start_delivery(32, 0.0)) == [0, 1]
 
 
 def test_window_reset_leaves_earlier_deliveries_open_until_they_end() -> None:
     window = a_window(0, 1, orderly=True)
-    old = a_delivery(window, now=3.0)
+    earlier_delivery = a_delivery(window, now=3.0)
     window.reset(0)
     window.add_pull(0, a_pull(0, 1))
     assert (window.is_idle, window.in_flight) == (False, 2)
     assert window.start_delivery(1, 4.0) is None
-    finish(window, old)
+    finish(window, earlier_delivery)
     assert (window.is_idle, window.in_flight) == (True, 0)
     assert offsets_of(window.start_delivery(1, 4.0)) == [0]
 
 
 def test_window_reset_voids_the_response_to_an_earlier_commit() -> None:
-    window = a_window(then=8)
+    window = a_window(next_offset=8)
     commit = window.next_commit()
     assert commit is not None
-    window.reset(8)  # to the very same place; the broker has whichever came later
+    window.reset(8)  # the same offset again; the broker may have applied either commit last
     window.mark_committed(commit)
     assert (window.committed_offset, offset_to_commit(window)) == (None, 8)
 
 
-# Enough
+# Limits
 
 
 @pytest.mark.parametrize(
-    ("limits", "why"),
+    ("limits", "reason"),
     [
         (QueueLimits(max_messages=4), None),
         (QueueLimits(max_messages=3), "3 messages are unfinished; the limit is 3"),
@@ -519,18 +522,18 @@ def test_window_reset_voids_the_response_to_an_earlier_commit() -> None:
         (QueueLimits(max_offset_span=20), None),
     ],
 )
-def test_window_that_is_full_gives_the_reason(limits: QueueLimits, why: str | None) -> None:
+def test_window_that_is_full_gives_the_reason(limits: QueueLimits, reason: str | None) -> None:
     sizes = {10: MEBIBYTE, 11: MEBIBYTE - 7, 30: 7}
     for orderly in (False, True):
         window = QueueWindow(next_offset=10, orderly=orderly)
-        window.add_pull(10, PullResult(tuple(a_message(*it) for it in sizes.items()), 99, 0, 99))
-        assert window.why_full(limits) == (None if orderly and limits.max_offset_span < 2000 else why)
-        a_delivery(window)  # open or not is all the same
-        assert window.why_full(limits) == (None if orderly and limits.max_offset_span < 2000 else why)
+        window.add_pull(10, PullResult(tuple(a_message(*item) for item in sizes.items()), 99, 0, 99))
+        assert window.why_full(limits) == (None if orderly and limits.max_offset_span < 2000 else reason)
+        a_delivery(window)  # the limits count messages whether they are being delivered or not
+        assert window.why_full(limits) == (None if orderly and limits.max_offset_span < 2000 else reason)
 
 
 def test_window_without_messages_is_never_full() -> None:
-    window = a_window(then=5000)
+    window = a_window(next_offset=5000)
     assert window.why_full(QueueLimits(max_messages=1, max_bytes=1, max_offset_span=0)) is None
 
 
@@ -565,9 +568,9 @@ def test_window_limits_of_a_queue_apply_where_its_topic_has_none() -> None:
 
 
 def test_window_reports_its_messages_memory_deliveries_and_offsets() -> None:
-    window = a_window(3, 4, 7, then=9)
+    window = a_window(3, 4, 7, next_offset=9)
 
-    def told() -> tuple[Any, ...]:
+    def figures() -> tuple[Any, ...]:
         return (
             window.unfinished_count,
             window.unfinished_bytes,
@@ -576,165 +579,191 @@ def test_window_reports_its_messages_memory_deliveries_and_offsets() -> None:
             window.last_offset,
         )
 
-    assert told() == (3, 30, 0, 3, 7)
-    one, other = a_delivery(window, 1, now=1.0), a_delivery(window, 1, now=2.0)
-    assert told() == (3, 30, 2, 3, 7)
-    finish(window, one)
-    assert told() == (2, 20, 1, 4, 7)
+    assert figures() == (3, 30, 0, 3, 7)
+    first = a_delivery(window, 1, now=1.0)
+    second = a_delivery(window, 1, now=2.0)
+    assert figures() == (3, 30, 2, 3, 7)
+    finish(window, first)
+    assert figures() == (2, 20, 1, 4, 7)
     third = a_delivery(window, 1, now=3.0)
-    assert told() == (2, 20, 2, 4, 7)
-    finish(window, other)
+    assert figures() == (2, 20, 2, 4, 7)
+    finish(window, second)
     finish(window, third)
-    assert told() == (0, 0, 0, 9, None)
+    assert figures() == (0, 0, 0, 9, None)
 
 
-# All of it, against a model without any art
+# The whole window, against a plain model
 
 
-class Naive:
-    """Every message that was fetched, and where it is: waiting, open, done, or back until a time."""
+@dataclass
+class ModelDelivery:
+    """A delivery that the model started: its open offsets, and whether their ends count, as they do until a reset."""
+
+    delivery: OpenDelivery
+    open_offsets: set[int]
+    is_counted: bool = True
+
+
+class WindowModel:
+    """Every fetched message, and its state: waiting, open, done, or the time from which it may be retried."""
 
     def __init__(self, *, orderly: bool) -> None:
-        self.orderly, self.stopped, self.next = orderly, False, 0
-        self.where: dict[int, str | float] = {}
+        self.orderly = orderly
+        self.stopped = False
+        self.next_offset = 0
+        self.states: dict[int, str | float] = {}
         self.sizes: dict[int, int] = {}
-        self.deliveries: list[
-            tuple[OpenDelivery, set[int], bool]
-        ] = []  # what is left of it, and whether it still counts
+        self.deliveries: list[ModelDelivery] = []
 
     def reset(self, start: int) -> None:
-        self.where, self.next = {}, start
-        self.deliveries = [(delivery, left, False) for delivery, left, _ in self.deliveries]
+        self.states = {}
+        self.next_offset = start
+        for delivery in self.deliveries:
+            delivery.is_counted = False
 
     def stop(self) -> None:
         self.stopped = True
-        waiting = [offset for offset, where in self.where.items() if where == "waiting"]
-        self.next = min(waiting, default=self.next)
-        self.where = {offset: where for offset, where in self.where.items() if where != "waiting"}
+        waiting = [offset for offset, state in self.states.items() if state == "waiting"]
+        self.next_offset = min(waiting, default=self.next_offset)
+        self.states = {offset: state for offset, state in self.states.items() if state != "waiting"}
 
-    def put(self, asked: int, pulled: PullResult) -> None:
-        if pulled.redirect is PullRedirect.RESET:
-            self.reset(pulled.next_offset)
-        if pulled.redirect is PullRedirect.RESET or self.stopped or asked != self.next:
+    def add_pull(self, requested: int, pull: PullResult) -> None:
+        if pull.redirect is PullRedirect.RESET:
+            self.reset(pull.next_offset)
+        if pull.redirect is PullRedirect.RESET or self.stopped or requested != self.next_offset:
             return
-        if pulled.redirect is PullRedirect.OUT_OF_RANGE and pulled.next_offset >= self.next:
-            self.next = pulled.next_offset
-        elif pulled.redirect is PullRedirect.OUT_OF_RANGE:
-            self.reset(min([pulled.next_offset, *self.unfinished]))
-        if pulled.redirect:
+        if pull.redirect is PullRedirect.OUT_OF_RANGE and pull.next_offset >= self.next_offset:
+            self.next_offset = pull.next_offset
+        elif pull.redirect is PullRedirect.OUT_OF_RANGE:
+            self.reset(min([pull.next_offset, *self.unfinished]))
+        if pull.redirect:
             return
-        for message in pulled.messages:
-            self.where[message.offset], self.sizes[message.offset] = "waiting", len(message.body)
-        self.next = max([self.next, pulled.next_offset, *(message.offset + 1 for message in pulled.messages)])
+        for message in pull.messages:
+            self.states[message.offset] = "waiting"
+            self.sizes[message.offset] = len(message.body)
+        self.next_offset = max([self.next_offset, pull.next_offset, *(message.offset + 1 for message in pull.messages)])
 
-    def could_take(self, most: int, now: float) -> list[int]:
+    def startable_offsets(self, max_messages: int, now: float) -> list[int]:
         if self.stopped or (self.orderly and self.deliveries):
             return []
-        came_back = {offset: where for offset, where in self.where.items() if isinstance(where, float)}
+        returned = {offset: state for offset, state in self.states.items() if isinstance(state, float)}
         if self.orderly:
-            ready = sorted(came_back)
-            if max(came_back.values(), default=now) > now:
+            ready = sorted(returned)
+            if max(returned.values(), default=now) > now:
                 return []
         else:
-            ready = sorted((it for it in came_back if came_back[it] <= now), key=lambda it: (came_back[it], it))
-        waiting = sorted(offset for offset, where in self.where.items() if where == "waiting")
-        return ready[:1] or waiting[:most]
+            ready = sorted(
+                (offset for offset in returned if returned[offset] <= now),
+                key=lambda offset: (returned[offset], offset),
+            )
+        waiting = sorted(offset for offset, state in self.states.items() if state == "waiting")
+        return ready[:1] or waiting[:max_messages]
 
-    def end(self, at: int, offset: int, where: str | float) -> None:
-        _, left, counts = self.deliveries[at]
-        if offset in left and counts:
-            self.where[offset] = where
-        left.discard(offset)
-        self.deliveries = [it for it in self.deliveries if it[1]]
+    def end_message(self, index: int, offset: int, state: str | float) -> None:
+        delivery = self.deliveries[index]
+        if offset in delivery.open_offsets and delivery.is_counted:
+            self.states[offset] = state
+        delivery.open_offsets.discard(offset)
+        self.deliveries = [delivery for delivery in self.deliveries if delivery.open_offsets]
 
     @property
     def unfinished(self) -> list[int]:
-        return sorted(offset for offset, where in self.where.items() if where != "done")
+        return sorted(offset for offset, state in self.states.items() if state != "done")
 
     def full(self, limits: QueueLimits) -> bool:
         unfinished = self.unfinished
-        # A fetched message counts for the span although it is finished, if a lower one is not.
-        span = max(self.where, default=0) - min(unfinished, default=0) if unfinished and not self.orderly else 0
+        # A finished message counts for the span as long as a lower one is unfinished.
+        span = max(self.states, default=0) - min(unfinished, default=0) if unfinished and not self.orderly else 0
         size = sum(self.sizes[offset] + MESSAGE_OVERHEAD_BYTES for offset in unfinished)
         return len(unfinished) >= limits.max_messages or size >= limits.max_bytes or span > limits.max_offset_span
 
 
-class Walk:
-    """One step after another on a window and on the model; each says what it does with two numbers of chance."""
+class RandomWalk:
+    """Random steps on a window and on its model; each step has two random numbers for arguments."""
 
     def __init__(self, *, orderly: bool) -> None:
-        self.window, self.naive = QueueWindow(next_offset=0, orderly=orderly), Naive(orderly=orderly)
-        self.orderly, self.now, self.committed = orderly, 0.0, 0
-        self.asked = [0]
-        self.handed_out: dict[OpenDelivery, tuple[Message, ...]] = {}
+        self.window, self.model = QueueWindow(next_offset=0, orderly=orderly), WindowModel(orderly=orderly)
+        self.orderly = orderly
+        self.now = 0.0
+        self.committed = 0
+        self.requests = [0]
+        self.delivered_messages: dict[OpenDelivery, tuple[Message, ...]] = {}
 
-    def put(self, many: int, gap: int) -> None:
-        asked = self.window.next_offset
-        offsets = [asked + gap // 2 + number * (1 + gap % 2) for number in range(many)]
-        self._put(asked, {offset: (offset * 7 + gap) % 5 for offset in offsets}, max(offsets, default=asked) + gap)
+    def pull(self, count: int, gap: int) -> None:
+        requested = self.window.next_offset
+        offsets = [requested + gap // 2 + number * (1 + gap % 2) for number in range(count)]
+        self._add_pull(
+            requested, {offset: (offset * 7 + gap) % 5 for offset in offsets}, max(offsets, default=requested) + gap
+        )
 
-    def put_late(self, which: int, many: int) -> None:
-        asked = self.asked[-1 - which % len(self.asked)]
-        self._put(asked, dict.fromkeys(range(asked, asked + many), 1), asked + many)
+    def pull_late(self, choice: int, count: int) -> None:
+        requested = self.requests[-1 - choice % len(self.requests)]
+        self._add_pull(requested, dict.fromkeys(range(requested, requested + count), 1), requested + count)
 
-    def put_moved(self, start: int, which: int) -> None:
-        asked = self.asked[-1 - which // 2 % len(self.asked)]
-        self._put(asked, {}, start * 3, moved=list(PullRedirect)[which % 2])
+    def pull_redirected(self, redirect_to: int, choice: int) -> None:
+        requested = self.requests[-1 - choice // 2 % len(self.requests)]
+        self._add_pull(requested, {}, redirect_to * 3, redirect=list(PullRedirect)[choice % 2])
 
-    def _put(self, asked: int, sizes: dict[int, int], then: int, *, moved: PullRedirect | None = None) -> None:
-        self.asked.append(asked)
-        pulled = PullResult(tuple(a_message(*it) for it in sizes.items()), then, 0, 1000, moved)
-        if moved:
+    def _add_pull(
+        self, requested: int, sizes: dict[int, int], next_offset: int, *, redirect: PullRedirect | None = None
+    ) -> None:
+        self.requests.append(requested)
+        pull = PullResult(tuple(a_message(*item) for item in sizes.items()), next_offset, 0, 1000, redirect)
+        if redirect:
             self.committed = 0
-        self.window.add_pull(asked, pulled)
-        self.naive.put(asked, pulled)
+        self.window.add_pull(requested, pull)
+        self.model.add_pull(requested, pull)
 
-    def take(self, most: int, later: int) -> None:
-        self.now += later
-        wanted = self.naive.could_take(most + 1, self.now)
-        open_now = {offset for _, left, counts in self.naive.deliveries if counts for offset in left}
-        before, unfinished = self.window.open_deliveries.copy(), self.naive.unfinished
-        delivery = self.window.start_delivery(most + 1, self.now)
-        assert offsets_of(delivery) == wanted
-        assert not open_now & set(wanted)
+    def start_delivery(self, max_messages: int, seconds: int) -> None:
+        self.now += seconds
+        expected = self.model.startable_offsets(max_messages + 1, self.now)
+        open_offsets: set[int] = set()
+        for model_delivery in self.model.deliveries:
+            if model_delivery.is_counted:
+                open_offsets |= model_delivery.open_offsets
+        open_before = self.window.open_deliveries.copy()
+        unfinished = self.model.unfinished
+        delivery = self.window.start_delivery(max_messages + 1, self.now)
+        assert offsets_of(delivery) == expected
+        assert not open_offsets & set(expected)
         if self.orderly:
-            assert wanted == unfinished[: len(wanted)]
-            assert not (delivery and before)
+            assert expected == unfinished[: len(expected)]
+            assert not (delivery and open_before)
         if delivery:
-            self.handed_out[delivery] = delivery.messages
-            self.naive.deliveries.append((delivery, set(wanted), True))
-            self.naive.where.update(dict.fromkeys(wanted, "open"))
+            self.delivered_messages[delivery] = delivery.messages
+            self.model.deliveries.append(ModelDelivery(delivery, set(expected)))
+            self.model.states.update(dict.fromkeys(expected, "open"))
 
-    def done(self, which: int, message: int) -> None:
-        self._end(which, message, None)
+    def finish_message(self, choice: int, message: int) -> None:
+        self._end_message(choice, message, None)
 
-    def back(self, which: int, message: int) -> None:
-        self._end(which, message, self.now + message % 3)
+    def return_message(self, choice: int, message: int) -> None:
+        self._end_message(choice, message, self.now + message % 3)
 
-    def _end(self, which: int, message: int, until: float | None) -> None:
-        if self.naive.deliveries:
-            at = which % len(self.naive.deliveries)
-            delivery = self.naive.deliveries[at][0]
-            messages = self.handed_out[delivery]
-            ended = messages[message % len(messages)]
+    def _end_message(self, choice: int, message: int, until: float | None) -> None:
+        if self.model.deliveries:
+            index = choice % len(self.model.deliveries)
+            delivery = self.model.deliveries[index].delivery
+            messages = self.delivered_messages[delivery]
+            ended_message = messages[message % len(messages)]
             if until is None:
-                self.window.finish_message(delivery, ended)
+                self.window.finish_message(delivery, ended_message)
             else:
-                self.window.return_message(delivery, ended, until)
-            self.naive.end(at, ended.offset, "done" if until is None else until)
+                self.window.return_message(delivery, ended_message, until)
+            self.model.end_message(index, ended_message.offset, "done" if until is None else until)
 
     def stop(self, *_: int) -> None:
         self.window.stop()
-        self.naive.stop()
+        self.model.stop()
 
     def resume(self, *_: int) -> None:
         self.window.resume()
-        self.naive.stopped = False
+        self.model.stopped = False
 
     def reset(self, start: int, _: int) -> None:
         self.committed = 0
         self.window.reset(start)
-        self.naive.reset(start)
+        self.model.reset(start)
 
     def commit(self, *_: int) -> None:
         commit = self.window.next_commit()
@@ -745,38 +774,42 @@ class Walk:
             assert self.window.committed_offset == commit.offset
 
     def check(self) -> None:
-        window, naive, unfinished = self.window, self.naive, self.naive.unfinished
-        assert window.committable_offset == min(unfinished, default=naive.next)
-        assert window.committable_offset >= self.committed  # it never goes back
+        window = self.window
+        model = self.model
+        unfinished = model.unfinished
+        assert window.committable_offset == min(unfinished, default=model.next_offset)
+        assert window.committable_offset >= self.committed  # it never decreases
         self.committed = window.committable_offset
-        assert (window.next_offset, window.unfinished_count) == (naive.next, len(unfinished))
-        assert window.unfinished_bytes == sum(naive.sizes[offset] for offset in unfinished)
-        left = [message for delivery, _, counts in naive.deliveries if not counts for message in delivery.messages]
-        orphaned_bytes = sum(message.memory_bytes for message in left)
+        assert (window.next_offset, window.unfinished_count) == (model.next_offset, len(unfinished))
+        assert window.unfinished_bytes == sum(model.sizes[offset] for offset in unfinished)
+        orphaned_bytes = 0
+        for model_delivery in model.deliveries:
+            if not model_delivery.is_counted:
+                orphaned_bytes += sum(message.memory_bytes for message in model_delivery.delivery.messages)
         assert (
             window.memory_bytes == window.unfinished_bytes + MESSAGE_OVERHEAD_BYTES * len(unfinished) + orphaned_bytes
         )
-        assert window.in_flight == sum(len(left) for _, left, _ in naive.deliveries)
-        assert window.is_idle == (not naive.deliveries)
+        assert window.in_flight == sum(len(delivery.open_offsets) for delivery in model.deliveries)
+        assert window.is_idle == (not model.deliveries)
         for limits in (
             QueueLimits(max_messages=4),
             QueueLimits(max_bytes=3 * MESSAGE_OVERHEAD_BYTES + 9),
             QueueLimits(max_offset_span=5),
         ):
-            assert (window.why_full(limits) is not None) == naive.full(limits)
+            assert (window.why_full(limits) is not None) == model.full(limits)
 
 
-STEPS = ["put", "put", "take", "take", "done", "done", "done", "back", "commit"]
-SELDOM = ["put_late", "put_moved", "stop", "resume", "resume", "reset"]
+STEPS = [*["pull"] * 2, *["start_delivery"] * 2, *["finish_message"] * 3, "return_message", "commit"]
+RARE_STEPS = ["pull_late", "pull_redirected", "stop", "resume", "resume", "reset"]
 NUMBERS = st.integers(0, 6)
 
 
 @pytest.mark.parametrize("orderly", [False, True])
-@given(walked=st.lists(st.tuples(st.sampled_from(STEPS + SELDOM), NUMBERS, NUMBERS), max_size=80))
-def test_window_behaves_like_its_model(*, orderly: bool, walked: Iterable[tuple[str, int, int]]) -> None:
-    walk = Walk(orderly=orderly)
-    for step, one, other in walked:
-        getattr(walk, step)(one, other)
+@given(steps=st.lists(st.tuples(st.sampled_from(STEPS + RARE_STEPS), NUMBERS, NUMBERS), max_size=80))
+def test_window_behaves_like_its_model(*, orderly: bool, steps: Iterable[tuple[str, int, int]]) -> None:
+    walk = RandomWalk(orderly=orderly)
+    for step, first, second in steps:
+        getattr(walk, step)(first, second)
         walk.check()
 
 
@@ -784,11 +817,11 @@ def test_window_behaves_like_its_model(*, orderly: bool, walked: Iterable[tuple[
 def test_offset_commit_covers_all_messages_in_any_order_of_delivery_ends(ends: list[int], size: int) -> None:
     window = a_window(*range(24))
     deliveries = [a_delivery(window, size) for _ in range(0, 24, size)]
-    left = set(range(24))
+    unfinished = set(range(24))
     for offset in ends:
         finish(window, deliveries[offset // size], offset)
-        left.remove(offset)
-        assert window.committable_offset == min(left, default=24)
+        unfinished.remove(offset)
+        assert window.committable_offset == min(unfinished, default=24)
     assert (window.is_idle, window.unfinished_count, window.unfinished_bytes) == (True, 0, 0)
 
 
@@ -797,7 +830,7 @@ def test_offset_commit_covers_all_messages_in_any_order_of_delivery_ends(ends: l
 
 def a_window_with_properties() -> QueueWindow:
     window = QueueWindow(next_offset=0, committed_offset=0)
-    window.add_pull(0, PullResult(tuple(with_properties(it, 1008) for it in range(4)), 4, 0, 4))
+    window.add_pull(0, PullResult(tuple(with_properties(offset, 1008) for offset in range(4)), 4, 0, 4))
     return window
 
 
@@ -813,7 +846,7 @@ def test_memory_of_properties_is_counted_until_each_message_is_finished_or_forgo
     window.stop()
     assert window.memory_bytes == PROPERTIES_MEMORY
     window.reset(50)
-    assert window.memory_bytes == PROPERTIES_MEMORY  # of the delivery that is open
+    assert window.memory_bytes == PROPERTIES_MEMORY  # of the open delivery
     finish(window, delivery)
     assert window.memory_bytes == 0
 
@@ -832,50 +865,52 @@ def test_window_fits_messages_by_their_bodies_and_encoded_properties() -> None:
     assert window.count_fitting(9, 1) == 1
 
 
+# Messages that a crash would repeat
+
 # What a crash would repeat
 
 
-def test_window_start_is_where_the_member_began_to_read() -> None:
+def test_window_start_is_the_offset_where_the_member_started_to_read() -> None:
     window = QueueWindow(next_offset=0, committed_offset=0)
     assert window.start_offset is None
     window.reset(7, 7)
     window.add_pull(7, a_pull(7, 8))
-    window.reset(8, 8)  # its lock was lost for a while
+    window.reset(8, 8)  # as after a lost lock
     assert window.start_offset == 7
 
 
-def test_window_would_repeat_what_the_app_was_given_until_it_is_committed() -> None:
-    window = a_window(0, 1, 2, 3, then=9)
+def test_window_would_repeat_sent_messages_until_they_are_committed() -> None:
+    window = a_window(0, 1, 2, 3, next_offset=9)
     assert (window.max_sent_offset, window.would_repeat) == (None, False)
     delivery = a_delivery(window, 2)
-    assert (window.max_sent_offset, window.would_repeat) == (None, False), "the app may not be listening"
+    assert (window.max_sent_offset, window.would_repeat) == (None, False), "the app may not have received the messages"
     window.mark_sent(delivery)
     assert (window.max_sent_offset, window.would_repeat) == (1, True)
     return_messages(window, delivery, 0)
     finish(window, delivery)
     window.mark_sent(a_delivery(window))
-    assert window.max_sent_offset == 1, "a message that comes back is below"
+    assert window.max_sent_offset == 1, "a repeated message has a lower offset"
     last = a_delivery(window)
     window.mark_sent(last)
     finish(window, last)
     assert window.max_sent_offset == 3
     finish(window, next(iter(window.open_deliveries)))
-    assert window.would_repeat, "it is finished, and not committed yet"
+    assert window.would_repeat, "the message is finished, but not committed"
     commit = window.next_commit()
     assert commit is not None
     window.mark_committed(commit)
     assert (window.committed_offset, window.would_repeat) == (9, False)
-    window.committed_offset = None  # the broker was away, and may have lost it
+    window.committed_offset = None  # the broker was unreachable, and may have lost the offset
     assert window.would_repeat
 
 
-@pytest.mark.parametrize("moved", [PullRedirect.RESET, None])
-def test_window_would_repeat_nothing_after_the_groups_offset_was_set(moved: PullRedirect | None) -> None:
+@pytest.mark.parametrize("redirect", [PullRedirect.RESET, None])
+def test_window_would_repeat_nothing_after_the_groups_offset_was_set(redirect: PullRedirect | None) -> None:
     window = a_window(0, 1, 2)
     delivery = a_delivery(window)
     window.mark_sent(delivery)
-    if moved:
-        window.add_pull(3, a_pull(then=1, moved=moved))
+    if redirect:
+        window.add_pull(3, a_pull(next_offset=1, redirect=redirect))
     else:
         window.rewind(1)
     window.mark_sent(delivery)

@@ -1,4 +1,4 @@
-"""What a sidecar counts of its deliveries, and which messages it names."""
+"""A sidecar's delivery counts, and the messages that it names."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -52,11 +52,15 @@ def test_delivery_counts_are_kept_by_queue_and_outcome() -> None:
     counts.count(Q, attempts(1, 1, 2), DONE, 1.0)
     counts.count(Q, attempts(1, 4), FAILED, 2.0)
     counts.count(RETRIES, attempts(2), AppResponse(DeliveryOutcome.TIMEOUT), 3.0)
-    found = page(counts, 10.0)
-    assert found.queues == [QueueCounts(*Q, 3, 3, {"5xx": 2}), QueueCounts(*RETRIES, 0, 0, {"timeout": 1})]
-    assert (found.incarnation, found.age, found.next) == ("process", 10.0, None)
-    assert found.last_failure
-    assert (found.last_failure.outcome, found.last_failure.status, found.last_failure.age) == ("timeout", 0, 7.0)
+    deliveries = page(counts, 10.0)
+    assert deliveries.queues == [QueueCounts(*Q, 3, 3, {"5xx": 2}), QueueCounts(*RETRIES, 0, 0, {"timeout": 1})]
+    assert (deliveries.incarnation, deliveries.age, deliveries.next) == ("process", 10.0, None)
+    assert deliveries.last_failure
+    assert (deliveries.last_failure.outcome, deliveries.last_failure.status, deliveries.last_failure.age) == (
+        "timeout",
+        0,
+        7.0,
+    )
 
 
 @pytest.mark.parametrize("outcome", [DeliveryOutcome.REFUSED, DeliveryOutcome.NOT_FOUND])
@@ -72,42 +76,45 @@ def test_delivery_handling_times_are_kept_by_topic() -> None:
     for seconds in (0.2, 0.2, 3.0):
         counts.count_time("orders", seconds)
     counts.count_time("bills", 0.2)
-    assert {it.topic: it.buckets for it in page(counts).times} == {
+    assert {entry.topic: entry.buckets for entry in page(counts).times} == {
         "orders": {bucket_index(0.2): 2, bucket_index(3.0): 1},
         "bills": {bucket_index(0.2): 1},
     }
 
 
-def named(counts: DeliveryCounts, now: float = 0.0) -> list[tuple[str, str, int, int, str]]:
-    return [(it.topic, it.queue_topic, it.offset, it.attempts, it.outcome) for it in page(counts, now).failing]
+def failing_messages(counts: DeliveryCounts, now: float = 0.0) -> list[tuple[str, str, int, int, str]]:
+    return [
+        (message.topic, message.queue_topic, message.offset, message.attempts, message.outcome)
+        for message in page(counts, now).failing
+    ]
 
 
 def test_message_that_fails_several_times_is_named_until_it_is_done() -> None:
     counts = DeliveryCounts(0.0)
     for number in range(1, FAILED_ATTEMPTS):
         counts.count(Q, [(a_message(), number)], FAILED, 1.0)
-    assert named(counts) == []
-    again = a_message(77, RETRIES, FAILED_ATTEMPTS - 1, "id-0")
-    counts.count(RETRIES, [(again, FAILED_ATTEMPTS)], FAILED, 2.0)
-    assert named(counts) == [("orders", "%RETRY%shop", 77, FAILED_ATTEMPTS, "5xx")]
+    assert failing_messages(counts) == []
+    repeated = a_message(77, RETRIES, FAILED_ATTEMPTS - 1, "id-0")
+    counts.count(RETRIES, [(repeated, FAILED_ATTEMPTS)], FAILED, 2.0)
+    assert failing_messages(counts) == [("orders", "%RETRY%shop", 77, FAILED_ATTEMPTS, "5xx")]
     counts.count(RETRIES, [(a_message(99, RETRIES, name="id-0"), 4)], FAILED, 3.0)
-    assert named(counts) == [("orders", "%RETRY%shop", 99, 4, "5xx")], "once, as it was last"
+    assert failing_messages(counts) == [("orders", "%RETRY%shop", 99, 4, "5xx")], "once, with its latest offset"
     counts.count(RETRIES, [(a_message(120, RETRIES, name="id-0"), 5)], DONE, 4.0)
-    assert named(counts) == []
+    assert failing_messages(counts) == []
 
 
 def test_message_that_failed_is_named_for_a_quarter_of_an_hour() -> None:
     counts = DeliveryCounts(0.0)
     counts.count(Q, attempts(5), FAILED, 1.0)
-    assert named(counts, FAILED_SECONDS)
-    assert named(counts, FAILED_SECONDS + 2) == []
+    assert failing_messages(counts, FAILED_SECONDS)
+    assert failing_messages(counts, FAILED_SECONDS + 2) == []
 
 
 def test_message_that_the_app_rejects_is_not_named_as_it_is_not_tried_again() -> None:
     counts = DeliveryCounts(0.0)
     counts.count(Q, attempts(5), FAILED, 1.0)
     counts.count(Q, attempts(6), response_of_status(422), 2.0)
-    assert named(counts) == []
+    assert failing_messages(counts) == []
     assert page(counts).queues[0].failures == {"5xx": 1, "422": 1}
 
 
@@ -115,35 +122,36 @@ def test_message_names_are_those_with_the_most_attempts_of_a_bounded_number() ->
     counts = DeliveryCounts(0.0)
     for offset in range(3 * MAX_FAILED_MESSAGES):
         counts.count(Q, [(a_message(offset), 3 + offset % 5)], FAILED, 1.0)
-    found = named(counts)
-    assert [tries for _, _, _, tries, _ in found] == [7] * MESSAGES_IN_PAGE
-    assert min(offset for _, _, offset, _, _ in found) >= 2 * MAX_FAILED_MESSAGES, "the last ones are remembered"
+    names = failing_messages(counts)
+    assert [name[3] for name in names] == [7] * MESSAGES_IN_PAGE, "the attempts"
+    assert min(name[2] for name in names) >= 2 * MAX_FAILED_MESSAGES, "the latest failures are remembered"
 
 
-def fetched(number: int, queue: Queue = Q) -> QueueWindow:
+def a_window(number: int, queue: Queue = Q) -> QueueWindow:
     window = QueueWindow(next_offset=0, committed_offset=0)
     window.add_pull(0, PullResult(tuple(a_message(offset, queue) for offset in range(number)), number, 0, number))
     return window
 
 
 def test_message_that_hangs_at_the_app_is_named_with_its_attempt() -> None:
-    counts, window = DeliveryCounts(0.0), fetched(3)
+    counts = DeliveryCounts(0.0)
+    window = a_window(3)
     delivery = window.start_delivery(1, 0.0)
     assert delivery
     window.count_attempt(delivery, delivery.messages[0])
     window.start_delivery(1, 5.0)
     readers = {Q: Reader(window)}
     assert counts.page(0, "process", readers, HANGING_SECONDS - 1).failing == []
-    (found,) = counts.page(0, "process", readers, HANGING_SECONDS + 1).failing
-    assert (found.topic, found.offset, found.attempts, found.age, found.outcome) == ("orders", 0, 2, 31.0, "")
+    (message,) = counts.page(0, "process", readers, HANGING_SECONDS + 1).failing
+    assert (message.topic, message.offset, message.attempts, message.age, message.outcome) == ("orders", 0, 2, 31.0, "")
 
 
 def test_message_topic_that_its_producer_chose_is_cut_in_its_name() -> None:
     counts = DeliveryCounts(0.0)
     message = Message(RETRIES, 0, b"", {"UNIQ_KEY": "k" * 30_000, "RETRY_TOPIC": "t" * 30_000}, 5)
     counts.count(RETRIES, [(message, 6)], FAILED, 1.0)
-    (found,) = page(counts).failing
-    assert len(found.topic) <= 201
+    (failing,) = page(counts).failing
+    assert len(failing.topic) <= 201
 
 
 def test_retry_estimate_counts_messages_until_their_next_attempt_is_due() -> None:
@@ -156,7 +164,7 @@ def test_retry_estimate_counts_messages_until_their_next_attempt_is_due() -> Non
     assert page(counts, RETRY_DELAYS_SECONDS[-1] + DUE_STEP_SECONDS).delayed == 0
 
 
-def test_retry_estimate_takes_bounded_memory_though_nobody_asks_for_it() -> None:
+def test_retry_estimate_takes_bounded_memory_without_requests_for_it() -> None:
     counts = DeliveryCounts(0.0)
     for second in range(0, 1_000_000, 5):
         counts.count_returned(0, float(second))
@@ -164,28 +172,31 @@ def test_retry_estimate_takes_bounded_memory_though_nobody_asks_for_it() -> None
 
 
 def test_delivery_samples_measure_messages_at_the_app_and_backlog() -> None:
-    counts, window, idle = DeliveryCounts(0.0), fetched(3), QueueWindow(next_offset=0, committed_offset=0)
+    counts = DeliveryCounts(0.0)
+    window = a_window(3)
+    idle = QueueWindow(next_offset=0, committed_offset=0)
     readers = {Q: Reader(window), RETRIES: Reader(idle)}
     window.start_delivery(2, 0.0)
     counts.sample(readers, 2.0)
     window.start_delivery(1, 2.0)
     counts.sample(readers, 3.0)
-    counts.sample(readers, 3.0 + delivery_counts.MAX_SAMPLE_SECONDS + 1)  # the process stood still
-    (found,) = page(counts).queues
-    assert (found.active_seconds, found.in_flight_seconds, found.backlog_seconds) == (3.0, 7.0, 2.0)
+    counts.sample(readers, 3.0 + delivery_counts.MAX_SAMPLE_SECONDS + 1)  # the process stalled
+    (entry,) = page(counts).queues
+    assert (entry.active_seconds, entry.in_flight_seconds, entry.backlog_seconds) == (3.0, 7.0, 2.0)
 
 
 def all_pages(counts: DeliveryCounts) -> Iterable[DeliveriesPage]:
     start: int | None = 0
     while start is not None:
-        found = page(counts, start=start)
-        yield found
-        start = found.next
+        deliveries = page(counts, start=start)
+        yield deliveries
+        start = deliveries.next
 
 
 def test_report_pages_of_deliveries_have_each_queue_and_topic_once_in_less_than_their_limit() -> None:
-    counts, long = DeliveryCounts(0.0), "%RETRY%" + "t" * 120
-    queues = [Queue(long, "b" * 255, number) for number in range(3 * DELIVERY_PAGE_QUEUES + 1)]
+    counts = DeliveryCounts(0.0)
+    topic = "%RETRY%" + "t" * 120
+    queues = [Queue(topic, "b" * 255, number) for number in range(3 * DELIVERY_PAGE_QUEUES + 1)]
     for queue in queues:
         for outcome in DeliveryOutcome:
             counts.count(queue, attempts(1), AppResponse(outcome), 1e9)
@@ -193,8 +204,8 @@ def test_report_pages_of_deliveries_have_each_queue_and_topic_once_in_less_than_
         for step in range(2000):
             counts.count_time(f"{number:0127d}", 0.001 * 1.01**step)
     pages = [*all_pages(counts)]
-    assert [it.id for found in pages for it in found.queues] == [*range(len(queues))]
-    assert len({it.topic for found in pages for it in found.times}) == 5 * TOPICS_IN_PAGE
-    assert [len(found.queues) for found in pages] == [DELIVERY_PAGE_QUEUES] * 3 + [1, 0]
-    assert max(len(msgspec.json.encode(found)) for found in pages) < MAX_PAGE_BYTES
+    assert [entry.id for deliveries in pages for entry in deliveries.queues] == [*range(len(queues))]
+    assert len({entry.topic for deliveries in pages for entry in deliveries.times}) == 5 * TOPICS_IN_PAGE
+    assert [len(deliveries.queues) for deliveries in pages] == [DELIVERY_PAGE_QUEUES] * 3 + [1, 0]
+    assert max(len(msgspec.json.encode(deliveries)) for deliveries in pages) < MAX_PAGE_BYTES
     assert page(counts, start=10**18 - 1).queues == []

@@ -1,4 +1,4 @@
-"""Which messages have a span, what it says, and how the receiver of spans changes while a sidecar runs."""
+"""Which messages have a span, its content, and the change of the spans' receiver while a sidecar runs."""
 
 import asyncio
 import sys
@@ -50,7 +50,7 @@ def a_span(outcome: str = "done", **properties: str) -> DeliverySpan | None:
         (f"00-{TRACE}-{SPAN}-00", TraceParent(TRACE, SPAN, 0x00)),
         (f"00-{TRACE}-{SPAN}-03", TraceParent(TRACE, SPAN, 0x03)),
         (f"cc-{TRACE}-{SPAN}-01", TraceParent(TRACE, SPAN, 0x01)),
-        (f"cc-{TRACE}-{SPAN}-01-what-comes", TraceParent(TRACE, SPAN, 0x01)),
+        (f"cc-{TRACE}-{SPAN}-01-later-fields", TraceParent(TRACE, SPAN, 0x01)),
         (f"cc-{TRACE}-{SPAN}-01.what", None),
         (f"00-{TRACE}-{SPAN}-01-what", None),
         (f"ff-{TRACE}-{SPAN}-01", None),
@@ -73,7 +73,7 @@ def test_delivery_span_is_made_of_sampled_traces_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "kept"),
+    ("text", "is_kept"),
     [
         ("a=1", True),
         ("a=1,b@c=x y", True),
@@ -85,10 +85,10 @@ def test_delivery_span_is_made_of_sampled_traces_only() -> None:
         ("a=\n", False),
     ],
 )
-def test_trace_state_is_kept_if_it_is_what_w3c_defines(text: str, *, kept: bool) -> None:
+def test_trace_state_is_kept_if_it_is_valid_by_w3c(text: str, *, is_kept: bool) -> None:
     span = a_span(tracestate=text)
     assert span
-    assert span.trace_state == (text if kept else "")
+    assert span.trace_state == (text if is_kept else "")
 
 
 def test_delivery_span_of_a_retried_message_names_no_queue_and_cuts_long_ids() -> None:
@@ -134,22 +134,23 @@ def test_delivery_span_is_a_child_of_the_producers_span(outcome: str, code: int)
     assert span
     sender.send(span)
     sender.close()
-    (told,) = encode_spans(exporter.get_finished_spans()).resource_spans
-    (sent,) = told.scope_spans[0].spans
+    (resource_spans,) = encode_spans(exporter.get_finished_spans()).resource_spans
+    (sent,) = resource_spans.scope_spans[0].spans
     assert (sent.trace_id.hex(), sent.parent_span_id.hex(), sent.trace_state) == (TRACE, SPAN, "a=1,b=2")
     assert (sent.kind, sent.status.code) == (Span.SPAN_KIND_CONSUMER, code)
     assert (sent.start_time_unix_nano, sent.end_time_unix_nano) == (10_000_000_000, 10_500_000_000)
     assert attributes(sent)["rota.outcome"] == outcome
     assert [(link.trace_id.hex(), link.span_id.hex()) for link in sent.links] == [(TRACE, SPAN)]
-    assert attributes(told.resource)["service.name"] == "rota-sidecar"
+    assert attributes(resource_spans.resource)["service.name"] == "rota-sidecar"
 
 
-class KeptSpans:
-    """A sender that keeps its spans, and closes when it may."""
+class RecordingSender:
+    """A sender that records its spans, and closes once it may."""
 
     def __init__(self) -> None:
         self.spans: list[DeliverySpan] = []
-        self.may_close, self.closed = Event(), Event()
+        self.may_close = Event()
+        self.closed = Event()
         self.on_result: Callable[[str], None] = lambda _: None
         self.may_close.set()
 
@@ -162,7 +163,7 @@ class KeptSpans:
 
 
 @pytest.fixture
-def senders() -> dict[str, KeptSpans]:
+def senders() -> dict[str, RecordingSender]:
     return {}
 
 
@@ -172,9 +173,9 @@ def problems() -> list[str]:
 
 
 @pytest.fixture
-def spans(senders: dict[str, KeptSpans], problems: list[str]) -> DeliverySpans:
+def spans(senders: dict[str, RecordingSender], problems: list[str]) -> DeliverySpans:
     def open_sender(endpoint: str, on_result: Callable[[str], None]) -> SpanSender:
-        sender = senders.setdefault(endpoint, KeptSpans())
+        sender = senders.setdefault(endpoint, RecordingSender())
         sender.on_result = on_result
         return sender
 
@@ -187,7 +188,7 @@ def record(spans: DeliverySpans, outcome: str = "done", **properties: str) -> No
 
 
 async def test_delivery_spans_go_to_the_receiver_of_the_settings(
-    senders: dict[str, KeptSpans], spans: DeliverySpans
+    senders: dict[str, RecordingSender], spans: DeliverySpans
 ) -> None:
     record(spans)
     assert not spans.set_endpoint("")
@@ -203,22 +204,22 @@ async def test_delivery_spans_go_to_the_receiver_of_the_settings(
     await spans.close()
     record(spans)
     assert senders["http://b:1"].closed.is_set()
-    assert [len(it.spans) for it in senders.values()] == [1, 1]
+    assert [len(sender.spans) for sender in senders.values()] == [1, 1]
 
 
 async def test_delivery_spans_are_not_made_while_the_app_is_away(
-    senders: dict[str, KeptSpans], spans: DeliverySpans
+    senders: dict[str, RecordingSender], spans: DeliverySpans
 ) -> None:
     assert spans.set_endpoint("http://a:1")
     await spans.switch()
     record(spans, "away")
     record(spans, "cut")
-    assert [it.error for it in senders["http://a:1"].spans] == ["cut"]
+    assert [span.error for span in senders["http://a:1"].spans] == ["cut"]
     await spans.close()
 
 
 async def test_delivery_spans_do_not_wait_for_a_receiver_that_hangs(
-    senders: dict[str, KeptSpans], spans: DeliverySpans, monkeypatch: pytest.MonkeyPatch
+    senders: dict[str, RecordingSender], spans: DeliverySpans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delivery_spans, "CLOSE_SECONDS", 0.01)
     assert spans.set_endpoint("http://a:1")
@@ -230,13 +231,13 @@ async def test_delivery_spans_do_not_wait_for_a_receiver_that_hangs(
     await asyncio.to_thread(senders["http://a:1"].closed.wait, 60)
 
 
-async def report(sender: KeptSpans, failure: str) -> None:
+async def report(sender: RecordingSender, failure: str) -> None:
     """Report a result in a thread; the event loop handles it before it continues here."""
     await asyncio.to_thread(sender.on_result, failure)
 
 
 async def test_delivery_spans_report_a_receiver_that_fails_until_it_gets_spans_or_there_is_another(
-    senders: dict[str, KeptSpans], spans: DeliverySpans, problems: list[str]
+    senders: dict[str, RecordingSender], spans: DeliverySpans, problems: list[str]
 ) -> None:
     assert spans.set_endpoint("http://a:1")
     await spans.switch()
@@ -278,17 +279,17 @@ async def test_delivery_spans_with_invalid_variables_are_reported(
 
 
 @asynccontextmanager
-async def answering(status: int) -> AsyncIterator[str]:
+async def run_server(status: int) -> AsyncIterator[str]:
     """Run a server that answers each request with a status; yield its URL."""
 
-    async def answer(_: web.BaseRequest) -> web.StreamResponse:
+    async def respond(_: web.BaseRequest) -> web.StreamResponse:
         return web.Response(status=status, headers={"Location": "http://elsewhere:1/"} if status == 302 else None)
 
-    async with RawTestServer(answer) as server:
+    async with RawTestServer(respond) as server:
         yield f"http://127.0.0.1:{server.port}"
 
 
-async def result_of_a_batch(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
+async def send_batch(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the reported result of one batch."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "0.5")
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
@@ -319,16 +320,16 @@ async def result_of_a_batch(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> s
 async def test_delivery_spans_that_a_receiver_refuses_are_reported_with_its_answer(
     status: int, failure: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with answering(status) as endpoint:
-        assert await result_of_a_batch(endpoint, monkeypatch) == failure
+    async with run_server(status) as endpoint:
+        assert await send_batch(endpoint, monkeypatch) == failure
 
 
 async def test_delivery_spans_to_a_receiver_that_cannot_be_reached_are_reported_with_the_systems_reason(
     unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert await result_of_a_batch(f"http://127.0.0.1:{unused_tcp_port}", monkeypatch) == "Connection refused"
-    unknown = await result_of_a_batch("http://no-such-host.invalid:4318", monkeypatch)
+    assert await send_batch(f"http://127.0.0.1:{unused_tcp_port}", monkeypatch) == "Connection refused"
+    unknown = await send_batch("http://no-such-host.invalid:4318", monkeypatch)
     assert unknown in {"Name or service not known", "Temporary failure in name resolution"}
-    async with answering(200) as endpoint:
-        failure = await result_of_a_batch(endpoint.replace("http", "https"), monkeypatch)
+    async with run_server(200) as endpoint:
+        failure = await send_batch(endpoint.replace("http", "https"), monkeypatch)
         assert failure.startswith("it does not support TLS, or its certificate is not trusted (")

@@ -1,4 +1,4 @@
-"""What keeps a member from working, and since when."""
+"""The problems that a member reports, and how long they have lasted."""
 
 import logging
 
@@ -27,7 +27,7 @@ def test_health_reports_a_broker_as_unreachable_after_a_time_without_responses(
         health.record_answer("a")
     health.record_no_answer("a", 10.0)
     assert health.broker_reachability(10.0 + UNREACHABLE_SECONDS - 0.1) == {"a": True}
-    health.record_no_answer("a", 14.0)  # since the first time it counts
+    health.record_no_answer("a", 14.0)  # the first failure counts
     assert health.broker_reachability(10.0 + UNREACHABLE_SECONDS) == {"a": False}
 
 
@@ -52,10 +52,10 @@ def test_health_is_tracked_for_each_broker() -> None:
 def test_health_logs_a_problem_when_it_changes_and_when_it_is_cleared(caplog: pytest.LogCaptureFixture) -> None:
     health = Problems()
     with caplog.at_level(logging.INFO, "rota"):
-        for told in ("one", "one", "another", "", ""):
-            health.set_problem(Reason.APP_NOT_LISTENING, told)
-    assert [it.getMessage() for it in caplog.records] == ["one", "another", "The problem is resolved"]
-    assert {vars(it)["reason"] for it in caplog.records} == {"AppNotListening"}
+        for message in ("one", "one", "another", "", ""):
+            health.set_problem(Reason.APP_NOT_LISTENING, message)
+    assert [log_record.getMessage() for log_record in caplog.records] == ["one", "another", "The problem is resolved"]
+    assert {vars(log_record)["reason"] for log_record in caplog.records} == {"AppNotListening"}
 
 
 def test_health_lists_current_problems() -> None:

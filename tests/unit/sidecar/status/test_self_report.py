@@ -1,4 +1,4 @@
-"""A member's report of its queues: what its readers know, put together."""
+"""A member's report of its queues, put together from the state of their readers."""
 
 from dataclasses import dataclass
 
@@ -21,20 +21,23 @@ Q, R = Queue("orders", "a", 0), Queue("orders", "a", 1)
 
 @dataclass
 class AReader:
-    """The reader of a queue."""
+    """The state of a queue's reader."""
 
     window: QueueWindow
     pulled_at: float = 0.0
     obstacle: QueueState = ""
 
 
-def a_window(queue: Queue, start: int = 5, given: int | None = None) -> QueueWindow:
-    """Return a window that began there, and whose app has everything up to a message."""
+def a_window(queue: Queue, start: int = 5, last_sent: int | None = None) -> QueueWindow:
+    """Return a window that started at an offset; the app was sent all messages up to another."""
     window = QueueWindow(next_offset=0)
     window.reset(start, start)
-    if given is not None:
+    if last_sent is not None:
         window.add_pull(
-            start, PullResult(tuple(Message(queue, it, b"", {}) for it in range(start, given + 1)), given + 1, 0, 99)
+            start,
+            PullResult(
+                tuple(Message(queue, offset, b"", {}) for offset in range(start, last_sent + 1)), last_sent + 1, 0, 99
+            ),
         )
         delivery = window.start_delivery(99, 0.0)
         assert delivery
@@ -60,7 +63,7 @@ def report_of(member: Member, readers: dict[Queue, AReader], released: ReleasedQ
     return full_report(member.report(), Problems(), member, readers, released or ReleasedQueues())
 
 
-def test_report_page_says_where_reading_began_and_what_the_app_was_given() -> None:
+def test_report_page_has_the_start_offset_and_the_last_one_that_the_app_was_sent() -> None:
     readers = {Q: AReader(a_window(Q, 5, 7)), R: AReader(QueueWindow(next_offset=0, committed_offset=0))}
     first, second = queues_page(0, a_member(1, Q, R), readers, 0.0).queues
     assert (first.start, first.given, first.committed) == (5, 7, 5)
@@ -68,7 +71,8 @@ def test_report_page_says_where_reading_began_and_what_the_app_was_given() -> No
 
 
 def test_report_names_uncommitted_offsets_only_of_queues_that_are_given_up() -> None:
-    member, readers = a_member(1, Q, R), {Q: AReader(a_window(Q, 5, 7)), R: AReader(a_window(R, 0, 3))}
+    member = a_member(1, Q, R)
+    readers = {Q: AReader(a_window(Q, 5, 7)), R: AReader(a_window(R, 0, 3))}
     assert report_of(member, readers).uncommitted == []
     obey(member, 2, R)
     assert report_of(member, readers).uncommitted == [Uncommitted(*Q, 7, 5)]
@@ -77,7 +81,8 @@ def test_report_names_uncommitted_offsets_only_of_queues_that_are_given_up() -> 
 
 
 def test_report_names_uncommitted_offsets_of_released_queues_until_they_are_read_again() -> None:
-    member, released = a_member(), ReleasedQueues()
+    member = a_member()
+    released = ReleasedQueues()
     released.add(Q, a_window(Q, 5, 7))
     released.add(R, a_window(R))
     assert report_of(member, {}, released).uncommitted == [Uncommitted(*Q, 7, 5)]
@@ -88,10 +93,10 @@ def test_report_names_uncommitted_offsets_of_released_queues_until_they_are_read
     assert report_of(member, {}, released).uncommitted == []
 
 
-@pytest.mark.parametrize("number", [MAX_UNCOMMITTED_ENTRIES - 1, MAX_UNCOMMITTED_ENTRIES, MAX_UNCOMMITTED_ENTRIES + 5])
-def test_report_names_the_queues_that_were_released_last_if_there_are_too_many(number: int) -> None:
+@pytest.mark.parametrize("count", [MAX_UNCOMMITTED_ENTRIES - 1, MAX_UNCOMMITTED_ENTRIES, MAX_UNCOMMITTED_ENTRIES + 5])
+def test_report_names_the_queues_that_were_released_last_if_there_are_too_many(count: int) -> None:
     released = ReleasedQueues()
-    for it in range(number):
-        released.add(Q._replace(id=it), a_window(Q, 5, 7))
-    named = [it.id for it in report_of(a_member(), {}, released).uncommitted]
-    assert named == [*range(number)][::-1][:MAX_UNCOMMITTED_ENTRIES]
+    for number in range(count):
+        released.add(Q._replace(id=number), a_window(Q, 5, 7))
+    named = [entry.id for entry in report_of(a_member(), {}, released).uncommitted]
+    assert named == [*range(count)][::-1][:MAX_UNCOMMITTED_ENTRIES]

@@ -1,4 +1,4 @@
-"""What a sidecar counts: labels that no producer chooses."""
+"""A sidecar's metrics: their labels are bounded, and no producer chooses them."""
 
 import pytest
 
@@ -24,10 +24,10 @@ RETRIES = Queue("%RETRY%shop", "broker-a", 0)
 def test_metrics_count_messages_by_a_topic_of_the_group_or_else_of_the_queue(
     queue: Queue, properties: dict[str, str], topic: str
 ) -> None:
-    measures = SidecarMetrics()
-    measures.count_messages([Message(queue, 7, b"", properties)], "done", {"orders"})
-    text = measures.render(MetricsFormat.TEXT, inflight=0, buffered=0, generation=0).decode()
-    counted = [it for it in text.splitlines() if "messages_total{" in it]
+    metrics = SidecarMetrics()
+    metrics.count_messages([Message(queue, 7, b"", properties)], "done", {"orders"})
+    text = metrics.render(MetricsFormat.TEXT, inflight=0, buffered=0, generation=0).decode()
+    counted = [line for line in text.splitlines() if "messages_total{" in line]
     assert counted == [f'rota_sidecar_messages_total{{outcome="done",topic="{topic}"}} 1.0']
 
 

@@ -1,4 +1,4 @@
-"""What a sidecar is told by its pod's variables."""
+"""The settings that a sidecar reads from the environment variables of its pod."""
 
 from math import inf
 from pathlib import Path
@@ -8,11 +8,11 @@ import pytest
 from rota.container import memory_limit_bytes
 from rota.sidecar.storage.environment import PodIdentity
 
-NEEDED = {"POD_NAME": "orders-1", "POD_NAMESPACE": "shop", "POD_UID": "0a1b2c3d-4e5f"}
+REQUIRED = {"POD_NAME": "orders-1", "POD_NAMESPACE": "shop", "POD_UID": "0a1b2c3d-4e5f"}
 
 
 def test_sidecar_environment_needs_pod_name_namespace_and_uid_and_has_defaults() -> None:
-    assert PodIdentity.from_environment(NEEDED) == PodIdentity(
+    assert PodIdentity.from_environment(REQUIRED) == PodIdentity(
         name="orders-1",
         namespace="shop",
         uid="0a1b2c3d-4e5f",
@@ -27,7 +27,7 @@ def test_sidecar_environment_needs_pod_name_namespace_and_uid_and_has_defaults()
 
 
 def test_sidecar_environment_overrides_the_defaults() -> None:
-    given = {
+    variables = {
         "POD_IP": "10.0.0.7",
         "HOST_IP": "10.0.0.1",
         "ROTA_LOCAL": "::1",
@@ -40,9 +40,9 @@ def test_sidecar_environment_overrides_the_defaults() -> None:
         "ROTA_RUN": "/run",
         "HOME": "/",
     }
-    found = PodIdentity.from_environment(NEEDED | given)
+    identity = PodIdentity.from_environment(REQUIRED | variables)
     folders = ("/documents", "/state", "/credentials", "/ca", "/client", "/key", "/run")
-    assert found[3:] == ("10.0.0.7", "10.0.0.1", "::1", *folders)
+    assert identity[3:] == ("10.0.0.7", "10.0.0.1", "::1", *folders)
 
 
 FOLDERS = ["ROTA_DOCUMENTS", "ROTA_STATE", "ROTA_CREDENTIALS", "ROTA_CA", "ROTA_CLIENT", "ROTA_KEY", "ROTA_RUN"]
@@ -50,7 +50,7 @@ FOLDERS = ["ROTA_DOCUMENTS", "ROTA_STATE", "ROTA_CREDENTIALS", "ROTA_CA", "ROTA_
 
 @pytest.mark.parametrize("name", ["POD_IP", "HOST_IP", "ROTA_LOCAL", *FOLDERS])
 def test_sidecar_environment_treats_an_empty_variable_as_unset(name: str) -> None:
-    assert PodIdentity.from_environment(NEEDED | {name: ""}) == PodIdentity.from_environment(NEEDED)
+    assert PodIdentity.from_environment(REQUIRED | {name: ""}) == PodIdentity.from_environment(REQUIRED)
 
 
 @pytest.mark.parametrize(
@@ -63,12 +63,12 @@ def test_sidecar_environment_without_a_required_variable_is_rejected_with_a_sent
     field: str,
     empty: bool,  # noqa: FBT001 - a case
 ) -> None:
-    given = {key: value for key, value in NEEDED.items() if key != name} | ({name: ""} if empty else {})
+    variables = {key: value for key, value in REQUIRED.items() if key != name} | ({name: ""} if empty else {})
     with pytest.raises(
         ValueError,
         match=rf"^The environment variable {name} is not set; set it from the pod's field {field} \(downward API\)$",
     ):
-        PodIdentity.from_environment(given)
+        PodIdentity.from_environment(variables)
 
 
 @pytest.mark.parametrize(
@@ -78,15 +78,15 @@ def test_sidecar_environment_without_a_required_variable_is_rejected_with_a_sent
 def test_sidecar_environment_shows_whether_the_pod_shares_the_nodes_network(
     pod: str, node: str, *, is_shared: bool
 ) -> None:
-    assert PodIdentity.from_environment(NEEDED | {"POD_IP": pod, "HOST_IP": node}).shares_node_network is is_shared
+    assert PodIdentity.from_environment(REQUIRED | {"POD_IP": pod, "HOST_IP": node}).shares_node_network is is_shared
 
 
 def test_sidecar_client_id_consists_of_address_pod_name_and_uid_prefix() -> None:
-    assert PodIdentity.from_environment(NEEDED | {"POD_IP": "10.0.0.7"}).client_id == "10.0.0.7@orders-1#0a1b2c3d"
+    assert PodIdentity.from_environment(REQUIRED | {"POD_IP": "10.0.0.7"}).client_id == "10.0.0.7@orders-1#0a1b2c3d"
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "bytes_"),
+    ("name", "text", "limit_bytes"),
     [
         ("memory.max", "268435456\n", 268435456.0),
         ("memory.max", "max\n", inf),
@@ -94,8 +94,10 @@ def test_sidecar_client_id_consists_of_address_pod_name_and_uid_prefix() -> None
         ("cpu.max", "1\n", inf),
     ],
 )
-def test_memory_limit_is_read_from_the_containers_cgroup(tmp_path: Path, name: str, text: str, bytes_: float) -> None:
+def test_memory_limit_is_read_from_the_containers_cgroup(
+    tmp_path: Path, name: str, text: str, limit_bytes: float
+) -> None:
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     path.write_text(text)
-    assert memory_limit_bytes(tmp_path) == bytes_
+    assert memory_limit_bytes(tmp_path) == limit_bytes

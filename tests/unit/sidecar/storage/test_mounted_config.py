@@ -1,4 +1,4 @@
-"""The folder of documents, swapped as the kubelet swaps it: one generation at a time, and no change is missed."""
+"""The mounted ConfigMap, swapped as the kubelet does it: files of one generation at a time, and no missed change."""
 
 import asyncio
 import os
@@ -24,9 +24,9 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="inotify and /proc ar
 
 
 def swap(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Show other files as the kubelet's AtomicWriter does, step by step."""
+    """Replace the files in the steps of the kubelet's AtomicWriter."""
     prepare(folder, files)
-    show(folder)
+    publish(folder)
     for name in files:
         if not os.path.lexists(folder / name):
             (folder / name).symlink_to(f"{DATA_LINK}/{name}")
@@ -40,27 +40,27 @@ def swap(folder: Path, files: Mapping[str, bytes]) -> None:
 
 def prepare(folder: Path, files: Mapping[str, bytes]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=time.strftime("..%Y_%m_%d_%H_%M_%S.", time.gmtime()), dir=folder))
-    made.chmod(0o755)
+    generation_folder = Path(tempfile.mkdtemp(prefix=time.strftime("..%Y_%m_%d_%H_%M_%S.", time.gmtime()), dir=folder))
+    generation_folder.chmod(0o755)
     for name, content in files.items():
-        (made / name).write_bytes(content)
-    (folder / "..data_tmp").symlink_to(made.name)
+        (generation_folder / name).write_bytes(content)
+    (folder / "..data_tmp").symlink_to(generation_folder.name)
 
 
-def show(folder: Path) -> None:
+def publish(folder: Path) -> None:
     (folder / "..data_tmp").rename(folder / DATA_LINK)
 
 
-def of(number: int) -> dict[str, bytes]:
-    """Return a generation's files; each other one is packed."""
+def files_of(number: int) -> dict[str, bytes]:
+    """Return a generation's files; the assignments of odd ones are compressed."""
     return {SETTINGS_FILE: b"%d" % number, GZIP_KEY if number % 2 else PLAIN_KEY: b"%d" % number}
 
 
-def read_of(number: int) -> MountedFiles:
+def mounted_files_of(number: int) -> MountedFiles:
     return MountedFiles(b"%d" % number, b"%d" % number)
 
 
-def open_files() -> int:
+def count_open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
@@ -86,14 +86,14 @@ def test_config_map_files_that_are_missing_read_as_absent(tmp_path: Path) -> Non
 
 
 def test_config_map_reader_accepts_a_plain_folder_and_one_of_links(tmp_path: Path) -> None:
-    for name, content in of(2).items():
+    for name, content in files_of(2).items():
         (tmp_path / "elsewhere").mkdir(exist_ok=True)
         (tmp_path / "elsewhere" / name).write_bytes(content)
     linked = tmp_path / "linked"
     linked.mkdir()
-    for name in of(2):
+    for name in files_of(2):
         (linked / name).symlink_to(tmp_path / "elsewhere" / name)
-    assert MountedConfig(tmp_path / "elsewhere").read() == MountedConfig(linked).read() == read_of(2)
+    assert MountedConfig(tmp_path / "elsewhere").read() == MountedConfig(linked).read() == mounted_files_of(2)
 
 
 def test_config_map_with_both_assignments_yields_the_uncompressed_one(tmp_path: Path) -> None:
@@ -102,18 +102,18 @@ def test_config_map_with_both_assignments_yields_the_uncompressed_one(tmp_path: 
 
 
 def test_config_map_data_link_takes_precedence_over_files_next_to_it(tmp_path: Path) -> None:
-    swap(tmp_path, of(2))
-    for name in of(2):
+    swap(tmp_path, files_of(2))
+    for name in files_of(2):
         (tmp_path / name).unlink()
         (tmp_path / name).write_bytes(b"old")
-    assert MountedConfig(tmp_path).read() == read_of(2)
+    assert MountedConfig(tmp_path).read() == mounted_files_of(2)
 
 
 def test_config_map_with_a_dangling_data_link_reads_as_none_and_logs_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / DATA_LINK).symlink_to("..2026")
-    (tmp_path / SETTINGS_FILE).write_bytes(b"beside it")
+    (tmp_path / SETTINGS_FILE).write_bytes(b"outside")
     config = MountedConfig(tmp_path)
     assert config.read() is None
     assert config.read() is None
@@ -122,334 +122,340 @@ def test_config_map_with_a_dangling_data_link_reads_as_none_and_logs_once(
     ]
 
 
-@pytest.mark.parametrize("where", ["", SETTINGS_FILE, DATA_LINK])
+@pytest.mark.parametrize("name", ["", SETTINGS_FILE, DATA_LINK])
 def test_config_map_that_is_unreadable_reads_as_none_and_logs_once_until_readable(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, where: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     folder = tmp_path / "documents"
-    wrong = folder / where
-    wrong.parent.mkdir(exist_ok=True)
+    invalid_path = folder / name
+    invalid_path.parent.mkdir(exist_ok=True)
     config = MountedConfig(folder)
     for _ in range(2):
-        if where == SETTINGS_FILE:
-            wrong.mkdir()
+        if name == SETTINGS_FILE:
+            invalid_path.mkdir()
         else:
-            wrong.write_bytes(b"")
+            invalid_path.write_bytes(b"")
         assert config.read() is None
         assert config.read() is None
-        if where == SETTINGS_FILE:
-            wrong.rmdir()
+        if name == SETTINGS_FILE:
+            invalid_path.rmdir()
         else:
-            wrong.unlink()
+            invalid_path.unlink()
         folder.mkdir(exist_ok=True)
         assert config.read() == MountedFiles()
-        if not where:
+        if not name:
             folder.rmdir()
     assert len(caplog.messages) == 2
     assert all("a directory" in message and str(folder) in message for message in caplog.messages)
 
 
 def test_config_map_files_are_of_one_generation_however_often_they_are_swapped(tmp_path: Path) -> None:
-    swap(tmp_path, of(0))
+    swap(tmp_path, files_of(0))
     numbers = range(1, 301)
 
     def swap_all() -> None:
         for number in numbers:
-            swap(tmp_path, of(number))
+            swap(tmp_path, files_of(number))
 
-    swapping = threading.Thread(target=swap_all)
-    config, seen = MountedConfig(tmp_path), set()
-    swapping.start()
-    while swapping.is_alive():
+    swapper = threading.Thread(target=swap_all)
+    config, read_files = MountedConfig(tmp_path), set()
+    swapper.start()
+    while swapper.is_alive():
         files = config.read()
-        if files is not None:  # only where it was swapped under each of its tries
-            seen.add(files)
-    swapping.join()
-    assert seen <= {read_of(number) for number in (0, *numbers)}
-    assert len(seen) > 1
-    assert config.read() == read_of(300)
+        if files is not None:  # None only if each of its attempts met a swap
+            read_files.add(files)
+    swapper.join()
+    assert read_files <= {mounted_files_of(number) for number in (0, *numbers)}
+    assert len(read_files) > 1
+    assert config.read() == mounted_files_of(300)
 
 
 def test_config_map_folder_that_comes_and_goes_is_read_completely_or_not_at_all(tmp_path: Path) -> None:
     folder = tmp_path / "documents"
 
-    def come_and_go() -> None:
+    def mount_and_remove() -> None:
         for number in range(300):
-            swap(folder, of(number))
+            swap(folder, files_of(number))
             folder.rename(tmp_path / "away")
             shutil.rmtree(tmp_path / "away")
 
-    coming = threading.Thread(target=come_and_go)
-    config, seen = MountedConfig(folder), set()
-    coming.start()
-    while coming.is_alive():
-        seen.add(config.read())
-    coming.join()
-    # Files() is what the folder was before the kubelet first swapped.
-    assert seen <= {None, MountedFiles(), *(read_of(number) for number in range(300))}
+    mover = threading.Thread(target=mount_and_remove)
+    config, read_files = MountedConfig(folder), set()
+    mover.start()
+    while mover.is_alive():
+        read_files.add(config.read())
+    mover.join()
+    # MountedFiles() is the folder before the kubelet's first swap.
+    assert read_files <= {None, MountedFiles(), *(mounted_files_of(number) for number in range(300))}
 
 
 @linux
 def test_config_map_reader_leaves_no_file_open(tmp_path: Path) -> None:
-    swap(tmp_path, of(2))
+    swap(tmp_path, files_of(2))
     (tmp_path / "wrong" / SETTINGS_FILE).mkdir(parents=True)
-    before = open_files()
+    open_before = count_open_files()
     for _ in range(3):
         for folder in (tmp_path, tmp_path / "away", tmp_path / "wrong"):
             MountedConfig(folder).read()
-    assert open_files() == before
+    assert count_open_files() == open_before
 
 
 # Changes
 
 
-class Counted(MountedConfig):
+class CountingConfig(MountedConfig):
     def __init__(self, folder: Path, *, poll_seconds: float = NEVER, backup_poll_seconds: float = NEVER) -> None:
         super().__init__(folder, poll_seconds=poll_seconds, backup_poll_seconds=backup_poll_seconds)
-        self._looks: asyncio.Queue[None] = asyncio.Queue()
+        self._checks: asyncio.Queue[None] = asyncio.Queue()
 
     def _fingerprint(self) -> tuple[object, ...]:
-        self._looks.put_nowait(None)
+        self._checks.put_nowait(None)
         return super()._fingerprint()
 
-    async def looks_again(self) -> None:
-        """Wait until it has looked some times more, and has told what it saw."""
-        for _ in range(self._looks.qsize() + 10):
-            await self._looks.get()
+    async def wait_for_checks(self) -> None:
+        """Wait for ten further checks: all changes found by earlier checks have been reported."""
+        for _ in range(self._checks.qsize() + 10):
+            await self._checks.get()
 
 
-def watches() -> int:
+def count_watches() -> int:
     return sum(path.read_text().count("inotify wd:") for path in Path("/proc/self/fdinfo").iterdir() if path.exists())
 
 
 @asynccontextmanager
-async def followed(config: MountedConfig) -> AsyncGenerator[asyncio.Queue[MountedFiles | None], None]:
-    """Return what is read after each change that was told; the one at the start is told."""
-    found: asyncio.Queue[MountedFiles | None] = asyncio.Queue()
+async def follow_changes(config: MountedConfig) -> AsyncGenerator[asyncio.Queue[MountedFiles | None], None]:
+    """Yield a queue of the files read after each reported change; the start is reported as one."""
+    results: asyncio.Queue[MountedFiles | None] = asyncio.Queue()
 
     async def follow() -> None:
         async with aclosing(config.changes()) as changes:
             async for _ in changes:
-                found.put_nowait(config.read())
+                results.put_nowait(config.read())
 
-    following = asyncio.create_task(follow())
+    follower = asyncio.create_task(follow())
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
-            yield found
+            yield results
     finally:
-        following.cancel()
-        await asyncio.wait([following])
-        assert following.cancelled()
+        follower.cancel()
+        await asyncio.wait([follower])
+        assert follower.cancelled()
 
 
 async def test_config_map_watch_reports_the_start_as_a_change(tmp_path: Path) -> None:
-    swap(tmp_path, of(2))
-    for folder, files in ((tmp_path / "away", None), (tmp_path, read_of(2))):
-        async with followed(MountedConfig(folder, poll_seconds=NEVER, backup_poll_seconds=NEVER)) as found:
-            assert await found.get() == files
+    swap(tmp_path, files_of(2))
+    for folder, files in ((tmp_path / "away", None), (tmp_path, mounted_files_of(2))):
+        async with follow_changes(MountedConfig(folder, poll_seconds=NEVER, backup_poll_seconds=NEVER)) as results:
+            assert await results.get() == files
 
 
 @linux
-@pytest.mark.parametrize("besides", [NEVER, AT_ONCE])
-async def test_config_map_watch_reports_each_swap_as_one_change(tmp_path: Path, besides: float) -> None:
-    swap(tmp_path, of(0))
-    async with followed(MountedConfig(tmp_path, poll_seconds=NEVER, backup_poll_seconds=besides)) as found:
+@pytest.mark.parametrize("backup_poll_seconds", [NEVER, AT_ONCE])
+async def test_config_map_watch_reports_each_swap_as_one_change(tmp_path: Path, backup_poll_seconds: float) -> None:
+    swap(tmp_path, files_of(0))
+    async with follow_changes(
+        MountedConfig(tmp_path, poll_seconds=NEVER, backup_poll_seconds=backup_poll_seconds)
+    ) as results:
         for number in range(0, 20, 2):
-            assert await found.get() == read_of(number)
-            swap(tmp_path, of(number + 2))
+            assert await results.get() == mounted_files_of(number)
+            swap(tmp_path, files_of(number + 2))
 
 
 @linux
-@pytest.mark.parametrize("besides", [NEVER, AT_ONCE])
-async def test_config_map_watch_reports_a_burst_of_swaps_as_one_change(tmp_path: Path, besides: float) -> None:
-    swap(tmp_path, of(0))
-    async with followed(MountedConfig(tmp_path, poll_seconds=NEVER, backup_poll_seconds=besides)) as found:
-        assert await found.get() == read_of(0)
+@pytest.mark.parametrize("backup_poll_seconds", [NEVER, AT_ONCE])
+async def test_config_map_watch_reports_a_burst_of_swaps_as_one_change(
+    tmp_path: Path, backup_poll_seconds: float
+) -> None:
+    swap(tmp_path, files_of(0))
+    async with follow_changes(
+        MountedConfig(tmp_path, poll_seconds=NEVER, backup_poll_seconds=backup_poll_seconds)
+    ) as results:
+        assert await results.get() == mounted_files_of(0)
         for number in range(100):
-            swap(tmp_path, of(number))
-        assert await found.get() == read_of(99)
-        swap(tmp_path, of(101))
-        assert await found.get() == read_of(101)
+            swap(tmp_path, files_of(number))
+        assert await results.get() == mounted_files_of(99)
+        swap(tmp_path, files_of(101))
+        assert await results.get() == mounted_files_of(101)
 
 
 @linux
 async def test_config_map_watch_misses_no_swap_between_iterations(tmp_path: Path) -> None:
-    swap(tmp_path, of(0))
+    swap(tmp_path, files_of(0))
     config = MountedConfig(tmp_path, poll_seconds=NEVER, backup_poll_seconds=NEVER)
     async with asyncio.timeout(PATIENCE_SECONDS), aclosing(config.changes()) as changes:
         await anext(changes)
-        swap(tmp_path, of(1))  # after the turn, before the next is asked for
+        swap(tmp_path, files_of(1))  # after an iteration, before the next one
         await anext(changes)
-        assert config.read() == read_of(1)
+        assert config.read() == mounted_files_of(1)
 
 
-def most_events() -> int:
+def max_queued_events() -> int:
     return int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
 
 
 @linux
 async def test_config_map_watch_reports_a_change_that_inotify_lost(tmp_path: Path) -> None:
-    swap(tmp_path, of(0))
+    swap(tmp_path, files_of(0))
     (tmp_path / "this").touch()
-    async with followed(MountedConfig(tmp_path, poll_seconds=NEVER, backup_poll_seconds=NEVER)) as found:
-        assert await found.get() == read_of(0)
-        for _ in range(most_events() // 4 + 1):
+    async with follow_changes(MountedConfig(tmp_path, poll_seconds=NEVER, backup_poll_seconds=NEVER)) as results:
+        assert await results.get() == mounted_files_of(0)
+        for _ in range(max_queued_events() // 4 + 1):
             (tmp_path / "this").rename(tmp_path / "that")
             (tmp_path / "that").rename(tmp_path / "this")
-        swap(tmp_path, of(1))
-        assert await found.get() == read_of(1)
+        swap(tmp_path, files_of(1))
+        assert await results.get() == mounted_files_of(1)
 
 
 @linux
 async def test_config_map_watch_of_a_plain_folder_reports_complete_files_and_deletions(tmp_path: Path) -> None:
-    async with followed(MountedConfig(tmp_path, poll_seconds=NEVER, backup_poll_seconds=NEVER)) as found:
-        assert await found.get() == MountedFiles()
+    async with follow_changes(MountedConfig(tmp_path, poll_seconds=NEVER, backup_poll_seconds=NEVER)) as results:
+        assert await results.get() == MountedFiles()
         (tmp_path / SETTINGS_FILE).write_bytes(b"s")
-        assert await found.get() == MountedFiles(b"s")
+        assert await results.get() == MountedFiles(b"s")
         (tmp_path / "new").write_bytes(b"a")
         (tmp_path / "new").rename(tmp_path / PLAIN_KEY)
-        assert await found.get() == MountedFiles(b"s", b"a")
+        assert await results.get() == MountedFiles(b"s", b"a")
         (tmp_path / SETTINGS_FILE).unlink()
-        assert await found.get() == MountedFiles(None, b"a")
+        assert await results.get() == MountedFiles(None, b"a")
 
 
 @linux
 async def test_config_map_watch_ignores_other_files(tmp_path: Path) -> None:
-    config = Counted(tmp_path, backup_poll_seconds=AT_ONCE)
-    async with followed(config) as found:
-        assert await found.get() == MountedFiles()
+    config = CountingConfig(tmp_path, backup_poll_seconds=AT_ONCE)
+    async with follow_changes(config) as results:
+        assert await results.get() == MountedFiles()
         (tmp_path / "notes.txt").write_bytes(b"mine")
-        await config.looks_again()
-        assert found.empty()
+        await config.wait_for_checks()
+        assert results.empty()
 
 
 @linux
 async def test_config_map_watch_reports_a_rewrite_with_equal_content(tmp_path: Path) -> None:
-    # On an older kernel two writes within 4 ms bear one time.
+    # On an older kernel two writes within 4 ms have the same time.
     (tmp_path / SETTINGS_FILE).write_bytes(b"s")
-    async with followed(MountedConfig(tmp_path, poll_seconds=NEVER, backup_poll_seconds=NEVER)) as found:
-        assert await found.get() == MountedFiles(b"s")
+    async with follow_changes(MountedConfig(tmp_path, poll_seconds=NEVER, backup_poll_seconds=NEVER)) as results:
+        assert await results.get() == MountedFiles(b"s")
         (tmp_path / SETTINGS_FILE).open("ab").close()
-        assert await found.get() == MountedFiles(b"s")
+        assert await results.get() == MountedFiles(b"s")
 
 
 @linux
 async def test_config_map_watch_reports_creation_and_deletion_of_an_empty_folder(tmp_path: Path) -> None:
     folder = tmp_path / "documents"
-    async with followed(MountedConfig(folder, poll_seconds=AT_ONCE, backup_poll_seconds=NEVER)) as found:
-        assert await found.get() is None
+    async with follow_changes(MountedConfig(folder, poll_seconds=AT_ONCE, backup_poll_seconds=NEVER)) as results:
+        assert await results.get() is None
         folder.mkdir()
-        assert await found.get() == MountedFiles()
+        assert await results.get() == MountedFiles()
         folder.rmdir()
-        assert await found.get() is None
+        assert await results.get() is None
 
 
 async def test_config_map_watch_reports_nothing_when_polling_finds_no_change(tmp_path: Path) -> None:
-    swap(tmp_path / "there", of(0))
+    swap(tmp_path / "there", files_of(0))
     for folder in (tmp_path / "there", tmp_path / "away"):
-        config = Counted(folder, poll_seconds=AT_ONCE, backup_poll_seconds=AT_ONCE)
-        async with followed(config) as found:
-            await found.get()
-            await config.looks_again()
-            assert found.empty()
+        config = CountingConfig(folder, poll_seconds=AT_ONCE, backup_poll_seconds=AT_ONCE)
+        async with follow_changes(config) as results:
+            await results.get()
+            await config.wait_for_checks()
+            assert results.empty()
 
 
 @linux
-@pytest.mark.parametrize("moved", [False, True])
+@pytest.mark.parametrize("is_renamed", [False, True])
 async def test_config_map_watch_follows_a_folder_that_is_removed_and_recreated(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
-    moved: bool,  # noqa: FBT001 - a case
+    is_renamed: bool,  # noqa: FBT001 - a case
 ) -> None:
     folder = tmp_path / "documents"
-    async with followed(MountedConfig(folder, poll_seconds=AT_ONCE, backup_poll_seconds=NEVER)) as found:
-        assert await found.get() is None
+    async with follow_changes(MountedConfig(folder, poll_seconds=AT_ONCE, backup_poll_seconds=NEVER)) as results:
+        assert await results.get() is None
         for number in range(0, 6, 2):
-            swap(tmp_path / "made", of(number))
+            swap(tmp_path / "made", files_of(number))
             (tmp_path / "made").rename(folder)
-            assert await found.get() == read_of(number)
-            swap(folder, of(number + 1))  # told by inotify: it listens to the new one
-            assert await found.get() == read_of(number + 1)
-            if moved:
+            assert await results.get() == mounted_files_of(number)
+            swap(folder, files_of(number + 1))  # reported by inotify, which watches the new folder
+            assert await results.get() == mounted_files_of(number + 1)
+            if is_renamed:
                 folder.rename(tmp_path / "away")
-                assert await found.get() is None
+                assert await results.get() is None
                 shutil.rmtree(tmp_path / "away")
             else:
                 shutil.rmtree(folder)
-                assert await found.get() is None
+                assert await results.get() is None
     assert caplog.messages == []
 
 
 @linux
 async def test_config_map_watch_detects_by_polling_changes_that_inotify_cannot_report(tmp_path: Path) -> None:
     folder = tmp_path / "pod" / "documents"
-    swap(folder, of(0))
-    async with followed(MountedConfig(folder, poll_seconds=NEVER, backup_poll_seconds=AT_ONCE)) as found:
-        assert await found.get() == read_of(0)
-        (folder / DATA_LINK / SETTINGS_FILE).write_bytes(b"by hand")  # inside the generation's own folder
-        while await found.get() != MountedFiles(b"by hand", b"0"):
+    swap(folder, files_of(0))
+    async with follow_changes(MountedConfig(folder, poll_seconds=NEVER, backup_poll_seconds=AT_ONCE)) as results:
+        assert await results.get() == mounted_files_of(0)
+        (folder / DATA_LINK / SETTINGS_FILE).write_bytes(b"by hand")  # inside the generation's folder
+        while await results.get() != MountedFiles(b"by hand", b"0"):
             pass
-        swap(tmp_path / "other" / "documents", of(2))
+        swap(tmp_path / "other" / "documents", files_of(2))
         (tmp_path / "pod").rename(tmp_path / "away")
         (tmp_path / "other").rename(tmp_path / "pod")
-        while await found.get() != read_of(2):
+        while await results.get() != mounted_files_of(2):
             pass
-        swap(folder, of(4))
-        assert await found.get() == read_of(4)
-        assert watches() == 1  # not of the one that was moved away
+        swap(folder, files_of(4))
+        assert await results.get() == mounted_files_of(4)
+        assert count_watches() == 1  # not of the folder that was moved away
 
 
 @contextmanager
 def no_more_open_files() -> Iterator[None]:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 @linux
 async def test_config_map_watch_without_inotify_polls_until_it_is_available(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    swap(tmp_path, of(0))
-    prepare(tmp_path, of(2))
+    swap(tmp_path, files_of(0))
+    prepare(tmp_path, files_of(2))
     config = MountedConfig(tmp_path, poll_seconds=AT_ONCE, backup_poll_seconds=NEVER)
     async with asyncio.timeout(PATIENCE_SECONDS), aclosing(config.changes()) as changes:
         with no_more_open_files():
             await anext(changes)
-            show(tmp_path)
+            publish(tmp_path)
             await anext(changes)
             assert config.read() is None
-        for number in (4, 6):  # by a look, by inotify
-            swap(tmp_path, of(number))
+        for number in (4, 6):  # detected by polling, then by inotify
+            swap(tmp_path, files_of(number))
             await anext(changes)
-            assert config.read() == read_of(number)
-    inotify, reading = caplog.messages
-    assert inotify.startswith(f"inotify is not available for {tmp_path} ([Errno 24] Too many open files)")
-    assert "Too many open files" in reading
+            assert config.read() == mounted_files_of(number)
+    watch_failure, read_failure = caplog.messages
+    assert watch_failure.startswith(f"inotify is not available for {tmp_path} ([Errno 24] Too many open files)")
+    assert "Too many open files" in read_failure
 
 
 async def test_config_map_watch_tolerates_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
     folder = tmp_path / "documents"
     folder.touch()
-    async with followed(MountedConfig(folder, poll_seconds=AT_ONCE, backup_poll_seconds=NEVER)) as found:
-        assert await found.get() is None
+    async with follow_changes(MountedConfig(folder, poll_seconds=AT_ONCE, backup_poll_seconds=NEVER)) as results:
+        assert await results.get() is None
         folder.unlink()
-        swap(tmp_path / "made", of(0))
+        swap(tmp_path / "made", files_of(0))
         (tmp_path / "made").rename(folder)
-        while await found.get() != read_of(0):
+        while await results.get() != mounted_files_of(0):
             pass
 
 
 @linux
 async def test_config_map_watch_supports_two_followers_and_leaves_no_file_open(tmp_path: Path) -> None:
-    swap(tmp_path, of(0))
+    swap(tmp_path, files_of(0))
     config = MountedConfig(tmp_path, poll_seconds=NEVER, backup_poll_seconds=NEVER)
-    before = open_files()
-    async with followed(config) as one, followed(config) as other:
-        assert await one.get() == await other.get() == read_of(0)
-        swap(tmp_path, of(2))
-        assert await one.get() == await other.get() == read_of(2)
-    assert open_files() == before
+    open_before = count_open_files()
+    async with follow_changes(config) as first, follow_changes(config) as second:
+        assert await first.get() == await second.get() == mounted_files_of(0)
+        swap(tmp_path, files_of(2))
+        assert await first.get() == await second.get() == mounted_files_of(2)
+    assert count_open_files() == open_before

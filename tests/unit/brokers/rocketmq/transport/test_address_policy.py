@@ -1,4 +1,4 @@
-"""Which addresses an operator connects to, and what it says of those that it does not."""
+"""Which addresses an operator connects to, and its messages about addresses that are not allowed."""
 
 import asyncio
 import ipaddress
@@ -59,7 +59,7 @@ def test_broker_address_is_checked_against_networks(
 
 
 def test_broker_networks_are_read_or_rejected_with_a_sentence() -> None:
-    assert [str(it) for it in read_networks(["10.0.0.0/8, fd00::/8", "192.0.2.0/24", ""])] == [
+    assert [str(network) for network in read_networks(["10.0.0.0/8, fd00::/8", "192.0.2.0/24", ""])] == [
         "10.0.0.0/8",
         "fd00::/8",
         "192.0.2.0/24",
@@ -72,54 +72,54 @@ def test_broker_networks_are_read_or_rejected_with_a_sentence() -> None:
 
 
 @asynccontextmanager
-async def listening() -> AsyncIterator[tuple[int, list[object]]]:
-    """Listen on loopback; yield the port and the connections that came."""
-    came: list[object] = []
+async def listen() -> AsyncIterator[tuple[int, list[object]]]:
+    """Listen on loopback; yield the port and the accepted connections."""
+    connections: list[object] = []
 
-    async def take(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        came.append(writer)
+    async def accept(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer)
         writer.close()
 
-    server = await asyncio.start_server(take, "127.0.0.1", 0)
-    yield int(server.sockets[0].getsockname()[1]), came
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    yield int(server.sockets[0].getsockname()[1]), connections
     server.close()
 
 
-async def message(connections: ConnectionPool, address: str) -> str:
+async def error_of_call(pool: ConnectionPool, address: str) -> str:
     with pytest.raises(UnreachableError) as raised:
-        await connections.call(address, requests.cluster_info(), 1.0)
+        await pool.call(address, requests.cluster_info(), 1.0)
     return str(raised.value)
 
 
-def answers_nothing(_: Frame) -> None:
+def ignore_request(_: Frame) -> None:
     return None
 
 
-async def test_broker_that_may_not_be_reached_is_not_connected_to_and_gets_the_same_message_as_one_that_does_not_exist(
+async def test_broker_at_a_forbidden_address_is_not_contacted_and_gets_the_same_message_as_one_that_does_not_exist(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Neither loopback, by number and by name, nor an open port, nor a closed one, can be told apart."""
-    careful = ConnectionPool(answers_nothing, address_policy=AddressPolicy(ALL))
+    """The message does not distinguish loopback by number or by name, an open port, and a closed one."""
+    restricted = ConnectionPool(ignore_request, address_policy=AddressPolicy(ALL))
     caplog.set_level("INFO")
-    async with listening() as (port, came):
+    async with listen() as (port, connections):
         for address in (f"127.0.0.1:{port}", f"localhost:{port}", "127.0.0.1:1", "nowhere.invalid:9876"):
-            assert await message(careful, address) == f"{address} does not respond"
-        assert came == []
+            assert await error_of_call(restricted, address) == f"{address} does not respond"
+        assert connections == []
         assert f"--broker-networks does not allow 127.0.0.1, port {port}" in caplog.text
-        trusting = ConnectionPool(answers_nothing)
-        assert "closed the connection" in await message(trusting, f"127.0.0.1:{port}")
-        assert came
-        trusting.close()
-    careful.close()
+        unrestricted = ConnectionPool(ignore_request)
+        assert "closed the connection" in await error_of_call(unrestricted, f"127.0.0.1:{port}")
+        assert connections
+        unrestricted.close()
+    restricted.close()
 
 
 async def test_broker_that_refuses_a_connection_gets_the_same_message_as_one_that_does_not_exist(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(AddressPolicy, "allows", lambda *_: True)
-    careful = ConnectionPool(answers_nothing, address_policy=AddressPolicy(ALL))
-    async with listening() as (port, came):
-        assert await message(careful, f"127.0.0.1:{port}") == f"127.0.0.1:{port} does not respond"
-        assert came
-    assert await message(careful, "127.0.0.1:1") == "127.0.0.1:1 does not respond"
-    careful.close()
+    restricted = ConnectionPool(ignore_request, address_policy=AddressPolicy(ALL))
+    async with listen() as (port, connections):
+        assert await error_of_call(restricted, f"127.0.0.1:{port}") == f"127.0.0.1:{port} does not respond"
+        assert connections
+    assert await error_of_call(restricted, "127.0.0.1:1") == "127.0.0.1:1 does not respond"
+    restricted.close()

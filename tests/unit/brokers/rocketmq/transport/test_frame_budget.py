@@ -1,4 +1,4 @@
-"""The frame budget: what brokers that never end their frames can make a process hold, and what others still get."""
+"""The frame budget: it limits the memory that endless frames of brokers take, and leaves some for other frames."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -23,172 +23,185 @@ from rota.brokers.rocketmq.wire.frames import MAX_FRAME_BYTES, SMALL_PIECE_BYTES
 from rota.kube.brokers.broker_access import BrokerAccessReader
 from rota.spec import RocketMQ
 
-HOSTILE = 10
-FITTING = BUDGET_BYTES // MAX_FRAME_BYTES  # largest frames
-ONE_READ_BYTES = 256 * 1024  # that asyncio reads at once
-LARGE = MAX_FRAME_BYTES - 1024  # a body
+HOSTILE_BROKERS = 10
+LARGEST_FRAMES_IN_BUDGET = BUDGET_BYTES // MAX_FRAME_BYTES  # frames of the maximum size
+ONE_READ_BYTES = 256 * 1024  # the most that asyncio reads at once
+LARGE_BODY_BYTES = MAX_FRAME_BYTES - 1024  # of a body
 
 
 def a_request() -> Frame:
     return Frame(code=RequestCode.GET_BROKER_CLUSTER_INFO)
 
 
-def large(frame: Frame) -> bytes:
-    return encode(frame.reply(ResponseCode.SUCCESS, bytes(LARGE)))
+def respond_large(frame: Frame) -> bytes:
+    return encode(frame.reply(ResponseCode.SUCCESS, bytes(LARGE_BODY_BYTES)))
 
 
-def endless(_: Frame) -> bytes:
-    """Send all of a largest frame but its last byte."""
+def respond_endlessly(_: Frame) -> bytes:
+    """Send a frame of the maximum size without its last byte."""
     return (MAX_FRAME_BYTES - 4).to_bytes(4) + bytes(MAX_FRAME_BYTES - 5)
 
 
-def small(frame: Frame) -> bytes:
+def respond_small(frame: Frame) -> bytes:
     return encode(frame.reply(ResponseCode.SUCCESS, b"small"))
 
 
 class Brokers:
-    """Servers, and the connections of one client to each of them, all with one budget."""
+    """Brokers, and clients with connections to them; all clients share one budget."""
 
     def __init__(self, stack: AsyncExitStack) -> None:
         self.budget = FrameBudget()
         self._stack = stack
         self._clients: list[ConnectionPool] = []
-        self._asked: list[asyncio.Task[Frame]] = []
+        self._calls: list[asyncio.Task[Frame]] = []
 
     def client(self) -> ConnectionPool:
-        made = ConnectionPool(lambda _: None, frame_budget=self.budget)
-        self._clients.append(made)
-        self._stack.callback(made.close)
-        return made
+        pool = ConnectionPool(lambda _: None, frame_budget=self.budget)
+        self._clients.append(pool)
+        self._stack.callback(pool.close)
+        return pool
 
-    async def ask(self, client: ConnectionPool, say: Say, times: int = 1) -> list[asyncio.Task[Frame]]:
-        """Ask new brokers that answer so, and do not wait."""
-        servers = [await self._stack.enter_async_context(a_server(say)) for _ in range(times)]
-        tasks = [asyncio.create_task(client.call(it.address, a_request(), 3600)) for it in servers]
-        self._asked += tasks
+    async def call_new_brokers(self, client: ConnectionPool, respond: Say, count: int = 1) -> list[asyncio.Task[Frame]]:
+        """Call new brokers with this response, without waiting for it."""
+        servers = [await self._stack.enter_async_context(a_server(respond)) for _ in range(count)]
+        tasks = [asyncio.create_task(client.call(server.address, a_request(), 3600)) for server in servers]
+        self._calls += tasks
         return tasks
 
     @property
     def held_bytes(self) -> int:
-        """What all connections hold of frames that are not complete."""
-        places = [place for client in self._clients for place in client._states.values()]
-        return sum(it.connection._decoder.buffered_bytes for it in places if it.connection)
+        """Bytes of incomplete frames that all connections hold."""
+        states = [state for client in self._clients for state in client._states.values()]
+        return sum(state.connection._decoder.buffered_bytes for state in states if state.connection)
 
-    def rooms(self, client: ConnectionPool) -> list[FrameReservation]:
-        """Return the reservations of a client that are granted."""
-        rooms = [place.connection._reservation for place in client._states.values() if place.connection]
-        return [room for room in rooms if room and room.granted]
+    def granted_reservations(self, client: ConnectionPool) -> list[FrameReservation]:
+        """Return a client's granted reservations."""
+        granted_reservations = [state.connection._reservation for state in client._states.values() if state.connection]
+        return [reservation for reservation in granted_reservations if reservation and reservation.granted]
 
-    async def fails(self, asked: asyncio.Task[Frame]) -> str:
-        with pytest.raises(UnreachableError) as failed:
-            await asked
-        return str(failed.value)
+    async def failure_of(self, call: asyncio.Task[Frame]) -> str:
+        with pytest.raises(UnreachableError) as raised:
+            await call
+        return str(raised.value)
 
     async def end(self) -> None:
         for client in self._clients:
             client.close()
-        await asyncio.gather(*self._asked, return_exceptions=True)
+        await asyncio.gather(*self._calls, return_exceptions=True)
 
 
 @pytest.fixture
 async def brokers() -> AsyncIterator[Brokers]:
     async with AsyncExitStack() as stack:
-        made = Brokers(stack)
-        yield made
-        await made.end()
+        brokers = Brokers(stack)
+        yield brokers
+        await brokers.end()
 
 
 @pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let frames wait for room, and have it, for as long as the test takes."""
+def no_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let frames wait for a reservation, and hold it, for as long as the test takes."""
     monkeypatch.setattr(frame_budget, "HOLD_SECONDS", 3600.0)
     monkeypatch.setattr(frame_budget, "WAIT_SECONDS", 3600.0)
 
 
-@pytest.mark.usefixtures("patient")
-async def test_frame_budget_limits_what_is_held_of_frames_that_never_end(brokers: Brokers) -> None:
-    most_bytes = 0
+@pytest.mark.usefixtures("no_timeouts")
+async def test_frame_budget_limits_the_memory_of_frames_that_never_end(brokers: Brokers) -> None:
+    max_held_bytes = 0
 
     def is_all_sent() -> bool:
-        nonlocal most_bytes
-        most_bytes = max(most_bytes, brokers.held_bytes)
-        return most_bytes >= FITTING * (MAX_FRAME_BYTES - 1) and brokers.budget.waiting_count == HOSTILE - FITTING
+        nonlocal max_held_bytes
+        max_held_bytes = max(max_held_bytes, brokers.held_bytes)
+        return (
+            max_held_bytes >= LARGEST_FRAMES_IN_BUDGET * (MAX_FRAME_BYTES - 1)
+            and brokers.budget.waiting_count == HOSTILE_BROKERS - LARGEST_FRAMES_IN_BUDGET
+        )
 
-    await brokers.ask(brokers.client(), endless, HOSTILE)
+    await brokers.call_new_brokers(brokers.client(), respond_endlessly, HOSTILE_BROKERS)
     await until(is_all_sent)
     assert brokers.budget.used_bytes == BUDGET_BYTES
-    assert most_bytes <= BUDGET_BYTES + (HOSTILE - FITTING) * ONE_READ_BYTES
+    assert max_held_bytes <= BUDGET_BYTES + (HOSTILE_BROKERS - LARGEST_FRAMES_IN_BUDGET) * ONE_READ_BYTES
 
 
 async def test_frame_that_never_ends_costs_its_connection(brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frame_budget, "HOLD_SECONDS", 0.1)
     monkeypatch.setattr(frame_budget, "WAIT_SECONDS", 3600.0)
-    for failed in await brokers.ask(brokers.client(), endless, HOSTILE):
-        assert "it did not arrive completely within 0.1 s" in await brokers.fails(failed)
+    for call in await brokers.call_new_brokers(brokers.client(), respond_endlessly, HOSTILE_BROKERS):
+        assert "it did not arrive completely within 0.1 s" in await brokers.failure_of(call)
     assert brokers.held_bytes == brokers.budget.used_bytes == brokers.budget.waiting_count == 0
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("no_timeouts")
 async def test_frame_of_another_client_is_read_once_those_that_never_end_had_their_time(brokers: Brokers) -> None:
-    hostile, honest = brokers.client(), brokers.client()
-    failed = await brokers.ask(hostile, endless, HOSTILE)
+    hostile = brokers.client()
+    honest = brokers.client()
+    hostile_calls = await brokers.call_new_brokers(hostile, respond_endlessly, HOSTILE_BROKERS)
     await until(lambda: brokers.budget.used_bytes == BUDGET_BYTES)
-    asked = await brokers.ask(honest, large, 2 * FITTING)
-    await until(lambda: brokers.budget.waiting_count == HOSTILE - FITTING + 2 * FITTING)
-    for room in brokers.rooms(hostile):
-        room._on_frame_timeout()  # as its timer would
-    for task in asked:
-        assert len((await task).body) == LARGE
-    assert len(brokers.rooms(hostile)) == FITTING // 2
-    assert sum(task.done() for task in failed) == FITTING
+    honest_calls = await brokers.call_new_brokers(honest, respond_large, 2 * LARGEST_FRAMES_IN_BUDGET)
+    await until(
+        lambda: (
+            brokers.budget.waiting_count == HOSTILE_BROKERS - LARGEST_FRAMES_IN_BUDGET + 2 * LARGEST_FRAMES_IN_BUDGET
+        )
+    )
+    for reservation in brokers.granted_reservations(hostile):
+        reservation._on_frame_timeout()  # in place of its timer
+    for call in honest_calls:
+        assert len((await call).body) == LARGE_BODY_BYTES
+    assert len(brokers.granted_reservations(hostile)) == LARGEST_FRAMES_IN_BUDGET // 2
+    assert sum(call.done() for call in hostile_calls) == LARGEST_FRAMES_IN_BUDGET
 
 
 async def test_frame_that_finds_no_room_in_time_costs_its_connection(
     brokers: Brokers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(frame_budget, "HOLD_SECONDS", 3600.0)
-    hostile = await brokers.ask(brokers.client(), endless, FITTING)
+    hostile_calls = await brokers.call_new_brokers(brokers.client(), respond_endlessly, LARGEST_FRAMES_IN_BUDGET)
     await until(lambda: brokers.budget.used_bytes == BUDGET_BYTES)
     monkeypatch.setattr(frame_budget, "WAIT_SECONDS", 0.1)
-    (late,) = await brokers.ask(brokers.client(), large)
-    assert "no memory became available within 0.1 s" in await brokers.fails(late)
-    assert not any(it.done() for it in hostile)
+    (late_call,) = await brokers.call_new_brokers(brokers.client(), respond_large)
+    assert "no memory became available within 0.1 s" in await brokers.failure_of(late_call)
+    assert not any(call.done() for call in hostile_calls)
     assert brokers.budget.waiting_count == 0
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("no_timeouts")
 async def test_frame_that_is_small_needs_no_room(brokers: Brokers) -> None:
-    await brokers.ask(brokers.client(), endless, FITTING)
+    await brokers.call_new_brokers(brokers.client(), respond_endlessly, LARGEST_FRAMES_IN_BUDGET)
     await until(lambda: brokers.budget.used_bytes == BUDGET_BYTES)
-    (asked,) = await brokers.ask(brokers.client(), small)
-    assert (await asked).body == b"small"
+    (call,) = await brokers.call_new_brokers(brokers.client(), respond_small)
+    assert (await call).body == b"small"
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("no_timeouts")
 async def test_frame_room_is_free_again_once_a_connection_is_closed(brokers: Brokers) -> None:
     hostile = brokers.client()
-    await brokers.ask(hostile, endless, HOSTILE)
-    await until(lambda: brokers.budget.used_bytes == BUDGET_BYTES and brokers.budget.waiting_count == HOSTILE - FITTING)
+    await brokers.call_new_brokers(hostile, respond_endlessly, HOSTILE_BROKERS)
+    await until(
+        lambda: (
+            brokers.budget.used_bytes == BUDGET_BYTES
+            and brokers.budget.waiting_count == HOSTILE_BROKERS - LARGEST_FRAMES_IN_BUDGET
+        )
+    )
     hostile.close()
     assert (brokers.budget.used_bytes, brokers.budget.waiting_count) == (0, 0)
-    (asked,) = await brokers.ask(brokers.client(), large)
-    assert len((await asked).body) == LARGE
+    (call,) = await brokers.call_new_brokers(brokers.client(), respond_large)
+    assert len((await call).body) == LARGE_BODY_BYTES
 
 
-async def test_frame_budget_of_other_connections_is_no_concern_of_a_client_without_one() -> None:
-    """A sidecar has one trusted cluster of brokers, and a budget for messages."""
-    free = ConnectionPool(lambda _: None)
-    async with a_server(large) as server:
-        answers = await asyncio.gather(*(free.call(server.address, a_request()) for _ in range(3)))
-        assert [len(answer.body) for answer in answers] == [LARGE] * 3
-        free.close()
+async def test_frame_budget_of_other_connections_does_not_limit_a_client_without_one() -> None:
+    """A sidecar has one trusted cluster of brokers, and limits its memory by a budget for messages."""
+    pool = ConnectionPool(lambda _: None)
+    async with a_server(respond_large) as server:
+        responses = await asyncio.gather(*(pool.call(server.address, a_request()) for _ in range(3)))
+        assert [len(response.body) for response in responses] == [LARGE_BODY_BYTES] * 3
+        pool.close()
 
 
-# The line, without connections.
+# The queue of reservations, without connections.
 
 
-class Line:
-    """Reservations by name, and what has become of them."""
+class ReservationQueue:
+    """Reservations by name, and whether they were granted or rejected."""
 
     def __init__(self) -> None:
         self.budget = FrameBudget()
@@ -196,61 +209,63 @@ class Line:
         self.rejected: dict[str, str] = {}
 
     def reserve(self, account: FrameAccount, name: str, size_bytes: int = MAX_FRAME_BYTES) -> FrameReservation:
-        return account.reserve(size_bytes, self._grant(name), lambda why: self.rejected.update({name: why}))
+        return account.reserve(size_bytes, self._grant(name), lambda reason: self.rejected.update({name: reason}))
 
     def _grant(self, name: str) -> Callable[[], None]:
         return lambda: self.granted.append(name)
 
 
 async def test_frame_does_not_overtake_a_larger_one_that_waits_for_room() -> None:
-    line = Line()
-    account = FrameAccount(line.budget)
-    holding = [line.reserve(account, f"{number}") for number in range(FITTING - 1)]
-    holding += [line.reserve(account, "half", MAX_FRAME_BYTES // 2)]
-    line.reserve(account, "large")
-    line.reserve(account, "little", 100_000)
-    assert line.granted == ["0", "1", "2", "half"]
-    holding[-1].release()
-    assert line.granted[FITTING:] == ["large"]
-    holding[0].release()
-    holding[0].release()
-    assert line.granted[FITTING:] == ["large", "little"]
-    assert line.budget.used_bytes == (FITTING - 1) * MAX_FRAME_BYTES + 100_000
+    queue = ReservationQueue()
+    account = FrameAccount(queue.budget)
+    reservations = [queue.reserve(account, f"{number}") for number in range(LARGEST_FRAMES_IN_BUDGET - 1)]
+    reservations += [queue.reserve(account, "half", MAX_FRAME_BYTES // 2)]
+    queue.reserve(account, "large")
+    queue.reserve(account, "little", 100_000)
+    assert queue.granted == ["0", "1", "2", "half"]
+    reservations[-1].release()
+    assert queue.granted[LARGEST_FRAMES_IN_BUDGET:] == ["large"]
+    reservations[0].release()
+    reservations[0].release()
+    assert queue.granted[LARGEST_FRAMES_IN_BUDGET:] == ["large", "little"]
+    assert queue.budget.used_bytes == (LARGEST_FRAMES_IN_BUDGET - 1) * MAX_FRAME_BYTES + 100_000
 
 
 async def test_frame_of_a_distrusted_client_waits_behind_others_and_finds_room_in_half_of_the_budget() -> None:
-    line = Line()
-    hostile, honest = FrameAccount(line.budget), FrameAccount(line.budget)
+    queue = ReservationQueue()
+    hostile = FrameAccount(queue.budget)
+    honest = FrameAccount(queue.budget)
     hostile.distrust()
-    holding = [line.reserve(hostile, f"hostile-{number}") for number in range(FITTING)]
-    assert line.granted == ["hostile-0", "hostile-1"]
-    line.reserve(honest, "honest-0")
-    line.reserve(honest, "honest-1")
-    line.reserve(honest, "honest-2")
-    assert line.granted[2:] == ["honest-0", "honest-1"]
-    holding[0].release()
-    assert line.granted[4:] == ["honest-2"]
-    assert line.budget.waiting_count == 2
+    reservations = [queue.reserve(hostile, f"hostile-{number}") for number in range(LARGEST_FRAMES_IN_BUDGET)]
+    assert queue.granted == ["hostile-0", "hostile-1"]
+    queue.reserve(honest, "honest-0")
+    queue.reserve(honest, "honest-1")
+    queue.reserve(honest, "honest-2")
+    assert queue.granted[2:] == ["honest-0", "honest-1"]
+    reservations[0].release()
+    assert queue.granted[4:] == ["honest-2"]
+    assert queue.budget.waiting_count == 2
 
 
 async def test_frame_line_that_is_full_rejects_the_last_one_of_a_distrusted_client_first() -> None:
-    line = Line()
-    hostile, honest = FrameAccount(line.budget), FrameAccount(line.budget)
+    queue = ReservationQueue()
+    hostile = FrameAccount(queue.budget)
+    honest = FrameAccount(queue.budget)
     hostile.distrust()
-    for number in range(FITTING):
-        line.reserve(honest, f"holding-{number}")
+    for number in range(LARGEST_FRAMES_IN_BUDGET):
+        queue.reserve(honest, f"holding-{number}")
     for number in range(MAX_WAITING_FRAMES):
-        line.reserve(hostile, f"hostile-{number}")
-    assert not line.rejected
-    line.reserve(honest, "honest")
-    assert [*line.rejected] == [f"hostile-{MAX_WAITING_FRAMES - 1}"]
-    assert line.rejected.popitem()[1].endswith(f"more than {MAX_WAITING_FRAMES} frames wait for memory")
+        queue.reserve(hostile, f"hostile-{number}")
+    assert not queue.rejected
+    queue.reserve(honest, "honest")
+    assert [*queue.rejected] == [f"hostile-{MAX_WAITING_FRAMES - 1}"]
+    assert queue.rejected.popitem()[1].endswith(f"more than {MAX_WAITING_FRAMES} frames wait for memory")
     for number in range(1, MAX_WAITING_FRAMES):
-        line.reserve(honest, f"honest-{number}")
-    assert len(line.rejected) == MAX_WAITING_FRAMES - 1
-    line.reserve(honest, "too many")
-    assert [*line.rejected][-1] == "too many"
-    assert line.budget.waiting_count == MAX_WAITING_FRAMES
+        queue.reserve(honest, f"honest-{number}")
+    assert len(queue.rejected) == MAX_WAITING_FRAMES - 1
+    queue.reserve(honest, "too many")
+    assert [*queue.rejected][-1] == "too many"
+    assert queue.budget.waiting_count == MAX_WAITING_FRAMES
 
 
 def test_frame_budget_has_room_for_two_largest_frames_at_least() -> None:
@@ -261,16 +276,17 @@ def test_frame_budget_has_room_for_two_largest_frames_at_least() -> None:
 
 
 def test_frame_in_single_bytes_takes_no_object_for_each() -> None:
-    decoder, sent = Decoder(), 20 * SMALL_PIECE_BYTES
-    for byte in encode(Frame(code=0, body=bytes(2 * sent)))[:sent]:
+    decoder = Decoder()
+    sent_bytes = 20 * SMALL_PIECE_BYTES
+    for byte in encode(Frame(code=0, body=bytes(2 * sent_bytes)))[:sent_bytes]:
         assert not [*decoder.feed(bytes([byte]))]
-    assert decoder.buffered_bytes == sent
+    assert decoder.buffered_bytes == sent_bytes
     assert len(decoder._pieces) <= 20
 
 
 async def test_frame_budget_of_the_operator_is_one_for_the_brokers_of_all_groups() -> None:
-    no_api: Any = None  # without Secrets nothing is asked of it
-    access = BrokerAccessReader(no_api, None)
+    unused_api: Any = None  # without Secrets it receives no requests
+    access = BrokerAccessReader(unused_api, None)
     first, second = [
         (await access.read("shop", RocketMQ(name_servers=[address]), ())).config for address in ("a:9876", "b:9876")
     ]

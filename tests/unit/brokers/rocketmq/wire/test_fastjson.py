@@ -1,4 +1,4 @@
-"""Bodies as brokers write them: keys that no JSON parser takes, and texts that look like such keys."""
+"""JSON bodies as brokers write them: keys that no JSON parser accepts, and texts that resemble such keys."""
 
 import json
 import tracemalloc
@@ -21,7 +21,7 @@ def read(text: bytes) -> Any:
     return fastjson.decode_json(text, dict)
 
 
-# What brokers and name servers answer.
+# Bodies of brokers and name servers.
 
 ROUTE = (
     b'{"brokerDatas":[{"brokerAddrs":{0:"127.0.0.1:20911",2:"127.0.0.1:20921"},"brokerName":"broker-a",'
@@ -43,36 +43,36 @@ STATS = (
     "text", [ROUTE, ROUTE.replace(b'{0:"', b'{"0":"').replace(b',2:"', b',"2":"')], ids=["numbers", "texts"]
 )
 def test_fastjson_reads_a_route_with_numeric_or_string_ids(text: bytes) -> None:
-    found = fastjson.decode_json(text, payloads.TopicRoute)
+    body = fastjson.decode_json(text, payloads.TopicRoute)
     addresses = {0: "127.0.0.1:20911", 2: "127.0.0.1:20921"}
-    assert found.broker_datas == [
+    assert body.broker_datas == [
         payloads.BrokerData(broker_name="broker-a", broker_addrs=addresses, cluster="DefaultCluster")
     ]
-    assert found.queue_datas == [
+    assert body.queue_datas == [
         payloads.QueueData(broker_name="broker-a", read_queue_nums=4, write_queue_nums=4, perm=6)
     ]
 
 
 def test_fastjson_reads_cluster_info() -> None:
-    found = fastjson.decode_json(CLUSTER, payloads.ClusterInfo)
-    assert found.broker_addr_table["broker-a"].broker_addrs == {0: "127.0.0.1:20911"}
-    assert found.cluster_addr_table == {"DefaultCluster": ["broker-a"]}
+    body = fastjson.decode_json(CLUSTER, payloads.ClusterInfo)
+    assert body.broker_addr_table["broker-a"].broker_addrs == {0: "127.0.0.1:20911"}
+    assert body.cluster_addr_table == {"DefaultCluster": ["broker-a"]}
 
 
 def test_fastjson_reads_consume_stats_by_queue() -> None:
-    found = fastjson.decode_json(STATS, payloads.ConsumeStats)
-    assert found.consume_tps == 0.5
-    assert {fastjson.parse_queue(key): it.consumer_offset for key, it in found.offset_table.items()} == {
+    body = fastjson.decode_json(STATS, payloads.ConsumeStats)
+    assert body.consume_tps == 0.5
+    assert {fastjson.parse_queue(key): stats.consumer_offset for key, stats in body.offset_table.items()} == {
         QUEUE: 10,
         Queue("%RETRY%g", "b", 0): 0,
     }
 
 
 def test_fastjson_reads_offsets_by_queue() -> None:
-    found = fastjson.decode_json(
+    body = fastjson.decode_json(
         b'{"offsetTable":{{"brokerName":"b","queueId":2,"topic":"t"}:-1}}', payloads.ResetOffsets
     )
-    assert {fastjson.parse_queue(key): offset for key, offset in found.offset_table.items()} == {QUEUE: -1}
+    assert {fastjson.parse_queue(key): offset for key, offset in body.offset_table.items()} == {QUEUE: -1}
 
 
 def test_fastjson_reads_an_empty_or_missing_table_as_empty() -> None:
@@ -80,9 +80,9 @@ def test_fastjson_reads_an_empty_or_missing_table_as_empty() -> None:
     assert fastjson.decode_json(b"{}", payloads.TopicStats) == payloads.TopicStats()
 
 
-# Odd keys, and what only looks like them.
+# Keys that are not strings, and strings that resemble them.
 
-ODD = {
+NON_STRING_KEYS = {
     "a number": (b"{0:1}", {"0": 1}),
     "a negative number": (b"{-7:1}", {"-7": 1}),
     "numbers": (b'{1:2,3:4,5:"6:7"}', {"1": 2, "3": 4, "5": "6:7"}),
@@ -101,19 +101,19 @@ ODD = {
     "backslashes": (b'{"a\\\\":1,"\\\\\\"":2,3:4}', {"a\\": 1, '\\"': 2, "3": 4}),
     "no ASCII": ('{"ü":"{1:2}",{"ö":"日本:1"}:2}'.encode(), {"ü": "{1:2}", '{"ö":"日本:1"}': 2}),
 }
-PROPER = [
+STANDARD_JSON = [
     b'{"{":"}","1":"2:3","a b":{"c":[{"d":"e"},[],{}]},"\\"1:":-5}',
     b'{"a":"\\u007b1:2\\u007d","b":1.5e-3,"c":null}',
     b' {"a" : [ 1 , 2 ] } ',
 ]
 
 
-@pytest.mark.parametrize(("text", "expected"), ODD.values(), ids=ODD)
+@pytest.mark.parametrize(("text", "expected"), NON_STRING_KEYS.values(), ids=NON_STRING_KEYS)
 def test_fastjson_turns_non_string_keys_into_strings_and_changes_nothing_else(text: bytes, expected: Any) -> None:
     assert read(text) == expected
 
 
-@pytest.mark.parametrize("text", PROPER)
+@pytest.mark.parametrize("text", STANDARD_JSON)
 def test_fastjson_reads_standard_json_unchanged(text: bytes) -> None:
     assert read(text) == json.loads(text)
 
@@ -121,22 +121,27 @@ def test_fastjson_reads_standard_json_unchanged(text: bytes) -> None:
 @pytest.mark.parametrize("topic", ["a{b", '}":1', "1:2,{3:", "\\", '\\"', "ü日本", " ", "[]", "\u0000", "🚀"])
 def test_fastjson_reads_queue_keys_with_any_topic_name(topic: str) -> None:
     queue = Queue(topic, '{"broker":1}', 3)
-    ends = payloads.TopicOffset(min_offset=1, max_offset=2)
-    text = msgspec.json.encode({"offsetTable": fastjson.encode_queue_table({queue: ends, QUEUE: ends}), "later": {}})
-    found = fastjson.decode_json(text, payloads.TopicStats).offset_table
-    assert {fastjson.parse_queue(key): it for key, it in found.items()} == {queue: ends, QUEUE: ends}
+    topic_offset = payloads.TopicOffset(min_offset=1, max_offset=2)
+    text = msgspec.json.encode(
+        {"offsetTable": fastjson.encode_queue_table({queue: topic_offset, QUEUE: topic_offset}), "later": {}}
+    )
+    table = fastjson.decode_json(text, payloads.TopicStats).offset_table
+    assert {fastjson.parse_queue(key): offsets for key, offsets in table.items()} == {
+        queue: topic_offset,
+        QUEUE: topic_offset,
+    }
 
 
 def test_fastjson_writes_a_table_with_queues_as_keys() -> None:
-    written = fastjson.encode_queue_table({QUEUE: 7, QUEUE._replace(id=3): {"a": "b"}})
+    encoded = fastjson.encode_queue_table({QUEUE: 7, QUEUE._replace(id=3): {"a": "b"}})
     first = b'{"topic":"t","brokerName":"b","queueId":2}:7'
-    assert bytes(written) == b"{%b,%b}" % (first, b'{"topic":"t","brokerName":"b","queueId":3}:{"a":"b"}')
+    assert bytes(encoded) == b"{%b,%b}" % (first, b'{"topic":"t","brokerName":"b","queueId":3}:{"a":"b"}')
     assert bytes(fastjson.encode_queue_table({})) == b"{}"
 
 
-# What is no JSON at all.
+# Invalid JSON.
 
-BAD = {
+INVALID = {
     "nothing": b"",
     "a word": b"SUCCESS",
     "no object": b"[1]",
@@ -151,11 +156,11 @@ BAD = {
     "a deep key": b'{{"a":{"b":1}}:2}',
     "no UTF-8": b'{"a":"\xff"}',
     "no UTF-8 in a key": b'{{"a":"\xff"}:1}',
-    "no UTF-8 beside an odd key": b'{1:2,"a":"\xff"}',
+    "no UTF-8 after an odd key": b'{1:2,"a":"\xff"}',
     "half a character": b'{1:"\\ud800"}',
     "random": bytes(range(256)),
 }
-# Each a text that takes for ever, or ends the program, if anything is tried twice for every byte.
+# Each of these takes quadratic time, or exhausts the stack, if a decoder backtracks at every byte.
 HOSTILE = {
     "open braces": b"{" * 500_000,
     "open brackets": b"[" * 500_000,
@@ -180,7 +185,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("text", BAD.values(), ids=BAD)
+@pytest.mark.parametrize("text", INVALID.values(), ids=INVALID)
 def test_fastjson_rejects_invalid_json_as_malformed(text: bytes) -> None:
     with pytest.raises(MalformedFrameError, match="A body cannot be decoded as JSON: "):
         read(text)
@@ -203,12 +208,12 @@ def test_fastjson_rejects_a_body_of_another_type_as_malformed() -> None:
     ids=["nothing", "a number", "empty", "no id", "no name", "deep"],
 )
 def test_fastjson_rejects_a_key_that_is_no_queue_with_a_short_error(key: str) -> None:
-    with pytest.raises(MalformedFrameError, match=" is not a queue: ") as found:
+    with pytest.raises(MalformedFrameError, match=" is not a queue: ") as raised:
         fastjson.parse_queue(key)
-    assert len(str(found.value)) < 300
+    assert len(str(raised.value)) < 300
 
 
-# Properties. Texts are made of what could be mistaken for something else.
+# Properties. Texts consist of the characters that a decoder could mistake for syntax.
 
 TEXTS = st.text(st.sampled_from('{}[]":,\\ 1-aü\n'), max_size=8)
 FLAT = st.dictionaries(TEXTS, st.one_of(TEXTS, st.integers(-99, 99), st.none()), max_size=3)
@@ -228,23 +233,23 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 )
 
 
-def written(value: Any, blank: str, *, odd: bool) -> str:
-    """Write a value; keys that are no texts as they are, or as texts."""
+def encode_value(value: Any, blank: str, *, odd: bool) -> str:
+    """Encode a value; keys that are not strings are written as they are if `odd`, otherwise quoted."""
     if isinstance(value, Pairs):
-        pairs = [(json.dumps(key), written(inner, blank, odd=odd)) for key, inner in value]
-        proper = [isinstance(key, str) or odd for key, _ in value]
-        keys = [key if as_is else json.dumps(key) for (key, _), as_is in zip(pairs, proper, strict=True)]
+        pairs = [(json.dumps(key), encode_value(inner, blank, odd=odd)) for key, inner in value]
+        is_unquoted = [isinstance(key, str) or odd for key, _ in value]
+        keys = [key if unquoted else json.dumps(key) for (key, _), unquoted in zip(pairs, is_unquoted, strict=True)]
         members = [f"{blank}{key}{blank}:{blank}{inner}" for key, (_, inner) in zip(keys, pairs, strict=True)]
         return "{" + f"{blank},".join(members) + blank + "}"
     if isinstance(value, list):
-        return "[" + f"{blank},".join(written(inner, blank, odd=odd) for inner in value) + "]"
+        return "[" + f"{blank},".join(encode_value(inner, blank, odd=odd) for inner in value) + "]"
     return json.dumps(value)
 
 
 @given(VALUES, BLANKS)
 def test_fastjson_reads_string_and_non_string_keys_alike(value: Any, blank: str) -> None:
-    odd, proper = (written(value, blank, odd=odd).encode() for odd in (True, False))
-    assert fastjson.decode_json(odd, object) == msgspec.json.decode(proper) == fastjson.decode_json(proper, object)
+    odd, standard = (encode_value(value, blank, odd=odd).encode() for odd in (True, False))
+    assert fastjson.decode_json(odd, object) == msgspec.json.decode(standard) == fastjson.decode_json(standard, object)
 
 
 @given(st.text(st.sampled_from('{}[]":,\\ 1-a\n')).map(str.encode))
@@ -265,6 +270,6 @@ def test_route_with_a_large_mapping_takes_no_more_memory_than_its_text() -> None
     text = b'{"topicQueueMappingByBroker":{"a":[' + b"[]," * 1_000_000 + b"[]]}}"
     tracemalloc.start()
     fastjson.decode_json(text, payloads.TopicRoute)
-    _, most = tracemalloc.get_traced_memory()
+    _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert most < 2 * len(text)
+    assert peak_bytes < 2 * len(text)

@@ -1,4 +1,4 @@
-"""Frames by their bytes: both kinds of headers, any splitting, and what is no frame."""
+"""Frames and their bytes: both kinds of headers, any splitting, and invalid data."""
 
 import struct
 from contextlib import suppress
@@ -43,32 +43,32 @@ def read(data: bytes) -> list[Frame]:
     return list(Decoder().feed(data))
 
 
-# What frames look like.
+# Headers.
 
 
 def test_frame_with_a_json_header_is_decoded() -> None:
-    (found,) = read(b"\x00\x00\x00\xa2\x00\x00\x00\x9a" + JSON + b"body")
-    assert found == Frame(
+    (frame,) = read(b"\x00\x00\x00\xa2\x00\x00\x00\x9a" + JSON + b"body")
+    assert frame == Frame(
         code=0,
         opaque=7,
         flag=1,
-        fields={"offset": "12"},  # what is null is not there
+        fields={"offset": "12"},  # a null field is omitted
         remark='a "b"',
         body=b"body",
         language="JAVA",
         version=479,
     )
-    assert found.is_response
-    assert not found.is_one_way
+    assert frame.is_response
+    assert not frame.is_one_way
 
 
 def test_frame_with_a_binary_header_is_decoded() -> None:
-    (found,) = read(b"\x00\x00\x00\x3b\x01\x00\x00\x33" + BINARY + b"body")
-    assert found == Frame(
+    (frame,) = read(b"\x00\x00\x00\x3b\x01\x00\x00\x33" + BINARY + b"body")
+    assert frame == Frame(
         code=11,
         opaque=7,
         flag=1,
-        fields={"offset": "12", "n": "", "": ""},  # Java writes nothing for null, too
+        fields={"offset": "12", "n": "", "": ""},  # Java writes no bytes for null, too
         remark="a b",
         body=b"body",
         language="JAVA",
@@ -83,7 +83,7 @@ def test_frame_with_a_binary_header_is_decoded() -> None:
         b'{"code":0,"opaque":7,"extFields":null,"remark":null}',
         b' {"opaque" : 7, "extFields": {}, "code":0, "later":{"and":["deeper",1.5,true]}}',
     ],
-    ids=["left out", "null", "empty, and what is not known"],
+    ids=["omitted", "null", "empty, and an unknown field"],
 )
 def test_frame_json_header_may_omit_optional_fields(header: bytes) -> None:
     assert read(a_frame(header)) == [Frame(code=0, opaque=7, language="", version=0)]
@@ -91,24 +91,24 @@ def test_frame_json_header_may_omit_optional_fields(header: bytes) -> None:
 
 @pytest.mark.parametrize(("number", "language"), [*enumerate(LANGUAGES)])
 def test_frame_decodes_every_language_number(number: int, language: str) -> None:
-    (found,) = read(a_frame(a_binary_header(language=number), kind=1))
-    assert found.language == language
+    (frame,) = read(a_frame(a_binary_header(language=number), kind=1))
+    assert frame.language == language
 
 
 @pytest.mark.parametrize("number", [14, 127, 128, 255])
 def test_frame_decodes_an_unknown_language_number_as_other(number: int) -> None:
-    (found,) = read(a_frame(a_binary_header(language=number), kind=1))
-    assert found.language == "OTHER"
+    (frame,) = read(a_frame(a_binary_header(language=number), kind=1))
+    assert frame.language == "OTHER"
 
 
 def test_frame_json_header_may_name_any_language() -> None:
-    (found,) = read(a_frame(b'{"code":0,"opaque":1,"language":"COBOL"}'))
-    assert found.language == "COBOL"
+    (frame,) = read(a_frame(b'{"code":0,"opaque":1,"language":"COBOL"}'))
+    assert frame.language == "COBOL"
 
 
 def test_frame_binary_header_ignores_bytes_after_its_fields() -> None:
-    (found,) = read(a_frame(a_binary_header(remark="ü".encode()) + b"later", b"body", kind=1))
-    assert (found.remark, found.body) == ("ü", b"body")
+    (frame,) = read(a_frame(a_binary_header(remark="ü".encode()) + b"later", b"body", kind=1))
+    assert (frame.remark, frame.body) == ("ü", b"body")
 
 
 def test_frame_of_a_request_is_encoded_with_a_json_header() -> None:
@@ -121,20 +121,20 @@ def test_frame_of_a_request_is_encoded_with_a_json_header() -> None:
 
 
 def test_frame_reply_has_the_opaque_of_its_request() -> None:
-    asked = Frame(code=307, opaque=9, fields={"a": "b"}, body=b"asked", remark="asked")
-    answer = asked.reply(0, b"{}", "done")
-    assert answer == Frame(code=0, opaque=9, flag=1, body=b"{}", remark="done")
-    assert answer.is_response
+    request = Frame(code=307, opaque=9, fields={"a": "b"}, body=b"request", remark="request")
+    response = request.reply(0, b"{}", "done")
+    assert response == Frame(code=0, opaque=9, flag=1, body=b"{}", remark="done")
+    assert response.is_response
 
 
 def test_frame_of_a_one_way_request_is_flagged() -> None:
-    told = Frame(code=15, opaque=9, fields={"a": "b"}).as_one_way()
-    assert told == Frame(code=15, opaque=9, flag=2, fields={"a": "b"})
-    assert told.is_one_way
-    assert not told.is_response
+    request = Frame(code=15, opaque=9, fields={"a": "b"}).as_one_way()
+    assert request == Frame(code=15, opaque=9, flag=2, fields={"a": "b"})
+    assert request.is_one_way
+    assert not request.is_response
 
 
-# In pieces.
+# Split frames.
 
 BOTH = a_frame(JSON, b"one") + a_frame(BINARY, b"two", kind=1) + a_frame(JSON)
 
@@ -144,16 +144,17 @@ def test_frame_decoder_reads_several_frames_of_one_chunk() -> None:
 
 
 def test_frame_decoder_reads_frames_split_at_any_byte() -> None:
-    for at in range(len(BOTH) + 1):
+    for split in range(len(BOTH) + 1):
         decoder = Decoder()
-        assert [*decoder.feed(BOTH[:at]), *decoder.feed(BOTH[at:])] == read(BOTH), at
+        assert [*decoder.feed(BOTH[:split]), *decoder.feed(BOTH[split:])] == read(BOTH), split
 
 
 def test_frame_decoder_yields_a_frame_with_its_last_byte() -> None:
     decoder = Decoder()
-    found = {at: [*decoder.feed(bytes([byte]))] for at, byte in enumerate(BOTH, 1)}
-    first, second = len(a_frame(JSON, b"one")), len(a_frame(BINARY, b"two"))
-    assert [at for at, frames in found.items() if frames] == [first, first + second, len(BOTH)]
+    frames_by_end = {end: [*decoder.feed(bytes([byte]))] for end, byte in enumerate(BOTH, 1)}
+    first = len(a_frame(JSON, b"one"))
+    second = len(a_frame(BINARY, b"two"))
+    assert [end for end, frames in frames_by_end.items() if frames] == [first, first + second, len(BOTH)]
 
 
 def test_frame_decoder_yields_nothing_without_data() -> None:
@@ -165,8 +166,8 @@ def test_frame_of_the_maximum_size_is_encoded_and_decoded() -> None:
     body = bytes(MAX_FRAME_BYTES - 8 - header)
     data = encode(Frame(code=10, body=body))
     assert len(data) == MAX_FRAME_BYTES
-    (found,) = read(data)
-    assert found.body == body
+    (frame,) = read(data)
+    assert frame.body == body
 
 
 def test_frame_over_the_maximum_size_is_not_encoded() -> None:
@@ -175,7 +176,7 @@ def test_frame_over_the_maximum_size_is_not_encoded() -> None:
         encode(Frame(code=10, body=bytes(MAX_FRAME_BYTES - 8 - header + 1)))
 
 
-# What is no frame. Each is refused with exactly these bytes: nothing more is waited for.
+# Invalid frames. Each is rejected after exactly these bytes: the decoder waits for no more.
 
 BAD_FRAMES = {
     "over the largest": (b"\x00\xff\xff\xfd", "declares a length of 16,777,217 bytes"),
@@ -196,11 +197,11 @@ BAD_JSON = {
     "a list": b"[]",
     "no code": b'{"opaque":7}',
     "a text for a number": b'{"code":"0","opaque":7}',
-    "a number beyond all": b'{"code":0,"opaque":%b}' % (b"7" * 5000),
+    "a number of 5000 digits": b'{"code":0,"opaque":%b}' % (b"7" * 5000),
     "a number for a text": b'{"code":0,"opaque":7,"extFields":{"a":1}}',
     "no UTF-8": b'{"code":0,"opaque":7,"remark":"\xff"}',
     "half a character": b'{"code":0,"opaque":7,"remark":"\\ud800"}',
-    "deeper than anybody": b'{"code":0,"opaque":7,"later":' + b"[" * 100_000,
+    "deeply nested": b'{"code":0,"opaque":7,"later":' + b"[" * 100_000,
     "random": bytes(range(256)),
 }
 BAD_BINARY = {
@@ -222,9 +223,9 @@ BAD_BINARY = {
 }
 
 
-@pytest.mark.parametrize(("data", "told"), BAD_FRAMES.values(), ids=BAD_FRAMES)
-def test_frame_decoder_rejects_invalid_frames_as_early_as_possible(data: bytes, told: str) -> None:
-    with pytest.raises(MalformedFrameError, match=told):
+@pytest.mark.parametrize(("data", "error"), BAD_FRAMES.values(), ids=BAD_FRAMES)
+def test_frame_decoder_rejects_invalid_frames_as_early_as_possible(data: bytes, error: str) -> None:
+    with pytest.raises(MalformedFrameError, match=error):
         read(data)
 
 
@@ -248,19 +249,20 @@ def test_frame_decoder_rejects_all_data_after_an_invalid_frame() -> None:
 
 
 def test_frame_decoder_yields_frames_before_an_invalid_one() -> None:
-    found: list[Frame] = []
+    decoded: list[Frame] = []
     with pytest.raises(MalformedFrameError):
-        found.extend(Decoder().feed(a_frame(JSON, b"one") + b"HTTP/1.1 400 Bad Request"))
-    assert [frame.body for frame in found] == [b"one"]
+        decoded.extend(Decoder().feed(a_frame(JSON, b"one") + b"HTTP/1.1 400 Bad Request"))
+    assert [frame.body for frame in decoded] == [b"one"]
 
 
 def test_frame_decoder_reports_whether_it_is_inside_a_frame() -> None:
-    decoder, frame = Decoder(), a_frame(JSON)
-    told = [decoder.is_inside_frame]
+    decoder = Decoder()
+    frame = a_frame(JSON)
+    states = [decoder.is_inside_frame]
     for piece in (frame[:3], frame[3:-1], frame[-1:]):
         list(decoder.feed(piece))
-        told.append(decoder.is_inside_frame)
-    assert told == [False, True, True, False]
+        states.append(decoder.is_inside_frame)
+    assert states == [False, True, True, False]
 
 
 # Properties.
@@ -280,11 +282,11 @@ FRAMES = st.builds(
 
 
 @given(st.lists(FRAMES, max_size=4), st.lists(st.integers(0, 2000)))
-def test_frame_round_trips_through_any_split(frames: list[Frame], places: list[int]) -> None:
+def test_frame_round_trips_through_any_split(frames: list[Frame], positions: list[int]) -> None:
     data = b"".join(map(encode, frames))
-    cuts = sorted({0, *(place for place in places if place < len(data)), len(data)})
+    cuts = sorted({0, *(position for position in positions if position < len(data)), len(data)})
     decoder = Decoder()
-    assert [it for start, end in pairwise(cuts) for it in decoder.feed(data[start:end])] == frames
+    assert [frame for start, end in pairwise(cuts) for frame in decoder.feed(data[start:end])] == frames
 
 
 @given(st.binary(max_size=200), st.sampled_from([b"", b"\x00\x00\x00\x20", b"\x00\x00\x00\x20\x01\x00\x00\x1c"]))

@@ -1,4 +1,4 @@
-"""What is asked, as frames; what must not be asked; and the proof of who asks."""
+"""Requests as frames, requests that are rejected, and signatures."""
 
 import base64
 import hashlib
@@ -27,11 +27,11 @@ MEMBER = payloads.ConsumerData(
     subscription_data_set=[ALL],
 )
 
-Ask = Callable[..., Frame]
+RequestBuilder = Callable[..., Frame]
 
 
-def pull(group: str = "shop", queue: Queue = QUEUE, wait: float = 15.0) -> Frame:
-    return requests.pull(group, queue, 100, ALL, max_messages=32, max_bytes=1024, wait_seconds=wait)
+def pull(group: str = "shop", queue: Queue = QUEUE, wait_seconds: float = 15.0) -> Frame:
+    return requests.pull(group, queue, 100, ALL, max_messages=32, max_bytes=1024, wait_seconds=wait_seconds)
 
 
 def send(group: str = "rota", topic: str = "orders", **properties: str) -> Frame:
@@ -42,8 +42,8 @@ def send_back_frame(group: str = "shop", topic: str = "orders") -> Frame:
     return requests.send_back(group, topic, 4096, delay_level=0, max_attempts=16)
 
 
-# One of everything, by what it is asked for.
-EVERYTHING: dict[RequestCode, Frame] = {
+# One request of each kind.
+REQUESTS: dict[RequestCode, Frame] = {
     RequestCode.GET_ROUTEINFO_BY_TOPIC: requests.route("orders"),
     RequestCode.GET_BROKER_CLUSTER_INFO: requests.cluster_info(),
     RequestCode.HEART_BEAT: requests.heartbeat("c1", MEMBER),
@@ -73,10 +73,10 @@ EVERYTHING: dict[RequestCode, Frame] = {
     RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: requests.group_config("shop"),
     RequestCode.GET_BROKER_CONFIG: requests.broker_config(),
 }
-EACH = pytest.mark.parametrize(("code", "frame"), EVERYTHING.items(), ids=[code.name for code in EVERYTHING])
+EACH_REQUEST = pytest.mark.parametrize(("code", "frame"), REQUESTS.items(), ids=[code.name for code in REQUESTS])
 
 
-@EACH
+@EACH_REQUEST
 def test_request_fields_are_strings_in_java_spelling(code: RequestCode, frame: Frame) -> None:
     assert frame.code == code
     assert not frame.is_response
@@ -84,17 +84,17 @@ def test_request_fields_are_strings_in_java_spelling(code: RequestCode, frame: F
     assert not {"True", "False", "None"} & {*frame.fields.values()}
 
 
-@EACH
+@EACH_REQUEST
 def test_request_body_is_json_or_a_message(code: RequestCode, frame: Frame) -> None:
     if frame.body and code is not RequestCode.SEND_MESSAGE_V2:
         assert isinstance(msgspec.json.decode(frame.body), dict)
 
 
-def test_request_for_a_route_wants_standard_json() -> None:
+def test_request_for_a_route_requires_standard_json() -> None:
     assert requests.route("orders").fields == {"topic": "orders", "acceptStandardJsonOnly": "true"}
 
 
-def test_request_for_an_offset_wants_no_default_of_0() -> None:
+def test_request_for_an_offset_disables_the_default_of_0() -> None:
     assert requests.committed_offset("shop", QUEUE).fields == {
         "consumerGroup": "shop",
         "setZeroIfNotFound": "false",
@@ -116,20 +116,20 @@ def test_request_for_an_offset_wants_no_default_of_0() -> None:
     ],
 )
 def test_filter_tags_are_sent_with_their_hashes(expression: str, tags: list[str], hashes: list[int]) -> None:
-    found = requests.subscription(Subscription(topic="orders", expression=expression), 5)
-    assert (found.sub_string, found.tags_set, found.code_set) == (expression, tags, hashes)
-    assert (found.expression_type, found.sub_version) == ("TAG", 5)
+    subscription = requests.subscription(Subscription(topic="orders", expression=expression), 5)
+    assert (subscription.sub_string, subscription.tags_set, subscription.code_set) == (expression, tags, hashes)
+    assert (subscription.expression_type, subscription.sub_version) == ("TAG", 5)
 
 
 def test_filter_star_with_blanks_is_no_tag() -> None:
-    found = requests.subscription(Subscription(topic="orders", expression=" * "), 5)
-    assert (found.sub_string, found.tags_set, found.code_set) == ("*", [], [])
+    subscription = requests.subscription(Subscription(topic="orders", expression=" * "), 5)
+    assert (subscription.sub_string, subscription.tags_set, subscription.code_set) == ("*", [], [])
 
 
 def test_filter_by_sql_has_no_tags() -> None:
-    found = requests.subscription(Subscription(topic="orders", expression="a > 1 || b", type="SQL92"), 5)
-    assert (found.sub_string, found.tags_set, found.code_set) == ("a > 1 || b", [], [])
-    assert found.expression_type == "SQL92"
+    subscription = requests.subscription(Subscription(topic="orders", expression="a > 1 || b", type="SQL92"), 5)
+    assert (subscription.sub_string, subscription.tags_set, subscription.code_set) == ("a > 1 || b", [], [])
+    assert subscription.expression_type == "SQL92"
 
 
 def test_heartbeat_has_the_field_names_of_the_protocol() -> None:
@@ -181,7 +181,7 @@ def test_request_to_pull_carries_its_subscription_and_commits_nothing() -> None:
         "queueOffset": "100",
         "maxMsgNums": "32",
         "maxMsgBytes": "1024",
-        "sysFlag": "6",  # wait, and the subscription is in here
+        "sysFlag": "6",  # flags: wait, and the frame carries the subscription
         "commitOffset": "0",
         "suspendTimeoutMillis": "15000",
         "subscription": "*",
@@ -194,7 +194,7 @@ def test_request_to_pull_carries_its_subscription_and_commits_nothing() -> None:
 
 
 def test_request_to_pull_without_wait_is_not_suspended() -> None:
-    fields = pull(wait=0).fields
+    fields = pull(wait_seconds=0).fields
     assert (fields["sysFlag"], fields["suspendTimeoutMillis"]) == ("4", "0")
 
 
@@ -230,10 +230,10 @@ def test_request_for_consume_stats_lists_topics_in_one_field() -> None:
     assert requests.consume_stats("shop").fields == {"consumerGroup": "shop"}
 
 
-# What must not be asked: brokers would take it.
+# Requests that are rejected because brokers would accept them.
 
 NOWHERE = Queue("", "broker-a", 0)
-EMPTY: dict[str, tuple[Ask, tuple[Any, ...], str]] = {
+EMPTY_NAMES: dict[str, tuple[RequestBuilder, tuple[Any, ...], str]] = {
     "route": (requests.route, ("",), "GET_ROUTEINFO_BY_TOPIC: the topic is empty"),
     "commit, topic": (requests.commit, ("shop", NOWHERE, 1), "UPDATE_CONSUMER_OFFSET: the topic is empty"),
     "commit, group": (requests.commit, ("", QUEUE, 1), "UPDATE_CONSUMER_OFFSET: the group is empty"),
@@ -257,10 +257,10 @@ EMPTY: dict[str, tuple[Ask, tuple[Any, ...], str]] = {
 }
 
 
-@pytest.mark.parametrize(("ask", "given", "told"), EMPTY.values(), ids=EMPTY)
-def test_request_with_an_empty_name_is_rejected(ask: Ask, given: tuple[Any, ...], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
-        ask(*given)
+@pytest.mark.parametrize(("build", "arguments", "error"), EMPTY_NAMES.values(), ids=EMPTY_NAMES)
+def test_request_with_an_empty_name_is_rejected(build: RequestBuilder, arguments: tuple[Any, ...], error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        build(*arguments)
 
 
 def test_request_with_a_negative_queue_or_offset_is_rejected() -> None:
@@ -270,32 +270,32 @@ def test_request_with_a_negative_queue_or_offset_is_rejected() -> None:
         requests.commit("shop", QUEUE, -1)
 
 
-# Who asks.
+# Signatures.
 
 
-def proof(secret: bytes, content: bytes) -> str:
+def signature_of(secret: bytes, content: bytes) -> str:
     return base64.b64encode(hmac.new(secret, content, hashlib.sha1).digest()).decode()
 
 
 def test_signature_covers_all_fields_in_name_order_and_the_body() -> None:
     frame = Frame(code=10, opaque=3, fields={"b": "2", "a": "ü", "Z": "9"}, body=b"\x00body")
-    found = signed(frame, Credentials("key", "secret"))
+    request = signed(frame, Credentials("key", "secret"))
     content = b"key9" + "ü".encode() + b"2" + b"\x00body"  # AccessKey, Z, a, b: capitals come first
-    assert found.fields == {**frame.fields, "AccessKey": "key", "Signature": proof(b"secret", content)}
-    assert (found.code, found.opaque, found.body) == (10, 3, b"\x00body")
+    assert request.fields == {**frame.fields, "AccessKey": "key", "Signature": signature_of(b"secret", content)}
+    assert (request.code, request.opaque, request.body) == (10, 3, b"\x00body")
     assert "Signature" not in frame.fields
 
 
 def test_signature_covers_the_security_token() -> None:
-    found = signed(Frame(code=10, fields={"topic": "orders"}), Credentials("key", "secret", "token"))
-    assert found.fields["SecurityToken"] == "token"
-    assert found.fields["Signature"] == proof(b"secret", b"keytokenorders")
+    request = signed(Frame(code=10, fields={"topic": "orders"}), Credentials("key", "secret", "token"))
+    assert request.fields["SecurityToken"] == "token"
+    assert request.fields["Signature"] == signature_of(b"secret", b"keytokenorders")
 
 
 def test_signature_is_the_same_when_signed_again() -> None:
-    who = Credentials("key", "secret")
-    once = signed(Frame(code=10, fields={"topic": "orders"}, body=b"body"), who)
-    assert signed(once, who) == once
+    credentials = Credentials("key", "secret")
+    signed_once = signed(Frame(code=10, fields={"topic": "orders"}, body=b"body"), credentials)
+    assert signed(signed_once, credentials) == signed_once
 
 
 def test_credentials_repr_hides_the_secret() -> None:
