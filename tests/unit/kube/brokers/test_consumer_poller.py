@@ -1,4 +1,4 @@
-"""Which unmanaged consumers are asked for their settings, and when."""
+"""Requests for the settings of unmanaged consumers: which consumers, and when."""
 
 import asyncio
 
@@ -19,27 +19,27 @@ JAVA = "10.0.0.9@java"
 
 
 class Cluster(MemoryCluster):
-    """A cluster that counts what is asked, and whose consumers may refuse to answer."""
+    """A cluster that records requests for settings; its consumers may reject or delay them."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.silent: set[str] = set()
-        self.withheld: dict[str, asyncio.Event] = {}  # consumers that answer only then
+        self.delayed: dict[str, asyncio.Event] = {}  # responses wait for the event
 
     async def consumer_settings(self, group: str, client_id: str, broker: str) -> ConsumerSettings:
-        self.asked.append(client_id)
+        self.requests.append(client_id)
         if client_id in self.silent:
             raise RejectedError("It does not answer")
-        if client_id in self.withheld:
-            await self.withheld[client_id].wait()
+        if client_id in self.delayed:
+            await self.delayed[client_id].wait()
         return await super().consumer_settings(group, client_id, broker)
 
-    async def until_asked(self, client_id: str, times: int = 1) -> None:
-        async def is_asked() -> bool:
-            return self.asked.count(client_id) >= times
+    async def wait_for_requests(self, client_id: str, times: int = 1) -> None:
+        async def is_requested() -> bool:
+            return self.requests.count(client_id) >= times
 
-        await soon(is_asked)
+        await soon(is_requested)
 
     async def join(self, client_id: str, expression: str = "*") -> MemoryConsumer:
         subscriptions = [Subscription("orders", expression)]
@@ -48,23 +48,25 @@ class Cluster(MemoryCluster):
         return consumer
 
 
-class Poll:
-    """A poller of one group, of which every consumer is unmanaged, and the changes that it told."""
+class PolledGroup:
+    """A group with only unmanaged consumers, its poller, and the changes that the poller notified."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self.views = RouteWatcher(cluster, lambda _: None)
-        self.views.set_interest(KEY, TopicInterest("orders", ("orders",), broadcasting=False))
-        self.news: list[tuple[str, str]] = []
-        self.poller = ConsumerPoller(cluster, self.views, self.views.consumers_of, self.news.append)
+        self.route_watcher = RouteWatcher(cluster, lambda _: None)
+        self.route_watcher.set_interest(KEY, TopicInterest("orders", ("orders",), broadcasting=False))
+        self.changed_keys: list[tuple[str, str]] = []
+        self.poller = ConsumerPoller(
+            cluster, self.route_watcher, self.route_watcher.consumers_of, self.changed_keys.append
+        )
 
-    async def ask(self, *, again: bool = False) -> None:
-        await self.views.poll_group(KEY)
-        await self.poller.poll_group(KEY, ask_all=again)
+    async def poll(self, *, refresh: bool = False) -> None:
+        await self.route_watcher.poll_group(KEY)
+        await self.poller.poll_group(KEY, ask_all=refresh)
 
     @property
     def filters(self) -> dict[str, str]:
-        found = self.poller.settings_of(KEY)
-        return {name: settings.subscriptions[-1].expression for name, settings in found.items()}
+        settings_by_client = self.poller.settings_of(KEY)
+        return {name: settings.subscriptions[-1].expression for name, settings in settings_by_client.items()}
 
 
 async def a_cluster() -> Cluster:
@@ -73,91 +75,91 @@ async def a_cluster() -> Cluster:
     return cluster
 
 
-async def test_unmanaged_consumer_is_asked_for_its_settings_once_until_the_next_refresh() -> None:
+async def test_unmanaged_consumer_settings_are_requested_once_until_the_next_refresh() -> None:
     cluster = await a_cluster()
-    poll = Poll(cluster)
-    await poll.ask()
-    assert (cluster.asked, poll.news) == ([], [])
+    polled = PolledGroup(cluster)
+    await polled.poll()
+    assert (cluster.requests, polled.changed_keys) == ([], [])
     java = await cluster.join(JAVA, "paid")
-    await poll.ask()
-    await poll.ask()
-    assert (cluster.asked, poll.news, poll.filters) == ([JAVA], [KEY], {JAVA: "paid"})
+    await polled.poll()
+    await polled.poll()
+    assert (cluster.requests, polled.changed_keys, polled.filters) == ([JAVA], [KEY], {JAVA: "paid"})
     await java.leave()
-    await cluster.join(JAVA, "open")  # as if it had subscribed anew
-    await poll.ask(again=True)
-    assert (cluster.asked, poll.news, poll.filters) == ([JAVA, JAVA], [KEY, KEY], {JAVA: "open"})
+    await cluster.join(JAVA, "open")  # with another subscription
+    await polled.poll(refresh=True)
+    assert (cluster.requests, polled.changed_keys, polled.filters) == ([JAVA, JAVA], [KEY, KEY], {JAVA: "open"})
 
 
-async def test_unmanaged_consumer_that_left_is_not_shown_and_leaves_nothing() -> None:
+async def test_unmanaged_consumer_that_left_is_neither_shown_nor_kept() -> None:
     cluster = await a_cluster()
-    poll = Poll(cluster)
+    polled = PolledGroup(cluster)
     java = await cluster.join(JAVA)
-    await poll.ask()
+    await polled.poll()
     await java.leave()
-    await poll.views.poll_group(KEY)
-    assert poll.filters == {}
-    await poll.poller.poll_group(KEY)
-    assert poll.news == [KEY, KEY]
-    assert poll.poller._settings == {KEY: {}}
+    await polled.route_watcher.poll_group(KEY)
+    assert polled.filters == {}
+    await polled.poller.poll_group(KEY)
+    assert polled.changed_keys == [KEY, KEY]
+    assert polled.poller._settings == {KEY: {}}
 
 
-async def test_unmanaged_consumer_that_does_not_answer_is_asked_again_with_the_next_refresh() -> None:
+async def test_unmanaged_consumer_that_does_not_respond_is_polled_again_with_the_next_refresh() -> None:
     cluster = await a_cluster()
-    poll = Poll(cluster)
+    polled = PolledGroup(cluster)
     await cluster.join(JAVA)
     cluster.silent = {JAVA}
-    await poll.ask()
-    await poll.ask()
-    assert (cluster.asked, poll.filters) == ([JAVA], {})
+    await polled.poll()
+    await polled.poll()
+    assert (cluster.requests, polled.filters) == ([JAVA], {})
     cluster.silent = set()
-    await poll.ask(again=True)
-    assert poll.filters == {JAVA: "*"}
+    await polled.poll(refresh=True)
+    assert polled.filters == {JAVA: "*"}
 
 
-async def test_membership_of_unmanaged_consumers_beyond_the_limit_is_not_asked_for() -> None:
+async def test_membership_of_unmanaged_consumers_beyond_the_limit_is_not_requested() -> None:
     cluster = await a_cluster()
-    poll = Poll(cluster)
+    polled = PolledGroup(cluster)
     for number in range(MAX_CONSUMERS + 5):
         await cluster.join(f"10.0.0.9@{number}")
-    await poll.ask()
-    assert len(cluster.asked) == len(poll.filters) == MAX_CONSUMERS
+    await polled.poll()
+    assert len(cluster.requests) == len(polled.filters) == MAX_CONSUMERS
 
 
-async def test_unmanaged_consumer_that_is_silent_delays_no_other_group_and_is_asked_once_at_a_time() -> None:
+async def test_unmanaged_consumer_that_is_silent_delays_no_other_group_and_gets_one_request_at_a_time() -> None:
     cluster = await a_cluster()
-    poll = Poll(cluster)
+    polled = PolledGroup(cluster)
     await cluster.join(JAVA)
     await cluster.join("10.0.0.9@php", "paid")
-    answer = asyncio.Event()
-    cluster.withheld = {JAVA: answer}
-    await poll.views.poll_group(KEY)
-    first = asyncio.create_task(poll.poller.poll_group(KEY))
-    await cluster.until_asked(JAVA)
-    await poll.poller.poll_group(KEY, ask_all=True)
-    await poll.poller.poll_group(KEY, ask_all=True)
-    assert cluster.asked == [JAVA], "calls that come meanwhile return, and ask nothing twice"
-    answer.set()
+    released = asyncio.Event()
+    cluster.delayed = {JAVA: released}
+    await polled.route_watcher.poll_group(KEY)
+    first = asyncio.create_task(polled.poller.poll_group(KEY))
+    await cluster.wait_for_requests(JAVA)
+    await polled.poller.poll_group(KEY, ask_all=True)
+    await polled.poller.poll_group(KEY, ask_all=True)
+    assert cluster.requests == [JAVA], "concurrent polls send no request twice"
+    released.set()
     await first
-    assert cluster.asked == [JAVA, "10.0.0.9@php"]
-    assert poll.filters == {JAVA: "*", "10.0.0.9@php": "paid"}
-    assert poll.news == [KEY, KEY], "each answer counts as soon as it has come"
+    assert cluster.requests == [JAVA, "10.0.0.9@php"]
+    assert polled.filters == {JAVA: "*", "10.0.0.9@php": "paid"}
+    assert polled.changed_keys == [KEY, KEY], "each response counts on arrival"
 
 
-async def test_unmanaged_consumer_of_a_second_group_is_asked_in_the_next_round_while_the_first_is_silent(
+async def test_unmanaged_consumer_of_a_second_group_is_polled_in_the_next_round_while_the_first_is_silent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(consumer_poller, "REFRESH_SECONDS", 0.0)
     cluster = await a_cluster()
-    poll = Poll(cluster)
+    polled = PolledGroup(cluster)
     await cluster.join(JAVA)
-    cluster.withheld = {JAVA: asyncio.Event()}
-    poll.views.set_interest(OTHER, TopicInterest("bills", ("orders",), broadcasting=False))
+    cluster.delayed = {JAVA: asyncio.Event()}
+    polled.route_watcher.set_interest(OTHER, TopicInterest("bills", ("orders",), broadcasting=False))
     subscriptions = [Subscription("orders", "paid")]
     php = MemoryConsumer(cluster, Membership(group="bills", client_id="10.0.0.9@php", subscriptions=subscriptions))
     await php.join()
-    await poll.views.poll_group(KEY)
-    await poll.views.poll_group(OTHER)
-    polling = asyncio.create_task(poll.poller.run())
-    await cluster.until_asked("10.0.0.9@php", times=3)
-    assert cluster.asked.count(JAVA) == 1
+    await polled.route_watcher.poll_group(KEY)
+    await polled.route_watcher.poll_group(OTHER)
+    polling = asyncio.create_task(polled.poller.run())
+    await cluster.wait_for_requests("10.0.0.9@php", times=3)
+    assert cluster.requests.count(JAVA) == 1
     polling.cancel()

@@ -1,4 +1,4 @@
-"""Which of several ConsumerGroups with the same consumer group owns it, and the access to its brokers."""
+"""Ownership of a consumer group that several ConsumerGroups name, and access to its brokers."""
 
 import asyncio
 import base64
@@ -28,24 +28,24 @@ from rota.kube.state.broker_state import BrokerState
 from rota.kube.state.group import Group
 from rota.model import Reason
 
-NOBODY: Any = None  # the API server is not asked
+NO_API: Any = None  # the API server is not used
 
 
 class Clusters:
-    """Clusters of brokers by the first name server that a group names."""
+    """Clusters of brokers, by the first name server of a group's spec."""
 
-    def __init__(self, clusters: Mapping[str, MemoryCluster], api: Any = NOBODY) -> None:
+    def __init__(self, clusters: Mapping[str, MemoryCluster], api: Any = NO_API) -> None:
         self.clusters = clusters
-        self.places = BrokerRegistry(api, self.connect)
-        self.places.set_leading(is_leading=True)
-        self.news: list[tuple[str, str]] = []
-        self.places.on_change = self.news.append
+        self.registry = BrokerRegistry(api, self.connect)
+        self.registry.set_leading(is_leading=True)
+        self.changed_keys: list[tuple[str, str]] = []
+        self.registry.on_change = self.changed_keys.append
 
-    def connect(self, site: ConnectionConfig) -> Brokers:
-        return self.clusters[site.name_servers[0]]
+    def connect(self, config: ConnectionConfig) -> Brokers:
+        return self.clusters[config.name_servers[0]]
 
     def group(self, name: str, created: str, *name_servers: str, **access: Any) -> Group:
-        """Make a group that has the consumer group `billing`."""
+        """Create a group with the consumer group `billing`."""
         spec = {
             "group": "billing",
             "broker": {"rocketmq": {"nameServers": list(name_servers), **access}},
@@ -54,53 +54,53 @@ class Clusters:
         group = Group("shop", name)
         metadata = Metadata(name, uid=name, namespace="shop", creation_timestamp=created, generation=1)
         group.set_spec(CustomResource(metadata, spec), None)
-        self.places.update_group(group)
+        self.registry.update_group(group)
         return group
 
-    async def seen(self, group: Group) -> BrokerState:
-        await self.places.poll_group(group)
-        return self.of(group)
+    async def poll(self, group: Group) -> BrokerState:
+        await self.registry.poll_group(group)
+        return self.state_of(group)
 
-    def of(self, group: Group) -> BrokerState:
-        return self.places.state_of(group, 0.0)
+    def state_of(self, group: Group) -> BrokerState:
+        return self.registry.state_of(group, 0.0)
 
 
-def reasons(found: BrokerState) -> list[Reason]:
-    return [problem.reason for problem in found.problems]
+def problem_reasons(state: BrokerState) -> list[Reason]:
+    return [problem.reason for problem in state.problems]
 
 
 @pytest.fixture
 async def clusters() -> AsyncIterator[Clusters]:
-    made = Clusters({"ours:9876": MemoryCluster(), "evil:9876": MemoryCluster()})
-    for memory in made.clusters.values():
+    created = Clusters({"ours:9876": MemoryCluster(), "evil:9876": MemoryCluster()})
+    for memory in created.clusters.values():
         await memory.create_topic("orders", BROKER, 4)
-    yield made
-    await made.places.close()
+    yield created
+    await created.registry.close()
 
 
 async def test_duplicate_consumer_group_belongs_to_the_older_group(clusters: Clusters) -> None:
     older = clusters.group("older", "2026-11-27T08:00:00Z", "ours:9876")
     newer = clusters.group("newer", "2026-11-27T08:00:01Z", "ours:9876")
     for group in (newer, older):
-        await clusters.seen(group)
-    assert reasons(clusters.of(older)) == []
-    (problem,) = clusters.of(newer).problems
+        await clusters.poll(group)
+    assert problem_reasons(clusters.state_of(older)) == []
+    (problem,) = clusters.state_of(newer).problems
     assert problem.reason is Reason.DUPLICATE_CONSUMER_GROUP
     assert problem.message.startswith("The older ConsumerGroup older manages the consumer group billing at the same")
-    clusters.news.clear()
-    clusters.places.forget(("shop", "older"))
-    assert clusters.news == [("shop", "newer")]
-    assert reasons(clusters.of(newer)) == []
+    clusters.changed_keys.clear()
+    clusters.registry.forget(("shop", "older"))
+    assert clusters.changed_keys == [("shop", "newer")]
+    assert problem_reasons(clusters.state_of(newer)) == []
 
 
 async def test_duplicate_consumer_group_is_not_owned_without_access_to_its_brokers(clusters: Clusters) -> None:
-    """A name server of its own answers for the older group, though it names the other one's, too."""
+    """The older group is served by its own name server, although its spec also names the other group's."""
     older = clusters.group("older", "2026-11-27T08:00:00Z", "evil:9876", "ours:9876")
     newer = clusters.group("newer", "2026-11-27T08:00:01Z", "ours:9876")
     for group in (older, newer):
-        await clusters.seen(group)
-    assert reasons(clusters.of(newer)) == []
-    assert clusters.of(newer).views["orders"]
+        await clusters.poll(group)
+    assert problem_reasons(clusters.state_of(newer)) == []
+    assert clusters.state_of(newer).views["orders"]
 
 
 async def test_duplicate_consumer_group_waits_for_an_older_one_only_before_its_first_assignment(
@@ -108,38 +108,42 @@ async def test_duplicate_consumer_group_waits_for_an_older_one_only_before_its_f
 ) -> None:
     clusters.group("older", "2026-11-27T08:00:00Z", "ours:9876")
     newer = clusters.group("newer", "2026-11-27T08:00:01Z", "ours:9876")
-    found = await clusters.seen(newer)
-    assert (found.views["orders"], found.unmanaged_ids, reasons(found)) == (None, None, [])
+    state = await clusters.poll(newer)
+    assert (state.views["orders"], state.unmanaged_ids, problem_reasons(state)) == (None, None, [])
     document = Assignment(group="shop/newer", generation=1, issued_at="")
     newer.stored_assignment = replace(newer.stored_assignment, document=document)
-    found = clusters.of(newer)
-    assert found.views["orders"], "what it has goes on until the older one is known to be let in"
-    assert reasons(found) == []
+    state = clusters.state_of(newer)
+    assert state.views["orders"], "it keeps its queues until the older group is known to have access"
+    assert problem_reasons(state) == []
 
 
 @pytest.mark.parametrize("task", ["route watcher", "lag poller", "consumer poller"])
-async def test_supervision_restarts_what_asks_the_brokers(
+async def test_supervision_restarts_the_pollers_of_brokers(
     clusters: Clusters, monkeypatch: pytest.MonkeyPatch, task: str
 ) -> None:
-    owner: Any = {"route watcher": RouteWatcher, "lag poller": LagPoller, "consumer poller": ConsumerPoller}[task]
-    right, starts, restarted = owner.run, list[object](), asyncio.Event()
+    poller_class: Any = {"route watcher": RouteWatcher, "lag poller": LagPoller, "consumer poller": ConsumerPoller}[
+        task
+    ]
+    real_run = poller_class.run
+    starts: list[object] = []
+    restarted = asyncio.Event()
 
-    async def fails_at_first(asker: Any) -> None:
-        starts.append(asker)
+    async def fail_first(poller: Any) -> None:
+        starts.append(poller)
         if len(starts) == 1:
             raise ZeroDivisionError
         restarted.set()
-        await right(asker)
+        await real_run(poller)
 
     monkeypatch.setattr(aio, "MIN_RESTART_PAUSE_SECONDS", 0.0)
-    monkeypatch.setattr(owner, "run", fails_at_first)
-    await clusters.seen(clusters.group("orders", "2026-11-27T08:00:00Z", "ours:9876"))
+    monkeypatch.setattr(poller_class, "run", fail_first)
+    await clusters.poll(clusters.group("orders", "2026-11-27T08:00:00Z", "ours:9876"))
     await restarted.wait()
     assert len(starts) == 2
 
 
 class RenewedCluster(MemoryCluster):
-    """Brokers that note what is seen of the group while connections are replaced."""
+    """Brokers that record each replacement of their connections."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,32 +154,33 @@ class RenewedCluster(MemoryCluster):
 
 
 class SecuredGroups:
-    """Groups that reach brokers with a user and a client certificate, each from the Secrets of its namespace."""
+    """Groups that connect with a user and a client certificate from the Secrets of their namespaces."""
 
     def __init__(self, folder: Path) -> None:
         self.authority = Authority(folder, "authority")
-        self.secrets, self.memory = GroupSecrets(), RenewedCluster()
+        self.secrets = GroupSecrets()
+        self.memory = RenewedCluster()
         self.configs: list[ConnectionConfig] = []
-        self.places = BrokerRegistry(cast("Api", self.secrets), self._connect)
-        self.places.set_leading(is_leading=True)
+        self.registry = BrokerRegistry(cast("Api", self.secrets), self._connect)
+        self.registry.set_leading(is_leading=True)
 
     def _connect(self, config: ConnectionConfig) -> Brokers:
         self.configs.append(config)
         return self.memory
 
     def renew(self, namespace: str, name: str) -> None:
-        """Give a namespace the credentials and the certificate of that name."""
+        """Store the credentials and the certificate of a name in a namespace's Secrets."""
         self.secrets.put(namespace, "acl", {"accessKey": name, "secretKey": "12345678"})
         self.secrets.put(namespace, "client", pair_data(self.authority.issue(name, name)))
 
     def group(self, namespace: str) -> Group:
-        """Make the group `orders` of a namespace."""
+        """Create the group `orders` of a namespace."""
         tls = {"enabled": True, "clientSecret": {"name": "client"}}
         rocketmq = {"nameServers": ["ns:9876"], "credentialsSecret": {"name": "acl"}, "tls": tls}
         spec = {"group": namespace, "broker": {"rocketmq": rocketmq}, "subscriptions": [{"topic": "orders"}]}
         group = Group(namespace, "orders")
         group.set_spec(CustomResource(Metadata("orders", uid=namespace, namespace=namespace, generation=1), spec), None)
-        self.places.update_group(group)
+        self.registry.update_group(group)
         return group
 
     def users(self) -> list[str]:
@@ -183,43 +188,44 @@ class SecuredGroups:
         return [config.credentials().access_key for config in self.configs if config.credentials]
 
     def state(self, group: Group) -> BrokerState:
-        return self.places.state_of(group, asyncio.get_running_loop().time())
+        return self.registry.state_of(group, asyncio.get_running_loop().time())
 
     async def has_lag(self, group: Group) -> bool:
-        return bool(self.places.lag_of((group.namespace, group.name)).queues)
+        return bool(self.registry.lag_of((group.namespace, group.name)).queues)
 
 
 @pytest.fixture
 async def secured(tmp_path: Path) -> AsyncIterator[SecuredGroups]:
-    made = SecuredGroups(tmp_path)
-    await made.memory.create_topic("orders", BROKER, 4)
-    yield made
-    await made.places.close()
+    created = SecuredGroups(tmp_path)
+    await created.memory.create_topic("orders", BROKER, 4)
+    yield created
+    await created.registry.close()
 
 
-async def test_tls_certificate_and_credentials_renewed_keep_views_and_lag_of_the_groups_that_use_them(
+async def test_tls_certificate_and_credentials_renewed_keep_routes_and_lag_of_their_groups(
     secured: SecuredGroups,
 ) -> None:
     secured.renew("shop", "one")
     group = secured.group("shop")
-    await secured.places.poll_group(group)
+    await secured.registry.poll_group(group)
     await soon(lambda: secured.has_lag(group))
-    lag, (config,) = secured.places.lag_of(("shop", "orders")), secured.configs
+    lag = secured.registry.lag_of(("shop", "orders"))
+    (config,) = secured.configs
     assert config.tls
     first = config.tls()
-    secured.memory.take_down(NAME_SERVER)  # so nothing can be asked anew
+    secured.memory.take_down(NAME_SERVER)  # no route can be read again
     secured.renew("shop", "two")
-    looking = asyncio.create_task(secured.places.poll_group(group))
+    poll = asyncio.create_task(secured.registry.poll_group(group))
     while not secured.memory.reconnected:
         await asyncio.sleep(0)
         assert secured.state(group).views["orders"]
-    assert secured.places.lag_of(("shop", "orders")).queues.keys() == lag.queues.keys()
+    assert secured.registry.lag_of(("shop", "orders")).queues.keys() == lag.queues.keys()
     assert config.tls() is not first
-    assert secured.users() == ["two"], "the same client signs with them"
+    assert secured.users() == ["two"], "the same client uses the new credentials"
     secured.memory.bring_up(NAME_SERVER)
-    await looking
+    await poll
     assert secured.state(group).views["orders"]
-    await secured.places.poll_group(group)
+    await secured.registry.poll_group(group)
     assert len(secured.memory.reconnected) == 1, "nothing has changed since"
 
 
@@ -228,18 +234,18 @@ async def test_tls_certificate_renewed_by_an_unusable_one_stays_in_use_and_the_p
 ) -> None:
     secured.renew("shop", "one")
     group = secured.group("shop")
-    await secured.places.poll_group(group)
+    await secured.registry.poll_group(group)
     (config,) = secured.configs
     assert config.tls
     first = config.tls()
     secured.secrets.put("shop", "client", {"tls.crt": "nonsense", "tls.key": "nonsense"})
-    await secured.places.poll_group(group)
-    assert reasons(secured.state(group)) == [Reason.MISSING_SECRET]
+    await secured.registry.poll_group(group)
+    assert problem_reasons(secured.state(group)) == [Reason.MISSING_SECRET]
     assert secured.state(group).views["orders"]
     assert (config.tls(), secured.users(), secured.memory.reconnected) == (first, ["one"], [])
     secured.renew("shop", "two")
-    await secured.places.poll_group(group)
-    assert reasons(secured.state(group)) == []
+    await secured.registry.poll_group(group)
+    assert problem_reasons(secured.state(group)) == []
     assert (secured.users(), len(secured.memory.reconnected)) == (["two"], 1)
 
 
@@ -251,11 +257,11 @@ async def test_credentials_renewed_in_all_namespaces_that_share_them_keep_their_
         secured.renew(namespace, "one")
     groups = [secured.group(namespace) for namespace in namespaces]
     for group in groups:
-        await secured.places.poll_group(group)
+        await secured.registry.poll_group(group)
     for namespace in namespaces:
         secured.renew(namespace, "two")
     for group in groups:
-        await secured.places.poll_group(group)
+        await secured.registry.poll_group(group)
     assert (secured.users(), len(secured.memory.reconnected)) == (["two"], 1)
 
 
@@ -264,19 +270,19 @@ async def test_credentials_renewed_in_one_namespace_are_not_used_for_groups_of_a
         secured.renew(namespace, "one")
     bills, shop = secured.group("bills"), secured.group("shop")
     for group in (bills, shop):
-        await secured.places.poll_group(group)
+        await secured.registry.poll_group(group)
     assert secured.users() == ["one"]
     secured.renew("shop", "two")
-    await secured.places.poll_group(shop)
+    await secured.registry.poll_group(shop)
     assert secured.users() == ["one", "two"]
     secured.renew("shop", "three")
-    await secured.places.poll_group(shop)
+    await secured.registry.poll_group(shop)
     assert secured.users() == ["one", "three"]
     assert all(secured.state(group).views["orders"] for group in (bills, shop))
 
 
 class ClientSecret:
-    """An API server whose Secrets have one client certificate."""
+    """An API server that returns one client certificate for any Secret."""
 
     def __init__(self, folder: Path) -> None:
         pair = Authority(folder, "authority").issue("client", "client")
@@ -287,15 +293,17 @@ class ClientSecret:
         return msgspec.convert({"data": self.data}, kind)
 
 
-async def test_tls_validity_of_a_groups_client_certificate_is_known_while_its_brokers_are_asked(tmp_path: Path) -> None:
+async def test_tls_validity_of_a_groups_client_certificate_is_known_while_its_brokers_are_polled(
+    tmp_path: Path,
+) -> None:
     clusters = Clusters({"ours:9876": MemoryCluster()}, ClientSecret(tmp_path))
     await clusters.clusters["ours:9876"].create_topic("orders", BROKER, 4)
     tls = {"enabled": True, "clientSecret": {"name": "client"}}
     group = clusters.group("orders", "2026-11-27T08:00:00Z", "ours:9876", tls=tls)
-    assert clusters.of(group).client_validity is None
-    validity = (await clusters.seen(group)).client_validity
+    assert clusters.state_of(group).client_validity is None
+    validity = (await clusters.poll(group)).client_validity
     assert validity
     assert validity.not_before < validity.not_after
-    clusters.places.set_leading(is_leading=False)
-    assert clusters.of(group).client_validity is None
-    await clusters.places.close()
+    clusters.registry.set_leading(is_leading=False)
+    assert clusters.state_of(group).client_validity is None
+    await clusters.registry.close()

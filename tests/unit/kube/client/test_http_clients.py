@@ -1,4 +1,4 @@
-"""HTTP clients follow no redirect, decompress no report, and read bounded answers, but for the API server's own."""
+"""HTTP clients follow no redirect, decompress no report, and limit responses, except those of the API server."""
 
 import asyncio
 import gzip
@@ -30,7 +30,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Recorder:
-    """A server that remembers what it was asked for."""
+    """A server that records its requests."""
 
     def __init__(self, handler: Handler | None = None) -> None:
         self.requests: list[tuple[str, str]] = []
@@ -39,14 +39,14 @@ class Recorder:
         self._handler = handler
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Remember a request and answer it."""
+        """Record a request and answer it."""
         self.requests.append((request.method, request.path))
         self.headers.append(dict(request.headers))
         return await self._handler(request) if self._handler else web.json_response({})
 
 
 @asynccontextmanager
-async def recording(handler: Handler | None = None) -> AsyncIterator[Recorder]:
+async def a_recorder(handler: Handler | None = None) -> AsyncIterator[Recorder]:
     """Start a server on loopback, and stop it."""
     recorder = Recorder(handler)
     app = web.Application()
@@ -79,13 +79,13 @@ def redirect_to(port: int, status: int, path: str) -> Handler:
 
 @pytest.mark.parametrize("status", REDIRECTS)
 async def test_http_client_for_reports_follows_no_redirect_to_another_member(client: ReportClient, status: int) -> None:
-    async with recording() as victim, recording(redirect_to(victim.port, status, "/v1/drain")) as attacker:
-        asked = Endpoint(UID, HOST, attacker.port)
-        assert (await client.read(asked)).report is None
-        assert (await client.read_with_offsets(asked))[0].report is None
-        assert (await client.long_poll(asked, 1)).report is None
-        assert await client.read_if_present(asked) is None
-        await client.drain(asked)
+    async with a_recorder() as victim, a_recorder(redirect_to(victim.port, status, "/v1/drain")) as attacker:
+        endpoint = Endpoint(UID, HOST, attacker.port)
+        assert (await client.read(endpoint)).report is None
+        assert (await client.read_with_offsets(endpoint))[0].report is None
+        assert (await client.long_poll(endpoint, 1)).report is None
+        assert await client.read_if_present(endpoint) is None
+        await client.drain(endpoint)
         assert len(attacker.requests) == 5
         assert victim.requests == []
 
@@ -93,14 +93,14 @@ async def test_http_client_for_reports_follows_no_redirect_to_another_member(cli
 async def test_http_client_neither_requests_nor_decompresses_a_compressed_report(
     client: ReportClient,
 ) -> None:
-    packed = gzip.compress(msgspec.json.encode(a_report("m1", 7)))
+    compressed_report = gzip.compress(msgspec.json.encode(a_report("m1", 7)))
 
     async def answer_compressed(_: web.Request) -> web.Response:
-        return web.Response(body=packed, headers={"Content-Encoding": "gzip"})
+        return web.Response(body=compressed_report, headers={"Content-Encoding": "gzip"})
 
-    async with recording(answer_compressed) as member:
-        asked = Endpoint(UID, HOST, member.port)
-        assert (await client.read(asked)).report is None
+    async with a_recorder(answer_compressed) as member:
+        endpoint = Endpoint(UID, HOST, member.port)
+        assert (await client.read(endpoint)).report is None
         assert [headers["Accept-Encoding"] for headers in member.headers] == ["identity"]
 
 
@@ -119,10 +119,12 @@ async def test_http_client_stops_reading_a_report_that_is_too_long(
         return response
 
     monkeypatch.setattr(report_client, "MAX_REPORT_BYTES", 2**20)
-    async with recording(answer_without_end) as member:
-        asked = Endpoint(UID, HOST, member.port)
-        answer = await client.read(asked)
-    assert (answer.report, answer.ignored_reason) == (None, Reason.REPORT_TOO_LARGE), "it is not silent"
+    async with a_recorder(answer_without_end) as member:
+        endpoint = Endpoint(UID, HOST, member.port)
+        response = await client.read(endpoint)
+    assert (response.report, response.ignored_reason) == (None, Reason.REPORT_TOO_LARGE), (
+        "the member counts as reachable"
+    )
     assert sent < 64 * report_client.MAX_REPORT_BYTES
 
 
@@ -130,7 +132,7 @@ async def test_http_client_reads_only_few_large_reports_at_the_same_time(monkeyp
     monkeypatch.setattr(report_client, "MAX_REPORT_BYTES", 64 * MEBIBYTE)
     monkeypatch.setattr(report_client, "MAX_LARGE_REPORTS", 1)
     monkeypatch.setattr(report_client, "RESPONSE_TIMEOUT_SECONDS", PATIENCE_SECONDS)
-    being_read: set[int] = set()
+    in_progress: set[int] = set()
     most = 0
 
     async def answer_large(request: web.Request) -> web.StreamResponse:
@@ -139,24 +141,24 @@ async def test_http_client_reads_only_few_large_reports_at_the_same_time(monkeyp
         await response.prepare(request)
         for sent in range(32):
             await response.write(bytes(MEBIBYTE))
-            if sent >= 16:  # far more than all buffers on the way hold
-                being_read.add(id(request))
-                most = max(most, len(being_read))
+            if sent >= 16:  # far more than all buffers in between hold
+                in_progress.add(id(request))
+                most = max(most, len(in_progress))
         await response.write_eof()
-        being_read.discard(id(request))
+        in_progress.discard(id(request))
         return response
 
     client = ReportClient()
-    async with recording(answer_large) as member:
-        asked = Endpoint(UID, HOST, member.port)
-        await asyncio.gather(*(client.read(asked) for _ in range(4)))
+    async with a_recorder(answer_large) as member:
+        endpoint = Endpoint(UID, HOST, member.port)
+        await asyncio.gather(*(client.read(endpoint) for _ in range(4)))
     await client.close()
     assert (len(member.requests), most) == (4, 1)
 
 
 @pytest.mark.parametrize("status", REDIRECTS)
 async def test_http_client_for_the_api_server_follows_no_redirect(status: int, tmp_path: Path) -> None:
-    async with recording() as victim, recording(redirect_to(victim.port, status, "/api/v1/pods")) as server:
+    async with a_recorder() as victim, a_recorder(redirect_to(victim.port, status, "/api/v1/pods")) as server:
         async with an_api(a_kubeconfig(tmp_path / "config", f"http://{HOST}:{server.port}")) as api:
             with pytest.raises(
                 NoResponseError, match=r"GET /api/v1/pods was redirected to .*; redirects are not followed"
@@ -178,7 +180,7 @@ async def test_http_client_limits_the_decompressed_size_of_a_proxied_response(tm
         return web.Response(body=gzip.compress(bytes(2**24)), headers={"Content-Encoding": "gzip"})
 
     async with (
-        recording(answer_with_a_bomb) as server,
+        a_recorder(answer_with_a_bomb) as server,
         an_api(a_kubeconfig(tmp_path / "config", f"http://{HOST}:{server.port}")) as api,
     ):
         with pytest.raises(NoResponseError, match="is too large"):

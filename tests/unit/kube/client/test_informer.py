@@ -1,4 +1,4 @@
-"""What an informer concludes from a list about objects that no watch has reported."""
+"""An informer's conclusions from a list about objects that no watch has reported."""
 
 from collections.abc import AsyncGenerator
 from typing import Any, cast
@@ -11,7 +11,7 @@ from rota.kube.client.objects import Metadata, PartialObjectMetadata
 
 
 class OneList:
-    """An API server that has one list."""
+    """An API server with one list."""
 
     def __init__(self, version: int, *listed: PartialObjectMetadata) -> None:
         self.page = Page([*listed], str(version))
@@ -30,24 +30,24 @@ def an_object(name: str, version: int, namespace: str = "shop") -> PartialObject
         (an_object("written", 7), {("written", 10)}),
         (an_object("written", 10), {("written", 10)}),
         (an_object("written", 11), set[tuple[str, int]]()),
-        (an_object("there", 7), set[tuple[str, int]]()),
+        (an_object("listed", 7), set[tuple[str, int]]()),
         (an_object("written", 7, "elsewhere"), set[tuple[str, int]]()),
     ],
     ids=["before the list", "just before it", "after it", "that is listed", "in another namespace"],
 )
-async def test_watch_list_without_an_object_written_before_it_reports_that_as_deleted(
+async def test_watch_list_without_an_object_written_earlier_reports_the_object_as_deleted(
     expected: PartialObjectMetadata, reported: set[tuple[str, int]]
 ) -> None:
-    api = cast("Api", OneList(10, an_object("there", 8)))
-    gone: set[tuple[str, int]] = set()
+    api = cast("Api", OneList(10, an_object("listed", 8)))
+    deleted_objects: set[tuple[str, int]] = set()
     informer = Informer(
         api,
         "configmaps",
         "shop",
         PartialObjectMetadata,
         on_upsert=lambda _: None,
-        on_delete=lambda deleted: gone.add((deleted.metadata.name, deleted.metadata.version_number)),
+        on_delete=lambda meta: deleted_objects.add((meta.metadata.name, meta.metadata.version_number)),
         expected=lambda: [expected],
     )
     assert await informer.relist() == "10"
-    assert gone == reported
+    assert deleted_objects == reported

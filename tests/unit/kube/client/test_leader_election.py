@@ -1,4 +1,4 @@
-"""The Lease, where it cannot be had: that is said once, and asked for without haste."""
+"""Leader election without an obtainable Lease: the failure is logged once, and retries are slow."""
 
 import asyncio
 from typing import Any
@@ -12,18 +12,19 @@ from rota.kube.client.leader_election import LeaderElector
 
 
 class NoSuchNamespace:
-    """An API server without the namespace; it counts how often it is asked to make something there."""
+    """An API server without the namespace; `reached` is set after a number of attempts to create a Lease."""
 
     def __init__(self, times: int) -> None:
-        self.left, self.over = times, asyncio.Event()
+        self.remaining = times
+        self.reached = asyncio.Event()
 
     async def get(self, *_: Any) -> Any:
         raise ApiError(404, "NotFound", "leases not found")
 
     async def create(self, *_: Any) -> Any:
-        self.left -= 1
-        if self.left <= 0:
-            self.over.set()
+        self.remaining -= 1
+        if self.remaining <= 0:
+            self.reached.set()
         raise ApiError(404, "NotFound", 'namespaces "nosuch" not found')
 
 
@@ -31,20 +32,19 @@ async def test_leader_election_logs_an_unobtainable_lease_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(leader_election, "RENEW_INTERVAL_SECONDS", 0.001)
-    monkeypatch.setattr(
-        leader_election, "RETRY_PERIOD_SECONDS", 1000.0
-    )  # a refusal is no reason for haste, but for the other pace
+    # a rejected request is retried after the interval of renewals, not after this shorter period
+    monkeypatch.setattr(leader_election, "RETRY_PERIOD_SECONDS", 1000.0)
     api: Any = NoSuchNamespace(5)
-    running = asyncio.create_task(LeaderElector(api, "nosuch", "rota-0", lambda _: None, "rota").run())
-    await api.over.wait()
-    running.cancel()
-    await asyncio.wait([running])
-    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert len(said) == 1
-    assert said[0].startswith(
+    election = asyncio.create_task(LeaderElector(api, "nosuch", "rota-0", lambda _: None, "rota").run())
+    await api.reached.wait()
+    election.cancel()
+    await asyncio.wait([election])
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 1
+    assert warnings[0].startswith(
         "The Lease /apis/coordination.k8s.io/v1/namespaces/nosuch/leases/rota could not be renewed"
     )
-    assert 'namespaces "nosuch" not found' in said[0]
+    assert 'namespaces "nosuch" not found' in warnings[0]
 
 
 @pytest.mark.parametrize(
@@ -62,10 +62,10 @@ async def test_leader_election_logs_an_unobtainable_lease_once(
     ],
 )
 def test_leader_election_rejects_invalid_names_at_start(options: options.Options, sentence: str) -> None:
-    with pytest.raises(ValueError) as refused:  # noqa: PT011 - what it says is looked at below
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the message is checked below
         operator.run_process(options)
-    assert str(refused.value).startswith(sentence)
-    assert len(str(refused.value)) < 300
+    assert str(caught.value).startswith(sentence)
+    assert len(str(caught.value)) < 300
 
 
 def test_leader_election_accepts_names_of_pods_and_machines() -> None:

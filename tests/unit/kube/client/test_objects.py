@@ -1,4 +1,4 @@
-"""Kubernetes' objects: what is read from them, and what is dropped."""
+"""Decoding of Kubernetes objects: fields that are read and fields that are dropped."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ def a_pod(**status: Any) -> Pod:
     return msgspec.convert({"metadata": {"name": "orders-0"}, "status": status}, Pod)
 
 
-def waiting(reason: str, name: str = "app") -> dict[str, Any]:
+def a_waiting_container(reason: str, name: str = "app") -> dict[str, Any]:
     return {"name": name, "state": {"waiting": {"reason": reason, "message": "x" * 10_000}}}
 
 
@@ -24,24 +24,24 @@ UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedul
     ("status", "obstacle"),
     [
         ({}, ""),
-        ({"containerStatuses": [waiting("ContainerCreating")]}, ""),
-        ({"initContainerStatuses": [waiting("PodInitializing")]}, ""),
-        ({"containerStatuses": [waiting("ImagePullBackOff")]}, "ImagePullBackOff of container app"),
+        ({"containerStatuses": [a_waiting_container("ContainerCreating")]}, ""),
+        ({"initContainerStatuses": [a_waiting_container("PodInitializing")]}, ""),
+        ({"containerStatuses": [a_waiting_container("ImagePullBackOff")]}, "ImagePullBackOff of container app"),
         (
-            {"initContainerStatuses": [waiting("CrashLoopBackOff", "rota-sidecar")]},
+            {"initContainerStatuses": [a_waiting_container("CrashLoopBackOff", "rota-sidecar")]},
             "CrashLoopBackOff of container rota-sidecar",
         ),
         ({"conditions": [UNSCHEDULABLE]}, "Unschedulable, 0/3 nodes fit"),
         ({"conditions": [UNSCHEDULABLE | {"status": "True"}]}, ""),
     ],
 )
-def test_readiness_obstacle_of_a_pod_is_in_kubernetes_words(status: dict[str, Any], obstacle: str) -> None:
+def test_readiness_obstacle_of_a_pod_uses_the_words_of_kubernetes(status: dict[str, Any], obstacle: str) -> None:
     pod = a_pod(**status)
     assert pod.obstacle == obstacle
-    assert msgspec.structs.replace(pod).obstacle == obstacle, "it outlives the fields that it is made of"
+    assert msgspec.structs.replace(pod).obstacle == obstacle, "it is kept without the fields that it is made of"
     assert len(msgspec.json.encode(pod)) < 2000, "containers and messages are dropped"
 
 
-def test_readiness_obstacle_of_a_pod_is_short_whatever_is_written_there() -> None:
+def test_readiness_obstacle_of_a_pod_is_short_even_with_a_long_message() -> None:
     pod = a_pod(conditions=[UNSCHEDULABLE | {"message": "x" * 10_000}])
     assert len(pod.obstacle) <= MAX_OBSTACLE_CHARACTERS + 1

@@ -1,4 +1,4 @@
-"""Paths of the Kubernetes API: a name that leads elsewhere never becomes part of one."""
+"""Paths of the Kubernetes API: a malicious name never becomes part of a path."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a replica that stands by passes on to the leader, where to, and when it answers by itself."""
+"""The relay of a standby replica: requests that it passes on to the leader, and requests that it answers itself."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -50,8 +50,8 @@ def test_page_of_the_leader_is_announced_by_its_address(
 
 @pytest.mark.parametrize("annotations", [TLS, OPEN, {**OPEN, PAGE_URL_ANNOTATION: "http://[fd00::3]:8080"}])
 def test_page_of_the_leader_is_found_by_its_annotations(annotations: dict[str, str]) -> None:
-    found = parse_leader_page(annotations, POD, has_tls=PAGE_CERTIFICATE_ANNOTATION in annotations)
-    assert found == LeaderPage(URL(annotations[PAGE_URL_ANNOTATION]), annotations.get(PAGE_CERTIFICATE_ANNOTATION, ""))
+    page = parse_leader_page(annotations, POD, has_tls=PAGE_CERTIFICATE_ANNOTATION in annotations)
+    assert page == LeaderPage(URL(annotations[PAGE_URL_ANNOTATION]), annotations.get(PAGE_CERTIFICATE_ANNOTATION, ""))
 
 
 @pytest.mark.parametrize(
@@ -82,26 +82,26 @@ class Leader:
     """A leader's page."""
 
     page: LeaderPage | None = None
-    asked: list[web.Request] = field(default_factory=list)
+    requests: list[web.Request] = field(default_factory=list)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        self.asked.append(request)
+        self.requests.append(request)
         if request.path == "/v1/events":
             stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
             await stream.prepare(request)
             await stream.write(b": here\n\n")
             assert request.transport
-            request.transport.abort()  # it ends in the middle
+            request.transport.abort()  # the stream breaks off
             return stream
         if request.path == "/v1/hangs":
             await asyncio.Event().wait()
         if request.path == "/v1/page":
             return web.Response(text="<script>", content_type="text/html")
-        body = {"asked": request.rel_url.raw_path_qs, "encodings": request.headers.get("Accept-Encoding")}
+        body = {"path": request.rel_url.raw_path_qs, "encodings": request.headers.get("Accept-Encoding")}
         return web.json_response(body, status=403, headers={"Cache-Control": "no-store", "Server-Secret": "x"})
 
 
-async def own_answer(_: web.Request) -> web.Response:
+async def answer_itself(_: web.Request) -> web.Response:
     return web.Response(text="own")
 
 
@@ -112,7 +112,8 @@ async def leader(tmp_path: Path) -> AsyncIterator[Leader]:
     pair = Authority(tmp_path, "authority").issue("one", "one")
     keys = KeyPair(pair.certificate.read_text(), pair.key.read_text())
     context = server_context(keys, "")
-    app, port = web.Application(), unused_port()
+    app = web.Application()
+    port = unused_port()
     app.add_routes([web.get("/{path:.*}", leader.answer)])
     runner = await listen(app, "127.0.0.1", port, get_tls_context=lambda: context)
     leader.page = LeaderPage(URL(f"https://127.0.0.1:{port}"), certificate_digest(keys))
@@ -122,10 +123,11 @@ async def leader(tmp_path: Path) -> AsyncIterator[Leader]:
 
 @pytest.fixture
 async def standby(leader: Leader) -> AsyncIterator[str]:
-    """Run a page that passes requests on, and return its URL."""
+    """Run a page that relays requests; return its URL."""
     async with LeaderRelay(lambda: leader.page, lambda request: "Authorization" in request.headers) as relay:
-        app, port = web.Application(), unused_port()
-        app.add_routes([web.get("/{path:.*}", own_answer)])
+        app = web.Application()
+        port = unused_port()
+        app.add_routes([web.get("/{path:.*}", answer_itself)])
         runner = await listen(app, "127.0.0.1", port, middlewares=[relay.relay])
         yield f"http://127.0.0.1:{port}"
         await runner.cleanup()
@@ -143,29 +145,29 @@ async def test_page_of_a_standby_passes_a_request_on_with_the_users_credentials(
     headers = {**TOKEN, "Impersonate-User": "ann", "Cookie": "secret=1"}
     async with session.get(f"{standby}/v1/groups/shop/a%2Fb?queue=o%20p", headers=headers) as response:
         assert response.status == 403
-        assert (await response.json())["asked"] == "/v1/groups/shop/a%2Fb?queue=o%20p"
+        assert (await response.json())["path"] == "/v1/groups/shop/a%2Fb?queue=o%20p"
         assert response.headers["Cache-Control"] == "no-store"
         assert "Server-Secret" not in response.headers
-    [asked] = leader.asked
-    assert (asked.headers["Authorization"], asked.headers["Impersonate-User"]) == ("Bearer t", "ann")
-    assert "Cookie" not in asked.headers
+    [request] = leader.requests
+    assert (request.headers["Authorization"], request.headers["Impersonate-User"]) == ("Bearer t", "ann")
+    assert "Cookie" not in request.headers
 
 
-async def test_page_of_a_standby_asks_for_no_compression_that_its_client_does_not_accept(standby: str) -> None:
+async def test_page_of_a_standby_requests_no_compression_that_its_client_does_not_accept(standby: str) -> None:
     async with (
-        ClientSession(skip_auto_headers=["Accept-Encoding"]) as plain,
-        plain.get(f"{standby}/v1/groups", headers=TOKEN) as response,
+        ClientSession(skip_auto_headers=["Accept-Encoding"]) as plain_session,
+        plain_session.get(f"{standby}/v1/groups", headers=TOKEN) as response,
     ):
         assert (await response.json())["encodings"] is None
 
 
-async def test_page_of_a_standby_passes_on_nothing_that_a_foreign_web_page_asks_for(
+async def test_page_of_a_standby_passes_on_no_request_of_a_foreign_web_page(
     leader: Leader, standby: str, session: ClientSession
 ) -> None:
     """The name of a foreign site may resolve to this machine."""
     async with session.get(f"{standby}/v1/groups", headers={**TOKEN, "Host": "evil.example"}) as response:
         assert response.status == 403
-    assert leader.asked == []
+    assert leader.requests == []
 
 
 async def test_page_of_a_standby_reuses_its_connection_to_the_leader(
@@ -174,39 +176,39 @@ async def test_page_of_a_standby_reuses_its_connection_to_the_leader(
     for _ in range(3):
         async with session.get(f"{standby}/v1/groups", headers=TOKEN) as response:
             await response.read()
-    assert len({asked.get_extra_info("peername") for asked in leader.asked}) == 1
+    assert len({request.get_extra_info("peername") for request in leader.requests}) == 1
 
 
 async def test_page_of_a_standby_passes_on_no_web_page(leader: Leader, standby: str, session: ClientSession) -> None:
     async with session.get(f"{standby}/v1/page", headers=TOKEN) as response:
         assert await response.text() == "own"
-    assert len(leader.asked) == 1
+    assert len(leader.requests) == 1
 
 
-async def test_page_of_a_standby_leaves_a_leader_that_failed_alone_for_a_while(
+async def test_page_of_a_standby_sends_no_request_to_a_failed_leader_for_a_while(
     leader: Leader, standby: str, session: ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leader_relay, "HEAD_SECONDS", 0.1)
     for _ in range(2):
         async with session.get(f"{standby}/v1/hangs", headers=TOKEN) as response:
             assert await response.text() == "own"
-    assert [asked.path for asked in leader.asked] == ["/v1/hangs"]
+    assert [request.path for request in leader.requests] == ["/v1/hangs"]
 
 
-async def test_page_of_a_standby_answers_itself_what_cannot_be_passed_on(
+async def test_page_of_a_standby_answers_requests_itself_that_cannot_be_passed_on(
     leader: Leader, standby: str, session: ClientSession
 ) -> None:
     for path, headers in (
         ("/", TOKEN),  # a file of the page
         ("/metrics", TOKEN),
-        ("/v1/groups", {}),  # a user who has logged in by a certificate
-        ("/v1/groups", {**TOKEN, "Rota-Relayed": "1"}),  # from another replica, which takes this one for the leader
+        ("/v1/groups", {}),  # a user logged in by a certificate
+        ("/v1/groups", {**TOKEN, "Rota-Relayed": "1"}),  # from another replica that mistakes this one for the leader
     ):
         async with session.get(standby + path, headers=headers) as response:
             assert await response.text() == "own"
     async with session.head(f"{standby}/v1/groups", headers=TOKEN) as response:
         assert response.status == 200
-    assert leader.asked == []
+    assert leader.requests == []
 
 
 async def test_page_of_a_standby_answers_itself_if_the_leader_cannot_be_reached(
@@ -221,7 +223,7 @@ async def test_page_of_a_standby_answers_itself_if_the_leader_cannot_be_reached(
         leader.page = page
         async with session.get(f"{standby}/v1/groups", headers=TOKEN) as response:
             assert await response.text() == "own"
-    assert leader.asked == []
+    assert leader.requests == []
 
 
 async def test_page_of_a_standby_ends_a_stream_that_the_leader_ends(
@@ -232,5 +234,5 @@ async def test_page_of_a_standby_ends_a_stream_that_the_leader_ends(
         assert await response.content.readline() == b": here\n"
         with pytest.raises(ClientError):
             await response.content.read()
-    assert len(leader.asked) == 1
+    assert len(leader.requests) == 1
     assert not [record for record in caplog.records if record.exc_info]

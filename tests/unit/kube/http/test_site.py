@@ -1,4 +1,4 @@
-"""What the page is drawn from: who is told of changes, and how all groups are told of at once."""
+"""The API of the page: event streams, the list of all groups, limits and errors."""
 
 import asyncio
 import gc
@@ -21,54 +21,56 @@ from rota.kube.reconcile.controller import Controller
 from rota.kube.telemetry.operator_metrics import OperatorMetrics
 
 LEADS = schema.Operator("rota-0", "0.1.0", leads=True)
-NOBODY: Any = None  # who is not asked here
+UNUSED: Any = None  # collaborators that these tests do not use
 
 
 def test_api_event_stream_beyond_the_limit_ends_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "MAX_STREAMS", 2)
     hub = events.Broadcaster()
-    with ExitStack() as open_:
-        first, second, third = [open_.enter_context(hub.subscribe()) for _ in range(3)]
+    with ExitStack() as streams:
+        first, second, third = [streams.enter_context(hub.subscribe()) for _ in range(3)]
         assert (first.is_ended, second.is_ended, third.is_ended) == (True, False, False)
-        open_.enter_context(hub.subscribe())
+        streams.enter_context(hub.subscribe())
         assert second.is_ended
-    with hub.subscribe() as alone, hub.subscribe():
-        assert not alone.is_ended, "closed streams do not count"
+    with hub.subscribe() as only, hub.subscribe():
+        assert not only.is_ended, "closed streams do not count"
 
 
 async def test_api_list_of_many_groups_yields_to_other_tasks() -> None:
-    brain = Controller(NOBODY, NOBODY, BrokerRegistry(NOBODY), NOBODY)
+    controller = Controller(UNUSED, UNUSED, BrokerRegistry(UNUSED), UNUSED)
     names = [f"g{number}" for number in range(10 * ITEMS_PER_TURN)]
     for name in names:
-        brain.events.on_group_upsert(CustomResource(Metadata(name, uid=name, namespace="shop", generation=1), {}))
+        controller.events.on_group_upsert(CustomResource(Metadata(name, uid=name, namespace="shop", generation=1), {}))
     clock = asyncio.get_running_loop().time
-    sight = ReadModel(brain, BrokerRegistry(NOBODY), OperatorMetrics(), "rota-0", "0", clock, asyncio.Lock())
+    read_model = ReadModel(controller, BrokerRegistry(UNUSED), OperatorMetrics(), "rota-0", "0", clock, asyncio.Lock())
     turns = 0
 
-    async def others() -> None:
+    async def count_turns() -> None:
         nonlocal turns
         while True:
             await asyncio.sleep(0)
             turns += 1
 
-    going_on = asyncio.create_task(others())
-    told = await sight.list_groups()
-    going_on.cancel()
-    assert [it.name for it in told.groups] == sorted(names)
+    other_task = asyncio.create_task(count_turns())
+    response = await read_model.list_groups()
+    other_task.cancel()
+    assert [group.name for group in response.groups] == sorted(names)
     assert turns >= 9
 
 
-class Slow:
-    """Groups whose lines are made when a test lets them be."""
+class SlowReadModel:
+    """A read model that delays each response until a test releases it."""
 
     def __init__(self) -> None:
-        self.made, self.begun, self.may = 0, asyncio.Event(), asyncio.Semaphore(0)
+        self.lists = 0
+        self.started = asyncio.Event()
+        self.released = asyncio.Semaphore(0)
 
     async def list_groups(self, _: MayRead | None = None) -> schema.Groups:
-        self.made += 1
-        operator = schema.Operator(f"made {self.made}", "0.1.0", leads=True)
-        self.begun.set()
-        await self.may.acquire()
+        self.lists += 1
+        operator = schema.Operator(f"list {self.lists}", "0.1.0", leads=True)
+        self.started.set()
+        await self.released.acquire()
         return schema.Groups(operator, [])
 
     def has_group(self, namespace: str, name: str) -> bool:
@@ -79,51 +81,56 @@ class Slow:
 
     async def explain(self, namespace: str, name: str, queue: str | None) -> schema.Reasons | None:
         assert (namespace, name, queue) == ("shop", "orders", None)
-        self.begun.set()
-        await self.may.acquire()
+        self.started.set()
+        await self.released.acquire()
         return schema.Reasons("Sticky", 1, [], None)
 
 
 async def test_api_concurrent_requests_share_the_next_list_of_groups() -> None:
-    slow, came = Slow(), asyncio.Semaphore(0)
+    slow_model = SlowReadModel()
+    arrived = asyncio.Semaphore(0)
 
     @web.middleware
-    async def counted(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
-        came.release()
+    async def count_requests(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> Any:
+        arrived.release()
         return await handler(request)
 
-    app = web.Application(middlewares=[counted])
-    app.add_routes(site.page_routes(slow, events.Broadcaster()))
+    app = web.Application(middlewares=[count_requests])
+    app.add_routes(site.page_routes(slow_model, events.Broadcaster()))
     async with TestClient(TestServer(app)) as client:
 
-        async def asks() -> Any:
-            async with client.get("/v1/groups") as answer:
-                return (await answer.json())["operator"]["identity"]
+        async def request_list() -> Any:
+            async with client.get("/v1/groups") as response:
+                return (await response.json())["operator"]["identity"]
 
-        first = asyncio.create_task(asks())
-        await slow.begun.wait()
-        others = [asyncio.create_task(asks()) for _ in range(5)]
+        first = asyncio.create_task(request_list())
+        await slow_model.started.wait()
+        later_requests = [asyncio.create_task(request_list()) for _ in range(5)]
         for _ in range(6):
-            await came.acquire()
-        slow.may.release()
-        slow.may.release()
-        assert await first == "made 1"
-        assert await asyncio.gather(*others) == ["made 2"] * 5, "what has changed meanwhile is in them"
-        slow.may.release()
-        assert await asks() == "made 3", "nothing is kept for those who ask later"
+            await arrived.acquire()
+        slow_model.released.release()
+        slow_model.released.release()
+        assert await first == "list 1"
+        assert await asyncio.gather(*later_requests) == ["list 2"] * 5, (
+            "their list includes changes since the first request"
+        )
+        slow_model.released.release()
+        assert await request_list() == "list 3", "later requests get a new list"
 
 
 async def test_api_details_beyond_the_limit_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(site, "MAX_DETAILS", 1)
-    slow = Slow()
+    slow_model = SlowReadModel()
     app = web.Application()
-    app.add_routes(site.page_routes(slow, events.Broadcaster()))
+    app.add_routes(site.page_routes(slow_model, events.Broadcaster()))
     async with TestClient(TestServer(app)) as client:
         first = asyncio.create_task(client.get("/v1/groups/shop/orders/why"))
-        await slow.begun.wait()
-        async with client.get("/v1/groups/shop/orders") as answer:
-            assert answer.status == 503
-        slow.may.release()
+        await slow_model.started.wait()
+        async with client.get("/v1/groups/shop/orders") as response:
+            assert response.status == 503
+        slow_model.released.release()
         assert (await first).status == 200
 
 
@@ -148,51 +155,53 @@ async def test_api_details_beyond_the_limit_are_rejected(monkeypatch: pytest.Mon
 )
 async def test_api_error_is_json_with_a_sentence(method: str, path: str, status: int, sentence: str) -> None:
     app = web.Application()
-    app.add_routes(site.page_routes(Slow(), events.Broadcaster()))
-    async with TestClient(TestServer(app)) as client, client.request(method, path) as answer:
-        assert (answer.status, answer.content_type) == (status, "application/json")
+    app.add_routes(site.page_routes(SlowReadModel(), events.Broadcaster()))
+    async with TestClient(TestServer(app)) as client, client.request(method, path) as response:
+        assert (response.status, response.content_type) == (status, "application/json")
         allowed = "GET" if path == "/v1/events" else "GET, HEAD"
-        assert answer.headers.get("allow") == (allowed if status == 405 else None)
-        assert method == "HEAD" or await answer.json() == {"error": sentence}
+        assert response.headers.get("allow") == (allowed if status == 405 else None)
+        assert method == "HEAD" or await response.json() == {"error": sentence}
 
 
 @pytest.mark.parametrize("path", ["/v1/groups", "/v1/groups/shop/orders/why"])
 async def test_api_head_is_answered_like_get_without_a_body(path: str) -> None:
-    slow = Slow()
-    slow.may.release()
+    slow_model = SlowReadModel()
+    slow_model.released.release()
     app = web.Application()
-    app.add_routes(site.page_routes(slow, events.Broadcaster()))
+    app.add_routes(site.page_routes(slow_model, events.Broadcaster()))
     async with TestClient(TestServer(app), headers={"Accept-Encoding": "identity"}) as client:
         async with client.head(path) as head:
             assert (head.status, head.content_type, await head.read()) == (200, "application/json", b"")
-        slow.may.release()
-        async with client.get(path) as answer:
-            assert str(len(await answer.read())) == answer.headers["content-length"] == head.headers["content-length"]
+        slow_model.released.release()
+        async with client.get(path) as response:
+            assert (
+                str(len(await response.read())) == response.headers["content-length"] == head.headers["content-length"]
+            )
 
 
 async def test_api_explain_rejects_an_empty_queue() -> None:
-    brain = Controller(NOBODY, NOBODY, BrokerRegistry(NOBODY), NOBODY)
-    brain.events.on_group_upsert(CustomResource(Metadata("orders", uid="1", namespace="shop", generation=1), {}))
+    controller = Controller(UNUSED, UNUSED, BrokerRegistry(UNUSED), UNUSED)
+    controller.events.on_group_upsert(CustomResource(Metadata("orders", uid="1", namespace="shop", generation=1), {}))
     clock = asyncio.get_running_loop().time
-    sight = ReadModel(brain, BrokerRegistry(NOBODY), OperatorMetrics(), "rota-0", "0", clock, asyncio.Lock())
-    assert (sight.has_group("shop", "orders"), sight.has_group("shop", "other")) == (True, False)
+    read_model = ReadModel(controller, BrokerRegistry(UNUSED), OperatorMetrics(), "rota-0", "0", clock, asyncio.Lock())
+    assert (read_model.has_group("shop", "orders"), read_model.has_group("shop", "other")) == (True, False)
     with pytest.raises(ValueError, match="Invalid queue ''"):
-        await sight.explain("shop", "orders", "")
+        await read_model.explain("shop", "orders", "")
 
 
 @pytest.fixture
-def usual() -> Iterator[tuple[int, int, int]]:
+def gc_thresholds() -> Iterator[tuple[int, int, int]]:
     thresholds = gc.get_threshold()
     yield thresholds
     gc.set_threshold(*thresholds)
 
 
 def test_memory_garbage_collector_of_the_operator_runs_less_often(
-    monkeypatch: pytest.MonkeyPatch, usual: tuple[int, int, int]
+    monkeypatch: pytest.MonkeyPatch, gc_thresholds: tuple[int, int, int]
 ) -> None:
     async def operate(_: options.Options) -> int:
         return 7
 
     monkeypatch.setattr(operator, "operate", operate)
     assert operator.run_process(options.Options()) == 7
-    assert gc.get_threshold() > usual
+    assert gc.get_threshold() > gc_thresholds

@@ -1,4 +1,4 @@
-"""Reading members' deliveries: how often, of whom, and what it does to their group."""
+"""Polls of members' deliveries: how often, which members, and the effect on their group."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -20,30 +20,30 @@ KEY = ("shop", "orders")
 Q = Queue("orders", "a", 0)
 
 
-class OverError(Exception):
-    """So many rounds are over."""
+class RoundsOverError(Exception):
+    """Ends the poller after a number of rounds."""
 
 
 class Members(ReportClient):
-    """Members that report what is put there."""
+    """Members with pages that a test sets."""
 
     def __init__(self) -> None:
-        self.asked: Counter[str] = Counter()
+        self.reads: Counter[str] = Counter()
         self.pages: dict[str, DeliveriesPage] = {}
 
     async def read_deliveries(self, member: Endpoint) -> MemberDeliveries | None:
-        self.asked[member.uid] += 1
+        self.reads[member.uid] += 1
         page = self.pages.get(member.uid)
         return MemberDeliveries.from_page(page) if page else None
 
 
 def a_pod(name: str, phase: str = "Running", *, started: bool = True, labels: Mapping[str, str] | None = None) -> Pod:
-    sidecar = {"name": "rota-sidecar", "volumeMounts": [{"name": "it", "mountPath": "/etc/rota"}]}
+    sidecar = {"name": "rota-sidecar", "volumeMounts": [{"name": "documents", "mountPath": "/etc/rota"}]}
     states = [{"name": "rota-sidecar", "state": {"running": {}}}] if started else []
-    own = {"rota.dev/group": "orders", **(labels or {})}
+    all_labels = {"rota.dev/group": "orders", **(labels or {})}
     body = {
-        "metadata": {"name": name, "namespace": "shop", "uid": f"uid-{name}", "labels": own},
-        "spec": {"initContainers": [sidecar], "volumes": [{"name": "it", "configMap": {"name": "orders-rota"}}]},
+        "metadata": {"name": name, "namespace": "shop", "uid": f"uid-{name}", "labels": all_labels},
+        "spec": {"initContainers": [sidecar], "volumes": [{"name": "documents", "configMap": {"name": "orders-rota"}}]},
         "status": {"podIP": "10.0.0.1", "phase": phase, "initContainerStatuses": states},
     }
     return msgspec.convert(body, Pod)
@@ -58,7 +58,7 @@ def a_group(*pods: Pod, status: dict[str, Any] | None = None) -> Group:
     return group
 
 
-def failing(failed: int = 100, incarnation: str = "one", queue: Queue = Q) -> DeliveriesPage:
+def failing_page(failed: int = 100, incarnation: str = "one", queue: Queue = Q) -> DeliveriesPage:
     counts = QueueCounts(*queue, failures={"5xx": failed})
     return DeliveriesPage(incarnation, 10.0, [counts], last_failure=LastFailure("5xx", 1.0, 500))
 
@@ -69,20 +69,21 @@ def members(monkeypatch: pytest.MonkeyPatch) -> Members:
     return Members()
 
 
-async def poll(members: Members, group: Group, number: int = 1) -> list[tuple[str, str]]:
-    """Poll for some rounds; return which groups' problems changed."""
-    steps, changed = 0, list[tuple[str, str]]()
+async def poll(members: Members, group: Group, rounds: int = 1) -> list[tuple[str, str]]:
+    """Poll for some rounds; return the keys of groups with a changed problem."""
+    steps = 0
+    changed_keys: list[tuple[str, str]] = []
 
-    def current() -> Mapping[tuple[str, str], Group]:
+    def groups_of_round() -> Mapping[tuple[str, str], Group]:
         nonlocal steps
         steps += 1
-        if steps > number * SCHEDULE.steps(len(group.pods)):
-            raise OverError
+        if steps > rounds * SCHEDULE.steps(len(group.pods)):
+            raise RoundsOverError
         return {KEY: group}
 
-    with pytest.RaisesGroup(OverError):
-        await poll_deliveries(current, members, changed.append)
-    return changed
+    with pytest.RaisesGroup(RoundsOverError):
+        await poll_deliveries(groups_of_round, members, changed_keys.append)
+    return changed_keys
 
 
 @pytest.mark.parametrize(("members", "seconds"), [(0, 15), (3, 15), (750, 15), (3000, 60), (10_000, 200)])
@@ -92,14 +93,14 @@ def test_delivery_poll_reads_at_most_fifty_members_a_second(members: int, second
 
 async def test_delivery_poll_reads_each_running_member_once_a_round(members: Members) -> None:
     group = a_group(a_pod("m1"), a_pod("m2"), a_pod("m3", started=False), a_pod("m4", phase="Failed"))
-    await poll(members, group, number=2)
-    assert members.asked == {"uid-m1": 2, "uid-m2": 2}
+    await poll(members, group, rounds=2)
+    assert members.reads == {"uid-m1": 2, "uid-m2": 2}
 
 
-async def test_condition_of_failing_deliveries_wakes_its_group_once(members: Members) -> None:
+async def test_condition_of_failing_deliveries_notifies_its_group_once(members: Members) -> None:
     group = a_group(a_pod("m1"))
-    members.pages["uid-m1"] = failing()
-    assert await poll(members, group, number=3) == [KEY]
+    members.pages["uid-m1"] = failing_page()
+    assert await poll(members, group, rounds=3) == [KEY]
     assert group.deliveries.problem
     assert group.deliveries.problem.reason is Reason.DELIVERIES_FAILING
 
@@ -110,15 +111,15 @@ async def test_delivery_totals_are_kept_by_the_revision_that_the_pods_label_name
         a_pod("m2", labels={"controller-revision-hash": "web-7"}),
         a_pod("m3"),
     )
-    members.pages = {f"uid-{name}": failing() for name in ("m1", "m2", "m3")}
+    members.pages = {f"uid-{name}": failing_page() for name in ("m1", "m2", "m3")}
     await poll(members, group)
     assert {revision for _, revision in group.deliveries.totals_by_queue} == {"6d4cf", "web-7", ""}
 
 
 async def test_delivery_totals_leave_out_queues_of_other_topics_and_have_retries(members: Members) -> None:
     group = a_group(a_pod("m1"), a_pod("m2"))
-    members.pages["uid-m1"] = failing(queue=Queue("bills", "a", 0))
-    members.pages["uid-m2"] = failing(queue=Queue("%RETRY%orders", "a", 0))
+    members.pages["uid-m1"] = failing_page(queue=Queue("bills", "a", 0))
+    members.pages["uid-m2"] = failing_page(queue=Queue("%RETRY%orders", "a", 0))
     await poll(members, group)
     assert group.deliveries.totals_by_topic.keys() == {"%RETRY%orders"}
 
@@ -129,14 +130,14 @@ async def test_delivery_totals_of_a_pod_that_ended_are_forgotten(
     is_deleted: bool,  # noqa: FBT001 - a case
 ) -> None:
     group = a_group(a_pod("m1"))
-    members.pages["uid-m1"] = failing()
+    members.pages["uid-m1"] = failing_page()
     await poll(members, group)
     assert group.deliveries.totals_by_queue
     if is_deleted:
         group.pods.clear()
     else:
         group.pods.upsert(a_pod("m1", phase="Failed"), now=1.0)
-    await poll(members, group, number=2)
+    await poll(members, group, rounds=2)
     assert (group.deliveries.totals_by_queue, group.deliveries.delayed_messages) == ({}, None)
 
 
@@ -148,7 +149,7 @@ async def test_leader_election_resumes_the_published_condition_of_failing_delive
     group.reset_observations()
     assert group.deliveries.problem
     group.set_spec(CustomResource(Metadata("orders", uid="2", namespace="shop")), None)
-    assert group.deliveries.problem is None, "it is another group"
+    assert group.deliveries.problem is None, "a recreated group"
 
 
 async def test_leader_election_does_not_resume_a_condition_of_failing_deliveries_that_is_over(members: Members) -> None:
@@ -162,17 +163,17 @@ async def test_leader_election_does_not_resume_a_condition_of_failing_deliveries
     assert group.deliveries.problem is None
 
 
-async def test_delivery_poll_does_not_count_for_a_leader_that_has_begun_anew(members: Members) -> None:
+async def test_delivery_poll_does_not_count_for_a_leader_that_has_started_over(members: Members) -> None:
     group = a_group(a_pod("m1"))
-    members.pages["uid-m1"] = failing()
-    before = group.deliveries
+    members.pages["uid-m1"] = failing_page()
+    previous_deliveries = group.deliveries
 
-    class Slow(Members):
+    class ResetDuringRead(Members):
         async def read_deliveries(self, member: Endpoint) -> MemberDeliveries | None:
             group.deliveries = GroupDeliveries()
             return await super().read_deliveries(member)
 
-    slow = Slow()
-    slow.pages = members.pages
-    await poll(slow, group)
-    assert (before.totals_by_topic, group.deliveries.totals_by_topic) == ({}, {})
+    reset_members = ResetDuringRead()
+    reset_members.pages = members.pages
+    await poll(reset_members, group)
+    assert (previous_deliveries.totals_by_topic, group.deliveries.totals_by_topic) == ({}, {})

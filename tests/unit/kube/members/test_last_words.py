@@ -1,4 +1,4 @@
-"""What a pod says that was deleted, and may work on: its word, silence, or that it is not there any more."""
+"""Last reads of a deleted pod, which may still consume: its report, no response, or proof that it terminated."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -12,75 +12,78 @@ from rota.kube.members import report_client
 from rota.kube.members.report_client import Endpoint, MemberResponse, ReportClient
 from rota.model import Reason
 
-WHERE, CLOSED = "127.0.0.1", 9  # nothing listens at that port
+HOST = "127.0.0.1"
+CLOSED_PORT = 9  # without a listener
 
 
 @pytest.fixture
-async def asker() -> AsyncIterator[ReportClient]:
-    found = ReportClient()
-    yield found
-    await found.close()
+async def client() -> AsyncIterator[ReportClient]:
+    client = ReportClient()
+    yield client
+    await client.close()
 
 
-async def heard(asker: ReportClient, text: bytes, status: int = 200, *, signs: bool = False) -> MemberResponse | None:
-    """Ask a server that answers so in place of a member that signs, or does not."""
+async def read_from_server(
+    client: ReportClient, body: bytes, status: int = 200, *, is_signed: bool = False
+) -> MemberResponse | None:
+    """Read the report of a member, signed or not, from a server that sends this response."""
 
-    async def answer(_: web.Request) -> web.Response:
-        return web.Response(body=text, status=status)
+    async def respond(_: web.Request) -> web.Response:
+        return web.Response(body=body, status=status)
 
     app = web.Application()
-    app.add_routes([web.get("/v1/report", answer)])
+    app.add_routes([web.get("/v1/report", respond)])
     runner = web.AppRunner(app)
     await runner.setup()
-    await web.TCPSite(runner, WHERE, 0).start()
-    found = await asker.read_if_present(Endpoint("uid-m1", WHERE, int(runner.addresses[0][1]), signs))
+    await web.TCPSite(runner, HOST, 0).start()
+    response = await client.read_if_present(Endpoint("uid-m1", HOST, int(runner.addresses[0][1]), is_signed))
     await runner.cleanup()
-    return found
+    return response
 
 
-async def test_report_of_a_deleted_pod_is_read(asker: ReportClient) -> None:
+async def test_report_of_a_deleted_pod_is_read(client: ReportClient) -> None:
     report = a_report("m1", 7)
-    found = await heard(asker, msgspec.json.encode(report))
-    assert found
-    assert found.report == report
+    response = await read_from_server(client, msgspec.json.encode(report))
+    assert response
+    assert response.report == report
 
 
 async def test_report_of_a_deleted_pod_is_none_if_another_server_answers_or_none_listens(
-    asker: ReportClient,
+    client: ReportClient,
 ) -> None:
-    other = msgspec.json.encode(a_report("m2", 7))
-    assert await heard(asker, other) is None
-    assert await heard(asker, b"Not found", 404) is None
-    assert await asker.read_if_present(Endpoint("uid-m1", WHERE, CLOSED)) is None, "nothing listens there any more"
+    report_of_another = msgspec.json.encode(a_report("m2", 7))
+    assert await read_from_server(client, report_of_another) is None
+    assert await read_from_server(client, b"Not found", 404) is None
+    assert await client.read_if_present(Endpoint("uid-m1", HOST, CLOSED_PORT)) is None, "no server listens at the port"
 
 
 @pytest.mark.parametrize(
-    ("signs", "wanted"), [(True, Reason.MEMBER_NOT_AUTHENTICATED), (False, Reason.REPORT_TOO_LARGE)]
+    ("is_signed", "reason"), [(True, Reason.MEMBER_NOT_AUTHENTICATED), (False, Reason.REPORT_TOO_LARGE)]
 )
 async def test_report_that_is_too_long_to_be_verified_proves_no_member_with_a_key(
-    asker: ReportClient,
-    signs: bool,  # noqa: FBT001 - a case
-    wanted: Reason,
+    client: ReportClient,
+    is_signed: bool,  # noqa: FBT001 - a case
+    reason: Reason,
 ) -> None:
-    """Whoever has the address of a pod that was deleted by force could keep its queues from being assigned."""
-    found = await heard(asker, b" " * (report_client.MAX_REPORT_BYTES + 1), signs=signs)
-    assert found
-    assert (found.report, found.ignored_reason) == (None, wanted)
+    """Otherwise the next holder of a force-deleted pod's address could block the grant of its queues."""
+    response = await read_from_server(client, b" " * (report_client.MAX_REPORT_BYTES + 1), is_signed=is_signed)
+    assert response
+    assert (response.report, response.ignored_reason) == (None, reason)
 
 
 async def test_report_timeout_of_a_deleted_pod_does_not_prove_that_it_terminated(
-    asker: ReportClient, monkeypatch: pytest.MonkeyPatch
+    client: ReportClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    over = asyncio.Event()
+    test_is_over = asyncio.Event()
 
-    async def silent(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await over.wait()
+    async def hang(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await test_is_over.wait()
         writer.close()
 
-    server = await asyncio.start_server(silent, WHERE, 0)
+    server = await asyncio.start_server(hang, HOST, 0)
     monkeypatch.setattr(report_client, "RESPONSE_TIMEOUT_SECONDS", 0.05)
-    found = await asker.read_if_present(Endpoint("uid-m1", WHERE, server.sockets[0].getsockname()[1]))
-    assert found
-    assert found.report is None
-    over.set()
+    response = await client.read_if_present(Endpoint("uid-m1", HOST, server.sockets[0].getsockname()[1]))
+    assert response
+    assert response.report is None
+    test_is_over.set()
     server.close()

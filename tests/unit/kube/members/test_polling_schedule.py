@@ -1,4 +1,4 @@
-"""Reading members by turns: each once a round, and a slow one delays only itself."""
+"""The polling schedule: each member is read once a round, and a slow member delays only itself."""
 
 import asyncio
 from collections import Counter
@@ -13,49 +13,50 @@ from rota.kube.state.group import Group
 GROUP = Group("shop", "orders")
 
 
-class OverError(Exception):
-    """So many steps are over."""
+class StepsOverError(Exception):
+    """Ends the poller after a number of steps."""
 
 
-def turns(*names: str) -> list[PollTurn]:
+def a_turn_of_each(*names: str) -> list[PollTurn]:
     return [PollTurn(("shop", "orders"), GROUP, name, f"uid-{name}") for name in names]
 
 
 def test_report_poll_has_each_member_once_a_round() -> None:
-    members = turns(*(f"m{number}" for number in range(100)))
-    every = PollSchedule(members_per_step=10, min_steps=5)
-    due = [turn for step in range(3, 13) for turn in every.due(members, 100, step)]
+    members = a_turn_of_each(*(f"m{number}" for number in range(100)))
+    schedule = PollSchedule(members_per_step=10, min_steps=5)
+    due = [turn for step in range(3, 13) for turn in schedule.due(members, 100, step)]
     assert Counter(due) == Counter(members)
 
 
-async def test_report_poll_passes_over_a_member_whose_last_read_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_report_poll_skips_a_member_with_a_read_in_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(polling_schedule, "STEP_SECONDS", 0.0)
-    asked, answer = Counter[str](), asyncio.Event()
+    reads: Counter[str] = Counter()
+    response = asyncio.Event()
 
     def due(step: int) -> Iterable[PollTurn]:
         if step == 4:
-            answer.set()
+            response.set()
         if step == 8:
-            raise OverError
-        return turns("slow", "quick")
+            raise StepsOverError
+        return a_turn_of_each("slow", "quick")
 
     async def read(turn: PollTurn) -> None:
-        asked[turn.name] += 1
+        reads[turn.name] += 1
         if turn.name == "slow":
-            await answer.wait()
+            await response.wait()
 
-    with pytest.RaisesGroup(OverError):
+    with pytest.RaisesGroup(StepsOverError):
         await poll_members(due, read)
-    assert asked["quick"] == 7
-    assert 1 < asked["slow"] < 7, "it is asked again once it has answered"
+    assert reads["quick"] == 7
+    assert 1 < reads["slow"] < 7, "it is read again after its response"
 
 
 async def test_report_poll_ends_with_the_error_of_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever started it restarts it."""
+    """Its supervisor restarts the poller."""
     monkeypatch.setattr(polling_schedule, "STEP_SECONDS", 0.0)
 
     async def read(_: PollTurn) -> None:
-        raise OverError
+        raise StepsOverError
 
-    with pytest.RaisesGroup(OverError):
-        await poll_members(lambda _: turns("m1"), read)
+    with pytest.RaisesGroup(StepsOverError):
+        await poll_members(lambda _: a_turn_of_each("m1"), read)

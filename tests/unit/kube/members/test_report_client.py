@@ -1,4 +1,4 @@
-"""Members' reports, asked for over HTTP: which prove something, and which requests members take."""
+"""Members' reports over HTTP: which reports the operator believes, and which requests members accept."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -30,20 +30,20 @@ KEY, OTHER = (bytes([number]) * KEY_BYTES for number in range(2))
 
 @dataclass
 class Member:
-    """What a control port asks of the member behind it."""
+    """A member, as its control port sees it."""
 
     uid: str = UID
     final: bool = False
     revision: int = 1
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     offsets: range = range(1)
-    following: int | None = None  # where each page says that the next one begins, if it says the wrong thing
+    wrong_next: int | None = None  # start of the next page in each page, if it is to be wrong
     pages: list[int] = field(default_factory=list)
-    incarnation: str = "process"  # empty: another one on each page
-    asked: int = 0  # how often its report was
+    incarnation: str = "process"  # empty: each page has a different one
+    report_requests: int = 0
 
     def on_report_requested(self) -> None:
-        self.asked += 1
+        self.report_requests += 1
 
     @property
     def status(self) -> "Member":
@@ -55,18 +55,22 @@ class Member:
     def queues(self, start: int) -> QueuesPage:
         self.pages.append(start)
         stop = start + PROGRESS_PAGE_QUEUES
-        worked = [QueueStatus("orders", "broker-a", it, it, it, 0, locked=False) for it in self.offsets[start:stop]]
-        if self.following is not None:
-            return QueuesPage(worked, self.following)
-        return QueuesPage(worked, stop if stop < len(self.offsets) else None)
+        statuses = [
+            QueueStatus("orders", "broker-a", queue_id, queue_id, queue_id, 0, locked=False)
+            for queue_id in self.offsets[start:stop]
+        ]
+        if self.wrong_next is not None:
+            return QueuesPage(statuses, self.wrong_next)
+        return QueuesPage(statuses, stop if stop < len(self.offsets) else None)
 
     def deliveries(self, start: int) -> DeliveriesPage:
         self.pages.append(start)
         stop = start + DELIVERY_PAGE_QUEUES
-        queues = [QueueCounts("orders", "broker-a", it, done=it) for it in self.offsets[start:stop]]
-        following = self.following or (stop if stop < len(self.offsets) else None)
-        incarnation, delayed = self.incarnation or str(start), 0 if start else 7
-        return DeliveriesPage(incarnation, 1.0, queues, delayed=delayed, next=following)
+        queues = [QueueCounts("orders", "broker-a", queue_id, done=queue_id) for queue_id in self.offsets[start:stop]]
+        next_page = self.wrong_next or (stop if stop < len(self.offsets) else None)
+        incarnation = self.incarnation or str(start)
+        delayed = 0 if start else 7
+        return DeliveriesPage(incarnation, 1.0, queues, delayed=delayed, next=next_page)
 
     async def wait_for_revision(self, after: int) -> None:
         while self.revision == after:
@@ -77,19 +81,19 @@ class Member:
 
 
 @asynccontextmanager
-async def serving(member: Member, folder: Path | None) -> AsyncIterator[int]:
-    """Serve the control port of a member; without a folder it has no key."""
+async def serve_control_port(member: Member, folder: Path | None) -> AsyncIterator[int]:
+    """Serve the control port of a member; without a folder, the member has no key."""
     runner = await ControlApi(member, KeyFiles(str(folder)) if folder else None).serve(HOST, 0)
     yield int(runner.addresses[0][1])
     await runner.cleanup()
 
 
 @asynccontextmanager
-async def asking(*keys: bytes, budget: RetentionBudget | None = None) -> AsyncIterator[ReportClient]:
-    """Ask as an operator does that has these keys for the group."""
-    reports = ReportClient(lambda uid: keys if uid == GROUP_UID else (), budget)
-    yield reports
-    await reports.close()
+async def a_client(*keys: bytes, budget: RetentionBudget | None = None) -> AsyncIterator[ReportClient]:
+    """Return the client of an operator with these keys of the group."""
+    client = ReportClient(lambda uid: keys if uid == GROUP_UID else (), budget)
+    yield client
+    await client.close()
 
 
 @pytest.fixture
@@ -100,49 +104,49 @@ def folder(tmp_path: Path) -> Path:
 
 async def test_signature_proves_a_report_and_a_drain(folder: Path) -> None:
     member = Member()
-    async with serving(member, folder) as port, asking(KEY) as reports:
+    async with serve_control_port(member, folder) as port, a_client(KEY) as client:
         endpoint = Endpoint(UID, HOST, port, is_signed=True, group_uid=GROUP_UID)
-        answer = await reports.read(endpoint)
-        assert answer.report is not None
-        assert (answer.report.uid, answer.ignored_reason) == (UID, None)
-        waiting = asyncio.create_task(reports.long_poll(endpoint, 1))
+        response = await client.read(endpoint)
+        assert response.report is not None
+        assert (response.report.uid, response.ignored_reason) == (UID, None)
+        long_poll = asyncio.create_task(client.long_poll(endpoint, 1))
         member.revision = 2
         member.changed.set()
-        found = (await waiting).report
-        assert found is not None
-        assert found.revision == 2
-        assert (await reports.read_with_offsets(endpoint))[0].report is not None
-        assert await reports.read_if_present(endpoint) is not None
-        await reports.drain(endpoint)
+        report = (await long_poll).report
+        assert report is not None
+        assert report.revision == 2
+        assert (await client.read_with_offsets(endpoint))[0].report is not None
+        assert await client.read_if_present(endpoint) is not None
+        await client.drain(endpoint)
         assert member.final
 
 
-async def test_signature_by_another_key_proves_nothing_and_drains_nobody(folder: Path) -> None:
+async def test_signature_by_another_key_proves_nothing_and_drains_no_member(folder: Path) -> None:
     member = Member()
-    async with serving(member, folder) as port, asking(OTHER) as reports:
+    async with serve_control_port(member, folder) as port, a_client(OTHER) as client:
         endpoint = Endpoint(UID, HOST, port, is_signed=True, group_uid=GROUP_UID)
-        for answer in (await reports.read(endpoint), await reports.long_poll(endpoint, 1)):
-            assert (answer.report, answer.ignored_reason) == (None, Reason.MEMBER_NOT_AUTHENTICATED)
-        last = await reports.read_if_present(endpoint)
-        assert last is not None, "it is not known to be gone"
-        assert last.report is None
-        await reports.drain(endpoint)
+        for response in (await client.read(endpoint), await client.long_poll(endpoint, 1)):
+            assert (response.report, response.ignored_reason) == (None, Reason.MEMBER_NOT_AUTHENTICATED)
+        last_response = await client.read_if_present(endpoint)
+        assert last_response is not None, "the member may still run"
+        assert last_response.report is None
+        await client.drain(endpoint)
         assert not member.final
 
 
 async def test_signature_is_accepted_while_one_side_has_the_previous_key(folder: Path) -> None:
-    async with serving(Member(), folder) as port, asking(OTHER, KEY) as reports:
+    async with serve_control_port(Member(), folder) as port, a_client(OTHER, KEY) as client:
         endpoint = Endpoint(UID, HOST, port, is_signed=True, group_uid=GROUP_UID)
-        assert (await reports.read(endpoint)).report, "the member has not got the current key yet"
+        assert (await client.read(endpoint)).report, "the member does not have the current key yet"
         (folder / "current").write_bytes(OTHER)
         (folder / "previous").write_bytes(KEY)
-        assert (await reports.read(endpoint)).report
+        assert (await client.read(endpoint)).report
         (folder / "previous").unlink()
-        assert (await reports.read(endpoint)).report
-    async with serving(Member(), folder) as port, asking(KEY) as reports:
+        assert (await client.read(endpoint)).report
+    async with serve_control_port(Member(), folder) as port, a_client(KEY) as client:
         (folder / "previous").write_bytes(KEY)
-        answer = await reports.read(Endpoint(UID, HOST, port, is_signed=True, group_uid=GROUP_UID))
-        assert answer.ignored_reason is Reason.MEMBER_NOT_AUTHENTICATED, "reports are signed with the current key"
+        response = await client.read(Endpoint(UID, HOST, port, is_signed=True, group_uid=GROUP_UID))
+        assert response.ignored_reason is Reason.MEMBER_NOT_AUTHENTICATED, "reports are signed with the current key"
 
 
 @pytest.mark.parametrize("content", [None, b"", b"short"])
@@ -151,10 +155,10 @@ async def test_signature_is_not_expected_to_match_a_key_that_is_missing(folder: 
     if content is not None:
         (folder / "current").write_bytes(content)
     member = Member()
-    async with serving(member, folder) as port, asking(KEY) as reports, asking() as without_key:
+    async with serve_control_port(member, folder) as port, a_client(KEY) as client, a_client() as without_key:
         endpoint = Endpoint(UID, HOST, port, is_signed=True, group_uid=GROUP_UID)
-        assert (await reports.read(endpoint)).ignored_reason is Reason.MEMBER_NOT_AUTHENTICATED
-        await reports.drain(endpoint)
+        assert (await client.read(endpoint)).ignored_reason is Reason.MEMBER_NOT_AUTHENTICATED
+        await client.drain(endpoint)
         assert (await without_key.read(endpoint)).ignored_reason is Reason.MEMBER_NOT_AUTHENTICATED
         await without_key.drain(endpoint)
         await without_key.drain(endpoint._replace(is_signed=False))
@@ -164,7 +168,7 @@ async def test_signature_is_not_expected_to_match_a_key_that_is_missing(folder: 
 async def test_signature_is_required_for_each_request_to_the_control_port(folder: Path) -> None:
     member = Member()
     signed = {SIGNATURE_HEADER: sign_request([KEY], SignedRequest("GET", "/v1/report?nonce=1", UID))}
-    async with serving(member, folder) as port, aiohttp.ClientSession(f"http://{HOST}:{port}") as session:
+    async with serve_control_port(member, folder) as port, aiohttp.ClientSession(f"http://{HOST}:{port}") as session:
         for method, path, headers in [
             ("GET", "/v1/report", {}),
             ("GET", "/v1/report?after=1&wait=30s", {}),
@@ -184,7 +188,7 @@ async def test_signature_is_required_for_each_request_to_the_control_port(folder
 
 
 async def test_signature_of_a_report_cannot_be_used_for_another_request(folder: Path) -> None:
-    """Who records a report of a member cannot answer with it at an address that the member had."""
+    """A recorded report of a member is not believed when it is replayed at an address that the member had."""
     recorded: list[web.Response] = []
 
     async def replay(_: web.Request) -> web.Response:
@@ -199,29 +203,29 @@ async def test_signature_of_a_report_cannot_be_used_for_another_request(folder: 
                 recorded.append(web.Response(body=await response.read(), headers=headers))
         return recorded[0]
 
-    async with serving(Member(), folder) as port, asking(KEY) as reports:
+    async with serve_control_port(Member(), folder) as port, a_client(KEY) as client:
         for handler, is_believed in ((record, True), (replay, False)):
             app = web.Application()
             app.add_routes([web.get("/v1/report", handler)])
             runner = web.AppRunner(app)
             await runner.setup()
             await web.TCPSite(runner, HOST, 0).start()
-            answer = await reports.read(
+            member_response = await client.read(
                 Endpoint(UID, HOST, int(runner.addresses[0][1]), is_signed=True, group_uid=GROUP_UID)
             )
-            assert bool(answer.report) is is_believed
+            assert bool(member_response.report) is is_believed
             await runner.cleanup()
     assert msgspec.json.decode(bytes(str(recorded[0].text), "utf-8"))["uid"] == UID
 
 
 async def test_signature_is_not_required_of_members_whose_pods_mount_no_key() -> None:
     member = Member()
-    async with serving(member, None) as port, asking(KEY) as reports:
+    async with serve_control_port(member, None) as port, a_client(KEY) as client:
         endpoint = Endpoint(UID, HOST, port)
-        assert (await reports.read(endpoint)).report
-        await reports.drain(endpoint._replace(uid="uid-b"))
+        assert (await client.read(endpoint)).report
+        await client.drain(endpoint._replace(uid="uid-b"))
         assert not member.final
-        await reports.drain(endpoint)
+        await client.drain(endpoint)
         assert member.final
 
 
@@ -237,8 +241,8 @@ def test_signature_is_required_by_the_pods_spec_and_not_by_its_answers() -> None
     signed = Endpoint(UID, HOST, 9913, is_signed=True, group_uid="1")
     unsigned = Endpoint(UID, HOST, 9911, group_uid="1")
     assert Endpoint.from_pod(a_pod(ports=ports, volumeMounts=mounts), "1") == signed
-    assert Endpoint.from_pod(a_pod(volumeMounts=mounts), "1") == signed, "a manifest made by hand"
-    assert Endpoint.from_pod(a_pod(ports=ports[:1]), "1") == unsigned, "of an earlier version"
+    assert Endpoint.from_pod(a_pod(volumeMounts=mounts), "1") == signed, "a manifest written by hand"
+    assert Endpoint.from_pod(a_pod(ports=ports[:1]), "1") == unsigned, "a sidecar of an earlier version"
     assert Endpoint.from_pod(a_pod(), "1") == unsigned
 
 
@@ -248,53 +252,53 @@ def test_report_of_a_pod_in_the_nodes_network_is_not_requested_at_a_port_of_the_
     mounts = [{"name": "rota-key", "mountPath": "/etc/rota-key"}]
     assert Endpoint.from_pod(a_pod(host_network=True, ports=ports, volumeMounts=mounts), "1").port == 9913
     assert Endpoint.from_pod(a_pod(host_network=True, ports=ports), "1").port == 9911
-    assert Endpoint.from_pod(a_pod(ports=ports, volumeMounts=mounts), "1").port == number, "in a network of its own"
+    assert Endpoint.from_pod(a_pod(ports=ports, volumeMounts=mounts), "1").port == number, "a pod with its own network"
 
 
-# Pages about queues.
+# Pages of queues.
 
 
-async def test_report_pages_tell_offsets_of_all_queues(folder: Path) -> None:
+async def test_report_pages_have_offsets_of_all_queues(folder: Path) -> None:
     member = Member(offsets=range(1201))
-    async with serving(member, folder) as port, asking(KEY) as reports:
+    async with serve_control_port(member, folder) as port, a_client(KEY) as client:
         endpoint = Endpoint(UID, HOST, port, is_signed=True, group_uid=GROUP_UID)
-        answer, offsets = await reports.read_with_offsets(endpoint)
-        assert answer.report
+        response, offsets = await client.read_with_offsets(endpoint)
+        assert response.report
         assert offsets == {Queue("orders", "broker-a", number): number for number in range(1201)}
         assert member.pages == [0, 400, 800, 1200]
         member.offsets = range(0)
-        assert (await reports.read_with_offsets(endpoint))[1] == {}
+        assert (await client.read_with_offsets(endpoint))[1] == {}
 
 
-@pytest.mark.parametrize("following", [0, 2, 500, -1, 2**40])
-async def test_report_pages_that_lead_elsewhere_are_not_followed(folder: Path, following: int) -> None:
-    member = Member(following=following)
-    async with serving(member, folder) as port, asking(KEY) as reports:
+@pytest.mark.parametrize("wrong_next", [0, 2, 500, -1, 2**40])
+async def test_report_pages_with_a_wrong_next_start_are_not_followed(folder: Path, wrong_next: int) -> None:
+    member = Member(wrong_next=wrong_next)
+    async with serve_control_port(member, folder) as port, a_client(KEY) as client:
         endpoint = Endpoint(UID, HOST, port, is_signed=True, group_uid=GROUP_UID)
-        assert (await reports.read_with_offsets(endpoint))[1] is None
+        assert (await client.read_with_offsets(endpoint))[1] is None
     assert member.pages == [0]
 
 
 async def test_report_pages_that_never_end_are_given_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rota.kube.members.report_client.PAGES_SECONDS", 0.2)
     member = Member(offsets=range(10**9))
-    async with serving(member, folder) as port, asking(KEY) as reports:
+    async with serve_control_port(member, folder) as port, a_client(KEY) as client:
         endpoint = Endpoint(UID, HOST, port, is_signed=True, group_uid=GROUP_UID)
-        assert (await reports.read_with_offsets(endpoint))[1] is None
+        assert (await client.read_with_offsets(endpoint))[1] is None
     assert member.pages == list(range(0, 400 * len(member.pages), 400))
 
 
 async def test_report_pages_of_a_member_that_is_not_authenticated_are_not_requested(folder: Path) -> None:
     member = Member()
-    async with serving(member, folder) as port, asking(OTHER) as reports:
+    async with serve_control_port(member, folder) as port, a_client(OTHER) as client:
         endpoint = Endpoint(UID, HOST, port, is_signed=True, group_uid=GROUP_UID)
-        answer, offsets = await reports.read_with_offsets(endpoint)
-    assert (answer.ignored_reason, offsets, member.pages) == (Reason.MEMBER_NOT_AUTHENTICATED, None, [])
+        response, offsets = await client.read_with_offsets(endpoint)
+    assert (response.ignored_reason, offsets, member.pages) == (Reason.MEMBER_NOT_AUTHENTICATED, None, [])
 
 
 @asynccontextmanager
-async def unsigned(respond: Callable[[], object]) -> AsyncIterator[Endpoint]:
-    """Serve reports of a member of an earlier version."""
+async def serve_unsigned(respond: Callable[[], object]) -> AsyncIterator[Endpoint]:
+    """Serve the reports of a member with a sidecar of an earlier version."""
 
     async def report(_: web.Request) -> web.Response:
         return web.Response(body=msgspec.json.encode(respond()))
@@ -308,39 +312,42 @@ async def unsigned(respond: Callable[[], object]) -> AsyncIterator[Endpoint]:
     await runner.cleanup()
 
 
-async def test_report_of_an_earlier_version_tells_offsets_itself() -> None:
+async def test_report_of_an_earlier_version_contains_offsets() -> None:
     queues: list[dict[str, object]] = []
     report = {"member": "a", "uid": UID, "generation": 1, "queues": queues}
-    async with unsigned(lambda: report) as member, asking() as reports:
-        assert (await reports.read_with_offsets(member))[1] == {}, "it has no queues yet"
+    async with serve_unsigned(lambda: report) as member, a_client() as client:
+        assert (await client.read_with_offsets(member))[1] == {}, "it has no queues yet"
         queues.append({"topic": "orders", "broker": "broker-a", "id": 1, "committed": 7})
-        assert (await reports.read_with_offsets(member))[1] == {Queue("orders", "broker-a", 1): 7}
+        assert (await client.read_with_offsets(member))[1] == {Queue("orders", "broker-a", 1): 7}
 
 
 async def test_report_is_not_kept_beyond_the_memory_for_reports_of_a_namespace() -> None:
-    """Forty pods whose reports name 20,000 topics took 280 MB."""
+    """Without the limit, forty pods with reports of 20,000 topics each took 280 MB."""
     report = FullReport(
-        member="a", uid=UID, generation=1, held={f"t{it}": {"a": "0"} for it in range(MAX_TOPIC_BROKER_PAIRS)}
+        member="a", uid=UID, generation=1, held={f"t{number}": {"a": "0"} for number in range(MAX_TOPIC_BROKER_PAIRS)}
     )
     size = len(msgspec.json.encode(report)) + BYTES_PER_ENTRY * MAX_TOPIC_BROKER_PAIRS
-    async with unsigned(lambda: report) as member, asking(budget=RetentionBudget(5 * size)) as reports:
-        kept = [(await reports.read(member)).report for _ in range(2)]
-        assert None not in kept
-        answer = await reports.read(member)
-        assert (answer.report, answer.ignored_reason) == (None, Reason.REPORT_TOO_LARGE)
-        assert (await reports.read(member._replace(namespace="other"))).report, "another namespace has room of its own"
-        kept.pop()
-        assert (await reports.read(member)).report
+    async with serve_unsigned(lambda: report) as member, a_client(budget=RetentionBudget(5 * size)) as client:
+        retained_reports = [(await client.read(member)).report for _ in range(2)]
+        assert None not in retained_reports
+        response = await client.read(member)
+        assert (response.report, response.ignored_reason) == (None, Reason.REPORT_TOO_LARGE)
+        assert (await client.read(member._replace(namespace="other"))).report, "another namespace has its own limit"
+        retained_reports.pop()
+        assert (await client.read(member)).report
 
 
 async def test_report_offsets_are_not_kept_beyond_the_memory_for_reports() -> None:
     queues = [{"topic": "orders", "broker": "a", "id": number, "committed": 7} for number in range(1000)]
     report = {"member": "a", "uid": UID, "generation": 1, "queues": queues}
-    async with unsigned(lambda: report) as member, asking(budget=RetentionBudget(5000 * BYTES_PER_OFFSET)) as reports:
-        kept = [(await reports.read_with_offsets(member))[1] for _ in range(2)]
-        assert [len(offsets or ()) for offsets in kept] == [1000, 1000]
-        answer, offsets = await reports.read_with_offsets(member)
-        assert (answer.report is None, offsets) == (False, None)
+    async with (
+        serve_unsigned(lambda: report) as member,
+        a_client(budget=RetentionBudget(5000 * BYTES_PER_OFFSET)) as client,
+    ):
+        retained_offsets = [(await client.read_with_offsets(member))[1] for _ in range(2)]
+        assert [len(offsets or ()) for offsets in retained_offsets] == [1000, 1000]
+        response, offsets = await client.read_with_offsets(member)
+        assert (response.report is None, offsets) == (False, None)
 
 
 def test_report_of_as_many_queues_as_a_group_can_have_is_small() -> None:
@@ -354,7 +361,7 @@ def test_report_of_as_many_queues_as_a_group_can_have_is_small() -> None:
 def test_report_page_is_small_however_long_names_are() -> None:
     state: QueueState = "draining"
     numbers = 2**31, 2**63 - 1, 2**63 - 1, 2**31
-    worked = [
+    statuses = [
         QueueStatus(
             "t" * 127,
             "b" * 255,
@@ -366,7 +373,7 @@ def test_report_page_is_small_however_long_names_are() -> None:
             given=2**63 - 1,
         )
     ] * PROGRESS_PAGE_QUEUES
-    assert len(msgspec.json.encode(QueuesPage(worked, 2**17, "i" * 64))) <= MAX_PAGE_BYTES
+    assert len(msgspec.json.encode(QueuesPage(statuses, 2**17, "i" * 64))) <= MAX_PAGE_BYTES
 
 
 def test_report_of_offsets_that_are_not_committed_is_small_however_long_names_are() -> None:
@@ -377,45 +384,49 @@ def test_report_of_offsets_that_are_not_committed_is_small_however_long_names_ar
 
 async def test_report_page_of_progress_is_read_with_the_groups_key(folder: Path) -> None:
     member = Member(offsets=range(PROGRESS_PAGE_QUEUES + 1))
-    async with serving(member, folder) as port, asking(KEY) as reports:
+    async with serve_control_port(member, folder) as port, a_client(KEY) as client:
         endpoint = Endpoint(UID, HOST, port, is_signed=True, group_uid=GROUP_UID)
-        first = await reports.read_progress(endpoint, 0)
+        first = await client.read_progress(endpoint, 0)
         assert first is not None
         assert (len(first.queues), first.next_start) == (PROGRESS_PAGE_QUEUES, PROGRESS_PAGE_QUEUES)
-        last = await reports.read_progress(endpoint, PROGRESS_PAGE_QUEUES)
+        last = await client.read_progress(endpoint, PROGRESS_PAGE_QUEUES)
         assert last is not None
         assert (len(last.queues), last.next_start) == (1, None)
-    async with serving(member, folder) as port, asking(OTHER) as reports:
-        assert await reports.read_progress(endpoint, 0) is None
+    async with serve_control_port(member, folder) as port, a_client(OTHER) as client:
+        assert await client.read_progress(endpoint, 0) is None
 
 
-# Pages about deliveries.
+# Pages of deliveries.
 
 
-async def test_report_pages_tell_deliveries_of_all_queues(folder: Path) -> None:
+async def test_report_pages_have_deliveries_of_all_queues(folder: Path) -> None:
     member = Member(offsets=range(2 * DELIVERY_PAGE_QUEUES + 1))
-    async with serving(member, folder) as port, asking(KEY) as reports:
-        found = await reports.read_deliveries(Endpoint(UID, HOST, port, is_signed=True, group_uid=GROUP_UID))
-    assert found
-    assert {queue.id: counts.done for queue, counts in found.queues.items()} == {it: it for it in member.offsets}
-    assert (found.incarnation, found.delayed_messages) == ("process", 7)
+    async with serve_control_port(member, folder) as port, a_client(KEY) as client:
+        deliveries = await client.read_deliveries(Endpoint(UID, HOST, port, is_signed=True, group_uid=GROUP_UID))
+    assert deliveries
+    assert {queue.id: counts.done for queue, counts in deliveries.queues.items()} == {
+        queue_id: queue_id for queue_id in member.offsets
+    }
+    assert (deliveries.incarnation, deliveries.delayed_messages) == ("process", 7)
     assert member.pages == [0, DELIVERY_PAGE_QUEUES, 2 * DELIVERY_PAGE_QUEUES]
 
 
 async def test_report_pages_of_deliveries_are_only_for_signed_requests(folder: Path) -> None:
     member = Member()
-    async with serving(member, folder) as port, asking(OTHER) as reports:
-        assert await reports.read_deliveries(Endpoint(UID, HOST, port, is_signed=True, group_uid=GROUP_UID)) is None
+    async with serve_control_port(member, folder) as port, a_client(OTHER) as client:
+        assert await client.read_deliveries(Endpoint(UID, HOST, port, is_signed=True, group_uid=GROUP_UID)) is None
     assert member.pages == []
 
 
-@pytest.mark.parametrize(("following", "incarnation"), [(-1, "process"), (DELIVERY_PAGE_QUEUES, "process"), (None, "")])
-async def test_report_pages_of_deliveries_that_do_not_fit_together_are_dropped(
-    folder: Path, following: int | None, incarnation: str
+@pytest.mark.parametrize(
+    ("wrong_next", "incarnation"), [(-1, "process"), (DELIVERY_PAGE_QUEUES, "process"), (None, "")]
+)
+async def test_report_pages_of_deliveries_that_are_inconsistent_are_dropped(
+    folder: Path, wrong_next: int | None, incarnation: str
 ) -> None:
-    member = Member(offsets=range(10 * DELIVERY_PAGE_QUEUES), following=following, incarnation=incarnation)
-    async with serving(member, folder) as port, asking(KEY) as reports:
-        assert await reports.read_deliveries(Endpoint(UID, HOST, port, is_signed=True, group_uid=GROUP_UID)) is None
+    member = Member(offsets=range(10 * DELIVERY_PAGE_QUEUES), wrong_next=wrong_next, incarnation=incarnation)
+    async with serve_control_port(member, folder) as port, a_client(KEY) as client:
+        assert await client.read_deliveries(Endpoint(UID, HOST, port, is_signed=True, group_uid=GROUP_UID)) is None
     assert len(member.pages) <= 2
 
 
@@ -424,8 +435,8 @@ async def test_report_pages_of_deliveries_that_never_end_are_given_up(
 ) -> None:
     monkeypatch.setattr("rota.kube.members.report_client.MAX_DELIVERIES_BYTES", 500 * BYTES_PER_QUEUE)
     member = Member(offsets=range(10**9))
-    async with serving(member, folder) as port, asking(KEY) as reports:
-        assert await reports.read_deliveries(Endpoint(UID, HOST, port, is_signed=True, group_uid=GROUP_UID)) is None
+    async with serve_control_port(member, folder) as port, a_client(KEY) as client:
+        assert await client.read_deliveries(Endpoint(UID, HOST, port, is_signed=True, group_uid=GROUP_UID)) is None
     assert len(member.pages) == 3
 
 
@@ -435,31 +446,31 @@ async def test_report_pages_of_deliveries_are_not_kept_beyond_the_memory_for_the
     limit = 5 * DELIVERY_PAGE_QUEUES * BYTES_PER_QUEUE
     monkeypatch.setattr("rota.kube.members.report_client.MAX_DELIVERIES_BYTES", limit)
     member = Member(offsets=range(DELIVERY_PAGE_QUEUES))
-    async with serving(member, folder) as port, asking(KEY) as reports:
+    async with serve_control_port(member, folder) as port, a_client(KEY) as client:
         endpoint = Endpoint(UID, HOST, port, is_signed=True, group_uid=GROUP_UID)
-        kept = [await reports.read_deliveries(endpoint) for _ in range(2)]
-        assert None not in kept
-        assert await reports.read_deliveries(endpoint) is None
-        assert (await reports.read(endpoint)).report, "reports have room of their own"
-        kept.pop()
-        assert await reports.read_deliveries(endpoint)
+        retained_deliveries = [await client.read_deliveries(endpoint) for _ in range(2)]
+        assert None not in retained_deliveries
+        assert await client.read_deliveries(endpoint) is None
+        assert (await client.read(endpoint)).report, "reports have their own limit"
+        retained_deliveries.pop()
+        assert await client.read_deliveries(endpoint)
 
 
 async def test_upgrade_tolerates_members_without_the_page_about_deliveries() -> None:
     report = {"member": "a", "uid": UID, "generation": 1}
-    async with unsigned(lambda: report) as member, asking() as reports:
-        assert await reports.read_deliveries(member) is None
-        assert (await reports.read(member)).report
+    async with serve_unsigned(lambda: report) as member, a_client() as client:
+        assert await client.read_deliveries(member) is None
+        assert (await client.read(member)).report
 
 
 async def test_restart_of_a_sidecar_is_known_to_an_operator_only_by_signed_requests(folder: Path) -> None:
-    """A restarted process goes on by itself where no operator asks for its report."""
+    """A restarted process resumes by itself unless an operator reads its report."""
     member = Member()
-    async with serving(member, folder) as port:
+    async with serve_control_port(member, folder) as port:
         endpoint = Endpoint(UID, HOST, port, is_signed=True, group_uid=GROUP_UID)
-        async with asking(OTHER) as reports:
-            assert (await reports.read(endpoint)).report is None
-        assert member.asked == 0
-        async with asking(KEY) as reports:
-            assert (await reports.read(endpoint)).report
-        assert member.asked == 1
+        async with a_client(OTHER) as client:
+            assert (await client.read(endpoint)).report is None
+        assert member.report_requests == 0
+        async with a_client(KEY) as client:
+            assert (await client.read(endpoint)).report
+        assert member.report_requests == 1

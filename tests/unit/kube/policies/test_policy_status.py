@@ -1,4 +1,4 @@
-"""What the status of a RebalancePolicy says."""
+"""The status of a RebalancePolicy."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ def a_policy(spec: Any, status: Any = None) -> CustomResource:
     return CustomResource(metadata, spec, status or {})
 
 
-def accepted(status: dict[str, Any]) -> dict[str, Any]:
+def accepted_condition(status: dict[str, Any]) -> dict[str, Any]:
     condition, stalled = status["conditions"]
     assert (condition["type"], stalled["type"]) == ("Accepted", "Stalled")
     assert {condition["status"], stalled["status"]} == {"True", "False"}
@@ -24,7 +24,7 @@ def accepted(status: dict[str, Any]) -> dict[str, Any]:
     return condition
 
 
-def test_policy_status_says_that_a_policy_is_accepted_and_who_uses_it() -> None:
+def test_policy_status_reports_that_a_policy_is_accepted_and_which_groups_use_it() -> None:
     status = policy_status(a_policy({"strategy": "Sticky"}), ["orders", "bills"], NOW)
     assert status == {
         "observedGeneration": 3,
@@ -52,8 +52,8 @@ def test_policy_status_says_that_a_policy_is_accepted_and_who_uses_it() -> None:
 
 
 @pytest.mark.parametrize("spec", ["x", {"strategy": "Rolling"}, {"strategy": "Sticky", "budget": {"maxMoves": -1}}])
-def test_policy_status_says_why_a_policy_is_not_accepted(spec: Any) -> None:
-    condition = accepted(policy_status(a_policy(spec), (), NOW))
+def test_policy_status_reports_why_a_policy_is_not_accepted(spec: Any) -> None:
+    condition = accepted_condition(policy_status(a_policy(spec), (), NOW))
     assert (condition["status"], condition["reason"]) == ("False", "InvalidPolicy")
     assert condition["message"].startswith("spec")
 
@@ -66,14 +66,14 @@ def test_policy_status_names_some_of_many_groups() -> None:
 
 def test_policy_status_keeps_the_time_of_the_last_transition_until_the_next() -> None:
     first = policy_status(a_policy({}), (), NOW)
-    again = policy_status(a_policy({}, first), ["orders"], NOW + 60)
-    assert accepted(again)["lastTransitionTime"] == AT
-    turned = policy_status(a_policy({"strategy": "Rolling"}, again), (), NOW + 60)
-    assert accepted(turned)["lastTransitionTime"] == "2026-11-21T08:01:00Z"
+    unchanged = policy_status(a_policy({}, first), ["orders"], NOW + 60)
+    assert accepted_condition(unchanged)["lastTransitionTime"] == AT
+    rejected = policy_status(a_policy({"strategy": "Rolling"}, unchanged), (), NOW + 60)
+    assert accepted_condition(rejected)["lastTransitionTime"] == "2026-11-21T08:01:00Z"
 
 
 @pytest.mark.parametrize(
     "status", [{"conditions": 1}, {"conditions": ["x", {}]}, {"conditions": [{"type": "Accepted", "status": "True"}]}]
 )
-def test_policy_status_replaces_one_that_somebody_edited(status: Any) -> None:
-    assert accepted(policy_status(a_policy({}, status), (), NOW))["lastTransitionTime"] == AT
+def test_policy_status_replaces_one_that_a_user_edited(status: Any) -> None:
+    assert accepted_condition(policy_status(a_policy({}, status), (), NOW))["lastTransitionTime"] == AT

@@ -1,4 +1,4 @@
-"""Whose turn it is to be looked at by a new leader."""
+"""The order in which a new leader reconciles its groups."""
 
 import asyncio
 
@@ -6,112 +6,113 @@ from rota.kube.reconcile.limiter import PriorityLimiter, TokenBucket
 from rota.kube.state.group import Group
 
 
-class Resting(Group):
-    """A group at rest, unless said."""
+class SettledGroup(Group):
+    """A group at rest."""
 
     is_at_rest = True
 
 
-A, B, C, D = (Resting("shop", name) for name in "abcd")
-WAITS = Group("shop", "waits")
+A, B, C, D = (SettledGroup("shop", name) for name in "abcd")
+UNSETTLED = Group("shop", "unsettled")
 
 
-async def steps() -> None:
-    """Let everybody do what can be done."""
+async def run_tasks() -> None:
+    """Let all tasks run until they wait."""
     for _ in range(5):
         await asyncio.sleep(0)
 
 
-class Some:
-    """Groups that are looked at until they are told to end."""
+class Reconciles:
+    """Reconciles that run until a test finishes them."""
 
-    def __init__(self, turns: PriorityLimiter) -> None:
-        self.turns, self.there = turns, list[str]()
-        self.over: dict[str, asyncio.Event] = {}
+    def __init__(self, limiter: PriorityLimiter) -> None:
+        self.limiter = limiter
+        self.started: list[str] = []
+        self.released: dict[str, asyncio.Event] = {}
         self.tasks: dict[str, asyncio.Task[None]] = {}
 
-    async def come(self, *groups: Group) -> None:
+    async def start(self, *groups: Group) -> None:
         for group in groups:
-            self.over[group.name] = asyncio.Event()
-            self.tasks[group.name] = asyncio.create_task(self._look(group))
-        await steps()
+            self.released[group.name] = asyncio.Event()
+            self.tasks[group.name] = asyncio.create_task(self._reconcile(group))
+        await run_tasks()
 
-    async def _look(self, group: Group) -> None:
-        async with self.turns.hold_slot(group):
-            self.there.append(group.name)
-            await self.over[group.name].wait()
+    async def _reconcile(self, group: Group) -> None:
+        async with self.limiter.hold_slot(group):
+            self.started.append(group.name)
+            await self.released[group.name].wait()
 
-    async def go(self, group: Group) -> None:
-        self.over[group.name].set()
-        await steps()
+    async def finish(self, group: Group) -> None:
+        self.released[group.name].set()
+        await run_tasks()
 
-    async def give_up(self, *groups: Group) -> None:
+    async def cancel(self, *groups: Group) -> None:
         for group in groups:
             self.tasks[group.name].cancel()
-        await steps()
+        await run_tasks()
 
 
 async def test_reconcile_limiter_admits_groups_in_order() -> None:
-    some = Some(PriorityLimiter(2))
-    await some.come(A, B, C, D)
-    assert some.there == ["a", "b"]
-    await some.go(B)
-    assert some.there == ["a", "b", "c"]
-    await some.go(A)
-    assert some.there == ["a", "b", "c", "d"]
-    await some.go(C)
-    await some.go(D)
-    await some.come(A, B)
-    assert some.there[4:] == ["a", "b"]
-    await some.give_up(A, B)
+    reconciles = Reconciles(PriorityLimiter(2))
+    await reconciles.start(A, B, C, D)
+    assert reconciles.started == ["a", "b"]
+    await reconciles.finish(B)
+    assert reconciles.started == ["a", "b", "c"]
+    await reconciles.finish(A)
+    assert reconciles.started == ["a", "b", "c", "d"]
+    await reconciles.finish(C)
+    await reconciles.finish(D)
+    await reconciles.start(A, B)
+    assert reconciles.started[4:] == ["a", "b"]
+    await reconciles.cancel(A, B)
 
 
 async def test_reconcile_limiter_admits_a_prioritized_group_first() -> None:
-    turns = PriorityLimiter(1)
-    some = Some(turns)
-    await some.come(A, B, C, D)
-    turns.prioritize(D)
-    turns.prioritize(A)  # it has its turn already
-    await some.go(A)
-    assert some.there == ["a", "d"]
-    await some.give_up(B, C, D)
+    limiter = PriorityLimiter(1)
+    reconciles = Reconciles(limiter)
+    await reconciles.start(A, B, C, D)
+    limiter.prioritize(D)
+    limiter.prioritize(A)  # A has its slot already
+    await reconciles.finish(A)
+    assert reconciles.started == ["a", "d"]
+    await reconciles.cancel(B, C, D)
 
 
 async def test_reconcile_limiter_admits_unsettled_groups_before_settled_ones() -> None:
-    some = Some(PriorityLimiter(1))
-    await some.come(A, B, WAITS, C)
-    await some.go(A)
-    assert some.there == ["a", "waits"]
-    await some.give_up(B, C, WAITS)
+    reconciles = Reconciles(PriorityLimiter(1))
+    await reconciles.start(A, B, UNSETTLED, C)
+    await reconciles.finish(A)
+    assert reconciles.started == ["a", "unsettled"]
+    await reconciles.cancel(B, C, UNSETTLED)
 
 
 async def test_reconcile_limiter_skips_a_cancelled_waiter() -> None:
-    turns = PriorityLimiter(1)
-    some = Some(turns)
-    await some.come(A, B, C)
-    await some.give_up(B)
-    await some.go(A)
-    assert some.there == ["a", "c"]
-    await some.go(C)
-    await some.come(D)
-    assert some.there == ["a", "c", "d"]
-    await some.give_up(D)
+    limiter = PriorityLimiter(1)
+    reconciles = Reconciles(limiter)
+    await reconciles.start(A, B, C)
+    await reconciles.cancel(B)
+    await reconciles.finish(A)
+    assert reconciles.started == ["a", "c"]
+    await reconciles.finish(C)
+    await reconciles.start(D)
+    assert reconciles.started == ["a", "c", "d"]
+    await reconciles.cancel(D)
 
 
 async def test_reconcile_limiter_passes_on_the_slot_of_a_waiter_cancelled_at_its_turn() -> None:
-    for first_the_turn in (True, False):
-        some = Some(PriorityLimiter(1))
-        await some.come(A, B, C)
-        if first_the_turn:
-            some.over["a"].set()
-            await asyncio.sleep(0)  # its turn has come, and it has not taken a step
-            some.tasks["b"].cancel()
+    for is_slot_first in (True, False):
+        reconciles = Reconciles(PriorityLimiter(1))
+        await reconciles.start(A, B, C)
+        if is_slot_first:
+            reconciles.released["a"].set()
+            await asyncio.sleep(0)  # b has got the slot, but has not run yet
+            reconciles.tasks["b"].cancel()
         else:
-            some.tasks["b"].cancel()
-            some.over["a"].set()
-        await steps()
-        assert some.there == ["a", "c"]
-        await some.give_up(C)
+            reconciles.tasks["b"].cancel()
+            reconciles.released["a"].set()
+        await run_tasks()
+        assert reconciles.started == ["a", "c"]
+        await reconciles.cancel(C)
 
 
 def test_poke_for_settings_is_limited_to_a_rate_with_a_burst() -> None:

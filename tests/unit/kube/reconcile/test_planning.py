@@ -1,4 +1,4 @@
-"""Custom strategies are asked aside: one that hangs holds up who asked it, and nobody asks it for what is over."""
+"""Custom strategies run in threads: a hanging one delays only its own requests, and discarded requests end."""
 
 import asyncio
 import sys
@@ -17,100 +17,100 @@ from rota.planner import Plan, Snapshot
 Strategy = Callable[..., object]
 
 
-class Points:
-    """Custom strategies by their names: `slow` answers once it is freed."""
+class EntryPoints:
+    """Entry points of the custom strategies `slow` and `quick`; `slow` returns once it is released."""
 
     def __init__(self) -> None:
-        self.freed, self.begun = threading.Event(), threading.Event()
-        self._all: dict[str, Strategy] = {"slow": self._slow, "quick": self._quick}
+        self.released = threading.Event()
+        self.started = threading.Event()
+        self._strategies: dict[str, Strategy] = {"slow": self._slow, "quick": self._quick}
 
-    def __call__(self, **_: object) -> list["Point"]:
-        return [Point(name, strategy) for name, strategy in self._all.items()]
+    def __call__(self, **_: object) -> list["EntryPoint"]:
+        return [EntryPoint(name, strategy) for name, strategy in self._strategies.items()]
 
     def _slow(self, roster: Roster, **_: object) -> list[int]:
-        self.begun.set()
-        self.freed.wait(60)
+        self.started.set()
+        self.released.wait(60)
         return self._quick(roster)
 
     def _quick(self, roster: Roster, **_: object) -> list[int]:
         return [0] * len(roster.queues)
 
 
-class Point:
-    """An entry point that offers one of them."""
+class EntryPoint:
+    """The entry point of one custom strategy."""
 
     def __init__(self, name: str, strategy: Strategy) -> None:
-        self.name, self._strategy = name, strategy
+        self.name = name
+        self._strategy = strategy
 
     def load(self) -> Strategy:
         return self._strategy
 
 
 @pytest.fixture
-def points(monkeypatch: pytest.MonkeyPatch) -> Iterator[Points]:
-    found = Points()
-    monkeypatch.setattr(sys.modules["rota.strategies.custom"], "entry_points", found)
+def entry_points(monkeypatch: pytest.MonkeyPatch) -> Iterator[EntryPoints]:
+    entry_points = EntryPoints()
+    monkeypatch.setattr(sys.modules["rota.strategies.custom"], "entry_points", entry_points)
     monkeypatch.setattr(planning, "CUSTOM_STRATEGY_SECONDS", 0.05)
-    yield found
-    found.freed.set()
+    yield entry_points
+    entry_points.released.set()
 
 
 @pytest.fixture
-def aside() -> Iterator[PlanRunner]:
-    made = PlanRunner()
-    yield made
-    made.close()
+def plan_runner() -> Iterator[PlanRunner]:
+    runner = PlanRunner()
+    yield runner
+    runner.close()
 
 
-def asking(name: str) -> Snapshot:
+def a_request(name: str) -> Snapshot:
     return a_snapshot(
         policy=a_policy(strategy="Custom", options={"custom": {"name": name}}), pods=(a_pod("m1", a_report("m1", 0)),)
     )
 
 
-def owned(found: Plan) -> int:
-    assert found.document is not None
-    return len(found.document.members["m1"].queues)
+def owned_count(plan: Plan) -> int:
+    assert plan.document is not None
+    return len(plan.document.members["m1"].queues)
 
 
 async def test_custom_strategy_that_hangs_is_not_called_again_before_it_returns(
-    aside: PlanRunner, points: Points
+    plan_runner: PlanRunner, entry_points: EntryPoints
 ) -> None:
-    for _ in range(
-        2 * planning.MAX_CUSTOM_STRATEGIES
-    ):  # else those who ask would take all room, and nobody were answered
+    for _ in range(2 * planning.MAX_CUSTOM_STRATEGIES):  # otherwise repeated calls would take all threads
         with pytest.raises(NoResponseError, match="has not returned"):
-            await aside.plan(asking("slow"), 0.0)
-    points.freed.set()
+            await plan_runner.plan(a_request("slow"), 0.0)
+    entry_points.released.set()
 
-    async def answered() -> Plan:
+    async def wait_for_plan() -> Plan:
         while True:
             try:
-                return await aside.plan(asking("slow"), 0.0)
+                return await plan_runner.plan(a_request("slow"), 0.0)
             except NoResponseError:
                 await asyncio.sleep(0)
 
-    assert owned(await answered()) == 6
+    assert owned_count(await wait_for_plan()) == 6
 
 
-@pytest.mark.usefixtures("points")
-async def test_custom_strategy_that_hangs_does_not_block_another_policy(aside: PlanRunner) -> None:
+@pytest.mark.usefixtures("entry_points")
+async def test_custom_strategy_that_hangs_does_not_block_another_policy(plan_runner: PlanRunner) -> None:
     with pytest.raises(NoResponseError):
-        await aside.plan(asking("slow"), 0.0)
-    assert owned(await aside.plan(asking("quick"), 0.0)) == 6
+        await plan_runner.plan(a_request("slow"), 0.0)
+    assert owned_count(await plan_runner.plan(a_request("quick"), 0.0)) == 6
 
 
 async def test_custom_strategy_is_called_again_for_a_recreated_group(
-    aside: PlanRunner, points: Points, monkeypatch: pytest.MonkeyPatch
+    plan_runner: PlanRunner, entry_points: EntryPoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planning, "CUSTOM_STRATEGY_SECONDS", 1.0)  # time enough for it to go meanwhile
-    before = asyncio.create_task(aside.plan(asking("slow"), 0.0))
-    await asyncio.to_thread(points.begun.wait, 60)
-    aside.discard_request(asking("slow").group)
+    monkeypatch.setattr(planning, "CUSTOM_STRATEGY_SECONDS", 1.0)  # long enough for the group to be deleted meanwhile
+    previous_request = asyncio.create_task(plan_runner.plan(a_request("slow"), 0.0))
+    await asyncio.to_thread(entry_points.started.wait, 60)
+    plan_runner.discard_request(a_request("slow").group)
     with pytest.raises(NoResponseError):
-        await before
-    points.begun.clear()
-    after = asyncio.create_task(aside.plan(asking("slow"), 0.0))
-    assert await asyncio.to_thread(points.begun.wait, 60)  # it is asked anew
-    points.freed.set()
-    assert owned(await after) == 6
+        await previous_request
+    entry_points.started.clear()
+    new_request = asyncio.create_task(plan_runner.plan(a_request("slow"), 0.0))
+    assert await asyncio.to_thread(entry_points.started.wait, 60)  # called again
+    entry_points.released.set()
+    assert owned_count(await new_request) == 6

@@ -1,4 +1,4 @@
-"""When a group is reconciled: once for changes that come together, and again later after a failure."""
+"""When a group is reconciled: once for concurrent changes, and again after a failure."""
 
 import asyncio
 from math import inf
@@ -18,59 +18,62 @@ KEY = ("shop", "orders")
 
 
 class Reconciles:
-    """Stands in for the reconciler: returns or raises what it was given, one result after another."""
+    """A stand-in for the reconciler: returns or raises the given results one after another."""
 
     def __init__(self, *results: float | Exception) -> None:
         self._results = list(results)
         self.count = 0
-        self.begun, self.may_end = asyncio.Event(), asyncio.Event()
-        self.may_end.set()
+        self.started = asyncio.Event()
+        self.released = asyncio.Event()
+        self.released.set()
 
     async def __call__(self, _: GroupTask) -> float:
         self.count += 1
-        self.begun.set()
-        await self.may_end.wait()
+        self.started.set()
+        await self.released.wait()
         result = self._results.pop(0) if self._results else inf
         if isinstance(result, Exception):
             raise result
         return result
 
-    async def next(self) -> None:
-        """Wait until a reconcile has begun, and let it end."""
-        await self.begun.wait()
-        self.begun.clear()
+    async def finish_next(self) -> None:
+        """Wait until a reconcile has started, and let it end."""
+        await self.started.wait()
+        self.started.clear()
         await asyncio.sleep(0)
 
 
 def a_queue(reconciles: Reconciles, *, leads: bool = True) -> tuple[WorkQueue, QueuedGroup]:
     group = Group(*KEY)
     group.body = CustomResource(Metadata("orders", uid="1", namespace="shop"))
-    rests = cast("Any", SimpleNamespace(stop=lambda: None))
-    queue, task = WorkQueue(reconciles), QueuedGroup(group, rests, rests, rests)
-    queue.tasks[KEY], queue.is_leading = task, leads
+    unused = cast("Any", SimpleNamespace(stop=lambda: None))
+    queue = WorkQueue(reconciles)
+    task = QueuedGroup(group, unused, unused, unused)
+    queue.tasks[KEY] = task
+    queue.is_leading = leads
     return queue, task
 
 
-async def test_reconcile_runs_once_for_changes_that_come_together() -> None:
+async def test_reconcile_runs_once_for_concurrent_changes() -> None:
     reconciles = Reconciles()
     queue, task = a_queue(reconciles)
     for seconds in (30.0, 0.0, 5.0):
         queue.enqueue(KEY, seconds)
-    await reconciles.next()
+    await reconciles.finish_next()
     assert (reconciles.count, task.is_running, task.timer) == (1, False, None)
 
 
 async def test_reconcile_during_which_a_group_changes_is_followed_by_one_more() -> None:
     reconciles = Reconciles()
     queue, _ = a_queue(reconciles)
-    reconciles.may_end.clear()
+    reconciles.released.clear()
     queue.enqueue(KEY)
-    await reconciles.next()
+    await reconciles.finish_next()
     for seconds in (5.0, 0.0, 0.0):
         queue.enqueue(KEY, seconds)
     assert reconciles.count == 1
-    reconciles.may_end.set()
-    await reconciles.next()
+    reconciles.released.set()
+    await reconciles.finish_next()
     assert reconciles.count == 2
 
 
@@ -89,25 +92,25 @@ async def test_reconcile_that_fails_is_repeated_after_longer_and_longer_pauses()
     queue, task = a_queue(reconciles)
     loop = asyncio.get_running_loop()
     for pause in (*RETRY_PAUSES_SECONDS[:3], 20.0, RETRY_PAUSES_SECONDS[0]):
-        before = loop.time()
+        started_at = loop.time()
         queue.enqueue(KEY, 0.0)
-        await reconciles.begun.wait()
-        await reconciles.next()
+        await reconciles.started.wait()
+        await reconciles.finish_next()
         assert task.timer
-        assert before + pause <= task.timer.when() <= loop.time() + pause
+        assert started_at + pause <= task.timer.when() <= loop.time() + pause
 
 
 async def test_reconcile_of_a_stale_group_is_repeated_at_once_and_then_after_a_pause() -> None:
     reconciles = Reconciles(ConflictError(), ConflictError())
     queue, task = a_queue(reconciles)
     queue.enqueue(KEY)
-    await reconciles.next()
-    await reconciles.begun.wait()
-    before = asyncio.get_running_loop().time()
-    await reconciles.next()
+    await reconciles.finish_next()
+    await reconciles.started.wait()
+    started_at = asyncio.get_running_loop().time()
+    await reconciles.finish_next()
     assert (reconciles.count, task.failures) == (2, 2)
     assert task.timer
-    assert task.timer.when() >= before + RETRY_PAUSES_SECONDS[1] - 1e-3
+    assert task.timer.when() >= started_at + RETRY_PAUSES_SECONDS[1] - 1e-3
     task.stop()
     assert task.timer is None
 
@@ -115,9 +118,9 @@ async def test_reconcile_of_a_stale_group_is_repeated_at_once_and_then_after_a_p
 async def test_reconcile_is_cancelled_when_the_queue_is_closed() -> None:
     reconciles = Reconciles()
     queue, task = a_queue(reconciles)
-    reconciles.may_end.clear()
+    reconciles.released.clear()
     queue.enqueue(KEY)
-    await reconciles.begun.wait()
+    await reconciles.started.wait()
     queue.is_leading = False
     await queue.close()
     assert (reconciles.count, task.is_running, task.timer) == (1, False, None)

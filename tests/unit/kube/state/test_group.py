@@ -1,4 +1,4 @@
-"""One group as it is known: in whatever order it is told."""
+"""The state of one group; objects and reports may arrive in any order."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,7 +17,7 @@ from rota.reports import Report, decode_report
 BODY = CustomResource(Metadata("orders", uid="1", namespace="shop"))
 DOCUMENT = Assignment(group="shop/orders", generation=7, issued_at="2026-11-21T08:00:00.000Z")
 TEXTS = {name: text for name, text in encode_assignment(DOCUMENT).items() if isinstance(text, str)}
-RECORD = ConfigMap(
+STORED = ConfigMap(
     Metadata(
         "orders-rota",
         namespace="shop",
@@ -31,8 +31,8 @@ RECORD = ConfigMap(
 
 def test_assignment_seen_before_its_group_is_adopted_when_the_group_appears() -> None:
     group = Group("shop", "orders")
-    group.set_assignment(RECORD)
-    assert group.stored_assignment.resource_version == "", "whose it is cannot be told"
+    group.set_assignment(STORED)
+    assert group.stored_assignment.resource_version == "", "its owner is unknown before the group"
     group.set_spec(BODY, None)
     assert not group.was_observed
     assert group.stored_assignment.is_ours
@@ -43,15 +43,15 @@ def test_assignment_seen_before_its_group_is_adopted_when_the_group_appears() ->
 def test_assignment_of_a_previous_group_of_the_same_name_is_not_owned() -> None:
     group = Group("shop", "orders")
     group.set_spec(BODY, None)
-    group.set_assignment(RECORD)
+    group.set_assignment(STORED)
     group.set_spec(CustomResource(Metadata("orders", uid="2", namespace="shop")), None)
-    group.set_assignment(RECORD)
+    group.set_assignment(STORED)
     assert not group.stored_assignment.is_ours
 
 
 def test_assignment_deleted_before_its_group_appears_is_forgotten() -> None:
     group = Group("shop", "orders")
-    group.set_assignment(RECORD)
+    group.set_assignment(STORED)
     group.set_assignment(None)
     group.set_spec(BODY, None)
     assert group.stored_assignment.resource_version == ""
@@ -59,17 +59,17 @@ def test_assignment_deleted_before_its_group_appears_is_forgotten() -> None:
 
 def test_assignment_seen_before_a_group_of_another_uid_is_not_owned() -> None:
     group = Group("shop", "orders")
-    group.set_assignment(RECORD)
+    group.set_assignment(STORED)
     group.set_spec(CustomResource(Metadata("orders", uid="2", namespace="shop")), None)
     assert not group.stored_assignment.is_ours
 
 
-def test_reconcile_sees_a_group_at_rest_if_the_assignment_names_exactly_its_pods() -> None:
-    """A new leader looks first at those that are not."""
+def test_reconcile_treats_a_group_as_at_rest_if_the_assignment_names_exactly_its_pods() -> None:
+    """A new leader reconciles groups that are not at rest first."""
     group = Group("shop", "orders")
     group.set_spec(BODY, None)
     assert not group.is_at_rest
-    group.set_assignment(RECORD)
+    group.set_assignment(STORED)
     assert group.is_at_rest
     group.pods.upsert(a_pod(), now=0.0)
     assert not group.is_at_rest
@@ -84,9 +84,9 @@ def test_member_that_loses_its_label_is_unready_and_tracked_until_its_pod_ends()
     assert group.pods.unwatched == {holder}
     assert not group.pods.deleted_uids
     group.pods.apply_read(holder, a_pod(label=None), now=1.0)
-    assert group.pods.unwatched == {holder}  # nobody else tells what becomes of it
-    (shown,) = group.snapshot(2.0, BrokerState(), {}).pods
-    assert (shown.ready, shown.ended) == (False, False)
+    assert group.pods.unwatched == {holder}  # the watch no longer reports it
+    (pod,) = group.snapshot(2.0, BrokerState(), {}).pods
+    assert (pod.ready, pod.ended) == (False, False)
     group.pods.apply_read(holder, None, now=3.0)
     assert (group.pods.deleted_uids, group.pods) == ({"a"}, {})
 
@@ -97,7 +97,7 @@ def test_membership_above_the_limit_keeps_only_names_of_pods_that_own_nothing(mo
     texts = {name: text for name, text in encode_assignment(owned).items() if isinstance(text, str)}
     group = Group("shop", "orders")
     group.set_spec(BODY, None)
-    group.set_assignment(msgspec.structs.replace(RECORD, data=texts))
+    group.set_assignment(msgspec.structs.replace(STORED, data=texts))
     for name in ("a", "b", "c"):
         group.pods.upsert(a_pod(name=name), now=0.0)
     assert ([*group.pods], group.pods.surplus) == (["orders-a", "orders-c"], {"orders-b"})
@@ -106,7 +106,7 @@ def test_membership_above_the_limit_keeps_only_names_of_pods_that_own_nothing(mo
     )
     group.key_problems = (Finding(Reason.WRITE_REJECTED, "The Secret is rejected"),)
     reasons = [*problems_of(group, 1.0)]
-    assert reasons.index(Reason.TOO_MANY_MEMBERS) < reasons.index(Reason.WRITE_REJECTED), "the worst is first"
+    assert reasons.index(Reason.TOO_MANY_MEMBERS) < reasons.index(Reason.WRITE_REJECTED), "the worst problem is first"
     group.mark_pod_missing(a_pod(name="b"))
     assert group.pods.surplus == set()
 
@@ -129,9 +129,9 @@ def test_member_that_does_not_mount_the_key_is_named_until_its_pod_ends() -> Non
 
 def test_sidecar_of_another_group_excludes_the_pod_from_the_members() -> None:
     group = Group("shop", "orders")
-    group.pods.upsert(a_pod(works_for="billing"), now=0.0)
+    group.pods.upsert(a_pod(mounted="billing"), now=0.0)
     assert (group.pods.without_sidecar, group.pods) == ({"orders-a"}, {})
-    group.pods.upsert(a_pod(works_for="billing", label="billing"), now=0.0)
+    group.pods.upsert(a_pod(mounted="billing", label="billing"), now=0.0)
     assert not group.pods.without_sidecar
 
 
@@ -141,21 +141,23 @@ def test_member_is_cut_off_since_another_member_reaches_the_broker() -> None:
     for name in ("a", "b"):
         group.pods.upsert(a_pod(name=name), now=0.0)
 
-    def heard(name: str, at: float, *, reaches: bool) -> dict[str, Mapping[str, float]]:
+    def cut_off_after_report(name: str, at: float, *, reaches: bool) -> dict[str, Mapping[str, float]]:
         report = Report(member=f"orders-{name}", uid=name, generation=7, brokers={"x": reaches})
         group.pods[f"orders-{name}"].record_report(report, at, at)
-        return {it.uid: it.cut_off_brokers for it in group.snapshot(at, BrokerState(), {}).pods}
+        return {pod.uid: pod.cut_off_brokers for pod in group.snapshot(at, BrokerState(), {}).pods}
 
-    heard("a", 1.0, reaches=False)
-    assert heard("b", 2.0, reaches=False) == {"a": {"x": 0.0}, "b": {"x": 0.0}}
-    assert heard("a", 300.0, reaches=True) == {"a": {}, "b": {"x": 0.0}}, "it comes back, and others a moment later"
-    assert heard("a", 304.0, reaches=True) == {"a": {}, "b": {"x": 4.0}}
-    assert heard("b", 305.0, reaches=True) == {"a": {}, "b": {}}
-    heard("a", 400.0, reaches=False)
-    assert heard("b", 410.0, reaches=True) == {"a": {"x": 10.0}, "b": {}}
+    cut_off_after_report("a", 1.0, reaches=False)
+    assert cut_off_after_report("b", 2.0, reaches=False) == {"a": {"x": 0.0}, "b": {"x": 0.0}}
+    assert cut_off_after_report("a", 300.0, reaches=True) == {"a": {}, "b": {"x": 0.0}}, (
+        "the broker came back; b reaches it a moment later"
+    )
+    assert cut_off_after_report("a", 304.0, reaches=True) == {"a": {}, "b": {"x": 4.0}}
+    assert cut_off_after_report("b", 305.0, reaches=True) == {"a": {}, "b": {}}
+    cut_off_after_report("a", 400.0, reaches=False)
+    assert cut_off_after_report("b", 410.0, reaches=True) == {"a": {"x": 10.0}, "b": {}}
 
 
-def test_report_in_which_only_states_of_queues_differ_is_kept_and_leads_to_no_reconcile() -> None:
+def test_report_that_differs_only_in_queue_states_is_kept_and_causes_no_reconcile() -> None:
     group = Group("shop", "orders")
     group.pods.upsert(a_pod(), now=0.0)
     pod, report = group.pods["orders-a"], Report(member="orders-a", uid="a", generation=7)
@@ -167,12 +169,12 @@ def test_report_in_which_only_states_of_queues_differ_is_kept_and_leads_to_no_re
     assert pod.record_report(msgspec.structs.replace(full, revision=1), 3.0, 3.0)
 
 
-def test_report_in_which_only_notices_of_brokers_differ_leads_to_no_reconcile() -> None:
+def test_report_that_differs_only_in_broker_notices_causes_no_reconcile() -> None:
     group = Group("shop", "orders")
     group.pods.upsert(a_pod(), now=0.0)
     pod, report = group.pods["orders-a"], Report(member="orders-a", uid="a", generation=7, consumers_changed=2)
     assert pod.record_report(report, 1.0, 1.0)
-    assert not pod.take_new_notices(), "what was noticed before it was first read is known from the brokers themselves"
+    assert not pod.take_new_notices(), "earlier changes are known from the brokers themselves"
     notified = msgspec.structs.replace(report, revision=1, consumers_changed=3)
     assert not pod.record_report(notified, 2.0, 2.0)
     assert pod.take_new_notices()
@@ -199,15 +201,15 @@ def test_spec_is_parsed_again_only_when_it_or_its_policy_changes() -> None:
     spec = {"broker": {"rocketmq": {"nameServers": ["rmq:9876"]}}, "subscriptions": [{"topic": "orders"}]}
     body = msgspec.structs.replace(BODY, spec=spec | {"policyRef": {"name": "steady"}})
     group.set_spec(body, policy)
-    read = group.resolved_spec
-    assert read.spec
-    assert read.policy
+    resolved = group.resolved_spec
+    assert resolved.spec
+    assert resolved.policy
     group.set_spec(msgspec.structs.replace(body, status={"lag": 7}), policy)
-    assert group.resolved_spec is read
+    assert group.resolved_spec is resolved
     group.set_spec(body, CustomResource(Metadata("steady", namespace="shop"), {"strategy": "Balanced"}))
     assert group.needs_weights
     group.set_spec(body, None)
-    assert [it.reason for it in group.resolved_spec.problems] == ["MissingPolicy"]
+    assert [problem.reason for problem in group.resolved_spec.problems] == ["MissingPolicy"]
 
 
 def test_member_has_ended_once_its_pod_failed_and_after_its_deletion() -> None:
@@ -223,7 +225,7 @@ def test_member_has_ended_once_its_pod_failed_and_after_its_deletion() -> None:
 
 
 def test_stateful_set_replacement_keeps_tracking_the_old_pod_until_it_ended() -> None:
-    """A StatefulSet makes the next one at once, also where the one before was deleted by force."""
+    """A StatefulSet creates the next pod at once, even if the previous one was deleted by force."""
     group, old = Group("shop", "orders"), Holder("orders-a", "a")
     group.set_spec(BODY, None)
     group.pods.upsert(a_pod(started=True), now=0.0)
@@ -231,9 +233,9 @@ def test_stateful_set_replacement_keeps_tracking_the_old_pod_until_it_ended() ->
     assert group.pods.unwatched == {old}
     assert not group.pods.deleted_uids
     assert group.pods["orders-a"].pod.metadata.uid == "new"
-    doubted = group.pods.find_possibly_running(old)
-    assert doubted
-    assert doubted.pod.metadata.uid == "a"
+    possibly_running = group.pods.find_possibly_running(old)
+    assert possibly_running
+    assert possibly_running.pod.metadata.uid == "a"
     group.pods.apply_read(old, a_pod(uid="new"), now=2.0)
     assert (group.pods.unwatched, group.pods.deleted_uids, group.pods.find_possibly_running(old)) == (
         set(),
@@ -267,7 +269,7 @@ def problems_of(group: Group, now: float) -> dict[Reason, str]:
 
 
 def a_pod(
-    works_for: str = "orders",
+    mounted: str = "orders",
     label: str | None = "orders",
     name: str = "a",
     phase: str = "Running",
@@ -276,16 +278,16 @@ def a_pod(
     started: bool = False,
 ) -> Pod:
     metadata = {"name": f"orders-{name}", "namespace": "shop", "uid": uid or name}
-    sidecar = {"name": "rota-sidecar", "volumeMounts": [{"name": "it", "mountPath": "/etc/rota"}]}
-    volumes = [{"name": "it", "configMap": {"name": f"{works_for}-rota"}}]
+    sidecar = {"name": "rota-sidecar", "volumeMounts": [{"name": "documents", "mountPath": "/etc/rota"}]}
+    volumes = [{"name": "documents", "configMap": {"name": f"{mounted}-rota"}}]
     labels = {} if label is None else {"rota.dev/group": label}
-    ready = {"phase": phase, "conditions": [{"type": "Ready", "status": "True"}]}
-    runs = {"initContainerStatuses": [{"name": "rota-sidecar", "started": started}]}
+    status = {"phase": phase, "conditions": [{"type": "Ready", "status": "True"}]}
+    container_statuses = {"initContainerStatuses": [{"name": "rota-sidecar", "started": started}]}
     body = {"metadata": {**metadata, "labels": labels}, "spec": {"initContainers": [sidecar], "volumes": volumes}}
-    return msgspec.convert({**body, "status": ready | runs}, Pod)
+    return msgspec.convert({**body, "status": status | container_statuses}, Pod)
 
 
-STARTED, ENDED_AT = 1764237600.4, "2025-11-27T10:00:07Z"  # seven seconds later
+STARTED, ENDED_AT = 1764237600.4, "2025-11-27T10:00:07Z"  # ended seven seconds after the start
 
 
 def a_restarted_pod(ended_at: str = ENDED_AT) -> Pod:
@@ -294,18 +296,18 @@ def a_restarted_pod(ended_at: str = ENDED_AT) -> Pod:
     pod = a_pod()
     [sidecar] = pod.status.init_container_statuses
     state = msgspec.convert(terminated, type(sidecar.last_state))
-    found = msgspec.structs.replace(sidecar, last_state=state, restart_count=1)
-    return msgspec.structs.replace(pod, status=msgspec.structs.replace(pod.status, init_container_statuses=[found]))
+    restarted = msgspec.structs.replace(sidecar, last_state=state, restart_count=1)
+    return msgspec.structs.replace(pod, status=msgspec.structs.replace(pod.status, init_container_statuses=[restarted]))
 
 
 def a_report_of(incarnation: int, started: float = STARTED) -> Report:
     return Report(member="orders-a", uid="a", generation=7, reads=2, incarnation=str(incarnation), started=started)
 
 
-def heard(group: Group, now: float) -> tuple[float | None, int, float]:
-    """Return what the planner is given about the restarts of the one pod."""
-    (shown,) = group.snapshot(now, BrokerState(), {}).pods
-    return shown.stopped_for, shown.restarts, shown.serving_for
+def restarts_of(group: Group, now: float) -> tuple[float | None, int, float]:
+    """Return the fields of the pod's snapshot about restarts: stopped_for, restarts, serving_for."""
+    (pod,) = group.snapshot(now, BrokerState(), {}).pods
+    return pod.stopped_for, pod.restarts, pod.serving_for
 
 
 def test_restart_is_seen_when_the_container_of_the_reporting_process_has_finished() -> None:
@@ -313,44 +315,44 @@ def test_restart_is_seen_when_the_container_of_the_reporting_process_has_finishe
     group.set_spec(BODY, None)
     group.pods.upsert(a_pod(), now=0.0)
     group.pods["orders-a"].record_report(a_report_of(1), 1.0, 1.0)
-    assert heard(group, 5.0)[0] is None
+    assert restarts_of(group, 5.0)[0] is None
     group.pods.upsert(a_restarted_pod(), now=6.0)
-    assert heard(group, 8.0)[0] == 2.0
+    assert restarts_of(group, 8.0)[0] == 2.0
     later = a_report_of(2, started=STARTED + 8)
     assert group.pods["orders-a"].record_report(later, 9.0, 9.0)
-    assert heard(group, 10.0) == (None, 1, 1.0)
-    assert not group.pods["orders-a"].record_report(a_report_of(1), 11.0, 1.0), "an answer that came late"
-    assert heard(group, 12.0) == (None, 1, 3.0)
-    assert heard(group, 9.0 + 600.0)[1] == 0, "forgiven"
+    assert restarts_of(group, 10.0) == (None, 1, 1.0)
+    assert not group.pods["orders-a"].record_report(a_report_of(1), 11.0, 1.0), "a late response"
+    assert restarts_of(group, 12.0) == (None, 1, 3.0)
+    assert restarts_of(group, 9.0 + 600.0)[1] == 0, "old restarts do not count"
 
 
-def test_restart_before_the_reporting_process_started_is_none_of_it() -> None:
-    """Also where the pod's status is seen late."""
+def test_restart_before_the_reporting_process_started_is_not_counted() -> None:
+    """This holds even if the pod's status arrives late."""
     group = Group("shop", "orders")
     group.set_spec(BODY, None)
     group.pods.upsert(a_pod(), now=0.0)
     group.pods["orders-a"].record_report(a_report_of(2, started=STARTED + 8), 1.0, 1.0)
     group.pods.upsert(a_restarted_pod(), now=2.0)
-    assert heard(group, 3.0)[:2] == (None, 0)
+    assert restarts_of(group, 3.0)[:2] == (None, 0)
     group.pods["orders-a"].record_report(a_report_of(2, started=0.0), 4.0, 4.0)
-    assert heard(group, 5.0)[0] is None, "a process that does not say when it started"
+    assert restarts_of(group, 5.0)[0] is None, "a process that does not report its start"
 
 
-def test_restart_is_not_seen_while_the_process_responds_whatever_its_own_clock_says() -> None:
-    """In a virtual machine of its own, a sidecar's clock may be behind its node's."""
+def test_restart_is_not_seen_while_the_process_responds_even_with_a_wrong_clock() -> None:
+    """In its own virtual machine, a sidecar's clock may be behind the clock of its node."""
     group = Group("shop", "orders")
     group.set_spec(BODY, None)
     group.pods.upsert(a_pod(), now=0.0)
-    known = group.pods["orders-a"]
-    known.record_report(a_report_of(2), 1.0, 1.0)
+    pod_state = group.pods["orders-a"]
+    pod_state.record_report(a_report_of(2), 1.0, 1.0)
     group.pods.upsert(a_restarted_pod(), now=2.0)
-    assert heard(group, 3.0)[0] == 1.0
-    assert known.record_report(a_report_of(2), 4.0, 4.0), "that it responds is news"
-    assert heard(group, 5.0)[0] is None
+    assert restarts_of(group, 3.0)[0] == 1.0
+    assert pod_state.record_report(a_report_of(2), 4.0, 4.0), "a response after the end is a change"
+    assert restarts_of(group, 5.0)[0] is None
     group.pods.upsert(a_restarted_pod(), now=6.0)
-    assert heard(group, 7.0)[0] is None, "it responded after that end was known"
+    assert restarts_of(group, 7.0)[0] is None, "it responded after this end was known"
     group.pods.upsert(a_restarted_pod("2025-11-27T10:00:09Z"), now=8.0)
-    assert heard(group, 9.0)[0] == 1.0
+    assert restarts_of(group, 9.0)[0] == 1.0
 
 
 def test_restart_of_a_sidecar_of_an_earlier_version_is_not_counted() -> None:
@@ -362,5 +364,5 @@ def test_restart_of_a_sidecar_of_an_earlier_version_is_not_counted() -> None:
             b'{"member":"orders-a","uid":"a","generation":7,"incarnation":"%s"}' % text.encode(), type=Report
         )
         group.pods["orders-a"].record_report(report, 1.0, 1.0)
-    (shown,) = group.snapshot(2.0, BrokerState(), {}).pods
-    assert (shown.incarnation, shown.restarts, shown.stopped_for) == (0, 0, None)
+    (pod,) = group.snapshot(2.0, BrokerState(), {}).pods
+    assert (pod.incarnation, pod.restarts, pod.stopped_for) == (0, 0, None)

@@ -1,4 +1,4 @@
-"""How many queues groups may have, each and together."""
+"""Limits on the queues of each group and of all groups together."""
 
 import pytest
 
@@ -46,7 +46,7 @@ def test_queue_quota_rejects_a_group_with_too_many_pairs_of_topic_and_broker() -
     assert "20,001 pairs of topic and broker; a group may have 20,000" in rejection.message
 
 
-def test_queue_quota_in_total_belongs_to_those_who_came_first() -> None:
+def test_queue_quota_in_total_is_claimed_first_come_first_served() -> None:
     quota = QueueQuota(max_per_group=10, max_total=15)
     quota.claim(A, [{"x": 9}])
     quota.claim(B, [{"x": 7}])
@@ -66,12 +66,16 @@ def test_queue_quota_in_total_belongs_to_those_who_came_first() -> None:
     assert quota.rejection(A) is None
 
 
-@pytest.mark.parametrize("too_much", [[{"x": 11}], [{"x": 10}, {"y": 1}], [{f"broker-{n}": 0 for n in range(1001)}]])
-def test_queue_quota_keeps_the_place_of_a_group_whose_next_claim_is_rejected(too_much: list[dict[str, int]]) -> None:
-    """A group whose topics grew lost its place to another tenant, although its members went on consuming its queues."""
+@pytest.mark.parametrize(
+    "excessive_claim", [[{"x": 11}], [{"x": 10}, {"y": 1}], [{f"broker-{n}": 0 for n in range(1001)}]]
+)
+def test_queue_quota_keeps_the_claim_of_a_group_whose_next_claim_is_rejected(
+    excessive_claim: list[dict[str, int]],
+) -> None:
+    """Otherwise a group with growing topics would lose its claim to another tenant while its members still consume."""
     quota = QueueQuota(max_per_group=10, max_total=15)
     quota.claim(A, [{"x": 9}])
-    quota.claim(A, too_much)
+    quota.claim(A, excessive_claim)
     assert quota.rejection(A)
     quota.claim(B, [{"x": 7}])
     rejection = quota.rejection(B)
@@ -79,7 +83,7 @@ def test_queue_quota_keeps_the_place_of_a_group_whose_next_claim_is_rejected(too
     assert "of which 9 are in use" in rejection.message
     quota.claim(A, [{"x": 9}])
     assert quota.rejection(A) is None
-    quota.claim(A, too_much)
+    quota.claim(A, excessive_claim)
     quota.release(A)
     quota.claim(B, [{"x": 10}])
-    assert quota.rejection(B) is None, "the place of a deleted group is free"
+    assert quota.rejection(B) is None, "the claim of a deleted group is released"

@@ -1,4 +1,4 @@
-"""What the operator keeps of objects and reports that tenants make as large as they can."""
+"""The operator's memory for objects and reports that tenants make as large as possible."""
 
 import tracemalloc
 from collections.abc import Callable
@@ -26,13 +26,13 @@ from rota.reports import FullReport
 BODY = CustomResource(Metadata("orders", uid="1", namespace="shop"))
 
 
-def bytes_added(make: Callable[[], object]) -> int:
-    """Return how much memory the result of a call keeps."""
+def bytes_added(call: Callable[[], object]) -> int:
+    """Return the memory that the result of a call takes, in bytes."""
     tracemalloc.start()
     try:
-        kept = make()
+        result = call()
         current, _ = tracemalloc.get_traced_memory()
-        del kept
+        del result
     finally:
         tracemalloc.stop()
     return current
@@ -44,16 +44,16 @@ def test_memory_of_a_short_report_that_names_many_queues_is_small() -> None:
     )
 
     def parse() -> DecodedReport:
-        heard = DecodedReport(report)
-        assert Queue("orders", "a", 65_535) in heard.held_queues
-        assert len(heard.active_queues) == MAX_QUEUES_PER_DOCUMENT
-        return heard
+        decoded_report = DecodedReport(report)
+        assert Queue("orders", "a", 65_535) in decoded_report.held_queues
+        assert len(decoded_report.active_queues) == MAX_QUEUES_PER_DOCUMENT
+        return decoded_report
 
     assert bytes_added(parse) < 64 * 1024
 
 
 @pytest.mark.parametrize(
-    ("several", "expected"),
+    ("ranges", "expected"),
     [
         (["0-3,7"], [0, 1, 2, 3, 7]),
         (["7,0-3"], [0, 1, 2, 3, 7]),
@@ -61,26 +61,26 @@ def test_memory_of_a_short_report_that_names_many_queues_is_small() -> None:
         (["4-5", "0-3", "9"], [0, 1, 2, 3, 4, 5, 9]),
     ],
 )
-def test_report_ranges_behave_like_the_set_of_their_queues(several: list[str], expected: list[int]) -> None:
-    found = RangedQueues(*({"orders": {"a": ids}} for ids in several))
+def test_report_ranges_behave_like_the_set_of_their_queues(ranges: list[str], expected: list[int]) -> None:
+    ranged_queues = RangedQueues(*({"orders": {"a": ids}} for ids in ranges))
     queues = frozenset(Queue("orders", "a", number) for number in expected)
-    assert queues == frozenset(found)
-    assert not found ^ queues
-    assert hash(found) == hash(queues)
-    assert sorted(found) == sorted(queues)
-    assert found - {Queue("orders", "a", 0)} == queues - {Queue("orders", "a", 0)}
-    assert queues - found == frozenset()
-    others = [Queue("orders", "a", 6), Queue("orders", "b", 0), Queue("bills", "a", 0), "orders/a/0"]
-    assert [it for it in others if it in found] == []
+    assert queues == frozenset(ranged_queues)
+    assert not ranged_queues ^ queues
+    assert hash(ranged_queues) == hash(queues)
+    assert sorted(ranged_queues) == sorted(queues)
+    assert ranged_queues - {Queue("orders", "a", 0)} == queues - {Queue("orders", "a", 0)}
+    assert queues - ranged_queues == frozenset()
+    foreign = [Queue("orders", "a", 6), Queue("orders", "b", 0), Queue("bills", "a", 0), "orders/a/0"]
+    assert [queue for queue in foreign if queue in ranged_queues] == []
     assert not RangedQueues({})
 
 
 def decode_ten(text: bytes, kind: type[Any]) -> list[Any]:
-    """Decode a text ten times; the decoder has caches of its own, which count little then."""
+    """Decode a text ten times, so that the decoder's own caches count little."""
     return [msgspec.json.decode(text, type=kind) for _ in range(10)]
 
 
-def test_memory_of_pods_configmaps_and_deployments_does_not_keep_what_is_not_used() -> None:
+def test_memory_of_pods_configmaps_and_deployments_does_not_keep_unused_fields() -> None:
     large = {
         "name": "a",
         "labels": {f"label-{number}": "a" * 60 for number in range(10_000)} | {"rota.dev/group": "orders"},
@@ -116,7 +116,7 @@ def test_memory_of_pods_configmaps_and_deployments_does_not_keep_what_is_not_use
     assert len(pod.metadata.labels) == MAX_LABELS + 1
 
 
-def test_memory_of_a_deployment_does_not_keep_the_response_that_it_was_read_from() -> None:
+def test_memory_of_a_deployment_does_not_keep_the_response_around_it() -> None:
     items = b",".join(b'{"metadata": {"name": "d%d"}, "spec": {"replicas": 1}}' % number for number in range(10_000))
 
     def first() -> Deployment:
@@ -126,16 +126,17 @@ def test_memory_of_a_deployment_does_not_keep_the_response_that_it_was_read_from
     assert bytes_added(first) < UNCOUNTED_BYTES
 
 
-def test_memory_of_assignments_whose_groups_are_not_seen_is_limited() -> None:
-    limits, size = AssignmentLimits(), 1_000_000
+def test_memory_of_assignments_without_a_group_is_limited() -> None:
+    limits = AssignmentLimits()
+    size = 1_000_000
     groups = [Group("shop", f"orders-{number}", limits) for number in range(2 * MAX_EARLY_BYTES // size)]
     for group in groups:
         metadata = Metadata(f"{group.name}-rota", namespace="shop", resource_version="1")
         group.set_assignment(ConfigMap(metadata, data={PLAIN_KEY: "a" * size}))
     for group in groups:
         group.set_spec(BODY, None)
-    known = [group.name for group in groups if group.stored_assignment.resource_version]
-    assert len(known) == MAX_EARLY_BYTES // 2 // size  # half of it for one namespace; others are read later
+    kept_groups = [group.name for group in groups if group.stored_assignment.resource_version]
+    assert len(kept_groups) == MAX_EARLY_BYTES // 2 // size  # one namespace may have half; the rest is read later
 
 
 def an_assignment(group: str, queues: int, settings: str = "") -> ConfigMap:
@@ -152,19 +153,19 @@ def an_assignment(group: str, queues: int, settings: str = "") -> ConfigMap:
 
 def test_memory_of_assignments_is_limited_by_the_number_of_their_queues() -> None:
     limits = AssignmentLimits(max_queues=1000)
-    one, other = (Group("shop", name, limits) for name in ("one", "other"))
-    for group in (one, other):
+    first, second = (Group("shop", name, limits) for name in ("one", "other"))
+    for group in (first, second):
         group.set_spec(BODY, None)
         group.set_assignment(an_assignment(group.name, 600))
-    assert one.stored_assignment.is_ours
-    assert (other.stored_assignment.is_ours, other.stored_assignment.document) == (False, None)
-    (problem,) = other.stored_assignment.problems
+    assert first.stored_assignment.is_ours
+    assert (second.stored_assignment.is_ours, second.stored_assignment.document) == (False, None)
+    (problem,) = second.stored_assignment.problems
     assert problem.reason is Reason.TOO_MANY_QUEUES
     assert problem.message.startswith("The assignment names 600 queues, and all groups of this operator may have 1,000")
-    assert other.seconds_to_next_read == 60.0
-    one.mark_deleted()
-    other.set_assignment(an_assignment("other", 600))
-    assert other.stored_assignment.is_ours
+    assert second.seconds_to_next_read == 60.0
+    first.mark_deleted()
+    second.set_assignment(an_assignment("other", 600))
+    assert second.stored_assignment.is_ours
 
 
 def test_memory_of_settings_in_an_assignment_is_limited() -> None:
@@ -177,19 +178,19 @@ def test_memory_of_settings_in_an_assignment_is_limited() -> None:
 
 def test_memory_budget_counts_objects_for_as_long_as_they_exist() -> None:
     @dataclass(eq=False)
-    class Kept:
-        """Can be referred to weakly."""
+    class Retained:
+        """An object that supports weak references."""
 
     budget = RetentionBudget(1000, uncounted_bytes=10)
-    kept = [Kept() for _ in range(5)]
-    assert budget.admit("shop", kept[0], 500)
-    assert not budget.admit("shop", kept[1], 11), "a namespace has half of it"
-    assert budget.admit("shop", kept[1], 10), "small objects are not counted"
-    assert budget.admit("other", kept[2], 400)
-    assert not budget.admit("third", kept[3], 101)
-    del kept[0]
+    retained = [Retained() for _ in range(5)]
+    assert budget.admit("shop", retained[0], 500)
+    assert not budget.admit("shop", retained[1], 11), "one namespace may have half"
+    assert budget.admit("shop", retained[1], 10), "small objects are not counted"
+    assert budget.admit("other", retained[2], 400)
+    assert not budget.admit("third", retained[3], 101)
+    del retained[0]
     assert budget.used_bytes == 400
-    assert budget.admit("shop", kept[2], 500)
+    assert budget.admit("shop", retained[2], 500)
 
 
 @pytest.mark.parametrize(("limit_mib", "budget_mib"), [(inf, 128), (4096, 128), (256, 64)])

@@ -21,7 +21,7 @@ def plan(generation: int, at: str = AT) -> dict[str, object]:
     )
 
 
-def written(caplog: pytest.LogCaptureFixture) -> list[tuple[str, dict[str, object]]]:
+def logged_lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, dict[str, object]]]:
     """Return the text and fields of each line."""
     return [
         (record.getMessage(), {name: getattr(record, name) for name in FIELDS if hasattr(record, name)})
@@ -41,7 +41,7 @@ def test_log_shows_the_start_and_the_end_of_a_rebalance(caplog: pytest.LogCaptur
     end = {"reason": "MemberJoined", "outcome": "Settled", "moved": 3, "seconds": 1.5}
     log.write(KEY, [journal_record("rebalance", "shop/orders", AT, generation=8, **end)], last_rebalance_at=AT)
     fields = {"namespace": "shop", "group": "orders", "reason": "MemberJoined"}
-    assert written(caplog) == [
+    assert logged_lines(caplog) == [
         ("Assignment stored, rebalance started: The member m2 joined", {**fields, "generation": 7}),
         ("Assignment stored: The member m2 joined", {**fields, "generation": 8}),
         ("Rebalance ended (Settled): 3 queues moved", {**fields, "generation": 8, "seconds": 1.5}),
@@ -59,7 +59,7 @@ def test_log_names_members_that_join_are_lost_or_deleted(caplog: pytest.LogCaptu
         ("WARNING", "Member is Lost, was Ready"),
         ("INFO", "Member is Deleted, was Lost"),
     ]
-    assert written(caplog)[1][1] == {"namespace": "shop", "group": "orders", "member": "m1", "generation": 2}
+    assert logged_lines(caplog)[1][1] == {"namespace": "shop", "group": "orders", "member": "m1", "generation": 2}
 
 
 def test_log_warns_of_queues_that_were_granted_by_force(caplog: pytest.LogCaptureFixture) -> None:
@@ -70,7 +70,7 @@ def test_log_warns_of_queues_that_were_granted_by_force(caplog: pytest.LogCaptur
     ]
     ChangeLog().write(KEY, records, last_rebalance_at="")
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    text, fields = written(caplog)[0]
+    text, fields = logged_lines(caplog)[0]
     assert text == "5 queues were granted to m2 before the member released them"
     assert fields == {"namespace": "shop", "group": "orders", "generation": 9, "member": "m1", "reason": "Lost"}
 
@@ -78,12 +78,12 @@ def test_log_warns_of_queues_that_were_granted_by_force(caplog: pytest.LogCaptur
 def test_log_has_a_line_for_each_changed_condition(caplog: pytest.LogCaptureFixture) -> None:
     facts = {"condition": "Ready", "status": "False", "reason": "NoMembers", "message": "No pod is a member"}
     ChangeLog().write(KEY, [journal_record("verdict", "shop/orders", AT, **facts)], last_rebalance_at="")
-    assert written(caplog) == [
+    assert logged_lines(caplog) == [
         ("Condition Ready=False: No pod is a member", {"namespace": "shop", "group": "orders", "reason": "NoMembers"})
     ]
 
 
-def test_log_of_a_forgotten_group_do_not_report_its_members_as_new(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_of_a_forgotten_group_does_not_report_its_members_as_new(caplog: pytest.LogCaptureFixture) -> None:
     log = ChangeLog()
     log.write(KEY, [membership(1, m1="Ready")], last_rebalance_at="")
     log.forget_groups(lambda _: False)

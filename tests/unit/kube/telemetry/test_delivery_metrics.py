@@ -1,4 +1,4 @@
-"""The metrics of deliveries, as Prometheus reads them."""
+"""The metrics of deliveries, as Prometheus scrapes them."""
 
 import asyncio
 
@@ -15,8 +15,8 @@ from rota.kube.telemetry.rebalances import RebalanceTracker
 LABELS = 'namespace="shop",group="orders"'
 
 
-class Known:
-    """One group with these deliveries."""
+class OneGroup:
+    """A read model of one group with these deliveries."""
 
     def __init__(self, deliveries: GroupDeliveries) -> None:
         self.group = Group("shop", "orders")
@@ -31,7 +31,7 @@ class Known:
 
 
 async def scrape(deliveries: GroupDeliveries) -> list[str]:
-    text = (await OperatorMetrics(lambda: True).render(Known(deliveries))).decode()
+    text = (await OperatorMetrics(lambda: True).render(OneGroup(deliveries))).decode()
     return [line for line in text.splitlines() if line.startswith(("rota_deliver", "rota_delayed"))]
 
 

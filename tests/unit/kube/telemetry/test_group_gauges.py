@@ -1,4 +1,4 @@
-"""The gauges of a group, as Prometheus reads them."""
+"""The gauges of a group, as Prometheus scrapes them."""
 
 import pytest
 
@@ -15,7 +15,7 @@ KEY = ("shop", "orders")
 
 
 class OneGroup:
-    """One group in this state at its brokers."""
+    """A read model of one group with this state of its brokers."""
 
     def __init__(self, broker: BrokerState) -> None:
         self.group = Group(*KEY)
@@ -36,7 +36,7 @@ class OneGroup:
         (Validity(1_700_000_000.0, 1_800_000_000.0), {"expiration": "1800000000", "not_before": "1700000000"}),
     ],
 )
-async def test_metrics_have_the_times_of_the_groups_client_certificate_if_there_is_one(
+async def test_metrics_have_the_times_of_the_groups_client_certificate_if_it_has_one(
     validity: Validity | None, times: dict[str, str]
 ) -> None:
     group = OneGroup(BrokerState(client_validity=validity))

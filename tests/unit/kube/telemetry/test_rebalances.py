@@ -1,4 +1,4 @@
-"""What a tally makes of real plans: a fleet goes through its changes, and each plan of it is taken."""
+"""The rebalance tracker on real plans: a group goes through changes, and the tracker records each plan."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from builders import LONG, NOW, a_document, a_pod, a_policy, a_report, a_snapshot, a_spec, a_view
 from rota.documents import Assignment
+from rota.kube.state.rebalance import Rebalance
 from rota.kube.telemetry.rebalances import QueueHandover, RebalanceChange, RebalanceTracker
 from rota.model import Finding, Holder, Queue, Reason
 from rota.planner import Plan, PodSnapshot, plan
@@ -21,605 +22,637 @@ def holder(name: str) -> Holder:
 
 
 class PlannedGroup:
-    """A group in virtual time: it is planned for, and its members obey as soon as they are told to."""
+    """A group in virtual time: the planner plans for it; its members obey when a test lets them."""
 
-    def __init__(self, *members: str, **world: Any) -> None:
-        self.tally, self.at = RebalanceTracker(), 100.0
-        self.world: dict[str, Any] = {**world}
+    def __init__(self, *members: str, **snapshot_fields: Any) -> None:
+        self.tracker = RebalanceTracker()
+        self.at = 100.0
+        self.snapshot_fields: dict[str, Any] = {**snapshot_fields}
         self.document: Assignment | None = None
         self.status: dict[str, Any] = {}
         self.pods: dict[str, PodSnapshot] = {}
-        self.gone: set[str] = set()
-        self.news: list[RebalanceChange] = []
-        self.last = Plan()
-        self.joins(*members)
+        self.deleted_uids: set[str] = set()
+        self.changes: list[RebalanceChange] = []
+        self.last_plan = Plan()
+        self.add_members(*members)
 
-    def joins(self, *names: str) -> None:
+    def add_members(self, *names: str) -> None:
         for name in names:
-            self.gone.discard(f"uid-{name}")
+            self.deleted_uids.discard(f"uid-{name}")
             self.pods[name] = a_pod(name, a_report(name, 0))
 
-    def ends(self, name: str) -> None:
-        """Know that a pod is no more."""
+    def delete_pod(self, name: str) -> None:
+        """Delete a member's pod."""
         del self.pods[name]
-        self.gone.add(f"uid-{name}")
+        self.deleted_uids.add(f"uid-{name}")
 
-    def falls_silent(self, name: str) -> None:
+    def make_unreachable(self, name: str) -> None:
         self.pods[name] = replace(self.pods[name], ready=False, unreachable_for=LONG)
 
-    def is_heard(self, name: str) -> None:
+    def make_reachable(self, name: str) -> None:
         self.pods[name] = replace(self.pods[name], ready=True, unreachable_for=0.0)
 
-    def obeys(self, *names: str) -> None:
-        """Let members, or all that are heard, obey the document that stands."""
+    def obey(self, *names: str) -> None:
+        """Let these members, by default all reachable ones, obey the present document."""
         assert self.document
         for name in names or [name for name, pod in self.pods.items() if not pod.unreachable_for]:
             share = self.document.members.get(name)
             report = a_report(name, self.document.generation, share.queues if share else ())
             self.pods[name] = a_pod(name, report, ready=self.pods[name].ready)
 
-    def plans(self, seconds: float = 1.0) -> RebalanceChange:
-        """Let time pass, and look at the group."""
+    def run_plan(self, seconds: float = 1.0) -> RebalanceChange:
+        """Let time pass, plan, and return what the tracker recorded."""
         self.at += seconds
-        known = {"document": self.document, "status": self.status, "deleted_uids": frozenset(self.gone)}
+        state = {"document": self.document, "status": self.status, "deleted_uids": frozenset(self.deleted_uids)}
         pods = tuple(self.pods.values())
-        self.last = plan(a_snapshot(**{**self.world, **known, "pods": pods}), NOW + self.at)
-        self.document, self.status = self.last.document or self.document, dict(self.last.status)
-        told = {pod.holder: pod.report.generation for pod in pods if pod.report}
-        self.news.append(self.tally.record_plan(self.last, self.document, told, self.at))
-        return self.news[-1]
+        self.last_plan = plan(a_snapshot(**{**self.snapshot_fields, **state, "pods": pods}), NOW + self.at)
+        self.document, self.status = self.last_plan.document or self.document, dict(self.last_plan.status)
+        obeyed_generations = {pod.holder: pod.report.generation for pod in pods if pod.report}
+        self.changes.append(self.tracker.record_plan(self.last_plan, self.document, obeyed_generations, self.at))
+        return self.changes[-1]
 
-    def settles(self) -> list[RebalanceChange]:
-        """Let everybody obey and look again, until nothing is to be done; return what was news."""
-        before = len(self.news)
-        self.plans()
+    def settle(self) -> list[RebalanceChange]:
+        """Let all members obey and plan again until the rebalance has ended; return the recorded changes."""
+        previous_count = len(self.changes)
+        self.run_plan()
         for _ in range(20):
-            self.obeys()
-            self.plans()
-            if self.last.document is None and "seconds" in self.status.get("lastRebalance", {"seconds": 0}):
-                return self.news[before:]
-        raise AssertionError("it does not settle")
+            self.obey()
+            self.run_plan()
+            if self.last_plan.document is None and "seconds" in self.status.get("lastRebalance", {"seconds": 0}):
+                return self.changes[previous_count:]
+        raise AssertionError("the rebalance does not end")
 
-    def leader_changes(self) -> None:
-        """Let another operator go on, which remembers nothing."""
-        self.tally = RebalanceTracker()
+    def change_leader(self) -> None:
+        """Let a new leader take over: its tracker is empty."""
+        self.tracker = RebalanceTracker()
 
 
-def settled(*members: str, **world: Any) -> PlannedGroup:
-    fleet = PlannedGroup(*members, **world)
-    fleet.settles()
+def a_settled_group(*members: str, **snapshot_fields: Any) -> PlannedGroup:
+    fleet = PlannedGroup(*members, **snapshot_fields)
+    fleet.settle()
     return fleet
 
 
-def moved(news: list[RebalanceChange]) -> int:
-    return sum(it.moved_queues for it in news)
+def moved_queues(changes: list[RebalanceChange]) -> int:
+    return sum(change.moved_queues for change in changes)
 
 
-def handovers(news: list[RebalanceChange]) -> list[QueueHandover]:
-    return [handover for it in news for handover in it.handovers if handover.previous_owner]
+def ended_rebalances(changes: list[RebalanceChange]) -> list[Rebalance]:
+    return [change.ended_rebalance for change in changes if change.ended_rebalance]
+
+
+def handovers(changes: list[RebalanceChange]) -> list[QueueHandover]:
+    return [handover for change in changes for handover in change.handovers if handover.previous_owner]
 
 
 def test_rebalance_of_the_first_assignment_counts_no_handover() -> None:
     fleet = PlannedGroup()
-    fleet.plans()
-    fleet.joins("m1", "m2")
-    news = fleet.settles()
-    assert (moved(news), handovers(news)) == (0, [])
-    assert [handover.previous_owner for it in news for handover in it.handovers] == [None] * 6
-    (ended,) = [it.ended_rebalance for it in news if it.ended_rebalance]
+    fleet.run_plan()
+    fleet.add_members("m1", "m2")
+    changes = fleet.settle()
+    assert (moved_queues(changes), handovers(changes)) == (0, [])
+    assert [handover.previous_owner for change in changes for handover in change.handovers] == [None] * 6
+    (ended,) = ended_rebalances(changes)
     assert (ended.reason, ended.moved, ended.forced, ended.seconds) == ("FirstAssignment", 6, 0, 1.0)
     assert ended.longest is None, "no queue changed hands"
-    assert [*fleet.tally.rebalances] == [ended]
+    assert [*fleet.tracker.rebalances] == [ended]
 
 
 def test_rebalance_to_members_older_than_the_group_counts_no_handover() -> None:
-    news = PlannedGroup("m1", "m2").settles()
-    assert (moved(news), handovers(news)) == (0, [])
-    assert [it.ended_rebalance.reason for it in news if it.ended_rebalance] == ["FirstAssignment"]
+    changes = PlannedGroup("m1", "m2").settle()
+    assert (moved_queues(changes), handovers(changes)) == (0, [])
+    assert [rebalance.reason for rebalance in ended_rebalances(changes)] == ["FirstAssignment"]
 
 
 def test_handover_to_a_new_member_is_counted_when_its_report_confirms() -> None:
-    fleet = settled("m1", "m2")
-    fleet.joins("m3")
-    assert fleet.plans(10.0) == RebalanceChange(), "taken, and given to nobody yet"
-    fleet.obeys("m1", "m2")
-    assert fleet.plans(2.0) == RebalanceChange(moved_queues=2), "given, and not yet obeyed"
-    assert fleet.plans(3.0) == RebalanceChange()
-    fleet.obeys()
-    news = fleet.plans(0.5)
-    assert [(it.previous_owner, it.next_owner) for it in news.handovers] == [
+    fleet = a_settled_group("m1", "m2")
+    fleet.add_members("m3")
+    assert fleet.run_plan(10.0) == RebalanceChange(), "revoked, not granted yet"
+    fleet.obey("m1", "m2")
+    assert fleet.run_plan(2.0) == RebalanceChange(moved_queues=2), "granted, not obeyed yet"
+    assert fleet.run_plan(3.0) == RebalanceChange()
+    fleet.obey()
+    change = fleet.run_plan(0.5)
+    assert [(handover.previous_owner, handover.next_owner) for handover in change.handovers] == [
         (holder("m1"), holder("m3")),
         (holder("m2"), holder("m3")),
     ]
-    began = 112.0
-    for it in news.handovers:
-        assert (it.revoked_at, it.granted_at, it.obeyed_at) == (began, began + 2.0, began + 5.5)
-        assert (it.seconds, it.is_forced) == (5.5, False)
-    assert news.ended_rebalance == fleet.tally.rebalances[0]
-    assert news.ended_rebalance is not None
-    assert (news.ended_rebalance.reason, news.ended_rebalance.message) == ("MemberJoined", "m3 joined")
-    assert (news.ended_rebalance.moved, news.ended_rebalance.forced) == (2, 0)
-    assert (news.ended_rebalance.seconds, news.ended_rebalance.longest) == (5.5, 5.5)
-    assert news.ended_rebalance.generation == 2, "that of its first document"
-    assert fleet.plans() == RebalanceChange(), "it is told once"
+    revoked_at = 112.0
+    for handover in change.handovers:
+        assert (handover.revoked_at, handover.granted_at, handover.obeyed_at) == (
+            revoked_at,
+            revoked_at + 2.0,
+            revoked_at + 5.5,
+        )
+        assert (handover.seconds, handover.is_forced) == (5.5, False)
+    assert change.ended_rebalance == fleet.tracker.rebalances[0]
+    assert change.ended_rebalance is not None
+    assert (change.ended_rebalance.reason, change.ended_rebalance.message) == ("MemberJoined", "m3 joined")
+    assert (change.ended_rebalance.moved, change.ended_rebalance.forced) == (2, 0)
+    assert (change.ended_rebalance.seconds, change.ended_rebalance.longest) == (5.5, 5.5)
+    assert change.ended_rebalance.generation == 2, "the generation of its first document"
+    assert fleet.run_plan() == RebalanceChange(), "its end is reported once"
 
 
 def test_handover_is_timed_per_queue_and_the_longest_is_reported() -> None:
-    fleet = settled("m1", "m2")
-    fleet.joins("m3")
-    fleet.plans()
-    fleet.obeys("m1")
-    fleet.plans(1.0)
-    fleet.obeys("m3")
-    first = fleet.plans(1.0)
-    assert [it.seconds for it in first.handovers] == [2.0]
-    assert fleet.tally.rebalances[0].longest is None, "it is not over"
-    fleet.obeys("m2")
-    fleet.plans(4.0)
-    news = fleet.settles()
-    assert [it.seconds for it in handovers(news)] == [7.0 + 1.0]
-    assert fleet.tally.rebalances[0].longest == 8.0
+    fleet = a_settled_group("m1", "m2")
+    fleet.add_members("m3")
+    fleet.run_plan()
+    fleet.obey("m1")
+    fleet.run_plan(1.0)
+    fleet.obey("m3")
+    first = fleet.run_plan(1.0)
+    assert [handover.seconds for handover in first.handovers] == [2.0]
+    assert fleet.tracker.rebalances[0].longest is None, "it has not ended"
+    fleet.obey("m2")
+    fleet.run_plan(4.0)
+    changes = fleet.settle()
+    assert [handover.seconds for handover in handovers(changes)] == [7.0 + 1.0]
+    assert fleet.tracker.rebalances[0].longest == 8.0
 
 
 def test_rebalance_under_way_is_listed_without_its_end() -> None:
-    fleet = settled("m1", "m2")
-    fleet.joins("m3")
-    fleet.plans()
-    assert (fleet.tally.rebalances[0].reason, fleet.tally.rebalances[0].seconds) == ("MemberJoined", None)
-    assert fleet.tally.rebalances[0].longest is None
-    assert len(fleet.tally.rebalances) == 2
+    fleet = a_settled_group("m1", "m2")
+    fleet.add_members("m3")
+    fleet.run_plan()
+    assert (fleet.tracker.rebalances[0].reason, fleet.tracker.rebalances[0].seconds) == ("MemberJoined", None)
+    assert fleet.tracker.rebalances[0].longest is None
+    assert len(fleet.tracker.rebalances) == 2
 
 
 def test_handover_that_returns_to_its_owner_is_not_counted() -> None:
-    fleet = settled("m1", "m2")
-    fleet.joins("m3")
-    fleet.plans()
-    assert fleet.tally.oldest_handover_seconds(fleet.at) == 0.0
-    fleet.ends("m3")
-    fleet.plans(5.0)
+    fleet = a_settled_group("m1", "m2")
+    fleet.add_members("m3")
+    fleet.run_plan()
+    assert fleet.tracker.oldest_handover_seconds(fleet.at) == 0.0
+    fleet.delete_pod("m3")
+    fleet.run_plan(5.0)
     assert fleet.document is not None
     assert not fleet.document.releasing
-    assert fleet.tally.oldest_handover_seconds(fleet.at + 1) == 0.0, "nothing is under way"
-    assert (moved(fleet.settles()), handovers(fleet.news)) == (0, [])
+    assert fleet.tracker.oldest_handover_seconds(fleet.at + 1) == 0.0, "nothing is under way"
+    assert (moved_queues(fleet.settle()), handovers(fleet.changes)) == (0, [])
 
 
 def test_handover_from_a_terminated_member_is_granted_at_once() -> None:
-    fleet = settled("m1", "m2")
-    fleet.ends("m2")
-    assert fleet.plans().moved_queues == 3
-    fleet.obeys()
-    news = fleet.plans(0.5)
-    assert [(it.previous_owner, it.granted_at - it.revoked_at, it.seconds) for it in news.handovers] == [
-        (holder("m2"), 0.0, 0.5)
-    ] * 3
-    assert not any(it.is_forced for it in news.handovers)
+    fleet = a_settled_group("m1", "m2")
+    fleet.delete_pod("m2")
+    assert fleet.run_plan().moved_queues == 3
+    fleet.obey()
+    change = fleet.run_plan(0.5)
+    assert [
+        (handover.previous_owner, handover.granted_at - handover.revoked_at, handover.seconds)
+        for handover in change.handovers
+    ] == [(holder("m2"), 0.0, 0.5)] * 3
+    assert not any(handover.is_forced for handover in change.handovers)
 
 
 def test_handover_passed_on_before_confirmation_counts_once_from_the_first_owner() -> None:
-    fleet = settled("m1", "m2")
-    fleet.joins("m3")
-    fleet.plans()
-    fleet.obeys("m1", "m2")
-    fleet.plans()
-    fleet.ends("m3")
-    given_on = fleet.plans()
-    assert given_on.moved_queues == 2
-    fleet.obeys()
-    news = fleet.plans()
-    assert {(it.previous_owner and it.previous_owner.name, it.seconds) for it in news.handovers} == {
+    fleet = a_settled_group("m1", "m2")
+    fleet.add_members("m3")
+    fleet.run_plan()
+    fleet.obey("m1", "m2")
+    fleet.run_plan()
+    fleet.delete_pod("m3")
+    passed_on = fleet.run_plan()
+    assert passed_on.moved_queues == 2
+    fleet.obey()
+    change = fleet.run_plan()
+    assert {
+        (handover.previous_owner and handover.previous_owner.name, handover.seconds) for handover in change.handovers
+    } == {
         ("m1", 3.0),
         ("m2", 3.0),
     }
 
 
 def test_forced_grant_is_counted_and_contested_until_resolved() -> None:
-    fleet = settled("m1", "m2")
-    fleet.falls_silent("m2")
-    assert fleet.plans().moved_queues == 3
-    assert fleet.tally.rebalances[0].forced == 3
-    fleet.obeys()
-    news = fleet.plans(2.0)
-    assert [it.is_forced for it in news.handovers] == [True] * 3
-    assert news.ended_rebalance is not None
-    assert (news.ended_rebalance.reason, news.ended_rebalance.forced) == ("MemberLost", 3)
-    assert fleet.tally.contested_seconds == 3 * 2.0
-    fleet.plans(10.0)
-    assert fleet.tally.contested_seconds == 3 * 12.0
-    fleet.is_heard("m2")
-    fleet.plans()
-    fleet.obeys("m1")
-    fleet.plans()
+    fleet = a_settled_group("m1", "m2")
+    fleet.make_unreachable("m2")
+    assert fleet.run_plan().moved_queues == 3
+    assert fleet.tracker.rebalances[0].forced == 3
+    fleet.obey()
+    change = fleet.run_plan(2.0)
+    assert [handover.is_forced for handover in change.handovers] == [True] * 3
+    assert change.ended_rebalance is not None
+    assert (change.ended_rebalance.reason, change.ended_rebalance.forced) == ("MemberLost", 3)
+    assert fleet.tracker.contested_seconds == 3 * 2.0
+    fleet.run_plan(10.0)
+    assert fleet.tracker.contested_seconds == 3 * 12.0
+    fleet.make_reachable("m2")
+    fleet.run_plan()
+    fleet.obey("m1")
+    fleet.run_plan()
     assert fleet.document is not None
-    assert fleet.document.forced, "m2 is given queues again, and has not said yet what it obeys"
-    fleet.settles()
-    until = fleet.tally.contested_seconds
-    fleet.plans(LONG)
-    assert fleet.tally.contested_seconds == until
+    assert fleet.document.forced, "m2 is granted queues again, and has not reported yet what it obeys"
+    fleet.settle()
+    contested_seconds = fleet.tracker.contested_seconds
+    fleet.run_plan(LONG)
+    assert fleet.tracker.contested_seconds == contested_seconds
     assert fleet.document.forced == {}
 
 
 def test_forced_grant_is_not_contested_by_a_terminated_member() -> None:
-    fleet = settled("m1", "m2")
-    fleet.falls_silent("m2")
-    fleet.settles()
-    fleet.ends("m2")
-    fleet.settles()
-    until = fleet.tally.contested_seconds
-    fleet.plans(LONG)
-    assert fleet.tally.contested_seconds == until > 0
-    assert fleet.tally.rebalances[0].forced == 3, "once"
+    fleet = a_settled_group("m1", "m2")
+    fleet.make_unreachable("m2")
+    fleet.settle()
+    fleet.delete_pod("m2")
+    fleet.settle()
+    contested_seconds = fleet.tracker.contested_seconds
+    fleet.run_plan(LONG)
+    assert fleet.tracker.contested_seconds == contested_seconds > 0
+    assert fleet.tracker.rebalances[0].forced == 3, "once"
 
 
 def test_queue_without_owner_is_counted_in_queue_seconds() -> None:
     fleet = PlannedGroup()
-    fleet.plans()
-    assert fleet.tally.unowned_seconds == 0.0, "nobody has looked before"
-    fleet.plans(10.0)
-    assert fleet.tally.unowned_seconds == 60.0
-    fleet.joins("m1")
-    fleet.plans(5.0)
-    assert fleet.tally.unowned_seconds == 90.0
-    fleet.obeys()
-    fleet.plans(LONG)
-    assert fleet.tally.unowned_seconds == 90.0, "somebody works them"
+    fleet.run_plan()
+    assert fleet.tracker.unowned_seconds == 0.0, "the first plan has no interval before it"
+    fleet.run_plan(10.0)
+    assert fleet.tracker.unowned_seconds == 60.0
+    fleet.add_members("m1")
+    fleet.run_plan(5.0)
+    assert fleet.tracker.unowned_seconds == 90.0
+    fleet.obey()
+    fleet.run_plan(LONG)
+    assert fleet.tracker.unowned_seconds == 90.0, "m1 consumes them"
 
 
 def test_unmanaged_consumer_queues_do_not_count_as_unowned_but_unconsumed_ones_do() -> None:
-    fleet = settled("m1", unmanaged_consumers=("10.0.0.9@old",))
-    until = fleet.tally.unowned_seconds
-    fleet.plans(LONG)
-    assert fleet.tally.unowned_seconds == until, "three of six are the foreigner's"
-    told = Plan(
+    fleet = a_settled_group("m1", unmanaged_consumers=("10.0.0.9@old",))
+    unowned_seconds = fleet.tracker.unowned_seconds
+    fleet.run_plan(LONG)
+    assert fleet.tracker.unowned_seconds == unowned_seconds, "three of six belong to the unmanaged consumer"
+    unmanaged_plan = Plan(
         status={"unownedQueues": 2},
         problems=(Finding(Reason.UNMANAGED_CONSUMERS, ""), Finding(Reason.QUEUES_UNOWNED, "")),
     )
-    tally = RebalanceTracker()
-    for at in (100.0, 110.0):
-        tally.record_plan(told, None, {}, at)
-    assert tally.unowned_seconds == 20.0
+    tracker = RebalanceTracker()
+    for now in (100.0, 110.0):
+        tracker.record_plan(unmanaged_plan, None, {}, now)
+    assert tracker.unowned_seconds == 20.0
 
 
 def test_handover_in_progress_does_not_count_as_unowned() -> None:
-    fleet = settled("m1", "m2")
-    fleet.joins("m3")
-    fleet.plans()
-    fleet.plans(10.0)
-    assert fleet.tally.unowned_seconds == 0.0
+    fleet = a_settled_group("m1", "m2")
+    fleet.add_members("m3")
+    fleet.run_plan()
+    fleet.run_plan(10.0)
+    assert fleet.tracker.unowned_seconds == 0.0
 
 
 def test_queue_without_owner_is_counted_between_plans_too() -> None:
     fleet = PlannedGroup()
-    fleet.plans()
-    fleet.tally.count_seconds(fleet.at + 2.0)
-    assert fleet.tally.unowned_seconds == 12.0
-    fleet.plans(3.0)
-    assert fleet.tally.unowned_seconds == 18.0, "no second counts twice"
+    fleet.run_plan()
+    fleet.tracker.count_seconds(fleet.at + 2.0)
+    assert fleet.tracker.unowned_seconds == 12.0
+    fleet.run_plan(3.0)
+    assert fleet.tracker.unowned_seconds == 18.0, "no second counts twice"
 
 
 def test_handover_is_not_counted_by_a_leader_that_did_not_see_it_start() -> None:
-    fleet = settled("m1", "m2")
-    fleet.joins("m3")
-    fleet.plans()
-    fleet.leader_changes()
-    assert fleet.plans(5.0) == RebalanceChange()
-    assert fleet.tally.oldest_handover_seconds(fleet.at) == 0.0, "nobody knows since when"
-    (listed,) = fleet.tally.rebalances
+    fleet = a_settled_group("m1", "m2")
+    fleet.add_members("m3")
+    fleet.run_plan()
+    fleet.change_leader()
+    assert fleet.run_plan(5.0) == RebalanceChange()
+    assert fleet.tracker.oldest_handover_seconds(fleet.at) == 0.0, "its start is unknown"
+    (listed,) = fleet.tracker.rebalances
     assert (listed.reason, listed.seconds, listed.message) == ("MemberJoined", None, "")
-    news = fleet.settles()
-    assert moved(news) == 2, "that they are given, it has seen"
-    assert handovers(news) == []
-    assert [it.ended_rebalance for it in news if it.ended_rebalance] == []
-    assert (fleet.tally.rebalances[0].moved, fleet.tally.rebalances[0].longest) == (2, None)
-    assert fleet.tally.rebalances[0].seconds is not None
+    changes = fleet.settle()
+    assert moved_queues(changes) == 2, "this leader granted them"
+    assert handovers(changes) == []
+    assert ended_rebalances(changes) == []
+    assert (fleet.tracker.rebalances[0].moved, fleet.tracker.rebalances[0].longest) == (2, None)
+    assert fleet.tracker.rebalances[0].seconds is not None
 
 
 def test_rebalance_after_a_leader_change_is_counted_in_full() -> None:
-    fleet = settled("m1", "m2")
-    fleet.leader_changes()
-    fleet.plans()
-    fleet.joins("m3")
-    news = fleet.settles()
-    assert (moved(news), len(handovers(news))) == (2, 2)
-    assert [it.ended_rebalance.reason for it in news if it.ended_rebalance] == ["MemberJoined"]
+    fleet = a_settled_group("m1", "m2")
+    fleet.change_leader()
+    fleet.run_plan()
+    fleet.add_members("m3")
+    changes = fleet.settle()
+    assert (moved_queues(changes), len(handovers(changes))) == (2, 2)
+    assert [rebalance.reason for rebalance in ended_rebalances(changes)] == ["MemberJoined"]
 
 
 def test_rebalance_that_ended_before_a_leader_change_is_listed_but_not_counted() -> None:
-    fleet = settled("m1", "m2")
-    fleet.leader_changes()
-    assert fleet.plans(3600.0) == RebalanceChange()
-    (listed,) = fleet.tally.rebalances
+    fleet = a_settled_group("m1", "m2")
+    fleet.change_leader()
+    assert fleet.run_plan(3600.0) == RebalanceChange()
+    (listed,) = fleet.tracker.rebalances
     assert (listed.reason, listed.moved, listed.forced, listed.seconds) == ("FirstAssignment", 6, 0, 1.0)
     assert (listed.message, listed.longest, listed.generation) == ("", None, 1)
-    assert fleet.plans() == RebalanceChange()
-    assert len(fleet.tally.rebalances) == 1
+    assert fleet.run_plan() == RebalanceChange()
+    assert len(fleet.tracker.rebalances) == 1
 
 
 def test_rebalance_figures_are_separate_for_consecutive_rebalances() -> None:
-    fleet = settled("m1", "m2")
-    fleet.joins("m3")
-    fleet.plans(1.0)
-    fleet.plans(20.0)
-    fleet.settles()
-    fleet.ends("m3")
-    fleet.settles()
-    ended, joined, first = fleet.tally.rebalances
-    assert [it.reason for it in (first, joined, ended)] == ["FirstAssignment", "MemberJoined", "MemberTerminated"]
-    assert (joined.moved, ended.moved) == (2, 2)
-    assert (joined.longest, ended.longest) == (23.0, 1.0)
-    assert [it.ended_rebalance for it in fleet.news if it.ended_rebalance] == [first, joined, ended]
+    fleet = a_settled_group("m1", "m2")
+    fleet.add_members("m3")
+    fleet.run_plan(1.0)
+    fleet.run_plan(20.0)
+    fleet.settle()
+    fleet.delete_pod("m3")
+    fleet.settle()
+    terminated, joined, first = fleet.tracker.rebalances
+    assert [rebalance.reason for rebalance in (first, joined, terminated)] == [
+        "FirstAssignment",
+        "MemberJoined",
+        "MemberTerminated",
+    ]
+    assert (joined.moved, terminated.moved) == (2, 2)
+    assert (joined.longest, terminated.longest) == (23.0, 1.0)
+    assert ended_rebalances(fleet.changes) == [
+        first,
+        joined,
+        terminated,
+    ]
 
 
 def test_rebalance_history_keeps_only_the_last_20() -> None:
-    fleet = settled("m1", "m2")
+    fleet = a_settled_group("m1", "m2")
     for _ in range(20):
-        fleet.joins("m3")
-        fleet.settles()
-        fleet.ends("m3")
-        fleet.settles()
-    assert len(fleet.tally.rebalances) == 20
-    assert fleet.tally.rebalances[0].reason == "MemberTerminated"
+        fleet.add_members("m3")
+        fleet.settle()
+        fleet.delete_pod("m3")
+        fleet.settle()
+    assert len(fleet.tracker.rebalances) == 20
+    assert fleet.tracker.rebalances[0].reason == "MemberTerminated"
 
 
 def test_rebalance_history_starts_over_for_a_recreated_group() -> None:
-    fleet = settled("m1", "m2")
-    fleet.joins("m3")
-    fleet.plans()
+    fleet = a_settled_group("m1", "m2")
+    fleet.add_members("m3")
+    fleet.run_plan()
     for name in ("m1", "m2", "m3"):
-        fleet.ends(name)
-    fleet.document, fleet.status = None, {}
-    fleet.joins("n1")
-    news = fleet.settles()
-    assert (moved(news), handovers(news)) == (0, [])
-    assert [it.reason for it in fleet.tally.rebalances] == ["FirstAssignment"]
-    assert fleet.tally.oldest_handover_seconds(fleet.at) == 0.0
+        fleet.delete_pod(name)
+    fleet.document = None
+    fleet.status = {}
+    fleet.add_members("n1")
+    changes = fleet.settle()
+    assert (moved_queues(changes), handovers(changes)) == (0, [])
+    assert [rebalance.reason for rebalance in fleet.tracker.rebalances] == ["FirstAssignment"]
+    assert fleet.tracker.oldest_handover_seconds(fleet.at) == 0.0
 
 
 def test_rebalance_after_a_lost_assignment_counts_no_moves() -> None:
-    fleet = settled("m1", "m2")
-    fleet.joins("m3")
-    fleet.plans()
-    fleet.obeys("m1", "m2")
-    fleet.plans()
-    fleet.document = None  # what m3 was given it has not seen yet
-    news = fleet.settles()
+    fleet = a_settled_group("m1", "m2")
+    fleet.add_members("m3")
+    fleet.run_plan()
+    fleet.obey("m1", "m2")
+    fleet.run_plan()
+    fleet.document = None  # before m3 has seen its grant
+    changes = fleet.settle()
     assert fleet.document is not None
     assert fleet.document.generation >= NOW
-    assert (moved(news), handovers(news)) == (0, [])
-    assert {it.forced for it in fleet.tally.rebalances} == {0}
+    assert (moved_queues(changes), handovers(changes)) == (0, [])
+    assert {rebalance.forced for rebalance in fleet.tracker.rebalances} == {0}
 
 
 def test_broadcasting_switch_and_back_counts_no_handover() -> None:
-    fleet = settled("m1", "m2")
-    fleet.joins("m3")
-    fleet.plans()
-    fleet.world["spec"] = a_spec(messageModel="Broadcasting")
-    news = fleet.settles()
-    assert fleet.tally.oldest_handover_seconds(fleet.at) == 0.0
-    fleet.world["spec"] = a_spec()
-    news += fleet.settles()
-    assert (moved(news), handovers(news)) == (0, [])
+    fleet = a_settled_group("m1", "m2")
+    fleet.add_members("m3")
+    fleet.run_plan()
+    fleet.snapshot_fields["spec"] = a_spec(messageModel="Broadcasting")
+    changes = fleet.settle()
+    assert fleet.tracker.oldest_handover_seconds(fleet.at) == 0.0
+    fleet.snapshot_fields["spec"] = a_spec()
+    changes += fleet.settle()
+    assert (moved_queues(changes), handovers(changes)) == (0, [])
 
 
 def test_handover_age_includes_a_removed_queue_that_is_not_counted() -> None:
-    fleet = settled("m1", "m2")
-    fleet.world["views"] = {"orders": a_view(5)}
-    fleet.plans()
-    fleet.plans(4.0)
-    assert fleet.tally.oldest_handover_seconds(fleet.at) == 4.0
-    news = fleet.settles()
-    assert (moved(news), handovers(news), fleet.tally.oldest_handover_seconds(fleet.at)) == (0, [], 0.0)
+    fleet = a_settled_group("m1", "m2")
+    fleet.snapshot_fields["views"] = {"orders": a_view(5)}
+    fleet.run_plan()
+    fleet.run_plan(4.0)
+    assert fleet.tracker.oldest_handover_seconds(fleet.at) == 4.0
+    changes = fleet.settle()
+    assert (moved_queues(changes), handovers(changes), fleet.tracker.oldest_handover_seconds(fleet.at)) == (0, [], 0.0)
 
 
 def test_gate_is_counted_once_each_time_it_starts_to_hold() -> None:
-    fleet = settled("m1", "m2")
-    fleet.world["policy"] = a_policy(paused=True)
-    fleet.joins("m3")
-    assert fleet.plans().gate_reason is Reason.PAUSED
-    assert fleet.plans().gate_reason is None, "it still does"
-    fleet.world["policy"] = a_policy(budget={"maxMoves": 1, "per": "1m"})
-    assert fleet.plans().gate_reason is Reason.BUDGET_SPENT
-    fleet.world["policy"] = a_policy(paused=True)
-    assert fleet.plans().gate_reason is Reason.PAUSED
+    fleet = a_settled_group("m1", "m2")
+    fleet.snapshot_fields["policy"] = a_policy(paused=True)
+    fleet.add_members("m3")
+    assert fleet.run_plan().gate_reason is Reason.PAUSED
+    assert fleet.run_plan().gate_reason is None, "it is still paused"
+    fleet.snapshot_fields["policy"] = a_policy(budget={"maxMoves": 1, "per": "1m"})
+    assert fleet.run_plan().gate_reason is Reason.BUDGET_SPENT
+    fleet.snapshot_fields["policy"] = a_policy(paused=True)
+    assert fleet.run_plan().gate_reason is Reason.PAUSED
 
 
 def test_gate_is_not_counted_when_nothing_would_change() -> None:
-    fleet = settled("m1", "m2")
-    assert fleet.last.hold is not None
-    assert fleet.last.hold.reason is Reason.NOTHING_WOULD_CHANGE
-    assert [it.gate_reason for it in fleet.news if it.gate_reason] == []
-    fleet.world["policy"] = a_policy(paused=True)
-    fleet.joins("m3")
-    fleet.plans()
-    fleet.world["policy"] = a_policy()
-    fleet.settles()
-    assert [it.gate_reason for it in fleet.news if it.gate_reason] == [Reason.PAUSED]
+    fleet = a_settled_group("m1", "m2")
+    assert fleet.last_plan.hold is not None
+    assert fleet.last_plan.hold.reason is Reason.NOTHING_WOULD_CHANGE
+    assert [change.gate_reason for change in fleet.changes if change.gate_reason] == []
+    fleet.snapshot_fields["policy"] = a_policy(paused=True)
+    fleet.add_members("m3")
+    fleet.run_plan()
+    fleet.snapshot_fields["policy"] = a_policy()
+    fleet.settle()
+    assert [change.gate_reason for change in fleet.changes if change.gate_reason] == [Reason.PAUSED]
 
 
 def test_gate_that_held_before_a_leader_change_is_not_counted() -> None:
-    fleet = settled("m1", "m2")
-    fleet.world["policy"] = a_policy(paused=True)
-    fleet.joins("m3")
-    fleet.plans()
-    fleet.leader_changes()
-    assert fleet.plans() == RebalanceChange()
+    fleet = a_settled_group("m1", "m2")
+    fleet.snapshot_fields["policy"] = a_policy(paused=True)
+    fleet.add_members("m3")
+    fleet.run_plan()
+    fleet.change_leader()
+    assert fleet.run_plan() == RebalanceChange()
 
 
 def test_handover_age_is_that_of_the_oldest_one() -> None:
-    fleet = settled("m1", "m2")
-    fleet.joins("m3")
-    fleet.plans()
-    assert fleet.tally.oldest_handover_seconds(fleet.at + 7.0) == 7.0
-    fleet.obeys("m1")
-    fleet.plans(2.0)
-    fleet.obeys("m3")
-    fleet.plans(2.0)
-    assert fleet.tally.oldest_handover_seconds(fleet.at) == 4.0, "m2 still has one"
-    fleet.settles()
-    assert fleet.tally.oldest_handover_seconds(fleet.at + LONG) == 0.0
+    fleet = a_settled_group("m1", "m2")
+    fleet.add_members("m3")
+    fleet.run_plan()
+    assert fleet.tracker.oldest_handover_seconds(fleet.at + 7.0) == 7.0
+    fleet.obey("m1")
+    fleet.run_plan(2.0)
+    fleet.obey("m3")
+    fleet.run_plan(2.0)
+    assert fleet.tracker.oldest_handover_seconds(fleet.at) == 4.0, "the queue of m2 is still in handover"
+    fleet.settle()
+    assert fleet.tracker.oldest_handover_seconds(fleet.at + LONG) == 0.0
 
 
 def test_rebalance_tracker_counts_nothing_for_a_plan_without_assignment() -> None:
-    tally = RebalanceTracker()
-    found = plan(a_snapshot(spec=None), NOW)
-    assert tally.record_plan(found, None, {}, 1.0) == RebalanceChange()
-    assert tally.record_plan(found, a_document(members={"m1": Q}), {holder("m1"): 5}, 2.0) == RebalanceChange()
-    assert tally.last_plan.status == found.status
-    assert tally.record_plan(found, None, {}, 9.0) == RebalanceChange()
-    assert (tally.unowned_seconds, tally.contested_seconds) == (0.0, 0.0), "nobody knows of a queue"
+    tracker = RebalanceTracker()
+    empty_plan = plan(a_snapshot(spec=None), NOW)
+    assert tracker.record_plan(empty_plan, None, {}, 1.0) == RebalanceChange()
+    assert tracker.record_plan(empty_plan, a_document(members={"m1": Q}), {holder("m1"): 5}, 2.0) == RebalanceChange()
+    assert tracker.last_plan.status == empty_plan.status
+    assert tracker.record_plan(empty_plan, None, {}, 9.0) == RebalanceChange()
+    assert (tracker.unowned_seconds, tracker.contested_seconds) == (0.0, 0.0), "no queue is known"
 
 
 def test_forced_grant_count_is_0_without_a_stored_assignment() -> None:
-    fleet = settled("m1", "m2")
-    fleet.tally.record_plan(fleet.last, None, {}, fleet.at)
-    assert fleet.tally.rebalances[0].forced == 0
+    fleet = a_settled_group("m1", "m2")
+    fleet.tracker.record_plan(fleet.last_plan, None, {}, fleet.at)
+    assert fleet.tracker.rebalances[0].forced == 0
 
 
 def test_rebalance_tracker_keeps_no_large_parts_of_a_plan() -> None:
     fleet = PlannedGroup("m1")
-    fleet.plans()
-    assert (fleet.last.document is None, bool(fleet.last.config_map_data), bool(fleet.last.journal_records)) == (
+    fleet.run_plan()
+    assert (
+        fleet.last_plan.document is None,
+        bool(fleet.last_plan.config_map_data),
+        bool(fleet.last_plan.journal_records),
+    ) == (
         False,
         True,
         True,
     )
-    kept = fleet.tally.last_plan
-    assert (kept.document, kept.config_map_data, kept.journal_records) == (None, {}, ())
-    assert kept.status == fleet.last.status
+    tracked_plan = fleet.tracker.last_plan
+    assert (tracked_plan.document, tracked_plan.config_map_data, tracked_plan.journal_records) == (None, {}, ())
+    assert tracked_plan.status == fleet.last_plan.status
 
 
 def test_rebalance_continued_by_a_new_leader_is_not_reported_as_ended() -> None:
-    fleet = settled("m1", "m2")
-    fleet.joins("m3")
-    fleet.plans()
-    fleet.obeys("m1", "m2")
-    fleet.leader_changes()
-    fleet.plans()
-    assert fleet.last.document is not None
-    assert [it.ended_rebalance for it in fleet.settles() if it.ended_rebalance] == []
-    assert fleet.tally.rebalances[0].message == ""
+    fleet = a_settled_group("m1", "m2")
+    fleet.add_members("m3")
+    fleet.run_plan()
+    fleet.obey("m1", "m2")
+    fleet.change_leader()
+    fleet.run_plan()
+    assert fleet.last_plan.document is not None
+    assert ended_rebalances(fleet.settle()) == []
+    assert fleet.tracker.rebalances[0].message == ""
 
 
 def test_rebalance_under_another_leader_is_listed_before_earlier_ones() -> None:
-    fleet = settled("m1", "m2")
-    mine = fleet.tally
-    fleet.leader_changes()
-    fleet.joins("m3")
-    fleet.settles()
-    fleet.tally = mine
-    assert fleet.plans() == RebalanceChange(), "nothing of it is counted"
-    first = mine.rebalances[-1]
-    assert [(it.reason, it.generation) for it in mine.rebalances] == [("MemberJoined", 3), ("FirstAssignment", 1)]
+    fleet = a_settled_group("m1", "m2")
+    first_tracker = fleet.tracker
+    fleet.change_leader()
+    fleet.add_members("m3")
+    fleet.settle()
+    fleet.tracker = first_tracker
+    assert fleet.run_plan() == RebalanceChange(), "no part of it is counted"
+    first = first_tracker.rebalances[-1]
+    assert [(rebalance.reason, rebalance.generation) for rebalance in first_tracker.rebalances] == [
+        ("MemberJoined", 3),
+        ("FirstAssignment", 1),
+    ]
     assert (first.message, first.seconds, first.moved) == ("A new group", 1.0, 6)
 
 
 def test_handover_longest_time_is_rounded_to_milliseconds() -> None:
-    fleet = settled("m1", "m2")
-    fleet.ends("m2")
-    fleet.plans()
-    fleet.obeys()
-    fleet.plans(1.23456)
-    assert fleet.tally.rebalances[0].longest == 1.235
+    fleet = a_settled_group("m1", "m2")
+    fleet.delete_pod("m2")
+    fleet.run_plan()
+    fleet.obey()
+    fleet.run_plan(1.23456)
+    assert fleet.tracker.rebalances[0].longest == 1.235
 
 
 def test_handover_age_is_that_of_the_first_started_of_two() -> None:
-    fleet = settled("m1", "m2")
-    fleet.joins("m3")
-    fleet.plans()
-    fleet.world["views"] = {"orders": a_view(5)}
-    fleet.plans(3.0)
-    fleet.world["views"] = {"orders": a_view(3)}
-    fleet.plans(3.0)
+    fleet = a_settled_group("m1", "m2")
+    fleet.add_members("m3")
+    fleet.run_plan()
+    fleet.snapshot_fields["views"] = {"orders": a_view(5)}
+    fleet.run_plan(3.0)
+    fleet.snapshot_fields["views"] = {"orders": a_view(3)}
+    fleet.run_plan(3.0)
     assert fleet.document is not None
-    assert len({it.since for it in fleet.document.releasing.values()}) > 1
-    assert fleet.tally.oldest_handover_seconds(fleet.at) == 6.0
+    assert len({release.since for release in fleet.document.releasing.values()}) > 1
+    assert fleet.tracker.oldest_handover_seconds(fleet.at) == 6.0
 
 
 def test_handover_age_excludes_queues_without_previous_owner() -> None:
     fleet = PlannedGroup()
-    fleet.plans()
-    fleet.joins("m1")
-    fleet.plans()
-    assert fleet.tally.oldest_handover_seconds(fleet.at + LONG) == 0.0
+    fleet.run_plan()
+    fleet.add_members("m1")
+    fleet.run_plan()
+    assert fleet.tracker.oldest_handover_seconds(fleet.at + LONG) == 0.0
 
 
 MEMBERS = ("m1", "m2", "m3", "m4")
-happenings = st.one_of(
-    st.tuples(st.sampled_from(["join", "end", "silent", "heard", "obey"]), st.sampled_from(MEMBERS)),
+EVENTS = st.one_of(
+    st.tuples(st.sampled_from(["join", "delete", "unreachable", "reachable", "obey"]), st.sampled_from(MEMBERS)),
     st.tuples(st.just("queues"), st.integers(1, 6)),
     st.tuples(st.just("policy"), st.sampled_from(["Sticky", "Averagely", "ConsistentHash"])),
-    st.tuples(st.sampled_from(["pass", "all", "leader", "lose the record", "pause"]), st.integers(1, 60)),
+    st.tuples(st.sampled_from(["wait", "all obey", "change leader", "lose assignment", "pause"]), st.integers(1, 60)),
 )
 
 
-def to_one(fleet: PlannedGroup, what: str, name: str) -> None:
-    """Let something happen to a member, if it can."""
+def apply_to_member(fleet: PlannedGroup, event: str, name: str) -> None:
+    """Apply an event to a member, if the member is in a state for it."""
     if name not in fleet.pods:
-        if what == "join":
-            fleet.joins(name)
+        if event == "join":
+            fleet.add_members(name)
         return
-    told = fleet.document is not None and not fleet.pods[name].unreachable_for
-    if what == "obey" and told:
-        fleet.obeys(name)
-    does: dict[str, Callable[[str], None]] = {
-        "end": fleet.ends,
-        "silent": fleet.falls_silent,
-        "decoded_report": fleet.is_heard,
+    is_reachable = fleet.document is not None and not fleet.pods[name].unreachable_for
+    if event == "obey" and is_reachable:
+        fleet.obey(name)
+    actions: dict[str, Callable[[str], None]] = {
+        "delete": fleet.delete_pod,
+        "unreachable": fleet.make_unreachable,
+        "reachable": fleet.make_reachable,
     }
-    if what in does:
-        does[what](name)
+    if event in actions:
+        actions[event](name)
 
 
-def happen(fleet: PlannedGroup, what: str, given: Any) -> float:
-    """Let something happen to a fleet, and return how long it took."""
-    match what:
-        case "all" if fleet.document:
-            fleet.obeys()
+def apply_event(fleet: PlannedGroup, event: str, value: Any) -> float:
+    """Apply an event to a group; return its duration in seconds."""
+    match event:
+        case "all obey" if fleet.document:
+            fleet.obey()
         case "queues":
-            fleet.world["views"] = {"orders": a_view(given)}
+            fleet.snapshot_fields["views"] = {"orders": a_view(value)}
         case "policy":
-            fleet.world["policy"] = a_policy(strategy=given)
-        case "leader":
-            fleet.leader_changes()
-        case "lose the record":
+            fleet.snapshot_fields["policy"] = a_policy(strategy=value)
+        case "change leader":
+            fleet.change_leader()
+        case "lose assignment":
             fleet.document = None
         case "pause":
-            fleet.world["spec"] = a_spec(paused=given > 30)
+            fleet.snapshot_fields["spec"] = a_spec(paused=value > 30)
         case _:
-            to_one(fleet, what, given)
-    return float(given) if what == "pass" else 0.5
+            apply_to_member(fleet, event, value)
+    return float(value) if event == "wait" else 0.5
 
 
-@given(st.lists(happenings, max_size=25))
-def test_handover_count_never_exceeds_moves_in_any_sequence_of_events(story: list[tuple[str, Any]]) -> None:
+@given(st.lists(EVENTS, max_size=25))
+def test_handover_count_never_exceeds_moves_in_any_sequence_of_events(events: list[tuple[str, Any]]) -> None:
     fleet = PlannedGroup("m1", "m2")
-    since = 0  # when the one who leads began
-    for what, given_ in (*story, ("all", 1), ("all", 1)):
-        seconds = happen(fleet, what, given_)
-        since = len(fleet.news) if what == "leader" else since
-        before = fleet.tally.unowned_seconds, fleet.tally.contested_seconds
-        news = fleet.plans(seconds)
-        assert fleet.tally.unowned_seconds >= before[0]
-        assert fleet.tally.contested_seconds >= before[1]
-        assert fleet.tally.oldest_handover_seconds(fleet.at) >= 0
-        assert all(it.revoked_at <= it.granted_at <= it.obeyed_at == fleet.at for it in news.handovers)
-        assert moved(fleet.news[since:]) >= len(handovers(fleet.news[since:]))
-        assert news.ended_rebalance is None or news.ended_rebalance == fleet.tally.rebalances[0]
-        assert all((it.seconds or 0) >= 0 and (it.longest or 0) >= 0 for it in fleet.tally.rebalances)
-        assert len({it.at for it in fleet.tally.rebalances}) == len(fleet.tally.rebalances)
+    leader_start = 0  # index of the present leader's first change
+    for event, value in (*events, ("all obey", 1), ("all obey", 1)):
+        seconds = apply_event(fleet, event, value)
+        leader_start = len(fleet.changes) if event == "change leader" else leader_start
+        unowned_seconds = fleet.tracker.unowned_seconds
+        contested_seconds = fleet.tracker.contested_seconds
+        change = fleet.run_plan(seconds)
+        assert fleet.tracker.unowned_seconds >= unowned_seconds
+        assert fleet.tracker.contested_seconds >= contested_seconds
+        assert fleet.tracker.oldest_handover_seconds(fleet.at) >= 0
+        for handover in change.handovers:
+            assert handover.revoked_at <= handover.granted_at <= handover.obeyed_at == fleet.at
+        assert moved_queues(fleet.changes[leader_start:]) >= len(handovers(fleet.changes[leader_start:]))
+        assert change.ended_rebalance is None or change.ended_rebalance == fleet.tracker.rebalances[0]
+        assert all(
+            (rebalance.seconds or 0) >= 0 and (rebalance.longest or 0) >= 0 for rebalance in fleet.tracker.rebalances
+        )
+        assert len({rebalance.at for rebalance in fleet.tracker.rebalances}) == len(fleet.tracker.rebalances)
 
 
 def test_rebalance_lists_its_handovers_at_the_end_forced_first_then_slowest() -> None:
-    fleet = settled("m1", "m2", "m3")
-    fleet.ends("m3")
-    fleet.plans()
-    fleet.obeys("m1")
-    fleet.plans(1.0)
-    fleet.obeys("m2")
-    fleet.falls_silent("m2")
-    fleet.plans(4.0)
-    (past,) = [it.completed for it in fleet.settles() if it.completed]
-    told = [(it.is_forced, it.seconds) for it in past.slowest_handovers]
-    assert told == sorted(told, reverse=True)
-    assert len({forced for forced, _ in told}) == 2
-    assert len({seconds for _, seconds in told}) > 1
-    assert past.handover_count == len(told) == len(handovers(fleet.news))
+    fleet = a_settled_group("m1", "m2", "m3")
+    fleet.delete_pod("m3")
+    fleet.run_plan()
+    fleet.obey("m1")
+    fleet.run_plan(1.0)
+    fleet.obey("m2")
+    fleet.make_unreachable("m2")
+    fleet.run_plan(4.0)
+    (completed,) = [change.completed for change in fleet.settle() if change.completed]
+    listed = [(handover.is_forced, handover.seconds) for handover in completed.slowest_handovers]
+    assert listed == sorted(listed, reverse=True)
+    assert len({forced for forced, _ in listed}) == 2
+    assert len({seconds for _, seconds in listed}) > 1
+    assert completed.handover_count == len(listed) == len(handovers(fleet.changes))

@@ -1,4 +1,4 @@
-"""Traces on their way: which variables are read, and what becomes of traces that a receiver does not take."""
+"""Export of traces: the environment variables that configure it, and requests that a receiver rejects."""
 
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -23,56 +23,60 @@ ENDPOINT, TRACES_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_T
 HEADERS, PROTOCOL = "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_PROTOCOL"
 
 
-async def groups(receiver: Receiver) -> list[str]:
-    """Return whose rebalances came with the next request."""
-    return [attributes(it)["rota.group"] for it in await receiver.spans() if it.name == "rebalance"]
+async def received_groups(receiver: Receiver) -> list[str]:
+    """Return the groups of the rebalances in the next request."""
+    return [attributes(span)["rota.group"] for span in await receiver.spans() if span.name == "rebalance"]
 
 
 @pytest.fixture
-async def receiver() -> AsyncIterator[tuple[Receiver, str]]:
-    async with a_receiver() as told:
-        yield told, told.url
+async def receiver() -> AsyncIterator[Receiver]:
+    async with a_receiver() as server:
+        yield server
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def export_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
 
 
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TraceRecorder | None]:
-    """Return what opens a recorder in a process with those variables."""
+    """Return a function that opens a recorder with the given environment variables."""
 
-    def opened(**environment: str) -> TraceRecorder | None:
+    def open_with(**environment: str) -> TraceRecorder | None:
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         return open_recorder(environment, "rota-0", "1.2.3")
 
-    return opened
+    return open_with
 
 
 @asynccontextmanager
-async def running(told: TraceRecorder | None) -> AsyncIterator[TraceExporter]:
-    it = TraceExporter(told)
+async def an_exporter(recorder: TraceRecorder | None) -> AsyncIterator[TraceExporter]:
+    exporter = TraceExporter(recorder)
     try:
-        yield it
+        yield exporter
     finally:
-        await it.close()
+        await exporter.close()
 
 
-def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Return the errors of the SDK."""
-    return [it.getMessage() for it in caplog.records if it.name.startswith("opentelemetry") and it.levelname == "ERROR"]
+def logged_errors(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the errors that the SDK logged."""
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.name.startswith("opentelemetry") and record.levelname == "ERROR"
+    ]
 
 
-async def until_logged(caplog: pytest.LogCaptureFixture, count: int) -> None:
+async def wait_for_logged_errors(caplog: pytest.LogCaptureFixture, count: int) -> None:
     async def are_logged() -> bool:
-        return len(logged(caplog)) >= count
+        return len(logged_errors(caplog)) >= count
 
     await soon(are_logged)
 
 
-# Which variables are read.
+# Environment variables.
 
 
 @pytest.mark.parametrize(
@@ -109,18 +113,18 @@ def test_trace_endpoint_gets_the_path_unless_it_is_for_traces_only(
     environment: dict[str, str],
     url: str,
 ) -> None:
-    opened: list[str] = []
+    endpoints: list[str] = []
     otlp = import_module("rota.otlp")
 
-    def exporter(endpoint: str, **_: object) -> SpanExporter:
-        opened.append(endpoint)
+    def build_exporter(endpoint: str, **_: object) -> SpanExporter:
+        endpoints.append(endpoint)
         return InMemorySpanExporter()
 
-    monkeypatch.setattr(otlp, "OTLPSpanExporter", exporter)
-    found = recorder(**environment)
-    assert found
-    found.close()
-    assert opened == [url]
+    monkeypatch.setattr(otlp, "OTLPSpanExporter", build_exporter)
+    trace_recorder = recorder(**environment)
+    assert trace_recorder
+    trace_recorder.close()
+    assert endpoints == [url]
 
 
 @pytest.mark.parametrize("name", [ENDPOINT, TRACES_ENDPOINT])
@@ -185,140 +189,132 @@ def test_trace_export_without_its_package_is_rejected_with_a_sentence(
     ],
 )
 async def test_trace_resource_is_extended_or_overridden_by_environment(
-    receiver: tuple[Receiver, str],
+    receiver: Receiver,
     recorder: Callable[..., TraceRecorder | None],
     environment: dict[str, str],
     expected: dict[str, str],
 ) -> None:
-    there, url = receiver
-    async with running(recorder(**{ENDPOINT: url, **environment})) as it:
-        it.export(KEY, news())
-        (told,) = resource_spans((await there.got.get())[1])
-    assert {name: text for name, text in attributes(told.resource).items() if "sdk" not in name} == expected
+    async with an_exporter(recorder(**{ENDPOINT: receiver.url, **environment})) as exporter:
+        exporter.export(KEY, news())
+        (resource,) = resource_spans((await receiver.got.get())[1])
+    assert {name: text for name, text in attributes(resource.resource).items() if "sdk" not in name} == expected
 
 
-# How it is sent.
+# Requests to the receiver.
 
 
 async def test_trace_export_sends_rebalances_together_in_one_request_with_headers(
-    receiver: tuple[Receiver, str], recorder: Callable[..., TraceRecorder | None]
+    receiver: Receiver, recorder: Callable[..., TraceRecorder | None]
 ) -> None:
-    there, url = receiver
     headers = " Api-Key = a%2Cb ,,authorization=Basic dTpw== "
-    at_close = {"OTEL_BSP_SCHEDULE_DELAY": "600000"}  # else one batch could end between two rebalances
-    async with running(recorder(**{ENDPOINT: url, HEADERS: headers, **at_close})) as it:
+    only_at_close = {"OTEL_BSP_SCHEDULE_DELAY": "600000"}  # otherwise a batch could end between two rebalances
+    async with an_exporter(recorder(**{ENDPOINT: receiver.url, HEADERS: headers, **only_at_close})) as exporter:
         for name in ("orders", "bills"):
-            it.export(("shop", name), news(handover()))
-        it.export(("shop", "quiet"), RebalanceChange(moved_queues=3))
-    asked, body = await there.got.get()
-    assert asked.path == "/otlp/v1/traces"
-    assert (asked.headers["api-key"], asked.headers["authorization"]) == ("a,b", "Basic dTpw==")
-    assert asked.content_type == "application/x-protobuf"
+            exporter.export(("shop", name), news(handover()))
+        exporter.export(("shop", "quiet"), RebalanceChange(moved_queues=3))
+    request, body = await receiver.got.get()
+    assert request.path == "/otlp/v1/traces"
+    assert (request.headers["api-key"], request.headers["authorization"]) == ("a,b", "Basic dTpw==")
+    assert request.content_type == "application/x-protobuf"
     assert [attributes(span)["rota.group"] for span in decoded(body) if span.name == "rebalance"] == ["orders", "bills"]
-    assert there.got.empty()
+    assert receiver.got.empty()
 
 
-async def test_trace_export_compresses_where_the_environment_asks_for_it(
-    receiver: tuple[Receiver, str], recorder: Callable[..., TraceRecorder | None]
+async def test_trace_export_compresses_if_the_environment_requests_it(
+    receiver: Receiver, recorder: Callable[..., TraceRecorder | None]
 ) -> None:
-    there, url = receiver
-    async with running(recorder(**{ENDPOINT: url, "OTEL_EXPORTER_OTLP_COMPRESSION": "gzip"})) as it:
-        it.export(KEY, news())
-        asked, body = await there.got.get()
-    assert asked.headers["content-encoding"] == "gzip"
+    async with an_exporter(recorder(**{ENDPOINT: receiver.url, "OTEL_EXPORTER_OTLP_COMPRESSION": "gzip"})) as exporter:
+        exporter.export(KEY, news())
+        request, body = await receiver.got.get()
+    assert request.headers["content-encoding"] == "gzip"
     assert decoded(body)  # the server has decompressed it
 
 
 async def test_trace_export_follows_the_sampler_of_the_environment(
-    receiver: tuple[Receiver, str], recorder: Callable[..., TraceRecorder | None]
+    receiver: Receiver, recorder: Callable[..., TraceRecorder | None]
 ) -> None:
-    there, url = receiver
-    async with running(recorder(**{ENDPOINT: url, "OTEL_TRACES_SAMPLER": "always_off"})) as it:
-        it.export(KEY, news())
-    assert there.got.empty()
+    async with an_exporter(recorder(**{ENDPOINT: receiver.url, "OTEL_TRACES_SAMPLER": "always_off"})) as exporter:
+        exporter.export(KEY, news())
+    assert receiver.got.empty()
 
 
 async def test_trace_export_repeats_a_request_of_a_busy_receiver_with_the_same_ids(
-    receiver: tuple[Receiver, str], recorder: Callable[..., TraceRecorder | None]
+    receiver: Receiver, recorder: Callable[..., TraceRecorder | None]
 ) -> None:
-    there, url = receiver
-    there.answers = [web.Response(status=503, headers={"Retry-After": "0"}), web.Response(status=429)]
-    async with running(recorder(**{ENDPOINT: url})) as it:
-        it.export(KEY, news(handover()))
-        bodies = [(await there.got.get())[1] for _ in range(3)]
+    receiver.answers = [web.Response(status=503, headers={"Retry-After": "0"}), web.Response(status=429)]
+    async with an_exporter(recorder(**{ENDPOINT: receiver.url})) as exporter:
+        exporter.export(KEY, news(handover()))
+        bodies = [(await receiver.got.get())[1] for _ in range(3)]
     assert bodies == [bodies[0]] * 3
 
 
 @pytest.mark.parametrize("status", [301, 308, 400, 401, 404, 413, 500])
-async def test_trace_export_logs_each_request_that_is_rejected_and_goes_on(
-    receiver: tuple[Receiver, str],
+async def test_trace_export_logs_each_rejected_request_and_continues(
+    receiver: Receiver,
     recorder: Callable[..., TraceRecorder | None],
     status: int,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    there, url = receiver
-    there.answers = [web.Response(status=status, headers={"location": "/v1/x"}) for _ in range(2)]
-    async with running(recorder(**{ENDPOINT: url})) as it:
+    receiver.answers = [web.Response(status=status, headers={"location": "/v1/x"}) for _ in range(2)]
+    async with an_exporter(recorder(**{ENDPOINT: receiver.url})) as exporter:
         for number, name in enumerate(("a", "b"), 1):
-            it.export(("shop", name), news())
-            assert await groups(there) == [name]
-            await until_logged(caplog, number)
-        it.export(("shop", "c"), news())
-        assert await groups(there) == ["c"]
-    assert len(logged(caplog)) == 2
-    assert all(str(status) in told for told in logged(caplog))
+            exporter.export(("shop", name), news())
+            assert await received_groups(receiver) == [name]
+            await wait_for_logged_errors(caplog, number)
+        exporter.export(("shop", "c"), news())
+        assert await received_groups(receiver) == ["c"]
+    assert len(logged_errors(caplog)) == 2
+    assert all(str(status) in message for message in logged_errors(caplog))
 
 
 async def test_trace_export_gives_up_on_an_unreachable_receiver(
     recorder: Callable[..., TraceRecorder | None], caplog: pytest.LogCaptureFixture
 ) -> None:
     url = f"http://127.0.0.1:{unused_port()}"
-    async with running(recorder(**{ENDPOINT: url, "OTEL_EXPORTER_OTLP_TIMEOUT": "0.2"})) as it:
+    async with an_exporter(recorder(**{ENDPOINT: url, "OTEL_EXPORTER_OTLP_TIMEOUT": "0.2"})) as exporter:
         for number in (1, 2):
-            it.export(KEY, news())
-            await until_logged(caplog, number)
+            exporter.export(KEY, news())
+            await wait_for_logged_errors(caplog, number)
 
 
 async def test_trace_export_queue_is_bounded(
-    receiver: tuple[Receiver, str], recorder: Callable[..., TraceRecorder | None], caplog: pytest.LogCaptureFixture
+    receiver: Receiver, recorder: Callable[..., TraceRecorder | None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    there, url = receiver
-    there.opened.clear()
+    receiver.opened.clear()
     sizes = {"OTEL_BSP_MAX_QUEUE_SIZE": "2", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "1"}
-    async with running(recorder(**{ENDPOINT: url, **sizes})) as it:
+    async with an_exporter(recorder(**{ENDPOINT: receiver.url, **sizes})) as exporter:
         for name in "abcdef":
-            it.export(("shop", name), news())
-        there.opened.set()
-        assert await groups(there)
+            exporter.export(("shop", name), news())
+        receiver.opened.set()
+        assert await received_groups(receiver)
     assert "Queue full, dropping Span." in caplog.messages
-    assert there.got.qsize() < 5
+    assert receiver.got.qsize() < 5
 
 
 async def test_trace_export_flushes_on_close_for_a_limited_time(
-    receiver: tuple[Receiver, str],
+    receiver: Receiver,
     recorder: Callable[..., TraceRecorder | None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    there, url = receiver
-    async with running(recorder(**{ENDPOINT: url})) as it:
-        it.export(KEY, news())
-    assert await groups(there) == ["orders"]
+    async with an_exporter(recorder(**{ENDPOINT: receiver.url})) as exporter:
+        exporter.export(KEY, news())
+    assert await received_groups(receiver) == ["orders"]
 
-    there.opened.clear()
+    receiver.opened.clear()
     monkeypatch.setattr(trace_export, "CLOSE_SECONDS", 0.2)
-    async with running(recorder(**{ENDPOINT: url})) as it:
-        it.export(KEY, news())
-    there.opened.set()
-    await soon(no_thread_of_traces)
+    async with an_exporter(recorder(**{ENDPOINT: receiver.url})) as exporter:
+        exporter.export(KEY, news())
+    receiver.opened.set()
+    await soon(has_no_export_thread)
 
 
-async def no_thread_of_traces() -> bool:
-    return not {it.name for it in threading.enumerate()} & {"traces", "OtelBatchSpanRecordProcessor"}
+async def has_no_export_thread() -> bool:
+    return not {thread.name for thread in threading.enumerate()} & {"traces", "OtelBatchSpanRecordProcessor"}
 
 
 async def test_trace_export_without_a_recorder_does_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    async with running(None) as it:
-        it.export(KEY, news())
-    assert it.trace_id_of(KEY, Any) == ""  # type: ignore[arg-type]
+    async with an_exporter(None) as exporter:
+        exporter.export(KEY, news())
+    assert exporter.trace_id_of(KEY, Any) == ""  # type: ignore[arg-type]
     assert caplog.records == []
-    assert await no_thread_of_traces()
+    assert await has_no_export_thread()

@@ -1,4 +1,4 @@
-"""Deployments of groups with a template, at an API server that answers as a test says."""
+"""Deployments of groups with a template; a stand-in for the API server returns a test's responses."""
 
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -44,7 +44,7 @@ OWNED = Deployment(
 
 @dataclass
 class ConflictingServer:
-    """Has a Deployment that another client has just changed, so that writes conflict."""
+    """An API server with a Deployment that another client has just changed, so that writes conflict."""
 
     deleted: list[str] = field(default_factory=list)
 
@@ -60,7 +60,7 @@ class ConflictingServer:
 
 @dataclass
 class RollingServer:
-    """Accepts Deployments, and reports the progress of their rollout as a test says."""
+    """An API server that accepts Deployments and reports the rollout status that a test sets."""
 
     status: DeploymentStatus
 
@@ -75,7 +75,7 @@ class RollingServer:
         return replace(OWNED, metadata=metadata, status=self.status)
 
 
-def progress(reason: str, message: str = "", **counts: int) -> DeploymentStatus:
+def rollout_status(reason: str, message: str = "", **counts: int) -> DeploymentStatus:
     numbers = {"observed_generation": 3, "replicas": 2, "updated_replicas": 2} | counts
     conditions = (DeploymentCondition("Available"), DeploymentCondition("Progressing", reason, message))
     return DeploymentStatus(**numbers, conditions=conditions)
@@ -84,50 +84,51 @@ def progress(reason: str, message: str = "", **counts: int) -> DeploymentStatus:
 @pytest.mark.parametrize(
     ("status", "rollout"),
     [
-        (progress("NewReplicaSetAvailable"), RolloutState.COMPLETE),
-        (progress("NewReplicaSetAvailable", observed_generation=2), RolloutState.UNDER_WAY),
-        (progress("NewReplicaSetAvailable", updated_replicas=1), RolloutState.UNDER_WAY),
-        (progress("ReplicaSetUpdated"), RolloutState.UNDER_WAY),
-        (progress("ProgressDeadlineExceeded"), RolloutState.FAILED),
-        (progress("ProgressDeadlineExceeded", observed_generation=2), RolloutState.UNDER_WAY),
-        (replace(progress(""), conditions=()), RolloutState.COMPLETE),
+        (rollout_status("NewReplicaSetAvailable"), RolloutState.COMPLETE),
+        (rollout_status("NewReplicaSetAvailable", observed_generation=2), RolloutState.UNDER_WAY),
+        (rollout_status("NewReplicaSetAvailable", updated_replicas=1), RolloutState.UNDER_WAY),
+        (rollout_status("ReplicaSetUpdated"), RolloutState.UNDER_WAY),
+        (rollout_status("ProgressDeadlineExceeded"), RolloutState.FAILED),
+        (rollout_status("ProgressDeadlineExceeded", observed_generation=2), RolloutState.UNDER_WAY),
+        (replace(rollout_status(""), conditions=()), RolloutState.COMPLETE),
         (DeploymentStatus(), RolloutState.UNDER_WAY),
     ],
 )
-def test_deployment_rollout_is_judged_as_kubectl_does(status: DeploymentStatus, rollout: RolloutState) -> None:
+def test_deployment_rollout_state_is_that_of_kubectl(status: DeploymentStatus, rollout: RolloutState) -> None:
     assert RollingServer(status).deployment("9").rollout is rollout
 
 
-def test_deployment_change_that_ends_or_begins_a_rollout_wakes_its_group() -> None:
-    server = RollingServer(progress("ReplicaSetUpdated"))
-    fleets = Deployments(cast("Api", server))
-    assert fleets.on_upsert(server.deployment("9"))
-    server.status = progress("ReplicaSetUpdated", updated_replicas=1)
-    assert not fleets.on_upsert(server.deployment("10")), "each new pod changes the counts"
-    server.status = progress("NewReplicaSetAvailable")
-    assert fleets.on_upsert(server.deployment("11"))
+def test_deployment_change_that_ends_or_starts_a_rollout_notifies_its_group() -> None:
+    server = RollingServer(rollout_status("ReplicaSetUpdated"))
+    deployments = Deployments(cast("Api", server))
+    assert deployments.on_upsert(server.deployment("9"))
+    server.status = rollout_status("ReplicaSetUpdated", updated_replicas=1)
+    assert not deployments.on_upsert(server.deployment("10")), "each new pod changes the counts"
+    server.status = rollout_status("NewReplicaSetAvailable")
+    assert deployments.on_upsert(server.deployment("11"))
 
 
 async def test_deployment_rollout_is_part_of_its_group() -> None:
-    server = RollingServer(progress("ReplicaSetUpdated"))
-    fleets, group = Deployments(cast("Api", server)), Group("shop", "orders")
+    server = RollingServer(rollout_status("ReplicaSetUpdated"))
+    deployments = Deployments(cast("Api", server))
+    group = Group("shop", "orders")
 
     def rolling_out() -> bool | None:
         return group.snapshot(0.0, BrokerState(), {}).rolling_out
 
     group.set_spec(replace(BODY, metadata=replace(BODY.metadata, generation=1)), None)
     assert rolling_out() is None, "nothing was applied yet"
-    await fleets.sync(group)
+    await deployments.sync(group)
     assert rolling_out() is True
-    server.status = progress("NewReplicaSetAvailable")
-    fleets.on_upsert(server.deployment("10"))
-    await fleets.sync(group)
+    server.status = rollout_status("NewReplicaSetAvailable")
+    deployments.on_upsert(server.deployment("10"))
+    await deployments.sync(group)
     assert (rolling_out(), group.deployment_problems) == (False, ())
     group.set_spec(replace(BODY, metadata=replace(BODY.metadata, generation=2)), None)
     assert rolling_out() is None, "the new spec was not applied yet"
-    server.status = progress("ProgressDeadlineExceeded", 'ReplicaSet "orders-5d" has timed out progressing.')
-    fleets.on_upsert(server.deployment("11"))
-    await fleets.sync(group)
+    server.status = rollout_status("ProgressDeadlineExceeded", 'ReplicaSet "orders-5d" has timed out progressing.')
+    deployments.on_upsert(server.deployment("11"))
+    await deployments.sync(group)
     assert rolling_out() is False
     sentence = (
         'The rollout of the Deployment orders makes no progress: ReplicaSet "orders-5d" has timed out progressing.'
@@ -137,36 +138,37 @@ async def test_deployment_rollout_is_part_of_its_group() -> None:
 
 async def test_template_is_rejected_by_an_operator_without_rights_to_deployments() -> None:
     server = ConflictingServer()
-    fleets = Deployments(cast("Api", server), enabled=False)
+    deployments = Deployments(cast("Api", server), enabled=False)
     group = Group("shop", "orders")
     group.set_spec(BODY, None)
-    assert await fleets.sync(group) == 0
+    assert await deployments.sync(group) == 0
     ((reason, message),) = group.deployment_problems
     assert reason is Reason.TEMPLATE_REJECTED
     assert message.startswith("This operator manages no Deployments (--no-fleets; rbac.fleets in the chart)")
     group.set_spec(replace(BODY, spec={**SPEC, "template": None, "replicas": None}), None)
-    assert await fleets.sync(group) == 0
+    assert await deployments.sync(group) == 0
     assert group.deployment_problems == ()
     assert server.deleted == []
 
 
 async def test_deployment_is_deleted_though_its_template_is_removed_after_a_write_conflict() -> None:
     server = ConflictingServer()
-    fleets = Deployments(cast("Api", server))
-    fleets.on_upsert(OWNED)
+    deployments = Deployments(cast("Api", server))
+    deployments.on_upsert(OWNED)
     group = Group("shop", "orders")
     group.set_spec(BODY, None)
     with pytest.raises(ConflictError):
-        await fleets.sync(group)
+        await deployments.sync(group)
     without_template = {name: value for name, value in SPEC.items() if name not in {"template", "replicas"}}
     group.set_spec(replace(BODY, spec=without_template), None)
-    assert await fleets.sync(group) == 1
+    assert await deployments.sync(group) == 1
     assert server.deleted == ["/apis/apps/v1/namespaces/shop/deployments/orders"]
 
 
 @pytest.mark.parametrize("kind", ["group", "deployment"])
 async def test_template_that_is_too_large_is_not_kept_in_memory(kind: str) -> None:
-    fleets, group = Deployments(cast("Api", ConflictingServer())), Group("shop", "orders")
+    deployments = Deployments(cast("Api", ConflictingServer()))
+    group = Group("shop", "orders")
     group.set_spec(BODY, None)
     if kind == "group":
         image = "a" * MAX_SPEC_BYTES
@@ -179,18 +181,18 @@ async def test_template_that_is_too_large_is_not_kept_in_memory(kind: str) -> No
     else:
         large_deployment = replace(OWNED, spec=Raw(b'{"paused": "%s"}' % (b"a" * MAX_DEPLOYMENT_BYTES)))
         assert bytes(large_deployment.spec) == b""
-        fleets.on_upsert(large_deployment)
-        await fleets.sync(group)
+        deployments.on_upsert(large_deployment)
+        await deployments.sync(group)
         ((reason, message),) = group.deployment_problems
         assert reason is Reason.TEMPLATE_REJECTED
         assert message == "The Deployment orders has a spec of more than 262,144 bytes; shorten spec.template"
 
 
-def test_deployment_deleted_after_another_of_its_name_was_created_leaves_that_expected() -> None:
-    fleets = Deployments(cast("Api", ConflictingServer()))
+def test_deployment_deleted_after_a_successor_of_its_name_was_created_leaves_the_successor_expected() -> None:
+    deployments = Deployments(cast("Api", ConflictingServer()))
     recreated = replace(OWNED, metadata=replace(OWNED.metadata, uid="3", resource_version="9"))
-    fleets.on_upsert(recreated)
-    fleets.on_delete(replace(OWNED, metadata=replace(OWNED.metadata, resource_version="8")))
-    assert [*fleets.expected] == [recreated]
-    fleets.on_delete(Deployment(replace(recreated.metadata, resource_version="10")))
-    assert [*fleets.expected] == []
+    deployments.on_upsert(recreated)
+    deployments.on_delete(replace(OWNED, metadata=replace(OWNED.metadata, resource_version="8")))
+    assert [*deployments.expected] == [recreated]
+    deployments.on_delete(Deployment(replace(recreated.metadata, resource_version="10")))
+    assert [*deployments.expected] == []

@@ -1,4 +1,4 @@
-"""Pod templates with the sidecar in them: what is put in, and that it comes out again without a trace."""
+"""Injection of the sidecar into pod templates, and its complete removal."""
 
 import json
 import subprocess
@@ -35,21 +35,23 @@ def an_app(**fields: Any) -> Object:
     return {"name": "app", "image": "app", **fields}
 
 
-def the_sidecar(template: Object) -> Object:
-    (found,) = [it for it in template["spec"]["initContainers"] if it["name"] == "rota-sidecar"]
-    assert isinstance(found, dict)
-    return found
+def sidecar_of(template: Object) -> Object:
+    (sidecar,) = [container for container in template["spec"]["initContainers"] if container["name"] == "rota-sidecar"]
+    assert isinstance(sidecar, dict)
+    return sidecar
 
 
 def mounts(template: Object) -> dict[str, str]:
-    return {it["mountPath"]: it["name"] for it in the_sidecar(template)["volumeMounts"]}
+    return {mount["mountPath"]: mount["name"] for mount in sidecar_of(template)["volumeMounts"]}
 
 
 def volumes(template: Object) -> Object:
-    return {it["name"]: {key: it[key] for key in it if key != "name"} for it in template["spec"]["volumes"]}
+    return {
+        volume["name"]: {key: volume[key] for key in volume if key != "name"} for volume in template["spec"]["volumes"]
+    }
 
 
-# What is put in.
+# Injection.
 
 
 def test_injection_labels_pods_with_the_group_and_annotates_the_sidecar_image() -> None:
@@ -59,15 +61,19 @@ def test_injection_labels_pods_with_the_group_and_annotates_the_sidecar_image() 
 
 
 def test_injection_adds_a_native_sidecar_after_the_apps_init_containers() -> None:
-    made = inject(a_template(an_app(), initContainers=[{"name": "migrate"}]), "orders", SIDECAR)
-    assert [it["name"] for it in made["spec"]["initContainers"]] == ["migrate", "rota-sidecar"]
-    assert the_sidecar(made)["restartPolicy"] == "Always"
-    assert the_sidecar(made)["command"] == ["python", "-m", "rota.sidecar"]
+    injected = inject(a_template(an_app(), initContainers=[{"name": "migrate"}]), "orders", SIDECAR)
+    assert [container["name"] for container in injected["spec"]["initContainers"]] == ["migrate", "rota-sidecar"]
+    assert sidecar_of(injected)["restartPolicy"] == "Always"
+    assert sidecar_of(injected)["command"] == ["python", "-m", "rota.sidecar"]
 
 
 def test_injection_sets_pod_identity_and_folders_in_the_environment() -> None:
-    env = {it["name"]: it for it in the_sidecar(inject(a_template(), "orders", SIDECAR))["env"]}
-    fields = {name: it["valueFrom"]["fieldRef"]["fieldPath"] for name, it in env.items() if "valueFrom" in it}
+    env = {variable["name"]: variable for variable in sidecar_of(inject(a_template(), "orders", SIDECAR))["env"]}
+    fields = {
+        name: variable["valueFrom"]["fieldRef"]["fieldPath"]
+        for name, variable in env.items()
+        if "valueFrom" in variable
+    }
     assert fields == {
         "POD_NAME": "metadata.name",
         "POD_NAMESPACE": "metadata.namespace",
@@ -75,8 +81,8 @@ def test_injection_sets_pod_identity_and_folders_in_the_environment() -> None:
         "POD_IP": "status.podIP",
         "HOST_IP": "status.hostIP",
     }
-    told = {name: it["value"] for name, it in env.items() if "value" in it}
-    assert told == {
+    values = {name: variable["value"] for name, variable in env.items() if "value" in variable}
+    assert values == {
         "ROTA_DOCUMENTS": "/etc/rota",
         "ROTA_KEY": "/etc/rota-key",
         "ROTA_STATE": "/var/lib/rota",
@@ -85,100 +91,108 @@ def test_injection_sets_pod_identity_and_folders_in_the_environment() -> None:
 
 
 def test_injection_mounts_the_config_map_whole_and_as_optional() -> None:
-    made = inject(a_template(), "orders", SIDECAR)
-    assert volumes(made)[mounts(made)["/etc/rota"]] == {"configMap": {"name": "orders-rota", "optional": True}}
-    assert not any("subPath" in it for it in the_sidecar(made)["volumeMounts"])
+    injected = inject(a_template(), "orders", SIDECAR)
+    assert volumes(injected)[mounts(injected)["/etc/rota"]] == {"configMap": {"name": "orders-rota", "optional": True}}
+    assert not any("subPath" in mount for mount in sidecar_of(injected)["volumeMounts"])
 
 
 def test_injection_hides_the_service_account_token_from_the_sidecar_only() -> None:
-    made = inject(a_template(an_app()), "orders", SIDECAR)
-    assert volumes(made)[mounts(made)[TOKEN]] == {"emptyDir": {}}
-    assert "volumeMounts" not in made["spec"]["containers"][0]
-    assert "automountServiceAccountToken" not in made["spec"]
+    injected = inject(a_template(an_app()), "orders", SIDECAR)
+    assert volumes(injected)[mounts(injected)[TOKEN]] == {"emptyDir": {}}
+    assert "volumeMounts" not in injected["spec"]["containers"][0]
+    assert "automountServiceAccountToken" not in injected["spec"]
 
 
 def test_injection_mounts_secrets_that_the_group_names() -> None:
     tls = {"enabled": True, "caSecret": {"name": "authorities"}, "clientSecret": {"name": "client"}}
     rocketmq = {"nameServers": ["ns:9876"], "credentialsSecret": {"name": "acl"}, "tls": tls}
-    asked = SidecarSpec.from_spec(a_spec(broker={"rocketmq": rocketmq}), "rota-sidecar:1", 30.0)
-    made = inject(a_template(), "orders", asked)
-    assert volumes(made)[mounts(made)["/etc/rota-credentials"]] == {"secret": {"secretName": "acl"}}
-    assert volumes(made)[mounts(made)["/etc/rota-ca"]] == {"secret": {"secretName": "authorities"}}
-    assert volumes(made)[mounts(made)["/etc/rota-client"]] == {"secret": {"secretName": "client"}}
-    assert {"name": "ROTA_CLIENT", "value": "/etc/rota-client"} in the_sidecar(made)["env"]
-    others = {"/etc/rota", "/etc/rota-key", TOKEN, "/var/lib/rota", "/run/rota"}
-    assert mounts(inject(a_template(), "orders", SIDECAR)).keys() == others
+    sidecar = SidecarSpec.from_spec(a_spec(broker={"rocketmq": rocketmq}), "rota-sidecar:1", 30.0)
+    injected = inject(a_template(), "orders", sidecar)
+    assert volumes(injected)[mounts(injected)["/etc/rota-credentials"]] == {"secret": {"secretName": "acl"}}
+    assert volumes(injected)[mounts(injected)["/etc/rota-ca"]] == {"secret": {"secretName": "authorities"}}
+    assert volumes(injected)[mounts(injected)["/etc/rota-client"]] == {"secret": {"secretName": "client"}}
+    assert {"name": "ROTA_CLIENT", "value": "/etc/rota-client"} in sidecar_of(injected)["env"]
+    without_secrets = {"/etc/rota", "/etc/rota-key", TOKEN, "/var/lib/rota", "/run/rota"}
+    assert mounts(inject(a_template(), "orders", SIDECAR)).keys() == without_secrets
 
 
 def test_injection_mounts_the_groups_key_and_the_hooks_socket_into_the_sidecar_alone() -> None:
-    made = inject(a_template(an_app()), "orders", SIDECAR)
+    injected = inject(a_template(an_app()), "orders", SIDECAR)
     key = {"secret": {"secretName": "orders-rota-key", "optional": True}}
-    assert volumes(made)[mounts(made)["/etc/rota-key"]] == key
+    assert volumes(injected)[mounts(injected)["/etc/rota-key"]] == key
     socket = {"emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}
-    assert volumes(made)[mounts(made)["/run/rota"]] == socket
+    assert volumes(injected)[mounts(injected)["/run/rota"]] == socket
     hook = {"preStop": {"exec": {"command": ["python", "-m", "rota.sidecar.prestop"]}}}
-    assert the_sidecar(made)["lifecycle"] == hook
-    assert made["spec"]["containers"] == [an_app(lifecycle=DRAINED)]
+    assert sidecar_of(injected)["lifecycle"] == hook
+    assert injected["spec"]["containers"] == [an_app(lifecycle=DRAINED)]
 
 
 def test_injection_keeps_state_in_an_empty_dir_unless_the_app_mounts_a_volume() -> None:
-    made = inject(a_template(), "orders", SIDECAR)
-    assert volumes(made)[mounts(made)["/var/lib/rota"]] == {"emptyDir": {"sizeLimit": "256Mi"}}
+    injected = inject(a_template(), "orders", SIDECAR)
+    assert volumes(injected)[mounts(injected)["/var/lib/rota"]] == {"emptyDir": {"sizeLimit": "256Mi"}}
     mount = {"name": "data", "mountPath": "/var/lib/rota/", "subPath": "offsets"}
-    made = inject(a_template(an_app(volumeMounts=[mount])), "orders", SIDECAR)
-    assert mounts(made)["/var/lib/rota"] == "data"
-    assert {"name": "data", "mountPath": "/var/lib/rota", "subPath": "offsets"} in the_sidecar(made)["volumeMounts"]
-    assert "rota-state" not in volumes(made)
+    injected = inject(a_template(an_app(volumeMounts=[mount])), "orders", SIDECAR)
+    assert mounts(injected)["/var/lib/rota"] == "data"
+    assert {"name": "data", "mountPath": "/var/lib/rota", "subPath": "offsets"} in sidecar_of(injected)["volumeMounts"]
+    assert "rota-state" not in volumes(injected)
 
 
 def test_injection_probes_find_a_hanging_sidecar_unready_before_dead() -> None:
-    made = the_sidecar(inject(a_template(), "orders", SIDECAR))
-    probes = [made[name] for name in ("startupProbe", "readinessProbe", "livenessProbe")]
-    assert [it["httpGet"] for it in probes] == [{"path": p, "port": 9911} for p in ("/healthz", "/readyz", "/healthz")]
-    _, readiness, liveness = ((it["periodSeconds"] + it["timeoutSeconds"]) * it["failureThreshold"] for it in probes)
+    sidecar = sidecar_of(inject(a_template(), "orders", SIDECAR))
+    probes = [sidecar[name] for name in ("startupProbe", "readinessProbe", "livenessProbe")]
+    assert [probe["httpGet"] for probe in probes] == [
+        {"path": path, "port": 9911} for path in ("/healthz", "/readyz", "/healthz")
+    ]
+    _, readiness, liveness = (
+        (probe["periodSeconds"] + probe["timeoutSeconds"]) * probe["failureThreshold"] for probe in probes
+    )
     assert readiness < 10  # lostAfter
-    assert liveness > 40  # who stood still for so long goes on
-    assert made["ports"] == [
+    assert liveness > 40  # a sidecar that hung for less continues
+    assert sidecar["ports"] == [
         {"name": "rota-report", "containerPort": 9911},
         {"name": "rota-control", "containerPort": 9913},
     ]
 
 
 def test_injection_sets_resources_of_the_group_or_small_defaults() -> None:
-    assert the_sidecar(inject(a_template(), "orders", SIDECAR))["resources"] == {
+    assert sidecar_of(inject(a_template(), "orders", SIDECAR))["resources"] == {
         "requests": {"cpu": "20m", "memory": "64Mi"},
         "limits": {"memory": "256Mi"},
     }
-    asked = SidecarSpec.from_spec(a_spec(sidecar={"resources": {"limits": {"cpu": 1}}}), "rota-sidecar:1", 30.0)
-    assert the_sidecar(inject(a_template(), "orders", asked))["resources"] == {"limits": {"cpu": 1}}
+    sidecar = SidecarSpec.from_spec(a_spec(sidecar={"resources": {"limits": {"cpu": 1}}}), "rota-sidecar:1", 30.0)
+    assert sidecar_of(inject(a_template(), "orders", sidecar))["resources"] == {"limits": {"cpu": 1}}
 
 
 def test_injection_adds_a_drain_hook_unless_the_app_has_a_pre_stop_hook() -> None:
-    sleeps = {"preStop": {"sleep": {"seconds": 5}}}
-    starts = {"postStart": {"exec": {"command": ["warm-up"]}}}
-    apps = [an_app(), {"name": "busy", "lifecycle": sleeps}, {"name": "slow", "lifecycle": starts}]
-    made = inject(a_template(*apps), "orders", SIDECAR)
-    assert [it["lifecycle"] for it in made["spec"]["containers"]] == [DRAINED, sleeps, starts | DRAINED]
+    pre_stop = {"preStop": {"sleep": {"seconds": 5}}}
+    post_start = {"postStart": {"exec": {"command": ["warm-up"]}}}
+    apps = [an_app(), {"name": "busy", "lifecycle": pre_stop}, {"name": "slow", "lifecycle": post_start}]
+    injected = inject(a_template(*apps), "orders", SIDECAR)
+    assert [container["lifecycle"] for container in injected["spec"]["containers"]] == [
+        DRAINED,
+        pre_stop,
+        post_start | DRAINED,
+    ]
 
 
 @pytest.mark.parametrize(
-    ("given_", "drain", "made"),
+    ("app_seconds", "drain_timeout", "expected"),
     [(None, 30.0, 45), (None, 10.0, None), (5, 10.0, 25), (300, 30.0, 300), (45, 30.0, 45), (None, 30.5, 46)],
 )
 def test_injection_raises_the_grace_period_to_drain_plus_15_seconds_and_never_lowers_it(
-    given_: int | None, drain: float, made: int | None
+    app_seconds: int | None, drain_timeout: float, expected: int | None
 ) -> None:
-    template = a_template(**({} if given_ is None else {"terminationGracePeriodSeconds": given_}))
-    found = inject(template, "orders", SidecarSpec(image="rota-sidecar:1", drain_timeout=drain))
-    assert found["spec"].get("terminationGracePeriodSeconds") == made
+    template = a_template(**({} if app_seconds is None else {"terminationGracePeriodSeconds": app_seconds}))
+    injected = inject(template, "orders", SidecarSpec(image="rota-sidecar:1", drain_timeout=drain_timeout))
+    assert injected["spec"].get("terminationGracePeriodSeconds") == expected
 
 
 def test_injection_is_recognized_by_the_operator() -> None:
-    made = inject(a_template(), "orders", SIDECAR)
-    assert msgspec.convert({"metadata": {"name": "orders-1"}, "spec": made["spec"]}, Pod).mounted_group == "orders"
+    injected = inject(a_template(), "orders", SIDECAR)
+    assert msgspec.convert({"metadata": {"name": "orders-1"}, "spec": injected["spec"]}, Pod).mounted_group == "orders"
 
 
-# Out again.
+# Removal.
 
 NAMES = st.sampled_from(["a", "b", "app", "rota-state"])
 LABELS = st.dictionaries(st.sampled_from(["app", "tier", "rota.dev/group"]), st.sampled_from(["x", "orders"]))
@@ -237,28 +251,28 @@ def test_injection_is_fully_reverted(template: Object, sidecar: SidecarSpec) -> 
 
 
 @given(TEMPLATES, SIDECARS, SIDECARS)
-def test_injection_twice_equals_the_last_one(template: Object, first: SidecarSpec, then: SidecarSpec) -> None:
-    once = inject(template, "orders", then)
-    assert inject(once, "orders", then) == once
-    assert inject(inject(template, "payments", first), "orders", then) == once
+def test_injection_twice_equals_the_last_one(template: Object, first: SidecarSpec, second: SidecarSpec) -> None:
+    once = inject(template, "orders", second)
+    assert inject(once, "orders", second) == once
+    assert inject(inject(template, "payments", first), "orders", second) == once
 
 
 @given(TEMPLATES, SIDECARS)
 def test_injection_does_not_modify_its_input(template: Object, sidecar: SidecarSpec) -> None:
-    before = json.dumps(template)
-    made = inject(template, "orders", sidecar)
-    kept = json.dumps(made)
-    remove_sidecar(made)
-    inject(made, "payments", sidecar)
-    assert (json.dumps(template), json.dumps(made)) == (before, kept)
+    template_json = json.dumps(template)
+    injected = inject(template, "orders", sidecar)
+    injected_json = json.dumps(injected)
+    remove_sidecar(injected)
+    inject(injected, "payments", sidecar)
+    assert (json.dumps(template), json.dumps(injected)) == (template_json, injected_json)
 
 
 def test_injection_revert_keeps_a_volume_of_the_app_with_the_sidecars_name() -> None:
     mount = {"name": "rota-state", "mountPath": "/var/lib/rota"}
     template = a_template(an_app(volumeMounts=[mount]), volumes=[{"name": "rota-state", "emptyDir": {}}])
-    made = inject(template, "orders", SIDECAR)
-    assert mounts(made)["/var/lib/rota"] == "rota-state"
-    assert remove_sidecar(made) == template
+    injected = inject(template, "orders", SIDECAR)
+    assert mounts(injected)["/var/lib/rota"] == "rota-state"
+    assert remove_sidecar(injected) == template
 
 
 def test_injection_writes_no_revert_note_if_names_suffice() -> None:
@@ -267,22 +281,22 @@ def test_injection_writes_no_revert_note_if_names_suffice() -> None:
 
 
 def test_injection_revert_keeps_later_changes() -> None:
-    made = inject(a_template(), "orders", SIDECAR)
-    made["spec"]["terminationGracePeriodSeconds"] = 300
-    made["spec"]["containers"].insert(0, {"name": "another"})
-    assert remove_sidecar(made)["spec"] == {"containers": [{"name": "another"}, {"name": "app"}]} | {
+    injected = inject(a_template(), "orders", SIDECAR)
+    injected["spec"]["terminationGracePeriodSeconds"] = 300
+    injected["spec"]["containers"].insert(0, {"name": "another"})
+    assert remove_sidecar(injected)["spec"] == {"containers": [{"name": "another"}, {"name": "app"}]} | {
         "terminationGracePeriodSeconds": 300
     }
 
 
 def test_injection_revert_ignores_defaults_of_the_api_server() -> None:
-    made = inject(a_template(), "orders", SIDECAR)
-    hook = made["spec"]["containers"][0]["lifecycle"]["preStop"]["httpGet"]
+    injected = inject(a_template(), "orders", SIDECAR)
+    hook = injected["spec"]["containers"][0]["lifecycle"]["preStop"]["httpGet"]
     hook["scheme"] = "HTTP"
-    for it in made["spec"]["volumes"]:
-        if "configMap" in it:
-            it["configMap"]["defaultMode"] = 420
-    assert remove_sidecar(made) == a_template()
+    for volume in injected["spec"]["volumes"]:
+        if "configMap" in volume:
+            volume["configMap"]["defaultMode"] = 420
+    assert remove_sidecar(injected) == a_template()
 
 
 DEEP_NOTE = '[[["spec"],' + "[" * 100_000
@@ -292,9 +306,9 @@ DEEP_NOTE = '[[["spec"],' + "[" * 100_000
     "note", ["", "?", "[]", "{}", "[1]", "[[[],[],[]]]", '[[["spec","containers",9,"x"],[],[1]]]', DEEP_NOTE]
 )
 def test_injection_revert_with_a_corrupt_note_restores_nothing(note: str) -> None:
-    made = inject(a_template(), "orders", SIDECAR)
-    made["metadata"]["annotations"][REVERSE_PATCH_ANNOTATION] = note
-    assert remove_sidecar(made) == a_template(terminationGracePeriodSeconds=45)
+    injected = inject(a_template(), "orders", SIDECAR)
+    injected["metadata"]["annotations"][REVERSE_PATCH_ANNOTATION] = note
+    assert remove_sidecar(injected) == a_template(terminationGracePeriodSeconds=45)
 
 
 VALUES = st.recursive(
@@ -305,16 +319,16 @@ VALUES = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from("abc"), VALUES), st.dictionaries(st.sampled_from("abc"), VALUES))
-def test_injection_revert_note_restores_any_value(found: Object, was: Object) -> None:
-    assert apply_patch(found, make_patch(found, was)) == was
-    assert make_patch(was, was) == ""
+def test_injection_revert_note_restores_any_value(current: Object, original: Object) -> None:
+    assert apply_patch(current, make_patch(current, original)) == original
+    assert make_patch(original, original) == ""
 
 
-# What cannot be.
+# Invalid templates.
 
 
 @pytest.mark.parametrize(
-    ("template", "told"),
+    ("template", "sentence"),
     [
         ({}, "spec.template: object missing required field spec"),
         ({"spec": {"containers": []}}, "spec.template.spec.containers: expected array of length >= 1"),
@@ -329,10 +343,10 @@ def test_injection_revert_note_restores_any_value(found: Object, was: Object) ->
         ),
     ],
 )
-def test_template_that_is_invalid_is_rejected_with_a_sentence_naming_the_field(template: Object, told: str) -> None:
+def test_template_that_is_invalid_is_rejected_with_a_sentence_naming_the_field(template: Object, sentence: str) -> None:
     with pytest.raises(InvalidSpecError) as caught:
         inject(template, "orders", SIDECAR)
-    assert told in str(caught.value)
+    assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -341,13 +355,13 @@ def test_template_that_is_invalid_is_rejected_with_a_sentence_naming_the_field(t
 BODY = CustomResource(Metadata("orders", uid="1-2-3", namespace="shop"))
 
 
-def a_deployment(image: str = "rota-sidecar:1", standing: Object | None = None, **spec: Any) -> Object:
-    asked = a_spec(**{"replicas": 3, "template": a_template(), **spec})
-    return build_manifest(BODY, asked, SidecarSpec.from_spec(asked, image, 30.0), standing)
+def a_deployment(image: str = "rota-sidecar:1", present: Object | None = None, **spec: Any) -> Object:
+    group_spec = a_spec(**{"replicas": 3, "template": a_template(), **spec})
+    return build_manifest(BODY, group_spec, SidecarSpec.from_spec(group_spec, image, 30.0), present)
 
 
 def image_of(body: Object) -> str:
-    return str(the_sidecar(body["spec"]["template"])["image"])
+    return str(sidecar_of(body["spec"]["template"])["image"])
 
 
 def test_deployment_is_owned_by_its_group() -> None:
@@ -376,11 +390,11 @@ def test_deployment_keeps_user_labels_and_annotations_except_the_selector_label(
 
 
 def test_deployment_keeps_its_sidecar_under_a_new_operator() -> None:
-    standing = a_deployment("rota-sidecar:1")
-    old = the_sidecar(standing["spec"]["template"])
-    del old["livenessProbe"]  # an earlier version made it in another way
-    standing["spec"]["template"]["spec"]["volumes"][0]["configMap"]["defaultMode"] = 420
-    assert a_deployment("rota-sidecar:2", standing)["spec"]["template"] == standing["spec"]["template"]
+    present = a_deployment("rota-sidecar:1")
+    sidecar = sidecar_of(present["spec"]["template"])
+    del sidecar["livenessProbe"]  # an earlier version wrote other probes
+    present["spec"]["template"]["spec"]["volumes"][0]["configMap"]["defaultMode"] = 420
+    assert a_deployment("rota-sidecar:2", present)["spec"]["template"] == present["spec"]["template"]
 
 
 @pytest.mark.parametrize(
@@ -398,34 +412,34 @@ def test_deployment_gets_the_new_sidecar_with_a_pod_change_or_auto_upgrade(chang
 
 
 def test_deployment_keeps_the_sidecar_and_hooks_of_an_earlier_version() -> None:
-    standing = a_deployment("rota-sidecar:1")
-    sidecar, pod = the_sidecar(standing["spec"]["template"]), standing["spec"]["template"]["spec"]
+    present = a_deployment("rota-sidecar:1")
+    sidecar, pod = sidecar_of(present["spec"]["template"]), present["spec"]["template"]["spec"]
     del sidecar["lifecycle"]
     pod["containers"][0]["lifecycle"]["preStop"]["httpGet"]["path"] = "/v1/drain"
-    wish = standing["metadata"]["annotations"][TEMPLATE_DIGEST_ANNOTATION]
-    assert wish.endswith("-2"), "an earlier version, which cannot keep this sidecar, must find another wish"
-    standing["metadata"]["annotations"][TEMPLATE_DIGEST_ANNOTATION] = wish.removesuffix("-2")
-    made = a_deployment("rota-sidecar:2", standing)
-    assert made["spec"]["template"] == standing["spec"]["template"]
-    assert made["metadata"]["annotations"] == standing["metadata"]["annotations"]
+    digest = present["metadata"]["annotations"][TEMPLATE_DIGEST_ANNOTATION]
+    assert digest.endswith("-2"), "an earlier version cannot keep this sidecar: it must find another digest"
+    present["metadata"]["annotations"][TEMPLATE_DIGEST_ANNOTATION] = digest.removesuffix("-2")
+    manifest = a_deployment("rota-sidecar:2", present)
+    assert manifest["spec"]["template"] == present["spec"]["template"]
+    assert manifest["metadata"]["annotations"] == present["metadata"]["annotations"]
 
 
 def test_deployment_keeps_its_sidecar_when_only_replicas_or_rollout_change() -> None:
-    standing = a_deployment("rota-sidecar:1")
-    made = a_deployment("rota-sidecar:2", standing, replicas=7, rollout={"maxSurge": 2})
-    assert (image_of(made), made["spec"]["replicas"]) == ("rota-sidecar:1", 7)
+    present = a_deployment("rota-sidecar:1")
+    manifest = a_deployment("rota-sidecar:2", present, replicas=7, rollout={"maxSurge": 2})
+    assert (image_of(manifest), manifest["spec"]["replicas"]) == ("rota-sidecar:1", 7)
 
 
 def test_deployment_reverts_manual_changes_of_its_template() -> None:
-    standing = a_deployment("rota-sidecar:1")
-    wanted = json.dumps(standing)
-    standing["spec"]["template"]["spec"]["containers"][0]["image"] = "by-hand"
-    assert a_deployment("rota-sidecar:2", standing) == json.loads(wanted)
+    present = a_deployment("rota-sidecar:1")
+    original = json.dumps(present)
+    present["spec"]["template"]["spec"]["containers"][0]["image"] = "by-hand"
+    assert a_deployment("rota-sidecar:2", present) == json.loads(original)
 
 
 def test_deployment_without_sidecar_gets_the_current_one() -> None:
-    standing = {"metadata": {"annotations": None}, "spec": {"template": a_template()}}
-    assert image_of(a_deployment("rota-sidecar:2", standing)) == "rota-sidecar:2"
+    present = {"metadata": {"annotations": None}, "spec": {"template": a_template()}}
+    assert image_of(a_deployment("rota-sidecar:2", present)) == "rota-sidecar:2"
 
 
 def test_manifest_module_imports_neither_kopf_nor_aiohttp() -> None:

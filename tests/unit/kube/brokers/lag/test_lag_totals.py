@@ -1,4 +1,4 @@
-"""A group's lag, topic by topic: what is added up, what is not known, what is an estimate."""
+"""A group's lag by topic: sums, unknown values and estimates."""
 
 from typing import Any
 
@@ -29,75 +29,79 @@ from rota.planner import QueueView
 RETRY = "%RETRY%orders"
 
 
-def a_lag(*lags: int | None, topic: str = "orders", waited: float | None = 1.0) -> dict[Queue, QueueLag]:
-    """Return how far a group is behind on the queues of a topic, in the order of their ids."""
+def a_lag(*lags: int | None, topic: str = "orders", seconds_per_message: float | None = 1.0) -> dict[Queue, QueueLag]:
+    """Return the lags of a topic's queues, in the order of their ids."""
     return {
-        Queue(topic, "a", number): QueueLag(lag=lag, delay=None if lag is None else lag * (waited or 0.0))
+        Queue(topic, "a", number): QueueLag(lag=lag, delay=None if lag is None else lag * (seconds_per_message or 0.0))
         for number, lag in enumerate(lags)
     }
 
 
-def seen(lags: dict[Queue, QueueLag], spec: Any = None, /, **views: QueueView | None) -> dict[str, TopicLag]:
-    """Add up lags of the topics orders and %RETRY%orders, which have two queues and none unless said."""
-    every = {"orders": a_view(2), RETRY: a_view(0, RETRY)} | {
-        name.replace("retry", RETRY): it for name, it in views.items()
+def lag_topics(lags: dict[Queue, QueueLag], spec: Any = None, /, **views: QueueView | None) -> dict[str, TopicLag]:
+    """Return the lag of each topic; by default orders has two queues and %RETRY%orders none."""
+    all_views = {"orders": a_view(2), RETRY: a_view(0, RETRY)} | {
+        name.replace("retry", RETRY): view for name, view in views.items()
     }
-    return lag_by_topic(spec or a_spec(), BrokerState(every), GroupLag(lags), RETRY, {})
+    return lag_by_topic(spec or a_spec(), BrokerState(all_views), GroupLag(lags), RETRY, {})
 
 
 def test_lag_total_of_a_topic_sums_its_queues_and_takes_the_longest_delay() -> None:
-    assert seen(a_lag(3, 4)) == {
+    assert lag_topics(a_lag(3, 4)) == {
         "orders": TopicLag("Subscribed", a_view(2).queues, 7, 4.0, estimate=False),
     }
 
 
 def test_lag_total_of_caught_up_queues_is_0() -> None:
-    assert seen(a_lag(0, 0))["orders"][2:4] == (0, 0.0)
+    assert lag_topics(a_lag(0, 0))["orders"][2:4] == (0, 0.0)
 
 
 @pytest.mark.parametrize("lags", [a_lag(3, None), a_lag(3), {}])
 def test_lag_total_of_topic_and_group_is_unknown_if_one_queue_is(lags: dict[Queue, QueueLag]) -> None:
-    found = seen(lags | a_lag(5, topic="payments"), payments=a_view(1, "payments"))
-    assert found["orders"][2:4] == (None, None)
-    assert found["payments"][2:4] == (5, 5.0)
-    assert (total_lag(found, "Subscribed"), max_delay(found)) == (None, None)
+    lags_by_topic = lag_topics(lags | a_lag(5, topic="payments"), payments=a_view(1, "payments"))
+    assert lags_by_topic["orders"][2:4] == (None, None)
+    assert lags_by_topic["payments"][2:4] == (5, 5.0)
+    assert (total_lag(lags_by_topic, "Subscribed"), max_delay(lags_by_topic)) == (None, None)
 
 
 def test_lag_total_may_be_known_while_the_delay_is_not() -> None:
     lags = a_lag(3, 4) | {Queue("orders", "a", 1): QueueLag(lag=4)}
-    assert seen(lags)["orders"][2:4] == (7, None)
-    assert max_delay(seen(lags)) is None
+    assert lag_topics(lags)["orders"][2:4] == (7, None)
+    assert max_delay(lag_topics(lags)) is None
 
 
 def test_lag_total_of_a_group_sums_topics_and_takes_the_longest_delay() -> None:
-    found = seen(a_lag(3, 4) | a_lag(9, topic="payments"), payments=a_view(1, "payments"))
-    assert (total_lag(found, "Subscribed"), max_delay(found)) == (16, 9.0)
+    lags_by_topic = lag_topics(a_lag(3, 4) | a_lag(9, topic="payments"), payments=a_view(1, "payments"))
+    assert (total_lag(lags_by_topic, "Subscribed"), max_delay(lags_by_topic)) == (16, 9.0)
 
 
 def test_lag_total_counts_retries_separately() -> None:
-    found = seen(a_lag(3, 4) | a_lag(50, topic=RETRY), retry=a_view(1, RETRY))
-    assert found[RETRY] == TopicLag("Retry", a_view(1, RETRY).queues, 50, 50.0, estimate=False)
-    assert (total_lag(found, "Subscribed"), total_lag(found, "Retry"), max_delay(found)) == (7, 50, 4.0)
+    lags_by_topic = lag_topics(a_lag(3, 4) | a_lag(50, topic=RETRY), retry=a_view(1, RETRY))
+    assert lags_by_topic[RETRY] == TopicLag("Retry", a_view(1, RETRY).queues, 50, 50.0, estimate=False)
+    assert (total_lag(lags_by_topic, "Subscribed"), total_lag(lags_by_topic, "Retry"), max_delay(lags_by_topic)) == (
+        7,
+        50,
+        4.0,
+    )
 
 
 @pytest.mark.parametrize("view", [None, a_view(0, RETRY)])
 def test_lag_total_omits_a_retry_topic_that_does_not_exist_yet(view: QueueView | None) -> None:
-    found = seen(a_lag(3, 4), retry=view)
-    assert [*found] == ["orders"]
-    assert total_lag(found, "Retry") is None
+    lags_by_topic = lag_topics(a_lag(3, 4), retry=view)
+    assert [*lags_by_topic] == ["orders"]
+    assert total_lag(lags_by_topic, "Retry") is None
 
 
 def test_lag_total_is_known_while_that_of_the_retry_topic_is_not() -> None:
-    found = seen(a_lag(3, 4), retry=a_view(1, RETRY))
-    assert (total_lag(found, "Subscribed"), max_delay(found)) == (7, 4.0)
-    assert total_lag(found, "Retry") is None
+    lags_by_topic = lag_topics(a_lag(3, 4), retry=a_view(1, RETRY))
+    assert (total_lag(lags_by_topic, "Subscribed"), max_delay(lags_by_topic)) == (7, 4.0)
+    assert total_lag(lags_by_topic, "Retry") is None
 
 
 @pytest.mark.parametrize("view", [None, a_view(0)])
 def test_lag_total_of_a_topic_without_reported_queues_is_unknown(view: QueueView | None) -> None:
-    found = seen(a_lag(3, 4), orders=view)
-    assert found == {"orders": TopicLag("Subscribed", (), None, None, estimate=False)}
-    assert (total_lag(found, "Subscribed"), max_delay(found)) == (None, None)
+    lags_by_topic = lag_topics(a_lag(3, 4), orders=view)
+    assert lags_by_topic == {"orders": TopicLag("Subscribed", (), None, None, estimate=False)}
+    assert (total_lag(lags_by_topic, "Subscribed"), max_delay(lags_by_topic)) == (None, None)
 
 
 def test_lag_total_of_a_group_without_known_topics_is_unknown() -> None:
@@ -118,30 +122,48 @@ def test_lag_total_of_a_group_without_known_topics_is_unknown() -> None:
 )
 def test_lag_total_of_a_filtered_topic_is_an_estimate(subscription: dict[str, str], estimate: bool) -> None:  # noqa: FBT001 - a row of the table
     spec = a_spec(subscriptions=[{"topic": "orders", **subscription}, {"topic": "payments"}])
-    found = seen(a_lag(3, 4) | a_lag(1, topic=RETRY), spec, retry=a_view(1, RETRY), payments=a_view(1, "payments"))
-    assert {topic: it.estimate for topic, it in found.items()} == {"orders": estimate, RETRY: False, "payments": False}
+    lags_by_topic = lag_topics(
+        a_lag(3, 4) | a_lag(1, topic=RETRY), spec, retry=a_view(1, RETRY), payments=a_view(1, "payments")
+    )
+    assert {topic: lag.estimate for topic, lag in lags_by_topic.items()} == {
+        "orders": estimate,
+        RETRY: False,
+        "payments": False,
+    }
 
 
 def test_lag_total_of_a_broadcasting_group_is_an_estimate() -> None:
-    found = seen(a_lag(3, 4), a_spec(messageModel="Broadcasting"))
-    assert (found["orders"].lag, found["orders"].estimate) == (7, True)
+    lags_by_topic = lag_topics(a_lag(3, 4), a_spec(messageModel="Broadcasting"))
+    assert (lags_by_topic["orders"].lag, lags_by_topic["orders"].estimate) == (7, True)
 
 
 def test_lag_total_counts_another_groups_retry_topic_as_subscribed() -> None:
-    others = "%RETRY%others"
-    found = lag_by_topic(
-        a_spec(), BrokerState({others: a_view(1, others)}), GroupLag(a_lag(3, topic=others)), RETRY, {}
+    retry_topic = "%RETRY%others"
+    lags_by_topic = lag_by_topic(
+        a_spec(), BrokerState({retry_topic: a_view(1, retry_topic)}), GroupLag(a_lag(3, topic=retry_topic)), RETRY, {}
     )
-    assert (total_lag(found, "Subscribed"), total_lag(found, "Retry")) == (3, None)
-    assert lag_by_topic(a_spec(), BrokerState({others: a_view(0, others)}), GroupLag({}), RETRY, {})[others].lag is None
+    assert (total_lag(lags_by_topic, "Subscribed"), total_lag(lags_by_topic, "Retry")) == (3, None)
+    assert (
+        lag_by_topic(a_spec(), BrokerState({retry_topic: a_view(0, retry_topic)}), GroupLag({}), RETRY, {})[
+            retry_topic
+        ].lag
+        is None
+    )
 
 
 def test_lag_total_is_unknown_after_the_route_lost_a_broker() -> None:
     payments = a_view(1, "payments")
-    views, lags = BrokerState({"orders": a_view(2), "payments": payments}), a_lag(3, 4) | a_lag(5, topic="payments")
-    found = lag_by_topic(a_spec(), views, GroupLag(lags, incomplete_topics=frozenset({"orders"})), RETRY, {})
-    assert (found["orders"].lag, found["orders"].delay, found["payments"].lag) == (None, None, 5)
-    assert found["orders"].queues == a_view(2).queues
+    broker_state = BrokerState({"orders": a_view(2), "payments": payments})
+    lags = a_lag(3, 4) | a_lag(5, topic="payments")
+    lags_by_topic = lag_by_topic(
+        a_spec(), broker_state, GroupLag(lags, incomplete_topics=frozenset({"orders"})), RETRY, {}
+    )
+    assert (lags_by_topic["orders"].lag, lags_by_topic["orders"].delay, lags_by_topic["payments"].lag) == (
+        None,
+        None,
+        5,
+    )
+    assert lags_by_topic["orders"].queues == a_view(2).queues
 
 
 @pytest.mark.parametrize(
@@ -154,7 +176,7 @@ def test_lag_total_is_unknown_after_the_route_lost_a_broker() -> None:
         (a_document(members={"m1": a_view(8).queues}), 7),
         (a_document(members={"m1": [Queue("others", "b", 0)]}), 7),
     ],
-    ids=["owned", "on its way", "everyone's", "on its way out", "a queue less", "of another topic"],
+    ids=["owned", "in handover", "everyone's", "released", "a queue less", "of another topic"],
 )
 def test_lag_total_is_unknown_while_a_missing_broker_has_assigned_queues(document: Assignment, lag: int | None) -> None:
     group = Group("shop", "orders")
@@ -163,8 +185,8 @@ def test_lag_total_is_unknown_while_a_missing_broker_has_assigned_queues(documen
 
 
 def test_lag_total_of_a_group_without_valid_spec_is_reported() -> None:
-    found = lag_by_topic(None, BrokerState({"orders": a_view(2)}), GroupLag(a_lag(3, 4)), RETRY, {})
-    assert found["orders"][2:] == (7, 4.0, False)
+    lags_by_topic = lag_by_topic(None, BrokerState({"orders": a_view(2)}), GroupLag(a_lag(3, 4)), RETRY, {})
+    assert lags_by_topic["orders"][2:] == (7, 4.0, False)
 
 
 @pytest.mark.parametrize(
@@ -197,30 +219,30 @@ def test_lag_rounding_is_within_5_percent_and_idempotent(lag: int) -> None:
     assert set(str(rounded)[2:]) <= {"0"}
 
 
-known = st.none() | st.integers(0, 1000)
+counts = st.none() | st.integers(0, 1000)
 
 
-@given(st.lists(st.tuples(st.sampled_from(["Subscribed", "Retry"]), known, known)))
+@given(st.lists(st.tuples(st.sampled_from(["Subscribed", "Retry"]), counts, counts)))
 def test_lag_total_is_known_only_if_every_part_is(parts: list[tuple[TopicKind, int | None, float | None]]) -> None:
     topics = {
-        str(number): TopicLag(kind, (), lag, waited, estimate=False) for number, (kind, lag, waited) in enumerate(parts)
+        str(number): TopicLag(kind, (), lag, delay, estimate=False) for number, (kind, lag, delay) in enumerate(parts)
     }
     for kind in ("Subscribed", "Retry"):
-        lags = [lag for each, lag, _ in parts if each == kind]
+        lags = [lag for part_kind, lag, _ in parts if part_kind == kind]
         assert total_lag(topics, kind) == (sum(lag or 0 for lag in lags) if lags and None not in lags else None)
-    delays = [waited for each, _, waited in parts if each == "Subscribed"]
-    assert max_delay(topics) == (max(it or 0 for it in delays) if delays and None not in delays else None)
+    delays = [delay for part_kind, _, delay in parts if part_kind == "Subscribed"]
+    assert max_delay(topics) == (max(delay or 0 for delay in delays) if delays and None not in delays else None)
 
 
 @pytest.mark.parametrize(
-    ("lags", "at", "lag"), [({}, None, 70), (a_lag(1200, 34), 5.0, 1200), (a_lag(3, None), 5.0, None)]
+    ("lags", "sampled_at", "lag"), [({}, None, 70), (a_lag(1200, 34), 5.0, 1200), (a_lag(3, None), 5.0, None)]
 )
 def test_lag_in_the_status_is_kept_until_brokers_were_polled(
-    lags: dict[Queue, QueueLag], at: float | None, lag: int | None
+    lags: dict[Queue, QueueLag], sampled_at: float | None, lag: int | None
 ) -> None:
     group = Group("shop", "orders")
     group.set_spec(CustomResource(Metadata("orders", uid="1", namespace="shop"), {}, {"lag": 70}), None)
-    assert status_lag(group, BrokerState({"orders": a_view(2)}), GroupLag(lags, sampled_at=at)) == lag
+    assert status_lag(group, BrokerState({"orders": a_view(2)}), GroupLag(lags, sampled_at=sampled_at)) == lag
 
 
 def test_lag_in_the_status_of_a_new_group_is_unknown_before_the_first_poll() -> None:

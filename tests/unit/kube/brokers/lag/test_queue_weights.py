@@ -1,4 +1,4 @@
-"""What queues weigh for a policy that spreads weight: what is measured, and what the planner makes of noise in it."""
+"""Weights of queues for policies that balance them: their measurement, and noise in it."""
 
 from random import Random
 from types import SimpleNamespace
@@ -60,42 +60,43 @@ def test_weight_is_measured_only_for_policies_that_use_it() -> None:
 async def test_weight_is_passed_to_the_planner(
     flows: dict[Queue, float | None], weights: dict[Queue, float] | None
 ) -> None:
-    nobody: Any = None
-    places: Any = SimpleNamespace(state_of=lambda *_: ORDERS, lag_of=lambda _: GroupLag({}, incoming_rates=flows))
-    brain = Controller(nobody, nobody, places, nobody)
-    brain._reconciler._state_reader = SimpleNamespace(topology=SimpleNamespace(rooms_of=lambda _: {}))  # type: ignore[assignment]
-    assert brain.snapshot(a_group()).queue_weights == weights
-    assert brain.snapshot(a_group("Sticky")).queue_weights == {}
+    unused: Any = None
+    registry: Any = SimpleNamespace(state_of=lambda *_: ORDERS, lag_of=lambda _: GroupLag({}, incoming_rates=flows))
+    controller = Controller(unused, unused, registry, unused)
+    controller._reconciler._state_reader = SimpleNamespace(topology=SimpleNamespace(rooms_of=lambda _: {}))  # type: ignore[assignment]
+    assert controller.snapshot(a_group()).queue_weights == weights
+    assert controller.snapshot(a_group("Sticky")).queue_weights == {}
 
 
-def moves(found: Plan) -> int:
+def handover_count(plan: Plan) -> int:
     return (
-        sum(len(line["queues"]) for line in found.journal_records if line["kind"] == "handover")
-        if found.document
+        sum(len(record["queues"]) for record in plan.journal_records if record["kind"] == "handover")
+        if plan.document
         else 0
     )
 
 
 @pytest.mark.parametrize("queues", [4, 12, 30, 96])
 def test_weight_noise_moves_no_queue(queues: int) -> None:
-    """Each rate is another one each time, by up to a tenth; nothing is moved after all was spread once."""
-    chance, group = Random(queues), a_group(m1=Q[:queues])
+    """Each rate varies by up to a tenth from plan to plan; after the first rebalance no queue moves."""
+    random = Random(queues)
+    group = a_group(m1=Q[:queues])
     view = BrokerState({"orders": a_view(queues)})
     document = a_document(members={"m1": Q[:queues], "m2": [], "m3": []}, age=1000.0)
-    moved: list[int] = []
+    changed: list[int] = []
     for number in range(100):
-        flows: dict[Queue, float | None] = {queue: chance.uniform(90, 110) for queue in Q[:queues]}
+        flows: dict[Queue, float | None] = {queue: random.uniform(90, 110) for queue in Q[:queues]}
         group.stored_assignment = StoredAssignment(document=document)
         weights = group_weights(group, view, GroupLag({}, incoming_rates=flows))
-        world = a_snapshot(
+        snapshot = a_snapshot(
             policy=group.resolved_spec.policy,
             document=document,
             pods=obeying(document),
             views=view.views,
             queue_weights=weights,
         )
-        found = plan(world, NOW + 60.0 * number)
-        moved.append(bool(found.document))
-        document = found.document or document
-    assert moved[:3] == [True, True, False], "taken, given, and that was it"
-    assert not any(moved[2:])
+        new_plan = plan(snapshot, NOW + 60.0 * number)
+        changed.append(bool(new_plan.document))
+        document = new_plan.document or document
+    assert changed[:3] == [True, True, False], "revoked, granted, and no further change"
+    assert not any(changed[2:])

@@ -1,4 +1,4 @@
-"""Exec plugins: what they get, what they give, and one sentence for each way in which they fail."""
+"""Exec plugins: their environment, the credentials that they print, and a sentence for each kind of failure."""
 
 import json
 import os
@@ -20,29 +20,34 @@ VERSION = "client.authentication.k8s.io/v1"
 CLUSTER = Cluster(server="https://one", certificate_authority_data="Q0E=")
 
 
-def python(text: str, **fields: Any) -> ExecPlugin:
-    """Return a login program that is a few lines of Python."""
+def a_python_plugin(text: str, **fields: Any) -> ExecPlugin:
+    """Return an exec plugin of a few lines of Python."""
     return ExecPlugin(command=sys.executable, args=["-c", text], **fields)
 
 
-def printing(status: Any, version: str = VERSION) -> ExecPlugin:
+def a_plugin_printing(status: Any, version: str = VERSION) -> ExecPlugin:
     response = json.dumps({"apiVersion": version, "kind": "ExecCredential", "status": status})
-    return python(f"print({response!r})")
+    return a_python_plugin(f"print({response!r})")
 
 
 async def test_login_by_exec_plugin_gives_a_token_with_its_expiry() -> None:
-    given = await run_exec_plugin(printing({"token": "t", "expirationTimestamp": "2030-01-01T00:00:00Z"}), CLUSTER)
-    assert (given.token, given.expiration_timestamp and given.expiration_timestamp.year) == ("t", 2030)
+    credentials = await run_exec_plugin(
+        a_plugin_printing({"token": "t", "expirationTimestamp": "2030-01-01T00:00:00Z"}), CLUSTER
+    )
+    assert (credentials.token, credentials.expiration_timestamp and credentials.expiration_timestamp.year) == (
+        "t",
+        2030,
+    )
 
 
-async def test_login_by_exec_plugin_gets_its_environment_and_the_cluster_it_asks_for() -> None:
+async def test_login_by_exec_plugin_gets_its_environment_and_the_cluster_if_requested() -> None:
     text = (
         "import json, os; info = json.loads(os.environ['KUBERNETES_EXEC_INFO']);"
-        "told = json.dumps([os.environ['REGION'], 'PATH' in os.environ, info]);"
-        f"print(json.dumps(dict(apiVersion='{VERSION}', kind='ExecCredential', status=dict(token=told))))"
+        "token = json.dumps([os.environ['REGION'], 'PATH' in os.environ, info]);"
+        f"print(json.dumps(dict(apiVersion='{VERSION}', kind='ExecCredential', status=dict(token=token))))"
     )
-    program = python(text, env=[EnvVar("REGION", "eu")], provide_cluster_info=True)
-    region, has_path, info = json.loads((await run_exec_plugin(program, CLUSTER)).token)
+    plugin = a_python_plugin(text, env=[EnvVar("REGION", "eu")], provide_cluster_info=True)
+    region, has_path, info = json.loads((await run_exec_plugin(plugin, CLUSTER)).token)
     assert (region, has_path) == ("eu", True)
     assert info == {
         "apiVersion": VERSION,
@@ -64,32 +69,38 @@ async def test_login_by_exec_plugin_gets_its_environment_and_the_cluster_it_asks
         (ExecPlugin(command="/"), "/ of the kubeconfig cannot be started: Permission denied"),
         (ExecPlugin(command="a\0b"), "cannot be started: embedded null byte"),
         (
-            python("import sys; print('noise', file=sys.stderr); sys.exit('no session, run aws sso login')"),
+            a_python_plugin("import sys; print('noise', file=sys.stderr); sys.exit('no session, run aws sso login')"),
             "failed with exit code 1: no session, run aws sso login; run it manually",
         ),
-        (python("import os; os.abort()"), "failed with exit code -6; run it manually"),
-        (python("print('not json')"), "printed no ExecCredential: JSON is malformed"),
-        (python("print('[' * 100000)"), "printed no ExecCredential"),
-        (python("while True: print('x' * 2**16)"), "printed more than 1 MiB; run it manually"),
-        (python("input()"), "failed with exit code 1: EOFError: EOF when reading a line; run it manually"),
-        (printing({}), "printed neither a token nor a certificate; run it manually"),
-        (printing({"clientCertificateData": "c"}), "printed a certificate without its key, or a key alone; run it"),
-        (printing({"token": "t", "expirationTimestamp": "2030-01-01T00:00:00"}), "printed no ExecCredential"),
-        (printing({"token": 5}), "printed no ExecCredential: Expected `str`, got `int`"),
-        (printing({"token": "t"}, "v0"), f"printed version 'v0' instead of {VERSION}"),
+        (a_python_plugin("import os; os.abort()"), "failed with exit code -6; run it manually"),
+        (a_python_plugin("print('not json')"), "printed no ExecCredential: JSON is malformed"),
+        (a_python_plugin("print('[' * 100000)"), "printed no ExecCredential"),
+        (a_python_plugin("while True: print('x' * 2**16)"), "printed more than 1 MiB; run it manually"),
+        (a_python_plugin("input()"), "failed with exit code 1: EOFError: EOF when reading a line; run it manually"),
+        (a_plugin_printing({}), "printed neither a token nor a certificate; run it manually"),
         (
-            python("", api_version="client.authentication.k8s.io/v1alpha1"),
+            a_plugin_printing({"clientCertificateData": "c"}),
+            "printed a certificate without its key, or a key alone; run it",
+        ),
+        (a_plugin_printing({"token": "t", "expirationTimestamp": "2030-01-01T00:00:00"}), "printed no ExecCredential"),
+        (a_plugin_printing({"token": 5}), "printed no ExecCredential: Expected `str`, got `int`"),
+        (a_plugin_printing({"token": "t"}, "v0"), f"printed version 'v0' instead of {VERSION}"),
+        (
+            a_python_plugin("", api_version="client.authentication.k8s.io/v1alpha1"),
             "has version 'client.authentication.k8s",
         ),
-        (python("", interactive_mode="Always"), "needs a terminal, and there is none; use a login that needs none"),
+        (
+            a_python_plugin("", interactive_mode="Always"),
+            "needs a terminal, and there is none; use a login that needs none",
+        ),
     ],
 )
 async def test_login_by_exec_plugin_failure_is_one_sentence(program: ExecPlugin, sentence: str) -> None:
-    with pytest.raises(LoginError) as refused:
+    with pytest.raises(LoginError) as caught:
         await run_exec_plugin(program, CLUSTER)
-    assert str(refused.value).startswith("The exec plugin ")
-    assert sentence in str(refused.value)
-    assert str(refused.value).isprintable()
+    assert str(caught.value).startswith("The exec plugin ")
+    assert sentence in str(caught.value)
+    assert str(caught.value).isprintable()
 
 
 async def test_login_by_exec_plugin_gets_the_authority_and_the_configuration_of_its_cluster(tmp_path: Path) -> None:
@@ -102,11 +113,11 @@ async def test_login_by_exec_plugin_gets_the_authority_and_the_configuration_of_
         "status = dict(token=json.dumps([cluster['certificate-authority-data'], cluster['config']]));"
         f"print(json.dumps(dict(apiVersion='{VERSION}', kind='ExecCredential', status=status)))"
     )
-    printed = await run_exec_plugin(python(text, provide_cluster_info=True), cluster)
-    assert json.loads(printed.token) == ["Q0E=", {"audience": "a"}]
+    credentials = await run_exec_plugin(a_python_plugin(text, provide_cluster_info=True), cluster)
+    assert json.loads(credentials.token) == ["Q0E=", {"audience": "a"}]
 
 
-async def test_login_by_exec_plugin_that_hangs_is_ended_with_what_it_started(
+async def test_login_by_exec_plugin_that_hangs_is_ended_with_its_child_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exec_plugin, "TIMEOUT_SECONDS", 1.0)
@@ -116,7 +127,7 @@ async def test_login_by_exec_plugin_that_hangs_is_ended_with_what_it_started(
         f"open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid)); time.sleep(600)"
     )
     with pytest.raises(LoginError, match=r"did not end within 1 s; run it manually"):
-        await run_exec_plugin(python(text), CLUSTER)
+        await run_exec_plugin(a_python_plugin(text), CLUSTER)
     pid = (tmp_path / "pid").read_text()
 
     async def has_ended() -> bool:
@@ -137,13 +148,13 @@ async def test_login_by_exec_plugin_whose_child_keeps_its_output_open_is_one_sen
         f"open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid))"
     )
     try:
-        with pytest.raises(LoginError) as refused:
-            await run_exec_plugin(python(text), CLUSTER)
+        with pytest.raises(LoginError) as caught:
+            await run_exec_plugin(a_python_plugin(text), CLUSTER)
     finally:
         with suppress(ProcessLookupError):
             os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
     sentence = " of the kubeconfig ended, but a process that it started kept its output open for 1 s; run it manually"
-    assert str(refused.value) == f"The exec plugin {sys.executable}{sentence}"
+    assert str(caught.value) == f"The exec plugin {sys.executable}{sentence}"
 
 
 def _runs(pid: str) -> bool:

@@ -1,4 +1,4 @@
-"""Kubeconfigs are read as kubectl reads them, and what is wrong in them is one sentence."""
+"""Kubeconfigs are read as kubectl reads them; each mistake in one is reported as a sentence."""
 
 import os
 from pathlib import Path
@@ -18,47 +18,47 @@ from rota.kube.client.login.kubeconfig import (
 )
 
 
-def written(path: Path, **content: Any) -> Path:
+def write_kubeconfig(path: Path, **content: Any) -> Path:
     path.parent.mkdir(exist_ok=True)
     path.write_text(yaml.safe_dump(content))
     return path
 
 
-def test_login_takes_of_several_kubeconfigs_the_first_that_names_something(tmp_path: Path) -> None:
-    first = written(
+def test_login_takes_each_entry_from_the_first_of_several_kubeconfigs_that_has_it(tmp_path: Path) -> None:
+    first = write_kubeconfig(
         tmp_path / "a" / "config",
         contexts=[{"name": "here", "context": {"cluster": "one", "user": "me", "namespace": "shop"}}],
         users=[{"name": "me", "user": {"token": "first"}}],
     )
-    second = written(
+    second = write_kubeconfig(
         tmp_path / "b" / "config",
         **{"current-context": "here"},
         contexts=[{"name": "here", "context": {"cluster": "two", "user": "other"}}],
         clusters=[{"name": "one", "cluster": {"server": "https://one/", "certificate-authority": "ca.crt"}}],
         users=[{"name": "me", "user": {"token": "second"}}],
     )
-    third = written(tmp_path / "c" / "config", **{"current-context": "gone"})
-    read = read_kubeconfig([tmp_path / "missing", first, second, third])
-    assert (read.context, read.cluster.server, read.user.token) == ("here", "https://one/", "first")
-    assert read.cluster.certificate_authority == str(tmp_path / "b" / "ca.crt")
+    third = write_kubeconfig(tmp_path / "c" / "config", **{"current-context": "gone"})
+    kubeconfig = read_kubeconfig([tmp_path / "missing", first, second, third])
+    assert (kubeconfig.context, kubeconfig.cluster.server, kubeconfig.user.token) == ("here", "https://one/", "first")
+    assert kubeconfig.cluster.certificate_authority == str(tmp_path / "b" / "ca.crt")
     assert namespace_of_context([first, second, third]) == "shop"
 
 
 def test_login_resolves_paths_relative_to_their_kubeconfig(tmp_path: Path) -> None:
     user = {"client-certificate": "me.crt", "client-key": "/keys/me.key", "exec": {"command": "./bin/login"}}
-    read = read_kubeconfig([a_kubeconfig(tmp_path / "config", "https://one", user)])
-    assert read.user.client_certificate == str(tmp_path / "me.crt")
-    assert read.user.client_key == "/keys/me.key"
-    assert read.user.exec
-    assert read.user.exec.command == str(tmp_path / "bin" / "login")
+    kubeconfig = read_kubeconfig([a_kubeconfig(tmp_path / "config", "https://one", user)])
+    assert kubeconfig.user.client_certificate == str(tmp_path / "me.crt")
+    assert kubeconfig.user.client_key == "/keys/me.key"
+    assert kubeconfig.user.exec
+    assert kubeconfig.user.exec.command == str(tmp_path / "bin" / "login")
 
 
 MORE = {"as-uid": "u-1", "as-user-extra": {"acme.com/team": ["a", "b"]}, "client-key-data": None, "username": ""}
 
 
 def test_login_impersonates_user_groups_uid_and_extra_fields() -> None:
-    named = Impersonation("jane", ["a", "b"], "u-1", {"acme.com/team": ["x"]})
-    assert [*named.headers()] == [
+    impersonation = Impersonation("jane", ["a", "b"], "u-1", {"acme.com/team": ["x"]})
+    assert [*impersonation.headers()] == [
         ("Impersonate-User", "jane"),
         ("Impersonate-Uid", "u-1"),
         ("Impersonate-Group", "a"),
@@ -71,16 +71,19 @@ def test_login_impersonates_user_groups_uid_and_extra_fields() -> None:
 
 
 def test_login_reads_the_named_context_and_its_impersonated_user(tmp_path: Path) -> None:
-    path = written(
+    path = write_kubeconfig(
         tmp_path / "config",
         **{"current-context": "here"},
         contexts=[{"name": "there", "context": {"cluster": "two", "user": "viewer", "namespace": "bills"}}],
         clusters=[{"name": "two", "cluster": {"server": "https://two/k8s/clusters/c-1", "proxy-url": "http://p:3128"}}],
         users=[{"name": "viewer", "user": {"token": "t", "as": "jane", "as-groups": ["readers"]} | MORE}],
     )
-    read = read_kubeconfig([path], "there")
-    assert (read.cluster.server, read.cluster.proxy_url) == ("https://two/k8s/clusters/c-1", "http://p:3128")
-    user = read.user
+    kubeconfig = read_kubeconfig([path], "there")
+    assert (kubeconfig.cluster.server, kubeconfig.cluster.proxy_url) == (
+        "https://two/k8s/clusters/c-1",
+        "http://p:3128",
+    )
+    user = kubeconfig.user
     assert (user.impersonated_user, user.impersonated_groups, user.impersonated_uid) == ("jane", ["readers"], "u-1")
     assert user.impersonated_extra == {"acme.com/team": ["a", "b"]}
     assert namespace_of_context([path], "there") == "bills"
@@ -117,7 +120,8 @@ def test_login_in_a_pod_uses_its_account_unless_a_kubeconfig_is_named(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    account, home = tmp_path / "account", tmp_path / "home"
+    account = tmp_path / "account"
+    home = tmp_path / "home"
     (home / ".kube").mkdir(parents=True)
     account.mkdir()
     (account / "token").write_text("t")
@@ -176,10 +180,10 @@ CLUSTER = "clusters: [{name: c, cluster: {server: 'https://c'}}]\n"
 )
 def test_login_with_a_malformed_kubeconfig_is_one_sentence(text: str, sentence: str, tmp_path: Path) -> None:
     (tmp_path / "config").write_text(text)
-    with pytest.raises(LoginError) as refused:
+    with pytest.raises(LoginError) as caught:
         read_kubeconfig([tmp_path / "config"])
-    assert sentence in str(refused.value)
-    assert str(refused.value).isprintable()
+    assert sentence in str(caught.value)
+    assert str(caught.value).isprintable()
 
 
 def nested(template: str) -> str:

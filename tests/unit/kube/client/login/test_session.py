@@ -1,4 +1,4 @@
-"""Requests carry credentials, which are renewed when the server rejects them; proxies that refuse are one sentence."""
+"""Credentials of requests, renewed when the server rejects them; failures of proxies are reported as a sentence."""
 
 import asyncio
 import base64
@@ -28,7 +28,7 @@ VERSION = "client.authentication.k8s.io/v1"
 
 
 class Server:
-    """An API server that accepts one token, and remembers what it was asked with."""
+    """An API server that accepts one token and records the requests."""
 
     def __init__(self) -> None:
         self.accepts = "Bearer t"
@@ -49,7 +49,7 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(
+async def serve(
     handle: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]], tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[int]:
     runner = web.ServerRunner(web.Server(handle))
@@ -64,9 +64,9 @@ async def serving(
 
 @pytest.fixture
 async def server() -> AsyncIterator[Server]:
-    found = Server()
-    async with serving(found.handle) as found.port:
-        yield found
+    server = Server()
+    async with serve(server.handle) as server.port:
+        yield server
 
 
 async def test_login_sends_token_impersonation_and_user_agent_below_the_servers_path(
@@ -90,9 +90,9 @@ async def test_login_renews_a_token_that_the_server_rejects_and_sends_the_reques
     async with an_api(config) as api:
         await api.get("/a", msgspec.Raw)
         server.accepts = "Bearer newer"
-        with pytest.raises(ApiError) as refused:
+        with pytest.raises(ApiError) as caught:
             await api.get("/b", msgspec.Raw)
-        assert refused.value.status == 401
+        assert caught.value.status == 401
         (tmp_path / "token").write_text("newer\n")
         body = await api.create("/c", {"sent": "twice"}, msgspec.Raw)
     assert msgspec.json.decode(bytes(body)) == {"body": '{"sent":"twice"}'}
@@ -100,13 +100,13 @@ async def test_login_renews_a_token_that_the_server_rejects_and_sends_the_reques
 
 
 class CertificateServer:
-    """An API server that accepts the client certificates of one common name; `held` keeps its watches open."""
+    """An API server that accepts the client certificates of one common name; `released` ends its watches."""
 
     def __init__(self) -> None:
         self.accepts = ""
         self.requests: list[tuple[str, str]] = []
         self.watched = asyncio.Event()
-        self.held = asyncio.Event()
+        self.released = asyncio.Event()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         assert request.transport
@@ -123,7 +123,7 @@ class CertificateServer:
             return websocket
         if request.path == "/watch":
             self.watched.set()
-            await self.held.wait()
+            await self.released.wait()
         return web.json_response({"body": await request.text()})
 
 
@@ -139,7 +139,7 @@ async def certificate_server(authority: Authority) -> AsyncIterator[tuple[Certif
     tls.verify_mode = ssl.CERT_REQUIRED
     tls.load_cert_chain(pair.certificate, pair.key)
     server = CertificateServer()
-    async with serving(server.handle, tls) as port:
+    async with serve(server.handle, tls) as port:
         yield server, f"https://{HOST}:{port}"
 
 
@@ -147,8 +147,10 @@ Rotate = Callable[[str], None]
 
 
 @pytest.fixture(params=["rotated file", "exec plugin"])
-def rotating(request: pytest.FixtureRequest, authority: Authority, tmp_path: Path) -> tuple[dict[str, Any], Rotate]:
-    """Return a kubeconfig's user with a client certificate, and a function that gives it the one of another name."""
+def rotating_user(
+    request: pytest.FixtureRequest, authority: Authority, tmp_path: Path
+) -> tuple[dict[str, Any], Rotate]:
+    """Return a kubeconfig's user with a client certificate, and a function that replaces it by one of another name."""
     printed = tmp_path / "printed"
 
     def rotate(name: str) -> None:
@@ -165,11 +167,11 @@ def rotating(request: pytest.FixtureRequest, authority: Authority, tmp_path: Pat
 
 async def test_login_repeats_the_first_request_that_is_rejected_after_the_client_certificate_changed(
     certificate_server: tuple[CertificateServer, str],
-    rotating: tuple[dict[str, Any], Rotate],
+    rotating_user: tuple[dict[str, Any], Rotate],
     authority: Authority,
     tmp_path: Path,
 ) -> None:
-    (server, url), (user, rotate) = certificate_server, rotating
+    (server, url), (user, rotate) = certificate_server, rotating_user
     cluster = {"certificate-authority": str(authority.own.certificate)}
     rotate("old")
     server.accepts = "old"
@@ -182,18 +184,18 @@ async def test_login_repeats_the_first_request_that_is_rejected_after_the_client
         assert msgspec.json.decode(bytes(body)) == {"body": '{"sent":"twice"}'}
         assert server.requests == [("old", "/watch"), ("old", "/a"), ("new", "/a")]
         await asyncio.gather(*(api.get("/b", msgspec.Raw) for _ in range(5)))
-        server.held.set()
+        server.released.set()
         await watch
     assert server.requests[3:] == [("new", "/b")] * 5, "the watch on the old connection was not interrupted"
 
 
 async def test_login_repeats_concurrent_requests_and_websockets_that_are_rejected_after_the_certificate_changed(
     certificate_server: tuple[CertificateServer, str],
-    rotating: tuple[dict[str, Any], Rotate],
+    rotating_user: tuple[dict[str, Any], Rotate],
     authority: Authority,
     tmp_path: Path,
 ) -> None:
-    (server, url), (user, rotate) = certificate_server, rotating
+    (server, url), (user, rotate) = certificate_server, rotating_user
     cluster = {"certificate-authority": str(authority.own.certificate)}
     rotate("old")
     async with an_api(a_kubeconfig(tmp_path / "config", url, user, cluster)) as api:
@@ -220,23 +222,23 @@ async def test_login_renews_credentials_in_the_background(
     monkeypatch.setattr(session, "RETRY_SECONDS", -1.0)
     (tmp_path / "token").write_text("t")
     config = a_kubeconfig(tmp_path / "config", server.url, {"tokenFile": "token"})
-    async with await log_in(config) as login, login.open_session() as opened:
+    async with await log_in(config) as login, login.open_session() as http_session:
         (tmp_path / "token").write_text("newer")
         server.accepts = "Bearer newer"
         for _ in range(100):
-            async with opened.get(f"{login.server}/a") as response:
+            async with http_session.get(f"{login.server}/a") as response:
                 if response.status == 200:
                     break
         assert response.status == 200
         assert server.requests.count(("GET", "/a")) > 1, "the first request did not wait"
         config.unlink()
         while "config does not exist" not in caplog.text:
-            async with opened.get(f"{login.server}/b") as response:
+            async with http_session.get(f"{login.server}/b") as response:
                 assert response.status == 200
             await asyncio.sleep(0.01)
         assert not login.problem, "the credentials are still accepted"
         server.accepts = "nobody"
-        async with opened.get(f"{login.server}/c") as response:
+        async with http_session.get(f"{login.server}/c") as response:
             assert response.status == 401
         assert "config does not exist" in login.problem
 
@@ -262,16 +264,16 @@ async def test_login_runs_an_exec_plugin_again_only_when_its_token_expires_or_is
     assert runs.read_text() == "xx"
 
 
-async def test_login_gives_the_token_to_no_other_server(server: Server, tmp_path: Path) -> None:
-    async def send_on(_: web.BaseRequest) -> web.StreamResponse:
+async def test_login_sends_the_token_to_no_other_server(server: Server, tmp_path: Path) -> None:
+    async def redirect(_: web.BaseRequest) -> web.StreamResponse:
         raise web.HTTPTemporaryRedirect(f"{server.url}/api/v1/pods")
 
-    async with serving(send_on) as port:
+    async with serve(redirect) as port:
         login = await log_in(a_kubeconfig(tmp_path / "config", f"http://{HOST}:{port}"))
-        opened = (await _session_opener(login)()).aiohttp_session
-        async with login, opened:
+        http_session = (await _session_opener(login)()).aiohttp_session
+        async with login, http_session:
             with pytest.raises(aiohttp.ClientConnectionError, match=r"A redirect to http://.* is not followed"):
-                await opened.get(f"{login.server}/api/v1/pods")
+                await http_session.get(f"{login.server}/api/v1/pods")
     assert not server.requests
 
 
@@ -286,16 +288,16 @@ async def test_login_verification_reports_rejected_credentials(server: Server, t
 async def test_login_verification_reports_a_redirect_and_passes_a_server_that_is_down_behind_its_proxy(
     tmp_path: Path,
 ) -> None:
-    async def send_on(_: web.BaseRequest) -> web.StreamResponse:
+    async def redirect(_: web.BaseRequest) -> web.StreamResponse:
         raise web.HTTPFound("https://login.example/")
 
     async def fail(_: web.BaseRequest) -> web.StreamResponse:
         raise web.HTTPBadGateway
 
-    async with serving(send_on) as port, await log_in(a_kubeconfig(tmp_path / "a", f"http://{HOST}:{port}")) as login:
+    async with serve(redirect) as port, await log_in(a_kubeconfig(tmp_path / "a", f"http://{HOST}:{port}")) as login:
         with pytest.raises(LoginError, match=r"redirects to https://login\.example/; configure that address instead"):
             await login.verify()
-    async with serving(fail) as port:
+    async with serve(fail) as port:
         proxied = {"proxy-url": f"http://{HOST}:{port}"}
         config = a_kubeconfig(tmp_path / "b", "https://api.example:6443", cluster=proxied)
         async with await log_in(config) as login:
@@ -307,23 +309,23 @@ async def test_login_keeps_its_server_when_the_context_names_another_one(
 ) -> None:
     monkeypatch.setattr(session, "RETRY_SECONDS", -1.0)
     config = a_kubeconfig(tmp_path / "config", server.url)
-    async with await log_in(config) as login, login.open_session() as opened:
+    async with await log_in(config) as login, login.open_session() as http_session:
         a_kubeconfig(config, "https://another", {"token": "of another"})
         server.accepts = "nobody"
-        async with opened.get(f"{login.server}/a") as response:
+        async with http_session.get(f"{login.server}/a") as response:
             assert response.status == 401
         assert "names another server now; start again" in login.problem
     assert {headers["Authorization"] for headers in server.headers} == {"Bearer t"}
 
 
-async def test_login_verification_reports_a_proxy_that_refuses_or_does_not_respond(
+async def test_login_verification_reports_a_proxy_that_rejects_the_request_or_does_not_respond(
     tmp_path: Path, unused_tcp_port: int
 ) -> None:
     async def refuse(_: web.BaseRequest) -> web.StreamResponse:
         raise web.HTTPForbidden
 
     server = "https://api.example:6443"
-    async with serving(refuse) as port:
+    async with serve(refuse) as port:
         config = a_kubeconfig(tmp_path / "config", server, cluster={"proxy-url": f"http://{HOST}:{port}"})
         async with await log_in(config) as login:
             with pytest.raises(
@@ -336,7 +338,7 @@ async def test_login_verification_reports_a_proxy_that_refuses_or_does_not_respo
             await login.verify()
 
 
-async def test_login_verification_passes_while_the_server_is_not_there_yet(
+async def test_login_verification_passes_while_the_server_is_not_running_yet(
     tmp_path: Path, unused_tcp_port: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with await log_in(a_kubeconfig(tmp_path / "config", f"http://{HOST}:{unused_tcp_port}")) as login:
@@ -383,10 +385,10 @@ async def test_login_with_openid_connect_sends_the_id_token(server: Server, tmp_
 async def test_login_with_unusable_credentials_is_one_sentence(
     user: dict[str, Any], sentence: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(LoginError) as refused:
+    with pytest.raises(LoginError) as caught:
         await log_in(a_kubeconfig(tmp_path / "config", "https://one", user))
-    assert sentence in str(refused.value)
-    assert str(refused.value).isprintable()
+    assert sentence in str(caught.value)
+    assert str(caught.value).isprintable()
 
 
 async def test_login_with_an_unusable_certificate_authority_is_one_sentence(tmp_path: Path) -> None:

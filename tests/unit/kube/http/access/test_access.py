@@ -1,4 +1,4 @@
-"""Requests to the page by users of a cluster, as a stand-in for the API server knows them."""
+"""Requests to the page by users of a cluster; a stand-in for the API server knows their rights."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -28,11 +28,11 @@ PATHS = ["/", "/web/page.js", "/metrics", "/v1/groups", "/v1/groups/shop/orders"
 
 
 class KnownUsers:
-    """Users whose tokens are their names."""
+    """Users with their names as tokens."""
 
     def __init__(self) -> None:
         self.is_down = False
-        self.asked: list[Right] = []
+        self.reviewed_rights: list[Right] = []
 
     async def user_of(self, token: str) -> User | None:
         if self.is_down:
@@ -40,14 +40,14 @@ class KnownUsers:
         return User(token) if token in RIGHTS else None
 
     async def allows(self, user: User, right: Right) -> bool:
-        self.asked.append(right)
+        self.reviewed_rights.append(right)
         if self.is_down:
             raise ReviewError("The API server does not answer")
         return right in RIGHTS[user.name]
 
 
 class TwoGroups:
-    """What the page shows."""
+    """A read model of two groups."""
 
     async def list_groups(self, may_read: MayRead | None = None) -> schema.Groups:
         names = [key for key in GROUPS if may_read is None or await may_read(key[0])]
@@ -81,16 +81,18 @@ def hub() -> events.Broadcaster:
 async def client(users: KnownUsers, hub: events.Broadcaster) -> AsyncIterator[TestClient[web.Request, web.Application]]:
     app = web.Application(middlewares=[PageAccess(users).check])
 
-    async def answers(_: web.Request) -> web.Response:
+    async def respond_ok(_: web.Request) -> web.Response:
         return web.Response(text="ok")
 
-    app.add_routes([web.get("/healthz", answers), web.get("/metrics", answers), *site.page_routes(TwoGroups(), hub)])
+    app.add_routes(
+        [web.get("/healthz", respond_ok), web.get("/metrics", respond_ok), *site.page_routes(TwoGroups(), hub)]
+    )
     async with TestClient(TestServer(app)) as client:
         yield client
         await hub.close()
 
 
-def by(token: str, **headers: str) -> dict[str, str]:
+def bearer(token: str, **headers: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}", **headers}
 
 
@@ -101,7 +103,14 @@ async def error_of(response: ClientResponse) -> str:
 
 async def test_page_is_for_known_users_only(client: TestClient[web.Request, web.Application]) -> None:
     for path in [*PATHS, "/v1/events", "/v1/nothing", "/elsewhere"]:
-        for headers in ({}, by("mallory"), by(""), {"Authorization": "Basic YWxpY2U6"}, by("\xff"), by("x" * 9_000)):
+        for headers in (
+            {},
+            bearer("mallory"),
+            bearer(""),
+            {"Authorization": "Basic YWxpY2U6"},
+            bearer("\xff"),
+            bearer("x" * 9_000),
+        ):
             response = await client.get(path, headers=headers)
             assert response.status in {400, 401}, path  # a header of 9,000 characters is too large for the server
             if response.status == 401:
@@ -114,7 +123,7 @@ async def test_page_lists_the_groups_of_namespaces_that_the_user_may_read(
     client: TestClient[web.Request, web.Application],
 ) -> None:
     async def listed(token: str) -> list[str]:
-        response = await client.get("/v1/groups", headers=by(token))
+        response = await client.get("/v1/groups", headers=bearer(token))
         return [group["name"] for group in (await response.json())["groups"]]
 
     assert await listed("admin") == ["invoices", "orders"]
@@ -125,21 +134,21 @@ async def test_page_lists_the_groups_of_namespaces_that_the_user_may_read(
 @pytest.mark.parametrize(
     "path", ["/v1/groups/billing/invoices", "/v1/groups/billing/absent", "/v1/events?group=billing/x"]
 )
-async def test_page_refuses_groups_of_other_namespaces_whether_they_exist_or_not(
+async def test_page_rejects_groups_of_other_namespaces_whether_they_exist_or_not(
     client: TestClient[web.Request, web.Application], path: str
 ) -> None:
-    response = await client.get(path, headers=by("alice"))
+    response = await client.get(path, headers=bearer("alice"))
     assert response.status == 403
-    needed = "get consumergroups.rota.dev in namespace billing"
-    assert await error_of(response) == f"You may not {needed}; ask for that right"
-    why = await client.get("/v1/groups/billing/invoices/why", headers=by("alice"))
-    assert why.status == 403
-    assert (await client.get("/v1/groups/billing/invoices/why", headers=by("bob"))).status == 200
+    right = "get consumergroups.rota.dev in namespace billing"
+    assert await error_of(response) == f"You may not {right}; ask for that right"
+    explanation = await client.get("/v1/groups/billing/invoices/why", headers=bearer("alice"))
+    assert explanation.status == 403
+    assert (await client.get("/v1/groups/billing/invoices/why", headers=bearer("bob"))).status == 200
 
 
 async def test_metrics_need_the_right_to_their_path(client: TestClient[web.Request, web.Application]) -> None:
-    assert (await client.get("/metrics", headers=by("admin"))).status == 200
-    response = await client.get("/metrics", headers=by("alice"))
+    assert (await client.get("/metrics", headers=bearer("admin"))).status == 200
+    response = await client.get("/metrics", headers=bearer("alice"))
     assert response.status == 403
     assert await error_of(response) == "User alice may not get /metrics; ask for that right"
 
@@ -147,57 +156,57 @@ async def test_metrics_need_the_right_to_their_path(client: TestClient[web.Reque
 async def test_page_events_name_groups_that_the_user_may_read(
     client: TestClient[web.Request, web.Application], hub: events.Broadcaster
 ) -> None:
-    async with asyncio.timeout(20), client.get("/v1/events", headers=by("alice")) as stream:
+    async with asyncio.timeout(20), client.get("/v1/events", headers=bearer("alice")) as stream:
         assert await stream.content.readline() == b": here\n"
         hub.publish(("billing", "invoices"))
         await asyncio.sleep(0.3)
         hub.publish(("billing", "invoices"), ("shop", "orders"))
-        told = b""
-        while b"data:" not in told:
-            told = await stream.content.readline()
-    assert told == b'data: {"groups":["shop/orders"]}\n'
+        line = b""
+        while b"data:" not in line:
+            line = await stream.content.readline()
+    assert line == b'data: {"groups":["shop/orders"]}\n'
 
 
-async def test_page_asks_for_no_rights_in_namespaces_that_cannot_exist(
+async def test_page_reviews_no_rights_in_namespaces_that_cannot_exist(
     client: TestClient[web.Request, web.Application], users: KnownUsers
 ) -> None:
-    """Each such name was kept for a while, with as many bytes as a client wished."""
-    before = len(users.asked)
+    """Otherwise the cache of reviews would keep each such name, of any length that a client chooses."""
+    previous_count = len(users.reviewed_rights)
     for name in ("x" * 7_000, "%F0%9F%98%80", "Shop"):
-        assert (await client.get(f"/v1/groups/{name}/orders", headers=by("alice"))).status == 403
-        assert (await client.get(f"/v1/events?group={name}/orders", headers=by("alice"))).status == 403
-    assert len(users.asked) == before
+        assert (await client.get(f"/v1/groups/{name}/orders", headers=bearer("alice"))).status == 403
+        assert (await client.get(f"/v1/events?group={name}/orders", headers=bearer("alice"))).status == 403
+    assert len(users.reviewed_rights) == previous_count
 
 
 async def test_page_events_end_when_rights_cannot_be_checked_any_more(
     client: TestClient[web.Request, web.Application], users: KnownUsers, hub: events.Broadcaster
 ) -> None:
-    async with asyncio.timeout(20), client.get("/v1/events", headers=by("alice")) as stream:
+    async with asyncio.timeout(20), client.get("/v1/events", headers=bearer("alice")) as stream:
         assert await stream.content.readline() == b": here\n"
         users.is_down = True
         hub.publish(("shop", "orders"))
         assert b"HTTP/1.1" not in await stream.content.read(), "no other response is within this one"
 
 
-async def test_page_shows_an_impersonated_user_what_that_user_may_read(
+async def test_page_shows_an_impersonated_user_the_groups_that_this_user_may_read(
     client: TestClient[web.Request, web.Application],
 ) -> None:
-    response = await client.get("/v1/groups", headers=by("admin", **{"Impersonate-User": "bob"}))
+    response = await client.get("/v1/groups", headers=bearer("admin", **{"Impersonate-User": "bob"}))
     assert [group["name"] for group in (await response.json())["groups"]] == ["invoices"]
-    refused = await client.get("/v1/groups", headers=by("alice", **{"Impersonate-User": "bob"}))
-    assert refused.status == 403
-    assert await error_of(refused) == "User alice may not impersonate users/bob; ask for that right"
+    rejected = await client.get("/v1/groups", headers=bearer("alice", **{"Impersonate-User": "bob"}))
+    assert rejected.status == 403
+    assert await error_of(rejected) == "User alice may not impersonate users/bob; ask for that right"
     for name in ("\xff", "x" * 300):
-        assert (await client.get("/v1/groups", headers=by("admin", **{"Impersonate-User": name}))).status == 400
+        assert (await client.get("/v1/groups", headers=bearer("admin", **{"Impersonate-User": name}))).status == 400
     for name in ("Impersonate-Group", "Impersonate-Uid", "impersonate-extra-scopes"):
-        assert (await client.get("/v1/groups", headers=by("admin", **{name: "ops"}))).status == 400
+        assert (await client.get("/v1/groups", headers=bearer("admin", **{name: "ops"}))).status == 400
 
 
-async def test_page_says_that_nobody_can_log_in_while_the_api_server_is_down(
+async def test_page_reports_that_no_user_can_log_in_while_the_api_server_is_down(
     client: TestClient[web.Request, web.Application], users: KnownUsers
 ) -> None:
     users.is_down = True
-    response = await client.get("/v1/groups", headers=by("admin"))
+    response = await client.get("/v1/groups", headers=bearer("admin"))
     assert response.status == 503
     assert response.headers["Retry-After"] == "5"
     assert await error_of(response) == "The API server does not answer"

@@ -1,4 +1,4 @@
-"""Reviews by the API server: shared, remembered, bounded."""
+"""Reviews by the API server: shared, cached, limited."""
 
 import asyncio
 from typing import Any
@@ -15,12 +15,12 @@ ALICE = User("alice")
 
 
 class ApiServer:
-    """An API server that knows one token, and allows everything."""
+    """An API server that knows one token and allows every right."""
 
     def __init__(self) -> None:
         self.reviews: list[str] = []
         self.problem: Exception | None = None
-        self.answers_rights = False  # although it does not answer otherwise
+        self.answers_rights = False  # at once, while other reviews wait for `may_answer`
         self.answers_valid_tokens = False
         self.may_answer = asyncio.Event()
         self.may_answer.set()
@@ -44,25 +44,25 @@ def api() -> ApiServer:
 
 @pytest.fixture
 def reviewer(api: ApiServer) -> Reviewer:
-    asked: Any = api
-    return Reviewer(asked)
+    stand_in: Any = api
+    return Reviewer(stand_in)
 
 
-async def test_api_reviews_a_token_once_whether_it_is_valid_or_not(api: ApiServer, reviewer: Reviewer) -> None:
+async def test_api_reviews_a_valid_or_invalid_token_once(api: ApiServer, reviewer: Reviewer) -> None:
     user = User("alice", ("ops",), "", (("a", ("1",)), ("b", ("2",))))
     assert [await reviewer.user_of("good") for _ in range(3)] == [user] * 3
     assert [await reviewer.user_of("bad") for _ in range(3)] == [None] * 3
     assert api.reviews == ["tokenreviews"] * 2
 
 
-async def test_api_review_is_shared_by_all_who_need_it_at_the_same_time(api: ApiServer, reviewer: Reviewer) -> None:
+async def test_api_review_is_shared_by_concurrent_requests(api: ApiServer, reviewer: Reviewer) -> None:
     api.may_answer.clear()
-    asking = [asyncio.create_task(reviewer.allows(ALICE, READ_METRICS)) for _ in range(64)]
+    checks = [asyncio.create_task(reviewer.allows(ALICE, READ_METRICS)) for _ in range(64)]
     await asyncio.sleep(0)
-    asking.pop().cancel()
+    checks.pop().cancel()
     await asyncio.sleep(0)
     api.may_answer.set()
-    assert await asyncio.gather(*asking) == [True] * 63
+    assert await asyncio.gather(*checks) == [True] * 63
     assert api.reviews == ["subjectaccessreviews"]
 
 
@@ -76,14 +76,14 @@ async def test_api_reviews_of_unknown_tokens_delay_no_reviews_of_rights(
     results = await asyncio.wait_for(
         asyncio.gather(*flood[reviews.MAX_CONCURRENT_REVIEWS :], return_exceptions=True), 20
     )
-    assert {str(it) for it in results} == {"Too many users are being checked; retry"}
+    assert {str(result) for result in results} == {"Too many users are being checked; retry"}
     assert await reviewer.allows(ALICE, read_groups("shop"))
     api.may_answer.set()
     await asyncio.gather(*flood, return_exceptions=True)
 
 
 @pytest.mark.parametrize("cache_seconds", [reviews.CACHE_SECONDS, 1e-9])
-async def test_api_reviews_of_unknown_tokens_delay_no_user_who_has_logged_in_before(
+async def test_api_reviews_of_unknown_tokens_delay_no_user_with_an_earlier_login(
     api: ApiServer, monkeypatch: pytest.MonkeyPatch, cache_seconds: float
 ) -> None:
     monkeypatch.setattr(reviews, "CACHE_SECONDS", cache_seconds)
@@ -134,8 +134,8 @@ async def test_api_review_that_fails_is_one_sentence_and_not_remembered(
 
 async def test_api_reviews_end_with_the_operator(api: ApiServer, reviewer: Reviewer) -> None:
     api.may_answer.clear()
-    asking = asyncio.create_task(reviewer.allows(ALICE, READ_METRICS))
+    check = asyncio.create_task(reviewer.allows(ALICE, READ_METRICS))
     await asyncio.sleep(0)
     await reviewer.close()
     with pytest.raises(asyncio.CancelledError):
-        await asking
+        await check

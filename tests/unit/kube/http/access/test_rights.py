@@ -1,4 +1,4 @@
-"""Which rights a request needs, and for how long they are remembered."""
+"""Rights that requests need, and the cache of reviewed rights."""
 
 from datetime import UTC, datetime
 
@@ -44,7 +44,7 @@ def test_rbac_review_of_metrics_names_their_path() -> None:
     assert spec["nonResourceAttributes"] == {"verb": "get", "path": "/metrics"}
 
 
-def test_rbac_right_is_worded_as_kubectl_auth_can_i_takes_it() -> None:
+def test_rbac_right_is_worded_as_arguments_of_kubectl_auth_can_i() -> None:
     assert str(read_groups("shop")) == "get consumergroups.rota.dev in namespace shop"
     assert str(READ_ALL_GROUPS) == "get consumergroups.rota.dev"
     assert str(READ_METRICS) == "get /metrics"
@@ -62,10 +62,10 @@ def test_rbac_impersonation_needs_a_right_to_the_user_and_to_each_group() -> Non
 def test_rbac_impersonated_user_has_the_groups_that_the_api_server_adds() -> None:
     assert impersonated("bob", ["ops", "ops"]) == User("bob", ("ops", "system:authenticated"))
     assert impersonated("system:anonymous", []) == User("system:anonymous", ("system:unauthenticated",))
-    odd = "system:serviceaccount:shop:a:b"
-    assert impersonate(odd, []) == [Right("impersonate", "users", name=odd)]
-    of_account = ("system:serviceaccounts", "system:serviceaccounts:shop", "system:authenticated")
-    assert impersonated(ACCOUNT, []) == User(ACCOUNT, of_account)
+    invalid_account = "system:serviceaccount:shop:a:b"
+    assert impersonate(invalid_account, []) == [Right("impersonate", "users", name=invalid_account)]
+    account_groups = ("system:serviceaccounts", "system:serviceaccounts:shop", "system:authenticated")
+    assert impersonated(ACCOUNT, []) == User(ACCOUNT, account_groups)
 
 
 def test_rbac_user_of_a_certificate_is_its_common_name_with_its_organizations() -> None:
@@ -73,7 +73,7 @@ def test_rbac_user_of_a_certificate_is_its_common_name_with_its_organizations() 
     certificate = {"subject": subject, "notAfter": "Nov 29 12:00:00 2026 GMT"}
     noon = datetime(2026, 11, 29, 12, tzinfo=UTC).timestamp()
     assert user_of_certificate(certificate, noon) == User("alice", ("ops", "dev", "system:authenticated"))
-    assert user_of_certificate(certificate, noon + 1) is None, "it has expired since it was verified"
+    assert user_of_certificate(certificate, noon + 1) is None, "it expired after the TLS handshake verified it"
     assert user_of_certificate({**certificate, "subject": ((("organizationName", "ops"),),)}, noon) is None
     assert user_of_certificate({}, noon) is None
     assert user_of_certificate(None, noon) is None
@@ -90,4 +90,4 @@ def test_cache_of_rights_expires_and_drops_the_oldest() -> None:
     cache.put("c", value=True, now=43)
     assert [cache.get(key, 44) for key in "abc"] == [True, None, True]
     cache.put("d", value=True, now=100)
-    assert len(cache) == 1, "what has expired is not kept"
+    assert len(cache) == 1, "expired entries are dropped"

@@ -1,4 +1,4 @@
-"""TLS of the page's port: certificates that are renewed, cannot be used, or belong to users."""
+"""TLS of the page's port: renewed certificates, unusable certificates, and client certificates of users."""
 
 import asyncio
 import logging
@@ -34,16 +34,16 @@ class ApiServer:
         return kind({"client-ca-file": self.authority} if self.authority else {})
 
 
-def put(folder: Path, pair: Pair) -> Path:
-    """Write a pair as the kubelet mounts a Secret."""
+def write_secret(folder: Path, pair: Pair) -> Path:
+    """Write a pair into a folder, as the kubelet mounts a Secret."""
     folder.mkdir(exist_ok=True)
     (folder / "tls.crt").write_bytes(pair.certificate.read_bytes())
     (folder / "tls.key").write_bytes(pair.key.read_bytes())
     return folder
 
 
-async def user_seen(port: int, trust: ssl.SSLContext) -> str:
-    """Return the name of the user whom the server sees."""
+async def user_at_server(port: int, trust: ssl.SSLContext) -> str:
+    """Return the name of the user that the server recognizes."""
     async with (
         ClientSession(connector=TCPConnector(ssl=trust)) as session,
         session.get(f"https://127.0.0.1:{port}/") as response,
@@ -61,33 +61,35 @@ async def serve(tls: ServerTls, port: int, middlewares: Sequence[Middleware] = (
     return await listen(app, "127.0.0.1", port, get_tls_context=tls.context, middlewares=middlewares)
 
 
-def trusting(authority: Authority, user: Pair | None = None) -> ssl.SSLContext:
+def trust_context(authority: Authority, user: Pair | None = None) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=str(authority.own.certificate))
     if user:
         context.load_cert_chain(user.certificate, user.key)
     return context
 
 
-async def test_tls_certificate_and_client_authority_that_change_hold_for_new_connections(
+async def test_tls_certificate_and_client_authority_that_change_apply_to_new_connections(
     tmp_path: Path, unused_tcp_port: int
 ) -> None:
     servers = Authority(tmp_path / "a", "servers")
-    others = Authority(tmp_path / "b", "others")
+    other_servers = Authority(tmp_path / "b", "others")
     cluster = Authority(tmp_path / "c", "cluster")
     alice = cluster.issue("alice", "alice", "ops")
-    folder = put(tmp_path / "tls", servers.issue("page", "page", ips=["127.0.0.1"]))
+    folder = write_secret(tmp_path / "tls", servers.issue("page", "page", ips=["127.0.0.1"]))
     api: Any = ApiServer()
     tls = ServerTls(api, [], folder)
     runner = await serve(tls, unused_tcp_port)
-    assert await user_seen(unused_tcp_port, trusting(servers)) == "nobody"
-    assert await user_seen(unused_tcp_port, trusting(servers, alice)) == "nobody", "no authority is known"
+    assert await user_at_server(unused_tcp_port, trust_context(servers)) == "nobody"
+    assert await user_at_server(unused_tcp_port, trust_context(servers, alice)) == "nobody", (
+        "no client authority is known"
+    )
     api.authority = cluster.own.certificate.read_text()
-    put(folder, others.issue("page", "page", ips=["127.0.0.1"]))
+    write_secret(folder, other_servers.issue("page", "page", ips=["127.0.0.1"]))
     await tls.refresh()
-    assert await user_seen(unused_tcp_port, trusting(others, alice)) == "alice"
-    assert await user_seen(unused_tcp_port, trusting(others)) == "nobody"
+    assert await user_at_server(unused_tcp_port, trust_context(other_servers, alice)) == "alice"
+    assert await user_at_server(unused_tcp_port, trust_context(other_servers)) == "nobody"
     with pytest.raises(ClientConnectorCertificateError):
-        await user_seen(unused_tcp_port, trusting(servers))
+        await user_at_server(unused_tcp_port, trust_context(servers))
     await runner.cleanup()
 
 
@@ -95,21 +97,24 @@ async def test_tls_of_a_client_certificate_by_another_authority_fails(tmp_path: 
     cluster = Authority(tmp_path / "c", "cluster")
     servers = Authority(tmp_path / "a", "servers")
     api: Any = ApiServer(cluster.own.certificate.read_text())
-    tls = ServerTls(api, [], put(tmp_path / "tls", servers.issue("page", "page", ips=["127.0.0.1"])))
+    tls = ServerTls(api, [], write_secret(tmp_path / "tls", servers.issue("page", "page", ips=["127.0.0.1"])))
     await tls.refresh()
     runner = await serve(tls, unused_tcp_port)
     with pytest.raises((OSError, ClientError)):
-        await user_seen(unused_tcp_port, trusting(servers, servers.issue("mallory", "admin", "system:masters")))
+        await user_at_server(
+            unused_tcp_port, trust_context(servers, servers.issue("mallory", "admin", "system:masters"))
+        )
     await runner.cleanup()
 
 
 async def test_tls_connections_of_a_replaced_client_authority_end_at_their_next_request(
     tmp_path: Path, unused_tcp_port: int
 ) -> None:
-    old, new = Authority(tmp_path / "a", "old"), Authority(tmp_path / "b", "new")
+    old = Authority(tmp_path / "a", "old")
+    new = Authority(tmp_path / "b", "new")
     servers = Authority(tmp_path / "c", "servers")
     api: Any = ApiServer(old.own.certificate.read_text())
-    folder = put(tmp_path / "tls", servers.issue("page", "page", ips=["127.0.0.1"]))
+    folder = write_secret(tmp_path / "tls", servers.issue("page", "page", ips=["127.0.0.1"]))
     tls = ServerTls(api, [], folder)
     await tls.refresh()
     no_reviews: Any = None
@@ -122,7 +127,7 @@ async def test_tls_connections_of_a_replaced_client_authority_end_at_their_next_
 
     check = PageAccess(no_reviews, tls.has_current_authority).check
     runner = await serve(tls, unused_tcp_port, [check, note_connection])
-    trust = trusting(servers, old.issue("alice", "alice"))
+    trust = trust_context(servers, old.issue("alice", "alice"))
     async with ClientSession(connector=TCPConnector(ssl=trust, limit=1)) as session:
 
         async def get_user() -> str:
@@ -130,7 +135,7 @@ async def test_tls_connections_of_a_replaced_client_authority_end_at_their_next_
                 return await response.text()
 
         assert await get_user() == "alice"
-        put(folder, servers.issue("page", "page", ips=["127.0.0.1"]))
+        write_secret(folder, servers.issue("page", "page", ips=["127.0.0.1"]))
         await tls.refresh()
         assert await get_user() == "alice"
         assert len(connections) == 1, "a renewed certificate of the server ends no connection"
@@ -142,27 +147,29 @@ async def test_tls_connections_of_a_replaced_client_authority_end_at_their_next_
         await tls.refresh()
         with pytest.raises((OSError, ClientError)):
             await get_user()
-    assert await user_seen(unused_tcp_port, trusting(servers, new.issue("bob", "bob"))) == "bob"
+    assert await user_at_server(unused_tcp_port, trust_context(servers, new.issue("bob", "bob"))) == "bob"
     await runner.cleanup()
 
 
-async def test_tls_stays_as_it_is_while_it_cannot_be_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_tls_stays_unchanged_while_its_files_or_authority_cannot_be_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     servers = Authority(tmp_path / "a", "servers")
-    folder = put(tmp_path / "tls", servers.issue("page", "page"))
+    folder = write_secret(tmp_path / "tls", servers.issue("page", "page"))
     api: Any = ApiServer()
     tls = ServerTls(api, [], folder)
-    before = tls.context()
+    previous_context = tls.context()
     (folder / "tls.key").write_text("torn")
     with caplog.at_level(logging.WARNING):
         await tls.refresh()
         await tls.refresh()
     assert len(caplog.records) == 1
     assert "has no usable tls.crt and tls.key" in caplog.text
-    put(folder, servers.issue("page", "page"))
+    write_secret(folder, servers.issue("page", "page"))
     api.problem = ApiError(403, "Forbidden", "configmaps is forbidden")
     await tls.refresh()
     assert "configmaps is forbidden" in caplog.text
-    assert tls.context() is before
+    assert tls.context() is previous_context
 
 
 @pytest.mark.parametrize(
@@ -179,21 +186,21 @@ def test_tls_folder_that_cannot_be_used_is_one_sentence(tmp_path: Path, files: d
         read_page_certificate(tmp_path)
 
 
-async def test_tls_clients_that_are_silent_keep_nobody_out(
+async def test_tls_clients_that_are_silent_block_no_other_client(
     unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limited_site, "MAX_HANDSHAKES", 3)
     context = server_context(self_signed(["localhost", "127.0.0.1"]), "")
     runner = await listen(web.Application(), "127.0.0.1", unused_tcp_port, get_tls_context=lambda: context)
-    silent = [await asyncio.open_connection("127.0.0.1", unused_tcp_port) for _ in range(5)]
+    silent_clients = [await asyncio.open_connection("127.0.0.1", unused_tcp_port) for _ in range(5)]
     trust = ssl.create_default_context()
     trust.check_hostname = False
     trust.verify_mode = ssl.CERT_NONE
-    assert await user_seen(unused_tcp_port, trust) == "404: Not Found"
+    assert await user_at_server(unused_tcp_port, trust) == "404: Not Found"
     async with asyncio.timeout(20):
-        assert await silent[0][0].read() == b"", "the oldest was closed"
+        assert await silent_clients[0][0].read() == b"", "the server closed the oldest connection"
     await runner.cleanup()
-    for _, writer in silent:
+    for _, writer in silent_clients:
         writer.close()
 
 

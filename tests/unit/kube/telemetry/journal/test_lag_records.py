@@ -1,4 +1,4 @@
-"""How far groups are, as the journal keeps it."""
+"""Records of offsets and lag in the journal."""
 
 import msgspec
 import pytest
@@ -26,20 +26,20 @@ LAG = GroupLag(
 
 
 def test_journal_offsets_record_of_a_lag_sample_can_be_read_back() -> None:
-    [told] = OffsetRecorder(lambda _: LAG).build_due_records([ORDERS], 0.0)
-    read = records.decode_record(msgspec.json.encode(told))
-    assert isinstance(read, records.OffsetsRecord)
-    assert (read.group, read.at.timestamp()) == ("shop/orders", AT)
-    assert read.topics["orders"]["broker-a"] == records.Columns([0, 1], [2, 0], [9, 9], [4, None])
-    assert read.topics["%RETRY%orders"]["broker-a"] == records.Columns([0], [0], [0], [0])
-    assert read.verdicts == {"KeepingUp": 2, "Slow": 1}
+    [record] = OffsetRecorder(lambda _: LAG).build_due_records([ORDERS], 0.0)
+    decoded = records.decode_record(msgspec.json.encode(record))
+    assert isinstance(decoded, records.OffsetsRecord)
+    assert (decoded.group, decoded.at.timestamp()) == ("shop/orders", AT)
+    assert decoded.topics["orders"]["broker-a"] == records.Columns([0, 1], [2, 0], [9, 9], [4, None])
+    assert decoded.topics["%RETRY%orders"]["broker-a"] == records.Columns([0], [0], [0], [0])
+    assert decoded.verdicts == {"KeepingUp": 2, "Slow": 1}
 
 
 def test_journal_offsets_record_is_due_once_a_minute_for_each_group() -> None:
-    offsets = OffsetRecorder(lambda _: LAG)
-    assert [it["group"] for it in offsets.build_due_records([ORDERS], 0.0)] == ["shop/orders"]
-    assert [it["group"] for it in offsets.build_due_records([ORDERS, BILLS], 15.0)] == ["shop/bills"]
-    assert [it["group"] for it in offsets.build_due_records([ORDERS, BILLS], RECORD_INTERVAL_SECONDS)] == [
+    recorder = OffsetRecorder(lambda _: LAG)
+    assert [record["group"] for record in recorder.build_due_records([ORDERS], 0.0)] == ["shop/orders"]
+    assert [record["group"] for record in recorder.build_due_records([ORDERS, BILLS], 15.0)] == ["shop/bills"]
+    assert [record["group"] for record in recorder.build_due_records([ORDERS, BILLS], RECORD_INTERVAL_SECONDS)] == [
         "shop/orders"
     ]
 
