@@ -14,7 +14,7 @@ import msgspec
 from aiohttp import web
 
 from ground.api import Api, Object
-from kube.members import CONTROL_PORT, GroupKey, reported
+from kube.members import CONTROL_PORT, GroupKey, report_response
 from rota.sidecar.member.member import Effects, Member
 from rota.sidecar.member.queue_lifecycle import LeaseAction, LeaseEvent
 
@@ -140,7 +140,7 @@ class Crowd:
     async def _report(self, asked: web.Request) -> web.Response:
         one = self._asked(asked)
         key = await self._key(one).check(asked, one.uid)
-        return GroupKey.sign(asked, await reported(asked, one.member, one.changed), key)
+        return GroupKey.sign(asked, await report_response(asked, one.member, one.changed), key)
 
     async def _drain(self, asked: web.Request) -> web.Response:
         now = asyncio.get_running_loop().time()

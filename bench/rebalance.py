@@ -22,7 +22,7 @@ from ground.ours import VERSION, define, made
 from ground.peers import Peer
 from ground.poll import eventually, soon
 from ground.rocketmq import RocketMQ
-from kube.members import GroupMembers, One, a_node
+from kube.members import GroupMembers, MemberPod, a_node
 
 NAMESPACE, GROUP, TOPIC, THEIRS = "default", "orders", "orders", "theirs"
 QUEUES, MEMBERS, TIMES = 12, 3, 20
@@ -120,12 +120,12 @@ async def _come_and_go(fleet: GroupMembers) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {name: [] for name in ("joined", "works", "left", "granted", "gone")}
     for number in range(2 * TIMES):
         await asyncio.sleep(2 * DEBOUNCE)
-        one = One(fleet, f"guest-{number}", fleet.addresses())
+        one = MemberPod(fleet, f"guest-{number}", fleet.addresses())
         fleet.members[one.name] = one
         await one.start(ready=False)
         await asyncio.sleep(2 * DEBOUNCE)
         began = time.monotonic()
-        ready = asyncio.create_task(one.becomes(ready=True))
+        ready = asyncio.create_task(one.write_status(ready=True))
         documented = await _seconds(began, lambda: one.name in fleet.documents[-1]["members"])  # noqa: B023
         found["joined"].append(documented)
         found["works"].append(await _seconds(began, lambda: bool(fleet.shares[one.name])) - DEBOUNCE)  # noqa: B023
@@ -136,24 +136,24 @@ async def _come_and_go(fleet: GroupMembers) -> dict[str, list[float]]:
         every, began = sum(fleet.shares.values()), time.monotonic()
         if number % 2:
             fleet.members[one.name] = one
-            leaving = asyncio.create_task(one.leave())
+            leaving = asyncio.create_task(one.delete_pod())
             found["left"].append(await _seconds(began, lambda: _elsewhere(fleet, one, every)))  # noqa: B023
             await leaving
             del fleet.members[one.name]
-            await one.end()
+            await one.kill()
         else:
             await (
-                one.hush()
+                one.stop_server()
             )  # its process is dead before its pod is gone; how long our stand-in takes to die is not meant
             documents, began = len(fleet.documents), time.monotonic()
-            ending = asyncio.create_task(one.end())
+            ending = asyncio.create_task(one.kill())
             found["granted"].append(await _seconds(began, lambda: len(fleet.documents) > documents))  # noqa: B023
             found["gone"].append(await _seconds(began, lambda: _elsewhere(fleet, one, every)))  # noqa: B023
             await ending
     return found
 
 
-def _elsewhere(fleet: GroupMembers, one: One, every: int) -> bool:
+def _elsewhere(fleet: GroupMembers, one: MemberPod, every: int) -> bool:
     return sum(share for name, share in fleet.shares.items() if name != one.name) >= every
 
 
@@ -164,7 +164,7 @@ async def _added(fleet: GroupMembers, rocketmq: RocketMQ, queues: int) -> float:
 
 
 async def _hung(fleet: GroupMembers, number: int) -> float:
-    one = One(fleet, f"hung-{number}", fleet.addresses())
+    one = MemberPod(fleet, f"hung-{number}", fleet.addresses())
     fleet.members[one.name] = one
     await one.start()
     await _working(fleet)
@@ -173,12 +173,12 @@ async def _hung(fleet: GroupMembers, number: int) -> float:
     began = time.monotonic()
     del fleet.members[one.name]
     one.hang()
-    fleet.ended(one.name)
+    fleet.mark_ended(one.name)
     await asyncio.sleep(PROBES)
-    await one.becomes(ready=False)
+    await one.write_status(ready=False)
     taken = await _seconds(began, lambda: sum(fleet.shares.values()) >= every)
-    await one.hush()
-    await one.end()
+    await one.stop_server()
+    await one.kill()
     return taken
 
 

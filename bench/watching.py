@@ -25,7 +25,7 @@ from ground.instance import Instance, temporary
 from ground.prometheus import Prometheus
 from ground.report import say
 from ground.rocketmq import RocketMQ
-from kube.live_page import LIVE, MANY, Served, a_detail, a_member
+from kube.live_page import LIVE, MANY, ServedGroups, a_detail, a_member
 from kube.members import a_pod
 from rota.brokers.port import BrokerOffsets, OffsetRange
 from rota.brokers.rocketmq.admin import AdminClient
@@ -332,7 +332,7 @@ def _pod(namespace: str, name: str, group: str) -> Pod:
 async def _page(instance: Instance) -> list[Row]:
     """Load the page of a group of 10,000 queues, several times."""
     await asyncio.to_thread(chromium)
-    served = Served(instance.address(), instance.port("page", 8080))
+    served = ServedGroups(instance.address(), instance.port("page", 8080))
     served.put(a_detail(queues=MANY, members=[a_member(f"m{number}") for number in range(300)]))
     await served.start()
     async with a_browser(instance) as browser:

@@ -10,7 +10,7 @@ from e2e.consumers import NAME, Consumers
 from e2e.release import HOME, SECONDS, SHOP, WAIT, Installed
 from ground.poll import eventually
 from ground.programs import program
-from kube.pages import ROOT, typed
+from kube.pages import ROOT, typed_commands
 
 pytestmark = pytest.mark.node
 
@@ -52,7 +52,7 @@ def test_namespace_with_a_group_is_deleted(installed: Installed, consumers: Cons
 
 def type_all(installed: Installed, *starts: str) -> None:
     """Type those commands of the chart's page that begin so, in its order."""
-    found = [it.command for it in typed(CHART / "README.md") if it.command.startswith(starts)]
+    found = [it.command for it in typed_commands(CHART / "README.md") if it.command.startswith(starts)]
     assert len(found) == len(starts), found
     programs = [str(program(name).parent) for name in ("kubectl", "helm")]
     env = {

@@ -10,7 +10,7 @@ import pytest
 from e2e.release import HOME, Installed
 from ground.programs import program
 from ground.rocketmq import RocketMQ
-from kube.pages import ON_A_CLUSTER, ROOT, TUTORIAL, a_shell, put
+from kube.pages import ON_A_CLUSTER, ROOT, TUTORIAL, a_shell, substituted_commands
 
 pytestmark = pytest.mark.node
 
@@ -38,7 +38,7 @@ async def test_tutorial_section_on_other_clusters_prints_what_it_shows(
     pulled: Path, broker: RocketMQ, tmp_path: Path
 ) -> None:
     broker.delete_topic("orders")  # with what other tests have sent to it
-    commands = put(TUTORIAL, {"namesrv.example:9876": broker.name_server}, ON_A_CLUSTER)
+    commands = substituted_commands(TUTORIAL, {"namesrv.example:9876": broker.name_server}, ON_A_CLUSTER)
     variables = {
         "KUBECONFIG": str(pulled),
         "PATH": os.pathsep.join([*(str(program(it).parent) for it in ("kubectl", "helm")), os.environ["PATH"]]),
@@ -49,4 +49,4 @@ async def test_tutorial_section_on_other_clusters_prints_what_it_shows(
         await shell.run("docker() { test -f Dockerfile; }")  # the ground has built these images, by buildah
         await shell.run(f'mqadmin() {{ (cd {shlex.quote(str(broker.folder))} && {admin} "$@"); }}')
         for command in commands:
-            await shell.follow(command)
+            await shell.run_as_shown(command)

@@ -1,4 +1,4 @@
-// Draws a board with what board.py was told of each of its panels; about as Grafana does, and much more simply.
+// Draws a dashboard from the query results of board.py, similar to Grafana but much simpler.
 
 const COLOURS = [
   "#73bf69", "#f2a300", "#5794f2", "#f2495c", "#b877d9", "#37872d", "#ff9830", "#1f60c4", "#c4162a", "#8f3bb8",
@@ -41,7 +41,7 @@ function clock(seconds) {
   return new Date((board.end - board.seconds + seconds) * 1000).toISOString().slice(11, 19);
 }
 
-// Round numbers between two, about so many.
+// About this number of round numbers between two values.
 function ticks(low, high, about) {
   const rough = (high - low) / about;
   const power = 10 ** Math.floor(Math.log10(rough));
@@ -71,7 +71,7 @@ function annotations(svg, x, height) {
   }
 }
 
-// Each series on top of those before it, where all of them have a value.
+// Stacks each series on the previous ones, where all of them have a value.
 function stacked(series) {
   const below = new Map();
   return series.map(({ name, values }) => ({
@@ -84,7 +84,7 @@ function stacked(series) {
   }));
 }
 
-// Runs without a gap: a line is broken where nothing is known.
+// Runs without a gap: a line breaks where values are missing.
 function runs(values) {
   const found = [];
   for (const it of values) {
@@ -208,7 +208,7 @@ function drawn(panel) {
   return made;
 }
 
-// Draws the board, and returns how high it is.
+// Draws the dashboard, and returns its height.
 function draw(told) { // eslint-disable-line no-unused-vars
   board = told;
   const [title, words] = document.querySelector("header").children;

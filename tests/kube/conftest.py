@@ -1,4 +1,4 @@
-"""What tests on the API server share: Rota's CRDs, and a namespace of one's own."""
+"""Fixtures of tests on the API server: Rota's CRDs, and a namespace for each test."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -11,7 +11,7 @@ from ground.cluster import Cluster
 from ground.instance import Instance
 from ground.ours import define
 from ground.poll import soon
-from kube.brains import Operator
+from kube.in_process_operator import Operator
 from kube.members import GroupMembers, a_node
 from kube.world import GROUP, OperatedNamespace, a_group
 from rota.brokers.memory import BROKER, MemoryCluster
@@ -21,20 +21,20 @@ from rota.kube.policies.policy_status import PolicyStatusWriter
 
 @pytest.fixture(scope="session")
 async def crds(api: Api, control_plane: Cluster) -> dict[str, Object]:
-    """Apply the CRDs, wait until the API server takes objects of their kinds, and return them by kind."""
-    made = await define(api)
-    for definition in made.values():
+    """Apply the CRDs, wait until the API server accepts objects of their kinds, and return them by kind."""
+    definitions = await define(api)
+    for definition in definitions.values():
 
         async def explained(names: Object = definition["spec"]["names"]) -> str:
-            return control_plane.kubectl("explain", names["shortNames"][0], check=False)  # it knows it last
+            return control_plane.kubectl("explain", names["shortNames"][0], check=False)  # it is available last
 
         await soon(explained)
-    return made
+    return definitions
 
 
 @pytest.fixture(scope="session")
 def addresses(instance: Instance) -> Callable[[], str]:
-    """Return addresses for simulated pods, each another one."""
+    """Return a factory of addresses for simulated pods, each another one."""
     numbers = count(1)
 
     def address() -> str:
@@ -52,9 +52,9 @@ async def node(api: Api) -> AsyncIterator[None]:
 
 @pytest.fixture
 async def memory() -> MemoryCluster:
-    found = MemoryCluster()
-    await found.create_topic("orders", BROKER, 8)
-    return found
+    cluster = MemoryCluster()
+    await cluster.create_topic("orders", BROKER, 8)
+    return cluster
 
 
 @pytest.fixture
@@ -68,9 +68,9 @@ async def world(
     api: Api, namespace: str, operator: Operator, addresses: Callable[[], str]
 ) -> AsyncIterator[OperatedNamespace]:
     async with GroupMembers(api, namespace, GROUP, addresses) as fleet:
-        found = OperatedNamespace(api, namespace, fleet, operator)
-        await api.create(found.path.rpartition("/")[0], a_group())
-        yield found
+        world = OperatedNamespace(api, namespace, fleet, operator)
+        await api.create(world.path.rpartition("/")[0], a_group())
+        yield world
 
 
 @pytest.fixture
@@ -83,9 +83,12 @@ async def statuses(world: OperatedNamespace, monkeypatch: pytest.MonkeyPatch) ->
     """Have the operator of the world write the status of policies."""
     monkeypatch.setattr(policy_status, "WRITE_INTERVAL_SECONDS", 0.2)
     operator = world.operator
-    events, brain = operator.brain.events, operator.brain
-    found = PolicyStatusWriter(operator.api, lambda: events.policies, events.policy_users, lambda: brain.is_leading)
-    running = asyncio.create_task(found.run())
-    yield found
+    controller = operator.controller
+    events = controller.events
+    writer = PolicyStatusWriter(
+        operator.api, lambda: events.policies, events.policy_users, lambda: controller.is_leading
+    )
+    running = asyncio.create_task(writer.run())
+    yield writer
     running.cancel()
     await asyncio.wait([running])

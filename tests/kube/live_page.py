@@ -1,4 +1,4 @@
-"""The operator's page served from values, and what to look for in it."""
+"""The operator's page served from values, and selectors of its elements."""
 
 import json
 from collections.abc import Awaitable, Callable, Sequence
@@ -38,14 +38,14 @@ FIRST = rebalance.Rebalance(
 )
 
 
-def a_queue(number: int, owner: str | None = "m0", topic: str = "orders", **given: Any) -> schema.QueueDetail:
+def a_queue(number: int, owner: str | None = "m0", topic: str = "orders", **overrides: Any) -> schema.QueueDetail:
     state = "Owned" if owner else "Free"
-    told: dict[str, Any] = {"kind": "Subscribed", "state": state, "lag": 0, "delay": 0.0, "verdict": "KeepingUp"}
-    return schema.QueueDetail(topic=topic, broker="broker-a", id=number, owner=owner, **{**told, **given})
+    defaults: dict[str, Any] = {"kind": "Subscribed", "state": state, "lag": 0, "delay": 0.0, "verdict": "KeepingUp"}
+    return schema.QueueDetail(topic=topic, broker="broker-a", id=number, owner=owner, **{**defaults, **overrides})
 
 
-def a_member(name: str, **given: Any) -> schema.MemberInfo:
-    told: dict[str, Any] = {
+def a_member(name: str, **overrides: Any) -> schema.MemberInfo:
+    defaults: dict[str, Any] = {
         "origin": "Rota",
         "state": "Ready",
         "queues": 4,
@@ -53,11 +53,11 @@ def a_member(name: str, **given: Any) -> schema.MemberInfo:
         "rate": 12.5,
         "address": "10.0.0.7",
     }
-    return schema.MemberInfo(name=name, client_id=f"10.0.0.7@{name}", **{**told, **given})
+    return schema.MemberInfo(name=name, client_id=f"10.0.0.7@{name}", **{**defaults, **overrides})
 
 
-def a_summary(name: str = "orders", **given: Any) -> schema.Summary:
-    told: dict[str, Any] = {
+def a_summary(name: str = "orders", **overrides: Any) -> schema.Summary:
+    defaults: dict[str, Any] = {
         "ready": True,
         "reason": "Settled",
         "message": "Every queue has its owner.",
@@ -75,17 +75,17 @@ def a_summary(name: str = "orders", **given: Any) -> schema.Summary:
         "verdicts": {"KeepingUp": 7, "Slow": 1},
         "last_rebalance": JOINED,
     }
-    return schema.Summary(namespace="shop", name=name, **{**told, **given})
+    return schema.Summary(namespace="shop", name=name, **{**defaults, **overrides})
 
 
 def owned(number: int) -> list[schema.QueueDetail]:
-    return [a_queue(it, f"m{it % 2}") for it in range(number)]
+    return [a_queue(queue_id, f"m{queue_id % 2}") for queue_id in range(number)]
 
 
-def a_detail(name: str = "orders", queues: Sequence[schema.QueueDetail] = (), **given: Any) -> schema.Detail:
+def a_detail(name: str = "orders", queues: Sequence[schema.QueueDetail] = (), **overrides: Any) -> schema.Detail:
     queues = list(queues) or owned(8)
     summary = a_summary(name, queues=len(queues))
-    told: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "operator": LEADS,
         "conditions": [schema.ConditionInfo("Ready", "True", "Settled", "Every queue has its owner.", JOINED.at)],
         "members": [a_member("m0"), a_member("m1")],
@@ -93,12 +93,12 @@ def a_detail(name: str = "orders", queues: Sequence[schema.QueueDetail] = (), **
         "rebalances": [JOINED, FIRST],
         "looked_at": "2026-11-21T08:00:03Z",
     }
-    return schema.Detail(at_broker=name, queues=queues, **{"summary": summary, **told, **given})
+    return schema.Detail(at_broker=name, queues=queues, **{"summary": summary, **defaults, **overrides})
 
 
 @dataclass
-class Fleets:
-    """Groups that are what a test says they are."""
+class StaticGroups:
+    """The groups that a test has put."""
 
     details: dict[str, schema.Detail] = field(default_factory=dict)
     operator: schema.Operator = LEADS
@@ -107,47 +107,52 @@ class Fleets:
         self.details[detail.summary.name] = detail
 
     async def list_groups(self, _: MayRead | None = None) -> schema.Groups:
-        return schema.Groups(self.operator, [it.summary for it in self.details.values()])
+        return schema.Groups(self.operator, [detail.summary for detail in self.details.values()])
 
     def has_group(self, namespace: str, name: str) -> bool:
         return namespace == "shop" and name in self.details
 
     def describe_group(self, namespace: str, name: str) -> schema.Detail | None:
-        found = self.details.get(name) if namespace == "shop" else None
-        return replace(found, operator=self.operator) if found else None
+        detail = self.details.get(name) if namespace == "shop" else None
+        return replace(detail, operator=self.operator) if detail else None
 
     async def explain(self, namespace: str, name: str, queue: str | None) -> schema.Reasons | None:
         if not (detail := self.describe_group(namespace, name)):
             return None
-        found = [it for it in detail.queues if f"{it.topic}/{it.broker}/{it.id}" == queue or queue is None]
-        if not found:
-            raise ValueError(f"{queue} is no queue of shop/{name}; give TOPIC/BROKER/ID")
-        why = [
-            schema.QueueExplanation(it.topic, it.broker, it.id, it.owner, f"{it.owner} had it before.") for it in found
+        queues = [
+            entry for entry in detail.queues if f"{entry.topic}/{entry.broker}/{entry.id}" == queue or queue is None
         ]
-        return schema.Reasons("Sticky", detail.summary.generation, why, JOINED)
+        if not queues:
+            raise ValueError(f"{queue} is no queue of shop/{name}; give TOPIC/BROKER/ID")
+        explanations = [
+            schema.QueueExplanation(entry.topic, entry.broker, entry.id, entry.owner, f"{entry.owner} had it before.")
+            for entry in queues
+        ]
+        return schema.Reasons("Sticky", detail.summary.generation, explanations, JOINED)
 
 
-class Served(Fleets):
-    """Groups that are answered for over HTTP, at an address that stays the same."""
+class ServedGroups(StaticGroups):
+    """Groups that are served over HTTP, at an address that stays the same."""
 
     def __init__(self, address: str, port: int) -> None:
         super().__init__()
         self.hub = events.Broadcaster()
         self.url = f"http://{address}:{port}/"
-        self.fails: list[Callable[[], Awaitable[object]]] = []  # what becomes of the next questions about a group
+        self.failures: list[
+            Callable[[], Awaitable[object]]
+        ] = []  # run before the next requests about a group, one each; may raise
         self._address, self._port = address, port
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> None:
         @web.middleware
-        async def perhaps(request: web.Request, handler: Handler) -> web.StreamResponse:
-            if self.fails and request.path.startswith("/v1/groups/"):
-                await self.fails.pop(0)()
+        async def inject_failure(request: web.Request, handler: Handler) -> web.StreamResponse:
+            if self.failures and request.path.startswith("/v1/groups/"):
+                await self.failures.pop(0)()
             return await handler(request)
 
         self.hub = events.Broadcaster()
-        app = web.Application(middlewares=[perhaps])
+        app = web.Application(middlewares=[inject_failure])
         app.add_routes(site.page_routes(self, self.hub))
         app.on_shutdown.append(self.hub.close)
         self._runner = await listen(app, self._address, self._port)
@@ -197,15 +202,15 @@ MANY = [
 ]
 
 
-async def a_handover_is_seen(
+async def assert_handover_shown(
     browser: Browser, page: str, queue: str, owners: tuple[str, str], hand_over: Callable[[], Awaitable[object]]
 ) -> None:
-    """See a queue change hands on an open page (`http://…:8080/#shop/orders`), once its first owner is seen there."""
+    """Assert that an open page (`http://…:8080/#shop/orders`) shows the queue's first owner, then the handover."""
     first, second = owners
     label = label_of(queue)
     await browser.open(page)
     await browser.wait_for(f"{label}?.startsWith({json.dumps(f'{queue}: owned by {first},')})")
-    # Every label that the cell ever has: who looks now and then would miss a quick one.
+    # Record every label of the cell: polling would miss a quick handover.
     await browser.evaluate(
         f"window.labels = []; new MutationObserver(() => labels.push({label})).observe("
         "document.querySelector('#map'), {subtree: true, attributeFilter: ['aria-label']})"
@@ -213,4 +218,4 @@ async def a_handover_is_seen(
     await hand_over()
     await browser.wait_for(f"{label}?.startsWith({json.dumps(f'{queue}: owned by {second},')})")
     released = f"{queue}: being released by {first}, next {second},"
-    assert any(it.startswith(released) for it in await browser.evaluate("labels"))
+    assert any(seen_label.startswith(released) for seen_label in await browser.evaluate("labels"))

@@ -1,7 +1,7 @@
-"""Members without pods: one process answers for all of them, as sidecars would, and obeys as sidecars do.
+"""Simulated members: their pods run nothing; the test's process speaks the sidecar's protocol for all of them.
 
-The API server, the pods in it and all requests are real; a node that only gives signs of life keeps them from being
-collected. Who works a queue that another one works is found at once.
+The API server, its pods and all requests are real. A node that only renews its Lease keeps the pods from being
+garbage-collected. Two members that consume a queue concurrently are recorded as an overlap.
 """
 
 import asyncio
@@ -33,13 +33,13 @@ from sidecar.whole_report import WholeReport
 
 NODE = "simulated"
 PORT, CONTROL_PORT = 9911, 9913
-KEY = b"of operators inside of the tests"  # whose groups have no Secret
-LOOK_SECONDS = 0.5  # between two looks for a group's Secret
+KEY = b"of operators inside of the tests"  # the operator's key in tests, for groups without a Secret
+SECRET_READ_SECONDS = 0.5  # the least time between two reads of a group's Secret
 
 
 @asynccontextmanager
 async def a_node(api: Api) -> AsyncIterator[None]:
-    """Keep a node that runs nothing alive."""
+    """Keep a node Ready that runs no containers."""
     leases = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
     await api.patch(f"/api/v1/nodes/{NODE}", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}}, "apply")
     ready = {"type": "Ready", "status": "True", "reason": "Simulated", "message": "", "lastHeartbeatTime": _time()}
@@ -65,7 +65,7 @@ def _time() -> str:
 
 
 def a_pod(name: str, group: str, *, sidecar: bool = True, signs: bool = True) -> Object:
-    """Return a pod that carries a sidecar; one that does not sign is as earlier versions made it."""
+    """Return a pod with a sidecar; `signs=False`: as earlier versions injected it, without the key."""
     mounts = [{"name": "documents", "mountPath": "/etc/rota"}]
     container: Object = {"name": "rota-sidecar", "image": "rota", "restartPolicy": "Always", "volumeMounts": mounts}
     volumes: list[Object] = [{"name": "documents", "configMap": {"name": f"{group}-rota", "optional": True}}]
@@ -87,20 +87,20 @@ def a_pod(name: str, group: str, *, sidecar: bool = True, signs: bool = True) ->
 
 
 def running_status(address: str, *, ready: bool) -> Object:
-    """Return the status that a kubelet writes of a pod whose sidecar runs."""
-    running = {"name": "rota-sidecar", "started": True, "ready": ready, "state": {"running": {}}}
-    running |= {"image": "rota", "imageID": "", "restartCount": 0}
+    """Return the status that a kubelet writes for a pod whose sidecar runs."""
+    container_status = {"name": "rota-sidecar", "started": True, "ready": ready, "state": {"running": {}}}
+    container_status |= {"image": "rota", "imageID": "", "restartCount": 0}
     return {
         "phase": "Running",
         "podIP": address,
         "podIPs": [{"ip": address}],
-        "initContainerStatuses": [running],
+        "initContainerStatuses": [container_status],
         "conditions": [{"type": "Ready", "status": str(ready)}],
     }
 
 
-async def reported(
-    asked: web.Request,
+async def report_response(
+    request: web.Request,
     member: Member,
     changed: asyncio.Event,
     troubles: Mapping[str, str] = MappingProxyType({}),
@@ -108,35 +108,35 @@ async def reported(
     *,
     settings: Callable[[], str] = str,
 ) -> web.Response:
-    """Answer with a member's report, by long poll if that is asked for; `changed` is set with every change of it."""
-    after = asked.query.get("after")
-    if after is not None and int(after) == member.revision:
+    """Respond with a member's report; a long poll waits until its revision grows, at which `changed` is set."""
+    revision = request.query.get("after")
+    if revision is not None and int(revision) == member.revision:
         with suppress(TimeoutError):
-            async with asyncio.timeout(float(asked.query["wait"].removesuffix("s"))):
-                while int(after) == member.revision:
+            async with asyncio.timeout(float(request.query["wait"].removesuffix("s"))):
+                while int(revision) == member.revision:
                     changed.clear()
                     await changed.wait()
-    said = asdict(member.report()) | {"troubles": {**troubles}, "settings": settings()}
-    return web.Response(body=msgspec.json.encode(WholeReport(**said, queues=worked(offsets))))
+    report = asdict(member.report()) | {"troubles": {**troubles}, "settings": settings()}
+    return web.Response(body=msgspec.json.encode(WholeReport(**report, queues=queue_statuses(offsets))))
 
 
-def worked(offsets: Mapping[Queue, int]) -> list[QueueStatus]:
-    """Return what a member says of its queues."""
+def queue_statuses(offsets: Mapping[Queue, int]) -> list[QueueStatus]:
+    """Return the progress that a member reports for its queues."""
     return [QueueStatus(*queue, committed, committed, 0, locked=False) for queue, committed in offsets.items()]
 
 
 class GroupKey:
-    """The key of a group, as its members have it: that in the group's Secret, once there is one, else KEY."""
+    """The key of a group as its members mount it: from the group's Secret if that exists, else KEY."""
 
     def __init__(self, api: Api, namespace: str, group: str) -> None:
         self._api, self._path = api, f"/api/v1/namespaces/{namespace}/secrets/{group}-rota-key"
         self._key = KEY
-        self._look_again = 0.0
+        self._next_read_at = 0.0
 
     async def check(self, request: web.Request, uid: str) -> bytes:
-        """Return the key; raise the error for a request that is not signed with it."""
+        """Return the key; raise HTTPUnauthorized for a request that is not signed with it."""
         if not self._signed(request, uid):
-            await self._look()
+            await self._read_secret()
             if not self._signed(request, uid):
                 raise web.HTTPUnauthorized
         return self._key
@@ -145,10 +145,10 @@ class GroupKey:
         signed = SignedRequest(request.method, request.raw_path, uid)
         return is_request_signed([self._key], request.headers.get(SIGNATURE_HEADER, ""), signed)
 
-    async def _look(self) -> None:
+    async def _read_secret(self) -> None:
         now = asyncio.get_running_loop().time()
-        if now >= self._look_again:
-            self._look_again = now + LOOK_SECONDS
+        if now >= self._next_read_at:
+            self._next_read_at = now + SECRET_READ_SECONDS
             with suppress(ApiError):
                 self._key = base64.b64decode((await self._api.get(self._path))["data"]["current"])
 
@@ -160,35 +160,37 @@ class GroupKey:
         return response
 
 
-class One:
+class MemberPod:
     """A member and its pod."""
 
     def __init__(self, fleet: "GroupMembers", name: str, address: str) -> None:
-        self.fleet, self.name, self.address = fleet, name, address
+        self.fleet = fleet
+        self.name = name
+        self.address = address
         self.signs = fleet.signs
         self.uid = ""
         self.member = Member(name, "")
         self.frozen = False
         self.silent = False
-        self.deaf = False  # to pokes
-        self.forged = False  # whether its reports are not signed, as those of somebody else at its address
+        self.ignores_pokes = False  # whether pokes have no effect
+        self.forged = False  # whether its reports lack a signature, as those of another server at its address
         self.troubles: dict[str, str] = {}
-        self.offsets: dict[Queue, int] = {}  # of a Broadcasting group's member
-        self._settings = ""  # the digest of those that it was shown
-        self.takes = 0.0  # seconds that what is open takes to end
+        self.offsets: dict[Queue, int] = {}  # committed offsets; of a member of a Broadcasting group only
+        self._settings = ""  # digest of the settings that it has read
+        self.drain_seconds = 0.0  # how long draining a queue takes
         self._stopping: list[Command] = []
         self._changed = asyncio.Event()
         self._runner: web.AppRunner | None = None
         self._poke = ""
 
     async def start(self, *, ready: bool = True) -> None:
-        """Make the pod, answer at its address, and become ready."""
+        """Create the pod, serve its report, and become ready."""
         pod = a_pod(self.name, self.fleet.group, signs=self.signs)
-        made = await self.fleet.api.create(f"{self.fleet.namespaced}/pods", pod)
-        await self.move_in(made["metadata"]["uid"], ready=ready)
+        created_pod = await self.fleet.api.create(f"{self.fleet.namespaced}/pods", pod)
+        await self.adopt_pod(created_pod["metadata"]["uid"], ready=ready)
 
-    async def move_in(self, uid: str, *, ready: bool = True) -> None:
-        """Answer at the address of a pod that is there, and become ready."""
+    async def adopt_pod(self, uid: str, *, ready: bool = True) -> None:
+        """Serve the report of an existing pod, and become ready."""
         self.uid = uid
         group = f"{self.fleet.namespace}/{self.fleet.group}"
         self.member = Member(self.name, self.uid, group=group)
@@ -197,130 +199,131 @@ class One:
         app.add_routes([web.get("/v1/report/queues", self._queues)] if self.signs else [])
         cancel_at_cleanup(app)
         port = CONTROL_PORT if self.signs else PORT
-        self._runner = await listen(
-            app, self.address, port, limits=ServerLimits(shutdown_seconds=0.1)
-        )  # it is gone, whoever waits
-        await self.becomes(ready=ready)
+        self._runner = await listen(app, self.address, port, limits=ServerLimits(shutdown_seconds=0.1))
+        await self.write_status(ready=ready)
 
-    async def becomes(self, *, ready: bool) -> None:
+    async def write_status(self, *, ready: bool) -> None:
         """Write the pod's status as a kubelet does."""
         status = running_status(self.address, ready=ready)
         await self.fleet.api.patch(f"{self.path}/status", {"status": status}, "strategic")
 
     @property
     def path(self) -> str:
-        """Where its pod is."""
+        """The path of its pod."""
         return f"{self.fleet.namespaced}/pods/{self.name}"
 
     @property
     def client_id(self) -> str:
-        """By which brokers know it."""
+        """Its client id at brokers."""
         return f"{self.address}@{self.name}#{self.uid[:8]}"
 
-    async def end(self) -> None:
-        """Be gone, as a process is that was killed; the pod goes, too."""
-        await self.hush()
-        self.fleet.ended(self.name)
-        await self.vanish()
+    async def kill(self) -> None:
+        """Stop at once, as a killed process does, and delete the pod."""
+        await self.stop_server()
+        self.fleet.mark_ended(self.name)
+        await self.force_delete()
 
-    async def vanish(self) -> None:
-        """Have the pod deleted by force: whatever its process does, the API server knows it no more."""
+    async def force_delete(self) -> None:
+        """Delete the pod by force: the API server forgets it although its process may still run."""
         with suppress(ApiError):
             await self.fleet.api.delete(self.path, {"gracePeriodSeconds": 0, "preconditions": {"uid": self.uid}})
 
-    async def hush(self) -> None:
-        """Answer nobody any more."""
+    async def stop_server(self) -> None:
+        """Stop responding and stop processing commands."""
         self.frozen = True
         if self._runner:
             await self._runner.cleanup()
             self._runner = None
 
     def hang(self) -> None:
-        """Stand still, as a process is that was stopped: whoever asks waits in vain."""
+        """Stop processing as a suspended process does: connections are accepted, requests are never answered."""
         self.frozen = self.silent = True
 
-    async def leave(self) -> None:
-        """Have the pod deleted by somebody; it drains when it is asked to."""
+    async def delete_pod(self) -> None:
+        """Delete the pod gracefully; the member drains when the operator asks it to."""
         await self.fleet.api.delete(self.path)
 
-    def poked(self, pod: Object) -> None:
-        """Notice that the pod's annotation changed: its volume shows the newest document now."""
+    def on_pod_update(self, pod: Object) -> None:
+        """Read the assignment if the poke annotation changed: the kubelet has updated the mounted ConfigMap."""
         poke = (pod["metadata"].get("annotations") or {}).get("rota.dev/generation", "")
         if poke != self._poke and "deletionTimestamp" not in pod["metadata"]:
             self._poke = poke
-            if not self.deaf:
-                self.look()
+            if not self.ignores_pokes:
+                self.apply_document()
 
-    def reaches(self, **brokers: bool) -> None:
-        """Say of brokers whether it reaches them."""
+    def set_broker_reachability(self, **brokers: bool) -> None:
+        """Report for each broker whether the member reaches it."""
         self.member.set_broker_reachability(brokers)
         self._changed.set()
 
-    def look(self) -> None:
-        """Read the document."""
+    def apply_document(self) -> None:
+        """Apply the assignment that the volume shows now."""
         if not self.frozen:
             self._settings = self.fleet.settings
-            self.carry(self.member.apply_assignment(self.fleet.text, self._now))
+            self.run_effects(self.member.apply_assignment(self.fleet.text, self._now))
 
     @property
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    def carry(self, step: Effects) -> None:
-        """Do what the member says; all of it succeeds."""
+    def run_effects(self, step: Effects) -> None:
+        """Run the commands of the state machine; all of them succeed."""
         loop = asyncio.get_running_loop()
         for command in step.commands:
             match command.action:
                 case LeaseAction.FETCH:
-                    self.fleet.fetches(self.name, command.queue)
+                    self.fleet.on_fetch_started(self.name, command.queue)
                 case LeaseAction.FIND_START:
-                    loop.call_soon(self._answer, command, LeaseEvent.START_FOUND)
+                    loop.call_soon(self._send_event, command, LeaseEvent.START_FOUND)
                 case LeaseAction.LOCK:
-                    loop.call_soon(self._answer, command, LeaseEvent.LOCKED, self._now)
+                    loop.call_soon(self._send_event, command, LeaseEvent.LOCKED, self._now)
                 case LeaseAction.STOP:
                     self._stopping.append(command)
-                    loop.call_later(self.takes, self._answer, command, LeaseEvent.DRAINED)
+                    loop.call_later(self.drain_seconds, self._send_event, command, LeaseEvent.DRAINED)
                 case LeaseAction.ABORT:
-                    loop.call_soon(self._answer, command, LeaseEvent.DRAINED)
+                    loop.call_soon(self._send_event, command, LeaseEvent.DRAINED)
                 case LeaseAction.UNLOCK:
-                    loop.call_soon(self._answer, command, LeaseEvent.UNLOCKED)
+                    loop.call_soon(self._send_event, command, LeaseEvent.UNLOCKED)
         self._changed.set()
 
-    def finish(self) -> None:
-        """End what is open in queues that were taken away."""
+    def finish_drains(self) -> None:
+        """Complete the drains of revoked queues now."""
         for command in self._stopping:
-            self._answer(command, LeaseEvent.DRAINED)
+            self._send_event(command, LeaseEvent.DRAINED)
 
-    def _answer(self, command: Command, event: LeaseEvent, sent: float | None = None) -> None:
+    def _send_event(self, command: Command, event: LeaseEvent, sent: float | None = None) -> None:
         if self.frozen:
             return
         if event is LeaseEvent.DRAINED:
-            self.fleet.stopped(self.name, command.queue)
-        self.carry(self.member.on_event(event, command.queue, command.lease_number, self._now, sent))
+            self.fleet.on_fetch_stopped(self.name, command.queue)
+        self.run_effects(self.member.on_event(event, command.queue, command.lease_number, self._now, sent))
 
-    async def _report(self, asked: web.Request) -> web.Response:
+    async def _report(self, request: web.Request) -> web.Response:
         self.fleet.reads += 1
         if self.silent:
-            await asyncio.Event().wait()  # until it is cancelled
-        key = await self.fleet.key.check(asked, self.uid) if self.signs else None
+            await asyncio.Event().wait()  # until the request is cancelled
+        key = await self.fleet.key.check(request, self.uid) if self.signs else None
         offsets = {} if self.signs else self.offsets
-        response = await reported(
-            asked, self.member, self._changed, self.troubles, offsets, settings=lambda: self._settings
+        response = await report_response(
+            request, self.member, self._changed, self.troubles, offsets, settings=lambda: self._settings
         )
-        return self.fleet.key.sign(asked, response, key) if key and not self.forged else response
+        return self.fleet.key.sign(request, response, key) if key and not self.forged else response
 
-    async def _queues(self, asked: web.Request) -> web.Response:
-        """Say of one queue after the other how far it is."""
-        key, start = await self.fleet.key.check(asked, self.uid), int(asked.query["from"])
-        page = QueuesPage(worked(self.offsets)[start : start + 1], start + 1 if start + 1 < len(self.offsets) else None)
-        return self.fleet.key.sign(asked, web.Response(body=msgspec.json.encode(page)), key)
+    async def _queues(self, request: web.Request) -> web.Response:
+        """Respond with one page per queue, in turn."""
+        key = await self.fleet.key.check(request, self.uid)
+        start = int(request.query["from"])
+        page = QueuesPage(
+            queue_statuses(self.offsets)[start : start + 1], start + 1 if start + 1 < len(self.offsets) else None
+        )
+        return self.fleet.key.sign(request, web.Response(body=msgspec.json.encode(page)), key)
 
-    async def _drain(self, asked: web.Request) -> web.Response:
+    async def _drain(self, request: web.Request) -> web.Response:
         if self.signs:
-            await self.fleet.key.check(asked, self.uid)
+            await self.fleet.key.check(request, self.uid)
         else:
-            assert (await asked.json())["uid"] == self.uid
-        self.carry(self.member.drain(final=True, now=self._now))
+            assert (await request.json())["uid"] == self.uid
+        self.run_effects(self.member.drain(final=True, now=self._now))
         while self._runner and not self.member.report().is_drained:  # noqa: ASYNC110 - polls clear the event
             await asyncio.sleep(0.05)
         return web.Response()
@@ -330,45 +333,48 @@ class GroupMembers:
     """The members of one group."""
 
     def __init__(self, api: Api, namespace: str, group: str, addresses: Callable[[], str]) -> None:
-        self.api, self.namespace, self.group, self.addresses = api, namespace, group, addresses
+        self.api = api
+        self.namespace = namespace
+        self.group = group
+        self.addresses = addresses
         self.namespaced = f"/api/v1/namespaces/{namespace}"
-        self.signs = True  # False: as members of earlier versions
+        self.signs = True  # False: members of earlier versions
         self.key = GroupKey(api, namespace, group)
-        self.members: dict[str, One] = {}
+        self.members: dict[str, MemberPod] = {}
         self.text: str | bytes | None = None
         self.settings = ""  # the digest of the group's settings
         self.version = ""
-        self.documents: list[Object] = []  # every document that was seen
+        self.documents: list[Object] = []  # every assignment that was observed
         self.reads = 0
-        self.everyone = False  # whether everybody works every queue
-        self._works: dict[Queue, str] = {}
+        self.is_broadcasting = False  # whether every member consumes every queue
+        self._consumers: dict[Queue, str] = {}
         self.overlaps: list[str] = []
         self._following: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
-        self._following = [asyncio.create_task(self._follow_record()), asyncio.create_task(self._follow_pods())]
+        self._following = [asyncio.create_task(self._follow_assignment()), asyncio.create_task(self._follow_pods())]
         return self
 
     async def __aexit__(self, *_: object) -> None:
         for task in self._following:
             task.cancel()
-        for one in self.members.values():
-            await one.end()
+        for member in self.members.values():
+            await member.kill()
         assert not self.overlaps, self.overlaps
 
     async def add(self, *names: str) -> None:
         """Add members."""
-        made = [One(self, name, self.addresses()) for name in names]
-        self.members |= {one.name: one for one in made}
-        await asyncio.gather(*(one.start() for one in made))
+        members = [MemberPod(self, name, self.addresses()) for name in names]
+        self.members |= {member.name: member for member in members}
+        await asyncio.gather(*(member.start() for member in members))
 
-    async def move_in(self, *names: str) -> None:
-        """Add members in pods that somebody else makes, as soon as each is there."""
+    async def adopt_pods(self, *names: str) -> None:
+        """Serve pods that another client creates, as soon as each exists."""
         for name in names:
-            one = self.members[name] = One(self, name, self.addresses())
-            await one.move_in(await soon(partial(self._made, one.path), 60))
+            member = self.members[name] = MemberPod(self, name, self.addresses())
+            await member.adopt_pod(await soon(partial(self._pod_uid, member.path), 60))
 
-    async def _made(self, path: str) -> str:
+    async def _pod_uid(self, path: str) -> str:
         try:
             return str((await self.api.get(path))["metadata"]["uid"])
         except ApiError as error:
@@ -376,12 +382,12 @@ class GroupMembers:
                 raise
             return ""
 
-    async def _follow_record(self) -> None:
+    async def _follow_assignment(self) -> None:
         only = f"metadata.name={self.group}-rota"
         async for event in self.api.follow(f"{self.namespaced}/configmaps", fieldSelector=only):
             body = event["object"]
             if event["type"] == "DELETED":
-                continue  # a mounted file stays
+                continue  # a mounted file outlives its ConfigMap
             packed = (body.get("binaryData") or {}).get("assignment.json.gz")
             data = body.get("data") or {}
             self.settings = settings_digest(data.get("group.json", ""))
@@ -391,41 +397,41 @@ class GroupMembers:
                 self.documents.append(msgspec.json.decode(plain))
 
     async def _follow_pods(self) -> None:
-        async for event in self.api.follow(f"{self.namespaced}/pods"):  # a kubelet does not care for labels
-            one = self.members.get(event["object"]["metadata"]["name"])
-            if one and event["object"]["metadata"]["uid"] == one.uid and event["type"] != "DELETED":
-                one.poked(event["object"])
+        async for event in self.api.follow(f"{self.namespaced}/pods"):  # without a label selector, as a kubelet
+            member = self.members.get(event["object"]["metadata"]["name"])
+            if member and event["object"]["metadata"]["uid"] == member.uid and event["type"] != "DELETED":
+                member.on_pod_update(event["object"])
 
-    # Who works what.
+    # Which member consumes which queue.
 
-    def fetches(self, name: str, queue: Queue) -> None:
-        """Note that somebody begins to work a queue."""
-        other = self._works.get(queue)
-        if other not in {None, name} and not self.everyone:
-            self.overlaps.append(f"{queue} is worked by {other} and {name}")
-        self._works[queue] = name
+    def on_fetch_started(self, name: str, queue: Queue) -> None:
+        """Record that a member starts consuming a queue."""
+        current_owner = self._consumers.get(queue)
+        if current_owner not in {None, name} and not self.is_broadcasting:
+            self.overlaps.append(f"{queue} is consumed by {current_owner} and {name}")
+        self._consumers[queue] = name
 
-    def stopped(self, name: str, queue: Queue) -> None:
-        """Note that somebody works a queue no more."""
-        if self._works.get(queue) == name:
-            del self._works[queue]
+    def on_fetch_stopped(self, name: str, queue: Queue) -> None:
+        """Record that a member has stopped consuming a queue."""
+        if self._consumers.get(queue) == name:
+            del self._consumers[queue]
 
-    def ended(self, name: str) -> None:
-        """Note that somebody is no more."""
-        self._works = {queue: who for queue, who in self._works.items() if who != name}
+    def mark_ended(self, name: str) -> None:
+        """Record that a member's process has ended."""
+        self._consumers = {queue: who for queue, who in self._consumers.items() if who != name}
 
-    def worked_by(self, name: str) -> list[Queue]:
-        """Return what somebody works."""
-        return sorted(queue for queue, who in self._works.items() if who == name)
+    def queues_of(self, name: str) -> list[Queue]:
+        """Return the queues that a member consumes."""
+        return sorted(queue for queue, who in self._consumers.items() if who == name)
 
     @property
     def shares(self) -> dict[str, int]:
-        """How many queues each member works now."""
-        found = dict.fromkeys(self.members, 0)
-        for who in self._works.values():
-            found[who] = found.get(who, 0) + 1
-        return {name: count for name, count in found.items() if count or name in self.members}
+        """How many queues each member consumes now."""
+        counts = dict.fromkeys(self.members, 0)
+        for owner in self._consumers.values():
+            counts[owner] = counts.get(owner, 0) + 1
+        return {name: count for name, count in counts.items() if count or name in self.members}
 
-    def as_value(self) -> dict[str, Any]:
-        """Return what can be compared: who works what."""
-        return {str(queue): who for queue, who in sorted(self._works.items())}
+    def owners(self) -> dict[str, Any]:
+        """Return the consuming member of each queue, for comparisons."""
+        return {str(queue): who for queue, who in sorted(self._consumers.items())}

@@ -16,10 +16,10 @@ ROTA = ("-m", "rota.cli")
 async def an_operator(
     kubeconfig: Path, namespace: str, address: str, log: Path, *options: str, program: Sequence[str] = ROTA
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run an operator for one namespace; it is killed if it still runs at the end."""
+    """Run an operator for one namespace; kill it at the end if it still runs."""
     name = log.stem
     argv = [sys.executable, *program, "operator", "--namespace", namespace, "--own-namespace", namespace]
-    with log.open("w") as told:
+    with log.open("w") as log_file:
         process = await asyncio.create_subprocess_exec(
             *argv,
             "--identity",
@@ -30,7 +30,7 @@ async def an_operator(
             str(log.with_suffix("")),
             *options,
             env={**os.environ, "KUBECONFIG": str(kubeconfig)},
-            stderr=told,
+            stderr=log_file,
         )
     try:
         yield process

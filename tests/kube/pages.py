@@ -1,4 +1,4 @@
-"""Pages as programs: what they tell people to type is typed into a shell, and must be answered as they show."""
+"""Runs documentation pages: types their commands into a shell, and compares the answers with those on the page."""
 
 import asyncio
 import os
@@ -16,11 +16,11 @@ from ground.poll import soon
 
 ROOT = Path(__file__).parents[2]
 TUTORIAL = ROOT / "docs/tutorial.md"
-ON_A_CLUSTER = "On a cluster of your own"  # a section of it, which is typed on a real node
-# Local pods have no kubelet that would answer these: tests/e2e types them, or the like, on a real node.
+ON_A_CLUSTER = "On a cluster of your own"  # a section of the tutorial, run on a real node by tests/e2e
+# Local pods have no kubelet for these commands: tests/e2e runs them, or similar ones, on a real node.
 ON_A_NODE = ("kubectl logs ",)
 BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
-OTHERWISE = {  # what is another one each time: names of pods, addresses, decimals, how long ago something was
+VARYING = {  # parts that differ in each run: pod names, addresses, decimals, ages
     r"\b[a-z]+(-[a-z0-9]{5,10})?-[a-z0-9]{5}\b": "POD",
     r"\b\d+\.\d+\.\d+\.\d+(:\d+)?\b": "ADDRESS",
     r"\bgeneration \d+": "generation N",
@@ -30,8 +30,8 @@ OTHERWISE = {  # what is another one each time: names of pods, addresses, decima
 }
 
 
-class Typed(NamedTuple):
-    """A command, and what the page shows of its answer."""
+class TypedCommand(NamedTuple):
+    """A command, and the answer that the page shows."""
 
     command: str
     shown: str
@@ -42,48 +42,48 @@ def blocks(page: Path, language: str, section: str = "") -> list[str]:
     text = page.read_text()
     if section:
         text = text.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
-    return [textwrap.dedent(it[3]) for it in BLOCK.finditer(text) if it[2] == language]
+    return [textwrap.dedent(block[3]) for block in BLOCK.finditer(text) if block[2] == language]
 
 
-def typed(page: Path, section: str = "") -> list[Typed]:
-    """Return what a page, or a section of it, tells people to type."""
-    found: list[Typed] = []
+def typed_commands(page: Path, section: str = "") -> list[TypedCommand]:
+    """Return the commands in the console blocks of a page, or of a section of it."""
+    commands: list[TypedCommand] = []
     for line in "".join(blocks(page, "console", section)).splitlines(keepends=True):
         if line.startswith("$ "):
-            found.append(Typed(line[2:], ""))
-        elif found[-1].command.endswith("\\\n"):
-            found[-1] = Typed(found[-1].command + line, "")
+            commands.append(TypedCommand(line[2:], ""))
+        elif commands[-1].command.endswith("\\\n"):
+            commands[-1] = TypedCommand(commands[-1].command + line, "")
         else:
-            found[-1] = found[-1]._replace(shown=found[-1].shown + line)
-    return found
+            commands[-1] = commands[-1]._replace(shown=commands[-1].shown + line)
+    return commands
 
 
-def put(page: Path, here: Mapping[str, str], section: str = "") -> list[Typed]:
-    """Return what a page or a section tells people to type, with what there is here in the place of what it names."""
-    found = []
-    for it in typed(page, section):
-        command = it.command
-        for there, ours in here.items():
-            command = command.replace(there, ours)
-        found.append(it._replace(command=command))
-    return found
+def substituted_commands(page: Path, substitutions: Mapping[str, str], section: str = "") -> list[TypedCommand]:
+    """Return the commands of a page or a section, with the names of `here` replaced by their values."""
+    commands = []
+    for typed in typed_commands(page, section):
+        text = typed.command
+        for name, value in substitutions.items():
+            text = text.replace(name, value)
+        commands.append(typed._replace(command=text))
+    return commands
 
 
-def likeness(text: str) -> set[str]:
-    """Return an answer's lines without what is another one each time; an ellipsis stands for lines not shown."""
-    for pattern, word in OTHERWISE.items():
+def normalized_lines(text: str) -> set[str]:
+    """Return an answer's lines without the parts that differ in each run; an ellipsis stands for omitted lines."""
+    for pattern, word in VARYING.items():
         text = re.sub(pattern, word, text)
     return {line.strip() for line in text.splitlines()} - {"", "…"}
 
 
 class Shell:
-    """A bash that stays, so that what one line exports or starts the next one has."""
+    """A bash that keeps running: each line sees the variables and background jobs of the previous lines."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
 
     async def run(self, command: str, seconds: float = 240) -> str:
-        """Type a command, and return what it printed; it has to succeed."""
+        """Type a command, and return its output; raise AssertionError if it fails."""
         assert self._process.stdin
         assert self._process.stdout
         self._process.stdin.write(f"{{\n{command}\n}} </dev/null\nprintf '\\n%s\\n' \"ended:$?\"\n".encode())
@@ -96,31 +96,31 @@ class Shell:
         assert printed[-1] == "ended:0\n", f"{command}: {''.join(printed)}"
         return "".join(printed[:-1])
 
-    async def begin(self, command: str, until: str = ".") -> str:
-        """Type what goes on until Ctrl-C; end it as soon as it has printed such a line, and return that."""
-        begun = f"exec {{said}}< <(exec {command.rstrip()}\n)"  # a comment ends with its line
-        seen = f"grep --max-count=1 {shlex.quote(until)} <&$said; saw=$?; kill $!; exec {{said}}<&-; test $saw = 0"
-        return await self.run(f"{begun}\n{seen}")
+    async def run_until_printed(self, command: str, until: str = ".") -> str:
+        """Start a command that runs until Ctrl-C, end it at the first line that matches, and return that line."""
+        start = f"exec {{said}}< <(exec {command.rstrip()}\n)"  # the newline ends a comment in the command
+        matching = f"grep --max-count=1 {shlex.quote(until)} <&$said; saw=$?; kill $!; exec {{said}}<&-; test $saw = 0"
+        return await self.run(f"{start}\n{matching}")
 
-    async def follow(self, it: Typed) -> None:
-        """Type a command of a page; where it shows an answer look again, as people do, until that has come."""
+    async def run_as_shown(self, typed: TypedCommand) -> None:
+        """Run a command of a page; repeat it until its answer is the one that the page shows."""
         last = ""
 
         async def answered() -> bool:
             nonlocal last
-            last = await self.run(it.command)
-            return likeness(it.shown) <= likeness(last)
+            last = await self.run(typed.command)
+            return normalized_lines(typed.shown) <= normalized_lines(last)
 
         try:
             await soon(answered)
         except TimeoutError as error:
-            error.add_note(f"$ {it.command}is not answered as the page shows, but:\n{last}")
+            error.add_note(f"$ {typed.command}is not answered as the page shows, but:\n{last}")
             raise
 
 
 @asynccontextmanager
 async def a_shell(folder: Path, variables: Mapping[str, str]) -> AsyncIterator[Shell]:
-    """Start a shell in a folder; what it has started in the background and left there ends with it."""
+    """Start a shell in a folder; its background processes end with it."""
     env = os.environ | variables
     process = await asyncio.create_subprocess_exec(
         "bash", cwd=folder, env=env, stdin=PIPE, stdout=PIPE, stderr=STDOUT, limit=2**20, start_new_session=True

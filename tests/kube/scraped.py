@@ -9,24 +9,28 @@ Labels = dict[str, str]
 
 
 class Series(NamedTuple):
-    """One line of what is scraped."""
+    """One line of the scraped text."""
 
     name: str
     labels: Labels
     value: float
 
 
-def series(text: str) -> Iterator[Series]:
+def parse_series(text: str) -> Iterator[Series]:
     for line in text.splitlines():
         if not line.startswith("#"):
             head, _, value = line.rpartition(" ")
             name, _, labels = head.partition("{")
-            pairs = (it.split("=", 1) for it in labels.rstrip("}").split(",") if it)
-            yield Series(name, {key: told.strip('"') for key, told in pairs}, float(value))
+            pairs = (pair.split("=", 1) for pair in labels.rstrip("}").split(",") if pair)
+            yield Series(name, {key: quoted.strip('"') for key, quoted in pairs}, float(value))
 
 
-async def scraped(world: OperatedNamespace, name: str, **labels: str) -> list[float]:
-    """Return the values of one metric of the world's group, as they are scraped now."""
-    found = series((await world.operator.measures.render(world.operator.sight)).decode())
-    wanted = {"namespace": world.namespace, "group": world.fleet.group, **labels}
-    return [it.value for it in found if it.name == name and wanted.items() <= it.labels.items()]
+async def metric_values(world: OperatedNamespace, name: str, **labels: str) -> list[float]:
+    """Return the current values of one metric of the group."""
+    all_series = parse_series((await world.operator.metrics.render(world.operator.read_model)).decode())
+    required_labels = {"namespace": world.namespace, "group": world.fleet.group, **labels}
+    return [
+        series.value
+        for series in all_series
+        if series.name == name and required_labels.items() <= series.labels.items()
+    ]

@@ -1,4 +1,4 @@
-"""The API server as the operator asks and follows it: a server that stands still."""
+"""The operator's API client and watches against a real API server, also one that is suspended."""
 
 import asyncio
 import logging
@@ -37,27 +37,27 @@ async def test_watch_detects_a_stalled_api_server_and_still_delivers_later_chang
         pytest.skip("This cluster is not ours to stop")
     server = control_plane.instance.process("kube-apiserver")
     assert server
-    seen: set[str] = set()
+    names: set[str] = set()
     async with an_api(control_plane.kubeconfig) as client:
-        told = Informer(
+        informer = Informer(
             client,
             "pods",
             namespace,
             Pod,
-            on_upsert=lambda pod: seen.add(pod.metadata.name),
-            on_delete=lambda pod: seen.remove(pod.metadata.name),
+            on_upsert=lambda pod: names.add(pod.metadata.name),
+            on_delete=lambda pod: names.remove(pod.metadata.name),
         )
-        following = asyncio.create_task(told.run())
-        await soon(lambda: _is(told.listed.is_set()))
+        following = asyncio.create_task(informer.run())
+        await soon(lambda: _is(informer.listed.is_set()))
         server.signal(signal.SIGSTOP)
         try:
             await soon(lambda: _is("The watch of" in caplog.text))
         finally:
             server.signal(signal.SIGCONT)
         await api.create(f"/api/v1/namespaces/{namespace}/pods", a_pod("orders-a", "orders"))
-        await soon(lambda: _is("orders-a" in seen))
+        await soon(lambda: _is("orders-a" in names))
         await api.delete(f"/api/v1/namespaces/{namespace}/pods/orders-a", {"gracePeriodSeconds": 0})
-        await soon(lambda: _is(not seen))
+        await soon(lambda: _is(not names))
         following.cancel()
 
 
@@ -65,47 +65,49 @@ async def test_watch_detects_a_stalled_api_server_and_still_delivers_later_chang
 async def test_watch_events_that_were_lost_are_recovered_by_a_relist(
     api: ground.Api, namespace: str, control_plane: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Groups and policies are kopf's to watch; an event that is lost there is lost until then."""
+    """Kopf watches groups and policies; an event that its watch loses is recovered by the next relist only."""
     monkeypatch.setattr(informers, "RESYNC_SECONDS", 0.2)
-    seen: dict[str, str] = {}
+    subscriptions: dict[str, str] = {}
     async with an_api(control_plane.kubeconfig) as client:
         groups = Informer(
             client,
             GROUPS,
             namespace,
             CustomResource,
-            on_upsert=lambda it: seen.update({it.metadata.name: str(it.spec["subscriptions"])}),
-            on_delete=lambda it: seen.__delitem__(it.metadata.name),
+            on_upsert=lambda group: subscriptions.update({group.metadata.name: str(group.spec["subscriptions"])}),
+            on_delete=lambda group: subscriptions.__delitem__(group.metadata.name),
         )
         watched: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
         watched.set_result([namespace])
         following = asyncio.create_task(informers.watch_custom_resources([], [groups], watched))
         await groups.listed.wait()
-        where = f"/apis/rota.dev/v1alpha1/namespaces/{namespace}/consumergroups"
-        await api.create(where, a_group("late"))
-        await soon(lambda: _is("orders" in seen.get("late", "")))
-        await api.patch(f"{where}/late", {"spec": {"subscriptions": [{"topic": "bills"}]}})
-        await soon(lambda: _is("bills" in seen.get("late", "")))
-        await api.delete(f"{where}/late")
-        await soon(lambda: _is(not seen))
+        collection = f"/apis/rota.dev/v1alpha1/namespaces/{namespace}/consumergroups"
+        await api.create(collection, a_group("late"))
+        await soon(lambda: _is("orders" in subscriptions.get("late", "")))
+        await api.patch(f"{collection}/late", {"spec": {"subscriptions": [{"topic": "bills"}]}})
+        await soon(lambda: _is("bills" in subscriptions.get("late", "")))
+        await api.delete(f"{collection}/late")
+        await soon(lambda: _is(not subscriptions))
         following.cancel()
 
 
 async def test_watch_whose_events_were_lost_reports_a_deletion_with_the_version_of_the_list(
     api: ground.Api, namespace: str, control_plane: Cluster
 ) -> None:
-    """The deleted object may have been written after it was last seen: by that version the deletion would be older."""
-    gone = list[ConfigMap]()
-    where = f"/api/v1/namespaces/{namespace}/configmaps"
-    record = {"metadata": {"name": "orders-rota"}, "data": {"assignment.json": "{}"}}
-    await api.create(where, record)
+    """A write after the last observed version would make a deletion with that version look outdated."""
+    deletions = list[ConfigMap]()
+    collection = f"/api/v1/namespaces/{namespace}/configmaps"
+    assignment = {"metadata": {"name": "orders-rota"}, "data": {"assignment.json": "{}"}}
+    await api.create(collection, assignment)
     async with an_api(control_plane.kubeconfig) as client:
-        records = Informer(client, "configmaps", namespace, ConfigMap, on_upsert=lambda _: None, on_delete=gone.append)
-        await records.relist()
-        written = await api.patch(f"{where}/orders-rota", {"data": {"assignment.json": "{}\n"}})
-        await api.delete(f"{where}/orders-rota")
-        await records.relist()
-    (deleted,) = [it for it in gone if it.metadata.name == "orders-rota"]
+        informer = Informer(
+            client, "configmaps", namespace, ConfigMap, on_upsert=lambda _: None, on_delete=deletions.append
+        )
+        await informer.relist()
+        written = await api.patch(f"{collection}/orders-rota", {"data": {"assignment.json": "{}\n"}})
+        await api.delete(f"{collection}/orders-rota")
+        await informer.relist()
+    (deleted,) = [config_map for config_map in deletions if config_map.metadata.name == "orders-rota"]
     assert deleted.metadata.version_number > int(written["metadata"]["resourceVersion"])
 
 
@@ -118,16 +120,16 @@ async def test_health_endpoint_fails_once_a_watch_is_silent_for_too_long(
         port = instance.port("a page of ours", 18080)
         serving = await operator_probes.ProbeServer([pods], lambda: True).serve(address, port)
 
-        async def asked(what: str) -> tuple[int, str]:
-            async with session.get(f"http://{address}:{port}/{what}") as answer:
-                return answer.status, await answer.text()
+        async def get_text(page: str) -> tuple[int, str]:
+            async with session.get(f"http://{address}:{port}/{page}") as response:
+                return response.status, await response.text()
 
-        assert await asked("readyz") == (503, "not listed yet: /api/v1/pods\n")
-        assert await asked("healthz") == (200, "leader\n")
+        assert await get_text("readyz") == (503, "not listed yet: /api/v1/pods\n")
+        assert await get_text("healthz") == (200, "leader\n")
         await pods.relist()
-        assert await asked("readyz") == (200, "ready\n")
+        assert await get_text("readyz") == (200, "ready\n")
         monkeypatch.setattr(operator_probes, "MAX_WATCH_SILENCE_SECONDS", -1.0)
-        status, text = await asked("healthz")
+        status, text = await get_text("healthz")
         assert (status, "/api/v1/pods" in text) == (503, True)
         await serving.aclose()
 
@@ -135,7 +137,7 @@ async def test_health_endpoint_fails_once_a_watch_is_silent_for_too_long(
 async def test_api_client_lists_a_collection_in_pages_of_a_limited_size(
     api: ground.Api, namespace: str, control_plane: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Forty ConfigMaps of 1 MiB were one response."""
+    """Forty ConfigMaps of 1 MiB once came in one response."""
     monkeypatch.setattr(ours, "MAX_PAGE_BYTES", 250_000)
     path = f"/api/v1/namespaces/{namespace}/configmaps"
     names = [f"large-{number:02}" for number in range(20)]
@@ -146,12 +148,12 @@ async def test_api_client_lists_a_collection_in_pages_of_a_limited_size(
         )
     labelled = {"labelSelector": "size=large"}
     async with an_api(control_plane.kubeconfig) as client:
-        pages = [operator_probes.objects async for operator_probes in client.pages(path, ConfigMap, labelled)]
-        assert [it.metadata.name for operator_probes in pages for it in operator_probes] == names
-        assert max(sum(it.size_bytes for it in operator_probes) for operator_probes in pages) <= 250_000
-        assert max(map(len, pages)) > 2  # small objects come together again
+        pages = [page.objects async for page in client.pages(path, ConfigMap, labelled)]
+        assert [config_map.metadata.name for page in pages for config_map in page] == names
+        assert max(sum(config_map.size_bytes for config_map in page) for page in pages) <= 250_000
+        assert max(map(len, pages)) > 2  # small objects share a page again
         monkeypatch.setattr(ours, "MAX_PAGE_BYTES", 50_000)
-        assert [it.metadata.name for it in (await client.list(path, ConfigMap, labelled))[0]] == names
+        assert [config_map.metadata.name for config_map in (await client.list(path, ConfigMap, labelled))[0]] == names
         monkeypatch.setattr(ours, "MAX_OBJECT_BYTES", 50_000)
         with pytest.raises(ours.NoResponseError, match="is too large"):
             await client.list(path, ConfigMap, labelled)

@@ -1,4 +1,4 @@
-"""Attacks on an operator that runs with the chart's own rights, beside a real broker and real members.
+"""Attacks on an operator that runs with the chart's own rights, together with a real broker and real members.
 
 The attacker may edit ConsumerGroups, Secrets and ConfigMaps in one namespace, and run a pod there.
 """
@@ -32,7 +32,7 @@ from ground.rocketmq import RocketMQ
 from http_attacks import ATTACKS as HTTP_ATTACKS
 from http_attacks import MEBIBYTE, attacked, probed, status_of
 from kube.members import a_pod, running_status
-from kube.shop import TemplateGroup, a_shop
+from kube.template_group import TemplateGroup, a_template_group
 from logins import unverified
 from rota.kube.client.objects import CONTROL_PORT, GROUP_LABEL
 from rota.kube.client.objects import REPORT_PORT as PORT
@@ -46,15 +46,15 @@ StartedLater = Callable[[], AbstractAsyncContextManager[asyncio.subprocess.Proce
 VICTIMS_SECRET = "rmq-admin"
 ACCESS_KEY = "the-victims-access-key"
 GROUP = "attack"
-MEMORY_LIMIT_BYTES = 512 * MEBIBYTE  # of the operator, in the chart
-PROBES = 12  # that must be answered while an attack goes on
-ATTACK_LIMIT_BYTES = 96 * MEBIBYTE  # that an attack may add to the operator's memory
-ASKED_OFTEN_ENOUGH = 8  # requests of the operator to the attacker's pod, after which its answer has been acted upon
+MEMORY_LIMIT_BYTES = 512 * MEBIBYTE  # the limit of the operator in the chart
+PROBES = 12  # the probes that must succeed during an attack
+ATTACK_LIMIT_BYTES = 96 * MEBIBYTE  # how much memory an attack may add to the operator
+ENOUGH_REQUESTS = 8  # after this number of requests the operator has acted upon the response
 
 
 @pytest.fixture
 async def attackers(api: Api) -> AsyncIterator[str]:
-    """Make a namespace in which the attacker may edit."""
+    """Create a namespace in which the attacker may edit."""
     async with a_namespace(api) as name:
         yield name
 
@@ -73,7 +73,7 @@ async def operator(
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """Run the operator as the chart does, with the rights of its ServiceAccount, for all namespaces.
 
-    Brokers of tests are at loopback addresses, so the chart's limit for those is off unless a test asks for it; so is
+    Test brokers have loopback addresses, so the chart's limit of broker addresses is off unless a test sets it. So is
     the login of the page's users, which keeps most attackers out.
     """
     values = getattr(request, "param", OPEN)
@@ -90,13 +90,13 @@ async def operator(
 
 
 def second_address(instance: Instance) -> str:
-    """Return the address of the pod of the operator that is started later."""
+    """Return the address of the second operator's pod."""
     return f"{instance.block}.90.10"
 
 
 @pytest.fixture
 def second_operator(control_plane: Cluster, instance: Instance, release: Release, tmp_path: Path) -> StartedLater:
-    """Return what starts another operator of the same release."""
+    """Return a factory of another operator of the same release."""
     fields = {
         "metadata.namespace": release.namespace,
         "metadata.name": "rota-1",
@@ -114,24 +114,24 @@ def second_operator(control_plane: Cluster, instance: Instance, release: Release
 
 
 @pytest.fixture
-async def shop(
+async def fleet(
     api: Api, namespace: str, rocketmq: RocketMQ, local_node: LocalNode, tmp_path: Path
 ) -> AsyncIterator[TemplateGroup]:
     """Run the victim's group: two pods with real sidecars at a real broker."""
-    async with a_shop(api, namespace, rocketmq, local_node, tmp_path) as running:
-        await running.works(2)
-        yield running
+    async with a_template_group(api, namespace, rocketmq, local_node, tmp_path) as fleet:
+        await fleet.wait_for_members(2)
+        yield fleet
 
 
 @pytest.fixture
 async def name_server() -> AsyncIterator[Server]:
-    """Start the attacker's name server, which hears requests and closes the connection."""
+    """Start the attacker's name server, which records requests and closes the connection."""
     async with a_server(lambda _: None) as server:
         yield server
 
 
 async def is_ready(address: str) -> bool:
-    """Whether the operator at an address is ready; false before it listens."""
+    """Whether the operator at an address is ready; False before it listens."""
     with suppress(OSError):
         return await status_of(address, OPERATOR_PORT, "/readyz") == 200
     return False
@@ -139,7 +139,7 @@ async def is_ready(address: str) -> bool:
 
 @asynccontextmanager
 async def definitions_of_an_earlier_version(api: Api) -> AsyncIterator[None]:
-    """Let the API server accept any name for a Secret meanwhile: what an earlier CRD has accepted stays stored."""
+    """Let the API server accept any Secret name in this block: objects that an earlier CRD accepted stay stored."""
     definition = yaml.safe_load((CRDS / "rota.dev_consumergroups.yaml").read_text())
     path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{definition['metadata']['name']}"
     try:
@@ -150,7 +150,7 @@ async def definitions_of_an_earlier_version(api: Api) -> AsyncIterator[None]:
 
 
 def without_patterns(schema: Object) -> Object:
-    """Return a copy of a definition that has no pattern anywhere."""
+    """Return a copy of a definition without patterns."""
     if isinstance(schema, dict):
         return {key: without_patterns(value) for key, value in schema.items() if key != "pattern"}
     return [without_patterns(value) for value in schema] if isinstance(schema, list) else schema
@@ -163,7 +163,7 @@ def a_group(name: str, name_server: str, secret: str) -> Object:
 
 
 async def is_accepted(api: Api, path: str, body: Object) -> bool:
-    """Create an object; False as long as the API server does not apply the schema that accepts it."""
+    """Create an object; return False until the API server applies the schema that accepts it."""
     try:
         await api.create(path, body)
     except ApiError as error:
@@ -200,16 +200,16 @@ async def test_credentials_secret_name_cannot_reach_a_secret_of_another_namespac
             body = a_group(f"{GROUP}-{number}", name_server.address, name)
             await soon(partial(is_accepted, api, groups, body))
 
-    async def all_are_refused() -> list[str]:
+    async def all_are_rejected() -> list[str]:
         try:
-            found = [conditions(group).get("InvalidSpec", {}) for group in await api.list(groups)]
+            invalid = [conditions(group).get("InvalidSpec", {}) for group in await api.list(groups)]
         except ApiError as error:
             if error.status not in BUSY:
                 raise
             return []
-        return [one["message"] for one in found] if len(found) == len(names) and all(found) else []
+        return [condition["message"] for condition in invalid] if len(invalid) == len(names) and all(invalid) else []
 
-    for message in await soon(all_are_refused, 60):
+    for message in await soon(all_are_rejected, 60):
         assert message.startswith("spec.broker.rocketmq.credentialsSecret.name is not the name of a Kubernetes object")
     assert ACCESS_KEY not in json.dumps([frame.fields for frame in name_server.heard])
     assert name_server.connections == 0
@@ -221,12 +221,12 @@ async def test_credentials_condition_does_not_reveal_whether_an_unreadable_secre
     groups = f"/apis/rota.dev/v1alpha1/namespaces/{attackers}/consumergroups"
 
     async def message_of(name: str) -> str:
-        """Create a group and return the message of its condition MissingSecret."""
+        """Create a group, and return the message of its condition MissingSecret."""
         await api.create(groups, a_group(name, name_server.address, "hidden"))
 
         async def message() -> str:
-            found = conditions(await api.get(f"{groups}/{name}"))
-            return str(found.get("MissingSecret", {}).get("message", ""))
+            by_type = conditions(await api.get(f"{groups}/{name}"))
+            return str(by_type.get("MissingSecret", {}).get("message", ""))
 
         return await soon(message)
 
@@ -258,14 +258,14 @@ class Attacker:
         self._location = f"http://{victim}:{CONTROL_PORT}/v1/drain"
 
     async def redirect(self, request: web.Request) -> web.Response:
-        """Answer with a redirect that keeps the method of a POST."""
+        """Respond with a redirect that keeps the method of a POST."""
         self.requests += 1
         return web.Response(status=307 if request.method == "POST" else 302, headers={"Location": self._location})
 
 
 @asynccontextmanager
 async def a_redirecting_pod(api: Api, namespace: str, name: str, address: str, victim: str) -> AsyncIterator[Attacker]:
-    """Run a pod of the attacker's group that answers every request with a redirect."""
+    """Run a pod of the attacker's group that redirects every request."""
     attacker = Attacker(victim)
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", attacker.redirect)
@@ -309,9 +309,9 @@ async def watched_reports(address: str) -> AsyncIterator[list[Object]]:
 
 @pytest.mark.usefixtures("node")
 async def test_http_client_redirect_by_a_pod_drains_no_member_of_another_group(
-    api: Api, attackers: str, shop: TemplateGroup, rocketmq: RocketMQ, addresses: Callable[[], str]
+    api: Api, attackers: str, fleet: TemplateGroup, rocketmq: RocketMQ, addresses: Callable[[], str]
 ) -> None:
-    victim = (await shop.pods())[0]["status"]["podIP"]
+    victim = (await fleet.pods())[0]["status"]["podIP"]
     broker = {"rocketmq": {"nameServers": [rocketmq.name_server]}}
     group = made("ConsumerGroup", GROUP, broker=broker, subscriptions=[{"topic": "shipping"}])
     await api.create(f"/apis/rota.dev/v1alpha1/namespaces/{attackers}/consumergroups", group)
@@ -320,10 +320,10 @@ async def test_http_client_redirect_by_a_pod_drains_no_member_of_another_group(
         a_redirecting_pod(api, attackers, "orders-a", addresses(), victim) as attacker,
     ):
 
-        async def asked_often() -> bool:
-            return attacker.requests >= ASKED_OFTEN_ENOUGH
+        async def has_enough_requests() -> bool:
+            return attacker.requests >= ENOUGH_REQUESTS
 
-        await soon(asked_often)
+        await soon(has_enough_requests)
     assert {report["state"] for report in reports} == {"serving"}
     assert len({json.dumps(report["held"], sort_keys=True) for report in reports}) == 1
 
@@ -331,27 +331,27 @@ async def test_http_client_redirect_by_a_pod_drains_no_member_of_another_group(
 PROBED = [(8081, "/healthz"), (8081, "/readyz"), (OPERATOR_PORT, "/metrics"), (OPERATOR_PORT, "/v1/events")]
 
 
-# Its HTTP server is that of the sidecar, which each attack meets on every push.
-OTHER_ATTACKS = pytest.mark.slow("compressed bodies and endless headers, sent to the operator")
+# The sidecar has the same HTTP server, and meets each attack on every push.
+NIGHTLY_ATTACKS = pytest.mark.slow("compressed bodies and endless headers, sent to the operator")
 ON_EVERY_PUSH = {"slow bodies, long polls and event streams", "responses that are not read"}
 
 
 @pytest.mark.parametrize(
-    "attack", [pytest.param(it, marks=[] if it in ON_EVERY_PUSH else OTHER_ATTACKS) for it in HTTP_ATTACKS]
+    "attack", [pytest.param(name, marks=[] if name in ON_EVERY_PUSH else NIGHTLY_ATTACKS) for name in HTTP_ATTACKS]
 )
 async def test_http_server_of_the_operator_under_attack_fails_no_probe_and_takes_little_memory(
     operator: asyncio.subprocess.Process, instance: Instance, attack: str
 ) -> None:
     address = operator_address(instance)
     await soon(partial(is_ready, address))
-    before = peak_bytes(operator.pid)
+    bytes_before = peak_bytes(operator.pid)
     async with attacked(address, OPERATOR_PORT, attack):
         for number in range(PROBES):
             port, path = PROBED[number % len(PROBED)]
             assert await probed(address, port, path) == 200
             await asyncio.sleep(0.1)
     assert operator.returncode is None
-    added = peak_bytes(operator.pid) - before
+    added = peak_bytes(operator.pid) - bytes_before
     print(f"{attack}: {added / MEBIBYTE:.0f} MiB added")
     assert added < ATTACK_LIMIT_BYTES
 
@@ -370,60 +370,58 @@ async def test_tls_server_of_the_operator_under_attack_fails_no_probe_and_takes_
         ):
             return response.status
 
-    async def serves() -> bool:
+    async def is_serving() -> bool:
         with suppress(aiohttp.ClientError):
             return await status("/readyz") == 200
         return False
 
-    await soon(serves)
-    before = peak_bytes(operator.pid)
+    await soon(is_serving)
+    bytes_before = peak_bytes(operator.pid)
     async with attacked(address, OPERATOR_PORT, "slow bodies, long polls and event streams"):
         for number in range(PROBES):
             assert await probed(address, *PROBED[number % 2]) == 200
-        await soon(serves)
+        await soon(is_serving)
         assert await status("/v1/groups") == 401
-    added = peak_bytes(operator.pid) - before
+    added = peak_bytes(operator.pid) - bytes_before
     print(f"{added / MEBIBYTE:.0f} MiB added")
     assert added < ATTACK_LIMIT_BYTES
 
 
 MANY_TOPICS = [f"topic-{number}" for number in range(20)]
-QUOTA_LIMIT_BYTES = (
-    16 * MEBIBYTE
-)  # that a group over the quota may add to the operator's memory, with all that is asked
+QUOTA_LIMIT_BYTES = 16 * MEBIBYTE  # how much memory a group over the quota may add to the operator, with all queries
 
 
 async def test_queue_quota_keeps_a_hostile_name_server_from_exhausting_the_operator(
     operator: asyncio.subprocess.Process, api: Api, attackers: str
 ) -> None:
-    """Twenty topics with 262,144 queues each took 2 GB, and again after each restart."""
+    """Twenty topics with 262,144 queues each once took 2 GB, and again after each restart."""
     groups = f"/apis/rota.dev/v1alpha1/namespaces/{attackers}/consumergroups"
 
     async def message(name: str, kind: str) -> str:
-        found = conditions(await api.get(f"{groups}/{name}"))
-        return str(found.get(kind, {}).get("message", ""))
+        by_type = conditions(await api.get(f"{groups}/{name}"))
+        return str(by_type.get(kind, {}).get("message", ""))
 
     async with a_server(a_broker) as broker:
         names = Names({"broker-0": {0: broker.address}}, {topic: {"broker-0": 2**18} for topic in MANY_TOPICS})
         names.topics["small"] = {"broker-0": 4}
         async with a_server(names) as name_server:
             rocketmq = {"rocketmq": {"nameServers": [name_server.address]}}
-            # What the first group of an operator takes, such as modules that it loads, is no part of the attack.
+            # The first group costs memory of its own, such as loaded modules; that is no part of the attack.
             small = made("ConsumerGroup", "small", broker=rocketmq, subscriptions=[{"topic": "small"}])
             await api.create(groups, small)
             await soon(partial(message, "small", "Ready"))
-            before = peak_bytes(operator.pid)
+            bytes_before = peak_bytes(operator.pid)
             topics = [{"topic": topic} for topic in MANY_TOPICS]
             await api.create(groups, made("ConsumerGroup", GROUP, broker=rocketmq, subscriptions=topics))
-            told = await soon(partial(message, GROUP, "TooManyQueues"))
-            assert "The topics have 5,242,880 queues; a group may have 131,072" in told
-            added = peak_bytes(operator.pid) - before
+            sentence = await soon(partial(message, GROUP, "TooManyQueues"))
+            assert "The topics have 5,242,880 queues; a group may have 131,072" in sentence
+            added = peak_bytes(operator.pid) - bytes_before
             print(f"{added / MEBIBYTE:.1f} MiB added")
             assert added < QUOTA_LIMIT_BYTES
 
 
 async def create_nested(api: Api, path: str, body: Object, levels: int) -> None:
-    """Create an object in which the value "nested" is replaced by so many levels of objects."""
+    """Create an object in which the value "nested" is replaced by this number of levels of objects."""
     text = json.dumps(body).replace('"nested"', '{"a":' * levels + "1" + "}" * levels)
     await api.create_from_text(path, text)
 
@@ -431,8 +429,9 @@ async def create_nested(api: Api, path: str, body: Object, levels: int) -> None:
 async def test_watch_of_one_hostile_object_does_not_stop_the_operator(
     operator: asyncio.subprocess.Process, api: Api, attackers: str, instance: Instance, tmp_path: Path
 ) -> None:
-    """Objects that a decoder cannot read, or that are too long for one line of a watch, ended the operator for all."""
-    groups, core = f"/apis/rota.dev/v1alpha1/namespaces/{attackers}", f"/api/v1/namespaces/{attackers}"
+    """Unreadable objects, and objects longer than a line of a watch, once ended the operator for all groups."""
+    groups = f"/apis/rota.dev/v1alpha1/namespaces/{attackers}"
+    core = f"/api/v1/namespaces/{attackers}"
     broker = {"rocketmq": {"nameServers": ["127.0.0.1:1"]}}
     spec = {"broker": broker, "subscriptions": [{"topic": "orders"}]}
 
@@ -457,7 +456,7 @@ async def test_watch_of_one_hostile_object_does_not_stop_the_operator(
     for name in ("one", "two"):
         await api.create(f"{groups}/consumergroups", made("ConsumerGroup", name, **spec))
         await soon(partial(has_conditions, name))
-    for levels in (900, 9000):  # whoever lists them next may be no better at this
+    for levels in (900, 9000):  # the next client that lists them may fail at them, too
         await api.delete(f"{groups}/consumergroups/nested-{levels}")
         await api.delete(f"{groups}/rebalancepolicies/nested-{levels}")
     assert operator.returncode is None
@@ -467,13 +466,13 @@ async def test_watch_of_one_hostile_object_does_not_stop_the_operator(
     assert "nested too deeply for kopf" in log_of(tmp_path / "kubeconfig").read_text()
 
 
-LARGE_OBJECTS = 20  # of each kind
-# That objects of 65 MiB may add to an operator: watches took 26 to 30 MiB, lists at the start 60 to 83.
+LARGE_OBJECTS = 20  # number of objects of each kind
+# How much objects of 65 MiB may add to an operator: watches took 26 to 30 MiB, lists at the start 60 to 83.
 LARGE_OBJECTS_LIMIT_BYTES = 96 * MEBIBYTE
 
 
 async def create_large_objects(api: Api, namespace: str) -> None:
-    """Fill a namespace with what a tenant can make as large as the API server allows."""
+    """Fill a namespace with objects as large as the API server allows."""
     core, apps = (f"{base}/namespaces/{namespace}" for base in ("/api/v1", "/apis/apps/v1"))
     for number in range(LARGE_OBJECTS):
         labels = {GROUP_LABEL: f"large-{number}"}
@@ -494,7 +493,7 @@ async def create_large_objects(api: Api, namespace: str) -> None:
 async def test_memory_of_the_operator_is_not_exhausted_by_large_objects_of_a_tenant(
     operator: asyncio.subprocess.Process, second_operator: StartedLater, api: Api, attackers: str, instance: Instance
 ) -> None:
-    """ConfigMaps, pods and Deployments were kept whole, and listed in responses of 500 MiB."""
+    """ConfigMaps, pods and Deployments were once cached whole, and listed in responses of 500 MiB."""
     groups = f"/apis/rota.dev/v1alpha1/namespaces/{attackers}/consumergroups"
     broker = {"rocketmq": {"nameServers": ["127.0.0.1:1"]}}
 
@@ -502,18 +501,19 @@ async def test_memory_of_the_operator_is_not_exhausted_by_large_objects_of_a_ten
         return "Ready" in conditions(await api.get(f"{groups}/{GROUP}"))
 
     async def started_bytes() -> int:
-        """Return the peak memory of another operator once it has listed everything."""
+        """Return the peak memory of another operator after it has listed everything."""
         async with second_operator() as second:
             await soon(partial(is_ready, second_address(instance)))
             return peak_bytes(second.pid)
 
     await soon(partial(is_ready, operator_address(instance)))
-    before, before_at_start = peak_bytes(operator.pid), await started_bytes()
+    bytes_before = peak_bytes(operator.pid)
+    before_at_start = await started_bytes()
     await create_large_objects(api, attackers)
     await api.create(groups, made("ConsumerGroup", GROUP, broker=broker, subscriptions=[{"topic": "orders"}]))
     await soon(has_conditions)
-    added = [peak_bytes(operator.pid) - before, await started_bytes() - before_at_start]
-    print(f"{', '.join(f'{it / MEBIBYTE:.0f}' for it in added)} MiB added: in watches, and by lists at the start")
+    added = [peak_bytes(operator.pid) - bytes_before, await started_bytes() - before_at_start]
+    print(f"{', '.join(f'{size / MEBIBYTE:.0f}' for size in added)} MiB added: in watches, and by lists at the start")
     assert operator.returncode is None
     assert max(added) < LARGE_OBJECTS_LIMIT_BYTES
 
@@ -533,25 +533,25 @@ async def test_cli_answers_while_a_group_is_nested_in_thousands_of_levels(
     async def rota(*arguments: str) -> tuple[int, str, str]:
         argv = [sys.executable, "-m", "rota.cli", *arguments, "--operator", address]
         process = await asyncio.create_subprocess_exec(*argv, stdout=PIPE, stderr=PIPE)
-        answer, error = await process.communicate()
-        return process.returncode or 0, answer.decode(), error.decode()
+        output, error = await process.communicate()
+        return process.returncode or 0, output.decode(), error.decode()
 
-    async def is_answered(command: str) -> bool:
-        """Whether a command succeeds; right after the group is created, the operator starts again without kopf."""
-        code, answer, error = await rota(command, f"{attackers}/{GROUP}")
+    async def has_succeeded(command: str) -> bool:
+        """Whether a command succeeds; right after the group is created, the operator restarts without kopf."""
+        code, output, error = await rota(command, f"{attackers}/{GROUP}")
         assert code in {0, 2}, error
-        return code == 0 and bool(answer)
+        return code == 0 and bool(output)
 
     try:
         for command in ("status", "members", "lag", "explain"):
-            await soon(partial(is_answered, command))
+            await soon(partial(has_succeeded, command))
         assert f"{attackers}/{GROUP}" in (await rota("status", "-A"))[1]
-    finally:  # no client in Python can list it
+    finally:  # no Python client can list it
         await api.delete(f"{groups}/{GROUP}")
 
 
 async def for_each(work: Callable[[int], Coroutine[Any, Any, None]], numbers: range) -> None:
-    """Do something with each number at the same time; if one fails, none goes on."""
+    """Run `work` for all numbers concurrently; if one call fails, cancel the others."""
     async with asyncio.TaskGroup() as tasks:
         for number in numbers:
             tasks.create_task(work(number))
@@ -563,30 +563,30 @@ async def test_membership_above_the_limit_stops_the_assignment_and_costs_the_ope
 ) -> None:
     groups, pods = (f"{base}/namespaces/{attackers}" for base in ("/apis/rota.dev/v1alpha1", "/api/v1"))
     path = f"{groups}/consumergroups"
-    turns = asyncio.Semaphore(16)
+    limit = asyncio.Semaphore(16)
 
     async def create(number: int) -> None:
         pod = a_pod(f"{GROUP}-{number}", GROUP)
         del pod["spec"]["nodeName"]  # pods of a node that does not exist are deleted by Kubernetes
-        pod["spec"]["schedulerName"] = "nobody"  # they take no place on the node of other tests' pods
-        async with turns:
+        pod["spec"]["schedulerName"] = "nobody"  # they are not scheduled to the node of other tests' pods
+        async with limit:
             await api.create(f"{pods}/pods", pod)
 
     async def delete(number: int) -> None:
-        async with turns:
+        async with limit:
             await api.delete(f"{pods}/pods/{GROUP}-{number}")
 
     async def none_is_left() -> bool:
-        with suppress(TimeoutError):  # of one request, on a busy machine
+        with suppress(TimeoutError):  # of one request on a busy machine
             await api.delete(f"{pods}/pods", limit="100", gracePeriodSeconds="0")
         return not await api.list(f"{pods}/pods", limit="1")
 
     async def problem() -> str:
-        found = conditions(await api.get(f"{path}/{GROUP}"))
-        return str(found.get("Degraded", {}).get("reason", ""))
+        by_type = conditions(await api.get(f"{path}/{GROUP}"))
+        return str(by_type.get("Degraded", {}).get("reason", ""))
 
-    async def has_problem(wanted: str) -> bool:
-        return await problem() == wanted
+    async def has_problem(reason: str) -> bool:
+        return await problem() == reason
 
     rocketmq.create_topic(GROUP, 4)
     broker = {"rocketmq": {"nameServers": [rocketmq.name_server]}}
@@ -594,11 +594,11 @@ async def test_membership_above_the_limit_stops_the_assignment_and_costs_the_ope
     await soon(partial(has_problem, "Settled"))
     try:
         await for_each(create, range(MAX_MEMBERS))
-        before = peak_bytes(operator.pid)
+        bytes_before = peak_bytes(operator.pid)
         await for_each(create, range(MAX_MEMBERS, MAX_MEMBERS + 200))
         await soon(partial(has_problem, "TooManyMembers"))
-        added = peak_bytes(operator.pid) - before
-        print(f"{before / MEBIBYTE:.0f} MiB with {MAX_MEMBERS:,} pods; {added / MEBIBYTE:.1f} MiB added")
+        added = peak_bytes(operator.pid) - bytes_before
+        print(f"{bytes_before / MEBIBYTE:.0f} MiB with {MAX_MEMBERS:,} pods; {added / MEBIBYTE:.1f} MiB added")
         assert peak_bytes(operator.pid) < MEMORY_LIMIT_BYTES
         await for_each(delete, range(200))
         await soon(partial(has_problem, "NoMembers"))
@@ -613,19 +613,21 @@ async def test_name_server_at_an_inner_address_is_not_connected_to_and_gets_the_
     groups = f"/apis/rota.dev/v1alpha1/namespaces/{attackers}/consumergroups"
 
     async def message(name: str, address: str) -> str:
-        """Create a group and return what its condition says of the name server."""
+        """Create a group, and return the condition's message about the name server."""
         rocketmq = {"rocketmq": {"nameServers": [address]}}
         subscriptions = [{"topic": "orders"}]
         await api.create(groups, made("ConsumerGroup", name, broker=rocketmq, subscriptions=subscriptions))
 
-        async def told() -> str:
-            found = conditions(await api.get(f"{groups}/{name}"))
-            return str(found.get("BrokerUnreachable", {}).get("message", ""))
+        async def broker_message() -> str:
+            by_type = conditions(await api.get(f"{groups}/{name}"))
+            return str(by_type.get("BrokerUnreachable", {}).get("message", ""))
 
-        return await soon(told)
+        return await soon(broker_message)
 
     host, _, port = name_server.address.partition(":")
     closed = "127.0.0.1:1"
-    said = {address: await message(f"{GROUP}-{n}", address) for n, address in enumerate([name_server.address, closed])}
-    assert said == {address: f"No name server responds: {address} does not respond" for address in said}
+    messages = {
+        address: await message(f"{GROUP}-{n}", address) for n, address in enumerate([name_server.address, closed])
+    }
+    assert messages == {address: f"No name server responds: {address} does not respond" for address in messages}
     assert (host, name_server.connections) == ("127.0.0.1", 0), port

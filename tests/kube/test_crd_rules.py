@@ -1,4 +1,4 @@
-"""The rules of the CRDs and of `rota.spec`, side by side: what one refuses or fills in, the other does too."""
+"""The rules of the CRDs and of `rota.spec`: both reject the same objects, and fill in the same defaults."""
 
 import copy
 from typing import Any
@@ -12,12 +12,12 @@ pytestmark = pytest.mark.usefixtures("crds")
 
 GROUPS = "/apis/rota.dev/v1alpha1/namespaces/{}/consumergroups"
 POLICIES = "/apis/rota.dev/v1alpha1/namespaces/{}/rebalancepolicies"
-LEAST: Object = {"broker": {"rocketmq": {"nameServers": ["ns:9876"]}}, "subscriptions": [{"topic": "orders"}]}
+MINIMAL_SPEC: Object = {"broker": {"rocketmq": {"nameServers": ["ns:9876"]}}, "subscriptions": [{"topic": "orders"}]}
 
 
 def a_group(name: str = "shop", **changed: Any) -> Object:
-    """Return a group; a field that is None is left out."""
-    spec = {key: value for key, value in (LEAST | changed).items() if value is not None}
+    """Return a group; fields that are None are omitted."""
+    spec = {key: value for key, value in (MINIMAL_SPEC | changed).items() if value is not None}
     return {"apiVersion": "rota.dev/v1alpha1", "kind": "ConsumerGroup", "metadata": {"name": name}, "spec": spec}
 
 
@@ -26,15 +26,18 @@ def a_policy(**spec: Any) -> Object:
 
 
 def nested(path: str, value: Any) -> Any:
-    """Spell out a spec of which one field matters."""
+    """Return a spec with one field at a path."""
     for key in reversed(path.split(".")):
         value = {key: value}
     return value
 
 
 def by_config(*ids: str) -> Object:
-    """Return a spec that names these ids of one broker's queues, for one member after the other."""
-    members = [{"index": at, "queues": [{"topic": "t", "broker": "b", "ids": some}]} for at, some in enumerate(ids)]
+    """Return a spec that assigns these ids of one broker's queues, one argument a member."""
+    members = [
+        {"index": at, "queues": [{"topic": "t", "broker": "b", "ids": ids_of_member}]}
+        for at, ids_of_member in enumerate(ids)
+    ]
     return {"strategy": "ByConfig", **nested("options.byConfig.members", members)}
 
 
@@ -46,20 +49,20 @@ def nearby(*rooms: str) -> Object:
     }
 
 
-async def said(api: Api, body: Object) -> str:
-    """Return what the API server says of an object, nothing if it would take it."""
+async def api_error(api: Api, body: Object) -> str:
+    """Return the API server's message about an object, empty if it would accept it."""
     path = {"ConsumerGroup": GROUPS, "RebalancePolicy": POLICIES}[body["kind"]].format("default")
     try:
         await api.create(path, body, dryRun="All", fieldValidation="Strict")
-    except ApiError as refused:
-        if refused.status not in {400, 422}:
+    except ApiError as rejected:
+        if rejected.status not in {400, 422}:
             raise
-        return str(refused)
+        return str(rejected)
     return ""
 
 
-def parsed(body: Object) -> str:
-    """Return what the parser says of an object."""
+def parser_error(body: Object) -> str:
+    """Return the parser's message about an object, empty if it accepts it."""
     try:
         (parse_group if body["kind"] == "ConsumerGroup" else parse_policy)(body)
     except InvalidSpecError as mistake:
@@ -70,16 +73,16 @@ def parsed(body: Object) -> str:
 GROUP_TIMES = ["delivery.push.timeout", "delivery.pull.visibilityTimeout"]
 POLICY_TIMES = ["handover.drainTimeout", "handover.lostAfter"]
 POLICY_TIMES += ["triggers.debounce", "triggers.resync", "triggers.unreadyGrace", "budget.per"]
-NO_TIMES = ["1 week", "30", "-1s", "0s", "0.0ms", "1h30m", "1234567s", "s", ".5s", "1s\n", 30]
+INVALID_TIMES = ["1 week", "30", "-1s", "0s", "0.0ms", "1h30m", "1234567s", "s", ".5s", "1s\n", 30]
 EMPTY: Object = {"rocketmq": {"nameServers": []}}
 ENCRYPTED_BY_NAME = {"broker": {"rocketmq": {"nameServers": ["ns:9876"], "tls": {"caSecret": {"name": "ca"}}}}}
 ORDERLY_PULL = {"ordering": "Orderly", "delivery": {"mode": "Pull"}}
 OWN = "spec.subscriptions names a topic that is the group's own: members read its retries anyway"
 NEED = "is missing: strategy {} requires it"
 
-# Names that would lead a request for a Secret to another object, were they put into its path as they are.
+# Names that would direct a request for a Secret to another object, if put into its path unescaped.
 PATHS_AS_NAMES = ["../../victim/secrets/rmq-admin", "..", "%2e%2e", "a%2fb", "a//b", "a?b", "a#b", "a\n", "A", "a..b"]
-# What is bad, what the API server says, and what the parser says where that is not the same.
+# The invalid fields, the API server's message, and the parser's message if it differs.
 BAD_GROUPS: list[tuple[Object, str, str]] = [
     ({"broker": None}, "spec.broker: Required value", "spec: object missing required field broker"),
     ({"broker": {}}, "spec.broker.rocketmq: Required value", "spec.broker: object missing required field rocketmq"),
@@ -243,15 +246,15 @@ WHOLE: Object = {
 }
 
 
-def holding(block: str, value: Any) -> Object:
-    """Return a group or a policy that has this block."""
+def with_block(block: str, value: Any) -> Object:
+    """Return a group or a policy with this block."""
     if block == "broker":
         return a_group(broker=value)
     return a_policy(strategy=block[0].upper() + block[1:], options={block: value})
 
 
-# Where in a block, and what may not be there; None: nothing.
-NOT_THERE: dict[str, list[Any]] = {
+# The path in a block, and its invalid values; None: the field is missing.
+INVALID_FIELDS: dict[str, list[Any]] = {
     "broker.rocketmq.nameServers": [None, [""]],
     "broker.rocketmq.credentialsSecret.name": [None, "", 254 * "a", *PATHS_AS_NAMES],
     "broker.rocketmq.tls.caSecret.name": [None, "", 254 * "a", *PATHS_AS_NAMES],
@@ -277,47 +280,51 @@ NOT_THERE: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize(("path", "value"), [(path, it) for path, bad in NOT_THERE.items() for it in bad])
+@pytest.mark.parametrize(("path", "value"), [(path, value) for path, bad in INVALID_FIELDS.items() for value in bad])
 async def test_crd_and_parser_reject_a_missing_or_empty_field_in_a_block(api: Api, path: str, value: object) -> None:
     block, *inner, last = path.split(".")
     whole = copy.deepcopy(WHOLE)
-    assert await said(api, holding(block, whole[block])) == ""
+    assert await api_error(api, with_block(block, whole[block])) == ""
     at: Any = whole[block]
     for key in inner:
         at = at[int(key) if key.isdigit() else key]
     at.pop(last) if value is None else at.update({last: value})
-    assert last in await said(api, holding(block, whole[block]))
-    assert last in parsed(holding(block, whole[block]))
+    assert last in await api_error(api, with_block(block, whole[block]))
+    assert last in parser_error(with_block(block, whole[block]))
 
 
-@pytest.mark.parametrize(("changed", "sentence", "other"), BAD_GROUPS)
-async def test_crd_and_parser_reject_an_invalid_group(api: Api, changed: Object, sentence: str, other: str) -> None:
+@pytest.mark.parametrize(("changed", "sentence", "parser_sentence"), BAD_GROUPS)
+async def test_crd_and_parser_reject_an_invalid_group(
+    api: Api, changed: Object, sentence: str, parser_sentence: str
+) -> None:
     body = a_group(**changed)
-    assert sentence in await said(api, body)
-    assert (other or sentence) in parsed(body)
+    assert sentence in await api_error(api, body)
+    assert (parser_sentence or sentence) in parser_error(body)
 
 
-@pytest.mark.parametrize(("spec", "sentence", "other"), BAD_POLICIES)
-async def test_crd_and_parser_reject_an_invalid_policy(api: Api, spec: Object, sentence: str, other: str) -> None:
+@pytest.mark.parametrize(("spec", "sentence", "parser_sentence"), BAD_POLICIES)
+async def test_crd_and_parser_reject_an_invalid_policy(
+    api: Api, spec: Object, sentence: str, parser_sentence: str
+) -> None:
     body = a_policy(**spec)
-    assert sentence in await said(api, body)
-    assert (other or sentence) in parsed(body)
+    assert sentence in await api_error(api, body)
+    assert (parser_sentence or sentence) in parser_error(body)
 
 
-@pytest.mark.parametrize("written", NO_TIMES, ids=repr)
+@pytest.mark.parametrize("duration", INVALID_TIMES, ids=repr)
 @pytest.mark.parametrize("path", GROUP_TIMES + POLICY_TIMES)
-async def test_crd_and_parser_reject_an_invalid_duration(api: Api, path: str, written: object) -> None:
-    spec = nested(path, written)
+async def test_crd_and_parser_reject_an_invalid_duration(api: Api, path: str, duration: object) -> None:
+    spec = nested(path, duration)
     if "budget" in spec:
         spec["budget"]["maxMoves"] = 1
     body = a_group(**spec) if path in GROUP_TIMES else a_policy(**spec)
-    told = await said(api, body)
-    assert f"spec.{path}" in told
-    assert "conversion" not in told  # CEL's trouble, not the user's
-    assert f"spec.{path}: expected a duration such as 500ms, 30s or 1m" in parsed(body)
+    message = await api_error(api, body)
+    assert f"spec.{path}" in message
+    assert "conversion" not in message  # an error of CEL, not of the user
+    assert f"spec.{path}: expected a duration such as 500ms, 30s or 1m" in parser_error(body)
 
 
-# What only the API server refuses: names of objects, what `/scale` needs, and a key that is twice in a list.
+# Only the API server rejects these: names of objects, fields that `/scale` needs, and duplicate keys of a list.
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [
@@ -328,8 +335,8 @@ async def test_crd_and_parser_reject_an_invalid_duration(api: Api, path: str, wr
     ],
 )
 async def test_crd_rejects_some_objects_that_the_parser_accepts(api: Api, body: Object, sentence: str) -> None:
-    assert sentence in await said(api, body)
-    assert parsed(body) == ""
+    assert sentence in await api_error(api, body)
+    assert parser_error(body) == ""
 
 
 @pytest.mark.parametrize(
@@ -342,8 +349,8 @@ async def test_crd_rejects_some_objects_that_the_parser_accepts(api: Api, body: 
 )
 async def test_crd_leaves_invalid_queue_ranges_to_the_parser(api: Api, ids: tuple[str, ...], sentence: str) -> None:
     body = a_policy(**by_config(*ids))
-    assert await said(api, body) == ""
-    assert sentence in parsed(body)
+    assert await api_error(api, body) == ""
+    assert sentence in parser_error(body)
 
 
 GOOD = [
@@ -383,17 +390,19 @@ GOOD = [
 @pytest.mark.parametrize("body", GOOD)
 async def test_crd_and_parser_accept_and_default_valid_objects_alike(api: Api, body: Object) -> None:
     path = {"ConsumerGroup": GROUPS, "RebalancePolicy": POLICIES}[body["kind"]].format("default")
-    filled = await api.create(path, body, dryRun="All", fieldValidation="Strict")
+    defaulted = await api.create(path, body, dryRun="All", fieldValidation="Strict")
     parse = parse_group if body["kind"] == "ConsumerGroup" else parse_policy
-    assert filled["spec"] != body.get("spec")
-    assert parse(filled) == parse(body)
+    assert defaulted["spec"] != body.get("spec")
+    assert parse(defaulted) == parse(body)
 
 
-@pytest.mark.parametrize(("before", "after"), [("a", "b"), (None, "shop"), ("a", None)])
-async def test_crd_makes_spec_group_immutable(api: Api, namespace: str, before: str | None, after: str | None) -> None:
+@pytest.mark.parametrize(("original", "new_name"), [("a", "b"), (None, "shop"), ("a", None)])
+async def test_crd_makes_spec_group_immutable(
+    api: Api, namespace: str, original: str | None, new_name: str | None
+) -> None:
     collection = GROUPS.format(namespace)
-    await api.create(collection, a_group(group=before))
+    await api.create(collection, a_group(group=original))
     with pytest.raises(ApiError, match=r"spec\.group cannot be set, changed or removed once the group is there"):
-        await api.patch(f"{collection}/shop", {"spec": {"group": after}})
-    changed = await api.patch(f"{collection}/shop", {"spec": {"group": before, "paused": True}})
-    assert (changed["spec"].get("group"), changed["spec"]["paused"]) == (before, True)
+        await api.patch(f"{collection}/shop", {"spec": {"group": new_name}})
+    changed = await api.patch(f"{collection}/shop", {"spec": {"group": original, "paused": True}})
+    assert (changed["spec"].get("group"), changed["spec"]["paused"]) == (original, True)

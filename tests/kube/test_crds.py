@@ -1,4 +1,4 @@
-"""The CRDs on a real API server: taken, explained, shown, scaled, and the examples with them."""
+"""The CRDs on a real API server: accepted, explained, shown in columns, scaled; and the examples."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("crds")
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
-SHOWN = [body for path in sorted(EXAMPLES.glob("*.yaml")) for body in yaml.safe_load_all(path.read_text())]
+MANIFESTS = [body for path in sorted(EXAMPLES.glob("*.yaml")) for body in yaml.safe_load_all(path.read_text())]
 KINDS = {"ConsumerGroup": ("consumergroups", parse_group), "RebalancePolicy": ("rebalancepolicies", parse_policy)}
 COLUMNS = ["NAME", "READY", "MEMBERS", "QUEUES", "LAG", "STRATEGY", "LAST-REBALANCE", "AGE"]
 SPEC: Object = {"broker": {"rocketmq": {"nameServers": ["ns:9876"]}}, "subscriptions": [{"topic": "orders"}]}
@@ -31,7 +31,7 @@ def collection(namespace: str, kind: str = "ConsumerGroup") -> str:
 
 
 async def a_group(api: Api, namespace: str, spec: Object) -> str:
-    """Make a group and return its path."""
+    """Create a group, and return its path."""
     body = {"apiVersion": "rota.dev/v1alpha1", "kind": "ConsumerGroup", "metadata": {"name": "orders"}, "spec": spec}
     await api.create(collection(namespace), body)
     return f"{collection(namespace)}/orders"
@@ -53,30 +53,30 @@ def every_field() -> Iterator[Any]:
 
 
 def test_crd_manifests_are_accepted_without_a_warning(control_plane: Cluster) -> None:
-    how = ("--server-side", "--force-conflicts", "--warnings-as-errors", "--dry-run=server")
-    assert control_plane.kubectl("apply", *how, "-f", f"{ROOT}/crds/")
+    options = ("--server-side", "--force-conflicts", "--warnings-as-errors", "--dry-run=server")
+    assert control_plane.kubectl("apply", *options, "-f", f"{ROOT}/crds/")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_crd_is_established_and_structural(crds: dict[str, Object], kind: str) -> None:
-    conditions = {one["type"]: one["status"] for one in crds[kind]["status"]["conditions"]}
-    assert conditions == {"NamesAccepted": "True", "Established": "True"}  # else also NonStructuralSchema
+    conditions = {condition["type"]: condition["status"] for condition in crds[kind]["status"]["conditions"]}
+    assert conditions == {"NamesAccepted": "True", "Established": "True"}  # otherwise NonStructuralSchema, too
     assert crds[kind]["status"]["storedVersions"] == ["v1alpha1"]
 
 
 @pytest.mark.parametrize("field", [*every_field()])
 def test_crd_fields_have_a_description_in_sentences_that_names_the_default(field: Object) -> None:
-    told = field.get("description", "")
-    assert told[:1].isupper()
-    assert told.endswith(".")
-    assert "  " not in told
+    description = field.get("description", "")
+    assert description[:1].isupper()
+    assert description.endswith(".")
+    assert "  " not in description
     default = field.get("default")
     if isinstance(default, str | int) and not isinstance(default, bool):
-        assert told.endswith(f"Default {default}.")
+        assert description.endswith(f"Default {default}.")
 
 
 @pytest.mark.parametrize(
-    ("path", "told"),
+    ("path", "sentence"),
     [
         ("cg", "A ConsumerGroup is a fleet of consumers of a message broker."),
         ("cg.spec.delivery.push", "How long the app may take to answer; after that the message is tried again later."),
@@ -86,8 +86,8 @@ def test_crd_fields_have_a_description_in_sentences_that_names_the_default(field
         ("rp.spec.handover", "Cooperative grants a queue when its owner has released it."),
     ],
 )
-def test_crd_descriptions_are_shown_by_kubectl_explain(control_plane: Cluster, path: str, told: str) -> None:
-    assert told in " ".join(control_plane.kubectl("explain", path).split())
+def test_crd_descriptions_are_shown_by_kubectl_explain(control_plane: Cluster, path: str, sentence: str) -> None:
+    assert sentence in " ".join(control_plane.kubectl("explain", path).split())
 
 
 async def test_crd_fills_in_the_defaults_of_a_group(api: Api, namespace: str) -> None:
@@ -112,7 +112,7 @@ async def test_crd_fills_in_the_defaults_of_a_group(api: Api, namespace: str) ->
 
 
 @pytest.mark.parametrize(
-    ("said", "filled"),
+    ("policy_spec", "defaults"),
     [
         ({}, {"strategy": "Averagely", "options": {}}),
         ({"budget": {"maxMoves": 10}}, {"budget": {"maxMoves": 10, "per": "1m"}}),
@@ -126,8 +126,15 @@ async def test_crd_fills_in_the_defaults_of_a_group(api: Api, namespace: str) ->
         ),
     ],
 )
-async def test_crd_fills_in_the_defaults_of_a_policy(api: Api, namespace: str, said: Object, filled: Object) -> None:
-    body = {"apiVersion": "rota.dev/v1alpha1", "kind": "RebalancePolicy", "metadata": {"name": "calm"}, "spec": said}
+async def test_crd_fills_in_the_defaults_of_a_policy(
+    api: Api, namespace: str, policy_spec: Object, defaults: Object
+) -> None:
+    body = {
+        "apiVersion": "rota.dev/v1alpha1",
+        "kind": "RebalancePolicy",
+        "metadata": {"name": "calm"},
+        "spec": policy_spec,
+    }
     spec = (await api.create(collection(namespace, "RebalancePolicy"), body))["spec"]
     assert spec == {
         "strategy": "Averagely",
@@ -135,8 +142,8 @@ async def test_crd_fills_in_the_defaults_of_a_policy(api: Api, namespace: str, s
         "handover": {"mode": "Cooperative", "drainTimeout": "30s", "lostAfter": "10s"},
         "triggers": {"debounce": "500ms", "resync": "20s", "unreadyGrace": "10s"},
         "paused": False,
-        **said,
-        **filled,
+        **policy_spec,
+        **defaults,
     }
 
 
@@ -148,9 +155,9 @@ async def test_status_of_a_new_group_has_observed_generation_minus_1(api: Api, n
 async def test_status_written_by_the_planner_is_stored_whole(api: Api, namespace: str) -> None:
     path = await a_group(api, namespace, SPEC)
     queues = [Queue("orders", "a", number) for number in range(6)]
-    standing = a_document(members={"m1": queues[:3], "m2": queues[3:]})
-    pods = (*obeying(standing), a_pod("m3", a_report("m3", 0)), a_pod("m4", ended=True, ready=False))
-    status = dict(plan(a_snapshot(document=standing, pods=pods, lag=7, observed_generation=3), 1_763_712_000.0).status)
+    document = a_document(members={"m1": queues[:3], "m2": queues[3:]})
+    pods = (*obeying(document), a_pod("m3", a_report("m3", 0)), a_pod("m4", ended=True, ready=False))
+    status = dict(plan(a_snapshot(document=document, pods=pods, lag=7, observed_generation=3), 1_763_712_000.0).status)
     status["lastRebalance"] = {**status["lastRebalance"], "seconds": 1.5}
     status["strategy"] = "Sticky"
     written = await api.patch(f"{path}/status", {"status": status}, fieldValidation="Strict")
@@ -217,24 +224,24 @@ async def test_crd_scale_subresource_rejects_a_group_without_a_template(api: Api
 
 async def test_crd_requires_replicas_and_template_together(api: Api, namespace: str) -> None:
     path = await a_group(api, namespace, FLEET)
-    for left, sentence in (("replicas", "spec.replicas is missing"), ("template", "spec.replicas requires")):
+    for removed, sentence in (("replicas", "spec.replicas is missing"), ("template", "spec.replicas requires")):
         with pytest.raises(ApiError, match=sentence):
-            await api.patch(path, {"spec": {left: None}})
+            await api.patch(path, {"spec": {removed: None}})
     bare = await api.patch(path, {"spec": {"replicas": None, "template": None}})
     assert bare["spec"].keys() & FLEET.keys() == SPEC.keys()
 
 
 @pytest.mark.parametrize(
-    "body", [pytest.param(body, id=body["metadata"]["name"]) for body in SHOWN if body["kind"] in KINDS]
+    "body", [pytest.param(body, id=body["metadata"]["name"]) for body in MANIFESTS if body["kind"] in KINDS]
 )
 async def test_example_is_applied_and_parses_the_same_as_its_file(api: Api, namespace: str, body: Object) -> None:
-    where = f"{collection(namespace, body['kind'])}/{body['metadata']['name']}"
-    applied = await api.patch(where, body, "apply", fieldValidation="Strict")
+    path = f"{collection(namespace, body['kind'])}/{body['metadata']['name']}"
+    applied = await api.patch(path, body, "apply", fieldValidation="Strict")
     parse: Any = KINDS[body["kind"]][1]
     assert parse(applied) == parse(body)
 
 
 def test_example_manifests_are_accepted_all_at_once(control_plane: Cluster, namespace: str) -> None:
-    how = ("--warnings-as-errors", "--dry-run=server", "-n", namespace, "-o", "name")
-    applied = control_plane.kubectl("apply", *how, "-f", str(EXAMPLES)).split()
-    assert len(set(applied)) == len(SHOWN)  # no object is in two of them
+    options = ("--warnings-as-errors", "--dry-run=server", "-n", namespace, "-o", "name")
+    applied = control_plane.kubectl("apply", *options, "-f", str(EXAMPLES)).split()
+    assert len(set(applied)) == len(MANIFESTS)  # no object is in two files

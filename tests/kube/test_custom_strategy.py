@@ -1,4 +1,4 @@
-"""A strategy of somebody's own, from an installed package, through the operator."""
+"""A user's custom strategy, from an installed package, in the operator."""
 
 import importlib
 import re
@@ -17,7 +17,7 @@ POLICIES_PAGE = Path(__file__).parents[2] / "docs" / "policies.md"
 
 @pytest.fixture
 def documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
-    """Install the package of docs/policies.md as pip does, and return the policy's spec there."""
+    """Install the package of docs/policies.md as pip does, and return the policy's spec of that page."""
     section = POLICIES_PAGE.read_text().partition("### Custom\n")[2]
     code, spec = (re.findall(rf"```{kind}\n(.*?)```", section, re.DOTALL)[0] for kind in ("python", "yaml"))
     (tmp_path / "my_strategies.py").write_text(code)
@@ -39,6 +39,6 @@ async def test_custom_strategy_of_an_installed_package_shares_the_queues(
     await world.api.create(policies, policy | {"spec": documented})
     await world.api.patch(world.path, {"spec": {"policyRef": {"name": "ours"}}})
     await world.fleet.add("orders-a", "orders-b", "orders-c")
-    await world.until(4, 4, 0)  # `active: 2`
+    await world.wait_for_shares(4, 4, 0)  # `active: 2`
     await soon(world.settled)
     assert (await world.status())["strategy"] == "Custom"

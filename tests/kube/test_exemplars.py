@@ -1,4 +1,4 @@
-"""Exemplars: a real Prometheus stores them, and each names a trace that a receiver of traces got."""
+"""Exemplars: a real Prometheus stores them, and each names a trace that was exported."""
 
 import asyncio
 import os
@@ -12,8 +12,8 @@ from ground.cluster import Cluster
 from ground.instance import Instance
 from ground.poll import soon
 from ground.prometheus import Prometheus
-from kube.brains import Operator
-from kube.world import OperatedNamespace, two_members
+from kube.in_process_operator import Operator
+from kube.world import OperatedNamespace, add_two_members
 from otlp_receiver import Receiver, a_receiver
 from rota.brokers.memory import MemoryCluster
 from rota.kube.http.operator_probes import metrics_route
@@ -35,7 +35,7 @@ async def received(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Receiver]:
 async def operator(
     control_plane: Cluster, namespace: str, memory: MemoryCluster, received: Receiver
 ) -> AsyncIterator[Operator]:
-    """Run an operator that sends traces to the receiver."""
+    """Run an operator that exports traces to the receiver."""
     assert received.got.empty()
     traces = TraceExporter(open_recorder(os.environ, "a-test", "0"))
     async with Operator(control_plane.kubeconfig, namespace, memory, traces=traces) as leading:
@@ -43,20 +43,22 @@ async def operator(
     await traces.close()
 
 
-async def test_metrics_exemplars_in_prometheus_name_traces_that_a_receiver_got(
+async def test_metrics_exemplars_in_prometheus_name_exported_traces(
     world: OperatedNamespace, instance: Instance, received: Receiver
 ) -> None:
     app = web.Application()
-    app.add_routes([metrics_route(world.operator.measures, world.operator.sight)])
+    app.add_routes([metrics_route(world.operator.metrics, world.operator.read_model)])
     async with TestServer(app) as server:
         prometheus = Prometheus(instance, [f"127.0.0.1:{server.port}"])
         await asyncio.to_thread(prometheus.up)
         try:
-            await two_members(world)
+            await add_two_members(world)
 
             async def stored() -> set[str]:
-                found = await asyncio.to_thread(prometheus.exemplars, "rota_rebalance_duration_seconds_bucket", 600)
-                return {one["labels"]["trace_id"] for series in found for one in series["exemplars"]}
+                all_series = await asyncio.to_thread(
+                    prometheus.exemplars, "rota_rebalance_duration_seconds_bucket", 600
+                )
+                return {exemplar["labels"]["trace_id"] for series in all_series for exemplar in series["exemplars"]}
 
             ids = await soon(stored)
 

@@ -1,4 +1,4 @@
-"""Fleets that Rota runs: the Deployment that comes of a group's template, and what becomes of it."""
+"""Groups with a template: the Deployment that Rota creates for them, and its changes."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -9,7 +9,7 @@ from ground.api import Api, ApiError, Object
 from ground.cluster import Cluster
 from ground.ours import conditions, made
 from ground.poll import soon
-from kube.brains import Late, Operator
+from kube.in_process_operator import DelayedWrite, Operator
 from rota.brokers.memory import BROKER, MemoryCluster
 
 pytestmark = pytest.mark.usefixtures("crds", "operator")
@@ -35,19 +35,19 @@ class Orders:
 
     async def make(self, **spec: Any) -> None:
         broker = {"rocketmq": {"nameServers": ["memory:9876"]}}
-        wanted = {"broker": broker, "subscriptions": [{"topic": "orders"}], "replicas": 2, "template": TEMPLATE}
+        default_spec = {"broker": broker, "subscriptions": [{"topic": "orders"}], "replicas": 2, "template": TEMPLATE}
         await self.api.create(
             self.groups,
             {
                 "apiVersion": "rota.dev/v1alpha1",
                 "kind": "ConsumerGroup",
                 "metadata": {"name": "orders"},
-                "spec": wanted | spec,
+                "spec": default_spec | spec,
             },
         )
 
-    async def fleet(self) -> Object:
-        """Return the Deployment, or nothing."""
+    async def deployment(self) -> Object:
+        """Return the Deployment, or an empty object."""
         try:
             return await self.api.get(f"{self.fleets}/orders")
         except ApiError as error:
@@ -55,20 +55,20 @@ class Orders:
                 raise
             return {}
 
-    async def replicas(self, wanted: int) -> None:
-        async def there() -> bool:
-            fleet = await self.fleet()
-            return bool(fleet) and fleet["spec"]["replicas"] == wanted
+    async def wait_for_replicas(self, expected: int) -> None:
+        async def has_replicas() -> bool:
+            fleet = await self.deployment()
+            return bool(fleet) and fleet["spec"]["replicas"] == expected
 
-        await soon(there)
+        await soon(has_replicas)
 
-    async def told(self, kind: str) -> str:
+    async def message_of(self, kind: str) -> str:
         """Return the message of a condition; empty if it does not hold."""
         group = await self.api.get(f"{self.groups}/orders")
         return str(conditions(group).get(kind, {}).get("message", ""))
 
-    async def condition(self, kind: str) -> str:
-        return await soon(lambda: self.told(kind))
+    async def wait_for_condition(self, kind: str) -> str:
+        return await soon(lambda: self.message_of(kind))
 
 
 @pytest.fixture
@@ -80,33 +80,35 @@ async def test_template_creates_a_deployment_that_is_scaled_and_deleted_with_its
     orders: Orders,
 ) -> None:
     await orders.make()
-    await orders.replicas(2)
-    made = await orders.fleet()
-    pod = made["spec"]["template"]
-    assert [it["name"] for it in pod["spec"]["initContainers"]] == ["rota-sidecar"]
+    await orders.wait_for_replicas(2)
+    deployment = await orders.deployment()
+    pod = deployment["spec"]["template"]
+    assert [container["name"] for container in pod["spec"]["initContainers"]] == ["rota-sidecar"]
     assert pod["metadata"]["labels"]["rota.dev/group"] == "orders"
     await orders.api.patch(f"{orders.groups}/orders/scale", {"spec": {"replicas": 5}})
-    await orders.replicas(5)
+    await orders.wait_for_replicas(5)
     await orders.api.delete(f"{orders.groups}/orders")
 
-    async def gone() -> bool:
-        return not await orders.fleet()
+    async def is_deleted() -> bool:
+        return not await orders.deployment()
 
-    await soon(gone)
+    await soon(is_deleted)
 
 
 async def test_deployment_edited_by_hand_is_restored_and_then_not_written_again(
     orders: Orders, operator: Operator
 ) -> None:
     await orders.make()
-    await orders.replicas(2)
+    await orders.wait_for_replicas(2)
     await orders.api.patch(f"{orders.fleets}/orders", {"spec": {"replicas": 9}})
-    await orders.replicas(2)
+    await orders.wait_for_replicas(2)
 
-    async def settled() -> bool:
-        return len(operator.done) > 3 and not any(done.write_counts["deployment"] for done in operator.done[-3:])
+    async def is_restored() -> bool:
+        return len(operator.reconciles) > 3 and not any(
+            result.write_counts["deployment"] for result in operator.reconciles[-3:]
+        )
 
-    await soon(settled)
+    await soon(is_restored)
 
 
 async def test_deployment_of_the_same_name_from_another_owner_is_left_alone(orders: Orders) -> None:
@@ -116,8 +118,8 @@ async def test_deployment_of_the_same_name_from_another_owner_is_left_alone(orde
     spec["template"] = {"metadata": {"labels": {"a": "b"}}, **TEMPLATE}
     await orders.api.create(orders.fleets, body)
     await orders.make()
-    assert "is not owned by this group" in await orders.condition("ResourceConflict")
-    assert (await orders.fleet())["spec"]["replicas"] == 0
+    assert "is not owned by this group" in await orders.wait_for_condition("ResourceConflict")
+    assert (await orders.deployment())["spec"]["replicas"] == 0
 
 
 @pytest.mark.parametrize(
@@ -136,21 +138,23 @@ async def test_template_that_is_invalid_is_reported_in_a_condition(
     orders: Orders, template: Object, sentence: str
 ) -> None:
     await orders.make(template=template)
-    assert (await orders.condition("TemplateRejected")).startswith(sentence)
+    assert (await orders.wait_for_condition("TemplateRejected")).startswith(sentence)
 
 
 async def test_template_rejected_for_another_reason_updates_the_condition(orders: Orders) -> None:
-    calm = made("RebalancePolicy", "calm", triggers={"resync": "1h"})  # nothing else has it looked at
+    calm = made("RebalancePolicy", "calm", triggers={"resync": "1h"})  # no other event reconciles the group
     await orders.api.create(orders.groups.replace("consumergroups", "rebalancepolicies"), calm)
     await orders.make(policyRef={"name": "calm"}, template={"spec": {"containers": []}})
-    await orders.condition("TemplateRejected")
-    other = {"spec": {"containers": [{"name": "Not A Name", "image": "app"}]}}
-    await orders.api.patch(f"{orders.groups}/orders", {"spec": {"template": other}})
+    await orders.wait_for_condition("TemplateRejected")
+    invalid = {"spec": {"containers": [{"name": "Not A Name", "image": "app"}]}}
+    await orders.api.patch(f"{orders.groups}/orders", {"spec": {"template": invalid}})
 
-    async def told() -> bool:
-        return (await orders.condition("TemplateRejected")).startswith("The API server rejected spec.template: ")
+    async def has_new_message() -> bool:
+        return (await orders.wait_for_condition("TemplateRejected")).startswith(
+            "The API server rejected spec.template: "
+        )
 
-    await soon(told)
+    await soon(has_new_message)
 
 
 @pytest.mark.parametrize("template", [TEMPLATE, {"spec": {"containers": [{"name": "Not A Name", "image": "app"}]}}])
@@ -158,42 +162,43 @@ async def test_deployment_write_that_is_slow_keeps_its_condition_and_delays_no_o
     orders: Orders, operator: Operator, template: Object
 ) -> None:
     await orders.make()
-    await orders.replicas(2)
-    group, refused = f"{orders.groups}/orders", template is not TEMPLATE
-    if refused:
+    await orders.wait_for_replicas(2)
+    group = f"{orders.groups}/orders"
+    rejected = template is not TEMPLATE
+    if rejected:
         await orders.api.patch(group, {"spec": {"template": template}})
-        await orders.condition("TemplateRejected")
-    late = operator.api.late[f"PATCH {orders.fleets}/orders"] = Late()
+        await orders.wait_for_condition("TemplateRejected")
+    late = operator.api.delayed[f"PATCH {orders.fleets}/orders"] = DelayedWrite()
     await orders.api.patch(group, {"spec": {"replicas": 3}})
     await late.sent.wait()
     await orders.api.patch(group, {"spec": {"policyRef": {"name": "none"}}})
-    await orders.condition("MissingPolicy")
-    assert bool(await orders.told("TemplateRejected")) is refused
-    late.arrives.set()
-    if not refused:
-        await orders.replicas(3)
+    await orders.wait_for_condition("MissingPolicy")
+    assert bool(await orders.message_of("TemplateRejected")) is rejected
+    late.may_arrive.set()
+    if not rejected:
+        await orders.wait_for_replicas(3)
 
 
 async def test_deployment_deleted_before_the_watch_reported_it_is_created_again(
     orders: Orders, operator: Operator
 ) -> None:
-    """It was made and deleted while the watch was interrupted, so the list that follows does not show it."""
-    operator.api.silent.add(orders.fleets)
+    """The Deployment was created and deleted while the watch was interrupted, so the next list does not show it."""
+    operator.api.muted_watches.add(orders.fleets)
     await orders.make()
-    await orders.replicas(2)
-    first = await orders.fleet()
+    await orders.wait_for_replicas(2)
+    first = await orders.deployment()
     await orders.api.delete(f"{orders.fleets}/orders", {"propagationPolicy": "Background"})
-    await operator.lists_again(orders.fleets)
-    await orders.replicas(2)
-    assert (await orders.fleet())["metadata"]["uid"] != first["metadata"]["uid"]
+    await operator.relist(orders.fleets)
+    await orders.wait_for_replicas(2)
+    assert (await orders.deployment())["metadata"]["uid"] != first["metadata"]["uid"]
 
 
 async def test_template_removed_from_a_group_deletes_its_deployment(orders: Orders) -> None:
     await orders.make()
-    await orders.replicas(2)
+    await orders.wait_for_replicas(2)
     await orders.api.patch(f"{orders.groups}/orders", {"spec": {"template": None, "replicas": None}})
 
-    async def gone() -> bool:
-        return not await orders.fleet()
+    async def is_deleted() -> bool:
+        return not await orders.deployment()
 
-    await soon(gone)
+    await soon(is_deleted)

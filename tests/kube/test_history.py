@@ -1,4 +1,4 @@
-"""What Spark makes of the journal of an operator that rebalanced, beside what that operator counted itself."""
+"""Spark's figures from the journal of an operator that rebalanced, compared with that operator's metrics."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -9,8 +9,8 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody gives it
 
-from kube.scraped import scraped
-from kube.world import OperatedNamespace, two_members
+from kube.scraped import metric_values
+from kube.world import OperatedNamespace, add_two_members
 from rota.kube.http.events import Broadcaster
 from rota.kube.observers import Observers
 from rota.kube.telemetry.journal.journal_writer import Journal
@@ -34,84 +34,87 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    made = create_session("rota-tests", SMALL)
-    yield made
-    made.stop()
+    session = create_session("rota-tests", SMALL)
+    yield session
+    session.stop()
 
 
 @pytest.fixture
-async def kept(world: OperatedNamespace, tmp_path: Path) -> AsyncIterator[Journal]:
-    """Have the world's operator keep a journal."""
+async def journal(world: OperatedNamespace, tmp_path: Path) -> AsyncIterator[Journal]:
+    """Have the world's operator write a journal."""
     operator = world.operator
-    journal, traces = Journal(str(tmp_path), "a-test", "1Gi"), TraceExporter(None)
-    outlets = Observers(journal, operator.sight, Broadcaster(), traces)
+    writer = Journal(str(tmp_path), "a-test", "1Gi")
+    traces = TraceExporter(None)
+    observers = Observers(writer, operator.read_model, Broadcaster(), traces)
 
-    def done(done_: object) -> None:
-        operator.done.append(done_)  # type: ignore[arg-type]
-        outlets.on_reconciled(done_)  # type: ignore[arg-type]
+    def record(result: object) -> None:
+        operator.reconciles.append(result)  # type: ignore[arg-type]
+        observers.on_reconciled(result)  # type: ignore[arg-type]
 
-    operator.brain.on_reconciled, operator.places.on_lag_polled = done, outlets.on_lag_polled
-    yield journal
+    operator.controller.on_reconciled = record
+    operator.registry.on_lag_polled = observers.on_lag_polled
+    yield writer
     await traces.close()
-    journal.close()
+    writer.close()
 
 
 @pytest.mark.slow("figures of the journal, by Spark, equal the metrics of the operator that wrote it")
 async def test_pipeline_figures_from_the_journal_equal_the_metrics_of_the_operator(
-    world: OperatedNamespace, kept: Journal, spark: SparkSession, tmp_path: Path
+    world: OperatedNamespace, journal: Journal, spark: SparkSession, tmp_path: Path
 ) -> None:
-    await world.begun()
-    await two_members(world)
+    await world.wait_for_document()
+    await add_two_members(world)
     await world.fleet.add("orders-c")
-    await world.until(2, 3, 3)
+    await world.wait_for_shares(2, 3, 3)
     await world.soon(world.at_rest)
-    await asyncio.sleep(2)  # members of a replay take longer to obey than those here
-    await world.fleet.members.pop("orders-b").end()
-    await world.until(4, 4)
+    await asyncio.sleep(2)  # simulated members of a replay apply assignments more slowly than those here
+    await world.fleet.members.pop("orders-b").kill()
+    await world.wait_for_shares(4, 4)
     await world.soon(world.at_rest)
 
-    async def counted() -> bool:  # which is done after people are told
-        return len(await scraped(world, "rota_rebalances_total")) > 0 and not any(
-            it.seconds is None for it in world.operator.measures.trackers[world.namespace, "orders"].rebalances
+    async def counted() -> bool:  # metrics follow the status
+        return len(await metric_values(world, "rota_rebalances_total")) > 0 and not any(
+            rebalance.seconds is None
+            for rebalance in world.operator.metrics.trackers[world.namespace, "orders"].rebalances
         )
 
     await world.soon(counted)
-    moved = await scraped(world, "rota_queues_moved_total")
-    handovers = await scraped(world, "rota_handover_duration_seconds_count")
-    seconds = await scraped(world, "rota_handover_duration_seconds_sum")
-    rebalances = sum(await scraped(world, "rota_rebalances_total"))
-    lasted = await scraped(world, "rota_rebalance_duration_seconds_sum")
-    kept.close()
+    moved = await metric_values(world, "rota_queues_moved_total")
+    handovers = await metric_values(world, "rota_handover_duration_seconds_count")
+    seconds = await metric_values(world, "rota_handover_duration_seconds_sum")
+    rebalances = sum(await metric_values(world, "rota_rebalances_total"))
+    lasted = await metric_values(world, "rota_rebalance_duration_seconds_sum")
+    journal.close()
 
-    found = await asyncio.to_thread(made_of, read_facts(spark, str(tmp_path)))
-    assert [found["moved"]] == moved
-    assert [found["handovers"]] == handovers
-    assert found["rebalances"] == rebalances
-    assert [found["lasted"]] == pytest.approx(lasted, abs=0.01)
-    # The journal has the time of the decision, the operator measures from when it is written: on a busy machine much
+    figures = await asyncio.to_thread(figures_of, read_facts(spark, str(tmp_path)))
+    assert [figures["moved"]] == moved
+    assert [figures["handovers"]] == handovers
+    assert figures["rebalances"] == rebalances
+    assert [figures["lasted"]] == pytest.approx(lasted, abs=0.01)
+    # The journal has the time of the plan, the operator measures from its write: on a busy machine much
     # later, but within the rebalance.
-    assert seconds[0] - 0.01 * handovers[0] <= found["seconds"] <= handovers[0] * found["lasted"]
-    assert found["violations"] == []
-    assert found["played"] == found["moved"]
+    assert seconds[0] - 0.01 * handovers[0] <= figures["seconds"] <= handovers[0] * figures["lasted"]
+    assert figures["violations"] == []
+    assert figures["played"] == figures["moved"]
 
 
-def made_of(told: Facts) -> dict[str, Any]:
-    hours = compute_rollup(told)
+def figures_of(facts: Facts) -> dict[str, Any]:
+    hours = compute_rollup(facts)
     sums = hours.select(
         F.sum("moved_queues").alias("moved"),
         F.sum("handovers").alias("handovers"),
-        F.sum(F.aggregate(F.map_values("rebalances"), F.lit(0).cast("long"), lambda one, it: one + it)).alias(
+        F.sum(F.aggregate(F.map_values("rebalances"), F.lit(0).cast("long"), lambda total, count: total + count)).alias(
             "rebalances"
         ),
     ).collect()[0]
-    [lasted] = told.rebalance.agg(F.sum("seconds").alias("it")).collect()
-    [handed] = intervals(told).agg(F.sum("seconds").alias("it")).collect()
-    [played] = simulate_policies(told, {}).results.select("moves", "problem").collect()
+    [lasted] = facts.rebalance.agg(F.sum("seconds").alias("it")).collect()
+    [handed] = intervals(facts).agg(F.sum("seconds").alias("it")).collect()
+    [played] = simulate_policies(facts, {}).results.select("moves", "problem").collect()
     assert played["problem"] is None
     return {
         **sums.asDict(),
         "lasted": lasted["it"],
         "seconds": handed["it"],
-        "violations": violations(told).collect(),
+        "violations": violations(facts).collect(),
         "played": played["moves"],
     }

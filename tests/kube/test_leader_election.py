@@ -1,4 +1,4 @@
-"""The Lease on a real API server: whose it is, and when another operator may take it."""
+"""The Lease on a real API server: its holder, and when another operator may take it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -25,13 +25,13 @@ async def client(control_plane: Cluster) -> AsyncIterator[Api]:
 
 @asynccontextmanager
 async def leading(client: Api, namespace: str, name: str, uid: str = "") -> AsyncIterator[asyncio.Event]:
-    """Run a candidate; the event is set once it leads."""
+    """Run a candidate; the event is set when it leads."""
     leads = asyncio.Event()
     leader = LeaderElector(
         client,
         namespace,
         name,
-        lambda it: leads.set() if it else None,
+        lambda is_leading: leads.set() if is_leading else None,
         "rota",
         annotations=lambda: {POD_UID_ANNOTATION: uid} if uid else {},
     )
@@ -41,19 +41,19 @@ async def leading(client: Api, namespace: str, name: str, uid: str = "") -> Asyn
     await asyncio.wait([running])
 
 
-async def held_by_an_ended_operator(api: GroundApi, namespace: str, annotations: dict[str, str]) -> None:
-    """Write the Lease of an operator that ended without giving it back, and that lasts for an hour more."""
+async def create_lease_of_ended_operator(api: GroundApi, namespace: str, annotations: dict[str, str]) -> None:
+    """Write the Lease of an operator that ended without releasing it, valid for another hour."""
     spec = {"holderIdentity": "rota-0", "leaseDurationSeconds": 3600, "renewTime": "2026-11-28T08:00:00.000000Z"}
     body = {"metadata": {"name": "rota", "annotations": annotations}, "spec": spec}
     await api.create(f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases", body)
 
 
 async def a_pod(api: GroundApi, namespace: str) -> str:
-    """Make the pod rota-0, and return its uid."""
+    """Create the pod rota-0, and return its uid."""
     container = {"name": "operator", "image": "rota"}
     body = {"metadata": {"name": "rota-0"}, "spec": {"containers": [container]}}
-    made = await api.create(f"/api/v1/namespaces/{namespace}/pods", body)
-    return str(made["metadata"]["uid"])
+    pod = await api.create(f"/api/v1/namespaces/{namespace}/pods", body)
+    return str(pod["metadata"]["uid"])
 
 
 @pytest.mark.parametrize("namesake", [False, True], ids=["no such pod", "another pod has its name"])
@@ -62,7 +62,7 @@ async def test_leader_election_takes_the_lease_of_a_holder_whose_pod_does_not_ex
 ) -> None:
     if namesake:
         await a_pod(api, namespace)
-    await held_by_an_ended_operator(api, namespace, {POD_UID_ANNOTATION: "uid-of-a-deleted-pod"})
+    await create_lease_of_ended_operator(api, namespace, {POD_UID_ANNOTATION: "uid-of-a-deleted-pod"})
     async with leading(client, namespace, "rota-1", uid="uid-1") as leads:
         await leads.wait()
         lease = await api.get(f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/rota")
@@ -74,19 +74,20 @@ async def test_leader_election_takes_the_lease_of_a_holder_whose_pod_does_not_ex
 async def test_leader_election_waits_for_a_holder_that_may_still_run(
     api: GroundApi, client: Api, namespace: str, monkeypatch: pytest.MonkeyPatch, *, annotated: bool
 ) -> None:
-    looked, right = asyncio.Event(), LeaderElector._holder_has_ended
+    checked = asyncio.Event()
+    has_ended = LeaderElector._holder_has_ended
 
-    async def counted(leader: LeaderElector, lease: leader_election.Lease) -> bool:
-        ended = await right(leader, lease)
-        looked.set()
+    async def check_and_notify(leader: LeaderElector, lease: leader_election.Lease) -> bool:
+        ended = await has_ended(leader, lease)
+        checked.set()
         return ended
 
     monkeypatch.setattr(leader_election, "CHECK_HOLDER_SECONDS", 0.0)
-    monkeypatch.setattr(LeaderElector, "_holder_has_ended", counted)
+    monkeypatch.setattr(LeaderElector, "_holder_has_ended", check_and_notify)
     annotations = {POD_UID_ANNOTATION: await a_pod(api, namespace)} if annotated else {}
-    await held_by_an_ended_operator(api, namespace, annotations)
+    await create_lease_of_ended_operator(api, namespace, annotations)
     async with leading(client, namespace, "rota-1", uid="uid-1") as leads:
-        await looked.wait()
-        looked.clear()
-        await looked.wait()
+        await checked.wait()
+        checked.clear()
+        await checked.wait()
         assert not leads.is_set()

@@ -1,4 +1,4 @@
-"""Logins to a real API server: by token, exec plugin and certificate, through a proxy, and what an operator refuses."""
+"""Logins to a real API server by token, exec plugin and certificate, also through a proxy; and logins that fail."""
 
 import asyncio
 import base64
@@ -28,8 +28,8 @@ REVIEW = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
 TOKEN_REQUEST = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
 
 
-async def who_asks(client: Api) -> str:
-    """Return the user that the API server takes a client for."""
+async def user_of(client: Api) -> str:
+    """Return the user as which the API server authenticates a client."""
     review = msgspec.json.decode(bytes(await client.create(REVIEWS, REVIEW, msgspec.Raw)))
     return str(review["status"]["userInfo"]["username"])
 
@@ -49,11 +49,11 @@ async def test_login_uses_a_newer_token_of_a_file_without_a_restart(
     (tmp_path / "token").write_text("outdated")
     config = with_user(tmp_path / "config", control_plane.kubeconfig, {"tokenFile": "token"})
     async with an_api(config) as client:
-        with pytest.raises(ApiError) as refused:
-            await who_asks(client)
-        assert refused.value.status == 401
+        with pytest.raises(ApiError) as rejected:
+            await user_of(client)
+        assert rejected.value.status == 401
         (tmp_path / "token").write_text(token)
-        assert await who_asks(client) == f"system:serviceaccount:{namespace}:rota"
+        assert await user_of(client) == f"system:serviceaccount:{namespace}:rota"
 
 
 async def test_login_by_exec_plugin_uses_the_token_that_it_prints(
@@ -63,7 +63,7 @@ async def test_login_by_exec_plugin_uses_the_token_that_it_prints(
     program = {"apiVersion": PROGRAMS, "command": sys.executable, "args": ["-c", f"print({response!r})"]}
     config = with_user(tmp_path / "config", control_plane.kubeconfig, {"exec": program})
     async with an_api(config) as client:
-        assert await who_asks(client) == f"system:serviceaccount:{namespace}:rota"
+        assert await user_of(client) == f"system:serviceaccount:{namespace}:rota"
 
 
 async def test_login_by_exec_plugin_uses_the_certificate_that_it_prints(
@@ -76,41 +76,41 @@ async def test_login_by_exec_plugin_uses_the_certificate_that_it_prints(
     (tmp_path / "response").write_text(response)
     program = {"apiVersion": PROGRAMS, "command": "cat", "args": [str(tmp_path / "response")]}
     async with an_api(with_user(tmp_path / "config", control_plane.kubeconfig, {"exec": program})) as client:
-        assert await who_asks(client) == "jane"
+        assert await user_of(client) == "jane"
 
 
-async def test_login_in_the_name_of_another_user(control_plane: Cluster) -> None:
+async def test_login_impersonates_another_user(control_plane: Cluster) -> None:
     async with an_api(control_plane.kubeconfig, impersonate="jane") as client:
-        assert await who_asks(client) == "jane"
+        assert await user_of(client) == "jane"
 
 
 async def test_login_takes_the_named_context(control_plane: ControlPlane, tmp_path: Path) -> None:
     content = yaml.safe_load(control_plane.kubeconfig.read_text())
-    other = yaml.safe_load(control_plane.user("other", "jane").read_text())
-    content["users"].append({"name": "jane", "user": other["users"][0]["user"]})
+    janes_config = yaml.safe_load(control_plane.user("other", "jane").read_text())
+    content["users"].append({"name": "jane", "user": janes_config["users"][0]["user"]})
     cluster = content["clusters"][0]["name"]
     content["contexts"].append({"name": "of-jane", "context": {"cluster": cluster, "user": "jane"}})
     (tmp_path / "config").write_text(json.dumps(content))
     async with an_api(tmp_path / "config", context="of-jane") as client:
-        assert await who_asks(client) == "jane"
+        assert await user_of(client) == "jane"
 
 
 async def test_login_goes_through_the_proxy_of_the_kubeconfig(control_plane: ControlPlane, tmp_path: Path) -> None:
     user = yaml.safe_load(control_plane.kubeconfig.read_text())["users"][0]["user"]
-    async with a_proxy() as (url, asked):
+    async with a_proxy() as (url, requests):
         config = with_user(tmp_path / "config", control_plane.kubeconfig, user, **{"proxy-url": url})
         async with an_api(config) as client:
-            assert await who_asks(client) == "admin"
-    assert len(asked) == 1
+            assert await user_of(client) == "admin"
+    assert len(requests) == 1
 
 
 Configure = Callable[..., Path]
-Refuse = Callable[..., Awaitable[str]]
+FailedStart = Callable[..., Awaitable[str]]
 
 
 @pytest.fixture
-def refused(addresses: Callable[[], str], tmp_path: Path) -> Refuse:
-    """Return a function that starts an operator which has to exit with code 2, and returns what it printed."""
+def failed_start(addresses: Callable[[], str], tmp_path: Path) -> FailedStart:
+    """Return a function that starts an operator, expects exit code 2, and returns the operator's output."""
 
     async def start(config: Path, *options: str) -> str:
         log = tmp_path / "operator.log"
@@ -140,15 +140,15 @@ NO_SUCH_PROGRAM = {"exec": {"apiVersion": PROGRAMS, "command": "rota-no-such-pro
     ],
 )
 async def test_login_of_an_operator_that_fails_exits_with_one_sentence(
-    user: dict[str, Any], options: tuple[str, ...], sentence: str, configured: Configure, refused: Refuse
+    user: dict[str, Any], options: tuple[str, ...], sentence: str, configured: Configure, failed_start: FailedStart
 ) -> None:
-    assert re.fullmatch(f"rota: {sentence}\n", await refused(configured(user), *options))
+    assert re.fullmatch(f"rota: {sentence}\n", await failed_start(configured(user), *options))
 
 
 async def test_login_of_an_operator_to_a_server_of_another_authority_exits_with_one_sentence(
-    control_plane: ControlPlane, configured: Configure, refused: Refuse
+    control_plane: ControlPlane, configured: Configure, failed_start: FailedStart
 ) -> None:
     user = yaml.safe_load(control_plane.kubeconfig.read_text())["users"][0]["user"]
-    other = {"certificate-authority-data": user["client-certificate-data"]}
+    extra = {"certificate-authority-data": user["client-certificate-data"]}
     sentence = r"The API server https://\S+ cannot be reached: .* its certificate is not trusted \(.*\)"
-    assert re.fullmatch(f"rota: {sentence}\n", await refused(configured(user, **other)))
+    assert re.fullmatch(f"rota: {sentence}\n", await failed_start(configured(user, **extra)))

@@ -1,4 +1,4 @@
-"""What is put into pod templates, on a real API server: taken, checked, filled in, and not rolled without need."""
+"""Injected pod templates on a real API server: accepted, validated, defaulted, and rolled out only after changes."""
 
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ def a_workload(kind: str, *containers: Object, **spec: Any) -> Object:
     }
 
 
-def where(namespace: str, kind: str = "deployments") -> str:
+def workloads_path(namespace: str, kind: str = "deployments") -> str:
     return f"/apis/apps/v1/namespaces/{namespace}/{kind}"
 
 
@@ -80,10 +80,10 @@ def test_injection_output_is_accepted_by_the_api_server_without_a_warning(
 
 
 async def test_injection_is_reversible_after_api_server_defaulting(api: Api, namespace: str) -> None:
-    plain = await api.create(where(namespace), DEPLOYMENT, **STRICT)
+    plain = await api.create(workloads_path(namespace), DEPLOYMENT, **STRICT)
     spec = DEPLOYMENT["spec"]
     body = DEPLOYMENT | {"spec": {**spec, "template": inject(spec["template"], "orders", ALL)}}
-    made = await api.create(where(namespace), body, **STRICT)
+    made = await api.create(workloads_path(namespace), body, **STRICT)
     assert remove_sidecar(made["spec"]["template"]) == plain["spec"]["template"]
     assert inject(made["spec"]["template"], "orders", ALL)["spec"].keys() == made["spec"]["template"]["spec"].keys()
 
@@ -98,7 +98,7 @@ def a_pod(**security: Any) -> Object:
 
 @pytest.fixture
 async def strict(api: Api, namespace: str) -> str:
-    """Make the namespace take restricted pods only, and wait until it takes pods."""
+    """Let the namespace accept restricted pods only, and wait until it accepts pods."""
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     await api.patch(f"/api/v1/namespaces/{namespace}", {"metadata": {"labels": labels}})
 
@@ -111,19 +111,19 @@ async def strict(api: Api, namespace: str) -> str:
 
 async def test_sidecar_is_accepted_in_a_restricted_namespace(api: Api, strict: str) -> None:
     assert await api.create(strict, a_pod(**RESTRICTED), **STRICT)
-    with pytest.raises(ApiError, match="violates PodSecurity") as refused:  # of the app, not of the sidecar
+    with pytest.raises(ApiError, match="violates PodSecurity") as rejected:  # because of the app, not of the sidecar
         await api.create(strict, a_pod(), **STRICT)
-    assert 'container "app"' in str(refused.value)
-    assert "rota-sidecar" not in str(refused.value)
+    assert 'container "app"' in str(rejected.value)
+    assert "rota-sidecar" not in str(rejected.value)
 
 
 async def test_sidecar_gets_no_token_and_the_app_keeps_its_own(api: Api, strict: str) -> None:
     spec = (await api.create(strict, a_pod(**RESTRICTED), **STRICT))["spec"]
     mounts = [
-        [it["name"] for it in container["volumeMounts"] if it["mountPath"] == TOKEN]
+        [mount["name"] for mount in container["volumeMounts"] if mount["mountPath"] == TOKEN]
         for container in (*spec["containers"], *spec["initContainers"])
     ]
-    assert [len(it) for it in mounts] == [1, 1]
+    assert [len(token_mounts) for token_mounts in mounts] == [1, 1]
     assert mounts[0][0].startswith("kube-api-access-")
     assert mounts[1] == ["rota-no-token"]
 
@@ -132,45 +132,45 @@ async def test_sidecar_gets_no_token_and_the_app_keeps_its_own(api: Api, strict:
 
 
 async def a_fleet(api: Api, namespace: str) -> tuple[CustomResource, GroupSpec]:
-    """Make the group of docs/examples/fleet.yaml, without pods: nothing here runs them."""
+    """Create the group of docs/examples/fleet.yaml, without pods: nothing here would run them."""
     body = yaml.safe_load(FLEET.read_text())
     body["spec"]["replicas"] = 0
     made = await api.create(f"/apis/rota.dev/v1alpha1/namespaces/{namespace}/consumergroups", body)
     return msgspec.convert(made, CustomResource), parse_group(made)
 
 
-def the_deployment(group: tuple[CustomResource, GroupSpec], image: str, standing: Object | None = None) -> Object:
+def deployment_of(group: tuple[CustomResource, GroupSpec], image: str, existing: Object | None = None) -> Object:
     body, spec = group
-    return build_manifest(body, spec, SidecarSpec.from_spec(spec, image, 30.0), standing)
+    return build_manifest(body, spec, SidecarSpec.from_spec(spec, image, 30.0), existing)
 
 
-async def applied(api: Api, body: Object) -> Object:
-    path = f"{where(body['metadata']['namespace'])}/{body['metadata']['name']}"
+async def apply(api: Api, body: Object) -> Object:
+    path = f"{workloads_path(body['metadata']['namespace'])}/{body['metadata']['name']}"
     return await api.patch(path, body, "apply", fieldManager="rota", fieldValidation="Strict")
 
 
 @pytest.mark.usefixtures("crds")
 async def test_upgrade_of_the_operator_does_not_roll_out_deployments(api: Api, namespace: str) -> None:
     fleet = await a_fleet(api, namespace)
-    made = await applied(api, the_deployment(fleet, "sidecar:1"))
-    assert made["metadata"]["generation"] == 1
-    again = await applied(api, the_deployment(fleet, "sidecar:1", made))
-    newer = await applied(api, the_deployment(fleet, "sidecar:2", again))
-    assert newer["spec"] == again["spec"] == made["spec"]
-    assert newer["metadata"]["generation"] == 1
-    rolled = await applied(api, the_deployment(fleet, "sidecar:2"))  # as if the template had been changed
-    assert rolled["metadata"]["generation"] == 2
-    assert rolled["spec"]["template"]["metadata"]["annotations"]["rota.dev/sidecar"] == "sidecar:2"
+    first = await apply(api, deployment_of(fleet, "sidecar:1"))
+    assert first["metadata"]["generation"] == 1
+    second = await apply(api, deployment_of(fleet, "sidecar:1", first))
+    third = await apply(api, deployment_of(fleet, "sidecar:2", second))
+    assert third["spec"] == second["spec"] == first["spec"]
+    assert third["metadata"]["generation"] == 1
+    fourth = await apply(api, deployment_of(fleet, "sidecar:2"))  # as after a change of the template
+    assert fourth["metadata"]["generation"] == 2
+    assert fourth["spec"]["template"]["metadata"]["annotations"]["rota.dev/sidecar"] == "sidecar:2"
 
 
 @pytest.mark.usefixtures("crds")
 async def test_deployment_applied_twice_unchanged_is_written_once(api: Api, namespace: str) -> None:
     fleet = await a_fleet(api, namespace)
-    made = await applied(api, the_deployment(fleet, "sidecar:1"))
+    created = await apply(api, deployment_of(fleet, "sidecar:1"))
 
-    async def unwritten() -> bool:  # once the Deployment's own controller is done with it
-        kept = await applied(api, the_deployment(fleet, "sidecar:2", made))
-        again = await applied(api, the_deployment(fleet, "sidecar:2", kept))
-        return bool(again["metadata"]["resourceVersion"] == kept["metadata"]["resourceVersion"])
+    async def is_unchanged() -> bool:  # as soon as the Deployment controller has no more writes
+        first = await apply(api, deployment_of(fleet, "sidecar:2", created))
+        again = await apply(api, deployment_of(fleet, "sidecar:2", first))
+        return bool(again["metadata"]["resourceVersion"] == first["metadata"]["resourceVersion"])
 
-    await soon(unwritten)
+    await soon(is_unchanged)

@@ -1,4 +1,4 @@
-"""The operator as a process: kopf, Lease, a real broker; what it leaves on people's objects, and how it ends."""
+"""The operator as a process: kopf, Lease and a real broker; the fields that it writes to users' objects; its end."""
 
 import asyncio
 import re
@@ -60,8 +60,8 @@ async def fleet(api: Api, namespace: str, addresses: Callable[[], str]) -> Async
         yield members
 
 
-async def a_group(api: Api, where: str, rocketmq: RocketMQ) -> Object:
-    """Make a group whose topic has six queues."""
+async def a_group(api: Api, collection: str, rocketmq: RocketMQ) -> Object:
+    """Create a group whose topic has six queues."""
     rocketmq.create_topic("billing", 6)
     group = {
         "apiVersion": "rota.dev/v1alpha1",
@@ -72,13 +72,14 @@ async def a_group(api: Api, where: str, rocketmq: RocketMQ) -> Object:
             "subscriptions": [{"topic": "billing"}],
         },
     }
-    return await api.create(where, group)
+    return await api.create(collection, group)
 
 
-async def test_signature_key_that_an_administrator_removes_is_replaced_while_members_work_on(
+async def test_signature_key_that_an_administrator_removes_is_replaced_while_members_go_on(
     fleet: GroupMembers, control_plane: Cluster, rocketmq: RocketMQ, tmp_path: Path
 ) -> None:
-    api, namespace = fleet.api, fleet.namespace
+    api = fleet.api
+    namespace = fleet.namespace
     await a_group(api, f"/apis/rota.dev/v1alpha1/namespaces/{namespace}/consumergroups", rocketmq)
     secrets = f"/api/v1/namespaces/{namespace}/secrets"
 
@@ -94,28 +95,34 @@ async def test_signature_key_that_an_administrator_removes_is_replaced_while_mem
     async with an_operator(control_plane.kubeconfig, namespace, fleet.addresses(), tmp_path / "operator.log"):
         await fleet.add("billing-a", "billing-b")
         await soon(lambda: shared(3, 3))
-        before, of_group = await keys("rota-operator-key"), await keys(f"{GROUP}-rota-key")
-        assert before.keys() == {"current", "last", "changed"}
-        assert of_group.keys() == {"current"}
+        operator_key = await keys("rota-operator-key")
+        group_key = await keys(f"{GROUP}-rota-key")
+        assert operator_key.keys() == {"current", "last", "changed"}
+        assert group_key.keys() == {"current"}
         change, revoke = re.findall(r"^\$ kubectl (patch secret .*)$", SECURITY.read_text(), re.MULTILINE)
         control_plane.kubectl(*shlex.split(change.replace("rota-system", namespace)))
 
-        async def both_hold() -> bool:
-            operators, members = await keys("rota-operator-key"), await keys(f"{GROUP}-rota-key")
-            return (operators.get("previous"), members.get("previous")) == (before["current"], of_group["current"])
+        async def both_are_valid() -> bool:
+            operators = await keys("rota-operator-key")
+            members = await keys(f"{GROUP}-rota-key")
+            return (operators.get("previous"), members.get("previous")) == (
+                operator_key["current"],
+                group_key["current"],
+            )
 
-        await soon(both_hold)
+        await soon(both_are_valid)
         await fleet.add("billing-c")
         await soon(lambda: shared(2, 2, 2))
         changed = await keys("rota-operator-key")
-        assert changed["current"] != before["current"]
+        assert changed["current"] != operator_key["current"]
         control_plane.kubectl(*shlex.split(revoke.replace("rota-system", namespace)))
 
-        async def current_alone_holds() -> bool:
-            operators, members = await keys("rota-operator-key"), await keys(f"{GROUP}-rota-key")
+        async def only_current_is_valid() -> bool:
+            operators = await keys("rota-operator-key")
+            members = await keys(f"{GROUP}-rota-key")
             return (operators.get("current"), set(members)) == (changed["current"], {"current"})
 
-        await soon(current_alone_holds)
+        await soon(only_current_is_valid)
         await fleet.add("billing-d")
         await soon(lambda: shared(1, 1, 2, 2))
 
@@ -123,15 +130,16 @@ async def test_signature_key_that_an_administrator_removes_is_replaced_while_mem
 async def test_signature_key_of_a_new_group_is_written_before_its_assignment(
     fleet: GroupMembers, control_plane: Cluster, rocketmq: RocketMQ, tmp_path: Path
 ) -> None:
-    """Where pokes came first, most of a thousand new groups waited for their keys for a quarter of an hour."""
-    api, namespace = fleet.api, fleet.namespace
+    """When pokes came first, most of a thousand new groups waited a quarter of an hour for their keys."""
+    api = fleet.api
+    namespace = fleet.namespace
     await a_group(api, f"/apis/rota.dev/v1alpha1/namespaces/{namespace}/consumergroups", rocketmq)
     await fleet.add("billing-a", "billing-b")
     core = f"/api/v1/namespaces/{namespace}"
-    before = (await api.get(f"{core}/configmaps"))["metadata"]["resourceVersion"]
+    version = (await api.get(f"{core}/configmaps"))["metadata"]["resourceVersion"]
 
     async def created_at(kind: str, name: str) -> int:
-        async for event in api.watch(f"{core}/{kind}", resourceVersion=before):
+        async for event in api.watch(f"{core}/{kind}", resourceVersion=version):
             metadata = event["object"]["metadata"]
             if metadata.get("name") == name:
                 return int(metadata["resourceVersion"])
@@ -147,9 +155,10 @@ async def test_signature_key_of_a_new_group_is_written_before_its_assignment(
 async def test_leader_election_lets_the_second_replica_take_over(
     fleet: GroupMembers, control_plane: Cluster, rocketmq: RocketMQ, tmp_path: Path
 ) -> None:
-    api, namespace = fleet.api, fleet.namespace
-    where = f"/apis/rota.dev/v1alpha1/namespaces/{namespace}/consumergroups"
-    made = await a_group(api, where, rocketmq)
+    api = fleet.api
+    namespace = fleet.namespace
+    groups = f"/apis/rota.dev/v1alpha1/namespaces/{namespace}/consumergroups"
+    created = await a_group(api, groups, rocketmq)
     kubeconfig = control_plane.kubeconfig
     async with an_operator(kubeconfig, namespace, fleet.addresses(), tmp_path / "first.log") as first:
 
@@ -168,16 +177,16 @@ async def test_leader_election_lets_the_second_replica_take_over(
             await soon(lambda: leads("second"))
             await fleet.add("billing-c")
             await soon(lambda: shared(2, 2, 2))
-            now = await api.get(f"{where}/{GROUP}")
-            assert now["spec"] == made["spec"]
-            assert "annotations" not in now["metadata"]
-            assert "finalizers" not in now["metadata"]
+            current = await api.get(f"{groups}/{GROUP}")
+            assert current["spec"] == created["spec"]
+            assert "annotations" not in current["metadata"]
+            assert "finalizers" not in current["metadata"]
 
-            async def told() -> bool:  # who is ended may not have told its last; people are told last
-                status = (await api.get(f"{where}/{GROUP}"))["status"]
+            async def has_all_plans() -> bool:  # the ended operator may lack its last write; the status is written last
+                status = (await api.get(f"{groups}/{GROUP}"))["status"]
                 return 0 < plans_in(tmp_path) <= int(status["generation"])
 
-            await soon(told)
+            await soon(has_all_plans)
             second.send_signal(signal.SIGTERM)
             assert await asyncio.wait_for(second.wait(), PATIENCE_SECONDS) == 0, (tmp_path / "second.log").read_text()
         await soon(lambda: leads(""))
@@ -199,18 +208,19 @@ async def test_leader_election_lets_the_second_replica_take_over(
 async def test_cli_operator_that_cannot_start_exits_with_one_sentence(
     control_plane: Cluster, addresses: Callable[[], str], tmp_path: Path, options: tuple[str, ...], sentence: str
 ) -> None:
-    address, log = addresses(), tmp_path / "operator.log"
+    address = addresses()
+    log = tmp_path / "operator.log"
     with socket.create_server((address, 8080)):
         async with an_operator(control_plane.kubeconfig, "default", address, log, *options) as process:
             assert await asyncio.wait_for(process.wait(), PATIENCE_SECONDS) == 2
     assert re.fullmatch(f"rota: {sentence}\n", log.read_text())
 
 
-async def test_watch_of_deep_objects_tells_so_although_tasks_of_the_operator_failed(
+async def test_watch_of_deep_objects_is_the_reported_error_although_other_tasks_failed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     began = asyncio.Event()
-    others: list[asyncio.Task[Any]] = []
+    tasks: list[asyncio.Task[Any]] = []
 
     async def watch() -> None:
         await began.wait()
@@ -224,24 +234,25 @@ async def test_watch_of_deep_objects_tells_so_although_tasks_of_the_operator_fai
         await asyncio.sleep(0)
         raise OSError("connection refused")
 
-    def start_others() -> None:
-        others.extend([asyncio.create_task(connect()) for _ in range(20)])
-        others.append(asyncio.create_task(asyncio.Event().wait()))
+    def start_tasks() -> None:
+        tasks.extend([asyncio.create_task(connect()) for _ in range(20)])
+        tasks.append(asyncio.create_task(asyncio.Event().wait()))
         began.set()
 
     monkeypatch.setattr(kopf, "spawn_tasks", spawn_tasks)
-    stop, brain = asyncio.Event(), object.__new__(Controller)
-    brain.events = object.__new__(EventHandlers)
+    stop = asyncio.Event()
+    controller = object.__new__(Controller)
+    controller.events = object.__new__(EventHandlers)
     login = object.__new__(Login)
-    code = await informers.run_kopf(login, brain, (), lambda _: None, stop=stop, on_started=start_others)
+    code = await informers.run_kopf(login, controller, (), lambda _: None, stop=stop, on_started=start_tasks)
     assert code == informers.NESTED_TOO_DEEPLY
-    assert not others[-1].done()
-    others[-1].cancel()
-    await asyncio.gather(*others, return_exceptions=True)
+    assert not tasks[-1].done()
+    tasks[-1].cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def test_watch_failure_ends_a_watch_that_is_just_being_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It swallowed its cancellation and opened another watch; kopf waited for it for ever, and nothing was watched."""
+    """Such a watch once ignored its cancellation and opened another one; kopf waited forever, and watched nothing."""
     opened = asyncio.Event()
 
     async def list_nothing(**_: object) -> AsyncIterator[tuple[list[object], str]]:
@@ -267,24 +278,25 @@ async def test_watch_failure_ends_a_watch_that_is_just_being_opened(monkeypatch:
         ),
         name="watcher for consumergroups",
     )
-    other = asyncio.create_task(asyncio.Event().wait())
+    foreign_task = asyncio.create_task(asyncio.Event().wait())
     with pytest.raises(RecursionError):
         await kopf_watch.run_tasks([asyncio.create_task(fail())])
     assert watch.done()
-    assert not other.done(), "it is not a task of kopf"
-    other.cancel()
+    assert not foreign_task.done(), "not a task of kopf"
+    foreign_task.cancel()
 
 
 async def test_watch_failure_ends_the_operator_with_an_error(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def ended(**_: object) -> None:
-        raise OSError("404 page not found")  # as kopf does once the kinds are deleted
+    async def fail_to_spawn(**_: object) -> None:
+        raise OSError("404 page not found")  # as kopf raises after the kinds are deleted
 
-    monkeypatch.setattr(kopf, "spawn_tasks", ended)
-    stop, brain = asyncio.Event(), object.__new__(Controller)
-    brain.events = object.__new__(EventHandlers)
-    assert await informers.run_kopf(object.__new__(Login), brain, (), lambda _: None, stop=stop) == 1
+    monkeypatch.setattr(kopf, "spawn_tasks", fail_to_spawn)
+    stop = asyncio.Event()
+    controller = object.__new__(Controller)
+    controller.events = object.__new__(EventHandlers)
+    assert await informers.run_kopf(object.__new__(Login), controller, (), lambda _: None, stop=stop) == 1
     assert stop.is_set()
     assert caplog.messages == [
         "Watching ConsumerGroups and RebalancePolicies failed, so the operator exits: 404 page not found"

@@ -1,4 +1,4 @@
-"""The operator's page in a real browser, drawn from values; and its answers to other programs."""
+"""The operator's page in a real browser, drawn from values; and its API for other programs."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ from kube.live_page import (
     LIVE,
     MANY,
     PICTURES,
-    Served,
+    ServedGroups,
     a_detail,
     a_member,
     a_queue,
@@ -42,26 +42,26 @@ EVIL = '<img src=x onerror="document.title=1">'
 
 
 @pytest.fixture
-async def served(instance: Instance) -> AsyncIterator[Served]:
-    found = Served(instance.address(), instance.port("page", 8080))
-    found.put(a_detail())
-    await found.start()
-    yield found
-    await found.stop()
+async def served(instance: Instance) -> AsyncIterator[ServedGroups]:
+    served = ServedGroups(instance.address(), instance.port("page", 8080))
+    served.put(a_detail())
+    await served.start()
+    yield served
+    await served.stop()
 
 
 @pytest.fixture(scope="module")
 async def chrome(instance: Instance) -> AsyncIterator[Browser]:
     with skip_what_is_missing():
         await asyncio.to_thread(chromium)
-    async with a_browser(instance) as started:
-        await started.size(1200, 800)
-        yield started
+    async with a_browser(instance) as browser:
+        await browser.size(1200, 800)
+        yield browser
 
 
 @pytest.fixture
-async def browser(chrome: Browser, served: Served) -> AsyncIterator[Browser]:
-    """A tab in which nothing may go wrong, and nothing is asked of anybody but the operator."""
+async def browser(chrome: Browser, served: ServedGroups) -> AsyncIterator[Browser]:
+    """A tab without errors, and without requests to any server but the operator."""
     await chrome.prefer("light")
     chrome.forget()
     yield chrome
@@ -70,10 +70,10 @@ async def browser(chrome: Browser, served: Served) -> AsyncIterator[Browser]:
     await chrome.open("about:blank")
 
 
-# The list.
+# The list of groups.
 
 
-async def test_page_lists_groups_with_their_state(browser: Browser, served: Served) -> None:
+async def test_page_lists_groups_with_their_state(browser: Browser, served: ServedGroups) -> None:
     served.put(a_detail("parcels", summary=a_summary("parcels", ready=False, reason="NoMembers", unowned=8, idle=1)))
     await browser.open(served.url)
     await browser.wait_for(LIVE)
@@ -84,7 +84,7 @@ async def test_page_lists_groups_with_their_state(browser: Browser, served: Serv
     assert all(word in lines[1] for word in ("shop/parcels", "Not ready NoMembers", "8 unowned", "1 idle"))
 
 
-async def test_page_filter_narrows_groups_by_name_and_a_link_opens_one(browser: Browser, served: Served) -> None:
+async def test_page_filter_narrows_groups_by_name_and_a_link_opens_one(browser: Browser, served: ServedGroups) -> None:
     served.put(a_detail("parcels"))
     await browser.open(served.url)
     await browser.wait_for(has("#list-count", "2 groups"))
@@ -99,7 +99,7 @@ async def test_page_filter_narrows_groups_by_name_and_a_link_opens_one(browser: 
     await browser.wait_for("document.activeElement.textContent === 'Groups'")
 
 
-async def test_page_shows_unknown_values_as_unknown_and_never_as_0(browser: Browser, served: Served) -> None:
+async def test_page_shows_unknown_values_as_unknown_and_never_as_0(browser: Browser, served: ServedGroups) -> None:
     blind: dict[str, Any] = {"lag": None, "delay": None}
     summary = a_summary(retrying=None, dead=None, verdicts={}, last_rebalance=None, **blind)
     served.put(
@@ -127,7 +127,7 @@ async def test_page_shows_unknown_values_as_unknown_and_never_as_0(browser: Brow
     assert line.count("unknown") == 3
 
 
-async def test_page_names_failing_messages_and_estimates_delayed_ones(browser: Browser, served: Served) -> None:
+async def test_page_names_failing_messages_and_estimates_delayed_ones(browser: Browser, served: ServedGroups) -> None:
     message = "orders/broker-a/3, offset 17: failed 4 times, most recently with status 500"
     member = a_member("m0", troubles=["The app answers 404"], failing=[message])
     served.put(a_detail(summary=a_summary(retrying=3, delayed=40), members=[member]))
@@ -137,7 +137,7 @@ async def test_page_names_failing_messages_and_estimates_delayed_ones(browser: B
     assert "3, about 40 delayed" in await browser.evaluate("document.querySelector('dl').innerText")
 
 
-async def test_page_says_that_the_operator_is_standby(browser: Browser, served: Served) -> None:
+async def test_page_shows_that_the_operator_is_standby(browser: Browser, served: ServedGroups) -> None:
     served.operator = replace(LEADS, leads=False)
     await open_group(browser, served.url)
     words = await browser.evaluate(text("#standby"))
@@ -160,7 +160,7 @@ MOVING = [
 
 
 async def test_page_distinguishes_queues_of_unmanaged_consumers_from_free_queues(
-    browser: Browser, served: Served
+    browser: Browser, served: ServedGroups
 ) -> None:
     served.put(a_detail(queues=[a_queue(0, None), a_queue(1, None, state="Foreign")]))
     await open_group(browser, served.url)
@@ -170,12 +170,12 @@ async def test_page_distinguishes_queues_of_unmanaged_consumers_from_free_queues
     ]
     drawn = await browser.evaluate("[...document.querySelectorAll('.cell')].map(it => it.textContent)")
     assert drawn == ["", "-"], "whoever sees no colours reads the sign"
-    told = await browser.evaluate("[...document.querySelectorAll('#queues tr')].map(it => it.innerText)")
-    assert ["none" in line for line in told] == [True, False]
-    assert "unmanaged consumer" in told[1]
+    rows = await browser.evaluate("[...document.querySelectorAll('#queues tr')].map(it => it.innerText)")
+    assert ["none" in line for line in rows] == [True, False]
+    assert "unmanaged consumer" in rows[1]
 
 
-async def test_page_map_labels_each_queue_with_its_owner(browser: Browser, served: Served) -> None:
+async def test_page_map_labels_each_queue_with_its_owner(browser: Browser, served: ServedGroups) -> None:
     served.put(a_detail(queues=[*MOVING, a_queue(0, "m1", "payments", estimate=True, lag=7)]))
     await open_group(browser, served.url)
     assert await browser.evaluate(LABELS) == [
@@ -198,10 +198,10 @@ async def test_page_map_labels_each_queue_with_its_owner(browser: Browser, serve
     )
 
 
-async def test_page_gives_screen_readers_landmarks_headings_and_queues(browser: Browser, served: Served) -> None:
+async def test_page_gives_screen_readers_landmarks_headings_and_queues(browser: Browser, served: ServedGroups) -> None:
     served.put(a_detail(queues=MOVING))
     await open_group(browser, served.url)
-    wanted = (
+    expected = (
         ("banner", ""),
         ("main", ""),
         ("contentinfo", ""),
@@ -216,18 +216,18 @@ async def test_page_gives_screen_readers_landmarks_headings_and_queues(browser: 
         ("status", ""),
     )
 
-    async def all_told() -> bool:
-        return {*wanted} <= {*await browser.accessible()}
+    async def has_all_nodes() -> bool:
+        return {*expected} <= {*await browser.accessible()}
 
-    with suppress(TimeoutError):  # what a reader is told follows what is drawn a moment later
-        await soon(all_told)
-    found = await browser.accessible()
-    for it in wanted:
-        assert it in found
-    assert [name for role, name in found if role in {"button", "link", "searchbox", "combobox"} and not name] == []
+    with suppress(TimeoutError):  # the accessibility tree follows the drawing a moment later
+        await soon(has_all_nodes)
+    nodes = await browser.accessible()
+    for expected_node in expected:
+        assert expected_node in nodes
+    assert [name for role, name in nodes if role in {"button", "link", "searchbox", "combobox"} and not name] == []
 
 
-async def test_page_arrow_keys_move_between_queues_and_enter_explains(browser: Browser, served: Served) -> None:
+async def test_page_arrow_keys_move_between_queues_and_enter_explains(browser: Browser, served: ServedGroups) -> None:
     served.put(a_detail(queues=owned(100)))
     await open_group(browser, served.url)
     await browser.evaluate("document.querySelector('#filter').focus()")
@@ -248,7 +248,7 @@ async def test_page_arrow_keys_move_between_queues_and_enter_explains(browser: B
     assert await browser.evaluate("document.querySelectorAll('.cell[tabindex=\"0\"]').length") == 1
 
 
-async def test_page_shows_a_handover_live(browser: Browser, served: Served) -> None:
+async def test_page_shows_a_handover_live(browser: Browser, served: ServedGroups) -> None:
     served.put(a_detail(queues=[a_queue(0), a_queue(1)]))
     await open_group(browser, served.url)
     await browser.evaluate("window.same = document.querySelector('.cell'); window.same.focus()")
@@ -263,19 +263,21 @@ async def test_page_shows_a_handover_live(browser: Browser, served: Served) -> N
     assert await browser.evaluate("document.activeElement === window.same"), "no reload, and the focus stays"
 
 
-async def test_page_reports_a_deleted_group_and_shows_it_again_when_recreated(browser: Browser, served: Served) -> None:
+async def test_page_reports_a_deleted_group_and_shows_it_again_when_recreated(
+    browser: Browser, served: ServedGroups
+) -> None:
     await open_group(browser, served.url)
-    gone = served.details.pop("orders")
+    deleted = served.details.pop("orders")
     served.hub.publish(("shop", "orders"))
     await browser.wait_for(has("#error", "Group shop/orders does not exist"))
     assert await browser.evaluate("document.querySelector('#content').hidden")
-    served.change(gone)
+    served.change(deleted)
     await browser.wait_for("document.querySelector('#error').hidden && !document.querySelector('#content').hidden")
-    assert all("404" in it for it in browser.errors), "which the browser writes down by itself"
+    assert all("404" in error for error in browser.errors), "the browser itself logs failed requests"
     browser.forget()
 
 
-async def test_page_renders_html_in_names_as_text(browser: Browser, served: Served) -> None:
+async def test_page_renders_html_in_names_as_text(browser: Browser, served: ServedGroups) -> None:
     bad = replace(JOINED, reason=EVIL, message=EVIL)
     served.put(
         a_detail(
@@ -303,7 +305,7 @@ TURNS = "a\u202eb\x9bc\u2066d\u200be"
 MARKED = "a\ufffdb\ufffdc\ufffdd\ufffde"
 
 
-async def test_page_replaces_bidi_and_invisible_characters_with_a_mark(browser: Browser, served: Served) -> None:
+async def test_page_replaces_bidi_and_invisible_characters_with_a_mark(browser: Browser, served: ServedGroups) -> None:
     served.put(
         a_detail(
             TURNS,
@@ -320,21 +322,21 @@ async def test_page_replaces_bidi_and_invisible_characters_with_a_mark(browser: 
     await browser.wait_for(f"{LABELS}.length === 1")
     await browser.evaluate("document.querySelector('.cell').click()")
     await browser.wait_for(has("#explanation", MARKED))
-    seen = "document.title + document.body.innerText + document.querySelector('.cell').ariaLabel"
+    visible = "document.title + document.body.innerText + document.querySelector('.cell').ariaLabel"
     assert [
-        letter for letter in await browser.evaluate(seen) if not letter.isprintable() and letter not in "\n\t"
+        letter for letter in await browser.evaluate(visible) if not letter.isprintable() and letter not in "\n\t"
     ] == []
     await browser.evaluate("document.querySelector('#members button').click()")
     await browser.wait_for("document.querySelectorAll('.cell.aside').length === 0")
 
 
-async def test_page_counts_one_group_in_the_singular(browser: Browser, served: Served) -> None:
+async def test_page_counts_one_group_in_the_singular(browser: Browser, served: ServedGroups) -> None:
     await browser.open(served.url)
     await browser.wait_for("document.querySelector('#list-count')?.innerText === '1 group'")
 
 
 @pytest.mark.slow("the page of 10,000 queues")
-async def test_page_with_10000_queues_shows_and_reaches_each(browser: Browser, served: Served) -> None:
+async def test_page_with_10000_queues_shows_and_reaches_each(browser: Browser, served: ServedGroups) -> None:
     served.put(a_detail(queues=MANY, members=[a_member(f"m{number}") for number in range(300)]))
     await open_group(browser, served.url)
     assert len(set(await browser.evaluate(LABELS))) == 10_000
@@ -367,11 +369,13 @@ _PAINT = """({
     shown: performance.getEntriesByName("shown").map(it => it.startTime),
 })"""
 
-# Of every text that is seen: how much it contrasts with what is behind it, by WCAG 2.
+# The contrast of each visible text with its background, by WCAG 2.
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_page_text_has_enough_contrast_in_light_and_dark(browser: Browser, served: Served, scheme: str) -> None:
+async def test_page_text_has_enough_contrast_in_light_and_dark(
+    browser: Browser, served: ServedGroups, scheme: str
+) -> None:
     members = [a_member(f"m{number}", troubles=["BrokerUnreachable"]) for number in range(40)]
     queues = [*MOVING, *(a_queue(number, f"m{number}") for number in range(6, 40))]
     served.put(a_detail(members=members, queues=queues))
@@ -379,62 +383,64 @@ async def test_page_text_has_enough_contrast_in_light_and_dark(browser: Browser,
     served.operator = replace(LEADS, leads=False)
     await browser.prefer(scheme)
     await open_group(browser, served.url)
-    told = await browser.evaluate(CONTRASTS)
+    contrasts = await browser.evaluate(CONTRASTS)
     await browser.evaluate("location.hash = ''")
     await browser.wait_for(text("#groups tr"))
-    told += await browser.evaluate(CONTRASTS)
-    assert len(told) > 200
-    assert [it for it in told if it[1] < 4.5] == []
+    contrasts += await browser.evaluate(CONTRASTS)
+    assert len(contrasts) > 200
+    assert [contrast for contrast in contrasts if contrast[1] < 4.5] == []
     ground = await browser.evaluate("getComputedStyle(document.documentElement).backgroundColor")
     assert (ground == "rgb(255, 255, 255)") == (scheme == "light")
 
 
-async def test_page_is_marked_stale_while_disconnected_and_reconnects_by_itself(
-    browser: Browser, served: Served
-) -> None:
+async def test_page_is_marked_stale_while_disconnected_and_reconnects(browser: Browser, served: ServedGroups) -> None:
     await open_group(browser, served.url)
     await served.stop()
     await browser.wait_for(has("#live", "Stale since 20"))
-    assert await browser.evaluate(cell(0)) == "orders/broker-a/0: owned by m0, lag 0, KeepingUp", "what was last known"
+    assert await browser.evaluate(cell(0)) == "orders/broker-a/0: owned by m0, lag 0, KeepingUp", "the last known state"
     served.put(a_detail(queues=[a_queue(0, "m1")]))
     await served.start()
     await browser.wait_for(LIVE)
     assert await browser.evaluate(LABELS) == ["orders/broker-a/0: owned by m1, lag 0, KeepingUp"]
-    assert all("ERR_" in it for it in browser.errors), "which the browser writes down by itself"
+    assert all("ERR_" in error for error in browser.errors), "the browser itself logs failed requests"
     browser.forget()
 
 
-async def refused() -> None:
+async def respond_503() -> None:
     raise web.HTTPServiceUnavailable
 
 
-async def test_page_retries_failed_requests_though_nothing_changes(browser: Browser, served: Served) -> None:
-    served.fails = [refused, refused, refused]
+async def test_page_retries_failed_requests_without_a_change_event(browser: Browser, served: ServedGroups) -> None:
+    served.failures = [respond_503, respond_503, respond_503]
     await open_group(browser, served.url)
-    assert not served.fails
+    assert not served.failures
     assert len(await browser.evaluate(LABELS)) == 8
-    assert all("503" in it for it in browser.errors), "which the browser writes down by itself"
+    assert all("503" in error for error in browser.errors), "the browser itself logs failed requests"
     browser.forget()
 
 
-async def test_page_retries_a_failed_request_for_an_explanation(browser: Browser, served: Served) -> None:
-    async def nothing() -> None:
+async def test_page_retries_a_failed_request_for_an_explanation(browser: Browser, served: ServedGroups) -> None:
+    async def succeed() -> None:
         pass
 
     await open_group(browser, served.url)
-    served.fails = [refused, nothing, refused]  # why; then the group, and why again
+    served.failures = [
+        respond_503,
+        succeed,
+        respond_503,
+    ]  # the explanation fails; the group succeeds; the explanation fails again
     await browser.evaluate("document.querySelector('.cell').click()")
     await browser.wait_for(has("#explanation", "m0 had it before."))
-    assert not served.fails
-    assert all("503" in it for it in browser.errors), "which the browser writes down by itself"
+    assert not served.failures
+    assert all("503" in error for error in browser.errors), "the browser itself logs failed requests"
     browser.forget()
 
 
 @pytest.mark.slow("a response that the page waits for in vain")
-async def test_page_reports_a_response_that_times_out_and_retries(browser: Browser, served: Served) -> None:
+async def test_page_reports_a_response_that_times_out_and_retries(browser: Browser, served: ServedGroups) -> None:
     never = asyncio.Event()
     await open_group(browser, served.url)
-    served.fails = [never.wait]
+    served.failures = [never.wait]
     served.change(a_detail(queues=[a_queue(0, "m1")]))
     await browser.wait_for(has("#live", "the operator does not respond. Retrying."))
     await browser.wait_for(LIVE)
@@ -443,28 +449,29 @@ async def test_page_reports_a_response_that_times_out_and_retries(browser: Brows
 
 
 async def test_page_works_below_the_path_prefix_of_a_proxy(
-    browser: Browser, served: Served, instance: Instance
+    browser: Browser, served: ServedGroups, instance: Instance
 ) -> None:
-    before = "/api/v1/namespaces/rota/services/rota:http/proxy/"
-    inside, app = web.Application(), web.Application()
-    inside.add_routes(site.page_routes(served, served.hub))
-    app.add_subapp(before, inside)
+    prefix = "/api/v1/namespaces/rota/services/rota:http/proxy/"
+    page_app = web.Application()
+    app = web.Application()
+    page_app.add_routes(site.page_routes(served, served.hub))
+    app.add_subapp(prefix, page_app)
     runner = await listen(app, instance.address(), instance.port("proxy", 8081))
     port = instance.port("proxy", 8081)
-    await open_group(browser, f"http://{instance.address()}:{port}{before}")
+    await open_group(browser, f"http://{instance.address()}:{port}{prefix}")
     assert len(await browser.evaluate(LABELS)) == 8
-    assert [url for url in browser.requests if before not in url and not url.startswith(("about:", "data:"))] == []
-    await browser.open("about:blank")  # until then the page asks again when it likes
+    assert [url for url in browser.requests if prefix not in url and not url.startswith(("about:", "data:"))] == []
+    await browser.open("about:blank")  # until then the page may send requests
     browser.requests.clear()
     await runner.cleanup()
 
 
-# What other programs are answered.
+# The API.
 
 
 @asynccontextmanager
-async def get(url: str, **given: Any) -> AsyncIterator[ClientResponse]:
-    async with ClientSession(timeout=ClientTimeout(60)) as session, session.get(url, **given) as answer:
+async def get(url: str, **options: Any) -> AsyncIterator[ClientResponse]:
+    async with ClientSession(timeout=ClientTimeout(60)) as session, session.get(url, **options) as answer:
         yield answer
 
 
@@ -496,7 +503,7 @@ async def get(url: str, **given: Any) -> AsyncIterator[ClientResponse]:
     ],
 )
 async def test_api_rejects_unknown_or_invalid_requests_with_a_sentence(
-    served: Served, path: str, status: int, words: str
+    served: ServedGroups, path: str, status: int, words: str
 ) -> None:
     async with get(served.url + path) as answer:
         assert (answer.status, await answer.json()) == (status, {"error": words})
@@ -505,52 +512,52 @@ async def test_api_rejects_unknown_or_invalid_requests_with_a_sentence(
 @pytest.mark.parametrize(
     "path", ["", "web/page.js", "v1/groups", "v1/groups/shop/orders", "v1/events", "v1/groups/a/b"]
 )
-async def test_http_server_content_security_policy_allows_only_own_sources(served: Served, path: str) -> None:
+async def test_http_server_content_security_policy_allows_only_own_sources(served: ServedGroups, path: str) -> None:
     async with get(served.url + path) as answer:
         rules = answer.headers["content-security-policy"].split("; ")
         assert {"default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'"} <= {*rules}
         assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-async def test_http_server_responds_304_to_a_known_etag(served: Served) -> None:
+async def test_http_server_responds_304_to_a_known_etag(served: ServedGroups) -> None:
     async with get(f"{served.url}web/page.js") as answer:
-        tag, kept = answer.headers["etag"], answer.headers["cache-control"]
-        assert (answer.content_type, kept) == ("text/javascript", "no-cache")
+        tag, cache_control = answer.headers["etag"], answer.headers["cache-control"]
+        assert (answer.content_type, cache_control) == ("text/javascript", "no-cache")
     async with get(f"{served.url}web/page.js", headers={"if-none-match": tag}) as answer:
         assert (answer.status, await answer.read()) == (304, b"")
 
 
-async def test_http_server_compresses_a_large_response(served: Served) -> None:
+async def test_http_server_compresses_a_large_response(served: ServedGroups) -> None:
     served.put(a_detail(queues=MANY))
     async with get(f"{served.url}v1/groups/shop/orders", headers={"accept-encoding": "gzip"}) as answer:
         assert answer.headers["content-encoding"] == "gzip"
         assert len((await answer.json())["queues"]) == 10_000
 
 
-async def _next(answer: ClientResponse) -> dict[str, Any]:
+async def _next(response: ClientResponse) -> dict[str, Any]:
     """Return the data of the next event."""
-    while not (line := await answer.content.readline()).startswith(b"data: "):
+    while not (line := await response.content.readline()).startswith(b"data: "):
         assert line, "the stream has ended"
-    told: dict[str, Any] = json.loads(line.removeprefix(b"data: "))
-    return told
+    event: dict[str, Any] = json.loads(line.removeprefix(b"data: "))
+    return event
 
 
-async def test_api_event_stream_coalesces_changes_and_filters_by_group(served: Served) -> None:
+async def test_api_event_stream_coalesces_changes_and_filters_by_group(served: ServedGroups) -> None:
     served.put(a_detail("b"))
-    async with get(f"{served.url}v1/events") as every, get(f"{served.url}v1/events?group=shop/b") as one:
+    async with get(f"{served.url}v1/events") as unfiltered, get(f"{served.url}v1/events?group=shop/b") as filtered:
         for _ in range(100):
             served.hub.publish(("shop", "a"))
             served.hub.publish(("shop", "b"), ("shop", "c"))
-        assert await _next(every) == {"groups": ["shop/a", "shop/b", "shop/c"]}
-        assert await _next(one) == {"groups": ["shop/b"]}
+        assert await _next(unfiltered) == {"groups": ["shop/a", "shop/b", "shop/c"]}
+        assert await _next(filtered) == {"groups": ["shop/b"]}
         served.hub.publish()
         served.hub.publish(("shop", "a"))
-        assert await _next(every) == {"groups": ["shop/a"]}
-        assert await _next(one) == {"groups": []}, "the operator itself has changed"
+        assert await _next(unfiltered) == {"groups": ["shop/a"]}
+        assert await _next(filtered) == {"groups": []}, "the operator itself has changed"
 
 
 async def test_api_event_stream_beyond_the_limit_ends_the_oldest(
-    served: Served, monkeypatch: pytest.MonkeyPatch
+    served: ServedGroups, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events, "MAX_STREAMS", 1)
     async with get(f"{served.url}v1/events") as oldest:
@@ -562,37 +569,39 @@ async def test_api_event_stream_beyond_the_limit_ends_the_oldest(
             assert await _next(newest) == {"groups": ["shop/a"]}
 
 
-async def test_api_event_stream_ends_when_the_server_stops(served: Served) -> None:
+async def test_api_event_stream_ends_when_the_server_stops(served: ServedGroups) -> None:
     async with get(f"{served.url}v1/events") as answer:
         await answer.content.readline()
         await served.stop()
         assert await answer.content.read() == b"\n"
 
 
-# The real thing, for a test that has an operator.
+# The screenshot of the docs.
 
 
-async def test_page_screenshot_of_a_handover_is_drawn(browser: Browser, served: Served, tmp_path: Path) -> None:
-    """Draw a group while queues are handed to a member that has just joined; with ROTA_PICTURES=1 for the docs."""
-    where = PICTURES if "ROTA_PICTURES" in os.environ else tmp_path
+async def test_page_screenshot_of_a_handover_is_drawn(browser: Browser, served: ServedGroups, tmp_path: Path) -> None:
+    """Draw a group during the handovers to a member that has just joined; with ROTA_PICTURES=1 for the docs."""
+    folder = PICTURES if "ROTA_PICTURES" in os.environ else tmp_path
     members = [
         a_member(f"orders-7d9f-{name}", language="Python", version="V5_3_0") for name in ("4kx2p", "9bd7w", "m2vzq")
     ]
-    a, b, new = [it.name for it in members]
+    a, b, new = [member.name for member in members]
     members = [replace(members[0], queues=12), replace(members[1], queues=12), replace(members[2], queues=4, rate=3.0)]
 
-    def one(number: int, topic: str, broker: str) -> schema.QueueDetail:
+    def picture_queue(number: int, topic: str, broker: str) -> schema.QueueDetail:
         owner = a if broker == "broker-a" else b
         lag = (number * 37 + len(topic)) % 23
-        it = replace(a_queue(number, owner, topic, lag=lag, delay=lag / 10), broker=broker)
+        detail = replace(a_queue(number, owner, topic, lag=lag, delay=lag / 10), broker=broker)
         if number >= 6:
-            return replace(it, owner=new) if topic == "orders" else replace(it, state="Releasing", to=new)
-        return it
+            return replace(detail, owner=new) if topic == "orders" else replace(detail, state="Releasing", to=new)
+        return detail
 
-    queues = [one(n, t, b) for t in ("orders", "payments") for b in ("broker-a", "broker-b") for n in range(8)]
+    queues = [
+        picture_queue(n, t, b) for t in ("orders", "payments") for b in ("broker-a", "broker-b") for n in range(8)
+    ]
     queues[3] = replace(queues[3], lag=4180, delay=95.0, verdict="Slow")
     joined = replace(JOINED, message=f"{new} has joined", moved=8, seconds=None)
-    words = f"4 queues are being handed to {new}."
+    message = f"4 queues are being handed to {new}."
     served.put(
         a_detail(
             summary=a_summary(
@@ -601,8 +610,8 @@ async def test_page_screenshot_of_a_handover_is_drawn(browser: Browser, served: 
                 moving=True,
                 ready=False,
                 reason="HandoverInFlight",
-                message=words,
-                lag=sum(it.lag or 0 for it in queues),
+                message=message,
+                lag=sum(queue.lag or 0 for queue in queues),
                 verdicts={"KeepingUp": 31, "Slow": 1},
                 delay=95.0,
                 last_rebalance=joined,
@@ -616,5 +625,5 @@ async def test_page_screenshot_of_a_handover_is_drawn(browser: Browser, served: 
     await browser.evaluate("document.querySelectorAll('.releasing')[1].focus()")
     assert await browser.evaluate("document.querySelectorAll('.cell').length") == len(queues)
     assert await browser.evaluate("document.documentElement.scrollWidth <= innerWidth"), "the picture is cut off"
-    await browser.screenshot(where / "page.png")
-    assert 10_000 < (where / "page.png").stat().st_size < 150_000
+    await browser.screenshot(folder / "page.png")
+    assert 10_000 < (folder / "page.png").stat().st_size < 150_000

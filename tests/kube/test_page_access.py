@@ -1,4 +1,4 @@
-"""The page of an operator that serves users of the cluster: a real API server knows them and their rights."""
+"""The page of an operator for users of the cluster: a real API server authenticates and authorizes them."""
 
 import ssl
 from collections.abc import AsyncIterator, Callable
@@ -25,9 +25,9 @@ class Page(NamedTuple):
     """The page of an operator for one group in each of two namespaces."""
 
     url: str
-    mine: str  # the namespace of the group that the account may read
+    mine: str  # the namespace in which the account may read groups
     other: str
-    token: str  # of the account
+    token: str  # the token of the account
     session: aiohttp.ClientSession
 
     async def get(self, path: str, token: str = "", **headers: str) -> tuple[int, Any]:
@@ -76,8 +76,8 @@ async def page(  # noqa: PLR0917
     """Run an operator for two namespaces with a group in each."""
     namespace = other_namespace.removesuffix("-other")
     address = addresses()
-    for within in (namespace, other_namespace):
-        await api.create(f"/apis/rota.dev/v1alpha1/namespaces/{within}/consumergroups", a_group())
+    for group_namespace in (namespace, other_namespace):
+        await api.create(f"/apis/rota.dev/v1alpha1/namespaces/{group_namespace}/consumergroups", a_group())
     options = ("--page-auth", "Kubernetes", "--namespace", other_namespace)
     log = tmp_path / "operator.log"
     async with (
@@ -86,13 +86,13 @@ async def page(  # noqa: PLR0917
     ):
         page = Page(f"https://{address}:8080", namespace, other_namespace, token, session)
 
-        async def serves() -> bool:
+        async def is_serving() -> bool:
             try:
                 return (await page.get("/readyz"))[0] == 200
             except aiohttp.ClientError:
                 return False
 
-        await soon(serves)
+        await soon(is_serving)
         yield page
 
 
@@ -101,13 +101,13 @@ async def test_page_shows_an_account_the_groups_of_its_namespace_only(page: Page
     assert (status, names(body)) == (200, [page.mine])
     assert (await page.get(f"/v1/groups/{page.mine}/orders", page.token))[0] == 200
     status, body = await page.get(f"/v1/groups/{page.other}/orders", page.token)
-    needed = f"get consumergroups.rota.dev in namespace {page.other}"
-    assert (status, body) == (403, {"error": f"You may not {needed}; ask for that right"})
+    missing_right = f"get consumergroups.rota.dev in namespace {page.other}"
+    assert (status, body) == (403, {"error": f"You may not {missing_right}; ask for that right"})
     assert (await page.get("/metrics", page.token))[0] == 403
 
 
 @pytest.mark.parametrize("token", ["", "nonsense"])
-async def test_page_refuses_clients_that_the_api_server_does_not_know(page: Page, token: str) -> None:
+async def test_page_rejects_clients_that_the_api_server_does_not_authenticate(page: Page, token: str) -> None:
     for path in ("/", "/v1/groups", f"/v1/groups/{page.mine}/orders", "/v1/events", "/metrics"):
         assert (await page.get(path, token))[0] == 401, path
     assert (await page.get("/healthz"))[0] == 200
@@ -131,7 +131,7 @@ async def test_page_shows_everything_to_the_administrators_client_certificate(
         assert (status, names(body)) == (200, [page.mine])
 
 
-async def test_page_follows_rights_that_are_given_and_revoked(page: Page, api: Api) -> None:
+async def test_page_follows_rights_that_are_granted_and_revoked(page: Page, api: Api) -> None:
     async def listed() -> list[str]:
         return names((await page.get("/v1/groups", page.token))[1])
 
@@ -165,11 +165,12 @@ async def test_metrics_are_read_by_an_account_with_the_right_to_their_path(page:
     await soon(reads)
 
 
-async def test_page_of_a_standby_shows_what_the_leader_knows(
+async def test_page_of_a_standby_shows_the_response_of_the_leader(
     page: Page, control_plane: Cluster, addresses: Callable[[], str], tmp_path: Path
 ) -> None:
-    """The leader alone asks brokers; here it says so by its name."""
-    address, namespace = addresses(), page.mine
+    """Only the leader polls brokers, so the response has the leader's name."""
+    address = addresses()
+    namespace = page.mine
 
     async def leads() -> bool:
         status, body = await page.get("/v1/groups", page.token)
@@ -181,14 +182,14 @@ async def test_page_of_a_standby_shows_what_the_leader_knows(
     async with an_operator(control_plane.kubeconfig, namespace, address, tmp_path / "standby.log", *options):
         standby = page._replace(url=f"https://{address}:8080")
 
-        async def shows_the_leaders_answer() -> bool:
+        async def shows_the_leaders_response() -> bool:
             try:
                 status, body = await standby.get("/v1/groups", page.token)
             except aiohttp.ClientError:
                 return False
             return status == 200 and body["operator"] == {**body["operator"], "identity": leader, "leads": True}
 
-        await soon(shows_the_leaders_answer)
+        await soon(shows_the_leaders_response)
         _, body = await standby.get("/v1/groups", page.token)
         assert names(body) == [page.mine], "the leader knows the user, too"
         assert (await standby.get(f"/v1/groups/{page.other}/orders", page.token))[0] == 403

@@ -1,4 +1,4 @@
-"""The whole of it: a real API server, operator, broker, sidecars and apps; only containers are processes."""
+"""The whole system: a real API server, operator, broker, sidecars and apps; only the containers are processes."""
 
 import asyncio
 import json
@@ -24,17 +24,17 @@ from ground.poll import soon
 from ground.relay import Relay
 from ground.rocketmq import RocketMQ
 from kube.operators import an_operator
-from kube.scraped import series
-from kube.shop import GROUP, QUEUES, TemplateGroup, a_shop, a_template
+from kube.scraped import parse_series
+from kube.template_group import GROUP, QUEUES, TemplateGroup, a_template, a_template_group
 from rota.kube.http.schema import Detail
 from rota.model import Queue
 from rota.ranges import from_ranges
 
-# What a member that is lost leaves to be repeated, at most: 16 messages at its app by default, and about as many that
-# were done since each queue's last pull, with which its offset would have been committed.
+# The most messages that are repeated after a member is lost: 16 at its app by default, and about as many that
+# were acknowledged since each queue's last pull, which would have committed the offset.
 REPEATED = 32
 
-# A program of the operator that asks brokers who is in a group only if something tells it to.
+# An operator that polls the brokers' consumers only after a notification.
 WITHOUT_PERIODIC_POLLS = """
 from rota.kube.brokers import route_watcher
 route_watcher.MIN_CONSUMER_POLL_SECONDS = 3600.0
@@ -48,7 +48,7 @@ pytestmark = [pytest.mark.usefixtures("crds", "operator"), pytest.mark.timeout(6
 
 @pytest.fixture
 def address(addresses: Callable[[], str]) -> str:
-    """Return where the operator answers."""
+    """Return the operator's address."""
     return addresses()
 
 
@@ -59,343 +59,352 @@ async def operator(control_plane: Cluster, namespace: str, address: str, tmp_pat
 
 
 @pytest.fixture
-async def shop(
+async def fleet(
     api: Api, namespace: str, rocketmq: RocketMQ, local_node: LocalNode, tmp_path: Path
 ) -> AsyncIterator[TemplateGroup]:
-    """Run a group whose app is Ready as long as no file says that it is not."""
+    """Run a group whose app is Ready unless a file says otherwise."""
     template = a_template(local_node, tmp_path)
-    well = ["sh", "-c", f'test ! -e "{tmp_path}/unready-$ROTA_LOCAL"']
+    probe = ["sh", "-c", f'test ! -e "{tmp_path}/unready-$ROTA_LOCAL"']
     template["spec"]["containers"][0]["readinessProbe"] = {
-        "exec": {"command": well},
+        "exec": {"command": probe},
         "periodSeconds": 1,
         "failureThreshold": 1,
     }
-    async with a_shop(api, namespace, rocketmq, local_node, tmp_path, template=template) as made:
-        yield made
+    async with a_template_group(api, namespace, rocketmq, local_node, tmp_path, template=template) as fleet:
+        yield fleet
 
 
 class Places:
-    """Where people look for what was, or is, the matter."""
+    """The status, Events, metrics and journal of a group: where users look for causes and problems."""
 
-    def __init__(self, shop: TemplateGroup, address: str, folder: Path) -> None:
-        self._shop, self._address, self._folder = shop, address, folder
+    def __init__(self, fleet: TemplateGroup, address: str, folder: Path) -> None:
+        self._fleet = fleet
+        self._address = address
+        self._folder = folder
 
     async def tell_of_cause(self, reason: str) -> None:
-        """Wait until queues were moved for it, and each place says so."""
-        await self._shop.moved_for(reason)
-        await self._shop.soon(lambda: self._shop.has_event(reason))
-        await self._shop.soon(partial(self._counted, "rota_rebalances_total", reason))
-        await self._shop.soon(partial(self._written, "plan", reason))
+        """Wait until a rebalance has this reason in each place."""
+        await self._fleet.wait_for_rebalance(reason)
+        await self._fleet.soon(lambda: self._fleet.has_event(reason))
+        await self._fleet.soon(partial(self._counted, "rota_rebalances_total", reason))
+        await self._fleet.soon(partial(self._written, "plan", reason))
 
     async def tell_of_problem(self, reason: str) -> str:
-        """Wait until each place says that this is wrong; return the sentence."""
-        await self._shop.soon(partial(self._is_so, reason))
-        await self._shop.soon(lambda: self._shop.has_event(reason))
-        await self._shop.soon(partial(self._counted, "rota_group_problem", reason))
-        await self._shop.soon(partial(self._written, "verdict", reason))
-        found = conditions(await self._shop.api.get(self._shop.path))
-        return str(found[reason]["message"])
+        """Wait until each place shows this problem; return the condition's message."""
+        await self._fleet.soon(partial(self._is_so, reason))
+        await self._fleet.soon(lambda: self._fleet.has_event(reason))
+        await self._fleet.soon(partial(self._counted, "rota_group_problem", reason))
+        await self._fleet.soon(partial(self._written, "verdict", reason))
+        by_type = conditions(await self._fleet.api.get(self._fleet.path))
+        return str(by_type[reason]["message"])
 
     async def no_problem(self, reason: str) -> None:
-        """Wait until nobody says any more that this is wrong."""
+        """Wait until the condition and the metric of this problem have ended."""
 
-        async def mended() -> bool:
+        async def is_over() -> bool:
             return not (await self._is_so(reason) or await self._counted("rota_group_problem", reason))
 
-        await self._shop.soon(mended)
+        await self._fleet.soon(is_over)
 
     async def _is_so(self, reason: str) -> bool:
-        found = conditions(await self._shop.api.get(self._shop.path))
-        return found.get(reason, {}).get("status") == "True"
+        by_type = conditions(await self._fleet.api.get(self._fleet.path))
+        return by_type.get(reason, {}).get("status") == "True"
 
     async def _counted(self, name: str, reason: str) -> bool:
-        """Whether a metric of the operator's counts it."""
-        wanted = {"namespace": self._shop.namespace, "group": GROUP, "reason": reason}
-        where = f"http://{self._address}:8080/metrics"
-        async with aiohttp.ClientSession() as session, session.get(where) as answer:
-            told = series(await answer.text())
-        return sum(it.value for it in told if it.name == name and wanted.items() <= it.labels.items()) > 0
+        """Whether a metric of the operator counts it."""
+        required_labels = {"namespace": self._fleet.namespace, "group": GROUP, "reason": reason}
+        url = f"http://{self._address}:8080/metrics"
+        async with aiohttp.ClientSession() as session, session.get(url) as response:
+            all_series = parse_series(await response.text())
+        return (
+            sum(
+                series.value
+                for series in all_series
+                if series.name == name and required_labels.items() <= series.labels.items()
+            )
+            > 0
+        )
 
     async def _written(self, kind: str, reason: str) -> bool:
-        """Whether the journal has such a line."""
+        """Whether the journal has such a record."""
         lines = [json.loads(line) for path in self._folder.glob("date=*/*.jsonl") for line in whole_lines(path)]
-        return any((it["kind"], it.get("reason")) == (kind, reason) for it in lines)
+        return any((record["kind"], record.get("reason")) == (kind, reason) for record in lines)
 
 
 @pytest.fixture
-def places(shop: TemplateGroup, address: str, tmp_path: Path) -> Places:
-    return Places(shop, address, tmp_path / "operator")
+def places(fleet: TemplateGroup, address: str, tmp_path: Path) -> Places:
+    return Places(fleet, address, tmp_path / "operator")
 
 
-async def named(shop: TemplateGroup) -> dict[str, str]:
-    """Return the pods' addresses by name."""
-    return {it["metadata"]["name"]: it["status"]["podIP"] for it in await shop.pods()}
+async def addresses_by_name(fleet: TemplateGroup) -> dict[str, str]:
+    """Return the address of each pod by name."""
+    return {pod["metadata"]["name"]: pod["status"]["podIP"] for pod in await fleet.pods()}
 
 
 async def test_scale_up_rolling_update_and_scale_down_deliver_each_message_once(
-    shop: TemplateGroup,
+    fleet: TemplateGroup,
 ) -> None:
-    await shop.works(2)
-    async with shop.sending():
-        await shop.scale(3)
-        await shop.works(3)
-        before = {it["metadata"]["name"] for it in await shop.pods()}
+    await fleet.wait_for_members(2)
+    async with fleet.sending():
+        await fleet.scale(3)
+        await fleet.wait_for_members(3)
+        previous_pods = {pod["metadata"]["name"] for pod in await fleet.pods()}
         restart = {"spec": {"template": {"metadata": {"annotations": {"restarted": "now"}}}}}
-        await shop.api.patch(shop.path, restart)
+        await fleet.api.patch(fleet.path, restart)
 
         async def replaced() -> bool:
-            return before.isdisjoint({it["metadata"]["name"] for it in await shop.pods()})
+            return previous_pods.isdisjoint({pod["metadata"]["name"] for pod in await fleet.pods()})
 
-        await shop.soon(replaced)
-        await shop.works(3)
-        await shop.scale(1)
-        await shop.works(1)
-    assert {number for number, times in shop.deliveries().items() if times > 1} == set()
+        await fleet.soon(replaced)
+        await fleet.wait_for_members(3)
+        await fleet.scale(1)
+        await fleet.wait_for_members(1)
+    assert {number for number, times in fleet.deliveries().items() if times > 1} == set()
 
 
 async def test_condition_of_failing_deliveries_lasts_while_the_app_answers_500_to_everything(
-    shop: TemplateGroup, places: Places, address: str
+    fleet: TemplateGroup, places: Places, address: str
 ) -> None:
-    """Such a group was Ready, not Degraded, with a lag of 0 and nothing to be tried again."""
-    shop.rules.write_text('[{"status": 500}]')
-    await shop.works(2)
-    every = [queue for share in await shop.shares() for queue in share]
-    for queue in [*every, *every, *every]:
-        await shop.send(queue)
-    told = await places.tell_of_problem("DeliveriesFailing")
-    assert re.fullmatch(r"100 % of \d+ deliveries in the last 5 min failed, the last with status 500", told)
-    found = conditions(await shop.api.get(shop.path))
-    assert (found["Ready"]["status"], found["Degraded"]["reason"]) == ("True", "DeliveriesFailing")
+    """Such a group once was Ready and not Degraded, with a lag of 0 and without retries."""
+    fleet.rules.write_text('[{"status": 500}]')
+    await fleet.wait_for_members(2)
+    queues = [queue for share in await fleet.shares() for queue in share]
+    for queue in [*queues, *queues, *queues]:
+        await fleet.send(queue)
+    message = await places.tell_of_problem("DeliveriesFailing")
+    assert re.fullmatch(r"100 % of \d+ deliveries in the last 5 min failed, the last with status 500", message)
+    by_type = conditions(await fleet.api.get(fleet.path))
+    assert (by_type["Ready"]["status"], by_type["Degraded"]["reason"]) == ("True", "DeliveriesFailing")
 
     async def estimated() -> bool:
-        return ((await detail(shop, address)).summary.delayed or 0) > 0
+        return ((await detail(fleet, address)).summary.delayed or 0) > 0
 
-    await shop.soon(estimated)
+    await fleet.soon(estimated)
 
     async def named() -> list[str]:
-        return [it for member in (await detail(shop, address)).members for it in member.failing]
+        return [failure for member in (await detail(fleet, address)).members for failure in member.failing]
 
     assert re.fullmatch(
         rf"%RETRY%{GROUP}/\S+/0, offset \d+ \(sent to {GROUP}\): failed \d+ times, most recently with status 500",
         (await soon(named))[0],
     )
-    shop.rules.write_text("[]")
-    async with shop.sending():
+    fleet.rules.write_text("[]")
+    async with fleet.sending():
         await places.no_problem("DeliveriesFailing")
 
 
-async def detail(shop: TemplateGroup, address: str) -> Detail:
-    """Return what the operator shows of the group."""
-    where = f"http://{address}:8080/v1/groups/{shop.namespace}/{GROUP}"
-    async with aiohttp.ClientSession() as session, session.get(where) as answer:
-        return msgspec.json.decode(await answer.read(), type=Detail)
+async def detail(fleet: TemplateGroup, address: str) -> Detail:
+    """Return the group as the operator's API shows it."""
+    url = f"http://{address}:8080/v1/groups/{fleet.namespace}/{GROUP}"
+    async with aiohttp.ClientSession() as session, session.get(url) as response:
+        return msgspec.json.decode(await response.read(), type=Detail)
 
 
 @pytest.mark.slow("a whole fleet of apps that pull grows and shrinks")
 async def test_pull_delivers_each_message_once_across_scale_up_and_scale_down(
     api: Api, namespace: str, rocketmq: RocketMQ, local_node: LocalNode, tmp_path: Path
 ) -> None:
-    template = a_template(local_node, tmp_path, asks=True)
-    async with a_shop(
+    template = a_template(local_node, tmp_path, pulls=True)
+    async with a_template_group(
         api, namespace, rocketmq, local_node, tmp_path, template=template, delivery={"mode": "Pull"}
-    ) as shop:
-        await shop.works(2)
-        async with shop.sending():
-            await shop.scale(3)
-            await shop.works(3)
+    ) as fleet:
+        await fleet.wait_for_members(2)
+        async with fleet.sending():
+            await fleet.scale(3)
+            await fleet.wait_for_members(3)
 
             async def all_apps_have_messages() -> bool:
-                return len(shop.deliveries_by_app()) == 3
+                return len(fleet.deliveries_by_app()) == 3
 
-            await shop.soon(all_apps_have_messages)
-            await shop.scale(1)
-            await shop.works(1)
-        assert {*shop.deliveries().values()} == {1}
+            await fleet.soon(all_apps_have_messages)
+            await fleet.scale(1)
+            await fleet.wait_for_members(1)
+        assert {*fleet.deliveries().values()} == {1}
 
 
 @pytest.mark.slow("queues are added while a whole fleet is at zero")
 async def test_start_from_latest_misses_nothing_in_queues_added_later(
     api: Api, namespace: str, rocketmq: RocketMQ, local_node: LocalNode, tmp_path: Path
 ) -> None:
-    """What is sent to them before a member is given them is the group's, and counts as lag while nobody is there."""
+    """Messages sent to a queue before its first owner belong to the group; without members they count as lag."""
     topic = "returns"
-    async with a_shop(
+    async with a_template_group(
         api, namespace, rocketmq, local_node, tmp_path, topic=topic, startFrom={"position": "Latest"}
-    ) as shop:
-        await shop.works(2)
-        await grown(shop, rocketmq, topic, QUEUES + 4)
-        await shop.soon(shop.delivered_all)
-        await shop.soon(lambda: shop.owns(QUEUES + 4))
-        await shop.scale(0)
-        await shop.soon(nobody(shop))
-        await grown(shop, rocketmq, topic, QUEUES + 8)
+    ) as fleet:
+        await fleet.wait_for_members(2)
+        await add_queues(fleet, rocketmq, topic, QUEUES + 4)
+        await fleet.soon(fleet.has_delivered_all)
+        await fleet.soon(lambda: fleet.has_assigned(QUEUES + 4))
+        await fleet.scale(0)
+        await fleet.soon(has_no_pods(fleet))
+        await add_queues(fleet, rocketmq, topic, QUEUES + 8)
 
         async def all_counted() -> bool:
-            return bool((await api.get(shop.path))["status"].get("lag") == QUEUES + 8)
+            return bool((await api.get(fleet.path))["status"].get("lag") == QUEUES + 8)
 
-        await shop.soon(all_counted)
-        await shop.scale(1)
-        await shop.soon(shop.delivered_all)
-        assert {*shop.deliveries().values()} == {1}
+        await fleet.soon(all_counted)
+        await fleet.scale(1)
+        await fleet.soon(fleet.has_delivered_all)
+        assert {*fleet.deliveries().values()} == {1}
 
 
-async def grown(shop: TemplateGroup, rocketmq: RocketMQ, topic: str, queues: int) -> None:
-    """Give a topic more queues, and send to each of its queues at once."""
+async def add_queues(fleet: TemplateGroup, rocketmq: RocketMQ, topic: str, queues: int) -> None:
+    """Give a topic more queues, and send a message to each of its queues at once."""
     rocketmq.create_topic(topic, queues)
-    [broker] = {queue.broker for queue in await shop.brokers.queues(topic)}
+    [broker] = {queue.broker for queue in await fleet.brokers.queues(topic)}
     for number in range(queues):
-        await shop.send(Queue(topic, broker, number))
+        await fleet.send(Queue(topic, broker, number))
 
 
-def nobody(shop: TemplateGroup) -> Callable[[], Awaitable[bool]]:
-    async def so() -> bool:
-        return not await shop.pods()
+def has_no_pods(fleet: TemplateGroup) -> Callable[[], Awaitable[bool]]:
+    async def check() -> bool:
+        return not await fleet.pods()
 
-    return so
+    return check
 
 
 @pytest.mark.slow("a whole Broadcasting fleet grows")
 async def test_broadcasting_delivers_each_message_once_to_each_member_during_scale_up(
     api: Api, namespace: str, rocketmq: RocketMQ, local_node: LocalNode, tmp_path: Path
 ) -> None:
-    # A topic of its own: the broker knows nothing of what these members have done, and other groups would do it again.
-    async with a_shop(
+    # A topic of its own: brokers keep no offsets of these members, so other groups would consume it again.
+    async with a_template_group(
         api, namespace, rocketmq, local_node, tmp_path, topic="prices", messageModel="Broadcasting"
-    ) as shop:
-        await shop.works(2)
-        async with shop.sending():
-            await shop.scale(3)
-            await shop.works(3)
-        everything = Counter(range(1, shop.sent + 1))
+    ) as fleet:
+        await fleet.wait_for_members(2)
+        async with fleet.sending():
+            await fleet.scale(3)
+            await fleet.wait_for_members(3)
+        all_messages = Counter(range(1, fleet.sent + 1))
 
-        async def everybody_has_it() -> bool:
-            return [*shop.deliveries_by_app().values()] == [everything] * 3
+        async def all_members_have_all_messages() -> bool:
+            return [*fleet.deliveries_by_app().values()] == [all_messages] * 3
 
-        await shop.soon(everybody_has_it)
+        await fleet.soon(all_members_have_all_messages)
 
 
 @pytest.mark.slow("causes of rebalances of a whole fleet, by HTTP and in files")
 async def test_status_event_metric_and_journal_name_the_cause_of_a_rebalance(
-    shop: TemplateGroup, places: Places, rocketmq: RocketMQ, local_node: LocalNode, tmp_path: Path
+    fleet: TemplateGroup, places: Places, rocketmq: RocketMQ, local_node: LocalNode, tmp_path: Path
 ) -> None:
-    policy = f"{shop.where}/rebalancepolicies/sticky"
-    await shop.api.patch(policy, {"spec": {"triggers": {"unreadyGrace": "1s"}}})
-    await shop.works(2)
-    async with shop.sending():
+    policy = f"{fleet.api_path}/rebalancepolicies/sticky"
+    await fleet.api.patch(policy, {"spec": {"triggers": {"unreadyGrace": "1s"}}})
+    await fleet.wait_for_members(2)
+    async with fleet.sending():
         rocketmq.create_topic("refunds", 4)
-        await shop.api.patch(shop.path, {"spec": {"subscriptions": [{"topic": GROUP}, {"topic": "refunds"}]}})
+        await fleet.api.patch(fleet.path, {"spec": {"subscriptions": [{"topic": GROUP}, {"topic": "refunds"}]}})
         await places.tell_of_cause("SubscriptionChanged")
         rocketmq.create_topic("refunds", 8)
         await places.tell_of_cause("QueuesAdded")
         rocketmq.create_topic("refunds", 2)
         await places.tell_of_cause("QueuesRemoved")
-        hung, where = min((await named(shop)).items())
-        (tmp_path / f"unready-{where}").touch()  # its sidecar is heard, and gives its queues up
+        hung, hung_address = min((await addresses_by_name(fleet)).items())
+        (tmp_path / f"unready-{hung_address}").touch()  # its sidecar still reports, and releases its queues
         await places.tell_of_cause("MemberUnready")
-        (tmp_path / f"unready-{where}").unlink()
+        (tmp_path / f"unready-{hung_address}").unlink()
         await places.tell_of_cause("MemberJoined")
-        assert {number for number, times in shop.deliveries().items() if times > 1} == set()
-        # Who hangs is neither ready nor heard; it is lost long before it is out for not being ready.
-        await shop.api.patch(policy, {"spec": {"handover": {"lostAfter": "2s"}, "triggers": {"unreadyGrace": "2m"}}})
-        local_node.signal(shop.namespace, hung, signal.SIGSTOP)
+        assert {number for number, times in fleet.deliveries().items() if times > 1} == set()
+        # A hung member is neither ready nor reachable; it is lost long before unreadyGrace ends.
+        await fleet.api.patch(policy, {"spec": {"handover": {"lostAfter": "2s"}, "triggers": {"unreadyGrace": "2m"}}})
+        local_node.signal(fleet.namespace, hung, signal.SIGSTOP)
         try:
             await places.tell_of_cause("MemberLost")
-            await shop.soon(lambda: shop.has_event("QueuesForced"))
+            await fleet.soon(lambda: fleet.has_event("QueuesForced"))
         finally:
-            local_node.signal(shop.namespace, hung, signal.SIGCONT)
-        await shop.moved_for("MemberJoined")
-        await shop.works(2)
-    assert sum(times > 1 for times in shop.deliveries().values()) <= REPEATED
+            local_node.signal(fleet.namespace, hung, signal.SIGCONT)
+        await fleet.wait_for_rebalance("MemberJoined")
+        await fleet.wait_for_members(2)
+    assert sum(times > 1 for times in fleet.deliveries().values()) <= REPEATED
 
 
 async def test_restart_of_a_killed_member_gives_its_queues_to_others_and_back(
-    shop: TemplateGroup, places: Places, local_node: LocalNode
+    fleet: TemplateGroup, places: Places, local_node: LocalNode
 ) -> None:
-    await shop.works(2)
-    victim, other = sorted(await named(shop))
+    await fleet.wait_for_members(2)
+    victim, survivor = sorted(await addresses_by_name(fleet))
 
     async def owns(name: str, incarnation: int, least: int = 1) -> bool:
-        """Whether the assignment gives so many queues to this process of the pod."""
-        share = (await shop.document())["members"][name]
+        """Whether the assignment gives at least this number of queues to this process of the pod."""
+        share = (await fleet.document())["members"][name]
         own = [queue for queue in from_ranges(share["queues"]) if queue.topic == GROUP]
         return share.get("incarnation") == incarnation and len(own) >= least
 
-    await shop.soon(partial(owns, victim, 1))
-    async with shop.sending():
-        local_node.signal(shop.namespace, victim, signal.SIGKILL)
-        await shop.soon(partial(owns, victim, 2))
-        await shop.works(2)
-        # The second time the kubelet waits before it starts the container again.
-        local_node.signal(shop.namespace, victim, signal.SIGKILL)
-        await shop.soon(partial(owns, other, 1, QUEUES))
+    await fleet.soon(partial(owns, victim, 1))
+    async with fleet.sending():
+        local_node.signal(fleet.namespace, victim, signal.SIGKILL)
+        await fleet.soon(partial(owns, victim, 2))
+        await fleet.wait_for_members(2)
+        # The second time the kubelet backs off before it starts the container again.
+        local_node.signal(fleet.namespace, victim, signal.SIGKILL)
+        await fleet.soon(partial(owns, survivor, 1, QUEUES))
         await places.tell_of_cause("MemberRestarted")
-        await shop.soon(partial(owns, victim, 3))
-        await shop.works(2)
-    assert sum(times > 1 for times in shop.deliveries().values()) <= 2 * REPEATED
+        await fleet.soon(partial(owns, victim, 3))
+        await fleet.wait_for_members(2)
+    assert sum(times > 1 for times in fleet.deliveries().values()) <= 2 * REPEATED
 
 
 @pytest.mark.slow("a broker that switches a whole fleet off, and then rejects its filter")
-async def test_condition_of_what_a_real_broker_rejects_lasts_until_it_accepts(
-    shop: TemplateGroup, places: Places, rocketmq: RocketMQ
+async def test_condition_of_a_request_that_a_real_broker_rejects_lasts_until_it_accepts(
+    fleet: TemplateGroup, places: Places, rocketmq: RocketMQ
 ) -> None:
     [broker] = rocketmq.brokers
-    subscriptions = (await shop.api.get(shop.path))["spec"]["subscriptions"]
-    await shop.works(2)
-    await shop.brokers.update_group(GROUP, broker.name, consumeEnable=False)
+    subscriptions = (await fleet.api.get(fleet.path))["spec"]["subscriptions"]
+    await fleet.wait_for_members(2)
+    await fleet.brokers.update_group(GROUP, broker.name, consumeEnable=False)
     assert f"switched off at {broker.name}" in await places.tell_of_problem("ConsumptionDisabled")
-    await shop.brokers.update_group(GROUP, broker.name, consumeEnable=True)
+    await fleet.brokers.update_group(GROUP, broker.name, consumeEnable=True)
     await places.no_problem("ConsumptionDisabled")
-    # SQL92 is switched off in a broker's default settings.
-    by_property = [it | {"type": "SQL92", "expression": "amount > 5"} for it in subscriptions]
-    await shop.api.patch(shop.path, {"spec": {"subscriptions": by_property}})
+    # SQL92 is disabled in a broker's default settings.
+    by_property = [queue | {"type": "SQL92", "expression": "amount > 5"} for queue in subscriptions]
+    await fleet.api.patch(fleet.path, {"spec": {"subscriptions": by_property}})
     assert "SQL92" in await places.tell_of_problem("BrokerRefuses")
-    await shop.api.patch(shop.path, {"spec": {"subscriptions": subscriptions}})
+    await fleet.api.patch(fleet.path, {"spec": {"subscriptions": subscriptions}})
     await places.no_problem("BrokerRefuses")
-    await shop.works(2)
+    await fleet.wait_for_members(2)
 
 
 @pytest.mark.slow("two Java consumers of one client id in the group of a whole fleet")
 async def test_condition_duplicate_client_ids_lasts_until_one_java_consumer_leaves(
-    shop: TemplateGroup, places: Places, rocketmq: RocketMQ
+    fleet: TemplateGroup, places: Places, rocketmq: RocketMQ
 ) -> None:
-    await shop.works(2)
-    one, other = (peers.push_consumer(rocketmq, GROUP, GROUP, instance="twin") for _ in range(2))
+    await fleet.wait_for_members(2)
+    first, second = (peers.push_consumer(rocketmq, GROUP, GROUP, instance="twin") for _ in range(2))
     try:
         assert "@twin; " in await places.tell_of_problem("DuplicateClientIds")
-        # Each of them counts four consumers, so there are but two queues for each of ours that neither reads.
-        await shop.soon(lambda: shop.owns(4))
-        one.stop()
+        # Each Java consumer counts four consumers, so it leaves only two queues to each of our members.
+        await fleet.soon(lambda: fleet.has_assigned(4))
+        first.stop()
         await places.no_problem("DuplicateClientIds")
-        await places.tell_of_problem("UnmanagedConsumers")  # for one of them is still there
+        await places.tell_of_problem("UnmanagedConsumers")  # the other Java consumer still runs
     finally:
-        one.stop()
-        other.stop()
+        first.stop()
+        second.stop()
     await places.no_problem("UnmanagedConsumers")
-    await shop.works(2)
+    await fleet.wait_for_members(2)
 
 
 @pytest.mark.slow("a Java consumer with another filter in the group of a whole fleet")
 async def test_unmanaged_consumer_with_another_filter_is_a_condition_until_it_leaves(
-    shop: TemplateGroup, places: Places, address: str, rocketmq: RocketMQ
+    fleet: TemplateGroup, places: Places, address: str, rocketmq: RocketMQ
 ) -> None:
-    await shop.works(2)
+    await fleet.wait_for_members(2)
     java = peers.push_consumer(rocketmq, GROUP, GROUP, instance="odd", expression="paid")
     try:
-        told = await places.tell_of_problem("SubscriptionMismatch")
-        assert told.endswith(f"@odd: its filter of {GROUP} is paid")
-        where = f"http://{address}:8080/v1/groups/{shop.namespace}/{GROUP}"
-        async with aiohttp.ClientSession() as session, session.get(where) as answer:
-            members = (await answer.json())["members"]
-        shown = {(it["subscriptions"][0]["expression"], it["model"], it["start"]) for it in members}
+        sentence = await places.tell_of_problem("SubscriptionMismatch")
+        assert sentence.endswith(f"@odd: its filter of {GROUP} is paid")
+        url = f"http://{address}:8080/v1/groups/{fleet.namespace}/{GROUP}"
+        async with aiohttp.ClientSession() as session, session.get(url) as response:
+            members = (await response.json())["members"]
+        shown = {(member["subscriptions"][0]["expression"], member["model"], member["start"]) for member in members}
         assert shown == {("*", "Clustering", "Earliest"), ("paid", "Clustering", "Earliest")}
     finally:
         java.stop()
     await places.no_problem("SubscriptionMismatch")
-    await shop.works(2)
+    await fleet.wait_for_members(2)
 
 
 class TestWithoutPeriodicPolls:
-    """An operator that does not ask brokers periodically who is in a group, because it is asked to only by members."""
+    """An operator that does not poll the brokers' consumers periodically, only after notifications from members."""
 
     @pytest.fixture
     async def operator(
@@ -407,17 +416,17 @@ class TestWithoutPeriodicPolls:
         ):
             yield
 
-    async def test_unmanaged_consumer_is_noticed_by_its_brokers_word_when_it_joins_and_leaves(
-        self, shop: TemplateGroup, places: Places, rocketmq: RocketMQ
+    async def test_unmanaged_consumer_is_noticed_by_a_broker_notification_when_it_joins_and_leaves(
+        self, fleet: TemplateGroup, places: Places, rocketmq: RocketMQ
     ) -> None:
-        await shop.works(2)
+        await fleet.wait_for_members(2)
         java = peers.push_consumer(rocketmq, GROUP, GROUP, instance="java")
         try:
             assert "@java" in await places.tell_of_problem("UnmanagedConsumers")
         finally:
             java.stop()
         await places.no_problem("UnmanagedConsumers")
-        await shop.works(2)
+        await fleet.wait_for_members(2)
 
 
 @pytest.mark.slow("one of two brokers dies and returns under a whole fleet")
@@ -426,65 +435,70 @@ class TestWithTwoBrokers:
 
     @pytest.fixture
     def rocketmq(self) -> Iterator[RocketMQ]:
-        with temporary("pair") as made:
-            found = RocketMQ(made, brokers=2)
-            found.up()
-            yield found
-            found.down()
+        with temporary("pair") as instance:
+            cluster = RocketMQ(instance, brokers=2)
+            cluster.up()
+            yield cluster
+            cluster.down()
 
     async def test_broker_failure_removes_queues_of_the_broker_until_it_is_back(
-        self, rocketmq: RocketMQ, shop: TemplateGroup, places: Places
+        self, rocketmq: RocketMQ, fleet: TemplateGroup, places: Places
     ) -> None:
-        await shop.works(2)
-        every = await shop.brokers.queues(GROUP)
-        here, there = ([it for it in every if it.broker == broker.name] for broker in rocketmq.brokers)
-        assert len(here) == len(there) == QUEUES
-        await shop.follow("circle", "AveragelyByCircle")
+        await fleet.wait_for_members(2)
+        all_queues = await fleet.brokers.queues(GROUP)
+        kept_queues, lost_queues = (
+            [queue for queue in all_queues if queue.broker == broker.name] for broker in rocketmq.brokers
+        )
+        assert len(kept_queues) == len(lost_queues) == QUEUES
+        await fleet.set_policy("circle", "AveragelyByCircle")
 
-        async def each_works_both() -> bool:
-            """Else who reaches no broker of its queues is not ready, before they are gone."""
-            return all({it.broker for it in share} == {it.broker for it in every} for share in await shop.shares())
+        async def each_member_has_both_brokers() -> bool:
+            """Otherwise a member that reaches no broker of its queues is unready before they are removed."""
+            return all(
+                {queue.broker for queue in share} == {queue.broker for queue in all_queues}
+                for share in await fleet.shares()
+            )
 
-        await shop.soon(each_works_both)
-        await shop.works(2)
-        for queue in [*here, *there]:
-            await shop.send(queue)
+        await fleet.soon(each_member_has_both_brokers)
+        await fleet.wait_for_members(2)
+        for queue in [*kept_queues, *lost_queues]:
+            await fleet.send(queue)
         rocketmq.kill_broker(1)
         await places.tell_of_cause("QueuesRemoved")
-        await shop.works(2)
-        assert await shop.owns(QUEUES)
-        meanwhile = {await shop.send(queue) for queue in here}
-        await shop.soon(lambda: all_came(shop, meanwhile))
+        await fleet.wait_for_members(2)
+        assert await fleet.has_assigned(QUEUES)
+        numbers = {await fleet.send(queue) for queue in kept_queues}
+        await fleet.soon(lambda: all_came(fleet, numbers))
         await asyncio.to_thread(rocketmq.start_broker, 1)
         await places.tell_of_cause("QueuesAdded")
-        for queue in there:
-            await shop.send(queue)
-        await shop.soon(shop.delivered_all)
-        await shop.works(2)
-        assert await shop.owns(2 * QUEUES)
-        assert sum(times > 1 for times in shop.deliveries().values()) <= REPEATED
+        for queue in lost_queues:
+            await fleet.send(queue)
+        await fleet.soon(fleet.has_delivered_all)
+        await fleet.wait_for_members(2)
+        assert await fleet.has_assigned(2 * QUEUES)
+        assert sum(times > 1 for times in fleet.deliveries().values()) <= REPEATED
 
 
-async def all_came(shop: TemplateGroup, numbers: set[int]) -> bool:
-    return shop.deliveries().keys() >= numbers
+async def all_came(fleet: TemplateGroup, numbers: set[int]) -> bool:
+    return fleet.deliveries().keys() >= numbers
 
 
 @pytest.mark.slow("one member of a whole fleet is cut off from the broker")
 class TestBehindARelay:
-    """A broker that clients reach by a way which can be cut for one of them."""
+    """A broker behind a relay that can cut off one client."""
 
     @pytest.fixture
     def apart(self) -> Iterator[Instance]:
-        with temporary("relay") as made:
-            yield made
+        with temporary("relay") as instance:
+            yield instance
 
     @pytest.fixture
     def rocketmq(self, apart: Instance) -> Iterator[RocketMQ]:
-        """Start a broker that listens elsewhere than where it says; the name server is reached as ever."""
-        found = RocketMQ(apart, settings={"bindAddress": apart.address(2)})
-        found.up()
-        yield found
-        found.down()
+        """Start a broker that listens at another address than it announces; the name server is reached directly."""
+        cluster = RocketMQ(apart, settings={"bindAddress": apart.address(2)})
+        cluster.up()
+        yield cluster
+        cluster.down()
 
     @pytest.fixture
     def relay(self, apart: Instance, rocketmq: RocketMQ) -> Iterator[Relay]:
@@ -493,14 +507,14 @@ class TestBehindARelay:
             yield running
 
     async def test_broker_unreachable_from_one_member_moves_its_queues_until_reconnected(
-        self, relay: Relay, shop: TemplateGroup, places: Places, local_node: LocalNode
+        self, relay: Relay, fleet: TemplateGroup, places: Places, local_node: LocalNode
     ) -> None:
-        await shop.works(2)
-        async with shop.sending():
-            lonely = min(await named(shop))
-            with relay.cut(f"{local_node.folder}/pods/{shop.namespace}_{lonely}/"):
+        await fleet.wait_for_members(2)
+        async with fleet.sending():
+            lonely = min(await addresses_by_name(fleet))
+            with relay.cut(f"{local_node.folder}/pods/{fleet.namespace}_{lonely}/"):
                 await places.tell_of_cause("BrokerUnreachable")
-                sent = shop.sent
-                await shop.soon(lambda: all_came(shop, {*range(1, sent + 101)}))
+                sent = fleet.sent
+                await fleet.soon(lambda: all_came(fleet, {*range(1, sent + 101)}))
             await places.tell_of_cause("MemberJoined")
-            await shop.works(2)
+            await fleet.wait_for_members(2)

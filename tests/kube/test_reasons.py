@@ -1,4 +1,4 @@
-"""Each reason in every place where people look for it: the group's status, its Events, and the journal."""
+"""Each reason in every place where users look for it: the status, Events, metrics and the journal."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from ground.api import Object
-from kube.scraped import scraped
-from kube.world import GROUP, OperatedNamespace, two_members
+from kube.scraped import metric_values
+from kube.world import GROUP, OperatedNamespace, add_two_members
 from rota import documents, planner
 from rota.brokers.errors import RejectedError
 from rota.brokers.memory import BROKER, MemoryCluster, MemoryConsumer
@@ -22,45 +22,45 @@ from rota.spec import Subscription
 
 pytestmark = pytest.mark.usefixtures("crds", "node")
 
-# Soon lost and soon out, so that a test need not wait; who cannot reach a broker has time to be ready again.
+# Short times, so that tests need not wait; a member without a broker has time to become ready again.
 QUICK = {"handover": {"lostAfter": "1s"}, "triggers": {"debounce": "10ms", "unreadyGrace": "3s"}}
 
 Step = Callable[[OperatedNamespace], Awaitable[None]]
 Place = Callable[[OperatedNamespace, str], Awaitable[bool]]
 
 
-class Refusing(MemoryCluster):
-    """A cluster that may say no."""
+class RejectingCluster(MemoryCluster):
+    """A cluster that may reject requests."""
 
-    refuses = ""
+    rejection = ""
 
     async def queues(self, topic: str) -> tuple[Queue, ...]:
-        if self.refuses:
-            raise RejectedError(self.refuses)
+        if self.rejection:
+            raise RejectedError(self.rejection)
         return await super().queues(topic)
 
 
 @pytest.fixture
-async def memory() -> Refusing:
-    found = Refusing()
-    await found.create_topic("orders", BROKER, 8)
-    await found.create_topic("few", BROKER, 1)
-    return found
+async def memory() -> RejectingCluster:
+    cluster = RejectingCluster()
+    await cluster.create_topic("orders", BROKER, 8)
+    await cluster.create_topic("few", BROKER, 1)
+    return cluster
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look at brokers more often than usual, and believe at once that they have fewer queues."""
+    """Poll routes more often than by default, and accept fewer queues at once."""
     monkeypatch.setattr(route_watcher, "ROUTE_POLL_SECONDS", 0.2)
-    for room in (planner, situation):
-        monkeypatch.setattr(room, "SHRINK_PATIENCE_SECONDS", 0.0)
+    for module in (planner, situation):
+        monkeypatch.setattr(module, "SHRINK_PATIENCE_SECONDS", 0.0)
 
 
-# Where a reason is told.
+# Places of a reason.
 
 
 async def as_last_rebalance(world: OperatedNamespace, reason: str) -> bool:
-    """Whether the last rebalance was for it, and is over."""
+    """Whether the last rebalance has this reason and has completed."""
     last = (await world.status()).get("lastRebalance") or {}
     return last.get("reason") == reason and "seconds" in last
 
@@ -70,44 +70,44 @@ async def as_condition(world: OperatedNamespace, reason: str) -> bool:
 
 
 async def as_progress(world: OperatedNamespace, reason: str) -> bool:
-    """Whether it is why nothing goes on, or why it goes on."""
+    """Whether the condition Progressing has this reason."""
     return (await world.conditions()).get("Progressing", {}).get("reason") == reason
 
 
 async def as_event(world: OperatedNamespace, reason: str) -> bool:
-    return any(one["reason"] == reason and one["message"] for one in await world.events())
+    return any(event["reason"] == reason and event["message"] for event in await world.events())
 
 
 async def in_plan(world: OperatedNamespace, reason: str) -> bool:
-    """Whether the journal has a document that was written for it."""
+    """Whether the journal has an assignment with this reason."""
     return any(line["kind"] == "plan" and line["reason"] == reason for line in journal(world))
 
 
 async def in_verdict(world: OperatedNamespace, reason: str) -> bool:
-    """Whether the journal has a condition that turned for it."""
+    """Whether the journal has a change of a condition with this reason."""
     return any(line["kind"] == "verdict" and line["reason"] == reason for line in journal(world))
 
 
 async def as_counted(world: OperatedNamespace, reason: str) -> bool:
-    """Whether the metrics have a rebalance for it."""
-    return sum(await scraped(world, "rota_rebalances_total", reason=reason)) > 0
+    """Whether the metrics count a rebalance with this reason."""
+    return sum(await metric_values(world, "rota_rebalances_total", reason=reason)) > 0
 
 
 async def as_problem(world: OperatedNamespace, reason: str) -> bool:
-    """Whether the metrics have it among what is wrong."""
-    return await scraped(world, "rota_group_problem", reason=reason) == [1]
+    """Whether the metrics show this problem."""
+    return await metric_values(world, "rota_group_problem", reason=reason) == [1]
 
 
 async def as_held(world: OperatedNamespace, reason: str) -> bool:
-    """Whether the metrics have it among what held queues back."""
-    return sum(await scraped(world, "rota_gate_held_total", reason=reason)) > 0
+    """Whether the metrics count queues that were held back for this reason."""
+    return sum(await metric_values(world, "rota_gate_held_total", reason=reason)) > 0
 
 
 def journal(world: OperatedNamespace) -> list[Object]:
-    """Return what the operator has written down of the group, read as a file of it is read."""
-    told = [line for done in world.operator.done for line in done.plan.journal_records]
-    lines: list[Object] = [msgspec.json.decode(msgspec.json.encode(line)) for line in told]
-    return [line for line in lines if line["group"] == f"{world.namespace}/{GROUP}"]
+    """Return the group's journal records, decoded from their JSON."""
+    records = [line for result in world.operator.reconciles for line in result.plan.journal_records]
+    decoded: list[Object] = [msgspec.json.decode(msgspec.json.encode(line)) for line in records]
+    return [line for line in decoded if line["group"] == f"{world.namespace}/{GROUP}"]
 
 
 CAUSE = (as_last_rebalance, as_event, in_plan, as_counted)
@@ -117,45 +117,45 @@ HELD = (as_progress, in_verdict, as_held)
 
 class Row(NamedTuple):
     reason: str
-    happens: Step
-    told: Sequence[Place]
-    mended: Step | None = None  # so that the next one finds the group well
+    cause: Step
+    places: Sequence[Place]
+    repair: Step | None = None  # leaves the group healthy for the next row
 
 
-async def told(world: OperatedNamespace, row: Row) -> None:
-    """Let something happen, and wait until its reason is told in each place, where it was not before."""
-    early = [place.__name__ for place in row.told if await place(world, row.reason)]
+async def check_row(world: OperatedNamespace, row: Row) -> None:
+    """Cause the reason, and wait until it is in each place; before, it must be in none."""
+    early = [place.__name__ for place in row.places if await place(world, row.reason)]
     assert not early, (row.reason, early)
-    await row.happens(world)
-    for place in row.told:
+    await row.cause(world)
+    for place in row.places:
         try:
             await world.soon(partial(place, world, row.reason))
         except TimeoutError as error:
-            error.add_note(f"{row.reason} is not told {place.__name__}: {journal(world)[-5:]}")
+            error.add_note(f"{row.reason} is missing {place.__name__}: {journal(world)[-5:]}")
             raise
-    if row.mended:
-        await row.mended(world)
+    if row.repair:
+        await row.repair(world)
 
 
-# What happens.
+# Causes.
 
 
-async def follows(world: OperatedNamespace, **spec: Any) -> None:
-    """Make a policy what is said, and let the group follow it."""
-    where = f"/apis/rota.dev/v1alpha1/namespaces/{world.namespace}/rebalancepolicies/rules"
+async def set_policy(world: OperatedNamespace, **spec: Any) -> None:
+    """Create or change the policy, and set it in the group."""
+    path = f"/apis/rota.dev/v1alpha1/namespaces/{world.namespace}/rebalancepolicies/rules"
     policy = {"apiVersion": "rota.dev/v1alpha1", "kind": "RebalancePolicy", "metadata": {"name": "rules"}}
-    await world.api.patch(where, policy | {"spec": {"strategy": "Averagely", **QUICK, **spec}}, "apply")
+    await world.api.patch(path, policy | {"spec": {"strategy": "Averagely", **QUICK, **spec}}, "apply")
     await world.api.patch(world.path, {"spec": {"policyRef": {"name": "rules"}}})
 
 
-async def begins(world: OperatedNamespace, **spec: Any) -> None:
-    """Let the group follow a policy, and have its first document written: pods that come before it are no news."""
-    await world.condition("Ready")
-    await follows(world, **spec)
+async def wait_and_set_policy(world: OperatedNamespace, **spec: Any) -> None:
+    """Set the policy, after the first assignment was written: pods of a group without one cause no MemberJoined."""
+    await world.wait_for_condition("Ready")
+    await set_policy(world, **spec)
 
 
 def policy(**spec: Any) -> Step:
-    return lambda world: follows(world, **spec)
+    return lambda world: set_policy(world, **spec)
 
 
 def group(**spec: Any) -> Step:
@@ -165,83 +165,83 @@ def group(**spec: Any) -> Step:
     return step
 
 
-def comes(name: str) -> Step:
-    """Let somebody come who reaches the broker."""
+def add_member(name: str) -> Step:
+    """Add a member that reaches the broker."""
 
     async def step(world: OperatedNamespace) -> None:
         await world.fleet.add(name)
-        world.fleet.members[name].reaches(memory=True)
+        world.fleet.members[name].set_broker_reachability(memory=True)
 
     return step
 
 
-async def comes_in(world: OperatedNamespace, name: str) -> None:
-    """Wait until somebody has come and all is settled again."""
-    await world.until(4, 4)
+async def wait_for_member(world: OperatedNamespace, name: str) -> None:
+    """Wait until a member has its queues and all is settled again."""
+    await world.wait_for_shares(4, 4)
     await world.soon(partial(as_last_rebalance, world, "MemberJoined"))
     await world.soon(world.at_rest)
-    assert len(world.fleet.worked_by(name)) == 4
+    assert len(world.fleet.queues_of(name)) == 4
 
 
-async def leaves(world: OperatedNamespace) -> None:
-    await world.fleet.members["orders-b"].leave()
+async def delete_member_pod(world: OperatedNamespace) -> None:
+    await world.fleet.members["orders-b"].delete_pod()
 
 
-async def has_left(world: OperatedNamespace) -> None:
-    await world.fleet.members.pop("orders-b").end()
+async def replace_deleted_member(world: OperatedNamespace) -> None:
+    await world.fleet.members.pop("orders-b").kill()
     await world.fleet.add("orders-c")
-    await comes_in(world, "orders-c")
+    await wait_for_member(world, "orders-c")
 
 
-async def ends(world: OperatedNamespace) -> None:
-    await world.fleet.members.pop("orders-c").end()
+async def kill_member(world: OperatedNamespace) -> None:
+    await world.fleet.members.pop("orders-c").kill()
 
 
-async def another(world: OperatedNamespace) -> None:
+async def replace_killed_member(world: OperatedNamespace) -> None:
     await world.fleet.add("orders-d")
-    await comes_in(world, "orders-d")
+    await wait_for_member(world, "orders-d")
 
 
-async def is_unready(world: OperatedNamespace) -> None:
-    await world.fleet.members["orders-d"].becomes(ready=False)
+async def become_unready(world: OperatedNamespace) -> None:
+    await world.fleet.members["orders-d"].write_status(ready=False)
 
 
-async def is_ready(world: OperatedNamespace) -> None:
-    await world.fleet.members["orders-d"].becomes(ready=True)
-    await comes_in(world, "orders-d")
+async def become_ready(world: OperatedNamespace) -> None:
+    await world.fleet.members["orders-d"].write_status(ready=True)
+    await wait_for_member(world, "orders-d")
 
 
-async def reaches_nobody(world: OperatedNamespace) -> None:
-    """Let somebody be heard who cannot reach a broker: it is heard while it is not ready."""
+async def lose_broker(world: OperatedNamespace) -> None:
+    """Let a member report that it cannot reach the broker; the report arrives while the member is unready."""
     lonely = world.fleet.members["orders-d"]
-    lonely.reaches(memory=False)
-    await lonely.becomes(ready=False)
-    known = world.operator.brain.groups[world.namespace, GROUP].pods[lonely.name]
+    lonely.set_broker_reachability(memory=False)
+    await lonely.write_status(ready=False)
+    pod_state = world.operator.controller.groups[world.namespace, GROUP].pods[lonely.name]
 
-    async def heard() -> bool:
-        return BROKER in known.cut_off_since
+    async def is_reported() -> bool:
+        return BROKER in pod_state.cut_off_since
 
-    await world.soon(heard)
-    await lonely.becomes(ready=True)
+    await world.soon(is_reported)
+    await lonely.write_status(ready=True)
 
 
-async def reaches_all(world: OperatedNamespace) -> None:
+async def reach_broker_again(world: OperatedNamespace) -> None:
     lonely = world.fleet.members["orders-d"]
-    lonely.reaches(memory=True)
-    await comes_in(world, lonely.name)
+    lonely.set_broker_reachability(memory=True)
+    await wait_for_member(world, lonely.name)
 
 
-async def hangs(world: OperatedNamespace) -> None:
-    """Let somebody be silent until its queues are taken; while its pod is there that is not over."""
+async def hang(world: OperatedNamespace) -> None:
+    """Let a member be unreachable until its queues are moved; it stays unreachable while its pod exists."""
     hung = world.fleet.members.pop("orders-d")
-    await hung.hush()
-    world.fleet.ended(hung.name)
-    await hung.becomes(ready=False)
-    await world.until(8)
-    await hung.end()
+    await hung.stop_server()
+    world.fleet.mark_ended(hung.name)
+    await hung.write_status(ready=False)
+    await world.wait_for_shares(8)
+    await hung.kill()
 
 
-def queues(number: int) -> Step:
+def resize_topic(number: int) -> Step:
     async def step(world: OperatedNamespace) -> None:
         memory = world.operator._memory
         await memory.delete_topic("orders")
@@ -250,75 +250,76 @@ def queues(number: int) -> Step:
     return step
 
 
-async def loses_its_record(world: OperatedNamespace) -> None:
-    await world.api.delete(record(world))
+async def delete_assignment(world: OperatedNamespace) -> None:
+    await world.api.delete(assignment_path(world))
 
 
-def record(world: OperatedNamespace) -> str:
+def assignment_path(world: OperatedNamespace) -> str:
     return f"/api/v1/namespaces/{world.namespace}/configmaps/{GROUP}-rota"
 
 
-def refuses(why: str) -> Step:
+def reject_queries(message: str) -> Step:
     async def step(world: OperatedNamespace) -> None:
         memory = world.operator._memory
-        assert isinstance(memory, Refusing)
-        memory.refuses = why
+        assert isinstance(memory, RejectingCluster)
+        memory.rejection = message
 
     return step
 
 
-def schema(number: int) -> Step:
-    """Let a record be one that another version has written."""
+def set_schema(number: int) -> Step:
+    """Rewrite the stored assignment with the schema number of another version."""
 
     async def step(world: OperatedNamespace) -> None:
-        body = msgspec.json.decode((await world.api.get(record(world)))["data"][PLAIN_KEY])
+        body = msgspec.json.decode((await world.api.get(assignment_path(world)))["data"][PLAIN_KEY])
         body |= {"schema": number}
         del body["sum"]
         text = msgspec.json.encode(body | {"sum": _checksum(body)}).decode()
-        await world.api.patch(record(world), {"data": {PLAIN_KEY: text}})
+        await world.api.patch(assignment_path(world), {"data": {PLAIN_KEY: text}})
 
     return step
 
 
-def well(kind: str, step: Step) -> Step:
-    """Mend something, and wait until it is told no more."""
+def cleared_by(kind: str, step: Step) -> Step:
+    """Repair the group, and wait until the condition is cleared."""
 
-    async def mended(world: OperatedNamespace) -> None:
+    async def repair(world: OperatedNamespace) -> None:
         await step(world)
-        await world.well(kind)
+        await world.wait_until_cleared(kind)
 
-    return mended
+    return repair
 
 
 ORDERS, FEW, LOST = ([{"topic": topic}] for topic in ("orders", "few", "lost"))
 NOWHERE = {"strategy": "Custom", "options": {"custom": {"name": "nowhere"}}}
-SINCE_YEAR_ZERO = {"position": "Timestamp", "timestamp": "0000-01-01T00:00:00Z"}  # a year that Python has not
+SINCE_YEAR_ZERO = {"position": "Timestamp", "timestamp": "0000-01-01T00:00:00Z"}  # a year that Python does not support
 
 
-async def nobody_releases(world: OperatedNamespace) -> None:
-    async def so() -> bool:
+async def wait_for_releases(world: OperatedNamespace) -> None:
+    async def none_releasing() -> bool:
         return not world.fleet.documents[-1]["releasing"]
 
-    await world.soon(so)
+    await world.soon(none_releasing)
     await world.soon(world.settled)
 
 
-async def all_told(world: OperatedNamespace, *rows: Row) -> None:
+async def check_rows(world: OperatedNamespace, *rows: Row) -> None:
     for row in rows:
-        await told(world, row)
+        await check_row(world, row)
 
 
 async def test_membership_changes_are_the_reason_in_status_event_and_journal(world: OperatedNamespace) -> None:
-    await begins(world)
-    await all_told(
+    await wait_and_set_policy(world)
+    await check_rows(
         world,
-        Row("FirstAssignment", comes("orders-a"), (as_last_rebalance, as_event)),  # of its first document, too
-        Row("MemberJoined", comes("orders-b"), CAUSE),
-        Row("MemberLeft", leaves, CAUSE, has_left),
-        Row("MemberTerminated", ends, CAUSE, another),
-        Row("MemberUnready", is_unready, CAUSE, is_ready),
-        Row("BrokerUnreachable", reaches_nobody, CAUSE, reaches_all),
-        Row("MemberLost", hangs, CAUSE),
+        # The journal and metrics have this reason already: the first assignment was written for it.
+        Row("FirstAssignment", add_member("orders-a"), (as_last_rebalance, as_event)),
+        Row("MemberJoined", add_member("orders-b"), CAUSE),
+        Row("MemberLeft", delete_member_pod, CAUSE, replace_deleted_member),
+        Row("MemberTerminated", kill_member, CAUSE, replace_killed_member),
+        Row("MemberUnready", become_unready, CAUSE, become_ready),
+        Row("BrokerUnreachable", lose_broker, CAUSE, reach_broker_again),
+        Row("MemberLost", hang, CAUSE),
     )
     assert await as_event(world, "QueuesForced")
 
@@ -326,30 +327,31 @@ async def test_membership_changes_are_the_reason_in_status_event_and_journal(wor
 async def test_queue_and_subscription_changes_are_the_reason_in_status_event_and_journal(
     world: OperatedNamespace,
 ) -> None:
-    await begins(world)
-    await two_members(world)
-    await all_told(
+    await wait_and_set_policy(world)
+    await add_two_members(world)
+    await check_rows(
         world,
-        Row("QueuesAdded", queues(12), CAUSE),
-        Row("QueuesRemoved", queues(6), CAUSE),
+        Row("QueuesAdded", resize_topic(12), CAUSE),
+        Row("QueuesRemoved", resize_topic(6), CAUSE),
         Row("SubscriptionChanged", group(subscriptions=[*ORDERS, *FEW]), CAUSE),
-        Row("IdleMembers", group(subscriptions=FEW), WRONG, well("IdleMembers", group(subscriptions=ORDERS))),
+        Row("IdleMembers", group(subscriptions=FEW), WRONG, cleared_by("IdleMembers", group(subscriptions=ORDERS))),
     )
-    await world.until(3, 3)
+    await world.wait_for_shares(3, 3)
 
 
 async def test_spec_policy_and_assignment_changes_by_a_user_are_reported_as_the_reason(
     world: OperatedNamespace,
 ) -> None:
-    await begins(world)
-    await two_members(world)
-    await all_told(
+    await wait_and_set_policy(world)
+    await add_two_members(world)
+    await check_rows(
         world,
-        Row("GroupPaused", group(paused=True), CAUSE, nobody_releases),  # else the next one is a part of it
+        # The releases must be complete: otherwise GroupResumed would be part of the same rebalance.
+        Row("GroupPaused", group(paused=True), CAUSE, wait_for_releases),
         Row("GroupResumed", group(paused=False), CAUSE),
         Row("PolicyChanged", policy(strategy="AveragelyByCircle"), CAUSE),
         Row("SettingsChanged", group(delivery={"push": {"port": 9090}}), (in_plan,)),  # no queue moves
-        Row("AssignmentLost", loses_its_record, (as_event, in_plan)),
+        Row("AssignmentLost", delete_assignment, (as_event, in_plan)),
     )
     assert world.shares(4, 4)
 
@@ -357,48 +359,50 @@ async def test_spec_policy_and_assignment_changes_by_a_user_are_reported_as_the_
 async def test_condition_event_and_journal_report_each_problem_and_no_queue_moves(
     world: OperatedNamespace,
 ) -> None:
-    await begins(world)
-    before = await two_members(world)
-    await all_told(
+    await wait_and_set_policy(world)
+    owners = await add_two_members(world)
+    await check_rows(
         world,
-        Row("MissingPolicy", group(policyRef={"name": "nowhere"}), WRONG, well("MissingPolicy", policy())),
-        Row("StrategyFailed", policy(**NOWHERE), WRONG, well("StrategyFailed", policy())),
-        Row("UnknownTopic", group(subscriptions=LOST), WRONG, well("UnknownTopic", group(subscriptions=ORDERS))),
-        Row("BrokerRefuses", refuses("no right to read"), WRONG, well("BrokerRefuses", refuses(""))),
-        Row("InvalidSpec", group(startFrom=SINCE_YEAR_ZERO), WRONG, well("InvalidSpec", group(startFrom=None))),
-        Row("UnsupportedAssignment", schema(3), WRONG, well("UnsupportedAssignment", schema(1))),
+        Row("MissingPolicy", group(policyRef={"name": "nowhere"}), WRONG, cleared_by("MissingPolicy", policy())),
+        Row("StrategyFailed", policy(**NOWHERE), WRONG, cleared_by("StrategyFailed", policy())),
+        Row("UnknownTopic", group(subscriptions=LOST), WRONG, cleared_by("UnknownTopic", group(subscriptions=ORDERS))),
+        Row(
+            "BrokerRefuses", reject_queries("no right to read"), WRONG, cleared_by("BrokerRefuses", reject_queries(""))
+        ),
+        Row("InvalidSpec", group(startFrom=SINCE_YEAR_ZERO), WRONG, cleared_by("InvalidSpec", group(startFrom=None))),
+        Row("UnsupportedAssignment", set_schema(3), WRONG, cleared_by("UnsupportedAssignment", set_schema(1))),
     )
-    assert world.fleet.as_value() == before
+    assert world.fleet.owners() == owners
 
 
 async def test_gate_that_holds_queues_is_reported_as_progress_and_in_the_journal(world: OperatedNamespace) -> None:
-    await begins(world)
-    before = await two_members(world)
-    await follows(world, budget={"maxMoves": 0, "per": "1h"})  # not before: the second member would have no queue
+    await wait_and_set_policy(world)
+    owners = await add_two_members(world)
+    await set_policy(world, budget={"maxMoves": 0, "per": "1h"})  # not earlier: the second member would have no queue
 
-    async def known() -> bool:
-        policy = world.operator.brain.groups[world.namespace, GROUP].resolved_spec.policy
+    async def has_budget() -> bool:
+        policy = world.operator.controller.groups[world.namespace, GROUP].resolved_spec.policy
         return policy is not None and policy.budget is not None
 
-    await world.soon(known)
-    await all_told(world, Row("BudgetSpent", comes("orders-c"), HELD), Row("Paused", policy(paused=True), HELD))
-    assert world.fleet.as_value() == before
-    await follows(world)
-    await world.until(3, 3, 2)
+    await world.soon(has_budget)
+    await check_rows(world, Row("BudgetSpent", add_member("orders-c"), HELD), Row("Paused", policy(paused=True), HELD))
+    assert world.fleet.owners() == owners
+    await set_policy(world)
+    await world.wait_for_shares(3, 3, 2)
 
 
 async def test_condition_assignment_too_large_is_reported_and_no_queue_moves(
     world: OperatedNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = await two_members(world)
-    monkeypatch.setattr(documents, "MAX_PLAIN_BYTES", 0)  # so that each is packed, and each is too long
+    owners = await add_two_members(world)
+    monkeypatch.setattr(documents, "MAX_PLAIN_BYTES", 0)  # each assignment is compressed, and each is too large
     monkeypatch.setattr(planner, "encode_assignment", partial(encode_assignment, max_compressed_bytes=1))
-    await told(world, Row("AssignmentTooLarge", comes("orders-c"), WRONG))
-    assert world.fleet.as_value() == before
+    await check_row(world, Row("AssignmentTooLarge", add_member("orders-c"), WRONG))
+    assert world.fleet.owners() == owners
     monkeypatch.setattr(planner, "encode_assignment", encode_assignment)
-    world.operator.brain.enqueue((world.namespace, GROUP))
-    await world.until(3, 3, 2)
-    await world.well("AssignmentTooLarge")
+    world.operator.controller.enqueue((world.namespace, GROUP))
+    await world.wait_for_shares(3, 3, 2)
+    await world.wait_until_cleared("AssignmentTooLarge")
 
 
 async def test_unmanaged_consumer_with_another_filter_is_reported_until_it_leaves(
@@ -406,19 +410,19 @@ async def test_unmanaged_consumer_with_another_filter_is_reported_until_it_leave
 ) -> None:
     monkeypatch.setattr(route_watcher, "MIN_CONSUMER_POLL_SECONDS", 0.2)
     monkeypatch.setattr(route_watcher, "MAX_CONSUMER_POLL_SECONDS", 0.2)
-    await begins(world)
-    await two_members(world)
+    await wait_and_set_policy(world)
+    await add_two_members(world)
     subscriptions = [Subscription("orders", "paid")]
     java = MemoryConsumer(memory, Membership(group=GROUP, client_id="10.0.0.9@java", subscriptions=subscriptions))
 
     async def joins(_: OperatedNamespace) -> None:
         await java.join()
 
-    async def leaves_again(_: OperatedNamespace) -> None:
+    async def java_leaves(_: OperatedNamespace) -> None:
         await java.leave()
 
     reason = "SubscriptionMismatch"
-    await told(world, Row(reason, joins, WRONG))
-    found = (await world.conditions())[reason]["message"]
-    assert found.endswith("10.0.0.9@java: its filter of orders is paid")
-    await well(reason, leaves_again)(world)
+    await check_row(world, Row(reason, joins, WRONG))
+    message = (await world.conditions())[reason]["message"]
+    assert message.endswith("10.0.0.9@java: its filter of orders is paid")
+    await cleared_by(reason, java_leaves)(world)

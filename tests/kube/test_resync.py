@@ -1,4 +1,4 @@
-"""A group is reconciled again after the policy's `triggers.resync`, though nothing has changed."""
+"""The policy's `triggers.resync` reconciles a group periodically, without a change."""
 
 import pytest
 
@@ -14,13 +14,14 @@ async def test_resync_timer_alone_reconciles_a_group(world: OperatedNamespace) -
     await world.api.create(policies, policy | {"spec": {"strategy": "Averagely", "triggers": {"resync": "1s"}}})
     await world.api.patch(world.path, {"spec": {"policyRef": {"name": "often"}}})
     await world.fleet.add("orders-a")
-    await world.until(8)
+    await world.wait_for_shares(8)
     await soon(world.settled)
-    writes, rounds = len(world.operator.api.writes), len(world.operator.done)
+    writes = len(world.operator.api.writes)
+    reconciles = len(world.operator.reconciles)
 
     async def has_reconciled_three_times() -> bool:
-        return len(world.operator.done) >= rounds + 3
+        return len(world.operator.reconciles) >= reconciles + 3
 
     await soon(has_reconciled_three_times)
-    assert {done.plan.document for done in world.operator.done[-3:]} == {None}
+    assert {result.plan.document for result in world.operator.reconciles[-3:]} == {None}
     assert [write for write in world.operator.api.writes[writes:] if "configmaps" in write] == []

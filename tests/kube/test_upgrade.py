@@ -1,4 +1,4 @@
-"""A newer definition under living objects: what the release check finds harmless is, and what it names does harm."""
+"""A newer CRD with existing objects: changes that the release check accepts are harmless, those it reports are not."""
 
 import copy
 import secrets
@@ -25,25 +25,25 @@ STATUS: Object = {"observedGeneration": 1, "members": 3, "queues": 16, "lag": 7,
 
 
 class Kind:
-    """Our definition in an API group of its own, so that nobody else's objects are touched."""
+    """Our CRD in an API group of its own, so that it affects no other objects."""
 
     def __init__(self, api: Api, namespace: str) -> None:
         self.api, self.group = api, f"r{secrets.token_hex(4)}.rota.dev"
-        self.where = f"{DEFINITIONS}/consumergroups.{self.group}"
+        self.definition_path = f"{DEFINITIONS}/consumergroups.{self.group}"
         self.objects = f"/apis/{self.group}/v1alpha1/namespaces/{namespace}/consumergroups"
         self.path = f"{self.objects}/orders"
         self.numbers = 0
 
     async def define(self, body: Object) -> None:
-        """Make or exchange the definition, and wait until the API server goes by it."""
+        """Create or replace the CRD, and wait until the API server uses it."""
         self.numbers += 1
         mark = f"mark{self.numbers}"
         body = copy.deepcopy(body)
         body["metadata"]["name"], body["spec"]["group"] = f"consumergroups.{self.group}", self.group
         fields(body, "spec")[mark] = {"type": "string"}
-        await self.api.patch(self.where, body, "apply")
+        await self.api.patch(self.definition_path, body, "apply")
 
-        async def known() -> bool:
+        async def is_used() -> bool:
             try:
                 await self.api.get(self.objects)
                 await self.api.create(self.objects, self.body("probe", **{mark: "x"}), **DRY)
@@ -51,20 +51,20 @@ class Kind:
                 return error.status not in {404, 429, 503} and mark not in str(error)
             return True
 
-        await soon(known)
+        await soon(is_used)
 
     def body(self, name: str, **more: Any) -> Object:
         """Return an object of the kind."""
-        about = {"apiVersion": f"{self.group}/v1alpha1", "kind": "ConsumerGroup", "metadata": {"name": name}}
-        return {**about, "spec": {**SPEC, **more}}
+        header = {"apiVersion": f"{self.group}/v1alpha1", "kind": "ConsumerGroup", "metadata": {"name": name}}
+        return {**header, "spec": {**SPEC, **more}}
 
-    async def in_use(self) -> Object:
-        """Make an object, with a status, and return it."""
+    async def create_object(self) -> Object:
+        """Create an object with a status, and return it."""
         await self.api.create(self.objects, self.body("orders"))
         return await self.api.patch(f"{self.path}/status", {"status": STATUS})
 
-    async def said(self, part: str, change: Object) -> str:
-        """Return what the API server says of a change, nothing if it takes it."""
+    async def error_of(self, part: str, change: Object) -> str:
+        """Return the API server's message about a change, empty if it accepts it."""
         try:
             await self.api.patch(self.path + part, change)
         except ApiError as error:
@@ -77,36 +77,36 @@ DRY = {"dryRun": "All", "fieldValidation": "Strict"}
 
 def fields(body: Object, path: str) -> Object:
     """Return the fields below a field of the first version's schema."""
-    found = body["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    schema = body["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     for name in path.split("."):
-        found = found["properties"][name]
-    properties: Object = found["properties"]
+        schema = schema["properties"][name]
+    properties: Object = schema["properties"]
     return properties
 
 
 @pytest.fixture
 async def kind(api: Api, namespace: str) -> AsyncIterator[Kind]:
-    made = Kind(api, namespace)
-    yield made
-    await api.delete(made.where)
+    definition = Kind(api, namespace)
+    yield definition
+    await api.delete(definition.definition_path)
 
 
 MORE_CHANGES = pytest.mark.slow("more changes of the CRDs, judged by the API server")
 
 
 def without(path: str) -> Object:
-    """Return our definition as it was before this field."""
+    """Return our CRD without this field, as before it was added."""
     older = copy.deepcopy(PRESENT)
     parent, _, name = path.rpartition(".")
     del fields(older, parent)[name]
     return older
 
 
-def at(found: Object, path: str) -> Any:
-    """Return what an object says there, None if nothing."""
+def at(body: Object, path: str) -> Any:
+    """Return the value at a path of an object, None if it is empty."""
     for name in path.split("."):
-        found = found.get(name, {})
-    return found or None
+        body = body.get(name, {})
+    return body or None
 
 
 @pytest.mark.parametrize(
@@ -120,52 +120,57 @@ def at(found: Object, path: str) -> Any:
 async def test_upgrade_that_adds_a_crd_field_keeps_existing_objects(kind: Kind, path: str) -> None:
     assert incompatible(without(path), PRESENT) == []
     await kind.define(without(path))
-    before = await kind.in_use()
-    assert at(before, path) is None
+    original = await kind.create_object()
+    assert at(original, path) is None
     await kind.define(PRESENT)
-    now = await kind.api.get(kind.path)
+    upgraded = await kind.api.get(kind.path)
     for part in ("spec", "status"):
         parent, _, name = path.rpartition(".")
-        if parent.startswith(part):  # what is filled in now is all that is new
-            at(now, parent).pop(name, None)
-        assert now[part] == before[part]
-    assert (now["metadata"]["uid"], now["metadata"]["generation"]) == (before["metadata"]["uid"], 1)
-    assert await kind.said("/status", {"status": {"lag": 8}}) == ""
-    assert await kind.said("", {"spec": {"paused": True}}) == ""
+        if parent.startswith(part):  # the new default is the only change
+            at(upgraded, parent).pop(name, None)
+        assert upgraded[part] == original[part]
+    assert (upgraded["metadata"]["uid"], upgraded["metadata"]["generation"]) == (original["metadata"]["uid"], 1)
+    assert await kind.error_of("/status", {"status": {"lag": 8}}) == ""
+    assert await kind.error_of("", {"spec": {"paused": True}}) == ""
     assert (await kind.api.get(kind.path))["status"] == {**STATUS, "lag": 8}
 
 
-def an_owner_is_a_must(spec: Object) -> None:
+def require_owner(spec: Object) -> None:
     spec["properties"]["owner"] = {"type": "string"}
     spec["required"].append("owner")
 
 
-def never_orderly(spec: Object) -> None:
+def forbid_orderly(spec: Object) -> None:
     spec["x-kubernetes-validations"].append({"rule": "self.ordering != 'Orderly'", "message": "no longer"})
 
 
-def fewer_orderings(spec: Object) -> None:
+def remove_an_ordering(spec: Object) -> None:
     spec["properties"]["ordering"]["enum"] = ["Concurrent"]
 
 
-def a_smaller_surge(spec: Object) -> None:
+def lower_max_surge(spec: Object) -> None:
     spec["properties"]["rollout"]["properties"]["maxSurge"]["maximum"] = 1
 
 
 @pytest.mark.parametrize(
-    ("change", "found", "new", "frozen"),
+    ("change", "finding", "new", "frozen"),
     [
-        (an_owner_is_a_must, "spec.owner: must be there now, and has no default", "spec.owner: Required value", True),
-        (fewer_orderings, "spec.ordering: does not take Orderly any more", "spec.ordering: Unsupported value", False),
+        (require_owner, "spec.owner: must be there now, and has no default", "spec.owner: Required value", True),
+        (
+            remove_an_ordering,
+            "spec.ordering: does not take Orderly any more",
+            "spec.ordering: Unsupported value",
+            False,
+        ),
         pytest.param(
-            a_smaller_surge,
+            lower_max_surge,
             "spec.rollout.maxSurge: maximum is 1 now, was 2147483647",
             "spec.rollout.maxSurge: Invalid value: 2",
             False,
             marks=MORE_CHANGES,
         ),
         pytest.param(
-            never_orderly,
+            forbid_orderly,
             "spec: has a rule that was not there: self.ordering != 'Orderly'",
             "no longer",
             True,
@@ -174,37 +179,37 @@ def a_smaller_surge(spec: Object) -> None:
     ],
 )
 async def test_upgrade_to_a_stricter_crd_is_reported_and_rejects_former_manifests(
-    kind: Kind, change: Callable[[Object], None], found: str, new: str, *, frozen: bool
+    kind: Kind, change: Callable[[Object], None], finding: str, new: str, *, frozen: bool
 ) -> None:
     later = copy.deepcopy(PRESENT)
     change(later["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"])
-    assert incompatible(PRESENT, later) == [f"ConsumerGroup/v1alpha1 {found}"]
+    assert incompatible(PRESENT, later) == [f"ConsumerGroup/v1alpha1 {finding}"]
     await kind.define(PRESENT)
-    before = await kind.in_use()
+    original = await kind.create_object()
     await kind.define(later)
-    assert (await kind.api.get(kind.path))["spec"] == before["spec"]
-    # Before Kubernetes 1.30, which lets be what a change does not touch, this was refused, too.
-    assert await kind.said("/status", {"status": {"lag": 8}}) == ""
-    said = await kind.said("", {"spec": {"paused": True}})
-    assert said.startswith("ConsumerGroup") if frozen else said == ""
+    assert (await kind.api.get(kind.path))["spec"] == original["spec"]
+    # Before Kubernetes 1.30, which does not validate unchanged fields, this was rejected, too.
+    assert await kind.error_of("/status", {"status": {"lag": 8}}) == ""
+    message = await kind.error_of("", {"spec": {"paused": True}})
+    assert message.startswith("ConsumerGroup") if frozen else message == ""
     with pytest.raises(ApiError, match=new):
         await kind.api.create(kind.objects, kind.body("other"))
 
 
 async def test_upgrade_that_removes_a_crd_field_is_reported_and_loses_its_value(kind: Kind) -> None:
-    told = ["ConsumerGroup/v1alpha1 spec.rollout: was removed; what is said there is dropped or refused"]
-    assert incompatible(PRESENT, without("spec.rollout")) == told
+    findings = ["ConsumerGroup/v1alpha1 spec.rollout: was removed; what is said there is dropped or refused"]
+    assert incompatible(PRESENT, without("spec.rollout")) == findings
     await kind.define(PRESENT)
-    assert at(await kind.in_use(), "spec.rollout.maxSurge") == 2
+    assert at(await kind.create_object(), "spec.rollout.maxSurge") == 2
     await kind.define(without("spec.rollout"))
-    assert await kind.said("/status", {"status": {"lag": 8}}) == ""
+    assert await kind.error_of("/status", {"status": {"lag": 8}}) == ""
     assert at(await kind.api.get(kind.path), "spec.rollout") is None
     await kind.define(PRESENT)
-    assert at(await kind.api.get(kind.path), "spec.rollout.maxSurge") == 1  # the default: 2 is gone for good
+    assert at(await kind.api.get(kind.path), "spec.rollout.maxSurge") == 1  # the default: the value 2 is lost
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "found", "told"),
+    ("key", "value", "finding", "error"),
     [
         ("scope", "Cluster", "ConsumerGroup scope: changed from Namespaced to Cluster", "spec.scope: Invalid value"),
         pytest.param(
@@ -224,13 +229,13 @@ async def test_upgrade_that_removes_a_crd_field_is_reported_and_loses_its_value(
     ],
 )
 async def test_upgrade_that_the_api_server_rejects_is_reported_before(
-    kind: Kind, key: str, value: Any, found: str, told: str
+    kind: Kind, key: str, value: Any, finding: str, error: str
 ) -> None:
     later = copy.deepcopy(PRESENT)
     later["spec"][key] = value
-    assert found in incompatible(PRESENT, later)
+    assert finding in incompatible(PRESENT, later)
     await kind.define(PRESENT)
-    with pytest.raises(ApiError, match=told):
+    with pytest.raises(ApiError, match=error):
         await kind.define(later)
 
 
@@ -240,8 +245,8 @@ async def test_upgrade_to_another_stored_version_is_reported_and_irreversible(ki
     later["spec"]["versions"] = [{**first, "storage": False}, {**copy.deepcopy(first), "name": "v1"}]
     assert incompatible(PRESENT, later) == ["ConsumerGroup the stored version: changed from v1alpha1 to v1"]
     await kind.define(PRESENT)
-    before = await kind.in_use()
+    original = await kind.create_object()
     await kind.define(later)
-    assert (await kind.api.get(kind.path))["spec"] == before["spec"]
+    assert (await kind.api.get(kind.path))["spec"] == original["spec"]
     with pytest.raises(ApiError, match="v1 was previously a storage version"):
         await kind.define(PRESENT)

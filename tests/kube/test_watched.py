@@ -1,7 +1,7 @@
-"""A real fleet, watched: what dashboards, mqadmin, our commands and a real browser show of it.
+"""Dashboards, mqadmin, the `rota` commands and a real browser, all on one real fleet.
 
-One fleet serves all of it, for it takes a while to stand up: it is paused and falls behind, catches up, hands over a
-queue of which a message is held, grows, loses a member, and in the end its operator is killed and another one leads.
+One fleet serves all checks, because starting it takes long: it is paused and falls behind, catches up, hands over a
+queue while a message is held, grows, loses a member, and at the end its operator is killed and another one leads.
 """
 
 import asyncio
@@ -31,10 +31,10 @@ from ground.poll import soon
 from ground.prometheus import Prometheus
 from ground.rocketmq import RocketMQ
 from kube import board
-from kube.live_page import LIVE, PICTURES, a_handover_is_seen, has, label_of
+from kube.live_page import LIVE, PICTURES, assert_handover_shown, has, label_of
 from kube.operators import an_operator
 from kube.panels import expressions
-from kube.shop import GROUP, QUEUES, TemplateGroup, a_shop
+from kube.template_group import GROUP, QUEUES, TemplateGroup, a_template_group
 from rota.kube.http.schema import Detail
 from rota.model import Queue
 
@@ -50,33 +50,33 @@ pytestmark = [
 
 @dataclass
 class Watched:
-    """A fleet, its operator and where that answers, and a Prometheus that scrapes both."""
+    """A fleet, its operator and the operator's URL, and a Prometheus that scrapes both."""
 
-    shop: TemplateGroup
+    fleet: TemplateGroup
     operator: str
     process: Process
-    another: Callable[[], AbstractAsyncContextManager[Process]]  # operator, at the same address
+    another: Callable[[], AbstractAsyncContextManager[Process]]  # starts another operator at the same address
     prometheus: Prometheus
     rocketmq: RocketMQ
     began: float = field(default_factory=time.time)
 
     async def detail(self) -> Detail:
-        """Return what the operator shows of the group."""
-        where = f"{self.operator}/v1/groups/{self.shop.namespace}/{GROUP}"
-        async with aiohttp.ClientSession() as session, session.get(where) as answer:
-            return msgspec.json.decode(await answer.read(), type=Detail)
+        """Return the group as the operator's API shows it."""
+        url = f"{self.operator}/v1/groups/{self.fleet.namespace}/{GROUP}"
+        async with aiohttp.ClientSession() as session, session.get(url) as response:
+            return msgspec.json.decode(await response.read(), type=Detail)
 
     async def scrape(self) -> None:
-        """Scrape the operator and the sidecars that there are now."""
+        """Scrape the operator and the sidecars that run now."""
 
         async def all_have_addresses() -> bool:
-            return all("podIP" in it["status"] for it in await self.shop.pods())
+            return all("podIP" in pod["status"] for pod in await self.fleet.pods())
 
-        await self.shop.soon(all_have_addresses)
+        await self.fleet.soon(all_have_addresses)
         groups = [self._target(self.operator.removeprefix("http://"), pod="rota-0")]
-        for it in await self.shop.pods():  # with labels as a PodMonitor adds them
-            labels = {"namespace": self.shop.namespace, "group": GROUP, "pod": it["metadata"]["name"]}
-            groups.append(self._target(f"{it['status']['podIP']}:9911", **labels))
+        for pod in await self.fleet.pods():  # with labels as a PodMonitor adds them
+            labels = {"namespace": self.fleet.namespace, "group": GROUP, "pod": pod["metadata"]["name"]}
+            groups.append(self._target(f"{pod['status']['podIP']}:9911", **labels))
         self.prometheus.instance.write("prometheus/targets.json", json.dumps(groups))
 
     @staticmethod
@@ -84,7 +84,7 @@ class Watched:
         return {"targets": [address], "labels": labels}
 
     async def rota(self, *arguments: str) -> str:
-        """Run a command of ours."""
+        """Run a `rota` command, and return its output."""
         argv = [sys.executable, "-m", "rota.cli", *arguments, "--operator", self.operator]
         process = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
         printed, _ = await process.communicate()
@@ -105,19 +105,19 @@ async def watched(  # noqa: PLR0917 - fixtures have names
 ) -> AsyncIterator[Watched]:
     address = addresses()
 
-    def an_operator_there(name: str) -> AbstractAsyncContextManager[Process]:
+    def run_operator(name: str) -> AbstractAsyncContextManager[Process]:
         return an_operator(control_plane.kubeconfig, namespace, address, tmp_path / f"{name}.log")
 
     async with (
-        an_operator_there("rota-0") as process,
-        a_shop(api, namespace, rocketmq, local_node, tmp_path) as shop,
+        run_operator("rota-0") as process,
+        a_template_group(api, namespace, rocketmq, local_node, tmp_path) as fleet,
     ):
         prometheus = Prometheus(instance, [])
         await asyncio.to_thread(prometheus.up)
-        another = partial(an_operator_there, "rota-1")
-        found = Watched(shop, f"http://{address}:8080", process, another, prometheus, rocketmq)
-        await found.scrape()
-        yield found
+        another = partial(run_operator, "rota-1")
+        watched = Watched(fleet, f"http://{address}:8080", process, another, prometheus, rocketmq)
+        await watched.scrape()
+        yield watched
         prometheus.down()
 
 
@@ -125,190 +125,196 @@ async def watched(  # noqa: PLR0917 - fixtures have names
 async def chrome(instance: Instance) -> AsyncIterator[Browser]:
     with skip_what_is_missing():
         await asyncio.to_thread(chromium)
-    async with a_browser(instance) as started:
-        yield started
+    async with a_browser(instance) as browser:
+        yield browser
 
 
 async def test_page_cli_and_dashboards_show_the_state_of_a_real_fleet(watched: Watched, chrome: Browser) -> None:
-    await watched.shop.works(2)
+    await watched.fleet.wait_for_members(2)
     await watched.scrape()
     await _lag_agrees_with_mqadmin(watched)
-    await _commands_print_it(watched)
+    await _commands_print_the_state(watched)
     await _the_page_shows_a_handover(watched, chrome)
     await _every_panel_has_data(watched)
-    await _what_a_rebalance_costs_is_told(watched)
-    await _every_panel_draws_it(watched, chrome)
+    await _rebalance_costs_have_figures(watched)
+    await _every_panel_is_drawn(watched, chrome)
     assert chrome.errors == []
     await _the_page_outlives_an_operator(watched, chrome)
 
 
 async def _lag_agrees_with_mqadmin(watched: Watched) -> None:
-    """Let a group fall behind, by another number of messages in each queue; and see that all say the same."""
-    shop = watched.shop
-    async with shop.sending():
+    """Let the group fall behind by a different number of messages in each queue; all sources agree on the lag."""
+    fleet = watched.fleet
+    async with fleet.sending():
         pass
 
-    async def retries_known() -> bool:
-        return any(it.topic != GROUP for it in (await watched.detail()).queues)
+    async def has_retry_topic() -> bool:
+        return any(queue.topic != GROUP for queue in (await watched.detail()).queues)
 
-    await shop.soon(retries_known)  # the broker makes their topic for the first member that it hears
-    await shop.api.patch(shop.path, {"spec": {"paused": True}})
+    await fleet.soon(has_retry_topic)  # the broker creates the retry topic for the first member
+    await fleet.api.patch(fleet.path, {"spec": {"paused": True}})
 
     async def released() -> bool:
-        return {it.state for it in (await watched.detail()).queues} == {"Free"}
+        return {queue.state for queue in (await watched.detail()).queues} == {"Free"}
 
-    await shop.soon(released)
+    await fleet.soon(released)
     broker = watched.rocketmq.brokers[0].name
     for number in range(QUEUES):
         for _ in range(number + 1):
-            await shop.send(Queue(GROUP, broker, number))
+            await fleet.send(Queue(GROUP, broker, number))
 
     async def behind() -> bool:
-        found = {it.id: it.lag for it in (await watched.detail()).queues if it.topic == GROUP}
-        return found == {number: number + 1 for number in range(QUEUES)}
+        lags = {queue.id: queue.lag for queue in (await watched.detail()).queues if queue.topic == GROUP}
+        return lags == {number: number + 1 for number in range(QUEUES)}
 
-    await shop.soon(behind)
+    await fleet.soon(behind)
     printed = await asyncio.to_thread(watched.rocketmq.mqadmin, "consumerProgress", "-g", GROUP)
     rows = [line.split() for line in printed.splitlines() if line.startswith(f"{GROUP} ")]
-    theirs = {int(row[2]): (int(row[3]), int(row[4]), int(row[5])) for row in rows}
-    found = await watched.detail()
-    assert {it.id: (it.last, it.committed, it.lag) for it in found.queues if it.topic == GROUP} == theirs, printed
-    assert found.summary.lag == sum(range(QUEUES + 1))
+    expected = {int(row[2]): (int(row[3]), int(row[4]), int(row[5])) for row in rows}
+    detail = await watched.detail()
+    assert {
+        queue.id: (queue.last, queue.committed, queue.lag) for queue in detail.queues if queue.topic == GROUP
+    } == expected, printed
+    assert detail.summary.lag == sum(range(QUEUES + 1))
 
 
-async def _commands_print_it(watched: Watched) -> None:
-    group = f"{watched.shop.namespace}/{GROUP}"
-    told = json.loads(await watched.rota("lag", group, "-o", "json"))
-    assert sum(it["lag"] for it in told["queues"] if it["topic"] == GROUP) == sum(range(QUEUES + 1))
+async def _commands_print_the_state(watched: Watched) -> None:
+    group = f"{watched.fleet.namespace}/{GROUP}"
+    report = json.loads(await watched.rota("lag", group, "-o", "json"))
+    assert sum(queue["lag"] for queue in report["queues"] if queue["topic"] == GROUP) == sum(range(QUEUES + 1))
     printed = await watched.rota("status", group)
     assert "GroupPaused" in printed
     assert str(sum(range(QUEUES + 1))) in printed
-    await watched.shop.api.patch(watched.shop.path, {"spec": {"paused": False}})
-    await watched.shop.works(2)
-    await watched.shop.soon(watched.shop.delivered_all)
-    pods = {it["metadata"]["name"] for it in await watched.shop.pods()}
+    await watched.fleet.api.patch(watched.fleet.path, {"spec": {"paused": False}})
+    await watched.fleet.wait_for_members(2)
+    await watched.fleet.soon(watched.fleet.has_delivered_all)
+    pods = {pod["metadata"]["name"] for pod in await watched.fleet.pods()}
     members = json.loads(await watched.rota("members", group, "-o", "json"))["members"]
-    assert {it["name"] for it in members} == pods
-    assert {it["origin"] for it in members} == {"Rota"}
-    assert {it["language"] for it in members} == {"PYTHON"}
-    assert sum(it["queues"] for it in members) == QUEUES + 1  # with the one for retries
-    why = await watched.rota("explain", group, f"{GROUP}/{watched.rocketmq.brokers[0].name}/0")
-    assert any(name in why for name in pods)
-    assert "GroupResumed" in why
+    assert {member["name"] for member in members} == pods
+    assert {member["origin"] for member in members} == {"Rota"}
+    assert {member["language"] for member in members} == {"PYTHON"}
+    assert sum(member["queues"] for member in members) == QUEUES + 1  # with the retry queue
+    explanation = await watched.rota("explain", group, f"{GROUP}/{watched.rocketmq.brokers[0].name}/0")
+    assert any(name in explanation for name in pods)
+    assert "GroupResumed" in explanation
 
 
 async def _the_page_shows_a_handover(watched: Watched, chrome: Browser) -> None:
-    """Take a queue from a member whose app has a message of it, and see that it is released only after that."""
-    shop = watched.shop
-    first, second = sorted(it["metadata"]["name"] for it in await shop.pods())
-    its = next(it for it in (await watched.detail()).queues if (it.topic, it.owner) == (GROUP, first))
-    shop.rules.write_text('[{"act": "hold"}]')
-    number = await shop.send(Queue(its.topic, its.broker, its.id))
+    """Revoke a queue while the app holds one of its messages; it is released only after that delivery."""
+    fleet = watched.fleet
+    first, second = sorted(pod["metadata"]["name"] for pod in await fleet.pods())
+    held_queue = next(
+        queue for queue in (await watched.detail()).queues if (queue.topic, queue.owner) == (GROUP, first)
+    )
+    fleet.rules.write_text('[{"act": "hold"}]')
+    number = await fleet.send(Queue(held_queue.topic, held_queue.broker, held_queue.id))
 
-    async def at_the_app() -> bool:
-        return any(it["number"] == number for line in shop.lines() for it in line.get("messages", ()))
+    async def is_delivered() -> bool:
+        return any(message["number"] == number for line in fleet.lines() for message in line.get("messages", ()))
 
-    await shop.soon(at_the_app)
-    queue = f"{its.topic}/{its.broker}/{its.id}"
+    await fleet.soon(is_delivered)
+    queue = f"{held_queue.topic}/{held_queue.broker}/{held_queue.id}"
 
     async def hand_over() -> None:
-        every = {"topic": its.topic, "broker": its.broker, "ids": f"0-{QUEUES - 1}"}
-        await shop.follow("second-has-all", "ByConfig", byConfig={"members": [{"index": 1, "queues": [every]}]})
+        every = {"topic": held_queue.topic, "broker": held_queue.broker, "ids": f"0-{QUEUES - 1}"}
+        await fleet.set_policy("second-has-all", "ByConfig", byConfig={"members": [{"index": 1, "queues": [every]}]})
         await chrome.wait_for(f"{label_of(queue)}?.includes('being released')")
-        assert number not in shop.deliveries()
-        shop.rules.write_text("[]")
+        assert number not in fleet.deliveries()
+        fleet.rules.write_text("[]")
 
-    page = f"{watched.operator}/#{shop.namespace}/{GROUP}"
-    await a_handover_is_seen(chrome, page, queue, (first, second), hand_over)
-    assert shop.deliveries()[number] == 1
-    await shop.follow("sticky")
-    await shop.works(2)
+    page = f"{watched.operator}/#{fleet.namespace}/{GROUP}"
+    await assert_handover_shown(chrome, page, queue, (first, second), hand_over)
+    assert fleet.deliveries()[number] == 1
+    await fleet.set_policy("sticky")
+    await fleet.wait_for_members(2)
 
 
 async def _every_panel_has_data(watched: Watched) -> None:
-    """Rebalance under load, and ask Prometheus everything that any panel of any board asks."""
-    shop = watched.shop
-    await shop.scale(0)
+    """Rebalance under load, then run every query of every panel of every dashboard."""
+    fleet = watched.fleet
+    await fleet.scale(0)
 
-    async def wrong() -> list[dict[str, Any]]:
+    async def has_problem() -> list[dict[str, Any]]:
         return await asyncio.to_thread(watched.prometheus.query, 'rota_group_problem{reason="NoMembers"}')
 
-    await shop.soon(wrong)
-    await shop.scale(2)
-    await shop.works(2)
+    await fleet.soon(has_problem)
+    await fleet.scale(2)
+    await fleet.wait_for_members(2)
     await watched.scrape()
-    async with shop.sending():
-        await shop.scale(3)
-        await shop.works(3)
+    async with fleet.sending():
+        await fleet.scale(3)
+        await fleet.wait_for_members(3)
         await watched.scrape()
-        victim = (await shop.pods())[0]["metadata"]["name"]
-        await shop.api.delete(f"{shop.pods_path}/{victim}", {"gracePeriodSeconds": 0})
-        await shop.works(3)
+        victim = (await fleet.pods())[0]["metadata"]["name"]
+        await fleet.api.delete(f"{fleet.pods_path}/{victim}", {"gracePeriodSeconds": 0})
+        await fleet.wait_for_members(3)
         await watched.scrape()
-        variables = {"namespace": shop.namespace, "group": GROUP, "topic": GROUP}
+        variables = {"namespace": fleet.namespace, "group": GROUP, "topic": GROUP}
         values = {"datasource": "ground", "__rate_interval": board.RATE, **variables}
-        asked = [(path.stem, *it) for path in BOARDS for it in expressions(path, values)]
-        assert asked
-        for name, title, expression in asked:
+        queries = [(path.stem, *expression) for path in BOARDS for expression in expressions(path, values)]
+        assert queries
+        for name, title, expression in queries:
 
-            async def answered(expression: str = expression) -> bool:
-                told = await asyncio.to_thread(watched.prometheus.graph, expression, 600)
-                return any(value != "NaN" for one in told for _, value in one["values"])
+            async def has_data(expression: str = expression) -> bool:
+                series = await asyncio.to_thread(watched.prometheus.graph, expression, 600)
+                return any(value != "NaN" for metric in series for _, value in metric["values"])
 
-            await _data(answered, 60, f"{name}: {title} has no data: {expression}")
+            await _wait_for_data(has_data, 60, f"{name}: {title} has no data: {expression}")
         if DRAWS:
-            await shop.soon(partial(_scraped_for_a_while, watched))
+            await fleet.soon(partial(_scraped_for_a_while, watched))
 
 
-async def _what_a_rebalance_costs_is_told(watched: Watched) -> None:
-    """Have the expressions of the page about metrics answered with figures, for the minute of its handovers."""
+async def _rebalance_costs_have_figures(watched: Watched) -> None:
+    """Each expression of the metrics page has a figure for the minute of the handovers."""
     page = (Path(__file__).parents[2] / "docs/metrics.md").read_text()
     for expression in page.partition("```promql\n")[2].partition("```")[0].splitlines():
 
-        async def told(expression: str = expression) -> list[dict[str, Any]]:
-            found = await asyncio.to_thread(watched.prometheus.query, expression)
-            return [it for it in found if it["metric"].get("group") == GROUP and float(it["value"][1]) > 0]
+        async def has_figure(expression: str = expression) -> list[dict[str, Any]]:
+            samples = await asyncio.to_thread(watched.prometheus.query, expression)
+            return [
+                sample for sample in samples if sample["metric"].get("group") == GROUP and float(sample["value"][1]) > 0
+            ]
 
-        # Its steps are at multiples of 15 s: what has just been is in none of them yet.
-        await _data(told, 30, f"This has no figure of {GROUP}'s: {expression}")
+        # Its steps are at multiples of 15 s: the last seconds are in none of them yet.
+        await _wait_for_data(has_figure, 30, f"This has no figure of {GROUP}'s: {expression}")
 
 
-async def _data(ask: Callable[[], Awaitable[object]], seconds: float, missing: str) -> None:
-    """Wait until something is answered; if it never is, tell what is missing."""
+async def _wait_for_data(query: Callable[[], Awaitable[object]], seconds: float, note: str) -> None:
+    """Wait until a query has a result; on timeout, add this note to the error."""
     try:
-        await soon(ask, seconds)
+        await soon(query, seconds)
     except TimeoutError as error:
-        error.add_note(missing)
+        error.add_note(note)
         raise
 
 
 async def _scraped_for_a_while(watched: Watched) -> list[dict[str, Any]]:
-    """Say whether three members have been: a picture of a few seconds would show little."""
-    asked = "count(count_over_time(rota_sidecar_generation[1m]) >= 40) >= 3"
-    return await asyncio.to_thread(watched.prometheus.query, asked)
+    """Whether three members have been scraped for 40 s: a picture of a few seconds would show little."""
+    query = "count(count_over_time(rota_sidecar_generation[1m]) >= 40) >= 3"
+    return await asyncio.to_thread(watched.prometheus.query, query)
 
 
-async def _every_panel_draws_it(watched: Watched, chrome: Browser) -> None:
-    """Draw every board in the browser, while something is wrong: one table is about nothing else."""
-    shop = watched.shop
-    await shop.follow("forgotten")
+async def _every_panel_is_drawn(watched: Watched, chrome: Browser) -> None:
+    """Draw every dashboard in the browser while the group has a problem: one table shows only problems."""
+    fleet = watched.fleet
+    await fleet.set_policy("forgotten")
 
-    async def wrong() -> list[dict[str, Any]]:
+    async def has_problem() -> list[dict[str, Any]]:
         return await asyncio.to_thread(watched.prometheus.query, 'rota_group_problem{reason="MissingPolicy"} == 1')
 
-    await shop.soon(wrong)
-    values = {"namespace": shop.namespace, "group": GROUP, "topic": ".*"}
+    await fleet.soon(has_problem)
+    values = {"namespace": fleet.namespace, "group": GROUP, "topic": ".*"}
     source = board.Source(watched.prometheus, time.time() - watched.began, values)
     for path in BOARDS:
         assert await board.draw(chrome, path, source) == [], path
         if DRAWS:
             await chrome.screenshot(PICTURES / f"{path.stem}-board.png")
-    await shop.follow("sticky")
+    await fleet.set_policy("sticky")
 
 
 async def _the_page_outlives_an_operator(watched: Watched, chrome: Browser) -> None:
-    """Kill the operator that leads: an open page says since when it is stale, and goes on with the next one."""
-    await chrome.open(f"{watched.operator}/#{watched.shop.namespace}/{GROUP}")
+    """Kill the leading operator: an open page shows since when it is stale, and goes on with the next leader."""
+    await chrome.open(f"{watched.operator}/#{watched.fleet.namespace}/{GROUP}")
     await chrome.wait_for(LIVE)
     watched.process.kill()
     await chrome.wait_for(has("#live", "Stale since 20"))
@@ -317,5 +323,9 @@ async def _the_page_outlives_an_operator(watched: Watched, chrome: Browser) -> N
     async with watched.another():
         await chrome.wait_for(LIVE)
         await chrome.wait_for(has("#operator", "operator rota-1, leader"))
-    # The browser logs requests that fail by itself: to a dead operator, or to one that does not know the group yet.
-    assert [it for it in chrome.errors if "ERR_" not in it and "Failed to load resource" not in it] == []
+    # The browser itself logs failed requests: to a dead operator, or to one that does not know the group yet.
+    assert [
+        error_line
+        for error_line in chrome.errors
+        if "ERR_" not in error_line and "Failed to load resource" not in error_line
+    ] == []

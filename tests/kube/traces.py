@@ -1,4 +1,4 @@
-"""Rebalances that are over, for tests of traces, and the official form of their spans."""
+"""Completed rebalances for tests of traces, and their spans as OTLP."""
 
 from typing import Any
 
@@ -15,20 +15,20 @@ from rota.model import Holder, Queue
 
 AT, BEGUN = "2026-11-21T08:00:00.000Z", 1_795_248_000
 KEY = ("shop", "orders")
-CLOCK = BEGUN - 100.0  # so that on the loop's clock it began at 100
+CLOCK = BEGUN - 100.0  # on the loop's clock the rebalance began at 100
 A, B = Holder("a", "uid-a"), Holder("b", "uid-b")
 RESOURCE = {"service.name": "rota-operator", "service.version": "1.2.3", "service.instance.id": "rota-0"}
 
 
-def handover(number: int = 0, before: Holder | None = A, *, forced: bool = False, **at: float) -> QueueHandover:
+def handover(number: int = 0, previous_owner: Holder | None = A, *, forced: bool = False, **at: float) -> QueueHandover:
     """Return a handover of a queue."""
     times: dict[str, Any] = {"revoked_at": 100.1, "granted_at": 100.4, "obeyed_at": 100.9, **at}
-    return QueueHandover(Queue("orders", "broker-a", number), before, B, **times, is_forced=forced)
+    return QueueHandover(Queue("orders", "broker-a", number), previous_owner, B, **times, is_forced=forced)
 
 
-def news(*handovers: QueueHandover, handed: int | None = None, **told: Any) -> RebalanceChange:
-    """Return what is new of a group of which a rebalance is over."""
-    given: dict[str, Any] = {
+def completed_change(*handovers: QueueHandover, handed: int | None = None, **overrides: Any) -> RebalanceChange:
+    """Return the change of a group whose rebalance has completed."""
+    fields: dict[str, Any] = {
         "reason": "MemberJoined",
         "message": "b joined",
         "at": AT,
@@ -36,20 +36,20 @@ def news(*handovers: QueueHandover, handed: int | None = None, **told: Any) -> R
         "moved": 1,
         "seconds": 1.0,
     }
-    last = Rebalance(**given | told)
+    last = Rebalance(**fields | overrides)
     return RebalanceChange(completed=CompletedRebalance(last, handovers, len(handovers) if handed is None else handed))
 
 
-def encoded(*told: RebalanceChange) -> list[ResourceSpans]:
-    """Return the spans of rebalances as they are sent."""
+def encoded(*changes: RebalanceChange) -> list[ResourceSpans]:
+    """Return the spans of rebalances as they are exported."""
     exporter = InMemorySpanExporter()
     recorder = SpanRecorder(SimpleSpanProcessor(exporter), RESOURCE)
-    for it in told:
-        if it.completed and (ended := build_trace(KEY, it.completed, CLOCK)):
+    for change in changes:
+        if change.completed and (ended := build_trace(KEY, change.completed, CLOCK)):
             recorder.record(ended)
     return list(encode_spans(exporter.get_finished_spans()).resource_spans)
 
 
 def attributes(of: Any) -> dict[str, Any]:
     """Return the attributes of a span or a resource."""
-    return {it.key: getattr(it.value, it.value.WhichOneof("value")) for it in of.attributes}
+    return {attribute.key: getattr(attribute.value, attribute.value.WhichOneof("value")) for attribute in of.attributes}

@@ -1,4 +1,4 @@
-"""What tests of a group's life share: a namespace with an operator and a fleet of simulated members."""
+"""Shared by tests of a group's life: a namespace with an operator and simulated members."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -7,7 +7,7 @@ from typing import Any
 from ground import ours
 from ground.api import Api, ApiError, Object
 from ground.poll import PATIENCE_SECONDS, soon
-from kube.brains import Operator
+from kube.in_process_operator import Operator
 from kube.members import GroupMembers
 from rota.kube.client.objects import parse_poke
 from rota.model import Poke
@@ -26,93 +26,98 @@ def a_group(name: str = GROUP, **spec: Any) -> Object:
 
 
 class OperatedNamespace:
-    """One namespace with an operator and a fleet."""
+    """One namespace with an operator and simulated members."""
 
     def __init__(self, api: Api, namespace: str, fleet: GroupMembers, operator: Operator) -> None:
-        self.api, self.namespace, self.fleet, self.operator = api, namespace, fleet, operator
+        self.api = api
+        self.namespace = namespace
+        self.fleet = fleet
+        self.operator = operator
         self.path = f"/apis/rota.dev/v1alpha1/namespaces/{namespace}/consumergroups/{fleet.group}"
 
-    async def begun(self) -> None:
-        """Wait for the first document: a group that has none while its pods run may have lost it."""
+    async def wait_for_document(self) -> None:
+        """Wait for the first assignment: pods that run without one look like a group that has lost its assignment."""
 
-        async def seen() -> bool:
+        async def was_written() -> bool:
             return bool(self.fleet.documents)
 
-        await self.soon(seen)
+        await self.soon(was_written)
 
-    async def until(self, *shares: int) -> None:
-        """Wait until the members work so many queues each, whoever it is."""
+    async def wait_for_shares(self, *shares: int) -> None:
+        """Wait until the members consume these numbers of queues, in any order."""
 
-        async def shared() -> bool:
+        async def has_shares() -> bool:
             return self.shares(*shares)
 
-        await self.soon(shared)
+        await self.soon(has_shares)
 
-    async def soon(self, ask: Callable[[], Awaitable[bool]], seconds: float = PATIENCE_SECONDS) -> None:
-        """Wait until something is so; if it never is, tell all that can be known."""
+    async def soon(self, is_so: Callable[[], Awaitable[bool]], seconds: float = PATIENCE_SECONDS) -> None:
+        """Wait until the condition holds; on timeout, add the state of the namespace to the error."""
         try:
-            await soon(ask, seconds)
+            await soon(is_so, seconds)
         except TimeoutError as error:
-            error.add_note(await self.story())
+            error.add_note(await self.describe())
             raise
 
     def shares(self, *shares: int) -> bool:
-        """Whether the members work so many queues each now."""
+        """Whether the members consume these numbers of queues now."""
         return sorted(self.fleet.shares.values()) == sorted(shares)
 
     async def settled(self) -> bool:
-        """Whether people are told that nothing goes on, about the members that there are."""
+        """Whether the status counts all members and is not Progressing."""
         status = await self.status()
-        going_on = ours.conditions({"status": status}).get("Progressing", {}).get("status")
-        return going_on == "False" and status.get("members") == len(self.fleet.members)
+        progressing = ours.conditions({"status": status}).get("Progressing", {}).get("status")
+        return progressing == "False" and status.get("members") == len(self.fleet.members)
 
     async def at_rest(self) -> bool:
-        """Whether it is settled, and nothing is left that time alone will change in a moment."""
-        again = [done.plan.requeue_after for done in self.operator.done if done.group.name == self.fleet.group]
-        return bool(again) and again[-1] > 1 and await self.settled()
+        """Whether it is settled, and the next timed reconcile is not due within a second."""
+        delays = [done.plan.requeue_after for done in self.operator.reconciles if done.group.name == self.fleet.group]
+        return bool(delays) and delays[-1] > 1 and await self.settled()
 
-    async def counts(self, members: int, pods: int | None = None) -> None:
-        """Wait until people are told of so many members, and of so many pods."""
+    async def wait_for_counts(self, members: int, pods: int | None = None) -> None:
+        """Wait until the status has these numbers of members and of pods."""
 
-        async def told() -> bool:
+        async def has_counts() -> bool:
             status = await self.status()
             return (status.get("members"), status.get("replicas")) == (members, pods or len(self.fleet.members))
 
-        await self.soon(told)
+        await self.soon(has_counts)
 
-    async def story(self) -> str:
-        """Return all that can be known, for people who look for what went wrong."""
+    async def describe(self) -> str:
+        """Return the state of the namespace, for the error of a failed test."""
         pods = await self.api.list(f"/api/v1/namespaces/{self.namespace}/pods")
         pokes = {pod["metadata"]["name"]: pod["metadata"].get("annotations") for pod in pods}
-        reports = {name: (one.member.state, one.member.obeyed_generation) for name, one in self.fleet.members.items()}
+        reports = {
+            name: (member.member.state, member.member.obeyed_generation) for name, member in self.fleet.members.items()
+        }
         written = self.fleet.documents[-1:]
         return f"{self.fleet.shares=}\n{await self.status()=}\n{written=}\n{pokes=}\n{reports=}"
 
     async def pokes(self) -> dict[str, Poke]:
-        """Return how each pod was last poked."""
+        """Return the last poke of each pod."""
         pods = await self.api.list(f"/api/v1/namespaces/{self.namespace}/pods")
-        return {it["metadata"]["name"]: parse_poke(it["metadata"].get("annotations") or {}) for it in pods}
+        return {pod["metadata"]["name"]: parse_poke(pod["metadata"].get("annotations") or {}) for pod in pods}
 
     async def status(self) -> Object:
-        found: Object = (await self.api.get(self.path)).get("status") or {}
-        return found
+        status: Object = (await self.api.get(self.path)).get("status") or {}
+        return status
 
-    async def condition(self, kind: str) -> Object:
-        """Wait for a condition."""
+    async def wait_for_condition(self, kind: str) -> Object:
+        """Wait for a condition, and return it."""
 
-        async def told() -> Object:
+        async def condition() -> Object:
             return (await self.conditions()).get(kind, {})
 
-        return await soon(told)
+        return await soon(condition)
 
-    async def well(self, kind: str) -> None:
-        """Wait until a condition is over."""
+    async def wait_until_cleared(self, kind: str) -> None:
+        """Wait until the status has been written without this condition."""
 
-        async def over() -> bool:
-            found = await self.conditions()
-            return "Ready" in found and kind not in found
+        async def is_cleared() -> bool:
+            conditions = await self.conditions()
+            return "Ready" in conditions and kind not in conditions
 
-        await soon(over)
+        await soon(is_cleared)
 
     async def conditions(self) -> dict[str, Object]:
         """Return all conditions by type."""
@@ -120,36 +125,36 @@ class OperatedNamespace:
 
     async def events(self) -> list[Object]:
         """Return the Events about the group."""
-        found = await self.api.list(f"/api/v1/namespaces/{self.namespace}/events")
-        return [one for one in found if one["involvedObject"]["name"] == self.fleet.group]
+        events = await self.api.list(f"/api/v1/namespaces/{self.namespace}/events")
+        return [event for event in events if event["involvedObject"]["name"] == self.fleet.group]
 
 
 @asynccontextmanager
-async def billing(world: OperatedNamespace, namespace: str = "") -> AsyncIterator[OperatedNamespace]:
-    """Make another group, which reads another topic from another broker, with two members."""
+async def billing_group(world: OperatedNamespace, namespace: str = "") -> AsyncIterator[OperatedNamespace]:
+    """Create another group, which reads another topic from another broker, with two members."""
     namespace = namespace or world.namespace
     async with GroupMembers(world.api, namespace, "billing", world.fleet.addresses) as fleet:
-        found = OperatedNamespace(world.api, namespace, fleet, world.operator)
+        billing = OperatedNamespace(world.api, namespace, fleet, world.operator)
         group = a_group("billing", subscriptions=[{"topic": "bills"}])
-        await world.api.create(found.path.rpartition("/")[0], group)
+        await world.api.create(billing.path.rpartition("/")[0], group)
         await fleet.add("billing-a", "billing-b")
-        await found.until(3, 3)
-        yield found
+        await billing.wait_for_shares(3, 3)
+        yield billing
 
 
-async def goes_on(other: OperatedNamespace) -> None:
-    """Find that a group is served as if nothing had happened elsewhere."""
-    await other.fleet.add("billing-c")
-    await other.until(2, 2, 2)
-    assert (await other.condition("Degraded"))["status"] == "False"
+async def assert_unaffected(group: OperatedNamespace) -> None:
+    """Assert that the operator still serves this group: a new member gets its share."""
+    await group.fleet.add("billing-c")
+    await group.wait_for_shares(2, 2, 2)
+    assert (await group.wait_for_condition("Degraded"))["status"] == "False"
 
 
-async def two_members(world: OperatedNamespace) -> dict[str, Any]:
-    """Add two members, wait until people are told of them, and return who works what."""
+async def add_two_members(world: OperatedNamespace) -> dict[str, Any]:
+    """Add two members, wait until the status counts them, and return the owner of each queue."""
     await world.fleet.add("orders-a", "orders-b")
-    await world.until(4, 4)
+    await world.wait_for_shares(4, 4)
     await soon(world.settled)
-    return world.fleet.as_value()
+    return world.fleet.owners()
 
 
 async def is_gone(api: Api, path: str) -> bool:

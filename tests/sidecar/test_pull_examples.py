@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ground.instance import Instance
-from kube.pages import a_shell, put
+from kube.pages import a_shell, substituted_commands
 from rota.sidecar import agent
 from rota.sidecar.delivery import pull
 from sidecar.in_process import a_member
@@ -69,10 +69,12 @@ async def test_docs_of_pull_show_commands_that_work(
 ) -> None:
     monkeypatch.setattr(agent, "COMMIT_SECONDS", 0.05)
     async with a_member(instance, tmp_path) as member, a_shell(tmp_path, {}) as terminal:
-        ask, acknowledge, listen = put(DOCS / "pull.md", {"127.0.0.1:9912": f"{member.address}:{pull.PORT}"})
+        ask, acknowledge, listen = substituted_commands(
+            DOCS / "pull.md", {"127.0.0.1:9912": f"{member.address}:{pull.PORT}"}
+        )
         await member.send("a")
         [message] = json.loads(await terminal.run(ask.command))["messages"]
         told = await terminal.run(acknowledge.command.replace("5f0c2a91be07-1", message["id"]))
         assert json.loads(told) == {"unknown": []}
         await member.committed(0, 1)
-        assert "event: assigned" in await terminal.begin(listen.command)
+        assert "event: assigned" in await terminal.run_until_printed(listen.command)

@@ -11,7 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from kube.pages import ON_A_NODE, blocks, typed
+from kube.pages import ON_A_NODE, blocks, typed_commands
 from rota import strategies
 from rota.cli import main
 from rota.documents import decode_assignment, encode_assignment
@@ -60,7 +60,7 @@ ELSEWHERE = {
 
 def commands(page: Path) -> list[str]:
     """Return the commands of a page, without their comments and without the path of the virtual environment."""
-    return [re.sub(r"  +# .*|\.venv/bin/", "", block.command).strip() for block in typed(page)]
+    return [re.sub(r"  +# .*|\.venv/bin/", "", block.command).strip() for block in typed_commands(page)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

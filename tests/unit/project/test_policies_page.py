@@ -12,7 +12,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from kube.pages import a_shell, typed
+from kube.pages import a_shell, typed_commands
 from rota.cli import main
 from rota.ranges import from_ranges
 from rota.spec import parse_policy
@@ -127,6 +127,6 @@ async def test_docs_policies_page_commands_can_be_run(tmp_path: Path) -> None:
     (tmp_path / "docs").symlink_to(ROOT / "docs")  # the commands write files outside of docs
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     async with a_shell(tmp_path, {"PATH": path}) as shell:
-        for command in typed(ROOT / "docs" / "policies.md"):
-            await shell.follow(command)
+        for command in typed_commands(ROOT / "docs" / "policies.md"):
+            await shell.run_as_shown(command)
     assert json.loads((tmp_path / "before.json").read_text())["members"]

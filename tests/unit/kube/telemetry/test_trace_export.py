@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export import SpanExporter
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from ground.poll import soon
-from kube.traces import KEY, RESOURCE, attributes, handover, news
+from kube.traces import KEY, RESOURCE, attributes, completed_change, handover
 from otlp_receiver import Receiver, a_receiver, decoded, resource_spans
 from rota.kube.telemetry import trace_export
 from rota.kube.telemetry.rebalances import RebalanceChange
@@ -195,7 +195,7 @@ async def test_trace_resource_is_extended_or_overridden_by_environment(
     expected: dict[str, str],
 ) -> None:
     async with an_exporter(recorder(**{ENDPOINT: receiver.url, **environment})) as exporter:
-        exporter.export(KEY, news())
+        exporter.export(KEY, completed_change())
         (resource,) = resource_spans((await receiver.got.get())[1])
     assert {name: text for name, text in attributes(resource.resource).items() if "sdk" not in name} == expected
 
@@ -210,7 +210,7 @@ async def test_trace_export_sends_rebalances_together_in_one_request_with_header
     only_at_close = {"OTEL_BSP_SCHEDULE_DELAY": "600000"}  # otherwise a batch could end between two rebalances
     async with an_exporter(recorder(**{ENDPOINT: receiver.url, HEADERS: headers, **only_at_close})) as exporter:
         for name in ("orders", "bills"):
-            exporter.export(("shop", name), news(handover()))
+            exporter.export(("shop", name), completed_change(handover()))
         exporter.export(("shop", "quiet"), RebalanceChange(moved_queues=3))
     request, body = await receiver.got.get()
     assert request.path == "/otlp/v1/traces"
@@ -224,7 +224,7 @@ async def test_trace_export_compresses_if_the_environment_requests_it(
     receiver: Receiver, recorder: Callable[..., TraceRecorder | None]
 ) -> None:
     async with an_exporter(recorder(**{ENDPOINT: receiver.url, "OTEL_EXPORTER_OTLP_COMPRESSION": "gzip"})) as exporter:
-        exporter.export(KEY, news())
+        exporter.export(KEY, completed_change())
         request, body = await receiver.got.get()
     assert request.headers["content-encoding"] == "gzip"
     assert decoded(body)  # the server has decompressed it
@@ -234,7 +234,7 @@ async def test_trace_export_follows_the_sampler_of_the_environment(
     receiver: Receiver, recorder: Callable[..., TraceRecorder | None]
 ) -> None:
     async with an_exporter(recorder(**{ENDPOINT: receiver.url, "OTEL_TRACES_SAMPLER": "always_off"})) as exporter:
-        exporter.export(KEY, news())
+        exporter.export(KEY, completed_change())
     assert receiver.got.empty()
 
 
@@ -243,7 +243,7 @@ async def test_trace_export_repeats_a_request_of_a_busy_receiver_with_the_same_i
 ) -> None:
     receiver.answers = [web.Response(status=503, headers={"Retry-After": "0"}), web.Response(status=429)]
     async with an_exporter(recorder(**{ENDPOINT: receiver.url})) as exporter:
-        exporter.export(KEY, news(handover()))
+        exporter.export(KEY, completed_change(handover()))
         bodies = [(await receiver.got.get())[1] for _ in range(3)]
     assert bodies == [bodies[0]] * 3
 
@@ -258,10 +258,10 @@ async def test_trace_export_logs_each_rejected_request_and_continues(
     receiver.answers = [web.Response(status=status, headers={"location": "/v1/x"}) for _ in range(2)]
     async with an_exporter(recorder(**{ENDPOINT: receiver.url})) as exporter:
         for number, name in enumerate(("a", "b"), 1):
-            exporter.export(("shop", name), news())
+            exporter.export(("shop", name), completed_change())
             assert await received_groups(receiver) == [name]
             await wait_for_logged_errors(caplog, number)
-        exporter.export(("shop", "c"), news())
+        exporter.export(("shop", "c"), completed_change())
         assert await received_groups(receiver) == ["c"]
     assert len(logged_errors(caplog)) == 2
     assert all(str(status) in message for message in logged_errors(caplog))
@@ -273,7 +273,7 @@ async def test_trace_export_gives_up_on_an_unreachable_receiver(
     url = f"http://127.0.0.1:{unused_port()}"
     async with an_exporter(recorder(**{ENDPOINT: url, "OTEL_EXPORTER_OTLP_TIMEOUT": "0.2"})) as exporter:
         for number in (1, 2):
-            exporter.export(KEY, news())
+            exporter.export(KEY, completed_change())
             await wait_for_logged_errors(caplog, number)
 
 
@@ -284,7 +284,7 @@ async def test_trace_export_queue_is_bounded(
     sizes = {"OTEL_BSP_MAX_QUEUE_SIZE": "2", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "1"}
     async with an_exporter(recorder(**{ENDPOINT: receiver.url, **sizes})) as exporter:
         for name in "abcdef":
-            exporter.export(("shop", name), news())
+            exporter.export(("shop", name), completed_change())
         receiver.opened.set()
         assert await received_groups(receiver)
     assert "Queue full, dropping Span." in caplog.messages
@@ -297,13 +297,13 @@ async def test_trace_export_flushes_on_close_for_a_limited_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with an_exporter(recorder(**{ENDPOINT: receiver.url})) as exporter:
-        exporter.export(KEY, news())
+        exporter.export(KEY, completed_change())
     assert await received_groups(receiver) == ["orders"]
 
     receiver.opened.clear()
     monkeypatch.setattr(trace_export, "CLOSE_SECONDS", 0.2)
     async with an_exporter(recorder(**{ENDPOINT: receiver.url})) as exporter:
-        exporter.export(KEY, news())
+        exporter.export(KEY, completed_change())
     receiver.opened.set()
     await soon(has_no_export_thread)
 
@@ -314,7 +314,7 @@ async def has_no_export_thread() -> bool:
 
 async def test_trace_export_without_a_recorder_does_nothing(caplog: pytest.LogCaptureFixture) -> None:
     async with an_exporter(None) as exporter:
-        exporter.export(KEY, news())
+        exporter.export(KEY, completed_change())
     assert exporter.trace_id_of(KEY, Any) == ""  # type: ignore[arg-type]
     assert caplog.records == []
     assert await has_no_export_thread()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from kube.traces import AT, BEGUN, RESOURCE, A, B, attributes, encoded, handover, news
+from kube.traces import AT, BEGUN, RESOURCE, A, B, attributes, completed_change, encoded, handover
 from rota.documents import Assignment, Release, Share
 from rota.kube.telemetry.rebalances import MAX_HANDOVERS, RebalanceChange, RebalanceTracker
 from rota.model import Queue
@@ -35,7 +35,7 @@ def span_tree(spans: list[Span]) -> Iterator[tuple[str, float, float]]:
 
 
 def test_trace_of_a_rebalance_contains_its_handovers() -> None:
-    assert [*span_tree(trace_spans(news(handover())))] == [
+    assert [*span_tree(trace_spans(completed_change(handover())))] == [
         ("/rebalance", 0.0, 1.0),
         ("/rebalance/handover", 0.1, 0.9),
         ("/rebalance/handover/release", 0.1, 0.4),
@@ -44,7 +44,7 @@ def test_trace_of_a_rebalance_contains_its_handovers() -> None:
 
 
 def test_trace_span_attributes_describe_rebalance_and_handover() -> None:
-    root, handover_span, release, obey = trace_spans(news(handover(7), handed=3))
+    root, handover_span, release, obey = trace_spans(completed_change(handover(7), handed=3))
     assert attributes(root) == {
         "k8s.namespace.name": "shop",
         "rota.group": "orders",
@@ -66,7 +66,7 @@ def test_trace_span_attributes_describe_rebalance_and_handover() -> None:
 
 
 def test_trace_resource_identifies_the_operator() -> None:
-    (resource_spans,) = encoded(news())
+    (resource_spans,) = encoded(completed_change())
     resource = attributes(resource_spans.resource)
     assert {name: resource[name] for name in RESOURCE} == RESOURCE
     assert {*resource} - {*RESOURCE} == {"telemetry.sdk.language", "telemetry.sdk.name", "telemetry.sdk.version"}
@@ -74,7 +74,7 @@ def test_trace_resource_identifies_the_operator() -> None:
 
 
 def test_trace_of_a_forced_grant_has_error_status() -> None:
-    spans = trace_spans(news(handover(1, forced=True), handover(2), forced=1))
+    spans = trace_spans(completed_change(handover(1, forced=True), handover(2), forced=1))
     failed = [span for span in spans if span.status.code == Status.STATUS_CODE_ERROR]
     assert [span.name for span in failed] == ["rebalance", "handover", "release"]
     assert {span.status.message for span in failed} == {"forced: the previous owner did not respond"}
@@ -82,7 +82,7 @@ def test_trace_of_a_forced_grant_has_error_status() -> None:
 
 
 def test_trace_of_a_queue_without_previous_owner_has_no_release_span() -> None:
-    spans = trace_spans(news(handover(before=None, revoked_at=100.4)))
+    spans = trace_spans(completed_change(handover(previous_owner=None, revoked_at=100.4)))
     assert [name for name, _, _ in span_tree(spans)] == [
         "/rebalance",
         "/rebalance/handover",
@@ -103,7 +103,7 @@ def test_trace_of_a_queue_without_previous_owner_has_no_release_span() -> None:
 def test_trace_spans_lie_within_their_parent(
     times: Any, root: tuple[float, float], inside: tuple[float, float]
 ) -> None:
-    spans = trace_spans(news(handover(**times)))
+    spans = trace_spans(completed_change(handover(**times)))
     intervals = {name: (start, end) for name, start, end in span_tree(spans)}
     assert (intervals["/rebalance"], intervals["/rebalance/handover"]) == (root, inside)
     for name, (start, end) in intervals.items():
@@ -113,7 +113,7 @@ def test_trace_spans_lie_within_their_parent(
 
 def test_trace_ids_are_unique_and_stable_when_sent_again() -> None:
     variants: list[dict[str, Any]] = [{}, {"at": "2026-11-21T08:00:00.001Z", "message": ""}]
-    changes = [news(*(handover(number) for number in range(5)), **variant) for variant in variants]
+    changes = [completed_change(*(handover(number) for number in range(5)), **variant) for variant in variants]
     spans = trace_spans(*changes)
     assert {len(span.trace_id) for span in spans} == {16}
     assert {len(span.span_id) for span in spans} == {8}
@@ -125,7 +125,7 @@ def test_trace_ids_are_unique_and_stable_when_sent_again() -> None:
 
 @pytest.mark.parametrize("at", ["yesterday", "", 7])
 def test_trace_of_a_rebalance_without_start_time_is_omitted(at: Any) -> None:
-    assert trace_spans(news(at=at), news()) == trace_spans(news())
+    assert trace_spans(completed_change(at=at), completed_change()) == trace_spans(completed_change())
 
 
 # Handovers that the tracker collects for a trace.
