@@ -12,7 +12,7 @@ from fuzz.corpus import a_message
 from ground.poll import PATIENCE_SECONDS, soon
 from rota.brokers.errors import BrokerError, MalformedResponseError, NotFoundError, RejectedError, UnreachableError
 from rota.brokers.port import Membership
-from rota.brokers.rocketmq import heartbeat, remembered
+from rota.brokers.rocketmq import heartbeat, metadata_cache
 from rota.brokers.rocketmq import routing as clients
 from rota.brokers.rocketmq.admin import AdminClient
 from rota.brokers.rocketmq.consumer import RocketMQConsumer
@@ -238,7 +238,7 @@ async def test_broker_master_that_is_down_is_looked_up_until_it_is_back(
 
 
 async def test_broker_removed_for_good_is_forgotten(world: BrokerNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remembered, "EVICT_UNLISTED_SECONDS", 0.05)
+    monkeypatch.setattr(metadata_cache, "EVICT_UNLISTED_SECONDS", 0.05)
     await world.broker("a")
     b = await world.broker("b")
     client = world.client(await world.start(world.names))
