@@ -10,7 +10,7 @@ from bench import app
 from bench.fleets import PODS, Ground, an_app
 from chart.charts import Helm
 from e2e.consumers import broker_of
-from e2e.release import Installed
+from e2e.release import Installation
 from ground.api import Object
 from ground.instance import Instance
 from ground.node import RealNode
@@ -34,7 +34,7 @@ class NodeGround(Ground):
         self._node.up()
         self.rocketmq = broker_of(self._node)  # which has an address by now
         self.rocketmq.up()
-        Installed.on(self._node, Helm(self.instance.folder)).ensure()
+        Installation.build(self._node, Helm(self.instance.folder)).ensure_installed()
         self.connect(self._node.kubeconfig)
 
     def pods(self, log: str) -> Object:

@@ -15,7 +15,7 @@ from aiohttp import ClientSession
 from bench.fleets import PODS, WHERE, Ground, Rota, standing
 from bench.measure import Row, Sample
 from bench.node import NodeGround
-from e2e.release import HOME
+from e2e.release import OPERATOR_NAMESPACE
 from ground.api import Object
 from ground.ours import at_rest
 from ground.poll import soon
@@ -26,8 +26,8 @@ RUNS, PEER_RUNS = 9, 3
 PATIENCE_SECONDS = 300.0
 LOOK_SECONDS = 0.01  # between two looks at a report
 PEER_APART_SECONDS = 20.0  # more each time: the kubelet's own syncs are about a minute apart
-OPERATOR = f"/apis/apps/v1/namespaces/{HOME}/deployments/rota"
-OPERATOR_PODS = f"/api/v1/namespaces/{HOME}/pods"
+OPERATOR = f"/apis/apps/v1/namespaces/{OPERATOR_NAMESPACE}/deployments/rota"
+OPERATOR_PODS = f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/pods"
 
 
 def rows() -> Iterator[Row]:

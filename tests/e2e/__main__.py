@@ -1,4 +1,4 @@
-"""`python -m e2e`: a fleet on a real node, with a real broker, to which one thing after another happens, under load."""
+"""`python -m e2e`: one event after another, under load, on a fleet with a real node and a real broker."""
 
 import argparse
 import shutil
@@ -12,131 +12,132 @@ from typing import Any
 
 from chart.charts import Helm, Refused
 from e2e import events
-from e2e.consumers import VERDICTS, Consumers, broker_of
-from e2e.release import Installed
+from e2e.consumers import RESULTS, Consumers, broker_of
+from e2e.release import Installation
 from ground.instance import temporary
 from ground.node import RealNode, prepare
 from ground.report import Missing, plainly
 from rota.kube.client.pod_status import SIDECAR_CONTAINER
 from soaking import soak
 
-MOST = 10  # members; a handover that something happens in the middle of is one to a further member
-LONG, DOWN = 1200, 600  # seconds: a run as long as that begins with no operator for so long
-WRONG = (
-    AssertionError,
-    LookupError,
-    TimeoutError,
-    RuntimeError,
-    Refused,
-    Missing,
-)  # what an event that fails ends with
+MAX_MEMBERS = 10  # events during a rebalance add one member
+LONG_SECONDS = 1200  # from this duration on, a run starts without an operator
+DOWN_SECONDS = 600  # for so long
+EVENT_ERRORS = (AssertionError, LookupError, TimeoutError, RuntimeError, Refused, Missing)
 
 
-def other_size(consumers: Consumers, random: Random) -> int:
+def choose_size(consumers: Consumers, random: Random) -> int:
     """Choose another number of members."""
-    return random.choice([it for it in range(1, MOST + 1) if it != consumers.members])
+    return random.choice([size for size in range(1, MAX_MEMBERS + 1) if size != consumers.members])
 
 
-def any_pod(consumers: Consumers, random: Random) -> str:
+def choose_pod(consumers: Consumers, random: Random) -> str:
     """Choose a pod."""
     return random.choice(consumers.pods())
 
 
-def fresh_pod(consumers: Consumers, random: Random) -> str:
-    """Choose a pod in which nothing was started again yet: the kubelet would wait ever longer before it does."""
+def choose_unrestarted_pod(consumers: Consumers, random: Random) -> str:
+    """Choose a pod without restarts: the kubelet delays each further restart for longer."""
 
-    def fresh() -> list[str]:
-        containers = ("app", SIDECAR_CONTAINER)
-        return [it for it in consumers.pods() if not any(events.restarts(consumers, it, of)[0] for of in containers)]
+    def restart_count(pod: str) -> int:
+        return sum(events.restarts(consumers, pod, container)[0] for container in ("app", SIDECAR_CONTAINER))
 
-    if not fresh():
-        events.rolled(consumers)
-    return random.choice(fresh())
+    def unrestarted() -> list[str]:
+        return [pod for pod in consumers.pods() if not restart_count(pod)]
+
+    if not unrestarted():
+        events.roll_pods(consumers)
+    return random.choice(unrestarted())
 
 
-def a_while(_: Consumers, random: Random) -> int:
-    """Choose how many seconds something lasts."""
+def choose_seconds(_: Consumers, random: Random) -> int:
+    """Choose the duration of an event."""
     return random.randint(10, 90)
 
 
 Event = Callable[..., None]
 Choice = Callable[[Consumers, Random], Any]
 
-# What may happen, and how it is chosen to what.
+# Events, and how their arguments are chosen.
 EVENTS: tuple[tuple[Event, tuple[Choice, ...]], ...] = (
-    (events.scaled, (other_size,)),
-    (events.rolled, ()),
-    (events.pod_deleted, (any_pod,)),
-    (events.pod_deleted_by_force, (any_pod,)),
-    (events.sidecar_out_of_memory, (fresh_pod,)),
-    (events.app_crashing, (fresh_pod,)),
-    (events.cut_off_from_broker, (any_pod,)),
+    (events.scale_members, (choose_size,)),
+    (events.roll_pods, ()),
+    (events.delete_pod, (choose_pod,)),
+    (events.force_delete_pod, (choose_pod,)),
+    (events.exhaust_sidecar_memory, (choose_unrestarted_pod,)),
+    (events.crash_app, (choose_unrestarted_pod,)),
+    (events.cut_off_from_broker, (choose_pod,)),
     (events.cut_off_from_operators, ()),
-    (events.leader_deleted, ()),
-    (events.operators_deleted_by_force, ()),
-    (events.no_operator, (a_while,)),
-    (events.chart_upgraded, ()),
-    (events.record_edited, ()),
-    (events.record_deleted, ()),
-    (events.broker_killed, ()),
-    (events.broker_killed_while_scaling, (other_size,)),
+    (events.delete_leader, ()),
+    (events.force_delete_operators, ()),
+    (events.stop_operators, (choose_seconds,)),
+    (events.upgrade_chart, ()),
+    (events.edit_config_map, ()),
+    (events.delete_config_map, ()),
+    (events.kill_broker_process, ()),
+    (events.kill_broker_while_scaling, (choose_size,)),
 )
 
 
 class Soak:
-    """One event after another, each by a seed; after one that failed the group is made anew."""
+    """Runs one event after another, each by a seed; after a failed event the group is recreated."""
 
     def __init__(self, consumers: Consumers, folder: Path) -> None:
-        """Put into that folder what can be known of each that fails."""
-        self._consumers, self._folder = consumers, folder
+        """Write the diagnostics of failed events to the folder."""
+        self._consumers = consumers
+        self._folder = folder
         self._failed = False
 
-    def broken(self, seed: int, down: float = 0) -> str:
-        """Return what a seed's event broke: the one that it draws, or no operator for so many seconds."""
-        random, told, what = Random(seed), len(VERDICTS), "before anything happened"
-        mend, self._failed = self._failed, True
+    def failure_of(self, seed: int, down: float = 0) -> str:
+        """Run the event of a seed, or stop the operators for `down` seconds; return the failure, or ""."""
+        random = Random(seed)
+        first_result = len(RESULTS)
+        event_name = "before the event"
+        needs_recovery = self._failed
+        self._failed = True
         try:
-            if mend:
-                afresh(self._consumers)
-            self._consumers.look_on()
-            event, choices = (events.no_operator, (lambda *_: down,)) if down else self._drawn(random)
-            what = event.__name__.replace("_", " ")
+            if needs_recovery:
+                recreate(self._consumers)
+            self._consumers.resume_watching()
+            event, choices = (events.stop_operators, (lambda *_: down,)) if down else self._draw_event(random)
+            event_name = event.__name__.replace("_", " ")
             event(self._consumers, *(choose(self._consumers, random) for choose in choices))
             self._failed = False
-        except WRONG as error:
-            story = self._folder / f"{seed}.txt"
-            story.write_text(f"{traceback.format_exc()}\n{self._consumers.story()}\n")
-            return f"{what}: {error} ({story})"
+        except EVENT_ERRORS as error:
+            report = self._folder / f"{seed}.txt"
+            report.write_text(f"{traceback.format_exc()}\n{self._consumers.diagnostics()}\n")
+            return f"{event_name}: {error} ({report})"
         finally:
-            for it in VERDICTS[told:]:
-                print(f"seed {seed}: {it}", flush=True)
+            for result in RESULTS[first_result:]:
+                print(f"seed {seed}: {result}", flush=True)
         return ""
 
-    def _drawn(self, random: Random) -> tuple[Event, tuple[Choice, ...]]:
+    def _draw_event(self, random: Random) -> tuple[Event, tuple[Choice, ...]]:
         drawn = random.choice(EVENTS)
-        return drawn if self._consumers.members <= MOST else (events.scaled, (other_size,))
+        return drawn if self._consumers.members <= MAX_MEMBERS else (events.scale_members, (choose_size,))
 
 
-def afresh(consumers: Consumers) -> None:
-    """Make the group anew, with all that it needs."""
+def recreate(consumers: Consumers) -> None:
+    """Recreate the group, with all that it needs."""
     consumers.broker.up()
-    installed = consumers.installed
-    installed.ensure()
-    installed.home("scale", "deploy/rota", "--replicas=2")
-    installed.whole()
-    consumers.gone()
-    consumers.up()
+    installation = consumers.installation
+    installation.ensure_installed()
+    installation.operator_kubectl("scale", "deploy/rota", "--replicas=2")
+    installation.wait_for_operators()
+    consumers.delete_group()
+    consumers.reset()
 
 
 def main() -> int:
     """Run the command line and return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m e2e", description=__doc__)
     parser.add_argument("--first", type=int, default=0, help="the first seed (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=LONG, help="how long (default: %(default)s)")
-    told = f"seconds without an operator, to begin with (default: {DOWN} in {LONG} seconds or more, else none)"
-    parser.add_argument("--down", type=float, help=told)
-    asked = parser.parse_args()
-    down = asked.down if asked.down is not None else DOWN * (asked.seconds >= LONG)
+    parser.add_argument("--seconds", type=float, default=LONG_SECONDS, help="how long (default: %(default)s)")
+    default = f"{DOWN_SECONDS} for a run of {LONG_SECONDS} seconds or more, else none"
+    down_help = f"seconds without an operator at the start (default: {default})"
+    parser.add_argument("--down", type=float, help=down_help)
+    options = parser.parse_args()
+    down = options.down if options.down is not None else DOWN_SECONDS * (options.seconds >= LONG_SECONDS)
     codes: list[int] = []
 
     def work() -> None:
@@ -147,32 +148,34 @@ def main() -> int:
             except Missing as missing:
                 print(f"e2e: the soak on a real node is left out. {missing}.", file=sys.stderr)
             else:
-                codes.append(run(node, asked.first, asked.seconds, down))
+                codes.append(run(node, options.first, options.seconds, down))
 
     return plainly("e2e", work) or sum(codes)
 
 
 def run(node: RealNode, first: int, seconds: float, down: float) -> int:
-    """Have a fleet on a node, and things happen to it for so long; return an exit code."""
+    """Run events on a fleet for so many seconds; return an exit code."""
     folder = Path(tempfile.mkdtemp(prefix=f"soak-{first}-"))
     deliveries = folder / "deliveries"
     deliveries.mkdir()
     node.up()
     broker = broker_of(node)
     broker.up()
-    consumers = Consumers(Installed.on(node, Helm(folder)), broker, deliveries)
+    consumers = Consumers(Installation.build(node, Helm(folder)), broker, deliveries)
     try:
-        consumers.up()
-        it = Soak(consumers, folder)
+        consumers.reset()
+        soak_run = Soak(consumers, folder)
 
-        def broken(seed: int) -> str:
-            return it.broken(seed, down if seed == first else 0)
+        def failure_of(seed: int) -> str:
+            return soak_run.failure_of(seed, down if seed == first else 0)
 
-        code = soak(broken, first, None, seconds=seconds, what="events", every=10)
+        code = soak(failure_of, first, None, seconds=seconds, what="events", every=10)
     finally:
-        consumers.end()
-        sent, lost, twice = (sum(getattr(it, what) for it in VERDICTS) for what in ("sent", "lost", "twice"))
-        print(f"{sent} messages, {lost} lost, {twice} twice")
+        consumers.stop_watches()
+        sent = sum(result.sent for result in RESULTS)
+        lost = sum(result.lost for result in RESULTS)
+        duplicated = sum(result.duplicated for result in RESULTS)
+        print(f"{sent} messages, {lost} lost, {duplicated} twice")
     if not code:
         shutil.rmtree(folder)
     return code

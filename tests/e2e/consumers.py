@@ -1,4 +1,4 @@
-"""A group at work on a real node: its pods, what they do with messages, and the judgement of what came."""
+"""A group that consumes on a real node: its pods, their handling of messages, and the check of deliveries."""
 
 import json
 import time
@@ -10,9 +10,9 @@ from pathlib import Path
 from shutil import copy
 from typing import Any, NamedTuple
 
-from e2e.deliveries import Moves, Notes, Traffic, moves
-from e2e.release import SECONDS, SHOP, Installed
-from e2e.watching import Watch, decided, documents, ended
+from e2e.deliveries import AppLogs, Handovers, Traffic, measure_handovers
+from e2e.release import GROUP_NAMESPACE, TIMEOUT_SECONDS, Installation
+from e2e.watching import Watch, documents, ownership_facts, pod_ends
 from ground.cluster import NodeCluster
 from ground.node import RealNode
 from ground.ours import at_rest
@@ -23,23 +23,25 @@ from sidecar.checker import Fact, Story, violations
 from sidecar.pods import APP
 
 NAME = "shipping"  # of the group and its topic
-QUEUES, MEMBERS = 16, 3
-IN_FLIGHT = 16  # messages that are at one app at a time, as the group has it by default
-# Seconds that apps and members have to be done with a message: a bound for what hangs, on machines of any speed. How
-# long a queue waits for its next member is told, and for `make compare` to judge: a slow machine takes over a minute.
-PATIENCE = 60.0
-IN_ORDER = 30.0  # the same of an Orderly group, which may have no more
-WORK = {"seconds": 0.03}  # what an app does with a message: so some are in flight when something happens
+GROUP_SELECTOR = f"--selector=rota.dev/group={NAME}"
+QUEUES = 16
+MEMBERS = 3
+IN_FLIGHT = 16  # messages at one app at a time, by default
+# Time limit for an app and its member to handle a message: detects hanging parts on machines of any speed. The pause of
+# a queue during a handover is only printed; `make compare` judges it. A slow machine takes over a minute.
+HANDLING_SECONDS = 60.0
+ORDERLY_HANDLING_SECONDS = 30.0  # the limit of an Orderly group
+APP_RULES = {"seconds": 0.03}  # of an app for each message: some messages are in flight at each event
 SETTINGS = {
-    "messageDelayLevel": " ".join(["1s"] * 18),  # when messages are tried again
+    "messageDelayLevel": " ".join(["1s"] * 18),  # delays of retries
     "enablePropertyFilter": True,  # for SQL92
 }
 POLICY = {
     "kind": "RebalancePolicy",
     "metadata": {"name": "steady"},
-    "spec": {"strategy": "Sticky", "handover": {"drainTimeout": f"{PATIENCE:.0f}s"}},
+    "spec": {"strategy": "Sticky", "handover": {"drainTimeout": f"{HANDLING_SECONDS:.0f}s"}},
 }
-# Each container of an app has a log of its own, and each pod rules of its own as soon as somebody writes them.
+# Each container has a log of its own. A pod uses the common rules until a test writes rules of its own.
 COMMAND = """
 cd /deliveries
 ln -s rules.json "$0.json"
@@ -49,272 +51,285 @@ exec python app.py 127.0.0.1 8080 "$0@`date +%s%N`.jsonl" "$0.json"
 
 @dataclass(slots=True)
 class Limits:
-    """What an event under load may cost at most."""
+    """The limits of an event under load."""
 
-    twice: int  # messages that are delivered again
+    duplicates: int  # messages delivered more than once
 
 
-class Verdict(NamedTuple):
-    """What became of messages in one event."""
+class EventResult(NamedTuple):
+    """How many messages were sent, lost and duplicated during one event, with the handovers."""
 
-    what: str
+    event: str
     sent: int
     lost: int
-    twice: int
-    moves: Moves
+    duplicated: int
+    handovers: Handovers
 
     def __str__(self) -> str:
-        """Return a line for people."""
-        pause = f"{self.moves.many} moves, paused {self.moves.middle:.2f} s, at most {self.moves.longest:.2f} s"
-        return f"{self.what}: {self.sent} sent, {self.lost} lost, {self.twice} twice; {pause}"
+        """Return one line for the summary."""
+        handovers = self.handovers
+        pauses = f"paused {handovers.median_seconds:.2f} s, at most {handovers.max_seconds:.2f} s"
+        counts = f"{self.sent} sent, {self.lost} lost, {self.duplicated} twice"
+        return f"{self.event}: {counts}; {handovers.total} moves, {pauses}"
 
 
-VERDICTS: list[Verdict] = []  # told at the end
+RESULTS: list[EventResult] = []  # printed at the end
 
 
 def broker_of(node: NodeCluster) -> RocketMQ:
-    """Return a broker that pods of the node can reach; nothing of it runs yet."""
+    """Return a broker that pods of the node can reach; it is not started yet."""
     return RocketMQ(node.instance, address=node.address, prefix=node.prefix, settings=SETTINGS)
 
 
 class Consumers:
-    """A group of pods that Rota runs, on a broker of the node's."""
+    """A group with pods that Rota runs, and a broker on the node."""
 
-    def __init__(self, installed: Installed, broker: RocketMQ, folder: Path) -> None:
-        """Have a topic, and look at the group that consumes it; apps note what they get in that folder."""
-        installed.ensure()  # before that there are no groups to look at
+    def __init__(self, installation: Installation, broker: RocketMQ, folder: Path) -> None:
+        """Create the topic, and watch the group that consumes it; apps write their logs to the folder."""
+        installation.ensure_installed()  # the watches need the CRDs
         broker.create_topic(NAME, QUEUES)
         folder.chmod(0o777)
-        self.installed, self.broker, self._folder = installed, broker, folder
+        self.installation = installation
+        self.broker = broker
+        self._folder = folder
         self.members = MEMBERS
-        self._notes = Notes(folder, NAME)
+        self._app_logs = AppLogs(folder, NAME)
         self._traffic = Traffic(broker.name_server, NAME, NAME, QUEUES)
-        ours, named = f"--selector=rota.dev/group={NAME}", f"--field-selector=metadata.name={NAME}"
-        self._groups, self._records, self._pods = self._watches = [
-            Watch(installed.node, kind, f"--namespace={SHOP}", which)
-            for kind, which in (("consumergroups", named), ("configmaps", ours), ("pods", ours))
-        ]
-        self._noted: list[Fact] = []
+        namespace = f"--namespace={GROUP_NAMESPACE}"
+        self._groups = Watch(installation.node, "consumergroups", namespace, f"--field-selector=metadata.name={NAME}")
+        self._config_maps = Watch(installation.node, "configmaps", namespace, GROUP_SELECTOR)
+        self._pods = Watch(installation.node, "pods", namespace, GROUP_SELECTOR)
+        self._watches = (self._groups, self._config_maps, self._pods)
+        self._facts: list[Fact] = []
         self._lingering: set[str] = set()
         copy(APP, folder / "app.py")
 
-    def up(self, *, orderly: bool = False) -> None:
-        """Make the group, or make it what it was in the beginning, and wait until it is at rest."""
-        self.renew()  # the API server ends each watch after half an hour or more
-        if orderly != self._notes.orderly:  # nobody delivers as before when the first message is looked at
-            self.gone()
-        self._notes.orderly = orderly
+    def reset(self, *, orderly: bool = False) -> None:
+        """Create the group, or restore its first state, and wait until it is settled."""
+        self.restart_watches()  # the API server ends each watch after half an hour or more
+        if orderly != self._app_logs.orderly:  # no pod may still deliver in the previous ordering
+            self.delete_group()
+        self._app_logs.orderly = orderly
         self.members = MEMBERS
-        self.rules(WORK)
-        self.installed.apply(POLICY, self._group())
-        self.works()
+        self.set_rules(APP_RULES)
+        self.installation.apply(POLICY, self._group())
+        self.wait_settled()
 
-    def gone(self) -> None:
-        """Have no group, nor any of its pods."""
-        shop = self.installed.shop
-        shop("delete", "cg", NAME, "--ignore-not-found", "--cascade=foreground", f"--timeout={SECONDS}s")
-        eventually(lambda: not shop("get", "pods", f"--selector=rota.dev/group={NAME}", "-o", "name"), SECONDS)
+    def delete_group(self) -> None:
+        """Delete the group and wait until its pods are deleted."""
+        group_kubectl = self.installation.group_kubectl
+        group_kubectl(
+            "delete", "cg", NAME, "--ignore-not-found", "--cascade=foreground", f"--timeout={TIMEOUT_SECONDS}s"
+        )
+        eventually(lambda: not group_kubectl("get", "pods", GROUP_SELECTOR, "-o", "name"), TIMEOUT_SECONDS)
 
-    def look_on(self) -> None:
-        """Look by other watches, and wait until the group is at rest."""
-        self.renew()
-        self.works()
+    def resume_watching(self) -> None:
+        """Restart the watches, and wait until the group is settled."""
+        self.restart_watches()
+        self.wait_settled()
 
-    def renew(self) -> None:
-        """Look by other watches."""
-        for it in self._watches:
-            it.renew()
+    def restart_watches(self) -> None:
+        """Restart all watches."""
+        for watch in self._watches:
+            watch.restart()
 
-    def end(self) -> None:
-        """Look no more."""
-        for it in self._watches:
-            it.end()
+    def stop_watches(self) -> None:
+        """Stop all watches."""
+        for watch in self._watches:
+            watch.stop()
 
-    # What is done to it.
+    # Actions.
 
     def scale(self, members: int) -> None:
-        """Have other members, by kubectl."""
+        """Change the number of members, by kubectl."""
         self.members = members
-        self.installed.shop("scale", f"cg/{NAME}", f"--replicas={members}")
+        self.installation.group_kubectl("scale", f"cg/{NAME}", f"--replicas={members}")
 
     def roll(self) -> None:
-        """Have all pods replaced, as by a new version of the app."""
+        """Start a rolling update, as a new version of the app does."""
         changed = {"spec": {"template": {"metadata": {"annotations": {"rolled": str(time.monotonic())}}}}}
-        self.installed.shop("patch", "cg", NAME, "--type=merge", "-p", json.dumps(changed))
+        self.installation.group_kubectl("patch", "cg", NAME, "--type=merge", "-p", json.dumps(changed))
 
-    def rules(self, *rules: dict[str, Any], pod: str = "rules") -> None:
-        """Say what the apps do from now on, or one pod's; see tests/sidecar/app.py."""
-        fresh = self._folder / f"{pod}.new"
-        fresh.write_text(json.dumps(rules))
-        fresh.rename(self._folder / f"{pod}.json")
+    def set_rules(self, *rules: dict[str, Any], pod: str = "rules") -> None:
+        """Set the rules of all apps, or of one pod's app; see tests/sidecar/app.py."""
+        new_file = self._folder / f"{pod}.new"
+        new_file.write_text(json.dumps(rules))
+        new_file.rename(self._folder / f"{pod}.json")
 
-    def no_rules(self, pod: str) -> None:
-        """Have a pod's app do again what all do."""
-        fresh = self._folder / f"{pod}.new"
-        fresh.symlink_to("rules.json")
-        fresh.rename(self._folder / f"{pod}.json")
+    def clear_rules(self, pod: str) -> None:
+        """Let a pod's app follow the common rules again."""
+        new_file = self._folder / f"{pod}.new"
+        new_file.symlink_to("rules.json")
+        new_file.rename(self._folder / f"{pod}.json")
 
-    def note(self, kind: str, member: str = "") -> None:
-        """Note what just befell a member, for the checker."""
-        self._noted.append(Fact(time.monotonic(), kind, member))
+    def record_fact(self, kind: str, member: str = "") -> None:
+        """Record an event of a member for the checker."""
+        self._facts.append(Fact(time.monotonic(), kind, member))
 
     @contextmanager
-    def lingering(self, pod: str) -> Iterator[None]:
-        """Tell the checker that a pod is gone before it has ended: until it has, its queues are nobody else's."""
+    def expect_lingering(self, pod: str) -> Iterator[None]:
+        """Expect that a pod is deleted before it has ended; until its end, the checker treats it as an owner."""
         self._lingering.add(pod)
         yield
-        self.note("ended", pod)
+        self.record_fact("ended", pod)
 
     @contextmanager
     def without_broker(self, pod: str) -> Iterator[None]:
-        """Let a pod reach no broker; what it did last, others do not know."""
-        self.note("apart", pod)
-        with self._cut(pod, self.broker.address):
+        """Cut off a pod from the broker; its last commits may be missing there."""
+        self.record_fact("apart", pod)
+        with self._cut_network(pod, self.broker.address):
             yield
-        self.note("together", pod)
+        self.record_fact("together", pod)
 
     @contextmanager
-    def unheard(self, pod: str) -> Iterator[None]:
-        """Let no operator that is there now hear a pod."""
+    def without_operators(self, pod: str) -> Iterator[None]:
+        """Cut off a pod from all operators that run now."""
         with ExitStack() as cuts:
-            for operator in self.installed.addresses():
-                cuts.enter_context(self._cut(pod, operator))
+            for operator in self.installation.addresses():
+                cuts.enter_context(self._cut_network(pod, operator))
             yield
 
-    def _cut(self, pod: str, address: str) -> AbstractContextManager[None]:
-        node = self.installed.node
+    def _cut_network(self, pod: str, address: str) -> AbstractContextManager[None]:
+        node = self.installation.node
         assert isinstance(node, RealNode), "a test that cuts the network needs the marker own_node"
         return node.cut(self.status(pod)["podIP"], address)
 
     def kill_broker(self) -> None:
-        """Kill the broker, which forgets what it was told last."""
+        """Kill the broker; it loses its latest commits."""
         self.broker.kill_broker(0)
-        self.note("broker")
+        self.record_fact("broker")
         self._traffic.commits.clear()
 
     @contextmanager
-    def moving(self) -> Iterator[None]:
-        """Begin a rebalance that goes on until this is over: apps hold what they were given, and a member comes."""
-        self.rules({"act": "hold"})
+    def during_rebalance(self) -> Iterator[None]:
+        """Keep a rebalance in progress inside the context: apps hold their messages, and a member joins."""
+        self.set_rules({"act": "hold"})
         try:
             self.scale(self.members + 1)
-            eventually(lambda: self.document().releasing, SECONDS)
+            eventually(lambda: self.document().releasing, TIMEOUT_SECONDS)
             yield
             assert self.document().releasing, "the rebalance was over before"
         finally:
-            self.rules(WORK)
+            self.set_rules(APP_RULES)
 
-    # What is seen of it.
+    # State.
 
     def pods(self) -> list[str]:
-        """Return its pods."""
-        return sorted(self._pods.now())
+        """Return the names of the group's pods."""
+        return sorted(self._pods.current())
 
     def status(self, pod: str) -> dict[str, Any]:
         """Return a pod's status."""
-        found: dict[str, Any] = self._pods.now()[pod]["status"]
-        return found
+        status: dict[str, Any] = self._pods.current()[pod]["status"]
+        return status
 
     def document(self) -> Assignment:
-        """Return the latest document."""
-        *_, latest = documents(self._records.seen())
+        """Return the latest assignment."""
+        *_, latest = documents(self._config_maps.versions())
         return latest
 
-    def last_cause(self) -> str:
-        """Return why queues moved the last time."""
-        return str(self._groups.now()[NAME]["status"]["lastRebalance"]["reason"])
+    def last_reason(self) -> str:
+        """Return the reason of the last rebalance."""
+        return str(self._groups.current()[NAME]["status"]["lastRebalance"]["reason"])
 
-    def works(self) -> None:
-        """Wait until all members work all there is, and nothing goes on."""
-        eventually(self._settled, SECONDS)
+    def wait_settled(self) -> None:
+        """Wait until all members consume, all queues have owners, and no handover is in progress."""
+        eventually(self._settled, TIMEOUT_SECONDS)
 
     def _settled(self) -> bool:
-        group, pods, members = self._groups.now().get(NAME, {}), self.pods(), self.members
+        group = self._groups.current().get(NAME, {})
+        pods = self.pods()
+        members = self.members
         if group.get("spec", {}).get("replicas") != members or len(pods) != members or not at_rest(group, members):
             return False
         if group["status"]["observedGeneration"] != group["metadata"]["generation"]:
             return False
         document = self.document()
         shares = [share.queues for share in document.members.values()]
-        all_work = pods == sorted(document.members) and all(shares)
-        return all_work and not document.releasing and sum(map(len, shares)) == QUEUES + 1  # that of retries comes late
+        all_consume = pods == sorted(document.members) and all(shares)
+        owned = sum(map(len, shares))
+        return all_consume and not document.releasing and owned == QUEUES + 1  # the retry queue is created late
 
-    def story(self) -> str:
-        """Return all that can be known, for people who look for what went wrong."""
-        logs = ("logs", f"--selector=rota.dev/group={NAME}", "--all-containers", "--prefix", "--tail=-1")
-        told = [self.installed.story(), self.installed.shop(*logs, check=False)]
-        return "\n".join([*told, *map(str, documents(self._records.seen())), *map(str, self._noted)])
+    def diagnostics(self) -> str:
+        """Return logs, assignments and facts, for the analysis of a failure."""
+        logs = ("logs", GROUP_SELECTOR, "--all-containers", "--prefix", "--tail=-1")
+        texts = [self.installation.diagnostics(), self.installation.group_kubectl(*logs, check=False)]
+        return "\n".join([*texts, *map(str, documents(self._config_maps.versions())), *map(str, self._facts)])
 
-    # What becomes of messages.
+    # Messages.
 
     @contextmanager
-    def under_load(self, what: str, twice: int = 0, *, loses_rights: bool = False) -> Iterator[Limits]:
-        """Have an event happen while messages flow; fail if one is lost, or if a limit is exceeded.
+    def under_load(self, event: str, duplicates: int = 0, *, loses_rights: bool = False) -> Iterator[Limits]:
+        """Run an event while messages flow; fail if a message is lost, or if a limit is exceeded.
 
-        An event whose duplicates depend on its duration raises the limit it is given. `loses_rights`: operators lose
-        rights before they end.
+        If the duplicates of an event depend on its duration, it raises the yielded limit. `loses_rights`: operators
+        lose rights before they end.
         """
-        limits = Limits(twice)
-        begun = time.monotonic()
+        limits = Limits(duplicates)
+        started_at = time.monotonic()
         with self._traffic.flowing():
-            self.goes_on()
+            self.wait_for_progress()
             yield limits
-            self.goes_on()
-        with suppress(TimeoutError):  # what is not done by then is lost, and the checker says so
-            eventually(lambda: not self._undone(begun), SECONDS)
-        self._judge(what, begun, limits)
-        is_forbidden = "is forbidden: User" in self.installed.log()
-        assert loses_rights or not is_forbidden, "an operator has tried what it has no right to"
+            self.wait_for_progress()
+        with suppress(TimeoutError):  # the checker reports unfinished messages as lost
+            eventually(lambda: not self._unfinished(started_at), TIMEOUT_SECONDS)
+        self._verify(event, started_at, limits)
+        is_forbidden = "is forbidden: User" in self.installation.log()
+        assert loses_rights or not is_forbidden, "an operator has sent a request without the right to it"
 
     def sent_count(self) -> int:
-        """Return how many messages were sent so far."""
+        """Return the number of messages sent so far."""
         return len(self._traffic.sent)
 
-    def goes_on(self) -> None:
-        """Wait until each queue's next messages are done."""
-        begun = len(self._traffic.sent)
+    def wait_for_progress(self) -> None:
+        """Wait until apps have handled the next messages of each queue."""
+        first = len(self._traffic.sent)
 
-        def taken() -> list[int]:
-            return [it.number for it in self._traffic.sent[begun:] if it.acked]
+        def acknowledged() -> list[int]:
+            return [message.number for message in self._traffic.sent[first:] if message.acked]
 
-        eventually(lambda: len(taken()) >= 2 * QUEUES, SECONDS)
-        wanted = {*taken()}
-        eventually(lambda: wanted <= self._notes.done(), SECONDS)
+        eventually(lambda: len(acknowledged()) >= 2 * QUEUES, TIMEOUT_SECONDS)
+        expected = {*acknowledged()}
+        eventually(lambda: expected <= self._app_logs.done(), TIMEOUT_SECONDS)
 
-    def _undone(self, begun: float) -> set[int]:
-        return {it.number for it in self._traffic.sent if it.acked and it.at >= begun} - self._notes.done()
+    def _unfinished(self, started_at: float) -> set[int]:
+        sent = {message.number for message in self._traffic.sent if message.acked and message.at >= started_at}
+        return sent - self._app_logs.done()
 
-    def _judge(self, what: str, begun: float, limits: Limits) -> None:
-        """Ask the checker about all since then, and all that came again since then."""
-        every = self._notes.delivered()
-        numbers = {it.number for it in every if it.begin >= begun}
-        delivered = [it for it in every if it.number in numbers]
-        again = [number for number, times in Counter(it.number for it in delivered if it.done).items() if times > 1]
-        gone = [*ended(self._pods.seen())]
-        story = Story(
-            sent=[it for it in self._traffic.sent if it.at >= begun],
+    def _verify(self, event: str, started_at: float, limits: Limits) -> None:
+        """Check all messages sent since then, and all messages delivered since then."""
+        all_deliveries = self._app_logs.delivered()
+        numbers = {delivery.number for delivery in all_deliveries if delivery.begin >= started_at}
+        delivered = [delivery for delivery in all_deliveries if delivery.number in numbers]
+        done_counts = Counter(delivery.number for delivery in delivered if delivery.done)
+        duplicated = [number for number, count in done_counts.items() if count > 1]
+        ends = [*pod_ends(self._pods.versions())]
+        history = Story(
+            sent=[message for message in self._traffic.sent if message.at >= started_at],
             delivered=delivered,
             facts=[
-                *decided(documents(self._records.seen())),
-                *(it for it in gone if it.member not in self._lingering),
-                *self._notes.died(),
-                *self._noted,
+                *ownership_facts(documents(self._config_maps.versions())),
+                *(end for end in ends if end.member not in self._lingering),
+                *self._app_logs.app_ends(),
+                *self._facts,
             ],
-            commits=[it for it in self._traffic.commits if it.at >= begun],
-            orderly=self._notes.orderly,
-            timeout=self._patience,
+            commits=[commit for commit in self._traffic.commits if commit.at >= started_at],
+            orderly=self._app_logs.orderly,
+            timeout=self._handling_seconds,
         )
-        found = violations(story)
-        sent, done = {it.number for it in story.sent if it.acked}, {it.number for it in delivered if it.done}
-        verdict = Verdict(what, len(sent), len(sent - done), len(again), moves(delivered))
-        VERDICTS.append(verdict)
-        assert not found, "\n".join([f"{what}: {len(found)} promises were broken", *found[:20]])
-        too_many = f"{what}: {len(again)} messages came twice, of at most {limits.twice}: {again[:20]}"
-        assert len(again) <= limits.twice, too_many
+        broken_promises = violations(history)
+        sent = {message.number for message in history.sent if message.acked}
+        lost = sent - done_counts.keys()
+        result = EventResult(event, len(sent), len(lost), len(duplicated), measure_handovers(delivered))
+        RESULTS.append(result)
+        summary = f"{event}: {len(broken_promises)} promises were broken"
+        assert not broken_promises, "\n".join([summary, *broken_promises[:20]])
+        too_many = f"{event}: {len(duplicated)} messages came twice, of at most {limits.duplicates}: {duplicated[:20]}"
+        assert len(duplicated) <= limits.duplicates, too_many
 
     @property
-    def _patience(self) -> float:
-        return IN_ORDER if self._notes.orderly else PATIENCE
+    def _handling_seconds(self) -> float:
+        return ORDERLY_HANDLING_SECONDS if self._app_logs.orderly else HANDLING_SECONDS
 
     def _group(self) -> dict[str, Any]:
         name = {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
@@ -323,7 +338,9 @@ class Consumers:
             "image": "rota.local/sidecar:test",
             "command": ["sh", "-c", COMMAND, "$(POD_NAME)"],
             "env": [name],
-            "resources": {"requests": {"cpu": "20m"}},  # else it starves while ten pods start on two cores
+            "resources": {
+                "requests": {"cpu": "20m"}
+            },  # without a request the app starves while ten pods start on two cores
             "volumeMounts": [{"name": "deliveries", "mountPath": "/deliveries"}],
         }
         volume = {"name": "deliveries", "hostPath": {"path": str(self._folder)}}
@@ -331,8 +348,8 @@ class Consumers:
             "broker": {"rocketmq": {"nameServers": [self.broker.name_server]}},
             "subscriptions": [{"topic": NAME}],
             "startFrom": {"position": "Earliest"},
-            "ordering": "Orderly" if self._notes.orderly else "Concurrent",
-            "delivery": {"push": {"timeout": f"{self._patience:.0f}s"}},
+            "ordering": "Orderly" if self._app_logs.orderly else "Concurrent",
+            "delivery": {"push": {"timeout": f"{self._handling_seconds:.0f}s"}},
             "policyRef": {"name": "steady"},
             "replicas": self.members,
             "rollout": {"maxSurge": 2},

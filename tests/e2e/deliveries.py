@@ -1,4 +1,4 @@
-"""What producers and apps note, for the checker: messages that are sent all the while, and where they came."""
+"""Input of the checker: messages that a producer sends continuously, and the deliveries in the logs of apps."""
 
 import asyncio
 import json
@@ -17,15 +17,16 @@ from rota.brokers.rocketmq.routing import ConnectionConfig
 from rota.model import RETRY_TOPIC_PREFIX, Queue
 from sidecar.checker import Commit, Delivery, Fact, Sent
 
-RATE = 200  # messages a second
-_EVERY = 1.0  # seconds from one look at the group's offsets to the next
+MESSAGES_PER_SECOND = 200
+OFFSET_POLL_SECONDS = 1.0
 
 
 class Traffic:
-    """Numbered messages to all queues of a topic in turns, and where the group is with them meanwhile."""
+    """Sends numbered messages to all queues of a topic in turns, and polls the group's committed offsets."""
 
     def __init__(self, name_server: str, group: str, topic: str, queues: int) -> None:
-        self._site, self._group = ConnectionConfig([name_server]), group
+        self._config = ConnectionConfig([name_server])
+        self._group = group
         self._queues = [Queue(topic, "broker-0", number) for number in range(queues)]
         self._numbers = count()
         self.sent: list[Sent] = []
@@ -33,103 +34,114 @@ class Traffic:
 
     @contextmanager
     def flowing(self) -> Iterator[None]:
-        """Send all the while."""
-        over = Event()
-        thread = Thread(target=lambda: asyncio.run(self._flow(over)), daemon=True)
+        """Send continuously inside the context."""
+        stopped = Event()
+        thread = Thread(target=lambda: asyncio.run(self._flow(stopped)), daemon=True)
         thread.start()
         try:
             yield
         finally:
-            over.set()
+            stopped.set()
             thread.join()
 
-    async def _flow(self, over: Event) -> None:
-        cluster = AdminClient(self._site)
-        look = asyncio.create_task(self._look(cluster))
-        begun = time.monotonic()
+    async def _flow(self, stopped: Event) -> None:
+        client = AdminClient(self._config)
+        poll = asyncio.create_task(self._poll_offsets(client))
+        started_at = time.monotonic()
         for turn in count():
-            if over.is_set():
+            if stopped.is_set():
                 break
-            await asyncio.gather(*(self._send(cluster, queue) for queue in self._queues))
-            await asyncio.sleep(begun + (turn + 1) * len(self._queues) / RATE - time.monotonic())
-        look.cancel()
+            await asyncio.gather(*(self._send(client, queue) for queue in self._queues))
+            await asyncio.sleep(started_at + (turn + 1) * len(self._queues) / MESSAGES_PER_SECOND - time.monotonic())
+        poll.cancel()
         with suppress(asyncio.CancelledError):
-            await look
-        await cluster.close()
+            await poll
+        await client.close()
 
-    async def _send(self, cluster: AdminClient, queue: Queue) -> None:
-        number, at, acked = next(self._numbers), time.monotonic(), True
+    async def _send(self, client: AdminClient, queue: Queue) -> None:
+        number = next(self._numbers)
+        at = time.monotonic()
+        acked = True
         try:
-            await cluster.send(queue.topic, b"%d %s" % (number, b"x" * 100), queue=queue)
+            await client.send(queue.topic, b"%d %s" % (number, b"x" * 100), queue=queue)
         except BrokerError:
             acked = False
         self.sent.append(Sent(number, queue, at, acked))
 
-    async def _look(self, cluster: AdminClient) -> None:
+    async def _poll_offsets(self, client: AdminClient) -> None:
         topics = [self._queues[0].topic, RETRY_TOPIC_PREFIX + self._group]
         while True:
             with suppress(BrokerError):
-                found = await cluster.group_offsets(self._group, self._queues[0].broker, topics)
-                self.commits += [Commit(time.monotonic(), queue, it.committed_offset) for queue, it in found.items()]
-            await asyncio.sleep(_EVERY)
+                offsets = await client.group_offsets(self._group, self._queues[0].broker, topics)
+                self.commits += [
+                    Commit(time.monotonic(), queue, offset.committed_offset) for queue, offset in offsets.items()
+                ]
+            await asyncio.sleep(OFFSET_POLL_SECONDS)
 
 
-class Notes:
-    """What the apps of a group note: each container has a file of its own, `<pod>@<when it began>.jsonl`."""
+class AppLogs:
+    """The logs of a group's apps: each container has a file of its own, `<pod>@<start time>.jsonl`."""
 
     def __init__(self, folder: Path, group: str) -> None:
-        self._folder, self._group = folder, group
-        self._read: dict[Path, int] = {}  # how far
-        self._found: dict[Path, dict[str, list[Delivery]]] = {}
-        self._ends: dict[Path, Fact] = {}  # of containers that noted their own
+        self._folder = folder
+        self._group = group
+        self._read_bytes: dict[Path, int] = {}
+        self._requests: dict[Path, dict[str, list[Delivery]]] = {}
+        self._ends: dict[Path, Fact] = {}  # of containers that logged their end
         self._done: set[int] = set()
-        self.orderly = False  # whether the group is: then a message is tried again where it lies
+        self.orderly = False  # of the group: a rejected message is delivered again from its own queue
 
     def done(self) -> set[int]:
-        """Return the numbers of all messages that an app was done with."""
+        """Return the numbers of all messages that an app has handled."""
         for path in self._folder.glob("*.jsonl"):
-            self._found.setdefault(path, {})  # also one that has got nothing yet: the container before it has ended
+            self._requests.setdefault(path, {})  # an empty log, too, shows that the previous container has ended
             with path.open("rb") as file:
-                file.seek(self._read.get(path, 0))
-                whole, end, _ = file.read().rpartition(b"\n")  # the last line may just be written
-            self._read[path] = self._read.get(path, 0) + len(whole + end)
+                file.seek(self._read_bytes.get(path, 0))
+                whole, end, _ = file.read().rpartition(b"\n")  # the last line may be incomplete
+            self._read_bytes[path] = self._read_bytes.get(path, 0) + len(whole + end)
             for line in whole.splitlines():
-                self._take(path, json.loads(line))
+                self._parse(path, json.loads(line))
         return self._done
 
     def delivered(self) -> list[Delivery]:
         """Return all deliveries so far."""
         self.done()
-        return [it for requests in self._found.values() for request in requests.values() for it in request]
+        return [
+            delivery for requests in self._requests.values() for request in requests.values() for delivery in request
+        ]
 
-    def died(self) -> Iterator[Fact]:
-        """Yield when apps ended: what they had open then was open no more.
+    def app_ends(self) -> Iterator[Fact]:
+        """Yield the ends of apps, which end their open deliveries.
 
-        Who was killed noted nothing: then another container was started in the pod, or the pod's end is known.
+        A killed app logs no end: either the pod has a later container, or the pod's own end is known.
         """
         yield from self._ends.values()
-        for path, following in pairwise(sorted(self._found)):
-            notes = [note for (it,) in self._found[path].values() for note in (it.begin, it.end) if note]
-            if _member(path) == _member(following) and path not in self._ends and notes:
-                yield Fact(max(notes), "app", _member(path))
+        for path, following in pairwise(sorted(self._requests)):
+            times = [at for (delivery,) in self._requests[path].values() for at in (delivery.begin, delivery.end) if at]
+            if _member(path) == _member(following) and path not in self._ends and times:
+                yield Fact(max(times), "app", _member(path))
 
-    def _take(self, path: Path, told: dict[str, Any]) -> None:
-        for note, kind in (("died", "app"), ("stopped", "stopped")):
-            if note in told:
-                self._ends[path] = Fact(told[note], kind, _member(path))
+    def _parse(self, path: Path, entry: dict[str, Any]) -> None:
+        for key, kind in (("died", "app"), ("stopped", "stopped")):
+            if key in entry:
+                self._ends[path] = Fact(entry[key], kind, _member(path))
                 return
-        requests, name = self._found[path], told["name"]
-        if "begin" in told:
-            requests[name] = [self._delivery(_member(path), told["begin"], it) for it in told["messages"]]
+        requests = self._requests[path]
+        request = entry["name"]
+        if "begin" in entry:
+            requests[request] = [
+                self._delivery(_member(path), entry["begin"], delivery) for delivery in entry["messages"]
+            ]
             return
-        requests[name] = [it._replace(end=told["end"], status=told["status"]) for it in requests[name]]
-        self._done |= {it.number for it in requests[name] if it.done}
+        requests[request] = [
+            delivery._replace(end=entry["end"], status=entry["status"]) for delivery in requests[request]
+        ]
+        self._done |= {delivery.number for delivery in requests[request] if delivery.done}
 
     def _delivery(self, member: str, begin: float, message: dict[str, Any]) -> Delivery:
         attempt = message["attempt"]
-        topic = (
-            message["topic"] if attempt == 1 or self.orderly else RETRY_TOPIC_PREFIX + self._group
-        )  # there it lies then
+        is_from_retry_topic = attempt != 1 and not self.orderly
+        topic = RETRY_TOPIC_PREFIX + self._group if is_from_retry_topic else message["topic"]
         return Delivery(
             begin=begin,
             end=None,
@@ -148,24 +160,24 @@ def _member(path: Path) -> str:
     return path.name.partition("@")[0]
 
 
-class Moves(NamedTuple):
-    """How often another member went on with a queue, and how long nobody worked it before, in seconds."""
+class Handovers(NamedTuple):
+    """The number of handovers, and how long queues paused between their owners."""
 
-    many: int
-    middle: float
-    longest: float
+    total: int
+    median_seconds: float
+    max_seconds: float
 
 
-def moves(delivered: list[Delivery]) -> Moves:
-    """Return what is seen of handovers by those to whom messages come; quiet queues tell nothing."""
+def measure_handovers(delivered: list[Delivery]) -> Handovers:
+    """Measure handovers by the deliveries of each queue; queues without messages do not count."""
     by_queue: dict[Queue, list[Delivery]] = {}
-    for it in sorted(delivered, key=lambda it: it.begin):
-        if not it.queue.topic.startswith(RETRY_TOPIC_PREFIX):
-            by_queue.setdefault(it.queue, []).append(it)
+    for delivery in sorted(delivered, key=lambda delivery: delivery.begin):
+        if not delivery.queue.topic.startswith(RETRY_TOPIC_PREFIX):
+            by_queue.setdefault(delivery.queue, []).append(delivery)
     pauses = [
-        later.begin - (earlier.end or earlier.begin)
-        for found in by_queue.values()
-        for earlier, later in pairwise(found)
-        if earlier.member != later.member
+        following.begin - (previous.end or previous.begin)
+        for deliveries in by_queue.values()
+        for previous, following in pairwise(deliveries)
+        if previous.member != following.member
     ]
-    return Moves(len(pauses), median(pauses or [0.0]), max(pauses, default=0.0))
+    return Handovers(len(pauses), median(pauses or [0.0]), max(pauses, default=0.0))

@@ -1,4 +1,4 @@
-"""From the chart and the Dockerfile to groups that are looked after: installed as people install it, on a real node."""
+"""From the chart and the Dockerfile to managed groups: installed as users install it, on a real node."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from textwrap import dedent
 import pytest
 
 from e2e.deliveries import Traffic
-from e2e.release import SECONDS, SHOP, Installed
+from e2e.release import TIMEOUT_SECONDS, Installation
 from ground.ours import at_rest
 from ground.poll import eventually
 from ground.programs import program
@@ -21,13 +21,15 @@ from ground.rocketmq import RocketMQ
 
 pytestmark = pytest.mark.node
 
-QUEUES, SOME = 8, 100  # messages
-EVENTS = f"--field-selector=involvedObject.name={SHOP}"
+QUEUES = 8
+MESSAGES = 100
+GROUP_NAME = "shop"
+EVENTS = f"--field-selector=involvedObject.name={GROUP_NAME}"
 POLICY = {"kind": "RebalancePolicy", "metadata": {"name": "there"}, "spec": {"strategy": "Sticky"}}
 SECRET = {"kind": "Secret", "metadata": {"name": "acl"}, "stringData": {"accessKey": "shop", "secretKey": "12345678"}}
 GROUP = {
     "kind": "ConsumerGroup",
-    "metadata": {"name": SHOP},
+    "metadata": {"name": GROUP_NAME},
     "spec": {
         "broker": {"rocketmq": {"nameServers": ["127.0.0.1:9876"], "credentialsSecret": {"name": "acl"}}},
         "subscriptions": [{"topic": "orders"}],
@@ -36,7 +38,7 @@ GROUP = {
         "template": {"spec": {"containers": [{"name": "app", "image": "app"}]}},
     },
 }
-# An app as somebody may have one who has just read the NOTES: it is done with whatever comes to port 8080.
+# A first app of a reader of the NOTES: it accepts each request to port 8080.
 APP = """
 from http.server import BaseHTTPRequestHandler, HTTPServer
 class App(BaseHTTPRequestHandler):
@@ -51,79 +53,79 @@ HTTPServer(("127.0.0.1", 8080), App).serve_forever()
 
 
 @pytest.mark.slow("on a node, one of two operators leads")
-def test_leader_election_chooses_one_of_two_running_operators(installed: Installed) -> None:
-    assert installed.home("get", "deploy", "rota", "-o", "jsonpath={.status.readyReplicas}") == "2"
-    assert eventually(installed.leader, SECONDS) in installed.pods()
-    assert len(installed.pods()) == 2
+def test_leader_election_chooses_one_of_two_running_operators(installation: Installation) -> None:
+    assert installation.operator_kubectl("get", "deploy", "rota", "-o", "jsonpath={.status.readyReplicas}") == "2"
+    assert eventually(installation.leader, TIMEOUT_SECONDS) in installation.pods()
+    assert len(installation.pods()) == 2
 
 
-def test_page_is_served_to_its_user_by_rota_page(installed: Installed, unused_tcp_port: int) -> None:
-    eventually(installed.leader, SECONDS)
+def test_page_is_served_to_its_user_by_rota_page(installation: Installation, unused_tcp_port: int) -> None:
+    eventually(installation.leader, TIMEOUT_SECONDS)
     url = f"http://127.0.0.1:{unused_tcp_port}"
     argv = [sys.executable, "-m", "rota.cli", "page", "--port", str(unused_tcp_port)]
-    env = {**os.environ, "KUBECONFIG": str(installed.node.kubeconfig)}
+    env = {**os.environ, "KUBECONFIG": str(installation.node.kubeconfig)}
     with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True) as serving:
         try:
             assert serving.stdout
             assert f"The page is at {url}/ until Ctrl-C" in serving.stdout.readline()
-            with urllib.request.urlopen(f"{url}/") as answer:
-                assert "<title>" in answer.read().decode()
-            with urllib.request.urlopen(f"{url}/v1/groups") as answer:
-                assert json.load(answer)["operator"]["leads"]
-            with urllib.request.urlopen(f"{url}/v1/events") as answer:
-                assert answer.readline() == b": here\n"
+            with urllib.request.urlopen(f"{url}/") as response:
+                assert "<title>" in response.read().decode()
+            with urllib.request.urlopen(f"{url}/v1/groups") as response:
+                assert json.load(response)["operator"]["leads"]
+            with urllib.request.urlopen(f"{url}/v1/events") as response:
+                assert response.readline() == b": here\n"
         finally:
             serving.terminate()
 
 
-def test_chart_helm_test_of_the_release_succeeds(installed: Installed) -> None:
-    assert "Succeeded" in installed.release("test", f"--timeout={SECONDS}s")
+def test_chart_helm_test_of_the_release_succeeds(installation: Installation) -> None:
+    assert "Succeeded" in installation.helm_release("test", f"--timeout={TIMEOUT_SECONDS}s")
 
 
-def test_condition_and_events_of_a_group_are_published_with_the_charts_rbac(installed: Installed) -> None:
-    installed.apply(POLICY, SECRET, GROUP)
-    eventually(lambda: installed.conditions(SHOP).get("BrokerUnreachable"), SECONDS)
-    told = installed.conditions(SHOP)
-    assert told["Degraded"] == ("True", "BrokerUnreachable")
-    assert not {"MissingPolicy", "MissingSecret", "TemplateRejected"} & {*told}
-    eventually(lambda: installed.shop("get", "deploy", SHOP, "--ignore-not-found"), SECONDS)
-    eventually(lambda: installed.shop("get", "events", EVENTS, "-o", "name"), SECONDS)
-    assert "is forbidden: User" not in installed.log()
-    installed.shop("delete", "cg", SHOP)
+def test_condition_and_events_of_a_group_are_published_with_the_charts_rbac(installation: Installation) -> None:
+    installation.apply(POLICY, SECRET, GROUP)
+    eventually(lambda: installation.conditions(GROUP_NAME).get("BrokerUnreachable"), TIMEOUT_SECONDS)
+    conditions = installation.conditions(GROUP_NAME)
+    assert conditions["Degraded"] == ("True", "BrokerUnreachable")
+    assert not {"MissingPolicy", "MissingSecret", "TemplateRejected"} & {*conditions}
+    eventually(lambda: installation.group_kubectl("get", "deploy", GROUP_NAME, "--ignore-not-found"), TIMEOUT_SECONDS)
+    eventually(lambda: installation.group_kubectl("get", "events", EVENTS, "-o", "name"), TIMEOUT_SECONDS)
+    assert "is forbidden: User" not in installation.log()
+    installation.group_kubectl("delete", "cg", GROUP_NAME)
 
 
 @pytest.fixture
-def orders(installed: Installed, broker: RocketMQ) -> Iterator[Traffic]:
-    """Have a name server and a topic as the chart's NOTES name them, and end the group that is made by them."""
-    installed.serve("default", "rmq-namesrv", broker.name_server)
+def orders(installation: Installation, broker: RocketMQ) -> Iterator[Traffic]:
+    """Provide the name server and the topic of the chart's NOTES, and delete the group that they create."""
+    installation.create_name_server_service("default", "rmq-namesrv", broker.name_server)
     broker.create_topic("orders", QUEUES)
     yield Traffic(broker.name_server, "billing", "orders", QUEUES)
-    installed.node.kubectl("delete", "cg", "billing", "--ignore-not-found")
+    installation.node.kubectl("delete", "cg", "billing", "--ignore-not-found")
 
 
 @pytest.mark.slow("the group of the chart's notes consumes on a node")
-def test_chart_notes_first_group_consumes_each_message_once(installed: Installed, orders: Traffic) -> None:
-    notes = installed.release("get notes")
-    (told,) = re.findall(r"^  kubectl apply .*?^  EOF$", notes, re.MULTILINE | re.DOTALL)
-    ours = f"image: rota.local/sidecar:test, command: {json.dumps(['python', '-c', APP])}"
+def test_chart_notes_first_group_consumes_each_message_once(installation: Installation, orders: Traffic) -> None:
+    notes = installation.helm_release("get notes")
+    (apply_command,) = re.findall(r"^  kubectl apply .*?^  EOF$", notes, re.MULTILINE | re.DOTALL)
+    app_image = f"image: rota.local/sidecar:test, command: {json.dumps(['python', '-c', APP])}"
     command, replaced = re.subn(
-        r"- name: app\n +image: your-app:1.0 .*", lambda _: f"- {{name: app, {ours}}}", dedent(told)
+        r"- name: app\n +image: your-app:1.0 .*", lambda _: f"- {{name: app, {app_image}}}", dedent(apply_command)
     )
     assert replaced == 1
     path = f"{program('kubectl').parent}:{os.environ['PATH']}"
-    env = {**os.environ, "KUBECONFIG": str(installed.node.kubeconfig), "PATH": path}
+    env = {**os.environ, "KUBECONFIG": str(installation.node.kubeconfig), "PATH": path}
     subprocess.run(["bash", "-euc", command], env=env, check=True)
     group = ("get", "cg", "billing", "-o", "json")
-    eventually(lambda: at_rest(json.loads(installed.node.kubectl(*group)), 3), SECONDS)
-    members = installed.rota("members", "default/billing")["members"]
-    assert [(it["origin"], it["state"]) for it in members] == [("Rota", "Ready")] * 3
+    eventually(lambda: at_rest(json.loads(installation.node.kubectl(*group)), 3), TIMEOUT_SECONDS)
+    members = installation.run_rota("members", "default/billing")["members"]
+    assert [(member["origin"], member["state"]) for member in members] == [("Rota", "Ready")] * 3
 
-    def came() -> Counter[int]:
+    def received() -> Counter[int]:
         log = ("logs", "--selector=rota.dev/group=billing", "--container=app", "--tail=-1")
-        return Counter(map(int, installed.node.kubectl(*log).split()))
+        return Counter(map(int, installation.node.kubectl(*log).split()))
 
     with orders.flowing():
-        eventually(lambda: len(orders.sent) > SOME, SECONDS)
-    wanted = dict.fromkeys((it.number for it in orders.sent), 1)
-    eventually(lambda: came().keys() == wanted.keys(), SECONDS)
-    assert came() == wanted
+        eventually(lambda: len(orders.sent) > MESSAGES, TIMEOUT_SECONDS)
+    expected = dict.fromkeys((message.number for message in orders.sent), 1)
+    eventually(lambda: received().keys() == expected.keys(), TIMEOUT_SECONDS)
+    assert received() == expected

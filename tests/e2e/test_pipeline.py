@@ -12,43 +12,50 @@ from typing import Any
 import pytest
 
 from chart.charts import CHART
-from e2e.release import HOME, WAIT, Installed
+from e2e.release import OPERATOR_NAMESPACE, WAIT, Installation
 
 pytestmark = pytest.mark.node
 
-JOURNAL, HISTORY, POLICIES = "journal", "history", "tried"
+JOURNAL = "journal"
+HISTORY = "history"
+POLICIES = "tried"
 POLICY = "kind: RebalancePolicy\nmetadata: {name: even}\nspec: {strategy: Balanced}\n"
-SMALL = {"requests": {"cpu": "100m", "memory": "1Gi"}}  # beside whatever else the node has
-LONG = "1800s"  # on a busy machine
+RESOURCES = {"requests": {"cpu": "100m", "memory": "1Gi"}}  # fits on a node with other pods
+JOB_TIMEOUT = "1800s"  # for a busy machine
 
 
 @pytest.fixture
-def folders(installed: Installed, tmp_path: Path) -> Iterator[dict[str, Path]]:
-    """Have a claim for the journal, one for tables, each on a folder of the node's."""
-    made = {name: tmp_path / name for name in (JOURNAL, HISTORY)}
-    for name, folder in made.items():
+def folders(installation: Installation, tmp_path: Path) -> Iterator[dict[str, Path]]:
+    """Create a volume claim for the journal and one for the tables, each on a folder of the node."""
+    paths = {name: tmp_path / name for name in (JOURNAL, HISTORY)}
+    for name, folder in paths.items():
         folder.mkdir()
         folder.chmod(0o777)
-        room: dict[str, Any] = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+        storage: dict[str, Any] = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
         volume = {"hostPath": {"path": str(folder)}, "capacity": {"storage": "1Gi"}}
         claim = {"volumeName": name, "resources": {"requests": {"storage": "1Gi"}}}
-        for kind, where, spec in (
+        for kind, namespace, spec in (
             ("PersistentVolume", {}, volume),
-            ("PersistentVolumeClaim", {"namespace": HOME}, claim),
+            ("PersistentVolumeClaim", {"namespace": OPERATOR_NAMESPACE}, claim),
         ):
-            body = {"apiVersion": "v1", "kind": kind, "metadata": {"name": name, **where}, "spec": {**room, **spec}}
-            installed.node.kubectl("apply", "-f-", feed=json.dumps(body))
-    yield made
-    installed.home("delete", "pvc", *made)
-    installed.home("delete", "pv", *made)
+            body = {
+                "apiVersion": "v1",
+                "kind": kind,
+                "metadata": {"name": name, **namespace},
+                "spec": {**storage, **spec},
+            }
+            installation.node.kubectl("apply", "-f-", feed=json.dumps(body))
+    yield paths
+    installation.operator_kubectl("delete", "pvc", *paths)
+    installation.operator_kubectl("delete", "pv", *paths)
 
 
 @pytest.fixture
-def scheduled(installed: Installed, folders: dict[str, Path]) -> Iterator[dict[str, Path]]:
-    """Have a release that writes a journal, and a CronJob that reads it."""
-    image, _, tag = installed.node.build("pipeline").partition(":")
-    installed.home("create", "configmap", POLICIES, f"--from-literal=policies.yaml={POLICY}")
-    more = {
+def scheduled(installation: Installation, folders: dict[str, Path]) -> Iterator[dict[str, Path]]:
+    """Upgrade to a release that writes a journal, with a CronJob that reads it."""
+    image, _, tag = installation.node.build("pipeline").partition(":")
+    installation.operator_kubectl("create", "configmap", POLICIES, f"--from-literal=policies.yaml={POLICY}")
+    pipeline_values = {
         "journal": {"kind": "volume", "claim": {"existing": JOURNAL}},
         "pipeline": {
             "enabled": True,
@@ -56,40 +63,40 @@ def scheduled(installed: Installed, folders: dict[str, Path]) -> Iterator[dict[s
             "claim": HISTORY,
             "policies": POLICIES,
             "memory": "1g",
-            "resources": SMALL,
+            "resources": RESOURCES,
         },
     }
-    installed.release("upgrade", str(CHART), *WAIT, values={**installed.values, **more})
+    installation.helm_release("upgrade", str(CHART), *WAIT, values={**installation.values, **pipeline_values})
     yield folders
-    installed.release("upgrade", str(CHART), *WAIT, values=installed.values)
-    installed.home("delete", "configmap", POLICIES)
-    installed.home("delete", "jobs", "--all")
+    installation.helm_release("upgrade", str(CHART), *WAIT, values=installation.values)
+    installation.operator_kubectl("delete", "configmap", POLICIES)
+    installation.operator_kubectl("delete", "jobs", "--all")
 
 
 @pytest.mark.slow("the pipeline as a CronJob, with its image, on a node")
 def test_pipeline_cronjob_of_the_chart_writes_tables_and_a_recommendation(
-    installed: Installed, scheduled: dict[str, Path]
+    installation: Installation, scheduled: dict[str, Path]
 ) -> None:
-    generated(scheduled[JOURNAL])
-    installed.home("create", "job", "once", "--from=cronjob/rota-pipeline")
+    generate_journal(scheduled[JOURNAL])
+    installation.operator_kubectl("create", "job", "once", "--from=cronjob/rota-pipeline")
     try:
-        installed.home("wait", "job/once", "--for=condition=Complete", f"--timeout={LONG}")
+        installation.operator_kubectl("wait", "job/once", "--for=condition=Complete", f"--timeout={JOB_TIMEOUT}")
     finally:
-        print(installed.home("logs", "job/once", "--all-containers", check=False))
-    made = {path.name for path in scheduled[HISTORY].iterdir()}
-    assert made == {"lake", "rollup", "recommendation"}
+        print(installation.operator_kubectl("logs", "job/once", "--all-containers", check=False))
+    results = {path.name for path in scheduled[HISTORY].iterdir()}
+    assert results == {"lake", "rollup", "recommendation"}
     assert list(scheduled[HISTORY].glob("rollup/**/*.parquet"))
     assert (scheduled[HISTORY] / "recommendation" / "report.html").exists()
 
 
-def generated(journal: Path) -> None:
-    """Put some hours of a group into the journal, which were over long ago."""
-    made = journal.parent / "generated"
-    command = [sys.executable, "-m", "rota.cli", "pipeline", "generate", "--groups=1", "--hours=2", "--to", str(made)]
+def generate_journal(journal: Path) -> None:
+    """Write two hours of a group to the journal; its files have not changed for an hour."""
+    source = journal.parent / "generated"
+    command = [sys.executable, "-m", "rota.cli", "pipeline", "generate", "--groups=1", "--hours=2", "--to", str(source)]
     subprocess.run(command, check=True, env={**os.environ, "ROTA_SPARK_MEMORY": "1g"})
     long_ago = time.time() - 3600
-    for path in sorted(made.rglob("*.jsonl")):
-        where = journal / path.relative_to(made)
-        where.parent.mkdir(parents=True, exist_ok=True)
-        path.rename(where)
-        os.utime(where, (long_ago, long_ago))
+    for path in sorted(source.rglob("*.jsonl")):
+        target = journal / path.relative_to(source)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path.rename(target)
+        os.utime(target, (long_ago, long_ago))

@@ -1,4 +1,4 @@
-"""What befalls the pods of a fleet under load, by hand or by accident, on a real node."""
+"""Changes and failures of the pods of a fleet under load, on a real node."""
 
 import pytest
 
@@ -8,40 +8,42 @@ from e2e.consumers import Consumers
 pytestmark = pytest.mark.node
 
 
-@pytest.mark.parametrize("most", [4, pytest.param(10, marks=pytest.mark.slow("a fleet of ten on a node"))])
-def test_scale_up_rolling_update_and_scale_down_lose_and_duplicate_no_message(consumers: Consumers, most: int) -> None:
-    events.scaled(consumers, most)
-    events.rolled(consumers)
-    events.scaled(consumers, 3)
+@pytest.mark.parametrize("max_members", [4, pytest.param(10, marks=pytest.mark.slow("a fleet of ten on a node"))])
+def test_scale_up_rolling_update_and_scale_down_lose_and_duplicate_no_message(
+    consumers: Consumers, max_members: int
+) -> None:
+    events.scale_members(consumers, max_members)
+    events.roll_pods(consumers)
+    events.scale_members(consumers, 3)
 
 
 @pytest.mark.slow("on a node, an Orderly group is scaled, rolled and loses a pod")
 def test_orderly_group_keeps_queue_order_over_scaling_rolling_update_and_deletion(consumers: Consumers) -> None:
-    consumers.up(orderly=True)
-    events.scaled(consumers, 5)
-    events.rolled(consumers)
-    events.pod_deleted(consumers, consumers.pods()[0])
-    events.scaled(consumers, 2)
+    consumers.reset(orderly=True)
+    events.scale_members(consumers, 5)
+    events.roll_pods(consumers)
+    events.delete_pod(consumers, consumers.pods()[0])
+    events.scale_members(consumers, 2)
 
 
 @pytest.mark.slow("on a node, a pod is deleted")
 def test_member_pod_deletion_loses_and_duplicates_no_message(consumers: Consumers) -> None:
-    events.pod_deleted(consumers, consumers.pods()[0])
+    events.delete_pod(consumers, consumers.pods()[0])
 
 
 @pytest.mark.slow("on a node, a pod is deleted by force")
 def test_member_pod_force_deletion_duplicates_in_flight_messages_at_most(consumers: Consumers) -> None:
-    events.pod_deleted_by_force(consumers, consumers.pods()[0])
+    events.force_delete_pod(consumers, consumers.pods()[0])
 
 
 @pytest.mark.slow("on a node, a sidecar is killed for its memory")
 def test_sidecar_killed_for_its_memory_is_recovered(consumers: Consumers) -> None:
-    events.sidecar_out_of_memory(consumers, consumers.pods()[0])
+    events.exhaust_sidecar_memory(consumers, consumers.pods()[0])
 
 
 @pytest.mark.slow("on a node, an app is in a crash loop")
 def test_crash_loop_of_an_app_is_recovered(consumers: Consumers) -> None:
-    events.app_crashing(consumers, consumers.pods()[0])
+    events.crash_app(consumers, consumers.pods()[0])
 
 
 @pytest.mark.own_node

@@ -1,4 +1,4 @@
-"""A new operator beside sidecars of an earlier version, and back, under load on a real node."""
+"""The upgrade of the operator with sidecars of an earlier version, and the rollback, under load on a real node."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 from chart.charts import CHART
 from e2e import events
 from e2e.consumers import NAME, Consumers
-from e2e.release import SECONDS, WAIT, Installed
+from e2e.release import TIMEOUT_SECONDS, WAIT, Installation
 from ground.poll import eventually
 
 pytestmark = [
@@ -18,69 +18,72 @@ pytestmark = [
     pytest.mark.slow("on a node, the operator is upgraded from an earlier version, and back"),
 ]
 
-EARLIER = "b0ea396"  # the last version whose members have no key, and whose apps' hooks begin the drain
+EARLIER = "b0ea396"  # the last version with members without a key; apps' hooks start the drain
 ROOT = CHART.parents[1]
 
 
 @pytest.fixture
-def earlier(installed: Installed, tmp_path: Path) -> Iterator[Path]:
-    """Install the earlier version's chart with its images; bring back the present one in the end."""
+def earlier(installation: Installation, tmp_path: Path) -> Iterator[Path]:
+    """Install the earlier version's chart with its images; install the present one again in the end."""
     source = tmp_path / "source"
     source.mkdir()
     archive = subprocess.run(["git", "archive", EARLIER], cwd=ROOT, capture_output=True, check=False)
     assert archive.returncode == 0, f"The history lacks {EARLIER}; fetch it whole (git fetch --unshallow)"
     subprocess.run(["tar", "-x", "-C", source], input=archive.stdout, check=True)
     for target in ("operator", "sidecar"):
-        installed.node.build(target, tag="earlier", source=source)
-    installed.release("uninstall")
+        installation.node.build(target, tag="earlier", source=source)
+    installation.helm_release("uninstall")
     image = {"repository": "rota.local/operator", "tag": "earlier", "pullPolicy": "Never"}
     sidecar = {"image": {"repository": "rota.local/sidecar", "tag": "earlier"}}
     chart = source / CHART.relative_to(ROOT)
-    installed.release("install", str(chart), *WAIT, values={**installed.values, "image": image, "sidecar": sidecar})
+    installation.helm_release(
+        "install", str(chart), *WAIT, values={**installation.values, "image": image, "sidecar": sidecar}
+    )
     yield chart
-    installed.release("uninstall")
-    installed.ensure()
+    installation.helm_release("uninstall")
+    installation.ensure_installed()
 
 
-def deployment(installed: Installed) -> tuple[int, list[str]]:
+def deployment(installation: Installation) -> tuple[int, list[str]]:
     """Return the generation of the group's Deployment, and the images of its sidecar."""
-    found = json.loads(installed.shop("get", "deploy", NAME, "-o", "json"))
-    pod = found["spec"]["template"]["spec"]
-    return found["metadata"]["generation"], [it["image"] for it in pod["initContainers"]]
+    body = json.loads(installation.group_kubectl("get", "deploy", NAME, "-o", "json"))
+    pod = body["spec"]["template"]["spec"]
+    return body["metadata"]["generation"], [container["image"] for container in pod["initContainers"]]
 
 
 @pytest.mark.usefixtures("earlier")
 def test_upgrade_from_members_without_a_key_and_back_loses_and_duplicates_no_message(
-    installed: Installed, shipping: Consumers
+    installation: Installation, shared_consumers: Consumers
 ) -> None:
-    consumers = shipping
-    consumers.gone()  # its pods have the present sidecar if other tests ran before
-    consumers.up()
-    before, pods = deployment(installed), consumers.pods()
-    assert before[1] == ["rota.local/sidecar:earlier"]
-    with consumers.under_load("the operator upgraded, beside members without a key"):
-        installed.release("upgrade", str(CHART), *WAIT, values=installed.values)
-        installed.whole()
-        consumers.works()
-    assert (deployment(installed), consumers.pods()) == (before, pods), "nothing is replaced"
-    eventually(lambda: "UnsignedMembers" in installed.conditions(NAME), SECONDS)
-    events.scaled(consumers, 4)
-    events.pod_deleted(consumers, consumers.pods()[0])
-    events.scaled(consumers, 3)
-    assert deployment(installed)[1] == before[1]
-    events.rolled(consumers)
-    assert deployment(installed)[1] == ["rota.local/sidecar:test"]
-    eventually(lambda: "UnsignedMembers" not in installed.conditions(NAME), SECONDS)
-    assert "MemberNotAuthenticated" not in installed.conditions(NAME)
-    events.pod_deleted(consumers, consumers.pods()[0])
+    consumers = shared_consumers
+    consumers.delete_group()  # pods of other tests have the present sidecar
+    consumers.reset()
+    previous_deployment = deployment(installation)
+    pods = consumers.pods()
+    assert previous_deployment[1] == ["rota.local/sidecar:earlier"]
+    with consumers.under_load("the operator upgraded, with members without a key"):
+        installation.helm_release("upgrade", str(CHART), *WAIT, values=installation.values)
+        installation.wait_for_operators()
+        consumers.wait_settled()
+    assert (deployment(installation), consumers.pods()) == (previous_deployment, pods), "the upgrade replaces no pod"
+    eventually(lambda: "UnsignedMembers" in installation.conditions(NAME), TIMEOUT_SECONDS)
+    events.scale_members(consumers, 4)
+    events.delete_pod(consumers, consumers.pods()[0])
+    events.scale_members(consumers, 3)
+    assert deployment(installation)[1] == previous_deployment[1]
+    events.roll_pods(consumers)
+    assert deployment(installation)[1] == ["rota.local/sidecar:test"]
+    eventually(lambda: "UnsignedMembers" not in installation.conditions(NAME), TIMEOUT_SECONDS)
+    assert "MemberNotAuthenticated" not in installation.conditions(NAME)
+    events.delete_pod(consumers, consumers.pods()[0])
     # As docs/operator.md says: the earlier version does not read assignments of schema 2.
-    installed.release("upgrade", str(CHART), *WAIT, values={**installed.values, "documentSchema": 1})
-    eventually(lambda: consumers.document().schema == 1, SECONDS)
-    with consumers.under_load("the operator put back, beside members with a key", loses_rights=True):
-        installed.release("rollback", "1")
-        installed.home("rollout", "status", "deploy/rota", f"--timeout={SECONDS}s")
-        eventually(lambda: installed.leader() in installed.pods(), SECONDS)
-        consumers.works()
-    events.scaled(consumers, 4)
-    events.pod_deleted(consumers, consumers.pods()[0])
-    assert deployment(installed)[1] == before[1], "an earlier version puts its own sidecar in"
+    installation.helm_release("upgrade", str(CHART), *WAIT, values={**installation.values, "documentSchema": 1})
+    eventually(lambda: consumers.document().schema == 1, TIMEOUT_SECONDS)
+    with consumers.under_load("the operator rolled back, with members with a key", loses_rights=True):
+        installation.helm_release("rollback", "1")
+        installation.operator_kubectl("rollout", "status", "deploy/rota", f"--timeout={TIMEOUT_SECONDS}s")
+        eventually(lambda: installation.leader() in installation.pods(), TIMEOUT_SECONDS)
+        consumers.wait_settled()
+    events.scale_members(consumers, 4)
+    events.delete_pod(consumers, consumers.pods()[0])
+    assert deployment(installation)[1] == previous_deployment[1], "the earlier version injects its own sidecar"

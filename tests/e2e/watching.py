@@ -1,4 +1,4 @@
-"""What is seen of a cluster while things happen: each version of an object, and what a group's record says."""
+"""Watches of a cluster: each version of its objects, and the facts in a group's assignments."""
 
 import json
 import os
@@ -16,116 +16,116 @@ from rota.documents import Assignment, decode_assignment
 from rota.model import Queue
 from sidecar.checker import Fact
 
-RESTART_SECONDS = 0.1  # before another kubectl watches
-MILLISECOND = 0.001  # how exactly a record tells its time
+RESTART_SECONDS = 0.1  # before kubectl is started again
+MILLISECOND = 0.001  # the resolution of an assignment's time
 
 
-class Seen(NamedTuple):
+class ObjectVersion(NamedTuple):
     """One version of an object."""
 
-    at: float  # on the clock that apps note
+    at: float  # on the clock of the apps' logs
     event: str
     body: dict[str, Any]
 
     @property
     def name(self) -> str:
-        """The object's."""
+        """The name of the object."""
         return str(self.body["metadata"]["name"])
 
 
 class Watch:
-    """A `kubectl get --watch` of some objects, for as long as it is not ended."""
+    """A `kubectl get --watch` of some objects, until it is stopped."""
 
-    def __init__(self, node: NodeCluster, *what: str) -> None:
+    def __init__(self, node: NodeCluster, *arguments: str) -> None:
         kubectl = [str(program("kubectl")), "--kubeconfig", str(node.kubeconfig)]
-        self._what = " ".join(what)
-        self._argv = [*kubectl, "get", *what, "--watch", "--output-watch-events", "-o", "json"]
+        self._arguments = " ".join(arguments)
+        self._argv = [*kubectl, "get", *arguments, "--watch", "--output-watch-events", "-o", "json"]
         self._env = {**os.environ, TAG: f"{node.instance.id}/watch"}
-        self._seen: list[Seen] = []
+        self._versions: list[ObjectVersion] = []
         self._lock = Lock()
-        self._begin()
+        self._start_reader()
 
-    def _begin(self) -> None:
-        self._ending = False
-        self._start()
-        self._reader = Thread(target=self._read, name=f"watch {self._what}", daemon=True)
+    def _start_reader(self) -> None:
+        self._is_stopping = False
+        self._start_kubectl()
+        self._reader = Thread(target=self._read, name=f"watch {self._arguments}", daemon=True)
         self._reader.start()
 
-    def _start(self) -> None:
-        self._first = len(self._seen)  # of those that this kubectl tells
+    def _start_kubectl(self) -> None:
+        self._first = len(self._versions)  # index of the first version from this kubectl
         self._kubectl = subprocess.Popen(self._argv, env=self._env, stdout=subprocess.PIPE, text=True)
 
-    def seen(self) -> list[Seen]:
-        """Return all that was seen so far."""
+    def versions(self) -> list[ObjectVersion]:
+        """Return all versions so far."""
         assert self._reader.is_alive(), "kubectl does not watch any more"
-        return self._seen.copy()
+        return self._versions.copy()
 
-    def now(self) -> dict[str, dict[str, Any]]:
-        """Return all that is there, by name."""
-        latest = {it.name: it for it in self.seen()[self._first :]}
-        return {name: it.body for name, it in latest.items() if it.event != "DELETED"}
+    def current(self) -> dict[str, dict[str, Any]]:
+        """Return the present objects by name."""
+        latest = {version.name: version for version in self.versions()[self._first :]}
+        return {name: version.body for name, version in latest.items() if version.event != "DELETED"}
 
-    def renew(self) -> None:
-        """Go on by another kubectl, which tells anew what there is; what goes at this moment is not seen to go."""
-        self.end()
-        self._begin()
+    def restart(self) -> None:
+        """Restart kubectl, which lists all objects again; deletions in between are missed."""
+        self.stop()
+        self._start_reader()
 
-    def end(self) -> None:
-        """End it."""
+    def stop(self) -> None:
+        """Stop kubectl and the reader."""
         with self._lock:
-            self._ending = True
+            self._is_stopping = True
             self._kubectl.terminate()
         self._reader.join()
 
     def _read(self) -> None:
-        """Read until the watch is ended; the API server ends kubectl's after half an hour, or when a CRD changes."""
+        """Read until the watch is stopped; the API server ends a watch after half an hour, or when a CRD changes."""
         while True:
-            with self._kubectl as kubectl:  # which closes what it read from, and waits
+            with self._kubectl as kubectl:  # closes its pipe, and waits for its end
                 for line in kubectl.stdout or ():
-                    told = json.loads(line)
-                    self._seen.append(Seen(time.monotonic(), told["type"], told["object"]))
+                    event = json.loads(line)
+                    self._versions.append(ObjectVersion(time.monotonic(), event["type"], event["object"]))
             time.sleep(RESTART_SECONDS)
             with self._lock:
-                if self._ending:
+                if self._is_stopping:
                     return
-                self._start()
+                self._start_kubectl()
 
 
-def documents(records: Iterable[Seen]) -> Iterator[Assignment]:
-    """Yield the documents that members may obey: those that are whole, and newer than all before of the same group."""
+def documents(versions: Iterable[ObjectVersion]) -> Iterator[Assignment]:
+    """Yield the documents that members may obey: valid, and newer than all earlier ones of the same group."""
     latest: dict[str, int] = {}
-    for record in records:
-        owner = record.body["metadata"].get("ownerReferences", [{}])[0].get("uid", "")
+    for version in versions:
+        owner = version.body["metadata"].get("ownerReferences", [{}])[0].get("uid", "")
         try:
-            it = decode_assignment(record.body.get("data", {}).get("assignment.json", ""))
-        except ValueError:  # somebody edited it
+            document = decode_assignment(version.body.get("data", {}).get("assignment.json", ""))
+        except ValueError:  # edited by a user
             continue
-        if it.generation > latest.get(owner, 0) and record.event != "DELETED":
-            latest[owner] = it.generation
-            yield it
+        if document.generation > latest.get(owner, 0) and version.event != "DELETED":
+            latest[owner] = document.generation
+            yield document
 
 
-def decided(found: Iterable[Assignment]) -> Iterator[Fact]:
-    """Yield what a group's documents say of who may work what, for the checker.
+def ownership_facts(documents: Iterable[Assignment]) -> Iterator[Fact]:
+    """Yield the owners of queues by a group's documents, for the checker.
 
-    A document gives what it names from when it was made. Who had a queue before gave it up before the document was made
-    that does not name them with it any more.
+    A document assigns its queues from the time at which it was issued. A previous owner has released a queue before
+    the first document that lists it neither as owner nor as releasing.
     """
-    ahead = time.monotonic() - time.time()
-    before: dict[Queue, str] = {}
-    for it in found:
-        at = datetime.fromisoformat(it.issued_at).timestamp() + ahead
-        owners = {queue: name for name, share in it.members.items() for queue in share.queues}
-        leaving = {queue: release.holder.name for queue, release in it.releasing.items()}
-        for name, share in it.members.items():
-            yield Fact(at, "given", name, frozenset(share.queues), it.generation)
-        for queue, name in before.items():
-            if name not in {owners.get(queue), leaving.get(queue)}:
-                kind = "forced" if it.forced.get(queue) == it.generation else "released"
-                yield Fact(at + MILLISECOND, kind, name, frozenset({queue}), it.generation)
-        before = leaving | owners
+    clock_difference = time.monotonic() - time.time()
+    previous_owners: dict[Queue, str] = {}
+    for document in documents:
+        at = datetime.fromisoformat(document.issued_at).timestamp() + clock_difference
+        owners = {queue: name for name, share in document.members.items() for queue in share.queues}
+        releasing = {queue: release.holder.name for queue, release in document.releasing.items()}
+        for name, share in document.members.items():
+            yield Fact(at, "given", name, frozenset(share.queues), document.generation)
+        for queue, name in previous_owners.items():
+            if name not in {owners.get(queue), releasing.get(queue)}:
+                kind = "forced" if document.forced.get(queue) == document.generation else "released"
+                yield Fact(at + MILLISECOND, kind, name, frozenset({queue}), document.generation)
+        previous_owners = releasing | owners
 
 
-def ended(pods: Iterable[Seen]) -> Iterator[Fact]:
-    """Yield which pods were gone since when."""
+def pod_ends(pods: Iterable[ObjectVersion]) -> Iterator[Fact]:
+    """Yield the times at which pods were deleted."""
     return (Fact(pod.at, "ended", pod.name) for pod in pods if pod.event == "DELETED")

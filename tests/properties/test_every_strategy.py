@@ -1,4 +1,4 @@
-"""What holds for every strategy on every roster, and what each promises besides."""
+"""Properties of every strategy on every roster, and of single strategies."""
 
 import itertools
 import re
@@ -26,7 +26,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "Sticky": {},
     "Balanced": {"queueRooms": QUEUE_ROOMS, "memberRooms": MEMBER_ROOMS},
 }
-COMPLETE = sorted(set(OPTIONS) - {"ByConfig", "ByMachineRoom"})  # these leave queues to nobody on purpose
+COMPLETE = sorted(set(OPTIONS) - {"ByConfig", "ByMachineRoom"})  # these two may leave queues without an owner
 weights = st.one_of(st.none(), st.sampled_from([float("nan"), -1.0, 0.0, 1e12, float("inf")]), st.floats(0, 100))
 
 
@@ -36,9 +36,15 @@ def counts(roster: Roster, owners: Any, *, only: str = "") -> list[int]:
     return [owned[member] for member in range(len(roster.members))]
 
 
+def counts_without_retry(roster: Roster, owners: Any) -> list[int]:
+    """Return how many queues each member owns, without those of retry topics."""
+    retry_counts = counts(roster, owners, only=RETRY_TOPIC_PREFIX)
+    return [total - retry for total, retry in zip(counts(roster, owners), retry_counts, strict=True)]
+
+
 def moves(roster: Roster, owners: Any) -> int:
-    """Return how many queues are taken from somebody who is there."""
-    return sum(was not in {NO_OWNER, now} for was, now in zip(roster.owners, owners, strict=True))
+    """Return how many queues are moved away from a present member."""
+    return sum(previous not in {NO_OWNER, new} for previous, new in zip(roster.owners, owners, strict=True))
 
 
 @pytest.mark.parametrize("name", sorted(OPTIONS))
@@ -77,10 +83,10 @@ def test_strategy_keeps_its_own_result_as_current_owners(name: str, roster: Rost
 def test_strategy_explanation_of_every_queue_names_its_owner(name: str, roster: Roster) -> None:
     owners = prepared(name, OPTIONS[name])(roster)
     sentences = explain_all(name, roster, owners, roster.queues, OPTIONS[name])
-    for queue, was, now, sentence in zip(roster.queues, roster.owners, owners, sentences, strict=True):
-        whose = "no member" if now == NO_OWNER else roster.members[now]
-        happens = rf"(from m\d )?to {whose}" if was != now else f"(stays with|belongs to) {whose}"
-        assert re.fullmatch(rf"{re.escape(str(queue))} (goes )?{happens}: \S.*", sentence)
+    for queue, previous, new, sentence in zip(roster.queues, roster.owners, owners, sentences, strict=True):
+        owner = "no member" if new == NO_OWNER else roster.members[new]
+        move = rf"(from m\d )?to {owner}" if previous != new else f"(stays with|belongs to) {owner}"
+        assert re.fullmatch(rf"{re.escape(str(queue))} (goes )?{move}: \S.*", sentence)
 
 
 @pytest.mark.parametrize("name", ["Averagely", "AveragelyByCircle"])
@@ -95,22 +101,22 @@ def test_averagely_spreads_each_topic_evenly(name: str, roster: Roster) -> None:
 @given(roster=rosters())
 def test_sticky_spreads_all_topics_evenly_with_and_without_retry_queues(roster: Roster) -> None:
     owners = STRATEGIES["Sticky"](roster)
-    everything, retry = counts(roster, owners), counts(roster, owners, only=RETRY_TOPIC_PREFIX)
-    others = [all_of_them - of_retry for all_of_them, of_retry in zip(everything, retry, strict=True)]
-    assert max(everything) - min(everything) <= 1
-    assert max(others) - min(others) <= 1
+    all_counts = counts(roster, owners)
+    message_counts = counts_without_retry(roster, owners)
+    assert max(all_counts) - min(all_counts) <= 1
+    assert max(message_counts) - min(message_counts) <= 1
 
 
 @given(roster=rosters(topics=("orders", "payments"), largest=1))
 def test_sticky_needs_the_fewest_moves_of_all_even_assignments(roster: Roster) -> None:
     members, queues = len(roster.members), len(roster.queues)
-    assume(members**queues <= 2_000)  # all spreads are tried
-    even = (
-        spread
-        for spread in itertools.product(range(members), repeat=queues)
-        if (owned := counts(roster, spread)) and max(owned) - min(owned) <= 1
-    )
-    assert moves(roster, STRATEGIES["Sticky"](roster)) == min(moves(roster, spread) for spread in even)
+    assume(members**queues <= 2_000)  # all assignments are tried
+    even_moves = []
+    for assignment in itertools.product(range(members), repeat=queues):
+        owned = counts(roster, assignment)
+        if max(owned) - min(owned) <= 1:
+            even_moves.append(moves(roster, assignment))
+    assert moves(roster, STRATEGIES["Sticky"](roster)) == min(even_moves)
 
 
 @given(roster=rosters())
@@ -118,7 +124,7 @@ def test_sticky_adds_no_queue_to_a_member_that_loses_one(roster: Roster) -> None
     owners = STRATEGIES["Sticky"](roster)
     owned = counts(roster, owners)
     for member in range(len(roster.members)):
-        lost = sum(was == member != now for was, now in zip(roster.owners, owners, strict=True))
+        lost = sum(previous == member != new for previous, new in zip(roster.owners, owners, strict=True))
         if lost and not any(queue.topic.startswith(RETRY_TOPIC_PREFIX) for queue in roster.queues):
             assert owned[member] == counts(roster, roster.owners)[member] - lost
 
@@ -127,29 +133,27 @@ def test_sticky_adds_no_queue_to_a_member_that_loses_one(roster: Roster) -> None
 def test_balanced_keeps_its_move_budget_and_leaves_no_member_idle_for_any_weights(
     roster: Roster, budget: int, data: st.DataObject
 ) -> None:
-    lies = {queue: data.draw(weights) for queue in roster.queues}
-    carry = {member: data.draw(weights) for member in roster.members}
-    options = {"queueWeights": lies, "memberWeights": carry}
+    queue_weights = {queue: data.draw(weights) for queue in roster.queues}
+    member_weights = {member: data.draw(weights) for member in roster.members}
+    options = {"queueWeights": queue_weights, "memberWeights": member_weights}
     limited = STRATEGIES["Balanced"](roster, **options, maxMoves=budget)
     assert moves(roster, limited) <= budget
-    free = counts(roster, STRATEGIES["Balanced"](roster, **options))
-    assert 0 not in free or max(free) <= 1
+    unlimited_counts = counts(roster, STRATEGIES["Balanced"](roster, **options))
+    assert 0 not in unlimited_counts or max(unlimited_counts) <= 1
 
 
 @given(roster=rosters())
 def test_balanced_without_weights_spreads_queue_counts_evenly_despite_retry_queues(roster: Roster) -> None:
     owners = STRATEGIES["Balanced"](roster)
-    everything, retry = counts(roster, owners), counts(roster, owners, only=RETRY_TOPIC_PREFIX)
-    others = [all_of_them - of_retry for all_of_them, of_retry in zip(everything, retry, strict=True)]
-    assert max(others) - min(others) <= 1
+    message_counts = counts_without_retry(roster, owners)
+    assert max(message_counts) - min(message_counts) <= 1
 
 
 @given(roster=rosters(), capacity=st.one_of(st.sampled_from([0.7, 1.1, 3.3]), st.floats(0.01, 100)))
 def test_balanced_terminates_when_rounding_makes_equal_placements_look_unequal(roster: Roster, capacity: float) -> None:
     owners = STRATEGIES["Balanced"](roster, memberWeights=dict.fromkeys(roster.members, capacity))
-    everything, retry = counts(roster, owners), counts(roster, owners, only=RETRY_TOPIC_PREFIX)
-    others = [all_of_them - of_retry for all_of_them, of_retry in zip(everything, retry, strict=True)]
-    assert max(others) - min(others) <= 1
+    message_counts = counts_without_retry(roster, owners)
+    assert max(message_counts) - min(message_counts) <= 1
 
 
 @given(roster=rosters(), data=st.data())
@@ -175,46 +179,47 @@ def test_balanced_explanations_for_keeping_a_queue_hold_when_recomputed(
     roster = a_roster(len(weight), members, owned)
     options = {"queueWeights": dict(zip(roster.queues, weight, strict=True)), "maxMoves": budget}
     owners = STRATEGIES["Balanced"](roster, **options)
-    carried = np.bincount(owners, weights=weight, minlength=members)
+    load = np.bincount(owners, weights=weight, minlength=members)
     fair = sum(weight) / members
     for number, sentence in enumerate(explain_all("Balanced", roster, owners, roster.queues, options)):
         for name, percent in re.findall(r"(m\d) (?:has )?(\d+)% of its share", sentence.partition("(")[2]):
-            assert abs(carried[int(name[1:])] / fair * 100 - int(percent)) < 1.5
-        found = re.search(r"(m\d), the emptiest of the others, ", sentence)
-        if found:
-            giver, taker = owners[number], int(found[1][1:])
-            gap = (carried[giver] - carried[taker]) / fair
-            gains = gap - weight[number] / fair > 0  # then carried² summed over members falls by the move
-            assert carried[taker] <= min(np.delete(carried, giver)) + 0.01 * fair
-            assert gains == ("more even" not in sentence) or abs(gap - weight[number] / fair) < 0.01
+            assert abs(load[int(name[1:])] / fair * 100 - int(percent)) < 1.5
+        match = re.search(r"(m\d), the emptiest of the others, ", sentence)
+        if match:
+            present_owner = owners[number]
+            candidate = int(match[1][1:])
+            gap = (load[present_owner] - load[candidate]) / fair
+            is_better = gap - weight[number] / fair > 0  # then the move reduces the sum of squared loads
+            assert load[candidate] <= min(np.delete(load, present_owner)) + 0.01 * fair
+            assert is_better == ("more even" not in sentence) or abs(gap - weight[number] / fair) < 0.01
             assert (gap < 0.03) or "almost as full" not in sentence
 
 
 @given(queues=st.integers(1, 30), members=st.integers(1, 9))
 def test_balanced_prefers_members_in_the_queues_machine_room(queues: int, members: int) -> None:
-    listed = [("orders", f"room{number % 2}@b", number) for number in range(2 * queues)]
+    queue_ids = [("orders", f"room{number % 2}@b", number) for number in range(2 * queues)]
     names = [f"m{number}" for number in range(2 * members)]
-    rooms = {"room0@b": "room0", "room1@b": "room1"}
-    homes = {name: f"room{number % 2}" for number, name in enumerate(names)}
-    shares = allocate("Balanced", listed, names, options={"queueRooms": rooms, "memberRooms": homes})
-    assert all(rooms[queue.broker] == homes[member] for member, share in shares.items() for queue in share)
+    queue_rooms = {"room0@b": "room0", "room1@b": "room1"}
+    member_rooms = {name: f"room{number % 2}" for number, name in enumerate(names)}
+    shares = allocate("Balanced", queue_ids, names, options={"queueRooms": queue_rooms, "memberRooms": member_rooms})
+    assert all(queue_rooms[queue.broker] == member_rooms[member] for member, share in shares.items() for queue in share)
 
 
 @given(weight=st.lists(st.floats(0.1, 10), min_size=1, max_size=30), members=st.integers(1, 6))
 def test_balanced_load_differs_by_at_most_about_the_heaviest_queue(weight: list[float], members: int) -> None:
     roster = a_roster(len(weight), members)
-    carried = [0.0] * members
+    loads = [0.0] * members
     options = {"queueWeights": dict(zip(roster.queues, weight, strict=True))}
-    for owner, weighs in zip(STRATEGIES["Balanced"](roster, **options), weight, strict=True):
-        carried[owner] += weighs
-    assert max(carried) - min(carried) <= max(weight) * 1.05 + sum(weight) / members * 0.05
+    for owner, queue_weight in zip(STRATEGIES["Balanced"](roster, **options), weight, strict=True):
+        loads[owner] += queue_weight
+    assert max(loads) - min(loads) <= max(weight) * 1.05 + sum(weight) / members * 0.05
 
 
-@given(roster=rosters(), gone=st.integers(0, 8))
-def test_consistent_hash_moves_only_the_queues_of_a_removed_member(roster: Roster, gone: int) -> None:
+@given(roster=rosters(), removed=st.integers(0, 8))
+def test_consistent_hash_moves_only_the_queues_of_a_removed_member(roster: Roster, removed: int) -> None:
     if len(roster.members) < 2:
         return
-    leaver = roster.members[gone % len(roster.members)]
-    before = allocate("ConsistentHash", roster.queues, roster.members)
-    after = allocate("ConsistentHash", roster.queues, [name for name in roster.members if name != leaver])
-    assert all(set(before[member]) <= set(after[member]) for member in after)
+    removed_member = roster.members[removed % len(roster.members)]
+    previous_shares = allocate("ConsistentHash", roster.queues, roster.members)
+    shares = allocate("ConsistentHash", roster.queues, [name for name in roster.members if name != removed_member])
+    assert all(set(previous_shares[member]) <= set(shares[member]) for member in shares)

@@ -1,4 +1,4 @@
-"""Bugs planted on purpose, one at a time: what a simulation that cannot find them is worth is nothing."""
+"""Bugs that are planted on purpose, one at a time: the simulation must find each."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,132 +21,132 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def grant_without_acknowledgement(patch: pytest.MonkeyPatch) -> None:
-    """A queue is granted while its holder has said nothing yet."""
+    """A queue is granted before its holder has acknowledged the release."""
     patch.setitem(handover.TRANSITIONS, (OwnershipState.RELEASING, Proof.NONE, DesiredChange.MOVE), Act.GRANT)
 
 
 def revoke_skipped(patch: pytest.MonkeyPatch) -> None:
-    """A queue moves in one step, though the group is Cooperative."""
+    """A queue moves in one step although the group is Cooperative."""
     patch.setitem(handover.TRANSITIONS, (OwnershipState.OWNED, Proof.NONE, DesiredChange.MOVE), Act.GRANT)
 
 
 def draining_counts_as_released(patch: pytest.MonkeyPatch) -> None:
-    """What a report lists under `releasing` is not looked at."""
+    """Queues under `releasing` of a report are ignored."""
     patch.setattr(DecodedReport, "active_queues", DecodedReport.held_queues)
 
 
 def idle_counts_as_released(patch: pytest.MonkeyPatch) -> None:
-    """That a member does not work a queue is proof, though it may not have seen yet that it should."""
-    right = handover.find_proof
+    """An idle queue counts as released although its member may not have read the assignment yet."""
+    original = handover.find_proof
 
-    def wrong(queue: Any, holder: Any, taken: Any, seen: HolderEvidence, rules: Any) -> Proof:
-        return right(queue, holder, taken or handover.Revocation(0, 0.0), seen, rules)
+    def mutant(queue: Any, holder: Any, revocation: Any, evidence: HolderEvidence, rules: Any) -> Proof:
+        return original(queue, holder, revocation or handover.Revocation(0, 0.0), evidence, rules)
 
-    patch.setattr(moves, "find_proof", wrong)
+    patch.setattr(moves, "find_proof", mutant)
 
 
 def any_generation_acknowledges(patch: pytest.MonkeyPatch) -> None:
-    """A report proves a release, whichever generation its member obeys."""
-    patch.setattr(HolderEvidence, "has_obeyed", lambda seen, _holder, _generation: seen.report is not None)
+    """A report of any generation proves a release."""
+    patch.setattr(HolderEvidence, "has_obeyed", lambda evidence, _holder, _generation: evidence.report is not None)
 
 
 def unfinished_drain_is_enough(patch: pytest.MonkeyPatch) -> None:
-    """A terminating member has released everything as soon as its drain has begun."""
+    """A terminating member counts as drained as soon as its drain has started."""
     patch.setattr(Report, "is_drained", property(lambda report: report.final))
 
 
 def absence_is_an_end(patch: pytest.MonkeyPatch) -> None:
-    """A pod that is not seen is taken for ended."""
-    right = situations.Situation.evidence_of
+    """A pod that is not listed counts as ended."""
+    original = situations.Situation.evidence_of
 
-    def wrong(it: situations.Situation, holder: Any, incarnation: int = 0) -> HolderEvidence:
-        pod = it.pods.get(holder.name)
-        return right(it, holder, incarnation) if pod and pod.uid == holder.uid else HolderEvidence(ended=True)
+    def mutant(situation: situations.Situation, holder: Any, incarnation: int = 0) -> HolderEvidence:
+        pod = situation.pods.get(holder.name)
+        return original(situation, holder, incarnation) if pod and pod.uid == holder.uid else HolderEvidence(ended=True)
 
-    patch.setattr(situations.Situation, "evidence_of", wrong)
+    patch.setattr(situations.Situation, "evidence_of", mutant)
     patch.setattr(member_states, "awaits_namesake", lambda *_: False)
 
 
 def a_crash_is_an_end(patch: pytest.MonkeyPatch) -> None:
-    """A pod that is not ready is taken for ended."""
-    right = planner.PodSnapshot.evidence.fget  # type: ignore[attr-defined]
+    """A pod that is not ready counts as ended."""
+    original = planner.PodSnapshot.evidence.fget  # type: ignore[attr-defined]
     patch.setattr(
-        planner.PodSnapshot, "evidence", property(lambda pod: replace(right(pod), ended=pod.ended or not pod.ready))
+        planner.PodSnapshot, "evidence", property(lambda pod: replace(original(pod), ended=pod.ended or not pod.ready))
     )
 
 
 def lost_at_once(patch: pytest.MonkeyPatch) -> None:
-    """Who cannot be heard for a moment is overruled."""
-    patch.setattr(HolderEvidence, "is_lost", lambda seen, _after, _asked=0.0: seen.unreachable_for > 0)
+    """A member counts as lost after one failed request."""
+    patch.setattr(HolderEvidence, "is_lost", lambda evidence, _after, _asked=0.0: evidence.unreachable_for > 0)
 
 
 def conflicts_ignored(patch: pytest.MonkeyPatch) -> None:
-    """The record is written, whoever has written it meanwhile."""
-    right = server.Api.write_record
+    """A write replaces the ConfigMap although another operator has written meanwhile."""
+    original = server.Api.write_config_map
 
-    def wrong(api: server.Api, data: Mapping[str, str | bytes], settings: str, _based_on: int | None) -> None:
-        right(api, data, settings, api.record.version if api.record else None)
+    def mutant(api: server.Api, data: Mapping[str, str | bytes], settings: str, _based_on: int | None) -> None:
+        original(api, data, settings, api.config_map.version if api.config_map else None)
 
-    patch.setattr(server.Api, "write_record", wrong)
+    patch.setattr(server.Api, "write_config_map", mutant)
 
 
 def barrier_ignored(patch: pytest.MonkeyPatch) -> None:
-    """After the record was lost, what nobody is known to work is granted at once."""
+    """After the assignment was lost, queues without a known consumer are granted at once."""
     patch.setattr(record, "barrier_proof", lambda *_: Proof.RELEASED)
     patch.setattr(situations.Situation, "unrecorded_drains", {})
 
 
 def recovery_below_what_was_seen(patch: pytest.MonkeyPatch) -> None:
-    """A lost record starts again at generation 1."""
-    right = record.rebuild_assignment
+    """A rebuilt assignment starts again at generation 1."""
+    original = record.rebuild_assignment
     patch.setattr(
-        record, "rebuild_assignment", lambda snapshot, now: replace(right(snapshot, now), generation=1, barrier=1)
+        record, "rebuild_assignment", lambda snapshot, now: replace(original(snapshot, now), generation=1, barrier=1)
     )
 
 
 def budget_forgotten(patch: pytest.MonkeyPatch) -> None:
-    """What was moved is not counted."""
+    """Moves are not counted."""
     patch.setattr(moves, "_updated_spent", lambda *_: ())
 
 
 def shrinks_on_a_partial_view(patch: pytest.MonkeyPatch) -> None:
-    """A queue that one answer does not name is given up."""
+    """A queue is dropped as soon as one route response lacks it."""
     patch.setattr(situations, "SHRINK_PATIENCE_SECONDS", 0.0)
 
 
 def no_view_is_no_queues(patch: pytest.MonkeyPatch) -> None:
-    """A topic without an answer has no queues."""
-    right = situations.Situation._queues_of
+    """A topic without a route response has no queues."""
+    original = situations.Situation._queues_of
 
-    def wrong(it: situations.Situation, topic: str) -> Any:
-        return right(it, topic) if it.snapshot.views.get(topic) else []
+    def mutant(situation: situations.Situation, topic: str) -> Any:
+        return original(situation, topic) if situation.snapshot.views.get(topic) else []
 
-    patch.setattr(situations.Situation, "_queues_of", wrong)
+    patch.setattr(situations.Situation, "_queues_of", mutant)
 
 
 def lower_generations_obeyed(patch: pytest.MonkeyPatch) -> None:
-    """A member obeys whatever document it is shown."""
+    """A member obeys every mounted document."""
     patch.setattr(member.Member, "_why_rejected", lambda *_: None)
 
 
 def member_forgets(patch: pytest.MonkeyPatch) -> None:
-    """A restarted member begins with any document that its volume shows."""
+    """A restarted member obeys any document that its volume shows."""
     patch.setattr(fleet, "Disk", _Forgetful)
 
 
 def final_drain_forgotten(patch: pytest.MonkeyPatch) -> None:
-    """A finally drained member takes up what it is shown."""
-    right = member.Member._assigned_queues
+    """A finally drained member consumes its assignment again."""
+    original = member.Member._assigned_queues
 
-    def wrong(it: member.Member) -> Any:
-        it._is_draining = False
-        return right(it)
+    def mutant(consumer: member.Member) -> Any:
+        consumer._is_draining = False
+        return original(consumer)
 
-    patch.setattr(member.Member, "_assigned_queues", wrong)
+    patch.setattr(member.Member, "_assigned_queues", mutant)
 
 
 def released_before_empty(patch: pytest.MonkeyPatch) -> None:
-    """A member says that it has released what it still delivers from."""
+    """A member reports a queue as released while deliveries are open."""
     for state in (
         queue_lifecycle.LeaseState.RUNNING,
         queue_lifecycle.LeaseState.STARTING,
@@ -157,43 +157,43 @@ def released_before_empty(patch: pytest.MonkeyPatch) -> None:
 
 
 def namesakes_are_one(patch: pytest.MonkeyPatch) -> None:
-    """A pod made anew under its name works what the old one was given."""
-    right = member.Member._assigned_queues
+    """A recreated pod consumes the queues of its namesake."""
+    original = member.Member._assigned_queues
 
-    def wrong(it: member.Member) -> Any:
-        share = it._assignment.members.get(it.name) if it._assignment else None
-        uid, it.uid = it.uid, share.uid if share else it.uid
-        found = right(it)
-        it.uid = uid
-        return found
+    def mutant(consumer: member.Member) -> Any:
+        share = consumer._assignment.members.get(consumer.name) if consumer._assignment else None
+        uid, consumer.uid = consumer.uid, share.uid if share else consumer.uid
+        queues = original(consumer)
+        consumer.uid = uid
+        return queues
 
-    patch.setattr(member.Member, "_assigned_queues", wrong)
+    patch.setattr(member.Member, "_assigned_queues", mutant)
 
 
 def orphans_wait_for_gates(patch: pytest.MonkeyPatch) -> None:
-    """A queue whose holder has ended is not granted."""
+    """A queue is not granted after its holder has ended."""
     patch.setitem(handover.TRANSITIONS, (OwnershipState.OWNED, Proof.ENDED, DesiredChange.MOVE), Act.KEEP)
 
 
-def never_satisfied(patch: pytest.MonkeyPatch) -> None:
-    """A document is written whenever one looks."""
+def written_at_every_reconcile(patch: pytest.MonkeyPatch) -> None:
+    """Every reconcile writes a document."""
     patch.setattr(planner, "_needs_write", lambda *_: True)
 
 
-def looks_all_the_time(patch: pytest.MonkeyPatch) -> None:
-    """It is worth looking again at once, always."""
+def requeued_all_the_time(patch: pytest.MonkeyPatch) -> None:
+    """Every plan requests another reconcile at once."""
     patch.setattr(planner.pokes, "seconds_until_next_poke", lambda *_: 0.0)
 
 
 def locks_are_trusted_for_ever(patch: pytest.MonkeyPatch) -> None:
-    """A member delivers in order under a lock that has run out."""
+    """A member delivers in order under an expired lock."""
     patch.setattr(queue_lifecycle, "LOCK_TRUST_SECONDS", 1e6)
     patch.setattr(queue_lifecycle, "LOCK_EXPIRY_SECONDS", 2e6)
     patch.setattr(queue_lifecycle, "LOCK_HOLD_SECONDS", 0.0)
 
 
-# What the simulation finds. `absence_is_an_end` it does not: a leader that begins lists all pods, and only a view older
-# than that leads there; the exploration has one.
+# The bugs that the simulation finds. It cannot find `absence_is_an_end`: that needs a list of pods older than the one
+# that a new leader reads. The exploration has such a list.
 BUGS: tuple[Plant, ...] = (
     grant_without_acknowledgement,
     revoke_skipped,
@@ -215,28 +215,28 @@ BUGS: tuple[Plant, ...] = (
     released_before_empty,
     namesakes_are_one,
     orphans_wait_for_gates,
-    never_satisfied,
-    looks_all_the_time,
+    written_at_every_reconcile,
+    requeued_all_the_time,
     locks_are_trusted_for_ever,
 )
 
 
 class _Forgetful(fleet.Disk):
-    """An emptyDir that keeps nothing."""
+    """An emptyDir volume that stores nothing."""
 
     @property
     def obeyed(self) -> int:
-        """Return nothing."""
+        """Return no generation."""
         return 0
 
     @obeyed.setter
     def obeyed(self, _: int) -> None:
-        """Forget it."""
+        """Ignore the generation."""
 
 
 @contextmanager
 def planted(bug: Plant) -> Iterator[None]:
-    """Work with a bug, and without it again afterwards."""
+    """Apply a bug inside the context."""
     with pytest.MonkeyPatch.context() as patch:
         bug(patch)
         yield

@@ -1,74 +1,74 @@
-"""Virtual time: what shall happen later, in order; and processes that can be killed, frozen and thawed."""
+"""Virtual time: scheduled callbacks in order; and processes that can be killed, frozen and thawed."""
 
 import heapq
 from collections.abc import Callable, Generator
 from typing import Any
 
-Later = Callable[[], object]
-Work = Generator[float, None, None]  # yields seconds to wait
+Callback = Callable[[], object]
+Routine = Generator[float, None, None]  # yields seconds to wait
 
 
 class Clock:
-    """The one clock of a run, and the list of what is to come."""
+    """The clock of a run, with its scheduled callbacks."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        self._due: list[tuple[float, int, Later]] = []
+        self._due: list[tuple[float, int, Callback]] = []
         self._number = 0
 
-    def after(self, seconds: float, what: Later) -> None:
-        """Let something happen so many seconds from now."""
+    def after(self, seconds: float, callback: Callback) -> None:
+        """Run a callback after so many seconds."""
         self._number += 1
-        heapq.heappush(self._due, (self.now + max(seconds, 0.0), self._number, what))
+        heapq.heappush(self._due, (self.now + max(seconds, 0.0), self._number, callback))
 
     def run(self, until: float) -> None:
-        """Let everything happen that is due by then."""
+        """Run all callbacks that are due until then."""
         while self._due and self._due[0][0] <= until:
-            self.now, _, what = heapq.heappop(self._due)
-            what()
+            self.now, _, callback = heapq.heappop(self._due)
+            callback()
         self.now = until
 
 
 class Process:
-    """Something that runs: what it does later does not happen once it is dead, and waits while it is frozen."""
+    """A process. Its callbacks are dropped after its end, and postponed while it is frozen."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.alive = True
         self.frozen = False
-        self._backlog: list[Later] = []
+        self._backlog: list[Callback] = []
 
-    def after(self, seconds: float, what: Later) -> None:
-        """Do something so many seconds from now."""
-        self.clock.after(seconds, lambda: self._do(what))
+    def after(self, seconds: float, callback: Callback) -> None:
+        """Run a callback of this process after so many seconds."""
+        self.clock.after(seconds, lambda: self._run(callback))
 
-    def spawn(self, work: Work) -> None:
-        """Go through work that waits in between."""
+    def spawn(self, routine: Routine) -> None:
+        """Run a routine that yields the seconds to wait between its steps."""
 
-        def go_on() -> None:
-            seconds = next(work, None)
+        def resume() -> None:
+            seconds = next(routine, None)
             if seconds is not None:
-                self.after(seconds, go_on)
+                self.after(seconds, resume)
 
-        go_on()
+        resume()
 
     def kill(self) -> None:
-        """End it at once."""
+        """End the process at once."""
         self.alive = False
 
     def freeze(self) -> None:
-        """Stop it as SIGSTOP does."""
+        """Stop the process, as SIGSTOP does."""
         self.frozen = True
 
     def thaw(self) -> None:
-        """Let it go on; what was due meanwhile happens now."""
+        """Resume the process; callbacks that were due meanwhile run now."""
         self.frozen = False
         backlog, self._backlog = self._backlog, []
-        for what in backlog:
-            self._do(what)
+        for callback in backlog:
+            self._run(callback)
 
-    def _do(self, what: Later) -> Any:
+    def _run(self, callback: Callback) -> Any:
         if self.frozen and self.alive:
-            self._backlog.append(what)
+            self._backlog.append(callback)
         elif self.alive:
-            what()
+            callback()

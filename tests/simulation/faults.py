@@ -1,4 +1,4 @@
-"""What can go wrong in a run: each fault a function of the world and of chance."""
+"""The faults of a run: each is a function of the simulation and a random generator."""
 
 from collections.abc import Callable
 from functools import partial
@@ -11,199 +11,199 @@ from simulation.world import Simulation
 Fault = Callable[[Simulation, Random], None]
 
 
-def _some(world: Simulation, chance: Random) -> list[Kubelet]:
-    """Return one pod that stands, or none."""
-    there = [it for it in world.kubelets.values() if it.object and not it.object.terminating and not it.object.ended]
-    return [chance.choice(there)] if there else []
+def _pick_pod(world: Simulation, random: Random) -> list[Kubelet]:
+    """Return one running pod at random; an empty list without one."""
+    running = [kubelet for kubelet in world.kubelets.values() if kubelet.is_running]
+    return [random.choice(running)] if running else []
 
 
-def _for_a_while(world: Simulation, thing: object, trouble: str, seconds: float) -> None:
-    """Let a trouble be, and end."""
+def _set_for(world: Simulation, target: object, attribute: str, seconds: float) -> None:
+    """Set a flag for so many seconds."""
 
     def end() -> None:
-        setattr(thing, trouble, False)
+        setattr(target, attribute, False)
 
-    setattr(thing, trouble, True)
+    setattr(target, attribute, True)
     world.clock.after(seconds, end)
 
 
-def scale(world: Simulation, chance: Random) -> None:
-    """More or fewer members."""
-    world.scale(chance.randint(1, 8))
+def scale(world: Simulation, random: Random) -> None:
+    """The number of replicas changes."""
+    world.scale(random.randint(1, 8))
 
 
 def roll(world: Simulation, _: Random) -> None:
-    """A rolling update."""
+    """A rolling update starts."""
     world.roll()
 
 
-def delete_pod(world: Simulation, chance: Random) -> None:
-    """`kubectl delete pod`."""
-    for kubelet in _some(world, chance):
+def delete_pod(world: Simulation, random: Random) -> None:
+    """A pod is deleted, as by `kubectl delete pod`."""
+    for kubelet in _pick_pod(world, random):
         kubelet.delete()
 
 
-def crash_sidecar(world: Simulation, chance: Random) -> None:
-    """A container dies and comes back."""
-    for kubelet in _some(world, chance):
-        kubelet.crash(chance.choice([0.5, 3.0, 12.0, 40.0]))
+def crash_sidecar(world: Simulation, random: Random) -> None:
+    """A container crashes and restarts."""
+    for kubelet in _pick_pod(world, random):
+        kubelet.crash(random.choice([0.5, 3.0, 12.0, 40.0]))
 
 
-def crash_while_leaving(world: Simulation, chance: Random) -> None:
-    """A container dies while its pod is taken down."""
-    for kubelet in _some(world, chance):
+def crash_while_leaving(world: Simulation, random: Random) -> None:
+    """A container crashes while its pod terminates."""
+    for kubelet in _pick_pod(world, random):
         kubelet.delete()
-        world.clock.after(chance.uniform(0.5, 6), partial(kubelet.crash, 1000.0))
+        world.clock.after(random.uniform(0.5, 6), partial(kubelet.crash, 1000.0))
 
 
-def confuse_volume(world: Simulation, chance: Random) -> None:
-    """A volume shows an old document for a moment, or half of one; perhaps the container starts anew meanwhile."""
+def corrupt_volume(world: Simulation, random: Random) -> None:
+    """A volume shows an old document briefly, or half of one; the container may restart meanwhile."""
     texts = [text for text in world.judge.texts.values() if isinstance(text, str)]
-    for kubelet in _some(world, chance) if texts else ():
-        text = chance.choice(texts)
-        kubelet.confuse(text if chance.random() < 0.7 else text[: len(text) // 2], chance.uniform(0.5, 8))
-        if chance.random() < 0.5:
+    for kubelet in _pick_pod(world, random) if texts else ():
+        text = random.choice(texts)
+        kubelet.corrupt_volume(text if random.random() < 0.7 else text[: len(text) // 2], random.uniform(0.5, 8))
+        if random.random() < 0.5:
             kubelet.crash(0.2)
 
 
-def blind_successor(world: Simulation, chance: Random) -> None:
-    """Members join, the leader dies, and its successor begins with an old list of pods."""
+def blind_successor(world: Simulation, random: Random) -> None:
+    """Members join, the leader crashes, and its successor starts with an outdated list of pods."""
     world.scale(world.replicas + 2)
-    world.clock.after(chance.uniform(3, 9), world.crash_leader)
+    world.clock.after(random.uniform(3, 9), world.crash_leader)
 
 
-def end_pod(world: Simulation, chance: Random) -> None:
-    """A pod ends: evicted, or failed."""
-    for kubelet in _some(world, chance):
-        chance.choice([kubelet.vanish, kubelet.finish])()
+def end_pod(world: Simulation, random: Random) -> None:
+    """A pod is evicted, or fails."""
+    for kubelet in _pick_pod(world, random):
+        random.choice([kubelet.vanish, kubelet.finish])()
 
 
-def hang(world: Simulation, chance: Random) -> None:
-    """A sidecar stands still for a while, and goes on as if nothing had been."""
-    for kubelet in _some(world, chance):
-        kubelet.hang(chance.choice([2.0, 8.0, 25.0, 70.0]))
+def hang(world: Simulation, random: Random) -> None:
+    """A sidecar hangs for a while, then resumes."""
+    for kubelet in _pick_pod(world, random):
+        kubelet.hang(random.choice([2.0, 8.0, 25.0, 70.0]))
 
 
-def lose_node(world: Simulation, chance: Random) -> None:
-    """A node is cut off: its pod goes on, unheard, with an old document."""
-    for kubelet in _some(world, chance):
-        kubelet.lose(chance.choice([15.0, 60.0, 150.0]))
+def lose_node(world: Simulation, random: Random) -> None:
+    """A node is cut off: its pod keeps running, unreachable, with an old document."""
+    for kubelet in _pick_pod(world, random):
+        kubelet.cut_off_node(random.choice([15.0, 60.0, 150.0]))
 
 
-def lose_zone(world: Simulation, chance: Random) -> None:
-    """A third of all pods at once."""
-    there = [it for it in world.kubelets.values() if it.object]
-    for kubelet in there[:: 3 if len(there) > 2 else 1]:
-        kubelet.lose(chance.choice([30.0, 100.0]))
+def lose_zone(world: Simulation, random: Random) -> None:
+    """The nodes of a third of all pods are cut off at once."""
+    kubelets = [kubelet for kubelet in world.kubelets.values() if kubelet.api_pod]
+    for kubelet in kubelets[:: 3 if len(kubelets) > 2 else 1]:
+        kubelet.cut_off_node(random.choice([30.0, 100.0]))
 
 
-def partition(world: Simulation, chance: Random) -> None:
-    """The operator cannot reach a member that is well."""
-    for kubelet in _some(world, chance):
-        kubelet.partition(chance.choice([5.0, 40.0, 150.0]))
+def partition(world: Simulation, random: Random) -> None:
+    """The operator cannot reach a healthy member."""
+    for kubelet in _pick_pod(world, random):
+        kubelet.partition(random.choice([5.0, 40.0, 150.0]))
 
 
-def flap(world: Simulation, chance: Random) -> None:
-    """One pod is ready and unready every 3 s."""
-    for kubelet in _some(world, chance):
-        for number in range(chance.randint(2, 10)):
+def flap(world: Simulation, random: Random) -> None:
+    """A pod changes between ready and not ready every 3 s."""
+    for kubelet in _pick_pod(world, random):
+        for number in range(random.randint(2, 10)):
             world.clock.after(number * 6, kubelet.flap)
 
 
-def slow_kubelets(world: Simulation, chance: Random) -> None:
-    """Half of the pods are shown documents late, though they are poked."""
+def slow_kubelets(world: Simulation, random: Random) -> None:
+    """The volumes of half of the pods are updated late, in spite of pokes."""
     for kubelet in list(world.kubelets.values())[::2]:
-        kubelet.slow = chance.choice([10.0, 180.0])
-    world.clock.after(90, world.hurry)
+        kubelet.delay_factor = random.choice([10.0, 180.0])
+    world.clock.after(90, world.speed_up_kubelets)
 
 
-def crash_operator(world: Simulation, chance: Random) -> None:
-    """The leader dies before or after one of its next writes."""
-    world.arm_crash(chance.randint(1, 6))
+def crash_operator(world: Simulation, random: Random) -> None:
+    """The leader crashes before or after one of its next writes."""
+    world.arm_crash(random.randint(1, 6))
 
 
-def freeze_operator(world: Simulation, chance: Random) -> None:
-    """The leader is stopped for longer than its lease, and then goes on."""
-    world.freeze_leader(chance.choice([5.0, 18.0, 45.0]))
+def freeze_operator(world: Simulation, random: Random) -> None:
+    """The leader is frozen for longer than its Lease, then resumes."""
+    world.freeze_leader(random.choice([5.0, 18.0, 45.0]))
 
 
-def two_leaders(world: Simulation, chance: Random) -> None:
-    """Both operators believe that they lead."""
-    world.both_lead_until = world.clock.now + chance.choice([5.0, 40.0])
-    world.wake()
+def two_leaders(world: Simulation, random: Random) -> None:
+    """Both operators act as leaders."""
+    world.both_lead_until = world.clock.now + random.choice([5.0, 40.0])
+    world.enqueue()
 
 
-def api_down(world: Simulation, chance: Random) -> None:
-    """The API server answers nobody."""
-    _for_a_while(world, world.api, "down", chance.choice([2.0, 20.0, 60.0]))
+def api_down(world: Simulation, random: Random) -> None:
+    """The API server does not respond."""
+    _set_for(world, world.api, "down", random.choice([2.0, 20.0, 60.0]))
 
 
-def lost_replies(world: Simulation, chance: Random) -> None:
-    """A write is done, but its answer never comes."""
-    world.api.losing_replies = chance.randint(1, 3)
+def lost_replies(world: Simulation, random: Random) -> None:
+    """A write succeeds, but its response is lost."""
+    world.api.responses_to_lose = random.randint(1, 3)
 
 
-def bad_watch(world: Simulation, chance: Random) -> None:
-    """Watch events are lost, late, twice, out of order."""
-    _for_a_while(world, world, "bad_watch", chance.choice([10.0, 40.0]))
+def bad_watch(world: Simulation, random: Random) -> None:
+    """Watch events are lost, late, duplicated, out of order."""
+    _set_for(world, world, "bad_watch", random.choice([10.0, 40.0]))
 
 
-def silent_watch(world: Simulation, chance: Random) -> None:
-    """The watch says nothing, and does not end."""
-    _for_a_while(world, world, "silent_watch", chance.choice([10.0, 40.0]))
+def silent_watch(world: Simulation, random: Random) -> None:
+    """The watch delivers no events, and does not end."""
+    _set_for(world, world, "silent_watch", random.choice([10.0, 40.0]))
 
 
-def _by_hand(world: Simulation, text: str | bytes | None) -> None:
-    world.by_hand = True
-    world.api.put_record(None if text is None else {PLAIN_KEY: text}, world.settings)
-    world.by_hand = False
-    world.wake()
+def _edit_config_map(world: Simulation, text: str | bytes | None) -> None:
+    world.is_manual_edit = True
+    world.api.put_config_map(None if text is None else {PLAIN_KEY: text}, world.settings)
+    world.is_manual_edit = False
+    world.enqueue()
 
 
-def record_deleted(world: Simulation, _: Random) -> None:
-    """Somebody deletes the ConfigMap."""
-    _by_hand(world, None)
+def config_map_deleted(world: Simulation, _: Random) -> None:
+    """A user deletes the ConfigMap."""
+    _edit_config_map(world, None)
 
 
-def record_edited(world: Simulation, _: Random) -> None:
-    """Somebody edits the ConfigMap."""
-    record = world.api.record
-    if record:
-        _by_hand(world, str(record.text).replace('"generation":', '"generation":1', 1))
+def config_map_edited(world: Simulation, _: Random) -> None:
+    """A user edits the ConfigMap."""
+    config_map = world.api.config_map
+    if config_map:
+        _edit_config_map(world, str(config_map.text).replace('"generation":', '"generation":1', 1))
 
 
-def record_restored(world: Simulation, chance: Random) -> None:
-    """Somebody restores an old copy of the ConfigMap."""
+def config_map_restored(world: Simulation, random: Random) -> None:
+    """A user restores an old copy of the ConfigMap."""
     texts = list(world.judge.texts.values())
     if texts:
-        _by_hand(world, chance.choice(texts[-6:]))
+        _edit_config_map(world, random.choice(texts[-6:]))
 
 
-def more_queues(world: Simulation, chance: Random) -> None:
+def more_queues(world: Simulation, random: Random) -> None:
     """An admin adds queues."""
-    world.grown = world.clock.now
-    route = world.broker.routes[chance.choice(world.subscribed)]
-    route[chance.choice(sorted(route))] += chance.randint(1, 4)
+    world.route_grown_at = world.clock.now
+    route = world.broker.routes[random.choice(world.subscribed)]
+    route[random.choice(sorted(route))] += random.randint(1, 4)
 
 
-def fewer_queues(world: Simulation, chance: Random) -> None:
+def fewer_queues(world: Simulation, random: Random) -> None:
     """An admin removes queues."""
-    route = world.broker.routes[chance.choice(world.subscribed)]
-    broker = chance.choice(sorted(route))
-    route[broker] = max(1, route[broker] - chance.randint(1, 3))
+    route = world.broker.routes[random.choice(world.subscribed)]
+    broker = random.choice(sorted(route))
+    route[broker] = max(1, route[broker] - random.randint(1, 3))
 
 
-def no_routes(world: Simulation, chance: Random) -> None:
+def no_routes(world: Simulation, random: Random) -> None:
     """The name server does not answer."""
-    _for_a_while(world, world.broker, "failing", chance.choice([6.0, 60.0]))
+    _set_for(world, world.broker, "failing", random.choice([6.0, 60.0]))
 
 
-def partial_routes(world: Simulation, chance: Random) -> None:
-    """A name server has just started and does not know every broker; within 30 s each one has registered."""
-    if world.broker.hidden:  # one after another would hide a broker for longer than a member waits
+def partial_routes(world: Simulation, random: Random) -> None:
+    """A name server has just started and does not know every broker; within 30 s each broker has registered."""
+    if world.broker.hidden:  # repeated, this would hide a broker for longer than a member waits
         return
-    world.broker.hidden = {chance.choice(["a", "b"])}
-    world.clock.after(chance.choice([5.0, 29.0]), world.broker.hidden.clear)
+    world.broker.hidden = {random.choice(["a", "b"])}
+    world.clock.after(random.choice([5.0, 29.0]), world.broker.hidden.clear)
 
 
 def broker_restart(world: Simulation, _: Random) -> None:
@@ -211,74 +211,74 @@ def broker_restart(world: Simulation, _: Random) -> None:
     world.broker.locks.clear()
 
 
-def pause_group(world: Simulation, chance: Random) -> None:
+def pause_group(world: Simulation, random: Random) -> None:
     """The user pauses consumption for a while."""
     world.change(paused=True)
-    world.clock.after(chance.choice([3.0, 40.0]), lambda: world.change(paused=False))
+    world.clock.after(random.choice([3.0, 40.0]), lambda: world.change(paused=False))
 
 
-def subscribe(world: Simulation, chance: Random) -> None:
+def subscribe(world: Simulation, random: Random) -> None:
     """The subscription changes."""
     topics = [topic for topic in world.broker.routes if not topic.startswith("%")]
     if len(topics) > 1:
-        world.change(subscribed=chance.choice([topics[:1], topics[1:], topics]))
+        world.change(subscribed=random.choice([topics[:1], topics[1:], topics]))
 
 
 def change_policy(world: Simulation, _: Random) -> None:
-    """Another policy applies."""
+    """The policy is replaced."""
     world.change_policy()
 
 
-def bad_policy(world: Simulation, chance: Random) -> None:
-    """The policy cannot be understood for a while."""
-    _for_a_while(world, world, "bad_policy", chance.choice([5.0, 60.0]))
+def bad_policy(world: Simulation, random: Random) -> None:
+    """The policy is invalid for a while."""
+    _set_for(world, world, "bad_policy", random.choice([5.0, 60.0]))
 
 
-def bad_spec(world: Simulation, chance: Random) -> None:
-    """The group cannot be understood for a while."""
-    _for_a_while(world, world, "bad_spec", chance.choice([5.0, 40.0]))
+def bad_spec(world: Simulation, random: Random) -> None:
+    """The group is invalid for a while."""
+    _set_for(world, world, "bad_spec", random.choice([5.0, 40.0]))
 
 
-def change_settings(world: Simulation, chance: Random) -> None:
-    """The settings that sidecars need change."""
-    world.settings = f'{{"changed":{chance.randint(1, 9)}}}'
-    world.wake()
+def change_settings(world: Simulation, random: Random) -> None:
+    """The settings for sidecars change."""
+    world.settings = f'{{"changed":{random.randint(1, 9)}}}'
+    world.enqueue()
 
 
-def foreigners(world: Simulation, chance: Random) -> None:
-    """Consumers that are not Rota's are in the group for a while, or cannot be seen."""
-    world.broker.foreigners = chance.choice([("10.9.9.9@old",), None])
-    world.permissive = world.clock.now + 60
+def unmanaged_consumers(world: Simulation, random: Random) -> None:
+    """Unmanaged consumers are in the group for a while, or the broker cannot list consumers."""
+    world.broker.unmanaged_consumers = random.choice([("10.9.9.9@old",), None])
+    world.queues_may_drop_at = world.clock.now + 60
 
-    def gone() -> None:
-        world.broker.foreigners = ()
-        world.permissive = world.clock.now + 60
-        world.wake()
+    def leave() -> None:
+        world.broker.unmanaged_consumers = ()
+        world.queues_may_drop_at = world.clock.now + 60
+        world.enqueue()
 
-    world.clock.after(chance.choice([5.0, 50.0]), gone)
-    world.wake()
+    world.clock.after(random.choice([5.0, 50.0]), leave)
+    world.enqueue()
 
 
-def weights_lie(world: Simulation, chance: Random) -> None:
-    """What queues weigh cannot be measured, or is nonsense."""
+def weights_lie(world: Simulation, random: Random) -> None:
+    """Queue weights are unknown or invalid."""
     lies = [float("nan"), -1.0, 1e12, 3.0, float("inf")]
     queues = [queue for topic in world.broker.routes for queue in world.broker.queues(topic)]
-    world.weights = chance.choice([None, {queue: chance.choice(lies) for queue in queues}])
+    world.weights = random.choice([None, {queue: random.choice(lies) for queue in queues}])
 
 
-def clock_leaps(world: Simulation, chance: Random) -> None:
-    """An operator's time of day is wrong by minutes."""
-    world.leapt = True
-    chance.choice(world.operators).leap += chance.choice([-300.0, -20.0, 20.0, 300.0])
+def clock_leaps(world: Simulation, random: Random) -> None:
+    """An operator's wall clock is wrong by minutes."""
+    world.clock_leapt = True
+    random.choice(world.operators).clock_offset += random.choice([-300.0, -20.0, 20.0, 300.0])
 
 
-def app_restarts(world: Simulation, chance: Random) -> None:
-    """An app container restarts: its preStop drains, and takes up again what the document gives."""
-    for kubelet in _some(world, chance):
+def app_restarts(world: Simulation, random: Random) -> None:
+    """An app container restarts: its preStop hook drains, then the member consumes its assignment again."""
+    for kubelet in _pick_pod(world, random):
         sidecar = kubelet.sidecar
         if sidecar and sidecar.alive and not sidecar.frozen:
             sidecar.drain(final=False)
-            sidecar.after(chance.uniform(0.5, 10), sidecar.back)
+            sidecar.after(random.uniform(0.5, 10), sidecar.end_drain)
 
 
 FAULTS: tuple[Fault, ...] = (
@@ -289,7 +289,7 @@ FAULTS: tuple[Fault, ...] = (
     crash_sidecar,
     crash_sidecar,
     crash_while_leaving,
-    confuse_volume,
+    corrupt_volume,
     blind_successor,
     end_pod,
     hang,
@@ -307,9 +307,9 @@ FAULTS: tuple[Fault, ...] = (
     lost_replies,
     bad_watch,
     silent_watch,
-    record_deleted,
-    record_edited,
-    record_restored,
+    config_map_deleted,
+    config_map_edited,
+    config_map_restored,
     more_queues,
     fewer_queues,
     no_routes,
@@ -321,7 +321,7 @@ FAULTS: tuple[Fault, ...] = (
     change_settings,
     bad_policy,
     bad_spec,
-    foreigners,
+    unmanaged_consumers,
     weights_lie,
     clock_leaps,
     app_restarts,

@@ -1,4 +1,4 @@
-"""Pods of a simulated world: a kubelet that shows documents late, and sidecars that drive the real `Member`."""
+"""Pods of a simulation: a kubelet that updates volumes late, and sidecars that drive the real `Member`."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -9,32 +9,34 @@ from rota.model import Poke, Queue
 from rota.reports import Report
 from rota.sidecar.member.member import Effects, Member
 from rota.sidecar.member.queue_lifecycle import Command, LeaseAction, LeaseEvent
-from simulation.clock import Clock, Process, Work
+from simulation.clock import Clock, Process, Routine
 from simulation.server import PodObject
 
 if TYPE_CHECKING:
     from simulation.world import Simulation
 
 
-READERS_THAT_FAIL = 0.03
+READER_FAILURE_RATE = 0.03
 
 
 @dataclass(slots=True)
 class Disk:
-    """The emptyDir: it outlives the container, not the pod."""
+    """The emptyDir volume: it outlives the container, not the pod."""
 
     obeyed: int = 0
     final: bool = False
 
 
 class Sidecar(Process):
-    """One container: carries out what its Member says, and answers later."""
+    """One container: runs the commands of its Member, and responds later."""
 
     def __init__(self, pod: "Kubelet") -> None:
         super().__init__(pod.world.clock)
-        self.pod, self.world, self.chance = pod, pod.world, pod.chance
+        self.pod = pod
+        self.world = pod.world
+        self.random = pod.random
         self.name = f"{pod.name}/{pod.uid}"
-        self.reader_chance = Random(f"{pod.world.seed}/{pod.name}/{pod.uid}/readers")
+        self.reader_random = Random(f"{pod.world.seed}/{pod.name}/{pod.uid}/readers")
         disk = pod.disk
         self.member = Member(
             pod.name,
@@ -46,322 +48,332 @@ class Sidecar(Process):
             final=disk.final,
         )
         self._fetches: dict[Queue, int] = {}
-        self._slept = 0.0
-        self._tick: float | None = None
-        self.after(self._soon(), self.look)
+        self._frozen_at = 0.0
+        self._timer_at: float | None = None
+        self.after(self._short_delay(), self.read_document)
 
-    def look(self) -> None:
-        """Read the document that the volume shows."""
-        self._carry(self.member.apply_assignment(self.pod.shown, self.clock.now))
+    def read_document(self) -> None:
+        """Read the mounted document."""
+        self._apply_effects(self.member.apply_assignment(self.pod.mounted, self.clock.now))
 
     def freeze(self) -> None:
-        """Stand still."""
+        """Freeze the process, and note the time."""
         super().freeze()
-        self._slept = self.clock.now
+        self._frozen_at = self.clock.now
 
     def thaw(self) -> None:
-        """Go on; after more than 5 s the document comes first."""
-        if self.alive and self.frozen and self.clock.now - self._slept > 5:
+        """Resume; after more than 5 s the member reads its document first."""
+        if self.alive and self.frozen and self.clock.now - self._frozen_at > 5:
             self.member.mark_stalled()
             self.frozen = False
-            self.look()
+            self.read_document()
         super().thaw()
 
     def kill(self) -> None:
-        """End without a word."""
+        """End without a drain."""
         super().kill()
-        self.world.judge.died(self)
+        self.world.judge.on_process_end(self)
 
     def drain(self, final: bool) -> None:  # noqa: FBT001 - as Member.drain
-        """Hear a request to drain."""
+        """Receive a request to drain."""
         if self.alive and not self.frozen and not (self.member.final and final):
-            self._carry(self.member.drain(final, self.clock.now))
+            self._apply_effects(self.member.drain(final, self.clock.now))
 
-    def back(self) -> None:
-        """Hear that the app is back."""
-        self._carry(self.member.end_drain(self.clock.now))
+    def end_drain(self) -> None:
+        """Receive the request that ends a drain: the app is back."""
+        self._apply_effects(self.member.end_drain(self.clock.now))
 
     def report(self) -> Report | None:
-        """Answer the operator, if it can be reached."""
+        """Return the report if the operator can reach the sidecar."""
         return self.member.report() if self.alive and not self.frozen and not self.pod.cut_off else None
 
-    def _carry(self, step: Effects) -> None:
-        if step.store_generation is not None:
-            self.world.judge.remembered(self, self.pod.disk.obeyed, step.store_generation)
-            self.pod.disk.obeyed = step.store_generation
-        self.pod.disk.final |= step.store_final
-        for command in step.commands:
-            self._begin(command)
-        self._wait_for_tick()
-        self.world.reported(self.pod)
+    def _apply_effects(self, effects: Effects) -> None:
+        if effects.store_generation is not None:
+            self.world.judge.on_generation_stored(self, self.pod.disk.obeyed, effects.store_generation)
+            self.pod.disk.obeyed = effects.store_generation
+        self.pod.disk.final |= effects.store_final
+        for command in effects.commands:
+            self._start_command(command)
+        self._schedule_timers()
+        self.world.notify_report(self.pod)
 
-    def _begin(self, command: Command) -> None:
+    def _start_command(self, command: Command) -> None:
         queue = command.queue
         match command.action:
             case LeaseAction.LOCK:
-                self.after(self._soon(), lambda: self._lock(command, self.clock.now))
+                self.after(self._short_delay(), lambda: self._lock(command, self.clock.now))
             case LeaseAction.FIND_START:
                 self.after(
-                    self._soon(),
-                    lambda: self._answer(command, LeaseEvent.START_FOUND if self._lucky() else LeaseEvent.FAILED),
+                    self._short_delay(),
+                    lambda: self._respond(command, LeaseEvent.START_FOUND if self._succeeds() else LeaseEvent.FAILED),
                 )
             case LeaseAction.FETCH:
                 self._fetches[queue] = self._fetches.get(queue, 0) + 1
-                self.world.judge.fetches(self, queue)
-                if self.reader_chance.random() < READERS_THAT_FAIL:
-                    self.after(self.reader_chance.uniform(0.01, 120.0), lambda: self._reader_fails(command))
+                self.world.judge.on_fetch(self, queue)
+                if self.reader_random.random() < READER_FAILURE_RATE:
+                    self.after(self.reader_random.uniform(0.01, 120.0), lambda: self._reader_fails(command))
             case LeaseAction.STOP:
-                self.after(self._open_for(), lambda: self._emptied(command, self._fetches.get(queue, 0)))
+                self.after(self._drain_seconds(), lambda: self._finish_drain(command, self._fetches.get(queue, 0)))
             case LeaseAction.ABORT:
-                self.after(self._soon(), lambda: self._emptied(command, self._fetches.get(queue, 0)))
+                self.after(self._short_delay(), lambda: self._finish_drain(command, self._fetches.get(queue, 0)))
             case LeaseAction.UNLOCK:
-                self.after(self._soon(), lambda: self._unlock(command))
+                self.after(self._short_delay(), lambda: self._unlock(command))
 
     def _reader_fails(self, command: Command) -> None:
-        if not self.world.calm:
-            self._answer(command, LeaseEvent.READER_FAILED)
+        if not self.world.is_calm:
+            self._respond(command, LeaseEvent.READER_FAILED)
 
     def _lock(self, command: Command, sent: float) -> None:
-        given = self.world.broker.lock(command.queue, self.name) if self._lucky() else None
-        event = LeaseEvent.FAILED if given is None else LeaseEvent.LOCKED if given else LeaseEvent.REFUSED
-        self.after(self._soon(), lambda: self._answer(command, event, sent))
+        granted = self.world.broker.lock(command.queue, self.name) if self._succeeds() else None
+        event = LeaseEvent.FAILED if granted is None else LeaseEvent.LOCKED if granted else LeaseEvent.REFUSED
+        self.after(self._short_delay(), lambda: self._respond(command, event, sent))
 
     def _unlock(self, command: Command) -> None:
         self.world.broker.unlock(command.queue, self.name)
-        self._answer(command, LeaseEvent.UNLOCKED)
+        self._respond(command, LeaseEvent.UNLOCKED)
 
-    def _emptied(self, command: Command, fetches: int) -> None:
-        """Say that the last delivery has ended; if it has been given back meanwhile, it has not."""
-        life = self.member.leases.get(command.queue)
-        if fetches == self._fetches.get(command.queue, 0) and life and life.number == command.lease_number:
-            self.world.judge.ended(self, command.queue)
-        self._answer(command, LeaseEvent.DRAINED)
+    def _finish_drain(self, command: Command, fetches: int) -> None:
+        """Respond to Stop. If the queue has been fetched again meanwhile, deliveries are still open."""
+        lease = self.member.leases.get(command.queue)
+        if fetches == self._fetches.get(command.queue, 0) and lease and lease.number == command.lease_number:
+            self.world.judge.on_drained(self, command.queue)
+        self._respond(command, LeaseEvent.DRAINED)
 
-    def _answer(self, command: Command, event: LeaseEvent, sent: float | None = None) -> None:
-        self._carry(self.member.on_event(event, command.queue, command.lease_number, self.clock.now, sent))
+    def _respond(self, command: Command, event: LeaseEvent, sent: float | None = None) -> None:
+        self._apply_effects(self.member.on_event(event, command.queue, command.lease_number, self.clock.now, sent))
 
-    def _wait_for_tick(self) -> None:
-        at = self.member.next_timer_at()
-        if at is not None and (self._tick is None or at < self._tick):
-            self._tick = at
-            self.after(at - self.clock.now, self._ticked)
+    def _schedule_timers(self) -> None:
+        due_at = self.member.next_timer_at()
+        if due_at is not None and (self._timer_at is None or due_at < self._timer_at):
+            self._timer_at = due_at
+            self.after(due_at - self.clock.now, self._run_timers)
 
-    def _ticked(self) -> None:
-        self._tick = None
-        self._carry(self.member.run_due_timers(self.clock.now))
+    def _run_timers(self) -> None:
+        self._timer_at = None
+        self._apply_effects(self.member.run_due_timers(self.clock.now))
 
-    def _soon(self) -> float:
-        return self.chance.uniform(0.001, 0.05)
+    def _short_delay(self) -> float:
+        return self.random.uniform(0.001, 0.05)
 
-    def _open_for(self) -> float:
-        """Return how long the deliveries that are open take: most end soon, some hang."""
-        return self.chance.choice([0.01, 0.1, 0.5, 2.0, 60.0 if self.chance.random() < 0.2 else 0.2])
+    def _drain_seconds(self) -> float:
+        """Return how long the open deliveries take: most end soon, some hang."""
+        return self.random.choice([0.01, 0.1, 0.5, 2.0, 60.0 if self.random.random() < 0.2 else 0.2])
 
-    def _lucky(self) -> bool:
-        return not self.pod.offline and (self.world.calm or self.chance.random() > 0.03)
+    def _succeeds(self) -> bool:
+        return not self.pod.offline and (self.world.is_calm or self.random.random() > 0.03)
 
 
 class Kubelet:
-    """A pod on its node: it starts the sidecar, shows documents, tells how the pod is, and takes it down."""
+    """A pod on its node: starts the sidecar, updates the volume, sets the pod's readiness, and terminates it."""
 
     def __init__(self, world: "Simulation", name: str, uid: str) -> None:
-        self.world, self.name, self.uid = world, name, uid
+        self.world = world
+        self.name = name
+        self.uid = uid
         self.clock: Clock = world.clock
-        self.chance = Random(f"{world.seed}/{name}/{uid}")
+        self.random = Random(f"{world.seed}/{name}/{uid}")
         self.disk = Disk()
-        self.shown: str | bytes | None = None
-        self._shown_version = 0
+        self.mounted: str | bytes | None = None
+        self._mounted_version = 0
         self.sidecar: Sidecar | None = None
-        self.cut_off = False  # the operator cannot reach it
-        self.lost = False  # neither can the API server
-        self.offline = False  # nor can it reach the broker
-        self.unwell_since = self.unwell_until = 0.0  # for the judge: when it could not be heard
-        self.born = world.clock.now
-        self.slow = 1.0
+        self.cut_off = False  # unreachable for the operator
+        self.lost = False  # unreachable for the API server, too
+        self.offline = False  # cannot reach the broker
+        self.unreachable_since = self.unreachable_until = 0.0  # for the judge
+        self.created_at = world.clock.now
+        self.delay_factor = 1.0
         self._poked = Poke()
-        self.gone = False
+        self.is_over = False
         world.api.put(PodObject(name=name, uid=uid))
-        world.clock.after(self.chance.uniform(0.2, 3.0), self._start)
-        world.clock.after(self.chance.uniform(30, 90), self._show_by_itself)
+        world.clock.after(self.random.uniform(0.2, 3.0), self._start)
+        world.clock.after(self.random.uniform(30, 90), self._update_periodically)
 
     @property
-    def object(self) -> PodObject | None:
-        """The pod as the API server has it, if that is still this one."""
-        found = self.world.api.pods.get(self.name)
-        return found if found and found.uid == self.uid else None
+    def api_pod(self) -> PodObject | None:
+        """The pod at the API server; None if a pod of the same name has replaced it."""
+        pod = self.world.api.pods.get(self.name)
+        return pod if pod and pod.uid == self.uid else None
 
-    def poked(self, poke: Poke) -> None:
-        """See the annotation change: the document is shown soon."""
+    @property
+    def is_running(self) -> bool:
+        """Whether the pod exists, does not terminate and has not ended."""
+        pod = self.api_pod
+        return pod is not None and not pod.terminating and not pod.ended
+
+    def on_poke(self, poke: Poke) -> None:
+        """Update the volume soon after a changed poke annotation."""
         if poke != self._poked:
             self._poked = poke
-            self.show(self.chance.uniform(0.05, 0.5) * self.slow)
+            self.update_volume(self.random.uniform(0.05, 0.5) * self.delay_factor)
 
-    def show(self, late: float = 0.0) -> None:
-        """Lay the document that is the newest now into the volume, a while later; never an older one than before."""
-        record = self.world.api.record
+    def update_volume(self, delay: float = 0.0) -> None:
+        """Mount the document that is newest now, after a delay; never an older one than before."""
+        config_map = self.world.api.config_map
 
-        def lay() -> None:
-            pod = self.object
-            if self.gone or self.lost or pod is None or pod.terminating:
+        def mount() -> None:
+            pod = self.api_pod
+            if self.is_over or self.lost or pod is None or pod.terminating:
                 return
-            if record and record.version > self._shown_version:  # one that is gone leaves what was shown
-                self._shown_version = record.version
-                self._lay(record.text)
+            if (
+                config_map and config_map.version > self._mounted_version
+            ):  # a deleted ConfigMap leaves the volume as it is
+                self._mounted_version = config_map.version
+                self._mount(config_map.text)
 
-        self.clock.after(late, lay)
+        self.clock.after(delay, mount)
 
-    def confuse(self, text: str | bytes, seconds: float) -> None:
-        """Show something else for a while: an older document, or a torn one."""
-        right = self.shown
-        self._lay(text)
+    def corrupt_volume(self, text: str | bytes, seconds: float) -> None:
+        """Mount another text for a while: an older document, or half of one."""
+        previous = self.mounted
+        self._mount(text)
 
-        def mend() -> None:
-            if self.shown == text and right is not None:
-                self._lay(right)
+        def restore() -> None:
+            if self.mounted == text and previous is not None:
+                self._mount(previous)
 
-        self.clock.after(seconds, mend)
+        self.clock.after(seconds, restore)
 
-    def _lay(self, text: str | bytes) -> None:
-        self.shown = text
+    def _mount(self, text: str | bytes) -> None:
+        self.mounted = text
         if self.sidecar:
-            self.sidecar.after(self.chance.uniform(0.0, 0.05), self.sidecar.look)
+            self.sidecar.after(self.random.uniform(0.0, 0.05), self.sidecar.read_document)
 
-    def crash(self, away: float) -> None:
-        """Lose the container; it comes back with the same disk."""
+    def crash(self, seconds: float) -> None:
+        """Crash the container; it restarts with the same disk."""
         if self.sidecar and self.sidecar.alive:
-            self.unwell(away + 3)
+            self.mark_unreachable(seconds + 3)
             self.sidecar.kill()
-            self._tell(ready=False)
-            self.clock.after(away, self._start)
+            self._set_ready(ready=False)
+            self.clock.after(seconds, self._start)
 
     def hang(self, seconds: float) -> None:
-        """Stand still for a while; the probes notice."""
+        """Freeze the sidecar for a while; its probes fail."""
         if self.sidecar and self.sidecar.alive and not self.sidecar.frozen:
             sidecar = self.sidecar
-            self.unwell(seconds + 1)
+            self.mark_unreachable(seconds + 1)
             sidecar.freeze()
-            self.clock.after(self.chance.uniform(1, 6), partial(self._noticed, sidecar))
+            self.clock.after(self.random.uniform(1, 6), partial(self._fail_probe, sidecar))
             self.clock.after(seconds, lambda: self._wake(sidecar))
 
-    def lose(self, seconds: float) -> None:
-        """Lose the node for a while: the process goes on, nobody hears it, nothing new is shown."""
+    def cut_off_node(self, seconds: float) -> None:
+        """Cut off the node for a while: the process keeps running, unreachable, and its volume is not updated."""
         self.lost = self.cut_off = True
-        self.offline = self.chance.random() < 0.5
-        self.unwell(seconds + 1)
-        self.clock.after(min(40.0, seconds / 2), self._given_up)
-        self.clock.after(seconds, self._found)
+        self.offline = self.random.random() < 0.5
+        self.mark_unreachable(seconds + 1)
+        self.clock.after(min(40.0, seconds / 2), self._mark_not_ready)
+        self.clock.after(seconds, self._restore_node)
 
     def partition(self, seconds: float) -> None:
-        """Let the operator not reach it, while all else goes on."""
+        """Cut off the pod from the operator only."""
         self.cut_off = True
-        self.unwell(seconds + 1)
-        self.clock.after(seconds, self._joined)
+        self.mark_unreachable(seconds + 1)
+        self.clock.after(seconds, self._restore_connection)
 
-    def unwell(self, seconds: float) -> None:
-        """Remember, for the judge, that it could not be heard; a moment between two silences nobody may notice."""
-        if self.clock.now > self.unwell_until + 4:
-            self.unwell_since = self.clock.now
-        self.unwell_until = max(self.unwell_until, self.clock.now + seconds)
+    def mark_unreachable(self, seconds: float) -> None:
+        """Record an unreachable period for the judge; the operator may miss a short gap between two periods."""
+        if self.clock.now > self.unreachable_until + 4:
+            self.unreachable_since = self.clock.now
+        self.unreachable_until = max(self.unreachable_until, self.clock.now + seconds)
 
     def delete(self) -> None:
-        """Take the pod down as `kubectl delete` does."""
-        if self.object and not self.object.terminating:
+        """Terminate the pod, as `kubectl delete` does."""
+        if self.api_pod and not self.api_pod.terminating:
             self.world.api.patch(self.name, terminating=True)
-            self.clock.after(self.chance.uniform(0.1, 1.0), lambda: self.world.background(self._take_down()))
+            self.clock.after(self.random.uniform(0.1, 1.0), lambda: self.world.background(self._take_down()))
 
     def vanish(self) -> None:
-        """End at once: evicted, or its node is known to be gone."""
-        self.gone = True
+        """End the pod at once, as an eviction or a removed node does."""
+        self.is_over = True
         if self.sidecar:
             self.sidecar.kill()
-        if self.object:
+        if self.api_pod:
             self.world.api.remove(self.name)
 
     def finish(self) -> None:
-        """Reach the phase Failed: the processes are over, the object stays for a while."""
-        self.gone = True
+        """Reach the phase Failed: the processes have ended, the object stays for a while."""
+        self.is_over = True
         if self.sidecar:
             self.sidecar.kill()
-        if self.object:
+        if self.api_pod:
             self.world.api.patch(self.name, ended=True, ready=False)
-            self.clock.after(self.chance.uniform(5, 40), self._removed)
+            self.clock.after(self.random.uniform(5, 40), self._remove)
 
     def flap(self) -> None:
-        """Be unready for 3 s, as a readiness probe at its limit is."""
-        self._tell(ready=False)
-        self.clock.after(3, lambda: self._tell(ready=self._well()))
+        """Set the pod to not ready for 3 s, as a readiness probe at its limit does."""
+        self._set_ready(ready=False)
+        self.clock.after(3, lambda: self._set_ready(ready=self._is_healthy()))
 
     def _start(self) -> None:
-        if self.gone or self.object is None or (self.sidecar and self.sidecar.alive):
+        if self.is_over or self.api_pod is None or (self.sidecar and self.sidecar.alive):
             return
-        self.show(self.chance.choice([0.0, 0.0, 1.0]))
+        self.update_volume(self.random.choice([0.0, 0.0, 1.0]))
         self.world.api.patch(self.name, started=True)
         self.sidecar = Sidecar(self)
         sidecar = self.sidecar
-        self.clock.after(self.chance.uniform(0.2, 2.0), partial(self._came_up, sidecar))
+        self.clock.after(self.random.uniform(0.2, 2.0), partial(self._pass_probe, sidecar))
 
-    def _well(self) -> bool:
+    def _is_healthy(self) -> bool:
         return self.sidecar is not None and self.sidecar.alive and not self.sidecar.frozen
 
-    def _tell(self, *, ready: bool) -> None:
-        if self.object and not self.lost and not self.gone:
+    def _set_ready(self, *, ready: bool) -> None:
+        if self.api_pod and not self.lost and not self.is_over:
             self.world.api.patch(self.name, ready=ready)
 
-    def _came_up(self, sidecar: Sidecar) -> None:
+    def _pass_probe(self, sidecar: Sidecar) -> None:
         if sidecar.alive:
-            self._tell(ready=self._well())
+            self._set_ready(ready=self._is_healthy())
 
-    def _noticed(self, sidecar: Sidecar) -> None:
+    def _fail_probe(self, sidecar: Sidecar) -> None:
         if sidecar.frozen:
-            self._tell(ready=False)
+            self._set_ready(ready=False)
 
-    def _given_up(self) -> None:
-        if self.lost and self.object:
+    def _mark_not_ready(self) -> None:
+        if self.lost and self.api_pod:
             self.world.api.patch(self.name, ready=False)
 
-    def _removed(self) -> None:
-        if self.object:
+    def _remove(self) -> None:
+        if self.api_pod:
             self.world.api.remove(self.name)
 
     def _wake(self, sidecar: Sidecar) -> None:
         sidecar.thaw()
-        self.clock.after(1, lambda: self._tell(ready=self._well()))
+        self.clock.after(1, lambda: self._set_ready(ready=self._is_healthy()))
 
-    def _joined(self) -> None:
+    def _restore_connection(self) -> None:
         self.cut_off = False
-        self.world.reported(self)
+        self.world.notify_report(self)
 
-    def _found(self) -> None:
+    def _restore_node(self) -> None:
         self.lost = self.offline = False
-        self._joined()
-        self._tell(ready=self._well())
-        self.show()
+        self._restore_connection()
+        self._set_ready(ready=self._is_healthy())
+        self.update_volume()
 
-    def _show_by_itself(self) -> None:
-        self.show()
-        if not self.gone:
-            self.clock.after(self.chance.uniform(30, 90), self._show_by_itself)
+    def _update_periodically(self) -> None:
+        self.update_volume()
+        if not self.is_over:
+            self.clock.after(self.random.uniform(30, 90), self._update_periodically)
 
-    def _take_down(self) -> Work:
-        """PreStop drains for the app, then SIGTERM drains for good, until the grace is over."""
+    def _take_down(self) -> Routine:
+        """Drain by preStop, then finally by SIGTERM, until the grace period ends."""
         deadline = self.clock.now + self.world.policy.handover.drain_timeout + 15
         while self.lost:
             yield 1.0
         if self.sidecar:
             self.sidecar.drain(final=False)
-        yield self.chance.uniform(0.0, 2.0)
+        yield self.random.uniform(0.0, 2.0)
         restarts = 1
         while self.clock.now < deadline and self.sidecar:
-            if not self.sidecar.alive and restarts:  # the kubelet starts a sidecar anew as long as the app is there
+            if not self.sidecar.alive and restarts:  # the kubelet restarts a sidecar while the app runs
                 restarts -= 1
                 self.sidecar = Sidecar(self)
             self.sidecar.drain(final=True)
             drained = not self.sidecar.frozen and self.sidecar.member.state == "drained"
-            if not self.sidecar.alive or (drained and self.chance.random() < 0.5):
+            if not self.sidecar.alive or (drained and self.random.random() < 0.5):
                 break
             yield 0.5
-        self.gone = True
+        self.is_over = True
         if self.sidecar:
             self.sidecar.kill()
-        yield self.chance.uniform(0.05, 1.0)
-        self._removed()
+        yield self.random.uniform(0.05, 1.0)
+        self._remove()

@@ -1,4 +1,4 @@
-"""What must hold (DESIGN page, §9), looked at after every step of a run."""
+"""Invariants of a simulated fleet, checked at every event of a run."""
 
 from collections import defaultdict, deque
 from collections.abc import Mapping
@@ -7,52 +7,52 @@ from typing import TYPE_CHECKING
 
 from rota.documents import Assignment, decode_assignment
 from rota.model import Queue
-from simulation.server import Stored
+from simulation.server import StoredConfigMap
 
 if TYPE_CHECKING:
     from simulation.fleet import Kubelet, Sidecar
     from simulation.world import Simulation
 
 
-RESTLESS = 15.0  # seconds
-PUSH_TIMEOUT = 20.0  # seconds that a delivery may take in an Orderly group
+RESTLESS_SECONDS = 15.0
+PUSH_TIMEOUT_SECONDS = 20.0  # of a delivery in an Orderly group
 
 
-class Broken(BaseException):
+class InvariantError(BaseException):
     """An invariant does not hold."""
 
 
 @dataclass(slots=True)
-class Worker:
-    """A process at work on a queue: since when, and by which generation it began."""
+class Consumer:
+    """A process that consumes a queue, since a time and by a generation."""
 
     sidecar: "Sidecar"
     since: float
-    began_by: int
+    generation: int
 
 
 class Judge:
-    """Watches a world."""
+    """Follows the events of a simulation and raises InvariantError at the first violation."""
 
     def __init__(self, world: "Simulation") -> None:
         self.world = world
-        self.workers: dict[Queue, list[Worker]] = {}
+        self.consumers: dict[Queue, list[Consumer]] = {}
         self.texts: dict[int, str | bytes] = {}
         self.documents: dict[int, Assignment] = {}
         self.obeyed: defaultdict[int, list[Kubelet]] = defaultdict(list)
         self.document: Assignment | None = None
-        self._lately: deque[float] = deque(maxlen=300)  # when it was planned; the busiest quarter minute has a hundred
-        self.forced: dict[Queue, int] = {}  # and by which generation
+        self._recent_plans: deque[float] = deque(maxlen=300)  # times; the busiest 15 s of a run have a hundred plans
+        self.forced: dict[Queue, int] = {}  # the generation of the last forced grant
         self.moves: list[tuple[float, int]] = []
         self.granted = 0
         self.written = 0
         self.plans = 0
         self.contested = 0
         self.statuses = 0
-        world.api.on_record.append(self.recorded)
+        world.api.on_config_map_change.append(self.on_config_map_change)
 
-    def planned(self) -> None:
-        """Count a plan; nothing that happens is a reason to plan all the time.
+    def on_plan(self) -> None:
+        """Count a plan; no fault is a reason to plan continuously.
 
         Two operators that both lead are not counted: if they have measured different weights, they revert each other's
         moves until one of them loses the Lease.
@@ -60,30 +60,29 @@ class Judge:
         self.plans += 1
         now = self.world.clock.now
         if now < self.world.both_lead_until:
-            self._lately.clear()
+            self._recent_plans.clear()
             return
-        self._lately.append(now)
-        if len(self._lately) == self._lately.maxlen and now - self._lately[0] < RESTLESS:
-            raise Broken(f"{len(self._lately)} plans within {RESTLESS:g} s")
+        self._recent_plans.append(now)
+        if len(self._recent_plans) == self._recent_plans.maxlen and now - self._recent_plans[0] < RESTLESS_SECONDS:
+            raise InvariantError(f"{len(self._recent_plans)} plans within {RESTLESS_SECONDS:g} s")
 
-    def status_written(self) -> None:
+    def on_status_write(self) -> None:
         """Count a status."""
         self.statuses += 1
 
-    def fetches(self, sidecar: "Sidecar", queue: Queue) -> None:
-        """See a process begin to work a queue."""
-        share = self._given(sidecar, queue)
-        if not share:
-            raise Broken(
-                f"{sidecar.name} fetches {queue}, which generation {sidecar.member.obeyed_generation} does not give it"
+    def on_fetch(self, sidecar: "Sidecar", queue: Queue) -> None:
+        """Record that a process starts to consume a queue."""
+        if not self._is_assigned(sidecar, queue):
+            raise InvariantError(
+                f"{sidecar.name} fetches {queue}, but generation {sidecar.member.obeyed_generation} does not assign it"
             )
-        workers = self.workers.setdefault(queue, [])
-        workers[:] = [worker for worker in workers if worker.sidecar is not sidecar]
-        for other in workers:
-            self._meet(sidecar, other, queue)
-        workers.append(Worker(sidecar, self.world.clock.now, sidecar.member.obeyed_generation))
+        consumers = self.consumers.setdefault(queue, [])
+        consumers[:] = [consumer for consumer in consumers if consumer.sidecar is not sidecar]
+        for present in consumers:
+            self._check_overlap(sidecar, present, queue)
+        consumers.append(Consumer(sidecar, self.world.clock.now, sidecar.member.obeyed_generation))
 
-    def _given(self, sidecar: "Sidecar", queue: Queue) -> bool:
+    def _is_assigned(self, sidecar: "Sidecar", queue: Queue) -> bool:
         document = self.documents.get(sidecar.member.obeyed_generation)
         if document is None:
             return False
@@ -92,40 +91,45 @@ class Judge:
             return False
         return queue in (share.queues if document.everyone is None else document.everyone)
 
-    def _meet(self, sidecar: "Sidecar", other: Worker, queue: Queue) -> None:
-        now, world = self.world.clock.now, self.world
-        if world.spec.message_model == "Broadcasting" or world.loose:
+    def _check_overlap(self, sidecar: "Sidecar", present: Consumer, queue: Queue) -> None:
+        now = self.world.clock.now
+        world = self.world
+        if world.spec.message_model == "Broadcasting" or world.may_overlap:
             return
         if world.orderly:
-            both = all(it.member.may_deliver(queue, now, PUSH_TIMEOUT) for it in (sidecar, other.sidecar))
-            if both and not other.sidecar.frozen:
-                raise Broken(f"{queue} is delivered in order by {other.sidecar.name} and by {sidecar.name}")
+            both_deliver = all(
+                candidate.member.may_deliver(queue, now, PUSH_TIMEOUT_SECONDS)
+                for candidate in (sidecar, present.sidecar)
+            )
+            if both_deliver and not present.sidecar.frozen:
+                raise InvariantError(f"{queue} is delivered in order by {present.sidecar.name} and by {sidecar.name}")
             return
-        if min(other.began_by, sidecar.member.obeyed_generation) < self.forced.get(
-            queue, 0
-        ):  # one began before it was forced
+        older_generation = min(present.generation, sidecar.member.obeyed_generation)
+        if older_generation < self.forced.get(queue, 0):  # one of them started before the forced grant
             self.contested += 1
             return
-        raise Broken(f"{queue} is worked by {other.sidecar.name} (since {other.since:.2f}) and by {sidecar.name}")
+        raise InvariantError(
+            f"{queue} is consumed by {present.sidecar.name} (since {present.since:.2f}) and by {sidecar.name}"
+        )
 
-    def ended(self, sidecar: "Sidecar", queue: Queue) -> None:
-        """See a process end its last delivery of a queue."""
-        workers = self.workers.get(queue, [])
-        workers[:] = [worker for worker in workers if worker.sidecar is not sidecar]
+    def on_drained(self, sidecar: "Sidecar", queue: Queue) -> None:
+        """Record that a process has no open delivery of a queue any more."""
+        consumers = self.consumers.get(queue, [])
+        consumers[:] = [consumer for consumer in consumers if consumer.sidecar is not sidecar]
 
-    def died(self, sidecar: "Sidecar") -> None:
-        """See a process die, with everything it worked."""
-        for queue in self.workers:
-            self.ended(sidecar, queue)
+    def on_process_end(self, sidecar: "Sidecar") -> None:
+        """Record that a process has ended and consumes no queue any more."""
+        for queue in self.consumers:
+            self.on_drained(sidecar, queue)
 
-    def remembered(self, sidecar: "Sidecar", before: int, generation: int) -> None:
-        """See a member obey a generation."""
+    def on_generation_stored(self, sidecar: "Sidecar", previous_generation: int, generation: int) -> None:
+        """Record the generation that a member obeys; it must not decrease."""
         self.obeyed[generation].append(sidecar.pod)
-        if generation < before:
-            raise Broken(f"{sidecar.name} steps back from generation {before} to {generation}")
+        if generation < previous_generation:
+            raise InvariantError(f"{sidecar.name} steps back from generation {previous_generation} to {generation}")
 
-    def recorded(self, stored: Stored | None) -> None:
-        """See the record change."""
+    def on_config_map_change(self, stored: StoredConfigMap | None) -> None:
+        """Check a change of the stored assignment."""
         try:
             document = decode_assignment(stored.text) if stored else None
         except ValueError:
@@ -133,101 +137,106 @@ class Judge:
         if stored is None or document is None:
             self.document = None
             return
-        # Restoring an old copy wipes out every trace of the next generation, unless a pod that obeyed it lives.
+        # Restoring an old copy removes every trace of the next generation, unless a pod that obeyed it still runs.
         following = document.generation + 1
-        if self.world.by_hand and all(pod.gone for pod in self.obeyed[following]):
+        if self.world.is_manual_edit and all(pod.is_over for pod in self.obeyed[following]):
             self.texts.pop(following, None)
-            self.moves.clear()  # with what it had spent
-        known = self.texts.setdefault(document.generation, stored.text)
-        if known != stored.text:
-            raise Broken(f"Generation {document.generation} has two texts")
+            self.moves.clear()  # the budget that they used is forgotten, too
+        known_text = self.texts.setdefault(document.generation, stored.text)
+        if known_text != stored.text:
+            raise InvariantError(f"Generation {document.generation} has two texts")
         self.documents[document.generation] = document
-        if not self.world.by_hand:
+        if not self.world.is_manual_edit:
             self.written += 1
-            self._compare(self.document, document)
+            self._check_change(self.document, document)
         self.document = document
 
-    def _compare(self, before: Assignment | None, after: Assignment) -> None:
-        owners = {queue: name for name, share in after.members.items() for queue in share.queues}
+    def _check_change(self, previous: Assignment | None, document: Assignment) -> None:
+        owners = {queue: name for name, share in document.members.items() for queue in share.queues}
         for queue in owners:
-            if queue in after.releasing:
-                raise Broken(f"{queue} is owned and under release at once in generation {after.generation}")
-        for queue, generation in after.forced.items():
-            if generation == after.generation:
-                self._force(queue, before)
+            if queue in document.releasing:
+                raise InvariantError(f"{queue} is owned and under release at once in generation {document.generation}")
+        for queue, generation in document.forced.items():
+            if generation == document.generation:
+                self._check_forced_grant(queue, previous)
                 self.forced[queue] = generation
-        if before is None or after.barrier == after.generation:
+        if previous is None or document.barrier == document.generation:
             return
-        owned = {queue: (name, share.uid) for name, share in before.members.items() for queue in share.queues}
+        owned = {queue: (name, share.uid) for name, share in previous.members.items() for queue in share.queues}
         self.granted += sum(owned.get(queue, ("",))[0] != name for queue, name in owners.items())
-        taken = [queue for queue in owned if queue in after.releasing and after.releasing[queue].to]
-        self._spend(after, len(taken))
-        for queue in [*owned, *before.releasing]:
-            if queue not in owners and queue not in after.releasing:
-                self._dropped(queue, after)
+        revoked = [queue for queue in owned if queue in document.releasing and document.releasing[queue].to]
+        self._check_budget(document, len(revoked))
+        for queue in [*owned, *previous.releasing]:
+            if queue not in owners and queue not in document.releasing:
+                self._check_dropped(queue, document)
 
-    def _force(self, queue: Queue, before: Assignment | None) -> None:
-        """Only who could not be heard is overruled."""
-        if before is None:
+    def _check_forced_grant(self, queue: Queue, previous: Assignment | None) -> None:
+        """A queue may be forced only from a pod that was unreachable for long enough."""
+        if previous is None:
             return
-        holders = [name for name, share in before.members.items() if queue in share.queues]
-        holders += [before.releasing[queue].holder.name] if queue in before.releasing else []
+        holders = [name for name, share in previous.members.items() if queue in share.queues]
+        holders += [previous.releasing[queue].holder.name] if queue in previous.releasing else []
         for name in holders:
-            kubelet, now = self.world.kubelets.get(name), self.world.clock.now
-            if kubelet and not kubelet.gone and now > kubelet.unwell_until + 5:
-                raise Broken(f"{queue} was forced from {name}, who could be heard")
-            if kubelet and now < kubelet.unwell_since + self.world.policy.handover.lost_after:
-                raise Broken(f"{queue} was forced from {name} too early")
+            kubelet = self.world.kubelets.get(name)
+            now = self.world.clock.now
+            if kubelet and not kubelet.is_over and now > kubelet.unreachable_until + 5:
+                raise InvariantError(f"{queue} was forced from {name}, which was reachable")
+            if kubelet and now < kubelet.unreachable_since + self.world.policy.handover.lost_after:
+                raise InvariantError(f"{queue} was forced from {name} too early")
 
-    def _spend(self, after: Assignment, taken: int) -> None:
+    def _check_budget(self, document: Assignment, moves: int) -> None:
         budget = self.world.policy.budget
-        if not taken:
+        if not moves:
             return
         at = self.world.clock.now
-        self.moves.append((at, taken))
-        if budget and not self.world.leapt and self.world.policy.handover.mode == "Cooperative":
-            inside = sum(count for moved, count in self.moves if at - moved < budget.per - 0.5)
-            if inside > budget.max_moves and at - self.world.policy_changed > budget.per:
-                raise Broken(f"{inside} queues moved within {budget.per:g} s in generation {after.generation}")
+        self.moves.append((at, moves))
+        if budget and not self.world.clock_leapt and self.world.policy.handover.mode == "Cooperative":
+            moved_queues = sum(count for moved, count in self.moves if at - moved < budget.per - 0.5)
+            if moved_queues > budget.max_moves and at - self.world.policy_changed_at > budget.per:
+                raise InvariantError(
+                    f"{moved_queues} queues moved within {budget.per:g} s in generation {document.generation}"
+                )
 
-    def _dropped(self, queue: Queue, after: Assignment) -> None:
-        """A queue leaves the record only if it has left the route or the subscription, or somebody wants it so."""
+    def _check_dropped(self, queue: Queue, document: Assignment) -> None:
+        """A queue may be dropped only after it has left the route or the subscription, or on a user's request."""
         world = self.world
-        if world.spec.paused or world.broker.foreigners or world.clock.now - world.permissive < 60:
+        if world.spec.paused or world.broker.unmanaged_consumers or world.clock.now - world.queues_may_drop_at < 60:
             return
-        if world.clock.now - world.grown < 6:  # routes are asked for every 5 s: it may just have come back
+        if world.clock.now - world.route_grown_at < 6:  # routes are polled every 5 s: it may just have come back
             return
         if queue.topic in world.topics and queue in world.broker.queues(queue.topic):
-            raise Broken(f"{queue} is there, but generation {after.generation} knows it no more")
+            raise InvariantError(f"{queue} exists, but generation {document.generation} has dropped it")
 
-    def quiet(self, writes: int, statuses: int) -> None:
-        """See that nothing was written since there were so many writes and statuses."""
+    def check_quiet(self, writes: int, statuses: int) -> None:
+        """Check that neither assignment nor status was written since these counts."""
         if len(self.world.api.writes) > writes or self.statuses > statuses:
-            raise Broken("Something is written in a quiet world")
+            raise InvariantError("The assignment or the status was written in a quiet fleet")
 
-    def settled(self) -> None:
-        """See that everything has come to rest: each queue owned and worked by exactly one."""
+    def check_settled(self) -> None:
+        """Check that the fleet has come to rest: each queue has one owner, which alone consumes it."""
         world = self.world
         document = self.document
         if document is None:
-            raise Broken("There is no record in a quiet world")
-        wanted = {queue for topic in world.topics for queue in world.broker.queues(topic)}
+            raise InvariantError("No assignment is stored in a quiet fleet")
+        expected = {queue for topic in world.topics for queue in world.broker.queues(topic)}
         if document.everyone is not None:
-            if set(document.everyone) != wanted:
-                raise Broken("Not everyone works every queue in a quiet world")
+            if set(document.everyone) != expected:
+                raise InvariantError("Not every member consumes every queue in a quiet fleet")
             return
         if document.releasing:
-            raise Broken(f"Still under way in a quiet world: {sorted(document.releasing)[:3]}")
+            raise InvariantError(f"Still under release in a quiet fleet: {sorted(document.releasing)[:3]}")
         owners = {queue: name for name, share in document.members.items() for queue in share.queues}
-        if set(owners) != wanted:
-            raise Broken(f"Unowned: {sorted(wanted - set(owners))[:3]}; too much: {sorted(set(owners) - wanted)[:3]}")
-        self._all_work(owners)
-        conditions = {it["type"]: it for it in world.api.status["conditions"]}
+        if set(owners) != expected:
+            raise InvariantError(
+                f"Unowned: {sorted(expected - set(owners))[:3]}; too many: {sorted(set(owners) - expected)[:3]}"
+            )
+        self._check_consumers(owners)
+        conditions = {condition["type"]: condition for condition in world.api.status["conditions"]}
         if conditions["Ready"]["status"] != "True" or conditions["Progressing"]["status"] != "False":
-            raise Broken(f"The status does not tell of a quiet world: {conditions}")
+            raise InvariantError(f"The status does not show a quiet fleet: {conditions}")
 
-    def _all_work(self, owners: Mapping[Queue, str]) -> None:
+    def _check_consumers(self, owners: Mapping[Queue, str]) -> None:
         for queue, name in owners.items():
-            working = [worker.sidecar.pod.name for worker in self.workers.get(queue, [])]
-            if working != [name]:
-                raise Broken(f"{queue} is owned by {name} but worked by {working} in a quiet world")
+            consuming = [consumer.sidecar.pod.name for consumer in self.consumers.get(queue, [])]
+            if consuming != [name]:
+                raise InvariantError(f"{queue} is owned by {name} but consumed by {consuming} in a quiet fleet")

@@ -1,4 +1,4 @@
-"""One run: a world and its troubles from a seed; and what is left of the troubles when they are shrunk."""
+"""One run: a fleet and its faults from a seed; and the minimal faults of a run that fails."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -7,88 +7,95 @@ from random import Random
 from typing import NamedTuple
 
 from simulation.faults import FAULTS, Fault
-from simulation.judge import Broken
+from simulation.judge import InvariantError
 from simulation.world import Simulation
 
-TROUBLE, QUIET, REST = 120.0, 420.0, 60.0  # seconds with faults, to come to rest, in which nothing may be written
+FAULTS_END_SECONDS = 120.0  # the last fault starts before
+SETTLED_SECONDS = 420.0  # the fleet has come to rest by then
+QUIET_SECONDS = 60.0  # nothing may be written afterwards
 
 
-class Trouble(NamedTuple):
-    """A fault, when it happens, and its own chance, so that leaving another out does not change it."""
+class PlannedFault(NamedTuple):
+    """A fault with its time and its own random generator, so that omitting other faults does not change it."""
 
     number: int
     at: float
     fault: Fault
-    chance: Random
+    random: Random
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A run in which something did not hold; its text is what reproduces it."""
+    """A run that violated an invariant, with the command that reproduces it."""
 
     seed: int
-    kept: tuple[int, ...]
-    told: str
-    troubles: tuple[str, ...]
+    numbers: tuple[int, ...]
+    problem: str
+    faults: tuple[str, ...]
 
     def __str__(self) -> str:
-        """Tell what broke, and the one line that shows it again."""
-        listed = "".join(f"\n  {line}" for line in self.troubles)
-        only = ",".join(map(str, self.kept)) or "none"
-        return f"{self.told}\n{listed}\n  again: python -m simulation --seed {self.seed} --only {only}"
+        """Return the violation, the faults, and the command."""
+        listed = "".join(f"\n  {line}" for line in self.faults)
+        only = ",".join(map(str, self.numbers)) or "none"
+        return f"{self.problem}\n{listed}\n  again: python -m simulation --seed {self.seed} --only {only}"
 
 
-def troubles(seed: int) -> list[Trouble]:
-    """Return the troubles of a seed."""
-    chance = Random(f"{seed}/troubles")
-    many = chance.randint(1, 12)
-    times = sorted(chance.uniform(0.5, TROUBLE) for _ in range(many))
-    return [Trouble(n, at, chance.choice(FAULTS), Random(f"{seed}/fault/{n}")) for n, at in enumerate(times)]
+def draw_faults(seed: int) -> list[PlannedFault]:
+    """Return the faults of a seed."""
+    random = Random(f"{seed}/troubles")
+    fault_count = random.randint(1, 12)
+    times = sorted(random.uniform(0.5, FAULTS_END_SECONDS) for _ in range(fault_count))
+    return [
+        PlannedFault(number, at, random.choice(FAULTS), Random(f"{seed}/fault/{number}"))
+        for number, at in enumerate(times)
+    ]
 
 
 def run(seed: int, only: Collection[int] | None = None) -> Simulation:
-    """Go through a whole run; what does not hold is raised."""
+    """Run a whole simulation; raise InvariantError at the first violation."""
     world = Simulation(seed)
-    for trouble in troubles(seed):
-        if only is None or trouble.number in only:
-            world.clock.after(trouble.at, partial(trouble.fault, world, trouble.chance))
-    world.clock.after(TROUBLE + 1, world.settle)
+    for fault in draw_faults(seed):
+        if only is None or fault.number in only:
+            world.clock.after(fault.at, partial(fault.fault, world, fault.random))
+    world.clock.after(FAULTS_END_SECONDS + 1, world.end_faults)
     try:
-        world.clock.run(QUIET)
-        world.judge.settled()
+        world.clock.run(SETTLED_SECONDS)
+        world.judge.check_settled()
         writes, statuses = len(world.api.writes), world.judge.statuses
-        world.clock.run(QUIET + REST)
-        world.judge.quiet(writes, statuses)
-        world.judge.settled()
-    except Broken as broken:
-        raise Broken(f"{world.clock.now:.2f} s: {broken}") from None
+        world.clock.run(SETTLED_SECONDS + QUIET_SECONDS)
+        world.judge.check_quiet(writes, statuses)
+        world.judge.check_settled()
+    except InvariantError as violation:
+        raise InvariantError(f"{world.clock.now:.2f} s: {violation}") from None
     return world
 
 
-def failure(seed: int) -> Failure | None:
-    """Run a seed; if it fails, leave out troubles as long as it still does."""
-    told = broken(seed)
-    if told is None:
+def find_failure(seed: int) -> Failure | None:
+    """Run a seed; if it fails, omit faults while it still fails."""
+    problem = violation_of(seed)
+    if problem is None:
         return None
-    kept = [trouble.number for trouble in troubles(seed)]
-    for number in list(kept):
-        fewer = [it for it in kept if it != number]
-        still = broken(seed, fewer)
-        if still:
-            kept, told = fewer, still
-    listed = tuple(f"{it.at:6.2f} s {it.fault.__name__}" for it in troubles(seed) if it.number in kept)
-    return Failure(seed, tuple(kept), told, listed)
+    numbers = [fault.number for fault in draw_faults(seed)]
+    for number in list(numbers):
+        fewer = [fault for fault in numbers if fault != number]
+        problem_of_fewer = violation_of(seed, fewer)
+        if problem_of_fewer:
+            numbers, problem = fewer, problem_of_fewer
+    listed = tuple(
+        f"{fault.at:6.2f} s {fault.fault.__name__}" for fault in draw_faults(seed) if fault.number in numbers
+    )
+    return Failure(seed, tuple(numbers), problem, listed)
 
 
-def failures(seeds: range) -> list[Failure]:
-    """Run seeds and return what failed."""
-    return [found for seed in seeds if (found := failure(seed))]
+def find_failures(seeds: range) -> list[Failure]:
+    """Run seeds and return their failures."""
+    return [failure for seed in seeds if (failure := find_failure(seed))]
 
 
-def broken(seed: int, only: Collection[int] | None = None) -> str | None:
-    """Run a seed and say what did not hold, if anything."""
+def violation_of(seed: int, only: Collection[int] | None = None) -> str | None:
+    """Run a seed and return the violation, or None."""
     try:
         run(seed, only)
-    except Broken as broken:
-        return str(broken)
+    except InvariantError as error:
+        return str(error)
     return None

@@ -1,4 +1,4 @@
-"""What the operator's controller sees of a simulated world: its API server, its brokers and its members."""
+"""Stand-ins for the clients of the operator's controller: API server, brokers and members of a simulation."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ from rota.kube.state.resolved_spec import ResolvedSpec
 from rota.model import Holder
 from rota.planner import QueueView
 from rota.reports import Report
-from simulation.server import Conflict, Stored, Unreachable
+from simulation.server import StaleVersionError, StoredConfigMap, UnreachableError
 
 if TYPE_CHECKING:
     from simulation.replica import Operator
@@ -33,8 +33,8 @@ T = TypeVar("T")
 UID = "uid-of-the-group"
 
 
-def as_config_map(key: tuple[str, str], stored: Stored) -> ConfigMap:
-    """Return the record as the API server has it."""
+def as_config_map(key: tuple[str, str], stored: StoredConfigMap) -> ConfigMap:
+    """Return the stored ConfigMap as the API server has it."""
     namespace, group = key
     metadata = Metadata(
         name=f"{group}-rota",
@@ -44,13 +44,13 @@ def as_config_map(key: tuple[str, str], stored: Stored) -> ConfigMap:
         labels={GROUP_LABEL: group},
         owner_references=[OwnerReference(UID, controller=True)],
     )
-    plain = {key: it for key, it in stored.data.items() if isinstance(it, str)}
-    packed = {key: it for key, it in stored.data.items() if isinstance(it, bytes)}
+    plain = {key: value for key, value in stored.data.items() if isinstance(value, str)}
+    packed = {key: value for key, value in stored.data.items() if isinstance(value, bytes)}
     return ConfigMap(metadata, plain | {SETTINGS_KEY: stored.settings}, packed)
 
 
-class GroupOfTheWorld(Group):
-    """The group as the world has it, without a text to parse."""
+class SimulatedGroup(Group):
+    """The group of a simulation, with parsed specs."""
 
     def __init__(self, operator: "Operator") -> None:
         self._world = operator.world
@@ -75,7 +75,7 @@ class GroupOfTheWorld(Group):
 
 
 class Brokers:
-    """The broker, as the operator last heard of it."""
+    """The broker's state as of the operator's last poll."""
 
     def __init__(self, operator: "Operator") -> None:
         self._operator = operator
@@ -85,7 +85,7 @@ class Brokers:
         pass
 
     async def poll_group(self, _: Group) -> None:
-        await asyncio.sleep(self._operator.chance.uniform(0.0, 0.02))
+        await asyncio.sleep(self._operator.random.uniform(0.0, 0.02))
         self._operator.read_routes()
 
     def state_of(self, _: Group, now: float) -> BrokerState:
@@ -93,96 +93,98 @@ class Brokers:
             topic: None if queues is None else QueueView(queues, now - since)
             for topic, (queues, since) in self._operator.views.items()
         }
-        return BrokerState(views, self._operator.world.broker.foreigners)
+        return BrokerState(views, self._operator.world.broker.unmanaged_consumers)
 
     def lag_of(self, _: tuple[str, str]) -> GroupLag:
-        return GroupLag({})  # nobody asks how far a group is behind
+        return GroupLag({})  # no invariant depends on lag
 
     async def unlock(self, _: Group, __: str, ___: object) -> None:
-        pass  # locks run out by themselves
+        pass  # locks expire by themselves
 
     def set_leading(self, *, is_leading: bool) -> None:
         pass
 
 
 class Members:
-    """Members' reports; an address is a pod's name."""
+    """The reports of members; the address of a member is its pod's name."""
 
     def __init__(self, operator: "Operator") -> None:
         self._operator = operator
 
-    def _cut(self, name: str, uid: str) -> Report | None:
+    def _report_of(self, name: str, uid: str) -> Report | None:
         pod = self._operator.world.kubelets.get(name)
         return pod.sidecar.report() if pod and pod.sidecar and pod.uid == uid else None
 
     async def read(self, member: Endpoint) -> MemberResponse:
-        """Read a report: it is cut at one moment, and known at a later one."""
-        asked = asyncio.get_running_loop().time()
-        return MemberResponse(await self._read(member.address, member.uid), asked)
+        """Read a report: the member creates it at one time, the operator receives it later."""
+        requested_at = asyncio.get_running_loop().time()
+        return MemberResponse(await self._read(member.address, member.uid), requested_at)
 
     async def _read(self, name: str, uid: str) -> Report | None:
-        chance = self._operator.chance
-        await asyncio.sleep(chance.uniform(0.001, 0.02))
-        report = self._cut(name, uid)
-        await asyncio.sleep(chance.uniform(0.001, 0.03) if report else 2.0)
+        random = self._operator.random
+        await asyncio.sleep(random.uniform(0.001, 0.02))
+        report = self._report_of(name, uid)
+        await asyncio.sleep(random.uniform(0.001, 0.03) if report else 2.0)
         return report
 
     async def read_if_present(self, member: Endpoint) -> MemberResponse | None:
-        """Read a report, or hear silence; nothing where no process is at an address, or another pod's."""
+        """Read a report; None if no process of this pod listens at the address."""
         name, uid = member.address, member.uid
-        asked, pod = asyncio.get_running_loop().time(), self._operator.world.kubelets.get(name)
+        requested_at = asyncio.get_running_loop().time()
+        pod = self._operator.world.kubelets.get(name)
         if not (pod and pod.sidecar and pod.uid == uid):
-            await asyncio.sleep(self._operator.chance.uniform(0.001, 0.02))
+            await asyncio.sleep(self._operator.random.uniform(0.001, 0.02))
             return None
-        return MemberResponse(await self._read(name, uid), asked)
+        return MemberResponse(await self._read(name, uid), requested_at)
 
     async def long_poll(self, member: Endpoint, after: int, seconds: int = 10) -> MemberResponse:
-        """Hold a poll until there is something new, or for ten seconds: no member reports notices of brokers."""
+        """Wait for a changed report, for at most ten seconds; members send no notices of brokers."""
         until = asyncio.get_running_loop().time() + seconds
-        report = await self._next(member.address, member.uid, after)
+        report = await self._changed_report(member.address, member.uid, after)
         return MemberResponse(report, min(until, asyncio.get_running_loop().time()))
 
-    async def _next(self, name: str, uid: str, after: int) -> Report | None:
+    async def _changed_report(self, name: str, uid: str, after: int) -> Report | None:
         changed = self._operator.polls.setdefault(name, asyncio.Event())
         until = asyncio.get_running_loop().time() + 10.0
         while (report := await self._read(name, uid)) and report.revision == after:
-            left = until - asyncio.get_running_loop().time()
-            if left <= 0:
+            remaining = until - asyncio.get_running_loop().time()
+            if remaining <= 0:
                 break
             changed.clear()
             try:
-                async with asyncio.timeout(left):
+                async with asyncio.timeout(remaining):
                     await changed.wait()
             except TimeoutError:
                 break
         return report
 
     async def drain(self, member: Endpoint) -> None:
-        await asyncio.sleep(self._operator.chance.uniform(0.0, 0.05))
-        self._operator.world.asked_to_drain(Holder(member.address, member.uid))
+        await asyncio.sleep(self._operator.random.uniform(0.0, 0.05))
+        self._operator.world.request_drain(Holder(member.address, member.uid))
 
 
 class Server:
-    """The API server, asked for objects by their paths."""
+    """The API server's client: objects by path."""
 
     def __init__(self, operator: "Operator") -> None:
-        self._operator, self._world = operator, operator.world
+        self._operator = operator
+        self._world = operator.world
 
     async def get(self, path: str, _kind: type[T], _: Params | None = None) -> T:
-        await self._answer()
-        what, name = path.split("/")[-2:]
-        found: object = None
-        if what == "configmaps":
-            found = as_config_map(self._operator.key, self._world.api.record) if self._world.api.record else None
+        await self._respond()
+        kind, name = path.split("/")[-2:]
+        body: object = None
+        if kind == "configmaps":
+            body = as_config_map(self._operator.key, self._world.api.config_map) if self._world.api.config_map else None
         elif name in self._world.api.pods:
-            found = self._operator.shown(self._world.api.pods[name])
-        if found is None:
+            body = self._operator.pod_body(self._world.api.pods[name])
+        if body is None:
             raise ApiError(404, "NotFound", f"{path} is not there")
-        return cast("T", found)
+        return cast("T", body)
 
     async def list(self, _: str, _kind: type[T], __: Params | None = None) -> tuple[list[T], str]:
-        await self._answer()
-        pods = [self._operator.shown(pod) for pod in self._world.api.pods.values()]
+        await self._respond()
+        pods = [self._operator.pod_body(pod) for pod in self._world.api.pods.values()]
         return cast("list[T]", pods), str(self._world.api.version)
 
     async def create(self, path: str, body: Mapping[str, Any], _kind: type[T], _: Params | None = None) -> T:
@@ -194,9 +196,9 @@ class Server:
         return cast("T", await self._write(body, int(body["metadata"]["resourceVersion"])))
 
     async def merge_patch(self, path: str, body: Mapping[str, Any], _kind: type[T]) -> T:
-        await asyncio.sleep(self._operator.chance.uniform(0.0, 0.01))
+        await asyncio.sleep(self._operator.random.uniform(0.0, 0.01))
         name, uid = path.rpartition("/")[2], body["metadata"]["uid"]
-        self._is_up()
+        self._require_up()
         pod = self._world.api.pods.get(name)
         if pod is None:
             raise ApiError(404, "NotFound", f"{path} is not there")
@@ -206,42 +208,42 @@ class Server:
         if annotations != pod.annotations:  # the server writes nothing if nothing changes
             self._world.api.patch(name, annotations=annotations)
         if name in self._world.kubelets:
-            self._world.kubelets[name].poked(parse_poke(annotations))
+            self._world.kubelets[name].on_poke(parse_poke(annotations))
         return cast("T", PartialObjectMetadata(Metadata(name=name)))
 
     async def apply(self, _: str, body: Mapping[str, Any], _kind: type[T]) -> T:
-        await asyncio.sleep(self._operator.chance.uniform(0.0, 0.02))
-        await self._point()
-        self._is_up()
+        await asyncio.sleep(self._operator.random.uniform(0.0, 0.02))
+        await self._crash_point()
+        self._require_up()
         if body["status"] != self._world.api.status:
             self._world.api.version += 1
             self._world.api.status = body["status"]
-            self._world.judge.status_written()
-        return cast("T", self._operator.body())
+            self._world.judge.on_status_write()
+        return cast("T", self._operator.group_resource())
 
     async def _write(self, body: Mapping[str, Any], based_on: int | None) -> ConfigMap:
-        await asyncio.sleep(self._operator.chance.uniform(0.0, 0.05))
-        await self._point()
-        data = {key: it for key, it in body["data"].items() if key != SETTINGS_KEY} | body["binaryData"]
+        await asyncio.sleep(self._operator.random.uniform(0.0, 0.05))
+        await self._crash_point()
+        data = {key: value for key, value in body["data"].items() if key != SETTINGS_KEY} | body["binaryData"]
         try:
-            self._world.api.write_record(data, body["data"][SETTINGS_KEY], based_on)
-        except Conflict:
+            self._world.api.write_config_map(data, body["data"][SETTINGS_KEY], based_on)
+        except StaleVersionError:
             raise ApiError(409, "Conflict", "The ConfigMap is another one") from None
-        except Unreachable:
+        except UnreachableError:
             raise NoResponseError("The answer got lost") from None
-        written = as_config_map(self._operator.key, cast("Stored", self._world.api.record))
-        await self._point()
+        written = as_config_map(self._operator.key, cast("StoredConfigMap", self._world.api.config_map))
+        await self._crash_point()
         return written
 
-    async def _answer(self) -> None:
-        await asyncio.sleep(self._operator.chance.uniform(0.001, 0.02))
-        self._is_up()
+    async def _respond(self) -> None:
+        await asyncio.sleep(self._operator.random.uniform(0.001, 0.02))
+        self._require_up()
 
-    def _is_up(self) -> None:
+    def _require_up(self) -> None:
         if self._world.api.down:
             raise NoResponseError("The API server does not answer")
 
-    async def _point(self) -> None:
-        """Be where an operator may crash: one that does never comes back from here."""
-        self._world.crash_point(self._operator)
+    async def _crash_point(self) -> None:
+        """Let the operator crash here, if due; a crashed operator never resumes."""
+        self._world.maybe_crash(self._operator)
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Small worlds around a handover, in every order of what can happen; and the explorer, tested by planted bugs."""
+"""Small configurations around a handover, in every order of transitions; planted bugs test the exploration itself."""
 
 import os
 from functools import cache
@@ -9,22 +9,22 @@ from simulation import bugs
 from simulation.bugs import Plant, planted
 from simulation.exploration import bugs as small_bugs
 from simulation.exploration.configurations import CONFIGURATIONS, DEEP
-from simulation.exploration.search import FAIR, HEALING, Exploration, Found
-from simulation.judge import Broken
+from simulation.exploration.search import FAIR, HEALING, Coverage, Exploration
+from simulation.judge import InvariantError
 
-DEEPLY = os.environ.get("ROTA_EXPLORE") == "deep"
-EXPLORED = CONFIGURATIONS | (DEEP if DEEPLY else {})
+IS_DEEP = os.environ.get("ROTA_EXPLORE") == "deep"
+EXPLORED = CONFIGURATIONS | (DEEP if IS_DEEP else {})
 
-# What is not fair happens so often as a configuration says: faults, and what need not be.
+# Transitions that need not happen, as often as a configuration allows.
 UNFAIR = {
     *("restart", "restart amid a write", "failover", "failover amid a write", "blind"),
     *("crash", "die", "phase", "make old", "hang", "lose", "terminate", "app", "fail", "late", "stale"),
     *("route", "pause", "delete", "reader", "schema", "absence"),
 }
 
-LARGE = 10_000  # states, of which the exploration of one configuration takes up to a minute and a half
+LARGE_STATES = 10_000  # a larger configuration takes up to a minute and a half
 
-# Where each bug is found within seconds; the others are in what these worlds lack: budgets, views, brokers' locks.
+# The configuration that finds each bug within seconds. The others need budgets, routes or brokers' locks.
 FINDERS: dict[Plant, str] = {
     bugs.grant_without_acknowledgement: "record-midway",
     bugs.revoke_skipped: "record-midway",
@@ -42,8 +42,8 @@ FINDERS: dict[Plant, str] = {
     bugs.released_before_empty: "record-midway",
     bugs.namesakes_are_one: "leaving-midway",
     bugs.orphans_wait_for_gates: "late",
-    bugs.never_satisfied: "stale",
-    small_bugs.answers_of_an_earlier_life_accepted: "pause",
+    bugs.written_at_every_reconcile: "stale",
+    small_bugs.responses_of_an_earlier_lease_accepted: "pause",
     small_bugs.conflicts_ignored: "dying",
     small_bugs.failed_reader_counts_as_released: "reader",
     small_bugs.member_forgets: "three",
@@ -55,30 +55,30 @@ FINDERS: dict[Plant, str] = {
 
 
 def _marks(name: str) -> list[pytest.MarkDecorator]:
-    if EXPLORED[name].floor < LARGE:
+    if EXPLORED[name].min_states < LARGE_STATES:
         return []
     return [pytest.mark.slow("every interleaving of the larger configurations")]
 
 
 @cache
-def explored(name: str) -> Found:
+def explore(name: str) -> Coverage:
     return Exploration(EXPLORED[name]).run()
 
 
-@pytest.mark.timeout(3600)  # no bound that anybody promises: it must end on the slowest machine
+@pytest.mark.timeout(3600)  # no performance limit: it must end on the slowest machine
 @pytest.mark.parametrize("name", [pytest.param(name, marks=_marks(name)) for name in EXPLORED])
 def test_interleaving_in_every_order_keeps_all_invariants(name: str) -> None:
-    assert explored(name).states >= EXPLORED[name].floor
+    assert explore(name).states >= EXPLORED[name].min_states
 
 
 @pytest.mark.timeout(3600)
 @pytest.mark.slow("every kind of event takes part in the exploration")
 def test_interleaving_exploration_includes_every_kind_of_event() -> None:
-    happened = {kind for name in EXPLORED for kind in explored(name).kinds}
+    happened = {kind for name in EXPLORED for kind in explore(name).kinds}
     assert {*HEALING, *FAIR, *UNFAIR} - happened == set()
 
 
-@pytest.mark.parametrize(("bug", "name"), FINDERS.items(), ids=lambda it: getattr(it, "__name__", it))
+@pytest.mark.parametrize(("bug", "name"), FINDERS.items(), ids=lambda argument: getattr(argument, "__name__", argument))
 def test_interleaving_exploration_finds_each_planted_bug(bug: Plant, name: str) -> None:
-    with planted(bug), pytest.raises(Broken):
+    with planted(bug), pytest.raises(InvariantError):
         Exploration(CONFIGURATIONS[name]).run()

@@ -1,4 +1,4 @@
-"""Whole fleets in virtual time with the real controller: random troubles, and troubles with a bound of their own."""
+"""Whole fleets in virtual time with the real controller: random faults, and scenarios with limits of their own."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ import pytest
 from builders import a_policy
 from rota.documents import Assignment
 from simulation.faults import hang
-from simulation.run import QUIET, failures, troubles
+from simulation.run import SETTLED_SECONDS, draw_faults, find_failures
 from simulation.world import Simulation
 
 TESTS = Path(__file__).parents[1]
@@ -22,7 +22,7 @@ CHUNK = 20  # runs of one task
 ORDERS = {"orders": {"a": 8, "b": 8}}
 
 
-@pytest.mark.timeout(1800)  # no bound that anybody promises: it must end on the slowest machine
+@pytest.mark.timeout(1800)  # no performance limit: it must end on the slowest machine
 @pytest.mark.parametrize(
     "runs",
     [
@@ -31,16 +31,18 @@ ORDERS = {"orders": {"a": 8, "b": 8}}
     ],
 )
 def test_simulation_of_random_fleets_keeps_every_invariant(runs: range) -> None:
-    # A fresh interpreter a worker: what other tests have started in this one is none of theirs.
+    # Each worker is a new interpreter: it does not inherit threads or loops of other tests.
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
         chunks = [range(first, first + CHUNK) for first in runs[::CHUNK]]
-        found = [it for chunk in pool.map(failures, chunks) for it in chunk]
-    assert not found, "\n".join(map(str, found))
+        found_failures = [failure for chunk in pool.map(find_failures, chunks) for failure in chunk]
+    assert not found_failures, "\n".join(map(str, found_failures))
 
 
 def test_simulation_run_is_reproducible_within_a_process() -> None:
-    assert [(it.at, it.fault) for it in troubles(5)] == [(it.at, it.fault) for it in troubles(5)]
-    worlds = [_after(Simulation(5), 100.0) for _ in range(2)]
+    assert [(fault.at, fault.fault) for fault in draw_faults(5)] == [
+        (fault.at, fault.fault) for fault in draw_faults(5)
+    ]
+    worlds = [_run_for(Simulation(5), 100.0) for _ in range(2)]
     assert worlds[0].judge.texts == worlds[1].judge.texts
     assert worlds[0].judge.plans == worlds[1].judge.plans
 
@@ -50,72 +52,73 @@ MORE_SEEDS = pytest.mark.slow("simulated runs of more seeds are the same in ever
 
 @pytest.mark.parametrize("seed", [3, *(pytest.param(seed, marks=MORE_SEEDS) for seed in (7, 8, 11))])
 def test_simulation_run_is_reproducible_across_processes(seed: int) -> None:
-    # What a set is gone through in differs from process to process, unless it is sorted first.
+    # The iteration order of a set differs between processes; code that depends on it must sort first.
     command = [sys.executable, "-m", "simulation", "--seed", str(seed)]
-    told = {
+    outputs = {
         subprocess.check_output(command, cwd=TESTS, text=True, env={**os.environ, "PYTHONHASHSEED": order})
         for order in ("1", "2", "3")
     }
-    assert len(told) == 1
-    assert "holds" in told.pop()
+    assert len(outputs) == 1
+    assert "holds" in outputs.pop()
 
 
-def _after(world: Simulation, seconds: float) -> Simulation:
+def _run_for(world: Simulation, seconds: float) -> Simulation:
     world.clock.run(world.clock.now + seconds)
     return world
 
 
 @pytest.mark.parametrize("points", range(1, 25))
 def test_crash_of_the_operator_around_every_write_of_a_rebalance_is_recovered(points: int) -> None:
-    world = _after(Simulation(points, routes=ORDERS, policy=a_policy(), replicas=3), 20.0)
+    world = _run_for(Simulation(points, routes=ORDERS, policy=a_policy(), replicas=3), 20.0)
     world.scale(5)
     world.arm_crash(points)
-    _after(world, 120.0)
-    world.judge.settled()
+    _run_for(world, 120.0)
+    world.judge.check_settled()
 
 
 @pytest.mark.parametrize("strategy", ["Sticky", "Averagely"])
 def test_rolling_update_needs_at_most_two_moves_per_queue_in_total(strategy: str) -> None:
     routes = {"orders": {"a": 40, "b": 40}}
-    world = _after(Simulation(3, routes=routes, policy=a_policy(strategy=strategy), replicas=20), 60.0)
-    before = world.judge.granted
+    world = _run_for(Simulation(3, routes=routes, policy=a_policy(strategy=strategy), replicas=20), 60.0)
+    grants_before = world.judge.granted
     world.roll()
-    _after(world, 400.0)
-    world.judge.settled()
-    moved, queues = world.judge.granted - before, 81
+    _run_for(world, 400.0)
+    world.judge.check_settled()
+    moved = world.judge.granted - grants_before
+    queues = 81
     assert moved <= 2 * queues
     if strategy == "Sticky":
-        assert moved <= 1.2 * queues, "the new pod takes over what the old one leaves"
+        assert moved <= 1.2 * queues, "the new pod takes over the queues of the old pod"
 
 
 def test_member_that_flaps_causes_no_assignment_writes() -> None:
-    world = _after(Simulation(4, routes=ORDERS, policy=a_policy(), replicas=3), 30.0)
+    world = _run_for(Simulation(4, routes=ORDERS, policy=a_policy(), replicas=3), 30.0)
     written = world.judge.written
     for number in range(100):
         world.clock.after(number * 6.0, next(iter(world.kubelets.values())).flap)
-    _after(world, 620.0)
+    _run_for(world, 620.0)
     assert world.judge.written == written
 
 
 def test_scale_up_and_scale_down_by_many_members_keep_moves_bounded() -> None:
-    world = _after(Simulation(6, routes={"orders": {"a": 60, "b": 60}}, policy=a_policy(), replicas=3), 30.0)
-    before = world.judge.granted
+    world = _run_for(Simulation(6, routes={"orders": {"a": 60, "b": 60}}, policy=a_policy(), replicas=3), 30.0)
+    grants_before = world.judge.granted
     world.scale(60)
-    _after(world, 60.0)
+    _run_for(world, 60.0)
     world.scale(3)
-    _after(world, 200.0)
-    world.judge.settled()
-    assert world.judge.granted - before <= 2 * 2 * 121
+    _run_for(world, 200.0)
+    world.judge.check_settled()
+    assert world.judge.granted - grants_before <= 2 * 2 * 121
 
 
 def test_node_failure_of_two_members_moves_their_queues_and_settles_on_return() -> None:
-    world = _after(Simulation(8, routes=ORDERS, policy=a_policy(), replicas=6), 30.0)
+    world = _run_for(Simulation(8, routes=ORDERS, policy=a_policy(), replicas=6), 30.0)
     for kubelet in list(world.kubelets.values())[:2]:
-        kubelet.lose(100.0)
-    _after(world, 70.0)
+        kubelet.cut_off_node(100.0)
+    _run_for(world, 70.0)
     assert not _owned_by(world.judge.document, list(world.kubelets)[:2])
-    _after(world, 200.0)
-    world.judge.settled()
+    _run_for(world, 200.0)
+    world.judge.check_settled()
 
 
 def _owned_by(document: Assignment | None, names: list[str]) -> int:
@@ -124,21 +127,21 @@ def _owned_by(document: Assignment | None, names: list[str]) -> int:
 
 
 def test_leader_election_without_a_leader_leaves_every_queue_consumed() -> None:
-    world = _after(Simulation(9, routes=ORDERS, policy=a_policy(), replicas=3), 30.0)
+    world = _run_for(Simulation(9, routes=ORDERS, policy=a_policy(), replicas=3), 30.0)
     world.leader = None
-    _after(world, 600.0)
-    world.judge.settled()
+    _run_for(world, 600.0)
+    world.judge.check_settled()
 
 
 def test_simulation_of_an_hour_without_faults_writes_nothing() -> None:
-    world = _after(Simulation(10, routes=ORDERS, policy=a_policy(), replicas=3), 60.0)
+    world = _run_for(Simulation(10, routes=ORDERS, policy=a_policy(), replicas=3), 60.0)
     writes, statuses = len(world.api.writes), world.judge.statuses
-    _after(world, 3600.0)
+    _run_for(world, 3600.0)
     assert (len(world.api.writes), world.judge.statuses) == (writes, statuses)
 
 
 def test_member_that_hangs_leaves_the_group_settled_in_the_end() -> None:
-    world = _after(Simulation(11, routes=ORDERS, policy=a_policy(), replicas=3), 30.0)
-    hang(world, world.chance)
-    world.clock.run(QUIET)
-    world.judge.settled()
+    world = _run_for(Simulation(11, routes=ORDERS, policy=a_policy(), replicas=3), 30.0)
+    hang(world, world.random)
+    world.clock.run(SETTLED_SECONDS)
+    world.judge.check_settled()

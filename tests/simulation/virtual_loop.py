@@ -1,4 +1,4 @@
-"""asyncio on virtual time, for the operator's own code."""
+"""An asyncio event loop on virtual time, for the operator's real code."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
@@ -8,17 +8,17 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 from simulation.clock import Process
-from simulation.judge import Broken
+from simulation.judge import InvariantError
 
 T = TypeVar("T")
 
 
 class VirtualLoop:
-    """asyncio on a process of a simulated world: it stands still while that is frozen, and ends with it."""
+    """The event loop of a simulated process: it stops while the process is frozen, and ends with it."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
-        self._loop = cast("asyncio.AbstractEventLoop", self)  # what of it is never asked for is not there
+        self._loop = cast("asyncio.AbstractEventLoop", self)  # only the methods that are called exist
 
     def time(self) -> float:
         return self._process.clock.now
@@ -51,11 +51,11 @@ class VirtualLoop:
 
     def create_task(self, coro: Coroutine[Any, Any, T], **named: Any) -> "asyncio.Task[T]":
         task = asyncio.Task(coro, loop=self._loop, **named)
-        task.add_done_callback(_broken)
+        task.add_done_callback(_raise_violation)
         return task
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        if "exception" in context:  # tasks of a process that was killed are no news
+        if "exception" in context:  # pending tasks of a killed process are ignored
             raise context["exception"]
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
@@ -68,16 +68,16 @@ class VirtualLoop:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Be the loop that runs."""
-        before = asyncio._get_running_loop()
+        """Set this loop as the running loop."""
+        previous_loop = asyncio._get_running_loop()
         asyncio._set_running_loop(self._loop)
         try:
             yield
         finally:
-            asyncio._set_running_loop(before)
+            asyncio._set_running_loop(previous_loop)
 
 
-def _broken(task: "asyncio.Task[Any]") -> None:
-    """Let what the judge finds end the run, wherever it was found."""
-    if not task.cancelled() and isinstance(task.exception(), Broken):
-        raise cast("Broken", task.exception())
+def _raise_violation(task: "asyncio.Task[Any]") -> None:
+    """Raise a violation that a task has hit, so that it ends the run."""
+    if not task.cancelled() and isinstance(task.exception(), InvariantError):
+        raise cast("InvariantError", task.exception())

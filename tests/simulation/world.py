@@ -1,4 +1,4 @@
-"""A whole simulated world: API server, broker, operators, pods; and the controller that keeps pods running."""
+"""A whole simulated fleet: API server, broker, operators, pods; and the controller that keeps pods running."""
 
 from functools import partial
 from random import Random
@@ -6,18 +6,18 @@ from typing import Any
 
 from rota.model import Holder, Queue
 from rota.spec import GroupSpec, PolicySpec, parse_group, parse_policy
-from simulation.clock import Clock, Process, Work
+from simulation.clock import Clock, Process, Routine
 from simulation.fleet import Kubelet
 from simulation.judge import Judge
-from simulation.replica import Operator, restarted
+from simulation.replica import Operator, restart
 from simulation.server import Api, Broker
 
-EPOCH = 1_763_712_000.0  # the time of day at which every run begins
+EPOCH = 1_763_712_000.0  # the wall clock at the start of every run
 STRATEGIES = ("Sticky", "Sticky", "Averagely", "AveragelyByCircle", "ConsistentHash", "Balanced")
 
 
 class Simulation:
-    """Everything there is in a run; what it is made of follows from the seed."""
+    """The state of one run, derived from its seed."""
 
     group = "shop/orders"
     epoch = EPOCH
@@ -31,46 +31,46 @@ class Simulation:
         replicas: int | None = None,
     ) -> None:
         self.seed = seed
-        self.chance = Random(f"{seed}/world")
+        self.random = Random(f"{seed}/world")
         self.clock = Clock()
         self.api = Api(self.clock)
-        routes = routes or self._some_routes()
+        routes = routes or self._random_routes()
         self.subscribed = list(routes)
         self.broker = Broker(self.clock, {**routes, "%RETRY%orders": {"a": 1}})
-        self.model = "Broadcasting" if policy is None and self.chance.random() < 0.05 else "Clustering"
-        self.ordering = "Orderly" if policy is None and self.chance.random() < 0.25 else "Concurrent"
+        self.model = "Broadcasting" if policy is None and self.random.random() < 0.05 else "Clustering"
+        self.ordering = "Orderly" if policy is None and self.random.random() < 0.25 else "Concurrent"
         self.paused = False
         self.settings = "{}"
-        self.policy = policy or self._some_policy()
-        self.spec = self._spec()
-        self.policy_changed = self.permissive = self.grown = self.loose_until = 0.0
+        self.policy = policy or self._random_policy()
+        self.spec = self._build_spec()
+        self.policy_changed_at = self.queues_may_drop_at = self.route_grown_at = self.may_overlap_until = 0.0
         self.weights: dict[Queue, float] | None = {}
-        self.calm = self.by_hand = self.leapt = False
+        self.is_calm = self.is_manual_edit = self.clock_leapt = False
         self.bad_watch = self.silent_watch = False
         self.bad_policy = self.bad_spec = False
         self.judge = Judge(self)
-        self.stable_names = self.chance.random() < 0.4
-        self.replicas = replicas or self.chance.choice([1, 2, 2, 3, 3, 4, 5])
+        self.stable_names = self.random.random() < 0.4
+        self.replicas = replicas or self.random.choice([1, 2, 2, 3, 3, 4, 5])
         self.surge = 0  # pods beyond `replicas`, while others are replaced
-        self._made = 0
+        self._pods_created = 0
         self.kubelets: dict[str, Kubelet] = {}
         self._crash_in = 0
         self.both_lead_until = 0.0
         self.operators: list[Operator] = []
         self.leader: Operator | None = None
-        self._scale()
+        self._reconcile_replicas()
         self.operators = [Operator(self, "operator-a"), Operator(self, "operator-b")]
         self.leader = self.operators[0]
 
     @property
     def orderly(self) -> bool:
-        """Whether queues are worked under the broker's lock."""
+        """Whether queues are consumed under the broker's lock."""
         return self.spec.is_orderly and self.spec.message_model != "Broadcasting"
 
     @property
-    def loose(self) -> bool:
-        """Whether two may meet by the user's own wish."""
-        return self.policy.handover.mode == "Immediate" or bool(self.clock.now < self.loose_until)
+    def may_overlap(self) -> bool:
+        """Whether two members may consume one queue, as the policy allows or allowed recently."""
+        return self.policy.handover.mode == "Immediate" or bool(self.clock.now < self.may_overlap_until)
 
     @property
     def topics(self) -> list[str]:
@@ -78,26 +78,26 @@ class Simulation:
         retry = ["%RETRY%orders"] if self.spec.message_model == "Clustering" else []
         return [subscription.topic for subscription in self.spec.subscriptions] + retry
 
-    def _some_routes(self) -> dict[str, dict[str, int]]:
-        topics = ["orders", "payments"][: self.chance.choice([1, 1, 2])]
-        brokers = ["a", "b"][: self.chance.choice([1, 2])]
-        return {topic: {broker: self.chance.randint(1, 6) for broker in brokers} for topic in topics}
+    def _random_routes(self) -> dict[str, dict[str, int]]:
+        topics = ["orders", "payments"][: self.random.choice([1, 1, 2])]
+        brokers = ["a", "b"][: self.random.choice([1, 2])]
+        return {topic: {broker: self.random.randint(1, 6) for broker in brokers} for topic in topics}
 
-    def _some_policy(self) -> PolicySpec:
-        chance = self.chance
+    def _random_policy(self) -> PolicySpec:
+        random = self.random
         spec: dict[str, Any] = {
-            "strategy": chance.choice(STRATEGIES),
+            "strategy": random.choice(STRATEGIES),
             "handover": {
-                "mode": "Immediate" if chance.random() < 0.07 else "Cooperative",
-                "drainTimeout": chance.choice(["2s", "10s", "30s"]),
+                "mode": "Immediate" if random.random() < 0.07 else "Cooperative",
+                "drainTimeout": random.choice(["2s", "10s", "30s"]),
             },
-            "triggers": {"debounce": chance.choice(["100ms", "500ms", "2s"])},
+            "triggers": {"debounce": random.choice(["100ms", "500ms", "2s"])},
         }
-        if chance.random() < 0.3:
-            spec["budget"] = {"maxMoves": chance.randint(1, 4), "per": "10s"}
+        if random.random() < 0.3:
+            spec["budget"] = {"maxMoves": random.randint(1, 4), "per": "10s"}
         return parse_policy({"spec": spec})
 
-    def _spec(self) -> GroupSpec:
+    def _build_spec(self) -> GroupSpec:
         spec: dict[str, Any] = {
             "broker": {"rocketmq": {"nameServers": ["rmq:9876"]}},
             "subscriptions": [{"topic": topic} for topic in self.subscribed],
@@ -108,74 +108,76 @@ class Simulation:
         return parse_group({"spec": spec})
 
     def change(self, **changed: object) -> None:
-        """Change the group as its user does."""
+        """Change the group, as a user does."""
         for name, value in changed.items():
             setattr(self, name, value)
-        self.permissive = self.clock.now
-        self.spec = self._spec()
-        self.wake()
+        self.queues_may_drop_at = self.clock.now
+        self.spec = self._build_spec()
+        self.enqueue()
 
     def change_policy(self) -> None:
-        """Choose another policy; who may meet under the old one may meet for a while yet."""
+        """Choose another policy; after mode Immediate, members may overlap for a while."""
         if self.policy.handover.mode == "Immediate":
-            self.loose_until = self.clock.now + 120
+            self.may_overlap_until = self.clock.now + 120
         drain = self.policy.handover.drain_timeout
-        self.policy = self._some_policy()
+        self.policy = self._random_policy()
         self.policy = type(self.policy)(  # the members' drain timeout is read at their start
             **{name: getattr(self.policy, name) for name in self.policy.__struct_fields__ if name != "handover"},
             handover=type(self.policy.handover)(mode=self.policy.handover.mode, drain_timeout=drain),
         )
-        self.policy_changed = self.clock.now
-        self.wake()
+        self.policy_changed_at = self.clock.now
+        self.enqueue()
 
-    def wake(self) -> None:
-        """Tell the operators that something changed."""
+    def enqueue(self) -> None:
+        """Let all operators reconcile the group."""
         for operator in self.operators:
-            operator.wake()
+            operator.enqueue()
 
     # Pods.
 
     def scale(self, replicas: int) -> None:
-        """Want so many pods."""
+        """Set the number of replicas."""
         self.replicas = replicas
 
-    def _scale(self) -> None:
-        there = [kubelet for kubelet in self.kubelets.values() if self._stands(kubelet)]
+    def _reconcile_replicas(self) -> None:
+        running = [kubelet for kubelet in self.kubelets.values() if kubelet.is_running]
         target = self.replicas + self.surge
-        for kubelet in there[target:]:
+        for kubelet in running[target:]:
             kubelet.delete()
-        for _ in range(target - len(there)):
-            self._make()
-        self.clock.after(0.5, self._scale)
+        for _ in range(target - len(running)):
+            self._create_pod()
+        self.clock.after(0.5, self._reconcile_replicas)
 
-    def _stands(self, kubelet: Kubelet) -> bool:
-        pod = kubelet.object
-        return pod is not None and not pod.terminating and not pod.ended
-
-    def _make(self) -> None:
-        self._made += 1
-        taken = self.api.pods
-        names = (f"orders-{n}" if self.stable_names else f"orders-{self._made:03d}" for n in range(1000))
-        name = next((name for name in names if name not in taken), None)
+    def _create_pod(self) -> None:
+        self._pods_created += 1
+        existing = self.api.pods
+        names = (
+            f"orders-{number}" if self.stable_names else f"orders-{self._pods_created:03d}" for number in range(1000)
+        )
+        name = next((name for name in names if name not in existing), None)
         if name:
-            self.kubelets[name] = Kubelet(self, name, f"uid-{self._made}")
+            self.kubelets[name] = Kubelet(self, name, f"uid-{self._pods_created}")
 
     def is_new(self, name: str) -> bool:
-        """Whether a pod is so young that a cache may not know it."""
-        return name in self.kubelets and self.clock.now - self.kubelets[name].born < 20
+        """Return whether a pod is so young that a cache may not know it."""
+        return name in self.kubelets and self.clock.now - self.kubelets[name].created_at < 20
 
     def roll(self) -> None:
-        """Replace every pod, one after another, each after its successor is ready."""
+        """Replace all pods one after another, each after its successor is ready."""
         self.background(self._roll(list(self.kubelets.values())))
 
-    def _roll(self, old: list[Kubelet]) -> Work:
-        for kubelet in old:
-            if not self._stands(kubelet):
+    def _roll(self, kubelets: list[Kubelet]) -> Routine:
+        for kubelet in kubelets:
+            if not kubelet.is_running:
                 continue
             self.surge += 1
             yield 1.0
             for _ in range(30):
-                ready = [it for it in self.kubelets.values() if self._stands(it) and it.object and it.object.ready]
+                ready = [
+                    candidate
+                    for candidate in self.kubelets.values()
+                    if candidate.is_running and candidate.api_pod and candidate.api_pod.ready
+                ]
                 if len(ready) >= self.replicas + self.surge:
                     break
                 yield 0.5
@@ -183,17 +185,17 @@ class Simulation:
             kubelet.delete()
             yield 0.2
 
-    def background(self, work: Work) -> None:
-        """Let work go on that nobody can stop."""
-        Process(self.clock).spawn(work)
+    def background(self, routine: Routine) -> None:
+        """Run a routine that no fault stops."""
+        Process(self.clock).spawn(routine)
 
-    def reported(self, kubelet: Kubelet) -> None:
-        """Answer the long polls that wait for this pod's report."""
+    def notify_report(self, kubelet: Kubelet) -> None:
+        """Complete the long polls for this pod's report."""
         for operator in self.operators:
-            operator.after(0.0, partial(operator.reported, kubelet.name))
+            operator.after(0.0, partial(operator.notify_report, kubelet.name))
 
-    def asked_to_drain(self, holder: Holder) -> None:
-        """Carry the operator's request to a terminating member."""
+    def request_drain(self, holder: Holder) -> None:
+        """Deliver the operator's request to a terminating member."""
         kubelet = self.kubelets.get(holder.name)
         if kubelet and kubelet.uid == holder.uid and kubelet.sidecar and not kubelet.cut_off:
             kubelet.sidecar.drain(final=True)
@@ -201,66 +203,66 @@ class Simulation:
     # Operators.
 
     def leads(self, operator: Operator) -> bool:
-        """Whether an operator believes that it leads."""
+        """Return whether an operator believes to be the leader."""
         return operator is self.leader or self.clock.now < self.both_lead_until
 
     def arm_crash(self, points: int) -> None:
-        """Let the leader crash at one of its next writes, before or after it."""
+        """Let the leader crash before or after one of its next writes."""
         self._crash_in = points
 
-    def crash_point(self, operator: Operator) -> None:
-        """Be where an operator may crash."""
+    def maybe_crash(self, operator: Operator) -> None:
+        """Crash the leader if its armed crash is due here."""
         if self._crash_in and operator is self.leader:
             self._crash_in -= 1
             if not self._crash_in:
                 self.crash(operator)
 
     def crash(self, operator: Operator) -> None:
-        """Lose an operator; it comes back, and it or the other one leads."""
-        place = self.operators.index(operator)
-        self.operators[place] = restarted(operator)
+        """Crash an operator; it restarts, and one of both operators leads later."""
+        position = self.operators.index(operator)
+        self.operators[position] = restart(operator)
         if operator is self.leader:
             self.leader = None
-            successor = self.chance.choice([place, 1 - place])
-            self.clock.after(self.chance.choice([0.5, 3.0, 15.0]), partial(self._elect_at, successor))
+            successor = self.random.choice([position, 1 - position])
+            self.clock.after(self.random.choice([0.5, 3.0, 15.0]), partial(self._elect_at, successor))
 
     def freeze_leader(self, seconds: float) -> None:
-        """Stop the leader; another one leads before it goes on, and it finishes what it had begun."""
+        """Freeze the leader; the other operator leads before it resumes and completes its open work."""
         leader = self.leader
         if leader:
             leader.freeze()
-            other = self.operators[1 - self.operators.index(leader)]
-            self.clock.after(15.0, lambda: self._elect(other))
+            successor = self.operators[1 - self.operators.index(leader)]
+            self.clock.after(15.0, lambda: self._elect(successor))
             self.clock.after(seconds, leader.thaw)
 
-    def _elect_at(self, place: int) -> None:
-        self._elect(self.operators[place])
+    def _elect_at(self, position: int) -> None:
+        self._elect(self.operators[position])
 
     def _elect(self, operator: Operator) -> None:
         alive = operator if operator.alive else self.operators[0]
         self.leader = alive
-        alive.wake()
+        alive.enqueue()
 
     def crash_leader(self) -> None:
-        """Lose whoever leads."""
+        """Crash the present leader."""
         if self.leader:
             self.crash(self.leader)
 
-    def hurry(self) -> None:
-        """Let every kubelet be as quick as it is."""
+    def speed_up_kubelets(self) -> None:
+        """End all delays of kubelets."""
         for kubelet in self.kubelets.values():
-            kubelet.slow = 1.0
+            kubelet.delay_factor = 1.0
 
-    def settle(self) -> None:
-        """End every trouble."""
-        self.calm = True
+    def end_faults(self) -> None:
+        """End all faults."""
+        self.is_calm = True
         self.api.down = self.broker.failing = self.bad_watch = self.silent_watch = self.paused = False
         self.bad_policy = self.bad_spec = False
         self.broker.hidden.clear()
-        self.broker.foreigners = ()
+        self.broker.unmanaged_consumers = ()
         self._crash_in = 0
         self.replicas = max(self.replicas, 1)
         if self.weights is None:
             self.weights = {}
-        self.hurry()
+        self.speed_up_kubelets()
         self.change(paused=False)

@@ -1,4 +1,4 @@
-"""`python -m simulation.exploration`: go through configurations and say how much there was."""
+"""`python -m simulation.exploration`: explore configurations and print how many states each has."""
 
 import sys
 import time
@@ -8,12 +8,12 @@ from simulation.exploration.search import Exploration
 
 
 def main(names: list[str]) -> None:
-    """Go through the named configurations, or those that tests go through."""
+    """Explore the named configurations; without names, those of the tests."""
     for name in names or CONFIGURATIONS:
-        begun = time.process_time()
-        found = Exploration((CONFIGURATIONS | DEEP)[name]).run()
-        told = f"{found.states:9,} states {found.transitions:10,} transitions {found.plans:7,} plans"
-        print(f"{name:12} {told} {time.process_time() - begun:6.1f} s", flush=True)
+        started_at = time.process_time()
+        coverage = Exploration((CONFIGURATIONS | DEEP)[name]).run()
+        counts = f"{coverage.states:9,} states {coverage.transitions:10,} transitions {coverage.plans:7,} plans"
+        print(f"{name:12} {counts} {time.process_time() - started_at:6.1f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Bugs planted on purpose which only an exploration meets, or in what only its world has."""
+"""Planted bugs that only an exploration can find, or that are planted in its model."""
 
 from dataclasses import replace
 
@@ -19,71 +19,71 @@ from simulation.exploration import operators
 from simulation.exploration.processes import Process, Processes
 
 
-def answers_of_an_earlier_life_accepted(patch: pytest.MonkeyPatch) -> None:
-    """A member takes any answer about a queue for one about its present life."""
-    right = Member.on_event
+def responses_of_an_earlier_lease_accepted(patch: pytest.MonkeyPatch) -> None:
+    """A member takes a response to an earlier lease of a queue for one to the present lease."""
+    original = Member.on_event
 
-    def wrong(it: Member, event: LeaseEvent, queue: Queue, life: int, *times: float) -> Effects:
-        present = it.leases.get(queue)
-        return right(it, event, queue, present.number if present else life, *times)
+    def mutant(member: Member, event: LeaseEvent, queue: Queue, lease_number: int, *times: float) -> Effects:
+        present = member.leases.get(queue)
+        return original(member, event, queue, present.number if present else lease_number, *times)
 
-    patch.setattr(Member, "on_event", wrong)
+    patch.setattr(Member, "on_event", mutant)
 
 
 def failed_reader_counts_as_released(patch: pytest.MonkeyPatch) -> None:
-    """A queue whose reader fails is released at once, though deliveries of it are open."""
+    """A queue is released at once when its reader fails, although deliveries are open."""
     patch.setitem(
         queue_lifecycle.TRANSITIONS, (LeaseState.RUNNING, LeaseEvent.READER_FAILED), (LeaseState.RELEASED, ())
     )
 
 
 def conflicts_ignored(patch: pytest.MonkeyPatch) -> None:
-    """The record is written, whoever has written it meanwhile."""
+    """A write replaces the stored assignment although another operator has written meanwhile."""
     patch.setattr(operators, "accepted", lambda *_: True)
 
 
 def member_forgets(patch: pytest.MonkeyPatch) -> None:
-    """A restarted member begins with any document that its volume shows."""
-    right = Processes.start
+    """A restarted member obeys any document that its volume shows."""
+    original = Processes.start
 
-    def wrong(it: Processes, name: str, uid: str, disk: tuple[int, bool, int]) -> Process:
-        return right(it, name, uid, (0, False, disk[2]))
+    def mutant(processes: Processes, name: str, uid: str, disk: tuple[int, bool, int]) -> Process:
+        return original(processes, name, uid, (0, False, disk[2]))
 
-    patch.setattr(Processes, "start", wrong)
+    patch.setattr(Processes, "start", mutant)
 
 
 def start_not_counted(patch: pytest.MonkeyPatch) -> None:
-    """Each process of a pod has the number of the first one, as where the counter is not on the disk."""
-    right = Processes.start
+    """Each process of a pod has the incarnation of the first, as without a counter on the disk."""
+    original = Processes.start
 
-    def wrong(it: Processes, name: str, uid: str, disk: tuple[int, bool, int]) -> Process:
-        return right(it, name, uid, (*disk[:2], min(disk[2], 1)))
+    def mutant(processes: Processes, name: str, uid: str, disk: tuple[int, bool, int]) -> Process:
+        return original(processes, name, uid, (*disk[:2], min(disk[2], 1)))
 
-    patch.setattr(Processes, "start", wrong)
+    patch.setattr(Processes, "start", mutant)
 
 
 def incarnation_not_compared(patch: pytest.MonkeyPatch) -> None:
-    """A process consumes what a document gives to an earlier one of its pod."""
+    """A process consumes the queues that a document assigns to an earlier process of its pod."""
     patch.setattr(Member, "needs_takeover", False)
 
 
 def share_without_incarnation(patch: pytest.MonkeyPatch) -> None:
-    """A document's shares name no incarnation, though it says that they do."""
-    right = moves.next_document
+    """A document's shares have no incarnation, although the document declares incarnations."""
+    original = moves.next_document
 
-    def wrong(it: Situation, draft: Draft) -> Assignment:
-        document = right(it, draft)
+    def mutant(situation: Situation, draft: Draft) -> Assignment:
+        document = original(situation, draft)
         members = {name: replace(share, incarnation=0) for name, share in document.members.items()}
         return replace(document, members=members)
 
-    patch.setattr(planner, "next_document", wrong)
+    patch.setattr(planner, "next_document", mutant)
 
 
 def incarnations_proved_by_any_generation(patch: pytest.MonkeyPatch) -> None:
-    """The end of a process proves something though its pod has obeyed no document that names incarnations."""
-    right = incarnations.evidence_of
+    """The end of a process counts as proof although its pod has obeyed no document with incarnations."""
+    original = incarnations.evidence_of
 
-    def wrong(document: Assignment, pod: PodSnapshot, incarnation: int) -> HolderEvidence:
-        return right(replace(document, incarnations_since=min(document.incarnations_since, 1)), pod, incarnation)
+    def mutant(document: Assignment, pod: PodSnapshot, incarnation: int) -> HolderEvidence:
+        return original(replace(document, incarnations_since=min(document.incarnations_since, 1)), pod, incarnation)
 
-    patch.setattr(incarnations, "evidence_of", wrong)
+    patch.setattr(incarnations, "evidence_of", mutant)

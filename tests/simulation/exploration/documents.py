@@ -1,4 +1,4 @@
-"""Documents of which there is one each, so that they are the same where they are equal."""
+"""Documents as shared values: equal documents are the same object."""
 
 from datetime import datetime
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 from builders import NOW
 from rota.documents import Assignment, Share, decode_assignment
 from rota.model import Holder
-from simulation.judge import Broken
+from simulation.judge import InvariantError
 
 
 class Numbering(dict[Any, int]):
-    """Gives each value a number: quick to compare, and equal where the values are."""
+    """Numbers values: equal values have equal numbers, which are quick to compare."""
 
     def __missing__(self, value: Any) -> int:
         self[value] = number = len(self)
@@ -18,13 +18,16 @@ class Numbering(dict[Any, int]):
 
 
 class Document:
-    """A document that was planned; what it says apart from generations and times is its body."""
+    """A planned document; `body` identifies its content without generations and times."""
 
     def __init__(self, assignment: Assignment, text: str, bodies: Numbering) -> None:
-        self.assignment, self.text, self.number = assignment, text, assignment.generation
+        self.assignment = assignment
+        self.text = text
+        self.number = assignment.generation
         members = sorted(assignment.members.items())
         self.owners = {queue: Holder(name, share.uid) for name, share in members for queue in share.queues}
-        releasing, forced = sorted(assignment.releasing.items()), sorted(assignment.forced.items())
+        releasing = sorted(assignment.releasing.items())
+        forced = sorted(assignment.forced.items())
         self.holding = {(queue, holder.uid) for queue, holder in self.owners.items()}
         self.holding |= {(queue, release.holder.uid) for queue, release in releasing}
         self.uids = {share.uid for _, share in members} | {release.holder.uid for _, release in releasing}
@@ -36,7 +39,7 @@ class Document:
         ]
         since = [release.since for _, release in releasing]
         self.numbers = (*since, *(at for _, at in forced), assignment.barrier, assignment.incarnations_since)
-        issued = [assignment.issued_at] if assignment.barrier else []  # else nobody asks how old it is
+        issued = [assignment.issued_at] if assignment.barrier else []  # its age matters only with a barrier
         self.times = tuple(_seconds(at) for at in [*issued, *(release.at for _, release in releasing)])
         self._parts = {name: self._part(share, bodies) for name, share in members}
 
@@ -47,40 +50,43 @@ class Document:
         )
 
     def part(self, name: str) -> tuple[int, tuple[int, ...]]:
-        """Return all that a member of this name can make of it: a body, and the generations of what was forced."""
+        """Return what a member of this name reads of the document: a body, and the generations of forced grants."""
         return self._parts.get(name, (-1, ()))
 
     def __str__(self) -> str:
-        """Tell it in a trace."""
-        it = self.assignment
-        shares = ", ".join(
-            f"{share.uid}{f' process {share.incarnation}' * bool(share.incarnation)}: {[it.id for it in share.queues]}"
-            for share in it.members.values()
-        )
-        releasing = it.releasing.items()
-        taken = ", ".join(f"{queue.id} from {release.holder.uid} to {release.to}" for queue, release in releasing)
-        forced = [queue.id for queue, since in it.forced.items() if since == it.generation]
-        more = f"; releasing {taken}" * bool(taken) + f"; by force {forced}" * bool(forced)
-        return f"generation {it.generation}: {shares}{more}{f'; barrier {it.barrier}' * bool(it.barrier)}"
+        """Return the document as a trace shows it."""
+        assignment = self.assignment
+        shares = ", ".join(_format_share(share) for share in assignment.members.values())
+        releasing = assignment.releasing.items()
+        revoked = ", ".join(f"{queue.id} from {release.holder.uid} to {release.to}" for queue, release in releasing)
+        forced = [queue.id for queue, since in assignment.forced.items() if since == assignment.generation]
+        suffix = f"; releasing {revoked}" * bool(revoked) + f"; by force {forced}" * bool(forced)
+        barrier = f"; barrier {assignment.barrier}" * bool(assignment.barrier)
+        return f"generation {assignment.generation}: {shares}{suffix}{barrier}"
 
 
 class Documents:
-    """Every document that was planned."""
+    """All planned documents, by text."""
 
     def __init__(self) -> None:
-        self._known: dict[str, Document] = {}
+        self._documents: dict[str, Document] = {}
         self._bodies = Numbering()
 
     def of(self, assignment: Assignment, text: str) -> Document:
-        """Return the one document of this text."""
-        found = self._known.get(text)
-        if found is None:
-            found = self._known[text] = Document(decode_assignment(text), text, self._bodies)
-            twice = found.owners.keys() & assignment.releasing.keys()
-            if twice or assignment != found.assignment:
-                raise Broken(f"Generation {found.number} does not say one thing: {text}")
-        return found
+        """Return the document of this text."""
+        document = self._documents.get(text)
+        if document is None:
+            document = self._documents[text] = Document(decode_assignment(text), text, self._bodies)
+            queues_in_both = document.owners.keys() & assignment.releasing.keys()
+            if queues_in_both or assignment != document.assignment:
+                raise InvariantError(f"Generation {document.number} is ambiguous: {text}")
+        return document
 
 
-def _seconds(at: str) -> float:
-    return datetime.fromisoformat(at).timestamp() - NOW
+def _format_share(share: Share) -> str:
+    process = f" process {share.incarnation}" * bool(share.incarnation)
+    return f"{share.uid}{process}: {[queue.id for queue in share.queues]}"
+
+
+def _seconds(timestamp: str) -> float:
+    return datetime.fromisoformat(timestamp).timestamp() - NOW

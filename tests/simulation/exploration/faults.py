@@ -1,4 +1,4 @@
-"""What befalls a world only so often as its configuration says."""
+"""Faults, each at most as often as the configuration allows."""
 
 from collections.abc import Iterator
 
@@ -7,114 +7,122 @@ from rota.sidecar.member.queue_lifecycle import LeaseState
 from simulation.exploration import pods
 from simulation.exploration.documents import Document
 from simulation.exploration.setting import Setting
-from simulation.exploration.world import ExploredState, Facts, Place, Turn, named, put
+from simulation.exploration.state import ApiPod, ExploredState, PodSlot, Transition, replace_slot, slot_of
 
-RECOVERY_APART = 9.0  # seconds between two recoveries: one written within a second of another is not our matter
+RECOVERY_INTERVAL_SECONDS = 9.0  # two recoveries within one second are not explored
 
 
-def turns(setting: Setting, world: ExploredState) -> Iterator[Turn]:
+def transitions(setting: Setting, state: ExploredState) -> Iterator[Transition]:
     """Return the faults that can happen next."""
-    for place in world.places:
-        if place.facts and place.name in setting.configuration.hit:
-            yield from _of_a_pod(setting, world, place, place.facts)
-    yield from _of_the_operator(setting, world)
-    for spent in setting.spend(world, "delete") if world.record else ():
-        lost = spent._replace(record=None, version=world.version + 1, now=world.now + RECOVERY_APART)
-        yield Turn("delete", "the record is deleted", lost)
-    for spent in setting.spend(world, "route"):
+    for slot in state.slots:
+        if slot.api_pod and slot.name in setting.configuration.fault_targets:
+            yield from _pod_faults(setting, state, slot, slot.api_pod)
+    yield from _operator_faults(setting, state)
+    for next_state in setting.spend(state, "delete") if state.stored else ():
+        lost = next_state._replace(stored=None, version=state.version + 1, now=state.now + RECOVERY_INTERVAL_SECONDS)
+        yield Transition("delete", "the stored assignment is deleted", lost)
+    for next_state in setting.spend(state, "route"):
         shorter = setting.queues[:-1]
-        route = setting.queues if world.route == shorter else shorter
+        route = setting.queues if state.route == shorter else shorter
         what = "leaves the route" if route == shorter else "is back in the route"
         text = f"queue {setting.queues[-1].id} {what}"
-        yield Turn("route", text, spent._replace(route=route))
-    for spent in setting.spend(world, "schema"):
-        text = f"an operator begins that writes documents of schema {3 - world.schema}"
-        yield Turn("schema", text, _anew(spent)._replace(write=None, schema=3 - world.schema))
-    for spent in setting.spend(world, "absence"):
-        yield Turn("absence", "no operator is there for three minutes", _resumed(setting, spent))
-    for spent in setting.spend(world, "pause"):
-        text = f"the group is {'resumed' if world.paused else 'paused'}"
-        yield Turn("pause", text, spent._replace(paused=not world.paused))
+        yield Transition("route", text, next_state._replace(route=route))
+    for next_state in setting.spend(state, "schema"):
+        text = f"an operator starts that writes documents of schema {3 - state.schema}"
+        yield Transition("schema", text, _restart_operator(next_state)._replace(write=None, schema=3 - state.schema))
+    for next_state in setting.spend(state, "absence"):
+        yield Transition("absence", "no operator runs for three minutes", _without_operator(setting, next_state))
+    for next_state in setting.spend(state, "pause"):
+        text = f"the group is {'resumed' if state.paused else 'paused'}"
+        yield Transition("pause", text, next_state._replace(paused=not state.paused))
 
 
-def _of_a_pod(setting: Setting, world: ExploredState, place: Place, facts: Facts) -> Iterator[Turn]:
-    for kind, text, after in _troubles(place, facts):
-        for spent in setting.spend(world, kind):
-            yield Turn(kind, text, put(spent, after))
-    for document in _older(world, place):
-        for spent in setting.spend(world, "stale"):
-            stale = pods.stepped(setting, spent, place._replace(shown=document), "read", document)
-            yield Turn("stale", f"{place.name}'s volume falls back to generation {document.number}", stale)
-    if place.process and not place.hung and not place.process.member._is_draining:
-        for spent in setting.spend(world, "app"):
-            drained = pods.stepped(setting, spent, place, "drain")
-            yield Turn("app", f"the app of {place.name} stops, and the member drains", drained)
-    yield from _of_a_reader(setting, world, place)
+def _pod_faults(setting: Setting, state: ExploredState, slot: PodSlot, api_pod: ApiPod) -> Iterator[Transition]:
+    for kind, text, changed in _process_faults(slot, api_pod):
+        for next_state in setting.spend(state, kind):
+            yield Transition(kind, text, replace_slot(next_state, changed))
+    for document in _older_documents(state, slot):
+        for next_state in setting.spend(state, "stale"):
+            stale = pods.run_step(setting, next_state, slot._replace(mounted=document), "read", document)
+            yield Transition("stale", f"{slot.name}'s volume falls back to generation {document.number}", stale)
+    if slot.process and not slot.hung and not slot.process.member._is_draining:
+        for next_state in setting.spend(state, "app"):
+            drained = pods.run_step(setting, next_state, slot, "drain")
+            yield Transition("app", f"the app of {slot.name} stops, and the member drains", drained)
+    yield from _reader_faults(setting, state, slot)
 
 
-def _of_a_reader(setting: Setting, world: ExploredState, place: Place) -> Iterator[Turn]:
-    lives = place.process.member.leases.values() if place.process and not place.hung else ()
-    for queue in [life.queue for life in lives if life.state is LeaseState.RUNNING]:
-        for spent in setting.spend(world, "reader"):
-            text = f"{place.name}'s reader of {queue.id} fails"
-            yield Turn("reader", text, pods.stepped(setting, spent, place, "reader fails", queue))
+def _reader_faults(setting: Setting, state: ExploredState, slot: PodSlot) -> Iterator[Transition]:
+    leases = slot.process.member.leases.values() if slot.process and not slot.hung else ()
+    for queue in [lease.queue for lease in leases if lease.state is LeaseState.RUNNING]:
+        for next_state in setting.spend(state, "reader"):
+            text = f"{slot.name}'s reader of {queue.id} fails"
+            yield Transition("reader", text, pods.run_step(setting, next_state, slot, "reader fails", queue))
 
 
-def _troubles(place: Place, facts: Facts) -> Iterator[tuple[str, str, Place]]:
-    name = place.name
-    if place.process and not place.hung:
-        yield "crash", f"{name}'s container dies", place._replace(process=None)
-        yield "hang", f"{name} hangs", place._replace(hung=True)
-    if not place.over and not place.lost:
-        yield "lose", f"{name}'s node is cut off", place._replace(lost=True)
-        yield "die", f"all processes of {name} end for good", place._replace(process=None, over=True, hung=False)
-    if not place.over and not facts.terminating:
-        yield "terminate", f"{name} is terminating", place._replace(facts=facts._replace(terminating=True))
+def _process_faults(slot: PodSlot, api_pod: ApiPod) -> Iterator[tuple[str, str, PodSlot]]:
+    name = slot.name
+    if slot.process and not slot.hung:
+        yield "crash", f"{name}'s container dies", slot._replace(process=None)
+        yield "hang", f"{name} hangs", slot._replace(hung=True)
+    if not slot.dead and not slot.lost:
+        yield "lose", f"{name}'s node is cut off", slot._replace(lost=True)
+        yield "die", f"all processes of {name} end for good", slot._replace(process=None, dead=True, hung=False)
+    if not slot.dead and not api_pod.terminating:
+        yield "terminate", f"{name} is terminating", slot._replace(api_pod=api_pod._replace(terminating=True))
 
 
-def _older(world: ExploredState, place: Place) -> Iterator[Document]:
-    """Return documents that somebody still obeys, and that a node which falls back may show again."""
-    if place.process and not place.hung:
-        obeyed = {it.process.document for it in world.places if it.process and it.process.document}
-        yield from (it for it in sorted(obeyed, key=_number) if it.number < place.process.member.obeyed_generation)
+def _older_documents(state: ExploredState, slot: PodSlot) -> Iterator[Document]:
+    """Return older documents that a member still obeys; a volume that falls back may show them again."""
+    if slot.process and not slot.hung:
+        obeyed = {other.process.document for other in state.slots if other.process and other.process.document}
+        yield from (
+            document
+            for document in sorted(obeyed, key=_number)
+            if document.number < slot.process.member.obeyed_generation
+        )
 
 
 def _number(document: Document) -> int:
     return document.number
 
 
-def _of_the_operator(setting: Setting, world: ExploredState) -> Iterator[Turn]:
-    amid = " amid a write" if world.write else ""
-    for spent in setting.spend(world, "restart"):
-        yield Turn(f"restart{amid}", "the operator restarts and lists all pods", _anew(spent)._replace(write=None))
-    if world.former:
+def _operator_faults(setting: Setting, state: ExploredState) -> Iterator[Transition]:
+    amid = " amid a write" if state.write else ""
+    for next_state in setting.spend(state, "restart"):
+        yield Transition(
+            f"restart{amid}",
+            "the operator restarts and lists all pods",
+            _restart_operator(next_state)._replace(write=None),
+        )
+    if state.former:
         return
-    led = _anew(world)._replace(former=world.write, write=None)
-    for spent in setting.spend(led, "failover"):
-        yield Turn(f"failover{amid}", "another operator leads and lists all pods", spent)
-    for spent in setting.spend(led, "blind"):
-        for place in spent.places:
-            if place.seen:
-                text = f"another operator leads, whose cache does not know {place.name} yet"
-                yield Turn("blind", text, put(spent, place._replace(seen=None)))
+    new_leader = _restart_operator(state)._replace(former=state.write, write=None)
+    for next_state in setting.spend(new_leader, "failover"):
+        yield Transition(f"failover{amid}", "another operator leads and lists all pods", next_state)
+    for next_state in setting.spend(new_leader, "blind"):
+        for slot in next_state.slots:
+            if slot.observed:
+                text = f"another operator leads; its cache does not know {slot.name} yet"
+                yield Transition("blind", text, replace_slot(next_state, slot._replace(observed=None)))
 
 
-def _resumed(setting: Setting, world: ExploredState) -> ExploredState:
-    """Let members that wait for an operator go on by themselves; what was written before that is shown to them."""
-    world = _anew(world)._replace(write=None, former=None, now=world.now + RESUME_SECONDS)
-    for place in world.places:
-        if place.process and place.answers and not (place.facts and place.facts.terminating):
-            if world.record and place.process.document is not world.record:
-                place = place._replace(shown=world.record)  # noqa: PLW2901 - the place as it is after that
-                world = pods.stepped(setting, world, place, "read", world.record)
-                place = named(world, place.name)  # noqa: PLW2901
-            due = place.process.member._resume_at() if place.process else None
+def _without_operator(setting: Setting, state: ExploredState) -> ExploredState:
+    """Let members resume without an operator; they read the newest document before that."""
+    state = _restart_operator(state)._replace(write=None, former=None, now=state.now + RESUME_SECONDS)
+    for slot in state.slots:
+        if slot.process and slot.is_reachable and not (slot.api_pod and slot.api_pod.terminating):
+            if state.stored and slot.process.document is not state.stored:
+                slot = slot._replace(mounted=state.stored)  # noqa: PLW2901 - the slot after that step
+                state = pods.run_step(setting, state, slot, "read", state.stored)
+                slot = slot_of(state, slot.name)  # noqa: PLW2901
+            due = slot.process.member._resume_at() if slot.process else None
             if due is not None:
-                world = pods.stepped(setting, world, place, "tick", due)
-    return _anew(world)
+                state = pods.run_step(setting, state, slot, "tick", due)
+    return _restart_operator(state)
 
 
-def _anew(world: ExploredState) -> ExploredState:
-    """Let an operator begin: it knows the pods, and nothing of what was before."""
-    places = tuple(place._replace(seen=place.facts, heard=None, silent=None) for place in world.places)
-    return world._replace(places=places, gone=frozenset(), asking=None)
+def _restart_operator(state: ExploredState) -> ExploredState:
+    """Start an operator: it lists the pods and knows no report."""
+    slots = tuple(slot._replace(observed=slot.api_pod, report=None, silent_since=None) for slot in state.slots)
+    return state._replace(slots=slots, deleted_uids=frozenset(), awaited_reports=None)

@@ -1,6 +1,6 @@
-"""What tells worlds apart: those with one key have one future.
+"""Keys of states: states with equal keys have the same future.
 
-How high generations are, how old things are beyond what matters, and how lives are numbered, nobody can tell.
+A key has no absolute generations, no ages beyond the planner's limits, and no absolute lease numbers.
 """
 
 from bisect import bisect_left
@@ -8,102 +8,111 @@ from itertools import pairwise
 from typing import Any
 
 from simulation.exploration.documents import Document, Numbering
-from simulation.exploration.world import ExploredState, Place, Write, age
+from simulation.exploration.state import ExploredState, PodSlot, Write, age
 
-GAP = 3  # how far apart two generations are matters up to here: the next one may be in use, and the one after it
+GAP = 3  # larger gaps between generations are equal: the next generation may be in use, and the one after it
 
 
 class Order:
-    """The generations in use, and what can be told of each: its place, and how near it is to the one before."""
+    """The generations in use; the rank of each keeps the order and the gap to the lower one, up to GAP."""
 
     def __init__(self, used: frozenset[int]) -> None:
         self.sorted = sorted(used)
-        self.rank, last = {0: 0}, 0
-        for before, number in pairwise(self.sorted):
-            last += min(number - before, GAP) if before else 1
-            self.rank[number] = last
+        self.rank = {0: 0}
+        rank_of_last = 0
+        for lower, number in pairwise(self.sorted):
+            rank_of_last += min(number - lower, GAP) if lower else 1
+            self.rank[number] = rank_of_last
 
     def below(self, numbers: tuple[int, ...]) -> tuple[int, ...]:
-        """Say of numbers to which those in use are compared how many of these are lower."""
+        """Return for each number how many generations in use are lower."""
         return tuple(bisect_left(self.sorted, number) for number in numbers)
 
 
 class Keys:
-    """Says of each world what matters of it; each part is worked out once and is a number from then on."""
+    """Computes the key of a state; each part is computed once and represented by a number."""
 
     def __init__(self) -> None:
-        self._used: dict[Place, frozenset[int]] = {}
+        self._used: dict[PodSlot, frozenset[int]] = {}
         self._orders: dict[frozenset[int], Order] = {}
         self._parts: dict[Any, int] = {}
         self._numbers = Numbering()
 
-    def __call__(self, world: ExploredState) -> tuple[Any, ...]:
-        """Return a world's key."""
-        order, now = self._order(world), world.now
+    def __call__(self, state: ExploredState) -> tuple[Any, ...]:
+        """Return the key of a state."""
+        order = self._order(state)
+        now = state.now
         return (
-            *[self._place(place, order, now) for place in world.places],
-            self._document(world.record, order, now),
-            self._write(world.write, order, world),
-            self._write(world.former, order, world),
-            world.left,
-            world.route,
-            world.gone & world.record.uids if world.record else None,
-            world.asking,
-            world.paused,
-            world.schema,
-            frozenset([(queue, uid, *order.below((since,))) for queue, uid, since in world.overruled]),
+            *[self._slot_number(slot, order, now) for slot in state.slots],
+            self._document_number(state.stored, order, now),
+            self._write_key(state.write, order, state),
+            self._write_key(state.former, order, state),
+            state.faults_left,
+            state.route,
+            state.deleted_uids & state.stored.uids if state.stored else None,
+            state.awaited_reports,
+            state.paused,
+            state.schema,
+            frozenset([(queue, uid, *order.below((since,))) for queue, uid, since in state.overruled]),
         )
 
-    def _order(self, world: ExploredState) -> Order:
-        written = [it.document for it in (world.write, world.former) if it]
-        documents = [world.record, *written] if world.record else written
-        used = frozenset([0, *(it.number for it in documents)]).union(*map(self._used_by, world.places))
-        found = self._orders.get(used)
-        if found is None:
-            found = self._orders[used] = Order(used)
-        return found
+    def _order(self, state: ExploredState) -> Order:
+        written = [write.document for write in (state.write, state.former) if write]
+        documents = [state.stored, *written] if state.stored else written
+        used = frozenset([0, *(document.number for document in documents)]).union(*map(self._used_by, state.slots))
+        order = self._orders.get(used)
+        if order is None:
+            order = self._orders[used] = Order(used)
+        return order
 
-    def _used_by(self, it: Place) -> frozenset[int]:
-        found = self._used.get(it)
-        if found is None:
-            said = {said.number for said in (it.shown, it.heard) if said}
-            found = self._used[it] = frozenset({it.disk[0], it.highest} | said)
-        return found
+    def _used_by(self, slot: PodSlot) -> frozenset[int]:
+        used = self._used.get(slot)
+        if used is None:
+            numbers = {source.number for source in (slot.mounted, slot.report) if source}
+            used = self._used[slot] = frozenset({slot.disk[0], slot.highest} | numbers)
+        return used
 
-    def _place(self, it: Place, order: Order, now: float) -> int:
-        key = (it, order, None if it.silent is None else now)
-        found = self._parts.get(key)
-        if found is None:
-            found = self._parts[key] = self._numbers[_of_place(it, order, now)]
-        return found
+    def _slot_number(self, slot: PodSlot, order: Order, now: float) -> int:
+        key = (slot, order, None if slot.silent_since is None else now)
+        number = self._parts.get(key)
+        if number is None:
+            number = self._parts[key] = self._numbers[_slot_key(slot, order, now)]
+        return number
 
-    def _document(self, it: Document | None, order: Order, now: float) -> int:
-        if it is None:
+    def _document_number(self, document: Document | None, order: Order, now: float) -> int:
+        if document is None:
             return -1
-        key = (it, order, now)
-        found = self._parts.get(key)
-        if found is None:
-            ages = tuple(age(at, now) for at in it.times)
-            found = self._parts[key] = self._numbers[it.body, order.rank[it.number], order.below(it.numbers), ages]
-        return found
+        key = (document, order, now)
+        number = self._parts.get(key)
+        if number is None:
+            ages = tuple(age(at, now) for at in document.times)
+            number = self._parts[key] = self._numbers[
+                document.body, order.rank[document.number], order.below(document.numbers), ages
+            ]
+        return number
 
-    def _write(self, it: Write | None, order: Order, world: ExploredState) -> tuple[Any, ...] | None:
-        if it is None:
+    def _write_key(self, write: Write | None, order: Order, state: ExploredState) -> tuple[Any, ...] | None:
+        if write is None:
             return None
-        return self._document(it.document, order, world.now), it.version is None, it.version == world.version
+        return (
+            self._document_number(write.document, order, state.now),
+            write.version is None,
+            write.version == state.version,
+        )
 
 
-def _of_place(it: Place, order: Order, now: float) -> tuple[Any, ...]:
-    rank, part = order.rank, it.shown.part(it.name) if it.shown else (-1, ())
+def _slot_key(slot: PodSlot, order: Order, now: float) -> tuple[Any, ...]:
+    rank = order.rank
+    part = slot.mounted.part(slot.name) if slot.mounted else (-1, ())
     return (
-        it.name,
-        it.made,
-        it.facts,
-        it.process and it.process.body,
-        (it.over, it.hung, it.lost, it.disk[1:]),
-        (rank[it.disk[0]], rank[it.highest]),
-        it.shown and (rank[it.shown.number], part[0], order.below(part[1])),
-        it.seen,
-        it.heard and (it.heard.body, rank[it.heard.number]),
-        age(it.silent, now),
+        slot.name,
+        slot.pods_created,
+        slot.api_pod,
+        slot.process and slot.process.body,
+        (slot.dead, slot.hung, slot.lost, slot.disk[1:]),
+        (rank[slot.disk[0]], rank[slot.highest]),
+        slot.mounted and (rank[slot.mounted.number], part[0], order.below(part[1])),
+        slot.observed,
+        slot.report and (slot.report.body, rank[slot.report.number]),
+        age(slot.silent_since, now),
     )

@@ -1,4 +1,4 @@
-"""What processes, kubelets, nodes and controllers do with a pod."""
+"""Transitions of a pod by its processes, kubelet, node and controller."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,132 +7,160 @@ from rota.model import Queue
 from rota.sidecar.member.queue_lifecycle import Command, LeaseAction, LeaseEvent, LeaseState
 from simulation.exploration.processes import Process
 from simulation.exploration.setting import Setting
-from simulation.exploration.world import ExploredState, Facts, Place, Turn, put
+from simulation.exploration.state import ApiPod, ExploredState, PodSlot, Transition, replace_slot
 
-GOOD = {
+EXPECTED_EVENTS = {
     LeaseAction.LOCK: LeaseEvent.LOCKED,
     LeaseAction.FIND_START: LeaseEvent.START_FOUND,
     LeaseAction.STOP: LeaseEvent.DRAINED,
     LeaseAction.UNLOCK: LeaseEvent.UNLOCKED,
 }
-BAD = {LeaseAction.LOCK: (LeaseEvent.REFUSED, LeaseEvent.FAILED), LeaseAction.FIND_START: (LeaseEvent.FAILED,)}
-LOCKS = 2  # unanswered ones; more of them change nothing
+FAULTY_EVENTS = {
+    LeaseAction.LOCK: (LeaseEvent.REFUSED, LeaseEvent.FAILED),
+    LeaseAction.FIND_START: (LeaseEvent.FAILED,),
+}
+MAX_OPEN_LOCKS = 2  # unanswered lock requests; more change nothing
 
 
-def turns(setting: Setting, world: ExploredState, place: Place) -> Iterator[Turn]:
-    """Return what can happen next to the pod of a name, and in it."""
-    if place.facts is None:
-        yield from _made(world, place)
+def transitions(setting: Setting, state: ExploredState, slot: PodSlot) -> Iterator[Transition]:
+    """Return what can happen next to the pod of a slot, and in it."""
+    if slot.api_pod is None:
+        yield from _create(state, slot)
         return
-    yield from _comes_back(setting, world, place)
-    if place.over:
-        yield from _ended(world, place, place.facts)
+    yield from _recover(setting, state, slot)
+    if slot.dead:
+        yield from _remove(state, slot, slot.api_pod)
         return
-    yield from _probed(world, place, place.facts)
-    if not place.lost:
-        yield from _kept(setting, world, place, place.facts)
-    if place.process and not place.hung:
-        yield from _works(setting, world, place, place.process)
+    yield from _probe(state, slot, slot.api_pod)
+    if not slot.lost:
+        yield from _kubelet_transitions(setting, state, slot, slot.api_pod)
+    if slot.process and not slot.hung:
+        yield from _process_transitions(setting, state, slot, slot.process)
 
 
-def stepped(setting: Setting, world: ExploredState, place: Place, *action: Any) -> ExploredState:
-    """Let a process take a step, and put on its disk what it wants to remember."""
-    assert place.process
-    process, step = setting.processes.after(place.process, *action)
-    generation, final, started = place.disk
+def run_step(setting: Setting, state: ExploredState, slot: PodSlot, *action: Any) -> ExploredState:
+    """Advance a process by one action, and store on its disk what its member requests."""
+    assert slot.process
+    process, step = setting.processes.advance(slot.process, *action)
+    generation, final, started = slot.disk
     if step.store_generation is not None:
         generation = step.store_generation
-    highest = max(place.highest, process.member.obeyed_generation)
+    highest = max(slot.highest, process.member.obeyed_generation)
     disk = generation, final or step.store_final, started
-    place = place._replace(process=process, disk=disk, highest=highest)
-    return put(world, place)
+    slot = slot._replace(process=process, disk=disk, highest=highest)
+    return replace_slot(state, slot)
 
 
-def shows(world: ExploredState, place: Place, facts: Facts) -> bool:
-    """Whether the kubelet has something to show; a terminating pod is shown nothing any more."""
-    kept_up = place.shown is world.record or world.record is None
-    return not (kept_up or place.over or place.lost or facts.terminating)
+def can_mount(state: ExploredState, slot: PodSlot, api_pod: ApiPod) -> bool:
+    """Return whether the kubelet can update the volume; volumes of terminating pods stay as they are."""
+    is_current = slot.mounted is state.stored or state.stored is None
+    return not (is_current or slot.dead or slot.lost or api_pod.terminating)
 
 
-def _made(world: ExploredState, place: Place) -> Iterator[Turn]:
-    uid = f"{place.name}.{place.made + 1}"
-    made = Place(place.name, place.made + 1, Facts(uid), seen=place.seen, heard=place.heard, silent=place.silent)
-    yield Turn("make", f"pod {uid} is made", put(world, made))
-    if place.shown and place.shown is not world.record:
-        text = f"pod {uid} is made; the node's kubelet still has generation {place.shown.number}"
-        yield Turn("make old", text, put(world, made._replace(shown=place.shown)))
+def _create(state: ExploredState, slot: PodSlot) -> Iterator[Transition]:
+    uid = f"{slot.name}.{slot.pods_created + 1}"
+    created = PodSlot(
+        slot.name,
+        slot.pods_created + 1,
+        ApiPod(uid),
+        observed=slot.observed,
+        report=slot.report,
+        silent_since=slot.silent_since,
+    )
+    yield Transition("make", f"pod {uid} is created", replace_slot(state, created))
+    if slot.mounted and slot.mounted is not state.stored:
+        text = f"pod {uid} is created; the node's kubelet still has generation {slot.mounted.number}"
+        yield Transition("make old", text, replace_slot(state, created._replace(mounted=slot.mounted)))
 
 
-def _ended(world: ExploredState, place: Place, facts: Facts) -> Iterator[Turn]:
-    removed = place._replace(facts=None, over=False, disk=(0, False, 0), highest=0)
-    yield Turn("end", f"pod {facts.uid} is removed", put(world, removed))
-    if not facts.ended and not facts.terminating:
-        ended = place._replace(facts=facts._replace(ended=True, ready=False))
-        yield Turn("phase", f"pod {facts.uid} has failed", put(world, ended))
+def _remove(state: ExploredState, slot: PodSlot, api_pod: ApiPod) -> Iterator[Transition]:
+    removed = slot._replace(api_pod=None, dead=False, disk=(0, False, 0), highest=0)
+    yield Transition("end", f"pod {api_pod.uid} is removed", replace_slot(state, removed))
+    if not api_pod.ended and not api_pod.terminating:
+        ended = slot._replace(api_pod=api_pod._replace(ended=True, ready=False))
+        yield Transition("phase", f"pod {api_pod.uid} has failed", replace_slot(state, ended))
 
 
-def _comes_back(setting: Setting, world: ExploredState, place: Place) -> Iterator[Turn]:
-    name = place.name
-    if place.hung:
-        awake = stepped(setting, world, place._replace(hung=False), "wake", place.shown)
-        yield Turn("wake", f"{name} wakes and reads what its volume shows", awake)
-    if place.lost:
-        yield Turn("find", f"{name}'s node is back", put(world, place._replace(lost=False)))
+def _recover(setting: Setting, state: ExploredState, slot: PodSlot) -> Iterator[Transition]:
+    name = slot.name
+    if slot.hung:
+        awake = run_step(setting, state, slot._replace(hung=False), "wake", slot.mounted)
+        yield Transition("wake", f"{name} wakes and reads what its volume shows", awake)
+    if slot.lost:
+        yield Transition("find", f"{name}'s node is back", replace_slot(state, slot._replace(lost=False)))
 
 
-def _probed(world: ExploredState, place: Place, facts: Facts) -> Iterator[Turn]:
-    if facts.ready != place.answers:
-        text = f"{place.name} is {'ready' if place.answers else 'not ready'}"
-        yield Turn("ready", text, put(world, place._replace(facts=facts._replace(ready=place.answers))))
+def _probe(state: ExploredState, slot: PodSlot, api_pod: ApiPod) -> Iterator[Transition]:
+    if api_pod.ready != slot.is_reachable:
+        text = f"{slot.name} is {'ready' if slot.is_reachable else 'not ready'}"
+        yield Transition(
+            "ready", text, replace_slot(state, slot._replace(api_pod=api_pod._replace(ready=slot.is_reachable)))
+        )
 
 
-def _kept(setting: Setting, world: ExploredState, place: Place, facts: Facts) -> Iterator[Turn]:
-    """What the kubelet does for a pod."""
-    name, record = place.name, world.record
-    if record and shows(world, place, facts):
-        text = f"{name}'s volume shows generation {record.number}"
-        yield Turn("show", text, put(world, place._replace(shown=record)))
-    if place.finished > facts.finished:
-        text = f"the kubelet says that process {place.finished} of {name} has ended"
-        yield Turn("finished", text, put(world, place._replace(facts=facts._replace(finished=place.finished))))
-    if place.process is None:
-        disk = setting.begun(place.disk)
-        process = setting.processes.start(name, facts.uid, disk)
-        started = place._replace(process=process, disk=disk, facts=facts._replace(started=True))
-        yield Turn("start", f"{name}'s container starts, remembering {disk}", put(world, started))
-    if facts.terminating:
-        over = place._replace(process=None, over=True, hung=False)
-        yield Turn("exit", f"{name}'s processes end", put(world, over))
+def _kubelet_transitions(
+    setting: Setting, state: ExploredState, slot: PodSlot, api_pod: ApiPod
+) -> Iterator[Transition]:
+    """Return what the kubelet does for a pod."""
+    name = slot.name
+    stored = state.stored
+    if stored and can_mount(state, slot, api_pod):
+        text = f"{name}'s volume shows generation {stored.number}"
+        yield Transition("show", text, replace_slot(state, slot._replace(mounted=stored)))
+    if slot.finished > api_pod.finished:
+        text = f"the kubelet says that process {slot.finished} of {name} has ended"
+        yield Transition(
+            "finished", text, replace_slot(state, slot._replace(api_pod=api_pod._replace(finished=slot.finished)))
+        )
+    if slot.process is None:
+        disk = setting.disk_after_start(slot.disk)
+        process = setting.processes.start(name, api_pod.uid, disk)
+        started = slot._replace(process=process, disk=disk, api_pod=api_pod._replace(started=True))
+        yield Transition("start", f"{name}'s container starts, remembering {disk}", replace_slot(state, started))
+    if api_pod.terminating:
+        dead = slot._replace(process=None, dead=True, hung=False)
+        yield Transition("exit", f"{name}'s processes end", replace_slot(state, dead))
 
 
-def _works(setting: Setting, world: ExploredState, place: Place, process: Process) -> Iterator[Turn]:
-    """What a process does."""
-    name, shown = place.name, place.shown
-    if shown and shown is not process.document:
-        read = stepped(setting, world, place, "read", shown)
-        yield Turn("read", f"{name} reads generation {shown.number}", read)
-    for queue, commands in process.waiting.items():
-        yield from _answers(setting, world, place, queue, commands[0][0])
+def _process_transitions(
+    setting: Setting, state: ExploredState, slot: PodSlot, process: Process
+) -> Iterator[Transition]:
+    """Return what a process does."""
+    name = slot.name
+    mounted = slot.mounted
+    if mounted and mounted is not process.document:
+        read = run_step(setting, state, slot, "read", mounted)
+        yield Transition("read", f"{name} reads generation {mounted.number}", read)
+    for queue, commands in process.pending_commands.items():
+        yield from _responses(setting, state, slot, queue, commands[0][0])
     if process.member._is_draining and not process.member.final:
-        yield Turn("back", f"the app of {name} is back", stepped(setting, world, place, "back"))
-    yield from _clock(setting, world, place, process)
+        yield Transition("back", f"the app of {name} is back", run_step(setting, state, slot, "back"))
+    yield from _timers(setting, state, slot, process)
 
 
-def _answers(setting: Setting, world: ExploredState, place: Place, queue: Queue, command: Command) -> Iterator[Turn]:
-    def turn(kind: str, event: LeaseEvent, before: ExploredState) -> Turn:
-        text = f"{place.name} is told {event.value} for {command.action} {queue.id} of life {command.lease_number}"
-        return Turn(kind, text, stepped(setting, before, place, "answer", event, queue))
+def _responses(
+    setting: Setting, state: ExploredState, slot: PodSlot, queue: Queue, command: Command
+) -> Iterator[Transition]:
+    def response(kind: str, event: LeaseEvent, previous_state: ExploredState) -> Transition:
+        text = f"{slot.name} gets {event.value} for {command.action} {queue.id} of lease {command.lease_number}"
+        return Transition(kind, text, run_step(setting, previous_state, slot, "answer", event, queue))
 
-    yield turn("answer", GOOD[command.action], world)
-    for event in BAD.get(command.action, ()):
-        for spent in setting.spend(world, "fail"):
-            yield turn("fail", event, spent)
+    yield response("answer", EXPECTED_EVENTS[command.action], state)
+    for event in FAULTY_EVENTS.get(command.action, ()):
+        for spent in setting.spend(state, "fail"):
+            yield response("fail", event, spent)
 
 
-def _clock(setting: Setting, world: ExploredState, place: Place, process: Process) -> Iterator[Turn]:
-    due, lives = process.member.next_timer_at(), process.member.leases.values()
-    locks = [it for commands in process.waiting.values() for it, _ in commands if it.action is LeaseAction.LOCK]
-    needed = any(life.state is LeaseState.STUCK or life.is_held for life in lives)
-    if due is not None and len(locks) <= LOCKS and (needed or setting.configuration.late):
-        ticked = stepped(setting, world, place, "tick", due)
-        yield Turn("tick" if needed else "late", f"{place.name} does what is due", ticked)
+def _timers(setting: Setting, state: ExploredState, slot: PodSlot, process: Process) -> Iterator[Transition]:
+    due = process.member.next_timer_at()
+    leases = process.member.leases.values()
+    locks = [
+        command
+        for commands in process.pending_commands.values()
+        for command, _ in commands
+        if command.action is LeaseAction.LOCK
+    ]
+    is_needed = any(lease.state is LeaseState.STUCK or lease.is_held for lease in leases)
+    if due is not None and len(locks) <= MAX_OPEN_LOCKS and (is_needed or setting.configuration.late_timers):
+        ticked = run_step(setting, state, slot, "tick", due)
+        yield Transition("tick" if is_needed else "late", f"{slot.name}'s due timers run", ticked)

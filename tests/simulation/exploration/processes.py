@@ -1,6 +1,6 @@
-"""Sidecar processes, of which there is one each: each step of the real `Member` is taken once, then looked up.
+"""Sidecar processes as shared values: each step of the real `Member` is computed once, then looked up.
 
-A queue is worked from Fetch until Stop of that life is answered: until then a delivery may be open.
+A lease is consumed from Fetch until the response to its Stop: until then a delivery may be open.
 """
 
 from copy import copy
@@ -14,90 +14,106 @@ from rota.reports import Report
 from rota.sidecar.member.member import Effects, Member
 from rota.sidecar.member.queue_lifecycle import Command, LeaseAction, LeaseEvent, LeaseState, QueueLease
 from simulation.exploration.documents import Document, Numbering
-from simulation.judge import Broken
+from simulation.judge import InvariantError
 
 
-class Told:
-    """A report that was read; what it says apart from the generation is its body."""
+class ReadReport:
+    """A report as the operator reads it; `body` identifies its content without the generation."""
 
     def __init__(self, report: Report, bodies: Numbering) -> None:
-        self.heard, self.number = DecodedReport(report), report.generation
-        draining = self.heard.active_queues - self.heard.held_queues
+        self.decoded = DecodedReport(report)
+        self.number = report.generation
+        draining = self.decoded.active_queues - self.decoded.held_queues
         self.incarnation = report.incarnation_number
-        said = (report.uid, self.heard.held_queues, draining, report.state, report.final, self.incarnation)
-        self.body = bodies[said]
+        content = (report.uid, self.decoded.held_queues, draining, report.state, report.final, self.incarnation)
+        self.body = bodies[content]
 
     def __str__(self) -> str:
-        """Tell it in a trace."""
-        it = self.heard.report
-        drains = " draining for good," if it.final else ""
+        """Return the report as a trace shows it."""
+        report = self.decoded.report
+        drains = " draining for good," if report.final else ""
         drains = f" process {self.incarnation}," * bool(self.incarnation) + drains
-        return f"generation {it.generation},{drains} held {it.held}, releasing {it.releasing}"
+        return f"generation {report.generation},{drains} held {report.held}, releasing {report.releasing}"
 
 
 class Process:
-    """A sidecar's process: its member, the document it obeyed, unanswered commands, and the lives it works."""
+    """A sidecar's process: its member, the document it obeyed, unanswered commands, and the leases it consumes."""
 
-    told: Told  # its report; given with `body` and `working` once the process does not change any more
+    report: ReadReport  # set with `body` and `consumed_queues` once the process does not change any more
     body: int
-    working: frozenset[Queue]
+    consumed_queues: frozenset[Queue]
 
     def __init__(self, member: Member, document: Document | None = None, now: float = 0.0) -> None:
-        self.member, self.document, self.now = member, document, now
-        self.waiting: dict[Queue, tuple[tuple[Command, float], ...]] = {}
-        self.worked: frozenset[tuple[Queue, int]] = frozenset()
-        self.after: dict[Any, tuple[Process, Effects]] = {}
+        self.member = member
+        self.document = document
+        self.now = now
+        self.pending_commands: dict[Queue, tuple[tuple[Command, float], ...]] = {}
+        self.consumed_leases: frozenset[tuple[Queue, int]] = frozenset()
+        self.successors: dict[Any, tuple[Process, Effects]] = {}
 
-    def twin(self) -> "Process":
-        """Copy it as it is, so that both can go on."""
+    def duplicate(self) -> "Process":
+        """Return a copy with timers and leases of its own."""
         member = copy(self.member)
         member._lease_numbers = count(next(self.member._lease_numbers))
-        member.leases = {queue: copy(life) for queue, life in self.member.leases.items()}
-        for life in member.leases.values():
-            life.lease_numbers = member._lease_numbers
+        member.leases = {queue: copy(lease) for queue, lease in self.member.leases.items()}
+        for lease in member.leases.values():
+            lease.lease_numbers = member._lease_numbers
         member._timers = list(self.member._timers)
-        twin = Process(member, self.document, self.now)
-        twin.waiting, twin.worked = dict(self.waiting), self.worked
-        return twin
+        copied = Process(member, self.document, self.now)
+        copied.pending_commands = dict(self.pending_commands)
+        copied.consumed_leases = self.consumed_leases
+        return copied
 
-    def carry(self, step: Effects) -> None:
-        """Take up the commands of a step; Fetch begins at once, Abort is answered by what answers Stop."""
-        for command in step.commands:
+    def apply_effects(self, effects: Effects) -> None:
+        """Start the commands of a step. Fetch starts at once; Abort has no response but that to Stop."""
+        for command in effects.commands:
             if command.action is LeaseAction.FETCH:
-                self.worked |= {(command.queue, command.lease_number)}
+                self.consumed_leases |= {(command.queue, command.lease_number)}
             elif command.action is not LeaseAction.ABORT:
-                self.waiting[command.queue] = (*self.waiting.get(command.queue, ()), (command, self.now))
+                self.pending_commands[command.queue] = (
+                    *self.pending_commands.get(command.queue, ()),
+                    (command, self.now),
+                )
 
-    def answered(self, queue: Queue) -> None:
-        """Forget the oldest command of a queue; if it was Stop, nothing is open of that life or an earlier one."""
-        (command, _), *left = self.waiting.pop(queue)
-        if left:
-            self.waiting[queue] = tuple(left)
+    def complete_command(self, queue: Queue) -> None:
+        """Remove the oldest command of a queue; after Stop, that lease and earlier ones have no open delivery."""
+        (command, _), *pending = self.pending_commands.pop(queue)
+        if pending:
+            self.pending_commands[queue] = tuple(pending)
         if command.action is LeaseAction.STOP:
-            self.worked = frozenset(it for it in self.worked if it[0] != queue or it[1] > command.lease_number)
+            self.consumed_leases = frozenset(
+                (consumed, number)
+                for consumed, number in self.consumed_leases
+                if consumed != queue or number > command.lease_number
+            )
 
-    def objection(self) -> str:
-        """Say what it works without leave, or does not tell of."""
+    def violation(self) -> str:
+        """Describe a queue that the member consumes without an assignment, or does not report."""
         member, document = self.member, self.document
         share = document.assignment.members.get(member.name) if document else None
-        is_given = share is not None and share.uid == member.uid and not member._is_draining
-        is_its_own = share is not None and (share.incarnation in {0, member.incarnation} or member._resumed)
-        given = set(share.queues) if share and is_given and is_its_own else set()
-        for queue, life in member.leases.items():
-            if life.state is not LeaseState.DRAINING and queue not in given:
-                return f"{member.name} works {queue}, which the document that it obeys does not give it"
-        for queue, _ in self.worked:
+        is_assigned = share is not None and share.uid == member.uid and not member._is_draining
+        is_own_incarnation = share is not None and (share.incarnation in {0, member.incarnation} or member._resumed)
+        assigned_queues = set(share.queues) if share and is_assigned and is_own_incarnation else set()
+        for queue, lease in member.leases.items():
+            if lease.state is not LeaseState.DRAINING and queue not in assigned_queues:
+                return f"{member.name} consumes {queue}, which the document that it obeys does not assign to it"
+        for queue, _ in self.consumed_leases:
             if queue not in member.leases:
-                return f"{member.name} works {queue} and does not report it"
+                return f"{member.name} consumes {queue} and does not report it"
         return ""
 
-    def sketch(self) -> tuple[Any, ...]:
-        """Return what matters of it apart from generations, and from how its lives are numbered."""
+    def fingerprint(self) -> tuple[Any, ...]:
+        """Return the content of the process without generations and absolute lease numbers."""
         member, now = self.member, self.now
-        lives, waiting = sorted(member.leases.items()), sorted(self.waiting.items())
-        numbers = {life.number for _, life in lives} | {life for _, life in self.worked}
-        numbers |= {command.lease_number for _, commands in waiting for command, _ in commands}
-        rank = {number: place for place, number in enumerate(sorted(numbers))}
+        leases = sorted(member.leases.items())
+        pending = sorted(self.pending_commands.items())
+        numbers = {lease.number for _, lease in leases} | {lease for _, lease in self.consumed_leases}
+        numbers |= {command.lease_number for _, commands in pending for command, _ in commands}
+        rank = {number: position for position, number in enumerate(sorted(numbers))}
+        command_keys = []
+        for queue, commands in pending:
+            for command, sent in commands:
+                command_keys.append((queue, command.action, rank[command.lease_number], (sent - now) * member.orderly))
         return (
             member.uid,
             member._is_draining,
@@ -106,59 +122,55 @@ class Process:
             member.incarnation,
             member._resumed,
             self.document.part(member.name)[0] if self.document else None,
-            tuple((queue, rank[life.number], *_shown(life, now)) for queue, life in lives),
-            tuple(
-                (
-                    queue,
-                    tuple((it.action, rank[it.lease_number], (sent - now) * member.orderly) for it, sent in commands),
-                )
-                for queue, commands in waiting
-            ),
-            tuple(sorted((queue, rank[number]) for queue, number in self.worked)),
+            tuple((queue, rank[lease.number], *_lease_key(lease, now)) for queue, lease in leases),
+            tuple(command_keys),
+            tuple(sorted((queue, rank[number]) for queue, number in self.consumed_leases)),
         )
 
 
-def _shown(life: QueueLease, now: float) -> tuple[Any, ...]:
-    """Return what matters of a life; without locks it is no matter when things are due, as it may be any time."""
+def _lease_key(lease: QueueLease, now: float) -> tuple[Any, ...]:
+    """Return the content of a lease. Times matter only with locks; other timers may fire at any time."""
     times: tuple[Any, ...] = ()
-    if life.orderly:
+    if lease.orderly:
         due = (
-            life.drain_deadline
-            if life.state is LeaseState.DRAINING
-            else life.retry_at
-            if life.state is LeaseState.STUCK
+            lease.drain_deadline
+            if lease.state is LeaseState.DRAINING
+            else lease.retry_at
+            if lease.state is LeaseState.STUCK
             else now
         )
         ages = (
-            life.locked_at,
-            life.lock_requested_at if life.locked_at is not None else None,
+            lease.locked_at,
+            lease.lock_requested_at if lease.locked_at is not None else None,
             due,
-            life.deliver_after or None,
+            lease.deliver_after or None,
         )
         times = tuple(None if at is None else max(at - now, -LONG) for at in ages)
     return (
-        life.state,
-        life.may_resume,
-        life.is_reassigned,
-        life.needs_lock_hold,
-        life.is_held,
-        life.drain_deadline is None,
+        lease.state,
+        lease.may_resume,
+        lease.is_reassigned,
+        lease.needs_lock_hold,
+        lease.is_held,
+        lease.drain_deadline is None,
         *times,
     )
 
 
 class Processes:
-    """Every process that there was, and what became of it."""
+    """All processes of an exploration, by content, with their successors."""
 
-    def __init__(self, group: str, *, orderly: bool, drain_timeout: float, placed_at_once: bool) -> None:
-        self.group, self.orderly, self.drain_timeout = group, orderly, drain_timeout
-        self.placed_at_once = placed_at_once
-        self._known: dict[Any, Process] = {}
-        self._reports: dict[Any, Told] = {}
+    def __init__(self, group: str, *, orderly: bool, drain_timeout: float, starts_found_at_once: bool) -> None:
+        self.group = group
+        self.orderly = orderly
+        self.drain_timeout = drain_timeout
+        self.starts_found_at_once = starts_found_at_once
+        self._processes: dict[Any, Process] = {}
+        self._reports: dict[Any, ReadReport] = {}
         self._bodies = Numbering()
 
     def start(self, name: str, uid: str, disk: tuple[int, bool, int]) -> Process:
-        """Start a process on a disk."""
+        """Return the first state of a process with the state that its disk has."""
         obeyed, final, incarnation = disk
         timeout = self.drain_timeout
         member = Member(
@@ -172,43 +184,43 @@ class Processes:
         )
         if incarnation:
             member.set_incarnation(incarnation, 0.0)
-        return self._one(Process(member))
+        return self._deduplicate(Process(member))
 
-    def after(self, process: Process, *action: Any) -> tuple[Process, Effects]:
-        """Return what becomes of a process by what its shell tells its member, and what the member wants done."""
-        found = process.after.get(action)
-        if found is None:
-            twin = process.twin()
-            step = _tell(twin, action)
-            twin.carry(step)
-            if self.placed_at_once:
-                _place(twin)
-            if wrong := twin.objection():
-                raise Broken(wrong)
-            found = process.after[action] = (self._one(twin), step)
-        return found
+    def advance(self, process: Process, *action: Any) -> tuple[Process, Effects]:
+        """Return a process after an action of its shell, and the effects that its member requests."""
+        outcome = process.successors.get(action)
+        if outcome is None:
+            copied = process.duplicate()
+            step = _run_action(copied, action)
+            copied.apply_effects(step)
+            if self.starts_found_at_once:
+                _answer_find_start(copied)
+            if problem := copied.violation():
+                raise InvariantError(problem)
+            outcome = process.successors[action] = (self._deduplicate(copied), step)
+        return outcome
 
-    def _one(self, process: Process) -> Process:
-        sketch = process.sketch()
-        key = (process.member.obeyed_generation, process.document, process.member.name, sketch)
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = process
-            process.body = self._bodies[sketch]
-            process.working = frozenset(queue for queue, _ in process.worked)
-            process.told = self._report(process.member.report())
-        return found
+    def _deduplicate(self, process: Process) -> Process:
+        fingerprint = process.fingerprint()
+        key = (process.member.obeyed_generation, process.document, process.member.name, fingerprint)
+        existing = self._processes.get(key)
+        if existing is None:
+            existing = self._processes[key] = process
+            process.body = self._bodies[fingerprint]
+            process.consumed_queues = frozenset(queue for queue, _ in process.consumed_leases)
+            process.report = self._report(process.member.report())
+        return existing
 
-    def _report(self, report: Report) -> Told:
+    def _report(self, report: Report) -> ReadReport:
         queues = str(report.held), str(report.releasing)
-        said = (report.uid, report.incarnation, report.generation, *queues, report.state, report.final)
-        found = self._reports.get(said)
-        if found is None:
-            found = self._reports[said] = Told(report, self._bodies)
-        return found
+        content = (report.uid, report.incarnation, report.generation, *queues, report.state, report.final)
+        read_report = self._reports.get(content)
+        if read_report is None:
+            read_report = self._reports[content] = ReadReport(report, self._bodies)
+        return read_report
 
 
-def _tell(process: Process, action: tuple[Any, ...]) -> Effects:
+def _run_action(process: Process, action: tuple[Any, ...]) -> Effects:
     member = process.member
     match action:
         case "read" | "wake" as kind, document:
@@ -219,8 +231,8 @@ def _tell(process: Process, action: tuple[Any, ...]) -> Effects:
                 process.document = document
             return step
         case "answer", event, queue:
-            command, sent = process.waiting[queue][0]
-            process.answered(queue)
+            command, sent = process.pending_commands[queue][0]
+            process.complete_command(queue)
             return member.on_event(event, queue, command.lease_number, process.now, sent)
         case "reader fails", queue:
             return member.on_event(LeaseEvent.READER_FAILED, queue, member.leases[queue].number, process.now)
@@ -233,9 +245,9 @@ def _tell(process: Process, action: tuple[Any, ...]) -> Effects:
             return member.end_drain(process.now)
 
 
-def _place(process: Process) -> None:
-    """Tell at once where to start."""
-    while found := [
-        queue for queue, commands in process.waiting.items() if commands[0][0].action is LeaseAction.FIND_START
+def _answer_find_start(process: Process) -> None:
+    """Respond to each pending FindStart at once."""
+    while queues := [
+        queue for queue, commands in process.pending_commands.items() if commands[0][0].action is LeaseAction.FIND_START
     ]:
-        process.carry(_tell(process, ("answer", LeaseEvent.START_FOUND, found[0])))
+        process.apply_effects(_run_action(process, ("answer", LeaseEvent.START_FOUND, queues[0])))

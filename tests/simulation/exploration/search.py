@@ -1,40 +1,40 @@
-"""Goes through all worlds of a configuration, breadth first: the way to what does not hold is a shortest one.
+"""Explores all states of a configuration, breadth first: the trace to a violation is a shortest one.
 
-What decides is real: the planner's `plan()` and the sidecar's `Member`. What is around them is a model, as
-hostile as the real thing may be: whatever takes time is a turn of its own, and every order of turns is gone
-through. There is no chance in it and no clock. Faults happen so often as a configuration says, everything else
-any number of times.
+The deciding code is real: the planner's `plan()` and the sidecar's `Member`. Their environment is a model, as
+hostile as the real one may be: each step that takes time is a transition of its own, and every order of
+transitions is explored, without chance and without a clock. Faults happen at most as often as the configuration
+allows, all other transitions any number of times.
 
-What is left out because it leads to worlds that are gone through anyway: a write that is lost is a plan not made;
-a write whose reply is lost, and an operator that dies after its write, are that write followed by a restart; a
-document between the shown and the newest one is shown while it is the newest, and read later.
+Left out, as they lead to states that are explored anyway: a lost write is a plan that is not made; a write with a
+lost response, and an operator that crashes after its write, are that write followed by a restart; a document
+between the mounted and the newest one is mounted while it is the newest, and read later.
 """
 
 from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from simulation.exploration import laws
+from simulation.exploration import invariants
 from simulation.exploration.keys import Keys
 from simulation.exploration.setting import Configuration, Setting
-from simulation.exploration.turns import at_once, turns
-from simulation.exploration.world import ExploredState, Turn
-from simulation.judge import Broken
+from simulation.exploration.state import ExploredState, Transition
+from simulation.exploration.transitions import apply_instant_transitions, transitions
+from simulation.judge import InvariantError
 
-# What happens once there are no faults any more, the first that changes anything first. What is not named here is
-# a fault, or need not happen. Who hangs or is cut off comes back first, or stays so: both ways are followed.
+# Transitions that happen once no fault is left, by rank; the first that changes the state comes first. All other
+# kinds are faults, or need not happen. Hung and cut-off pods come back first, or never: both ways are followed.
 HEALING = ("wake", "find")
 FAIR = (
     *("back", "start", "answer", "ready", "end", "finished", "make", "show", "read", "see", "hear", "deaf", "confirm"),
     *("drain", "write", "conflict", "plan", "reread", "tick", "exit", "wait"),
 )
 RANK = {kind: rank for rank, kind in enumerate(HEALING + FAIR)}
-NOTHING = len(RANK)  # the rank of what need not happen
+NO_RANK = len(RANK)  # of transitions that need not happen
 REST = -1
 
 
-class Found(NamedTuple):
-    """How much was gone through."""
+class Coverage(NamedTuple):
+    """How much an exploration covered."""
 
     states: int
     transitions: int
@@ -43,100 +43,106 @@ class Found(NamedTuple):
 
 
 class Exploration:
-    """All worlds of a configuration, numbered in the order in which they are found."""
+    """All states of a configuration, numbered in the order in which they are reached."""
 
     def __init__(self, configuration: Configuration) -> None:
         self.setting = Setting(configuration)
         self.key = Keys()
-        self.known: dict[Any, int] = {}
-        self.ways: list[tuple[int, str]] = []  # to each world: from which one, and by what
-        self.healed: list[int] = []  # from each world: where fair turns lead next
-        self.unhealed: list[int] = []  # the same where nothing heals
-        self.ahead: deque[ExploredState] = deque()
+        self.numbers: dict[Any, int] = {}
+        self.predecessors: list[tuple[int, str]] = []  # of each state: the previous one, and the transition
+        self.next_healed: list[int] = []  # of each state: the successor by fair transitions
+        self.next_unhealed: list[int] = []  # the same without healing
+        self.frontier: deque[ExploredState] = deque()
         self.kinds: Counter[str] = Counter()
 
-    def run(self) -> Found:
-        """Go everywhere; what does not hold is raised with the way to it."""
-        self._enter(self._settled(self.setting.first()), REST, "at rest")
-        while self.ahead:
-            self._expand(len(self.healed), self.ahead.popleft())
-        for way in (self.healed, self.unhealed):
-            self._comes_to_rest(way)
-        return Found(len(self.known), self.kinds.total(), len(self.setting.plans), self.kinds)
+    def run(self) -> Coverage:
+        """Explore all states; raise the first violation, with its trace."""
+        self._enter(self._settle(self.setting.first()), REST, "at rest")
+        while self.frontier:
+            self._expand(len(self.next_healed), self.frontier.popleft())
+        for successors in (self.next_healed, self.next_unhealed):
+            self._check_rest(successors)
+        return Coverage(len(self.numbers), self.kinds.total(), len(self.setting.plans), self.kinds)
 
-    def _settled(self, world: ExploredState) -> ExploredState:
-        """Let a world come to rest before anything happens and anybody comes."""
-        passed = set()
-        while (key := self.key(world)) not in passed:
-            passed.add(key)
-            fair = [turn for turn in turns(self.setting, world) if turn.kind in RANK and turn.kind != "make"]
-            fair = [turn for turn in fair if self.key(turn.world) != key]
+    def _settle(self, state: ExploredState) -> ExploredState:
+        """Bring the first state to rest, before faults and before further pods join."""
+        visited = set()
+        while (key := self.key(state)) not in visited:
+            visited.add(key)
+            fair = [
+                transition
+                for transition in transitions(self.setting, state)
+                if transition.kind in RANK and transition.kind != "make"
+            ]
+            fair = [transition for transition in fair if self.key(transition.state) != key]
             if not fair:
-                return world
-            world = at_once(self.setting, min(fair, key=lambda turn: RANK[turn.kind]).world)
-        raise Broken("It does not come to rest even before anything happens")
+                return state
+            state = apply_instant_transitions(
+                self.setting, min(fair, key=lambda transition: RANK[transition.kind]).state
+            )
+        raise InvariantError("The first state does not come to rest")
 
-    def _enter(self, world: ExploredState, before: int, text: str) -> int:
-        """Return a world's number; it is looked at the first time."""
-        world = laws.excused(at_once(self.setting, world))
-        number = self.known.setdefault(self.key(world), len(self.known))
-        if number == len(self.ways):
-            self.ways.append((before, text))
-            self.ahead.append(world)
-            if wrong := laws.objection(world):
-                raise self._broken(wrong, number)
+    def _enter(self, state: ExploredState, predecessor: int, text: str) -> int:
+        """Return the number of a state; check its invariants when it is new."""
+        state = invariants.forget_resolved_losses(apply_instant_transitions(self.setting, state))
+        number = self.numbers.setdefault(self.key(state), len(self.numbers))
+        if number == len(self.predecessors):
+            self.predecessors.append((predecessor, text))
+            self.frontier.append(state)
+            if problem := invariants.violation(state):
+                raise self._error(problem, number)
         return number
 
-    def _expand(self, number: int, world: ExploredState) -> None:
-        healed = unhealed = (NOTHING, REST)
-        for kind, text, after in self._turns(world, number):
-            there = self._enter(after, number, text)
-            if there == number:
+    def _expand(self, number: int, state: ExploredState) -> None:
+        healed = unhealed = (NO_RANK, REST)
+        for kind, text, next_state in self._transitions(state, number):
+            successor = self._enter(next_state, number, text)
+            if successor == number:
                 continue
             self.kinds[kind] += 1
-            rank = RANK.get(kind, NOTHING)
-            if rank < NOTHING:
-                healed = min(healed, (rank, there))
-            if len(HEALING) <= rank < NOTHING:
-                unhealed = min(unhealed, (rank, there))
-        self.healed.append(healed[1])
-        self.unhealed.append(unhealed[1])
-        for rests, is_healed in ((healed[1] == REST, True), (unhealed[1] == REST, False)):
-            if rests and (wrong := laws.unrest(world, healed=is_healed)):
-                raise self._broken(f"At rest: {wrong}", number)
+            rank = RANK.get(kind, NO_RANK)
+            if rank < NO_RANK:
+                healed = min(healed, (rank, successor))
+            if len(HEALING) <= rank < NO_RANK:
+                unhealed = min(unhealed, (rank, successor))
+        self.next_healed.append(healed[1])
+        self.next_unhealed.append(unhealed[1])
+        for is_at_rest, is_healed in ((healed[1] == REST, True), (unhealed[1] == REST, False)):
+            if is_at_rest and (problem := invariants.unsettled(state, healed=is_healed)):
+                raise self._error(f"At rest: {problem}", number)
 
-    def _turns(self, world: ExploredState, number: int) -> Iterator[Turn]:
-        """Return what can happen next; where the planner or a member fails on the way, tell the way, too."""
+    def _transitions(self, state: ExploredState, number: int) -> Iterator[Transition]:
+        """Return the transitions of a state; an exception of the planner or of a member gets the trace as a note."""
         try:
-            yield from turns(self.setting, world)
+            yield from transitions(self.setting, state)
         except Exception as error:
-            error.add_note(self._way(number))
+            error.add_note(self._trace(number))
             raise
 
-    def _comes_to_rest(self, way: list[int]) -> None:
-        """Follow the fair turns from everywhere: they must end."""
-        ends = bytearray(len(way))
-        for start in range(len(way)):
+    def _check_rest(self, successors: list[int]) -> None:
+        """Follow the fair transitions from every state: they must end."""
+        ends = bytearray(len(successors))
+        for start in range(len(successors)):
             path: dict[int, int] = {}
-            at = start
-            while at != REST and not ends[at]:
-                if at in path:
-                    circle = "; ".join(self.ways[it][1] for it in list(path)[path[at] :])
-                    raise self._broken(f"It never comes to rest: {circle}; and so on", at)
-                path[at] = len(path)
-                at = way[at]
-            for it in path:
-                ends[it] = True
+            current = start
+            while current != REST and not ends[current]:
+                if current in path:
+                    circle = "; ".join(self.predecessors[visited][1] for visited in list(path)[path[current] :])
+                    raise self._error(f"The state never comes to rest: {circle}; and so on", current)
+                path[current] = len(path)
+                current = successors[current]
+            for visited in path:
+                ends[visited] = True
 
-    def _broken(self, why: str, number: int) -> Broken:
-        broken = Broken(why)
-        broken.add_note(self._way(number))
-        return broken
+    def _error(self, problem: str, number: int) -> InvariantError:
+        error = InvariantError(problem)
+        error.add_note(self._trace(number))
+        return error
 
-    def _way(self, number: int) -> str:
-        """Tell the way to a world as a numbered list."""
+    def _trace(self, number: int) -> str:
+        """Return the transitions to a state as a numbered list."""
         lines: list[str] = []
         while number != REST:
-            number, text = self.ways[number]
+            number, text = self.predecessors[number]
             lines.append(text)
-        return "\n".join(f"{place:4}. {text}" for place, text in enumerate(reversed(lines)))
+        return "\n".join(f"{step:4}. {text}" for step, text in enumerate(reversed(lines)))

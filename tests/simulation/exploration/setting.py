@@ -1,4 +1,4 @@
-"""What a configuration says, and what stays the same in all its worlds."""
+"""Configurations of explorations, and the parts that all states of one share."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -8,78 +8,88 @@ from rota.planner import Plan
 from rota.spec import Handover, PolicySpec, Seconds, Triggers
 from simulation.exploration.documents import Documents
 from simulation.exploration.processes import Processes
-from simulation.exploration.world import LOST_AFTER, ExploredState, Facts, Place
+from simulation.exploration.state import LOST_AFTER, ApiPod, ExploredState, PodSlot
 
-# What takes no time unless a configuration is about just that: starts looked up, probes, watches, kubelets. In
-# any of them a member may read its document, and the operator a report, ever so late.
-SWIFT = ("place", "ready", "see", "show")
+# Transitions that take no time unless a configuration slows them down: start offsets found, probes, watches,
+# kubelets. In every configuration a member may read its document, and the operator a report, arbitrarily late.
+INSTANT = ("place", "ready", "see", "show")
 NAMES = ("m1", "m2", "m3")
-DRAIN_TIMEOUT = 5.0
+DRAIN_TIMEOUT_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """Who is there, what may go wrong, and how often."""
+    """Members and queues, and which faults may happen how often."""
 
     members: int = 2
     queues: int = 2
-    later: int = 0  # how many of the members come later
+    late_members: int = 0  # how many of the members join later
     faults: Mapping[str, int]
-    most: int = 9  # faults altogether
-    hit: tuple[str, ...] = NAMES  # whom faults hit
-    slow: tuple[str, ...] = ()  # what of SWIFT takes time
+    max_faults: int = 9  # in total
+    fault_targets: tuple[str, ...] = NAMES  # pods that faults hit
+    slow: tuple[str, ...] = ()  # kinds of INSTANT that take time
     orderly: bool = False
-    numbered: bool = False  # processes have incarnations
-    schema: int = 2  # of documents at most, at first
-    late: bool = False  # drains are cut, and locks grow old
-    floor: int = 1  # fewer states than these mean that something is not explored any more
+    with_incarnations: bool = False  # of processes
+    schema: int = 2  # the highest schema of documents, at first
+    late_timers: bool = False  # drains time out, and locks expire
+    min_states: int = 1  # fewer mean that the exploration has become incomplete
 
 
 class Setting:
-    """The real parts that a configuration works with, and all that was asked of them."""
+    """The real parts of a configuration, and their results so far."""
 
     def __init__(self, configuration: Configuration) -> None:
-        self.configuration = it = configuration
-        self.queues = a_view(it.queues).queues
-        self.faults = tuple(sorted(it.faults))
-        ordering = "Orderly" if it.orderly else "Concurrent"
+        self.configuration = configuration
+        self.queues = a_view(configuration.queues).queues
+        self.faults = tuple(sorted(configuration.faults))
+        ordering = "Orderly" if configuration.orderly else "Concurrent"
         self.specs = {paused: a_spec(ordering=ordering, paused=paused) for paused in (False, True)}
         self.policy = PolicySpec(
             strategy="Sticky",
-            handover=Handover(drain_timeout=Seconds(DRAIN_TIMEOUT), lost_after=Seconds(LOST_AFTER)),
-            triggers=Triggers(debounce=Seconds(0)),  # no write waits for another one's age
+            handover=Handover(drain_timeout=Seconds(DRAIN_TIMEOUT_SECONDS), lost_after=Seconds(LOST_AFTER)),
+            triggers=Triggers(debounce=Seconds(0)),  # no write waits for the age of another
         )
         self.documents = Documents()
-        self.swift = frozenset(SWIFT) - frozenset(it.slow)
-        at_once = "place" in self.swift
-        self.processes = Processes(GROUP, orderly=it.orderly, drain_timeout=DRAIN_TIMEOUT, placed_at_once=at_once)
+        self.instant = frozenset(INSTANT) - frozenset(configuration.slow)
+        is_start_instant = "place" in self.instant
+        self.processes = Processes(
+            GROUP,
+            orderly=configuration.orderly,
+            drain_timeout=DRAIN_TIMEOUT_SECONDS,
+            starts_found_at_once=is_start_instant,
+        )
         self.plans: dict[object, Plan] = {}
 
     def first(self) -> ExploredState:
-        """Return a world in which everything is new."""
-        it = self.configuration
-        places = [self._place(name, there=number < it.members - it.later) for number, name in enumerate(NAMES)]
-        left = (*(it.faults[kind] for kind in self.faults), it.most)
-        return ExploredState(tuple(places[: it.members]), self.queues, left, schema=it.schema)
+        """Return the first state: no assignment is stored."""
+        configuration = self.configuration
+        slots = [
+            self._first_slot(name, is_present=number < configuration.members - configuration.late_members)
+            for number, name in enumerate(NAMES)
+        ]
+        faults_left = (*(configuration.faults[kind] for kind in self.faults), configuration.max_faults)
+        return ExploredState(
+            tuple(slots[: configuration.members]), self.queues, faults_left, schema=configuration.schema
+        )
 
-    def _place(self, name: str, *, there: bool) -> Place:
-        if not there:
-            return Place(name)
-        facts = Facts(f"{name}.1", ready=True, started=True)
-        disk = self.begun((0, False, 0))
-        process = self.processes.start(name, facts.uid, disk)
-        return Place(name, 1, facts, process, disk=disk, seen=facts, heard=process.told)
+    def _first_slot(self, name: str, *, is_present: bool) -> PodSlot:
+        if not is_present:
+            return PodSlot(name)
+        api_pod = ApiPod(f"{name}.1", ready=True, started=True)
+        disk = self.disk_after_start((0, False, 0))
+        process = self.processes.start(name, api_pod.uid, disk)
+        return PodSlot(name, 1, api_pod, process, disk=disk, observed=api_pod, report=process.report)
 
-    def begun(self, disk: tuple[int, bool, int]) -> tuple[int, bool, int]:
-        """Return what the disk remembers once a process has started on it."""
-        return (*disk[:2], disk[2] + self.configuration.numbered)
+    def disk_after_start(self, disk: tuple[int, bool, int]) -> tuple[int, bool, int]:
+        """Return the state of a disk after a process has started on it."""
+        return (*disk[:2], disk[2] + self.configuration.with_incarnations)
 
-    def spend(self, world: ExploredState, kind: str) -> Iterator[ExploredState]:
-        """Return the world with one such fault less left, if there is one."""
-        if kind not in self.faults or not world.left[-1]:
+    def spend(self, state: ExploredState, kind: str) -> Iterator[ExploredState]:
+        """Yield the state with one fault of this kind less, if one is left."""
+        if kind not in self.faults or not state.faults_left[-1]:
             return
-        place = self.faults.index(kind)
-        if world.left[place]:
-            left = [number - (index == place) for index, number in enumerate(world.left)]
-            left[-1] -= 1
-            yield world._replace(left=tuple(left))
+        position = self.faults.index(kind)
+        if state.faults_left[position]:
+            remaining = [number - (index == position) for index, number in enumerate(state.faults_left)]
+            remaining[-1] -= 1
+            yield state._replace(faults_left=tuple(remaining))
