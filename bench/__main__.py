@@ -1,4 +1,4 @@
-"""`python -m bench [NAME...]`: each benchmark runs us and a peer on the same work in one run and prints the ratio."""
+"""`python -m bench [NAME...]`: each benchmark runs Rota and a peer on the same work and prints the ratio."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -45,7 +45,7 @@ BENCHMARKS: dict[str, Callable[[], Iterator[Row]]] = {
 
 
 def main(names: list[str]) -> int:
-    """Run the benchmarks of these names, or all, and print one table each."""
+    """Run the named benchmarks, or all of them, and print a table of each."""
     unknown = [name for name in names if name not in BENCHMARKS]
     if unknown:
         print(f"bench: there is no benchmark {unknown[0]}; choose among {', '.join(BENCHMARKS)}.", file=sys.stderr)

@@ -1,8 +1,8 @@
-"""An app that does nothing: `python -m bench.app ADDRESS PORT [LOG]` answers 204, and notes what came in its log.
+"""A minimal app: `python -m bench.app ADDRESS PORT [LOG]` responds 204 to each message, and logs the message.
 
-As little HTTP as will do: what is measured is the sidecar. A line of the log is one message: when it came, its number,
-its queue, all it was told of (its body's first word is its number), and when it was sent. What was tried before comes
-out of another topic, so it is of none of these queues: -1.
+It implements as little HTTP as necessary, because the benchmark measures the sidecar. A line of the log has a message's
+time of delivery, its number (the first word of its body), its queue, and its send time. A redelivered message is from
+the retry topic and not from one of the topic's queues: its queue is logged as -1.
 """
 
 import asyncio
@@ -17,26 +17,26 @@ _LENGTH = re.compile(rb"content-length: (\d+)\r\n")
 
 
 class App(asyncio.Protocol):
-    """One connection."""
+    """A connection of the sidecar."""
 
     transport: asyncio.Transport
 
     def __init__(self, log: Path | None) -> None:
-        """Note into a file, or nothing."""
+        """Open the log, if any."""
         self._log = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644) if log else None
         self._read = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the way back."""
+        """Keep the transport for the responses."""
         assert isinstance(transport, asyncio.Transport)  # noqa: S101 - asyncio's signature says less than it gives
         self.transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Answer each request that is whole."""
+        """Respond to each complete request."""
         self._read += data
         while (end := self._read.find(b"\r\n\r\n")) >= 0:
-            found = _LENGTH.search(self._read, 0, end + 2)
-            length = int(found[1]) if found else 0
+            header = _LENGTH.search(self._read, 0, end + 2)
+            length = int(header[1]) if header else 0
             if len(self._read) < end + 4 + length:
                 return
             if self._log is not None:
@@ -47,17 +47,17 @@ class App(asyncio.Protocol):
     @staticmethod
     def _note(log: int, head: bytes, body: bytes) -> None:
         fields = dict(line.split(b": ", 1) for line in head.split(b"\r\n")[1:])
-        told = b"%d %s %s %s\n" % (
+        entry = b"%d %s %s %s\n" % (
             time.time_ns() // 1000,
             body.split(b" ", 1)[0],
             fields[b"ce-rocketmqqueue"] if fields[b"ce-rotaattempt"] == b"1" else b"-1",
             fields[b"ce-time"],
         )
-        os.write(log, told)  # at once: it may be killed at any time
+        os.write(log, entry)  # unbuffered: the app may be killed at any time
 
 
 async def main(address: str, port: str, log: str = "") -> None:
-    """Answer until ended."""
+    """Serve until the process is stopped."""
     server = await asyncio.get_running_loop().create_server(lambda: App(Path(log) if log else None), address, int(port))
     await server.serve_forever()
 

@@ -1,4 +1,7 @@
-"""An app that asks: `python -m bench.asker ADDRESS` takes messages, 32 at a time over two connections, and is done."""
+"""A minimal app in mode Pull: `python -m bench.asker ADDRESS` requests and acknowledges messages, 32 at a time.
+
+It uses two connections, each in a thread of its own.
+"""
 
 import http.client
 import re
@@ -10,22 +13,22 @@ from contextlib import suppress
 _ID = re.compile(rb'"id":"([^"]*)"')
 
 
-def ask(address: str) -> None:
-    """Ask, and acknowledge, until ended; as little JSON as will do."""
-    there = http.client.HTTPConnection(address, 9912)
-    while there.sock is None:  # the sidecar answers once it knows that it will be asked
+def consume(address: str) -> None:
+    """Request and acknowledge messages until the process is stopped; parse no more of the JSON than the ids."""
+    connection = http.client.HTTPConnection(address, 9912)
+    while connection.sock is None:  # the sidecar listens once it has read the settings of mode Pull
         with suppress(ConnectionRefusedError):
-            there.connect()
+            connection.connect()
         time.sleep(0.05)
     while True:
-        there.request("GET", "/v1/messages?max=32&wait=5s")
-        names = _ID.findall(there.getresponse().read())
-        if names:
-            body = b'{"ids":["' + b'","'.join(names) + b'"]}'
-            there.request("POST", "/v1/acks", body)
-            there.getresponse().read()
+        connection.request("GET", "/v1/messages?max=32&wait=5s")
+        ids = _ID.findall(connection.getresponse().read())
+        if ids:
+            body = b'{"ids":["' + b'","'.join(ids) + b'"]}'
+            connection.request("POST", "/v1/acks", body)
+            connection.getresponse().read()
 
 
 if __name__ == "__main__":
     for _ in range(2):
-        threading.Thread(target=ask, args=[sys.argv[1]]).start()
+        threading.Thread(target=consume, args=[sys.argv[1]]).start()

@@ -1,7 +1,7 @@
 """Memory of a sidecar and of an operator with a thousand groups while hostile HTTP clients use up all they can.
 
-Both run in memory cgroups with the chart's limits, and the kernel's peak is what is told. There is no peer: the Java
-client listens nowhere.
+Both run in memory cgroups with the chart's limits; the figures are the kernel's peak. The benchmark has no peer: the
+Java client does not listen for HTTP.
 """
 
 import asyncio
@@ -18,8 +18,10 @@ from ground.rocketmq import RocketMQ
 from http_attacks import ATTACKS, attacked, probed
 from rota.model import Queue
 
-SIDECAR_BYTES, OPERATOR_BYTES = 256 * MEBIBYTE, 512 * MEBIBYTE
-MEMBER_PORTS, OPERATOR_PORTS = (9911, 9913), (8080, 8081)
+SIDECAR_BYTES = 256 * MEBIBYTE
+OPERATOR_BYTES = 512 * MEBIBYTE
+MEMBER_PORTS = (9911, 9913)
+OPERATOR_PORTS = (8080, 8081)
 PROBE_SECONDS = 1.0  # between two probes
 
 
@@ -30,52 +32,53 @@ def rows() -> Iterator[Row]:
         rocketmq.up()
         rocketmq.create_topic(TOPIC, QUEUES)
         for attack in ATTACKS:
-            found = [asyncio.run(_sidecar_peak(rocketmq, attack, run)) for run in range(RUNS)]
-            yield _row("a sidecar", attack, found, SIDECAR_BYTES)
+            results = [asyncio.run(_measure_sidecar(rocketmq, attack, run)) for run in range(RUNS)]
+            yield _format_row("a sidecar", attack, results, SIDECAR_BYTES)
     with scaled() as scale:
-        yield from asyncio.run(_operator_rows(scale))
+        yield from asyncio.run(_measure_operators(scale))
 
 
-def _row(what: str, attack: str, found: Sequence[tuple[int, int]], limit: int) -> Row:
-    peaks = sorted(peak for peak, _ in found)
-    unanswered = sum(failed for _, failed in found)
+def _format_row(what: str, attack: str, results: Sequence[tuple[int, int]], limit: int) -> Row:
+    peaks = sorted(peak for peak, _ in results)
+    unanswered = sum(failed for _, failed in results)
     each = ", ".join(f"{peak / MEBIBYTE:.0f}" for peak in peaks)
     worst = f"peak over {RUN_SECONDS:.0f} s, worst of {RUNS} runs: {peaks[-1] / MEBIBYTE:.0f} MiB ({each})"
-    told = f"{what} attacked by {attack}: {worst}; {unanswered} probes failed"
-    return Row(told, Sample([0.0]), target=f"≤ {limit // MEBIBYTE} MiB, 0")
+    label = f"{what} attacked by {attack}: {worst}; {unanswered} probes failed"
+    return Row(label, Sample([0.0]), target=f"≤ {limit // MEBIBYTE} MiB, 0")
 
 
-async def _sidecar_peak(rocketmq: RocketMQ, attack: str, run: int) -> tuple[int, int]:
+async def _measure_sidecar(rocketmq: RocketMQ, attack: str, run: int) -> tuple[int, int]:
     name = f"attacks-{[*ATTACKS].index(attack)}-{run}"
     with memory_limit(name, SIDECAR_BYTES) as limit:
         member = BenchMember(rocketmq, name, program=limit.program("-m", "rota.sidecar"))
         member.give(1, [Queue(TOPIC, "broker-0", number) for number in range(QUEUES)])
-        failed = await _probe_under(attack, member.address, MEMBER_PORTS, (9911, "/healthz"))
+        failed = await _count_failed_probes(attack, member.address, MEMBER_PORTS, (9911, "/healthz"))
         peak = limit.peak_bytes
         member.end()
     return peak, failed
 
 
-async def _operator_rows(scale: Scale) -> list[Row]:
-    found: list[Row] = []
+async def _measure_operators(scale: Scale) -> list[Row]:
+    rows: list[Row] = []
     async with scale.prepared():
         for attack in ATTACKS:
-            peaks = [await _operator_peak(scale, attack, run) for run in range(RUNS)]
-            found.append(_row(f"an operator with {GROUPS:,} groups", attack, peaks, OPERATOR_BYTES))
-    return found
+            results = [await _measure_operator(scale, attack, run) for run in range(RUNS)]
+            rows.append(_format_row(f"an operator with {GROUPS:,} groups", attack, results, OPERATOR_BYTES))
+    return rows
 
 
-async def _operator_peak(scale: Scale, attack: str, run: int) -> tuple[int, int]:
+async def _measure_operator(scale: Scale, attack: str, run: int) -> tuple[int, int]:
     with memory_limit(f"operator-{[*ATTACKS].index(attack)}-{run}", OPERATOR_BYTES) as limit:
         async with scale.operator("first", limit.program):
             await scale.until_all_known("first")
-            failed = await _probe_under(attack, scale.address("first"), OPERATOR_PORTS, (8081, "/healthz"))
+            failed = await _count_failed_probes(attack, scale.address("first"), OPERATOR_PORTS, (8081, "/healthz"))
             return limit.peak_bytes, failed
 
 
-async def _probe_under(attack: str, address: str, ports: Sequence[int], probe: tuple[int, str]) -> int:
-    """Attack all ports for a minute; return how many probes failed."""
-    failed, loop = 0, asyncio.get_running_loop()
+async def _count_failed_probes(attack: str, address: str, ports: Sequence[int], probe: tuple[int, str]) -> int:
+    """Attack all ports for a minute; return the number of failed probes."""
+    failed = 0
+    loop = asyncio.get_running_loop()
 
     async def answers() -> bool:
         return await _is_answered(address, probe)
@@ -84,8 +87,8 @@ async def _probe_under(attack: str, address: str, ports: Sequence[int], probe: t
     async with AsyncExitStack() as attacks:
         for port in ports:
             await attacks.enter_async_context(attacked(address, port, attack))
-        until = loop.time() + RUN_SECONDS
-        while loop.time() < until:
+        deadline = loop.time() + RUN_SECONDS
+        while loop.time() < deadline:
             failed += not await _is_answered(address, probe)
             await asyncio.sleep(PROBE_SECONDS)
     return failed

@@ -1,8 +1,8 @@
 """The same events with Rota and with a fleet of Java push consumers, on one broker, one after the other.
 
-`python -m bench.compare [EVENT...] [--write FILE]` runs all of them or those named, prints a table, and puts it into
-the file between the lines `<!-- compare -->` and `<!-- /compare -->`. With `--node` Rota's fleet is on a real node, as
-users have it, and what happens to both is what happens in good order; Java's consumers are processes there as well.
+`python -m bench.compare [EVENT...] [--write FILE]` runs all events or the named ones, prints a table, and puts it into
+the file between the lines `<!-- compare -->` and `<!-- /compare -->`. With `--node` Rota's fleet runs on a real node,
+as users have it, and only some of the events are offered; Java's consumers are processes of this machine even then.
 """
 
 import argparse
@@ -21,35 +21,37 @@ from ground import peers
 from ground.poll import eventually
 from ground.report import Missing, plainly, say
 
-QUEUES, RATE, SIZE = 16, 2000, 1024
-WARM = 8.0  # seconds: a Java that has just started compiles
-QUIET = 3.0  # seconds in which nothing comes any more, to believe that nothing will
-HUNG = 40.0
-MORE = 24
+QUEUES = 16
+RATE = 2000  # messages a second
+SIZE = 1024  # bytes of a message
+WARM = 8.0  # seconds: a JVM that has just started compiles
+QUIET = 3.0  # seconds without a delivery after which no more are expected
+HUNG = 40.0  # seconds for which a member is frozen
+MORE = 24  # queues, after the topic has grown
 
 
 class Act(NamedTuple):
-    """What is done to a fleet, so many seconds after what was done to it before."""
+    """An action on a fleet, `delay` seconds after the previous one."""
 
     do: Callable[[ComparedFleet], None]
-    after: float = 0.0
+    delay: float = 0.0
 
 
 @dataclass(frozen=True)
 class Event:
-    """What happens to a fleet of so many members, and for how many seconds it is looked at."""
+    """The actions on a fleet of so many members, and for how many seconds messages are sent meanwhile."""
 
     what: str
     members: int
     seconds: float
     acts: tuple[Act, ...]
     orderly: bool = False
-    queues: int = QUEUES  # in the end
+    queues: int = QUEUES  # after the event
 
 
-def scale(members: int, after: float = 0.0) -> Act:
-    """Have so many members."""
-    return Act(lambda fleet: fleet.scale(members), after)
+def scale(members: int, delay: float = 0.0) -> Act:
+    """Return the act that changes the number of members."""
+    return Act(lambda fleet: fleet.scale(members), delay)
 
 
 EVENTS = {
@@ -83,16 +85,16 @@ ON_A_NODE = (*GRACEFUL, "crash", "lose")
 
 
 def run(event: Event, fleet: ComparedFleet, ground: Ground) -> Run:
-    """Make the fleet, send to it, let it happen, and see what came."""
+    """Start the fleet, send messages, perform the event's acts, and collect the deliveries."""
     fleet.make(event.members)
     sent = int(RATE * (WARM + event.seconds))
     options = {"rate": RATE, "size": SIZE, "sharded": event.orderly, "poll": 1000}
     producer = peers.producer(ground.rocketmq, fleet.topic, sent, **options)
-    eventually(lambda: producer.lines("sent"), 30)  # it says so every second
+    eventually(lambda: producer.lines("sent"), 30)  # logged every second
     time.sleep(WARM - 1)
     acts = []
     for act in event.acts:
-        time.sleep(act.after)
+        time.sleep(act.delay)
         acts.append(time.time())
         act.do(fleet)
     eventually(lambda: producer.done, 3 * event.seconds)
@@ -104,65 +106,69 @@ def run(event: Event, fleet: ComparedFleet, ground: Ground) -> Run:
 
 
 def _quiet(fleet: ComparedFleet) -> None:
-    """Wait until nothing comes any more."""
-    noted, since, deadline = fleet.noted(), time.monotonic(), time.monotonic() + 90
+    """Wait until deliveries have stopped."""
+    noted = fleet.noted()
+    since = time.monotonic()
+    deadline = since + 90
     while time.monotonic() - since < QUIET and time.monotonic() < deadline:
         time.sleep(0.2)
         now = fleet.noted()
         if now != noted:
-            noted, since = now, time.monotonic()
+            noted = now
+            since = time.monotonic()
 
 
 def compare(names: list[str], keep: Path | None = None, *, node: bool = False) -> list[Line]:
-    """Let each event happen to either system."""
+    """Run each event with both systems."""
     with standing("compare", NodeGround if node else LocalGround) as ground:
         return [_line(ground, name, keep) for name in names]
 
 
 def _line(ground: Ground, name: str, keep: Path | None) -> Line:
-    event, found = EVENTS[name], []
+    event = EVENTS[name]
+    outcomes = []
     for kind in (Rota, Java):
         say(f"{event.what}: {kind.__name__}")
         fleet = kind(ground, name, QUEUES, orderly=event.orderly)
         try:
-            seen = run(event, fleet, ground)
-        except TimeoutError as late:  # it does not say whose
+            result = run(event, fleet, ground)
+        except TimeoutError as late:  # does not name the fleet
             raise Missing(f"{fleet.topic} was not as it should be in time: {late}") from late
         if keep:
-            (keep / f"{fleet.topic}.json").write_text(json.dumps(asdict(seen)))
-        found.append(outcome(seen))
-    ours, theirs = found
+            (keep / f"{fleet.topic}.json").write_text(json.dumps(asdict(result)))
+        outcomes.append(outcome(result))
+    ours, theirs = outcomes
     line = Line(event.what, ours, theirs, event.orderly)
     say(spelled(line))
     return line
 
 
 def main(arguments: list[str]) -> int:
-    """Run what is asked for."""
+    """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.compare", description=__doc__)
     parser.add_argument("events", nargs="*", metavar="EVENT", help=f"of {', '.join(EVENTS)}; none: all of them")
     parser.add_argument("--write", type=Path, metavar="FILE", help="put the table into this file, too")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep what came there, for a closer look")
     parser.add_argument("--node", action="store_true", help=f"on a real node, of {', '.join(ON_A_NODE)}; needs root")
-    given = parser.parse_args(arguments)
-    if given.write and given.events:
+    options = parser.parse_args(arguments)
+    if options.write and options.events:
         print("compare: --write puts the whole table there; leave out the events.", file=sys.stderr)
         return 2
-    offered = [*ON_A_NODE] if given.node else [*EVENTS]
-    unknown = [name for name in given.events if name not in offered]
+    offered = [*ON_A_NODE] if options.node else [*EVENTS]
+    unknown = [name for name in options.events if name not in offered]
     if unknown:
-        where = " on a node" if given.node else ""
+        where = " on a node" if options.node else ""
         print(f"compare: there is no event {unknown[0]}{where}; choose among {', '.join(offered)}.", file=sys.stderr)
         return 2
-    for path, prepare in ((given.keep, _folder), (given.write, _marked)):  # before a quarter of an hour is spent
+    for path, prepare in ((options.keep, _folder), (options.write, _marked)):  # fail now, not after the events
         try:
             if path:
                 prepare(path)
-        except (OSError, UnicodeDecodeError, Unmarked) as trouble:
-            why = trouble.strerror if isinstance(trouble, OSError) else trouble
-            print(f"compare: {path} cannot be written: {why}.", file=sys.stderr)
+        except (OSError, UnicodeDecodeError, Unmarked) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            print(f"compare: {path} cannot be written: {reason}.", file=sys.stderr)
             return 2
-    return plainly("compare", lambda: _work(given.events or offered, given.write, given.keep, node=given.node))
+    return plainly("compare", lambda: _work(options.events or offered, options.write, options.keep, node=options.node))
 
 
 def _folder(path: Path) -> None:
@@ -173,28 +179,29 @@ def _marked(path: Path) -> None:
     replaced(path.read_text(), "")
 
 
-def _work(names: list[str], into: Path | None, keep: Path | None, *, node: bool) -> None:
+def _work(names: list[str], target: Path | None, keep: Path | None, *, node: bool) -> None:
     lines = compare(names, keep, node=node)
-    found = table(lines)
-    print(found, flush=True)
-    if into:
-        into.write_text(replaced(into.read_text(), found))
+    new_table = table(lines)
+    print(new_table, flush=True)
+    if target:
+        target.write_text(replaced(target.read_text(), new_table))
     if broken := [*promises_broken(zip(names, lines, strict=True))]:
         raise Missing("; ".join(broken))
 
 
 def promises_broken(lines: Iterable[tuple[str, Line]]) -> Iterator[str]:
-    """Say what Rota may never do, whatever it costs in time, and did."""
+    """Yield a sentence for each guarantee of Rota that a run violated."""
     for name, line in lines:
-        it, graceful = line.ours, name in GRACEFUL
-        if it.lost:
-            yield f"Rota lost {it.lost} messages where {line.what}"
-        if graceful and it.twice:
-            yield f"Rota delivered {it.twice} messages twice where {line.what}"
-        if it.overlap and (graceful or line.ordered):
-            yield f"Two of Rota's members worked one queue for {it.overlap:.2f} s where {line.what}"
-        if line.ordered and it.disorder:
-            yield f"Rota delivered {it.disorder} messages out of order where {line.what}"
+        outcome = line.ours
+        graceful = name in GRACEFUL
+        if outcome.lost:
+            yield f"Rota lost {outcome.lost} messages where {line.what}"
+        if graceful and outcome.twice:
+            yield f"Rota delivered {outcome.twice} messages twice where {line.what}"
+        if outcome.overlap and (graceful or line.ordered):
+            yield f"Two of Rota's members worked one queue for {outcome.overlap:.2f} s where {line.what}"
+        if line.ordered and outcome.disorder:
+            yield f"Rota delivered {outcome.disorder} messages out of order where {line.what}"
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""Ten thousand members in one process: pods that kwok makes run, and one socket that answers for all of them.
+"""Simulates ten thousand members in one process: kwok runs their pods, and one socket serves all their reports.
 
-They obey as sidecars do (the same machine), at once and on every poke. Documents and pods are each watched once.
+They obey assignments as sidecars do (by the same state machine), immediately and on every poke. One watch follows the
+ConfigMaps, another one the pods.
 """
 
 import asyncio
@@ -22,27 +23,28 @@ LABEL = "rota.dev/group"
 _ON_LOOPBACK = b"lo\0"
 
 
-class _One:
-    """A member that does at once what it is told."""
+class _SimulatedMember:
+    """A member whose queues start and drain without delay."""
 
     def __init__(self, pod: Object) -> None:
-        name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+        name = pod["metadata"]["name"]
+        uid = pod["metadata"]["uid"]
         self.group = str(pod["metadata"]["labels"][LABEL])
         self.uid = uid
-        self.member = Member(name, uid, group=f"{pod['metadata']['namespace']}/{self.group}")
+        self.logic = Member(name, uid, group=f"{pod['metadata']['namespace']}/{self.group}")
         self.address = ""
         self.poke = ""
         self.changed = asyncio.Event()
 
-    def carry(self, step: Effects, now: float) -> None:
-        for command in step.commands:
-            answer = {
+    def apply_effects(self, effects: Effects, now: float) -> None:
+        for command in effects.commands:
+            event = {
                 LeaseAction.FIND_START: LeaseEvent.START_FOUND,
                 LeaseAction.STOP: LeaseEvent.DRAINED,
                 LeaseAction.UNLOCK: LeaseEvent.UNLOCKED,
             }.get(command.action)
-            if answer:
-                self.carry(self.member.on_event(answer, command.queue, command.lease_number, now), now)
+            if event:
+                self.apply_effects(self.logic.on_event(event, command.queue, command.lease_number, now), now)
         self.changed.set()
 
 
@@ -51,25 +53,25 @@ class Crowd:
 
     def __init__(self, api: Api) -> None:
         self._api = api
-        self.members: dict[str, _One] = {}  # by pod
-        self.groups: dict[str, dict[str, _One]] = defaultdict(dict)
+        self.members: dict[str, _SimulatedMember] = {}  # by pod
+        self.groups: dict[str, dict[str, _SimulatedMember]] = defaultdict(dict)
         self.generations: dict[str, int] = {}  # of each group's document
         self._texts: dict[str, str | bytes] = {}
-        self._by_address: dict[str, _One] = {}
+        self._by_address: dict[str, _SimulatedMember] = {}
         self._keys: dict[str, GroupKey] = {}  # by group
         self._following: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
-        listening = socket.socket()
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, _ON_LOOPBACK)  # every address of loopback only
-        listening.bind(("", CONTROL_PORT))
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, _ON_LOOPBACK)  # only addresses of loopback
+        listener.bind(("", CONTROL_PORT))
         app = web.Application()
-        app.add_routes([web.get("/v1/report", self._report), web.post("/v1/drain", self._drain)])
+        app.add_routes([web.get("/v1/report", self._serve_report), web.post("/v1/drain", self._serve_drain)])
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
-        await web.SockSite(self._runner, listening, backlog=1024).start()
-        self._following = [asyncio.create_task(it) for it in (self._follow_records(), self._follow_pods())]
+        await web.SockSite(self._runner, listener, backlog=1024).start()
+        self._following = [asyncio.create_task(watch) for watch in (self._follow_assignments(), self._follow_pods())]
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -77,30 +79,31 @@ class Crowd:
             task.cancel()
         await self._runner.cleanup()
 
-    def check(self) -> None:
-        """Raise what ended a watch: without it we would wait in vain."""
+    def raise_watch_error(self) -> None:
+        """Raise the error that ended a watch: without a watch the benchmark would wait forever."""
         for task in self._following:
             if task.done():
                 task.result()
 
     @property
-    def addressed(self) -> int:
-        """How many pods have an address."""
-        return sum(bool(one.address) for one in self.members.values())
+    def address_count(self) -> int:
+        """The number of pods that have an address."""
+        return sum(bool(member.address) for member in self.members.values())
 
-    def obey(self, groups: Iterable[str]) -> bool:
-        """Whether everybody in these groups shows the newest document and works a share of the queues."""
-        wanted = set(groups)
-        theirs = [one for one in self.members.values() if one.group in wanted]
-        return wanted <= self.generations.keys() and all(self._obeys(one) for one in theirs)
+    def all_obey(self, groups: Iterable[str]) -> bool:
+        """Whether each of these groups has an assignment, and all its members have obeyed one and own queues."""
+        group_names = set(groups)
+        members = [member for member in self.members.values() if member.group in group_names]
+        return group_names <= self.generations.keys() and all(self._has_obeyed(member) for member in members)
 
-    def _obeys(self, one: _One) -> bool:
-        return one.member.obeyed_generation > 0 and one.member.state == "serving" and bool(one.member.leases)
+    def _has_obeyed(self, member: _SimulatedMember) -> bool:
+        return member.logic.obeyed_generation > 0 and member.logic.state == "serving" and bool(member.logic.leases)
 
-    async def _follow_records(self) -> None:
+    async def _follow_assignments(self) -> None:
         async for event in self._api.follow("/api/v1/configmaps", labelSelector=LABEL):
             body = event["object"]
-            group, data = body["metadata"]["labels"][LABEL], body.get("data") or {}
+            group = body["metadata"]["labels"][LABEL]
+            data = body.get("data") or {}
             packed = (body.get("binaryData") or {}).get("assignment.json.gz")
             self._texts[group] = base64.b64decode(packed) if packed else data.get("assignment.json", "")
             if not packed:
@@ -111,40 +114,41 @@ class Crowd:
             pod = event["object"]
             name = pod["metadata"]["name"]
             if event["type"] == "DELETED":
-                if gone := self.members.pop(name, None):
-                    self._by_address.pop(gone.address, None)
-                    del self.groups[gone.group][name]
+                if deleted := self.members.pop(name, None):
+                    self._by_address.pop(deleted.address, None)
+                    del self.groups[deleted.group][name]
                 continue
-            one = self.members.setdefault(name, _One(pod))
-            self.groups[one.group][name] = one
+            member = self.members.setdefault(name, _SimulatedMember(pod))
+            self.groups[member.group][name] = member
             if address := pod.get("status", {}).get("podIP", ""):
-                self._by_address.pop(one.address, None)  # kwok changes its mind now and then
-                one.address, self._by_address[address] = address, one
+                self._by_address.pop(member.address, None)  # kwok sometimes changes a pod's address
+                member.address = address
+                self._by_address[address] = member
             poke = (pod["metadata"].get("annotations") or {}).get("rota.dev/generation", "")
-            if poke != one.poke and "deletionTimestamp" not in pod["metadata"]:
-                one.poke = poke
+            if poke != member.poke and "deletionTimestamp" not in pod["metadata"]:
+                member.poke = poke
                 now = asyncio.get_running_loop().time()
-                one.carry(one.member.apply_assignment(self._texts.get(one.group), now), now)
+                member.apply_effects(member.logic.apply_assignment(self._texts.get(member.group), now), now)
 
-    def _asked(self, asked: web.Request) -> _One:
-        transport = asked.transport
-        one = self._by_address.get(transport.get_extra_info("sockname")[0]) if transport else None
-        if one is None:
+    def _find_member(self, request: web.Request) -> _SimulatedMember:
+        transport = request.transport
+        member = self._by_address.get(transport.get_extra_info("sockname")[0]) if transport else None
+        if member is None:
             raise web.HTTPNotFound
-        return one
+        return member
 
-    def _key(self, one: _One) -> GroupKey:
-        namespace = (one.member.group or "").partition("/")[0]
-        return self._keys.setdefault(one.group, GroupKey(self._api, namespace, one.group))
+    def _key_of(self, member: _SimulatedMember) -> GroupKey:
+        namespace = (member.logic.group or "").partition("/")[0]
+        return self._keys.setdefault(member.group, GroupKey(self._api, namespace, member.group))
 
-    async def _report(self, asked: web.Request) -> web.Response:
-        one = self._asked(asked)
-        key = await self._key(one).check(asked, one.uid)
-        return GroupKey.sign(asked, await report_response(asked, one.member, one.changed), key)
+    async def _serve_report(self, request: web.Request) -> web.Response:
+        member = self._find_member(request)
+        key = await self._key_of(member).check(request, member.uid)
+        return GroupKey.sign(request, await report_response(request, member.logic, member.changed), key)
 
-    async def _drain(self, asked: web.Request) -> web.Response:
+    async def _serve_drain(self, request: web.Request) -> web.Response:
         now = asyncio.get_running_loop().time()
-        one = self._asked(asked)
-        await self._key(one).check(asked, one.uid)
-        one.carry(one.member.drain(final=True, now=now), now)
+        member = self._find_member(request)
+        await self._key_of(member).check(request, member.uid)
+        member.apply_effects(member.logic.drain(final=True, now=now), now)
         return web.Response()

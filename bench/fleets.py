@@ -1,7 +1,7 @@
-"""Two fleets that do the same things under the same load: Rota's, and one of Java push consumers.
+"""Two fleets that go through the same events under the same load: Rota's, and one of Java push consumers.
 
-Rota is all that there is of it: an API server, the operator, pods of a sidecar and a small app each, as processes of
-the local node (on a real one: `bench.node`). Both kinds work on one broker, which stands as long as `standing` does.
+Rota's fleet is complete: an API server, the operator, and pods with a sidecar and a small app, as processes of the
+local node (on a real node: `bench.node`). Both fleets consume from one broker, which `standing` starts and stops.
 """
 
 import asyncio
@@ -31,78 +31,78 @@ PATIENCE = 120.0
 
 
 class ComparedFleet(Protocol):
-    """A group of members that work the topic of its name; `struck` is the one that something was done to."""
+    """A group of members that consume the topic of its name; `struck` is the member that was acted on."""
 
     topic: str
     struck: str
 
     def make(self, members: int) -> None:
-        """Start so many members, and wait until they share all queues."""
+        """Start members, and wait until they own all queues."""
 
     def scale(self, members: int) -> None:
-        """Have so many members; the system decides which go."""
+        """Change the number of members; the system decides which of them end."""
 
     def crash(self) -> None:
-        """Kill all of a member at once; its node starts it again."""
+        """Kill all processes of a member; its node starts them again."""
 
     def lose(self) -> None:
-        """Kill all of a member at once, for good."""
+        """Kill all processes of a member, for good."""
 
     def freeze(self) -> None:
-        """Have all of a member stand still, its connections open."""
+        """Stop all processes of a member; their connections stay open."""
 
     def thaw(self) -> None:
-        """Have it go on."""
+        """Continue the processes of a frozen member."""
 
     def roll(self) -> None:
-        """Replace all members, one after another; the new one starts before the old one goes."""
+        """Replace all members, one after another; each new member starts before the old one ends."""
 
     def twin(self) -> None:
-        """Start one more member that is configured exactly as another one."""
+        """Start another member with exactly the configuration of an existing one."""
 
     def queues(self, number: int) -> None:
-        """Have so many queues in the topic."""
+        """Change the topic's number of queues."""
 
     def came(self) -> list[Came]:
-        """Return every message that came to a member so far."""
+        """Return all deliveries so far."""
 
     def noted(self) -> int:
-        """Return how much was noted of that: it grows while something comes."""
+        """Return the size of the delivery logs, which grow while messages are delivered."""
 
     def end(self) -> None:
         """End all members."""
 
 
 class Ground(ABC):
-    """What both stand on: a broker, and a cluster with an operator."""
+    """The environment of both fleets: a broker, and a cluster with an operator."""
 
     rocketmq: RocketMQ
     api: Api
 
     def __init__(self, instance: Instance) -> None:
-        """Describe it; broker and API server are there once it is up."""
+        """Start nothing yet: `rocketmq` and `api` are usable after `up`."""
         self.instance = instance
         self.deliveries = instance.folder / "deliveries"
         self.runner = asyncio.Runner()
 
     @abstractmethod
     def up(self) -> None:
-        """Start all of it."""
+        """Start broker, cluster and operator."""
 
     @abstractmethod
     def pods(self, log: str) -> Object:
-        """Return the spec of pods whose app notes what comes in that file; `$(POD_NAME)` is the pod's."""
+        """Return a pod spec whose app logs deliveries to that file; `$(POD_NAME)` stands for the pod's name."""
 
     @abstractmethod
     def signal(self, pod: str, number: signal.Signals) -> None:
-        """Signal all of a pod."""
+        """Send a signal to all processes of a pod."""
 
     def connect(self, kubeconfig: Path) -> None:
-        """Reach the API server, and have the policy that the groups go by."""
+        """Connect to the API server, and create the CRDs and the policy of the groups."""
         self.runner.run(self._connect(kubeconfig))
 
     def down(self) -> None:
-        """End what does not end with the instance."""
+        """Close the connection to the API server; the instance stops the processes."""
         self.runner.run(self.api.__aexit__(None, None, None))
         self.runner.close()
 
@@ -113,12 +113,12 @@ class Ground(ABC):
 
 
 class LocalGround(Ground):
-    """A control plane, with pods that are processes of this machine."""
+    """A control plane whose pods are processes of this machine."""
 
     program: tuple[str, ...] = ("-m", "rota.cli")  # the operator's, for Python
 
     def __init__(self, instance: Instance) -> None:
-        """Describe it."""
+        """Start nothing yet."""
         super().__init__(instance)
         self.rocketmq = RocketMQ(instance)
         self._plane = ControlPlane(instance)
@@ -135,23 +135,23 @@ class LocalGround(Ground):
         self.instance.start("operator", argv, env={"KUBECONFIG": str(self._plane.kubeconfig)})
 
     def down(self) -> None:
-        """End the operator, while it can still say goodbye."""
+        """Stop the operator while the API server still runs, so that it can release its Lease."""
         self.instance.stop("operator")
         super().down()
 
     def pods(self, log: str) -> Object:
-        """Have the app as a process."""
+        """Return a spec whose app is a process of this machine."""
         argv = [sys.executable, "-m", "bench.app", "$(ROTA_LOCAL)", "8080", f"{self.deliveries}/{log}"]
-        app = an_app("python", argv) | {"workingDir": str(ROOT)}
+        app = app_container("python", argv) | {"workingDir": str(ROOT)}
         return {"nodeSelector": self._node.selector, "tolerations": self._node.tolerations, "containers": [app]}
 
     def signal(self, pod: str, number: signal.Signals) -> None:
-        """Signal its processes."""
+        """Send the signal to the pod's processes."""
         self._node.signal("default", pod, number)
 
 
-def an_app(image: str, argv: list[str]) -> Object:
-    """Return the container of an app that is ready when it listens."""
+def app_container(image: str, argv: list[str]) -> Object:
+    """Return an app's container, which is ready as soon as the app listens."""
     env = {"ROTA_LOCAL": "status.podIP", "POD_NAME": "metadata.name"}
     return {
         "name": "app",
@@ -164,7 +164,7 @@ def an_app(image: str, argv: list[str]) -> Object:
 
 @contextmanager
 def standing(name: str, kind: Callable[[Instance], Ground] = LocalGround) -> Iterator[Ground]:
-    """Stand it all up, and take it down."""
+    """Start the environment, and stop it afterwards."""
     with temporary(name) as instance:
         ground = kind(instance)
         ground.up()
@@ -175,17 +175,19 @@ def standing(name: str, kind: Callable[[Instance], Ground] = LocalGround) -> Ite
 
 
 class Rota:
-    """A group whose pods Rota runs, of default settings and Sticky."""
+    """A group managed by Rota, with default settings and the strategy Sticky."""
 
     def __init__(self, ground: Ground, name: str, queues: int, *, orderly: bool = False) -> None:
         """Make nothing but the topic yet."""
-        self.topic, self.struck = f"{name}-rota", ""
-        self._ground, self._ordering = ground, "Orderly" if orderly else "Concurrent"
+        self.topic = f"{name}-rota"
+        self.struck = ""
+        self._ground = ground
+        self._ordering = "Orderly" if orderly else "Concurrent"
         self._path = f"{WHERE}/consumergroups/{self.topic}"
         ground.rocketmq.create_topic(self.topic, queues)
 
     def make(self, members: int) -> None:
-        """Apply the group."""
+        """Create the group, and wait until it is at rest."""
         broker = {"rocketmq": {"nameServers": [self._ground.rocketmq.name_server]}}
         body = made(
             "ConsumerGroup",
@@ -198,19 +200,19 @@ class Rota:
             template={"spec": self._ground.pods(f"{self.topic}@$(POD_NAME)")},
         )
         self._run(self._ground.api.create(f"{WHERE}/consumergroups", body))
-        self._run(soon(lambda: self._works(members), PATIENCE))
+        self._run(soon(lambda: self._is_at_rest(members), PATIENCE))
 
     def scale(self, members: int) -> None:
-        """Scale the group."""
+        """Patch the group's replicas."""
         self._patch({"replicas": members})
 
     def crash(self) -> None:
-        """Kill sidecar and app; the node starts them again, as a kubelet does."""
+        """Kill sidecar and app; the node restarts them, as a kubelet does."""
         self._signal(signal.SIGKILL)
 
     def lose(self) -> None:
-        """Delete a pod without any grace: that kills its processes. The Deployment makes another one."""
-        self.struck = self._some_pod()
+        """Delete a pod without a grace period, which kills its processes; the Deployment replaces the pod."""
+        self.struck = self._first_pod_name()
         self._run(self._ground.api.delete(f"{PODS}/{self.struck}", {"gracePeriodSeconds": 0}))
 
     def freeze(self) -> None:
@@ -218,7 +220,7 @@ class Rota:
         self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let them go on."""
+        """Continue sidecar and app."""
         self._signal(signal.SIGCONT)
 
     def roll(self) -> None:
@@ -226,44 +228,44 @@ class Rota:
         self._patch({"template": {"metadata": {"annotations": {"rolled": "once"}}}})
 
     def twin(self) -> None:
-        """Start one more pod: those of a group share a template, so it is configured as all others are."""
+        """Start another pod: it has the same template as all other pods of the group."""
         self.scale(len(self._run(self._pods())) + 1)
 
     def queues(self, number: int) -> None:
-        """Change the topic; the operator looks at it every 5 s."""
+        """Change the topic; the operator polls its route every 5 s."""
         self._ground.rocketmq.create_topic(self.topic, number)
 
     def came(self) -> list[Came]:
-        """Read the apps' notes."""
-        return [it for path in self._notes() for it in noted(path.name.partition("@")[2], path)]
+        """Read the apps' logs."""
+        return [message for path in self._notes() for message in noted(path.name.partition("@")[2], path)]
 
     def noted(self) -> int:
-        """Measure the apps' notes."""
+        """Measure the apps' logs."""
         return sum(path.stat().st_size for path in self._notes())
 
     def end(self) -> None:
         """Delete the group."""
         self._run(self._ground.api.delete(self._path))
-        self._run(soon(self._gone, PATIENCE))
+        self._run(soon(self._has_no_pods, PATIENCE))
 
-    async def _works(self, members: int) -> bool:
-        found = await self._ground.api.get(self._path)
-        return at_rest(found, members) and len(await self._pods()) == members
+    async def _is_at_rest(self, members: int) -> bool:
+        group = await self._ground.api.get(self._path)
+        return at_rest(group, members) and len(await self._pods()) == members
 
-    async def _gone(self) -> bool:
+    async def _has_no_pods(self) -> bool:
         return not await self._pods()
 
     async def _pods(self) -> list[Object]:
         return await self._ground.api.list(PODS, labelSelector=f"rota.dev/group={self.topic}")
 
-    def _some_pod(self) -> str:
-        return min(str(it["metadata"]["name"]) for it in self._run(self._pods()))
+    def _first_pod_name(self) -> str:
+        return min(str(pod["metadata"]["name"]) for pod in self._run(self._pods()))
 
     def _patch(self, spec: Object) -> None:
         self._run(self._ground.api.patch(self._path, {"spec": spec}))
 
     def _signal(self, number: signal.Signals) -> None:
-        self.struck = self.struck or self._some_pod()
+        self.struck = self.struck or self._first_pod_name()
         self._ground.signal(self.struck, number)
 
     def _notes(self) -> list[Path]:
@@ -274,68 +276,71 @@ class Rota:
 
 
 class Java:
-    """Push consumers, each a process; they decide alone."""
+    """Java push consumers, each a process; each computes its share of the queues itself."""
 
     def __init__(self, ground: Ground, name: str, queues: int, *, orderly: bool = False) -> None:
         """Make nothing but the topic yet."""
-        self.topic, self.struck = f"{name}-java", ""
-        self._rocketmq, self._queues, self._orderly = ground.rocketmq, queues, orderly
+        self.topic = f"{name}-java"
+        self.struck = ""
+        self._rocketmq = ground.rocketmq
+        self._queues = queues
+        self._orderly = orderly
         self._all: list[peers.Peer] = []
-        self._here: list[peers.Peer] = []
+        self._running: list[peers.Peer] = []
         ground.rocketmq.create_topic(self.topic, queues)
 
     def make(self, members: int) -> None:
-        """Start them; an Orderly one has a queue no sooner than another one has given it up."""
+        """Start consumers until they own all queues; Orderly ones then still have to get each other's locks."""
         self.scale(members)
         eventually(self._share_all, PATIENCE)
         if self._orderly:
             time.sleep(25)
 
     def scale(self, members: int) -> None:
-        """Start some side by side, or end the youngest in good order."""
-        while len(self._here) < members:
+        """Start consumers concurrently, or stop the youngest ones gracefully."""
+        while len(self._running) < members:
             self._start(f"c{len(self._all)}")
-        while len(self._here) > members:
-            self._here.pop().stop()
+        while len(self._running) > members:
+            self._running.pop().stop()
 
     def crash(self) -> None:
-        """Kill the process and start another one, as a kubelet does."""
+        """Kill a process and start another one, as a kubelet does."""
         self.lose()
         self._start(f"c{len(self._all)}")
 
     def lose(self) -> None:
-        """Kill the process, and start no other one."""
-        gone = self._here.pop(0)
-        self.struck = gone.program
-        self._rocketmq.instance.kill(gone.program)
+        """Kill a process, and start no other one."""
+        peer = self._running.pop(0)
+        self.struck = peer.program
+        self._rocketmq.instance.kill(peer.program)
 
     def freeze(self) -> None:
-        """Stop the process."""
-        self.struck = self._here[0].program
+        """Send SIGSTOP to a process."""
+        self.struck = self._running[0].program
         self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let it go on."""
+        """Continue the stopped process."""
         self._signal(signal.SIGCONT)
 
     def roll(self) -> None:
-        """Do as a Deployment does: start one, and end an old one when the new one has begun."""
-        for old in [*self._here]:
+        """Start a consumer, then stop an old one, as a Deployment does, until all are replaced."""
+        for old in [*self._running]:
             self._start(f"c{len(self._all)}")
-            eventually(lambda: self._here[-1].lines("rebalance"), PATIENCE)
+            eventually(lambda: self._running[-1].lines("rebalance"), PATIENCE)
             old.stop()
-            self._here.remove(old)
+            self._running.remove(old)
 
     def twin(self) -> None:
-        """Start another process with the client id of the youngest: its instance name."""
+        """Start another process with the youngest consumer's instance name, and thus its client id."""
         self._start(f"c{len(self._all) - 1}")
 
     def queues(self, number: int) -> None:
-        """Change the topic; each looks at it every 30 s, and shares it out every 20 s."""
+        """Change the topic; each consumer polls its route every 30 s, and rebalances every 20 s."""
         self._rocketmq.create_topic(self.topic, number)
 
     def came(self) -> list[Came]:
-        """Read what they have told."""
+        """Read the consumers' logs."""
         return [
             Came(
                 line["at"] / 1e6,
@@ -349,25 +354,29 @@ class Java:
         ]
 
     def noted(self) -> int:
-        """Measure what they have told."""
+        """Measure the consumers' logs."""
         return sum(peer.instance.log(peer.program).stat().st_size for peer in self._all)
 
     def end(self) -> None:
-        """End all that are left."""
-        while self._here:
-            self._here.pop().stop()
+        """Stop the remaining consumers."""
+        while self._running:
+            self._running.pop().stop()
 
     def _start(self, instance: str) -> None:
         peer = peers.push_consumer(self._rocketmq, self.topic, self.topic, instance=instance, orderly=self._orderly)
         self._all.append(peer)
-        self._here.append(peer)
+        self._running.append(peer)
 
     def _share_all(self) -> bool:
-        shares = [[it for it in peer.lines("rebalance") if it["topic"] == self.topic][-1:] for peer in self._here]
-        queues = [queue for told in shares for it in told for queue in it["queues"].split()]
-        return all(shares) and len(queues) == self._queues == len(set(queues))
+        queues: list[str] = []
+        for peer in self._running:
+            assignments = [line for line in peer.lines("rebalance") if line["topic"] == self.topic]
+            if not assignments:
+                return False
+            queues += assignments[-1]["queues"].split()
+        return len(queues) == self._queues == len(set(queues))
 
     def _signal(self, number: signal.Signals) -> None:
         process = self._rocketmq.instance.process(self.struck)
-        assert process is not None  # noqa: S101 - it was there when it was chosen
+        assert process is not None  # noqa: S101 - it was running when it was chosen
         process.signal(number)

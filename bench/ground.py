@@ -1,4 +1,4 @@
-"""The ground itself: how long people wait for real parts that are in the cache already."""
+"""The ground itself: start times of the real parts when their programs are cached, and ConfigMap propagation."""
 
 import asyncio
 import time
@@ -29,22 +29,24 @@ while True:
     time.sleep(0.002)
 """
 APART = 2.0  # seconds between pokes
-PODS, MAPS = "/api/v1/namespaces/default/pods", "/api/v1/namespaces/default/configmaps"
+PODS = "/api/v1/namespaces/default/pods"
+MAPS = "/api/v1/namespaces/default/configmaps"
 
 
 def rows() -> Iterator[Row]:
-    """Measure start-up from cache, and how soon a pod sees a changed ConfigMap on both kinds of node."""
+    """Measure start-up from cache, and the delay until a pod sees a changed ConfigMap on both kinds of node."""
     programs.ensure(*programs.CONTROL_PLANE)
-    yield Row("control plane, nothing to ready", _ups(ControlPlane, 5), target="≤ 5 s")
+    yield Row("control plane, nothing to ready", _measure_starts(ControlPlane, 5), target="≤ 5 s")
     java.java()
     java.jars()
-    yield Row("name server and broker, nothing to ready", _ups(RocketMQ, 3), target="≤ 20 s")
-    real, local = _on_real_node(), _on_local_node()
+    yield Row("name server and broker, nothing to ready", _measure_starts(RocketMQ, 3), target="≤ 20 s")
+    real = _on_real_node()
+    local = _on_local_node()
     yield Row("ConfigMap in a pod after an annotation patch: local pod, real node", local, real, "≤ 1 s")
 
 
-def _ups(part: type[ControlPlane | RocketMQ], runs: int) -> Sample:
-    """Time `up` alone, each in an instance of its own: what is built or fetched once is there, and nothing is ended."""
+def _measure_starts(part: type[ControlPlane | RocketMQ], runs: int) -> Sample:
+    """Time `up` alone, each in a new instance: downloads and builds are cached, and stopping is not measured."""
     seconds = []
     for _ in range(runs):
         with temporary("bench-up") as instance:
@@ -62,7 +64,7 @@ def _on_local_node() -> Sample:
         node = LocalNode(instance, plane)
         node.up()
         log = node.log("default", "watcher", "app")
-        return _follows(plane, "python", node.selector, lambda: log.read_text() if log.exists() else "")
+        return _measure_propagation(plane, "python", node.selector, lambda: log.read_text() if log.exists() else "")
 
 
 def _on_real_node() -> Sample | None:
@@ -70,14 +72,16 @@ def _on_real_node() -> Sample | None:
         with temporary("bench-real") as instance:
             node = RealNode(instance)
             node.up()
-            return _follows(node, node.build("sidecar"), {}, lambda: node.kubectl("logs", "watcher", check=False))
+            return _measure_propagation(
+                node, node.build("sidecar"), {}, lambda: node.kubectl("logs", "watcher", check=False)
+            )
     except Missing as missing:
         say(f"no real node to compare with: {missing}.")
         return None
 
 
-def _follows(cluster: Cluster, image: str, selector: dict[str, str], log: Callable[[], str]) -> Sample:
-    """Change a ConfigMap ten times, each with an annotation patch, and time until the pod's process sees it."""
+def _measure_propagation(cluster: Cluster, image: str, selector: dict[str, str], log: Callable[[], str]) -> Sample:
+    """Change a ConfigMap ten times, each with an annotation patch; time each until the pod's process reads it."""
     return Sample(asyncio.run(_delays(cluster, _watcher(image, selector), log)))
 
 
@@ -85,24 +89,24 @@ async def _delays(cluster: Cluster, spec: dict[str, object], log: Callable[[], s
     async with Api.connect(cluster.kubeconfig) as api:
         await api.create(MAPS, {"metadata": {"name": "watched"}, "data": {"text": "start"}})
         await api.create(PODS, {"metadata": {"name": "watcher"}, "spec": spec})
-        eventually(partial(_when, "start", log))
+        eventually(partial(_time_in_log, "start", log))
         delays = []
         for number in range(10):
-            # A kubelet looks at its containers once a second, and a poke right after another waits for that look.
+            # A kubelet checks its containers once a second; a poke right after another waits for that check.
             await asyncio.sleep(APART)
             await api.patch(f"{MAPS}/watched", {"data": {"text": f"text{number}"}})
             patched = time.time()  # the pod prints its own time: the same clock, on one machine
             await api.patch(f"{PODS}/watcher", {"metadata": {"annotations": {"poke": str(number)}}})
-            delays.append(eventually(partial(_when, f"text{number}", log), 120) - patched)
+            delays.append(eventually(partial(_time_in_log, f"text{number}", log), 120) - patched)
         return delays
 
 
-def _when(text: str, log: Callable[[], str]) -> float:
-    return _seen(text, log())
+def _time_in_log(text: str, log: Callable[[], str]) -> float:
+    return _time_shown(text, log())
 
 
-def _seen(text: str, log: str) -> float:
-    """Return when the pod saw this text, 0 if it has not yet."""
+def _time_shown(text: str, log: str) -> float:
+    """Return the time at which the pod read this text, or 0 if it has not yet."""
     return next((float(line.split()[1]) for line in log.splitlines() if line.startswith(f"{text} ")), 0)
 
 

@@ -1,7 +1,7 @@
-"""A Java consumer that joins and leaves beside a Rota fleet, and what it costs to hear of it at once.
+"""A Java consumer joins and leaves the group of a Rota fleet, and the cost of detecting that at once.
 
-Ours: the operator is told by a member's standing long poll. Peer: the same operator without standing polls, which asks
-the broker who is in the group every 5 s.
+Ours: a member reports the change to the operator's standing long poll. Peer: the same operator without standing polls,
+which requests the group's consumers from the broker every 5 s.
 """
 
 import asyncio
@@ -33,11 +33,14 @@ from rota.kube.members.report_watchers import ReportWatchers, WatcherEvents
 from rota.kube.state.group import Group
 from rota.reports import FullReport
 
-MEMBERS, VISITS, RATE = 2, int(os.environ.get("VISITS", "8")), 500
-STAY_SECONDS = 8.0  # of a visit, and between two
+MEMBERS = 2
+VISITS = int(os.environ.get("VISITS", "8"))
+RATE = 500  # messages a second
+STAY_SECONDS = 8.0  # of a visit, and between two visits
 PATIENCE = 120.0
 SLOW_START_SECONDS = 60.0  # of a JVM on a busy machine
-GROUPS, MEASURED_SECONDS = int(os.environ.get("GROUPS", "1000")), 60.0
+GROUPS = int(os.environ.get("GROUPS", "1000"))
+MEASURED_SECONDS = 60.0
 ADDRESS = "127.0.0.9"
 
 WITHOUT_STANDING_POLLS = """
@@ -56,83 +59,89 @@ class Polling(LocalGround):
 
 @dataclass(frozen=True)
 class Visits:
-    """What several visits of a Java consumer cost."""
+    """The effects of several visits of a Java consumer."""
 
     twice: int
-    overlaps: list[float]  # seconds for which two members consumed one queue, by visit
+    overlaps: list[float]  # of each visit, the seconds for which two members consumed one queue
 
 
 def rows() -> Iterator[Row]:
-    """Let Java consumers come and go; then hold the standing polls of a thousand groups."""
-    ours, theirs = (_visits(kind) for kind in (LocalGround, Polling))
+    """Let Java consumers join and leave; then hold the standing polls of a thousand groups."""
+    ours, without_polls = (_measure_visits(kind) for kind in (LocalGround, Polling))
     what = f"a Java consumer joins and leaves {VISITS} times beside {MEMBERS} members, {RATE} messages a second"
-    twice = f"{ours.twice:,} twice (without standing polls: {theirs.twice:,})"
-    yield Row(f"{what}: {twice}; both consume a queue", Sample(ours.overlaps), Sample(theirs.overlaps))
-    seconds, mebibytes = asyncio.run(_cost())
-    told = f"{GROUPS:,} standing polls: CPU of the operator a minute; {mebibytes:.0f} MiB"
-    yield Row(told, Sample([seconds * 60.0 / MEASURED_SECONDS]), target="≤ 3 s")
+    twice = f"{ours.twice:,} twice (without standing polls: {without_polls.twice:,})"
+    yield Row(f"{what}: {twice}; both consume a queue", Sample(ours.overlaps), Sample(without_polls.overlaps))
+    seconds, mebibytes = asyncio.run(_measure_cost())
+    label = f"{GROUPS:,} standing polls: CPU of the operator a minute; {mebibytes:.0f} MiB"
+    yield Row(label, Sample([seconds * 60.0 / MEASURED_SECONDS]), target="≤ 3 s")
 
 
-def _visits(kind: type[LocalGround]) -> Visits:
+def _measure_visits(kind: type[LocalGround]) -> Visits:
     with standing("bench-joins", kind) as ground:
         fleet = Rota(ground, "joins", QUEUES)
         fleet.make(MEMBERS)
-        seconds = VISITS * (2 * STAY_SECONDS + SLOW_START_SECONDS) + SLOW_START_SECONDS  # it must not end before
+        seconds = (
+            VISITS * (2 * STAY_SECONDS + SLOW_START_SECONDS) + SLOW_START_SECONDS
+        )  # the producer must outlast the visits
         producer = peers.producer(ground.rocketmq, fleet.topic, int(RATE * seconds), rate=RATE, poll=1000)
         eventually(lambda: producer.lines("sent"), PATIENCE)
-        begins, visitors = list[float](), list[peers.Peer]()
+        begin_times: list[float] = []
+        visitors: list[peers.Peer] = []
         for number in range(VISITS):
             time.sleep(STAY_SECONDS)
-            begins.append(time.time())
+            begin_times.append(time.time())
             visitor = peers.push_consumer(ground.rocketmq, fleet.topic, fleet.topic, instance=f"java-{number}")
             visitors.append(visitor)
             eventually(partial(visitor.lines, "message"), PATIENCE)
             time.sleep(STAY_SECONDS)
             visitor.stop()
         time.sleep(STAY_SECONDS)
-        came = [*fleet.came(), *(it for visitor in visitors for it in _came(visitor))]
+        deliveries = [*fleet.came(), *(delivery for visitor in visitors for delivery in _deliveries_to(visitor))]
         fleet.end()
-    times = Counter(it.number for it in came)
-    found = Visits(sum(many - 1 for many in times.values()), [*_overlaps(came, begins)])
-    say(f"{kind.__name__}: {found}")
-    return found
+    deliveries_of = Counter(delivery.number for delivery in deliveries)
+    visits = Visits(sum(many - 1 for many in deliveries_of.values()), [*_overlaps(deliveries, begin_times)])
+    say(f"{kind.__name__}: {visits}")
+    return visits
 
 
-def _came(peer: peers.Peer) -> Iterator[Came]:
+def _deliveries_to(peer: peers.Peer) -> Iterator[Came]:
     for line in peer.lines("message"):
         if not line["reconsumeTimes"]:
             yield Came(line["at"] / 1e6, line["number"], line["queue"], peer.program, line["born"] / 1e3)
 
 
-def _overlaps(came: list[Came], begins: list[float]) -> Iterator[float]:
-    for begin, end in zip(begins, [*begins[1:], time.time()], strict=True):
-        queues = by_queue(it for it in came if begin <= it.at < end)
-        yield sum(span.seconds for span in united(span for its in queues.values() for span in shared_of(its)))
+def _overlaps(deliveries: list[Came], begin_times: list[float]) -> Iterator[float]:
+    for begin, end in zip(begin_times, [*begin_times[1:], time.time()], strict=True):
+        queues = by_queue(delivery for delivery in deliveries if begin <= delivery.at < end)
+        shared = [span for messages in queues.values() for span in shared_of(messages)]
+        yield sum(span.seconds for span in united(shared))
 
 
-# What standing polls cost.
+# The cost of standing polls.
 
 
-async def _cost() -> tuple[float, float]:
+async def _measure_cost() -> tuple[float, float]:
     """Return the CPU seconds and the memory of standing polls at members in a process of their own."""
     members = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "bench.joins", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
-    assert members.stdout  # noqa: S101 - it was asked for
+    assert members.stdout  # noqa: S101 - a pipe was requested
     await members.stdout.readline()
-    reports, limit, before = ReportClient(), AdmissionLimit(GROUPS), _mebibytes()
-    listeners = []
+    reports = ReportClient()
+    limit = AdmissionLimit(GROUPS)
+    memory_before = _mebibytes()
+    watchers = []
     for number in range(GROUPS):
         group = _group(f"orders-{number}")
-        listeners.append(ReportWatchers(group, reports, WatcherEvents(lambda: None, lambda: None), limit))
-        listeners[-1].update_polls()
-    await asyncio.sleep(10.0)  # until all of them are held
+        watchers.append(ReportWatchers(group, reports, WatcherEvents(lambda: None, lambda: None), limit))
+        watchers[-1].update_polls()
+    await asyncio.sleep(10.0)  # until all polls are held
     began = time.process_time()
     await asyncio.sleep(MEASURED_SECONDS)
     seconds = time.process_time() - began
-    memory = _mebibytes() - before
-    for watching in listeners:
-        watching.stop()
+    memory = _mebibytes() - memory_before
+    for watcher in watchers:
+        watcher.stop()
     await reports.close()
     members.kill()
     await members.wait()
@@ -157,8 +166,8 @@ def _mebibytes() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-async def _members() -> None:
-    """Answer for all members, as they do: a report at once, and then when the poll is over."""
+async def _serve_members() -> None:
+    """Serve the reports of all members as they do: the first one at once, later ones when the long poll times out."""
 
     async def report(request: web.Request) -> web.Response:
         if "after" in request.query:
@@ -173,4 +182,4 @@ async def _members() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_members())
+    asyncio.run(_serve_members())

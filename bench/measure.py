@@ -1,4 +1,4 @@
-"""What benchmarks share: a sample with its spread, and a row of the table."""
+"""Shared by all benchmarks: a sample with its spread, and a row of the table."""
 
 import gc
 import statistics
@@ -15,13 +15,13 @@ class Sample:
 
     @property
     def median(self) -> float:
-        """The middle run."""
+        """The median of the runs."""
         return statistics.median(self.seconds)
 
     def __str__(self) -> str:
-        """Spell the median and the spread in a unit that fits."""
+        """Format the median and the spread in a suitable unit."""
         unit, factor = ("s", 1.0) if self.median >= 1 else ("ms", 1000.0)
-        low, middle, high = (factor * it for it in (min(self.seconds), self.median, max(self.seconds)))
+        low, middle, high = (factor * seconds for seconds in (min(self.seconds), self.median, max(self.seconds)))
         return f"{_three_digits(middle)} {unit} ({_three_digits(low)} to {_three_digits(high)})"
 
 
@@ -35,13 +35,13 @@ class Row:
     target: str = ""
 
     def __str__(self) -> str:
-        """Spell it as a line of a Markdown table."""
+        """Format the row as a line of a Markdown table."""
         ratio = _ratio(self.ours.median / self.peer.median) if self.peer else ""
         return f"| {self.what} | {self.ours} | {self.peer or ''} | {ratio} | {self.target} |"
 
 
 def _ratio(ratio: float) -> str:
-    """Spell a ratio, and a small one as 1 / n with two digits that say something."""
+    """Format a ratio; one below 0.1 as 1 / n with two significant digits."""
     return f"{ratio:.2f}" if ratio >= 0.1 else f"1 / {float(f'{1 / ratio:.2g}'):,.0f}"
 
 
@@ -50,11 +50,11 @@ def _three_digits(number: float) -> str:
 
 
 def timed(work: Callable[[], object], runs: int = 7, seconds: float = 0.1) -> Sample:
-    """Run the work several times and time each run; short work more often, for as many seconds."""
-    gc.collect()  # what others left behind is not this work's to clear away
-    taken: list[float] = []
-    while len(taken) < runs or sum(taken) < seconds:
+    """Time at least so many runs of the work, and more until they add up to so many seconds."""
+    gc.collect()  # garbage of earlier work must not be collected during the runs
+    durations: list[float] = []
+    while len(durations) < runs or sum(durations) < seconds:
         began = time.perf_counter()
         work()
-        taken.append(time.perf_counter() - began)
-    return Sample(taken)
+        durations.append(time.perf_counter() - began)
+    return Sample(durations)

@@ -1,7 +1,7 @@
-"""The sidecar's memory under compressed bombs: a producer sends messages that are small, and large when unpacked.
+"""The sidecar's memory under compressed bombs: a producer sends messages that are small, but large when unpacked.
 
-The sidecar runs in a memory cgroup with a container's limit, and the kernel's peak of it is what is told. There is no
-peer: the Java client unpacks whatever comes.
+The sidecar runs in a memory cgroup with a container's limit; the figures are the kernel's peak for that cgroup. The
+benchmark has no peer: the Java client unpacks bodies of any size.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ MEBIBYTE = 2**20
 LIMIT_BYTES = 256 * MEBIBYTE
 RUNS = 3
 RUN_SECONDS = 60.0
-ZLIB = 0x301  # system flag: the body is packed, by ZLIB
+ZLIB = 0x301  # system flag: the body is compressed, by ZLIB
 
 
 @lru_cache
@@ -54,33 +54,36 @@ def rows() -> Iterator[Row]:
             ("bodies of just under 4 MiB, asked for by an app", _large, {"mode": "Pull"}),
         )
         for what, body, settings in attacks:
-            peaks = [_peak(rocketmq, body, settings) for _ in range(RUNS)]
-            told = ", ".join(f"{peak / MEBIBYTE:.0f}" for peak in sorted(peaks))
-            worst = f"worst of {RUNS} runs: {max(peaks) / MEBIBYTE:.0f} MiB ({told})"
-            told = f"memory under compressed bombs, {what}: peak over {RUN_SECONDS:.0f} s, {worst}"
-            yield Row(told, Sample([0.0]), target="≤ 256 MiB")
+            peaks = [_measure_peak(rocketmq, body, settings) for _ in range(RUNS)]
+            all_peaks = ", ".join(f"{peak / MEBIBYTE:.0f}" for peak in sorted(peaks))
+            worst = f"worst of {RUNS} runs: {max(peaks) / MEBIBYTE:.0f} MiB ({all_peaks})"
+            label = f"memory under compressed bombs, {what}: peak over {RUN_SECONDS:.0f} s, {worst}"
+            yield Row(label, Sample([0.0]), target="≤ 256 MiB")
 
 
-def _peak(rocketmq: RocketMQ, body: Callable[[], bytes], settings: Mapping[str, Any]) -> int:
-    """Return the most memory that a sidecar had while a producer sent such bodies, with good messages between them."""
+def _measure_peak(rocketmq: RocketMQ, body: Callable[[], bytes], settings: Mapping[str, Any]) -> int:
+    """Return the peak memory of a sidecar while a producer sends such bodies, with good messages between them."""
     name = f"bombs-{time.monotonic_ns()}"
     rocketmq.create_topic(name, QUEUES)
     limit = memory_limit(name, LIMIT_BYTES)
     member = BenchMember(rocketmq, name, topic=name, program=limit.program("-m", "rota.sidecar"), **settings)
     queues = [Queue(name, "broker-0", number) for number in range(QUEUES)]
     member.give(1, queues)
-    sent = asyncio.run(_attack(rocketmq, queues, body()))
-    done, peak = member.done(), limit.peak_bytes
+    accepted = asyncio.run(_attack(rocketmq, queues, body()))
+    done = member.done()
+    peak = limit.peak_bytes
     alive = bool(member.get("healthz"))
     member.end()
     limit.remove()
     if not alive or not done:
-        raise Missing(f"the sidecar was killed: {done} of {sent} messages were done, peak {peak / MEBIBYTE:.0f} MiB")
+        raise Missing(
+            f"the sidecar was killed: {done} of {accepted} messages were done, peak {peak / MEBIBYTE:.0f} MiB"
+        )
     return peak
 
 
 def memory_limit(name: str, limit_bytes: int) -> MemoryLimit:
-    """Return a new cgroup; where that is not allowed, say that a benchmark is left out."""
+    """Return a new cgroup; raise `Missing`, which skips the benchmark, without the right to create one."""
     try:
         return MemoryLimit(name, limit_bytes)
     except OSError as error:
@@ -88,23 +91,26 @@ def memory_limit(name: str, limit_bytes: int) -> MemoryLimit:
 
 
 async def _attack(rocketmq: RocketMQ, queues: list[Queue], body: bytes) -> int:
-    """Send for a while, 64 of them and 64 good messages a second at most; return how many the broker took."""
+    """Send at most 64 bombs and 64 good messages a second; return how many messages the broker accepted."""
     cluster = AdminClient(ConnectionConfig([rocketmq.name_server]))
     good = zlib.compress(b"good")
-    until, taken = time.monotonic() + RUN_SECONDS, 0
+    until = time.monotonic() + RUN_SECONDS
+    accepted = 0
     while time.monotonic() < until:
         for _ in range(4):
-            for each in (body, good):
-                taken += sum(await asyncio.gather(*(_is_taken(cluster, queue, each) for queue in queues)))
+            for packed_body in (body, good):
+                accepted += sum(await asyncio.gather(*(_is_accepted(cluster, queue, packed_body) for queue in queues)))
         await asyncio.sleep(1)
     await cluster.close()
-    return taken
+    return accepted
 
 
-async def _is_taken(cluster: AdminClient, queue: Queue, body: bytes) -> bool:
-    """Send a packed message; a broker that is busy does not take it."""
-    born = int(time.time() * 1000)
-    request = requests.send(PRODUCER_GROUP, queue.topic, body, {}, broker=queue.broker, queue_id=queue.id, born_ms=born)
+async def _is_accepted(cluster: AdminClient, queue: Queue, body: bytes) -> bool:
+    """Send a compressed message; return False if the broker rejects it because it is busy."""
+    born_ms = int(time.time() * 1000)
+    request = requests.send(
+        PRODUCER_GROUP, queue.topic, body, {}, broker=queue.broker, queue_id=queue.id, born_ms=born_ms
+    )
     packed = msgspec.structs.replace(request, fields={**request.fields, "f": ZLIB})
     try:
         await cluster._client.call_or_raise(queue.broker, packed)  # noqa: SLF001 - producers of ours do not pack

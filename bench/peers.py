@@ -16,50 +16,50 @@ from rota.model import Queue, Roster
 
 @dataclass(frozen=True)
 class Measured:
-    """A peer's runs, and what it tells of its answer."""
+    """A peer's runs, and its description of the result."""
 
     sample: Sample
     answer: dict[str, Any]
 
 
 class Reference:
-    """The reference client's strategies: a fleet decides by one call of each member, of which some are made."""
+    """The reference client's strategies: each member computes its own share; only some of these calls are made."""
 
     def __init__(self, roster: Roster, rooms: Sequence[str]) -> None:
-        """Take the roster, and each member's room."""
+        """Write down the roster, and each member's machine room, as the Java program reads them."""
         self.roster = roster
         self._queues = "\n".join(f"{queue.topic}\t{queue.broker}\t{queue.id}" for queue in roster.queues)
         self._members = "\n".join(f"{name}\t{room}" for name, room in zip(roster.members, rooms, strict=True))
 
     def measure(self, strategy: str, calls: int, owners: Sequence[int]) -> Sample | None:
-        """Time a strategy, and see that it answers as we do: a ratio of different answers would say nothing."""
+        """Time a strategy; raise ValueError if its assignment is not ours, because the ratio would mean nothing."""
         member = len(self.roster.members) // 2
         with TemporaryDirectory() as folder:
             queues, members = Path(folder, "queues"), Path(folder, "members")
             queues.write_text(self._queues)
             members.write_text(self._members)
-            ask = self.roster.members[member]
-            options = {"strategy": strategy, "queues": queues, "members": members, "calls": calls, "ask": ask}
+            asked_member = self.roster.members[member]
+            options = {"strategy": strategy, "queues": queues, "members": members, "calls": calls, "ask": asked_member}
             measured = _run(java.ROCKETMQ, "Strategies", options)
         if not measured:
             return None
         ours = [queue for queue, owner in zip(self.roster.queues, owners, strict=True) if owner == member]
-        if measured[0].answer["queues"] != _spelled(ours):
+        if measured[0].answer["queues"] != _format_queues(ours):
             raise ValueError(f"{strategy} answers otherwise than we do: {measured[0].answer['queues'][:200]}")
         return measured[0].sample
 
 
-def _spelled(queues: Sequence[Queue]) -> str:
+def _format_queues(queues: Sequence[Queue]) -> str:
     return " ".join(f"{queue.broker}/{queue.id}" for queue in queues)
 
 
-def kafka(assignor: str, works: Sequence[str]) -> Sequence[Measured | None]:
-    """Time one of Kafka's assignors on each of these; `java/kafka/Assignors.java` says how they are written."""
-    return _run(java.KAFKA, "Assignors", {"assignor": assignor, "works": ",".join(works)}) or [None] * len(works)
+def kafka(assignor: str, cases: Sequence[str]) -> Sequence[Measured | None]:
+    """Time one of Kafka's assignors on each case; `java/kafka/Assignors.java` documents the format of cases."""
+    return _run(java.KAFKA, "Assignors", {"assignor": assignor, "works": ",".join(cases)}) or [None] * len(cases)
 
 
 def _run(product: java.Product, main: str, options: dict[str, object]) -> list[Measured]:
-    """Run a peer in a Java of its own; nothing where it cannot run here."""
+    """Run a peer in a new JVM; return an empty list if Java or the peer is not available."""
     path = _class_path(product)
     if not path:
         return []

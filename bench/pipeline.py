@@ -1,7 +1,7 @@
-"""The pipeline over an invented fleet, beside DuckDB and pandas with the part of the rollup that they can do.
+"""The pipeline over a synthetic fleet, compared with DuckDB and pandas, which compute a part of the rollup.
 
-`ROTA_BENCH_GROUPS` (100) says how large it is, for a day each; a group writes some 2,000 records a day. What Spark
-needs to start is part of each figure, as it is for whoever types the command.
+`ROTA_BENCH_GROUPS` (100) is the number of groups, for one day; a group writes some 2,000 records a day. Each figure
+includes the start of Spark, as it does for a user of the command.
 """
 
 import os
@@ -20,7 +20,7 @@ STRATEGIES = ("Averagely", "AveragelyByCircle", "Sticky", "Balanced")
 
 
 def rows() -> Iterator[Row]:
-    """Make a journal once, and time each step once: they take minutes."""
+    """Generate one journal, and time each step once, because the steps take minutes."""
     groups = os.environ.get("ROTA_BENCH_GROUPS", "100")
     with tempfile.TemporaryDirectory() as folder:
         journal, lake, made = (str(Path(folder) / name) for name in ("journal", "lake", "made"))
@@ -30,15 +30,15 @@ def rows() -> Iterator[Row]:
         yield Row("rollup of the lake, beside DuckDB's part of it", ours, _timed(*PEERS, "duckdb", lake))
         yield Row("rollup of the lake, beside that of pandas", ours, _timed(*PEERS, "pandas", lake))
         played = ["simulate", lake, "--policies", _policies(Path(folder)), "--to", f"{made}-of-them"]
-        one, two = (_timed(*ROTA, *played, cores=cores) for cores in (1, 2))
-        yield Row(f"simulation of {len(STRATEGIES)} policies on 2 cores, beside 1", two, one)
+        one_core, two_cores = (_timed(*ROTA, *played, cores=cores) for cores in (1, 2))
+        yield Row(f"simulation of {len(STRATEGIES)} policies on 2 cores, beside 1", two_cores, one_core)
 
 
 def _policies(folder: Path) -> str:
-    """Write a policy for each strategy, and return where they are."""
+    """Write a policy for each strategy, and return the file's path."""
     path = folder / "policies.yaml"
-    one = "kind: RebalancePolicy\nmetadata: {{name: {0}}}\nspec: {{strategy: {1}}}\n"
-    path.write_text("---\n".join(one.format(it.lower(), it) for it in STRATEGIES))
+    policy = "kind: RebalancePolicy\nmetadata: {{name: {0}}}\nspec: {{strategy: {1}}}\n"
+    path.write_text("---\n".join(policy.format(strategy.lower(), strategy) for strategy in STRATEGIES))
     return str(path)
 
 

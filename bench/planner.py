@@ -1,4 +1,4 @@
-"""The planner on large groups: what one look costs when nothing happens, and when a member joins."""
+"""The planner on large groups: the cost of one plan when nothing changes, and when a member joins."""
 
 import math
 from collections.abc import Iterator
@@ -56,7 +56,7 @@ def _n_log_n(members: int) -> float:
 
 
 def _settled(members: int) -> tuple[Snapshot, Assignment]:
-    """Return a group at rest: every member obeys the document and works what it was given."""
+    """Return a group at rest: every member has obeyed the document and consumes its queues."""
     queues = tuple(Queue("orders", f"broker-{broker}", number) for broker in range(10) for number in range(members))
     pods = tuple(_pod(f"orders-7d9f-{number:05d}", 0) for number in range(members))
     start = Snapshot(

@@ -1,6 +1,7 @@
-"""Rebalances on a real API server and a real broker: the operator as a process, beside Java clients that decide alone.
+"""Rebalances on a real API server and a real broker: the operator compared with Java clients, which assign themselves.
 
-Members are simulated in this process: their pods are real objects, and they answer and obey as sidecars do, at once.
+The operator is a process of its own. Members are simulated in this process: their pods are real objects, and they
+report and obey as sidecars do, without delay.
 """
 
 import asyncio
@@ -24,36 +25,46 @@ from ground.poll import eventually, soon
 from ground.rocketmq import RocketMQ
 from kube.members import GroupMembers, MemberPod, a_node
 
-NAMESPACE, GROUP, TOPIC, THEIRS = "default", "orders", "orders", "theirs"
-QUEUES, MEMBERS, TIMES = 12, 3, 20
-DEBOUNCE = 0.5  # by default; it is not what is measured
-PROBES = 4.0  # seconds until a kubelet finds a hung sidecar not ready: 1 s a probe, 1 s patience, twice
-NEVER = 40.0  # seconds after which we do not wait any longer for the Java clients
+NAMESPACE = "default"
+GROUP = "orders"
+TOPIC = "orders"
+THEIRS = "theirs"
+QUEUES, MEMBERS = 12, 3
+TIMES = 20  # joins and leaves of each kind
+DEBOUNCE = 0.5  # seconds, the default; subtracted from the figures
+PROBES = 4.0  # seconds until a kubelet marks a hung sidecar as not ready: 1 s a probe, 1 s timeout, twice
+NEVER = 40.0  # seconds after which the wait for the Java clients ends
+
+Durations = dict[str, list[float]]
 
 
 def rows() -> Iterator[Row]:
-    """Let members come, go, crash and hang, and queues be added."""
+    """Measure joins, leaves, crashes and hangs of members, and added queues."""
     with temporary("bench-rebalance") as instance:
         cluster, rocketmq = ControlPlane(instance), RocketMQ(instance)
         cluster.up()
         rocketmq.up()
         rocketmq.create_topic(TOPIC, QUEUES)
         rocketmq.create_topic(THEIRS, QUEUES)
-        ours = asyncio.run(_ours(instance, cluster, rocketmq))
-        left, added, hung = _java(rocketmq)
-    written, obeyed = "p50 ≤ 100 ms, p99 ≤ 500 ms", "p50 ≤ 300 ms, p99 ≤ 2 s"
+        ours = asyncio.run(_measure_ours(instance, cluster, rocketmq))
+        java_leave, java_added, java_hang = _measure_java(rocketmq)
+    written = "p50 ≤ 100 ms, p99 ≤ 500 ms"
+    obeyed = "p50 ≤ 300 ms, p99 ≤ 2 s"
     yield Row("a pod is ready -> a document with its entry is written", ours["joined"], target=written)
     yield Row("a pod is gone -> a document that gives its queues to others is written", ours["granted"], target=written)
     yield Row("a pod is ready -> it works its queues, over the debounce", ours["works"], target=obeyed)
-    yield Row("a pod is deleted -> its queues are at work elsewhere", ours["left"], left, obeyed)
+    yield Row("a pod is deleted -> its queues are at work elsewhere", ours["left"], java_leave, obeyed)
     yield Row("a pod is gone -> its queues are at work elsewhere", ours["gone"], target=obeyed)
-    yield Row("queues are added -> they are at work", ours["added"], added, "≤ 6 s")
+    yield Row("queues are added -> they are at work", ours["added"], java_added, "≤ 6 s")
     yield Row(
-        f"a member hangs -> its queues are at work elsewhere (Java: not in {NEVER:g} s)", ours["hung"], hung, "≤ 15 s"
+        f"a member hangs -> its queues are at work elsewhere (Java: not in {NEVER:g} s)",
+        ours["hung"],
+        java_hang,
+        "≤ 15 s",
     )
 
 
-async def _ours(instance: Instance, cluster: Cluster, rocketmq: RocketMQ) -> dict[str, Sample]:
+async def _measure_ours(instance: Instance, cluster: Cluster, rocketmq: RocketMQ) -> dict[str, Sample]:
     numbers = iter(range(1, 250))
     async with Api.connect(cluster.kubeconfig) as api:
         await _prepare(api, rocketmq)
@@ -63,22 +74,22 @@ async def _ours(instance: Instance, cluster: Cluster, rocketmq: RocketMQ) -> dic
             _operator(cluster.kubeconfig, instance),
         ):
             await fleet.add(*(f"first-{number}" for number in range(MEMBERS)))
-            await _working(fleet, 60)
-            found = await _come_and_go(fleet)
-            added = [await _added(fleet, rocketmq, QUEUES + 4 * number) for number in range(1, 4)]
-            hung = [await _hung(fleet, number) for number in range(2)]
-    return {name: Sample(seconds) for name, seconds in {**found, "added": added, "hung": hung}.items()}
+            await _wait_until_balanced(fleet, 60)
+            durations = await _measure_joins_and_leaves(fleet)
+            added = [await _measure_added_queues(fleet, rocketmq, QUEUES + 4 * number) for number in range(1, 4)]
+            hung = [await _measure_hang(fleet, number) for number in range(2)]
+    return {name: Sample(seconds) for name, seconds in {**durations, "added": added, "hung": hung}.items()}
 
 
 async def _prepare(api: Api, rocketmq: RocketMQ) -> None:
     await define(api)
-    where = f"/apis/{VERSION}/namespaces/{NAMESPACE}"
+    namespace_path = f"/apis/{VERSION}/namespaces/{NAMESPACE}"
     broker = {"rocketmq": {"nameServers": [rocketmq.name_server]}}
-    wanted: Object = {"broker": broker, "subscriptions": [{"topic": TOPIC}], "policyRef": {"name": "sticky"}}
-    await api.create(f"{where}/rebalancepolicies", made("RebalancePolicy", "sticky", strategy="Sticky"))
-    await api.create(f"{where}/consumergroups", made("ConsumerGroup", GROUP, **wanted))
+    spec: Object = {"broker": broker, "subscriptions": [{"topic": TOPIC}], "policyRef": {"name": "sticky"}}
+    await api.create(f"{namespace_path}/rebalancepolicies", made("RebalancePolicy", "sticky", strategy="Sticky"))
+    await api.create(f"{namespace_path}/consumergroups", made("ConsumerGroup", GROUP, **spec))
 
-    async def account() -> bool:  # pods need it
+    async def account() -> bool:  # pods need a service account
         return bool(await api.list(f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"))
 
     await soon(account)
@@ -97,8 +108,8 @@ async def _operator(kubeconfig: Path, instance: Instance) -> AsyncIterator[None]
         await process.wait()
 
 
-async def _working(fleet: GroupMembers, seconds: float = 30.0) -> None:
-    """Wait until every queue of the topic is worked, evenly."""
+async def _wait_until_balanced(fleet: GroupMembers, seconds: float = 30.0) -> None:
+    """Wait until every queue of the topic has an owner, and the shares are even."""
 
     async def all_are() -> bool:
         shares = fleet.shares.values()
@@ -107,113 +118,125 @@ async def _working(fleet: GroupMembers, seconds: float = 30.0) -> None:
     await soon(all_are, seconds)
 
 
-async def _seconds(began: float, true: Callable[[], bool], limit: float = 60.0) -> float:
-    """Return the seconds from a moment until something is so."""
-    while not true():
+async def _time_until(began: float, is_true: Callable[[], bool], limit: float = 60.0) -> float:
+    """Return the seconds from `began` until the condition holds."""
+    while not is_true():
         if time.monotonic() - began > limit:
             raise TimeoutError
         await asyncio.sleep(0.002)
     return time.monotonic() - began
 
 
-async def _come_and_go(fleet: GroupMembers) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {name: [] for name in ("joined", "works", "left", "granted", "gone")}
+async def _measure_joins_and_leaves(fleet: GroupMembers) -> Durations:
+    durations: Durations = {name: [] for name in ("joined", "works", "left", "granted", "gone")}
     for number in range(2 * TIMES):
         await asyncio.sleep(2 * DEBOUNCE)
-        one = MemberPod(fleet, f"guest-{number}", fleet.addresses())
-        fleet.members[one.name] = one
-        await one.start(ready=False)
+        member = MemberPod(fleet, f"guest-{number}", fleet.addresses())
+        fleet.members[member.name] = member
+        await member.start(ready=False)
         await asyncio.sleep(2 * DEBOUNCE)
-        began = time.monotonic()
-        ready = asyncio.create_task(one.write_status(ready=True))
-        documented = await _seconds(began, lambda: one.name in fleet.documents[-1]["members"])  # noqa: B023
-        found["joined"].append(documented)
-        found["works"].append(await _seconds(began, lambda: bool(fleet.shares[one.name])) - DEBOUNCE)  # noqa: B023
-        await ready
-        await _working(fleet)
+        await _measure_join(fleet, member, durations)
+        await _wait_until_balanced(fleet)
         await asyncio.sleep(2 * DEBOUNCE)
-        del fleet.members[one.name]
-        every, began = sum(fleet.shares.values()), time.monotonic()
-        if number % 2:
-            fleet.members[one.name] = one
-            leaving = asyncio.create_task(one.delete_pod())
-            found["left"].append(await _seconds(began, lambda: _elsewhere(fleet, one, every)))  # noqa: B023
-            await leaving
-            del fleet.members[one.name]
-            await one.kill()
-        else:
-            await (
-                one.stop_server()
-            )  # its process is dead before its pod is gone; how long our stand-in takes to die is not meant
-            documents, began = len(fleet.documents), time.monotonic()
-            ending = asyncio.create_task(one.kill())
-            found["granted"].append(await _seconds(began, lambda: len(fleet.documents) > documents))  # noqa: B023
-            found["gone"].append(await _seconds(began, lambda: _elsewhere(fleet, one, every)))  # noqa: B023
-            await ending
-    return found
+        measure_end = _measure_leave if number % 2 else _measure_crash
+        await measure_end(fleet, member, durations)
+    return durations
 
 
-def _elsewhere(fleet: GroupMembers, one: MemberPod, every: int) -> bool:
-    return sum(share for name, share in fleet.shares.items() if name != one.name) >= every
-
-
-async def _added(fleet: GroupMembers, rocketmq: RocketMQ, queues: int) -> float:
-    before = sum(fleet.shares.values())
-    await asyncio.to_thread(rocketmq.create_topic, TOPIC, queues)
-    return await _seconds(time.monotonic(), lambda: sum(fleet.shares.values()) >= before + 4)
-
-
-async def _hung(fleet: GroupMembers, number: int) -> float:
-    one = MemberPod(fleet, f"hung-{number}", fleet.addresses())
-    fleet.members[one.name] = one
-    await one.start()
-    await _working(fleet)
-    await asyncio.sleep(5)  # nobody listens to it any more: that is the worst time to hang
-    every = sum(fleet.shares.values())
+async def _measure_join(fleet: GroupMembers, member: MemberPod, durations: Durations) -> None:
     began = time.monotonic()
-    del fleet.members[one.name]
-    one.hang()
-    fleet.mark_ended(one.name)
+    ready = asyncio.create_task(member.write_status(ready=True))
+    durations["joined"].append(await _time_until(began, lambda: member.name in fleet.documents[-1]["members"]))
+    durations["works"].append(await _time_until(began, lambda: bool(fleet.shares[member.name])) - DEBOUNCE)
+    await ready
+
+
+async def _measure_leave(fleet: GroupMembers, member: MemberPod, durations: Durations) -> None:
+    owned = sum(fleet.shares.values())
+    began = time.monotonic()
+    leaving = asyncio.create_task(member.delete_pod())
+    durations["left"].append(await _time_until(began, lambda: _is_taken_over(fleet, member, owned)))
+    await leaving
+    del fleet.members[member.name]
+    await member.kill()
+
+
+async def _measure_crash(fleet: GroupMembers, member: MemberPod, durations: Durations) -> None:
+    del fleet.members[member.name]
+    owned = sum(fleet.shares.values())
+    # A process is dead before its pod is deleted: do not measure how long the simulated member takes to end.
+    await member.stop_server()
+    documents = len(fleet.documents)
+    began = time.monotonic()
+    ending = asyncio.create_task(member.kill())
+    durations["granted"].append(await _time_until(began, lambda: len(fleet.documents) > documents))
+    durations["gone"].append(await _time_until(began, lambda: _is_taken_over(fleet, member, owned)))
+    await ending
+
+
+def _is_taken_over(fleet: GroupMembers, member: MemberPod, owned: int) -> bool:
+    return sum(share for name, share in fleet.shares.items() if name != member.name) >= owned
+
+
+async def _measure_added_queues(fleet: GroupMembers, rocketmq: RocketMQ, queues: int) -> float:
+    owned = sum(fleet.shares.values())
+    await asyncio.to_thread(rocketmq.create_topic, TOPIC, queues)
+    return await _time_until(time.monotonic(), lambda: sum(fleet.shares.values()) >= owned + 4)
+
+
+async def _measure_hang(fleet: GroupMembers, number: int) -> float:
+    member = MemberPod(fleet, f"hung-{number}", fleet.addresses())
+    fleet.members[member.name] = member
+    await member.start()
+    await _wait_until_balanced(fleet)
+    await asyncio.sleep(5)  # the operator holds no long poll at it by then: the worst time to hang
+    owned = sum(fleet.shares.values())
+    began = time.monotonic()
+    del fleet.members[member.name]
+    member.hang()
+    fleet.mark_ended(member.name)
     await asyncio.sleep(PROBES)
-    await one.write_status(ready=False)
-    taken = await _seconds(began, lambda: sum(fleet.shares.values()) >= every)
-    await one.stop_server()
-    await one.kill()
-    return taken
+    await member.write_status(ready=False)
+    seconds = await _time_until(began, lambda: sum(fleet.shares.values()) >= owned)
+    await member.stop_server()
+    await member.kill()
+    return seconds
 
 
 # The Java clients.
 
 
-def _java(rocketmq: RocketMQ) -> tuple[Sample, Sample, Sample]:
-    """Return their seconds for the same: one leaves, queues are added, one hangs."""
-    left, added, hung = [], [], []
-    stays = _consumer(rocketmq, "stays")
+def _measure_java(rocketmq: RocketMQ) -> tuple[Sample, Sample, Sample]:
+    """Return the seconds of the Java clients for a leave, added queues, and a hang."""
+    leave_seconds = []
+    add_seconds = []
+    hang_seconds = []
+    staying = _consumer(rocketmq, "stays")
     queues = QUEUES
     for number in range(3):
-        goes = _consumer(rocketmq, f"goes-{number}")
-        eventually(lambda: 0 < _share(goes) < queues and _share(stays) + _share(goes) == queues, 90)  # noqa: B023
+        leaving = _consumer(rocketmq, f"goes-{number}")
+        eventually(lambda: 0 < _share(leaving) < queues and _share(staying) + _share(leaving) == queues, 90)  # noqa: B023
         began = time.monotonic()
-        goes.stop()
-        eventually(lambda: _share(stays) == queues, NEVER)
-        left.append(time.monotonic() - began)
+        leaving.stop()
+        eventually(lambda: _share(staying) == queues, NEVER)
+        leave_seconds.append(time.monotonic() - began)
     for _ in range(2):
         queues += 4
         rocketmq.create_topic(THEIRS, queues)
         began = time.monotonic()
-        eventually(lambda: _share(stays) == queues, 2 * NEVER)  # noqa: B023
-        added.append(time.monotonic() - began)
-    hangs = _consumer(rocketmq, "hangs")
-    eventually(lambda: _share(hangs) > 0 and _share(stays) + _share(hangs) == queues)
-    process = rocketmq.instance.process(hangs.program)
-    assert process is not None  # noqa: S101 - it was there a moment ago
+        eventually(lambda: _share(staying) == queues, 2 * NEVER)  # noqa: B023
+        add_seconds.append(time.monotonic() - began)
+    hanging = _consumer(rocketmq, "hangs")
+    eventually(lambda: _share(hanging) > 0 and _share(staying) + _share(hanging) == queues)
+    process = rocketmq.instance.process(hanging.program)
+    assert process is not None  # noqa: S101 - it was running just before
     began = time.monotonic()
     os.kill(process.pid, signal.SIGSTOP)
-    while _share(stays) < queues and time.monotonic() - began < NEVER:
+    while _share(staying) < queues and time.monotonic() - began < NEVER:
         time.sleep(0.1)
-    hung.append(time.monotonic() - began)
+    hang_seconds.append(time.monotonic() - began)
     os.kill(process.pid, signal.SIGCONT)
-    return Sample(left), Sample(added), Sample(hung)
+    return Sample(leave_seconds), Sample(add_seconds), Sample(hang_seconds)
 
 
 def _consumer(rocketmq: RocketMQ, name: str) -> Peer:
@@ -221,5 +244,5 @@ def _consumer(rocketmq: RocketMQ, name: str) -> Peer:
 
 
 def _share(peer: Peer) -> int:
-    told = [line["queues"] for line in peer.lines("rebalance") if line["topic"] == THEIRS]
-    return len(" ".join(told[-1:]).split())
+    assignments = [line["queues"] for line in peer.lines("rebalance") if line["topic"] == THEIRS]
+    return len(" ".join(assignments[-1:]).split())

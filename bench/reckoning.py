@@ -1,7 +1,7 @@
-"""What a run of a fleet was like, reckoned from what came to whom and when; nothing but values.
+"""Computes the outcome of a run (pauses, duplicates, losses, overlaps) from the log of deliveries; pure functions.
 
-A queue gets a message every few milliseconds at best, and where machines are busy not even those. So a pause is not
-the time between two messages: it is how long the later one lay there while nobody worked its queue.
+A queue gets a message every few milliseconds at best, on a busy machine less often. So a pause is not the time between
+two messages: it is how long the later message waited in the queue while no member consumed it.
 """
 
 from collections import Counter
@@ -14,28 +14,28 @@ from typing import NamedTuple
 from ground import deliveries
 from ground.deliveries import Came
 
-STILL = 1.0  # seconds: who pauses less long and then goes on with a queue is busy, not away
-TOGETHER = 1.0  # seconds within which a member goes on with a queue that another one has touched: both work it
-CALM = 5.0  # seconds without any trouble, to believe that there will be none
+STILL = 1.0  # seconds: a member that pauses for less and then goes on with its queue is busy, not away
+TOGETHER = 1.0  # seconds: two members consume a queue at once if one goes on this soon after the other's message
+CALM = 5.0  # seconds without any trouble after which the fleet counts as settled
 
 
 class Span(NamedTuple):
-    """From when until when."""
+    """A period of time, in seconds since the epoch."""
 
     begin: float
     end: float
 
     @property
     def seconds(self) -> float:
-        """How long that is."""
+        """The length of the span."""
         return self.end - self.begin
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run: what came, how many were sent until when, and the moments at which something was done to the fleet.
+    """A run: the deliveries, how many messages were sent, when the fleet was acted on, and when sending ended.
 
-    `struck` is the member that it was done to, if it was one.
+    `struck` is the member that was acted on, if it was a single one.
     """
 
     came: Sequence[Came]
@@ -48,12 +48,13 @@ class Run:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run was like.
+    """The figures of a run.
 
-    touched: the longest pause of each queue that moved, was the struck member's, is new, or stood still
+    touched: the longest pause of each queue that moved, belonged to the struck member, is new, or stood still
     others: the longest pause of each other queue
-    twice, lost, disorder: messages that came again, that never came, that came after a later one of their queue
-    overlap: seconds in which two members worked one queue; right: seconds until nothing changed any more, None: never
+    twice, lost, disorder: messages delivered again, never delivered, delivered after a later message of their queue
+    overlap: seconds in which two members consumed one queue
+    right: seconds until the fleet had settled; None: it never did
     """
 
     touched: Sequence[float]
@@ -63,99 +64,110 @@ class Outcome:
     disorder: int
     overlap: float
     right: float | None
-    watched: float = 0.0  # how long it was looked at
+    watched: float = 0.0  # seconds from the first act until sending ended
 
 
 Queues = Mapping[int, Sequence[Came]]
 
 
 def outcome(run: Run) -> Outcome:
-    """Look at each queue by itself."""
-    times = Counter(it.number for it in run.came)
+    """Compute the outcome of a run, queue by queue."""
+    deliveries_of = Counter(message.number for message in run.came)
     queues = by_queue(run)
-    pauses = {queue: [*pauses_of(its, run)] for queue, its in queues.items()}
-    longest = {queue: max((it.seconds for it in spans), default=0.0) for queue, spans in pauses.items()}
-    touched = {queue for queue, its in queues.items() if has_moved(its, run) or longest[queue] >= STILL}
-    shared = [span for its in queues.values() for span in shared_of(its) if span.end >= run.acts[0]]
-    moves = [span for its in queues.values() for span in moves_of(its)]
-    long = [span for spans in pauses.values() for span in spans if span.seconds >= STILL]
+    pauses = {queue: [*pauses_of(messages, run)] for queue, messages in queues.items()}
+    longest = {queue: max((span.seconds for span in spans), default=0.0) for queue, spans in pauses.items()}
+    touched = {queue for queue, messages in queues.items() if has_moved(messages, run) or longest[queue] >= STILL}
+    shared: list[Span] = []
+    troubles: list[Span] = []  # moves and long pauses
+    for queue, messages in queues.items():
+        shared += [span for span in shared_of(messages) if span.end >= run.acts[0]]
+        troubles += moves_of(messages)
+        troubles += [span for span in pauses[queue] if span.seconds >= STILL]
     return Outcome(
         touched=[longest[queue] for queue in sorted(touched)],
         others=[longest[queue] for queue in sorted(queues.keys() - touched)],
-        twice=sum(many - 1 for many in times.values()),
-        lost=run.sent - len(times),
-        disorder=sum(disorder_of(its) for its in queues.values()),
+        twice=sum(many - 1 for many in deliveries_of.values()),
+        lost=run.sent - len(deliveries_of),
+        disorder=sum(disorder_of(messages) for messages in queues.values()),
         overlap=sum(span.seconds for span in united(shared)),
-        right=right_after([*moves, *long], run),
+        right=right_after(troubles, run),
         watched=run.over - run.acts[0],
     )
 
 
 def by_queue(run: Run) -> Queues:
-    """Sort what came by queues; those of which nothing came are there too."""
+    """Return the deliveries of each queue; a queue without any has an empty list."""
     return {queue: [] for queue in range(run.queues)} | deliveries.by_queue(run.came)
 
 
-def has_moved(its: Sequence[Came], run: Run) -> bool:
-    """Whether another member worked a queue after the first act than before, or one that is struck, or the first."""
-    before = [it.member for it in its if it.at < run.acts[0]]
-    after = {it.member for it in its if it.at >= run.acts[0]}
-    return not before or before[-1] == run.struck or bool(after - {before[-1]})
+def has_moved(messages: Sequence[Came], run: Run) -> bool:
+    """Whether a queue got another owner after the first act, was the struck member's, or had no owner before."""
+    earlier_members = [message.member for message in messages if message.at < run.acts[0]]
+    later_members = {message.member for message in messages if message.at >= run.acts[0]}
+    return not earlier_members or earlier_members[-1] == run.struck or bool(later_members - {earlier_members[-1]})
 
 
-def pauses_of(its: Sequence[Came], run: Run) -> Iterator[Span]:
-    """Tell when a queue was not worked though something lay in it, from the first act until sending was over."""
+def pauses_of(messages: Sequence[Came], run: Run) -> Iterator[Span]:
+    """Yield the spans in which a queue had messages but no consumer, from the first act until sending ended."""
     last = run.acts[0]
-    for it in its:
-        if it.at >= run.acts[0]:
-            yield Span(min(it.at, max(last, it.born, run.acts[0])), it.at)
-        last = it.at
+    for message in messages:
+        if message.at >= run.acts[0]:
+            yield Span(min(message.at, max(last, message.born, run.acts[0])), message.at)
+        last = message.at
     if last < run.over - STILL:  # a queue gets messages all the time
         yield Span(max(last, run.acts[0]), run.over)
 
 
-def moves_of(its: Sequence[Came]) -> Iterator[Span]:
-    """Tell when a queue went from one member to another."""
-    return (Span(before.at, after.at) for before, after in pairwise(its) if before.member != after.member)
+def moves_of(messages: Sequence[Came]) -> Iterator[Span]:
+    """Yield the spans in which a queue went from one member to another."""
+    return (
+        Span(previous.at, following.at)
+        for previous, following in pairwise(messages)
+        if previous.member != following.member
+    )
 
 
-def shared_of(its: Sequence[Came]) -> Iterator[Span]:
-    """Tell when members went on with a queue that others worked meanwhile."""
+def shared_of(messages: Sequence[Came]) -> Iterator[Span]:
+    """Yield the spans in which a member went on with a queue that another member consumed meanwhile."""
     last: dict[str, tuple[int, float]] = {}
-    for place, it in enumerate(its):
-        before, at = last.get(it.member, (place, it.at))
-        if place - before > 1 and it.at - at <= TOGETHER:
-            yield Span(at, it.at)
-        last[it.member] = place, it.at
+    for place, message in enumerate(messages):
+        last_place, last_at = last.get(message.member, (place, message.at))
+        if place - last_place > 1 and message.at - last_at <= TOGETHER:
+            yield Span(last_at, message.at)
+        last[message.member] = place, message.at
 
 
-def disorder_of(its: Iterable[Came]) -> int:
-    """Count messages that came for the first time after a later one of their queue."""
-    seen: set[int] = set()
-    highest, count = -1, 0
-    for it in its:
-        count += it.number not in seen and it.number < highest
-        seen.add(it.number)
-        highest = max(highest, it.number)
+def disorder_of(messages: Iterable[Came]) -> int:
+    """Count messages whose first delivery came after that of a later message of their queue."""
+    seen_numbers: set[int] = set()
+    highest = -1
+    count = 0
+    for message in messages:
+        count += message.number not in seen_numbers and message.number < highest
+        seen_numbers.add(message.number)
+        highest = max(highest, message.number)
     return count
 
 
 def united(spans: Iterable[Span]) -> list[Span]:
-    """Return the same time in spans that do not overlap."""
-    found: list[Span] = []
+    """Merge spans that overlap or touch."""
+    merged: list[Span] = []
     for span in sorted(spans):
-        if found and span.begin <= found[-1].end:
-            found[-1] = Span(found[-1].begin, max(found[-1].end, span.end))
+        if merged and span.begin <= merged[-1].end:
+            merged[-1] = Span(merged[-1].begin, max(merged[-1].end, span.end))
         else:
-            found.append(span)
-    return found
+            merged.append(span)
+    return merged
 
 
 def right_after(troubles: Iterable[Span], run: Run) -> float | None:
-    """Return how long after each act there was trouble, added up; None if there was no end of it after the last."""
-    spans, total = [*troubles], 0.0
+    """Return the seconds of trouble after each act, added up; None if the fleet had not settled after the last act."""
+    spans = [*troubles]
+    total = 0.0
     for begin, end in pairwise([*run.acts, run.over]):
-        until = max((min(it.end, end) for it in spans if it.end > begin and it.begin < end), default=begin)
+        until = max(
+            (min(trouble.end, end) for trouble in spans if trouble.end > begin and trouble.begin < end), default=begin
+        )
         if end == run.over and until > end - CALM:
             return None
         total += until - begin
@@ -163,7 +175,7 @@ def right_after(troubles: Iterable[Span], run: Run) -> float | None:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the least value that is not below so large a share of them."""
+    """Return the smallest value that at least this share of the values does not exceed."""
     return sorted(values)[max(0, ceil(share * len(values)) - 1)] if values else 0.0
 
 
@@ -172,12 +184,12 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 @dataclass(frozen=True)
 class Line:
-    """One event, and what became of it with either system."""
+    """One event, and its outcome with either system."""
 
     what: str
     ours: Outcome
     theirs: Outcome
-    ordered: bool = field(default=False)  # whether messages were to come in their order
+    ordered: bool = field(default=False)  # whether the group guarantees the order of messages
 
 
 HEAD = (
@@ -188,38 +200,48 @@ HEAD = (
 
 
 def table(lines: Iterable[Line]) -> str:
-    """Spell the lines as a Markdown table."""
+    """Format the lines as a Markdown table."""
     return "\n".join([HEAD, *map(spelled, lines)])
 
 
 def spelled(line: Line) -> str:
-    """Spell one line of it."""
+    """Format one line of the table."""
     cells = [*_cells(line.ours, ordered=line.ordered), *_cells(line.theirs, ordered=line.ordered)]
     return f"| {line.what} | {' | '.join(cells)} |"
 
 
-def _cells(it: Outcome, *, ordered: bool) -> list[str]:
-    pauses = [percentile(it.touched, 0.5), percentile(it.touched, 0.99), max([*it.touched, *it.others, 0.0])]
-    disorder = f", {it.disorder:,} out of order" if ordered and it.disorder else ""
-    right = f"never, in {it.watched:.0f} s" if it.right is None else f"{_short(it.right)} s"
-    return [" / ".join(map(_short, pauses)), f"{it.twice:,}", f"{it.lost:,}{disorder}", _short(it.overlap), right]
+def _cells(outcome: Outcome, *, ordered: bool) -> list[str]:
+    pauses = [
+        percentile(outcome.touched, 0.5),
+        percentile(outcome.touched, 0.99),
+        max([*outcome.touched, *outcome.others, 0.0]),
+    ]
+    disorder = f", {outcome.disorder:,} out of order" if ordered and outcome.disorder else ""
+    settled = f"never, in {outcome.watched:.0f} s" if outcome.right is None else f"{_short(outcome.right)} s"
+    return [
+        " / ".join(map(_short, pauses)),
+        f"{outcome.twice:,}",
+        f"{outcome.lost:,}{disorder}",
+        _short(outcome.overlap),
+        settled,
+    ]
 
 
 def _short(seconds: float) -> str:
-    """Spell seconds with as many digits as say something."""
+    """Format seconds with three significant digits."""
     return f"{seconds:.2f}" if seconds < 9.995 else f"{seconds:.1f}"
 
 
 class Unmarked(Exception):  # noqa: N818 - it names what is wrong with the file
-    """A text without the two lines between which the table goes."""
+    """A file lacks the two marker lines that enclose the table."""
 
 
 BEGIN, END = "<!-- compare -->", "<!-- /compare -->"
 
 
-def replaced(text: str, found: str) -> str:
-    """Put the table between the two lines that are there for it."""
+def replaced(text: str, new_table: str) -> str:
+    """Replace the text between the two marker lines by the table."""
     lines = text.split("\n")
     if lines.count(BEGIN) != 1 or lines.count(END) != 1 or lines.index(BEGIN) > lines.index(END):
         raise Unmarked(f"it needs one line {BEGIN} and, after it, one line {END}")
-    return "\n".join([*lines[: lines.index(BEGIN) + 1], found, *lines[lines.index(END) :]])
+    return "\n".join([*lines[: lines.index(BEGIN) + 1], new_table, *lines[lines.index(END) :]])

@@ -1,7 +1,7 @@
-"""A part of the pipeline's rollup by others, each a program of its own: `python -m bench.rollups duckdb|pandas LAKE`.
+"""A part of the pipeline's rollup in DuckDB and in pandas: `python -m bench.rollups duckdb|pandas LAKE`.
 
-They make of the same files what is common to all: by group and hour how many rebalances there were, what they moved
-and how long they took, and percentiles of the lag. What else a rollup has (who held what when, verdicts) they do not.
+Both compute from the same files, by group and hour: the number, moves and durations of rebalances, and percentiles of
+the lag. They leave out the other parts of a rollup, such as ownership over time and lag states.
 """
 
 import sys
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-# ruff: noqa: PLC0415 - each program loads what it is about
+# ruff: noqa: PLC0415 - each peer loads only its own library
 
 SQL = """
 WITH rebalances AS (
@@ -33,30 +33,30 @@ SELECT count(*), sum(rebalances), sum(lag_max) FROM lags FULL JOIN rebalances US
 
 
 def by_duckdb(lake: str) -> tuple[Any, ...]:
-    """Let DuckDB do it, with both cores and what memory it wants."""
+    """Compute the rollup in DuckDB, with both cores and no memory limit."""
     import duckdb
 
-    found: tuple[Any, ...] = duckdb.connect().execute(SQL.format(lake=lake)).fetchone() or ()
-    return found
+    totals: tuple[Any, ...] = duckdb.connect().execute(SQL.format(lake=lake)).fetchone() or ()
+    return totals
 
 
 def by_pandas(lake: str) -> tuple[Any, ...]:
-    """Read both tables whole, as pandas does, and let it group them."""
+    """Compute the rollup in pandas, which reads both tables completely into memory."""
     import pandas as pd
 
     def read(kind: str, *columns: str) -> Any:
-        found = pd.read_parquet(Path(lake) / kind, columns=["group", "at", *columns])
-        return found.assign(hour=found["at"].dt.floor("h"))
+        table = pd.read_parquet(Path(lake) / kind, columns=["group", "at", *columns])
+        return table.assign(hour=table["at"].dt.floor("h"))
 
     keys = ["group", "hour"]
     by_hour = read("rebalance", "moved", "seconds").groupby(keys)
-    counted = by_hour.agg(rebalances=("moved", "size"), moved=("moved", "sum"))
-    counted[["p50", "p99"]] = by_hour["seconds"].quantile([0.5, 0.99]).unstack()  # noqa: PD010 - a Series has no other
-    looks = read("offsets", "topics")
-    lags = looks.assign(lag=looks["topics"].map(_lag)).groupby(keys)["lag"]
-    behind = lags.quantile([0.5, 0.99]).unstack()  # noqa: PD010
-    behind["lag_max"] = lags.max()
-    whole = behind.join(counted, how="outer")
+    rebalances = by_hour.agg(rebalances=("moved", "size"), moved=("moved", "sum"))
+    rebalances[["p50", "p99"]] = by_hour["seconds"].quantile([0.5, 0.99]).unstack()  # noqa: PD010 - a Series has no other
+    samples = read("offsets", "topics")
+    lags = samples.assign(lag=samples["topics"].map(_lag)).groupby(keys)["lag"]
+    lag_stats = lags.quantile([0.5, 0.99]).unstack()  # noqa: PD010
+    lag_stats["lag_max"] = lags.max()
+    whole = lag_stats.join(rebalances, how="outer")
     return len(whole), int(whole["rebalances"].sum()), int(whole["lag_max"].sum())
 
 

@@ -1,7 +1,7 @@
 """A thousand groups, ten thousand pods, a hundred thousand queues: one operator on a real API server and broker.
 
-The pods are kwok's; bench/crowd.py answers for them. The operator runs as a process: what it writes the API server
-counts, what it keeps the kernel says.
+The pods are kwok's; bench/crowd.py answers for them. The operator runs as a process: its writes are read from the API
+server's metrics, its memory and CPU from /proc.
 """
 
 import asyncio
@@ -30,27 +30,28 @@ from kube.members import a_pod
 from rota.brokers.rocketmq.admin import AdminClient
 from rota.brokers.rocketmq.routing import ConnectionConfig
 
-GROUPS, MEMBERS, QUEUES = int(os.environ.get("SCALE", "1000")), 10, 100
+GROUPS = int(os.environ.get("SCALE", "1000"))
+MEMBERS, QUEUES = 10, 100  # of each group
 NODES = 10
 AT_ONCE = 16
-QUIET = 60.0  # seconds for which nothing may be written
+QUIET = 60.0  # seconds in which the operator may write nothing
 CHANGED = min(100, GROUPS // 4)
 FOLLOWED = 3  # times
 OPERATORS = ("first", "second", *(f"standby-{number}" for number in range(2 * FOLLOWED)))
-POKES = 16  # that a member's end makes where the strategy is Averagely
+POKES = 16  # caused by the end of one member with the strategy Averagely
 
 PODS = "/api/v1/namespaces/default/pods"
 
 
 def rows() -> Iterator[Row]:
-    """Settle, start again, stand still, change, change a hundred at once, and fail over."""
+    """Measure a first start, a restart, an idle minute, single and simultaneous changes, and failovers."""
     with scaled() as scale:
         yield from asyncio.run(scale.rows())
 
 
 @contextmanager
 def scaled() -> Iterator["Scale"]:
-    """Stand up a cluster with simulated nodes, and a broker."""
+    """Start a cluster with simulated nodes, and a broker."""
     with temporary("bench-scale") as instance:
         cluster, rocketmq = ControlPlane(instance), RocketMQ(instance)
         cluster.up()
@@ -65,21 +66,23 @@ class Scale:
     """One run."""
 
     def __init__(self, instance: Instance, cluster: ControlPlane, rocketmq: RocketMQ) -> None:
-        self.instance, self.cluster, self.rocketmq = instance, cluster, rocketmq
+        self.instance = instance
+        self.cluster = cluster
+        self.rocketmq = rocketmq
         self.groups = [f"group-{number:04}" for number in range(GROUPS)]
 
     async def rows(self) -> list[Row]:
-        """Return what was measured."""
+        """Run all measurements; report each as soon as it is done."""
         async with self.prepared():
-            found = []
+            rows = []
             async for row in self._measured():
                 say(f"{row.what}: {row.ours}.")
-                found.append(row)
-            return found
+                rows.append(row)
+            return rows
 
     @asynccontextmanager
     async def prepared(self) -> AsyncIterator[None]:
-        """Make all groups, topics and pods, and answer for the pods."""
+        """Create all topics, groups and pods, and answer for the pods."""
         async with Api.connect(self.cluster.kubeconfig) as self.api, Crowd(self.api) as self.crowd:
             await self._prepare()
             yield
@@ -92,13 +95,13 @@ class Scale:
         await all_of(partial(client.create_topic, name, broker, QUEUES) for name in self.groups)
         await client.close()
         say(f"making {GROUPS} groups and {GROUPS * MEMBERS} pods.")
-        await soon(partial(self._made, self.groups[0]))
-        await all_of(partial(self._made, name) for name in self.groups[1:])
-        await all_of(partial(self._pod, group, number) for group in self.groups for number in range(MEMBERS))
+        await soon(partial(self._create_group, self.groups[0]))
+        await all_of(partial(self._create_group, name) for name in self.groups[1:])
+        await all_of(partial(self._create_pod, group, number) for group in self.groups for number in range(MEMBERS))
 
-        await self._until(lambda: self.crowd.addressed == GROUPS * MEMBERS, 600)
+        await self._wait_until(lambda: self.crowd.address_count == GROUPS * MEMBERS, 600)
 
-    async def _made(self, group: str) -> bool:
+    async def _create_group(self, group: str) -> bool:
         spec = {
             "broker": {"rocketmq": {"nameServers": [self.rocketmq.name_server]}},
             "subscriptions": [{"topic": group}],
@@ -106,79 +109,83 @@ class Scale:
         body = {"apiVersion": "rota.dev/v1alpha1", "kind": "ConsumerGroup", "metadata": {"name": group}, "spec": spec}
         try:
             await self.api.create("/apis/rota.dev/v1alpha1/namespaces/default/consumergroups", body)
-        except ApiError as error:  # just after its definition, a kind is not there yet
+        except ApiError as error:  # just after its definition, a kind is not served yet
             if error.status not in {404, 429, 503}:
                 raise
             return False
         return True
 
-    async def _pod(self, group: str, number: int) -> None:
+    async def _create_pod(self, group: str, number: int) -> None:
         pod = a_pod(f"{group}-{number}", group)
         pod["spec"]["nodeName"] = f"kwok-{number % NODES}"
         await self.api.create(PODS, pod)
 
-    # What is measured.
+    # Measurements.
 
     async def _measured(self) -> AsyncIterator[Row]:
         everything = f"{GROUPS:,} groups, {GROUPS * MEMBERS:,} pods, {GROUPS * QUEUES:,} queues"
         async with self.operator("first"):
-            took = await _seconds(self._until(lambda: self.crowd.obey(self.groups), 600))
-            yield Row(f"{everything}: all of it new, until everybody obeys", Sample([took]))
-            await soon(self._lag_told, 180)  # the last thing that a new group is told
-            await self._quiet()
-        before = await self._writes()
+            seconds = await _measure_seconds(self._wait_until(lambda: self.crowd.all_obey(self.groups), 600))
+            yield Row(f"{everything}: all of it new, until everybody obeys", Sample([seconds]))
+            await soon(self._all_have_lag, 180)  # the last field that the operator fills in for a new group
+            await self._wait_until_quiet()
+        writes_before = await self._read_write_counts()
         async with self.operator("second") as second:
-            took = await _seconds(self._until(partial(self._knows_all, "second"), 300))
+            seconds = await _measure_seconds(self._wait_until(partial(self._knows_all_groups, "second"), 300))
             await asyncio.sleep(QUIET)
-            told = f"then {await self._written(before)} writes in {QUIET:g} s, {_resident(second.pid)} MiB resident"
-            yield Row(
-                f"the same: a cold start, until all is known; {told}", Sample([took]), target="≤ 60 s, 0, 400 MiB"
+            writes = await self._count_writes(writes_before)
+            details = f"then {writes} writes in {QUIET:g} s, {_resident(second.pid)} MiB resident"
+            what = f"the same: a cold start, until all is known; {details}"
+            yield Row(what, Sample([seconds]), target="≤ 60 s, 0, 400 MiB")
+            costs = [await self._count_writes_of_change(group) for group in self.groups[:5]]
+            cpu_before = _processor(second.pid)
+            durations = [await self._end_members_at_once(number) for number in range(3)]
+            cpu_seconds = (_processor(second.pid) - cpu_before) / 3
+            writes = sorted(costs)[2]
+            details = (
+                f"{cpu_seconds:.1f} s of the operator's processor; one alone takes {writes} writes besides the pokes"
             )
-            costs = [await self._cost(group) for group in self.groups[:5]]
-            work = _processor(second.pid)
-            seconds = [await self._changes(number) for number in range(3)]
-            work = (_processor(second.pid) - work) / 3
-            told = (
-                f"{work:.1f} s of the operator's processor; one alone takes {sorted(costs)[2]} writes besides the pokes"
-            )
-            what = f"{CHANGED} members end at once, in as many groups, until all works elsewhere; {told}"
-            yield Row(what, Sample(seconds), target="≤ 5 s, 5")
+            what = f"{CHANGED} members end at once, in as many groups, until all works elsewhere; {details}"
+            yield Row(what, Sample(durations), target="≤ 5 s, 5")
             await self._follow_sticky()
-            seconds = [await self._changes(number) for number in range(3, 6)]
-            yield Row("the same where the policy is Sticky, which moves what it must", Sample(seconds), target="≤ 5 s")
+            durations = [await self._end_members_at_once(number) for number in range(3, 6)]
             yield Row(
-                f"{POKES * CHANGED:,} pokes alone, by somebody who does nothing else", Sample([await self._pokes()])
+                "the same where the policy is Sticky, which moves what it must", Sample(durations), target="≤ 5 s"
             )
-            found = await self._follow(second)
-            for how, target in (("killed", "≤ 17 s"), ("ended", "≤ 3 s")):
-                yield Row(f"the leader is {how}, until a change is worked", Sample(found[how]), target=target)
+            yield Row(
+                f"{POKES * CHANGED:,} pokes alone, by somebody who does nothing else",
+                Sample([await self._measure_pokes()]),
+            )
+            failovers = await self._measure_failovers(second)
+            for way, target in (("killed", "≤ 17 s"), ("ended", "≤ 3 s")):
+                yield Row(f"the leader is {way}, until a change is worked", Sample(failovers[way]), target=target)
 
-    async def _lag_told(self) -> bool:
+    async def _all_have_lag(self) -> bool:
         groups = await self.api.list("/apis/rota.dev/v1alpha1/namespaces/default/consumergroups")
-        return all("lag" in it.get("status", {}) for it in groups)
+        return all("lag" in group.get("status", {}) for group in groups)
 
-    async def _follow(self, leader: asyncio.subprocess.Process) -> dict[str, list[float]]:
-        """Return the seconds until a change is worked that is made as the leader is killed, or ends."""
-        found: dict[str, list[float]] = {"killed": [], "ended": []}
+    async def _measure_failovers(self, leader: asyncio.subprocess.Process) -> dict[str, list[float]]:
+        """Return the seconds until a change takes effect that is made just after the leader was killed, or ended."""
+        durations: dict[str, list[float]] = {"killed": [], "ended": []}
         async with AsyncExitStack() as operators:
-            for number, how in enumerate([*found] * FOLLOWED):
+            for number, way in enumerate([*durations] * FOLLOWED):
                 name = OPERATORS[2 + number]
                 standby = await operators.enter_async_context(self.operator(name))
-                await self._standing_by(name)
-                leader.send_signal(signal.SIGKILL if how == "killed" else signal.SIGTERM)
-                found[how].append(await self._over(self.groups[GROUPS // 2 + number]))
-                await self._until(partial(self._knows_all, name), 300)
+                await self._wait_for_standby(name)
+                leader.send_signal(signal.SIGKILL if way == "killed" else signal.SIGTERM)
+                durations[way].append(await self._measure_change(self.groups[GROUPS // 2 + number]))
+                await self._wait_until(partial(self._knows_all_groups, name), 300)
                 leader = standby
-        return found
+        return durations
 
     @asynccontextmanager
     async def operator(
-        self, name: str, program: Callable[..., Sequence[str]] = lambda *arguments: arguments
+        self, name: str, wrap: Callable[..., Sequence[str]] = lambda *arguments: arguments
     ) -> AsyncIterator[asyncio.subprocess.Process]:
-        """Run an operator; `program` returns the arguments for Python that run it under a limit."""
+        """Run an operator; `wrap` adds to the arguments for Python those that run it under a limit."""
         options = ("operator", "--address", self.address(name), "--identity", name)
-        argv = [sys.executable, *program("-m", "rota.cli", *options)]
-        with self._path(name).open("w") as log:
+        argv = [sys.executable, *wrap("-m", "rota.cli", *options)]
+        with self._log_path(name).open("w") as log:
             environment = {**os.environ, "KUBECONFIG": str(self.cluster.kubeconfig)}
             process = await asyncio.create_subprocess_exec(*argv, env=environment, stderr=log)
         try:
@@ -189,73 +196,75 @@ class Scale:
             await process.wait()
 
     def address(self, name: str) -> str:
-        """Return where an operator answers."""
+        """Return the address at which an operator listens."""
         return self.instance.address(90 + OPERATORS.index(name))
 
     async def until_all_known(self, name: str) -> None:
-        """Wait until an operator knows all groups; the first one writes everything that is new."""
-        await self._until(partial(self._knows_all, name), 900)
+        """Wait until an operator has read all groups; the first operator also writes all assignments meanwhile."""
+        await self._wait_until(partial(self._knows_all_groups, name), 900)
 
-    def _knows_all(self, name: str) -> bool:
-        return "groups were observed" in self._path(name).read_text()
+    def _knows_all_groups(self, name: str) -> bool:
+        return "groups were observed" in self._log_path(name).read_text()
 
-    def _path(self, name: str) -> Path:
+    def _log_path(self, name: str) -> Path:
         return self.instance.folder / f"{name}.log"
 
-    async def _until(self, true: Callable[[], bool], seconds: float) -> None:
+    async def _wait_until(self, is_true: Callable[[], bool], seconds: float) -> None:
         began = time.monotonic()
-        while not true():
-            self.crowd.check()
+        while not is_true():
+            self.crowd.raise_watch_error()
             if time.monotonic() - began > seconds:
                 raise TimeoutError
             await asyncio.sleep(0.1)
 
-    async def _quiet(self) -> None:
-        """Wait until nothing is written any more."""
-        before: dict[str, int] = {}
-        while (now := await self._writes()) != before:
-            before = now
+    async def _wait_until_quiet(self) -> None:
+        """Wait until the operator writes nothing for five seconds."""
+        previous: dict[str, int] = {}
+        while (now := await self._read_write_counts()) != previous:
+            previous = now
             await asyncio.sleep(5)
 
-    async def _standing_by(self, name: str) -> None:
-        """Wait until an operator sees all that there is."""
+    async def _wait_for_standby(self, name: str) -> None:
+        """Wait until a standby has read all objects."""
         address = self.address(name)
         await asyncio.to_thread(eventually, partial(answers, f"http://{address}:8080/readyz"), 60)
 
-    async def _written(self, before: Mapping[str, int]) -> int:
-        return sum((await self._writes()).values()) - sum(before.values())
+    async def _count_writes(self, previous: Mapping[str, int]) -> int:
+        return sum((await self._read_write_counts()).values()) - sum(previous.values())
 
-    async def _writes(self) -> dict[str, int]:
-        """Return how often objects were written that only the operator writes, by verb and kind."""
+    async def _read_write_counts(self) -> dict[str, int]:
+        """Return the number of writes, by verb and kind, of objects that only the operator writes."""
         text = await asyncio.to_thread(self.cluster.kubectl, "get", "--raw", "/metrics")
-        found: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for labels, count in re.findall(r"^apiserver_request_total\{(.*)\} (\S+)$", text, re.MULTILINE):
-            told = dict(re.findall(r'(\w+)="([^"]*)"', labels))
-            what = f"{told['verb']} {told['resource']}/{told['subresource']}"
-            if re.fullmatch(_OURS, what):
-                found[what] += round(float(count))
-        return found
+            names = dict(re.findall(r'(\w+)="([^"]*)"', labels))
+            request = f"{names['verb']} {names['resource']}/{names['subresource']}"
+            if re.fullmatch(_OPERATOR_WRITES, request):
+                counts[request] += round(float(count))
+        return counts
 
-    async def _cost(self, group: str) -> int:
-        """End a member; return how many writes besides pokes that made."""
-        before = await self._writes()
-        await self._end(group)
-        await self._until(lambda: self._whole(group, MEMBERS - 1), 60)
-        await self._quiet()
-        now = await self._writes()
-        return sum(count - before.get(what, 0) for what, count in now.items() if what != "PATCH pods/")
+    async def _count_writes_of_change(self, group: str) -> int:
+        """End a member; return the number of writes that followed, without the pokes."""
+        writes_before = await self._read_write_counts()
+        await self._end_member(group)
+        await self._wait_until(lambda: self._is_settled(group, MEMBERS - 1), 60)
+        await self._wait_until_quiet()
+        writes_after = await self._read_write_counts()
+        return sum(
+            count - writes_before.get(request, 0) for request, count in writes_after.items() if request != "PATCH pods/"
+        )
 
-    async def _changes(self, number: int) -> float:
+    async def _end_members_at_once(self, number: int) -> float:
         groups = self.groups[-CHANGED:]
         began = time.monotonic()
-        await all_of(partial(self._end, group) for group in groups)
-        await self._until(lambda: all(self._whole(group, MEMBERS - 1 - number) for group in groups), 120)
-        took = time.monotonic() - began
-        await self._quiet()
-        return took
+        await all_of(partial(self._end_member, group) for group in groups)
+        await self._wait_until(lambda: all(self._is_settled(group, MEMBERS - 1 - number) for group in groups), 120)
+        seconds = time.monotonic() - began
+        await self._wait_until_quiet()
+        return seconds
 
-    async def _pokes(self) -> float:
-        """Return the seconds that the API server takes for as many changes of pods as a hundred changes make."""
+    async def _measure_pokes(self) -> float:
+        """Return the seconds that the API server takes for as many pokes as `CHANGED` ended members cause."""
         pods = [name for group in self.groups[:CHANGED] for name in self.crowd.groups[group]]
         changes = [
             partial(
@@ -265,55 +274,55 @@ class Scale:
             )
             for number in range(POKES * CHANGED)
         ]
-        return await _seconds(all_of(changes))
+        return await _measure_seconds(all_of(changes))
 
     async def _follow_sticky(self) -> None:
-        where = "/apis/rota.dev/v1alpha1/namespaces/default"
+        namespace_path = "/apis/rota.dev/v1alpha1/namespaces/default"
         policy = {"apiVersion": "rota.dev/v1alpha1", "kind": "RebalancePolicy", "metadata": {"name": "sticky"}}
-        await self.api.create(f"{where}/rebalancepolicies", {**policy, "spec": {"strategy": "Sticky"}})
-        wish = {"spec": {"policyRef": {"name": "sticky"}}}
-        groups = [f"{where}/consumergroups/{group}" for group in self.groups[-CHANGED:]]
-        await all_of(partial(self.api.patch, group, wish) for group in groups)
-        await self._quiet()
+        await self.api.create(f"{namespace_path}/rebalancepolicies", {**policy, "spec": {"strategy": "Sticky"}})
+        patch = {"spec": {"policyRef": {"name": "sticky"}}}
+        groups = [f"{namespace_path}/consumergroups/{group}" for group in self.groups[-CHANGED:]]
+        await all_of(partial(self.api.patch, group, patch) for group in groups)
+        await self._wait_until_quiet()
 
-    async def _over(self, group: str) -> float:
-        """Return the seconds until a change that is made now is worked."""
+    async def _measure_change(self, group: str) -> float:
+        """End a member now; return the seconds until the remaining members own all queues."""
         began = time.monotonic()
-        await self._end(group)
-        await self._until(lambda: self._whole(group, MEMBERS - 1), 60)
+        await self._end_member(group)
+        await self._wait_until(lambda: self._is_settled(group, MEMBERS - 1), 60)
         return time.monotonic() - began
 
-    async def _end(self, group: str) -> None:
+    async def _end_member(self, group: str) -> None:
         name = next(iter(self.crowd.groups[group]))
         await self.api.delete(f"{PODS}/{name}", {"gracePeriodSeconds": 0})
 
-    def _whole(self, group: str, members: int) -> bool:
-        there = self.crowd.groups[group].values()
-        return len(there) == members and sum(len(one.member.leases) for one in there) == QUEUES
+    def _is_settled(self, group: str, expected: int) -> bool:
+        members = self.crowd.groups[group].values()
+        return len(members) == expected and sum(len(member.logic.leases) for member in members) == QUEUES
 
 
-_OURS = r"(POST|PUT|PATCH|APPLY) (configmaps|consumergroups|events|deployments|secrets)/.*|PATCH pods/"
+_OPERATOR_WRITES = r"(POST|PUT|PATCH|APPLY) (configmaps|consumergroups|events|deployments|secrets)/.*|PATCH pods/"
 
 
-async def _seconds(work: Awaitable[object]) -> float:
+async def _measure_seconds(work: Awaitable[object]) -> float:
     began = time.monotonic()
     await work
     return time.monotonic() - began
 
 
-async def all_of(work: Iterable[Callable[[], Awaitable[object]]]) -> None:
-    """Do all of it, a few at once."""
-    waiting = iter(work)
+async def all_of(calls: Iterable[Callable[[], Awaitable[object]]]) -> None:
+    """Make all calls, `AT_ONCE` of them concurrently."""
+    pending = iter(calls)
 
-    async def one() -> None:
-        for it in waiting:
-            await it()
+    async def call_in_turn() -> None:
+        for call in pending:
+            await call()
 
-    await asyncio.gather(*(one() for _ in range(AT_ONCE)))
+    await asyncio.gather(*(call_in_turn() for _ in range(AT_ONCE)))
 
 
 def _processor(pid: int) -> float:
-    """Return the seconds that a process has worked."""
+    """Return the CPU seconds of a process."""
     user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[11:13]
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 

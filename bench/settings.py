@@ -1,8 +1,8 @@
 """Times until members use a changed subscription, on a real node.
 
 Ours: the operator writes the ConfigMap and annotates the pods, so that the kubelet syncs it at once. The peer: the same
-ConfigMap is changed by hand while no operator runs. The kubelet then syncs it when it looks at the pods the next time,
-as before settings were poked.
+ConfigMap is changed by hand while no operator runs. The kubelet then syncs it at its next periodic sync of the pods, as
+in versions that did not poke for settings.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from rota.spec.resolved import settings_digest
 MEMBERS, QUEUES = 3, 12
 RUNS, PEER_RUNS = 9, 3
 PATIENCE_SECONDS = 300.0
-LOOK_SECONDS = 0.01  # between two looks at a report
+POLL_SECONDS = 0.01  # between two requests for a report
 PEER_APART_SECONDS = 20.0  # more each time: the kubelet's own syncs are about a minute apart
 OPERATOR = f"/apis/apps/v1/namespaces/{OPERATOR_NAMESPACE}/deployments/rota"
 OPERATOR_PODS = f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/pods"
@@ -42,7 +42,7 @@ def rows() -> Iterator[Row]:
 
 
 class _Times:
-    """The seconds after each change at which its last member used it, and for which members differed."""
+    """For each change, the seconds until the last member used it, and for how many seconds members differed."""
 
     def __init__(self) -> None:
         self.last: list[float] = []
@@ -59,37 +59,39 @@ class _Fleet:
         self._config_map = f"/api/v1/namespaces/default/configmaps/{topic}-rota"
 
     async def change_group(self, tag: str) -> None:
-        """Have another expression in the group."""
+        """Patch the expression of the group's subscription."""
         subscription = {"topic": self._topic, "expression": f"paid || {tag}"}
         await self.api.patch(self._group, {"spec": {"subscriptions": [subscription]}})
 
     async def change_config_map(self, tag: str) -> None:
-        """Have another expression in the settings that members read."""
+        """Patch the expression in the settings that members read."""
         settings = json.loads(await self._settings())
         settings["subscriptions"][0]["expression"] = f"paid || {tag}"
         await self.api.patch(self._config_map, {"data": {"group.json": json.dumps(settings)}})
 
     async def is_settled(self) -> bool:
-        """Whether all members consume, and nothing changes."""
+        """Whether all members consume, and no handover is in progress."""
         return at_rest(await self.api.get(self._group), MEMBERS)
 
-    async def timed(self, change: Callable[[str], Awaitable[None]], tag: str, times: _Times) -> None:
-        """Change the settings, and time each member from then until it reports other ones."""
+    async def measure_change(self, change: Callable[[str], Awaitable[None]], tag: str, times: _Times) -> None:
+        """Change the settings; record the time until each member reports new ones."""
         pods = await self.api.list(PODS, labelSelector=f"rota.dev/group={self._topic}")
         async with ClientSession() as session:
-            before = settings_digest(await self._settings())
+            old_digest = settings_digest(await self._settings())
             began = time.perf_counter()
             await change(tag)
-            seen = await asyncio.gather(*(_differs(session, pod, before) for pod in pods))
-            wanted = settings_digest(await self._settings())
-            found = {await _reported(session, pod) for pod in pods}
-        if found != {wanted}:
-            raise RuntimeError(f"members use {', '.join(sorted(found))}; the group's settings are {wanted}")
-        times.last.append(max(seen) - began)
-        times.apart.append(max(seen) - min(seen))
+            change_times = await asyncio.gather(*(_time_of_change(session, pod, old_digest) for pod in pods))
+            new_digest = settings_digest(await self._settings())
+            reported_digests = {await _fetch_digest(session, pod) for pod in pods}
+        if reported_digests != {new_digest}:
+            raise RuntimeError(
+                f"members use {', '.join(sorted(reported_digests))}; the group's settings are {new_digest}"
+            )
+        times.last.append(max(change_times) - began)
+        times.apart.append(max(change_times) - min(change_times))
 
     async def stop_operators(self) -> None:
-        """End all operators."""
+        """Stop all operators."""
         await self.api.patch(OPERATOR, {"spec": {"replicas": 0}})
         await soon(self._without_operators, PATIENCE_SECONDS)
 
@@ -105,24 +107,24 @@ async def _measured(fleet: _Fleet) -> tuple[_Times, _Times]:
     ours, peer = _Times(), _Times()
     for number in range(RUNS):
         await soon(fleet.is_settled, PATIENCE_SECONDS)
-        await fleet.timed(fleet.change_group, f"ours{number}", ours)
+        await fleet.measure_change(fleet.change_group, f"ours{number}", ours)
     await soon(fleet.is_settled, PATIENCE_SECONDS)
     await fleet.stop_operators()
     for number in range(PEER_RUNS):
         await asyncio.sleep(number * PEER_APART_SECONDS)
-        await fleet.timed(fleet.change_config_map, f"peer{number}", peer)
+        await fleet.measure_change(fleet.change_config_map, f"peer{number}", peer)
     return ours, peer
 
 
-async def _differs(session: ClientSession, pod: Object, before: str) -> float:
-    """Return the time at which a member reports other settings than before."""
+async def _time_of_change(session: ClientSession, pod: Object, old_digest: str) -> float:
+    """Return the time at which a member first reports settings other than the old ones."""
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while await _reported(session, pod) == before:
-            await asyncio.sleep(LOOK_SECONDS)
+        while await _fetch_digest(session, pod) == old_digest:
+            await asyncio.sleep(POLL_SECONDS)
     return time.perf_counter()
 
 
-async def _reported(session: ClientSession, pod: Object) -> str:
+async def _fetch_digest(session: ClientSession, pod: Object) -> str:
     async with session.get(f"http://{pod['status']['podIP']}:9911/v1/report") as response:
         digest: str = (await response.json())["settings"]
     return digest

@@ -1,7 +1,7 @@
-"""The sidecar beside the Java push consumer: the same messages from the same broker, in one run.
+"""The sidecar compared with the Java push consumer: the same messages from the same broker, in one run.
 
 Ours are processes as in a pod: a sidecar, and a small app on the other core. The peer is the reference client with a
-listener that only counts, in one process; it delivers to nobody. Rates count from the first message to the last.
+listener that only counts, in one process, without an app. Rates count from the first message to the last.
 """
 
 import os
@@ -27,11 +27,13 @@ from rota.signing import KEY_BYTES
 from rota.spec import parse_group
 from rota.spec.resolved import encode_settings
 
-TOPIC, QUEUES = "bench", 16
+TOPIC = "bench"
+QUEUES = 16
 MESSAGES = 300_000
 PASSES = 3
 MILLION = 1_000_000
-RATE, LATENCY_MESSAGES = 1000, 20_000
+RATE = 1000  # messages a second
+LATENCY_MESSAGES = 20_000
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -43,122 +45,126 @@ def rows() -> Iterator[Row]:
         rocketmq.create_topic(TOPIC, QUEUES)
         filler = peers.lite_pull(rocketmq, TOPIC, MESSAGES, fill=True)
         eventually(lambda: filler.done, 300)
-        yield from _throughput(rocketmq)
-        yield from _latency(rocketmq)
+        yield from _measure_throughput(rocketmq)
+        yield from _measure_latency(rocketmq)
 
 
-# What a second brings, and costs.
+# Throughput.
 
 
-def _throughput(rocketmq: RocketMQ) -> Iterator[Row]:
-    batch = [_consumed(rocketmq, f"batch-{number}", maxBatch=32) for number in range(PASSES)]
-    single = [_consumed(rocketmq, f"single-{number}", messages=MESSAGES // 4) for number in range(PASSES)]
-    asked = [_consumed(rocketmq, f"asked-{number}", mode="Pull") for number in range(PASSES)]
-    java = [_java(rocketmq, f"java-{number}") for number in range(PASSES)]
-    theirs = Sample([it.seconds for it in java])
-    for what, found, target in (
+def _measure_throughput(rocketmq: RocketMQ) -> Iterator[Row]:
+    batch = [_measure_member(rocketmq, f"batch-{number}", maxBatch=32) for number in range(PASSES)]
+    single = [_measure_member(rocketmq, f"single-{number}", messages=MESSAGES // 4) for number in range(PASSES)]
+    pulled = [_measure_member(rocketmq, f"asked-{number}", mode="Pull") for number in range(PASSES)]
+    java = [_measure_java(rocketmq, f"java-{number}") for number in range(PASSES)]
+    theirs = Sample([run.seconds for run in java])
+    for what, runs, target in (
         ("pushed to an app, 32 at a time", batch, "≥ 10,000/s"),
         ("pushed to an app, one at a time", single, "≥ 3,000/s"),
-        ("asked for by an app, 32 at a time", asked, "≥ 15,000/s"),
+        ("asked for by an app, 32 at a time", pulled, "≥ 15,000/s"),
     ):
-        ours = Sample([it.seconds for it in found])
-        told = f"{MILLION / ours.median:,.0f} / {MILLION / theirs.median:,.0f} messages a second"
-        yield Row(f"a million messages of 1 KiB {what}: {told}", ours, theirs, target)
+        ours = Sample([run.seconds for run in runs])
+        rates = f"{MILLION / ours.median:,.0f} / {MILLION / theirs.median:,.0f} messages a second"
+        yield Row(f"a million messages of 1 KiB {what}: {rates}", ours, theirs, target)
         yield Row(
             "the same, of processor time (the app's not counted)",
-            Sample([it.work for it in found]),
-            Sample([it.work for it in java]),
+            Sample([run.work for run in runs]),
+            Sample([run.work for run in java]),
         )
-    loaded = f"{max(it.loaded for it in [*batch, *single, *asked])} MB; Java {max(it.loaded for it in java)} MB"
-    what = f"resident memory, idle with {QUEUES} queues: {_idle(rocketmq)} MB; at most in the runs above: {loaded}"
+    loaded = f"{max(run.loaded for run in [*batch, *single, *pulled])} MB; Java {max(run.loaded for run in java)} MB"
+    idle = _measure_idle_memory(rocketmq)
+    what = f"resident memory, idle with {QUEUES} queues: {idle} MB; at most in the runs above: {loaded}"
     yield Row(what, Sample([0.0]), target="≤ 60 MB; ≤ 200 MB")
 
 
 class _Consumed(NamedTuple):
-    """What came of reading the topic once: seconds for a million messages, and the most memory, in MB."""
+    """One pass over the topic: wall-clock and CPU seconds for a million messages, and the peak memory in MB."""
 
     seconds: float
     work: float
     loaded: int
 
 
-def _consumed(rocketmq: RocketMQ, group: str, messages: int = MESSAGES, **push: Any) -> _Consumed:
+def _measure_member(rocketmq: RocketMQ, group: str, messages: int = MESSAGES, **push: Any) -> _Consumed:
     member = BenchMember(rocketmq, group, **push)
     member.give(1, _queues(TOPIC))
-    found = _timed(member.done, messages, member.process)
+    result = _measure_rate(member.done, messages, member.process)
     member.end()
-    return found
+    return result
 
 
-def _idle(rocketmq: RocketMQ) -> int:
-    """Return how much a sidecar keeps that has its queues, and nothing to do."""
+def _measure_idle_memory(rocketmq: RocketMQ) -> int:
+    """Return the resident memory in MB of a sidecar that owns queues without new messages."""
     member = BenchMember(rocketmq, "idle", startFrom={"position": "Latest"})
     member.give(1, _queues(TOPIC))
     eventually(lambda: len(re.findall('"committed":[0-9]', member.get("v1/report"))) == QUEUES)
     time.sleep(5)
-    found = _megabytes(member.process.pid, "VmRSS")
+    result = _megabytes(member.process.pid, "VmRSS")
     member.end()
-    return found
+    return result
 
 
 def _queues(topic: str) -> list[Queue]:
     return [Queue(topic, "broker-0", number) for number in range(QUEUES)]
 
 
-def _java(rocketmq: RocketMQ, group: str) -> _Consumed:
+def _measure_java(rocketmq: RocketMQ, group: str) -> _Consumed:
     peer = peers.push_consumer(rocketmq, group, TOPIC, quiet=True, batch=32)
     process = rocketmq.instance.process(peer.program)
     assert process  # noqa: S101 - it was just started
 
     def count() -> int:
-        told = peer.lines("count")
-        return int(told[-1]["count"]) if told else 0
+        counts = peer.lines("count")
+        return int(counts[-1]["count"]) if counts else 0
 
-    found = _timed(count, MESSAGES, process)
+    result = _measure_rate(count, MESSAGES, process)
     peer.stop()
-    return found
+    return result
 
 
-def _timed(count: Callable[[], int], messages: int, process: Process) -> _Consumed:
+def _measure_rate(count: Callable[[], int], messages: int, process: Process) -> _Consumed:
     eventually(lambda: count() > messages // 10)
-    first, began, worked = count(), time.monotonic(), _processor(process.pid)
+    first_count = count()
+    started = time.monotonic()
+    cpu_started = _cpu_seconds(process.pid)
     eventually(lambda: count() >= messages, 300)
-    last, took = count(), time.monotonic() - began
-    factor = MILLION / (last - first)
-    work = _processor(process.pid) - worked
-    return _Consumed(took * factor, work * factor, _megabytes(process.pid, "VmHWM"))
+    last_count = count()
+    seconds = time.monotonic() - started
+    factor = MILLION / (last_count - first_count)
+    cpu_seconds = _cpu_seconds(process.pid) - cpu_started
+    return _Consumed(seconds * factor, cpu_seconds * factor, _megabytes(process.pid, "VmHWM"))
 
 
-# How long one message takes.
+# Latency.
 
 
-def _latency(rocketmq: RocketMQ) -> Iterator[Row]:
+def _measure_latency(rocketmq: RocketMQ) -> Iterator[Row]:
     for topic in ("ours", "java"):
         rocketmq.create_topic(topic, QUEUES)
     member = BenchMember(rocketmq, "latency-ours", topic="ours", log=True, startFrom={"position": "Latest"})
     member.give(1, _queues("ours"))
-    _send(rocketmq, "ours")
+    _send_messages(rocketmq, "ours")
     member.end()
-    ours = [it.at - it.sent for it in member.deliveries()]
+    ours = [delivery.at - delivery.sent for delivery in member.deliveries()]
     java = peers.push_consumer(rocketmq, "latency-java", "java")
-    eventually(lambda: java.lines("rebalance"), 60)  # most often at once, and else after 20 s
-    _send(rocketmq, "java")
+    eventually(lambda: java.lines("rebalance"), 60)  # usually at once, otherwise after 20 s
+    _send_messages(rocketmq, "java")
     java.stop()
     theirs = [line["at"] / 1e6 - line["born"] / 1000 for line in java.lines("message")]
     for what, share, target in (("half", 50, "≤ 5 ms"), ("99 of 100", 99, "≤ 50 ms")):
-        told = f"from sending to the app, {RATE:,} messages a second: {what} of them within"
-        yield Row(told, _percentile(ours, share), _percentile(theirs, share), target)
+        label = f"from sending to the app, {RATE:,} messages a second: {what} of them within"
+        yield Row(label, _percentile(ours, share), _percentile(theirs, share), target)
 
 
-def _send(rocketmq: RocketMQ, topic: str) -> None:
-    time.sleep(5)  # for who has its queues now, and is to be at work
+def _send_messages(rocketmq: RocketMQ, topic: str) -> None:
+    time.sleep(5)  # the consumer owns its queues by now; give it time to start pulling
     producer = peers.producer(rocketmq, topic, LATENCY_MESSAGES, rate=RATE, size=1024)
     eventually(lambda: producer.done)
     time.sleep(2)
 
 
 def _percentile(seconds: list[float], share: int) -> Sample:
-    """Return one percentile of each fifth of the run, the first fifth left out: there Java still compiles."""
+    """Return one percentile of each fifth of the run except the first, in which the JVM still compiles."""
     fifth = len(seconds) // 5
     parts = [seconds[number * fifth : (number + 1) * fifth] for number in range(1, 5)]
     return Sample([statistics.quantiles(part, n=100)[share - 1] for part in parts])
@@ -168,35 +174,40 @@ def _percentile(seconds: list[float], share: int) -> Sample:
 
 
 class Delivered:
-    """A message as the app saw it."""
+    """A delivery as the app logged it."""
 
     def __init__(self, line: str) -> None:
-        """Read a line of the app's log."""
+        """Parse a line of the app's log."""
         at, self.number, queue, sent = line.split()
-        self.at, self.queue = int(at) / 1e6, int(queue)
+        self.at = int(at) / 1e6
+        self.queue = int(queue)
         self.sent = datetime.fromisoformat(sent).astimezone(UTC).timestamp()
 
 
 class BenchMember:
-    """A sidecar and its app; documents lie in a folder as they would in a pod."""
+    """A sidecar and its app; a folder stands for the pod's mounted ConfigMap."""
 
     _count = 0
 
-    def __init__(self, rocketmq: RocketMQ, group: str, *, topic: str = TOPIC, log: bool = False, **more: Any) -> None:
-        """Start both; the member has nothing to do yet."""
+    def __init__(
+        self, rocketmq: RocketMQ, group: str, *, topic: str = TOPIC, log: bool = False, **options: Any
+    ) -> None:
+        """Start both; the member owns no queues yet."""
         BenchMember._count += 1
-        self.name, self.instance = f"member-{BenchMember._count}", rocketmq.instance
+        self.name = f"member-{BenchMember._count}"
+        self.instance = rocketmq.instance
         self.address = self.instance.address(100 + BenchMember._count)
         self.folder = self.instance.folder / self.name
         self._log = self.folder / "deliveries"
-        start, mode = more.pop("startFrom", {"position": "Earliest"}), more.pop("mode", "Push")
-        program = more.pop("program", ("-m", "rota.sidecar"))
+        start = options.pop("startFrom", {"position": "Earliest"})
+        mode = options.pop("mode", "Push")
+        program = options.pop("program", ("-m", "rota.sidecar"))
         spec = {
             "broker": {"rocketmq": {"nameServers": [rocketmq.name_server]}},
             "subscriptions": [{"topic": topic}],
             "group": group,
             "startFrom": start,
-            "delivery": {"mode": mode, "push": more},
+            "delivery": {"mode": mode, "push": options},
         }
         for folder in ("documents", "state", "key"):
             (self.folder / folder).mkdir(parents=True)
@@ -205,7 +216,7 @@ class BenchMember:
         (self.folder / "documents/group.json").write_text(settings)
         root = Path(__file__).parent.parent
         app = [sys.executable, "-m", "bench.app", self.address, "8080", *([str(self._log)] if log else [])]
-        told = {
+        env = {
             "POD_NAME": self.name,
             "POD_NAMESPACE": "bench",
             "POD_UID": f"uid-{self.name}",
@@ -215,14 +226,14 @@ class BenchMember:
             "ROTA_STATE": str(self.folder / "state"),
             "ROTA_KEY": str(self.folder / "key"),
         }
-        self.process = self.instance.start(self.name, [sys.executable, *program], env=told)
+        self.process = self.instance.start(self.name, [sys.executable, *program], env=env)
         self.instance.wait(self.name, lambda: bool(self.get("healthz")), 30, "the sidecar")
         if mode == "Pull":
             app = [sys.executable, "-m", "bench.asker", self.address]
         self.instance.start(f"{self.name}-app", app, cwd=root)
 
     def give(self, generation: int, queues: list[Queue]) -> None:
-        """Write a document that gives it these."""
+        """Write an assignment that gives these queues to the member."""
         now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         members = {self.name: Share(f"uid-{self.name}", tuple(queues))}
         document = Assignment(group="bench/bench", generation=generation, issued_at=now, members=members)
@@ -232,38 +243,38 @@ class BenchMember:
             new.rename(self.folder / "documents" / name)
 
     def get(self, path: str) -> str:
-        """Ask it something; nothing where it does not answer."""
+        """Return a response of the sidecar, or an empty text if it does not respond."""
         try:
-            with urllib.request.urlopen(f"http://{self.address}:9911/{path}", timeout=5) as answer:
-                text: str = answer.read().decode()
+            with urllib.request.urlopen(f"http://{self.address}:9911/{path}", timeout=5) as response:
+                text: str = response.read().decode()
         except OSError:
             return ""
         return text
 
     def done(self) -> int:
-        """Return how many messages it has delivered."""
-        found = re.findall(
+        """Return how many messages the sidecar has delivered."""
+        counts = re.findall(
             r'^rota_sidecar_messages_total\{.*outcome="done"\} (\d+)$', self.get("metrics"), re.MULTILINE
         )
-        return sum(map(int, found))
+        return sum(map(int, counts))
 
     def deliveries(self) -> list[Delivered]:
-        """Return what its app has noted, once both have ended."""
+        """Return the app's log; it is complete once both processes have ended."""
         return [Delivered(line) for line in self._log.read_text().splitlines()]
 
     def end(self) -> None:
-        """End both in good order."""
+        """Stop the sidecar gracefully, then the app."""
         self.instance.stop(self.name, grace=30)
         self.instance.stop(f"{self.name}-app")
 
 
-def _processor(pid: int) -> float:
+def _cpu_seconds(pid: int) -> float:
     user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[11:13]
     return (int(user) + int(system)) / TICKS
 
 
-def _megabytes(pid: int, what: str) -> int:
-    found = re.search(rf"^{what}:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-    if not found:
-        raise Missing(f"process {pid} tells no {what}")
-    return int(found[1]) * 1024 // 1_000_000
+def _megabytes(pid: int, field: str) -> int:
+    line = re.search(rf"^{field}:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    if not line:
+        raise Missing(f"process {pid} tells no {field}")
+    return int(line[1]) * 1024 // 1_000_000

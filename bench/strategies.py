@@ -1,4 +1,4 @@
-"""The strategy library on large fleets, beside the reference client and Kafka's assignors."""
+"""The strategy library on large fleets, compared with the reference client and Kafka's assignors."""
 
 import random
 import uuid
@@ -25,8 +25,8 @@ TARGETS = {"Averagely": "≤ 2 ms", "Sticky full": "≤ 15 ms", "Sticky joins": 
 
 
 @dataclass(frozen=True)
-class Work:
-    """A cell of the grid of Kafka's own benchmark, in which everybody subscribes to all topics, and what happens."""
+class Case:
+    """A change in a cell of the grid of Kafka's own benchmark, in which all members subscribe to all topics."""
 
     members: int
     ratio: int
@@ -35,70 +35,70 @@ class Work:
 
     @property
     def large(self) -> bool:
-        """Whether the targets are about groups of this size."""
+        """Whether the targets apply to groups of this size."""
         return (self.members, self.ratio) == (10_000, 10)
 
     @property
     def each(self) -> int:
-        """How many queues a topic has; one where Kafka's own benchmark would have none."""
+        """The number of queues of a topic; one where Kafka's own benchmark would have none."""
         return max(self.members * self.ratio // self.topics, 1)
 
     def roster(self, name: str) -> Roster:
-        """Return the strategy's input: nobody owns anything, or one joins or leaves what it has assigned."""
+        """Return the strategy's input: no queue is owned, or a member joins or leaves an existing assignment."""
         topics = [f"topic{topic}" for topic in range(self.topics)]
         queues = [Queue(topic, "b", number) for topic in topics for number in range(self.each)]
         roster = Roster.of(queues, MEMBERS[: self.members])
         if self.change == "full":
             return roster
         owned = zip(roster.queues, prepared(name)(roster).tolist(), strict=True)
-        after = [*roster.members, "orders-7d9f-new"] if self.change == "joins" else roster.members[:-1]
-        return Roster.of(roster.queues, after, {queue: roster.members[owner] for queue, owner in owned})
+        new_members = [*roster.members, "orders-7d9f-new"] if self.change == "joins" else roster.members[:-1]
+        return Roster.of(roster.queues, new_members, {queue: roster.members[owner] for queue, owner in owned})
 
     def __str__(self) -> str:
-        """Name its size."""
+        """Format size and change."""
         queues = f"{self.topics * self.each:,} queues in {self.topics:,} topics"
         return f"{self.members:,} members, {queues}, {CHANGES[self.change]}"
 
 
 def rows() -> Iterator[Row]:
-    """Time each strategy beside its peers, and what the document costs on top."""
+    """Time each strategy and its peers, and the additional cost of the document."""
     large = Roster.of(QUEUES, MEMBERS)
-    yield from _beside_the_reference(large, "Averagely", 10_000, "≤ 2 ms")
-    yield from _beside_the_reference(large, "AveragelyByCircle", 1000, "≤ 2 ms")
-    yield from _beside_the_reference(large, "ByMachineRoom", 20, "≤ 2 ms", rooms=ROOMS)
-    yield from _beside_the_reference(large, "MachineRoomNearby", 20, "≤ 20 ms", **NEARBY)
-    # The reference looks through the whole ring for each member that it adds: here one call takes over a minute.
-    yield from _beside_the_reference(large, "ConsistentHash", 0, "≤ 400 ms")
-    yield from _beside_the_reference(Roster.of(QUEUES[::10], MEMBERS[::10]), "ConsistentHash", 3, "")
-    yield _balanced()
-    yield from _on_top(large)
+    yield from _compare_with_reference(large, "Averagely", 10_000, "≤ 2 ms")
+    yield from _compare_with_reference(large, "AveragelyByCircle", 1000, "≤ 2 ms")
+    yield from _compare_with_reference(large, "ByMachineRoom", 20, "≤ 2 ms", rooms=ROOMS)
+    yield from _compare_with_reference(large, "MachineRoomNearby", 20, "≤ 20 ms", **NEARBY)
+    # The reference searches the whole ring for each member that it adds: at this size one call takes over a minute.
+    yield from _compare_with_reference(large, "ConsistentHash", 0, "≤ 400 ms")
+    yield from _compare_with_reference(Roster.of(QUEUES[::10], MEMBERS[::10]), "ConsistentHash", 3, "")
+    yield _measure_balanced()
+    yield from _measure_overhead(large)
     for members in (100, 1000, 10_000):
-        yield from _beside_kafka(members, "Sticky", "Uniform")
-        yield from _beside_kafka(members, "Averagely", "Range")
+        yield from _compare_with_kafka(members, "Sticky", "Uniform")
+        yield from _compare_with_kafka(members, "Averagely", "Range")
 
 
-def _beside_the_reference(roster: Roster, name: str, calls: int, target: str, **options: Any) -> Iterator[Row]:
+def _compare_with_reference(roster: Roster, name: str, calls: int, target: str, **options: Any) -> Iterator[Row]:
     size = f"{len(roster.members):,} members, {len(roster.queues):,} queues"
     peer = None
     if calls:
         reference = peers.Reference(roster, [MEMBER_ROOMS[member] for member in roster.members])
-        spelled = {ours: theirs for theirs, ours in REFERENCE_NAMES.items()}
-        peer = reference.measure(spelled[name], calls, prepared(name, options)(roster).tolist())
+        their_names = {ours: theirs for theirs, ours in REFERENCE_NAMES.items()}
+        peer = reference.measure(their_names[name], calls, prepared(name, options)(roster).tolist())
     sampled = peer and calls < len(roster.members)
     estimated = f"; peer estimated from {calls:,} of {len(roster.members):,} members" if sampled else ""
-    yield Row(f"{name}, {size}{estimated}", _timed(name, roster, options), peer, target)
+    yield Row(f"{name}, {size}{estimated}", _time_strategy(name, roster, options), peer, target)
 
 
-def _balanced() -> Row:
+def _measure_balanced() -> Row:
     chance = random.Random(7)
     queues = [Queue(f"topic{topic}", "b", number) for topic in range(10) for number in range(1000)]
     roster = Roster.of(queues, MEMBERS[:1000])
     options = {"queueWeights": {queue: chance.paretovariate(1.2) for queue in queues}}
-    return Row("Balanced, 1,000 members, 10,000 queues", _timed("Balanced", roster, options), target="≤ 300 ms")
+    return Row("Balanced, 1,000 members, 10,000 queues", _time_strategy("Balanced", roster, options), target="≤ 300 ms")
 
 
-def _on_top(roster: Roster) -> Iterator[Row]:
-    """Time what stands around a strategy on the way from the world to a document; no peer here does this."""
+def _measure_overhead(roster: Roster) -> Iterator[Row]:
+    """Time the steps before and after a strategy, from queues and members to the document; no peer has them."""
     size = f"{len(roster.members):,} members, {len(roster.queues):,} queues"
     yield Row(f"on top: Roster.of, {size}", timed(partial(Roster.of, QUEUES, MEMBERS)))
     chance = random.Random(7)
@@ -112,31 +112,31 @@ def _on_top(roster: Roster) -> Iterator[Row]:
         yield Row(f"on top: {name}'s document written ({len(data) / 1024:,.0f} KiB), {size}", written)
 
 
-def _beside_kafka(members: int, name: str, assignor: str) -> Iterator[Row]:
-    works = [Work(members, *cell) for cell in product((5, 10, 50), (10, 100, 1000), CHANGES)]
-    works = [work for work in works if work.change != "leaves" or (name == "Sticky" and work.ratio == 10)]
-    spelled = [f"{work.members}:{work.topics}:{work.each}:{work.change}" for work in works]
-    for work, peer in zip(works, peers.kafka(assignor.lower(), spelled), strict=True):
+def _compare_with_kafka(members: int, name: str, assignor: str) -> Iterator[Row]:
+    cells = [Case(members, *cell) for cell in product((5, 10, 50), (10, 100, 1000), CHANGES)]
+    cells = [work for work in cells if work.change != "leaves" or (name == "Sticky" and work.ratio == 10)]
+    spelled = [f"{work.members}:{work.topics}:{work.each}:{work.change}" for work in cells]
+    for work, peer in zip(cells, peers.kafka(assignor.lower(), spelled), strict=True):
         roster = work.roster(name)
         what = f"{name} / {assignor}, {work}"
         if work.change != "full":
-            what += f": {_moved(name, roster):,} moves" + (f" / {peer.answer['moved']:,}" if peer else "")
+            what += f": {_count_moves(name, roster):,} moves" + (f" / {peer.answer['moved']:,}" if peer else "")
         sample = peer.sample if peer else None
         target = TARGETS.get(name, TARGETS.get(f"{name} {work.change}", "")) if work.large else ""
-        yield Row(what, _timed(name, roster), sample, target)
+        yield Row(what, _time_strategy(name, roster), sample, target)
         if work.large and work.change == "full":
-            yield Row(f"{what}; ours as lists of queues", _as_lists(name, roster), sample)
+            yield Row(f"{what}; ours as lists of queues", _time_as_lists(name, roster), sample)
 
 
-def _moved(name: str, roster: Roster) -> int:
+def _count_moves(name: str, roster: Roster) -> int:
     owners = prepared(name)(roster).tolist()
-    return sum(owner not in (before, NO_OWNER) for before, owner in zip(roster.owners, owners, strict=True))
+    return sum(owner not in (previous, NO_OWNER) for previous, owner in zip(roster.owners, owners, strict=True))
 
 
-def _as_lists(name: str, roster: Roster) -> Sample:
+def _time_as_lists(name: str, roster: Roster) -> Sample:
     strategy = prepared(name)
     return timed(lambda: roster.assignment(strategy(roster).tolist()))
 
 
-def _timed(name: str, roster: Roster, options: dict[str, Any] | None = None) -> Sample:
+def _time_strategy(name: str, roster: Roster, options: dict[str, Any] | None = None) -> Sample:
     return timed(partial(prepared(name, options), roster))

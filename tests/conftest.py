@@ -1,4 +1,4 @@
-"""What all tests share: the ground's fixtures, hypothesis without a clock, and who works beside whom."""
+"""Shared by all tests: the ground's fixtures, hypothesis without deadlines, and the distribution to xdist workers."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,14 +20,14 @@ LONGEST_FIRST = ("e2e", "pipeline", "simulation", "kube", "sidecar", "chart", "g
 ONE_NODE = ("tests/e2e/", "tests/images/", "tests/ground/tests/test_kind.py", "tests/ground/tests/test_real_node.py")
 ONE_SPARK = ("tests/pipeline/",)
 WITH_BROKER = tuple(f"tests/{folder}/" for folder in ("kube", "sidecar", "chart", "ground", "images", "brokers"))
-# Tests that take minutes have a longer time-out, for machines that are slow and busy. A test of the pipeline that hangs
-# ends its worker process, and another one is started: a call to the JVM that is interrupted halfway breaks the session,
-# and every later test of the worker would fail.
+# Tests that take minutes have a longer timeout, for slow and busy machines. A hanging test of the pipeline ends its
+# worker process, and xdist starts another one: an interrupted call to the JVM breaks the Spark session, so every later
+# test of the worker would fail.
 PATIENCE = {
     "e2e": pytest.mark.timeout(2400),
     "pipeline": pytest.mark.timeout(2400, method="thread"),
 }
-# Servers of the whole run that keep a core busy: the next test of the worker does without them.
+# Session fixtures whose servers keep a core busy: they end as soon as the worker's next test does not need them.
 ENDED_EARLY = {
     ONE_NODE[:1]: ("shipping", "broker", "release", "node_cluster"),
     ONE_NODE: ("real_node",),
@@ -38,10 +38,10 @@ ENDED_EARLY = {
 
 
 class Scheduling(LoadFileScheduling):  # type: ignore[misc] # it has no types
-    """A file's tests stay together, for they share what is slow to start.
+    """Keeps the tests of a file on one worker, because they share servers that start slowly.
 
-    All that needs the real node is as one file, and so is all that needs Spark: a session of it takes minutes to get
-    warm, and its tasks keep both cores busy.
+    All tests on the real node count as one file, and so do all tests on Spark: a Spark session takes minutes to warm
+    up, and its tasks keep both cores busy.
     """
 
     def _split_scope(self, nodeid: str) -> str:
@@ -62,7 +62,7 @@ class Scheduling(LoadFileScheduling):  # type: ignore[misc] # it has no types
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the folders that take longest: a long file that is left for the end keeps one worker busy alone."""
+    """Start with the folders that take longest: a long file at the end would keep a single worker busy."""
     rank = {folder: number for number, folder in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: rank.get(_folder_of(item), len(rank)))
     for item in items:
@@ -76,7 +76,7 @@ def _folder_of(item: pytest.Item) -> str:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    """End a folder's servers with the folder's last test; pytest would end them with the run."""
+    """Finish a folder's servers after the folder's last test; pytest would finish them at the end of the run."""
     yield
     if not nextitem:
         return
@@ -89,11 +89,11 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Scheduling:
-    """Have `make test` run its two files at a time in our way."""
+    """Return the scheduler of `make test`."""
     return Scheduling(config, log)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Take down what a worker that was interrupted had no time to: it has ten seconds."""
+    """Stop the servers that an interrupted worker had no time to stop: it has ten seconds."""
     if not hasattr(config, "workerinput"):
         sweep()

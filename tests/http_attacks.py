@@ -14,7 +14,7 @@ PIPELINED = 64  # requests on a connection that reads no response
 
 
 def slow_post(path: str) -> bytes:
-    """Return a request whose body never comes."""
+    """Return a request with an incomplete body."""
     return f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n".encode() + b"{"
 
 
@@ -30,7 +30,7 @@ def get(path: str) -> bytes:
 
 
 def large_head(header_bytes: int) -> bytes:
-    """Return a request with more headers than a server takes."""
+    """Return a request with a hundred headers of this size."""
     headers = [b"x-%d: %s\r\n" % (number, b"y" * header_bytes) for number in range(100)]
     return b"GET / HTTP/1.1\r\nhost: localhost\r\n" + b"".join(headers)
 

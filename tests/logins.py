@@ -55,12 +55,12 @@ async def an_api(kubeconfig: Path, **options: Any) -> AsyncIterator[Api]:
 
 @asynccontextmanager
 async def a_proxy() -> AsyncIterator[tuple[str, list[str]]]:
-    """Run a proxy that opens tunnels; yield its URL and the servers it was asked for."""
-    asked: list[str] = []
+    """Run a proxy that opens tunnels; yield its URL and the list of tunnels' targets."""
+    targets: list[str] = []
 
     async def tunnel(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.append((await reader.readuntil(b"\r\n\r\n")).split()[1].decode())
-        host, _, port = asked[-1].rpartition(":")
+        targets.append((await reader.readuntil(b"\r\n\r\n")).split()[1].decode())
+        host, _, port = targets[-1].rpartition(":")
         far_reader, far_writer = await asyncio.open_connection(host, int(port))
         writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
         await asyncio.gather(copy(reader, far_writer), copy(far_reader, writer))
@@ -74,11 +74,11 @@ async def a_proxy() -> AsyncIterator[tuple[str, list[str]]]:
 
     server = await asyncio.start_server(tunnel, "127.0.0.1", 0)
     async with server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", asked
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", targets
 
 
 def unverified() -> ssl.SSLContext:
-    """Return TLS settings for servers whose certificate nobody knows."""
+    """Return TLS settings that accept every certificate."""
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

@@ -1,4 +1,4 @@
-"""A receiver of traces, which decodes requests by OpenTelemetry's own protobuf."""
+"""A receiver of traces, which decodes requests with OpenTelemetry's own protobuf classes."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -13,17 +13,17 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Span
 
 @dataclass
 class Receiver:
-    """Answers as it is told to, then 200, and keeps the requests."""
+    """Sends the given responses, then 200, and keeps the requests."""
 
     url: str = ""
     answers: list[web.Response] = field(default_factory=list)
     got: "asyncio.Queue[tuple[web.Request, bytes]]" = field(default_factory=asyncio.Queue)
     opened: asyncio.Event = field(default_factory=asyncio.Event)  # requests wait until it is set
 
-    async def take(self, asked: web.Request) -> web.Response:
+    async def handle(self, request: web.Request) -> web.Response:
         """Handle a request."""
         await self.opened.wait()
-        self.got.put_nowait((asked, await asked.read()))
+        self.got.put_nowait((request, await request.read()))
         return self.answers.pop(0) if self.answers else web.Response()
 
     async def spans(self) -> list[Span]:
@@ -32,22 +32,22 @@ class Receiver:
 
 
 def resource_spans(body: bytes) -> list[ResourceSpans]:
-    """Return what a request holds."""
+    """Return the resources' spans of a request."""
     return [*ExportTraceServiceRequest.FromString(body).resource_spans]
 
 
 def decoded(body: bytes) -> list[Span]:
     """Return the spans of a request."""
-    return [span for one in resource_spans(body) for scope in one.scope_spans for span in scope.spans]
+    return [span for resource in resource_spans(body) for scope in resource.scope_spans for span in scope.spans]
 
 
 @asynccontextmanager
 async def a_receiver() -> AsyncIterator[Receiver]:
-    """Run a receiver; its `url` has a path of its own."""
+    """Run a receiver; its `url` has a path prefix."""
     receiver = Receiver()
     receiver.opened.set()
     app = web.Application()
-    app.router.add_post("/otlp/v1/traces", receiver.take)
+    app.router.add_post("/otlp/v1/traces", receiver.handle)
     async with TestServer(app) as server:
         receiver.url = f"http://127.0.0.1:{server.port}/otlp"
         yield receiver

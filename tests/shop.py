@@ -1,6 +1,6 @@
-"""A group's fleet as our own code makes it, for examples in the docs: planned, obeyed, looked at, and shown.
+"""A group's fleet computed by the operator's own classes, for examples in the docs: planned, sampled and presented.
 
-Nothing is made up but what the world outside does: pods come, they obey what is written, and messages are worked.
+Only the environment is simulated: pods that start and obey assignments, and the offsets of consumed messages.
 """
 
 from dataclasses import replace
@@ -33,18 +33,22 @@ from rota.planner import QueueView, explain_owners, plan
 from rota.ranges import to_ranges
 from rota.reports import Report
 
-STEP = 0.6  # seconds from one round to the next
-LOOKS, EVERY = 6, 15.0
-LEADS = schema.Operator("rota-0", "0.1.0", leads=True)
+STEP = 0.6  # seconds between two reconciles
+SAMPLES = 6
+SAMPLE_SECONDS = 15.0  # between two samples
+LEADER = schema.Operator("rota-0", "0.1.0", leads=True)
 BODY: dict[str, Any] = {"broker": {"rocketmq": {"nameServers": ["rmq:9876"]}}, "policyRef": {"name": "steady"}}
 
 
 class ConsumerFleet:
-    """One group; `began`: when, in seconds since 1970."""
+    """One group; `began` is its start in seconds since 1970."""
 
     def __init__(self, name: str, queues: int, began: float, **subscription: str) -> None:
-        self.name, self.now, self._version = name, began, 0
-        self.group, self.tally = Group("shop", name), RebalanceTracker()
+        self.name = name
+        self.now = began
+        self._version = 0
+        self.group = Group("shop", name)
+        self.tracker = RebalanceTracker()
         spec = {**BODY, "subscriptions": [{"topic": name, **subscription}]}
         policy = CustomResource(Metadata("steady", namespace="shop"), {"strategy": "Sticky"})
         self.group.set_spec(CustomResource(Metadata(name, uid="1", namespace="shop"), spec), policy)
@@ -54,26 +58,28 @@ class ConsumerFleet:
         self.broker = BrokerState(
             {name: QueueView(tuple(self.queues), 1000.0), retries.topic: QueueView((retries,), 1000.0)}, ()
         )
-        self.lag, self._retries = GroupLag({}), retries
+        self.lag = GroupLag({})
+        self._retries = retries
         self.clients: dict[str, OnlineConsumer] = {}
-        self._troubles: dict[str, dict[str, str]] = {}
+        self._problems: dict[str, dict[str, str]] = {}
 
     def join(self, *numbers: int) -> None:
-        """Have members come; everybody obeys what is written from then on, until nothing moves any more."""
+        """Add members, and reconcile until all handovers have ended."""
         for number in numbers:
-            self._come(f"m-{number}", f"5b3e9f0{number}", f"10.0.0.{number + 1}")
+            self._create_pod(f"m-{number}", f"5b3e9f0{number}", f"10.0.0.{number + 1}")
         for _ in range(8):
             self._step()
 
-    def meets(self, client: str, address: str, language: str, version: str) -> None:
-        """Have a consumer come that is not Rota's."""
+    def add_unmanaged_consumer(self, client: str, address: str, language: str, version: str) -> None:
+        """Add an unmanaged consumer."""
         self.broker = replace(self.broker, unmanaged_ids=(client,))
         self.clients[client] = OnlineConsumer(client, address, language, version)
         for _ in range(8):
             self._step()
 
-    def _come(self, name: str, uid: str, address: str) -> None:
-        mount, labels = {"name": "it", "mountPath": "/etc/rota"}, {"rota.dev/group": self.name}
+    def _create_pod(self, name: str, uid: str, address: str) -> None:
+        mount = {"name": "it", "mountPath": "/etc/rota"}
+        labels = {"rota.dev/group": self.name}
         body = {
             "metadata": {"name": name, "namespace": "shop", "uid": uid, "labels": labels},
             "spec": {
@@ -86,73 +92,82 @@ class ConsumerFleet:
         self.group.pods.upsert(pod, self.now - 1000.0)
         self.clients[client_id(pod)] = OnlineConsumer(client_id(pod), f"{address}:41000", "PYTHON", "V5_3_3")
 
-    def _says(self, name: str) -> None:
-        document, known = self.group.stored_assignment.document, self.group.pods[name]
+    def _report(self, name: str) -> None:
+        document = self.group.stored_assignment.document
+        pod_state = self.group.pods[name]
         generation = document.generation if document else 0
         held = {holder.name: queues for holder, queues in self.group.stored_assignment.shares.items()}.get(name, ())
-        uid = known.pod.metadata.uid
-        told = Report(
-            member=name, uid=uid, generation=generation, held=to_ranges(held), troubles=self._troubles.get(name, {})
+        uid = pod_state.pod.metadata.uid
+        report = Report(
+            member=name, uid=uid, generation=generation, held=to_ranges(held), troubles=self._problems.get(name, {})
         )
-        known.record_report(told, self.now, self.now)
+        pod_state.record_report(report, self.now, self.now)
 
     def _step(self) -> None:
-        """Decide once, and have that obeyed."""
+        """Let all members report that they have obeyed, and reconcile once."""
         for name in self.group.pods:
-            self._says(name)
+            self._report(name)
         self.now += STEP
-        found = plan(self.group.snapshot(self.now, self.broker, {}), self.now)
-        if found.document:
+        planned = plan(self.group.snapshot(self.now, self.broker, {}), self.now)
+        if planned.document:
             self._version += 1
-            texts = {part: text for part, text in found.config_map_data.items() if isinstance(text, str)}
+            texts = {part: text for part, text in planned.config_map_data.items() if isinstance(text, str)}
             texts |= {SETTINGS_KEY: self.group.desired_settings}
-            labels, owners = {"rota.dev/group": self.name}, [OwnerReference("1", controller=True)]
+            labels = {"rota.dev/group": self.name}
+            owners = [OwnerReference("1", controller=True)]
             metadata = Metadata(assignment_name(self.name), "2", "shop", str(self._version), labels=labels)
             self.group.set_assignment(ConfigMap(msgspec.structs.replace(metadata, owner_references=owners), texts))
         if self.group.body:
-            self.group.body = msgspec.structs.replace(self.group.body, status=dict(found.status))
-        heard = {it: self._obeyed(it.name) for it in self.group.stored_assignment.shares}
-        self.tally.record_plan(found, self.group.stored_assignment.document, heard, self.now)
+            self.group.body = msgspec.structs.replace(self.group.body, status=dict(planned.status))
+        obeyed_generations = {
+            holder: self._generation_of(holder.name) for holder in self.group.stored_assignment.shares
+        }
+        self.tracker.record_plan(planned, self.group.stored_assignment.document, obeyed_generations, self.now)
 
-    def _obeyed(self, name: str) -> int:
-        known = self.group.pods.get(name)
-        return known.decoded_report.report.generation if known and known.decoded_report else 0
+    def _generation_of(self, name: str) -> int:
+        pod_state = self.group.pods.get(name)
+        return pod_state.decoded_report.report.generation if pod_state and pod_state.decoded_report else 0
 
-    def is_troubled(self, name: str, reason: str, sentence: str) -> None:
-        """Have a member say what keeps it from working; that is planned for, too."""
-        self._troubles[name] = {reason: sentence}
+    def report_problem(self, name: str, reason: str, sentence: str) -> None:
+        """Let a member report a problem, and reconcile once."""
+        self._problems[name] = {reason: sentence}
         self._step()
 
-    def looked_at(self, behind: dict[int, tuple[int, int]]) -> None:
-        """Look at offsets as often as is remembered; `behind`: by id, the lag and the messages that come in a look."""
+    def sample_offsets(self, behind: dict[int, tuple[int, int]]) -> None:
+        """Fill the lag history; `behind` maps queue ids to the final lag and the new messages per sample."""
         history, retries = LagHistory(), LagHistory()
-        for look in range(LOOKS):
-            seen = {it.id: self._seen(look, *behind.get(it.id, (0, 40))) for it in self.queues}
-            history.add_sample(EVERY * look, seen, frozenset(seen))
-            retries.add_sample(EVERY * look, {0: QueueSample(0, 0, 0)}, frozenset({0}))
-        begins = self.group.resolved_spec.spec.start_from if self.group.resolved_spec.spec else START_EARLIEST
-        judged: dict[Queue, QueueLag] = {queue: history.judge_queues(begins)[queue.id] for queue in self.queues}
-        judged[self._retries] = retries.judge_queues(START_EARLIEST)[0]
-        self.lag = GroupLag(judged, 2, datetime.now(UTC).timestamp())
+        for number in range(SAMPLES):
+            samples = {queue.id: self._sample(number, *behind.get(queue.id, (0, 40))) for queue in self.queues}
+            history.add_sample(SAMPLE_SECONDS * number, samples, frozenset(samples))
+            retries.add_sample(SAMPLE_SECONDS * number, {0: QueueSample(0, 0, 0)}, frozenset({0}))
+        start_from = self.group.resolved_spec.spec.start_from if self.group.resolved_spec.spec else START_EARLIEST
+        lag_by_queue: dict[Queue, QueueLag] = {
+            queue: history.judge_queues(start_from)[queue.id] for queue in self.queues
+        }
+        lag_by_queue[self._retries] = retries.judge_queues(START_EARLIEST)[0]
+        self.lag = GroupLag(lag_by_queue, 2, datetime.now(UTC).timestamp())
 
     @staticmethod
-    def _seen(look: int, lag: int, come: int) -> QueueSample:
-        """Return a look at a queue that is so far behind at the last one, and was not at all at the first."""
-        last = 500 + come * look
-        return QueueSample(0, last, last - lag * look // (LOOKS - 1))
+    def _sample(number: int, final_lag: int, new_messages: int) -> QueueSample:
+        """Return a sample of a queue whose lag grows from 0 in the first sample to `final_lag` in the last."""
+        end_offset = 500 + new_messages * number
+        return QueueSample(0, end_offset, end_offset - final_lag * number // (SAMPLES - 1))
 
     @property
-    def fact(self) -> GroupFacts:
-        """What the operator knows of it."""
-        return GroupFacts(self.group, self.tally, self.broker, self.lag)
+    def facts(self) -> GroupFacts:
+        """The group's facts, as the operator keeps them."""
+        return GroupFacts(self.group, self.tracker, self.broker, self.lag)
 
     def detail(self) -> schema.Detail:
-        """Return all about it, as the operator answers."""
-        return presenters.present_detail(LEADS, self.fact, self.clients)
+        """Return the group's details, as the operator's API serves them."""
+        return presenters.present_detail(LEADER, self.facts, self.clients)
 
-    def why(self, *queues: Queue) -> schema.Reasons:
-        """Say why queues have their owners, as the operator answers."""
-        found = explain_owners(self.group.snapshot(self.now, self.broker, {}), self.now, queues)
-        said = presenters.present_summary(self.fact)
-        reasons = [schema.QueueExplanation(*it.queue, it.owner, it.sentence) for it in found]
-        return schema.Reasons(said.strategy, said.generation, reasons, said.last_rebalance)
+    def explain(self, *queues: Queue) -> schema.Reasons:
+        """Explain the owners of queues, as the operator's API does."""
+        explanations = explain_owners(self.group.snapshot(self.now, self.broker, {}), self.now, queues)
+        summary = presenters.present_summary(self.facts)
+        reasons = [
+            schema.QueueExplanation(*explanation.queue, explanation.owner, explanation.sentence)
+            for explanation in explanations
+        ]
+        return schema.Reasons(summary.strategy, summary.generation, reasons, summary.last_rebalance)

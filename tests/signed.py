@@ -11,15 +11,17 @@ PATIENCE = ClientTimeout(90)
 
 
 def signed_headers(key: bytes, method: str, url: URL, uid: str) -> dict[str, str]:
-    """Return the headers with which the pod of that uid takes a request."""
+    """Return the headers with which the pod of that uid accepts a request."""
     return {SIGNATURE_HEADER: sign_request([key], SignedRequest(method, url.raw_path_qs, uid))}
 
 
 async def signed_report(session: ClientSession, url: str, uid: str, key: bytes) -> str:
     """Return a member's report; fail if it is not signed."""
     nonce = secrets.token_hex(16)
-    asked = URL(url).update_query({NONCE_PARAMETER: nonce})
-    async with session.get(asked, headers=signed_headers(key, "GET", asked, uid), timeout=PATIENCE) as response:
+    signed_url = URL(url).update_query({NONCE_PARAMETER: nonce})
+    async with session.get(
+        signed_url, headers=signed_headers(key, "GET", signed_url, uid), timeout=PATIENCE
+    ) as response:
         body = await response.read()
         assert response.status == 200, body
         assert is_report_signed([key], response.headers[SIGNATURE_HEADER], nonce, body)
@@ -27,7 +29,7 @@ async def signed_report(session: ClientSession, url: str, uid: str, key: bytes) 
 
 
 async def signed_drain(session: ClientSession, url: str, uid: str, key: bytes) -> int:
-    """Ask for a final drain, and return the status of the answer."""
+    """Request a final drain, and return the response's status."""
     headers = signed_headers(key, "POST", URL(url), uid)
     async with session.post(url, headers=headers, timeout=PATIENCE) as response:
         return response.status

@@ -1,4 +1,4 @@
-"""Seed after seed, until told to stop: what simulation and fuzzing share."""
+"""Runs seed after seed until interrupted; shared by simulation and fuzzing."""
 
 import itertools
 import time
@@ -8,17 +8,19 @@ from collections.abc import Callable
 def soak(
     find: Callable[[int], object], first: int, runs: int | None, *, seconds: float | None = None, what: str, every: int
 ) -> int:
-    """Try each seed and tell of those that fail, and every so many how far it is; return an exit code."""
-    began, failed, done = time.monotonic(), 0, 0
+    """Try each seed, print failures and, every `every` seeds, the progress; return an exit code."""
+    began = time.monotonic()
+    failed = 0
+    done = 0
     try:
         for seed in itertools.islice(itertools.count(first), runs):
             if seconds is not None and time.monotonic() - began > seconds:
                 break
-            found = find(seed)
+            failure = find(seed)
             done += 1
-            if found:
+            if failure:
                 failed += 1
-                print(f"seed {seed}: {found}", flush=True)
+                print(f"seed {seed}: {failure}", flush=True)
             if done % every == 0:
                 print(f"{done} {what}, {failed} failed, {time.monotonic() - began:.0f} s", flush=True)
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""Where the time of a test run goes: the load of the machine at its start, and the time by folder at its end."""
+"""Reports the load of the machine at the start of a test run, and the time by folder at its end."""
 
 import os
 from collections import defaultdict
@@ -11,8 +11,8 @@ _tests: defaultdict[str, int] = defaultdict(int)
 
 
 def pytest_report_header() -> str:
-    """Say how busy the machine is: times of two runs compare only where it was idle."""
-    load, _, _ = os.getloadavg()
+    """Report the machine's load: times of two runs are comparable only on an idle machine."""
+    load = os.getloadavg()[0]
     return f"load at the start: {load:.2f} on {os.cpu_count()} cores"
 
 

@@ -1,4 +1,4 @@
-"""The chart, as the real helm renders it."""
+"""Renders, installs and starts the chart, by the real helm."""
 
 import asyncio
 import json
@@ -34,12 +34,12 @@ EVERYTHING: Object = {
 }
 
 
-class Refused(Exception):  # noqa: N818 - it is what happened
-    """Helm said no; what it said."""
+class HelmError(Exception):
+    """Helm failed; the text is its error output."""
 
 
 class Rendered:
-    """What a chart makes, by kind and name."""
+    """The rendered objects of a chart, by kind and name."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -48,11 +48,11 @@ class Rendered:
         for body in self.objects:
             self.by_kind[body["kind"]].append(body)
 
-    def __getitem__(self, wanted: str) -> Object:
-        """Return the one object of that "Kind" or "Kind/name"."""
-        kind, _, name = wanted.partition("/")
-        (found,) = (it for it in self.by_kind[kind] if name in {"", it["metadata"]["name"]})
-        return found
+    def __getitem__(self, key: str) -> Object:
+        """Return the only object of that "Kind" or "Kind/name"."""
+        kind, _, name = key.partition("/")
+        (match,) = (body for body in self.by_kind[kind] if name in {"", body["metadata"]["name"]})
+        return match
 
     def __contains__(self, kind: str) -> bool:
         return kind in self.by_kind
@@ -66,36 +66,36 @@ class Rendered:
     @property
     def container(self) -> Object:
         """The operator's container."""
-        (only,) = self.pod["spec"]["containers"]
-        found: Object = only
-        return found
+        (container,) = self.pod["spec"]["containers"]
+        result: Object = container
+        return result
 
     @property
     def env(self) -> dict[str, str]:
-        """The operator's settings that are given by value."""
-        return {it["name"]: it["value"] for it in self.container["env"] if "value" in it}
+        """The operator's variables with a literal value."""
+        return {variable["name"]: variable["value"] for variable in self.container["env"] if "value" in variable}
 
 
 class Helm:
-    """The real helm, with a home of its own."""
+    """The real helm, with empty configuration folders."""
 
     def __init__(self, home: Path) -> None:
         self._program = program("helm")
-        homes = {f"HELM_{it}_HOME": str(home / it) for it in ("CACHE", "CONFIG", "DATA")}
-        self._env = {**os.environ, **homes, "KUBECONFIG": os.devnull}  # no cluster is taken without being asked
+        homes = {f"HELM_{kind}_HOME": str(home / kind) for kind in ("CACHE", "CONFIG", "DATA")}
+        self._env = {**os.environ, **homes, "KUBECONFIG": os.devnull}  # no cluster by default
 
     def __call__(self, *arguments: str | Path, values: Object | None = None) -> str:
-        """Run it with those values; return what it printed."""
-        ended = self.run(*arguments, values=values)
-        if ended.returncode != 0:
-            raise Refused(ended.stderr.strip() or ended.stdout.strip())
-        return ended.stdout
+        """Run helm with these values; return its output."""
+        process = self.run(*arguments, values=values)
+        if process.returncode != 0:
+            raise HelmError(process.stderr.strip() or process.stdout.strip())
+        return process.stdout
 
     def run(self, *arguments: str | Path, values: Object | None = None) -> "subprocess.CompletedProcess[str]":
-        """Run it with those values; return its exit code, output and warnings."""
-        given, feed = ([], None) if values is None else (["--values", "-"], json.dumps(values))
-        argv = [self._program, *arguments, *given]
-        return subprocess.run(argv, input=feed, capture_output=True, text=True, check=False, env=self._env)
+        """Run helm with these values; return its exit code, output and warnings."""
+        options, stdin = ([], None) if values is None else (["--values", "-"], json.dumps(values))
+        argv = [self._program, *arguments, *options]
+        return subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False, env=self._env)
 
     def template(self, *options: str, chart: Path = CHART, **values: Any) -> Rendered:
         """Render a chart without a cluster."""
@@ -107,25 +107,26 @@ class Release:
 
     def __init__(self, helm: Helm, cluster: Cluster, name: str) -> None:
         self.name = self.namespace = name
-        self._helm, self._cluster = helm, cluster
+        self._helm = helm
+        self._cluster = cluster
         self._where = ("--kubeconfig", str(cluster.kubeconfig), "--namespace", name)
 
     def install(self, *options: str, **values: Any) -> str:
-        """Install or upgrade it, and return what helm told; definitions that are there are taken over."""
-        how = ("--install", "--take-ownership", *options, *self._where)
-        return self._helm("upgrade", self.name, CHART, *how, values=values)
+        """Install or upgrade the release, and return helm's output; existing definitions are taken over."""
+        arguments = ("--install", "--take-ownership", *options, *self._where)
+        return self._helm("upgrade", self.name, CHART, *arguments, values=values)
 
     def uninstall(self) -> None:
-        """Remove what is there of it."""
+        """Uninstall the release, if it is installed."""
         self._helm("uninstall", self.name, "--ignore-not-found", *self._where)
 
     def template(self, **values: Any) -> Rendered:
-        """Render it without installing it."""
-        how = ("--namespace", self.namespace, "--api-versions", "monitoring.coreos.com/v1")
-        return Rendered(self._helm("template", self.name, CHART, *how, values=values))
+        """Render the release without installing it."""
+        options = ("--namespace", self.namespace, "--api-versions", "monitoring.coreos.com/v1")
+        return Rendered(self._helm("template", self.name, CHART, *options, values=values))
 
     def try_out(self, account: Path, server: str, operator: str) -> "subprocess.CompletedProcess[str]":
-        """Run what the pod of `helm test` runs, with a folder for its account and these addresses."""
+        """Run the command of `helm test`'s pod, with a folder for its account's files and these addresses."""
         rendered = self.template()
         test_account = rendered[f"ServiceAccount/{rendered['Pod']['spec']['serviceAccountName']}"]
         self._cluster.kubectl("apply", "-f", "-", feed=json.dumps(test_account))
@@ -134,38 +135,38 @@ class Release:
         (container,) = rendered["Pod"]["spec"]["containers"]
         program, *arguments = container["command"] + container["args"]
         assert program == "python"
-        told = {it["name"]: it["value"] for it in container["env"]} | {"ACCOUNT": str(account)}
-        told["KINDS"] = told["KINDS"].replace("https://kubernetes.default.svc", server)
-        told["READY"] = told["READY"].replace(f"https://{self.name}.{self.namespace}:8080", operator)
+        env = {variable["name"]: variable["value"] for variable in container["env"]} | {"ACCOUNT": str(account)}
+        env["KINDS"] = env["KINDS"].replace("https://kubernetes.default.svc", server)
+        env["READY"] = env["READY"].replace(f"https://{self.name}.{self.namespace}:8080", operator)
         argv = [sys.executable, *arguments]
-        return subprocess.run(argv, env={**os.environ, **told}, capture_output=True, text=True, check=False)
+        return subprocess.run(argv, env={**os.environ, **env}, capture_output=True, text=True, check=False)
 
     def token(self, account: str = "") -> str:
         """Return a token of a ServiceAccount of the release, by default the operator's."""
         return self._cluster.kubectl("create", "token", account or self.name, "-n", self.namespace).strip()
 
     def authority(self) -> str:
-        """Return what the release's pods know the API server by."""
-        found = ("get", "configmap", "kube-root-ca.crt", "-n", self.namespace, "-o", r"jsonpath={.data.ca\.crt}")
-        return eventually(lambda: self._cluster.kubectl(*found, check=False))
+        """Return the certificate authority by which the release's pods verify the API server."""
+        command = ("get", "configmap", "kube-root-ca.crt", "-n", self.namespace, "-o", r"jsonpath={.data.ca\.crt}")
+        return eventually(lambda: self._cluster.kubectl(*command, check=False))
 
 
 def environment(rendered: Rendered, fields: dict[str, str]) -> dict[str, str]:
-    """Return what a container's variables are in a pod with those fields."""
-    told = rendered.env
-    for it in rendered.container["env"]:
-        if "valueFrom" in it:
-            told[it["name"]] = fields[it["valueFrom"]["fieldRef"]["fieldPath"]]
-    return told
+    """Return the container's variables in a pod with these fields."""
+    variables = rendered.env
+    for variable in rendered.container["env"]:
+        if "valueFrom" in variable:
+            variables[variable["name"]] = fields[variable["valueFrom"]["fieldRef"]["fieldPath"]]
+    return variables
 
 
 @asynccontextmanager
 async def started(
     rendered: Rendered, kubeconfig: Path, fields: dict[str, str]
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Start the operator's container without a container; it is killed if it still runs at the end.
+    """Run the command of the operator's container as a process, which is killed at the end if it still runs.
 
-    Its journal and its log are files beside the kubeconfig; the log is printed for a test that fails.
+    Its journal and its log are files next to the kubeconfig; the log is printed, for tests that fail.
     """
     (program,) = rendered.container["command"]
     argv = [Path(sys.executable).with_name(program), *rendered.container["args"]]
@@ -185,12 +186,12 @@ async def started(
 
 
 def journal_of(kubeconfig: Path) -> Path:
-    """Return the file with what an operator that was started with a kubeconfig wrote to stdout."""
+    """Return the file with the stdout of the operator that `started` ran with this kubeconfig."""
     return kubeconfig.with_suffix(".journal")
 
 
 def log_of(kubeconfig: Path) -> Path:
-    """Return the file with what an operator that was started with a kubeconfig wrote to stderr."""
+    """Return the file with the stderr of the operator that `started` ran with this kubeconfig."""
     return kubeconfig.with_suffix(".log")
 
 

@@ -41,10 +41,10 @@ def _has_port(rule: Object, target: Endpoint, port: int, protocol: str) -> bool:
 def _is_port(entry: Object, target: Endpoint, port: int, protocol: str) -> bool:
     if entry.get("protocol", "TCP") != protocol:
         return False
-    wanted: Any = entry.get("port")
-    if wanted is None:
+    named_port: Any = entry.get("port")
+    if named_port is None:
         return True
-    first = target.ports.get(wanted, -1) if isinstance(wanted, str) else wanted
+    first = target.ports.get(named_port, -1) if isinstance(named_port, str) else named_port
     return bool(first <= port <= entry.get("endPort", first))
 
 
@@ -69,8 +69,8 @@ def _is_peer(peer: Object, source: Endpoint, target: Endpoint) -> bool:
 
 
 def _matches(selector: Object, labels: Mapping[str, str]) -> bool:
-    wanted = selector.get("matchLabels") or {}
-    return wanted.items() <= labels.items() and all(
+    match_labels = selector.get("matchLabels") or {}
+    return match_labels.items() <= labels.items() and all(
         _holds(expression, labels) for expression in selector.get("matchExpressions") or []
     )
 

@@ -1,4 +1,4 @@
-"""The chart's admission policies on a real API server: what the operator may write, and who may write templates."""
+"""The chart's admission policies on a real API server: which objects the operator may write, and users' templates."""
 
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -47,8 +47,8 @@ async def is_in_force(operator: Api, api: Api, namespace: str) -> bool:
 async def owner(api: Api, namespace: str) -> Object:
     """Create a group, and return the reference by which it is an object's controller."""
     group = await api.create(groups(namespace), a_group("orders", template=False))
-    named = {"name": "orders", "uid": group["metadata"]["uid"]}
-    return {"apiVersion": "rota.dev/v1alpha1", "kind": "ConsumerGroup", **named, "controller": True}
+    reference = {"name": "orders", "uid": group["metadata"]["uid"]}
+    return {"apiVersion": "rota.dev/v1alpha1", "kind": "ConsumerGroup", **reference, "controller": True}
 
 
 def owned(owner: Object, name: str, **body: object) -> Object:
@@ -83,7 +83,7 @@ async def test_rbac_admission_policy_rejects_objects_that_are_not_rotas(
     attempts = [
         operator.create(maps, foreign("new")),
         operator.replace(f"{maps}/theirs", {**theirs, "data": {"a": "changed"}}),
-        # Taking an object over does not help: it has to belong to Rota before, too.
+        # Taking an object over is rejected, too: the object must have belonged to Rota before.
         operator.replace(f"{maps}/theirs", {**theirs, "metadata": {**theirs["metadata"], "ownerReferences": [owner]}}),
         operator.create(deployments, foreign("new", spec=DEPLOYMENT)),
         operator.patch(f"{deployments}/theirs", {"spec": {"replicas": 0}}),
@@ -244,7 +244,7 @@ async def bind(api: Api, namespace: str, role: str) -> None:
 
 
 async def is_rejected(editor: Api, namespace: str) -> bool:
-    """Try a group with a template; return whether the policy rejects it, and not RBAC, which may lag behind."""
+    """Try a group with a template; return whether the policy rejects it, not RBAC, which may take effect later."""
     try:
         await editor.create(groups(namespace), a_group("probe", template=True))
     except ApiError as error:
@@ -278,7 +278,7 @@ async def test_template_is_rejected_from_users_who_may_not_create_deployments(
     ):
         with pytest.raises(ApiError, match=f"editor-{namespace} may not create Deployments in namespace {namespace}"):
             await attempt
-    # Whoever leaves the template as it is may change the rest: autoscalers, and tools that apply the same again.
+    # Users may change other fields if the template stays the same: autoscalers, and tools that apply the same manifest.
     await editor.patch(path, {"spec": {"replicas": 2}})
     await editor.patch(f"{path}/scale", {"spec": {"replicas": 3}})
     await editor.patch(path, {"metadata": {"labels": {"team": "a"}}})

@@ -1,4 +1,4 @@
-"""The chart on a real API server: taken without a warning, installed, upgraded, tested and removed."""
+"""The chart on a real API server: accepted without a warning, installed, upgraded, tested and removed."""
 
 import base64
 import json
@@ -24,7 +24,7 @@ DRY = ("apply", "--server-side", "--force-conflicts", "--dry-run=server", "--war
 
 
 def everything(namespace: str) -> Object:
-    """Return values with every switch on, and something said about everything."""
+    """Return values with every switch on, and a value for most settings."""
     return {
         "watchNamespaces": [namespace],
         "logLevel": "debug",
@@ -61,11 +61,11 @@ def test_chart_objects_are_accepted_by_the_api_server_without_a_warning(
         "alone": {"replicas": 1, "journal": {"kind": "volume", "claim": {"accessModes": ["ReadWriteOnce"]}}},
     }
     rendered = release.template(**values[case])
-    mine = {it["metadata"].get("namespace") for it in rendered.objects}
-    assert mine <= {None, release.namespace, namespace, "kube-system"}
-    lasting = [it for it in rendered.objects if it["kind"] != "Pod"]  # that one needs an account which is there
-    taken = control_plane.kubectl(*DRY, feed=yaml.safe_dump_all(lasting)).splitlines()
-    assert len(taken) == len(lasting)
+    namespaces = {body["metadata"].get("namespace") for body in rendered.objects}
+    assert namespaces <= {None, release.namespace, namespace, "kube-system"}
+    lasting = [body for body in rendered.objects if body["kind"] != "Pod"]  # a pod needs an existing account
+    applied = control_plane.kubectl(*DRY, feed=yaml.safe_dump_all(lasting)).splitlines()
+    assert len(applied) == len(lasting)
 
 
 async def test_install_creates_pods_in_a_restricted_namespace(
@@ -74,15 +74,15 @@ async def test_install_creates_pods_in_a_restricted_namespace(
     release.install()
     deployment = f"/apis/apps/v1/namespaces/{release.namespace}/deployments/{release.name}"
 
-    async def there_are(pods: int) -> bool:
+    async def has_pods(pods: int) -> bool:
         return bool((await api.get(deployment)).get("status", {}).get("replicas") == pods)
 
-    await soon(lambda: there_are(2))
+    await soon(lambda: has_pods(2))
     rendered = release.template()
     control_plane.kubectl("apply", "-f", "-", feed=json.dumps(rendered[f"ServiceAccount/{release.name}-test"]))
     assert control_plane.kubectl(*DRY, feed=json.dumps(rendered["Pod"]))
     release.install(replicas=3)
-    await soon(lambda: there_are(3))
+    await soon(lambda: has_pods(3))
 
 
 @pytest.mark.usefixtures("prometheus_kinds")
@@ -93,7 +93,7 @@ async def test_upgrade_to_every_chart_switch_and_back_changes_no_selector(
     release.install(**everything(namespace))
     release.install()
     claims = f"/api/v1/namespaces/{release.namespace}/persistentvolumeclaims"
-    assert [it["metadata"]["name"] for it in await api.list(claims)] == [f"{release.name}-journal"]
+    assert [claim["metadata"]["name"] for claim in await api.list(claims)] == [f"{release.name}-journal"]
 
 
 @pytest.mark.usefixtures("prometheus_kinds")
@@ -114,8 +114,8 @@ async def test_install_gives_prometheus_a_token_that_may_read_metrics_and_nothin
     reviewed = await api.create("/apis/authentication.k8s.io/v1/tokenreviews", review)
     account = reviewed["status"]["user"]["username"]
 
-    def may(*what: str) -> str:
-        return control_plane.kubectl("auth", "can-i", *what, f"--as={account}", check=False).strip()
+    def may(*arguments: str) -> str:
+        return control_plane.kubectl("auth", "can-i", *arguments, f"--as={account}", check=False).strip()
 
     assert may("get", "/metrics") == "yes"
     assert may("get", "secrets", "-n", release.namespace) == "no"
@@ -124,11 +124,11 @@ async def test_install_gives_prometheus_a_token_that_may_read_metrics_and_nothin
 
 async def test_uninstall_keeps_the_crds(api: Api, release: Release) -> None:
     release.install()
-    kept = f"{DEFINITIONS}/consumergroups.rota.dev"
-    before = (await api.get(kept))["metadata"]
-    assert before["annotations"]["meta.helm.sh/release-name"] == release.name
+    definition = f"{DEFINITIONS}/consumergroups.rota.dev"
+    metadata = (await api.get(definition))["metadata"]
+    assert metadata["annotations"]["meta.helm.sh/release-name"] == release.name
     release.uninstall()
-    assert (await api.get(kept))["metadata"]["uid"] == before["uid"]
+    assert (await api.get(definition))["metadata"]["uid"] == metadata["uid"]
     assert await api.list(f"/apis/apps/v1/namespaces/{release.namespace}/deployments") == []
 
 
@@ -136,7 +136,7 @@ async def test_uninstall_keeps_the_crds(api: Api, release: Release) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "text"),
     [
         ({}, "manages groups in all namespaces."),
         ({"watchNamespaces": ["shop", "billing"]}, "manages groups in shop, billing."),
@@ -161,16 +161,16 @@ async def test_uninstall_keeps_the_crds(api: Api, release: Release) -> None:
     ],
     ids=str,
 )
-def test_install_notes_describe_the_release(release: Release, values: Object, told: str) -> None:
-    assert told in release.install("--dry-run=client", **values).partition("NOTES:\n")[2]
+def test_install_notes_describe_the_release(release: Release, values: Object, text: str) -> None:
+    assert text in release.install("--dry-run=client", **values).partition("NOTES:\n")[2]
 
 
 def test_install_notes_end_with_a_group_that_can_be_applied(
     control_plane: Cluster, release: Release, namespace: str
 ) -> None:
     notes = release.install(watchNamespaces=[namespace]).partition("NOTES:\n")[2]
-    command, _, rest = notes.partition("<<'EOF'\n")
-    pasted = textwrap.dedent(rest.partition("EOF\n")[0])
+    command, _, remainder = notes.partition("<<'EOF'\n")
+    pasted = textwrap.dedent(remainder.partition("EOF\n")[0])
     assert command.split()[-6:] == ["kubectl", "apply", "-n", namespace, "-f", "-"]
     assert control_plane.kubectl("-n", namespace, *DRY, feed=pasted)
     assert parse_group(yaml.safe_load(pasted)).replicas == 3
@@ -181,8 +181,8 @@ def test_install_notes_end_with_a_group_that_can_be_applied(
 
 
 @contextmanager
-def an_operator(instance: Instance, status: int) -> Iterator[str]:
-    """Answer for an operator, and yield where."""
+def serve_readiness(instance: Instance, status: int) -> Iterator[str]:
+    """Serve an operator's readiness with this status, and yield the URL."""
 
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -203,24 +203,24 @@ def an_operator(instance: Instance, status: int) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    ("status", "told"),
+    ("status", "text"),
     [
         (200, "The API server knows Rota's kinds, and an operator is ready."),
         (503, "No operator is ready (HTTP Error 503: Service Unavailable); its logs say why"),
     ],
 )
 def test_chart_helm_test_reports_whether_the_operator_is_ready(
-    api: Api, release: Release, instance: Instance, tmp_path: Path, *, status: int, told: str
+    api: Api, release: Release, instance: Instance, tmp_path: Path, *, status: int, text: str
 ) -> None:
     release.install()
-    with an_operator(instance, status) as address:
-        ended = release.try_out(tmp_path, api.access.server, address)
-    assert ended.returncode == (status != 200)
-    assert told in ended.stdout + ended.stderr
+    with serve_readiness(instance, status) as address:
+        process = release.try_out(tmp_path, api.access.server, address)
+    assert process.returncode == (status != 200)
+    assert text in process.stdout + process.stderr
 
 
 def test_chart_helm_test_reports_missing_crds(api: Api, release: Release, tmp_path: Path) -> None:
     release.install()
-    ended = release.try_out(tmp_path, f"{api.access.server}/nowhere", "")
-    assert ended.returncode == 1
-    assert "does not know Rota's kinds (HTTP Error" in ended.stderr
+    process = release.try_out(tmp_path, f"{api.access.server}/nowhere", "")
+    assert process.returncode == 1
+    assert "does not know Rota's kinds (HTTP Error" in process.stderr

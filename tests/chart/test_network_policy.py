@@ -1,4 +1,4 @@
-"""What the chart's NetworkPolicies admit, beside those of others, by a model of NetworkPolicy."""
+"""The connections that the chart's NetworkPolicies admit, together with other policies, by a model of NetworkPolicy."""
 
 from typing import Any
 
@@ -35,8 +35,8 @@ def operator_pod(helm: Helm) -> Endpoint:
 def test_network_policy_lets_only_the_operator_reach_members(helm: Helm, port: int) -> None:
     closed = policies(helm)
     assert admits(closed, operator_pod(helm), MEMBER, port)
-    for other in (ATTACKER, NEIGHBOUR, SCRAPER, Endpoint("", address="10.0.0.1")):
-        assert not admits(closed, other, MEMBER, port)
+    for source in (ATTACKER, NEIGHBOUR, SCRAPER, Endpoint("", address="10.0.0.1")):
+        assert not admits(closed, source, MEMBER, port)
     impostor = operator_pod(helm)._replace(namespace="attackers")
     assert not admits(closed, impostor, MEMBER, port), "the labels of the operator are no secret"
 
@@ -58,14 +58,14 @@ def test_network_policy_opens_no_port_that_another_policy_closes(helm: Helm, por
 
 
 def test_network_policy_keeps_what_other_policies_open(helm: Helm) -> None:
-    theirs = {
+    other_policy = {
         "metadata": {"namespace": "shop"},
         "spec": {
             "podSelector": {"matchLabels": {"app": "orders"}},
             "ingress": [{"ports": [{"port": APP_PORT}], "from": [{"podSelector": {"matchLabels": {"app": "web"}}}]}],
         },
     }
-    both = [theirs, *policies(helm)]
+    both = [other_policy, *policies(helm)]
     assert admits(both, NEIGHBOUR, MEMBER, APP_PORT)
     assert not admits(both, ATTACKER, MEMBER, APP_PORT)
 

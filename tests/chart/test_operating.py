@@ -1,4 +1,4 @@
-"""The operator as the chart starts it: its command, its settings, its rights, asked where its probes ask."""
+"""The operator as the chart starts it: its command, settings, rights and probes."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ NO_SECRET = "Secret acl, which spec.broker names, does not exist"
 
 
 async def a_group(api: Api, namespace: str, name: str = "orders") -> str:
-    """Make a group whose Secret is not there, and return its path."""
+    """Create a group that names a missing Secret, and return the group's path."""
     broker = {"nameServers": ["127.0.0.1:1"], "credentialsSecret": {"name": "acl"}}
     spec = {"broker": {"rocketmq": broker}, "subscriptions": [{"topic": "orders"}]}
     groups = f"/apis/rota.dev/v1alpha1/namespaces/{namespace}/consumergroups"
@@ -28,14 +28,14 @@ async def a_group(api: Api, namespace: str, name: str = "orders") -> str:
     return f"{groups}/{name}"
 
 
-async def is_looked_after(api: Api, group: str) -> None:
-    """Wait until an operator has said what it thinks of a group."""
+async def wait_for_status(api: Api, group: str) -> None:
+    """Wait until an operator has written the conditions of a group."""
 
-    async def told() -> bool:
+    async def is_reported() -> bool:
         conditions = (await api.get(group)).get("status", {}).get("conditions") or []
-        return any(NO_SECRET in one["message"] for one in conditions)
+        return any(NO_SECRET in condition["message"] for condition in conditions)
 
-    await soon(told)
+    await soon(is_reported)
 
 
 MORE_RIGHTS = pytest.mark.slow("an operator with cluster-wide rights, as a process")
@@ -64,22 +64,24 @@ async def test_chart_starts_an_operator_that_works_with_its_rights_and_probes(
     fields["metadata.uid"] = "uid-of-rota-0"
     kubeconfig = as_its_account(control_plane, release, tmp_path / "kubeconfig")
     async with started(rendered, kubeconfig, fields) as operator:
-        await is_looked_after(api, await a_group(api, namespace))
+        await wait_for_status(api, await a_group(api, namespace))
         lease = f"/apis/coordination.k8s.io/v1/namespaces/{release.namespace}/leases/{release.name}"
         assert (await api.get(lease))["spec"]["holderIdentity"] == "rota-0"
         for probe in ("startup", "liveness", "readiness"):
-            asked = rendered.container[f"{probe}Probe"]["httpGet"]
+            request = rendered.container[f"{probe}Probe"]["httpGet"]
             await asyncio.to_thread(
-                eventually, partial(answers, f"https://{address}:8080{asked['path']}", unverified())
+                eventually, partial(answers, f"https://{address}:8080{request['path']}", unverified())
             )
-        tried = await asyncio.to_thread(release.try_out, tmp_path, api.access.server, f"https://{address}:8080")
-        assert (tried.returncode, tried.stderr) == (0, "")
+        test_run = await asyncio.to_thread(release.try_out, tmp_path, api.access.server, f"https://{address}:8080")
+        assert (test_run.returncode, test_run.stderr) == (0, "")
         operator.terminate()
         assert await asyncio.wait_for(operator.wait(), PATIENCE_SECONDS) == 0
-    assert "is forbidden: User" not in log_of(kubeconfig).read_text()  # a namespace that ends is forbidden to everybody
-    written = [json.loads(line) for line in journal_of(kubeconfig).read_text().splitlines()]
-    assert any(NO_SECRET in it.get("message", "") for it in written if it["kind"] == "verdict")
-    assert not (await api.get(lease))["spec"]["holderIdentity"]  # given back, so that another leads at once
+    assert (
+        "is forbidden: User" not in log_of(kubeconfig).read_text()
+    )  # "User": in a namespace that ends all is forbidden
+    records = [json.loads(line) for line in journal_of(kubeconfig).read_text().splitlines()]
+    assert any(NO_SECRET in record.get("message", "") for record in records if record["kind"] == "verdict")
+    assert not (await api.get(lease))["spec"]["holderIdentity"]  # released, so that another operator leads at once
 
 
 @pytest.mark.slow("a namespace that the chart names is deleted and made again")
@@ -97,15 +99,15 @@ async def test_namespace_deleted_while_watched_affects_no_other_and_is_served_wh
         started, release.template(**values), as_its_account(control_plane, release, tmp_path / "it"), fields
     )
     async with start():
-        await is_looked_after(api, await a_group(api, namespace))
+        await wait_for_status(api, await a_group(api, namespace))
         await api.delete(f"/api/v1/namespaces/{doomed}")
         await soon(partial(is_gone, api, f"/api/v1/namespaces/{doomed}"))
-        await is_looked_after(api, await a_group(api, namespace, "billing"))
+        await wait_for_status(api, await a_group(api, namespace, "billing"))
     async with start():
-        await is_looked_after(api, await a_group(api, namespace, "invoices"))
+        await wait_for_status(api, await a_group(api, namespace, "invoices"))
         for probe in ("healthz", "readyz"):
             await asyncio.to_thread(eventually, partial(answers, f"https://{address}:8080/{probe}", unverified()))
         await api.create("/api/v1/namespaces", {"metadata": {"name": doomed}})
         release.install(**values)
-        await is_looked_after(api, await a_group(api, doomed))
+        await wait_for_status(api, await a_group(api, doomed))
     await api.delete(f"/api/v1/namespaces/{doomed}")

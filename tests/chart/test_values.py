@@ -1,4 +1,4 @@
-"""The chart's values: described once, in three places alike, and refused where they cannot be meant."""
+"""The chart's values: values.yaml, schema and README describe them alike, and invalid values are rejected."""
 
 import json
 import re
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from chart.charts import CHART, Helm, Refused
+from chart.charts import CHART, Helm, HelmError
 from ground.api import Object
 
 TEXT = (CHART / "values.yaml").read_text()
@@ -16,47 +16,47 @@ VALUES: Object = yaml.safe_load(TEXT)
 SCHEMA: Object = json.loads((CHART / "values.schema.json").read_text())
 
 
-def described() -> dict[str, str]:
-    """Return what values.yaml says about each value, by its path."""
-    found: dict[str, str] = {}
+def read_descriptions() -> dict[str, str]:
+    """Return the descriptions in values.yaml, by the path of the value."""
+    descriptions: dict[str, str] = {}
     path: list[str] = []
-    said = ""
+    description = ""
     for line in TEXT.splitlines():
         if comment := re.match(r" *# -- (.*)", line):
-            said = comment[1]
+            description = comment[1]
         elif key := re.match(r"( *)(\w+):", line):
             path = [*path[: len(key[1]) // 2], key[2]]
-            if said:
-                found[".".join(path)] = said
-            said = ""
-    return found
+            if description:
+                descriptions[".".join(path)] = description
+            description = ""
+    return descriptions
 
 
 def branches(schema: Object, path: str = "") -> Iterator[tuple[str, Object]]:
-    """Yield every part of the schema that is about a value of its own."""
+    """Yield every property of the schema, with its path."""
     for name, part in schema.get("properties", {}).items():
         yield path + name, part
         yield from branches(part, f"{path}{name}.")
 
 
 def default(path: str) -> Any:
-    found: Any = VALUES
+    value: Any = VALUES
     for name in path.split("."):
-        found = found[name]
-    return found
+        value = value[name]
+    return value
 
 
-def row(path: str, said: str) -> str:
-    return f"| `{path}` | {said} | `{json.dumps(default(path))}` |"
+def row(path: str, description: str) -> str:
+    return f"| `{path}` | {description} | `{json.dumps(default(path))}` |"
 
 
-DESCRIBED = described()
+DESCRIBED = read_descriptions()
 LEAVES = {path: part for path, part in branches(SCHEMA) if path in DESCRIBED}
 
 
 def test_chart_values_are_all_described() -> None:
     leaves = {path for path, part in branches(SCHEMA) if "description" in part or "properties" not in part}
-    resources = {f"{of}resources.{what}" for of in ("", "pipeline.") for what in ("requests", "limits")}
+    resources = {f"{prefix}resources.{kind}" for prefix in ("", "pipeline.") for kind in ("requests", "limits")}
     assert leaves - {"global", *resources} == DESCRIBED.keys()
 
 
@@ -65,19 +65,19 @@ def test_chart_schema_descriptions_equal_those_of_the_values() -> None:
 
 
 def test_chart_readme_table_equals_the_values() -> None:
-    table = ["| value | what it does | default |", "|---|---|---|", *(row(*it) for it in DESCRIBED.items())]
+    table = ["| value | what it does | default |", "|---|---|---|", *(row(*entry) for entry in DESCRIBED.items())]
     assert (CHART / "README.md").read_text().partition("## Values\n\n")[2].splitlines() == table
 
 
 def test_chart_schema_allows_no_additional_properties() -> None:
-    every = [("", SCHEMA), *branches(SCHEMA)]
+    all_branches = [("", SCHEMA), *branches(SCHEMA)]
     assert [
-        path for path, part in every if "properties" in part and part.get("additionalProperties") is not False
+        path for path, part in all_branches if "properties" in part and part.get("additionalProperties") is not False
     ] == []
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "error"),
     [
         ({"replica": 3}, "'replica' not allowed"),
         ({"image": {"name": "x"}}, "'name' not allowed"),
@@ -120,13 +120,13 @@ def test_chart_schema_allows_no_additional_properties() -> None:
     ],
     ids=str,
 )
-def test_chart_schema_rejects_an_invalid_value(helm: Helm, values: Object, told: str) -> None:
-    with pytest.raises(Refused, match=re.escape(told)):
+def test_chart_schema_rejects_an_invalid_value(helm: Helm, values: Object, error: str) -> None:
+    with pytest.raises(HelmError, match=re.escape(error)):
         helm.template(**values)
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "error"),
     [
         (
             {"journal": {"kind": "volume", "claim": {"accessModes": ["ReadWriteOnce"]}}},
@@ -153,8 +153,8 @@ def test_chart_schema_rejects_an_invalid_value(helm: Helm, values: Object, told:
     ],
     ids=str,
 )
-def test_chart_values_that_conflict_are_rejected_with_a_sentence(helm: Helm, values: Object, told: str) -> None:
-    with pytest.raises(Refused, match=re.escape(told)):
+def test_chart_values_that_conflict_are_rejected_with_a_sentence(helm: Helm, values: Object, error: str) -> None:
+    with pytest.raises(HelmError, match=re.escape(error)):
         helm.template(**values)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from chart.charts import Helm, Refused
+from chart.charts import Helm, HelmError
 from e2e import events
 from e2e.consumers import RESULTS, Consumers, broker_of
 from e2e.release import Installation
@@ -23,7 +23,7 @@ from soaking import soak
 MAX_MEMBERS = 10  # events during a rebalance add one member
 LONG_SECONDS = 1200  # from this duration on, a run starts without an operator
 DOWN_SECONDS = 600  # for so long
-EVENT_ERRORS = (AssertionError, LookupError, TimeoutError, RuntimeError, Refused, Missing)
+EVENT_ERRORS = (AssertionError, LookupError, TimeoutError, RuntimeError, HelmError, Missing)
 
 
 def choose_size(consumers: Consumers, random: Random) -> int:

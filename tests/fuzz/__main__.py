@@ -1,4 +1,4 @@
-"""`python -m fuzz`: try parsers with mutated input until told to stop, or one seed again."""
+"""`python -m fuzz`: try parsers with mutated input until interrupted, or try one seed again."""
 
 import argparse
 import signal

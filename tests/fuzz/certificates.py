@@ -1,4 +1,4 @@
-"""Certificates in Secrets that tenants write, as far as Rota itself reads them."""
+"""Target: certificates in Secrets that tenants write, as far as Rota itself reads them."""
 
 import base64
 import ssl
@@ -22,7 +22,7 @@ CERTIFICATES = [
 
 
 def check_certificate(data: bytes) -> None:
-    """Read when a certificate is valid: two numbers, or nothing."""
+    """Read a certificate's validity: two numbers, or None."""
     for text in (ssl.DER_cert_to_PEM_cert(data), data.decode(errors="replace")):
         validity = certificate_validity(KeyPair(text, ""))
         assert validity is None or len(validity) == len([*map(float, validity)])

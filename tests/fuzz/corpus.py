@@ -1,4 +1,4 @@
-"""What brokers really send, in short: frames, bodies, messages; what is mutated begins as one of these."""
+"""Short samples of what brokers really send: frames, bodies and messages, from which mutations start."""
 
 import struct
 import zlib
@@ -12,13 +12,14 @@ TEXT = b'{"order":1,"lines":[{"sku":"a"},{"sku":"b"}]}' * 4
 
 
 def a_frame(header: bytes, body: bytes, kind: int) -> bytes:
-    """Write a frame around a header of either kind, with lengths that are right."""
+    """Write a frame around a header of either kind, with correct lengths."""
     return struct.pack(">IB", 4 + len(header) + len(body), kind) + len(header).to_bytes(3, "big") + header + body
 
 
 def a_message(body: bytes, flags: int = 0, *, v2: bool = False) -> bytes:
-    """Write a message around a body, with lengths and a checksum that are right."""
-    topic, properties = b"%RETRY%shop", b"TAGS\x01red\x02UNIQ_KEY\x017F000001\x02RETRY_TOPIC\x01orders\x02"
+    """Write a message around a body, with correct lengths and checksum."""
+    topic = b"%RETRY%shop"
+    properties = b"TAGS\x01red\x02UNIQ_KEY\x017F000001\x02RETRY_TOPIC\x01orders\x02"
     data = b"".join(
         (
             b"\xda\xa3\x20\xab" if v2 else b"\xda\xa3\x20\xa7",
@@ -51,7 +52,7 @@ _BATCH = _item(b"one", b"TAGS\x01blue\x02") + _item(b"", b"") + _item(TEXT, b"KE
 
 
 def _bomb(blocks: int) -> bytes:
-    """Write so many times 128 KiB of zeros by ZSTD: its length in 4 bytes, then blocks of one byte that is repeated."""
+    """Compress blocks of 128 KiB of zeros by ZSTD: the length in 4 bytes, then blocks that repeat one byte."""
     start = b"\x28\xb5\x2f\xfd\xa0" + (blocks * 2**17).to_bytes(4, "little")
     return start + b"\x02\x00\x10\x00" * (blocks - 1) + b"\x03\x00\x10\x00"  # the last
 
@@ -67,7 +68,7 @@ PACKED: list[tuple[bytes, int]] = [
     (zlib.compress(TEXT), 0x301),
     (_BATCH, 0x0C0),
     (zlib.compress(_BATCH), 0x3C1),
-    (_bomb(600), 0x201),  # not to be unpacked: it is over the largest
+    (_bomb(600), 0x201),  # over the limit, must not be unpacked
     (zlib.compress(bytes(2**20)), 0x301),
     (zlib.compress(_item(b"", b"") * 2000), 0x3C1),
 ]
@@ -76,7 +77,7 @@ MESSAGES: list[bytes] = [
     a_message(TEXT, 0x30, v2=True),
     a_message(b"", 0x10) + a_message(b"", 0x20),
     b"".join(a_message(body, flags) for body, flags in PACKED[:8]),
-    a_message(_bomb(256), 0x201) * 24,  # each the largest that is unpacked; all of them would be 768 MiB
+    a_message(_bomb(256), 0x201) * 24,  # each has the largest size that is unpacked; together they would be 768 MiB
 ]
 BODIES: list[bytes] = [
     (

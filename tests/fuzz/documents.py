@@ -1,4 +1,4 @@
-"""Targets: documents that namespaces' users and pods can write: ConfigMaps, reports, annotations, custom resources."""
+"""Targets: documents that users and pods of a namespace can write: ConfigMaps, reports, annotations, resources."""
 
 import gzip
 import hashlib
@@ -116,7 +116,7 @@ NOTES = [make_patch(_RAISED, _TEMPLATE).encode(), make_patch(_TEMPLATE, {"spec":
 
 
 def check_assignment(data: bytes) -> None:
-    """Refuse an assignment with a ValueError, or read what can be written and read again."""
+    """Reject an assignment with a ValueError, or read one that survives encoding and decoding."""
     try:
         assignment = decode_assignment(data)
     except ValueError:
@@ -127,7 +127,7 @@ def check_assignment(data: bytes) -> None:
 
 
 def check_report(data: bytes) -> None:
-    """Refuse a report with a ValueError, or read one whose queues are few enough to be listed."""
+    """Reject a report with a ValueError, or read one with a limited number of queues."""
     decode_offsets(data)
     decode_progress(data)
     with suppress(ValueError):
@@ -136,16 +136,17 @@ def check_report(data: bytes) -> None:
 
 
 def check_deliveries(data: bytes) -> None:
-    """Read no page, or one whose counters can be summed up and whose messages can be described."""
+    """Read no page, or one with counters that can be summed up and messages that can be described."""
     if page := decode_deliveries(data):
-        deliveries, group = MemberDeliveries.from_page(page), GroupDeliveries()
+        deliveries = MemberDeliveries.from_page(page)
+        group = GroupDeliveries()
         group.record("uid", "", deliveries, {"orders"}, 0.0)
         group.update_problem(0.0)
         assert all(describe_message(message) for message in deliveries.failing_messages)
 
 
 def check_settings(data: bytes) -> None:
-    """Refuse settings with a ValueError; what is read of them alone has a default."""
+    """Reject settings with a ValueError; the fields that are also read alone have defaults."""
     text = data.decode(errors="replace")
     assert 0 < decode_drain_timeout(text) < float("inf"), "no drain timeout"
     assert isinstance(decode_group_name(text), str)
@@ -154,8 +155,8 @@ def check_settings(data: bytes) -> None:
 
 
 def check_spec(data: bytes) -> None:
-    """Refuse a ConsumerGroup or a RebalancePolicy with a ValueError."""
-    with suppress(ValueError, RecursionError):  # the JSON's own
+    """Reject a ConsumerGroup or a RebalancePolicy with a ValueError."""
+    with suppress(ValueError, RecursionError):  # raised by the JSON decoder
         body = msgspec.json.decode(data, type=dict[str, Any])
         with suppress(ValueError):
             assert isinstance(parse_group(body), GroupSpec)
@@ -164,18 +165,18 @@ def check_spec(data: bytes) -> None:
 
 
 def check_journal(data: bytes) -> None:
-    """Refuse a journal record with a ValueError."""
+    """Reject a journal record with a ValueError."""
     with suppress(ValueError):
         assert isinstance(records.decode_record(data), records.Record)
 
 
 def check_note(data: bytes) -> None:
-    """Undo what the note on a pod template says, whatever it says."""
+    """Apply the reverse patch in a pod template's annotation; any content must give a template."""
     assert isinstance(apply_patch(_RAISED, data.decode(errors="replace")), dict)
 
 
 def _with_right_sum(chance: Random) -> bytes:
-    """Change an assignment and give it the sum of what it is then: otherwise only the sum is checked."""
+    """Change an assignment and correct its checksum: otherwise decoding would always stop at the checksum."""
     data = mutate(chance, ASSIGNMENTS[0], ASSIGNMENTS)
     try:
         body = json.loads(data)
@@ -189,7 +190,7 @@ def _with_right_sum(chance: Random) -> bytes:
 
 
 def _compressed_bomb(chance: Random) -> bytes:
-    """Change a short document that decompresses to more than is allowed; seldom, for each takes a second."""
+    """Change a short document that decompresses to more than the limit; rarely, because each takes a second."""
     return mutate(chance, _BOMB if chance.random() < 0.01 else ASSIGNMENTS[1], ASSIGNMENTS)
 
 

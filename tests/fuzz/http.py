@@ -1,4 +1,4 @@
-"""Target: what an app answers to the sidecar's POST."""
+"""Target: an app's responses to the sidecar's POST."""
 
 import asyncio
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ ANSWERS = [
     b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\n\r\n",
     b"HTTP/1.0 200 OK\r\n\r\nuntil the end",
 ]
-TIMEOUT_SECONDS = 20.0  # the app closes the connection, so an answer ends
+TIMEOUT_SECONDS = 20.0  # never reached: the app closes the connection
 
 
 def check_answers(data: bytes) -> None:
-    """Read an answer in one piece and in two; both must give the same status, or none."""
+    """Read a response in one piece and in two; both must give the same status, or none."""
     half = len(data) // 2
     assert asyncio.run(_status([data])) == asyncio.run(_status([data[:half], data[half:]])), "it depends on the split"
 

@@ -13,12 +13,12 @@ _TOKENS = (
 )
 
 
-def mutate(chance: Random, data: bytes, others: Sequence[bytes]) -> bytes:
-    """Return the data with one to four changes; a splice continues with a part of one of the others."""
+def mutate(chance: Random, data: bytes, samples: Sequence[bytes]) -> bytes:
+    """Return the data with one to four changes; a splice continues with a part of one of the samples."""
 
     def splice(chance: Random, data: bytes) -> bytes:
-        other = chance.choice(others)
-        return data[: chance.randrange(len(data))] + other[chance.randrange(len(other)) :]
+        sample = chance.choice(samples)
+        return data[: chance.randrange(len(data))] + sample[chance.randrange(len(sample)) :]
 
     changes: tuple[Callable[[Random, bytes], bytes], ...]
     changes = (_flip, _flip, _number, _number, _cut, _leave_out, _token, _repeat, splice)

@@ -1,4 +1,4 @@
-"""Targets: what RocketMQ's brokers, name servers and producers send."""
+"""Targets: data from RocketMQ's brokers, name servers and producers."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,7 +15,7 @@ from rota.brokers.rocketmq.wire.frames import Decoder, Frame, MalformedFrameErro
 from rota.brokers.rocketmq.wire.messages import decode_admitted
 
 ADMITTED_BYTES = 16 * MEBIBYTE  # of one input's messages
-MOST_PROPERTIES_BYTES = 7 * 2**20  # memory of 65,535 bytes of properties of a batch, and as many of a message in it
+MOST_PROPERTIES_BYTES = 7 * 2**20  # memory of 65,535 bytes of properties of a batch, and as many of its message
 BODY_TYPES: tuple[type[Any], ...] = (
     *(
         payloads.TopicRoute,
@@ -94,7 +94,7 @@ def _is_complete(message: Message) -> bool:
     return len(message.body) <= ADMIT_ALL.max_body_bytes and all(isinstance(text, str) for text in texts)
 
 
-# What surrounds a changed header or a changed compressed body is right, so that the parser gets that far.
+# A changed header or compressed body gets correct surroundings, so that the parser reaches it.
 
 
 def _header(chance: Random) -> bytes:
@@ -109,7 +109,7 @@ def _compressed(chance: Random) -> bytes:
 
 
 def _false_length(chance: Random) -> bytes:
-    """Make a batch of one message whose length leads forwards, nowhere or backwards."""
+    """Make a batch of one message with a length that leads forwards, nowhere or backwards."""
     length = chance.randint(-60, 20)
     more = chance.randint(0, 40)
     item = (22 + length).to_bytes(4, "big", signed=True) + bytes(12) + length.to_bytes(4, "big", signed=True)

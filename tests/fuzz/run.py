@@ -1,4 +1,4 @@
-"""One input: a seed chooses a target and makes its input; the target's check must hold."""
+"""Runs one input: a seed chooses a target and makes its input; the target's check must hold."""
 
 import resource
 import sys
@@ -22,7 +22,7 @@ def choose(seed: int, names: tuple[str, ...] = tuple(TARGETS)) -> tuple[str, byt
 
 
 def peak_bytes() -> int:
-    """Return the most memory that this program has had."""
+    """Return the peak memory of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
@@ -30,7 +30,7 @@ CHECKS: Mapping[str, Check] = {name: target.check for name, target in TARGETS.it
 
 
 def failure(seed: int, checks: Mapping[str, Check] = CHECKS) -> str | None:
-    """Try a seed; return what did not hold, and the command that tries it again."""
+    """Try a seed; return the failure with the command that tries the seed again, or None."""
     name, data = choose(seed)
     before_bytes = peak_bytes()
     try:

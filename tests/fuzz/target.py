@@ -1,4 +1,4 @@
-"""What a fuzz target is: a parser, the input it is tried with, and what must hold whatever comes."""
+"""A fuzz target: a parser, the makers of its input, and the check that must hold for any input."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ Maker = Callable[[Random], bytes]
 
 @dataclass(frozen=True)
 class Target:
-    """A parser that meets bytes of others; `check` fails if the parser does what it must not."""
+    """A parser of untrusted bytes; `check` fails if the parser violates its contract."""
 
     name: str
     check: Callable[[bytes], None]
@@ -19,5 +19,5 @@ class Target:
 
 
 def mutated(samples: Sequence[bytes]) -> Maker:
-    """Make input by changing one of the samples."""
+    """Return a maker that changes one of the samples."""
     return lambda chance: mutate(chance, chance.choice(samples), samples)

@@ -1,4 +1,4 @@
-"""Trace context that a producer writes into a message, up to the span that a sidecar makes of it."""
+"""Target: trace context that a producer writes into a message, up to the sidecar's span of its delivery."""
 
 from functools import cache
 
@@ -18,7 +18,7 @@ CONTEXTS = [
 
 
 def check_trace_context(data: bytes) -> None:
-    """Make and end the span of a message with this traceparent and tracestate, if it has one."""
+    """Send the span of a message with this traceparent and tracestate, if the message has a span."""
     parent, _, state = data.decode(errors="replace").partition("\n")
     properties = {"traceparent": parent, "tracestate": state, "UNIQ_KEY": state}
     message = Message(Queue("orders", "broker-a", 0), 0, b"", properties)

@@ -1,4 +1,4 @@
-"""`make release-check`: make all of a release twice, look into it, and put it into dist/ if everything is right."""
+"""`make release-check`: builds all parts of a release twice, checks them, and moves them to dist/ if all are right."""
 
 import argparse
 import shutil
@@ -9,19 +9,19 @@ from pathlib import Path
 
 from ground.report import Missing
 from release import before, boms, charts, images, packages, plugin, versions
-from release.work import ROOT, Failed, InvalidSpecError, LeftOut, Work, begun, sha256
+from release.work import ROOT, CheckFailedError, SkippedError, UsageError, Work, prepare, sha256
 
 CHECKS: dict[str, Callable[[Work], str]] = {
-    "versions": versions.agree,
-    "compatible": before.compatible,
+    "versions": versions.check_versions,
+    "compatible": before.check_compatibility,
     "wheel": packages.build,
-    "installed": packages.installs,
-    "extras": packages.extras,
+    "installed": packages.install,
+    "extras": packages.install_extras,
     "plugin": plugin.build,
     "chart": charts.package,
-    "rendered": charts.renders,
-    "licences": boms.listed,
-    "materials": boms.written,
+    "rendered": charts.render,
+    "licences": boms.list_licences,
+    "materials": boms.write_all,
     "images": images.build,
 }
 SUMS = "SHA256SUMS"
@@ -34,54 +34,55 @@ def main(arguments: list[str] | None = None) -> int:
         "--without", action="append", default=[], choices=CHECKS, help="leave this out; may be repeated"
     )
     parser.add_argument("--into", type=Path, default=ROOT / "dist", help="the folder to make (default: dist/)")
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        _may_be_replaced(asked.into)
+        _remove_previous_release(options.into)
         with tempfile.TemporaryDirectory(prefix="rota-release-") as scratch:
-            work, told = begun(Path(scratch))
-            print(f"Rota {work.version} of {told}", flush=True)
-            if not _all_right(work, asked.without):
+            work, origin = prepare(Path(scratch))
+            print(f"Rota {work.version} of {origin}", flush=True)
+            if not _run_checks(work, options.without):
                 print("This cannot be released.", file=sys.stderr)
                 return 1
-            _deliver(work, asked.into)
-    except (InvalidSpecError, Missing) as mistake:
-        print(f"release: {mistake}.", file=sys.stderr)
+            _move_into_place(work, options.into)
+    except (UsageError, Missing) as error:
+        print(f"release: {error}.", file=sys.stderr)
         return 2
     return 0
 
 
-def _all_right(work: Work, without: list[str]) -> bool:
-    """Make every check, also after one that failed, and tell of each in a line."""
-    right = True
+def _run_checks(work: Work, without: list[str]) -> bool:
+    """Run every check, also after a failed one, and print a line for each."""
+    all_passed = True
     for name, check in CHECKS.items():
         try:
-            sign, told = ("LEFT OUT", "as you wished") if name in without else ("ok", check(work))
-        except LeftOut as left:
-            sign, told = "LEFT OUT", str(left)
-        except (Failed, Missing) as failed:
-            right, sign, told = False, "FAILED", str(failed)
-        print(f"{name:12}{sign:10}{told}", flush=True)
-    return right
+            sign, result = ("LEFT OUT", "as you wished") if name in without else ("ok", check(work))
+        except SkippedError as skipped:
+            sign, result = "LEFT OUT", str(skipped)
+        except (CheckFailedError, Missing) as failure:
+            all_passed = False
+            sign, result = "FAILED", str(failure)
+        print(f"{name:12}{sign:10}{result}", flush=True)
+    return all_passed
 
 
-def _may_be_replaced(into: Path) -> None:
-    """See to it that nothing is lost but an older release: everything in one is named in its sums."""
+def _remove_previous_release(into: Path) -> None:
+    """Remove an older release from the folder; fail if the folder has a file that no checksum of a release names."""
     if not into.exists():
         return
     if not into.is_dir():
-        raise InvalidSpecError(f"{into} is no folder; name another with --into")
+        raise UsageError(f"{into} is no folder; name another with --into")
     sums = into / SUMS
     ours = {line.split()[1] for line in sums.read_text().splitlines()} | {SUMS} if sums.is_file() else set()
     strange = sorted({path.name for path in into.iterdir()} - ours)
     if strange:
-        raise InvalidSpecError(
+        raise UsageError(
             f"{into} holds {strange[0]}, which no release made; move it away, or name another folder with --into"
         )
     shutil.rmtree(into)
 
 
-def _deliver(work: Work, into: Path) -> None:
-    """Move what was made to where it is looked for, and show it."""
+def _move_into_place(work: Work, into: Path) -> None:
+    """Move the files to the target folder, with their checksums, and list them."""
     files = sorted(work.into.iterdir())
     sums = {path.name: sha256(path) for path in files}
     (work.into / SUMS).write_text("".join(f"{digest}  {name}\n" for name, digest in sums.items()))

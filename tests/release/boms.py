@@ -1,4 +1,4 @@
-"""Bills of materials (CycloneDX 1.5): what comes with the wheel, alone and with each extra, from the lock file."""
+"""Bills of materials (CycloneDX 1.5): the wheel's dependencies, alone and with each extra, from the lock file."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 from release.licences import ALLOWED, licence_of, refused
 from release.packages import EXTRAS
-from release.work import Failed, Work
+from release.work import CheckFailedError, Work
 
 Bom = dict[str, Any]
 
@@ -22,47 +22,52 @@ GCC's Fortran, whose exception allows that. Images also hold their base's packag
 """
 
 
-def written(work: Work) -> str:
-    """Write a bill for the wheel alone and with each extra."""
-    wrong, counts = [], []
+def write_all(work: Work) -> str:
+    """Write a bill for the wheel alone and one for each extra."""
+    errors = []
+    counts = []
     for extra in ("", *EXTRAS):
-        bom, name = of_extra(work, extra), f"rota-{work.version}{f'-{extra}' if extra else ''}.cdx.json"
-        wrong += [f"{name} {told}" for told in flaws(bom)]
+        bom = bom_of_extra(work, extra)
+        name = f"rota-{work.version}{f'-{extra}' if extra else ''}.cdx.json"
+        errors += [f"{name} {flaw}" for flaw in flaws(bom)]
         write(work, name, bom)
         counts.append(f"{len(bom['components'])} {f'with {extra}' if extra else 'in the wheel alone'}")
-    if wrong:
-        raise Failed("; ".join(wrong))
+    if errors:
+        raise CheckFailedError("; ".join(errors))
     return f"CycloneDX 1.5, components: {', '.join(counts)}"
 
 
-def listed(work: Work) -> str:
-    """Write down every dependency and its licence; none may be but those that are allowed."""
+def list_licences(work: Work) -> str:
+    """List every dependency with its licence; fail if a licence is not allowed."""
     users: dict[tuple[str, str], list[str]] = defaultdict(list)
     for extra in ("", *EXTRAS):
-        for it in of_extra(work, extra)["components"]:
-            users[it["name"], it["version"]].append(extra or "always")
-    rows = [
-        (name, version, licence_of(name), "always" if "always" in who else ", ".join(who))
-        for (name, version), who in sorted(users.items())
-    ]
-    wrong = [f"{name} is under {', '.join(refused(licence))}" for name, _, licence, _ in rows if refused(licence)]
-    if wrong:
-        raise Failed(f"{'; '.join(wrong)}; only {', '.join(ALLOWED)} are allowed")
-    lines = [f"{name:24} {version:12} {licence:56} {who}" for name, version, licence, who in rows]
+        for component in bom_of_extra(work, extra)["components"]:
+            users[component["name"], component["version"]].append(extra or "always")
+    lines = []
+    errors = []
+    kinds: set[str] = set()
+    for (name, version), extras in sorted(users.items()):
+        licence = licence_of(name)
+        if not_allowed := refused(licence):
+            errors.append(f"{name} is under {', '.join(not_allowed)}")
+        needed = "always" if "always" in extras else ", ".join(extras)
+        lines.append(f"{name:24} {version:12} {licence:56} {needed}")
+        kinds |= {*re.split(r" AND | OR ", licence)}
+    if errors:
+        raise CheckFailedError(f"{'; '.join(errors)}; only {', '.join(ALLOWED)} are allowed")
     (work.into / "licences.txt").write_text(_HEAD.format(version=work.version) + "\n".join(lines) + "\n")
-    kinds = {part for *_, licence, _ in rows for part in re.split(r" AND | OR ", licence)}
-    return f"{len(rows)} packages under {', '.join(sorted(kinds))}"
+    return f"{len(lines)} packages under {', '.join(sorted(kinds))}"
 
 
 def write(work: Work, name: str, bom: Bom) -> None:
-    """Write a bill as people can read it too."""
+    """Write a bill as indented JSON."""
     (work.into / name).write_text(json.dumps(bom, indent=2) + "\n")
 
 
-def of_extra(work: Work, extra: str) -> Bom:
-    """Return the bill of the wheel with an extra, or with none."""
-    wanted = ("--extra", extra) if extra else ()
-    bom: Bom = json.loads(work.uv("export", "--quiet", "--frozen", "--no-dev", "--format=cyclonedx1.5", *wanted))
+def bom_of_extra(work: Work, extra: str) -> Bom:
+    """Return the bill of the wheel with an extra, or without any (an empty name)."""
+    options = ("--extra", extra) if extra else ()
+    bom: Bom = json.loads(work.uv("export", "--quiet", "--frozen", "--no-dev", "--format=cyclonedx1.5", *options))
     root = bom["metadata"]["component"]
     root |= {"type": "application", "purl": f"pkg:pypi/{root['name']}@{root['version']}"}
     for component in (root, *bom["components"]):
@@ -71,7 +76,7 @@ def of_extra(work: Work, extra: str) -> Bom:
 
 
 def stamped(bom: Bom, epoch: int) -> Bom:
-    """Return a bill that is the same for the same content: uv gives it the time and a number by chance."""
+    """Return a bill that depends only on its content: uv writes the current time and a random number."""
     bom["metadata"]["timestamp"] = datetime.fromtimestamp(epoch, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     bom.pop("serialNumber", None)
     number = uuid.uuid5(uuid.NAMESPACE_URL, json.dumps(bom, sort_keys=True))
@@ -79,34 +84,35 @@ def stamped(bom: Bom, epoch: int) -> Bom:
 
 
 def licences(expression: str) -> list[Bom]:
-    """Return an SPDX expression as bills spell it."""
+    """Return an SPDX expression in the format of bills."""
     return [{"license": {"id": expression}} if " " not in expression else {"expression": expression}]
 
 
 def flaws(bom: Bom) -> Iterator[str]:
-    """Yield what is not as CycloneDX 1.5 says, or not known of a component."""
+    """Yield violations of CycloneDX 1.5, and missing fields of components."""
     if (bom.get("bomFormat"), bom.get("specVersion"), bom.get("version")) != ("CycloneDX", "1.5", 1):
         yield "is no CycloneDX 1.5"
     if not re.fullmatch(r"urn:uuid:[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", bom.get("serialNumber", "")):
         yield "has no serial number"
     components = [bom["metadata"]["component"], *bom["components"]]
-    for it in components:
-        yield from _of_component(it)
-    known = [it.get("bom-ref") for it in components]
-    for reference in sorted({it for it in known if known.count(it) > 1}):
+    for component in components:
+        yield from _component_flaws(component)
+    references = [component.get("bom-ref") for component in components]
+    for reference in sorted({reference for reference in references if references.count(reference) > 1}):
         yield f"has {reference} twice"
-    needs = {it["ref"]: it.get("dependsOn", []) for it in bom.get("dependencies", [])}
-    for reference in sorted({*needs, *(it for some in needs.values() for it in some)} - set(known)):
+    dependencies = {component["ref"]: component.get("dependsOn", []) for component in bom.get("dependencies", [])}
+    mentioned = set(dependencies).union(*dependencies.values())
+    for reference in sorted(mentioned - set(references)):
         yield f"speaks of {reference}, which is not in it"
 
 
-def _of_component(it: Bom) -> Iterator[str]:
-    name, version, purl = (it.get(key, "") for key in ("name", "version", "purl"))
-    ours = f"{name or 'a component'}"
+def _component_flaws(component: Bom) -> Iterator[str]:
+    name, version, purl = (component.get(key, "") for key in ("name", "version", "purl"))
+    label = f"{name or 'a component'}"
     for key in ("type", "bom-ref", "name", "version", "purl"):
-        if not it.get(key):
-            yield f"{ours} has no {key}"
+        if not component.get(key):
+            yield f"{label} has no {key}"
     if purl and not re.fullmatch(rf"pkg:(pypi|deb/debian)/{re.escape(name)}@{re.escape(version)}", unquote(purl)):
-        yield f"the purl of {ours} is {purl}"
-    if not it.get("licenses") and not purl.startswith("pkg:deb/"):  # Debian tells its licences as prose
-        yield f"{ours} has no licence"
+        yield f"the purl of {label} is {purl}"
+    if not component.get("licenses") and not purl.startswith("pkg:deb/"):  # Debian has its licences as prose
+        yield f"{label} has no licence"

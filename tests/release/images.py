@@ -1,4 +1,4 @@
-"""The images: built twice without anything kept from before, and looked into for what the bills of materials say."""
+"""The images: built twice without a cache, and compared with their bills of materials."""
 
 import hashlib
 import json
@@ -13,34 +13,34 @@ from urllib.parse import quote
 
 from ground.node.build import build_into
 from release import boms
-from release.work import Failed, LeftOut, Work, repack
+from release.work import CheckFailedError, SkippedError, Work, repack
 
 TARGETS = ("operator", "sidecar")
 LEFT = "the pipeline's, of 1 GB, is left out"
 
 
 def build(work: Work) -> str:
-    """Build each from both copies and write its bill of materials."""
+    """Build each image from both copies, and write its bill of materials."""
     if os.geteuid() != 0 or not shutil.which("buildah"):
-        raise LeftOut(
+        raise SkippedError(
             "images need root and buildah; their content is fixed by Dockerfile, uv.lock and the base's digest"
         )
-    told = []
+    summaries = []
     for target in TARGETS:
-        one, another = (_built(work, target, number) for number in (0, 1))
-        if _id(one) != _id(another):
-            raise Failed(f"two builds of the image {target} differ in {_differences(one, another)}")
-        bom = _bill(work, target, one)
-        repack(one, work.into / f"rota-{target}-{work.version}.image.tar.gz", work.epoch)
-        told.append(f"{target} {_id(one)[:19]}, {len(bom['components'])} components")
-    return f"{'; '.join(told)}; built twice, the same ids; on a base of this machine's Debian; {LEFT}"
+        first, second = (_build_image(work, target, number) for number in (0, 1))
+        if _id(first) != _id(second):
+            raise CheckFailedError(f"two builds of the image {target} differ in {_differences(first, second)}")
+        bom = _write_bill(work, target, first)
+        repack(first, work.into / f"rota-{target}-{work.version}.image.tar.gz", work.epoch)
+        summaries.append(f"{target} {_id(first)[:19]}, {len(bom['components'])} components")
+    return f"{'; '.join(summaries)}; built twice, the same ids; on a base of this machine's Debian; {LEFT}"
 
 
-def _built(work: Work, target: str, number: int) -> Path:
+def _build_image(work: Work, target: str, number: int) -> Path:
     folder = work.into.parent / f"images-{number}"
     folder.mkdir(exist_ok=True)
-    how = ("--no-cache", f"--timestamp={work.epoch}")
-    build_into(folder, target, f"ghcr.io/rota-dev/rota-{target}:{work.version}", *how, source=work.copies[number])
+    options = ("--no-cache", f"--timestamp={work.epoch}")
+    build_into(folder, target, f"ghcr.io/rota-dev/rota-{target}:{work.version}", *options, source=work.copies[number])
     return folder / f"{target}.tar"
 
 
@@ -50,64 +50,69 @@ def _id(archive: Path) -> str:
         return "sha256:" + hashlib.sha256(_read(tar, _manifest(tar)["Config"])).hexdigest()
 
 
-def _bill(work: Work, target: str, archive: Path) -> boms.Bom:
-    """Write what is in an image: of what its extra brings, what is there, and the base's packages."""
-    bom, found = boms.of_extra(work, target), dict(_packages(archive))
-    locked = {(it["name"], it["version"]): it for it in bom["components"]}
+def _write_bill(work: Work, target: str, archive: Path) -> boms.Bom:
+    """Write the bill of an image: the packages of its extra that are present, and the packages of its base."""
+    bom = boms.bom_of_extra(work, target)
+    packages = dict(_packages(archive))
+    locked = {(component["name"], component["version"]): component for component in bom["components"]}
     name = f"rota-{work.version}-{target}-image.cdx.json"
-    strange = sorted(" ".join(it) for it, kind in found.items() if kind == "pypi" and it not in locked)
-    strange = [it for it in strange if it != f"rota-operator {work.version}"]
-    if strange:
-        raise Failed(f"the image {target} holds what uv.lock does not give it: {', '.join(strange)}")
-    kept = [it for package, it in locked.items() if package in found]
-    debian = [_debian(*package) for package, kind in sorted(found.items()) if kind == "deb"]
-    known = {it["bom-ref"] for it in (bom["metadata"]["component"], *kept)}
-    bom["dependencies"] = [
-        it | {"dependsOn": [on for on in it.get("dependsOn", []) if on in known]}
-        for it in bom["dependencies"]
-        if it["ref"] in known
-    ]
-    bom["components"] = [*kept, *debian]
+    allowed = {*locked, ("rota-operator", work.version)}
+    python_packages = {package for package, kind in packages.items() if kind == "pypi"}
+    unexpected = sorted(" ".join(package) for package in python_packages - allowed)
+    if unexpected:
+        raise CheckFailedError(f"the image {target} holds what uv.lock does not give it: {', '.join(unexpected)}")
+    present = [component for package, component in locked.items() if package in packages]
+    debian = [_debian_component(*package) for package, kind in sorted(packages.items()) if kind == "deb"]
+    references = {component["bom-ref"] for component in (bom["metadata"]["component"], *present)}
+    dependencies = []
+    for dependency in bom["dependencies"]:
+        if dependency["ref"] in references:
+            targets = [reference for reference in dependency.get("dependsOn", []) if reference in references]
+            dependencies.append(dependency | {"dependsOn": targets})
+    bom["dependencies"] = dependencies
+    bom["components"] = [*present, *debian]
     bom["metadata"]["component"] |= {"type": "container", "name": "rota-operator"}
     bom = boms.stamped(bom, work.epoch)
-    wrong = [f"{name} {told}" for told in boms.flaws(bom)]
-    if wrong:
-        raise Failed("; ".join(wrong))
+    errors = [f"{name} {flaw}" for flaw in boms.flaws(bom)]
+    if errors:
+        raise CheckFailedError("; ".join(errors))
     boms.write(work, name, bom)
     return bom
 
 
-def _debian(name: str, version: str) -> boms.Bom:
+def _debian_component(name: str, version: str) -> boms.Bom:
     purl = f"pkg:deb/debian/{quote(name)}@{quote(version, safe=':')}"
     return {"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl}
 
 
 def _packages(archive: Path) -> Iterator[tuple[tuple[str, str], str]]:
-    """Yield the packages that lie in an image: Python's and Debian's."""
+    """Yield the Python and Debian packages in an image."""
     for layer in _layers(archive):
         for member in layer:
             if re.search(r"opt/rota/.*\.dist-info/METADATA$", member.name):
-                about = message_from_bytes(_read(layer, member.name))
-                yield (re.sub(r"[-_.]+", "-", about["Name"].lower()), about["Version"]), "pypi"
+                metadata = message_from_bytes(_read(layer, member.name))
+                yield (re.sub(r"[-_.]+", "-", metadata["Name"].lower()), metadata["Version"]), "pypi"
             if member.name.removeprefix("./") == "var/lib/dpkg/status":
                 for package in _read(layer, member.name).split(b"\n\n"):
-                    about = message_from_bytes(package)
-                    if (about["Status"] or "").endswith(" installed"):
-                        yield (about["Package"], about["Version"]), "deb"
+                    metadata = message_from_bytes(package)
+                    if (metadata["Status"] or "").endswith(" installed"):
+                        yield (metadata["Package"], metadata["Version"]), "deb"
 
 
-def _differences(one: Path, another: Path) -> str:
-    """Name what differs, for whoever has to find out why."""
-    ours, theirs = (dict(_files(path)) for path in (one, another))
-    differ = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
+def _differences(first: Path, second: Path) -> str:
+    """Describe the differences between two images."""
+    first_files, second_files = (dict(_files(path)) for path in (first, second))
+    differ = sorted(
+        name for name in first_files.keys() | second_files.keys() if first_files.get(name) != second_files.get(name)
+    )
     return f"{len(differ)} files: {', '.join(differ[:5])}" if differ else "their settings"
 
 
 def _files(archive: Path) -> Iterator[tuple[str, tuple[object, ...]]]:
     for number, layer in enumerate(_layers(archive)):
-        for it in layer:
-            content = hashlib.sha256(_read(layer, it.name)).hexdigest() if it.isfile() else it.linkname
-            yield f"{number}:{it.name}", (it.type, it.mode, it.uid, it.gid, it.mtime, content)
+        for member in layer:
+            content = hashlib.sha256(_read(layer, member.name)).hexdigest() if member.isfile() else member.linkname
+            yield f"{number}:{member.name}", (member.type, member.mode, member.uid, member.gid, member.mtime, content)
 
 
 def _layers(archive: Path) -> Iterator[tarfile.TarFile]:
@@ -118,12 +123,12 @@ def _layers(archive: Path) -> Iterator[tarfile.TarFile]:
 
 
 def _manifest(tar: tarfile.TarFile) -> boms.Bom:
-    (found,) = json.loads(_read(tar, "manifest.json"))
-    return dict(found)
+    (manifest,) = json.loads(_read(tar, "manifest.json"))
+    return dict(manifest)
 
 
 def _read(tar: tarfile.TarFile, name: str) -> bytes:
     file = tar.extractfile(name)
     if not file:
-        raise Failed(f"{name} in an archive has no content")
+        raise CheckFailedError(f"{name} in an archive has no content")
     return file.read()

@@ -1,13 +1,13 @@
-"""Under what licences the dependencies are, and whether all of them are fine."""
+"""The licences of the dependencies, and which of them are allowed."""
 
 import re
 from email.message import Message
 from importlib.metadata import PackageMetadata, PackageNotFoundError, distribution
 
-from release.work import Failed
+from release.work import CheckFailedError
 
-# What we may ship under Apache-2.0, in images too. All of these ask no more than that their text and notices stay
-# beside the code, and wheels and images keep them in each package's .dist-info/.
+# Licences of code that may be shipped under Apache-2.0, in images too. They only require that their text and notices
+# stay with the code, and wheels and images keep both in each package's .dist-info/.
 ALLOWED = {
     "Apache-2.0": "our own; NOTICE files stay",
     "MIT": "permissive",
@@ -21,8 +21,8 @@ ALLOWED = {
     "PSF-2.0": "Python's own; permissive",
     "CC0-1.0": "no rights are claimed",
 }
-# What older metadata say in words, where the words leave no doubt.
-SPOKEN = {
+# Unambiguous names in older metadata.
+SPDX_OF_NAMES = {
     "Apache 2.0": "Apache-2.0",
     "Apache License 2.0": "Apache-2.0",
     "Apache Software License": "Apache-2.0",
@@ -32,38 +32,38 @@ SPOKEN = {
     "MIT License": "MIT",
     "Python Software Foundation License": "PSF-2.0",
 }
-# "BSD License" alone may be one of several: this is what the text in their wheels is.
-READ = {"lz4": "BSD-3-Clause", "pandas": "BSD-3-Clause", "py4j": "BSD-3-Clause"}
+# "BSD License" alone is ambiguous: these are the licence texts in the wheels.
+LICENCES_READ = {"lz4": "BSD-3-Clause", "pandas": "BSD-3-Clause", "py4j": "BSD-3-Clause"}
 
 
 def refused(licence: str) -> list[str]:
-    """Return what of an SPDX expression is not allowed; of things joined by OR one will do."""
+    """Return the licences of an SPDX expression that are not allowed; of alternatives joined by OR one suffices."""
     if "(" in licence or not licence:
         return [licence or "no licence"]
-    choices = [[it for it in part.split(" AND ") if it not in ALLOWED] for part in licence.split(" OR ")]
+    choices = [[name for name in part.split(" AND ") if name not in ALLOWED] for part in licence.split(" OR ")]
     return min(choices, key=len)
 
 
-def spdx(name: str, about: PackageMetadata | Message) -> str:
-    """Return the SPDX expression for what a package says of itself; where that is none we know, what it says."""
+def spdx(name: str, metadata: PackageMetadata | Message) -> str:
+    """Return the SPDX expression for a package's metadata, or the metadata's own words if they are not known here."""
     keys = ("License-Expression", "License", "Classifier")
-    expression, licence, classifiers = (about.get_all(key) or [] for key in keys)
-    if expression or name in READ:
-        return str(expression[0]) if expression else READ[name]
-    words = [str(it).strip().splitlines()[0] for it in licence if str(it).strip()]
-    words += [it.rpartition(" :: ")[2] for it in classifiers if it.startswith("License :: OSI Approved :: ")]
+    expression, licence, classifiers = (metadata.get_all(key) or [] for key in keys)
+    if expression or name in LICENCES_READ:
+        return str(expression[0]) if expression else LICENCES_READ[name]
+    words = [str(line).strip().splitlines()[0] for line in licence if str(line).strip()]
+    words += [line.rpartition(" :: ")[2] for line in classifiers if line.startswith("License :: OSI Approved :: ")]
     for word in words:
-        if word in ALLOWED or word in SPOKEN:
-            return SPOKEN.get(word, word)
+        if word in ALLOWED or word in SPDX_OF_NAMES:
+            return SPDX_OF_NAMES.get(word, word)
     return ", ".join(words)
 
 
 def licence_of(name: str) -> str:
-    """Return the licence of a package that is installed here."""
+    """Return the licence of a package that is installed in this environment."""
     try:
-        found = distribution(name).metadata
+        metadata = distribution(name).metadata
     except PackageNotFoundError:
-        raise Failed(
+        raise CheckFailedError(
             f"{name} is locked but not installed here, so its licence is not known; run `make install`"
         ) from None
-    return spdx(re.sub(r"[-_.]+", "-", name.lower()), found)
+    return spdx(re.sub(r"[-_.]+", "-", name.lower()), metadata)

@@ -1,98 +1,98 @@
-"""Wheel and sdist: built twice, looked into, installed where nothing else is."""
+"""Wheel and sdist: built twice, compared with the sources, and installed into empty environments."""
 
 import json
 import zipfile
 from pathlib import Path
 
-from release.work import Failed, Work, sha256
+from release.work import CheckFailedError, Work, sha256
 
 EXTRAS = {
     "operator": "rota.kube.operator",
     "sidecar": "rota.sidecar.main",
     "pipeline": "",
-}  # what each is there to import
+}  # the module that each extra enables
 
 
 def build(work: Work) -> str:
-    """Build both from both copies."""
-    made = []
+    """Build wheel and sdist from both copies; the files must be equal."""
+    digests = []
     for number, copy in enumerate(work.copies):
         folder = work.into.parent / f"built-{number}"
         work.uv("build", "--quiet", "--out-dir", folder, copy)
-        made.append({path.name: sha256(path) for path in folder.iterdir() if path.suffix in {".whl", ".gz"}})
-    one, another = made
-    if len(one) != 2:
-        raise Failed(f"uv made {', '.join(one) or 'nothing'}, and not a wheel and an sdist")
-    differ = [name for name in one if one[name] != another.get(name)]
+        digests.append({path.name: sha256(path) for path in folder.iterdir() if path.suffix in {".whl", ".gz"}})
+    first, second = digests
+    if len(first) != 2:
+        raise CheckFailedError(f"uv made {', '.join(first) or 'nothing'}, and not a wheel and an sdist")
+    differ = [name for name in first if first[name] != second.get(name)]
     if differ:
-        raise Failed(f"two builds of one commit differ: {', '.join(differ)}")
-    for name in one:
+        raise CheckFailedError(f"two builds of one commit differ: {', '.join(differ)}")
+    for name in first:
         (work.into.parent / "built-0" / name).rename(work.into / name)
-    return f"{_looked_into(work)}; built twice, the same bytes"
+    return f"{_check_contents(work)}; built twice, the same bytes"
 
 
-def installs(work: Work) -> str:
-    """Install the wheel alone, and run what it brings."""
-    python = _venv(work, "")
+def install(work: Work) -> str:
+    """Install the wheel alone, and run its programs."""
+    python = _create_venv(work, "")
     bin_folder = python.parent
-    told = work.run(bin_folder / "rota", "--version", cwd=work.into).strip()
-    if not told.endswith(f" {work.version}"):
-        raise Failed(f"`rota --version` of the installed wheel says {told}")
+    version_line = work.run(bin_folder / "rota", "--version", cwd=work.into).strip()
+    if not version_line.endswith(f" {work.version}"):
+        raise CheckFailedError(f"`rota --version` of the installed wheel says {version_line}")
     for program in ("rota", "kubectl-rota"):
         if "Usage:" not in work.run(bin_folder / program, "--help", cwd=work.into):
-            raise Failed(f"`{program} --help` of the installed wheel shows no usage")
-    found = json.loads(work.uv("pip", "list", "--format=json", "--python", python))
-    return f"{len(found)} packages with its own, nothing is missing; `rota --help` runs"
+            raise CheckFailedError(f"`{program} --help` of the installed wheel shows no usage")
+    packages = json.loads(work.uv("pip", "list", "--format=json", "--python", python))
+    return f"{len(packages)} packages with its own, nothing is missing; `rota --help` runs"
 
 
-def extras(work: Work) -> str:
-    """Install every extra, and import what it is for; the pipeline's is resolved only, for its size."""
-    told = []
+def install_extras(work: Work) -> str:
+    """Install every extra, and import its module; the pipeline's is only resolved, because of its size."""
+    summaries = []
     for extra, module in EXTRAS.items():
         if module:
-            python = _venv(work, extra)
+            python = _create_venv(work, extra)
             work.run(python, "-c", f"import {module}", cwd=work.into)
-            told.append(f"{extra} installs and imports {module}")
+            summaries.append(f"{extra} installs and imports {module}")
         else:
-            asked = work.into.parent / f"{extra}.in"
-            asked.write_text(_wanted(work, extra))
-            plan = work.uv("pip", "compile", "--quiet", "--no-header", "--no-annotate", asked)
-            told.append(f"{extra} resolves to {len(plan.splitlines())} packages")
-    return ", ".join(told)
+            requirements = work.into.parent / f"{extra}.in"
+            requirements.write_text(_requirement(work, extra))
+            plan = work.uv("pip", "compile", "--quiet", "--no-header", "--no-annotate", requirements)
+            summaries.append(f"{extra} resolves to {len(plan.splitlines())} packages")
+    return ", ".join(summaries)
 
 
 def wheel(work: Work) -> Path:
-    """Return the wheel that was built."""
-    found = [*work.into.glob("*.whl")]
-    if not found:
-        raise Failed("there is no wheel to look at")
-    return found[0]
+    """Return the built wheel."""
+    wheels = [*work.into.glob("*.whl")]
+    if not wheels:
+        raise CheckFailedError("there is no wheel to look at")
+    return wheels[0]
 
 
-def _venv(work: Work, extra: str) -> Path:
-    """Make an environment with the wheel and what it asks for, and return its Python."""
+def _create_venv(work: Work, extra: str) -> Path:
+    """Create an environment with the wheel and its dependencies, and return its Python."""
     folder = work.into.parent / f"installed-{extra}"
     work.uv("venv", "--quiet", folder)
     python = folder / "bin" / "python"
-    work.uv("pip", "install", "--quiet", "--python", python, _wanted(work, extra))
+    work.uv("pip", "install", "--quiet", "--python", python, _requirement(work, extra))
     work.uv("pip", "check", "--quiet", "--python", python)
     return python
 
 
-def _wanted(work: Work, extra: str) -> str:
+def _requirement(work: Work, extra: str) -> str:
     return f"rota-operator{f'[{extra}]' if extra else ''} @ {wheel(work).as_uri()}"
 
 
-def _looked_into(work: Work) -> str:
-    """Compare the wheel with the sources: all of them, and nothing else."""
+def _check_contents(work: Work) -> str:
+    """Check that the wheel has all sources and no other files."""
     path = wheel(work)
     inside = {name for name in zipfile.ZipFile(path).namelist() if not name.endswith("/")}
-    ours = {name for name in inside if ".dist-info/" not in name}
+    files = {name for name in inside if ".dist-info/" not in name}
     operator = work.source / "operator"
-    sources = {str(it.relative_to(operator)) for it in operator.rglob("*") if it.is_file()}
-    wrong = [f"{path.name} lacks {name}" for name in sorted(sources - ours)]
-    wrong += [f"{path.name} has {name}, which is no source" for name in sorted(ours - sources)]
-    wrong += [f"{path.name} lacks its licence"] * (not any(name.endswith("/licenses/LICENSE") for name in inside))
-    if wrong:
-        raise Failed("; ".join(wrong))
-    return f"{path.name} and its sdist, {len(ours)} files"
+    sources = {str(path.relative_to(operator)) for path in operator.rglob("*") if path.is_file()}
+    errors = [f"{path.name} lacks {name}" for name in sorted(sources - files)]
+    errors += [f"{path.name} has {name}, which is no source" for name in sorted(files - sources)]
+    errors += [f"{path.name} lacks its licence"] * (not any(name.endswith("/licenses/LICENSE") for name in inside))
+    if errors:
+        raise CheckFailedError("; ".join(errors))
+    return f"{path.name} and its sdist, {len(files)} files"

@@ -878,17 +878,17 @@ def shop_responses() -> Mapping[str, tuple[int, Any]]:
     payments = ConsumerFleet("payments", 8, began, expression="paid")
     orders.join(0, 1)
     orders.join(2)
-    orders.looked_at({0: (3, 40), 2: (117, 40)})
+    orders.sample_offsets({0: (3, 40), 2: (117, 40)})
     payments.join(0, 1)
-    payments.is_troubled("m-1", "AppPathNotFound", "The app answers 404 to POST /; correct spec.delivery.push.path")
-    payments.meets("10.0.0.9@1", "10.0.0.9:41000", "JAVA", "V4_9_4")
-    payments.looked_at({0: (10, 40), 5: (6, 20)})
+    payments.report_problem("m-1", "AppPathNotFound", "The app answers 404 to POST /; correct spec.delivery.push.path")
+    payments.add_unmanaged_consumer("10.0.0.9@1", "10.0.0.9:41000", "JAVA", "V4_9_4")
+    payments.sample_offsets({0: (10, 40), 5: (6, 20)})
     details = {f"/v1/groups/shop/{fleet.name}": (200, fleet.detail()) for fleet in (orders, payments)}
     groups = Groups(LEADS, [detail.summary for _, detail in details.values()])
     return {
         **details,
         "/v1/groups": (200, groups),
-        "/v1/groups/shop/orders/why": (200, orders.why(orders.queues[3])),
+        "/v1/groups/shop/orders/why": (200, orders.explain(orders.queues[3])),
     }
 
 
