@@ -1,4 +1,4 @@
-"""Brokers that want their clients to log in, or to present a certificate."""
+"""Brokers that require credentials or a client certificate."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -15,7 +15,7 @@ _AUTHENTICATION = "org.apache.rocketmq.auth.authentication.provider"
 
 
 def settings_of(user: Credentials) -> dict[str, object]:
-    """Return the settings of a broker that knows this user."""
+    """Return the settings of a broker with this user."""
     name, password = user.access_key, user.secret_key
     return {
         "authenticationEnabled": True,
@@ -33,7 +33,7 @@ SETTINGS = settings_of(RIGHT)
 def a_tls_broker(
     authority: Authority, name: str, options: str = "", settings: Mapping[str, object] | None = None
 ) -> Iterator[RocketMQ]:
-    """Start a broker whose certificate is signed by this authority."""
+    """Start a broker with a certificate of this authority."""
     with temporary(name) as instance:
         pair = authority.issue(name, "broker", ips=[instance.address()])
         files = f"-Dtls.server.certPath={pair.certificate} -Dtls.server.keyPath={pair.key}"
@@ -45,6 +45,6 @@ def a_tls_broker(
 
 
 def a_mutual_tls_broker(authority: Authority, name: str) -> AbstractContextManager[RocketMQ]:
-    """Start a broker that asks clients for a certificate of this authority."""
+    """Start a broker that requires a client certificate of this authority."""
     trusted = f"-Dtls.server.authClient=true -Dtls.server.trustCertPath={authority.own.certificate}"
     return a_tls_broker(authority, name, f"-Dtls.server.need.client.auth=require {trusted}")

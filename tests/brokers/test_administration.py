@@ -1,4 +1,4 @@
-"""What only administrators ask, and what only a real broker has."""
+"""Administrative requests, and requests of members that only a real broker supports."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -15,7 +15,10 @@ from rota.brokers.rocketmq.routing import ConnectionConfig
 from rota.model import Queue
 from rota.spec import Subscription
 
-BROKER, TOPIC, GROUP, CLIENT = "broker-0", "administered", "administrators", "10.0.0.1@orders-1#1"
+BROKER = "broker-0"
+TOPIC = "administered"
+GROUP = "administrators"
+CLIENT = "10.0.0.1@orders-1#1"
 QUEUES = tuple(Queue(TOPIC, BROKER, number) for number in range(3))
 
 
@@ -30,7 +33,7 @@ async def cluster(rocketmq: RocketMQ) -> AsyncIterator[AdminClient]:
 @pytest.fixture
 async def member(rocketmq: RocketMQ, cluster: AdminClient) -> AsyncIterator[RocketMQConsumer]:
     assert await cluster.queues(TOPIC) == QUEUES
-    wanted = Membership(
+    membership = Membership(
         group=GROUP,
         client_id=CLIENT,
         subscriptions=[Subscription(topic=TOPIC, expression="red || blue")],
@@ -38,7 +41,7 @@ async def member(rocketmq: RocketMQ, cluster: AdminClient) -> AsyncIterator[Rock
             QUEUES[1]: ConsumedQueue(committed_offset=7, buffered_messages=2, buffered_bytes=3 * 2**20, locked=True)
         },
     )
-    joined = RocketMQConsumer(ConnectionConfig([rocketmq.name_server]), wanted)
+    joined = RocketMQConsumer(ConnectionConfig([rocketmq.name_server]), membership)
     await joined.join()
     yield joined
     await joined.leave()
@@ -49,7 +52,7 @@ async def test_topic_can_be_created_changed_and_read(cluster: AdminClient) -> No
     assert len(await cluster.queues("grows")) == 2
     await cluster.create_topic("grows", BROKER, 5, perm=2)
     assert (await cluster.topic_config("grows", BROKER)).read_queue_nums == 5
-    assert await cluster.queues("grows") == (), "it may be written only"
+    assert await cluster.queues("grows") == (), "the topic is write-only"
     with pytest.raises(NotFoundError, match="GET_TOPIC_CONFIG of nope at broker-0"):
         await cluster.topic_config("nope", BROKER)
     with pytest.raises(RejectedError):
@@ -60,24 +63,24 @@ async def test_settings_of_a_group_that_an_update_does_not_name_are_kept(cluster
     await cluster.update_group("careful", BROKER, retryMaxTimes=3)
     await cluster.update_group("careful", BROKER, consumeEnable=False)
     assert await cluster.group_settings("careful", BROKER) == (False, True, 1, 3)
-    told: Mapping[str, object] = await cluster.group_config("careful", BROKER)
-    assert told["groupName"] == "careful"
-    assert told["retryMaxTimes"] == 3
+    config: Mapping[str, object] = await cluster.group_config("careful", BROKER)
+    assert config["groupName"] == "careful"
+    assert config["retryMaxTimes"] == 3
 
 
 async def test_settings_update_of_a_group_keeps_its_attributes(cluster: AdminClient) -> None:
     await cluster.update_group("marked", BROKER, attributes={"+priority.factor": "5"})
-    before = (await cluster.group_config("marked", BROKER))["attributes"]
-    assert before
+    attributes = (await cluster.group_config("marked", BROKER))["attributes"]
+    assert attributes
     await cluster.update_group("marked", BROKER, retryMaxTimes=3)
-    told = await cluster.group_config("marked", BROKER)
-    assert (told["attributes"], told["retryMaxTimes"]) == (before, 3)
+    config = await cluster.group_config("marked", BROKER)
+    assert (config["attributes"], config["retryMaxTimes"]) == (attributes, 3)
 
 
 @pytest.mark.usefixtures("member")
 async def test_member_running_info_is_returned_by_its_broker(cluster: AdminClient) -> None:
-    told = await cluster.running_info(GROUP, CLIENT, BROKER)
-    ((key, queue),) = told["mqTable"].items()
+    info = await cluster.running_info(GROUP, CLIENT, BROKER)
+    ((key, queue),) = info["mqTable"].items()
     assert key == '{"topic":"administered","brokerName":"broker-0","queueId":1}'
     assert (queue["commitOffset"], queue["cachedMsgCount"], queue["cachedMsgSizeInMiB"], queue["locked"]) == (
         7,
@@ -85,18 +88,18 @@ async def test_member_running_info_is_returned_by_its_broker(cluster: AdminClien
         3,
         1,
     )
-    tags = {it["topic"]: it["tagsSet"] for it in told["subscriptionSet"]}
+    tags = {subscription["topic"]: subscription["tagsSet"] for subscription in info["subscriptionSet"]}
     assert tags == {TOPIC: ["blue", "red"], f"%RETRY%{GROUP}": []}
-    assert told["properties"]["PROP_CONSUME_TYPE"] == "CONSUME_PASSIVELY"
+    assert info["properties"]["PROP_CONSUME_TYPE"] == "CONSUME_PASSIVELY"
 
 
 @pytest.mark.usefixtures("member")
 async def test_member_ids_are_listed_once_each(rocketmq: RocketMQ, cluster: AdminClient) -> None:
-    wanted = Membership(group=GROUP, client_id=CLIENT, subscriptions=[Subscription(topic=TOPIC)])
-    again = RocketMQConsumer(ConnectionConfig([rocketmq.name_server]), wanted)
+    membership = Membership(group=GROUP, client_id=CLIENT, subscriptions=[Subscription(topic=TOPIC)])
+    again = RocketMQConsumer(ConnectionConfig([rocketmq.name_server]), membership)
     await again.join()
     assert await cluster.client_ids(GROUP, BROKER) == (CLIENT,)
-    assert [it.client_id for it in await cluster.online_consumers(GROUP, BROKER)] == [CLIENT, CLIENT]
+    assert [consumer.client_id for consumer in await cluster.online_consumers(GROUP, BROKER)] == [CLIENT, CLIENT]
     assert await cluster.client_ids("deserted", BROKER) == ()
     await again.leave()
 
@@ -112,27 +115,29 @@ async def test_broker_side_assignment_is_returned_for_pull_and_pop_mode(cluster:
 
 
 async def test_broker_settings_are_returned(cluster: AdminClient) -> None:
-    told = await cluster.broker_config(BROKER)
-    assert told["brokerName"] == BROKER
-    assert told["enablePropertyFilter"] == "false"
+    config = await cluster.broker_config(BROKER)
+    assert config["brokerName"] == BROKER
+    assert config["enablePropertyFilter"] == "false"
 
 
 async def test_offset_reset_is_pushed_to_a_member_if_the_broker_is_configured_so(
     rocketmq: RocketMQ, cluster: AdminClient
 ) -> None:
-    heard: asyncio.Queue[Mapping[Queue, int]] = asyncio.Queue()
+    resets: asyncio.Queue[Mapping[Queue, int]] = asyncio.Queue()
     subscribed = [Subscription(topic=TOPIC)]
-    wanted = Membership(group="pushed", client_id=CLIENT, subscriptions=subscribed, on_offsets_reset=heard.put_nowait)
-    listening = RocketMQConsumer(ConnectionConfig([rocketmq.name_server]), wanted)
+    membership = Membership(
+        group="pushed", client_id=CLIENT, subscriptions=subscribed, on_offsets_reset=resets.put_nowait
+    )
+    listening = RocketMQConsumer(ConnectionConfig([rocketmq.name_server]), membership)
     await cluster.update_broker_config(BROKER, useServerSideResetOffset=False)
     try:
         await listening.join()
-        for queue in QUEUES:  # or it says that there is no such group
+        for queue in QUEUES:  # without offsets the broker rejects the reset: it does not know the group
             await listening.commit(queue, 0)
         await cluster.send(TOPIC, b"something", queue=QUEUES[0])
-        found = await cluster.reset_offsets("pushed", TOPIC, BROKER, timestamp=0)
-        assert set(found) == set(QUEUES)
-        assert await asyncio.wait_for(heard.get(), PATIENCE_SECONDS) == found
+        offsets = await cluster.reset_offsets("pushed", TOPIC, BROKER, timestamp=0)
+        assert set(offsets) == set(QUEUES)
+        assert await asyncio.wait_for(resets.get(), PATIENCE_SECONDS) == offsets
     finally:
         await listening.leave()
         await cluster.update_broker_config(BROKER, useServerSideResetOffset=True)

@@ -1,4 +1,4 @@
-"""Connections to a server that says just what a test wants, byte by byte."""
+"""Connections to a server with responses that a test scripts byte by byte."""
 
 import asyncio
 import gc
@@ -16,8 +16,7 @@ from brokers.scripted import Say, a_server, silent, until
 from ground.keys import Authority
 from ground.poll import soon
 from rota.brokers.errors import UnreachableError
-from rota.brokers.rocketmq.transport import connection as one
-from rota.brokers.rocketmq.transport import connection_pool as many
+from rota.brokers.rocketmq.transport import connection, connection_pool
 from rota.brokers.rocketmq.transport.connection_pool import ConnectionPool
 from rota.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
 from rota.brokers.rocketmq.wire.frames import Decoder, Frame, encode
@@ -25,7 +24,7 @@ from rota.brokers.rocketmq.wire.frames import Decoder, Frame, encode
 
 @pytest.fixture
 async def connections() -> AsyncIterator[ConnectionPool]:
-    opened = ConnectionPool(lambda asked: asked.reply(ResponseCode.SUCCESS, b"ours"))
+    opened = ConnectionPool(lambda request: request.reply(ResponseCode.SUCCESS, b"ours"))
     yield opened
     opened.close()
 
@@ -43,7 +42,7 @@ async def test_response_order_may_differ_from_the_request_order(connections: Con
 
     def say(frame: Frame) -> bytes:
         waiting.append(frame)
-        return b"".join(good(it) for it in reversed(waiting)) if len(waiting) == 3 else b""
+        return b"".join(good(request) for request in reversed(waiting)) if len(waiting) == 3 else b""
 
     async with a_server(say) as server:
         answers = await asyncio.gather(*(connections.call(server.address, a_request(name)) for name in "123"))
@@ -57,29 +56,29 @@ async def test_request_from_the_broker_is_not_taken_for_a_response_of_the_same_n
     def say(frame: Frame) -> bytes:
         if frame.is_response:
             return b""
-        asked = Frame(code=RequestCode.GET_CONSUMER_RUNNING_INFO, opaque=frame.opaque)
-        return encode(asked) + encode(asked.as_one_way()) + good(frame)
+        request = Frame(code=RequestCode.GET_CONSUMER_RUNNING_INFO, opaque=frame.opaque)
+        return encode(request) + encode(request.as_one_way()) + good(frame)
 
     async with a_server(say) as server:
         assert (await connections.call(server.address, a_request("mine"))).body == b"mine"
-        await until(lambda: len(server.heard) > 1)
-        assert [it.body for it in server.heard if it.is_response] == [b"ours"], (
-            "nobody waits for an answer to the other"
+        await until(lambda: len(server.frames) > 1)
+        assert [frame.body for frame in server.frames if frame.is_response] == [b"ours"], (
+            "a one-way request gets no response"
         )
 
 
 async def test_request_sent_one_way_awaits_no_response(connections: ConnectionPool) -> None:
     async with a_server(good) as server:
-        await connections.send_one_way(server.address, a_request("told"))
-        assert (await connections.call(server.address, a_request("asked"))).body == b"asked"
-        assert [it.is_one_way for it in server.heard] == [True, False]
+        await connections.send_one_way(server.address, a_request("one way"))
+        assert (await connections.call(server.address, a_request("two ways"))).body == b"two ways"
+        assert [frame.is_one_way for frame in server.frames] == [True, False]
         assert server.connections == 1
 
 
 async def test_connection_attempt_that_is_cancelled_at_any_moment_leaves_no_socket() -> None:
     async with a_server(good) as server:
         for turns in range(20):
-            opening = asyncio.create_task(one.Connection.open(server.address, lambda _asked: None))
+            opening = asyncio.create_task(connection.Connection.open(server.address, lambda _asked: None))
             for _ in range(turns):
                 await asyncio.sleep(0)
             opening.cancel()
@@ -95,7 +94,7 @@ async def test_request_timeout_fails_only_that_request_and_keeps_the_connection(
         if frame.fields["name"] == "slow":
             held.append(frame)
             return b""
-        return b"".join(good(it) for it in [*held, frame])
+        return b"".join(good(request) for request in [*held, frame])
 
     async with a_server(say) as server:
         with pytest.raises(UnreachableError, match=r"did not respond within 0\.05 s"):
@@ -105,18 +104,18 @@ async def test_request_timeout_fails_only_that_request_and_keeps_the_connection(
 
 
 @pytest.mark.parametrize(
-    "said",
+    "response",
     [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x7f\xff\xff\xff\x00\x00\x00\x00", b"\0\0\0\x08\0\0\0\x04nope"],
     ids=["HTTP", "oversized", "no JSON"],
 )
 async def test_frame_that_is_malformed_closes_the_connection_and_fails_pending_requests(
-    connections: ConnectionPool, said: bytes
+    connections: ConnectionPool, response: bytes
 ) -> None:
-    async with a_server(lambda frame: said if frame.fields["name"] == "last" else b"") as server:
-        asked = [connections.call(server.address, a_request(name)) for name in ("first", "last")]
-        for found in await asyncio.gather(*asked, return_exceptions=True):
-            assert isinstance(found, UnreachableError)
-            assert "closed the connection: A frame" in str(found)
+    async with a_server(lambda frame: response if frame.fields["name"] == "last" else b"") as server:
+        calls = [connections.call(server.address, a_request(name)) for name in ("first", "last")]
+        for error in await asyncio.gather(*calls, return_exceptions=True):
+            assert isinstance(error, UnreachableError)
+            assert "closed the connection: A frame" in str(error)
 
 
 async def test_connection_that_breaks_fails_the_pending_request_and_is_reopened(connections: ConnectionPool) -> None:
@@ -131,7 +130,7 @@ async def test_connection_that_breaks_fails_the_pending_request_and_is_reopened(
 async def test_connection_is_replaced_after_go_away_and_the_request_repeated(connections: ConnectionPool) -> None:
     def say(frame: Frame) -> bytes:
         away = encode(frame.reply(ResponseCode.GO_AWAY, remark="closing"))
-        return away if len(server.heard) == 1 else good(frame)
+        return away if len(server.frames) == 1 else good(frame)
 
     async with a_server(say) as server:
         assert (await connections.call(server.address, a_request())).code == ResponseCode.SUCCESS
@@ -139,7 +138,7 @@ async def test_connection_is_replaced_after_go_away_and_the_request_repeated(con
 
 
 class ClientCertificates:
-    """The certificates that a client presents one after the other, and a server that wants one of their authority."""
+    """Client certificates that are presented one after the other, and a server that requires one of their authority."""
 
     def __init__(self, folder: Path) -> None:
         self.authority = Authority(folder, "authority")
@@ -190,7 +189,7 @@ async def test_tls_certificate_renewed_is_presented_next_and_the_former_connecti
         connections.close()
 
 
-async def test_tls_certificate_renewed_while_a_connection_opens_is_the_one_that_requests_use(
+async def test_tls_certificate_renewed_while_a_connection_opens_is_used_for_requests(
     certificates: ClientCertificates,
 ) -> None:
     contexts: list[ssl.SSLContext] = []
@@ -207,7 +206,7 @@ async def test_tls_certificate_renewed_while_a_connection_opens_is_the_one_that_
         assert (await pool.call(server.address, a_request())).code == ResponseCode.SUCCESS
         await until(lambda: 1 in server.ended)
         assert server.presented == ["one", "two"]
-        assert server.by == [2]
+        assert server.frame_connections == [2]
         pool.close()
 
 
@@ -227,8 +226,8 @@ async def test_tls_certificate_renewed_after_a_refused_one_is_tried_at_once(cert
 
 
 async def test_connection_to_a_silent_address_delays_no_other(connections: ConnectionPool) -> None:
-    async with a_server(lambda _: b"") as still, a_server(good) as quick:
-        slow = asyncio.create_task(connections.call(still.address, a_request(), 60))
+    async with a_server(lambda _: b"") as silent_server, a_server(good) as quick:
+        slow = asyncio.create_task(connections.call(silent_server.address, a_request(), 60))
         assert (await connections.call(quick.address, a_request())).code == ResponseCode.SUCCESS
         assert not slow.done()
         connections.close()
@@ -247,12 +246,12 @@ async def test_connection_that_is_refused_is_not_retried_at_once(connections: Co
 
 @pytest.mark.parametrize("address", ["nowhere", "127.0.0.1:port", ":", "127.0.0.1:99999", "no.such.host.invalid:1"])
 async def test_connection_error_names_the_invalid_address(connections: ConnectionPool, address: str) -> None:
-    with pytest.raises(UnreachableError) as said:
+    with pytest.raises(UnreachableError) as caught:
         await connections.call(address, a_request())
-    assert address in str(said.value)
+    assert address in str(caught.value)
 
 
-async def test_connection_to_an_address_that_is_not_kept_is_closed(connections: ConnectionPool) -> None:
+async def test_connection_to_an_address_that_is_no_longer_used_is_closed(connections: ConnectionPool) -> None:
     async with a_server(good) as old, a_server(good) as new:
         await connections.call(old.address, a_request())
         await connections.call(new.address, a_request())
@@ -262,7 +261,7 @@ async def test_connection_to_an_address_that_is_not_kept_is_closed(connections: 
         assert (old.connections, new.connections) == (2, 1)
 
 
-async def test_connection_opened_while_all_are_closed_does_not_stay(connections: ConnectionPool) -> None:
+async def test_connection_opened_while_all_are_closed_is_closed(connections: ConnectionPool) -> None:
     async with a_server(good) as server:
         opening = asyncio.create_task(connections.call(server.address, a_request()))
         await asyncio.sleep(0)
@@ -298,10 +297,10 @@ async def test_frame_in_pieces_is_reassembled(connections: ConnectionPool) -> No
 async def test_request_numbers_wrap_around_at_the_java_maximum(connections: ConnectionPool) -> None:
     async with a_server(good) as server:
         await connections.call(server.address, a_request())
-        connections._states[server.address].connection._last_opaque = one.MAX_OPAQUE - 1  # type: ignore[union-attr]
+        connections._states[server.address].connection._last_opaque = connection.MAX_OPAQUE - 1  # type: ignore[union-attr]
         for _ in range(2):
             await connections.call(server.address, a_request())
-        assert [it.opaque for it in server.heard] == [1, one.MAX_OPAQUE, 1]
+        assert [frame.opaque for frame in server.frames] == [1, connection.MAX_OPAQUE, 1]
 
 
 async def test_response_before_malformed_bytes_is_accepted(connections: ConnectionPool) -> None:
@@ -328,7 +327,7 @@ def cut_off(_: Frame) -> bytes:
 
 
 def a_wrong_length(frame: Frame) -> bytes:
-    """Swallow whatever comes after it for a long time."""
+    """Announce so many bytes that the following responses are read as part of this one."""
     return (1_000_000).to_bytes(4) + good(frame)[4:]
 
 
@@ -336,32 +335,32 @@ def a_wrong_length(frame: Frame) -> bytes:
 async def test_connection_that_yields_no_more_responses_is_replaced(
     connections: ConnectionPool, monkeypatch: pytest.MonkeyPatch, say: Say, limit: str
 ) -> None:
-    monkeypatch.setattr(one, f"{limit}_SECONDS", 0.1)
+    monkeypatch.setattr(connection, f"{limit}_SECONDS", 0.1)
 
     def spoilt(frame: Frame) -> bytes | None:
         if frame.fields["name"] == "spoil":
             return say(frame)
-        return good(frame) if say is not silent or server.by[-1] != 1 or len(server.heard) == 1 else b""
+        return good(frame) if say is not silent or server.frame_connections[-1] != 1 or len(server.frames) == 1 else b""
 
     async with a_server(spoilt) as server:
         await connections.call(server.address, a_request())
         with pytest.raises(UnreachableError, match="did not respond"):
             await connections.call(server.address, a_request("spoil"), 0.02)
 
-        async def answered() -> bool:
+        async def gets_a_response() -> bool:
             try:
                 return bool(await connections.call(server.address, a_request(), 0.02))
             except UnreachableError:
                 return False
 
-        assert await soon(answered)
+        assert await soon(gets_a_response)
         assert server.connections == 2
 
 
 async def test_connection_is_kept_when_only_some_requests_are_unanswered(
     connections: ConnectionPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(one, "SILENT_SECONDS", 0.1)
+    monkeypatch.setattr(connection, "SILENT_SECONDS", 0.1)
 
     async with a_server(lambda frame: b"" if frame.fields["name"] == "slow" else good(frame)) as server:
         for _ in range(3):
@@ -374,7 +373,7 @@ async def test_connection_is_kept_when_only_some_requests_are_unanswered(
 async def test_connection_closed_before_any_response_is_not_reopened_at_once(
     connections: ConnectionPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(many, "MIN_BACKOFF_SECONDS", 60.0)
+    monkeypatch.setattr(connection_pool, "MIN_BACKOFF_SECONDS", 60.0)
     async with a_server(lambda _: None) as server:
         with pytest.raises(UnreachableError, match="the peer closed the connection"):
             await connections.call(server.address, a_request())
@@ -424,38 +423,41 @@ async def test_request_handler_error_is_returned_and_keeps_the_connection() -> N
     def say(frame: Frame) -> bytes:
         if frame.is_response:
             return b""
-        asked = Frame(code=RequestCode.GET_CONSUMER_RUNNING_INFO, opaque=5)
-        return encode(asked) + encode(asked.as_one_way()) + good(frame)
+        request = Frame(code=RequestCode.GET_CONSUMER_RUNNING_INFO, opaque=5)
+        return encode(request) + encode(request.as_one_way()) + good(frame)
 
     failing = ConnectionPool(fail)
     async with a_server(say) as server:
         assert (await failing.call(server.address, a_request("mine"))).body == b"mine"
-        await until(lambda: len(server.heard) > 1)
-        assert [(it.code, it.opaque) for it in server.heard if it.is_response] == [(ResponseCode.SYSTEM_ERROR, 5)]
+        await until(lambda: len(server.frames) > 1)
+        assert [(frame.code, frame.opaque) for frame in server.frames if frame.is_response] == [
+            (ResponseCode.SYSTEM_ERROR, 5)
+        ]
         assert (await failing.call(server.address, a_request("again"))).body == b"again"
         assert server.connections == 1
     failing.close()
 
 
 async def test_connection_stops_reading_requests_of_a_peer_that_reads_no_responses() -> None:
-    number, reading = 20_000, asyncio.Event()
-    asked = encode(Frame(code=RequestCode.GET_CONSUMER_RUNNING_INFO, opaque=5)) * 100
+    number = 20_000
+    reading = asyncio.Event()
+    requests = encode(Frame(code=RequestCode.GET_CONSUMER_RUNNING_INFO, opaque=5)) * 100
     answers: list[Frame] = []
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         decoder = Decoder()
         list(decoder.feed(await reader.read(65536)))
         for _ in range(number // 100):
-            writer.write(asked)
+            writer.write(requests)
         await reading.wait()
         while data := await reader.read(65536):
-            answers.extend(it for it in decoder.feed(data) if it.code == ResponseCode.SUCCESS)
+            answers.extend(frame for frame in decoder.feed(data) if frame.code == ResponseCode.SUCCESS)
         writer.close()
 
     server = await asyncio.start_server(talk, "127.0.0.1", 0, limit=1024)
     host, port = server.sockets[0].getsockname()
-    generous = ConnectionPool(lambda asked: asked.reply(ResponseCode.SUCCESS, bytes(10_000)))
-    asking = asyncio.create_task(generous.call(f"{host}:{port}", a_request(), 60))
+    generous = ConnectionPool(lambda request: request.reply(ResponseCode.SUCCESS, bytes(10_000)))
+    request = asyncio.create_task(generous.call(f"{host}:{port}", a_request(), 60))
 
     def transport() -> asyncio.Transport | None:
         place = generous._states.get(f"{host}:{port}")
@@ -463,13 +465,13 @@ async def test_connection_stops_reading_requests_of_a_peer_that_reads_no_respons
 
     await until(lambda: bool((opened := transport()) and not opened.is_reading()))
     assert (opened := transport())
-    assert opened.get_write_buffer_size() < 50_000_000, "it would be 200 MB"
+    assert opened.get_write_buffer_size() < 50_000_000, "unbounded it would be 200 MB"
     reading.set()
     await until(lambda: len(answers) >= number)
     generous.close()
     server.close()
     with pytest.raises(UnreachableError):
-        await asking
+        await request
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have one address of their own only")
@@ -481,9 +483,9 @@ async def test_connection_to_a_name_with_a_dead_address_uses_the_other_address(
         with closing(socket.socket()) as dead, closing(socket.socket()) as first, closing(socket.socket()) as second:
             dead.bind(("127.0.0.9", port))
             dead.listen(0)
-            for filling in (first, second):  # who comes after them is kept waiting for ever
-                filling.setblocking(False)  # noqa: FBT003 - its name
-                filling.connect_ex(("127.0.0.9", port))
+            for client in (first, second):  # they fill the backlog: further connections hang
+                client.setblocking(False)  # noqa: FBT003 - its name
+                client.connect_ex(("127.0.0.9", port))
 
             async def resolve(*_: object, **__: object) -> list[object]:
                 stream = socket.AF_INET, socket.SOCK_STREAM, 6, ""

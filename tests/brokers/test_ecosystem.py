@@ -1,4 +1,4 @@
-"""A Python member among Java ones, and as RocketMQ's own admin tool sees it."""
+"""A Python member in a group with Java consumers, and in the output of RocketMQ's admin tool."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -21,18 +21,21 @@ from rota.spec import StartFrom, Subscription
 from rota.spec.consumer_settings import ConsumerSettings
 from rota.strategies import allocate
 
-TOPIC, GROUP, CLIENT, BROKER = "mixed", "mixers", "10.0.0.1@python-1#abc", "broker-0"
+TOPIC = "mixed"
+GROUP = "mixers"
+CLIENT = "10.0.0.1@python-1#abc"
+BROKER = "broker-0"
 
 
-class Sharing:
-    """A member that finds its share as the reference does: by itself, of all it sees, whenever others come or go."""
+class SelfAssigningMember:
+    """A member that assigns itself queues as the reference client does, whenever consumers join or leave."""
 
     def __init__(self, rocketmq: RocketMQ, cluster: AdminClient) -> None:
         self._cluster = cluster
         self._changed = asyncio.Event()
         self.numbers: list[int] = []
         self.offsets: dict[Queue, int] = {}
-        wanted = Membership(
+        membership = Membership(
             group=GROUP,
             client_id=CLIENT,
             subscriptions=[Subscription(topic=TOPIC)],
@@ -41,10 +44,10 @@ class Sharing:
                 queue: ConsumedQueue(committed_offset=offset) for queue, offset in self.offsets.items()
             },
         )
-        self.member = RocketMQConsumer(ConnectionConfig([rocketmq.name_server]), wanted)
+        self.member = RocketMQConsumer(ConnectionConfig([rocketmq.name_server]), membership)
 
     async def run(self) -> None:
-        """Take over and give up queues, and pull from those in between."""
+        """Pull from the assigned queues; commit and release queues that another consumer gets."""
         await self.member.join()
         pulling: dict[Queue, asyncio.Task[None]] = {}
         try:
@@ -64,16 +67,16 @@ class Sharing:
             await self.member.leave()
 
     async def _share(self) -> set[Queue]:
-        ids = [it.client_id for it in await self._cluster.online_consumers(GROUP, BROKER)]
-        found = allocate("AVG", await self._cluster.queues(TOPIC), ids)
-        return {Queue(*queue) for queue in found[CLIENT]}
+        ids = [consumer.client_id for consumer in await self._cluster.online_consumers(GROUP, BROKER)]
+        assigned = allocate("AVG", await self._cluster.queues(TOPIC), ids)
+        return {Queue(*queue) for queue in assigned[CLIENT]}
 
     async def _pull(self, queue: Queue) -> None:
         while True:
-            found = await self.member.pull(queue, self.offsets[queue], wait_seconds=1)
-            self.numbers += [int(it.body.split()[0]) for it in found.messages]
-            self.offsets[queue] = found.next_offset
-            await self.member.commit(queue, found.next_offset)
+            pulled = await self.member.pull(queue, self.offsets[queue], wait_seconds=1)
+            self.numbers += [int(message.body.split()[0]) for message in pulled.messages]
+            self.offsets[queue] = pulled.next_offset
+            await self.member.commit(queue, pulled.next_offset)
 
 
 @pytest.fixture(scope="module")
@@ -95,31 +98,31 @@ async def cluster(rocketmq: RocketMQ) -> AsyncIterator[AdminClient]:
 
 
 def queues_of(peer: Peer) -> list[int]:
-    told = [line["queues"] for line in peer.lines("rebalance") if line["topic"] == TOPIC]
-    return [int(queue.partition(":")[2]) for queue in " ".join(told[-1:]).split()]
+    assignments = [line["queues"] for line in peer.lines("rebalance") if line["topic"] == TOPIC]
+    return [int(queue.partition(":")[2]) for queue in " ".join(assignments[-1:]).split()]
 
 
 async def test_member_in_python_shares_a_group_with_a_java_consumer(
     rocketmq: RocketMQ, java_member: Peer, cluster: AdminClient
 ) -> None:
     eventually(lambda: queues_of(java_member) == [0, 1, 2, 3, 4])
-    ours = Sharing(rocketmq, cluster)
+    ours = SelfAssigningMember(rocketmq, cluster)
     running = asyncio.create_task(ours.run())
 
-    async def shared() -> bool:
+    async def is_shared() -> bool:
         assert not running.done()
-        mine = [queue.id for queue in ours.offsets]
-        return len(mine) in {2, 3} and sorted([*queues_of(java_member), *mine]) == [0, 1, 2, 3, 4]
+        queue_ids = [queue.id for queue in ours.offsets]
+        return len(queue_ids) in {2, 3} and sorted([*queues_of(java_member), *queue_ids]) == [0, 1, 2, 3, 4]
 
-    await soon(shared)
+    await soon(is_shared)
     for number in range(200):
         await cluster.send(TOPIC, b"%d" % number)
 
-    async def arrived() -> bool:
+    async def have_arrived() -> bool:
         assert not running.done()
         return {*java_member.numbers(), *ours.numbers} == set(range(200))
 
-    await soon(arrived)
+    await soon(have_arrived)
     assert sorted([*java_member.numbers(), *ours.numbers]) == list(range(200)), "each was read once"
     assert java_member.numbers()
     assert ours.numbers
@@ -139,18 +142,19 @@ async def test_heartbeat_reports_the_same_settings_as_a_java_consumer_does(
 ) -> None:
     assert java_member.program
     rocketmq.create_topic("filtered", 1)
-    wanted = Subscription("filtered", "red || blue")
-    options = {"instance": "java-2", "expression": wanted.expression, "from": "last"}
-    java_consumer = push_consumer(rocketmq, "filters", wanted.topic, **options)
+    subscription = Subscription("filtered", "red || blue")
+    options = {"instance": "java-2", "expression": subscription.expression, "from": "last"}
+    java_consumer = push_consumer(rocketmq, "filters", subscription.topic, **options)
     try:
         (java_id,) = await soon(lambda: online(cluster, "filters"))
         java_settings = await cluster.consumer_settings("filters", java_id, BROKER)
-        assert java_settings == ConsumerSettings((Subscription("%RETRY%filters"), wanted), "Clustering", "Latest")
+        assert java_settings == ConsumerSettings((Subscription("%RETRY%filters"), subscription), "Clustering", "Latest")
         printed = await connections(rocketmq, "filters")
     finally:
         java_consumer.stop()
     member = RocketMQConsumer(
-        ConnectionConfig([rocketmq.name_server]), Membership(group="filters", client_id=CLIENT, subscriptions=[wanted])
+        ConnectionConfig([rocketmq.name_server]),
+        Membership(group="filters", client_id=CLIENT, subscriptions=[subscription]),
     )
     await member.join()
     try:
@@ -161,32 +165,32 @@ async def test_heartbeat_reports_the_same_settings_as_a_java_consumer_does(
 
 
 @pytest.mark.parametrize(
-    ("position", "told"), [("Earliest", "CONSUME_FROM_FIRST_OFFSET"), ("Timestamp", "CONSUME_FROM_TIMESTAMP")]
+    ("position", "consume_from"), [("Earliest", "CONSUME_FROM_FIRST_OFFSET"), ("Timestamp", "CONSUME_FROM_TIMESTAMP")]
 )
 async def test_heartbeat_reports_where_the_group_starts(
-    rocketmq: RocketMQ, position: Literal["Earliest", "Timestamp"], told: str
+    rocketmq: RocketMQ, position: Literal["Earliest", "Timestamp"], consume_from: str
 ) -> None:
     rocketmq.create_topic("filtered", 1)
-    wanted = Membership(
+    membership = Membership(
         group="starters",
         client_id=CLIENT,
         subscriptions=[Subscription("filtered")],
         get_start_from=lambda: StartFrom(position=position),
     )
-    member = RocketMQConsumer(ConnectionConfig([rocketmq.name_server]), wanted)
+    member = RocketMQConsumer(ConnectionConfig([rocketmq.name_server]), membership)
     await member.join()
     try:
-        assert f"ConsumeFromWhere: {told}" in await connections(rocketmq, "starters")
+        assert f"ConsumeFromWhere: {consume_from}" in await connections(rocketmq, "starters")
     finally:
         await member.leave()
 
 
 async def online(cluster: AdminClient, group: str) -> list[str]:
-    return [it.client_id for it in await cluster.online_consumers(group, BROKER)]
+    return [consumer.client_id for consumer in await cluster.online_consumers(group, BROKER)]
 
 
 async def connections(rocketmq: RocketMQ, group: str) -> list[str]:
-    """Return what mqadmin prints below the list of a group's consumers: subscriptions, model, start."""
+    """Return mqadmin's output below the list of a group's consumers: subscriptions, model, start."""
     printed = await asyncio.to_thread(rocketmq.mqadmin, "consumerConnection", "-g", group)
     lines = [line.strip() for line in printed.splitlines()]
     return sorted(line for line in lines[lines.index("Below is subscription:") :] if line)
@@ -199,14 +203,14 @@ async def test_compression_by_a_java_producer_is_decompressed(
     rocketmq.create_topic("packed", 1)
     sending = producer(rocketmq, "packed", 3, size=20_000, tags="odd,even")
     eventually(lambda: sending.done)
-    wanted = Membership(
+    membership = Membership(
         group="unpackers", client_id=CLIENT, subscriptions=[Subscription(topic="packed", expression="odd")]
     )
-    member = RocketMQConsumer(ConnectionConfig([rocketmq.name_server]), wanted)
+    member = RocketMQConsumer(ConnectionConfig([rocketmq.name_server]), membership)
     (queue,) = await cluster.queues("packed")
-    found = await member.pull(queue, 0)
-    assert [(it.body, it.tag, it.keys, it.body_error) for it in found.messages] == [
+    pulled = await member.pull(queue, 0)
+    assert [(message.body, message.tag, message.keys, message.body_error) for message in pulled.messages] == [
         (b"%d" % number + b" " * 19_999, "odd", str(number), "") for number in (0, 2)
     ]
-    assert found.next_offset == 3
+    assert pulled.next_offset == 3
     await member.leave()

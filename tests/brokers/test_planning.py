@@ -1,4 +1,4 @@
-"""`rota plan --name-server`: a plan for a group that Rota does not run yet, by the queues that there really are."""
+"""`rota plan --name-server`: a plan for a group that Rota does not run yet, with the real queues of its topics."""
 
 import json
 import secrets
@@ -36,22 +36,27 @@ def test_cli_plan_uses_the_queues_of_the_brokers_and_notes_online_consumers(
     java = peers.push_consumer(rocketmq, topic, topic, instance="java")
     try:
         eventually(lambda: java.lines("rebalance"))
-        told = rota(topic, [topic, "nowhere"], *where)
+        printed = rota(topic, [topic, "nowhere"], *where)
     finally:
         java.stop()
-    assert "unknown: topics without queues: nowhere" in told
-    assert "connected: 1 consumer in the group now: " in told
+    assert "unknown: topics without queues: nowhere" in printed
+    assert "connected: 1 consumer in the group now: " in printed
     if form:
-        shares = json.loads(told)["members"]
+        shares = json.loads(printed)["members"]
         assert [[*share[topic].values()] for share in shares.values()] == [["0-2"], ["3-4"]]
 
 
 def test_cli_plan_gives_each_member_as_many_queues_as_mqadmin(rocketmq: RocketMQ) -> None:
-    topic, members = f"allocated-{secrets.token_hex(3)}", "10.0.0.1,10.0.0.2,10.0.0.3"
+    topic = f"allocated-{secrets.token_hex(3)}"
+    members = "10.0.0.1,10.0.0.2,10.0.0.3"
     rocketmq.create_topic(topic, 8)
     where = ("--name-server", rocketmq.name_server, "-o", "json")
     shares = json.loads(rota(topic, [topic], *where, members=members))["members"]
     printed = rocketmq.mqadmin("allocateMQ", "-t", topic, "-i", members)
     allocated = json.loads(printed[printed.index("{") :])["result"]
-    assert [len(allocated[name]) for name in members.split(",")] == [3, 3, 2]  # which, is chance: it sorts no queues
+    assert [len(allocated[name]) for name in members.split(",")] == [
+        3,
+        3,
+        2,
+    ]  # which queues is random: mqadmin does not sort them
     assert [[*share[topic].values()] for share in shares.values()] == [["0-2"], ["3-5"], ["6-7"]]  # as clients do

@@ -1,4 +1,4 @@
-"""A real broker that gives rights to each group and topic."""
+"""A real broker that authorizes each group and topic."""
 
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -22,10 +22,15 @@ from rota.model import Queue
 from rota.sidecar.consume.start_offset import find_start_offset
 from rota.spec import StartFrom, Subscription
 
-BROKER, TOPIC, GROUP = "broker-0", "orders", "shop"
+BROKER = "broker-0"
+TOPIC = "orders"
+GROUP = "shop"
 QUEUE = Queue(TOPIC, BROKER, 0)
 USER = Credentials("shopkeeper", "12345678")
-CREATE_USER, CREATE_RIGHTS, UPDATE_RIGHTS = 3001, 3006, 3007  # requests of RocketMQ's administrators
+# Codes of administrators' requests.
+CREATE_USER = 3001
+CREATE_RIGHTS = 3006
+UPDATE_RIGHTS = 3007
 
 _AUTHORIZATION = "org.apache.rocketmq.auth.authorization.provider"
 WITH_RIGHTS = {
@@ -61,15 +66,18 @@ async def administer(cluster: AdminClient, code: int, body: dict[str, Any], **fi
 def rights(*resources: str) -> dict[str, Any]:
     """Return the rights to consume these topics and groups."""
     entry = {"actions": ["Pub", "Sub", "Get"], "sourceIps": [], "decision": "Allow"}
-    return {"subject": "User:shopkeeper", "policies": [{"entries": [entry | {"resource": it} for it in resources]}]}
+    return {
+        "subject": "User:shopkeeper",
+        "policies": [{"entries": [entry | {"resource": resource} for resource in resources]}],
+    }
 
 
 def a_member(strict: RocketMQ, credentials: Credentials) -> RocketMQConsumer:
-    wanted = Membership(group=GROUP, client_id="10.0.0.1@orders-1#1", subscriptions=[Subscription(TOPIC)])
-    return RocketMQConsumer(ConnectionConfig([strict.name_server], credentials=lambda: credentials), wanted)
+    membership = Membership(group=GROUP, client_id="10.0.0.1@orders-1#1", subscriptions=[Subscription(TOPIC)])
+    return RocketMQConsumer(ConnectionConfig([strict.name_server], credentials=lambda: credentials), membership)
 
 
-async def test_offset_that_the_broker_refuses_to_tell_is_never_taken_for_no_offset(
+async def test_offset_that_the_broker_denies_for_lack_of_permission_is_never_taken_for_no_offset(
     strict: RocketMQ, cluster: AdminClient
 ) -> None:
     await administer(cluster, CREATE_USER, {"username": "shopkeeper", "password": "12345678"}, username="shopkeeper")
@@ -83,7 +91,7 @@ async def test_offset_that_the_broker_refuses_to_tell_is_never_taken_for_no_offs
     async def at_the_end() -> bool:
         return await member.max_offset(QUEUE) == 3
 
-    await soon(at_the_end)  # where startFrom would begin may be asked, only the group's offset not
+    await soon(at_the_end)  # the user may read the topic's offsets, but not the group's
     for position in ("Latest", "Earliest", "Timestamp"):
         with pytest.raises(RejectedError, match="has no permission"):
             await find_start_offset(QUEUE, member, member, StartFrom(position=position))
@@ -96,5 +104,5 @@ async def test_offset_that_the_broker_refuses_to_tell_is_never_taken_for_no_offs
             return False
 
     await soon(permitted)
-    for it in (owner, member):
-        await it.leave()
+    for consumer in (owner, member):
+        await consumer.leave()

@@ -1,4 +1,4 @@
-"""A real broker that asks who is there, and speaks TLS."""
+"""A real broker that requires credentials and supports TLS."""
 
 import asyncio
 import ssl
@@ -29,7 +29,7 @@ BROKER, TOPIC = "broker-0", "orders"
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[RocketMQ]:
-    """Start a broker with access control; RocketMQ takes TLS on its port in any case."""
+    """Start a broker with access control; RocketMQ always accepts TLS on its port."""
     with temporary("guarded") as instance:
         brokers = RocketMQ(instance, settings=SETTINGS)
         brokers.up()
@@ -46,15 +46,15 @@ async def cluster(guarded: RocketMQ) -> AsyncIterator[AdminClient]:
 
 
 @pytest.mark.parametrize(
-    ("credentials", "told"),
+    ("credentials", "reason"),
     [(None, "username cannot be null"), (lambda: Credentials("rota", "wrong"), "check signature failed")],
-    ids=["nobody", "a wrong secret"],
+    ids=["no credentials", "a wrong secret"],
 )
 async def test_credentials_that_are_missing_or_wrong_are_rejected_with_the_reason(
-    guarded: RocketMQ, credentials: Callable[[], Credentials] | None, told: str
+    guarded: RocketMQ, credentials: Callable[[], Credentials] | None, reason: str
 ) -> None:
     stranger = AdminClient(ConnectionConfig([guarded.name_server], credentials=credentials))
-    with pytest.raises(RejectedError, match=told) as refused:
+    with pytest.raises(RejectedError, match=reason) as refused:
         await stranger.online_consumers("shop", BROKER)
     assert not isinstance(refused.value, ConsumptionDisabledError)
     await stranger.close()
@@ -64,15 +64,18 @@ async def test_signature_is_accepted_on_requests_with_and_without_a_body(cluster
     assert await cluster.online_consumers("shop", BROKER) == ()
     await cluster.send(TOPIC, "grün".encode(), {"KEYS": "ü"})
 
-    async def is_there() -> bool:  # a moment later: brokers take what they have kept into their queues in turn
-        return sum(it.max_offset for it in (await cluster.offset_ranges(TOPIC, BROKER)).values()) == 1
+    async def is_in_the_queue() -> bool:  # a moment later: brokers add stored messages to their queues asynchronously
+        return (
+            sum(offset_range.max_offset for offset_range in (await cluster.offset_ranges(TOPIC, BROKER)).values()) == 1
+        )
 
-    await soon(is_there)
+    await soon(is_in_the_queue)
 
 
 async def test_tls_works_for_name_server_and_broker_requests(guarded: RocketMQ, cluster: AdminClient) -> None:
     trusting = ssl.create_default_context()
-    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+    trusting.check_hostname = False
+    trusting.verify_mode = ssl.CERT_NONE
     secret = AdminClient(ConnectionConfig([guarded.name_server], tls=lambda: trusting, credentials=lambda: RIGHT))
     assert await secret.queues(TOPIC) == await cluster.queues(TOPIC)
     await secret.send(TOPIC, b"hidden")
@@ -96,37 +99,38 @@ def test_credentials_stay_out_of_logs() -> None:
 async def test_tls_certificate_renewed_keeps_the_views_and_a_foreign_one_ends_the_former_connections(
     tmp_path: Path,
 ) -> None:
-    authority, secrets = Authority(tmp_path, "authority"), GroupSecrets()
+    authority = Authority(tmp_path, "authority")
+    secrets = GroupSecrets()
     secrets.put("shop", "ca", {"ca.crt": authority.own.certificate.read_text()})
     with a_mutual_tls_broker(authority, "renewed") as rocketmq:
         rocketmq.create_topic(TOPIC, 2)
-        places = BrokerRegistry(cast("Api", secrets))
-        places.set_leading(is_leading=True)
+        registry = BrokerRegistry(cast("Api", secrets))
+        registry.set_leading(is_leading=True)
         group = a_secured_group(rocketmq.name_server)
         secrets.put("shop", "client", pair_data(authority.issue("one", "one")))
-        places.update_group(group)
+        registry.update_group(group)
 
         async def has_lag() -> bool:
-            await places.poll_group(group)
-            return bool(places.lag_of(("shop", "orders")).queues)
+            await registry.poll_group(group)
+            return bool(registry.lag_of(("shop", "orders")).queues)
 
         await soon(has_lag)
         secrets.put("shop", "client", pair_data(authority.issue("two", "two")))
-        looking = asyncio.create_task(places.poll_group(group))
-        while not looking.done():
+        polling = asyncio.create_task(registry.poll_group(group))
+        while not polling.done():
             await asyncio.sleep(0)
-            assert places.state_of(group, 0.0).views[TOPIC]
-            assert places.lag_of(("shop", "orders")).queues
-        assert places.state_of(group, 0.0).problems == ()
+            assert registry.state_of(group, 0.0).views[TOPIC]
+            assert registry.lag_of(("shop", "orders")).queues
+        assert registry.state_of(group, 0.0).problems == ()
         foreign = Authority(tmp_path / "other", "stranger").issue("foreign", "foreign")
         secrets.put("shop", "client", pair_data(foreign))
 
         async def is_refused() -> bool:
-            await places.poll_group(group)
-            return {problem.reason for problem in places.state_of(group, 0.0).problems} == {Reason.BROKER_UNREACHABLE}
+            await registry.poll_group(group)
+            return {problem.reason for problem in registry.state_of(group, 0.0).problems} == {Reason.BROKER_UNREACHABLE}
 
         await soon(is_refused)
-        await places.close()
+        await registry.close()
 
 
 def a_secured_group(name_server: str) -> Group:

@@ -19,7 +19,7 @@ from ground.ours import at_rest
 from ground.poll import eventually
 from ground.rocketmq import RocketMQ
 from rota.documents import Assignment
-from sidecar.checker import Fact, Story, violations
+from sidecar.checker import Fact, FleetHistory, violations
 from sidecar.pods import APP
 
 NAME = "shipping"  # of the group and its topic
@@ -176,10 +176,10 @@ class Consumers:
     @contextmanager
     def without_broker(self, pod: str) -> Iterator[None]:
         """Cut off a pod from the broker; its last commits may be missing there."""
-        self.record_fact("apart", pod)
+        self.record_fact("disconnected", pod)
         with self._cut_network(pod, self.broker.address):
             yield
-        self.record_fact("together", pod)
+        self.record_fact("reconnected", pod)
 
     @contextmanager
     def without_operators(self, pod: str) -> Iterator[None]:
@@ -304,7 +304,7 @@ class Consumers:
         done_counts = Counter(delivery.number for delivery in delivered if delivery.done)
         duplicated = [number for number, count in done_counts.items() if count > 1]
         ends = [*pod_ends(self._pods.versions())]
-        history = Story(
+        history = FleetHistory(
             sent=[message for message in self._traffic.sent if message.at >= started_at],
             delivered=delivered,
             facts=[

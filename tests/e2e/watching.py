@@ -118,7 +118,7 @@ def ownership_facts(documents: Iterable[Assignment]) -> Iterator[Fact]:
         owners = {queue: name for name, share in document.members.items() for queue in share.queues}
         releasing = {queue: release.holder.name for queue, release in document.releasing.items()}
         for name, share in document.members.items():
-            yield Fact(at, "given", name, frozenset(share.queues), document.generation)
+            yield Fact(at, "granted", name, frozenset(share.queues), document.generation)
         for queue, name in previous_owners.items():
             if name not in {owners.get(queue), releasing.get(queue)}:
                 kind = "forced" if document.forced.get(queue) == document.generation else "released"

@@ -211,7 +211,7 @@ async def test_credentials_secret_name_cannot_reach_a_secret_of_another_namespac
 
     for message in await soon(all_are_rejected, 60):
         assert message.startswith("spec.broker.rocketmq.credentialsSecret.name is not the name of a Kubernetes object")
-    assert ACCESS_KEY not in json.dumps([frame.fields for frame in name_server.heard])
+    assert ACCESS_KEY not in json.dumps([frame.fields for frame in name_server.frames])
     assert name_server.connections == 0
 
 

@@ -1,4 +1,4 @@
-"""`python -m sidecar`: fleets of real processes at a real broker, to which things happen, until told to stop."""
+"""`python -m sidecar`: injects random faults into fleets of real processes at a real broker, until interrupted."""
 
 import argparse
 import asyncio
@@ -13,12 +13,14 @@ from typing import Any
 from ground.instance import temporary
 from ground.report import Missing
 from ground.rocketmq import RocketMQ
-from sidecar.conftest import QUICK, SHORT_LOCKS
-from sidecar.fleet import HURRIED, SidecarFleet, a_fleet
-from sidecar.troubles import TROUBLES
+from sidecar.conftest import FAST_RETRIES, SHORT_LOCKS
+from sidecar.faults import FAULTS
+from sidecar.fleet import FAST_CLOCKS, SidecarFleet, a_fleet
 from soaking import soak
 
-MEMBERS, QUEUES, HAPPENINGS = 3, 6, 5
+MEMBERS = 3
+QUEUES = 6
+FAULTS_PER_FLEET = 5
 
 
 def main() -> int:
@@ -27,67 +29,68 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed (default: %(default)s)")
     parser.add_argument("--runs", type=int, help="how many (default: until interrupted)")
     parser.add_argument("--seconds", type=float, help="how long (default: until interrupted)")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     with temporary("soak") as instance:
-        rocketmq = RocketMQ(instance, settings=QUICK, prefix=SHORT_LOCKS)
+        rocketmq = RocketMQ(instance, settings=FAST_RETRIES, prefix=SHORT_LOCKS)
         rocketmq.up()
 
         sums: Counter[str] = Counter()
 
-        def broken(seed: int) -> str:
-            return asyncio.run(_broken(rocketmq, seed, sums))
+        def find_failure(seed: int) -> str:
+            return asyncio.run(_find_failure(rocketmq, seed, sums))
 
-        code = soak(broken, asked.first, asked.runs, seconds=asked.seconds, what="fleets", every=5)
-        told = f"{sums['messages']:,} messages, 0 lost, {sums['again']:,} came again, each explained"
-        print(f"Of fleets that did not fail: {told}")
+        code = soak(find_failure, arguments.first, arguments.runs, seconds=arguments.seconds, what="fleets", every=5)
+        summary = f"{sums['messages']:,} messages, 0 lost, {sums['again']:,} came again, each explained"
+        print(f"Of fleets that did not fail: {summary}")
         return code
 
 
-async def _broken(rocketmq: RocketMQ, seed: int, sums: Counter[str]) -> str:
-    """Return what a seed's fleet broke, and where its logs are."""
+async def _find_failure(rocketmq: RocketMQ, seed: int, sums: Counter[str]) -> str:
+    """Run a seed's fleet; return the faults, the failure and the folder of the logs, or nothing if it passed."""
     folder = Path(tempfile.mkdtemp(prefix=f"soak-{seed}-"))
     random = Random(seed)
-    happened: list[str] = []
+    events: list[str] = []
     try:
-        sums.update(await _lived(rocketmq, folder, random, happened))
+        sums.update(await _run_fleet(rocketmq, folder, random, events))
     except (AssertionError, TimeoutError) as error:
-        return f"{', '.join(happened)}: {error} ({folder})"
+        return f"{', '.join(events)}: {error} ({folder})"
     except Missing as error:
         logs = rocketmq.instance.keep_logs()
-        await asyncio.to_thread(rocketmq.up)  # the next fleet needs it
-        return f"{', '.join(happened)}: {error} ({logs})"
+        await asyncio.to_thread(rocketmq.up)  # for the next fleet
+        return f"{', '.join(events)}: {error} ({logs})"
     shutil.rmtree(folder)
     return ""
 
 
-async def _lived(rocketmq: RocketMQ, folder: Path, random: Random, happened: list[str]) -> dict[str, int]:
-    """Live through what a seed brings; return how many messages came, and how many attempts were made again."""
+async def _run_fleet(rocketmq: RocketMQ, folder: Path, random: Random, events: list[str]) -> dict[str, int]:
+    """Run a fleet with random faults; return the number of messages, and of repeated attempts."""
     orderly: dict[str, Any] = {"ordering": "Orderly"} if random.random() < 1 / 3 else {}
     push = {"timeout": "2s", "maxBatch": random.choice((1, 8))}
-    happened.append(f"{orderly.get('ordering', 'Concurrent')} by {push['maxBatch']}")
+    events.append(f"{orderly.get('ordering', 'Concurrent')} by {push['maxBatch']}")
     async with a_fleet(rocketmq, folder, queues=QUEUES, push=push, **orderly) as fleet:
-        fleet.program = ("-c", HURRIED)
-        await _begun(fleet)
+        fleet.program = ("-c", FAST_CLOCKS)
+        await _start_pods(fleet)
         async with fleet.traffic(pause=0.05):
-            await fleet.more(100)
-            for trouble in random.choices(TROUBLES, k=HAPPENINGS):
-                happened.append(trouble.__name__)
-                await trouble(fleet, random)
-            await fleet.more(100)
-        await fleet.all_done()
-        await fleet.all_committed()
+            await fleet.wait_for_deliveries(100)
+            for inject in random.choices(FAULTS, k=FAULTS_PER_FLEET):
+                events.append(inject.__name__)
+                await inject(fleet, random)
+            await fleet.wait_for_deliveries(100)
+        await fleet.wait_until_all_done()
+        await fleet.wait_until_all_committed()
         await fleet.check()
-        came = Counter((it.number, it.attempt) for it in fleet.delivered())
-        return {"messages": len({number for number, _ in came}), "again": sum(many - 1 for many in came.values())}
+        attempts = Counter((delivery.number, delivery.attempt) for delivery in fleet.delivered())
+        numbers = {number for number, _ in attempts}
+        return {"messages": len(numbers), "again": sum(count - 1 for count in attempts.values())}
 
 
-async def _begun(fleet: SidecarFleet) -> None:
-    names = [f"m{number}" for number in range(MEMBERS)]
-    for place, name in enumerate(names):
+async def _start_pods(fleet: SidecarFleet) -> None:
+    for index in range(MEMBERS):
+        name = f"m{index}"
         pod = await fleet.add(name)
         pod.rules({"seconds": 0.01})
-        retry = [] if place or fleet.settings.get("ordering") else [fleet.retry]
-        await fleet.give(**{name: [*fleet.queues[place::MEMBERS], *retry]})
+        retry = [] if index or fleet.settings.get("ordering") else [fleet.retry]
+        await fleet.grant(**{name: [*fleet.queues[index::MEMBERS], *retry]})
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""An app as users write one, that does as it is told: `python app.py ADDRESS PORT LOG RULES [asks]`.
+"""An app as users write one, controlled by a file of rules: `python app.py ADDRESS PORT LOG RULES [pull]`.
 
-It is posted to at that port; or, with a last word, asks there for messages, and says yes or no to each.
+It listens at the port for pushed messages; with `pull`, it requests messages from the port and acks or nacks each.
 
-RULES is a JSON file, read anew whenever it changes: a list of what to do, of which the first that fits holds. What is
-named under `numbers`, `queues`, `attempts` or `topics` are the messages it is about; `status` and `seconds` say what is
-answered, and when; `act` may be `hang` (never answer), `hold` (answer once another rule holds) or `die`. LOG gets a
-line when a request comes, another one before it is answered, and one when the app ends, unless it is killed.
+RULES is a JSON file with a list of rules, re-read when it changes; the first rule that matches a message applies.
+`numbers`, `queues`, `attempts` and `topics` restrict the messages that a rule matches; `status` is the response, and
+`seconds` the delay before it; `act` may be `hang` (never respond), `hold` (respond once another rule applies) or `die`.
+LOG gets a line when a request arrives, another before the response, and one when the app ends, unless it is killed.
 """
 
 import asyncio
@@ -24,54 +24,58 @@ Message = dict[str, Any]
 
 
 class App:
-    """What came, and what is answered."""
+    """Logs each request and responds by the rules."""
 
     def __init__(self, log: Path, rules: Path) -> None:
         self._log = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        self._path, self._seen, self._rules = rules, 0, list[Message]()
+        self._rules_path = rules
+        self._rules_mtime = 0
+        self._rules: list[Message] = []
         self._numbers = count()
 
-    async def ask(self, there: str) -> None:
-        """Ask, again and again; who is not there is asked a moment later."""
-        async with ClientSession(there) as session:
+    async def pull(self, url: str) -> None:
+        """Request messages repeatedly; retry after a pause if the sidecar does not respond."""
+        async with ClientSession(url) as session:
             while True:
                 try:
-                    async with session.get("/v1/messages?max=8&wait=5s") as answer:
-                        handed = (await answer.json())["messages"]
-                    await asyncio.gather(*(self._handed(session, it) for it in handed))
+                    async with session.get("/v1/messages?max=8&wait=5s") as response:
+                        messages = (await response.json())["messages"]
+                    await asyncio.gather(*(self._handle_pulled(session, message) for message in messages))
                 except ClientError:
                     await asyncio.sleep(0.2)
 
-    async def _handed(self, session: ClientSession, handed: Message) -> None:
-        name, body = f"{os.getpid()}/{next(self._numbers)}", base64.b64decode(handed.pop("bodyBase64"))
-        message = {**handed, "generation": 0, "number": int(body.split()[0])}
-        self.note(name=name, begin=time.monotonic(), messages=[message])
-        rule = self._rule([message])
+    async def _handle_pulled(self, session: ClientSession, pulled: Message) -> None:
+        name = self._next_name()
+        body = base64.b64decode(pulled.pop("bodyBase64"))
+        message = {**pulled, "generation": 0, "number": int(body.split()[0])}
+        self.log(name=name, begin=time.monotonic(), messages=[message])
+        rule = self._find_rule([message])
         if rule.get("act") == "die":
             self.die()
         if rule.get("act") == "hang":
             return
         await asyncio.sleep(rule.get("seconds", 0))
         status = rule.get("status", 204)
-        self.note(name=name, end=time.monotonic(), status=status)
-        async with session.post("/v1/acks" if status == 204 else "/v1/nacks", json={"ids": [handed["id"]]}):
+        self.log(name=name, end=time.monotonic(), status=status)
+        async with session.post("/v1/acks" if status == 204 else "/v1/nacks", json={"ids": [pulled["id"]]}):
             pass
 
     def die(self) -> NoReturn:
-        """End at once, with whatever is open."""
-        self.note(died=time.monotonic())
+        """End at once, without responding to open requests."""
+        self.log(died=time.monotonic())
         os._exit(9)
 
-    def note(self, **told: object) -> None:
-        """Put a line into the log, whole, at once."""
-        os.write(self._log, json.dumps(told).encode() + b"\n")
+    def log(self, **fields: object) -> None:
+        """Append a line to the log by a single write."""
+        os.write(self._log, json.dumps(fields).encode() + b"\n")
 
-    async def posted(self, request: web.Request) -> web.Response:
-        """Take a delivery."""
-        begin, name = time.monotonic(), f"{os.getpid()}/{next(self._numbers)}"
+    async def handle_push(self, request: web.Request) -> web.Response:
+        """Respond to a request with one message or a batch."""
+        begin = time.monotonic()
+        name = self._next_name()
         messages = _messages(request.headers, await request.read())
-        self.note(name=name, begin=begin, messages=messages)
-        while (rule := self._rule(messages)).get("act") == "hold":  # noqa: ASYNC110 - a file tells
+        self.log(name=name, begin=begin, messages=messages)
+        while (rule := self._find_rule(messages)).get("act") == "hold":  # noqa: ASYNC110 - rules are in a file
             await asyncio.sleep(0.3)
         if rule.get("act") == "die":
             self.die()
@@ -79,17 +83,24 @@ class App:
             await asyncio.Event().wait()
         await asyncio.sleep(rule.get("seconds", 0))
         status = rule.get("status", 204)
-        self.note(name=name, end=time.monotonic(), status=status)
+        self.log(name=name, end=time.monotonic(), status=status)
         return web.Response(status=status)
 
-    def _rule(self, messages: list[Message]) -> Message:
-        return next((rule for rule in self._now() for it in messages if _fits(rule, it)), {})
+    def _next_name(self) -> str:
+        return f"{os.getpid()}/{next(self._numbers)}"
 
-    def _now(self) -> list[Message]:
+    def _find_rule(self, messages: list[Message]) -> Message:
+        for rule in self._read_rules():
+            if any(_matches(rule, message) for message in messages):
+                return rule
+        return {}
+
+    def _read_rules(self) -> list[Message]:
         try:
-            changed = self._path.stat().st_mtime_ns
-            if changed != self._seen:
-                self._rules, self._seen = json.loads(self._path.read_text()), changed
+            mtime = self._rules_path.stat().st_mtime_ns
+            if mtime != self._rules_mtime:
+                self._rules = json.loads(self._rules_path.read_text())
+                self._rules_mtime = mtime
         except FileNotFoundError:
             self._rules = []
         return self._rules
@@ -114,20 +125,20 @@ def _message(event: Message, body: bytes) -> Message:
     }
 
 
-def _fits(rule: Message, message: Message) -> bool:
-    wanted = (("numbers", "number"), ("queues", "queue"), ("attempts", "attempt"), ("topics", "topic"))
-    return all(message[field] in rule.get(name, [message[field]]) for name, field in wanted)
+def _matches(rule: Message, message: Message) -> bool:
+    restrictions = (("numbers", "number"), ("queues", "queue"), ("attempts", "attempt"), ("topics", "topic"))
+    return all(message[field] in rule.get(name, [message[field]]) for name, field in restrictions)
 
 
-def main(address: str, port: str, log: str, rules: str, asks: str = "") -> NoReturn:
-    """Serve, or ask, until killed; its own end is as quick as that of most apps."""
-    it = App(Path(log), Path(rules))
-    if asks:
-        asyncio.run(it.ask(f"http://{address}:{port}"))
-    app = web.Application()
-    app.add_routes([web.post("/", it.posted)])
-    web.run_app(app, host=address, port=int(port), print=None, access_log=None, shutdown_timeout=0.1)
-    it.note(stopped=time.monotonic())
+def main(address: str, port: str, log: str, rules: str, pull: str = "") -> NoReturn:
+    """Serve or pull until killed; on SIGTERM end at once, as most apps do."""
+    app = App(Path(log), Path(rules))
+    if pull:
+        asyncio.run(app.pull(f"http://{address}:{port}"))
+    server = web.Application()
+    server.add_routes([web.post("/", app.handle_push)])
+    web.run_app(server, host=address, port=int(port), print=None, access_log=None, shutdown_timeout=0.1)
+    app.log(stopped=time.monotonic())
     sys.exit(0)
 
 

@@ -1,9 +1,8 @@
-"""A neutral judge of a fleet: it reads what was sent, delivered and decided, and names every promise that was broken.
+"""Checks a fleet's history of messages, deliveries and decisions, and describes each broken guarantee.
 
-It knows nothing of how a sidecar works, only of docs/handover.md's invariants. What is seen of the two ends of a
-thing is on the safe side: an app notes a delivery's end before it answers, an operator notes a grant before it writes
-it and a release after it read it, and an offset is noted after it was asked for. All times are one machine's
-monotonic clock.
+The checker knows nothing of the sidecar's code, only the invariants of docs/handover.md. Times are recorded on the safe
+side: an app logs a delivery's end before it responds, the operator logs a grant before it writes it and a release after
+it has read it, and an offset is logged after the broker returned it. All times are from one machine's monotonic clock.
 """
 
 from bisect import bisect_left
@@ -16,15 +15,17 @@ from typing import NamedTuple
 
 from rota.model import Queue
 
-DEAD, NOT_FOUND = 422, 404
-KILLS = {"sidecar", "ended"}  # facts after which a sidecar sends no more
-ENDS = {"app", "stopped", "ended"}  # facts after which an app works no more on what it has
-SKEW = 0.5  # seconds: requests that are sent side by side may be read in another order, or after their sidecar's end
-KEPT = 15.0  # what was committed longer ago is on the broker's disk: it writes that every 5 s, and is told as often
+DEAD = 422  # the response with which an app rejects a message for good
+NOT_FOUND = 404
+KILLS = {"sidecar", "ended"}  # facts after which a sidecar sends nothing
+ENDS = {"app", "stopped", "ended"}  # facts after which an app processes no message that it has received
+SKEW_SECONDS = 0.5  # concurrent requests may be read in another order, or after their sidecar's end
+# The broker flushes commits every 5 s, and sidecars commit as often: an older commit survives the broker's crash.
+FLUSH_SECONDS = 15.0
 
 
 class Sent(NamedTuple):
-    """What a producer noted of a message; one that was not acknowledged may be there or not."""
+    """Producer's record of a message; without an acknowledgement the broker may have stored it or not."""
 
     number: int
     queue: Queue
@@ -33,7 +34,7 @@ class Sent(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """What an app noted of one message of a request; without an end it died, or was never to answer."""
+    """App's record of one message of a request; `end` is missing if the app died or never responded."""
 
     begin: float
     end: float | None
@@ -44,28 +45,29 @@ class Delivery(NamedTuple):
     attempt: int = 1
     generation: int = 1
     status: int | None = 204
-    together: int = 1  # messages in the request
+    batch_size: int = 1  # messages in the request
     id: str = ""
 
     @property
     def done(self) -> bool:
-        """Whether the app said that it is done."""
+        """Whether the app accepted the message."""
         return self.status is not None and 200 <= self.status < 300
 
     @property
     def dead(self) -> bool:
-        """Whether the app said that it never will be; of several messages one is to blame, and nobody knows which."""
-        return self.status == DEAD and self.together == 1
+        """Whether the app rejected the message for good; the response to a batch does not name the rejected message."""
+        return self.status == DEAD and self.batch_size == 1
 
 
 class Fact(NamedTuple):
-    """What was decided about the fleet, done to it, or heard of it.
+    """A decision about the fleet, a fault injected into it, or a report read from it.
 
-    given, released: a member's queues · forced: taken from a member that is not heard · settled: it is heard again ·
-    heard: a report's generation · apart, together: it reaches no broker, and does again · sidecar, app: killed ·
-    stopped: its app ended that was asked to, which excuses nothing that comes twice · left:
-    a sidecar ended that was asked to, and remembers nothing when it begins again · ended: the whole pod · reset: a
-    queue's offset was set · broker: killed, whatever it was told last is forgotten
+    granted, released: queues of a member · forced: queues granted elsewhere while their owner is unreachable · settled:
+    that owner obeys again · reported: the generation of a report · disconnected, reconnected: the member reaches no
+    broker, and reaches it again · sidecar, app: the process was killed · stopped: the app was asked to end and did,
+    which excuses no duplicate · terminated: the sidecar was asked to end and did; its next process remembers nothing ·
+    ended: the whole pod was killed · reset: a queue's offset was set by a user · broker: the broker was killed and lost
+    its latest offsets
     """
 
     at: float
@@ -76,7 +78,7 @@ class Fact(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """What a broker said of where the group is with a queue."""
+    """Committed offset of a queue, as read from its broker."""
 
     at: float
     queue: Queue
@@ -84,287 +86,305 @@ class Commit(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class Story:
-    """Everything that was noted."""
+class FleetHistory:
+    """Everything that was recorded of a fleet."""
 
     sent: Iterable[Sent] = ()
     delivered: Iterable[Delivery] = ()
     facts: Iterable[Fact] = ()
     commits: Iterable[Commit] = ()
     orderly: bool = False
-    timeout: float = 30.0  # after which a sidecar gives up waiting for an answer
-    at_once: int = 16  # messages that may be at one app
-    dead: frozenset[int] = frozenset()  # numbers that were seen among the dead letters
+    timeout: float = 30.0  # seconds after which a sidecar stops waiting for a response
+    max_in_flight: int = 16  # messages that one app may have at once
+    dead_letters: frozenset[int] = frozenset()  # numbers that were read from the dead-letter topic
 
 
-def violations(story: Story) -> list[str]:
-    """Return a sentence for each promise that was broken."""
-    return [*_Judge(story).all()]
+def violations(history: FleetHistory) -> list[str]:
+    """Return a sentence for each broken guarantee."""
+    return [*_Checker(history).find_all()]
 
 
 @dataclass
-class _Judge:
-    story: Story
+class _Checker:
+    history: FleetHistory
     by_queue: dict[Queue, list[Delivery]] = field(default_factory=lambda: defaultdict(list))
     by_member: dict[str, list[Delivery]] = field(default_factory=lambda: defaultdict(list))
     by_number: dict[int, list[Delivery]] = field(default_factory=lambda: defaultdict(list))
 
     def __post_init__(self) -> None:
-        self.facts = sorted(self.story.facts)
-        for it in sorted(self.story.delivered, key=lambda it: it.begin):
-            self.by_queue[it.queue].append(it)
-            self.by_member[it.member].append(it)
-            self.by_number[it.number].append(it)
-        self.spans = _spans(self.facts)
-        self.contested = _contested(self.facts)
+        self.facts = sorted(self.history.facts)
+        for delivery in sorted(self.history.delivered, key=lambda delivery: delivery.begin):
+            self.by_queue[delivery.queue].append(delivery)
+            self.by_member[delivery.member].append(delivery)
+            self.by_number[delivery.number].append(delivery)
+        self.spans = _ownership_spans(self.facts)
+        self.contested = _contested_spans(self.facts)
 
-    def all(self) -> Iterator[str]:
-        yield from self.lost()
-        yield from self.twice()
-        yield from self.strangers()
-        yield from self.overlaps()
-        yield from self.passed()
-        yield from self.out_of_order()
-        yield from self.steps_back()
+    def find_all(self) -> Iterator[str]:
+        yield from self.find_lost()
+        yield from self.find_duplicates()
+        yield from self.find_deliveries_without_ownership()
+        yield from self.find_overlaps()
+        yield from self.find_wrong_commits()
+        yield from self.find_order_violations()
+        yield from self.find_generation_regressions()
 
     # 3: at least once, and offsets.
 
-    def lost(self) -> Iterator[str]:
-        """What was sent is delivered, until somebody is done with it."""
-        for sent in self.story.sent:
+    def find_lost(self) -> Iterator[str]:
+        """Each acknowledged message is delivered until an app accepts or finally rejects it."""
+        for sent in self.history.sent:
             if not sent.acked:
                 continue
-            found = self.by_number.get(sent.number, [])
-            if not found:
+            deliveries = self.by_number.get(sent.number, [])
+            if not deliveries:
                 yield f"{sent.number} was sent to {sent.queue} and never delivered"
-            elif sent.number not in self.story.dead and not any(it.done or it.dead for it in found):
-                yield f"{sent.number} was delivered from {found[-1].queue} and never done"
+            elif sent.number not in self.history.dead_letters and not any(
+                delivery.done or delivery.dead for delivery in deliveries
+            ):
+                yield f"{sent.number} was delivered from {deliveries[-1].queue} and never done"
 
-    def passed(self) -> Iterator[str]:
-        """Offsets that are committed lie behind nothing unfinished, and do not go back."""
-        finished = {queue: self._finished(of) for queue, of in self.by_queue.items()}
-        before: dict[Queue, Commit] = {}
-        for commit in sorted(self.story.commits):
-            if self._between("reset", commit.queue, -inf, commit.at):
+    def find_wrong_commits(self) -> Iterator[str]:
+        """No committed offset passes an unfinished message, and none goes back."""
+        finished = {queue: self._finish_times(deliveries) for queue, deliveries in self.by_queue.items()}
+        latest: dict[Queue, Commit] = {}
+        for commit in sorted(self.history.commits):
+            if self._has_fact("reset", commit.queue, -inf, commit.at):
                 continue
-            last = before.get(commit.queue)
-            if last and commit.offset < last.offset:
-                yield f"the offset of {commit.queue} went back from {last.offset} to {commit.offset}"
-            before[commit.queue] = commit
-            for offset, when in finished.get(commit.queue, {}).items():
-                if offset < commit.offset and when > commit.at:
+            previous = latest.get(commit.queue)
+            if previous and commit.offset < previous.offset:
+                yield f"the offset of {commit.queue} went back from {previous.offset} to {commit.offset}"
+            latest[commit.queue] = commit
+            for offset, finished_at in finished.get(commit.queue, {}).items():
+                if offset < commit.offset and finished_at > commit.at:
                     yield f"{commit.offset} was committed of {commit.queue}, but {offset} was not finished"
 
-    def _finished(self, deliveries: list[Delivery]) -> dict[int, float]:
-        """Return since when the queue's messages are finished as far as it is concerned."""
+    def _finish_times(self, deliveries: list[Delivery]) -> dict[int, float]:
+        """Return when each message of a queue was finished, by offset: from then on its offset may be committed."""
         finished: dict[int, float] = {}
-        for it in deliveries:
-            finished[it.offset] = min(finished.get(it.offset, inf), self._finishes(it))
+        for delivery in deliveries:
+            finished[delivery.offset] = min(finished.get(delivery.offset, inf), self._finish_time(delivery))
         return finished
 
-    def _finishes(self, it: Delivery) -> float:
-        if it.number in self.story.dead:
-            return it.begin
-        answered = it.done or it.dead
-        if self.story.orderly:  # tried again in place
-            return it.end if answered and it.end is not None else inf
-        if it.status in {NOT_FOUND, DEAD} and not answered:  # tried again, or each alone
-            return self._unnoted(it)
-        given_up = it.begin + self.story.timeout  # then it goes to the retry topic, even if an answer comes later
-        return min(self._earliest_end(it), given_up)
+    def _finish_time(self, delivery: Delivery) -> float:
+        if delivery.number in self.history.dead_letters:
+            return delivery.begin
+        is_settled = delivery.done or delivery.dead
+        if self.history.orderly:  # retried in place
+            return delivery.end if is_settled and delivery.end is not None else inf
+        if delivery.status in {NOT_FOUND, DEAD} and not is_settled:  # retried, or split into single messages
+            return self._unlogged_attempt(delivery)
+        timed_out = delivery.begin + self.history.timeout  # then it goes to the retry topic, despite a late response
+        return min(self._earliest_end(delivery), timed_out)
 
-    def _earliest_end(self, it: Delivery) -> float:
-        """Return when a delivery was over at the earliest: the end of a pod is noted some time after its app's."""
-        until = self._until(it)
-        if it.end is not None or until == it.begin + self.story.timeout:
-            return until
-        notes = (note for other in self.by_member[it.member] for note in (other.begin, other.end) if note is not None)
-        return max(note for note in notes if note <= until)
+    def _earliest_end(self, delivery: Delivery) -> float:
+        """Return the earliest possible end of a delivery: a pod's end is recorded some time after its app's."""
+        end = self._end_of(delivery)
+        if delivery.end is not None or end == delivery.begin + self.history.timeout:
+            return end
+        logged = [time for entry in self.by_member[delivery.member] for time in (entry.begin, entry.end)]
+        return max(time for time in logged if time is not None and time <= end)
 
-    def _unnoted(self, it: Delivery) -> float:
-        """Return when an owner's app died that may have had it once more, if a copy of it came by the retry topic."""
-        if all(other.attempt <= it.attempt for other in self.by_number[it.number]):
+    def _unlogged_attempt(self, delivery: Delivery) -> float:
+        """Return when an owner's app died that may have received the message without a log entry.
+
+        Only a later attempt, a copy from the retry topic, shows that there was such a delivery.
+        """
+        if all(attempt.attempt <= delivery.attempt for attempt in self.by_number[delivery.number]):
             return inf
-        deaths = (fact for fact in self.facts if fact.kind == "app" and fact.at >= it.begin)
-        return min((fact.at for fact in deaths if self._owned(fact.member, it.queue, fact.at)), default=inf)
+        deaths = (fact for fact in self.facts if fact.kind == "app" and fact.at >= delivery.begin)
+        return min((fact.at for fact in deaths if self._owned(fact.member, delivery.queue, fact.at)), default=inf)
 
     def _owned(self, member: str, queue: Queue, at: float) -> bool:
         return any(begin <= at <= end for begin, end in self.spans.get((member, queue), []))
 
-    # 4: nothing twice without a cause.
+    # 4: no duplicate without a cause.
 
-    def twice(self) -> Iterator[str]:
-        """What is done is delivered again only for a cause, and what an app's death repeats was at the app."""
+    def find_duplicates(self) -> Iterator[str]:
+        """A finished message is repeated only for a cause; an app's death repeats at most the messages in flight."""
         deaths: dict[Fact, int] = defaultdict(int)
-        for number, found in self.by_number.items():
-            for earlier, later in pairwise(found):
-                if self._may_be_again(earlier, later) or self._copied(found, later) or self._fell_back(found, later):
+        for number, deliveries in self.by_number.items():
+            for earlier, later in pairwise(deliveries):
+                if (
+                    self._may_repeat(earlier, later)
+                    or self._was_copied(deliveries, later)
+                    or self._original_remained(deliveries, later)
+                ):
                     continue
-                death = self._death(found, earlier, later)
+                death = self._app_death(deliveries, earlier, later)
                 if death is None:
-                    yield f"{number} was delivered twice: {_told(earlier)}, and {_told(later)}"
+                    yield f"{number} was delivered twice: {_describe_both(earlier, later)}"
                 else:
                     deaths[death] += 1
+        in_flight = self.history.max_in_flight
         for death, count in deaths.items():
-            if count > self.story.at_once:
-                yield f"the end of {death.member}'s app repeated {count} messages; {self.story.at_once} were in flight"
+            if count > in_flight:
+                yield f"the end of {death.member}'s app repeated {count} messages; {in_flight} were in flight"
 
-    def _may_be_again(self, earlier: Delivery, later: Delivery) -> bool:
-        gave_up = earlier.end is None or earlier.end - earlier.begin >= self.story.timeout
-        if gave_up or not (earlier.done or earlier.dead):
+    def _may_repeat(self, earlier: Delivery, later: Delivery) -> bool:
+        timed_out = earlier.end is None or earlier.end - earlier.begin >= self.history.timeout
+        if timed_out or not (earlier.done or earlier.dead):
             return True
         return (
-            any(self._in_dispute(earlier.queue, it) for it in (earlier, later))
-            or self._between("reset", earlier.queue, earlier.begin, later.begin)
-            or self._cut_short(earlier, later)
-            or self._forgotten(earlier, later)
+            any(self._is_contested(earlier.queue, delivery) for delivery in (earlier, later))
+            or self._has_fact("reset", earlier.queue, earlier.begin, later.begin)
+            or self._commit_was_prevented(earlier, later)
+            or self._broker_lost_commit(earlier, later)
         )
 
-    def _cut_short(self, earlier: Delivery, later: Delivery) -> bool:
-        """Whether its sidecar was killed, overruled or cut off, and was not known to have committed it before."""
-        for fact in self._killed(earlier, later, {"sidecar", "ended", "forced"}) + self._apart(earlier, later):
+    def _commit_was_prevented(self, earlier: Delivery, later: Delivery) -> bool:
+        """Whether the sidecar was killed, overruled or disconnected before the message was committed."""
+        causes = self._facts_between(earlier, later, {"sidecar", "ended", "forced"})
+        for fact in causes + self._disconnections(earlier, later):
             if fact.kind == "forced" and earlier.queue not in fact.queues:
                 continue
-            # Who is cut off commits again once it is not, and others do meanwhile.
-            until = later.begin if fact.kind == "apart" else fact.at
-            known = [it.offset for it in self.story.commits if it.queue == earlier.queue and it.at < until]
-            if earlier.offset >= max(known, default=0):
+            # A disconnected member commits again once it is reconnected, and other members commit meanwhile.
+            until = later.begin if fact.kind == "disconnected" else fact.at
+            commits = (commit for commit in self.history.commits if commit.queue == earlier.queue)
+            if earlier.offset >= max((commit.offset for commit in commits if commit.at < until), default=0):
                 return True
         return False
 
-    def _forgotten(self, earlier: Delivery, later: Delivery) -> bool:
-        """Whether the broker was killed before it had kept it, and was asked by one who did not know better."""
+    def _broker_lost_commit(self, earlier: Delivery, later: Delivery) -> bool:
+        """Whether the broker was killed before it flushed the commit, and the later member does not know the offset."""
         end = earlier.begin if earlier.end is None else earlier.end
         killed = [fact.at for fact in self.facts if fact.kind == "broker" and end <= fact.at <= later.begin]
-        knows = earlier.member == later.member and not self._gave_up(earlier, later)
-        return not knows and bool(killed) and killed[0] - end < KEPT
+        knows_offset = earlier.member == later.member and not self._forgot_offset(earlier, later)
+        return not knows_offset and bool(killed) and killed[0] - end < FLUSH_SECONDS
 
-    def _gave_up(self, earlier: Delivery, later: Delivery) -> bool:
-        """Whether its sidecar ended in good order in between, or gave the queue back: then it knows nothing of it."""
-        given_up = self._killed(earlier, later, {"left", "released"})
-        return any(fact.kind == "left" or earlier.queue in fact.queues for fact in given_up)
+    def _forgot_offset(self, earlier: Delivery, later: Delivery) -> bool:
+        """Whether the sidecar terminated or released the queue in between, and so does not know its offset."""
+        facts = self._facts_between(earlier, later, {"terminated", "released"})
+        return any(fact.kind == "terminated" or earlier.queue in fact.queues for fact in facts)
 
-    def _copied(self, found: list[Delivery], later: Delivery) -> bool:
-        """Whether it was sent to the retry topic by one who died, or at a broker that died, before that was known."""
-        for it in found:
-            if it.done or it.dead or it.attempt >= later.attempt:
+    def _was_copied(self, deliveries: list[Delivery], later: Delivery) -> bool:
+        """Whether a copy went to the retry topic, but the sidecar or the broker died before this was recorded."""
+        for delivery in deliveries:
+            if delivery.done or delivery.dead or delivery.attempt >= later.attempt:
                 continue
             for fact in self.facts:
-                died = fact.kind == "broker" or (fact.kind in KILLS and fact.member == it.member)
-                if died and _is_between(fact, it, later):
+                died = fact.kind == "broker" or (fact.kind in KILLS and fact.member == delivery.member)
+                if died and _is_between(fact, delivery, later):
                     return True
         return False
 
-    def _fell_back(self, found: list[Delivery], later: Delivery) -> bool:
-        """Whether it still lay where it was not committed when its sidecar was killed, though a copy of it was done."""
-        return any(self._cut_short(it, later) for it in _there(found, later))
+    def _original_remained(self, deliveries: list[Delivery], later: Delivery) -> bool:
+        """Whether the original was uncommitted when its sidecar was killed, although a copy was finished."""
+        return any(self._commit_was_prevented(delivery, later) for delivery in _at_same_offset(deliveries, later))
 
-    def _death(self, found: list[Delivery], earlier: Delivery, later: Delivery) -> Fact | None:
-        """Return the end of an app that had it before, or that had it where it still lay though its copy was done."""
-        deaths = (self._killed(it, later, {"app"}) for it in [earlier, *_there(found, later)])
-        return next((fact for facts in deaths for fact in facts), None)
+    def _app_death(self, deliveries: list[Delivery], earlier: Delivery, later: Delivery) -> Fact | None:
+        """Return the death of an app that had the message before, or had its original although a copy was finished."""
+        for delivery in [earlier, *_at_same_offset(deliveries, later)]:
+            for death in self._facts_between(delivery, later, {"app"}):
+                return death
+        return None
 
-    def _killed(self, earlier: Delivery, later: Delivery, kinds: set[str]) -> list[Fact]:
+    def _facts_between(self, earlier: Delivery, later: Delivery, kinds: set[str]) -> list[Fact]:
         return [
             fact
             for fact in self.facts
             if fact.kind in kinds and fact.member == earlier.member and _is_between(fact, earlier, later)
         ]
 
-    def _apart(self, earlier: Delivery, later: Delivery) -> list[Fact]:
-        """Return since when its sidecar reached no broker, if it was done with it before it did again."""
-        of_it = [fact for fact in self.facts if fact.member == earlier.member]
-        back = [fact.at for fact in of_it if fact.kind == "together" and fact.at <= earlier.begin]
-        apart = [fact for fact in of_it if fact.kind == "apart" and fact.at <= later.begin]
-        return [fact for fact in apart if not any(fact.at <= at for at in back)]
+    def _disconnections(self, earlier: Delivery, later: Delivery) -> list[Fact]:
+        """Return when the sidecar was disconnected from its broker, if it reconnected only after the delivery."""
+        facts = [fact for fact in self.facts if fact.member == earlier.member]
+        reconnected = [fact.at for fact in facts if fact.kind == "reconnected" and fact.at <= earlier.begin]
+        disconnected = [fact for fact in facts if fact.kind == "disconnected" and fact.at <= later.begin]
+        return [fact for fact in disconnected if not any(fact.at <= at for at in reconnected)]
 
-    def _between(self, kind: str, queue: Queue, begin: float, end: float) -> bool:
-        return any(it.kind == kind and queue in it.queues and begin <= it.at <= end for it in self.facts)
+    def _has_fact(self, kind: str, queue: Queue, begin: float, end: float) -> bool:
+        return any(fact.kind == kind and queue in fact.queues and begin <= fact.at <= end for fact in self.facts)
 
     # 1: one owner.
 
-    def strangers(self) -> Iterator[str]:
-        """Who delivers from a queue owns it, from before the first delivery until after the last."""
+    def find_deliveries_without_ownership(self) -> Iterator[str]:
+        """A member that delivers from a queue owns it from before the first delivery until after the last."""
         for queue, deliveries in self.by_queue.items():
-            for it in deliveries:
-                end = it.begin if it.end is None else it.end
-                owned = self.spans.get((it.member, queue), [])
-                if not (any(a <= it.begin and end <= b for a, b in owned) or self._in_dispute(queue, it)):
-                    yield f"{it.member} delivered from {queue} without owning it: {_told(it)}"
+            for delivery in deliveries:
+                if not (self._is_owned(queue, delivery) or self._is_contested(queue, delivery)):
+                    yield f"{delivery.member} delivered from {queue} without owning it: {_describe(delivery)}"
 
-    def overlaps(self) -> Iterator[str]:
+    def _is_owned(self, queue: Queue, delivery: Delivery) -> bool:
+        end = delivery.begin if delivery.end is None else delivery.end
+        owned = self.spans.get((delivery.member, queue), [])
+        return any(granted <= delivery.begin and end <= released for granted, released in owned)
+
+    def find_overlaps(self) -> Iterator[str]:
         """No two members deliver from one queue at a time."""
         for queue, deliveries in self.by_queue.items():
-            going: list[Delivery] = []
-            for it in deliveries:
-                going = [other for other in going if self._until(other) > it.begin]
-                for other in going:
-                    disputed = self._in_dispute(queue, it) or self._in_dispute(queue, other)
-                    if other.member != it.member and (self.story.orderly or not disputed):
-                        yield f"{queue} was delivered by two members at a time: {_told(other)}, and {_told(it)}"
-                going.append(it)
+            open_deliveries: list[Delivery] = []
+            for later in deliveries:
+                open_deliveries = [earlier for earlier in open_deliveries if self._end_of(earlier) > later.begin]
+                for earlier in open_deliveries:
+                    contested = self._is_contested(queue, later) or self._is_contested(queue, earlier)
+                    if earlier.member != later.member and (self.history.orderly or not contested):
+                        yield f"{queue} was delivered by two members at a time: {_describe_both(earlier, later)}"
+                open_deliveries.append(later)
 
-    def _until(self, it: Delivery) -> float:
-        """Return when a delivery was over: at its end, with its app, or when it was waited for no more."""
-        if it.end is not None:
-            return it.end
-        deaths = (fact.at for fact in self.facts if fact.kind in ENDS and fact.member == it.member)
-        return min(min((at for at in deaths if at >= it.begin), default=inf), it.begin + self.story.timeout)
+    def _end_of(self, delivery: Delivery) -> float:
+        """Return when a delivery was over: at its end, its app's end, or the timeout."""
+        if delivery.end is not None:
+            return delivery.end
+        deaths = (fact.at for fact in self.facts if fact.kind in ENDS and fact.member == delivery.member)
+        death = min((at for at in deaths if at >= delivery.begin), default=inf)
+        return min(death, delivery.begin + self.history.timeout)
 
-    def _in_dispute(self, queue: Queue, it: Delivery) -> bool:
-        end = inf if it.end is None else it.end
-        return any(a <= end and it.begin <= b for a, b in self.contested.get(queue, []))
+    def _is_contested(self, queue: Queue, delivery: Delivery) -> bool:
+        delivery_end = inf if delivery.end is None else delivery.end
+        return any(begin <= delivery_end and delivery.begin <= end for begin, end in self.contested.get(queue, []))
 
     # 5: order.
 
-    def out_of_order(self) -> Iterator[str]:
-        """In Orderly groups a message begins when all before it are finished, and nothing runs beside it."""
-        for queue, deliveries in self.by_queue.items() if self.story.orderly else ():
-            finished = sorted(self._finished(deliveries).items())
+    def find_order_violations(self) -> Iterator[str]:
+        """In Orderly groups a message begins once all earlier ones are finished, and none runs concurrently."""
+        for queue, deliveries in self.by_queue.items() if self.history.orderly else ():
+            finished = sorted(self._finish_times(deliveries).items())
             offsets = [offset for offset, _ in finished]
-            latest = -inf  # of all that lie before
-            latests = [latest := max(latest, when) for _, when in finished]
-            firsts = [*deliveries[:1], *(it for one, it in pairwise(deliveries) if not _one_request(one, it))]
-            for it in firsts:
-                place = bisect_left(offsets, it.offset)
-                if place and latests[place - 1] > it.begin:
-                    yield f"{queue} is out of order: one before was not finished when this began: {_told(it)}"
-            for one, other in pairwise(deliveries):
-                if _one_request(one, other):
-                    if other.offset < one.offset:
-                        yield f"{queue} is out of order within one request: {_told(one)}, and {_told(other)}"
+            latest = -inf  # of all earlier offsets
+            latests = [latest := max(latest, finished_at) for _, finished_at in finished]
+            for delivery in _first_of_requests(deliveries):
+                place = bisect_left(offsets, delivery.offset)
+                if place and latests[place - 1] > delivery.begin:
+                    yield f"{queue} is out of order: a message before {_describe(delivery)} was not finished"
+            for earlier, later in pairwise(deliveries):
+                if _in_same_request(earlier, later):
+                    if later.offset < earlier.offset:
+                        yield f"{queue} is out of order within one request: {_describe_both(earlier, later)}"
                     continue
-                if one.end is not None and other.begin < min(one.end, one.begin + self.story.timeout):
-                    yield f"{queue} delivered two messages at a time: {_told(one)}, and {_told(other)}"
+                timed_out = earlier.begin + self.history.timeout
+                if earlier.end is not None and later.begin < min(earlier.end, timed_out):
+                    yield f"{queue} delivered two messages at a time: {_describe_both(earlier, later)}"
 
     # 6: generations.
 
-    def steps_back(self) -> Iterator[str]:
-        """No member goes back to an earlier generation, neither in what it delivers nor in what it reports."""
+    def find_generation_regressions(self) -> Iterator[str]:
+        """No member returns to an earlier generation, neither in its deliveries nor in its reports."""
         for member, deliveries in self.by_member.items():
-            ended = sorted((it.end, it.generation) for it in deliveries if it.end is not None)
-            ends, highest = [end for end, _ in ended], 0
+            ended = sorted((delivery.end, delivery.generation) for delivery in deliveries if delivery.end is not None)
+            ends = [end for end, _ in ended]
+            highest = 0
             highests = [0, *(highest := max(highest, generation) for _, generation in ended)]
-            for it in deliveries:
-                before = highests[bisect_left(ends, it.begin - SKEW)]
-                if it.generation < before:
-                    yield f"{member} went back from generation {before}: {_told(it)}"
-        heard: dict[str, int] = {}
+            for delivery in deliveries:
+                previous = highests[bisect_left(ends, delivery.begin - SKEW_SECONDS)]
+                if delivery.generation < previous:
+                    yield f"{member} went back from generation {previous}: {_describe(delivery)}"
+        reported: dict[str, int] = {}
         for fact in self.facts:
-            if fact.kind == "heard":
-                if fact.generation < heard.get(fact.member, 0):
-                    yield f"{fact.member} reported generation {fact.generation} after {heard[fact.member]}"
-                heard[fact.member] = fact.generation
+            if fact.kind == "reported":
+                if fact.generation < reported.get(fact.member, 0):
+                    yield f"{fact.member} reported generation {fact.generation} after {reported[fact.member]}"
+                reported[fact.member] = fact.generation
 
 
 Spans = dict[tuple[str, Queue], list[tuple[float, float]]]
 
 
-def _spans(facts: list[Fact]) -> Spans:
-    """Return from when until when a member owned a queue."""
+def _ownership_spans(facts: list[Fact]) -> Spans:
+    """Return from when until when each member owned each queue."""
     spans: Spans = defaultdict(list)
     for fact in facts:
-        if fact.kind == "given":
+        if fact.kind == "granted":
             for queue in fact.queues:
                 owned = spans[fact.member, queue]
                 if not owned or owned[-1][1] < inf:
@@ -377,35 +397,52 @@ def _spans(facts: list[Fact]) -> Spans:
     return spans
 
 
-def _contested(facts: list[Fact]) -> dict[Queue, list[tuple[float, float]]]:
-    """Return when somebody who was not heard may have gone on with a queue that another one has."""
+def _contested_spans(facts: list[Fact]) -> dict[Queue, list[tuple[float, float]]]:
+    """Return when an unreachable previous owner may have consumed a queue that was granted to another member."""
     contested: dict[Queue, list[tuple[float, float]]] = defaultdict(list)
     for fact in facts:
         if fact.kind == "forced":
-            over = [it.at for it in facts if it.kind in {"settled", "ended"} and it.member == fact.member]
+            ends = (end.at for end in facts if end.kind in {"settled", "ended"} and end.member == fact.member)
+            end = min((at for at in ends if at > fact.at), default=inf)
             for queue in fact.queues:
-                contested[queue].append((fact.at, min((at for at in over if at > fact.at), default=inf)))
+                contested[queue].append((fact.at, end))
     return contested
 
 
 def _is_between(fact: Fact, earlier: Delivery, later: Delivery) -> bool:
-    """Whether it happened between two deliveries; an app may read a request when its sidecar was killed already."""
-    begin = earlier.begin - SKEW if fact.kind in KILLS else earlier.begin
+    """Whether a fact lies between two deliveries; an app may read a request after its sidecar was killed."""
+    begin = earlier.begin - SKEW_SECONDS if fact.kind in KILLS else earlier.begin
     return begin <= fact.at <= later.begin
 
 
-def _there(found: list[Delivery], later: Delivery) -> list[Delivery]:
-    """Return the deliveries before of what lies at the very same place."""
-    return [it for it in found if (it.queue, it.offset) == (later.queue, later.offset) and it.begin < later.begin]
+def _at_same_offset(deliveries: list[Delivery], later: Delivery) -> list[Delivery]:
+    """Return the previous deliveries from the same queue and offset."""
+    return [
+        earlier
+        for earlier in deliveries
+        if (earlier.queue, earlier.offset) == (later.queue, later.offset) and earlier.begin < later.begin
+    ]
 
 
-def _one_request(one: Delivery, other: Delivery) -> bool:
-    return other.together > 1 and (one.member, one.begin, one.end) == (other.member, other.begin, other.end)
+def _first_of_requests(deliveries: list[Delivery]) -> Iterator[Delivery]:
+    yield from deliveries[:1]
+    for earlier, later in pairwise(deliveries):
+        if not _in_same_request(earlier, later):
+            yield later
 
 
-def _told(it: Delivery) -> str:
-    end = "…" if it.end is None else f"{it.end:.3f}"
+def _in_same_request(earlier: Delivery, later: Delivery) -> bool:
+    request = (earlier.member, earlier.begin, earlier.end)
+    return later.batch_size > 1 and request == (later.member, later.begin, later.end)
+
+
+def _describe(delivery: Delivery) -> str:
+    end = "…" if delivery.end is None else f"{delivery.end:.3f}"
     return (
-        f"{it.member} {it.begin:.3f}-{end} {it.queue}@{it.offset} ({it.number}, attempt {it.attempt}, "
-        f"generation {it.generation}, {it.status})"
+        f"{delivery.member} {delivery.begin:.3f}-{end} {delivery.queue}@{delivery.offset} ({delivery.number}, "
+        f"attempt {delivery.attempt}, generation {delivery.generation}, {delivery.status})"
     )
+
+
+def _describe_both(earlier: Delivery, later: Delivery) -> str:
+    return f"{_describe(earlier)}, and {_describe(later)}"

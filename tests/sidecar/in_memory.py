@@ -31,7 +31,7 @@ NAME, UID = "a", "uid-a"
 
 
 class Event(NamedTuple):
-    """What the app was given."""
+    """A message that was pushed to the app."""
 
     body: str
     queue: int
@@ -42,13 +42,13 @@ class Event(NamedTuple):
 
 @dataclass
 class App:
-    """An app that notes what it is given, and answers as a test says."""
+    """An app that records its requests, and responds with the status that `answer` returns."""
 
     answer: Callable[[Event], Awaitable[int]]
-    heard: list[Event] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
     done: list[str] = field(default_factory=list)
-    open: int = 0
-    most: int = 0  # that were open at once
+    in_flight: int = 0
+    max_in_flight: int = 0
 
     async def serve(self) -> web.AppRunner:
         app = web.Application()
@@ -59,39 +59,38 @@ class App:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         return runner
 
-    async def _handle(self, asked: web.Request) -> web.Response:
-        headers, port = asked.headers, asked.transport.get_extra_info("sockname")[1] if asked.transport else 0
+    async def _handle(self, request: web.Request) -> web.Response:
         event = Event(
-            (await asked.read()).decode(),
-            int(headers["ce-rocketmqqueue"]),
-            int(headers["ce-rotaattempt"]),
-            asked.path,
-            port,
+            (await request.read()).decode(),
+            int(request.headers["ce-rocketmqqueue"]),
+            int(request.headers["ce-rotaattempt"]),
+            request.path,
+            request.transport.get_extra_info("sockname")[1] if request.transport else 0,
         )
-        self.heard.append(event)
-        self.open += 1
-        self.most = max(self.most, self.open)
+        self.events.append(event)
+        self.in_flight += 1
+        self.max_in_flight = max(self.max_in_flight, self.in_flight)
         try:
             status = await self.answer(event)
         finally:
-            self.open -= 1
+            self.in_flight -= 1
         if status < 300:
             self.done.append(event.body)
         return web.Response(status=status)
 
 
-async def well(_: Event) -> int:
+async def accept(_: Event) -> int:
     return 204
 
 
-class Gate:
-    """An app that answers once it is let."""
+class Latch:
+    """An app's answer that waits until the latch is opened."""
 
     def __init__(self) -> None:
-        self.opens = asyncio.Event()
+        self.opened = asyncio.Event()
 
     async def __call__(self, _: Event) -> int:
-        await self.opens.wait()
+        await self.opened.wait()
         return 204
 
 
@@ -100,116 +99,118 @@ def port_of(runner: web.AppRunner) -> int:
 
 
 class MemoryMember:
-    """A member; `a_member` makes one."""
+    """A member; created by `a_member`."""
 
     def __init__(self, folder: Path, memory: MemoryCluster, session: ClientSession, name: str = NAME) -> None:
-        self.folder, self.memory, self._session = folder, memory, session
-        self.app = App(well)
+        self.folder = folder
+        self.memory = memory
+        self._session = session
+        self.app = App(accept)
         self.settings: dict[str, Any] = {"startFrom": {"position": "Earliest"}}
         self.port = 0  # of the app
-        self.generation, self.drain_timeout = 0, 30.0
-        self.who = PodIdentity(
+        self.generation = 0
+        self.drain_timeout = 30.0
+        self.identity = PodIdentity(
             name, "ns", f"uid-{name}", config_folder=str(folder / "documents"), state_folder=str(folder / "state")
         )
         self.connect: Callable[[MemoryCluster, Membership], Consumer] = MemoryConsumer
-        for it in (self.who.config_folder, self.who.state_folder):
-            Path(it).mkdir(parents=True)
+        for created in (self.identity.config_folder, self.identity.state_folder):
+            Path(created).mkdir(parents=True)
 
-    # Its life.
+    # Its process.
 
     async def start(self) -> None:
-        """Start a sidecar with the folders that are there."""
-        self.ending = asyncio.Event()
+        """Start a sidecar on the existing folders, as at a restart."""
+        self.stop_requested = asyncio.Event()
         self.sidecar = Agent(
-            self.who, lambda _, it: self.connect(self.memory, it), lambda shell: PushDelivery(shell, "127.0.0.1")
+            self.identity,
+            lambda _, membership: self.connect(self.memory, membership),
+            lambda agent: PushDelivery(agent, "127.0.0.1"),
         )
         self._page = await StatusApi(self.sidecar, ControlApi(self.sidecar)).serve("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{port_of(self._page)}"
-        self.running = asyncio.create_task(self.sidecar.run(self.ending))
+        self.running = asyncio.create_task(self.sidecar.run(self.stop_requested))
 
     async def end(self) -> None:
-        """End it as SIGTERM does."""
-        self.ending.set()
+        """End the sidecar as SIGTERM does."""
+        self.stop_requested.set()
         await self.running
         await self._page.cleanup()
 
-    # Its documents.
+    # Its configuration.
 
     def spec(self) -> dict[str, Any]:
         delivery = self.settings.get("delivery", {})
         return self.settings | {"delivery": delivery | {"push": {"port": self.port} | delivery.get("push", {})}}
 
     def assignment(self, queues: Iterable[Queue], **changed: Any) -> str:
-        """Write a document that gives it these queues."""
-        told = tuple(queues)
-        everyone = told if self.settings.get("messageModel") == "Broadcasting" else None
+        """Encode an assignment of these queues to the member."""
+        assigned = tuple(queues)
+        everyone = assigned if self.settings.get("messageModel") == "Broadcasting" else None
         fields: dict[str, Any] = {
             "group": "ns/orders",
             "generation": self.generation,
             "issued_at": "2026-11-21T08:00:00.000Z",
-            "members": {self.who.name: Share(self.who.uid, () if everyone else told)},
+            "members": {self.identity.name: Share(self.identity.uid, () if everyone else assigned)},
             "everyone": everyone,
         }
         return str(encode_assignment(Assignment(**(fields | changed)))[PLAIN_KEY])
 
-    def show(self, queues: Iterable[Queue], **changed: Any) -> None:
-        """Show it the next generation, as a kubelet does."""
+    def publish(self, queues: Iterable[Queue], **changed: Any) -> None:
+        """Mount the settings and the next generation, as a kubelet does."""
         self.generation += 1
         settings = encode_settings(GROUP, a_spec(**self.spec()), self.drain_timeout, None)
-        self.put(settings, self.assignment(queues, **changed))
+        self.mount(settings, self.assignment(queues, **changed))
 
-    def put(self, settings: str | None, assignment: str | None) -> None:
-        """Put files there, both at once."""
-        documents = Path(self.who.config_folder)
-        place = documents / f"..{len(list(documents.iterdir()))}"
-        place.mkdir()
+    def mount(self, settings: str | None, assignment: str | None) -> None:
+        """Mount both files atomically; None leaves a file out."""
+        documents = Path(self.identity.config_folder)
+        folder = documents / f"..{len(list(documents.iterdir()))}"
+        folder.mkdir()
         for name, text in (("group.json", settings), (PLAIN_KEY, assignment)):
             if text is not None:
-                place.joinpath(name).write_text(text)
+                folder.joinpath(name).write_text(text)
         link = documents / "..data_tmp"
-        link.symlink_to(place.name)
+        link.symlink_to(folder.name)
         link.rename(documents / "..data")
 
-    async def obeys(self, queues: Iterable[Queue], **changed: Any) -> WholeReport:
-        """Show it the next generation, and wait until it works just these queues, and is known."""
-        wanted = frozenset(queues)
-        self.show(sorted(wanted), **changed)
-        await soon(lambda: self.so(lambda it: it.generation == self.generation and it.active_queues == wanted))
+    async def assign(self, queues: Iterable[Queue], **changed: Any) -> WholeReport:
+        """Publish an assignment of these queues; wait until the member owns exactly them and is ready."""
+        assigned = frozenset(queues)
+        self.publish(sorted(assigned), **changed)
+        await self.wait_until(lambda report: report.generation == self.generation and report.active_queues == assigned)
         await soon(self.ready)
         return await self.report()
 
-    # What it says.
+    # Its status.
 
-    async def ask(self, path: str, method: str = "GET", body: str = "") -> tuple[int, str]:
-        async with self._session.request(method, self.url + path, data=body) as answer:
-            return answer.status, await answer.text()
+    async def request(self, path: str, method: str = "GET", body: str = "") -> tuple[int, str]:
+        async with self._session.request(method, self.url + path, data=body) as response:
+            return response.status, await response.text()
 
     def begin_drain(self) -> None:
-        """Drain as the pod's preStop hook has it."""
+        """Start a drain as the pod's preStop hook does."""
         self.sidecar.start_task(self.sidecar.drain())
 
     async def report(self) -> WholeReport:
-        return await whole_report(self._text)
+        return await whole_report(self._get)
 
-    async def _text(self, path: str) -> str:
-        return (await self.ask(path))[1]
+    async def _get(self, path: str) -> str:
+        return (await self.request(path))[1]
 
-    async def so(self, true: Callable[[WholeReport], bool]) -> bool:
-        return true(await self.report())
+    async def wait_until(self, predicate: Callable[[WholeReport], bool]) -> WholeReport:
+        """Return the first report that fulfils the predicate."""
 
-    async def until(self, true: Callable[[WholeReport], bool]) -> WholeReport:
-        """Wait until its report is so."""
-
-        async def found() -> WholeReport | None:
+        async def matching_report() -> WholeReport | None:
             report = await self.report()
-            return report if true(report) else None
+            return report if predicate(report) else None
 
-        report = await soon(found)
+        report = await soon(matching_report)
         assert report
         return report
 
     async def ready(self) -> bool:
-        return (await self.ask("/readyz"))[0] == 200
+        return (await self.request("/readyz"))[0] == 200
 
     # Its messages.
 
@@ -218,19 +219,19 @@ class MemoryMember:
 
     async def send(self, *bodies: str, queue: int | None = None) -> None:
         for body in bodies:
-            where = None if queue is None else Queue(TOPIC, BROKER, queue)
-            await self.memory.send(TOPIC, body.encode(), queue=where)
+            target = None if queue is None else Queue(TOPIC, BROKER, queue)
+            await self.memory.send(TOPIC, body.encode(), queue=target)
 
-    async def did(self, *bodies: str) -> None:
-        """Wait until the app has done these, in any order."""
-        await self.until(lambda _: sorted(self.app.done) == sorted(bodies))
+    async def wait_until_done(self, *bodies: str) -> None:
+        """Wait until the app has accepted exactly these messages, in any order."""
+        await self.wait_until(lambda _: sorted(self.app.done) == sorted(bodies))
 
     def offset(self, queue: int) -> int | None:
         return self.memory.committed_offsets[GROUP].get(Queue(TOPIC, BROKER, queue))
 
 
 class Clock:
-    """The time of day at a cluster."""
+    """A cluster's time of day."""
 
     now = 1_763_712_000.0
 
@@ -238,8 +239,8 @@ class Clock:
         return self.now
 
 
-async def turn(memory: MemoryCluster, clock: Clock, seconds: float) -> None:
-    """Let time pass at the cluster, and what was delayed until then come."""
+async def advance_clock(memory: MemoryCluster, clock: Clock, seconds: float) -> None:
+    """Advance the cluster's clock, and deliver the messages that were delayed until then."""
     clock.now += seconds
     await memory.check_reachable(BROKER)
 
@@ -248,7 +249,7 @@ async def turn(memory: MemoryCluster, clock: Clock, seconds: float) -> None:
 async def a_member(
     folder: Path, memory: MemoryCluster | None = None, name: str = NAME, **settings: Any
 ) -> AsyncIterator[MemoryMember]:
-    """Start a member that has no documents yet, at a cluster with a topic of four queues; end it if it was not."""
+    """Start a member without an assignment, at a cluster with a topic of four queues; end it if it still runs."""
     memory = memory or MemoryCluster()
     await memory.create_topic(TOPIC, BROKER, 4)
     async with ClientSession() as session:
@@ -261,6 +262,6 @@ async def a_member(
             yield member
         finally:
             if not member.running.done():
-                member.app.answer = well
+                member.app.answer = accept
                 await member.end()
             await app.cleanup()

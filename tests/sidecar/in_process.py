@@ -1,4 +1,4 @@
-"""One member in this process, at a cluster in memory: its documents, and what an app in Pull mode asks of it."""
+"""One member in this process, at a cluster in memory, and the requests of an app in Pull mode."""
 
 import asyncio
 import json
@@ -30,15 +30,15 @@ from sidecar.whole_report import WholeReport, whole_report
 TOPIC, GROUP = "orders", "shop"
 RETRIES = Queue(RETRY_TOPIC_PREFIX + GROUP, BROKER, 0)
 DEAD = Queue("%DLQ%" + GROUP, BROKER, 0)
-UNHURRIED = {"mode": "Pull", "pull": {"visibilityTimeout": "5m"}}
+LONG_VISIBILITY = {"mode": "Pull", "pull": {"visibilityTimeout": "5m"}}
 
-Handed = dict[str, Any]
+PulledMessage = dict[str, Any]
 
 _numbers = count(1)
 
 
 class Clock:
-    """The time of day at the cluster; turn it forward by `ahead`."""
+    """The cluster's time of day, `ahead` seconds in the future."""
 
     ahead = 0.0
 
@@ -47,18 +47,19 @@ class Clock:
 
 
 class ProcessMember:
-    """A member and its app; `a_member` makes one."""
+    """A member and its app; created by `a_member`."""
 
     def __init__(self, folder: Path, address: str, session: ClientSession) -> None:
-        """Start nothing yet."""
-        self.address, self.session = address, session
-        self.clock, self.ending = Clock(), asyncio.Event()
+        self.address = address
+        self.session = session
+        self.clock = Clock()
+        self.stop_requested = asyncio.Event()
         self.memory = MemoryCluster(clock=self.clock)
         self.queues: tuple[Queue, ...] = ()
         self.generation = 0
-        self.settings: dict[str, Any] = {"startFrom": {"position": "Earliest"}, "delivery": UNHURRIED}
-        self.drain_timeout = 0.1  # so that a test need not answer for every message
-        self.who = PodIdentity(
+        self.settings: dict[str, Any] = {"startFrom": {"position": "Earliest"}, "delivery": LONG_VISIBILITY}
+        self.drain_timeout = 0.1  # a test may end with unacknowledged messages
+        self.identity = PodIdentity(
             "a",
             "ns",
             "u",
@@ -69,81 +70,88 @@ class ProcessMember:
             hook_folder=str(folder / "run"),
         )
         self.app = f"http://{address}:{pull.PORT}"
-        for it in (self.who.config_folder, self.who.state_folder, self.who.hook_folder):
-            Path(it).mkdir()
+        for created in (self.identity.config_folder, self.identity.state_folder, self.identity.hook_folder):
+            Path(created).mkdir()
 
     @property
-    def everything(self) -> list[Queue]:
-        """The queues that there are for it."""
-        return [*self.queues, *([] if self.settings.get("messageModel") == "Broadcasting" else [RETRIES])]
+    def is_broadcasting(self) -> bool:
+        return self.settings.get("messageModel") == "Broadcasting"
+
+    @property
+    def all_queues(self) -> list[Queue]:
+        """The queues of the topic, and the retry topic's if the group has one."""
+        return [*self.queues, *([] if self.is_broadcasting else [RETRIES])]
 
     async def run(self) -> None:
-        """Work until `ending`."""
-        await run_member(self.who, lambda _, membership: MemoryConsumer(self.memory, membership), self.ending)
+        """Run until `stop_requested` is set."""
+        await run_member(
+            self.identity, lambda _, membership: MemoryConsumer(self.memory, membership), self.stop_requested
+        )
 
-    # Its documents, and what it says of itself.
+    # Its configuration and status.
 
-    def show(self, queues: Iterable[Queue]) -> None:
-        """Show it the next generation, as a kubelet does."""
+    def publish(self, queues: Iterable[Queue]) -> None:
+        """Mount the next generation, as a kubelet does."""
         self.generation += 1
         settings = encode_settings(GROUP, a_spec(**self.settings), self.drain_timeout, None)
-        shares = {self.who.name: Share(self.who.uid, tuple(queues))}
-        broadcasting = self.settings.get("messageModel") == "Broadcasting"
+        shares = {self.identity.name: Share(self.identity.uid, tuple(queues))}
         assignment = Assignment(
             group=f"ns/{GROUP}",
             generation=self.generation,
             issued_at="2026-11-21T08:00:00.000Z",
             members=shares,
-            everyone=tuple(queues) if broadcasting else None,
+            everyone=tuple(queues) if self.is_broadcasting else None,
         )
-        place, link = Path(self.who.config_folder, f"..{self.generation}"), Path(self.who.config_folder, "..data_tmp")
-        place.mkdir()
+        mounted = Path(self.identity.config_folder)
+        folder = mounted / f"..{self.generation}"
+        folder.mkdir()
         for name, text in {"group.json": settings, **encode_assignment(assignment)}.items():
-            place.joinpath(name).write_bytes(text.encode() if isinstance(text, str) else text)
-        link.symlink_to(place.name)
-        link.rename(link.with_name("..data"))
+            folder.joinpath(name).write_bytes(text.encode() if isinstance(text, str) else text)
+        link = mounted / "..data_tmp"
+        link.symlink_to(folder.name)
+        link.rename(mounted / "..data")
 
-    async def obeys(self, queues: Iterable[Queue]) -> None:
-        """Show it the next generation, and wait until it works just these queues."""
-        wanted = frozenset(queues)
-        self.show(wanted)
+    async def assign(self, queues: Iterable[Queue]) -> None:
+        """Publish an assignment of these queues, and wait until the member owns exactly them."""
+        assigned = frozenset(queues)
+        self.publish(assigned)
 
-        async def so() -> bool:
+        async def is_obeyed() -> bool:
             try:
                 report = await self.report()
-            except OSError:  # it is about to begin
+            except OSError:  # the member is starting
                 return False
-            return report.generation == self.generation and report.active_queues == wanted
+            return report.generation == self.generation and report.active_queues == assigned
 
-        await soon(so)
+        await soon(is_obeyed)
 
-    async def fetched(self, number: int) -> None:
-        """Wait until so many messages lie in its windows."""
+    async def wait_until_buffered(self, count: int) -> None:
+        """Wait until the member's windows hold `count` messages."""
 
-        async def so() -> bool:
-            return sum(it.buffered for it in (await self.report()).queues) == number
+        async def are_buffered() -> bool:
+            return sum(queue.buffered for queue in (await self.report()).queues) == count
 
-        await soon(so)
+        await soon(are_buffered)
 
-    async def ask(self, path: str) -> str:
-        """Return what it answers on the pod's address."""
-        async with self.session.get(f"http://{self.address}:{http_api.PORT}{path}") as answer:
-            return await answer.text()
+    async def fetch(self, path: str) -> str:
+        """Return the response of the status port."""
+        async with self.session.get(f"http://{self.address}:{http_api.PORT}{path}") as response:
+            return await response.text()
 
     async def begin_drain(self) -> None:
-        """Drain as the pod's preStop hook has it."""
+        """Start a drain by the pod's preStop hook."""
         hook = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "rota.sidecar.prestop", env={**os.environ, "ROTA_RUN": self.who.hook_folder}
+            sys.executable, "-m", "rota.sidecar.prestop", env={**os.environ, "ROTA_RUN": self.identity.hook_folder}
         )
         assert await hook.wait() == 0
 
     async def report(self) -> WholeReport:
-        return await whole_report(self.ask)
+        return await whole_report(self.fetch)
 
-    async def counted(self, name: str) -> float:
-        """Return a metric of it, by name and labels."""
-        found = [line.rpartition(" ") for line in (await self.ask("/metrics")).splitlines()]
-        return sum(float(value) for head, _, value in found if head == f"rota_sidecar_{name}")
+    async def metric(self, name: str) -> float:
+        """Return a metric by its name and labels; 0 if it does not exist."""
+        samples = [line.rpartition(" ") for line in (await self.fetch("/metrics")).splitlines()]
+        return sum(float(value) for head, _, value in samples if head == f"rota_sidecar_{name}")
 
     # The cluster.
 
@@ -151,94 +159,96 @@ class ProcessMember:
         for body in bodies:
             await self.memory.send(TOPIC, body.encode(), properties, self.queues[queue])
 
-    async def turn(self, seconds: float) -> None:
-        """Let time pass at the cluster."""
+    async def advance_clock(self, seconds: float) -> None:
+        """Advance the cluster's clock, and deliver the messages that were delayed until then."""
         self.clock.ahead += seconds
         await self.memory.check_reachable(BROKER)
 
-    async def holds(self, queue: Queue) -> Sequence[Message]:
-        """Return what lies in a queue, once there is something."""
+    async def wait_for_messages(self, queue: Queue) -> Sequence[Message]:
+        """Return the messages of a queue, once it has any."""
 
-        async def found() -> Sequence[Message]:
+        async def read_messages() -> Sequence[Message]:
             return await self.memory.messages_of(queue) if queue in await self.memory.queues(queue.topic) else ()
 
-        return await soon(found)
+        return await soon(read_messages)
 
-    async def committed(self, number: int, offset: int) -> None:
-        """Wait until it has committed so far in a queue."""
+    async def wait_until_committed(self, number: int, offset: int) -> None:
+        """Wait until the offset of a queue is committed."""
 
-        async def so() -> bool:
+        async def is_committed() -> bool:
             return self.memory.committed_offsets[GROUP].get(self.queues[number]) == offset
 
-        await soon(so)
+        await soon(is_committed)
 
     # Its app.
 
-    async def get(self, most: int = 32, wait: str = "10s", session: ClientSession | None = None) -> list[Handed]:
-        """Ask for messages."""
-        where = f"{self.app}/v1/messages?max={most}&wait={wait}"
-        async with (session or self.session).get(where) as answer:
-            assert answer.status == 200, await answer.text()
-            messages: list[Handed] = (await answer.json())["messages"]
+    async def get(
+        self, max_messages: int = 32, wait: str = "10s", session: ClientSession | None = None
+    ) -> list[PulledMessage]:
+        """Request messages by one long poll."""
+        url = f"{self.app}/v1/messages?max={max_messages}&wait={wait}"
+        async with (session or self.session).get(url) as response:
+            assert response.status == 200, await response.text()
+            messages: list[PulledMessage] = (await response.json())["messages"]
             return messages
 
-    async def get_all(self, number: int) -> list[Handed]:
-        """Ask until there are so many."""
-        messages: list[Handed] = []
-        while len(messages) < number:
+    async def get_all(self, count: int) -> list[PulledMessage]:
+        """Request messages until `count` were received."""
+        messages: list[PulledMessage] = []
+        while len(messages) < count:
             messages += await self.get()
         return messages
 
-    async def ack(self, *messages: Handed) -> list[str]:
-        return await self._tell("acks", messages)
+    async def ack(self, *messages: PulledMessage) -> list[str]:
+        return await self._post_ids("acks", messages)
 
-    async def nack(self, *messages: Handed) -> list[str]:
-        return await self._tell("nacks", messages)
+    async def nack(self, *messages: PulledMessage) -> list[str]:
+        return await self._post_ids("nacks", messages)
 
-    async def _tell(self, what: str, messages: Iterable[Handed]) -> list[str]:
-        told = {"ids": [it["id"] for it in messages]}
-        async with self.session.post(f"{self.app}/v1/{what}", json=told) as answer:
-            assert answer.status == 200, await answer.text()
-            unknown: list[str] = (await answer.json())["unknown"]
+    async def _post_ids(self, path: str, messages: Iterable[PulledMessage]) -> list[str]:
+        body = {"ids": [message["id"] for message in messages]}
+        async with self.session.post(f"{self.app}/v1/{path}", json=body) as response:
+            assert response.status == 200, await response.text()
+            unknown: list[str] = (await response.json())["unknown"]
             return unknown
 
-    async def answers(self) -> None:
-        """Wait until the app can ask, without asking for anything."""
+    async def wait_for_pull_port(self) -> None:
+        """Wait until the member serves the pull port; a HEAD request takes no message."""
 
-        async def so() -> bool:
+        async def is_served() -> bool:
             try:
-                async with self.session.head(f"{self.app}/v1/messages") as answer:
-                    return answer.status == 405
+                async with self.session.head(f"{self.app}/v1/messages") as response:
+                    return response.status == 405
             except OSError:
                 return False
 
-        await soon(so)
+        await soon(is_served)
 
 
 @asynccontextmanager
 async def a_member(
     instance: Instance, folder: Path, *, queues: int = 1, shares_node_network: bool = False, **settings: Any
 ) -> AsyncIterator[ProcessMember]:
-    """Run a member that works all queues of a topic, and its group's retries if it has any."""
+    """Run a member that owns all queues of a topic and of the group's retry topic."""
     async with ClientSession() as session:
         member = ProcessMember(folder, f"{instance.block}.3.{next(_numbers)}", session)
         if shares_node_network:
-            member.who = member.who._replace(node_address=member.who.address)
+            member.identity = member.identity._replace(node_address=member.identity.address)
         await member.memory.create_topic(TOPIC, BROKER, queues)
         member.queues = await member.memory.queues(TOPIC)
         member.settings |= settings
         running = asyncio.create_task(member.run())
         try:
-            await member.obeys(member.everything)
+            await member.assign(member.all_queues)
             if member.settings["delivery"]["mode"] == "Pull" and not shares_node_network:
-                await member.answers()
+                await member.wait_for_pull_port()
             yield member
         finally:
-            member.ending.set()
+            member.stop_requested.set()
             await running
 
 
-async def event(stream: ClientResponse) -> tuple[str, dict[str, object]]:
+async def read_event(stream: ClientResponse) -> tuple[str, dict[str, object]]:
     """Read the next event."""
     name = (await stream.content.readline()).decode().removeprefix("event: ").strip()
     data = json.loads((await stream.content.readline()).removeprefix(b"data: "))

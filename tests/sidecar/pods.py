@@ -1,6 +1,6 @@
-"""Pods as processes: the real sidecar, an app beside it, an address of their own, and documents as a kubelet's.
+"""Pods as processes: the real sidecar and an app on their own address, and configuration mounted as by a kubelet.
 
-Whatever a process leaves behind when a test run is killed is known by the instance's tag, and swept by the next run.
+Processes that outlive a killed test run carry the instance's tag; the next run kills them.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,11 @@ from sidecar.checker import Delivery
 from sidecar.whole_report import WholeReport, whole_report
 from signed import signed_drain, signed_report
 
-APP, PORT, APP_PORT, ASK_PORT = Path(__file__).with_name("app.py"), 9911, 8080, 9912
-# The sidecar, but it commits every half second instead of every five: nearly every test waits for commits.
+APP = Path(__file__).with_name("app.py")
+PORT = 9911  # of the sidecar's status
+APP_PORT = 8080
+PULL_PORT = 9912
+# Runs the sidecar with commits every 0.5 s instead of every 5 s: nearly every test waits for commits.
 COMMITTING_OFTEN = """
 import sys
 from rota.sidecar import agent
@@ -41,43 +44,46 @@ sys.exit(main())
 """
 SIDECAR = ("-c", COMMITTING_OFTEN)
 
-_numbers = count(10)  # of addresses: the lower ones are servers'
+_numbers = count(10)  # of addresses: lower ones belong to servers
 
 
 class Pod:
-    """One pod: two processes, a volume of documents, a disk for the sidecar's state."""
+    """One pod: two processes, a volume with the configuration, a disk for the sidecar's state."""
 
-    def __init__(self, instance: Instance, name: str, folder: Path, *, asks: bool = False) -> None:
-        """Start nothing yet; the app is posted to, or asks."""
-        self.asks = asks
-        self.name, self.uid, self.folder = name, f"{next(_numbers):08x}-0000-4000-8000-000000000000", folder
+    def __init__(self, instance: Instance, name: str, folder: Path, *, is_pull: bool = False) -> None:
+        """Create the pod's folders and its key; in Pull mode the app requests messages, in Push mode it gets them."""
+        self.is_pull = is_pull
+        self.name = name
+        self.uid = f"{next(_numbers):08x}-0000-4000-8000-000000000000"
+        self.folder = folder
         self.address = instance.address(int(self.uid[:8], 16))
-        self.documents, self.state = folder / "documents", folder / "state"
+        self.documents = folder / "documents"
+        self.state = folder / "state"
         self.log = folder / "sidecar.log"
         self.sidecar: subprocess.Popen[bytes] | None = None
         self.app: subprocess.Popen[bytes] | None = None
-        self._instance, self._deliveries = instance, folder / "app.jsonl"
-        for it in (self.documents, self.state):
-            it.mkdir(parents=True)
-        self._links = count(1)
+        self._instance = instance
+        self._deliveries = folder / "app.jsonl"
+        self._versions = count(1)
         self.run = folder / "run"
-        self.run.mkdir()
-        self._key, self._key_folder = os.urandom(KEY_BYTES), folder / "key"
-        self._key_folder.mkdir()
+        self._key = os.urandom(KEY_BYTES)
+        self._key_folder = folder / "key"
+        for created in (self.documents, self.state, self.run, self._key_folder):
+            created.mkdir(parents=True)
         (self._key_folder / "current").write_bytes(self._key)
 
     @property
     def client_id(self) -> str:
-        """By which brokers know it."""
+        """The client id of the member at the brokers."""
         return f"{self.address}@{self.name}#{self.uid[:8]}"
 
     # Processes.
 
     def start_app(self) -> None:
-        """Start the app, with the rules that it was given."""
-        port = ASK_PORT if self.asks else APP_PORT
+        """Start the app with the current rules."""
+        port = PULL_PORT if self.is_pull else APP_PORT
         arguments = (APP, self.address, str(port), self._deliveries, self.folder / "rules.json")
-        self.app = self._start("app", *arguments, *(["asks"] if self.asks else []))
+        self.app = self._start("app", *arguments, *(["pull"] if self.is_pull else []))
 
     def start_sidecar(self, program: Sequence[str] = SIDECAR, **changed: str) -> None:
         """Start the sidecar's container, for the first time or again."""
@@ -95,9 +101,9 @@ class Pod:
         }
         self.sidecar = self._start("sidecar", *program, **variables, **changed)
 
-    def _start(self, what: str, *arguments: str | Path, **variables: str) -> subprocess.Popen[bytes]:
-        tag = {TAG: f"{self._instance.id}/{self.name}-{what}"}
-        with (self.folder / f"{what}.log").open("ab") as output:
+    def _start(self, container: str, *arguments: str | Path, **variables: str) -> subprocess.Popen[bytes]:
+        tag = {TAG: f"{self._instance.id}/{self.name}-{container}"}
+        with (self.folder / f"{container}.log").open("ab") as output:
             return subprocess.Popen(
                 [sys.executable, *arguments],
                 env={**os.environ, **variables, **tag},
@@ -113,51 +119,52 @@ class Pod:
         self.sidecar.send_signal(number)
 
     async def terminate(self) -> int:
-        """Ask the sidecar to end, and return its exit code."""
+        """Terminate the sidecar by SIGTERM, and return its exit code."""
         assert self.sidecar
         self.sidecar.terminate()
         return await asyncio.to_thread(self.sidecar.wait, 60)
 
     def kill_sidecar(self) -> None:
-        """End the sidecar at once."""
+        """Kill the sidecar."""
         _kill(self.sidecar)
 
     def kill_app(self) -> None:
-        """End the app at once."""
+        """Kill the app."""
         _kill(self.app)
 
-    # What it is told.
+    # Its configuration.
 
-    def show(self, files: Mapping[str, str | bytes]) -> None:
-        """Show documents as a kubelet does: a folder of their own, then the link to it, then the folder before goes."""
-        place, link = self.documents / f"..{next(self._links)}", self.documents / "..data"
-        before = link.resolve() if link.is_symlink() else None
-        place.mkdir()
+    def mount(self, files: Mapping[str, str | bytes]) -> None:
+        """Mount files as a kubelet does: write a new folder, switch the link to it, then delete the previous folder."""
+        folder = self.documents / f"..{next(self._versions)}"
+        link = self.documents / "..data"
+        previous = link.resolve() if link.is_symlink() else None
+        folder.mkdir()
         for name, text in files.items():
-            place.joinpath(name).write_bytes(text.encode() if isinstance(text, str) else text)
+            folder.joinpath(name).write_bytes(text.encode() if isinstance(text, str) else text)
             if not (self.documents / name).is_symlink():
                 (self.documents / name).symlink_to(f"..data/{name}")
-        fresh = self.documents / "..data_tmp"
-        fresh.symlink_to(place.name)
-        fresh.rename(link)
-        if before:
-            shutil.rmtree(before)
+        temporary_link = self.documents / "..data_tmp"
+        temporary_link.symlink_to(folder.name)
+        temporary_link.rename(link)
+        if previous:
+            shutil.rmtree(previous)
 
     def rules(self, *rules: Mapping[str, Any]) -> None:
-        """Say how the app behaves from now on; without rules it is done with everything at once."""
-        fresh = self.folder / "rules.json.new"
-        fresh.write_text(json.dumps(rules))
-        fresh.rename(self.folder / "rules.json")
+        """Set the app's rules; without rules it accepts every message at once."""
+        temporary = self.folder / "rules.json.new"
+        temporary.write_text(json.dumps(rules))
+        temporary.rename(self.folder / "rules.json")
 
-    # What it says.
+    # Its responses and logs.
 
     async def get(self, session: ClientSession, path: str) -> str:
-        """Return what the sidecar answers."""
-        async with session.get(f"http://{self.address}:{PORT}{path}", timeout=ClientTimeout(90)) as answer:
-            return await answer.text()
+        """Return the body of the sidecar's response."""
+        async with session.get(f"http://{self.address}:{PORT}{path}", timeout=ClientTimeout(90)) as response:
+            return await response.text()
 
     async def run_prestop_hook(self) -> tuple[int, str]:
-        """Run the program that the kubelet runs in the sidecar's container before the pod ends."""
+        """Run the preStop hook of the sidecar's container, as the kubelet does; return its exit code and errors."""
         hook = await asyncio.create_subprocess_exec(
             sys.executable,
             *("-m", "rota.sidecar.prestop"),
@@ -168,57 +175,59 @@ class Pod:
         return hook.returncode or 0, error.decode()
 
     async def drain_for_good(self, session: ClientSession, uid: str) -> int:
-        """Ask for a final drain, and return the status of the answer."""
+        """Request a final drain, and return the status of the response."""
         return await signed_drain(session, f"http://{self.address}:{CONTROL_PORT}/v1/drain", uid, self._key)
 
     async def report(self, session: ClientSession) -> WholeReport | None:
-        """Return its report, if it answers."""
+        """Return the report, or None if the sidecar does not respond."""
         try:
-            return await whole_report(partial(self._ask_signed, session))
+            return await whole_report(partial(self._get_signed, session))
         except ClientError:
             return None
 
     async def first_deliveries(self, session: ClientSession) -> DeliveriesPage:
-        """Return the first page about its deliveries."""
-        page = decode_deliveries(await self._ask_signed(session, "/v1/report/deliveries"))
+        """Return the first page of the delivery counts."""
+        page = decode_deliveries(await self._get_signed(session, "/v1/report/deliveries"))
         assert page
         return page
 
-    async def _ask_signed(self, session: ClientSession, path: str) -> str:
+    async def _get_signed(self, session: ClientSession, path: str) -> str:
         return await signed_report(session, f"http://{self.address}:{CONTROL_PORT}{path}", self.uid, self._key)
 
-    async def heard(self, session: ClientSession) -> WholeReport:
-        """Return its report once it answers."""
+    async def wait_for_report(self, session: ClientSession) -> WholeReport:
+        """Return the report once the sidecar responds."""
 
-        async def answered() -> WholeReport | None:
+        async def read_report() -> WholeReport | None:
             assert self.sidecar
             assert self.sidecar.poll() is None, self.log.read_text()
             return await self.report(session)
 
-        report = await soon(answered)
+        report = await soon(read_report)
         assert report
         return report
 
     def deliveries(self, group: str, *, orderly: bool) -> list[Delivery]:
-        """Return what came to the app; what is tried again, but not in place, lies in the retry topic."""
+        """Return the deliveries from the app's log; unless it is Orderly, a group retries from its retry topic."""
         if not self._deliveries.exists():
             return []
-        begun: dict[str, list[Delivery]] = {}
+        requests: dict[str, list[Delivery]] = {}
         for line in whole_lines(self._deliveries):
-            told = json.loads(line)
-            if "begin" in told:
-                begun[told["name"]] = [self._delivery(told, it, group, orderly) for it in told["messages"]]
-            elif "end" in told:
-                begun[told["name"]] = [
-                    it._replace(end=told["end"], status=told["status"]) for it in begun[told["name"]]
+            entry = json.loads(line)
+            if "begin" in entry:
+                requests[entry["name"]] = [
+                    self._delivery(entry, message, group, orderly=orderly) for message in entry["messages"]
                 ]
-        return [it for delivery in begun.values() for it in delivery]
+            elif "end" in entry:
+                requests[entry["name"]] = [
+                    delivery._replace(end=entry["end"], status=entry["status"]) for delivery in requests[entry["name"]]
+                ]
+        return [*chain.from_iterable(requests.values())]
 
-    def _delivery(self, told: dict[str, Any], message: dict[str, Any], group: str, orderly: bool) -> Delivery:  # noqa: FBT001
+    def _delivery(self, entry: dict[str, Any], message: dict[str, Any], group: str, *, orderly: bool) -> Delivery:
         retried = not orderly and message["attempt"] > 1
         topic = RETRY_TOPIC_PREFIX + group if retried else message["topic"]
         return Delivery(
-            begin=told["begin"],
+            begin=entry["begin"],
             end=None,
             status=None,
             member=self.name,
@@ -227,17 +236,17 @@ class Pod:
             number=message["number"],
             attempt=message["attempt"],
             generation=message["generation"],
-            together=len(told["messages"]),
+            batch_size=len(entry["messages"]),
             id=message["id"],
         )
 
     def complaints(self) -> list[str]:
-        """Return what the sidecar logged that it never should: errors with a stack."""
+        """Return logged errors of which a sidecar should log none."""
         lines = self.log.read_text().splitlines() if self.log.exists() else []
         return [line for line in lines if '"error"' in line or "Traceback" in line or "never awaited" in line]
 
     def end(self) -> None:
-        """End everything, as at the end of a test."""
+        """Kill both processes."""
         self.kill_sidecar()
         self.kill_app()
 
@@ -249,5 +258,5 @@ def _kill(process: subprocess.Popen[bytes] | None) -> None:
 
 
 def now() -> float:
-    """Return the time on the clock that apps note."""
+    """Return the time of the monotonic clock, which apps log, too."""
     return time.monotonic()

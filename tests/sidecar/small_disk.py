@@ -1,4 +1,4 @@
-"""A disk of a pod's own, so small that it can be filled."""
+"""A pod's state on a disk so small that a test can fill it."""
 
 import os
 import subprocess
@@ -10,19 +10,19 @@ import pytest
 
 
 def fill(folder: Path) -> None:
-    """Leave no room at all; it comes back with the end of the file `filler`."""
+    """Fill the disk with the file `filler`; deleting it frees the disk."""
     disk = os.statvfs(folder)
     (folder / "filler").write_bytes(bytes(disk.f_bavail * disk.f_bsize))
 
 
 @contextmanager
 def a_small_disk(folder: Path) -> Iterator[None]:
-    """Put a disk of 64 KiB there; what lay there comes back afterwards."""
+    """Mount a disk of 64 KiB on the folder; skip the test where mounts are not permitted."""
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=64k", "rota", folder], capture_output=True, check=False
     )
     if mounted.returncode:
-        pytest.skip("only who may mount can have a disk that is full")
+        pytest.skip("a full disk requires the permission to mount")
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Where a group begins at a real broker that it never was at, and which of the messages it gets."""
+"""The start offsets of a new group at a real broker, and the filters of its messages."""
 
 import asyncio
 from collections.abc import Iterator
@@ -18,16 +18,16 @@ from rota.spec import Subscription
 from sidecar.fleet import SidecarFleet, a_fleet
 
 
-async def begun(fleet: SidecarFleet) -> None:
-    """Start a member with all queues, and wait until it knows where each begins."""
+async def start_member(fleet: SidecarFleet) -> None:
+    """Start a member with all queues, and wait until it has found each start offset."""
     await fleet.add("a")
-    await fleet.give(a=[*fleet.queues, fleet.retry])
+    await fleet.grant(a=[*fleet.queues, fleet.retry])
 
-    async def known() -> bool:
-        report = await fleet.hear("a")
-        return report is not None and all(it.committed is not None for it in report.queues)
+    async def has_all_offsets() -> bool:
+        report = await fleet.read_report("a")
+        return report is not None and all(queue.committed is not None for queue in report.queues)
 
-    await soon(known)
+    await soon(has_all_offsets)
 
 
 AT_A_BROKER = pytest.mark.slow("startFrom Latest and Earliest of whole sidecars at a real broker")
@@ -45,21 +45,21 @@ async def test_start_from_decides_which_messages_a_new_group_gets(
     rocketmq: RocketMQ, tmp_path: Path, position: str, missed: int
 ) -> None:
     async with a_fleet(rocketmq, tmp_path, startFrom={"position": position}) as fleet:
-        before = await fleet.send(20)
-        await asyncio.sleep(1.1)  # a time is told in whole seconds
+        early = await fleet.send(20)
+        await asyncio.sleep(1.1)  # timestamps have a resolution of a second
         if position == "Timestamp":
             at = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
             fleet.settings["startFrom"] = {"position": position, "timestamp": at}
             await asyncio.sleep(1.1)
-        after = [] if position == "Latest" else await fleet.send(20)
-        await begun(fleet)
-        fleet.kill("a", "sidecar")  # what was looked up once is not looked up again
-        after += await fleet.send(20)
+        late = [] if position == "Latest" else await fleet.send(20)
+        await start_member(fleet)
+        fleet.kill("a", "sidecar")  # its next process must not search for start offsets again
+        late += await fleet.send(20)
         fleet.pods["a"].start_sidecar()
-        wanted = {*before[missed:], *after}
-        await fleet.all_done(wanted)
-        await fleet.all_committed()
-        assert fleet.done() == wanted
+        expected = {*early[missed:], *late}
+        await fleet.wait_until_all_done(expected)
+        await fleet.wait_until_all_committed()
+        assert fleet.done() == expected
 
 
 @pytest.mark.parametrize("position", ["Latest", "Timestamp"])
@@ -74,21 +74,21 @@ async def test_start_from_does_not_apply_to_the_retry_topic_which_begins_at_its_
         member = RocketMQConsumer(
             fleet.site, Membership(group=fleet.group, client_id="10.0.0.9@ended", subscriptions=subscriptions)
         )
-        await member.join()  # nothing is committed: as of a member that was killed
+        await member.join()  # it commits nothing, like a member that is killed
         pulled = await member.pull(fleet.queues[0], 0)
         await member.send_back(pulled.messages[0], delay_level=1)
         await member.leave()
 
-        async def is_there() -> bool:
+        async def is_in_the_retry_topic() -> bool:
             with suppress(NotFoundError):
                 ends = await fleet.cluster.offset_ranges(fleet.retry.topic, "broker-0")
-                return sum(it.max_offset for it in ends.values()) == 1
+                return sum(offset_range.max_offset for offset_range in ends.values()) == 1
             return False
 
-        await soon(is_there)
-        await begun(fleet)
-        await fleet.all_done({failed})
-        assert [it.number for it in fleet.delivered()] == [failed]
+        await soon(is_in_the_retry_topic)
+        await start_member(fleet)
+        await fleet.wait_until_all_done({failed})
+        assert [delivery.number for delivery in fleet.delivered()] == [failed]
 
 
 async def test_filter_by_tags_delivers_only_matching_messages_and_commits_past_the_others(
@@ -97,13 +97,15 @@ async def test_filter_by_tags_delivers_only_matching_messages_and_commits_past_t
     async with a_fleet(rocketmq, tmp_path) as fleet:
         subscription = {"topic": fleet.topic, "expression": "AaAa || paid"}
         fleet.settings["subscriptions"] = [subscription]
-        for number, tag in enumerate(["AaAa", "BBBB", "paid", "open", ""] * 8):  # the first two have one hash in Java
+        for number, tag in enumerate(
+            ["AaAa", "BBBB", "paid", "open", ""] * 8
+        ):  # Java's hashes of the first two are equal
             await send(fleet, number, {"TAGS": tag} if tag else {})
-        await begun(fleet)
-        wanted = {number for number in range(40) if number % 5 in {0, 2}}
-        await fleet.all_done(wanted)
-        await fleet.all_committed()
-        assert {it.number for it in fleet.delivered()} == wanted
+        await start_member(fleet)
+        matching = {number for number in range(40) if number % 5 in {0, 2}}
+        await fleet.wait_until_all_done(matching)
+        await fleet.wait_until_all_committed()
+        assert {delivery.number for delivery in fleet.delivered()} == matching
 
 
 async def test_filter_by_sql92_is_applied_by_a_broker_that_supports_it(rocketmq: RocketMQ, tmp_path: Path) -> None:
@@ -111,9 +113,9 @@ async def test_filter_by_sql92_is_applied_by_a_broker_that_supports_it(rocketmq:
         fleet.settings["subscriptions"] = [by_sql(fleet)]
         for number in range(40):
             await send(fleet, number, {"price": f"{number}"})
-        await begun(fleet)
-        await fleet.all_done(range(30, 40))
-        assert {it.number for it in fleet.delivered()} == {*range(30, 40)}
+        await start_member(fleet)
+        await fleet.wait_until_all_done(range(30, 40))
+        assert {delivery.number for delivery in fleet.delivered()} == {*range(30, 40)}
 
 
 @pytest.fixture
@@ -130,10 +132,10 @@ async def test_filter_by_sql92_unsupported_by_the_broker_is_reported_before_join
     async with a_fleet(without_sql92, tmp_path) as fleet:
         fleet.settings["subscriptions"] = [by_sql(fleet)]
         pod = await fleet.add("a")
-        await fleet.give(a=fleet.queues)
+        await fleet.grant(a=fleet.queues)
 
         async def refused() -> str:
-            report = await fleet.hear("a")
+            report = await fleet.read_report("a")
             return report.troubles.get("BrokerRefuses", "") if report else ""
 
         assert "SQL92" in await soon(refused)

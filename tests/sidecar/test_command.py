@@ -1,4 +1,4 @@
-"""`rota sidecar`: a member on a laptop, as a process beside an app."""
+"""`rota sidecar`: a member on a laptop, as a process next to an app."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ from ground.rocketmq import RocketMQ
 from rota.brokers.errors import BrokerError
 from rota.brokers.rocketmq.admin import AdminClient
 from rota.brokers.rocketmq.routing import ConnectionConfig
-from sidecar.in_memory import App, Event, port_of, well
+from sidecar.in_memory import App, Event, accept, port_of
 
 ROOT = Path(__file__).parents[2]
 GROUP = """
@@ -40,30 +40,32 @@ def a_port() -> int:
 
 
 class Command:
-    """The process, and where it answers."""
+    """The process, its port and its app."""
 
     def __init__(self, process: asyncio.subprocess.Process, port: int, app: App) -> None:
-        self.process, self.port, self.app = process, port, app
+        self.process = process
+        self.port = port
+        self.app = app
 
-    def say(self, text: str) -> None:
+    def write(self, text: str) -> None:
         assert self.process.stdin
         self.process.stdin.write(text.encode())
 
-    async def did(self, *bodies: str) -> None:
-        async def so() -> bool:
+    async def wait_until_done(self, *bodies: str) -> None:
+        async def are_done() -> bool:
             return sorted(self.app.done) == sorted(bodies)
 
-        await soon(so)
+        await soon(are_done)
 
-    async def ready(self) -> None:
+    async def wait_until_ready(self) -> None:
         await soon(lambda: asyncio.to_thread(answers, f"http://127.0.0.1:{self.port}/readyz"))
 
     async def end(self, number: int = signal.SIGINT) -> tuple[int, str]:
-        """End it; return its exit code and what it said."""
+        """End the process by a signal; return its exit code and its errors."""
         self.process.send_signal(number)
         assert self.process.stderr
-        told = await self.process.stderr.read()
-        return await self.process.wait(), told.decode()
+        errors = await self.process.stderr.read()
+        return await self.process.wait(), errors.decode()
 
 
 async def start(*arguments: str) -> asyncio.subprocess.Process:
@@ -74,12 +76,13 @@ async def start(*arguments: str) -> asyncio.subprocess.Process:
 
 @asynccontextmanager
 async def a_command(folder: Path, manifest: str = GROUP, *arguments: str) -> AsyncIterator[Command]:
-    """Start one beside an app."""
+    """Start the command and an app."""
     (folder / "group.yaml").write_text(manifest)
-    app, port = App(well), a_port()
+    app = App(accept)
+    port = a_port()
     serving = await app.serve()
-    asked = ["--group", str(folder / "group.yaml"), "--port", str(port), "--app-port", str(port_of(serving))]
-    process = await start(*asked, *arguments)
+    options = ["--group", str(folder / "group.yaml"), "--port", str(port), "--app-port", str(port_of(serving))]
+    process = await start(*options, *arguments)
     try:
         yield Command(process, port, app)
     finally:
@@ -91,17 +94,17 @@ async def a_command(folder: Path, manifest: str = GROUP, *arguments: str) -> Asy
 
 async def test_cli_sidecar_sends_each_input_line_as_a_message_to_the_app(tmp_path: Path) -> None:
     async with a_command(tmp_path) as command:
-        command.say("orders first\nbills  a second one \n\n")
-        await command.did("first", "a second one")
-        command.say("orders third\nbil")
-        await command.did("first", "a second one", "third")
-        command.say("ls fourth\n")
-        await command.did("first", "a second one", "third", "fourth")
-        await command.ready()
-        code, told = await command.end()
+        command.write("orders first\nbills  a second one \n\n")
+        await command.wait_until_done("first", "a second one")
+        command.write("orders third\nbil")
+        await command.wait_until_done("first", "a second one", "third")
+        command.write("ls fourth\n")
+        await command.wait_until_done("first", "a second one", "third", "fourth")
+        await command.wait_until_ready()
+        code, errors = await command.end()
         assert code == 0
-        assert "Type `TOPIC BODY` to send a message; topics: orders, bills. Ctrl-C stops." in told
-        assert "Traceback" not in told
+        assert "Type `TOPIC BODY` to send a message; topics: orders, bills. Ctrl-C stops." in errors
+        assert "Traceback" not in errors
 
 
 async def test_example_app_that_the_readme_names_prints_messages_of_a_sidecar_on_a_laptop() -> None:
@@ -114,8 +117,8 @@ async def test_example_app_that_the_readme_names_prints_messages_of_a_sidecar_on
     argv = [sys.executable, *options, program.replace("8080", str(app_port))]
     env = {name: value for name, value in os.environ.items() if name != "ROTA_LOCAL"}
     app = await asyncio.create_subprocess_exec(*argv, env=env, stdout=asyncio.subprocess.PIPE)
-    asked = ["--group", str(ROOT / "docs/examples/group.yaml"), "--app-port", str(app_port), "--port", str(port)]
-    sidecar = await start(*asked)
+    manifest = str(ROOT / "docs/examples/group.yaml")
+    sidecar = await start("--group", manifest, "--app-port", str(app_port), "--port", str(port))
     assert sidecar.stdin
     assert app.stdout
     try:
@@ -129,20 +132,20 @@ async def test_example_app_that_the_readme_names_prints_messages_of_a_sidecar_on
 
 async def test_cli_sidecar_rejects_an_invalid_line_with_a_sentence_and_continues(tmp_path: Path) -> None:
     async with a_command(tmp_path, GROUP, "--broker", "memory") as command:
-        command.say("payments one\norders\norders two\n")
-        await command.did("two")
-        _, told = await command.end(signal.SIGTERM)
-        assert "There is no topic payments; write lines as TOPIC BODY" in told
-        assert "has no body; write lines as TOPIC BODY" in told
+        command.write("payments one\norders\norders two\n")
+        await command.wait_until_done("two")
+        _, errors = await command.end(signal.SIGTERM)
+        assert "There is no topic payments; write lines as TOPIC BODY" in errors
+        assert "has no body; write lines as TOPIC BODY" in errors
 
 
 async def test_cli_sidecar_continues_after_the_end_of_its_input(tmp_path: Path) -> None:
     async with a_command(tmp_path) as command:
-        command.say("orders the last")
+        command.write("orders the last")
         assert command.process.stdin
         command.process.stdin.close()
-        await command.did("the last")
-        await command.ready()
+        await command.wait_until_done("the last")
+        await command.wait_until_ready()
         assert (await command.end())[0] == 0
 
 
@@ -153,44 +156,44 @@ async def test_cli_sidecar_second_interrupt_stops_it_without_waiting_for_the_app
 
     async with a_command(tmp_path) as command:
         command.app.answer = never
-        command.say("orders first\n")
+        command.write("orders first\n")
 
-        async def state(wanted: str) -> bool:
-            return wanted in await asyncio.to_thread(report, command.port)
+        async def report_contains(text: str) -> bool:
+            return text in await asyncio.to_thread(report, command.port)
 
-        await soon(lambda: state('"inflight":1'))
+        await soon(lambda: report_contains('"inflight":1'))
         command.process.send_signal(signal.SIGINT)
-        await soon(lambda: state('"state":"draining"'))
-        code, told = await command.end()
+        await soon(lambda: report_contains('"state":"draining"'))
+        code, errors = await command.end()
         assert code == 130
-        assert "Traceback" not in told
+        assert "Traceback" not in errors
 
 
 def report(port: int) -> str:
-    """Return what it answers, the head too; nothing while it does not answer."""
-    with suppress(ConnectionError), closing(socket.create_connection(("127.0.0.1", port))) as asking:
-        asking.sendall(b"GET /v1/report HTTP/1.0\r\n\r\n")
-        return b"".join(iter(lambda: asking.recv(65536), b"")).decode()
+    """Return the response with its head; nothing while the port is closed."""
+    with suppress(ConnectionError), closing(socket.create_connection(("127.0.0.1", port))) as connection:
+        connection.sendall(b"GET /v1/report HTTP/1.0\r\n\r\n")
+        return b"".join(iter(lambda: connection.recv(65536), b"")).decode()
     return ""
 
 
 @pytest.mark.parametrize("model", ["Clustering", "Broadcasting"])
 async def test_cli_sidecar_member_owns_every_queue(tmp_path: Path, model: str) -> None:
     async with a_command(tmp_path, GROUP + f"  messageModel: {model}\n") as command:
-        await command.ready()
-        wanted = {"orders": {"memory": "0-3"}, "bills": {"memory": "0-3"}}
+        await command.wait_until_ready()
+        expected = {"orders": {"memory": "0-3"}, "bills": {"memory": "0-3"}}
         if model == "Clustering":
-            wanted["%RETRY%shop"] = {"memory": "0"}
+            expected["%RETRY%shop"] = {"memory": "0"}
 
-        async def so() -> bool:
+        async def owns_all_queues() -> bool:
             text = (await asyncio.to_thread(report, command.port)).partition("\r\n\r\n")[2]
-            return bool(text and json.loads(text)["held"] == wanted)
+            return bool(text and json.loads(text)["held"] == expected)
 
-        await soon(so)
+        await soon(owns_all_queues)
 
 
 @pytest.mark.parametrize(
-    ("manifest", "arguments", "told"),
+    ("manifest", "arguments", "message"),
     [
         ("{", [], "group.yaml is not valid YAML, line 1; give a file with a ConsumerGroup"),
         ("", [], "group.yaml contains 0 ConsumerGroups; exactly one is needed"),
@@ -202,12 +205,12 @@ async def test_cli_sidecar_member_owns_every_queue(tmp_path: Path, model: str) -
     ],
 )
 async def test_cli_sidecar_input_mistake_is_reported_in_one_sentence(
-    tmp_path: Path, manifest: str, arguments: list[str], told: str
+    tmp_path: Path, manifest: str, arguments: list[str], message: str
 ) -> None:
     async with a_command(tmp_path, manifest, *arguments) as command:
         _, errors = await command.process.communicate()
         assert command.process.returncode == 2
-        assert told in errors.decode()
+        assert message in errors.decode()
         assert "Traceback" not in errors.decode()
 
 
@@ -238,7 +241,7 @@ async def test_cli_sidecar_removes_its_temporary_files(tmp_path: Path, monkeypat
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
     async with a_command(tmp_path) as command:
-        await command.ready()
+        await command.wait_until_ready()
         assert len([*temporary.iterdir()]) == 1
         await command.end()
         assert [*temporary.iterdir()] == []
@@ -255,18 +258,18 @@ async def test_cli_sidecar_finds_a_broker_by_name_server_and_consumes_topics_cre
     async with a_command(tmp_path, manifest, "--broker", rocketmq.name_server) as command:
         for queue in await cluster.queues(topics[0]):
             await cluster.send(topics[0], f"order {queue.id}".encode(), queue=queue)
-        await command.did("order 0", "order 1")
+        await command.wait_until_done("order 0", "order 1")
         rocketmq.create_topic(topics[1], 1)
         await soon(lambda: sent(cluster, topics[1], b"bill"))
-        await command.did("order 0", "order 1", "bill")
-        code, told = await command.end()
+        await command.wait_until_done("order 0", "order 1", "bill")
+        code, errors = await command.end()
         assert code == 0
-        assert f"Topics that do not exist yet: {topics[1]}" in told
+        assert f"Topics that do not exist yet: {topics[1]}" in errors
     await cluster.close()
 
 
 async def sent(cluster: AdminClient, topic: str, body: bytes) -> bool:
-    """Send, once the name server knows the topic."""
+    """Send a message; return False while the name server does not know the topic."""
     try:
         await cluster.send(topic, body)
     except BrokerError:

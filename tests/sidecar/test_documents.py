@@ -1,4 +1,4 @@
-"""What a real sidecar makes of the documents that it is shown, and of a disk that takes nothing more."""
+"""Real sidecars with invalid, old or missing documents, and with a full disk."""
 
 import json
 import shutil
@@ -18,10 +18,10 @@ from sidecar.small_disk import a_small_disk, fill
 async def test_document_that_is_torn_old_changed_or_deleted_changes_nothing(rocketmq: RocketMQ, tmp_path: Path) -> None:
     async with a_fleet(rocketmq, tmp_path) as fleet:
         pod = await fleet.add("a")
-        await fleet.give(a=[*fleet.queues, fleet.retry])
+        await fleet.grant(a=[*fleet.queues, fleet.retry])
         old = fleet.files()
-        fleet.show()
-        before = await fleet.obeys("a")
+        fleet.publish()
+        report = await fleet.wait_until_obeyed("a")
         good = fleet.files()
         whole = str(good[PLAIN_KEY])
         nothing = encode_assignment(replace(decode_assignment(whole), members={}))
@@ -31,30 +31,30 @@ async def test_document_that_is_torn_old_changed_or_deleted_changes_nothing(rock
             "has generation 1; generation 2 is already in force": old[PLAIN_KEY],
             "differs from the assignment of the same generation 2": nothing[PLAIN_KEY],
         }
-        for told, text in bad.items():
-            pod.show({**good, PLAIN_KEY: text})
-            await fleet.logged("a", told)
-            await still_works(fleet, before.held)
-        pod.show({name: text for name, text in good.items() if name != PLAIN_KEY})
-        await fleet.logged("a", "There is no assignment; generation 2 stays in force")
-        await still_works(fleet, before.held)
-        pod.show({**good, "group.json": "{"})
-        await still_works(fleet, before.held)
-        assert "UnsupportedSettings" in (await fleet.obeys("a")).troubles
+        for problem, text in bad.items():
+            pod.mount({**good, PLAIN_KEY: text})
+            await fleet.wait_for_log("a", problem)
+            await still_works(fleet, report.held)
+        pod.mount({name: text for name, text in good.items() if name != PLAIN_KEY})
+        await fleet.wait_for_log("a", "There is no assignment; generation 2 stays in force")
+        await still_works(fleet, report.held)
+        pod.mount({**good, "group.json": "{"})
+        await still_works(fleet, report.held)
+        assert "UnsupportedSettings" in (await fleet.wait_until_obeyed("a")).troubles
         shutil.rmtree(pod.documents)
-        await still_works(fleet, before.held)
+        await still_works(fleet, report.held)
         pod.documents.mkdir()
-        fleet.show()
-        await fleet.obeys("a")
-        await still_works(fleet, before.held)
-        assert (await fleet.obeys("a")).troubles == {}
+        fleet.publish()
+        await fleet.wait_until_obeyed("a")
+        await still_works(fleet, report.held)
+        assert (await fleet.wait_until_obeyed("a")).troubles == {}
         await fleet.check()
 
 
 async def still_works(fleet: SidecarFleet, held: object) -> None:
     await fleet.send(8)
-    await fleet.all_done()
-    report = await fleet.hear("a")
+    await fleet.wait_until_all_done()
+    report = await fleet.read_report("a")
     assert report
     assert report.held == held
 
@@ -62,25 +62,25 @@ async def still_works(fleet: SidecarFleet, held: object) -> None:
 async def test_restart_with_an_older_document_takes_no_queues(rocketmq: RocketMQ, tmp_path: Path) -> None:
     async with a_fleet(rocketmq, tmp_path) as fleet:
         pod = await fleet.add("a")
-        await fleet.give(a=fleet.queues)
+        await fleet.grant(a=fleet.queues)
         old = fleet.files()
         await fleet.revoke(fleet.queues)
-        await fleet.released("a", fleet.queues)
-        await fleet.logged(
+        await fleet.wait_until_released("a", fleet.queues)
+        await fleet.wait_for_log(
             "a", f"A new assignment is in force: 0 queues start, {len(fleet.queues)} queues are released"
         )
         fleet.kill("a", "sidecar")
-        pod.show(old)
+        pod.mount(old)
         pod.start_sidecar()
-        report = await pod.heard(fleet.session)
+        report = await pod.wait_for_report(fleet.session)
         assert report.generation == 2
-        await fleet.logged("a", "has generation 1; generation 2 is already in force")
+        await fleet.wait_for_log("a", "has generation 1; generation 2 is already in force")
         await fleet.send(8)
-        assert (await fleet.obeys("a")).held == {}
-        pod.show(fleet.files())
+        assert (await fleet.wait_until_obeyed("a")).held == {}
+        pod.mount(fleet.files())
         fleet.releasing.clear()
-        await fleet.give(a=fleet.queues)
-        await fleet.all_done()
+        await fleet.grant(a=fleet.queues)
+        await fleet.wait_until_all_done()
         await fleet.check()
 
 
@@ -91,32 +91,32 @@ async def test_disk_full_defers_a_new_generation_until_it_can_be_stored(rocketmq
         pod.kill_sidecar()
         with a_small_disk(pod.state):
             pod.start_sidecar()
-            await pod.heard(fleet.session)
-            await fleet.give(a=fleet.queues[:first])
+            await pod.wait_for_report(fleet.session)
+            await fleet.grant(a=fleet.queues[:first])
             await fleet.send(8, fleet.queues[:first])
-            await fleet.all_done()
+            await fleet.wait_until_all_done()
             fill(pod.state)
             for queue in fleet.queues[first:]:
                 fleet.owners[queue] = "a"
-            fleet.show()
+            fleet.publish()
             for again in range(2):
                 await soon_in_trouble(fleet)
-                report = await fleet.hear("a")
+                report = await fleet.read_report("a")
                 assert report
-                assert report.generation == 1, "it claims nothing that it would not know after a restart"
+                assert report.generation == 1, "it reports no generation that it would not know after a restart"
                 if not again:
                     await fleet.send(8, fleet.queues[:first])
-                    await fleet.all_done()
+                    await fleet.wait_until_all_done()
                     await fleet.send(8, fleet.queues[first:])
                     fleet.kill("a", "sidecar")
                     pod.start_sidecar()
-                    await pod.heard(fleet.session)
-            assert {it.queue for it in fleet.delivered()} <= {*fleet.queues[:first]}
+                    await pod.wait_for_report(fleet.session)
+            assert {delivery.queue for delivery in fleet.delivered()} <= {*fleet.queues[:first]}
             (pod.state / "filler").unlink()
-            report = await fleet.obeys("a")
+            report = await fleet.wait_until_obeyed("a")
             assert report.generation == second - 1
-            await fleet.all_done()
-            assert (await fleet.obeys("a")).troubles == {}
+            await fleet.wait_until_all_done()
+            assert (await fleet.wait_until_obeyed("a")).troubles == {}
             assert json.loads((pod.state / "obeyed.json").read_text())["obeyed"] == report.generation
             assert await pod.terminate() == 0
         await fleet.check()
@@ -129,23 +129,23 @@ async def test_disk_full_does_not_prevent_termination_of_the_sidecar(rocketmq: R
         pod.kill_sidecar()
         with a_small_disk(pod.state):
             pod.start_sidecar()
-            await pod.heard(fleet.session)
-            await fleet.give(a=fleet.queues)
+            await pod.wait_for_report(fleet.session)
+            await fleet.grant(a=fleet.queues)
             await fleet.send(40)
-            await fleet.all_done()
+            await fleet.wait_until_all_done()
             fill(pod.state)
-            fleet.show()
+            fleet.publish()
             await soon_in_trouble(fleet)
             await fleet.send(40)
-            await fleet.all_done()
+            await fleet.wait_until_all_done()
             assert await pod.terminate() == 0
-        await fleet.all_committed()
+        await fleet.wait_until_all_committed()
         await fleet.check()
 
 
 async def soon_in_trouble(fleet: SidecarFleet) -> None:
-    async def told() -> bool:
-        report = await fleet.hear("a")
+    async def is_reported() -> bool:
+        report = await fleet.read_report("a")
         return bool(report and "StateWriteFailed" in report.troubles)
 
-    await soon(told)
+    await soon(is_reported)

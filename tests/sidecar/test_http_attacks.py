@@ -1,4 +1,4 @@
-"""Hostile clients of a sidecar: its probes and the operator are answered, its memory stays small, it is not drained."""
+"""Hostile clients of a sidecar: probes and the operator get responses, memory stays small, and it is not drained."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ async def fleet(rocketmq: RocketMQ, tmp_path: Path) -> AsyncIterator[SidecarFlee
     """Start a sidecar that consumes four queues."""
     async with a_fleet(rocketmq, tmp_path) as fleet:
         await fleet.add("a")
-        await fleet.give(a=fleet.queues)
+        await fleet.grant(a=fleet.queues)
         yield fleet
 
 
@@ -44,7 +44,7 @@ async def test_http_server_of_a_sidecar_under_attack_fails_no_probe_and_takes_li
 ) -> None:
     pod = fleet.pods["a"]
     assert pod.sidecar
-    before = peak_bytes(pod.sidecar.pid)
+    initial_bytes = peak_bytes(pod.sidecar.pid)
     async with attacked(pod.address, port, attack):
         for number in range(PROBES):
             path = ("/healthz", "/readyz", "/metrics")[number % 3]
@@ -52,14 +52,14 @@ async def test_http_server_of_a_sidecar_under_attack_fails_no_probe_and_takes_li
             await asyncio.sleep(0.1)
         assert await soon(partial(pod.report, fleet.session)), "the operator's signed request is answered"
     assert pod.sidecar.poll() is None
-    added = peak_bytes(pod.sidecar.pid) - before
+    added = peak_bytes(pod.sidecar.pid) - initial_bytes
     print(f"{attack}: {added / MEBIBYTE:.0f} MiB added")
     assert added < LIMIT_BYTES
     assert not pod.complaints()
 
 
 async def test_drain_by_an_attacker_who_knows_the_pods_uid_is_rejected(fleet: SidecarFleet) -> None:
-    """Two requests ended a member for good: the uid that a final drain had to name stands in the report."""
+    """Two requests drained a member for good: the uid that a final drain must name is in the report."""
     pod = fleet.pods["a"]
     report = json.loads(await pod.get(fleet.session, "/v1/report"))
     attempts = {
@@ -76,6 +76,6 @@ async def test_drain_by_an_attacker_who_knows_the_pods_uid_is_rejected(fleet: Si
         async with fleet.session.request(method, url, json={"uid": report["uid"]}) as response:
             assert response.status == status, (method, port, path)
     assert await pod.drain_for_good(fleet.session, "uid-of-another-pod") == 401
-    assert (await fleet.obeys("a")).state == "serving"
+    assert (await fleet.wait_until_obeyed("a")).state == "serving"
     assert await pod.drain_for_good(fleet.session, pod.uid) == 200
-    assert (await fleet.obeys("a", "drained")).final
+    assert (await fleet.wait_until_obeyed("a", "drained")).final

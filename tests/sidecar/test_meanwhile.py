@@ -1,4 +1,4 @@
-"""What others, brokers, disks and apps did meanwhile: nothing of it is undone, and all is told as it is."""
+"""Events during a member's requests, deliveries and writes: no newer state is overwritten, and reports stay correct."""
 
 import asyncio
 import errno
@@ -29,13 +29,13 @@ from rota.sidecar.storage.local_offsets import LocalOffsetStore
 from rota.sidecar.storage.offset_files import OffsetFiles
 from rota.sidecar.storage.state_store import StateStore
 from rota.spec.resolved import settings_digest
-from sidecar.in_memory import DEAD, GROUP, TOPIC, Event, Gate, MemoryMember, a_member, port_of
+from sidecar.in_memory import DEAD, GROUP, TOPIC, Event, Latch, MemoryMember, a_member, port_of
 
 FIRST, SECOND = (Queue(TOPIC, BROKER, number) for number in range(2))
 
 
 @pytest.fixture(autouse=True)
-def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent, "MONITOR_INTERVAL_SECONDS", 0.05)
     monkeypatch.setattr(agent, "COMMIT_SECONDS", 0.1)
     monkeypatch.setattr(config_follower, "RETRY_SECONDS", 0.02)
@@ -46,27 +46,27 @@ def texts(many: int) -> list[str]:
     return [str(number) for number in range(many)]
 
 
-async def busy_with_the_first_of_ten(member: MemoryMember, gate: Gate) -> None:
-    member.app.answer = gate
+async def deliver_the_first_of_ten(member: MemoryMember, latch: Latch) -> None:
+    member.app.answer = latch
     member.settings["delivery"] = {"push": {"concurrency": 1}}
-    await member.obeys([FIRST])
+    await member.assign([FIRST])
     await member.send(*texts(10), queue=0)
-    await member.until(lambda it: it.inflight == 1)
+    await member.wait_until(lambda report: report.inflight == 1)
 
 
 def shown_settings(member: MemoryMember) -> bytes:
-    return Path(member.who.config_folder, "..data", "group.json").read_bytes()
+    return Path(member.identity.config_folder, "..data", "group.json").read_bytes()
 
 
 async def committed(member: MemoryMember, offset: int) -> None:
-    async def so() -> bool:
+    async def is_committed() -> bool:
         return member.offset(0) == offset
 
-    await soon(so)
+    await soon(is_committed)
 
 
 class Refusing(MemoryConsumer):
-    """One whose broker takes nothing back."""
+    """A consumer of a broker that rejects every returned message."""
 
     async def send_back(self, *_: Any, **__: Any) -> None:
         raise RejectedError("its properties are too large")
@@ -79,21 +79,22 @@ async def wrong(_: Event) -> int:
 # Offsets.
 
 
-@pytest.mark.parametrize("forced", [True, False], ids=["one that stood still is overruled", "an Immediate group"])
+@pytest.mark.parametrize("forced", [True, False], ids=["a forced grant", "an Immediate group"])
 async def test_offset_is_not_put_back_by_a_member_that_lost_the_queue(tmp_path: Path, forced: bool) -> None:  # noqa: FBT001
-    memory, gate = MemoryCluster(), Gate()
-    async with a_member(tmp_path, memory) as one, a_member(tmp_path, memory, "b") as other:
-        await busy_with_the_first_of_ten(one, gate)
-        told: dict[str, Any] = {"forced": {FIRST: 5}} if forced else {}
-        one.generation = other.generation = 4
-        await other.obeys([FIRST], **told)
-        await other.did(*texts(10))
-        await committed(one, 10)
-        one.show([], members={"a": Share("uid-a", ()), "b": Share("uid-b", (FIRST,))}, **told)
-        await one.until(lambda it: it.generation == 5 and bool(it.releasing))
-        gate.opens.set()
-        await one.until(lambda it: not it.active_queues)
-        assert one.offset(0) == 10
+    memory = MemoryCluster()
+    latch = Latch()
+    async with a_member(tmp_path, memory) as previous, a_member(tmp_path, memory, "b") as current:
+        await deliver_the_first_of_ten(previous, latch)
+        fields: dict[str, Any] = {"forced": {FIRST: 5}} if forced else {}
+        previous.generation = current.generation = 4
+        await current.assign([FIRST], **fields)
+        await current.wait_until_done(*texts(10))
+        await committed(previous, 10)
+        previous.publish([], members={"a": Share("uid-a", ()), "b": Share("uid-b", (FIRST,))}, **fields)
+        await previous.wait_until(lambda report: report.generation == 5 and bool(report.releasing))
+        latch.opened.set()
+        await previous.wait_until(lambda report: not report.active_queues)
+        assert previous.offset(0) == 10
 
 
 async def test_offset_of_finished_messages_is_committed_with_the_next_pull(
@@ -101,75 +102,79 @@ async def test_offset_of_finished_messages_is_committed_with_the_next_pull(
 ) -> None:
     monkeypatch.setattr(agent, "COMMIT_SECONDS", 3600.0)
     async with a_member(tmp_path) as member:
-        await member.obeys([FIRST])
+        await member.assign([FIRST])
         for done, body in enumerate(texts(3)):
-            await member.send(body, queue=0)  # which is pulled at once; what is done goes along with the pull after it
-            await member.did(*texts(done + 1))
+            await member.send(body, queue=0)  # pulled at once; the offset of finished messages goes with the next pull
+            await member.wait_until_done(*texts(done + 1))
             await committed(member, done)
 
 
 async def test_offset_reset_overwritten_by_a_pull_is_restored_by_the_next_pull(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    memory, gate, taken = MemoryCluster(), Gate(), list[int | None]()
+    memory = MemoryCluster()
+    latch = Latch()
+    pulled_commits = list[int | None]()
 
     class Unlucky(MemoryConsumer):
         async def pull(self, queue: Queue, offset: int, **more: Any) -> PullResult:
             commit = more.get("commit_offset")
-            if commit == 1 and 1 not in taken:
+            if commit == 1 and 1 not in pulled_commits:
                 await memory.reset_offsets(GROUP, TOPIC, BROKER)
-            taken.append(commit)
+            pulled_commits.append(commit)
             return await super().pull(queue, offset, **more)
 
     monkeypatch.setattr(agent, "COMMIT_SECONDS", 3600.0)
     async with a_member(tmp_path, memory) as member:
         member.connect = Unlucky
-        await member.obeys([FIRST])
+        await member.assign([FIRST])
         await member.send("1", queue=0)
-        await member.did("1")
-        member.app.answer = gate
+        await member.wait_until_done("1")
+        member.app.answer = latch
         await member.send("2", queue=0)
         await committed(member, 2)
-        assert {1, 2} <= {*taken}
-        gate.opens.set()
+        assert {1, 2} <= {*pulled_commits}
+        latch.opened.set()
 
 
 async def test_offset_sent_with_a_slow_pull_does_not_undo_the_commit_at_queue_release(
     tmp_path: Path,
 ) -> None:
-    under_way, lands, gate = asyncio.Event(), asyncio.Event(), Gate()
+    under_way = asyncio.Event()
+    commit_permitted = asyncio.Event()
+    latch = Latch()
 
     class Overtaken(MemoryConsumer):
-        """As a broker is that is slow to look for messages, and stores what came along after that."""
+        """A consumer of a slow broker, which stores the offset of a pull only after a later commit."""
 
         async def pull(self, queue: Queue, offset: int, *, commit_offset: int | None = None, **more: Any) -> PullResult:
-            found = await super().pull(queue, offset, **more)
+            result = await super().pull(queue, offset, **more)
             if commit_offset:
                 under_way.set()
                 await asyncio.shield(self._stores(queue, commit_offset))
-            return found
+            return result
 
         async def _stores(self, queue: Queue, commit: int) -> None:
-            await lands.wait()
+            await commit_permitted.wait()
             await self.commit(queue, commit)
 
     async with a_member(tmp_path) as member:
         member.connect = Overtaken
         member.settings["delivery"] = {"push": {"concurrency": 1}}
-        await member.obeys([FIRST])
+        await member.assign([FIRST])
         await member.send("1", queue=0)
-        await member.did("1")
-        member.app.answer = gate
+        await member.wait_until_done("1")
+        member.app.answer = latch
         await member.send("2", queue=0)
         await under_way.wait()
-        await member.until(lambda it: it.inflight == 1)
-        member.show([])
-        await member.until(lambda it: bool(it.releasing))
-        gate.opens.set()
-        await member.did("1", "2")
-        assert (await member.report()).releasing, "what it commits now may be undone"
-        lands.set()
-        await member.until(lambda it: not it.active_queues)
+        await member.wait_until(lambda report: report.inflight == 1)
+        member.publish([])
+        await member.wait_until(lambda report: bool(report.releasing))
+        latch.opened.set()
+        await member.wait_until_done("1", "2")
+        assert (await member.report()).releasing, "the slow pull may overwrite a commit"
+        commit_permitted.set()
+        await member.wait_until(lambda report: not report.active_queues)
         assert member.offset(0) == 2
 
 
@@ -182,7 +187,7 @@ async def test_offset_committed_with_pulls_and_by_the_timer_never_goes_back(
     class Ordered(MemoryConsumer):
         async def pull(self, queue: Queue, offset: int, *, commit_offset: int | None = None, **more: Any) -> PullResult:
             if commit_offset:
-                await asyncio.sleep(0.05)  # meanwhile the timer wants to commit, and waits for the answer
+                await asyncio.sleep(0.05)  # meanwhile the timer's commit waits for the response
                 stored.append(commit_offset)
             return await super().pull(queue, offset, commit_offset=commit_offset, **more)
 
@@ -192,53 +197,54 @@ async def test_offset_committed_with_pulls_and_by_the_timer_never_goes_back(
             await super().commit(queue, offset)
 
     def finish_one_after(window: QueueWindow) -> Commit | None:
-        found = to_commit(window)
+        commit = to_commit(window)
         for delivery in [*window.open_deliveries][:1]:
             window.finish_message(delivery, next(iter(delivery.unsettled.values())))
-        return found
+        return commit
 
     async def all_stored() -> bool:
-        await member.send("more", queue=0)  # which is pulled at once, and so the next pull is sent
+        await member.send("more", queue=0)  # pulled at once, so the next pull is sent
         return 10 in stored
 
     monkeypatch.setattr(agent, "COMMIT_SECONDS", 0.01)
     async with a_member(tmp_path) as member:
-        member.connect, member.app.answer = Ordered, Gate()
-        await member.obeys([FIRST])
+        member.connect = Ordered
+        member.app.answer = Latch()
+        await member.assign([FIRST])
         await member.send(*texts(10), queue=0)
-        await member.until(lambda it: it.inflight == 10)
+        await member.wait_until(lambda report: report.inflight == 10)
         monkeypatch.setattr(QueueWindow, "next_commit", finish_one_after)
         await soon(all_stored)
         monkeypatch.undo()
-        member.app.answer.opens.set()
+        member.app.answer.opened.set()
     assert stored == sorted(stored)
 
 
 async def test_queue_release_waits_for_the_first_offset_commit_in_progress(tmp_path: Path) -> None:
-    under_way, lands = asyncio.Event(), asyncio.Event()
+    under_way, commit_permitted = asyncio.Event(), asyncio.Event()
 
     class Slow(MemoryConsumer):
         async def commit(self, queue: Queue, offset: int) -> None:
             under_way.set()
-            await lands.wait()
+            await commit_permitted.wait()
             await super().commit(queue, offset)
 
     async with a_member(tmp_path) as member:
         member.connect = Slow
-        member.show([FIRST])
+        member.publish([FIRST])
         await under_way.wait()
-        member.show([])
-        report = await member.until(lambda it: it.generation == 2)
-        assert report.releasing, "its offset would come after the next owner's"
-        lands.set()
-        await member.until(lambda it: not it.active_queues)
+        member.publish([])
+        report = await member.wait_until(lambda report: report.generation == 2)
+        assert report.releasing, "its commit would follow the next owner's"
+        commit_permitted.set()
+        await member.wait_until(lambda report: not report.active_queues)
         assert member.offset(0) == 0
 
 
 async def test_orderly_delivery_that_ends_after_its_lock_expired_counts_as_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate = Gate()
+    latch = Latch()
     for name, seconds in (
         ("LOCK_TRUST_SECONDS", 0.5),
         ("LOCK_RENEWAL_SECONDS", 10.0),
@@ -247,58 +253,61 @@ async def test_orderly_delivery_that_ends_after_its_lock_expired_counts_as_finis
     ):
         monkeypatch.setattr(queue_lifecycle, name, seconds)
     async with a_member(tmp_path, ordering="Orderly") as member:
-        member.app.answer = gate
+        member.app.answer = latch
         await member.send("1", "2", queue=0)
-        await member.obeys([FIRST])
-        await member.until(lambda it: it.inflight == 1)
-        life = member.sidecar.member.leases[FIRST]
+        await member.assign([FIRST])
+        await member.wait_until(lambda report: report.inflight == 1)
+        lease = member.sidecar.member.leases[FIRST]
 
-        async def begins_anew() -> bool:
-            return life.state is LeaseState.STARTING
+        async def is_starting() -> bool:
+            return lease.state is LeaseState.STARTING
 
-        await soon(begins_anew)
+        await soon(is_starting)
         monkeypatch.setattr(queue_lifecycle, "LOCK_TRUST_SECONDS", 30.0)
         await asyncio.sleep(0.3)
-        gate.opens.set()
+        latch.opened.set()
         await committed(member, 2)
-        assert [it.body for it in member.app.heard] == ["1", "2"]
+        assert [event.body for event in member.app.events] == ["1", "2"]
 
 
-@pytest.mark.parametrize("still", [False, True])
-async def test_push_awaiting_a_connection_is_sent_unless_the_queue_left_during_a_stall(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, still: bool
+@pytest.mark.parametrize("stalled", [False, True])
+async def test_push_awaiting_a_connection_is_sent_unless_the_queue_was_lost_during_a_stall(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, stalled: bool
 ) -> None:
-    connected, asked, gate = http_post.HttpPoster._connect, asyncio.Event(), Gate()
+    connect = http_post.HttpPoster._connect
+    requested = asyncio.Event()
+    latch = Latch()
 
     async def late(self: http_post.HttpPoster, until: float) -> Any:
-        asked.set()
-        await gate.opens.wait()
-        return await connected(self, until)
+        requested.set()
+        await latch.opened.wait()
+        return await connect(self, until)
 
     async with a_member(tmp_path) as member:
         monkeypatch.setattr(http_post.HttpPoster, "_connect", late)
         monkeypatch.setattr(agent, "STALL_SECONDS", 0.5)
         await member.send("1", queue=0)
-        await member.obeys([FIRST])
-        await asked.wait()
-        member.show([])
-        if still:
-            time.sleep(1)  # noqa: ASYNC251 - so all of it stands still
-        await member.until(lambda it: bool(it.releasing))
-        gate.opens.set()
-        await member.until(lambda it: not it.active_queues)
-        assert len(member.app.heard) == (0 if still else 1)
-        assert await counts(member) == {"cut" if still else "done": 1}
-        await member.obeys([FIRST])
-        await member.did("1")
-        assert [it.attempt for it in member.app.heard] == [1]
+        await member.assign([FIRST])
+        await requested.wait()
+        member.publish([])
+        if stalled:
+            time.sleep(1)  # noqa: ASYNC251 - stalls the whole process
+        await member.wait_until(lambda report: bool(report.releasing))
+        latch.opened.set()
+        await member.wait_until(lambda report: not report.active_queues)
+        assert len(member.app.events) == (0 if stalled else 1)
+        assert await counts(member) == {"cut" if stalled else "done": 1}
+        await member.assign([FIRST])
+        await member.wait_until_done("1")
+        assert [event.attempt for event in member.app.events] == [1]
 
 
-@pytest.mark.parametrize("still", [False, True], ids=["running", "stalled"])
-async def test_retry_of_a_timed_out_push_is_sent_unless_the_queue_left_during_a_stall(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, still: bool
+@pytest.mark.parametrize("stalled", [False, True], ids=["running", "stalled"])
+async def test_retry_of_a_timed_out_push_is_sent_unless_the_queue_was_lost_during_a_stall(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, stalled: bool
 ) -> None:
-    gate, sent_back = Gate(), list[int]()
+    latch = Latch()
+    sent_back = list[int]()
 
     class Noting(MemoryConsumer):
         async def send_back(self, message: Message, **more: Any) -> None:
@@ -307,39 +316,42 @@ async def test_retry_of_a_timed_out_push_is_sent_unless_the_queue_left_during_a_
 
     monkeypatch.setattr(agent, "STALL_SECONDS", 0.5)
     async with a_member(tmp_path, delivery={"push": {"timeout": "1s"}}) as member:
-        member.app.answer, member.connect = gate, Noting
+        member.app.answer = latch
+        member.connect = Noting
         await member.send("1", queue=0)
-        await member.obeys([FIRST])
-        await member.until(lambda it: it.inflight == 1)
-        member.show([])
-        if still:
-            time.sleep(2)  # noqa: ASYNC251 - the whole process stands still
-        await member.until(lambda it: not it.active_queues)
-        assert sent_back == ([] if still else [0])
-        assert await counts(member) == {"cut" if still else "later": 1}
-        gate.opens.set()
+        await member.assign([FIRST])
+        await member.wait_until(lambda report: report.inflight == 1)
+        member.publish([])
+        if stalled:
+            time.sleep(2)  # noqa: ASYNC251 - stalls the whole process
+        await member.wait_until(lambda report: not report.active_queues)
+        assert sent_back == ([] if stalled else [0])
+        assert await counts(member) == {"cut" if stalled else "later": 1}
+        latch.opened.set()
 
 
 async def test_disk_writes_never_overlap_though_a_waiting_commit_is_cancelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keep, inside, most = OffsetFiles.store_offsets, [0], [0]
+    store_offsets = OffsetFiles.store_offsets
+    active_writes = [0]
+    max_active_writes = [0]
 
     def slowly(self: OffsetFiles, offsets: Any) -> None:
-        inside[0] += 1
-        most[0] = max(most[0], inside[0])
+        active_writes[0] += 1
+        max_active_writes[0] = max(max_active_writes[0], active_writes[0])
         time.sleep(0.1)
-        keep(self, offsets)
-        inside[0] -= 1
+        store_offsets(self, offsets)
+        active_writes[0] -= 1
 
     monkeypatch.setattr(OffsetFiles, "store_offsets", slowly)
     local = LocalOffsetStore(OffsetFiles(tmp_path, GROUP))
     first = asyncio.create_task(local.commit(FIRST, 1))
-    while not inside[0]:  # noqa: ASYNC110 - a thread tells
+    while not active_writes[0]:  # noqa: ASYNC110 - set by a thread
         await asyncio.sleep(0.005)
     first.cancel()
     await local.commit(SECOND, 5)
-    assert most == [1]
+    assert max_active_writes == [1]
     assert OffsetFiles(tmp_path, GROUP).load(TOPIC) == {FIRST: 1, SECOND: 5}
 
 
@@ -347,54 +359,54 @@ async def test_disk_writes_never_overlap_though_a_waiting_commit_is_cancelled(
 
 
 async def test_drain_timeout_published_with_a_revocation_applies_to_it(tmp_path: Path) -> None:
-    gate = Gate()
+    latch = Latch()
     async with a_member(tmp_path) as member:
         member.drain_timeout = 0.05
-        await busy_with_the_first_of_ten(member, gate)
+        await deliver_the_first_of_ten(member, latch)
         member.drain_timeout = 60.0
-        member.show([])
-        await member.until(lambda it: it.generation == 2)
+        member.publish([])
+        await member.wait_until(lambda report: report.generation == 2)
         await asyncio.sleep(0.3)
         assert (await member.report()).releasing
-        gate.opens.set()
-        await member.until(lambda it: not it.active_queues)
+        latch.opened.set()
+        await member.wait_until(lambda report: not report.active_queues)
 
 
 async def test_settings_in_force_are_named_in_the_report_and_change_its_revision(tmp_path: Path) -> None:
     async with a_member(tmp_path) as member:
-        before = await member.obeys([FIRST])
+        previous = await member.assign([FIRST])
         member.settings["delivery"] = {"push": {"concurrency": 7}}
-        member.show([FIRST])
-        report = await member.until(lambda it: it.settings != before.settings)
+        member.publish([FIRST])
+        report = await member.wait_until(lambda report: report.settings != previous.settings)
         assert report.settings == settings_digest(shown_settings(member))
-        assert report.revision > before.revision
+        assert report.revision > previous.revision
 
 
 async def test_settings_that_need_a_rejoin_are_in_force_only_after_it(tmp_path: Path) -> None:
-    gate = Gate()
+    latch = Latch()
     async with a_member(tmp_path) as member:
-        await busy_with_the_first_of_ten(member, gate)
-        before = await member.report()
+        await deliver_the_first_of_ten(member, latch)
+        previous = await member.report()
         member.settings["subscriptions"] = [{"topic": TOPIC, "expression": "paid"}]
-        member.show([FIRST])
-        report = await member.until(lambda it: it.generation == before.generation + 1)
-        assert (report.settings, bool(report.releasing)) == (before.settings, True)
-        gate.opens.set()
-        await member.until(lambda it: it.settings != before.settings)
+        member.publish([FIRST])
+        report = await member.wait_until(lambda report: report.generation == previous.generation + 1)
+        assert (report.settings, bool(report.releasing)) == (previous.settings, True)
+        latch.opened.set()
+        await member.wait_until(lambda report: report.settings != previous.settings)
 
 
 async def test_topic_assigned_under_unreadable_settings_is_consumed_once_they_are_readable(tmp_path: Path) -> None:
     async with a_member(tmp_path) as member:
-        await member.obeys([FIRST])
+        await member.assign([FIRST])
         await member.memory.create_topic("bills", BROKER, 1)
         bills = Queue("bills", BROKER, 0)
         await member.memory.send("bills", b"1")
         member.generation += 1
-        member.put("{}", member.assignment([FIRST, bills]))
-        await member.until(lambda it: it.generation == 2 and "UnsupportedSettings" in it.troubles)
+        member.mount("{}", member.assignment([FIRST, bills]))
+        await member.wait_until(lambda report: report.generation == 2 and "UnsupportedSettings" in report.troubles)
         member.settings["subscriptions"] = [{"topic": TOPIC}, {"topic": "bills"}]
-        await member.obeys([FIRST, bills])
-        await member.did("1")
+        await member.assign([FIRST, bills])
+        await member.wait_until_done("1")
 
 
 async def test_member_that_has_left_does_not_rejoin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -408,11 +420,11 @@ async def test_member_that_has_left_does_not_rejoin(tmp_path: Path, monkeypatch:
         await close(self)
 
     async with a_member(tmp_path) as member:
-        await member.obeys([FIRST])
+        await member.assign([FIRST])
         monkeypatch.setattr(StateStore, "check_space", full)
         monkeypatch.setattr(push.PushDelivery, "close", slowly)
-        member.show([SECOND])
-        await member.until(lambda it: "StateWriteFailed" in it.troubles)
+        member.publish([SECOND])
+        await member.wait_until(lambda report: "StateWriteFailed" in report.troubles)
         await member.end()
         assert member.memory.members[GROUP] == []
 
@@ -420,8 +432,9 @@ async def test_member_that_has_left_does_not_rejoin(tmp_path: Path, monkeypatch:
 async def test_disk_full_problem_stays_until_the_start_of_the_process_is_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk may have room for a generation, but not for this note."""
-    start, troubles = StateStore.store_incarnation, list[str]()
+    """A disk may have space for the generation, but not for the process number."""
+    start = StateStore.store_incarnation
+    troubles = list[str]()
     report_trouble = Problems.set_problem
 
     def full(_: StateStore) -> int:
@@ -436,8 +449,8 @@ async def test_disk_full_problem_stays_until_the_start_of_the_process_is_noted(
     monkeypatch.setattr(StateStore, "store_incarnation", full)
     monkeypatch.setattr(Problems, "set_problem", noting)
     async with a_member(tmp_path) as member:
-        member.show([FIRST])
-        await member.until(lambda it: "StateWriteFailed" in it.troubles)
+        member.publish([FIRST])
+        await member.wait_until(lambda report: "StateWriteFailed" in report.troubles)
 
         async def has_tried_again() -> bool:
             return len(troubles) >= 4
@@ -445,11 +458,11 @@ async def test_disk_full_problem_stays_until_the_start_of_the_process_is_noted(
         await soon(has_tried_again)
         assert all("its process number cannot be written" in message for message in troubles)
         monkeypatch.setattr(StateStore, "store_incarnation", start)
-        await member.obeys([FIRST])
+        await member.assign([FIRST])
         assert (await member.report()).troubles == {}
 
 
-# What is told.
+# Reports and counts.
 
 
 async def test_topic_that_does_not_exist_is_reported_as_unknown_and_not_as_an_unreachable_broker(
@@ -461,11 +474,11 @@ async def test_topic_that_does_not_exist_is_reported_as_unknown_and_not_as_an_un
 
     async with a_member(tmp_path) as member:
         member.connect = Absent
-        member.show([])
-        report = await member.until(lambda it: bool(it.troubles))
+        member.publish([])
+        report = await member.wait_until(lambda report: bool(report.troubles))
         assert report.troubles == {"UnknownTopic": "There is no topic orders"}
         monkeypatch.setattr(Absent, "check_subscriptions", MemoryConsumer.check_subscriptions)
-        await member.until(lambda it: it.troubles == {})
+        await member.wait_until(lambda report: report.troubles == {})
 
 
 async def test_broker_that_was_never_reached_is_reported_unreachable(
@@ -473,16 +486,16 @@ async def test_broker_that_was_never_reached_is_reported_unreachable(
 ) -> None:
     monkeypatch.setattr("rota.sidecar.status.problems.UNREACHABLE_SECONDS", 0.1)
     async with a_member(tmp_path) as member:
-        await member.obeys([])
+        await member.assign([])
         member.memory.take_down(BROKER)
-        member.show([FIRST])
-        await member.until(lambda it: it.brokers == {BROKER: False})
+        member.publish([FIRST])
+        await member.wait_until(lambda report: report.brokers == {BROKER: False})
         assert not await member.ready()
 
 
 async def test_dead_letter_of_a_batch_is_counted_once(tmp_path: Path) -> None:
-    async def answer(asked: web.Request) -> web.Response:
-        bodies = [b64decode(it["data_base64"]) for it in json.loads(await asked.read())]
+    async def answer(request: web.Request) -> web.Response:
+        bodies = [b64decode(event["data_base64"]) for event in json.loads(await request.read())]
         return web.Response(status=422 if b"2" in bodies else 204)
 
     app = web.Application()
@@ -493,7 +506,7 @@ async def test_dead_letter_of_a_batch_is_counted_once(tmp_path: Path) -> None:
     async with a_member(tmp_path, delivery={"push": {"maxBatch": 8}}) as member:
         member.port = port_of(runner)
         await member.send(*texts(5), queue=0)
-        await member.obeys([FIRST])
+        await member.assign([FIRST])
         await committed(member, 5)
         assert len(await member.memory.messages_of(DEAD)) == 1
         assert await counts(member) == {"split": 5, "dead": 1, "done": 4}
@@ -504,7 +517,7 @@ async def test_dead_letter_is_counted_when_the_last_attempt_fails(tmp_path: Path
     async with a_member(tmp_path, delivery={"retry": {"maxAttempts": 1}}) as member:
         member.app.answer = wrong
         await member.send("1", queue=0)
-        await member.obeys([FIRST])
+        await member.assign([FIRST])
         await committed(member, 1)
         assert await counts(member) == {"dead": 1}
 
@@ -512,26 +525,27 @@ async def test_dead_letter_is_counted_when_the_last_attempt_fails(tmp_path: Path
 async def test_retry_rejected_by_the_broker_counts_attempts_locally_and_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = asyncio.Event()
+    is_reported = asyncio.Event()
 
     async def third(event: Event) -> int:
         if event.attempt < 3:
             return 500
-        await seen.wait()  # once it is done, nothing is reported any more
+        await is_reported.wait()  # the problem is cleared once the message is done
         return 204
 
     monkeypatch.setattr(settlement, "SEND_BACK_RETRY_SECONDS", 0.02)
     async with a_member(tmp_path) as member:
-        member.connect, member.app.answer = Refusing, third
+        member.connect = Refusing
+        member.app.answer = third
         await member.send("1", queue=0)
-        member.show([FIRST])
-        report = await member.until(lambda it: "RetryRejected" in it.troubles)
-        told = report.troubles["RetryRejected"]
-        assert "offset 0 of orders/memory/0" in told
-        assert "its properties are too large; have the app accept it" in told
-        seen.set()
+        member.publish([FIRST])
+        report = await member.wait_until(lambda report: "RetryRejected" in report.troubles)
+        sentence = report.troubles["RetryRejected"]
+        assert "offset 0 of orders/memory/0" in sentence
+        assert "its properties are too large; have the app accept it" in sentence
+        is_reported.set()
         await committed(member, 1)
-        assert [it.attempt for it in member.app.heard] == [1, 2, 3]
+        assert [event.attempt for event in member.app.events] == [1, 2, 3]
         assert (await member.report()).troubles == {}
 
 
@@ -540,18 +554,19 @@ async def test_retry_rejected_by_the_broker_is_not_reported_after_a_reset_past_t
 ) -> None:
     monkeypatch.setattr(settlement, "SEND_BACK_RETRY_SECONDS", 0.02)
     async with a_member(tmp_path) as member:
-        member.connect, member.app.answer = Refusing, wrong
+        member.connect = Refusing
+        member.app.answer = wrong
         await member.send("1", queue=0)
-        member.show([FIRST])
-        await member.until(lambda it: "RetryRejected" in it.troubles)
+        member.publish([FIRST])
+        await member.wait_until(lambda report: "RetryRejected" in report.troubles)
         membership = member.memory.members[GROUP][0]
         membership.on_offsets_reset({FIRST: 1})
-        await member.until(lambda it: it.troubles == {})
+        await member.wait_until(lambda report: report.troubles == {})
 
 
 async def counts(member: MemoryMember) -> dict[str, int]:
-    """Return the messages that are counted, by what came of them."""
-    lines = [it.split() for it in (await member.ask("/metrics"))[1].splitlines() if "messages_total{" in it]
+    """Return the counted messages by outcome."""
+    lines = [line.split() for line in (await member.request("/metrics"))[1].splitlines() if "messages_total{" in line]
     return {labels.partition('outcome="')[2].partition('"')[0]: int(float(count)) for labels, count in lines}
 
 
@@ -561,10 +576,10 @@ async def test_filter_that_lets_nothing_through_is_reported_until_a_message_matc
     monkeypatch.setattr(filter_counts, "QUIET_SECONDS", 0.1)
     monkeypatch.setattr(filter_counts, "MIN_FILTERED_MESSAGES", 3)
     async with a_member(tmp_path, subscriptions=[{"topic": TOPIC, "expression": "paid"}]) as member:
-        await member.obeys([FIRST])
+        await member.assign([FIRST])
         await member.send(*texts(3), queue=0)
-        report = await member.until(lambda it: "NothingMatches" in it.troubles)
+        report = await member.wait_until(lambda report: "NothingMatches" in report.troubles)
         assert report.troubles["NothingMatches"].startswith("None of the last 3 messages of orders matches")
         await member.memory.send(TOPIC, b"4", {"TAGS": "paid"}, queue=FIRST)
-        await member.did("4")
-        await member.until(lambda it: it.troubles == {})
+        await member.wait_until_done("4")
+        await member.wait_until(lambda report: report.troubles == {})

@@ -1,4 +1,4 @@
-"""What a sidecar answers on the pod's address."""
+"""The sidecar's responses on the pod's address: reports, drains, probes, metrics."""
 
 import asyncio
 import hashlib
@@ -24,7 +24,7 @@ from rota.sidecar.status import http_api, problems
 from rota.sidecar.status.control_api import ControlApi, KeyFiles
 from rota.sidecar.status.http_api import StatusApi
 from rota.sidecar.status.self_report import QueuesPage
-from sidecar.in_memory import TOPIC, UID, Event, Gate, MemoryMember, a_member, well
+from sidecar.in_memory import TOPIC, UID, Event, Latch, MemoryMember, a_member, accept
 
 FIRST = Queue(TOPIC, BROKER, 0)
 
@@ -32,39 +32,39 @@ FIRST = Queue(TOPIC, BROKER, 0)
 async def test_report_of_the_sidecar_is_readable_by_the_operator(tmp_path: Path) -> None:
     async with a_member(tmp_path) as member:
         queues = await member.queues()
-        await member.obeys(queues)
-        status, text = await member.ask("/v1/report")
+        await member.assign(queues)
+        status, text = await member.request("/v1/report")
         assert status == 200
         report = decode_report(text)
         assert (report.member, report.uid, report.generation, report.state) == ("a", UID, 1, "serving")
         assert report.active_queues == frozenset(queues)
         await member.send("1", queue=2)
-        await member.did("1")
-        found = await member.until(lambda it: it.queues[2].pulled == 1 and not it.inflight)
-        assert [(it.topic, it.broker, it.id) for it in found.queues] == queues
-        assert found.troubles == {}
+        await member.wait_until_done("1")
+        delivered = await member.wait_until(lambda report: report.queues[2].pulled == 1 and not report.inflight)
+        assert [(queue.topic, queue.broker, queue.id) for queue in delivered.queues] == queues
+        assert delivered.troubles == {}
 
 
 async def test_report_long_poll_waits_for_another_revision(tmp_path: Path) -> None:
     async with a_member(tmp_path) as member:
-        known = (await member.obeys([FIRST])).revision
-        asking = asyncio.create_task(member.ask(f"/v1/report?after={known}&wait=30s"))
-        _, at_once = await member.ask(f"/v1/report?after={known}&wait=0s")
-        assert json.loads(at_once)["revision"] == known
+        revision = (await member.assign([FIRST])).revision
+        asking = asyncio.create_task(member.request(f"/v1/report?after={revision}&wait=30s"))
+        _, at_once = await member.request(f"/v1/report?after={revision}&wait=0s")
+        assert json.loads(at_once)["revision"] == revision
         assert not asking.done()
-        member.show([FIRST])
+        member.publish([FIRST])
         report = decode_report((await asking)[1])
-        assert (report.generation, report.revision > known) == (2, True)
+        assert (report.generation, report.revision > revision) == (2, True)
 
 
 async def test_report_long_poll_returns_when_a_problem_occurs(tmp_path: Path) -> None:
     async with a_member(tmp_path) as member:
-        known = (await member.obeys([FIRST])).revision
-        asking = asyncio.create_task(member.ask(f"/v1/report?after={known}&wait=30s"))
+        revision = (await member.assign([FIRST])).revision
+        asking = asyncio.create_task(member.request(f"/v1/report?after={revision}&wait=30s"))
         member.app.answer = missing
         await member.send("1", queue=0)
         report = decode_report((await asking)[1])
-        assert (report.generation, report.revision > known) == (1, True)
+        assert (report.generation, report.revision > revision) == (1, True)
         assert "AppPathNotFound" in report.troubles
 
 
@@ -72,12 +72,12 @@ async def missing(_: Event) -> int:
     return 404
 
 
-@pytest.mark.parametrize("after", ["", "0", "999999", "999999999999999999"])
-async def test_report_request_with_another_or_no_revision_is_answered_at_once(tmp_path: Path, after: str) -> None:
+@pytest.mark.parametrize("revision", ["", "0", "999999", "999999999999999999"])
+async def test_report_request_with_another_or_no_revision_is_answered_at_once(tmp_path: Path, revision: str) -> None:
     async with a_member(tmp_path) as member:
-        await member.obeys([FIRST])
+        await member.assign([FIRST])
         async with asyncio.timeout(PATIENCE_SECONDS):
-            assert (await member.ask(f"/v1/report?after={after}&wait=30s"))[0] == 200
+            assert (await member.request(f"/v1/report?after={revision}&wait=30s"))[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -86,19 +86,19 @@ async def test_report_request_with_another_or_no_revision_is_answered_at_once(tm
 )
 async def test_report_request_with_invalid_parameters_is_rejected_with_a_sentence(tmp_path: Path, query: str) -> None:
     async with a_member(tmp_path) as member:
-        told = 400, "after must be a revision, wait must be a duration such as 10s\n"
-        assert await member.ask(f"/v1/report?{query}") == told
+        rejection = 400, "after must be a revision, wait must be a duration such as 10s\n"
+        assert await member.request(f"/v1/report?{query}") == rejection
 
 
 async def test_report_of_deliveries_counts_the_answers_of_an_app_that_always_fails(tmp_path: Path) -> None:
     async with a_member(tmp_path) as member:
         member.app.answer = failing
-        await member.obeys(await member.queues())
+        await member.assign(await member.queues())
         await member.send("1", "2", "3", queue=2)
 
         async def counted() -> DeliveriesPage | None:
             page = await deliveries(member)
-            return page if sum(it.failures.get("5xx", 0) for it in page.queues) == 3 else None
+            return page if sum(queue.failures.get("5xx", 0) for queue in page.queues) == 3 else None
 
         page = await soon(counted)
         assert page
@@ -106,21 +106,21 @@ async def test_report_of_deliveries_counts_the_answers_of_an_app_that_always_fai
         assert (counts.topic, counts.id, counts.first_attempts, counts.done) == (TOPIC, 2, 3, 0)
         assert page.last_failure
         assert (page.last_failure.outcome, page.last_failure.status) == ("5xx", 500)
-        assert [(it.topic, sum(it.buckets.values())) for it in page.times] == [(TOPIC, 3)]
+        assert [(times.topic, sum(times.buckets.values())) for times in page.times] == [(TOPIC, 3)]
 
         async def all_are_sent_back() -> bool:
             return (await deliveries(member)).delayed == 3
 
         await soon(all_are_sent_back)
-        member.app.answer = well
+        member.app.answer = accept
         await member.send("4", queue=2)
-        await member.did("4")
+        await member.wait_until_done("4")
 
         async def is_done() -> bool:
             return (await deliveries(member)).queues[0].done == 1
 
         await soon(is_done)
-        assert await member.ask("/v1/report/deliveries?from=x") == (
+        assert await member.request("/v1/report/deliveries?from=x") == (
             400,
             "from must be 0 or the next value of the previous page\n",
         )
@@ -128,13 +128,13 @@ async def test_report_of_deliveries_counts_the_answers_of_an_app_that_always_fai
 
 async def test_report_of_deliveries_counts_refused_connections_as_no_attempt(tmp_path: Path) -> None:
     async with a_member(tmp_path) as member:
-        member.port = 1  # nobody listens there
-        await member.obeys([FIRST])
+        member.port = 1  # no app listens there
+        await member.assign([FIRST])
         await member.send("1", queue=0)
 
         async def counted() -> bool:
             page = await deliveries(member)
-            return any(it.failures.get("refused") and not it.first_attempts for it in page.queues)
+            return any(queue.failures.get("refused") and not queue.first_attempts for queue in page.queues)
 
         await soon(counted)
         page = await deliveries(member)
@@ -146,7 +146,7 @@ async def failing(_: Event) -> int:
 
 
 async def deliveries(member: MemoryMember) -> DeliveriesPage:
-    page = decode_deliveries((await member.ask("/v1/report/deliveries"))[1])
+    page = decode_deliveries((await member.request("/v1/report/deliveries"))[1])
     assert page
     return page
 
@@ -155,29 +155,29 @@ async def deliveries(member: MemoryMember) -> DeliveriesPage:
 
 
 async def test_drain_status_responds_once_all_queues_are_released(tmp_path: Path) -> None:
-    at_work, goes_on = asyncio.Event(), asyncio.Event()
+    started, resumed = asyncio.Event(), asyncio.Event()
 
     async def slow(_: Event) -> int:
-        at_work.set()
-        await goes_on.wait()
+        started.set()
+        await resumed.wait()
         return 204
 
     async with a_member(tmp_path) as member:
         member.app.answer = slow
-        await member.obeys([FIRST])
+        await member.assign([FIRST])
         await member.send("1", "2", queue=0)
-        await at_work.wait()
-        asking = [asyncio.create_task(member.ask("/v1/drained")) for _ in range(2)]
+        await started.wait()
+        asking = [asyncio.create_task(member.request("/v1/drained")) for _ in range(2)]
         member.begin_drain()
-        report = await member.until(lambda it: it.state == "draining")
+        report = await member.wait_until(lambda report: report.state == "draining")
         assert (report.held, report.active_queues, report.final) == ({}, frozenset({FIRST}), False)
-        assert not any(it.done() for it in asking)
-        goes_on.set()
-        assert [await it for it in asking] == [(200, "drained\n")] * 2
+        assert not any(request.done() for request in asking)
+        resumed.set()
+        assert [await request for request in asking] == [(200, "drained\n")] * 2
         report = await member.report()
         assert (report.state, report.active_queues, report.inflight) == ("drained", frozenset(), 0)
         assert member.offset(0) == len(member.app.done)
-        assert await member.ask("/v1/drained") == (200, "drained\n")
+        assert await member.request("/v1/drained") == (200, "drained\n")
 
 
 HOOK = b"GET /v1/drained HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
@@ -196,9 +196,9 @@ HOOK = b"GET /v1/drained HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\
 async def test_drain_status_request_of_an_apps_hook_is_not_displaced_by_other_clients(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attackers: list[str], *, hook_is_first: bool
 ) -> None:
-    """More clients than can wait, and then 128 silent connections, had the server close the hook's connection."""
+    """Too many waiting clients, and then 128 silent connections, caused the server to close the hook's connection."""
     monkeypatch.setattr(http_api, "DRAIN_BEGINS_SECONDS", PATIENCE_SECONDS)
-    gate = Gate()
+    latch = Latch()
     async with a_member(tmp_path) as member, AsyncExitStack() as connections:
 
         async def connect(address: str, sends: bytes) -> asyncio.StreamReader:
@@ -211,19 +211,19 @@ async def test_drain_status_request_of_an_apps_hook_is_not_displaced_by_other_cl
         async def flood(sends: bytes, number: int) -> None:
             for address in islice(cycle(attackers), number):
                 await connect(address, sends)
-            assert await member.ask("/healthz") == (200, "ok\n"), "the server has seen all connections before"
+            assert await member.request("/healthz") == (200, "ok\n"), "the server has seen all connections before"
 
-        member.app.answer = gate
-        await member.obeys([FIRST])
+        member.app.answer = latch
+        await member.assign([FIRST])
         await member.send("1", queue=0)
-        await member.until(lambda it: it.inflight == 1)
+        await member.wait_until(lambda report: report.inflight == 1)
         if not hook_is_first:
             await flood(HOOK, 100)
         hook = await connect("127.0.0.1", HOOK)
         await flood(HOOK, 100)
         await flood(b"", 128)
         member.begin_drain()
-        gate.opens.set()
+        latch.opened.set()
         response = await hook.read()
         assert response.startswith(b"HTTP/1.1 200 ")
         assert response.endswith(b"drained\n")
@@ -235,47 +235,47 @@ async def test_drain_status_responds_when_no_drain_begins_and_begins_none(
 ) -> None:
     monkeypatch.setattr(http_api, "DRAIN_BEGINS_SECONDS", 0.05)
     async with a_member(tmp_path) as member:
-        await member.obeys([FIRST])
-        assert await member.ask("/v1/drained") == (200, "no drain has started\n")
-        assert (await member.ask("/v1/drain"))[0] == 405
+        await member.assign([FIRST])
+        assert await member.request("/v1/drained") == (200, "no drain has started\n")
+        assert (await member.request("/v1/drain"))[0] == 405
         report = await member.report()
         assert (report.state, report.active_queues) == ("serving", frozenset({FIRST}))
 
 
 async def test_drain_status_waits_for_a_drain_that_a_busy_node_begins_seconds_later(tmp_path: Path) -> None:
     """The kubelet of a busy node took more than 2 s to run the sidecar's hook: the app was stopped at its message."""
-    gate = Gate()
+    latch = Latch()
     async with a_member(tmp_path) as member:
-        member.app.answer = gate
-        await member.obeys([FIRST])
+        member.app.answer = latch
+        await member.assign([FIRST])
         await member.send("1", queue=0)
-        await member.until(lambda it: it.inflight == 1)
-        hook = asyncio.ensure_future(member.ask("/v1/drained"))
+        await member.wait_until(lambda report: report.inflight == 1)
+        hook = asyncio.ensure_future(member.request("/v1/drained"))
         done, _ = await asyncio.wait([hook], timeout=2.5)
         assert not done, "the hook of the app's container has ended before the drain began"
         member.begin_drain()
-        gate.opens.set()
+        latch.opened.set()
         assert await hook == (200, "drained\n")
         assert member.app.done == ["1"]
 
 
 async def test_drain_completes_though_the_caller_disconnects(tmp_path: Path) -> None:
-    goes_on = asyncio.Event()
+    resumed = asyncio.Event()
 
     async def slow(_: Event) -> int:
-        await goes_on.wait()
+        await resumed.wait()
         return 204
 
     async with a_member(tmp_path) as member:
         member.app.answer = slow
-        await member.obeys([FIRST])
+        await member.assign([FIRST])
         await member.send("1", queue=0)
-        await member.until(lambda it: it.inflight == 1)
-        asking = asyncio.create_task(member.ask("/v1/drain", "POST", UID))
-        await member.until(lambda it: it.state == "draining")
+        await member.wait_until(lambda report: report.inflight == 1)
+        asking = asyncio.create_task(member.request("/v1/drain", "POST", UID))
+        await member.wait_until(lambda report: report.state == "draining")
         asking.cancel()
-        goes_on.set()
-        await member.until(lambda it: it.state == "drained")
+        resumed.set()
+        await member.wait_until(lambda report: report.state == "drained")
 
 
 @pytest.mark.parametrize(
@@ -283,28 +283,28 @@ async def test_drain_completes_though_the_caller_disconnects(tmp_path: Path) -> 
 )
 async def test_drain_final_requires_the_uid_of_the_pod(tmp_path: Path, body: str) -> None:
     async with a_member(tmp_path) as member:
-        await member.obeys([FIRST])
-        assert await member.ask("/v1/drain", "POST", body) == (403, "a final drain must name the pod's uid\n")
+        await member.assign([FIRST])
+        assert await member.request("/v1/drain", "POST", body) == (403, "a final drain must name the pod's uid\n")
         report = await member.report()
         assert (report.state, report.active_queues) == ("serving", frozenset({FIRST}))
 
 
 async def test_drain_final_remains_in_force_after_a_restart_of_the_sidecar(tmp_path: Path) -> None:
     async with a_member(tmp_path) as member:
-        await member.obeys([FIRST])
+        await member.assign([FIRST])
         for body in (json.dumps({"uid": UID}), f"{UID}\n"):
-            assert await member.ask("/v1/drain", "POST", body) == (200, "drained permanently\n")
-        assert await member.ask("/readyz") == (503, "the member is permanently drained\n")
-        assert await member.ask("/healthz") == (200, "ok\n")
-        member.show([FIRST])
-        report = await member.until(lambda it: it.generation == 2)
+            assert await member.request("/v1/drain", "POST", body) == (200, "drained permanently\n")
+        assert await member.request("/readyz") == (503, "the member is permanently drained\n")
+        assert await member.request("/healthz") == (200, "ok\n")
+        member.publish([FIRST])
+        report = await member.wait_until(lambda report: report.generation == 2)
         assert (report.final, report.state, report.active_queues) == (True, "drained", frozenset())
         await member.end()
         await member.start()
-        report = await member.until(lambda it: it.generation == 2)
+        report = await member.wait_until(lambda report: report.generation == 2)
         assert (report.final, report.state, report.active_queues) == (True, "drained", frozenset())
-        member.show([FIRST])
-        report = await member.until(lambda it: it.generation == 3)
+        member.publish([FIRST])
+        report = await member.wait_until(lambda report: report.generation == 3)
         assert (report.final, report.active_queues) == (True, frozenset())
 
 
@@ -314,16 +314,16 @@ async def test_drain_final_remains_in_force_after_a_restart_of_the_sidecar(tmp_p
 async def test_readiness_requires_that_the_member_has_joined_its_group(tmp_path: Path) -> None:
     memory = MemoryCluster()
     async with a_member(tmp_path, memory) as member:
-        assert await member.ask("/readyz") == (503, "the member has not joined its group\n")
+        assert await member.request("/readyz") == (503, "the member has not joined its group\n")
         memory.take_down(NAME_SERVER)
-        member.show([FIRST])
-        report = await member.until(lambda it: "BrokerUnreachable" in it.troubles)
-        assert report.generation == 1, "it obeys all the same"
-        assert await member.ask("/readyz") == (503, "the member is not yet registered with the brokers of shop\n")
-        assert await member.ask("/healthz") == (200, "ok\n")
+        member.publish([FIRST])
+        report = await member.wait_until(lambda report: "BrokerUnreachable" in report.troubles)
+        assert report.generation == 1, "the member obeys all the same"
+        assert await member.request("/readyz") == (503, "the member is not yet registered with the brokers of shop\n")
+        assert await member.request("/healthz") == (200, "ok\n")
         memory.bring_up(NAME_SERVER)
-        await member.until(lambda it: not it.troubles)
-        assert await member.ask("/readyz") == (200, "ready\n")
+        await member.wait_until(lambda report: not report.troubles)
+        assert await member.request("/readyz") == (200, "ready\n")
 
 
 async def test_report_of_a_member_without_a_broker_names_the_client_certificate_that_its_pod_does_not_mount(
@@ -334,17 +334,17 @@ async def test_report_of_a_member_without_a_broker_names_the_client_certificate_
     async with a_member(tmp_path, memory) as member:
         tls = {"enabled": True, "clientSecret": {"name": "client"}}
         member.settings["broker"] = {"rocketmq": {"nameServers": ["rmq:9876"], "tls": tls}}
-        member.show([FIRST])
-        report = await member.until(lambda it: "BrokerUnreachable" in it.troubles)
+        member.publish([FIRST])
+        report = await member.wait_until(lambda report: "BrokerUnreachable" in report.troubles)
         hint = (
             "; the pod does not mount Secret client of spec.broker.rocketmq.tls.clientSecret:"
             " run rota inject again with --client-secret client"
         )
         assert report.troubles["BrokerUnreachable"].endswith(hint)
         await member.end()
-        member.who = member.who._replace(client_folder=str(tmp_path))
+        member.identity = member.identity._replace(client_folder=str(tmp_path))
         await member.start()
-        report = await member.until(lambda it: "BrokerUnreachable" in it.troubles)
+        report = await member.wait_until(lambda report: "BrokerUnreachable" in report.troubles)
         assert hint not in report.troubles["BrokerUnreachable"]
 
 
@@ -354,11 +354,11 @@ async def test_readiness_of_a_member_without_queues_does_not_depend_on_brokers(
     monkeypatch.setattr(problems, "UNREACHABLE_SECONDS", 0.2)
     memory = MemoryCluster()
     async with a_member(tmp_path, memory) as member:
-        await member.obeys([FIRST])
+        await member.assign([FIRST])
         memory.take_down(BROKER)
-        await member.until(lambda it: it.brokers.get(BROKER) is False)
+        await member.wait_until(lambda report: report.brokers.get(BROKER) is False)
         assert not await member.ready()
-        await member.obeys([])
+        await member.assign([])
         assert (await member.report()).brokers == {BROKER: False}, "it is probed"
 
 
@@ -369,18 +369,18 @@ async def test_readiness_fails_while_no_broker_of_the_members_queues_answers(
     memory = MemoryCluster((BROKER, "other"))
     await memory.create_topic(TOPIC, "other", 1)
     async with a_member(tmp_path, memory) as member:
-        await member.obeys([FIRST, Queue(TOPIC, "other", 0)])
+        await member.assign([FIRST, Queue(TOPIC, "other", 0)])
         memory.take_down(BROKER)
-        report = await member.until(lambda it: it.brokers.get(BROKER) is False)
+        report = await member.wait_until(lambda report: report.brokers.get(BROKER) is False)
         assert report.brokers.get("other", True)
         assert await member.ready(), "one of the two answers"
         memory.take_down("other")
-        await member.until(lambda it: it.brokers == {BROKER: False, "other": False})
-        assert await member.ask("/readyz") == (503, "no response from memory, other\n")
-        assert await member.ask("/healthz") == (200, "ok\n")
+        await member.wait_until(lambda report: report.brokers == {BROKER: False, "other": False})
+        assert await member.request("/readyz") == (503, "no response from memory, other\n")
+        assert await member.request("/healthz") == (200, "ok\n")
         for broker in (BROKER, "other"):
             memory.bring_up(broker)
-        await member.until(lambda it: it.brokers == {BROKER: True, "other": True})
+        await member.wait_until(lambda report: report.brokers == {BROKER: True, "other": True})
         assert await member.ready()
 
 
@@ -391,47 +391,47 @@ async def test_broker_no_longer_read_from_is_reported_unreachable_until_it_answe
     memory = MemoryCluster((BROKER, "other"))
     await memory.create_topic(TOPIC, "other", 1)
     async with a_member(tmp_path, memory) as member:
-        other = Queue(TOPIC, "other", 0)
+        removed = Queue(TOPIC, "other", 0)
         await member.send("1", queue=0)
-        await member.obeys([FIRST, other])
+        await member.assign([FIRST, removed])
         memory.take_down("other")
-        await member.until(lambda it: it.brokers.get("other") is False)
+        await member.wait_until(lambda report: report.brokers.get("other") is False)
         await member.send("2", queue=0)
-        await member.did("1", "2")
+        await member.wait_until_done("1", "2")
         member.drain_timeout = 0.5
-        member.show([FIRST])
-        report = await member.until(lambda it: it.active_queues == {FIRST})
-        assert report.brokers == {BROKER: True, "other": False}, "or it would be given queues there at once"
+        member.publish([FIRST])
+        report = await member.wait_until(lambda report: report.active_queues == {FIRST})
+        assert report.brokers == {BROKER: True, "other": False}, "else it would get queues of that broker at once"
         memory.bring_up("other")
-        await member.until(lambda it: it.brokers == {BROKER: True})
+        await member.wait_until(lambda report: report.brokers == {BROKER: True})
 
 
 async def test_metrics_report_the_finished_deliveries(tmp_path: Path) -> None:
     async with a_member(tmp_path) as member:
-        await member.obeys([FIRST])
+        await member.assign([FIRST])
         await member.send("1", "2", queue=0)
-        await member.did("1", "2")
-        await member.until(lambda it: it.inflight == 0)
-        _, text = await member.ask("/metrics")
-        told = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-        assert told['rota_sidecar_messages_total{outcome="done",topic="orders"}'] == "2.0"
-        assert told["rota_sidecar_generation"] == "1"
-        assert told["rota_sidecar_inflight"] == "0"
-        assert told["rota_sidecar_delivery_duration_seconds_count"] == "2.0"
-        assert told["rota_sidecar_redelivered_total"] == "0.0"
+        await member.wait_until_done("1", "2")
+        await member.wait_until(lambda report: report.inflight == 0)
+        _, text = await member.request("/metrics")
+        metrics = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+        assert metrics['rota_sidecar_messages_total{outcome="done",topic="orders"}'] == "2.0"
+        assert metrics["rota_sidecar_generation"] == "1"
+        assert metrics["rota_sidecar_inflight"] == "0"
+        assert metrics["rota_sidecar_delivery_duration_seconds_count"] == "2.0"
+        assert metrics["rota_sidecar_redelivered_total"] == "0.0"
 
 
 class LargeMember:
-    """A member whose report names queues of many topics."""
+    """A member with a large report: it owns queues of many topics."""
 
     uid = UID
     pod_drain_started = asyncio.Event()
 
     def __init__(self, *, changes: bool) -> None:
-        self.status, self.changes = self, changes
-        names = [
-            hashlib.sha256(b"%d" % number).hexdigest() for number in range(20_000)
-        ]  # that gzip cannot shorten much
+        self.status = self
+        self.changes = changes
+        # Hashes: gzip cannot compress them much.
+        names = [hashlib.sha256(b"%d" % number).hexdigest() for number in range(20_000)]
         held = {name: {BROKER: "0-7"} for name in names}
         self.large = FullReport(member="a", uid=UID, generation=1, revision=1, held=held)
 
@@ -474,7 +474,7 @@ BYTES_OF_A_CLIENT = 224 * 1024  # three parts of the response, a request and its
 async def test_report_that_many_clients_do_not_read_takes_a_bounded_number_of_bytes(
     tmp_path: Path, accepts: str, *, changes: bool
 ) -> None:
-    """Each client kept a version of its own, if the report had changed since the one before: 300 MB."""
+    """Each client kept its own version of a report that changed between requests: 300 MB."""
     member = LargeMember(changes=changes)
     server = await StatusApi(member, ControlApi(member, KeyFiles(str(tmp_path)))).serve("127.0.0.1", 0)
     (listening,) = cast("Any", next(iter(server.sites)))._sockets
@@ -528,5 +528,5 @@ async def test_http_server_survives_malformed_requests_without_logging_errors(
         writer.write(f"{head}content-length: 20\r\n\r\n".encode())
         await writer.drain()
         writer.transport.abort()
-        assert await member.ask("/healthz") == (200, "ok\n")
-        assert [it for it in caplog.records if it.levelname == "ERROR"] == []
+        assert await member.request("/healthz") == (200, "ok\n")
+        assert [record for record in caplog.records if record.levelname == "ERROR"] == []

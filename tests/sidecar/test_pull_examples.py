@@ -1,4 +1,4 @@
-"""The apps and the commands that the page about Pull shows: each is run, and does what it says."""
+"""The apps and commands of docs/pull.md: each is run."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ async def test_example_app_consumes_and_acknowledges_every_message(
     monkeypatch.setattr(agent, "COMMIT_SECONDS", 0.05)
     async with a_member(instance, tmp_path, queues=2) as member:
         for number in range(2):
-            await member.send(*(f"{number}/{it} é" for it in range(40)), queue=number)
+            await member.send(*(f"{number}/{index} é" for index in range(40)), queue=number)
         app = await asyncio.create_subprocess_exec(
             program,
             *arguments,
@@ -50,18 +50,18 @@ async def test_example_app_consumes_and_acknowledges_every_message(
         assert app.stdout
         try:
             lines = {(await app.stdout.readline()).decode() for _ in range(80)}
-            assert lines == {f"orders 1 {number}/{it} é\n" for number in range(2) for it in range(40)}
+            assert lines == {f"orders 1 {number}/{index} é\n" for number in range(2) for index in range(40)}
             for number in range(2):
-                await member.committed(number, 40)
+                await member.wait_until_committed(number, 40)
         finally:
             os.killpg(app.pid, 9)  # `go run` has a child
             await app.communicate()
-        assert await member.counted('messages_total{outcome="done",topic="orders"}') == 80
+        assert await member.metric('messages_total{outcome="done",topic="orders"}') == 80
 
 
 def test_docs_of_pull_show_the_example_app_that_is_run() -> None:
     assert (APPS / "python" / "app.py").read_text() in (DOCS / "pull.md").read_text()
-    assert sorted(it.name for it in APPS.iterdir()) == sorted(COMMANDS)
+    assert sorted(folder.name for folder in APPS.iterdir()) == sorted(COMMANDS)
 
 
 async def test_docs_of_pull_show_commands_that_work(
@@ -69,12 +69,12 @@ async def test_docs_of_pull_show_commands_that_work(
 ) -> None:
     monkeypatch.setattr(agent, "COMMIT_SECONDS", 0.05)
     async with a_member(instance, tmp_path) as member, a_shell(tmp_path, {}) as terminal:
-        ask, acknowledge, listen = substituted_commands(
+        pull_messages, acknowledge, listen = substituted_commands(
             DOCS / "pull.md", {"127.0.0.1:9912": f"{member.address}:{pull.PORT}"}
         )
         await member.send("a")
-        [message] = json.loads(await terminal.run(ask.command))["messages"]
-        told = await terminal.run(acknowledge.command.replace("5f0c2a91be07-1", message["id"]))
-        assert json.loads(told) == {"unknown": []}
-        await member.committed(0, 1)
+        [message] = json.loads(await terminal.run(pull_messages.command))["messages"]
+        response = await terminal.run(acknowledge.command.replace("5f0c2a91be07-1", message["id"]))
+        assert json.loads(response) == {"unknown": []}
+        await member.wait_until_committed(0, 1)
         assert "event: assigned" in await terminal.run_until_printed(listen.command)

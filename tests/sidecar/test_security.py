@@ -1,4 +1,4 @@
-"""A sidecar at a broker that asks who is there and speaks TLS; what lets it in is renewed while it runs."""
+"""A sidecar at a broker that requires credentials and TLS; its secrets are corrected while it runs."""
 
 import ssl
 from collections.abc import Iterator
@@ -52,16 +52,16 @@ async def test_credentials_and_ca_that_are_wrong_are_reported_until_the_secrets_
         fleet.variables = {"ROTA_CREDENTIALS": str(secrets), "ROTA_CA": str(secrets)}
         pod = await fleet.add("a")
         fleet.owners = dict.fromkeys([*fleet.queues, fleet.retry], "a")
-        fleet.show()
+        fleet.publish()
         await fleet.send(20)
-        assert "certificate verify failed" in await troubled(fleet, pod, "BrokerUnreachable")
+        assert "certificate verify failed" in await wait_for_problem(fleet, pod, "BrokerUnreachable")
         secrets.joinpath("ca.crt").write_bytes(authority.own.certificate.read_bytes())
-        assert "check signature failed" in await troubled(fleet, pod, "BrokerRefuses")
+        assert "check signature failed" in await wait_for_problem(fleet, pod, "BrokerRefuses")
         assert not fleet.delivered()
         secrets.joinpath("secretKey").write_text(RIGHT.secret_key)
-        await fleet.all_done()
-        await fleet.all_committed()
-        report = await fleet.hear("a")
+        await fleet.wait_until_all_done()
+        await fleet.wait_until_all_committed()
+        report = await fleet.read_report("a")
         assert report
         assert report.troubles == {}
         assert RIGHT.secret_key not in pod.log.read_text()
@@ -87,12 +87,12 @@ async def test_tls_client_certificate_that_is_missing_or_foreign_is_reported_unt
         fleet.variables = {"ROTA_CLIENT": str(secrets), "ROTA_CA": str(secrets)}
         pod = await fleet.add("a")
         fleet.owners = dict.fromkeys([*fleet.queues, fleet.retry], "a")
-        fleet.show()
+        fleet.publish()
         await fleet.send(20)
-        assert await troubled(fleet, pod, "BrokerUnreachable")
+        assert await wait_for_problem(fleet, pod, "BrokerUnreachable")
         assert not fleet.delivered()
         put_pair(secrets, authority.issue("member", "member"))
-        await fleet.all_done()
+        await fleet.wait_until_all_done()
         certificate = x509.load_pem_x509_certificate(secrets.joinpath("tls.crt").read_bytes())
         expiration = f"{certificate.not_valid_after_utc.timestamp():.0f}"
         metrics = await pod.get(fleet.session, "/metrics")
@@ -105,15 +105,11 @@ def put_pair(folder: Path, pair: Pair) -> None:
     folder.joinpath("tls.key").write_bytes(pair.key.read_bytes())
 
 
-async def troubled(fleet: SidecarFleet, pod: Pod, reason: str) -> str:
-    """Wait until a sidecar says that something of the kind keeps it from working."""
-    told = ""
+async def wait_for_problem(fleet: SidecarFleet, pod: Pod, reason: str) -> str:
+    """Return the sentence of a problem, once the sidecar reports it."""
 
-    async def so() -> bool:
-        nonlocal told
+    async def find_problem() -> str:
         report = await pod.report(fleet.session)
-        told = report.troubles.get(reason, "") if report else ""
-        return bool(told)
+        return report.troubles.get(reason, "") if report else ""
 
-    await soon(so)
-    return told
+    return await soon(find_problem)

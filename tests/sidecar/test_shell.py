@@ -1,4 +1,4 @@
-"""What a member makes of its documents, settings and disk, and where and how it delivers, at a cluster in memory."""
+"""A whole agent at a cluster in memory: its documents, settings, disk and start offsets, and its deliveries."""
 
 import asyncio
 import errno
@@ -28,14 +28,14 @@ from rota.sidecar.storage.offset_files import OffsetFiles
 from rota.sidecar.storage.state_store import StateStore
 from rota.spec import Subscription
 from rota.spec.resolved import encode_settings
-from sidecar.in_memory import DEAD, GROUP, RETRIES, TOPIC, Clock, Gate, MemoryMember, a_member, turn
+from sidecar.in_memory import DEAD, GROUP, RETRIES, TOPIC, Clock, Latch, MemoryMember, a_member, advance_clock
 
 FIRST, SECOND, THIRD, FOURTH = QUEUES = [Queue(TOPIC, BROKER, number) for number in range(4)]
 EARLIEST = {"position": "Earliest"}
 
 
 @pytest.fixture(autouse=True)
-def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent, "MONITOR_INTERVAL_SECONDS", 0.05)
     monkeypatch.setattr(agent, "COMMIT_SECONDS", 0.1)
     monkeypatch.setattr(effects, "RETRY_SECONDS", 0.02)
@@ -49,13 +49,13 @@ def texts(first: int, last: int) -> list[str]:
 
 
 async def joined(member: MemoryMember) -> Membership:
-    """Return what the cluster knows of a member."""
-    await soon(lambda: _is(len(member.memory.members[GROUP]) == 1))
+    """Return the membership of the only consumer in the group."""
+    await soon(lambda: as_awaitable(len(member.memory.members[GROUP]) == 1))
     return member.memory.members[GROUP][0]
 
 
-async def _is(so: bool) -> bool:  # noqa: FBT001 - all that is asked
-    return so
+async def as_awaitable(value: bool) -> bool:  # noqa: FBT001 - the only argument
+    return value
 
 
 # Documents.
@@ -63,18 +63,18 @@ async def _is(so: bool) -> bool:  # noqa: FBT001 - all that is asked
 
 async def test_assignment_delivers_only_messages_of_assigned_queues(tmp_path: Path) -> None:
     async with a_member(tmp_path) as member:
-        await member.obeys([FIRST, SECOND])
+        await member.assign([FIRST, SECOND])
         for queue in range(4):
             await member.send(f"{queue}", queue=queue)
-        await member.did("0", "1")
-        await member.obeys(QUEUES)
-        await member.did("0", "1", "2", "3")
-        assert Counter(it.body for it in member.app.heard) == Counter("0123")
+        await member.wait_until_done("0", "1")
+        await member.assign(QUEUES)
+        await member.wait_until_done("0", "1", "2", "3")
+        assert Counter(event.body for event in member.app.events) == Counter("0123")
 
 
 async def test_document_that_is_invalid_old_or_missing_changes_nothing(tmp_path: Path) -> None:
     async with a_member(tmp_path) as member:
-        await member.obeys([FIRST])
+        await member.assign([FIRST])
         settings = encode_settings(GROUP, a_spec(**member.spec()), 30.0, None)
         member.generation = 9
         good = member.assignment([SECOND])
@@ -87,25 +87,25 @@ async def test_document_that_is_invalid_old_or_missing_changes_nothing(tmp_path:
             "missing": None,
         }
         for number, text in enumerate(bad.values()):
-            member.put(settings, text)
+            member.mount(settings, text)
             member.sidecar._read_config()
             await member.send(str(number), queue=0)
-            await member.did(*texts(0, number + 1))
+            await member.wait_until_done(*texts(0, number + 1))
             report = await member.report()
             assert (report.generation, report.active_queues, report.troubles) == (1, frozenset({FIRST}), {})
-        member.put(None, None)
+        member.mount(None, None)
         member.sidecar._read_config()
         assert (await member.report()).active_queues == {FIRST}
-        member.put(settings, good)
-        await member.until(lambda it: it.generation == 9 and it.active_queues == {SECOND})
+        member.mount(settings, good)
+        await member.wait_until(lambda report: report.generation == 9 and report.active_queues == {SECOND})
 
 
 async def test_document_with_another_uid_or_pod_name_assigns_no_queues(tmp_path: Path) -> None:
     async with a_member(tmp_path) as member:
-        await member.obeys([FIRST])
-        await member.obeys([], members={"a": Share("uid-of-before", (FIRST,))})
-        await member.obeys([FIRST])
-        await member.obeys([], members={"b": Share("uid-a", (FIRST,))})
+        await member.assign([FIRST])
+        await member.assign([], members={"a": Share("uid-of-before", (FIRST,))})
+        await member.assign([FIRST])
+        await member.assign([], members={"b": Share("uid-a", (FIRST,))})
 
 
 async def test_member_without_an_assignment_reports_no_queues(tmp_path: Path) -> None:
@@ -113,22 +113,22 @@ async def test_member_without_an_assignment_reports_no_queues(tmp_path: Path) ->
         report = await member.report()
         assert (report.generation, report.state, report.active_queues) == (0, "serving", frozenset())
         settings = encode_settings(GROUP, a_spec(**member.spec()), 30.0, None)
-        member.put(settings, None)
+        member.mount(settings, None)
         await soon(member.ready)
         assert (await member.report()).generation == 0
 
 
 async def test_restart_resumes_where_the_previous_process_stopped(tmp_path: Path) -> None:
     async with a_member(tmp_path) as member:
-        await member.obeys(QUEUES)
+        await member.assign(QUEUES)
         await member.send(*texts(0, 40))
-        await member.did(*texts(0, 40))
+        await member.wait_until_done(*texts(0, 40))
         await member.end()
         assert member.memory.members[GROUP] == []
         await member.send(*texts(40, 50))
         await member.start()
-        await member.did(*texts(0, 50))
-        assert len(member.app.heard) == 50
+        await member.wait_until_done(*texts(0, 50))
+        assert len(member.app.events) == 50
         assert (await member.report()).generation == 1
 
 
@@ -137,23 +137,25 @@ async def test_restart_resumes_where_the_previous_process_stopped(tmp_path: Path
 
 async def test_settings_of_push_change_at_runtime_without_rejoining(tmp_path: Path) -> None:
     async with a_member(tmp_path, delivery={"push": {"concurrency": 1}}) as member:
-        other = await member.app.serve()
-        await member.obeys([FIRST])
-        known = await joined(member)
+        second_app = await member.app.serve()
+        await member.assign([FIRST])
+        membership = await joined(member)
         await member.send("1", queue=0)
-        await member.did("1")
-        before, after = member.port, int(other.addresses[0][1])
-        member.settings["delivery"] = {"push": {"concurrency": 8, "path": "/orders", "port": after}}
-        await member.obeys([FIRST])
-        member.app.answer = gate = Gate()
+        await member.wait_until_done("1")
+        old_port, new_port = member.port, int(second_app.addresses[0][1])
+        member.settings["delivery"] = {"push": {"concurrency": 8, "path": "/orders", "port": new_port}}
+        await member.assign([FIRST])
+        member.app.answer = latch = Latch()
         await member.send(*texts(2, 9), queue=0)
-        await member.until(lambda it: it.inflight > 5)
-        gate.opens.set()
-        await member.did(*texts(1, 9))
-        assert [(it.path, it.port) for it in member.app.heard] == [("/", before)] + [("/orders", after)] * 7
-        assert member.app.most == 6, "the last two are kept for other queues"
-        assert await joined(member) is known, "for this nobody leaves"
-        await other.cleanup()
+        await member.wait_until(lambda report: report.inflight > 5)
+        latch.opened.set()
+        await member.wait_until_done(*texts(1, 9))
+        assert [(event.path, event.port) for event in member.app.events] == [("/", old_port)] + [
+            ("/orders", new_port)
+        ] * 7
+        assert member.app.max_in_flight == 6, "the last two are reserved for other queues"
+        assert await joined(member) is membership, "this change needs no rejoin"
+        await second_app.cleanup()
 
 
 async def test_settings_with_other_subscriptions_rejoin_without_lost_or_repeated_messages(
@@ -162,35 +164,35 @@ async def test_settings_with_other_subscriptions_rejoin_without_lost_or_repeated
     async with a_member(tmp_path) as member:
         await member.memory.create_topic("bills", BROKER, 2)
         bills = list(await member.memory.queues("bills"))
-        await member.obeys(QUEUES)
+        await member.assign(QUEUES)
         sent = 0
         for topics in (["orders", "bills"], ["orders"], ["bills", "orders"]):
-            before = await joined(member)
+            previous = await joined(member)
             member.settings["subscriptions"] = [{"topic": topic} for topic in topics]
-            member.show([*QUEUES, *(bills if "bills" in topics else [])])
-            while before in member.memory.members[GROUP]:
+            member.publish([*QUEUES, *(bills if "bills" in topics else [])])
+            while previous in member.memory.members[GROUP]:
                 await member.send(str(sent))
                 sent += 1
                 await asyncio.sleep(0)
             assert set((await joined(member)).topics) == {*topics, RETRIES.topic}
-            await member.until(lambda it: it.state == "serving" and it.generation == member.generation)
+            await member.wait_until(lambda report: report.state == "serving" and report.generation == member.generation)
         await member.memory.send("bills", b"bill")
-        await member.did(*texts(0, sent), "bill")
-        assert len(member.app.heard) == sent + 1
+        await member.wait_until_done(*texts(0, sent), "bill")
+        assert len(member.app.events) == sent + 1
 
 
 async def test_member_terminated_while_it_rejoins_leaves_the_group(tmp_path: Path) -> None:
     async with a_member(tmp_path) as member:
-        member.app.answer = gate = Gate()
-        await member.obeys([FIRST])
+        member.app.answer = latch = Latch()
+        await member.assign([FIRST])
         await member.send("1", queue=0)
-        await member.until(lambda it: it.inflight == 1)
+        await member.wait_until(lambda report: report.inflight == 1)
         member.settings["subscriptions"] = [{"topic": TOPIC, "expression": "a"}]
-        member.show([FIRST])
-        await member.until(lambda it: it.state == "draining")
+        member.publish([FIRST])
+        await member.wait_until(lambda report: report.state == "draining")
         ending = asyncio.create_task(member.end())
         await asyncio.sleep(0)
-        gate.opens.set()
+        latch.opened.set()
         await ending
         assert (member.memory.members[GROUP], member.offset(0)) == ([], 1)
 
@@ -199,30 +201,30 @@ async def test_orderly_can_be_switched_on_and_off_at_runtime(tmp_path: Path) -> 
     async with a_member(tmp_path) as member:
         for ordering, locked in (("Concurrent", False), ("Orderly", True), ("Concurrent", False)):
             member.settings["ordering"] = ordering
-            member.show([FIRST])
+            member.publish([FIRST])
             locks = [locked]
-            await member.until(lambda it: it.generation == member.generation and it.state == "serving")
-            await soon(lambda: member.so(lambda it: [queue.locked for queue in it.queues] == locks))  # noqa: B023 - now
+            await member.wait_until(lambda report: report.generation == member.generation and report.state == "serving")
+            await member.wait_until(lambda report: [queue.locked for queue in report.queues] == locks)  # noqa: B023 - awaited in this advance_clock
             assert bool(member.memory.locks) == locked
             assert (await joined(member)).orderly == locked
 
 
 async def test_settings_that_cannot_be_read_are_reported_and_the_previous_ones_stay(tmp_path: Path) -> None:
     async with a_member(tmp_path) as member:
-        member.put("{", member.assignment([FIRST], generation=1))
-        report = await member.until(lambda it: "UnsupportedSettings" in it.troubles)
+        member.mount("{", member.assignment([FIRST], generation=1))
+        report = await member.wait_until(lambda report: "UnsupportedSettings" in report.troubles)
         assert (report.generation, report.active_queues) == (0, frozenset())
-        await member.obeys([FIRST])
+        await member.assign([FIRST])
         member.generation += 1
-        member.put('{"schema": 9}', member.assignment([FIRST, SECOND]))
-        report = await member.until(lambda it: "UnsupportedSettings" in it.troubles)
+        member.mount('{"schema": 9}', member.assignment([FIRST, SECOND]))
+        report = await member.wait_until(lambda report: "UnsupportedSettings" in report.troubles)
         assert report.troubles["UnsupportedSettings"] == (
             "The settings in group.json cannot be read: its schema is 9; this version reads schema 1"
         )
-        await member.until(lambda it: it.active_queues == {FIRST, SECOND})
+        await member.wait_until(lambda report: report.active_queues == {FIRST, SECOND})
         await member.send("1", queue=1)
-        await member.did("1")
-        assert (await member.obeys([FIRST])).troubles == {}
+        await member.wait_until_done("1")
+        assert (await member.assign([FIRST])).troubles == {}
 
 
 async def test_credentials_that_cannot_be_read_are_reported_and_read_again(tmp_path: Path) -> None:
@@ -236,29 +238,29 @@ async def test_credentials_that_cannot_be_read_are_reported_and_read_again(tmp_p
     async with a_member(tmp_path) as member:
         member.connect = connect
         await member.send("1", queue=0)
-        member.show([FIRST])
-        report = await member.until(lambda it: bool(it.troubles))
+        member.publish([FIRST])
+        report = await member.wait_until(lambda report: bool(report.troubles))
         assert report.troubles == {"MissingSecret": "The credentials cannot be read; correct the Secret"}
         assert (report.generation, report.active_queues) == (0, frozenset())
         mounted = True
-        await member.did("1")
+        await member.wait_until_done("1")
         mounted = False
         member.settings["subscriptions"] = [{"topic": TOPIC}, {"topic": "bills"}]
-        member.show([FIRST, SECOND])
-        report = await member.until(lambda it: "MissingSecret" in it.troubles)
+        member.publish([FIRST, SECOND])
+        report = await member.wait_until(lambda report: "MissingSecret" in report.troubles)
         assert (report.state, report.active_queues) == ("drained", frozenset())
         mounted = True
-        report = await member.until(lambda it: it.active_queues == {FIRST, SECOND})
+        report = await member.wait_until(lambda report: report.active_queues == {FIRST, SECOND})
         await member.send("2", queue=1)
-        await member.did("1", "2")
+        await member.wait_until_done("1", "2")
         assert (await member.report()).troubles == {}
 
 
-# Its disk, and its clock.
+# Disk and clock.
 
 
 def full(_: StateStore, **__: object) -> None:
-    """Keep nothing, as a disk without room does."""
+    """Fail as a write to a full disk does."""
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
@@ -269,19 +271,19 @@ async def test_disk_full_keeps_a_new_generation_from_being_applied_or_reported(
         await member.send("1", queue=0)
         with monkeypatch.context() as patched:
             patched.setattr(StateStore, "store_state", full)
-            member.show([FIRST])
-            report = await member.until(lambda it: "StateWriteFailed" in it.troubles)
+            member.publish([FIRST])
+            report = await member.wait_until(lambda report: "StateWriteFailed" in report.troubles)
             assert (report.generation, report.active_queues, report.queues) == (0, frozenset(), [])
             assert "generation 1 is not applied yet: [Errno 28] No space left" in report.troubles["StateWriteFailed"]
-        await member.until(lambda it: it.generation == 1 and it.active_queues == {FIRST})
-        await member.did("1")
+        await member.wait_until(lambda report: report.generation == 1 and report.active_queues == {FIRST})
+        await member.wait_until_done("1")
         with monkeypatch.context() as patched:
             patched.setattr(StateStore, "store_state", full)
             for _ in range(2):
-                member.show([SECOND])
-            report = await member.until(lambda it: "StateWriteFailed" in it.troubles)
+                member.publish([SECOND])
+            report = await member.wait_until(lambda report: "StateWriteFailed" in report.troubles)
             await member.send("2", queue=1)
-            draining = asyncio.create_task(member.ask("/v1/drain", "POST", json.dumps({"uid": "uid-a"})))
+            draining = asyncio.create_task(member.request("/v1/drain", "POST", json.dumps({"uid": "uid-a"})))
             report = await member.report()
             assert (report.generation, report.state, report.final, report.active_queues) == (
                 1,
@@ -300,12 +302,12 @@ async def test_drain_final_that_cannot_be_stored_does_not_prevent_termination(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with a_member(tmp_path) as member:
-        await member.obeys([FIRST])
+        await member.assign([FIRST])
         monkeypatch.setattr(StateStore, "store_state", full)
-        final = asyncio.create_task(member.ask("/v1/drain", "POST", json.dumps({"uid": "uid-a"})))
-        report = await member.until(lambda it: "StateWriteFailed" in it.troubles)
+        final = asyncio.create_task(member.request("/v1/drain", "POST", json.dumps({"uid": "uid-a"})))
+        report = await member.wait_until(lambda report: "StateWriteFailed" in report.troubles)
         assert "so the final drain is postponed: [Errno 28] No space left" in report.troubles["StateWriteFailed"]
-        app = asyncio.create_task(member.ask("/v1/drained"))
+        app = asyncio.create_task(member.request("/v1/drained"))
         await asyncio.wait_for(member.end(), PATIENCE_SECONDS)
         assert [await final, await app] == [(200, "drained permanently\n"), (200, "drained\n")]
 
@@ -313,15 +315,16 @@ async def test_drain_final_that_cannot_be_stored_does_not_prevent_termination(
 async def test_document_that_fails_to_be_read_once_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, failures = MountedConfig.read, [None]
+    read = MountedConfig.read
+    failures = [None]
 
     def fails_once(volume: MountedConfig) -> MountedFiles | None:
         return failures.pop() if failures else read(volume)
 
     async with a_member(tmp_path) as member:
-        await member.obeys([FIRST])
+        await member.assign([FIRST])
         monkeypatch.setattr(MountedConfig, "read", fails_once)
-        await member.obeys([SECOND])
+        await member.assign([SECOND])
         assert not failures
 
 
@@ -336,103 +339,107 @@ async def test_broker_rejection_is_reported_until_the_rejected_request_succeeds(
 
     async with a_member(tmp_path) as member:
         member.connect = Moody
-        member.show([FIRST, SECOND])
-        report = await member.until(lambda it: bool(it.troubles))
+        member.publish([FIRST, SECOND])
+        report = await member.wait_until(lambda report: bool(report.troubles))
         assert report.troubles == {"BrokerRefuses": refusals[0]}
         await member.send("1", queue=0)
-        await member.did("1")  # another queue's broker takes what is asked
+        await member.wait_until_done("1")  # the broker accepts requests for the other queue
         assert (await member.report()).troubles == {"BrokerRefuses": refusals.pop()}
-        await member.until(lambda it: it.troubles == {})
+        await member.wait_until(lambda report: report.troubles == {})
         refusals.append("Again")
         await member.send("2", queue=1)
-        await member.until(lambda it: it.troubles == {"BrokerRefuses": "Again"})
-        await member.obeys([FIRST])
+        await member.wait_until(lambda report: report.troubles == {"BrokerRefuses": "Again"})
+        await member.assign([FIRST])
         assert (await member.report()).troubles == {}
 
 
 async def test_member_without_queues_reports_no_problem_of_its_app(tmp_path: Path) -> None:
     async with a_member(tmp_path, delivery={"push": {"port": 1}}) as member:
-        await member.obeys([FIRST])
+        await member.assign([FIRST])
         await member.send("1", queue=0)
-        await member.until(lambda it: it.troubles.keys() == {Reason.APP_NOT_LISTENING})
-        await member.obeys([])
-        report = await member.until(lambda it: it.troubles == {})
-        assert report.uncommitted == [], "the app was given nothing, so nothing comes again"
+        await member.wait_until(lambda report: report.troubles.keys() == {Reason.APP_NOT_LISTENING})
+        await member.assign([])
+        report = await member.wait_until(lambda report: report.troubles == {})
+        assert report.uncommitted == [], "nothing was delivered, so nothing is repeated"
 
 
 async def test_message_deleted_at_the_broker_is_delivered_if_buffered_and_skipped_otherwise(tmp_path: Path) -> None:
     few = {"buffer": {"messagesPerQueue": 4}, "push": {"concurrency": 1}}
     async with a_member(tmp_path, delivery=few) as member:
-        gate = Gate()
-        member.app.answer = gate
+        latch = Latch()
+        member.app.answer = latch
         await member.send(*texts(0, 4), queue=0)
-        await member.obeys([FIRST])
-        await soon(lambda: _is(member.sidecar.readers[FIRST].window.unfinished_count == 4))
+        await member.assign([FIRST])
+        await soon(lambda: as_awaitable(member.sidecar.readers[FIRST].window.unfinished_count == 4))
         await member.send(*texts(4, 10), queue=0)
         member.memory.min_offsets[FIRST] = 8
-        gate.opens.set()
-        await member.did("0", "1", "2", "3", "8", "9")
-        await soon(lambda: _is(member.offset(0) == 10))
+        latch.opened.set()
+        await member.wait_until_done("0", "1", "2", "3", "8", "9")
+        await soon(lambda: as_awaitable(member.offset(0) == 10))
 
 
 async def test_sidecar_that_stalled_rereads_its_document_before_delivering_or_committing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with a_member(tmp_path) as member:
-        await member.obeys([FIRST, SECOND])
-        sidecar, before = member.sidecar, member.sidecar.now
-        for ask in (sidecar.may_deliver, sidecar.may_commit):
-            member.show([SECOND])  # from here on nothing is awaited, so that nobody hears of it
+        await member.assign([FIRST, SECOND])
+        sidecar = member.sidecar
+        real_now = member.sidecar.now
+        for is_permitted in (sidecar.may_deliver, sidecar.may_commit):
+            member.publish([SECOND])  # without an await from here on, no task of the sidecar can notice it
             obeyed = sidecar.obeyed_generation
-            assert ask(SECOND)
+            assert is_permitted(SECOND)
             assert sidecar.obeyed_generation == obeyed < member.generation
-            ahead = sidecar.now() - before() + agent.STALL_SECONDS + 1
-            monkeypatch.setattr(sidecar, "now", lambda ahead=ahead: before() + ahead)
-            assert ask(SECOND)
+            ahead = sidecar.now() - real_now() + agent.STALL_SECONDS + 1
+            monkeypatch.setattr(sidecar, "now", lambda ahead=ahead: real_now() + ahead)
+            assert is_permitted(SECOND)
             assert sidecar.obeyed_generation == member.generation
             assert not sidecar.may_deliver(FIRST)
-            await member.until(lambda it: it.active_queues == {SECOND})
+            await member.wait_until(lambda report: report.active_queues == {SECOND})
 
 
 # Broadcasting.
 
 
 async def test_broadcasting_member_reads_every_queue_and_resumes_at_its_own_offsets(tmp_path: Path) -> None:
-    memory, told = MemoryCluster(), {"messageModel": "Broadcasting"}
-    async with a_member(tmp_path, memory, **told) as one, a_member(tmp_path, memory, "b", **told) as other:
-        for member in (one, other):
-            await member.obeys(QUEUES)
-        await one.send(*texts(0, 20))
-        for member in (one, other):
-            await member.did(*texts(0, 20))
-        await one.end()
-        await one.send(*texts(20, 30))
-        await other.did(*texts(0, 30))
-        await one.start()
-        await one.did(*texts(0, 30))
-        assert [len(it.app.heard) for it in (one, other)] == [30, 30]
+    memory = MemoryCluster()
+    settings = {"messageModel": "Broadcasting"}
+    async with a_member(tmp_path, memory, **settings) as first, a_member(tmp_path, memory, "b", **settings) as second:
+        for member in (first, second):
+            await member.assign(QUEUES)
+        await first.send(*texts(0, 20))
+        for member in (first, second):
+            await member.wait_until_done(*texts(0, 20))
+        await first.end()
+        await first.send(*texts(20, 30))
+        await second.wait_until_done(*texts(0, 30))
+        await first.start()
+        await first.wait_until_done(*texts(0, 30))
+        assert [len(member.app.events) for member in (first, second)] == [30, 30]
         assert memory.committed_offsets[GROUP] == {}
 
 
 async def test_broadcasting_drops_and_counts_a_failed_message(tmp_path: Path) -> None:
     async with a_member(tmp_path, messageModel="Broadcasting") as member:
-        member.app.answer = lambda it: _is_status(500 if it.body == "1" else 204)
-        await member.obeys([FIRST])
+        member.app.answer = lambda event: _is_status(500 if event.body == "1" else 204)
+        await member.assign([FIRST])
         await member.send("0", "1", "2", queue=0)
-        await member.did("0", "2")
-        await member.until(lambda it: it.inflight == 0)
-        assert 'rota_sidecar_messages_total{outcome="later",topic="orders"} 1.0' in (await member.ask("/metrics"))[1]
+        await member.wait_until_done("0", "2")
+        await member.wait_until(lambda report: report.inflight == 0)
+        assert (
+            'rota_sidecar_messages_total{outcome="later",topic="orders"} 1.0' in (await member.request("/metrics"))[1]
+        )
         await member.end()
         await member.start()
-        await member.until(lambda it: [it.committed for it in it.queues] == [3])
-        assert len(member.app.heard) == 3
+        await member.wait_until(lambda queue: [queue.committed for queue in queue.queues] == [3])
+        assert len(member.app.events) == 3
 
 
 async def _is_status(status: int) -> int:
     return status
 
 
-# Where a queue begins.
+# Start offsets.
 
 
 @pytest.mark.parametrize(
@@ -450,171 +457,176 @@ async def _is_status(status: int) -> int:
 async def test_start_from_applies_only_to_a_queue_without_a_committed_offset(
     tmp_path: Path, start: dict[str, Any], committed: int | None, old: list[str]
 ) -> None:
-    memory = MemoryCluster(clock=(clock := Clock()))
+    clock = Clock()
+    memory = MemoryCluster(clock=clock)
     async with a_member(tmp_path, memory, startFrom=start) as member:
         for body in texts(0, 4):
             await member.send(body, queue=0)
-            await turn(memory, clock, 10.0)
+            await advance_clock(memory, clock, 10.0)
         if committed is not None:
             memory.committed_offsets[GROUP][FIRST] = committed
-        await member.obeys([FIRST])
-        await soon(lambda: _is(member.offset(0) is not None))
+        await member.assign([FIRST])
+        await soon(lambda: as_awaitable(member.offset(0) is not None))
         await member.send("new", queue=0)
-        await member.did(*old, "new")
+        await member.wait_until_done(*old, "new")
         await member.end()
-        assert (member.offset(0), len(member.app.heard)) == (5, len(old) + 1)
+        assert (member.offset(0), len(member.app.events)) == (5, len(old) + 1)
 
 
-async def test_start_from_offset_is_committed_at_once_so_the_next_owner_misses_nothing(
+async def test_start_from_offset_is_committed_at_once_so_the_next_owner_misses_no_message(
     tmp_path: Path,
 ) -> None:
     async with a_member(tmp_path, startFrom={"position": "Latest"}) as member:
         await member.send("old", queue=0)
-        await member.obeys([FIRST])
-        await soon(lambda: _is(member.offset(0) == 1))
-        await member.obeys([])
+        await member.assign([FIRST])
+        await soon(lambda: as_awaitable(member.offset(0) == 1))
+        await member.assign([])
         await member.send("between", queue=0)
-        await member.obeys([FIRST])
-        await member.did("between")
+        await member.assign([FIRST])
+        await member.wait_until_done("between")
 
 
-async def test_start_from_latest_misses_nothing_of_a_queue_added_to_a_consumed_topic(
+async def test_start_from_latest_misses_no_message_of_a_queue_added_to_a_consumed_topic(
     tmp_path: Path,
 ) -> None:
-    memory, begun = MemoryCluster(clock=(clock := Clock())), {TOPIC: "2025-11-21T08:00:05Z"}
+    clock = Clock()
+    memory = MemoryCluster(clock=clock)
+    begun = {TOPIC: "2025-11-21T08:00:05Z"}
     async with a_member(tmp_path, memory, startFrom={"position": "Latest"}) as member:
         await member.send("old", queue=0)
-        await member.obeys([FIRST], begun=begun)
-        await soon(lambda: _is(member.offset(0) == 1))
-        await turn(memory, clock, 10.0)
+        await member.assign([FIRST], begun=begun)
+        await soon(lambda: as_awaitable(member.offset(0) == 1))
+        await advance_clock(memory, clock, 10.0)
         await memory.create_topic(TOPIC, BROKER, 5)
-        await member.send("before anybody has it", queue=4)
-        await member.obeys([FIRST, Queue(TOPIC, BROKER, 4)], begun=begun)
-        await member.did("before anybody has it")
-        await member.obeys([FIRST, SECOND], begun={"others": begun[TOPIC]})  # nobody says since when
-        await soon(lambda: _is(member.offset(1) == 0))
+        await member.send("before it has an owner", queue=4)
+        await member.assign([FIRST, Queue(TOPIC, BROKER, 4)], begun=begun)
+        await member.wait_until_done("before it has an owner")
+        await member.assign([FIRST, SECOND], begun={"others": begun[TOPIC]})  # no start time for this topic
+        await soon(lambda: as_awaitable(member.offset(1) == 0))
 
 
-async def test_broadcasting_member_misses_nothing_of_a_queue_added_later(tmp_path: Path) -> None:
+async def test_broadcasting_member_misses_no_message_of_a_queue_added_later(tmp_path: Path) -> None:
     async with a_member(tmp_path, startFrom={"position": "Latest"}, messageModel="Broadcasting") as member:
         await member.send("old", queue=0)
-        await turn_of_the_millisecond()
-        await member.obeys([FIRST])
-        await member.until(lambda it: bool(it.queues) and it.queues[0].committed == 1)
+        await wait_for_next_millisecond()
+        await member.assign([FIRST])
+        await member.wait_until(lambda report: bool(report.queues) and report.queues[0].committed == 1)
         await member.end()
         await member.memory.create_topic(TOPIC, BROKER, 5)
         await member.send("while it was away", queue=4)
         await member.start()
-        await member.obeys([FIRST, Queue(TOPIC, BROKER, 4)])
-        await member.did("while it was away")
+        await member.assign([FIRST, Queue(TOPIC, BROKER, 4)])
+        await member.wait_until_done("while it was away")
 
 
-async def turn_of_the_millisecond() -> None:
-    """Wait until what is stored from now on bears another time."""
-    at = time.time()
-    await soon(lambda: _is(time.time() > at + 0.002))
+async def wait_for_next_millisecond() -> None:
+    """Wait until newly stored messages get another timestamp."""
+    started_at = time.time()
+    await soon(lambda: as_awaitable(time.time() > started_at + 0.002))
 
 
-async def test_retry_topic_is_read_from_its_first_offset_whatever_start_from_says(tmp_path: Path) -> None:
-    memory = MemoryCluster(clock=(clock := Clock()))
+async def test_retry_topic_is_read_from_its_first_offset_regardless_of_start_from(tmp_path: Path) -> None:
+    clock = Clock()
+    memory = MemoryCluster(clock=clock)
     async with a_member(tmp_path, memory, startFrom={"position": "Latest"}) as member:
-        member.app.answer = lambda it: _is_status(500 if it.attempt == 1 else 204)
-        await member.obeys([FIRST])
-        await soon(lambda: _is(member.offset(0) == 0))
+        member.app.answer = lambda event: _is_status(500 if event.attempt == 1 else 204)
+        await member.assign([FIRST])
+        await soon(lambda: as_awaitable(member.offset(0) == 0))
         await member.send("1", queue=0)
-        await member.until(lambda it: it.queues[0].pulled == 1 and not it.inflight)
-        await turn(memory, clock, 60.0)
-        await member.obeys([FIRST, RETRIES])
-        await member.did("1")
-        assert [it.attempt for it in member.app.heard] == [1, 2]
+        await member.wait_until(lambda report: report.queues[0].pulled == 1 and not report.inflight)
+        await advance_clock(memory, clock, 60.0)
+        await member.assign([FIRST, RETRIES])
+        await member.wait_until_done("1")
+        assert [event.attempt for event in member.app.events] == [1, 2]
 
 
-async def test_report_is_a_new_revision_when_a_broker_says_that_consumers_came_or_went(tmp_path: Path) -> None:
+async def test_report_gets_a_new_revision_when_a_broker_notifies_of_changed_consumers(tmp_path: Path) -> None:
     async with a_member(tmp_path) as member:
-        await member.obeys([FIRST])
-        before = await member.report()
+        await member.assign([FIRST])
+        previous = await member.report()
         subscriptions = [Subscription(TOPIC)]
         java = MemoryConsumer(
             member.memory, Membership(group=GROUP, client_id="10.0.0.9@java", subscriptions=subscriptions)
         )
         await java.join()
-        report: Report = before
-        while report.consumers_changed == before.consumers_changed:
-            answer = await member.ask(f"/v1/report?after={report.revision}&wait=30s")
-            report = msgspec.json.decode(answer[1], type=Report)
-        assert report.revision > before.revision
+        report: Report = previous
+        while report.consumers_changed == previous.consumers_changed:
+            _, text = await member.request(f"/v1/report?after={report.revision}&wait=30s")
+            report = msgspec.json.decode(text, type=Report)
+        assert report.revision > previous.revision
         await java.leave()
 
 
 async def test_start_from_applies_to_the_retry_topic_of_another_group(tmp_path: Path) -> None:
-    memory, others = MemoryCluster(), Queue(f"{RETRY_TOPIC_PREFIX}others", BROKER, 0)
-    memory.create_queues(others.topic, BROKER, 1)
-    await memory.send(others.topic, b"old", queue=others)
-    wanted = [{"topic": TOPIC}, {"topic": others.topic}]
-    async with a_member(tmp_path, memory, startFrom={"position": "Latest"}, subscriptions=wanted) as member:
-        await member.obeys([others])
-        await soon(lambda: _is(memory.committed_offsets[GROUP].get(others) == 1))
-        await memory.send(others.topic, b"new", queue=others)
-        await member.did("new")
+    memory = MemoryCluster()
+    other_retries = Queue(f"{RETRY_TOPIC_PREFIX}others", BROKER, 0)
+    memory.create_queues(other_retries.topic, BROKER, 1)
+    await memory.send(other_retries.topic, b"old", queue=other_retries)
+    subscriptions = [{"topic": TOPIC}, {"topic": other_retries.topic}]
+    async with a_member(tmp_path, memory, startFrom={"position": "Latest"}, subscriptions=subscriptions) as member:
+        await member.assign([other_retries])
+        await soon(lambda: as_awaitable(memory.committed_offsets[GROUP].get(other_retries) == 1))
+        await memory.send(other_retries.topic, b"new", queue=other_retries)
+        await member.wait_until_done("new")
 
 
 async def test_report_gives_the_operator_the_offsets_of_a_broadcasting_member(tmp_path: Path) -> None:
     async with a_member(tmp_path, messageModel="Broadcasting") as member:
         await member.send(*texts(0, 3), queue=0)
-        await member.obeys([FIRST])
-        await member.did("0", "1", "2")
+        await member.assign([FIRST])
+        await member.wait_until_done("0", "1", "2")
 
-        async def told() -> bool:
-            return decode_offsets((await member.ask("/v1/report/queues"))[1]) == ({FIRST: 3}, None)
+        async def offsets_are_reported() -> bool:
+            return decode_offsets((await member.request("/v1/report/queues"))[1]) == ({FIRST: 3}, None)
 
-        await soon(told)
+        await soon(offsets_are_reported)
 
 
-async def test_report_page_tells_the_operator_where_reading_began_and_what_the_app_was_given(tmp_path: Path) -> None:
+async def test_report_page_gives_the_operator_the_start_delivered_and_committed_offsets(tmp_path: Path) -> None:
     async with a_member(tmp_path) as member:
         await member.send(*texts(0, 3), queue=0)
-        await member.obeys([FIRST])
-        await member.did("0", "1", "2")
+        await member.assign([FIRST])
+        await member.wait_until_done("0", "1", "2")
 
-        async def told() -> bool:
-            page = decode_progress((await member.ask("/v1/report/queues"))[1])
-            report = decode_report((await member.ask("/v1/report"))[1])
+        async def progress_is_reported() -> bool:
+            page = decode_progress((await member.request("/v1/report/queues"))[1])
+            report = decode_report((await member.request("/v1/report"))[1])
             assert page is not None
             assert page.incarnation == report.incarnation != ""
             return page.queues[FIRST] == QueueProgress(start_offset=0, delivered_offset=2, committed_offset=3)
 
-        await soon(told)
+        await soon(progress_is_reported)
 
 
 @pytest.mark.parametrize("model", ["Clustering", "Broadcasting"])
 async def test_offset_read_error_is_never_taken_for_no_offset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str
 ) -> None:
-    asked = 0
+    requests = 0
 
     async def silent(*_: object) -> None:
-        nonlocal asked
-        asked += 1
+        nonlocal requests
+        requests += 1
         raise UnreachableError("It does not answer")
 
     def unreadable(*_: object) -> None:
-        nonlocal asked
-        asked += 1
+        nonlocal requests
+        requests += 1
         raise OSError(errno.EIO, "Input/output error")
 
     async with a_member(tmp_path, startFrom={"position": "Latest"}, messageModel=model) as member:
         if model == "Clustering":
             member.memory.committed_offsets[GROUP][FIRST] = 1
         else:
-            OffsetFiles(Path(member.who.state_folder), GROUP).store_offsets({FIRST: 1})
+            OffsetFiles(Path(member.identity.state_folder), GROUP).store_offsets({FIRST: 1})
         await member.send(*texts(0, 3), queue=0)
         with monkeypatch.context() as patched:
             patched.setattr(MemoryConsumer, "committed_offset", silent)
             patched.setattr(OffsetFiles, "load", unreadable)
-            member.show([FIRST])
-            await member.until(lambda it: it.active_queues == {FIRST} and asked > 0)
+            member.publish([FIRST])
+            await member.wait_until(lambda report: report.active_queues == {FIRST} and requests > 0)
             assert member.sidecar.member.leases[FIRST].state in {"Starting", "Stuck"}
-        await member.did("1", "2")
+        await member.wait_until_done("1", "2")
 
 
 # Orderly.
@@ -625,101 +637,101 @@ async def test_orderly_failed_message_is_retried_in_place_and_then_a_dead_letter
 ) -> None:
     retry = {"retry": {"maxAttempts": 3}}
     async with a_member(tmp_path, ordering="Orderly", delivery=retry) as member:
-        member.app.answer = lambda it: _is_status(500 if it.body == "1" else 204)
-        await member.obeys([FIRST])
+        member.app.answer = lambda event: _is_status(500 if event.body == "1" else 204)
+        await member.assign([FIRST])
         assert (GROUP, FIRST) in member.memory.locks
         await member.send(*texts(0, 5), queue=0)
-        await member.did("0", "2", "3", "4")
-        told = [("0", 1), ("1", 1), ("1", 2), ("1", 3), ("2", 1), ("3", 1), ("4", 1)]
-        assert [(it.body, it.attempt) for it in member.app.heard] == told
-        assert member.app.most == 1
-        assert [it.body for it in await member.memory.messages_of(DEAD)] == [b"1"]
-        await member.obeys([])
+        await member.wait_until_done("0", "2", "3", "4")
+        expected = [("0", 1), ("1", 1), ("1", 2), ("1", 3), ("2", 1), ("3", 1), ("4", 1)]
+        assert [(event.body, event.attempt) for event in member.app.events] == expected
+        assert member.app.max_in_flight == 1
+        assert [message.body for message in await member.memory.messages_of(DEAD)] == [b"1"]
+        await member.assign([])
         assert (member.memory.locks, member.offset(0)) == ({}, 5)
 
 
 async def test_orderly_queues_do_not_wait_for_each_other(tmp_path: Path) -> None:
     async with a_member(tmp_path, ordering="Orderly") as member:
-        member.app.answer = gate = Gate()
-        await member.obeys(QUEUES)
+        member.app.answer = latch = Latch()
+        await member.assign(QUEUES)
         for queue in range(4):
             await member.send(f"{queue}a", f"{queue}b", queue=queue)
-        await member.until(lambda it: it.inflight == 4)
-        assert {it.body for it in member.app.heard} == {"0a", "1a", "2a", "3a"}
-        gate.opens.set()
-        await member.did(*(f"{queue}{letter}" for queue in range(4) for letter in "ab"))
+        await member.wait_until(lambda report: report.inflight == 4)
+        assert {event.body for event in member.app.events} == {"0a", "1a", "2a", "3a"}
+        latch.opened.set()
+        await member.wait_until_done(*(f"{queue}{letter}" for queue in range(4) for letter in "ab"))
         for queue in range(4):
-            assert [it.body[1] for it in member.app.heard if it.queue == queue] == ["a", "b"]
+            assert [event.body[1] for event in member.app.events if event.queue == queue] == ["a", "b"]
 
 
 async def test_orderly_queue_locked_by_another_consumer_waits_and_is_reported(tmp_path: Path) -> None:
     async with a_member(tmp_path, ordering="Orderly") as member:
-        member.memory.locks[GROUP, FIRST] = "somebody else", member.memory.clock() + 60
+        member.memory.locks[GROUP, FIRST] = "another-client", member.memory.clock() + 60
         await member.send("1", queue=0)
-        await member.obeys([FIRST])
-        report = await member.until(lambda it: "QueueStartFailed" in it.troubles)
+        await member.assign([FIRST])
+        report = await member.wait_until(lambda report: "QueueStartFailed" in report.troubles)
         assert "such as orders/memory/0: another consumer has its lock" in report.troubles["QueueStartFailed"]
-        assert [it.locked for it in report.queues] == [False]
+        assert [queue.locked for queue in report.queues] == [False]
         del member.memory.locks[GROUP, FIRST]
-        await member.did("1")
-        await member.until(lambda it: it.troubles == {})
+        await member.wait_until_done("1")
+        await member.wait_until(lambda report: report.troubles == {})
 
 
-# What brokers ask and tell.
+# Requests from brokers.
 
 
 async def test_broker_query_returns_offsets_and_times_of_the_members_queues(tmp_path: Path) -> None:
     async with a_member(tmp_path, ordering="Orderly") as member:
         began = time.time()
-        await member.obeys([FIRST, SECOND])
+        await member.assign([FIRST, SECOND])
         await member.send("1", "2", queue=0)
-        await member.did("1", "2")
-        await member.until(lambda it: it.queues[0].buffered == 0)
+        await member.wait_until_done("1", "2")
+        await member.wait_until(lambda report: report.queues[0].buffered == 0)
         working = (await joined(member)).get_queues()
         assert working.keys() == {FIRST, SECOND}
-        told = working[FIRST]
-        assert (told.min_buffered_offset, told.buffered_messages, told.locked) == (2, 0, True)
-        for at in (told.pulled_at, told.delivered_at, told.locked_at):
+        status = working[FIRST]
+        assert (status.min_buffered_offset, status.buffered_messages, status.locked) == (2, 0, True)
+        for at in (status.pulled_at, status.delivered_at, status.locked_at):
             assert began - 1 < at < time.time() + 1
         assert working[SECOND].delivered_at == 0
 
 
 async def test_offset_reset_is_applied_at_once(tmp_path: Path) -> None:
     async with a_member(tmp_path) as member:
-        await member.obeys([FIRST])
+        await member.assign([FIRST])
         await member.send("0", "1", "2", queue=0)
-        await member.did("0", "1", "2")
+        await member.wait_until_done("0", "1", "2")
         (await joined(member)).on_offsets_reset({FIRST: 1, FOURTH: 0})
-        await member.did("0", "1", "1", "2", "2")
-        await soon(lambda: _is(member.offset(0) == 3))
+        await member.wait_until_done("0", "1", "1", "2", "2")
+        await soon(lambda: as_awaitable(member.offset(0) == 3))
 
 
-# Flow.
+# Flow control.
 
 
 async def test_push_to_a_slow_app_stops_reading_at_the_buffer_limit(tmp_path: Path) -> None:
     settings = {"buffer": {"messagesPerQueue": 40}, "push": {"concurrency": 2}}
     async with a_member(tmp_path, delivery=settings) as member:
-        member.app.answer = gate = Gate()
+        member.app.answer = latch = Latch()
         await member.send(*texts(0, 300), queue=0)
         await member.send(*texts(300, 310), queue=1)
-        await member.obeys([FIRST])
-        await member.until(lambda it: it.queues[0].buffered >= 40)
+        await member.assign([FIRST])
+        await member.wait_until(lambda report: report.queues[0].buffered >= 40)
         for _ in range(20):
-            [found] = (await member.report()).queues
-            assert (found.buffered, found.pulled) == (64, 64), "two pulls: the last may go beyond the limit"
-        gate.opens.set()
-        await member.did(*texts(0, 300))
+            [queue] = (await member.report()).queues
+            assert (queue.buffered, queue.pulled) == (64, 64), "two pulls: the last may exceed the limit"
+        latch.opened.set()
+        await member.wait_until_done(*texts(0, 300))
 
 
 async def test_topic_buffer_limit_is_divided_among_the_members_queues(tmp_path: Path) -> None:
     async with a_member(tmp_path, delivery={"buffer": {"messagesPerTopic": 100}}) as member:
-        await member.obeys([FIRST])
+        await member.assign([FIRST])
         limits = [member.sidecar.readers[FIRST].limits.max_messages]
-        await member.obeys(QUEUES)
+        await member.assign(QUEUES)
         limits.append(member.sidecar.readers[FIRST].limits.max_messages)
         member.settings["delivery"] = {"buffer": {"messagesPerTopic": 20}}
-        await member.obeys([FIRST, SECOND])
+        await member.assign([FIRST, SECOND])
         limits.append(member.sidecar.readers[FIRST].limits.max_messages)
         assert limits == [100, 25, 10]
 
@@ -733,11 +745,11 @@ async def test_retry_at_an_unreachable_broker_delivers_the_message_again_locally
         raise UnreachableError("It does not answer")
 
     async with a_member(tmp_path) as member:
-        member.app.answer = lambda _: _is_status(500 if len(member.app.heard) < 3 else 204)
-        await member.obeys([FIRST])
+        member.app.answer = lambda _: _is_status(500 if len(member.app.events) < 3 else 204)
+        await member.assign([FIRST])
         with monkeypatch.context() as patched:
             patched.setattr(MemoryConsumer, "send_back", refuse)
             await member.send("1", queue=0)
-            await member.did("1")
-        assert [it.attempt for it in member.app.heard] == [1, 1, 1]
+            await member.wait_until_done("1")
+        assert [event.attempt for event in member.app.events] == [1, 1, 1]
         assert await member.memory.messages_of(RETRIES) == []

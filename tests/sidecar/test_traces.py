@@ -12,7 +12,7 @@ from ground.instance import Instance
 from ground.poll import soon
 from kube.traces import attributes
 from otlp_receiver import Receiver, a_receiver, resource_spans
-from sidecar.in_process import UNHURRIED, a_member
+from sidecar.in_process import LONG_VISIBILITY, a_member
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 PARENT = f"00-{TRACE}-{SPAN}-01"
@@ -20,21 +20,21 @@ OK, FAILS = "ok", "fails"
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_export_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
 
 
 async def first_span(receiver: Receiver) -> tuple[str, Span]:
     """Return the first span of the next request, with the name of its pod."""
-    told = resource_spans((await receiver.got.get())[1])[0]
-    return attributes(told.resource)["k8s.pod.name"], told.scope_spans[0].spans[0]
+    spans = resource_spans((await receiver.got.get())[1])[0]
+    return attributes(spans.resource)["k8s.pod.name"], spans.scope_spans[0].spans[0]
 
 
-async def test_trace_of_a_pushed_message_shows_what_the_app_made_of_it(
+async def test_trace_of_a_pushed_message_shows_the_outcome_at_the_app(
     instance: Instance, tmp_path: Path, unused_tcp_port: int
 ) -> None:
-    async def take(asked: web.Request) -> web.Response:
-        return web.Response(status=500 if (await asked.text()) == FAILS else 200)
+    async def take(request: web.Request) -> web.Response:
+        return web.Response(status=500 if (await request.text()) == FAILS else 200)
 
     app = web.Application()
     app.router.add_post("/", take)
@@ -45,7 +45,7 @@ async def test_trace_of_a_pushed_message_shows_what_the_app_made_of_it(
             a_member(instance, tmp_path, delivery=delivery) as member,
             TestServer(app, host=member.address, port=unused_tcp_port),
         ):
-            while receiver.got.empty():  # the sender of spans is opened beside the first deliveries
+            while receiver.got.empty():  # the exporter opens concurrently with the first deliveries
                 await member.send(OK, traceparent=PARENT)
                 await asyncio.sleep(0.05)
             pod, done = await first_span(receiver)
@@ -66,8 +66,8 @@ async def test_trace_of_a_pulled_message_ends_with_its_ack_also_after_a_change_o
 ) -> None:
     async with a_receiver() as first, a_receiver() as second, a_member(instance, tmp_path) as member:
         for receiver in (first, second):
-            member.settings["delivery"] = {**UNHURRIED, "traces": {"endpoint": receiver.url}}
-            await member.obeys(member.everything)
+            member.settings["delivery"] = {**LONG_VISIBILITY, "traces": {"endpoint": receiver.url}}
+            await member.assign(member.all_queues)
             while receiver.got.empty():
                 await member.send("a", traceparent=PARENT)
                 await member.ack(*await member.get())
@@ -82,17 +82,17 @@ async def test_report_names_a_receiver_of_traces_that_cannot_be_reached_until_it
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "0.5")
     endpoint = f"http://127.0.0.1:{unused_tcp_port}"
     async with a_receiver() as receiver, a_member(instance, tmp_path) as member:
-        member.settings["delivery"] = {**UNHURRIED, "traces": {"endpoint": endpoint}}
-        await member.obeys(member.everything)
+        member.settings["delivery"] = {**LONG_VISIBILITY, "traces": {"endpoint": endpoint}}
+        await member.assign(member.all_queues)
         report = await member.report()
-        while "TraceExportFailed" not in report.troubles:  # the sender of spans is opened beside the first deliveries
+        while "TraceExportFailed" not in report.troubles:  # the exporter opens concurrently with the first deliveries
             await member.send("a", traceparent=PARENT)
             await member.ack(*await member.get())
             report = await member.report()
         sentence = f"Spans cannot be sent to {endpoint}: Connection refused; "
         assert report.troubles["TraceExportFailed"].startswith(sentence)
-        member.settings["delivery"] = {**UNHURRIED, "traces": {"endpoint": receiver.url}}
-        await member.obeys(member.everything)
+        member.settings["delivery"] = {**LONG_VISIBILITY, "traces": {"endpoint": receiver.url}}
+        await member.assign(member.all_queues)
 
         async def is_over() -> bool:
             return "TraceExportFailed" not in (await member.report()).troubles

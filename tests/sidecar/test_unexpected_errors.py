@@ -16,7 +16,7 @@ from rota.sidecar import agent
 from rota.sidecar.consume import queue_reader, start_offset
 from rota.sidecar.member import queue_lifecycle
 from rota.sidecar.member.queue_lifecycle import LeaseState
-from sidecar.in_memory import TOPIC, Gate, MemoryMember, a_member
+from sidecar.in_memory import TOPIC, Latch, MemoryMember, a_member
 
 FIRST, SECOND = (Queue(TOPIC, BROKER, number) for number in range(2))
 
@@ -29,7 +29,7 @@ def _short_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Faulty(MemoryConsumer):
-    """A consumer whose requests for the first queue raise what its class says, until it is cleared."""
+    """A consumer with requests for the first queue that raise the errors of its class, until these are cleared."""
 
     pull_error: Exception | None = None
     commit_error: Exception | None = None
@@ -65,7 +65,7 @@ async def stored(member: MemoryMember, queue: int, offset: int) -> None:
 
 
 async def counted(member: MemoryMember, name: str) -> float:
-    lines = (await member.ask("/metrics"))[1].splitlines()
+    lines = (await member.request("/metrics"))[1].splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith(f"rota_sidecar_{name}"))
 
 
@@ -75,47 +75,51 @@ async def test_unexpected_error_in_a_pull_is_reported_and_the_reader_restarts_wh
         member.connect = consumer
         await member.send("1", queue=0)
         await member.send("2", queue=1)
-        await member.obeys([FIRST, SECOND])
-        await member.did("2")
-        report = await member.until(lambda it: "QueueStartFailed" in it.troubles)
+        await member.assign([FIRST, SECOND])
+        await member.wait_until_done("2")
+        report = await member.wait_until(lambda report: "QueueStartFailed" in report.troubles)
         assert "orders/memory/0: its reader failed" in report.troubles["QueueStartFailed"]
         assert report.held == {TOPIC: {BROKER: "0-1"}}
         number = member.sidecar.member.leases[FIRST].number
         consumer.pull_error = None
-        await member.did("1", "2")
-        await member.until(lambda it: it.troubles == {})
+        await member.wait_until_done("1", "2")
+        await member.wait_until(lambda report: report.troubles == {})
         assert member.sidecar.member.leases[FIRST].number == number
 
 
-async def test_unexpected_error_in_a_pull_keeps_what_is_at_the_app(tmp_path: Path) -> None:
-    gate, consumer = Gate(), faulty()
+async def test_unexpected_error_in_a_pull_keeps_the_messages_at_the_app(tmp_path: Path) -> None:
+    latch = Latch()
+    consumer = faulty()
     async with a_member(tmp_path) as member:
-        member.connect, member.app.answer = consumer, gate
+        member.connect = consumer
+        member.app.answer = latch
         await member.send("1", queue=0)
-        await member.obeys([FIRST])
-        await member.until(lambda it: it.inflight == 1)
+        await member.assign([FIRST])
+        await member.wait_until(lambda report: report.inflight == 1)
         consumer.pull_error = RuntimeError("injected")
         member.sidecar.readers[FIRST]._restart_pull()
-        await member.until(lambda it: "QueueStartFailed" in it.troubles)
+        await member.wait_until(lambda report: "QueueStartFailed" in report.troubles)
         consumer.pull_error = None
-        gate.opens.set()
+        latch.opened.set()
         await member.send("2", queue=0)
-        await member.did("1", "2")
-        assert [it.attempt for it in member.app.heard] == [1, 1]
+        await member.wait_until_done("1", "2")
+        assert [event.attempt for event in member.app.events] == [1, 1]
         await stored(member, 0, 2)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("injected"), OSError("injected")], ids=lambda it: type(it).__name__)
+@pytest.mark.parametrize(
+    "error", [RuntimeError("injected"), OSError("injected")], ids=lambda error: type(error).__name__
+)
 async def test_unexpected_error_in_a_commit_stops_no_other_queue(tmp_path: Path, error: Exception) -> None:
     consumer = faulty()
     async with a_member(tmp_path) as member:
         member.connect = consumer
-        await member.obeys([FIRST, SECOND])
+        await member.assign([FIRST, SECOND])
         await stored(member, 0, 0)
         consumer.commit_error = error
         await member.send("1", queue=0)
         await member.send("2", queue=1)
-        await member.did("1", "2")
+        await member.wait_until_done("1", "2")
         await stored(member, 1, 1)
         assert await counted(member, 'commits_total{outcome="failed"}') > 0
         assert (await member.report()).state == "serving"
@@ -124,12 +128,12 @@ async def test_unexpected_error_in_a_commit_stops_no_other_queue(tmp_path: Path,
 
 
 async def test_offset_commit_that_is_never_answered_delays_no_other_queue(tmp_path: Path) -> None:
-    asked, answers = asyncio.Event(), asyncio.Event()
+    requested, answers = asyncio.Event(), asyncio.Event()
 
     class Silent(MemoryConsumer):
         async def commit(self, queue: Queue, offset: int) -> None:
             if queue == FIRST and offset:
-                asked.set()
+                requested.set()
                 await answers.wait()
             await super().commit(queue, offset)
 
@@ -138,9 +142,9 @@ async def test_offset_commit_that_is_never_answered_delays_no_other_queue(tmp_pa
 
     async with a_member(tmp_path) as member:
         member.connect = Silent
-        await member.obeys([FIRST, SECOND])
+        await member.assign([FIRST, SECOND])
         await member.send("0", queue=0)
-        await asked.wait()
+        await requested.wait()
         for number in (1, 2, 3):
             await member.send(str(number), queue=1)
             await stored(member, 1, number)
@@ -157,17 +161,18 @@ async def test_queue_release_ends_though_its_last_commit_fails(
         await asyncio.Event().wait()
 
     async with a_member(tmp_path) as member:
-        member.connect, member.drain_timeout = consumer, 0.3
-        await member.obeys([FIRST])
+        member.connect = consumer
+        member.drain_timeout = 0.3
+        await member.assign([FIRST])
         await stored(member, 0, 0)
         if hangs:
             monkeypatch.setattr(start_offset, "COMMIT_SECONDS", 0.2)
             monkeypatch.setattr(consumer, "commit", hang)
         consumer.commit_error = RuntimeError("injected")
         await member.send("1", queue=0)
-        await member.did("1")
-        member.show([])
-        await member.until(lambda it: not it.active_queues)
+        await member.wait_until_done("1")
+        member.publish([])
+        await member.wait_until(lambda report: not report.active_queues)
         assert await counted(member, "uncommitted_total") == 1
 
 
@@ -175,40 +180,42 @@ async def test_queue_release_ends_though_a_delivery_does_not_end_when_it_is_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue_reader, "ABORT_TIMEOUT_SECONDS", 0.1)
-    gate = Gate()
+    latch = Latch()
     async with a_member(tmp_path) as member:
-        member.app.answer, member.drain_timeout = gate, 0.1
+        member.app.answer = latch
+        member.drain_timeout = 0.1
         await member.send("1", queue=0)
-        await member.obeys([FIRST])
-        await member.until(lambda it: it.inflight == 1)
+        await member.assign([FIRST])
+        await member.wait_until(lambda report: report.inflight == 1)
         monkeypatch.setattr(member.sidecar, "abort_deliveries", lambda _: None)
-        member.show([])
-        await member.until(lambda it: not it.active_queues)
-        gate.opens.set()
+        member.publish([])
+        await member.wait_until(lambda report: not report.active_queues)
+        latch.opened.set()
 
 
 async def test_queue_release_waits_for_all_deliveries_that_were_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate = Gate()
+    latch = Latch()
     async with a_member(tmp_path) as member:
-        member.app.answer, member.drain_timeout = gate, 0.1
+        member.app.answer = latch
+        member.drain_timeout = 0.1
         await member.send("1", "2", queue=0)
-        await member.obeys([FIRST])
-        await member.until(lambda it: it.inflight == 2)
+        await member.assign([FIRST])
+        await member.wait_until(lambda report: report.inflight == 2)
         reading = member.sidecar.readers[FIRST]
         monkeypatch.setattr(member.sidecar, "abort_deliveries", lambda _: None)
-        member.show([])
-        await member.until(lambda _: reading._is_drain_overdue)
-        reading.on_change()  # as the first of the two does when it ends
+        member.publish([])
+        await member.wait_until(lambda _: reading._is_drain_overdue)
+        reading.on_change()  # as the end of the first delivery does
         await asyncio.sleep(0)
-        gate.opens.set()
-        await member.until(lambda it: not it.active_queues)
+        latch.opened.set()
+        await member.wait_until(lambda report: not report.active_queues)
         assert reading.window.is_idle
         assert member.offset(0) == 2
 
 
-async def test_unexpected_error_in_a_lock_request_is_answered_and_tried_again(
+async def test_unexpected_error_in_a_lock_request_is_reported_and_the_request_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     consumer = faulty(lock_error=RuntimeError("injected"))
@@ -216,13 +223,13 @@ async def test_unexpected_error_in_a_lock_request_is_answered_and_tried_again(
     async with a_member(tmp_path, ordering="Orderly") as member:
         member.connect = consumer
         await member.send("1", queue=0)
-        member.show([FIRST])
-        await member.until(lambda it: "QueueStartFailed" in it.troubles)
+        member.publish([FIRST])
+        await member.wait_until(lambda report: "QueueStartFailed" in report.troubles)
         consumer.lock_error = None
-        await member.did("1")
+        await member.wait_until_done("1")
 
 
-async def test_unexpected_error_in_a_start_offset_is_answered_and_tried_again(
+async def test_unexpected_error_in_a_start_offset_is_reported_and_the_search_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken(*_: Any) -> int:
@@ -231,10 +238,10 @@ async def test_unexpected_error_in_a_start_offset_is_answered_and_tried_again(
     async with a_member(tmp_path) as member:
         monkeypatch.setattr(queue_reader, "find_start_offset", broken)
         await member.send("1", queue=0)
-        member.show([FIRST])
-        await member.until(lambda it: "QueueStartFailed" in it.troubles)
+        member.publish([FIRST])
+        await member.wait_until(lambda report: "QueueStartFailed" in report.troubles)
         monkeypatch.setattr(queue_reader, "find_start_offset", start_offset.find_start_offset)
-        await member.did("1")
+        await member.wait_until_done("1")
 
 
 @pytest.mark.parametrize(
@@ -250,18 +257,18 @@ async def test_supervision_reports_and_restarts_a_failed_task(
 
     monkeypatch.setattr(aio, "RECOVERED_AFTER_SECONDS", 0.2)
     async with a_member(tmp_path) as member:
-        await member.obeys([FIRST])
+        await member.assign([FIRST])
         with monkeypatch.context() as injected:
             injected.setattr(owner, method, broken)
-            report = await member.until(lambda it: "InternalError" in it.troubles)
+            report = await member.wait_until(lambda report: "InternalError" in report.troubles)
             assert f"The task {name} failed" in report.troubles["InternalError"]
-        await member.until(lambda it: it.troubles == {})
+        await member.wait_until(lambda report: report.troubles == {})
         await member.send("1", queue=0)
-        await member.did("1")
+        await member.wait_until_done("1")
         await stored(member, 0, 1)
 
 
-async def test_idle_pull_is_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_pull_is_restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pulls = list[int]()
 
     class Lost(MemoryConsumer):
@@ -275,33 +282,41 @@ async def test_idle_pull_is_sent_again(tmp_path: Path, monkeypatch: pytest.Monke
     async with a_member(tmp_path) as member:
         member.connect = Lost
         await member.send("1", queue=0)
-        await member.obeys([FIRST])
+        await member.assign([FIRST])
         assert member.sidecar.member.leases[FIRST].state is LeaseState.RUNNING
-        await member.did("1")
+        await member.wait_until_done("1")
         assert await counted(member, 'pulls_total{outcome="idle"}') == 1
 
 
-async def test_report_says_which_queues_are_not_read_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate, consumer = Gate(), faulty()
+async def test_report_counts_the_queues_that_are_not_read_by_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    latch = Latch()
+    consumer = faulty()
     async with a_member(tmp_path, delivery={"buffer": {"messagesPerQueue": 1}}) as member:
-        member.connect, member.app.answer = consumer, gate
-        await member.obeys([FIRST, SECOND])
-        await member.until(lambda it: not it.states and all(queue.pull_age is not None for queue in it.queues))
+        member.connect = consumer
+        member.app.answer = latch
+        await member.assign([FIRST, SECOND])
+        await member.wait_until(
+            lambda report: not report.states and all(queue.pull_age is not None for queue in report.queues)
+        )
         revision = (await member.report()).revision
         await member.send("1", queue=1)
         consumer.pull_error = NotFoundError("no such queue")
         member.sidecar.readers[FIRST]._restart_pull()
-        report = await member.until(lambda it: it.states == {"failing": 1, "full": 1})
+        report = await member.wait_until(lambda report: report.states == {"failing": 1, "full": 1})
         assert [queue.state for queue in report.queues] == ["failing", "full"]
         assert report.revision == revision
         consumer.pull_error = ConsumptionDisabledError("consumption is disabled")
         monkeypatch.setattr(queue_reader, "UNREAD_SECONDS", 0.0)
-        await member.until(lambda it: it.states == {"paused": 1, "full": 1} and "QueuesNotRead" not in it.troubles)
-        member.show([FIRST])
-        await member.until(lambda it: it.states == {"paused": 1, "draining": 1})
+        await member.wait_until(
+            lambda report: report.states == {"paused": 1, "full": 1} and "QueuesNotRead" not in report.troubles
+        )
+        member.publish([FIRST])
+        await member.wait_until(lambda report: report.states == {"paused": 1, "draining": 1})
         consumer.pull_error = None
-        gate.opens.set()
-        await member.until(lambda it: not it.states)
+        latch.opened.set()
+        await member.wait_until(lambda report: not report.states)
 
 
 async def test_report_names_a_queue_of_which_no_pull_is_answered(
@@ -311,22 +326,22 @@ async def test_report_names_a_queue_of_which_no_pull_is_answered(
     monkeypatch.setattr(queue_reader, "UNREAD_SECONDS", 0.2)
     async with a_member(tmp_path) as member:
         member.connect = consumer
-        await member.obeys([FIRST])
-        report = await member.until(lambda it: "QueuesNotRead" in it.troubles)
+        await member.assign([FIRST])
+        report = await member.wait_until(lambda report: "QueuesNotRead" in report.troubles)
         assert "such as orders/memory/0" in report.troubles["QueuesNotRead"]
         monkeypatch.setattr(queue_reader, "UNREAD_SECONDS", 60.0)
         consumer.pull_error = None
-        await member.until(lambda it: it.troubles == {})
+        await member.wait_until(lambda report: report.troubles == {})
 
 
-async def test_idle_pull_is_not_given_up_for_time_in_which_the_sidecar_stood_still(
+async def test_idle_pull_is_not_restarted_for_time_in_which_the_sidecar_was_stalled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with a_member(tmp_path) as member:
-        await member.obeys([FIRST])
+        await member.assign([FIRST])
         reading = member.sidecar.readers[FIRST]
         await member.send("1", queue=0)
-        await member.did("1")
+        await member.wait_until_done("1")
         monkeypatch.setattr(queue_reader, "IDLE_SECONDS", 0.0)
         reading.restart_idle_pull(member.sidecar.now() + 1)
         assert await counted(member, 'pulls_total{outcome="idle"}') == 0
