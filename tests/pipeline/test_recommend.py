@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.types import StructType
 from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
 
-from pipeline.judged import POLICIES, a_result, results, rolled_out_group, satisfied_group, skewed_group
+from pipeline.simulation_results import POLICIES, a_result, results, rolled_out_group, satisfied_group, skewed_group
 from rota.pipeline.common.schemas import COSTS
 from rota.pipeline.recommend.cost_weights import MEASURES, CostWeights, parse_weights
 from rota.pipeline.recommend.policy_manifests import (

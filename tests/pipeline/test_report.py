@@ -14,7 +14,15 @@ from pyspark.sql import functions as F
 from ground.browser import CONTRASTS, Browser, a_browser, chromium
 from ground.fixtures import skip_what_is_missing
 from ground.instance import Instance
-from pipeline.judged import POLICIES, a_result, results, rolled_out_group, satisfied_group, series, skewed_group
+from pipeline.simulation_results import (
+    POLICIES,
+    a_result,
+    results,
+    rolled_out_group,
+    satisfied_group,
+    series,
+    skewed_group,
+)
 from rota.pipeline.common.schemas import RESULTS, SERIES
 from rota.pipeline.recommend.cost_weights import CostWeights
 from rota.pipeline.recommend.ranking import costs, recommend_policies

@@ -37,7 +37,7 @@ ELSEWHERE = {
     "kubectl wait cg/orders --for=condition=Reconciling": "tests/kube/test_gitops.py",
     "kubectl wait cg/orders --for=condition=Stalled": "tests/kube/test_gitops.py",
     "kubectl patch secret rota-operator-key": "tests/kube/test_operator.py",
-    "rota pipeline ": "tests/pipeline/test_page.py",
+    "rota pipeline ": "tests/pipeline/test_docs_page.py",
     "sha256sum --check": "tests/chart/test_release.py",
     "make demo": "tests/ground/tests/test_demo.py",
     "make test": ".ci/run",
@@ -50,11 +50,11 @@ ELSEWHERE = {
     "docker build": "tests/images/test_images.py",
     "helm install": "tests/e2e/test_install.py",
     "helm test": "tests/e2e/test_install.py",
-    "helm uninstall": "tests/e2e/test_ends.py",
-    "kubectl delete namespace": "tests/e2e/test_ends.py",
-    "kubectl delete": "tests/e2e/test_ends.py",
-    "kubectl label -f crds/": "tests/e2e/test_ends.py",
-    "kubectl annotate --overwrite -f crds/": "tests/e2e/test_ends.py",
+    "helm uninstall": "tests/e2e/test_uninstall.py",
+    "kubectl delete namespace": "tests/e2e/test_uninstall.py",
+    "kubectl delete": "tests/e2e/test_uninstall.py",
+    "kubectl label -f crds/": "tests/e2e/test_uninstall.py",
+    "kubectl annotate --overwrite -f crds/": "tests/e2e/test_uninstall.py",
 }
 
 

@@ -3,7 +3,7 @@
 Nearly all lines are `offsets`, and `rota.records.decode_record` costs as much again as Spark's own parser. But that
 parser is lenient: it accepts a number for a string, and ignores text after the last brace. So a line is *plain* only if
 it looks exactly as the operator writes it and every value has the right type; `decode_record` judges every other line.
-So both agree: only lines that the reader accepts are plain (tests/pipeline/test_ingest_judge.py compares the two).
+So both agree: only lines that the reader accepts are plain (tests/pipeline/test_lines.py compares the two).
 
 Three kinds of records are rejected here, although the reader accepts them: records with an integer beyond 64 bits (a
 queue's id: 32 bits), since Spark's integers are limited and no broker counts that far; records with a year in which
