@@ -24,7 +24,7 @@ PAGE_AUTH_ANNOTATION = "rota.dev/page-auth"
 PAGE_AUTH_KUBERNETES = "Kubernetes"  # its value for users of the cluster
 CHECK_HOLDER_SECONDS = 3.0  # check the holder's pod once the Lease has not been renewed for this long
 LEASE_DURATION_SECONDS = 15
-RENEW_DEADLINE_SECONDS = 10.0
+RENEW_DEADLINE_SECONDS = 10.0  # a leader that has not renewed the Lease for this long leads no more
 RENEW_INTERVAL_SECONDS = 2.0
 RETRY_PERIOD_SECONDS = 0.5
 
@@ -85,11 +85,19 @@ class LeaderElector:
         try:
             while True:
                 await self._try_acquire()
-                pause = min(RETRY_PERIOD_SECONDS, max(self._expires_at - self._now, 0.1))
-                await asyncio.sleep(RENEW_INTERVAL_SECONDS if self.is_leading or self._was_refused else pause)
+                await asyncio.sleep(self._pause_seconds)
         finally:
             self._set_leading(is_leading=False)
             await self._release()
+
+    @property
+    def _pause_seconds(self) -> float:
+        """Seconds until the next attempt; a leader makes its last one before its leadership ends."""
+        if self.is_leading:
+            return min(RENEW_INTERVAL_SECONDS, max(self._leads_until - self._now, 0.0))
+        if self._was_refused:
+            return RENEW_INTERVAL_SECONDS
+        return min(RETRY_PERIOD_SECONDS, max(self._expires_at - self._now, 0.1))
 
     @property
     def holder_annotations(self) -> Mapping[str, str]:
@@ -102,13 +110,16 @@ class LeaderElector:
 
     async def _try_acquire(self) -> None:
         started_at = self._now
+        timeout = RENEW_DEADLINE_SECONDS / 2
+        if self.is_leading:  # it ends before another candidate may acquire the Lease
+            timeout = min(timeout, self._leads_until - started_at)
         try:
-            async with asyncio.timeout(RENEW_DEADLINE_SECONDS / 2):
+            async with asyncio.timeout(timeout):
                 is_held = await self._acquire()
         except (ApiError, NoResponseError, TimeoutError) as error:
             self._was_refused = isinstance(error, ApiError)
             self._log_problem(str(error) or "the API server did not respond in time")
-            if self.is_leading and self._now > self._leads_until:
+            if self.is_leading and self._now >= self._leads_until:
                 self._set_leading(is_leading=False)
             return
         self._was_refused = False

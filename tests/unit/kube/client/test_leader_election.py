@@ -1,6 +1,8 @@
 """Leader election without an obtainable Lease: the failure is logged once, and retries are slow."""
 
 import asyncio
+import contextlib
+import selectors
 from typing import Any
 
 import pytest
@@ -45,6 +47,57 @@ async def test_leader_election_logs_an_unobtainable_lease_once(
         "The Lease /apis/coordination.k8s.io/v1/namespaces/nosuch/leases/rota could not be renewed"
     )
     assert 'namespaces "nosuch" not found' in warnings[0]
+
+
+class SkippingSelector(selectors.DefaultSelector):
+    """Skips waiting times instead of waiting, and counts the skipped seconds."""
+
+    skipped = 0.0
+
+    def select(self, timeout: float | None = None) -> Any:
+        self.skipped += timeout or 0.0
+        return super().select(0)
+
+
+class SilentAfterFirst:
+    """An API server that creates a Lease, and responds to no later request."""
+
+    is_silent = False
+
+    async def get(self, *_: Any) -> Any:
+        if self.is_silent:
+            await asyncio.Event().wait()
+        raise ApiError(404, "NotFound", "leases not found")
+
+    async def create(self, *_: Any) -> None:
+        self.is_silent = True
+
+
+def test_leader_election_ends_leadership_at_the_renew_deadline_of_a_silent_api_server() -> None:
+    """Not at the end of the attempt that is under way then: another candidate acquires the Lease after 15 s."""
+    selector = SkippingSelector()
+    loop = asyncio.SelectorEventLoop(selector)
+    loop.time = lambda: selector.skipped  # type: ignore[method-assign]
+    changes: list[tuple[bool, float]] = []
+
+    async def lead_once() -> None:
+        lost = asyncio.Event()
+
+        def note(is_leading: bool) -> None:  # noqa: FBT001 - the elector's signature
+            changes.append((is_leading, loop.time()))
+            if not is_leading:
+                lost.set()
+
+        api: Any = SilentAfterFirst()
+        election = loop.create_task(LeaderElector(api, "rota-system", "rota-0", note, "rota").run())
+        await lost.wait()
+        election.cancel()
+        await asyncio.wait([election])
+
+    with contextlib.closing(loop):
+        loop.run_until_complete(lead_once())
+    (_, gained_at), (_, lost_at) = changes
+    assert lost_at - gained_at == pytest.approx(leader_election.RENEW_DEADLINE_SECONDS, abs=0.01)
 
 
 @pytest.mark.parametrize(
