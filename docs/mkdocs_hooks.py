@@ -26,7 +26,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     def to_repository(link: re.Match[str]) -> str:
         path = link[1].partition("#")[0]
         target = (folder / path).resolve().relative_to(docs.parent).as_posix()
-        if target.startswith("docs/") and not target.startswith("docs/examples/"):
+        if target.startswith("docs/") and not f"{target}/".startswith("docs/examples/"):
             return link[0]
         return f"]({repository}/{target}{link[1].removeprefix(path)})"
 

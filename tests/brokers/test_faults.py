@@ -149,7 +149,7 @@ async def test_broker_that_is_frozen_delays_no_other_and_keeps_its_connections(
         assert await cluster.online_consumers(GROUP, "broker-0") == consumers
 
 
-@pytest.mark.slow("a real name server that is down, then empty")
+@pytest.mark.slow("a real name server that is unreachable, then has no routes")
 async def test_name_server_outage_keeps_known_routes_and_an_empty_name_server_is_not_trusted(
     pair: RocketMQ, cluster: AdminClient
 ) -> None:

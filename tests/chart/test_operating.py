@@ -84,7 +84,7 @@ async def test_chart_starts_an_operator_that_works_with_its_rights_and_probes(
     assert not (await api.get(lease))["spec"]["holderIdentity"]  # released, so that another operator leads at once
 
 
-@pytest.mark.slow("a namespace that the chart names is deleted and made again")
+@pytest.mark.slow("a namespace in the chart's values is deleted and created again")
 async def test_namespace_deleted_while_watched_affects_no_other_and_is_served_when_recreated(
     api: Api, control_plane: Cluster, instance: Instance, release: Release, namespace: str, *, tmp_path: Path
 ) -> None:

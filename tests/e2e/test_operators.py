@@ -20,7 +20,7 @@ def test_failover_completes_a_handover_when_both_operators_are_force_deleted(con
     events.force_delete_operators(consumers)
 
 
-@pytest.mark.slow("on a node, consuming goes on for 90 s without an operator")
+@pytest.mark.slow("on a node, members consume for 90 s without an operator")
 def test_restart_of_all_operators_after_90_seconds_keeps_the_assignment(consumers: Consumers) -> None:
     events.stop_operators(consumers, DOWN_SECONDS)
 

@@ -17,7 +17,7 @@ def test_scale_up_rolling_update_and_scale_down_lose_and_duplicate_no_message(
     events.scale_members(consumers, 3)
 
 
-@pytest.mark.slow("on a node, an Orderly group is scaled, rolled and loses a pod")
+@pytest.mark.slow("on a node, an Orderly group is scaled and rolled, and loses a pod")
 def test_orderly_group_keeps_queue_order_over_scaling_rolling_update_and_deletion(consumers: Consumers) -> None:
     consumers.reset(orderly=True)
     events.scale_members(consumers, 5)
@@ -36,7 +36,7 @@ def test_member_pod_force_deletion_duplicates_in_flight_messages_at_most(consume
     events.force_delete_pod(consumers, consumers.pods()[0])
 
 
-@pytest.mark.slow("on a node, a sidecar is killed for its memory")
+@pytest.mark.slow("on a node, a sidecar is OOM-killed")
 def test_sidecar_killed_for_its_memory_is_recovered(consumers: Consumers) -> None:
     events.exhaust_sidecar_memory(consumers, consumers.pods()[0])
 

@@ -33,7 +33,7 @@ def pulled(release: Installation, tmp_path: Path) -> Iterator[Path]:
     release.ensure_namespace(OPERATOR_NAMESPACE)
 
 
-@pytest.mark.slow("docs/tutorial.md for any cluster, typed, on a node")
+@pytest.mark.slow("the commands of docs/tutorial.md for any cluster, on a node")
 async def test_tutorial_section_on_other_clusters_prints_the_output_of_the_page(
     pulled: Path, broker: RocketMQ, tmp_path: Path
 ) -> None:

@@ -24,7 +24,7 @@ def uids_of(installation: Installation) -> list[str]:
     return [installation.group_kubectl("get", name, "-o", "jsonpath={.metadata.uid}") for name in LASTING]
 
 
-@pytest.mark.slow("on a node, groups consume on without a release and the next release takes them up")
+@pytest.mark.slow("on a node, groups continue to consume after an uninstall, and the next release manages them")
 def test_uninstall_leaves_groups_consuming_and_the_next_release_adopts_them(
     installation: Installation, consumers: Consumers
 ) -> None:
@@ -46,7 +46,7 @@ def test_uninstall_leaves_groups_consuming_and_the_next_release_adopts_them(
     assert consumers.document() == document
 
 
-@pytest.mark.slow("on a node, a namespace ends although a group is in it")
+@pytest.mark.slow("on a node, a namespace with a group is deleted")
 def test_namespace_with_a_group_is_deleted(installation: Installation, consumers: Consumers) -> None:
     with consumers.under_load("the namespace deleted and recreated"):
         installation.node.kubectl("delete", "namespace", GROUP_NAMESPACE, f"--timeout={TIMEOUT_SECONDS}s")

@@ -518,7 +518,7 @@ async def test_memory_of_the_operator_is_not_exhausted_by_large_objects_of_a_ten
     assert max(added) < LARGE_OBJECTS_LIMIT_BYTES
 
 
-@pytest.mark.slow("the command line beside a group of thousands of levels")
+@pytest.mark.slow("the command line while a group with thousands of nested levels exists")
 async def test_cli_answers_while_a_group_is_nested_in_thousands_of_levels(
     api: Api, attackers: str, instance: Instance
 ) -> None:
@@ -557,7 +557,7 @@ async def for_each(work: Callable[[int], Coroutine[Any, Any, None]], numbers: ra
             tasks.create_task(work(number))
 
 
-@pytest.mark.slow("more pods than a group may have as members")
+@pytest.mark.slow("more pods than the limit of a group's members")
 async def test_membership_above_the_limit_stops_the_assignment_and_costs_the_operator_little_memory(
     operator: asyncio.subprocess.Process, api: Api, attackers: str, rocketmq: RocketMQ
 ) -> None:

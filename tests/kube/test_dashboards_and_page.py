@@ -44,7 +44,7 @@ BOARDS = sorted((Path(__file__).parents[2] / "charts/rota/dashboards").glob("*.j
 pytestmark = [
     pytest.mark.usefixtures("crds"),
     pytest.mark.timeout(900),
-    pytest.mark.slow("what a browser, Prometheus and kubectl show of one fleet, side by side"),
+    pytest.mark.slow("a browser, Prometheus and kubectl show the same fleet"),
 ]
 
 

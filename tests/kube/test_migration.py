@@ -245,7 +245,7 @@ async def move(
     await brokers.close()
 
 
-@pytest.mark.slow("a Java fleet moves to Rota and back by docs/migration.md, typed")
+@pytest.mark.slow("a Java fleet migrates to Rota and back by the commands of docs/migration.md")
 async def test_migration_of_a_java_fleet_and_back_works_as_documented(move: Migration, shell: Shell) -> None:
     for command in typed_commands(PAGE):
         await shell.run_as_shown(command)

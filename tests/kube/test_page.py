@@ -436,7 +436,7 @@ async def test_page_retries_a_failed_request_for_an_explanation(browser: Browser
     browser.forget()
 
 
-@pytest.mark.slow("a response that the page waits for in vain")
+@pytest.mark.slow("a request of the page that is never answered")
 async def test_page_reports_a_response_that_times_out_and_retries(browser: Browser, served: ServedGroups) -> None:
     never = asyncio.Event()
     await open_group(browser, served.url)

@@ -22,7 +22,7 @@ from kube.pages import ON_A_NODE, ROOT, Shell, TypedCommand, a_shell, substitute
 pytestmark = [
     pytest.mark.usefixtures("crds"),
     pytest.mark.timeout(300),
-    pytest.mark.slow("each command line of the pages for users, typed"),
+    pytest.mark.slow("each command of the pages for users"),
 ]
 
 DOCS = ROOT / "docs"

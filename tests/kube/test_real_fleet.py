@@ -222,7 +222,7 @@ async def test_pull_delivers_each_message_once_across_scale_up_and_scale_down(
         assert {*fleet.deliveries().values()} == {1}
 
 
-@pytest.mark.slow("queues are added while a whole fleet is at zero")
+@pytest.mark.slow("queues are added while a whole fleet has zero replicas")
 async def test_start_from_latest_misses_nothing_in_queues_added_later(
     api: Api, namespace: str, rocketmq: RocketMQ, local_node: LocalNode, tmp_path: Path
 ) -> None:
@@ -343,7 +343,7 @@ async def test_restart_of_a_killed_member_gives_its_queues_to_others_and_back(
     assert sum(times > 1 for times in fleet.deliveries().values()) <= 2 * REPEATED
 
 
-@pytest.mark.slow("a broker that switches a whole fleet off, and then rejects its filter")
+@pytest.mark.slow("a broker disables consumption of a whole fleet, and then rejects its filter")
 async def test_condition_of_a_request_that_a_real_broker_rejects_lasts_until_it_accepts(
     fleet: TemplateGroup, places: Places, rocketmq: RocketMQ
 ) -> None:

@@ -168,7 +168,7 @@ async def test_crash_of_a_sidecars_process_counts_the_messages_that_apps_get_aga
     await counts.wait_for_redelivered("crash")
 
 
-@pytest.mark.slow("a member of a whole fleet hangs until its queues are forced away")
+@pytest.mark.slow("a member of a whole fleet hangs until its queues are granted by force")
 async def test_forced_grant_counts_the_messages_that_apps_get_again(
     fleet: TemplateGroup, counts: Counts, local_node: LocalNode
 ) -> None:

@@ -40,7 +40,7 @@ def running_grounds(home: Path) -> list[str]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.slow("docs/tutorial.md, typed")
+@pytest.mark.slow("the commands of docs/tutorial.md")
 async def test_tutorial_commands_print_the_output_that_the_page_shows(own_home: Path, tmp_path: Path) -> None:
     substitutions = {
         "8090": str(free_port()),

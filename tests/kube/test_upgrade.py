@@ -91,7 +91,7 @@ async def kind(api: Api, namespace: str) -> AsyncIterator[Kind]:
     await api.delete(definition.definition_path)
 
 
-MORE_CHANGES = pytest.mark.slow("more changes of the CRDs, judged by the API server")
+MORE_CHANGES = pytest.mark.slow("more changes of the CRDs, validated by the API server")
 
 
 def without(path: str) -> Object:

@@ -72,7 +72,7 @@ def run_until_interrupted(words: Words) -> None:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-@pytest.mark.slow("each command line of docs/pipeline.md, typed")
+@pytest.mark.slow("each command of docs/pipeline.md")
 def test_docs_pipeline_page_commands_all_run_and_write_their_output(spark: SparkSession, tmp_path: Path) -> None:
     assert spark.version  # the commands take its session
     for name in JOURNALS:

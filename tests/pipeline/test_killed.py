@@ -76,7 +76,7 @@ def count_rows(lake: Path) -> Counter[str]:
 
 
 @pytest.mark.timeout(3 * LONGEST)
-@pytest.mark.slow("an ingest that is killed at any moment of its run")
+@pytest.mark.slow("an ingest that is killed at random times")
 def test_ingest_killed_at_any_point_leaves_each_line_in_the_lake_once(tmp_path: Path) -> None:
     journal, lake = tmp_path / "journal", tmp_path / "lake"
     first, *later_hours = lines_by_hour().items()

@@ -184,7 +184,7 @@ def test_timeline_intervals_list_the_owner_of_a_queue_over_time(spark: SparkSess
     assertDataFrameEqual(intervals(frames(spark, lines)), spark.createDataFrame(rows, INTERVALS))
 
 
-@pytest.mark.slow("a timeline of records that the planner made")
+@pytest.mark.slow("a timeline of records of the planner")
 def test_timeline_of_the_planners_journal_records_has_no_violations_and_its_owners(spark: SparkSession) -> None:
     """One member ended, one joins, queues are in handover; the owners before the plan are recorded, too."""
     queues = [Queue("orders", "a", number) for number in range(8)]

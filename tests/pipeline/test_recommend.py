@@ -423,7 +423,7 @@ def test_manifest_files_hold_a_policy_per_namespace_and_commands_for_its_groups(
     assert "# shop/ --- kind: Pod # $(reboot): not a valid Kubernetes name\n" in text
 
 
-@pytest.mark.slow("files of policies that are not recommended any more")
+@pytest.mark.slow("files of policies that are no longer recommended")
 def test_manifest_files_of_policies_no_longer_recommended_are_removed(spark: SparkSession, tmp_path: Path) -> None:
     write_manifests(recommend(spark, rolled_out_group()), POLICIES, tmp_path)
     (tmp_path / "notes.yaml").write_text("# Policy of the shop, by hand\n")

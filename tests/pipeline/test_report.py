@@ -411,7 +411,7 @@ def test_recommend_report_formats_numbers_durations_and_percentages() -> None:
 # Screenshots.
 
 
-@pytest.mark.slow("screenshots of the report")
+@pytest.mark.slow("pictures of the report, for manual review")
 async def test_recommend_report_screenshot_has_a_plausible_size(
     browser: Browser, spark: SparkSession, tmp_path: Path
 ) -> None:

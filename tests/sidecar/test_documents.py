@@ -14,7 +14,7 @@ from sidecar.fleet import SidecarFleet, a_fleet
 from sidecar.small_disk import a_small_disk, fill
 
 
-@pytest.mark.slow("documents that are torn, old, changed or deleted, given to a whole sidecar")
+@pytest.mark.slow("a whole sidecar reads truncated, old, modified and deleted documents")
 async def test_document_that_is_torn_old_changed_or_deleted_changes_nothing(rocketmq: RocketMQ, tmp_path: Path) -> None:
     async with a_fleet(rocketmq, tmp_path) as fleet:
         pod = await fleet.add("a")

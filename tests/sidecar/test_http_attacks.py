@@ -29,7 +29,7 @@ async def fleet(rocketmq: RocketMQ, tmp_path: Path) -> AsyncIterator[SidecarFlee
         yield fleet
 
 
-OTHER_PORT = pytest.mark.slow("each HTTP attack on the sidecar's other port")
+OTHER_PORT = pytest.mark.slow("each HTTP attack on the sidecar's second port")
 # In `make test` the attacks take turns at the ports: both are served by the same HTTP server.
 COMBINATIONS = [
     pytest.param(attack, port, marks=[] if (number + place) % 2 == 0 else OTHER_PORT)

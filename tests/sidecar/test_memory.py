@@ -165,7 +165,7 @@ async def is_busy(pod: Pod, app: App) -> bool:
 
 
 WORST = "bombs of 31 MiB"
-OTHER_ATTACKS = pytest.mark.slow("large bodies and many properties, beside compression bombs")
+OTHER_ATTACKS = pytest.mark.slow("large bodies and many properties, together with compression bombs")
 ATTACKS: dict[str, tuple[Callable[[int], Sent], int]] = {
     WORST: (a_bomb, 64),
     "bodies of just under 4 MiB": (a_large_message, 64),

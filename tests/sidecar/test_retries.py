@@ -56,7 +56,7 @@ async def test_message_that_fails_repeatedly_is_reported_until_it_is_done(rocket
         await soon(is_over)
 
 
-@pytest.mark.slow("a dead letter out of a batch, by whole sidecars")
+@pytest.mark.slow("a dead letter from a batch, by whole sidecars")
 async def test_dead_letter_of_a_batch_leaves_the_other_messages_consumed(rocketmq: RocketMQ, tmp_path: Path) -> None:
     async with a_fleet(rocketmq, tmp_path, push={"maxBatch": 8, "concurrency": 1}) as fleet:
         pod = await fleet.add("a")

@@ -68,7 +68,7 @@ async def test_credentials_and_ca_that_are_wrong_are_reported_until_the_secrets_
         await fleet.check()
 
 
-@pytest.mark.slow("a sidecar at a real broker that asks for a client certificate")
+@pytest.mark.slow("a sidecar at a real broker that requires a client certificate")
 async def test_tls_client_certificate_that_is_missing_or_foreign_is_reported_until_the_secret_is_fixed(
     mutual: RocketMQ, authority: Authority, tmp_path: Path
 ) -> None:

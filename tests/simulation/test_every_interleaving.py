@@ -72,7 +72,7 @@ def test_interleaving_in_every_order_keeps_all_invariants(name: str) -> None:
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.slow("every kind of event takes part in the exploration")
+@pytest.mark.slow("the exploration covers every kind of event")
 def test_interleaving_exploration_includes_every_kind_of_event() -> None:
     happened = {kind for name in EXPLORED for kind in explore(name).kinds}
     assert {*HEALING, *FAIR, *UNFAIR} - happened == set()

@@ -60,7 +60,7 @@ def pod(image: str, folder: Path, url: str) -> str:
 
 
 @pytest.mark.node
-@pytest.mark.slow("a cluster of kind is made, gets images, runs a pod and is deleted")
+@pytest.mark.slow("a kind cluster is created, loads images, runs a pod and is deleted")
 def test_kind_cluster_runs_a_pod_of_a_built_image_and_is_deleted(
     engine: Engine, second_instance: Instance, tmp_path: Path
 ) -> None:

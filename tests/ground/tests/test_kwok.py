@@ -11,7 +11,7 @@ from ground.poll import soon
 PODS = 100
 
 
-@pytest.mark.slow("simulated pods by kwok, which is built for this alone")
+@pytest.mark.slow("simulated pods by kwok")
 async def test_ground_kwok_deployment_pods_become_ready(instance: Instance, control_plane: Cluster, api: Api) -> None:
     kwok = Kwok(instance, control_plane)
     try:

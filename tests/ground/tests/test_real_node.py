@@ -154,7 +154,7 @@ def second_node(real_node: RealNode) -> Iterator[RealNode]:  # only where a seco
         yield node
 
 
-@pytest.mark.slow("a node of the ground whose processes are killed")
+@pytest.mark.slow("a node of the ground after a kill of its processes")
 def test_real_node_restarts_after_its_processes_are_killed(second_node: RealNode) -> None:
     for name in ("containerd", "keeper"):  # pods outlive containerd, but not the keeper
         process = second_node.instance.process(name)
@@ -164,7 +164,7 @@ def test_real_node_restarts_after_its_processes_are_killed(second_node: RealNode
         second_node.kubectl("rollout", "status", "-n", "kube-system", "deploy/coredns", "--timeout=180s")
 
 
-@pytest.mark.slow("what is left of a node of the ground that is taken down")
+@pytest.mark.slow("remains of a node of the ground after its end")
 def test_real_node_down_leaves_no_process_network_or_mount(second_node: RealNode) -> None:
     second_node.up()
     link, cgroup, folder = second_node.sandbox.link, second_node.sandbox.cgroup, second_node.instance.folder

@@ -114,7 +114,7 @@ def test_broker_restart_on_another_port_loses_no_message_of_a_consumer(pair: Roc
     receiver.stop()
 
 
-@pytest.mark.slow("RocketMQ of the ground on a busy port")
+@pytest.mark.slow("RocketMQ of the ground on a port that is in use")
 def test_broker_names_a_busy_port(pair: RocketMQ) -> None:
     pair.kill_broker(1)
     broker = pair.brokers[1]

@@ -25,7 +25,7 @@ Metrics = Iterable[Metric]
 
 def table(metrics: Metrics) -> str:
     """Return a table of metrics; the text above it names the labels that all of them have."""
-    rows = ["| metric | type | labels | what it tells |", "|---|---|---|---|"]
+    rows = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
     for metric in metrics:
         labels = ", ".join(f"`{label}`" for label in metric.labels if label not in GROUP_LABELS)
         rows.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |")
