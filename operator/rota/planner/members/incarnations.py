@@ -1,4 +1,4 @@
-"""Processes of a pod's sidecar: which one owns queues, and which have ended; see *Restarts* in `rota.handover`."""
+"""Processes of a pod's sidecar: which one owns queues, and which have ended; see *Restarts* in docs/handover.md."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
