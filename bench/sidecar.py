@@ -254,9 +254,9 @@ class BenchMember:
     def done(self) -> int:
         """Return how many messages the sidecar has delivered."""
         counts = re.findall(
-            r'^rota_sidecar_messages_total\{.*outcome="done"\} (\d+)$', self.get("metrics"), re.MULTILINE
+            r'^rota_sidecar_messages_total\{[^}]*outcome="done"[^}]*\} (\S+)$', self.get("metrics"), re.MULTILINE
         )
-        return sum(map(int, counts))
+        return round(sum(map(float, counts)))
 
     def deliveries(self) -> list[Delivered]:
         """Return the app's log; it is complete once both processes have ended."""
