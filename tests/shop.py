@@ -36,7 +36,7 @@ from rota.reports import Report
 STEP = 0.6  # seconds between two reconciles
 SAMPLES = 6
 SAMPLE_SECONDS = 15.0  # between two samples
-LEADER = schema.Operator("rota-0", "0.1.0", leads=True)
+LEADER = schema.OperatorInfo("rota-0", "0.1.0", leads=True)
 BODY: dict[str, Any] = {"broker": {"rocketmq": {"nameServers": ["rmq:9876"]}}, "policyRef": {"name": "steady"}}
 
 
@@ -158,11 +158,11 @@ class ConsumerFleet:
         """The group's facts, as the operator keeps them."""
         return GroupFacts(self.group, self.tracker, self.broker, self.lag)
 
-    def detail(self) -> schema.Detail:
+    def detail(self) -> schema.GroupDetail:
         """Return the group's details, as the operator's API serves them."""
         return presenters.present_detail(LEADER, self.facts, self.clients)
 
-    def explain(self, *queues: Queue) -> schema.Reasons:
+    def explain(self, *queues: Queue) -> schema.OwnerReasons:
         """Explain the owners of queues, as the operator's API does."""
         explanations = explain_owners(self.group.snapshot(self.now, self.broker, {}), self.now, queues)
         summary = presenters.present_summary(self.facts)
@@ -170,4 +170,4 @@ class ConsumerFleet:
             schema.QueueExplanation(*explanation.queue, explanation.owner, explanation.sentence)
             for explanation in explanations
         ]
-        return schema.Reasons(summary.strategy, summary.generation, reasons, summary.last_rebalance)
+        return schema.OwnerReasons(summary.strategy, summary.generation, reasons, summary.last_rebalance)

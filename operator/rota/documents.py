@@ -4,7 +4,7 @@ import gzip
 import hashlib
 import json
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -131,15 +131,13 @@ def decode_assignment(text: str | bytes) -> Assignment:
         raise ValueError("The assignment is not a complete JSON object") from None
     if not matches:
         raise ValueError("The assignment was modified or truncated: its checksum does not match")
-    if (
-        type(schema := msgspec.json.decode(fields.get("schema", b"null"))) is not int
-        or not 1 <= schema <= ASSIGNMENT_SCHEMA
-    ):
-        raise UnsupportedSchemaError(
-            f"The assignment has schema {schema!r}; this version reads schemas 1 and {ASSIGNMENT_SCHEMA}"
-        )
+    schema = msgspec.json.decode(fields.get("schema", b"null"))
+    if type(schema) is not int or not 1 <= schema <= ASSIGNMENT_SCHEMA:  # a bool is an int, but no schema
+        problem = f"The assignment has schema {schema!r}; this version reads schemas 1 and {ASSIGNMENT_SCHEMA}"
+        raise UnsupportedSchemaError(problem)
     extra = {name: value for name, value in fields.items() if name not in _KNOWN_FIELDS}
-    if (size := sum(len(bytes(value)) for value in extra.values())) > MAX_UNKNOWN_FIELD_BYTES:
+    size = sum(len(bytes(value)) for value in extra.values())
+    if size > MAX_UNKNOWN_FIELD_BYTES:
         raise UnsupportedSchemaError(f"The assignment has {size} bytes of fields that this version does not know")
     try:
         return _to_assignment(msgspec.json.decode(plain, type=_Document), extra, schema)
@@ -171,7 +169,8 @@ def _checksum_matches(plain: bytes, fields: Mapping[str, msgspec.Raw]) -> bool:
         return bool(checksum == _checksum(body))
     checksum = msgspec.json.decode(fields["sum"], type=str) if "sum" in fields else ""
     entry = f'"sum":"{checksum}"'.encode()
-    body_text = plain.replace(entry + b",", b"", 1) if entry + b"," in plain else plain.replace(b"," + entry, b"", 1)
+    is_last = entry + b"," not in plain  # then the comma to remove is the one before it
+    body_text = plain.replace(b"," + entry if is_last else entry + b",", b"", 1)
     return checksum == hashlib.sha256(body_text).hexdigest()
 
 
@@ -284,9 +283,8 @@ def _decode_shares(members: Mapping[str, _Share], claimed: set[Queue]) -> dict[s
         queues = from_ranges(share.queues)
         if not claimed.isdisjoint(queues):
             duplicate = next(queue for queue in queues if queue in claimed)
-            raise ValueError(
-                f"queue {duplicate} is assigned to {name}, but has another owner or is still being released"
-            )
+            problem = f"queue {duplicate} is assigned to {name}, but has another owner or is still being released"
+            raise ValueError(problem)
         claimed.update(queues)
         if len(claimed) > MAX_QUEUES_PER_DOCUMENT:
             raise ValueError(f"more than {MAX_QUEUES_PER_DOCUMENT} queues are named")
@@ -295,7 +293,9 @@ def _decode_shares(members: Mapping[str, _Share], claimed: set[Queue]) -> dict[s
 
 
 def _check_nesting(value: Any, levels_left: int) -> Any:
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    items: Iterable[Any] = value if isinstance(value, list) else ()
+    if isinstance(value, dict):
+        items = value.values()
     if not levels_left:
         raise ValueError(f"one of its fields is nested more than {MAX_NESTING} deep")
     for item in items:

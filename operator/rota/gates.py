@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rota.model import Reason
-from rota.sentences import join_names
+from rota.sentences import join_names, pluralize
 
 
 class Hold(NamedTuple):
@@ -28,12 +28,12 @@ class GateFacts:
     is_policy_valid: bool = True
     paused: bool = False
     missing_metadata: tuple[str, ...] = ()  # topics with unknown queues
-    debounce: float = 0.0
+    debounce: float = 0.0  # seconds without a rebalance after each document
     seconds_since_write: float = float("inf")
     members_in_transition: tuple[str, ...] = ()  # members that are joining or leaving
-    patience_seconds: float = 0.0  # seconds until the first of them is no longer waited for
-    queues_releasing: int = 0
-    release_seconds_left: float = 0.0  # seconds after which other queues need not wait for them
+    transition_seconds_left: float = 0.0  # seconds until the first of them is no longer waited for
+    queues_releasing: int = 0  # queues that their holders still have to release
+    release_seconds_left: float = 0.0  # seconds until other queues no longer wait for these
     moves_left: int | None = None  # None: no limit
     budget_refill_seconds: float | None = 0.0  # seconds until the budget allows more moves; None: it never does
 
@@ -86,10 +86,10 @@ def debounce(facts: GateFacts) -> Hold | None:
 
 def members_still_joining(facts: GateFacts) -> Hold | None:
     """Hold while members join or leave: otherwise each of a rollout's two steps would move queues."""
-    if facts.members_in_transition and facts.patience_seconds > 0:
+    if facts.members_in_transition and facts.transition_seconds_left > 0:
         names = join_names(facts.members_in_transition)
         message = f"Waiting for {names} to join or leave; {_describe_moves(facts.moves)} then"
-        return Hold(Reason.MEMBERS_STILL_JOINING, message, facts.patience_seconds)
+        return Hold(Reason.MEMBERS_STILL_JOINING, message, facts.transition_seconds_left)
     return None
 
 
@@ -134,8 +134,8 @@ def first_hold(facts: GateFacts) -> Hold | None:
 
 
 def _describe_moves(count: int) -> str:
-    return f"{count} queue{'s' * (count != 1)} will move"
+    return f"{pluralize(count, 'queue')} will move"
 
 
 def _describe_queues(count: int) -> str:
-    return "1 queue is" if count == 1 else f"{count} queues are"
+    return f"{pluralize(count, 'queue')} {'is' if count == 1 else 'are'}"

@@ -217,10 +217,7 @@ class Roster:
 
     @classmethod
     def of(
-        cls,
-        queues: Iterable[tuple[str, str, int]],
-        members: Iterable[str],
-        current: PresentOwners | None = None,
+        cls, queues: Iterable[tuple[str, str, int]], members: Iterable[str], current: PresentOwners | None = None
     ) -> "Roster":
         """Sort and check the input; present owners that are no longer members, and removed queues, are ignored."""
         sorted_members = _sorted_members(members)

@@ -78,13 +78,14 @@ class RedeliveryRules(NamedTuple):
 
 
 def count_redelivered(delivered: UncommittedDelivery, start_offset: int) -> int:
-    """Return how many offsets that the app was given are read again by a reader that begins at `start_offset`."""
-    first = (
-        start_offset
-        if delivered.is_last or delivered.committed_offset is None
-        else min(start_offset, delivered.committed_offset)
-    )
-    return max(0, delivered.delivered_offset + 1 - first)
+    """Return how many offsets that the app was given are read again by a reader that begins at `start_offset`.
+
+    After a crash, the offsets that were uncommitted at the last page count: a later start does not lower their number.
+    """
+    first_repeated = start_offset
+    if not delivered.is_last and delivered.committed_offset is not None:
+        first_repeated = min(start_offset, delivered.committed_offset)
+    return max(0, delivered.delivered_offset + 1 - first_repeated)
 
 
 def find_cause(

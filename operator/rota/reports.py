@@ -10,13 +10,7 @@ from rota.model import Queue
 from rota.ranges import MAX_TOPIC_BROKER_PAIRS, check_ranges, count_topic_broker_pairs, from_ranges
 
 MAX_UNCHECKED_BYTES = 64 * 1024  # up to this size, the parts of a report are not checked before decoding
-MAX_PART_BYTES = {
-    "held": 2 * 2**20,
-    "releasing": 2 * 2**20,
-    "brokers": 2**17,
-    "troubles": 2**18,
-    "uncommitted": 2**18,
-}
+MAX_PART_BYTES = {"held": 2 * 2**20, "releasing": 2 * 2**20, "brokers": 2**17, "troubles": 2**18, "uncommitted": 2**18}
 MAX_INCARNATION_DIGITS = 12  # digits of a process's number
 MAX_FIELD_BYTES = 4096  # of each other field of a report
 # Entries in a report: less than their limit, however long the names of topics and brokers are.
@@ -49,7 +43,7 @@ class QueueStatus(Struct, frozen=True, rename="camel", omit_defaults=True):
     buffered: int
     locked: bool
     state: QueueState = ""
-    pull_age: float | None = None  # seconds since the broker last answered a pull; None: it has answered none
+    pull_age: float | None = None  # seconds since the broker last responded to a pull; None: it never has
     start: int | None = None  # the offset at which this member began to read the queue; None: not known yet
     given: int | None = None  # the highest offset that the app was given; None: none so far
 
@@ -70,12 +64,12 @@ class Report(Struct, frozen=True, kw_only=True, weakref=True):
     member: str
     uid: str
     generation: Generation
-    revision: int = 0
-    reads: int = 1
+    revision: int = 0  # grows with each change, except of fields that it ignores (below)
+    reads: int = 1  # the highest document schema that the member reads
     state: Literal["serving", "draining", "drained"] = "serving"
-    final: bool = False
-    held: dict[str, dict[str, str]] = {}
-    releasing: dict[str, dict[str, str]] = {}
+    final: bool = False  # the member drains for good, since its pod ends
+    held: dict[str, dict[str, str]] = {}  # queues that the member consumes, as ranges
+    releasing: dict[str, dict[str, str]] = {}  # queues that it still drains, as ranges
     brokers: dict[str, bool] = {}  # whether the member can reach each broker
     troubles: dict[str, str] = {}  # problems of the member: reasons, and a sentence for each
     started: float = 0.0  # start of the process, in seconds since 1970 by its node's clock; 0: not reported
@@ -84,9 +78,7 @@ class Report(Struct, frozen=True, kw_only=True, weakref=True):
     consumers_changed: int | None = msgspec.field(name="consumersChanged", default=None)
     states: dict[str, int] = {}  # how many queues the member is not reading now, by state; `revision` ignores them
     uncommitted: list[Uncommitted] = []  # `revision` ignores them; final for a queue that the member has released
-    incarnation: str = (
-        ""  # of the sidecar's process: changes with a restart; usually a number, see `incarnation_number`
-    )
+    incarnation: str = ""  # of the sidecar's process; another one after a restart. See `incarnation_number`
 
     @property
     def active_queues(self) -> frozenset[Queue]:
@@ -148,7 +140,8 @@ def _check_part_sizes(text: bytes | str) -> bytes | str:
     parts = msgspec.json.decode(text, type=_ReportParts)
     for name in parts.__struct_fields__:
         limit = MAX_PART_BYTES.get(name, MAX_FIELD_BYTES)
-        if (size := len(bytes(getattr(parts, name)))) > limit:
+        size = len(bytes(getattr(parts, name)))
+        if size > limit:
             raise ReportTooLargeError(f"{name} takes {size:,} bytes; the limit is {limit:,}")
     return msgspec.json.encode(parts)
 
@@ -170,8 +163,9 @@ def decode_report(text: bytes | str) -> Report:
         raise ReportTooLargeError(f"The report cannot be read: {error}") from None
     except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         raise ValueError(f"The report cannot be read: {error}") from None
-    if (places := count_topic_broker_pairs(report.held, report.releasing)) > MAX_TOPIC_BROKER_PAIRS:
-        problem = f"The report names {places:,} pairs of topic and broker"
+    pairs = count_topic_broker_pairs(report.held, report.releasing)
+    if pairs > MAX_TOPIC_BROKER_PAIRS:
+        problem = f"The report names {pairs:,} pairs of topic and broker"
         raise ReportTooLargeError(f"{problem}; the limit is {MAX_TOPIC_BROKER_PAIRS:,}")
     return report
 

@@ -5,8 +5,8 @@ from math import sqrt
 
 from rota.model import Queue
 
-# Two measurements of a member's load may differ by both of these: more than a noise of 10 % causes, also if one member
-# was given all queues that looked heavy.
+# A member's load has changed if it differs by more than both of these. A noise of 10 % in the weights causes less, even
+# if one member was given all queues that looked heavy.
 NOISE_SHARE = 0.3  # of the root of its queues' squared weights
 MIN_CHANGE_SHARE = 0.12  # of the mean load
 

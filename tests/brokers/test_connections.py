@@ -24,7 +24,7 @@ from rota.brokers.rocketmq.wire.frames import Decoder, Frame, encode
 
 @pytest.fixture
 async def connections() -> AsyncIterator[ConnectionPool]:
-    opened = ConnectionPool(lambda request: request.reply(ResponseCode.SUCCESS, b"ours"))
+    opened = ConnectionPool(lambda request: request.make_response(ResponseCode.SUCCESS, b"ours"))
     yield opened
     opened.close()
 
@@ -34,7 +34,7 @@ def a_request(name: str = "1") -> Frame:
 
 
 def good(frame: Frame) -> bytes:
-    return encode(frame.reply(ResponseCode.SUCCESS, frame.fields.get("name", "").encode()))
+    return encode(frame.make_response(ResponseCode.SUCCESS, frame.fields.get("name", "").encode()))
 
 
 async def test_response_order_may_differ_from_the_request_order(connections: ConnectionPool) -> None:
@@ -129,7 +129,7 @@ async def test_connection_that_breaks_fails_the_pending_request_and_is_reopened(
 
 async def test_connection_is_replaced_after_go_away_and_the_request_repeated(connections: ConnectionPool) -> None:
     def say(frame: Frame) -> bytes:
-        away = encode(frame.reply(ResponseCode.GO_AWAY, remark="closing"))
+        away = encode(frame.make_response(ResponseCode.GO_AWAY, remark="closing"))
         return away if len(server.frames) == 1 else good(frame)
 
     async with a_server(say) as server:
@@ -389,7 +389,7 @@ async def test_connection_after_go_away_still_gets_pending_responses(connections
         if frame.fields["name"] == "held":
             held.append(frame)
             return b""
-        return good(frame) if server.connections > 1 else encode(frame.reply(ResponseCode.GO_AWAY))
+        return good(frame) if server.connections > 1 else encode(frame.make_response(ResponseCode.GO_AWAY))
 
     async with a_server(say) as server:
         waiting = asyncio.create_task(connections.call(server.address, a_request("held"), 60))
@@ -405,7 +405,7 @@ async def test_connection_close_includes_those_after_go_away(connections: Connec
     def say(frame: Frame) -> bytes:
         if frame.fields["name"] == "held":
             return b""
-        return good(frame) if server.connections > 1 else encode(frame.reply(ResponseCode.GO_AWAY))
+        return good(frame) if server.connections > 1 else encode(frame.make_response(ResponseCode.GO_AWAY))
 
     async with a_server(say) as server:
         waiting = asyncio.create_task(connections.call(server.address, a_request("held"), 60))
@@ -456,7 +456,7 @@ async def test_connection_stops_reading_requests_of_a_peer_that_reads_no_respons
 
     server = await asyncio.start_server(talk, "127.0.0.1", 0, limit=1024)
     host, port = server.sockets[0].getsockname()
-    generous = ConnectionPool(lambda request: request.reply(ResponseCode.SUCCESS, bytes(10_000)))
+    generous = ConnectionPool(lambda request: request.make_response(ResponseCode.SUCCESS, bytes(10_000)))
     request = asyncio.create_task(generous.call(f"{host}:{port}", a_request(), 60))
 
     def transport() -> asyncio.Transport | None:

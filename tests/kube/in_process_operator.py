@@ -16,7 +16,7 @@ from rota.brokers.rocketmq.admin import AdminClient
 from rota.brokers.rocketmq.routing import ConnectionConfig
 from rota.kube import informers
 from rota.kube.brokers.registry import BrokerRegistry
-from rota.kube.client.api import Api, ApiError, NoResponseError, Params
+from rota.kube.client.api import Api, ApiError, NoResponseError, Params, WatchedEvent
 from rota.kube.client.informer import Informer
 from rota.kube.client.login.session import Login
 from rota.kube.http.read_model import ReadModel
@@ -59,7 +59,7 @@ class RecordingApi(Api):
 
     async def watch(
         self, path: str, kind: type[T], version: str, params: Params | None = None
-    ) -> AsyncGenerator[tuple[str, T | None, str]]:
+    ) -> AsyncGenerator[WatchedEvent[T]]:
         """Watch a collection; while its path is muted, all events are dropped."""
         async with aclosing(super().watch(path, kind, version, params)) as events:
             async for event in events:

@@ -19,7 +19,7 @@ from rota.kube.state import rebalance
 PICTURES = Path(__file__).parents[2] / "docs" / "images"
 
 
-LEADS = schema.Operator(identity="rota-0", version="0.1.0", leads=True)
+LEADS = schema.OperatorInfo(identity="rota-0", version="0.1.0", leads=True)
 
 
 JOINED = rebalance.Rebalance(
@@ -56,7 +56,7 @@ def a_member(name: str, **overrides: Any) -> schema.MemberInfo:
     return schema.MemberInfo(name=name, client_id=f"10.0.0.7@{name}", **{**defaults, **overrides})
 
 
-def a_summary(name: str = "orders", **overrides: Any) -> schema.Summary:
+def a_summary(name: str = "orders", **overrides: Any) -> schema.GroupSummary:
     defaults: dict[str, Any] = {
         "ready": True,
         "reason": "Settled",
@@ -75,48 +75,48 @@ def a_summary(name: str = "orders", **overrides: Any) -> schema.Summary:
         "verdicts": {"KeepingUp": 7, "Slow": 1},
         "last_rebalance": JOINED,
     }
-    return schema.Summary(namespace="shop", name=name, **{**defaults, **overrides})
+    return schema.GroupSummary(namespace="shop", name=name, **{**defaults, **overrides})
 
 
 def owned(number: int) -> list[schema.QueueDetail]:
     return [a_queue(queue_id, f"m{queue_id % 2}") for queue_id in range(number)]
 
 
-def a_detail(name: str = "orders", queues: Sequence[schema.QueueDetail] = (), **overrides: Any) -> schema.Detail:
+def a_detail(name: str = "orders", queues: Sequence[schema.QueueDetail] = (), **overrides: Any) -> schema.GroupDetail:
     queues = list(queues) or owned(8)
     summary = a_summary(name, queues=len(queues))
     defaults: dict[str, Any] = {
         "operator": LEADS,
         "conditions": [schema.ConditionInfo("Ready", "True", "Settled", "Every queue has its owner.", JOINED.at)],
         "members": [a_member("m0"), a_member("m1")],
-        "topics": [schema.Topic("orders", "Subscribed", len(queues), lag=12, delay=1.5, estimate=True)],
+        "topics": [schema.TopicInfo("orders", "Subscribed", len(queues), lag=12, delay=1.5, estimate=True)],
         "rebalances": [JOINED, FIRST],
         "looked_at": "2026-11-21T08:00:03Z",
     }
-    return schema.Detail(at_broker=name, queues=queues, **{"summary": summary, **defaults, **overrides})
+    return schema.GroupDetail(at_broker=name, queues=queues, **{"summary": summary, **defaults, **overrides})
 
 
 @dataclass
 class StaticGroups:
     """The groups that a test has put."""
 
-    details: dict[str, schema.Detail] = field(default_factory=dict)
-    operator: schema.Operator = LEADS
+    details: dict[str, schema.GroupDetail] = field(default_factory=dict)
+    operator: schema.OperatorInfo = LEADS
 
-    def put(self, detail: schema.Detail) -> None:
+    def put(self, detail: schema.GroupDetail) -> None:
         self.details[detail.summary.name] = detail
 
-    async def list_groups(self, _: MayRead | None = None) -> schema.Groups:
-        return schema.Groups(self.operator, [detail.summary for detail in self.details.values()])
+    async def list_groups(self, _: MayRead | None = None) -> schema.GroupList:
+        return schema.GroupList(self.operator, [detail.summary for detail in self.details.values()])
 
     def has_group(self, namespace: str, name: str) -> bool:
         return namespace == "shop" and name in self.details
 
-    def describe_group(self, namespace: str, name: str) -> schema.Detail | None:
+    def describe_group(self, namespace: str, name: str) -> schema.GroupDetail | None:
         detail = self.details.get(name) if namespace == "shop" else None
         return replace(detail, operator=self.operator) if detail else None
 
-    async def explain(self, namespace: str, name: str, queue: str | None) -> schema.Reasons | None:
+    async def explain(self, namespace: str, name: str, queue: str | None) -> schema.OwnerReasons | None:
         if not (detail := self.describe_group(namespace, name)):
             return None
         queues = [
@@ -128,7 +128,7 @@ class StaticGroups:
             schema.QueueExplanation(entry.topic, entry.broker, entry.id, entry.owner, f"{entry.owner} had it before.")
             for entry in queues
         ]
-        return schema.Reasons("Sticky", detail.summary.generation, explanations, JOINED)
+        return schema.OwnerReasons("Sticky", detail.summary.generation, explanations, JOINED)
 
 
 class ServedGroups(StaticGroups):
@@ -161,7 +161,7 @@ class ServedGroups(StaticGroups):
         if self._runner:
             await self._runner.cleanup()
 
-    def change(self, detail: schema.Detail) -> None:
+    def change(self, detail: schema.GroupDetail) -> None:
         self.put(detail)
         self.hub.publish(("shop", detail.summary.name))
 

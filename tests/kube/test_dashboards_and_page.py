@@ -35,7 +35,7 @@ from kube.live_page import LIVE, PICTURES, assert_handover_shown, has, label_of
 from kube.operators import an_operator
 from kube.panels import expressions
 from kube.template_group import GROUP, QUEUES, TemplateGroup, a_template_group
-from rota.kube.http.schema import Detail
+from rota.kube.http.schema import GroupDetail
 from rota.model import Queue
 
 DRAWS = "ROTA_PICTURES" in os.environ
@@ -60,11 +60,11 @@ class Watched:
     rocketmq: RocketMQ
     began: float = field(default_factory=time.time)
 
-    async def detail(self) -> Detail:
+    async def detail(self) -> GroupDetail:
         """Return the group as the operator's API shows it."""
         url = f"{self.operator}/v1/groups/{self.fleet.namespace}/{GROUP}"
         async with aiohttp.ClientSession() as session, session.get(url) as response:
-            return msgspec.json.decode(await response.read(), type=Detail)
+            return msgspec.json.decode(await response.read(), type=GroupDetail)
 
     async def scrape(self) -> None:
         """Scrape the operator and the sidecars that run now."""

@@ -9,7 +9,7 @@ from kube.scraped import metric_values, parse_series
 from kube.world import OperatedNamespace, a_group, add_two_members, billing_group
 from rota.brokers.memory import BROKER, MemoryCluster
 from rota.kube.brokers.lag import lag_poller
-from rota.kube.http.schema import Detail
+from rota.kube.http.schema import GroupDetail
 from rota.kube.members import polling_schedule, report_poller
 from rota.model import Queue
 
@@ -23,7 +23,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(polling_schedule, "STEP_SECONDS", 0.1)
 
 
-def group_detail(world: OperatedNamespace) -> Detail:
+def group_detail(world: OperatedNamespace) -> GroupDetail:
     detail = world.operator.read_model.describe_group(world.namespace, world.fleet.group)
     assert detail
     return detail

@@ -106,7 +106,7 @@ async def test_page_shows_unknown_values_as_unknown_and_never_as_0(browser: Brow
         a_detail(
             summary=summary,
             members=[a_member("m0", queues=None, generation=None, rate=None)],
-            topics=[schema.Topic("orders", "Subscribed", 1)],
+            topics=[schema.TopicInfo("orders", "Subscribed", 1)],
             queues=[a_queue(0, verdict=None, **blind)],
             rebalances=[replace(FIRST, seconds=None, longest=None)],
             looked_at=None,
@@ -285,7 +285,7 @@ async def test_page_renders_html_in_names_as_text(browser: Browser, served: Serv
             summary=a_summary(EVIL, reason=EVIL, message=EVIL, strategy=EVIL, last_rebalance=bad),
             conditions=[schema.ConditionInfo(EVIL, EVIL, EVIL, EVIL, EVIL)],
             members=[a_member(EVIL, troubles=[EVIL], failing=[EVIL], version=EVIL, state=EVIL)],
-            topics=[schema.Topic(EVIL, "Subscribed", 1)],
+            topics=[schema.TopicInfo(EVIL, "Subscribed", 1)],
             queues=[a_queue(0, EVIL, EVIL, verdict=EVIL, to=EVIL)],
             rebalances=[bad],
         )
@@ -312,7 +312,7 @@ async def test_page_replaces_bidi_and_invisible_characters_with_a_mark(browser: 
             summary=a_summary(TURNS, reason=TURNS, message=TURNS),
             members=[a_member(TURNS, troubles=[TURNS])],
             queues=[a_queue(0, TURNS, TURNS, verdict=TURNS)],
-            topics=[schema.Topic(TURNS, "Subscribed", 1)],
+            topics=[schema.TopicInfo(TURNS, "Subscribed", 1)],
         )
     )
     await browser.open(served.url)

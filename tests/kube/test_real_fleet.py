@@ -26,7 +26,7 @@ from ground.rocketmq import RocketMQ
 from kube.operators import an_operator
 from kube.scraped import parse_series
 from kube.template_group import GROUP, QUEUES, TemplateGroup, a_template, a_template_group
-from rota.kube.http.schema import Detail
+from rota.kube.http.schema import GroupDetail
 from rota.model import Queue
 from rota.ranges import from_ranges
 
@@ -193,11 +193,11 @@ async def test_condition_of_failing_deliveries_lasts_while_the_app_answers_500_t
         await places.no_problem("DeliveriesFailing")
 
 
-async def detail(fleet: TemplateGroup, address: str) -> Detail:
+async def detail(fleet: TemplateGroup, address: str) -> GroupDetail:
     """Return the group as the operator's API shows it."""
     url = f"http://{address}:8080/v1/groups/{fleet.namespace}/{GROUP}"
     async with aiohttp.ClientSession() as session, session.get(url) as response:
-        return msgspec.json.decode(await response.read(), type=Detail)
+        return msgspec.json.decode(await response.read(), type=GroupDetail)
 
 
 @pytest.mark.slow("a whole fleet of apps that pull grows and shrinks")

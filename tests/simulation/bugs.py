@@ -9,7 +9,7 @@ import pytest
 
 from rota import handover, planner
 from rota.handover import Act, DesiredChange, HolderEvidence, OwnershipState, Proof
-from rota.planner import moves, record
+from rota.planner import budget, moves, record
 from rota.planner import situation as situations
 from rota.planner.members import member_states
 from rota.planner.snapshot import DecodedReport
@@ -106,7 +106,7 @@ def recovery_below_what_was_seen(patch: pytest.MonkeyPatch) -> None:
 
 def budget_forgotten(patch: pytest.MonkeyPatch) -> None:
     """Moves are not counted."""
-    patch.setattr(moves, "_updated_spent", lambda *_: ())
+    patch.setattr(budget, "updated_spent", lambda *_: ())
 
 
 def shrinks_on_a_partial_view(patch: pytest.MonkeyPatch) -> None:

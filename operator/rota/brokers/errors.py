@@ -14,7 +14,7 @@ class MalformedResponseError(UnreachableError):
 
 
 class NotFoundError(BrokerError):
-    """The topic, queue or group does not exist, according to an explicit answer."""
+    """The topic, queue or group does not exist, according to an explicit response."""
 
 
 class RejectedError(BrokerError):

@@ -10,8 +10,9 @@ from rota.model import RETRY_TOPIC_PREFIX, Queue
 from rota.spec import Buffer, StartFrom, Subscription
 from rota.spec.consumer_settings import ConsumerSettings
 
-RETRY_LEVEL = 0
-DEAD_LETTER_LEVEL = -1
+# Delay levels of `send_back`, as in RocketMQ; levels above 0 name a fixed delay.
+RETRY_LEVEL = 0  # a delay that grows with each attempt
+DEAD_LETTER_LEVEL = -1  # no further attempt: to the dead-letter topic
 
 
 class PullRedirect(StrEnum):
@@ -39,7 +40,7 @@ class Admission(Protocol):
 
     @property
     def max_body_bytes(self) -> int:
-        """The largest unpacked size; a body that exceeds it stays packed, with the reason as the message's damage."""
+        """The largest unpacked size of a message; a larger body stays packed, and `Message.damage` has the reason."""
 
     def admit(self, memory_bytes: int) -> bool:
         """Return whether the pull keeps a message of this size; after a refusal it keeps no further message."""
@@ -77,10 +78,10 @@ class BrokerOffsets(NamedTuple):
 
 
 class OffsetRange(NamedTuple):
-    """The first and last offset of a queue."""
+    """The range of offsets in a queue; equal offsets mean that it is empty."""
 
-    min_offset: int
-    max_offset: int
+    min_offset: int  # of the oldest message
+    max_offset: int  # that the next message will have
     last_stored_at: float = 0.0  # seconds since 1970
 
 
@@ -103,14 +104,14 @@ def queues_of(topic: str, queue_counts: Mapping[str, int]) -> tuple[Queue, ...]:
 class Brokers(Protocol):
     """The brokers of one cluster, as the operator uses them.
 
-    Every request returns the answer of a broker or raises a `BrokerError`; no value is guessed.
+    Every request returns the response of a broker or raises a `BrokerError`; no value is guessed.
     """
 
     async def queues(self, topic: str) -> tuple[Queue, ...]:
         """Return the readable queues of a topic; raise `NotFoundError` if the topic does not exist."""
 
     async def queue_counts(self, topic: str) -> Mapping[str, int]:
-        """Return the number of a topic's queues on each broker, with ids 0, 1, …; takes less memory."""
+        """Return the number of a topic's queues on each broker; takes less memory than `queues`. Ids count from 0."""
 
     async def broker_names(self) -> tuple[str, ...]:
         """Return the names of all brokers."""
@@ -137,7 +138,7 @@ class Brokers(Protocol):
         """Return the offset of the first message that was stored at this time or later."""
 
     async def offset_ranges(self, topic: str, broker: str) -> dict[Queue, OffsetRange]:
-        """Return the first and last offsets of a topic's queues."""
+        """Return the range of offsets in each queue of a topic at a broker."""
 
     async def unlock(self, group: str, client_id: str, queues: Collection[Queue]) -> None:
         """Release queue locks on behalf of a member that has ended."""
@@ -148,9 +149,9 @@ class Brokers(Protocol):
         """Send a message to the given queue, or to any queue of the topic."""
 
     def reconnect(self) -> None:
-        """Use new connections from now on, as certificates or credentials were renewed.
+        """Use new connections from now on, because certificates or credentials were renewed.
 
-        What is known of the brokers stays. Each present connection ends when its pending requests do.
+        Cached routes and addresses are kept. Each present connection ends when its pending requests do.
         """
 
     async def close(self) -> None:
@@ -202,8 +203,8 @@ class Membership:
 class Consumer(Protocol):
     """One member of a group at the brokers.
 
-    Reading from a queue or joining a group that does not exist raises `NotFoundError`, whatever the broker answers.
-    Commits, locks and unlocks are sent without that check: a member may release a queue after it left the route.
+    Reading from a queue or joining a group that does not exist raises `NotFoundError`, whatever the broker responds.
+    Commits, locks and unlocks are sent without that check: a member may release a queue that is no longer in the route.
     When a connection breaks, its pending calls fail at once with `UnreachableError`; the next call reconnects.
     """
 
@@ -217,7 +218,7 @@ class Consumer(Protocol):
         """Unregister from the brokers and close all connections; later calls raise `UnreachableError`."""
 
     async def ping_broker(self, broker: str) -> None:
-        """Send a broker a request without effect; return on any answer, since that shows it is reachable."""
+        """Send a broker a request without effect; return on any response, since that shows it is reachable."""
 
     async def pull(
         self,
@@ -231,7 +232,7 @@ class Consumer(Protocol):
     ) -> PullResult:
         """Request messages from an offset on; if the queue has none yet, the broker waits for `wait_seconds`.
 
-        The broker stores `commit_offset` before it waits. Only its answer confirms that: until then the commit may
+        The broker stores `commit_offset` before it waits. Only its response confirms that: until then the commit may
         still be applied, and overwrite a later commit. The result ends before the first message that is not admitted;
         the offset of that message is the result's `next_offset`.
         """

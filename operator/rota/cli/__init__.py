@@ -240,10 +240,7 @@ def inject(**options: Any) -> None:
     help="With --page-auth Kubernetes: a folder with tls.crt and tls.key (default: a self-signed certificate).",
 )
 @click.option(
-    "--journal",
-    envvar="ROTA_JOURNAL",
-    default="",
-    help="A folder for the journal; -: standard output; default: none.",
+    "--journal", envvar="ROTA_JOURNAL", default="", help="A folder for the journal; -: standard output; default: none."
 )
 @click.option(
     "--journal-limit", envvar="ROTA_JOURNAL_LIMIT", default="8Gi", show_default=True, help="Maximum size of the folder."

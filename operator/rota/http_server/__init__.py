@@ -150,13 +150,15 @@ class AdmissionLimit:
 
     @contextmanager
     def admit(self) -> Iterator[bool]:
-        """Yield whether this request is admitted."""
-        admitted = self._admitted < self._max_requests
-        self._admitted += admitted
+        """Yield whether this request is admitted; an admitted request counts until the context ends."""
+        if self._admitted >= self._max_requests:
+            yield False
+            return
+        self._admitted += 1
         try:
-            yield admitted
+            yield True
         finally:
-            self._admitted -= admitted
+            self._admitted -= 1
 
 
 def _describe_bind_error(error: OSError) -> str:
@@ -171,7 +173,7 @@ async def _bind(address: str, port: int) -> list[socket.socket]:
     resolved = await loop.getaddrinfo(address or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[socket.socket] = []
     try:
-        for family, socket_address in dict.fromkeys((entry[0], entry[4]) for entry in resolved):
+        for family, socket_address in dict.fromkeys((family, address) for family, *_, address in resolved):
             sockets.append(socket.create_server(socket_address[:2], family=family, backlog=LISTEN_BACKLOG))
     except OSError:
         for bound in sockets:
@@ -230,5 +232,5 @@ async def _reject_unreadable_body(request: web.Request, handler: Handler) -> web
 
 def _is_our_error(record: logging.LogRecord) -> bool:
     """Return whether the server caused the error: clients that send invalid requests must not fill the log."""
-    error = record.exc_info[1] if record.exc_info else None
+    _, error, _ = record.exc_info or (None, None, None)
     return not isinstance(error, HttpProcessingError | web.RequestPayloadError)

@@ -11,7 +11,7 @@ import aiohttp
 from aiohttp import hdrs, web
 
 SEND_TIMEOUT_SECONDS = 30.0  # for a client to take a large response
-COMPRESS_MIN_BYTES = 4096  # a larger response is compressed
+COMPRESS_MIN_BYTES = 4096  # responses larger than this are compressed
 CHUNK_BYTES = 64 * 1024  # of a large response written at once: the transport copies what the socket does not take
 MAX_VERSIONS = 4  # of one response that are being sent at the same time
 
@@ -21,17 +21,18 @@ BUSY_CONNECTIONS: Final = web.AppKey("busy", set[object])
 
 @dataclass(eq=False)
 class _RenderedBody:
-    """A response as it was rendered once."""
+    """One rendered version of a response."""
 
     body: bytes
-    compressed: bytes = b""  # the same, compressed; empty until a client accepts that
+    compressed: bytes = b""  # the body with gzip; empty until the first client that accepts gzip
 
 
 class SharedResponse:
-    """Responds with a large body, which is rendered once for all requests that arrived meanwhile.
+    """Responds with a large body. Requests that arrive while it is being rendered share the next rendering.
 
-    Each response copies one part of it at a time. A client that reads slowly loses its connection when the server needs
-    another, when MAX_VERSIONS newer versions are being sent, or after SEND_TIMEOUT_SECONDS.
+    Each response copies one part of the body at a time. The connection of a client that reads slowly is closed when the
+    server needs a connection for another client, when MAX_VERSIONS newer versions are being sent, or after
+    SEND_TIMEOUT_SECONDS.
     """
 
     def __init__(self, render: Callable[[], Awaitable[bytes]], headers: Mapping[str, str]) -> None:
@@ -59,7 +60,7 @@ class SharedResponse:
                 self._requests_by_body.pop(version, None)
 
     async def _render_if_stale(self, *, with_gzip: bool) -> _RenderedBody:
-        """Render the body, unless that began after the request arrived; compress it once a client accepts that."""
+        """Return the latest version, rendered anew if its rendering began before this request arrived."""
         loop = asyncio.get_running_loop()
         arrived = loop.time()
         async with self._lock:
@@ -76,20 +77,22 @@ class SharedResponse:
 
     def _close_slowest(self) -> None:
         """Close the connections of clients that still read the oldest version, if one more would be too many."""
-        if len(self._requests_by_body) >= MAX_VERSIONS:
-            for request in tuple(next(iter(self._requests_by_body.values()))):
-                if request.transport:
-                    request.transport.abort()
+        if len(self._requests_by_body) < MAX_VERSIONS:
+            return
+        requests_of_oldest = next(iter(self._requests_by_body.values()))
+        for request in tuple(requests_of_oldest):
+            if request.transport:
+                request.transport.abort()
 
 
 def release_connection(request: web.Request) -> None:
-    """Let the server close this connection if it needs another, although its request is still being handled."""
+    """Allow the server to close this connection for another client's, although its request is still being handled."""
     if busy := request.app.get(BUSY_CONNECTIONS):
         busy.discard(request.protocol)
 
 
 async def send_body(request: web.Request, headers: Mapping[str, str], body: bytes) -> web.StreamResponse:
-    """Respond with a body of its own, compressed if it is large and the client accepts that."""
+    """Respond with a body rendered for this request only, compressed if it is large and the client accepts gzip."""
     if len(body) > COMPRESS_MIN_BYTES and _accepts_gzip(request):
         body = await asyncio.to_thread(gzip.compress, body, 1)
         headers = {**headers, hdrs.CONTENT_ENCODING: "gzip"}
@@ -132,7 +135,7 @@ async def _write_body(request: web.Request, headers: Mapping[str, str], body: by
     except TimeoutError:
         if request.transport:
             request.transport.abort()
-        raise ConnectionResetError from None
+        raise ConnectionResetError from None  # aiohttp ends the request silently, as if the client had disconnected
     return response
 
 

@@ -15,12 +15,13 @@ from rota.kube.client.objects import GROUP_LABEL, ConfigMap, CustomResource, Dep
 from rota.kube.client.paths import GROUPS, POLICIES
 from rota.kube.reconcile.controller import Controller
 
-RESYNC_SECONDS = 60.0
-NESTED_TOO_DEEPLY = -1  # what `operate` returns when kopf cannot read a group or policy
+RESYNC_SECONDS = 60.0  # between two lists of groups and policies, in case kopf lost an event
+SYNC_CHECK_SECONDS = 0.02  # between two checks whether the first lists have arrived
+RELIST_RETRY_SECONDS = 2.0  # after a failed list
+NESTED_TOO_DEEPLY = -1  # the exit code of `operate` when kopf cannot read a group or policy
+
 ObjectHandler = Callable[[Any], None]
 OnGroupChange = Callable[[tuple[str, str]], None]  # called with the key of a group that changed
-SYNC_CHECK_SECONDS = 0.02  # interval of checks whether the first lists have arrived
-RELIST_RETRY_SECONDS = 2.0  # pause after a failed list
 _GROUP_SELECTOR = {"labelSelector": GROUP_LABEL}
 
 _log = logging.getLogger(__name__)
@@ -107,12 +108,13 @@ def _with_notification(handle: ObjectHandler, notify: OnGroupChange) -> ObjectHa
 
 
 async def watchable_namespaces(informers: Sequence[Informer[Any]], *, has_kopf: bool) -> list[str]:
-    """Await the first lists; return the namespaces without a refused list, because kopf gives up on a refused kind."""
+    """Await the first lists; return the namespaces for kopf, which gives up on a kind that it may not list.
+
+    Without `has_kopf`, no namespace is for kopf: the operator's own informers watch groups and policies.
+    """
     while True:
-        listed = {informer.namespace for informer in informers}
-        listed -= {
-            informer.namespace for informer in informers if informer.is_forbidden or not informer.listed.is_set()
-        }
+        unlisted = [informer for informer in informers if informer.is_forbidden or not informer.listed.is_set()]
+        listed = {informer.namespace for informer in informers} - {informer.namespace for informer in unlisted}
         if listed and all(informer.listed.is_set() for informer in without_forbidden_namespaces(informers)):
             return sorted(listed) if has_kopf else []
         await asyncio.sleep(SYNC_CHECK_SECONDS)

@@ -27,7 +27,7 @@ from rota.kube.client.leader_election import (
 from rota.kube.client.login.accounts import find_account
 from rota.kube.client.login.session import Login
 from rota.kube.http.access.access import is_by_token
-from rota.kube.http.access.page_security import UNRESTRICTED_PAGE, PageSecurity, cluster_users
+from rota.kube.http.access.page_security import UNRESTRICTED_PAGE, PageSecurity, cluster_page_security
 from rota.kube.http.events import Broadcaster
 from rota.kube.http.leader_relay import LeaderPage, LeaderRelay, page_annotations, parse_leader_page
 from rota.kube.http.operator_probes import ProbeServer, metrics_route, watch_ages
@@ -199,7 +199,7 @@ async def _open_page_security(stack: AsyncExitStack, login: Login, options: Opti
         return UNRESTRICTED_PAGE
     names = ["localhost", "127.0.0.1", options.address, f"{options.lease}.{options.own_namespace}.svc"]
     folder = Path(options.page_tls) if options.page_tls else None
-    return await stack.enter_async_context(cluster_users(login, list(dict.fromkeys(names)), folder))
+    return await stack.enter_async_context(cluster_page_security(login, list(dict.fromkeys(names)), folder))
 
 
 async def _serve(

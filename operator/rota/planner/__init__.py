@@ -19,7 +19,7 @@ from rota.planner.situation import SHRINK_PATIENCE_SECONDS, WITHOUT_POLICY, Situ
 from rota.planner.snapshot import DecodedReport, Event, Plan, PodSnapshot, QueueView, Snapshot
 from rota.planner.status import conditions, events, group_status, problems
 from rota.planner.status.journal_records import condition_records, document_records, owners_record
-from rota.planner.target import Measurements, compute_owners, share_with_unmanaged
+from rota.planner.target import StrategyInputs, compute_owners, share_with_unmanaged
 from rota.spec.resolved import settings_digest
 from rota.timestamps import format_time
 
@@ -27,11 +27,11 @@ __all__ = [
     "DecodedReport",
     "Event",
     "Explanation",
-    "Measurements",
     "Plan",
     "PodSnapshot",
     "QueueView",
     "Snapshot",
+    "StrategyInputs",
     "compute_owners",
     "explain_owners",
     "owners_record",
@@ -82,7 +82,7 @@ def _derive_situation(snapshot: Snapshot, now: float) -> Situation:
 
 def _report_only_plan(situation: Situation) -> Plan:
     """Return a plan that writes no assignment; of the status, only conditions, lag and observedGeneration change."""
-    reduced = _build_plan(situation, Draft(), None, is_complete=False)
+    reduced = _build_plan(situation, Draft(), document=None, is_complete=False)
     unchanged = {name: value for name, value in situation.snapshot.status.items() if name not in _ALWAYS_UPDATED_FIELDS}
     return replace(reduced, status={**reduced.status, **unchanged})
 
@@ -161,7 +161,7 @@ def _broadcasting_plan(situation: Situation) -> Plan:
     if not differs and not (
         _has_outdated_fields(situation, strategy) and _seconds_until_informational_write(situation) <= 0
     ):
-        return _build_plan(situation, Draft(), None)
+        return _build_plan(situation, Draft(), document=None)
     entries = record.member_entries(current, situation.snapshot, situation.counted_members)
     document = replace(
         current,
@@ -203,24 +203,26 @@ def _build_plan(situation: Situation, draft: Draft, document: Assignment | None,
     unmanaged = unmanaged_queues(situation).intersection(without_owner) if without_owner else frozenset()
     unowned = len(without_owner) - len(unmanaged)
     findings = problems.find_problems(situation, draft, unowned if is_complete else 0)
-    are_new = document is not None and snapshot.settings != snapshot.desired_settings
-    late, awaiting = problems.members_with_old_settings(situation, settings, 0.0 if are_new else snapshot.settings_age)
-    findings += problems.late_members_problem(late)
+    are_settings_new = document is not None and snapshot.settings != snapshot.desired_settings
+    outdated = problems.members_with_old_settings(situation, settings)
+    if outdated and problems.are_settings_overdue(situation, 0.0 if are_settings_new else snapshot.settings_age):
+        findings.append(problems.late_members_problem(outdated))
+        outdated = []  # reported as a problem, no longer as progress
     leaving_owners = [pod for pod in leaving if owns_queues(assignment, pod)]
     pending = [pod for pod in behind if not pod.evidence.is_lost(situation.policy.handover)]
     pending_count = sum(pod.name not in for_settings for pod in pending)
     moving = group_status.count_in_transition(assignment, pending_count + len(leaving_owners))
     idle = group_status.count_idle_members(situation, assignment)
-    progressing = conditions.compute_progress(situation, draft, findings, moving, awaiting)
-    is_at_rest = not (unowned or progressing[0] or situation.in_transition)
+    progress = conditions.compute_progress(situation, draft, findings, moving, outdated)
+    is_at_rest = not (unowned or progress.is_active or situation.in_transition)
     if idle and situation.queues and is_at_rest:
         findings.append(problems.idle_problem(situation, idle))
     published = group_status.build_status(
         situation,
         draft,
         assignment,
-        conditions=conditions.build_conditions(situation, findings, progressing, is_complete=is_complete),
-        moving=moving,
+        conditions=conditions.build_conditions(situation, findings, progress, is_complete=is_complete),
+        is_settled=not moving,
         idle=idle,
         unowned=unowned,
     )
@@ -275,9 +277,9 @@ def _members_to_poll(situation: Situation, assignment: Assignment, behind: Seque
     """Return the names of the pods to poll because their next report could change the plan."""
     holders = {release.holder for release in assignment.releasing.values()}
     pods = situation.snapshot.pods
-    contested = {broker for pod in pods if not pod.ended for broker in pod.cut_off_brokers}
-    # A report may be a minute old.
-    contested &= frozenset().union(*(pod.reachable_brokers for pod in pods))
+    missed = {broker for pod in pods if not pod.ended for broker in pod.cut_off_brokers}
+    reached = frozenset().union(*(pod.reachable_brokers for pod in pods))
+    contested = missed & reached  # a report may be a minute old: only new ones show which pods are cut off
     watched = [
         pod
         for pod in pods

@@ -6,10 +6,10 @@ from typing import NamedTuple
 import numpy as np
 
 from rota.model import NO_OWNER, Holder, Queue, Roster
-from rota.planner.moves import compute_desired_owners, measurements_of
+from rota.planner.moves import DesiredOwners, compute_desired_owners, strategy_inputs_of
 from rota.planner.situation import Situation
 from rota.planner.status.problems import describe_unmanaged
-from rota.planner.target import distinct_client_ids, resolve_options
+from rota.planner.target import UNMANAGED_POLICY, distinct_client_ids, resolve_options
 from rota.spec import PolicySpec
 from rota.strategies import explain_all
 
@@ -24,33 +24,29 @@ class Explanation(NamedTuple):
 
 def explain_queues(situation: Situation, requested: Sequence[Queue]) -> list[Explanation]:
     """Explain these queues, or one queue of each member if none is requested; an unknown queue is a ValueError."""
-    everyone = situation.document.everyone
     queues = list(requested) or _example_queues(situation)
     explainable = _explainable_queues(situation)
     unknown = next((queue for queue in queues if queue not in explainable), None)
     if unknown:
         raise ValueError(f"There is no queue {unknown} among the group's {len(explainable)}")
-    if everyone is not None:
+    if situation.document.everyone is not None:
         return [
             Explanation(queue, None, f"{queue} is read by every member: the group is Broadcasting") for queue in queues
         ]
     group_queues = set(situation.queues)
-    reasons = _strategy_reasons(
-        situation, [queue for queue in queues if queue in situation.owners and queue in group_queues]
-    )
+    owned = [queue for queue in queues if queue in situation.owners and queue in group_queues]
+    reasons = _strategy_reasons(situation, owned)
     return [_explain_queue(situation, queue, reasons.get(queue, "")) for queue in queues]
 
 
 def _explainable_queues(situation: Situation) -> set[Queue]:
     """Return the queues that can be explained: current ones, and former ones that are still on record."""
-    views = situation.snapshot.views.values() if situation.snapshot.must_release_all else ()
-    routed = {queue for view in views if view for queue in view.queues}
-    return {
-        *situation.queues,
-        *situation.owners,
-        *situation.document.releasing,
-        *(situation.document.everyone or ()),
-    } | routed
+    document = situation.document
+    explainable = {*situation.queues, *situation.owners, *document.releasing, *(document.everyone or ())}
+    if situation.snapshot.must_release_all:  # then `situation.queues` is empty, so take the queues of the routes
+        for view in situation.snapshot.views.values():
+            explainable.update(view.queues if view else ())
+    return explainable
 
 
 def _explain_queue(situation: Situation, queue: Queue, reason: str) -> Explanation:
@@ -69,23 +65,19 @@ def _explain_queue(situation: Situation, queue: Queue, reason: str) -> Explanati
 def _describe_no_owner(situation: Situation) -> str:
     if situation.snapshot.must_release_all:
         return f": {_release_all_reason(situation)}"
-    return (
-        f" among the members: {describe_unmanaged(situation.snapshot.unmanaged_consumers)}"
-        if situation.snapshot.unmanaged_consumers
-        else ""
-    )
+    if situation.snapshot.unmanaged_consumers:
+        return f" among the members: {describe_unmanaged(situation.snapshot.unmanaged_consumers)}"
+    return ""
 
 
 def _release_all_reason(situation: Situation) -> str:
-    return (
-        "an older ConsumerGroup has the same consumer group"
-        if situation.snapshot.is_duplicate
-        else "the group is paused"
-    )
+    if situation.snapshot.is_duplicate:
+        return "an older ConsumerGroup has the same consumer group"
+    return "the group is paused"
 
 
 def _describe_stay(situation: Situation, queue: Queue, owner: Holder) -> str:
-    """Return why a queue has not moved, if not because of the strategy."""
+    """Return why a queue stays with its owner although no strategy keeps it there."""
     if situation.snapshot.spec is None:
         return "the group's spec is invalid, so the present assignment stays in force"
     if situation.snapshot.must_release_all:
@@ -95,8 +87,8 @@ def _describe_stay(situation: Situation, queue: Queue, owner: Holder) -> str:
     if not situation.counted_members:
         return "no member can take it over"
     pod = situation.pods.get(owner.name)
-    is_owner = pod is not None and pod.holder == owner
-    state = situation.member_states[owner.name] if is_owner else "missing"
+    is_same_pod = pod is not None and pod.holder == owner  # a recreated pod of this name is not the owner
+    state = situation.member_states[owner.name] if is_same_pod else "missing"
     return f"that member is {state} and has not released it yet"
 
 
@@ -116,36 +108,48 @@ def _strategy_reasons(situation: Situation, queues: Sequence[Queue]) -> dict[Que
     desired = compute_desired_owners(situation)
     if desired.roster is None or not queues:
         return {}
-    no_policy = (
-        "the policy is missing or invalid, so the present assignment stays in force"
-        if situation.snapshot.policy is None
-        else ""
-    )
-    obstacle = (
-        desired.problem.message if desired.problem else no_policy if not situation.snapshot.unmanaged_consumers else ""
-    )
+    obstacle = _find_obstacle(situation, desired)
     if obstacle:
         return {queue: f"{queue} stays with {situation.owners[queue].name}: {obstacle}" for queue in queues}
-    names = [*desired.roster.members]
-    names_by_client: dict[str, str] = {}
-    roster = desired.roster
-    policy = situation.policy
-    unmanaged = situation.snapshot.unmanaged_consumers or ()
-    if unmanaged:
-        ids = {name: situation.pods[name].client_id or name for name in situation.counted_members}
-        names_by_client = {client: name for name, client in ids.items()}
-        current = {queue: ids[holder.name] for queue, holder in situation.owners.items() if holder.name in ids}
-        roster = Roster.of(situation.queues, [*names_by_client, *distinct_client_ids(unmanaged)], current)
-        policy = PolicySpec()
-        names = [names_by_client.get(client, client) for client in roster.members]
+    if situation.snapshot.unmanaged_consumers:
+        return _reasons_with_unmanaged(situation, queues, situation.snapshot.unmanaged_consumers)
+    return _reasons_of_policy(situation, queues, situation.policy, desired.roster, desired.roster.members)
+
+
+def _find_obstacle(situation: Situation, desired: DesiredOwners) -> str:
+    """Return why no strategy determines the owners at present; empty if one does."""
+    if desired.problem:
+        return desired.problem.message
+    if situation.snapshot.policy is None and not situation.snapshot.unmanaged_consumers:
+        return "the policy is missing or invalid, so the present assignment stays in force"
+    return ""
+
+
+def _reasons_with_unmanaged(
+    situation: Situation, queues: Sequence[Queue], unmanaged: Sequence[str]
+) -> dict[Queue, str]:
+    """Explain the strategy of unmanaged consumers: it runs over client ids, which members' names then replace."""
+    ids = {name: situation.pods[name].client_id or name for name in situation.counted_members}
+    names_by_client = {client: name for name, client in ids.items()}
+    current = {queue: ids[holder.name] for queue, holder in situation.owners.items() if holder.name in ids}
+    roster = Roster.of(situation.queues, [*names_by_client, *distinct_client_ids(unmanaged)], current)
+    names = [names_by_client.get(client, client) for client in roster.members]
+    reasons = _reasons_of_policy(situation, queues, UNMANAGED_POLICY, roster, names)
+    return {queue: _with_member_names(sentence, names_by_client) for queue, sentence in reasons.items()}
+
+
+def _reasons_of_policy(
+    situation: Situation, queues: Sequence[Queue], policy: PolicySpec, roster: Roster, names: Sequence[str]
+) -> dict[Queue, str]:
+    """Return a strategy's explanations of the present owners; `names` has the member name of each roster member."""
     indexes = {name: index for index, name in enumerate(names)}
-    queue_owners = [situation.owners.get(queue) for queue in roster.queues]
-    owners = np.array([indexes.get(holder.name, NO_OWNER) if holder else NO_OWNER for holder in queue_owners], np.int32)
+    holders = [situation.owners.get(queue) for queue in roster.queues]
+    owners = np.array([indexes.get(holder.name, NO_OWNER) if holder else NO_OWNER for holder in holders], np.int32)
     owner_names = {queue: holder.name for queue, holder in situation.owners.items()}
     explained = [queue for queue in queues if situation.owners[queue].name in indexes]
-    strategy_options = resolve_options(policy, roster, measurements_of(situation))
+    strategy_options = resolve_options(policy, roster, strategy_inputs_of(situation))
     sentences = explain_all(policy.strategy, roster, owners, explained, strategy_options, present=owner_names)
-    return dict(zip(explained, [_with_member_names(sentence, names_by_client) for sentence in sentences], strict=True))
+    return dict(zip(explained, sentences, strict=True))
 
 
 def _with_member_names(sentence: str, names_by_client: Mapping[str, str]) -> str:

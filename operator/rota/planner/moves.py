@@ -1,4 +1,8 @@
-"""Draft of the next document: desired owner, proof about the holder, and resulting act for each queue."""
+"""Draft of the next document: desired owner, proof about the holder, and resulting act for each queue.
+
+A handover takes two documents: the first revokes the queue, which is then in `releasing`; a later one grants it, once
+there is a proof that the holder no longer consumes it. Gates and the budget hold back voluntary revokes only.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,16 +15,17 @@ from rota import gates
 from rota.documents import Assignment, Release, Share
 from rota.handover import Act, DesiredChange, OwnershipState, Proof, Revocation, choose_act, find_proof
 from rota.model import NO_OWNER, Finding, Holder, Queue, Reason, Roster
-from rota.planner import record
+from rota.planner import budget, record
 from rota.planner.members import incarnations
 from rota.planner.situation import Situation
-from rota.planner.target import Measurements, compute_owners, share_with_unmanaged
+from rota.planner.target import UNMANAGED_POLICY, StrategyInputs, compute_owners, share_with_unmanaged
+from rota.sentences import pluralize
 from rota.strategies import STRATEGIES
 from rota.strategies.arrays import Owners, nobody, present
 from rota.timestamps import format_time
 
-CONSEQUENCE = "; every queue stays with its owner until that is corrected"  # of a failed strategy
-RELEASE_MARGIN_SECONDS = 5.0  # seconds beyond drainTimeout: until the pod sees the document, and its report is read
+STRATEGY_FAILED_SUFFIX = "; every queue stays with its owner until that is corrected"
+RELEASE_MARGIN_SECONDS = 5.0  # beyond drainTimeout: until the pod sees the document, and its report is read
 CHURNING_STRATEGIES = ("Averagely", "AveragelyByCircle")  # no placement rules; many moves when members join and leave
 
 
@@ -33,7 +38,7 @@ class Decision(NamedTuple):
     desired_change: DesiredChange
     holder: Holder | None
     next_owner: Holder | None
-    is_voluntary: bool = False  # only the policy moves it, the holder could keep it: gates hold back such moves
+    is_voluntary: bool = False  # the holder could keep it, only the policy wants the move: a gate may postpone that
     act: Act = Act.WAIT
 
 
@@ -84,7 +89,8 @@ def _hold_back(situation: Situation, classified: Sequence[Decision]) -> tuple[se
     for decision in classified:
         if not decision.is_voluntary:
             continue
-        # A terminating pod sees no new document: it is asked to drain, and keeps its queues until it has drained.
+        # A terminating pod sees no new document, so revokes are in vain: the operator asks its sidecar to drain
+        # (`Plan.members_to_drain`), and the queues move once the report proves that they are released.
         if decision.holder and situation.evidence_of(decision.holder).terminating:
             draining.add(decision.queue)
         else:
@@ -92,11 +98,12 @@ def _hold_back(situation: Situation, classified: Sequence[Decision]) -> tuple[se
     facts = _gate_facts(situation, classified, len(voluntary))
     hold = gates.first_hold(facts)
     allowed = len(voluntary) if facts.moves_left is None else facts.moves_left
-    over_budget = _sort_by_owner_load(situation, voluntary)[0 if hold else allowed :]
-    if over_budget and not hold:
-        message = f"The budget lets {allowed} of {len(voluntary)} queue{'s' * (len(voluntary) != 1)} move now"
+    ordered = _sort_by_owner_load(situation, voluntary)
+    postponed = ordered if hold else ordered[allowed:]
+    if postponed and not hold:
+        message = f"The budget lets {allowed} of {pluralize(len(voluntary), 'queue')} move now"
         hold = gates.Hold(Reason.BUDGET_SPENT, message, facts.budget_refill_seconds)
-    return draining.union(decision.queue for decision in over_budget), hold
+    return draining.union(decision.queue for decision in postponed), hold
 
 
 def next_document(situation: Situation, draft: Draft) -> Assignment:
@@ -129,24 +136,31 @@ def next_document(situation: Situation, draft: Draft) -> Assignment:
         if act is Act.FORCE:
             forced[queue] = generation
     entries = record.member_entries(current, situation.snapshot, situation.counted_members)
+    # While pods may drain queues that no document names, only the barrier keeps those from being granted.
+    needs_barrier = bool(situation.unrecorded_drains) or situation.unowned_proof is not Proof.RELEASED
+    if not situation.incarnations_since:  # a member may not be able to read incarnations, so the document names none
+        releasing = {queue: replace(release, incarnation=0) for queue, release in releasing.items()}
     return replace(
         current,
         generation=generation,
         issued_at=at,
         strategy=draft.strategy,
         members=_shares(situation, entries, owned),
-        releasing=releasing if situation.incarnations_since else _without_incarnations(releasing),
+        releasing=releasing,
         forced=forced,
-        spent=_updated_spent(situation, draft),
-        # Only the barrier records a queue that a pod still drains, also if the queue gets no owner.
-        barrier=current.barrier if situation.unrecorded_drains or situation.unowned_proof is not Proof.RELEASED else 0,
+        spent=budget.updated_spent(situation, count_voluntary_moves(draft)),
+        barrier=current.barrier if needs_barrier else 0,
         begun=_topic_start_times(situation, draft, at),
         incarnations_since=situation.incarnations_since,
     )
 
 
 def _topic_start_times(situation: Situation, draft: Draft, at: str) -> dict[str, str]:
-    """Return since when each topic is consumed: all later messages are the group's, whenever a member reads them."""
+    """Return since when each topic is consumed.
+
+    With `startFrom` Latest, a member begins a queue without a committed offset at the messages of this time. At the
+    queue's end, it would skip messages that were stored before it started.
+    """
     begun = situation.document.begun
     spec = situation.snapshot.spec
     subscribed = {subscription.topic for subscription in spec.subscriptions} if spec else begun.keys()
@@ -156,7 +170,7 @@ def _topic_start_times(situation: Situation, draft: Draft, at: str) -> dict[str,
 
 
 def count_voluntary_moves(draft: Draft) -> int:
-    """Return how many queues the draft takes from members that could keep them: a budget counts these moves."""
+    """Return how many voluntary moves the draft makes, which a budget counts; postponed ones have the act KEEP."""
     return sum(decision.is_voluntary and decision.act is not Act.KEEP for decision in draft.decisions)
 
 
@@ -171,16 +185,17 @@ def compute_desired_owners(situation: Situation) -> DesiredOwners:
         if situation.snapshot.unmanaged_consumers:
             ids = {name: situation.pods[name].client_id or name for name in situation.counted_members}
             owners = share_with_unmanaged(roster, situation.snapshot.unmanaged_consumers, ids)
-            return DesiredOwners("Averagely", roster, owners)
+            return DesiredOwners(UNMANAGED_POLICY.strategy, roster, owners)
         if situation.snapshot.policy is None:
             return DesiredOwners(situation.document.strategy, roster, _keep_present_owners(situation, roster))
         if situation.in_transition and chosen in CHURNING_STRATEGIES and situation.owners:
-            # During a rollout move only queues that must move: each moves once now, and once more at the end.
+            # During a rollout, move only queues without a usable owner: these strategies would move many queues at each
+            # pod that leaves or joins. They are applied once, at the end.
             owners = _keep_present_owners(situation, roster, assign_unowned=True)
             return DesiredOwners(situation.document.strategy, roster, owners)
-        return DesiredOwners(chosen, roster, compute_owners(situation.policy, roster, measurements_of(situation)))
+        return DesiredOwners(chosen, roster, compute_owners(situation.policy, roster, strategy_inputs_of(situation)))
     except ValueError as error:
-        problem = Finding(Reason.STRATEGY_FAILED, f"{error}{CONSEQUENCE}")
+        problem = Finding(Reason.STRATEGY_FAILED, f"{error}{STRATEGY_FAILED_SUFFIX}")
         owners = nobody(0) if roster is None else _keep_present_owners(situation, roster)
         return DesiredOwners(situation.document.strategy, roster, owners, problem)
 
@@ -201,18 +216,22 @@ def _keep_present_owners(situation: Situation, roster: Roster, *, assign_unowned
     """Keep present owners; the least loaded members get queues of members that left, and unowned ones if asked to."""
     owners = STRATEGIES["Sticky"](roster).copy()
     present_owners = present(roster)
-    owners[present_owners != NO_OWNER] = present_owners[present_owners != NO_OWNER]
-    for index in np.flatnonzero(present_owners == NO_OWNER).tolist() if not assign_unowned else ():
+    has_owner = present_owners != NO_OWNER
+    owners[has_owner] = present_owners[has_owner]
+    if assign_unowned:
+        return owners
+    for index in np.flatnonzero(~has_owner).tolist():
         queue = roster.queues[index]
         if queue not in situation.owners and queue not in situation.document.releasing:
             owners[index] = NO_OWNER
     return owners
 
 
-def measurements_of(situation: Situation) -> Measurements:
-    """Return the rooms and weights for the strategy."""
-    rooms = {name: room for name in situation.counted_members if (room := situation.pods[name].room)}
-    return Measurements(rooms, situation.snapshot.queue_weights, situation.snapshot.member_weights)
+def strategy_inputs_of(situation: Situation) -> StrategyInputs:
+    """Return what strategies use besides the roster: machine rooms of members, and measured weights."""
+    rooms = {name: situation.pods[name].room for name in situation.counted_members}
+    rooms_by_member = {name: room for name, room in rooms.items() if room}
+    return StrategyInputs(rooms_by_member, situation.snapshot.queue_weights, situation.snapshot.member_weights)
 
 
 def _preferred_owners(situation: Situation) -> dict[Queue, str]:
@@ -235,7 +254,7 @@ def _undecided_queues(situation: Situation, desired: DesiredOwners) -> dict[Queu
     queues = desired.roster.queues
     present_owners = present(desired.roster)
     members: list[Holder | None] = [situation.pods[name].holder for name in desired.roster.members]
-    members.append(None)  # at index -1: no owner
+    members.append(None)  # members[NO_OWNER] is members[-1]
     undecided: dict[Queue, Holder | None] = {}
     for index in np.flatnonzero((desired.owners != present_owners) | (present_owners == NO_OWNER)).tolist():
         queue = queues[index]
@@ -247,9 +266,9 @@ def _undecided_queues(situation: Situation, desired: DesiredOwners) -> dict[Queu
     for queue in pending:
         if queue in indexes:
             undecided[queue] = members[desired.owners[indexes[queue]]]
-    if releasing or len(situation.owners) != np.count_nonzero(present_owners != NO_OWNER):
-        undecided |= _unsubscribed_queues(situation)
-    return undecided
+    # Without releases, the roster's owners are those on record: equally many, if all recorded queues are subscribed.
+    are_all_subscribed = not releasing and len(situation.owners) == np.count_nonzero(present_owners != NO_OWNER)
+    return undecided if are_all_subscribed else undecided | _unsubscribed_queues(situation)
 
 
 def _queues_of_restarted(situation: Situation) -> list[Queue]:
@@ -275,8 +294,9 @@ def _classify_queue(situation: Situation, queue: Queue, next_owner: Holder | Non
     release = situation.document.releasing.get(queue)
     owner = situation.owners.get(queue)
     if release:
-        if situation.snapshot.unmanaged_consumers is None and release.to is None:
-            next_owner = None  # an unmanaged consumer may start it once it no longer sees the member
+        are_consumers_unknown = situation.snapshot.unmanaged_consumers is None
+        if are_consumers_unknown and release.to is None:
+            next_owner = None  # it may be the share of an unmanaged consumer, which may have started it
         revocation = Revocation(release.since, record.seconds_since(release.at, situation.now))
         evidence = situation.evidence_of(release.holder, release.incarnation)
         proven = find_proof(queue, release.holder, revocation, evidence, situation.policy.handover)
@@ -285,9 +305,10 @@ def _classify_queue(situation: Situation, queue: Queue, next_owner: Holder | Non
     if owner:
         proven = find_proof(queue, owner, None, situation.evidence_of_owner(owner), situation.policy.handover)
         change = _desired_change(owner, next_owner)
-        may_leave = change is DesiredChange.LEAVE and queue in situation.releasable_queues
-        voluntary = proven is Proof.NONE and (change is DesiredChange.MOVE or may_leave)
-        return Decision(queue, OwnershipState.OWNED, proven, change, owner, next_owner, voluntary)
+        # A queue that the group stopped consuming, or that unmanaged consumers get, must leave its owner.
+        is_left_by_policy = change is DesiredChange.LEAVE and queue in situation.releasable_queues
+        is_voluntary = proven is Proof.NONE and (change is DesiredChange.MOVE or is_left_by_policy)
+        return Decision(queue, OwnershipState.OWNED, proven, change, owner, next_owner, is_voluntary=is_voluntary)
     return Decision(queue, OwnershipState.FREE, situation.unowned_proof_of(queue), DesiredChange.MOVE, None, next_owner)
 
 
@@ -298,58 +319,31 @@ def _desired_change(holder: Holder, next_owner: Holder | None) -> DesiredChange:
 
 
 def _gate_facts(situation: Situation, decisions: Sequence[Decision], moves: int) -> gates.GateFacts:
-    release_ages = []  # of the queues that a member still drains for another
+    release_ages = []  # seconds since the revoke of each queue that its holder still has to release
     for decision in decisions:
         is_unproven = decision.state is OwnershipState.RELEASING and decision.proof is Proof.NONE
         if is_unproven and decision.desired_change is not DesiredChange.STAY:
             release = situation.document.releasing[decision.queue]
             release_ages.append(record.seconds_since(release.at, situation.now))
-    youngest = min(release_ages, default=0.0)
+    seconds_since_last_revoke = max(min(release_ages, default=0.0), 0.0)
     age = record.seconds_since(situation.document.issued_at, situation.now)
-    moves_left, seconds_until_more = _budget_left(situation)
+    release_limit = situation.policy.handover.drain_timeout + RELEASE_MARGIN_SECONDS
+    budget_left = budget.budget_left(situation)
     return gates.GateFacts(
         moves=moves,
         paused=situation.policy.paused,
         is_policy_valid=situation.snapshot.policy is not None,
         missing_metadata=tuple(situation.missing_metadata),
         debounce=situation.policy.triggers.debounce,
-        seconds_since_write=age if age >= 0 else float("inf"),  # written by a clock ahead of ours
+        # A negative age is from a clock ahead of ours: debounce must not wait until our clock reaches that time.
+        seconds_since_write=age if age >= 0 else float("inf"),
         members_in_transition=tuple(situation.in_transition),
-        patience_seconds=min(situation.in_transition.values(), default=0.0),
+        transition_seconds_left=min(situation.in_transition.values(), default=0.0),
         queues_releasing=len(release_ages),
-        release_seconds_left=situation.policy.handover.drain_timeout + RELEASE_MARGIN_SECONDS - max(youngest, 0.0),
-        moves_left=moves_left,
-        budget_refill_seconds=seconds_until_more,
+        release_seconds_left=release_limit - seconds_since_last_revoke,
+        moves_left=budget_left.moves,
+        budget_refill_seconds=budget_left.refill_seconds,
     )
-
-
-def _budget_left(situation: Situation) -> tuple[int | None, float | None]:
-    """Return the moves left in the budget's window, and the seconds until it allows more; None: no limit, or never."""
-    budget = situation.policy.budget
-    if budget is None:
-        return None, 0.0
-    if not budget.max_moves:
-        return 0, None
-    spent = _moves_in_window(situation)
-    waits = [budget.per - record.seconds_since(at, situation.now) for at, _ in spent]
-    return max(budget.max_moves - sum(count for _, count in spent), 0), min(waits, default=float(budget.per))
-
-
-def _moves_in_window(situation: Situation) -> list[tuple[str, int]]:
-    """Return the moves on record that count in the budget; a future time, from a wrong clock, counts as now."""
-    per = situation.policy.budget.per if situation.policy.budget else 0.0
-    moves = []
-    for at, count in situation.document.spent:
-        if record.seconds_since(at, situation.now) < per:
-            moves.append((min(at, format_time(situation.now)), count))
-    return moves
-
-
-def _updated_spent(situation: Situation, draft: Draft) -> tuple[tuple[str, int], ...]:
-    if situation.snapshot.policy is None:  # its budget is not known
-        return situation.document.spent
-    moved = count_voluntary_moves(draft) if situation.policy.budget else 0
-    return (*_moves_in_window(situation), *([(format_time(situation.now), moved)] if moved else []))
 
 
 def _sort_by_owner_load(situation: Situation, voluntary: Sequence[Decision]) -> list[Decision]:
@@ -364,12 +358,8 @@ def _sort_by_owner_load(situation: Situation, voluntary: Sequence[Decision]) -> 
     return sorted(voluntary, key=load_then_queue)
 
 
-def _without_incarnations(releasing: Mapping[Queue, Release]) -> dict[Queue, Release]:
-    return {queue: replace(release, incarnation=0) for queue, release in releasing.items()}
-
-
 def _shares(situation: Situation, entries: Mapping[str, str], owned: Mapping[Queue, Holder]) -> dict[str, Share]:
-    """Return the shares of all entries; an ended member keeps its share only until a member can take its queues."""
+    """Return the shares of all entries, and of ended members (these have no entry) that still own queues."""
     queues: dict[str, list[Queue]] = {name: [] for name in entries}
     uids = dict(entries)
     for queue, holder in owned.items():

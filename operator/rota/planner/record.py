@@ -13,7 +13,7 @@ from rota.handover import Proof
 from rota.model import Holder, Queue
 from rota.planner.members import incarnations
 from rota.planner.snapshot import PodSnapshot, Snapshot
-from rota.spec import Handover
+from rota.spec import Handover, PolicySpec
 from rota.timestamps import format_time, parse_time
 
 UNKNOWN_SPENT_MOVES = 1_000_000  # counted as spent if the budget is not known
@@ -44,7 +44,8 @@ def find_damage(snapshot: Snapshot) -> str:
 
 def highest_generation(snapshot: Snapshot) -> int:
     """Return the highest generation in the status, reports and pokes."""
-    generations = [number for pod in snapshot.pods if not pod.ended for number in (pod.generation, pod.poke.generation)]
+    pods = [pod for pod in snapshot.pods if not pod.ended]
+    generations = [pod.generation for pod in pods] + [pod.poke.generation for pod in pods]
     return max(plausible_generation(number) for number in [snapshot.status.get("generation"), *generations, 0])
 
 
@@ -55,8 +56,7 @@ def plausible_generation(generation: object) -> int:
 
 def rebuild_assignment(snapshot: Snapshot, now: float) -> Assignment:
     """Return the recovery generation; past moves are not known, so the whole budget counts as spent."""
-    policy = snapshot.policy
-    spent_moves = policy.budget.max_moves if policy and policy.budget else 0 if policy else UNKNOWN_SPENT_MOVES
+    spent_moves = _spent_moves_unknown(snapshot.policy)
     last_generation = snapshot.document.generation if snapshot.document else 0
     generation = max(highest_generation(snapshot) + 1, last_generation + 1, int(now))
     previous = Assignment(group=snapshot.group, generation=generation - 1, issued_at="")
@@ -80,6 +80,13 @@ def rebuild_assignment(snapshot: Snapshot, now: float) -> Assignment:
         begun=_start_times(snapshot, now),
         incarnations_since=since,
     )
+
+
+def _spent_moves_unknown(policy: PolicySpec | None) -> int:
+    """Return the moves to count as spent when past moves are not known: the whole budget; none without a budget."""
+    if policy is None:  # its budget is not known
+        return UNKNOWN_SPENT_MOVES
+    return policy.budget.max_moves if policy.budget else 0
 
 
 def _start_times(snapshot: Snapshot, now: float) -> dict[str, str]:

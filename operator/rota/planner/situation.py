@@ -61,8 +61,10 @@ class Situation:
     def missing_metadata(self) -> list[str]:
         """Topics (or the group's members) not reported by brokers: no queue may move. A retry topic may be missing."""
         visible = {topic for topic, view in self.snapshot.views.items() if view and view.queues}
-        topics = [f"topic {topic}" for topic in self._topics if topic not in visible and topic != self.retry_topic]
-        return topics + ["the group's members"] * (self.snapshot.unmanaged_consumers is None)
+        names = [f"topic {topic}" for topic in self._topics if topic not in visible and topic != self.retry_topic]
+        if self.snapshot.unmanaged_consumers is None:
+            names.append("the group's members")
+        return names
 
     @cached_property
     def recorded_queues(self) -> dict[str, set[Queue]]:
@@ -89,7 +91,8 @@ class Situation:
     def retry_topic(self) -> str:
         """The group's own retry topic; those of other groups may be subscribed to like any topic."""
         spec = self.snapshot.spec
-        return RETRY_TOPIC_PREFIX + ((spec and spec.group) or self.snapshot.group.partition("/")[2])
+        _, _, name = self.snapshot.group.partition("/")
+        return RETRY_TOPIC_PREFIX + ((spec and spec.group) or name)
 
     def _queues_of(self, topic: str) -> Sequence[Queue]:
         view = self.snapshot.views.get(topic)
@@ -120,11 +123,9 @@ class Situation:
         pod = self.pods.get(holder.name)
         if holder.uid in self.snapshot.deleted_uids:
             return HolderEvidence(ended=True)
-        return (
-            incarnations.evidence_of(self.document, pod, incarnation)
-            if pod and pod.uid == holder.uid
-            else HolderEvidence()
-        )
+        if pod and pod.uid == holder.uid:
+            return incarnations.evidence_of(self.document, pod, incarnation)
+        return HolderEvidence()
 
     def evidence_of_owner(self, holder: Holder) -> HolderEvidence:
         """Return the evidence about the process to which the document gives queues."""

@@ -186,5 +186,5 @@ class Plan:
     member_states: Mapping[str, str] = field(default_factory=dict)  # the member state of each pod
     unmanaged_queues: frozenset[Queue] = frozenset()  # queues of unmanaged consumers
     hold: Finding | None = None  # why queues that the policy wants elsewhere do not move yet
-    problems: tuple[Finding, ...] = ()  # all of them, the worst first
+    problems: tuple[Finding, ...] = ()  # all of them, causes before consequences
     requeue_after: float = 20.0  # seconds until the next plan, if no event comes before

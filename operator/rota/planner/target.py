@@ -14,18 +14,21 @@ from rota.spec.rules import parse_spans
 from rota.strategies import prepared
 from rota.strategies.arrays import Owners
 
+# The policy of unmanaged consumers: operator and members must compute the same as they do.
+UNMANAGED_POLICY = PolicySpec(strategy="Averagely")
 
-class Measurements(NamedTuple):
-    """Rooms and weights of queues and members."""
+
+class StrategyInputs(NamedTuple):
+    """What strategies use besides the roster: machine rooms of members, and measured weights."""
 
     rooms_by_member: Mapping[str, str] = {}
     queue_weights: Mapping[Queue, float] | None = {}  # None: could not be measured now
     member_weights: Mapping[str, float] = {}
 
 
-def compute_owners(policy: PolicySpec, roster: Roster, measurements: Measurements = Measurements()) -> Owners:  # noqa: B008 - a value
+def compute_owners(policy: PolicySpec, roster: Roster, inputs: StrategyInputs = StrategyInputs()) -> Owners:  # noqa: B008 - a value
     """Return the owners that the policy's strategy wants; input that it cannot use is a ValueError."""
-    return prepared(policy.strategy, resolve_options(policy, roster, measurements))(roster)
+    return prepared(policy.strategy, resolve_options(policy, roster, inputs))(roster)
 
 
 def share_with_unmanaged(roster: Roster, unmanaged: Collection[str], client_ids: Mapping[str, str]) -> Owners:
@@ -37,7 +40,7 @@ def share_with_unmanaged(roster: Roster, unmanaged: Collection[str], client_ids:
     ours = {client_ids.get(name, name): index for index, name in enumerate(roster.members)}
     all_clients = Roster.of(roster.queues, [*ours, *distinct_client_ids(unmanaged)])
     own_indexes = [ours.get(client, NO_OWNER) for client in all_clients.members]
-    return np.array(own_indexes, dtype=np.int32)[prepared("Averagely")(all_clients)]
+    return np.array(own_indexes, dtype=np.int32)[prepared(UNMANAGED_POLICY.strategy)(all_clients)]
 
 
 def distinct_client_ids(ids: Collection[str]) -> Iterator[str]:
@@ -52,7 +55,7 @@ def distinct_client_ids(ids: Collection[str]) -> Iterator[str]:
         occurrences[client] += 1
 
 
-def resolve_options(policy: PolicySpec, roster: Roster, measurements: Measurements) -> dict[str, Any]:
+def resolve_options(policy: PolicySpec, roster: Roster, inputs: StrategyInputs) -> dict[str, Any]:
     """Return a policy's options as the strategy takes them: with this roster's members and queues."""
     configured = policy.options
     match policy.strategy:
@@ -65,17 +68,17 @@ def resolve_options(policy: PolicySpec, roster: Roster, measurements: Measuremen
             chosen = {
                 "inner": configured.machine_room_nearby.inner,
                 "queueRooms": rooms,
-                "memberRooms": measurements.rooms_by_member,
+                "memberRooms": inputs.rooms_by_member,
             }
         case "ConsistentHash" if configured.consistent_hash:
             chosen = {"virtualNodes": configured.consistent_hash.virtual_nodes}
         case "Balanced":
             chosen = {
-                "queueWeights": measurements.queue_weights or {},
-                "memberWeights": measurements.member_weights,
+                "queueWeights": inputs.queue_weights or {},
+                "memberWeights": inputs.member_weights,
                 "queueRooms": _rooms_by_broker(configured.balanced.brokers if configured.balanced else ()),
-                "memberRooms": measurements.rooms_by_member,
-                "maxMoves": _max_moves(policy, roster, measurements),
+                "memberRooms": inputs.rooms_by_member,
+                "maxMoves": _max_moves(policy, roster, inputs),
             }
         case "Custom" if configured.custom:
             chosen = {"name": configured.custom.name, "options": configured.custom.options}
@@ -84,12 +87,13 @@ def resolve_options(policy: PolicySpec, roster: Roster, measurements: Measuremen
     return chosen
 
 
-def _max_moves(policy: PolicySpec, roster: Roster, measurements: Measurements) -> int | None:
-    """Return the limit of moves; while weights cannot be measured, only idle members get queues."""
+def _max_moves(policy: PolicySpec, roster: Roster, inputs: StrategyInputs) -> int | None:
+    """Return the limit of moves; while weights cannot be measured, one queue for each idle member."""
     budget = policy.budget.max_moves if policy.budget else None
-    if measurements.queue_weights is not None:
+    if inputs.queue_weights is not None:
         return budget
-    idle = len(roster.members) - len(set(roster.owners) - {NO_OWNER})
+    members_with_queues = set(roster.owners) - {NO_OWNER}
+    idle = len(roster.members) - len(members_with_queues)
     return idle if budget is None else min(idle, budget)
 
 

@@ -13,11 +13,12 @@ from msgspec import Meta, Struct
 
 from rota.model import single_line
 from rota.spec.names import NAMING_RULE, SUBDOMAIN_PATTERN, ObjectName
-from rota.spec.rules import MAX_BUDGET_MOVES, group_mistakes, policy_mistakes
+from rota.spec.rules import group_mistakes, policy_mistakes
 
 T = TypeVar("T", bound=Struct)
 
 MAX_INT32 = 2**31 - 1  # the largest number that Kubernetes and brokers accept
+MAX_BUDGET_MOVES = 1_000_000  # as many as a group can have queues
 
 Topic = Annotated[str, Meta(min_length=1, max_length=127, pattern=r"^[%|a-zA-Z0-9_-]+\Z")]
 NonEmptyText = Annotated[str, Meta(min_length=1)]
@@ -188,8 +189,9 @@ class GroupSpec(_SpecBlock, frozen=True):
     @property
     def max_attempts(self) -> int:
         """How often a message is tried; Orderly groups never skip a message unless the user sets a limit."""
-        limit = self.delivery.retry.max_attempts
-        return limit if limit is not None else (-1 if self.is_orderly else 16)
+        if self.delivery.retry.max_attempts is not None:
+            return self.delivery.retry.max_attempts
+        return -1 if self.is_orderly else 16
 
 
 class QueueRange(_SpecBlock, frozen=True):
@@ -346,11 +348,9 @@ def policy_body(policy: PolicySpec) -> dict[str, Any]:
 
 
 def _without_none(value: Any) -> Any:
-    return (
-        {key: _without_none(item) for key, item in value.items() if item is not None}
-        if isinstance(value, dict)
-        else value
-    )
+    if isinstance(value, dict):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    return value
 
 
 _REQUIRED_OPTIONS = {"byConfig", "byMachineRoom", "machineRoomNearby", "custom"}
@@ -363,9 +363,8 @@ def _parse(body: Mapping[str, Any], kind: type[T]) -> T:
     except msgspec.ValidationError as error:
         raise InvalidSpecError(single_line(_describe_error(str(error), kind))) from None
     except UnicodeEncodeError as error:
-        raise InvalidSpecError(
-            f"spec contains text that is not valid Unicode: {single_line(ascii(error.object), 40)}"
-        ) from None
+        problem = f"spec contains text that is not valid Unicode: {single_line(ascii(error.object), 40)}"
+        raise InvalidSpecError(problem) from None
     except RecursionError:
         raise InvalidSpecError("spec is nested too deeply to be read") from None
 

@@ -2,14 +2,14 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from rota.spec import GroupSpec, PolicySpec, StrategyOptions
 
-MAX_BUDGET_MOVES = 1_000_000  # in a budget: the largest possible number of queues
 MAX_QUEUES_PER_BROKER = 1_000_000  # queues of a topic on one broker; a higher id is taken for a typing error
-# A delivery must end while the broker's queue lock, 60 s old at most, is still trusted.
+# The broker's lock of an Orderly queue expires after 60 s. The sidecar starts deliveries only while the lock is at most
+# 30 s old, so a delivery that takes at most 30 s ends before another member can lock the queue.
 MAX_ORDERLY_TIMEOUT_SECONDS = 30.0
 
 # The base URL of an OTLP receiver: no credentials, query or fragment.
@@ -17,7 +17,7 @@ _RECEIVER_PATTERN = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(:[
 
 
 def group_mistakes(spec: "GroupSpec", name: str | None) -> Iterator[str]:
-    """Yield the mistakes in a group that has this name at the broker."""
+    """Yield the mistakes in a group that has this name at the broker; without a name, its own topics are not known."""
     yield from (sentence for holds, sentence in _group_rules(spec) if not holds)
     for at, subscription in enumerate(spec.subscriptions):
         if name and subscription.topic in {f"%RETRY%{name}", f"%DLQ%{name}"}:
@@ -37,15 +37,13 @@ def _group_rules(spec: "GroupSpec") -> Sequence[tuple[bool, str]]:
     position = spec.start_from.position
     timestamp = spec.start_from.timestamp
     tls = spec.broker.rocketmq.tls
+    zero = (0, "0%")
     return [
         (
             tls.enabled or not (tls.ca_secret or tls.client_secret),
             "spec.broker.rocketmq.tls names a Secret although enabled is false; set it to true, or remove the Secret",
         ),
-        (
-            len(set(topics)) == len(topics),
-            "spec.subscriptions names a topic twice; join the two expressions with ||",
-        ),
+        (len(set(topics)) == len(topics), "spec.subscriptions names a topic twice; join the two expressions with ||"),
         (
             all(entry.type != "Tag" or entry.expression.replace("|", " ").strip() for entry in spec.subscriptions),
             "spec.subscriptions has an expression without a tag; write * for all messages",
@@ -70,12 +68,9 @@ def _group_rules(spec: "GroupSpec") -> Sequence[tuple[bool, str]]:
             spec.delivery.traces is None or bool(_RECEIVER_PATTERN.fullmatch(spec.delivery.traces.endpoint)),
             "spec.delivery.traces.endpoint is not the URL of a receiver; write one such as http://collector:4318",
         ),
+        (spec.max_attempts != 0, "spec.delivery.retry.maxAttempts must be at least 1, or -1 for ever"),
         (
-            spec.max_attempts != 0,
-            "spec.delivery.retry.maxAttempts must be at least 1, or -1 for ever",
-        ),
-        (
-            not ({0, "0%"} >= {spec.rollout.max_surge, spec.rollout.max_unavailable}),
+            not (spec.rollout.max_surge in zero and spec.rollout.max_unavailable in zero),
             "spec.rollout.maxSurge and maxUnavailable are both 0, so no pod could be replaced; allow one of them",
         ),
         (
@@ -86,7 +81,7 @@ def _group_rules(spec: "GroupSpec") -> Sequence[tuple[bool, str]]:
 
 
 def _duration_mistakes(spec: "PolicySpec") -> Iterator[str]:
-    """Yield the mistakes of durations that are too short to have an effect: reports and samples are not as frequent."""
+    """Yield the mistakes of durations that would pass before the next report or sample is read, and so mean none."""
     handover = spec.handover
     triggers = spec.triggers
     durations = [
@@ -107,29 +102,44 @@ def _by_config_mistakes(options: "StrategyOptions") -> Iterator[str]:
     members = options.by_config.members if options.by_config else []
     if len({entry.index for entry in members}) < len(members):
         yield "spec.options.byConfig.members names an index twice; list its queues together"
-    taken: list[tuple[str, str, int, int, int, int]] = []
-    for at, entry in enumerate(members):
-        for place, queues in enumerate(entry.queues):
+    spans: list[_IdSpan] = []
+    for member_index, entry in enumerate(members):
+        for block_index, queues in enumerate(entry.queues):
             for first, last in parse_spans(queues.ids):
                 if not first <= last < MAX_QUEUES_PER_BROKER:
-                    path = _ids_path(at, place)
+                    path = _ids_path(member_index, block_index)
                     yield f"{path} {queues.ids!r} is not valid: write ids as 0-3,7, each below {MAX_QUEUES_PER_BROKER}"
-                taken.append((queues.topic, queues.broker, first, last, at, place))
-    yield from _overlap_mistakes(sorted(taken))
+                spans.append(_IdSpan(queues.topic, queues.broker, first, last, member_index, block_index))
+    yield from _overlap_mistakes(sorted(spans))
 
 
-def _overlap_mistakes(spans: Sequence[tuple[str, str, int, int, int, int]]) -> Iterator[str]:
-    """Yield the first queue of each span that an earlier span has, too; sorted, only the farthest-reaching span can."""
-    reach = ("", "", -1, -1, 0, 0)
+class _IdSpan(NamedTuple):
+    """Queue ids from `first` to `last`, and where `spec.options.byConfig` names them."""
+
+    topic: str
+    broker: str
+    first: int
+    last: int
+    member_index: int
+    block_index: int
+
+
+def _overlap_mistakes(spans: Sequence[_IdSpan]) -> Iterator[str]:
+    """Yield a mistake for each span whose first queue an earlier span names, too.
+
+    The spans are sorted, so it is enough to compare each span with the one before it that reaches farthest.
+    """
+    farthest: _IdSpan | None = None
     for span in spans:
-        topic, broker, first, last, *place = span
-        if (topic, broker) == reach[:2] and first <= reach[3]:
-            earlier, later = sorted([place, [*reach[4:]]])
-            problem = f"{_ids_path(*later)} names queue {topic}/{broker}/{first}, which {_ids_path(*earlier)} names too"
-            yield f"{problem}; name it once"
-            reach = span if last > reach[3] else reach
-        else:
-            reach = span
+        is_same_broker = farthest is not None and (span.topic, span.broker) == (farthest.topic, farthest.broker)
+        if farthest is None or not is_same_broker or span.first > farthest.last:
+            farthest = span
+            continue
+        places = [(entry.member_index, entry.block_index) for entry in (span, farthest)]
+        earlier, later = (_ids_path(*place) for place in sorted(places))
+        yield f"{later} names queue {span.topic}/{span.broker}/{span.first}, which {earlier} names too; name it once"
+        if span.last > farthest.last:
+            farthest = span
 
 
 def _ids_path(member_index: int, block_index: int) -> str:

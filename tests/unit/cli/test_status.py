@@ -25,19 +25,19 @@ from rota.cli import main
 from rota.cli.client import http
 from rota.cli.console import formatting
 from rota.kube.http.schema import (
+    BrokerSettings,
     ConditionInfo,
-    Detail,
-    Groups,
+    GroupDetail,
+    GroupList,
+    GroupSummary,
     MemberInfo,
-    Operator,
+    OperatorInfo,
+    OwnerReasons,
     QueueDetail,
     QueueExplanation,
-    Reasons,
-    Settings,
     SubscriptionInfo,
-    Summary,
+    TopicInfo,
 )
-from rota.kube.http.schema import Topic as OfTopic
 from rota.kube.state.rebalance import Rebalance
 from shop import ConsumerFleet
 
@@ -47,10 +47,10 @@ AGE_OF_LONG_AGO = re.compile(r"\b2d([4-9]|1\d)h ago")  # the age is larger in a 
 AGE = re.compile(r"\b(?:\d+[hm])*\d+[hms] ago")
 
 JOINED = Rebalance("MemberJoined", "m-2 joined", LONG_AGO, 7, 5, 1, 3.4, 1.2)
-LEADS = Operator("rota-0", "0.1.0", leads=True)
+LEADS = OperatorInfo("rota-0", "0.1.0", leads=True)
 
 
-def a_summary(namespace: str = "shop", name: str = "orders", **changes: Any) -> Summary:
+def a_summary(namespace: str = "shop", name: str = "orders", **changes: Any) -> GroupSummary:
     fields: dict[str, Any] = {
         "ready": True,
         "reason": "Settled",
@@ -69,7 +69,7 @@ def a_summary(namespace: str = "shop", name: str = "orders", **changes: Any) -> 
         "verdicts": {"KeepingUp": 15, "Slow": 1},
         "last_rebalance": JOINED,
     }
-    return Summary(namespace, name, **fields | changes)
+    return GroupSummary(namespace, name, **fields | changes)
 
 
 def a_queue(number: int, lag: int | None = 0, **changes: Any) -> QueueDetail:
@@ -87,29 +87,29 @@ MEMBERS = [
 ]
 QUEUES = [a_queue(0, 3), a_queue(1, None), a_queue(2, 117, estimate=True), a_queue(3, 0)]
 RETRIES = QueueDetail("%RETRY%orders", "broker-a", 0, "Retry", "Free", to="m-1")
-DETAIL = Detail(
+DETAIL = GroupDetail(
     LEADS,
     a_summary(),
     "orders",
     [ConditionInfo("Ready", "True", "Settled", "All is well", LONG_AGO)],
     MEMBERS,
     [
-        OfTopic("orders", "Subscribed", 4, 120, 130.0, estimate=True),
-        OfTopic("%RETRY%orders", "Retry", 1, 0, 0.0),
+        TopicInfo("orders", "Subscribed", 4, 120, 130.0, estimate=True),
+        TopicInfo("%RETRY%orders", "Retry", 1, 0, 0.0),
     ],
     [*QUEUES, RETRIES],
     [JOINED],
     datetime.now(UTC).isoformat(),
     [
-        Settings("broker-a", enabled=True, retries=16, retry_queues=1),
-        Settings("broker-b", enabled=False, retries=3, retry_queues=2),
+        BrokerSettings("broker-a", enabled=True, retries=16, retry_queues=1),
+        BrokerSettings("broker-b", enabled=False, retries=3, retry_queues=2),
     ],
 )
 OTHER = a_summary(
     "pay", "bills", ready=False, reason="BrokerMetadataUnavailable", lag=None, delay=None, last_rebalance=None, idle=1
 )
-GROUPS = Groups(LEADS, [OTHER, a_summary()])
-REASONS = Reasons(
+GROUPS = GroupList(LEADS, [OTHER, a_summary()])
+REASONS = OwnerReasons(
     "Sticky",
     7,
     [
@@ -210,7 +210,7 @@ async def test_cli_status_of_all_namespaces_shows_unknown_figures(operator: Stub
 
 async def test_cli_shows_impossible_figures_as_unknown(operator: StubServer) -> None:
     impossible = a_summary(members=-1, queues=-2, idle=-1, unowned=-1, lag=-5, delay=1e300)
-    operator.responses["/v1/groups"] = 200, Groups(LEADS, [impossible])
+    operator.responses["/v1/groups"] = 200, GroupList(LEADS, [impossible])
     assert (await printed_lines(operator, "status", "-A"))[1].startswith(
         f"shop/orders yes (Settled) {'unknown ' * 4}Sticky"
     )
@@ -270,11 +270,11 @@ async def test_cli_status_of_one_group_shows_conditions_verdicts_and_rebalances(
 
 async def test_cli_omits_results_of_a_rebalance_under_way(operator: StubServer) -> None:
     begun = Rebalance("MemberLeft", "m-2 left", LONG_AGO, 8)
-    operator.responses["/v1/groups"] = 200, Groups(LEADS, [a_summary(last_rebalance=begun, moving=True)])
+    operator.responses["/v1/groups"] = 200, GroupList(LEADS, [a_summary(last_rebalance=begun, moving=True)])
     assert "MemberLeft 2d4h ago, in progress" in (await printed_lines(operator, "status", "-A"))[1]
-    operator.responses["/v1/groups"] = 200, Groups(LEADS, [a_summary(last_rebalance=begun)])
+    operator.responses["/v1/groups"] = 200, GroupList(LEADS, [a_summary(last_rebalance=begun)])
     assert "MemberLeft 2d4h ago, 0 queues moved" in (await printed_lines(operator, "status", "-A"))[1]
-    operator.responses["/v1/groups/shop/orders/why"] = 200, Reasons("Sticky", 8, [], begun)
+    operator.responses["/v1/groups/shop/orders/why"] = 200, OwnerReasons("Sticky", 8, [], begun)
     lines = await printed_lines(operator, "explain", "shop/orders")
     assert lines == [
         "No queue has an owner in generation 8",
@@ -374,16 +374,16 @@ async def test_cli_lag_shows_an_unmanaged_consumer_as_owner(operator: StubServer
 
 async def test_cli_explain_shows_known_parts_of_an_incomplete_rebalance(operator: StubServer) -> None:
     rebalance = Rebalance("MemberLeft", "", LONG_AGO, 0, 3, seconds=4.0)
-    operator.responses["/v1/groups/shop/orders/why"] = 200, Reasons("Sticky", 8, [], rebalance)
+    operator.responses["/v1/groups/shop/orders/why"] = 200, OwnerReasons("Sticky", 8, [], rebalance)
     lines = await printed_lines(operator, "explain", "shop/orders")
     assert lines[1:] == ["Last rebalance: MemberLeft 2d4h ago", "It moved 3 queues, and took 4s"]
-    operator.responses["/v1/groups/shop/orders/why"] = 200, Reasons("Sticky", 8, [])
+    operator.responses["/v1/groups/shop/orders/why"] = 200, OwnerReasons("Sticky", 8, [])
     assert (await printed_lines(operator, "explain", "shop/orders"))[1:] == ["The operator knows of no rebalance"]
 
 
 async def test_cli_shows_a_group_without_any_figures_as_unknown(operator: StubServer) -> None:
-    blank = Summary("shop", "orders", False, "", "", False, 0, 0, 0, 0, 0, "")  # noqa: FBT003 - in its order
-    operator.responses["/v1/groups/shop/orders"] = 200, Detail(LEADS, blank, "shop-orders", [], [], [], [], [])
+    blank = GroupSummary("shop", "orders", False, "", "", False, 0, 0, 0, 0, 0, "")  # noqa: FBT003 - in its order
+    operator.responses["/v1/groups/shop/orders"] = 200, GroupDetail(LEADS, blank, "shop-orders", [], [], [], [], [])
     assert (await printed_lines(operator, "status", "shop/orders"))[1:] == [
         "shop/orders no (unknown) 0 0 unknown unknown unknown none",
         "Consumer group at the brokers: shop-orders",
@@ -398,7 +398,7 @@ async def test_cli_shows_a_group_without_any_figures_as_unknown(operator: StubSe
 
 
 async def test_cli_lag_of_a_standby_operator_states_that_it_reads_no_offsets(operator: StubServer) -> None:
-    standby = msgspec.structs.replace(DETAIL, operator=Operator("rota-1", "0.1.0", leads=False), looked_at=None)
+    standby = msgspec.structs.replace(DETAIL, operator=OperatorInfo("rota-1", "0.1.0", leads=False), looked_at=None)
     operator.responses["/v1/groups/shop/orders"] = 200, standby
     last = (await printed_lines(operator, "lag", "shop/orders"))[-1]
     assert last.startswith("Operator rota-1 is not the leader and reads no offsets")
@@ -756,7 +756,7 @@ async def test_cli_watch_to_a_pipe_prints_changes_until_interrupted(operator: St
     await operator.wait_for_requests(2)
     operator.responses["/v1/groups"] = 503, {"error": "It has just begun"}
     await operator.wait_for_requests(2)
-    operator.responses["/v1/groups"] = 200, Groups(LEADS, [a_summary(members=4)])
+    operator.responses["/v1/groups"] = 200, GroupList(LEADS, [a_summary(members=4)])
     assert json.loads(await running.read_until("\n}\n"))["groups"][0]["members"] == 4
     assert await running.interrupt() == (130, "rota: It has just begun\n")
 
@@ -884,7 +884,7 @@ def shop_responses() -> Mapping[str, tuple[int, Any]]:
     payments.add_unmanaged_consumer("10.0.0.9@1", "10.0.0.9:41000", "JAVA", "V4_9_4")
     payments.sample_offsets({0: (10, 40), 5: (6, 20)})
     details = {f"/v1/groups/shop/{fleet.name}": (200, fleet.detail()) for fleet in (orders, payments)}
-    groups = Groups(LEADS, [detail.summary for _, detail in details.values()])
+    groups = GroupList(LEADS, [detail.summary for _, detail in details.values()])
     return {
         **details,
         "/v1/groups": (200, groups),

@@ -13,10 +13,10 @@ from rota.handover import Proof
 from rota.model import Finding, Holder, Poke, Queue, Reason, ReasonKind, Roster
 from rota.planner import (
     Event,
-    Measurements,
     Plan,
     PodSnapshot,
     Snapshot,
+    StrategyInputs,
     compute_owners,
     plan,
     pokes,
@@ -514,7 +514,7 @@ def test_poke_next_due_ignores_terminating_pods_and_takes_the_soonest() -> None:
 # Options of policies.
 
 ROSTER = Roster.of(Q[:4], ["m1", "m2"], {Q[0]: "m1"})
-MEASUREMENTS = Measurements({"m1": "east"}, {Q[0]: 2.0}, {"m2": 3.0})
+INPUTS = StrategyInputs({"m1": "east"}, {Q[0]: 2.0}, {"m2": 3.0})
 NAMED_QUEUES = [{"topic": "orders", "broker": "a", "ids": "1,3-4"}]
 EAST = [{"broker": "a", "room": "east"}]
 
@@ -560,7 +560,7 @@ def test_policy_options_are_resolved_to_names_of_the_roster(
 ) -> None:
     block = strategy[0].lower() + strategy[1:]
     policy = a_policy(strategy=strategy, options={block: options} if options else {})
-    assert resolve_options(policy, ROSTER, MEASUREMENTS) == expected
+    assert resolve_options(policy, ROSTER, INPUTS) == expected
 
 
 @pytest.mark.parametrize("strategy", ["ByConfig", "MachineRoomNearby", "Custom"])
@@ -588,7 +588,7 @@ def test_balanced_without_measured_weights_allows_at_most_one_move(
     budget: int | None, weights: dict[Queue, float] | None, max_moves: int | None
 ) -> None:
     policy = a_policy(strategy="Balanced", **({} if budget is None else {"budget": {"maxMoves": budget}}))
-    options = resolve_options(policy, ROSTER, Measurements(queue_weights=weights))
+    options = resolve_options(policy, ROSTER, StrategyInputs(queue_weights=weights))
     assert (options["maxMoves"], options["queueWeights"]) == (max_moves, {})
 
 

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import count
 from random import choice
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -20,8 +20,16 @@ from rota.spec.consumer_settings import ConsumerSettings, Model
 
 BROKER = "memory"
 NAME_SERVER = "name-server"  # can be down like a broker; routes are unavailable then
-DELAY_LEVEL_SECONDS = (0, 1, 5, 10, 30, *range(60, 601, 60), 1200, 1800, 3600, 7200)  # seconds, by level
-LOCK_SECONDS = 60.0
+DELAY_LEVEL_SECONDS = (0, 1, 5, 10, 30, *range(60, 601, 60), 1200, 1800, 3600, 7200)  # by level, as at a real broker
+LOCK_SECONDS = 60.0  # for which a lock is held without renewal
+
+
+class _DelayedMessage(NamedTuple):
+    """A message that is stored at `due_at`; entries sort by that, then by their place in the commit log."""
+
+    due_at: float
+    commit_log_offset: int
+    message: Message
 
 
 class MemoryCluster:
@@ -37,13 +45,13 @@ class MemoryCluster:
         self.pulled_offsets: defaultdict[str, dict[Queue, int]] = defaultdict(dict)
         self.reset_queues: defaultdict[str, set[Queue]] = defaultdict(set)  # by group: reset queues not pulled since
         self.compressed_ids: set[str] = set()  # ids of messages whose body the producer compressed with ZLIB
-        self.locks: dict[tuple[str, Queue], tuple[str, float]] = {}  # client id of the owner, and expiry
+        self.locks: dict[tuple[str, Queue], tuple[str, float]] = {}  # by group and queue: owner's client id, expiry
         self.waiting_pulls: dict[asyncio.Future[None], tuple[Queue, object]] = {}  # waiting pulls: queue, consumer
         self._brokers = tuple(brokers)
         self._down: set[str] = set()
         self._topics: dict[str, dict[Queue, list[Message]]] = {}
         self._groups: dict[tuple[str, str], BrokerGroupSettings] = {}  # by group and broker
-        self._delayed: list[tuple[float, int, Message]] = []  # due time, commit log offset, message; sorted
+        self._delayed: list[_DelayedMessage] = []  # sorted
         self._store_positions = count(1)
 
     # Operations of tests and administrators.
@@ -59,7 +67,7 @@ class MemoryCluster:
         """Make a broker or the name server reachable and notify all members; a restarted broker has lost its locks."""
         self._down.discard(name)
         if restarted:
-            self.locks = {key: lock for key, lock in self.locks.items() if key[1].broker != name}
+            self.locks = {(group, queue): lock for (group, queue), lock in self.locks.items() if queue.broker != name}
         for group in self.members:
             self.notify_members(group)
 
@@ -73,7 +81,7 @@ class MemoryCluster:
     async def delete_topic(self, topic: str) -> None:
         """Delete a topic on all brokers, and the offsets of all groups in it."""
         self._topics.pop(topic, None)
-        self._delayed = [delayed for delayed in self._delayed if delayed[2].queue.topic != topic]
+        self._delayed = [delayed for delayed in self._delayed if delayed.message.queue.topic != topic]
         for table in (self.min_offsets, *self.committed_offsets.values(), *self.pulled_offsets.values()):
             for queue in [queue for queue in table if queue.topic == topic]:
                 del table[queue]
@@ -279,11 +287,12 @@ class MemoryCluster:
         if level:
             origin = {"REAL_TOPIC": message.queue.topic, "REAL_QID": str(message.queue.id)}
             message = replace(message, properties={**message.properties, **origin})
-        insort(self._delayed, (self.clock() + DELAY_LEVEL_SECONDS[level], next(self._store_positions), message))
+        due_at = self.clock() + DELAY_LEVEL_SECONDS[level]
+        insort(self._delayed, _DelayedMessage(due_at, next(self._store_positions), message))
         self._store_due_messages()
 
     def _store_due_messages(self) -> None:
-        while self._delayed and self._delayed[0][0] <= self.clock():
+        while self._delayed and self._delayed[0].due_at <= self.clock():
             _, commit_log_offset, message = self._delayed.pop(0)
             log = self._topics[message.queue.topic][message.queue]
             stored_ms = int(self.clock() * 1000)
@@ -294,7 +303,7 @@ class MemoryCluster:
 
     async def wait_for_messages(self, queue: Queue, consumer: object, timeout_seconds: float) -> None:
         """Wait until the queue may have another message; raise `UnreachableError` if the connection is lost."""
-        due = self._delayed[0][0] - self.clock() if self._delayed else timeout_seconds
+        due = self._delayed[0].due_at - self.clock() if self._delayed else timeout_seconds
         waiter = asyncio.get_running_loop().create_future()
         self.waiting_pulls[waiter] = queue, consumer
         try:

@@ -29,7 +29,8 @@ class MemoryConsumer:
         self._group = member.group
         self._subscriptions = member.topics
         self._tags = {topic: frozenset(tags_of(subscription)) for topic, subscription in member.topics.items()}
-        self._joined = self._left = False
+        self._joined = False
+        self._left = False
 
     async def check_subscriptions(self) -> None:
         """Raise `RejectedError` for a subscription that is not by tag."""

@@ -20,18 +20,18 @@ from rota.brokers.rocketmq.transport.responses import (
     require_success,
 )
 from rota.brokers.rocketmq.wire import payloads, requests
-from rota.brokers.rocketmq.wire.codes import STORED_CODES, ResponseCode
+from rota.brokers.rocketmq.wire.codes import READ_WRITE, STORED_CODES, ResponseCode
 from rota.model import Queue
 from rota.spec import Subscription
 from rota.spec.consumer_settings import ConsumerSettings, Model, Start
 
 PRODUCER_GROUP = "rota"
-NO_CONSUMER_REMARK = "no consumer for this group"  # remark of a broker's answer; the code is the generic SYSTEM_ERROR
+NO_CONSUMER_REMARK = "no consumer for this group"  # remark of a broker's response; the code is the generic SYSTEM_ERROR
 MIN_ORDERED_VERSION = 194
 MAX_ORDERED_VERSION = 611
 VERSION_NUMBER_OFFSET = 217 - 510  # 433 // 2 + 1 = 217 is V5_1_0
 MAX_ONLINE_CONSUMERS = 20_000  # consumers of a group at a broker: Rota's limit of members, plus as many unmanaged ones
-RELAY_TIMEOUT_SECONDS = 12.0  # the broker itself waits 10 s for the consumer's answer
+RELAY_TIMEOUT_SECONDS = 12.0  # the broker itself waits 10 s for the consumer's response
 MAX_SUBSCRIPTION_CHARACTERS = 16 * 1024  # characters of all topics and filters of a consumer
 STATS_SECONDS = 10.0  # a slow request: the broker computes statistics; requests to other brokers do not wait
 
@@ -97,7 +97,7 @@ class AdminClient:
         )
 
     async def consumer_settings(self, group: str, client_id: str, broker: str) -> ConsumerSettings:
-        """Return a consumer's own settings; its broker relays the request and waits 10 s for the answer."""
+        """Return a consumer's own settings; its broker relays the request and waits 10 s for the response."""
         response = await self._client.call_or_raise(
             broker, requests.running_info(group, client_id), RELAY_TIMEOUT_SECONDS
         )
@@ -199,7 +199,7 @@ class AdminClient:
         if failed:
             raise failed[0]
 
-    async def create_topic(self, topic: str, broker: str, queues: int, *, perm: int = 6) -> None:
+    async def create_topic(self, topic: str, broker: str, queues: int, *, perm: int = READ_WRITE) -> None:
         """Create a topic on a broker, or update it there."""
         await self._client.call_or_raise(broker, requests.create_topic(topic, queues, perm=perm))
 
@@ -237,7 +237,7 @@ class AdminClient:
     async def query_assignment(
         self, topic: str, group: str, client_id: str, broker: str, strategy: str = "AVG"
     ) -> tuple[Queue, ...] | None:
-        """Return the queues that a broker would assign to a member; None: no answer, so the member keeps its queues."""
+        """Return the queues that a broker would assign to a member; None: none, so it keeps its own."""
         response = await self._client.call_or_raise(broker, requests.assignment(topic, group, client_id, strategy))
         assigned = decode_body(response, payloads.AssignmentResponse).message_queue_assignments
         return None if assigned is None else tuple(sorted(item.message_queue.queue for item in assigned))

@@ -86,7 +86,7 @@ class RocketMQConsumer:
         self._heartbeat.on_connected(address, request)
 
     async def ping_broker(self, broker: str) -> None:
-        """Request the group's client ids from a broker; any answer counts."""
+        """Request the group's client ids from a broker; any response counts."""
         await self._client.call(broker, requests.client_ids(self._member.group))
 
     # Messages.
@@ -120,9 +120,9 @@ class RocketMQConsumer:
             raise NotFoundError(f"There is no queue {queue}: {remark_of(response)}")
         if response.code not in _PULL_CODES:
             raise error_of(f"Pulling {queue}", response)
-        next_offset, min_offset, max_offset = (
-            int_field(response, field) for field in ("nextBeginOffset", "minOffset", "maxOffset")
-        )
+        next_offset = int_field(response, "nextBeginOffset")
+        min_offset = int_field(response, "minOffset")
+        max_offset = int_field(response, "maxOffset")
         if response.code == ResponseCode.PULL_OFFSET_MOVED:
             redirect = PullRedirect.RESET if response.remark == _RESET_REMARK else PullRedirect.OUT_OF_RANGE
             return PullResult((), next_offset, min_offset, max_offset, redirect)
@@ -130,7 +130,8 @@ class RocketMQConsumer:
             messages, refused_offset = decode_admitted(response.body, queue.broker, offset, admission)
         except MalformedFrameError as error:
             raise MalformedResponseError(f"The response to a pull of {queue} cannot be decoded: {error}") from None
-        if tags := self._tags.get(queue.topic):  # the broker compared only the hashes of tags
+        tags = self._tags.get(queue.topic)
+        if tags:  # the broker compared only the hashes of tags
             messages = [message for message in messages if message.tag in tags]
         if refused_offset is not None:
             next_offset = refused_offset
@@ -158,7 +159,7 @@ class RocketMQConsumer:
         response = await self._client.call(queue.broker, requests.committed_offset(self._member.group, queue))
         never_committed = response.code == ResponseCode.QUERY_NOT_FOUND
         offset = 0 if never_committed else int_field(require_success(f"The offset of {queue}", response), "offset")
-        if not offset:  # brokers also answer like this for a deleted queue
+        if not offset:  # brokers respond in the same way for a deleted queue
             await self._client.recheck_queue(queue)
         return None if never_committed else offset
 
@@ -209,11 +210,13 @@ class RocketMQConsumer:
         }
         handler = handlers.get(request.code)
         if handler is None:
-            return request.reply(
+            return request.make_response(
                 ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f"Rota does not support request code {request.code}"
             )
         if self._member.group not in {request.fields.get("consumerGroup"), request.fields.get("group")}:
-            return request.reply(ResponseCode.SYSTEM_ERROR, remark=f"This member belongs to group {self._member.group}")
+            return request.make_response(
+                ResponseCode.SYSTEM_ERROR, remark=f"This member belongs to group {self._member.group}"
+            )
         return handler(request)
 
     def _on_members_changed(self, _: Frame) -> None:
@@ -245,13 +248,13 @@ class RocketMQConsumer:
                 {queue: _to_queue_info(consumed) for queue, consumed in self._member.get_queues().items()}
             ),
         )
-        return request.reply(ResponseCode.SUCCESS, msgspec.json.encode(info))
+        return request.make_response(ResponseCode.SUCCESS, msgspec.json.encode(info))
 
     def _status(self, request: Frame) -> Frame:
         offsets = fastjson.encode_queue_table(
             {queue: consumed.committed_offset for queue, consumed in self._member.get_queues().items()}
         )
-        return request.reply(
+        return request.make_response(
             ResponseCode.SUCCESS, msgspec.json.encode(payloads.ConsumerStatus(message_queue_table=offsets))
         )
 

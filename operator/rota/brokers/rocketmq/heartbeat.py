@@ -27,15 +27,16 @@ class HeartbeatSender:
         self._client = client
         self._member = member
         self._subscriptions = subscriptions
-        self._joined = self._left = False
+        self._joined = False
+        self._left = False
         self._periodic_task: asyncio.Task[None] | None = None
         self._retry_tasks: dict[str, asyncio.Task[None]] = {}  # by address: heartbeats between rounds
 
     async def join(self) -> None:
         """Register with every broker of the topics and stay registered; retry unreachable brokers later."""
         if self._joined or self._left:
-            done = "left" if self._left else "joined"
-            raise RuntimeError(f"Member {self._member.client_id} has already {done} group {self._member.group}")
+            state = "left" if self._left else "joined"
+            raise RuntimeError(f"Member {self._member.client_id} has already {state} group {self._member.group}")
         self._joined = True
         try:
             await self.fetch_routes()
@@ -85,7 +86,9 @@ class HeartbeatSender:
 
     def _cancel(self) -> list[asyncio.Task[None]]:
         """Cancel all background tasks; return them."""
-        tasks = [*self._retry_tasks.values(), *([self._periodic_task] if self._periodic_task else [])]
+        tasks = [*self._retry_tasks.values()]
+        if self._periodic_task:
+            tasks.append(self._periodic_task)
         self._periodic_task = None
         self._retry_tasks = {}
         for task in tasks:

@@ -1,4 +1,4 @@
-"""Client-side cache of name server answers: addresses of brokers, and routes of topics.
+"""Client-side cache of name server responses: addresses of brokers, and routes of topics.
 
 A name server may return different names each time, so both caches are limited. Eviction costs little: the client
 looks up a broker or route again when it needs it.
@@ -55,7 +55,8 @@ class Route:
 
     def queues(self) -> tuple[Queue, ...]:
         """Return all queues; raise MalformedResponseError if they are more than MAX_TOPIC_QUEUES."""
-        if (count := sum(self.queue_counts.values())) > MAX_TOPIC_QUEUES:
+        count = sum(self.queue_counts.values())
+        if count > MAX_TOPIC_QUEUES:
             raise MalformedResponseError(
                 f"The route of topic {self.topic} has {count:,} queues; at most {MAX_TOPIC_QUEUES:,} are supported"
             )
@@ -128,7 +129,8 @@ class BrokerCache:
     def trim(self, routed: Collection[str]) -> None:
         """Evict brokers until the cache is within its limit: the oldest first, brokers in `routed` last."""
         excess = self._size - MAX_REPLICAS
-        for name in sorted(self.addresses, key=routed.__contains__):
+        unrouted_first = sorted(self.addresses, key=routed.__contains__)
+        for name in unrouted_first:
             if excess <= 0:
                 break
             excess -= _weight(self.addresses.pop(name))

@@ -11,14 +11,15 @@ from rota.brokers.rocketmq.wire import payloads, requests
 from rota.brokers.rocketmq.wire.codes import ResponseCode
 from rota.brokers.rocketmq.wire.frames import Frame
 
-FAILOVER_SECONDS = 1.0  # without an answer for so long, also ask the next name server
+FAILOVER_SECONDS = 1.0  # without a response for so long, also ask the next name server
 
 _USABLE_CODES = frozenset({ResponseCode.SUCCESS, ResponseCode.TOPIC_NOT_EXIST})
-_NOT_READY_CODES = frozenset({ResponseCode.SYSTEM_ERROR, ResponseCode.REQUEST_CODE_NOT_SUPPORTED})  # or it is not ready
+# Rejections by a server that has just started, or that is no name server; they say nothing about the user's rights.
+_NOT_READY_CODES = frozenset({ResponseCode.SYSTEM_ERROR, ResponseCode.REQUEST_CODE_NOT_SUPPORTED})
 
 
 class NameServers:
-    """The name servers of one cluster, which should all give the same answers; the last that answered is preferred."""
+    """The name servers of one cluster, which should all know the same; the last one that responded is preferred."""
 
     def __init__(self, connections: ConnectionPool, addresses: Sequence[str]) -> None:
         if not addresses:
@@ -38,7 +39,7 @@ class NameServers:
         return decode_body(require_success(f"The route of {topic}", response), payloads.TopicRoute)
 
     async def _call_any(self, request: Frame) -> Frame:
-        """Ask the preferred server, then the next after a failure or FAILOVER_SECONDS; return the first answer."""
+        """Ask the preferred server, then the next after a failure or FAILOVER_SECONDS; return the first response."""
         untried = [*self.addresses]
         failed: list[BrokerError] = []
         pending: dict[asyncio.Task[Frame], str] = {}
@@ -101,6 +102,6 @@ def _parse_brokers(response: Frame) -> Addresses:
 
 
 def _choose_error(failed: Sequence[BrokerError]) -> BrokerError:
-    """Return the error if no name server gave a usable answer: a rejection, such as denied access, comes first."""
+    """Return the error if no name server gave a usable response: a rejection, such as denied access, comes first."""
     rejections = (error for error in failed if isinstance(error, RejectedError) and error.code not in _NOT_READY_CODES)
     return next(rejections, UnreachableError(f"No name server responds: {'; '.join(map(str, failed))}"))

@@ -48,7 +48,7 @@ class ConnectionConfig:
 class RoutingClient:
     """Client of a cluster's name servers and brokers.
 
-    Answers of name servers are cached, so a name server that is down or does not list a live broker causes no failure.
+    Name servers' responses are cached, so a name server that is down or does not list a live broker causes no failure.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class RoutingClient:
         except BrokerError:
             self._brokers.mark_all_listed()
             raise
-        if listed:  # an empty list: the name server has just started
+        if listed:  # a name server that has just started lists no broker
             self._brokers.forget_missing(listed, _loop_time())
         self._update_addresses(listed)
         return listed
@@ -128,7 +128,7 @@ class RoutingClient:
         self.connections.close_others({*self.addresses(self._addresses), *self._name_servers.addresses})
 
     async def _look_up_brokers(self) -> None:
-        """Fetch all brokers, at most once in LOOKUP_INTERVAL_SECONDS; concurrent callers wait for the same answer."""
+        """Fetch all brokers, at most once in LOOKUP_INTERVAL_SECONDS; concurrent callers wait for the same response."""
         async with self._lookup_lock:
             if _loop_time() - self._last_lookup_at >= LOOKUP_INTERVAL_SECONDS:
                 try:
@@ -150,7 +150,7 @@ class RoutingClient:
         return replicas[MASTER_ID]
 
     async def call(self, broker: str, request: Frame, seconds: float = CALL_SECONDS) -> Frame:
-        """Send a request to a broker's master; return the answer, also one with an error code.
+        """Send a request to a broker's master; return the response, also one with an error code.
 
         If the master is unreachable, its pod may have moved: look up its address and retry at a new one. Requests in
         NOT_IDEMPOTENT are retried only if the first attempt was not sent.
@@ -163,12 +163,13 @@ class RoutingClient:
                 async with asyncio.timeout(min(seconds, CALL_SECONDS)):
                     await self._look_up_brokers()
             new_address = self._addresses.get(broker, {}).get(MASTER_ID, address)
-            if new_address == address or not (isinstance(error, NotSentError) or request.code not in NOT_IDEMPOTENT):
+            may_repeat = isinstance(error, NotSentError) or request.code not in NOT_IDEMPOTENT
+            if new_address == address or not may_repeat:
                 raise
         return await self.connections.call(new_address, request, seconds)
 
     async def call_or_raise(self, broker: str, request: Frame, seconds: float = CALL_SECONDS) -> Frame:
-        """Send a request to a broker's master; return the answer, or raise unless it is SUCCESS."""
+        """Send a request to a broker's master; return the response, or raise unless it is SUCCESS."""
         return require_success(f"{_describe_request(request)} at {broker}", await self.call(broker, request, seconds))
 
     async def require_queue(self, queue: Queue) -> None:
@@ -221,15 +222,16 @@ def _parse_route(topic: str, response: payloads.TopicRoute) -> Route:
             "Rota does not support static topics"
         )
     readable = [data for data in response.queue_datas if data.perm & READ_PERMISSION and data.read_queue_nums > 0]
-    if (brokers := max(len(readable), len(response.broker_datas))) > MAX_TOPIC_BROKERS:
-        raise MalformedResponseError(
-            f"The route of topic {topic} names {brokers:,} brokers; at most {MAX_TOPIC_BROKERS:,} are supported"
-        )
+    brokers = max(len(readable), len(response.broker_datas))
+    if brokers > MAX_TOPIC_BROKERS:
+        problem = f"The route of topic {topic} names {brokers:,} brokers; at most {MAX_TOPIC_BROKERS:,} are supported"
+        raise MalformedResponseError(problem)
     addresses = check_addresses({broker.broker_name: broker.broker_addrs for broker in response.broker_datas})
     names = Counter(data.broker_name for data in readable)
     for name in names:
         check_broker_name(name)
-    if duplicates := [name for name, times in names.items() if times > 1]:
+    duplicates = [name for name, times in names.items() if times > 1]
+    if duplicates:
         raise MalformedResponseError(f"The route of topic {topic} lists broker {duplicates[0]} twice")
     counts = {data.broker_name: data.read_queue_nums for data in readable}
     return Route(topic, counts, frozenset(addresses))

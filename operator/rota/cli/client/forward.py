@@ -15,6 +15,7 @@ LOOPBACK_ADDRESS = "127.0.0.1"
 SUBPROTOCOL = "v4.channel.k8s.io"  # each message starts with its channel; the first one on each channel names the port
 DATA_CHANNEL = 0
 ERROR_CHANNEL = 1
+PORT_BYTES = 2  # of the port number that starts each channel
 CHUNK_BYTES = 32 * 1024
 
 
@@ -57,7 +58,7 @@ class PortForward:
             content = message.data[1:]
             if channel not in started_channels:
                 started_channels.add(channel)
-                content = content[2:]
+                content = content[PORT_BYTES:]
             if channel == DATA_CHANNEL:
                 writer.write(content)
                 await writer.drain()
@@ -84,7 +85,7 @@ async def forward_port(api: Api, namespace: str, pod: str, port: int) -> AsyncIt
         task.add_done_callback(connections.discard)
 
     server = await asyncio.start_server(accept, LOOPBACK_ADDRESS, 0)
-    forward.local_port = server.sockets[0].getsockname()[1]
+    _, forward.local_port = server.sockets[0].getsockname()
     try:
         yield forward
     finally:

@@ -23,9 +23,8 @@ def _validate_address(address: str) -> str:
     except ValueError:  # an invalid port
         good = False
     if not good or parts.query or parts.fragment or not address.isprintable() or " " in address:
-        raise ValueError(
-            f"--operator {single_line(address, 100)!r} is not a valid address; write it as http://127.0.0.1:8080"
-        )
+        problem = f"--operator {single_line(address, 100)!r} is not a valid address; write it as http://127.0.0.1:8080"
+        raise ValueError(problem)
     return address.rstrip("/")
 
 
@@ -43,9 +42,8 @@ async def connect_directly(operator: str) -> AsyncIterator[SendRequest]:
                 raise
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
                 hint = "start the operator, or give another --operator"
-                raise InvalidResponseError(
-                    f"The operator does not answer at {address}: {_describe_error(error)}; {hint}"
-                ) from None
+                problem = f"The operator does not answer at {address}: {_describe_error(error)}; {hint}"
+                raise InvalidResponseError(problem) from None
 
         yield send
 
@@ -54,20 +52,16 @@ async def _read_response(response: aiohttp.ClientResponse, address: str) -> byte
     """Return the body of a response; it may be compressed, and decompress to far more bytes."""
     if is_redirect(response.status):
         location = single_line(response.headers.get("location", "nowhere"), 100)
-        raise InvalidResponseError(
-            f"{address} redirects to {location}; redirects are not followed, so give that address as --operator"
-        )
+        problem = f"{address} redirects to {location}; redirects are not followed, so give that address as --operator"
+        raise InvalidResponseError(problem)
     try:
         return await read_body(response, MAX_RESPONSE_BYTES)
     except BodyTooLargeError:
-        raise InvalidResponseError(
-            f"The response of {address} is larger than {MAX_RESPONSE_BYTES >> 20} MiB; is it Rota's operator?"
-        ) from None
+        problem = f"The response of {address} is larger than {MAX_RESPONSE_BYTES >> 20} MiB; is it Rota's operator?"
+        raise InvalidResponseError(problem) from None
 
 
 def _describe_error(error: Exception) -> str:
-    return (
-        f"no response within {RESPONSE_TIMEOUT_SECONDS:g} s"
-        if isinstance(error, TimeoutError)
-        else describe_failure(error)
-    )
+    if isinstance(error, TimeoutError):
+        return f"no response within {RESPONSE_TIMEOUT_SECONDS:g} s"
+    return describe_failure(error)

@@ -60,10 +60,10 @@ async def connect_through_cluster(
             except NoConnectionError as error:
                 raise _with_option_hint(error) from None
             except NoResponseError as error:
-                raise InvalidResponseError(
-                    f"{error}; check the kubeconfig and the cluster, {OPERATOR_OPTION_HINT}"
-                ) from None
-            if status != HTTPStatus.OK and (refusal := _api_server_error(body)):
+                problem = f"{error}; check the kubeconfig and the cluster, {OPERATOR_OPTION_HINT}"
+                raise InvalidResponseError(problem) from None
+            refusal = "" if status == HTTPStatus.OK else _api_server_error(body)
+            if refusal:
                 raise InvalidResponseError(_describe_refusal(status, refusal, namespace, lease, leader))
             return status, body
 
@@ -81,9 +81,8 @@ def check_names(namespace: str, lease: str) -> None:
         ("--lease", lease, is_dns_subdomain),
     ):
         if not is_valid(name):
-            raise ValueError(
-                f"{option} {name!r} is not a valid name; give the operator's, rota-system and rota by default"
-            )
+            problem = f"{option} {name!r} is not a valid name; give the operator's, rota-system and rota by default"
+            raise ValueError(problem)
 
 
 class LeaderAddress(NamedTuple):
@@ -118,9 +117,8 @@ def _leading_pod(spec: LeaseSpec, namespace: str, lease: str) -> str:
     if not spec.holder_identity:
         renewed = f" and was last renewed {format_age(spec.renew_time)}" if spec.renew_time else ""
         message = f"No operator is leader: the Lease {lease} in namespace {namespace} has no holder{renewed}"
-        raise InvalidResponseError(
-            f"{message}; check that the operator runs. Until then the conditions of groups are not updated"
-        )
+        problem = f"{message}; check that the operator runs. Until then the conditions of groups are not updated"
+        raise InvalidResponseError(problem)
     if not is_dns_subdomain(spec.holder_identity):
         raise NoConnectionError(
             f"The Lease {lease} in namespace {namespace} is held by {spec.holder_identity!r}, which is not a valid pod "

@@ -7,9 +7,8 @@ from typing import TypeVar
 import msgspec
 
 T = TypeVar("T")
-SendRequest = Callable[
-    [str, Mapping[str, str]], Awaitable[tuple[int, bytes]]
-]  # a path and its query -> status and body
+# Sends a path and its query; returns the status and body of the response.
+SendRequest = Callable[[str, Mapping[str, str]], Awaitable[tuple[int, bytes]]]
 MAX_RESPONSE_BYTES = 64 << 20  # bytes of a decompressed response: a group of 100,000 queues has about 30 MB
 
 

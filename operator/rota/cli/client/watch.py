@@ -90,7 +90,7 @@ def _print_formatted(request: WatchRequest[T], value: T, output: str) -> None:
 
 
 async def _print_changes(request: WatchRequest[T], fetch: Callable[[], Awaitable[T]], output: str) -> None:
-    """Print the response again after each change; errors meanwhile go to standard error."""
+    """Print the response again after each change; errors of requests in between go to standard error."""
     shown = await fetch()
     problem = ""
     while True:

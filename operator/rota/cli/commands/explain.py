@@ -8,9 +8,9 @@ from typing import Any
 
 from rota.cli.console.inputs import GroupInputs
 from rota.cli.console.output import describe_move
-from rota.model import Queue, Roster, parse_queue
-from rota.planner import Measurements
-from rota.planner.target import resolve_options
+from rota.model import NO_OWNER, Queue, Roster, parse_queue
+from rota.planner import StrategyInputs
+from rota.planner.target import UNMANAGED_POLICY, resolve_options
 from rota.spec import PolicySpec
 from rota.strategies import explain_all, prepared
 
@@ -20,7 +20,7 @@ def explain_owners(inputs: GroupInputs, queue: str | None) -> dict[str, Any]:
     policy = inputs.policy
     roster = inputs.roster
     if inputs.unmanaged:  # unmanaged consumers compute one assignment over all consumers, so explain that one
-        policy = PolicySpec()
+        policy = UNMANAGED_POLICY
         roster = Roster.of(roster.queues, [*roster.members, *inputs.unmanaged], inputs.current_owners)
     result = {"strategy": policy.strategy, "foreigners": inputs.unmanaged}
     return result | _collect_reasons(policy, roster, inputs, queue)
@@ -29,20 +29,25 @@ def explain_owners(inputs: GroupInputs, queue: str | None) -> dict[str, Any]:
 def _collect_reasons(
     policy: PolicySpec, roster: Roster, inputs: GroupInputs, queue: str | None
 ) -> dict[str, list[dict[str, Any]]]:
-    chosen = resolve_options(policy, roster, Measurements(inputs.rooms))
-    owners = prepared(policy.strategy, chosen)(roster)
-    explain = partial(explain_all, policy.strategy, roster, owners, options=chosen, present=inputs.current_owners)
+    strategy_options = resolve_options(policy, roster, StrategyInputs(inputs.rooms))
+    assign = prepared(policy.strategy, strategy_options)
+    owners = assign(roster)
+    explain = partial(
+        explain_all, policy.strategy, roster, owners, options=strategy_options, present=inputs.current_owners
+    )
     queues = [parse_queue(queue)] if queue is not None else _moving_queues(roster, owners.tolist())
     if queues:
         return {"queues": _queue_rows(roster, owners.tolist(), queues, explain(queues))}
     shares = roster.assignment(owners.tolist())
-    firsts = {member: share[0] for member, share in shares.items() if share}
-    return {"members": _member_rows(shares, dict(zip(firsts, explain(firsts.values()), strict=True)), len(owners))}
+    first_queues = {member: share[0] for member, share in shares.items() if share}
+    reasons = dict(zip(first_queues, explain(first_queues.values()), strict=True))
+    return {"members": _member_rows(shares, reasons, len(owners))}
 
 
 def _moving_queues(roster: Roster, owners: list[int]) -> list[Queue]:
     """Return the queues whose owner changes; none if no queue had an owner before."""
-    if max(roster.owners) < 0:
+    had_owners = any(owner != NO_OWNER for owner in roster.owners)
+    if not had_owners:
         return []
     changes = zip(roster.queues, roster.owners, owners, strict=True)
     return [queue for queue, was, now in changes if was != now]

@@ -55,7 +55,9 @@ def _configure_yaml() -> None:
 def _represent_string(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     """Represent a string so that kubectl reads it as one: for kubectl y is true, and 1e3 and 089 are numbers."""
     is_ambiguous = re.fullmatch(r"[yYnN]|[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|0o[0-7]+", text)
-    style = "|" if "\n" in text else "'" if is_ambiguous else None
+    style = "'" if is_ambiguous else None
+    if "\n" in text:
+        style = "|"
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 

@@ -8,25 +8,26 @@ from typing import Any
 from rota import planner
 from rota.cli.console.inputs import GroupInputs
 from rota.cli.console.output import describe_move, print_table
+from rota.model import NO_OWNER
+from rota.planner.target import UNMANAGED_POLICY
 from rota.ranges import from_ranges, to_ranges
 from rota.sentences import pluralize
-from rota.spec import PolicySpec
 
 
 def preview_plan(inputs: GroupInputs) -> dict[str, Any]:
     """Return a plan as plain values; with unmanaged consumers, they own all queues that no member owns."""
     roster = inputs.roster
     unmanaged = inputs.unmanaged
-    policy = PolicySpec() if unmanaged else inputs.policy
+    policy = UNMANAGED_POLICY if unmanaged else inputs.policy
     if unmanaged:
         owners = planner.share_with_unmanaged(roster, unmanaged, {}).tolist()
     else:
-        owners = planner.compute_owners(policy, roster, planner.Measurements(inputs.rooms)).tolist()
+        owners = planner.compute_owners(policy, roster, planner.StrategyInputs(inputs.rooms)).tolist()
     shares = roster.assignment(owners)
-    unassigned = to_ranges(queue for queue, owner in zip(roster.queues, owners, strict=True) if owner < 0)
+    unassigned = to_ranges(queue for queue, owner in zip(roster.queues, owners, strict=True) if owner == NO_OWNER)
     counts = [len(share) for share in shares.values()]
     pairs = zip(roster.queues, roster.owners, owners, strict=True)
-    moves = [describe_move(roster, queue, was, now) for queue, was, now in pairs if was not in {-1, now}]
+    moves = [describe_move(roster, queue, was, now) for queue, was, now in pairs if was not in {NO_OWNER, now}]
     return {
         "strategy": policy.strategy,
         "members": {member: to_ranges(share) for member, share in shares.items()},
@@ -64,9 +65,8 @@ def _notes(inputs: GroupInputs, move_count: int) -> list[str]:
     if inputs.policy.paused:
         notes.append("paused: the policy is paused, so no queue is revoked from a member that consumes it")
     # Balanced plans within the budget: if it uses all allowed moves, it would probably move more queues.
-    if budget and (
-        move_count > budget.max_moves or (inputs.policy.strategy, move_count) == ("Balanced", budget.max_moves)
-    ):
+    uses_whole_budget = budget is not None and move_count == budget.max_moves and inputs.policy.strategy == "Balanced"
+    if budget and (move_count > budget.max_moves or uses_whole_budget):
         effect = "the others move later" if budget.max_moves else "no queue is revoked from a member that consumes it"
         notes.append(f"budget: at most {budget.max_moves} queues move in any {budget.per:g}s; {effect}")
     return notes

@@ -82,9 +82,8 @@ def _apply_options(group: GroupSpec, options: Mapping[str, Any]) -> GroupSpec:
     if broker == MEMORY_BROKER:  # it starts empty: every message in it is meant for this member
         return replace(group, start_from=StartFrom(position="Earliest"))
     if split_address(broker) is None:
-        raise ValueError(
-            f"--broker {broker} is neither memory nor the address of a name server, such as 127.0.0.1:9876"
-        )
+        problem = f"--broker {broker} is neither memory nor the address of a name server, such as 127.0.0.1:9876"
+        raise ValueError(problem)
     rocketmq = replace(group.broker.rocketmq, name_servers=[broker])
     return replace(group, broker=replace(group.broker, rocketmq=rocketmq))
 

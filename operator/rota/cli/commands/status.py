@@ -18,7 +18,7 @@ from rota.cli.console.formatting import (
     print_line,
     print_rows,
 )
-from rota.kube.http.schema import Detail, Groups, MemberInfo, Operator, QueueDetail, Reasons, Summary, Topic
+from rota.kube.http import schema
 from rota.kube.state.rebalance import Rebalance
 from rota.model import parse_queue
 from rota.sentences import pluralize
@@ -34,7 +34,7 @@ def status_request(group: str | None, scope: Scope, *, everywhere: bool, wide: b
             raise ValueError(f"--all-namespaces is for all groups, and {group} is one; remove one of them")
         return WatchRequest(
             _group_path(group, scope),
-            Detail,
+            schema.GroupDetail,
             lambda reply: _print_status(reply, wide=wide),
             object_names=lambda reply: [f"{GROUP_RESOURCE}/{reply.summary.name}"],
         )
@@ -42,7 +42,7 @@ def status_request(group: str | None, scope: Scope, *, everywhere: bool, wide: b
         raise ValueError("--all-namespaces is for all namespaces, and --namespace for one; remove one of them")
     namespace = None if everywhere else scope.namespace
 
-    def select_namespace(reply: Groups) -> Groups:
+    def select_namespace(reply: schema.GroupList) -> schema.GroupList:
         """Return only the groups in the requested namespace."""
         return msgspec.structs.replace(
             reply, groups=[row for row in reply.groups if namespace in {None, row.namespace}]
@@ -50,39 +50,39 @@ def status_request(group: str | None, scope: Scope, *, everywhere: bool, wide: b
 
     return WatchRequest(
         "/v1/groups",
-        Groups,
+        schema.GroupList,
         lambda reply: _print_groups(reply, namespace, wide=wide),
         select=select_namespace,
         object_names=lambda reply: (f"{GROUP_RESOURCE}/{summary.name}" for summary in reply.groups),
     )
 
 
-def members_request(group: str, scope: Scope, *, wide: bool = False) -> WatchRequest[Detail]:
+def members_request(group: str, scope: Scope, *, wide: bool = False) -> WatchRequest[schema.GroupDetail]:
     """Return the request for the members of a group."""
     return WatchRequest(
         _group_path(group, scope),
-        Detail,
+        schema.GroupDetail,
         lambda detail: _print_members(detail, wide=wide),
         object_names=lambda detail: (f"pod/{member.name}" for member in detail.members if member.origin == "Rota"),
     )
 
 
-def lag_request(group: str, scope: Scope, by: str, top: int | None) -> WatchRequest[Detail]:
+def lag_request(group: str, scope: Scope, by: str, top: int | None) -> WatchRequest[schema.GroupDetail]:
     """Return the request for the lag of each queue of a group."""
 
-    def select_queues(detail: Detail) -> Detail:
+    def select_queues(detail: schema.GroupDetail) -> schema.GroupDetail:
         """Return the first `top` queues of each kind, in the requested order."""
         ordered = sorted(detail.queues, key=_lag_sort_key) if by == "lag" else detail.queues
         kinds = [[queue for queue in ordered if queue.kind == kind][:top] for kind in ("Subscribed", "Retry")]
         return msgspec.structs.replace(detail, queues=[queue for kind in kinds for queue in kind])
 
-    return WatchRequest(_group_path(group, scope), Detail, _print_lag, select=select_queues)
+    return WatchRequest(_group_path(group, scope), schema.GroupDetail, _print_lag, select=select_queues)
 
 
-def explain_request(group: str, queue: str | None, scope: Scope) -> WatchRequest[Reasons]:
+def explain_request(group: str, queue: str | None, scope: Scope) -> WatchRequest[schema.OwnerReasons]:
     """Return the request for the reason of a queue's owner or, without a queue, for an example of each member."""
     params = {} if queue is None else {"queue": str(parse_queue(queue))}
-    return WatchRequest(f"{_group_path(group, scope)}/why", Reasons, _print_reasons, params)
+    return WatchRequest(f"{_group_path(group, scope)}/why", schema.OwnerReasons, _print_reasons, params)
 
 
 def _group_path(group: str, scope: Scope) -> str:
@@ -90,12 +90,12 @@ def _group_path(group: str, scope: Scope) -> str:
     return f"/v1/groups/{namespace}/{name}"
 
 
-def _lag_sort_key(queue: QueueDetail) -> float:
+def _lag_sort_key(queue: schema.QueueDetail) -> float:
     """Return a sort key: the queues with the highest lag come first, queues with an unknown lag last."""
     return math.inf if queue.lag is None else -queue.lag
 
 
-def _print_groups(reply: Groups, namespace: str | None, *, wide: bool) -> None:
+def _print_groups(reply: schema.GroupList, namespace: str | None, *, wide: bool) -> None:
     if not reply.groups:
         where = "the namespaces that the operator watches" if namespace is None else f"namespace {namespace}"
         print_line(
@@ -110,7 +110,7 @@ def _print_groups(reply: Groups, namespace: str | None, *, wide: bool) -> None:
     _print_standby_hint(reply.operator)
 
 
-def _summary_row(group: Summary, name: str, *, wide: bool) -> dict[str, str]:
+def _summary_row(group: schema.GroupSummary, name: str, *, wide: bool) -> dict[str, str]:
     last = group.last_rebalance
     columns = {
         "group": name,
@@ -140,7 +140,7 @@ def _describe_moves(rebalance: Rebalance, *, is_moving: bool) -> str:
     return f"{pluralize(rebalance.moved, 'queue')} moved" + (f", {rebalance.forced} forced" if rebalance.forced else "")
 
 
-def _print_status(detail: Detail, *, wide: bool) -> None:
+def _print_status(detail: schema.GroupDetail, *, wide: bool) -> None:
     group = detail.summary
     print_rows([_summary_row(group, f"{group.namespace}/{group.name}", wide=wide)])
     if group.message:
@@ -184,7 +184,7 @@ def _rebalance_row(rebalance: Rebalance, *, is_moving: bool) -> dict[str, str]:
     }
 
 
-def _print_members(detail: Detail, *, wide: bool) -> None:
+def _print_members(detail: schema.GroupDetail, *, wide: bool) -> None:
     print_rows([_member_row(member, wide=wide) for member in detail.members])
     unmanaged = sum(member.origin == "Foreign" for member in detail.members)
     suffix = f", {unmanaged} of them unmanaged" if unmanaged else ""
@@ -197,7 +197,7 @@ def _print_members(detail: Detail, *, wide: bool) -> None:
     _print_standby_hint(detail.operator)
 
 
-def _member_row(member: MemberInfo, *, wide: bool) -> dict[str, str]:
+def _member_row(member: schema.MemberInfo, *, wide: bool) -> dict[str, str]:
     columns = {
         "name": member.name,
         "client id": or_unknown(member.client_id),
@@ -215,9 +215,11 @@ def _member_row(member: MemberInfo, *, wide: bool) -> dict[str, str]:
     return columns | {"queues not read": not_read, **_subscription_columns(member)} if wide else columns
 
 
-def _subscription_columns(member: MemberInfo) -> dict[str, str]:
+def _subscription_columns(member: schema.MemberInfo) -> dict[str, str]:
     """Return the columns that mqadmin consumerConnection prints below its list of consumers."""
-    texts = [f"{item.topic}: {'SQL92 ' * (item.type == 'SQL92')}{item.expression}" for item in member.subscriptions]
+    texts = [
+        f"{item.topic}: {'SQL92 ' if item.type == 'SQL92' else ''}{item.expression}" for item in member.subscriptions
+    ]
     return {
         "subscriptions": or_unknown("; ".join(texts)),
         "model": or_unknown(member.model),
@@ -225,7 +227,7 @@ def _subscription_columns(member: MemberInfo) -> dict[str, str]:
     }
 
 
-def _print_lag(detail: Detail) -> None:
+def _print_lag(detail: schema.GroupDetail) -> None:
     for kind, title in (("Subscribed", ""), ("Retry", "Retry topic:")):
         topics = [topic for topic in detail.topics if topic.kind == kind]
         queues = [queue for queue in detail.queues if queue.kind == kind]
@@ -246,7 +248,7 @@ def _print_lag(detail: Detail) -> None:
     _print_standby_hint(detail.operator)
 
 
-def _queue_row(queue: QueueDetail) -> dict[str, str]:
+def _queue_row(queue: schema.QueueDetail) -> dict[str, str]:
     return {
         "topic": queue.topic,
         "broker": queue.broker,
@@ -261,17 +263,19 @@ def _queue_row(queue: QueueDetail) -> dict[str, str]:
     }
 
 
-def _describe_owner(queue: QueueDetail) -> str:
+def _describe_owner(queue: schema.QueueDetail) -> str:
     """Return the owner of a queue, and its next owner."""
     if queue.state == "Everyone":
         return "everyone"
     if queue.state == "Foreign":
         return "unmanaged consumer"
-    transition = f", moving to {queue.to}" if queue.to else ", released" if queue.state == "Releasing" else ""
+    transition = ", released" if queue.state == "Releasing" else ""
+    if queue.to:
+        transition = f", moving to {queue.to}"
     return f"{queue.owner or 'none'}{transition}{' (forced)' if queue.forced else ''}"
 
 
-def _print_totals(topics: Iterable[Topic], queues: Sequence[QueueDetail]) -> None:
+def _print_totals(topics: Iterable[schema.TopicInfo], queues: Sequence[schema.QueueDetail]) -> None:
     shown = Counter(queue.topic for queue in queues)
     for topic in topics:
         lag = format_number(topic.lag, is_estimate=topic.estimate)
@@ -283,7 +287,7 @@ def _print_totals(topics: Iterable[Topic], queues: Sequence[QueueDetail]) -> Non
         )
 
 
-def _print_reasons(response: Reasons) -> None:
+def _print_reasons(response: schema.OwnerReasons) -> None:
     for reason in response.queues:
         print_line(reason.why)
     if not response.queues:
@@ -305,7 +309,7 @@ def _print_reasons(response: Reasons) -> None:
     print_line(f"It moved {pluralize(last.moved, 'queue')}{forced}, and took {format_duration(last.seconds)}{longest}")
 
 
-def _print_standby_hint(operator: Operator) -> None:
+def _print_standby_hint(operator: schema.OperatorInfo) -> None:
     """Print a hint if the response comes from an operator that does not lead."""
     if not operator.leads:
         print_line(

@@ -15,7 +15,7 @@ class BrokerSnapshot(NamedTuple):
     """The queues of existing topics, and the connected consumers."""
 
     queues: list[Queue]
-    client_ids: list[str]  # client ids
+    client_ids: list[str]
 
 
 def read_broker_snapshot(name_server: str, group: str, topics: list[str]) -> BrokerSnapshot:
@@ -35,11 +35,10 @@ async def _read_snapshot(admin: AdminClient, group: str, topics: list[str]) -> B
     try:
         queues = [queue for topic in topics for queue in await _topic_queues(admin, topic)]
         brokers = sorted({queue.broker for queue in queues})
-        online = (
-            {peer.client_id for broker in brokers for peer in await admin.online_consumers(group, broker)}
-            if group
-            else set()
-        )
+        online: set[str] = set()
+        if group:
+            for broker in brokers:
+                online.update(peer.client_id for peer in await admin.online_consumers(group, broker))
         return BrokerSnapshot(queues, sorted(online))
     finally:
         await admin.close()

@@ -64,14 +64,15 @@ def format_duration(seconds: float | None) -> str:
     rounded = round(max(seconds, 0))
     if 0 < seconds < 1:
         return f"{seconds:.1f}s"
-    for unit, below, names in (
-        (_DAY_SECONDS, _HOUR_SECONDS, "dh"),
-        (_HOUR_SECONDS, _MINUTE_SECONDS, "hm"),
-        (_MINUTE_SECONDS, 1, "ms"),
+    for unit, letter, next_unit, next_letter in (
+        (_DAY_SECONDS, "d", _HOUR_SECONDS, "h"),
+        (_HOUR_SECONDS, "h", _MINUTE_SECONDS, "m"),
+        (_MINUTE_SECONDS, "m", 1, "s"),
     ):
         if rounded >= unit:
-            large, remainder = divmod(rounded, unit)
-            return f"{large}{names[0]}" + (f"{remainder // below}{names[1]}" if remainder // below else "")
+            whole, remainder = divmod(rounded, unit)
+            rest = remainder // next_unit
+            return f"{whole}{letter}" + (f"{rest}{next_letter}" if rest else "")
     return f"{rounded}s"
 
 

@@ -96,9 +96,11 @@ class YamlDocument(NamedTuple):
         except InvalidSpecError as mistake:
             message = str(mistake)
             name = manifest_name(self.body)
+        path_match = re.match(r"[\w.\[\]]*", message)  # a message begins with the field's path, or with a sentence
+        path = path_match[0] if path_match else ""
         unknown = re.search(r"unknown field (\w+)$", message)
-        field = re.match(r"[\w.\[\]]*", message)
-        path = (field[0] if field else "") + (f".{unknown[1]}" if unknown else "")
+        if unknown:
+            path += f".{unknown[1]}"
         raise ValueError(f"{self.position_of(path)}: {self.body['kind']}{f' {name}' if name else ''}: {message}")
 
 
@@ -118,9 +120,8 @@ def load_documents(filename: str, expected_content: str) -> list[YamlDocument]:
     except YAML_ERRORS as error:  # its constructors let any Python error of an invalid date or tag through
         mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
         line = f", line {mark.line + 1}" if mark else ""
-        raise ValueError(
-            f"{display_name(filename)} is not valid YAML{line}; give a file with {expected_content}"
-        ) from None
+        problem = f"{display_name(filename)} is not valid YAML{line}; give a file with {expected_content}"
+        raise ValueError(problem) from None
     return mappings
 
 
@@ -171,17 +172,18 @@ def _parse_queues(options: tuple[str, ...], topics: list[str]) -> Iterator[tuple
     for topic_text in options:
         topic, _, brokers = topic_text.partition("=")
         if topic not in topics:
-            raise ValueError(
-                f"--queues names topic {topic!r}, which the group does not subscribe to: {', '.join(topics)}"
-            )
+            problem = f"--queues names topic {topic!r}, which the group does not subscribe to: {', '.join(topics)}"
+            raise ValueError(problem)
         for part in brokers.split(","):
             match = re.fullmatch(r"([^:]+):0*(\d+)", part.strip(), re.ASCII)
             if not match:
                 raise ValueError(f"--queues {topic_text!r} cannot be read: write it as {topic}=broker-a:8,broker-b:8")
-            if len(match[2]) > len(str(MAX_QUEUES_PER_DOCUMENT)) or int(match[2]) > MAX_QUEUES_PER_DOCUMENT:
-                problem = f"--queues gives {topic} {single_line(match[2], 30)} queues on {single_line(match[1], 100)}"
+            broker, count = match.groups()
+            is_too_long = len(count) > len(str(MAX_QUEUES_PER_DOCUMENT))  # `int` refuses numbers of thousands of digits
+            if is_too_long or int(count) > MAX_QUEUES_PER_DOCUMENT:
+                problem = f"--queues gives {topic} {single_line(count, 30)} queues on {single_line(broker, 100)}"
                 raise ValueError(f"{problem}; a group can have at most {MAX_QUEUES_PER_DOCUMENT}")
-            yield from ((topic, match[1], number) for number in range(int(match[2])))
+            yield from ((topic, broker, number) for number in range(int(count)))
 
 
 def _parse_members(text: str) -> list[str]:
@@ -250,9 +252,8 @@ def _read_current_owners(path: Path | None, members: Collection[str]) -> dict[Qu
             owner = release.to if release.to and release.to in members else release.holder
             shares.setdefault(owner, []).append(queue)
     except (msgspec.MsgspecError, RecursionError):
-        raise ValueError(
-            f"{path} is not an assignment: give the output of `rota plan -o json`, or an assignment.json"
-        ) from None
+        problem = f"{path} is not an assignment: give the output of `rota plan -o json`, or an assignment.json"
+        raise ValueError(problem) from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     for name, share in shares.items():

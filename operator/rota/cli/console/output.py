@@ -42,7 +42,9 @@ def _replace_unprintable(text: str) -> str:
 def _json_escape(match: re.Match[str]) -> str:
     """Return the JSON escape of an unprintable character; in JSON such characters occur only in strings."""
     char = match[0]
-    return char if char.isprintable() else json.dumps(char)[1:-1] if char > "\x7f" else f"\\u{ord(char):04x}"
+    if char.isprintable():
+        return char
+    return json.dumps(char)[1:-1] if char > "\x7f" else f"\\u{ord(char):04x}"  # json.dumps does not escape DEL
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:

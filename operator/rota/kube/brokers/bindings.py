@@ -39,12 +39,12 @@ class Binding:
     rocketmq: RocketMQ
     cluster: BrokerCluster | None = None
     problems: tuple[Finding, ...] = ()
-    was_polled: bool = False  # whether its brokers were asked since this operator leads
-    is_accepted: bool = False  # whether they have accepted the group since then
+    was_polled: bool = False  # since this operator leads; also without success: no Secret, or no response
+    is_accepted: bool = False  # whether the brokers list the group's consumers; the last response counts
 
     @property
     def source(self) -> tuple[str, bytes]:
-        """Where its access comes from: its namespace, and the name servers and Secrets that it names."""
+        """What determines the group's access: its namespace, and the name servers and Secrets that it names."""
         return self.group.namespace, msgspec.json.encode(self.rocketmq)
 
     @property
@@ -68,12 +68,13 @@ def broker_addresses(binding: Binding) -> frozenset[str]:
 
 
 def owns_consumer_group(binding: Binding, rival: Binding) -> bool:
-    """Whether the consumer group of both belongs to the first: it is older, and a broker of both has accepted it.
+    """Whether `binding` owns the consumer group of both: it is older, and accepted by brokers that both use.
 
-    Naming the same name server is no proof, nor is a route that lists a broker which was not asked.
+    A common name server is no proof, nor is a route that lists a broker which was not asked.
     """
     is_older = binding.creation_order < rival.creation_order
-    return is_older and binding.is_accepted and not broker_addresses(binding).isdisjoint(broker_addresses(rival))
+    have_common_broker = not broker_addresses(binding).isdisjoint(broker_addresses(rival))
+    return is_older and binding.is_accepted and have_common_broker
 
 
 def awaits_older(binding: Binding, rivals: Sequence[Binding]) -> bool:

@@ -1,6 +1,6 @@
 """Access to a group's brokers: name servers, with credentials and certificates from the group's Secrets.
 
-A renewed Secret is a new access to the same brokers: their clients use it from the next connection and request on.
+When a Secret is renewed, clients keep their cached routes; their next connections and requests use its new content.
 """
 
 import base64
@@ -9,8 +9,7 @@ import re
 import ssl
 from collections.abc import Callable, Container
 from dataclasses import replace
-from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -23,32 +22,33 @@ from rota.kube.client.paths import object_path
 from rota.spec import RocketMQ
 from rota.tls import KeyPair, Validity, certificate_validity, client_context, load_key_pair
 
-_SHORT_HOST = re.compile(r"^(?!localhost:)[^.:\[\]]+(?=:)")
+_SHORT_HOST = re.compile(r"^(?!localhost:)[^.:\[\]]+(?=:)")  # `ns` in ns:9876; none in ns.shop:9876, [::1]:9876
+_Value = TypeVar("_Value")
 
 _log = logging.getLogger(__name__)
 
 
 class MissingSecretError(Exception):
-    """A Secret, or a key in it, does not exist or cannot be used; the message is for the group's condition."""
+    """A Secret does not exist, lacks a key, or has unusable content; the message is for condition MissingSecret."""
 
 
 class AccessConfig(NamedTuple):
-    """How to connect to a broker cluster, as a group names it; groups with an equal `cluster_key` share connections."""
+    """The settings by which a group connects to its brokers, as read from its Secrets at one time."""
 
-    cluster_key: tuple[object, ...]
+    cluster_key: tuple[object, ...]  # name servers and contents of the Secrets; groups with equal keys share a cluster
     config: ConnectionConfig
     client_validity: Validity | None = None  # of the client certificate
 
 
 class ClusterAccess:
-    """The present access to a broker cluster; the clients that were made with its `config` use a renewed one, too."""
+    """The access to a broker cluster: it stays when Secrets are renewed, while its `AccessConfig` is replaced."""
 
     def __init__(self, access: AccessConfig) -> None:
         self._access = access
 
     @property
     def cluster_key(self) -> tuple[object, ...]:
-        """Equal for groups that may share the connections."""
+        """The key of the present `AccessConfig`."""
         return self._access.cluster_key
 
     @property
@@ -58,23 +58,26 @@ class ClusterAccess:
 
     @property
     def config(self) -> ConnectionConfig:
-        """The settings for a client; its certificates and credentials are always the present ones."""
+        """The settings for a client, which reads certificates and credentials through them: so it uses renewed ones."""
         config = self._access.config
-        credentials = self._sign if config.credentials else None
-        return replace(config, tls=self._present_context if config.tls else None, credentials=credentials)
+        return replace(
+            config,
+            tls=self._present_context if config.tls else None,
+            credentials=self._present_credentials if config.credentials else None,
+        )
 
     def renew(self, access: AccessConfig) -> None:
-        """Replace certificates and credentials; name servers, and whether there is TLS or a user, stay."""
+        """Replace certificates and credentials; name servers, and whether TLS and credentials are used, stay."""
         self._access = access
 
     def _present_context(self) -> ssl.SSLContext:
         tls = self._access.config.tls
-        assert tls  # noqa: S101 - an access with another key has a context
+        assert tls  # noqa: S101 - `renew` never turns TLS off, and a renewed key is unknown, so `read` built a context
         return tls()
 
-    def _sign(self) -> Credentials:
+    def _present_credentials(self) -> Credentials:
         credentials = self._access.config.credentials
-        assert credentials  # noqa: S101 - as the one before, which comes from the same fields of the group
+        assert credentials  # noqa: S101 - `renew` never removes credentials
         return credentials()
 
 
@@ -91,7 +94,10 @@ class BrokerAccessReader:
         self._frame_budget = FrameBudget()  # one budget for all brokers, as tenants choose them
 
     async def read(self, namespace: str, rocketmq: RocketMQ, known_keys: Container[tuple[object, ...]]) -> AccessConfig:
-        """Return the access to brokers, without a TLS context if its key is known. Raise MissingSecretError."""
+        """Return the access to brokers, or raise MissingSecretError.
+
+        If its key is in `known_keys`, it has no TLS context: building one is slow, and the cluster of that key has one.
+        """
         credentials: Credentials | None = None
         authority = ""
         client: KeyPair | None = None
@@ -105,13 +111,19 @@ class BrokerAccessReader:
         cluster_key = (tuple(sorted({*rocketmq.name_servers})), credentials, rocketmq.tls.enabled, authority, client)
         tls: Callable[[], ssl.SSLContext] | None = None
         if rocketmq.tls.enabled and cluster_key not in known_keys:
-            tls = partial(_return, _tls_context(rocketmq, authority, client))  # a replaced certificate has another key
-        signing = credentials and partial(Credentials, *credentials)
-        config = ConnectionConfig(rocketmq.name_servers, tls, signing, self._address_policy, self._frame_budget)
+            # One context is enough: other certificates make another `cluster_key`, and so another access.
+            tls = _always(_tls_context(rocketmq, authority, client))
+        config = ConnectionConfig(
+            rocketmq.name_servers,
+            tls=tls,
+            credentials=_always(credentials) if credentials else None,
+            address_policy=self._address_policy,
+            frame_budget=self._frame_budget,
+        )
         return AccessConfig(cluster_key, config, certificate_validity(client) if client else None)
 
-    async def leads_to(self, cluster_key: tuple[object, ...], namespace: str, rocketmq: RocketMQ) -> bool:
-        """Whether a group's Secrets lead to the access with this key at present; unusable ones do not."""
+    async def is_current(self, cluster_key: tuple[object, ...], namespace: str, rocketmq: RocketMQ) -> bool:
+        """Read a group's Secrets: whether they give the access with this key; unusable ones do not."""
         try:
             return (await self.read(namespace, rocketmq, {cluster_key})).cluster_key == cluster_key
         except MissingSecretError:
@@ -135,12 +147,13 @@ class BrokerAccessReader:
             raise MissingSecretError(f"Secret {name} has a value that is not UTF-8 text; replace it") from None
 
 
+def _always(value: _Value) -> Callable[[], _Value]:
+    return lambda: value
+
+
 def _tls_context(rocketmq: RocketMQ, authority: str, client: KeyPair | None) -> ssl.SSLContext:
-    context = (
-        _trust_authority(rocketmq.tls.ca_secret.name, authority)
-        if rocketmq.tls.ca_secret
-        else ssl.create_default_context()
-    )
+    ca_secret = rocketmq.tls.ca_secret
+    context = _trust_authority(ca_secret.name, authority) if ca_secret else ssl.create_default_context()
     if rocketmq.tls.client_secret and client:
         try:
             load_key_pair(context, client)
@@ -156,10 +169,6 @@ def _trust_authority(name: str, authority: str) -> ssl.SSLContext:
         return client_context(authority)
     except ValueError:
         raise MissingSecretError(f"Secret {name} has no PEM certificate under ca.crt; add it") from None
-
-
-def _return(context: ssl.SSLContext) -> ssl.SSLContext:
-    return context
 
 
 def qualify_name_servers(namespace: str, rocketmq: RocketMQ) -> RocketMQ:

@@ -1,4 +1,10 @@
-"""Registry of broker clusters: binds each group to its brokers; groups with the same access share connections."""
+"""Registry of broker clusters: binds each group to its brokers; groups with the same access share connections.
+
+Each ConsumerGroup claims the consumer group that it names. Several may claim the same one: its rivals are those that
+also share brokers with it. The oldest rival that a common broker has accepted (it lists the group's consumers) owns the
+consumer group; a younger one is a duplicate, which must release all queues. A group without an assignment waits until
+every older rival was polled, with or without success: until then one of them may turn out to be the owner.
+"""
 
 import asyncio
 import logging
@@ -28,7 +34,7 @@ from rota.kube.brokers.broker_access import (
 )
 from rota.kube.brokers.consumer_poller import ConsumerPoller
 from rota.kube.brokers.lag.lag_poller import GroupLag, LagPoller
-from rota.kube.brokers.route_watcher import RouteWatcher, interest_of
+from rota.kube.brokers.route_watcher import RouteWatcher, interest_of, suffix_of
 from rota.kube.client.api import Api
 from rota.kube.client.objects import ObjectKey
 from rota.kube.state.broker_state import BrokerState
@@ -62,7 +68,7 @@ class BrokerRegistry:
         self._access = BrokerAccessReader(api, address_policy)
         self._clusters: dict[tuple[object, ...], BrokerCluster] = {}  # by the key of their access
         self._bindings: dict[ObjectKey, Binding] = {}
-        self._claims: dict[str, set[ObjectKey]] = {}  # the ConsumerGroups that name each consumer group
+        self._claims: dict[str, set[ObjectKey]] = {}  # by consumer group: the ConsumerGroups that claim it
         self._is_leading = False  # whether this operator leads; otherwise it asks no broker
         self._tasks: set[asyncio.Task[None]] = set()
         # Called when a group's state at its brokers changes.
@@ -88,20 +94,20 @@ class BrokerRegistry:
         interest = interest_of(spec, group.name, is_weighed=group.needs_weights)
         binding = self._bindings.get(key)
         if binding is None:
-            binding = self._bindings[key] = Binding(group, interest, rocketmq)
+            binding = Binding(group, interest, rocketmq)
+            self._bindings[key] = binding
             self._claim(key, binding)
             return
-        moved = binding.rocketmq != rocketmq
-        changed = moved or binding.interest != interest
+        has_other_brokers = binding.rocketmq != rocketmq
+        has_changed = has_other_brokers or binding.interest != interest
         self._unclaim(key, binding)
         binding.group = group
         binding.interest = interest
         binding.rocketmq = rocketmq
         self._claim(key, binding)
-        if moved:
-            binding.was_polled = binding.is_accepted = False
-            self._unbind(key, binding)
-        if changed and self._is_leading:
+        if has_other_brokers:
+            self._reset(key, binding)
+        if has_changed and self._is_leading:
             self._start_task(self._refresh_binding(key, binding))
 
     def forget(self, key: ObjectKey) -> None:
@@ -109,6 +115,12 @@ class BrokerRegistry:
         if binding := self._bindings.pop(key, None):
             self._unclaim(key, binding)
             self._unbind(key, binding)
+
+    def _reset(self, key: ObjectKey, binding: Binding) -> None:
+        """Leave a group's cluster, and forget what its brokers said about the group's claim."""
+        binding.was_polled = False
+        binding.is_accepted = False
+        self._unbind(key, binding)
 
     def _unbind(self, key: ObjectKey, binding: Binding) -> None:
         cluster = binding.cluster
@@ -124,53 +136,54 @@ class BrokerRegistry:
 
     def _claim(self, key: ObjectKey, binding: Binding) -> None:
         self._claims.setdefault(binding.interest.consumer_group, set()).add(key)
-        for rival in self._rivals(key, binding):
-            self.on_change(rival)
+        self._notify_rivals(key, binding)
 
     def _unclaim(self, key: ObjectKey, binding: Binding) -> None:
-        for rival in self._rivals(key, binding):
-            self.on_change(rival)
+        self._notify_rivals(key, binding)  # only enqueues them: they are reconciled after the claim is removed
         claims = self._claims[binding.interest.consumer_group]
         claims.discard(key)
         if not claims:
             del self._claims[binding.interest.consumer_group]
 
     def _rivals(self, key: ObjectKey, binding: Binding) -> list[ObjectKey]:
-        """Return the other groups that share this one's consumer group at the same brokers."""
-        named = self._claims[binding.interest.consumer_group] - {key}
-        return sorted(rival for rival in named if share_brokers(binding, self._bindings[rival]))
+        """Return the other groups that claim this one's consumer group at the same brokers."""
+        claimants = self._claims[binding.interest.consumer_group] - {key}
+        return sorted(rival for rival in claimants if share_brokers(binding, self._bindings[rival]))
+
+    def _notify_rivals(self, key: ObjectKey, binding: Binding) -> None:
+        for rival in self._rivals(key, binding):
+            self.on_change(rival)
 
     def _on_broker_change(self, key: ObjectKey) -> None:
-        """After a change of a group's state at its brokers: update its claim, report it, ask its new consumers."""
-        self._update_claim(key)
+        """Handle a change of a group at its brokers; unmanaged consumers that just joined are asked for settings."""
+        self._update_acceptance(key)
         self.on_change(key)
         if cluster := self._cluster_of(key):
             self._start_task(cluster.consumer_poller.poll_group(key))
 
-    def _update_claim(self, key: ObjectKey, *, was_polled: bool = False) -> None:
-        """Record whether a group's brokers accept it; if that changed, its rivals are reconciled again."""
+    def _update_acceptance(self, key: ObjectKey, *, was_polled: bool = False) -> None:
+        """Record whether a group was polled and is accepted by its brokers; a change may decide its rivals' claims."""
         binding = self._bindings.get(key)
-        cluster = self._cluster_of(key)
         if binding is None:
             return
         previous = binding.was_polled, binding.is_accepted
-        binding.was_polled |= was_polled
-        is_accepted = cluster.route_watcher.is_accepted(key) if cluster else None
-        if is_accepted is not None:
+        if was_polled:
+            binding.was_polled = True
+        is_accepted = binding.cluster.route_watcher.is_accepted(key) if binding.cluster else None
+        if is_accepted is not None:  # None: no response, which leaves the last one in force
             binding.is_accepted = is_accepted
         if (binding.was_polled, binding.is_accepted) != previous:
-            for rival in self._rivals(key, binding):
-                self.on_change(rival)
+            self._notify_rivals(key, binding)
 
     def set_leading(self, *, is_leading: bool) -> None:
         """Allow requests to brokers while this operator leads; otherwise leave all clusters."""
         self._is_leading = is_leading
-        for key, binding in self._bindings.items() if not is_leading else ():
-            binding.was_polled = binding.is_accepted = False
-            self._unbind(key, binding)
+        if not is_leading:
+            for key, binding in self._bindings.items():
+                self._reset(key, binding)
 
     async def poll_group(self, group: Group) -> None:
-        """Read a group's Secrets, and ask its brokers for routes and consumers, now."""
+        """Read a group's Secrets, bind it to its brokers, and ask these for routes and consumers, now."""
         key = (group.namespace, group.name)
         if binding := self._bindings.get(key):
             await self._refresh_binding(key, binding, notify=False)
@@ -182,24 +195,25 @@ class BrokerRegistry:
 
     async def _refresh_binding(self, key: ObjectKey, binding: Binding, *, notify: bool = True) -> None:
         rocketmq: RocketMQ = binding.rocketmq
+        access: AccessConfig | None = None
         problems: tuple[Finding, ...] = ()
         try:
-            access = await self._access.read(key[0], rocketmq, self._clusters)
+            access = await self._access.read(key[0], rocketmq, known_keys=self._clusters)
             if binding.cluster and access.cluster_key not in self._clusters:
                 await self._renew(binding.cluster, access)
         except MissingSecretError as error:
             problems = (Finding(Reason.MISSING_SECRET, str(error)),)
-        if self._bindings.get(key) is not binding or binding.rocketmq != rocketmq:  # deleted or moved meanwhile
-            return
-        if not self._is_leading:  # another operator leads now
+        # During the reads, the group may have been deleted or given other brokers, or leadership may have been lost.
+        if self._bindings.get(key) is not binding or binding.rocketmq != rocketmq or not self._is_leading:
             return
         binding.problems = problems
-        if not problems:
+        if access is not None:
             cluster = self._bind(key, binding, access)
             await cluster.route_watcher.poll_group(key)
             self._start_task(cluster.consumer_poller.poll_group(key))
         if self._bindings.get(key) is binding:
-            self._update_claim(key, was_polled=True)
+            # Also without a Secret or a response: a younger rival would otherwise wait for this group forever.
+            self._update_acceptance(key, was_polled=True)
         if notify:
             self.on_change(key)
 
@@ -224,48 +238,52 @@ class BrokerRegistry:
             tasks = {"route watcher": routes.run, "lag poller": lag.run, "consumer poller": consumers.run}
             running = [loop.create_task(supervise(name, work), name=name) for name, work in tasks.items()]
             self._clusters[access.cluster_key] = BrokerCluster(cluster_access, brokers, routes, lag, consumers, running)
-        cluster = binding.cluster = self._clusters[access.cluster_key]
+        cluster = self._clusters[access.cluster_key]
+        binding.cluster = cluster
         cluster.route_watcher.set_interest(key, binding.interest)
         return cluster
 
     async def _renew(self, cluster: BrokerCluster, access: AccessConfig) -> None:
-        """Give a cluster a renewed access, so that its views and lag stay, if all of its groups have that access now.
+        """Replace a cluster's access if the Secrets of all its groups now give this one; routes and lag are kept.
 
-        Otherwise the group has to leave the others: no group may use certificates or credentials of another one.
+        If another group of the cluster still has the previous access, do nothing: the caller then binds its group to a
+        cluster of its own, since no group may use certificates or credentials of another one.
         """
         previous = cluster.access.cluster_key
-        is_shared = await self._is_shared(cluster, access)
-        if is_shared and self._clusters.get(previous) is cluster and access.cluster_key not in self._clusters:
+        is_common = await self._all_groups_have(cluster, access)
+        if is_common and self._clusters.get(previous) is cluster and access.cluster_key not in self._clusters:
             del self._clusters[previous]
             self._clusters[access.cluster_key] = cluster
             cluster.access.renew(access)
             cluster.brokers.reconnect()
 
-    async def _is_shared(self, cluster: BrokerCluster, access: AccessConfig) -> bool:
-        """Whether the Secrets of all groups of a cluster lead to this access; groups that enter meanwhile count."""
-        read: set[tuple[str, bytes]] = set()
-        while unread := [
-            binding for binding in self._bindings.values() if binding.cluster is cluster and binding.source not in read
-        ]:
-            binding = unread[0]
-            source = binding.source  # its group may change during the await
-            if not await self._access.leads_to(access.cluster_key, binding.group.namespace, binding.rocketmq):
+    async def _all_groups_have(self, cluster: BrokerCluster, access: AccessConfig) -> bool:
+        """Read the Secrets of a cluster's groups: whether all give this access, also groups bound during the reads."""
+        checked: set[tuple[str, bytes]] = set()
+        while True:
+            members = [binding for binding in self._bindings.values() if binding.cluster is cluster]
+            binding = next((binding for binding in members if binding.source not in checked), None)
+            if binding is None:
+                return True
+            source = binding.source  # read before the await, which may change the binding
+            if not await self._access.is_current(access.cluster_key, binding.group.namespace, binding.rocketmq):
                 return False
-            read.add(source)
-        return True
+            checked.add(source)
 
     async def run(self) -> None:
         """Read the Secrets periodically, so that a changed one takes effect."""
         while True:
             await asyncio.sleep(REREAD_SECRETS_SECONDS)
-            for key, binding in list(self._bindings.items()) if self._is_leading else ():
-                if binding.rocketmq.credentials_secret or binding.rocketmq.tls.enabled or binding.problems:
-                    try:
-                        await self._refresh_binding(key, binding)
-                    except Exception as error:  # noqa: BLE001 - one group's error must not stop the others' refresh
-                        _log.warning(
-                            "The Secrets for the broker could not be read: %s", error, extra=group_fields(*key)
-                        )
+            if not self._is_leading:
+                continue
+            for key, binding in list(self._bindings.items()):
+                may_change = binding.rocketmq.credentials_secret or binding.rocketmq.tls.enabled or binding.problems
+                if not may_change:
+                    continue
+                try:
+                    await self._refresh_binding(key, binding)
+                except Exception as error:  # noqa: BLE001 - one group's error must not stop the others' refresh
+                    _log.warning("The Secrets for the broker could not be read: %s", error, extra=group_fields(*key))
 
     def _cluster_of(self, key: ObjectKey) -> BrokerCluster | None:
         binding = self._bindings.get(key)
@@ -282,15 +300,23 @@ class BrokerRegistry:
         state = cluster.route_watcher.state_of(key, now, self._member_suffixes(binding, rivals, now))
         validity = cluster.access.client_validity
         if awaits_older(binding, rivals):
-            problems = (*binding.problems, *state.problems)
-            return BrokerState(dict.fromkeys(state.views), None, problems, client_validity=validity)
-        problems = (*binding.problems, *duplicate_problems(binding, rivals), *state.problems)
+            # As if no broker had responded: the planner assigns nothing until the owner of the consumer group is known.
+            return BrokerState(
+                views=dict.fromkeys(state.views),
+                unmanaged_ids=None,
+                problems=(*binding.problems, *state.problems),
+                client_validity=validity,
+            )
         return BrokerState(
-            state.views, state.unmanaged_ids, problems, cluster.consumer_poller.settings_of(key), validity
+            views=state.views,
+            unmanaged_ids=state.unmanaged_ids,
+            problems=(*binding.problems, *duplicate_problems(binding, rivals), *state.problems),
+            unmanaged_settings=cluster.consumer_poller.settings_of(key),
+            client_validity=validity,
         )
 
     def _member_suffixes(self, binding: Binding, rivals: Sequence[Binding], now: float) -> Collection[str]:
-        """Return the suffixes of the client ids of a group's members."""
+        """Return the suffixes of the client ids of a group's members (see `suffix_of`)."""
         # Members of a duplicate group do not count as unmanaged: they have to leave, and own no queues.
         duplicates = [rival.group for rival in rivals if owns_consumer_group(binding, rival)]
         return {*binding.group.client_id_suffixes(now)}.union(
@@ -305,7 +331,7 @@ class BrokerRegistry:
             return ()
         rivals = [self._bindings[rival] for rival in self._rivals(key, binding)]
         member_suffixes = self._member_suffixes(binding, rivals, asyncio.get_running_loop().time())
-        return [client_id for client_id in clients if client_id.partition("@")[2] not in member_suffixes]
+        return [client_id for client_id in clients if suffix_of(client_id) not in member_suffixes]
 
     def lag_of(self, key: ObjectKey) -> GroupLag:
         """Return a group's lag, as far as its brokers report it."""

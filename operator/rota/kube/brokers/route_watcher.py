@@ -47,7 +47,7 @@ class _TopicRoute:
     """The last reported route of a topic, and since when it is unchanged."""
 
     name: str
-    queue_counts: Mapping[str, int] | None = None  # of queues, by broker
+    queue_counts: Mapping[str, int] | None = None  # number of queues by broker; None: no response yet, or an error
     unchanged_since: float = 0.0
     error: BrokerError | None = None
     brokers: frozenset[str] = field(init=False)  # computed once: each lag sample reads it for every topic
@@ -191,10 +191,10 @@ class RouteWatcher:
     async def _poll_routes(self) -> None:
         """Poll all topics; retry topics, one a group, more rarely, because a retry topic stays once it exists."""
         self._route_polls += 1
-        retries = not self._route_polls % RETRY_TOPICS_EVERY_POLLS
+        with_retry_topics = self._route_polls % RETRY_TOPICS_EVERY_POLLS == 0
         topics: set[str] = set()
         for interest in self._interests.values():
-            topics.update(topics_of(interest) if retries else interest.topics)
+            topics.update(topics_of(interest) if with_retry_topics else interest.topics)
         await asyncio.gather(*map(self._poll_topic, topics))
         self._retry_claims()
 
@@ -222,7 +222,9 @@ class RouteWatcher:
                 counts = await self._brokers.queue_counts(topic)
             except BrokerError as error:
                 failure = error
-        if (counts, type(failure)) == (previous.queue_counts, type(previous.error)) and previous.unchanged_since:
+        is_same = (counts, type(failure)) == (previous.queue_counts, type(previous.error))
+        was_polled = previous.unchanged_since > 0
+        if is_same and was_polled:
             return
         if topic not in self._routes:  # no group consumes it any more
             return
@@ -245,7 +247,7 @@ class RouteWatcher:
             _log.info("The broker rejected the request or did not respond: %s", error, extra=group_fields(*key))
             is_rejected = isinstance(error, RejectedError)
             current = _OnlineConsumers(problems=(Finding(Reason.BROKER_REFUSES, str(error)),) if is_rejected else ())
-        if self._interests.get(key) != interest:  # the group was deleted or changed meanwhile
+        if self._interests.get(key) != interest:  # the group was deleted or changed during the requests
             return False
         previous = self._consumers.get(key)
         self._consumers[key] = current
@@ -270,7 +272,9 @@ class RouteWatcher:
         """Whether the brokers of a group's topics accept it and list its consumers; None: they did not respond."""
         online = self._consumers.get(key, _OnlineConsumers())
         is_refused = any(problem.reason is Reason.BROKER_REFUSES for problem in online.problems)
-        return True if online.ids is not None else False if is_refused else None
+        if online.ids is not None:
+            return True
+        return False if is_refused else None
 
     def consumers_of(self, key: ObjectKey) -> Mapping[str, OnlineConsumer]:
         """Return the consumers last seen in a group, by client id."""
@@ -299,8 +303,9 @@ class RouteWatcher:
         online = self._consumers.get(key, _OnlineConsumers())
         unmanaged: tuple[str, ...] | None = None
         if online.ids is not None:
-            unmanaged = tuple(name for name in online.ids if name.partition("@")[2] not in member_suffixes)
+            unmanaged = tuple(name for name in online.ids if suffix_of(name) not in member_suffixes)
         problems += [*online.problems, *_duplicate_id_problems(online, now, member_suffixes)]
+        # In a Broadcasting group, unmanaged consumers take no queues from the members.
         return BrokerState(views, () if interest.broadcasting else unmanaged, tuple(problems))
 
 
@@ -343,15 +348,18 @@ def _duplicate_id_problems(online: _OnlineConsumers, now: float, member_suffixes
     duplicate_ids = sorted(
         client_id
         for client_id, (since, same_address) in online.duplicates.items()
-        if not same_address
-        or client_id.partition("@")[2] not in member_suffixes
-        or now - since > SILENT_CONNECTION_SECONDS
+        if not same_address or suffix_of(client_id) not in member_suffixes or now - since > SILENT_CONNECTION_SECONDS
     )
     if not duplicate_ids:
         return []
     names = ", ".join(duplicate_ids[:3])
     message = f"Several consumers use the client ids {names}, so some of their queues stay unread"
     return [Finding(Reason.DUPLICATE_CLIENT_IDS, f"{message}; make client ids unique")]
+
+
+def suffix_of(client_id: str) -> str:
+    """Return the suffix of a client id: for a member's `address@pod#uid` it is `pod#uid`."""
+    return client_id.partition("@")[2]
 
 
 def interest_of(spec: GroupSpec, name: str, *, is_weighed: bool) -> TopicInterest:

@@ -59,7 +59,7 @@ class ApiError(Exception):
 
     @property
     def is_conflict(self) -> bool:
-        """Whether another client has written meanwhile, or an object of that name exists already."""
+        """Whether another client has written the object since it was read, or an object of that name exists already."""
         return self.status == HTTPStatus.CONFLICT
 
     @property
@@ -111,6 +111,14 @@ class Page(NamedTuple, Generic[T]):
     """Some objects of a collection, and the version of the whole collection."""
 
     objects: list[T]
+    version: str
+
+
+class WatchedEvent(NamedTuple, Generic[T]):
+    """An event of a watch."""
+
+    type: str  # ADDED, MODIFIED, DELETED or BOOKMARK
+    changed: T | None  # None: a BOOKMARK, which has only a version
     version: str
 
 
@@ -167,7 +175,9 @@ class Api:
         count = MAX_PAGE_OBJECTS
         start = ""
         while True:
-            query = {**(params or {}), "limit": str(count), **({"continue": start} if start else {})}
+            query = {**(params or {}), "limit": str(count)}
+            if start:
+                query["continue"] = start
             try:
                 limit_bytes = MAX_PAGE_BYTES if count > 1 else MAX_OBJECT_BYTES
                 text = await self._request("GET", path, params=query, limit_bytes=limit_bytes)
@@ -181,6 +191,7 @@ class Api:
             if not page.metadata.next:
                 return
             start = page.metadata.next
+            # By the size of the objects so far, the next page takes half of its limit.
             count = min(MAX_PAGE_OBJECTS, max(1, len(page.items) * MAX_PAGE_BYTES // (2 * len(text))))
 
     async def list(self, path: str, kind: type[T], params: Params | None = None) -> tuple[list[T], str]:
@@ -194,8 +205,8 @@ class Api:
 
     async def watch(
         self, path: str, kind: type[T], version: str, params: Params | None = None
-    ) -> AsyncGenerator[tuple[str, T | None, str]]:
-        """Yield events after a version: ADDED, MODIFIED, DELETED or BOOKMARK, the object, and its version."""
+    ) -> AsyncGenerator[WatchedEvent[T]]:
+        """Yield the events after a version."""
         query = {
             **(params or {}),
             "watch": "true",
@@ -214,7 +225,8 @@ class Api:
                     if event.type == "ERROR":
                         raise _decode_error(0, bytes(event.object))
                     event_version = _decode(event.object, _VersionedObject).metadata.resource_version
-                    yield event.type, None if event.type == "BOOKMARK" else _decode(event.object, kind), event_version
+                    changed = None if event.type == "BOOKMARK" else _decode(event.object, kind)
+                    yield WatchedEvent(event.type, changed, event_version)
         except HttpProcessingError as error:  # resuming would bring the same event again
             raise ApiError(HTTPStatus.GONE, "Expired", f"A watch event is too large: {error}") from None
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:

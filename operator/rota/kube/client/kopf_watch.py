@@ -22,7 +22,8 @@ from rota.kube.client.paths import GROUPS, POLICIES
 API_VERSION = "rota.dev/v1alpha1"
 REOPEN_SECONDS = 10.0  # between two sessions: kopf asks for one after each 401
 SHUTDOWN_SECONDS = 20.0  # for all tasks of kopf to end
-RECANCEL_SECONDS = 1.0
+RECANCEL_SECONDS = 1.0  # until tasks that swallowed their cancellation are cancelled again
+
 ResourceHandler = Callable[[CustomResource], None]
 Task = asyncio.Task[Any]
 _log = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ def _session_opener(login: Login) -> Callable[..., Any]:
         """Open a session for kopf, which closes it after a 401 and asks for another."""
         nonlocal opened_at
         now = asyncio.get_running_loop().time()
-        await asyncio.sleep(opened_at + REOPEN_SECONDS - now)
+        await asyncio.sleep(max(0.0, opened_at + REOPEN_SECONDS - now))  # the first session is opened at once
         opened_at = asyncio.get_running_loop().time()
         return kopf.AiohttpSession(server=login.server, aiohttp_session=login.open_session())
 
@@ -90,10 +91,11 @@ async def _end_tasks(root_tasks: Collection[Task]) -> None:
             names = ", ".join(sorted(task.get_name() for task in tasks))
             _log.error("kopf tasks did not stop within %.0f s: %s", SHUTDOWN_SECONDS, names)
             return
-        watches = [task for task in tasks if not task.get_name().startswith("pause-waiter")]
-        for task in watches or tasks:
+        other_tasks = [task for task in tasks if not task.get_name().startswith("pause-waiter")]
+        to_cancel = other_tasks or tasks
+        for task in to_cancel:
             task.cancel()
-        await asyncio.wait(watches or tasks, timeout=RECANCEL_SECONDS)
+        await asyncio.wait(to_cancel, timeout=RECANCEL_SECONDS)
 
 
 def _is_kopf_task(task: Task) -> bool:
@@ -102,15 +104,15 @@ def _is_kopf_task(task: Task) -> bool:
 
 
 def build_settings() -> kopf.OperatorSettings:
-    """Return kopf's settings: detect a dead watch soon, write nothing to the cluster, end quickly."""
+    """Return kopf's settings: detect a dead watch soon, write nothing to the cluster, end quickly. Times: seconds."""
     kopf_settings = kopf.OperatorSettings()
     kopf_settings.peering.standalone = True  # leaders are elected by `leader_election`
     kopf_settings.posting.enabled = False
     kopf_settings.scanning.disabled = True
-    kopf_settings.watching.server_timeout = 300
-    kopf_settings.watching.client_timeout = 330
+    kopf_settings.watching.server_timeout = 300  # the API server ends each watch after this time
+    kopf_settings.watching.client_timeout = 330  # kopf ends a watch that the server did not end in time
     kopf_settings.watching.connect_timeout = 10
-    kopf_settings.watching.inactivity_timeout = 70
+    kopf_settings.watching.inactivity_timeout = 70  # the server sends a bookmark every 60 s
     kopf_settings.watching.reconnect_backoff = 0.5
     kopf_settings.networking.request_timeout = 30
     kopf_settings.networking.connect_timeout = 5
@@ -121,7 +123,7 @@ def build_settings() -> kopf.OperatorSettings:
     kopf_settings.queueing.idle_timeout = 0.05
     kopf_settings.queueing.error_delays = [1, 2, 4, 8, 15, 30]
     kopf_settings.background.cancellation_polling = 5
-    kopf_settings.process.ultimate_exiting_timeout = 25
+    kopf_settings.process.ultimate_exiting_timeout = SHUTDOWN_SECONDS + 5  # then kopf kills the process
     kopf_settings.persistence.finalizer = "rota.dev/none"  # no handler sets one; if one did, it would have Rota's name
     kopf_settings.persistence.consistency_timeout = 0
     return kopf_settings

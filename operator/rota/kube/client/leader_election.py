@@ -23,10 +23,10 @@ POD_UID_ANNOTATION = "rota.dev/pod-uid"
 PAGE_AUTH_ANNOTATION = "rota.dev/page-auth"
 PAGE_AUTH_KUBERNETES = "Kubernetes"  # its value for users of the cluster
 CHECK_HOLDER_SECONDS = 3.0  # check the holder's pod once the Lease has not been renewed for this long
-LEASE_DURATION_SECONDS = 15
-RENEW_DEADLINE_SECONDS = 10.0  # a leader that has not renewed the Lease for this long leads no more
-RENEW_INTERVAL_SECONDS = 2.0
-RETRY_PERIOD_SECONDS = 0.5
+LEASE_DURATION_SECONDS = 15  # after the last renewal that they saw, other candidates acquire the Lease
+RENEW_DEADLINE_SECONDS = 10.0  # a leader that could not renew for so long stops leading, before others may start
+RENEW_INTERVAL_SECONDS = 2.0  # between renewals by the leader
+RETRY_PERIOD_SECONDS = 0.5  # between attempts of other candidates
 
 _log = logging.getLogger(__name__)
 
@@ -187,7 +187,7 @@ class LeaderElector:
                 "leaseDurationSeconds": LEASE_DURATION_SECONDS,
                 "renewTime": at,
                 "acquireTime": spec.acquire_time if is_ours else at,
-                "leaseTransitions": (spec.lease_transitions or 0) + (not is_ours),
+                "leaseTransitions": (spec.lease_transitions or 0) + (0 if is_ours else 1),
             },
         }
         try:

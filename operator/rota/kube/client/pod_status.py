@@ -9,10 +9,10 @@ from msgspec.structs import replace
 from rota.model import single_line
 from rota.timestamps import parse_time
 
-SIDECAR_CONTAINER = "rota-sidecar"  # its container's name
+SIDECAR_CONTAINER = "rota-sidecar"
 MAX_OBSTACLE_CHARACTERS = 200
 
-_NORMAL_WAITING_REASONS = {"", "ContainerCreating", "PodInitializing"}  # of any container that starts
+_NORMAL_WAITING_REASONS = {"", "ContainerCreating", "PodInitializing"}  # every container has them while it starts
 
 
 class _Waiting(Struct, frozen=True):
@@ -96,7 +96,7 @@ class PodStatus(Struct, frozen=True, rename="camel"):
 
 
 def trim_status(status: PodStatus) -> PodStatus:
-    """Return the part of the status that is used."""
+    """Return the fields that Rota uses; the obstacle is found first, as it may be in fields that are dropped."""
     return replace(
         status,
         conditions=[replace(condition, message="") for condition in status.conditions if condition.type == "Ready"],
@@ -107,6 +107,8 @@ def trim_status(status: PodStatus) -> PodStatus:
 
 
 def _find_obstacle(status: PodStatus) -> str:
-    containers = [*status.init_container_statuses, *status.container_statuses]
-    obstacles = [*(source.obstacle for source in status.conditions), *(source.obstacle for source in containers)]
-    return status.obstacle or next(filter(None, obstacles), "")
+    if status.obstacle:  # a status that was trimmed before: the fields with its obstacle are gone
+        return status.obstacle
+    obstacles = [condition.obstacle for condition in status.conditions]
+    obstacles += [container.obstacle for container in (*status.init_container_statuses, *status.container_statuses)]
+    return next(filter(None, obstacles), "")

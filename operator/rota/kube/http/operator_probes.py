@@ -11,7 +11,7 @@ from aiohttp.typedefs import Middleware
 
 from rota.http_server import SharedResponse, listen
 from rota.kube.client.informer import Informer, without_forbidden_namespaces
-from rota.kube.http.access.page_security import UNRESTRICTED_PAGE, PageSecurity, Tls
+from rota.kube.http.access.page_security import UNRESTRICTED_PAGE, PageSecurity, TlsContextSource
 from rota.kube.telemetry.operator_metrics import GroupSource, OperatorMetrics
 from rota.metrics import MetricsFormat
 
@@ -116,7 +116,7 @@ async def _listen(
     port: int,
     option: str,
     *,
-    tls: Tls | None = None,
+    tls: TlsContextSource | None = None,
     inner: Sequence[Middleware] = (),
 ) -> None:
     hint = f"; give another --address or {option}"

@@ -1,9 +1,7 @@
-"""Converts the state of groups to the values that the page and the command line show."""
+"""Converts the state of groups to the values of `schema`, whose names the v1 API has frozen (Foreign, verdict …)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-import msgspec
 
 from rota.brokers.port import BrokerGroupSettings, OnlineConsumer
 from rota.deliveries import describe_message
@@ -20,17 +18,17 @@ from rota.spec.resolved import decode_settings, settings_digest
 from rota.timestamps import format_time
 
 
-def present_summary(facts: GroupFacts) -> schema.Summary:
+def present_summary(facts: GroupFacts) -> schema.GroupSummary:
     """Return the summary of a group: its row in the list."""
     return _summary(facts, lag_totals.group_lag_by_topic(facts.group, facts.broker, facts.lag))
 
 
-def _summary(facts: GroupFacts, topics: Mapping[str, lag_totals.TopicLag]) -> schema.Summary:
+def _summary(facts: GroupFacts, topics: Mapping[str, lag_totals.TopicLag]) -> schema.GroupSummary:
     status = facts.status or facts.group.published_status
     conditions = {condition["type"]: condition for condition in status.get("conditions") or ()}
     ready = conditions.get("Ready", {})
     document = facts.group.stored_assignment.document
-    return schema.Summary(
+    return schema.GroupSummary(
         namespace=facts.group.namespace,
         name=facts.group.name,
         ready=ready.get("status") == "True",
@@ -63,39 +61,46 @@ def _strategy(document: Assignment | None) -> str:
 
 
 def present_detail(
-    operator: schema.Operator,
+    operator: schema.OperatorInfo,
     facts: GroupFacts,
     consumers: Mapping[str, OnlineConsumer],
-    settings: Mapping[str, BrokerGroupSettings] | None = None,
-) -> schema.Detail:
+    settings_by_broker: Mapping[str, BrokerGroupSettings] | None = None,
+) -> schema.GroupDetail:
     """Return all details of a group."""
     topics = lag_totals.group_lag_by_topic(facts.group, facts.broker, facts.lag)
     conditions = (facts.status or facts.group.published_status).get("conditions") or ()
-    return schema.Detail(
+    return schema.GroupDetail(
         operator=operator,
         summary=_summary(facts, topics),
         at_broker=facts.group.consumer_group,
         conditions=[_condition(condition) for condition in conditions],
         members=[*_members(facts, consumers), *_unmanaged_consumers(facts, consumers)],
         topics=[
-            schema.Topic(name, topic.kind, len(topic.queues), topic.lag, topic.delay, topic.estimate)
+            schema.TopicInfo(name, topic.kind, len(topic.queues), topic.lag, topic.delay, topic.estimate)
             for name, topic in topics.items()
         ],
         queues=_queues(facts, topics),
         rebalances=list(facts.tracker.rebalances),
         looked_at=None if facts.lag.sampled_at is None else format_time(facts.lag.sampled_at),
         settings=[
-            schema.Settings(broker, at_broker.consume_enabled, at_broker.max_attempts, at_broker.retry_queues)
-            for broker, at_broker in sorted((settings or {}).items())
+            schema.BrokerSettings(broker, settings.consume_enabled, settings.max_attempts, settings.retry_queues)
+            for broker, settings in sorted((settings_by_broker or {}).items())
         ],
     )
 
 
 def _rebalance_from_status(last: Mapping[str, Any] | None) -> rebalance.Rebalance | None:
-    """Return the last rebalance as the group's status has it, for a process without its history."""
+    """Return the last rebalance from the group's status (without message and generation), as after a restart."""
     if not last:
         return None
-    return rebalance.Rebalance(last["reason"], "", last["at"], 0, last.get("moved", 0), seconds=last.get("seconds"))
+    return rebalance.Rebalance(
+        reason=last["reason"],
+        message="",
+        at=last["at"],
+        generation=0,
+        moved=last.get("moved", 0),
+        seconds=last.get("seconds"),
+    )
 
 
 def _condition(raw: Mapping[str, Any]) -> schema.ConditionInfo:
@@ -106,16 +111,18 @@ def _condition(raw: Mapping[str, Any]) -> schema.ConditionInfo:
 def _members(facts: GroupFacts, consumers: Mapping[str, OnlineConsumer]) -> list[schema.MemberInfo]:
     shares = facts.group.stored_assignment.shares
     document = facts.group.stored_assignment.document
-    everyone = document.everyone if document else None
-    stored = facts.group.stored_assignment.settings
-    current_settings = _stored_settings(stored)
-    digest = settings_digest(stored)
+    broadcast_queues = document.everyone if document else None
+    stored_settings = facts.group.stored_assignment.settings
+    current_settings = _decode_settings(stored_settings)
+    current_digest = settings_digest(stored_settings)
     members = []
     for name, pod_state in sorted(facts.group.pods.items()):
         pod = pod_state.pod
         report = pod_state.decoded_report.report if pod_state.decoded_report else None
         holder = Holder(name, pod.metadata.uid)
-        queues = everyone if everyone is not None and holder in shares else shares.get(holder, ())
+        queues = shares.get(holder, ())
+        if broadcast_queues is not None and holder in shares:
+            queues = broadcast_queues
         client = consumers.get(client_id(pod))
         rates = [facts.lag.queues.get(queue, UNKNOWN_QUEUE_LAG).consumed_rate for queue in queues]
         members.append(
@@ -129,25 +136,31 @@ def _members(facts: GroupFacts, consumers: Mapping[str, OnlineConsumer]) -> list
                 language=client.language if client else "",
                 queues=len(queues),
                 generation=report.generation if report else None,
-                rate=None if None in rates else sum(rate for rate in rates if rate is not None),
+                rate=_sum_rates(rates),
                 troubles=[*report.troubles.values()] if report else [],
                 queue_states=report.states if report else {},
                 failing=[*map(describe_message, facts.group.deliveries.failing_messages_of(pod.metadata.uid))],
-                **_settings(current_settings if report and report.settings == digest else None),
+                **_settings_fields(current_settings if report and report.settings == current_digest else None),
             )
         )
     return members
 
 
-def _stored_settings(text: str) -> ConsumerSettings | None:
+def _sum_rates(rates: Sequence[float | None]) -> float | None:
+    """Return the sum of rates; None if one of them is not known."""
+    known = [rate for rate in rates if rate is not None]
+    return sum(known) if len(known) == len(rates) else None
+
+
+def _decode_settings(text: str) -> ConsumerSettings | None:
     try:
         return settings_of(decode_settings(text))
     except ValueError:  # not written yet, or written by a later version of the operator
         return None
 
 
-def _settings(settings: ConsumerSettings | None) -> dict[str, Any]:
-    """Return the fields of a member for its settings; none if the settings are not known."""
+def _settings_fields(settings: ConsumerSettings | None) -> dict[str, Any]:
+    """Return the fields of a `MemberInfo` that show its settings; none if the settings are not known."""
     if settings is None:
         return {}
     subscribed = [entry for entry in settings.subscriptions if not entry.topic.startswith(RETRY_TOPIC_PREFIX)]
@@ -159,8 +172,18 @@ def _unmanaged_consumers(facts: GroupFacts, consumers: Mapping[str, OnlineConsum
     members = []
     for name in dict.fromkeys(facts.broker.unmanaged_ids or ()):  # once each: a condition reports duplicate ids
         client = consumers.get(name) or OnlineConsumer(name, "")
-        member = schema.MemberInfo(name, name, "Foreign", "Foreign", client.address, client.version, client.language)
-        members.append(msgspec.structs.replace(member, **_settings(facts.broker.unmanaged_settings.get(name))))
+        members.append(
+            schema.MemberInfo(
+                name=name,
+                client_id=name,
+                origin="Foreign",
+                state="Foreign",
+                address=client.address,
+                version=client.version,
+                language=client.language,
+                **_settings_fields(facts.broker.unmanaged_settings.get(name)),
+            )
+        )
     return members
 
 
@@ -169,9 +192,10 @@ def _queues(facts: GroupFacts, topics: Mapping[str, lag_totals.TopicLag]) -> lis
     owners = facts.group.stored_assignment.owners
     releasing = document.releasing if document else {}
     forced = document.forced if document else {}
-    everyone = frozenset(document.everyone or ()) if document else frozenset()
-    states: dict[Queue, schema.State] = dict.fromkeys(facts.tracker.last_plan.unmanaged_queues, "Foreign")
-    states |= dict.fromkeys(everyone, "Everyone")
+    broadcast_queues = (document.everyone or ()) if document else ()
+    # If a queue has several states, the last one that is entered here counts: a queue that is released is shown so.
+    states: dict[Queue, schema.QueueOwnership] = dict.fromkeys(facts.tracker.last_plan.unmanaged_queues, "Foreign")
+    states |= dict.fromkeys(broadcast_queues, "Everyone")
     states |= dict.fromkeys(owners, "Owned")
     states |= dict.fromkeys(releasing, "Releasing")
     retry_topic = RETRY_TOPIC_PREFIX + facts.group.consumer_group

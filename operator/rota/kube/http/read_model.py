@@ -77,35 +77,35 @@ class ReadModel(NamedTuple):
         return self.metrics.record_reconcile(result, self.loop_time())
 
     @property
-    def operator(self) -> schema.Operator:
+    def operator(self) -> schema.OperatorInfo:
         """This operator, as responses name it."""
-        return schema.Operator(self.identity, self.version, self.controller.is_leading)
+        return schema.OperatorInfo(self.identity, self.version, self.controller.is_leading)
 
-    async def list_groups(self, may_read: MayRead | None = None) -> schema.Groups:
+    async def list_groups(self, may_read: MayRead | None = None) -> schema.GroupList:
         """Return a summary of every group; with `may_read`, of groups in namespaces for which it returns True.
 
         A thousand groups take a while, so other tasks run in between.
         """
-        summaries: list[schema.Summary] = []
+        summaries: list[schema.GroupSummary] = []
         async for key in yield_periodically(sorted(self.keys())):
             is_readable = may_read is None or await may_read(key[0])
             if is_readable and (facts := self.facts_of(key)):
                 summaries.append(presenters.present_summary(facts))
-        return schema.Groups(self.operator, summaries)
+        return schema.GroupList(self.operator, summaries)
 
     def has_group(self, namespace: str, name: str) -> bool:
         """Whether the group exists."""
         group = self.controller.group((namespace, name))
         return group is not None and group.body is not None
 
-    def describe_group(self, namespace: str, name: str) -> schema.Detail | None:
+    def describe_group(self, namespace: str, name: str) -> schema.GroupDetail | None:
         """Return all details of a group; None if it does not exist."""
         key = (namespace, name)
         facts = self.facts_of(key)
         broker_data = (self.registry.consumers_of(key), self.registry.settings_of(key))
         return presenters.present_detail(self.operator, facts, *broker_data) if facts else None
 
-    async def explain(self, namespace: str, name: str, queue: str | None) -> schema.Reasons | None:
+    async def explain(self, namespace: str, name: str, queue: str | None) -> schema.OwnerReasons | None:
         """Explain why queues have their owners, in a thread and for one request at a time: many queues take long."""
         facts = self.facts_of((namespace, name))
         if facts is None:
@@ -117,4 +117,4 @@ class ReadModel(NamedTuple):
             )
         summary = presenters.present_summary(facts)
         reasons = [schema.QueueExplanation(*entry.queue, entry.owner, entry.sentence) for entry in explanations]
-        return schema.Reasons(summary.strategy, summary.generation, reasons, summary.last_rebalance)
+        return schema.OwnerReasons(summary.strategy, summary.generation, reasons, summary.last_rebalance)

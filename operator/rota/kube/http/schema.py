@@ -1,4 +1,8 @@
-"""Schema of the JSON API: the values that the page, the command line and other programs read."""
+"""Schema of the JSON API: the values that the page, the command line and other programs read.
+
+Field names and values are frozen by the API version v1, also where the code has other words by now: `Foreign` is an
+unmanaged consumer or its queue, `looked_at` a sample's time, `verdict` a lag state. Delays are in seconds.
+"""
 
 from typing import Literal
 
@@ -7,11 +11,11 @@ from msgspec import Struct
 from rota.kube.state.rebalance import Rebalance
 from rota.model import TopicKind
 
-# Foreign: an unmanaged consumer owns it; Everyone: each member reads it, the group is Broadcasting.
-State = Literal["Owned", "Releasing", "Free", "Foreign", "Everyone"]
+# Free: no owner; Foreign: an unmanaged consumer owns it; Everyone: each member reads it, the group is Broadcasting.
+QueueOwnership = Literal["Owned", "Releasing", "Free", "Foreign", "Everyone"]
 
 
-class Operator(Struct, frozen=True, rename="camel"):
+class OperatorInfo(Struct, frozen=True, rename="camel"):
     """The operator that responds."""
 
     identity: str
@@ -19,7 +23,7 @@ class Operator(Struct, frozen=True, rename="camel"):
     leads: bool  # a standby replica knows the owners, but polls no broker and no member
 
 
-class Summary(Struct, frozen=True, rename="camel"):
+class GroupSummary(Struct, frozen=True, rename="camel"):
     """A group's row in the list; None: not known."""
 
     namespace: str
@@ -30,25 +34,25 @@ class Summary(Struct, frozen=True, rename="camel"):
     moving: bool  # whether a handover is in progress
     members: int
     queues: int
-    idle: int
-    unowned: int
+    idle: int  # members without a queue
+    unowned: int  # queues without an owner
     generation: int
     strategy: str
     lag: int | None = None  # of the subscribed topics
     retrying: int | None = None  # lag of the group's retry topic
     dead: int | None = None  # messages in the dead-letter topic
-    delay: float | None = None
+    delay: float | None = None  # the longest of all queues
     estimate: bool = False  # whether the lag includes messages that a filter may skip
-    verdicts: dict[str, int] = {}  # queues by `rota.lag.LagState`
+    verdicts: dict[str, int] = {}  # number of queues by `rota.lag.LagState`
     last_rebalance: Rebalance | None = None
     delayed: int | None = None  # an estimate: failed messages that brokers delay until their next attempt
 
 
-class Groups(Struct, frozen=True, rename="camel"):
+class GroupList(Struct, frozen=True, rename="camel"):
     """`GET /v1/groups`."""
 
-    operator: Operator
-    groups: list[Summary]
+    operator: OperatorInfo
+    groups: list[GroupSummary]
 
 
 class ConditionInfo(Struct, frozen=True, rename="camel"):
@@ -83,14 +87,14 @@ class MemberInfo(Struct, frozen=True, rename="camel"):
     generation: int | None = None  # the generation it obeys; None: no report yet
     rate: float | None = None  # messages consumed per second
     troubles: list[str] = []  # its own messages about problems that keep it from consuming
-    queue_states: dict[str, int] = {}  # number of queues it does not read now, by state: full, paused, stuck …
+    queue_states: dict[str, int] = {}  # number of its queues that it does not pull now, by `rota.reports.QueueState`
     failing: list[str] = []  # one sentence per message that hangs or has failed several times
     subscriptions: list[SubscriptionInfo] = []  # without the retry topic; empty: not known
     model: str = ""  # Clustering or Broadcasting; empty: not known
     start: str = ""  # Latest, Earliest or Timestamp; empty: not known
 
 
-class Topic(Struct, frozen=True, rename="camel"):
+class TopicInfo(Struct, frozen=True, rename="camel"):
     """A topic of the group."""
 
     topic: str
@@ -108,12 +112,12 @@ class QueueDetail(Struct, frozen=True, rename="camel"):
     broker: str
     id: int
     kind: TopicKind
-    state: State
+    state: QueueOwnership
     owner: str | None = None  # the member that consumes it, also while that member releases it
     to: str | None = None  # the next owner
     forced: bool = False  # revoked from an unreachable member, which may still consume it
-    first: int | None = None
-    last: int | None = None
+    first: int | None = None  # offset of the oldest message
+    last: int | None = None  # offset that the next message will have
     committed: int | None = None
     lag: int | None = None
     delay: float | None = None
@@ -121,28 +125,28 @@ class QueueDetail(Struct, frozen=True, rename="camel"):
     estimate: bool = False
 
 
-class Settings(Struct, frozen=True, rename="camel"):
-    """A broker's subscription settings for the group: set by mqadmin, and only shown by Rota."""
+class BrokerSettings(Struct, frozen=True, rename="camel"):
+    """The group's settings at a broker (RocketMQ: subscription group), set with mqadmin; Rota only reads them."""
 
     broker: str
     enabled: bool  # whether the broker lets the group consume
-    retries: int  # for clients that do not set it; sidecars use delivery.retry.maxAttempts
+    retries: int  # attempts of messages of clients that set no limit; sidecars set delivery.retry.maxAttempts
     retry_queues: int
 
 
-class Detail(Struct, frozen=True, rename="camel"):
+class GroupDetail(Struct, frozen=True, rename="camel"):
     """`GET /v1/groups/NAMESPACE/NAME`."""
 
-    operator: Operator
-    summary: Summary
-    at_broker: str  # the group's name at brokers
+    operator: OperatorInfo
+    summary: GroupSummary
+    at_broker: str  # the name of the consumer group at brokers
     conditions: list[ConditionInfo]
     members: list[MemberInfo]
-    topics: list[Topic]
+    topics: list[TopicInfo]
     queues: list[QueueDetail]  # sorted by topic, broker and id
     rebalances: list[Rebalance]  # newest first
-    looked_at: str | None = None  # time of the last sample of the group's lag
-    settings: list[Settings] = []  # one entry per broker that knows the group
+    looked_at: str | None = None  # when the group's lag was sampled last; None: not since this replica leads
+    settings: list[BrokerSettings] = []  # one entry per broker that knows the group
 
 
 class QueueExplanation(Struct, frozen=True, rename="camel"):
@@ -155,8 +159,8 @@ class QueueExplanation(Struct, frozen=True, rename="camel"):
     why: str
 
 
-class Reasons(Struct, frozen=True, rename="camel"):
-    """`GET /v1/groups/NAMESPACE/NAME/why?queue=TOPIC/BROKER/ID`, or of one queue of each member."""
+class OwnerReasons(Struct, frozen=True, rename="camel"):
+    """`GET /v1/groups/NAMESPACE/NAME/why?queue=TOPIC/BROKER/ID`; without `queue`, of one queue of each member."""
 
     strategy: str
     generation: int

@@ -14,15 +14,15 @@ from aiohttp import web
 from rota.http_server import AdmissionLimit, SharedResponse, send_body
 from rota.kube.client.objects import ObjectKey
 from rota.kube.http import schema
-from rota.kube.http.access.access import GroupReader, MayRead, check_may_read, reader_of
+from rota.kube.http.access.access import GroupViewer, MayRead, check_may_read, viewer_of
 from rota.kube.http.access.reviews import ReviewError
 from rota.kube.http.events import Broadcaster, Listener
 from rota.model import single_line
 
-EVENT_INTERVAL_SECONDS = 0.2  # between two events on a connection: changes in between are sent as one event
+EVENT_INTERVAL_SECONDS = 0.2  # after each write to a stream: changes in between are sent as one event
 KEEP_ALIVE_SECONDS = 15.0  # proxies may close a connection that is silent for longer
 WRITE_TIMEOUT_SECONDS = 60.0  # until the connection of a client that does not read is aborted
-MAX_DETAILS = 16  # concurrent responses about one group
+MAX_CONCURRENT_REQUESTS = 16  # for one group, or for the groups that a user may read; each is rendered on its own
 DISCONNECT_CHECK_SECONDS = 1.0  # between two checks whether the client has disconnected
 
 EVENTS_PATH = "/v1/events"
@@ -35,10 +35,8 @@ _SECURITY_HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
 }
-_FILE_HEADERS = {
-    **_SECURITY_HEADERS,
-    "cache-control": "no-cache",
-}  # cached, but revalidated: a later version may differ
+# "no-cache": browsers keep a file, but ask whether it has changed, as it may with the operator's next version.
+_FILE_HEADERS = {**_SECURITY_HEADERS, "cache-control": "no-cache"}
 _RESPONSE_HEADERS = {**_SECURITY_HEADERS, "cache-control": "no-store"}
 _JSON_HEADERS = {**_RESPONSE_HEADERS, "content-type": "application/json"}
 
@@ -46,16 +44,16 @@ _JSON_HEADERS = {**_RESPONSE_HEADERS, "content-type": "application/json"}
 class GroupViews(Protocol):
     """The data behind the responses."""
 
-    async def list_groups(self, may_read: MayRead | None = None) -> schema.Groups:
+    async def list_groups(self, may_read: MayRead | None = None) -> schema.GroupList:
         """Return a summary of every group; with `may_read`, of groups in namespaces for which it returns True."""
 
     def has_group(self, namespace: str, name: str) -> bool:
         """Whether the group exists."""
 
-    def describe_group(self, namespace: str, name: str) -> schema.Detail | None:
+    def describe_group(self, namespace: str, name: str) -> schema.GroupDetail | None:
         """Return all details of a group; None if it does not exist."""
 
-    async def explain(self, namespace: str, name: str, queue: str | None) -> schema.Reasons | None:
+    async def explain(self, namespace: str, name: str, queue: str | None) -> schema.OwnerReasons | None:
         """Explain why queues have their owners; None if the group does not exist, ValueError if the queue does not."""
 
 
@@ -78,7 +76,7 @@ class _Site:
         self._views = views
         self._broadcaster = broadcaster
         self._files = {path.name: path.read_bytes() for path in WEB_FOLDER.iterdir()}  # no other file is served
-        self._details = AdmissionLimit(MAX_DETAILS)
+        self._admission = AdmissionLimit(MAX_CONCURRENT_REQUESTS)
         self._all_groups = SharedResponse(self._render_groups, _JSON_HEADERS)
 
     async def page(self, request: web.Request) -> web.StreamResponse:
@@ -91,26 +89,27 @@ class _Site:
         content = self._files.get(name)
         if content is None:
             return _error_response(404, "No such file")
-        tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'  # an image's files may share one date
+        # A hash, not the file's date: a container image may give all of its files the same date.
+        tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
         headers = {**_FILE_HEADERS, "etag": tag, "content-type": CONTENT_TYPES[Path(name).suffix]}
         if tag in request.headers.get("if-none-match", ""):
             return web.Response(status=304, headers=headers)
         return web.Response(body=content, headers=headers)
 
     async def groups(self, request: web.Request) -> web.StreamResponse:
-        reader = reader_of(request)
-        if await reader.may_read_all():
+        viewer = viewer_of(request)
+        if await viewer.may_read_all():
             return await self._all_groups.respond(request)
-        with self._details.admit() as admitted:
-            return (
-                await _send_json(request, await self._views.list_groups(reader.may_read)) if admitted else _too_many()
-            )
+        with self._admission.admit() as admitted:
+            if not admitted:
+                return _too_many()
+            return await _send_json(request, await self._views.list_groups(viewer.may_read))
 
     async def _render_groups(self) -> bytes:
         return msgspec.json.encode(await self._views.list_groups())
 
     async def group(self, request: web.Request) -> web.StreamResponse:
-        with self._details.admit() as admitted:
+        with self._admission.admit() as admitted:
             return await self._group(request) if admitted else _too_many()
 
     async def _group(self, request: web.Request) -> web.StreamResponse:
@@ -119,7 +118,7 @@ class _Site:
         return await _send_json(request, detail) if detail else _group_not_found(namespace, name)
 
     async def why(self, request: web.Request) -> web.StreamResponse:
-        with self._details.admit() as admitted:
+        with self._admission.admit() as admitted:
             return await self._why(request) if admitted else _too_many()
 
     async def _why(self, request: web.Request) -> web.StreamResponse:
@@ -131,20 +130,22 @@ class _Site:
         return await _send_json(request, reasons) if reasons else _group_not_found(namespace, name)
 
     async def events(self, request: web.Request) -> web.StreamResponse:
-        only = request.query.get("group")
-        namespace, _, name = (only or "").partition("/")
-        if only is not None and (not (namespace and name) or "/" in name):
-            return _error_response(400, f"group must be NAMESPACE/NAME, not {single_line(only, 100)!r}")
-        if only is not None:
+        group: ObjectKey | None = None
+        requested = request.query.get("group")
+        if requested is not None:
+            namespace, _, name = requested.partition("/")
+            if not namespace or not name or "/" in name:
+                return _error_response(400, f"group must be NAMESPACE/NAME, not {single_line(requested, 100)!r}")
             await check_may_read(request, namespace)
-        if only is not None and not self._views.has_group(namespace, name):
-            return _group_not_found(namespace, name)
+            if not self._views.has_group(namespace, name):
+                return _group_not_found(namespace, name)
+            group = (namespace, name)
         if self._broadcaster.is_closed:
             return _error_response(503, "The operator is shutting down; retry")
         stream = web.StreamResponse(headers={**_RESPONSE_HEADERS, "content-type": "text/event-stream"})
-        with self._broadcaster.subscribe((namespace, name) if only else None) as listener, suppress(ConnectionError):
+        with self._broadcaster.subscribe(group) as listener, suppress(ConnectionError):
             await stream.prepare(request)
-            with suppress(ReviewError):  # the stream ends, and its client connects again
+            with suppress(ReviewError):  # the user's rights cannot be checked now: end the stream, the page reconnects
                 await self._stream_events(request, stream, listener)
         return stream
 
@@ -156,44 +157,47 @@ class _Site:
         return _error_response(404, f"No such path: {single_line(request.path, 100)}; see docs/page.md")
 
     async def _stream_events(self, request: web.Request, stream: web.StreamResponse, listener: Listener) -> None:
-        """Write events to the stream until the client disconnects, or the stream or the operator ends."""
+        """Write events, and comments (`: …`) when there is none for long, until the client or the stream ends."""
         loop = asyncio.get_running_loop()
-        event = b": here\n\n"
+        output = b": here\n\n"
         written_at = loop.time()
         while (
             not (self._broadcaster.is_closed or listener.is_ended)
             and request.transport
             and not request.transport.is_closing()
         ):
-            if event or loop.time() - written_at >= KEEP_ALIVE_SECONDS:
-                if not await _write_event(stream, event or b": still here\n\n"):
+            if output:
+                if not await _write(stream, output):
                     request.transport.abort()
                     return
                 written_at = loop.time()
-            if event:
                 await asyncio.sleep(EVENT_INTERVAL_SECONDS)
-            event = await _next_event(listener, reader_of(request))
+            event = await _next_event(listener, viewer_of(request))
+            is_keep_alive_due = loop.time() - written_at >= KEEP_ALIVE_SECONDS
+            output = event or (b": still here\n\n" if is_keep_alive_due else b"")
 
 
-async def _write_event(stream: web.StreamResponse, event: bytes) -> bool:
+async def _write(stream: web.StreamResponse, output: bytes) -> bool:
+    """Write to a stream; return False if the client does not read within WRITE_TIMEOUT_SECONDS."""
     try:
         async with asyncio.timeout(WRITE_TIMEOUT_SECONDS):
-            await stream.write(event)
+            await stream.write(output)
     except TimeoutError:
         return False
     return True
 
 
-async def _next_event(listener: Listener, reader: GroupReader) -> bytes:
-    """Return the next event; empty if nothing changed for the reader within DISCONNECT_CHECK_SECONDS."""
+async def _next_event(listener: Listener, viewer: GroupViewer) -> bytes:
+    """Return the next event; empty if nothing that the viewer may read changed within DISCONNECT_CHECK_SECONDS."""
     try:
         async with asyncio.timeout(DISCONNECT_CHECK_SECONDS):
             changed = await listener.wait_for_changes()
     except TimeoutError:
         return b""
-    names = [f"{namespace}/{name}" for namespace, name in changed if await reader.may_read(namespace)]
+    names = [f"{namespace}/{name}" for namespace, name in changed if await viewer.may_read(namespace)]
     if changed and not names:
         return b""
+    # If the operator itself changed, `changed` and `groups` are empty: every group may look different now.
     data = msgspec.json.encode({"groups": names})
     return b"event: changed\ndata: %s\n\n" % data
 
@@ -211,7 +215,7 @@ async def _send_json(request: web.Request, value: Any) -> web.StreamResponse:
 
 
 def _too_many() -> web.Response:
-    return _error_response(503, f"Too many concurrent requests ({MAX_DETAILS}); retry")
+    return _error_response(503, f"Too many concurrent requests ({MAX_CONCURRENT_REQUESTS}); retry")
 
 
 def _group_not_found(namespace: str, name: str) -> web.Response:

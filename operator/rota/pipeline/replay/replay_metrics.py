@@ -12,7 +12,7 @@ from rota.pipeline.replay.group_history import STEP_SECONDS, GroupHistory
 from rota.pipeline.replay.simulated_members import SimulatedMember
 from rota.pipeline.replay.traffic import TrafficModel
 from rota.planner import Plan
-from rota.planner.moves import CONSEQUENCE
+from rota.planner.moves import STRATEGY_FAILED_SUFFIX
 from rota.planner.record import holders_of
 from rota.weight_smoothing import Weights
 
@@ -233,7 +233,7 @@ def _policy_error(message: str) -> str:
     """Return a strategy's error for authors of policies: names of policy fields replace a strategy's own options."""
     for option, field in POLICY_FIELDS.items():
         message = message.replace(f" {option}", f" spec.options.{field}")
-    return message.removesuffix(CONSEQUENCE)
+    return message.removesuffix(STRATEGY_FAILED_SUFFIX)
 
 
 def _has_share(document: Assignment, holder: Holder) -> bool:

@@ -1,4 +1,10 @@
-"""Processes of a pod's sidecar: which one owns queues, and which have ended; see *Restarts* in docs/handover.md."""
+"""Processes of a pod's sidecar: which one owns queues, and which have ended (docs/handover.md, *Restarts*).
+
+Each process has an incarnation, a number that grows with each restart in the pod. From generation `incarnations_since`
+on, a share names the incarnation that owns its queues; a later process does not consume them, so a report of a later
+process proves that the named one has ended. If no operator polls it for RESUME_SECONDS, however, a later process
+inherits the share: it consumes the queues, and its reports prove nothing about the earlier process any more.
+"""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -8,11 +14,9 @@ from rota.handover import HolderEvidence
 from rota.model import Holder, Queue
 from rota.planner.snapshot import PodSnapshot, Snapshot
 
-# Age up to which a report proves something about a process; see the member's RESUME_SECONDS.
-MAX_REPORT_AGE_SECONDS = 20.0
+MAX_REPORT_AGE_SECONDS = 20.0  # an older report proves nothing: the process may inherit queues after RESUME_SECONDS
 INCARNATIONS_SCHEMA = 2  # the document schema in which shares name incarnations
-# By number of restarts: how long a member serves before it gets queues again.
-RESTART_PAUSES_SECONDS = (1.0, 10.0, 60.0, 300.0)
+RESTART_PAUSES_SECONDS = (1.0, 10.0, 60.0, 300.0)  # by number of restarts: until a member gets queues again
 
 
 def incarnations_since(snapshot: Snapshot, document: Assignment) -> int:
@@ -21,10 +25,9 @@ def incarnations_since(snapshot: Snapshot, document: Assignment) -> int:
     Shares begin to name them when every member has reported and can read them, and stop if a member cannot.
     """
     pods = [pod for pod in snapshot.pods if pod.started and not pod.ended and pod.uid not in snapshot.deleted_uids]
-    readers = [pod for pod in pods if pod.report and pod.report.reads >= INCARNATIONS_SCHEMA]
-    if snapshot.max_schema < INCARNATIONS_SCHEMA or any(
-        pod.report and pod.report.reads < INCARNATIONS_SCHEMA for pod in pods
-    ):
+    reporting = [pod for pod in pods if pod.report]
+    readers = [pod for pod in reporting if pod.report and pod.report.reads >= INCARNATIONS_SCHEMA]
+    if snapshot.max_schema < INCARNATIONS_SCHEMA or len(readers) < len(reporting):
         return 0
     if document.incarnations_since:
         return document.incarnations_since
@@ -32,14 +35,13 @@ def incarnations_since(snapshot: Snapshot, document: Assignment) -> int:
     holders = {Holder(name, share.uid) for name, share in document.members.items() if share.queues}
     holders |= {release.holder for release in document.releasing.values()}
     ended = snapshot.deleted_uids | {pod.uid for pod in snapshot.pods if pod.ended}
-    all_identified = len(identified) == len(pods) and all(
-        holder in identified or holder.uid in ended for holder in holders
-    )
-    return document.generation + 1 if all_identified and pods else 0
+    are_pods_identified = bool(pods) and len(identified) == len(pods)
+    are_holders_identified = all(holder in identified or holder.uid in ended for holder in holders)
+    return document.generation + 1 if are_pods_identified and are_holders_identified else 0
 
 
 def has_inherited(document: Assignment, pod: PodSnapshot) -> bool:
-    """Whether the process consumes queues of an earlier one: it does if the operator does not poll it for long."""
+    """Whether the process has inherited queues of an earlier one."""
     return pod.decoded_report is not None and any(
         queue in pod.decoded_report.active_queues for queue in _queues_of_earlier_processes(document, pod)
     )
@@ -59,18 +61,23 @@ def _queues_of_earlier_processes(document: Assignment, pod: PodSnapshot) -> Coll
 
 
 def evidence_of(document: Assignment, pod: PodSnapshot, incarnation: int) -> HolderEvidence:
-    """Return the evidence about this process of a pod; 0: about the process that runs."""
+    """Return the evidence about this process of a pod; 0: about the process that runs.
+
+    A process counts as ended only if its pod has obeyed a document with incarnations (a later process may read an older
+    document late, and would consume its shares), and if the report is fresh (the later process may inherit the share).
+    """
     if not (incarnation and pod.incarnation):
         return pod.evidence
     has_obeyed = pod.generation >= document.incarnations_since > 0
     is_fresh = max(pod.unreachable_for, pod.rejected_for) < MAX_REPORT_AGE_SECONDS
-    if pod.incarnation == incarnation:
-        is_over = has_obeyed and is_fresh and pod.stopped_for is not None and pod.stopped_for < MAX_REPORT_AGE_SECONDS
-        return replace(pod.evidence, ended=pod.ended or is_over)
+    if pod.incarnation == incarnation:  # the process that reported last; it may have stopped since
+        has_just_stopped = pod.stopped_for is not None and pod.stopped_for < MAX_REPORT_AGE_SECONDS
+        return replace(pod.evidence, ended=pod.ended or (has_obeyed and is_fresh and has_just_stopped))
     if pod.incarnation > incarnation and has_inherited(document, pod):
         return pod.evidence
-    if pod.incarnation > incarnation and has_obeyed and is_fresh:
+    if pod.incarnation > incarnation and has_obeyed and is_fresh:  # a later process reports
         return replace(pod.evidence, ended=True)
+    # The report is not of this process, so it says nothing about the queues of this process.
     return replace(pod.evidence, report=None, active_queues=frozenset())
 
 

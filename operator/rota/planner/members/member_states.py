@@ -9,6 +9,7 @@ from rota.planner.snapshot import PodSnapshot
 from rota.spec import PolicySpec
 
 JOINING_PATIENCE_SECONDS = 20.0  # how long a rebalance waits for a new pod to become ready
+LEAVING_MARGIN_SECONDS = 15.0  # beyond drainTimeout: how long a rebalance waits for a terminating pod to end
 
 
 class MemberState(StrEnum):
@@ -42,7 +43,7 @@ def classify_members(
     states = {
         pod.name: MemberState.JOINING
         if awaits_namesake(document, pod, deleted) or incarnations.lacks_incarnation(document, pod)
-        else _member_state(pod, deleted, policy, owns_queues(document, pod))
+        else _member_state(pod, deleted, policy, has_queues=owns_queues(document, pod))
         for pod in pods
     }
     for name in _cut_off_members(pods, states, policy, document):
@@ -81,7 +82,8 @@ def members_in_transition(
 ) -> dict[str, float]:
     """Return the members that join or leave at this moment, and for how many seconds to wait for each.
 
-    Newly ready pods are included: a rollout brings more. Leaving pods on a failed node (lost) are not: no known end.
+    A pod that has just become ready is included, since a rollout brings more such pods. A leaving pod that is lost, as
+    on a failed node, is not: it may never end.
     """
     debounce = policy.triggers.debounce
     drain = policy.handover.drain_timeout
@@ -91,13 +93,13 @@ def members_in_transition(
             case MemberState.JOINING:
                 seconds_left[pod.name] = JOINING_PATIENCE_SECONDS - pod.age
             case MemberState.LEAVING if not pod.evidence.is_lost(policy.handover):
-                seconds_left[pod.name] = drain + 15 - pod.terminating_for
+                seconds_left[pod.name] = drain + LEAVING_MARGIN_SECONDS - pod.terminating_for
             case MemberState.READY if pod.age < JOINING_PATIENCE_SECONDS:
                 seconds_left[pod.name] = debounce - pod.stable_for
     return {name: seconds for name, seconds in seconds_left.items() if seconds > 0}
 
 
-def _member_state(pod: PodSnapshot, deleted: frozenset[str], policy: PolicySpec, has_queues: bool) -> MemberState:  # noqa: FBT001
+def _member_state(pod: PodSnapshot, deleted: frozenset[str], policy: PolicySpec, *, has_queues: bool) -> MemberState:
     if pod.ended or pod.uid in deleted:
         return MemberState.ENDED
     if pod.terminating or (pod.report and pod.report.final):
@@ -116,6 +118,7 @@ def _cut_off_members(
 ) -> Collection[str]:
     """Return the members that miss a broker for longer than their grace, if the others reach all missed brokers.
 
+    Otherwise nothing would be gained: the other members could not consume the queues of a broker that they miss, too.
     A member without queues has no grace, nor has a member that is out: the missed broker is why it is not ready.
     """
     witnesses = {

@@ -33,6 +33,13 @@ _NO_QUEUES_KNOWN = Finding(Reason.BROKER_METADATA_UNAVAILABLE, "No queue of the 
 _NO_PROBLEM = Finding(Reason.SETTLED, "No problems")
 
 
+class GroupProgress(NamedTuple):
+    """Whether queues change hands or are about to, and why or why not."""
+
+    finding: Finding
+    is_active: bool
+
+
 class Condition(NamedTuple):
     """A condition as it is now, without its times."""
 
@@ -53,7 +60,7 @@ def has_condition(status: Mapping[str, Any], kind: str) -> bool:
 
 
 def build_conditions(
-    situation: Situation, findings: Sequence[Finding], progress: tuple[bool, Finding], *, is_complete: bool
+    situation: Situation, findings: Sequence[Finding], progress: GroupProgress, *, is_complete: bool
 ) -> list[dict[str, Any]]:
     """Return the group's conditions: the fixed ones, present problems by name, then past problems, the latest first.
 
@@ -88,11 +95,11 @@ def stall_seconds_left(situation: Situation, findings: Sequence[Finding]) -> flo
 
 def compute_progress(
     situation: Situation, draft: Draft, findings: Sequence[Finding], moving: int, outdated_members: Sequence[str] = ()
-) -> tuple[bool, Finding]:
-    """Return whether queues change hands or are about to, and why or why not."""
+) -> GroupProgress:
+    """Return the group's progress; `moving` is the number of queues and members in transition."""
     if moving:
         subject = "1 queue or member is" if moving == 1 else f"{moving} queues or members are"
-        return True, Finding(Reason.HANDOVER_IN_FLIGHT, f"{subject} in transition")
+        return GroupProgress(Finding(Reason.HANDOVER_IN_FLIGHT, f"{subject} in transition"), is_active=True)
     if without_members := _progress_without_members(situation, findings):
         return without_members
     if draft.hold and draft.hold.reason is not Reason.NOTHING_WOULD_CHANGE:
@@ -100,22 +107,24 @@ def compute_progress(
         frozen |= draft.hold.reason is Reason.BUDGET_SPENT and draft.hold.seconds_left is None
         missing = any(finding.reason is Reason.MISSING_POLICY for finding in situation.snapshot.problems)
         reason = Reason.MISSING_POLICY if missing and frozen else draft.hold.reason
-        return not frozen, Finding(reason, draft.hold.message)
+        return GroupProgress(Finding(reason, draft.hold.message), is_active=not frozen)
     if outdated_members:
         verb = "does" if len(outdated_members) == 1 else "do"
         message = f"{join_names(outdated_members)} {verb} not use the group's new settings yet"
-        return True, Finding(Reason.SETTINGS_NOT_OBEYED, message)
-    return False, Finding(Reason.SETTLED, "Every queue is with the member that the policy chooses")
+        return GroupProgress(Finding(Reason.SETTINGS_NOT_OBEYED, message), is_active=True)
+    return GroupProgress(
+        Finding(Reason.SETTLED, "Every queue is with the member that the policy chooses"), is_active=False
+    )
 
 
-def _progress_without_members(situation: Situation, findings: Sequence[Finding]) -> tuple[bool, Finding] | None:
+def _progress_without_members(situation: Situation, findings: Sequence[Finding]) -> GroupProgress | None:
     """Return the progress of a group without queues or members; None if it has both."""
     if not situation.queues:
-        return False, _NO_QUEUES_KNOWN
+        return GroupProgress(_NO_QUEUES_KNOWN, is_active=False)
     if _is_starting(situation):
-        return True, _first_member_awaited(situation)
+        return GroupProgress(_first_member_awaited(situation), is_active=True)
     no_members = next((finding for finding in findings if finding.reason is Reason.NO_MEMBERS), None)
-    return (False, no_members) if no_members else None
+    return GroupProgress(no_members, is_active=False) if no_members else None
 
 
 def _ready(situation: Situation, findings: Sequence[Finding]) -> Condition:
@@ -146,16 +155,13 @@ def _is_starting(situation: Situation) -> bool:
 
 
 def _first_member_awaited(situation: Situation) -> Finding:
-    message = (
-        f"{pluralize(len(situation.queues), 'queue')} wait for the group's first member"
-        f"{problems.describe_obstacles(situation)}"
-    )
-    return Finding(Reason.MEMBERS_STILL_JOINING, message)
+    message = f"{pluralize(len(situation.queues), 'queue')} wait for the group's first member"
+    obstacles = problems.describe_obstacles(situation)
+    return Finding(Reason.MEMBERS_STILL_JOINING, f"{message}: {obstacles}" if obstacles else message)
 
 
-def _progressing(progress: tuple[bool, Finding]) -> Condition:
-    is_progressing, finding = progress
-    return Condition("Progressing", finding, holds=is_progressing)
+def _progressing(progress: GroupProgress) -> Condition:
+    return Condition("Progressing", progress.finding, holds=progress.is_active)
 
 
 def _degraded(findings: Sequence[Finding]) -> Condition:
@@ -164,13 +170,12 @@ def _degraded(findings: Sequence[Finding]) -> Condition:
 
 
 def _reconciling(
-    situation: Situation, findings: Sequence[Finding], progress: tuple[bool, Finding], stalled: Condition
+    situation: Situation, findings: Sequence[Finding], progress: GroupProgress, stalled: Condition
 ) -> Condition:
     if stalled.holds:  # the two exclude each other
         return Condition("Reconciling", Finding(Reason.SETTLED, "The group is stalled"), holds=False)
-    is_progressing, finding = progress
-    if is_progressing and finding.reason in _RECONCILING_REASONS:
-        return Condition("Reconciling", finding)
+    if progress.is_active and progress.finding.reason in _RECONCILING_REASONS:
+        return Condition("Reconciling", progress.finding)
     if _is_rolling_out(situation):
         return Condition("Reconciling", Finding(Reason.ROLLING_OUT, "The group's Deployment is being rolled out"))
     for finding in findings:
@@ -218,13 +223,12 @@ def _seconds_published(situation: Situation, finding: Finding) -> float:
 def _unchecked_problems(prior: Iterable[Mapping[str, Any]], findings: Sequence[Finding]) -> list[Finding]:
     """Return the published problems that a plan did not look for, which therefore are not over."""
     current = {str(finding.reason) for finding in findings}
-    return [
-        Finding(reason, condition["message"])
-        for condition in prior
-        if condition["status"] == "True"
-        and condition["type"] not in current
-        and (reason := reason_named(condition["type"]))
-    ]
+    unchecked = []
+    for condition in prior:
+        reason = reason_named(condition["type"])
+        if reason and condition["status"] == "True" and condition["type"] not in current:
+            unchecked.append(Finding(reason, condition["message"]))
+    return unchecked
 
 
 def _past_problems(situation: Situation, prior: Iterable[Mapping[str, Any]], current: set[str]) -> list[dict[str, Any]]:

@@ -18,11 +18,14 @@ def build_status(
     document: Assignment,
     *,
     conditions: Sequence[Mapping[str, Any]],
-    moving: int,
+    is_settled: bool,
     idle: int,
     unowned: int,
 ) -> dict[str, Any]:
-    """Return the group's status; equal snapshots give equal ones, so that it is written only when something changed."""
+    """Return the group's status; equal snapshots give equal statuses, so a status is written only after a change.
+
+    `is_settled`: no queue or member is in transition. `idle` members own no queue, `unowned` queues have no owner.
+    """
     snapshot = situation.snapshot
     fields = {
         "observedGeneration": snapshot.observed_generation,
@@ -31,11 +34,11 @@ def build_status(
         "selector": f"rota.dev/group={snapshot.group.partition('/')[2]}",
         "members": len(situation.counted_members),
         "queues": len(situation.queues),
-        # Never lower than before: it shows that the stored assignment was lost, also while there is none.
+        # Never lower than before, also without an assignment: a lower one proves that the stored assignment was lost.
         "generation": max(document.generation, record.plausible_generation(snapshot.status.get("generation"))),
         "strategy": document.strategy or None,
         "lag": snapshot.lag,
-        "lastRebalance": _last_rebalance(situation, draft, settled=not moving),
+        "lastRebalance": _last_rebalance(situation, draft, is_settled=is_settled),
         "idleMembers": idle,
         "unownedQueues": unowned,
     }
@@ -46,17 +49,18 @@ def count_idle_members(situation: Situation, document: Assignment) -> int:
     """Return how many members own no queue; in Broadcasting groups none."""
     if document.everyone is not None:
         return 0
-    owners = set((record.owners_of(document) if document is not situation.document else situation.owners).values())
+    owners_by_queue = situation.owners if document is situation.document else record.owners_of(document)
+    owners = set(owners_by_queue.values())
     return sum(situation.pods[name].holder not in owners for name in situation.counted_members)
 
 
 def count_in_transition(assignment: Assignment, waiting_members: int) -> int:
-    """Return the number of queues in transition plus the number of members that have not obeyed yet."""
+    """Return the number of queues in transition plus members that have not obeyed: Progressing names the sum."""
     return sum(release.to is not None for release in assignment.releasing.values()) + waiting_members
 
 
-def _last_rebalance(situation: Situation, draft: Draft, *, settled: bool) -> dict[str, Any] | None:
-    """Return the last rebalance: a document begins it; when every member obeys, it is over and has its `seconds`."""
+def _last_rebalance(situation: Situation, draft: Draft, *, is_settled: bool) -> dict[str, Any] | None:
+    """Return the last rebalance: it starts with a document; once all members obey, it is over and has `seconds`."""
     last: dict[str, Any] | None = situation.snapshot.status.get("lastRebalance")
     moved = len(draft.with_acts(Act.GRANT, Act.FORCE))
     if draft.with_acts(*causes.MOVING_ACTS):
@@ -67,6 +71,6 @@ def _last_rebalance(situation: Situation, draft: Draft, *, settled: bool) -> dic
             "at": format_time(situation.now),
             "moved": moved,
         }
-    if last and "seconds" not in last and settled:
+    if last and "seconds" not in last and is_settled:
         return {**last, "seconds": round(max(record.seconds_since(last["at"], situation.now), 0.0), 3)}
     return last

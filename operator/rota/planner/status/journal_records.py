@@ -127,7 +127,9 @@ def _member_fields(snapshot: Snapshot, plan: Plan, document: Assignment) -> dict
     for name in sorted({*pods, *document.members}):
         pod = pods.get(name)
         share = document.members.get(name)
-        uid = share.uid if share else pod.uid if pod else ""
+        uid = pod.uid if pod else ""
+        if share:
+            uid = share.uid
         is_present = pod is not None and pod.uid == uid
         members[name] = {
             "uid": uid,

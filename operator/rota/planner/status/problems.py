@@ -1,4 +1,8 @@
-"""Problems of a group, each with its reason and a sentence."""
+"""Problems of a group, each with its reason and a sentence.
+
+Causes come before their consequences: what keeps the operator from reading or planning, then problems of members, then
+queues without an owner. `Degraded` has the reason of the first harmful one, which a user should solve first.
+"""
 
 from collections.abc import Container, Sequence
 
@@ -24,8 +28,10 @@ _FORMER_NAMES = {
 
 
 def find_problems(situation: Situation, draft: Draft, unowned: int) -> list[Finding]:
-    """Return all problems, the worst first."""
-    findings = [*situation.snapshot.problems, *([draft.problem] if draft.problem else [])]
+    """Return all problems, causes before consequences; `unowned` is the number of queues without an owner."""
+    findings = [*situation.snapshot.problems]
+    if draft.problem:
+        findings.append(draft.problem)
     findings += _member_problems(situation, {finding.reason for finding in findings})
     if situation.missing_metadata:
         names = join_names(situation.missing_metadata)
@@ -62,68 +68,66 @@ def start_seconds_left(situation: Situation) -> float:
         return 0.0
     conditions = situation.snapshot.status.get("conditions") or []
     ready = next((condition for condition in conditions if condition["type"] == "Ready"), None)
-    waited = (
-        record.seconds_since(ready["lastTransitionTime"], situation.now)
-        if ready and ready["status"] == "False"
-        else 0.0
-    )
+    waited = 0.0
+    if ready and ready["status"] == "False":
+        waited = record.seconds_since(ready["lastTransitionTime"], situation.now)
     return max(0.0, FIRST_MEMBER_SECONDS - waited)
 
 
-def members_with_old_settings(situation: Situation, settings: str, age: float) -> tuple[list[str], list[str]]:
-    """Return the names of members that do not use these settings yet: the late ones, and those still in time."""
-    members = [
-        situation.pods[name] for name in situation.counted_members if has_other_settings(situation.pods[name], settings)
-    ]
-    patience = situation.policy.handover.drain_timeout + SETTINGS_PATIENCE_SECONDS
-    names = [pod.name for pod in members]
-    return (names, []) if age > patience else ([], names)
+def members_with_old_settings(situation: Situation, settings: str) -> list[str]:
+    """Return the names of the members that do not use these settings yet."""
+    return [name for name in situation.counted_members if has_other_settings(situation.pods[name], settings)]
 
 
-def late_members_problem(late: Sequence[str]) -> list[Finding]:
+def are_settings_overdue(situation: Situation, age: float) -> bool:
+    """Whether every member should use settings of this age, in seconds."""
+    return age > situation.policy.handover.drain_timeout + SETTINGS_PATIENCE_SECONDS
+
+
+def late_members_problem(late: Sequence[str]) -> Finding:
     """Return the problem of members that still use old settings long after the change."""
-    if not late:
-        return []
     message = f"{join_names(late)} still {'uses' if len(late) == 1 else 'use'} old settings, long after the change"
-    return [Finding(Reason.SETTINGS_NOT_OBEYED, message)]
+    return Finding(Reason.SETTINGS_NOT_OBEYED, message)
 
 
 def describe_obstacles(situation: Situation) -> str:
-    """Return why pods do not run, according to the first pod with an obstacle; empty if none has one."""
+    """Return which pods do not run, for the first obstacle found and all pods that share it; empty without one."""
     stuck = [pod for pod in situation.snapshot.pods if pod.obstacle and not pod.ended]
     if not stuck:
         return ""
     names = [pod.name for pod in stuck if pod.obstacle == stuck[0].obstacle]
-    return f": {join_names(names)} {'does' if len(names) == 1 else 'do'} not run: {stuck[0].obstacle}"
+    return f"{join_names(names)} {'does' if len(names) == 1 else 'do'} not run: {stuck[0].obstacle}"
 
 
 def _describe_no_members(situation: Situation) -> str:
-    """Return the sentence about a group without members; pods that cannot consume keep their queues."""
+    """Return the sentence about a group without members; pods that cannot consume keep their queues on record."""
     queues = pluralize(len(situation.queues), "queue")
     if situation.snapshot.unmanaged_consumers:
         return f"Only unmanaged consumers consume {queues}"
-    down = [pod for pod in situation.snapshot.pods if situation.member_states[pod.name] is MemberState.OUT]
-    if not down:
-        if obstacles := describe_obstacles(situation):
-            return f"No member can consume {queues}{obstacles}"
+    out = [pod for pod in situation.snapshot.pods if situation.member_states[pod.name] is MemberState.OUT]
+    if not out:
+        obstacles = describe_obstacles(situation)
+        if obstacles:
+            return f"No member can consume {queues}: {obstacles}"
         return f"The group has no member to consume {queues}"
-    names = join_names([pod.name for pod in down])
-    reports = [pod.report.brokers for pod in down if pod.report]
-    missed = sorted({broker for brokers in reports for broker, reached in brokers.items() if not reached})
-    verb = "is" if len(down) == 1 else "are"
+    names = join_names([pod.name for pod in out])
+    brokers_of_pods = [pod.report.brokers for pod in out if pod.report]
+    missed = sorted({broker for brokers in brokers_of_pods for broker, reached in brokers.items() if not reached})
+    verb = "is" if len(out) == 1 else "are"
     explanation = f"{names} cannot reach {join_names(missed)}" if missed else f"{names} {verb} not ready"
     return f"No member can consume {queues}: {explanation}; the present assignment stays in force"
 
 
 def _member_problems(situation: Situation, found_reasons: Container[Reason]) -> list[Finding]:
     """Return members' problems that the operator has not found itself; a later sidecar may report unknown ones."""
-    reported: dict[Reason, list[tuple[str, str]]] = {}
+    members: dict[Reason, list[str]] = {}
+    first_sentences: dict[Reason, str] = {}
     for pod in situation.snapshot.pods:
-        for name, sentence in (pod.report.troubles if pod.report and not pod.ended else {}).items():
+        if pod.ended or not pod.report:
+            continue
+        for name, sentence in pod.report.troubles.items():
             reason = reason_named(_FORMER_NAMES.get(name, name)) or Reason.MEMBER_PROBLEM
             if reason not in found_reasons:
-                reported.setdefault(reason, []).append((pod.name, sentence))
-    return [
-        Finding(reason, f"{join_names([name for name, _ in members])}: {members[0][1]}")
-        for reason, members in reported.items()
-    ]
+                members.setdefault(reason, []).append(pod.name)
+                first_sentences.setdefault(reason, sentence)
+    return [Finding(reason, f"{join_names(names)}: {first_sentences[reason]}") for reason, names in members.items()]

@@ -33,7 +33,7 @@ from rota.spec.resolved import settings_digest
 
 Q = [Queue("orders", "a", number) for number in range(6)]
 RETRY = "%RETRY%orders"
-LEADS = schema.Operator("rota-0", "0.1.0", leads=True)
+LEADS = schema.OperatorInfo("rota-0", "0.1.0", leads=True)
 READY = {"type": "Ready", "status": "True", "reason": "Settled", "message": "6 queues, 2 members"}
 STATUS = {
     "members": 2,
@@ -97,7 +97,7 @@ def test_api_group_without_a_plan_has_no_invented_figures() -> None:
     facts = group_facts(a_group())
     empty: dict[str, Any] = dict.fromkeys(("members", "queues", "idle", "unowned", "generation"), 0)
     empty |= {"ready": False, "moving": False} | dict.fromkeys(("reason", "message", "strategy"), "")
-    assert presenters.present_summary(facts) == schema.Summary("shop", "orders", **empty)
+    assert presenters.present_summary(facts) == schema.GroupSummary("shop", "orders", **empty)
     detail = presenters.present_detail(LEADS, facts, {})
     assert (detail.members, detail.conditions, detail.rebalances, detail.looked_at) == ([], [], [], None)
     assert {(queue.state, queue.owner, queue.lag) for queue in detail.queues} == {("Free", None, None)}
@@ -155,7 +155,7 @@ def test_api_shows_lag_by_queue_topic_and_group() -> None:
     facts = group_facts(a_group(owned_document()), queue_lags(1, 2, 3, 0, 0, 0), dead=4, at=NOW)
     detail = presenters.present_detail(LEADS, facts, {})
     assert detail.looked_at == "2025-11-21T08:00:00.000Z"
-    assert detail.topics == [schema.Topic("orders", "Subscribed", 6, 6, 3)]
+    assert detail.topics == [schema.TopicInfo("orders", "Subscribed", 6, 6, 3)]
     assert (detail.summary.lag, detail.summary.delay, detail.summary.dead, detail.summary.retrying) == (6, 3, 4, None)
     assert detail.summary.verdicts == {"KeepingUp": 6}
     orders: dict[str, Any] = {"topic": "orders", "broker": "a", "id": 2, "kind": "Subscribed", "estimate": False}
@@ -255,7 +255,7 @@ def test_api_shows_stored_queues_missing_at_brokers_with_their_kind() -> None:
         ("old", 0, "Subscribed"),
         *(("orders", number, "Subscribed") for number in range(6)),
     ]
-    assert detail.topics == [schema.Topic("orders", "Subscribed", 0)]
+    assert detail.topics == [schema.TopicInfo("orders", "Subscribed", 0)]
 
 
 def broadcasting_group(**spec: Any) -> Group:
@@ -402,7 +402,7 @@ def test_api_lists_no_unmanaged_consumers_while_they_are_unknown() -> None:
 
 
 def test_api_of_a_standby_operator_shows_owners_without_lag() -> None:
-    standby = schema.Operator("rota-1", "0.1.0", leads=False)
+    standby = schema.OperatorInfo("rota-1", "0.1.0", leads=False)
     facts = GroupFacts(a_group(owned_document(), STATUS), RebalanceTracker(), BrokerState(), GroupLag({}))
     detail = presenters.present_detail(standby, facts, {})
     assert not detail.operator.leads
@@ -419,4 +419,4 @@ def test_api_shows_the_group_name_at_brokers_from_the_spec() -> None:
 def test_api_detail_round_trips_through_json() -> None:
     group = broadcasting_group()
     detail = presenters.present_detail(LEADS, group_facts(group, queue_lags(1, None), at=NOW), {})
-    assert msgspec.json.decode(msgspec.json.encode(detail), type=schema.Detail) == detail
+    assert msgspec.json.decode(msgspec.json.encode(detail), type=schema.GroupDetail) == detail

@@ -20,7 +20,7 @@ from rota.kube.http.read_model import ReadModel
 from rota.kube.reconcile.controller import Controller
 from rota.kube.telemetry.operator_metrics import OperatorMetrics
 
-LEADS = schema.Operator("rota-0", "0.1.0", leads=True)
+LEADS = schema.OperatorInfo("rota-0", "0.1.0", leads=True)
 UNUSED: Any = None  # collaborators that these tests do not use
 
 
@@ -66,24 +66,24 @@ class SlowReadModel:
         self.started = asyncio.Event()
         self.released = asyncio.Semaphore(0)
 
-    async def list_groups(self, _: MayRead | None = None) -> schema.Groups:
+    async def list_groups(self, _: MayRead | None = None) -> schema.GroupList:
         self.lists += 1
-        operator = schema.Operator(f"list {self.lists}", "0.1.0", leads=True)
+        operator = schema.OperatorInfo(f"list {self.lists}", "0.1.0", leads=True)
         self.started.set()
         await self.released.acquire()
-        return schema.Groups(operator, [])
+        return schema.GroupList(operator, [])
 
     def has_group(self, namespace: str, name: str) -> bool:
         return (namespace, name) == ("shop", "orders")
 
-    def describe_group(self, namespace: str, name: str) -> schema.Detail | None:
+    def describe_group(self, namespace: str, name: str) -> schema.GroupDetail | None:
         raise NotImplementedError
 
-    async def explain(self, namespace: str, name: str, queue: str | None) -> schema.Reasons | None:
+    async def explain(self, namespace: str, name: str, queue: str | None) -> schema.OwnerReasons | None:
         assert (namespace, name, queue) == ("shop", "orders", None)
         self.started.set()
         await self.released.acquire()
-        return schema.Reasons("Sticky", 1, [], None)
+        return schema.OwnerReasons("Sticky", 1, [], None)
 
 
 async def test_api_concurrent_requests_share_the_next_list_of_groups() -> None:
@@ -121,7 +121,7 @@ async def test_api_concurrent_requests_share_the_next_list_of_groups() -> None:
 
 
 async def test_api_details_beyond_the_limit_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(site, "MAX_DETAILS", 1)
+    monkeypatch.setattr(site, "MAX_CONCURRENT_REQUESTS", 1)
     slow_model = SlowReadModel()
     app = web.Application()
     app.add_routes(site.page_routes(slow_model, events.Broadcaster()))

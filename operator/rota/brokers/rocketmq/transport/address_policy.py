@@ -47,7 +47,6 @@ def read_networks(texts: Iterable[str]) -> list[Network]:
         try:
             networks.append(ipaddress.ip_network(text))
         except ValueError as error:
-            raise ValueError(
-                f"--broker-networks: {text!r} is not a network ({error}); use a form such as 10.0.0.0/8"
-            ) from None
+            problem = f"--broker-networks: {text!r} is not a network ({error}); use a form such as 10.0.0.0/8"
+            raise ValueError(problem) from None
     return networks

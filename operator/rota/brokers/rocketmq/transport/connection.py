@@ -1,7 +1,7 @@
 """Remoting connection to one address: multiplexes concurrent requests, each with its own timeout.
 
 A request that times out fails alone: the connection stays open, and other requests on it stay pending. When the
-connection breaks, all pending requests fail at once, because no answer can arrive any more.
+connection breaks, all pending requests fail at once, because no response can arrive any more.
 """
 
 import asyncio
@@ -27,15 +27,15 @@ from rota.brokers.rocketmq.wire.frames import Decoder, Frame, MalformedFrameErro
 
 CONNECT_SECONDS = 3.0
 NEXT_ADDRESS_SECONDS = 0.25  # until the next address of a host name is tried: the first one may be dead
-# If requests time out and no whole frame arrives for so long, the connection is closed. Within an incomplete frame the
-# limit is lower: a frame with a wrong length swallows all later answers.
+# If requests time out and no whole frame arrives for so long, the connection is closed. The second limit applies within
+# an incomplete frame: one with a wrong length would swallow all later responses.
 SILENT_SECONDS = 30.0
-INSIDE_SECONDS = 10.0
+INCOMPLETE_FRAME_SECONDS = 10.0
 MAX_OPAQUE = 2**31 - 1  # the highest request number: Java's largest int
-# The kernel detects a vanished peer; a late answer does not prove one, since a paused peer may resume.
+# The kernel detects a vanished peer; a late response does not prove one, since a paused peer may resume.
 _KEEPALIVE_OPTIONS = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 25_000}
 
-RequestHandler = Callable[[Frame], Frame | None]  # handles a request of the peer; None: no answer
+RequestHandler = Callable[[Frame], Frame | None]  # handles a request of the peer; None: no response
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class NotSentError(UnreachableError):
 async def _resolve_allowed_addresses(host: str, port: int, policy: AddressPolicy) -> list[str]:
     """Return the IP addresses of a host that the policy allows; raise an OSError if it allows none."""
     resolved = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in resolved))
+    addresses = list(dict.fromkeys(str(socket_address[0]) for *_, socket_address in resolved))
     allowed = [address for address in addresses if policy.allows(address, port)]
     if not allowed:
         raise OSError(errno.EACCES, f"--broker-networks does not allow {', '.join(addresses)}, port {port}")
@@ -123,11 +123,7 @@ class Connection(asyncio.Protocol):
 
     @staticmethod
     async def _open_allowed(
-        host: str,
-        port: int,
-        create: Callable[[], "Connection"],
-        tls: ssl.SSLContext | None,
-        policy: AddressPolicy,
+        host: str, port: int, create: Callable[[], "Connection"], tls: ssl.SSLContext | None, policy: AddressPolicy
     ) -> "Connection":
         """Connect to the first allowed address that answers; the timeout is divided among the addresses."""
         addresses = await _resolve_allowed_addresses(host, port, policy)
@@ -144,13 +140,13 @@ class Connection(asyncio.Protocol):
         raise last_error
 
     async def call(self, request: Frame, seconds: float) -> Frame:
-        """Send a request and return its answer, also one with an error code."""
+        """Send a request and return its response, also one with an error code."""
         loop = asyncio.get_running_loop()
         number = self._next_opaque()
         self._send(msgspec.structs.replace(request, opaque=number))
         response: asyncio.Future[Frame] = loop.create_future()
         self._pending[number] = response
-        # Costs a third of `asyncio.timeout`, and accepts an answer that has arrived but was not read yet.
+        # Costs a third of `asyncio.timeout`, and accepts a response that has arrived but was not read yet.
         timeout = call_after_pending_input(loop.time() + seconds, self._on_timeout, response, seconds)
         try:
             return await response
@@ -170,8 +166,9 @@ class Connection(asyncio.Protocol):
         _fail(response, UnreachableError(f"{self.address} did not respond within {seconds:g} s"))
         now = asyncio.get_running_loop().time()
         self._silent_since = min(self._silent_since, now - seconds)
-        if now - self._silent_since >= (INSIDE_SECONDS if self._decoder.is_inside_frame else SILENT_SECONDS):
-            self.close(f"no complete frame arrived for {now - self._silent_since:.0f} s")
+        silent_for = now - self._silent_since
+        if silent_for >= (INCOMPLETE_FRAME_SECONDS if self._decoder.is_inside_frame else SILENT_SECONDS):
+            self.close(f"no complete frame arrived for {silent_for:.0f} s")
 
     def send_one_way(self, request: Frame) -> None:
         """Send a one-way request."""
@@ -185,7 +182,7 @@ class Connection(asyncio.Protocol):
     def _write(self, frame: Frame) -> None:
         """Queue a frame; all frames of one event loop turn are written at once, since each write wakes the peer.
 
-        No caller waits for the write itself. Callers wait for the answers, which limits the unsent data.
+        No caller waits for the write itself. Callers wait for the responses, which limits the unsent data.
         """
         self._outgoing.append(encode(frame))
         if len(self._outgoing) == 1:
@@ -226,7 +223,7 @@ class Connection(asyncio.Protocol):
                     sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def data_received(self, data: bytes) -> None:
-        """Decode frames; pass answers to their callers, and requests to `handle_request`."""
+        """Decode frames; pass responses to their callers, and requests to `handle_request`."""
         try:
             for frame in self._decoder.feed(data):
                 self._on_frame(frame)
@@ -272,19 +269,19 @@ class Connection(asyncio.Protocol):
             _log.exception("Request %d of %s could not be answered", request.code, self.address)
             if not request.is_one_way:
                 self._write(
-                    request.reply(
+                    request.make_response(
                         ResponseCode.SYSTEM_ERROR, remark="The member failed to answer; its log has the error"
                     )
                 )
 
     def pause_writing(self) -> None:
-        """Pause reading from a peer that does not read its answers: answers to its requests would pile up."""
+        """Pause reading from a peer that does not read: responses to its requests would pile up."""
         self._is_writing_paused = True
         if self._transport:
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """Resume reading once the peer reads its answers again."""
+        """Resume reading once the peer reads again."""
         self._is_writing_paused = False
         self._resume_reading()
 

@@ -31,7 +31,7 @@ class _AddressState:
 
     def __init__(self) -> None:
         self.connection: Connection | None = None
-        self.retired: set[Connection] = set()  # replaced connections that only wait for pending answers
+        self.retired: set[Connection] = set()  # replaced connections that only wait for pending responses
         self.open_lock = asyncio.Lock()
         self.backoff_seconds = 0.0
         self.retry_at = 0.0
@@ -108,7 +108,8 @@ class ConnectionPool:
         request = self._signed(request)
         connection = await self._open(address, request)
         response = await connection.call(request, seconds)
-        if response.code == ResponseCode.GO_AWAY and (state := self._states.get(address)):
+        state = self._states.get(address)
+        if response.code == ResponseCode.GO_AWAY and state:
             state.retire(connection, "the peer is shutting down (GO_AWAY)")
             response = await (await self._open(address, request)).call(request, seconds)
         return response
@@ -123,15 +124,15 @@ class ConnectionPool:
             self._states.pop(address).close("the address is no longer in use")
 
     def renew(self) -> None:
-        """Open new connections for further requests, with the TLS context of then.
+        """Open new connections for further requests, with the renewed TLS context and credentials.
 
-        Each present one is closed when its pending requests are answered, or have timed out.
+        Each present connection is closed when its pending requests are answered, or have timed out.
         """
         self._renewals += 1
         for state in self._states.values():
-            state.backoff_seconds = state.retry_at = (
-                0.0  # a server that refused the old credentials may accept the new ones
-            )
+            # Connect without a pause: a server that refused the old credentials may accept the new ones.
+            state.backoff_seconds = 0.0
+            state.retry_at = 0.0
             if state.connection and not state.connection.close_reason:
                 state.retire(state.connection, "its certificates or credentials were renewed")
 

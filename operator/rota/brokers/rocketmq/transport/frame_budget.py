@@ -19,7 +19,7 @@ from rota.brokers.rocketmq.wire.frames import MAX_FRAME_BYTES
 MAX_UNRESERVED_BYTES = 2**16
 BUDGET_BYTES = 4 * MAX_FRAME_BYTES
 HOLD_SECONDS = 5.0  # from the grant of a reservation until the frame must be complete
-WAIT_SECONDS = 10.0  # for a reservation; callers wait no longer for an answer
+WAIT_SECONDS = 10.0  # for a reservation; callers wait no longer for a response
 DISTRUST_SECONDS = 300.0
 MAX_WAITING_FRAMES = 64  # connections; each buffers what it read before the pause: 256 KiB, with TLS twice as much
 
@@ -29,9 +29,8 @@ class FrameBudget:
 
     def __init__(self, limit_bytes: int = BUDGET_BYTES) -> None:
         if limit_bytes < 2 * MAX_FRAME_BYTES:
-            raise ValueError(
-                f"A frame budget must hold at least two frames of the maximum size, {2 * MAX_FRAME_BYTES:,} bytes"
-            )
+            problem = f"A frame budget must hold at least two frames of the maximum size, {2 * MAX_FRAME_BYTES:,} bytes"
+            raise ValueError(problem)
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self._waiting: list[FrameReservation] = []
@@ -99,11 +98,7 @@ class FrameReservation:
     """The memory that one frame holds or waits for; it is rejected if either takes too long."""
 
     def __init__(
-        self,
-        account: FrameAccount,
-        size_bytes: int,
-        on_granted: Callable[[], None],
-        on_rejected: Callable[[str], None],
+        self, account: FrameAccount, size_bytes: int, on_granted: Callable[[], None], on_rejected: Callable[[str], None]
     ) -> None:
         self.account = account
         self.size_bytes = size_bytes

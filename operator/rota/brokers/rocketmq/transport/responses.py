@@ -1,4 +1,4 @@
-"""Response decoding: maps answer codes to errors of the broker port, and bodies to values."""
+"""Response decoding: maps response codes to errors of the broker port, and bodies to values."""
 
 import asyncio
 from collections.abc import Awaitable, Iterable, Mapping
@@ -28,33 +28,31 @@ _NOT_FOUND_CODES = frozenset({ResponseCode.TOPIC_NOT_EXIST, ResponseCode.SUBSCRI
 
 
 def remark_of(response: Frame) -> str:
-    """Return an answer's remark as one limited line, for error messages in logs and conditions."""
+    """Return a response's remark as one limited line, for error messages in logs and conditions."""
     return " ".join(response.remark[:MAX_REASON_CHARACTERS].split()) or "no reason given"
 
 
 def error_of(request: str, response: Frame) -> BrokerError:
-    """Return the error for an answer other than SUCCESS; `request` describes the request for users."""
+    """Return the error for a response other than SUCCESS; `request` describes the request for users."""
     message = f"{request}: {remark_of(response)} (code {response.code})"
     if response.code in _UNAVAILABLE_CODES:
         return UnreachableError(message)
     if response.code in _NOT_FOUND_CODES:
         return NotFoundError(message)
-    return (
-        ConsumptionDisabledError(message, response.code)
-        if "forbiddenType" in response.fields
-        else RejectedError(message, response.code)
-    )
+    if "forbiddenType" in response.fields:
+        return ConsumptionDisabledError(message, response.code)
+    return RejectedError(message, response.code)
 
 
 def require_success(request: str, response: Frame) -> Frame:
-    """Return an answer if it is SUCCESS; else raise the error for it."""
+    """Return a response if it is SUCCESS; else raise the error for it."""
     if response.code != ResponseCode.SUCCESS:
         raise error_of(request, response)
     return response
 
 
 def decode_body(response: Frame, payload_type: type[T]) -> T:
-    """Parse an answer's body; raise MalformedResponseError if it is not of this type."""
+    """Parse a response's body; raise MalformedResponseError if it is not of this type."""
     try:
         return fastjson.decode_json(response.body, payload_type)
     except MalformedFrameError as error:
@@ -62,7 +60,7 @@ def decode_body(response: Frame, payload_type: type[T]) -> T:
 
 
 def parse_queue_keys(table: Mapping[str, T]) -> dict[Queue, T]:
-    """Parse the keys of a table in an answer's body, which are queues."""
+    """Parse the keys of a table in a response's body, which are queues."""
     try:
         return {fastjson.parse_queue(key): value for key, value in table.items()}
     except MalformedFrameError as error:
@@ -70,7 +68,7 @@ def parse_queue_keys(table: Mapping[str, T]) -> dict[Queue, T]:
 
 
 def int_field(response: Frame, field: str) -> int:
-    """Return an integer field of an answer; raise MalformedResponseError if it is missing or no number."""
+    """Return an integer field of a response; raise MalformedResponseError if it is missing or no number."""
     try:
         return int(response.fields[field])
     except (KeyError, ValueError):

@@ -1,4 +1,4 @@
-"""Protocol constants: request codes, answer codes, permission bits, the master's broker id."""
+"""Protocol constants: request codes, response codes, permission bits, the master's broker id."""
 
 from enum import IntEnum
 
@@ -41,7 +41,7 @@ class RequestCode(IntEnum):
 
 
 class ResponseCode(IntEnum):
-    """Answer codes of brokers and name servers."""
+    """Response codes of brokers and name servers."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1
@@ -83,4 +83,7 @@ NOT_IDEMPOTENT = frozenset(
 )
 
 MASTER_ID = 0  # the broker id of a master
-READ_PERMISSION = 4  # bit in a queue's permissions
+# Bits in the permissions of a topic's queues.
+READ_PERMISSION = 4
+WRITE_PERMISSION = 2
+READ_WRITE = READ_PERMISSION | WRITE_PERMISSION

@@ -1,9 +1,10 @@
 """Remoting frames: encoder and decoder without I/O.
 
-    total 4 | serialization 1, length of the header 3 | header | body          (total: bytes after it)
+    total (4 bytes) | serialization (1 byte) | header length (3 bytes) | header | body
 
-Headers are JSON or in RocketMQ's own binary form, as the sender chooses; this client sends JSON. Only the flag tells
-answers from requests of the broker: a broker numbers its own requests, so its numbers and the client's collide.
+The total counts the bytes after it. Headers are JSON or in RocketMQ's own binary form, as the sender chooses; this
+client sends JSON. `opaque` is the number of a request, which its response repeats. Only the flag distinguishes a
+response from a request of the broker: broker and client number their requests separately, so equal numbers occur.
 """
 
 import struct
@@ -13,21 +14,26 @@ from typing import Final
 import msgspec
 
 MAX_FRAME_BYTES: Final = 16 * 2**20  # bytes; servers reject larger frames, too
-# 5.3.3; from 401 on a name server sends standard JSON, from 62 on a broker may send requests.
+# The version of RocketMQ that this client claims to be, here 5.3.3. Servers compare it: name servers send standard JSON
+# to clients from version 401 on, brokers send requests to clients from 62 on.
 PROTOCOL_VERSION: Final = 479
 
-SMALL_PIECE_BYTES = 1024  # smaller pieces are joined at once: a bytes object of 1 byte takes 34 bytes
+SMALL_PIECE_BYTES = 1024  # received pieces below this are joined at once: each bytes object costs 33 bytes more
 
-_ANSWER, _ONE_WAY = 1, 2  # bits of the flag
+# Bits of the flag.
+_RESPONSE = 1
+_ONE_WAY = 2
+# Serializations of the header.
 _JSON = 0
 _BINARY = 1
+# By their number in a binary header.
 _LANGUAGES = (
-    *("JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY", "OTHER", "HTTP", "GO", "PHP", "OMS"),
-    *("RUST", "NODE_JS"),
-)
+    "JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY", "OTHER", "HTTP", "GO", "PHP", "OMS", "RUST",
+    "NODE_JS",
+)  # fmt: skip
 _TOTAL = struct.Struct(">I")
-_START = struct.Struct(">II")
-_HEAD = struct.Struct(">hBhii")  # code, language, version, opaque, flag
+_START = struct.Struct(">II")  # total; serialization and header length
+_HEAD = struct.Struct(">hBhii")  # of a binary header: code, language, version, opaque, flag
 _SHORT = struct.Struct(">h")
 _INT = struct.Struct(">i")
 
@@ -37,7 +43,7 @@ class MalformedFrameError(ValueError):
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True):
-    """A request or an answer."""
+    """A request or a response."""
 
     code: int
     opaque: int = 0
@@ -50,17 +56,17 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_response(self) -> bool:
-        """Whether the frame is an answer to a request of this client."""
-        return bool(self.flag & _ANSWER)
+        """Whether the frame is the response to a request of this client."""
+        return bool(self.flag & _RESPONSE)
 
     @property
     def is_one_way(self) -> bool:
-        """Whether the sender expects no answer."""
+        """Whether the sender expects no response."""
         return bool(self.flag & _ONE_WAY)
 
-    def reply(self, code: int, body: bytes = b"", remark: str = "") -> "Frame":
-        """Return an answer to this request."""
-        return Frame(code=code, opaque=self.opaque, flag=_ANSWER, body=body, remark=remark)
+    def make_response(self, code: int, body: bytes = b"", remark: str = "") -> "Frame":
+        """Return the response to this request."""
+        return Frame(code=code, opaque=self.opaque, flag=_RESPONSE, body=body, remark=remark)
 
     def as_one_way(self) -> "Frame":
         """Return this request as a one-way request."""
@@ -106,12 +112,12 @@ class Decoder:
     """Incremental decoder: yields frames from bytes that arrive in pieces."""
 
     def __init__(self) -> None:
-        self._pieces: list[bytes] = []  # joined once they hold a whole frame, so that a large frame is copied once
-        self._buffered_bytes = 0  # length of the pieces
-        self._frame_bytes = 0  # length at which they hold a whole frame; 0: unknown
+        self._pieces: list[bytes] = []  # received bytes; joined only for a whole frame, so a large one is copied once
+        self._buffered_bytes = 0  # length of all pieces
+        self._frame_bytes = 0  # length of the frame that the pieces begin with; 0: not known yet
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Add bytes, yield the complete frames; raise `MalformedFrameError` at a bad one, after those before it."""
+        """Add bytes and yield the complete frames; a malformed one raises `MalformedFrameError` when it is reached."""
         self._buffered_bytes += len(data)
         if self._pieces and len(self._pieces[-1]) < SMALL_PIECE_BYTES:
             self._pieces[-1] += data
@@ -158,17 +164,15 @@ def _size(data: bytes, at: int) -> int:
         return 0
     size: int = _TOTAL.size + _TOTAL.unpack_from(data, at)[0]
     if not _START.size <= size <= MAX_FRAME_BYTES:
-        raise MalformedFrameError(
-            f"A frame declares a length of {size:,} bytes; allowed are {_START.size} to {MAX_FRAME_BYTES:,}"
-        )
+        problem = f"A frame declares a length of {size:,} bytes; allowed are {_START.size} to {MAX_FRAME_BYTES:,}"
+        raise MalformedFrameError(problem)
     if len(data) < at + _START.size:
         return 0
     kind = data[at + 4]
     length = int.from_bytes(data[at + 5 : at + 8])
     if kind not in {_JSON, _BINARY}:
-        raise MalformedFrameError(
-            f"A frame's header has the unknown encoding {kind}; supported are 0 (JSON) and 1 (binary)"
-        )
+        problem = f"A frame's header has the unknown encoding {kind}; supported are 0 (JSON) and 1 (binary)"
+        raise MalformedFrameError(problem)
     if _START.size + length > size:
         raise MalformedFrameError(f"A frame of {size:,} bytes declares a header of {length:,} bytes")
     return size
@@ -218,7 +222,6 @@ def _text(data: bytes, at: int, size: struct.Struct) -> tuple[str, int]:
     (length,) = size.unpack_from(data, at)
     start = at + size.size
     if length < 0 or start + length > len(data):
-        raise MalformedFrameError(
-            f"A frame's binary header has a text of {length} bytes where {len(data) - start} are left"
-        )
+        problem = f"A frame's binary header has a text of {length} bytes where {len(data) - start} are left"
+        raise MalformedFrameError(problem)
     return data[start : start + length].decode(), start + length

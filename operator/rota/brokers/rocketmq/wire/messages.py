@@ -1,7 +1,7 @@
 """Message decoder: from the bytes that brokers store and send to messages, without I/O.
 
-The body of a pull answer is a sequence of messages, each with its own length. Two layouts differ in the maximum length
-of topic names; addresses have 4 or 16 bytes; bodies may be compressed in four ways; a message may be a batch of others.
+A pull response's body is a sequence of messages, each with its own length. Two layouts differ in the maximum length of
+topic names; addresses have 4 or 16 bytes; bodies may be compressed in four ways; a message may be a batch of others.
 """
 
 import struct
@@ -30,14 +30,17 @@ _IPV6_STORE_FLAG = 0x20
 _BATCH = 0xC0
 _COMPRESSION_MASK = 0x700
 _PACKED_FLAGS = _COMPRESSED | _BATCH
-_NAME_END, _PAIR_END = "\x01", "\x02"  # separators after a property's name and after its value
+_NAME_END = "\x01"  # after the name of a property
+_PAIR_END = "\x02"  # after its value
 
-# Length, magic, checksum, queue, (flag), offset, place, system flag, born, (born host), stored, (store host),
-# attempts, (prepared transaction), length of the body; one layout for each combination of 4- and 16-byte hosts. Fields
-# in parentheses are skipped. Lengths are read as unsigned, so that damaged ones cannot lead backwards.
+# The head of a message: total length, magic, checksum, queue id, (flag), offset, commit log offset, system flag, born
+# time, (born host), stored time, (store host), attempts, (prepared transaction), length of the body. Fields in
+# parentheses are skipped. Lengths are read as unsigned, so that damaged ones cannot lead backwards. There is one layout
+# for each combination of 4- and 16-byte hosts; the two IPv6 bits of the system flag are its index.
+_SYSTEM_FLAG_FIELD = 6
 _HEADS = [struct.Struct(f">3Ii4x2qiq{born + 4}xq{store + 4}xi8xI") for store in (4, 16) for born in (4, 16)]
 _HEAD = _HEADS[0]
-_ITEM = struct.Struct(">I12xI")  # message in a batch: length, (magic, checksum, flag), length of the body
+_ITEM = struct.Struct(">I12xI")  # the head of a message in a batch: length, (magic, checksum, flag), body length
 _SHORT = struct.Struct(">H")
 
 
@@ -46,7 +49,7 @@ class _TooLargeError(Exception):
 
 
 class _MessageReader:
-    """Reads the body of one pull answer; holds the messages that were read and admitted so far."""
+    """Reads the body of one pull response; holds the messages that were read and admitted so far."""
 
     def __init__(self, data: bytes, broker: str, start_offset: int, admission: Admission) -> None:
         self.data = data
@@ -67,7 +70,7 @@ class _MessageReader:
 
 
 def decode(data: bytes, broker: str) -> list[Message]:
-    """Return all messages in a pull answer's body; raise MalformedFrameError if any part of it is no message."""
+    """Return all messages in a pull response's body; raise MalformedFrameError if any part of it is no message."""
     return decode_admitted(data, broker)[0]
 
 
@@ -95,8 +98,8 @@ def _read(reader: _MessageReader, position: int) -> int:
     data = reader.data
     head = _HEAD
     fields = head.unpack_from(data, position)
-    if fields[6] & (_IPV6_BORN_FLAG | _IPV6_STORE_FLAG):
-        head = _HEADS[(fields[6] >> 4) & 3]
+    if fields[_SYSTEM_FLAG_FIELD] & (_IPV6_BORN_FLAG | _IPV6_STORE_FLAG):
+        head = _HEADS[(fields[_SYSTEM_FLAG_FIELD] >> 4) & 3]
         fields = head.unpack_from(data, position)
     total, magic, checksum, number, offset, commit_log_offset, flags, born, stored, attempt, length = fields
     start = position + head.size
@@ -113,9 +116,8 @@ def _read(reader: _MessageReader, position: int) -> int:
     (properties_length,) = _SHORT.unpack_from(data, properties_at)
     end: int = properties_at + 2 + properties_length
     if end != position + total or end > len(data):
-        raise MalformedFrameError(
-            f"A message at byte {position} declares {total} bytes, but its parts have {end - position}"
-        )
+        problem = f"A message at byte {position} declares {total} bytes, but its parts have {end - position}"
+        raise MalformedFrameError(problem)
     queue = _queue(data[topic_start:properties_at], reader.broker, number)
     body = data[start:topic_at]
     is_intact = zlib.crc32(body) & 0x7FFFFFFF == checksum

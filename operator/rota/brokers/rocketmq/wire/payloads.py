@@ -1,9 +1,10 @@
-"""Payloads: bodies of requests and answers, with the protocol's field names in snake case."""
+"""Payloads: bodies of requests and responses, with the protocol's field names in snake case."""
 
 from typing import Annotated
 
 import msgspec
 
+from rota.brokers.rocketmq.wire.codes import READ_WRITE
 from rota.model import Queue
 
 Long = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # a number about a queue, in the range of Java's long
@@ -40,7 +41,7 @@ class MessageQueue(Body, frozen=True):
         return Queue(self.topic, self.broker_name, self.queue_id)
 
 
-# Answers of name servers.
+# Responses of name servers.
 
 
 class BrokerData(Body, frozen=True):
@@ -57,7 +58,7 @@ class QueueData(Body, frozen=True):
     broker_name: str
     read_queue_nums: int
     write_queue_nums: int = 0
-    perm: int = 6
+    perm: int = READ_WRITE
 
 
 class TopicRoute(Body, frozen=True):
@@ -80,7 +81,7 @@ class ClusterInfo(Body, frozen=True):
     cluster_addr_table: dict[str, list[str]] = {}
 
 
-# Membership: bodies sent to brokers, and their answers.
+# Membership: bodies sent to brokers, and their responses.
 
 
 class SubscriptionData(Body, frozen=True):
@@ -190,7 +191,7 @@ class QueueAssignment(Body, frozen=True):
 
 
 class AssignmentResponse(Body, frozen=True):
-    """The queues that a broker assigns to a member; None: no answer."""
+    """The queues that a broker assigns to a member; None: it assigns none, and the member keeps its queues."""
 
     message_queue_assignments: list[QueueAssignment] | None = None
 
@@ -240,7 +241,7 @@ class TopicConfig(Body, frozen=True):
     topic_name: str
     read_queue_nums: int = 0
     write_queue_nums: int = 0
-    perm: int = 6
+    perm: int = READ_WRITE
     order: bool = False
 
 
@@ -261,7 +262,7 @@ class GroupConfig(Body, frozen=True):
     consume_timeout_minute: int = 15
 
 
-# Answers of a member about itself.
+# Responses of a member about itself.
 
 
 class QueueInfo(Body, frozen=True):

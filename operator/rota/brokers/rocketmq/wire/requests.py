@@ -9,14 +9,19 @@ from typing import Any
 import msgspec
 
 from rota.brokers.rocketmq.wire import payloads
-from rota.brokers.rocketmq.wire.codes import RequestCode
+from rota.brokers.rocketmq.wire.codes import READ_WRITE, RequestCode
 from rota.brokers.rocketmq.wire.frames import Frame
 from rota.brokers.rocketmq.wire.messages import java_hash, write_properties
 from rota.model import Queue
 from rota.spec import Subscription
 from rota.spec.consumer_settings import tags_of
 
-_COMMIT, _SUSPEND, _SUBSCRIBED = 1, 2, 4  # bits of a pull's system flag
+# Bits of a pull's system flag.
+_COMMIT = 1  # the request has a commit offset
+_SUSPEND = 2  # without messages, the broker waits before it responds
+_SUBSCRIBED = 4  # the request has a subscription
+
+_TEMPLATE_TOPIC = "TBW102"  # brokers take settings of topics that they create by themselves from this topic
 _REQUIRED_FIELDS = {  # values that must not be empty, by their names in fields and bodies
     "topic": ("topic", "originTopic", "b"),
     "group": ("group", "consumerGroup", "consumer_group", "group_name", "a"),
@@ -123,7 +128,10 @@ def assignment(topic: str, group: str, client_id: str, strategy: str, model: str
 
 
 def set_request_mode(topic: str, group: str, mode: str, pop_share: int = 0) -> Frame:
-    """Set whether a group's members pull a topic's queues or pop from them."""
+    """Set whether a group's members pull a topic's queues or pop from them.
+
+    In pop mode, each member also pops from the queues of `pop_share` other members; 0: from all queues.
+    """
     body = payloads.RequestMode(topic=topic, consumer_group=group, mode=mode, pop_share_queue_num=pop_share)
     return _frame(RequestCode.SET_MESSAGE_REQUEST_MODE, body)
 
@@ -142,7 +150,7 @@ def unlock(group: str, client_id: str, queues: Iterable[Queue]) -> Frame:
 
 
 def one_broker(queues: Iterable[Queue]) -> str:
-    """Return the common broker of queues; raise ValueError if they are of several brokers, or none."""
+    """Return the broker that all these queues are on; raise ValueError for several brokers, or without queues."""
     brokers = {queue.broker for queue in queues}
     if len(brokers) != 1:
         raise ValueError(f"The queues of one request must belong to one broker, not to {sorted(brokers)}")
@@ -158,7 +166,7 @@ def _lock_request(group: str, client_id: str, queues: Iterable[Queue]) -> payloa
 
 
 def committed_offset(group: str, queue: Queue) -> Frame:
-    """Request a group's committed offset; if it has none, the broker says so instead of answering 0."""
+    """Request a group's committed offset; without one, the broker responds QUERY_NOT_FOUND instead of 0."""
     return _frame(
         RequestCode.QUERY_CONSUMER_OFFSET, consumerGroup=group, setZeroIfNotFound=False, **_queue_fields(queue)
     )
@@ -172,7 +180,7 @@ def commit(group: str, queue: Queue, offset: int) -> Frame:
 
 
 def max_offset(queue: Queue) -> Frame:
-    """Request the offset that the next message will have."""
+    """Request the offset that the next message will have; `committed`: count only messages that can be pulled."""
     return _frame(RequestCode.GET_MAX_OFFSET, committed=True, **_queue_fields(queue))
 
 
@@ -189,7 +197,7 @@ def offset_at_time(queue: Queue, timestamp_ms: int) -> Frame:
 
 
 def reset_offsets(group: str, topic: str, timestamp_ms: int, *, queue_id: int = -1, offset: int | None = None) -> Frame:
-    """Reset a group's offsets at a broker: to a time (-1: to the end), or one queue's to an offset."""
+    """Reset a group's offsets at a broker to a time (-1: to the end); with `offset`, one queue's to that offset."""
     return _frame(
         RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
         topic=topic,
@@ -236,21 +244,21 @@ def send(
     group: str, topic: str, body: bytes, properties: Mapping[str, str], *, broker: str, queue_id: int, born_ms: int
 ) -> Frame:
     """Send a message; for queue -1 the broker chooses the queue."""
-    fields = {
-        "a": group,
+    fields = {  # SEND_MESSAGE_V2 has one letter for each field of SEND_MESSAGE
+        "a": group,  # producerGroup
         "b": topic,
-        "c": "TBW102",
-        "d": 4,
+        "c": _TEMPLATE_TOPIC,  # defaultTopic
+        "d": 4,  # defaultTopicQueueNums
         "e": queue_id,
-        "f": 0,
-        "g": born_ms,
-        "h": 0,
+        "f": 0,  # sysFlag
+        "g": born_ms,  # bornTimestamp
+        "h": 0,  # flag
         "i": write_properties(properties),
-        "j": 0,
-        "k": False,
-        "l": 16,
-        "m": False,
-        "n": broker,
+        "j": 0,  # reconsumeTimes
+        "k": False,  # unitMode
+        "l": 16,  # maxReconsumeTimes
+        "m": False,  # batch
+        "n": broker,  # brokerName
     }
     return _frame(RequestCode.SEND_MESSAGE_V2, body, **fields)
 
@@ -288,16 +296,16 @@ def consume_stats(group: str, topics: Iterable[str] = ()) -> Frame:
 
 
 def topic_stats(topic: str) -> Frame:
-    """Request the first and last offsets of a topic's queues."""
+    """Request the offsets of the oldest and of the next message in each queue of a topic."""
     return _frame(RequestCode.GET_TOPIC_STATS_INFO, topic=topic)
 
 
-def create_topic(topic: str, queues: int, *, perm: int = 6, write_queues: int | None = None) -> Frame:
+def create_topic(topic: str, queues: int, *, perm: int = READ_WRITE, write_queues: int | None = None) -> Frame:
     """Create or update a topic."""
     return _frame(
         RequestCode.UPDATE_AND_CREATE_TOPIC,
         topic=topic,
-        defaultTopic="TBW102",
+        defaultTopic=_TEMPLATE_TOPIC,
         readQueueNums=queues,
         writeQueueNums=queues if write_queues is None else write_queues,
         perm=perm,

@@ -32,9 +32,7 @@ IF_ANY_OPTION = click.option(
     "--if-any", is_flag=True, help="Exit with code 0 if there is nothing to read yet: for a CronJob."
 )
 DAYS_OPTION = click.option(
-    "--days",
-    type=click.IntRange(1, 36_600),
-    help="Use only the last N days of SOURCE; default: all.",
+    "--days", type=click.IntRange(1, 36_600), help="Use only the last N days of SOURCE; default: all."
 )
 INSTALL_COMMAND = "pip install 'rota-operator[pipeline]'"
 WATCH_INTERVAL_SECONDS = 30.0

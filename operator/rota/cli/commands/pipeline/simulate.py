@@ -165,9 +165,8 @@ def _check_name(name: str, document: YamlDocument) -> None:
     if name == "recorded":
         raise ValueError(f"{where}: the name recorded is reserved for the policy in force; use another name")
     if not is_manifest_name(name):
-        raise ValueError(
-            f"{where}: {single_line(name, 60)!r} is not a valid RebalancePolicy name; use a-z, 0-9, - and ."
-        )
+        problem = f"{where}: {single_line(name, 60)!r} is not a valid RebalancePolicy name; use a-z, 0-9, - and ."
+        raise ValueError(problem)
 
 
 def _load_policy_documents(file: str) -> list[YamlDocument]:

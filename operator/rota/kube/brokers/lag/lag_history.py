@@ -89,7 +89,15 @@ def _select(offsets: Offsets, rows: NDArray[np.intp]) -> Offsets:
     return np.append(offsets, OFFSET_UNKNOWN)[rows]
 
 
-_Judged = tuple[int | None, float | None, LagState | None]
+class _Judgement(NamedTuple):
+    """What a queue's samples say; None: not known."""
+
+    lag: int | None
+    delay: float | None
+    lag_state: LagState | None
+
+
+_CAUGHT_UP = _Judgement(0, 0.0, LagState.KEEPING_UP)
 
 
 class LagHistory:
@@ -153,7 +161,7 @@ class LagHistory:
         for is_caught_up, (number, first, last, offset, incoming, consumed) in zip(
             caught_up.tolist(), rows, strict=True
         ):
-            judgement = (0, 0.0, LagState.KEEPING_UP) if is_caught_up else next(judgements)
+            judgement = _CAUGHT_UP if is_caught_up else next(judgements)
             results[number] = QueueLag(first, last, None if offset < 0 else offset, *judgement, incoming, consumed)
         return results
 
@@ -183,18 +191,18 @@ class LagHistory:
         rates = _growth_per_second([at for at, _ in ends], [last for _, last in ends], MIN_HISTORY_SECONDS)
         return dict(zip(self._ids, rates, strict=True))
 
-    def _judge_each(self, indexes: NDArray[np.intp], start_from: StartFrom) -> Iterator[_Judged]:
-        """Yield lag, delay and lag state of some queues; None if the committed offset is unknown."""
+    def _judge_each(self, indexes: NDArray[np.intp], start_from: StartFrom) -> Iterator[_Judgement]:
+        """Judge the queues at these indexes, one by one; nothing is known without a committed offset."""
         has_offset = self._samples[-1].committed[indexes] != OFFSET_UNKNOWN
         for is_known, (older, samples) in zip(has_offset.tolist(), self._samples_of(indexes), strict=True):
             if is_known:
-                yield (
+                yield _Judgement(
                     samples[-1].lag(start_from),
                     compute_delay([*older, *samples], start_from),
                     compute_lag_state(samples, start_from),
                 )
             else:
-                yield None, None, None
+                yield _Judgement(None, None, None)
 
     def _samples_of(self, indexes: NDArray[np.intp]) -> Iterator[tuple[Iterator[OffsetSample], list[OffsetSample]]]:
         """Yield the samples of each queue: the older ends, and the last ones."""
@@ -212,10 +220,11 @@ class LagHistory:
                     samples.append(OffsetSample(at, first, last, offset, bool(has_consumer)))
             yield older, samples
 
-    def _judge_vectorized(self, indexes: NDArray[np.intp], start_from: StartFrom) -> Iterator[_Judged]:
-        """Yield the same for many queues, faster."""
+    def _judge_vectorized(self, indexes: NDArray[np.intp], start_from: StartFrom) -> Iterator[_Judgement]:
+        """Judge the same as `_judge_each`, for all queues at once: the columns have each sample's queues in turn."""
         count = len(indexes)
         rows = [*(_SampleColumns.of_ends(at, ends) for at, ends in self._older_ends), *self._samples]
+        # A queue's previous sample is `count` rows before; -1 in the first sample, which has none.
         previous = np.maximum(np.arange(-count, (len(rows) - 1) * count), -1)
         columns = OffsetColumns(
             np.repeat([sample.at for sample in rows], count),
@@ -234,7 +243,7 @@ class LagHistory:
         for lag, delay, state, is_known in zip(
             lags[ends].tolist(), delays.tolist(), states.tolist(), has_offset.tolist(), strict=True
         ):
-            yield (
+            yield _Judgement(
                 None if lag == NO_LAG else lag,
                 None if isnan(delay) else delay,
                 LAG_STATES[state] if is_known else None,

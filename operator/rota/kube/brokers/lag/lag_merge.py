@@ -11,7 +11,7 @@ from rota.spec import StartFrom
 
 START_EARLIEST = StartFrom(position="Earliest")  # where a retry topic starts, as in the reference client
 
-OffsetRanges = dict[int, tuple[int, int]]  # first and last offset of a topic's queues on one broker
+OffsetRanges = dict[int, tuple[int, int]]  # by queue of a topic on one broker: offsets of the oldest and next message
 CommittedOffsets = dict[str, dict[int, int]]  # committed by a group on one broker, by topic and queue
 GroupSamples = dict[ObjectKey, dict[str, dict[int, QueueSample]] | None]
 
@@ -64,10 +64,10 @@ def merge_responses(
             samples[key] = None
             continue
         is_broadcasting = key in broadcasting_keys
-        by_topic = samples[key] = {}
+        by_topic: dict[str, dict[int, QueueSample]] = {topic: {} for topic in group_topics}
+        samples[key] = by_topic
         for topic in group_topics:
             committed = offsets[key].get(topic, {})
-            by_topic[topic] = {}
             for number, (first, last) in ranges[topic].items():
                 offset = committed.get(number)
                 is_known = not is_broadcasting or offset is not None
@@ -110,8 +110,8 @@ def judge_samples(
             continue
         histories[key] = {topic: earlier.get(topic, LagHistory()) for topic in group_samples}
         for topic, queues in group_samples.items():
-            working = frozenset(number for number in queues if (topic, broker.name, number) in consumed[key])
-            histories[key][topic].add_sample(now, queues, working)
+            consumed_ids = frozenset(number for number in queues if (topic, broker.name, number) in consumed[key])
+            histories[key][topic].add_sample(now, queues, consumed_ids)
         lag = _judge_group(broker.name, interest, histories[key], previous)
         lags[key] = replace(lag, sampled_at=time_of_day, requested_at=now)
     broker.histories = histories
@@ -126,10 +126,12 @@ def _judge_group(
     incoming_rates: dict[Queue, float | None] = {}
     for topic, history in histories.items():
         is_retry_topic = topic == RETRY_TOPIC_PREFIX + interest.consumer_group
-        for number, lag in history.judge_queues(START_EARLIEST if is_retry_topic else interest.start_from).items():
+        start_from = START_EARLIEST if is_retry_topic else interest.start_from
+        for number, lag in history.judge_queues(start_from).items():
             queue_lags[Queue(topic, broker, number)] = _without_trend(lag) if interest.broadcasting else lag
-        for number, rate in (history.incoming_rates() if interest.needs_weights else {}).items():
-            incoming_rates[Queue(topic, broker, number)] = rate
+        if interest.needs_weights:
+            rates = history.incoming_rates()
+            incoming_rates |= {Queue(topic, broker, number): rate for number, rate in rates.items()}
     if previous and queue_lags.keys() == previous.queue_lags.keys():
         equal = {queue: lag for queue, lag in previous.queue_lags.items() if lag == queue_lags[queue]}
         queue_lags |= equal  # keep the earlier objects, to spare garbage collection
@@ -140,10 +142,11 @@ def _judge_group(
 
 
 def _without_trend(lag: QueueLag) -> QueueLag:
-    """Remove what cannot be derived in a Broadcasting group, as its members' offsets are older than the ends."""
+    """Remove delay, lag state and rate, which need offsets as new as the ends: members report theirs less often."""
     return lag._replace(delay=None, lag_state=None, consumed_rate=None)
 
 
 def sample_of(samples: GroupSamples, group_queue: tuple[ObjectKey, Queue]) -> QueueSample:
     """Return the sample of a group's queue."""
-    return (samples[group_queue[0]] or {})[group_queue[1].topic][group_queue[1].id]
+    key, queue = group_queue
+    return (samples[key] or {})[queue.topic][queue.id]

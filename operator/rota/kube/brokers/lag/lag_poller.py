@@ -35,9 +35,11 @@ from rota.model import Queue
 
 LAG_POLL_SECONDS = 15.0
 FIRST_POLL_SECONDS = 0.5  # seconds until the next poll while no broker is known
-DEAD_LETTERS_EVERY_POLLS = 4  # polls; dead letters are rare
-REUSE_POLLS = 4  # polls for which a response about one queue is reused: the group is at 0, or never consumed it
-BATCH_GROUPS = 32  # groups in a batch: offsets of all are read before the ends of their queues, so that no end is below
+DEAD_LETTERS_EVERY_POLLS = 4  # only each fourth poll counts dead letters, which are rare
+REUSE_POLLS = 4  # for so many polls, a response about one queue is reused
+BATCH_GROUPS = (
+    32  # groups whose offsets are read before the ends of their queues: an end must not be older than an offset
+)
 LOST_BROKER_SECONDS = 60.0  # a broker that has left a topic's route may come back within this time
 MAX_QUEUES_ASKED = 1000  # queues asked about one by one in a poll; the others stay unknown until the next one
 MAX_OFFSET = 2**63 - 1  # brokers count in Java's longs: a larger or negative number is no offset
@@ -202,8 +204,8 @@ class LagPoller:
     ) -> GroupSamples:
         """Ask about groups in batches: for their offsets, then for the ends of their queues; set `requested_at`.
 
-        Groups with the oldest responses come first, so that none is left out for ever if the time is too short. A group
-        without a response is asked about together with others, which show whether the broker responds at all.
+        Groups with the oldest responses come first: if the poll's time is too short, the others are first next time. A
+        group without a response shares its batch with others, whose responses show that the broker is not away.
         """
         topics = {
             key: self._topics_at(broker.name, interest) async for key, interest in yield_periodically(groups.items())
@@ -215,7 +217,8 @@ class LagPoller:
         keys = sorted(groups, key=lambda key: (last_requested.get(key, 0.0), list(topics[key])))
         samples: GroupSamples = dict.fromkeys(groups)
         unresolved: list[tuple[ObjectKey, Queue]] = []
-        for batch in (keys[start : start + BATCH_GROUPS] for start in range(0, len(keys), BATCH_GROUPS)):
+        for start in range(0, len(keys), BATCH_GROUPS):
+            batch = keys[start : start + BATCH_GROUPS]
             requested_at |= dict.fromkeys(batch, (asyncio.get_running_loop().time(), time()))
             offsets = await self._read_offsets(broker, {key: groups[key] for key in batch}, topics)
             if broker.is_away:  # requests for other groups would time out, too
@@ -250,8 +253,8 @@ class LagPoller:
             for key, interest in groups.items()
             if not interest.broadcasting
         }
-        answers = await send_all(broker, requests)
-        return answers | {key: self._member_offsets(broker.name, key) for key in groups if groups[key].broadcasting}
+        responses = await send_all(broker, requests)
+        return responses | {key: self._member_offsets(broker.name, key) for key in groups if groups[key].broadcasting}
 
     def _member_offsets(self, broker: str, key: ObjectKey) -> CommittedOffsets:
         offsets: CommittedOffsets = {}
@@ -282,28 +285,33 @@ class LagPoller:
         samples: GroupSamples,
         group_queues: Sequence[tuple[ObjectKey, Queue]],
     ) -> None:
-        """Ask one by one for queues that the group may never have consumed by the statistics; empty ones last."""
+        """Ask one by one about queues with offset 0 in a group's statistics, which it may never have consumed.
+
+        Empty queues come last. One request is enough for all ConsumerGroups that name the same consumer group.
+        """
         names: dict[tuple[ObjectKey, Queue], GroupQueue] = {}
         empty: dict[GroupQueue, bool] = {}
         since: dict[GroupQueue, float | None] = {}
         asked_groups = {key for key, _ in group_queues}
         starts = {key: self._topic_starts(key) for key in asked_groups if groups[key].start_from.position == "Latest"}
         for key, queue in group_queues:
-            name = names[key, queue] = (groups[key].consumer_group, queue)
+            name = (groups[key].consumer_group, queue)
+            names[key, queue] = name
             sample = sample_of(samples, (key, queue))
             empty[name] = sample.min_offset == sample.max_offset
             since[name] = starts.get(key, {}).get(queue.topic)
         earlier = broker.resolved.items()
-        resolved = {name: answer for name, answer in earlier if _is_reusable(broker, answer, empty.get(name))}
+        resolved = {name: response for name, response in earlier if _is_reusable(broker, response, empty.get(name))}
         to_ask = sorted((name for name in empty if name not in resolved), key=empty.__getitem__)
         requests = {name: partial(self._read_position, *name, since[name]) for name in to_ask[:MAX_QUEUES_ASKED]}
         for name, offset in (await send_all(broker, requests)).items():
             if offset is None or 0 <= offset <= MAX_OFFSET:
-                resolved[name] = (broker.polls, empty[name], offset)
+                resolved[name] = ResolvedOffset(broker.polls, empty[name], offset)
         broker.resolved = resolved
         for (key, queue), name in names.items():
-            *_, committed = resolved.get(name, (None,))
-            is_known = name in resolved or empty[name]  # an empty queue has no lag
+            response = resolved.get(name)
+            committed = response.offset if response else None
+            is_known = response is not None or empty[name]  # an empty queue has no lag
             sample = replace(sample_of(samples, (key, queue)), committed=committed, is_known=is_known)
             (samples[key] or {})[queue.topic][queue.id] = sample
 
@@ -318,7 +326,8 @@ class LagPoller:
         self, broker: PolledBroker, groups: Mapping[ObjectKey, TopicInterest]
     ) -> dict[ObjectKey, int | None]:
         """Return the groups' numbers of dead letters; asked for rarely, but at once for a changed name or model."""
-        previous = {} if not broker.polls % DEAD_LETTERS_EVERY_POLLS else broker.lag_by_group
+        are_due = broker.polls % DEAD_LETTERS_EVERY_POLLS == 0
+        previous = {} if are_due else broker.lag_by_group
         counts = {key: lag.dead_letters for key, lag in previous.items() if key in groups and lag.matches(groups[key])}
         calls = {
             key: partial(self._read_dead_letters, broker.name, interest.consumer_group)
@@ -338,6 +347,6 @@ class LagPoller:
 
 
 def _is_reusable(broker: PolledBroker, resolved: ResolvedOffset, is_empty: bool | None) -> bool:  # noqa: FBT001
-    """Whether a response is recent, and not from when the queue was empty: the group may have started since."""
-    poll, was_empty, _ = resolved
-    return broker.polls - poll < REUSE_POLLS and is_empty in {None, was_empty}
+    """Whether a response is recent, and the queue as empty as it was then; `is_empty` None: this poll does not ask."""
+    is_recent = broker.polls - resolved.poll < REUSE_POLLS
+    return is_recent and is_empty in {None, resolved.was_empty}

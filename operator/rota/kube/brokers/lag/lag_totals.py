@@ -54,7 +54,8 @@ def lag_by_topic(
         if topic == retry_topic and not queues:
             continue  # no message has failed yet
         states = [lag.queues.get(queue, UNKNOWN_QUEUE_LAG) for queue in queues]
-        if topic in lag.incomplete_topics or {*stored_brokers.get(topic, ())} - {queue.broker for queue in queues}:
+        left_brokers = {*stored_brokers.get(topic, ())} - {queue.broker for queue in queues}
+        if topic in lag.incomplete_topics or left_brokers:
             states.append(UNKNOWN_QUEUE_LAG)
         kind: TopicKind = "Retry" if topic == retry_topic else "Subscribed"
         topic_lag = _sum(state.lag for state in states) if queues else None
@@ -71,7 +72,8 @@ def total_lag(topics: Mapping[str, TopicLag], kind: TopicKind) -> int | None:
 def max_delay(topics: Mapping[str, TopicLag]) -> float | None:
     """Return for how long the oldest unconsumed message of subscribed topics has waited; None if not known."""
     delays = [topic.delay for topic in topics.values() if topic.kind == "Subscribed"]
-    return max((wait for wait in delays if wait is not None), default=None) if None not in delays else None
+    known = [delay for delay in delays if delay is not None]
+    return max(known, default=None) if len(known) == len(delays) else None
 
 
 def count_lag_states(topics: Mapping[str, TopicLag], lag: GroupLag) -> Counter[str]:

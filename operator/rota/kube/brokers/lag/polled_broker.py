@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from rota.brokers.errors import BrokerError, MalformedResponseError, UnreachableError
 from rota.kube.brokers.lag.lag_merge import BrokerLag
@@ -12,14 +12,22 @@ from rota.model import Queue
 
 KEEP_BROKER_SECONDS = 600.0  # for which the samples of a broker that no route lists are kept
 MAX_KEPT_BROKERS = 1000  # such brokers: a malicious name server may list different ones each time
-# Limit of one request: its own timeout of 10 s, and the time to look up the broker again.
+# For one request: its own timeout of 10 s, and the time to look up the broker again.
 REQUEST_TIMEOUT_SECONDS = 15.0
 POLL_DEADLINE_SECONDS = 60.0  # after which a poll sends no more requests; groups left out are first in the next poll
 MAX_CONCURRENT_REQUESTS = 8  # requests under way to one broker
 
 GroupQueue = tuple[str, Queue]  # a queue that a group, by its name at the broker, may never have consumed
-ResolvedOffset = tuple[int, bool, int | None]  # number of the poll, whether the queue was empty, the offset
 T = TypeVar("T")
+
+
+class ResolvedOffset(NamedTuple):
+    """The response to a request about one queue of one group."""
+
+    poll: int  # the number of the poll with the request
+    was_empty: bool  # whether the queue was empty then
+    offset: int | None  # the committed offset, or where the group will start; None: neither is known
+
 
 _log = logging.getLogger(__name__)
 
@@ -32,7 +40,7 @@ class PolledBroker(BrokerLag):
     resolved: dict[GroupQueue, ResolvedOffset] = field(default_factory=dict)
     polls: int = 0
     poll_started_at: float = 0.0  # start of the current poll
-    last_answer_at: float = 0.0  # last response
+    last_response_at: float = 0.0
     is_away: bool = False  # whether it does not respond in this poll
     on_away: Callable[[], None] = lambda: None  # called when it is away
     last_needed_at: float = 0.0  # last time at which a group needed it
@@ -65,12 +73,12 @@ async def send_all(broker: PolledBroker, requests: Mapping[Any, Callable[[], Awa
             try:
                 async with asyncio.timeout(REQUEST_TIMEOUT_SECONDS):
                     responses[key] = await request()
-                broker.last_answer_at = now()
+                broker.last_response_at = now()
             except (BrokerError, TimeoutError) as error:
                 _log.debug("No lag for %s: %s", key, error)
-                if _is_answer(error):
-                    broker.last_answer_at = now()
-                elif broker.last_answer_at <= started_at and not broker.is_away:
+                if _is_response(error):
+                    broker.last_response_at = now()
+                elif broker.last_response_at <= started_at and not broker.is_away:
                     broker.is_away = True
                     broker.on_away()
 
@@ -78,5 +86,6 @@ async def send_all(broker: PolledBroker, requests: Mapping[Any, Callable[[], Awa
     return responses
 
 
-def _is_answer(error: Exception) -> bool:
+def _is_response(error: Exception) -> bool:
+    """Whether the broker responded: with a rejection, or with bytes that cannot be parsed."""
     return isinstance(error, MalformedResponseError) or not isinstance(error, UnreachableError | TimeoutError)

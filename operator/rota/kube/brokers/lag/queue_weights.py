@@ -10,12 +10,13 @@ from rota.weight_smoothing import Weights, filter_noise
 
 
 def group_weights(group: Group, broker: BrokerState, lag: GroupLag) -> Weights | None:
-    """Return the weights of the group's queues; None if not measured yet, empty if the policy needs none."""
+    """Update and return the weights of the group's queues; None: not measured yet; empty: the policy needs none."""
     if not group.needs_weights:
         return {}
     weights = measure_weights(broker, lag.incoming_rates, RETRY_TOPIC_PREFIX + group.consumer_group)
     if weights is not None:
-        weights = group.queue_weights = filter_noise(group.queue_weights, weights, group.stored_assignment.owners)
+        weights = filter_noise(group.queue_weights, weights, group.stored_assignment.owners)
+        group.queue_weights = weights
     return weights
 
 
@@ -25,10 +26,11 @@ def measure_weights(
     """Return the incoming messages a second of each queue, None unless known for all; retry queues weigh nothing."""
     rates: dict[Queue, float] = {}
     for topic, view in broker.views.items():
-        if topic == retry_topic:
+        if topic == retry_topic or view is None:
             continue
-        for queue in view.queues if view else ():
-            if (flow := incoming_rates.get(queue)) is None:
+        for queue in view.queues:
+            rate = incoming_rates.get(queue)
+            if rate is None:
                 return None
-            rates[queue] = flow
+            rates[queue] = rate
     return rates or None

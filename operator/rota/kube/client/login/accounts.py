@@ -11,7 +11,7 @@ import os
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 from kubernetes.aio import config
@@ -50,9 +50,7 @@ class LoginCredentials:
     server: str
     headers: tuple[Header, ...] = field(repr=False)
     certificate: KeyPair | None = field(repr=False)
-    connection_settings: tuple[object, ...] = field(
-        repr=False
-    )  # if any of these values changes, new connections are needed
+    connection_settings: tuple[object, ...] = field(repr=False)  # a change of any of them requires new connections
 
 
 class Account(Protocol):
@@ -89,6 +87,13 @@ class PodAccount:
         return _credentials(configuration, self._impersonation, None)
 
 
+class _PluginCredential(NamedTuple):
+    """The last credential of an exec plugin."""
+
+    plugin: ExecPlugin
+    credential: ExecCredential
+
+
 class KubeconfigAccount:
     """A user of a kubeconfig.
 
@@ -101,7 +106,7 @@ class KubeconfigAccount:
         self._context = options.context
         self._server = ""
         self._cached_kubeconfig: tuple[FileStamps, Kubeconfig] | None = None
-        self._plugin_credential: tuple[ExecPlugin, ExecCredential] | None = None
+        self._plugin_credential: _PluginCredential | None = None
 
     async def log_in(self, *, is_forced: bool = False, may_use_terminal: bool = False) -> LoginCredentials:
         """Read the kubeconfig, and run its exec plugin if its last credential expires soon or `is_forced` is set."""
@@ -135,9 +140,13 @@ class KubeconfigAccount:
         """Read the kubeconfig, unless its files are unchanged since the last time."""
         files = self._options.files
         stamp = tuple(filter(None, map(_file_stamp, files)))
-        if self._cached_kubeconfig is None or self._cached_kubeconfig[0] != stamp:
-            self._cached_kubeconfig = (stamp, read_kubeconfig(files, self._context))
-        return self._cached_kubeconfig[1]
+        if self._cached_kubeconfig:
+            cached_stamp, kubeconfig = self._cached_kubeconfig
+            if cached_stamp == stamp:
+                return kubeconfig
+        kubeconfig = read_kubeconfig(files, self._context)
+        self._cached_kubeconfig = (stamp, kubeconfig)
+        return kubeconfig
 
     async def _run_plugin(
         self,
@@ -146,15 +155,12 @@ class KubeconfigAccount:
         is_forced: bool,  # noqa: FBT001 - as in log_in
         may_use_terminal: bool,  # noqa: FBT001
     ) -> ExecCredential:
-        is_reusable = (
-            self._plugin_credential
-            and self._plugin_credential[0] == plugin
-            and not _expires_soon(self._plugin_credential[1])
-        )
-        if is_forced or not self._plugin_credential or not is_reusable:
-            credential = await run_exec_plugin(plugin, kubeconfig.cluster, may_use_terminal=may_use_terminal)
-            self._plugin_credential = (plugin, credential)
-        return self._plugin_credential[1]
+        last = self._plugin_credential
+        if last and last.plugin == plugin and not _expires_soon(last.credential) and not is_forced:
+            return last.credential
+        credential = await run_exec_plugin(plugin, kubeconfig.cluster, may_use_terminal=may_use_terminal)
+        self._plugin_credential = _PluginCredential(plugin, credential)
+        return credential
 
 
 def _file_stamp(path: Path) -> tuple[str, int, int] | None:
@@ -198,7 +204,9 @@ def _credentials(
     configuration: Configuration, impersonation: Impersonation, certificate: KeyPair | None
 ) -> LoginCredentials:
     authorization = str(configuration.api_key.get("BearerToken") or "").strip()
-    headers = (*([("Authorization", authorization)] if authorization else []), *impersonation.headers())
+    headers = tuple(impersonation.headers())
+    if authorization:
+        headers = (("Authorization", authorization), *headers)
     for name, value in headers:
         if not (value.isascii() and value.isprintable()):
             subject = "The token" if name == "Authorization" else f"The value of {name}"

@@ -186,9 +186,8 @@ def _parse_credential(plugin: ExecPlugin, output: bytes) -> ExecCredential:
         raise LoginError(f"{_plugin_name(plugin)} printed version {version!r} instead of {plugin.api_version}")
     credential = response.status
     if bool(credential.client_certificate_data) != bool(credential.client_key_data):
-        raise LoginError(
-            f"{_plugin_name(plugin)} printed a certificate without its key, or a key alone; run it manually"
-        )
+        problem = f"{_plugin_name(plugin)} printed a certificate without its key, or a key alone; run it manually"
+        raise LoginError(problem)
     if not credential.token and not credential.client_certificate_data:
         raise LoginError(f"{_plugin_name(plugin)} printed neither a token nor a certificate; run it manually")
     return credential

@@ -24,10 +24,7 @@ DEFAULT_FILE: Final = "~/.kube/config"
 POD_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 MAX_FILE_BYTES: Final = 2**20
 _SECTIONS: Final = ("clusters", "contexts", "users")
-_PATHS: Final = {
-    "cluster": ("certificate-authority",),
-    "user": ("client-certificate", "client-key", "tokenFile"),
-}
+_PATHS: Final = {"cluster": ("certificate-authority",), "user": ("client-certificate", "client-key", "tokenFile")}
 
 
 class LoginError(ValueError):
@@ -203,7 +200,8 @@ def read_regular_file(path: Path) -> bytes:
 
 
 def _read_files(files: Sequence[Path]) -> list[_KubeconfigFile]:
-    contents = [_KubeconfigFile(path, content) for path in files if (content := _read_file(path)) is not None]
+    found = {path: _read_file(path) for path in files}
+    contents = [_KubeconfigFile(path, content) for path, content in found.items() if content is not None]
     if not contents:
         missing = f"The kubeconfig {files[0]} does not exist" if files else "KUBECONFIG names no file"
         raise LoginError(f"{missing}; set KUBECONFIG to the cluster's file")
@@ -266,9 +264,10 @@ def _with_absolute_paths(value: object, kind: str, path: Path) -> dict[str, Any]
     for name in _PATHS.get(kind, ()):
         if isinstance(fields.get(name), str):
             fields[name] = str(folder / fields[name])
-    if isinstance(plugin := fields.get("exec"), dict):
-        plugin = _without_empty(plugin)
-        if isinstance(command := plugin.get("command"), str) and os.sep in command:
+    if isinstance(fields.get("exec"), dict):
+        plugin = _without_empty(fields["exec"])
+        command = plugin.get("command")
+        if isinstance(command, str) and os.sep in command:
             plugin["command"] = str(folder / command)
         fields["exec"] = plugin
     return fields
@@ -282,9 +281,8 @@ def _convert(fields: Mapping[str, Any], kind: type[T], name: str) -> T:
     try:
         return msgspec.convert(fields, kind)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise LoginError(
-            f"The kubeconfig's {single_line(name, 120)} cannot be used: {single_line(str(error), 200)}"
-        ) from error
+        problem = f"The kubeconfig's {single_line(name, 120)} cannot be used: {single_line(str(error), 200)}"
+        raise LoginError(problem) from error
 
 
 def check_server(url: str, source: str) -> None:

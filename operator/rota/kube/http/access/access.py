@@ -43,7 +43,7 @@ class Reviews(Protocol):
         """Whether a user has a right."""
 
 
-class GroupReader(Protocol):
+class GroupViewer(Protocol):
     """The rights of a request's user to read groups."""
 
     async def may_read_all(self) -> bool:
@@ -53,8 +53,8 @@ class GroupReader(Protocol):
         """Whether the user may read the groups of a namespace."""
 
 
-class UnrestrictedReader:
-    """The reader for servers without access control: may read every group."""
+class UnrestrictedViewer:
+    """The viewer on servers without access control: may read every group."""
 
     async def may_read_all(self) -> bool:
         """Return True."""
@@ -85,15 +85,15 @@ class ClusterUser:
 
 MayRead = Callable[[str], Awaitable[bool]]  # whether a user may read the groups of a namespace
 
-_READER: Final = web.RequestKey("reader", GroupReader)
+_VIEWER: Final = web.RequestKey("viewer", GroupViewer)
 _BY_TOKEN: Final = web.RequestKey("by_token", bool)
-_UNRESTRICTED = UnrestrictedReader()
+_UNRESTRICTED = UnrestrictedViewer()
 
 
-def reader_of(request: web.Request) -> GroupReader:
-    """Return the reader for the user of a request."""
-    reader: GroupReader = request.get(_READER, _UNRESTRICTED)
-    return reader
+def viewer_of(request: web.Request) -> GroupViewer:
+    """Return the rights of the user of a request."""
+    viewer: GroupViewer = request.get(_VIEWER, _UNRESTRICTED)
+    return viewer
 
 
 def is_by_token(request: web.Request) -> bool:
@@ -104,7 +104,7 @@ def is_by_token(request: web.Request) -> bool:
 
 async def check_may_read(request: web.Request, namespace: str) -> None:
     """Raise HTTPForbidden if the user of a request may not read the groups of a namespace."""
-    if not await reader_of(request).may_read(namespace):
+    if not await viewer_of(request).may_read(namespace):
         sentence = f"You may not {single_line(str(read_groups(namespace)), 200)}; ask for that right"
         raise http_error(web.HTTPForbidden, sentence)
 
@@ -128,7 +128,7 @@ class PageAccess:
             user = await self._effective_user(request)
             if request.path == METRICS_PATH and not await self._reviews.allows(user, READ_METRICS):
                 raise _forbidden(user, READ_METRICS)
-            request[_READER] = ClusterUser(user, self._reviews)
+            request[_VIEWER] = ClusterUser(user, self._reviews)
             return await handler(request)
         except ReviewError as error:
             headers = {str(hdrs.RETRY_AFTER): str(RETRY_AFTER_SECONDS)}

@@ -16,23 +16,23 @@ from rota.kube.http.access.access import PageAccess
 from rota.kube.http.access.reviews import Reviewer
 from rota.kube.http.access.server_tls import ServerTls
 
-Tls = Callable[[], ssl.SSLContext]  # returns the context for a new connection
+TlsContextSource = Callable[[], ssl.SSLContext]  # returns the context for a new connection; it may be renewed
 
 
 class PageSecurity(NamedTuple):
     """TLS context, middlewares and certificate digest of a port."""
 
-    tls: Tls | None = None
+    tls: TlsContextSource | None = None
     middlewares: Sequence[Middleware] = ()
-    certificate_digest: Callable[[], str] = str  # the SHA-256 of the certificate, in hexadecimal; "" without TLS
+    certificate_digest: Callable[[], str] = lambda: ""  # SHA-256 in hexadecimal; empty without TLS
 
 
 UNRESTRICTED_PAGE = PageSecurity()  # no TLS and no access control
 
 
 @asynccontextmanager
-async def cluster_users(login: Login, names: Sequence[str], folder: Path | None) -> AsyncIterator[PageSecurity]:
-    """Provide TLS and access control by cluster users; the certificate is in `folder`, or self-signed for `names`."""
+async def cluster_page_security(login: Login, names: Sequence[str], folder: Path | None) -> AsyncIterator[PageSecurity]:
+    """Provide TLS (with the certificate in `folder`, or self-signed for `names`), and check rights of cluster users."""
     async with Api(login) as api:
         tls = ServerTls(api, names, folder)
         await tls.refresh()

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 CACHE_SECONDS = 30.0
 MAX_CACHED_USERS = 1_000
-RECENT_SECONDS = 600.0  # after a token was accepted; until then its next review does not wait for unknown tokens
+RECENT_SECONDS = 600.0  # for so long after a token was accepted, its next review does not wait for unknown tokens
 MAX_CACHED_RIGHTS = 20_000  # listing groups checks one right per namespace for a user without the right to all
 MAX_CONCURRENT_REVIEWS = 8  # concurrent reviews of each kind at the API server
 MAX_PENDING_REVIEWS = 256  # including reviews that wait for a slot
@@ -142,7 +142,8 @@ class _SharedReviews:
         if task is None:
             if len(self._running) >= MAX_PENDING_REVIEWS:
                 raise ReviewError(BUSY_MESSAGE)
-            task = self._running[key] = asyncio.create_task(self._run_in_slot(review), name="review")
+            task = asyncio.create_task(self._run_in_slot(review), name="review")
+            self._running[key] = task
             task.add_done_callback(lambda task: self._on_done(key, task))
         result: T = await asyncio.shield(task)
         return result

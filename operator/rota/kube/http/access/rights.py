@@ -55,7 +55,8 @@ def impersonate(user: str, groups: Iterable[str]) -> list[Right]:
     """Return the rights that the API server requires for this impersonation."""
     account = service_account_of(user)
     if account:
-        of_user = Right("impersonate", "serviceaccounts", namespace=account[0], name=account[1])
+        namespace, name = account
+        of_user = Right("impersonate", "serviceaccounts", namespace=namespace, name=name)
     else:
         of_user = Right("impersonate", "users", name=user)
     return [of_user, *(Right("impersonate", "groups", name=group) for group in groups)]

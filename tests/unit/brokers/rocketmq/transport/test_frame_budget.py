@@ -34,7 +34,7 @@ def a_request() -> Frame:
 
 
 def respond_large(frame: Frame) -> bytes:
-    return encode(frame.reply(ResponseCode.SUCCESS, bytes(LARGE_BODY_BYTES)))
+    return encode(frame.make_response(ResponseCode.SUCCESS, bytes(LARGE_BODY_BYTES)))
 
 
 def respond_endlessly(_: Frame) -> bytes:
@@ -43,7 +43,7 @@ def respond_endlessly(_: Frame) -> bytes:
 
 
 def respond_small(frame: Frame) -> bytes:
-    return encode(frame.reply(ResponseCode.SUCCESS, b"small"))
+    return encode(frame.make_response(ResponseCode.SUCCESS, b"small"))
 
 
 class Brokers:

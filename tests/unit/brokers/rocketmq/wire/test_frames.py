@@ -122,7 +122,7 @@ def test_frame_of_a_request_is_encoded_with_a_json_header() -> None:
 
 def test_frame_reply_has_the_opaque_of_its_request() -> None:
     request = Frame(code=307, opaque=9, fields={"a": "b"}, body=b"request", remark="request")
-    response = request.reply(0, b"{}", "done")
+    response = request.make_response(0, b"{}", "done")
     assert response == Frame(code=0, opaque=9, flag=1, body=b"{}", remark="done")
     assert response.is_response
 

@@ -14,7 +14,7 @@ from rota.kube.http.access.access import MayRead, PageAccess
 from rota.kube.http.access.reviews import ReviewError
 from rota.kube.http.access.rights import READ_ALL_GROUPS, READ_METRICS, Right, User, read_groups
 
-LEADS = schema.Operator("rota-0", "0.1.0", leads=True)
+LEADS = schema.OperatorInfo("rota-0", "0.1.0", leads=True)
 GROUPS = [("billing", "invoices"), ("shop", "orders")]
 IMPERSONATE_BOB = Right("impersonate", "users", name="bob")
 RIGHTS = MappingProxyType(
@@ -49,18 +49,18 @@ class KnownUsers:
 class TwoGroups:
     """A read model of two groups."""
 
-    async def list_groups(self, may_read: MayRead | None = None) -> schema.Groups:
+    async def list_groups(self, may_read: MayRead | None = None) -> schema.GroupList:
         names = [key for key in GROUPS if may_read is None or await may_read(key[0])]
-        return schema.Groups(LEADS, [summary(*key) for key in names])
+        return schema.GroupList(LEADS, [summary(*key) for key in names])
 
     def has_group(self, namespace: str, name: str) -> bool:
         return (namespace, name) in GROUPS
 
-    def describe_group(self, *_: str) -> schema.Detail | None:
+    def describe_group(self, *_: str) -> schema.GroupDetail | None:
         return None
 
-    async def explain(self, namespace: str, name: str, _: str | None) -> schema.Reasons | None:
-        return schema.Reasons("Sticky", 1, [], None) if self.has_group(namespace, name) else None
+    async def explain(self, namespace: str, name: str, _: str | None) -> schema.OwnerReasons | None:
+        return schema.OwnerReasons("Sticky", 1, [], None) if self.has_group(namespace, name) else None
 
 
 def summary(namespace: str, name: str) -> Any:

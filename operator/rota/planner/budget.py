@@ -1,0 +1,47 @@
+"""Budget of voluntary moves: at most `maxMoves` in a sliding window of `per` seconds; the document records them."""
+
+from typing import NamedTuple
+
+from rota.planner import record
+from rota.planner.situation import Situation
+from rota.timestamps import format_time
+
+
+class BudgetLeft(NamedTuple):
+    """What is left of a budget."""
+
+    moves: int | None  # None: no limit
+    refill_seconds: float | None  # seconds until more moves are allowed; None: never
+
+
+def budget_left(situation: Situation) -> BudgetLeft:
+    """Return what is left of the policy's budget; a move is refilled when it leaves the window."""
+    budget = situation.policy.budget
+    if budget is None:
+        return BudgetLeft(moves=None, refill_seconds=0.0)
+    if not budget.max_moves:
+        return BudgetLeft(moves=0, refill_seconds=None)
+    spent = _moves_in_window(situation)
+    waits = [budget.per - record.seconds_since(at, situation.now) for at, _ in spent]
+    moves = max(budget.max_moves - sum(count for _, count in spent), 0)
+    return BudgetLeft(moves, min(waits, default=float(budget.per)))
+
+
+def updated_spent(situation: Situation, voluntary_moves: int) -> tuple[tuple[str, int], ...]:
+    """Return the moves for the next document's record: those in the window, and the present ones."""
+    if situation.snapshot.policy is None:  # its budget is not known
+        return situation.document.spent
+    spent = _moves_in_window(situation)
+    if situation.policy.budget and voluntary_moves:
+        spent.append((format_time(situation.now), voluntary_moves))
+    return tuple(spent)
+
+
+def _moves_in_window(situation: Situation) -> list[tuple[str, int]]:
+    """Return the moves on record that count in the budget; a future time, from a wrong clock, counts as now."""
+    per = situation.policy.budget.per if situation.policy.budget else 0.0
+    moves = []
+    for at, count in situation.document.spent:
+        if record.seconds_since(at, situation.now) < per:
+            moves.append((min(at, format_time(situation.now)), count))
+    return moves
